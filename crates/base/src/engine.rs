@@ -1,0 +1,107 @@
+//! The seam between whoever has requests (HTTP, a terminal, a benchmark) and whoever runs them.
+
+use crate::{EventSink, GenRequest, InvalidParam, TokenId};
+use std::fmt;
+
+/// Runs requests. Implementations own their thread; calls never wait for a model step.
+pub trait Engine: Send + Sync + fmt::Debug + 'static {
+    /// Queues a request. Events arrive at `events` until one that is final, or until it is closed.
+    ///
+    /// # Errors
+    /// The request can never run, or there is no room in the queue.
+    fn submit(&self, request: GenRequest, events: Box<dyn EventSink>) -> Result<(), SubmitError>;
+    /// What this engine serves; fixed for its life.
+    fn info(&self) -> &EngineInfo;
+    /// Counters and gauges as they stand now.
+    fn stats(&self) -> EngineStats;
+}
+
+/// What an engine serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineInfo {
+    /// Longest sequence, prompt and output together, in tokens.
+    pub max_model_len: u32,
+    /// Tokens are below this.
+    pub vocab_size: u32,
+    /// The model's own end-of-sequence tokens.
+    pub eos_token_ids: Vec<TokenId>,
+    /// Name of the KV scheme in use, as `--kv-cache-dtype` takes it.
+    pub kv_cache_dtype: String,
+    /// Tokens that the KV cache can hold.
+    pub kv_capacity_tokens: u64,
+    /// Bytes reserved for the KV cache.
+    pub kv_capacity_bytes: u64,
+    /// Bytes of weights in memory or mapped.
+    pub weight_bytes: u64,
+}
+
+/// Gauges, then counters since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EngineStats {
+    /// Requests with a part in the current step.
+    pub running: u32,
+    /// Requests in the queue.
+    pub waiting: u32,
+    /// KV blocks in use, of `kv_blocks_total`.
+    pub kv_blocks_used: u32,
+    /// KV blocks there are.
+    pub kv_blocks_total: u32,
+    /// Prompt tokens computed.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub generation_tokens: u64,
+    /// Sequences thrown back into the queue for want of KV blocks.
+    pub preemptions: u64,
+    /// Requests that ended because nobody listened.
+    pub cancelled: u64,
+    /// Model steps.
+    pub steps: u64,
+}
+
+/// Why a request was not admitted.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SubmitError {
+    /// Nothing to run.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// Prompt and `max_tokens` do not fit the model's context.
+    #[error(
+        "this model's maximum context length is {max} tokens, and the request needs {prompt} for the prompt and {new} for the output"
+    )]
+    TooLong {
+        /// Prompt tokens.
+        prompt: u32,
+        /// Output tokens asked for.
+        new: u32,
+        /// The limit.
+        max: u32,
+    },
+    /// It would not fit the KV cache even alone.
+    #[error("the request needs {need} tokens of KV cache and the cache holds {capacity}")]
+    NeverFits {
+        /// Tokens needed.
+        need: u64,
+        /// Tokens there are.
+        capacity: u64,
+    },
+    /// A token is not in the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    UnknownToken {
+        /// The offender.
+        token: TokenId,
+        /// Vocabulary size.
+        vocab: u32,
+    },
+    /// A sampling parameter is out of range.
+    #[error(transparent)]
+    InvalidParam(#[from] InvalidParam),
+    /// Try again later.
+    #[error("the queue of {limit} requests is full")]
+    QueueFull {
+        /// Its length.
+        limit: u32,
+    },
+    /// The engine takes no more requests.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+}
