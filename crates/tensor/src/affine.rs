@@ -1,0 +1,133 @@
+//! MLX affine quantization: `w = scale * code + bias`, a scale and a bias per group of a row.
+//!
+//! ```text
+//! weight  u32 [out, in * bits / 32]   codes, little-endian bit stream (see cpu::unpack_affine)
+//! scales  T   [out, in / group]       T: f32, f16 or bf16
+//! biases  T   [out, in / group]
+//! ```
+//! The format and the rounding are MLX's (`mx.quantize`).
+
+use crate::{Bytes, DType, Result, TensorError, cpu, cpu::RowSource, dense::FloatBytes};
+
+/// Bits a code and codes a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AffineFormat {
+    /// 2, 3, 4, 5, 6 or 8.
+    pub bits: u8,
+    /// 32, 64 or 128.
+    pub group: usize,
+}
+
+impl AffineFormat {
+    /// Widths there are.
+    pub const BITS: [u8; 6] = [2, 3, 4, 5, 6, 8];
+    /// Group sizes there are.
+    pub const GROUPS: [usize; 3] = [32, 64, 128];
+
+    /// Bytes of the codes of a row of `cols` weights.
+    #[must_use]
+    pub fn row_bytes(self, cols: usize) -> usize {
+        cols * usize::from(self.bits) / 8
+    }
+
+    /// Checks that the format exists and divides rows of `cols`.
+    ///
+    /// # Errors
+    /// [`TensorError::UnsupportedAffine`].
+    pub fn check(self, cols: usize) -> Result<()> {
+        let Self { bits, group } = self;
+        let known = Self::BITS.contains(&bits) && Self::GROUPS.contains(&group);
+        if known && cols > 0 && cols.is_multiple_of(group) {
+            return Ok(());
+        }
+        Err(TensorError::UnsupportedAffine { bits, group, row: cols })
+    }
+}
+
+/// A quantized matrix, still packed.
+#[derive(Debug, Clone)]
+pub struct AffineWeight {
+    format: AffineFormat,
+    rows: usize,
+    cols: usize,
+    codes: Bytes,
+    scales: FloatBytes,
+    biases: FloatBytes,
+}
+
+impl AffineWeight {
+    /// # Shapes
+    /// `codes`: `rows` times [`AffineFormat::row_bytes`]; `scales`, `biases`: `[rows, cols / group]`
+    /// of `dtype`.
+    ///
+    /// # Errors
+    /// The format is unknown, or a buffer has another length.
+    pub fn new(
+        format: AffineFormat,
+        (rows, cols): (usize, usize),
+        codes: Bytes,
+        scales: (DType, Bytes),
+        biases: (DType, Bytes),
+    ) -> Result<Self> {
+        format.check(cols)?;
+        let expected = rows * format.row_bytes(cols);
+        if codes.len() != expected {
+            let got = codes.len();
+            return Err(TensorError::Bytes { what: "affine weight", expected, got });
+        }
+        let groups = rows * (cols / format.group);
+        let scales = FloatBytes::new("affine scales", scales.0, scales.1, groups)?;
+        let biases = FloatBytes::new("affine biases", biases.0, biases.1, groups)?;
+        Ok(Self { format, rows, cols, codes, scales, biases })
+    }
+
+    /// Bits and group size.
+    #[must_use]
+    pub fn format(&self) -> AffineFormat {
+        self.format
+    }
+
+    /// Bytes of codes, scales and biases.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.codes.len() + self.scales.len_bytes() + self.biases.len_bytes()) as u64
+    }
+
+    /// Rows `range` as a matrix of its own, over the same memory.
+    pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {
+        let row = self.format.row_bytes(self.cols);
+        let groups = self.cols / self.format.group;
+        Some(Self {
+            rows,
+            codes: self.codes.slice(first * row..(first + rows) * row)?,
+            scales: self.scales.slice(first * groups, rows * groups)?,
+            biases: self.biases.slice(first * groups, rows * groups)?,
+            ..self.clone()
+        })
+    }
+}
+
+impl RowSource for AffineWeight {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    fn read_rows(&self, first: usize, out: &mut [f32]) {
+        let (bits, group) = (self.format.bits, self.format.group);
+        let (bytes, groups) = (self.format.row_bytes(self.cols), self.cols / group);
+        let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
+        for (i, row) in out.chunks_exact_mut(self.cols).enumerate() {
+            let at = first + i;
+            cpu::unpack_affine(&self.codes.as_slice()[at * bytes..][..bytes], bits, row);
+            self.scales.read(at * groups, &mut scales);
+            self.biases.read(at * groups, &mut biases);
+            for ((codes, s), b) in row.chunks_exact_mut(group).zip(&scales).zip(&biases) {
+                codes.iter_mut().for_each(|c| *c = *c * s + b);
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Bytes that kernels read: slices of a mapped file, or memory of our own with the alignment that
+//! vector loads like.
+
+use std::{alloc, fmt, ops::Range, ptr::NonNull, sync::Arc};
+
+/// Shared, immutable bytes: a window into a file map or into an owned buffer. Cheap to clone.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl Bytes {
+    /// The bytes `range` of `owner`, or `None` when it is not inside.
+    #[must_use]
+    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
+        let len = (*owner).as_ref().len();
+        (range.start <= range.end && range.end <= len).then_some(Self { owner, range })
+    }
+
+    /// Takes over a vector.
+    #[must_use]
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        let range = 0..bytes.len();
+        Self { owner: Arc::new(bytes), range }
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &(*self.owner).as_ref()[self.range.clone()]
+    }
+
+    /// A window, relative to this one; `None` when it is not inside.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        let (start, end) = (self.range.start + range.start, self.range.start + range.end);
+        (range.start <= range.end && end <= self.range.end)
+            .then(|| Self { owner: Arc::clone(&self.owner), range: start..end })
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// No bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The same bytes at an address that is a multiple of `align`: itself when it already is, else
+    /// a copy. File formats align to 8 bytes at best, and some to nothing.
+    #[must_use]
+    pub fn aligned_to(self, align: usize) -> Self {
+        if self.as_slice().as_ptr().align_offset(align) == 0 {
+            return self;
+        }
+        let mut copy = AlignedBytes::zeroed(self.len());
+        copy.as_mut_slice().copy_from_slice(self.as_slice());
+        let range = 0..copy.len();
+        Self { owner: Arc::new(copy), range }
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bytes").field("len", &self.len()).finish()
+    }
+}
+
+/// Zeroed memory aligned to a cache line. Untouched pages cost no memory: the system maps them on
+/// first write.
+pub struct AlignedBytes {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+impl AlignedBytes {
+    const ALIGN: usize = 64;
+
+    /// `len` zero bytes.
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        let Some(layout) = Self::layout(len) else { capacity_overflow(len) };
+        // SAFETY: the layout has a size above zero.
+        let raw = unsafe { alloc::alloc_zeroed(layout) };
+        let Some(ptr) = NonNull::new(raw) else { alloc::handle_alloc_error(layout) };
+        Self { ptr, len }
+    }
+
+    fn layout(len: usize) -> Option<alloc::Layout> {
+        alloc::Layout::from_size_align(len.max(1), Self::ALIGN).ok()
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `ptr` points to `len` initialised bytes that this value owns.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to write.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// No bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+#[cold]
+fn capacity_overflow(len: usize) -> ! {
+    panic!("an allocation of {len} bytes is larger than the address space");
+}
+
+impl Drop for AlignedBytes {
+    fn drop(&mut self) {
+        if let Some(layout) = Self::layout(self.len) {
+            // SAFETY: allocated in `zeroed` with the same layout.
+            unsafe { alloc::dealloc(self.ptr.as_ptr(), layout) };
+        }
+    }
+}
+
+impl AsRef<[u8]> for AlignedBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl fmt::Debug for AlignedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AlignedBytes").field("len", &self.len).finish()
+    }
+}
+
+// SAFETY: the memory is owned and plain; shared access is read-only.
+unsafe impl Send for AlignedBytes {}
+// SAFETY: as above.
+unsafe impl Sync for AlignedBytes {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_stay_inside() {
+        let b = Bytes::from_vec((0..10).collect());
+        let w = b.slice(2..6).unwrap();
+        assert_eq!(w.as_slice(), [2, 3, 4, 5]);
+        assert_eq!(w.slice(1..2).unwrap().as_slice(), [3]);
+        assert!(w.slice(1..5).is_none());
+        let turned = Range { start: 3, end: 2 };
+        assert!(w.slice(turned).is_none());
+        assert!(Bytes::new(Arc::new(vec![0u8; 3]), 1..4).is_none());
+    }
+
+    #[test]
+    fn alignment_copies_only_when_needed() {
+        let b = Bytes::from_vec(vec![7; 64]);
+        let odd = b.slice(1..33).unwrap();
+        let aligned = odd.clone().aligned_to(64);
+        assert_eq!(aligned.as_slice(), odd.as_slice());
+        assert_eq!(aligned.as_slice().as_ptr().align_offset(64), 0);
+        let again = aligned.clone().aligned_to(4);
+        assert_eq!(again.as_slice().as_ptr(), aligned.as_slice().as_ptr());
+    }
+}

@@ -1,0 +1,444 @@
+//! The vector kernels, each written once over [`Lanes`] and instantiated for every level.
+//!
+//! Each output element has one accumulator that runs along its inputs in order; how many outputs
+//! share a pass (the tile) changes speed, never a bit of the result.
+
+use super::{
+    Level,
+    lanes::{Lanes, Portable},
+};
+
+/// A matrix of `f32` in memory: rows `stride` elements apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) ptr: *const f32,
+    pub(super) rows: usize,
+    pub(super) stride: usize,
+}
+
+/// The same, to write.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowsMut {
+    pub(super) ptr: *mut f32,
+    pub(super) stride: usize,
+}
+
+/// Makes `name(level, args…)` that runs the generic `body` compiled for `level`.
+macro_rules! kernel {
+    ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident : $ty:ty),*) $(-> $ret:ty)?) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `level` is one of [`Level::available`], and pointers are valid for the stated shapes.
+        pub(super) unsafe fn $name(level: Level, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx2,fma,f16c,bmi2")]
+            unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: compiled for the level; the rest is the caller's promise.
+                unsafe { $body::<super::x86::Avx512>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+            unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above.
+                unsafe { $body::<super::x86::Avx2>($($arg),*) }
+            }
+            // SAFETY: the machine has the level; pointers are the caller's promise.
+            unsafe {
+                match level {
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx512 => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 => avx2($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    Level::Neon => $body::<super::neon::Neon>($($arg),*),
+                    _ => $body::<Portable>($($arg),*),
+                }
+            }
+        }
+    };
+}
+
+kernel! {
+    /// `out[i][j] = x[i] . w[j]` over `k` elements.
+    dot_block = dot_block_body(x: Rows, w: Rows, k: usize, out: RowsMut)
+}
+kernel! {
+    /// `acc[i] += sum_j p[i][j] * v[j]` over rows of `d` elements.
+    weighted_rows = weighted_rows_body(p: Rows, v: Rows, d: usize, acc: RowsMut)
+}
+kernel! {
+    /// The largest of `n` elements, at least one.
+    row_max = row_max_body(x: *const f32, n: usize) -> f32
+}
+kernel! {
+    /// `x[i] = e^(x[i] - shift)`; returns their sum.
+    exp_shift = exp_shift_body(x: *mut f32, n: usize, shift: f32) -> f32
+}
+kernel! {
+    /// `x[i] *= s`.
+    scale = scale_body(x: *mut f32, n: usize, s: f32)
+}
+kernel! {
+    /// `sum x[i]^2`.
+    sum_squares = sum_squares_body(x: *const f32, n: usize) -> f32
+}
+kernel! {
+    /// `out[i] = x[i] * s * w[i]`.
+    scale_mul = scale_mul_body(x: *const f32, w: *const f32, n: usize, s: f32, out: *mut f32)
+}
+kernel! {
+    /// `out[i] = silu(gate[i]) * up[i]`; `out` may be `gate`.
+    silu_mul = silu_mul_body(gate: *const f32, up: *const f32, n: usize, out: *mut f32)
+}
+kernel! {
+    /// `out[i] = gelu_tanh(gate[i]) * up[i]`; `out` may be `gate`.
+    gelu_tanh_mul = gelu_tanh_mul_body(gate: *const f32, up: *const f32, n: usize, out: *mut f32)
+}
+kernel! {
+    /// `x[i] = cap * tanh(x[i] / cap)`.
+    soft_cap = soft_cap_body(x: *mut f32, n: usize, cap: f32)
+}
+
+#[inline(always)]
+unsafe fn dot_tile<L: Lanes, const M: usize, const N: usize>(
+    x: *const f32,
+    x_stride: usize,
+    w: *const f32,
+    w_stride: usize,
+    k: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    // SAFETY: the caller's rows hold `k` elements and `out` M x N.
+    unsafe {
+        let mut acc = [[L::splat(0.0); N]; M];
+        let mut p = 0;
+        while p + L::LANES <= k {
+            let mut ws = [L::splat(0.0); N];
+            for (j, wj) in ws.iter_mut().enumerate() {
+                *wj = L::load(w.add(j * w_stride + p));
+            }
+            for (i, row) in acc.iter_mut().enumerate() {
+                let xi = L::load(x.add(i * x_stride + p));
+                for (a, &wj) in row.iter_mut().zip(&ws) {
+                    *a = xi.mul_add(wj, *a);
+                }
+            }
+            p += L::LANES;
+        }
+        if p < k {
+            for (i, row) in acc.iter_mut().enumerate() {
+                let xi = L::load_part(x.add(i * x_stride + p), k - p);
+                for (j, a) in row.iter_mut().enumerate() {
+                    *a = xi.mul_add(L::load_part(w.add(j * w_stride + p), k - p), *a);
+                }
+            }
+        }
+        for (i, row) in acc.iter().enumerate() {
+            for (j, a) in row.iter().enumerate() {
+                *out.add(i * out_stride + j) = a.sum();
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_rows<L: Lanes, const M: usize>(
+    x: *const f32,
+    x_stride: usize,
+    w: Rows,
+    k: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    // SAFETY: as `dot_tile`, over all rows of `w`.
+    unsafe {
+        let mut j = 0;
+        while j + 4 <= w.rows {
+            let wj = w.ptr.add(j * w.stride);
+            dot_tile::<L, M, 4>(x, x_stride, wj, w.stride, k, out.add(j), out_stride);
+            j += 4;
+        }
+        while j < w.rows {
+            let wj = w.ptr.add(j * w.stride);
+            dot_tile::<L, M, 1>(x, x_stride, wj, w.stride, k, out.add(j), out_stride);
+            j += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_block_body<L: Lanes>(x: Rows, w: Rows, k: usize, out: RowsMut) {
+    // SAFETY: the caller's shapes.
+    unsafe {
+        let at = |i: usize| (x.ptr.add(i * x.stride), out.ptr.add(i * out.stride));
+        let mut i = 0;
+        if L::WIDE {
+            while i + 4 <= x.rows {
+                let (xi, oi) = at(i);
+                dot_rows::<L, 4>(xi, x.stride, w, k, oi, out.stride);
+                i += 4;
+            }
+        }
+        while i + 2 <= x.rows {
+            let (xi, oi) = at(i);
+            dot_rows::<L, 2>(xi, x.stride, w, k, oi, out.stride);
+            i += 2;
+        }
+        if i < x.rows {
+            let (xi, oi) = at(i);
+            dot_rows::<L, 1>(xi, x.stride, w, k, oi, out.stride);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighted_tile<L: Lanes, const M: usize, const N: usize>(
+    p: *const f32,
+    p_stride: usize,
+    v: Rows,
+    acc: *mut f32,
+    acc_stride: usize,
+) {
+    // SAFETY: the caller's rows hold N vectors of lanes.
+    unsafe {
+        let mut sums = [[L::splat(0.0); N]; M];
+        for (i, row) in sums.iter_mut().enumerate() {
+            for (c, s) in row.iter_mut().enumerate() {
+                *s = L::load(acc.add(i * acc_stride + c * L::LANES));
+            }
+        }
+        for j in 0..v.rows {
+            let mut vs = [L::splat(0.0); N];
+            for (c, vc) in vs.iter_mut().enumerate() {
+                *vc = L::load(v.ptr.add(j * v.stride + c * L::LANES));
+            }
+            for (i, row) in sums.iter_mut().enumerate() {
+                let pij = L::splat(*p.add(i * p_stride + j));
+                for (s, &vc) in row.iter_mut().zip(&vs) {
+                    *s = pij.mul_add(vc, *s);
+                }
+            }
+        }
+        for (i, row) in sums.iter().enumerate() {
+            for (c, s) in row.iter().enumerate() {
+                s.store(acc.add(i * acc_stride + c * L::LANES));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighted_cols<L: Lanes, const N: usize>(p: Rows, v: Rows, acc: RowsMut, from: usize) {
+    // SAFETY: the caller's shapes.
+    unsafe {
+        let v = Rows { ptr: v.ptr.add(from), ..v };
+        let mut i = 0;
+        if L::WIDE {
+            while i + 4 <= p.rows {
+                let (pi, ai) = (p.ptr.add(i * p.stride), acc.ptr.add(i * acc.stride + from));
+                weighted_tile::<L, 4, N>(pi, p.stride, v, ai, acc.stride);
+                i += 4;
+            }
+        }
+        while i < p.rows {
+            let (pi, ai) = (p.ptr.add(i * p.stride), acc.ptr.add(i * acc.stride + from));
+            weighted_tile::<L, 1, N>(pi, p.stride, v, ai, acc.stride);
+            i += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighted_rows_body<L: Lanes>(p: Rows, v: Rows, d: usize, acc: RowsMut) {
+    // SAFETY: the caller's shapes.
+    unsafe {
+        let mut from = 0;
+        while from + 4 * L::LANES <= d {
+            weighted_cols::<L, 4>(p, v, acc, from);
+            from += 4 * L::LANES;
+        }
+        while from + L::LANES <= d {
+            weighted_cols::<L, 1>(p, v, acc, from);
+            from += L::LANES;
+        }
+        if from < d {
+            let n = d - from;
+            for i in 0..p.rows {
+                let out = acc.ptr.add(i * acc.stride + from);
+                let mut s = L::load_part(out, n);
+                for j in 0..v.rows {
+                    let pij = L::splat(*p.ptr.add(i * p.stride + j));
+                    s = pij.mul_add(L::load_part(v.ptr.add(j * v.stride + from), n), s);
+                }
+                s.store_part(out, n);
+            }
+        }
+    }
+}
+
+/// Calls `full(offset)` for whole vectors and `part(offset, n)` for the rest.
+#[inline(always)]
+fn by_lanes<L: Lanes>(n: usize, mut full: impl FnMut(usize), mut part: impl FnMut(usize, usize)) {
+    let mut i = 0;
+    while i + L::LANES <= n {
+        full(i);
+        i += L::LANES;
+    }
+    if i < n {
+        part(i, n - i);
+    }
+}
+
+#[inline(always)]
+unsafe fn row_max_body<L: Lanes>(x: *const f32, n: usize) -> f32 {
+    // SAFETY: `n` readable elements, at least one.
+    unsafe {
+        let mut best = L::splat(*x);
+        let mut tail = *x;
+        by_lanes::<L>(
+            n,
+            |i| best = best.max(L::load(x.add(i))),
+            |i, rest| {
+                for e in i..i + rest {
+                    tail = tail.max(*x.add(e));
+                }
+            },
+        );
+        best.max_lane().max(tail)
+    }
+}
+
+#[inline(always)]
+unsafe fn exp_shift_body<L: Lanes>(x: *mut f32, n: usize, shift: f32) -> f32 {
+    // SAFETY: `n` writable elements.
+    unsafe {
+        let shift = L::splat(shift);
+        let mut sum = L::splat(0.0);
+        let mut tail = 0.0;
+        by_lanes::<L>(
+            n,
+            |i| {
+                let e = L::load(x.add(i)).sub(shift).exp();
+                e.store(x.add(i));
+                sum = sum.add(e);
+            },
+            |i, rest| {
+                let e = L::load_part(x.add(i), rest).sub(shift).exp();
+                e.store_part(x.add(i), rest);
+                for t in i..i + rest {
+                    tail += *x.add(t);
+                }
+            },
+        );
+        sum.sum() + tail
+    }
+}
+
+#[inline(always)]
+unsafe fn map_body<L: Lanes>(x: *const f32, n: usize, out: *mut f32, f: impl Fn(L) -> L) {
+    // SAFETY: `n` readable and writable elements.
+    unsafe {
+        by_lanes::<L>(
+            n,
+            |i| f(L::load(x.add(i))).store(out.add(i)),
+            |i, rest| f(L::load_part(x.add(i), rest)).store_part(out.add(i), rest),
+        );
+    }
+}
+
+#[inline(always)]
+unsafe fn zip_body<L: Lanes>(
+    x: *const f32,
+    y: *const f32,
+    n: usize,
+    out: *mut f32,
+    f: impl Fn(L, L) -> L,
+) {
+    // SAFETY: `n` readable and writable elements.
+    unsafe {
+        by_lanes::<L>(
+            n,
+            |i| f(L::load(x.add(i)), L::load(y.add(i))).store(out.add(i)),
+            |i, rest| {
+                f(L::load_part(x.add(i), rest), L::load_part(y.add(i), rest))
+                    .store_part(out.add(i), rest);
+            },
+        );
+    }
+}
+
+#[inline(always)]
+unsafe fn scale_body<L: Lanes>(x: *mut f32, n: usize, s: f32) {
+    // SAFETY: forwarded.
+    unsafe { map_body::<L>(x, n, x, |v| v.mul(L::splat(s))) }
+}
+
+#[inline(always)]
+unsafe fn sum_squares_body<L: Lanes>(x: *const f32, n: usize) -> f32 {
+    // SAFETY: `n` readable elements.
+    unsafe {
+        let mut sum = L::splat(0.0);
+        let mut tail = 0.0f32;
+        by_lanes::<L>(
+            n,
+            |i| {
+                let v = L::load(x.add(i));
+                sum = v.mul_add(v, sum);
+            },
+            |i, rest| {
+                for t in i..i + rest {
+                    tail += *x.add(t) * *x.add(t);
+                }
+            },
+        );
+        sum.sum() + tail
+    }
+}
+
+#[inline(always)]
+unsafe fn scale_mul_body<L: Lanes>(x: *const f32, w: *const f32, n: usize, s: f32, out: *mut f32) {
+    // SAFETY: forwarded.
+    unsafe { zip_body::<L>(x, w, n, out, |a, b| a.mul(L::splat(s)).mul(b)) }
+}
+
+#[inline(always)]
+unsafe fn sigmoid<L: Lanes>(x: L) -> L {
+    // SAFETY: same level.
+    unsafe {
+        let one = L::splat(1.0);
+        one.div(one.add(L::splat(0.0).sub(x).exp()))
+    }
+}
+
+#[inline(always)]
+unsafe fn silu_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    // SAFETY: forwarded.
+    unsafe { zip_body::<L>(gate, up, n, out, |g, u| g.mul(sigmoid(g)).mul(u)) }
+}
+
+#[inline(always)]
+unsafe fn gelu_tanh_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    // 0.5 (1 + tanh y) = sigmoid(2 y)
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+    // SAFETY: forwarded.
+    unsafe {
+        zip_body::<L>(gate, up, n, out, |g, u| {
+            let cubic = g.mul(g).mul(g).mul_add(L::splat(0.044_715), g);
+            g.mul(sigmoid(cubic.mul(L::splat(TWO_SQRT_2_OVER_PI)))).mul(u)
+        });
+    }
+}
+
+#[inline(always)]
+unsafe fn soft_cap_body<L: Lanes>(x: *mut f32, n: usize, cap: f32) {
+    // tanh y = 2 sigmoid(2 y) - 1
+    // SAFETY: forwarded.
+    unsafe {
+        map_body::<L>(x, n, x, |v| {
+            let t = sigmoid(v.mul(L::splat(2.0 / cap)));
+            t.mul_add(L::splat(2.0), L::splat(-1.0)).mul(L::splat(cap))
+        });
+    }
+}

@@ -1,0 +1,128 @@
+//! The vector of `f32` that kernels are written against.
+
+/// A few `f32` in one register.
+///
+/// # Safety
+/// Every method may use the instructions of its level, so it must run inside a function compiled
+/// for that level (the shims of [`super::kernels`]), and pointers must be valid for what they name.
+pub(super) trait Lanes: Copy {
+    /// How many.
+    const LANES: usize;
+    /// Enough registers for 4 x 4 accumulators.
+    const WIDE: bool;
+
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(p: *const f32) -> Self;
+    /// The first `n < LANES` elements, the rest zero.
+    unsafe fn load_part(p: *const f32, n: usize) -> Self;
+    unsafe fn store(self, p: *mut f32);
+    unsafe fn store_part(self, p: *mut f32, n: usize);
+    unsafe fn add(self, o: Self) -> Self;
+    unsafe fn sub(self, o: Self) -> Self;
+    unsafe fn mul(self, o: Self) -> Self;
+    unsafe fn div(self, o: Self) -> Self;
+    unsafe fn max(self, o: Self) -> Self;
+    unsafe fn min(self, o: Self) -> Self;
+    /// `self * b + c`, rounded once.
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+    unsafe fn round(self) -> Self;
+    /// `self * 2^n` for integral `n`.
+    unsafe fn scale_by_pow2(self, n: Self) -> Self;
+    unsafe fn sum(self) -> f32;
+    unsafe fn max_lane(self) -> f32;
+
+    /// `e^self` to 2 ulp; the Cephes polynomial on [-ln 2 / 2, ln 2 / 2].
+    #[inline(always)]
+    unsafe fn exp(self) -> Self {
+        // SAFETY: the caller upholds the trait's contract.
+        unsafe {
+            let x = self.max(Self::splat(-104.0)).min(Self::splat(88.72));
+            let n = x.mul(Self::splat(std::f32::consts::LOG2_E)).round();
+            let r = n.mul_add(Self::splat(-0.693_359_4), x);
+            let r = n.mul_add(Self::splat(2.121_944_4e-4), r);
+            let mut p = Self::splat(1.987_569_1e-4);
+            for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+                p = p.mul_add(r, Self::splat(c));
+            }
+            let y = p.mul_add(r.mul(r), r).add(Self::splat(1.0));
+            y.scale_by_pow2(n)
+        }
+    }
+}
+
+/// One lane in plain Rust: the fallback, and the definition.
+#[derive(Clone, Copy)]
+pub(super) struct Portable(f32);
+
+impl Lanes for Portable {
+    const LANES: usize = 1;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self(x)
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the caller passes a readable element.
+        Self(unsafe { *p })
+    }
+    #[inline(always)]
+    unsafe fn load_part(_: *const f32, _: usize) -> Self {
+        Self(0.0)
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the caller passes a writable element.
+        unsafe { *p = self.0 }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, _: *mut f32, _: usize) {}
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        Self(self.0 + o.0)
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        Self(self.0 - o.0)
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        Self(self.0 * o.0)
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        Self(self.0 / o.0)
+    }
+    #[inline(always)]
+    unsafe fn max(self, o: Self) -> Self {
+        Self(self.0.max(o.0))
+    }
+    #[inline(always)]
+    unsafe fn min(self, o: Self) -> Self {
+        Self(self.0.min(o.0))
+    }
+    // Without FMA hardware `mul_add` is a library call; two roundings are the lesser evil.
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        Self(self.0 * b.0 + c.0)
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        Self(self.0.round_ties_even())
+    }
+    #[inline(always)]
+    unsafe fn scale_by_pow2(self, n: Self) -> Self {
+        // Two steps, so that results below the smallest normal number underflow gradually.
+        let half = (n.0 * 0.5).floor();
+        Self(self.0 * half.exp2() * (n.0 - half).exp2())
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        self.0
+    }
+    #[inline(always)]
+    unsafe fn max_lane(self) -> f32 {
+        self.0
+    }
+}

@@ -1,0 +1,64 @@
+//! CPU kernels: plain functions over slices.
+//!
+//! Each kernel is written once, generic over [`lanes::Lanes`], and instantiated for every SIMD
+//! level; [`Level::detect`] picks one for the process. The order of additions inside one output is
+//! fixed by the level alone, never by how many rows are computed together.
+
+mod elementwise;
+mod flash;
+mod gemm;
+mod kernels;
+mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod unpack;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use elementwise::{gelu_tanh_mul, rms_norm, silu_mul, soft_cap};
+pub use flash::FlashTile;
+pub use gemm::{RowSource, matmul};
+pub use unpack::{bf16_to_f32, f16_to_f32, unpack_affine};
+
+use std::sync::OnceLock;
+
+/// A set of vector instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// x86-64 with AVX-512 F.
+    Avx512,
+    /// x86-64 with AVX2 and FMA.
+    Avx2,
+    /// aarch64.
+    Neon,
+    /// Any machine.
+    Portable,
+}
+
+impl Level {
+    /// The best level of this machine.
+    #[must_use]
+    pub fn detect() -> Self {
+        static LEVEL: OnceLock<Level> = OnceLock::new();
+        *LEVEL.get_or_init(|| Self::available().first().copied().unwrap_or(Self::Portable))
+    }
+
+    /// Every level of this machine, best first; for tests that compare them.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        let mut levels = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx2") {
+                levels.push(Self::Avx512);
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                levels.push(Self::Avx2);
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        levels.push(Self::Neon);
+        levels.push(Self::Portable);
+        levels
+    }
+}

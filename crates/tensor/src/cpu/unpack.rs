@@ -1,0 +1,100 @@
+//! Stored weights and cache rows to `f32`.
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+
+/// Widens `f16`.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn f16_to_f32(x: &[f16], out: &mut [f32]) {
+    x.convert_to_f32_slice(out);
+}
+
+/// Widens `bf16`.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn bf16_to_f32(x: &[bf16], out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "one length");
+    for (o, v) in out.iter_mut().zip(x) {
+        *o = f32::from_bits(u32::from(v.to_bits()) << 16);
+    }
+}
+
+/// The integer codes of a row of MLX affine weights, as floats.
+///
+/// Codes are packed little-endian without gaps: code `i` stands at bits `i*bits..(i+1)*bits` of the
+/// byte stream. For 2, 4 and 8 bits that is a u32 word of `32 / bits` codes; 3, 5 and 6 bits run
+/// across bytes.
+///
+/// # Panics
+/// When `packed` holds fewer than `out.len()` codes, or `bits` is none of 2, 3, 4, 5, 6, 8.
+pub fn unpack_affine(packed: &[u8], bits: u8, out: &mut [f32]) {
+    assert!(packed.len() * 8 >= out.len() * usize::from(bits), "enough codes");
+    match bits {
+        2 => unpack::<2, 1, 4>(packed, out),
+        3 => unpack::<3, 3, 8>(packed, out),
+        4 => unpack::<4, 1, 2>(packed, out),
+        5 => unpack::<5, 5, 8>(packed, out),
+        6 => unpack::<6, 3, 4>(packed, out),
+        8 => unpack::<8, 1, 1>(packed, out),
+        _ => panic!("{bits} bits is no MLX width"),
+    }
+}
+
+/// `PACK` bytes hold `CODES` codes exactly.
+fn unpack<const BITS: usize, const PACK: usize, const CODES: usize>(
+    packed: &[u8],
+    out: &mut [f32],
+) {
+    let code = |word: u64, i: usize| ((word >> (i * BITS)) & ((1 << BITS) - 1)) as f32;
+    let word = |pack: &[u8; PACK]| {
+        pack.iter().rev().fold(0u64, |word, &byte| (word << 8) | u64::from(byte))
+    };
+    let (packs, _) = packed.as_chunks::<PACK>();
+    let (groups, rest) = out.as_chunks_mut::<CODES>();
+    for (pack, codes) in packs.iter().zip(groups.iter_mut()) {
+        let word = word(pack);
+        for (i, o) in codes.iter_mut().enumerate() {
+            *o = code(word, i);
+        }
+    }
+    if let Some(pack) = packs.get(groups.len()) {
+        for (i, o) in rest.iter_mut().enumerate() {
+            *o = code(word(pack), i);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_come_back_for_every_width() {
+        for bits in [2u8, 3, 4, 5, 6, 8] {
+            let n = 64;
+            let codes: Vec<u32> = (0..n).map(|i: u32| (i * 37 + 11) % (1 << bits)).collect();
+            let mut packed = vec![0u8; n as usize * usize::from(bits) / 8];
+            for (i, &c) in codes.iter().enumerate() {
+                for b in 0..usize::from(bits) {
+                    let at = i * usize::from(bits) + b;
+                    packed[at / 8] |= (((c >> b) & 1) as u8) << (at % 8);
+                }
+            }
+            let mut out = vec![0.0; n as usize];
+            unpack_affine(&packed, bits, &mut out);
+            assert!(out.iter().zip(&codes).all(|(&o, &c)| o == c as f32), "{bits} bits");
+        }
+    }
+
+    #[test]
+    fn halves_widen_exactly() {
+        let x = [0.0f32, -1.5, 65504.0, 6e-8, f32::INFINITY];
+        let mut out = [0.0; 5];
+        f16_to_f32(&x.map(f16::from_f32), &mut out);
+        assert_eq!(out, x.map(|v| f16::from_f32(v).to_f32()));
+        bf16_to_f32(&x.map(bf16::from_f32), &mut out);
+        assert_eq!(out, x.map(|v| bf16::from_f32(v).to_f32()));
+    }
+}

@@ -1,0 +1,181 @@
+//! AVX2 and AVX-512 lanes.
+#![allow(clippy::undocumented_unsafe_blocks, reason = "each forwards the trait's own contract")]
+
+use super::lanes::Lanes;
+use std::arch::x86_64::*;
+
+/// Eight lanes.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(__m256);
+
+/// Sixteen lanes.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(__m512);
+
+static PART_MASK: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[inline(always)]
+unsafe fn avx2_mask(n: usize) -> __m256i {
+    debug_assert!(n <= 8);
+    unsafe { _mm256_loadu_si256(PART_MASK.as_ptr().add(8 - n).cast()) }
+}
+
+impl Lanes for Avx2 {
+    const LANES: usize = 8;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self(unsafe { _mm256_set1_ps(x) })
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        Self(unsafe { _mm256_loadu_ps(p) })
+    }
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        Self(unsafe { _mm256_maskload_ps(p, avx2_mask(n)) })
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm256_storeu_ps(p, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        unsafe { _mm256_maskstore_ps(p, avx2_mask(n), self.0) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        Self(unsafe { _mm256_add_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        Self(unsafe { _mm256_sub_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        Self(unsafe { _mm256_mul_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        Self(unsafe { _mm256_div_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn max(self, o: Self) -> Self {
+        Self(unsafe { _mm256_max_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn min(self, o: Self) -> Self {
+        Self(unsafe { _mm256_min_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        Self(unsafe { _mm256_fmadd_ps(self.0, b.0, c.0) })
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        Self(unsafe {
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0)
+        })
+    }
+    #[inline(always)]
+    unsafe fn scale_by_pow2(self, n: Self) -> Self {
+        // Two steps, so that results below the smallest normal number underflow gradually.
+        unsafe {
+            let n = _mm256_cvtps_epi32(n.0);
+            let half = _mm256_srai_epi32::<1>(n);
+            let bias = _mm256_set1_epi32(127);
+            let pow = |e| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(e, bias)));
+            let y = _mm256_mul_ps(self.0, pow(half));
+            Self(_mm256_mul_ps(y, pow(_mm256_sub_epi32(n, half))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe {
+            let x = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn max_lane(self) -> f32 {
+        unsafe {
+            let x = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        }
+    }
+}
+
+impl Lanes for Avx512 {
+    const LANES: usize = 16;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self(unsafe { _mm512_set1_ps(x) })
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        Self(unsafe { _mm512_loadu_ps(p) })
+    }
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        Self(unsafe { _mm512_maskz_loadu_ps(((1u32 << n) - 1) as __mmask16, p) })
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm512_storeu_ps(p, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        unsafe { _mm512_mask_storeu_ps(p, ((1u32 << n) - 1) as __mmask16, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        Self(unsafe { _mm512_add_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        Self(unsafe { _mm512_sub_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        Self(unsafe { _mm512_mul_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        Self(unsafe { _mm512_div_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn max(self, o: Self) -> Self {
+        Self(unsafe { _mm512_max_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn min(self, o: Self) -> Self {
+        Self(unsafe { _mm512_min_ps(self.0, o.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        Self(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        Self(unsafe {
+            _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0)
+        })
+    }
+    #[inline(always)]
+    unsafe fn scale_by_pow2(self, n: Self) -> Self {
+        Self(unsafe { _mm512_scalef_ps(self.0, n.0) })
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn max_lane(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+}

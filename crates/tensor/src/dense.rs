@@ -1,0 +1,110 @@
+//! Weights stored as plain floats.
+
+use crate::{Bytes, DType, Result, TensorError, cpu, cpu::RowSource};
+use half::{bf16, f16};
+
+/// Floats of any stored type, read as `f32`.
+#[derive(Debug, Clone)]
+pub(crate) struct FloatBytes {
+    dtype: DType,
+    bytes: Bytes,
+}
+
+impl FloatBytes {
+    pub(crate) fn new(what: &'static str, dtype: DType, bytes: Bytes, n: usize) -> Result<Self> {
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(TensorError::DType { op: what, got: dtype });
+        }
+        let expected = n * dtype.size_in_bytes();
+        if bytes.len() != expected {
+            return Err(TensorError::Bytes { what, expected, got: bytes.len() });
+        }
+        Ok(Self { dtype, bytes: bytes.aligned_to(dtype.size_in_bytes()) })
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Elements `first..first + out.len()`.
+    pub(crate) fn read(&self, first: usize, out: &mut [f32]) {
+        let range = first..first + out.len();
+        match self.dtype {
+            DType::F16 => cpu::f16_to_f32(&self.typed::<f16>()[range], out),
+            DType::BF16 => cpu::bf16_to_f32(&self.typed::<bf16>()[range], out),
+            _ => out.copy_from_slice(&self.typed::<f32>()[range]),
+        }
+    }
+
+    pub(crate) fn as_f32(&self) -> Option<&[f32]> {
+        (self.dtype == DType::F32).then(|| self.typed())
+    }
+
+    fn typed<T: bytemuck::Pod>(&self) -> &[T] {
+        bytemuck::cast_slice(self.bytes.as_slice())
+    }
+
+    pub(crate) fn slice(&self, first: usize, n: usize) -> Option<Self> {
+        let size = self.dtype.size_in_bytes();
+        let bytes = self.bytes.slice(first * size..(first + n) * size)?;
+        Some(Self { dtype: self.dtype, bytes })
+    }
+}
+
+/// A matrix of `f32`, `f16` or `bf16`, as it lies in the file.
+#[derive(Debug, Clone)]
+pub struct DenseWeight {
+    rows: usize,
+    cols: usize,
+    data: FloatBytes,
+}
+
+impl DenseWeight {
+    /// # Shapes
+    /// `data`: `[rows, cols]` of `dtype`, row-major.
+    ///
+    /// # Errors
+    /// `dtype` is no float, or the buffer has another length.
+    pub fn new((rows, cols): (usize, usize), dtype: DType, data: Bytes) -> Result<Self> {
+        Ok(Self { rows, cols, data: FloatBytes::new("dense weight", dtype, data, rows * cols)? })
+    }
+
+    /// Element type in memory.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.data.dtype()
+    }
+
+    /// Bytes in memory.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.data.len_bytes() as u64
+    }
+
+    pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {
+        let data = self.data.slice(first * self.cols, rows * self.cols)?;
+        Some(Self { rows, cols: self.cols, data })
+    }
+}
+
+impl RowSource for DenseWeight {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    fn read_rows(&self, first: usize, out: &mut [f32]) {
+        self.data.read(first * self.cols, out);
+    }
+
+    fn as_f32(&self) -> Option<&[f32]> {
+        self.data.as_f32()
+    }
+}

@@ -1,0 +1,54 @@
+//! Token embeddings.
+
+use crate::{Linear, Result, Tensor, TensorError, Weight, cpu::RowSource, host};
+
+/// A table of token vectors in any weight format.
+#[derive(Debug, Clone)]
+pub struct Embedding(Weight);
+
+impl Embedding {
+    /// # Shapes
+    /// `weight [vocab, hidden]`.
+    #[must_use]
+    pub fn new(weight: Weight) -> Self {
+        Self(weight)
+    }
+
+    /// Looks tokens up.
+    ///
+    /// # Shapes
+    /// `t` tokens -> `[t, hidden]` f32.
+    ///
+    /// # Errors
+    /// A token is not below the vocabulary size.
+    pub fn forward(&self, tokens: &[u32]) -> Result<Tensor> {
+        let (limit, hidden) = (self.0.rows(), self.0.cols());
+        let mut out = vec![0.0; tokens.len() * hidden];
+        for (row, &token) in out.chunks_exact_mut(hidden).zip(tokens) {
+            let index = token as usize;
+            if index >= limit {
+                return Err(TensorError::Index { op: "embedding", index, limit });
+            }
+            self.0.read_rows(index, row);
+        }
+        host::tensor(out, &[tokens.len(), hidden])
+    }
+
+    /// The output projection that shares this table ("tied" embeddings).
+    #[must_use]
+    pub fn as_linear(&self) -> Linear {
+        Linear::new(self.0.clone())
+    }
+
+    /// `(vocab, hidden)`.
+    #[must_use]
+    pub fn shape(&self) -> (usize, usize) {
+        (self.0.rows(), self.0.cols())
+    }
+
+    /// Bytes in memory or mapped.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+}

@@ -1,0 +1,78 @@
+//! Errors of the tensor layer.
+
+use candle_core::DType;
+
+/// Result of a tensor operation.
+pub type Result<T> = std::result::Result<T, TensorError>;
+
+/// What can go wrong with tensors.
+#[derive(Debug, thiserror::Error)]
+pub enum TensorError {
+    /// Operands do not fit together.
+    #[error("{op}: expected {expected}, got shape {got:?}")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// The shape in words.
+        expected: String,
+        /// The shape that came.
+        got: Vec<usize>,
+    },
+    /// An element type the operation does not take.
+    #[error("{op}: element type {got:?} is not supported")]
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// The type that came.
+        got: DType,
+    },
+    /// A byte buffer of the wrong length.
+    #[error("{what}: expected {expected} bytes, got {got}")]
+    Bytes {
+        /// What the bytes are.
+        what: &'static str,
+        /// The length the shape asks for.
+        expected: usize,
+        /// The length that came.
+        got: usize,
+    },
+    /// An index past the end.
+    #[error("{op}: index {index} is not below {limit}")]
+    Index {
+        /// The operation.
+        op: &'static str,
+        /// The offender.
+        index: usize,
+        /// Its bound.
+        limit: usize,
+    },
+    /// A quantization that no kernel handles.
+    #[error(
+        "affine quantization with {bits} bits and groups of {group} over rows of {row} is not supported"
+    )]
+    UnsupportedAffine {
+        /// Bits a weight.
+        bits: u8,
+        /// Weights a scale.
+        group: usize,
+        /// Weights a row.
+        row: usize,
+    },
+    /// The tensor is not where the operation runs.
+    #[error("{op}: no kernel for device {device}")]
+    Device {
+        /// The operation.
+        op: &'static str,
+        /// Where the tensor is.
+        device: String,
+    },
+    /// candle's own error.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+impl TensorError {
+    pub(crate) fn shape(op: &'static str, expected: impl Into<String>, got: &[usize]) -> Self {
+        Self::Shape { op, expected: expected.into(), got: got.to_vec() }
+    }
+}

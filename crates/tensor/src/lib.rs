@@ -1,0 +1,31 @@
+//! The tensor layer of Taper.
+//!
+//! The only crate that names candle for the others: [`Tensor`] is the currency between layers, and
+//! what candle lacks stands here. Weights are [`Linear`]s and [`Embedding`]s over dense or
+//! MLX-affine storage that stays mapped; [`ops`] holds the fused operations a transformer needs.
+//!
+//! On the CPU activations are `f32`, and every output row is computed in an order that does not
+//! depend on the other rows of the batch. So prefill, decode and any mix of requests agree bit for
+//! bit, which the tests of every layer above rely on.
+
+#![allow(unsafe_code, reason = "vector loads, aligned memory and disjoint parallel writes")]
+
+mod affine;
+mod bytes;
+pub mod cpu;
+mod dense;
+mod embedding;
+mod error;
+mod host;
+mod linear;
+pub mod ops;
+mod rope;
+
+pub use affine::{AffineFormat, AffineWeight};
+pub use bytes::{AlignedBytes, Bytes};
+pub use candle_core::{DType, Device, Tensor};
+pub use dense::DenseWeight;
+pub use embedding::Embedding;
+pub use error::{Result, TensorError};
+pub use linear::{Linear, LinearGroup, Weight, WeightFormat};
+pub use rope::{RopeAngles, RopeTable};

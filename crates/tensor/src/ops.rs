@@ -1,0 +1,142 @@
+//! The fused operations of a transformer on [`Tensor`]s.
+
+use crate::{Result, Tensor, TensorError, cpu, host};
+
+/// The gate of a feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+}
+
+/// `x / sqrt(mean(x²) + eps) * w` over the last dimension.
+///
+/// # Shapes
+/// `x [.., n]`, `w` of `n` elements -> as `x`.
+///
+/// # Errors
+/// Another shape or type.
+pub fn rms_norm(x: &Tensor, w: &[f32], eps: f32) -> Result<Tensor> {
+    if w.is_empty() || x.dims().last() != Some(&w.len()) {
+        return Err(TensorError::shape("rms_norm", format!("[.., {}]", w.len()), x.dims()));
+    }
+    let mut out = vec![0.0; x.elem_count()];
+    host::read("rms_norm", x, |x| cpu::rms_norm(x, w, eps, &mut out))?;
+    host::tensor(out, x.dims())
+}
+
+/// `activation(gate) * up`, element by element.
+///
+/// # Errors
+/// The shapes differ, or another type.
+pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    same_shape("gated", gate, up)?;
+    let mut out = host::read("gated", gate, <[f32]>::to_vec)?;
+    host::read("gated", up, |up| match activation {
+        Activation::Silu => cpu::silu_mul(&mut out, up),
+        Activation::GeluTanh => cpu::gelu_tanh_mul(&mut out, up),
+    })?;
+    host::tensor(out, gate.dims())
+}
+
+/// `x + y`, element by element.
+///
+/// # Errors
+/// The shapes differ, or another type.
+pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    same_shape("add", x, y)?;
+    let mut out = host::read("add", x, <[f32]>::to_vec)?;
+    host::read("add", y, |y| out.iter_mut().zip(y).for_each(|(o, y)| *o += y))?;
+    host::tensor(out, x.dims())
+}
+
+/// `x * s`.
+///
+/// # Errors
+/// Another type.
+pub fn scale(x: &Tensor, s: f32) -> Result<Tensor> {
+    let out = host::read("scale", x, |x| x.iter().map(|v| v * s).collect())?;
+    host::tensor(out, x.dims())
+}
+
+/// `cap * tanh(x / cap)` (Gemma 2's logit cap).
+///
+/// # Errors
+/// Another type.
+pub fn soft_cap(x: &Tensor, cap: f32) -> Result<Tensor> {
+    let mut out = host::read("soft_cap", x, <[f32]>::to_vec)?;
+    cpu::soft_cap(&mut out, cap);
+    host::tensor(out, x.dims())
+}
+
+/// The rows `ids` of `x`, in that order.
+///
+/// # Shapes
+/// `x [t, n]` -> `[ids.len(), n]`.
+///
+/// # Errors
+/// An id is not below `t`, or another shape or type.
+pub fn take_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
+    let (t, n) = host::dims2("take_rows", x)?;
+    let mut out = Vec::with_capacity(ids.len() * n);
+    host::read("take_rows", x, |x| {
+        for &id in ids {
+            let index = id as usize;
+            if index >= t {
+                return Err(TensorError::Index { op: "take_rows", index, limit: t });
+            }
+            out.extend_from_slice(&x[index * n..][..n]);
+        }
+        Ok(())
+    })??;
+    host::tensor(out, &[ids.len(), n])
+}
+
+/// Reads a tensor's elements as f32 on the host, for kernels of other crates.
+///
+/// # Errors
+/// Another type or device.
+pub fn with_host_f32<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
+    host::read("with_host_f32", x, f)
+}
+
+/// A host tensor over `data`.
+///
+/// # Errors
+/// The shape does not have `data.len()` elements.
+pub fn from_host_f32(data: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
+    host::tensor(data, shape)
+}
+
+fn same_shape(op: &'static str, x: &Tensor, y: &Tensor) -> Result<()> {
+    if x.dims() == y.dims() {
+        return Ok(());
+    }
+    Err(TensorError::shape(op, format!("{:?}", x.dims()), y.dims()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_checked() {
+        let x = from_host_f32(vec![1.0; 6], &[2, 3]).unwrap();
+        let y = from_host_f32(vec![1.0; 6], &[3, 2]).unwrap();
+        assert!(add(&x, &y).is_err());
+        assert!(gated(Activation::Silu, &x, &y).is_err());
+        assert!(rms_norm(&x, &[1.0; 2], 0.0).is_err());
+        assert!(matches!(take_rows(&x, &[2]), Err(TensorError::Index { index: 2, .. })));
+    }
+
+    #[test]
+    fn rows_and_views() {
+        let x = from_host_f32((0..6).map(|v| v as f32).collect(), &[2, 3]).unwrap();
+        let r = take_rows(&x, &[1, 0, 1]).unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(r, [[3.0, 4.0, 5.0], [0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]);
+        let t = scale(&x.t().unwrap(), 2.0).unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(t, [[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]]);
+    }
+}
