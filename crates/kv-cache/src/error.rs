@@ -1,0 +1,38 @@
+//! Errors of the cache.
+
+use taper_base::{LayerId, SeqId};
+use taper_kv_codecs::KvCodecError;
+
+/// What can go wrong with the cache.
+#[derive(Debug, thiserror::Error)]
+pub enum KvCacheError {
+    /// No block is free.
+    #[error("the KV cache is full: {needed} more blocks needed, {free} free")]
+    Full {
+        /// Blocks needed.
+        needed: usize,
+        /// Blocks free.
+        free: usize,
+    },
+    /// A step names tokens for which the sequence has no room.
+    #[error("sequence {seq:?} has room for {room} tokens, and the step ends at {end}")]
+    NoRoom {
+        /// The sequence.
+        seq: SeqId,
+        /// Tokens that fit its blocks.
+        room: usize,
+        /// End of the step.
+        end: usize,
+    },
+    /// A layer that the cache was not made for.
+    #[error("layer {layer:?} is not one of the cache's {layers}")]
+    Layer {
+        /// The offender.
+        layer: LayerId,
+        /// Layers there are.
+        layers: usize,
+    },
+    /// The codec failed.
+    #[error(transparent)]
+    Codec(#[from] KvCodecError),
+}

@@ -1,0 +1,88 @@
+//! One step's view of the cache.
+
+use crate::{KvCache, KvCacheError};
+use taper_base::{LayerId, SeqId};
+use taper_kv_codecs::{AttnBatch, AttnParams, SeqSpan};
+use taper_tensor::Tensor;
+
+/// What a model asks of the cache.
+pub trait KvSession {
+    /// Stores this step's keys and values of a layer and attends over all up to here.
+    ///
+    /// # Shapes
+    /// `q [t, heads, head_dim]`, `k`, `v` `[t, kv_heads, head_dim]`, f32 -> `[t, heads, head_dim]`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit the cache, or an unknown layer.
+    fn attend(
+        &mut self,
+        layer: LayerId,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        params: &AttnParams,
+    ) -> Result<Tensor, KvCacheError>;
+}
+
+/// Tokens of a sequence that a step computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeqRange {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Tokens that are in the cache already.
+    pub start: usize,
+    /// Tokens of this step.
+    pub len: usize,
+}
+
+/// A packed step over the paged cache.
+#[derive(Debug)]
+pub struct PagedSession<'a> {
+    cache: &'a mut KvCache,
+    ranges: Vec<SeqRange>,
+    /// Slot of each of the step's tokens.
+    slots: Vec<usize>,
+}
+
+impl<'a> PagedSession<'a> {
+    pub(crate) fn new(cache: &'a mut KvCache, ranges: &[SeqRange]) -> Result<Self, KvCacheError> {
+        let size = cache.config.geometry.block_tokens;
+        let mut slots = Vec::new();
+        for range in ranges {
+            let blocks = cache.blocks(range.seq);
+            let (room, end) = (blocks.len() * size, range.start + range.len);
+            if end > room {
+                return Err(KvCacheError::NoRoom { seq: range.seq, room, end });
+            }
+            slots.extend((range.start..end).map(|i| blocks[i / size].0 as usize * size + i % size));
+        }
+        Ok(Self { cache, ranges: ranges.to_vec(), slots })
+    }
+}
+
+impl KvSession for PagedSession<'_> {
+    fn attend(
+        &mut self,
+        layer: LayerId,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        params: &AttnParams,
+    ) -> Result<Tensor, KvCacheError> {
+        let layers = self.cache.pages.len();
+        if layer.index() >= layers {
+            return Err(KvCacheError::Layer { layer, layers });
+        }
+        let (codec, geometry) = (self.cache.config.codec.clone(), self.cache.config.geometry);
+        let pages = &mut self.cache.pages[layer.index()];
+        codec.encode(geometry, k, v, &self.slots, pages)?;
+        let span = |range: &SeqRange| SeqSpan {
+            q_len: range.len,
+            kv_len: range.start + range.len,
+            blocks: self.cache.blocks(range.seq),
+        };
+        let batch = AttnBatch { seqs: self.ranges.iter().map(span).collect() };
+        let pages = &self.cache.pages[layer.index()];
+        Ok(codec.attend(geometry, q, pages, &batch, params)?)
+    }
+}

@@ -1,0 +1,162 @@
+//! The codec seam.
+
+use crate::{AttnBatch, AttnParams, DenseCodec};
+use std::{fmt, sync::Arc};
+use taper_tensor::{AlignedBytes, DType, Tensor, TensorError};
+
+/// Shape of one layer's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KvGeometry {
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+}
+
+/// Bytes of one block of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockBytes {
+    /// Of the keys.
+    pub k: usize,
+    /// Of the values.
+    pub v: usize,
+}
+
+/// The encoded blocks of one layer. One buffer a side: GPUs order work by buffer.
+#[derive(Debug)]
+pub struct LayerPages {
+    /// Keys, block after block.
+    pub k: AlignedBytes,
+    /// Values, block after block.
+    pub v: AlignedBytes,
+}
+
+impl LayerPages {
+    /// Room for `blocks` blocks. Memory is taken when a block is first written.
+    #[must_use]
+    pub fn zeroed(bytes: BlockBytes, blocks: usize) -> Self {
+        let side = |block: usize| AlignedBytes::zeroed(block.saturating_mul(blocks));
+        Self { k: side(bytes.k), v: side(bytes.v) }
+    }
+}
+
+/// Turns key and value rows into block bytes and attends over them.
+///
+/// Laws, tested for every codec: `decode` after `encode` gives the row back within the codec's
+/// stated error, and `attend` equals `decode` followed by softmax attention within the rounding of
+/// its sums. A query row's result does not depend on the other rows of the batch.
+pub trait KvCodec: Send + Sync + fmt::Debug {
+    /// As `--kv-cache-dtype` takes it.
+    fn name(&self) -> &str;
+
+    /// Bytes of one block of one layer.
+    fn block_bytes(&self, geometry: KvGeometry) -> BlockBytes;
+
+    /// Writes rows into their slots; a slot is `block * block_tokens + offset`.
+    ///
+    /// # Shapes
+    /// `k`, `v`: `[t, kv_heads, head_dim]` f32; `slots`: `t` of them.
+    ///
+    /// # Errors
+    /// Another shape or type, or a slot outside the pages.
+    fn encode(
+        &self,
+        geometry: KvGeometry,
+        k: &Tensor,
+        v: &Tensor,
+        slots: &[usize],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError>;
+
+    /// Reads rows back: the oracle for tests.
+    ///
+    /// # Shapes
+    /// Two of `[slots.len(), kv_heads, head_dim]` f32.
+    ///
+    /// # Errors
+    /// A slot is outside the pages.
+    fn decode(
+        &self,
+        geometry: KvGeometry,
+        slots: &[usize],
+        pages: &LayerPages,
+    ) -> Result<(Tensor, Tensor), KvCodecError>;
+
+    /// Causal attention of a packed batch over the pages.
+    ///
+    /// # Shapes
+    /// `q [t, heads, head_dim]` f32 -> the same.
+    ///
+    /// # Errors
+    /// Another shape or type, or a block outside the pages.
+    fn attend(
+        &self,
+        geometry: KvGeometry,
+        q: &Tensor,
+        pages: &LayerPages,
+        batch: &AttnBatch<'_>,
+        params: &AttnParams,
+    ) -> Result<Tensor, KvCodecError>;
+}
+
+/// Errors of the codecs.
+#[derive(Debug, thiserror::Error)]
+pub enum KvCodecError {
+    /// No such codec.
+    #[error("unknown KV cache type {name:?}; there are: {}", NAMES.join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// Query, key or value of a shape that does not fit the cache.
+    #[error("attention: expected {expected}, got shape {got:?}")]
+    Shape {
+        /// The shape in words.
+        expected: &'static str,
+        /// The shape that came.
+        got: Vec<usize>,
+    },
+    /// A slot or block outside the pages.
+    #[error("slot {slot} is outside the cache of {slots}")]
+    Slot {
+        /// The offender.
+        slot: usize,
+        /// Slots there are.
+        slots: usize,
+    },
+    /// A tensor operation failed.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+const NAMES: [&str; 4] = ["auto", "f16", "bf16", "f32"];
+
+/// The codec of a name, as `--kv-cache-dtype` takes it. `auto` is `f16`.
+///
+/// # Errors
+/// [`KvCodecError::Unknown`], listing the names.
+pub fn parse(name: &str) -> Result<Arc<dyn KvCodec>, KvCodecError> {
+    let dtype = match name {
+        "auto" | "f16" | "float16" | "half" => DType::F16,
+        "bf16" | "bfloat16" => DType::BF16,
+        "f32" | "float32" | "float" => DType::F32,
+        _ => return Err(KvCodecError::Unknown { name: name.to_owned() }),
+    };
+    Ok(Arc::new(DenseCodec::new(dtype)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_and_unknown_ones_list_the_choices() {
+        assert_eq!(parse("auto").unwrap().name(), "f16");
+        assert_eq!(parse("bfloat16").unwrap().name(), "bf16");
+        assert_eq!(parse("f32").unwrap().name(), "f32");
+        let message = parse("f17").unwrap_err().to_string();
+        assert!(message.contains("f17") && message.contains("bf16"), "{message}");
+    }
+}

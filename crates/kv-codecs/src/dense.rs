@@ -1,0 +1,194 @@
+//! Uncompressed caches: f32, f16, bf16.
+//!
+//! ```text
+//! block of one side:  [kv_heads][block_tokens][head_dim] elements, native byte order
+//! ```
+//! A head's tokens stand together, so that one attention task reads one run of memory.
+
+use crate::{
+    AttnBatch, AttnParams, BlockBytes, BlockReader, KvCodec, KvCodecError, KvGeometry, LayerPages,
+    attend_blocks,
+};
+use half::{bf16, f16};
+use taper_base::BlockId;
+use taper_tensor::{AlignedBytes, DType, Tensor, TensorError, cpu, ops};
+
+/// Stores rows as plain floats. Lossless in f32; else each element is rounded to nearest.
+#[derive(Debug, Clone, Copy)]
+pub struct DenseCodec {
+    dtype: DType,
+}
+
+impl DenseCodec {
+    /// A codec of this element type.
+    ///
+    /// # Errors
+    /// It is none of f32, f16, bf16.
+    pub fn new(dtype: DType) -> Result<Self, KvCodecError> {
+        match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => Ok(Self { dtype }),
+            got => Err(TensorError::DType { op: "kv cache", got }.into()),
+        }
+    }
+
+    fn width(self) -> usize {
+        self.dtype.size_in_bytes()
+    }
+
+    fn write(self, row: &[f32], out: &mut [u8]) {
+        match self.dtype {
+            DType::F16 => {
+                let out = bytemuck::cast_slice_mut::<_, f16>(out);
+                half::slice::HalfFloatSliceExt::convert_from_f32_slice(out, row);
+            }
+            DType::BF16 => {
+                let out = bytemuck::cast_slice_mut::<_, bf16>(out);
+                half::slice::HalfFloatSliceExt::convert_from_f32_slice(out, row);
+            }
+            _ => out.copy_from_slice(bytemuck::cast_slice(row)),
+        }
+    }
+
+    fn read(self, bytes: &[u8], out: &mut [f32]) {
+        match self.dtype {
+            DType::F16 => cpu::f16_to_f32(bytemuck::cast_slice(bytes), out),
+            DType::BF16 => cpu::bf16_to_f32(bytemuck::cast_slice(bytes), out),
+            _ => out.copy_from_slice(bytemuck::cast_slice(bytes)),
+        }
+    }
+
+    /// Offset of a token of a head, in bytes from the start of the side's pages.
+    fn offset(self, g: KvGeometry, block: usize, head: usize, token: usize) -> usize {
+        ((block * g.kv_heads + head) * g.block_tokens + token) * g.head_dim * self.width()
+    }
+
+    fn encode_side(
+        self,
+        g: KvGeometry,
+        x: &Tensor,
+        slots: &[usize],
+        pages: &mut AlignedBytes,
+    ) -> Result<(), KvCodecError> {
+        if *x.dims() != [slots.len(), g.kv_heads, g.head_dim] {
+            let expected = "k and v [slots, kv_heads, head_dim]";
+            return Err(KvCodecError::Shape { expected, got: x.dims().to_vec() });
+        }
+        check_slots(g, slots, pages.len() / self.side_bytes(g))?;
+        let bytes = g.head_dim * self.width();
+        ops::with_host_f32(x, |x| {
+            for (token, &slot) in x.chunks_exact(g.kv_heads * g.head_dim).zip(slots) {
+                let (block, offset) = (slot / g.block_tokens, slot % g.block_tokens);
+                for (head, row) in token.chunks_exact(g.head_dim).enumerate() {
+                    let at = self.offset(g, block, head, offset);
+                    self.write(row, &mut pages.as_mut_slice()[at..at + bytes]);
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    fn decode_side(
+        self,
+        g: KvGeometry,
+        slots: &[usize],
+        pages: &AlignedBytes,
+    ) -> Result<Tensor, KvCodecError> {
+        check_slots(g, slots, pages.len() / self.side_bytes(g))?;
+        let mut out = vec![0.0; slots.len() * g.kv_heads * g.head_dim];
+        let bytes = g.head_dim * self.width();
+        for (token, &slot) in out.chunks_exact_mut(g.kv_heads * g.head_dim).zip(slots) {
+            let (block, offset) = (slot / g.block_tokens, slot % g.block_tokens);
+            for (head, row) in token.chunks_exact_mut(g.head_dim).enumerate() {
+                let at = self.offset(g, block, head, offset);
+                self.read(&pages.as_slice()[at..at + bytes], row);
+            }
+        }
+        Ok(ops::from_host_f32(out, &[slots.len(), g.kv_heads, g.head_dim])?)
+    }
+
+    fn side_bytes(self, g: KvGeometry) -> usize {
+        g.kv_heads * g.block_tokens * g.head_dim * self.width()
+    }
+}
+
+fn check_slots(g: KvGeometry, slots: &[usize], blocks: usize) -> Result<(), KvCodecError> {
+    let limit = blocks * g.block_tokens;
+    match slots.iter().find(|&&slot| slot >= limit) {
+        Some(&slot) => Err(KvCodecError::Slot { slot, slots: limit }),
+        None => Ok(()),
+    }
+}
+
+struct Reader<'a> {
+    codec: DenseCodec,
+    geometry: KvGeometry,
+    pages: &'a LayerPages,
+}
+
+impl Reader<'_> {
+    fn read(&self, side: &AlignedBytes, block: BlockId, head: usize, out: &mut [f32]) {
+        let at = self.codec.offset(self.geometry, block.0 as usize, head, 0);
+        self.codec.read(&side.as_slice()[at..at + out.len() * self.codec.width()], out);
+    }
+}
+
+impl BlockReader for Reader<'_> {
+    fn read_k(&self, block: BlockId, head: usize, out: &mut [f32]) {
+        self.read(&self.pages.k, block, head, out);
+    }
+
+    fn read_v(&self, block: BlockId, head: usize, out: &mut [f32]) {
+        self.read(&self.pages.v, block, head, out);
+    }
+}
+
+impl KvCodec for DenseCodec {
+    fn name(&self) -> &str {
+        self.dtype.as_str()
+    }
+
+    fn block_bytes(&self, geometry: KvGeometry) -> BlockBytes {
+        let side = self.side_bytes(geometry);
+        BlockBytes { k: side, v: side }
+    }
+
+    fn encode(
+        &self,
+        geometry: KvGeometry,
+        k: &Tensor,
+        v: &Tensor,
+        slots: &[usize],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        self.encode_side(geometry, k, slots, &mut pages.k)?;
+        self.encode_side(geometry, v, slots, &mut pages.v)
+    }
+
+    fn decode(
+        &self,
+        geometry: KvGeometry,
+        slots: &[usize],
+        pages: &LayerPages,
+    ) -> Result<(Tensor, Tensor), KvCodecError> {
+        let side = |pages| self.decode_side(geometry, slots, pages);
+        Ok((side(&pages.k)?, side(&pages.v)?))
+    }
+
+    fn attend(
+        &self,
+        geometry: KvGeometry,
+        q: &Tensor,
+        pages: &LayerPages,
+        batch: &AttnBatch<'_>,
+        params: &AttnParams,
+    ) -> Result<Tensor, KvCodecError> {
+        let blocks = pages.k.len() / self.side_bytes(geometry);
+        let all = batch.seqs.iter().flat_map(|s| s.blocks);
+        if let Some(bad) = all.map(|b| b.0 as usize).find(|&b| b >= blocks) {
+            let size = geometry.block_tokens;
+            return Err(KvCodecError::Slot { slot: bad * size, slots: blocks * size });
+        }
+        let reader = Reader { codec: *self, geometry, pages };
+        attend_blocks(geometry, q, &reader, batch, params)
+    }
+}

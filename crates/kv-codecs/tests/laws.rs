@@ -1,0 +1,173 @@
+//! The laws of [`KvCodec`], for every codec there is.
+
+use proptest::prelude::*;
+use std::sync::Arc;
+use taper_base::BlockId;
+use taper_kv_codecs::{
+    AttnBatch, AttnParams, KvCodec, KvCodecError, KvGeometry, LayerPages, SeqSpan, parse,
+};
+use taper_tensor::{Tensor, ops};
+
+/// Name and largest relative error of a stored element.
+const CODECS: [(&str, f32); 3] = [("f32", 0.0), ("f16", 5e-4), ("bf16", 4e-3)];
+
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        (s >> 40) as f32 / (1 << 24) as f32 * 4.0 - 2.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn tensor(t: usize, h: usize, d: usize, seed: u64) -> Tensor {
+    ops::from_host_f32(noise(t * h * d, seed), &[t, h, d]).unwrap()
+}
+
+/// A sequence of `len` tokens spread over shuffled blocks.
+struct Case {
+    codec: Arc<dyn KvCodec>,
+    geometry: KvGeometry,
+    pages: LayerPages,
+    blocks: Vec<BlockId>,
+    k: Tensor,
+    v: Tensor,
+}
+
+impl Case {
+    fn new(name: &str, geometry: KvGeometry, len: usize, seed: u64) -> Self {
+        let codec = parse(name).unwrap();
+        let n = len.div_ceil(geometry.block_tokens);
+        let blocks: Vec<_> = (0..n).map(|i| BlockId(((i * 5 + 2) % (n + 3)) as u32)).collect();
+        let blocks = if n.is_multiple_of(5) || (n + 3).is_multiple_of(5) {
+            (0..n as u32).rev().map(BlockId).collect()
+        } else {
+            blocks
+        };
+        let mut pages = LayerPages::zeroed(codec.block_bytes(geometry), n + 3);
+        let side = |s| tensor(len, geometry.kv_heads, geometry.head_dim, s);
+        let (k, v) = (side(seed), side(seed + 1));
+        let slots = slots(geometry, &blocks, len);
+        codec.encode(geometry, &k, &v, &slots, &mut pages).unwrap();
+        Self { codec, geometry, pages, blocks, k, v }
+    }
+
+    fn attend(&self, q: &Tensor, kv_len: usize, params: &AttnParams) -> Vec<f32> {
+        let q_len = q.dims()[0];
+        let batch = AttnBatch { seqs: vec![SeqSpan { q_len, kv_len, blocks: &self.blocks }] };
+        let out = self.codec.attend(self.geometry, q, &self.pages, &batch, params).unwrap();
+        out.flatten_all().unwrap().to_vec1().unwrap()
+    }
+}
+
+fn slots(g: KvGeometry, blocks: &[BlockId], len: usize) -> Vec<usize> {
+    let at = |i: usize| blocks[i / g.block_tokens].0 as usize * g.block_tokens;
+    (0..len).map(|i| at(i) + i % g.block_tokens).collect()
+}
+
+fn values(x: &Tensor) -> Vec<f32> {
+    x.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Dense softmax attention in f64 over what the codec decodes to.
+fn oracle(case: &Case, q: &Tensor, kv_len: usize, params: &AttnParams) -> Vec<f64> {
+    let g = case.geometry;
+    let slots = slots(g, &case.blocks, kv_len);
+    let (k, v) = case.codec.decode(g, &slots, &case.pages).unwrap();
+    let (k, v, qs) = (values(&k), values(&v), values(q));
+    let (t, heads, d) = (q.dims()[0], q.dims()[1], g.head_dim);
+    let mut out = vec![0.0; t * heads * d];
+    for token in 0..t {
+        let end = kv_len - t + token + 1;
+        let start = params.window.map_or(0, |w| end.saturating_sub(w));
+        for head in 0..heads {
+            let kv_head = head / (heads / g.kv_heads);
+            let row = &qs[(token * heads + head) * d..][..d];
+            let key = |j: usize| &k[(j * g.kv_heads + kv_head) * d..][..d];
+            let score = |j: usize| -> f64 {
+                let dot = row.iter().zip(key(j)).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                let s = dot.sum::<f64>() * f64::from(params.scale);
+                params.soft_cap.map_or(s, |c| f64::from(c) * (s / f64::from(c)).tanh())
+            };
+            let scores: Vec<_> = (start..end).map(score).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            for (s, j) in scores.iter().zip(start..end) {
+                let value = &v[(j * g.kv_heads + kv_head) * d..][..d];
+                for (o, x) in out[(token * heads + head) * d..].iter_mut().zip(value) {
+                    *o += (s - max).exp() / total * f64::from(*x);
+                }
+            }
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn attend_equals_decode_then_softmax(
+        codec in 0..CODECS.len(),
+        kv_heads in 1usize..4,
+        group in 1usize..5,
+        head_dim in prop::sample::select(vec![8usize, 20, 64, 128]),
+        block_tokens in prop::sample::select(vec![4usize, 16, 32]),
+        len in 1usize..150,
+        q_share in 0.0f64..1.0,
+        window in prop::option::of(1usize..70),
+        soft_cap in prop::option::of(0.5f32..5.0),
+        seed in 0u64..1000,
+    ) {
+        let (name, error) = CODECS[codec];
+        let geometry = KvGeometry { kv_heads, head_dim, block_tokens };
+        let case = Case::new(name, geometry, len, seed);
+        let slots = slots(geometry, &case.blocks, len);
+        let (k, v) = case.codec.decode(geometry, &slots, &case.pages).unwrap();
+        for (side, back) in [(&case.k, k), (&case.v, v)] {
+            for (x, y) in values(side).iter().zip(values(&back)) {
+                prop_assert!((x - y).abs() <= error * x.abs().max(1e-3), "{name}: {x} {y}");
+            }
+        }
+        let q_len = 1 + ((len - 1) as f64 * q_share) as usize;
+        let q = tensor(q_len, kv_heads * group, head_dim, seed + 7);
+        let params = AttnParams { scale: (head_dim as f32).powf(-0.5), window, soft_cap };
+        let got = case.attend(&q, len, &params);
+        for (g, w) in got.iter().zip(oracle(&case, &q, len, &params)) {
+            prop_assert!((f64::from(*g) - w).abs() < 3e-5, "{g} {w}");
+        }
+        // Prefill and token-by-token agree to the bit.
+        let width = kv_heads * group * head_dim;
+        for token in 0..q_len {
+            let one = q.narrow(0, token, 1).unwrap();
+            let alone = case.attend(&one, len - q_len + token + 1, &params);
+            prop_assert_eq!(&alone, &got[token * width..][..width]);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let geometry = KvGeometry { kv_heads: 2, head_dim: 8, block_tokens: 4 };
+    for (name, _) in CODECS {
+        let mut case = Case::new(name, geometry, 9, 1);
+        let params = AttnParams { scale: 1.0, window: None, soft_cap: None };
+        let attend = |q: &Tensor, kv_len, blocks: &[BlockId]| {
+            let seqs = vec![SeqSpan { q_len: q.dims()[0], kv_len, blocks }];
+            case.codec.attend(geometry, q, &case.pages, &AttnBatch { seqs }, &params)
+        };
+        let q = tensor(1, 4, 8, 3);
+        assert!(attend(&q, 9, &case.blocks).is_ok());
+        let slot = |r| matches!(r, Err(KvCodecError::Slot { .. }));
+        assert!(slot(attend(&q, 13, &case.blocks)), "more tokens than blocks");
+        assert!(slot(attend(&q, 4, &[BlockId(99)])), "no such block");
+        let shape = |r| matches!(r, Err(KvCodecError::Shape { .. }));
+        assert!(shape(attend(&tensor(1, 3, 8, 3), 9, &case.blocks)), "heads");
+        assert!(shape(attend(&tensor(1, 4, 16, 3), 9, &case.blocks)), "head_dim");
+        let (k, v) = (tensor(1, 2, 8, 5), tensor(1, 2, 8, 6));
+        let encode = case.codec.encode(geometry, &k, &v, &[1000], &mut case.pages);
+        assert!(matches!(encode, Err(KvCodecError::Slot { slot: 1000, .. })));
+    }
+}

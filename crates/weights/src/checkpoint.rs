@@ -1,0 +1,302 @@
+//! A directory of weights, and the layers made of them.
+
+use crate::{
+    Quantization, WeightsError,
+    shard::{self, RawTensor},
+};
+use safetensors::Dtype;
+use serde_json::Value;
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+use taper_tensor::{AffineWeight, Bytes, DType, DenseWeight, Embedding, Linear, Weight};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A model's configuration and tensors. Cheap until weights are used.
+#[derive(Debug)]
+pub struct Checkpoint {
+    config: Value,
+    quantization: Quantization,
+    tensors: HashMap<String, RawTensor>,
+    used: Mutex<HashSet<String>>,
+}
+
+/// A tensor's name, type and place, for listings.
+#[derive(Debug, Clone)]
+pub struct TensorInfo {
+    /// Its name in the file.
+    pub name: String,
+    /// Element type in safetensors' spelling.
+    pub dtype: String,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// Bytes in the file.
+    pub bytes: u64,
+}
+
+impl Checkpoint {
+    /// Opens a model directory: reads `config.json` and every shard's header.
+    ///
+    /// # Errors
+    /// A file is missing, damaged or truncated, or the quantization is not supported.
+    pub fn open(dir: &Path) -> Result<Self, WeightsError> {
+        let config = read_json(&dir.join("config.json"))?;
+        let mut tensors = HashMap::new();
+        if dir.join(INDEX).is_file() {
+            for (path, names) in sharded(dir)? {
+                let found: HashMap<_, _> = shard::open(&path)?.into_iter().collect();
+                if let Some(name) = names.into_iter().find(|n| !found.contains_key(n)) {
+                    return Err(WeightsError::NotInShard { name, path });
+                }
+                tensors.extend(found);
+            }
+        } else if dir.join(SINGLE).is_file() {
+            tensors.extend(shard::open(&dir.join(SINGLE))?);
+        } else {
+            return Err(WeightsError::NoWeights { dir: dir.to_owned() });
+        }
+        Self::new(config, tensors)
+    }
+
+    /// A checkpoint that is in memory: `config.json` and one safetensors file.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_static(config: &[u8], weights: &'static [u8]) -> Result<Self, WeightsError> {
+        let config_path = PathBuf::from("config.json");
+        let config = serde_json::from_slice(config)
+            .map_err(|source| WeightsError::Json { path: config_path, source })?;
+        let tensors = shard::list(Arc::new(weights), Path::new(SINGLE))?;
+        Self::new(config, tensors.into_iter().collect())
+    }
+
+    fn new(config: Value, tensors: HashMap<String, RawTensor>) -> Result<Self, WeightsError> {
+        let quantization = Quantization::from_config(&config)?;
+        Ok(Self { config, quantization, tensors, used: Mutex::default() })
+    }
+
+    /// `config.json`.
+    #[must_use]
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// The quantization section of `config.json`.
+    #[must_use]
+    pub fn quantization(&self) -> &Quantization {
+        &self.quantization
+    }
+
+    /// Whether a tensor is there.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Every tensor, by name.
+    #[must_use]
+    pub fn list(&self) -> Vec<TensorInfo> {
+        let sorted: BTreeMap<_, _> = self.tensors.iter().collect();
+        let info = |(name, t): (&String, &RawTensor)| TensorInfo {
+            name: name.clone(),
+            dtype: format!("{:?}", t.dtype),
+            shape: t.shape.clone(),
+            bytes: t.bytes.len() as u64,
+        };
+        sorted.into_iter().map(info).collect()
+    }
+
+    /// Bytes of all tensors.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.tensors.values().map(|t| t.bytes.len() as u64).sum()
+    }
+
+    /// Bytes of the tensors that were handed out so far: how far loading has come.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.iter().filter_map(|n| self.tensors.get(n)).map(|t| t.bytes.len() as u64).sum()
+    }
+
+    /// The raw bytes, type and shape of a tensor.
+    ///
+    /// # Errors
+    /// It is missing, or its type is none of F32, F16, BF16.
+    pub fn floats(&self, name: &str) -> Result<(DType, &[usize], Bytes), WeightsError> {
+        let raw = self.raw(name)?;
+        Ok((float_type(name, raw.dtype)?, &raw.shape, raw.bytes.clone()))
+    }
+
+    /// A vector of `n` floats, such as a norm's weight.
+    ///
+    /// # Errors
+    /// It is missing or of another shape or type.
+    pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>, WeightsError> {
+        let (dtype, shape, bytes) = self.floats(name)?;
+        expect_shape(name, shape, &[n])?;
+        let wrap = |source| WeightsError::Tensor { name: name.into(), source };
+        let row = DenseWeight::new((1, n), dtype, bytes).map_err(wrap)?;
+        let mut out = vec![0.0; n];
+        taper_tensor::cpu::RowSource::read_rows(&row, 0, &mut out);
+        Ok(out)
+    }
+
+    /// The matrix `prefix.weight`, dense or quantized, of `rows` outputs and `cols` inputs.
+    ///
+    /// # Errors
+    /// A tensor is missing or of another shape or type.
+    pub fn weight(&self, prefix: &str, rows: usize, cols: usize) -> Result<Weight, WeightsError> {
+        let name = format!("{prefix}.weight");
+        if self.has(&format!("{prefix}.scales")) {
+            return self.affine(prefix, &name, rows, cols).map(Weight::Affine);
+        }
+        let (dtype, shape, bytes) = self.floats(&name)?;
+        expect_shape(&name, shape, &[rows, cols])?;
+        let weight = DenseWeight::new((rows, cols), dtype, bytes);
+        weight.map(Weight::Dense).map_err(|source| WeightsError::Tensor { name, source })
+    }
+
+    fn affine(
+        &self,
+        prefix: &str,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<AffineWeight, WeightsError> {
+        let format = self.quantization.format(prefix).ok_or(WeightsError::BadQuantization {
+            layer: prefix.to_owned(),
+            reason: "has scales, and config.json has no \"quantization\"",
+        })?;
+        let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
+        format.check(cols).map_err(wrap)?;
+        let raw = self.raw(name)?;
+        if raw.dtype != Dtype::U32 {
+            let (expected, got) = ("U32", format!("{:?}", raw.dtype));
+            return Err(WeightsError::DType { name: name.to_owned(), expected, got });
+        }
+        expect_shape(name, &raw.shape, &[rows, format.row_bytes(cols) / 4])?;
+        let groups = |suffix: &str| {
+            let name = format!("{prefix}.{suffix}");
+            let (dtype, shape, bytes) = self.floats(&name)?;
+            expect_shape(&name, shape, &[rows, cols / format.group])?;
+            Ok((dtype, bytes))
+        };
+        let (scales, biases) = (groups("scales")?, groups("biases")?);
+        AffineWeight::new(format, (rows, cols), raw.bytes.clone(), scales, biases).map_err(wrap)
+    }
+
+    /// `prefix.weight` with `prefix.bias` when `bias` says that the architecture has one.
+    ///
+    /// # Errors
+    /// As [`Self::weight`].
+    pub fn linear(
+        &self,
+        prefix: &str,
+        in_features: usize,
+        out_features: usize,
+        bias: bool,
+    ) -> Result<Linear, WeightsError> {
+        let linear = Linear::new(self.weight(prefix, out_features, in_features)?);
+        if !bias {
+            return Ok(linear);
+        }
+        let name = format!("{prefix}.bias");
+        let (dtype, shape, bytes) = self.floats(&name)?;
+        expect_shape(&name, shape, &[out_features])?;
+        linear.with_bias(dtype, bytes).map_err(|source| WeightsError::Tensor { name, source })
+    }
+
+    /// The token table `prefix.weight`.
+    ///
+    /// # Errors
+    /// As [`Self::weight`].
+    pub fn embedding(
+        &self,
+        prefix: &str,
+        vocab: usize,
+        hidden: usize,
+    ) -> Result<Embedding, WeightsError> {
+        Ok(Embedding::new(self.weight(prefix, vocab, hidden)?))
+    }
+
+    /// Fails when tensors were never asked for: an architecture that skips weights answers wrongly
+    /// and says nothing. `known(name)` tells of tensors that may be skipped.
+    ///
+    /// # Errors
+    /// [`WeightsError::UnusedTensors`].
+    pub fn expect_all_used(&self, known: impl Fn(&str) -> bool) -> Result<(), WeightsError> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.tensors.keys().filter(|n| !used.contains(*n) && !known(n));
+        let unused: BTreeSet<_> = names.collect();
+        match unused.first() {
+            None => Ok(()),
+            Some(&first) => {
+                Err(WeightsError::UnusedTensors { count: unused.len(), example: first.clone() })
+            }
+        }
+    }
+
+    fn raw(&self, name: &str) -> Result<&RawTensor, WeightsError> {
+        let missing = || WeightsError::MissingTensor { name: name.to_owned() };
+        let raw = self.tensors.get(name).ok_or_else(missing)?;
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+        Ok(raw)
+    }
+}
+
+/// Shards of an index, with the tensors each must hold.
+fn sharded(dir: &Path) -> Result<BTreeMap<PathBuf, Vec<String>>, WeightsError> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let path = dir.join(INDEX);
+    let text = fs::read(&path).map_err(|source| WeightsError::Io { path: path.clone(), source })?;
+    let index: Index = serde_json::from_slice(&text)
+        .map_err(|source| WeightsError::Json { path: path.clone(), source })?;
+    let mut shards = BTreeMap::<PathBuf, Vec<String>>::new();
+    for (name, file) in index.weight_map {
+        // A shard is a file beside its index; anything else would read outside the model.
+        let plain = Path::new(&file).file_name().is_some_and(|f| f == file.as_str());
+        let shard = dir.join(&file);
+        if !plain || !shard.is_file() {
+            return Err(WeightsError::MissingShard { path: shard });
+        }
+        shards.entry(shard).or_default().push(name);
+    }
+    Ok(shards)
+}
+
+fn read_json(path: &Path) -> Result<Value, WeightsError> {
+    let io = |source: io::Error| WeightsError::Io { path: path.to_owned(), source };
+    let text = fs::read(path).map_err(io)?;
+    serde_json::from_slice(&text)
+        .map_err(|source| WeightsError::Json { path: path.to_owned(), source })
+}
+
+fn float_type(name: &str, dtype: Dtype) -> Result<DType, WeightsError> {
+    match dtype {
+        Dtype::F32 => Ok(DType::F32),
+        Dtype::F16 => Ok(DType::F16),
+        Dtype::BF16 => Ok(DType::BF16),
+        other => Err(WeightsError::DType {
+            name: name.to_owned(),
+            expected: "F32, F16 or BF16",
+            got: format!("{other:?}"),
+        }),
+    }
+}
+
+fn expect_shape(name: &str, got: &[usize], expected: &[usize]) -> Result<(), WeightsError> {
+    if got == expected {
+        return Ok(());
+    }
+    let (expected, got) = (expected.to_vec(), got.to_vec());
+    Err(WeightsError::Shape { name: name.to_owned(), expected, got })
+}
