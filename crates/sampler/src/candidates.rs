@@ -1,15 +1,15 @@
 //! Which tokens can be drawn, and the draw.
 
 use crate::{
-    exp::mass,
+    exp::{UNIT, mass},
     scan::{CHUNK, Scanned, by_rank},
 };
 use std::cmp::Ordering;
 use taper_base::{SamplingParams, TokenId};
 
-/// Candidates tried for `top_p` before the whole row is gathered: a peaked distribution, the usual
-/// one, needs a handful.
-const NUCLEUS_FIRST_TRY: usize = 256;
+/// Candidates tried for `top_p` before the whole row is gathered: peaked distributions, the usual
+/// ones, need a handful.
+const NUCLEUS_TRIES: [usize; 2] = [64, 1024];
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Candidate {
@@ -88,30 +88,28 @@ impl<'a> Candidates<'a> {
         let by_k = k > 0 && k < row.logits.len();
         let (by_p, by_typical) = (params.top_p < 1.0, params.typical_p < 1.0);
 
-        let mut kept: Vec<Candidate> = if by_k {
-            // min_p and top_k both keep a prefix of the same order, so theirs commute.
-            row.top(k)
-                .into_iter()
-                .map(|(x, id)| candidate(id, x))
-                .filter(|c| c.d >= min_d)
-                .collect()
+        let (mut kept, done_p): (Vec<Candidate>, bool) = if by_k {
+            // min_p and top_k both keep a prefix of the same order, so it does not matter which
+            // comes first.
+            let top = row.top(k).into_iter().map(|(x, id)| candidate(id, x));
+            (top.filter(|c| c.d >= min_d).collect(), false)
         } else if params.min_p > 0.0 {
             let mut kept = Vec::new();
             // A little below the cut, for the rounding of the way there and back.
-            let cut =
-                row.max + (min_d * 1.0001 - 0.0001) * params.temperature - row.max.abs() * 1e-6;
+            let margin = row.max.abs() * 1e-6;
+            let cut = row.max + (min_d * 1.0001 - 0.0001) * params.temperature - margin;
             row.for_each_at_least(cut, |id, x| kept.push(candidate(id, x)));
             kept.retain(|c| c.d >= min_d);
-            kept
-        } else if by_p && let Some(kept) = Self::peaked_nucleus(row, params.top_p, inv_t) {
-            kept
-        } else if by_p || by_typical {
-            row.logits.iter().enumerate().map(|(i, &x)| candidate(i as TokenId, x)).collect()
+            (kept, false)
+        } else if by_p {
+            (nucleus(row, params.top_p, inv_t, candidate), true)
+        } else if by_typical {
+            ((0..).zip(row.logits).map(|(id, &x)| candidate(id, x)).collect(), true)
         } else {
             return Self::All { row, inv_t };
         };
         kept.retain(|c| c.mass > 0);
-        if by_p && (by_k || params.min_p > 0.0 || kept.len() > NUCLEUS_FIRST_TRY) {
+        if by_p && !done_p {
             let target = target(params.top_p, total(&kept));
             keep_prefix(&mut kept, target, by_likelihood);
         }
@@ -121,12 +119,6 @@ impl<'a> Candidates<'a> {
             kept.sort_unstable_by_key(|c| c.id);
         }
         Self::Some(kept)
-    }
-
-    /// `top_p` over the whole row, where few tokens reach it.
-    fn peaked_nucleus(row: &Scanned<'_>, top_p: f32, inv_t: f32) -> Option<Vec<Candidate>> {
-        let _ = (row, top_p, inv_t);
-        None
     }
 
     /// The candidate in whose mass the fraction `bits / 2^64` of the total falls, by ascending id.
@@ -145,8 +137,7 @@ impl<'a> Candidates<'a> {
             }
             Self::All { row, inv_t } => {
                 let of = |x: f32| mass((x - row.max) * inv_t);
-                let sums: Vec<u64> =
-                    row.logits.chunks(CHUNK).map(|c| c.iter().map(|&x| of(x)).sum()).collect();
+                let sums = chunk_masses(row, *inv_t);
                 let mut left = point(sums.iter().sum());
                 let mut first = 0;
                 for sum in sums {
@@ -183,11 +174,38 @@ impl<'a> Candidates<'a> {
     }
 }
 
+/// `top_p` over the whole row.
+fn nucleus(
+    row: &Scanned<'_>,
+    top_p: f32,
+    inv_t: f32,
+    candidate: impl Fn(TokenId, f32) -> Candidate,
+) -> Vec<Candidate> {
+    let target = target(top_p, chunk_masses(row, inv_t).iter().sum());
+    let mut kept = Vec::new();
+    for cut in NUCLEUS_TRIES.into_iter().filter_map(|k| row.loose_cut(k)).chain([f32::MIN]) {
+        kept.clear();
+        row.for_each_at_least(cut, |id, x| kept.push(candidate(id, x)));
+        // All tokens down to the cut are here: they begin the order of the whole row.
+        if total(&kept) >= target {
+            break;
+        }
+    }
+    keep_prefix(&mut kept, target, by_likelihood);
+    kept
+}
+
+/// Mass of every [`CHUNK`] tokens.
+fn chunk_masses(row: &Scanned<'_>, inv_t: f32) -> Vec<u64> {
+    let of = |x: f32| mass((x - row.max) * inv_t);
+    row.logits.chunks(CHUNK).map(|c| c.iter().map(|&x| of(x)).sum()).collect()
+}
+
 /// Locally typical sampling, as `TypicalLogitsWarper` of Hugging Face transformers: tokens by how
 /// far their surprise is from the entropy, the nearest first, until their mass reaches `p`.
 fn keep_typical(candidates: &mut Vec<Candidate>, p: f32) {
     let total = total(candidates);
-    let ln_total = (total as f64 / mass(0.0) as f64).ln();
+    let ln_total = (total as f64 / UNIT as f64).ln();
     let surprise = |c: &Candidate| ln_total - f64::from(c.d);
     // By ascending id, as the candidates come: a sum of floats depends on the order.
     let entropy: f64 = candidates.iter().map(|c| c.mass as f64 / total as f64 * surprise(c)).sum();
@@ -196,3 +214,6 @@ fn keep_typical(candidates: &mut Vec<Candidate>, p: f32) {
         distance(a).total_cmp(&distance(b)).then(a.id.cmp(&b.id))
     });
 }
+
+#[cfg(test)]
+mod tests;

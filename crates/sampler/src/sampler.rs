@@ -42,7 +42,7 @@ impl Sampler {
     /// [valid](SamplingParams::validate).
     #[must_use]
     pub fn new(params: &SamplingParams, prompt: &[TokenId], vocab: u32) -> Self {
-        Self { params: params.clone(), vocab, seen: Seen::new(params, prompt), position: 0 }
+        Self { params: params.clone(), vocab, seen: Seen::new(params, prompt, vocab), position: 0 }
     }
 
     /// Output tokens accepted so far, which is the position of the next.
