@@ -1,4 +1,5 @@
 //! The sampler from outside: distribution, determinism, log probabilities, refusals.
+#![allow(clippy::unwrap_used)] // helpers of tests are not seen as tests
 
 use taper_base::{SamplingParams, TokenId};
 use taper_sampler::{Sampler, SamplerError, draw_bits, token_logprobs};
