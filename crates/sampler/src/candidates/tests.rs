@@ -1,0 +1,166 @@
+//! The filters against a straightforward reference that sorts the whole row, and known answers.
+
+use super::*;
+use crate::rng::draw_bits;
+use proptest::prelude::*;
+
+/// Ids and masses by ascending id.
+fn reference(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, u64)> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let inv_t = (1.0 / params.temperature).min(f32::MAX);
+    let mut all: Vec<(f32, TokenId, f32)> =
+        logits.iter().zip(0..).map(|(&x, id)| (x, id, (x - max) * inv_t)).collect();
+    all.sort_by(|a, b| b.0.partial_cmp(&a.0).unwrap().then(a.1.cmp(&b.1)));
+    all.retain(|c| c.2 >= params.min_p.ln());
+    if params.top_k > 0 {
+        all.truncate(params.top_k as usize);
+    }
+    let mut all: Vec<(TokenId, f32, u64)> =
+        all.into_iter().map(|(_, id, d)| (id, d, mass(d))).filter(|c| c.2 > 0).collect();
+    let prefix = |all: &mut Vec<(TokenId, f32, u64)>, p: f32| {
+        let total: u64 = all.iter().map(|c| c.2).sum();
+        let target = ((f64::from(p) * total as f64).ceil() as u64).clamp(1, total);
+        let mut before = 0;
+        all.retain(|c| {
+            let keep = before < target;
+            before += c.2;
+            keep
+        });
+    };
+    if params.top_p < 1.0 {
+        prefix(&mut all, params.top_p);
+    }
+    all.sort_by_key(|c| c.0);
+    if params.typical_p < 1.0 {
+        let total: u64 = all.iter().map(|c| c.2).sum();
+        let ln_total = (total as f64 / UNIT as f64).ln();
+        let p = |c: &(TokenId, f32, u64)| c.2 as f64 / total as f64;
+        let surprise = |c: &(TokenId, f32, u64)| ln_total - f64::from(c.1);
+        let entropy: f64 = all.iter().map(|c| p(c) * surprise(c)).sum();
+        all.sort_by(|a, b| {
+            let (x, y) = ((surprise(a) - entropy).abs(), (surprise(b) - entropy).abs());
+            x.total_cmp(&y).then(a.0.cmp(&b.0))
+        });
+        prefix(&mut all, params.typical_p);
+        all.sort_by_key(|c| c.0);
+    }
+    all.into_iter().map(|(id, _, m)| (id, m)).collect()
+}
+
+fn reference_draw(kept: &[(TokenId, u64)], bits: u64) -> TokenId {
+    let total: u128 = kept.iter().map(|c| u128::from(c.1)).sum();
+    let point = (u128::from(bits) * total) >> 64;
+    let mut sum = 0u128;
+    for &(id, m) in kept {
+        sum += u128::from(m);
+        if point < sum {
+            return id;
+        }
+    }
+    unreachable!("the point is below the total")
+}
+
+fn kept(logits: &[f32], params: &SamplingParams) -> Vec<TokenId> {
+    let row = Scanned::new(logits).unwrap();
+    Candidates::select(&row, params).ids()
+}
+
+fn rows() -> impl Strategy<Value = Vec<f32>> {
+    let logit = prop_oneof![
+        8 => -12f32..12.0,
+        // Many equals.
+        4 => (-3i8..4).prop_map(f32::from),
+        1 => Just(f32::NEG_INFINITY),
+    ];
+    let huge = prop_oneof![Just(1e30f32), Just(-1e30), Just(f32::MAX), Just(f32::MIN), -1f32..1.0];
+    prop_oneof![
+        6 => prop::collection::vec(logit, 1..400),
+        // Long enough for the way by chunk maxima.
+        3 => (any::<u64>(), 4_000usize..9_000, 0.01f32..4.0).prop_map(|(seed, n, scale)| {
+            (0..n).map(|i| (draw_bits(seed, i as u64) >> 40) as f32 / 1e6 * scale).collect()
+        }),
+        1 => prop::collection::vec(huge, 1..40),
+    ]
+    .prop_filter("one is finite", |r: &Vec<f32>| r.iter().any(|x| x.is_finite()))
+}
+
+fn params() -> impl Strategy<Value = SamplingParams> {
+    let or_off = |off: f32, s: prop::strategy::BoxedStrategy<f32>| prop_oneof![Just(off), s];
+    (
+        prop_oneof![Just(1f32), 0.05f32..2.0, Just(1e-6)],
+        prop_oneof![Just(0u32), 1u32..6, 1u32..500, Just(u32::MAX)],
+        or_off(1.0, prop_oneof![0.01f32..1.0, Just(1e-9), 0.95f32..1.0].boxed()),
+        or_off(0.0, prop_oneof![0f32..1.0, Just(1.0), 1e-8f32..1e-2].boxed()),
+        or_off(1.0, (0.01f32..1.0).boxed()),
+    )
+        .prop_map(|(temperature, top_k, top_p, min_p, typical_p)| SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            ..SamplingParams::default()
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn same_set_and_same_draw_as_the_full_sort(
+        logits in rows(),
+        params in params(),
+        bits in prop::collection::vec(any::<u64>(), 4),
+    ) {
+        let want = reference(&logits, &params);
+        let row = Scanned::new(&logits).unwrap();
+        let got = Candidates::select(&row, &params);
+        prop_assert_eq!(got.ids(), want.iter().map(|c| c.0).collect::<Vec<_>>());
+        for bits in bits.into_iter().chain([0, u64::MAX]) {
+            prop_assert_eq!(got.draw(bits), reference_draw(&want, bits));
+        }
+    }
+}
+
+fn logs<const N: usize>(probabilities: [f32; N]) -> [f32; N] {
+    probabilities.map(f32::ln)
+}
+
+/// The cases of `test_top_p_dist_warper` and `test_typical_dist_warper` in transformers.
+#[test]
+fn transformers_cases() {
+    let params = SamplingParams { top_p: 0.79, ..SamplingParams::default() };
+    assert_eq!(kept(&logs([0.3, 0.1, 0.1, 0.5]), &params), [0, 3]);
+    assert_eq!(kept(&logs([0.15, 0.3, 0.3, 0.25]), &params), [1, 2, 3]);
+    let params = SamplingParams { typical_p: 0.5, ..SamplingParams::default() };
+    assert_eq!(kept(&logs([0.97, 0.01, 0.01, 0.01]), &params), [0]);
+    assert_eq!(kept(&logs([0.4, 0.2, 0.2, 0.2]), &params), [1, 2, 3]);
+}
+
+/// Each filter sees what the one before it left, renormalised.
+#[test]
+fn filters_compose() {
+    let row = logs([0.4, 0.3, 0.2, 0.1]);
+    // Of all, 0.4 + 0.3 reach 0.55; after top_k 2 the first alone has 0.57.
+    let p = SamplingParams { top_p: 0.55, ..SamplingParams::default() };
+    assert_eq!(kept(&row, &p), [0, 1]);
+    assert_eq!(kept(&row, &SamplingParams { top_k: 2, ..p.clone() }), [0]);
+    // min_p 0.6 keeps 0.4 and 0.3 too.
+    assert_eq!(kept(&row, &SamplingParams { min_p: 0.6, ..p }), [0]);
+}
+
+#[test]
+fn edges() {
+    let d = SamplingParams::default;
+    let row = [1.0, 3.0, 3.0, 2.0];
+    assert_eq!(kept(&row, &SamplingParams { top_p: 1e-9, ..d() }), [1]);
+    assert_eq!(kept(&row, &SamplingParams { min_p: 1.0, ..d() }), [1, 2]);
+    assert_eq!(kept(&row, &SamplingParams { top_k: 1, ..d() }), [1]);
+    assert_eq!(kept(&row, &SamplingParams { typical_p: 1e-9, ..d() }).len(), 1);
+    assert_eq!(kept(&row, &SamplingParams { temperature: 1e-6, ..d() }), [1, 2]);
+    assert_eq!(kept(&row, &SamplingParams { temperature: 1e-45, ..d() }), [1, 2]);
+    let one = [f32::NEG_INFINITY, -1e30, f32::NEG_INFINITY];
+    for p in [d(), SamplingParams { top_k: 2, top_p: 0.5, typical_p: 0.5, ..d() }] {
+        assert_eq!(kept(&one, &p), [1]);
+    }
+}

@@ -1,0 +1,17 @@
+//! From a row of logits to the next token: penalties, filters, seeded draws, log probabilities.
+//!
+#![doc = include_str!("../README.md")]
+
+mod candidates;
+mod error;
+mod exp;
+mod logprobs;
+mod penalties;
+mod rng;
+mod sampler;
+mod scan;
+
+pub use error::SamplerError;
+pub use logprobs::token_logprobs;
+pub use rng::draw_bits;
+pub use sampler::{Choice, Sampler};

@@ -1,0 +1,140 @@
+//! Passes over a whole row: maxima by chunk, and the k best without sorting the row.
+
+use crate::SamplerError;
+use std::cmp::Ordering;
+use taper_base::TokenId;
+
+/// Logits summarised by one maximum.
+pub(crate) const CHUNK: usize = 64;
+
+/// Likelier first; of equals, the lower id first.
+#[inline(always)]
+pub(crate) fn by_rank(a: (f32, TokenId), b: (f32, TokenId)) -> Ordering {
+    // `-0.0 == 0.0` must tie, so not `total_cmp`; there is no NaN once a row is scanned.
+    b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1))
+}
+
+/// A row without NaN and positive infinity, with at least one finite logit.
+#[derive(Debug)]
+pub(crate) struct Scanned<'a> {
+    pub(crate) logits: &'a [f32],
+    /// The largest of each [`CHUNK`] logits.
+    chunk_max: Vec<f32>,
+    pub(crate) max: f32,
+}
+
+impl<'a> Scanned<'a> {
+    pub(crate) fn new(logits: &'a [f32]) -> Result<Self, SamplerError> {
+        const LANES: usize = 16;
+        let mut bad = [false; LANES];
+        let mut max = f32::NEG_INFINITY;
+        let mut chunk_max = Vec::with_capacity(logits.len().div_ceil(CHUNK));
+        for chunk in logits.chunks(CHUNK) {
+            let (groups, tail) = chunk.as_chunks::<LANES>();
+            let mut lanes = [f32::NEG_INFINITY; LANES];
+            for group in groups {
+                for ((m, b), &x) in lanes.iter_mut().zip(&mut bad).zip(group) {
+                    *m = if x > *m { x } else { *m };
+                    // Both of the values that are refused fail this, and nothing else does.
+                    *b |= !matches!(x.partial_cmp(&f32::INFINITY), Some(Ordering::Less));
+                }
+            }
+            for &x in tail {
+                lanes[0] = if x > lanes[0] { x } else { lanes[0] };
+                bad[0] |= x.is_nan() || x == f32::INFINITY;
+            }
+            let m = lanes.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m });
+            max = if m > max { m } else { max };
+            chunk_max.push(m);
+        }
+        if bad.contains(&true) {
+            let first = logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY);
+            return Err(SamplerError::NotANumber { token: first.unwrap_or(0) as TokenId });
+        }
+        if max == f32::NEG_INFINITY {
+            return Err(SamplerError::NoCandidate);
+        }
+        Ok(Self { logits, chunk_max, max })
+    }
+
+    /// The likeliest token, the lowest id of equals.
+    pub(crate) fn argmax(&self) -> TokenId {
+        let chunk = self.chunk_max.iter().position(|&m| m == self.max).unwrap_or(0) * CHUNK;
+        let within = self.logits[chunk..].iter().position(|&x| x == self.max).unwrap_or(0);
+        (chunk + within) as TokenId
+    }
+
+    /// Calls `f` for every token whose logit is at least `cut`, by ascending id. Chunks without
+    /// one cost a comparison.
+    pub(crate) fn for_each_at_least(&self, cut: f32, mut f: impl FnMut(TokenId, f32)) {
+        for (c, _) in self.chunk_max.iter().enumerate().filter(|(_, m)| **m >= cut) {
+            let first = c * CHUNK;
+            let end = (first + CHUNK).min(self.logits.len());
+            for (i, &x) in self.logits[first..end].iter().enumerate() {
+                if x >= cut {
+                    f((first + i) as TokenId, x);
+                }
+            }
+        }
+    }
+
+    /// A logit such that at least `k` tokens reach it and, mostly, few more: the k-th largest
+    /// chunk maximum. `None` with fewer than `k` chunks.
+    pub(crate) fn loose_cut(&self, k: usize) -> Option<f32> {
+        if k == 0 || k > self.chunk_max.len() {
+            return None;
+        }
+        let mut maxima = self.chunk_max.clone();
+        let (_, kth, _) = maxima.select_nth_unstable_by(k - 1, |a, b| by_rank((*a, 0), (*b, 0)));
+        Some(*kth)
+    }
+
+    /// The `k` likeliest tokens of finite logit, likeliest first.
+    pub(crate) fn top(&self, k: usize) -> Vec<(f32, TokenId)> {
+        let cut = self.loose_cut(k).unwrap_or(f32::MIN).max(f32::MIN);
+        let mut best = Vec::with_capacity(k.min(self.logits.len()));
+        if k == 0 {
+            return best;
+        }
+        self.for_each_at_least(cut, |id, x| best.push((x, id)));
+        if best.len() > k {
+            best.select_nth_unstable_by(k - 1, |a, b| by_rank(*a, *b));
+            best.truncate(k);
+        }
+        best.sort_unstable_by(|a, b| by_rank(*a, *b));
+        best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_what_is_no_logit() {
+        for len in [1, 63, 64, 65, 300] {
+            for bad in [f32::NAN, f32::INFINITY, -f32::NAN] {
+                let mut row = vec![0.5; len];
+                row[len - 1] = bad;
+                let want = SamplerError::NotANumber { token: len as TokenId - 1 };
+                assert_eq!(Scanned::new(&row).err(), Some(want));
+            }
+            let row = vec![f32::NEG_INFINITY; len];
+            assert_eq!(Scanned::new(&row).err(), Some(SamplerError::NoCandidate));
+        }
+        assert_eq!(Scanned::new(&[]).err(), Some(SamplerError::NoCandidate));
+    }
+
+    #[test]
+    fn equals_go_by_id() {
+        let mut row = vec![1.0; 400];
+        row[7] = -0.0;
+        row[200] = 3.0;
+        row[100] = 3.0;
+        let s = Scanned::new(&row).unwrap();
+        assert_eq!(s.argmax(), 100);
+        assert_eq!(s.top(4), [(3.0, 100), (3.0, 200), (1.0, 0), (1.0, 1)]);
+        assert_eq!(s.top(1000).len(), 400);
+        assert_eq!(s.top(0), []);
+    }
+}

@@ -1,0 +1,127 @@
+//! What goes into the scheduler and what comes out: plain data.
+
+use taper_base::{SeqId, TokenId};
+
+/// A sequence that wants to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admission {
+    /// Not in use by a sequence that waits or runs.
+    pub id: SeqId,
+    /// At least one token.
+    pub prompt: Vec<TokenId>,
+    /// At most this many tokens are generated; 0 computes the prompt only.
+    pub max_new: u32,
+    /// The logits of every prompt token are wanted, not only those of the last one.
+    pub all_logits: bool,
+}
+
+/// Why a sequence was not admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AdmitError {
+    /// Try again later.
+    #[error("the queue of {limit} sequences is full")]
+    QueueFull {
+        /// Its length.
+        limit: u32,
+    },
+    /// It could not finish even with the whole cache to itself.
+    #[error(
+        "the sequence needs {need_tokens} tokens of KV cache and the cache holds {capacity_tokens}"
+    )]
+    NeverFits {
+        /// Prompt and output.
+        need_tokens: u64,
+        /// Tokens in all blocks of the pool.
+        capacity_tokens: u64,
+    },
+    /// There is nothing to compute.
+    #[error("the prompt of sequence {} is empty", id.0)]
+    EmptyPrompt {
+        /// The offender.
+        id: SeqId,
+    },
+    /// Another sequence of that id has not ended.
+    #[error("sequence {} is already admitted", id.0)]
+    DuplicateId {
+        /// The offender.
+        id: SeqId,
+    },
+}
+
+/// The part of one sequence in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeqWork {
+    /// Whose.
+    pub id: SeqId,
+    /// Index in the sequence, prompt first, of the first token to compute. The KV cache holds the
+    /// tokens before it.
+    pub start: u32,
+    /// Tokens to compute, at least one.
+    pub len: u32,
+    /// The logits of the last token choose the next one.
+    pub samples: bool,
+    /// Logits of this many tokens, the last of this work, are wanted: 1 where it only samples, more
+    /// with [`Admission::all_logits`]. No row is asked for again after a preemption.
+    pub logit_rows: u32,
+}
+
+impl SeqWork {
+    /// Index after the last token computed.
+    #[must_use]
+    pub fn end(&self) -> u32 {
+        self.start + self.len
+    }
+}
+
+/// A sequence that left the queue in this step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admitted {
+    /// Whose.
+    pub id: SeqId,
+    /// Leading tokens that were in the cache already and are not computed.
+    pub cached_tokens: u32,
+    /// It had run before and was preempted.
+    pub resumed: bool,
+}
+
+/// Everything one step computes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StepPlan {
+    /// At most one entry a sequence; those that decode come first.
+    pub works: Vec<SeqWork>,
+    /// Sequences that lost their blocks and wait again, in the order they lost them.
+    pub preempted: Vec<SeqId>,
+    /// Sequences that begin in this step.
+    pub admitted: Vec<Admitted>,
+}
+
+impl StepPlan {
+    /// There is nothing to compute.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.works.is_empty()
+    }
+
+    /// Tokens of all works.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.works.iter().map(|w| w.len).sum()
+    }
+
+    /// Logit rows of all works.
+    #[must_use]
+    pub fn logit_rows(&self) -> u32 {
+        self.works.iter().map(|w| w.logit_rows).sum()
+    }
+}
+
+/// What became of a sequence in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeqOutcome {
+    /// Whose.
+    pub id: SeqId,
+    /// The token that was chosen, where the work sampled.
+    pub new_token: Option<TokenId>,
+    /// It leaves the scheduler and its blocks go back.
+    pub finished: bool,
+}

@@ -1,0 +1,254 @@
+//! One behaviour a test: chunks, order, preemption, cancellation, refusals.
+
+use taper_base::{SeqId, TokenId};
+use taper_scheduler::{
+    Admission, AdmitError, BlockPool, CountingPool, NoRoom, Scheduler, SchedulerConfig, SeqOutcome,
+    SeqWork, StepPlan,
+};
+
+fn config(tokens: u32, seqs: u32) -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_batched_tokens: tokens,
+        max_num_seqs: seqs,
+        ..SchedulerConfig::default()
+    }
+}
+
+fn request(id: u64, prompt: u32, max_new: u32) -> Admission {
+    Admission { id: SeqId(id), prompt: (0..prompt).collect(), max_new, all_logits: false }
+}
+
+/// Commits a token for each work that samples.
+fn run(s: &mut Scheduler, pool: &mut dyn BlockPool, plan: &StepPlan) {
+    let outcomes: Vec<SeqOutcome> = plan
+        .works
+        .iter()
+        .filter(|w| w.samples)
+        .map(|w| SeqOutcome { id: w.id, new_token: Some(1000), finished: false })
+        .collect();
+    s.commit(&outcomes, pool);
+}
+
+fn step(s: &mut Scheduler, pool: &mut dyn BlockPool) -> StepPlan {
+    let plan = s.plan(pool);
+    run(s, pool, &plan);
+    plan
+}
+
+/// (id, start, len, samples)
+fn short(plan: &StepPlan) -> Vec<(u64, u32, u32, bool)> {
+    plan.works.iter().map(|w| (w.id.0, w.start, w.len, w.samples)).collect()
+}
+
+#[test]
+fn a_long_prompt_runs_in_chunks_while_others_decode() {
+    let mut pool = CountingPool::new(100, 4);
+    let mut s = Scheduler::new(config(8, 4));
+    s.admit(request(0, 2, 9), &pool).unwrap();
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 0, 2, true)]);
+    s.admit(request(1, 20, 2), &pool).unwrap();
+    s.admit(request(2, 3, 2), &pool).unwrap();
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 2, 1, true), (1, 0, 7, false)]);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 3, 1, true), (1, 7, 7, false)]);
+    // The last chunk leaves a token of the budget to the next in the queue.
+    let plan = step(&mut s, &mut pool);
+    assert_eq!(short(&plan), [(0, 4, 1, true), (1, 14, 6, true), (2, 0, 1, false)]);
+    assert_eq!((plan.tokens(), plan.logit_rows()), (8, 2));
+    let plan = step(&mut s, &mut pool);
+    assert_eq!(short(&plan), [(0, 5, 1, true), (1, 20, 1, true), (2, 1, 2, true)]);
+    // Sequence 1 has both of its tokens and is gone, without a word in the outcome.
+    assert_eq!(s.running(), 2);
+    assert_eq!(pool.held(SeqId(1)), 0);
+}
+
+#[test]
+fn the_newest_is_preempted_and_comes_back_first_with_its_tokens() {
+    // Each takes two blocks to start; 0 then wants a third.
+    let mut pool = CountingPool::new(6, 2);
+    let mut s = Scheduler::new(config(16, 4));
+    s.admit(request(0, 3, 9), &pool).unwrap();
+    s.admit(request(1, 2, 5), &pool).unwrap();
+    s.admit(request(2, 1, 5), &pool).unwrap();
+    assert_eq!(step(&mut s, &mut pool).admitted.len(), 3);
+    s.admit(request(3, 1, 1), &pool).unwrap();
+    let mut preempted = Vec::new();
+    let mut resumed = Vec::new();
+    for _ in 0..60 {
+        let plan = step(&mut s, &mut pool);
+        preempted.extend(plan.preempted.iter().map(|id| id.0));
+        for a in plan.admitted.iter().filter(|a| a.resumed) {
+            let work = plan.works.iter().find(|w| w.id == a.id).unwrap();
+            assert_eq!((work.start, a.cached_tokens), (0, 0));
+            assert!(work.len > 1, "its generated tokens are computed again");
+            resumed.push(a.id.0);
+        }
+        assert!(plan.preempted.is_empty() || plan.admitted.is_empty());
+    }
+    assert!(s.is_idle());
+    assert_eq!(pool.free(), 6);
+    assert_eq!(preempted[..2], [2, 1], "the newest first");
+    assert_eq!(resumed[..2], [1, 2], "the oldest first");
+}
+
+#[test]
+fn cancel_between_plan_and_commit() {
+    let mut pool = CountingPool::new(10, 4);
+    let mut s = Scheduler::new(config(16, 4));
+    for id in 0..3 {
+        s.admit(request(id, 4, 4), &pool).unwrap();
+    }
+    let plan = s.plan(&mut pool);
+    assert_eq!(plan.works.len(), 3);
+    assert!(s.cancel(SeqId(1), &mut pool));
+    assert!(!s.cancel(SeqId(1), &mut pool));
+    assert_eq!(pool.held(SeqId(1)), 0);
+    // The same id again, before the outcome of its former owner comes in.
+    s.admit(request(1, 2, 4), &pool).unwrap();
+    run(&mut s, &mut pool, &plan);
+    assert_eq!((s.running(), s.waiting()), (2, 1));
+    let plan = step(&mut s, &mut pool);
+    assert_eq!(short(&plan), [(0, 4, 1, true), (2, 4, 1, true), (1, 0, 2, true)]);
+    // One that waits.
+    s.admit(request(9, 4, 4), &pool).unwrap();
+    assert!(s.cancel(SeqId(9), &mut pool));
+    for id in 0..3 {
+        assert!(s.cancel(SeqId(id), &mut pool));
+    }
+    assert!(s.is_idle());
+    assert_eq!(pool.free(), pool.total());
+    assert!(s.plan(&mut pool).is_empty());
+}
+
+#[test]
+fn refusals() {
+    let pool = CountingPool::new(4, 4);
+    let mut s = Scheduler::new(SchedulerConfig { max_waiting: 2, ..config(8, 2) });
+    let never = AdmitError::NeverFits { need_tokens: 17, capacity_tokens: 16 };
+    assert_eq!(s.admit(request(0, 10, 7), &pool), Err(never));
+    let never = AdmitError::NeverFits { need_tokens: 1 + (1 << 32) - 1, capacity_tokens: 16 };
+    assert_eq!(s.admit(request(0, 1, u32::MAX), &pool), Err(never));
+    assert_eq!(s.admit(request(0, 0, 1), &pool), Err(AdmitError::EmptyPrompt { id: SeqId(0) }));
+    s.admit(request(0, 10, 6), &pool).unwrap();
+    assert_eq!(s.admit(request(0, 1, 1), &pool), Err(AdmitError::DuplicateId { id: SeqId(0) }));
+    s.admit(request(1, 1, 1), &pool).unwrap();
+    assert_eq!(s.admit(request(2, 1, 1), &pool), Err(AdmitError::QueueFull { limit: 2 }));
+    assert_eq!((s.waiting(), s.running()), (2, 0));
+}
+
+#[test]
+fn a_newcomer_leaves_room_unless_alone() {
+    let mut pool = CountingPool::new(4, 4);
+    let mut s = Scheduler::new(config(64, 4));
+    s.admit(request(0, 8, 1), &pool).unwrap();
+    s.admit(request(1, 8, 1), &pool).unwrap();
+    assert_eq!(step(&mut s, &mut pool).works.len(), 1, "no block would be left");
+    assert_eq!(step(&mut s, &mut pool).works.len(), 1);
+    s.admit(request(2, 15, 1), &pool).unwrap();
+    assert_eq!(short(&step(&mut s, &mut pool)), [(2, 0, 15, true)], "alone it takes all");
+    assert!(s.is_idle());
+}
+
+#[test]
+fn prompt_logits_limit_the_chunk_and_are_asked_for_once() {
+    let mut pool = CountingPool::new(3, 4);
+    let mut s = Scheduler::new(SchedulerConfig { max_logit_rows: 4, ..config(64, 2) });
+    s.admit(request(0, 1, 10), &pool).unwrap();
+    step(&mut s, &mut pool);
+    s.admit(Admission { all_logits: true, ..request(1, 4, 4) }, &pool).unwrap();
+    let work =
+        |start, len, samples, logit_rows| SeqWork { id: SeqId(1), start, len, samples, logit_rows };
+    assert_eq!(step(&mut s, &mut pool).works[1], work(0, 3, false, 3));
+    assert_eq!(step(&mut s, &mut pool).works[1], work(3, 1, true, 1));
+    assert_eq!(step(&mut s, &mut pool).works[1], work(4, 1, true, 1));
+    // 0 grows until 1 has to go, and 1 comes back without rows for its prompt.
+    let back = (0..30)
+        .map(|_| step(&mut s, &mut pool))
+        .find_map(|p| p.admitted.first().map(|_| p.works[p.works.len() - 1]))
+        .unwrap();
+    assert_eq!((back.id, back.start, back.samples, back.logit_rows), (SeqId(1), 0, true, 1));
+    assert!(back.len > 4);
+}
+
+#[test]
+fn a_prompt_alone_computes_and_ends() {
+    let mut pool = CountingPool::new(3, 4);
+    let mut s = Scheduler::new(config(3, 2));
+    s.admit(Admission { all_logits: true, ..request(1, 5, 0) }, &pool).unwrap();
+    let plan = step(&mut s, &mut pool);
+    assert_eq!((short(&plan), plan.logit_rows()), (vec![(1, 0, 3, false)], 3));
+    let plan = step(&mut s, &mut pool);
+    assert_eq!((short(&plan), plan.logit_rows()), (vec![(1, 3, 2, false)], 2));
+    assert!(s.is_idle());
+    assert_eq!(pool.free(), 3);
+}
+
+#[test]
+fn a_plan_without_commit_or_without_a_token_is_planned_again() {
+    let mut pool = CountingPool::new(8, 4);
+    let mut s = Scheduler::new(config(8, 2));
+    s.admit(request(0, 5, 3), &pool).unwrap();
+    let first = s.plan(&mut pool);
+    let again = s.plan(&mut pool);
+    assert_eq!(first.works, again.works);
+    s.commit(&[], &mut pool);
+    assert_eq!(short(&s.plan(&mut pool)), [(0, 4, 1, true)]);
+}
+
+#[test]
+fn limits_are_made_consistent() {
+    let s = Scheduler::new(SchedulerConfig {
+        max_num_batched_tokens: 16,
+        max_num_seqs: 64,
+        max_logit_rows: 0,
+        max_waiting: 0,
+    });
+    let c = s.config();
+    assert_eq!((c.max_num_seqs, c.max_logit_rows, c.max_waiting), (1, 1, 1));
+    assert_eq!(c.max_num_batched_tokens, 16);
+}
+
+/// A pool that finds the first block of every prompt.
+#[derive(Debug)]
+struct Sharing(CountingPool, Vec<TokenId>);
+
+impl BlockPool for Sharing {
+    fn total(&self) -> u32 {
+        self.0.total()
+    }
+    fn free(&self) -> u32 {
+        self.0.free()
+    }
+    fn block_tokens(&self) -> u32 {
+        self.0.block_tokens()
+    }
+    fn grow(&mut self, id: SeqId, tokens: u32) -> Result<(), NoRoom> {
+        self.0.grow(id, tokens)
+    }
+    fn release(&mut self, id: SeqId) {
+        self.0.release(id);
+    }
+    fn adopt_prefix(&mut self, id: SeqId, tokens: &[TokenId]) -> u32 {
+        self.1 = tokens.to_vec();
+        let whole = tokens.len() as u32 / 4 * 4;
+        self.0.grow(id, whole).map_or(0, |()| whole)
+    }
+}
+
+#[test]
+fn an_adopted_prefix_is_not_computed_but_its_last_token_is() {
+    let mut pool = Sharing(CountingPool::new(8, 4), Vec::new());
+    let mut s = Scheduler::new(config(64, 4));
+    s.admit(request(0, 8, 2), &pool).unwrap();
+    let plan = step(&mut s, &mut pool);
+    assert_eq!(pool.1, [0, 1, 2, 3, 4, 5, 6], "the last token is never looked up");
+    assert_eq!(short(&plan), [(0, 4, 4, true)]);
+    assert_eq!(plan.admitted[0].cached_tokens, 4);
+    // With logits wanted for every token, nothing can be skipped.
+    s.admit(Admission { all_logits: true, ..request(1, 8, 2) }, &pool).unwrap();
+    let plan = step(&mut s, &mut pool);
+    assert_eq!(short(&plan), [(0, 8, 1, true), (1, 0, 8, true)]);
+    // Does not fit: what it adopted goes back.
+    s.admit(request(2, 20, 2), &pool).unwrap();
+    step(&mut s, &mut pool);
+    assert_eq!((s.waiting(), pool.0.held(SeqId(2))), (1, 0));
+}
