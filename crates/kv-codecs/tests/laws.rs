@@ -1,4 +1,5 @@
 //! The laws of [`KvCodec`], for every codec there is.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
 use std::sync::Arc;

@@ -71,7 +71,8 @@ impl Checkpoint {
         let config_path = PathBuf::from("config.json");
         let config = serde_json::from_slice(config)
             .map_err(|source| WeightsError::Json { path: config_path, source })?;
-        let tensors = shard::list(Arc::new(weights), Path::new(SINGLE))?;
+        let owner: shard::Owner = Arc::new(weights);
+        let tensors = shard::list(&owner, Path::new(SINGLE))?;
         Self::new(config, tensors.into_iter().collect())
     }
 

@@ -15,7 +15,7 @@ pub(crate) struct RawTensor {
     pub(crate) bytes: Bytes,
 }
 
-type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
+pub(crate) type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// Maps a file and lists its tensors.
 pub(crate) fn open(path: &Path) -> Result<Vec<(String, RawTensor)>, WeightsError> {
@@ -24,20 +24,21 @@ pub(crate) fn open(path: &Path) -> Result<Vec<(String, RawTensor)>, WeightsError
     // SAFETY: the map is read-only; as every engine that maps weights, we ask the user not to
     // truncate a checkpoint while it is served.
     let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-    list(Arc::new(map), path)
+    let owner: Owner = Arc::new(map);
+    list(&owner, path)
 }
 
 /// Lists the tensors of a file that is in memory; `path` is for messages.
-pub(crate) fn list(owner: Owner, path: &Path) -> Result<Vec<(String, RawTensor)>, WeightsError> {
+pub(crate) fn list(owner: &Owner, path: &Path) -> Result<Vec<(String, RawTensor)>, WeightsError> {
     let broken = |source| WeightsError::Shard { path: path.to_owned(), source };
-    let all = (*owner).as_ref();
+    let all = (**owner).as_ref();
     // Checks that offsets are in order, in range and match the shapes.
     let data = SafeTensors::deserialize(all).map_err(broken)?;
     let mut tensors = Vec::with_capacity(data.len());
     for (name, view) in data.iter() {
         let start = view.data().as_ptr() as usize - all.as_ptr() as usize;
         let range = start..start + view.data().len();
-        let bytes = Bytes::new(Arc::clone(&owner), range)
+        let bytes = Bytes::new(Arc::clone(owner), range)
             .ok_or_else(|| broken(safetensors::SafeTensorError::MetadataIncompleteBuffer))?;
         let raw = RawTensor { dtype: view.dtype(), shape: view.shape().to_vec(), bytes };
         tensors.push((name.to_owned(), raw));

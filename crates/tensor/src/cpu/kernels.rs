@@ -421,7 +421,7 @@ unsafe fn silu_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, ou
 #[inline(always)]
 unsafe fn gelu_tanh_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     // 0.5 (1 + tanh y) = sigmoid(2 y)
-    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
     // SAFETY: forwarded.
     unsafe {
         zip_body::<L>(gate, up, n, out, |g, u| {

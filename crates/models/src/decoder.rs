@@ -1,0 +1,308 @@
+//! The decoder-only transformer that the families share.
+
+use crate::{Batch, KvSession, Model, ModelError, ModelInfo};
+use taper_base::LayerId;
+use taper_kv_codecs::AttnParams;
+use taper_tensor::{
+    Embedding, Linear, LinearGroup, RopeAngles, RopeTable, Tensor,
+    ops::{self, Activation},
+};
+use taper_weights::Checkpoint;
+
+/// What makes one family differ from another.
+#[derive(Debug, Clone)]
+pub(crate) struct Spec {
+    pub(crate) family: &'static str,
+    pub(crate) vocab: usize,
+    pub(crate) hidden: usize,
+    pub(crate) intermediate: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) max_positions: usize,
+    pub(crate) norm_eps: f32,
+    /// Added to every norm's weight: Gemma stores `w - 1`.
+    pub(crate) norm_offset: f32,
+    /// Norms after attention and feed-forward too, before the residual sum (Gemma).
+    pub(crate) post_norms: bool,
+    /// RMSNorm on each query and key head (Qwen 3, Gemma 3).
+    pub(crate) qk_norm: bool,
+    pub(crate) qkv_bias: bool,
+    pub(crate) out_bias: bool,
+    pub(crate) mlp_bias: bool,
+    /// One tensor for query, key and value, and one for gate and up (Phi 3).
+    pub(crate) fused: bool,
+    pub(crate) activation: Activation,
+    pub(crate) attn_scale: f32,
+    pub(crate) attn_soft_cap: Option<f32>,
+    pub(crate) logit_soft_cap: Option<f32>,
+    pub(crate) embed_scale: Option<f32>,
+    /// The output projection is the token table.
+    pub(crate) tied: bool,
+    pub(crate) ropes: Vec<RopeTable>,
+    pub(crate) layers: Vec<LayerSpec>,
+}
+
+/// What makes one layer differ from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LayerSpec {
+    /// Index into [`Spec::ropes`]; `None` leaves positions out (NoPE).
+    pub(crate) rope: Option<usize>,
+    /// Sliding window in tokens.
+    pub(crate) window: Option<usize>,
+}
+
+/// A loaded decoder.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    info: ModelInfo,
+    spec: Spec,
+    embed: Embedding,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    head: Linear,
+}
+
+#[derive(Debug)]
+struct Layer {
+    spec: LayerSpec,
+    norm: Vec<f32>,
+    qkv: LinearGroup<3>,
+    qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    out: Linear,
+    /// Gemma's norm of the attention's output.
+    post_attn_norm: Option<Vec<f32>>,
+    mlp_norm: Vec<f32>,
+    gate_up: LinearGroup<2>,
+    down: Linear,
+    /// Gemma's norm of the feed-forward's output.
+    post_mlp_norm: Option<Vec<f32>>,
+}
+
+impl Decoder {
+    /// Builds the model from tensors named `{prefix}layers.0...` and `{prefix}embed_tokens`.
+    pub(crate) fn load(spec: Spec, weights: &Checkpoint, root: &str) -> Result<Self, ModelError> {
+        let prefix = format!("{root}model.");
+        let embed = weights.embedding(&format!("{prefix}embed_tokens"), spec.vocab, spec.hidden)?;
+        let layer = |(i, &layer): (usize, &LayerSpec)| {
+            Layer::load(&spec, layer, weights, &format!("{prefix}layers.{i}"))
+        };
+        let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
+        let norm = norm(&spec, weights, &format!("{prefix}norm.weight"), spec.hidden)?;
+        let head = if spec.tied {
+            embed.as_linear()
+        } else {
+            weights.linear(&format!("{root}lm_head"), spec.hidden, spec.vocab, false)?
+        };
+        let info = info(&spec, &embed, &layers, &head);
+        Ok(Self { info, spec, embed, layers, norm, head })
+    }
+}
+
+impl Layer {
+    fn load(
+        spec: &Spec,
+        layer: LayerSpec,
+        weights: &Checkpoint,
+        at: &str,
+    ) -> Result<Self, ModelError> {
+        let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+        let hidden = spec.hidden;
+        let attn = format!("{at}.self_attn");
+        let gains = |name: &str| norm(spec, weights, &format!("{at}.{name}.weight"), hidden);
+        let qk_norm = spec.qk_norm.then(|| {
+            let one = |side| {
+                norm(spec, weights, &format!("{attn}.{side}_norm.weight"), spec.head_dim)
+            };
+            Ok::<_, ModelError>((one("q")?, one("k")?))
+        });
+        let qkv = parts(spec, weights, hidden, spec.qkv_bias, &attn, "qkv_proj", [
+            ("q_proj", q),
+            ("k_proj", kv),
+            ("v_proj", kv),
+        ])?;
+        let mlp = format!("{at}.mlp");
+        let gate_up = parts(spec, weights, hidden, spec.mlp_bias, &mlp, "gate_up_proj", [
+            ("gate_proj", spec.intermediate),
+            ("up_proj", spec.intermediate),
+        ])?;
+        let post = "post_attention_layernorm";
+        let (post_attn_norm, mlp_norm, post_mlp_norm) = if spec.post_norms {
+            let mlp_norm = gains("pre_feedforward_layernorm")?;
+            (Some(gains(post)?), mlp_norm, Some(gains("post_feedforward_layernorm")?))
+        } else {
+            (None, gains(post)?, None)
+        };
+        Ok(Self {
+            spec: layer,
+            norm: gains("input_layernorm")?,
+            qkv: LinearGroup::new(qkv)?,
+            qk_norm: qk_norm.transpose()?,
+            out: weights.linear(&format!("{attn}.o_proj"), q, hidden, spec.out_bias)?,
+            post_attn_norm,
+            mlp_norm,
+            gate_up: LinearGroup::new(gate_up)?,
+            down: weights.linear(
+                &format!("{mlp}.down_proj"),
+                spec.intermediate,
+                hidden,
+                spec.mlp_bias,
+            )?,
+            post_mlp_norm,
+        })
+    }
+
+    fn attention(
+        &self,
+        model: &Spec,
+        id: LayerId,
+        x: &Tensor,
+        ropes: &[RopeAngles],
+        kv: &mut dyn KvSession,
+    ) -> Result<Tensor, ModelError> {
+        let t = x.dims()[0];
+        let heads = |x: Tensor, heads: usize| x.reshape((t, heads, model.head_dim));
+        let [q, k, v] = self.qkv.forward(x)?;
+        let candle = taper_tensor::TensorError::from;
+        let mut q = heads(q, model.heads).map_err(candle)?;
+        let mut k = heads(k, model.kv_heads).map_err(candle)?;
+        let v = heads(v, model.kv_heads).map_err(candle)?;
+        if let Some((q_gain, k_gain)) = &self.qk_norm {
+            q = ops::rms_norm(&q, q_gain, model.norm_eps)?;
+            k = ops::rms_norm(&k, k_gain, model.norm_eps)?;
+        }
+        if let Some(rope) = self.spec.rope {
+            q = ropes[rope].apply(&q)?;
+            k = ropes[rope].apply(&k)?;
+        }
+        let params = AttnParams {
+            scale: model.attn_scale,
+            window: self.spec.window,
+            soft_cap: model.attn_soft_cap,
+        };
+        let attended = kv.attend(id, &q, &k, &v, &params)?;
+        let width = model.heads * model.head_dim;
+        Ok(self.out.forward(&attended.reshape((t, width)).map_err(candle)?)?)
+    }
+
+    fn feed_forward(&self, model: &Spec, x: &Tensor) -> Result<Tensor, ModelError> {
+        let [gate, up] = self.gate_up.forward(x)?;
+        Ok(self.down.forward(&ops::gated(model.activation, &gate, &up)?)?)
+    }
+
+    fn forward(
+        &self,
+        model: &Spec,
+        id: LayerId,
+        x: &Tensor,
+        ropes: &[RopeAngles],
+        kv: &mut dyn KvSession,
+    ) -> Result<Tensor, ModelError> {
+        let normed = |x: &Tensor, gain: &[f32]| ops::rms_norm(x, gain, model.norm_eps);
+        let post = |y: Tensor, gain: &Option<Vec<f32>>| match gain {
+            Some(gain) => normed(&y, gain),
+            None => Ok(y),
+        };
+        let y = self.attention(model, id, &normed(x, &self.norm)?, ropes, kv)?;
+        let x = ops::add(x, &post(y, &self.post_attn_norm)?)?;
+        let y = self.feed_forward(model, &normed(&x, &self.mlp_norm)?)?;
+        Ok(ops::add(&x, &post(y, &self.post_mlp_norm)?)?)
+    }
+}
+
+impl Model for Decoder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn forward(&self, batch: &Batch<'_>, kv: &mut dyn KvSession) -> Result<Tensor, ModelError> {
+        let (expected, got) = (batch.tokens.len(), batch.positions.len());
+        if expected != got {
+            return Err(ModelError::Batch { what: "positions", expected, got });
+        }
+        let spec = &self.spec;
+        let ropes: Vec<_> = spec.ropes.iter().map(|r| r.angles(batch.positions)).collect();
+        let mut x = self.embed.forward(batch.tokens)?;
+        if let Some(scale) = spec.embed_scale {
+            x = ops::scale(&x, scale)?;
+        }
+        for (id, layer) in (0u16..).map(LayerId).zip(&self.layers) {
+            x = layer.forward(spec, id, &x, &ropes, kv)?;
+        }
+        let x = ops::take_rows(&x, batch.logits_at)?;
+        let logits = self.head.forward(&ops::rms_norm(&x, &self.norm, spec.norm_eps)?)?;
+        match spec.logit_soft_cap {
+            Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
+            None => Ok(logits),
+        }
+    }
+}
+
+/// A norm's gains, with the family's offset.
+fn norm(
+    spec: &Spec,
+    weights: &Checkpoint,
+    name: &str,
+    n: usize,
+) -> Result<Vec<f32>, ModelError> {
+    let mut gains = weights.vector(name, n)?;
+    gains.iter_mut().for_each(|g| *g += spec.norm_offset);
+    Ok(gains)
+}
+
+/// Projections of one input: tensors of their own, or row ranges of a fused one.
+fn parts<const N: usize>(
+    spec: &Spec,
+    weights: &Checkpoint,
+    inputs: usize,
+    bias: bool,
+    at: &str,
+    fused: &str,
+    names: [(&str, usize); N],
+) -> Result<[Linear; N], ModelError> {
+    let whole = if spec.fused {
+        let rows = names.iter().map(|(_, rows)| rows).sum();
+        Some(weights.weight(&format!("{at}.{fused}"), rows, inputs)?)
+    } else {
+        None
+    };
+    let mut first = 0;
+    let mut loaded = Vec::with_capacity(N);
+    for (name, rows) in names {
+        loaded.push(match &whole {
+            Some(whole) => Linear::new(whole.row_range(first, rows)?),
+            None => weights.linear(&format!("{at}.{name}"), inputs, rows, bias)?,
+        });
+        first += rows;
+    }
+    let got = loaded.len();
+    loaded
+        .try_into()
+        .map_err(|_| ModelError::Batch { what: "projections", expected: N, got })
+}
+
+fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> ModelInfo {
+    let linears = |l: &Layer| {
+        let mut all: Vec<_> = l.qkv.parts().iter().chain(l.gate_up.parts()).cloned().collect();
+        all.extend([l.out.clone(), l.down.clone()]);
+        all
+    };
+    let mut linears: Vec<_> = layers.iter().flat_map(linears).collect();
+    if !spec.tied {
+        linears.push(head.clone());
+    }
+    let size = |l: &Linear| (l.in_features() * l.out_features()) as u64;
+    let (vocab, hidden) = embed.shape();
+    ModelInfo {
+        family: spec.family,
+        layers: spec.layers.len(),
+        heads: spec.heads,
+        kv_heads: spec.kv_heads,
+        head_dim: spec.head_dim,
+        hidden: spec.hidden,
+        vocab: spec.vocab,
+        max_positions: spec.max_positions,
+        parameters: (vocab * hidden) as u64 + linears.iter().map(size).sum::<u64>(),
+        weight_bytes: embed.bytes() + linears.iter().map(Linear::bytes).sum::<u64>(),
+    }
+}

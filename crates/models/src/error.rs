@@ -1,0 +1,57 @@
+//! Errors of loading and running models.
+
+use taper_kv_cache::KvCacheError;
+use taper_tensor::TensorError;
+use taper_weights::WeightsError;
+
+/// Why a model cannot be loaded or run.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// config.json has no `model_type`.
+    #[error("config.json has no \"model_type\"; is it a language model's?")]
+    NoModelType,
+    /// A family that is not here yet.
+    #[error("model_type {model_type:?} is not supported; there are: {}", crate::FAMILIES.join(", "))]
+    UnknownFamily {
+        /// As config.json says.
+        model_type: String,
+    },
+    /// config.json lacks a field or has one of another type.
+    #[error("config.json does not describe a {family} model: {source}")]
+    Config {
+        /// The family.
+        family: &'static str,
+        /// Which field, and why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// config.json asks for something that the family does not do.
+    #[error("config.json: {field} = {value} is not supported for {family}")]
+    Unsupported {
+        /// The family.
+        family: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// A batch that does not hold together.
+    #[error("batch: {what}: expected {expected}, got {got}")]
+    Batch {
+        /// What is wrong.
+        what: &'static str,
+        /// The number wanted.
+        expected: usize,
+        /// The number found.
+        got: usize,
+    },
+    /// The weights.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] KvCacheError),
+    /// A tensor operation.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}

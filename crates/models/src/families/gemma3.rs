@@ -1,0 +1,109 @@
+//! Gemma 3 text: five local layers to one global, four norms a layer, scaled embeddings.
+
+use super::{common, context};
+use crate::{
+    LoadOptions, ModelError,
+    config::{self, Shape},
+    decoder::{LayerSpec, Spec},
+    rope::RopeConfig,
+};
+use serde::Deserialize;
+use serde_json::Value;
+use taper_tensor::ops::Activation;
+
+const FAMILY: &str = "gemma3_text";
+const GLOBAL: usize = 0;
+const LOCAL: usize = 1;
+
+#[derive(Deserialize)]
+struct Own {
+    query_pre_attn_scalar: Option<f32>,
+    sliding_window: Option<usize>,
+    /// Every n-th layer is global, where `layer_types` is missing.
+    #[serde(alias = "_sliding_window_pattern")]
+    sliding_window_pattern: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    rope_parameters: Option<PerKind>,
+    rope_local_base_freq: Option<f64>,
+    attn_logit_softcapping: Option<f32>,
+    final_logit_softcapping: Option<f32>,
+    use_bidirectional_attention: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct PerKind {
+    full_attention: Option<RopeConfig>,
+    sliding_attention: Option<RopeConfig>,
+}
+
+pub(super) fn gemma3(config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
+    config::require(FAMILY, config, "hidden_activation", &["gelu_pytorch_tanh"])?;
+    let config = &with_published_defaults(config);
+    let shape: Shape = config::parse(FAMILY, config)?;
+    let own: Own = config::parse(FAMILY, config)?;
+    if own.use_bidirectional_attention == Some(true) {
+        let (field, value) = ("use_bidirectional_attention", "true".to_owned());
+        return Err(ModelError::Unsupported { family: FAMILY, field, value });
+    }
+    let (global, local) = ropes(config, own.rope_parameters, own.rope_local_base_freq)?;
+    let mut spec = common(FAMILY, &shape, &global, options)?;
+    spec.ropes.push(local.table(context(FAMILY, &shape, options))?);
+    spec.norm_offset = 1.0;
+    spec.post_norms = true;
+    spec.qk_norm = true;
+    spec.activation = Activation::GeluTanh;
+    spec.attn_scale = own.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5);
+    spec.attn_soft_cap = own.attn_logit_softcapping;
+    spec.logit_soft_cap = own.final_logit_softcapping;
+    spec.embed_scale = Some((spec.hidden as f32).sqrt());
+    spec.tied = shape.tied(true);
+    let pattern = own.sliding_window_pattern.unwrap_or(6).max(1);
+    let window = own.sliding_window.or(Some(4096));
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        let local = match own.layer_types.as_ref().and_then(|types| types.get(i)) {
+            Some(kind) => kind == "sliding_attention",
+            None => !(i + 1).is_multiple_of(pattern),
+        };
+        *layer = if local {
+            LayerSpec { rope: Some(LOCAL), window }
+        } else {
+            LayerSpec { rope: Some(GLOBAL), window: None }
+        };
+    }
+    Ok(spec)
+}
+
+/// Frequencies of the global and of the local layers.
+fn ropes(
+    config: &Value,
+    parameters: Option<PerKind>,
+    local_theta: Option<f64>,
+) -> Result<(RopeConfig, RopeConfig), ModelError> {
+    let local_theta = local_theta.unwrap_or(10_000.0);
+    let Some(PerKind { full_attention, sliding_attention }) = parameters else {
+        let global = config::rope(FAMILY, config, 1_000_000.0)?;
+        return Ok((global, RopeConfig::with_theta(local_theta)));
+    };
+    let mut global = full_attention.unwrap_or_default();
+    global.rope_theta.get_or_insert(1_000_000.0);
+    let mut local = sliding_attention.unwrap_or_default();
+    local.rope_theta.get_or_insert(local_theta);
+    Ok((global, local))
+}
+
+/// Published multimodal checkpoints leave out of `text_config` what equals the defaults.
+fn with_published_defaults(config: &Value) -> Value {
+    let mut config = config.clone();
+    if let Some(fields) = config.as_object_mut() {
+        for (field, default) in [
+            ("vocab_size", 262_208),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("max_position_embeddings", 131_072),
+        ] {
+            fields.entry(field).or_insert_with(|| default.into());
+        }
+    }
+    config
+}

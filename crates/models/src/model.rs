@@ -1,0 +1,66 @@
+//! The model seam.
+
+use crate::{KvSession, ModelError};
+use std::fmt;
+use taper_base::TokenId;
+use taper_tensor::Tensor;
+
+/// Tokens of one step: those of several sequences, one after the other, never padded.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// `t` tokens.
+    pub tokens: &'a [TokenId],
+    /// The position of each in its sequence.
+    pub positions: &'a [u32],
+    /// Indices into `tokens` whose logits are wanted, ascending.
+    pub logits_at: &'a [u32],
+}
+
+/// A language model.
+pub trait Model: Send + Sync + fmt::Debug {
+    /// What it is.
+    fn info(&self) -> &ModelInfo;
+
+    /// Runs a step.
+    ///
+    /// # Shapes
+    /// Returns logits `[logits_at.len(), vocab]` f32. A token's logits do not depend on the other
+    /// sequences of the batch, nor on how its sequence was cut into steps.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary, or a session that was opened for other tokens.
+    fn forward(&self, batch: &Batch<'_>, kv: &mut dyn KvSession) -> Result<Tensor, ModelError>;
+}
+
+/// What the engine must know of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelInfo {
+    /// `model_type` of the family.
+    pub family: &'static str,
+    /// Layers with a KV cache.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Size of the residual stream.
+    pub hidden: usize,
+    /// Logits a token.
+    pub vocab: usize,
+    /// Longest sequence that the configuration allows.
+    pub max_positions: usize,
+    /// Weights in all.
+    pub parameters: u64,
+    /// Bytes they take.
+    pub weight_bytes: u64,
+}
+
+/// Choices at load time.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoadOptions {
+    /// Longest sequence that will be run; `None` is the configuration's. Models with two sets of
+    /// rotary frequencies (longrope) choose by it, once and for every request.
+    pub max_model_len: Option<usize>,
+}

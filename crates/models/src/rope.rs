@@ -1,0 +1,167 @@
+//! Rotary frequencies and their extensions to longer contexts.
+
+use crate::ModelError;
+use serde::Deserialize;
+use taper_tensor::RopeTable;
+
+/// `rope_parameters` (or the older `rope_scaling`) of config.json.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RopeConfig {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    pub(crate) rope_theta: Option<f64>,
+    pub(crate) partial_rotary_factor: Option<f64>,
+    factor: Option<f64>,
+    pub(crate) original_max_position_embeddings: Option<f64>,
+    attention_factor: Option<f64>,
+    // llama3
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    // yarn
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    truncate: Option<bool>,
+    // longrope
+    short_factor: Option<Vec<f64>>,
+    long_factor: Option<Vec<f64>>,
+}
+
+/// What the frequencies depend on beside the section.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RopeContext {
+    pub(crate) family: &'static str,
+    pub(crate) head_dim: usize,
+    /// `max_position_embeddings`.
+    pub(crate) max_positions: usize,
+    /// Longest sequence that will be run.
+    pub(crate) run_positions: usize,
+}
+
+impl RopeConfig {
+    pub(crate) fn with_theta(theta: f64) -> Self {
+        Self { rope_theta: Some(theta), ..Self::default() }
+    }
+
+    /// The table of frequencies.
+    pub(crate) fn table(&self, c: RopeContext) -> Result<RopeTable, ModelError> {
+        let dim = (c.head_dim as f64 * self.partial_rotary_factor.unwrap_or(1.0)) as usize / 2 * 2;
+        match self.rope_type.as_deref().unwrap_or("default") {
+            "default" => Ok(table(self.base(dim), 1.0)),
+            "linear" => {
+                let factor = self.need(c, "factor", self.factor)?;
+                Ok(table(self.base(dim).map(|f| f / factor), 1.0))
+            }
+            "llama3" => self.llama3(c, dim),
+            "yarn" => self.yarn(c, dim),
+            "longrope" | "su" => self.longrope(c, dim),
+            other => Err(unsupported(c, "rope_type", other)),
+        }
+    }
+
+    fn theta(&self) -> f64 {
+        self.rope_theta.unwrap_or(10_000.0)
+    }
+
+    /// `theta^(-2i/dim)`.
+    fn base(&self, dim: usize) -> impl Iterator<Item = f64> {
+        let theta = self.theta();
+        (0..dim / 2).map(move |i| theta.powf(-(2.0 * i as f64) / dim as f64))
+    }
+
+    fn need(&self, c: RopeContext, field: &'static str, x: Option<f64>) -> Result<f64, ModelError> {
+        match x {
+            Some(x) if x > 0.0 => Ok(x),
+            Some(x) => Err(unsupported(c, field, &x.to_string())),
+            None => Err(unsupported(c, field, "nothing")),
+        }
+    }
+
+    /// Llama 3.1: low frequencies are divided by `factor`, high ones kept, the middle blended.
+    fn llama3(&self, c: RopeContext, dim: usize) -> Result<RopeTable, ModelError> {
+        let factor = self.need(c, "factor", self.factor)?;
+        let low = self.need(c, "low_freq_factor", self.low_freq_factor)?;
+        let high = self.need(c, "high_freq_factor", self.high_freq_factor)?;
+        let field = "original_max_position_embeddings";
+        let original = self.need(c, field, self.original_max_position_embeddings)?;
+        let scaled = self.base(dim).map(|f| {
+            let wavelength = std::f64::consts::TAU / f;
+            if wavelength > original / low {
+                f / factor
+            } else if wavelength < original / high {
+                f
+            } else {
+                let smooth = (original / wavelength - low) / (high - low);
+                (1.0 - smooth) * f / factor + smooth * f
+            }
+        });
+        Ok(table(scaled, 1.0))
+    }
+
+    /// YaRN (Peng et al. 2023).
+    fn yarn(&self, c: RopeContext, dim: usize) -> Result<RopeTable, ModelError> {
+        let max = c.max_positions as f64;
+        let original = self.original_max_position_embeddings.unwrap_or(max);
+        let factor = self.need(c, "factor", self.factor.or(Some(max / original)))?;
+        let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+        let set = |m: Option<f64>| m.filter(|&m| m != 0.0);
+        let attention = self.attention_factor.unwrap_or_else(|| {
+            match (set(self.mscale), set(self.mscale_all_dim)) {
+                (Some(m), Some(all)) => mscale(m) / mscale(all),
+                _ => mscale(1.0),
+            }
+        });
+        // The pair that turns `rotations` times over the original context.
+        let correction = |rotations: f64| {
+            dim as f64 * (original / (rotations * std::f64::consts::TAU)).ln()
+                / (2.0 * self.theta().ln())
+        };
+        let mut low = correction(set(self.beta_fast).unwrap_or(32.0));
+        let mut high = correction(set(self.beta_slow).unwrap_or(1.0));
+        if self.truncate.unwrap_or(true) {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        (low, high) = (low.max(0.0), high.min(dim as f64 - 1.0));
+        if low == high {
+            high += 0.001;
+        }
+        let scaled = self.base(dim).enumerate().map(|(i, f)| {
+            let interpolated = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            f / factor * interpolated + f * (1.0 - interpolated)
+        });
+        Ok(table(scaled, attention))
+    }
+
+    /// LongRoPE (Ding et al. 2024), as Phi-3 uses it. The long factors apply when sequences longer
+    /// than the original context may be run, so that every request is rotated alike.
+    fn longrope(&self, c: RopeContext, dim: usize) -> Result<RopeTable, ModelError> {
+        let max = c.max_positions as f64;
+        let original = self.original_max_position_embeddings.unwrap_or(max);
+        let factor = self.need(c, "factor", self.factor.or(Some(max / original)))?;
+        let attention = self.attention_factor.unwrap_or_else(|| {
+            if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
+        });
+        let long = c.run_positions as f64 > original;
+        let (field, factors) = if long {
+            ("long_factor", &self.long_factor)
+        } else {
+            ("short_factor", &self.short_factor)
+        };
+        let factors = factors.as_ref().ok_or_else(|| unsupported(c, field, "nothing"))?;
+        if factors.len() != dim / 2 {
+            let got = format!("a list of {}, with {} pairs a head", factors.len(), dim / 2);
+            return Err(unsupported(c, field, &got));
+        }
+        Ok(table(self.base(dim).zip(factors).map(|(f, ext)| f / ext), attention))
+    }
+}
+
+fn table(inv_freq: impl Iterator<Item = f64>, scale: f64) -> RopeTable {
+    RopeTable::new(inv_freq.map(|f| f as f32).collect(), scale as f32)
+}
+
+fn unsupported(c: RopeContext, field: &'static str, value: &str) -> ModelError {
+    ModelError::Unsupported { family: c.family, field, value: value.to_owned() }
+}
