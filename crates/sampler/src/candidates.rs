@@ -11,13 +11,14 @@ use taper_base::{SamplingParams, TokenId};
 /// ones, need a handful.
 const NUCLEUS_TRIES: [usize; 2] = [64, 1024];
 
+/// From this scaled distance on there is no mass.
+const MASSLESS: f32 = -28.5;
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Candidate {
-    pub(crate) id: TokenId,
+    id: TokenId,
     /// After bias and penalties; orders candidates.
     logit: f32,
-    /// Scaled by the temperature, relative to the best: at most 0.
-    d: f32,
     mass: u64,
 }
 
@@ -41,33 +42,66 @@ fn total(candidates: &[Candidate]) -> u64 {
     candidates.iter().map(|c| c.mass).sum()
 }
 
-/// Keeps the shortest prefix, in the order of `cmp`, whose mass reaches `target`, in any order.
-/// Linear: halves by selection, and follows the half in which the prefix ends.
+/// Keeps the shortest prefix, in the order of `cmp`, whose mass reaches `target`; those kept stay in
+/// the order in which they came.
+///
+/// `key` never falls along the order of `cmp`. A histogram of mass over it finds the narrow range
+/// in which the prefix ends, and only what lies there is put in order.
 fn keep_prefix(
     candidates: &mut Vec<Candidate>,
     mut target: u64,
+    key: impl Fn(&Candidate) -> f32,
     cmp: impl Fn(&Candidate, &Candidate) -> Ordering,
 ) {
-    let (mut lo, mut hi) = (0, candidates.len());
-    while hi - lo > 32 {
-        let mid = (hi - lo) / 2;
-        let part = &mut candidates[lo..hi];
-        part.select_nth_unstable_by(mid, &cmp);
-        let first = total(&part[..mid]);
+    const BUCKETS: usize = 1024;
+    // Keys are nats: 32 nats hold every candidate with a mass, and the conversion saturates.
+    let bucket = |c: &Candidate| ((key(c) * 32.0) as usize).min(BUCKETS - 1);
+    let mut masses = [0u64; BUCKETS];
+    for c in candidates.iter() {
+        masses[bucket(c)] += c.mass;
+    }
+    let mut last = 0;
+    while last < BUCKETS - 1 && masses[last] < target {
+        target -= masses[last];
+        last += 1;
+    }
+    let mut range: Vec<Candidate> =
+        candidates.iter().filter(|c| bucket(c) == last).copied().collect();
+    if let Some(end) = prefix_end(&mut range, target, &cmp) {
+        candidates.retain(|c| match bucket(c).cmp(&last) {
+            Ordering::Equal => cmp(c, &end) != Ordering::Greater,
+            order => order == Ordering::Less,
+        });
+    }
+}
+
+/// The last candidate of the shortest prefix whose mass reaches `target`. Linear: halves by
+/// selection, and follows the half in which the prefix ends.
+fn prefix_end(
+    candidates: &mut [Candidate],
+    mut target: u64,
+    cmp: impl Fn(&Candidate, &Candidate) -> Ordering,
+) -> Option<Candidate> {
+    let mut rest = candidates;
+    while rest.len() > 32 {
+        let mid = rest.len() / 2;
+        rest.select_nth_unstable_by(mid, &cmp);
+        let first = total(&rest[..mid]);
+        let (lower, upper) = rest.split_at_mut(mid);
         if first >= target {
-            hi = lo + mid;
+            rest = lower;
         } else {
             target -= first;
-            lo += mid;
+            rest = upper;
         }
     }
-    candidates[lo..hi].sort_unstable_by(&cmp);
-    let mut end = lo;
-    while end < hi && target > 0 {
-        target = target.saturating_sub(candidates[end].mass);
-        end += 1;
-    }
-    candidates.truncate(end);
+    rest.sort_unstable_by(&cmp);
+    let mut sum = 0;
+    let reaches = |c: &&Candidate| {
+        sum += c.mass;
+        sum >= target
+    };
+    rest.iter().find(reaches).or(rest.last()).copied()
 }
 
 fn by_likelihood(a: &Candidate, b: &Candidate) -> Ordering {
@@ -78,10 +112,10 @@ impl<'a> Candidates<'a> {
     pub(crate) fn select(row: &'a Scanned<'a>, params: &SamplingParams) -> Self {
         // A temperature so low that its inverse overflows must still give 0 for the best token.
         let inv_t = (1.0 / params.temperature).min(f32::MAX);
-        let candidate = |id, logit| {
-            let d = (logit - row.max) * inv_t;
-            Candidate { id, logit, d, mass: mass(d) }
-        };
+        let max = row.max;
+        let d = |logit: f32| (logit - max) * inv_t;
+        let candidate = |id, logit| Candidate { id, logit, mass: mass(d(logit)) };
+        let surprise_over_best = |c: &Candidate| -d(c.logit);
         // min_p * p_best <= p, in logarithms.
         let min_d = params.min_p.ln();
         let k = params.top_k as usize;
@@ -91,18 +125,23 @@ impl<'a> Candidates<'a> {
         let (mut kept, done_p): (Vec<Candidate>, bool) = if by_k {
             // min_p and top_k both keep a prefix of the same order, so it does not matter which
             // comes first.
-            let top = row.top(k).into_iter().map(|(x, id)| candidate(id, x));
-            (top.filter(|c| c.d >= min_d).collect(), false)
+            let mut top = row.top(k);
+            top.sort_unstable_by_key(|(_, id)| *id);
+            let top = top.into_iter().filter(|(x, _)| d(*x) >= min_d);
+            (top.map(|(x, id)| candidate(id, x)).collect(), false)
         } else if params.min_p > 0.0 {
             let mut kept = Vec::new();
             // A little below the cut, for the rounding of the way there and back.
             let margin = row.max.abs() * 1e-6;
             let cut = row.max + (min_d * 1.0001 - 0.0001) * params.temperature - margin;
-            row.for_each_at_least(cut, |id, x| kept.push(candidate(id, x)));
-            kept.retain(|c| c.d >= min_d);
+            row.for_each_at_least(cut, |id, x| {
+                if d(x) >= min_d {
+                    kept.push(candidate(id, x));
+                }
+            });
             (kept, false)
         } else if by_p {
-            (nucleus(row, params.top_p, inv_t, candidate), true)
+            (nucleus(row, params.top_p, inv_t, candidate, surprise_over_best), true)
         } else if by_typical {
             ((0..).zip(row.logits).map(|(id, &x)| candidate(id, x)).collect(), true)
         } else {
@@ -111,12 +150,10 @@ impl<'a> Candidates<'a> {
         kept.retain(|c| c.mass > 0);
         if by_p && !done_p {
             let target = target(params.top_p, total(&kept));
-            keep_prefix(&mut kept, target, by_likelihood);
+            keep_prefix(&mut kept, target, surprise_over_best, by_likelihood);
         }
-        kept.sort_unstable_by_key(|c| c.id);
         if by_typical {
-            keep_typical(&mut kept, params.typical_p);
-            kept.sort_unstable_by_key(|c| c.id);
+            keep_typical(&mut kept, params.typical_p, surprise_over_best);
         }
         Self::Some(kept)
     }
@@ -180,10 +217,15 @@ fn nucleus(
     top_p: f32,
     inv_t: f32,
     candidate: impl Fn(TokenId, f32) -> Candidate,
+    surprise_over_best: impl Fn(&Candidate) -> f32,
 ) -> Vec<Candidate> {
     let target = target(top_p, chunk_masses(row, inv_t).iter().sum());
     let mut kept = Vec::new();
     for cut in NUCLEUS_TRIES.into_iter().filter_map(|k| row.loose_cut(k)).chain([f32::MIN]) {
+        // The next try has 16 times the tokens, none of them likelier.
+        if cut > f32::MIN && !kept.is_empty() && total(&kept).saturating_mul(32) < target {
+            continue;
+        }
         kept.clear();
         row.for_each_at_least(cut, |id, x| kept.push(candidate(id, x)));
         // All tokens down to the cut are here: they begin the order of the whole row.
@@ -191,28 +233,42 @@ fn nucleus(
             break;
         }
     }
-    keep_prefix(&mut kept, target, by_likelihood);
+    keep_prefix(&mut kept, target, surprise_over_best, by_likelihood);
     kept
 }
 
 /// Mass of every [`CHUNK`] tokens.
 fn chunk_masses(row: &Scanned<'_>, inv_t: f32) -> Vec<u64> {
-    let of = |x: f32| mass((x - row.max) * inv_t);
-    row.logits.chunks(CHUNK).map(|c| c.iter().map(|&x| of(x)).sum()).collect()
+    let d = |x: f32| (x - row.max) * inv_t;
+    let chunks = row.logits.chunks(CHUNK).zip(&row.chunk_max);
+    chunks
+        .map(
+            |(chunk, &best)| {
+                if d(best) < MASSLESS { 0 } else { chunk.iter().map(|&x| mass(d(x))).sum() }
+            },
+        )
+        .collect()
 }
 
 /// Locally typical sampling, as `TypicalLogitsWarper` of Hugging Face transformers: tokens by how
 /// far their surprise is from the entropy, the nearest first, until their mass reaches `p`.
-fn keep_typical(candidates: &mut Vec<Candidate>, p: f32) {
+fn keep_typical(
+    candidates: &mut Vec<Candidate>,
+    p: f32,
+    surprise_over_best: impl Fn(&Candidate) -> f32,
+) {
     let total = total(candidates);
     let ln_total = (total as f64 / UNIT as f64).ln();
-    let surprise = |c: &Candidate| ln_total - f64::from(c.d);
+    let surprise = |c: &Candidate| ln_total + f64::from(surprise_over_best(c));
     // By ascending id, as the candidates come: a sum of floats depends on the order.
     let entropy: f64 = candidates.iter().map(|c| c.mass as f64 / total as f64 * surprise(c)).sum();
     let distance = |c: &Candidate| (surprise(c) - entropy).abs();
-    keep_prefix(candidates, target(p, total), |a, b| {
-        distance(a).total_cmp(&distance(b)).then(a.id.cmp(&b.id))
-    });
+    keep_prefix(
+        candidates,
+        target(p, total),
+        |c| distance(c) as f32,
+        |a, b| distance(a).total_cmp(&distance(b)).then(a.id.cmp(&b.id)),
+    );
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub(crate) fn by_rank(a: (f32, TokenId), b: (f32, TokenId)) -> Ordering {
 pub(crate) struct Scanned<'a> {
     pub(crate) logits: &'a [f32],
     /// The largest of each [`CHUNK`] logits.
-    chunk_max: Vec<f32>,
+    pub(crate) chunk_max: Vec<f32>,
     pub(crate) max: f32,
 }
 

@@ -178,6 +178,11 @@ impl World {
             k.holds_blocks = true;
             assert!(plan.works.iter().any(|w| w.id == a.id));
         }
+        // First come, first served: whoever waits came after all that run, preempted ones included.
+        let last_running =
+            self.live.iter().filter(|(_, k)| k.holds_blocks).map(|(id, _)| *id).max();
+        let first_waiting = self.live.iter().find(|(_, k)| !k.holds_blocks).map(|(id, _)| *id);
+        assert!(first_waiting.is_none_or(|w| last_running < Some(w)), "out of turn");
         let mut ids: Vec<SeqId> = plan.works.iter().map(|w| w.id).collect();
         for id in decoding {
             assert!(ids.contains(id) || plan.preempted.contains(id), "{id:?} stalls");
