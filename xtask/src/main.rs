@@ -1,3 +1,36 @@
 //! Development tasks: `cargo xtask help`.
 
-fn main() {}
+mod parity;
+mod runner;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Development tasks of Taper.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Compare logits and greedy tokens with transformers' on tiny checkpoints of every family.
+    Parity {
+        /// Only the fixtures whose name contains this.
+        filter: Option<String>,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().task {
+        Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
+    }
+}
+
+/// The workspace.
+fn root() -> PathBuf {
+    let xtask = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().map_or_else(|| xtask.clone(), PathBuf::from)
+}

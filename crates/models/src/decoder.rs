@@ -111,21 +111,29 @@ impl Layer {
         let attn = format!("{at}.self_attn");
         let gains = |name: &str| norm(spec, weights, &format!("{at}.{name}.weight"), hidden);
         let qk_norm = spec.qk_norm.then(|| {
-            let one = |side| {
-                norm(spec, weights, &format!("{attn}.{side}_norm.weight"), spec.head_dim)
-            };
+            let one =
+                |side| norm(spec, weights, &format!("{attn}.{side}_norm.weight"), spec.head_dim);
             Ok::<_, ModelError>((one("q")?, one("k")?))
         });
-        let qkv = parts(spec, weights, hidden, spec.qkv_bias, &attn, "qkv_proj", [
-            ("q_proj", q),
-            ("k_proj", kv),
-            ("v_proj", kv),
-        ])?;
+        let qkv = parts(
+            spec,
+            weights,
+            hidden,
+            spec.qkv_bias,
+            &attn,
+            "qkv_proj",
+            [("q_proj", q), ("k_proj", kv), ("v_proj", kv)],
+        )?;
         let mlp = format!("{at}.mlp");
-        let gate_up = parts(spec, weights, hidden, spec.mlp_bias, &mlp, "gate_up_proj", [
-            ("gate_proj", spec.intermediate),
-            ("up_proj", spec.intermediate),
-        ])?;
+        let gate_up = parts(
+            spec,
+            weights,
+            hidden,
+            spec.mlp_bias,
+            &mlp,
+            "gate_up_proj",
+            [("gate_proj", spec.intermediate), ("up_proj", spec.intermediate)],
+        )?;
         let post = "post_attention_layernorm";
         let (post_attn_norm, mlp_norm, post_mlp_norm) = if spec.post_norms {
             let mlp_norm = gains("pre_feedforward_layernorm")?;
@@ -239,12 +247,7 @@ impl Model for Decoder {
 }
 
 /// A norm's gains, with the family's offset.
-fn norm(
-    spec: &Spec,
-    weights: &Checkpoint,
-    name: &str,
-    n: usize,
-) -> Result<Vec<f32>, ModelError> {
+fn norm(spec: &Spec, weights: &Checkpoint, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
     let mut gains = weights.vector(name, n)?;
     gains.iter_mut().for_each(|g| *g += spec.norm_offset);
     Ok(gains)
@@ -276,9 +279,7 @@ fn parts<const N: usize>(
         first += rows;
     }
     let got = loaded.len();
-    loaded
-        .try_into()
-        .map_err(|_| ModelError::Batch { what: "projections", expected: N, got })
+    loaded.try_into().map_err(|_| ModelError::Batch { what: "projections", expected: N, got })
 }
 
 fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> ModelInfo {

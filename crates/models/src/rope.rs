@@ -8,8 +8,9 @@ use taper_tensor::RopeTable;
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct RopeConfig {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The older name; some published files have both.
+    r#type: Option<String>,
     pub(crate) rope_theta: Option<f64>,
     pub(crate) partial_rotary_factor: Option<f64>,
     factor: Option<f64>,
@@ -48,7 +49,8 @@ impl RopeConfig {
     /// The table of frequencies.
     pub(crate) fn table(&self, c: RopeContext) -> Result<RopeTable, ModelError> {
         let dim = (c.head_dim as f64 * self.partial_rotary_factor.unwrap_or(1.0)) as usize / 2 * 2;
-        match self.rope_type.as_deref().unwrap_or("default") {
+        let kind = self.rope_type.as_deref().or(self.r#type.as_deref());
+        match kind.unwrap_or("default") {
             "default" => Ok(table(self.base(dim), 1.0)),
             "linear" => {
                 let factor = self.need(c, "factor", self.factor)?;

@@ -32,11 +32,7 @@ pub(super) fn qwen3(config: &Value, options: LoadOptions) -> Result<Spec, ModelE
     Ok(spec)
 }
 
-fn qwen(
-    family: &'static str,
-    config: &Value,
-    options: LoadOptions,
-) -> Result<Spec, ModelError> {
+fn qwen(family: &'static str, config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
     let shape: Shape = config::parse(family, config)?;
     let windows: Windows = config::parse(family, config)?;

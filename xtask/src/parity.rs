@@ -1,0 +1,127 @@
+//! `cargo xtask parity`: logits against transformers, and every way of cutting a prompt into steps
+//! against every other.
+
+use crate::runner::{Piece, Runner, argmax};
+use anyhow::{Context, Result, bail, ensure};
+use safetensors::SafeTensors;
+use std::{fs, path::Path};
+use taper_base::TokenId;
+
+/// Largest difference of a logit, relative to the range of the reference's logits.
+const TOLERANCE: f32 = 1e-4;
+
+struct Expected {
+    prompt: Vec<TokenId>,
+    logits: Vec<Vec<f32>>,
+    greedy: Vec<TokenId>,
+}
+
+pub(crate) fn run(root: &Path, filter: Option<&str>) -> Result<()> {
+    let dir = root.join("tests/fixtures/parity");
+    let mut names: Vec<_> = fs::read_dir(&dir)
+        .with_context(|| format!("listing {}", dir.display()))?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| filter.is_none_or(|f| name.contains(f)))
+        .collect();
+    names.sort();
+    ensure!(!names.is_empty(), "no fixture matches");
+    println!("{:<28} {:>7} {:>12}  steps and greedy", "checkpoint", "tokens", "difference");
+    let mut failed = 0;
+    for name in &names {
+        match check(&dir.join(name)) {
+            Ok((tokens, difference)) => {
+                println!("{name:<28} {tokens:>7} {difference:>12.1e}  equal");
+            }
+            Err(error) => {
+                failed += 1;
+                println!("{name:<28} FAILED: {error:#}");
+            }
+        }
+    }
+    println!("{} passed, {failed} failed", names.len() - failed);
+    if failed > 0 {
+        bail!("{failed} of {} checkpoints differ from transformers", names.len());
+    }
+    Ok(())
+}
+
+/// Returns the prompt's length and the relative difference of its logits.
+fn check(dir: &Path) -> Result<(usize, f32)> {
+    let expected = read(&dir.join("expected.safetensors"))?;
+    let room = expected.prompt.len() + expected.greedy.len();
+    let mut runner = Runner::load(dir, "f32", room)?;
+    let prompt = expected.prompt.as_slice();
+
+    let whole = runner.step(&[Piece { seq: 0, start: 0, tokens: prompt }], false)?;
+    let difference = compare(&whole, &expected.logits)?;
+    ensure!(difference <= TOLERANCE, "logits differ by {difference:.1e} of their range");
+
+    let mut last = whole[prompt.len() - 1].clone();
+    for (i, &want) in expected.greedy.iter().enumerate() {
+        let got = argmax(&last);
+        ensure!(got == want, "greedy token {i} is {got}, and transformers' is {want}");
+        let piece = Piece { seq: 0, start: prompt.len() + i, tokens: &[got] };
+        last = runner.step(&[piece], true)?.remove(0);
+    }
+    runner.release(0);
+
+    for size in [1, 7, 33] {
+        let mut got = Vec::new();
+        for (i, tokens) in prompt.chunks(size).enumerate() {
+            got.extend(runner.step(&[Piece { seq: 1, start: i * size, tokens }], false)?);
+        }
+        runner.release(1);
+        ensure!(got == whole, "steps of {size} tokens give other logits than one step");
+    }
+    mixed(&mut runner, prompt, &whole)?;
+    Ok((prompt.len(), difference))
+}
+
+/// Several sequences with prefixes of the prompt, each cut at another place, in shared steps.
+fn mixed(runner: &mut Runner, prompt: &[TokenId], whole: &[Vec<f32>]) -> Result<()> {
+    let sizes = [1usize, 5, 17, 40];
+    let mut done = [0usize; 4];
+    while done.iter().any(|&d| d < prompt.len()) {
+        let active: Vec<_> = (0..sizes.len()).filter(|&s| done[s] < prompt.len()).collect();
+        let piece = |&s: &usize| {
+            let end = (done[s] + sizes[s]).min(prompt.len());
+            Piece { seq: 10 + s as u64, start: done[s], tokens: &prompt[done[s]..end] }
+        };
+        let pieces: Vec<_> = active.iter().map(piece).collect();
+        let mut rows = runner.step(&pieces, false)?.into_iter();
+        for (&s, piece) in active.iter().zip(&pieces) {
+            for want in &whole[piece.start..piece.start + piece.tokens.len()] {
+                let got = rows.next().context("a row of logits is missing")?;
+                ensure!(&got == want, "a mixed batch gives other logits than one alone");
+            }
+            done[s] = piece.start + piece.tokens.len();
+        }
+    }
+    (0..4).for_each(|s| runner.release(10 + s));
+    Ok(())
+}
+
+fn compare(got: &[Vec<f32>], want: &[Vec<f32>]) -> Result<f32> {
+    ensure!(got.len() == want.len(), "as many rows of logits");
+    let all = || want.iter().flatten().copied();
+    let range = all().fold(f32::MIN, f32::max) - all().fold(f32::MAX, f32::min);
+    let pairs = got.iter().flatten().zip(all());
+    let worst = pairs.map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
+    ensure!(got.iter().flatten().all(|x| x.is_finite()), "logits are finite");
+    Ok(worst / range)
+}
+
+fn read(path: &Path) -> Result<Expected> {
+    let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    let file = SafeTensors::deserialize(&bytes)?;
+    let ids = |name| -> Result<Vec<TokenId>> {
+        let data = file.tensor(name)?.data().to_vec();
+        let ids = data.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b));
+        Ok(ids.map(TokenId::try_from).collect::<Result<_, _>>()?)
+    };
+    let logits = file.tensor("logits")?;
+    let vocab = *logits.shape().last().context("logits have two dimensions")?;
+    let floats = logits.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+    let logits = floats.collect::<Vec<_>>().chunks(vocab).map(<[f32]>::to_vec).collect();
+    Ok(Expected { prompt: ids("input_ids")?, logits, greedy: ids("greedy")? })
+}

@@ -1,0 +1,84 @@
+//! A model with a cache of its own, driven by hand: no engine, no sampler.
+
+use anyhow::{Context, Result, ensure};
+use std::path::Path;
+use taper_base::{SeqId, TokenId};
+use taper_kv_cache::{KvCache, KvConfig, SeqRange};
+use taper_kv_codecs::KvGeometry;
+use taper_models::{Batch, LoadOptions, Model};
+use taper_tensor::ops;
+use taper_weights::Checkpoint;
+
+/// A model and room for its sequences.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    pub(crate) model: Box<dyn Model>,
+    cache: KvCache,
+}
+
+/// Some tokens of a sequence to run, after `start` that are in the cache.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub(crate) seq: u64,
+    pub(crate) start: usize,
+    pub(crate) tokens: &'a [TokenId],
+}
+
+impl Runner {
+    /// Loads a checkpoint, with a cache of `kv_dtype` for `tokens` tokens.
+    pub(crate) fn load(dir: &Path, kv_dtype: &str, tokens: usize) -> Result<Self> {
+        let weights = Checkpoint::open(dir)?;
+        let model = taper_models::load(&weights, LoadOptions { max_model_len: Some(tokens) })
+            .with_context(|| format!("loading {}", dir.display()))?;
+        let info = model.info();
+        let geometry = KvGeometry {
+            kv_heads: info.kv_heads,
+            head_dim: info.head_dim,
+            block_tokens: KvConfig::BLOCK_TOKENS,
+        };
+        // Partial blocks of several sequences need room too.
+        let blocks = tokens.div_ceil(geometry.block_tokens) + 64;
+        let codec = taper_kv_codecs::parse(kv_dtype)?;
+        let cache = KvCache::new(KvConfig { codec, layers: info.layers, geometry, blocks });
+        Ok(Self { model, cache })
+    }
+
+    /// Runs pieces as one packed step and returns the logits of every token of every piece, or of
+    /// each piece's last token only.
+    pub(crate) fn step(&mut self, pieces: &[Piece<'_>], last_only: bool) -> Result<Vec<Vec<f32>>> {
+        let (mut tokens, mut positions, mut logits_at) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ranges = Vec::new();
+        for piece in pieces {
+            let (start, len) = (piece.start, piece.tokens.len());
+            let first = tokens.len();
+            tokens.extend_from_slice(piece.tokens);
+            positions.extend((start..start + len).map(|p| p as u32));
+            let wanted = if last_only { first + len - 1 } else { first };
+            logits_at.extend((wanted..first + len).map(|i| i as u32));
+            let seq = SeqId(piece.seq);
+            self.cache.grow(seq, start + len)?;
+            ranges.push(SeqRange { seq, start, len });
+        }
+        let batch = Batch { tokens: &tokens, positions: &positions, logits_at: &logits_at };
+        let mut session = self.cache.session(&ranges)?;
+        let logits = self.model.forward(&batch, &mut session)?;
+        let vocab = self.model.info().vocab;
+        let rows = ops::with_host_f32(&logits, |l| -> Vec<Vec<f32>> {
+            l.chunks_exact(vocab).map(<[f32]>::to_vec).collect()
+        })?;
+        ensure!(rows.len() == logits_at.len(), "one row of logits a token asked for");
+        Ok(rows)
+    }
+
+    /// Forgets a sequence.
+    pub(crate) fn release(&mut self, seq: u64) {
+        self.cache.release(SeqId(seq));
+    }
+}
+
+/// Index of the largest element; the first of equals.
+pub(crate) fn argmax(row: &[f32]) -> TokenId {
+    let better = |best: (usize, f32), x: (usize, f32)| if x.1 > best.1 { x } else { best };
+    let start = (0, f32::NEG_INFINITY);
+    row.iter().copied().enumerate().fold(start, better).0 as TokenId
+}
