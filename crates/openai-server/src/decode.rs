@@ -61,9 +61,8 @@ impl Body {
         let read = result.map_err(|e| located(&track.path(), &e))?;
         // A field that stands at the top is unread while every reader ignores it; one deeper down
         // belongs to the one reader that took its parent.
-        let (top, nested): (BTreeSet<_>, Vec<_>) = ignored
-            .into_iter()
-            .partition(|path| self.value.get(path).is_some());
+        let (top, nested): (BTreeSet<String>, BTreeSet<String>) =
+            ignored.into_iter().partition(|path| self.value.get(path).is_some());
         self.unread = Some(match self.unread.take() {
             None => top,
             Some(before) => before.intersection(&top).cloned().collect(),
@@ -91,9 +90,7 @@ impl Body {
             }
         }
         match self.nested.first() {
-            Some(path) if !allow_unknown => {
-                Err(ApiError::UnknownParameter { param: path.clone() })
-            }
+            Some(path) if !allow_unknown => Err(ApiError::UnknownParameter { param: path.clone() }),
             _ => Ok(()),
         }
     }

@@ -7,7 +7,7 @@ use axum::{
 };
 use serde::Serialize;
 use taper_base::{GenerationError, SubmitError};
-use taper_chat::{ChatError, TemplateError};
+use taper_chat::ChatError;
 
 /// Why a request was refused or failed.
 #[derive(Debug, thiserror::Error)]
@@ -114,12 +114,9 @@ pub enum ApiError {
     /// The engine gave up on a request it had taken.
     #[error(transparent)]
     Generation(#[from] GenerationError),
-    /// Tokenizing or detokenizing failed.
+    /// Tokenizing, detokenizing or rendering the chat template failed.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// The chat template refused the messages.
-    #[error(transparent)]
-    Template(#[from] TemplateError),
     /// The model came without a chat template.
     #[error("this model has no chat template; use /v1/completions")]
     NoChatTemplate,
@@ -150,6 +147,9 @@ pub struct ErrorClass {
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
+/// Status, `type`, `code`, `param`.
+type Row<'a> = (StatusCode, &'static str, &'static str, Option<&'a str>);
+
 impl ApiError {
     pub(crate) fn value(param: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::InvalidValue { param: param.into(), detail: detail.into() }
@@ -164,7 +164,9 @@ impl ApiError {
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         use StatusCode as S;
-        let bad = |code, param: Option<&str>| (S::BAD_REQUEST, INVALID, code, param);
+        fn bad<'a>(code: &'static str, param: Option<&'a str>) -> Row<'a> {
+            (StatusCode::BAD_REQUEST, INVALID, code, param)
+        }
         let fail = |code| (S::INTERNAL_SERVER_ERROR, SERVER, code, None);
         let (status, kind, code, param) = match self {
             Self::InvalidJson(_) => bad("invalid_json", None),
@@ -206,8 +208,25 @@ impl ApiError {
                     (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
                 }
             },
-            Self::Chat(source) => chat_class(source),
-            Self::Template(source) => template_class(source),
+            Self::Chat(source) => match source {
+                // These belong to starting up; a request that meets one has met a bug.
+                ChatError::Read { .. }
+                | ChatError::Json { .. }
+                | ChatError::Tokenizer { .. }
+                | ChatError::UnsupportedDecoder { .. }
+                | ChatError::NoTemplate { .. }
+                | ChatError::TemplateShape { .. }
+                | ChatError::BrokenTemplate { .. }
+                | ChatError::UnknownFormat { .. } => fail("internal_error"),
+                ChatError::Encode { .. } => fail("tokenizer_failed"),
+                ChatError::TemplateRaised { .. } => bad("invalid_value", Some("messages")),
+                ChatError::Render { .. } => bad("template_failed", Some("messages")),
+                ChatError::TemplateOutOfFuel { .. } => bad("template_failed", Some("messages")),
+                ChatError::GenerationPromptAndContinue | ChatError::NothingToContinue => {
+                    bad("invalid_value", Some("continue_final_message"))
+                }
+                ChatError::EmptyStopString => bad("invalid_value", Some("stop")),
+            },
             Self::NoChatTemplate => bad("no_chat_template", Some("messages")),
             Self::Draining => (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None),
             Self::EngineGone => fail("engine_gone"),

@@ -164,8 +164,12 @@ impl Metrics {
 
         let name = "vllm:request_success_total";
         writeln!(out, "# HELP {name} Generations by the way they ended.\n# TYPE {name} counter")?;
-        let reasons =
-            [("stop", &self.stop), ("length", &self.length), ("abort", &self.abort), ("error", &self.error)];
+        let reasons = [
+            ("stop", &self.stop),
+            ("length", &self.length),
+            ("abort", &self.abort),
+            ("error", &self.error),
+        ];
         for (reason, count) in reasons {
             let count = count.load(Relaxed);
             writeln!(out, "{name}{{{label},finished_reason=\"{reason}\"}} {count}")?;
@@ -191,7 +195,11 @@ impl Metrics {
             ),
             (&self.e2e, "e2e_request_latency_seconds", "From arrival to the end."),
             (&self.prompt_tokens, "request_prompt_tokens", "Prompt tokens a generation."),
-            (&self.generation_tokens, "request_generation_tokens", "Tokens generated a generation."),
+            (
+                &self.generation_tokens,
+                "request_generation_tokens",
+                "Tokens generated a generation.",
+            ),
         ];
         for (histogram, name, help) in histograms {
             histogram.write(out, &format!("vllm:{name}"), help, label)?;

@@ -31,7 +31,8 @@ mod tests {
 
     #[test]
     fn seeds_of_choices_differ_and_repeat() {
-        let all: HashSet<u64> = (0..8).flat_map(|s| (0..8).map(move |c| choice_seed(s, c))).collect();
+        let all: HashSet<u64> =
+            (0..8).flat_map(|s| (0..8).map(move |c| choice_seed(s, c))).collect();
         assert_eq!(all.len(), 64);
         assert_eq!(choice_seed(42, 0), 42);
         assert_eq!(choice_seed(42, 3), choice_seed(42, 3));

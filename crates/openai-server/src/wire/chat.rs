@@ -62,18 +62,12 @@ pub(crate) struct WirePart {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) text: Option<String>,
-    #[serde(rename = "refusal")]
-    _refusal: Option<Value>,
-    #[serde(rename = "image_url")]
-    _image_url: Option<Value>,
-    #[serde(rename = "input_audio")]
-    _input_audio: Option<Value>,
-    #[serde(rename = "video_url")]
-    _video_url: Option<Value>,
-    #[serde(rename = "audio_url")]
-    _audio_url: Option<Value>,
-    #[serde(rename = "file")]
-    _file: Option<Value>,
+    pub(crate) refusal: Option<Value>,
+    pub(crate) image_url: Option<Value>,
+    pub(crate) input_audio: Option<Value>,
+    pub(crate) video_url: Option<Value>,
+    pub(crate) audio_url: Option<Value>,
+    pub(crate) file: Option<Value>,
 }
 
 impl<'de> Deserialize<'de> for WireContent {
