@@ -85,8 +85,11 @@ fn plan(state: &AppState, wire: ChatRequest, fields: &SamplingFields) -> Result<
     }
     let top = logprobs.then(|| wire.top_logprobs.unwrap_or(0));
     let params = params(fields, max_tokens, top, config, info)?;
-    let tools =
-        chosen_tools(state, messages::tools(wire.tools.unwrap_or_default())?, wire.tool_choice.as_ref())?;
+    let tools = chosen_tools(
+        state,
+        messages::tools(wire.tools.unwrap_or_default())?,
+        wire.tool_choice.as_ref(),
+    )?;
     let names: Vec<String> = tools.iter().map(|t| t.name.clone()).collect();
     let prompt = render(
         state,
