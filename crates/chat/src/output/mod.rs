@@ -1,27 +1,15 @@
 //! Reasoning and tool calls in what a model writes, found while it is written.
 
 mod format;
+mod hermes;
 mod ids;
+mod parser;
 
 pub use format::{ReasoningFormat, ToolFormat, starts_in_reasoning};
 pub use ids::ToolCallIds;
+pub use parser::{OutputParser, ParserOptions};
 
 use crate::ToolCall;
-
-/// What an [`OutputParser`] looks for.
-#[derive(Debug, Clone, Default)]
-pub struct ParserOptions {
-    /// How reasoning is marked.
-    pub reasoning: ReasoningFormat,
-    /// How tool calls are written.
-    pub tools: ToolFormat,
-    /// The prompt left reasoning open: see [`starts_in_reasoning`].
-    pub starts_in_reasoning: bool,
-    /// The tools of the request; a call of any other stays content. `None` takes every name.
-    pub known_tools: Option<Vec<String>>,
-    /// Seed of the ids of tool calls; `None` makes them random.
-    pub id_seed: Option<u64>,
-}
 
 /// A piece of a parsed message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,40 +62,5 @@ impl ParsedMessage {
                 }
             }
         }
-    }
-}
-
-/// Splits what a model writes into reasoning, content and tool calls.
-#[derive(Debug)]
-pub struct OutputParser {
-    _options: ParserOptions,
-}
-
-impl OutputParser {
-    /// A parser for one output.
-    #[must_use]
-    pub fn new(options: ParserOptions) -> Self {
-        Self { _options: options }
-    }
-
-    /// Takes more text.
-    pub fn push(&mut self, text: &str) -> Vec<Delta> {
-        vec![Delta::Content(text.to_owned())]
-    }
-
-    /// The end of the text.
-    pub fn finish(&mut self) -> Vec<Delta> {
-        Vec::new()
-    }
-
-    /// Parses a whole output.
-    #[must_use]
-    pub fn parse(options: ParserOptions, text: &str) -> ParsedMessage {
-        let mut parser = Self::new(options);
-        let mut message = ParsedMessage::default();
-        for delta in parser.push(text).into_iter().chain(parser.finish()) {
-            message.apply(delta);
-        }
-        message
     }
 }
