@@ -42,7 +42,7 @@ pub enum ChatError {
     },
     /// The tokenizer refused a text or a token.
     #[error("the tokenizer failed: {source}")]
-    Encode {
+    Tokenization {
         /// The tokenizers library's own error.
         #[source]
         source: tokenizers::Error,

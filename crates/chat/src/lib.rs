@@ -1,6 +1,7 @@
 //! Text around a language model: see the README below.
 #![doc = include_str!("../README.md")]
 
+mod decoding;
 mod detokenizer;
 mod error;
 mod message;

@@ -1,6 +1,6 @@
 //! A model's tokenizer, as `tokenizer.json` and `tokenizer_config.json` describe it.
 
-use crate::{ChatError, Detokenizer};
+use crate::{ChatError, Detokenizer, decoding::Chain};
 use serde::Deserialize;
 use std::{
     fmt,
@@ -17,6 +17,8 @@ pub struct Tokenizer {
 
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
+    /// At the beginning of a text.
+    chain: Chain,
     config: TokenizerConfig,
 }
 
@@ -87,14 +89,20 @@ impl Tokenizer {
         config: Option<&[u8]>,
         config_path: &Path,
     ) -> Result<Self, ChatError> {
-        let tokenizer = tokenizers::Tokenizer::from_bytes(json)
-            .map_err(|source| ChatError::Tokenizer { path: path.to_owned(), source })?;
+        let broken = |source| ChatError::Tokenizer { path: path.to_owned(), source };
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(broken)?;
+        // Left over from training: they would cut prompts, or fill them up.
+        tokenizer.with_truncation(None).map_err(broken)?;
+        tokenizer.with_padding(None);
+        let chain = Chain::new(tokenizer.get_decoder()).map_err(|unsupported| {
+            ChatError::UnsupportedDecoder { path: path.to_owned(), decoder: unsupported.0 }
+        })?;
         let config = match config {
             None => TokenizerConfig::default(),
             Some(bytes) => serde_json::from_slice(bytes)
                 .map_err(|source| ChatError::Json { path: PathBuf::from(config_path), source })?,
         };
-        Ok(Self { inner: Arc::new(Inner { tokenizer, config }) })
+        Ok(Self { inner: Arc::new(Inner { tokenizer, chain, config }) })
     }
 
     /// Text to tokens.
@@ -106,7 +114,7 @@ impl Tokenizer {
             .tokenizer
             .encode_fast(text, add_special_tokens)
             .map(|encoding| encoding.get_ids().to_vec())
-            .map_err(|source| ChatError::Encode { source })
+            .map_err(|source| ChatError::Tokenization { source })
     }
 
     /// Tokens to text, all at once.
@@ -114,22 +122,36 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer cannot decode them.
     pub fn decode(&self, ids: &[TokenId], skip_special_tokens: bool) -> Result<String, ChatError> {
-        self.inner
-            .tokenizer
-            .decode(ids, skip_special_tokens)
-            .map_err(|source| ChatError::Encode { source })
+        // Not the library's own: its decoder for BPE panics when there is nothing to decode.
+        let mut detokenizer = self.detokenizer(skip_special_tokens);
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(&detokenizer.push(id)?);
+        }
+        text.push_str(&detokenizer.finish()?);
+        Ok(text)
     }
 
-    /// The bytes that a token stands for, which need not be UTF-8; none for an unknown one.
+    /// The bytes that a token stands for in the middle of a text, which need not be UTF-8; none
+    /// for an unknown token.
     #[must_use]
     pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
-        self.token_text(id).into_bytes()
+        let token = self.shown(id, false).unwrap_or_default();
+        self.inner.chain.bytes(&token).unwrap_or_else(|_| token.into_bytes())
     }
 
     /// A token as text, with U+FFFD for bytes that are not UTF-8.
     #[must_use]
     pub fn token_text(&self, id: TokenId) -> String {
-        self.inner.tokenizer.id_to_token(id).unwrap_or_default()
+        String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
+    }
+
+    /// A token as the vocabulary writes it, unless it is unknown or to be skipped.
+    pub(crate) fn shown(&self, id: TokenId, skip_special_tokens: bool) -> Option<String> {
+        let tokenizer = &self.inner.tokenizer;
+        let token = tokenizer.id_to_token(id)?;
+        let skip = skip_special_tokens && tokenizer.get_added_vocabulary().is_special_token(&token);
+        (!skip).then_some(token)
     }
 
     /// The token with this text in the vocabulary.
@@ -166,6 +188,6 @@ impl Tokenizer {
     /// [`decode`](Self::decode) makes of the same tokens.
     #[must_use]
     pub fn detokenizer(&self, skip_special_tokens: bool) -> Detokenizer {
-        Detokenizer::new(self.clone(), skip_special_tokens)
+        Detokenizer::new(self.clone(), skip_special_tokens, self.inner.chain.clone())
     }
 }
