@@ -218,7 +218,7 @@ impl ApiError {
                 | ChatError::TemplateShape { .. }
                 | ChatError::BrokenTemplate { .. }
                 | ChatError::UnknownFormat { .. } => fail("internal_error"),
-                ChatError::Encode { .. } => fail("tokenizer_failed"),
+                ChatError::Tokenization { .. } => fail("tokenizer_failed"),
                 ChatError::TemplateRaised { .. } => bad("invalid_value", Some("messages")),
                 ChatError::Render { .. } => bad("template_failed", Some("messages")),
                 ChatError::TemplateOutOfFuel { .. } => bad("template_failed", Some("messages")),
