@@ -210,7 +210,7 @@ def typed_errors(c):
     assert error.param == "temperature" and error.code == "invalid_value", error
     error = raises(openai.BadRequestError, lambda: c.chat(extra_body={"frobnicate": 1}))
     assert error.param == "frobnicate" and error.code == "unknown_parameter", error
-    error = raises(openai.BadRequestError, lambda: c.chat("word " * 2_000_000))
+    error = raises(openai.BadRequestError, lambda: c.chat("word " * 400_000))
     assert error.code == "context_length_exceeded", error
 
 

@@ -1,5 +1,12 @@
 //! The API over a scripted engine and a tokenizer of one token a byte.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests are tests"
+)]
+
 mod chat;
 mod completions;
 mod info;
