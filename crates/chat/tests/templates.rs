@@ -1,5 +1,7 @@
 //! Chat templates: equality with Hugging Face transformers, and errors at load.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use serde_json::{Map, Value, json};
 use std::{fs, path::Path};
 use taper_chat::{
@@ -153,9 +155,21 @@ fn refusals_are_no_faults() {
 
 #[test]
 fn endless_templates_end() {
-    let source = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
-    let error = ChatTemplate::from_source(source, None, None).unwrap_err();
+    let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    broken(endless, 1, "one user message", "ran out of fuel");
+    // Not seen by a probe: the error comes with the request.
+    let source = format!("{{% if messages[0].content == 'loop' %}}{endless}{{% endif %}}");
+    let template = ChatTemplate::from_source(&source, None, None).unwrap();
+    let error = render(&template, &[Message::text(Role::User, "loop")]).unwrap_err();
     assert!(matches!(error, ChatError::TemplateOutOfFuel { .. }), "{error}");
+}
+
+#[test]
+fn long_conversations_are_not_endless() {
+    let template = ChatTemplate::from_source(&data("templates/qwen3.jinja"), None, None).unwrap();
+    let turn = [Message::text(Role::User, "q"), Message::text(Role::Assistant, "a")];
+    let messages: Vec<Message> = turn.iter().cycle().take(5000).cloned().collect();
+    assert!(render(&template, &messages).unwrap().len() > 100_000);
 }
 
 #[test]

@@ -225,7 +225,7 @@ impl Inner {
                     return ChatError::TemplateRaised { message };
                 }
                 if source.kind() == ErrorKind::OutOfFuel {
-                    return ChatError::TemplateOutOfFuel { fuel: env::FUEL };
+                    return ChatError::TemplateOutOfFuel { fuel: env::FUEL, source };
                 }
                 let line = source.line().unwrap_or(0);
                 ChatError::Render { line, reason: env::reason(&source), source }

@@ -66,13 +66,15 @@ impl Probe {
         match self.run(inner, named, traits) {
             Ok(prompt) => Ok(Some(prompt)),
             Err(ChatError::TemplateRaised { .. }) => Ok(None),
-            Err(ChatError::Render { line, reason, source }) => Err(ChatError::BrokenTemplate {
-                file: file.to_owned(),
-                line,
-                while_doing: self.what,
-                reason,
-                source,
-            }),
+            Err(ChatError::Render { source, .. } | ChatError::TemplateOutOfFuel { source, .. }) => {
+                Err(ChatError::BrokenTemplate {
+                    file: file.to_owned(),
+                    line: source.line().unwrap_or(0),
+                    while_doing: self.what,
+                    reason: super::env::reason(&source),
+                    source,
+                })
+            }
             Err(other) => Err(other),
         }
     }
