@@ -99,6 +99,9 @@ pub enum ChatError {
     TemplateOutOfFuel {
         /// The limit.
         fuel: u64,
+        /// The template engine's own error.
+        #[source]
+        source: minijinja::Error,
     },
     /// `add_generation_prompt` and `continue_final_message` exclude each other.
     #[error("add_generation_prompt and continue_final_message cannot both be set")]

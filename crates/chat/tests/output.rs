@@ -1,5 +1,7 @@
 //! Reasoning and tool calls in model output: tables, and the law that cutting changes nothing.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use proptest::prelude::*;
 use taper_chat::{
     ChatError, Delta, OutputParser, ParsedMessage, ParserOptions, ReasoningFormat, ToolFormat,

@@ -1,5 +1,11 @@
 //! Tokenizer, incremental decoding, stop strings.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::needless_pass_by_value,
+    reason = "a test may panic, and json! makes values"
+)]
+
 mod common;
 
 use common::{build, byte_level, byte_level_json, every_decoder, llama, sentencepiece_with};

@@ -7,6 +7,7 @@ use minijinja::{
 use std::fmt::Write;
 
 /// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+#[expect(clippy::needless_pass_by_value, reason = "filters take their arguments by value")]
 pub(super) fn tojson(
     value: &Value,
     ensure_ascii: Option<bool>,
@@ -14,13 +15,10 @@ pub(super) fn tojson(
     kwargs: Kwargs,
 ) -> Result<String, Error> {
     let indent = indent.or(kwargs.get("indent")?).filter(|i| !i.is_none());
-    let indent = match indent {
-        None => None,
-        Some(i) => Some(match i.as_str() {
-            Some(text) => text.to_owned(),
-            None => " ".repeat(i.as_usize().unwrap_or(0)),
-        }),
-    };
+    let indent = indent.map(|i| match i.as_str() {
+        Some(text) => text.to_owned(),
+        None => " ".repeat(i.as_usize().unwrap_or(0)),
+    });
     let separators: Option<Vec<String>> = kwargs.get("separators")?;
     let (item, key) = match separators.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),

@@ -126,8 +126,8 @@ impl ChatTemplate {
             )?;
             Ok::<_, ChatError>(Named { name, source, traits: Traits::default() })
         };
-        let main = add("default", sources.main)?;
-        let tool_use = sources.tool_use.map(|source| add("tool_use", source)).transpose()?;
+        let main = add(DEFAULT, sources.main)?;
+        let tool_use = sources.tool_use.map(|source| add(TOOL_USE, source)).transpose()?;
         let mut inner = Inner { env, main, tool_use, special_tokens: sources.special_tokens };
         inner.main.traits = probe::probe(&inner, &inner.main, &sources.file)?;
         if let Some(named) = &inner.tool_use {
@@ -189,6 +189,10 @@ impl ChatTemplate {
     }
 }
 
+/// The names that transformers gives templates.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
 /// Ends in a space, which shows whether the template trims.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
@@ -221,7 +225,7 @@ impl Inner {
                     return ChatError::TemplateRaised { message };
                 }
                 if source.kind() == ErrorKind::OutOfFuel {
-                    return ChatError::TemplateOutOfFuel { fuel: env::FUEL };
+                    return ChatError::TemplateOutOfFuel { fuel: env::FUEL, source };
                 }
                 let line = source.line().unwrap_or(0);
                 ChatError::Render { line, reason: env::reason(&source), source }

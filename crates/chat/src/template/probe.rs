@@ -34,9 +34,14 @@ struct Probe {
 }
 
 impl Probe {
-    fn new(what: &'static str, messages: &[Message]) -> Self {
-        let messages = messages.to_vec();
-        Self { what, messages, tools: Vec::new(), add_generation_prompt: true, kwargs: Map::new() }
+    fn new(what: &'static str, messages: &[Message], tools: &[Tool]) -> Self {
+        Self {
+            what,
+            messages: messages.to_vec(),
+            tools: tools.to_vec(),
+            add_generation_prompt: true,
+            kwargs: Map::new(),
+        }
     }
 
     fn run(&self, inner: &Inner, named: &Named, traits: &Traits) -> Result<String, ChatError> {
@@ -61,13 +66,15 @@ impl Probe {
         match self.run(inner, named, traits) {
             Ok(prompt) => Ok(Some(prompt)),
             Err(ChatError::TemplateRaised { .. }) => Ok(None),
-            Err(ChatError::Render { line, reason, source }) => Err(ChatError::BrokenTemplate {
-                file: file.to_owned(),
-                line,
-                while_doing: self.what,
-                reason,
-                source,
-            }),
+            Err(ChatError::Render { source, .. } | ChatError::TemplateOutOfFuel { source, .. }) => {
+                Err(ChatError::BrokenTemplate {
+                    file: file.to_owned(),
+                    line: source.line().unwrap_or(0),
+                    while_doing: self.what,
+                    reason: super::env::reason(&source),
+                    source,
+                })
+            }
             Err(other) => Err(other),
         }
     }
@@ -78,7 +85,50 @@ pub(super) fn probe(inner: &Inner, named: &Named, file: &Path) -> Result<Traits,
     let system = Message::text(Role::System, "Be brief.");
     let user = Message::text(Role::User, MARK);
     let assistant = Message::text(Role::Assistant, "Yes?");
-    let tool = Tool {
+    let tools = [tool()];
+    // A template of its own for tools never sees a request without.
+    let some: &[Tool] = if named.name == super::TOOL_USE { &tools } else { &[] };
+    let mut traits =
+        Traits { knows_developer: named.source.contains("developer"), ..Traits::default() };
+
+    let plain = Probe::new("one user message", std::slice::from_ref(&user), some);
+    let shows_mark =
+        |traits: &Traits| plain.run(inner, named, traits).is_ok_and(|prompt| prompt.contains(MARK));
+    let typed = Traits { typed_content: true, ..traits };
+    if !shows_mark(&traits) && shows_mark(&typed) {
+        traits = typed;
+    }
+    plain.check(inner, named, &traits, file)?;
+
+    let mut probes = vec![
+        Probe::new("a system message", &[system.clone(), user.clone()], some),
+        Probe::new("two turns", &[user.clone(), assistant.clone(), user.clone()], some),
+    ];
+    let mut finished = Probe::new("a finished turn", &[user.clone(), assistant], some);
+    finished.add_generation_prompt = false;
+    probes.push(finished);
+    for (what, enable) in [("enable_thinking on", true), ("enable_thinking off", false)] {
+        let mut thinking = Probe::new(what, std::slice::from_ref(&user), some);
+        thinking.kwargs.insert("enable_thinking".to_owned(), enable.into());
+        probes.push(thinking);
+    }
+    for probe in &probes {
+        probe.check(inner, named, &traits, file)?;
+    }
+
+    for messages in [vec![user.clone()], vec![system, user.clone()]] {
+        let with_tools = Probe::new("tools", &messages, &tools);
+        let prompt = with_tools.check(inner, named, &traits, file)?;
+        traits.shows_tools |= prompt.is_some_and(|prompt| prompt.contains(TOOL));
+    }
+    let round_trip = Probe::new("a tool's round trip", &called_tool(&user), &tools);
+    settle_calls(&round_trip, inner, named, &mut traits, file)?;
+    Ok(traits)
+}
+
+/// A tool with the kinds of members that schemas have.
+fn tool() -> Tool {
+    Tool {
         name: TOOL.to_owned(),
         description: Some("Looks something up.".to_owned()),
         parameters: Some(json!({
@@ -91,45 +141,7 @@ pub(super) fn probe(inner: &Inner, named: &Named, file: &Path) -> Result<Traits,
             "required": ["query"],
         })),
         strict: None,
-    };
-    let mut traits =
-        Traits { knows_developer: named.source.contains("developer"), ..Traits::default() };
-
-    let plain = Probe::new("one user message", std::slice::from_ref(&user));
-    let shows_mark =
-        |traits: &Traits| plain.run(inner, named, traits).is_ok_and(|prompt| prompt.contains(MARK));
-    let typed = Traits { typed_content: true, ..traits };
-    if !shows_mark(&traits) && shows_mark(&typed) {
-        traits = typed;
     }
-    plain.check(inner, named, &traits, file)?;
-
-    let mut probes = vec![
-        Probe::new("a system message", &[system.clone(), user.clone()]),
-        Probe::new("two turns", &[user.clone(), assistant.clone(), user.clone()]),
-    ];
-    let mut finished = Probe::new("a finished turn", &[user.clone(), assistant]);
-    finished.add_generation_prompt = false;
-    probes.push(finished);
-    for (what, enable) in [("enable_thinking on", true), ("enable_thinking off", false)] {
-        let mut thinking = Probe::new(what, std::slice::from_ref(&user));
-        thinking.kwargs.insert("enable_thinking".to_owned(), enable.into());
-        probes.push(thinking);
-    }
-    for probe in &probes {
-        probe.check(inner, named, &traits, file)?;
-    }
-
-    for messages in [vec![user.clone()], vec![system, user.clone()]] {
-        let mut with_tools = Probe::new("tools", &messages);
-        with_tools.tools = vec![tool.clone()];
-        let prompt = with_tools.check(inner, named, &traits, file)?;
-        traits.shows_tools |= prompt.is_some_and(|prompt| prompt.contains(TOOL));
-    }
-    let mut round_trip = Probe::new("a tool's round trip", &called_tool(&user));
-    round_trip.tools = vec![tool];
-    settle_calls(&round_trip, inner, named, &mut traits, file)?;
-    Ok(traits)
 }
 
 /// A question, a call, the tool's answer.
