@@ -93,6 +93,11 @@ impl AffineWeight {
         (self.codes.len() + self.scales.len_bytes() + self.biases.len_bytes()) as u64
     }
 
+    /// Hints that the stored bytes will not be read soon.
+    pub(crate) fn release(&self) {
+        self.codes.release();
+    }
+
     /// Type of scales and biases.
     #[must_use]
     pub fn scale_type(&self) -> DType {

@@ -22,7 +22,7 @@ pub mod ops;
 mod rope;
 
 pub use affine::{AffineFormat, AffineWeight};
-pub use bytes::{AlignedBytes, Bytes};
+pub use bytes::{AlignedBytes, ByteOwner, Bytes};
 pub use candle_core::{DType, Device, Tensor};
 pub use dense::DenseWeight;
 pub use embedding::Embedding;

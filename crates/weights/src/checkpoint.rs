@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
-use taper_tensor::{AffineWeight, Bytes, DType, DenseWeight, Embedding, Linear, Weight};
+use taper_tensor::{AffineWeight, ByteOwner, Bytes, DType, DenseWeight, Embedding, Linear, Weight};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -71,7 +71,7 @@ impl Checkpoint {
         let config_path = PathBuf::from("config.json");
         let config = serde_json::from_slice(config)
             .map_err(|source| WeightsError::Json { path: config_path, source })?;
-        let owner: shard::Owner = Arc::new(weights);
+        let owner: Arc<dyn ByteOwner> = Arc::new(weights);
         let tensors = shard::list(&owner, Path::new(SINGLE))?;
         Self::new(config, tensors.into_iter().collect())
     }
@@ -116,6 +116,13 @@ impl Checkpoint {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|t| t.bytes.len() as u64).sum()
+    }
+
+    /// Bytes of the tensors that were asked for so far: how far loading has come.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.iter().filter_map(|n| self.tensors.get(n)).map(|t| t.bytes.len() as u64).sum()
     }
 
     /// Reads one byte of every page of every tensor, so that later reads find them in memory.
