@@ -1,5 +1,7 @@
 //! Quantizing and dequantizing against vectors that MLX made: `tests/fixtures/make_affine.py`.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use candle_core::safetensors::MmapedSafetensors;
 use half::{bf16, f16};
 use std::path::PathBuf;
