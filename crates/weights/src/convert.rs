@@ -154,7 +154,7 @@ fn write_entry(
         advance(raw.bytes.len() as u64);
         return Ok(());
     };
-    let wrap = |source| ConvertError::Tensor { name: name.to_owned(), source };
+    let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
     let dtype = checkpoint::float_type(name, raw.dtype)?;
     let weight = DenseWeight::new((rows, cols), dtype, raw.bytes.clone()).map_err(wrap)?;
     let step = (CHUNK / cols).clamp(1, rows.max(1));

@@ -2,14 +2,14 @@
 
 use crate::WeightsError;
 use std::{io, path::PathBuf};
-use taper_tensor::{AffineFormat, TensorError};
+use taper_tensor::AffineFormat;
 
 /// Every way in which a conversion can fail. Nothing is left at the destination.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
     /// The source cannot be read.
     #[error(transparent)]
-    Source(#[from] WeightsError),
+    Source(Box<WeightsError>),
     /// A second rounding would only lose accuracy.
     #[error(
         "{} is quantized already; convert the original checkpoint in f32, f16 or bf16 instead",
@@ -106,13 +106,10 @@ pub enum ConvertError {
         #[source]
         source: io::Error,
     },
-    /// The tensor layer refused a matrix.
-    #[error("tensor {name:?}: {source}")]
-    Tensor {
-        /// The tensor.
-        name: String,
-        /// Its reason.
-        #[source]
-        source: TensorError,
-    },
+}
+
+impl From<WeightsError> for ConvertError {
+    fn from(error: WeightsError) -> Self {
+        Self::Source(Box::new(error))
+    }
 }
