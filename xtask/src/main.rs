@@ -2,6 +2,7 @@
 
 mod parity;
 mod runner;
+mod tidy;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -21,11 +22,14 @@ enum Task {
         /// Only the fixtures whose name contains this.
         filter: Option<String>,
     },
+    /// Check crate directions, file lengths and other rules of docs/architecture.md.
+    Tidy,
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
+        Task::Tidy => tidy::run(&root()),
     }
 }
 
