@@ -1,7 +1,10 @@
 //! Development tasks: `cargo xtask help`.
 
+mod niah;
 mod parity;
+mod ppl;
 mod runner;
+mod subject;
 mod tidy;
 
 use clap::{Parser, Subcommand};
@@ -22,6 +25,10 @@ enum Task {
         /// Only the fixtures whose name contains this.
         filter: Option<String>,
     },
+    /// Compare the perplexity of held-out text with transformers'.
+    Ppl(subject::Subject),
+    /// Find needles in haystacks, and compare with transformers' answers.
+    Niah(niah::Options),
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
     Tidy,
 }
@@ -29,6 +36,8 @@ enum Task {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
+        Task::Ppl(subject) => ppl::run(&root(), &subject),
+        Task::Niah(options) => niah::run(&root(), &options),
         Task::Tidy => tidy::run(&root()),
     }
 }
