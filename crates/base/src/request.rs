@@ -110,7 +110,7 @@ pub enum GenerationError {
 /// Where the engine puts a request's events. It must not block.
 ///
 /// Dropping the receiving side cancels the request: the engine looks at `is_closed` each step.
-pub trait EventSink: Send + 'static {
+pub trait EventSink: Send + Sync + 'static {
     /// Takes an event; it is dropped silently when nobody listens any more.
     fn send(&mut self, event: Event);
     /// Nobody will read another event.

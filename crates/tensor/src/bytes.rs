@@ -74,6 +74,8 @@ impl fmt::Debug for Bytes {
 /// Zeroed memory aligned to a cache line. Untouched pages cost no memory: the system maps them on
 /// first write.
 pub struct AlignedBytes {
+    base: NonNull<u8>,
+    /// `base` rounded up to [`Self::ALIGN`].
     ptr: NonNull<u8>,
     len: usize,
 }
@@ -87,12 +89,16 @@ impl AlignedBytes {
         let Some(layout) = Self::layout(len) else { capacity_overflow(len) };
         // SAFETY: the layout has a size above zero.
         let raw = unsafe { alloc::alloc_zeroed(layout) };
-        let Some(ptr) = NonNull::new(raw) else { alloc::handle_alloc_error(layout) };
-        Self { ptr, len }
+        let Some(base) = NonNull::new(raw) else { alloc::handle_alloc_error(layout) };
+        // SAFETY: the offset is below ALIGN, which the layout has room for.
+        let ptr = unsafe { base.add(base.align_offset(Self::ALIGN)) };
+        Self { base, ptr, len }
     }
 
+    /// Room for the bytes and for moving their start up to the alignment. Asking the allocator for
+    /// the alignment itself would make it write the zeros, and so take the memory at once.
     fn layout(len: usize) -> Option<alloc::Layout> {
-        alloc::Layout::from_size_align(len.max(1), Self::ALIGN).ok()
+        alloc::Layout::from_size_align(len.checked_add(Self::ALIGN)?, 1).ok()
     }
 
     /// The bytes.
@@ -130,7 +136,7 @@ impl Drop for AlignedBytes {
     fn drop(&mut self) {
         if let Some(layout) = Self::layout(self.len) {
             // SAFETY: allocated in `zeroed` with the same layout.
-            unsafe { alloc::dealloc(self.ptr.as_ptr(), layout) };
+            unsafe { alloc::dealloc(self.base.as_ptr(), layout) };
         }
     }
 }

@@ -1,0 +1,24 @@
+//! Text around a language model: see the README below.
+#![doc = include_str!("../README.md")]
+
+mod decoding;
+mod detokenizer;
+mod error;
+mod message;
+mod output;
+mod stop;
+mod template;
+mod text;
+mod tokenizer;
+
+pub use detokenizer::Detokenizer;
+pub use error::ChatError;
+pub use message::{Content, ContentPart, Message, Role, Tool, ToolCall};
+pub use output::{
+    Delta, OutputParser, ParsedMessage, ParserOptions, ReasoningFormat, ToolCallIds, ToolFormat,
+    starts_in_reasoning,
+};
+pub use stop::{StopMatch, StopStrings};
+pub use template::{ChatTemplate, TemplateRequest};
+pub use text::{TextOptions, TextStep, TextStream};
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,66 @@
+//! Reasoning and tool calls in what a model writes, found while it is written.
+
+mod format;
+mod hermes;
+mod ids;
+mod parser;
+
+pub use format::{ReasoningFormat, ToolFormat, starts_in_reasoning};
+pub use ids::ToolCallIds;
+pub use parser::{OutputParser, ParserOptions};
+
+use crate::ToolCall;
+
+/// A piece of a parsed message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Delta {
+    /// More reasoning.
+    Reasoning(String),
+    /// More content.
+    Content(String),
+    /// A tool call begins; its arguments follow.
+    ToolCallStart {
+        /// The call's place among the message's calls, from 0.
+        index: usize,
+        /// The call's id.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// More of a call's arguments.
+    ToolCallArguments {
+        /// The call's place.
+        index: usize,
+        /// Concatenated, these are the JSON text of the arguments.
+        fragment: String,
+    },
+}
+
+/// A whole parsed message.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ParsedMessage {
+    /// Reasoning, if there is any.
+    pub reasoning: Option<String>,
+    /// Content, if there is any.
+    pub content: Option<String>,
+    /// Tool calls, in order.
+    pub tool_calls: Vec<ToolCall>,
+}
+
+impl ParsedMessage {
+    /// Adds a piece.
+    pub fn apply(&mut self, delta: Delta) {
+        match delta {
+            Delta::Reasoning(text) => self.reasoning.get_or_insert_default().push_str(&text),
+            Delta::Content(text) => self.content.get_or_insert_default().push_str(&text),
+            Delta::ToolCallStart { id, name, .. } => {
+                self.tool_calls.push(ToolCall { id, name, arguments: String::new() });
+            }
+            Delta::ToolCallArguments { index, fragment } => {
+                if let Some(call) = self.tool_calls.get_mut(index) {
+                    call.arguments.push_str(&fragment);
+                }
+            }
+        }
+    }
+}

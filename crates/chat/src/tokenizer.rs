@@ -1,0 +1,193 @@
+//! A model's tokenizer, as `tokenizer.json` and `tokenizer_config.json` describe it.
+
+use crate::{ChatError, Detokenizer, decoding::Chain};
+use serde::Deserialize;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use taper_base::TokenId;
+
+/// Text to tokens and back. Cloning is cheap.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    tokenizer: tokenizers::Tokenizer,
+    /// At the beginning of a text.
+    chain: Chain,
+    config: TokenizerConfig,
+}
+
+/// What of `tokenizer_config.json` matters here.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct TokenizerConfig {
+    #[serde(default)]
+    pub(crate) bos_token: Option<TokenText>,
+    #[serde(default)]
+    pub(crate) eos_token: Option<TokenText>,
+}
+
+/// A token in `tokenizer_config.json`: its text, or an object that holds it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum TokenText {
+    Plain(String),
+    Added { content: String },
+}
+
+impl TokenText {
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            Self::Plain(text) | Self::Added { content: text } => text,
+        }
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` and, if there is one, `tokenizer_config.json` of a model's directory.
+    ///
+    /// # Errors
+    /// A file is missing or broken; the error names it.
+    pub fn load(dir: &Path) -> Result<Self, ChatError> {
+        let path = dir.join("tokenizer.json");
+        let json = crate::template::read(&path)?;
+        let config_path = dir.join("tokenizer_config.json");
+        let config =
+            if config_path.exists() { Some(crate::template::read(&config_path)?) } else { None };
+        Self::build(&json, &path, config.as_deref(), &config_path)
+    }
+
+    /// The same from memory.
+    ///
+    /// # Errors
+    /// One of them is broken; the error names it as if it were a file.
+    pub fn from_bytes(
+        tokenizer_json: &[u8],
+        tokenizer_config_json: Option<&[u8]>,
+    ) -> Result<Self, ChatError> {
+        Self::build(
+            tokenizer_json,
+            Path::new("tokenizer.json"),
+            tokenizer_config_json,
+            Path::new("tokenizer_config.json"),
+        )
+    }
+
+    fn build(
+        json: &[u8],
+        path: &Path,
+        config: Option<&[u8]>,
+        config_path: &Path,
+    ) -> Result<Self, ChatError> {
+        let broken = |source| ChatError::Tokenizer { path: path.to_owned(), source };
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(broken)?;
+        // Left over from training: they would cut prompts, or fill them up.
+        tokenizer.with_truncation(None).map_err(broken)?;
+        tokenizer.with_padding(None);
+        let chain = Chain::new(tokenizer.get_decoder()).map_err(|unsupported| {
+            ChatError::UnsupportedDecoder { path: path.to_owned(), decoder: unsupported.0 }
+        })?;
+        let config = match config {
+            None => TokenizerConfig::default(),
+            Some(bytes) => serde_json::from_slice(bytes)
+                .map_err(|source| ChatError::Json { path: PathBuf::from(config_path), source })?,
+        };
+        Ok(Self { inner: Arc::new(Inner { tokenizer, chain, config }) })
+    }
+
+    /// Text to tokens.
+    ///
+    /// # Errors
+    /// The tokenizer cannot encode it.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ChatError> {
+        self.inner
+            .tokenizer
+            .encode_fast(text, add_special_tokens)
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|source| ChatError::Tokenization { source })
+    }
+
+    /// Tokens to text, all at once.
+    ///
+    /// # Errors
+    /// The tokenizer cannot decode them.
+    pub fn decode(&self, ids: &[TokenId], skip_special_tokens: bool) -> Result<String, ChatError> {
+        // Not the library's own: its decoder for BPE panics when there is nothing to decode.
+        let mut detokenizer = self.detokenizer(skip_special_tokens);
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(&detokenizer.push(id)?);
+        }
+        text.push_str(&detokenizer.finish()?);
+        Ok(text)
+    }
+
+    /// The bytes that a token stands for in the middle of a text, which need not be UTF-8; none
+    /// for an unknown token.
+    #[must_use]
+    pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
+        let token = self.shown(id, false).unwrap_or_default();
+        self.inner.chain.bytes(&token).unwrap_or_else(|_| token.into_bytes())
+    }
+
+    /// A token as text, with U+FFFD for bytes that are not UTF-8.
+    #[must_use]
+    pub fn token_text(&self, id: TokenId) -> String {
+        String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
+    }
+
+    /// A token as the vocabulary writes it, unless it is unknown or to be skipped.
+    pub(crate) fn shown(&self, id: TokenId, skip_special_tokens: bool) -> Option<String> {
+        let tokenizer = &self.inner.tokenizer;
+        let token = tokenizer.id_to_token(id)?;
+        let skip = skip_special_tokens && tokenizer.get_added_vocabulary().is_special_token(&token);
+        (!skip).then_some(token)
+    }
+
+    /// The token with this text in the vocabulary.
+    #[must_use]
+    pub fn token_id(&self, text: &str) -> Option<TokenId> {
+        self.inner.tokenizer.token_to_id(text)
+    }
+
+    /// Tokens there are, added ones included.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.inner.tokenizer.get_vocab_size(true)
+    }
+
+    /// Whether a token is special, such as an end-of-turn mark.
+    #[must_use]
+    pub fn is_special(&self, id: TokenId) -> bool {
+        self.inner.tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|t| t.special)
+    }
+
+    /// The beginning-of-sequence token, as `tokenizer_config.json` names it.
+    #[must_use]
+    pub fn bos_token(&self) -> Option<&str> {
+        self.inner.config.bos_token.as_ref().map(TokenText::as_str)
+    }
+
+    /// The end-of-sequence token, as `tokenizer_config.json` names it.
+    #[must_use]
+    pub fn eos_token(&self) -> Option<&str> {
+        self.inner.config.eos_token.as_ref().map(TokenText::as_str)
+    }
+
+    /// An incremental decoder for one sequence: what it gives back, put together, is what
+    /// [`decode`](Self::decode) makes of the same tokens.
+    #[must_use]
+    pub fn detokenizer(&self, skip_special_tokens: bool) -> Detokenizer {
+        Detokenizer::new(self.clone(), skip_special_tokens, self.inner.chain.clone())
+    }
+}

@@ -1,0 +1,354 @@
+//! Reasoning and tool calls in model output: tables, and the law that cutting changes nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use proptest::prelude::*;
+use taper_chat::{
+    ChatError, Delta, OutputParser, ParsedMessage, ParserOptions, ReasoningFormat, ToolFormat,
+};
+
+fn options() -> ParserOptions {
+    ParserOptions {
+        reasoning: ReasoningFormat::Think,
+        tools: ToolFormat::Hermes,
+        id_seed: Some(1),
+        ..ParserOptions::default()
+    }
+}
+
+fn parse(text: &str) -> ParsedMessage {
+    OutputParser::parse(options(), text)
+}
+
+fn streamed(options: ParserOptions, pieces: &[&str]) -> ParsedMessage {
+    let mut parser = OutputParser::new(options);
+    let mut message = ParsedMessage::default();
+    for piece in pieces {
+        parser.push(piece).into_iter().for_each(|delta| message.apply(delta));
+    }
+    parser.finish().into_iter().for_each(|delta| message.apply(delta));
+    message
+}
+
+/// Content, then `name arguments` of each call.
+fn flat(message: &ParsedMessage) -> (&str, Vec<String>) {
+    let calls = message.tool_calls.iter().map(|c| format!("{} {}", c.name, c.arguments)).collect();
+    (message.content.as_deref().unwrap_or(""), calls)
+}
+
+#[track_caller]
+fn expect(text: &str, content: &str, calls: &[&str]) {
+    let message = parse(text);
+    let (got_content, got_calls) = flat(&message);
+    assert_eq!(got_content, content, "content of {text:?}");
+    assert_eq!(got_calls, calls, "calls of {text:?}");
+}
+
+/// What is not a call comes through byte for byte.
+#[track_caller]
+fn untouched(text: &str) {
+    expect(text, text, &[]);
+}
+
+const LS: &str = r#"<tool_call>{"name":"bash","arguments":{"command":"ls"}}</tool_call>"#;
+
+#[test]
+fn calls_are_found() {
+    expect(LS, "", &[r#"bash {"command":"ls"}"#]);
+    let two = format!("{LS}\n{LS}\n");
+    expect(&two, "", &[r#"bash {"command":"ls"}"#, r#"bash {"command":"ls"}"#]);
+    let ids: Vec<String> = parse(&two).tool_calls.into_iter().map(|c| c.id).collect();
+    assert_ne!(ids[0], ids[1]);
+    expect(
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": {\"b\": [1, {\"c\": \"}\\\"{\"}]}}}\n</tool_call>",
+        "",
+        &["f {\"a\": {\"b\": [1, {\"c\": \"}\\\"{\"}]}}"],
+    );
+    // Arguments first, in a string, absent, empty, by another name.
+    expect(
+        r#"<tool_call>{"arguments": {"a": 1.50}, "name": "f"}</tool_call>"#,
+        "",
+        &[r#"f {"a": 1.50}"#],
+    );
+    expect(r#"<tool_call>{"name":"f","arguments":"{\"k\":1}"}</tool_call>"#, "", &[r#"f {"k":1}"#]);
+    expect(r#"<tool_call>{"name":"f"}</tool_call>"#, "", &["f {}"]);
+    expect(r#"<tool_call>{"name":"f","arguments":{}}</tool_call>"#, "", &["f {}"]);
+    expect(r#"<tool_call>{"name":"f","parameters":{"a":1}}</tool_call>"#, "", &[r#"f {"a":1}"#]);
+    // Members that nobody needs, before and after.
+    expect(
+        r#"<tool_call>{"id":7,"name":"f","arguments":{"a":1},"x":"}"}</tool_call>!"#,
+        "!",
+        &[r#"f {"a":1}"#],
+    );
+    expect(
+        r#"<tool_call>{"name":"f","arguments":{"a":1},"x":"}"}</tool_call>!"#,
+        "!",
+        &[r#"f {"a":1}"#],
+    );
+    // The tag inside a string belongs to the string.
+    expect(
+        r#"<tool_call>{"name":"f","arguments":{"a":"</tool_call>"}}</tool_call>"#,
+        "",
+        &[r#"f {"a":"</tool_call>"}"#],
+    );
+}
+
+#[test]
+fn text_around_calls_is_content() {
+    expect(&format!("OK calling: {LS}"), "OK calling:", &[r#"bash {"command":"ls"}"#]);
+    expect(&format!("A\n{LS}\nB"), "A\n\nB", &[r#"bash {"command":"ls"}"#]);
+    expect(&format!(" {LS} B "), "B ", &[r#"bash {"command":"ls"}"#]);
+    let filler = "x".repeat(2000);
+    expect(&format!("{filler}{LS}"), &filler, &[r#"bash {"command":"ls"}"#]);
+}
+
+#[test]
+fn what_is_no_call_is_untouched() {
+    for text in [
+        "",
+        "  \n ",
+        "prose",
+        "{not valid json}",
+        "<tool_call>{not valid json}</tool_call>",
+        "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
+        r#"[TOOL_CALLS]{"name":"read"}"#,
+        r#"<tool_call>{"name":"","arguments":{}}</tool_call>"#,
+        r#"<tool_call>{"name":"f","arguments":42}</tool_call>"#,
+        r#"<tool_call>{"name":"f","arguments":null}</tool_call>"#,
+        r#"<tool_call>{"name":"f","arguments":[1]}</tool_call>"#,
+        r#"<tool_call>{"name":"f","arguments":"not json"}</tool_call>"#,
+        r#"<tool_call>{"name":5,"arguments":{}}</tool_call>"#,
+        r#"<tool_call>{"arguments":{"a":1}}</tool_call>"#,
+        r#"<tool_call>[{"name":"f","arguments":{}}]</tool_call>"#,
+        "<tool_call>",
+        "<tool_call>\n",
+        "<tool_call>{\"name\": \"f\", \"argu",
+        "a <tool_cal b",
+        "<tool_call> <tool_call>{ <tool_call>{\"",
+        "tail <tool_c",
+        "# Title\n\n* a < b\n\n```html\n<p>\n```\n \n",
+    ] {
+        untouched(text);
+    }
+    // A broken call does not hide the next.
+    expect(&format!("<tool_call>{{\"a\" {LS}"), "<tool_call>{\"a\"", &[r#"bash {"command":"ls"}"#]);
+}
+
+#[test]
+fn unclosed_and_badly_closed_calls() {
+    let call = r#"{"name":"f","arguments":{"a":1}}"#;
+    for end in ["", "\n", "</tool_c", "}", "}\n</tool_call>", "\n</tool_call>\n"] {
+        expect(&format!("<tool_call>{call}{end}"), "", &[r#"f {"a":1}"#]);
+    }
+    expect(&format!("<tool_call>{call}\nDone."), "Done.", &[r#"f {"a":1}"#]);
+    expect(&format!("<tool_call>{call}<tool_call>{call}"), "", &[r#"f {"a":1}"#, r#"f {"a":1}"#]);
+    expect(r#"<tool_call>{"name":"f","arguments":{"a":1}</tool_call>x"#, "x", &[r#"f {"a":1}"#]);
+}
+
+#[test]
+fn broken_arguments_stand_once_told() {
+    expect(
+        r#"<tool_call>{"name":"f","arguments":{"a": 'x'}}</tool_call>!"#,
+        "!",
+        &["f {\"a\": 'x'}"],
+    );
+    expect(r#"<tool_call>{"name":"f","arguments":{"a": "#, "", &["f {\"a\": "]);
+    expect(r#"<tool_call>{"name":"f","arguments":{"a": 1</tool_call>!"#, "!", &["f {\"a\": 1"]);
+    expect(
+        "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\": \"open\n</tool_call>!",
+        "!",
+        &["f {\"a\": \"open"],
+    );
+    expect(
+        "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\": \"1\n\n</tool<<\n\"}}</tool_call>!",
+        "!",
+        &["f {\"a\": \"1\n\n</tool<<\n\"}"],
+    );
+}
+
+#[test]
+fn unknown_names_stay_content() {
+    let known = |names: &[&str]| ParserOptions {
+        known_tools: Some(names.iter().map(|&n| n.to_owned()).collect()),
+        ..options()
+    };
+    assert_eq!(OutputParser::parse(known(&["bash"]), LS).tool_calls.len(), 1);
+    for names in [&[][..], &["bas"], &["bash2"]] {
+        let message = OutputParser::parse(known(names), LS);
+        assert_eq!(message.content.as_deref(), Some(LS));
+        assert!(message.tool_calls.is_empty());
+    }
+}
+
+#[test]
+fn reasoning() {
+    let table = [
+        // single, only, none, several, unclosed, empty, several lines
+        ("<think>a</think>b", Some("a"), Some("b")),
+        ("<think>a</think>", Some("a"), None),
+        ("Hello! 👋", None, Some("Hello! 👋")),
+        ("<think>a</think>b<think>c</think> d", Some("a\nc"), Some("b d")),
+        ("<think>a\nb", Some("a\nb"), None),
+        ("<think></think>b", None, Some("b")),
+        ("<think>\n\n</think>\n\nb", None, Some("b")),
+        ("<think>\na\n\nb\n</think>\n\nc\n", Some("a\n\nb"), Some("c\n")),
+        ("\n<think>a</think>b", Some("a"), Some("b")),
+        ("a </think> b", None, Some("a </think> b")),
+        ("<think>a <think> b</think>c", Some("a <think> b"), Some("c")),
+        ("<thin", None, Some("<thin")),
+        ("<think>a</thi", Some("a</thi"), None),
+    ];
+    for (text, reasoning, content) in table {
+        let message = parse(text);
+        assert_eq!(message.reasoning.as_deref(), reasoning, "{text:?}");
+        assert_eq!(message.content.as_deref(), content, "{text:?}");
+    }
+    let message = parse(&format!("<think>{LS}</think>\n\n{LS}"));
+    assert_eq!(message.reasoning.as_deref(), Some(LS));
+    assert_eq!(message.tool_calls.len(), 1);
+    assert_eq!(message.content, None);
+}
+
+#[test]
+fn output_that_begins_inside_reasoning() {
+    let open = ParserOptions { starts_in_reasoning: true, ..options() };
+    let r1 = ParserOptions { reasoning: ReasoningFormat::ThinkOpen, ..options() };
+    for options in [open, r1] {
+        for text in ["a</think>\n\nb", "<think>\na\n</think>b"] {
+            let message = OutputParser::parse(options.clone(), text);
+            assert_eq!(message.reasoning.as_deref(), Some("a"));
+            assert_eq!(message.content.as_deref(), Some("b"));
+        }
+    }
+    assert!(taper_chat::starts_in_reasoning("<|im_start|>assistant\n<think>\n"));
+    assert!(!taper_chat::starts_in_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n"));
+    assert!(!taper_chat::starts_in_reasoning("what is <think>?<|im_end|>"));
+}
+
+#[test]
+fn without_formats_everything_is_content() {
+    let text = format!("<think>a</think> {LS} ");
+    let message = OutputParser::parse(ParserOptions::default(), &text);
+    assert_eq!(message.content, Some(text.clone()));
+    let only_tools = ParserOptions { reasoning: ReasoningFormat::None, ..options() };
+    let message = OutputParser::parse(only_tools, &text);
+    assert_eq!(message.content.as_deref(), Some("<think>a</think>"));
+    assert_eq!(message.tool_calls.len(), 1);
+}
+
+#[test]
+fn calls_are_told_while_they_are_written() {
+    let mut parser = OutputParser::new(options());
+    assert_eq!(parser.push("To list "), vec![Delta::Content("To list".to_owned())]);
+    assert_eq!(parser.push("files:\n<tool"), vec![Delta::Content(" files:".to_owned())]);
+    assert_eq!(parser.push("_call>\n{\"name\": \"ls\", \"arguments\": "), vec![]);
+    let deltas = parser.push("{\"path\"");
+    assert!(matches!(&deltas[0], Delta::ToolCallStart { index: 0, name, id }
+        if name == "ls" && id.starts_with("call_") && id.len() == 29));
+    let fragment = |text: &str| Delta::ToolCallArguments { index: 0, fragment: text.to_owned() };
+    assert_eq!(deltas[1..], [fragment("{\"path\"")]);
+    assert_eq!(parser.push(": \"/t"), vec![fragment(": \"/t")]);
+    assert_eq!(parser.push("mp\"}}"), vec![fragment("mp\"}")]);
+    assert_eq!(parser.push("\n</tool_call>"), vec![]);
+    assert_eq!(parser.finish(), vec![]);
+}
+
+#[test]
+fn format_names() {
+    assert_eq!("qwen3".parse::<ReasoningFormat>().unwrap(), ReasoningFormat::Think);
+    assert_eq!("deepseek_r1".parse::<ReasoningFormat>().unwrap(), ReasoningFormat::ThinkOpen);
+    assert_eq!("hermes".parse::<ToolFormat>().unwrap(), ToolFormat::Hermes);
+    for name in ToolFormat::NAMES {
+        assert_eq!(name.parse::<ToolFormat>().unwrap().to_string(), *name);
+    }
+    for name in ReasoningFormat::NAMES {
+        assert_eq!(name.parse::<ReasoningFormat>().unwrap().to_string(), *name);
+    }
+    let error = "llama9".parse::<ToolFormat>().unwrap_err();
+    assert!(matches!(error, ChatError::UnknownFormat { .. }));
+    assert_eq!(
+        error.to_string(),
+        "there is no tool-call parser named \"llama9\"; choose from none, hermes"
+    );
+    assert!("x".parse::<ReasoningFormat>().unwrap_err().to_string().contains("qwen3"));
+    assert_eq!(ToolFormat::detect("..<tool_call>.."), ToolFormat::Hermes);
+    assert_eq!(ToolFormat::detect("<tool_call><function=x>"), ToolFormat::None);
+    assert_eq!(ReasoningFormat::detect("{{ '</think>' }}"), ReasoningFormat::Think);
+    assert_eq!(ReasoningFormat::detect(""), ReasoningFormat::None);
+}
+
+/// Every way to cut a text in two, and one character at a time.
+#[test]
+fn every_cut_gives_the_same() {
+    let texts = [
+        format!("<think>\nhm <tool_call>\n</think>\n\nOK: {LS}\nand {LS}"),
+        "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"\n</tool_call>x</tool_call>".to_owned(),
+        "<tool_call>{\"x\": 1, \"y\" <tool_call>{\"name\":\"f\"}</tool_call> ü".to_owned(),
+    ];
+    for text in &texts {
+        let whole = parse(text);
+        for (at, _) in text.char_indices() {
+            assert_eq!(streamed(options(), &[&text[..at], &text[at..]]), whole, "{text:?} at {at}");
+        }
+        let chars: Vec<String> = text.chars().map(String::from).collect();
+        let pieces: Vec<&str> = chars.iter().map(String::as_str).collect();
+        assert_eq!(streamed(options(), &pieces), whole);
+    }
+}
+
+/// Texts made of what the parser looks for.
+fn texts() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        Just("<think>"),
+        Just("</think>"),
+        Just("<tool_call>"),
+        Just("</tool_call>"),
+        Just("{\"name\": \"f\", \"arguments\": {"),
+        Just("{\"arguments\": {\"a\": \"b\"}, \"name\": \"g\"}"),
+        Just("{\"name\": \"h\", \"arguments\": \"{\\\"k\\\": 1}\"}"),
+        Just(LS),
+        Just("\"a\": 1}}"),
+        Just("}"),
+        Just("{"),
+        Just("\""),
+        Just("\\"),
+        Just(","),
+        Just("\n"),
+        Just(" "),
+        Just("<"),
+        Just("word"),
+        Just("é👋"),
+    ];
+    proptest::collection::vec(piece, 0..14).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 2000, failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn cutting_changes_nothing(text in texts(), cuts in proptest::collection::vec(0usize..400, 0..12), open: bool) {
+        let options = ParserOptions { starts_in_reasoning: open, ..options() };
+        let mut cuts: Vec<usize> =
+            cuts.into_iter().filter(|&at| at < text.len() && text.is_char_boundary(at)).collect();
+        cuts.sort_unstable();
+        cuts.push(text.len());
+        let mut pieces = Vec::new();
+        let mut from = 0;
+        for to in cuts {
+            pieces.push(&text[from..to]);
+            from = to;
+        }
+        prop_assert_eq!(streamed(options.clone(), &pieces), OutputParser::parse(options, &text));
+    }
+
+    /// Where there is neither reasoning nor a call, nothing is lost.
+    #[test]
+    fn fallback_is_lossless(text in texts()) {
+        let message = parse(&text);
+        if message.tool_calls.is_empty() && !text.contains("<think>") {
+            prop_assert_eq!(message.content.unwrap_or_default(), text);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Everything that can go wrong with a request, and the one table that says how it is answered.
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use taper_base::{GenerationError, SubmitError};
+use taper_chat::ChatError;
+
+/// Why a request was refused or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApiError {
+    /// The body is not JSON.
+    #[error("the body is not valid JSON: {0}")]
+    InvalidJson(#[source] serde_json::Error),
+    /// The body is JSON, and not an object.
+    #[error("the body must be a JSON object")]
+    NotAnObject,
+    /// The body could not be read.
+    #[error("the body could not be read")]
+    UnreadableBody,
+    /// The body is longer than the server takes.
+    #[error("the body is longer than the limit of {limit} bytes")]
+    BodyTooLarge {
+        /// The limit.
+        limit: usize,
+    },
+    /// The body claims to be something else than JSON.
+    #[error("the content type must be application/json")]
+    UnsupportedMediaType,
+    /// A field holds the wrong type.
+    #[error("invalid type for '{param}': {detail}")]
+    InvalidType {
+        /// Path of the field.
+        param: String,
+        /// What was expected and what came.
+        detail: String,
+    },
+    /// A field holds a value that is out of range or contradicts another.
+    #[error("invalid value for '{param}': {detail}")]
+    InvalidValue {
+        /// Path of the field.
+        param: String,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A field is missing.
+    #[error("missing required parameter: '{param}'")]
+    MissingParameter {
+        /// Path of the field.
+        param: String,
+    },
+    /// A field that the API does not have.
+    #[error("unknown parameter: '{param}'")]
+    UnknownParameter {
+        /// Path of the field.
+        param: String,
+    },
+    /// A field of the API that this server does not honour.
+    #[error("unsupported parameter: '{param}' {detail}")]
+    UnsupportedParameter {
+        /// Path of the field.
+        param: String,
+        /// Why, or what to use instead.
+        detail: &'static str,
+    },
+    /// A field of the API with a value that this server does not honour.
+    #[error("unsupported value for '{param}': {detail}")]
+    UnsupportedValue {
+        /// Path of the field.
+        param: String,
+        /// What is not supported.
+        detail: String,
+    },
+    /// No such model here.
+    #[error("the model '{model}' does not exist; this server has: {served}")]
+    ModelNotFound {
+        /// The name asked for.
+        model: String,
+        /// The names served.
+        served: String,
+    },
+    /// The key is missing or wrong.
+    #[error("incorrect API key provided")]
+    InvalidApiKey,
+    /// No such route.
+    #[error("unknown request URL: {method} {path}")]
+    UnknownUrl {
+        /// The request's method.
+        method: String,
+        /// The request's path.
+        path: String,
+    },
+    /// The route exists for other methods.
+    #[error("{method} is not allowed for {path}")]
+    MethodNotAllowed {
+        /// The request's method.
+        method: String,
+        /// The request's path.
+        path: String,
+    },
+    /// The engine did not take the request.
+    #[error("{source}")]
+    Submit {
+        /// Why.
+        #[source]
+        source: SubmitError,
+        /// The field that holds the prompt.
+        prompt_param: &'static str,
+    },
+    /// The engine gave up on a request it had taken.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
+    /// Tokenizing, detokenizing or rendering the chat template failed.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// The model came without a chat template.
+    #[error("this model has no chat template; use /v1/completions")]
+    NoChatTemplate,
+    /// The server finishes what it has and takes nothing new.
+    #[error("the server is shutting down")]
+    Draining,
+    /// The engine dropped the request without a word.
+    #[error("the engine ended without an answer")]
+    EngineGone,
+    /// A bug of this server.
+    #[error("internal error")]
+    Internal,
+}
+
+/// How an error is answered: HTTP status, and `type`, `code` and `param` of the body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ErrorClass {
+    /// HTTP status.
+    pub status: StatusCode,
+    /// `type` of the body.
+    pub kind: &'static str,
+    /// `code` of the body.
+    pub code: &'static str,
+    /// `param` of the body: the field at fault.
+    pub param: Option<String>,
+}
+
+const INVALID: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+
+/// Status, `type`, `code`, `param`.
+type Row<'a> = (StatusCode, &'static str, &'static str, Option<&'a str>);
+
+impl ApiError {
+    pub(crate) fn value(param: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::InvalidValue { param: param.into(), detail: detail.into() }
+    }
+
+    pub(crate) fn unsupported(param: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::UnsupportedValue { param: param.into(), detail: detail.into() }
+    }
+
+    /// The table. Every match is written out, with no catch-all arm, so that a new variant of this
+    /// or of a wrapped enum does not compile until somebody has decided how it is answered.
+    #[must_use]
+    pub fn class(&self) -> ErrorClass {
+        use StatusCode as S;
+        fn bad<'a>(code: &'static str, param: Option<&'a str>) -> Row<'a> {
+            (StatusCode::BAD_REQUEST, INVALID, code, param)
+        }
+        let fail = |code| (S::INTERNAL_SERVER_ERROR, SERVER, code, None);
+        let (status, kind, code, param) = match self {
+            Self::InvalidJson(_) => bad("invalid_json", None),
+            Self::NotAnObject => bad("invalid_type", None),
+            Self::UnreadableBody => bad("unreadable_body", None),
+            Self::BodyTooLarge { .. } => (S::PAYLOAD_TOO_LARGE, INVALID, "body_too_large", None),
+            Self::UnsupportedMediaType => {
+                (S::UNSUPPORTED_MEDIA_TYPE, INVALID, "unsupported_media_type", None)
+            }
+            Self::InvalidType { param, .. } => bad("invalid_type", Some(param)),
+            Self::InvalidValue { param, .. } => bad("invalid_value", Some(param)),
+            Self::MissingParameter { param } => bad("missing_required_parameter", Some(param)),
+            Self::UnknownParameter { param } => bad("unknown_parameter", Some(param)),
+            Self::UnsupportedParameter { param, .. } => bad("unsupported_parameter", Some(param)),
+            Self::UnsupportedValue { param, .. } => bad("unsupported_value", Some(param)),
+            Self::ModelNotFound { .. } => (S::NOT_FOUND, INVALID, "model_not_found", Some("model")),
+            Self::InvalidApiKey => (S::UNAUTHORIZED, INVALID, "invalid_api_key", None),
+            Self::UnknownUrl { .. } => (S::NOT_FOUND, INVALID, "unknown_url", None),
+            Self::MethodNotAllowed { .. } => {
+                (S::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed", None)
+            }
+            Self::Submit { source, prompt_param } => match source {
+                SubmitError::EmptyPrompt => bad("empty_prompt", Some(prompt_param)),
+                SubmitError::TooLong { .. } => bad("context_length_exceeded", Some(prompt_param)),
+                SubmitError::NeverFits { .. } => bad("kv_cache_too_small", Some(prompt_param)),
+                SubmitError::UnknownToken { .. } => bad("unknown_token", Some(prompt_param)),
+                SubmitError::InvalidParam(p) => bad("invalid_value", Some(p.name)),
+                SubmitError::QueueFull { .. } => {
+                    (S::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", None)
+                }
+                SubmitError::ShuttingDown => {
+                    (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
+                }
+            },
+            Self::Generation(source) => match source {
+                GenerationError::NonFiniteLogits { .. } => fail("non_finite_logits"),
+                GenerationError::Step { .. } => fail("step_failed"),
+                GenerationError::ShuttingDown => {
+                    (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
+                }
+            },
+            Self::Chat(source) => match source {
+                // These belong to starting up; a request that meets one has met a bug.
+                ChatError::Read { .. }
+                | ChatError::Json { .. }
+                | ChatError::Tokenizer { .. }
+                | ChatError::UnsupportedDecoder { .. }
+                | ChatError::NoTemplate { .. }
+                | ChatError::TemplateShape { .. }
+                | ChatError::BrokenTemplate { .. }
+                | ChatError::UnknownFormat { .. } => fail("internal_error"),
+                ChatError::Tokenization { .. } => fail("tokenizer_failed"),
+                ChatError::TemplateRaised { .. } => bad("invalid_value", Some("messages")),
+                ChatError::Render { .. } => bad("template_failed", Some("messages")),
+                ChatError::TemplateOutOfFuel { .. } => bad("template_failed", Some("messages")),
+                ChatError::GenerationPromptAndContinue | ChatError::NothingToContinue => {
+                    bad("invalid_value", Some("continue_final_message"))
+                }
+                ChatError::EmptyStopString => bad("invalid_value", Some("stop")),
+            },
+            Self::NoChatTemplate => bad("no_chat_template", Some("messages")),
+            Self::Draining => (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None),
+            Self::EngineGone => fail("engine_gone"),
+            Self::Internal => fail("internal_error"),
+        };
+        ErrorClass { status, kind, code, param: param.map(str::to_owned) }
+    }
+
+    /// The body, as it also travels in a stream.
+    pub(crate) fn body(&self) -> ErrorBody {
+        let class = self.class();
+        ErrorBody {
+            error: ErrorDetail {
+                message: self.to_string(),
+                kind: class.kind,
+                param: class.param,
+                code: class.code,
+            },
+        }
+    }
+}
+
+/// `{"error": {...}}`
+#[derive(Debug, Serialize)]
+pub(crate) struct ErrorBody {
+    error: ErrorDetail,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorDetail {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<String>,
+    code: &'static str,
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let class = self.class();
+        if class.status.is_server_error() {
+            tracing::error!(code = class.code, error = %self, "request failed");
+        } else {
+            tracing::debug!(code = class.code, error = %self, "request refused");
+        }
+        let mut response = (class.status, Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        match class.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

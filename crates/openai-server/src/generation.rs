@@ -1,0 +1,272 @@
+//! The generations of one request: `n` choices of one or more prompts, each a request to the
+//! engine, read as one sequence of steps.
+
+use crate::{
+    errors::ApiError,
+    metrics::{Ended, Metrics},
+    state::{AppState, InFlight, Phase},
+    wire::{CompletionDetails, PromptDetails, Usage},
+};
+use std::{
+    future::poll_fn,
+    sync::atomic::Ordering::Relaxed,
+    task::{Context, Poll},
+    time::Instant,
+};
+use taper_base::{
+    Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenLogprobs,
+};
+use taper_chat::{TextOptions, TextStream};
+use tokio::sync::{mpsc, watch};
+
+/// What happens to a choice next.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Log probabilities of the prompt's tokens.
+    Prompt(Vec<Option<TokenLogprobs>>),
+    /// A token, some text, the end, or several of them.
+    Piece(Piece),
+}
+
+/// What a token, or the end, added to a choice.
+#[derive(Debug, Default)]
+pub(crate) struct Piece {
+    /// Text that is safe to send; not always the token's own, as some is held back.
+    pub(crate) text: String,
+    /// The token.
+    pub(crate) token: Option<GeneratedToken>,
+    /// The choice is over.
+    pub(crate) finish: Option<FinishReason>,
+}
+
+/// All choices of one request. Dropping it cancels them: the engine sees its sinks closed.
+#[derive(Debug)]
+pub(crate) struct Generation {
+    choices: Vec<Choice>,
+    /// The choice that is asked first next time, so that none starves another.
+    turn: usize,
+    phases: watch::Receiver<Phase>,
+    /// Choices of one prompt.
+    n: usize,
+    _in_flight: InFlight,
+}
+
+#[derive(Debug)]
+struct Choice {
+    state: AppState,
+    /// `None` once the choice is over.
+    events: Option<mpsc::UnboundedReceiver<(Instant, Event)>>,
+    text: TextStream,
+    arrived: Instant,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    cached_tokens: u64,
+}
+
+/// The engine's end of a choice. Events are stamped here, so that a client that reads slowly does
+/// not count as an engine that is slow.
+struct Sink(mpsc::UnboundedSender<(Instant, Event)>);
+
+impl EventSink for Sink {
+    fn send(&mut self, event: Event) {
+        // Nobody listening is no error: `is_closed` says so to the engine.
+        let _ = self.0.send((Instant::now(), event));
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+impl Generation {
+    /// Queues every request; `n` says how many of them share a prompt.
+    pub(crate) fn submit(
+        state: &AppState,
+        requests: Vec<GenRequest>,
+        n: usize,
+        text: &TextOptions,
+        prompt_param: &'static str,
+    ) -> Result<Self, ApiError> {
+        let in_flight = InFlight::new(state);
+        if state.0.phase() != Phase::Serving {
+            return Err(ApiError::Draining);
+        }
+        let mut choices = Vec::with_capacity(requests.len());
+        for request in requests {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            // Until the engine has taken it, nothing can be cancelled or counted.
+            let mut choice = Choice {
+                state: state.clone(),
+                events: None,
+                text: TextStream::new(&state.0.tokenizer, text.clone())?,
+                arrived: Instant::now(),
+                first_token: None,
+                last_token: None,
+                prompt_tokens: request.prompt.len() as u64,
+                completion_tokens: 0,
+                cached_tokens: 0,
+            };
+            let submitted = state.0.engine.submit(request, Box::new(Sink(sender)));
+            submitted.map_err(|source| ApiError::Submit { source, prompt_param })?;
+            choice.events = Some(receiver);
+            choices.push(choice);
+        }
+        Ok(Self { choices, turn: 0, phases: state.0.phases(), n: n.max(1), _in_flight: in_flight })
+    }
+
+    /// The next step of any choice; `None` when all are over. An error ends all of them.
+    pub(crate) async fn next(&mut self) -> Option<Result<(usize, Step), ApiError>> {
+        loop {
+            let next = match self.event().await {
+                Some(next) => next?,
+                None => return Some(Err(self.fail(GenerationError::ShuttingDown.into()))),
+            };
+            let (index, Some((at, event))) = next else {
+                return Some(Err(self.fail(ApiError::EngineGone)));
+            };
+            let choice = self.choices.get_mut(index)?;
+            match choice.take(at, event) {
+                Ok(Some(step)) => return Some(Ok((index, step))),
+                Ok(None) => {}
+                Err(error) => return Some(Err(self.fail(error))),
+            }
+        }
+    }
+
+    /// The next event; the outer `None` says that the server has stopped.
+    async fn event(&mut self) -> Option<Next> {
+        let Self { choices, turn, phases, .. } = self;
+        let stopped = async { phases.wait_for(|p| *p == Phase::Stopped).await.map(drop) };
+        tokio::select! {
+            biased;
+            next = poll_fn(|cx| poll_any(choices, turn, cx)) => Some(next),
+            _ = stopped => None,
+        }
+    }
+
+    /// Ends a choice from here: the engine stops working on it.
+    pub(crate) fn finish(&mut self, choice: usize, reason: FinishReason) {
+        if let Some(choice) = self.choices.get_mut(choice) {
+            choice.end(Ended::Finished(reason));
+        }
+    }
+
+    fn fail(&mut self, error: ApiError) -> ApiError {
+        for choice in &mut self.choices {
+            choice.end(Ended::Failed);
+        }
+        error
+    }
+
+    /// Counts so far. A prompt counts once, however many choices it has.
+    pub(crate) fn usage(&self, reasoning_tokens: u64) -> Usage {
+        let mut usage = Usage {
+            completion_tokens_details: CompletionDetails { reasoning_tokens },
+            prompt_tokens_details: PromptDetails::default(),
+            ..Usage::default()
+        };
+        for choices in self.choices.chunks(self.n) {
+            usage.prompt_tokens += choices.first().map_or(0, |c| c.prompt_tokens);
+            // The later choices find the first one's prompt in the cache; what the client saved is
+            // what the first one found.
+            usage.prompt_tokens_details.cached_tokens +=
+                choices.iter().map(|c| c.cached_tokens).min().unwrap_or(0);
+            usage.completion_tokens += choices.iter().map(|c| c.completion_tokens).sum::<u64>();
+        }
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
+        usage
+    }
+}
+
+type Next = Option<(usize, Option<(Instant, Event)>)>;
+
+fn poll_any(choices: &mut [Choice], turn: &mut usize, cx: &mut Context<'_>) -> Poll<Next> {
+    let count = choices.len();
+    let mut live = false;
+    for step in 0..count {
+        let index = (*turn + step) % count;
+        let Some(events) = choices.get_mut(index).and_then(|c| c.events.as_mut()) else { continue };
+        live = true;
+        if let Poll::Ready(event) = events.poll_recv(cx) {
+            *turn = index + 1;
+            return Poll::Ready(Some((index, event)));
+        }
+    }
+    if live { Poll::Pending } else { Poll::Ready(None) }
+}
+
+impl Choice {
+    fn take(&mut self, at: Instant, event: Event) -> Result<Option<Step>, ApiError> {
+        match event {
+            Event::Started { cached_tokens } => {
+                self.cached_tokens = u64::from(cached_tokens);
+                let metrics = self.metrics();
+                metrics.prefix_queries.fetch_add(self.prompt_tokens, Relaxed);
+                metrics.prefix_hits.fetch_add(self.cached_tokens, Relaxed);
+                Ok(None)
+            }
+            Event::Prompt(logprobs) => Ok(Some(Step::Prompt(logprobs))),
+            Event::Token(token) => {
+                self.count(at);
+                let step = self.text.push(&token)?;
+                let finish = step.stop.is_some().then_some(FinishReason::Stop);
+                if let Some(reason) = finish {
+                    self.end(Ended::Finished(reason));
+                }
+                Ok(Some(Step::Piece(Piece { text: step.text, token: Some(token), finish })))
+            }
+            Event::Finished(reason) => {
+                let step = self.text.finish()?;
+                let reason = if step.stop.is_some() { FinishReason::Stop } else { reason };
+                self.end(Ended::Finished(reason));
+                let piece = Piece { text: step.text, token: None, finish: Some(reason) };
+                Ok(Some(Step::Piece(piece)))
+            }
+            Event::Failed(error) => Err(error.into()),
+        }
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.state.0.metrics
+    }
+
+    fn count(&mut self, at: Instant) {
+        self.completion_tokens += 1;
+        match self.last_token {
+            None => {
+                self.first_token = Some(at);
+                self.metrics().ttft.observe_time(at.duration_since(self.arrived));
+            }
+            Some(last) => self.metrics().inter_token.observe_time(at.duration_since(last)),
+        }
+        self.last_token = Some(at);
+    }
+
+    /// Closes the sink and books the end; a second call does nothing.
+    fn end(&mut self, how: Ended) {
+        if self.events.take().is_none() {
+            return;
+        }
+        let metrics = self.metrics();
+        metrics.ended(how);
+        if let Ended::Finished(_) = how {
+            metrics.e2e.observe_time(self.arrived.elapsed());
+            metrics.prompt_tokens.observe(self.prompt_tokens as f64);
+            metrics.generation_tokens.observe(self.completion_tokens as f64);
+            if let (Some(first), Some(last), more @ 2..) =
+                (self.first_token, self.last_token, self.completion_tokens)
+            {
+                let mean = last.duration_since(first).as_secs_f64() / (more - 1) as f64;
+                metrics.per_output_token.observe(mean);
+            }
+        }
+    }
+}
+
+impl Drop for Choice {
+    fn drop(&mut self) {
+        self.end(Ended::Aborted);
+    }
+}

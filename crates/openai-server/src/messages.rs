@@ -1,0 +1,144 @@
+//! From wire messages and tools to those that templates take, with every check on the way.
+
+use crate::{
+    errors::ApiError,
+    wire::{WireContent, WireMessage, WirePart, WireRole, WireTool},
+};
+use taper_chat::{Content, ContentPart, Message, Role, Tool, ToolCall};
+
+/// Checks and converts a conversation.
+pub(crate) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError> {
+    if wire.is_empty() {
+        return Err(ApiError::value("messages", "must hold at least one message"));
+    }
+    wire.into_iter().enumerate().map(|(i, m)| message(m, &format!("messages[{i}]"))).collect()
+}
+
+fn message(wire: WireMessage, at: &str) -> Result<Message, ApiError> {
+    let field = |name: &str| format!("{at}.{name}");
+    let assistant = wire.role == WireRole::Assistant;
+    let only = |name, who| Err(ApiError::value(field(name), format!("is only for {who} messages")));
+    let unsupported = |name| Err(ApiError::unsupported(field(name), "is not supported"));
+    if wire.refusal.is_some() {
+        return unsupported("refusal");
+    }
+    if wire.audio.is_some() {
+        return unsupported("audio");
+    }
+    if wire.function_call.is_some() {
+        return unsupported("function_call");
+    }
+    if wire.annotations.is_some_and(|a| !a.is_empty()) {
+        return unsupported("annotations");
+    }
+    if !assistant && wire.tool_calls.is_some() {
+        return only("tool_calls", "assistant");
+    }
+    if !assistant && wire.reasoning_content.is_some() {
+        return only("reasoning_content", "assistant");
+    }
+    match (wire.role, &wire.tool_call_id) {
+        (WireRole::Tool, None) => {
+            return Err(ApiError::MissingParameter { param: field("tool_call_id") });
+        }
+        (WireRole::Tool, Some(_)) | (_, None) => {}
+        (_, Some(_)) => return only("tool_call_id", "tool"),
+    }
+    let mut tool_calls = Vec::new();
+    for (i, call) in wire.tool_calls.into_iter().flatten().enumerate() {
+        if call.kind.as_deref().is_some_and(|kind| kind != "function") {
+            let param = field(&format!("tool_calls[{i}].type"));
+            return Err(ApiError::unsupported(param, "only 'function' is supported"));
+        }
+        let (name, arguments) = (call.function.name, call.function.arguments);
+        tool_calls.push(ToolCall { id: call.id, name, arguments });
+    }
+    let content = match wire.content {
+        Some(content) => Some(convert(content, &field("content"))?),
+        None if assistant && (!tool_calls.is_empty() || wire.reasoning_content.is_some()) => None,
+        None => return Err(ApiError::MissingParameter { param: field("content") }),
+    };
+    Ok(Message {
+        role: match wire.role {
+            WireRole::System => Role::System,
+            WireRole::Developer => Role::Developer,
+            WireRole::User => Role::User,
+            WireRole::Assistant => Role::Assistant,
+            WireRole::Tool => Role::Tool,
+        },
+        content,
+        name: wire.name,
+        reasoning_content: wire.reasoning_content,
+        tool_calls,
+        tool_call_id: wire.tool_call_id,
+    })
+}
+
+fn convert(content: WireContent, at: &str) -> Result<Content, ApiError> {
+    let parts = match content {
+        WireContent::Text(text) => return Ok(Content::Text(text)),
+        WireContent::Parts(parts) => parts,
+    };
+    if parts.is_empty() {
+        return Err(ApiError::value(at, "must hold at least one part"));
+    }
+    let parts = parts.into_iter().enumerate().map(|(i, p)| part(p, &format!("{at}[{i}]")));
+    parts.collect::<Result<_, _>>().map(Content::Parts)
+}
+
+fn part(part: WirePart, at: &str) -> Result<ContentPart, ApiError> {
+    match part.kind.as_str() {
+        "text" => {}
+        kind @ ("image_url" | "input_audio" | "audio_url" | "video_url" | "file" | "refusal") => {
+            let detail = format!("'{kind}' parts are not supported: this model reads text");
+            return Err(ApiError::unsupported(at, detail));
+        }
+        kind => {
+            let detail = format!("there are no '{kind}' parts");
+            return Err(ApiError::value(format!("{at}.type"), detail));
+        }
+    }
+    let others = [
+        ("refusal", part.refusal),
+        ("image_url", part.image_url),
+        ("input_audio", part.input_audio),
+        ("video_url", part.video_url),
+        ("audio_url", part.audio_url),
+        ("file", part.file),
+    ];
+    if let Some((name, _)) = others.iter().find(|(_, value)| value.is_some()) {
+        return Err(ApiError::UnknownParameter { param: format!("{at}.{name}") });
+    }
+    match part.text {
+        Some(text) => Ok(ContentPart::Text(text)),
+        None => Err(ApiError::MissingParameter { param: format!("{at}.text") }),
+    }
+}
+
+/// Checks and converts the tools.
+pub(crate) fn tools(wire: Vec<WireTool>) -> Result<Vec<Tool>, ApiError> {
+    let convert = |(i, tool): (usize, WireTool)| {
+        let at = format!("tools[{i}]");
+        if tool.kind != "function" {
+            let detail = format!("'{}' tools are not supported; only 'function' is", tool.kind);
+            return Err(ApiError::unsupported(format!("{at}.type"), detail));
+        }
+        let Some(function) = tool.function else {
+            return Err(ApiError::MissingParameter { param: format!("{at}.function") });
+        };
+        if function.name.is_empty() {
+            return Err(ApiError::value(format!("{at}.function.name"), "must not be empty"));
+        }
+        if function.strict == Some(true) {
+            let detail = "true is not supported yet: arguments are not held to the schema";
+            return Err(ApiError::unsupported(format!("{at}.function.strict"), detail));
+        }
+        Ok(Tool {
+            name: function.name,
+            description: function.description,
+            parameters: function.parameters.map(Into::into),
+            strict: function.strict,
+        })
+    };
+    wire.into_iter().enumerate().map(convert).collect()
+}

@@ -1,0 +1,239 @@
+//! `/metrics`: Prometheus text with vLLM's names, so that its dashboards and routers work as they
+//! are. Counts of tokens and steps come from the engine; latencies are taken here.
+
+use std::{
+    fmt::{self, Write as _},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+use taper_base::{EngineInfo, EngineStats, FinishReason};
+
+const TTFT: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+];
+const PER_TOKEN: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+];
+const REQUEST: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+];
+
+/// A cumulative histogram.
+#[derive(Debug)]
+pub(crate) struct Histogram {
+    bounds: Vec<f64>,
+    /// One more than `bounds`: the last is `+Inf`.
+    counts: Vec<AtomicU64>,
+    /// In millionths, so that it can be added to without a lock.
+    sum_micro: AtomicU64,
+}
+
+impl Histogram {
+    fn new(bounds: &[f64]) -> Self {
+        let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+        Self { bounds: bounds.to_vec(), counts, sum_micro: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn observe(&self, value: f64) {
+        let at = self.bounds.partition_point(|bound| *bound < value);
+        if let Some(count) = self.counts.get(at) {
+            count.fetch_add(1, Relaxed);
+        }
+        self.sum_micro.fetch_add((value * 1e6) as u64, Relaxed);
+    }
+
+    pub(crate) fn observe_time(&self, time: Duration) {
+        self.observe(time.as_secs_f64());
+    }
+
+    fn write(&self, out: &mut String, name: &str, help: &str, label: &str) -> fmt::Result {
+        writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram")?;
+        let mut total = 0;
+        let bounds = self.bounds.iter().map(|b| format!("{b:?}")).chain(["+Inf".to_owned()]);
+        for (bound, count) in bounds.zip(&self.counts) {
+            total += count.load(Relaxed);
+            writeln!(out, "{name}_bucket{{{label},le=\"{bound}\"}} {total}")?;
+        }
+        let sum = self.sum_micro.load(Relaxed) as f64 / 1e6;
+        writeln!(out, "{name}_sum{{{label}}} {sum}\n{name}_count{{{label}}} {total}")
+    }
+}
+
+/// What the server has measured since it started.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    label: String,
+    pub(crate) ttft: Histogram,
+    pub(crate) inter_token: Histogram,
+    pub(crate) per_output_token: Histogram,
+    pub(crate) e2e: Histogram,
+    pub(crate) prompt_tokens: Histogram,
+    pub(crate) generation_tokens: Histogram,
+    pub(crate) prefix_queries: AtomicU64,
+    pub(crate) prefix_hits: AtomicU64,
+    stop: AtomicU64,
+    length: AtomicU64,
+    abort: AtomicU64,
+    error: AtomicU64,
+}
+
+/// How a generation ended, as `finished_reason` counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Finished(FinishReason),
+    /// Nobody listened any more.
+    Aborted,
+    Failed,
+}
+
+impl Metrics {
+    pub(crate) fn new(model: &str, info: &EngineInfo) -> Self {
+        // vLLM's buckets for token counts: 1, 2, 5, 10, ... up to the longest sequence.
+        let longest = f64::from(info.max_model_len);
+        let powers = (0..10).map(|e| 10f64.powi(e));
+        let tokens: Vec<f64> = powers
+            .flat_map(|p| [p, 2.0 * p, 5.0 * p])
+            .take_while(|bound| *bound <= longest)
+            .collect();
+        let zero = || AtomicU64::new(0);
+        Self {
+            label: format!("model_name=\"{}\"", escaped(model)),
+            ttft: Histogram::new(TTFT),
+            inter_token: Histogram::new(PER_TOKEN),
+            per_output_token: Histogram::new(PER_TOKEN),
+            e2e: Histogram::new(REQUEST),
+            prompt_tokens: Histogram::new(&tokens),
+            generation_tokens: Histogram::new(&tokens),
+            prefix_queries: zero(),
+            prefix_hits: zero(),
+            stop: zero(),
+            length: zero(),
+            abort: zero(),
+            error: zero(),
+        }
+    }
+
+    pub(crate) fn ended(&self, how: Ended) {
+        let counter = match how {
+            Ended::Finished(FinishReason::Stop) => &self.stop,
+            Ended::Finished(FinishReason::Length) => &self.length,
+            Ended::Aborted => &self.abort,
+            Ended::Failed => &self.error,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    /// The page.
+    pub(crate) fn render(&self, info: &EngineInfo, stats: &EngineStats) -> String {
+        let mut out = String::with_capacity(16 << 10);
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut out, info, stats);
+        out
+    }
+
+    fn write(&self, out: &mut String, info: &EngineInfo, stats: &EngineStats) -> fmt::Result {
+        let label = &self.label;
+        let usage = f64::from(stats.kv_blocks_used) / f64::from(stats.kv_blocks_total.max(1));
+        let mut one = |name: &str, kind: &str, help: &str, value: f64| {
+            writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{{label}}} {value}")
+        };
+        let (g, c) = ("gauge", "counter");
+        let running = f64::from(stats.running);
+        one("vllm:num_requests_running", g, "Requests with a part in the current step.", running)?;
+        let waiting = f64::from(stats.waiting);
+        one("vllm:num_requests_waiting", g, "Requests in the queue.", waiting)?;
+        one("vllm:kv_cache_usage_perc", g, "Share of the KV blocks in use, from 0 to 1.", usage)?;
+        let n = stats.preemptions as f64;
+        one("vllm:num_preemptions_total", c, "Sequences thrown back into the queue.", n)?;
+        let n = stats.prompt_tokens as f64;
+        one("vllm:prompt_tokens_total", c, "Prompt tokens computed.", n)?;
+        let n = stats.generation_tokens as f64;
+        one("vllm:generation_tokens_total", c, "Tokens generated.", n)?;
+        let n = self.prefix_queries.load(Relaxed) as f64;
+        one("vllm:prefix_cache_queries_total", c, "Prompt tokens looked up in the cache.", n)?;
+        let n = self.prefix_hits.load(Relaxed) as f64;
+        one("vllm:prefix_cache_hits_total", c, "Prompt tokens found in the cache.", n)?;
+        one("taper:engine_steps_total", c, "Model steps.", stats.steps as f64)?;
+        let n = info.kv_capacity_bytes as f64;
+        one("taper:kv_cache_capacity_bytes", g, "Bytes reserved for the KV cache.", n)?;
+        let n = info.weight_bytes as f64;
+        one("taper:weight_bytes", g, "Bytes of weights in memory or mapped.", n)?;
+
+        let name = "vllm:request_success_total";
+        writeln!(out, "# HELP {name} Generations by the way they ended.\n# TYPE {name} counter")?;
+        let reasons = [
+            ("stop", &self.stop),
+            ("length", &self.length),
+            ("abort", &self.abort),
+            ("error", &self.error),
+        ];
+        for (reason, count) in reasons {
+            let count = count.load(Relaxed);
+            writeln!(out, "{name}{{{label},finished_reason=\"{reason}\"}} {count}")?;
+        }
+
+        let name = "vllm:cache_config_info";
+        writeln!(out, "# HELP {name} The KV cache in use.\n# TYPE {name} gauge")?;
+        let blocks = u64::from(stats.kv_blocks_total);
+        let block = info.kv_capacity_tokens.checked_div(blocks).unwrap_or(0);
+        let dtype = escaped(&info.kv_cache_dtype);
+        writeln!(
+            out,
+            "{name}{{{label},block_size=\"{block}\",cache_dtype=\"{dtype}\",num_gpu_blocks=\"{blocks}\"}} 1"
+        )?;
+
+        let histograms = [
+            (&self.ttft, "time_to_first_token_seconds", "From arrival to the first token."),
+            (&self.inter_token, "inter_token_latency_seconds", "Between two tokens."),
+            (
+                &self.per_output_token,
+                "time_per_output_token_seconds",
+                "Mean time a token after the first, one entry a generation.",
+            ),
+            (&self.e2e, "e2e_request_latency_seconds", "From arrival to the end."),
+            (&self.prompt_tokens, "request_prompt_tokens", "Prompt tokens a generation."),
+            (
+                &self.generation_tokens,
+                "request_generation_tokens",
+                "Tokens generated a generation.",
+            ),
+        ];
+        for (histogram, name, help) in histograms {
+            histogram.write(out, &format!("vllm:{name}"), help, label)?;
+        }
+        Ok(())
+    }
+}
+
+/// A label value, as the exposition format wants it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_on_a_bound_counts_below_it() {
+        let h = Histogram::new(&[1.0, 2.0]);
+        for v in [0.5, 1.0, 1.5, 2.0, 9.0] {
+            h.observe(v);
+        }
+        let mut out = String::new();
+        h.write(&mut out, "x", "help", "m=\"a\"").unwrap();
+        for line in [
+            "x_bucket{m=\"a\",le=\"1.0\"} 2",
+            "x_bucket{m=\"a\",le=\"2.0\"} 4",
+            "x_bucket{m=\"a\",le=\"+Inf\"} 5",
+            "x_sum{m=\"a\"} 14",
+            "x_count{m=\"a\"} 5",
+        ] {
+            assert!(out.lines().any(|l| l == line), "{line} not in\n{out}");
+        }
+        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+    }
+}

@@ -1,0 +1,297 @@
+//! `POST /v1/chat/completions`.
+
+use super::{
+    chat_output::{ChatOutput, Whole, delta_out},
+    chat_prompt::{PromptFields, render},
+    tokenize::blocking,
+};
+use crate::{
+    FINGERPRINT,
+    decode::Body,
+    errors::ApiError,
+    generation::{Generation, Step},
+    messages,
+    prepare::{Params, StreamParams, params},
+    random::random_id,
+    sse::{self, Chunks},
+    state::{AppState, unix_time},
+    wire::{
+        ChatChunk, ChatLogprobs, ChatRequest, ChatResponse, ChunkChoice, ChunkUsage, DeltaOut,
+        InertFields, SamplingFields, ToolChoice, UNSUPPORTED,
+    },
+};
+use axum::{
+    Json,
+    body::Bytes,
+    extract::{State, rejection::BytesRejection},
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use taper_base::FinishReason;
+use taper_chat::{ParserOptions, Tool, ToolFormat, starts_in_reasoning};
+
+pub(super) async fn handle(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let config = &state.0.config;
+    let mut body = Body::parse(&headers, body, config.max_body_bytes)?;
+    let wire: ChatRequest = body.read()?;
+    let fields: SamplingFields = body.read()?;
+    body.read::<InertFields>()?;
+    body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
+    let model = state.0.model(wire.model.as_deref())?.to_owned();
+    let plan_state = state.clone();
+    let plan = blocking(move || plan(&plan_state, wire, &fields)).await?;
+
+    let requests = plan.params.requests(std::slice::from_ref(&plan.prompt), None);
+    let count = requests.len();
+    let generation = Generation::submit(&state, requests, count, &plan.params.text, "messages")?;
+    let output = || ChatOutput::new(plan.parser.clone(), &state.0.tokenizer, plan.one_call);
+    let outputs = (0..count).map(|_| output());
+    let head = Head { id: random_id("chatcmpl"), created: unix_time(), model };
+    match plan.params.stream {
+        Some(params) => {
+            let choices = outputs.map(Streamed::new).collect();
+            let writer = Writer { head, choices, params, logprobs: plan.logprobs };
+            Ok(sse::respond(generation, writer, config.keep_alive))
+        }
+        None => {
+            let wholes = outputs.map(|o| Whole::new(o, plan.logprobs)).collect();
+            whole(generation, wholes, &head).await
+        }
+    }
+}
+
+/// A request, checked and tokenized.
+struct Plan {
+    params: Params,
+    prompt: Vec<u32>,
+    parser: ParserOptions,
+    one_call: bool,
+    logprobs: bool,
+}
+
+fn plan(state: &AppState, wire: ChatRequest, fields: &SamplingFields) -> Result<Plan, ApiError> {
+    let (config, info) = (&state.0.config, state.0.engine.info());
+    let max_tokens = max_tokens(&wire)?;
+    let logprobs = wire.logprobs.unwrap_or(false);
+    if wire.top_logprobs.is_some() && !logprobs {
+        return Err(ApiError::value("top_logprobs", "needs 'logprobs': true"));
+    }
+    if wire.modalities.iter().flatten().any(|m| m != "text") {
+        return Err(ApiError::unsupported("modalities", "only [\"text\"] is supported"));
+    }
+    let top = logprobs.then(|| wire.top_logprobs.unwrap_or(0));
+    let params = params(fields, max_tokens, top, config, info)?;
+    let tools = chosen_tools(
+        state,
+        messages::tools(wire.tools.unwrap_or_default())?,
+        wire.tool_choice.as_ref(),
+    )?;
+    let names: Vec<String> = tools.iter().map(|t| t.name.clone()).collect();
+    let prompt = render(
+        state,
+        PromptFields {
+            messages: messages::messages(wire.messages)?,
+            tools,
+            kwargs: wire.chat_template_kwargs,
+            enable_thinking: wire.enable_thinking,
+            add_generation_prompt: wire.add_generation_prompt,
+            continue_final_message: wire.continue_final_message,
+        },
+    )?;
+    let parser = ParserOptions {
+        reasoning: config.reasoning_format,
+        tools: if names.is_empty() { ToolFormat::None } else { config.tool_format },
+        starts_in_reasoning: starts_in_reasoning(&prompt),
+        known_tools: Some(names),
+        id_seed: None,
+    };
+    // The template writes special tokens itself.
+    let prompt = state.0.tokenizer.encode(&prompt, false)?;
+    let one_call = wire.parallel_tool_calls == Some(false);
+    Ok(Plan { params, prompt, parser, one_call, logprobs })
+}
+
+fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
+    if let (Some(old), Some(new)) = (wire.max_tokens, wire.max_completion_tokens)
+        && old != new
+    {
+        let detail = "max_tokens and max_completion_tokens are given and differ";
+        return Err(ApiError::value("max_completion_tokens", detail));
+    }
+    let name = if wire.max_tokens.is_some() { "max_tokens" } else { "max_completion_tokens" };
+    match wire.max_tokens.or(wire.max_completion_tokens) {
+        Some(0) => Err(ApiError::value(name, "must be at least 1")),
+        max => Ok(max),
+    }
+}
+
+/// The tools that the model is shown. With `none` it is shown none, which alone keeps it from
+/// calling any.
+fn chosen_tools(
+    state: &AppState,
+    tools: Vec<Tool>,
+    choice: Option<&ToolChoice>,
+) -> Result<Vec<Tool>, ApiError> {
+    let mode = match choice {
+        Some(ToolChoice::Mode(mode)) => mode.as_str(),
+        Some(ToolChoice::Named) => {
+            let detail = "naming a function is not supported yet; use 'auto' or 'none'";
+            return Err(ApiError::unsupported("tool_choice", detail));
+        }
+        None => "auto",
+    };
+    match mode {
+        "none" => return Ok(Vec::new()),
+        "auto" if tools.is_empty() && choice.is_some() => {
+            return Err(ApiError::value("tool_choice", "is only allowed with 'tools'"));
+        }
+        "auto" => {}
+        "required" => {
+            let detail = "'required' is not supported yet; use 'auto' or 'none'";
+            return Err(ApiError::unsupported("tool_choice", detail));
+        }
+        other => {
+            let detail = format!("must be 'auto' or 'none', got '{other}'");
+            return Err(ApiError::value("tool_choice", detail));
+        }
+    }
+    let config = &state.0.config;
+    if !tools.is_empty() && !config.enable_auto_tool_choice {
+        let detail = "'auto' tool choice is turned off; start the server with it on";
+        return Err(ApiError::unsupported("tool_choice", detail));
+    }
+    if !tools.is_empty() && config.tool_format == ToolFormat::None {
+        let detail = "'auto' needs a tool-call parser; start the server with one";
+        return Err(ApiError::unsupported("tool_choice", detail));
+    }
+    Ok(tools)
+}
+
+/// What stands at the head of every chunk.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+async fn whole(
+    mut generation: Generation,
+    mut choices: Vec<Whole>,
+    head: &Head,
+) -> Result<Response, ApiError> {
+    while let Some(step) = generation.next().await {
+        let (index, step) = step?;
+        if let (Step::Piece(piece), Some(choice)) = (step, choices.get_mut(index))
+            && choice.take(&piece)
+        {
+            generation.finish(index, FinishReason::Stop);
+        }
+    }
+    let usage = generation.usage(choices.iter().map(|c| c.output.reasoning_tokens).sum());
+    let choices = choices.into_iter().enumerate().map(|(i, c)| c.into_choice(i)).collect();
+    let body = ChatResponse {
+        id: &head.id,
+        object: "chat.completion",
+        created: head.created,
+        model: &head.model,
+        choices,
+        usage,
+        system_fingerprint: FINGERPRINT,
+    };
+    Ok(Json(body).into_response())
+}
+
+/// One choice of a stream.
+struct Streamed {
+    output: ChatOutput,
+    begun: bool,
+    /// Log probabilities of tokens whose text is held back.
+    logprobs: ChatLogprobs,
+}
+
+impl Streamed {
+    fn new(output: ChatOutput) -> Self {
+        Self { output, begun: false, logprobs: ChatLogprobs::default() }
+    }
+}
+
+struct Writer {
+    head: Head,
+    choices: Vec<Streamed>,
+    params: StreamParams,
+    logprobs: bool,
+}
+
+impl Writer {
+    fn chunk(
+        &self,
+        choices: Vec<ChunkChoice>,
+        generation: &Generation,
+        out: &mut Chunks,
+    ) -> Result<(), ApiError> {
+        let last = choices.is_empty();
+        let reasoning = self.choices.iter().map(|c| c.output.reasoning_tokens).sum();
+        let usage = match self.params {
+            StreamParams { usage: false, .. } => None,
+            StreamParams { continuous_usage, .. } if last || continuous_usage => {
+                Some(ChunkUsage::Numbers(generation.usage(reasoning)))
+            }
+            StreamParams { .. } => Some(ChunkUsage::Null),
+        };
+        out.push(&ChatChunk {
+            id: &self.head.id,
+            object: "chat.completion.chunk",
+            created: self.head.created,
+            model: &self.head.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage,
+        })
+    }
+}
+
+impl sse::Writer for Writer {
+    fn step(
+        &mut self,
+        index: usize,
+        step: Step,
+        generation: &mut Generation,
+        out: &mut Chunks,
+    ) -> Result<(), ApiError> {
+        let (Step::Piece(piece), Some(choice)) = (step, self.choices.get_mut(index)) else {
+            return Ok(());
+        };
+        let update = choice.output.take(&piece);
+        if update.cut {
+            generation.finish(index, FinishReason::Stop);
+        }
+        choice.logprobs.content.extend(update.logprobs);
+        let mut chunks = Vec::new();
+        let one =
+            |delta, logprobs, finish_reason| ChunkChoice { index, delta, logprobs, finish_reason };
+        if !choice.begun {
+            choice.begun = true;
+            let (role, content) = (Some("assistant"), Some(String::new()));
+            chunks.push(one(DeltaOut { role, content, ..DeltaOut::default() }, None, None));
+        }
+        for delta in update.deltas {
+            let logprobs = self.logprobs.then(|| std::mem::take(&mut choice.logprobs));
+            chunks.push(one(delta_out(delta), logprobs, None));
+        }
+        if let Some(reason) = update.finish {
+            // Tokens whose text was cut off, as a stop string is, were generated all the same.
+            let rest = std::mem::take(&mut choice.logprobs);
+            let logprobs = (!rest.content.is_empty()).then_some(rest);
+            chunks.push(one(DeltaOut::default(), logprobs, Some(reason)));
+        }
+        chunks.into_iter().try_for_each(|chunk| self.chunk(vec![chunk], generation, out))
+    }
+
+    fn end(&mut self, generation: &Generation, out: &mut Chunks) -> Result<(), ApiError> {
+        if self.params.usage { self.chunk(Vec::new(), generation, out) } else { Ok(()) }
+    }
+}

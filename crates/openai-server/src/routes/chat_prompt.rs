@@ -1,0 +1,44 @@
+//! From a conversation to a prompt.
+
+use crate::{errors::ApiError, state::AppState};
+use serde_json::{Map, Value};
+use taper_chat::{Message, TemplateRequest, Tool};
+
+/// What the template is rendered with.
+#[derive(Debug)]
+pub(super) struct PromptFields {
+    pub(super) messages: Vec<Message>,
+    pub(super) tools: Vec<Tool>,
+    pub(super) kwargs: Option<Map<String, Value>>,
+    pub(super) enable_thinking: Option<bool>,
+    pub(super) add_generation_prompt: Option<bool>,
+    pub(super) continue_final_message: Option<bool>,
+}
+
+/// Variables that have fields of their own: set twice, one of them would be ignored.
+const RESERVED: &[&str] = &["messages", "tools", "add_generation_prompt", "continue_final_message"];
+
+/// Renders the prompt.
+pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<String, ApiError> {
+    let template = state.0.template.as_ref().ok_or(ApiError::NoChatTemplate)?;
+    let continue_final_message = fields.continue_final_message.unwrap_or(false);
+    let add_generation_prompt = fields.add_generation_prompt.unwrap_or(!continue_final_message);
+    let mut kwargs = state.0.config.default_chat_template_kwargs.clone();
+    for (name, value) in fields.kwargs.into_iter().flatten() {
+        if RESERVED.contains(&name.as_str()) {
+            let param = format!("chat_template_kwargs.{name}");
+            return Err(ApiError::value(param, "this is a field of the request itself"));
+        }
+        kwargs.insert(name, value);
+    }
+    if let Some(thinking) = fields.enable_thinking {
+        kwargs.insert("enable_thinking".to_owned(), Value::Bool(thinking));
+    }
+    Ok(template.render(&TemplateRequest {
+        messages: &fields.messages,
+        tools: &fields.tools,
+        add_generation_prompt,
+        continue_final_message,
+        kwargs: &kwargs,
+    })?)
+}

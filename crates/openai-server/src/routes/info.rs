@@ -1,0 +1,64 @@
+//! What the server says about itself.
+
+use crate::{
+    errors::ApiError,
+    state::AppState,
+    wire::{ModelCard, ModelList},
+};
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::{StatusCode, header},
+    response::IntoResponse,
+};
+use serde_json::{Value, json};
+
+fn card(state: &AppState, id: &str) -> ModelCard {
+    ModelCard {
+        id: id.to_owned(),
+        object: "model",
+        created: state.0.started,
+        owned_by: "taper",
+        root: state.0.config.model_name().to_owned(),
+        parent: None,
+        max_model_len: state.0.engine.info().max_model_len,
+    }
+}
+
+pub(super) async fn models(State(state): State<AppState>) -> Json<ModelList> {
+    let names = &state.0.config.served_model_names;
+    Json(ModelList { object: "list", data: names.iter().map(|n| card(&state, n)).collect() })
+}
+
+/// Names may hold slashes, as `owner/name`.
+pub(super) async fn model(
+    State(state): State<AppState>,
+    Path(id): Path<String>,
+) -> Result<Json<ModelCard>, ApiError> {
+    let id = state.0.model(Some(&id))?;
+    Ok(Json(card(&state, id)))
+}
+
+/// The process answers.
+pub(super) async fn health(State(state): State<AppState>) -> Json<Value> {
+    Json(json!({ "status": "ok", "model": state.0.config.model_name() }))
+}
+
+/// Requests are taken: what a load balancer asks.
+pub(super) async fn ready(State(state): State<AppState>) -> (StatusCode, Json<Value>) {
+    if state.0.is_ready() {
+        (StatusCode::OK, Json(json!({ "status": "ready" })))
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "not ready" })))
+    }
+}
+
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
+    let (engine, metrics) = (&state.0.engine, &state.0.metrics);
+    let page = metrics.render(engine.info(), &engine.stats());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page)
+}

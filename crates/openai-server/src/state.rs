@@ -1,0 +1,132 @@
+//! What every handler sees, and the phases of the server's life.
+
+use crate::{config::ServerConfig, errors::ApiError, metrics::Metrics};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+use taper_base::Engine;
+use taper_chat::{ChatTemplate, Tokenizer};
+use tokio::sync::watch;
+
+/// The server without its socket; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct AppState(pub(crate) Arc<Shared>);
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) config: ServerConfig,
+    pub(crate) metrics: Metrics,
+    pub(crate) started: u64,
+    ready: AtomicBool,
+    phase: watch::Sender<Phase>,
+    in_flight: watch::Sender<usize>,
+}
+
+/// Where the server stands between start and end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Serving,
+    /// What runs may finish; nothing new is taken.
+    Draining,
+    /// Patience is over: what still runs is ended with an error.
+    Stopped,
+}
+
+impl AppState {
+    /// A server over an engine. A model without a chat template serves completions only.
+    #[must_use]
+    pub fn new(
+        engine: Arc<dyn Engine>,
+        tokenizer: Tokenizer,
+        template: Option<ChatTemplate>,
+        config: ServerConfig,
+    ) -> Self {
+        let metrics = Metrics::new(config.model_name(), engine.info());
+        Self(Arc::new(Shared {
+            engine,
+            tokenizer,
+            template,
+            config,
+            metrics,
+            started: unix_time(),
+            ready: AtomicBool::new(true),
+            phase: watch::Sender::new(Phase::Serving),
+            in_flight: watch::Sender::new(0),
+        }))
+    }
+
+    /// What `/ready` says; a server is ready from the start unless told otherwise.
+    pub fn set_ready(&self, ready: bool) {
+        self.0.ready.store(ready, Ordering::Relaxed);
+    }
+
+    /// Requests that are being answered.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        *self.0.in_flight.borrow()
+    }
+
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.0.phase.send_replace(phase);
+    }
+
+    /// Resolves when no request is being answered.
+    pub(crate) async fn idle(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.0.in_flight.subscribe().wait_for(|n| *n == 0).await;
+    }
+}
+
+impl Shared {
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed) && self.phase() == Phase::Serving
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// Checks the `model` field. Absent is accepted, as vLLM does: one server has one model.
+    pub(crate) fn model<'a>(&'a self, asked: Option<&'a str>) -> Result<&'a str, ApiError> {
+        let names = &self.config.served_model_names;
+        match asked {
+            None => Ok(self.config.model_name()),
+            Some(name) if names.iter().any(|n| n == name) => Ok(name),
+            Some(name) => {
+                Err(ApiError::ModelNotFound { model: name.to_owned(), served: names.join(", ") })
+            }
+        }
+    }
+}
+
+/// Counts a request as in flight while it lives.
+#[derive(Debug)]
+pub(crate) struct InFlight(AppState);
+
+impl InFlight {
+    pub(crate) fn new(state: &AppState) -> Self {
+        state.0.in_flight.send_modify(|n| *n += 1);
+        Self(state.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.0.in_flight.send_modify(|n| *n -= 1);
+    }
+}
+
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}

@@ -1,0 +1,115 @@
+//! Fields that several routes share.
+
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::{Map, Value};
+use std::{collections::BTreeMap, fmt};
+
+/// How tokens are chosen and when to stop. Names as OpenAI and vLLM have them.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct SamplingFields {
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    /// vLLM's -1 and 0 both mean all.
+    pub(crate) top_k: Option<i64>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) typical_p: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+    pub(crate) seed: Option<i64>,
+    pub(crate) stop: Option<OneOrMany>,
+    pub(crate) stop_token_ids: Option<Vec<u32>>,
+    pub(crate) min_tokens: Option<u32>,
+    pub(crate) ignore_eos: Option<bool>,
+    pub(crate) include_stop_str_in_output: Option<bool>,
+    pub(crate) skip_special_tokens: Option<bool>,
+    pub(crate) n: Option<u32>,
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<StreamOptions>,
+    pub(crate) response_format: Option<ResponseFormat>,
+}
+
+/// Standard fields that cannot change an answer; they are only checked for their type.
+#[derive(Debug, Deserialize)]
+#[expect(dead_code, reason = "read for the type check alone")]
+pub(crate) struct InertFields {
+    pub(crate) user: Option<String>,
+    pub(crate) metadata: Option<Map<String, Value>>,
+    pub(crate) store: Option<bool>,
+    pub(crate) service_tier: Option<String>,
+    pub(crate) safety_identifier: Option<String>,
+    pub(crate) prompt_cache_key: Option<String>,
+    pub(crate) prompt_cache_retention: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct StreamOptions {
+    pub(crate) include_usage: Option<bool>,
+    pub(crate) continuous_usage_stats: Option<bool>,
+    /// Padding against traffic analysis; only `false` can be honoured.
+    pub(crate) include_obfuscation: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct ResponseFormat {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    #[serde(rename = "json_schema")]
+    _json_schema: Option<Value>,
+}
+
+/// A string or a list of strings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OneOrMany(pub(crate) Vec<String>);
+
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = OneOrMany;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<OneOrMany, E> {
+                Ok(OneOrMany(vec![v.to_owned()]))
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<OneOrMany, A::Error> {
+                let mut all = Vec::new();
+                while let Some(one) = seq.next_element()? {
+                    all.push(one);
+                }
+                Ok(OneOrMany(all))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+/// Exact token counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: u64,
+    pub(crate) completion_tokens: u64,
+    pub(crate) total_tokens: u64,
+    pub(crate) prompt_tokens_details: PromptDetails,
+    pub(crate) completion_tokens_details: CompletionDetails,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PromptDetails {
+    pub(crate) cached_tokens: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct CompletionDetails {
+    pub(crate) reasoning_tokens: u64,
+}
+
+/// `usage` of a stream chunk: left out, null, or the numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum ChunkUsage {
+    Null,
+    Numbers(Usage),
+}

@@ -1,0 +1,56 @@
+//! Models, tokenize, detokenize, health.
+
+use super::{WireMessage, WireTool};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelCard {
+    pub(crate) id: String,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) owned_by: &'static str,
+    pub(crate) root: String,
+    pub(crate) parent: Option<String>,
+    pub(crate) max_model_len: u32,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelList {
+    pub(crate) object: &'static str,
+    pub(crate) data: Vec<ModelCard>,
+}
+
+/// vLLM's two shapes in one: `prompt`, or `messages` and what goes with them.
+#[derive(Debug, Deserialize)]
+pub(crate) struct TokenizeRequest {
+    pub(crate) model: Option<String>,
+    pub(crate) prompt: Option<String>,
+    pub(crate) messages: Option<Vec<WireMessage>>,
+    pub(crate) add_special_tokens: Option<bool>,
+    pub(crate) return_token_strs: Option<bool>,
+    pub(crate) tools: Option<Vec<WireTool>>,
+    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    pub(crate) enable_thinking: Option<bool>,
+    pub(crate) add_generation_prompt: Option<bool>,
+    pub(crate) continue_final_message: Option<bool>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct TokenizeResponse {
+    pub(crate) count: usize,
+    pub(crate) max_model_len: u32,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) token_strs: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct DetokenizeRequest {
+    pub(crate) model: Option<String>,
+    pub(crate) tokens: Vec<u32>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct DetokenizeResponse {
+    pub(crate) prompt: String,
+}

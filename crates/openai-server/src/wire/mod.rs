@@ -1,0 +1,13 @@
+//! The JSON of the API: what comes in, what goes out, field by field. No engine types here.
+
+mod chat;
+mod common;
+mod completion;
+mod misc;
+mod unsupported;
+
+pub(crate) use chat::*;
+pub(crate) use common::*;
+pub(crate) use completion::*;
+pub(crate) use misc::*;
+pub(crate) use unsupported::*;

@@ -1,0 +1,274 @@
+//! Chat answers that come whole: parameters, shapes, usage, log probabilities.
+
+use crate::support::{App, Reply, chat, config};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use taper_base::{GenerationError, SamplingParams, SubmitError};
+use taper_openai_server::ServerConfig;
+
+#[tokio::test]
+async fn the_whole_shape() {
+    let app = App::text("Hello!");
+    *app.engine.cached.lock().unwrap() = 7;
+    let body = app.chat(json!({})).await;
+    assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!(body["object"], "chat.completion");
+    assert_eq!(body["model"], "mock");
+    assert!(body["created"].as_u64().unwrap() > 1_600_000_000);
+    assert_eq!(
+        body["choices"],
+        json!([{ "index": 0,
+                 "message": { "role": "assistant", "content": "Hello!", "refusal": null },
+                 "logprobs": null, "finish_reason": "stop" }])
+    );
+    let prompt = app.engine.last().prompt.len();
+    // Six bytes and the stop token.
+    assert_eq!(
+        body["usage"],
+        json!({ "prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7,
+                "prompt_tokens_details": { "cached_tokens": 7 },
+                "completion_tokens_details": { "reasoning_tokens": 0 } })
+    );
+}
+
+#[tokio::test]
+async fn every_parameter_reaches_the_engine() {
+    let app = App::text("x");
+    app.chat(json!({
+        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "typical_p": 0.95,
+        "repetition_penalty": 1.1, "presence_penalty": 0.25, "frequency_penalty": -0.25,
+        "logit_bias": { "65": -100, "66": 5.5 }, "seed": 42, "max_tokens": 99, "min_tokens": 2,
+        "stop_token_ids": [10, 11], "ignore_eos": true, "logprobs": true, "top_logprobs": 3,
+        "user": "me", "metadata": { "a": "b" }, "store": false, "service_tier": "auto",
+        "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h",
+        "response_format": { "type": "text" }, "modalities": ["text"], "n": 1,
+        "stream": false, "parallel_tool_calls": true,
+    }))
+    .await;
+    let request = app.engine.last();
+    assert_eq!(
+        request.sampling,
+        SamplingParams {
+            temperature: 0.5,
+            top_p: 0.9,
+            top_k: 40,
+            min_p: 0.05,
+            typical_p: 0.95,
+            repetition_penalty: 1.1,
+            presence_penalty: 0.25,
+            frequency_penalty: -0.25,
+            logit_bias: vec![(65, -100.0), (66, 5.5)],
+            seed: 42,
+            logprobs: Some(3),
+        }
+    );
+    assert_eq!(request.stop.max_tokens, Some(99));
+    assert_eq!(request.stop.min_tokens, 2);
+    assert_eq!(request.stop.token_ids, [10, 11]);
+    assert!(request.stop.ignore_eos);
+}
+
+#[tokio::test]
+async fn what_a_request_leaves_out_comes_from_the_model() {
+    let default_sampling =
+        SamplingParams { temperature: 0.6, top_k: 20, top_p: 0.95, ..SamplingParams::default() };
+    let config = ServerConfig { default_sampling, ..config() };
+    let app = App::with(config, Reply::Text("x".into()));
+    app.chat(json!({ "top_p": 0.5, "temperature": null, "stop": null, "tools": null })).await;
+    let first = app.engine.last();
+    assert_eq!((first.sampling.temperature, first.sampling.top_k), (0.6, 20));
+    assert_eq!(first.sampling.top_p, 0.5);
+    assert_eq!(first.stop.max_tokens, None);
+    // -1 is vLLM's word for all; without a seed every request draws its own.
+    app.chat(json!({ "top_k": -1 })).await;
+    assert_eq!(app.engine.last().sampling.top_k, 0);
+    assert_ne!(app.engine.last().sampling.seed, first.sampling.seed);
+}
+
+#[tokio::test]
+async fn seeds_repeat_and_choices_differ() {
+    let app = App::new(Reply::Seed);
+    let texts = |body: &Value| -> Vec<String> {
+        let choices = body["choices"].as_array().unwrap();
+        choices.iter().map(|c| c["message"]["content"].as_str().unwrap().to_owned()).collect()
+    };
+    let one = texts(&app.chat(json!({ "seed": 7, "n": 3 })).await);
+    assert_eq!(one, texts(&app.chat(json!({ "seed": 7, "n": 3 })).await));
+    assert_eq!(one[0], "7");
+    assert!(one[0] != one[1] && one[1] != one[2] && one[0] != one[2]);
+    // A negative seed is a seed.
+    assert_eq!(texts(&app.chat(json!({ "seed": -1 })).await), ["ffffffffffffffff"]);
+    let unseeded = texts(&app.chat(json!({})).await);
+    assert_ne!(unseeded, texts(&app.chat(json!({})).await));
+}
+
+#[tokio::test]
+async fn usage_of_several_choices_counts_the_prompt_once() {
+    let app = App::text("ab");
+    let body = app.chat(json!({ "n": 3 })).await;
+    assert_eq!(body["choices"].as_array().unwrap().len(), 3);
+    assert_eq!(body["usage"]["prompt_tokens"], app.engine.last().prompt.len());
+    assert_eq!(body["usage"]["completion_tokens"], 9);
+    assert_eq!(app.engine.count(), 3);
+}
+
+#[tokio::test]
+async fn finish_reasons_and_limits() {
+    let app = App::text("Hello!");
+    for field in ["max_tokens", "max_completion_tokens"] {
+        let body = app.chat(json!({ field: 3 })).await;
+        assert_eq!(body["choices"][0]["finish_reason"], "length");
+        assert_eq!(body["choices"][0]["message"]["content"], "Hel");
+        assert_eq!(body["usage"]["completion_tokens"], 3);
+    }
+    app.chat(json!({ "max_tokens": 3, "max_completion_tokens": 3 })).await;
+    let body = app.chat(json!({ "stop_token_ids": [u32::from(b'o')] })).await;
+    assert_eq!(body["choices"][0]["message"]["content"], "Hell");
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    assert_eq!(body["usage"]["completion_tokens"], 5);
+}
+
+#[tokio::test]
+async fn stop_strings_stop_the_engine() {
+    // The engine would go on for ever: only a dropped sink can end it.
+    let app = App::new(Reply::Hold("one two three".into()));
+    let body = app.chat(json!({ "stop": " two" })).await;
+    assert_eq!(body["choices"][0]["message"]["content"], "one");
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    assert_eq!(body["usage"]["completion_tokens"], 7);
+    assert_eq!(app.engine.held_open(), 0);
+    let body =
+        app.chat(json!({ "stop": ["x", "three"], "include_stop_str_in_output": true })).await;
+    assert_eq!(body["choices"][0]["message"]["content"], "one two three");
+}
+
+#[tokio::test]
+async fn logprobs_in_the_chat_shape() {
+    let app = App::text("Hi");
+    let body = app.chat(json!({ "logprobs": true, "top_logprobs": 2 })).await;
+    let content = body["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    // The stop token has no text and no entry.
+    assert_eq!(content.len(), 2);
+    assert_eq!(
+        content[0],
+        json!({ "token": "H", "logprob": -0.5, "bytes": [72],
+                "top_logprobs": [{ "token": "H", "logprob": -0.5, "bytes": [72] },
+                                 { "token": "I", "logprob": -1.5, "bytes": [73] }] })
+    );
+    let body = app.chat(json!({ "logprobs": true })).await;
+    assert_eq!(body["choices"][0]["logprobs"]["content"][1]["top_logprobs"], json!([]));
+    assert_eq!(app.chat(json!({ "logprobs": false })).await["choices"][0]["logprobs"], Value::Null);
+}
+
+#[tokio::test]
+async fn reasoning_is_told_from_content_and_counted() {
+    let app = App::text("because</think>Yes.");
+    let body = app.chat(json!({ "enable_thinking": true })).await;
+    let message = &body["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"].as_str().unwrap().trim(), "because");
+    assert_eq!(message["content"], "Yes.");
+    let counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    assert!((7..=15).contains(&counted), "{counted}");
+}
+
+#[tokio::test]
+async fn template_variables_and_their_order() {
+    let mut config = config();
+    config.default_chat_template_kwargs.insert("mood".into(), json!("calm"));
+    let app = App::with(config, Reply::Text("x".into()));
+    let prompt = |app: &App| {
+        let bytes = app.engine.last().prompt.into_iter().filter_map(|t| u8::try_from(t).ok());
+        String::from_utf8(bytes.collect()).unwrap()
+    };
+    app.chat(json!({})).await;
+    assert!(prompt(&app).ends_with("(calm)"));
+    app.chat(json!({ "chat_template_kwargs": { "mood": ["any", 1], "enable_thinking": true } }))
+        .await;
+    assert!(prompt(&app).contains("any"));
+    assert!(app.engine.last().prompt.contains(&258));
+    // The top-level field wins.
+    let kwargs = json!({ "enable_thinking": true });
+    app.chat(json!({ "enable_thinking": false, "chat_template_kwargs": kwargs })).await;
+    assert!(!app.engine.last().prompt.contains(&258));
+    app.chat(json!({ "add_generation_prompt": false })).await;
+    assert!(!prompt(&app).contains("assistant"));
+}
+
+#[tokio::test]
+async fn messages_of_every_kind() {
+    let app = App::text("ok");
+    let body = json!({ "messages": [
+        { "role": "system", "content": "s", "name": "n" },
+        { "role": "developer", "content": [{ "type": "text", "text": "d" }] },
+        { "role": "user", "content": [{ "type": "text", "text": "u1" }, { "type": "text", "text": "u2" }] },
+        { "role": "assistant", "content": "a", "refusal": null, "annotations": [], "audio": null,
+          "function_call": null, "tool_calls": null, "reasoning_content": "r" },
+        { "role": "user", "content": "" },
+    ] });
+    let (status, answer) = app.post("/v1/chat/completions", &body).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    // A request that names no model gets the first.
+    assert_eq!(answer["model"], "mock");
+    let body = json!({ "model": "org/mock", "continue_final_message": true, "messages": [
+        { "role": "user", "content": "Q" }, { "role": "assistant", "content": "The answer" } ] });
+    let (status, answer) = app.post("/v1/chat/completions", &body).await;
+    assert_eq!((status, &answer["model"]), (StatusCode::OK, &json!("org/mock")), "{answer}");
+    let prompt = app.engine.last().prompt;
+    let end: Vec<u32> = "The answer".bytes().map(u32::from).collect();
+    assert!(prompt.ends_with(&end), "{prompt:?}");
+}
+
+#[tokio::test]
+async fn unicode_comes_out_whole() {
+    let app = App::text("Grüße 👋 日本");
+    let body = app.chat(json!({ "logprobs": true })).await;
+    assert_eq!(body["choices"][0]["message"]["content"], "Grüße 👋 日本");
+    let entries = body["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    let bytes = entries.iter().flat_map(|e| e["bytes"].as_array().unwrap());
+    let bytes: Vec<u8> = bytes.map(|b| u8::try_from(b.as_u64().unwrap()).unwrap()).collect();
+    assert_eq!(String::from_utf8(bytes).unwrap(), "Grüße 👋 日本");
+}
+
+#[tokio::test]
+async fn engine_errors_have_their_status() {
+    let step = GenerationError::Step { source: std::sync::Arc::new(std::fmt::Error) };
+    let cases = [
+        (Reply::Refuse(SubmitError::QueueFull { limit: 9 }), 429, "rate_limit_error", "queue_full"),
+        (Reply::Refuse(SubmitError::ShuttingDown), 503, "server_error", "shutting_down"),
+        (
+            Reply::Refuse(SubmitError::TooLong { prompt: 9, new: 9, max: 10 }),
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+        ),
+        (Reply::Fail("so ".into(), step), 500, "server_error", "step_failed"),
+        (
+            Reply::Fail(String::new(), GenerationError::NonFiniteLogits { position: 3 }),
+            500,
+            "server_error",
+            "non_finite_logits",
+        ),
+        (Reply::Gone("so".into()), 500, "server_error", "engine_gone"),
+    ];
+    for (reply, status, kind, code) in cases {
+        let app = App::new(reply);
+        let (got, body) = app.post("/v1/chat/completions", &chat(json!({}))).await;
+        assert_eq!(got.as_u16(), status, "{body}");
+        assert_eq!((&body["error"]["type"], &body["error"]["code"]), (&json!(kind), &json!(code)));
+        assert!(!body["error"]["message"].as_str().unwrap().is_empty());
+        // The server serves on.
+        app.engine.say(Reply::Text("fine".into()));
+        assert_eq!(app.chat(json!({})).await["choices"][0]["message"]["content"], "fine");
+        assert_eq!(app.state.in_flight(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_choice_that_is_refused_cancels_the_others() {
+    let app = App::new(Reply::Hold("x".into()));
+    *app.engine.replies.lock().unwrap() =
+        vec![Reply::Hold("x".into()), Reply::Refuse(SubmitError::QueueFull { limit: 1 })];
+    let (status, _) = app.post("/v1/chat/completions", &chat(json!({ "n": 2 }))).await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(app.engine.held_open(), 0);
+}

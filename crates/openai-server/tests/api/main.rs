@@ -1,0 +1,18 @@
+//! The API over a scripted engine and a tokenizer of one token a byte.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::needless_pass_by_value,
+    reason = "helpers of tests are tests"
+)]
+
+mod chat;
+mod completions;
+mod info;
+mod malformed;
+mod serving;
+mod stream;
+mod support;
+mod tools;

@@ -1,0 +1,316 @@
+//! Requests that are refused, each with its status, field and code; and a good one after them.
+
+use crate::support::{App, Reply, chat, config};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use taper_openai_server::ServerConfig;
+
+/// Fields on top of a good chat, and the field and code that the answer must name.
+fn chats() -> Vec<(Value, &'static str, &'static str)> {
+    let message = |m: Value| json!({ "messages": [m] });
+    let user = |content: Value| json!({ "messages": [{ "role": "user", "content": content }] });
+    let tool = |t: Value| json!({ "tools": [t] });
+    let f = json!({ "type": "function", "function": { "name": "f" } });
+    vec![
+        (json!({ "messages": null }), "messages", "invalid_type"),
+        (json!({ "messages": "Hi" }), "messages", "invalid_type"),
+        (json!({ "messages": [] }), "messages", "invalid_value"),
+        (json!({ "messages": ["Hi"] }), "messages[0]", "invalid_type"),
+        (message(json!({ "content": "x" })), "messages[0].role", "missing_required_parameter"),
+        (message(json!({ "role": "robot", "content": "x" })), "messages[0].role", "invalid_value"),
+        (message(json!({ "role": 3, "content": "x" })), "messages[0].role", "invalid_type"),
+        (message(json!({ "role": "user" })), "messages[0].content", "missing_required_parameter"),
+        (
+            message(json!({ "role": "assistant" })),
+            "messages[0].content",
+            "missing_required_parameter",
+        ),
+        (user(json!(5)), "messages[0].content", "invalid_type"),
+        (user(json!([])), "messages[0].content", "invalid_value"),
+        (
+            user(json!([{ "text": "x" }])),
+            "messages[0].content[0].type",
+            "missing_required_parameter",
+        ),
+        (
+            user(json!([{ "type": "text" }])),
+            "messages[0].content[0].text",
+            "missing_required_parameter",
+        ),
+        (
+            user(json!([{ "type": "text", "text": 1 }])),
+            "messages[0].content[0].text",
+            "invalid_type",
+        ),
+        (
+            user(json!([{ "type": "poem", "text": "x" }])),
+            "messages[0].content[0].type",
+            "invalid_value",
+        ),
+        (
+            user(
+                json!([{ "type": "text", "text": "a" }, { "type": "image_url", "image_url": { "url": "x" } }]),
+            ),
+            "messages[0].content[1]",
+            "unsupported_value",
+        ),
+        (
+            user(
+                json!([{ "type": "input_audio", "input_audio": { "data": "", "format": "wav" } }]),
+            ),
+            "messages[0].content[0]",
+            "unsupported_value",
+        ),
+        (
+            user(json!([{ "type": "text", "text": "a", "cache_control": {} }])),
+            "messages[0].content[0].cache_control",
+            "unknown_parameter",
+        ),
+        (
+            message(json!({ "role": "user", "content": "x", "mood": "good" })),
+            "messages[0].mood",
+            "unknown_parameter",
+        ),
+        (
+            message(json!({ "role": "tool", "content": "x" })),
+            "messages[0].tool_call_id",
+            "missing_required_parameter",
+        ),
+        (
+            message(json!({ "role": "user", "content": "x", "tool_call_id": "c" })),
+            "messages[0].tool_call_id",
+            "invalid_value",
+        ),
+        (
+            message(json!({ "role": "user", "content": "x", "tool_calls": [] })),
+            "messages[0].tool_calls",
+            "invalid_value",
+        ),
+        (
+            message(
+                json!({ "role": "assistant", "tool_calls": [{ "id": "a", "function": { "name": "f", "arguments": {} } }] }),
+            ),
+            "messages[0].tool_calls[0].function.arguments",
+            "invalid_type",
+        ),
+        (
+            message(json!({ "role": "assistant", "content": "x", "refusal": "no" })),
+            "messages[0].refusal",
+            "unsupported_value",
+        ),
+        (json!({ "temperature": 3 }), "temperature", "invalid_value"),
+        (json!({ "temperature": -1 }), "temperature", "invalid_value"),
+        (json!({ "temperature": "hot" }), "temperature", "invalid_type"),
+        (json!({ "temperature": 1e300 }), "temperature", "invalid_value"),
+        (json!({ "top_p": 0 }), "top_p", "invalid_value"),
+        (json!({ "top_p": 1.5 }), "top_p", "invalid_value"),
+        (json!({ "top_k": -2 }), "top_k", "invalid_value"),
+        (json!({ "top_k": 1.5 }), "top_k", "invalid_type"),
+        (json!({ "min_p": 2 }), "min_p", "invalid_value"),
+        (json!({ "typical_p": 0 }), "typical_p", "invalid_value"),
+        (json!({ "repetition_penalty": 0 }), "repetition_penalty", "invalid_value"),
+        (json!({ "presence_penalty": 2.5 }), "presence_penalty", "invalid_value"),
+        (json!({ "frequency_penalty": -3 }), "frequency_penalty", "invalid_value"),
+        (json!({ "logit_bias": { "a": 1 } }), "logit_bias.a", "invalid_value"),
+        (json!({ "logit_bias": { "99999": 1 } }), "logit_bias.99999", "invalid_value"),
+        (json!({ "logit_bias": { "1": 101 } }), "logit_bias", "invalid_value"),
+        (json!({ "logit_bias": [1] }), "logit_bias", "invalid_type"),
+        (json!({ "seed": "x" }), "seed", "invalid_type"),
+        (json!({ "seed": 1.5 }), "seed", "invalid_type"),
+        (json!({ "stop": 5 }), "stop", "invalid_type"),
+        (json!({ "stop": ["a", 5] }), "stop[1]", "invalid_type"),
+        (json!({ "stop": "" }), "stop", "invalid_value"),
+        (json!({ "stop": vec!["x"; 17] }), "stop", "invalid_value"),
+        (json!({ "stop_token_ids": [-1] }), "stop_token_ids[0]", "invalid_value"),
+        (json!({ "stop_token_ids": [1, 99999] }), "stop_token_ids[1]", "invalid_value"),
+        (json!({ "max_tokens": 0 }), "max_tokens", "invalid_value"),
+        (json!({ "max_tokens": -1 }), "max_tokens", "invalid_value"),
+        (json!({ "max_tokens": "many" }), "max_tokens", "invalid_type"),
+        (json!({ "max_completion_tokens": 0 }), "max_completion_tokens", "invalid_value"),
+        (
+            json!({ "max_tokens": 1, "max_completion_tokens": 2 }),
+            "max_completion_tokens",
+            "invalid_value",
+        ),
+        (json!({ "max_tokens": 1, "min_tokens": 2 }), "min_tokens", "invalid_value"),
+        (json!({ "n": 0 }), "n", "invalid_value"),
+        (json!({ "n": 1000 }), "n", "invalid_value"),
+        (json!({ "logprobs": 3 }), "logprobs", "invalid_type"),
+        (json!({ "top_logprobs": 3 }), "top_logprobs", "invalid_value"),
+        (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs", "invalid_value"),
+        (json!({ "stream": "yes" }), "stream", "invalid_type"),
+        (json!({ "stream_options": { "include_usage": true } }), "stream_options", "invalid_value"),
+        (
+            json!({ "stream": true, "stream_options": { "speed": 1 } }),
+            "stream_options.speed",
+            "unknown_parameter",
+        ),
+        (
+            json!({ "stream": true, "stream_options": { "include_obfuscation": true } }),
+            "stream_options.include_obfuscation",
+            "unsupported_value",
+        ),
+        (
+            json!({ "response_format": { "type": "json_object" } }),
+            "response_format",
+            "unsupported_value",
+        ),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": {} } } }),
+            "response_format",
+            "unsupported_value",
+        ),
+        (json!({ "response_format": { "type": "xml" } }), "response_format.type", "invalid_value"),
+        (json!({ "response_format": {} }), "response_format.type", "missing_required_parameter"),
+        (json!({ "tools": "f" }), "tools", "invalid_type"),
+        (tool(json!({ "type": "web_search" })), "tools[0].type", "unsupported_value"),
+        (tool(json!({ "type": "function" })), "tools[0].function", "missing_required_parameter"),
+        (
+            tool(json!({ "type": "function", "function": {} })),
+            "tools[0].function.name",
+            "missing_required_parameter",
+        ),
+        (
+            tool(json!({ "type": "function", "function": { "name": "f", "strict": true } })),
+            "tools[0].function.strict",
+            "unsupported_value",
+        ),
+        (
+            tool(json!({ "type": "function", "function": { "name": "f", "speed": 1 } })),
+            "tools[0].function.speed",
+            "unknown_parameter",
+        ),
+        (json!({ "tools": [f], "tool_choice": "required" }), "tool_choice", "unsupported_value"),
+        (
+            json!({ "tools": [f], "tool_choice": { "type": "function", "function": { "name": "f" } } }),
+            "tool_choice",
+            "unsupported_value",
+        ),
+        (json!({ "tools": [f], "tool_choice": "maybe" }), "tool_choice", "invalid_value"),
+        (json!({ "tools": [f], "tool_choice": 1 }), "tool_choice", "invalid_type"),
+        (json!({ "tool_choice": "auto" }), "tool_choice", "invalid_value"),
+        (json!({ "modalities": ["text", "audio"] }), "modalities", "unsupported_value"),
+        (json!({ "chat_template_kwargs": "x" }), "chat_template_kwargs", "invalid_type"),
+        (
+            json!({ "chat_template_kwargs": { "messages": [] } }),
+            "chat_template_kwargs.messages",
+            "invalid_value",
+        ),
+        (
+            json!({ "add_generation_prompt": true, "continue_final_message": true }),
+            "continue_final_message",
+            "invalid_value",
+        ),
+        (json!({ "user": 5 }), "user", "invalid_type"),
+        (json!({ "metadata": "x" }), "metadata", "invalid_type"),
+        (json!({ "functions": [] }), "functions", "unsupported_parameter"),
+        (json!({ "guided_json": {} }), "guided_json", "unsupported_parameter"),
+        (json!({ "reasoning_effort": "high" }), "reasoning_effort", "unsupported_parameter"),
+        (json!({ "echo": true }), "echo", "unsupported_parameter"),
+        (json!({ "temprature": 1 }), "temprature", "unknown_parameter"),
+    ]
+}
+
+fn completions() -> Vec<(Value, &'static str, &'static str)> {
+    vec![
+        (json!({}), "prompt", "missing_required_parameter"),
+        (json!({ "prompt": null }), "prompt", "invalid_type"),
+        (json!({ "prompt": {} }), "prompt", "invalid_type"),
+        (json!({ "prompt": [1, "a"] }), "prompt", "invalid_type"),
+        (json!({ "prompt": [-1] }), "prompt", "invalid_type"),
+        (json!({ "prompt": "" }), "prompt", "empty_prompt"),
+        (json!({ "prompt": [] }), "prompt", "empty_prompt"),
+        (json!({ "prompt": vec!["a"; 100], "n": 2 }), "prompt", "invalid_value"),
+        (json!({ "prompt": "a", "suffix": "b" }), "suffix", "unsupported_value"),
+        (json!({ "prompt": "a", "best_of": 2 }), "best_of", "unsupported_value"),
+        (json!({ "prompt": "a", "logprobs": 21 }), "logprobs", "invalid_value"),
+        (json!({ "prompt": "a", "logprobs": true }), "logprobs", "invalid_type"),
+        (json!({ "prompt": "a", "max_tokens": 0 }), "max_tokens", "invalid_value"),
+        (
+            json!({ "prompt": "a", "max_completion_tokens": 1 }),
+            "max_completion_tokens",
+            "unknown_parameter",
+        ),
+        (json!({ "prompt": "a", "messages": [] }), "messages", "unknown_parameter"),
+    ]
+}
+
+fn check(case: &Value, (status, body): &(StatusCode, Value), param: &str, code: &str) {
+    let error = &body["error"];
+    assert_eq!(status.as_u16(), 400, "{case}\n{body}");
+    assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!(code)), "{case}\n{body}");
+    assert_eq!(error["type"], "invalid_request_error");
+    assert!(error["message"].is_string());
+}
+
+#[tokio::test]
+async fn each_is_refused_by_name_and_the_server_lives() {
+    let app = App::text("fine");
+    for (fields, param, code) in chats() {
+        let body = chat(fields.clone());
+        let answer = app.post("/v1/chat/completions", &body).await;
+        check(&fields, &answer, param, code);
+    }
+    assert_eq!(app.engine.count(), 0, "a malformed request reached the engine");
+    for (body, param, code) in completions() {
+        let answer = app.post("/v1/completions", &body).await;
+        check(&body, &answer, param, code);
+    }
+    assert_eq!(app.chat(json!({})).await["choices"][0]["message"]["content"], "fine");
+    assert_eq!(app.state.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn what_is_no_json_object() {
+    let app = App::text("fine");
+    let deep = "[".repeat(100_000);
+    for (body, code) in [
+        ("", "invalid_json"),
+        ("{", "invalid_json"),
+        ("{\"messages\": [}", "invalid_json"),
+        ("{\"a\": NaN}", "invalid_json"),
+        ("not json", "invalid_json"),
+        (deep.as_str(), "invalid_json"),
+        ("[]", "invalid_type"),
+        ("\"x\"", "invalid_type"),
+        ("null", "invalid_type"),
+    ] {
+        let (status, answer) = app.post_text("/v1/chat/completions", body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert_eq!(answer["error"]["code"], code, "{answer}");
+        assert_eq!(answer["error"]["param"], Value::Null);
+    }
+    app.chat(json!({})).await;
+}
+
+#[tokio::test]
+async fn an_unknown_model_is_not_found() {
+    let app = App::text("x");
+    for path in ["/v1/chat/completions", "/v1/completions", "/tokenize"] {
+        let mut body = chat(json!({ "model": "gpt-4" }));
+        if path == "/v1/completions" {
+            body = json!({ "model": "gpt-4", "prompt": "x" });
+        }
+        let (status, answer) = app.post(path, &body).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        assert_eq!(answer["error"]["code"], "model_not_found");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("org/mock"));
+    }
+    let (status, answer) = app.post("/v1/chat/completions", &chat(json!({ "model": 5 }))).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("model")));
+}
+
+#[tokio::test]
+async fn unknown_fields_can_be_allowed_and_unsupported_ones_cannot() {
+    let config = ServerConfig { allow_unknown_fields: true, ..config() };
+    let app = App::with(config, Reply::Text("fine".into()));
+    app.chat(
+        json!({ "frobnicate": 1, "messages": [{ "role": "user", "content": "x", "mood": 1 }] }),
+    )
+    .await;
+    let (status, answer) =
+        app.post("/v1/chat/completions", &chat(json!({ "guided_json": {} }))).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("guided_json")));
+    // Null is absent.
+    app.chat(json!({ "guided_json": null, "functions": null })).await;
+}

@@ -1,0 +1,218 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use std::{net::IpAddr, path::PathBuf};
+use taper_chat::{ReasoningFormat, ToolFormat};
+use taper_models::Activations;
+
+const EXAMPLES: &str = "\
+Examples:
+  taper                                        serve the built-in demo model on 127.0.0.1:8000
+  taper serve ./Qwen3-0.6B-4bit --port 9000    serve a model directory
+  taper run \"Hello\"                            one answer on standard output
+  taper chat --model ./Qwen3-0.6B-4bit         a conversation in the terminal
+  taper inspect ./Qwen3-0.6B-4bit              what a model is, and whether it fits
+
+Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json).";
+
+/// Serves language models over the OpenAI API, from one binary.
+#[derive(Debug, Parser)]
+#[command(name = "taper", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over HTTP, with OpenAI's API.
+    Serve(ServeArgs),
+    /// Answer one prompt.
+    Run(RunArgs),
+    /// Talk in the terminal.
+    Chat(ChatArgs),
+    /// Show a model's architecture, formats and memory needs.
+    Inspect(InspectArgs),
+}
+
+/// Which model, and how it is run.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EngineArgs {
+    /// Longest sequence, prompt and output together [default: the model's own, as far as memory goes].
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_model_len: Option<u32>,
+    /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
+    #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
+    pub(crate) dtype: String,
+    /// How keys and values are stored: auto (f16), f16, bf16 or f32.
+    #[arg(long, default_value = "auto", value_name = "TYPE")]
+    pub(crate) kv_cache_dtype: String,
+    /// Share of the free memory that weights and KV cache may take.
+    #[arg(long, default_value_t = 0.6, value_name = "FRACTION")]
+    pub(crate) gpu_memory_utilization: f64,
+    /// Bytes for the KV cache, instead of a share of the memory.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) kv_cache_memory_bytes: Option<u64>,
+    /// Sequences computed together.
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    pub(crate) max_num_seqs: u32,
+    /// Tokens computed together; long prompts are cut into pieces of this size.
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    pub(crate) max_num_batched_tokens: u32,
+    /// A chat template file instead of the model's own, or "none" to serve completions only.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
+    pub(crate) model: Option<String>,
+    /// Name in the API; several may be given [default: the model's].
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub(crate) served_model_name: Vec<String>,
+    /// Address to listen on; 0.0.0.0 opens the server to the network.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 picks a free one.
+    #[arg(long, default_value_t = 8000)]
+    pub(crate) port: u16,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Key that clients must send; several may be given [default: none needed].
+    #[arg(long, value_name = "KEY", num_args = 1..)]
+    pub(crate) api_key: Vec<String>,
+    /// Origins of web pages that may call, or "*" [default: none].
+    #[arg(long, value_name = "ORIGIN", num_args = 1..)]
+    pub(crate) allowed_origins: Vec<String>,
+    /// Let the model decide to call tools. On by default; `=false` turns it off.
+    #[arg(long, num_args = 0..=1, default_value_t = true, default_missing_value = "true")]
+    pub(crate) enable_auto_tool_choice: bool,
+    /// How the model writes tool calls: none or hermes [default: what its template shows].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tool_call_parser: Option<ToolFormat>,
+    /// How the model marks reasoning: none, qwen3 or deepseek_r1 [default: what its template shows].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) reasoning_parser: Option<ReasoningFormat>,
+    /// Requests that may wait before new ones are refused.
+    #[arg(long, default_value_t = 1024, value_name = "N")]
+    pub(crate) max_waiting: u32,
+    /// Accept request fields that the OpenAI API does not have.
+    #[arg(long)]
+    pub(crate) allow_unknown_fields: bool,
+    /// Largest request body, in MiB.
+    #[arg(long, default_value_t = 32, value_name = "MIB")]
+    pub(crate) max_body_mib: usize,
+    /// Seconds that running requests may take to finish after Ctrl-C or SIGTERM.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    pub(crate) drain_timeout: u64,
+}
+
+/// How answers are made.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AnswerArgs {
+    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
+    #[arg(long, short)]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// A system message.
+    #[arg(long)]
+    pub(crate) system: Option<String>,
+    /// Let the model reason before it answers.
+    #[arg(long)]
+    pub(crate) think: bool,
+    /// Most tokens of an answer.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_tokens: Option<u32>,
+    /// 0 is greedy [default: the model's].
+    #[arg(long)]
+    pub(crate) temperature: Option<f32>,
+    /// Makes sampling reproducible.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The prompt; "-" reads standard input.
+    pub(crate) prompt: String,
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+    /// Continue the prompt as it is, without the chat template.
+    #[arg(long)]
+    pub(crate) raw: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) answer: AnswerArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
+    pub(crate) model: Option<String>,
+    /// Context lengths to plan memory for, in tokens.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    pub(crate) context: Vec<u64>,
+    /// How keys and values are stored.
+    #[arg(long, default_value = "auto", value_name = "TYPE")]
+    pub(crate) kv_cache_dtype: String,
+    /// List every tensor.
+    #[arg(long)]
+    pub(crate) tensors: bool,
+}
+
+/// Where a `--chat-template` comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum TemplateChoice {
+    Model,
+    File(PathBuf),
+    None,
+}
+
+impl EngineArgs {
+    pub(crate) fn activations(&self) -> Activations {
+        match self.dtype.as_str() {
+            "float32" => Activations::F32,
+            _ => Activations::Int8,
+        }
+    }
+
+    pub(crate) fn template(&self) -> TemplateChoice {
+        match self.chat_template.as_deref() {
+            None => TemplateChoice::Model,
+            Some("none") => TemplateChoice::None,
+            Some(file) => TemplateChoice::File(file.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_is_the_default_and_takes_its_flags_without_being_named() {
+        let bare = Cli::parse_from(["taper"]);
+        assert!(bare.command.is_none());
+        assert_eq!((bare.serve.port, bare.serve.model), (8000, None));
+        let flags = Cli::parse_from(["taper", "--port", "9000", "--enable-auto-tool-choice=false"]);
+        assert_eq!(flags.serve.port, 9000);
+        assert!(!flags.serve.enable_auto_tool_choice);
+        let named = Cli::parse_from(["taper", "serve", "m", "--api-key", "a", "b"]);
+        let Some(Command::Serve(args)) = named.command else { panic!("serve") };
+        assert_eq!(args.model.as_deref(), Some("m"));
+        assert_eq!(args.api_key, ["a", "b"]);
+    }
+}

@@ -1,0 +1,92 @@
+//! `taper inspect`: what a model is, and whether it fits.
+
+use crate::{
+    cli::InspectArgs,
+    memory::{available_bytes, human},
+    model::{ModelSource, describe},
+};
+use anyhow::Result;
+use std::collections::BTreeMap;
+use taper_engine::{EngineConfig, KvBudget};
+use taper_models::{LoadOptions, ModelInfo};
+use taper_weights::Checkpoint;
+
+pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
+    let source = ModelSource::find(args.model.as_deref())?;
+    let weights = source.checkpoint()?;
+    let model = taper_models::load(&weights, LoadOptions::default())?;
+    let info = model.info();
+    println!("{} ({})", source.name(), describe(&source));
+    let row = |name: &str, value: String| println!("  {name:<22}{value}");
+    row("architecture", info.family.to_owned());
+    row("parameters", format!("{:.1} M", info.parameters as f64 / 1e6));
+    row("weights", format!("{} ({})", human(info.weight_bytes), formats(&weights)));
+    let bits = info.weight_bytes as f64 * 8.0 / info.parameters as f64;
+    row("bits a weight", format!("{bits:.2}"));
+    let heads = format!("{} query, {} key/value", info.heads, info.kv_heads);
+    row("layers", format!("{} of {heads} heads x {}", info.layers, info.head_dim));
+    row("vocabulary", info.vocab.to_string());
+    row("context", format!("{} tokens", info.max_positions));
+    memory_table(args, info)?;
+    if args.tensors {
+        println!();
+        for t in weights.list() {
+            println!("  {:<60} {:<5} {:?}", t.name, t.dtype, t.shape);
+        }
+    }
+    Ok(())
+}
+
+fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
+    let codec = taper_kv_codecs::parse(&args.kv_cache_dtype)?;
+    let free = available_bytes()?;
+    let name = codec.name().to_owned();
+    let config = EngineConfig {
+        max_model_len: None,
+        max_num_seqs: 1,
+        max_num_batched_tokens: 1,
+        max_waiting: 1,
+        codec,
+        kv_budget: KvBudget::Tokens(1),
+        eos_token_ids: Vec::new(),
+    };
+    println!("\n  memory with a KV cache of {name}; {} are free", human(free));
+    println!("  {:>10} {:>12} {:>12}", "context", "KV cache", "total");
+    let max = info.max_positions as u64;
+    let mut lengths = args.context.clone();
+    if lengths.is_empty() {
+        lengths = [4096, 16_384, 65_536, max].into_iter().filter(|&n| n <= max).collect();
+        lengths.dedup();
+    }
+    for tokens in lengths {
+        let sized = EngineConfig { kv_budget: KvBudget::Tokens(tokens), ..config.clone() };
+        let (kv, _) = sized.plan(info)?;
+        let bytes = kv.bytes_per_block() * kv.blocks as u64;
+        let total = bytes + info.weight_bytes;
+        let verdict = match () {
+            () if tokens > max => "  longer than the model's context",
+            () if total > free => "  does not fit",
+            () => "  fits",
+        };
+        println!("  {tokens:>10} {:>12} {:>12}{verdict}", human(bytes), human(total));
+    }
+    Ok(())
+}
+
+/// "6-bit, group 64: 57 tensors; BF16: 33 tensors"
+fn formats(weights: &Checkpoint) -> String {
+    let mut counts = BTreeMap::<String, usize>::new();
+    for tensor in weights.list() {
+        let layer = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
+        let part = [".scales", ".biases"].iter().any(|s| tensor.name.ends_with(s));
+        let quantized = weights.has(&format!("{layer}.scales"));
+        let format = match weights.quantization().format(layer) {
+            _ if part && tensor.dtype != "U32" => continue,
+            Some(affine) if quantized => format!("{}-bit, group {}", affine.bits, affine.group),
+            _ => tensor.dtype,
+        };
+        *counts.entry(format).or_default() += 1;
+    }
+    let one = |(format, n): (&String, &usize)| format!("{format}: {n} tensors");
+    counts.iter().map(one).collect::<Vec<_>>().join("; ")
+}

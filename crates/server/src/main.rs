@@ -1,0 +1,47 @@
+//! `taper`: serves language models over the OpenAI API, from one binary.
+
+mod chat;
+mod cli;
+mod conversation;
+mod generation_config;
+mod inspect;
+mod interrupt;
+mod memory;
+mod model;
+mod run;
+mod serve;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use std::{io::IsTerminal, process::ExitCode};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_logging();
+    let done = match cli.command {
+        None => serve::serve(&cli.serve),
+        Some(Command::Serve(args)) => serve::serve(&args),
+        Some(Command::Run(args)) => run::run(&args),
+        Some(Command::Chat(args)) => chat::chat(&args),
+        Some(Command::Inspect(args)) => inspect::inspect(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Logs go to standard error, as `RUST_LOG` says; warnings only by default.
+fn start_logging() {
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
+        .from_env_lossy();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+}

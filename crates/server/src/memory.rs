@@ -1,0 +1,20 @@
+//! How much memory there is, and how to say it.
+
+use anyhow::{Context, Result};
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+/// Bytes that can be taken without swapping, limits of a container included.
+///
+/// # Errors
+/// The system does not say.
+pub(crate) fn available_bytes() -> Result<u64> {
+    let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(what).context("cannot tell the free memory")?;
+    let limit = system.cgroup_limits().map_or(u64::MAX, |c| c.free_memory);
+    Ok(system.available_memory().min(limit))
+}
+
+/// 1536 -> "1.5 KiB".
+pub(crate) fn human(bytes: u64) -> String {
+    indicatif::BinaryBytes(bytes).to_string()
+}

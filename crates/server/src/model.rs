@@ -1,0 +1,201 @@
+//! From a name on the command line to a running engine.
+
+use crate::{
+    cli::{EngineArgs, TemplateChoice},
+    generation_config::GenerationConfig,
+    memory,
+};
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use taper_base::SamplingParams;
+use taper_chat::{ChatError, ChatTemplate, Tokenizer};
+use taper_engine::{EngineConfig, KvBudget, LocalEngine};
+use taper_models::{LoadOptions, Model};
+use taper_weights::Checkpoint;
+
+/// The demo model, as its directory would hold it.
+mod builtin {
+    pub(super) const NAME: &str = "taper-demo";
+    pub(super) const CONFIG: &[u8] = include_bytes!("../models/demo/config.json");
+    pub(super) const WEIGHTS: &[u8] = include_bytes!("../models/demo/model.safetensors");
+    pub(super) const TOKENIZER: &[u8] = include_bytes!("../models/demo/tokenizer.json");
+    pub(super) const TOKENIZER_CONFIG: &[u8] =
+        include_bytes!("../models/demo/tokenizer_config.json");
+    pub(super) const GENERATION: &[u8] = include_bytes!("../models/demo/generation_config.json");
+}
+
+/// Where a model is.
+#[derive(Debug, Clone)]
+pub(crate) enum ModelSource {
+    Builtin,
+    Dir(PathBuf),
+}
+
+impl ModelSource {
+    pub(crate) fn find(name: Option<&str>) -> Result<Self> {
+        let Some(name) = name else { return Ok(Self::Builtin) };
+        let dir = PathBuf::from(name);
+        ensure!(dir.is_dir(), "{name} is not a directory");
+        Ok(Self::Dir(dir))
+    }
+
+    /// The name that requests use.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Builtin => builtin::NAME.to_owned(),
+            Self::Dir(dir) => {
+                let full = dir.canonicalize().unwrap_or_else(|_| dir.clone());
+                full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
+            }
+        }
+    }
+
+    pub(crate) fn checkpoint(&self) -> Result<Checkpoint> {
+        Ok(match self {
+            Self::Builtin => Checkpoint::from_static(builtin::CONFIG, builtin::WEIGHTS)?,
+            Self::Dir(dir) => Checkpoint::open(dir)?,
+        })
+    }
+
+    fn tokenizer(&self) -> Result<Tokenizer, ChatError> {
+        match self {
+            Self::Builtin => {
+                Tokenizer::from_bytes(builtin::TOKENIZER, Some(builtin::TOKENIZER_CONFIG))
+            }
+            Self::Dir(dir) => Tokenizer::load(dir),
+        }
+    }
+
+    fn generation_config(&self) -> Result<GenerationConfig> {
+        match self {
+            Self::Builtin => GenerationConfig::parse(builtin::GENERATION),
+            Self::Dir(dir) => {
+                let path = dir.join("generation_config.json");
+                if !path.is_file() {
+                    return Ok(GenerationConfig::default());
+                }
+                let json =
+                    fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+                GenerationConfig::parse(&json)
+            }
+        }
+    }
+
+    fn template(
+        &self,
+        choice: &TemplateChoice,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<ChatTemplate>> {
+        let from_source = |source: &str| {
+            ChatTemplate::from_source(source, tokenizer.bos_token(), tokenizer.eos_token())
+        };
+        match (choice, self) {
+            (TemplateChoice::None, _) => Ok(None),
+            (TemplateChoice::File(file), _) => {
+                let source = fs::read_to_string(file)
+                    .with_context(|| format!("reading {}", file.display()))?;
+                let template = from_source(&source).with_context(|| file.display().to_string())?;
+                Ok(Some(template))
+            }
+            (TemplateChoice::Model, Self::Builtin) => {
+                let config: serde_json::Value = serde_json::from_slice(builtin::TOKENIZER_CONFIG)?;
+                let source = config.get("chat_template").and_then(|t| t.as_str());
+                Ok(Some(from_source(source.context("the demo model has a template")?)?))
+            }
+            (TemplateChoice::Model, Self::Dir(dir)) => match ChatTemplate::load(dir) {
+                Ok(template) => Ok(Some(template)),
+                Err(error @ ChatError::NoTemplate { .. }) => bail!(
+                    "{error}; pass --chat-template FILE, or --chat-template none to serve completions only"
+                ),
+                Err(error) => Err(error.into()),
+            },
+        }
+    }
+}
+
+/// A model that answers.
+#[derive(Debug)]
+pub(crate) struct RunningModel {
+    pub(crate) name: String,
+    pub(crate) family: &'static str,
+    pub(crate) parameters: u64,
+    pub(crate) engine: Arc<LocalEngine>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) sampling: SamplingParams,
+}
+
+impl RunningModel {
+    /// Loads a model and starts its engine.
+    pub(crate) fn start(source: &ModelSource, args: &EngineArgs, max_waiting: u32) -> Result<Self> {
+        let name = source.name();
+        let weights = source.checkpoint().with_context(|| format!("loading {name}"))?;
+        // Text first: a broken template should not cost a long wait for the weights.
+        let tokenizer = source.tokenizer().with_context(|| format!("loading {name}"))?;
+        let template = source.template(&args.template(), &tokenizer)?;
+        let generation = source.generation_config()?;
+        let max_model_len = args.max_model_len.map(|n| n as usize);
+        let activations = args.activations();
+        let model = taper_models::load(&weights, LoadOptions { max_model_len, activations })
+            .with_context(|| format!("loading {name}"))?;
+        let (family, parameters) = (model.info().family, model.info().parameters);
+        let fits = weights.bytes() < memory::available_bytes()?;
+        if fits {
+            page_in(&weights);
+        }
+        let config = EngineConfig {
+            max_model_len: args.max_model_len,
+            max_num_seqs: args.max_num_seqs,
+            max_num_batched_tokens: args.max_num_batched_tokens,
+            max_waiting,
+            codec: taper_kv_codecs::parse(&args.kv_cache_dtype)?,
+            kv_budget: kv_budget(args, &*model)?,
+            eos_token_ids: generation.eos_token_ids(weights.config())?,
+        };
+        let engine = Arc::new(LocalEngine::start(model, &config)?);
+        let sampling = generation.sampling()?;
+        Ok(Self { name, family, parameters, engine, tokenizer, template, sampling })
+    }
+}
+
+fn kv_budget(args: &EngineArgs, model: &dyn Model) -> Result<KvBudget> {
+    if let Some(bytes) = args.kv_cache_memory_bytes {
+        return Ok(KvBudget::Bytes(bytes));
+    }
+    let share = args.gpu_memory_utilization;
+    ensure!(share > 0.0 && share <= 1.0, "--gpu-memory-utilization must be above 0 and at most 1");
+    let allowed = (memory::available_bytes()? as f64 * share) as u64;
+    let weights = model.info().weight_bytes;
+    ensure!(
+        allowed > weights,
+        "the weights take {} and may take {} ({share} of the free memory); close other programs, raise --gpu-memory-utilization or use a smaller model",
+        memory::human(weights),
+        memory::human(allowed),
+    );
+    Ok(KvBudget::Bytes(allowed - weights))
+}
+
+/// Reads every weight once, so that the first request does not wait for the disk.
+fn page_in(weights: &Checkpoint) {
+    let bar = ProgressBar::new(weights.bytes());
+    if let Ok(style) = ProgressStyle::with_template(
+        "loading weights {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}",
+    ) {
+        bar.set_style(style);
+    }
+    weights.page_in(|bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+}
+
+/// A directory's name for messages.
+pub(crate) fn describe(source: &ModelSource) -> String {
+    match source {
+        ModelSource::Builtin => "built-in demo model".to_owned(),
+        ModelSource::Dir(dir) => Path::new(dir).display().to_string(),
+    }
+}

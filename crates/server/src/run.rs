@@ -1,0 +1,24 @@
+//! `taper run`: one answer.
+
+use crate::{
+    cli::RunArgs,
+    conversation::Conversation,
+    model::{ModelSource, RunningModel},
+};
+use anyhow::Result;
+use std::io::Read;
+
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    let mut prompt = args.prompt.clone();
+    if prompt == "-" {
+        prompt.clear();
+        std::io::stdin().read_to_string(&mut prompt)?;
+    }
+    let source = ModelSource::find(args.answer.model.as_deref())?;
+    let model = RunningModel::start(&source, &args.answer.engine, 1)?;
+    let mut conversation = Conversation::new(model, &args.answer)?;
+    let cost =
+        if args.raw { conversation.complete(&prompt)? } else { conversation.say(&prompt)? };
+    cost.report();
+    Ok(())
+}

@@ -1,0 +1,246 @@
+"""The OpenAI Python SDK against a running server: does it find what it expects?"""
+import argparse
+import json
+import sys
+import time
+import traceback
+import urllib.request
+
+import openai
+
+TOOLS = [{"type": "function", "function": {
+    "name": "get_weather", "description": "Get a weather.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
+TOOL_PROMPT = "Please get a weather with city Paris."
+CASES = []
+
+
+def case(f):
+    CASES.append(f)
+    return f
+
+
+def ask(text):
+    return [{"role": "user", "content": text}]
+
+
+class Context:
+    def __init__(self, args):
+        self.args = args
+        self.client = openai.OpenAI(base_url=args.base_url, api_key=args.api_key, max_retries=0, timeout=120)
+        self.model = args.model or self.client.models.list().data[0].id
+
+    def chat(self, text="Hello!", **fields):
+        fields.setdefault("max_tokens", 64)
+        fields.setdefault("temperature", 0)
+        messages = fields.pop("messages", None) or ask(text)
+        return self.client.chat.completions.create(model=self.model, messages=messages, **fields)
+
+
+@case
+def models(c):
+    assert c.model in [m.id for m in c.client.models.list().data]
+    assert c.client.models.retrieve(c.model).object == "model"
+
+
+@case
+def chat(c):
+    answer = c.chat()
+    choice = answer.choices[0]
+    assert answer.id.startswith("chatcmpl-") and answer.object == "chat.completion"
+    assert choice.message.role == "assistant" and choice.message.content.strip(), choice
+    assert choice.finish_reason == "stop", choice
+    usage = answer.usage
+    assert usage.prompt_tokens >= 3 and usage.completion_tokens > 0
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.prompt_tokens_details.cached_tokens >= 0
+    assert usage.completion_tokens_details.reasoning_tokens >= 0
+
+
+@case
+def stream(c):
+    whole = c.chat().choices[0].message.content
+    chunks = list(c.chat(stream=True, stream_options={"include_usage": True}))
+    assert len({k.id for k in chunks}) == 1 and len({k.created for k in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(k.choices[0].delta.role is None for k in chunks[1:-1])
+    assert all(k.usage is None for k in chunks[:-1])
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens > 0
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert all(k.choices[0].finish_reason is None for k in chunks[:-2])
+    assert "".join(k.choices[0].delta.content or "" for k in chunks[:-1]) == whole
+
+
+@case
+def tools_round_trip(c):
+    answer = c.chat(TOOL_PROMPT, tools=TOOLS, max_tokens=200)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls", choice
+    call = choice.message.tool_calls[0]
+    assert call.type == "function" and call.function.name == "get_weather", call
+    assert json.loads(call.function.arguments) == {"city": "Paris"}, call
+    messages = ask(TOOL_PROMPT) + [
+        choice.message.model_dump(),
+        {"role": "tool", "tool_call_id": call.id, "content": '{"result": "sunny"}'},
+    ]
+    final = c.chat(messages=messages, tools=TOOLS, max_tokens=100).choices[0]
+    assert final.finish_reason == "stop" and final.message.content, final
+
+
+@case
+def tools_streamed(c):
+    name, arguments, ids, finish = "", "", [], None
+    for chunk in c.chat(TOOL_PROMPT, tools=TOOLS, max_tokens=200, stream=True):
+        choice = chunk.choices[0]
+        for call in choice.delta.tool_calls or []:
+            assert call.index == 0
+            ids += [call.id] if call.id else []
+            name += call.function.name or ""
+            arguments += call.function.arguments or ""
+        finish = choice.finish_reason or finish
+    assert (name, finish, len(ids)) == ("get_weather", "tool_calls", 1), (name, finish, ids)
+    assert json.loads(arguments) == {"city": "Paris"}, arguments
+
+
+@case
+def stream_helper(c):
+    with c.client.chat.completions.stream(model=c.model, messages=ask("Hello!"), temperature=0, max_tokens=64) as s:
+        for _ in s:
+            pass
+        final = s.get_final_completion()
+    assert final.choices[0].message.content == c.chat().choices[0].message.content
+
+
+@case
+def several_choices(c):
+    answer = c.chat("Tell me a joke.", n=3, temperature=1.0, seed=1, max_tokens=16)
+    assert [k.index for k in answer.choices] == [0, 1, 2]
+    seen = {k.choices[0].index for k in c.chat(n=2, stream=True, max_tokens=8)}
+    assert seen == {0, 1}
+
+
+@case
+def seed_is_reproducible(c):
+    text = "Continue this text: The borrow checker makes sure that references"
+    draw = lambda seed: c.chat(text, temperature=1.5, seed=seed, max_tokens=24).choices[0].message.content
+    assert draw(42) == draw(42)
+    assert len({draw(seed) for seed in range(6)}) > 1
+
+
+@case
+def stop_strings(c):
+    text = c.chat().choices[0].message.content
+    stop = text[len(text) // 2:][:3]
+    choice = c.chat(stop=stop).choices[0]
+    assert stop not in choice.message.content and choice.finish_reason == "stop"
+    assert choice.message.content == text[:text.index(stop)], (text, stop, choice)
+    pieces = [k.choices[0].delta.content or "" for k in c.chat(stop=[stop, "\0"], stream=True)]
+    assert "".join(pieces) == text[:text.index(stop)]
+
+
+@case
+def max_tokens(c):
+    for field in ("max_tokens", "max_completion_tokens"):
+        answer = c.client.chat.completions.create(
+            model=c.model, messages=ask("Count to ten."), temperature=0, **{field: 3})
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.usage.completion_tokens == 3, answer.usage
+
+
+@case
+def logprobs(c):
+    answer = c.chat(logprobs=True, top_logprobs=3)
+    entries = answer.choices[0].logprobs.content
+    assert 0 < len(entries) <= answer.usage.completion_tokens
+    for entry in entries:
+        assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
+        best = [t.logprob for t in entry.top_logprobs]
+        assert best == sorted(best, reverse=True)
+        # Greedy: the chosen token is the likeliest.
+        assert abs(best[0] - entry.logprob) < 1e-4, entry
+    text = b"".join(bytes(e.bytes) for e in entries).decode()
+    assert answer.choices[0].message.content.strip() in text
+
+
+@case
+def completions(c):
+    fields = {"model": c.model, "prompt": "Rust is", "max_tokens": 5, "temperature": 0}
+    answer = c.client.completions.create(**fields, echo=True, logprobs=2)
+    choice = answer.choices[0]
+    assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
+    assert choice.text.startswith("Rust is") and len(choice.text) > len("Rust is")
+    assert choice.logprobs.token_logprobs[0] is None
+    assert len(choice.logprobs.tokens) == len(choice.logprobs.text_offset)
+    streamed = "".join(k.choices[0].text for k in c.client.completions.create(**fields, stream=True))
+    assert "Rust is" + streamed == choice.text, (streamed, choice.text)
+    two = c.client.completions.create(**{**fields, "prompt": ["Rust is", "A string"]})
+    assert [k.index for k in two.choices] == [0, 1]
+
+
+@case
+def cancel_in_the_middle(c):
+    stream = c.chat("Count to ten.", stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
+    for i, _ in enumerate(stream):
+        if i == 3:
+            break
+    stream.close()
+    root = c.args.base_url.rsplit("/v1", 1)[0]
+    for _ in range(50):
+        page = urllib.request.urlopen(root + "/metrics").read().decode()
+        running = [l for l in page.splitlines() if l.startswith("vllm:num_requests_running{")]
+        if float(running[0].split()[-1]) == 0:
+            return
+        time.sleep(0.1)
+    raise AssertionError("still running 5 s after the client went away")
+
+
+def raises(kind, f):
+    try:
+        f()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+@case
+def typed_errors(c):
+    create = c.client.chat.completions.create
+    error = raises(openai.NotFoundError, lambda: create(model="no-such-model", messages=ask("x")))
+    assert error.code == "model_not_found", error
+    error = raises(openai.BadRequestError, lambda: c.chat(temperature=9))
+    assert error.param == "temperature" and error.code == "invalid_value", error
+    error = raises(openai.BadRequestError, lambda: c.chat(extra_body={"frobnicate": 1}))
+    assert error.param == "frobnicate" and error.code == "unknown_parameter", error
+    error = raises(openai.BadRequestError, lambda: c.chat("word " * 400_000))
+    assert error.code == "context_length_exceeded", error
+
+
+@case
+def wrong_key(c):
+    if c.args.api_key == "none":
+        return
+    client = openai.OpenAI(base_url=c.args.base_url, api_key="wrong", max_retries=0)
+    error = raises(openai.AuthenticationError, client.models.list)
+    assert error.code == "invalid_api_key", error
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base-url", default="http://localhost:8000/v1")
+    parser.add_argument("--api-key", default="none")
+    parser.add_argument("--model", help="the first one served, if not given")
+    context = Context(parser.parse_args())
+    failed = 0
+    for f in CASES:
+        try:
+            f(context)
+            print(f"ok      {f.__name__}")
+        except Exception:
+            failed += 1
+            print(f"FAILED  {f.__name__}\n{traceback.format_exc()}")
+    print(f"{len(CASES) - failed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
