@@ -4,6 +4,7 @@
 use super::{
     Level,
     kernels::{self, Rows, RowsMut},
+    shared::SharedOut,
 };
 use rayon::prelude::*;
 use std::cell::RefCell;
@@ -31,20 +32,6 @@ thread_local! {
     static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Where tasks write their columns; they never overlap.
-#[derive(Clone, Copy)]
-struct SharedOut(*mut f32);
-// SAFETY: each task writes its own columns only.
-unsafe impl Send for SharedOut {}
-// SAFETY: as above.
-unsafe impl Sync for SharedOut {}
-
-impl SharedOut {
-    fn at(self, column: usize) -> *mut f32 {
-        self.0.wrapping_add(column)
-    }
-}
-
 /// `out[i][j] = x[i] · w[j] + bias[j]`.
 ///
 /// # Shapes
@@ -66,7 +53,7 @@ fn matmul_at(level: Level, x: &[f32], w: &dyn RowSource, bias: Option<&[f32]>, o
         return;
     }
     let panel_rows = (PANEL_BYTES / 4 / k.max(1)).clamp(4, 64) & !3;
-    let shared = SharedOut(out.as_mut_ptr());
+    let shared = SharedOut::new(out);
     let panel = |index: usize| {
         let first = index * panel_rows;
         let rows = panel_rows.min(n - first);

@@ -7,10 +7,12 @@
 mod elementwise;
 mod flash;
 mod gemm;
+pub mod int8;
 mod kernels;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod shared;
 mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod x86;
