@@ -3,11 +3,12 @@
 use anyhow::Result;
 use std::{path::Path, sync::Arc, time::Duration};
 use taper_base::*;
-use taper_chat::Tokenizer;
 use taper_openai_server::{AppState, ServerConfig, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/server/models/demo");
+const REQUEST: &str = "POST /v1/completions HTTP/1.1\r\nHost: echo\r\nConnection: close\r\n\
+                       Content-Length: 28\r\n\r\n{\"prompt\": \"Say that again\"}";
 
 #[derive(Debug)]
 struct Echo(EngineInfo);
@@ -31,7 +32,8 @@ impl Engine for Echo {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let info = EngineInfo {
+    let tokenizer = taper_chat::Tokenizer::load(Path::new(DEMO))?;
+    let engine = Arc::new(Echo(EngineInfo {
         max_model_len: 64,
         vocab_size: 8192,
         eos_token_ids: vec![],
@@ -39,26 +41,18 @@ async fn main() -> Result<()> {
         kv_capacity_tokens: 64,
         kv_capacity_bytes: 0,
         weight_bytes: 0,
-    };
-    let tokenizer = Tokenizer::load(Path::new(DEMO))?;
-    let state = AppState::new(Arc::new(Echo(info)), tokenizer, None, ServerConfig::default());
+    }));
+    let state = AppState::new(engine, tokenizer, None, ServerConfig::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    println!("serving on http://{address}");
-
-    // A server waits for Ctrl-C here; this one for the end of its only client.
-    let client = async move {
-        let body = r#"{"prompt": "Say that again", "max_tokens": 8}"#;
-        let head = "POST /v1/completions HTTP/1.1\r\nHost: echo\r\nConnection: close\r\n";
-        let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
-        let mut socket = tokio::net::TcpStream::connect(address).await?;
-        socket.write_all(request.as_bytes()).await?;
+    let mut client = tokio::net::TcpStream::connect(listener.local_addr()?).await?;
+    // A server waits for Ctrl-C; this one for the end of its only client.
+    let shutdown = async move {
         let mut answer = String::new();
-        socket.read_to_string(&mut answer).await?;
-        Ok::<_, std::io::Error>(println!("{answer}"))
+        let sent = client.write_all(REQUEST.as_bytes()).await;
+        let read = client.read_to_string(&mut answer).await;
+        println!("{answer}\n{sent:?} {read:?}");
     };
-    serve(listener, state, async { client.await.unwrap_or(()) }, Duration::from_secs(1)).await?;
-    Ok(())
+    Ok(serve(listener, state, shutdown, Duration::from_secs(1)).await?)
 }
 
 #[test]

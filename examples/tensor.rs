@@ -1,4 +1,4 @@
-//! taper-tensor: one linear map in 32-bit floats and in MLX's 4 bits.
+//! taper-tensor: one linear map, in 32-bit floats and in MLX's 4 bits.
 
 use anyhow::Result;
 use taper_tensor::{
@@ -10,44 +10,47 @@ const IN: usize = 256;
 const FORMAT: AffineFormat = AffineFormat { bits: 4, group: 64 };
 
 fn main() -> Result<()> {
-    let weights: Vec<f32> = (0..OUT * IN).map(|i| (i as f32 * 0.37).sin()).collect();
-    let dense = DenseWeight::new((OUT, IN), DType::F32, floats(&weights))?;
-    let dense = Linear::new(Weight::Dense(dense));
-    let quantized = Linear::new(Weight::Affine(quantize(&weights)?));
+    // A weight is scale * code + bias, with a scale and a bias for each group of a row.
+    let groups = OUT * IN / FORMAT.group;
+    let scales: Vec<f32> = (0..groups).map(|g| 0.01 + 0.0001 * g as f32).collect();
+    let biases: Vec<f32> = scales.iter().map(|s| -7.5 * s).collect();
+    let codes: Vec<u8> = (0..OUT * IN).map(|i| (i * 2_654_435_761 >> 20) as u8 % 16).collect();
+    let weight = |(i, &code): (usize, &u8)| {
+        let g = i / FORMAT.group;
+        scales[g] * f32::from(code) + biases[g]
+    };
+    let weights: Vec<f32> = codes.iter().enumerate().map(weight).collect();
+    let packed = codes.chunks_exact(2).map(|c| c[0] | c[1] << 4).collect();
 
-    // Three tokens.
+    let dense = Weight::Dense(DenseWeight::new((OUT, IN), DType::F32, floats(&weights))?);
+    let (scales, biases) = ((DType::F32, floats(&scales)), (DType::F32, floats(&biases)));
+    let codes = Bytes::from_vec(packed);
+    let affine = Weight::Affine(AffineWeight::new(FORMAT, (OUT, IN), codes, scales, biases)?);
+    println!("{}; {}", dense.format(), affine.format());
+
+    // Packed: for integer kernels, with activations rounded to 8 bits a group.
+    let maps = [
+        ("dense", Linear::new(dense)),
+        ("quantized", Linear::new(affine.clone())),
+        ("packed", Linear::new(affine).pack()),
+    ];
     let x = (0..3 * IN).map(|i| (i as f32 * 0.11).cos()).collect();
-    let x = ops::from_host_f32(x, &[3, IN])?;
-    let (exact, near) = (rows(&dense.forward(&x)?)?, rows(&quantized.forward(&x)?)?);
-    let error: f32 = exact.iter().zip(&near).map(|(a, b)| (a - b).powi(2)).sum();
+    let x = ops::from_host_f32(x, &[3, IN])?; // three tokens
+    let exact = values(&maps[0].1.forward(&x)?)?;
     let norm: f32 = exact.iter().map(|a| a * a).sum();
-    println!("{}: {} bytes", dense.format(), dense.bytes());
-    println!("{}: {} bytes", quantized.format(), quantized.bytes());
-    println!("relative error of the output: {:.4}", (error / norm).sqrt());
+    for (name, map) in &maps {
+        let near = values(&map.forward(&x)?)?;
+        let error: f32 = exact.iter().zip(&near).map(|(a, b)| (a - b).powi(2)).sum();
+        println!("{name:<10} {:>6} bytes, error {:.1e}", map.bytes(), (error / norm).sqrt());
+    }
     Ok(())
 }
 
-/// Codes from 0 to 15 between the least and the greatest weight of each group, two in a byte.
-fn quantize(weights: &[f32]) -> Result<AffineWeight> {
-    let (mut codes, mut scales, mut biases) = (Vec::new(), Vec::new(), Vec::new());
-    for group in weights.chunks_exact(FORMAT.group) {
-        let low = group.iter().copied().fold(f32::MAX, f32::min);
-        let high = group.iter().copied().fold(f32::MIN, f32::max);
-        let scale = (high - low) / 15.0;
-        let code = |w: f32| ((w - low) / scale).round() as u8;
-        codes.extend(group.chunks_exact(2).map(|w| code(w[0]) | code(w[1]) << 4));
-        scales.push(scale);
-        biases.push(low);
-    }
-    let (scales, biases) = ((DType::F32, floats(&scales)), (DType::F32, floats(&biases)));
-    Ok(AffineWeight::new(FORMAT, (OUT, IN), Bytes::from_vec(codes), scales, biases)?)
-}
-
 fn floats(values: &[f32]) -> Bytes {
-    Bytes::from_vec(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
+    Bytes::from_vec(values.iter().flat_map(|v| v.to_le_bytes()).collect())
 }
 
-fn rows(x: &Tensor) -> Result<Vec<f32>> {
+fn values(x: &Tensor) -> Result<Vec<f32>> {
     Ok(ops::with_host_f32(x, <[f32]>::to_vec)?)
 }
 

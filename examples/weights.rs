@@ -20,8 +20,9 @@ fn main() -> Result<()> {
     let name = "model.layers.0.mlp.down_proj";
     let shape = |key: &str| checkpoint.config()[key].as_u64().unwrap_or(0) as usize;
     let (hidden, inner) = (shape("hidden_size"), shape("intermediate_size"));
+    let format = checkpoint.weight(name, hidden, inner)?.format();
     let down = checkpoint.linear(name, inner, hidden, false)?;
-    println!("{name}: {inner} -> {hidden}, {}, {} bytes", down.format(), down.bytes());
+    println!("{name}: {inner} -> {hidden}, {format}, {} bytes", down.bytes());
 
     let x = ops::from_host_f32(vec![1.0; inner], &[1, inner])?;
     let y = ops::with_host_f32(&down.forward(&x)?, |y| y[..4].to_vec())?;
