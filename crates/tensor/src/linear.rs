@@ -3,7 +3,7 @@
 use crate::{
     AffineWeight, Bytes, DType, DenseWeight, Result, Tensor, TensorError,
     cpu::{
-        self, RowSource,
+        self, Floats, RowSource,
         int8::{self, Int8Rows, PackedWeight},
     },
     dense::FloatBytes,
@@ -91,8 +91,8 @@ impl RowSource for Weight {
         self.source().read_rows(first, out);
     }
 
-    fn as_f32(&self) -> Option<&[f32]> {
-        self.source().as_f32()
+    fn floats(&self) -> Option<Floats<'_>> {
+        self.source().floats()
     }
 }
 
