@@ -1,5 +1,6 @@
 //! Development tasks: `cargo xtask help`.
 
+mod bench;
 mod parity;
 mod runner;
 
@@ -21,11 +22,21 @@ enum Task {
         /// Only the fixtures whose name contains this.
         filter: Option<String>,
     },
+    /// Measure speed; use `cargo run --release -p xtask -- bench ...` for figures that count.
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Prefill and decode on this CPU.
+    Cpu(bench::CpuArgs),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
+        Task::Bench(Bench::Cpu(args)) => bench::cpu(&args),
     }
 }
 

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use safetensors::SafeTensors;
 use std::{fs, path::Path};
 use taper_base::TokenId;
+use taper_models::Activations;
 
 /// Largest difference of a logit, relative to the range of the reference's logits.
 const TOLERANCE: f32 = 1e-4;
@@ -49,7 +50,7 @@ pub(crate) fn run(root: &Path, filter: Option<&str>) -> Result<()> {
 fn check(dir: &Path) -> Result<(usize, f32)> {
     let expected = read(&dir.join("expected.safetensors"))?;
     let room = expected.prompt.len() + expected.greedy.len();
-    let mut runner = Runner::load(dir, "f32", room)?;
+    let mut runner = Runner::load(dir, "f32", room, Activations::F32)?;
     let prompt = expected.prompt.as_slice();
 
     let whole = runner.step(&[Piece { seq: 0, start: 0, tokens: prompt }], false)?;

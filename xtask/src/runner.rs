@@ -5,7 +5,7 @@ use std::path::Path;
 use taper_base::{SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::KvGeometry;
-use taper_models::{Batch, LoadOptions, Model};
+use taper_models::{Activations, Batch, LoadOptions, Model};
 use taper_tensor::ops;
 use taper_weights::Checkpoint;
 
@@ -26,10 +26,16 @@ pub(crate) struct Piece<'a> {
 
 impl Runner {
     /// Loads a checkpoint, with a cache of `kv_dtype` for `tokens` tokens.
-    pub(crate) fn load(dir: &Path, kv_dtype: &str, tokens: usize) -> Result<Self> {
+    pub(crate) fn load(
+        dir: &Path,
+        kv_dtype: &str,
+        tokens: usize,
+        activations: Activations,
+    ) -> Result<Self> {
         let weights = Checkpoint::open(dir)?;
-        let model = taper_models::load(&weights, LoadOptions { max_model_len: Some(tokens) })
-            .with_context(|| format!("loading {}", dir.display()))?;
+        let model =
+            taper_models::load(&weights, LoadOptions { max_model_len: Some(tokens), activations })
+                .with_context(|| format!("loading {}", dir.display()))?;
         let info = model.info();
         let geometry = KvGeometry {
             kv_heads: info.kv_heads,

@@ -1,6 +1,6 @@
 //! The decoder-only transformer that the families share.
 
-use crate::{Batch, KvSession, Model, ModelError, ModelInfo};
+use crate::{Activations, Batch, KvSession, Model, ModelError, ModelInfo};
 use taper_base::LayerId;
 use taper_kv_codecs::AttnParams;
 use taper_tensor::{
@@ -81,11 +81,19 @@ struct Layer {
 
 impl Decoder {
     /// Builds the model from tensors named `{prefix}layers.0...` and `{prefix}embed_tokens`.
-    pub(crate) fn load(spec: Spec, weights: &Checkpoint, root: &str) -> Result<Self, ModelError> {
+    pub(crate) fn load(
+        spec: Spec,
+        weights: &Checkpoint,
+        root: &str,
+        activations: Activations,
+    ) -> Result<Self, ModelError> {
         let prefix = format!("{root}model.");
+        let int8 = activations == Activations::Int8;
         let embed = weights.embedding(&format!("{prefix}embed_tokens"), spec.vocab, spec.hidden)?;
+        let embed = if int8 { embed.pack() } else { embed };
         let layer = |(i, &layer): (usize, &LayerSpec)| {
-            Layer::load(&spec, layer, weights, &format!("{prefix}layers.{i}"))
+            let layer = Layer::load(&spec, layer, weights, &format!("{prefix}layers.{i}"))?;
+            Ok::<_, ModelError>(if int8 { layer.pack() } else { layer })
         };
         let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
         let norm = norm(&spec, weights, &format!("{prefix}norm.weight"), spec.hidden)?;
@@ -94,6 +102,7 @@ impl Decoder {
         } else {
             weights.linear(&format!("{root}lm_head"), spec.hidden, spec.vocab, false)?
         };
+        let head = if int8 { head.pack() } else { head };
         let info = info(&spec, &embed, &layers, &head);
         Ok(Self { info, spec, embed, layers, norm, head })
     }
@@ -158,6 +167,16 @@ impl Layer {
             )?,
             post_mlp_norm,
         })
+    }
+
+    fn pack(self) -> Self {
+        Self {
+            qkv: self.qkv.pack(),
+            out: self.out.pack(),
+            gate_up: self.gate_up.pack(),
+            down: self.down.pack(),
+            ..self
+        }
     }
 
     fn attention(

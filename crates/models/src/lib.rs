@@ -14,5 +14,5 @@ mod rope;
 
 pub use error::ModelError;
 pub use families::{FAMILIES, load};
-pub use model::{Batch, LoadOptions, Model, ModelInfo};
+pub use model::{Activations, Batch, LoadOptions, Model, ModelInfo};
 pub use taper_kv_cache::KvSession;

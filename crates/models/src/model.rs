@@ -63,4 +63,16 @@ pub struct LoadOptions {
     /// Longest sequence that will be run; `None` is the configuration's. Models with two sets of
     /// rotary frequencies (longrope) choose by it, once and for every request.
     pub max_model_len: Option<usize>,
+    /// How products with quantized weights are computed.
+    pub activations: Activations,
+}
+
+/// Arithmetic of the products of quantized weights with activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// Exact: weights are widened to f32.
+    #[default]
+    F32,
+    /// Fast: activations are rounded to 8 bits a group, and weights repacked for integer kernels.
+    Int8,
 }

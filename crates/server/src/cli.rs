@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use std::{net::IpAddr, path::PathBuf};
 use taper_chat::{ReasoningFormat, ToolFormat};
+use taper_models::Activations;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -42,7 +43,7 @@ pub(crate) struct EngineArgs {
     /// Longest sequence, prompt and output together [default: the model's own, as far as memory goes].
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_model_len: Option<u32>,
-    /// Type of activations: auto or float32. Weights keep their stored format.
+    /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
     pub(crate) dtype: String,
     /// How keys and values are stored: auto (f16), f16, bf16 or f32.
@@ -175,6 +176,13 @@ pub(crate) enum TemplateChoice {
 }
 
 impl EngineArgs {
+    pub(crate) fn activations(&self) -> Activations {
+        match self.dtype.as_str() {
+            "float32" => Activations::F32,
+            _ => Activations::Int8,
+        }
+    }
+
     pub(crate) fn template(&self) -> TemplateChoice {
         match self.chat_template.as_deref() {
             None => TemplateChoice::Model,

@@ -140,7 +140,8 @@ impl RunningModel {
         let template = source.template(&args.template(), &tokenizer)?;
         let generation = source.generation_config()?;
         let max_model_len = args.max_model_len.map(|n| n as usize);
-        let model = taper_models::load(&weights, LoadOptions { max_model_len })
+        let activations = args.activations();
+        let model = taper_models::load(&weights, LoadOptions { max_model_len, activations })
             .with_context(|| format!("loading {name}"))?;
         let (family, parameters) = (model.info().family, model.info().parameters);
         let fits = weights.bytes() < memory::available_bytes()?;

@@ -93,6 +93,26 @@ impl AffineWeight {
         (self.codes.len() + self.scales.len_bytes() + self.biases.len_bytes()) as u64
     }
 
+    /// Type of scales and biases.
+    #[must_use]
+    pub fn scale_type(&self) -> DType {
+        self.scales.dtype()
+    }
+
+    /// The codes of a row, and the scales and biases of its groups.
+    ///
+    /// # Panics
+    /// When there is no such row, or a slice has another length.
+    pub fn read_parts(&self, row: usize, codes: &mut [u8], scales: &mut [f32], biases: &mut [f32]) {
+        let (bytes, groups) = (self.format.row_bytes(self.cols), self.cols / self.format.group);
+        let packed = &self.codes.as_slice()[row * bytes..][..bytes];
+        let mut widened = vec![0.0; codes.len()];
+        cpu::unpack_affine(packed, self.format.bits, &mut widened);
+        codes.iter_mut().zip(widened).for_each(|(c, w)| *c = w as u8);
+        self.scales.read(row * groups, scales);
+        self.biases.read(row * groups, biases);
+    }
+
     /// Rows `range` as a matrix of its own, over the same memory.
     pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {
         let row = self.format.row_bytes(self.cols);

@@ -1,17 +1,23 @@
 //! Token embeddings.
 
-use crate::{Linear, Result, Tensor, TensorError, Weight, cpu::RowSource, host};
+use crate::{Linear, Result, Tensor, TensorError, Weight, host, linear::Matrix};
 
 /// A table of token vectors in any weight format.
 #[derive(Debug, Clone)]
-pub struct Embedding(Weight);
+pub struct Embedding(Matrix);
 
 impl Embedding {
     /// # Shapes
     /// `weight [vocab, hidden]`.
     #[must_use]
     pub fn new(weight: Weight) -> Self {
-        Self(weight)
+        Self(Matrix::Stored(weight))
+    }
+
+    /// As [`Linear::pack`]; [`Self::as_linear`] then shares the repacked table.
+    #[must_use]
+    pub fn pack(self) -> Self {
+        Self(self.0.pack())
     }
 
     /// Looks tokens up.
@@ -29,7 +35,7 @@ impl Embedding {
             if index >= limit {
                 return Err(TensorError::Index { op: "embedding", index, limit });
             }
-            self.0.read_rows(index, row);
+            self.0.read_row(index, row);
         }
         host::tensor(out, &[tokens.len(), hidden])
     }
@@ -37,7 +43,7 @@ impl Embedding {
     /// The output projection that shares this table ("tied" embeddings).
     #[must_use]
     pub fn as_linear(&self) -> Linear {
-        Linear::new(self.0.clone())
+        Linear::over(self.0.clone())
     }
 
     /// `(vocab, hidden)`.

@@ -1,10 +1,15 @@
 //! Linear maps over any weight format.
 
 use crate::{
-    AffineWeight, Bytes, DType, DenseWeight, Result, Tensor, TensorError, cpu, cpu::RowSource,
-    dense::FloatBytes, host,
+    AffineWeight, Bytes, DType, DenseWeight, Result, Tensor, TensorError,
+    cpu::{
+        self, Floats, RowSource,
+        int8::{self, Int8Rows, PackedWeight},
+    },
+    dense::FloatBytes,
+    host,
 };
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 /// How a matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,23 +91,79 @@ impl RowSource for Weight {
         self.source().read_rows(first, out);
     }
 
-    fn as_f32(&self) -> Option<&[f32]> {
-        self.source().as_f32()
+    fn floats(&self) -> Option<Floats<'_>> {
+        self.source().floats()
+    }
+}
+
+/// A matrix as a layer holds it: as stored, or repacked for integer kernels.
+#[derive(Debug, Clone)]
+pub(crate) enum Matrix {
+    Stored(Weight),
+    Packed(Arc<PackedWeight>),
+}
+
+impl Matrix {
+    pub(crate) fn rows(&self) -> usize {
+        match self {
+            Self::Stored(w) => w.rows(),
+            Self::Packed(w) => w.rows(),
+        }
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        match self {
+            Self::Stored(w) => w.cols(),
+            Self::Packed(w) => w.cols(),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Stored(w) => w.bytes(),
+            Self::Packed(w) => w.bytes(),
+        }
+    }
+
+    pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Self::Stored(w) => w.read_rows(row, out),
+            Self::Packed(w) => w.read_row(row, out),
+        }
+    }
+
+    /// Repacks what has integer kernels; the stored bytes are let go.
+    pub(crate) fn pack(self) -> Self {
+        match self {
+            Self::Stored(Weight::Affine(w)) => Self::Packed(Arc::new(PackedWeight::new(&w))),
+            other => other,
+        }
     }
 }
 
 /// `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]
 pub struct Linear {
-    weight: Weight,
+    matrix: Matrix,
     bias: Option<Vec<f32>>,
 }
 
 impl Linear {
-    /// A map without bias.
+    /// A map without bias, computed in f32.
     #[must_use]
     pub fn new(weight: Weight) -> Self {
-        Self { weight, bias: None }
+        Self::over(Matrix::Stored(weight))
+    }
+
+    pub(crate) fn over(matrix: Matrix) -> Self {
+        Self { matrix, bias: None }
+    }
+
+    /// The same map for speed: a quantized weight is repacked, and its activations are rounded to 8
+    /// bits a group (see [`cpu::int8`]). Dense weights stay as they are.
+    #[must_use]
+    pub fn pack(self) -> Self {
+        Self { matrix: self.matrix.pack(), ..self }
     }
 
     /// Adds a bias of [`Self::out_features`] floats.
@@ -125,41 +186,52 @@ impl Linear {
     /// # Errors
     /// Another shape or type, or a device without a kernel.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (t, k) = host::dims2("linear", x)?;
-        if k != self.in_features() {
-            let expected = format!("[t, {}]", self.in_features());
-            return Err(TensorError::shape("linear", expected, x.dims()));
+        let t = self.check(x)?;
+        let out = host::read("linear", x, |x| self.apply(x, t, &mut None))?;
+        host::tensor(out, &[t, self.out_features()])
+    }
+
+    fn check(&self, x: &Tensor) -> Result<usize> {
+        match host::dims2("linear", x)? {
+            (t, k) if k == self.in_features() => Ok(t),
+            _ => {
+                let expected = format!("[t, {}]", self.in_features());
+                Err(TensorError::shape("linear", expected, x.dims()))
+            }
         }
-        let n = self.out_features();
-        let mut out = vec![0.0; t * n];
-        host::read("linear", x, |x| {
-            cpu::matmul(x, self.weight.source(), self.bias.as_deref(), &mut out);
-        })?;
-        host::tensor(out, &[t, n])
+    }
+
+    /// `rounded` keeps the rounded activations for the next map of the same input.
+    fn apply(&self, x: &[f32], t: usize, rounded: &mut Option<Int8Rows>) -> Vec<f32> {
+        let mut out = vec![0.0; t * self.out_features()];
+        match &self.matrix {
+            Matrix::Stored(w) => cpu::matmul(x, w.source(), self.bias.as_deref(), &mut out),
+            Matrix::Packed(w) => {
+                let fresh = || Int8Rows::new(x, w.cols(), w.group());
+                let fitting = rounded.take().filter(|r| r.group() == w.group());
+                let rows = rounded.insert(fitting.unwrap_or_else(fresh));
+                int8::matmul(rows, w, self.bias.as_deref(), &mut out);
+            }
+        }
+        out
     }
 
     /// Inputs.
     #[must_use]
     pub fn in_features(&self) -> usize {
-        self.weight.cols()
+        self.matrix.cols()
     }
 
     /// Outputs.
     #[must_use]
     pub fn out_features(&self) -> usize {
-        self.weight.rows()
-    }
-
-    /// How the weight is stored.
-    #[must_use]
-    pub fn format(&self) -> WeightFormat {
-        self.weight.format()
+        self.matrix.rows()
     }
 
     /// Bytes in memory or mapped.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.weight.bytes() + self.bias.as_ref().map_or(0, |b| 4 * b.len() as u64)
+        self.matrix.bytes() + self.bias.as_ref().map_or(0, |b| 4 * b.len() as u64)
     }
 }
 
@@ -184,6 +256,12 @@ impl<const N: usize> LinearGroup<N> {
         Ok(Self(parts))
     }
 
+    /// As [`Linear::pack`], for every map.
+    #[must_use]
+    pub fn pack(self) -> Self {
+        Self(self.0.map(Linear::pack))
+    }
+
     /// Applies every map.
     ///
     /// # Shapes
@@ -192,18 +270,22 @@ impl<const N: usize> LinearGroup<N> {
     /// # Errors
     /// As [`Linear::forward`].
     pub fn forward(&self, x: &Tensor) -> Result<[Tensor; N]> {
-        let mut failed = None;
-        let outputs = self.0.each_ref().map(|part| match part.forward(x) {
-            Ok(y) => Some(y),
-            Err(e) => {
-                failed.get_or_insert(e);
-                None
-            }
-        });
-        match failed {
-            Some(e) => Err(e),
-            None => Ok(outputs.map(|y| y.unwrap_or_else(|| x.clone()))),
+        let t = match self.0.first() {
+            Some(first) => first.check(x)?,
+            None => 0,
+        };
+        let outputs = host::read("linear group", x, |x| {
+            let mut rounded = None;
+            self.0.each_ref().map(|part| part.apply(x, t, &mut rounded))
+        })?;
+        let mut tensors = Vec::with_capacity(N);
+        for (out, part) in outputs.into_iter().zip(&self.0) {
+            tensors.push(host::tensor(out, &[t, part.out_features()])?);
         }
+        let got = [tensors.len()];
+        tensors
+            .try_into()
+            .map_err(|_| TensorError::shape("linear group", "one output a part", &got))
     }
 
     /// The maps.

@@ -44,7 +44,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>
         other => return Err(ModelError::UnknownFamily { model_type: other.to_owned() }),
     }?;
     let tied = spec.tied;
-    let model = Decoder::load(spec, weights, root)?;
+    let model = Decoder::load(spec, weights, root, options.activations)?;
     weights.expect_all_used(|name| {
         let tied_head = tied && name.starts_with(&format!("{root}lm_head."));
         let elsewhere = !root.is_empty() && !name.starts_with(root);

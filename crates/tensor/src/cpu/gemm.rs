@@ -2,8 +2,9 @@
 //! all rows of `x`.
 
 use super::{
-    Level,
+    Floats, Level,
     kernels::{self, Rows, RowsMut},
+    shared::SharedOut,
 };
 use rayon::prelude::*;
 use std::cell::RefCell;
@@ -16,8 +17,8 @@ pub trait RowSource: Sync {
     fn cols(&self) -> usize;
     /// Writes rows `first..first + out.len() / cols` to `out`, one after the other.
     fn read_rows(&self, first: usize, out: &mut [f32]);
-    /// The whole matrix, where it is stored as `f32` already.
-    fn as_f32(&self) -> Option<&[f32]> {
+    /// The whole matrix, where it is stored as floats.
+    fn floats(&self) -> Option<Floats<'_>> {
         None
     }
 }
@@ -27,22 +28,12 @@ const PANEL_BYTES: usize = 256 << 10;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 18;
 
+/// From so many rows of `x` on, halves are widened once instead of by every pass over them. The sums
+/// are the same.
+const WIDEN_FROM: usize = 8;
+
 thread_local! {
     static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Where tasks write their columns; they never overlap.
-#[derive(Clone, Copy)]
-struct SharedOut(*mut f32);
-// SAFETY: each task writes its own columns only.
-unsafe impl Send for SharedOut {}
-// SAFETY: as above.
-unsafe impl Sync for SharedOut {}
-
-impl SharedOut {
-    fn at(self, column: usize) -> *mut f32 {
-        self.0.wrapping_add(column)
-    }
 }
 
 /// `out[i][j] = x[i] · w[j] + bias[j]`.
@@ -66,25 +57,35 @@ fn matmul_at(level: Level, x: &[f32], w: &dyn RowSource, bias: Option<&[f32]>, o
         return;
     }
     let panel_rows = (PANEL_BYTES / 4 / k.max(1)).clamp(4, 64) & !3;
-    let shared = SharedOut(out.as_mut_ptr());
+    let shared = SharedOut::new(out);
     let panel = |index: usize| {
         let first = index * panel_rows;
         let rows = panel_rows.min(n - first);
-        let run = |wp: &[f32]| {
-            let x = Rows { ptr: x.as_ptr(), rows: m, stride: k };
-            let w = Rows { ptr: wp.as_ptr(), rows, stride: k };
-            let o = RowsMut { ptr: shared.at(first), stride: n };
-            // SAFETY: lengths were checked above; this panel owns columns first..first + rows.
-            unsafe { kernels::dot_block(level, x, w, k, o) };
-        };
-        match w.as_f32() {
-            Some(all) => run(&all[first * k..(first + rows) * k]),
-            None => PANEL.with_borrow_mut(|buffer| {
-                buffer.resize((rows * k).max(buffer.len()), 0.0);
-                let wp = &mut buffer[..rows * k];
-                w.read_rows(first, wp);
-                run(wp);
-            }),
+        let x = Rows { ptr: x.as_ptr(), rows: m, stride: k };
+        let o = RowsMut { ptr: shared.at(first), stride: n };
+        let stored = w.floats().map(|all| all.slice(first * k..(first + rows) * k));
+        // SAFETY: lengths were checked above; this panel owns columns first..first + rows.
+        unsafe {
+            match stored {
+                Some(Floats::F32(w)) => {
+                    kernels::dot_block(level, x, Rows { ptr: w.as_ptr(), rows, stride: k }, k, o);
+                }
+                Some(Floats::F16(w)) if m < WIDEN_FROM => {
+                    let w = Rows { ptr: w.as_ptr(), rows, stride: k };
+                    kernels::dot_block_f16(level, x, w, k, o);
+                }
+                Some(Floats::Bf16(w)) if m < WIDEN_FROM => {
+                    let w = Rows { ptr: w.as_ptr(), rows, stride: k };
+                    kernels::dot_block_bf16(level, x, w, k, o);
+                }
+                _ => PANEL.with_borrow_mut(|buffer| {
+                    buffer.resize((rows * k).max(buffer.len()), 0.0);
+                    let panel = &mut buffer[..rows * k];
+                    w.read_rows(first, panel);
+                    let w = Rows { ptr: panel.as_ptr(), rows, stride: k };
+                    kernels::dot_block(level, x, w, k, o);
+                }),
+            }
         }
     };
     let panels = n.div_ceil(panel_rows);
@@ -119,8 +120,8 @@ mod tests {
         fn read_rows(&self, first: usize, out: &mut [f32]) {
             out.copy_from_slice(&self.data[first * self.cols..][..out.len()]);
         }
-        fn as_f32(&self) -> Option<&[f32]> {
-            self.mapped.then_some(&self.data)
+        fn floats(&self) -> Option<Floats<'_>> {
+            self.mapped.then_some(Floats::F32(&self.data))
         }
     }
 

@@ -6,17 +6,21 @@
 
 mod elementwise;
 mod flash;
+mod floats;
 mod gemm;
+pub mod int8;
 mod kernels;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod shared;
 mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use elementwise::{gelu_tanh_mul, rms_norm, silu_mul, soft_cap};
 pub use flash::FlashTile;
+pub use floats::Floats;
 pub use gemm::{RowSource, matmul};
 pub use unpack::{bf16_to_f32, f16_to_f32, unpack_affine};
 

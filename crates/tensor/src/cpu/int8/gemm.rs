@@ -1,0 +1,173 @@
+//! The product over threads: tiles of outputs are shared out.
+
+use super::{Int8Level, Int8Rows, PackedWeight, pack::TILE, portable};
+use crate::cpu::shared::SharedOut;
+use rayon::prelude::*;
+use std::{cell::RefCell, ops::Range};
+
+/// Rows of activations that stay in the second-level cache while tiles go by.
+const ROWS: usize = 64;
+/// Below this many multiply-adds, waking other threads costs more than it gains.
+const PARALLEL_FROM: usize = 1 << 18;
+
+thread_local! {
+    static BLOCK: RefCell<[f32; ROWS * TILE]> = const { RefCell::new([0.0; ROWS * TILE]) };
+}
+
+/// `out[i][j] = x[i] · w[j] + bias[j]`.
+///
+/// # Shapes
+/// `x` of `m` rows, `out [m, w.rows()]`, `bias [w.rows()]`.
+///
+/// # Panics
+/// When `x` was rounded for rows or groups of another length, or a slice has another length.
+pub fn matmul(x: &Int8Rows, w: &PackedWeight, bias: Option<&[f32]>, out: &mut [f32]) {
+    matmul_at(Int8Level::detect(), x, w, bias, out);
+}
+
+fn matmul_at(
+    level: Int8Level,
+    x: &Int8Rows,
+    w: &PackedWeight,
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
+    assert!(x.cols == w.cols && x.group == w.group, "activations rounded for this weight");
+    assert_eq!(out.len(), x.rows * w.rows, "out is [m, n]");
+    assert!(bias.is_none_or(|b| b.len() == w.rows), "bias is [n]");
+    let shared = SharedOut::new(out);
+    let tiles = w.tiles();
+    let run = |range: Range<usize>| {
+        BLOCK.with_borrow_mut(|block| {
+            for first in (0..x.rows).step_by(ROWS) {
+                let rows = first..(first + ROWS).min(x.rows);
+                for tile in range.clone() {
+                    one_tile(level, w, tile, x, rows.clone(), block);
+                    let column = tile * TILE;
+                    let n = TILE.min(w.rows - column);
+                    for (i, values) in rows.clone().zip(block.chunks_exact_mut(TILE)) {
+                        let values = &mut values[..n];
+                        if let Some(bias) = bias {
+                            values.iter_mut().zip(&bias[column..]).for_each(|(v, b)| *v += b);
+                        }
+                        // SAFETY: this task alone owns the columns of its tiles.
+                        unsafe { shared.write(i * w.rows + column, values) };
+                    }
+                }
+            }
+        });
+    };
+    if x.rows * w.rows * w.cols < PARALLEL_FROM {
+        run(0..tiles);
+        return;
+    }
+    // A few tasks a thread even out what the system does to threads meanwhile.
+    let per_task = tiles.div_ceil(rayon::current_num_threads() * 4).max(1);
+    let tasks = tiles.div_ceil(per_task);
+    (0..tasks).into_par_iter().for_each(|task| {
+        run(task * per_task..((task + 1) * per_task).min(tiles));
+    });
+}
+
+fn one_tile(
+    level: Int8Level,
+    w: &PackedWeight,
+    tile: usize,
+    x: &Int8Rows,
+    rows: Range<usize>,
+    out: &mut [f32],
+) {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        Int8Level::Vnni => unsafe { super::vnni::tile(w, tile, x, rows, out) },
+        _ => portable::tile(w, tile, x, rows, out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AffineFormat, AffineWeight, Bytes, DType, cpu::RowSource};
+    use half::{bf16, f16};
+
+    fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {
+        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        (0..n).map(move |_| {
+            s ^= s << 13;
+            s ^= s >> 7;
+            s ^= s << 17;
+            (s >> 40) as f32 / (1 << 24) as f32 - 0.5
+        })
+    }
+
+    fn floats(dtype: DType, n: usize, seed: u64) -> (DType, Bytes) {
+        let x = noise(n, seed);
+        let bytes = match dtype {
+            DType::F16 => x.flat_map(|v| f16::from_f32(v).to_le_bytes()).collect(),
+            DType::BF16 => x.flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect(),
+            _ => x.flat_map(f32::to_le_bytes).collect(),
+        };
+        (dtype, Bytes::from_vec(bytes))
+    }
+
+    fn weight(bits: u8, group: usize, dtype: DType, rows: usize, cols: usize) -> AffineWeight {
+        let format = AffineFormat { bits, group };
+        let n = rows * format.row_bytes(cols);
+        let codes = noise(n, 3).map(|v| ((v + 0.5) * 255.0) as u8).collect();
+        let groups = rows * cols / group;
+        let scales = floats(dtype, groups, 5);
+        let biases = floats(dtype, groups, 6);
+        AffineWeight::new(format, (rows, cols), Bytes::from_vec(codes), scales, biases).unwrap()
+    }
+
+    #[test]
+    fn all_levels_and_batches_agree_to_the_bit_and_with_f64() {
+        for (bits, group, dtype) in [
+            (4, 64, DType::BF16),
+            (4, 32, DType::F16),
+            (8, 64, DType::F32),
+            (2, 128, DType::BF16),
+            (3, 64, DType::F32),
+            (5, 32, DType::BF16),
+            (6, 64, DType::F16),
+        ] {
+            let (rows, cols, m) = (53, 256, 19);
+            let affine = weight(bits, group, dtype, rows, cols);
+            let packed = PackedWeight::new(&affine);
+            let x: Vec<f32> = noise(m * cols, 9).collect();
+            let bias: Vec<f32> = noise(rows, 10).collect();
+            let q = Int8Rows::new(&x, cols, group);
+            let mut want = vec![0.0; m * rows];
+            matmul_at(Int8Level::Portable, &q, &packed, Some(&bias), &mut want);
+            let mut row = vec![0.0; cols];
+            let mut read = vec![0.0; cols];
+            for j in 0..rows {
+                affine.read_rows(j, &mut row);
+                packed.read_row(j, &mut read);
+                assert_eq!(row, read, "{bits} bits, row {j}");
+                for i in 0..m {
+                    let x = (0..cols).map(|k| {
+                        f64::from(q.codes[i * cols + k])
+                            * f64::from(q.scales[(i * cols + k) / group])
+                    });
+                    let dot: f64 = x.zip(&row).map(|(x, &w)| x * f64::from(w)).sum();
+                    let got = f64::from(want[i * rows + j]);
+                    let error = (got - dot - f64::from(bias[j])).abs();
+                    assert!(error < 2e-3, "{bits} bits: {got} {dot}");
+                }
+            }
+            for level in Int8Level::available() {
+                let mut got = vec![0.0; m * rows];
+                matmul_at(level, &q, &packed, Some(&bias), &mut got);
+                assert_eq!(got, want, "{level:?}, {bits} bits");
+                for i in 0..m {
+                    let alone = Int8Rows::new(&x[i * cols..][..cols], cols, group);
+                    let mut one = vec![0.0; rows];
+                    matmul_at(level, &alone, &packed, Some(&bias), &mut one);
+                    assert_eq!(one, want[i * rows..][..rows], "{level:?} row {i}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Quantized weights times activations quantized on the fly, in integer arithmetic.
+//!
+//! A group of a weight row is `w = s q + b` with unsigned codes `q`; the same group of an
+//! activation row is rounded to `x = t c` with `c` in -127..=127. Their dot product is
+//!
+//! ```text
+//! sum w x = (s t) (sum q c) + b (t sum c)
+//! ```
+//! where `sum q c` is exact in 32 bits. Every level computes, for each group in order,
+//! `acc = fma(float(sum q c), s * t, acc)` and then `acc = fma(b, t sum c, acc)`, so that all levels
+//! and all batch sizes agree to the bit; [`portable`] is the definition.
+
+mod activations;
+mod gemm;
+mod pack;
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
+
+pub use activations::Int8Rows;
+pub use gemm::matmul;
+pub use pack::PackedWeight;
+
+use std::sync::OnceLock;
+
+/// A way to compute the integer products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Int8Level {
+    /// x-86 with AVX-512 VNNI.
+    Vnni,
+    /// Any machine.
+    Portable,
+}
+
+impl Int8Level {
+    /// Every level of this machine, best first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        let mut levels = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            levels.push(Self::Vnni);
+        }
+        levels.push(Self::Portable);
+        levels
+    }
+
+    /// The best level of this machine.
+    #[must_use]
+    pub fn detect() -> Self {
+        static LEVEL: OnceLock<Int8Level> = OnceLock::new();
+        *LEVEL.get_or_init(|| Self::available().first().copied().unwrap_or(Self::Portable))
+    }
+}

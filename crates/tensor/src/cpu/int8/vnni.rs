@@ -1,0 +1,216 @@
+//! AVX-512 VNNI: four products of four inputs for sixteen rows an instruction.
+
+use super::{Int8Rows, PackedWeight, pack::TILE};
+use crate::DType;
+use std::{arch::x86_64::*, ops::Range};
+
+/// How a record's scales and biases are stored.
+trait Scales {
+    /// Bytes of sixteen.
+    const BYTES: usize;
+    /// # Safety
+    /// AVX-512 F, and `BYTES` readable bytes.
+    unsafe fn load(p: *const u8) -> __m512;
+}
+
+struct Bf16;
+struct F16;
+struct F32;
+
+impl Scales for Bf16 {
+    const BYTES: usize = 32;
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+    }
+}
+
+impl Scales for F16 {
+    const BYTES: usize = 32;
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+}
+
+impl Scales for F32 {
+    const BYTES: usize = 64;
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_loadu_ps(p.cast()) }
+    }
+}
+
+/// As [`super::portable::tile`].
+///
+/// # Safety
+/// The machine has AVX-512 F, BW, VL and VNNI. Shapes are those of `w` and `x`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma")]
+pub(super) unsafe fn tile(
+    w: &PackedWeight,
+    tile: usize,
+    x: &Int8Rows,
+    rows: Range<usize>,
+    out: &mut [f32],
+) {
+    // SAFETY: forwarded.
+    unsafe {
+        match (w.scale_type, w.nibbles) {
+            (DType::BF16, true) => blocks::<Bf16, true>(w, tile, x, rows, out),
+            (DType::BF16, false) => blocks::<Bf16, false>(w, tile, x, rows, out),
+            (DType::F16, true) => blocks::<F16, true>(w, tile, x, rows, out),
+            (DType::F16, false) => blocks::<F16, false>(w, tile, x, rows, out),
+            (_, true) => blocks::<F32, true>(w, tile, x, rows, out),
+            (_, false) => blocks::<F32, false>(w, tile, x, rows, out),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn blocks<S: Scales, const NIBBLES: bool>(
+    w: &PackedWeight,
+    tile: usize,
+    x: &Int8Rows,
+    rows: Range<usize>,
+    out: &mut [f32],
+) {
+    assert!(out.len() >= rows.len() * TILE && rows.end <= x.rows && x.cols == w.cols);
+    let records = w.tile(tile).as_ptr();
+    let mut i = rows.start;
+    let mut out = out.as_mut_ptr();
+    // SAFETY: the assertion, and `out` moves by the rows that were written.
+    unsafe {
+        macro_rules! step {
+            ($m:literal) => {
+                while rows.end - i >= $m {
+                    block::<S, NIBBLES, $m>(w, records, x, i, out);
+                    i += $m;
+                    out = out.add($m * TILE);
+                }
+            };
+        }
+        step!(8);
+        step!(4);
+        step!(2);
+        step!(1);
+    }
+}
+
+/// `M` rows of activations against one tile.
+#[inline(always)]
+unsafe fn block<S: Scales, const NIBBLES: bool, const M: usize>(
+    w: &PackedWeight,
+    records: *const u8,
+    x: &Int8Rows,
+    first: usize,
+    out: *mut f32,
+) {
+    let (groups, cols, group) = (w.groups(), w.cols, w.group);
+    let (record_bytes, code_bytes) = (w.record_bytes(), w.code_bytes());
+    // SAFETY: `blocks` has checked the shapes.
+    unsafe {
+        let codes = x.codes.as_ptr().add(first * cols);
+        let scales = x.scales.as_ptr().add(first * groups);
+        let sums = x.sums.as_ptr().add(first * groups);
+        let mut acc = [_mm512_setzero_ps(); M];
+        for g in 0..groups {
+            let record = records.add(g * record_bytes);
+            let x = codes.add(g * group);
+            let dots = if NIBBLES {
+                nibble_dots::<M>(record, x, cols, group)
+            } else {
+                byte_dots::<M>(record, x, cols, group)
+            };
+            let s = S::load(record.add(code_bytes));
+            let b = S::load(record.add(code_bytes + S::BYTES));
+            for (m, acc) in acc.iter_mut().enumerate() {
+                let t = _mm512_set1_ps(*scales.add(m * groups + g));
+                let sum = _mm512_set1_ps(*sums.add(m * groups + g));
+                let dot = _mm512_cvtepi32_ps(dots[m]);
+                *acc = _mm512_fmadd_ps(dot, _mm512_mul_ps(s, t), *acc);
+                *acc = _mm512_fmadd_ps(b, sum, *acc);
+            }
+        }
+        for (m, acc) in acc.iter().enumerate() {
+            _mm512_storeu_ps(out.add(m * TILE), *acc);
+        }
+    }
+}
+
+/// Four codes of a row of activations in every lane.
+#[inline(always)]
+unsafe fn broadcast(x: *const i8) -> __m512i {
+    // SAFETY: four readable bytes.
+    unsafe { _mm512_set1_epi32(x.cast::<i32>().read_unaligned()) }
+}
+
+#[inline(always)]
+unsafe fn nibble_dots<const M: usize>(
+    record: *const u8,
+    x: *const i8,
+    cols: usize,
+    group: usize,
+) -> [__m512i; M] {
+    // SAFETY: `group` codes of each row and their weights are readable.
+    unsafe {
+        // Two chains a row, so that one row alone does not wait for its own last sum.
+        let mut low = [_mm512_setzero_si512(); M];
+        let mut high = [_mm512_setzero_si512(); M];
+        let mask = _mm512_set1_epi8(15);
+        for chunk in 0..group / 8 {
+            let both = _mm512_loadu_si512(record.add(chunk * 64).cast());
+            let w0 = _mm512_and_si512(both, mask);
+            let w1 = _mm512_and_si512(_mm512_srli_epi16::<4>(both), mask);
+            for m in 0..M {
+                let x = x.add(m * cols + chunk * 8);
+                low[m] = _mm512_dpbusd_epi32(low[m], w0, broadcast(x));
+                if M <= 4 {
+                    high[m] = _mm512_dpbusd_epi32(high[m], w1, broadcast(x.add(4)));
+                } else {
+                    low[m] = _mm512_dpbusd_epi32(low[m], w1, broadcast(x.add(4)));
+                }
+            }
+        }
+        for m in 0..M {
+            low[m] = _mm512_add_epi32(low[m], high[m]);
+        }
+        low
+    }
+}
+
+#[inline(always)]
+unsafe fn byte_dots<const M: usize>(
+    record: *const u8,
+    x: *const i8,
+    cols: usize,
+    group: usize,
+) -> [__m512i; M] {
+    // SAFETY: as above.
+    unsafe {
+        let mut even = [_mm512_setzero_si512(); M];
+        let mut odd = [_mm512_setzero_si512(); M];
+        for chunk in 0..group / 8 {
+            let w0 = _mm512_loadu_si512(record.add(chunk * 128).cast());
+            let w1 = _mm512_loadu_si512(record.add(chunk * 128 + 64).cast());
+            for m in 0..M {
+                let x = x.add(m * cols + chunk * 8);
+                even[m] = _mm512_dpbusd_epi32(even[m], w0, broadcast(x));
+                if M <= 4 {
+                    odd[m] = _mm512_dpbusd_epi32(odd[m], w1, broadcast(x.add(4)));
+                } else {
+                    even[m] = _mm512_dpbusd_epi32(even[m], w1, broadcast(x.add(4)));
+                }
+            }
+        }
+        for m in 0..M {
+            even[m] = _mm512_add_epi32(even[m], odd[m]);
+        }
+        even
+    }
+}
