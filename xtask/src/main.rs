@@ -1,8 +1,12 @@
 //! Development tasks: `cargo xtask help`.
 
 mod bench;
+mod niah;
 mod parity;
+mod ppl;
 mod runner;
+mod subject;
+mod tidy;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -22,6 +26,12 @@ enum Task {
         /// Only the fixtures whose name contains this.
         filter: Option<String>,
     },
+    /// Compare the perplexity of held-out text with transformers'.
+    Ppl(subject::Subject),
+    /// Find needles in haystacks, and compare with transformers' answers.
+    Niah(niah::Options),
+    /// Check crate directions, file lengths and other rules of docs/architecture.md.
+    Tidy,
     /// Measure speed; use `cargo run --release -p xtask -- bench ...` for figures that count.
     #[command(subcommand)]
     Bench(Bench),
@@ -37,6 +47,9 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
         Task::Bench(Bench::Cpu(args)) => bench::cpu(&args),
+        Task::Ppl(subject) => ppl::run(&root(), &subject),
+        Task::Niah(options) => niah::run(&root(), &options),
+        Task::Tidy => tidy::run(&root()),
     }
 }
 

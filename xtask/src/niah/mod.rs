@@ -1,0 +1,315 @@
+//! `cargo xtask niah`: needles in haystacks, against transformers' answers to the same prompts.
+
+mod generate;
+mod prompt;
+
+use crate::subject::{Subject, read_json};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use generate::{Job, generate};
+use indicatif::{ProgressBar, ProgressStyle};
+use prompt::{Haystack, Needle, chat};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::{path::Path, time::Instant};
+
+/// Share of right answers below which a run fails, in percent.
+const PASS_PERCENT: usize = 95;
+
+/// Most tokens of an answer.
+const ANSWER_TOKENS: usize = 48;
+
+/// Groups of depths in the table.
+const BUCKETS: usize = 5;
+
+/// What to ask.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    subject: Subject,
+    /// Context lengths in tokens; k is 1,024.
+    #[arg(long, default_value = "2k", value_delimiter = ',', value_parser = parse_tokens)]
+    ctx: Vec<usize>,
+    /// Prompts a context length; the fixture's number by default, 20 where it has none.
+    #[arg(long)]
+    samples: Option<usize>,
+    /// Where the needle is, in percent of the haystack; spread evenly otherwise.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=100))]
+    depth: Vec<u8>,
+    /// Further needles with other keys.
+    #[arg(long, default_value_t = 0)]
+    distractors: usize,
+    /// Seed of the first prompt, for prompts that the fixture has not; nothing is compared then.
+    #[arg(long, value_name = "SEED")]
+    fresh: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Fixture {
+    runs: Vec<Run>,
+    haystack_sha256: String,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    model: String,
+    ctx: usize,
+    distractors: usize,
+    haystack_bytes: usize,
+    samples: Vec<Sample>,
+}
+
+#[derive(Deserialize)]
+struct Sample {
+    seed: u64,
+    depth_permille: usize,
+    tokens: usize,
+    key: String,
+    value: usize,
+    message_sha256: String,
+    prompt_sha256: String,
+    answer: String,
+}
+
+/// One prompt, and what became of it.
+struct Case<'a> {
+    needle: Needle,
+    depth_permille: usize,
+    theirs: Option<&'a Sample>,
+}
+
+pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
+    let fixtures = root.join("tests/fixtures");
+    let fixture: Fixture = serde_json::from_value(read_json(&fixtures.join("niah.json"))?)?;
+    let haystack = Haystack::read(&fixtures, &fixture.haystack_sha256)?;
+    let name = options.subject.reference(root)?;
+    let compare = options.fresh.is_none() && options.depth.is_empty();
+    println!("kv cache {}", options.subject.kv_cache_dtype);
+    let mut failures = Vec::new();
+    for &ctx in &options.ctx {
+        let matches = |r: &&Run| r.ctx == ctx && r.distractors == options.distractors;
+        let own = fixture.runs.iter().filter(matches).find(|r| r.model == name);
+        let reference = own.filter(|_| compare);
+        if compare && reference.is_none() {
+            println!("{ctx}: niah.json has no such run of {name}; nothing to compare with");
+        }
+        let cases = cases(&haystack, ctx, options, reference)?;
+        failures.extend(measure(root, options, ctx, &cases)?);
+    }
+    if !failures.is_empty() {
+        bail!("{}", failures.join("; "));
+    }
+    Ok(())
+}
+
+fn cases<'a>(
+    haystack: &Haystack,
+    ctx: usize,
+    options: &Options,
+    reference: Option<&'a Run>,
+) -> Result<Vec<Case<'a>>> {
+    let bytes = 3 * ctx;
+    if let Some(run) = reference {
+        ensure!(run.haystack_bytes == bytes, "the fixture has haystacks of another size");
+        let wanted = options.samples.unwrap_or(run.samples.len());
+        if wanted > run.samples.len() {
+            println!("{ctx}: the fixture has {} samples, all of which run", run.samples.len());
+        }
+        return spread(&run.samples, wanted)
+            .map(|s| {
+                let needle = haystack.needle(s.seed, bytes, s.depth_permille, run.distractors);
+                ensure!((&needle.key, needle.value) == (&s.key, s.value), "another needle");
+                ensure!(sha256(&needle.message) == s.message_sha256, "another message");
+                ensure!(sha256(&chat(&needle.message)) == s.prompt_sha256, "another prompt");
+                Ok(Case { needle, depth_permille: s.depth_permille, theirs: Some(s) })
+            })
+            .collect();
+    }
+    let n = options.samples.unwrap_or(20);
+    let first = options.fresh.unwrap_or(1);
+    let case = |i: usize| {
+        let depth_permille = match options.depth.as_slice() {
+            [] => (2 * i + 1) * 500 / n,
+            depths => usize::from(depths[i % depths.len()]) * 10,
+        };
+        let seed = first.wrapping_add(i as u64);
+        let needle = haystack.needle(seed, bytes, depth_permille, options.distractors);
+        Case { needle, depth_permille, theirs: None }
+    };
+    Ok((0..n).map(case).collect())
+}
+
+/// `n` of the items, evenly spread, so that fewer samples still cover every depth.
+fn spread<T>(items: &[T], n: usize) -> impl Iterator<Item = &T> {
+    let n = n.min(items.len());
+    (0..n).map(move |i| &items[(2 * i + 1) * items.len() / (2 * n)])
+}
+
+/// Runs one context length, prints its table, and says what is wrong with the result.
+fn measure(root: &Path, options: &Options, ctx: usize, cases: &[Case<'_>]) -> Result<Vec<String>> {
+    let start = Instant::now();
+    let tokenizer = options.subject.tokenizer(root)?;
+    let stop = options.subject.stop_tokens(root)?;
+    let job = |case: &Case<'_>| {
+        let encoded =
+            tokenizer.encode(chat(&case.needle.message), false).map_err(|e| anyhow!(e))?;
+        let prompt = encoded.get_ids().to_vec();
+        if let Some(theirs) = case.theirs {
+            ensure!(
+                prompt.len() == theirs.tokens,
+                "{} tokens, not {}",
+                prompt.len(),
+                theirs.tokens
+            );
+        }
+        Ok(Job { prompt, max_tokens: ANSWER_TOKENS })
+    };
+    let jobs: Vec<Job> = cases.iter().map(job).collect::<Result<_>>()?;
+    let total: usize = jobs.iter().map(|j| j.prompt.len()).sum();
+    let bar = ProgressBar::new(total as u64);
+    bar.set_style(ProgressStyle::with_template("{prefix} [{wide_bar}] {percent} % {msg} {eta}")?);
+    bar.set_prefix(format!("{ctx}"));
+    let mut answers = vec![String::new(); cases.len()];
+    let (mut right, mut done) = (0, 0);
+    let answered = |i: usize, tokens: &[u32]| -> Result<()> {
+        answers[i] = tokenizer.decode(tokens, true).map_err(|e| anyhow!(e))?;
+        right += usize::from(answers[i] == cases[i].needle.answer());
+        done += 1;
+        bar.set_message(format!("{right}/{done} right"));
+        Ok(())
+    };
+    let load = |tokens| options.subject.runner(root, tokens);
+    generate(load, &jobs, &stop, |tokens| bar.inc(tokens as u64), answered)?;
+    bar.finish_and_clear();
+    let failures = report(ctx, cases, &answers);
+    println!("{:.0} s, {total} prompt tokens", start.elapsed().as_secs_f64());
+    Ok(failures)
+}
+
+/// Right answers, of how many.
+#[derive(Default)]
+struct Score {
+    of: usize,
+    ours: usize,
+    theirs: usize,
+    equal: usize,
+    compared: usize,
+}
+
+fn report(ctx: usize, cases: &[Case<'_>], answers: &[String]) -> Vec<String> {
+    let mut rows: Vec<Score> = (0..=BUCKETS).map(|_| Score::default()).collect();
+    for (case, ours) in cases.iter().zip(answers) {
+        let (want, bucket) = (case.needle.answer(), case.depth_permille * BUCKETS / 1000);
+        for row in [bucket.min(BUCKETS - 1), BUCKETS] {
+            let row = &mut rows[row];
+            row.of += 1;
+            row.ours += usize::from(*ours == want);
+            if let Some(theirs) = case.theirs {
+                row.compared += 1;
+                row.theirs += usize::from(theirs.answer == want);
+                row.equal += usize::from(theirs.answer == *ours);
+            }
+        }
+    }
+    println!(
+        "{:>8} {:>10} {:>9} {:>13} {:>8}",
+        "context", "depth", "taper", "transformers", "equal"
+    );
+    for (i, row) in rows.iter().enumerate().filter(|(_, row)| row.of > 0) {
+        let edge = |i: usize| i * 100 / BUCKETS;
+        let depth =
+            if i < BUCKETS { format!("{}-{} %", edge(i), edge(i + 1)) } else { "all".into() };
+        let against =
+            |n: usize| if row.compared > 0 { format!("{n}/{}", row.compared) } else { "-".into() };
+        let ours = format!("{}/{}", row.ours, row.of);
+        let (theirs, equal) = (against(row.theirs), against(row.equal));
+        println!("{ctx:>8} {depth:>10} {ours:>9} {theirs:>13} {equal:>8}");
+    }
+    for (case, ours) in cases.iter().zip(answers).filter(|(c, a)| **a != c.needle.answer()) {
+        println!(
+            "wrong at {} permille: {ours:?}, not {:?}",
+            case.depth_permille,
+            case.needle.answer()
+        );
+    }
+    let all = &rows[BUCKETS];
+    let mut failures = Vec::new();
+    if all.ours * 100 < all.of * PASS_PERCENT {
+        failures.push(format!("{ctx}: {}/{} is below {PASS_PERCENT} %", all.ours, all.of));
+    }
+    if all.compared > 0 && all.ours + 1 < all.theirs {
+        failures
+            .push(format!("{ctx}: {} right answers, transformers has {}", all.ours, all.theirs));
+    }
+    failures
+}
+
+/// `8k` is 8,192.
+fn parse_tokens(text: &str) -> Result<usize> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1024),
+        None => (text, 1),
+    };
+    let n: usize = digits.parse().with_context(|| format!("{text:?} is no number of tokens"))?;
+    ensure!((1..=1 << 20).contains(&n.saturating_mul(unit)), "{text:?} is out of range");
+    Ok(n * unit)
+}
+
+pub(crate) fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_counts_are_read() {
+        assert_eq!(parse_tokens("8k").unwrap(), 8192);
+        assert_eq!(parse_tokens("512").unwrap(), 512);
+        assert!(["", "k", "8m", "0", "-1", "9999999k"].iter().all(|t| parse_tokens(t).is_err()));
+    }
+
+    #[test]
+    fn fewer_samples_cover_all_depths() {
+        let items: Vec<_> = (0..50).collect();
+        assert_eq!(spread(&items, 5).copied().collect::<Vec<_>>(), [5, 15, 25, 35, 45]);
+        assert_eq!(spread(&items, 80).copied().collect::<Vec<_>>(), items);
+    }
+
+    #[test]
+    fn a_run_fails_below_95_percent_or_behind_transformers() {
+        let case = |i: usize| Case { needle: needle(i), depth_permille: i * 50, theirs: None };
+        let cases: Vec<_> = (0..20).map(case).collect();
+        let mut answers: Vec<_> = cases.iter().map(|c| c.needle.answer()).collect();
+        assert_eq!(report(1, &cases, &answers), [""; 0]);
+        answers[3] = "wrong".into();
+        assert_eq!(report(1, &cases, &answers), [""; 0]);
+        answers[4] = "wrong".into();
+        assert_eq!(report(1, &cases, &answers).len(), 1);
+        let theirs: Vec<_> = (0..50).map(|i| sample(i, &needle(i).answer())).collect();
+        let case = |i: usize| Case { theirs: Some(&theirs[i]), ..case(i) };
+        let cases: Vec<_> = (0..50).map(case).collect();
+        let mut answers: Vec<_> = cases.iter().map(|c| c.needle.answer()).collect();
+        answers[7].clear();
+        assert_eq!(report(1, &cases, &answers), [""; 0], "one less is within the noise");
+        answers[8].clear();
+        assert_eq!(report(1, &cases, &answers).len(), 1);
+    }
+
+    fn needle(i: usize) -> Needle {
+        Needle { message: String::new(), key: "k".into(), value: i }
+    }
+
+    fn sample(i: usize, answer: &str) -> Sample {
+        Sample {
+            seed: i as u64,
+            depth_permille: 0,
+            tokens: 0,
+            key: String::new(),
+            value: i,
+            message_sha256: String::new(),
+            prompt_sha256: String::new(),
+            answer: answer.to_owned(),
+        }
+    }
+}

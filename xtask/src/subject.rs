@@ -1,0 +1,94 @@
+//! The model under test: its runner, its tokenizer, and its name in the fixtures.
+
+use crate::runner::Runner;
+use anyhow::{Context, Result, anyhow};
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use taper_base::TokenId;
+use tokenizers::Tokenizer;
+
+/// The model that Taper ships, which the fixtures were measured with.
+const DEFAULT: &str = "crates/server/models/demo";
+
+/// Which model to measure.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Subject {
+    /// A model's directory; the built-in demo model by default.
+    pub(crate) model: Option<PathBuf>,
+    /// How keys and values are stored.
+    #[arg(long, default_value = "f16", value_name = "NAME")]
+    pub(crate) kv_cache_dtype: String,
+    /// The entry of the fixtures to compare with; found by the quantization in config.json
+    /// otherwise.
+    #[arg(long, alias = "against", value_name = "NAME")]
+    pub(crate) reference: Option<String>,
+}
+
+impl Subject {
+    pub(crate) fn dir(&self, root: &Path) -> PathBuf {
+        self.model.clone().unwrap_or_else(|| root.join(DEFAULT))
+    }
+
+    /// Loads the model with a cache of so many tokens.
+    pub(crate) fn runner(&self, root: &Path, tokens: usize) -> Result<Runner> {
+        Runner::load(&self.dir(root), &self.kv_cache_dtype, tokens)
+    }
+
+    pub(crate) fn tokenizer(&self, root: &Path) -> Result<Tokenizer> {
+        let path = self.dir(root).join("tokenizer.json");
+        Tokenizer::from_file(&path).map_err(|e| anyhow!("reading {}: {e}", path.display()))
+    }
+
+    /// Name of this model in ppl.json and niah.json.
+    pub(crate) fn reference(&self, root: &Path) -> Result<String> {
+        match &self.reference {
+            Some(name) => Ok(name.clone()),
+            None => reference_name(&read_json(&self.dir(root).join("config.json"))?),
+        }
+    }
+
+    /// Tokens that end an answer.
+    pub(crate) fn stop_tokens(&self, root: &Path) -> Result<Vec<TokenId>> {
+        let dir = self.dir(root);
+        let generation = dir.join("generation_config.json");
+        let file = if generation.is_file() { generation } else { dir.join("config.json") };
+        let ids = read_json(&file)?["eos_token_id"].take();
+        let list = if ids.is_array() { ids } else { Value::Array(vec![ids]) };
+        serde_json::from_value(list).with_context(|| format!("eos_token_id of {}", file.display()))
+    }
+}
+
+pub(crate) fn read_json(path: &Path) -> Result<Value> {
+    let text = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))
+}
+
+/// The fixtures' name of the demo model in this quantization.
+fn reference_name(config: &Value) -> Result<String> {
+    let section = &config["quantization"];
+    let Some(section) = section.as_object() else { return Ok("demo-qwen3-18m".to_owned()) };
+    let number = |key: &str| section.get(key).and_then(Value::as_u64);
+    let (bits, group) = number("bits").zip(number("group_size")).context("bits and group_size")?;
+    let mixed = section.values().any(Value::is_object);
+    let suffix = if mixed { "-6bit-ekvd" } else { "" };
+    Ok(format!("demo-mlx-{bits}bit-g{group}{suffix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_reference_follows_the_quantization() {
+        let name = |config| reference_name(&config).unwrap();
+        assert_eq!(name(json!({})), "demo-qwen3-18m");
+        let plain = json!({"bits": 6, "group_size": 64, "mode": "affine"});
+        assert_eq!(name(json!({"quantization": plain})), "demo-mlx-6bit-g64");
+        let mixed = json!({"bits": 4, "group_size": 32, "model.x": {"bits": 6, "group_size": 64}});
+        assert_eq!(name(json!({"quantization": mixed})), "demo-mlx-4bit-g32-6bit-ekvd");
+    }
+}
