@@ -197,6 +197,43 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
+    const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
+
+    /// `docs/cli.md`: the long help of every command.
+    fn reference() -> String {
+        let mut cli = Cli::command().term_width(96);
+        cli.build();
+        let mut page = String::from(
+            "# The command line\n\n\
+             Made from the program's own help; do not edit. To make it again:\n\n\
+             ```sh\ncargo test -p server -- --ignored rewrite_the_reference\n```\n",
+        );
+        let mut add = |name: &str, command: &mut clap::Command| {
+            let help = command.render_long_help().to_string();
+            let lines: Vec<_> = help.lines().map(str::trim_end).collect();
+            page += &format!("\n## {name}\n\n```text\n{}\n```\n", lines.join("\n").trim_end());
+        };
+        add("taper", &mut cli.clone());
+        for command in cli.get_subcommands_mut().filter(|c| c.get_name() != "help") {
+            let name = format!("taper {}", command.get_name());
+            add(&name, command);
+        }
+        page
+    }
+
+    #[test]
+    fn the_reference_is_current() {
+        let committed = std::fs::read_to_string(REFERENCE).unwrap().replace("\r\n", "\n");
+        let again = "run `cargo test -p server -- --ignored rewrite_the_reference`";
+        assert!(committed == reference(), "docs/cli.md is not what the program says; {again}");
+    }
+
+    #[test]
+    #[ignore = "writes docs/cli.md"]
+    fn rewrite_the_reference() {
+        std::fs::write(REFERENCE, reference()).unwrap();
+    }
+
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
