@@ -1,5 +1,6 @@
 //! Development tasks: `cargo xtask help`.
 
+mod bench;
 mod niah;
 mod parity;
 mod ppl;
@@ -31,11 +32,26 @@ enum Task {
     Niah(niah::Options),
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
     Tidy,
+    /// Measure speed; use `cargo run --release -p xtask -- bench ...` for figures that count.
+    #[command(subcommand)]
+    Bench(Bench),
 }
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Prefill and decode on this CPU.
+    Cpu(bench::CpuArgs),
+}
+
+/// Steps take and give back buffers of megabytes; the system's allocator maps and clears them anew
+/// each time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
+        Task::Bench(Bench::Cpu(args)) => bench::cpu(&args),
         Task::Ppl(subject) => ppl::run(&root(), &subject),
         Task::Niah(options) => niah::run(&root(), &options),
         Task::Tidy => tidy::run(&root()),

@@ -1,7 +1,5 @@
-//! Vocabulary shared by every Taper crate: ids, requests, events and the [`Engine`] seam.
-//!
-//! No tensors, no I/O, no threads, no async: everything here is plain data or a trait, so that the
-//! HTTP layer, the scheduler and the tests can depend on it without building an engine.
+//! Vocabulary shared by every Taper crate: see the README below.
+#![doc = include_str!("../README.md")]
 
 mod engine;
 mod ids;

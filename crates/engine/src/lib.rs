@@ -1,8 +1,5 @@
-//! The step loop: plans with the scheduler, runs the model over the paged cache, samples, and
-//! reports events.
-//!
-//! [`LocalEngine`] owns one thread. Callers submit requests from anywhere and read events from a
-//! sink of their own; dropping the reading side cancels the request at the next step.
+//! The step loop: see the README below.
+#![doc = include_str!("../README.md")]
 
 mod channel;
 mod config;

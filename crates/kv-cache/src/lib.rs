@@ -1,5 +1,5 @@
-//! The paged KV cache: which blocks belong to which sequence, and the session through which a model
-//! writes and attends. It owns no arithmetic; that is the codec's.
+//! The paged KV cache: see the README below.
+#![doc = include_str!("../README.md")]
 
 mod cache;
 mod error;

@@ -5,7 +5,11 @@ use crate::{KvCodecError, KvGeometry};
 use rayon::prelude::*;
 use std::{cell::RefCell, ops::Range};
 use taper_base::BlockId;
-use taper_tensor::{Tensor, cpu::FlashTile, ops};
+use taper_tensor::{
+    Tensor,
+    cpu::{FlashTile, Floats},
+    ops,
+};
 
 /// A packed step: the query tokens of several sequences, one after the other.
 #[derive(Debug, Clone)]
@@ -36,12 +40,24 @@ pub struct AttnParams {
     pub soft_cap: Option<f32>,
 }
 
-/// Reads one head of one block as f32.
+/// Gives one head of one block as floats.
 pub trait BlockReader: Sync {
-    /// Keys of the first `tokens` tokens: `out [tokens, head_dim]`.
-    fn read_k(&self, block: BlockId, head: usize, out: &mut [f32]);
+    /// Keys of the first `tokens` tokens, `[tokens, head_dim]`: where they lie, or in `scratch`.
+    fn k<'a>(
+        &'a self,
+        block: BlockId,
+        head: usize,
+        tokens: usize,
+        scratch: &'a mut Vec<f32>,
+    ) -> Floats<'a>;
     /// Values, likewise.
-    fn read_v(&self, block: BlockId, head: usize, out: &mut [f32]);
+    fn v<'a>(
+        &'a self,
+        block: BlockId,
+        head: usize,
+        tokens: usize,
+        scratch: &'a mut Vec<f32>,
+    ) -> Floats<'a>;
 }
 
 /// Query rows that walk over the keys together: enough to reuse a widened block, few enough to
@@ -177,10 +193,9 @@ fn attend_task(
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
             // the same places whatever else is in the step.
             let n = size.min(task.seq.kv_len - start);
-            k.resize(n * d, 0.0);
-            v.resize(n * d, 0.0);
-            reader.read_k(task.seq.blocks[index], task.kv_head, k);
-            reader.read_v(task.seq.blocks[index], task.kv_head, v);
+            let block = task.seq.blocks[index];
+            let k = reader.k(block, task.kv_head, n, k);
+            let v = reader.v(block, task.kv_head, n, v);
             tile.block(scaled, k, v, params.soft_cap, |row| {
                 let seen = sees(row / group);
                 let clamp = |x: usize| x.clamp(start, start + n) - start;

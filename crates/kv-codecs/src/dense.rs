@@ -11,7 +11,7 @@ use crate::{
 };
 use half::{bf16, f16};
 use taper_base::BlockId;
-use taper_tensor::{AlignedBytes, DType, Tensor, TensorError, cpu, ops};
+use taper_tensor::{AlignedBytes, DType, Tensor, TensorError, cpu::Floats, ops};
 
 /// Stores rows as plain floats. Lossless in f32; else each element is rounded to nearest.
 #[derive(Debug, Clone, Copy)]
@@ -49,11 +49,11 @@ impl DenseCodec {
         }
     }
 
-    fn read(self, bytes: &[u8], out: &mut [f32]) {
+    fn floats(self, bytes: &[u8]) -> Floats<'_> {
         match self.dtype {
-            DType::F16 => cpu::f16_to_f32(bytemuck::cast_slice(bytes), out),
-            DType::BF16 => cpu::bf16_to_f32(bytemuck::cast_slice(bytes), out),
-            _ => out.copy_from_slice(bytemuck::cast_slice(bytes)),
+            DType::F16 => Floats::F16(bytemuck::cast_slice(bytes)),
+            DType::BF16 => Floats::Bf16(bytemuck::cast_slice(bytes)),
+            _ => Floats::F32(bytemuck::cast_slice(bytes)),
         }
     }
 
@@ -100,7 +100,7 @@ impl DenseCodec {
             let (block, offset) = (slot / g.block_tokens, slot % g.block_tokens);
             for (head, row) in token.chunks_exact_mut(g.head_dim).enumerate() {
                 let at = self.offset(g, block, head, offset);
-                self.read(&pages.as_slice()[at..at + bytes], row);
+                self.floats(&pages.as_slice()[at..at + bytes]).widen(row);
             }
         }
         Ok(ops::from_host_f32(out, &[slots.len(), g.kv_heads, g.head_dim])?)
@@ -126,19 +126,38 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn read(&self, side: &AlignedBytes, block: BlockId, head: usize, out: &mut [f32]) {
+    fn side<'a>(
+        &self,
+        side: &'a AlignedBytes,
+        block: BlockId,
+        head: usize,
+        tokens: usize,
+    ) -> Floats<'a> {
         let at = self.codec.offset(self.geometry, block.0 as usize, head, 0);
-        self.codec.read(&side.as_slice()[at..at + out.len() * self.codec.width()], out);
+        let bytes = tokens * self.geometry.head_dim * self.codec.width();
+        self.codec.floats(&side.as_slice()[at..at + bytes])
     }
 }
 
 impl BlockReader for Reader<'_> {
-    fn read_k(&self, block: BlockId, head: usize, out: &mut [f32]) {
-        self.read(&self.pages.k, block, head, out);
+    fn k<'a>(
+        &'a self,
+        block: BlockId,
+        head: usize,
+        tokens: usize,
+        _: &'a mut Vec<f32>,
+    ) -> Floats<'a> {
+        self.side(&self.pages.k, block, head, tokens)
     }
 
-    fn read_v(&self, block: BlockId, head: usize, out: &mut [f32]) {
-        self.read(&self.pages.v, block, head, out);
+    fn v<'a>(
+        &'a self,
+        block: BlockId,
+        head: usize,
+        tokens: usize,
+        _: &'a mut Vec<f32>,
+    ) -> Floats<'a> {
+        self.side(&self.pages.v, block, head, tokens)
     }
 }
 

@@ -1,8 +1,5 @@
 //! How a key or value row becomes bytes, and attention over those bytes.
-//!
-//! A [`KvCodec`] deals in *pages*: one byte buffer a layer and side, cut into blocks of
-//! [`KvGeometry::block_tokens`] tokens. Which block belongs to which sequence is the cache's
-//! business; the codec sees slots and block tables.
+#![doc = include_str!("../README.md")]
 
 mod attend;
 mod codec;

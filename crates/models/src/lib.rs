@@ -1,9 +1,5 @@
 //! Language models: packed batches of tokens in, logits out.
-//!
-//! [`load`] reads `model_type` from a checkpoint's `config.json` and builds the model. A family is
-//! one short file that turns its configuration into a [`decoder::Spec`]; the layers are shared. A
-//! model knows nothing of block tables, codecs, files or sampling: keys and values go through
-//! [`KvSession`].
+#![doc = include_str!("../README.md")]
 
 mod config;
 mod decoder;

@@ -1,7 +1,9 @@
 //! Weights stored as plain floats.
 
-use crate::{Bytes, DType, Result, TensorError, cpu, cpu::RowSource};
-use half::{bf16, f16};
+use crate::{
+    Bytes, DType, Result, TensorError,
+    cpu::{Floats, RowSource},
+};
 
 /// Floats of any stored type, read as `f32`.
 #[derive(Debug, Clone)]
@@ -32,16 +34,15 @@ impl FloatBytes {
 
     /// Elements `first..first + out.len()`.
     pub(crate) fn read(&self, first: usize, out: &mut [f32]) {
-        let range = first..first + out.len();
-        match self.dtype {
-            DType::F16 => cpu::f16_to_f32(&self.typed::<f16>()[range], out),
-            DType::BF16 => cpu::bf16_to_f32(&self.typed::<bf16>()[range], out),
-            _ => out.copy_from_slice(&self.typed::<f32>()[range]),
-        }
+        self.floats().slice(first..first + out.len()).widen(out);
     }
 
-    pub(crate) fn as_f32(&self) -> Option<&[f32]> {
-        (self.dtype == DType::F32).then(|| self.typed())
+    pub(crate) fn floats(&self) -> Floats<'_> {
+        match self.dtype {
+            DType::F16 => Floats::F16(self.typed()),
+            DType::BF16 => Floats::Bf16(self.typed()),
+            _ => Floats::F32(self.typed()),
+        }
     }
 
     fn typed<T: bytemuck::Pod>(&self) -> &[T] {
@@ -104,7 +105,7 @@ impl RowSource for DenseWeight {
         self.data.read(first * self.cols, out);
     }
 
-    fn as_f32(&self) -> Option<&[f32]> {
-        self.data.as_f32()
+    fn floats(&self) -> Option<Floats<'_>> {
+        Some(self.data.floats())
     }
 }

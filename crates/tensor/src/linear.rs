@@ -3,7 +3,7 @@
 use crate::{
     AffineWeight, Bytes, DType, DenseWeight, Result, Tensor, TensorError,
     cpu::{
-        self, RowSource,
+        self, Floats, RowSource,
         int8::{self, Int8Rows, PackedWeight},
     },
     dense::FloatBytes,
@@ -91,8 +91,8 @@ impl RowSource for Weight {
         self.source().read_rows(first, out);
     }
 
-    fn as_f32(&self) -> Option<&[f32]> {
-        self.source().as_f32()
+    fn floats(&self) -> Option<Floats<'_>> {
+        self.source().floats()
     }
 }
 
@@ -135,7 +135,11 @@ impl Matrix {
     /// Repacks what has integer kernels; the stored bytes are let go.
     pub(crate) fn pack(self) -> Self {
         match self {
-            Self::Stored(Weight::Affine(w)) => Self::Packed(Arc::new(PackedWeight::new(&w))),
+            Self::Stored(Weight::Affine(w)) => {
+                let packed = PackedWeight::new(&w);
+                w.release();
+                Self::Packed(Arc::new(packed))
+            }
             other => other,
         }
     }

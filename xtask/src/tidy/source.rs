@@ -29,9 +29,6 @@ const MACHINE_PATHS: [&str; 5] = [
 const ENVIRONMENT: [&str; 3] =
     [concat!("env::", "var"), concat!("env::", "set_var"), concat!("env::", "remove_var")];
 
-const ALLOWS_UNSAFE: [&str; 2] =
-    [concat!("allow(", "unsafe_code"), concat!("expect(", "unsafe_code")];
-
 /// Checks a file; `path` is from the workspace's root with `/`.
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = machine_paths(path, text);
@@ -49,6 +46,9 @@ fn first_line(path: &str, text: &str) -> Option<Finding> {
     missing
         .then(|| Finding::error(path, 1, "the first line is no `//!` that says what this is for"))
 }
+
+/// In two parts, so that this file does not break its own rule.
+const UNSAFE_LINT: &str = concat!("unsafe", "_code");
 
 fn length(path: &str, text: &str) -> Option<Finding> {
     let stem = path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs");
@@ -69,7 +69,8 @@ fn lines(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (i, line) in text.lines().enumerate() {
         let code = line.split("//").next().unwrap_or_default();
-        let lint = ALLOWS_UNSAFE.iter().any(|a| code.contains(a));
+        let lint =
+            code.contains(UNSAFE_LINT) && (code.contains("allow") || code.contains("expect"));
         if lint && !may_be_unsafe {
             findings.push(Finding::error(path, i + 1, "this crate has no business with `unsafe`"));
         }
@@ -142,10 +143,11 @@ mod tests {
 
     #[test]
     fn unsafe_only_where_it_must_be() {
-        let line = format!("#![{}, reason = \"speed\")]\n", ALLOWS_UNSAFE[0]);
+        let line = format!("#![allow({UNSAFE_LINT}, reason = \"speed\")]\n");
         assert_eq!(found("crates/models/src/a.rs", &line), [(2, false)]);
         assert_eq!(found("crates/tensor/src/a.rs", &line), []);
-        assert_eq!(found("crates/models/src/a.rs", &format!("// about {line}")), []);
+        let comment = format!("// about allow({UNSAFE_LINT})\n");
+        assert_eq!(found("crates/models/src/a.rs", &comment), []);
     }
 
     #[test]

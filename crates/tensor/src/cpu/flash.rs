@@ -2,7 +2,7 @@
 //! and values at a time.
 
 use super::{
-    Level,
+    Floats, Level,
     kernels::{self, Rows, RowsMut},
 };
 use std::ops::Range;
@@ -20,7 +20,13 @@ pub struct FlashTile {
     sum: Vec<f32>,
     acc: Vec<f32>,
     scores: Vec<f32>,
+    wide_k: Vec<f32>,
+    wide_v: Vec<f32>,
 }
+
+/// From so many rows on, halves are widened once instead of by every pass over them. The sums are
+/// the same.
+const WIDEN_FROM: usize = 8;
 
 impl FlashTile {
     /// Starts `rows` queries with values of `d` elements.
@@ -57,8 +63,8 @@ impl FlashTile {
     pub fn block(
         &mut self,
         q: &[f32],
-        k: &[f32],
-        v: &[f32],
+        k: Floats<'_>,
+        v: Floats<'_>,
         soft_cap: Option<f32>,
         visible: impl Fn(usize) -> Range<usize>,
     ) {
@@ -72,19 +78,15 @@ impl FlashTile {
         let level = self.level.unwrap_or_else(Level::detect);
         self.scores.clear();
         self.scores.resize(rows * n, 0.0);
-        let q = Rows { ptr: q.as_ptr(), rows, stride: dk };
-        let keys = Rows { ptr: k.as_ptr(), rows: n, stride: dk };
-        let scores = RowsMut { ptr: self.scores.as_mut_ptr(), stride: n };
-        // SAFETY: lengths were checked above; `scores` is rows x n.
-        unsafe { kernels::dot_block(level, q, keys, dk, scores) };
+        let k = if rows < WIDEN_FROM { k } else { Floats::F32(k.widened(&mut self.wide_k)) };
+        let out = RowsMut { ptr: self.scores.as_mut_ptr(), stride: n };
+        dots(level, q, rows, k, n, out);
         for row in 0..rows {
             self.soften(level, row, n, soft_cap, visible(row));
         }
-        let p = Rows { ptr: self.scores.as_ptr(), rows, stride: n };
-        let values = Rows { ptr: v.as_ptr(), rows: n, stride: d };
+        let v = if rows < WIDEN_FROM { v } else { Floats::F32(v.widened(&mut self.wide_v)) };
         let acc = RowsMut { ptr: self.acc.as_mut_ptr(), stride: d };
-        // SAFETY: as above; `acc` is rows x d.
-        unsafe { kernels::weighted_rows(level, p, values, d, acc) };
+        add_weighted(level, &self.scores, rows, v, n, acc);
     }
 
     /// Turns a row of scores into weights relative to the row's new maximum.
@@ -131,6 +133,52 @@ impl FlashTile {
     }
 }
 
+/// Scores of `rows` queries against `n` keys.
+fn dots(level: Level, q: &[f32], rows: usize, k: Floats<'_>, n: usize, out: RowsMut) {
+    let dk = q.len() / rows;
+    let q = Rows { ptr: q.as_ptr(), rows, stride: dk };
+    // SAFETY: `FlashTile::block` has checked the lengths; `out` is rows x n.
+    unsafe {
+        match k {
+            Floats::F32(k) => {
+                let k = Rows { ptr: k.as_ptr(), rows: n, stride: dk };
+                kernels::dot_block(level, q, k, dk, out);
+            }
+            Floats::F16(k) => {
+                let k = Rows { ptr: k.as_ptr(), rows: n, stride: dk };
+                kernels::dot_block_f16(level, q, k, dk, out);
+            }
+            Floats::Bf16(k) => {
+                let k = Rows { ptr: k.as_ptr(), rows: n, stride: dk };
+                kernels::dot_block_bf16(level, q, k, dk, out);
+            }
+        }
+    }
+}
+
+/// Adds `n` values, weighted by each row's scores.
+fn add_weighted(level: Level, p: &[f32], rows: usize, v: Floats<'_>, n: usize, acc: RowsMut) {
+    let d = v.len() / n;
+    let p = Rows { ptr: p.as_ptr(), rows, stride: n };
+    // SAFETY: `FlashTile::block` has checked the lengths; `acc` is rows x d.
+    unsafe {
+        match v {
+            Floats::F32(v) => {
+                let v = Rows { ptr: v.as_ptr(), rows: n, stride: d };
+                kernels::weighted_rows(level, p, v, d, acc);
+            }
+            Floats::F16(v) => {
+                let v = Rows { ptr: v.as_ptr(), rows: n, stride: d };
+                kernels::weighted_rows_f16(level, p, v, d, acc);
+            }
+            Floats::Bf16(v) => {
+                let v = Rows { ptr: v.as_ptr(), rows: n, stride: d };
+                kernels::weighted_rows_bf16(level, p, v, d, acc);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,7 +216,9 @@ mod tests {
             tile.reset(rows, d);
             for start in (0..n).step_by(block) {
                 let end = (start + block).min(n);
-                tile.block(&q, &k[start * dk..end * dk], &v[start * d..end * d], None, |row| {
+                let keys = Floats::F32(&k[start * dk..end * dk]);
+                let values = Floats::F32(&v[start * d..end * d]);
+                tile.block(&q, keys, values, None, |row| {
                     let clamp = |x: usize| x.clamp(start, end) - start;
                     clamp(seen(row).start)..clamp(seen(row).end)
                 });
@@ -186,18 +236,22 @@ mod tests {
 
     #[test]
     fn a_row_alone_and_a_row_in_company_agree_to_the_bit() {
-        let (rows, n, d) = (7, 64, 40);
+        let (rows, n, d) = (11, 64, 40);
         let (q, k, v) = (noise(rows * d, 4), noise(n * d, 5), noise(n * d, 6));
+        let half = |x: &[f32]| x.iter().copied().map(half::f16::from_f32).collect::<Vec<_>>();
+        let (k16, v16) = (half(&k), half(&v));
+        let (k, v) = (Floats::F32(&k), Floats::F16(&v16));
+        let k2 = Floats::F16(&k16);
         let mut all = FlashTile::default();
         all.reset(rows, d);
-        all.block(&q, &k, &v, None, |row| 0..row * 3);
-        all.block(&q, &k, &v, Some(3.0), |row| row..n - row);
+        all.block(&q, k, v, None, |row| 0..row * 3);
+        all.block(&q, k2, v, Some(3.0), |row| row..n - row);
         for row in 0..rows {
             let mut one = FlashTile::default();
             one.reset(1, d);
             let qr = &q[row * d..][..d];
-            one.block(qr, &k, &v, None, |_| 0..row * 3);
-            one.block(qr, &k, &v, Some(3.0), |_| row..n - row);
+            one.block(qr, k, v, None, |_| 0..row * 3);
+            one.block(qr, k2, v, Some(3.0), |_| row..n - row);
             let (mut a, mut b) = (vec![0.0; d], vec![0.0; d]);
             all.finish(row, &mut a);
             one.finish(0, &mut b);

@@ -2,7 +2,7 @@
 //! all rows of `x`.
 
 use super::{
-    Level,
+    Floats, Level,
     kernels::{self, Rows, RowsMut},
     shared::SharedOut,
 };
@@ -17,8 +17,8 @@ pub trait RowSource: Sync {
     fn cols(&self) -> usize;
     /// Writes rows `first..first + out.len() / cols` to `out`, one after the other.
     fn read_rows(&self, first: usize, out: &mut [f32]);
-    /// The whole matrix, where it is stored as `f32` already.
-    fn as_f32(&self) -> Option<&[f32]> {
+    /// The whole matrix, where it is stored as floats.
+    fn floats(&self) -> Option<Floats<'_>> {
         None
     }
 }
@@ -27,6 +27,10 @@ pub trait RowSource: Sync {
 const PANEL_BYTES: usize = 256 << 10;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 18;
+
+/// From so many rows of `x` on, halves are widened once instead of by every pass over them. The sums
+/// are the same.
+const WIDEN_FROM: usize = 8;
 
 thread_local! {
     static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -57,21 +61,31 @@ fn matmul_at(level: Level, x: &[f32], w: &dyn RowSource, bias: Option<&[f32]>, o
     let panel = |index: usize| {
         let first = index * panel_rows;
         let rows = panel_rows.min(n - first);
-        let run = |wp: &[f32]| {
-            let x = Rows { ptr: x.as_ptr(), rows: m, stride: k };
-            let w = Rows { ptr: wp.as_ptr(), rows, stride: k };
-            let o = RowsMut { ptr: shared.at(first), stride: n };
-            // SAFETY: lengths were checked above; this panel owns columns first..first + rows.
-            unsafe { kernels::dot_block(level, x, w, k, o) };
-        };
-        match w.as_f32() {
-            Some(all) => run(&all[first * k..(first + rows) * k]),
-            None => PANEL.with_borrow_mut(|buffer| {
-                buffer.resize((rows * k).max(buffer.len()), 0.0);
-                let wp = &mut buffer[..rows * k];
-                w.read_rows(first, wp);
-                run(wp);
-            }),
+        let x = Rows { ptr: x.as_ptr(), rows: m, stride: k };
+        let o = RowsMut { ptr: shared.at(first), stride: n };
+        let stored = w.floats().map(|all| all.slice(first * k..(first + rows) * k));
+        // SAFETY: lengths were checked above; this panel owns columns first..first + rows.
+        unsafe {
+            match stored {
+                Some(Floats::F32(w)) => {
+                    kernels::dot_block(level, x, Rows { ptr: w.as_ptr(), rows, stride: k }, k, o);
+                }
+                Some(Floats::F16(w)) if m < WIDEN_FROM => {
+                    let w = Rows { ptr: w.as_ptr(), rows, stride: k };
+                    kernels::dot_block_f16(level, x, w, k, o);
+                }
+                Some(Floats::Bf16(w)) if m < WIDEN_FROM => {
+                    let w = Rows { ptr: w.as_ptr(), rows, stride: k };
+                    kernels::dot_block_bf16(level, x, w, k, o);
+                }
+                _ => PANEL.with_borrow_mut(|buffer| {
+                    buffer.resize((rows * k).max(buffer.len()), 0.0);
+                    let panel = &mut buffer[..rows * k];
+                    w.read_rows(first, panel);
+                    let w = Rows { ptr: panel.as_ptr(), rows, stride: k };
+                    kernels::dot_block(level, x, w, k, o);
+                }),
+            }
         }
     };
     let panels = n.div_ceil(panel_rows);
@@ -106,8 +120,8 @@ mod tests {
         fn read_rows(&self, first: usize, out: &mut [f32]) {
             out.copy_from_slice(&self.data[first * self.cols..][..out.len()]);
         }
-        fn as_f32(&self) -> Option<&[f32]> {
-            self.mapped.then_some(&self.data)
+        fn floats(&self) -> Option<Floats<'_>> {
+            self.mapped.then_some(Floats::F32(&self.data))
         }
     }
 

@@ -5,18 +5,19 @@
 
 use super::{
     Level,
-    lanes::{Lanes, Portable},
+    lanes::{Element, Lanes, Portable},
 };
+use half::{bf16, f16};
 
-/// A matrix of `f32` in memory: rows `stride` elements apart.
+/// A matrix in memory: rows `stride` elements apart.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rows {
-    pub(super) ptr: *const f32,
+pub(super) struct Rows<E = f32> {
+    pub(super) ptr: *const E,
     pub(super) rows: usize,
     pub(super) stride: usize,
 }
 
-/// The same, to write.
+/// A matrix of `f32`, to write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowsMut {
     pub(super) ptr: *mut f32,
@@ -25,7 +26,8 @@ pub(super) struct RowsMut {
 
 /// Makes `name(level, args…)` that runs the generic `body` compiled for `level`.
 macro_rules! kernel {
-    ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident : $ty:ty),*) $(-> $ret:ty)?) => {
+    ($(#[$doc:meta])*
+     $name:ident = $body:ident $([$e:ty])? ($($arg:ident : $ty:ty),*) $(-> $ret:ty)?) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -35,13 +37,13 @@ macro_rules! kernel {
             #[target_feature(enable = "avx512f,avx2,fma,f16c,bmi2")]
             unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: compiled for the level; the rest is the caller's promise.
-                unsafe { $body::<super::x86::Avx512>($($arg),*) }
+                unsafe { $body::<super::x86::Avx512 $(, $e)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi2")]
             unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: as above.
-                unsafe { $body::<super::x86::Avx2>($($arg),*) }
+                unsafe { $body::<super::x86::Avx2 $(, $e)?>($($arg),*) }
             }
             // SAFETY: the machine has the level; pointers are the caller's promise.
             unsafe {
@@ -51,8 +53,8 @@ macro_rules! kernel {
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx2 => avx2($($arg),*),
                     #[cfg(target_arch = "aarch64")]
-                    Level::Neon => $body::<super::neon::Neon>($($arg),*),
-                    _ => $body::<Portable>($($arg),*),
+                    Level::Neon => $body::<super::neon::Neon $(, $e)?>($($arg),*),
+                    _ => $body::<Portable $(, $e)?>($($arg),*),
                 }
             }
         }
@@ -61,11 +63,27 @@ macro_rules! kernel {
 
 kernel! {
     /// `out[i][j] = x[i] . w[j]` over `k` elements.
-    dot_block = dot_block_body(x: Rows, w: Rows, k: usize, out: RowsMut)
+    dot_block = dot_block_body[f32](x: Rows, w: Rows, k: usize, out: RowsMut)
+}
+kernel! {
+    /// The same over halves.
+    dot_block_f16 = dot_block_body[f16](x: Rows, w: Rows<f16>, k: usize, out: RowsMut)
+}
+kernel! {
+    /// The same over bfloats.
+    dot_block_bf16 = dot_block_body[bf16](x: Rows, w: Rows<bf16>, k: usize, out: RowsMut)
 }
 kernel! {
     /// `acc[i] += sum_j p[i][j] * v[j]` over rows of `d` elements.
-    weighted_rows = weighted_rows_body(p: Rows, v: Rows, d: usize, acc: RowsMut)
+    weighted_rows = weighted_rows_body[f32](p: Rows, v: Rows, d: usize, acc: RowsMut)
+}
+kernel! {
+    /// The same over halves.
+    weighted_rows_f16 = weighted_rows_body[f16](p: Rows, v: Rows<f16>, d: usize, acc: RowsMut)
+}
+kernel! {
+    /// The same over bfloats.
+    weighted_rows_bf16 = weighted_rows_body[bf16](p: Rows, v: Rows<bf16>, d: usize, acc: RowsMut)
 }
 kernel! {
     /// The largest of `n` elements, at least one.
@@ -101,10 +119,10 @@ kernel! {
 }
 
 #[inline(always)]
-unsafe fn dot_tile<L: Lanes, const M: usize, const N: usize>(
+unsafe fn dot_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
     x: *const f32,
     x_stride: usize,
-    w: *const f32,
+    w: *const E,
     w_stride: usize,
     k: usize,
     out: *mut f32,
@@ -117,7 +135,7 @@ unsafe fn dot_tile<L: Lanes, const M: usize, const N: usize>(
         while p + L::LANES <= k {
             let mut ws = [L::splat(0.0); N];
             for (j, wj) in ws.iter_mut().enumerate() {
-                *wj = L::load(w.add(j * w_stride + p));
+                *wj = E::load(w.add(j * w_stride + p));
             }
             for (i, row) in acc.iter_mut().enumerate() {
                 let xi = L::load(x.add(i * x_stride + p));
@@ -131,7 +149,7 @@ unsafe fn dot_tile<L: Lanes, const M: usize, const N: usize>(
             for (i, row) in acc.iter_mut().enumerate() {
                 let xi = L::load_part(x.add(i * x_stride + p), k - p);
                 for (j, a) in row.iter_mut().enumerate() {
-                    *a = xi.mul_add(L::load_part(w.add(j * w_stride + p), k - p), *a);
+                    *a = xi.mul_add(E::load_part(w.add(j * w_stride + p), k - p), *a);
                 }
             }
         }
@@ -144,10 +162,10 @@ unsafe fn dot_tile<L: Lanes, const M: usize, const N: usize>(
 }
 
 #[inline(always)]
-unsafe fn dot_rows<L: Lanes, const M: usize>(
+unsafe fn dot_rows<L: Lanes, E: Element, const M: usize>(
     x: *const f32,
     x_stride: usize,
-    w: Rows,
+    w: Rows<E>,
     k: usize,
     out: *mut f32,
     out_stride: usize,
@@ -157,19 +175,19 @@ unsafe fn dot_rows<L: Lanes, const M: usize>(
         let mut j = 0;
         while j + 4 <= w.rows {
             let wj = w.ptr.add(j * w.stride);
-            dot_tile::<L, M, 4>(x, x_stride, wj, w.stride, k, out.add(j), out_stride);
+            dot_tile::<L, E, M, 4>(x, x_stride, wj, w.stride, k, out.add(j), out_stride);
             j += 4;
         }
         while j < w.rows {
             let wj = w.ptr.add(j * w.stride);
-            dot_tile::<L, M, 1>(x, x_stride, wj, w.stride, k, out.add(j), out_stride);
+            dot_tile::<L, E, M, 1>(x, x_stride, wj, w.stride, k, out.add(j), out_stride);
             j += 1;
         }
     }
 }
 
 #[inline(always)]
-unsafe fn dot_block_body<L: Lanes>(x: Rows, w: Rows, k: usize, out: RowsMut) {
+unsafe fn dot_block_body<L: Lanes, E: Element>(x: Rows, w: Rows<E>, k: usize, out: RowsMut) {
     // SAFETY: the caller's shapes.
     unsafe {
         let at = |i: usize| (x.ptr.add(i * x.stride), out.ptr.add(i * out.stride));
@@ -177,27 +195,27 @@ unsafe fn dot_block_body<L: Lanes>(x: Rows, w: Rows, k: usize, out: RowsMut) {
         if L::WIDE {
             while i + 4 <= x.rows {
                 let (xi, oi) = at(i);
-                dot_rows::<L, 4>(xi, x.stride, w, k, oi, out.stride);
+                dot_rows::<L, E, 4>(xi, x.stride, w, k, oi, out.stride);
                 i += 4;
             }
         }
         while i + 2 <= x.rows {
             let (xi, oi) = at(i);
-            dot_rows::<L, 2>(xi, x.stride, w, k, oi, out.stride);
+            dot_rows::<L, E, 2>(xi, x.stride, w, k, oi, out.stride);
             i += 2;
         }
         if i < x.rows {
             let (xi, oi) = at(i);
-            dot_rows::<L, 1>(xi, x.stride, w, k, oi, out.stride);
+            dot_rows::<L, E, 1>(xi, x.stride, w, k, oi, out.stride);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn weighted_tile<L: Lanes, const M: usize, const N: usize>(
+unsafe fn weighted_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
     p: *const f32,
     p_stride: usize,
-    v: Rows,
+    v: Rows<E>,
     acc: *mut f32,
     acc_stride: usize,
 ) {
@@ -212,7 +230,7 @@ unsafe fn weighted_tile<L: Lanes, const M: usize, const N: usize>(
         for j in 0..v.rows {
             let mut vs = [L::splat(0.0); N];
             for (c, vc) in vs.iter_mut().enumerate() {
-                *vc = L::load(v.ptr.add(j * v.stride + c * L::LANES));
+                *vc = E::load(v.ptr.add(j * v.stride + c * L::LANES));
             }
             for (i, row) in sums.iter_mut().enumerate() {
                 let pij = L::splat(*p.add(i * p_stride + j));
@@ -230,7 +248,12 @@ unsafe fn weighted_tile<L: Lanes, const M: usize, const N: usize>(
 }
 
 #[inline(always)]
-unsafe fn weighted_cols<L: Lanes, const N: usize>(p: Rows, v: Rows, acc: RowsMut, from: usize) {
+unsafe fn weighted_cols<L: Lanes, E: Element, const N: usize>(
+    p: Rows,
+    v: Rows<E>,
+    acc: RowsMut,
+    from: usize,
+) {
     // SAFETY: the caller's shapes.
     unsafe {
         let v = Rows { ptr: v.ptr.add(from), ..v };
@@ -238,29 +261,33 @@ unsafe fn weighted_cols<L: Lanes, const N: usize>(p: Rows, v: Rows, acc: RowsMut
         if L::WIDE {
             while i + 4 <= p.rows {
                 let (pi, ai) = (p.ptr.add(i * p.stride), acc.ptr.add(i * acc.stride + from));
-                weighted_tile::<L, 4, N>(pi, p.stride, v, ai, acc.stride);
+                weighted_tile::<L, E, 4, N>(pi, p.stride, v, ai, acc.stride);
                 i += 4;
             }
         }
-        while i < p.rows {
+        while i + 2 <= p.rows {
             let (pi, ai) = (p.ptr.add(i * p.stride), acc.ptr.add(i * acc.stride + from));
-            weighted_tile::<L, 1, N>(pi, p.stride, v, ai, acc.stride);
-            i += 1;
+            weighted_tile::<L, E, 2, N>(pi, p.stride, v, ai, acc.stride);
+            i += 2;
+        }
+        if i < p.rows {
+            let (pi, ai) = (p.ptr.add(i * p.stride), acc.ptr.add(i * acc.stride + from));
+            weighted_tile::<L, E, 1, N>(pi, p.stride, v, ai, acc.stride);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn weighted_rows_body<L: Lanes>(p: Rows, v: Rows, d: usize, acc: RowsMut) {
+unsafe fn weighted_rows_body<L: Lanes, E: Element>(p: Rows, v: Rows<E>, d: usize, acc: RowsMut) {
     // SAFETY: the caller's shapes.
     unsafe {
         let mut from = 0;
         while from + 4 * L::LANES <= d {
-            weighted_cols::<L, 4>(p, v, acc, from);
+            weighted_cols::<L, E, 4>(p, v, acc, from);
             from += 4 * L::LANES;
         }
         while from + L::LANES <= d {
-            weighted_cols::<L, 1>(p, v, acc, from);
+            weighted_cols::<L, E, 1>(p, v, acc, from);
             from += L::LANES;
         }
         if from < d {
@@ -270,7 +297,7 @@ unsafe fn weighted_rows_body<L: Lanes>(p: Rows, v: Rows, d: usize, acc: RowsMut)
                 let mut s = L::load_part(out, n);
                 for j in 0..v.rows {
                     let pij = L::splat(*p.ptr.add(i * p.stride + j));
-                    s = pij.mul_add(L::load_part(v.ptr.add(j * v.stride + from), n), s);
+                    s = pij.mul_add(E::load_part(v.ptr.add(j * v.stride + from), n), s);
                 }
                 s.store_part(out, n);
             }

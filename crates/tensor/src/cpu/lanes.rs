@@ -1,4 +1,56 @@
-//! The vector of `f32` that kernels are written against.
+//! The vector of `f32` that kernels are written against, and the types it can be loaded from.
+
+use half::{bf16, f16};
+
+/// A stored float that widens to `f32` exactly.
+pub(super) trait Element: Copy + Default {
+    /// # Safety
+    /// As [`Lanes::load`].
+    unsafe fn load<L: Lanes>(p: *const Self) -> L;
+
+    /// # Safety
+    /// As [`Lanes::load_part`].
+    #[inline(always)]
+    unsafe fn load_part<L: Lanes>(p: *const Self, n: usize) -> L {
+        // Wide enough for every level.
+        let mut part = [Self::default(); 16];
+        // SAFETY: `n` readable elements, fewer than the buffer's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), n);
+            Self::load(part.as_ptr())
+        }
+    }
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const Self) -> L {
+        // SAFETY: forwarded.
+        unsafe { L::load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part<L: Lanes>(p: *const Self, n: usize) -> L {
+        // SAFETY: forwarded.
+        unsafe { L::load_part(p, n) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const Self) -> L {
+        // SAFETY: forwarded.
+        unsafe { L::load_f16(p) }
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const Self) -> L {
+        // SAFETY: forwarded.
+        unsafe { L::load_bf16(p) }
+    }
+}
 
 /// A few `f32` in one register.
 ///
@@ -15,6 +67,10 @@ pub(super) trait Lanes: Copy {
     unsafe fn load(p: *const f32) -> Self;
     /// The first `n < LANES` elements, the rest zero.
     unsafe fn load_part(p: *const f32, n: usize) -> Self;
+    /// As many halves, widened.
+    unsafe fn load_f16(p: *const f16) -> Self;
+    /// As many bfloats, widened.
+    unsafe fn load_bf16(p: *const bf16) -> Self;
     unsafe fn store(self, p: *mut f32);
     unsafe fn store_part(self, p: *mut f32, n: usize);
     unsafe fn add(self, o: Self) -> Self;
@@ -70,6 +126,16 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn load_part(_: *const f32, _: usize) -> Self {
         Self(0.0)
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self {
+        // SAFETY: the caller passes a readable element.
+        Self(unsafe { *p }.to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        // SAFETY: the caller passes a readable element.
+        Self(unsafe { *p }.to_f32())
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {

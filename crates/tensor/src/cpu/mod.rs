@@ -6,6 +6,7 @@
 
 mod elementwise;
 mod flash;
+mod floats;
 mod gemm;
 pub mod int8;
 mod kernels;
@@ -19,6 +20,7 @@ mod x86;
 
 pub use elementwise::{gelu_tanh_mul, rms_norm, silu_mul, soft_cap};
 pub use flash::FlashTile;
+pub use floats::Floats;
 pub use gemm::{RowSource, matmul};
 pub use unpack::{bf16_to_f32, f16_to_f32, unpack_affine};
 

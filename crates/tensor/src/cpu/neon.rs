@@ -2,6 +2,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each forwards the trait's own contract")]
 
 use super::lanes::Lanes;
+use half::{bf16, f16};
 use std::arch::aarch64::*;
 
 /// Four lanes; 32 registers.
@@ -25,6 +26,19 @@ impl Lanes for Neon {
         let mut part = [0f32; 4];
         unsafe { std::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), n) };
         Self(unsafe { vld1q_f32(part.as_ptr()) })
+    }
+    // Stable Rust has no half-precision vectors here; four scalars become two instructions.
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self {
+        let x = unsafe { p.cast::<[f16; 4]>().read_unaligned() }.map(f16::to_f32);
+        Self(unsafe { vld1q_f32(x.as_ptr()) })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        unsafe {
+            let x = vmovl_u16(vld1_u16(p.cast()));
+            Self(vreinterpretq_f32_u32(vshlq_n_u32::<16>(x)))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {

@@ -2,6 +2,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each forwards the trait's own contract")]
 
 use super::lanes::Lanes;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// Eight lanes.
@@ -35,6 +36,17 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self {
         Self(unsafe { _mm256_maskload_ps(p, avx2_mask(n)) })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self {
+        Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        unsafe {
+            let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(x)))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
@@ -123,6 +135,17 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self {
         Self(unsafe { _mm512_maskz_loadu_ps(((1u32 << n) - 1) as __mmask16, p) })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self {
+        Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Self {
+        unsafe {
+            let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(x)))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {

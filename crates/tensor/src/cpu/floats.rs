@@ -1,0 +1,69 @@
+//! Borrowed floats of any stored type.
+
+use super::unpack::{bf16_to_f32, f16_to_f32};
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// Floats as they lie in memory.
+#[derive(Debug, Clone, Copy)]
+pub enum Floats<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// IEEE half precision.
+    F16(&'a [f16]),
+    /// The upper half of single precision.
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Floats<'a> {
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(x) => x.len(),
+            Self::F16(x) => x.len(),
+            Self::Bf16(x) => x.len(),
+        }
+    }
+
+    /// None at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A part.
+    ///
+    /// # Panics
+    /// When it is not inside.
+    #[must_use]
+    pub fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(x) => Self::F32(&x[range]),
+            Self::F16(x) => Self::F16(&x[range]),
+            Self::Bf16(x) => Self::Bf16(&x[range]),
+        }
+    }
+
+    /// Copies them as `f32`.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn widen(self, out: &mut [f32]) {
+        match self {
+            Self::F32(x) => out.copy_from_slice(x),
+            Self::F16(x) => f16_to_f32(x, out),
+            Self::Bf16(x) => bf16_to_f32(x, out),
+        }
+    }
+
+    /// As `f32`: the slice itself, or a copy in `scratch`.
+    pub(crate) fn widened(self, scratch: &'a mut Vec<f32>) -> &'a [f32] {
+        if let Self::F32(x) = self {
+            return x;
+        }
+        scratch.resize(self.len(), 0.0);
+        self.widen(scratch);
+        scratch
+    }
+}

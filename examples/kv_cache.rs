@@ -1,0 +1,46 @@
+//! taper-kv-cache: two sequences share blocks of memory, and one step attends for both.
+
+use anyhow::Result;
+use taper_base::{LayerId, SeqId};
+use taper_kv_cache::{KvCache, KvConfig, KvSession, SeqRange};
+use taper_kv_codecs::{AttnParams, KvGeometry};
+use taper_tensor::ops;
+
+fn main() -> Result<()> {
+    let geometry = KvGeometry { kv_heads: 2, head_dim: 32, block_tokens: 16 };
+    let codec = taper_kv_codecs::parse("f16")?;
+    let mut cache = KvCache::new(KvConfig { codec, layers: 2, geometry, blocks: 8 });
+    let (long, short) = (SeqId(1), SeqId(2));
+
+    // A step: room first, then the session that a model gets.
+    cache.grow(long, 40)?;
+    cache.grow(short, 3)?;
+    println!("after the prompts: {:?}", cache.usage());
+    println!("blocks of the long one: {:?}", cache.blocks(long));
+    let ranges =
+        [SeqRange { seq: long, start: 0, len: 40 }, SeqRange { seq: short, start: 0, len: 3 }];
+    let t = 40 + 3;
+    let mut session = cache.session(&ranges)?;
+    for layer in [LayerId(0), LayerId(1)] {
+        // Four query heads over two key/value heads; the two sequences lie one after the other.
+        let q = ops::from_host_f32(vec![0.5; t * 4 * 32], &[t, 4, 32])?;
+        let kv = (0..t * 2 * 32).map(|i| (i as f32 * 0.1).sin()).collect();
+        let kv = ops::from_host_f32(kv, &[t, 2, 32])?;
+        let params = AttnParams { scale: 0.18, window: None, soft_cap: None };
+        let out = session.attend(layer, &q, &kv, &kv, &params)?;
+        println!("layer {}: attention gives {:?}", layer.index(), out.dims());
+    }
+
+    // A cache that is full says so and changes nothing; the scheduler then preempts somebody.
+    if let Err(error) = cache.grow(short, 500) {
+        println!("{error}");
+    }
+    cache.release(long);
+    println!("after the long one ended: {:?}", cache.usage());
+    Ok(())
+}
+
+#[test]
+fn runs() -> Result<()> {
+    main()
+}
