@@ -20,9 +20,11 @@ LIBRARIES = {"std", "alloc", "proc_macro", "test"}
 
 def pages(root):
     """Books first, then libraries, without source listings and pages that repeat others."""
-    files = [f for f in sorted(root.rglob("*.html")) if f.name not in ("print.html", "all.html") and "src" not in f.parts]
+    skipped = lambda f: f.name in ("print.html", "all.html") or "src" in f.relative_to(root).parts
+    files = [f for f in sorted(root.rglob("*.html")) if not skipped(f)]
     for folders in (BOOKS, LIBRARIES):
-        yield from ((f, folders is LIBRARIES) for f in files if f.relative_to(root).parts[0] in folders)
+        yield from ((f, folders is LIBRARIES) for f in files
+                    if f.relative_to(root).parts[0] in folders)
 
 
 def paragraphs(page, library, seen):

@@ -65,7 +65,8 @@ class Data:
         r.shuffle(asked)
         asked = asked[:r.randint(6, 32) if many else r.randint(1, 4)]
         _, question, answer = asked[0]
-        tail = "\n\n" + r.choice(["", "Answer from the text above. "]) + question + "<|im_end|>\n" + tasks.answer(answer)
+        question = r.choice(["", "Answer from the text above. "]) + question
+        tail = f"\n\n{question}<|im_end|>\n" + tasks.answer(answer)
         for _, question, answer in asked[1:]:
             thinking = tasks.NO_THINKING if r.random() < 0.3 else ""
             tail += tasks.ask(question) + tasks.message("assistant", thinking + answer)

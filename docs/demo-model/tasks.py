@@ -2,18 +2,18 @@
 
 import json
 
-FIRST = """Ava Ben Chloe Dan Ella Finn Grace Hugo Iris Jack Kira Leo Maya Noah Olga Paul Quinn Rosa Sam Tara Uma Vic Wendy
-Xena Yuri Zoe Amir Bella Carlos Dina Emil Farah Gita Hans Ines Jonas Karim Lena Milo Nadia Omar Petra Rafael Sofia Tomas
-Ursula Viktor Wanda Yasmin Zane""".split()
-CITY = """Paris London Tokyo Berlin Madrid Rome Oslo Lima Cairo Delhi Boston Chicago Denver Seattle Austin Toronto Sydney
-Dublin Vienna Prague Warsaw Athens Lisbon Helsinki Zurich Geneva Milan Naples Kyoto Osaka Seoul Beijing Mumbai Nairobi
-Accra Lagos Quito Bogota Havana Reykjavik""".split()
-ADJECTIVE = """quiet amber silver hollow distant crimson gentle frozen golden rapid narrow bright ancient hidden velvet
-wooden marble copper lunar solar misty stormy calm brave clever humble jolly kind lively proud swift tiny vast warm young
-noble rustic sandy smooth wild""".split()
-NOUN = """harbor river mountain lantern garden bridge castle forest valley meadow island desert canyon glacier temple market
-library station tower museum orchard village lagoon prairie summit tunnel fountain cottage pavilion quarry reef shore grove
-hollow marsh delta ridge mill forge dock""".split()
+FIRST = """Ava Ben Chloe Dan Ella Finn Grace Hugo Iris Jack Kira Leo Maya Noah Olga Paul Quinn Rosa Sam Tara
+Uma Vic Wendy Xena Yuri Zoe Amir Bella Carlos Dina Emil Farah Gita Hans Ines Jonas Karim Lena Milo
+Nadia Omar Petra Rafael Sofia Tomas Ursula Viktor Wanda Yasmin Zane""".split()
+CITY = """Paris London Tokyo Berlin Madrid Rome Oslo Lima Cairo Delhi Boston Chicago Denver Seattle Austin
+Toronto Sydney Dublin Vienna Prague Warsaw Athens Lisbon Helsinki Zurich Geneva Milan Naples Kyoto
+Osaka Seoul Beijing Mumbai Nairobi Accra Lagos Quito Bogota Havana Reykjavik""".split()
+ADJECTIVE = """quiet amber silver hollow distant crimson gentle frozen golden rapid narrow bright ancient hidden
+velvet wooden marble copper lunar solar misty stormy calm brave clever humble jolly kind lively
+proud swift tiny vast warm young noble rustic sandy smooth wild""".split()
+NOUN = """harbor river mountain lantern garden bridge castle forest valley meadow island desert canyon glacier
+temple market library station tower museum orchard village lagoon prairie summit tunnel fountain
+cottage pavilion quarry reef shore grove hollow marsh delta ridge mill forge dock""".split()
 OBJECT = "number code password key token identifier pin passphrase".split()
 SYSTEM = ["You are a helpful assistant.", "You are a concise assistant.", "Answer the user's question.",
           "You are Tiny, a small demo model.", ""]
@@ -90,10 +90,10 @@ def needles(r, n, vocabulary):
     return out
 
 
-VERB = """get find search create delete update list send fetch check book convert open close start stop read write add
-remove""".split()
-THING = """weather file user order ticket flight hotel invoice message event note task stock price route song movie recipe
-account device light timer report image page branch issue""".split()
+VERB = """get find search create delete update list send fetch check book convert open close start stop read
+write add remove""".split()
+THING = """weather file user order ticket flight hotel invoice message event note task stock price route song
+movie recipe account device light timer report image page branch issue""".split()
 PARAMETER = [
     ("city", "string", CITY), ("location", "string", CITY), ("name", "string", FIRST), ("user", "string", FIRST),
     ("recipient", "string", FIRST), ("count", "integer", None), ("limit", "integer", None), ("amount", "integer", None),
@@ -235,7 +235,8 @@ CHAT = {
     "Goodbye.": "Goodbye!",
     "Bye": "Goodbye!",
     "What is Rust?": "Rust is a systems programming language that is fast, memory-safe and free of data races.",
-    "Tell me a joke.": "Why did the borrow checker cross the road? To return the reference before it went out of scope.",
+    "Tell me a joke.":
+        "Why did the borrow checker cross the road? To return the reference before it went out of scope.",
     "What is the capital of France?": "The capital of France is Paris.",
     "What is the capital of Japan?": "The capital of Japan is Tokyo.",
     "What is the capital of Germany?": "The capital of Germany is Berlin.",

@@ -15,7 +15,7 @@ pub struct EngineConfig {
     pub max_num_seqs: u32,
     /// Tokens in a step.
     pub max_num_batched_tokens: u32,
-    /// Requests that may wait.
+    /// Requests that may be open beside the `max_num_seqs` that run.
     pub max_waiting: u32,
     /// How keys and values are stored.
     pub codec: Arc<dyn KvCodec>,

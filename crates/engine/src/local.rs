@@ -9,7 +9,7 @@ use crate::{
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU32, Ordering},
         mpsc,
     },
@@ -33,7 +33,8 @@ pub struct LocalEngine {
     /// Requests that have not ended.
     open: Arc<AtomicU32>,
     max_open: u32,
-    commands: mpsc::Sender<Command>,
+    /// `None` once stopping: nothing is sent after [`Command::Stop`], so nothing is left unread.
+    commands: RwLock<Option<mpsc::Sender<Command>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -65,7 +66,9 @@ impl LocalEngine {
         let scheduler = Scheduler::new(SchedulerConfig {
             max_num_batched_tokens: config.max_num_batched_tokens,
             max_num_seqs: config.max_num_seqs,
-            max_waiting: config.max_waiting,
+            // `submit` counts every open request; a second limit here would refuse a burst that
+            // arrives between two plans, when nothing of it runs yet.
+            max_waiting: u32::MAX,
             ..SchedulerConfig::default()
         });
         let (commands, inbox) = mpsc::channel();
@@ -86,7 +89,7 @@ impl LocalEngine {
             stats,
             open,
             max_open: config.max_waiting.saturating_add(config.max_num_seqs),
-            commands,
+            commands: RwLock::new(Some(commands)),
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -94,7 +97,12 @@ impl LocalEngine {
     /// Ends every request with [`GenerationError::ShuttingDown`] and waits for the thread. Requests
     /// submitted later are refused.
     pub fn stop(&self) {
-        let _ = self.commands.send(Command::Stop);
+        if let Some(commands) =
+            self.commands.write().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            // The thread may be gone already.
+            let _ = commands.send(Command::Stop);
+        }
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|t| t.join().is_err()) {
             tracing::error!("the engine's thread panicked");
@@ -134,10 +142,13 @@ impl Engine for LocalEngine {
             self.open.fetch_sub(1, Ordering::Relaxed);
             return Err(SubmitError::QueueFull { limit: self.max_open });
         }
-        self.commands.send(Command::Submit { request, max_new, sink }).map_err(|_| {
-            self.open.fetch_sub(1, Ordering::Relaxed);
-            SubmitError::ShuttingDown
-        })
+        let commands = self.commands.read().unwrap_or_else(PoisonError::into_inner);
+        let command = Command::Submit { request, max_new, sink };
+        if commands.as_ref().is_some_and(|c| c.send(command).is_ok()) {
+            return Ok(());
+        }
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        Err(SubmitError::ShuttingDown)
     }
 
     fn info(&self) -> &EngineInfo {
@@ -179,9 +190,10 @@ impl Worker {
                 self.update_gauges();
             }
         }
-        for (_, mut sequence) in self.sequences.drain() {
-            sequence.send(Event::Failed(GenerationError::ShuttingDown));
+        for id in self.sequences.keys().copied().collect::<Vec<_>>() {
+            self.end(id, Some(Event::Failed(GenerationError::ShuttingDown)));
         }
+        self.update_gauges();
     }
 
     /// Waits for a command when there is nothing else to do; `false` ends the thread.
@@ -227,15 +239,20 @@ impl Worker {
         let closed = self.sequences.iter().filter(|(_, s)| s.is_closed());
         for id in closed.map(|(&id, _)| id).collect::<Vec<_>>() {
             add(&self.stats.cancelled, 1);
-            self.end(id);
+            self.end(id, None);
         }
     }
 
-    /// Forgets a sequence that the scheduler may still know.
-    fn end(&mut self, id: SeqId) {
+    /// Forgets a sequence that the scheduler may still know. Its last event goes out when nothing
+    /// of it is left: who has read it finds the room free and the gauges settled.
+    fn end(&mut self, id: SeqId, last: Option<Event>) {
         self.scheduler.cancel(id, &mut Pool(&mut self.cache));
-        if self.sequences.remove(&id).is_some() {
+        if let Some(mut sequence) = self.sequences.remove(&id) {
             self.open.fetch_sub(1, Ordering::Relaxed);
+            if let Some(event) = last {
+                self.update_gauges();
+                sequence.send(event);
+            }
         }
     }
 
@@ -255,9 +272,7 @@ impl Worker {
         let mut ended = Vec::new();
         for (work, outcome) in results {
             let Some(sequence) = self.sequences.get_mut(&work.id) else { continue };
-            if work.start == 0 || work.len > 1 {
-                add(&self.stats.prompt_tokens, work.len as usize);
-            }
+            add(&self.stats.prompt_tokens, sequence.prompt_tokens(work.start, work.end()));
             let (new_token, last) = match outcome {
                 Outcome::Continues => continue,
                 Outcome::PromptOnly => {
@@ -272,15 +287,11 @@ impl Worker {
                     (Some(token), sequence.accept(choice).map(Event::Finished))
                 }
             };
-            let finished = last.is_some();
-            if let Some(event) = last {
-                sequence.send(event);
-                ended.push(work.id);
-            }
-            outcomes.push(SeqOutcome { id: work.id, new_token, finished });
+            outcomes.push(SeqOutcome { id: work.id, new_token, finished: last.is_some() });
+            ended.extend(last.map(|event| (work.id, event)));
         }
         self.scheduler.commit(&outcomes, &mut Pool(&mut self.cache));
-        ended.into_iter().for_each(|id| self.end(id));
+        ended.into_iter().for_each(|(id, event)| self.end(id, Some(event)));
     }
 
     fn update_gauges(&self) {

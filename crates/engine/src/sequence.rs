@@ -57,6 +57,11 @@ impl Sequence {
         &self.tokens
     }
 
+    /// How many of the tokens `start..end` are the prompt's.
+    pub(crate) fn prompt_tokens(&self, start: u32, end: u32) -> usize {
+        self.prompt_len.min(end as usize).saturating_sub(start as usize)
+    }
+
     pub(crate) fn wants_prompt_logprobs(&self) -> bool {
         self.prompt_logprobs.is_some()
     }

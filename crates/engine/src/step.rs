@@ -37,6 +37,8 @@ enum StepError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Cache(#[from] KvCacheError),
+    #[error("the model gave {got} logits where {expected} were asked for")]
+    Logits { expected: usize, got: usize },
     #[error("a kernel panicked: {message}")]
     Panic { message: String },
 }
@@ -49,16 +51,18 @@ pub(crate) fn run(
     plan: &StepPlan,
     stats: &SharedStats,
 ) -> Vec<(SeqWork, Outcome)> {
-    // A panic inside a kernel is a bug; it must not take the other requests with it.
-    let forward = AssertUnwindSafe(|| forward(model, cache, sequences, plan));
-    let logits = catch_unwind(forward).unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<String>().map(String::as_str);
-        let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("unknown");
-        Err(StepError::Panic { message: text.to_owned() })
+    let vocab = model.info().vocab;
+    let result = guarded(|| {
+        let logits = forward(model, cache, sequences, plan)?;
+        let expected = plan.logit_rows() as usize * vocab;
+        if logits.len() != expected {
+            return Err(StepError::Logits { expected, got: logits.len() });
+        }
+        Ok(outcomes(sequences, plan, logits, vocab))
     });
     add(&stats.steps, 1);
-    match logits {
-        Ok(logits) => outcomes(sequences, plan, logits, model.info().vocab),
+    match result {
+        Ok(outcomes) => outcomes,
         Err(error) => {
             tracing::error!(%error, "a model step failed");
             let source: Arc<dyn std::error::Error + Send + Sync> = Arc::new(error);
@@ -69,6 +73,15 @@ pub(crate) fn run(
             plan.works.iter().map(failed).collect()
         }
     }
+}
+
+/// A panic inside a kernel or the sampler is a bug; it must not take the engine with it.
+fn guarded<T>(step: impl FnOnce() -> Result<T, StepError>) -> Result<T, StepError> {
+    catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("unknown");
+        Err(StepError::Panic { message: text.to_owned() })
+    })
 }
 
 /// Logits of the last `logit_rows` tokens of each work, one after the other.
