@@ -97,8 +97,7 @@ impl LocalEngine {
     /// Ends every request with [`GenerationError::ShuttingDown`] and waits for the thread. Requests
     /// submitted later are refused.
     pub fn stop(&self) {
-        if let Some(commands) =
-            self.commands.write().unwrap_or_else(PoisonError::into_inner).take()
+        if let Some(commands) = self.commands.write().unwrap_or_else(PoisonError::into_inner).take()
         {
             // The thread may be gone already.
             let _ = commands.send(Command::Stop);

@@ -109,8 +109,7 @@ fn prompt_log_probabilities_are_those_of_transformers() {
     let expected = fixture();
     for (chunk, new) in [(256, 0), (256, 24), (5, 0), (5, 24)] {
         let engine = tiny(&EngineConfig { max_num_batched_tokens: chunk, ..config() });
-        let request =
-            GenRequest { prompt_logprobs: Some(3), ..greedy(&expected.prompt, new) };
+        let request = GenRequest { prompt_logprobs: Some(3), ..greedy(&expected.prompt, new) };
         let answer = ask(&engine, request);
         check_prompt(&answer, &expected);
         assert_eq!(answer.tokens, expected.greedy[..new as usize]);

@@ -34,10 +34,8 @@ fn logits_that_are_no_numbers_fail_their_own_request_only() {
         let engine = model.start(&config());
         let good: Vec<_> = (0..8).map(|i| submit(&engine, greedy(&[20 + i, 21], 30))).collect();
         let cursed = submit(&engine, greedy(&[11, 12, 13, CURSED], 30));
-        let scored = GenRequest {
-            prompt_logprobs: Some(0),
-            ..greedy(&[11, 12, 13, CURSED, 14, 15], 30)
-        };
+        let scored =
+            GenRequest { prompt_logprobs: Some(0), ..greedy(&[11, 12, 13, CURSED, 14, 15], 30) };
         let scored = submit(&engine, scored);
         let failed = collect(cursed);
         let position = |e| match e {
@@ -122,8 +120,7 @@ fn only_the_requests_of_the_step_fail() {
     })
     .gated();
     let engine = model.start(&EngineConfig { max_num_seqs: 1, ..config() });
-    let (running, waiting) =
-        (submit(&engine, greedy(&[11], 9)), submit(&engine, greedy(&[12], 9)));
+    let (running, waiting) = (submit(&engine, greedy(&[11], 9)), submit(&engine, greedy(&[12], 9)));
     drop(permits);
     assert!(matches!(collect(running).error, Some(GenerationError::Step { .. })));
     assert_eq!(collect(waiting).tokens, chain(&[12], 9));
