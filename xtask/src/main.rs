@@ -46,6 +46,11 @@ enum Bench {
     Cpu(bench::CpuArgs),
 }
 
+/// Steps take and give back buffers of megabytes; the system's allocator maps and clears them anew
+/// each time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Parity { filter } => parity::run(&root(), filter.as_deref()),

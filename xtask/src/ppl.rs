@@ -4,7 +4,7 @@ use crate::{
     runner::Piece,
     subject::{Subject, read_json},
 };
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde::Deserialize;
@@ -43,8 +43,7 @@ pub(crate) fn run(root: &Path, subject: &Subject) -> Result<()> {
     })?;
     let text = fs::read_to_string(fixtures.join("heldout.txt")).context("reading heldout.txt")?;
     ensure!(crate::niah::sha256(&text) == fixture.text_sha256, "heldout.txt is another text");
-    let encoded = subject.tokenizer(root)?.encode(text, false).map_err(|e| anyhow!(e))?;
-    let ids = encoded.get_ids();
+    let ids = subject.tokenizer(root)?.encode(&text, false)?;
     ensure!(ids.len() == reference.tokens, "{} tokens, not {}", ids.len(), reference.tokens);
 
     let start = Instant::now();
@@ -80,7 +79,7 @@ pub(crate) fn run(root: &Path, subject: &Subject) -> Result<()> {
     let (nll_off, ppl_off) = (percent(nll, reference.nll), percent(ppl, reference.ppl));
     println!("{:>8} {scored:>7} {:>14.3} {nll:>14.3} {nll_off:>10.4} %", "nll", reference.nll);
     println!("{:>8} {:>7} {:>14.4} {ppl:>14.4} {ppl_off:>10.4} %", "ppl", "", reference.ppl);
-    println!("{:.1} s, kv cache {}", start.elapsed().as_secs_f64(), subject.kv_cache_dtype);
+    println!("{:.1} s, {}", start.elapsed().as_secs_f64(), subject.settings());
     ensure!(
         ppl_off.abs() <= TOLERANCE_PERCENT,
         "the perplexity differs by more than {TOLERANCE_PERCENT} %"

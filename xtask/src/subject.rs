@@ -1,14 +1,15 @@
 //! The model under test: its runner, its tokenizer, and its name in the fixtures.
 
 use crate::runner::Runner;
-use anyhow::{Context, Result, anyhow};
-use serde_json::Value;
+use anyhow::{Context, Result};
+use serde_json::{Map, Value};
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 use taper_base::TokenId;
-use tokenizers::Tokenizer;
+use taper_chat::{ChatTemplate, Message, Role, TemplateRequest, Tokenizer};
+use taper_models::Activations;
 
 /// The model that Taper ships, which the fixtures were measured with.
 const DEFAULT: &str = "crates/server/models/demo";
@@ -21,6 +22,9 @@ pub(crate) struct Subject {
     /// How keys and values are stored.
     #[arg(long, default_value = "f16", value_name = "NAME")]
     pub(crate) kv_cache_dtype: String,
+    /// Arithmetic, as `taper serve` takes it.
+    #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
+    pub(crate) dtype: String,
     /// The entry of the fixtures to compare with; found by the quantization in config.json
     /// otherwise.
     #[arg(long, alias = "against", value_name = "NAME")]
@@ -34,12 +38,24 @@ impl Subject {
 
     /// Loads the model with a cache of so many tokens.
     pub(crate) fn runner(&self, root: &Path, tokens: usize) -> Result<Runner> {
-        Runner::load(&self.dir(root), &self.kv_cache_dtype, tokens)
+        let exact = self.dtype == "float32";
+        let activations = if exact { Activations::F32 } else { Activations::Int8 };
+        Runner::load(&self.dir(root), &self.kv_cache_dtype, tokens, activations)
+    }
+
+    /// What a table's numbers were computed with.
+    pub(crate) fn settings(&self) -> String {
+        format!("dtype {}, kv cache {}", self.dtype, self.kv_cache_dtype)
     }
 
     pub(crate) fn tokenizer(&self, root: &Path) -> Result<Tokenizer> {
-        let path = self.dir(root).join("tokenizer.json");
-        Tokenizer::from_file(&path).map_err(|e| anyhow!("reading {}: {e}", path.display()))
+        let dir = self.dir(root);
+        Tokenizer::load(&dir).with_context(|| format!("the tokenizer of {}", dir.display()))
+    }
+
+    pub(crate) fn template(&self, root: &Path) -> Result<ChatTemplate> {
+        let dir = self.dir(root);
+        ChatTemplate::load(&dir).with_context(|| format!("the template of {}", dir.display()))
     }
 
     /// Name of this model in ppl.json and niah.json.
@@ -61,6 +77,17 @@ impl Subject {
     }
 }
 
+/// The prompt for one message of the user.
+pub(crate) fn chat(template: &ChatTemplate, message: &str) -> Result<String> {
+    Ok(template.render(&TemplateRequest {
+        messages: &[Message::text(Role::User, message)],
+        tools: &[],
+        add_generation_prompt: true,
+        continue_final_message: false,
+        kwargs: &Map::new(),
+    })?)
+}
+
 pub(crate) fn read_json(path: &Path) -> Result<Value> {
     let text = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
     serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))
@@ -68,8 +95,10 @@ pub(crate) fn read_json(path: &Path) -> Result<Value> {
 
 /// The fixtures' name of the demo model in this quantization.
 fn reference_name(config: &Value) -> Result<String> {
-    let section = &config["quantization"];
-    let Some(section) = section.as_object() else { return Ok("demo-qwen3-18m".to_owned()) };
+    let section = config.get("quantization").or_else(|| config.get("quantization_config"));
+    let Some(section) = section.and_then(Value::as_object) else {
+        return Ok("demo-qwen3-18m".to_owned());
+    };
     let number = |key: &str| section.get(key).and_then(Value::as_u64);
     let (bits, group) = number("bits").zip(number("group_size")).context("bits and group_size")?;
     let mixed = section.values().any(Value::is_object);

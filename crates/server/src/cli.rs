@@ -12,6 +12,8 @@ Examples:
   taper run \"Hello\"                            one answer on standard output
   taper chat --model ./Qwen3-0.6B-4bit         a conversation in the terminal
   taper inspect ./Qwen3-0.6B-4bit              what a model is, and whether it fits
+  taper download mlx-community/Qwen3-0.6B-4bit fetch a model from the Hugging Face hub
+  taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
 
 Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json).";
 
@@ -35,6 +37,12 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Show a model's architecture, formats and memory needs.
     Inspect(InspectArgs),
+    /// Fetch a model from the Hugging Face hub; an interrupted download goes on where it stopped.
+    Download(DownloadArgs),
+    /// List the models that were downloaded.
+    List,
+    /// Quantize a model; the result is an MLX checkpoint, which mlx-lm loads too.
+    Convert(ConvertArgs),
 }
 
 /// Which model, and how it is run.
@@ -165,6 +173,32 @@ pub(crate) struct InspectArgs {
     /// List every tensor.
     #[arg(long)]
     pub(crate) tensors: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DownloadArgs {
+    /// `org/name`, with `@revision` if another than main is wanted.
+    pub(crate) id: String,
+    /// Branch, tag or commit.
+    #[arg(long)]
+    pub(crate) revision: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// A model directory, or a Hugging Face id that was downloaded, with dense weights.
+    pub(crate) model: String,
+    /// Directory to write.
+    pub(crate) out: PathBuf,
+    /// Bits a weight: 2, 3, 4, 5, 6 or 8.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) bits: u8,
+    /// Weights that share a scale: 32, 64 or 128.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) group: usize,
+    /// Bits for the layers that suffer most, as mlx-lm's mixed recipes choose them.
+    #[arg(long, value_name = "BITS")]
+    pub(crate) high_bits: Option<u8>,
 }
 
 /// Where a `--chat-template` comes from.

@@ -3,6 +3,8 @@
 mod chat;
 mod cli;
 mod conversation;
+mod convert;
+mod download;
 mod generation_config;
 mod inspect;
 mod interrupt;
@@ -15,6 +17,11 @@ use clap::Parser;
 use cli::{Cli, Command};
 use std::{io::IsTerminal, process::ExitCode};
 
+/// Steps take and give back buffers of megabytes; the system's allocator maps and clears them anew
+/// each time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging();
@@ -24,6 +31,9 @@ fn main() -> ExitCode {
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Chat(args)) => chat::chat(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),
+        Some(Command::Download(args)) => download::run(&args),
+        Some(Command::List) => download::list(),
+        Some(Command::Convert(args)) => convert::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

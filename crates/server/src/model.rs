@@ -10,12 +10,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
 };
 use taper_base::SamplingParams;
 use taper_chat::{ChatError, ChatTemplate, Tokenizer};
 use taper_engine::{EngineConfig, KvBudget, LocalEngine};
-use taper_models::{LoadOptions, Model};
+use taper_hub::HubConfig;
+use taper_models::{Activations, LoadOptions, Model};
 use taper_weights::Checkpoint;
 
 /// The demo model, as its directory would hold it.
@@ -34,20 +40,36 @@ mod builtin {
 pub(crate) enum ModelSource {
     Builtin,
     Dir(PathBuf),
+    /// Downloaded: `org/name`, and where it lies.
+    Hub {
+        id: String,
+        dir: PathBuf,
+    },
 }
 
 impl ModelSource {
     pub(crate) fn find(name: Option<&str>) -> Result<Self> {
         let Some(name) = name else { return Ok(Self::Builtin) };
-        let dir = PathBuf::from(name);
-        ensure!(dir.is_dir(), "{name} is not a directory");
-        Ok(Self::Dir(dir))
+        let found = taper_hub::resolve(name, &HubConfig::from_env()?.cache)?;
+        Ok(match found.id {
+            Some(id) => Self::Hub { id: id.name().to_owned(), dir: found.dir },
+            None => Self::Dir(found.dir),
+        })
+    }
+
+    /// Its directory; the built-in model has none.
+    pub(crate) fn dir(&self) -> Option<&Path> {
+        match self {
+            Self::Builtin => None,
+            Self::Dir(dir) | Self::Hub { dir, .. } => Some(dir),
+        }
     }
 
     /// The name that requests use.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Builtin => builtin::NAME.to_owned(),
+            Self::Hub { id, .. } => id.clone(),
             Self::Dir(dir) => {
                 let full = dir.canonicalize().unwrap_or_else(|_| dir.clone());
                 full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
@@ -56,25 +78,23 @@ impl ModelSource {
     }
 
     pub(crate) fn checkpoint(&self) -> Result<Checkpoint> {
-        Ok(match self {
-            Self::Builtin => Checkpoint::from_static(builtin::CONFIG, builtin::WEIGHTS)?,
-            Self::Dir(dir) => Checkpoint::open(dir)?,
+        Ok(match self.dir() {
+            None => Checkpoint::from_static(builtin::CONFIG, builtin::WEIGHTS)?,
+            Some(dir) => Checkpoint::open(dir)?,
         })
     }
 
     fn tokenizer(&self) -> Result<Tokenizer, ChatError> {
-        match self {
-            Self::Builtin => {
-                Tokenizer::from_bytes(builtin::TOKENIZER, Some(builtin::TOKENIZER_CONFIG))
-            }
-            Self::Dir(dir) => Tokenizer::load(dir),
+        match self.dir() {
+            None => Tokenizer::from_bytes(builtin::TOKENIZER, Some(builtin::TOKENIZER_CONFIG)),
+            Some(dir) => Tokenizer::load(dir),
         }
     }
 
     fn generation_config(&self) -> Result<GenerationConfig> {
-        match self {
-            Self::Builtin => GenerationConfig::parse(builtin::GENERATION),
-            Self::Dir(dir) => {
+        match self.dir() {
+            None => GenerationConfig::parse(builtin::GENERATION),
+            Some(dir) => {
                 let path = dir.join("generation_config.json");
                 if !path.is_file() {
                     return Ok(GenerationConfig::default());
@@ -94,7 +114,7 @@ impl ModelSource {
         let from_source = |source: &str| {
             ChatTemplate::from_source(source, tokenizer.bos_token(), tokenizer.eos_token())
         };
-        match (choice, self) {
+        match (choice, self.dir()) {
             (TemplateChoice::None, _) => Ok(None),
             (TemplateChoice::File(file), _) => {
                 let source = fs::read_to_string(file)
@@ -102,12 +122,12 @@ impl ModelSource {
                 let template = from_source(&source).with_context(|| file.display().to_string())?;
                 Ok(Some(template))
             }
-            (TemplateChoice::Model, Self::Builtin) => {
+            (TemplateChoice::Model, None) => {
                 let config: serde_json::Value = serde_json::from_slice(builtin::TOKENIZER_CONFIG)?;
                 let source = config.get("chat_template").and_then(|t| t.as_str());
                 Ok(Some(from_source(source.context("the demo model has a template")?)?))
             }
-            (TemplateChoice::Model, Self::Dir(dir)) => match ChatTemplate::load(dir) {
+            (TemplateChoice::Model, Some(dir)) => match ChatTemplate::load(dir) {
                 Ok(template) => Ok(Some(template)),
                 Err(error @ ChatError::NoTemplate { .. }) => bail!(
                     "{error}; pass --chat-template FILE, or --chat-template none to serve completions only"
@@ -141,15 +161,12 @@ impl RunningModel {
             source.tokenizer().with_context(|| format!("loading {}", describe(source)))?;
         let template = source.template(&args.template(), &tokenizer)?;
         let generation = source.generation_config()?;
-        let max_model_len = args.max_model_len.map(|n| n as usize);
-        let activations = args.activations();
-        let model = taper_models::load(&weights, LoadOptions { max_model_len, activations })
-            .with_context(|| format!("loading {}", describe(source)))?;
+        let options = LoadOptions {
+            max_model_len: args.max_model_len.map(|n| n as usize),
+            activations: args.activations(),
+        };
+        let model = load(&weights, options).with_context(|| format!("loading {}", describe(source)))?;
         let (family, parameters) = (model.info().family, model.info().parameters);
-        let fits = weights.bytes() < memory::available_bytes()?;
-        if fits {
-            page_in(&weights);
-        }
         let config = EngineConfig {
             max_model_len: args.max_model_len,
             max_num_seqs: args.max_num_seqs,
@@ -182,22 +199,41 @@ fn kv_budget(args: &EngineArgs, model: &dyn Model) -> Result<KvBudget> {
     Ok(KvBudget::Bytes(allowed - weights))
 }
 
-/// Reads every weight once, so that the first request does not wait for the disk.
-fn page_in(weights: &Checkpoint) {
+/// Builds the model, with a progress bar. Weights that stay mapped are read once, so that the first
+/// request does not wait for the disk.
+fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>> {
     let bar = ProgressBar::new(weights.bytes());
     if let Ok(style) = ProgressStyle::with_template(
         "loading weights {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}",
     ) {
         bar.set_style(style);
     }
-    weights.page_in(|bytes| bar.inc(bytes));
+    let done = AtomicBool::new(false);
+    let model = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                bar.set_position(weights.used_bytes());
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let model = taper_models::load(weights, options);
+        done.store(true, Ordering::Relaxed);
+        model
+    })?;
+    let repacked =
+        weights.quantization().format("*").is_some() && options.activations == Activations::Int8;
+    if !repacked && weights.bytes() < memory::available_bytes()? {
+        bar.set_position(0);
+        weights.page_in(|bytes| bar.inc(bytes));
+    }
     bar.finish_and_clear();
+    Ok(model)
 }
 
 /// A directory's name for messages.
 pub(crate) fn describe(source: &ModelSource) -> String {
     match source {
         ModelSource::Builtin => "built-in demo model".to_owned(),
-        ModelSource::Dir(dir) => Path::new(dir).display().to_string(),
+        ModelSource::Dir(dir) | ModelSource::Hub { dir, .. } => dir.display().to_string(),
     }
 }

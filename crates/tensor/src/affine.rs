@@ -7,6 +7,10 @@
 //! ```
 //! The format and the rounding are MLX's (`mx.quantize`).
 
+mod quantize;
+
+pub use quantize::{AffineParts, quantize, quantize_row};
+
 use crate::{Bytes, DType, Result, TensorError, cpu, cpu::RowSource, dense::FloatBytes};
 
 /// Bits a code and codes a scale.
@@ -24,10 +28,11 @@ impl AffineFormat {
     /// Group sizes there are.
     pub const GROUPS: [usize; 3] = [32, 64, 128];
 
-    /// Bytes of the codes of a row of `cols` weights.
+    /// Bytes of the codes of a row of `cols` weights, a multiple of 8.
     #[must_use]
     pub fn row_bytes(self, cols: usize) -> usize {
-        cols * usize::from(self.bits) / 8
+        // In this order no `cols` overflows, whatever a config.json says.
+        cols / 8 * usize::from(self.bits)
     }
 
     /// Checks that the format exists and divides rows of `cols`.
@@ -93,6 +98,11 @@ impl AffineWeight {
         (self.codes.len() + self.scales.len_bytes() + self.biases.len_bytes()) as u64
     }
 
+    /// Hints that the stored bytes will not be read soon.
+    pub(crate) fn release(&self) {
+        self.codes.release();
+    }
+
     /// Type of scales and biases.
     #[must_use]
     pub fn scale_type(&self) -> DType {
@@ -111,6 +121,31 @@ impl AffineWeight {
         codes.iter_mut().zip(widened).for_each(|(c, w)| *c = w as u8);
         self.scales.read(row * groups, scales);
         self.biases.read(row * groups, biases);
+    }
+
+    /// What `mx.dequantize` makes of it on the CPU: `scale * code` and the sum with the bias are
+    /// each rounded to the scales' type. [`crate::Linear`] computes in `f32` and is closer to the
+    /// weights; this is for comparing with MLX bit for bit.
+    ///
+    /// # Shapes
+    /// `[rows * cols]`, row-major.
+    #[must_use]
+    pub fn dequantize_as_mlx(&self) -> Vec<f32> {
+        let (bytes, group) = (self.format.row_bytes(self.cols), self.format.group);
+        let groups = self.rows * (self.cols / group);
+        let (mut scales, mut biases) = (vec![0.0; groups], vec![0.0; groups]);
+        self.scales.read(0, &mut scales);
+        self.biases.read(0, &mut biases);
+        let round = quantize::rounding(self.scales.dtype());
+        let mut out = vec![0.0; self.rows * self.cols];
+        for (i, row) in out.chunks_exact_mut(self.cols).enumerate() {
+            let packed = &self.codes.as_slice()[i * bytes..][..bytes];
+            cpu::unpack_affine(packed, self.format.bits, row);
+        }
+        for ((codes, &s), &b) in out.chunks_exact_mut(group).zip(&scales).zip(&biases) {
+            codes.iter_mut().for_each(|c| *c = round(round(*c * s) + b));
+        }
+        out
     }
 
     /// Rows `range` as a matrix of its own, over the same memory.

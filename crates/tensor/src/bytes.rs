@@ -3,18 +3,47 @@
 
 use std::{alloc, fmt, ops::Range, ptr::NonNull, sync::Arc};
 
+/// Who keeps bytes in place.
+pub trait ByteOwner: Send + Sync {
+    /// All of them.
+    fn bytes(&self) -> &[u8];
+
+    /// A hint that `range` will not be read soon; its contents stay what they are.
+    fn release(&self, range: Range<usize>) {
+        let _ = range;
+    }
+}
+
+impl ByteOwner for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+impl ByteOwner for &'static [u8] {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+impl ByteOwner for AlignedBytes {
+    fn bytes(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
 /// Shared, immutable bytes: a window into a file map or into an owned buffer. Cheap to clone.
 #[derive(Clone)]
 pub struct Bytes {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    owner: Arc<dyn ByteOwner>,
     range: Range<usize>,
 }
 
 impl Bytes {
     /// The bytes `range` of `owner`, or `None` when it is not inside.
     #[must_use]
-    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
-        let len = (*owner).as_ref().len();
+    pub fn new(owner: Arc<dyn ByteOwner>, range: Range<usize>) -> Option<Self> {
+        let len = owner.bytes().len();
         (range.start <= range.end && range.end <= len).then_some(Self { owner, range })
     }
 
@@ -28,7 +57,7 @@ impl Bytes {
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        &(*self.owner).as_ref()[self.range.clone()]
+        &self.owner.bytes()[self.range.clone()]
     }
 
     /// A window, relative to this one; `None` when it is not inside.
@@ -37,6 +66,11 @@ impl Bytes {
         let (start, end) = (self.range.start + range.start, self.range.start + range.end);
         (range.start <= range.end && end <= self.range.end)
             .then(|| Self { owner: Arc::clone(&self.owner), range: start..end })
+    }
+
+    /// Hints that they will not be read soon: the pages of a file map can go.
+    pub fn release(&self) {
+        self.owner.release(self.range.clone());
     }
 
     /// How many bytes.
@@ -138,12 +172,6 @@ impl Drop for AlignedBytes {
             // SAFETY: allocated in `zeroed` with the same layout.
             unsafe { alloc::dealloc(self.base.as_ptr(), layout) };
         }
-    }
-}
-
-impl AsRef<[u8]> for AlignedBytes {
-    fn as_ref(&self) -> &[u8] {
-        self.as_slice()
     }
 }
 

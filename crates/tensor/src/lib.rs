@@ -1,4 +1,8 @@
-//! The tensor layer of Taper.
+//! The tensor layer of Taper: weights in every format, and the operations a transformer needs.
+//!
+#![doc = include_str!("../README.md")]
+//!
+//! # For contributors
 //!
 //! The only crate that names candle for the others: [`Tensor`] is the currency between layers, and
 //! what candle lacks stands here. Weights are [`Linear`]s and [`Embedding`]s over dense or
@@ -21,8 +25,8 @@ mod linear;
 pub mod ops;
 mod rope;
 
-pub use affine::{AffineFormat, AffineWeight};
-pub use bytes::{AlignedBytes, Bytes};
+pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
+pub use bytes::{AlignedBytes, ByteOwner, Bytes};
 pub use candle_core::{DType, Device, Tensor};
 pub use dense::DenseWeight;
 pub use embedding::Embedding;

@@ -135,7 +135,11 @@ impl Matrix {
     /// Repacks what has integer kernels; the stored bytes are let go.
     pub(crate) fn pack(self) -> Self {
         match self {
-            Self::Stored(Weight::Affine(w)) => Self::Packed(Arc::new(PackedWeight::new(&w))),
+            Self::Stored(Weight::Affine(w)) => {
+                let packed = PackedWeight::new(&w);
+                w.release();
+                Self::Packed(Arc::new(packed))
+            }
             other => other,
         }
     }

@@ -5,17 +5,17 @@ use crate::{
     shard::{self, RawTensor},
 };
 use safetensors::Dtype;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
-use taper_tensor::{AffineWeight, Bytes, DType, DenseWeight, Embedding, Linear, Weight};
+use taper_tensor::{AffineWeight, ByteOwner, Bytes, DType, DenseWeight, Embedding, Linear, Weight};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// A model's configuration and tensors. Cheap until weights are used.
 #[derive(Debug)]
@@ -45,15 +45,23 @@ impl Checkpoint {
     /// # Errors
     /// A file is missing, damaged or truncated, or the quantization is not supported.
     pub fn open(dir: &Path) -> Result<Self, WeightsError> {
-        let config = read_json(&dir.join("config.json"))?;
+        let config = read_object(&dir.join("config.json"))?.into();
         let mut tensors = HashMap::new();
         if dir.join(INDEX).is_file() {
+            let mut unlisted = Vec::new();
             for (path, names) in sharded(dir)? {
-                let found: HashMap<_, _> = shard::open(&path)?.into_iter().collect();
-                if let Some(name) = names.into_iter().find(|n| !found.contains_key(n)) {
-                    return Err(WeightsError::NotInShard { name, path });
+                let mut found: HashMap<_, _> = shard::open(&path)?.into_iter().collect();
+                for name in names {
+                    let Some(raw) = found.remove(&name) else {
+                        return Err(WeightsError::NotInShard { name, path });
+                    };
+                    tensors.insert(name, raw);
                 }
-                tensors.extend(found);
+                unlisted.extend(found);
+            }
+            // Where two shards hold a tensor, the index says which one counts.
+            for (name, raw) in unlisted {
+                tensors.entry(name).or_insert(raw);
             }
         } else if dir.join(SINGLE).is_file() {
             tensors.extend(shard::open(&dir.join(SINGLE))?);
@@ -69,9 +77,8 @@ impl Checkpoint {
     /// As [`Self::open`].
     pub fn from_static(config: &[u8], weights: &'static [u8]) -> Result<Self, WeightsError> {
         let config_path = PathBuf::from("config.json");
-        let config = serde_json::from_slice(config)
-            .map_err(|source| WeightsError::Json { path: config_path, source })?;
-        let owner: shard::Owner = Arc::new(weights);
+        let config = parse_object(config_path, config)?.into();
+        let owner: Arc<dyn ByteOwner> = Arc::new(weights);
         let tensors = shard::list(&owner, Path::new(SINGLE))?;
         Self::new(config, tensors.into_iter().collect())
     }
@@ -85,6 +92,10 @@ impl Checkpoint {
     #[must_use]
     pub fn config(&self) -> &Value {
         &self.config
+    }
+
+    pub(crate) fn tensors(&self) -> &HashMap<String, RawTensor> {
+        &self.tensors
     }
 
     /// The quantization section of `config.json`.
@@ -116,6 +127,13 @@ impl Checkpoint {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|t| t.bytes.len() as u64).sum()
+    }
+
+    /// Bytes of the tensors that were asked for so far: how far loading has come.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.iter().filter_map(|n| self.tensors.get(n)).map(|t| t.bytes.len() as u64).sum()
     }
 
     /// Reads one byte of every page of every tensor, so that later reads find them in memory.
@@ -272,7 +290,10 @@ fn sharded(dir: &Path) -> Result<BTreeMap<PathBuf, Vec<String>>, WeightsError> {
         // A shard is a file beside its index; anything else would read outside the model.
         let plain = Path::new(&file).file_name().is_some_and(|f| f == file.as_str());
         let shard = dir.join(&file);
-        if !plain || !shard.is_file() {
+        if !plain {
+            return Err(WeightsError::ShardOutside { index: path, file });
+        }
+        if !shard.is_file() {
             return Err(WeightsError::MissingShard { path: shard });
         }
         shards.entry(shard).or_default().push(name);
@@ -280,14 +301,17 @@ fn sharded(dir: &Path) -> Result<BTreeMap<PathBuf, Vec<String>>, WeightsError> {
     Ok(shards)
 }
 
-fn read_json(path: &Path) -> Result<Value, WeightsError> {
+/// A JSON file that must hold an object.
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, WeightsError> {
     let io = |source: io::Error| WeightsError::Io { path: path.to_owned(), source };
-    let text = fs::read(path).map_err(io)?;
-    serde_json::from_slice(&text)
-        .map_err(|source| WeightsError::Json { path: path.to_owned(), source })
+    parse_object(path.to_owned(), &fs::read(path).map_err(io)?)
 }
 
-fn float_type(name: &str, dtype: Dtype) -> Result<DType, WeightsError> {
+fn parse_object(path: PathBuf, text: &[u8]) -> Result<Map<String, Value>, WeightsError> {
+    serde_json::from_slice(text).map_err(|source| WeightsError::Json { path, source })
+}
+
+pub(crate) fn float_type(name: &str, dtype: Dtype) -> Result<DType, WeightsError> {
     match dtype {
         Dtype::F32 => Ok(DType::F32),
         Dtype::F16 => Ok(DType::F16),

@@ -36,6 +36,14 @@ pub enum WeightsError {
         /// The file.
         path: PathBuf,
     },
+    /// The index names something else than a file beside itself.
+    #[error("{} names {file:?}, which is no file beside it: this index is not to be trusted", index.display())]
+    ShardOutside {
+        /// The index.
+        index: PathBuf,
+        /// What it names.
+        file: String,
+    },
     /// A shard's header is broken, or the file is shorter than its header says.
     #[error("{} is damaged or truncated: {source}", path.display())]
     Shard {

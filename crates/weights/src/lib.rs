@@ -1,14 +1,14 @@
-//! Checkpoints as weights.
+//! Checkpoints as weights: opening, checking and quantizing them.
 //!
-//! A [`Checkpoint`] is a `config.json` and safetensors files, one or sharded by
-//! `model.safetensors.index.json`, dense or quantized by MLX. Files are memory-mapped: opening a
-//! checkpoint reads headers only, and weights are paged in when they are used.
+#![doc = include_str!("../README.md")]
 
 mod checkpoint;
+mod convert;
 mod error;
 mod quantization;
 mod shard;
 
 pub use checkpoint::{Checkpoint, TensorInfo};
+pub use convert::{ConvertError, ConvertOptions, ConvertReport, Override, convert};
 pub use error::WeightsError;
 pub use quantization::Quantization;

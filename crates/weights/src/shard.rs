@@ -2,10 +2,10 @@
 #![allow(unsafe_code, reason = "mapping a file")]
 
 use crate::WeightsError;
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::{Dtype, SafeTensors};
-use std::{fs::File, path::Path, sync::Arc};
-use taper_tensor::Bytes;
+use std::{fs::File, ops::Range, path::Path, sync::Arc};
+use taper_tensor::{ByteOwner, Bytes};
 
 /// A tensor as the file holds it.
 #[derive(Debug, Clone)]
@@ -15,7 +15,25 @@ pub(crate) struct RawTensor {
     pub(crate) bytes: Bytes,
 }
 
-pub(crate) type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
+/// A mapped file.
+struct Mapped(Mmap);
+
+impl ByteOwner for Mapped {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    #[cfg(unix)]
+    fn release(&self, range: Range<usize>) {
+        // SAFETY: the map is of a file and never written, so dropped pages come back as they were.
+        let dropped = unsafe {
+            let advice = UncheckedAdvice::DontNeed;
+            self.0.unchecked_advise_range(advice, range.start, range.len())
+        };
+        // A hint that is not taken costs memory, nothing else.
+        let _ = dropped;
+    }
+}
 
 /// Maps a file and lists its tensors.
 pub(crate) fn open(path: &Path) -> Result<Vec<(String, RawTensor)>, WeightsError> {
@@ -24,14 +42,17 @@ pub(crate) fn open(path: &Path) -> Result<Vec<(String, RawTensor)>, WeightsError
     // SAFETY: the map is read-only; as every engine that maps weights, we ask the user not to
     // truncate a checkpoint while it is served.
     let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-    let owner: Owner = Arc::new(map);
+    let owner: Arc<dyn ByteOwner> = Arc::new(Mapped(map));
     list(&owner, path)
 }
 
 /// Lists the tensors of a file that is in memory; `path` is for messages.
-pub(crate) fn list(owner: &Owner, path: &Path) -> Result<Vec<(String, RawTensor)>, WeightsError> {
+pub(crate) fn list(
+    owner: &Arc<dyn ByteOwner>,
+    path: &Path,
+) -> Result<Vec<(String, RawTensor)>, WeightsError> {
     let broken = |source| WeightsError::Shard { path: path.to_owned(), source };
-    let all = (**owner).as_ref();
+    let all = owner.bytes();
     // Checks that offsets are in order, in range and match the shapes.
     let data = SafeTensors::deserialize(all).map_err(broken)?;
     let mut tensors = Vec::with_capacity(data.len());

@@ -3,11 +3,11 @@
 mod generate;
 mod prompt;
 
-use crate::subject::{Subject, read_json};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use crate::subject::{Subject, chat, read_json};
+use anyhow::{Context, Result, bail, ensure};
 use generate::{Job, generate};
 use indicatif::{ProgressBar, ProgressStyle};
-use prompt::{Haystack, Needle, chat};
+use prompt::{Haystack, Needle};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::{path::Path, time::Instant};
@@ -83,7 +83,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let haystack = Haystack::read(&fixtures, &fixture.haystack_sha256)?;
     let name = options.subject.reference(root)?;
     let compare = options.fresh.is_none() && options.depth.is_empty();
-    println!("kv cache {}", options.subject.kv_cache_dtype);
+    println!("{}", options.subject.settings());
     let mut failures = Vec::new();
     for &ctx in &options.ctx {
         let matches = |r: &&Run| r.ctx == ctx && r.distractors == options.distractors;
@@ -119,7 +119,6 @@ fn cases<'a>(
                 let needle = haystack.needle(s.seed, bytes, s.depth_permille, run.distractors);
                 ensure!((&needle.key, needle.value) == (&s.key, s.value), "another needle");
                 ensure!(sha256(&needle.message) == s.message_sha256, "another message");
-                ensure!(sha256(&chat(&needle.message)) == s.prompt_sha256, "another prompt");
                 Ok(Case { needle, depth_permille: s.depth_permille, theirs: Some(s) })
             })
             .collect();
@@ -149,11 +148,12 @@ fn measure(root: &Path, options: &Options, ctx: usize, cases: &[Case<'_>]) -> Re
     let start = Instant::now();
     let tokenizer = options.subject.tokenizer(root)?;
     let stop = options.subject.stop_tokens(root)?;
+    let template = options.subject.template(root)?;
     let job = |case: &Case<'_>| {
-        let encoded =
-            tokenizer.encode(chat(&case.needle.message), false).map_err(|e| anyhow!(e))?;
-        let prompt = encoded.get_ids().to_vec();
+        let text = chat(&template, &case.needle.message)?;
+        let prompt = tokenizer.encode(&text, false)?;
         if let Some(theirs) = case.theirs {
+            ensure!(sha256(&text) == theirs.prompt_sha256, "the template gives another prompt");
             ensure!(
                 prompt.len() == theirs.tokens,
                 "{} tokens, not {}",
@@ -171,7 +171,7 @@ fn measure(root: &Path, options: &Options, ctx: usize, cases: &[Case<'_>]) -> Re
     let mut answers = vec![String::new(); cases.len()];
     let (mut right, mut done) = (0, 0);
     let answered = |i: usize, tokens: &[u32]| -> Result<()> {
-        answers[i] = tokenizer.decode(tokens, true).map_err(|e| anyhow!(e))?;
+        answers[i] = tokenizer.decode(tokens, true)?;
         right += usize::from(answers[i] == cases[i].needle.answer());
         done += 1;
         bar.set_message(format!("{right}/{done} right"));

@@ -1,0 +1,38 @@
+//! `taper convert`: dense checkpoints to quantized ones that mlx-lm loads too.
+
+use crate::{cli::ConvertArgs, memory::human, model::ModelSource};
+use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use taper_tensor::AffineFormat;
+use taper_weights::{ConvertOptions, convert};
+
+pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
+    let ModelSource::Dir(src) = ModelSource::find(Some(&args.model))? else {
+        bail!("name a model directory");
+    };
+    let format = AffineFormat { bits: args.bits, group: args.group };
+    let options = ConvertOptions { high_bits: args.high_bits, ..ConvertOptions::new(format) };
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template(
+        "converting {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left",
+    ) {
+        bar.set_style(style);
+    }
+    let report = convert(&src, &args.out, &options, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    println!(
+        "{}: {}, {:.2} bits a weight; {} tensors quantized, {} copied",
+        args.out.display(),
+        human(report.bytes),
+        report.bits_per_weight(),
+        report.quantized,
+        report.copied,
+    );
+    for name in &report.left_dense {
+        println!("left dense, since groups of {} do not divide its rows: {name}", args.group);
+    }
+    Ok(())
+}

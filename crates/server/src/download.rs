@@ -1,0 +1,62 @@
+//! `taper download` and `taper list`: models of the Hugging Face hub.
+
+use crate::{cli::DownloadArgs, memory::human};
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use taper_hub::{HubConfig, ModelId, Progress, catalogue, download};
+
+pub(crate) fn run(args: &DownloadArgs) -> Result<()> {
+    let mut id: ModelId = args.id.parse()?;
+    if let Some(revision) = &args.revision {
+        id = id.with_revision(revision)?;
+    }
+    let config = HubConfig::from_env()?;
+    let done = download(&id, &config, &mut Bar(ProgressBar::hidden()))?;
+    println!("{}", done.dir.display());
+    eprintln!("serve it with: taper serve {id}");
+    Ok(())
+}
+
+pub(crate) fn list() -> Result<()> {
+    let config = HubConfig::from_env()?;
+    let models = catalogue(&config.cache).context("reading the cache")?;
+    if models.is_empty() {
+        eprintln!("no models yet; fetch one with: taper download org/name");
+    }
+    for model in models {
+        let state = if model.complete { "" } else { "  incomplete; download it again" };
+        println!("{:<48} {:>12}{state}", model.name, human(model.size_bytes));
+    }
+    Ok(())
+}
+
+/// A download on the terminal.
+struct Bar(ProgressBar);
+
+impl Progress for Bar {
+    fn planned(&mut self, files: usize, total_bytes: u64) {
+        let style = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left";
+        self.0 = ProgressBar::new(total_bytes);
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            self.0.set_style(style);
+        }
+        eprintln!("{files} files, {}", human(total_bytes));
+    }
+
+    fn started(&mut self, file: &str, _: u64, present_bytes: u64) {
+        self.0.set_message(file.to_owned());
+        // What lies there already counts, but not as speed.
+        self.0.inc(present_bytes);
+        self.0.reset_eta();
+    }
+
+    fn advanced(&mut self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

@@ -1,0 +1,267 @@
+//! Dense checkpoints to MLX's quantized ones, as `mlx_lm.convert -q` writes them.
+//!
+//! The tensors are those of mlx-lm bit for bit (on the CPU; see `tests/fixtures/README.md`), and
+//! mlx-lm loads the result. Unlike mlx-lm this needs no model class and no more memory than some
+//! rows: headers are written first, and every part goes to its place as it is made. Element types
+//! stay those of the source, where mlx-lm casts to `torch_dtype`.
+
+mod error;
+mod options;
+mod plan;
+mod staging;
+
+pub use error::ConvertError;
+pub use options::{ConvertOptions, Override};
+
+use crate::{Checkpoint, WeightsError, checkpoint};
+use plan::{Entry, Plan};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use staging::{Staging, check_vacant, write_error};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{Seek, SeekFrom, Write},
+    path::Path,
+};
+use taper_tensor::{DenseWeight, cpu::RowSource, quantize};
+
+/// Weights that are widened at a time.
+const CHUNK: usize = 1 << 21;
+
+/// What was written.
+#[derive(Debug, Clone)]
+pub struct ConvertReport {
+    /// Tensors of the source that were quantized.
+    pub quantized: usize,
+    /// Tensors that were copied.
+    pub copied: usize,
+    /// Matrices among the copied, because the groups do not divide their rows.
+    pub left_dense: Vec<String>,
+    /// Weights.
+    pub parameters: u64,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+    /// safetensors files.
+    pub shards: usize,
+}
+
+impl ConvertReport {
+    /// Bits a weight, with scales and biases, over the whole model.
+    #[must_use]
+    pub fn bits_per_weight(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.parameters as f64
+    }
+}
+
+/// Converts the checkpoint in `src` into the new directory `dst`.
+///
+/// `progress(done_bytes, total_bytes)` counts bytes of the source. A conversion that fails or is
+/// interrupted leaves nothing at `dst`.
+///
+/// # Errors
+/// `dst` is taken, the source cannot be read or is quantized, the options do not fit the source, or
+/// a file cannot be written.
+pub fn convert(
+    src: &Path,
+    dst: &Path,
+    options: &ConvertOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<ConvertReport, ConvertError> {
+    options.check()?;
+    check_vacant(dst)?;
+    let mut config = checkpoint::read_object(&src.join("config.json"))?;
+    let given = |key| config.get(key).is_some_and(|v| !v.is_null());
+    if given("quantization") || given("quantization_config") {
+        return Err(ConvertError::AlreadyQuantized { path: src.to_owned() });
+    }
+    if given("vision_config") {
+        return Err(ConvertError::Layout { what: "a model with a vision tower" });
+    }
+    let source = Checkpoint::open(src)?;
+    if source.tensors().keys().any(|name| name.ends_with(".scales")) {
+        return Err(ConvertError::AlreadyQuantized { path: src.to_owned() });
+    }
+    let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+    let plan = Plan::new(source.tensors(), tied, options)?;
+    let stage = Staging::new(dst)?;
+    let files = write_shards(&plan, &stage, progress)?;
+    complete_config(&mut config, src, &plan, options);
+    write_json(&stage.path("config.json"), &config)?;
+    write_json(&stage.path(checkpoint::INDEX), &index(&plan, &files))?;
+    copy_companions(src, &stage)?;
+    stage.publish()?;
+    let quantized = plan.entries.iter().filter(|e| e.format.is_some()).count();
+    Ok(ConvertReport {
+        quantized,
+        copied: plan.entries.len() - quantized,
+        parameters: plan.parameters(),
+        bytes: plan.output_bytes(),
+        shards: files.len(),
+        left_dense: plan.left_dense,
+    })
+}
+
+/// Writes every file and returns their names.
+fn write_shards(
+    plan: &Plan<'_>,
+    stage: &Staging,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<String>, ConvertError> {
+    let (count, total) = (plan.shards.len(), plan.source_bytes());
+    let mut done = 0;
+    progress(done, total);
+    let mut names = Vec::with_capacity(count);
+    for (i, entries) in plan.shards.iter().enumerate() {
+        let name = match count {
+            1 => checkpoint::SINGLE.to_owned(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+        };
+        let path = stage.path(&name);
+        let header = plan.header(i);
+        let mut file = File::create(&path).map_err(write_error(&path))?;
+        file.write_all(&header).map_err(write_error(&path))?;
+        let mut place = |offset: u64, bytes: &[u8]| {
+            file.seek(SeekFrom::Start(header.len() as u64 + offset))
+                .and_then(|_| file.write_all(bytes))
+                .map_err(write_error(&path))
+        };
+        for entry in &plan.entries[entries.clone()] {
+            write_entry(entry, &mut place, &mut |bytes| {
+                done += bytes;
+                progress(done, total);
+            })?;
+        }
+        file.sync_all().map_err(write_error(&path))?;
+        names.push(name);
+    }
+    Ok(names)
+}
+
+/// Writes bytes at an offset of the file's data.
+type Place<'a> = dyn FnMut(u64, &[u8]) -> Result<(), ConvertError> + 'a;
+
+fn write_entry(
+    entry: &Entry<'_>,
+    place: &mut Place<'_>,
+    advance: &mut dyn FnMut(u64),
+) -> Result<(), ConvertError> {
+    let (&Entry { name, raw, format, .. }, outputs) = (entry, entry.outputs.as_slice());
+    let (Some(format), &[rows, cols], [codes, scales, biases]) =
+        (format, raw.shape.as_slice(), outputs)
+    else {
+        outputs.iter().try_for_each(|o| place(o.offset, raw.bytes.as_slice()))?;
+        advance(raw.bytes.len() as u64);
+        return Ok(());
+    };
+    let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
+    let dtype = checkpoint::float_type(name, raw.dtype)?;
+    let weight = DenseWeight::new((rows, cols), dtype, raw.bytes.clone()).map_err(wrap)?;
+    let step = (CHUNK / cols).clamp(1, rows.max(1));
+    let mut values = vec![0.0; step * cols];
+    let mut at = [codes.offset, scales.offset, biases.offset];
+    for first in (0..rows).step_by(step) {
+        let values = &mut values[..step.min(rows - first) * cols];
+        weight.read_rows(first, values);
+        if !values.iter().all(|v| v.is_finite()) {
+            return Err(ConvertError::NotFinite { name: name.to_owned() });
+        }
+        let parts = quantize(values, cols, format, dtype).map_err(wrap)?;
+        for (at, part) in at.iter_mut().zip([&parts.codes, &parts.scales, &parts.biases]) {
+            place(*at, part)?;
+            *at += part.len() as u64;
+        }
+        advance((values.len() * dtype.size_in_bytes()) as u64);
+    }
+    Ok(())
+}
+
+/// The fields that mlx-lm adds, drops and sorts.
+fn complete_config(
+    config: &mut Map<String, Value>,
+    src: &Path,
+    plan: &Plan<'_>,
+    options: &ConvertOptions,
+) {
+    let section = |f: taper_tensor::AffineFormat| {
+        Map::from_iter([
+            ("group_size".to_owned(), json!(f.group)),
+            ("bits".to_owned(), json!(f.bits)),
+            ("mode".to_owned(), json!("affine")),
+        ])
+    };
+    let mut quantization = section(options.format);
+    let own = plan.own_formats.iter().map(|(layer, f)| (layer.clone(), section(*f).into()));
+    quantization.extend(own);
+    // The second name is the one that the Hub's model tree reads.
+    config.insert("quantization_config".to_owned(), quantization.clone().into());
+    config.insert("quantization".to_owned(), quantization.into());
+    // Where the field is missing, readers differ in whether a head in the files is used.
+    if plan.entries.iter().any(|e| e.name == "lm_head.weight") {
+        config.entry("tie_word_embeddings").or_insert(json!(false));
+    }
+    let generation = checkpoint::read_object(&src.join("generation_config.json")).ok();
+    if let Some(eos) = generation.and_then(|mut g| g.remove("eos_token_id")).filter(is_given) {
+        config.insert("eos_token_id".to_owned(), eos);
+    }
+    config.shift_remove("_name_or_path");
+    config.sort_keys();
+}
+
+/// Neither null nor empty nor 0, as Python's `if` has it.
+fn is_given(value: &Value) -> bool {
+    match value {
+        Value::Number(n) => n.as_u64() != Some(0),
+        Value::Array(a) => !a.is_empty(),
+        _ => false,
+    }
+}
+
+fn index(plan: &Plan<'_>, files: &[String]) -> Map<String, Value> {
+    let mut places = BTreeMap::new();
+    for (file, entries) in files.iter().zip(&plan.shards) {
+        let outputs = plan.entries[entries.clone()].iter().flat_map(|e| &e.outputs);
+        places.extend(outputs.map(|o| (o.name.as_str(), file)));
+    }
+    let totals = json!({"total_size": plan.output_bytes(), "total_parameters": plan.parameters()});
+    Map::from_iter([("metadata".to_owned(), totals), ("weight_map".to_owned(), json!(places))])
+}
+
+fn write_json(path: &Path, value: &Map<String, Value>) -> Result<(), ConvertError> {
+    let mut text = Vec::new();
+    let indent = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    value
+        .serialize(&mut serde_json::Serializer::with_formatter(&mut text, indent))
+        .map_err(|e| write_error(path)(e.into()))?;
+    text.push(b'\n');
+    fs::write(path, text).map_err(write_error(path))
+}
+
+/// Tokenizer, chat template, generation defaults and licence, as they are.
+fn copy_companions(src: &Path, stage: &Staging) -> Result<(), ConvertError> {
+    const NAMES: [&str; 6] = [
+        "added_tokens.json",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "vocab.json",
+        "vocab.txt",
+    ];
+    const PREFIXES: [&str; 4] = ["tokenizer", "chat_template", "LICENSE", "NOTICE"];
+    let io = |source| WeightsError::Io { path: src.to_owned(), source };
+    for entry in fs::read_dir(src).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let wanted = NAMES.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p));
+        if !wanted || !entry.path().is_file() {
+            continue;
+        }
+        // Read and written, not copied: a source that is read-only makes no read-only model.
+        let text = fs::read(entry.path())
+            .map_err(|source| WeightsError::Io { path: entry.path(), source })?;
+        let to = stage.path(name);
+        fs::write(&to, text).map_err(write_error(&to))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+"""Exact matches of greedy answers on fresh tasks, needles by length, and the held-out perplexity.
+
+    evaluate.py corpus.txt MODEL [--device cuda] [--samples 60] [--needles 2000:50 8000:50 ...]
+
+MODEL is what train.py writes (dense; it holds the tokenizer). There is no cache: long needles want a GPU.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import model as qwen3
+import tasks
+import torch
+import torch.nn.functional as F
+from data import Data, first_answer
+
+NEEDLES = ["2000:50", "8000:50", "32000:30", "64000:16", "128000:8"]
+
+
+@torch.inference_mode()
+def perplexity(model, data, device, tokens=400_000, window=2048):
+    ids = [x for text in data.held_out for x in data.encode(text) + [data.end_of_text]][:tokens]
+    losses = []
+    for i in range(0, len(ids) - window, window):
+        x = torch.tensor([ids[i:i + window + 1]], device=device)
+        losses.append(F.cross_entropy(model.logits(model.hidden(x[:, :-1]))[0], x[0, 1:]).item())
+    return math.exp(sum(losses) / len(losses))
+
+
+def task_score(model, data, make, samples):
+    """Empty reasoning may be there or not: of several turns, training rows keep the last one's only."""
+    right, given = 0, data.encode(tasks.NO_THINKING)
+    said = lambda ids: ids[len(given):] if ids[:len(given)] == given else ids
+    for _ in range(samples):
+        prompt, wanted = first_answer(*data.chat(make(data.r)), data.end)
+        right += said(qwen3.greedy(model, prompt, len(wanted) + 8, data.end)) == said(wanted)
+    return right
+
+
+def needle_score(model, data, length, samples):
+    """The empty reasoning is given, as the chat template gives it."""
+    right, given = 0, data.encode(tasks.NO_THINKING)
+    for _ in range(samples):
+        prompt, wanted = first_answer(*data.needle(length, many=False), data.end)
+        wanted = wanted[len(given):] if wanted[:len(given)] == given else wanted
+        right += qwen3.greedy(model, prompt + given, len(wanted) + 2, data.end) == wanted
+    return right
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("corpus", type=Path)
+    p.add_argument("model", type=Path)
+    p.add_argument("--device", default="cuda")
+    p.add_argument("--samples", type=int, default=60)
+    p.add_argument("--needles", nargs="*", default=NEEDLES, metavar="TOKENS:SAMPLES")
+    p.add_argument("--skip-perplexity", action="store_true")
+    a = p.parse_args()
+    model, data = qwen3.load(a.model).to(a.device), Data(a.corpus, a.model / "tokenizer.json", 4242)
+    results = {}
+    if not a.skip_perplexity:
+        results["perplexity"] = perplexity(model, data, a.device)
+    kinds = {"tools": tasks.tool_call, "sums": tasks.sum_, "json": tasks.json_object, "chat": tasks.chat,
+             "memory": lambda r: tasks.memory(r, data.vocabulary)}
+    for name, make in kinds.items():
+        results[name] = f"{task_score(model, data, make, a.samples)}/{a.samples}"
+        print(name, results[name], flush=True)
+    for case in a.needles:
+        length, samples = map(int, case.split(":"))
+        results[f"needle {length}"] = f"{needle_score(model, data, length, samples)}/{samples}"
+        print(length, results[f"needle {length}"], flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

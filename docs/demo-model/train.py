@@ -1,0 +1,143 @@
+"""Trains the demo model on one GPU, ten minutes on a recent one:
+
+    train.py corpus.txt tokenizer.json OUT [--seconds 240 120 120 100] [--workers 14]
+
+Four stages, each a time and a longer context. Rows are made by worker processes as they are needed.
+"""
+
+import argparse
+import multiprocessing as mp
+import shutil
+import time
+from pathlib import Path
+
+import model as qwen3
+import numpy as np
+import torch
+from data import DOCUMENT, Data
+
+STAGES = [(2048, 64), (16384, 8), (65536, 2), (262144, 1)]  # tokens a row, rows a step
+MATRIX_RATE, OTHER_RATE = 0.02, 3e-3
+
+
+def orthogonalized(gradients, steps=5):
+    """Newton-Schulz iteration in bf16 on a stack of matrices."""
+    x = gradients.bfloat16()
+    tall = x.size(-2) > x.size(-1)
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        a = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose steps are made orthogonal, matrices of one shape at a time (Jordan et al., 2024)."""
+
+    def __init__(self, parameters, lr, momentum=0.95, decay=0.02):
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            shapes = {}
+            for p in group["params"]:
+                shapes.setdefault(p.shape, []).append(p)
+            for shape, parameters in shapes.items():
+                updates = []
+                for p in parameters:
+                    average = self.state[p].setdefault("average", torch.zeros_like(p))
+                    average.lerp_(p.grad, 1 - group["momentum"])
+                    updates.append(p.grad.lerp(average, group["momentum"]))
+                scale = max(1, shape[0] / shape[1]) ** 0.5
+                for p, update in zip(parameters, orthogonalized(torch.stack(updates))):
+                    p.mul_(1 - group["lr"] * group["decay"])
+                    p.add_(update.to(p.dtype), alpha=-group["lr"] * scale)
+
+
+def make_rows(corpus, tokenizer, seed, stage, queue):
+    torch.set_num_threads(1)
+    data = Data(corpus, tokenizer, seed)
+    while True:
+        current = stage.value
+        length, rows = STAGES[current]
+        made = [data.row(current, length) for _ in range(min(rows, 16))]
+        queue.put((current, *map(np.stack, zip(*made))))
+
+
+def batch(queue, stage, rows):
+    """Rows of this stage; those that were made for the one before are dropped."""
+    ids, weights, count = [], [], 0
+    while count < rows:
+        made_for, a, b = queue.get()
+        if made_for == stage:
+            ids.append(a)
+            weights.append(b)
+            count += len(a)
+    ids, weights = np.concatenate(ids)[:rows].astype(np.int64), np.concatenate(weights)[:rows].astype(np.float32)
+    ids, weights = torch.from_numpy(ids).cuda(), torch.from_numpy(weights / DOCUMENT).cuda()
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), weights[:, 1:].contiguous()
+
+
+def rate(stage, step, done):
+    """The learning rates' factor; `done` is the stage's share of time."""
+    return [min(1, step / 200) * (1 - 0.4 * done), 0.5 - 0.2 * done, 0.3 - 0.1 * done, 0.2 * (1 - done) + 0.01][stage]
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("corpus", type=Path)
+    p.add_argument("tokenizer", type=Path)
+    p.add_argument("out", type=Path)
+    p.add_argument("--seconds", type=float, nargs=len(STAGES), default=[240, 120, 120, 100])
+    p.add_argument("--workers", type=int, default=14)
+    a = p.parse_args()
+    a.out.mkdir(parents=True, exist_ok=True)
+
+    # Before CUDA: a forked process cannot use it.
+    context = mp.get_context("fork")
+    stage_now, queue = context.Value("i", 0), context.Queue(maxsize=96)
+    workers = [context.Process(target=make_rows, args=(a.corpus, a.tokenizer, 1000 + i, stage_now, queue), daemon=True)
+               for i in range(a.workers)]
+    for w in workers:
+        w.start()
+
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    model = qwen3.Model().cuda()
+    matrices = [x for n, x in model.named_parameters() if x.ndim == 2 and "embed" not in n]
+    others = [x for n, x in model.named_parameters() if x.ndim != 2 or "embed" in n]
+    muon = Muon(matrices, MATRIX_RATE)
+    adam = torch.optim.AdamW(others, OTHER_RATE, betas=(0.9, 0.95), weight_decay=0, fused=True)
+    compiled = torch.compile(model, dynamic=False)
+    steps, tokens = 0, 0
+    for stage, ((length, rows), seconds) in enumerate(zip(STAGES, a.seconds)):
+        stage_now.value = stage
+        begun, k = None, 0  # the clock starts after compilation
+        while begun is None or time.time() - begun < seconds:
+            factor = rate(stage, steps, 0 if begun is None else (time.time() - begun) / seconds)
+            for group in muon.param_groups:
+                group["lr"] = MATRIX_RATE * factor
+            for group in adam.param_groups:
+                group["lr"] = OTHER_RATE * factor
+            loss = compiled(*batch(queue, stage, rows))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            muon.step()
+            adam.step()
+            model.zero_grad(set_to_none=True)
+            steps, k, tokens = steps + 1, k + 1, tokens + length * rows
+            if k == 3:
+                torch.cuda.synchronize()
+                begun = time.time()
+            if k == 3 or k % (200, 50, 20, 10)[stage] == 0:
+                print(f"stage {stage} step {k} loss {loss.item():.3f} tokens {tokens / 1e6:.1f} M", flush=True)
+    qwen3.save(model, a.out)
+    shutil.copy(a.tokenizer, a.out / "tokenizer.json")
+    for w in workers:
+        w.terminate()
+
+
+if __name__ == "__main__":
+    main()
