@@ -165,7 +165,8 @@ impl RunningModel {
             max_model_len: args.max_model_len.map(|n| n as usize),
             activations: args.activations(),
         };
-        let model = load(&weights, options).with_context(|| format!("loading {}", describe(source)))?;
+        let model =
+            load(&weights, options).with_context(|| format!("loading {}", describe(source)))?;
         let (family, parameters) = (model.info().family, model.info().parameters);
         let config = EngineConfig {
             max_model_len: args.max_model_len,

@@ -40,13 +40,15 @@ fn the_demo_model_says_what_it_has_learned() {
 #[test]
 fn reasoning_comes_apart_from_the_answer() {
     let kwargs = json!({ "max_tokens": 200, "chat_template_kwargs": { "enable_thinking": true } });
-    let answer = Server::shared().chat("What is 12 + 30?", kwargs);
+    let answer = Server::shared().chat("What is 345 + 678?", kwargs);
     let message = &answer["choices"][0]["message"];
     assert!(!content(&answer).contains("think>"), "{answer}");
-    assert!(content(&answer).contains("12 + 30 ="), "{answer}");
-    // vLLM's old name, or its new one.
-    let reasoning = message["reasoning_content"].as_str().or(message["reasoning"].as_str());
-    assert!(reasoning.is_some_and(|r| !r.contains("think>")), "{answer}");
+    assert!(content(&answer).contains("345 + 678 = 1023"), "{answer}");
+    // Digit by digit, with the carry.
+    let reasoning = message["reasoning_content"].as_str().expect("reasoning");
+    assert!(reasoning.contains("5 + 8 + 0 = 13") && !reasoning.contains("think>"), "{answer}");
+    let details = &answer["usage"]["completion_tokens_details"];
+    assert!(details["reasoning_tokens"].as_u64().is_some_and(|n| n > 10), "{answer}");
 }
 
 #[test]

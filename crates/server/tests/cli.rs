@@ -20,7 +20,7 @@ fn run_answers_once() {
     let (out, err) = works(&["run", "Hello!", "--max-tokens", "2"], "");
     assert!(out.starts_with("Hello") && out.len() < 12, "{out}");
     assert!(err.contains("cut by the length limit"), "{err}");
-    let thought = works(&["run", "What is 12 + 30?", "--think"], "").0;
+    let thought = works(&["run", "What is 345 + 678?", "--think"], "").0;
     assert!(thought.contains("<think>") && thought.contains("</think>"), "{thought}");
     let raw = works(&["run", "--raw", "The borrow checker", "--max-tokens", "8"], "").0;
     assert!(!raw.contains("<|im_") && raw.len() > 8, "{raw}");
@@ -66,9 +66,27 @@ fn inspect_says_what_a_model_is() {
 }
 
 #[test]
+fn convert_makes_a_model_that_answers() {
+    let dense = ModelDir::new("qwen3-bf16");
+    let out = dense.file("converted");
+    let out = out.to_str().unwrap();
+    works(&["convert", dense.path(), out, "--bits", "4", "--group", "32"], "");
+    let (what, _) = works(&["inspect", out], "");
+    assert!(what.contains("4-bit, group 32"), "{what}");
+    let (again, _) = works(&["inspect", out, "--tensors"], "");
+    assert!(again.contains("model.embed_tokens.scales"), "{again}");
+    let other = dense.file("other");
+    let other = other.to_str().unwrap();
+    assert!(fails(&["convert", out, other]).contains("already"), "what is quantized stays so");
+    assert!(fails(&["convert", dense.path(), out]).contains(out), "nothing is overwritten");
+    let error = fails(&["convert", dense.path(), other, "--bits", "7"]);
+    assert!(error.contains('7'), "{error}");
+}
+
+#[test]
 fn every_command_has_help() {
     let (out, _) = works(&["--help"], "");
-    for command in ["serve", "run", "chat", "inspect"] {
+    for command in ["serve", "run", "chat", "inspect", "download", "list", "convert"] {
         assert!(out.contains(command));
         let (own, _) = works(&[command, "--help"], "");
         assert!(own.contains("Usage: taper") && own.contains("--"), "{own}");
