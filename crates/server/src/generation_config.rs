@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(eos(r#"{"eos_token_id": [3, 4]}"#, json!({"eos_token_id": 5})), [3, 4]);
         assert_eq!(eos("{}", json!({"eos_token_id": 5})), [5]);
         assert_eq!(eos("{}", json!({"text_config": {"eos_token_id": [1, 2]}})), [1, 2]);
-        assert_eq!(eos("{}", json!({})), []);
+        assert!(eos("{}", json!({})).is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Models, engines and requests for the tests: a checkpoint whose tokens are known, and a mock whose
 //! steps the test lets through one by one.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use safetensors::SafeTensors;
 use std::{
