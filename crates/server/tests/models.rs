@@ -36,7 +36,7 @@ fn weights_that_are_damaged() {
     refused(DENSE, |dir| dir.truncate(FILE, |_| 0), &[FILE]);
     refused(DENSE, |dir| dir.write(FILE, [0xff; 64]), &[FILE, "damaged or truncated"]);
     refused(DENSE, |dir| dir.remove(FILE), &[FILE, "not a model directory"]);
-    refused(SHARDED, |dir| dir.remove(SHARD), &[SHARD, "missing"]);
+    refused(SHARDED, |dir| dir.remove(SHARD), &[SHARD, "it has no"]);
     refused(SHARDED, |dir| dir.truncate(SHARD, |n| n - 1), &[SHARD, "damaged or truncated"]);
     const NORM: &str = "model.norm.weight";
     let dtype = |dir: &ModelDir| dir.edit_header(FILE, |h| h[NORM]["dtype"] = json!("I16"));
