@@ -1,6 +1,7 @@
 //! Development tasks: `cargo xtask help`.
 
 mod bench;
+mod ci;
 mod niah;
 mod parity;
 mod ppl;
@@ -32,6 +33,8 @@ enum Task {
     Niah(niah::Options),
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
     Tidy,
+    /// Run everything that must hold before a change goes in.
+    Ci(ci::Options),
     /// Measure speed; use `cargo run --release -p xtask -- bench ...` for figures that count.
     #[command(subcommand)]
     Bench(Bench),
@@ -54,6 +57,7 @@ fn main() -> anyhow::Result<()> {
         Task::Bench(Bench::Cpu(args)) => bench::cpu(&args),
         Task::Ppl(subject) => ppl::run(&root(), &subject),
         Task::Niah(options) => niah::run(&root(), &options),
+        Task::Ci(options) => ci::run(&root(), &options),
         Task::Tidy => tidy::run(&root()),
     }
 }

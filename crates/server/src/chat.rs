@@ -35,7 +35,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
             text => match conversation.say(text) {
                 Ok(cost) => cost.report(),
                 // One bad turn, such as a full context, does not end the conversation.
-                Err(error) => eprintln!("error: {error:#}"),
+                Err(error) => eprintln!("error: {}", crate::explain(&error)),
             },
         }
     }

@@ -154,16 +154,19 @@ impl RunningModel {
     /// Loads a model and starts its engine.
     pub(crate) fn start(source: &ModelSource, args: &EngineArgs, max_waiting: u32) -> Result<Self> {
         let name = source.name();
-        let weights = source.checkpoint().with_context(|| format!("loading {name}"))?;
+        let weights =
+            source.checkpoint().with_context(|| format!("loading {}", describe(source)))?;
         // Text first: a broken template should not cost a long wait for the weights.
-        let tokenizer = source.tokenizer().with_context(|| format!("loading {name}"))?;
+        let tokenizer =
+            source.tokenizer().with_context(|| format!("loading {}", describe(source)))?;
         let template = source.template(&args.template(), &tokenizer)?;
         let generation = source.generation_config()?;
         let options = LoadOptions {
             max_model_len: args.max_model_len.map(|n| n as usize),
             activations: args.activations(),
         };
-        let model = load(&weights, options).with_context(|| format!("loading {name}"))?;
+        let model =
+            load(&weights, options).with_context(|| format!("loading {}", describe(source)))?;
         let (family, parameters) = (model.info().family, model.info().parameters);
         let config = EngineConfig {
             max_model_len: args.max_model_len,

@@ -20,21 +20,21 @@ use taper_tensor::{Device, Tensor};
 use taper_weights::Checkpoint;
 
 /// The end-of-sequence token of every engine here.
-pub const EOS: TokenId = 2;
+pub(crate) const EOS: TokenId = 2;
 
 /// What transformers made of a checkpoint.
 #[derive(Debug)]
-pub struct Fixture {
-    pub prompt: Vec<TokenId>,
-    pub logits: Vec<Vec<f32>>,
-    pub greedy: Vec<TokenId>,
+pub(crate) struct Fixture {
+    pub(crate) prompt: Vec<TokenId>,
+    pub(crate) logits: Vec<Vec<f32>>,
+    pub(crate) greedy: Vec<TokenId>,
 }
 
 fn fixture_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity/qwen3-bf16")
 }
 
-pub fn fixture() -> Fixture {
+pub(crate) fn fixture() -> Fixture {
     let bytes = fs::read(fixture_dir().join("expected.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let ids = |name| {
@@ -49,7 +49,7 @@ pub fn fixture() -> Fixture {
     Fixture { prompt: ids("input_ids"), logits, greedy: ids("greedy") }
 }
 
-pub fn config() -> EngineConfig {
+pub(crate) fn config() -> EngineConfig {
     EngineConfig {
         max_model_len: None,
         max_num_seqs: 64,
@@ -62,7 +62,7 @@ pub fn config() -> EngineConfig {
 }
 
 /// The fixture's model behind an engine.
-pub fn tiny(config: &EngineConfig) -> LocalEngine {
+pub(crate) fn tiny(config: &EngineConfig) -> LocalEngine {
     let weights = Checkpoint::open(&fixture_dir()).unwrap();
     let model = taper_models::load(&weights, LoadOptions::default()).unwrap();
     LocalEngine::start(model, config).unwrap()
@@ -71,7 +71,7 @@ pub fn tiny(config: &EngineConfig) -> LocalEngine {
 type Forward = dyn Fn(&Batch<'_>) -> Result<Vec<f32>, ModelError> + Send + Sync;
 
 /// A model that is a function of the batch, and waits for a permit before each step.
-pub struct Mock {
+pub(crate) struct Mock {
     info: ModelInfo,
     forward: Box<Forward>,
     permits: Option<Mutex<mpsc::Receiver<()>>>,
@@ -84,10 +84,10 @@ impl std::fmt::Debug for Mock {
 }
 
 impl Mock {
-    pub const VOCAB: u32 = 64;
+    pub(crate) const VOCAB: u32 = 64;
 
     /// Runs as fast as it is asked to.
-    pub fn new(
+    pub(crate) fn new(
         forward: impl Fn(&Batch<'_>) -> Result<Vec<f32>, ModelError> + Send + Sync + 'static,
     ) -> Self {
         let info = ModelInfo {
@@ -106,14 +106,14 @@ impl Mock {
     }
 
     /// Every step needs a permit, until the sender is gone.
-    pub fn gated(mut self) -> (Self, mpsc::Sender<()>) {
+    pub(crate) fn gated(mut self) -> (Self, mpsc::Sender<()>) {
         let (sender, permits) = mpsc::channel();
         self.permits = Some(Mutex::new(permits));
         (self, sender)
     }
 
     /// Rows whose largest logit is at `next(token, position)`.
-    pub fn rows(batch: &Batch<'_>, next: impl Fn(TokenId, u32) -> TokenId) -> Vec<f32> {
+    pub(crate) fn rows(batch: &Batch<'_>, next: impl Fn(TokenId, u32) -> TokenId) -> Vec<f32> {
         let mut rows = Vec::new();
         for &at in batch.logits_at {
             let at = at as usize;
@@ -123,7 +123,7 @@ impl Mock {
         rows
     }
 
-    pub fn start(self, config: &EngineConfig) -> LocalEngine {
+    pub(crate) fn start(self, config: &EngineConfig) -> LocalEngine {
         LocalEngine::start(Box::new(self), config).unwrap()
     }
 }
@@ -145,17 +145,17 @@ impl Model for Mock {
 }
 
 /// A chain that visits tokens from 10 on and never ends by itself.
-pub fn next_token(token: TokenId, position: u32) -> TokenId {
+pub(crate) fn next_token(token: TokenId, position: u32) -> TokenId {
     10 + (token * 31 + position * 7) % 50
 }
 
 /// A model whose greedy tokens are [`chain`]'s.
-pub fn chain_model() -> Mock {
+pub(crate) fn chain_model() -> Mock {
     Mock::new(|batch| Ok(Mock::rows(batch, next_token)))
 }
 
 /// What [`chain_model`] says after a prompt.
-pub fn chain(prompt: &[TokenId], n: usize) -> Vec<TokenId> {
+pub(crate) fn chain(prompt: &[TokenId], n: usize) -> Vec<TokenId> {
     let mut tokens = prompt.to_vec();
     for _ in 0..n {
         tokens.push(next_token(tokens[tokens.len() - 1], tokens.len() as u32 - 1));
@@ -163,7 +163,7 @@ pub fn chain(prompt: &[TokenId], n: usize) -> Vec<TokenId> {
     tokens.split_off(prompt.len())
 }
 
-pub fn greedy(prompt: &[TokenId], max_tokens: u32) -> GenRequest {
+pub(crate) fn greedy(prompt: &[TokenId], max_tokens: u32) -> GenRequest {
     GenRequest {
         prompt: prompt.to_vec(),
         sampling: SamplingParams::greedy(),
@@ -174,17 +174,17 @@ pub fn greedy(prompt: &[TokenId], max_tokens: u32) -> GenRequest {
 
 /// A whole generation.
 #[derive(Debug, Default)]
-pub struct Answer {
-    pub started: bool,
-    pub prompt: Option<Vec<Option<TokenLogprobs>>>,
-    pub tokens: Vec<TokenId>,
-    pub logprobs: Vec<TokenLogprobs>,
-    pub finish: Option<FinishReason>,
-    pub error: Option<GenerationError>,
+pub(crate) struct Answer {
+    pub(crate) started: bool,
+    pub(crate) prompt: Option<Vec<Option<TokenLogprobs>>>,
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
+    pub(crate) finish: Option<FinishReason>,
+    pub(crate) error: Option<GenerationError>,
 }
 
 /// Reads to the end, and checks the order of events.
-pub fn collect(events: Events) -> Answer {
+pub(crate) fn collect(events: Events) -> Answer {
     let mut answer = Answer::default();
     for event in events {
         assert!(answer.finish.is_none() && answer.error.is_none(), "{event:?} after the end");
@@ -207,23 +207,23 @@ pub fn collect(events: Events) -> Answer {
     answer
 }
 
-pub fn submit(engine: &LocalEngine, request: GenRequest) -> Events {
+pub(crate) fn submit(engine: &LocalEngine, request: GenRequest) -> Events {
     let (sink, events) = channel();
     engine.submit(request, sink).unwrap();
     events
 }
 
-pub fn ask(engine: &LocalEngine, request: GenRequest) -> Answer {
+pub(crate) fn ask(engine: &LocalEngine, request: GenRequest) -> Answer {
     collect(submit(engine, request))
 }
 
 /// Waits until nothing runs, and checks that nothing is held.
-pub fn settled(engine: &LocalEngine) {
+pub(crate) fn settled(engine: &LocalEngine) {
     wait_for(engine, "an idle engine", |s| s.running == 0 && s.waiting == 0);
     assert_eq!(engine.stats().kv_blocks_used, 0, "{:?}", engine.stats());
 }
 
-pub fn wait_for(
+pub(crate) fn wait_for(
     engine: &LocalEngine,
     what: &str,
     holds: impl Fn(&taper_base::EngineStats) -> bool,
@@ -237,15 +237,15 @@ pub fn wait_for(
 
 /// Numbers that look random and are the same every time.
 #[derive(Debug)]
-pub struct Numbers(pub u64);
+pub(crate) struct Numbers(pub u64);
 
 impl Numbers {
-    pub fn below(&mut self, n: u32) -> u32 {
+    pub(crate) fn below(&mut self, n: u32) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         ((self.0 >> 33) % u64::from(n)) as u32
     }
 
-    pub fn prompt(&mut self, len: u32, vocab: u32) -> Vec<TokenId> {
+    pub(crate) fn prompt(&mut self, len: u32, vocab: u32) -> Vec<TokenId> {
         (0..len).map(|_| self.below(vocab)).collect()
     }
 }

@@ -1,0 +1,244 @@
+//! The server and the demo model over HTTP: what a client sees.
+
+mod common;
+
+use common::{Server, chat, http::joined};
+use serde_json::{Value, json};
+
+fn content(answer: &Value) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().expect("content")
+}
+
+fn tools() -> Value {
+    let city = json!({ "type": "object", "properties": { "city": { "type": "string" } },
+                       "required": ["city"] });
+    json!([{ "type": "function", "function": {
+        "name": "get_weather", "description": "Get a weather.", "parameters": city } }])
+}
+
+const TOOL_PROMPT: &str = "Please get a weather with city Paris.";
+
+#[test]
+fn the_demo_model_says_what_it_has_learned() {
+    let server = Server::shared();
+    let answer = server.chat("Hello!", json!({}));
+    assert_eq!(content(&answer), "Hello! How can I help you today?");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert_eq!(answer["model"], "taper-demo");
+    let usage = |name: &str| answer["usage"][name].as_u64().unwrap();
+    assert_eq!(usage("total_tokens"), usage("prompt_tokens") + usage("completion_tokens"));
+    let capital = server.chat("What is the capital of France?", json!({}));
+    assert_eq!(content(&capital), "The capital of France is Paris.");
+    let models = server.get("/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "taper-demo");
+    for path in ["/health", "/ready", "/version", "/metrics"] {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    assert_eq!(server.get("/v1/nothing").status, 404);
+}
+
+#[test]
+fn reasoning_comes_apart_from_the_answer() {
+    let kwargs = json!({ "max_tokens": 200, "chat_template_kwargs": { "enable_thinking": true } });
+    let answer = Server::shared().chat("What is 345 + 678?", kwargs);
+    let message = &answer["choices"][0]["message"];
+    assert!(!content(&answer).contains("think>"), "{answer}");
+    assert!(content(&answer).contains("345 + 678 = 1023"), "{answer}");
+    // Digit by digit, with the carry.
+    let reasoning = message["reasoning_content"].as_str().expect("reasoning");
+    assert!(reasoning.contains("5 + 8 + 0 = 13") && !reasoning.contains("think>"), "{answer}");
+    let details = &answer["usage"]["completion_tokens_details"];
+    assert!(details["reasoning_tokens"].as_u64().is_some_and(|n| n > 10), "{answer}");
+}
+
+#[test]
+fn a_stream_says_what_the_whole_answer_says() {
+    let server = Server::shared();
+    for text in ["Hello!", "Count to ten.", "Tell me a joke."] {
+        let whole = server.chat(text, json!({}));
+        let body = chat(text, json!({ "stream_options": { "include_usage": true } }));
+        let chunks = server.stream("/v1/chat/completions", &body).chunks();
+        assert_eq!(joined(&chunks, "content"), content(&whole));
+        assert_eq!(chunks.last().unwrap()["usage"], whole["usage"]);
+        assert!(chunks.len() > 4, "token by token");
+    }
+}
+
+#[test]
+fn completions_whole_streamed_and_scored() {
+    let server = Server::shared();
+    let body = json!({ "prompt": "The borrow checker", "max_tokens": 12, "temperature": 0 });
+    let whole = server.ask("/v1/completions", &body);
+    let text = whole["choices"][0]["text"].as_str().unwrap();
+    let chunks = server.stream("/v1/completions", &body).chunks();
+    assert_eq!(joined(&chunks, "text"), text);
+    let mut scored = body;
+    scored["echo"] = json!(true);
+    scored["logprobs"] = json!(1);
+    let scored = server.ask("/v1/completions", &scored);
+    assert_eq!(scored["choices"][0]["text"], json!(format!("The borrow checker{text}")));
+    let logprobs = scored["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
+    assert!(logprobs[0].is_null() && logprobs[1..].iter().all(Value::is_number));
+    let prompts = json!({ "prompt": ["Rust is", "A string"], "max_tokens": 3, "n": 2, "seed": 1 });
+    let several = server.ask("/v1/completions", &prompts);
+    assert_eq!(several["choices"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn tokens_there_and_back() {
+    let server = Server::shared();
+    let body = json!({ "prompt": "Ein Test: 你好, naïve 🙂", "add_special_tokens": false });
+    let tokens = server.ask("/tokenize", &body);
+    let count = tokens["tokens"].as_array().unwrap().len();
+    assert_eq!(tokens["count"], count);
+    let text = server.ask("/detokenize", &json!({ "tokens": tokens["tokens"] }));
+    assert_eq!(text["prompt"], body["prompt"]);
+}
+
+#[test]
+fn a_tool_is_called_and_its_result_used() {
+    let server = Server::shared();
+    let answer = server.chat(TOOL_PROMPT, json!({ "tools": tools(), "max_tokens": 200 }));
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!(call["function"]["name"], "get_weather");
+    let arguments: Value =
+        serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({ "city": "Paris" }));
+    let messages = json!([
+        { "role": "user", "content": TOOL_PROMPT },
+        choice["message"],
+        { "role": "tool", "tool_call_id": call["id"], "content": "{\"result\": \"sunny\"}" },
+    ]);
+    let last = server.chat("", json!({ "messages": messages, "tools": tools() }));
+    assert_eq!(last["choices"][0]["finish_reason"], "stop", "{last}");
+    assert!(content(&last).contains("get_weather"), "{last}");
+
+    let body = chat(TOOL_PROMPT, json!({ "tools": tools(), "max_tokens": 200 }));
+    let chunks = server.stream("/v1/chat/completions", &body).chunks();
+    let deltas = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array());
+    let pieces = deltas.flatten().filter_map(|c| c["function"]["arguments"].as_str());
+    let streamed: Value = serde_json::from_str(&pieces.collect::<String>()).unwrap();
+    assert_eq!(streamed, arguments);
+    assert!(joined(&chunks, "content").trim().is_empty(), "the call is not text too");
+}
+
+#[test]
+fn a_seed_is_honoured() {
+    let server = Server::shared();
+    let text = "Continue this text: The borrow checker makes sure that references";
+    let draw = |seed: u64| {
+        let fields = json!({ "temperature": 1.5, "seed": seed, "max_tokens": 16 });
+        content(&server.chat(text, fields)).to_owned()
+    };
+    assert_eq!(draw(42), draw(42));
+    assert!((1..6).any(|seed| draw(seed) != draw(42)));
+}
+
+/// Fields on top of a good chat, and the parameter and code that the answer names.
+fn malformed() -> Vec<(Value, &'static str, &'static str)> {
+    let (kind, value) = ("invalid_type", "invalid_value");
+    let (unknown, lacks) = ("unknown_parameter", "missing_required_parameter");
+    let no = "unsupported_value";
+    let message = |m: Value| json!({ "messages": [m] });
+    vec![
+        (json!({ "messages": null }), "messages", kind),
+        (json!({ "messages": [] }), "messages", value),
+        (json!({ "messages": {} }), "messages", kind),
+        (json!({ "messages": [1] }), "messages[0]", kind),
+        (message(json!({ "content": "x" })), "messages[0].role", lacks),
+        (message(json!({ "role": "robot", "content": "x" })), "messages[0].role", value),
+        (message(json!({ "role": "user" })), "messages[0].content", lacks),
+        (message(json!({ "role": "user", "content": 5 })), "messages[0].content", kind),
+        (message(json!({ "role": "user", "content": [] })), "messages[0].content", value),
+        (
+            message(json!({ "role": "user", "content": "x", "mood": 1 })),
+            "messages[0].mood",
+            unknown,
+        ),
+        (message(json!({ "role": "tool", "content": "x" })), "messages[0].tool_call_id", lacks),
+        (json!({ "temperature": 3 }), "temperature", value),
+        (json!({ "temperature": "hot" }), "temperature", kind),
+        (json!({ "top_p": 0 }), "top_p", value),
+        (json!({ "top_k": 1.5 }), "top_k", kind),
+        (json!({ "min_p": 2 }), "min_p", value),
+        (json!({ "repetition_penalty": 0 }), "repetition_penalty", value),
+        (json!({ "presence_penalty": 2.5 }), "presence_penalty", value),
+        (json!({ "frequency_penalty": -3 }), "frequency_penalty", value),
+        (json!({ "logit_bias": { "99999": 1 } }), "logit_bias.99999", value),
+        (json!({ "logit_bias": [1] }), "logit_bias", kind),
+        (json!({ "seed": 1.5 }), "seed", kind),
+        (json!({ "stop": 5 }), "stop", kind),
+        (json!({ "stop": "" }), "stop", value),
+        (json!({ "stop_token_ids": [99999] }), "stop_token_ids[0]", value),
+        (json!({ "max_tokens": 0 }), "max_tokens", value),
+        (json!({ "max_tokens": "many" }), "max_tokens", kind),
+        (json!({ "max_tokens": 1, "min_tokens": 2 }), "min_tokens", value),
+        (json!({ "n": 0 }), "n", value),
+        (json!({ "n": 1000 }), "n", value),
+        (json!({ "logprobs": 3 }), "logprobs", kind),
+        (json!({ "top_logprobs": 3 }), "top_logprobs", value),
+        (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs", value),
+        (json!({ "stream": "yes" }), "stream", kind),
+        (json!({ "stream_options": {} }), "stream_options", value),
+        (json!({ "response_format": { "type": "json_object" } }), "response_format", no),
+        (json!({ "tools": "f" }), "tools", kind),
+        (json!({ "tools": tools(), "tool_choice": "required" }), "tool_choice", no),
+        (json!({ "tool_choice": "auto" }), "tool_choice", value),
+        (json!({ "chat_template_kwargs": 1 }), "chat_template_kwargs", kind),
+        (json!({ "user": 5 }), "user", kind),
+        (json!({ "guided_json": {} }), "guided_json", "unsupported_parameter"),
+        (json!({ "temprature": 1 }), "temprature", unknown),
+    ]
+}
+
+#[test]
+fn malformed_requests_are_refused_by_name_and_the_server_lives() {
+    let server = Server::shared();
+    let path = "/v1/chat/completions";
+    let refused = |reply: common::http::Reply, status: u16, code: &str, case: &str| {
+        assert_eq!(reply.status, status, "{case}\n{}", reply.body);
+        let error = reply.json()["error"].clone();
+        assert_eq!(error["code"], code, "{case}\n{error}");
+        assert!(error["message"].is_string() && error["type"].is_string());
+        error
+    };
+    let cases = malformed();
+    assert!(cases.len() > 40);
+    for (fields, param, code) in cases {
+        let case = fields.to_string();
+        let error = refused(server.post(path, &chat("Hi", fields)), 400, code, &case);
+        assert_eq!(error["param"], param, "{case}\n{error}");
+    }
+    let deep = "[".repeat(100_000);
+    for (body, code) in [
+        ("", "invalid_json"),
+        ("{\"messages\": [}", "invalid_json"),
+        ("\u{1}\u{2}", "invalid_json"),
+        (deep.as_str(), "invalid_json"),
+        ("[]", "invalid_type"),
+    ] {
+        refused(server.post_text(path, body), 400, code, &body[..body.len().min(20)]);
+    }
+    let long = chat(&"word ".repeat(400_000), json!({}));
+    refused(server.post(path, &long), 400, "context_length_exceeded", "a long prompt");
+    let other = chat("Hi", json!({ "model": "gpt-4" }));
+    refused(server.post(path, &other), 404, "model_not_found", "another model");
+    refused(server.post("/v1/completions", &json!({})), 400, "missing_required_parameter", "{}");
+    let tokens = json!({ "prompt": [1, 99_999_999] });
+    assert_eq!(server.post("/v1/completions", &tokens).status, 400);
+    assert_eq!(server.get(path).status, 405);
+    assert_eq!(content(&server.chat("Hello!", json!({}))), "Hello! How can I help you today?");
+}
+
+#[test]
+fn a_body_beyond_the_limit_is_refused() {
+    let server = Server::start(&["--max-body-mib", "1", "--api-key", "secret"]);
+    let long = chat(&"x".repeat(2 << 20), json!({}));
+    let reply = server.post("/v1/chat/completions", &long);
+    assert!([401, 413].contains(&reply.status), "{}", reply.status);
+    let reply = server.post("/v1/chat/completions", &chat("Hi", json!({})));
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (401, &json!("invalid_api_key")));
+    assert_eq!(server.get("/health").status, 200);
+}

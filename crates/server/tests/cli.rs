@@ -1,0 +1,118 @@
+//! The command line: answers in the terminal, inspection, help and mistakes.
+
+mod common;
+
+use common::{fails, model_dir::ModelDir, taper, text};
+
+fn works(args: &[&str], stdin: &str) -> (String, String) {
+    let output = taper(args, stdin);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{args:?}\n{out}\n{err}");
+    (out, err)
+}
+
+#[test]
+fn run_answers_once() {
+    let (out, err) = works(&["run", "Hello!"], "");
+    assert_eq!(out, "Hello! How can I help you today?\n");
+    assert!(err.contains("prompt tokens") && err.contains("tokens/s"), "{err}");
+    assert_eq!(works(&["run", "-"], "Hello!").0, out, "from standard input");
+    let (out, err) = works(&["run", "Hello!", "--max-tokens", "2"], "");
+    assert!(out.starts_with("Hello") && out.len() < 12, "{out}");
+    assert!(err.contains("cut by the length limit"), "{err}");
+    let thought = works(&["run", "What is 345 + 678?", "--think"], "").0;
+    assert!(thought.contains("<think>") && thought.contains("</think>"), "{thought}");
+    let raw = works(&["run", "--raw", "The borrow checker", "--max-tokens", "8"], "").0;
+    assert!(!raw.contains("<|im_") && raw.len() > 8, "{raw}");
+    let seeded = |seed| {
+        let flags = ["run", "Tell me about rivers.", "--temperature", "1.5", "--seed", seed];
+        works(&[&flags[..], &["--max-tokens", "12"]].concat(), "").0
+    };
+    assert_eq!(seeded("5"), seeded("5"));
+}
+
+#[test]
+fn chat_remembers_until_it_is_reset() {
+    let (out, err) = works(
+        &["chat", "--system", "You are a helpful assistant."],
+        "My name is Zane.\n\nWhat is my name?\n/help\n/reset\nHello!\n/quit\nnot read\n",
+    );
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(lines.len(), 3, "{out}");
+    assert!(lines[1].contains("Zane"), "{out}");
+    assert_eq!(lines[2], "Hello! How can I help you today?");
+    assert!(err.matches("/reset forgets").count() >= 2, "{err}");
+    // The end of the input ends it too, and an answer that does not fit does not.
+    let flags = ["chat", "--max-model-len", "96", "--max-tokens", "20"];
+    let long = "word ".repeat(200);
+    let (out, err) = works(&flags, &format!("{long}\nHello!"));
+    assert!(err.contains("error: ") && err.contains("96"), "{err}");
+    assert_eq!(out, "Hello! How can I help you today?\n");
+}
+
+#[test]
+fn inspect_says_what_a_model_is() {
+    let (out, _) = works(&["inspect"], "");
+    for word in ["taper-demo", "qwen3", "262144 tokens", "KV cache", "fits", "-bit, group"] {
+        assert!(out.contains(word), "{word:?} is not in\n{out}");
+    }
+    let dir = ModelDir::new("qwen3-bf16");
+    let (out, _) = works(&["inspect", dir.path(), "--tensors", "--context", "64,512,9999"], "");
+    for word in ["BF16", "model.embed_tokens.weight", "[320, 128]", "longer than the model's"] {
+        assert!(out.contains(word), "{word:?} is not in\n{out}");
+    }
+    dir.truncate("model.safetensors", |n| n / 2);
+    assert!(fails(&["inspect", dir.path()]).contains("model.safetensors"));
+}
+
+#[test]
+fn convert_makes_a_model_that_answers() {
+    let dense = ModelDir::new("qwen3-bf16");
+    let out = dense.file("converted");
+    let out = out.to_str().unwrap();
+    works(&["convert", dense.path(), out, "--bits", "4", "--group", "32"], "");
+    let (what, _) = works(&["inspect", out], "");
+    assert!(what.contains("4-bit, group 32"), "{what}");
+    let (again, _) = works(&["inspect", out, "--tensors"], "");
+    assert!(again.contains("model.embed_tokens.scales"), "{again}");
+    let other = dense.file("other");
+    let other = other.to_str().unwrap();
+    assert!(fails(&["convert", out, other]).contains("already"), "what is quantized stays so");
+    assert!(fails(&["convert", dense.path(), out]).contains(out), "nothing is overwritten");
+    let error = fails(&["convert", dense.path(), other, "--bits", "7"]);
+    assert!(error.contains('7'), "{error}");
+}
+
+#[test]
+fn every_command_has_help() {
+    let (out, _) = works(&["--help"], "");
+    for command in ["serve", "run", "chat", "inspect", "download", "list", "convert"] {
+        assert!(out.contains(command));
+        let (own, _) = works(&[command, "--help"], "");
+        assert!(own.contains("Usage: taper") && own.contains("--"), "{own}");
+    }
+    assert!(works(&["--version"], "").0.starts_with("taper "));
+}
+
+#[test]
+fn mistakes_are_named() {
+    for args in [
+        &["--frobnicate"][..],
+        &["serve", "--frobnicate"],
+        &["run", "x", "--frobnicate"],
+        &["serve", "--port", "99999"],
+        &["serve", "--host", "nowhere"],
+        &["serve", "--tool-call-parser", "smoke"],
+        &["serve", "--dtype", "int1"],
+        &["run"],
+    ] {
+        let output = taper(args, "");
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}\n{err}");
+        assert!(err.contains("error: ") && err.contains("--help"), "{err}");
+    }
+    assert!(fails(&["run", "x", "--model", "/nothing/here"]).contains("/nothing/here"));
+    assert!(fails(&["run", "x", "--kv-cache-dtype", "int1"]).contains("int1"));
+    assert!(fails(&["run", "x", "--temperature", "9"]).contains("temperature"));
+    assert!(fails(&["run", "--raw", ""]).contains("empty"));
+}

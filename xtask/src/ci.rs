@@ -1,0 +1,187 @@
+//! `cargo xtask ci`: everything that must hold before a change goes in, as named steps.
+
+mod command;
+mod fresh_start;
+mod served;
+
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+use command::{Counts, Runner};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// Choices of `cargo xtask ci`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// List the steps and run none.
+    #[arg(long)]
+    list: bool,
+    /// Run these steps only; several may be given.
+    #[arg(long, value_name = "STEP")]
+    only: Vec<String>,
+    /// Leave these steps out; several may be given.
+    #[arg(long, value_name = "STEP")]
+    skip: Vec<String>,
+    /// A Python that has the packages of tests/fixtures/requirements.txt and openai.
+    #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+    python: PathBuf,
+    /// End at the first step that fails.
+    #[arg(long)]
+    fail_fast: bool,
+}
+
+/// What a step does.
+#[derive(Debug, Clone, Copy)]
+enum Action {
+    /// Runs a command; `{python}`, `{xtask}` and `{debug}` stand for the Python asked for, this
+    /// program and the directory of debug builds.
+    Run(&'static [&'static str]),
+    /// Runs a command in a directory, against a release server with the demo model; `{url}` and
+    /// `{key}` stand for the API's address and key.
+    Served(&'static str, &'static [&'static str]),
+    /// Starts the release server as a newcomer would.
+    FreshStart,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    name: &'static str,
+    what: &'static str,
+    action: Action,
+}
+
+const fn step(name: &'static str, what: &'static str, action: Action) -> Step {
+    Step { name, what, action }
+}
+
+use Action::{FreshStart, Run, Served};
+
+/// In the order they run. `test` is what the README tells people to run.
+const STEPS: &[Step] = &[
+    step(
+        "test",
+        "unit, property, HTTP and doc tests, and every example",
+        Run(&["cargo", "test", "--workspace"]),
+    ),
+    step("fmt", "formatting", Run(&["cargo", "fmt", "--all", "--check"])),
+    step(
+        "clippy",
+        "lints of every target",
+        Run(&["cargo", "clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
+    ),
+    step("tidy", "crate directions, file lengths and other rules", Run(&["{xtask}", "tidy"])),
+    step("parity", "logits and greedy tokens against transformers", Run(&["{xtask}", "parity"])),
+    step("ppl", "perplexity of held-out text against transformers", Run(&["{xtask}", "ppl"])),
+    step(
+        "niah",
+        "needles in haystacks of 2k and 8k tokens against transformers",
+        Run(&["{xtask}", "niah", "--ctx", "2k,8k"]),
+    ),
+    step(
+        "convert",
+        "conversions against mlx-lm, bit for bit",
+        Run(&["{python}", "tests/fixtures/check_convert.py", "all", "{debug}/examples/convert"]),
+    ),
+    step("release", "the release build", Run(&["cargo", "build", "--release", "-p", "server"])),
+    step("fresh-start", "the release server starts bare, answers and ends", FreshStart),
+    step(
+        "sdk-python",
+        "OpenAI's Python SDK against the release server",
+        Served(
+            "tests/sdk",
+            &["{python}", "sdk_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-node",
+        "OpenAI's Node SDK against the release server",
+        Served("tests/sdk", &["node", "sdk_node.mjs", "--base-url", "{url}", "--api-key", "{key}"]),
+    ),
+    step(
+        "sdk-rust",
+        "async-openai against the release server",
+        Served(
+            "tests/sdk/async-openai",
+            &["cargo", "run", "--quiet", "--", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+];
+
+struct Outcome {
+    name: &'static str,
+    took: Duration,
+    counts: Counts,
+    error: Option<anyhow::Error>,
+}
+
+pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
+    for name in options.only.iter().chain(&options.skip) {
+        let known = STEPS.iter().any(|s| s.name == name);
+        ensure!(known, "there is no step {name:?}; --list shows them");
+    }
+    let wanted = |step: &&Step| {
+        let named = |names: &[String]| names.iter().any(|n| n == step.name);
+        (options.only.is_empty() || named(&options.only)) && !named(&options.skip)
+    };
+    let steps: Vec<_> = STEPS.iter().filter(wanted).collect();
+    if options.list {
+        for step in steps {
+            println!("{:<12} {}", step.name, step.what);
+        }
+        return Ok(());
+    }
+    let runner = Runner::new(root, &options.python)?;
+    let mut outcomes = Vec::new();
+    for (i, step) in steps.iter().enumerate() {
+        println!("\n== {}/{} {}: {}", i + 1, steps.len(), step.name, step.what);
+        let outcome = perform(step, &runner);
+        let failed = outcome.error.is_some();
+        outcomes.push(outcome);
+        if failed && options.fail_fast {
+            break;
+        }
+    }
+    report(&outcomes)
+}
+
+fn perform(step: &Step, runner: &Runner) -> Outcome {
+    let start = Instant::now();
+    let done = match step.action {
+        Action::Run(words) => runner.run(runner.root(), words, &[]),
+        Action::Served(dir, words) => served::run(runner, dir, words),
+        Action::FreshStart => fresh_start::run(runner),
+    };
+    let took = start.elapsed();
+    let (counts, error) = match done {
+        Ok((counts, None)) => (counts.at_least_one(), None),
+        // A step that failed without saying how many things failed is one failure.
+        Ok((counts, error)) => (Counts { failed: counts.failed.max(1), ..counts }, error),
+        Err(error) => (Counts { passed: 0, failed: 1 }, Some(error)),
+    };
+    if let Some(error) = &error {
+        println!("FAILED: {error:#}");
+    }
+    Outcome { name: step.name, took, counts, error }
+}
+
+/// A line a step, and the sums.
+fn report(outcomes: &[Outcome]) -> Result<()> {
+    println!();
+    let (mut all, mut total) = (Counts::default(), Duration::ZERO);
+    for Outcome { name, took, counts, error } in outcomes {
+        let verdict = if error.is_some() { "FAILED" } else { "ok" };
+        println!("{name:<12} {verdict:<6} {:>7.1} s  {counts}", took.as_secs_f64());
+        all.passed += counts.passed;
+        all.failed += counts.failed;
+        total += *took;
+    }
+    let minutes = total.as_secs_f64() / 60.0;
+    println!("{} steps in {minutes:.1} minutes\n{all}", outcomes.len());
+    let failed: Vec<_> = outcomes.iter().filter(|o| o.error.is_some()).map(|o| o.name).collect();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
