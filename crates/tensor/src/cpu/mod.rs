@@ -1,6 +1,6 @@
 //! CPU kernels: plain functions over slices.
 //!
-//! Each kernel is written once, generic over [`lanes::Lanes`], and instantiated for every SIMD
+//! Each kernel is written once, generic over `lanes::Lanes`, and instantiated for every SIMD
 //! level; [`Level::detect`] picks one for the process. The order of additions inside one output is
 //! fixed by the level alone, never by how many rows are computed together.
 

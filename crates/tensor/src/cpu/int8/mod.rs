@@ -8,7 +8,7 @@
 //! ```
 //! where `sum q c` is exact in 32 bits. Every level computes, for each group in order,
 //! `acc = fma(float(sum q c), s * t, acc)` and then `acc = fma(b, t sum c, acc)`, so that all levels
-//! and all batch sizes agree to the bit; [`portable`] is the definition.
+//! and all batch sizes agree to the bit; `portable` is the definition.
 
 mod activations;
 mod gemm;
