@@ -14,6 +14,9 @@ use taper_models::Activations;
 /// The model that Taper ships, which the fixtures were measured with.
 const DEFAULT: &str = "crates/server/models/demo";
 
+/// The fixtures' name of the demo model as it was trained, in bf16.
+pub(crate) const UNQUANTIZED: &str = "demo-qwen3-18m";
+
 /// Which model to measure.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Subject {
@@ -97,7 +100,7 @@ pub(crate) fn read_json(path: &Path) -> Result<Value> {
 fn reference_name(config: &Value) -> Result<String> {
     let section = config.get("quantization").or_else(|| config.get("quantization_config"));
     let Some(section) = section.and_then(Value::as_object) else {
-        return Ok("demo-qwen3-18m".to_owned());
+        return Ok(UNQUANTIZED.to_owned());
     };
     let number = |key: &str| section.get(key).and_then(Value::as_u64);
     let (bits, group) = number("bits").zip(number("group_size")).context("bits and group_size")?;

@@ -62,7 +62,7 @@ pub trait BlockReader: Sync {
 
 /// Query rows that walk over the keys together: enough to reuse a widened block, few enough to
 /// stay in the first-level cache.
-const TILE_ROWS: usize = 32;
+const TILE_ROWS: usize = 64;
 
 /// Some query tokens of one sequence, for one KV head.
 struct Task<'a> {

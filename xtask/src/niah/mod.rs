@@ -3,7 +3,7 @@
 mod generate;
 mod prompt;
 
-use crate::subject::{Subject, chat, read_json};
+use crate::subject::{Subject, UNQUANTIZED, chat, read_json};
 use anyhow::{Context, Result, bail, ensure};
 use generate::{Job, generate};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -49,6 +49,22 @@ struct Fixture {
     haystack_sha256: String,
 }
 
+impl Fixture {
+    /// The run of this model; where it is missing or too short, that of the unquantized model,
+    /// whose prompts are the same.
+    fn reference(&self, name: &str, ctx: usize, options: &Options) -> Option<&Run> {
+        let of = |model: &str| {
+            let asked = |r: &&Run| r.ctx == ctx && r.distractors == options.distractors;
+            self.runs.iter().filter(asked).find(|r| r.model == model)
+        };
+        let wanted = options.samples.unwrap_or(0);
+        of(name)
+            .filter(|r| r.samples.len() >= wanted)
+            .or_else(|| of(UNQUANTIZED))
+            .or_else(|| of(name))
+    }
+}
+
 #[derive(Deserialize)]
 struct Run {
     model: String,
@@ -86,11 +102,10 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     println!("{}", options.subject.settings());
     let mut failures = Vec::new();
     for &ctx in &options.ctx {
-        let matches = |r: &&Run| r.ctx == ctx && r.distractors == options.distractors;
-        let own = fixture.runs.iter().filter(matches).find(|r| r.model == name);
-        let reference = own.filter(|_| compare);
-        if compare && reference.is_none() {
-            println!("{ctx}: niah.json has no such run of {name}; nothing to compare with");
+        let reference = fixture.reference(&name, ctx, options).filter(|_| compare);
+        match reference {
+            Some(run) => println!("{ctx}: compared with {} in transformers", run.model),
+            None => println!("{ctx}: compared with nothing"),
         }
         let cases = cases(&haystack, ctx, options, reference)?;
         failures.extend(measure(root, options, ctx, &cases)?);

@@ -305,17 +305,61 @@ unsafe fn weighted_rows_body<L: Lanes, E: Element>(p: Rows, v: Rows<E>, d: usize
     }
 }
 
-/// Calls `full(offset)` for whole vectors and `part(offset, n)` for the rest.
-#[inline(always)]
-fn by_lanes<L: Lanes>(n: usize, mut full: impl FnMut(usize), mut part: impl FnMut(usize, usize)) {
-    let mut i = 0;
-    while i + L::LANES <= n {
-        full(i);
-        i += L::LANES;
-    }
-    if i < n {
-        part(i, n - i);
-    }
+/// Runs the first block for whole vectors, and the second for what is left. A macro and not a
+/// function with closures: a closure is not compiled for the level, and its instructions become calls.
+macro_rules! by_lanes {
+    ($lanes:ident, $n:expr, |$i:ident| $full:block, |$j:ident, $rest:ident| $part:block) => {
+        let n = $n;
+        let mut at = 0;
+        while at + $lanes::LANES <= n {
+            let $i = at;
+            $full
+            at += $lanes::LANES;
+        }
+        if at < n {
+            let ($j, $rest) = (at, n - at);
+            $part
+        }
+    };
+}
+
+/// `out[i] = f(x[i])`.
+macro_rules! map {
+    ($lanes:ident, $x:expr, $n:expr, $out:expr, |$v:ident| $f:expr) => {{
+        let (x, out): (*const f32, *mut f32) = ($x, $out);
+        by_lanes!(
+            $lanes,
+            $n,
+            |i| {
+                let $v = $lanes::load(x.add(i));
+                $f.store(out.add(i));
+            },
+            |i, rest| {
+                let $v = $lanes::load_part(x.add(i), rest);
+                $f.store_part(out.add(i), rest);
+            }
+        );
+    }};
+}
+
+/// `out[i] = f(x[i], y[i])`.
+macro_rules! zip {
+    ($lanes:ident, $x:expr, $y:expr, $n:expr, $out:expr, |$a:ident, $b:ident| $f:expr) => {{
+        let (x, y, out): (*const f32, *const f32, *mut f32) = ($x, $y, $out);
+        by_lanes!(
+            $lanes,
+            $n,
+            |i| {
+                let ($a, $b) = ($lanes::load(x.add(i)), $lanes::load(y.add(i)));
+                $f.store(out.add(i));
+            },
+            |i, rest| {
+                let $a = $lanes::load_part(x.add(i), rest);
+                let $b = $lanes::load_part(y.add(i), rest);
+                $f.store_part(out.add(i), rest);
+            }
+        );
+    }};
 }
 
 #[inline(always)]
@@ -324,15 +368,11 @@ unsafe fn row_max_body<L: Lanes>(x: *const f32, n: usize) -> f32 {
     unsafe {
         let mut best = L::splat(*x);
         let mut tail = *x;
-        by_lanes::<L>(
-            n,
-            |i| best = best.max(L::load(x.add(i))),
-            |i, rest| {
-                for e in i..i + rest {
-                    tail = tail.max(*x.add(e));
-                }
-            },
-        );
+        by_lanes!(L, n, |i| { best = best.max(L::load(x.add(i))) }, |i, rest| {
+            for e in i..i + rest {
+                tail = tail.max(*x.add(e));
+            }
+        });
         best.max_lane().max(tail)
     }
 }
@@ -344,7 +384,8 @@ unsafe fn exp_shift_body<L: Lanes>(x: *mut f32, n: usize, shift: f32) -> f32 {
         let shift = L::splat(shift);
         let mut sum = L::splat(0.0);
         let mut tail = 0.0;
-        by_lanes::<L>(
+        by_lanes!(
+            L,
             n,
             |i| {
                 let e = L::load(x.add(i)).sub(shift).exp();
@@ -357,49 +398,16 @@ unsafe fn exp_shift_body<L: Lanes>(x: *mut f32, n: usize, shift: f32) -> f32 {
                 for t in i..i + rest {
                     tail += *x.add(t);
                 }
-            },
+            }
         );
         sum.sum() + tail
     }
 }
 
 #[inline(always)]
-unsafe fn map_body<L: Lanes>(x: *const f32, n: usize, out: *mut f32, f: impl Fn(L) -> L) {
-    // SAFETY: `n` readable and writable elements.
-    unsafe {
-        by_lanes::<L>(
-            n,
-            |i| f(L::load(x.add(i))).store(out.add(i)),
-            |i, rest| f(L::load_part(x.add(i), rest)).store_part(out.add(i), rest),
-        );
-    }
-}
-
-#[inline(always)]
-unsafe fn zip_body<L: Lanes>(
-    x: *const f32,
-    y: *const f32,
-    n: usize,
-    out: *mut f32,
-    f: impl Fn(L, L) -> L,
-) {
-    // SAFETY: `n` readable and writable elements.
-    unsafe {
-        by_lanes::<L>(
-            n,
-            |i| f(L::load(x.add(i)), L::load(y.add(i))).store(out.add(i)),
-            |i, rest| {
-                f(L::load_part(x.add(i), rest), L::load_part(y.add(i), rest))
-                    .store_part(out.add(i), rest);
-            },
-        );
-    }
-}
-
-#[inline(always)]
 unsafe fn scale_body<L: Lanes>(x: *mut f32, n: usize, s: f32) {
-    // SAFETY: forwarded.
-    unsafe { map_body::<L>(x, n, x, |v| v.mul(L::splat(s))) }
+    // SAFETY: `n` writable elements.
+    unsafe { map!(L, x, n, x, |v| v.mul(L::splat(s))) }
 }
 
 #[inline(always)]
@@ -408,7 +416,8 @@ unsafe fn sum_squares_body<L: Lanes>(x: *const f32, n: usize) -> f32 {
     unsafe {
         let mut sum = L::splat(0.0);
         let mut tail = 0.0f32;
-        by_lanes::<L>(
+        by_lanes!(
+            L,
             n,
             |i| {
                 let v = L::load(x.add(i));
@@ -418,7 +427,7 @@ unsafe fn sum_squares_body<L: Lanes>(x: *const f32, n: usize) -> f32 {
                 for t in i..i + rest {
                     tail += *x.add(t) * *x.add(t);
                 }
-            },
+            }
         );
         sum.sum() + tail
     }
@@ -426,8 +435,8 @@ unsafe fn sum_squares_body<L: Lanes>(x: *const f32, n: usize) -> f32 {
 
 #[inline(always)]
 unsafe fn scale_mul_body<L: Lanes>(x: *const f32, w: *const f32, n: usize, s: f32, out: *mut f32) {
-    // SAFETY: forwarded.
-    unsafe { zip_body::<L>(x, w, n, out, |a, b| a.mul(L::splat(s)).mul(b)) }
+    // SAFETY: `n` elements of each.
+    unsafe { zip!(L, x, w, n, out, |a, b| a.mul(L::splat(s)).mul(b)) }
 }
 
 #[inline(always)]
@@ -441,31 +450,39 @@ unsafe fn sigmoid<L: Lanes>(x: L) -> L {
 
 #[inline(always)]
 unsafe fn silu_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: forwarded.
-    unsafe { zip_body::<L>(gate, up, n, out, |g, u| g.mul(sigmoid(g)).mul(u)) }
+    // SAFETY: `n` elements of each.
+    unsafe { zip!(L, gate, up, n, out, |g, u| g.mul(sigmoid(g)).mul(u)) }
+}
+
+#[inline(always)]
+unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
+    // 0.5 (1 + tanh y) = sigmoid(2 y)
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
+    // SAFETY: same level.
+    unsafe {
+        let cubic = x.mul(x).mul(x).mul_add(L::splat(0.044_715), x);
+        x.mul(sigmoid(cubic.mul(L::splat(TWO_SQRT_2_OVER_PI))))
+    }
 }
 
 #[inline(always)]
 unsafe fn gelu_tanh_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // 0.5 (1 + tanh y) = sigmoid(2 y)
-    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
-    // SAFETY: forwarded.
+    // SAFETY: `n` elements of each.
+    unsafe { zip!(L, gate, up, n, out, |g, u| gelu_tanh(g).mul(u)) }
+}
+
+#[inline(always)]
+unsafe fn capped<L: Lanes>(x: L, cap: f32) -> L {
+    // tanh y = 2 sigmoid(2 y) - 1
+    // SAFETY: same level.
     unsafe {
-        zip_body::<L>(gate, up, n, out, |g, u| {
-            let cubic = g.mul(g).mul(g).mul_add(L::splat(0.044_715), g);
-            g.mul(sigmoid(cubic.mul(L::splat(TWO_SQRT_2_OVER_PI)))).mul(u)
-        });
+        let t = sigmoid(x.mul(L::splat(2.0 / cap)));
+        t.mul_add(L::splat(2.0), L::splat(-1.0)).mul(L::splat(cap))
     }
 }
 
 #[inline(always)]
 unsafe fn soft_cap_body<L: Lanes>(x: *mut f32, n: usize, cap: f32) {
-    // tanh y = 2 sigmoid(2 y) - 1
-    // SAFETY: forwarded.
-    unsafe {
-        map_body::<L>(x, n, x, |v| {
-            let t = sigmoid(v.mul(L::splat(2.0 / cap)));
-            t.mul_add(L::splat(2.0), L::splat(-1.0)).mul(L::splat(cap))
-        });
-    }
+    // SAFETY: `n` writable elements.
+    unsafe { map!(L, x, n, x, |v| capped(v, cap)) }
 }
