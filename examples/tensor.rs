@@ -14,7 +14,7 @@ fn main() -> Result<()> {
     let groups = OUT * IN / FORMAT.group;
     let scales: Vec<f32> = (0..groups).map(|g| 0.01 + 0.0001 * g as f32).collect();
     let biases: Vec<f32> = scales.iter().map(|s| -7.5 * s).collect();
-    let codes: Vec<u8> = (0..OUT * IN).map(|i| (i * i + 3 * i) as u8 % 16).collect();
+    let codes: Vec<u8> = (0..OUT * IN).map(|i| ((i * 2_654_435_761) >> 20) as u8 % 16).collect();
     let weight = |(i, &code): (usize, &u8)| {
         let g = i / FORMAT.group;
         scales[g] * f32::from(code) + biases[g]

@@ -1,6 +1,8 @@
 //! The engine over a real checkpoint, whose tokens and logits transformers gave: whatever runs
 //! beside a request, and however often it is preempted, its tokens stay the same.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
 mod common;
 
 use common::{Numbers, ask, collect, config, fixture, greedy, settled, submit, tiny};

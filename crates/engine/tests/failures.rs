@@ -1,5 +1,7 @@
 //! What goes wrong inside a step stays inside it, and an engine that cannot work does not start.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
 mod common;
 
 use common::{Mock, ask, chain, chain_model, collect, config, greedy, next_token, settled, submit};

@@ -1,5 +1,7 @@
 //! How requests begin, end and are cancelled.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
 mod common;
 
 use common::{

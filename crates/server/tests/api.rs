@@ -1,5 +1,7 @@
 //! The server and the demo model over HTTP: what a client sees.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
 mod common;
 
 use common::{Server, chat, http::joined};

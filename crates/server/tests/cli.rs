@@ -1,5 +1,7 @@
 //! The command line: answers in the terminal, inspection, help and mistakes.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
 mod common;
 
 use common::{fails, model_dir::ModelDir, taper, text};

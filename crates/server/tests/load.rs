@@ -1,5 +1,7 @@
 //! Many clients at once, clients that hang up, and the end of the server.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
 mod common;
 
 use common::{Server, chat, fails, http::joined};

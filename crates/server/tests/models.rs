@@ -1,6 +1,8 @@
 //! Models that are damaged: each is refused in words that name the file, or fails the request that
 //! meets the damage and no other.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
 mod common;
 
 use common::{Server, fails, model_dir::ModelDir};

@@ -1,6 +1,7 @@
 //! Bytes that kernels read: slices of a mapped file, or memory of our own with the alignment that
 //! vector loads like.
 
+use memmap2::{MmapMut, MmapOptions};
 use std::{alloc, fmt, ops::Range, ptr::NonNull, sync::Arc};
 
 /// Who keeps bytes in place.
@@ -108,25 +109,44 @@ impl fmt::Debug for Bytes {
 /// Zeroed memory aligned to a cache line. Untouched pages cost no memory: the system maps them on
 /// first write.
 pub struct AlignedBytes {
-    base: NonNull<u8>,
-    /// `base` rounded up to [`Self::ALIGN`].
+    memory: Memory,
+    /// The first byte, at a multiple of [`Self::ALIGN`].
     ptr: NonNull<u8>,
     len: usize,
 }
 
+enum Memory {
+    /// From the allocator, at this address.
+    Heap(NonNull<u8>),
+    /// From the system, for large buffers: allocators keep books of every page that they hand out,
+    /// which for a cache of gigabytes that is hardly used costs more than the pages that are.
+    Map { _map: MmapMut },
+}
+
 impl AlignedBytes {
     const ALIGN: usize = 64;
+    /// From this length on, memory comes from the system.
+    const MAPPED_FROM: usize = 1 << 20;
 
     /// `len` zero bytes.
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
         let Some(layout) = Self::layout(len) else { capacity_overflow(len) };
+        if len >= Self::MAPPED_FROM {
+            let mapped = MmapOptions::new().len(len).no_reserve_swap().map_anon();
+            let Ok(mut map) = mapped else { alloc::handle_alloc_error(layout) };
+            // A page is aligned to more than a cache line.
+            let Some(ptr) = NonNull::new(map.as_mut_ptr()) else {
+                alloc::handle_alloc_error(layout)
+            };
+            return Self { memory: Memory::Map { _map: map }, ptr, len };
+        }
         // SAFETY: the layout has a size above zero.
         let raw = unsafe { alloc::alloc_zeroed(layout) };
         let Some(base) = NonNull::new(raw) else { alloc::handle_alloc_error(layout) };
         // SAFETY: the offset is below ALIGN, which the layout has room for.
         let ptr = unsafe { base.add(base.align_offset(Self::ALIGN)) };
-        Self { base, ptr, len }
+        Self { memory: Memory::Heap(base), ptr, len }
     }
 
     /// Room for the bytes and for moving their start up to the alignment. Asking the allocator for
@@ -168,9 +188,10 @@ fn capacity_overflow(len: usize) -> ! {
 
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.len) {
+        // A map unmaps itself.
+        if let (Memory::Heap(base), Some(layout)) = (&self.memory, Self::layout(self.len)) {
             // SAFETY: allocated in `zeroed` with the same layout.
-            unsafe { alloc::dealloc(self.base.as_ptr(), layout) };
+            unsafe { alloc::dealloc(base.as_ptr(), layout) };
         }
     }
 }
@@ -200,6 +221,21 @@ mod tests {
         let turned = Range { start: 3, end: 2 };
         assert!(w.slice(turned).is_none());
         assert!(Bytes::new(Arc::new(vec![0u8; 3]), 1..4).is_none());
+    }
+
+    #[test]
+    fn memory_is_zeroed_aligned_and_writable_at_every_size() {
+        for len in [0, 1, 64, 4097, (1 << 20) - 1, 1 << 20, (1 << 20) + 1] {
+            let mut b = AlignedBytes::zeroed(len);
+            assert_eq!((b.len(), b.as_slice().as_ptr().align_offset(64)), (len, 0));
+            assert!(b.as_slice().iter().all(|&x| x == 0));
+            b.as_mut_slice().fill(9);
+            assert!(b.as_slice().iter().all(|&x| x == 9));
+        }
+        // Gigabytes of address space, of which one byte is used.
+        let mut b = AlignedBytes::zeroed(1 << 34);
+        b.as_mut_slice()[1 << 33] = 1;
+        assert_eq!(b.as_slice()[1 << 33], 1);
     }
 
     #[test]

@@ -147,8 +147,8 @@ impl Drop for Server {
 pub(crate) fn chat(text: &str, fields: Value) -> Value {
     let mut body = json!({ "messages": [{ "role": "user", "content": text }],
                            "temperature": 0, "max_tokens": 64 });
-    for (name, value) in fields.as_object().unwrap() {
-        body[name] = value.clone();
+    if let Value::Object(fields) = fields {
+        fields.into_iter().for_each(|(name, value)| body[name] = value);
     }
     body
 }
