@@ -1,12 +1,18 @@
 //! The product over threads: tiles of outputs are shared out.
 
 use super::{Int8Level, Int8Rows, PackedWeight, pack::TILE, portable};
-use crate::cpu::shared::SharedOut;
+#[cfg(target_arch = "x86_64")]
+use super::{
+    amx,
+    vnni::{Bf16, F16, F32},
+};
+use crate::{DType, cpu::shared::SharedOut};
 use rayon::prelude::*;
 use std::{cell::RefCell, ops::Range};
 
-/// Rows of activations that stay in the second-level cache while tiles go by.
-const ROWS: usize = 64;
+/// Rows of activations that stay in the second-level cache while tiles go by; AMX unpacks a tile
+/// once for all of them.
+const ROWS: usize = 128;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 18;
 
@@ -79,6 +85,22 @@ fn one_tile(
 ) {
     match level {
         #[cfg(target_arch = "x86_64")]
+        Int8Level::Amx => {
+            let whole = rows.start..rows.start + rows.len() / 16 * 16;
+            let (blocks, rest) = out.split_at_mut(whole.len() * TILE);
+            // SAFETY: the level was detected; shapes were checked by the caller.
+            unsafe {
+                if !whole.is_empty() {
+                    match w.scale_type {
+                        DType::BF16 => amx::tile::<Bf16>(w, tile, x, whole.clone(), blocks),
+                        DType::F16 => amx::tile::<F16>(w, tile, x, whole.clone(), blocks),
+                        _ => amx::tile::<F32>(w, tile, x, whole.clone(), blocks),
+                    }
+                }
+                super::vnni::tile(w, tile, x, whole.end..rows.end, rest);
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
         Int8Level::Vnni => unsafe { super::vnni::tile(w, tile, x, rows, out) },
         _ => portable::tile(w, tile, x, rows, out),
@@ -88,7 +110,7 @@ fn one_tile(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AffineFormat, AffineWeight, Bytes, DType, cpu::RowSource};
+    use crate::{AffineFormat, AffineWeight, Bytes, cpu::RowSource};
     use half::{bf16, f16};
 
     fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {
@@ -132,7 +154,7 @@ mod tests {
             (5, 32, DType::BF16),
             (6, 64, DType::F16),
         ] {
-            let (rows, cols, m) = (53, 256, 19);
+            let (rows, cols, m) = (53, 256, 39);
             let affine = weight(bits, group, dtype, rows, cols);
             let packed = PackedWeight::new(&affine);
             let x: Vec<f32> = noise(m * cols, 9).collect();

@@ -11,6 +11,8 @@
 //! and all batch sizes agree to the bit; `portable` is the definition.
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod gemm;
 mod pack;
 mod portable;
@@ -26,7 +28,9 @@ use std::sync::OnceLock;
 /// A way to compute the integer products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Int8Level {
-    /// x-86 with AVX-512 VNNI.
+    /// x86-64 with AMX for sixteen rows at a time; AVX-512 VNNI does the rest.
+    Amx,
+    /// x86-64 with AVX-512 VNNI.
     Vnni,
     /// Any machine.
     Portable,
@@ -42,6 +46,9 @@ impl Int8Level {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
         {
+            if amx::available() {
+                levels.push(Self::Amx);
+            }
             levels.push(Self::Vnni);
         }
         levels.push(Self::Portable);

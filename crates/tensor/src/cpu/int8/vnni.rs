@@ -5,7 +5,7 @@ use crate::DType;
 use std::{arch::x86_64::*, ops::Range};
 
 /// How a record's scales and biases are stored.
-trait Scales {
+pub(super) trait Scales {
     /// Bytes of sixteen.
     const BYTES: usize;
     /// # Safety
@@ -13,9 +13,12 @@ trait Scales {
     unsafe fn load(p: *const u8) -> __m512;
 }
 
-struct Bf16;
-struct F16;
-struct F32;
+/// As `bf16`.
+pub(super) struct Bf16;
+/// As `f16`.
+pub(super) struct F16;
+/// As `f32`.
+pub(super) struct F32;
 
 impl Scales for Bf16 {
     const BYTES: usize = 32;
