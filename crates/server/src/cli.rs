@@ -67,7 +67,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, default_value_t = 256, value_name = "N")]
     pub(crate) max_num_seqs: u32,
     /// Tokens computed together; long prompts are cut into pieces of this size.
-    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
     pub(crate) max_num_batched_tokens: u32,
     /// A chat template file instead of the model's own, or "none" to serve completions only.
     #[arg(long, value_name = "FILE")]
