@@ -4,6 +4,7 @@ use crate::runner::{Piece, Runner};
 use anyhow::{Result, ensure};
 use std::{path::PathBuf, time::Instant};
 use taper_models::Activations;
+use taper_tensor::cpu;
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
@@ -55,7 +56,7 @@ impl Cell {
     }
 }
 
-pub(crate) fn cpu(args: &CpuArgs) -> Result<()> {
+pub(crate) fn run(args: &CpuArgs) -> Result<()> {
     if let Some(threads) = args.threads {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
     }
@@ -65,7 +66,8 @@ pub(crate) fn cpu(args: &CpuArgs) -> Result<()> {
     let activations = if args.float32 { Activations::F32 } else { Activations::Int8 };
     let start = Instant::now();
     let mut runner = Runner::load(&args.model, &args.kv_cache_dtype, room, activations)?;
-    println!("loaded in {:.2} s", start.elapsed().as_secs_f64());
+    let (float, int8) = (cpu::Level::detect(), cpu::int8::Int8Level::detect());
+    println!("loaded in {:.2} s; {float:?}, integers {int8:?}", start.elapsed().as_secs_f64());
     println!("{:<36} {:>9}  tokens/s, median [min .. max]", "cell", "");
     for &n in &args.prompt {
         let cell = Cell::measure(args.repeats, || {

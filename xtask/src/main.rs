@@ -54,7 +54,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
-        Task::Bench(Bench::Cpu(args)) => bench::cpu(&args),
+        Task::Bench(Bench::Cpu(args)) => bench::run(&args),
         Task::Ppl(subject) => ppl::run(&root(), &subject),
         Task::Niah(options) => niah::run(&root(), &options),
         Task::Ci(options) => ci::run(&root(), &options),
