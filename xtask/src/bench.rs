@@ -4,7 +4,7 @@ use crate::runner::{Piece, Runner};
 use anyhow::{Result, ensure};
 use std::{path::PathBuf, time::Instant};
 use taper_models::Activations;
-use taper_tensor::cpu;
+use taper_tensor::{cpu, pool};
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
@@ -58,7 +58,7 @@ impl Cell {
 
 pub(crate) fn run(args: &CpuArgs) -> Result<()> {
     if let Some(threads) = args.threads {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+        pool::set_threads(threads)?;
     }
     let most = args.depth.iter().chain(&args.prompt).copied().max().unwrap_or(0);
     let sequences = args.batch.iter().copied().max().unwrap_or(1).max(1);

@@ -21,6 +21,7 @@ mod vnni;
 
 pub use activations::Int8Rows;
 pub use gemm::matmul;
+pub(crate) use gemm::{Product, gated, products};
 pub use pack::PackedWeight;
 
 use std::sync::OnceLock;
