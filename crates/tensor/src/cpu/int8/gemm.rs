@@ -75,7 +75,8 @@ fn matmul_at(
     });
 }
 
-fn one_tile(
+/// A tile's sixteen outputs for some rows of `x`; `out` rows are `TILE` long.
+pub(super) fn one_tile(
     level: Int8Level,
     w: &PackedWeight,
     tile: usize,
@@ -103,6 +104,12 @@ fn one_tile(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
         Int8Level::Vnni => unsafe { super::vnni::tile(w, tile, x, rows, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Int8Level::AvxVnni => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Int8Level::Avx2 => unsafe { super::avx2::tile(w, tile, x, rows, out) },
         _ => portable::tile(w, tile, x, rows, out),
     }
 }

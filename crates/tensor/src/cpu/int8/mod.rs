@@ -11,8 +11,13 @@
 //! and all batch sizes agree to the bit; `portable` is the definition.
 
 mod activations;
+#[cfg(test)]
+mod agreement;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod blocks;
 mod gemm;
 mod pack;
 mod portable;
@@ -32,6 +37,10 @@ pub enum Int8Level {
     Amx,
     /// x86-64 with AVX-512 VNNI.
     Vnni,
+    /// x86-64 with AVX-VNNI.
+    AvxVnni,
+    /// x86-64 with AVX2.
+    Avx2,
     /// Any machine.
     Portable,
 }
@@ -50,6 +59,16 @@ impl Int8Level {
                 levels.push(Self::Amx);
             }
             levels.push(Self::Vnni);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
+            if is_x86_feature_detected!("avxvnni") {
+                levels.push(Self::AvxVnni);
+            }
+            levels.push(Self::Avx2);
         }
         levels.push(Self::Portable);
         levels
