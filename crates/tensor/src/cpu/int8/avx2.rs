@@ -1,4 +1,5 @@
 //! AVX2, with VNNI where the processor has it: a tile's sixteen rows are two registers.
+#![allow(clippy::needless_range_loop, reason = "registers are named by row and half")]
 
 use super::{
     Int8Rows, PackedWeight,

@@ -1,14 +1,17 @@
 //! The product over threads: tiles of outputs are shared out.
 
 use super::{Int8Level, Int8Rows, PackedWeight, pack::TILE, portable};
-#[cfg(target_arch = "x86_64")]
-use super::{
-    amx,
-    vnni::{Bf16, F16, F32},
-};
-use crate::{DType, cpu::shared::SharedOut};
+use crate::cpu::shared::SharedOut;
 use rayon::prelude::*;
 use std::{cell::RefCell, ops::Range};
+#[cfg(target_arch = "x86_64")]
+use {
+    super::{
+        amx,
+        vnni::{Bf16, F16, F32},
+    },
+    crate::DType,
+};
 
 /// Rows of activations that stay in the second-level cache while tiles go by; AMX unpacks a tile
 /// once for all of them.
@@ -110,6 +113,15 @@ pub(super) fn one_tile(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Int8Level::Avx2 => unsafe { super::avx2::tile(w, tile, x, rows, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Int8Level::I8mm => unsafe { super::neon::tile_i8mm(w, tile, x, rows, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Int8Level::DotProd => unsafe { super::neon::tile_dotprod(w, tile, x, rows, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Int8Level::Neon => unsafe { super::neon::tile(w, tile, x, rows, out) },
         _ => portable::tile(w, tile, x, rows, out),
     }
 }
@@ -117,7 +129,7 @@ pub(super) fn one_tile(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AffineFormat, AffineWeight, Bytes, cpu::RowSource};
+    use crate::{AffineFormat, AffineWeight, Bytes, DType, cpu::RowSource};
     use half::{bf16, f16};
 
     fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {

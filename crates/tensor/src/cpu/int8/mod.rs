@@ -19,6 +19,8 @@ mod amx;
 mod avx2;
 mod blocks;
 mod gemm;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -41,6 +43,12 @@ pub enum Int8Level {
     AvxVnni,
     /// x86-64 with AVX2.
     Avx2,
+    /// aarch64 with 8-bit matrix products.
+    I8mm,
+    /// aarch64 with dot products.
+    DotProd,
+    /// aarch64.
+    Neon,
     /// Any machine.
     Portable,
 }
@@ -69,6 +77,16 @@ impl Int8Level {
                 levels.push(Self::AvxVnni);
             }
             levels.push(Self::Avx2);
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            if std::arch::is_aarch64_feature_detected!("i8mm") {
+                levels.push(Self::I8mm);
+            }
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                levels.push(Self::DotProd);
+            }
+            levels.push(Self::Neon);
         }
         levels.push(Self::Portable);
         levels
