@@ -1,44 +1,25 @@
 //! AVX2, with VNNI where the processor has it: a tile's sixteen rows are two registers.
 #![allow(clippy::needless_range_loop, reason = "registers are named by row and half")]
 
-use super::{
-    Int8Rows, PackedWeight,
-    blocks::{self, Dots},
-};
+use super::blocks::{Dots, tile_at};
 use crate::cpu::x86::Avx2;
-use std::{arch::x86_64::*, ops::Range};
+use std::{arch::x86_64::*, array::from_fn, marker::PhantomData};
 
-/// As [`super::portable::tile`].
-///
-/// # Safety
-/// The machine has AVX2, FMA and F16C. Shapes are those of `w` and `x`.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn tile(
-    w: &PackedWeight,
-    tile: usize,
-    x: &Int8Rows,
-    rows: Range<usize>,
-    out: &mut [f32],
-) {
-    // SAFETY: forwarded.
-    unsafe { blocks::tile::<Plain, 2>(w, tile, x, rows, out) }
-}
+tile_at!(
+    /// As [`super::portable::tile`].
+    ///
+    /// # Safety
+    /// The machine has AVX2, FMA and F16C. Shapes are those of `w` and `x`.
+    tile, Plain, 2, "avx2,fma,f16c"
+);
 
-/// As [`super::portable::tile`].
-///
-/// # Safety
-/// The machine has AVX-VNNI, AVX2, FMA and F16C. Shapes are those of `w` and `x`.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) unsafe fn tile_vnni(
-    w: &PackedWeight,
-    tile: usize,
-    x: &Int8Rows,
-    rows: Range<usize>,
-    out: &mut [f32],
-) {
-    // SAFETY: forwarded.
-    unsafe { blocks::tile::<Vnni<Vex>, 2>(w, tile, x, rows, out) }
-}
+tile_at!(
+    /// As [`super::portable::tile`].
+    ///
+    /// # Safety
+    /// The machine has AVX-VNNI, AVX2, FMA and F16C. Shapes are those of `w` and `x`.
+    tile_vnni, Vnni<Vex>, 2, "avx2,fma,f16c,avxvnni"
+);
 
 /// The two registers of one row of activations.
 type Pair = [__m256i; 2];
@@ -52,7 +33,15 @@ unsafe fn zeros<const M: usize>() -> [Pair; M] {
 #[inline(always)]
 unsafe fn to_floats<const M: usize>(sums: [Pair; M]) -> [[Avx2; 2]; M] {
     // SAFETY: inside a function of the level.
-    sums.map(|pair| pair.map(|x| Avx2(unsafe { _mm256_cvtepi32_ps(x) })))
+    unsafe {
+        let mut floats = [[Avx2(_mm256_setzero_ps()); 2]; M];
+        for m in 0..M {
+            for half in 0..2 {
+                floats[m][half] = Avx2(_mm256_cvtepi32_ps(sums[m][half]));
+            }
+        }
+        floats
+    }
 }
 
 /// Four bytes of a row of activations in every lane.
@@ -81,19 +70,18 @@ impl Dots<2> for Plain {
     #[inline(always)]
     unsafe fn dots<const NIBBLES: bool, const M: usize>(
         codes: *const u8,
-        x: *const i8,
-        cols: usize,
+        x: [*const i8; M],
         group: usize,
     ) -> [[Avx2; 2]; M] {
         // SAFETY: forwarded; groups are multiples of 32 inputs.
         unsafe {
             let mut sums = zeros::<M>();
             for part in (0..group).step_by(32) {
-                let x = x.add(part);
+                let x = from_fn(|m| x[m].wrapping_add(part));
                 if NIBBLES {
-                    nibble_part(codes.add(part * 8), x, cols, &mut sums);
+                    nibble_part(codes.add(part * 8), x, &mut sums);
                 } else {
-                    byte_part(codes.add(part * 16), x, cols, &mut sums);
+                    byte_part(codes.add(part * 16), x, &mut sums);
                 }
             }
             to_floats(sums)
@@ -103,12 +91,7 @@ impl Dots<2> for Plain {
 
 /// Adds the products of 32 inputs.
 #[inline(always)]
-unsafe fn nibble_part<const M: usize>(
-    codes: *const u8,
-    x: *const i8,
-    cols: usize,
-    sums: &mut [Pair; M],
-) {
+unsafe fn nibble_part<const M: usize>(codes: *const u8, x: [*const i8; M], sums: &mut [Pair; M]) {
     // SAFETY: 32 inputs of each row and their codes are readable.
     unsafe {
         // A 16-bit lane takes sixteen products of at most 15 * 127: 30,480.
@@ -117,7 +100,7 @@ unsafe fn nibble_part<const M: usize>(
             for half in 0..2 {
                 let (low, high) = nibbles(codes.add(chunk * 64 + half * 32));
                 for m in 0..M {
-                    let x = x.add(m * cols + chunk * 8);
+                    let x = x[m].add(chunk * 8);
                     let low = _mm256_maddubs_epi16(low, broadcast(x));
                     let high = _mm256_maddubs_epi16(high, broadcast(x.add(4)));
                     words[m][half] = _mm256_add_epi16(words[m][half], _mm256_add_epi16(low, high));
@@ -137,17 +120,12 @@ unsafe fn nibble_part<const M: usize>(
 /// Adds the products of 32 inputs. Two products of a byte overflow 16 bits, so both sides are
 /// widened first: of four inputs, the first and third make one register, the others another.
 #[inline(always)]
-unsafe fn byte_part<const M: usize>(
-    codes: *const u8,
-    x: *const i8,
-    cols: usize,
-    sums: &mut [Pair; M],
-) {
+unsafe fn byte_part<const M: usize>(codes: *const u8, x: [*const i8; M], sums: &mut [Pair; M]) {
     // SAFETY: 32 inputs of each row and their codes are readable.
     unsafe {
         let mut wide = zeros::<M>();
         for (m, wide) in wide.iter_mut().enumerate() {
-            let x = _mm256_loadu_si256(x.add(m * cols).cast());
+            let x = _mm256_loadu_si256(x[m].cast());
             *wide = [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x)];
         }
         let mask = _mm256_set1_epi16(255);
@@ -187,7 +165,7 @@ impl Dpbusd for Vex {
     }
 }
 
-struct Vnni<I>(std::marker::PhantomData<I>);
+struct Vnni<I>(PhantomData<I>);
 
 impl<I: Dpbusd> Dots<2> for Vnni<I> {
     type Lanes = Avx2;
@@ -195,8 +173,7 @@ impl<I: Dpbusd> Dots<2> for Vnni<I> {
     #[inline(always)]
     unsafe fn dots<const NIBBLES: bool, const M: usize>(
         codes: *const u8,
-        x: *const i8,
-        cols: usize,
+        x: [*const i8; M],
         group: usize,
     ) -> [[Avx2; 2]; M] {
         // SAFETY: forwarded.
@@ -214,7 +191,7 @@ impl<I: Dpbusd> Dots<2> for Vnni<I> {
                         (_mm256_loadu_si256(line.cast()), next)
                     };
                     for m in 0..M {
-                        let x = x.add(m * cols + chunk * 8);
+                        let x = x[m].add(chunk * 8);
                         even[m][half] = I::dpbusd(even[m][half], w0, broadcast(x));
                         if M == 1 {
                             odd[m][half] = I::dpbusd(odd[m][half], w1, broadcast(x.add(4)));
@@ -247,19 +224,11 @@ impl Dpbusd for Evex {
     }
 }
 
-/// As [`tile_vnni`].
-///
-/// # Safety
-/// The machine has AVX-512 VL and VNNI. Shapes are those of `w` and `x`.
 #[cfg(test)]
-#[target_feature(enable = "avx2,fma,f16c,avx512vl,avx512vnni")]
-pub(super) unsafe fn tile_evex(
-    w: &PackedWeight,
-    tile: usize,
-    x: &Int8Rows,
-    rows: Range<usize>,
-    out: &mut [f32],
-) {
-    // SAFETY: forwarded.
-    unsafe { blocks::tile::<Vnni<Evex>, 2>(w, tile, x, rows, out) }
-}
+tile_at!(
+    /// As [`tile_vnni`].
+    ///
+    /// # Safety
+    /// The machine has AVX-512 VL and VNNI. Shapes are those of `w` and `x`.
+    tile_evex, Vnni<Evex>, 2, "avx2,fma,f16c,avx512vl,avx512vnni"
+);

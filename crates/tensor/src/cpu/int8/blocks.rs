@@ -1,12 +1,8 @@
 //! What levels have in common: some rows of activations against a tile, group by group.
 
 use super::{Int8Rows, PackedWeight, pack::TILE};
-use crate::{
-    DType,
-    cpu::lanes::{Element, Lanes},
-};
-use half::{bf16, f16};
-use std::ops::Range;
+use crate::cpu::lanes::{Element, Lanes};
+use std::{array::from_fn, ops::Range};
 
 /// The integer products of a level whose registers hold a tile's outputs in `N`.
 ///
@@ -16,45 +12,65 @@ use std::ops::Range;
 pub(super) trait Dots<const N: usize> {
     type Lanes: Lanes;
 
-    /// `sum q c` of one group for each of `M` rows of `x`, which are `cols` apart.
+    /// `sum q c` of one group for each of `M` rows of activations.
     ///
     /// # Safety
-    /// `codes` has the group's codes for the whole tile, and each row of `x` has `group` more.
+    /// `codes` has the group's codes for the whole tile, and each of `x` points to `group` more.
     unsafe fn dots<const NIBBLES: bool, const M: usize>(
         codes: *const u8,
-        x: *const i8,
-        cols: usize,
+        x: [*const i8; M],
         group: usize,
     ) -> [[Self::Lanes; N]; M];
 }
 
-/// As [`super::portable::tile`].
+/// Defines a function like [`super::portable::tile`] from the products of a level: its name, the
+/// products, the registers of a tile, the instructions. Each way to store a weight is a function
+/// of its own, which the compiler can keep in registers.
+macro_rules! tile_at {
+    ($(#[$doc:meta])* $name:ident, $dots:ty, $n:literal, $features:literal) => {
+        $(#[$doc])*
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn $name(
+            w: &$crate::cpu::int8::PackedWeight,
+            tile: usize,
+            x: &$crate::cpu::int8::Int8Rows,
+            rows: std::ops::Range<usize>,
+            out: &mut [f32],
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn stored<E: $crate::cpu::lanes::Element, const NIBBLES: bool>(
+                w: &$crate::cpu::int8::PackedWeight,
+                tile: usize,
+                x: &$crate::cpu::int8::Int8Rows,
+                rows: std::ops::Range<usize>,
+                out: &mut [f32],
+            ) {
+                // SAFETY: forwarded.
+                unsafe { super::blocks::blocks::<$dots, $n, E, NIBBLES>(w, tile, x, rows, out) }
+            }
+            use $crate::DType;
+            // SAFETY: forwarded.
+            unsafe {
+                match (w.scale_type, w.nibbles) {
+                    (DType::BF16, true) => stored::<half::bf16, true>(w, tile, x, rows, out),
+                    (DType::BF16, false) => stored::<half::bf16, false>(w, tile, x, rows, out),
+                    (DType::F16, true) => stored::<half::f16, true>(w, tile, x, rows, out),
+                    (DType::F16, false) => stored::<half::f16, false>(w, tile, x, rows, out),
+                    (_, true) => stored::<f32, true>(w, tile, x, rows, out),
+                    (_, false) => stored::<f32, false>(w, tile, x, rows, out),
+                }
+            }
+        }
+    };
+}
+pub(super) use tile_at;
+
+/// Some rows of activations against one tile; `tile_at` says for what.
 ///
 /// # Safety
 /// The machine has what `D` uses, and so has the function this is compiled into.
 #[inline(always)]
-pub(super) unsafe fn tile<D: Dots<N>, const N: usize>(
-    w: &PackedWeight,
-    tile: usize,
-    x: &Int8Rows,
-    rows: Range<usize>,
-    out: &mut [f32],
-) {
-    // SAFETY: forwarded.
-    unsafe {
-        match (w.scale_type, w.nibbles) {
-            (DType::BF16, true) => blocks::<D, N, bf16, true>(w, tile, x, rows, out),
-            (DType::BF16, false) => blocks::<D, N, bf16, false>(w, tile, x, rows, out),
-            (DType::F16, true) => blocks::<D, N, f16, true>(w, tile, x, rows, out),
-            (DType::F16, false) => blocks::<D, N, f16, false>(w, tile, x, rows, out),
-            (_, true) => blocks::<D, N, f32, true>(w, tile, x, rows, out),
-            (_, false) => blocks::<D, N, f32, false>(w, tile, x, rows, out),
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn blocks<D: Dots<N>, const N: usize, E: Element, const NIBBLES: bool>(
+pub(super) unsafe fn blocks<D: Dots<N>, const N: usize, E: Element, const NIBBLES: bool>(
     w: &PackedWeight,
     tile: usize,
     x: &Int8Rows,
@@ -102,7 +118,8 @@ unsafe fn block<D: Dots<N>, const N: usize, E: Element, const NIBBLES: bool, con
         let mut acc = [[D::Lanes::splat(0.0); N]; M];
         for g in 0..groups {
             let record = records.add(g * record_bytes);
-            let dots = D::dots::<NIBBLES, M>(record, codes.add(g * group), cols, group);
+            let x = from_fn(|m| codes.wrapping_add(m * cols + g * group));
+            let dots = D::dots::<NIBBLES, M>(record, x, group);
             let floats: *const E = record.add(code_bytes).cast();
             for n in 0..N {
                 let s = E::load::<D::Lanes>(floats.add(n * D::Lanes::LANES));

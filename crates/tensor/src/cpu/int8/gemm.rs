@@ -34,6 +34,21 @@ pub fn matmul(x: &Int8Rows, w: &PackedWeight, bias: Option<&[f32]>, out: &mut [f
     matmul_at(Int8Level::detect(), x, w, bias, out);
 }
 
+/// [`matmul`] at a level of one's choice.
+///
+/// # Panics
+/// As [`matmul`], and when this machine lacks the level.
+pub fn matmul_with(
+    level: Int8Level,
+    x: &Int8Rows,
+    w: &PackedWeight,
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
+    assert!(Int8Level::available().contains(&level), "this machine lacks {level:?}");
+    matmul_at(level, x, w, bias, out);
+}
+
 fn matmul_at(
     level: Int8Level,
     x: &Int8Rows,

@@ -27,7 +27,7 @@ mod portable;
 mod vnni;
 
 pub use activations::Int8Rows;
-pub use gemm::matmul;
+pub use gemm::{matmul, matmul_with};
 pub use pack::PackedWeight;
 
 use std::sync::OnceLock;

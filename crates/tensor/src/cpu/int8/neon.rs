@@ -5,64 +5,36 @@
 //! Signed ones take codes of 8 bits less 128; 128 times the sum of the activations makes up for it.
 #![allow(clippy::needless_range_loop, reason = "registers are named by row and number")]
 
-use super::{
-    Int8Rows, PackedWeight,
-    blocks::{self, Dots},
-};
+use super::blocks::{Dots, tile_at};
 use crate::cpu::neon::Neon;
 use std::{
     arch::{aarch64::*, asm},
     marker::PhantomData,
-    ops::Range,
 };
 
-/// As [`super::portable::tile`].
-///
-/// # Safety
-/// Shapes are those of `w` and `x`.
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn tile(
-    w: &PackedWeight,
-    tile: usize,
-    x: &Int8Rows,
-    rows: Range<usize>,
-    out: &mut [f32],
-) {
-    // SAFETY: forwarded.
-    unsafe { blocks::tile::<Plain, 4>(w, tile, x, rows, out) }
-}
+tile_at!(
+    /// As [`super::portable::tile`].
+    ///
+    /// # Safety
+    /// Shapes are those of `w` and `x`.
+    tile, Plain, 4, "neon"
+);
 
-/// As [`super::portable::tile`].
-///
-/// # Safety
-/// The machine has the dot products. Shapes are those of `w` and `x`.
-#[target_feature(enable = "neon,dotprod")]
-pub(super) unsafe fn tile_dotprod(
-    w: &PackedWeight,
-    tile: usize,
-    x: &Int8Rows,
-    rows: Range<usize>,
-    out: &mut [f32],
-) {
-    // SAFETY: forwarded.
-    unsafe { blocks::tile::<ByLane<Sdot>, 4>(w, tile, x, rows, out) }
-}
+tile_at!(
+    /// As [`super::portable::tile`].
+    ///
+    /// # Safety
+    /// The machine has the dot products. Shapes are those of `w` and `x`.
+    tile_dotprod, ByLane<Sdot>, 4, "neon,dotprod"
+);
 
-/// As [`super::portable::tile`].
-///
-/// # Safety
-/// The machine has the 8-bit matrix products. Shapes are those of `w` and `x`.
-#[target_feature(enable = "neon,i8mm")]
-pub(super) unsafe fn tile_i8mm(
-    w: &PackedWeight,
-    tile: usize,
-    x: &Int8Rows,
-    rows: Range<usize>,
-    out: &mut [f32],
-) {
-    // SAFETY: forwarded.
-    unsafe { blocks::tile::<Matrix, 4>(w, tile, x, rows, out) }
-}
+tile_at!(
+    /// As [`super::portable::tile`].
+    ///
+    /// # Safety
+    /// The machine has the 8-bit matrix products. Shapes are those of `w` and `x`.
+    tile_i8mm, Matrix, 4, "neon,i8mm"
+);
 
 /// The four registers of one row of activations.
 type Sums = [int32x4_t; 4];
@@ -70,7 +42,15 @@ type Sums = [int32x4_t; 4];
 #[inline(always)]
 unsafe fn to_floats<const M: usize>(sums: [Sums; M]) -> [[Neon; 4]; M] {
     // SAFETY: inside a function of the level.
-    sums.map(|row| row.map(|x| Neon(unsafe { vcvtq_f32_s32(x) })))
+    unsafe {
+        let mut floats = [[Neon(vdupq_n_f32(0.0)); 4]; M];
+        for m in 0..M {
+            for r in 0..4 {
+                floats[m][r] = Neon(vcvtq_f32_s32(sums[m][r]));
+            }
+        }
+        floats
+    }
 }
 
 /// Bytes of eight inputs of a tile.
@@ -105,8 +85,7 @@ unsafe fn signed<const NIBBLES: bool>(codes: uint8x16_t) -> int8x16_t {
 /// What sums of signed codes start from.
 #[inline(always)]
 unsafe fn correction<const NIBBLES: bool, const M: usize>(
-    x: *const i8,
-    cols: usize,
+    x: [*const i8; M],
     group: usize,
 ) -> [Sums; M] {
     // SAFETY: each row of `x` has `group` elements, a multiple of 32.
@@ -116,7 +95,7 @@ unsafe fn correction<const NIBBLES: bool, const M: usize>(
             for m in 0..M {
                 let mut sum = vdupq_n_s32(0);
                 for k in (0..group).step_by(16) {
-                    let x = vld1q_s8(x.add(m * cols + k));
+                    let x = vld1q_s8(x[m].add(k));
                     sum = vpadalq_s16(sum, vpaddlq_s8(x));
                 }
                 start[m] = [vdupq_n_s32(vaddvq_s32(sum) * 128); 4];
@@ -134,15 +113,14 @@ impl Dots<4> for Plain {
     #[inline(always)]
     unsafe fn dots<const NIBBLES: bool, const M: usize>(
         codes: *const u8,
-        x: *const i8,
-        cols: usize,
+        x: [*const i8; M],
         group: usize,
     ) -> [[Neon; 4]; M] {
         // A 16-bit lane takes eight products of at most 15 * 127, or two of 128 * 127.
         let chunks = if NIBBLES { 4 } else { 1 };
         // SAFETY: forwarded.
         unsafe {
-            let mut sums = correction::<NIBBLES, M>(x, cols, group);
+            let mut sums = correction::<NIBBLES, M>(x, group);
             for first in (0..group / 8).step_by(chunks) {
                 for r in 0..4 {
                     let mut words = [[vdupq_n_s16(0); 2]; M];
@@ -151,7 +129,7 @@ impl Dots<4> for Plain {
                         let (w0, w1) = codes_of::<NIBBLES>(line, r);
                         let (w0, w1) = (signed::<NIBBLES>(w0), signed::<NIBBLES>(w1));
                         for m in 0..M {
-                            let x = x.add(m * cols + chunk * 8);
+                            let x = x[m].add(chunk * 8);
                             let (x0, x1) = (four_twice(x), four_twice(x.add(4)));
                             let [low, high] = &mut words[m];
                             *low = vmlal_s8(*low, vget_low_s8(w0), x0);
@@ -234,8 +212,7 @@ impl<I: LaneDot> Dots<4> for ByLane<I> {
     #[inline(always)]
     unsafe fn dots<const NIBBLES: bool, const M: usize>(
         codes: *const u8,
-        x: *const i8,
-        cols: usize,
+        x: [*const i8; M],
         group: usize,
     ) -> [[Neon; 4]; M] {
         // SAFETY: forwarded.
@@ -243,7 +220,7 @@ impl<I: LaneDot> Dots<4> for ByLane<I> {
             let mut sums = if I::UNSIGNED {
                 [[vdupq_n_s32(0); 4]; M]
             } else {
-                correction::<NIBBLES, M>(x, cols, group)
+                correction::<NIBBLES, M>(x, group)
             };
             for chunk in 0..group / 8 {
                 let line = codes.add(chunk * chunk_bytes(NIBBLES));
@@ -254,7 +231,7 @@ impl<I: LaneDot> Dots<4> for ByLane<I> {
                         w1 = vreinterpretq_u8_s8(signed::<NIBBLES>(w1));
                     }
                     for m in 0..M {
-                        let x = vld1_s8(x.add(m * cols + chunk * 8));
+                        let x = vld1_s8(x[m].add(chunk * 8));
                         sums[m][r] = I::dot::<0>(sums[m][r], w0, x);
                         sums[m][r] = I::dot::<1>(sums[m][r], w1, x);
                     }
@@ -273,14 +250,13 @@ impl Dots<4> for Matrix {
     #[inline(always)]
     unsafe fn dots<const NIBBLES: bool, const M: usize>(
         codes: *const u8,
-        x: *const i8,
-        cols: usize,
+        x: [*const i8; M],
         group: usize,
     ) -> [[Neon; 4]; M] {
         // SAFETY: forwarded.
         unsafe {
             if M == 1 {
-                return ByLane::<Usdot>::dots::<NIBBLES, M>(codes, x, cols, group);
+                return ByLane::<Usdot>::dots::<NIBBLES, M>(codes, x, group);
             }
             // Of each pair of rows of `x`, the first has the products of weight rows 4 r and
             // 4 r + 1 with both, the second those of 4 r + 2 and 4 r + 3.
@@ -293,8 +269,8 @@ impl Dots<4> for Matrix {
                     let first = vreinterpretq_u8_u32(vzip1q_u32(w0, w1));
                     let second = vreinterpretq_u8_u32(vzip2q_u32(w0, w1));
                     for m in (0..M).step_by(2) {
-                        let at = x.add(m * cols + chunk * 8);
-                        let x = vcombine_s8(vld1_s8(at), vld1_s8(at.add(cols)));
+                        let (x0, x1) = (x[m].add(chunk * 8), x[m + 1].add(chunk * 8));
+                        let x = vcombine_s8(vld1_s8(x0), vld1_s8(x1));
                         sums[m][r] = usmmla(sums[m][r], first, x);
                         sums[m + 1][r] = usmmla(sums[m + 1][r], second, x);
                     }
