@@ -135,7 +135,11 @@ impl FlashTile {
     ///
     /// # Panics
     /// When the lengths differ from these.
-    pub fn step(&mut self, pages: &[(Floats<'_>, Floats<'_>)], visible: impl Fn(usize) -> Range<usize>) {
+    pub fn step(
+        &mut self,
+        pages: &[(Floats<'_>, Floats<'_>)],
+        visible: impl Fn(usize) -> Range<usize>,
+    ) {
         let (rows, d) = (self.state.max.len(), self.state.d);
         let tokens = |v: &Floats<'_>| v.len() / d.max(1);
         let n: usize = pages.iter().map(|(_, v)| tokens(v)).sum();

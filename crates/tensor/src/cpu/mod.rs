@@ -18,8 +18,8 @@ mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use elementwise::{HeadRows, norm_rotate};
 pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
+pub(crate) use elementwise::{HeadRows, norm_rotate};
 pub use flash::{Attended, FlashTile};
 pub use floats::Floats;
 pub(crate) use gemm::matmul_to;

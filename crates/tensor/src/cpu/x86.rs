@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 /// Eight lanes.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(__m256);
+pub(super) struct Avx2(pub(super) __m256);
 
 /// Sixteen lanes.
 #[derive(Clone, Copy)]

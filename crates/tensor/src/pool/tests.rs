@@ -45,8 +45,10 @@ fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
             pool.run(40, &|i| assert!(i != 20, "task twenty"));
         }));
         let payload = result.unwrap_err();
-        assert!(payload.downcast_ref::<String>().is_some_and(|s| s.contains("task twenty"))
-            || payload.downcast_ref::<&str>().is_some_and(|s| s.contains("task twenty")));
+        assert!(
+            payload.downcast_ref::<String>().is_some_and(|s| s.contains("task twenty"))
+                || payload.downcast_ref::<&str>().is_some_and(|s| s.contains("task twenty"))
+        );
         counted(&pool, 40);
     }
 }

@@ -21,7 +21,11 @@ fn cores() -> Option<usize> {
         let list = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
         fs::read_to_string(list).ok()
     };
-    parse(allowed.trim())?.into_iter().map(siblings).collect::<Option<HashSet<_>>>().map(|s| s.len())
+    parse(allowed.trim())?
+        .into_iter()
+        .map(siblings)
+        .collect::<Option<HashSet<_>>>()
+        .map(|s| s.len())
 }
 
 /// `0-3,8` as 0, 1, 2, 3, 8.

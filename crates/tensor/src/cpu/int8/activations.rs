@@ -79,7 +79,13 @@ impl Int8Rows {
         let (c, s, t) = (codes.shared(), scales.shared(), sums.shared());
         pool::ranges(rows, (CHUNK / cols).max(1), |range| {
             for i in range {
-                row(level, x[i * cols..].as_ptr(), c.at(i * cols), s.at(i * groups), t.at(i * groups));
+                row(
+                    level,
+                    x[i * cols..].as_ptr(),
+                    c.at(i * cols),
+                    s.at(i * groups),
+                    t.at(i * groups),
+                );
             }
         });
         // SAFETY: every row was rounded.

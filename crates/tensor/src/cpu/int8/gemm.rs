@@ -1,17 +1,19 @@
 //! The product over threads: tiles of outputs are shared out.
 
 use super::{Int8Level, Int8Rows, PackedWeight, pack::TILE, portable};
-#[cfg(target_arch = "x86_64")]
-use super::{
-    amx,
-    vnni::{Bf16, F16, F32},
-};
 use crate::{
-    DType,
     cpu::{Activation, Level, shared::SharedOut},
     pool,
 };
 use std::{cell::RefCell, ops::Range};
+#[cfg(target_arch = "x86_64")]
+use {
+    super::{
+        amx,
+        vnni::{Bf16, F16, F32},
+    },
+    crate::DType,
+};
 
 /// Rows of activations that stay in the second-level cache while tiles go by; AMX unpacks a tile
 /// once for all of them.
@@ -47,6 +49,22 @@ pub(crate) struct Product<'a> {
 pub fn matmul(x: &Int8Rows, w: &PackedWeight, bias: Option<&[f32]>, out: &mut [f32]) {
     let out = SharedOut::new(out);
     products(x, &[Product { weight: w, bias, residual: None, out }]);
+}
+
+/// [`matmul`] at a level of one's choice.
+///
+/// # Panics
+/// As [`matmul`], and when this machine lacks the level.
+pub fn matmul_with(
+    level: Int8Level,
+    x: &Int8Rows,
+    w: &PackedWeight,
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
+    assert!(Int8Level::available().contains(&level), "this machine lacks {level:?}");
+    let out = SharedOut::new(out);
+    products_at(level, x, &[Product { weight: w, bias, residual: None, out }]);
 }
 
 /// Several products with the same activations, shared out together.
@@ -164,7 +182,8 @@ impl Product<'_> {
     }
 }
 
-fn one_tile(
+/// A tile's sixteen outputs for some rows of `x`; `out` rows are `TILE` long.
+pub(super) fn one_tile(
     level: Int8Level,
     w: &PackedWeight,
     tile: usize,
@@ -192,6 +211,21 @@ fn one_tile(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
         Int8Level::Vnni => unsafe { super::vnni::tile(w, tile, x, rows, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Int8Level::AvxVnni => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Int8Level::Avx2 => unsafe { super::avx2::tile(w, tile, x, rows, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Int8Level::I8mm => unsafe { super::neon::tile_i8mm(w, tile, x, rows, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Int8Level::DotProd => unsafe { super::neon::tile_dotprod(w, tile, x, rows, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Int8Level::Neon => unsafe { super::neon::tile(w, tile, x, rows, out) },
         _ => portable::tile(w, tile, x, rows, out),
     }
 }
@@ -199,19 +233,8 @@ fn one_tile(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AffineFormat, AffineWeight, Bytes, cpu::RowSource};
+    use crate::{AffineFormat, AffineWeight, Bytes, DType, cpu::RowSource};
     use half::{bf16, f16};
-
-    fn matmul_at(
-        level: Int8Level,
-        x: &Int8Rows,
-        weight: &PackedWeight,
-        bias: Option<&[f32]>,
-        out: &mut [f32],
-    ) {
-        let out = SharedOut::new(out);
-        products_at(level, x, &[Product { weight, bias, residual: None, out }]);
-    }
 
     fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {
         let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -261,7 +284,7 @@ mod tests {
             let bias: Vec<f32> = noise(rows, 10).collect();
             let q = Int8Rows::new(&x, cols, group);
             let mut want = vec![0.0; m * rows];
-            matmul_at(Int8Level::Portable, &q, &packed, Some(&bias), &mut want);
+            matmul_with(Int8Level::Portable, &q, &packed, Some(&bias), &mut want);
             let mut row = vec![0.0; cols];
             let mut read = vec![0.0; cols];
             for j in 0..rows {
@@ -281,12 +304,12 @@ mod tests {
             }
             for level in Int8Level::available() {
                 let mut got = vec![0.0; m * rows];
-                matmul_at(level, &q, &packed, Some(&bias), &mut got);
+                matmul_with(level, &q, &packed, Some(&bias), &mut got);
                 assert_eq!(got, want, "{level:?}, {bits} bits");
                 for i in 0..m {
                     let alone = Int8Rows::new(&x[i * cols..][..cols], cols, group);
                     let mut one = vec![0.0; rows];
-                    matmul_at(level, &alone, &packed, Some(&bias), &mut one);
+                    matmul_with(level, &alone, &packed, Some(&bias), &mut one);
                     assert_eq!(one, want[i * rows..][..rows], "{level:?} row {i}");
                 }
             }

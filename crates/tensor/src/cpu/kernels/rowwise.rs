@@ -131,7 +131,13 @@ pub(super) unsafe fn sum_squares_body<L: Lanes>(x: *const f32, n: usize) -> f32 
 }
 
 #[inline(always)]
-pub(super) unsafe fn scale_mul_body<L: Lanes>(x: *const f32, w: *const f32, n: usize, s: f32, out: *mut f32) {
+pub(super) unsafe fn scale_mul_body<L: Lanes>(
+    x: *const f32,
+    w: *const f32,
+    n: usize,
+    s: f32,
+    out: *mut f32,
+) {
     // SAFETY: `n` elements of each.
     unsafe { zip!(L, x, w, n, out, |a, b| a.mul(L::splat(s)).mul(b)) }
 }
@@ -161,7 +167,12 @@ unsafe fn sigmoid<L: Lanes>(x: L) -> L {
 }
 
 #[inline(always)]
-pub(super) unsafe fn silu_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+pub(super) unsafe fn silu_mul_body<L: Lanes>(
+    gate: *const f32,
+    up: *const f32,
+    n: usize,
+    out: *mut f32,
+) {
     // SAFETY: `n` elements of each.
     unsafe { zip!(L, gate, up, n, out, |g, u| g.mul(sigmoid(g)).mul(u)) }
 }
@@ -178,7 +189,12 @@ unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
 }
 
 #[inline(always)]
-pub(super) unsafe fn gelu_tanh_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+pub(super) unsafe fn gelu_tanh_mul_body<L: Lanes>(
+    gate: *const f32,
+    up: *const f32,
+    n: usize,
+    out: *mut f32,
+) {
     // SAFETY: `n` elements of each.
     unsafe { zip!(L, gate, up, n, out, |g, u| gelu_tanh(g).mul(u)) }
 }
@@ -200,7 +216,12 @@ pub(super) unsafe fn soft_cap_body<L: Lanes>(x: *mut f32, n: usize, cap: f32) {
 }
 
 #[inline(always)]
-pub(super) unsafe fn rotate_body<L: Lanes>(x: *mut f32, n: usize, cos: *const f32, sin: *const f32) {
+pub(super) unsafe fn rotate_body<L: Lanes>(
+    x: *mut f32,
+    n: usize,
+    cos: *const f32,
+    sin: *const f32,
+) {
     // SAFETY: 2 n elements of `x`, n of the others.
     unsafe {
         let y = x.add(n);
