@@ -54,7 +54,7 @@ impl OwnArgs {
     pub(crate) fn measure(&self, runner: &mut Runner, work: Work) -> Result<Vec<f64>> {
         match work {
             Work::Prefill(tokens) => {
-                self.prefill(runner, 0, tokens)?;
+                self.prefill(runner, 0, tokens.min(self.chunk))?;
                 let once = |_| {
                     let start = Instant::now();
                     self.prefill(runner, 0, tokens)?;

@@ -68,7 +68,10 @@ impl Engine for Taper {
         if work == Work::FirstToken {
             let mut command = Command::new(self.taper()?);
             command.args(["run", PROMPT, "--raw", "--temperature", "0", "--max-tokens", "1"]);
-            return first_token(command.arg("--model").arg(model), settings.samples);
+            command.arg("--model").arg(model);
+            // `taper run` takes no number of threads; the pool that it computes on does.
+            command.env("RAYON_NUM_THREADS", settings.threads.to_string());
+            return first_token(&mut command, settings.samples);
         }
         let mut command = Command::new(&self.xtask);
         command.args(["bench", CELL_COMMAND]).arg(model).arg(work.to_string());
