@@ -26,6 +26,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     thread,
+    time::Instant,
 };
 
 /// What is measured.
@@ -123,7 +124,9 @@ fn alone(model: &Path, args: &CpuArgs) -> Result<()> {
         args.cells.clone()
     };
     let works: Vec<Work> = cells.iter().map(|c| c.parse()).collect::<Result<_>>()?;
+    let start = Instant::now();
     let mut runner = own.load(model, &works)?;
+    println!("loaded in {:.2} s; {}", start.elapsed().as_secs_f64(), taper::instructions());
     println!("{:<20} tokens/s, median [min .. max]", "cell");
     for work in works {
         let speeds = own.measure(&mut runner, work)?;

@@ -33,13 +33,11 @@ impl Spread {
 
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Three digits of the smallest.
-        let digits = if self.min >= 100.0 {
-            0
-        } else if self.min >= 10.0 {
-            1
-        } else {
-            2
+        // Three digits or more.
+        let digits = match self.median {
+            100.0.. => 0,
+            10.0.. => 1,
+            _ => 2,
         };
         let Self { median, min, max } = self;
         write!(f, "{median:.digits$} [{min:.digits$} .. {max:.digits$}]")

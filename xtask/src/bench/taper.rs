@@ -17,6 +17,12 @@ use taper_tensor::cpu;
 /// Name of the hidden command that measures one cell.
 pub(crate) const CELL_COMMAND: &str = "cpu-cell";
 
+/// The instructions that this engine uses here.
+pub(crate) fn instructions() -> String {
+    let (float, int8) = (cpu::Level::detect(), cpu::int8::Int8Level::detect());
+    format!("floats {float:?}, integers {int8:?}")
+}
+
 #[derive(Debug)]
 pub(crate) struct Taper {
     xtask: PathBuf,
@@ -25,13 +31,10 @@ pub(crate) struct Taper {
 
 impl Taper {
     pub(crate) fn new() -> Result<Self> {
-        let (float, int8) = (cpu::Level::detect(), cpu::int8::Int8Level::detect());
         let build = if cfg!(debug_assertions) { ", DEBUG BUILD" } else { "" };
         Ok(Self {
             xtask: env::current_exe().context("where this program is")?,
-            options: format!(
-                "KV f16, steps of 512 tokens, floats {float:?}, integers {int8:?}{build}"
-            ),
+            options: format!("KV f16, steps of 512 tokens, {}{build}", instructions()),
         })
     }
 
