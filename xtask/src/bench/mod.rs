@@ -147,7 +147,7 @@ fn compare(root: &Path, peer: Peer, args: &CpuArgs) -> Result<()> {
         true => Cell::usual(peer)?,
         false => args.cells.iter().map(|c| c.parse()).collect::<Result<_>>()?,
     };
-    let ours = taper::Taper::new()?;
+    let ours = taper::Taper::new(root)?;
     let theirs: Box<dyn Engine> = match peer {
         Peer::LlamaCpp => {
             let dir = args.llama_cpp.as_deref();

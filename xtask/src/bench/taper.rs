@@ -17,6 +17,19 @@ use taper_tensor::cpu;
 /// Name of the hidden command that measures one cell.
 pub(crate) const CELL_COMMAND: &str = "cpu-cell";
 
+/// The version, and the commit if Git knows it.
+fn version(root: &Path) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let describe = ["describe", "--always", "--dirty", "--exclude", "*"];
+    let out = Command::new("git").current_dir(root).args(describe).output();
+    match out {
+        Ok(out) if out.status.success() => {
+            format!("{version} ({})", String::from_utf8_lossy(&out.stdout).trim())
+        }
+        _ => version.to_owned(),
+    }
+}
+
 /// The instructions that this engine uses here.
 pub(crate) fn instructions() -> String {
     let (float, int8) = (cpu::Level::detect(), cpu::int8::Int8Level::detect());
@@ -26,14 +39,17 @@ pub(crate) fn instructions() -> String {
 #[derive(Debug)]
 pub(crate) struct Taper {
     xtask: PathBuf,
+    version: String,
     options: String,
 }
 
 impl Taper {
-    pub(crate) fn new() -> Result<Self> {
+    /// `root` is the workspace's.
+    pub(crate) fn new(root: &Path) -> Result<Self> {
         let build = if cfg!(debug_assertions) { ", DEBUG BUILD" } else { "" };
         Ok(Self {
             xtask: env::current_exe().context("where this program is")?,
+            version: version(root),
             options: format!("KV f16, steps of 512 tokens, {}{build}", instructions()),
         })
     }
@@ -53,7 +69,7 @@ impl Engine for Taper {
     }
 
     fn version(&self) -> &str {
-        env!("CARGO_PKG_VERSION")
+        &self.version
     }
 
     fn options(&self) -> &str {
