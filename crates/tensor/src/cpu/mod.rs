@@ -14,6 +14,8 @@ mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub(crate) mod shared;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod x86;

@@ -1,5 +1,7 @@
 //! One output, written by many tasks in disjoint pieces.
 
+use bytemuck::Pod;
+
 /// A slice whose parts are handed out by the caller's own reckoning.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SharedOut<T = f32> {
@@ -25,6 +27,13 @@ impl<T: Copy> SharedOut<T> {
     pub(crate) fn at(self, index: usize) -> *mut T {
         debug_assert!(index <= self.len);
         self.ptr.wrapping_add(index)
+    }
+
+    /// The same memory as elements of another type, which any bytes are and `T` is whole ones of.
+    pub(crate) fn cast<U: Pod>(self) -> SharedOut<U> {
+        const { assert!(align_of::<U>() <= align_of::<T>()) };
+        const { assert!(size_of::<T>().is_multiple_of(size_of::<U>())) };
+        SharedOut { ptr: self.ptr.cast(), len: self.len * (size_of::<T>() / size_of::<U>()) }
     }
 
     /// Copies values to `index..`.
