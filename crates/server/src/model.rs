@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     fs,
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -157,19 +158,23 @@ impl RunningModel {
             taper_tensor::pool::set_threads(threads.into())?;
         }
         let name = source.name();
-        let weights =
-            source.checkpoint().with_context(|| format!("loading {}", describe(source)))?;
-        // Text first: a broken template should not cost a long wait for the weights.
-        let tokenizer =
-            source.tokenizer().with_context(|| format!("loading {}", describe(source)))?;
-        let template = source.template(&args.template(), &tokenizer)?;
-        let generation = source.generation_config()?;
+        let loading = || format!("loading {}", describe(source));
+        let weights = Arc::new(source.checkpoint().with_context(loading)?);
         let options = LoadOptions {
             max_model_len: args.max_model_len.map(|n| n as usize),
             activations: args.activations(),
         };
-        let model =
-            load(&weights, options).with_context(|| format!("loading {}", describe(source)))?;
+        // A tokenizer takes as long as the weights of a small model, so both are read at once; and
+        // a broken template should not cost a long wait for the weights of a large one.
+        let model = thread::spawn({
+            let weights = Arc::clone(&weights);
+            move || load(&weights, options)
+        });
+        let tokenizer = source.tokenizer().with_context(loading)?;
+        let template = source.template(&args.template(), &tokenizer)?;
+        let generation = source.generation_config()?;
+        let model = model.join().unwrap_or_else(|panic| resume_unwind(panic));
+        let model = model.with_context(loading)?;
         let (family, parameters) = (model.info().family, model.info().parameters);
         let config = EngineConfig {
             max_model_len: args.max_model_len,
@@ -214,14 +219,15 @@ fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>> {
     }
     let done = AtomicBool::new(false);
     let model = thread::scope(|scope| {
-        scope.spawn(|| {
+        let progress = scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 bar.set_position(weights.used_bytes());
-                thread::sleep(Duration::from_millis(20));
+                thread::park_timeout(Duration::from_millis(20));
             }
         });
         let model = taper_models::load(weights, options);
         done.store(true, Ordering::Relaxed);
+        progress.thread().unpark();
         model
     })?;
     let repacked =
