@@ -164,6 +164,7 @@ impl RunningModel {
             max_model_len: args.max_model_len.map(|n| n as usize),
             activations: args.activations(),
         };
+        let free = memory::available_bytes()?;
         // A tokenizer takes as long as the weights of a small model, so both are read at once; and
         // a broken template should not cost a long wait for the weights of a large one.
         let model = thread::spawn({
@@ -182,7 +183,7 @@ impl RunningModel {
             max_num_batched_tokens: args.max_num_batched_tokens,
             max_waiting,
             codec: taper_kv_codecs::parse(&args.kv_cache_dtype)?,
-            kv_budget: kv_budget(args, &*model)?,
+            kv_budget: kv_budget(args, free, &*model)?,
             eos_token_ids: generation.eos_token_ids(weights.config())?,
         };
         let engine = Arc::new(LocalEngine::start(model, &config)?);
@@ -191,13 +192,14 @@ impl RunningModel {
     }
 }
 
-fn kv_budget(args: &EngineArgs, model: &dyn Model) -> Result<KvBudget> {
+/// `free` is the memory before the model was loaded.
+fn kv_budget(args: &EngineArgs, free: u64, model: &dyn Model) -> Result<KvBudget> {
     if let Some(bytes) = args.kv_cache_memory_bytes {
         return Ok(KvBudget::Bytes(bytes));
     }
     let share = args.gpu_memory_utilization;
     ensure!(share > 0.0 && share <= 1.0, "--gpu-memory-utilization must be above 0 and at most 1");
-    let allowed = (memory::available_bytes()? as f64 * share) as u64;
+    let allowed = (free as f64 * share) as u64;
     let weights = model.info().weight_bytes;
     ensure!(
         allowed > weights,
@@ -208,8 +210,8 @@ fn kv_budget(args: &EngineArgs, model: &dyn Model) -> Result<KvBudget> {
     Ok(KvBudget::Bytes(allowed - weights))
 }
 
-/// Builds the model, with a progress bar. Weights that stay mapped are read once, so that the first
-/// request does not wait for the disk.
+/// Builds the model, with a progress bar. Weights that are not repacked stay mapped; they are read
+/// once, so that the first request does not wait for the disk.
 fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>> {
     let bar = ProgressBar::new(weights.bytes());
     if let Ok(style) = ProgressStyle::with_template(
@@ -230,9 +232,8 @@ fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>> {
         progress.thread().unpark();
         model
     })?;
-    let repacked =
-        weights.quantization().format("*").is_some() && options.activations == Activations::Int8;
-    if !repacked && weights.bytes() < memory::available_bytes()? {
+    let mapped = options.activations == Activations::F32;
+    if mapped && weights.bytes() < memory::available_bytes()? {
         bar.set_position(0);
         weights.page_in(|bytes| bar.inc(bytes));
     }

@@ -107,6 +107,11 @@ impl DenseWeight {
         self.data.len_bytes() as u64
     }
 
+    /// Hints that the stored bytes will not be read soon.
+    pub(crate) fn release(&self) {
+        self.data.release();
+    }
+
     pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {
         let data = self.data.slice(first * self.cols, rows * self.cols)?;
         Some(Self { rows, cols: self.cols, data })
