@@ -17,7 +17,13 @@ pub(crate) fn int8() -> bool {
     has(0b11 << 24)
 }
 
-/// Whether the processor has 16-bit features `bits` of leaf 7, and the registers are ours.
+/// Whether the processor has products of `bf16` and the system lets this process use them.
+pub(crate) fn bf16() -> bool {
+    // Bit 22 is AMX-BF16.
+    has(1 << 22 | 1 << 24)
+}
+
+/// Whether the processor has the features `bits` of leaf 7, and the registers are ours.
 fn has(bits: u32) -> bool {
     static FEATURES: OnceLock<u32> = OnceLock::new();
     let features = *FEATURES.get_or_init(|| {

@@ -6,11 +6,9 @@ use super::{
     pack::{CHUNK, PANEL},
     split::ROWS,
 };
+use crate::cpu::tiles::Config;
 use half::bf16;
-use std::{
-    arch::{asm, x86_64::*},
-    sync::OnceLock,
-};
+use std::arch::asm;
 
 /// Outputs of a tile register.
 pub(super) const OUTPUTS: usize = 16;
@@ -29,26 +27,14 @@ pub(super) trait Unit {
     ///
     /// # Safety
     /// Each of `x` points to `chunks` tiles of activations, and `w` to 32 outputs of as many in a
-    /// panel; the registers were [prepared](Self::prepare).
+    /// panel, and the unit is ready.
     unsafe fn sums(x: &[*const bf16], w: *const bf16, chunks: usize, out: &mut [Sums; 4]);
-
-    /// Configures this thread's registers.
-    ///
-    /// # Safety
-    /// The machine has them.
-    unsafe fn prepare() {}
-
-    /// Gives them back.
-    ///
-    /// # Safety
-    /// They were prepared.
-    unsafe fn release() {}
 }
 
 /// The products of blocks of eight rows with a panel; rows of `out` are a panel long.
 ///
 /// # Safety
-/// The machine has the unit.
+/// The unit is ready; for [`Registers`], with [`layout`].
 ///
 /// # Panics
 /// When the panel has another number of inputs, or `out` is too short.
@@ -60,7 +46,6 @@ pub(super) unsafe fn panel<U: Unit>(x: &[bf16], w: &[bf16], out: &mut [f32]) {
     let mut sums = [[0.0; 2 * ROWS * OUTPUTS]; 4];
     // SAFETY: the assertions, and the caller's promise.
     unsafe {
-        U::prepare();
         for (pair, blocks) in blocks.chunks(2).enumerate() {
             let from: Vec<_> = blocks.iter().map(|b| b.as_ptr()).collect();
             for first in (0..PANEL).step_by(2 * OUTPUTS) {
@@ -71,7 +56,6 @@ pub(super) unsafe fn panel<U: Unit>(x: &[bf16], w: &[bf16], out: &mut [f32]) {
                 }
             }
         }
-        U::release();
     }
 }
 
@@ -85,37 +69,14 @@ fn add_parts(sums: &Sums, out: &mut [f32]) {
 }
 
 /// The registers of this machine: 0 to 3 sum, 4 and 5 hold activations, 6 and 7 weights.
-pub(super) struct Tiles;
+pub(super) struct Registers;
 
-impl Unit for Tiles {
-    unsafe fn prepare() {
-        /// Palette 1: eight registers of 16 lines of 64 bytes.
-        #[repr(C, align(64))]
-        struct Config {
-            palette: u8,
-            start_row: u8,
-            reserved: [u8; 14],
-            row_bytes: [u16; 16],
-            rows: [u8; 16],
-        }
-        let mut config = Config {
-            palette: 1,
-            start_row: 0,
-            reserved: [0; 14],
-            row_bytes: [0; 16],
-            rows: [0; 16],
-        };
-        config.row_bytes[..8].fill(64);
-        config.rows[..8].fill(16);
-        // SAFETY: the machine has AMX, and this process the permission.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack)) };
-    }
+/// How they are laid out.
+pub(super) fn layout() -> Config {
+    (0..8).fold(Config::default(), |config, register| config.with(register, 16, 64))
+}
 
-    unsafe fn release() {
-        // SAFETY: as above.
-        unsafe { asm!("tilerelease", options(nostack)) };
-    }
-
+impl Unit for Registers {
     unsafe fn sums(x: &[*const bf16], w: *const bf16, chunks: usize, out: &mut [Sums; 4]) {
         let to = out.as_mut_ptr();
         // SAFETY: registers are configured; each address covers its tiles, and `to` four.
@@ -184,42 +145,4 @@ impl Unit for Tiles {
             }
         }
     }
-}
-
-/// Whether the processor has AMX with bfloats and the system lets this process use it.
-pub(super) fn available() -> bool {
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        // Leaf 7: bit 22 is AMX-BF16, bit 24 AMX-TILE.
-        const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
-        let leaf = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).edx } else { 0 };
-        leaf & BF16_AND_TILE == BF16_AND_TILE && permitted()
-    })
-}
-
-/// Linux hands out the eight kilobytes of tile state on request only.
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const ARCH_PRCTL: i64 = 158;
-    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
-    const XFEATURE_XTILEDATA: i64 = 18;
-    let result: i64;
-    // SAFETY: a system call that changes no memory; it clobbers rcx and r11.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") ARCH_PRCTL => result,
-            in("rdi") ARCH_REQ_XCOMP_PERM,
-            in("rsi") XFEATURE_XTILEDATA,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack)
-        );
-    }
-    result == 0
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
 }

@@ -1,7 +1,5 @@
 //! The product over threads: panels of outputs are shared out.
 
-#[cfg(target_arch = "x86_64")]
-use super::amx;
 use super::{
     DenseLevel, PackedDense, SplitRows, fma,
     pack::{CHUNK, PANEL},
@@ -16,6 +14,8 @@ use crate::{
     pool,
 };
 use std::{cell::RefCell, ops::Range};
+#[cfg(target_arch = "x86_64")]
+use {super::amx, crate::cpu::tiles::Configured};
 
 /// Rows of activations whose outputs wait for their bias and residual in the first-level cache.
 /// A multiple of what AMX and multiply-adds take at a time.
@@ -60,6 +60,9 @@ pub(crate) fn products(level: DenseLevel, x: DenseRows<'_>, all: &[Product<'_>])
     all.iter().for_each(|p| p.check(level, x, rows));
     let total = all.iter().map(|p| p.weight.panels()).sum();
     let share = |range: Range<usize>| {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was detected, or asked for by a test that has checked it.
+        let _tiles = (level == DenseLevel::Amx).then(|| unsafe { Configured::new(&amx::layout()) });
         let mut first = 0;
         for product in all {
             let panels = product.weight.panels();
@@ -112,9 +115,8 @@ impl Product<'_> {
             #[cfg(target_arch = "x86_64")]
             (DenseLevel::Amx, Floats::Bf16(w), Some(x)) => {
                 let x = x.blocks(rows.start / split::ROWS, rows.len().div_ceil(split::ROWS));
-                // SAFETY: the level was detected, or asked for by a test that has checked it; `out`
-                // has room for whole blocks, and `w` for as many inputs as the rows have.
-                return unsafe { amx::panel::<amx::Tiles>(x, w, out) };
+                // SAFETY: `products_at` has laid out the registers, and `out` has room for whole blocks, and `w` for as many inputs as the rows have.
+                return unsafe { amx::panel::<amx::Registers>(x, w, out) };
             }
             #[cfg(all(test, target_arch = "x86_64"))]
             (DenseLevel::Emulated, Floats::Bf16(w), Some(x)) => {

@@ -51,7 +51,7 @@ impl DenseLevel {
     pub fn available() -> Vec<Self> {
         let mut levels = Vec::new();
         #[cfg(target_arch = "x86_64")]
-        if amx::available() {
+        if super::tiles::bf16() {
             levels.push(Self::Amx);
         }
         levels.extend(Level::available().into_iter().map(Self::Fma));
