@@ -183,13 +183,20 @@ impl Product<'_> {
     fn store(&self, tile: usize, rows: Range<usize>, block: &mut Block) {
         let (width, column) = (self.weight.rows, tile * TILE);
         let n = TILE.min(width - column);
-        for (i, values) in rows.zip(block.chunks_exact_mut(TILE)) {
-            let (values, at) = (&mut values[..n], i * width + column);
+        let (outputs, _) = block.as_chunks_mut::<TILE>();
+        for (i, values) in rows.zip(outputs) {
+            let at = i * width + column;
             if let Some(residual) = self.residual {
-                values.iter_mut().zip(&residual[at..]).for_each(|(v, r)| *v += r);
+                let residual = residual[at..at + n].iter();
+                values.iter_mut().zip(residual).for_each(|(v, r)| *v += r);
             }
             // SAFETY: this task alone owns the columns of its tiles.
-            unsafe { self.out.write(at, values) };
+            unsafe {
+                match n {
+                    TILE => self.out.write_array(at, values),
+                    _ => self.out.write(at, &values[..n]),
+                }
+            }
         }
     }
 }
