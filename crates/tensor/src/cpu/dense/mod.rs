@@ -21,9 +21,12 @@ mod amx;
 mod fma;
 mod gemm;
 mod pack;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "AMX alone reads the parts"))]
 mod split;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, target_arch = "x86_64"))]
+mod tiles;
 
 pub(crate) use gemm::{DenseRows, Product, products};
 pub use pack::PackedDense;
@@ -36,7 +39,7 @@ use std::sync::OnceLock;
 /// A way to compute the products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DenseLevel {
-    /// x-86-64 with AMX for `bf16` weights; other types are multiplied as at [`Self::Fma`].
+    /// x86-64 with AMX for `bf16` weights; other types are multiplied as at [`Self::Fma`].
     Amx,
     /// Fused multiply-adds.
     Fma(Level),
