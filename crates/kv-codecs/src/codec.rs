@@ -1,6 +1,6 @@
 //! The codec seam.
 
-use crate::{AttnBatch, AttnParams, DenseCodec};
+use crate::{AttnBatch, AttnParams, DenseCodec, PagedCodec, Scheme};
 use std::{fmt, sync::Arc};
 use taper_tensor::{AlignedBytes, DType, Tensor, TensorError};
 
@@ -105,7 +105,7 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
 #[derive(Debug, thiserror::Error)]
 pub enum KvCodecError {
     /// No such codec.
-    #[error("unknown KV cache type {name:?}; there are: {}", NAMES.join(", "))]
+    #[error("unknown KV cache type {name:?}; there are: {}, {}", NAMES.join(", "), Scheme::NAMES.join(", "))]
     Unknown {
         /// What was asked for.
         name: String,
@@ -126,14 +126,22 @@ pub enum KvCodecError {
         /// Slots there are.
         slots: usize,
     },
+    /// No rotation for rows of this length.
+    #[error("no Hadamard rotation is known for heads of {head_dim} elements")]
+    HeadDim {
+        /// Elements of a head.
+        head_dim: usize,
+    },
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }
 
+/// The uncompressed types; [`Scheme::NAMES`] has the others.
 const NAMES: [&str; 4] = ["auto", "f16", "bf16", "f32"];
 
-/// The codec of a name, as `--kv-cache-dtype` takes it. `auto` is `f16`.
+/// The codec of a name, as `--kv-cache-dtype` takes it. `auto` is `f16`; [`Scheme::parse`] has the
+/// grammar of the compressed ones.
 ///
 /// # Errors
 /// [`KvCodecError::Unknown`], listing the names.
@@ -142,7 +150,11 @@ pub fn parse(name: &str) -> Result<Arc<dyn KvCodec>, KvCodecError> {
         "auto" | "f16" | "float16" | "half" => DType::F16,
         "bf16" | "bfloat16" => DType::BF16,
         "f32" | "float32" | "float" => DType::F32,
-        _ => return Err(KvCodecError::Unknown { name: name.to_owned() }),
+        _ => {
+            let unknown = || KvCodecError::Unknown { name: name.to_owned() };
+            let scheme = Scheme::parse(name).ok_or_else(unknown)?;
+            return Ok(Arc::new(PagedCodec::new(name, scheme)));
+        }
     };
     Ok(Arc::new(DenseCodec::new(dtype)?))
 }
@@ -156,6 +168,7 @@ mod tests {
         assert_eq!(parse("auto").unwrap().name(), "f16");
         assert_eq!(parse("bfloat16").unwrap().name(), "bf16");
         assert_eq!(parse("f32").unwrap().name(), "f32");
+        assert_eq!(parse("turbo4v2").unwrap().name(), "turbo4v2");
         let message = parse("f17").unwrap_err().to_string();
         assert!(message.contains("f17") && message.contains("bf16"), "{message}");
     }
