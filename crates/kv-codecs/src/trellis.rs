@@ -27,6 +27,8 @@ pub struct Walk {
 pub struct TrellisCode {
     bits: usize,
     trellis: Trellis,
+    /// As trained.
+    levels: [f32; 64],
     /// As stored.
     entries: [i8; 64],
     /// `level = entry * step` has about unit variance.
@@ -60,7 +62,7 @@ impl TrellisCode {
     pub fn with_table(bits: usize, table: &[f32; 64]) -> Self {
         let (entries, step) = crate::tiles::int8_table(table);
         let trellis = Trellis::new(bits, &entries.map(f32::from));
-        Self { bits, trellis, entries, step }
+        Self { bits, trellis, levels: *table, entries, step }
     }
 
     /// Bits an element.
@@ -73,6 +75,12 @@ impl TrellisCode {
     #[must_use]
     pub fn level(&self, state: u8) -> f32 {
         f32::from(self.entries[usize::from(state)]) * self.step
+    }
+
+    /// The levels as trained, before they are rounded to int8.
+    #[must_use]
+    pub fn table(&self) -> &[f32; 64] {
+        &self.levels
     }
 
     /// How far one step of an entry is.
