@@ -12,7 +12,11 @@ use crate::{
 };
 use rayon::prelude::*;
 use std::sync::{Arc, PoisonError, RwLock};
-use taper_tensor::{AlignedBytes, Tensor, cpu::codes::CodeLevel, ops};
+use taper_tensor::{
+    AlignedBytes, Tensor,
+    cpu::codes::{CodeLevel, Order},
+    ops,
+};
 
 /// The sides of one geometry.
 #[derive(Debug)]
@@ -73,7 +77,10 @@ impl PagedCodec {
         if let Some(plan) = known {
             return Ok(plan);
         }
-        let plan = Arc::new(Plan { k: self.scheme.k.side(g)?, v: self.scheme.v.side(g)? });
+        let plan = Arc::new(Plan {
+            k: self.scheme.k.side(g, Order::Rows)?,
+            v: self.scheme.v.side(g, Order::Elements)?,
+        });
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         plans.push((g, Arc::clone(&plan)));
         Ok(plan)

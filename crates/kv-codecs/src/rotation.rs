@@ -1,6 +1,7 @@
 //! Random rotations that cost `d log d`: Hadamard matrices with random signs.
 
 use crate::KvCodecError;
+use taper_tensor::cpu::codes::{CodeLevel, sylvester};
 
 /// `y = H D x / sqrt(d)`, with `D` random signs and `H` a Hadamard matrix; for `d <= 64` twice, as
 /// one round leaves short rows less Gaussian.
@@ -94,9 +95,7 @@ impl Rotation {
     fn hadamard(&self, x: &mut [f32], transposed: bool) {
         let m = self.order;
         let width = self.d / m;
-        for part in x.chunks_exact_mut(width) {
-            sylvester(part);
-        }
+        sylvester(CodeLevel::detect(), x, width);
         if m > 1 {
             let mut column = vec![0.0; m];
             for i in 0..width {
@@ -111,20 +110,6 @@ impl Rotation {
         }
         let norm = 1.0 / (self.d as f32).sqrt();
         x.iter_mut().for_each(|x| *x *= norm);
-    }
-}
-
-/// Sylvester's matrix of the row's length, a power of two, in natural order.
-fn sylvester(x: &mut [f32]) {
-    let mut half = 1;
-    while half < x.len() {
-        for pair in x.chunks_exact_mut(2 * half) {
-            let (a, b) = pair.split_at_mut(half);
-            for (a, b) in a.iter_mut().zip(b) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        half *= 2;
     }
 }
 

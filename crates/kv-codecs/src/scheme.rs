@@ -8,6 +8,7 @@ use crate::{
     taper::{self, TaperSide},
     turbo::{self, TurboSide},
 };
+use taper_tensor::cpu::codes::Order;
 
 /// How one side of the cache is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,11 +54,12 @@ impl SideFormat {
         }
     }
 
-    pub(crate) fn side(self, g: KvGeometry) -> Result<Box<dyn Side>, KvCodecError> {
+    /// `order` says what the side is for: dot products with keys, or sums of values.
+    pub(crate) fn side(self, g: KvGeometry, order: Order) -> Result<Box<dyn Side>, KvCodecError> {
         Ok(match self {
             Self::F16 => Box::new(HalfSide::new(g)),
             Self::Affine { bits, group } => Box::new(AffineSide::new(g, bits, group)),
-            Self::Turbo { bits } => Box::new(TurboSide::new(g, bits)?),
+            Self::Turbo { bits } => Box::new(TurboSide::new(g, bits, order)?),
             Self::TurboQjl { bits } => Box::new(QjlSide::new(g, bits)?),
             Self::Taper { bits, centred } => Box::new(TaperSide::new(g, bits, centred)?),
         })

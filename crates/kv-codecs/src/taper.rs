@@ -23,9 +23,10 @@ use crate::{
     side::{Precision, Queries, Scratch, Side, half_at, padded_tokens, put_half},
     tiles::{Layout, TileMath},
 };
+use std::sync::LazyLock;
 use taper_tensor::cpu::{
     Floats,
-    codes::{RING, add_rows, dot_rows},
+    codes::{CodeLevel, RING, add_rows, dot_rows, look_up, unpack_centre},
 };
 
 /// Steps of an octave of a scale.
@@ -124,29 +125,17 @@ impl TaperSide {
     }
 
     /// Of the first `n` rows, times the table's step.
-    fn gammas(&self, region: &[u8], n: usize, out: &mut Vec<f32>) {
+    fn gammas(&self, region: &[u8], n: usize, level: CodeLevel, out: &mut Vec<f32>) {
         let first = ((self.base(region) - 128) as f32 / STEPS).exp2() * self.code.step();
-        let codes = &region[self.scales_at()..][..n];
-        out.clear();
-        out.extend(codes.iter().map(|&c| {
-            let octave = (u32::from(c) / STEPS as u32 + 127) << 23;
-            let gamma = first * POWERS[usize::from(c) % STEPS as usize] * f32::from_bits(octave);
-            if c == 0 { 0.0 } else { gamma }
-        }));
+        out.resize(n, 0.0);
+        look_up(level, &region[self.scales_at()..][..n], &POWERS, first, out);
     }
 
     /// The centre of a mature block.
     fn centre(&self, region: &[u8], out: &mut Vec<f32>) {
         let at = self.centre_at();
-        let scale = half_at(region, at + 2);
-        out.clear();
-        let bytes = &region[at + 4..];
-        out.extend((0..self.d).map(|i| {
-            let bit = 7 * i;
-            let next = bytes.get(bit / 8 + 1).copied().unwrap_or(0);
-            let word = u16::from_le_bytes([bytes[bit / 8], next]);
-            (f32::from(word >> (bit % 8) & 127) - CENTRE) * scale
-        }));
+        out.resize(self.d, 0.0);
+        unpack_centre(CodeLevel::detect(), &region[at + 4..], half_at(region, at + 2), out);
     }
 
     fn set_centre(&self, region: &mut [u8], centre: &[f32]) {
@@ -197,9 +186,9 @@ impl TaperSide {
     }
 }
 
-/// `2^(i / 24)`.
-static POWERS: std::sync::LazyLock<[f32; STEPS as usize]> =
-    std::sync::LazyLock::new(|| std::array::from_fn(|i| (i as f32 / STEPS).exp2()));
+/// `2^(code / 24)`, and 0 of code 0.
+static POWERS: LazyLock<[f32; 256]> =
+    LazyLock::new(|| std::array::from_fn(|i| if i == 0 { 0.0 } else { (i as f32 / STEPS).exp2() }));
 
 /// The mean of some rows, shrunk by what its length owes to their scatter.
 fn shrunk_mean(rows: &[f32], d: usize) -> Vec<f32> {
@@ -298,7 +287,7 @@ impl Side for TaperSide {
             }
             return;
         }
-        self.gammas(region, n, &mut scratch.gamma);
+        self.gammas(region, n, precision.level, &mut scratch.gamma);
         self.math.scores(region, &scratch.gamma, q, precision, &mut scratch.tiles, out);
         if self.centred {
             self.centre(region, &mut scratch.floats);
@@ -327,7 +316,7 @@ impl Side for TaperSide {
             }
             return;
         }
-        self.gammas(region, n, &mut scratch.gamma);
+        self.gammas(region, n, precision.level, &mut scratch.gamma);
         self.math.add(region, p, precision, scratch, acc);
         if self.centred {
             self.centre(region, &mut scratch.floats);

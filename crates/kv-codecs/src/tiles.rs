@@ -4,7 +4,9 @@
 //! codes of a head region:  [tokens / 4][d / 16][4 tokens][16 codes: 2 * bits bytes]
 //! ```
 //! Codes of a token's ring of 16 elements stand lowest bits first; `d` is padded to whole rings and
-//! the block's tokens to whole tiles. See [`taper_tensor::cpu::codes`].
+//! the block's tokens to whole tiles. Scalar codes of 4 bits stand otherwise within a tile: byte
+//! `i` of its 32 holds positions `i` (low nibble) and `i + 32`, where position is `16 token +
+//! element` for keys and `4 element + token` for values. See [`taper_tensor::cpu::codes`].
 
 use crate::{
     KvGeometry,
@@ -19,11 +21,13 @@ pub(crate) struct Layout {
     pub(crate) rings: usize,
     /// Whole tiles of them.
     pub(crate) tokens: usize,
+    /// Codes of 4 bits in the order of the expanded bytes.
+    pub(crate) nibbles: Option<Order>,
 }
 
 impl Layout {
     pub(crate) fn new(g: KvGeometry, bits: usize) -> Self {
-        Self { bits, rings: g.head_dim.div_ceil(RING), tokens: padded_tokens(g) }
+        Self { bits, rings: g.head_dim.div_ceil(RING), tokens: padded_tokens(g), nibbles: None }
     }
 
     /// Bytes of the codes of a head region.
@@ -31,8 +35,25 @@ impl Layout {
         self.tokens * self.rings * 2 * self.bits
     }
 
+    /// Byte and shift of a nibble.
+    fn nibble(self, order: Order, token: usize, element: usize) -> (usize, usize) {
+        let tile = token / TILE_ROWS * self.rings + element / RING;
+        let at = match order {
+            Order::Rows => token % TILE_ROWS * RING + element % RING,
+            Order::Elements => element % RING * TILE_ROWS + token % TILE_ROWS,
+        };
+        (tile * TILE / 2 + at % (TILE / 2), at / (TILE / 2) * 4)
+    }
+
     /// Writes a token's codes, whole rings of them.
     pub(crate) fn put(self, codes: &mut [u8], token: usize, symbols: &[u8]) {
+        if let Some(order) = self.nibbles {
+            for (element, &symbol) in symbols.iter().enumerate() {
+                let (at, shift) = self.nibble(order, token, element);
+                codes[at] = codes[at] & !(15 << shift) | symbol << shift;
+            }
+            return;
+        }
         for (ring, symbols) in symbols.chunks_exact(RING).enumerate() {
             let mut word = 0u128;
             for (i, &s) in symbols.iter().enumerate() {
@@ -45,6 +66,13 @@ impl Layout {
 
     /// The table index of each element of a token: the window of `lead` bits before its code too.
     pub(crate) fn windows(self, codes: &[u8], token: usize, lead: usize) -> Vec<u8> {
+        if let Some(order) = self.nibbles {
+            let code = |element| {
+                let (at, shift) = self.nibble(order, token, element);
+                codes[at] >> shift & 15
+            };
+            return (0..self.rings * RING).map(code).collect();
+        }
         let total = RING * self.bits;
         let mut out = Vec::with_capacity(self.rings * RING);
         for ring in 0..self.rings {

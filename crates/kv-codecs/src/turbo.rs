@@ -13,7 +13,10 @@ use crate::{
     side::{Precision, Queries, Scratch, Side, half_at, put_half},
     tiles::{Layout, TileMath, int8_table},
 };
-use taper_tensor::cpu::codes::{RING, Windows};
+use taper_tensor::cpu::{
+    codes::{Order, RING, Windows},
+    f16_to_f32,
+};
 
 /// Bytes of a head region.
 pub(crate) fn head_bytes(g: KvGeometry, bits: usize) -> usize {
@@ -30,7 +33,7 @@ pub(crate) struct TurboSide {
 }
 
 impl TurboSide {
-    pub(crate) fn new(g: KvGeometry, bits: usize) -> Result<Self, KvCodecError> {
+    pub(crate) fn new(g: KvGeometry, bits: usize, order: Order) -> Result<Self, KvCodecError> {
         let exact = Polar::new(standard_rotation(g.head_dim)?, bits);
         let (table, step) = int8_table(exact.levels());
         let levels = table[..1 << bits].iter().map(|&c| f32::from(c) * step).collect();
@@ -42,8 +45,9 @@ impl TurboSide {
 
     fn gammas(&self, region: &[u8], n: usize, out: &mut Vec<f32>) {
         let at = self.math.layout.bytes();
-        out.clear();
-        out.extend((0..n).map(|j| half_at(region, at + 2 * j) * self.step));
+        out.resize(n, 0.0);
+        f16_to_f32(bytemuck::cast_slice(&region[at..at + 2 * n]), out);
+        out.iter_mut().for_each(|g| *g *= self.step);
     }
 }
 

@@ -12,12 +12,15 @@
 //! ```text
 //! tiles of a block:  [rows / 4][d / 16][4 rows][2 * bits bytes]
 //! ```
+//! Scalar codes of four bits may stand in an order of their own ([`Windows::nibbles`]).
+//!
 //! [`Windows::expand`] turns tiles into bytes, [`dots`] multiplies them with int8 queries, and
 //! [`add_weighted`] sums them under u8 weights. Every level gives the same integers, and rounds
 //! them to floats in the same order; the portable code is the definition.
 
 mod dense;
 mod portable;
+mod scales;
 mod softmax;
 mod trellis;
 #[cfg(target_arch = "x86_64")]
@@ -25,6 +28,7 @@ mod vbmi;
 mod windows;
 
 pub use dense::{add_rows, dot_rows};
+pub use scales::{look_up, sylvester, unpack_centre};
 pub use softmax::{Row, soften, weigh};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use windows::{Order, Windows};
@@ -94,10 +98,12 @@ impl Int8Queries {
         self.scales.clear();
         self.offsets.clear();
         for row in x.chunks_exact(d) {
-            let max = row.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            let max = row.iter().fold(0.0f32, |m, x| if x.abs() > m { x.abs() } else { m });
             let (scale, inverse) = if max > 0.0 { (max / 127.0, 127.0 / max) } else { (0.0, 0.0) };
             let at = self.codes.len();
-            self.codes.extend(row.iter().map(|x| (x * inverse).round_ties_even() as i8));
+            // Adding 1.5 * 2^23 leaves the rounded integer in the lowest bits.
+            let round = |x: &f32| (x * inverse + 12_582_912.0).to_bits() as i8;
+            self.codes.extend(row.iter().map(round));
             self.codes.resize(at + padded, 0);
             self.scales.push(scale);
             self.offsets.push(self.codes[at..].iter().map(|&c| 128 * i32::from(c)).sum());

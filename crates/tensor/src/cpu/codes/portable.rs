@@ -18,6 +18,16 @@ pub(super) fn expand(plan: &Plan, tile_bytes: usize, codes: &[u8], out: &mut [u8
     }
 }
 
+pub(super) fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
+    for (tile, out) in codes.chunks_exact(TILE / 2).zip(out.chunks_exact_mut(TILE)) {
+        let (low, high) = out.split_at_mut(TILE / 2);
+        for ((&code, low), high) in tile.iter().zip(low).zip(high) {
+            *low = plan.table[usize::from(code & 15)];
+            *high = plan.table[usize::from(code >> 4)];
+        }
+    }
+}
+
 pub(super) fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mut [f32]) {
     let (rows, n) = (q.rows(), gamma.len());
     let padded = q.codes.len() / rows;

@@ -34,13 +34,13 @@ pub fn soften(scores: &mut [f32], seen: Range<usize>, soft_cap: Option<f32>, row
             kernels::soft_cap(level, live.as_mut_ptr(), live.len(), cap);
         }
         let max = row.max.max(kernels::row_max(level, live.as_ptr(), live.len()));
-        let shrink = (*row.max - max).exp();
-        let sum = kernels::exp_shift(level, live.as_mut_ptr(), live.len(), max);
-        *row.sum = *row.sum * shrink + sum;
-        if shrink != 1.0 {
+        if max > *row.max {
+            let shrink = (*row.max - max).exp();
+            *row.sum *= shrink;
             kernels::scale(level, row.acc.as_mut_ptr(), row.acc.len(), shrink);
+            *row.max = max;
         }
-        *row.max = max;
+        *row.sum += kernels::exp_shift(level, live.as_mut_ptr(), live.len(), max);
     }
 }
 
@@ -59,36 +59,19 @@ pub fn weigh(
     assert!(p.len() == gamma.len() && p.len() == weights.len(), "lengths");
     match level {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the machine has the level.
-        CodeLevel::Vbmi => unsafe { weigh_vbmi(p, gamma, threshold, weights) },
+        // SAFETY: the machine has the level, and vectors are whole.
+        CodeLevel::Vbmi if p.len().is_multiple_of(16) => unsafe {
+            super::vbmi::weigh(p, gamma, threshold, weights)
+        },
         _ => weigh_body(p, gamma, threshold, weights),
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn weigh_vbmi(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
-    weigh_body(p, gamma, threshold, weights)
-}
-
-#[inline(always)]
 fn weigh_body(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
-    const LANES: usize = 16;
-    // The order in which a maximum is taken does not matter.
-    let (mut likely, mut most) = ([0.0f32; LANES], [0.0f32; LANES]);
     let larger = |a: f32, b: f32| if a > b { a } else { b };
-    let (ps, gs) = (p.chunks_exact(LANES), gamma.chunks_exact(LANES));
-    for (&p, &g) in ps.remainder().iter().zip(gs.remainder()) {
-        (likely[0], most[0]) = (larger(likely[0], p), larger(most[0], p * g));
-    }
-    for (p, g) in ps.zip(gs) {
-        for l in 0..LANES {
-            likely[l] = larger(likely[l], p[l]);
-            most[l] = larger(most[l], p[l] * g[l]);
-        }
-    }
-    let most = most.into_iter().fold(0.0, larger);
-    if likely.into_iter().fold(0.0, larger) < threshold || most <= 0.0 {
+    let likely = p.iter().copied().fold(0.0, larger);
+    let most = p.iter().zip(gamma).map(|(p, g)| p * g).fold(0.0, larger);
+    if likely < threshold || most <= 0.0 {
         weights.fill(0);
         return 0.0;
     }

@@ -62,6 +62,58 @@ fn windows_follow_the_ring_in_both_orders_on_every_level() {
 }
 
 #[test]
+fn nibbles_stand_in_the_order_of_the_expanded_bytes() {
+    let table: [i8; 16] = std::array::from_fn(|i| bytes(16, 8)[i] as i8);
+    let (windows, packed) = (Windows::nibbles(&table), bytes(3 * 32, 4));
+    for level in CodeLevel::available() {
+        let mut out = vec![0; 3 * TILE];
+        windows.expand(level, Order::Elements, &packed, &mut out);
+        for (i, &got) in out.iter().enumerate() {
+            let byte = packed[i / TILE * 32 + i % 32];
+            let code = if i % TILE < 32 { byte & 15 } else { byte >> 4 };
+            assert_eq!(got as i8, table[usize::from(code)]);
+        }
+    }
+}
+
+#[test]
+fn centres_and_scales_on_every_level() {
+    for n in [8, 20, 64, 80, 128, 200] {
+        let packed = bytes((n * 7usize).div_ceil(8), 3);
+        for level in CodeLevel::available() {
+            let mut out = vec![0.0; n];
+            unpack_centre(level, &packed, 0.5, &mut out);
+            for (i, &got) in out.iter().enumerate() {
+                let bit = |at: usize| i32::from(packed[at / 8] >> (at % 8) & 1);
+                let code: i32 = (0..7).map(|b| bit(7 * i + b) << b).sum();
+                assert_eq!(got, (code - 63) as f32 * 0.5, "{level:?}, {i} of {n}");
+            }
+            let (codes, table) = (bytes(n, 6), std::array::from_fn(|i| floats(256, 7)[i]));
+            look_up(level, &codes, &table, 2.0, &mut out);
+            assert!(out.iter().zip(&codes).all(|(o, &c)| *o == table[usize::from(c)] * 2.0));
+        }
+    }
+}
+
+#[test]
+fn hadamard_products_on_every_level() {
+    for len in [1usize, 2, 8, 16, 64, 128] {
+        let x = floats(3 * len, 5);
+        for level in CodeLevel::available() {
+            let mut y = x.clone();
+            sylvester(level, &mut y, len);
+            for (x, y) in x.chunks_exact(len).zip(y.chunks_exact(len)) {
+                for (i, y) in y.iter().enumerate() {
+                    let sign = |j: usize| if (i & j).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
+                    let want: f32 = x.iter().enumerate().map(|(j, x)| sign(j) * x).sum();
+                    assert!((y - want).abs() < 1e-3, "{len}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn every_level_gives_the_same_bits() {
     for (rows, n, d) in
         [(1, 4, 16), (2, 20, 32), (3, 12, 128), (4, 64, 128), (7, 60, 80), (9, 64, 256)]

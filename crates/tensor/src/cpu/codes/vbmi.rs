@@ -23,6 +23,93 @@ pub(super) unsafe fn expand(plan: &Plan, tile_bytes: usize, codes: &[u8], out: &
     }
 }
 
+/// Nibbles, which stand in the order of the expanded bytes: see [`super::Windows::nibbles`].
+///
+/// # Safety
+/// `codes` are whole tiles of 32 bytes, `out` as many of [`TILE`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
+    // SAFETY: the plan's table has 64 bytes; loads are whole tiles.
+    unsafe {
+        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(plan.table.as_ptr().cast()));
+        let shift = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(4));
+        let low = _mm512_set1_epi8(15);
+        for i in 0..out.len() / TILE {
+            let x = _mm256_loadu_si256(codes.as_ptr().add(i * TILE / 2).cast());
+            let x = _mm512_srlv_epi16(_mm512_broadcast_i64x4(x), shift);
+            let entries = _mm512_shuffle_epi8(table, _mm512_and_si512(x, low));
+            _mm512_storeu_si512(out.as_mut_ptr().add(i * TILE).cast(), entries);
+        }
+    }
+}
+
+/// Seven-bit codes about 63, times `factor`: whole vectors of 64. Returns how many it did.
+///
+/// # Safety
+/// `bytes` holds seven bits for each element of `out`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+pub(super) unsafe fn unpack_centre(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize {
+    const BYTES: usize = 56;
+    let gather: [u8; 64] = std::array::from_fn(|i| (i / 8 * 7 + (i % 8).min(6)) as u8);
+    let shift: [u8; 64] = std::array::from_fn(|i| (i % 8 * 7) as u8);
+    let whole = out.len() / TILE;
+    // SAFETY: the caller's promise; the mask keeps loads inside.
+    unsafe {
+        let load = |x: &[u8; 64]| _mm512_loadu_si512(x.as_ptr().cast());
+        let (gather, shift) = (load(&gather), load(&shift));
+        let (seven, middle) = (_mm512_set1_epi8(127), _mm512_set1_epi8(63));
+        let factor = _mm512_set1_ps(factor);
+        for i in 0..whole {
+            let x = _mm512_maskz_loadu_epi8((1 << BYTES) - 1, bytes.as_ptr().add(i * BYTES).cast());
+            let words = _mm512_permutexvar_epi8(gather, x);
+            let codes = _mm512_and_si512(_mm512_multishift_epi64_epi8(shift, words), seven);
+            let codes = _mm512_sub_epi8(codes, middle);
+            let parts = [
+                _mm512_extracti32x4_epi32::<0>(codes),
+                _mm512_extracti32x4_epi32::<1>(codes),
+                _mm512_extracti32x4_epi32::<2>(codes),
+                _mm512_extracti32x4_epi32::<3>(codes),
+            ];
+            for (j, part) in parts.into_iter().enumerate() {
+                let x = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part));
+                let at = out.as_mut_ptr().add(i * TILE + j * 16);
+                _mm512_storeu_ps(at, _mm512_mul_ps(x, factor));
+            }
+        }
+    }
+    whole * TILE
+}
+
+/// # Safety
+/// The lengths are those of [`super::weigh`], and `p` is whole vectors of 16.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn weigh(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (mut likely, mut most) = (_mm512_setzero_ps(), _mm512_setzero_ps());
+        let at =
+            |i: usize| (_mm512_loadu_ps(p.as_ptr().add(i)), _mm512_loadu_ps(gamma.as_ptr().add(i)));
+        for i in (0..p.len()).step_by(16) {
+            let (p, g) = at(i);
+            likely = _mm512_max_ps(likely, p);
+            most = _mm512_max_ps(most, _mm512_mul_ps(p, g));
+        }
+        let most = _mm512_reduce_max_ps(most);
+        if _mm512_reduce_max_ps(likely) < threshold || most <= 0.0 {
+            weights.fill(0);
+            return 0.0;
+        }
+        let inverse = _mm512_set1_ps(255.0 / most);
+        for i in (0..p.len()).step_by(16) {
+            let (p, g) = at(i);
+            let w = _mm512_mul_ps(_mm512_mul_ps(p, g), inverse);
+            let bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w));
+            _mm_storeu_si128(weights.as_mut_ptr().add(i).cast(), bytes);
+        }
+        most / 255.0
+    }
+}
+
 /// Scores of `R` query rows against `4 G` rows.
 ///
 /// # Safety

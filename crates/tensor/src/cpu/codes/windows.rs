@@ -25,6 +25,7 @@ pub(super) struct Plan {
 #[derive(Debug, Clone)]
 pub struct Windows {
     bits: usize,
+    nibbles: bool,
     rows: Plan,
     elements: Plan,
 }
@@ -40,7 +41,17 @@ impl Windows {
         let repeats = (0..64).all(|i| table[i] == table[i % (1 << bits)]);
         assert!(bits + lead == 6 || repeats, "the table of a short window repeats");
         let plan = |order| Plan::new(bits, lead, table, order);
-        Self { bits, rows: plan(Order::Rows), elements: plan(Order::Elements) }
+        let (rows, elements) = (plan(Order::Rows), plan(Order::Elements));
+        Self { bits, nibbles: false, rows, elements }
+    }
+
+    /// Scalar codes of four bits in tiles that are packed for one order: byte `i` of a tile's 32
+    /// holds the codes of bytes `i` and `i + 32` of the expanded tile, so that there is nothing to
+    /// gather.
+    #[must_use]
+    pub fn nibbles(table: &[i8; 16]) -> Self {
+        let wide = std::array::from_fn(|i| table[i % 16]);
+        Self { nibbles: true, ..Self::new(4, 0, &wide) }
     }
 
     /// Bits an element.
@@ -75,9 +86,15 @@ impl Windows {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level and the lengths are checked.
+            CodeLevel::Vbmi if self.nibbles => unsafe {
+                super::vbmi::expand_nibbles(self.plan(order), codes, out);
+            },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
             CodeLevel::Vbmi => unsafe {
                 super::vbmi::expand(self.plan(order), self.tile_bytes(), codes, out);
             },
+            _ if self.nibbles => portable::expand_nibbles(self.plan(order), codes, out),
             _ => portable::expand(self.plan(order), self.tile_bytes(), codes, out),
         }
     }
