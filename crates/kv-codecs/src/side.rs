@@ -4,7 +4,10 @@
 use crate::KvGeometry;
 use half::f16;
 use std::fmt;
-use taper_tensor::cpu::codes::{CodeLevel, Int8Queries, TILE_ROWS};
+use taper_tensor::{
+    AlignedBytes,
+    cpu::codes::{CodeLevel, Int8Queries, TILE_ROWS},
+};
 
 /// Query rows as a side wants them.
 #[derive(Debug, Default)]
@@ -19,10 +22,24 @@ pub(crate) struct Queries {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) floats: Vec<f32>,
-    pub(crate) tiles: Vec<u8>,
+    pub(crate) tiles: Tiles,
     pub(crate) gamma: Vec<f32>,
     pub(crate) weights: Vec<u8>,
     pub(crate) scales: Vec<f32>,
+}
+
+/// Room for expanded tiles, at addresses that vector stores like.
+#[derive(Debug, Default)]
+pub(crate) struct Tiles(Option<AlignedBytes>);
+
+impl Tiles {
+    /// `len` bytes of any contents.
+    pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
+        if self.0.as_ref().is_none_or(|bytes| bytes.len() < len) {
+            self.0 = None;
+        }
+        &mut self.0.get_or_insert_with(|| AlignedBytes::zeroed(len)).as_mut_slice()[..len]
+    }
 }
 
 /// How attention treats what it need not compute exactly.

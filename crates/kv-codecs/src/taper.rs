@@ -26,7 +26,7 @@ use crate::{
 use std::sync::LazyLock;
 use taper_tensor::cpu::{
     Floats,
-    codes::{CodeLevel, RING, add_rows, dot_rows, look_up, unpack_centre},
+    codes::{CodeLevel, RING, add_rows, dot_rows, halves, look_up, unpack_centre},
 };
 
 /// Steps of an octave of a scale.
@@ -179,9 +179,9 @@ impl TaperSide {
         self.put_gamma(region, offset, walk.gamma);
     }
 
-    fn halves<'a>(&self, region: &[u8], n: usize, out: &'a mut Vec<f32>) -> Floats<'a> {
-        out.clear();
-        out.extend((0..n * self.d).map(|i| half_at(region, 2 * i)));
+    fn young_rows<'a>(&self, region: &[u8], n: usize, out: &'a mut Vec<f32>) -> Floats<'a> {
+        out.resize(n * self.d, 0.0);
+        halves(CodeLevel::detect(), region, 1.0, out);
         Floats::F32(out)
     }
 }
@@ -278,7 +278,7 @@ impl Side for TaperSide {
         if self.is_young(region) {
             // Only so many rows are there; the others' scores are never used.
             let rows = self.young.min(n);
-            let keys = self.halves(region, rows, &mut scratch.floats);
+            let keys = self.young_rows(region, rows, &mut scratch.floats);
             let mut some = vec![0.0; q.floats.len() / d * rows];
             dot_rows(&q.floats, keys, d, &mut some);
             for (out, some) in out.chunks_exact_mut(n).zip(some.chunks_exact(rows)) {
@@ -310,7 +310,7 @@ impl Side for TaperSide {
     ) {
         if self.is_young(region) {
             let (d, width, rows) = (self.d, self.width(), self.young.min(n));
-            let values = self.halves(region, rows, &mut scratch.floats);
+            let values = self.young_rows(region, rows, &mut scratch.floats);
             for (p, acc) in p.chunks_exact(n).zip(acc.chunks_exact_mut(width)) {
                 add_rows(&p[..rows], values, d, &mut acc[..d]);
             }

@@ -10,9 +10,9 @@
 
 use crate::{
     KvGeometry,
-    side::{Precision, Queries, Scratch, padded_tokens},
+    side::{Precision, Queries, Scratch, Tiles, padded_tokens},
 };
-use taper_tensor::cpu::codes::{Order, RING, TILE, TILE_ROWS, Windows, add_weighted, dots, weigh};
+use taper_tensor::cpu::codes::{Order, RING, TILE, TILE_ROWS, Windows, weigh};
 
 /// Where codes of some bits lie.
 #[derive(Debug, Clone, Copy)]
@@ -115,14 +115,13 @@ impl TileMath {
         gamma: &[f32],
         q: &Queries,
         precision: Precision,
-        tiles: &mut Vec<u8>,
+        tiles: &mut Tiles,
         out: &mut [f32],
     ) {
         let n = gamma.len();
-        tiles.resize(n * self.layout.rings * RING, 0);
+        let tiles = tiles.room(n * self.layout.rings * RING);
         let codes = &codes[..self.layout.part(n)];
-        self.windows.expand(precision.level, Order::Rows, codes, tiles);
-        dots(precision.level, &q.int8, tiles, gamma, out);
+        self.windows.dots(precision.level, &q.int8, codes, gamma, tiles, out);
     }
 
     /// `acc_i += sum_j p_ij gamma_j entries_j`.
@@ -144,10 +143,9 @@ impl TileMath {
         if scales.iter().all(|&s| s == 0.0) {
             return;
         }
-        tiles.resize(n * self.layout.rings * TILE / TILE_ROWS, 0);
+        let tiles = tiles.room(n * self.layout.rings * RING);
         let codes = &codes[..self.layout.part(n)];
-        self.windows.expand(precision.level, Order::Elements, codes, tiles);
-        add_weighted(precision.level, weights, scales, tiles, acc);
+        self.windows.add_weighted(precision.level, weights, scales, codes, tiles, acc);
     }
 }
 

@@ -13,10 +13,7 @@ use crate::{
     side::{Precision, Queries, Scratch, Side, half_at, put_half},
     tiles::{Layout, TileMath, int8_table},
 };
-use taper_tensor::cpu::{
-    codes::{Order, RING, Windows},
-    f16_to_f32,
-};
+use taper_tensor::cpu::codes::{CodeLevel, Order, RING, Windows, halves};
 
 /// Bytes of a head region.
 pub(crate) fn head_bytes(g: KvGeometry, bits: usize) -> usize {
@@ -38,16 +35,19 @@ impl TurboSide {
         let (table, step) = int8_table(exact.levels());
         let levels = table[..1 << bits].iter().map(|&c| f32::from(c) * step).collect();
         let polar = Polar::with_levels(exact.rotation().clone(), levels);
-        let math =
-            TileMath { layout: Layout::new(g, bits), windows: Windows::new(bits, 0, &table) };
+        let nibbles = (bits == 4).then_some(order);
+        let windows = match bits {
+            4 => Windows::nibbles(&std::array::from_fn(|i| table[i])),
+            _ => Windows::new(bits, 0, &table),
+        };
+        let math = TileMath { layout: Layout { nibbles, ..Layout::new(g, bits) }, windows };
         Ok(Self { polar, math, step })
     }
 
-    fn gammas(&self, region: &[u8], n: usize, out: &mut Vec<f32>) {
+    fn gammas(&self, region: &[u8], n: usize, level: CodeLevel, out: &mut Vec<f32>) {
         let at = self.math.layout.bytes();
         out.resize(n, 0.0);
-        f16_to_f32(bytemuck::cast_slice(&region[at..at + 2 * n]), out);
-        out.iter_mut().for_each(|g| *g *= self.step);
+        halves(level, &region[at..], self.step, out);
     }
 }
 
@@ -95,7 +95,7 @@ impl Side for TurboSide {
         scratch: &mut Scratch,
         out: &mut [f32],
     ) {
-        self.gammas(region, n, &mut scratch.gamma);
+        self.gammas(region, n, precision.level, &mut scratch.gamma);
         self.math.scores(region, &scratch.gamma, q, precision, &mut scratch.tiles, out);
     }
 
@@ -108,7 +108,7 @@ impl Side for TurboSide {
         scratch: &mut Scratch,
         acc: &mut [f32],
     ) {
-        self.gammas(region, n, &mut scratch.gamma);
+        self.gammas(region, n, precision.level, &mut scratch.gamma);
         self.math.add(region, p, precision, scratch, acc);
     }
 }

@@ -28,7 +28,7 @@ mod vbmi;
 mod windows;
 
 pub use dense::{add_rows, dot_rows};
-pub use scales::{look_up, sylvester, unpack_centre};
+pub use scales::{halves, look_up, sylvester, unpack_centre};
 pub use softmax::{Row, soften, weigh};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use windows::{Order, Windows};
@@ -114,6 +114,12 @@ impl Int8Queries {
     #[must_use]
     pub fn rows(&self) -> usize {
         self.scales.len()
+    }
+
+    /// Elements of a row, whole rings.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.codes.len() / self.rows().max(1)
     }
 }
 

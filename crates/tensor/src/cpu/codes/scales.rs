@@ -1,6 +1,7 @@
 //! Scales and centres of coded rows, as they are stored.
 
 use super::CodeLevel;
+use half::f16;
 
 /// Makes `name(level, args...)` that runs `body`, compiled for the level.
 macro_rules! compiled {
@@ -26,13 +27,50 @@ compiled! {
     /// `out[i] = factor * table[codes[i]]`.
     look_up = look_up_body(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32])
 }
-compiled! {
-    /// Multiplies rows of a power of two elements with Sylvester's Hadamard matrix of their length,
-    /// in natural order.
-    ///
-    /// # Panics
-    /// When `len` is not a power of two.
-    sylvester = sylvester_body(x: &mut [f32], len: usize)
+/// Multiplies rows of a power of two elements with Sylvester's Hadamard matrix of their length, in
+/// natural order.
+///
+/// # Panics
+/// When `len` is not a power of two.
+pub fn sylvester(level: CodeLevel, x: &mut [f32], len: usize) {
+    assert!(len.is_power_of_two(), "a power of two");
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level.
+        CodeLevel::Vbmi if len >= 16 => unsafe { super::vbmi::sylvester(x, len) },
+        _ => butterflies(x, 1, len),
+    }
+}
+
+/// The butterflies of a Hadamard product from distance `half` on.
+#[inline(always)]
+pub(super) fn butterflies(x: &mut [f32], mut half: usize, len: usize) {
+    while half < len {
+        for pair in x.chunks_exact_mut(2 * half) {
+            let (a, b) = pair.split_at_mut(half);
+            for (a, b) in a.iter_mut().zip(b) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+}
+
+/// `out[i] = factor * half_i` of little-endian halves.
+///
+/// # Panics
+/// When there are too few bytes.
+pub fn halves(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32]) {
+    assert!(bytes.len() >= 2 * out.len(), "two bytes an element");
+    let done = match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level and the length is checked.
+        CodeLevel::Vbmi => unsafe { super::vbmi::halves(bytes, factor, out) },
+        _ => 0,
+    };
+    for (x, out) in bytes.as_chunks::<2>().0[done..].iter().zip(&mut out[done..]) {
+        *out = f16::from_le_bytes(*x).to_f32() * factor;
+    }
 }
 
 /// `out[i] = factor * (code_i - 63)` of seven-bit codes, lowest bits first.
@@ -62,38 +100,5 @@ pub fn unpack_centre(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32
 fn look_up_body(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32]) {
     for (o, &c) in out.iter_mut().zip(codes) {
         *o = table[usize::from(c)] * factor;
-    }
-}
-
-/// The first four butterflies of sixteen elements.
-#[inline(always)]
-fn butterflies<const HALF: usize>(x: &mut [f32; 16]) {
-    let y = *x;
-    for i in 0..16 {
-        x[i] = if i & HALF == 0 { y[i] + y[i ^ HALF] } else { y[i ^ HALF] - y[i] };
-    }
-}
-
-#[inline(always)]
-fn sylvester_body(x: &mut [f32], len: usize) {
-    assert!(len.is_power_of_two(), "a power of two");
-    let mut half = 1;
-    if len >= 16 {
-        for x in x.as_chunks_mut::<16>().0 {
-            butterflies::<1>(x);
-            butterflies::<2>(x);
-            butterflies::<4>(x);
-            butterflies::<8>(x);
-        }
-        half = 16;
-    }
-    while half < len {
-        for pair in x.chunks_exact_mut(2 * half) {
-            let (a, b) = pair.split_at_mut(half);
-            for (a, b) in a.iter_mut().zip(b) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        half *= 2;
     }
 }

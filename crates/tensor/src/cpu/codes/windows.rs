@@ -1,6 +1,6 @@
 //! How the packed codes of a tile become table entries.
 
-use super::{CodeLevel, RING, TILE, TILE_ROWS, portable};
+use super::{CodeLevel, Int8Queries, RING, TILE, TILE_ROWS, add_weighted, dots, portable};
 
 /// In which order the bytes of an expanded tile stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,11 +21,27 @@ pub(super) struct Plan {
     pub(super) table: [u8; 64],
 }
 
+/// How a packed tile is laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// Rings, row by row.
+    Windows {
+        /// Bytes of a tile, below 64.
+        bytes: usize,
+    },
+    /// Nibbles in the order of the expanded bytes.
+    Nibbles,
+}
+
+/// Query rows up to which packed codes are expanded anew by every pass over them: storing them
+/// costs more.
+const FUSED_ROWS: usize = 4;
+
 /// A code's bit layout and table.
 #[derive(Debug, Clone)]
 pub struct Windows {
     bits: usize,
-    nibbles: bool,
+    layout: Layout,
     rows: Plan,
     elements: Plan,
 }
@@ -42,7 +58,8 @@ impl Windows {
         assert!(bits + lead == 6 || repeats, "the table of a short window repeats");
         let plan = |order| Plan::new(bits, lead, table, order);
         let (rows, elements) = (plan(Order::Rows), plan(Order::Elements));
-        Self { bits, nibbles: false, rows, elements }
+        let layout = Layout::Windows { bytes: 2 * bits * TILE_ROWS };
+        Self { bits, layout, rows, elements }
     }
 
     /// Scalar codes of four bits in tiles that are packed for one order: byte `i` of a tile's 32
@@ -51,7 +68,7 @@ impl Windows {
     #[must_use]
     pub fn nibbles(table: &[i8; 16]) -> Self {
         let wide = std::array::from_fn(|i| table[i % 16]);
-        Self { nibbles: true, ..Self::new(4, 0, &wide) }
+        Self { layout: Layout::Nibbles, ..Self::new(4, 0, &wide) }
     }
 
     /// Bits an element.
@@ -83,20 +100,74 @@ impl Windows {
     pub fn expand(&self, level: CodeLevel, order: Order, codes: &[u8], out: &mut [u8]) {
         let tiles = codes.len() / self.tile_bytes();
         assert!(codes.len() == tiles * self.tile_bytes() && out.len() == tiles * TILE, "tiles");
-        match level {
+        match (level, self.layout) {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level and the lengths are checked.
-            CodeLevel::Vbmi if self.nibbles => unsafe {
-                super::vbmi::expand_nibbles(self.plan(order), codes, out);
+            (CodeLevel::Vbmi, layout) => unsafe {
+                super::vbmi::expand(self.plan(order), layout, codes, out);
             },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            CodeLevel::Vbmi => unsafe {
-                super::vbmi::expand(self.plan(order), self.tile_bytes(), codes, out);
-            },
-            _ if self.nibbles => portable::expand_nibbles(self.plan(order), codes, out),
-            _ => portable::expand(self.plan(order), self.tile_bytes(), codes, out),
+            (_, Layout::Nibbles) => portable::expand_nibbles(self.plan(order), codes, out),
+            (_, Layout::Windows { bytes }) => {
+                portable::expand(self.plan(order), bytes, codes, out);
+            }
         }
+    }
+
+    /// [`dots`] with the rows of packed tiles. `scratch` has room for them expanded.
+    ///
+    /// # Panics
+    /// When the lengths differ from these.
+    pub fn dots(
+        &self,
+        level: CodeLevel,
+        q: &Int8Queries,
+        codes: &[u8],
+        gamma: &[f32],
+        scratch: &mut [u8],
+        out: &mut [f32],
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if level == CodeLevel::Vbmi && q.rows() <= FUSED_ROWS && q.rows() > 0 {
+            let tiles = gamma.len() / TILE_ROWS * (q.width() / RING);
+            assert!(gamma.len().is_multiple_of(TILE_ROWS), "whole tiles");
+            assert!(codes.len() == tiles * self.tile_bytes(), "codes");
+            assert!(out.len() == q.rows() * gamma.len(), "scores");
+            let packed = (&self.rows, self.layout, codes);
+            // SAFETY: the machine has the level and the lengths are checked.
+            unsafe { super::vbmi::dots_packed(q, packed, gamma, out) };
+            return;
+        }
+        self.expand(level, Order::Rows, codes, scratch);
+        dots(level, q, scratch, gamma, out);
+    }
+
+    /// [`add_weighted`] over the rows of packed tiles. `scratch` has room for them expanded.
+    ///
+    /// # Panics
+    /// When the lengths differ from these.
+    pub fn add_weighted(
+        &self,
+        level: CodeLevel,
+        weights: &[u8],
+        scale: &[f32],
+        codes: &[u8],
+        scratch: &mut [u8],
+        acc: &mut [f32],
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if level == CodeLevel::Vbmi && scale.len() <= FUSED_ROWS && !scale.is_empty() {
+            let (n, padded) = (weights.len() / scale.len(), acc.len() / scale.len());
+            let tiles = n / TILE_ROWS * (padded / RING);
+            assert!(n.is_multiple_of(TILE_ROWS) && weights.len() == n * scale.len(), "weights");
+            assert!(padded.is_multiple_of(RING) && acc.len() == padded * scale.len(), "sums");
+            assert!(codes.len() == tiles * self.tile_bytes() && n <= 1 << 16, "codes");
+            let packed = (&self.elements, self.layout, codes);
+            // SAFETY: the machine has the level and the lengths are checked.
+            unsafe { super::vbmi::add_packed(weights, scale, packed, acc) };
+            return;
+        }
+        self.expand(level, Order::Elements, codes, scratch);
+        add_weighted(level, weights, scale, scratch, acc);
     }
 }
 
