@@ -65,6 +65,7 @@ const STEPS: &[Step] = &[
         "unit, property, HTTP and doc tests, and every example",
         Run(&["cargo", "test", "--workspace"]),
     ),
+    step("aarch64", "tests of the kernels for aarch64 under qemu", Run(&["bash", ".ci/aarch64"])),
     step("fmt", "formatting", Run(&["cargo", "fmt", "--all", "--check"])),
     step(
         "clippy",

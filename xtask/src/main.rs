@@ -41,13 +41,7 @@ enum Task {
     Ci(ci::Options),
     /// Measure speed; use `cargo run --release -p xtask -- bench ...` for figures that count.
     #[command(subcommand)]
-    Bench(Bench),
-}
-
-#[derive(Debug, Subcommand)]
-enum Bench {
-    /// Prefill and decode on this CPU.
-    Cpu(bench::CpuArgs),
+    Bench(bench::Bench),
 }
 
 /// Steps take and give back buffers of megabytes; the system's allocator maps and clears them anew
@@ -58,7 +52,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
-        Task::Bench(Bench::Cpu(args)) => bench::run(&args),
+        Task::Bench(bench) => bench::run(&root(), &bench),
         Task::Ppl(subject) => ppl::run(&root(), &subject),
         Task::Kv(options) => kv::run(&root(), &options),
         Task::Niah(options) => niah::run(&root(), &options),

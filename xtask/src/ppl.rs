@@ -6,10 +6,10 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use indicatif::ProgressBar;
-use rayon::prelude::*;
 use serde::Deserialize;
 use std::{collections::BTreeMap, fs, path::Path, time::Instant};
 use taper_base::TokenId;
+use taper_tensor::pool;
 
 /// Largest difference of the perplexity, in percent.
 const TOLERANCE_PERCENT: f64 = 0.1;
@@ -57,7 +57,8 @@ pub(crate) fn run(root: &Path, subject: &Subject) -> Result<()> {
             let tokens = &window[at..(at + STEP).min(window.len())];
             let logits = runner.step(&[Piece { seq: 0, start: at, tokens }], false)?;
             let next = &window[at + 1..];
-            nll += logits.par_iter().zip(next).map(|(row, &id)| surprise(row, id)).sum::<f64>();
+            let rows = logits.len().min(next.len());
+            nll += pool::map(rows, |i| surprise(&logits[i], next[i])).iter().sum::<f64>();
             bar.inc(tokens.len() as u64);
         }
         runner.release(0);

@@ -4,7 +4,6 @@ use crate::{
     sequence::Sequence,
     stats::{SharedStats, add},
 };
-use rayon::prelude::*;
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -15,7 +14,7 @@ use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
 use taper_models::{Batch, Model, ModelError};
 use taper_sampler::Choice;
 use taper_scheduler::{SeqWork, StepPlan};
-use taper_tensor::ops;
+use taper_tensor::{ops, pool};
 
 /// What became of a sequence's part of a step.
 #[derive(Debug)]
@@ -139,15 +138,11 @@ fn outcomes(
         outcomes.push((*work, outcome));
     }
     let sequences = &*sequences;
-    let choose = |(at, id, row): (usize, SeqId, &mut [f32])| {
-        (at, sequences.get(&id).map(|sequence| sequence.choose(row)))
-    };
-    let chosen: Vec<_> = if sampling.len() > 1 {
-        sampling.into_par_iter().map(choose).collect()
-    } else {
-        sampling.into_iter().map(choose).collect()
-    };
-    for (at, choice) in chosen {
+    let mut chosen: Vec<_> = sampling.into_iter().map(|work| (work, None)).collect();
+    pool::for_each(&mut chosen, |_, ((_, id, row), choice)| {
+        *choice = sequences.get(id).map(|sequence| sequence.choose(row));
+    });
+    for ((at, ..), choice) in chosen {
         outcomes[at].1 = match choice {
             Some(Ok(choice)) => Outcome::Token { choice },
             Some(Err(error)) => Outcome::Failed(error),

@@ -11,7 +11,7 @@ use crate::{
 };
 use half::{bf16, f16};
 use taper_base::BlockId;
-use taper_tensor::{AlignedBytes, DType, Tensor, TensorError, cpu::Floats, ops};
+use taper_tensor::{AlignedBytes, DType, Tensor, TensorError, cpu::Floats, ops, pool};
 
 /// Stores rows as plain floats. Lossless in f32; else each element is rounded to nearest.
 #[derive(Debug, Clone, Copy)]
@@ -74,15 +74,18 @@ impl DenseCodec {
             return Err(KvCodecError::Shape { expected, got: x.dims().to_vec() });
         }
         check_slots(g, slots, pages.len() / self.side_bytes(g))?;
-        let bytes = g.head_dim * self.width();
+        let (bytes, block_bytes) = (g.head_dim * self.width(), self.side_bytes(g));
+        let mut blocks = touched_blocks(slots, g.block_tokens, pages.as_mut_slice(), block_bytes);
         ops::with_host_f32(x, |x| {
-            for (token, &slot) in x.chunks_exact(g.kv_heads * g.head_dim).zip(slots) {
-                let (block, offset) = (slot / g.block_tokens, slot % g.block_tokens);
-                for (head, row) in token.chunks_exact(g.head_dim).enumerate() {
-                    let at = self.offset(g, block, head, offset);
-                    self.write(row, &mut pages.as_mut_slice()[at..at + bytes]);
+            let tokens: Vec<_> = x.chunks_exact(g.kv_heads * g.head_dim).collect();
+            pool::for_each(&mut blocks, |_, block| {
+                for &(token, offset) in &block.tokens {
+                    for (head, row) in tokens[token].chunks_exact(g.head_dim).enumerate() {
+                        let at = self.offset(g, 0, head, offset);
+                        self.write(row, &mut block.bytes[at..at + bytes]);
+                    }
                 }
-            }
+            });
         })?;
         Ok(())
     }
@@ -109,6 +112,39 @@ impl DenseCodec {
     fn side_bytes(self, g: KvGeometry) -> usize {
         g.kv_heads * g.block_tokens * g.head_dim * self.width()
     }
+}
+
+/// A block that is written to, and which tokens go where in it.
+struct TouchedBlock<'a> {
+    bytes: &'a mut [u8],
+    tokens: Vec<(usize, usize)>,
+}
+
+/// The blocks that slots fall into, each once, so that they can be written in parallel. The slots
+/// are inside `pages`.
+fn touched_blocks<'a>(
+    slots: &[usize],
+    block_tokens: usize,
+    pages: &'a mut [u8],
+    block_bytes: usize,
+) -> Vec<TouchedBlock<'a>> {
+    let mut order: Vec<usize> = (0..slots.len()).collect();
+    order.sort_by_key(|&token| slots[token] / block_tokens);
+    let mut touched: Vec<TouchedBlock<'a>> = Vec::new();
+    let (mut rest, mut at, mut last) = (pages, 0, None);
+    for token in order {
+        let (block, offset) = (slots[token] / block_tokens, slots[token] % block_tokens);
+        if last != Some(block) {
+            let (_, tail) = std::mem::take(&mut rest).split_at_mut((block - at) * block_bytes);
+            let (bytes, tail) = tail.split_at_mut(block_bytes);
+            touched.push(TouchedBlock { bytes, tokens: Vec::new() });
+            (rest, at, last) = (tail, block + 1, Some(block));
+        }
+        if let Some(block) = touched.last_mut() {
+            block.tokens.push((token, offset));
+        }
+    }
+    touched
 }
 
 fn check_slots(g: KvGeometry, slots: &[usize], blocks: usize) -> Result<(), KvCodecError> {

@@ -4,7 +4,7 @@ use crate::{Activations, Batch, KvSession, Model, ModelError, ModelInfo};
 use taper_base::LayerId;
 use taper_kv_codecs::AttnParams;
 use taper_tensor::{
-    Embedding, Linear, LinearGroup, RopeAngles, RopeTable, Tensor,
+    Embedding, Linear, LinearGroup, RmsNorm, RopeAngles, RopeTable, Tensor, TensorError, norm_rope,
     ops::{self, Activation},
 };
 use taper_weights::Checkpoint;
@@ -59,24 +59,24 @@ pub(crate) struct Decoder {
     spec: Spec,
     embed: Embedding,
     layers: Vec<Layer>,
-    norm: Vec<f32>,
+    norm: RmsNorm,
     head: Linear,
 }
 
 #[derive(Debug)]
 struct Layer {
     spec: LayerSpec,
-    norm: Vec<f32>,
+    norm: RmsNorm,
     qkv: LinearGroup<3>,
-    qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    qk_norm: Option<(RmsNorm, RmsNorm)>,
     out: Linear,
     /// Gemma's norm of the attention's output.
-    post_attn_norm: Option<Vec<f32>>,
-    mlp_norm: Vec<f32>,
+    post_attn_norm: Option<RmsNorm>,
+    mlp_norm: RmsNorm,
     gate_up: LinearGroup<2>,
     down: Linear,
     /// Gemma's norm of the feed-forward's output.
-    post_mlp_norm: Option<Vec<f32>>,
+    post_mlp_norm: Option<RmsNorm>,
 }
 
 impl Decoder {
@@ -179,6 +179,7 @@ impl Layer {
         }
     }
 
+    /// Attention's output, plus `x` where no norm stands between.
     fn attention(
         &self,
         model: &Spec,
@@ -187,34 +188,21 @@ impl Layer {
         ropes: &[RopeAngles],
         kv: &mut dyn KvSession,
     ) -> Result<Tensor, ModelError> {
-        let t = x.dims()[0];
-        let heads = |x: Tensor, heads: usize| x.reshape((t, heads, model.head_dim));
-        let [q, k, v] = self.qkv.forward(x)?;
-        let candle = taper_tensor::TensorError::from;
-        let mut q = heads(q, model.heads).map_err(candle)?;
-        let mut k = heads(k, model.kv_heads).map_err(candle)?;
-        let v = heads(v, model.kv_heads).map_err(candle)?;
-        if let Some((q_gain, k_gain)) = &self.qk_norm {
-            q = ops::rms_norm(&q, q_gain, model.norm_eps)?;
-            k = ops::rms_norm(&k, k_gain, model.norm_eps)?;
-        }
-        if let Some(rope) = self.spec.rope {
-            q = ropes[rope].apply(&q)?;
-            k = ropes[rope].apply(&k)?;
-        }
+        let (t, d) = (x.dims()[0], model.head_dim);
+        let [q, k, v] = self.qkv.forward_normed(x, &self.norm)?;
+        let (q_norm, k_norm) = self.qk_norm.as_ref().map(|(q, k)| (q, k)).unzip();
+        let rope = self.spec.rope.map(|rope| &ropes[rope]);
+        let q = norm_rope(&q, d, q_norm, rope)?;
+        let k = norm_rope(&k, d, k_norm, rope)?;
+        let v = v.reshape((t, model.kv_heads, d)).map_err(TensorError::from)?;
         let params = AttnParams {
             scale: model.attn_scale,
             window: self.spec.window,
             soft_cap: model.attn_soft_cap,
         };
         let attended = kv.attend(id, &q, &k, &v, &params)?;
-        let width = model.heads * model.head_dim;
-        Ok(self.out.forward(&attended.reshape((t, width)).map_err(candle)?)?)
-    }
-
-    fn feed_forward(&self, model: &Spec, x: &Tensor) -> Result<Tensor, ModelError> {
-        let [gate, up] = self.gate_up.forward(x)?;
-        Ok(self.down.forward(&ops::gated(model.activation, &gate, &up)?)?)
+        let attended = attended.reshape((t, model.heads * d)).map_err(TensorError::from)?;
+        add_output(&self.out, &attended, x, self.post_attn_norm.as_ref())
     }
 
     fn forward(
@@ -225,15 +213,22 @@ impl Layer {
         ropes: &[RopeAngles],
         kv: &mut dyn KvSession,
     ) -> Result<Tensor, ModelError> {
-        let normed = |x: &Tensor, gain: &[f32]| ops::rms_norm(x, gain, model.norm_eps);
-        let post = |y: Tensor, gain: &Option<Vec<f32>>| match gain {
-            Some(gain) => normed(&y, gain),
-            None => Ok(y),
-        };
-        let y = self.attention(model, id, &normed(x, &self.norm)?, ropes, kv)?;
-        let x = ops::add(x, &post(y, &self.post_attn_norm)?)?;
-        let y = self.feed_forward(model, &normed(&x, &self.mlp_norm)?)?;
-        Ok(ops::add(&x, &post(y, &self.post_mlp_norm)?)?)
+        let x = self.attention(model, id, x, ropes, kv)?;
+        let inner = self.gate_up.forward_gated(&x, &self.mlp_norm, model.activation)?;
+        add_output(&self.down, &inner, &x, self.post_mlp_norm.as_ref())
+    }
+}
+
+/// `residual + norm(linear(x))`.
+fn add_output(
+    linear: &Linear,
+    x: &Tensor,
+    residual: &Tensor,
+    norm: Option<&RmsNorm>,
+) -> Result<Tensor, ModelError> {
+    match norm {
+        Some(norm) => Ok(ops::add(residual, &norm.forward(&linear.forward(x)?)?)?),
+        None => Ok(linear.forward_add(x, residual)?),
     }
 }
 
@@ -257,7 +252,7 @@ impl Model for Decoder {
             x = layer.forward(spec, id, &x, &ropes, kv)?;
         }
         let x = ops::take_rows(&x, batch.logits_at)?;
-        let logits = self.head.forward(&ops::rms_norm(&x, &self.norm, spec.norm_eps)?)?;
+        let logits = self.head.forward(&self.norm.forward(&x)?)?;
         match spec.logit_soft_cap {
             Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
             None => Ok(logits),
@@ -265,11 +260,11 @@ impl Model for Decoder {
     }
 }
 
-/// A norm's gains, with the family's offset.
-fn norm(spec: &Spec, weights: &Checkpoint, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
+/// A norm with the family's offset.
+fn norm(spec: &Spec, weights: &Checkpoint, name: &str, n: usize) -> Result<RmsNorm, ModelError> {
     let mut gains = weights.vector(name, n)?;
     gains.iter_mut().for_each(|g| *g += spec.norm_offset);
-    Ok(gains)
+    Ok(RmsNorm::new(gains, spec.norm_eps))
 }
 
 /// Projections of one input: tensors of their own, or row ranges of a fused one.

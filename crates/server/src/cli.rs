@@ -69,6 +69,9 @@ pub(crate) struct EngineArgs {
     /// Tokens computed together; long prompts are cut into pieces of this size.
     #[arg(long, default_value_t = 512, value_name = "TOKENS")]
     pub(crate) max_num_batched_tokens: u32,
+    /// Threads that compute [default: one a core].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
     /// A chat template file instead of the model's own, or "none" to serve completions only.
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<String>,

@@ -153,6 +153,9 @@ pub(crate) struct RunningModel {
 impl RunningModel {
     /// Loads a model and starts its engine.
     pub(crate) fn start(source: &ModelSource, args: &EngineArgs, max_waiting: u32) -> Result<Self> {
+        if let Some(threads) = args.threads {
+            taper_tensor::pool::set_threads(threads.into())?;
+        }
         let name = source.name();
         let weights =
             source.checkpoint().with_context(|| format!("loading {}", describe(source)))?;

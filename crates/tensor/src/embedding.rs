@@ -1,6 +1,6 @@
 //! Token embeddings.
 
-use crate::{Linear, Result, Tensor, TensorError, Weight, host, linear::Matrix};
+use crate::{Linear, Result, Tensor, TensorError, Weight, host, linear::Matrix, pool};
 
 /// A table of token vectors in any weight format.
 #[derive(Debug, Clone)]
@@ -29,14 +29,12 @@ impl Embedding {
     /// A token is not below the vocabulary size.
     pub fn forward(&self, tokens: &[u32]) -> Result<Tensor> {
         let (limit, hidden) = (self.0.rows(), self.0.cols());
-        let mut out = vec![0.0; tokens.len() * hidden];
-        for (row, &token) in out.chunks_exact_mut(hidden).zip(tokens) {
-            let index = token as usize;
-            if index >= limit {
-                return Err(TensorError::Index { op: "embedding", index, limit });
-            }
-            self.0.read_row(index, row);
+        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= limit) {
+            return Err(TensorError::Index { op: "embedding", index: token as usize, limit });
         }
+        let mut out = vec![0.0; tokens.len() * hidden];
+        let mut rows: Vec<_> = out.chunks_exact_mut(hidden).zip(tokens).collect();
+        pool::for_each(&mut rows, |_, (row, token)| self.0.read_row(**token as usize, row));
         host::tensor(out, &[tokens.len(), hidden])
     }
 

@@ -66,6 +66,15 @@ pub enum TensorError {
         /// Where the tensor is.
         device: String,
     },
+    /// A number of threads that cannot be had.
+    #[error("cannot use {asked} threads{}", running.map_or(String::from(": at least one is needed"),
+        |n| format!(": {n} are running already")))]
+    Threads {
+        /// Threads asked for.
+        asked: usize,
+        /// Threads there are, once kernels have run.
+        running: Option<usize>,
+    },
     /// candle's own error.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

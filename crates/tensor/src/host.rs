@@ -38,10 +38,3 @@ pub(crate) fn dims2(op: &'static str, x: &Tensor) -> Result<(usize, usize)> {
         _ => Err(TensorError::shape(op, "[t, features]", x.dims())),
     }
 }
-
-pub(crate) fn dims3(op: &'static str, x: &Tensor) -> Result<(usize, usize, usize)> {
-    match *x.dims() {
-        [t, h, d] => Ok((t, h, d)),
-        _ => Err(TensorError::shape(op, "[t, heads, head_dim]", x.dims())),
-    }
-}

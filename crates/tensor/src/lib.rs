@@ -22,7 +22,9 @@ mod embedding;
 mod error;
 mod host;
 mod linear;
+mod norm;
 pub mod ops;
+pub mod pool;
 mod rope;
 
 pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
@@ -32,4 +34,5 @@ pub use dense::DenseWeight;
 pub use embedding::Embedding;
 pub use error::{Result, TensorError};
 pub use linear::{Linear, LinearGroup, Weight, WeightFormat};
-pub use rope::{RopeAngles, RopeTable};
+pub use norm::RmsNorm;
+pub use rope::{RopeAngles, RopeTable, norm_rope};

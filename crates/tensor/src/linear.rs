@@ -1,14 +1,18 @@
 //! Linear maps over any weight format.
 
+mod input;
+
 use crate::{
-    AffineWeight, Bytes, DType, DenseWeight, Result, Tensor, TensorError,
+    AffineWeight, Bytes, DType, DenseWeight, Result, RmsNorm, Tensor, TensorError,
     cpu::{
-        self, Floats, RowSource,
-        int8::{self, Int8Rows, PackedWeight},
+        self, Activation, Floats, RowSource,
+        int8::{self, PackedWeight, Product},
+        shared::{SharedOut, Unwritten},
     },
     dense::FloatBytes,
     host,
 };
+use input::{Input, apply};
 use std::{fmt, sync::Arc};
 
 /// How a matrix is stored.
@@ -191,8 +195,27 @@ impl Linear {
     /// Another shape or type, or a device without a kernel.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let t = self.check(x)?;
-        let out = host::read("linear", x, |x| self.apply(x, t, &mut None))?;
+        let out = host::read("linear", x, |x| self.apply(&mut Input::new(x), None))?;
         host::tensor(out, &[t, self.out_features()])
+    }
+
+    /// Applies the map and adds `residual`.
+    ///
+    /// # Shapes
+    /// `x [t, in_features]`, `residual [t, out_features]` -> `[t, out_features]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        let shape = [self.check(x)?, self.out_features()];
+        if *residual.dims() != shape {
+            let expected = format!("a residual of {shape:?}");
+            return Err(TensorError::shape("linear", expected, residual.dims()));
+        }
+        let out = host::read("linear", x, |x| {
+            host::read("linear", residual, |r| self.apply(&mut Input::new(x), Some(r)))
+        })??;
+        host::tensor(out, &shape)
     }
 
     fn check(&self, x: &Tensor) -> Result<usize> {
@@ -205,19 +228,18 @@ impl Linear {
         }
     }
 
-    /// `rounded` keeps the rounded activations for the next map of the same input.
-    fn apply(&self, x: &[f32], t: usize, rounded: &mut Option<Int8Rows>) -> Vec<f32> {
-        let mut out = vec![0.0; t * self.out_features()];
-        match &self.matrix {
-            Matrix::Stored(w) => cpu::matmul(x, w.source(), self.bias.as_deref(), &mut out),
-            Matrix::Packed(w) => {
-                let fresh = || Int8Rows::new(x, w.cols(), w.group());
-                let fitting = rounded.take().filter(|r| r.group() == w.group());
-                let rows = rounded.insert(fitting.unwrap_or_else(fresh));
-                int8::matmul(rows, w, self.bias.as_deref(), &mut out);
-            }
-        }
+    fn apply(&self, x: &mut Input<'_>, residual: Option<&[f32]>) -> Vec<f32> {
+        let [out] = apply([(self, residual)], x);
         out
+    }
+
+    fn product<'a>(
+        &'a self,
+        weight: &'a PackedWeight,
+        residual: Option<&'a [f32]>,
+        out: SharedOut,
+    ) -> Product<'a> {
+        Product { weight, bias: self.bias.as_deref(), residual, out }
     }
 
     /// Inputs.
@@ -266,21 +288,17 @@ impl<const N: usize> LinearGroup<N> {
         Self(self.0.map(Linear::pack))
     }
 
-    /// Applies every map.
+    /// Applies every map to `norm(x)`.
     ///
     /// # Shapes
     /// `x [t, in]` -> `[t, out_i]` each.
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn forward(&self, x: &Tensor) -> Result<[Tensor; N]> {
-        let t = match self.0.first() {
-            Some(first) => first.check(x)?,
-            None => 0,
-        };
+    pub fn forward_normed(&self, x: &Tensor, norm: &RmsNorm) -> Result<[Tensor; N]> {
+        let t = self.check(x, norm)?;
         let outputs = host::read("linear group", x, |x| {
-            let mut rounded = None;
-            self.0.each_ref().map(|part| part.apply(x, t, &mut rounded))
+            apply(self.0.each_ref().map(|part| (part, None)), &mut Input::normed(x, norm))
         })?;
         let mut tensors = Vec::with_capacity(N);
         for (out, part) in outputs.into_iter().zip(&self.0) {
@@ -292,9 +310,55 @@ impl<const N: usize> LinearGroup<N> {
             .map_err(|_| TensorError::shape("linear group", "one output a part", &got))
     }
 
+    fn check(&self, x: &Tensor, norm: &RmsNorm) -> Result<usize> {
+        norm.check("linear group", x)?;
+        self.0.first().map_or(Ok(0), |first| first.check(x))
+    }
+
     /// The maps.
     #[must_use]
     pub fn parts(&self) -> &[Linear; N] {
         &self.0
+    }
+}
+
+impl LinearGroup<2> {
+    /// `activation(gate(norm(x))) * up(norm(x))`, where the first map is the gate.
+    ///
+    /// # Shapes
+    /// `x [t, in]` -> `[t, out]`.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`], or the maps differ in their outputs.
+    pub fn forward_gated(
+        &self,
+        x: &Tensor,
+        norm: &RmsNorm,
+        activation: Activation,
+    ) -> Result<Tensor> {
+        let [gate, up] = &self.0;
+        let shape = [self.check(x, norm)?, gate.out_features()];
+        if up.out_features() != gate.out_features() {
+            let got = [up.out_features(), up.in_features()];
+            return Err(TensorError::shape("gated", "two maps of one shape", &got));
+        }
+        let out = host::read("gated", x, |x| {
+            let mut input = Input::normed(x, norm);
+            match [&gate.matrix, &up.matrix] {
+                [Matrix::Packed(g), Matrix::Packed(u)] if g.group() == u.group() => {
+                    let mut out = Unwritten::new(shape[0] * shape[1]);
+                    let shared = out.shared();
+                    let both = [gate.product(g, None, shared), up.product(u, None, shared)];
+                    int8::gated(input.rounded(g.cols(), g.group()), activation, both);
+                    // SAFETY: the products cover it.
+                    unsafe { out.written() }
+                }
+                _ => {
+                    let [g, u] = apply([(gate, None), (up, None)], &mut input);
+                    cpu::gated(activation, &g, &u)
+                }
+            }
+        })?;
+        host::tensor(out, &shape)
     }
 }

@@ -2,30 +2,7 @@
 
 use crate::{Result, Tensor, TensorError, cpu, host};
 
-/// The gate of a feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// The tanh approximation of GELU.
-    GeluTanh,
-}
-
-/// `x / sqrt(mean(x²) + eps) * w` over the last dimension.
-///
-/// # Shapes
-/// `x [.., n]`, `w` of `n` elements -> as `x`.
-///
-/// # Errors
-/// Another shape or type.
-pub fn rms_norm(x: &Tensor, w: &[f32], eps: f32) -> Result<Tensor> {
-    if w.is_empty() || x.dims().last() != Some(&w.len()) {
-        return Err(TensorError::shape("rms_norm", format!("[.., {}]", w.len()), x.dims()));
-    }
-    let mut out = vec![0.0; x.elem_count()];
-    host::read("rms_norm", x, |x| cpu::rms_norm(x, w, eps, &mut out))?;
-    host::tensor(out, x.dims())
-}
+pub use crate::cpu::Activation;
 
 /// `activation(gate) * up`, element by element.
 ///
@@ -33,12 +10,8 @@ pub fn rms_norm(x: &Tensor, w: &[f32], eps: f32) -> Result<Tensor> {
 /// The shapes differ, or another type.
 pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     same_shape("gated", gate, up)?;
-    let mut out = host::read("gated", gate, <[f32]>::to_vec)?;
-    host::read("gated", up, |up| match activation {
-        Activation::Silu => cpu::silu_mul(&mut out, up),
-        Activation::GeluTanh => cpu::gelu_tanh_mul(&mut out, up),
-    })?;
-    host::tensor(out, gate.dims())
+    let both = |g: &[f32]| host::read("gated", up, |u| cpu::gated(activation, g, u));
+    host::tensor(host::read("gated", gate, both)??, gate.dims())
 }
 
 /// `x + y`, element by element.
@@ -47,9 +20,8 @@ pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tenso
 /// The shapes differ, or another type.
 pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     same_shape("add", x, y)?;
-    let mut out = host::read("add", x, <[f32]>::to_vec)?;
-    host::read("add", y, |y| out.iter_mut().zip(y).for_each(|(o, y)| *o += y))?;
-    host::tensor(out, x.dims())
+    let both = |x: &[f32]| host::read("add", y, |y| cpu::add(x, y));
+    host::tensor(host::read("add", x, both)??, x.dims())
 }
 
 /// `x * s`.
@@ -127,7 +99,7 @@ mod tests {
         let y = from_host_f32(vec![1.0; 6], &[3, 2]).unwrap();
         assert!(add(&x, &y).is_err());
         assert!(gated(Activation::Silu, &x, &y).is_err());
-        assert!(rms_norm(&x, &[1.0; 2], 0.0).is_err());
+        assert!(crate::RmsNorm::new(vec![1.0; 2], 0.0).forward(&x).is_err());
         assert!(matches!(take_rows(&x, &[2]), Err(TensorError::Index { index: 2, .. })));
     }
 

@@ -1,7 +1,6 @@
 //! Rotary position embedding (Su et al. 2021), the half-split form that Hugging Face checkpoints use.
 
-use crate::{Result, Tensor, TensorError, host};
-use rayon::prelude::*;
+use crate::{Result, RmsNorm, Tensor, TensorError, cpu, host, pool};
 
 /// Frequencies of a rotary embedding.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,59 +22,72 @@ impl RopeTable {
     #[must_use]
     pub fn angles(&self, positions: &[u32]) -> RopeAngles {
         let pairs = self.inv_freq.len();
-        let mut sin_cos = vec![(0.0, 0.0); positions.len() * pairs];
-        let row = |(row, &p): (&mut [(f32, f32)], &u32)| {
-            for (sc, f) in row.iter_mut().zip(&self.inv_freq) {
-                // f32 as the reference implementation multiplies, so that far positions agree.
-                let (s, c) = (p as f32 * f).sin_cos();
-                *sc = (s * self.scale, c * self.scale);
-            }
-        };
-        if pairs > 0 {
-            sin_cos.par_chunks_mut(pairs).with_min_len(64).zip(positions).for_each(row);
+        let rows = pool::map(positions.len().div_ceil(ROWS), |i| {
+            let part = &positions[i * ROWS..positions.len().min((i + 1) * ROWS)];
+            // f32 as the reference implementation multiplies, so that far positions agree.
+            let angle = |&p: &u32| self.inv_freq.iter().map(move |f| (p as f32 * f).sin_cos());
+            let scaled = |(s, c): (f32, f32)| (s * self.scale, c * self.scale);
+            part.iter().flat_map(angle).map(scaled).unzip::<_, _, Vec<_>, Vec<_>>()
+        });
+        let (mut sin, mut cos) = (Vec::new(), Vec::new());
+        for (s, c) in rows {
+            sin.extend(s);
+            cos.extend(c);
         }
-        RopeAngles { pairs, sin_cos }
+        RopeAngles { positions: positions.len(), pairs, sin, cos }
     }
 }
+
+/// Positions a task.
+const ROWS: usize = 64;
 
 /// Sines and cosines of the positions of one step.
 #[derive(Debug, Clone)]
 pub struct RopeAngles {
+    positions: usize,
     pairs: usize,
-    sin_cos: Vec<(f32, f32)>,
+    sin: Vec<f32>,
+    cos: Vec<f32>,
 }
 
-impl RopeAngles {
-    /// Rotates each head of each token.
-    ///
-    /// # Shapes
-    /// `x [t, heads, head_dim]` -> the same; `t` positions were given to [`RopeTable::angles`].
-    ///
-    /// # Errors
-    /// Another shape or type.
-    pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let (t, heads, d) = host::dims3("rope", x)?;
-        if t * self.pairs != self.sin_cos.len() || 2 * self.pairs > d {
-            let expected = format!("[{}, heads, >= {}]", self.sin_cos.len(), 2 * self.pairs);
-            return Err(TensorError::shape("rope", expected, x.dims()));
-        }
-        let mut out = host::read("rope", x, <[f32]>::to_vec)?;
-        let token = |(token, angles): (&mut [f32], &[(f32, f32)])| {
-            for head in token.chunks_exact_mut(d) {
-                let (a, rest) = head.split_at_mut(self.pairs);
-                for ((a, b), (sin, cos)) in a.iter_mut().zip(rest).zip(angles) {
-                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-                }
-            }
-        };
-        if self.pairs > 0 {
-            out.par_chunks_mut(heads * d)
-                .with_min_len(64)
-                .zip(self.sin_cos.par_chunks(self.pairs))
-                .for_each(token);
-        }
-        host::tensor(out, x.dims())
+/// Norms each head of each token, and rotates it.
+///
+/// # Shapes
+/// `x [t, heads * head_dim]` -> `[t, heads, head_dim]`; the norm's gains are one head's, and `t`
+/// positions were given to [`RopeTable::angles`].
+///
+/// # Errors
+/// Another shape or type.
+pub fn norm_rope(
+    x: &Tensor,
+    head_dim: usize,
+    norm: Option<&RmsNorm>,
+    rope: Option<&RopeAngles>,
+) -> Result<Tensor> {
+    let (t, token) = host::dims2("rope", x)?;
+    let wrong = |expected: String| TensorError::shape("rope", expected, x.dims());
+    if head_dim == 0 || !token.is_multiple_of(head_dim) {
+        return Err(wrong(format!("[t, heads * {head_dim}]")));
     }
+    if let Some(norm) = norm
+        && norm.gains().len() != head_dim
+    {
+        return Err(wrong(format!("[t, heads * {}]", norm.gains().len())));
+    }
+    if let Some(rope) = rope
+        && (rope.positions != t || 2 * rope.pairs > head_dim)
+    {
+        let RopeAngles { positions, pairs, .. } = rope;
+        return Err(wrong(format!("[{positions}, heads * (at least {})]", 2 * pairs)));
+    }
+    let rows = cpu::HeadRows {
+        token,
+        head: head_dim,
+        norm: norm.map(|n| (n.gains(), n.eps())),
+        angles: rope.map(|r| (&*r.cos, &*r.sin, r.pairs)),
+    };
+    let out = host::read("rope", x, |x| cpu::norm_rotate(x, rows))?;
+    host::tensor(out, &[t, token / head_dim, head_dim])
 }
 
 #[cfg(test)]
@@ -86,8 +98,9 @@ mod tests {
     fn pairs_turn_by_their_angle_and_the_rest_stays() {
         let table = RopeTable::new(vec![1.0, 0.25], 1.0);
         let x: Vec<f32> = (0..12).map(|v| v as f32).collect();
-        let x = host::tensor(x, &[2, 1, 6]).unwrap();
-        let y = table.angles(&[0, 3]).apply(&x).unwrap().to_vec3::<f32>().unwrap();
+        let x = host::tensor(x, &[2, 6]).unwrap();
+        let angles = table.angles(&[0, 3]);
+        let y = norm_rope(&x, 6, None, Some(&angles)).unwrap().to_vec3::<f32>().unwrap();
         assert_eq!(y[0][0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
         let (a, b) = (6.0f32, 8.0f32);
         let want = a * 3f32.cos() - b * 3f32.sin();
@@ -99,8 +112,11 @@ mod tests {
 
     #[test]
     fn another_number_of_positions_is_refused() {
-        let x = host::tensor(vec![0.0; 8], &[2, 1, 4]).unwrap();
+        let x = host::tensor(vec![0.0; 8], &[2, 4]).unwrap();
         let angles = RopeTable::new(vec![1.0], 1.0).angles(&[0]);
-        assert!(matches!(angles.apply(&x), Err(TensorError::Shape { op: "rope", .. })));
+        let rotated = norm_rope(&x, 4, None, Some(&angles));
+        assert!(matches!(rotated, Err(TensorError::Shape { op: "rope", .. })));
+        assert!(norm_rope(&x, 3, None, None).is_err());
+        assert!(norm_rope(&x, 4, Some(&RmsNorm::new(vec![1.0; 2], 0.0)), None).is_err());
     }
 }

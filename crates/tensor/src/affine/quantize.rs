@@ -1,9 +1,8 @@
 //! Quantizing as `mx.quantize` does on the CPU, bit for bit.
 
 use super::AffineFormat;
-use crate::{DType, Result, TensorError};
+use crate::{DType, Result, TensorError, pool};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 /// A quantized matrix in the bytes that a checkpoint stores, little-endian.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,14 +45,14 @@ pub fn quantize(
         scales: vec![0; rows * groups],
         biases: vec![0; rows * groups],
     };
-    let out = parts.codes.par_chunks_exact_mut(row);
-    let out = out.zip(parts.scales.par_chunks_exact_mut(groups));
-    let out = out.zip(parts.biases.par_chunks_exact_mut(groups));
+    let out = parts.codes.chunks_exact_mut(row);
+    let out = out.zip(parts.scales.chunks_exact_mut(groups));
+    let out = out.zip(parts.biases.chunks_exact_mut(groups));
+    let mut rows: Vec<_> = values.chunks_exact(cols).zip(out).collect();
     let store = storing(dtype);
-    values
-        .par_chunks_exact(cols)
-        .zip(out)
-        .for_each(|(values, ((c, s), b))| quantize_groups(values, format, store, (c, s, b)));
+    pool::for_each(&mut rows, |_, (values, ((c, s), b))| {
+        quantize_groups(values, format, store, (c, s, b));
+    });
     Ok(parts)
 }
 

@@ -1,70 +1,144 @@
 //! Row-wise and element-wise functions.
 
-use super::{Level, kernels};
-use rayon::prelude::*;
+use super::{
+    Level, kernels,
+    shared::{SharedOut, Unwritten},
+};
+use crate::pool;
 
 /// Elements a task should have at least.
-const CHUNK: usize = 1 << 15;
+const CHUNK: usize = 1 << 13;
 
-/// `out = x / sqrt(mean(x²) + eps) * w` for each row (Zhang & Sennrich 2019).
-///
-/// # Shapes
-/// `x`, `out`: `[rows, w.len()]`.
-///
-/// # Panics
-/// When the lengths differ from these.
-pub fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
-    let (level, n) = (Level::detect(), w.len());
-    assert_eq!(x.len(), out.len(), "in and out have one shape");
-    assert!(n > 0 && x.len().is_multiple_of(n), "rows of {n}");
-    let rows_per_task = (CHUNK / n).max(1) * n;
-    let task = |(x, out): (&[f32], &mut [f32])| {
-        for (x, out) in x.chunks_exact(n).zip(out.chunks_exact_mut(n)) {
-            // SAFETY: all three have `n` elements.
-            unsafe {
-                let squares = kernels::sum_squares(level, x.as_ptr(), n);
-                let s = 1.0 / (squares / n as f32 + eps).sqrt();
-                kernels::scale_mul(level, x.as_ptr(), w.as_ptr(), n, s, out.as_mut_ptr());
-            }
-        }
-    };
-    if x.len() <= CHUNK {
-        task((x, out));
-    } else {
-        x.par_chunks(rows_per_task).zip(out.par_chunks_mut(rows_per_task)).for_each(task);
-    }
-}
-
-/// `gate = silu(gate) * up`.
-///
-/// # Panics
-/// When the lengths differ.
-pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
-    gated(gate, up, kernels::silu_mul);
-}
-
-/// `gate = gelu(gate) * up`, with the tanh approximation (Hendrycks & Gimpel 2016).
-///
-/// # Panics
-/// When the lengths differ.
-pub fn gelu_tanh_mul(gate: &mut [f32], up: &[f32]) {
-    gated(gate, up, kernels::gelu_tanh_mul);
+/// The gate of a feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// The tanh approximation of GELU (Hendrycks & Gimpel 2016).
+    GeluTanh,
 }
 
 type Gated = unsafe fn(Level, *const f32, *const f32, usize, *mut f32);
 
-fn gated(gate: &mut [f32], up: &[f32], f: Gated) {
-    assert_eq!(gate.len(), up.len(), "gate and up have one shape");
-    let level = Level::detect();
-    let task = |(g, u): (&mut [f32], &[f32])| {
-        // SAFETY: both have `g.len()` elements; the kernels allow `out` to be `gate`.
-        unsafe { f(level, g.as_ptr(), u.as_ptr(), g.len(), g.as_mut_ptr()) }
-    };
-    if gate.len() <= CHUNK {
-        task((gate, up));
-    } else {
-        gate.par_chunks_mut(CHUNK).zip(up.par_chunks(CHUNK)).for_each(task);
+impl Activation {
+    pub(super) fn kernel(self) -> Gated {
+        match self {
+            Self::Silu => kernels::silu_mul,
+            Self::GeluTanh => kernels::gelu_tanh_mul,
+        }
     }
+}
+
+/// `x / sqrt(mean(x²) + eps) * w` for each row (Zhang & Sennrich 2019).
+///
+/// # Shapes
+/// `x [rows, w.len()]` -> the same.
+///
+/// # Panics
+/// When `x` is not whole rows.
+#[must_use]
+pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
+    let (level, n) = (Level::detect(), w.len());
+    assert!(n > 0 && x.len().is_multiple_of(n), "rows of {n}");
+    fill(x.len(), (CHUNK / n).max(1) * n, |out, range| {
+        for at in range.step_by(n) {
+            // SAFETY: a whole row of each.
+            unsafe { norm_row(level, x[at..].as_ptr(), w, eps, out.at(at)) };
+        }
+    })
+}
+
+/// One row of [`rms_norm`].
+///
+/// # Safety
+/// `x` and `out` have as many elements as `w`.
+pub(super) unsafe fn norm_row(level: Level, x: *const f32, w: &[f32], eps: f32, out: *mut f32) {
+    let n = w.len();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let squares = kernels::sum_squares(level, x, n);
+        let s = 1.0 / (squares / n as f32 + eps).sqrt();
+        kernels::scale_mul(level, x, w.as_ptr(), n, s, out);
+    }
+}
+
+/// Rows of attention heads, normed and rotated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeadRows<'a> {
+    /// Elements of a token.
+    pub(crate) token: usize,
+    /// Elements of a head.
+    pub(crate) head: usize,
+    /// Gains and epsilon of the norm of each head.
+    pub(crate) norm: Option<(&'a [f32], f32)>,
+    /// Cosines and sines, `[tokens, pairs]`, and pairs a token.
+    pub(crate) angles: Option<(&'a [f32], &'a [f32], usize)>,
+}
+
+/// Norms and rotates each head of each token.
+pub(crate) fn norm_rotate(x: &[f32], rows: HeadRows<'_>) -> Vec<f32> {
+    let HeadRows { token, head, norm, angles } = rows;
+    let level = Level::detect();
+    fill(x.len(), (CHUNK / token).max(1) * token, |out, range| {
+        for at in range.step_by(head) {
+            // SAFETY: a whole head of each; the angles are those of the head's token.
+            unsafe {
+                let (from, to) = (x[at..][..head].as_ptr(), out.at(at));
+                match norm {
+                    Some((gains, eps)) => norm_row(level, from, gains, eps, to),
+                    None => to.copy_from_nonoverlapping(from, head),
+                }
+                if let Some((cos, sin, pairs)) = angles {
+                    let first = at / token * pairs;
+                    let (cos, sin) = (&cos[first..][..pairs], &sin[first..][..pairs]);
+                    kernels::rotate(level, to, pairs, cos.as_ptr(), sin.as_ptr());
+                }
+            }
+        }
+    })
+}
+
+/// `activation(gate) * up`.
+///
+/// # Panics
+/// When the lengths differ.
+#[must_use]
+pub fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
+    assert_eq!(gate.len(), up.len(), "gate and up have one shape");
+    let (level, kernel) = (Level::detect(), activation.kernel());
+    fill(gate.len(), CHUNK, |out, range| {
+        let (at, n) = (range.start, range.len());
+        // SAFETY: `n` elements of each from `at` on.
+        unsafe { kernel(level, gate[at..].as_ptr(), up[at..].as_ptr(), n, out.at(at)) };
+    })
+}
+
+/// `x + y`.
+///
+/// # Panics
+/// When the lengths differ.
+#[must_use]
+pub fn add(x: &[f32], y: &[f32]) -> Vec<f32> {
+    assert_eq!(x.len(), y.len(), "x and y have one shape");
+    let level = Level::detect();
+    fill(x.len(), CHUNK, |out, range| {
+        let (at, n) = (range.start, range.len());
+        // SAFETY: `n` elements of each from `at` on.
+        unsafe { kernels::add(level, x[at..].as_ptr(), y[at..].as_ptr(), n, out.at(at)) };
+    })
+}
+
+/// A new buffer of `len` elements, all of which `task` writes, range by range.
+fn fill(
+    len: usize,
+    least: usize,
+    task: impl Fn(SharedOut, std::ops::Range<usize>) + Sync,
+) -> Vec<f32> {
+    let mut out = Unwritten::new(len);
+    let shared = out.shared();
+    pool::ranges(len, least, |range| task(shared, range));
+    // SAFETY: the ranges cover the buffer.
+    unsafe { out.written() }
 }
 
 /// `x = cap * tanh(x / cap)`.
@@ -92,11 +166,9 @@ mod tests {
         for n in [1, 15, 16, 17, 100, 40_000] {
             let (x, up) = (ramp(n), ramp(n));
             let f = |v: &f32| f64::from(*v);
-            let mut out = x.clone();
-            silu_mul(&mut out, &up);
+            let out = gated(Activation::Silu, &x, &up);
             close(&out, x.iter().map(f).map(|v| v / (1.0 + (-v).exp()) * v));
-            let mut out = x.clone();
-            gelu_tanh_mul(&mut out, &up);
+            let out = gated(Activation::GeluTanh, &x, &up);
             close(
                 &out,
                 x.iter().map(f).map(|v| {
@@ -114,8 +186,7 @@ mod tests {
     fn rms_norm_normalises_each_row() {
         let (n, rows) = (33, 5);
         let (x, w) = (ramp(n * rows), ramp(n));
-        let mut out = vec![0.0; n * rows];
-        rms_norm(&x, &w, 1e-6, &mut out);
+        let out = rms_norm(&x, &w, 1e-6);
         for (row, got) in x.chunks(n).zip(out.chunks(n)) {
             let ms = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / n as f64;
             let s = 1.0 / (ms + 1e-6).sqrt();

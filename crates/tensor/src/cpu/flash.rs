@@ -1,5 +1,5 @@
-//! Attention with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022), a block of keys
-//! and values at a time.
+//! Attention with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022), some keys and
+//! values at a time.
 
 use super::{
     Floats, Level,
@@ -9,116 +9,84 @@ use std::ops::Range;
 
 /// A few query rows on their way over the keys.
 ///
-/// Feed the blocks in order; a row's result does not depend on the other rows, and a block that a
-/// row may not see leaves the row as it is, bit for bit.
+/// Feed the keys in order, cut at the same places for every row; then a row's result does not
+/// depend on the other rows, and keys that a row may not see leave it as it is, bit for bit.
 #[derive(Debug, Default)]
 pub struct FlashTile {
     level: Option<Level>,
-    rows: usize,
-    d: usize,
-    max: Vec<f32>,
-    sum: Vec<f32>,
-    acc: Vec<f32>,
+    soft_cap: Option<f32>,
+    /// `[rows, dk]`.
+    q: Vec<f32>,
+    state: Attended,
     scores: Vec<f32>,
-    wide_k: Vec<f32>,
-    wide_v: Vec<f32>,
+    wide: Vec<f32>,
+}
+
+/// What some rows have seen so far: their softmax and the values weighted by it.
+#[derive(Debug, Default, Clone)]
+pub struct Attended {
+    d: usize,
+    /// Largest score.
+    max: Vec<f32>,
+    /// Sum of `e^(score - max)`.
+    sum: Vec<f32>,
+    /// `[rows, d]`, weighted by `e^(score - max)`.
+    acc: Vec<f32>,
 }
 
 /// From so many rows on, halves are widened once instead of by every pass over them. The sums are
 /// the same.
 const WIDEN_FROM: usize = 8;
 
-impl FlashTile {
-    /// Starts `rows` queries with values of `d` elements.
-    pub fn reset(&mut self, rows: usize, d: usize) {
-        (self.rows, self.d) = (rows, d);
+impl Attended {
+    /// `rows` rows that have seen nothing.
+    pub fn clear(&mut self, rows: usize, d: usize) {
         let fill = |v: &mut Vec<f32>, n: usize, x: f32| {
             v.clear();
             v.resize(n, x);
         };
+        self.d = d;
         fill(&mut self.max, rows, f32::NEG_INFINITY);
         fill(&mut self.sum, rows, 0.0);
         fill(&mut self.acc, rows * d, 0.0);
     }
 
-    /// Uses `level` instead of the best one; for tests.
-    pub fn force_level(&mut self, level: Level) {
-        self.level = Some(level);
+    /// How many rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.max.len()
     }
 
-    /// Adds `logit` to each row's softmax as a key without a value (an attention sink).
-    pub fn sink(&mut self, row: usize, logit: f32) {
-        self.max[row] = logit;
-        self.sum[row] = 1.0;
-    }
-
-    /// Attends to a block.
-    ///
-    /// # Shapes
-    /// `q [rows, dk]` already scaled; `k [n, dk]`, `v [n, d]`. `visible(row)` is the range of the
-    /// block's keys that the row may see, within `0..n`.
+    /// Adds what the same rows saw elsewhere.
     ///
     /// # Panics
-    /// When the lengths differ from these.
-    pub fn block(
-        &mut self,
-        q: &[f32],
-        k: Floats<'_>,
-        v: Floats<'_>,
-        soft_cap: Option<f32>,
-        visible: impl Fn(usize) -> Range<usize>,
-    ) {
-        let (rows, d) = (self.rows, self.d);
-        let n = v.len() / d;
-        let dk = q.len() / rows.max(1);
-        assert!(q.len() == rows * dk && k.len() == n * dk && v.len() == n * d, "shapes");
-        if rows == 0 || n == 0 {
-            return;
+    /// When the shapes differ.
+    pub fn merge(&mut self, other: &Self) {
+        assert!(self.d == other.d && self.acc.len() == other.acc.len(), "one shape");
+        let level = Level::detect();
+        for row in 0..self.max.len() {
+            let (ours, theirs) = (self.max[row], other.max[row]);
+            let max = ours.max(theirs);
+            if max == f32::NEG_INFINITY {
+                continue;
+            }
+            let (a, b) = ((ours - max).exp(), (theirs - max).exp());
+            self.max[row] = max;
+            self.sum[row] = self.sum[row] * a + other.sum[row] * b;
+            let at = row * self.d;
+            let (acc, add) = (&mut self.acc[at..][..self.d], &other.acc[at..][..self.d]);
+            // SAFETY: both have `d` elements.
+            unsafe { kernels::blend(level, acc.as_mut_ptr(), a, add.as_ptr(), b, self.d) };
         }
-        let level = self.level.unwrap_or_else(Level::detect);
-        self.scores.clear();
-        self.scores.resize(rows * n, 0.0);
-        let k = if rows < WIDEN_FROM { k } else { Floats::F32(k.widened(&mut self.wide_k)) };
-        let out = RowsMut { ptr: self.scores.as_mut_ptr(), stride: n };
-        dots(level, q, rows, k, n, out);
-        for row in 0..rows {
-            self.soften(level, row, n, soft_cap, visible(row));
-        }
-        let v = if rows < WIDEN_FROM { v } else { Floats::F32(v.widened(&mut self.wide_v)) };
-        let acc = RowsMut { ptr: self.acc.as_mut_ptr(), stride: d };
-        add_weighted(level, &self.scores, rows, v, n, acc);
     }
 
-    /// Turns a row of scores into weights relative to the row's new maximum.
-    fn soften(
-        &mut self,
-        level: Level,
-        row: usize,
-        n: usize,
-        soft_cap: Option<f32>,
-        seen: Range<usize>,
-    ) {
-        let scores = &mut self.scores[row * n..][..n];
-        scores[..seen.start].fill(0.0);
-        scores[seen.end..].fill(0.0);
-        let live = &mut scores[seen];
-        if live.is_empty() {
-            return;
-        }
-        // SAFETY: each call works inside its slice, which is not empty.
-        unsafe {
-            if let Some(cap) = soft_cap {
-                kernels::soft_cap(level, live.as_mut_ptr(), live.len(), cap);
-            }
-            let max = self.max[row].max(kernels::row_max(level, live.as_ptr(), live.len()));
-            let shrink = (self.max[row] - max).exp();
-            let sum = kernels::exp_shift(level, live.as_mut_ptr(), live.len(), max);
-            self.sum[row] = self.sum[row] * shrink + sum;
-            if shrink != 1.0 {
-                kernels::scale(level, self.acc[row * self.d..].as_mut_ptr(), self.d, shrink);
-            }
-            self.max[row] = max;
-        }
+    /// Adds `logit` to a row's softmax as a key without a value (an attention sink).
+    pub fn sink(&mut self, row: usize, logit: f32) {
+        let max = self.max[row].max(logit);
+        let shrink = (self.max[row] - max).exp();
+        self.sum[row] = self.sum[row] * shrink + (logit - max).exp();
+        self.acc[row * self.d..][..self.d].iter_mut().for_each(|a| *a *= shrink);
+        self.max[row] = max;
     }
 
     /// Writes the attended values of `row`; zeros when it saw nothing.
@@ -133,11 +101,111 @@ impl FlashTile {
     }
 }
 
+impl FlashTile {
+    /// Starts queries `q [rows, dk]`, already scaled, with values of `d` elements. Scores are
+    /// capped to `cap * tanh(score / cap)` if a cap is given.
+    pub fn start(&mut self, q: &[f32], rows: usize, d: usize, soft_cap: Option<f32>) {
+        self.soft_cap = soft_cap;
+        self.q.clear();
+        self.q.extend_from_slice(q);
+        self.state.clear(rows, d);
+    }
+
+    /// Forgets what was seen, for the same queries over other keys.
+    pub fn restart(&mut self) {
+        self.state.clear(self.state.max.len(), self.state.d);
+    }
+
+    /// Uses `level` instead of the best one; for tests.
+    pub fn force_level(&mut self, level: Level) {
+        self.level = Some(level);
+    }
+
+    /// What was seen since the start.
+    #[must_use]
+    pub fn state(&self) -> &Attended {
+        &self.state
+    }
+
+    /// Attends to some pages.
+    ///
+    /// # Shapes
+    /// Keys `[n_i, dk]` and values `[n_i, d]` of each page. `visible(row)` is the range of their
+    /// tokens, counted over all pages, that the row may see.
+    ///
+    /// # Panics
+    /// When the lengths differ from these.
+    pub fn step(
+        &mut self,
+        pages: &[(Floats<'_>, Floats<'_>)],
+        visible: impl Fn(usize) -> Range<usize>,
+    ) {
+        let (rows, d) = (self.state.max.len(), self.state.d);
+        let tokens = |v: &Floats<'_>| v.len() / d.max(1);
+        let n: usize = pages.iter().map(|(_, v)| tokens(v)).sum();
+        if rows == 0 || n == 0 {
+            return;
+        }
+        let dk = self.q.len() / rows;
+        let fits = |(k, v): &(Floats<'_>, Floats<'_>)| {
+            k.len() == tokens(v) * dk && v.len() == tokens(v) * d
+        };
+        assert!(self.q.len() == rows * dk && pages.iter().all(fits), "shapes");
+        let level = self.level.unwrap_or_else(Level::detect);
+        self.scores.resize((rows * n).max(self.scores.len()), 0.0);
+        let mut first = 0;
+        for (k, v) in pages {
+            let k = if rows < WIDEN_FROM { *k } else { Floats::F32(k.widened(&mut self.wide)) };
+            let out = RowsMut { ptr: self.scores[first..].as_mut_ptr(), stride: n };
+            dots(level, &self.q, rows, k, tokens(v), out);
+            first += tokens(v);
+        }
+        for row in 0..rows {
+            self.soften(level, row, n, visible(row));
+        }
+        let mut first = 0;
+        for (_, v) in pages {
+            let n_page = tokens(v);
+            let p = Rows { ptr: self.scores[first..].as_ptr(), rows, stride: n };
+            let v = if rows < WIDEN_FROM { *v } else { Floats::F32(v.widened(&mut self.wide)) };
+            let acc = RowsMut { ptr: self.state.acc.as_mut_ptr(), stride: d };
+            add_weighted(level, p, v, n_page, acc);
+            first += n_page;
+        }
+    }
+
+    /// Turns a row of scores into weights relative to the row's new maximum.
+    fn soften(&mut self, level: Level, row: usize, n: usize, seen: Range<usize>) {
+        let scores = &mut self.scores[row * n..][..n];
+        scores[..seen.start].fill(0.0);
+        scores[seen.end..].fill(0.0);
+        let live = &mut scores[seen];
+        if live.is_empty() {
+            return;
+        }
+        let state = &mut self.state;
+        // SAFETY: each call works inside its slice, which is not empty.
+        unsafe {
+            if let Some(cap) = self.soft_cap {
+                kernels::soft_cap(level, live.as_mut_ptr(), live.len(), cap);
+            }
+            let max = state.max[row].max(kernels::row_max(level, live.as_ptr(), live.len()));
+            let shrink = (state.max[row] - max).exp();
+            let sum = kernels::exp_shift(level, live.as_mut_ptr(), live.len(), max);
+            state.sum[row] = state.sum[row] * shrink + sum;
+            if shrink != 1.0 {
+                kernels::scale(level, state.acc[row * state.d..].as_mut_ptr(), state.d, shrink);
+            }
+            state.max[row] = max;
+        }
+    }
+}
+
 /// Scores of `rows` queries against `n` keys.
 fn dots(level: Level, q: &[f32], rows: usize, k: Floats<'_>, n: usize, out: RowsMut) {
     let dk = q.len() / rows;
     let q = Rows { ptr: q.as_ptr(), rows, stride: dk };
-    // SAFETY: `FlashTile::block` has checked the lengths; `out` is rows x n.
+    // SAFETY: `FlashTile::step` has checked the lengths; `out` is rows x n.
     unsafe {
         match k {
             Floats::F32(k) => {
@@ -157,10 +225,9 @@ fn dots(level: Level, q: &[f32], rows: usize, k: Floats<'_>, n: usize, out: Rows
 }
 
 /// Adds `n` values, weighted by each row's scores.
-fn add_weighted(level: Level, p: &[f32], rows: usize, v: Floats<'_>, n: usize, acc: RowsMut) {
+fn add_weighted(level: Level, p: Rows, v: Floats<'_>, n: usize, acc: RowsMut) {
     let d = v.len() / n;
-    let p = Rows { ptr: p.as_ptr(), rows, stride: n };
-    // SAFETY: `FlashTile::block` has checked the lengths; `acc` is rows x d.
+    // SAFETY: `FlashTile::step` has checked the lengths; `p` is rows x n, `acc` rows x d.
     unsafe {
         match v {
             Floats::F32(v) => {
@@ -206,26 +273,38 @@ mod tests {
     }
 
     #[test]
-    fn blocks_add_up_to_softmax_attention_on_every_level() {
-        let (rows, n, dk, d, block) = (6, 75, 24, 20, 32);
+    fn pages_add_up_to_softmax_attention_on_every_level() {
+        let (rows, n, dk, d, page) = (6, 75, 24, 20, 16);
         let (q, k, v) = (noise(rows * dk, 1), noise(n * dk, 2), noise(n * d, 3));
         let seen = |row: usize| (row * 9).saturating_sub(20)..(row * 13 + 5).min(n);
         for level in Level::available() {
             let mut tile = FlashTile::default();
             tile.force_level(level);
-            tile.reset(rows, d);
-            for start in (0..n).step_by(block) {
-                let end = (start + block).min(n);
-                let keys = Floats::F32(&k[start * dk..end * dk]);
-                let values = Floats::F32(&v[start * d..end * d]);
-                tile.block(&q, keys, values, None, |row| {
+            tile.start(&q, rows, d, None);
+            let mut total = Attended::default();
+            total.clear(rows, d);
+            for start in (0..n).step_by(2 * page) {
+                let end = (start + 2 * page).min(n);
+                let pages: Vec<_> = (start..end)
+                    .step_by(page)
+                    .map(|at| {
+                        let to = (at + page).min(n);
+                        (Floats::F32(&k[at * dk..to * dk]), Floats::F32(&v[at * d..to * d]))
+                    })
+                    .collect();
+                tile.step(&pages, |row| {
                     let clamp = |x: usize| x.clamp(start, end) - start;
                     clamp(seen(row).start)..clamp(seen(row).end)
                 });
+                if start > 0 {
+                    total.merge(tile.state());
+                    tile.restart();
+                }
             }
+            total.merge(tile.state());
             for row in 0..rows {
                 let mut got = vec![0.0; d];
-                tile.finish(row, &mut got);
+                total.finish(row, &mut got);
                 let want = dense(&q[row * dk..][..dk], &k, &v, d, seen(row));
                 for (g, w) in got.iter().zip(want) {
                     assert!((f64::from(*g) - w).abs() < 2e-5, "{level:?} row {row}: {g} {w}");
@@ -235,26 +314,36 @@ mod tests {
     }
 
     #[test]
+    fn a_sink_takes_weight_and_gives_nothing() {
+        let mut tile = FlashTile::default();
+        tile.start(&[1.0], 1, 1, None);
+        tile.step(&[(Floats::F32(&[0.0]), Floats::F32(&[6.0]))], |_| 0..1);
+        let mut state = tile.state().clone();
+        state.sink(0, 2f32.ln());
+        let mut out = [0.0];
+        state.finish(0, &mut out);
+        assert!((out[0] - 2.0).abs() < 1e-6);
+    }
+
+    #[test]
     fn a_row_alone_and_a_row_in_company_agree_to_the_bit() {
         let (rows, n, d) = (11, 64, 40);
         let (q, k, v) = (noise(rows * d, 4), noise(n * d, 5), noise(n * d, 6));
         let half = |x: &[f32]| x.iter().copied().map(half::f16::from_f32).collect::<Vec<_>>();
         let (k16, v16) = (half(&k), half(&v));
-        let (k, v) = (Floats::F32(&k), Floats::F16(&v16));
-        let k2 = Floats::F16(&k16);
+        let pages = [(Floats::F32(&k), Floats::F16(&v16)), (Floats::F16(&k16), Floats::F32(&v))];
         let mut all = FlashTile::default();
-        all.reset(rows, d);
-        all.block(&q, k, v, None, |row| 0..row * 3);
-        all.block(&q, k2, v, Some(3.0), |row| row..n - row);
+        all.start(&q, rows, d, Some(3.0));
+        all.step(&pages[..1], |row| 0..row * 3);
+        all.step(&pages, |row| row..2 * n - row);
         for row in 0..rows {
             let mut one = FlashTile::default();
-            one.reset(1, d);
-            let qr = &q[row * d..][..d];
-            one.block(qr, k, v, None, |_| 0..row * 3);
-            one.block(qr, k2, v, Some(3.0), |_| row..n - row);
+            one.start(&q[row * d..][..d], 1, d, Some(3.0));
+            one.step(&pages[..1], |_| 0..row * 3);
+            one.step(&pages, |_| row..2 * n - row);
             let (mut a, mut b) = (vec![0.0; d], vec![0.0; d]);
-            all.finish(row, &mut a);
-            one.finish(0, &mut b);
+            all.state().finish(row, &mut a);
+            one.state().finish(0, &mut b);
             assert_eq!(a, b);
         }
     }

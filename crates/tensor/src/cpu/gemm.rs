@@ -6,7 +6,7 @@ use super::{
     kernels::{self, Rows, RowsMut},
     shared::SharedOut,
 };
-use rayon::prelude::*;
+use crate::pool;
 use std::cell::RefCell;
 
 /// A matrix whose rows can be read as `f32`.
@@ -26,7 +26,7 @@ pub trait RowSource: Sync {
 /// A panel of widened weights stays in the second-level cache.
 const PANEL_BYTES: usize = 256 << 10;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
-const PARALLEL_FROM: usize = 1 << 18;
+const PARALLEL_FROM: usize = 1 << 16;
 
 /// From so many rows of `x` on, halves are widened once instead of by every pass over them. The sums
 /// are the same.
@@ -44,20 +44,26 @@ thread_local! {
 /// # Panics
 /// When a slice has another length than the shapes say.
 pub fn matmul(x: &[f32], w: &dyn RowSource, bias: Option<&[f32]>, out: &mut [f32]) {
-    matmul_at(Level::detect(), x, w, bias, out);
+    matmul_to(Level::detect(), x, w, bias, SharedOut::new(out));
 }
 
-fn matmul_at(level: Level, x: &[f32], w: &dyn RowSource, bias: Option<&[f32]>, out: &mut [f32]) {
+/// As [`matmul`]; every element of `out` is written.
+pub(crate) fn matmul_to(
+    level: Level,
+    x: &[f32],
+    w: &dyn RowSource,
+    bias: Option<&[f32]>,
+    shared: SharedOut,
+) {
     let (n, k) = (w.rows(), w.cols());
     let m = x.len().checked_div(k).unwrap_or(0);
     assert_eq!(x.len(), m * k, "x is [m, {k}]");
-    assert_eq!(out.len(), m * n, "out is [{m}, {n}]");
+    assert_eq!(shared.len(), m * n, "out is [{m}, {n}]");
     assert!(bias.is_none_or(|b| b.len() == n), "bias is [{n}]");
     if m == 0 || n == 0 {
         return;
     }
     let panel_rows = (PANEL_BYTES / 4 / k.max(1)).clamp(4, 64) & !3;
-    let shared = SharedOut::new(out);
     let panel = |index: usize| {
         let first = index * panel_rows;
         let rows = panel_rows.min(n - first);
@@ -92,10 +98,12 @@ fn matmul_at(level: Level, x: &[f32], w: &dyn RowSource, bias: Option<&[f32]>, o
     if m * n * k < PARALLEL_FROM {
         (0..panels).for_each(panel);
     } else {
-        (0..panels).into_par_iter().for_each(panel);
+        pool::run(panels, panel);
     }
     if let Some(bias) = bias {
-        for row in out.chunks_exact_mut(n) {
+        for i in 0..m {
+            // SAFETY: the product has written all of it, and nobody else writes now.
+            let row = unsafe { shared.slice(i * n, n) };
             row.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
         }
     }
@@ -141,10 +149,11 @@ mod tests {
             let w = Matrix { data: noise(n * k, 3), cols: k, mapped: m % 2 == 0 };
             for level in Level::available() {
                 let mut out = vec![0.0; m * n];
-                matmul_at(level, &x, &w, Some(&bias), &mut out);
+                matmul_to(level, &x, &w, Some(&bias), SharedOut::new(&mut out));
                 for i in 0..m {
                     let mut alone = vec![0.0; n];
-                    matmul_at(level, &x[i * k..][..k], &w, Some(&bias), &mut alone);
+                    let one = SharedOut::new(&mut alone);
+                    matmul_to(level, &x[i * k..][..k], &w, Some(&bias), one);
                     assert_eq!(alone, out[i * n..][..n], "{level:?} {m}x{n}x{k}");
                     for j in 0..n {
                         let want: f64 = (0..k)

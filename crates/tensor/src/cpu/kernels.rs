@@ -8,6 +8,9 @@ use super::{
     lanes::{Element, Lanes, Portable},
 };
 use half::{bf16, f16};
+use rowwise::*;
+
+mod rowwise;
 
 /// A matrix in memory: rows `stride` elements apart.
 #[derive(Debug, Clone, Copy)]
@@ -98,6 +101,10 @@ kernel! {
     scale = scale_body(x: *mut f32, n: usize, s: f32)
 }
 kernel! {
+    /// `x[i] = a * x[i] + b * y[i]`.
+    blend = blend_body(x: *mut f32, a: f32, y: *const f32, b: f32, n: usize)
+}
+kernel! {
     /// `sum x[i]^2`.
     sum_squares = sum_squares_body(x: *const f32, n: usize) -> f32
 }
@@ -114,8 +121,23 @@ kernel! {
     gelu_tanh_mul = gelu_tanh_mul_body(gate: *const f32, up: *const f32, n: usize, out: *mut f32)
 }
 kernel! {
+    /// `out[i] = x[i] + y[i]`.
+    add = add_body(x: *const f32, y: *const f32, n: usize, out: *mut f32)
+}
+kernel! {
     /// `x[i] = cap * tanh(x[i] / cap)`.
     soft_cap = soft_cap_body(x: *mut f32, n: usize, cap: f32)
+}
+
+kernel! {
+    /// Rounds `n` elements, a multiple of `group`, to 8 bits a group: `x = scale * code`. Writes `n`
+    /// codes, and a scale and its product with the sum of the codes for each group.
+    round_row = round_row_body(
+        x: *const f32, n: usize, group: usize, codes: *mut i8, scales: *mut f32, sums: *mut f32)
+}
+kernel! {
+    /// Rotates pairs `(x[i], x[i + n])` by the angles of these cosines and sines.
+    rotate = rotate_body(x: *mut f32, n: usize, cos: *const f32, sin: *const f32)
 }
 
 #[inline(always)]
@@ -154,8 +176,13 @@ unsafe fn dot_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
             }
         }
         for (i, row) in acc.iter().enumerate() {
-            for (j, a) in row.iter().enumerate() {
-                *out.add(i * out_stride + j) = a.sum();
+            let out = out.add(i * out_stride);
+            if let &[a, b, c, d] = row.as_slice() {
+                L::sum4([a, b, c, d], out);
+            } else {
+                for (j, a) in row.iter().enumerate() {
+                    *out.add(j) = a.sum();
+                }
             }
         }
     }
@@ -303,186 +330,4 @@ unsafe fn weighted_rows_body<L: Lanes, E: Element>(p: Rows, v: Rows<E>, d: usize
             }
         }
     }
-}
-
-/// Runs the first block for whole vectors, and the second for what is left. A macro and not a
-/// function with closures: a closure is not compiled for the level, and its instructions become calls.
-macro_rules! by_lanes {
-    ($lanes:ident, $n:expr, |$i:ident| $full:block, |$j:ident, $rest:ident| $part:block) => {
-        let n = $n;
-        let mut at = 0;
-        while at + $lanes::LANES <= n {
-            let $i = at;
-            $full
-            at += $lanes::LANES;
-        }
-        if at < n {
-            let ($j, $rest) = (at, n - at);
-            $part
-        }
-    };
-}
-
-/// `out[i] = f(x[i])`.
-macro_rules! map {
-    ($lanes:ident, $x:expr, $n:expr, $out:expr, |$v:ident| $f:expr) => {{
-        let (x, out): (*const f32, *mut f32) = ($x, $out);
-        by_lanes!(
-            $lanes,
-            $n,
-            |i| {
-                let $v = $lanes::load(x.add(i));
-                $f.store(out.add(i));
-            },
-            |i, rest| {
-                let $v = $lanes::load_part(x.add(i), rest);
-                $f.store_part(out.add(i), rest);
-            }
-        );
-    }};
-}
-
-/// `out[i] = f(x[i], y[i])`.
-macro_rules! zip {
-    ($lanes:ident, $x:expr, $y:expr, $n:expr, $out:expr, |$a:ident, $b:ident| $f:expr) => {{
-        let (x, y, out): (*const f32, *const f32, *mut f32) = ($x, $y, $out);
-        by_lanes!(
-            $lanes,
-            $n,
-            |i| {
-                let ($a, $b) = ($lanes::load(x.add(i)), $lanes::load(y.add(i)));
-                $f.store(out.add(i));
-            },
-            |i, rest| {
-                let $a = $lanes::load_part(x.add(i), rest);
-                let $b = $lanes::load_part(y.add(i), rest);
-                $f.store_part(out.add(i), rest);
-            }
-        );
-    }};
-}
-
-#[inline(always)]
-unsafe fn row_max_body<L: Lanes>(x: *const f32, n: usize) -> f32 {
-    // SAFETY: `n` readable elements, at least one.
-    unsafe {
-        let mut best = L::splat(*x);
-        let mut tail = *x;
-        by_lanes!(L, n, |i| { best = best.max(L::load(x.add(i))) }, |i, rest| {
-            for e in i..i + rest {
-                tail = tail.max(*x.add(e));
-            }
-        });
-        best.max_lane().max(tail)
-    }
-}
-
-#[inline(always)]
-unsafe fn exp_shift_body<L: Lanes>(x: *mut f32, n: usize, shift: f32) -> f32 {
-    // SAFETY: `n` writable elements.
-    unsafe {
-        let shift = L::splat(shift);
-        let mut sum = L::splat(0.0);
-        let mut tail = 0.0;
-        by_lanes!(
-            L,
-            n,
-            |i| {
-                let e = L::load(x.add(i)).sub(shift).exp();
-                e.store(x.add(i));
-                sum = sum.add(e);
-            },
-            |i, rest| {
-                let e = L::load_part(x.add(i), rest).sub(shift).exp();
-                e.store_part(x.add(i), rest);
-                for t in i..i + rest {
-                    tail += *x.add(t);
-                }
-            }
-        );
-        sum.sum() + tail
-    }
-}
-
-#[inline(always)]
-unsafe fn scale_body<L: Lanes>(x: *mut f32, n: usize, s: f32) {
-    // SAFETY: `n` writable elements.
-    unsafe { map!(L, x, n, x, |v| v.mul(L::splat(s))) }
-}
-
-#[inline(always)]
-unsafe fn sum_squares_body<L: Lanes>(x: *const f32, n: usize) -> f32 {
-    // SAFETY: `n` readable elements.
-    unsafe {
-        let mut sum = L::splat(0.0);
-        let mut tail = 0.0f32;
-        by_lanes!(
-            L,
-            n,
-            |i| {
-                let v = L::load(x.add(i));
-                sum = v.mul_add(v, sum);
-            },
-            |i, rest| {
-                for t in i..i + rest {
-                    tail += *x.add(t) * *x.add(t);
-                }
-            }
-        );
-        sum.sum() + tail
-    }
-}
-
-#[inline(always)]
-unsafe fn scale_mul_body<L: Lanes>(x: *const f32, w: *const f32, n: usize, s: f32, out: *mut f32) {
-    // SAFETY: `n` elements of each.
-    unsafe { zip!(L, x, w, n, out, |a, b| a.mul(L::splat(s)).mul(b)) }
-}
-
-#[inline(always)]
-unsafe fn sigmoid<L: Lanes>(x: L) -> L {
-    // SAFETY: same level.
-    unsafe {
-        let one = L::splat(1.0);
-        one.div(one.add(L::splat(0.0).sub(x).exp()))
-    }
-}
-
-#[inline(always)]
-unsafe fn silu_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: `n` elements of each.
-    unsafe { zip!(L, gate, up, n, out, |g, u| g.mul(sigmoid(g)).mul(u)) }
-}
-
-#[inline(always)]
-unsafe fn gelu_tanh<L: Lanes>(x: L) -> L {
-    // 0.5 (1 + tanh y) = sigmoid(2 y)
-    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
-    // SAFETY: same level.
-    unsafe {
-        let cubic = x.mul(x).mul(x).mul_add(L::splat(0.044_715), x);
-        x.mul(sigmoid(cubic.mul(L::splat(TWO_SQRT_2_OVER_PI))))
-    }
-}
-
-#[inline(always)]
-unsafe fn gelu_tanh_mul_body<L: Lanes>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: `n` elements of each.
-    unsafe { zip!(L, gate, up, n, out, |g, u| gelu_tanh(g).mul(u)) }
-}
-
-#[inline(always)]
-unsafe fn capped<L: Lanes>(x: L, cap: f32) -> L {
-    // tanh y = 2 sigmoid(2 y) - 1
-    // SAFETY: same level.
-    unsafe {
-        let t = sigmoid(x.mul(L::splat(2.0 / cap)));
-        t.mul_add(L::splat(2.0), L::splat(-1.0)).mul(L::splat(cap))
-    }
-}
-
-#[inline(always)]
-unsafe fn soft_cap_body<L: Lanes>(x: *mut f32, n: usize, cap: f32) {
-    // SAFETY: `n` writable elements.
-    unsafe { map!(L, x, n, x, |v| capped(v, cap)) }
 }

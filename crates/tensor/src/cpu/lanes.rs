@@ -85,6 +85,14 @@ pub(super) trait Lanes: Copy {
     /// `self * 2^n` for integral `n`.
     unsafe fn scale_by_pow2(self, n: Self) -> Self;
     unsafe fn sum(self) -> f32;
+    /// Writes the sums of four vectors, each as [`Self::sum`] gives it.
+    #[inline(always)]
+    unsafe fn sum4(x: [Self; 4], out: *mut f32) {
+        for (i, x) in x.into_iter().enumerate() {
+            // SAFETY: the caller has room for four.
+            unsafe { *out.add(i) = x.sum() };
+        }
+    }
     unsafe fn max_lane(self) -> f32;
 
     /// `e^self` to 2 ulp; the Cephes polynomial on [-ln 2 / 2, ln 2 / 2].

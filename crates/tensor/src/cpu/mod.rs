@@ -14,14 +14,16 @@ mod kernels;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
-mod shared;
+pub(crate) mod shared;
 mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use elementwise::{gelu_tanh_mul, rms_norm, silu_mul, soft_cap};
-pub use flash::FlashTile;
+pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
+pub(crate) use elementwise::{HeadRows, norm_rotate};
+pub use flash::{Attended, FlashTile};
 pub use floats::Floats;
+pub(crate) use gemm::matmul_to;
 pub use gemm::{RowSource, matmul};
 pub use unpack::{bf16_to_f32, f16_to_f32, unpack_affine};
 

@@ -7,7 +7,7 @@ use std::arch::aarch64::*;
 
 /// Four lanes; 32 registers.
 #[derive(Clone, Copy)]
-pub(super) struct Neon(float32x4_t);
+pub(super) struct Neon(pub(super) float32x4_t);
 
 impl Lanes for Neon {
     const LANES: usize = 4;
@@ -27,11 +27,9 @@ impl Lanes for Neon {
         unsafe { std::ptr::copy_nonoverlapping(p, part.as_mut_ptr(), n) };
         Self(unsafe { vld1q_f32(part.as_ptr()) })
     }
-    // Stable Rust has no half-precision vectors here; four scalars become two instructions.
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self {
-        let x = unsafe { p.cast::<[f16; 4]>().read_unaligned() }.map(f16::to_f32);
-        Self(unsafe { vld1q_f32(x.as_ptr()) })
+        Self(unsafe { vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p.cast()))) })
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self {

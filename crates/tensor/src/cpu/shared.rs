@@ -2,23 +2,27 @@
 
 /// A slice whose parts are handed out by the caller's own reckoning.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SharedOut {
-    ptr: *mut f32,
+pub(crate) struct SharedOut<T = f32> {
+    ptr: *mut T,
     len: usize,
 }
 
 // SAFETY: `write` and `at` leave it to the caller that pieces do not overlap.
-unsafe impl Send for SharedOut {}
+unsafe impl<T: Send> Send for SharedOut<T> {}
 // SAFETY: as above.
-unsafe impl Sync for SharedOut {}
+unsafe impl<T: Send> Sync for SharedOut<T> {}
 
-impl SharedOut {
-    pub(super) fn new(out: &mut [f32]) -> Self {
+impl<T: Copy> SharedOut<T> {
+    pub(crate) fn new(out: &mut [T]) -> Self {
         Self { ptr: out.as_mut_ptr(), len: out.len() }
     }
 
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+
     /// The address of an element.
-    pub(super) fn at(self, index: usize) -> *mut f32 {
+    pub(crate) fn at(self, index: usize) -> *mut T {
         debug_assert!(index <= self.len);
         self.ptr.wrapping_add(index)
     }
@@ -26,10 +30,48 @@ impl SharedOut {
     /// Copies values to `index..`.
     ///
     /// # Safety
-    /// No other task writes there, and the slice outlives the call.
-    pub(super) unsafe fn write(self, index: usize, values: &[f32]) {
+    /// No other task writes there, and the memory outlives the call.
+    pub(crate) unsafe fn write(self, index: usize, values: &[T]) {
         assert!(index + values.len() <= self.len, "inside the output");
         // SAFETY: the assertion, and the caller's promise.
         unsafe { self.ptr.add(index).copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    }
+
+    /// Elements `index..index + n`, to write.
+    ///
+    /// # Safety
+    /// They are initialised, no other task uses them, and the memory outlives the slice.
+    pub(crate) unsafe fn slice<'a>(self, index: usize, n: usize) -> &'a mut [T] {
+        assert!(index + n <= self.len, "inside the output");
+        // SAFETY: the assertion, and the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(index), n) }
+    }
+}
+
+/// A buffer that a kernel is going to fill: filling it with zeros first would cost as much as many
+/// a kernel.
+pub(crate) struct Unwritten<T> {
+    buffer: Vec<T>,
+    len: usize,
+}
+
+impl<T: Copy> Unwritten<T> {
+    pub(crate) fn new(len: usize) -> Self {
+        Self { buffer: Vec::with_capacity(len), len }
+    }
+
+    /// The memory, to write to. Nothing may be read before it was written.
+    pub(crate) fn shared(&mut self) -> SharedOut<T> {
+        SharedOut { ptr: self.buffer.as_mut_ptr(), len: self.len }
+    }
+
+    /// The buffer.
+    ///
+    /// # Safety
+    /// Every element was written.
+    pub(crate) unsafe fn written(mut self) -> Vec<T> {
+        // SAFETY: the capacity was asked for, and the caller's promise.
+        unsafe { self.buffer.set_len(self.len) };
+        self.buffer
     }
 }

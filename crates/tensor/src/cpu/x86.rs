@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 /// Eight lanes.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(__m256);
+pub(super) struct Avx2(pub(super) __m256);
 
 /// Sixteen lanes.
 #[derive(Clone, Copy)]
@@ -19,6 +19,33 @@ static PART_MASK: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0,
 unsafe fn avx2_mask(n: usize) -> __m256i {
     debug_assert!(n <= 8);
     unsafe { _mm256_loadu_si256(PART_MASK.as_ptr().add(8 - n).cast()) }
+}
+
+// Functions and no closures: those would not be compiled for the level.
+
+/// Both halves added.
+#[inline(always)]
+unsafe fn half(x: __m256) -> __m128 {
+    unsafe { _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x)) }
+}
+
+/// Both halves added, twice.
+#[inline(always)]
+unsafe fn quarter(x: __m512) -> __m128 {
+    unsafe {
+        let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0xee>(x, x));
+        half(_mm256_add_ps(_mm512_castps512_ps256(x), high))
+    }
+}
+
+/// The sums of four vectors of four: elements 0 and 2, 1 and 3, then those two.
+#[inline(always)]
+unsafe fn sum4_of_4([a, b, c, d]: [__m128; 4]) -> __m128 {
+    unsafe {
+        let ab = _mm_add_ps(_mm_shuffle_ps::<0x44>(a, b), _mm_shuffle_ps::<0xee>(a, b));
+        let cd = _mm_add_ps(_mm_shuffle_ps::<0x44>(c, d), _mm_shuffle_ps::<0xee>(c, d));
+        _mm_add_ps(_mm_shuffle_ps::<0x88>(ab, cd), _mm_shuffle_ps::<0xdd>(ab, cd))
+    }
 }
 
 impl Lanes for Avx2 {
@@ -105,9 +132,16 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe {
-            let x = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let x = half(self.0);
             let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
             _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum4(x: [Self; 4], out: *mut f32) {
+        unsafe {
+            let [a, b, c, d] = x;
+            _mm_storeu_ps(out, sum4_of_4([half(a.0), half(b.0), half(c.0), half(d.0)]));
         }
     }
     #[inline(always)]
@@ -196,6 +230,14 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn sum4(x: [Self; 4], out: *mut f32) {
+        unsafe {
+            let [a, b, c, d] = x;
+            let quarters = [quarter(a.0), quarter(b.0), quarter(c.0), quarter(d.0)];
+            _mm_storeu_ps(out, sum4_of_4(quarters));
+        }
     }
     #[inline(always)]
     unsafe fn max_lane(self) -> f32 {

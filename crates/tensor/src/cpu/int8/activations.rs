@@ -1,6 +1,10 @@
 //! Activations as integers.
 
-use rayon::prelude::*;
+use crate::{
+    cpu::{Level, elementwise::norm_row, kernels, shared::Unwritten},
+    pool,
+};
+use std::cell::RefCell;
 
 /// Rows of activations, rounded group by group to 8 bits: `x = scale * code`.
 #[derive(Debug, Default)]
@@ -17,7 +21,12 @@ pub struct Int8Rows {
 }
 
 /// Elements a task should have at least.
-const CHUNK: usize = 1 << 15;
+const CHUNK: usize = 1 << 13;
+
+thread_local! {
+    /// A row after its norm.
+    static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
 
 impl Int8Rows {
     /// Rounds rows of `cols` elements, each group to the nearest multiple of its largest magnitude
@@ -28,33 +37,60 @@ impl Int8Rows {
     /// When `x` is not whole rows, or a row not whole groups.
     #[must_use]
     pub fn new(x: &[f32], cols: usize, group: usize) -> Self {
+        Self::with(x, cols, group, |level, row, codes, scales, sums| {
+            // SAFETY: `with` has checked the lengths.
+            unsafe { kernels::round_row(level, row, cols, group, codes, scales, sums) }
+        })
+    }
+
+    /// Rounds the rows after an RMS norm with these gains, as [`cpu::rms_norm`](crate::cpu::rms_norm)
+    /// followed by [`Self::new`].
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    #[must_use]
+    pub fn normed(x: &[f32], gains: &[f32], eps: f32, group: usize) -> Self {
+        let cols = gains.len();
+        Self::with(x, cols, group, |level, row, codes, scales, sums| {
+            ROW.with_borrow_mut(|normed| {
+                normed.resize(cols, 0.0);
+                // SAFETY: all have `cols` elements; `with` has checked the rest.
+                unsafe {
+                    norm_row(level, row, gains, eps, normed.as_mut_ptr());
+                    kernels::round_row(level, normed.as_ptr(), cols, group, codes, scales, sums);
+                }
+            });
+        })
+    }
+
+    /// Calls `row` with each row's elements and the places of its codes, scales and sums, all of
+    /// which it writes.
+    fn with(
+        x: &[f32],
+        cols: usize,
+        group: usize,
+        row: impl Fn(Level, *const f32, *mut i8, *mut f32, *mut f32) + Sync,
+    ) -> Self {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows");
         assert!(group > 0 && cols.is_multiple_of(group), "whole groups");
-        let groups = x.len() / group;
-        let mut new = Self {
-            rows: x.len() / cols,
-            cols,
-            group,
-            codes: vec![0; x.len()],
-            scales: vec![0.0; groups],
-            sums: vec![0.0; groups],
-        };
-        let one = |x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]| {
-            for (i, (x, codes)) in x.chunks(group).zip(codes.chunks_mut(group)).enumerate() {
-                (scales[i], sums[i]) = round_group(x, codes);
+        let (rows, groups, level) = (x.len() / cols, cols / group, Level::detect());
+        let mut codes = Unwritten::new(x.len());
+        let (mut scales, mut sums) = (Unwritten::new(rows * groups), Unwritten::new(rows * groups));
+        let (c, s, t) = (codes.shared(), scales.shared(), sums.shared());
+        pool::ranges(rows, (CHUNK / cols).max(1), |range| {
+            for i in range {
+                row(
+                    level,
+                    x[i * cols..].as_ptr(),
+                    c.at(i * cols),
+                    s.at(i * groups),
+                    t.at(i * groups),
+                );
             }
-        };
-        if x.len() <= CHUNK {
-            one(x, &mut new.codes, &mut new.scales, &mut new.sums);
-        } else {
-            let task = CHUNK / group * group;
-            x.par_chunks(task)
-                .zip(new.codes.par_chunks_mut(task))
-                .zip(new.scales.par_chunks_mut(task / group))
-                .zip(new.sums.par_chunks_mut(task / group))
-                .for_each(|(((x, c), s), t)| one(x, c, s, t));
-        }
-        new
+        });
+        // SAFETY: every row was rounded.
+        let (codes, scales, sums) = unsafe { (codes.written(), scales.written(), sums.written()) };
+        Self { rows, cols, group, codes, scales, sums }
     }
 
     /// Elements that share a scale.
@@ -62,32 +98,6 @@ impl Int8Rows {
     pub fn group(&self) -> usize {
         self.group
     }
-}
-
-fn round_group(x: &[f32], codes: &mut [i8]) -> (f32, f32) {
-    // As bits, so that the maximum vectorises and what is not a number counts as the largest.
-    let bits = x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
-    let largest = f32::from_bits(bits);
-    if largest == 0.0 {
-        codes.fill(0);
-        return (0.0, 0.0);
-    }
-    let (scale, inverse) = (largest / 127.0, 127.0 / largest);
-    if !inverse.is_normal() || !largest.is_finite() {
-        // Too small to matter, or not finite.
-        codes.fill(0);
-        let scale = if largest.is_finite() { 0.0 } else { f32::NAN };
-        return (scale, scale);
-    }
-    let mut sum = 0;
-    for (code, v) in codes.iter_mut().zip(x) {
-        // Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even.
-        let shifted = v * inverse + 12_582_912.0;
-        let rounded = shifted.to_bits() as i32 - 12_582_912.0f32.to_bits() as i32;
-        sum += rounded;
-        *code = rounded as i8;
-    }
-    (scale, scale * sum as f32)
 }
 
 #[cfg(test)]

@@ -1,23 +1,42 @@
 //! The product over threads: tiles of outputs are shared out.
 
 use super::{Int8Level, Int8Rows, PackedWeight, pack::TILE, portable};
-#[cfg(target_arch = "x86_64")]
-use super::{
-    amx,
-    vnni::{Bf16, F16, F32},
+use crate::{
+    cpu::{Activation, Level, shared::SharedOut},
+    pool,
 };
-use crate::{DType, cpu::shared::SharedOut};
-use rayon::prelude::*;
 use std::{cell::RefCell, ops::Range};
+#[cfg(target_arch = "x86_64")]
+use {
+    super::{
+        amx,
+        vnni::{Bf16, F16, F32},
+    },
+    crate::DType,
+};
 
 /// Rows of activations that stay in the second-level cache while tiles go by; AMX unpacks a tile
 /// once for all of them.
 const ROWS: usize = 128;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
-const PARALLEL_FROM: usize = 1 << 18;
+const PARALLEL_FROM: usize = 1 << 16;
+
+type Block = [f32; ROWS * TILE];
 
 thread_local! {
-    static BLOCK: RefCell<[f32; ROWS * TILE]> = const { RefCell::new([0.0; ROWS * TILE]) };
+    static BLOCKS: RefCell<Box<[Block; 2]>> = RefCell::new(Box::new([[0.0; ROWS * TILE]; 2]));
+}
+
+/// A product `x Wᵀ + bias + residual`, and where it goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
+    pub(crate) weight: &'a PackedWeight,
+    /// `[n]`.
+    pub(crate) bias: Option<&'a [f32]>,
+    /// `[m, n]`.
+    pub(crate) residual: Option<&'a [f32]>,
+    /// `[m, n]`; every element is written.
+    pub(crate) out: SharedOut,
 }
 
 /// `out[i][j] = x[i] · w[j] + bias[j]`.
@@ -28,54 +47,143 @@ thread_local! {
 /// # Panics
 /// When `x` was rounded for rows or groups of another length, or a slice has another length.
 pub fn matmul(x: &Int8Rows, w: &PackedWeight, bias: Option<&[f32]>, out: &mut [f32]) {
-    matmul_at(Int8Level::detect(), x, w, bias, out);
+    let out = SharedOut::new(out);
+    products(x, &[Product { weight: w, bias, residual: None, out }]);
 }
 
-fn matmul_at(
+/// [`matmul`] at a level of one's choice.
+///
+/// # Panics
+/// As [`matmul`], and when this machine lacks the level.
+pub fn matmul_with(
     level: Int8Level,
     x: &Int8Rows,
     w: &PackedWeight,
     bias: Option<&[f32]>,
     out: &mut [f32],
 ) {
-    assert!(x.cols == w.cols && x.group == w.group, "activations rounded for this weight");
-    assert_eq!(out.len(), x.rows * w.rows, "out is [m, n]");
-    assert!(bias.is_none_or(|b| b.len() == w.rows), "bias is [n]");
-    let shared = SharedOut::new(out);
-    let tiles = w.tiles();
-    let run = |range: Range<usize>| {
-        BLOCK.with_borrow_mut(|block| {
-            for first in (0..x.rows).step_by(ROWS) {
-                let rows = first..(first + ROWS).min(x.rows);
-                for tile in range.clone() {
-                    one_tile(level, w, tile, x, rows.clone(), block);
-                    let column = tile * TILE;
-                    let n = TILE.min(w.rows - column);
-                    for (i, values) in rows.clone().zip(block.chunks_exact_mut(TILE)) {
-                        let values = &mut values[..n];
-                        if let Some(bias) = bias {
-                            values.iter_mut().zip(&bias[column..]).for_each(|(v, b)| *v += b);
-                        }
-                        // SAFETY: this task alone owns the columns of its tiles.
-                        unsafe { shared.write(i * w.rows + column, values) };
-                    }
-                }
+    assert!(Int8Level::available().contains(&level), "this machine lacks {level:?}");
+    let out = SharedOut::new(out);
+    products_at(level, x, &[Product { weight: w, bias, residual: None, out }]);
+}
+
+/// Several products with the same activations, shared out together.
+pub(crate) fn products(x: &Int8Rows, all: &[Product<'_>]) {
+    products_at(Int8Level::detect(), x, all);
+}
+
+fn products_at(level: Int8Level, x: &Int8Rows, all: &[Product<'_>]) {
+    all.iter().for_each(|p| p.check(x));
+    let total = all.iter().map(|p| p.weight.tiles()).sum();
+    let work = all.iter().map(|p| p.weight.rows * x.rows * p.weight.cols).sum();
+    share(total, work, |range| {
+        let mut first = 0;
+        for product in all {
+            let tiles = product.weight.tiles();
+            let own = range.start.max(first)..range.end.min(first + tiles);
+            if !own.is_empty() {
+                product.tiles(level, x, own.start - first..own.end - first);
             }
-        });
-    };
-    if x.rows * w.rows * w.cols < PARALLEL_FROM {
-        run(0..tiles);
-        return;
-    }
-    // A few tasks a thread even out what the system does to threads meanwhile.
-    let per_task = tiles.div_ceil(rayon::current_num_threads() * 4).max(1);
-    let tasks = tiles.div_ceil(per_task);
-    (0..tasks).into_par_iter().for_each(|task| {
-        run(task * per_task..((task + 1) * per_task).min(tiles));
+            first += tiles;
+        }
     });
 }
 
-fn one_tile(
+/// `out = gate(x G) * (x U)`, `[m, n]`, for two weights of one shape.
+pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]) {
+    let level = Int8Level::detect();
+    gate.check(x);
+    up.check(x);
+    assert_eq!(gate.weight.rows, up.weight.rows, "gate and up have one shape");
+    let float = Level::detect();
+    share(gate.weight.tiles(), 2 * gate.weight.rows * x.rows * gate.weight.cols, |range| {
+        blocks(x, range, |tile, rows, [a, b]| {
+            gate.compute(level, x, tile, rows.clone(), a);
+            up.compute(level, x, tile, rows.clone(), b);
+            let n = rows.len() * TILE;
+            // SAFETY: both blocks hold `n` elements.
+            unsafe { kind.kernel()(float, a.as_ptr(), b.as_ptr(), n, a.as_mut_ptr()) };
+            gate.store(tile, rows, a);
+        });
+    });
+}
+
+/// Hands out ranges of tiles.
+fn share(tiles: usize, work: usize, task: impl Fn(Range<usize>) + Sync) {
+    if work < PARALLEL_FROM {
+        task(0..tiles);
+    } else {
+        pool::ranges(tiles, 1, task);
+    }
+}
+
+/// Calls `one` for every tile of the range with a block of rows at a time.
+fn blocks(
+    x: &Int8Rows,
+    tiles: Range<usize>,
+    mut one: impl FnMut(usize, Range<usize>, &mut [Block; 2]),
+) {
+    BLOCKS.with_borrow_mut(|scratch| {
+        for first in (0..x.rows).step_by(ROWS) {
+            let rows = first..(first + ROWS).min(x.rows);
+            for tile in tiles.clone() {
+                one(tile, rows.clone(), scratch);
+            }
+        }
+    });
+}
+
+impl Product<'_> {
+    fn check(&self, x: &Int8Rows) {
+        let w = self.weight;
+        assert!(x.cols == w.cols && x.group == w.group, "activations rounded for this weight");
+        assert_eq!(self.out.len(), x.rows * w.rows, "out is [m, n]");
+        assert!(self.bias.is_none_or(|b| b.len() == w.rows), "bias is [n]");
+        assert!(self.residual.is_none_or(|r| r.len() == x.rows * w.rows), "residual is [m, n]");
+    }
+
+    fn tiles(&self, level: Int8Level, x: &Int8Rows, tiles: Range<usize>) {
+        blocks(x, tiles, |tile, rows, [block, _]| {
+            self.compute(level, x, tile, rows.clone(), block);
+            self.store(tile, rows, block);
+        });
+    }
+
+    /// A tile's outputs with their bias.
+    fn compute(
+        &self,
+        level: Int8Level,
+        x: &Int8Rows,
+        tile: usize,
+        rows: Range<usize>,
+        block: &mut Block,
+    ) {
+        let n = rows.len();
+        one_tile(level, self.weight, tile, x, rows, block);
+        if let Some(bias) = self.bias {
+            for values in block.chunks_exact_mut(TILE).take(n) {
+                values.iter_mut().zip(&bias[tile * TILE..]).for_each(|(v, b)| *v += b);
+            }
+        }
+    }
+
+    /// Writes a tile's outputs, with what is added to them.
+    fn store(&self, tile: usize, rows: Range<usize>, block: &mut Block) {
+        let (width, column) = (self.weight.rows, tile * TILE);
+        let n = TILE.min(width - column);
+        for (i, values) in rows.zip(block.chunks_exact_mut(TILE)) {
+            let (values, at) = (&mut values[..n], i * width + column);
+            if let Some(residual) = self.residual {
+                values.iter_mut().zip(&residual[at..]).for_each(|(v, r)| *v += r);
+            }
+            // SAFETY: this task alone owns the columns of its tiles.
+            unsafe { self.out.write(at, values) };
+        }
+    }
+}
+
+/// A tile's sixteen outputs for some rows of `x`; `out` rows are `TILE` long.
+pub(super) fn one_tile(
     level: Int8Level,
     w: &PackedWeight,
     tile: usize,
@@ -103,6 +211,21 @@ fn one_tile(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
         Int8Level::Vnni => unsafe { super::vnni::tile(w, tile, x, rows, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Int8Level::AvxVnni => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Int8Level::Avx2 => unsafe { super::avx2::tile(w, tile, x, rows, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Int8Level::I8mm => unsafe { super::neon::tile_i8mm(w, tile, x, rows, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Int8Level::DotProd => unsafe { super::neon::tile_dotprod(w, tile, x, rows, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Int8Level::Neon => unsafe { super::neon::tile(w, tile, x, rows, out) },
         _ => portable::tile(w, tile, x, rows, out),
     }
 }
@@ -110,7 +233,7 @@ fn one_tile(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AffineFormat, AffineWeight, Bytes, cpu::RowSource};
+    use crate::{AffineFormat, AffineWeight, Bytes, DType, cpu::RowSource};
     use half::{bf16, f16};
 
     fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {
@@ -161,7 +284,7 @@ mod tests {
             let bias: Vec<f32> = noise(rows, 10).collect();
             let q = Int8Rows::new(&x, cols, group);
             let mut want = vec![0.0; m * rows];
-            matmul_at(Int8Level::Portable, &q, &packed, Some(&bias), &mut want);
+            matmul_with(Int8Level::Portable, &q, &packed, Some(&bias), &mut want);
             let mut row = vec![0.0; cols];
             let mut read = vec![0.0; cols];
             for j in 0..rows {
@@ -181,12 +304,12 @@ mod tests {
             }
             for level in Int8Level::available() {
                 let mut got = vec![0.0; m * rows];
-                matmul_at(level, &q, &packed, Some(&bias), &mut got);
+                matmul_with(level, &q, &packed, Some(&bias), &mut got);
                 assert_eq!(got, want, "{level:?}, {bits} bits");
                 for i in 0..m {
                     let alone = Int8Rows::new(&x[i * cols..][..cols], cols, group);
                     let mut one = vec![0.0; rows];
-                    matmul_at(level, &alone, &packed, Some(&bias), &mut one);
+                    matmul_with(level, &alone, &packed, Some(&bias), &mut one);
                     assert_eq!(one, want[i * rows..][..rows], "{level:?} row {i}");
                 }
             }

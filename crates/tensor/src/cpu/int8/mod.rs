@@ -11,16 +11,24 @@
 //! and all batch sizes agree to the bit; `portable` is the definition.
 
 mod activations;
+#[cfg(test)]
+mod agreement;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod blocks;
 mod gemm;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
 pub use activations::Int8Rows;
-pub use gemm::matmul;
+pub(crate) use gemm::{Product, gated, products};
+pub use gemm::{matmul, matmul_with};
 pub use pack::PackedWeight;
 
 use std::sync::OnceLock;
@@ -32,6 +40,16 @@ pub enum Int8Level {
     Amx,
     /// x86-64 with AVX-512 VNNI.
     Vnni,
+    /// x86-64 with AVX-VNNI.
+    AvxVnni,
+    /// x86-64 with AVX2.
+    Avx2,
+    /// aarch64 with 8-bit matrix products.
+    I8mm,
+    /// aarch64 with dot products.
+    DotProd,
+    /// aarch64.
+    Neon,
     /// Any machine.
     Portable,
 }
@@ -50,6 +68,26 @@ impl Int8Level {
                 levels.push(Self::Amx);
             }
             levels.push(Self::Vnni);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
+            if is_x86_feature_detected!("avxvnni") {
+                levels.push(Self::AvxVnni);
+            }
+            levels.push(Self::Avx2);
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            if std::arch::is_aarch64_feature_detected!("i8mm") {
+                levels.push(Self::I8mm);
+            }
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                levels.push(Self::DotProd);
+            }
+            levels.push(Self::Neon);
         }
         levels.push(Self::Portable);
         levels

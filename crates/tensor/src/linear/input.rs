@@ -1,0 +1,91 @@
+//! Products of one input with any matrices.
+
+use super::{Linear, Matrix};
+use crate::{
+    RmsNorm,
+    cpu::{
+        self, Level,
+        int8::{self, Int8Rows},
+        shared::Unwritten,
+    },
+};
+
+/// Rows of activations in the forms that kernels read, each made when first asked for.
+pub(super) struct Input<'a> {
+    x: &'a [f32],
+    norm: Option<&'a RmsNorm>,
+    normed: Option<Vec<f32>>,
+    rounded: Option<Int8Rows>,
+}
+
+impl<'a> Input<'a> {
+    pub(super) fn new(x: &'a [f32]) -> Self {
+        Self { x, norm: None, normed: None, rounded: None }
+    }
+
+    /// The rows after a norm.
+    pub(super) fn normed(x: &'a [f32], norm: &'a RmsNorm) -> Self {
+        Self { norm: Some(norm), ..Self::new(x) }
+    }
+
+    fn floats(&mut self) -> &[f32] {
+        match self.norm {
+            None => self.x,
+            Some(n) => self.normed.get_or_insert_with(|| cpu::rms_norm(self.x, n.gains(), n.eps())),
+        }
+    }
+
+    /// Rounded for rows of `cols` in groups of `group`.
+    pub(super) fn rounded(&mut self, cols: usize, group: usize) -> &Int8Rows {
+        let (x, norm) = (self.x, self.norm);
+        let fresh = || match norm {
+            None => Int8Rows::new(x, cols, group),
+            Some(n) => Int8Rows::normed(x, n.gains(), n.eps(), group),
+        };
+        let fitting = self.rounded.take().filter(|r| r.group() == group);
+        self.rounded.insert(fitting.unwrap_or_else(fresh))
+    }
+}
+
+/// `x Wᵀ + bias + residual` for each map.
+pub(super) fn apply<const N: usize>(
+    maps: [(&Linear, Option<&[f32]>); N],
+    x: &mut Input<'_>,
+) -> [Vec<f32>; N] {
+    let rows = |linear: &Linear| x.x.len() / linear.in_features().max(1);
+    let mut outs = maps.map(|(linear, _)| Unwritten::new(rows(linear) * linear.out_features()));
+    let shared = outs.each_mut().map(Unwritten::shared);
+    let mut done = [false; N];
+    for first in 0..N {
+        if done[first] {
+            continue;
+        }
+        let (linear, residual) = maps[first];
+        match &linear.matrix {
+            Matrix::Stored(weight) => {
+                done[first] = true;
+                let (level, bias) = (Level::detect(), linear.bias.as_deref());
+                cpu::matmul_to(level, x.floats(), weight.source(), bias, shared[first]);
+                if let Some(residual) = residual {
+                    // SAFETY: the product has written all of it.
+                    let out = unsafe { shared[first].slice(0, residual.len()) };
+                    out.iter_mut().zip(residual).for_each(|(o, r)| *o += r);
+                }
+            }
+            Matrix::Packed(weight) => {
+                let mut products = Vec::with_capacity(N);
+                for (i, &(linear, residual)) in maps.iter().enumerate().skip(first) {
+                    if let Matrix::Packed(w) = &linear.matrix
+                        && w.group() == weight.group()
+                    {
+                        done[i] = true;
+                        products.push(linear.product(w, residual, shared[i]));
+                    }
+                }
+                int8::products(x.rounded(weight.cols(), weight.group()), &products);
+            }
+        }
+    }
+    // SAFETY: the products have written every element of every output.
+    outs.map(|out| unsafe { out.written() })
+}

@@ -1,0 +1,73 @@
+//! Every task runs once, whatever else happens.
+
+use super::*;
+use std::sync::atomic::AtomicU32;
+
+fn counted(pool: &Pool, tasks: usize) {
+    let counts: Vec<_> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
+    pool.run(tasks, &|i| {
+        counts[i].fetch_add(1, SeqCst);
+    });
+    assert!(counts.iter().all(|c| c.load(SeqCst) == 1));
+}
+
+#[test]
+fn every_task_runs_once() {
+    for threads in [1, 2, 5] {
+        let pool = Pool::new(threads);
+        for round in 0..2000 {
+            counted(&pool, round % 23);
+        }
+        // Workers that have gone to sleep wake up.
+        std::thread::sleep(SPIN * 5);
+        counted(&pool, 1000);
+    }
+}
+
+#[test]
+fn callers_from_several_threads_and_nested_calls_are_served() {
+    let pool = Pool::new(3);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..300).for_each(|i| counted(&pool, i % 17)));
+        }
+    });
+    let sum = AtomicUsize::new(0);
+    run(5, |i| run(7, |j| _ = sum.fetch_add(i * j, SeqCst)));
+    assert_eq!(sum.into_inner(), 10 * 21);
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+    let pool = Pool::new(3);
+    for _ in 0..50 {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(40, &|i| assert!(i != 20, "task twenty"));
+        }));
+        let payload = result.unwrap_err();
+        assert!(
+            payload.downcast_ref::<String>().is_some_and(|s| s.contains("task twenty"))
+                || payload.downcast_ref::<&str>().is_some_and(|s| s.contains("task twenty"))
+        );
+        counted(&pool, 40);
+    }
+}
+
+#[test]
+fn results_are_in_order_and_ranges_cover() {
+    assert_eq!(map(100, |i| i * i), (0..100).map(|i| i * i).collect::<Vec<_>>());
+    for (len, least) in [(0, 1), (1, 16), (100, 16), (1000, 1), (33, 100)] {
+        let mut hits = vec![0; len];
+        let seen = Mutex::new(Vec::new());
+        ranges(len, least, |r| {
+            assert!(r.start.is_multiple_of(least) && r.end <= len);
+            lock(&seen).extend(r);
+        });
+        lock(&seen).iter().for_each(|&i| hits[i] += 1);
+        assert!(hits.iter().all(|&h| h == 1));
+    }
+    let mut items = vec![1, 2, 3];
+    for_each(&mut items, |i, x| *x += i);
+    assert_eq!(items, [1, 3, 5]);
+    assert!(set_threads(0).is_err());
+}

@@ -1,0 +1,168 @@
+//! GGUF files in bf16, for llama.cpp: magic, counts, metadata, tensor table, padding, tensors.
+
+use super::{
+    shape::{self, CONTEXT, HEAD_DIM, RMS_EPS, ROPE_THETA, Shape, TensorSpec},
+    vocabulary::{CHATML, END_OF_TEXT, END_OF_TURN, Vocabulary},
+};
+use anyhow::Result;
+use std::io::Write;
+
+const VERSION: u32 = 3;
+const ALIGNMENT: usize = 32;
+/// Types of elements.
+const F32: u32 = 0;
+const BF16: u32 = 30;
+/// `general.file_type` of files that are bf16 but for their vectors.
+const MOSTLY_BF16: u32 = 32;
+
+/// A value of the metadata.
+enum Value {
+    U32(u32),
+    F32(f32),
+    Bool(bool),
+    Text(String),
+    Texts(Vec<String>),
+    I32s(Vec<i32>),
+}
+
+/// Writes a file; `progress` is told how many bytes of the checkpoint are done.
+pub(crate) fn write(
+    out: &mut impl Write,
+    shape: &Shape,
+    vocabulary: &Vocabulary,
+    progress: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let tensors = shape.tensors();
+    let metadata = metadata(shape, vocabulary);
+    let mut head = b"GGUF".to_vec();
+    head.extend(VERSION.to_le_bytes());
+    head.extend((tensors.len() as u64).to_le_bytes());
+    head.extend((metadata.len() as u64).to_le_bytes());
+    for (key, value) in &metadata {
+        put_text(&mut head, key);
+        put_value(&mut head, value);
+    }
+    let mut at = 0;
+    for tensor in &tensors {
+        put_text(&mut head, &tensor.gguf);
+        head.extend((tensor.dims.len() as u32).to_le_bytes());
+        // The fastest dimension comes first.
+        tensor.dims.iter().rev().for_each(|&d| head.extend((d as u64).to_le_bytes()));
+        head.extend(if tensor.is_vector() { F32 } else { BF16 }.to_le_bytes());
+        head.extend((at as u64).to_le_bytes());
+        at += padded(bytes(tensor));
+    }
+    head.resize(padded(head.len()), 0);
+    out.write_all(&head)?;
+    let mut done = 0;
+    for (i, tensor) in tensors.iter().enumerate() {
+        let mut data = shape::values(i, tensor);
+        done += data.len() as u64;
+        if tensor.is_vector() {
+            data = data.chunks(2).flat_map(|bits| [0, 0, bits[0], bits[1]]).collect();
+        }
+        data.resize(padded(data.len()), 0);
+        out.write_all(&data)?;
+        progress(done);
+    }
+    Ok(())
+}
+
+fn metadata(shape: &Shape, vocabulary: &Vocabulary) -> Vec<(String, Value)> {
+    let number = |n: usize| Value::U32(n as u32);
+    let text = |text: &str| Value::Text(text.to_owned());
+    let (tokens, types): (Vec<_>, Vec<_>) = vocabulary.gguf_tokens().unzip();
+    let words = &vocabulary.words;
+    let merges = vocabulary.merges.iter().map(|&(a, b)| format!("{} {}", words[a], words[b]));
+    let list = [
+        ("general.architecture", text("qwen3")),
+        ("general.name", text(shape.name)),
+        ("general.file_type", Value::U32(MOSTLY_BF16)),
+        ("qwen3.block_count", number(shape.layers)),
+        ("qwen3.context_length", number(CONTEXT)),
+        ("qwen3.embedding_length", number(shape.hidden)),
+        ("qwen3.feed_forward_length", number(shape.intermediate)),
+        ("qwen3.attention.head_count", number(shape.heads)),
+        ("qwen3.attention.head_count_kv", number(shape.kv_heads)),
+        ("qwen3.attention.key_length", number(HEAD_DIM)),
+        ("qwen3.attention.value_length", number(HEAD_DIM)),
+        ("qwen3.attention.layer_norm_rms_epsilon", Value::F32(RMS_EPS)),
+        ("qwen3.rope.freq_base", Value::F32(ROPE_THETA as f32)),
+        ("tokenizer.ggml.model", text("gpt2")),
+        ("tokenizer.ggml.pre", text("qwen2")),
+        ("tokenizer.ggml.tokens", Value::Texts(tokens)),
+        ("tokenizer.ggml.token_type", Value::I32s(types)),
+        ("tokenizer.ggml.merges", Value::Texts(merges.collect())),
+        ("tokenizer.ggml.bos_token_id", number(END_OF_TEXT)),
+        ("tokenizer.ggml.eos_token_id", number(END_OF_TURN)),
+        ("tokenizer.ggml.padding_token_id", number(END_OF_TEXT)),
+        ("tokenizer.ggml.add_bos_token", Value::Bool(false)),
+        ("tokenizer.chat_template", text(CHATML)),
+    ];
+    list.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+fn bytes(tensor: &TensorSpec) -> usize {
+    tensor.len() * if tensor.is_vector() { 4 } else { 2 }
+}
+
+fn padded(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn put_value(out: &mut Vec<u8>, value: &Value) {
+    const ARRAY: u32 = 9;
+    let kind: u32 = match value {
+        Value::U32(_) => 4,
+        Value::F32(_) => 6,
+        Value::Bool(_) => 7,
+        Value::Text(_) => 8,
+        Value::Texts(_) | Value::I32s(_) => ARRAY,
+    };
+    out.extend(kind.to_le_bytes());
+    match value {
+        Value::U32(n) => out.extend(n.to_le_bytes()),
+        Value::F32(x) => out.extend(x.to_le_bytes()),
+        Value::Bool(b) => out.push(u8::from(*b)),
+        Value::Text(text) => put_text(out, text),
+        Value::Texts(texts) => {
+            out.extend(8_u32.to_le_bytes());
+            out.extend((texts.len() as u64).to_le_bytes());
+            texts.iter().for_each(|text| put_text(out, text));
+        }
+        Value::I32s(numbers) => {
+            out.extend(5_u32.to_le_bytes());
+            out.extend((numbers.len() as u64).to_le_bytes());
+            numbers.iter().for_each(|n| out.extend(n.to_le_bytes()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_as_long_as_its_parts() {
+        let shape = Shape { name: "t", hidden: 8, layers: 0, intermediate: 8, ..shape::SMALL };
+        let (mut file, mut seen) = (Vec::new(), 0);
+        write(&mut file, &shape, &Vocabulary { words: vec![], merges: vec![] }, &mut |done| {
+            seen = done;
+        })
+        .unwrap();
+        assert_eq!(file[..8], *b"GGUF\x03\0\0\0");
+        assert_eq!(u64::from_le_bytes(file[8..16].try_into().unwrap()), 2, "tensors");
+        let data = padded(shape::VOCAB * 8 * 2) + padded(8 * 4);
+        assert_eq!(file.len() % ALIGNMENT, 0);
+        assert!(file.len() > data);
+        assert_eq!(seen, 2 * shape.parameters() as u64);
+        let norm = &file[file.len() - 32..];
+        let first = f32::from_le_bytes(norm[..4].try_into().unwrap());
+        assert!((first - 1.0).abs() < 0.2, "{first}");
+    }
+}

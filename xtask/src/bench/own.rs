@@ -1,0 +1,97 @@
+//! This engine's speeds: a model driven by hand, without engine or sampler.
+
+use super::cell::Work;
+use crate::runner::{Piece, Runner};
+use anyhow::{Result, bail};
+use std::{path::Path, time::Instant};
+use taper_models::Activations;
+
+/// How it is measured.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct OwnArgs {
+    /// Tokens to decode in each measurement.
+    #[arg(long, default_value_t = 32)]
+    pub(crate) decode: usize,
+    /// Measurements in each process.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) samples: usize,
+    /// Tokens of a prefill step.
+    #[arg(long, default_value_t = 512)]
+    pub(crate) chunk: usize,
+    /// How keys and values are stored.
+    #[arg(long, default_value = "f16")]
+    pub(crate) kv_cache_dtype: String,
+    /// Exact products with quantized weights.
+    #[arg(long)]
+    pub(crate) float32: bool,
+    /// Threads [default: one a core].
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+}
+
+impl OwnArgs {
+    /// Threads are those of the whole process: to be called once.
+    pub(crate) fn set_threads(&self) -> Result<()> {
+        if let Some(threads) = self.threads {
+            taper_tensor::pool::set_threads(threads)?;
+        }
+        Ok(())
+    }
+
+    /// Loads a checkpoint, with a cache for what `works` ask of it.
+    pub(crate) fn load(&self, dir: &Path, works: &[Work]) -> Result<Runner> {
+        let room = |work: &Work| match *work {
+            Work::Prefill(tokens) => tokens,
+            Work::Decode { depth, batch } => (depth + self.decode + 1) * batch,
+            Work::FirstToken => 0,
+        };
+        let tokens = works.iter().map(room).max().unwrap_or(0);
+        let activations = if self.float32 { Activations::F32 } else { Activations::Int8 };
+        Runner::load(dir, &self.kv_cache_dtype, tokens, activations)
+    }
+
+    /// Tokens a second, once a sample, after a run that warms up.
+    pub(crate) fn measure(&self, runner: &mut Runner, work: Work) -> Result<Vec<f64>> {
+        match work {
+            Work::Prefill(tokens) => {
+                self.prefill(runner, 0, tokens.min(self.chunk))?;
+                let once = |_| {
+                    let start = Instant::now();
+                    self.prefill(runner, 0, tokens)?;
+                    Ok(tokens as f64 / start.elapsed().as_secs_f64())
+                };
+                let speeds = (0..self.samples).map(once).collect();
+                runner.release(0);
+                speeds
+            }
+            Work::Decode { depth, batch } => {
+                (0..batch as u64).try_for_each(|seq| self.prefill(runner, seq, depth))?;
+                let step = |runner: &mut Runner, at| {
+                    let piece = |seq| Piece { seq: seq as u64, start: at, tokens: &[7] };
+                    runner.step(&(0..batch).map(piece).collect::<Vec<_>>(), true)
+                };
+                step(runner, depth)?;
+                // Every sample begins at the same depth: its tokens replace those of the last one.
+                let once = |_| {
+                    let start = Instant::now();
+                    for at in depth..depth + self.decode {
+                        step(runner, at)?;
+                    }
+                    Ok((self.decode * batch) as f64 / start.elapsed().as_secs_f64())
+                };
+                let speeds = (0..self.samples).map(once).collect();
+                (0..batch as u64).for_each(|seq| runner.release(seq));
+                speeds
+            }
+            Work::FirstToken => bail!("the first token is timed from outside, with --against"),
+        }
+    }
+
+    fn prefill(&self, runner: &mut Runner, seq: u64, tokens: usize) -> Result<()> {
+        let tokens: Vec<u32> = (0..tokens as u32).map(|i| i * 7 % 251).collect();
+        for (i, tokens) in tokens.chunks(self.chunk).enumerate() {
+            runner.step(&[Piece { seq, start: i * self.chunk, tokens }], true)?;
+        }
+        Ok(())
+    }
+}
