@@ -6,12 +6,11 @@ use crate::{
     paged::Plan,
     side::{Precision, Queries, Scratch},
 };
-use rayon::prelude::*;
 use std::{cell::RefCell, ops::Range};
 use taper_tensor::{
     Tensor,
     cpu::codes::{Row, TILE_ROWS, soften},
-    ops,
+    ops, pool,
 };
 
 /// A layer's pages and how to read them.
@@ -114,12 +113,7 @@ pub(crate) fn attend(
     let (group, d) = (heads / g.kv_heads, g.head_dim);
     let tasks = tasks(g, batch, group, params.window);
     let partials = ops::with_host_f32(q, |q| -> Vec<Partial> {
-        let one = |task: &Task<'_>| run(pages, q, heads, task, params);
-        if tasks.len() == 1 {
-            tasks.iter().map(one).collect()
-        } else {
-            tasks.par_iter().map(one).collect()
-        }
+        pool::map(tasks.len(), |i| run(pages, q, heads, &tasks[i], params))
     })?;
     let mut out = vec![0.0; t * heads * d];
     let mut whole = Partial::default();
@@ -249,12 +243,12 @@ fn run(
             for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
                 let seen = task.sees(row / group, params.window);
                 let clamp = |x: usize| x.clamp(start, start + n) - start;
-                let state = Row {
+                let mut state = Row {
                     max: &mut partial.max[row],
                     sum: &mut partial.sum[row],
                     acc: &mut partial.acc[row * width..][..width],
                 };
-                soften(scores, clamp(seen.start)..clamp(seen.end), params.soft_cap, state);
+                soften(scores, clamp(seen.start)..clamp(seen.end), params.soft_cap, &mut state);
             }
             let v = &pages.v.0[region(pages.v)];
             plan.v.add(v, scores, padded, precision, scratch, &mut partial.acc);

@@ -10,12 +10,11 @@ use crate::{
     fused::{self, Pages},
     side::{Precision, Side},
 };
-use rayon::prelude::*;
 use std::sync::{Arc, PoisonError, RwLock};
 use taper_tensor::{
     AlignedBytes, Tensor,
     cpu::codes::{CodeLevel, Order},
-    ops,
+    ops, pool,
 };
 
 /// The sides of one geometry.
@@ -105,9 +104,6 @@ fn by_block(g: KvGeometry, slots: &[usize], limit: usize) -> Result<Vec<BlockRow
     Ok(blocks)
 }
 
-/// Rows that are worth a second thread.
-const PARALLEL_ROWS: usize = 8;
-
 fn encode_side(
     (side, bytes): (&dyn Side, usize),
     g: KvGeometry,
@@ -130,20 +126,12 @@ fn encode_side(
         (rest, first) = (after, (block + 1) * g.kv_heads);
     }
     ops::with_host_f32(x, |x| {
-        let run = |(head, region, rows): (usize, &mut [u8], &Vec<(usize, usize)>)| {
-            for &(row, offset) in rows {
-                side.write(
-                    region,
-                    offset,
-                    &x[(row * g.kv_heads + head) * g.head_dim..][..g.head_dim],
-                );
+        pool::for_each(&mut tasks, |_, (head, region, rows)| {
+            for &(row, offset) in *rows {
+                let at = (row * g.kv_heads + *head) * g.head_dim;
+                side.write(region, offset, &x[at..at + g.head_dim]);
             }
-        };
-        if slots.len() * g.kv_heads < PARALLEL_ROWS {
-            tasks.into_iter().for_each(run);
-        } else {
-            tasks.into_par_iter().for_each(run);
-        }
+        });
     })?;
     Ok(())
 }

@@ -147,7 +147,7 @@ fn paley(order: usize) -> Option<Vec<f32>> {
         }
         let (same, last) = (one(i / 2 == j / 2), i % 2 == 1 && j % 2 == 1);
         let in_block = if last { -1.0 } else { 1.0 };
-        let on_diagonal = if i % 2 == 0 && j % 2 == 0 { 1.0 } else { -1.0 };
+        let on_diagonal = if (i | j) & 1 == 0 { 1.0 } else { -1.0 };
         c(i / 2, j / 2) * in_block + same * on_diagonal
     };
     let size = if first.is_some() { n } else { 2 * n };

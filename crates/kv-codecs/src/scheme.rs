@@ -118,7 +118,7 @@ impl Scheme {
                 8 => SideFormat::Affine { bits: 8, group: GROUP },
                 bits @ 2..=4 if taper && !qjl => SideFormat::Taper { bits, centred: keys },
                 bits @ 2..=5 if !taper && qjl && keys => SideFormat::TurboQjl { bits },
-                bits @ 1..=5 if !taper && !(qjl && keys) => SideFormat::Turbo { bits },
+                bits @ 1..=5 if !(taper || qjl && keys) => SideFormat::Turbo { bits },
                 _ => return None,
             })
         };

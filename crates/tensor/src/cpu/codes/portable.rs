@@ -10,9 +10,9 @@ pub(super) fn expand(plan: &Plan, tile_bytes: usize, codes: &[u8], out: &mut [u8
                 *b = tile[usize::from(at)];
             }
             let bits = u64::from_le_bytes(bytes);
-            for i in word * 8..word * 8 + 8 {
-                let window = bits.rotate_right(u32::from(plan.shift[i])) & 63;
-                out[i] = plan.table[window as usize];
+            let shifts = &plan.shift[word * 8..][..8];
+            for (out, &shift) in out[word * 8..].iter_mut().zip(shifts) {
+                *out = plan.table[(bits.rotate_right(u32::from(shift)) & 63) as usize];
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct Row<'a> {
 ///
 /// # Panics
 /// When `seen` is not inside `scores`.
-pub fn soften(scores: &mut [f32], seen: Range<usize>, soft_cap: Option<f32>, row: Row<'_>) {
+pub fn soften(scores: &mut [f32], seen: Range<usize>, soft_cap: Option<f32>, row: &mut Row<'_>) {
     scores[..seen.start].fill(0.0);
     scores[seen.end..].fill(0.0);
     let live = &mut scores[seen];
