@@ -54,7 +54,8 @@ pub(crate) struct EngineArgs {
     /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
     pub(crate) dtype: String,
-    /// How keys and values are stored: auto (f16), f16, bf16 or f32.
+    /// How keys and values are stored: auto (f16), f16, bf16, f32, affine8, affine4, turbo2 to
+    /// turbo5, taper2 to taper4, or keys and values apart as in turbo4v2.
     #[arg(long, default_value = "auto", value_name = "TYPE")]
     pub(crate) kv_cache_dtype: String,
     /// Share of the free memory that weights and KV cache may take.
