@@ -58,6 +58,12 @@ pub trait BlockReader: Sync {
         tokens: usize,
         scratch: &'a mut Vec<f32>,
     ) -> Floats<'a>;
+    /// Keys and values of a whole block where they lie, if they are stored as floats: it is
+    /// prefetched while the block before it is read. Blocks lie apart, and hardware does not foresee
+    /// the next one.
+    fn in_place(&self, _block: BlockId, _head: usize) -> Option<(Floats<'_>, Floats<'_>)> {
+        None
+    }
 }
 
 /// Query rows that walk over the keys together: enough to reuse a widened block, few enough to
@@ -263,6 +269,8 @@ impl Call<'_> {
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
             // the same places whatever else is in the step.
             let (start, end) = (step * size, (blocks.end * size).min(chunk.seq.kv_len));
+            let next = chunk.seq.blocks[..to].get(blocks.end);
+            let next = next.and_then(|&block| self.reader.in_place(block, kv_head));
             let mut pages = [(Floats::F32(&[]), Floats::F32(&[])); STEP_BLOCKS];
             let read = pages.iter_mut().zip(&mut scratch.blocks).zip(blocks.clone());
             for ((page, (k, v)), index) in read {
@@ -270,7 +278,7 @@ impl Call<'_> {
                 let block = chunk.seq.blocks[index];
                 *page = (self.reader.k(block, kv_head, n, k), self.reader.v(block, kv_head, n, v));
             }
-            scratch.tile.step(&pages[..blocks.len()], |row| {
+            scratch.tile.step(&pages[..blocks.len()], next, |row| {
                 let seen = self.sees(chunk, row / group);
                 let clamp = |x: usize| x.clamp(start, end) - start;
                 clamp(seen.start)..clamp(seen.end)

@@ -195,6 +195,11 @@ impl BlockReader for Reader<'_> {
     ) -> Floats<'a> {
         self.side(&self.pages.v, block, head, tokens)
     }
+
+    fn in_place(&self, block: BlockId, head: usize) -> Option<(Floats<'_>, Floats<'_>)> {
+        let side = |pages| self.side(pages, block, head, self.geometry.block_tokens);
+        Some((side(&self.pages.k), side(&self.pages.v)))
+    }
 }
 
 impl KvCodec for DenseCodec {

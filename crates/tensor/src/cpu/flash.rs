@@ -130,7 +130,8 @@ impl FlashTile {
     /// Attends to some pages.
     ///
     /// # Shapes
-    /// Keys `[n_i, dk]` and values `[n_i, d]` of each page. `visible(row)` is the range of their
+    /// Keys `[n_i, dk]` and values `[n_i, d]` of each page; `next` is the page after them, if it
+    /// is known where it lies, and is only prefetched. `visible(row)` is the range of their
     /// tokens, counted over all pages, that the row may see.
     ///
     /// # Panics
@@ -138,6 +139,7 @@ impl FlashTile {
     pub fn step(
         &mut self,
         pages: &[(Floats<'_>, Floats<'_>)],
+        next: Option<(Floats<'_>, Floats<'_>)>,
         visible: impl Fn(usize) -> Range<usize>,
     ) {
         let (rows, d) = (self.state.max.len(), self.state.d);
@@ -153,23 +155,24 @@ impl FlashTile {
         assert!(self.q.len() == rows * dk && pages.iter().all(fits), "shapes");
         let level = self.level.unwrap_or_else(Level::detect);
         self.scores.resize((rows * n).max(self.scores.len()), 0.0);
+        let after = |i: usize| pages.get(i + 1).copied().or(next);
         let mut first = 0;
-        for (k, v) in pages {
+        for (i, (k, v)) in pages.iter().enumerate() {
             let k = if rows < WIDEN_FROM { *k } else { Floats::F32(k.widened(&mut self.wide)) };
             let out = RowsMut { ptr: self.scores[first..].as_mut_ptr(), stride: n };
-            dots(level, &self.q, rows, k, tokens(v), out);
+            dots(level, &self.q, rows, k, tokens(v), after(i).map(|(k, _)| k), out);
             first += tokens(v);
         }
         for row in 0..rows {
             self.soften(level, row, n, visible(row));
         }
         let mut first = 0;
-        for (_, v) in pages {
+        for (i, (_, v)) in pages.iter().enumerate() {
             let n_page = tokens(v);
-            let p = Rows { ptr: self.scores[first..].as_ptr(), rows, stride: n };
+            let p = Rows::new(self.scores[first..].as_ptr(), rows, n);
             let v = if rows < WIDEN_FROM { *v } else { Floats::F32(v.widened(&mut self.wide)) };
             let acc = RowsMut { ptr: self.state.acc.as_mut_ptr(), stride: d };
-            add_weighted(level, p, v, n_page, acc);
+            add_weighted(level, p, v, n_page, after(i).map(|(_, v)| v), acc);
             first += n_page;
         }
     }
@@ -202,47 +205,63 @@ impl FlashTile {
 }
 
 /// Scores of `rows` queries against `n` keys.
-fn dots(level: Level, q: &[f32], rows: usize, k: Floats<'_>, n: usize, out: RowsMut) {
+fn dots(
+    level: Level,
+    q: &[f32],
+    rows: usize,
+    k: Floats<'_>,
+    n: usize,
+    next: Option<Floats<'_>>,
+    out: RowsMut,
+) {
     let dk = q.len() / rows;
-    let q = Rows { ptr: q.as_ptr(), rows, stride: dk };
+    let q = Rows::new(q.as_ptr(), rows, dk);
     // SAFETY: `FlashTile::step` has checked the lengths; `out` is rows x n.
     unsafe {
         match k {
-            Floats::F32(k) => {
-                let k = Rows { ptr: k.as_ptr(), rows: n, stride: dk };
-                kernels::dot_block(level, q, k, dk, out);
-            }
+            Floats::F32(k) => kernels::dot_block(level, q, stored(k, n, dk, None), dk, out),
             Floats::F16(k) => {
-                let k = Rows { ptr: k.as_ptr(), rows: n, stride: dk };
-                kernels::dot_block_f16(level, q, k, dk, out);
+                let next = next.and_then(Floats::as_f16);
+                kernels::dot_block_f16(level, q, stored(k, n, dk, next), dk, out);
             }
             Floats::Bf16(k) => {
-                let k = Rows { ptr: k.as_ptr(), rows: n, stride: dk };
-                kernels::dot_block_bf16(level, q, k, dk, out);
+                let next = next.and_then(Floats::as_bf16);
+                kernels::dot_block_bf16(level, q, stored(k, n, dk, next), dk, out);
             }
         }
     }
 }
 
 /// Adds `n` values, weighted by each row's scores.
-fn add_weighted(level: Level, p: Rows, v: Floats<'_>, n: usize, acc: RowsMut) {
+fn add_weighted(
+    level: Level,
+    p: Rows,
+    v: Floats<'_>,
+    n: usize,
+    next: Option<Floats<'_>>,
+    acc: RowsMut,
+) {
     let d = v.len() / n;
     // SAFETY: `FlashTile::step` has checked the lengths; `p` is rows x n, `acc` rows x d.
     unsafe {
         match v {
-            Floats::F32(v) => {
-                let v = Rows { ptr: v.as_ptr(), rows: n, stride: d };
-                kernels::weighted_rows(level, p, v, d, acc);
-            }
+            Floats::F32(v) => kernels::weighted_rows(level, p, stored(v, n, d, None), d, acc),
             Floats::F16(v) => {
-                let v = Rows { ptr: v.as_ptr(), rows: n, stride: d };
-                kernels::weighted_rows_f16(level, p, v, d, acc);
+                let next = next.and_then(Floats::as_f16);
+                kernels::weighted_rows_f16(level, p, stored(v, n, d, next), d, acc);
             }
             Floats::Bf16(v) => {
-                let v = Rows { ptr: v.as_ptr(), rows: n, stride: d };
-                kernels::weighted_rows_bf16(level, p, v, d, acc);
+                let next = next.and_then(Floats::as_bf16);
+                kernels::weighted_rows_bf16(level, p, stored(v, n, d, next), d, acc);
             }
         }
+    }
+}
+
+fn stored<E>(x: &[E], rows: usize, stride: usize, next: Option<&[E]>) -> Rows<E> {
+    Rows {
+        next: next.map_or(std::ptr::null(), <[E]>::as_ptr),
+        ..Rows::new(x.as_ptr(), rows, stride)
     }
 }
 
@@ -292,7 +311,7 @@ mod tests {
                         (Floats::F32(&k[at * dk..to * dk]), Floats::F32(&v[at * d..to * d]))
                     })
                     .collect();
-                tile.step(&pages, |row| {
+                tile.step(&pages, None, |row| {
                     let clamp = |x: usize| x.clamp(start, end) - start;
                     clamp(seen(row).start)..clamp(seen(row).end)
                 });
@@ -317,7 +336,7 @@ mod tests {
     fn a_sink_takes_weight_and_gives_nothing() {
         let mut tile = FlashTile::default();
         tile.start(&[1.0], 1, 1, None);
-        tile.step(&[(Floats::F32(&[0.0]), Floats::F32(&[6.0]))], |_| 0..1);
+        tile.step(&[(Floats::F32(&[0.0]), Floats::F32(&[6.0]))], None, |_| 0..1);
         let mut state = tile.state().clone();
         state.sink(0, 2f32.ln());
         let mut out = [0.0];
@@ -334,13 +353,13 @@ mod tests {
         let pages = [(Floats::F32(&k), Floats::F16(&v16)), (Floats::F16(&k16), Floats::F32(&v))];
         let mut all = FlashTile::default();
         all.start(&q, rows, d, Some(3.0));
-        all.step(&pages[..1], |row| 0..row * 3);
-        all.step(&pages, |row| row..2 * n - row);
+        all.step(&pages[..1], None, |row| 0..row * 3);
+        all.step(&pages, None, |row| row..2 * n - row);
         for row in 0..rows {
             let mut one = FlashTile::default();
             one.start(&q[row * d..][..d], 1, d, Some(3.0));
-            one.step(&pages[..1], |_| 0..row * 3);
-            one.step(&pages, |_| row..2 * n - row);
+            one.step(&pages[..1], None, |_| 0..row * 3);
+            one.step(&pages, None, |_| row..2 * n - row);
             let (mut a, mut b) = (vec![0.0; d], vec![0.0; d]);
             all.state().finish(row, &mut a);
             one.state().finish(0, &mut b);

@@ -45,6 +45,14 @@ impl<'a> Floats<'a> {
         }
     }
 
+    pub(crate) fn as_f16(self) -> Option<&'a [f16]> {
+        if let Self::F16(x) = self { Some(x) } else { None }
+    }
+
+    pub(crate) fn as_bf16(self) -> Option<&'a [bf16]> {
+        if let Self::Bf16(x) = self { Some(x) } else { None }
+    }
+
     /// Copies them as `f32`.
     ///
     /// # Panics

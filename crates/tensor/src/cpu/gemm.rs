@@ -67,28 +67,28 @@ pub(crate) fn matmul_to(
     let panel = |index: usize| {
         let first = index * panel_rows;
         let rows = panel_rows.min(n - first);
-        let x = Rows { ptr: x.as_ptr(), rows: m, stride: k };
+        let x = Rows::new(x.as_ptr(), m, k);
         let o = RowsMut { ptr: shared.at(first), stride: n };
         let stored = w.floats().map(|all| all.slice(first * k..(first + rows) * k));
         // SAFETY: lengths were checked above; this panel owns columns first..first + rows.
         unsafe {
             match stored {
                 Some(Floats::F32(w)) => {
-                    kernels::dot_block(level, x, Rows { ptr: w.as_ptr(), rows, stride: k }, k, o);
+                    kernels::dot_block(level, x, Rows::new(w.as_ptr(), rows, k), k, o);
                 }
                 Some(Floats::F16(w)) if m < WIDEN_FROM => {
-                    let w = Rows { ptr: w.as_ptr(), rows, stride: k };
+                    let w = Rows::new(w.as_ptr(), rows, k);
                     kernels::dot_block_f16(level, x, w, k, o);
                 }
                 Some(Floats::Bf16(w)) if m < WIDEN_FROM => {
-                    let w = Rows { ptr: w.as_ptr(), rows, stride: k };
+                    let w = Rows::new(w.as_ptr(), rows, k);
                     kernels::dot_block_bf16(level, x, w, k, o);
                 }
                 _ => PANEL.with_borrow_mut(|buffer| {
                     buffer.resize((rows * k).max(buffer.len()), 0.0);
                     let panel = &mut buffer[..rows * k];
                     w.read_rows(first, panel);
-                    let w = Rows { ptr: panel.as_ptr(), rows, stride: k };
+                    let w = Rows::new(panel.as_ptr(), rows, k);
                     kernels::dot_block(level, x, w, k, o);
                 }),
             }

@@ -18,6 +18,29 @@ pub(super) struct Rows<E = f32> {
     pub(super) ptr: *const E,
     pub(super) rows: usize,
     pub(super) stride: usize,
+    /// Where as many rows lie that will be read next; null for nowhere. They are prefetched while
+    /// these are read: all at once would only wait for memory.
+    pub(super) next: *const E,
+}
+
+impl<E> Rows<E> {
+    pub(super) fn new(ptr: *const E, rows: usize, stride: usize) -> Self {
+        Self { ptr, rows, stride, next: std::ptr::null() }
+    }
+
+    /// Prefetches elements `from..from + n` of what comes next.
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&self, from: usize, n: usize) {
+        if !self.next.is_null() {
+            let line = 64 / size_of::<E>();
+            let mut at = from;
+            while at < from + n {
+                // SAFETY: a hint; the address is not read.
+                unsafe { L::prefetch(self.next.wrapping_add(at)) };
+                at += line;
+            }
+        }
+    }
 }
 
 /// A matrix of `f32`, to write.
@@ -202,6 +225,7 @@ unsafe fn dot_rows<L: Lanes, E: Element, const M: usize>(
         let mut j = 0;
         while j + 4 <= w.rows {
             let wj = w.ptr.add(j * w.stride);
+            w.prefetch::<L>(j * w.stride, 4 * w.stride);
             dot_tile::<L, E, M, 4>(x, x_stride, wj, w.stride, k, out.add(j), out_stride);
             j += 4;
         }
@@ -255,6 +279,7 @@ unsafe fn weighted_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
             }
         }
         for j in 0..v.rows {
+            v.prefetch::<L>(j * v.stride, N * L::LANES);
             let mut vs = [L::splat(0.0); N];
             for (c, vc) in vs.iter_mut().enumerate() {
                 *vc = E::load(v.ptr.add(j * v.stride + c * L::LANES));
@@ -283,7 +308,8 @@ unsafe fn weighted_cols<L: Lanes, E: Element, const N: usize>(
 ) {
     // SAFETY: the caller's shapes.
     unsafe {
-        let v = Rows { ptr: v.ptr.add(from), ..v };
+        let next = if v.next.is_null() { v.next } else { v.next.wrapping_add(from) };
+        let v = Rows { ptr: v.ptr.add(from), next, ..v };
         let mut i = 0;
         if L::WIDE {
             while i + 4 <= p.rows {

@@ -63,6 +63,9 @@ pub(super) trait Lanes: Copy {
     /// Enough registers for 4 x 4 accumulators.
     const WIDE: bool;
 
+    /// Hints that a cache line will be read soon. It reads nothing: any address will do.
+    #[inline(always)]
+    unsafe fn prefetch<T>(_line: *const T) {}
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     /// The first `n < LANES` elements, the rest zero.

@@ -14,6 +14,12 @@ impl Lanes for Neon {
     const WIDE: bool = true;
 
     #[inline(always)]
+    unsafe fn prefetch<T>(line: *const T) {
+        unsafe {
+            std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, readonly));
+        }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self(unsafe { vdupq_n_f32(x) })
     }

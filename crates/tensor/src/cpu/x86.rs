@@ -53,6 +53,10 @@ impl Lanes for Avx2 {
     const WIDE: bool = false;
 
     #[inline(always)]
+    unsafe fn prefetch<T>(line: *const T) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self(unsafe { _mm256_set1_ps(x) })
     }
@@ -158,6 +162,10 @@ impl Lanes for Avx512 {
     const LANES: usize = 16;
     const WIDE: bool = true;
 
+    #[inline(always)]
+    unsafe fn prefetch<T>(line: *const T) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self(unsafe { _mm512_set1_ps(x) })
