@@ -5,6 +5,7 @@ mod attend;
 mod codebook;
 mod codec;
 mod dense;
+mod drive;
 mod fused;
 mod paged;
 mod plain;

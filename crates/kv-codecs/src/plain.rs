@@ -8,7 +8,7 @@
 
 use crate::{
     KvGeometry,
-    side::{Precision, Queries, Scratch, Side, half_at, padded_tokens, put_half},
+    side::{Precision, Products, Queries, Side, half_at, padded_tokens, put_half},
 };
 use half::f16;
 use taper_tensor::cpu::{
@@ -59,7 +59,7 @@ impl Side for HalfSide {
         q: &Queries,
         n: usize,
         _: Precision,
-        _: &mut Scratch,
+        _: &mut Products,
         out: &mut [f32],
     ) {
         dot_rows(&q.floats, self.rows(region, n), self.d, out);
@@ -71,7 +71,7 @@ impl Side for HalfSide {
         p: &[f32],
         n: usize,
         _: Precision,
-        _: &mut Scratch,
+        _: &mut Products,
         acc: &mut [f32],
     ) {
         add_rows(p, self.rows(region, n), self.d, acc);
@@ -183,7 +183,7 @@ impl Side for AffineSide {
         q: &Queries,
         n: usize,
         _: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         out: &mut [f32],
     ) {
         dot_rows(&q.floats, self.widen(region, n, &mut scratch.floats), self.d, out);
@@ -195,7 +195,7 @@ impl Side for AffineSide {
         p: &[f32],
         n: usize,
         _: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         acc: &mut [f32],
     ) {
         add_rows(p, self.widen(region, n, &mut scratch.floats), self.d, acc);

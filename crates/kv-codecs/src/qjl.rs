@@ -11,7 +11,7 @@
 use crate::{
     Coded, KvCodecError, KvGeometry, Polar, Rotation, Scale,
     polar::{SEED, norm, standard_rotation},
-    side::{Precision, Queries, Scratch, Side, half_at, padded_tokens, put_half},
+    side::{Precision, Products, Queries, Side, half_at, padded_tokens, put_half},
 };
 use taper_tensor::cpu::{
     Floats,
@@ -236,7 +236,7 @@ impl Side for QjlSide {
         q: &Queries,
         n: usize,
         _: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         out: &mut [f32],
     ) {
         dot_rows(&q.floats, self.widen(region, n, &mut scratch.floats), self.d, out);
@@ -248,7 +248,7 @@ impl Side for QjlSide {
         p: &[f32],
         n: usize,
         _: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         acc: &mut [f32],
     ) {
         add_rows(p, self.widen(region, n, &mut scratch.floats), self.d, acc);

@@ -6,7 +6,10 @@ use half::f16;
 use std::fmt;
 use taper_tensor::{
     AlignedBytes,
-    cpu::codes::{CodeLevel, Int8Queries, TILE_ROWS},
+    cpu::{
+        Attended,
+        codes::{CodeLevel, Int8Queries, TILE_ROWS},
+    },
 };
 
 /// Query rows as a side wants them.
@@ -18,9 +21,20 @@ pub(crate) struct Queries {
     pub(crate) int8: Int8Queries,
 }
 
+/// What attention over coded blocks works in.
+#[derive(Debug, Default)]
+pub(crate) struct CodedScratch {
+    pub(crate) rows: usize,
+    pub(crate) q: Queries,
+    pub(crate) state: Attended,
+    /// `[rows, padded tokens]` of one block.
+    pub(crate) scores: Vec<f32>,
+    pub(crate) products: Products,
+}
+
 /// What the products of one block may overwrite.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct Products {
     pub(crate) floats: Vec<f32>,
     pub(crate) tiles: Tiles,
     pub(crate) gamma: Vec<f32>,
@@ -84,7 +98,7 @@ pub(crate) trait Side: Send + Sync + fmt::Debug {
         q: &Queries,
         n: usize,
         precision: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         out: &mut [f32],
     );
 
@@ -98,7 +112,7 @@ pub(crate) trait Side: Send + Sync + fmt::Debug {
         p: &[f32],
         n: usize,
         precision: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         acc: &mut [f32],
     );
 }

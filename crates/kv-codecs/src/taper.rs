@@ -20,7 +20,7 @@
 use crate::{
     KvCodecError, KvGeometry, Rotation, TrellisCode,
     polar::standard_rotation,
-    side::{Precision, Queries, Scratch, Side, half_at, padded_tokens, put_half},
+    side::{Precision, Products, Queries, Side, half_at, padded_tokens, put_half},
     tiles::{Layout, TileMath},
 };
 use std::sync::LazyLock;
@@ -271,7 +271,7 @@ impl Side for TaperSide {
         q: &Queries,
         n: usize,
         precision: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         out: &mut [f32],
     ) {
         let d = self.d;
@@ -305,7 +305,7 @@ impl Side for TaperSide {
         p: &[f32],
         n: usize,
         precision: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         acc: &mut [f32],
     ) {
         if self.is_young(region) {

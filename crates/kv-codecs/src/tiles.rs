@@ -10,7 +10,7 @@
 
 use crate::{
     KvGeometry,
-    side::{Precision, Queries, Scratch, Tiles, padded_tokens},
+    side::{Precision, Products, Queries, Tiles, padded_tokens},
 };
 use taper_tensor::cpu::codes::{Order, RING, TILE, TILE_ROWS, Windows, weigh};
 
@@ -130,10 +130,10 @@ impl TileMath {
         codes: &[u8],
         p: &[f32],
         precision: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         acc: &mut [f32],
     ) {
-        let Scratch { tiles, gamma, weights, scales, .. } = scratch;
+        let Products { tiles, gamma, weights, scales, .. } = scratch;
         let n = gamma.len();
         weights.resize(p.len(), 0);
         scales.clear();

@@ -10,7 +10,7 @@
 use crate::{
     Coded, KvCodecError, KvGeometry, Polar, Scale,
     polar::standard_rotation,
-    side::{Precision, Queries, Scratch, Side, half_at, put_half},
+    side::{Precision, Products, Queries, Side, half_at, put_half},
     tiles::{Layout, TileMath, int8_table},
 };
 use taper_tensor::cpu::codes::{CodeLevel, Order, RING, Windows, halves};
@@ -92,7 +92,7 @@ impl Side for TurboSide {
         q: &Queries,
         n: usize,
         precision: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         out: &mut [f32],
     ) {
         self.gammas(region, n, precision.level, &mut scratch.gamma);
@@ -105,7 +105,7 @@ impl Side for TurboSide {
         p: &[f32],
         n: usize,
         precision: Precision,
-        scratch: &mut Scratch,
+        scratch: &mut Products,
         acc: &mut [f32],
     ) {
         self.gammas(region, n, precision.level, &mut scratch.gamma);

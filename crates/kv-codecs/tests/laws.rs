@@ -186,6 +186,27 @@ proptest! {
     }
 }
 
+/// Long contexts of few rows are shared out by keys, those of many rows are not.
+#[test]
+fn a_row_over_many_blocks_is_the_same_alone_and_in_company() {
+    let geometry = KvGeometry { kv_heads: 4, head_dim: 16, block_tokens: 4 };
+    let params = AttnParams { scale: 0.25, window: None, soft_cap: None };
+    let (len, q_len) = (700, 60);
+    for (name, _, tolerance) in CODECS {
+        let case = Case::new(name, geometry, len, 3);
+        let q = tensor(q_len, 8, 16, 4);
+        let got = case.attend(&q, len, &params);
+        for (g, w) in got.iter().zip(oracle(&case, &q, len, &params)) {
+            assert!((f64::from(*g) - w).abs() < tolerance, "{name}: {g} {w}");
+        }
+        for (token, got) in got.chunks_exact(8 * 16).enumerate() {
+            let one = q.narrow(0, token, 1).unwrap();
+            let alone = case.attend(&one, len - q_len + token + 1, &params);
+            assert_eq!(alone, got, "{name}, token {token}");
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let geometry = KvGeometry { kv_heads: 2, head_dim: 8, block_tokens: 4 };

@@ -19,21 +19,19 @@ pub fn dot_rows(q: &[f32], k: Floats<'_>, d: usize, out: &mut [f32]) {
         return;
     }
     let level = Level::detect();
-    let q = Rows { ptr: q.as_ptr(), rows, stride: d };
+    let q = Rows::new(q.as_ptr(), rows, d);
     let out = RowsMut { ptr: out.as_mut_ptr(), stride: n };
     // SAFETY: the lengths are checked.
     unsafe {
         match k {
             Floats::F32(k) => {
-                kernels::dot_block(level, q, Rows { ptr: k.as_ptr(), rows: n, stride: d }, d, out);
+                kernels::dot_block(level, q, Rows::new(k.as_ptr(), n, d), d, out);
             }
             Floats::F16(k) => {
-                let k = Rows { ptr: k.as_ptr(), rows: n, stride: d };
-                kernels::dot_block_f16(level, q, k, d, out);
+                kernels::dot_block_f16(level, q, Rows::new(k.as_ptr(), n, d), d, out);
             }
             Floats::Bf16(k) => {
-                let k = Rows { ptr: k.as_ptr(), rows: n, stride: d };
-                kernels::dot_block_bf16(level, q, k, d, out);
+                kernels::dot_block_bf16(level, q, Rows::new(k.as_ptr(), n, d), d, out);
             }
         }
     }
@@ -53,27 +51,19 @@ pub fn add_rows(p: &[f32], v: Floats<'_>, d: usize, acc: &mut [f32]) {
         return;
     }
     let level = Level::detect();
-    let p = Rows { ptr: p.as_ptr(), rows, stride: n };
+    let p = Rows::new(p.as_ptr(), rows, n);
     let acc = RowsMut { ptr: acc.as_mut_ptr(), stride: d };
     // SAFETY: the lengths are checked.
     unsafe {
         match v {
             Floats::F32(v) => {
-                kernels::weighted_rows(
-                    level,
-                    p,
-                    Rows { ptr: v.as_ptr(), rows: n, stride: d },
-                    d,
-                    acc,
-                );
+                kernels::weighted_rows(level, p, Rows::new(v.as_ptr(), n, d), d, acc);
             }
             Floats::F16(v) => {
-                let v = Rows { ptr: v.as_ptr(), rows: n, stride: d };
-                kernels::weighted_rows_f16(level, p, v, d, acc);
+                kernels::weighted_rows_f16(level, p, Rows::new(v.as_ptr(), n, d), d, acc);
             }
             Floats::Bf16(v) => {
-                let v = Rows { ptr: v.as_ptr(), rows: n, stride: d };
-                kernels::weighted_rows_bf16(level, p, v, d, acc);
+                kernels::weighted_rows_bf16(level, p, Rows::new(v.as_ptr(), n, d), d, acc);
             }
         }
     }

@@ -21,16 +21,16 @@
 mod dense;
 mod portable;
 mod scales;
-mod softmax;
 mod trellis;
 #[cfg(target_arch = "x86_64")]
 mod vbmi;
+mod weights;
 mod windows;
 
 pub use dense::{add_rows, dot_rows};
 pub use scales::{halves, look_up, sylvester, unpack_centre};
-pub use softmax::{Row, soften, weigh};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
+pub use weights::weigh;
 pub use windows::{Order, Windows};
 
 use std::sync::OnceLock;
