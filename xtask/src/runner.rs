@@ -45,7 +45,7 @@ impl Runner {
         // Partial blocks of several sequences need room too.
         let blocks = tokens.div_ceil(geometry.block_tokens) + 64;
         let codec = taper_kv_codecs::parse(kv_dtype)?;
-        let cache = KvCache::new(KvConfig { codec, layers: info.layers, geometry, blocks });
+        let cache = KvCache::new(KvConfig::new(codec, info.layers, geometry, blocks));
         Ok(Self { model, cache })
     }
 

@@ -1,7 +1,7 @@
 //! Paged attention over any codec whose blocks are floats or cheap to widen.
 
 use crate::{
-    KvCodecError, KvGeometry,
+    ExactBlocks, KvCodecError, KvGeometry,
     drive::{self, Heads, Piece, STEP_BLOCKS, Scratch},
 };
 use std::ops::Range;
@@ -27,6 +27,8 @@ pub struct SeqSpan<'a> {
     pub kv_len: usize,
     /// Where they are.
     pub blocks: &'a [BlockId],
+    /// What is kept exactly of them; `None` reads codes only.
+    pub exact: Option<ExactBlocks<'a>>,
 }
 
 /// What attention computes, beside the operands.

@@ -2,6 +2,7 @@
 
 use crate::{AttnBatch, AttnParams, KvCodecError, KvGeometry, SeqSpan, side::CodedScratch};
 use std::{cell::RefCell, ops::Range};
+use taper_base::BlockId;
 use taper_tensor::{
     Tensor,
     cpu::{Attended, FlashTile},
@@ -48,6 +49,13 @@ impl Piece<'_> {
         let clamp = |x: usize| x.clamp(tokens.start, tokens.end) - tokens.start;
         let seen = self.sees(row);
         clamp(seen.start)..clamp(seen.end)
+    }
+
+    /// Where the exact rows of a block are, if these rows read it exactly.
+    pub(crate) fn exact(&self, index: usize, block_tokens: usize) -> Option<BlockId> {
+        let exact = self.seq.exact?;
+        let reads = exact.tokens.reads(self.first_end - 1, index * block_tokens);
+        if reads { exact.blocks.get(index).copied().flatten() } else { None }
     }
 
     /// Blocks that any row sees.
@@ -162,10 +170,18 @@ fn pieces<'a>(batch: &AttnBatch<'a>, params: &'a AttnParams, group: usize) -> Ve
     let mut pieces = Vec::new();
     let mut first_row = 0;
     for &seq in &batch.seqs {
-        for start in (0..seq.q_len).step_by(step) {
-            let tokens = first_row + start..first_row + (start + step).min(seq.q_len);
-            let first_end = seq.kv_len - seq.q_len + start + 1;
-            pieces.push(Piece { seq, params, tokens, first_end, group });
+        let before = seq.kv_len - seq.q_len;
+        let mut start = 0;
+        while start < seq.q_len {
+            let mut end = (start + step).min(seq.q_len);
+            if let Some(exact) = seq.exact {
+                // All rows of a piece read the same blocks exactly.
+                let next = exact.tokens.recent_from(before + start) + exact.tokens.recent_tokens;
+                end = end.min(next - before);
+            }
+            let tokens = first_row + start..first_row + end;
+            pieces.push(Piece { seq, params, tokens, first_end: before + start + 1, group });
+            start = end;
         }
         first_row += seq.q_len;
     }

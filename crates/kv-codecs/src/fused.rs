@@ -4,10 +4,12 @@
 use crate::{
     AttnBatch, AttnParams, KvCodecError, KvGeometry,
     drive::{self, Heads, Piece, Scratch},
+    exact,
     paged::Plan,
     side::{CodedScratch, Precision},
 };
 use std::ops::Range;
+use taper_base::BlockId;
 use taper_tensor::{
     Tensor,
     cpu::{Attended, codes::TILE_ROWS},
@@ -20,6 +22,8 @@ pub(crate) struct Pages<'a> {
     /// Bytes, and bytes of a head region.
     pub(crate) k: (&'a [u8], usize),
     pub(crate) v: (&'a [u8], usize),
+    pub(crate) exact_k: (&'a [u8], usize),
+    pub(crate) exact_v: (&'a [u8], usize),
     pub(crate) precision: Precision,
 }
 
@@ -33,6 +37,7 @@ pub(crate) fn attend(
     let g = pages.geometry;
     let blocks = |(bytes, region): (&[u8], usize)| bytes.len() / (region * g.kv_heads);
     drive::check_blocks(g, batch, blocks(pages.k).min(blocks(pages.v)))?;
+    exact::check(g, batch, blocks(pages.exact_k).min(blocks(pages.exact_v)))?;
     drive::attend(g, q, pages, batch, params)
 }
 
@@ -62,15 +67,34 @@ impl Heads for Pages<'_> {
             // the same places whatever else is in the step.
             let tokens = index * size..((index + 1) * size).min(piece.seq.kv_len);
             let padded = tokens.len().next_multiple_of(TILE_ROWS);
-            let head = piece.seq.blocks[index].0 as usize * self.geometry.kv_heads + kv_head;
-            let (k, v) = (region(self.k, head), region(self.v, head));
+            let head = |block: BlockId| block.0 as usize * self.geometry.kv_heads + kv_head;
+            let exact = piece.exact(index, size).map(head);
+            let coded = head(piece.seq.blocks[index]);
             scores.resize(*rows * padded, 0.0);
-            plan.k.scores(k, q, padded, self.precision, products, scores);
+            match exact {
+                Some(at) => {
+                    exact::scores(&plan.halves, region(self.exact_k, at), q, padded, scores)
+                }
+                None => {
+                    let k = region(self.k, coded);
+                    plan.k.scores(k, q, padded, self.precision, products, scores);
+                }
+            }
             for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
                 let seen = piece.sees_of(row, tokens.clone());
                 state.soften(row, scores, seen, piece.params.soft_cap);
             }
-            plan.v.add(v, scores, padded, self.precision, products, state.sums());
+            let (sums, width) = (state.sums(), plan.v.width());
+            match exact {
+                Some(at) => {
+                    let v = region(self.exact_v, at);
+                    exact::add(&plan.halves, v, scores, padded, sums, width);
+                }
+                None => {
+                    let v = region(self.v, coded);
+                    plan.v.add(v, scores, padded, self.precision, products, sums);
+                }
+            }
         }
         state
     }

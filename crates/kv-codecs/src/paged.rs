@@ -6,8 +6,9 @@
 
 use crate::{
     AttnBatch, AttnParams, BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, Scheme,
-    SideFormat,
+    SideFormat, exact,
     fused::{self, Pages},
+    plain::HalfSide,
     side::{Precision, Side},
 };
 use std::sync::{Arc, PoisonError, RwLock};
@@ -22,6 +23,8 @@ use taper_tensor::{
 pub(crate) struct Plan {
     pub(crate) k: Box<dyn Side>,
     pub(crate) v: Box<dyn Side>,
+    /// Of the exact blocks.
+    pub(crate) halves: HalfSide,
 }
 
 /// Keys and values in formats of their own, attended to as they lie.
@@ -79,6 +82,7 @@ impl PagedCodec {
         let plan = Arc::new(Plan {
             k: self.scheme.k.side(g, Order::Rows)?,
             v: self.scheme.v.side(g, Order::Elements)?,
+            halves: HalfSide::new(g),
         });
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         plans.push((g, Arc::clone(&plan)));
@@ -86,16 +90,21 @@ impl PagedCodec {
     }
 }
 
-/// Rows grouped by the block they go to, in ascending order of blocks.
-fn by_block(g: KvGeometry, slots: &[usize], limit: usize) -> Result<Vec<BlockRows>, KvCodecError> {
-    if let Some(&slot) = slots.iter().find(|&&slot| slot >= limit) {
+/// Rows that have a slot, grouped by the block they go to, in ascending order of blocks.
+fn by_block(
+    g: KvGeometry,
+    slots: impl Iterator<Item = Option<usize>>,
+    limit: usize,
+) -> Result<Vec<BlockRows>, KvCodecError> {
+    let slots = slots.enumerate().filter_map(|(row, slot)| Some((slot?, row)));
+    let mut order: Vec<_> = slots.collect();
+    if let Some(&(slot, _)) = order.iter().find(|(slot, _)| *slot >= limit) {
         return Err(KvCodecError::Slot { slot, slots: limit });
     }
-    let mut order: Vec<_> = (0..slots.len()).collect();
-    order.sort_by_key(|&row| slots[row] / g.block_tokens);
+    order.sort_by_key(|(slot, _)| slot / g.block_tokens);
     let mut blocks: Vec<BlockRows> = Vec::new();
-    for row in order {
-        let (block, offset) = (slots[row] / g.block_tokens, slots[row] % g.block_tokens);
+    for (slot, row) in order {
+        let (block, offset) = (slot / g.block_tokens, slot % g.block_tokens);
         match blocks.last_mut() {
             Some((last, rows)) if *last == block => rows.push((row, offset)),
             _ => blocks.push((block, vec![(row, offset)])),
@@ -104,12 +113,12 @@ fn by_block(g: KvGeometry, slots: &[usize], limit: usize) -> Result<Vec<BlockRow
     Ok(blocks)
 }
 
+/// Writes rows into head regions of `bytes` bytes: `write(region, offset, row)`.
 fn encode_side(
-    (side, bytes): (&dyn Side, usize),
     g: KvGeometry,
-    x: &Tensor,
-    slots: &[usize],
-    pages: &mut AlignedBytes,
+    (x, slots): (&Tensor, impl ExactSizeIterator<Item = Option<usize>>),
+    (pages, bytes): (&mut AlignedBytes, usize),
+    write: impl Fn(&mut [u8], usize, &[f32]) + Sync,
 ) -> Result<(), KvCodecError> {
     if *x.dims() != [slots.len(), g.kv_heads, g.head_dim] {
         let expected = "k and v [slots, kv_heads, head_dim]";
@@ -129,7 +138,7 @@ fn encode_side(
         pool::for_each(&mut tasks, |_, (head, region, rows)| {
             for &(row, offset) in *rows {
                 let at = (row * g.kv_heads + *head) * g.head_dim;
-                side.write(region, offset, &x[at..at + g.head_dim]);
+                write(region, offset, &x[at..at + g.head_dim]);
             }
         });
     })?;
@@ -142,7 +151,8 @@ fn decode_side(
     slots: &[usize],
     pages: &AlignedBytes,
 ) -> Result<Tensor, KvCodecError> {
-    by_block(g, slots, pages.len() / (bytes * g.kv_heads) * g.block_tokens)?;
+    let limit = pages.len() / (bytes * g.kv_heads) * g.block_tokens;
+    by_block(g, slots.iter().copied().map(Some), limit)?;
     let mut out = vec![0.0; slots.len() * g.kv_heads * g.head_dim];
     for (rows, &slot) in out.chunks_exact_mut(g.kv_heads * g.head_dim).zip(slots) {
         let (block, offset) = (slot / g.block_tokens, slot % g.block_tokens);
@@ -174,8 +184,36 @@ impl KvCodec for PagedCodec {
     ) -> Result<(), KvCodecError> {
         let plan = self.plan(g)?;
         let (kb, vb) = (self.scheme.k.head_bytes(g), self.scheme.v.head_bytes(g));
-        encode_side((&*plan.k, kb), g, k, slots, &mut pages.k)?;
-        encode_side((&*plan.v, vb), g, v, slots, &mut pages.v)
+        let slots = slots.iter().copied().map(Some);
+        let write = |region: &mut [u8], at, row: &[f32]| plan.k.write(region, at, row);
+        encode_side(g, (k, slots.clone()), (&mut pages.k, kb), write)?;
+        let write = |region: &mut [u8], at, row: &[f32]| plan.v.write(region, at, row);
+        encode_side(g, (v, slots), (&mut pages.v, vb), write)
+    }
+
+    fn exact_block_bytes(&self, g: KvGeometry) -> Option<BlockBytes> {
+        let side = g.kv_heads * exact::head_bytes(g);
+        Some(BlockBytes { k: side, v: side })
+    }
+
+    fn encode_exact(
+        &self,
+        g: KvGeometry,
+        k: &Tensor,
+        v: &Tensor,
+        slots: &[Option<usize>],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let plan = self.plan(g)?;
+        let slots = slots.iter().copied();
+        let into = |side: &dyn Side, region: &mut [u8], at, row: &[f32]| {
+            exact::write(side, &plan.halves, (region, at), row);
+        };
+        let bytes = exact::head_bytes(g);
+        let write = |region: &mut [u8], at, row: &[f32]| into(&*plan.k, region, at, row);
+        encode_side(g, (k, slots.clone()), (&mut pages.exact_k, bytes), write)?;
+        let write = |region: &mut [u8], at, row: &[f32]| into(&*plan.v, region, at, row);
+        encode_side(g, (v, slots), (&mut pages.exact_v, bytes), write)
     }
 
     fn decode(
@@ -204,6 +242,8 @@ impl KvCodec for PagedCodec {
             geometry: g,
             k: (pages.k.as_slice(), self.scheme.k.head_bytes(g)),
             v: (pages.v.as_slice(), self.scheme.v.head_bytes(g)),
+            exact_k: (pages.exact_k.as_slice(), exact::head_bytes(g)),
+            exact_v: (pages.exact_v.as_slice(), exact::head_bytes(g)),
             precision: self.precision,
         };
         fused::attend(&pages, q, batch, params)

@@ -31,8 +31,14 @@ impl HalfSide {
         padded_tokens(g) * g.head_dim * 2
     }
 
-    fn rows<'a>(&self, region: &'a [u8], n: usize) -> Floats<'a> {
+    /// The first `n` rows.
+    pub(crate) fn rows<'a>(&self, region: &'a [u8], n: usize) -> Floats<'a> {
         Floats::F16(bytemuck::cast_slice(&region[..n * self.d * 2]))
+    }
+
+    /// `out[i][j] = q_i . row_j` for the first `n` rows.
+    pub(crate) fn dots(&self, region: &[u8], q: &[f32], n: usize, out: &mut [f32]) {
+        dot_rows(q, self.rows(region, n), self.d, out);
     }
 }
 
@@ -62,7 +68,7 @@ impl Side for HalfSide {
         _: &mut Products,
         out: &mut [f32],
     ) {
-        dot_rows(&q.floats, self.rows(region, n), self.d, out);
+        self.dots(region, &q.floats, n, out);
     }
 
     fn add(

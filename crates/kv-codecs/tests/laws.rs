@@ -86,7 +86,8 @@ impl Case {
 
     fn attend(&self, q: &Tensor, kv_len: usize, params: &AttnParams) -> Vec<f32> {
         let q_len = q.dims()[0];
-        let batch = AttnBatch { seqs: vec![SeqSpan { q_len, kv_len, blocks: &self.blocks }] };
+        let batch =
+            AttnBatch { seqs: vec![SeqSpan { q_len, kv_len, blocks: &self.blocks, exact: None }] };
         let out = self.codec.attend(self.geometry, q, &self.pages, &batch, params).unwrap();
         out.flatten_all().unwrap().to_vec1().unwrap()
     }
@@ -214,7 +215,7 @@ fn what_does_not_fit_is_refused() {
         let mut case = Case::new(name, geometry, 9, 1);
         let params = AttnParams { scale: 1.0, window: None, soft_cap: None };
         let attend = |q: &Tensor, kv_len, blocks: &[BlockId]| {
-            let seqs = vec![SeqSpan { q_len: q.dims()[0], kv_len, blocks }];
+            let seqs = vec![SeqSpan { q_len: q.dims()[0], kv_len, blocks, exact: None }];
             case.codec.attend(geometry, q, &case.pages, &AttnBatch { seqs }, &params)
         };
         let q = tensor(1, 4, 8, 3);

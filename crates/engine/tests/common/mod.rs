@@ -56,6 +56,8 @@ pub(crate) fn config() -> EngineConfig {
         max_num_batched_tokens: 256,
         max_waiting: 256,
         codec: taper_kv_codecs::parse("f32").unwrap(),
+        exact: None,
+        prefix_caching: true,
         kv_budget: KvBudget::Tokens(16_384),
         eos_token_ids: vec![EOS],
     }

@@ -86,7 +86,7 @@ async fn metrics_have_the_names_of_vllm() {
         format!("vllm:request_success_total{{{label},finished_reason=\"length\"}} 1"),
         format!("vllm:request_success_total{{{label},finished_reason=\"abort\"}} 0"),
         format!(
-            "vllm:cache_config_info{{{label},block_size=\"16\",cache_dtype=\"f16\",num_gpu_blocks=\"20\"}} 1"
+            "vllm:cache_config_info{{{label},block_size=\"16\",cache_dtype=\"f16\",enable_prefix_caching=\"True\",num_gpu_blocks=\"20\"}} 1"
         ),
         format!("vllm:time_to_first_token_seconds_count{{{label}}} 3"),
         format!("vllm:inter_token_latency_seconds_count{{{label}}} 11"),
