@@ -50,7 +50,7 @@ pub(crate) fn run(root: &Path, filter: Option<&str>) -> Result<()> {
 fn check(dir: &Path) -> Result<(usize, f32)> {
     let expected = read(&dir.join("expected.safetensors"))?;
     let room = expected.prompt.len() + expected.greedy.len();
-    let mut runner = Runner::load(dir, "f32", room, Activations::F32)?;
+    let mut runner = Runner::load(dir, "f32", None, room, Activations::F32)?;
     let prompt = expected.prompt.as_slice();
 
     let whole = runner.step(&[Piece { seq: 0, start: 0, tokens: prompt }], false)?;

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use taper_base::BlockId;
 use taper_kv_codecs::{
-    AttnBatch, AttnParams, KvCodec, KvCodecError, KvGeometry, LayerPages, SeqSpan, parse,
+    AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvCodecError, KvGeometry, LayerPages,
+    SeqSpan, parse,
 };
 use taper_tensor::{Tensor, ops};
 
@@ -107,7 +108,12 @@ fn oracle(case: &Case, q: &Tensor, kv_len: usize, params: &AttnParams) -> Vec<f6
     let g = case.geometry;
     let slots = slots(g, &case.blocks, kv_len);
     let (k, v) = case.codec.decode(g, &slots, &case.pages).unwrap();
-    let (k, v, qs) = (values(&k), values(&v), values(q));
+    softmax(g, q, (&values(&k), &values(&v)), params)
+}
+
+/// Dense softmax attention in f64; the queries are the last tokens.
+fn softmax(g: KvGeometry, q: &Tensor, (k, v): (&[f32], &[f32]), params: &AttnParams) -> Vec<f64> {
+    let (qs, kv_len) = (values(q), k.len() / (g.kv_heads * g.head_dim));
     let (t, heads, d) = (q.dims()[0], q.dims()[1], g.head_dim);
     let mut out = vec![0.0; t * heads * d];
     for token in 0..t {
@@ -229,5 +235,57 @@ fn what_does_not_fit_is_refused() {
         let (k, v) = (tensor(1, 2, 8, 5), tensor(1, 2, 8, 6));
         let encode = case.codec.encode(geometry, &k, &v, &[1000], &mut case.pages);
         assert!(matches!(encode, Err(KvCodecError::Slot { slot: 1000, .. })));
+    }
+}
+
+/// What a query reads exactly takes the place of what was decoded, however the step is cut.
+#[test]
+fn exact_blocks_take_the_place_of_codes() {
+    let (len, size, d) = (90, 8, 20);
+    let geometry = KvGeometry { kv_heads: 2, head_dim: d, block_tokens: size };
+    let tokens = Exact { sink_tokens: 8, recent_tokens: 16 };
+    let params = AttnParams { scale: 0.3, window: None, soft_cap: None };
+    for (name, _, tolerance) in CODECS {
+        let mut case = Case::new(name, geometry, len, 8);
+        let Some(bytes) = case.codec.exact_block_bytes(geometry) else { continue };
+        let blocks = case.blocks.len();
+        let pages = std::mem::replace(&mut case.pages, LayerPages::zeroed(bytes, 0));
+        case.pages = pages.with_exact(bytes, blocks);
+        // The exact blocks stand in another order than the coded ones.
+        let places: Vec<_> = (0..blocks as u32).rev().map(|i| Some(BlockId(i))).collect();
+        let slot = |i: usize| places[i / size].map(|b| b.0 as usize * size + i % size);
+        let at: Vec<_> = (0..len).map(slot).collect();
+        case.codec.encode_exact(geometry, &case.k, &case.v, &at, &mut case.pages).unwrap();
+        let attend = |q: &Tensor, kv_len, places: &[Option<BlockId>]| {
+            let exact = Some(ExactBlocks { tokens, blocks: places });
+            let span = SeqSpan { q_len: q.dims()[0], kv_len, blocks: &case.blocks, exact };
+            let batch = AttnBatch { seqs: vec![span] };
+            case.codec.attend(geometry, q, &case.pages, &batch, &params).map(|x| values(&x))
+        };
+        let q = tensor(len, 4, d, 5);
+        let got = attend(&q, len, &places).unwrap();
+        for at in 0..len {
+            let one = q.narrow(0, at, 1).unwrap();
+            let alone = attend(&one, at + 1, &places).unwrap();
+            assert_eq!(alone, got[at * 4 * d..][..4 * d], "{name}, token {at}");
+            // Codes that nobody reads may be anything: decode, and put what is exact over it.
+            let slots = slots(geometry, &case.blocks, at + 1);
+            let (k, v) = case.codec.decode(geometry, &slots, &case.pages).unwrap();
+            let mix = |coded: &Tensor, side: &Tensor| {
+                let (mut coded, side) = (values(coded), values(side));
+                for (i, row) in coded.chunks_exact_mut(2 * d).enumerate() {
+                    if i < 8 || i >= at / 16 * 16 {
+                        row.copy_from_slice(&side[i * 2 * d..][..2 * d]);
+                    }
+                }
+                coded
+            };
+            let want = softmax(geometry, &one, (&mix(&k, &case.k), &mix(&v, &case.v)), &params);
+            for (g, w) in alone.iter().zip(want) {
+                assert!((f64::from(*g) - w).abs() < tolerance.max(2e-3), "{name} {at}: {g} {w}");
+            }
+        }
+        let missing = vec![None; blocks];
+        assert!(matches!(attend(&q, len, &missing), Err(KvCodecError::Slot { .. })), "{name}");
     }
 }

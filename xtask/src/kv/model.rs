@@ -12,6 +12,7 @@ use serde_json::json;
 use std::{fs, path::Path};
 use taper_base::TokenId;
 use taper_chat::Tokenizer;
+use taper_kv_codecs::Exact;
 use taper_models::Activations;
 
 /// Tokens of a window, and of a step.
@@ -19,8 +20,8 @@ const WINDOW: usize = 1024;
 const STEP: usize = 256;
 
 /// Logits of every token, window by window.
-fn logits(dir: &Path, codec: &str, ids: &[TokenId]) -> Result<Vec<Vec<f64>>> {
-    let mut runner = Runner::load(dir, codec, WINDOW, Activations::F32)?;
+fn logits(dir: &Path, codec: &str, exact: Option<Exact>, ids: &[TokenId]) -> Result<Vec<Vec<f64>>> {
+    let mut runner = Runner::load(dir, codec, exact, WINDOW, Activations::F32)?;
     let mut out = Vec::new();
     for window in ids.chunks(WINDOW) {
         for start in (0..window.len()).step_by(STEP) {
@@ -60,12 +61,13 @@ pub(super) fn held_out(root: &Path, model: &Path, tokens: usize) -> Result<(Tabl
     let text = fs::read_to_string(root.join("tests/fixtures/heldout.txt"))?;
     let mut ids = Tokenizer::load(model)?.encode(&text, false)?;
     ids.truncate(tokens);
-    let truth = logits(model, "f32", &ids)?;
+    let truth = logits(model, "f32", None, &ids)?;
     let base = perplexity(&truth, &ids);
     let (mut rows, mut points) = (Vec::new(), Points::new());
     for name in CODECS {
-        let got = logits(model, name, &ids)?;
+        let got = logits(model, name, None, &ids)?;
         let (kl, same) = compare(&truth, &got);
+        let served = compare(&truth, &logits(model, name, Some(Exact::DEFAULT), &ids)?);
         let ppl = perplexity(&got, &ids);
         let bytes = row_bytes(name)?;
         rows.push(vec![
@@ -75,18 +77,31 @@ pub(super) fn held_out(root: &Path, model: &Path, tokens: usize) -> Result<(Tabl
             format!("{:.2}", same * 100.0),
             format!("{ppl:.4}"),
             format!("{:+.3}", (ppl / base - 1.0) * 100.0),
+            digits(served.0),
+            format!("{:.2}", served.1 * 100.0),
         ]);
         points.push((name.to_owned(), bytes, kl));
     }
     let name = model.file_name().unwrap_or_default().to_string_lossy();
-    let header =
-        ["codec", "bytes a row of 128", "KL", "same first choice %", "perplexity", "change %"];
+    let header = [
+        "codec",
+        "bytes a row of 128",
+        "KL",
+        "same first choice %",
+        "perplexity",
+        "change %",
+        "KL as served",
+        "same first choice % as served",
+    ];
     let table = Table {
         title: "Held-out text",
         note: format!(
             "{} tokens through {name} in windows of {WINDOW}, f32 arithmetic, every token attending \
-             to the codec's rows. Perplexity over the f32 cache: {base:.4}.",
-            ids.len()
+             to the codec's rows. Perplexity over the f32 cache: {base:.4}. As served: the first {} \
+             tokens and those since the last multiple of {} are read exactly.",
+            ids.len(),
+            Exact::DEFAULT.sink_tokens,
+            Exact::DEFAULT.recent_tokens,
         ),
         header: header.map(str::to_owned).to_vec(),
         rows,
@@ -167,8 +182,11 @@ pub(super) fn planted() -> Result<Table> {
         let dir = std::env::temp_dir().join(format!("taper-kv-{}-{ratio}", std::process::id()));
         fs::create_dir_all(&dir)?;
         let columns = write_model(&dir, ratio, bands).and_then(|()| {
-            let truth = logits(&dir, "f32", &ids)?;
-            CODECS.iter().map(|name| Ok(compare(&truth, &logits(&dir, name, &ids)?))).collect()
+            let truth = logits(&dir, "f32", None, &ids)?;
+            CODECS
+                .iter()
+                .map(|name| Ok(compare(&truth, &logits(&dir, name, None, &ids)?)))
+                .collect()
         });
         fs::remove_dir_all(&dir)?;
         let columns: Vec<(f64, f64)> = columns?;
