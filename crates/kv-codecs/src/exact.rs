@@ -6,11 +6,7 @@
 //! What a query reads exactly depends on its position alone: never on how its prompt was cut into
 //! steps, and never on which blocks were in the cache already.
 
-use crate::{
-    AttnBatch, KvCodecError, KvGeometry,
-    plain::HalfSide,
-    side::{Queries, Side},
-};
+use crate::{AttnBatch, KvCodecError, KvGeometry, plain::HalfSide, side::Side};
 use taper_base::BlockId;
 use taper_tensor::cpu::codes::add_rows;
 
@@ -81,15 +77,16 @@ pub(crate) fn check(
 }
 
 /// Writes a row, in the space of `side`.
-pub(crate) fn write(side: &dyn Side, halves: &HalfSide, at: (&mut [u8], usize), row: &[f32]) {
+pub(crate) fn write(
+    side: &dyn Side,
+    halves: &HalfSide,
+    region: &mut [u8],
+    offset: usize,
+    row: &[f32],
+) {
     let mut row = row.to_vec();
     side.rotate(&mut row);
-    halves.write(at.0, at.1, &row);
-}
-
-/// `out[i][j] = q_i . row_j` for the first `n` rows.
-pub(crate) fn scores(halves: &HalfSide, region: &[u8], q: &Queries, n: usize, out: &mut [f32]) {
-    halves.dots(region, &q.floats, n, out);
+    halves.write(region, offset, &row);
 }
 
 /// `acc[i] += sum_j p[i][j] row_j` over the first `n` rows; sums are `width` elements apart.

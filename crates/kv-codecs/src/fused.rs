@@ -73,7 +73,8 @@ impl Heads for Pages<'_> {
             scores.resize(*rows * padded, 0.0);
             match exact {
                 Some(at) => {
-                    exact::scores(&plan.halves, region(self.exact_k, at), q, padded, scores)
+                    let k = region(self.exact_k, at);
+                    plan.halves.dots(k, &q.floats, padded, scores);
                 }
                 None => {
                     let k = region(self.k, coded);

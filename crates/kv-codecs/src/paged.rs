@@ -207,7 +207,7 @@ impl KvCodec for PagedCodec {
         let plan = self.plan(g)?;
         let slots = slots.iter().copied();
         let into = |side: &dyn Side, region: &mut [u8], at, row: &[f32]| {
-            exact::write(side, &plan.halves, (region, at), row);
+            exact::write(side, &plan.halves, region, at, row);
         };
         let bytes = exact::head_bytes(g);
         let write = |region: &mut [u8], at, row: &[f32]| into(&*plan.k, region, at, row);

@@ -129,10 +129,10 @@ fn a_tool_is_called_and_its_result_used() {
 /// SwiftLM's regression sequence for its prompt cache, over every kind of cache.
 #[test]
 fn big_small_big_big_answers_alike_and_counts_what_it_reused() {
-    for (cache, unit) in [("auto", 32), ("taper4", 256), ("turbo4", 256)] {
+    for (cache, unit) in [("auto", 32), ("taper4", 256)] {
         let server = Server::start(&["--kv-cache-dtype", cache]);
         let off = Server::start(&["--kv-cache-dtype", cache, "--no-enable-prefix-caching"]);
-        let big = "apple ".repeat(1500);
+        let big = "apple ".repeat(700);
         let ask = |server: &Server, text: &str| {
             server.chat(text, json!({ "max_tokens": 30, "temperature": 0 }))
         };

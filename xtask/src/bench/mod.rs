@@ -98,7 +98,7 @@ pub(crate) struct CellArgs {
 
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
     match bench {
-        Bench::Prefix(args) => prefix::run(&args),
+        Bench::Prefix(args) => prefix::run(args),
         Bench::Cpu(args) => match (&args.model, args.against) {
             (Some(model), None) => alone(model, args),
             (_, Some(peer)) => compare(root, peer, args),
