@@ -11,7 +11,7 @@ mod subject;
 mod tidy;
 
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Development tasks of Taper.
 #[derive(Debug, Parser)]
@@ -61,8 +61,10 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// The workspace.
+/// The workspace that this was started in; a build may be used by several checkouts.
 fn root() -> PathBuf {
-    let xtask = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    xtask.parent().map_or_else(|| xtask.clone(), PathBuf::from)
+    let holds = |dir: &&Path| dir.join("xtask/Cargo.toml").is_file();
+    let here = std::env::current_dir().unwrap_or_default();
+    let built = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().find(holds).or(built.parent()).unwrap_or(built).to_path_buf()
 }

@@ -8,6 +8,10 @@ use std::{
     sync::Arc,
 };
 use taper_base::TokenId;
+use tokenizers::{
+    DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+    models::bpe::BPE,
+};
 
 /// Text to tokens and back. Cloning is cheap.
 #[derive(Clone)]
@@ -44,6 +48,22 @@ impl TokenText {
         match self {
             Self::Plain(text) | Self::Added { content: text } => text,
         }
+    }
+}
+
+/// `tokenizer.json`. The library's own way makes a tree of the whole document before it knows what
+/// kind of model is in it; most are BPE, and can be read in one go.
+fn parse(json: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
+    type Bpe = TokenizerImpl<
+        BPE,
+        NormalizerWrapper,
+        PreTokenizerWrapper,
+        PostProcessorWrapper,
+        DecoderWrapper,
+    >;
+    match serde_json::from_slice::<Bpe>(json) {
+        Ok(bpe) => Ok(bpe.into()),
+        Err(_) => tokenizers::Tokenizer::from_bytes(json),
     }
 }
 
@@ -90,7 +110,7 @@ impl Tokenizer {
         config_path: &Path,
     ) -> Result<Self, ChatError> {
         let broken = |source| ChatError::Tokenizer { path: path.to_owned(), source };
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(broken)?;
+        let mut tokenizer = parse(json).map_err(broken)?;
         // Left over from training: they would cut prompts, or fill them up.
         tokenizer.with_truncation(None).map_err(broken)?;
         tokenizer.with_padding(None);

@@ -210,7 +210,7 @@ proptest! {
                 Act::Start { len, kind } => {
                     let (id, tokens) = (SeqId(next as u64), tokens(len, kind));
                     let cached = c.adopt(id, &tokens[..len - 1]);
-                    prop_assert!(cached < len && cached % BLOCK == 0);
+                    prop_assert!(cached < len && cached.is_multiple_of(BLOCK));
                     for (tokens, block) in tokens[..cached].chunks(BLOCK).zip(c.blocks(id)) {
                         prop_assert_eq!(&contents[block], tokens);
                     }
@@ -228,7 +228,7 @@ proptest! {
                         continue;
                     }
                     c.session(&[SeqRange { seq: id, start: done, len: end - done }]).unwrap();
-                    for i in done..end {
+                    for (i, &token) in tokens.iter().enumerate().take(end).skip(done) {
                         let block = c.blocks(id)[i / BLOCK];
                         let others = running.iter().filter(|(other, ..)| *other != id);
                         let shared = others.filter(|(o, ..)| c.blocks(*o).contains(&block)).count();
@@ -236,7 +236,7 @@ proptest! {
                         let rows = contents.entry(block).or_default();
                         rows.truncate(i % BLOCK);
                         prop_assert_eq!(rows.len(), i % BLOCK);
-                        rows.push(tokens[i]);
+                        rows.push(token);
                     }
                     running[at].2 = end;
                     c.publish(id, &tokens[..end]);

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     fs,
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -157,19 +158,24 @@ impl RunningModel {
             taper_tensor::pool::set_threads(threads.into())?;
         }
         let name = source.name();
-        let weights =
-            source.checkpoint().with_context(|| format!("loading {}", describe(source)))?;
-        // Text first: a broken template should not cost a long wait for the weights.
-        let tokenizer =
-            source.tokenizer().with_context(|| format!("loading {}", describe(source)))?;
-        let template = source.template(&args.template(), &tokenizer)?;
-        let generation = source.generation_config()?;
+        let loading = || format!("loading {}", describe(source));
+        let weights = Arc::new(source.checkpoint().with_context(loading)?);
         let options = LoadOptions {
             max_model_len: args.max_model_len.map(|n| n as usize),
             activations: args.activations(),
         };
-        let model =
-            load(&weights, options).with_context(|| format!("loading {}", describe(source)))?;
+        let free = memory::available_bytes()?;
+        // A tokenizer takes as long as the weights of a small model, so both are read at once; and
+        // a broken template should not cost a long wait for the weights of a large one.
+        let model = thread::spawn({
+            let weights = Arc::clone(&weights);
+            move || load(&weights, options)
+        });
+        let tokenizer = source.tokenizer().with_context(loading)?;
+        let template = source.template(&args.template(), &tokenizer)?;
+        let generation = source.generation_config()?;
+        let model = model.join().unwrap_or_else(|panic| resume_unwind(panic));
+        let model = model.with_context(loading)?;
         let (family, parameters) = (model.info().family, model.info().parameters);
         let config = EngineConfig {
             max_model_len: args.max_model_len,
@@ -179,7 +185,7 @@ impl RunningModel {
             codec: taper_kv_codecs::parse(&args.kv_cache_dtype)?,
             exact: args.exact(),
             prefix_caching: args.prefix_caching(),
-            kv_budget: kv_budget(args, &*model)?,
+            kv_budget: kv_budget(args, free, &*model)?,
             eos_token_ids: generation.eos_token_ids(weights.config())?,
         };
         let engine = Arc::new(LocalEngine::start(model, &config)?);
@@ -188,13 +194,14 @@ impl RunningModel {
     }
 }
 
-fn kv_budget(args: &EngineArgs, model: &dyn Model) -> Result<KvBudget> {
+/// `free` is the memory before the model was loaded.
+fn kv_budget(args: &EngineArgs, free: u64, model: &dyn Model) -> Result<KvBudget> {
     if let Some(bytes) = args.kv_cache_memory_bytes {
         return Ok(KvBudget::Bytes(bytes));
     }
     let share = args.gpu_memory_utilization;
     ensure!(share > 0.0 && share <= 1.0, "--gpu-memory-utilization must be above 0 and at most 1");
-    let allowed = (memory::available_bytes()? as f64 * share) as u64;
+    let allowed = (free as f64 * share) as u64;
     let weights = model.info().weight_bytes;
     ensure!(
         allowed > weights,
@@ -205,8 +212,8 @@ fn kv_budget(args: &EngineArgs, model: &dyn Model) -> Result<KvBudget> {
     Ok(KvBudget::Bytes(allowed - weights))
 }
 
-/// Builds the model, with a progress bar. Weights that stay mapped are read once, so that the first
-/// request does not wait for the disk.
+/// Builds the model, with a progress bar. Weights that are not repacked stay mapped; they are read
+/// once, so that the first request does not wait for the disk.
 fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>> {
     let bar = ProgressBar::new(weights.bytes());
     if let Ok(style) = ProgressStyle::with_template(
@@ -216,19 +223,19 @@ fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>> {
     }
     let done = AtomicBool::new(false);
     let model = thread::scope(|scope| {
-        scope.spawn(|| {
+        let progress = scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 bar.set_position(weights.used_bytes());
-                thread::sleep(Duration::from_millis(20));
+                thread::park_timeout(Duration::from_millis(20));
             }
         });
         let model = taper_models::load(weights, options);
         done.store(true, Ordering::Relaxed);
+        progress.thread().unpark();
         model
     })?;
-    let repacked =
-        weights.quantization().format("*").is_some() && options.activations == Activations::Int8;
-    if !repacked && weights.bytes() < memory::available_bytes()? {
+    let mapped = options.activations == Activations::F32;
+    if mapped && weights.bytes() < memory::available_bytes()? {
         bar.set_position(0);
         weights.page_in(|bytes| bar.inc(bytes));
     }

@@ -41,7 +41,7 @@ fn levels(c: &mut Criterion) {
         let mut group = c.benchmark_group(format!("integers 1024 x 3072, {bits} bits"));
         group.sample_size(10).warm_up_time(Duration::from_millis(300));
         group.measurement_time(Duration::from_secs(1));
-        for m in [1usize, 8, 64] {
+        for m in [1usize, 8, 16, 256] {
             let x = Int8Rows::new(&vec![0.5; m * k], k, 64);
             let mut out = vec![0.0; m * n];
             group.throughput(Throughput::Elements((m * n * k) as u64));

@@ -101,6 +101,7 @@ impl AffineWeight {
     /// Hints that the stored bytes will not be read soon.
     pub(crate) fn release(&self) {
         self.codes.release();
+        self.parts().iter().for_each(|part| part.release());
     }
 
     /// Type of scales and biases.
@@ -109,18 +110,15 @@ impl AffineWeight {
         self.scales.dtype()
     }
 
-    /// The codes of a row, and the scales and biases of its groups.
-    ///
-    /// # Panics
-    /// When there is no such row, or a slice has another length.
-    pub fn read_parts(&self, row: usize, codes: &mut [u8], scales: &mut [f32], biases: &mut [f32]) {
-        let (bytes, groups) = (self.format.row_bytes(self.cols), self.cols / self.format.group);
-        let packed = &self.codes.as_slice()[row * bytes..][..bytes];
-        let mut widened = vec![0.0; codes.len()];
-        cpu::unpack_affine(packed, self.format.bits, &mut widened);
-        codes.iter_mut().zip(widened).for_each(|(c, w)| *c = w as u8);
-        self.scales.read(row * groups, scales);
-        self.biases.read(row * groups, biases);
+    /// The stored codes of a row.
+    pub(crate) fn row_codes(&self, row: usize) -> &[u8] {
+        let bytes = self.format.row_bytes(self.cols);
+        &self.codes.as_slice()[row * bytes..][..bytes]
+    }
+
+    /// The scales and the biases, `[rows, cols / group]` each.
+    pub(crate) fn parts(&self) -> [&FloatBytes; 2] {
+        [&self.scales, &self.biases]
     }
 
     /// What `mx.dequantize` makes of it on the CPU: `scale * code` and the sum with the bias are

@@ -1,6 +1,8 @@
 //! Bytes that kernels read: slices of a mapped file, or memory of our own with the alignment that
 //! vector loads like.
 
+mod slab;
+
 use memmap2::{MmapMut, MmapOptions};
 use std::{alloc, fmt, ops::Range, ptr::NonNull, sync::Arc};
 
@@ -121,6 +123,8 @@ enum Memory {
     /// From the system, for large buffers: allocators keep books of every page that they hand out,
     /// which for a cache of gigabytes that is hardly used costs more than the pages that are.
     Map { _map: MmapMut },
+    /// A piece of a map that others have pieces of.
+    Piece { _slab: Arc<slab::Slab> },
 }
 
 impl AlignedBytes {
@@ -147,6 +151,16 @@ impl AlignedBytes {
         // SAFETY: the offset is below ALIGN, which the layout has room for.
         let ptr = unsafe { base.add(base.align_offset(Self::ALIGN)) };
         Self { memory: Memory::Heap(base), ptr, len }
+    }
+
+    /// `len` zero bytes that will all be written and then read many times, as weights are.
+    #[must_use]
+    pub fn for_weights(len: usize) -> Self {
+        let Some(layout) = Self::layout(len) else { capacity_overflow(len) };
+        let Some((slab, ptr)) = slab::cut(len, Self::ALIGN) else {
+            alloc::handle_alloc_error(layout)
+        };
+        Self { memory: Memory::Piece { _slab: slab }, ptr, len }
     }
 
     /// Room for the bytes and for moving their start up to the alignment. Asking the allocator for
@@ -188,7 +202,7 @@ fn capacity_overflow(len: usize) -> ! {
 
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
-        // A map unmaps itself.
+        // Maps unmap themselves.
         if let (Memory::Heap(base), Some(layout)) = (&self.memory, Self::layout(self.len)) {
             // SAFETY: allocated in `zeroed` with the same layout.
             unsafe { alloc::dealloc(base.as_ptr(), layout) };
@@ -236,6 +250,22 @@ mod tests {
         let mut b = AlignedBytes::zeroed(1 << 34);
         b.as_mut_slice()[1 << 33] = 1;
         assert_eq!(b.as_slice()[1 << 33], 1);
+    }
+
+    #[test]
+    fn pieces_for_weights_are_zeroed_aligned_and_apart() {
+        let lens = [1, 63, 64, 4097, 3 << 20, 300 << 20, 5];
+        let mut all = lens.map(AlignedBytes::for_weights);
+        for (i, b) in all.iter_mut().enumerate() {
+            assert_eq!((b.len(), b.as_slice().as_ptr().align_offset(64)), (lens[i], 0));
+            for at in [0, lens[i] - 1] {
+                assert!([0, 1 + i as u8].contains(&b.as_slice()[at]), "nobody else has written");
+                b.as_mut_slice()[at] = 1 + i as u8;
+            }
+        }
+        for (i, b) in all.iter().enumerate() {
+            assert_eq!((b.as_slice()[0], b.as_slice()[lens[i] - 1]), (1 + i as u8, 1 + i as u8));
+        }
     }
 
     #[test]

@@ -4,6 +4,8 @@ use crate::{
     Bytes, DType, Result, TensorError,
     cpu::{Floats, RowSource},
 };
+use half::{bf16, f16};
+use std::borrow::Cow;
 
 /// Floats of any stored type, read as `f32`.
 #[derive(Debug, Clone)]
@@ -30,6 +32,25 @@ impl FloatBytes {
 
     pub(crate) fn len_bytes(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// As bytes of `dtype`: themselves, or rounded to it.
+    pub(crate) fn bytes_as(&self, dtype: DType) -> Cow<'_, [u8]> {
+        if dtype == self.dtype {
+            return Cow::Borrowed(self.bytes.as_slice());
+        }
+        let mut x = vec![0.0; self.bytes.len() / self.dtype.size_in_bytes()];
+        self.read(0, &mut x);
+        Cow::Owned(match dtype {
+            DType::F16 => x.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+            DType::BF16 => x.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+            _ => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        })
+    }
+
+    /// Hints that they will not be read soon.
+    pub(crate) fn release(&self) {
+        self.bytes.release();
     }
 
     /// Elements `first..first + out.len()`.
@@ -84,6 +105,11 @@ impl DenseWeight {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.data.len_bytes() as u64
+    }
+
+    /// Hints that the stored bytes will not be read soon.
+    pub(crate) fn release(&self) {
+        self.data.release();
     }
 
     pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {

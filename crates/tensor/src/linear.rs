@@ -6,6 +6,7 @@ use crate::{
     AffineWeight, Bytes, DType, DenseWeight, Result, RmsNorm, Tensor, TensorError,
     cpu::{
         self, Activation, Floats, RowSource,
+        dense::{self, PackedDense},
         int8::{self, PackedWeight, Product},
         shared::{SharedOut, Unwritten},
     },
@@ -100,11 +101,12 @@ impl RowSource for Weight {
     }
 }
 
-/// A matrix as a layer holds it: as stored, or repacked for integer kernels.
+/// A matrix as a layer holds it: as stored, or repacked for its kernels.
 #[derive(Debug, Clone)]
 pub(crate) enum Matrix {
     Stored(Weight),
     Packed(Arc<PackedWeight>),
+    Dense(Arc<PackedDense>),
 }
 
 impl Matrix {
@@ -112,6 +114,7 @@ impl Matrix {
         match self {
             Self::Stored(w) => w.rows(),
             Self::Packed(w) => w.rows(),
+            Self::Dense(w) => w.rows(),
         }
     }
 
@@ -119,6 +122,7 @@ impl Matrix {
         match self {
             Self::Stored(w) => w.cols(),
             Self::Packed(w) => w.cols(),
+            Self::Dense(w) => w.cols(),
         }
     }
 
@@ -126,6 +130,7 @@ impl Matrix {
         match self {
             Self::Stored(w) => w.bytes(),
             Self::Packed(w) => w.bytes(),
+            Self::Dense(w) => w.bytes(),
         }
     }
 
@@ -133,10 +138,11 @@ impl Matrix {
         match self {
             Self::Stored(w) => w.read_rows(row, out),
             Self::Packed(w) => w.read_row(row, out),
+            Self::Dense(w) => w.read_row(row, out),
         }
     }
 
-    /// Repacks what has integer kernels; the stored bytes are let go.
+    /// Repacks what is stored; those bytes are let go.
     pub(crate) fn pack(self) -> Self {
         match self {
             Self::Stored(Weight::Affine(w)) => {
@@ -144,7 +150,12 @@ impl Matrix {
                 w.release();
                 Self::Packed(Arc::new(packed))
             }
-            other => other,
+            Self::Stored(Weight::Dense(w)) => {
+                let packed = PackedDense::new(&w);
+                w.release();
+                Self::Dense(Arc::new(packed))
+            }
+            packed => packed,
         }
     }
 }
@@ -167,8 +178,8 @@ impl Linear {
         Self { matrix, bias: None }
     }
 
-    /// The same map for speed: a quantized weight is repacked, and its activations are rounded to 8
-    /// bits a group (see [`cpu::int8`]). Dense weights stay as they are.
+    /// The same map for speed: weights are repacked. Activations of a quantized weight are rounded
+    /// to 8 bits a group (see [`cpu::int8`]); of plain floats they are not (see [`cpu::dense`]).
     #[must_use]
     pub fn pack(self) -> Self {
         Self { matrix: self.matrix.pack(), ..self }
@@ -231,6 +242,15 @@ impl Linear {
     fn apply(&self, x: &mut Input<'_>, residual: Option<&[f32]>) -> Vec<f32> {
         let [out] = apply([(self, residual)], x);
         out
+    }
+
+    fn dense_product<'a>(
+        &'a self,
+        weight: &'a PackedDense,
+        residual: Option<&'a [f32]>,
+        out: SharedOut,
+    ) -> dense::Product<'a> {
+        dense::Product { weight, bias: self.bias.as_deref(), residual, out }
     }
 
     fn product<'a>(

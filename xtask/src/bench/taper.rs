@@ -32,7 +32,7 @@ fn version(root: &Path) -> String {
 
 /// The instructions that this engine uses here.
 pub(crate) fn instructions() -> String {
-    let (float, int8) = (cpu::Level::detect(), cpu::int8::Int8Level::detect());
+    let (float, int8) = (cpu::dense::DenseLevel::detect(), cpu::int8::Int8Level::detect());
     format!("floats {float:?}, integers {int8:?}")
 }
 

@@ -63,13 +63,13 @@ macro_rules! kernel {
             #[target_feature(enable = "avx512f,avx2,fma,f16c,bmi2")]
             unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: compiled for the level; the rest is the caller's promise.
-                unsafe { $body::<super::x86::Avx512 $(, $e)?>($($arg),*) }
+                unsafe { $body::<$crate::cpu::x86::Avx512 $(, $e)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi2")]
             unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: as above.
-                unsafe { $body::<super::x86::Avx2 $(, $e)?>($($arg),*) }
+                unsafe { $body::<$crate::cpu::x86::Avx2 $(, $e)?>($($arg),*) }
             }
             // SAFETY: the machine has the level; pointers are the caller's promise.
             unsafe {
@@ -79,13 +79,14 @@ macro_rules! kernel {
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx2 => avx2($($arg),*),
                     #[cfg(target_arch = "aarch64")]
-                    Level::Neon => $body::<super::neon::Neon $(, $e)?>($($arg),*),
+                    Level::Neon => $body::<$crate::cpu::neon::Neon $(, $e)?>($($arg),*),
                     _ => $body::<Portable $(, $e)?>($($arg),*),
                 }
             }
         }
     };
 }
+pub(super) use kernel;
 
 kernel! {
     /// `out[i][j] = x[i] . w[j]` over `k` elements.

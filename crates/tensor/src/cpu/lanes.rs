@@ -52,6 +52,45 @@ impl Element for bf16 {
     }
 }
 
+/// An element of a matrix whose inputs lie in pairs (see `dense::pack`).
+pub(super) trait PairElement: Element {
+    /// The first or second input of as many outputs, from `output` on, of a block of `OUTPUTS`.
+    ///
+    /// # Safety
+    /// As [`Lanes::load`].
+    unsafe fn load_of_pair<L: Lanes, const OUTPUTS: usize, const SECOND: bool>(
+        block: *const Self,
+        output: usize,
+    ) -> L;
+}
+
+macro_rules! apart {
+    ($($element:ty),*) => {$(
+        impl PairElement for $element {
+            #[inline(always)]
+            unsafe fn load_of_pair<L: Lanes, const OUTPUTS: usize, const SECOND: bool>(
+                block: *const Self,
+                output: usize,
+            ) -> L {
+                // SAFETY: forwarded.
+                unsafe { Self::load(block.add(usize::from(SECOND) * OUTPUTS + output)) }
+            }
+        }
+    )*};
+}
+apart!(f32, f16);
+
+impl PairElement for bf16 {
+    #[inline(always)]
+    unsafe fn load_of_pair<L: Lanes, const OUTPUTS: usize, const SECOND: bool>(
+        block: *const Self,
+        output: usize,
+    ) -> L {
+        // SAFETY: forwarded.
+        unsafe { L::load_bf16_of_pairs::<SECOND>(block.add(2 * output)) }
+    }
+}
+
 /// A few `f32` in one register.
 ///
 /// # Safety
@@ -74,6 +113,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn load_f16(p: *const f16) -> Self;
     /// As many bfloats, widened.
     unsafe fn load_bf16(p: *const bf16) -> Self;
+    /// The first or second of as many pairs of bfloats, widened.
+    unsafe fn load_bf16_of_pairs<const SECOND: bool>(p: *const bf16) -> Self;
     unsafe fn store(self, p: *mut f32);
     unsafe fn store_part(self, p: *mut f32, n: usize);
     unsafe fn add(self, o: Self) -> Self;
@@ -147,6 +188,11 @@ impl Lanes for Portable {
     unsafe fn load_bf16(p: *const bf16) -> Self {
         // SAFETY: the caller passes a readable element.
         Self(unsafe { *p }.to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_of_pairs<const SECOND: bool>(p: *const bf16) -> Self {
+        // SAFETY: the caller passes a readable pair.
+        Self(unsafe { *p.add(usize::from(SECOND)) }.to_f32())
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {

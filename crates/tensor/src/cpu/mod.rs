@@ -5,6 +5,7 @@
 //! fixed by the level alone, never by how many rows are computed together.
 
 pub mod codes;
+pub mod dense;
 mod elementwise;
 mod flash;
 mod floats;
@@ -15,6 +16,8 @@ mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub(crate) mod shared;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod x86;

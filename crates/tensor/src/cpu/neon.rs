@@ -45,6 +45,17 @@ impl Lanes for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16_of_pairs<const SECOND: bool>(p: *const bf16) -> Self {
+        unsafe {
+            let pairs = vld1q_u32(p.cast());
+            Self(vreinterpretq_f32_u32(if SECOND {
+                vandq_u32(pairs, vdupq_n_u32(0xffff_0000))
+            } else {
+                vshlq_n_u32::<16>(pairs)
+            }))
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         unsafe { vst1q_f32(p, self.0) }
     }

@@ -1,5 +1,7 @@
 //! One output, written by many tasks in disjoint pieces.
 
+use bytemuck::Pod;
+
 /// A slice whose parts are handed out by the caller's own reckoning.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SharedOut<T = f32> {
@@ -27,6 +29,13 @@ impl<T: Copy> SharedOut<T> {
         self.ptr.wrapping_add(index)
     }
 
+    /// The same memory as elements of another type, which any bytes are and `T` is whole ones of.
+    pub(crate) fn cast<U: Pod>(self) -> SharedOut<U> {
+        const { assert!(align_of::<U>() <= align_of::<T>()) };
+        const { assert!(size_of::<T>().is_multiple_of(size_of::<U>())) };
+        SharedOut { ptr: self.ptr.cast(), len: self.len * (size_of::<T>() / size_of::<U>()) }
+    }
+
     /// Copies values to `index..`.
     ///
     /// # Safety
@@ -35,6 +44,17 @@ impl<T: Copy> SharedOut<T> {
         assert!(index + values.len() <= self.len, "inside the output");
         // SAFETY: the assertion, and the caller's promise.
         unsafe { self.ptr.add(index).copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    }
+
+    /// As [`Self::write`], of a length known beforehand: a few instructions and no call.
+    ///
+    /// # Safety
+    /// As [`Self::write`].
+    #[inline]
+    pub(crate) unsafe fn write_array<const N: usize>(self, index: usize, values: &[T; N]) {
+        assert!(index + N <= self.len, "inside the output");
+        // SAFETY: the assertion, and the caller's promise.
+        unsafe { self.ptr.add(index).cast::<[T; N]>().write(*values) };
     }
 
     /// Elements `index..index + n`, to write.

@@ -21,7 +21,7 @@ pub fn bf16_to_f32(x: &[bf16], out: &mut [f32]) {
     }
 }
 
-/// The integer codes of a row of MLX affine weights, as floats.
+/// The integer codes of a row of MLX affine weights, as bytes or as floats.
 ///
 /// Codes are packed little-endian without gaps: code `i` stands at bits `i*bits..(i+1)*bits` of the
 /// byte stream. For 2, 4 and 8 bits that is a u32 word of `32 / bits` codes; 3, 5 and 6 bits run
@@ -29,25 +29,25 @@ pub fn bf16_to_f32(x: &[bf16], out: &mut [f32]) {
 ///
 /// # Panics
 /// When `packed` holds fewer than `out.len()` codes, or `bits` is none of 2, 3, 4, 5, 6, 8.
-pub fn unpack_affine(packed: &[u8], bits: u8, out: &mut [f32]) {
+pub fn unpack_affine<T: From<u8>>(packed: &[u8], bits: u8, out: &mut [T]) {
     assert!(packed.len() * 8 >= out.len() * usize::from(bits), "enough codes");
     match bits {
-        2 => unpack::<2, 1, 4>(packed, out),
-        3 => unpack::<3, 3, 8>(packed, out),
-        4 => unpack::<4, 1, 2>(packed, out),
-        5 => unpack::<5, 5, 8>(packed, out),
-        6 => unpack::<6, 3, 4>(packed, out),
-        8 => unpack::<8, 1, 1>(packed, out),
+        2 => unpack::<T, 2, 1, 4>(packed, out),
+        3 => unpack::<T, 3, 3, 8>(packed, out),
+        4 => unpack::<T, 4, 1, 2>(packed, out),
+        5 => unpack::<T, 5, 5, 8>(packed, out),
+        6 => unpack::<T, 6, 3, 4>(packed, out),
+        8 => unpack::<T, 8, 1, 1>(packed, out),
         _ => panic!("{bits} bits is no MLX width"),
     }
 }
 
 /// `PACK` bytes hold `CODES` codes exactly.
-fn unpack<const BITS: usize, const PACK: usize, const CODES: usize>(
+fn unpack<T: From<u8>, const BITS: usize, const PACK: usize, const CODES: usize>(
     packed: &[u8],
-    out: &mut [f32],
+    out: &mut [T],
 ) {
-    let code = |word: u64, i: usize| ((word >> (i * BITS)) & ((1 << BITS) - 1)) as f32;
+    let code = |word: u64, i: usize| T::from(((word >> (i * BITS)) & ((1 << BITS) - 1)) as u8);
     let word = |pack: &[u8; PACK]| {
         pack.iter().rev().fold(0u64, |word, &byte| (word << 8) | u64::from(byte))
     };
@@ -82,9 +82,11 @@ mod tests {
                     packed[at / 8] |= (((c >> b) & 1) as u8) << (at % 8);
                 }
             }
-            let mut out = vec![0.0; n as usize];
-            unpack_affine(&packed, bits, &mut out);
-            assert!(out.iter().zip(&codes).all(|(&o, &c)| o == c as f32), "{bits} bits");
+            let (mut floats, mut bytes) = (vec![0.0f32; n as usize], vec![0u8; n as usize]);
+            unpack_affine(&packed, bits, &mut floats);
+            assert!(floats.iter().zip(&codes).all(|(&o, &c)| o == c as f32), "{bits} bits");
+            unpack_affine(&packed, bits, &mut bytes);
+            assert!(bytes.iter().zip(&codes).all(|(&o, &c)| u32::from(o) == c), "{bits} bits");
         }
     }
 

@@ -80,6 +80,17 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16_of_pairs<const SECOND: bool>(p: *const bf16) -> Self {
+        unsafe {
+            let pairs = _mm256_loadu_si256(p.cast());
+            Self(_mm256_castsi256_ps(if SECOND {
+                _mm256_and_si256(pairs, _mm256_set1_epi32(-0x1_0000))
+            } else {
+                _mm256_slli_epi32::<16>(pairs)
+            }))
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         unsafe { _mm256_storeu_ps(p, self.0) }
     }
@@ -187,6 +198,17 @@ impl Lanes for Avx512 {
         unsafe {
             let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(x)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_of_pairs<const SECOND: bool>(p: *const bf16) -> Self {
+        unsafe {
+            let pairs = _mm512_loadu_si512(p.cast());
+            Self(_mm512_castsi512_ps(if SECOND {
+                _mm512_and_si512(pairs, _mm512_set1_epi32(-0x1_0000))
+            } else {
+                _mm512_slli_epi32::<16>(pairs)
+            }))
         }
     }
     #[inline(always)]

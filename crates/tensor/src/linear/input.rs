@@ -5,6 +5,7 @@ use crate::{
     RmsNorm,
     cpu::{
         self, Level,
+        dense::{self, DenseLevel, DenseRows, PackedDense, SplitRows},
         int8::{self, Int8Rows},
         shared::Unwritten,
     },
@@ -16,11 +17,12 @@ pub(super) struct Input<'a> {
     norm: Option<&'a RmsNorm>,
     normed: Option<Vec<f32>>,
     rounded: Option<Int8Rows>,
+    split: Option<SplitRows>,
 }
 
 impl<'a> Input<'a> {
     pub(super) fn new(x: &'a [f32]) -> Self {
-        Self { x, norm: None, normed: None, rounded: None }
+        Self { x, norm: None, normed: None, rounded: None, split: None }
     }
 
     /// The rows after a norm.
@@ -33,6 +35,17 @@ impl<'a> Input<'a> {
             None => self.x,
             Some(n) => self.normed.get_or_insert_with(|| cpu::rms_norm(self.x, n.gains(), n.eps())),
         }
+    }
+
+    /// For products with `weight` and others of its type.
+    fn dense(&mut self, level: DenseLevel, weight: &PackedDense) -> DenseRows<'_> {
+        let cols = weight.cols();
+        if level.splits(weight.dtype()) && self.split.is_none() {
+            self.split = Some(SplitRows::new(self.floats(), cols));
+        }
+        self.floats();
+        let x = self.normed.as_deref().unwrap_or(self.x);
+        DenseRows { x, cols, split: self.split.as_ref() }
     }
 
     /// Rounded for rows of `cols` in groups of `group`.
@@ -71,6 +84,19 @@ pub(super) fn apply<const N: usize>(
                     let out = unsafe { shared[first].slice(0, residual.len()) };
                     out.iter_mut().zip(residual).for_each(|(o, r)| *o += r);
                 }
+            }
+            Matrix::Dense(weight) => {
+                let mut products = Vec::with_capacity(N);
+                for (i, &(linear, residual)) in maps.iter().enumerate().skip(first) {
+                    if let Matrix::Dense(w) = &linear.matrix
+                        && w.dtype() == weight.dtype()
+                    {
+                        done[i] = true;
+                        products.push(linear.dense_product(w, residual, shared[i]));
+                    }
+                }
+                let level = DenseLevel::detect();
+                dense::products(level, x.dense(level, weight), &products);
             }
             Matrix::Packed(weight) => {
                 let mut products = Vec::with_capacity(N);

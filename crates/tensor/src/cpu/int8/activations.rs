@@ -4,6 +4,7 @@ use crate::{
     cpu::{Level, elementwise::norm_row, kernels, shared::Unwritten},
     pool,
 };
+use bytemuck::{Pod, Zeroable};
 use std::cell::RefCell;
 
 /// Rows of activations, rounded group by group to 8 bits: `x = scale * code`.
@@ -12,14 +13,27 @@ pub struct Int8Rows {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) group: usize,
-    /// `[rows, cols]`.
-    pub(super) codes: Vec<i8>,
+    /// `[rows, cols]`. This and what follows is padded with rows of zeros to a multiple of [`PAD`],
+    /// if there are so many rows.
+    codes: Vec<Line>,
     /// `[rows, cols / group]`.
     pub(super) scales: Vec<f32>,
     /// Scale times the sum of the group's codes, `[rows, cols / group]`.
     pub(super) sums: Vec<f32>,
 }
 
+/// A line of the cache: tile registers load what crosses two of them half as fast.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([i8; 64]);
+
+// SAFETY: zeros are bytes.
+unsafe impl Zeroable for Line {}
+// SAFETY: any bytes are a line, and there are no others between.
+unsafe impl Pod for Line {}
+
+/// AMX takes rows in fours.
+pub(super) const PAD: usize = 4;
 /// Elements a task should have at least.
 const CHUNK: usize = 1 << 13;
 
@@ -74,9 +88,13 @@ impl Int8Rows {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows");
         assert!(group > 0 && cols.is_multiple_of(group), "whole groups");
         let (rows, groups, level) = (x.len() / cols, cols / group, Level::detect());
-        let mut codes = Unwritten::new(x.len());
-        let (mut scales, mut sums) = (Unwritten::new(rows * groups), Unwritten::new(rows * groups));
-        let (c, s, t) = (codes.shared(), scales.shared(), sums.shared());
+        let padded = if rows < PAD { rows } else { rows.next_multiple_of(PAD) };
+        let (mut codes, mut scales, mut sums) = (
+            Unwritten::<Line>::new((padded * cols).div_ceil(64)),
+            Unwritten::new(padded * groups),
+            Unwritten::new(padded * groups),
+        );
+        let (c, s, t) = (codes.shared().cast(), scales.shared(), sums.shared());
         pool::ranges(rows, (CHUNK / cols).max(1), |range| {
             for i in range {
                 row(
@@ -88,9 +106,20 @@ impl Int8Rows {
                 );
             }
         });
-        // SAFETY: every row was rounded.
+        // SAFETY: nobody else uses the padding now, and no row that was rounded.
+        unsafe {
+            c.at(rows * cols).write_bytes(0, c.len() - rows * cols);
+            s.at(rows * groups).write_bytes(0, (padded - rows) * groups);
+            t.at(rows * groups).write_bytes(0, (padded - rows) * groups);
+        }
+        // SAFETY: every row was rounded, and the rest zeroed.
         let (codes, scales, sums) = unsafe { (codes.written(), scales.written(), sums.written()) };
         Self { rows, cols, group, codes, scales, sums }
+    }
+
+    /// `[rows, cols]`, padded.
+    pub(super) fn codes(&self) -> &[i8] {
+        bytemuck::cast_slice(&self.codes)
     }
 
     /// Elements that share a scale.
@@ -111,7 +140,7 @@ mod tests {
         for (g, x) in x.chunks(32).enumerate() {
             let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
             assert_eq!(q.scales[g], largest / 127.0);
-            let codes = &q.codes[g * 32..][..32];
+            let codes = &q.codes()[g * 32..][..32];
             for (c, v) in codes.iter().zip(x) {
                 assert!((f32::from(*c) * q.scales[g] - v).abs() <= q.scales[g] * 0.5001);
             }
@@ -129,6 +158,6 @@ mod tests {
         x[3] = f32::NAN;
         assert!(Int8Rows::new(&x, 64, 32).scales[0].is_nan());
         let q = Int8Rows::new(&[1e-44; 32], 32, 32);
-        assert_eq!((q.scales[0], q.codes[0]), (0.0, 0));
+        assert_eq!((q.scales[0], q.codes()[0]), (0.0, 0));
     }
 }

@@ -112,7 +112,7 @@ unsafe fn block<D: Dots<N>, const N: usize, E: Element, const NIBBLES: bool, con
     let (record_bytes, code_bytes) = (w.record_bytes(), w.code_bytes());
     // SAFETY: `blocks` has checked the shapes.
     unsafe {
-        let codes = x.codes.as_ptr().add(first * cols);
+        let codes = x.codes().as_ptr().add(first * cols);
         let scales = x.scales.as_ptr().add(first * groups);
         let sums = x.sums.as_ptr().add(first * groups);
         let mut acc = [[D::Lanes::splat(0.0); N]; M];

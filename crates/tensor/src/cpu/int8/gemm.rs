@@ -17,7 +17,7 @@ use {
 
 /// Rows of activations that stay in the second-level cache while tiles go by; AMX unpacks a tile
 /// once for all of them.
-const ROWS: usize = 128;
+const ROWS: usize = 192;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
@@ -76,7 +76,7 @@ fn products_at(level: Int8Level, x: &Int8Rows, all: &[Product<'_>]) {
     all.iter().for_each(|p| p.check(x));
     let total = all.iter().map(|p| p.weight.tiles()).sum();
     let work = all.iter().map(|p| p.weight.rows * x.rows * p.weight.cols).sum();
-    share(total, work, |range| {
+    share(level, x, (total, work), |range| {
         let mut first = 0;
         for product in all {
             let tiles = product.weight.tiles();
@@ -96,7 +96,8 @@ pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]
     up.check(x);
     assert_eq!(gate.weight.rows, up.weight.rows, "gate and up have one shape");
     let float = Level::detect();
-    share(gate.weight.tiles(), 2 * gate.weight.rows * x.rows * gate.weight.cols, |range| {
+    let work = 2 * gate.weight.rows * x.rows * gate.weight.cols;
+    share(level, x, (gate.weight.tiles(), work), |range| {
         blocks(x, range, |tile, rows, [a, b]| {
             gate.compute(level, x, tile, rows.clone(), a);
             up.compute(level, x, tile, rows.clone(), b);
@@ -109,7 +110,18 @@ pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]
 }
 
 /// Hands out ranges of tiles.
-fn share(tiles: usize, work: usize, task: impl Fn(Range<usize>) + Sync) {
+fn share(
+    level: Int8Level,
+    x: &Int8Rows,
+    (tiles, work): (usize, usize),
+    task: impl Fn(Range<usize>) + Sync,
+) {
+    let task = |range| {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was detected.
+        let _tiles = amx_rows(level, x).then(|| unsafe { amx::configure(x) });
+        task(range);
+    };
     if work < PARALLEL_FROM {
         task(0..tiles);
     } else {
@@ -171,15 +183,28 @@ impl Product<'_> {
     fn store(&self, tile: usize, rows: Range<usize>, block: &mut Block) {
         let (width, column) = (self.weight.rows, tile * TILE);
         let n = TILE.min(width - column);
-        for (i, values) in rows.zip(block.chunks_exact_mut(TILE)) {
-            let (values, at) = (&mut values[..n], i * width + column);
+        let (outputs, _) = block.as_chunks_mut::<TILE>();
+        for (i, values) in rows.zip(outputs) {
+            let at = i * width + column;
             if let Some(residual) = self.residual {
-                values.iter_mut().zip(&residual[at..]).for_each(|(v, r)| *v += r);
+                let residual = residual[at..at + n].iter();
+                values.iter_mut().zip(residual).for_each(|(v, r)| *v += r);
             }
             // SAFETY: this task alone owns the columns of its tiles.
-            unsafe { self.out.write(at, values) };
+            unsafe {
+                match n {
+                    TILE => self.out.write_array(at, values),
+                    _ => self.out.write(at, &values[..n]),
+                }
+            }
         }
     }
+}
+
+/// Whether a level multiplies these rows in tile registers.
+#[cfg(target_arch = "x86_64")]
+fn amx_rows(level: Int8Level, x: &Int8Rows) -> bool {
+    level == Int8Level::Amx && x.rows >= amx::FROM
 }
 
 /// A tile's sixteen outputs for some rows of `x`; `out` rows are `TILE` long.
@@ -193,24 +218,21 @@ pub(super) fn one_tile(
 ) {
     match level {
         #[cfg(target_arch = "x86_64")]
-        Int8Level::Amx => {
-            let whole = rows.start..rows.start + rows.len() / 16 * 16;
-            let (blocks, rest) = out.split_at_mut(whole.len() * TILE);
-            // SAFETY: the level was detected; shapes were checked by the caller.
-            unsafe {
-                if !whole.is_empty() {
-                    match w.scale_type {
-                        DType::BF16 => amx::tile::<Bf16>(w, tile, x, whole.clone(), blocks),
-                        DType::F16 => amx::tile::<F16>(w, tile, x, whole.clone(), blocks),
-                        _ => amx::tile::<F32>(w, tile, x, whole.clone(), blocks),
-                    }
-                }
-                super::vnni::tile(w, tile, x, whole.end..rows.end, rest);
+        // SAFETY: the level was detected, and `share` has laid out the registers; shapes were
+        // checked by the caller.
+        Int8Level::Amx if amx_rows(level, x) => unsafe {
+            match w.scale_type {
+                DType::BF16 => amx::tile::<Bf16>(w, tile, x, rows, out),
+                DType::F16 => amx::tile::<F16>(w, tile, x, rows, out),
+                _ => amx::tile::<F32>(w, tile, x, rows, out),
             }
-        }
+        },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
-        Int8Level::Vnni => unsafe { super::vnni::tile(w, tile, x, rows, out) },
+        Int8Level::Amx => unsafe { super::vnni::tile::<true>(w, tile, x, rows, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Int8Level::Vnni => unsafe { super::vnni::tile::<false>(w, tile, x, rows, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Int8Level::AvxVnni => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },
@@ -293,7 +315,7 @@ mod tests {
                 assert_eq!(row, read, "{bits} bits, row {j}");
                 for i in 0..m {
                     let x = (0..cols).map(|k| {
-                        f64::from(q.codes[i * cols + k])
+                        f64::from(q.codes()[i * cols + k])
                             * f64::from(q.scales[(i * cols + k) / group])
                     });
                     let dot: f64 = x.zip(&row).map(|(x, &w)| x * f64::from(w)).sum();

@@ -64,7 +64,7 @@ impl Int8Level {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
         {
-            if amx::available() {
+            if super::tiles::int8() {
                 levels.push(Self::Amx);
             }
             levels.push(Self::Vnni);

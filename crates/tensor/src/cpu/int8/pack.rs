@@ -11,7 +11,11 @@
 //! instruction takes, and a group of 64 inputs at 8 bits is one AMX tile. Widths of 2 and 3 bits
 //! are stored as 4, and 5 and 6 as 8. Rows are padded to whole tiles with zeros.
 
-use crate::{AffineWeight, AlignedBytes, DType, cpu};
+use crate::{
+    AffineWeight, AlignedBytes, DType,
+    cpu::{self, RowSource},
+    pool,
+};
 use half::{bf16, f16};
 
 /// Rows of a tile.
@@ -33,7 +37,6 @@ impl PackedWeight {
     /// Repacks a matrix. The original is not kept.
     #[must_use]
     pub fn new(weight: &AffineWeight) -> Self {
-        use cpu::RowSource;
         let format = weight.format();
         let mut packed = Self {
             rows: weight.rows(),
@@ -43,13 +46,16 @@ impl PackedWeight {
             scale_type: weight.scale_type(),
             data: AlignedBytes::zeroed(0),
         };
-        packed.data = AlignedBytes::zeroed(packed.tiles() * packed.tile_bytes());
-        let mut codes = vec![0; packed.cols];
-        let (mut scales, mut biases) = (vec![0.0; packed.groups()], vec![0.0; packed.groups()]);
-        for row in 0..packed.rows {
-            weight.read_parts(row, &mut codes, &mut scales, &mut biases);
-            packed.put_row(row, &codes, &scales, &biases);
-        }
+        let tile_bytes = packed.tile_bytes();
+        let mut data = AlignedBytes::for_weights(packed.tiles() * tile_bytes);
+        let floats = weight.parts().map(|part| part.bytes_as(packed.scale_type));
+        let floats = [&*floats[0], &*floats[1]];
+        let mut tiles: Vec<_> = data.as_mut_slice().chunks_exact_mut(tile_bytes).collect();
+        pool::for_each(&mut tiles, |tile, records| match packed.scale_type {
+            DType::F32 => packed.fill_tile::<4>(weight, floats, tile, records),
+            _ => packed.fill_tile::<2>(weight, floats, tile, records),
+        });
+        packed.data = data;
         packed
     }
 
@@ -112,19 +118,31 @@ impl PackedWeight {
         }
     }
 
-    fn put_row(&mut self, row: usize, codes: &[u8], scales: &[f32], biases: &[f32]) {
-        let (tile, r) = (row / TILE, row % TILE);
-        let (record, group, code_bytes) = (self.record_bytes(), self.group, self.code_bytes());
-        let width = self.scale_type.size_in_bytes();
-        for (g, codes) in codes.chunks_exact(group).enumerate() {
-            let start = tile * self.tile_bytes() + g * record;
-            for (k, &code) in codes.iter().enumerate() {
-                let (byte, shift) = self.place(r, k);
-                self.data.as_mut_slice()[start + byte] |= code << shift;
-            }
-            for (side, x) in [scales[g], biases[g]].into_iter().enumerate() {
-                let at = start + code_bytes + (side * TILE + r) * width;
-                put_float(self.scale_type, x, &mut self.data.as_mut_slice()[at..at + width]);
+    /// Writes the records of a tile of `weight`; `floats` are all scales and all biases, of `WIDTH`
+    /// bytes each.
+    fn fill_tile<const WIDTH: usize>(
+        &self,
+        weight: &AffineWeight,
+        floats: [&[u8]; 2],
+        tile: usize,
+        records: &mut [u8],
+    ) {
+        let first = tile * TILE;
+        let mut codes = vec![0; self.cols];
+        for r in 0..TILE.min(self.rows - first) {
+            cpu::unpack_affine(weight.row_codes(first + r), weight.format().bits, &mut codes);
+            let records = records.chunks_exact_mut(self.record_bytes());
+            for (g, (record, codes)) in records.zip(codes.chunks_exact(self.group)).enumerate() {
+                let (to, sides) = record.split_at_mut(self.code_bytes());
+                if self.nibbles {
+                    put_nibbles(codes, r, to);
+                } else {
+                    put_bytes(codes, r, to);
+                }
+                let from = (first + r) * self.groups() + g;
+                for (side, to) in floats.iter().zip(sides.chunks_exact_mut(TILE * WIDTH)) {
+                    to.as_chunks_mut::<WIDTH>().0[r] = side.as_chunks::<WIDTH>().0[from];
+                }
             }
         }
     }
@@ -160,11 +178,20 @@ impl PackedWeight {
     }
 }
 
-fn put_float(dtype: DType, x: f32, out: &mut [u8]) {
-    match dtype {
-        DType::F16 => out.copy_from_slice(&f16::from_f32(x).to_le_bytes()),
-        DType::BF16 => out.copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
-        _ => out.copy_from_slice(&x.to_le_bytes()),
+/// The codes of row `r` of a group, two a byte.
+fn put_nibbles(codes: &[u8], r: usize, out: &mut [u8]) {
+    for (codes, line) in codes.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<64>().0) {
+        let codes = u64::from_le_bytes(*codes);
+        // Bytes 4 to 7 come to stand in the upper halves of bytes 0 to 3.
+        let pairs = (codes | codes >> 28) as u32;
+        line[r * 4..r * 4 + 4].copy_from_slice(&pairs.to_le_bytes());
+    }
+}
+
+/// The codes of row `r` of a group, one a byte.
+fn put_bytes(codes: &[u8], r: usize, out: &mut [u8]) {
+    for (codes, line) in codes.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<64>().0) {
+        line[r * 4..r * 4 + 4].copy_from_slice(codes);
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) fn tile(
     for (i, out) in rows.zip(out.chunks_exact_mut(TILE)) {
         out.fill(0.0);
         for (g, record) in w.tile(tile).chunks_exact(w.record_bytes()).enumerate() {
-            let codes = &x.codes[i * x.cols + g * group..][..group];
+            let codes = &x.codes()[i * x.cols + g * group..][..group];
             let (scale, sum) = (x.scales[i * groups + g], x.sums[i * groups + g]);
             for (r, acc) in out.iter_mut().enumerate() {
                 let product =

@@ -4,6 +4,10 @@ use super::{Int8Rows, PackedWeight, pack::TILE};
 use crate::DType;
 use std::{arch::x86_64::*, ops::Range};
 
+/// How far ahead of its use a line of weights is asked for, in bytes: a page, beyond which the
+/// hardware does not look. It may lie in the next tile, or past the last.
+const AHEAD: usize = 4096;
+
 /// How a record's scales and biases are stored.
 pub(super) trait Scales {
     /// Bytes of sixteen.
@@ -50,12 +54,13 @@ impl Scales for F32 {
     }
 }
 
-/// As [`super::portable::tile`].
+/// As [`super::portable::tile`]. `PREFETCH` is for processors that do not keep up with one row on
+/// their own, as Intel's; with more rows all gain by it.
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW, VL and VNNI. Shapes are those of `w` and `x`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma")]
-pub(super) unsafe fn tile(
+pub(super) unsafe fn tile<const PREFETCH: bool>(
     w: &PackedWeight,
     tile: usize,
     x: &Int8Rows,
@@ -65,18 +70,18 @@ pub(super) unsafe fn tile(
     // SAFETY: forwarded.
     unsafe {
         match (w.scale_type, w.nibbles) {
-            (DType::BF16, true) => blocks::<Bf16, true>(w, tile, x, rows, out),
-            (DType::BF16, false) => blocks::<Bf16, false>(w, tile, x, rows, out),
-            (DType::F16, true) => blocks::<F16, true>(w, tile, x, rows, out),
-            (DType::F16, false) => blocks::<F16, false>(w, tile, x, rows, out),
-            (_, true) => blocks::<F32, true>(w, tile, x, rows, out),
-            (_, false) => blocks::<F32, false>(w, tile, x, rows, out),
+            (DType::BF16, true) => blocks::<Bf16, true, PREFETCH>(w, tile, x, rows, out),
+            (DType::BF16, false) => blocks::<Bf16, false, PREFETCH>(w, tile, x, rows, out),
+            (DType::F16, true) => blocks::<F16, true, PREFETCH>(w, tile, x, rows, out),
+            (DType::F16, false) => blocks::<F16, false, PREFETCH>(w, tile, x, rows, out),
+            (_, true) => blocks::<F32, true, PREFETCH>(w, tile, x, rows, out),
+            (_, false) => blocks::<F32, false, PREFETCH>(w, tile, x, rows, out),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn blocks<S: Scales, const NIBBLES: bool>(
+unsafe fn blocks<S: Scales, const NIBBLES: bool, const PREFETCH: bool>(
     w: &PackedWeight,
     tile: usize,
     x: &Int8Rows,
@@ -92,7 +97,11 @@ unsafe fn blocks<S: Scales, const NIBBLES: bool>(
         macro_rules! step {
             ($m:literal) => {
                 while rows.end - i >= $m {
-                    block::<S, NIBBLES, $m>(w, records, x, i, out);
+                    if PREFETCH || $m >= 4 {
+                        block::<S, NIBBLES, true, $m>(w, records, x, i, out);
+                    } else {
+                        block::<S, NIBBLES, false, $m>(w, records, x, i, out);
+                    }
                     i += $m;
                     out = out.add($m * TILE);
                 }
@@ -107,7 +116,7 @@ unsafe fn blocks<S: Scales, const NIBBLES: bool>(
 
 /// `M` rows of activations against one tile.
 #[inline(always)]
-unsafe fn block<S: Scales, const NIBBLES: bool, const M: usize>(
+unsafe fn block<S: Scales, const NIBBLES: bool, const PREFETCH: bool, const M: usize>(
     w: &PackedWeight,
     records: *const u8,
     x: &Int8Rows,
@@ -118,7 +127,7 @@ unsafe fn block<S: Scales, const NIBBLES: bool, const M: usize>(
     let (record_bytes, code_bytes) = (w.record_bytes(), w.code_bytes());
     // SAFETY: `blocks` has checked the shapes.
     unsafe {
-        let codes = x.codes.as_ptr().add(first * cols);
+        let codes = x.codes().as_ptr().add(first * cols);
         let scales = x.scales.as_ptr().add(first * groups);
         let sums = x.sums.as_ptr().add(first * groups);
         let mut acc = [_mm512_setzero_ps(); M];
@@ -126,9 +135,9 @@ unsafe fn block<S: Scales, const NIBBLES: bool, const M: usize>(
             let record = records.add(g * record_bytes);
             let x = codes.add(g * group);
             let dots = if NIBBLES {
-                nibble_dots::<M>(record, x, cols, group)
+                nibble_dots::<PREFETCH, M>(record, x, cols, group)
             } else {
-                byte_dots::<M>(record, x, cols, group)
+                byte_dots::<PREFETCH, M>(record, x, cols, group)
             };
             let s = S::load(record.add(code_bytes));
             let b = S::load(record.add(code_bytes + S::BYTES));
@@ -154,7 +163,7 @@ unsafe fn broadcast(x: *const i8) -> __m512i {
 }
 
 #[inline(always)]
-unsafe fn nibble_dots<const M: usize>(
+unsafe fn nibble_dots<const PREFETCH: bool, const M: usize>(
     record: *const u8,
     x: *const i8,
     cols: usize,
@@ -167,7 +176,11 @@ unsafe fn nibble_dots<const M: usize>(
         let mut high = [_mm512_setzero_si512(); M];
         let mask = _mm512_set1_epi8(15);
         for chunk in 0..group / 8 {
-            let both = _mm512_loadu_si512(record.add(chunk * 64).cast());
+            let at = record.add(chunk * 64);
+            if PREFETCH {
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+            }
+            let both = _mm512_loadu_si512(at.cast());
             let w0 = _mm512_and_si512(both, mask);
             let w1 = _mm512_and_si512(_mm512_srli_epi16::<4>(both), mask);
             for m in 0..M {
@@ -188,7 +201,7 @@ unsafe fn nibble_dots<const M: usize>(
 }
 
 #[inline(always)]
-unsafe fn byte_dots<const M: usize>(
+unsafe fn byte_dots<const PREFETCH: bool, const M: usize>(
     record: *const u8,
     x: *const i8,
     cols: usize,
@@ -199,8 +212,13 @@ unsafe fn byte_dots<const M: usize>(
         let mut even = [_mm512_setzero_si512(); M];
         let mut odd = [_mm512_setzero_si512(); M];
         for chunk in 0..group / 8 {
-            let w0 = _mm512_loadu_si512(record.add(chunk * 128).cast());
-            let w1 = _mm512_loadu_si512(record.add(chunk * 128 + 64).cast());
+            let at = record.add(chunk * 128);
+            if PREFETCH {
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + 64).cast());
+            }
+            let w0 = _mm512_loadu_si512(at.cast());
+            let w1 = _mm512_loadu_si512(at.add(64).cast());
             for m in 0..M {
                 let x = x.add(m * cols + chunk * 8);
                 even[m] = _mm512_dpbusd_epi32(even[m], w0, broadcast(x));

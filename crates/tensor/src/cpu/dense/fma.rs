@@ -1,0 +1,154 @@
+//! Products with fused multiply-adds, for any vector level.
+
+use super::pack::{BLOCK, PANEL};
+use crate::cpu::{
+    Level,
+    kernels::{Rows, RowsMut, kernel},
+    lanes::{Lanes, PairElement, Portable},
+};
+use half::{bf16, f16};
+
+kernel! {
+    /// `out[i][j] = x[i] . w[j]` for the outputs of a panel over `k` inputs.
+    panel_f32 = panel_body[f32](x: Rows, w: *const f32, k: usize, out: RowsMut)
+}
+kernel! {
+    /// The same over halves.
+    panel_f16 = panel_body[f16](x: Rows, w: *const f16, k: usize, out: RowsMut)
+}
+kernel! {
+    /// The same over bfloats.
+    panel_bf16 = panel_body[bf16](x: Rows, w: *const bf16, k: usize, out: RowsMut)
+}
+
+/// How far ahead of one row's products the weights are fetched, in blocks.
+const AHEAD: usize = 16;
+
+#[inline(always)]
+unsafe fn panel_body<L: Lanes, E: PairElement>(x: Rows, w: *const E, k: usize, out: RowsMut) {
+    // SAFETY: the caller's shapes.
+    unsafe {
+        // A row that is left alone takes more outputs at a time, for there is room.
+        let alone = matches!(x.rows % 6, 1 | 4);
+        let many = x.rows - usize::from(alone);
+        let last = x.ptr.add(many * x.stride);
+        let last_out = RowsMut { ptr: out.ptr.add(many * out.stride), ..out };
+        let x = Rows { rows: many, ..x };
+        if L::WIDE {
+            columns::<L, E, 4>(x, w, k, out);
+        } else {
+            columns::<L, E, 2>(x, w, k, out);
+        }
+        if alone {
+            let width = if L::LANES == 16 { 4 } else { 8 } * L::LANES;
+            for first in (0..PANEL).step_by(width) {
+                if L::LANES == 16 {
+                    block::<L, E, 1, 4>(last, 0, w, k, first, last_out);
+                } else {
+                    block::<L, E, 1, 8>(last, 0, w, k, first, last_out);
+                }
+            }
+        }
+    }
+}
+
+/// `V` registers of outputs at a time, for a number of rows that is a sum of sixes, threes and twos.
+#[inline(always)]
+unsafe fn columns<L: Lanes, E: PairElement, const V: usize>(
+    x: Rows,
+    w: *const E,
+    k: usize,
+    out: RowsMut,
+) {
+    const { assert!(PANEL.is_multiple_of(V * L::LANES)) };
+    let mut first = 0;
+    while first < PANEL {
+        let mut i = 0;
+        // SAFETY: the caller's shapes.
+        unsafe {
+            macro_rules! step {
+                ($m:literal) => {
+                    while x.rows - i >= $m {
+                        let to = RowsMut { ptr: out.ptr.add(i * out.stride), ..out };
+                        block::<L, E, $m, V>(x.ptr.add(i * x.stride), x.stride, w, k, first, to);
+                        i += $m;
+                    }
+                };
+            }
+            step!(6);
+            step!(3);
+            step!(2);
+        }
+        first += V * L::LANES;
+    }
+}
+
+/// `M` rows against the outputs from `first` on.
+#[inline(always)]
+unsafe fn block<L: Lanes, E: PairElement, const M: usize, const V: usize>(
+    x: *const f32,
+    stride: usize,
+    w: *const E,
+    k: usize,
+    first: usize,
+    out: RowsMut,
+) {
+    // SAFETY: the caller's rows hold `k` elements and the panel the blocks of as many.
+    unsafe {
+        let mut acc = [[L::splat(0.0); V]; M];
+        for pair in 0..k / 2 {
+            let w = w.add(pair * BLOCK);
+            if M == 1 {
+                prefetch::<L, E, V>(w, first);
+            }
+            input::<L, E, M, V, false>(x.add(2 * pair), stride, w, first, &mut acc);
+            input::<L, E, M, V, true>(x.add(2 * pair + 1), stride, w, first, &mut acc);
+        }
+        if !k.is_multiple_of(2) {
+            let w = w.add(k / 2 * BLOCK);
+            input::<L, E, M, V, false>(x.add(k - 1), stride, w, first, &mut acc);
+        }
+        for (i, acc) in acc.iter().enumerate() {
+            for (v, acc) in acc.iter().enumerate() {
+                acc.store(out.ptr.add(i * out.stride + first + v * L::LANES));
+            }
+        }
+    }
+}
+
+/// One input of each row.
+#[inline(always)]
+unsafe fn input<L: Lanes, E: PairElement, const M: usize, const V: usize, const SECOND: bool>(
+    x: *const f32,
+    stride: usize,
+    w: *const E,
+    first: usize,
+    acc: &mut [[L; V]; M],
+) {
+    // SAFETY: as `block`.
+    unsafe {
+        let mut ws = [L::splat(0.0); V];
+        for (v, to) in ws.iter_mut().enumerate() {
+            *to = E::load_of_pair::<L, PANEL, SECOND>(w, first + v * L::LANES);
+        }
+        for (i, acc) in acc.iter_mut().enumerate() {
+            let x = L::splat(*x.add(i * stride));
+            for (acc, &w) in acc.iter_mut().zip(&ws) {
+                *acc = x.mul_add(w, *acc);
+            }
+        }
+    }
+}
+
+/// Fetches the lines of a block further on that hold these outputs.
+#[inline(always)]
+unsafe fn prefetch<L: Lanes, E: PairElement, const V: usize>(w: *const E, first: usize) {
+    let line = 64 / size_of::<E>();
+    let ahead = w.wrapping_add(AHEAD * BLOCK + first * 2);
+    let mut at = 0;
+    while at < V * L::LANES * 2 {
+        // SAFETY: a hint; the address is not read.
+        unsafe { L::prefetch(ahead.wrapping_add(at)) };
+        at += line;
+    }
+}

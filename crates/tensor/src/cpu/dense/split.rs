@@ -1,0 +1,75 @@
+//! Activations in two parts, as AMX reads them.
+
+use super::pack::CHUNK;
+use crate::{cpu::shared::Unwritten, pool};
+use half::bf16;
+
+/// Rows whose parts fill a tile register.
+pub(super) const ROWS: usize = 8;
+/// Elements of a tile register.
+const TILE: usize = 2 * ROWS * CHUNK;
+
+/// Rows of activations, each element split in two of `bf16`: the nearest, and what is nearest to the
+/// rest.
+///
+/// ```text
+/// [block of 8 rows][32 inputs] tiles     tile: [8 rows][2 parts][32 inputs]
+/// ```
+/// Rows are padded to whole blocks and inputs to whole tiles, with zeros.
+#[derive(Debug)]
+pub(crate) struct SplitRows {
+    cols: usize,
+    parts: Vec<bf16>,
+}
+
+impl SplitRows {
+    /// # Panics
+    /// When `x` is not whole rows of `cols`.
+    pub(crate) fn new(x: &[f32], cols: usize) -> Self {
+        assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows");
+        let size = cols.div_ceil(CHUNK) * TILE;
+        let blocks = x.len().div_ceil(cols * ROWS);
+        let mut parts = Unwritten::<bf16>::new(blocks * size);
+        let shared = parts.shared();
+        pool::ranges(blocks, 1, |range| {
+            for block in range {
+                let rows = x[block * ROWS * cols..].chunks_exact(cols).take(ROWS);
+                // SAFETY: all of it is written here, and each block by one task.
+                let out = unsafe {
+                    shared.at(block * size).write_bytes(0, size);
+                    shared.slice(block * size, size)
+                };
+                rows.enumerate().for_each(|(r, row)| put_row(row, r, out));
+            }
+        });
+        // SAFETY: the blocks cover it.
+        Self { cols, parts: unsafe { parts.written() } }
+    }
+
+    pub(super) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The tiles of blocks `first..first + blocks`.
+    pub(super) fn blocks(&self, first: usize, blocks: usize) -> &[bf16] {
+        let size = self.cols.div_ceil(CHUNK) * TILE;
+        &self.parts[first * size..][..blocks * size]
+    }
+}
+
+fn put_row(row: &[f32], r: usize, out: &mut [bf16]) {
+    for (x, tile) in row.chunks(CHUNK).zip(out.as_chunks_mut::<TILE>().0) {
+        let (near, rest) = tile[r * 2 * CHUNK..][..2 * CHUNK].split_at_mut(CHUNK);
+        for ((&x, near), rest) in x.iter().zip(near).zip(rest) {
+            *near = nearest(x);
+            *rest = nearest(x - near.to_f32());
+        }
+    }
+}
+
+/// Rounds to nearest, ties to even, without the branch that keeps the payload of a NaN.
+fn nearest(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    bf16::from_bits(if x.is_nan() { 0x7fc0 } else { rounded as u16 })
+}
