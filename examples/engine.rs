@@ -21,6 +21,8 @@ fn main() -> Result<()> {
         max_num_batched_tokens: 256,
         max_waiting: 16,
         codec: taper_kv_codecs::parse("f16")?,
+        exact: None,
+        prefix_caching: true,
         kv_budget: KvBudget::Tokens(1024),
         eos_token_ids: end,
     };

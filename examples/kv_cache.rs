@@ -9,7 +9,7 @@ use taper_tensor::ops;
 fn main() -> Result<()> {
     let geometry = KvGeometry { kv_heads: 2, head_dim: 32, block_tokens: 16 };
     let codec = taper_kv_codecs::parse("f16")?;
-    let mut cache = KvCache::new(KvConfig { codec, layers: 2, geometry, blocks: 8 });
+    let mut cache = KvCache::new(KvConfig::new(codec, 2, geometry, 8));
     let (long, short) = (SeqId(1), SeqId(2));
 
     // A step: room first, then the session that a model gets.

@@ -23,7 +23,7 @@ fn main() -> Result<()> {
         block_tokens: KvConfig::BLOCK_TOKENS,
     };
     let codec = taper_kv_codecs::parse("f32")?;
-    let mut cache = KvCache::new(KvConfig { codec, layers: info.layers, geometry, blocks: 4 });
+    let mut cache = KvCache::new(KvConfig::new(codec, info.layers, geometry, 4));
     let seq = SeqId(0);
 
     // A prompt, then four greedy steps of one token.

@@ -40,6 +40,8 @@ async fn main() -> Result<()> {
         kv_cache_dtype: "none".to_owned(),
         kv_capacity_tokens: 64,
         kv_capacity_bytes: 0,
+        kv_exact_bytes: 0,
+        prefix_caching: false,
         weight_bytes: 0,
     }));
     let state = AppState::new(engine, tokenizer, None, ServerConfig::default());

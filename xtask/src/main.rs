@@ -2,6 +2,7 @@
 
 mod bench;
 mod ci;
+mod kv;
 mod niah;
 mod parity;
 mod ppl;
@@ -31,6 +32,9 @@ enum Task {
     Ppl(subject::Subject),
     /// Find needles in haystacks, and compare with transformers' answers.
     Niah(niah::Options),
+    /// Measure what the codecs of the KV cache cost and keep, and write docs/kv-codecs.md; use
+    /// `cargo run --release -p xtask -- kv`.
+    Kv(kv::Options),
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
     Tidy,
     /// Run everything that must hold before a change goes in.
@@ -50,6 +54,7 @@ fn main() -> anyhow::Result<()> {
         Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
         Task::Bench(bench) => bench::run(&root(), &bench),
         Task::Ppl(subject) => ppl::run(&root(), &subject),
+        Task::Kv(options) => kv::run(&root(), &options),
         Task::Niah(options) => niah::run(&root(), &options),
         Task::Ci(options) => ci::run(&root(), &options),
         Task::Tidy => tidy::run(&root()),

@@ -63,7 +63,7 @@ fn check(dir: &Path) -> Result<(usize, f32)> {
 fn check_with(dir: &Path, activations: Activations) -> Result<(usize, f32)> {
     let expected = read(&dir.join("expected.safetensors"))?;
     let room = expected.prompt.len() + expected.greedy.len();
-    let mut runner = Runner::load(dir, "f32", room, activations)?;
+    let mut runner = Runner::load(dir, "f32", None, room, activations)?;
     let prompt = expected.prompt.as_slice();
 
     let whole = runner.step(&[Piece { seq: 0, start: 0, tokens: prompt }], false)?;

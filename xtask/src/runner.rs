@@ -3,11 +3,14 @@
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use taper_base::{SeqId, TokenId};
-use taper_kv_cache::{KvCache, KvConfig, SeqRange};
-use taper_kv_codecs::KvGeometry;
+use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange};
+use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::{Activations, Batch, LoadOptions, Model};
 use taper_tensor::ops;
 use taper_weights::Checkpoint;
+
+/// Sequences that a runner serves at a time.
+const SEQUENCES: usize = 64;
 
 /// A model and room for its sequences.
 #[derive(Debug)]
@@ -25,10 +28,12 @@ pub(crate) struct Piece<'a> {
 }
 
 impl Runner {
-    /// Loads a checkpoint, with a cache of `kv_dtype` for `tokens` tokens.
+    /// Loads a checkpoint, with a cache of `kv_dtype` for `tokens` tokens, beside which it keeps
+    /// `exact` ones.
     pub(crate) fn load(
         dir: &Path,
         kv_dtype: &str,
+        exact: Option<Exact>,
         tokens: usize,
         activations: Activations,
     ) -> Result<Self> {
@@ -45,7 +50,13 @@ impl Runner {
         // Partial blocks of several sequences need room too.
         let blocks = tokens.div_ceil(geometry.block_tokens) + 64;
         let codec = taper_kv_codecs::parse(kv_dtype)?;
-        let cache = KvCache::new(KvConfig { codec, layers: info.layers, geometry, blocks });
+        let tokens_of_cache = blocks * geometry.block_tokens;
+        let room =
+            |tokens| ExactRoom { tokens, sequences: SEQUENCES, step_tokens: tokens_of_cache };
+        let cache = KvCache::new(KvConfig {
+            exact: exact.map(room),
+            ..KvConfig::new(codec, info.layers, geometry, blocks)
+        });
         Ok(Self { model, cache })
     }
 

@@ -9,6 +9,7 @@ use std::{
 };
 use taper_base::TokenId;
 use taper_chat::{ChatTemplate, Message, Role, TemplateRequest, Tokenizer};
+use taper_kv_codecs::Exact;
 use taper_models::Activations;
 
 /// The model that Taper ships, which the fixtures were measured with.
@@ -43,7 +44,8 @@ impl Subject {
     pub(crate) fn runner(&self, root: &Path, tokens: usize) -> Result<Runner> {
         let exact = self.dtype == "float32";
         let activations = if exact { Activations::F32 } else { Activations::Int8 };
-        Runner::load(&self.dir(root), &self.kv_cache_dtype, tokens, activations)
+        let kept = Some(Exact::DEFAULT);
+        Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, activations)
     }
 
     /// What a table's numbers were computed with.

@@ -29,8 +29,12 @@ pub struct EngineInfo {
     pub kv_cache_dtype: String,
     /// Tokens that the KV cache can hold.
     pub kv_capacity_tokens: u64,
-    /// Bytes reserved for the KV cache.
+    /// Bytes reserved for the KV cache, `kv_exact_bytes` included.
     pub kv_capacity_bytes: u64,
+    /// Those for the tokens that stay exact beside a compressed cache.
+    pub kv_exact_bytes: u64,
+    /// Whether requests that begin alike share their KV blocks.
+    pub prefix_caching: bool,
     /// Bytes of weights in memory or mapped.
     pub weight_bytes: u64,
 }
@@ -44,8 +48,14 @@ pub struct EngineStats {
     pub waiting: u32,
     /// KV blocks in use, of `kv_blocks_total`.
     pub kv_blocks_used: u32,
+    /// KV blocks that nobody holds and whose contents may be used again; they count as free.
+    pub kv_blocks_idle: u32,
     /// KV blocks there are.
     pub kv_blocks_total: u32,
+    /// Bytes of the blocks in use and of the exact tokens beside them.
+    pub kv_used_bytes: u64,
+    /// Those of the exact tokens.
+    pub kv_exact_bytes: u64,
     /// Prompt tokens computed.
     pub prompt_tokens: u64,
     /// Tokens generated.

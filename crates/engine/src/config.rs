@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use taper_base::TokenId;
-use taper_kv_cache::KvConfig;
-use taper_kv_codecs::{KvCodec, KvGeometry};
+use taper_kv_cache::{ExactRoom, KvConfig};
+use taper_kv_codecs::{Exact, KvCodec, KvGeometry};
 use taper_models::ModelInfo;
 
 /// Settings of an engine.
@@ -19,6 +19,10 @@ pub struct EngineConfig {
     pub max_waiting: u32,
     /// How keys and values are stored.
     pub codec: Arc<dyn KvCodec>,
+    /// Which tokens stay exact beside a compressed cache.
+    pub exact: Option<Exact>,
+    /// Blocks of earlier requests are used again by those that begin with the same tokens.
+    pub prefix_caching: bool,
     /// Memory for the cache.
     pub kv_budget: KvBudget,
     /// The model's own end-of-sequence tokens.
@@ -59,6 +63,12 @@ pub enum EngineError {
         /// The model's positions.
         max: u64,
     },
+    /// Exact tokens that are no whole blocks.
+    #[error("--kv-sink-tokens and --kv-recent-tokens must be multiples of {block}, or both 0")]
+    Exact {
+        /// Tokens of a block.
+        block: usize,
+    },
     /// A limit of zero.
     #[error("{name} must be at least 1")]
     Zero {
@@ -94,24 +104,53 @@ impl EngineConfig {
             head_dim: model.head_dim,
             block_tokens: KvConfig::BLOCK_TOKENS,
         };
-        let codec = Arc::clone(&self.codec);
-        let mut kv = KvConfig { codec, layers: model.layers, geometry, blocks: 0 };
-        let (block, per_block) = (geometry.block_tokens as u64, kv.bytes_per_block().max(1));
-        let (blocks, budget_bytes) = match self.kv_budget {
-            KvBudget::Tokens(tokens) => {
-                (tokens.div_ceil(block), tokens.div_ceil(block) * per_block)
+        let mut kv = KvConfig::new(Arc::clone(&self.codec), model.layers, geometry, 0);
+        kv.prefix_caching = self.prefix_caching;
+        let compressed = self.codec.exact_block_bytes(geometry).is_some();
+        if let Some(Exact { sink_tokens, recent_tokens }) = self.exact {
+            let whole = |n: usize| n.is_multiple_of(geometry.block_tokens);
+            if recent_tokens == 0 || !whole(recent_tokens) || !whole(sink_tokens) {
+                return Err(EngineError::Exact { block: geometry.block_tokens });
             }
+        }
+        kv.exact = self.exact.filter(|_| compressed).map(|tokens| ExactRoom {
+            tokens,
+            sequences: self.max_num_seqs as usize,
+            step_tokens: (u64::from(self.max_num_batched_tokens).min(wanted)) as usize,
+        });
+        let block = geometry.block_tokens as u64;
+        kv.blocks = match self.kv_budget {
+            KvBudget::Tokens(tokens) => usize::try_from(tokens.div_ceil(block)),
             KvBudget::Bytes(bytes) => {
                 let full = u64::from(self.max_num_seqs) * wanted.div_ceil(block);
-                ((bytes / per_block).min(full), bytes)
+                usize::try_from(divide(&mut kv, bytes).min(full))
             }
-        };
-        let capacity = blocks * block;
+        }
+        .unwrap_or(usize::MAX);
+        let capacity = kv.blocks as u64 * block;
         if capacity == 0 || (self.max_model_len.is_some() && wanted > capacity) {
+            let budget_bytes = match self.kv_budget {
+                KvBudget::Bytes(bytes) => bytes,
+                KvBudget::Tokens(_) => kv.bytes(),
+            };
             return Err(EngineError::TooLong { wanted, capacity, budget_bytes });
         }
-        kv.blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
         let max_model_len = u32::try_from(wanted.min(capacity)).unwrap_or(u32::MAX);
         Ok((kv, max_model_len))
     }
+}
+
+/// Share of the budget that exact rows may take before fewer sequences run at a time.
+const EXACT_SHARE: u64 = 4;
+
+/// Divides a budget among blocks and the exact rows beside them; returns the number of blocks.
+fn divide(kv: &mut KvConfig, bytes: u64) -> u64 {
+    let (coded, exact) = (kv.bytes_per_block().max(1), kv.bytes_per_exact_block().max(1));
+    let size = kv.geometry.block_tokens;
+    let most = usize::try_from(bytes / EXACT_SHARE / exact).unwrap_or(usize::MAX);
+    kv.exact = kv.exact.map(|room| room.within(most, size));
+    let exact_blocks = kv.exact.map_or(0, |room| room.blocks(size) as u64);
+    // Where there are fewer blocks than that, each may have an exact one.
+    let each = bytes / (coded + exact);
+    if exact_blocks >= each { each } else { (bytes - exact_blocks * exact) / coded }
 }

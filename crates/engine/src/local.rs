@@ -17,7 +17,7 @@ use std::{
 };
 use taper_base::{
     Engine, EngineInfo, EngineStats, Event, EventSink, GenRequest, GenerationError, SeqId,
-    SubmitError,
+    SubmitError, TokenId,
 };
 use taper_kv_cache::KvCache;
 use taper_models::Model;
@@ -57,7 +57,9 @@ impl LocalEngine {
             eos_token_ids: config.eos_token_ids.clone(),
             kv_cache_dtype: kv.codec.name().to_owned(),
             kv_capacity_tokens: (kv.blocks * kv.geometry.block_tokens) as u64,
-            kv_capacity_bytes: kv.bytes_per_block() * kv.blocks as u64,
+            kv_capacity_bytes: kv.bytes(),
+            kv_exact_bytes: kv.bytes_per_exact_block() * kv.exact_blocks() as u64,
+            prefix_caching: kv.prefix_caching,
             weight_bytes: model.info().weight_bytes,
         };
         let stats = Arc::new(SharedStats::default());
@@ -273,7 +275,10 @@ impl Worker {
             let Some(sequence) = self.sequences.get_mut(&work.id) else { continue };
             add(&self.stats.prompt_tokens, sequence.prompt_tokens(work.start, work.end()));
             let (new_token, last) = match outcome {
-                Outcome::Continues => continue,
+                Outcome::Continues => {
+                    self.cache.publish(work.id, &sequence.tokens()[..work.end() as usize]);
+                    continue;
+                }
                 Outcome::PromptOnly => {
                     sequence.prompt_done();
                     (None, Some(Event::Finished(step::PROMPT_ONLY)))
@@ -286,6 +291,7 @@ impl Worker {
                     (Some(token), sequence.accept(choice).map(Event::Finished))
                 }
             };
+            self.cache.publish(work.id, &sequence.tokens()[..work.end() as usize]);
             outcomes.push(SeqOutcome { id: work.id, new_token, finished: last.is_some() });
             ended.extend(last.map(|event| (work.id, event)));
         }
@@ -296,7 +302,12 @@ impl Worker {
     fn update_gauges(&self) {
         set(&self.stats.running, self.scheduler.running());
         set(&self.stats.waiting, self.scheduler.waiting());
-        set(&self.stats.kv_blocks_used, self.cache.usage().used_blocks);
+        let usage = self.cache.usage();
+        set(&self.stats.kv_blocks_used, usage.used_blocks);
+        set(&self.stats.kv_blocks_idle, usage.idle_blocks);
+        let exact = usage.exact_blocks as u64 * usage.bytes_per_exact_block;
+        self.stats.kv_exact_bytes.store(exact, Ordering::Relaxed);
+        self.stats.kv_used_bytes.store(usage.used_bytes(), Ordering::Relaxed);
     }
 }
 
@@ -323,6 +334,14 @@ impl BlockPool for Pool<'_> {
 
     fn release(&mut self, id: SeqId) {
         self.0.release(id);
+    }
+
+    fn prefix_tokens(&self) -> u32 {
+        blocks(self.0.prefix_tokens())
+    }
+
+    fn adopt_prefix(&mut self, id: SeqId, tokens: &[TokenId]) -> u32 {
+        blocks(self.0.adopt(id, tokens))
     }
 }
 

@@ -1,10 +1,12 @@
 //! The paged KV cache: see the README below.
 #![doc = include_str!("../README.md")]
 
+mod blocks;
 mod cache;
 mod error;
+mod prefix;
 mod session;
 
-pub use cache::{KvCache, KvConfig, KvUsage};
+pub use cache::{ExactRoom, KvCache, KvConfig, KvUsage};
 pub use error::KvCacheError;
 pub use session::{KvSession, PagedSession, SeqRange};

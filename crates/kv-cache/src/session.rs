@@ -1,8 +1,8 @@
 //! One step's view of the cache.
 
 use crate::{KvCache, KvCacheError};
-use taper_base::{LayerId, SeqId};
-use taper_kv_codecs::{AttnBatch, AttnParams, SeqSpan};
+use taper_base::{BlockId, LayerId, SeqId};
+use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, SeqSpan};
 use taper_tensor::Tensor;
 
 /// What a model asks of the cache.
@@ -42,6 +42,10 @@ pub struct PagedSession<'a> {
     ranges: Vec<SeqRange>,
     /// Slot of each of the step's tokens.
     slots: Vec<usize>,
+    /// The exact block beside each block of each range.
+    exact: Vec<Vec<Option<BlockId>>>,
+    /// Exact slot of each of the step's tokens.
+    exact_slots: Vec<Option<usize>>,
 }
 
 impl<'a> PagedSession<'a> {
@@ -56,7 +60,27 @@ impl<'a> PagedSession<'a> {
             }
             slots.extend((range.start..end).map(|i| blocks[i / size].0 as usize * size + i % size));
         }
-        Ok(Self { cache, ranges: ranges.to_vec(), slots })
+        let mut session =
+            Self { cache, ranges: ranges.to_vec(), slots, exact: vec![], exact_slots: vec![] };
+        if session.cache.config.exact.is_some() {
+            session.place_exact()?;
+        }
+        Ok(session)
+    }
+
+    fn place_exact(&mut self) -> Result<(), KvCacheError> {
+        let size = self.cache.config.geometry.block_tokens;
+        for range in &self.ranges {
+            self.cache.place_exact(range)?;
+        }
+        for range in &self.ranges {
+            let blocks = self.cache.blocks(range.seq);
+            let exact: Vec<_> = blocks.iter().map(|&b| self.cache.blocks.exact(b)).collect();
+            let slot = |i: usize| exact[i / size].map(|b| b.0 as usize * size + i % size);
+            self.exact_slots.extend((range.start..range.start + range.len).map(slot));
+            self.exact.push(exact);
+        }
+        Ok(())
     }
 }
 
@@ -76,12 +100,20 @@ impl KvSession for PagedSession<'_> {
         let (codec, geometry) = (self.cache.config.codec.clone(), self.cache.config.geometry);
         let pages = &mut self.cache.pages[layer.index()];
         codec.encode(geometry, k, v, &self.slots, pages)?;
-        let span = |range: &SeqRange| SeqSpan {
+        if self.cache.config.exact.is_some() {
+            codec.encode_exact(geometry, k, v, &self.exact_slots, pages)?;
+        }
+        let room = self.cache.config.exact;
+        let exact = |i: usize| -> Option<ExactBlocks<'_>> {
+            Some(ExactBlocks { tokens: room?.tokens, blocks: self.exact.get(i)? })
+        };
+        let span = |(i, range): (usize, &SeqRange)| SeqSpan {
             q_len: range.len,
             kv_len: range.start + range.len,
             blocks: self.cache.blocks(range.seq),
+            exact: exact(i),
         };
-        let batch = AttnBatch { seqs: self.ranges.iter().map(span).collect() };
+        let batch = AttnBatch { seqs: self.ranges.iter().enumerate().map(span).collect() };
         let pages = &self.cache.pages[layer.index()];
         Ok(codec.attend(geometry, q, pages, &batch, params)?)
     }

@@ -1,6 +1,6 @@
 //! The codec seam.
 
-use crate::{AttnBatch, AttnParams, DenseCodec};
+use crate::{AttnBatch, AttnParams, DenseCodec, Exact, PagedCodec, Scheme};
 use std::{fmt, sync::Arc};
 use taper_tensor::{AlignedBytes, DType, Tensor, TensorError};
 
@@ -31,22 +31,37 @@ pub struct LayerPages {
     pub k: AlignedBytes,
     /// Values, block after block.
     pub v: AlignedBytes,
+    /// Keys of the exact blocks; empty without them.
+    pub exact_k: AlignedBytes,
+    /// Values of the exact blocks.
+    pub exact_v: AlignedBytes,
 }
 
 impl LayerPages {
     /// Room for `blocks` blocks. Memory is taken when a block is first written.
     #[must_use]
     pub fn zeroed(bytes: BlockBytes, blocks: usize) -> Self {
-        let side = |block: usize| AlignedBytes::zeroed(block.saturating_mul(blocks));
-        Self { k: side(bytes.k), v: side(bytes.v) }
+        let none = || AlignedBytes::zeroed(0);
+        let BlockBytes { k, v } = bytes;
+        Self { k: room(k, blocks), v: room(v, blocks), exact_k: none(), exact_v: none() }
     }
+
+    /// The same with room for exact blocks, of [`KvCodec::exact_block_bytes`].
+    #[must_use]
+    pub fn with_exact(self, bytes: BlockBytes, blocks: usize) -> Self {
+        Self { exact_k: room(bytes.k, blocks), exact_v: room(bytes.v, blocks), ..self }
+    }
+}
+
+fn room(block: usize, blocks: usize) -> AlignedBytes {
+    AlignedBytes::zeroed(block.saturating_mul(blocks))
 }
 
 /// Turns key and value rows into block bytes and attends over them.
 ///
 /// Laws, tested for every codec: `decode` after `encode` gives the row back within the codec's
 /// stated error, and `attend` equals `decode` followed by softmax attention within the rounding of
-/// its sums. A query row's result does not depend on the other rows of the batch.
+/// its sums, where what a sequence keeps exactly takes the place of what was decoded. A query row's result does not depend on the other rows of the batch.
 pub trait KvCodec: Send + Sync + fmt::Debug {
     /// As `--kv-cache-dtype` takes it.
     fn name(&self) -> &str;
@@ -69,6 +84,31 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         slots: &[usize],
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError>;
+
+    /// Bytes of an exact block of one layer; `None` when the codec's own rows are exact enough to
+    /// need none ([`Exact`]).
+    fn exact_block_bytes(&self, _geometry: KvGeometry) -> Option<BlockBytes> {
+        None
+    }
+
+    /// Writes those rows that have a slot among the exact blocks into it. Codecs without exact
+    /// blocks write nothing.
+    ///
+    /// # Shapes
+    /// `k`, `v`: `[t, kv_heads, head_dim]` f32; `slots`: `t` of them.
+    ///
+    /// # Errors
+    /// Another shape or type, or a slot outside the exact blocks.
+    fn encode_exact(
+        &self,
+        _geometry: KvGeometry,
+        _k: &Tensor,
+        _v: &Tensor,
+        _slots: &[Option<usize>],
+        _pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        Ok(())
+    }
 
     /// Reads rows back: the oracle for tests.
     ///
@@ -105,7 +145,7 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
 #[derive(Debug, thiserror::Error)]
 pub enum KvCodecError {
     /// No such codec.
-    #[error("unknown KV cache type {name:?}; there are: {}", NAMES.join(", "))]
+    #[error("unknown KV cache type {name:?}; there are: {}, {}", NAMES.join(", "), Scheme::NAMES.join(", "))]
     Unknown {
         /// What was asked for.
         name: String,
@@ -126,14 +166,30 @@ pub enum KvCodecError {
         /// Slots there are.
         slots: usize,
     },
+    /// Exact tokens that are no whole blocks.
+    #[error("{tokens:?} are not multiples of a block of {block} tokens")]
+    Exact {
+        /// What was asked for.
+        tokens: Exact,
+        /// Tokens of a block.
+        block: usize,
+    },
+    /// No rotation for rows of this length.
+    #[error("no Hadamard rotation is known for heads of {head_dim} elements")]
+    HeadDim {
+        /// Elements of a head.
+        head_dim: usize,
+    },
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }
 
+/// The uncompressed types; [`Scheme::NAMES`] has the others.
 const NAMES: [&str; 4] = ["auto", "f16", "bf16", "f32"];
 
-/// The codec of a name, as `--kv-cache-dtype` takes it. `auto` is `f16`.
+/// The codec of a name, as `--kv-cache-dtype` takes it. `auto` is `f16`; [`Scheme::parse`] has the
+/// grammar of the compressed ones.
 ///
 /// # Errors
 /// [`KvCodecError::Unknown`], listing the names.
@@ -142,7 +198,11 @@ pub fn parse(name: &str) -> Result<Arc<dyn KvCodec>, KvCodecError> {
         "auto" | "f16" | "float16" | "half" => DType::F16,
         "bf16" | "bfloat16" => DType::BF16,
         "f32" | "float32" | "float" => DType::F32,
-        _ => return Err(KvCodecError::Unknown { name: name.to_owned() }),
+        _ => {
+            let unknown = || KvCodecError::Unknown { name: name.to_owned() };
+            let scheme = Scheme::parse(name).ok_or_else(unknown)?;
+            return Ok(Arc::new(PagedCodec::new(name, scheme)));
+        }
     };
     Ok(Arc::new(DenseCodec::new(dtype)?))
 }
@@ -156,6 +216,7 @@ mod tests {
         assert_eq!(parse("auto").unwrap().name(), "f16");
         assert_eq!(parse("bfloat16").unwrap().name(), "bf16");
         assert_eq!(parse("f32").unwrap().name(), "f32");
+        assert_eq!(parse("turbo4v2").unwrap().name(), "turbo4v2");
         let message = parse("f17").unwrap_err().to_string();
         assert!(message.contains("f17") && message.contains("bf16"), "{message}");
     }

@@ -7,7 +7,7 @@
 
 use crate::{
     AttnBatch, AttnParams, BlockBytes, BlockReader, KvCodec, KvCodecError, KvGeometry, LayerPages,
-    attend_blocks,
+    attend_blocks, drive,
 };
 use half::{bf16, f16};
 use taper_base::BlockId;
@@ -242,12 +242,7 @@ impl KvCodec for DenseCodec {
         batch: &AttnBatch<'_>,
         params: &AttnParams,
     ) -> Result<Tensor, KvCodecError> {
-        let blocks = pages.k.len() / self.side_bytes(geometry);
-        let all = batch.seqs.iter().flat_map(|s| s.blocks);
-        if let Some(bad) = all.map(|b| b.0 as usize).find(|&b| b >= blocks) {
-            let size = geometry.block_tokens;
-            return Err(KvCodecError::Slot { slot: bad * size, slots: blocks * size });
-        }
+        drive::check_blocks(geometry, batch, pages.k.len() / self.side_bytes(geometry))?;
         let reader = Reader { codec: *self, geometry, pages };
         attend_blocks(geometry, q, &reader, batch, params)
     }

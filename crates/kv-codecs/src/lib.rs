@@ -2,9 +2,34 @@
 #![doc = include_str!("../README.md")]
 
 mod attend;
+mod codebook;
 mod codec;
 mod dense;
+mod drive;
+mod exact;
+mod fused;
+mod paged;
+mod plain;
+mod polar;
+mod qjl;
+mod rotation;
+mod scheme;
+mod side;
+mod special;
+mod tables;
+mod taper;
+mod tiles;
+mod trellis;
+mod turbo;
 
 pub use attend::{AttnBatch, AttnParams, BlockReader, SeqSpan, attend_blocks};
+pub use codebook::Codebook;
 pub use codec::{BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, parse};
 pub use dense::DenseCodec;
+pub use exact::{Exact, ExactBlocks};
+pub use paged::PagedCodec;
+pub use polar::{Coded, Polar, SCALE_SEARCH, SEED, Scale};
+pub use qjl::{Prod, Sketch, Sketched};
+pub use rotation::Rotation;
+pub use scheme::{Scheme, SideFormat};
+pub use trellis::{STATE_BITS, TrellisCode, Walk};

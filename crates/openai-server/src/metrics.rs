@@ -159,6 +159,14 @@ impl Metrics {
         one("taper:engine_steps_total", c, "Model steps.", stats.steps as f64)?;
         let n = info.kv_capacity_bytes as f64;
         one("taper:kv_cache_capacity_bytes", g, "Bytes reserved for the KV cache.", n)?;
+        let n = info.kv_exact_bytes as f64;
+        one("taper:kv_cache_exact_capacity_bytes", g, "Those for exact tokens.", n)?;
+        let n = stats.kv_used_bytes as f64;
+        one("taper:kv_cache_used_bytes", g, "Bytes of the KV cache in use.", n)?;
+        let n = stats.kv_exact_bytes as f64;
+        one("taper:kv_cache_exact_used_bytes", g, "Those of exact tokens.", n)?;
+        let n = f64::from(stats.kv_blocks_idle);
+        one("taper:kv_cache_idle_blocks", g, "Free KV blocks whose contents may be reused.", n)?;
         let n = info.weight_bytes as f64;
         one("taper:weight_bytes", g, "Bytes of weights in memory or mapped.", n)?;
 
@@ -180,9 +188,10 @@ impl Metrics {
         let blocks = u64::from(stats.kv_blocks_total);
         let block = info.kv_capacity_tokens.checked_div(blocks).unwrap_or(0);
         let dtype = escaped(&info.kv_cache_dtype);
+        let prefix = if info.prefix_caching { "True" } else { "False" };
         writeln!(
             out,
-            "{name}{{{label},block_size=\"{block}\",cache_dtype=\"{dtype}\",num_gpu_blocks=\"{blocks}\"}} 1"
+            "{name}{{{label},block_size=\"{block}\",cache_dtype=\"{dtype}\",enable_prefix_caching=\"{prefix}\",num_gpu_blocks=\"{blocks}\"}} 1"
         )?;
 
         let histograms = [

@@ -27,6 +27,10 @@ pub trait BlockPool {
     fn grow(&mut self, id: SeqId, tokens: u32) -> Result<(), NoRoom>;
     /// Gives back whatever the sequence holds, which may be nothing.
     fn release(&mut self, id: SeqId);
+    /// Tokens of which prefixes are reused a multiple; 0 when there is no reuse.
+    fn prefix_tokens(&self) -> u32 {
+        0
+    }
     /// Gives a sequence that holds nothing the blocks whose contents are already those of its
     /// leading tokens, and returns how many tokens that is. The default finds none.
     fn adopt_prefix(&mut self, id: SeqId, tokens: &[TokenId]) -> u32 {

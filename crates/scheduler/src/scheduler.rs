@@ -262,6 +262,10 @@ impl Scheduler {
     ) {
         while self.running.len() < self.config.max_num_seqs as usize && budget.tokens > 0 {
             let Some(mut seq) = self.waiting.pop_front() else { break };
+            if self.prefix_is_coming(&seq, pool) {
+                self.waiting.push_front(seq);
+                break;
+            }
             let Some((cached, work)) = self.try_start(&mut seq, pool, budget) else {
                 self.waiting.push_front(seq);
                 break;
@@ -272,6 +276,21 @@ impl Scheduler {
             plan.admitted.push(Admitted { id: seq.id, cached_tokens: cached, resumed });
             self.running.push(seq);
         }
+    }
+
+    /// A running prompt begins like this one and computes what both have in common: it is waited
+    /// for, not computed twice. Prompts make progress in every step, so nobody waits for ever.
+    fn prefix_is_coming(&self, seq: &Seq, pool: &dyn BlockPool) -> bool {
+        let unit = pool.prefix_tokens() as usize;
+        if unit == 0 || seq.all_logits {
+            return false;
+        }
+        self.running.iter().any(|other| {
+            let common = other.tokens.iter().zip(&seq.tokens).take_while(|(a, b)| a == b).count();
+            // The last token of a sequence is never taken from the cache.
+            let common = common.min(seq.tokens.len() - 1) / unit * unit;
+            common > other.computed as usize
+        })
     }
 
     /// Reserves the blocks of the whole prefill and plans its first chunk, or changes nothing.

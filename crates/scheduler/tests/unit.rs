@@ -252,3 +252,59 @@ fn an_adopted_prefix_is_not_computed_but_its_last_token_is() {
     step(&mut s, &mut pool);
     assert_eq!((s.waiting(), pool.0.held(SeqId(2))), (1, 0));
 }
+
+/// A pool that says prefixes are reused by the block, and finds none.
+#[derive(Debug)]
+struct Forgetful(CountingPool);
+
+impl BlockPool for Forgetful {
+    fn total(&self) -> u32 {
+        self.0.total()
+    }
+    fn free(&self) -> u32 {
+        self.0.free()
+    }
+    fn block_tokens(&self) -> u32 {
+        self.0.block_tokens()
+    }
+    fn grow(&mut self, id: SeqId, tokens: u32) -> Result<(), NoRoom> {
+        self.0.grow(id, tokens)
+    }
+    fn release(&mut self, id: SeqId) {
+        self.0.release(id);
+    }
+    fn prefix_tokens(&self) -> u32 {
+        self.0.block_tokens()
+    }
+}
+
+#[test]
+fn a_prompt_waits_for_the_common_part_of_one_that_is_being_computed() {
+    let mut pool = Forgetful(CountingPool::new(100, 4));
+    let mut s = Scheduler::new(config(8, 4));
+    // Sequence 1 begins with the first 10 tokens of sequence 0: two blocks of them count.
+    s.admit(request(0, 20, 2), &pool).unwrap();
+    s.admit(
+        Admission {
+            prompt: [&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], &[99; 9][..]].concat(),
+            ..request(1, 1, 2)
+        },
+        &pool,
+    )
+    .unwrap();
+    // What comes after it waits too: nobody is overtaken.
+    s.admit(Admission { prompt: vec![77; 3], ..request(2, 1, 2) }, &pool).unwrap();
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 0, 8, false)]);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 8, 8, false)]);
+    // Both blocks are computed; the third step has room for it.
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 16, 4, true), (1, 0, 4, false)]);
+}
+
+#[test]
+fn a_prompt_whose_logits_are_all_wanted_waits_for_nobody() {
+    let mut pool = Forgetful(CountingPool::new(100, 4));
+    let mut s = Scheduler::new(config(12, 4));
+    s.admit(request(0, 8, 2), &pool).unwrap();
+    s.admit(Admission { all_logits: true, ..request(1, 8, 2) }, &pool).unwrap();
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 0, 8, true), (1, 0, 4, false)]);
+}

@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use std::{net::IpAddr, path::PathBuf};
 use taper_chat::{ReasoningFormat, ToolFormat};
+use taper_kv_codecs::Exact;
 use taper_models::Activations;
 
 const EXAMPLES: &str = "\
@@ -54,9 +55,23 @@ pub(crate) struct EngineArgs {
     /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
     pub(crate) dtype: String,
-    /// How keys and values are stored: auto (f16), f16, bf16 or f32.
+    /// How keys and values are stored: auto (f16), f16, bf16, f32, affine8, affine4, turbo2 to
+    /// turbo5, taper2 to taper4, or keys and values apart as in turbo4v2.
     #[arg(long, default_value = "auto", value_name = "TYPE")]
     pub(crate) kv_cache_dtype: String,
+    /// First tokens of a sequence that a compressed KV cache keeps as f16 too.
+    #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS")]
+    pub(crate) kv_sink_tokens: usize,
+    /// Recent tokens that a compressed KV cache keeps as f16 too: a token reads exactly from the
+    /// last multiple of so many on. 0, with no sinks either, reads all tokens from their codes.
+    #[arg(long, default_value_t = Exact::DEFAULT.recent_tokens, value_name = "TOKENS")]
+    pub(crate) kv_recent_tokens: usize,
+    /// Let requests that begin alike share keys and values. On by default.
+    #[arg(long, overrides_with = "no_enable_prefix_caching")]
+    pub(crate) enable_prefix_caching: bool,
+    /// Compute every prompt from its first token.
+    #[arg(long)]
+    pub(crate) no_enable_prefix_caching: bool,
     /// Share of the free memory that weights and KV cache may take.
     #[arg(long, default_value_t = 0.6, value_name = "FRACTION")]
     pub(crate) gpu_memory_utilization: f64,
@@ -218,6 +233,16 @@ impl EngineArgs {
             "float32" => Activations::F32,
             _ => Activations::Int8,
         }
+    }
+
+    /// What a compressed cache keeps exactly.
+    pub(crate) fn exact(&self) -> Option<Exact> {
+        let (sink_tokens, recent_tokens) = (self.kv_sink_tokens, self.kv_recent_tokens);
+        (sink_tokens + recent_tokens > 0).then_some(Exact { sink_tokens, recent_tokens })
+    }
+
+    pub(crate) fn prefix_caching(&self) -> bool {
+        !self.no_enable_prefix_caching
     }
 
     pub(crate) fn template(&self) -> TemplateChoice {

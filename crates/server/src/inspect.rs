@@ -8,8 +8,12 @@ use crate::{
 use anyhow::Result;
 use std::collections::BTreeMap;
 use taper_engine::{EngineConfig, KvBudget};
+use taper_kv_codecs::Exact;
 use taper_models::{LoadOptions, ModelInfo};
 use taper_weights::Checkpoint;
+
+/// Tokens of a step, as `taper serve` has them.
+const STEP_TOKENS: u32 = 512;
 
 pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
     let source = ModelSource::find(args.model.as_deref())?;
@@ -44,14 +48,16 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
     let config = EngineConfig {
         max_model_len: None,
         max_num_seqs: 1,
-        max_num_batched_tokens: 1,
+        max_num_batched_tokens: STEP_TOKENS,
         max_waiting: 1,
         codec,
+        exact: Some(Exact::DEFAULT),
+        prefix_caching: true,
         kv_budget: KvBudget::Tokens(1),
         eos_token_ids: Vec::new(),
     };
     println!("\n  memory with a KV cache of {name}; {} are free", human(free));
-    println!("  {:>10} {:>12} {:>12}", "context", "KV cache", "total");
+    println!("  {:>10} {:>12} {:>12} {:>12}", "context", "KV cache", "exact", "total");
     let max = info.max_positions as u64;
     let mut lengths = args.context.clone();
     if lengths.is_empty() {
@@ -61,14 +67,15 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
     for tokens in lengths {
         let sized = EngineConfig { kv_budget: KvBudget::Tokens(tokens), ..config.clone() };
         let (kv, _) = sized.plan(info)?;
-        let bytes = kv.bytes_per_block() * kv.blocks as u64;
-        let total = bytes + info.weight_bytes;
+        let (coded, all) = (kv.bytes_per_block() * kv.blocks as u64, kv.bytes());
+        let (total, exact) = (all + info.weight_bytes, all - coded);
         let verdict = match () {
             () if tokens > max => "  longer than the model's context",
             () if total > free => "  does not fit",
             () => "  fits",
         };
-        println!("  {tokens:>10} {:>12} {:>12}{verdict}", human(bytes), human(total));
+        let [coded, exact, total] = [coded, exact, total].map(human);
+        println!("  {tokens:>10} {coded:>12} {exact:>12} {total:>12}{verdict}");
     }
     Ok(())
 }

@@ -183,6 +183,8 @@ impl RunningModel {
             max_num_batched_tokens: args.max_num_batched_tokens,
             max_waiting,
             codec: taper_kv_codecs::parse(&args.kv_cache_dtype)?,
+            exact: args.exact(),
+            prefix_caching: args.prefix_caching(),
             kv_budget: kv_budget(args, free, &*model)?,
             eos_token_ids: generation.eos_token_ids(weights.config())?,
         };

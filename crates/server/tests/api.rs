@@ -126,6 +126,36 @@ fn a_tool_is_called_and_its_result_used() {
     assert!(joined(&chunks, "content").trim().is_empty(), "the call is not text too");
 }
 
+/// SwiftLM's regression sequence for its prompt cache, over every kind of cache.
+#[test]
+fn big_small_big_big_answers_alike_and_counts_what_it_reused() {
+    for (cache, unit) in [("auto", 32), ("taper4", 256)] {
+        let server = Server::start(&["--kv-cache-dtype", cache]);
+        let off = Server::start(&["--kv-cache-dtype", cache, "--no-enable-prefix-caching"]);
+        let big = "apple ".repeat(700);
+        let ask = |server: &Server, text: &str| {
+            server.chat(text, json!({ "max_tokens": 30, "temperature": 0 }))
+        };
+        let cached = |answer: &Value| {
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+        };
+        let mut hits = 0;
+        for (i, text) in [&big, "What is today?", &big, &big].into_iter().enumerate() {
+            let (got, want) = (ask(&server, text), ask(&off, text));
+            assert_eq!(content(&got), content(&want), "{cache}, request {}", i + 1);
+            assert_eq!(cached(&want), 0);
+            let prompt = got["usage"]["prompt_tokens"].as_u64().unwrap();
+            let reused = if i < 2 { 0 } else { (prompt - 1) / unit * unit };
+            assert_eq!(cached(&got), reused, "{cache}, request {} of {prompt} tokens", i + 1);
+            hits += reused;
+        }
+        assert_eq!(server.metric("vllm:prefix_cache_hits_total"), hits as f64);
+        assert_eq!(off.metric("vllm:prefix_cache_hits_total"), 0.0);
+        let exact = server.metric("taper:kv_cache_exact_capacity_bytes");
+        assert_eq!(exact > 0.0, cache != "auto");
+    }
+}
+
 #[test]
 fn a_seed_is_honoured() {
     let server = Server::shared();

@@ -8,6 +8,7 @@ mod llama_cpp;
 mod machine;
 mod own;
 mod peer;
+mod prefix;
 mod python;
 mod report;
 mod shape;
@@ -34,6 +35,8 @@ use std::{
 pub(crate) enum Bench {
     /// Prefill and decode on this CPU: of a checkpoint, or beside another engine.
     Cpu(CpuArgs),
+    /// Time to the first token of prompts that begin like an earlier one.
+    Prefix(prefix::PrefixArgs),
     /// One cell, as JSON: what `bench cpu --against` starts.
     #[command(hide = true, name = taper::CELL_COMMAND)]
     CpuCell(CellArgs),
@@ -95,6 +98,7 @@ pub(crate) struct CellArgs {
 
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
     match bench {
+        Bench::Prefix(args) => prefix::run(args),
         Bench::Cpu(args) => match (&args.model, args.against) {
             (Some(model), None) => alone(model, args),
             (_, Some(peer)) => compare(root, peer, args),

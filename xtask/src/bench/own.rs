@@ -4,6 +4,7 @@ use super::cell::Work;
 use crate::runner::{Piece, Runner};
 use anyhow::{Result, bail};
 use std::{path::Path, time::Instant};
+use taper_kv_codecs::Exact;
 use taper_models::Activations;
 
 /// How it is measured.
@@ -47,7 +48,7 @@ impl OwnArgs {
         };
         let tokens = works.iter().map(room).max().unwrap_or(0);
         let activations = if self.float32 { Activations::F32 } else { Activations::Int8 };
-        Runner::load(dir, &self.kv_cache_dtype, tokens, activations)
+        Runner::load(dir, &self.kv_cache_dtype, Some(Exact::DEFAULT), tokens, activations)
     }
 
     /// Tokens a second, once a sample, after a run that warms up.

@@ -56,6 +56,8 @@ pub(crate) fn config() -> EngineConfig {
         max_num_batched_tokens: 256,
         max_waiting: 256,
         codec: taper_kv_codecs::parse("f32").unwrap(),
+        exact: None,
+        prefix_caching: true,
         kv_budget: KvBudget::Tokens(16_384),
         eos_token_ids: vec![EOS],
     }
@@ -176,6 +178,7 @@ pub(crate) fn greedy(prompt: &[TokenId], max_tokens: u32) -> GenRequest {
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) started: bool,
+    pub(crate) cached: u32,
     pub(crate) prompt: Option<Vec<Option<TokenLogprobs>>>,
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) logprobs: Vec<TokenLogprobs>,
@@ -189,7 +192,10 @@ pub(crate) fn collect(events: Events) -> Answer {
     for event in events {
         assert!(answer.finish.is_none() && answer.error.is_none(), "{event:?} after the end");
         match event {
-            Event::Started { .. } => assert!(!std::mem::replace(&mut answer.started, true)),
+            Event::Started { cached_tokens } => {
+                assert!(!std::mem::replace(&mut answer.started, true));
+                answer.cached = cached_tokens;
+            }
             Event::Prompt(entries) => {
                 assert!(answer.started && answer.tokens.is_empty());
                 assert!(answer.prompt.replace(entries).is_none());

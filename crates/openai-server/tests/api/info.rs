@@ -82,11 +82,15 @@ async fn metrics_have_the_names_of_vllm() {
         format!("vllm:generation_tokens_total{{{label}}} 202"),
         format!("vllm:prefix_cache_queries_total{{{label}}} {}", 3 * prompt),
         format!("vllm:prefix_cache_hits_total{{{label}}} 15"),
+        format!("taper:kv_cache_exact_capacity_bytes{{{label}}} 96"),
+        format!("taper:kv_cache_used_bytes{{{label}}} 1100"),
+        format!("taper:kv_cache_exact_used_bytes{{{label}}} 100"),
+        format!("taper:kv_cache_idle_blocks{{{label}}} 3"),
         format!("vllm:request_success_total{{{label},finished_reason=\"stop\"}} 2"),
         format!("vllm:request_success_total{{{label},finished_reason=\"length\"}} 1"),
         format!("vllm:request_success_total{{{label},finished_reason=\"abort\"}} 0"),
         format!(
-            "vllm:cache_config_info{{{label},block_size=\"16\",cache_dtype=\"f16\",num_gpu_blocks=\"20\"}} 1"
+            "vllm:cache_config_info{{{label},block_size=\"16\",cache_dtype=\"f16\",enable_prefix_caching=\"True\",num_gpu_blocks=\"20\"}} 1"
         ),
         format!("vllm:time_to_first_token_seconds_count{{{label}}} 3"),
         format!("vllm:inter_token_latency_seconds_count{{{label}}} 11"),

@@ -57,6 +57,12 @@ impl Attended {
         self.max.len()
     }
 
+    /// Elements of a value.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.d
+    }
+
     /// Adds what the same rows saw elsewhere.
     ///
     /// # Panics
@@ -78,6 +84,58 @@ impl Attended {
             // SAFETY: both have `d` elements.
             unsafe { kernels::blend(level, acc.as_mut_ptr(), a, add.as_ptr(), b, self.d) };
         }
+    }
+
+    /// Turns the scores of a row's next keys into weights relative to its new maximum, and brings
+    /// what it has seen to that maximum. Scores outside `seen` become 0; a row that sees nothing
+    /// stays as it is. The values under the weights are the caller's to add.
+    ///
+    /// # Panics
+    /// When `seen` is not inside `scores`.
+    pub fn soften(
+        &mut self,
+        row: usize,
+        scores: &mut [f32],
+        seen: Range<usize>,
+        soft_cap: Option<f32>,
+    ) {
+        self.soften_at(Level::detect(), row, scores, seen, soft_cap);
+    }
+
+    fn soften_at(
+        &mut self,
+        level: Level,
+        row: usize,
+        scores: &mut [f32],
+        seen: Range<usize>,
+        soft_cap: Option<f32>,
+    ) {
+        scores[..seen.start].fill(0.0);
+        scores[seen.end..].fill(0.0);
+        let live = &mut scores[seen];
+        if live.is_empty() {
+            return;
+        }
+        // SAFETY: each call works inside its slice, which is not empty.
+        unsafe {
+            if let Some(cap) = soft_cap {
+                kernels::soft_cap(level, live.as_mut_ptr(), live.len(), cap);
+            }
+            let max = self.max[row].max(kernels::row_max(level, live.as_ptr(), live.len()));
+            let shrink = (self.max[row] - max).exp();
+            let sum = kernels::exp_shift(level, live.as_mut_ptr(), live.len(), max);
+            self.sum[row] = self.sum[row] * shrink + sum;
+            if shrink != 1.0 {
+                let acc = &mut self.acc[row * self.d..][..self.d];
+                kernels::scale(level, acc.as_mut_ptr(), acc.len(), shrink);
+            }
+            self.max[row] = max;
+        }
+    }
+
+    /// Weighted sums of the values, `[rows, d]`, relative to each row's maximum.
+    pub fn sums(&mut self) -> &mut [f32] {
+        &mut self.acc
     }
 
     /// Adds `logit` to a row's softmax as a key without a value (an attention sink).
@@ -164,7 +222,8 @@ impl FlashTile {
             first += tokens(v);
         }
         for row in 0..rows {
-            self.soften(level, row, n, visible(row));
+            let scores = &mut self.scores[row * n..][..n];
+            self.state.soften_at(level, row, scores, visible(row), self.soft_cap);
         }
         let mut first = 0;
         for (i, (_, v)) in pages.iter().enumerate() {
@@ -174,32 +233,6 @@ impl FlashTile {
             let acc = RowsMut { ptr: self.state.acc.as_mut_ptr(), stride: d };
             add_weighted(level, p, v, n_page, after(i).map(|(_, v)| v), acc);
             first += n_page;
-        }
-    }
-
-    /// Turns a row of scores into weights relative to the row's new maximum.
-    fn soften(&mut self, level: Level, row: usize, n: usize, seen: Range<usize>) {
-        let scores = &mut self.scores[row * n..][..n];
-        scores[..seen.start].fill(0.0);
-        scores[seen.end..].fill(0.0);
-        let live = &mut scores[seen];
-        if live.is_empty() {
-            return;
-        }
-        let state = &mut self.state;
-        // SAFETY: each call works inside its slice, which is not empty.
-        unsafe {
-            if let Some(cap) = self.soft_cap {
-                kernels::soft_cap(level, live.as_mut_ptr(), live.len(), cap);
-            }
-            let max = state.max[row].max(kernels::row_max(level, live.as_ptr(), live.len()));
-            let shrink = (state.max[row] - max).exp();
-            let sum = kernels::exp_shift(level, live.as_mut_ptr(), live.len(), max);
-            state.sum[row] = state.sum[row] * shrink + sum;
-            if shrink != 1.0 {
-                kernels::scale(level, state.acc[row * state.d..].as_mut_ptr(), state.d, shrink);
-            }
-            state.max[row] = max;
         }
     }
 }

@@ -1,0 +1,117 @@
+//! Requests that begin alike share keys and values, and answer as if they did not.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
+mod common;
+
+use common::{Numbers, ask, collect, config, greedy, settled, submit, tiny, wait_for};
+use taper_base::{Engine, GenRequest};
+use taper_engine::{EngineConfig, KvBudget};
+use taper_kv_codecs::Exact;
+
+const VOCAB: u32 = 320;
+/// Exact, compressed without and with exact tokens.
+const CACHES: [(&str, Option<Exact>); 4] = [
+    ("f32", None),
+    ("f16", None),
+    ("turbo3", Some(Exact { sink_tokens: 32, recent_tokens: 64 })),
+    ("taper3", Some(Exact { sink_tokens: 0, recent_tokens: 32 })),
+];
+
+fn with(name: &str, exact: Option<Exact>) -> EngineConfig {
+    EngineConfig { codec: taper_kv_codecs::parse(name).unwrap(), exact, ..config() }
+}
+
+/// Big, small, big, big: SwiftLM's regression sequence, and one that branches off.
+fn sequence() -> Vec<GenRequest> {
+    let mut numbers = Numbers(3);
+    let (big, small) = (numbers.prompt(200, VOCAB), numbers.prompt(20, VOCAB));
+    let branch = [&big[..150], &small[..]].concat();
+    [&big, &small, &big, &big, &branch].map(|prompt| greedy(prompt, 40)).to_vec()
+}
+
+#[test]
+fn big_small_big_big_says_the_same_with_reuse_and_without() {
+    for (name, exact) in CACHES {
+        let plain = tiny(&EngineConfig { prefix_caching: false, ..with(name, exact) });
+        let engine = tiny(&with(name, exact));
+        let unit = exact.map_or(32, |e| e.recent_tokens as u32);
+        let cached = [0, 0, 199 / unit * unit, 199 / unit * unit, 150 / unit * unit];
+        for (request, cached) in sequence().into_iter().zip(cached) {
+            let (want, got) = (ask(&plain, request.clone()), ask(&engine, request));
+            assert_eq!(got.tokens, want.tokens, "{name}");
+            assert_eq!((want.cached, got.cached), (0, cached), "{name}");
+        }
+        let computed = engine.stats().prompt_tokens;
+        let whole = plain.stats().prompt_tokens;
+        assert_eq!(whole - computed, u64::from(cached.iter().sum::<u32>()), "{name}");
+        settled(&engine);
+    }
+}
+
+#[test]
+fn a_compressed_cache_says_the_same_however_prompts_are_cut() {
+    for (name, exact) in CACHES {
+        let one = |chunk| {
+            let engine = tiny(&EngineConfig {
+                max_num_batched_tokens: chunk,
+                max_num_seqs: 4,
+                prefix_caching: false,
+                ..with(name, exact)
+            });
+            sequence().into_iter().map(|r| ask(&engine, r).tokens).collect::<Vec<_>>()
+        };
+        let whole = one(256);
+        assert_eq!(one(37), whole, "{name}");
+        assert_eq!(one(4), whole, "{name}");
+    }
+}
+
+#[test]
+fn a_crowd_under_pressure_says_what_each_says_alone() {
+    for (name, exact) in CACHES {
+        let mut numbers = Numbers(5);
+        let stem = numbers.prompt(130, VOCAB);
+        let requests: Vec<_> = (0..12)
+            .map(|i| {
+                let own = numbers.prompt(30, VOCAB);
+                greedy(&[&stem[..10 * i + 20], &own[..]].concat(), 60)
+            })
+            .collect();
+        let roomy = tiny(&EngineConfig { prefix_caching: false, ..with(name, exact) });
+        let alone: Vec<_> = requests.iter().map(|r| ask(&roomy, r.clone()).tokens).collect();
+        let tight = tiny(&EngineConfig {
+            kv_budget: KvBudget::Tokens(480),
+            max_num_batched_tokens: 64,
+            ..with(name, exact)
+        });
+        let open: Vec<_> = requests.iter().map(|r| submit(&tight, r.clone())).collect();
+        let crowd: Vec<_> = open.into_iter().map(|events| collect(events).tokens).collect();
+        assert_eq!(crowd, alone, "{name}");
+        assert!(tight.stats().preemptions > 0, "{name}: the cache was meant to be too small");
+        settled(&tight);
+    }
+}
+
+#[test]
+fn choices_of_one_prompt_compute_it_once() {
+    let engine = tiny(&config());
+    let prompt = Numbers(9).prompt(100, VOCAB);
+    let open: Vec<_> = (0..4).map(|_| submit(&engine, greedy(&prompt, 8))).collect();
+    let answers: Vec<_> = open.into_iter().map(collect).collect();
+    assert!(answers.windows(2).all(|w| w[0].tokens == w[1].tokens));
+    assert_eq!(answers.iter().map(|a| a.cached).collect::<Vec<_>>(), [0, 96, 96, 96]);
+    assert_eq!(engine.stats().prompt_tokens, 100 + 3 * 4);
+}
+
+#[test]
+fn idle_blocks_and_their_bytes_are_reported() {
+    let exact = Exact { sink_tokens: 32, recent_tokens: 64 };
+    let engine = tiny(&with("turbo4", Some(exact)));
+    ask(&engine, greedy(&Numbers(1).prompt(100, VOCAB), 5));
+    wait_for(&engine, "idle blocks", |s| s.kv_blocks_idle == 3 && s.kv_blocks_used == 0);
+    let (info, stats) = (engine.info(), engine.stats());
+    assert_eq!(stats.kv_used_bytes, stats.kv_exact_bytes, "the exact rows of a sink");
+    assert!(stats.kv_exact_bytes > 0 && stats.kv_exact_bytes < info.kv_exact_bytes);
+    assert!(info.kv_exact_bytes < info.kv_capacity_bytes);
+}

@@ -1,0 +1,94 @@
+//! Which blocks hold which tokens, so that a prompt that begins like an earlier one finds them.
+//!
+//! A full block whose rows are computed can be *published*: its name is its tokens and the name of
+//! the block before it (the chain of vLLM's prefix caching, with the tokens themselves in place of
+//! their hash: two prompts never meet by accident). A published block that no sequence holds is
+//! *idle*: it stays until its room is needed, the longest unused first.
+
+use std::collections::{BTreeMap, HashMap};
+use taper_base::{BlockId, TokenId};
+
+/// Names a block's contents and all before it; never given twice.
+pub(crate) type Node = u64;
+
+/// What stands before a sequence's first block.
+pub(crate) const ROOT: Node = 0;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Name {
+    before: Node,
+    tokens: Box<[TokenId]>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct PrefixIndex {
+    blocks: HashMap<Name, (Node, BlockId)>,
+    names: HashMap<BlockId, Name>,
+    last: Node,
+    /// Idle blocks by when they were last held.
+    idle: BTreeMap<u64, BlockId>,
+    since: HashMap<BlockId, u64>,
+    clock: u64,
+}
+
+impl PrefixIndex {
+    /// The blocks of the longest known chain of whole blocks that `tokens` begin with.
+    pub(crate) fn find(&self, tokens: &[TokenId], block_tokens: usize) -> Vec<(Node, BlockId)> {
+        let mut chain = Vec::new();
+        let mut before = ROOT;
+        for tokens in tokens.chunks_exact(block_tokens) {
+            let Some(&found) = self.blocks.get(&Name { before, tokens: tokens.into() }) else {
+                break;
+            };
+            chain.push(found);
+            before = found.0;
+        }
+        chain
+    }
+
+    /// Makes a block known; of two with the same contents the first stays. Returns the contents'
+    /// node.
+    pub(crate) fn publish(&mut self, block: BlockId, before: Node, tokens: &[TokenId]) -> Node {
+        let name = Name { before, tokens: tokens.into() };
+        if let Some(&(node, _)) = self.blocks.get(&name) {
+            return node;
+        }
+        self.last += 1;
+        self.blocks.insert(name.clone(), (self.last, block));
+        self.names.insert(block, name);
+        self.last
+    }
+
+    pub(crate) fn is_published(&self, block: BlockId) -> bool {
+        self.names.contains_key(&block)
+    }
+
+    /// A published block is held by nobody any more.
+    pub(crate) fn rest(&mut self, block: BlockId) {
+        self.clock += 1;
+        self.idle.insert(self.clock, block);
+        self.since.insert(block, self.clock);
+    }
+
+    /// A block is held again.
+    pub(crate) fn wake(&mut self, block: BlockId) {
+        if let Some(since) = self.since.remove(&block) {
+            self.idle.remove(&since);
+        }
+    }
+
+    /// Blocks that nobody holds.
+    pub(crate) fn idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// Forgets the idle block that was held longest ago, of those that fit.
+    pub(crate) fn evict(&mut self, fits: impl Fn(BlockId) -> bool) -> Option<BlockId> {
+        let block = self.idle.values().copied().find(|&block| fits(block))?;
+        self.wake(block);
+        if let Some(name) = self.names.remove(&block) {
+            self.blocks.remove(&name);
+        }
+        Some(block)
+    }
+}

@@ -1,0 +1,68 @@
+//! `cargo bench -p taper-kv-codecs`: one token's attention over 1024 tokens of one KV head in the
+//! second-level cache, in keys a second, for 1, 4 and 8 query heads.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use taper_base::BlockId;
+use taper_kv_codecs::{
+    AttnBatch, AttnParams, KvCodecError, KvGeometry, LayerPages, SeqSpan, parse,
+};
+use taper_tensor::ops;
+
+const CODECS: [&str; 9] =
+    ["f16", "turbo4", "turbo3", "turbo2", "taper4", "taper3", "taper2", "affine8", "turbo3-qjl"];
+const TOKENS: usize = 1024;
+
+fn noise(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * i) as f32 * 0.37).sin() * 1.5).collect()
+}
+
+fn attend(c: &mut Criterion) -> Result<(), KvCodecError> {
+    let g = KvGeometry { kv_heads: 1, head_dim: 128, block_tokens: 64 };
+    let blocks: Vec<_> = (0..(TOKENS / g.block_tokens) as u32).map(BlockId).collect();
+    let slots: Vec<_> = (0..TOKENS).collect();
+    let x = ops::from_host_f32(noise(TOKENS * 128), &[TOKENS, 1, 128])?;
+    for heads in [1, 4, 8] {
+        let mut group = c.benchmark_group(format!("attend, {heads} query heads"));
+        group.throughput(Throughput::Elements(TOKENS as u64));
+        for name in CODECS {
+            let codec = parse(name)?;
+            let mut pages = LayerPages::zeroed(codec.block_bytes(g), blocks.len());
+            codec.encode(g, &x, &x, &slots, &mut pages)?;
+            let q = ops::from_host_f32(noise(heads * 128), &[1, heads, 128])?;
+            let seqs = vec![SeqSpan { q_len: 1, kv_len: TOKENS, blocks: &blocks, exact: None }];
+            let batch = AttnBatch { seqs };
+            let params = AttnParams { scale: 0.05, window: None, soft_cap: None };
+            group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                b.iter(|| codec.attend(g, &q, &pages, &batch, &params));
+            });
+        }
+        group.finish();
+    }
+    Ok(())
+}
+
+fn encode(c: &mut Criterion) -> Result<(), KvCodecError> {
+    let g = KvGeometry { kv_heads: 1, head_dim: 128, block_tokens: 64 };
+    let x = ops::from_host_f32(noise(64 * 128), &[64, 1, 128])?;
+    let slots: Vec<_> = (0..64).collect();
+    let mut group = c.benchmark_group("encode a block");
+    group.throughput(Throughput::Elements(2 * 64));
+    for name in CODECS {
+        let codec = parse(name)?;
+        let mut pages = LayerPages::zeroed(codec.block_bytes(g), 1);
+        group.bench_function(BenchmarkId::from_parameter(name), |b| {
+            b.iter(|| codec.encode(g, &x, &x, &slots, &mut pages));
+        });
+    }
+    group.finish();
+    Ok(())
+}
+
+#[allow(clippy::expect_used, reason = "a benchmark of nothing is none")]
+fn all(c: &mut Criterion) {
+    attend(c).expect("the codecs take these shapes");
+    encode(c).expect("the codecs take these shapes");
+}
+
+criterion_group!(benches, all);
+criterion_main!(benches);

@@ -1,0 +1,109 @@
+//! Tokens that stay exact beside a compressed cache.
+//!
+//! ```text
+//! exact block of one side:  [kv_heads][block_tokens][head_dim] halves, in the codec's rotated space
+//! ```
+//! What a query reads exactly depends on its position alone: never on how its prompt was cut into
+//! steps, and never on which blocks were in the cache already.
+
+use crate::{AttnBatch, KvCodecError, KvGeometry, plain::HalfSide, side::Side};
+use taper_base::BlockId;
+use taper_tensor::cpu::codes::add_rows;
+
+/// Which tokens attention reads exactly instead of from their codes. Both are multiples of a
+/// block's tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Exact {
+    /// The first tokens of a sequence (attention sinks; Xiao et al., arXiv 2309.17453).
+    pub sink_tokens: usize,
+    /// A query reads exactly from the last multiple of this on, up to itself.
+    pub recent_tokens: usize,
+}
+
+impl Exact {
+    /// Takes nine tenths and more off the divergence of any codec (`docs/kv-codecs.md`).
+    pub const DEFAULT: Self = Self { sink_tokens: 32, recent_tokens: 256 };
+
+    /// First of the recent tokens of a query at a position.
+    #[must_use]
+    pub fn recent_from(self, position: usize) -> usize {
+        position / self.recent_tokens * self.recent_tokens
+    }
+
+    /// Whether queries of positions `from..` read the block from token `start` on exactly.
+    #[must_use]
+    pub fn reads(self, from: usize, start: usize) -> bool {
+        start < self.sink_tokens || start >= self.recent_from(from)
+    }
+}
+
+/// A sequence's exact blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct ExactBlocks<'a> {
+    /// Which are read.
+    pub tokens: Exact,
+    /// Where the exact rows of each block are, for those that have any.
+    pub blocks: &'a [Option<BlockId>],
+}
+
+/// Bytes of one head of an exact block, of either side.
+pub(crate) fn head_bytes(g: KvGeometry) -> usize {
+    HalfSide::head_bytes(g)
+}
+
+/// Refuses a batch whose queries would read exact blocks that are not there.
+pub(crate) fn check(
+    g: KvGeometry,
+    batch: &AttnBatch<'_>,
+    exact_blocks: usize,
+) -> Result<(), KvCodecError> {
+    for seq in &batch.seqs {
+        let Some(exact) = seq.exact else { continue };
+        let Exact { sink_tokens, recent_tokens } = exact.tokens;
+        let whole = |n: usize| n.is_multiple_of(g.block_tokens);
+        if recent_tokens == 0 || !whole(recent_tokens) || !whole(sink_tokens) {
+            return Err(KvCodecError::Exact { tokens: exact.tokens, block: g.block_tokens });
+        }
+        let first_query = seq.kv_len - seq.q_len;
+        for (index, start) in (0..seq.kv_len).step_by(g.block_tokens).enumerate() {
+            let page = exact.blocks.get(index).copied().flatten();
+            let there = page.is_some_and(|page| (page.0 as usize) < exact_blocks);
+            if exact.tokens.reads(first_query, start) && !there {
+                return Err(KvCodecError::Slot { slot: start, slots: exact_blocks });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes a row, in the space of `side`.
+pub(crate) fn write(
+    side: &dyn Side,
+    halves: &HalfSide,
+    region: &mut [u8],
+    offset: usize,
+    row: &[f32],
+) {
+    let mut row = row.to_vec();
+    side.rotate(&mut row);
+    halves.write(region, offset, &row);
+}
+
+/// `acc[i] += sum_j p[i][j] row_j` over the first `n` rows; sums are `width` elements apart.
+pub(crate) fn add(
+    halves: &HalfSide,
+    region: &[u8],
+    p: &[f32],
+    n: usize,
+    acc: &mut [f32],
+    width: usize,
+) {
+    let rows = halves.rows(region, n);
+    let d = rows.len() / n;
+    if width == d {
+        return add_rows(p, rows, d, acc);
+    }
+    for (p, acc) in p.chunks_exact(n).zip(acc.chunks_exact_mut(width)) {
+        add_rows(p, rows, d, &mut acc[..d]);
+    }
+}

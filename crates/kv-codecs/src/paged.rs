@@ -1,0 +1,251 @@
+//! A codec of two sides: blocks of head regions.
+//!
+//! ```text
+//! block of one side:  [kv_heads] head regions (each format draws its own)
+//! ```
+
+use crate::{
+    AttnBatch, AttnParams, BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, Scheme,
+    SideFormat, exact,
+    fused::{self, Pages},
+    plain::HalfSide,
+    side::{Precision, Side},
+};
+use std::sync::{Arc, PoisonError, RwLock};
+use taper_tensor::{
+    AlignedBytes, Tensor,
+    cpu::codes::{CodeLevel, Order},
+    ops, pool,
+};
+
+/// The sides of one geometry.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) k: Box<dyn Side>,
+    pub(crate) v: Box<dyn Side>,
+    /// Of the exact blocks.
+    pub(crate) halves: HalfSide,
+}
+
+/// Keys and values in formats of their own, attended to as they lie.
+#[derive(Debug)]
+pub struct PagedCodec {
+    name: String,
+    scheme: Scheme,
+    precision: Precision,
+    /// Tables and rotations, by geometry: there is one in a running cache.
+    plans: RwLock<Vec<(KvGeometry, Arc<Plan>)>>,
+}
+
+/// Rows of a block that come together: the block, and (row of the tensor, offset in the block).
+type BlockRows = (usize, Vec<(usize, usize)>);
+
+impl PagedCodec {
+    /// Weights below this part of a query's largest skip their values, a block at a time.
+    pub const SPARSE_V: f32 = 1e-6;
+
+    /// The codec of a scheme. `name` is what [`KvCodec::name`] says.
+    #[must_use]
+    pub fn new(name: &str, scheme: Scheme) -> Self {
+        let precision = Precision { level: CodeLevel::detect(), sparse_v: Self::SPARSE_V };
+        Self { name: name.to_owned(), scheme, precision, plans: RwLock::default() }
+    }
+
+    /// The same with another threshold for [`Self::SPARSE_V`]; 0 skips nothing.
+    #[must_use]
+    pub fn with_sparse_v(mut self, threshold: f32) -> Self {
+        self.precision.sparse_v = threshold;
+        self
+    }
+
+    /// The same on other instructions than the best of this machine.
+    #[must_use]
+    pub fn with_level(mut self, level: CodeLevel) -> Self {
+        self.precision.level = level;
+        self
+    }
+
+    /// The formats of keys and values.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    fn plan(&self, g: KvGeometry) -> Result<Arc<Plan>, KvCodecError> {
+        let find = |plans: &[(KvGeometry, Arc<Plan>)]| {
+            plans.iter().find(|(of, _)| *of == g).map(|(_, plan)| Arc::clone(plan))
+        };
+        let known = find(&self.plans.read().unwrap_or_else(PoisonError::into_inner));
+        if let Some(plan) = known {
+            return Ok(plan);
+        }
+        let plan = Arc::new(Plan {
+            k: self.scheme.k.side(g, Order::Rows)?,
+            v: self.scheme.v.side(g, Order::Elements)?,
+            halves: HalfSide::new(g),
+        });
+        let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
+        plans.push((g, Arc::clone(&plan)));
+        Ok(plan)
+    }
+}
+
+/// Rows that have a slot, grouped by the block they go to, in ascending order of blocks.
+fn by_block(
+    g: KvGeometry,
+    slots: impl Iterator<Item = Option<usize>>,
+    limit: usize,
+) -> Result<Vec<BlockRows>, KvCodecError> {
+    let slots = slots.enumerate().filter_map(|(row, slot)| Some((slot?, row)));
+    let mut order: Vec<_> = slots.collect();
+    if let Some(&(slot, _)) = order.iter().find(|(slot, _)| *slot >= limit) {
+        return Err(KvCodecError::Slot { slot, slots: limit });
+    }
+    order.sort_by_key(|(slot, _)| slot / g.block_tokens);
+    let mut blocks: Vec<BlockRows> = Vec::new();
+    for (slot, row) in order {
+        let (block, offset) = (slot / g.block_tokens, slot % g.block_tokens);
+        match blocks.last_mut() {
+            Some((last, rows)) if *last == block => rows.push((row, offset)),
+            _ => blocks.push((block, vec![(row, offset)])),
+        }
+    }
+    Ok(blocks)
+}
+
+/// Writes rows into head regions of `bytes` bytes: `write(region, offset, row)`.
+fn encode_side(
+    g: KvGeometry,
+    (x, slots): (&Tensor, impl ExactSizeIterator<Item = Option<usize>>),
+    (pages, bytes): (&mut AlignedBytes, usize),
+    write: impl Fn(&mut [u8], usize, &[f32]) + Sync,
+) -> Result<(), KvCodecError> {
+    if *x.dims() != [slots.len(), g.kv_heads, g.head_dim] {
+        let expected = "k and v [slots, kv_heads, head_dim]";
+        return Err(KvCodecError::Shape { expected, got: x.dims().to_vec() });
+    }
+    let blocks = by_block(g, slots, pages.len() / (bytes * g.kv_heads) * g.block_tokens)?;
+    let mut tasks = Vec::new();
+    let (mut rest, mut first) = (pages.as_mut_slice(), 0);
+    for (block, rows) in &blocks {
+        let (_, from) = rest.split_at_mut((block * g.kv_heads - first) * bytes);
+        let (regions, after) = from.split_at_mut(g.kv_heads * bytes);
+        let heads = regions.chunks_exact_mut(bytes).enumerate();
+        tasks.extend(heads.map(|(head, region)| (head, region, rows)));
+        (rest, first) = (after, (block + 1) * g.kv_heads);
+    }
+    ops::with_host_f32(x, |x| {
+        pool::for_each(&mut tasks, |_, (head, region, rows)| {
+            for &(row, offset) in *rows {
+                let at = (row * g.kv_heads + *head) * g.head_dim;
+                write(region, offset, &x[at..at + g.head_dim]);
+            }
+        });
+    })?;
+    Ok(())
+}
+
+fn decode_side(
+    (side, bytes): (&dyn Side, usize),
+    g: KvGeometry,
+    slots: &[usize],
+    pages: &AlignedBytes,
+) -> Result<Tensor, KvCodecError> {
+    let limit = pages.len() / (bytes * g.kv_heads) * g.block_tokens;
+    by_block(g, slots.iter().copied().map(Some), limit)?;
+    let mut out = vec![0.0; slots.len() * g.kv_heads * g.head_dim];
+    for (rows, &slot) in out.chunks_exact_mut(g.kv_heads * g.head_dim).zip(slots) {
+        let (block, offset) = (slot / g.block_tokens, slot % g.block_tokens);
+        for (head, row) in rows.chunks_exact_mut(g.head_dim).enumerate() {
+            let region = &pages.as_slice()[(block * g.kv_heads + head) * bytes..][..bytes];
+            side.read(region, offset, row);
+        }
+    }
+    Ok(ops::from_host_f32(out, &[slots.len(), g.kv_heads, g.head_dim])?)
+}
+
+impl KvCodec for PagedCodec {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn block_bytes(&self, g: KvGeometry) -> BlockBytes {
+        let side = |format: SideFormat| g.kv_heads * format.head_bytes(g);
+        BlockBytes { k: side(self.scheme.k), v: side(self.scheme.v) }
+    }
+
+    fn encode(
+        &self,
+        g: KvGeometry,
+        k: &Tensor,
+        v: &Tensor,
+        slots: &[usize],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let plan = self.plan(g)?;
+        let (kb, vb) = (self.scheme.k.head_bytes(g), self.scheme.v.head_bytes(g));
+        let slots = slots.iter().copied().map(Some);
+        let write = |region: &mut [u8], at, row: &[f32]| plan.k.write(region, at, row);
+        encode_side(g, (k, slots.clone()), (&mut pages.k, kb), write)?;
+        let write = |region: &mut [u8], at, row: &[f32]| plan.v.write(region, at, row);
+        encode_side(g, (v, slots), (&mut pages.v, vb), write)
+    }
+
+    fn exact_block_bytes(&self, g: KvGeometry) -> Option<BlockBytes> {
+        let side = g.kv_heads * exact::head_bytes(g);
+        Some(BlockBytes { k: side, v: side })
+    }
+
+    fn encode_exact(
+        &self,
+        g: KvGeometry,
+        k: &Tensor,
+        v: &Tensor,
+        slots: &[Option<usize>],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let plan = self.plan(g)?;
+        let slots = slots.iter().copied();
+        let into = |side: &dyn Side, region: &mut [u8], at, row: &[f32]| {
+            exact::write(side, &plan.halves, region, at, row);
+        };
+        let bytes = exact::head_bytes(g);
+        let write = |region: &mut [u8], at, row: &[f32]| into(&*plan.k, region, at, row);
+        encode_side(g, (k, slots.clone()), (&mut pages.exact_k, bytes), write)?;
+        let write = |region: &mut [u8], at, row: &[f32]| into(&*plan.v, region, at, row);
+        encode_side(g, (v, slots), (&mut pages.exact_v, bytes), write)
+    }
+
+    fn decode(
+        &self,
+        g: KvGeometry,
+        slots: &[usize],
+        pages: &LayerPages,
+    ) -> Result<(Tensor, Tensor), KvCodecError> {
+        let plan = self.plan(g)?;
+        let k = decode_side((&*plan.k, self.scheme.k.head_bytes(g)), g, slots, &pages.k)?;
+        let v = decode_side((&*plan.v, self.scheme.v.head_bytes(g)), g, slots, &pages.v)?;
+        Ok((k, v))
+    }
+
+    fn attend(
+        &self,
+        g: KvGeometry,
+        q: &Tensor,
+        pages: &LayerPages,
+        batch: &AttnBatch<'_>,
+        params: &AttnParams,
+    ) -> Result<Tensor, KvCodecError> {
+        let plan = self.plan(g)?;
+        let pages = Pages {
+            plan: &plan,
+            geometry: g,
+            k: (pages.k.as_slice(), self.scheme.k.head_bytes(g)),
+            v: (pages.v.as_slice(), self.scheme.v.head_bytes(g)),
+            exact_k: (pages.exact_k.as_slice(), exact::head_bytes(g)),
+            exact_v: (pages.exact_v.as_slice(), exact::head_bytes(g)),
+            precision: self.precision,
+        };
+        fused::attend(&pages, q, batch, params)
+    }
+}

@@ -1,0 +1,134 @@
+//! One side of a paged cache: how rows of keys or of values lie in a block, and the two products
+//! that attention needs of them.
+
+use crate::KvGeometry;
+use half::f16;
+use std::fmt;
+use taper_tensor::{
+    AlignedBytes,
+    cpu::{
+        Attended,
+        codes::{CodeLevel, Int8Queries, TILE_ROWS},
+    },
+};
+
+/// Query rows as a side wants them.
+#[derive(Debug, Default)]
+pub(crate) struct Queries {
+    /// `[rows, d]`, scaled and in the side's space.
+    pub(crate) floats: Vec<f32>,
+    /// The same, rounded.
+    pub(crate) int8: Int8Queries,
+}
+
+/// What attention over coded blocks works in.
+#[derive(Debug, Default)]
+pub(crate) struct CodedScratch {
+    pub(crate) rows: usize,
+    pub(crate) q: Queries,
+    pub(crate) state: Attended,
+    /// `[rows, padded tokens]` of one block.
+    pub(crate) scores: Vec<f32>,
+    pub(crate) products: Products,
+}
+
+/// What the products of one block may overwrite.
+#[derive(Debug, Default)]
+pub(crate) struct Products {
+    pub(crate) floats: Vec<f32>,
+    pub(crate) tiles: Tiles,
+    pub(crate) gamma: Vec<f32>,
+    pub(crate) weights: Vec<u8>,
+    pub(crate) scales: Vec<f32>,
+}
+
+/// Room for expanded tiles, at addresses that vector stores like.
+#[derive(Debug, Default)]
+pub(crate) struct Tiles(Option<AlignedBytes>);
+
+impl Tiles {
+    /// `len` bytes of any contents.
+    pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
+        if self.0.as_ref().is_none_or(|bytes| bytes.len() < len) {
+            self.0 = None;
+        }
+        &mut self.0.get_or_insert_with(|| AlignedBytes::zeroed(len)).as_mut_slice()[..len]
+    }
+}
+
+/// How attention treats what it need not compute exactly.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Precision {
+    pub(crate) level: CodeLevel,
+    /// A row skips the values of a block in which none of its weights reaches this part of its
+    /// largest.
+    pub(crate) sparse_v: f32,
+}
+
+/// A side's rows of one head of one block: its *head region*.
+///
+/// Rows are written in the order of their offsets; a write at offset 0 starts the block anew.
+/// Regions begin zeroed or with an earlier block's bytes.
+pub(crate) trait Side: Send + Sync + fmt::Debug {
+    /// Writes a row.
+    fn write(&self, region: &mut [u8], offset: usize, row: &[f32]);
+
+    /// Reads a row back.
+    fn read(&self, region: &[u8], offset: usize, out: &mut [f32]);
+
+    /// Brings query rows into the side's space, in place.
+    fn rotate(&self, _rows: &mut [f32]) {}
+
+    /// Brings a sum of rows back from it.
+    fn restore(&self, _row: &mut [f32]) {}
+
+    /// Whether [`Self::scores`] reads [`Queries::int8`].
+    fn wants_int8(&self) -> bool {
+        false
+    }
+
+    /// Elements of a row in the side's space, at least the head's.
+    fn width(&self) -> usize;
+
+    /// `out[i][j] = q_i . row_j` for the first `n` rows, a multiple of [`TILE_ROWS`]; rows that
+    /// were not written give anything.
+    fn scores(
+        &self,
+        region: &[u8],
+        q: &Queries,
+        n: usize,
+        precision: Precision,
+        scratch: &mut Products,
+        out: &mut [f32],
+    );
+
+    /// `acc[i] += sum_j p[i][j] row_j` over the first `n` rows. `p` is 0 for rows that were not
+    /// written.
+    ///
+    /// `p [rows, n]`, `acc [rows, width]`.
+    fn add(
+        &self,
+        region: &[u8],
+        p: &[f32],
+        n: usize,
+        precision: Precision,
+        scratch: &mut Products,
+        acc: &mut [f32],
+    );
+}
+
+/// Rows of a block, rounded up to whole tiles.
+pub(crate) fn padded_tokens(g: KvGeometry) -> usize {
+    g.block_tokens.next_multiple_of(TILE_ROWS)
+}
+
+/// Reads a half at a byte offset.
+pub(crate) fn half_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+/// Writes a half at a byte offset; what is too large becomes the largest.
+pub(crate) fn put_half(bytes: &mut [u8], at: usize, x: f32) {
+    let x = f16::from_f32(x.clamp(-65_504.0, 65_504.0));
+    bytes[at..at + 2].copy_from_slice(&x.to_le_bytes());
+}

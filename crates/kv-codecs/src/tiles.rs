@@ -1,0 +1,157 @@
+//! Codes in tiles, and attention's two products over them.
+//!
+//! ```text
+//! codes of a head region:  [tokens / 4][d / 16][4 tokens][16 codes: 2 * bits bytes]
+//! ```
+//! Codes of a token's ring of 16 elements stand lowest bits first; `d` is padded to whole rings and
+//! the block's tokens to whole tiles. Scalar codes of 4 bits stand otherwise within a tile: byte
+//! `i` of its 32 holds positions `i` (low nibble) and `i + 32`, where position is `16 token +
+//! element` for keys and `4 element + token` for values. See [`taper_tensor::cpu::codes`].
+
+use crate::{
+    KvGeometry,
+    side::{Precision, Products, Queries, Tiles, padded_tokens},
+};
+use taper_tensor::cpu::codes::{Order, RING, TILE, TILE_ROWS, Windows, weigh};
+
+/// Where codes of some bits lie.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    pub(crate) bits: usize,
+    pub(crate) rings: usize,
+    /// Whole tiles of them.
+    pub(crate) tokens: usize,
+    /// Codes of 4 bits in the order of the expanded bytes.
+    pub(crate) nibbles: Option<Order>,
+}
+
+impl Layout {
+    pub(crate) fn new(g: KvGeometry, bits: usize) -> Self {
+        Self { bits, rings: g.head_dim.div_ceil(RING), tokens: padded_tokens(g), nibbles: None }
+    }
+
+    /// Bytes of the codes of a head region.
+    pub(crate) fn bytes(self) -> usize {
+        self.tokens * self.rings * 2 * self.bits
+    }
+
+    /// Byte and shift of a nibble.
+    fn nibble(self, order: Order, token: usize, element: usize) -> (usize, usize) {
+        let tile = token / TILE_ROWS * self.rings + element / RING;
+        let at = match order {
+            Order::Rows => token % TILE_ROWS * RING + element % RING,
+            Order::Elements => element % RING * TILE_ROWS + token % TILE_ROWS,
+        };
+        (tile * TILE / 2 + at % (TILE / 2), at / (TILE / 2) * 4)
+    }
+
+    /// Writes a token's codes, whole rings of them.
+    pub(crate) fn put(self, codes: &mut [u8], token: usize, symbols: &[u8]) {
+        if let Some(order) = self.nibbles {
+            for (element, &symbol) in symbols.iter().enumerate() {
+                let (at, shift) = self.nibble(order, token, element);
+                codes[at] = codes[at] & !(15 << shift) | symbol << shift;
+            }
+            return;
+        }
+        for (ring, symbols) in symbols.chunks_exact(RING).enumerate() {
+            let mut word = 0u128;
+            for (i, &s) in symbols.iter().enumerate() {
+                word |= u128::from(s) << (i * self.bits);
+            }
+            let at = self.ring(token, ring);
+            codes[at..at + 2 * self.bits].copy_from_slice(&word.to_le_bytes()[..2 * self.bits]);
+        }
+    }
+
+    /// The table index of each element of a token: the window of `lead` bits before its code too.
+    pub(crate) fn windows(self, codes: &[u8], token: usize, lead: usize) -> Vec<u8> {
+        if let Some(order) = self.nibbles {
+            let code = |element| {
+                let (at, shift) = self.nibble(order, token, element);
+                codes[at] >> shift & 15
+            };
+            return (0..self.rings * RING).map(code).collect();
+        }
+        let total = RING * self.bits;
+        let mut out = Vec::with_capacity(self.rings * RING);
+        for ring in 0..self.rings {
+            let at = self.ring(token, ring);
+            let mut word = [0; 16];
+            word[..2 * self.bits].copy_from_slice(&codes[at..at + 2 * self.bits]);
+            let word = u128::from_le_bytes(word);
+            for i in 0..RING {
+                let start = (i * self.bits + total - lead) % total;
+                let window = word >> start | word << (total - start).min(127);
+                out.push(window as u8 & ((1u16 << (self.bits + lead)) - 1) as u8);
+            }
+        }
+        out
+    }
+
+    fn ring(self, token: usize, ring: usize) -> usize {
+        let tile = token / TILE_ROWS * self.rings + ring;
+        (tile * TILE_ROWS + token % TILE_ROWS) * 2 * self.bits
+    }
+
+    /// Bytes of the tiles of the first `n` tokens.
+    fn part(self, n: usize) -> usize {
+        n * self.rings * 2 * self.bits
+    }
+}
+
+/// The products of a code whose rows are `gamma * table[window]`.
+#[derive(Debug)]
+pub(crate) struct TileMath {
+    pub(crate) layout: Layout,
+    pub(crate) windows: Windows,
+}
+
+impl TileMath {
+    /// `out[i][j] = gamma_j <q_i, entries_j>`.
+    pub(crate) fn scores(
+        &self,
+        codes: &[u8],
+        gamma: &[f32],
+        q: &Queries,
+        precision: Precision,
+        tiles: &mut Tiles,
+        out: &mut [f32],
+    ) {
+        let n = gamma.len();
+        let tiles = tiles.room(n * self.layout.rings * RING);
+        let codes = &codes[..self.layout.part(n)];
+        self.windows.dots(precision.level, &q.int8, codes, gamma, tiles, out);
+    }
+
+    /// `acc_i += sum_j p_ij gamma_j entries_j`.
+    pub(crate) fn add(
+        &self,
+        codes: &[u8],
+        p: &[f32],
+        precision: Precision,
+        scratch: &mut Products,
+        acc: &mut [f32],
+    ) {
+        let Products { tiles, gamma, weights, scales, .. } = scratch;
+        let n = gamma.len();
+        weights.resize(p.len(), 0);
+        scales.clear();
+        for (p, w) in p.chunks_exact(n).zip(weights.chunks_exact_mut(n)) {
+            scales.push(weigh(precision.level, p, gamma, precision.sparse_v, w));
+        }
+        if scales.iter().all(|&s| s == 0.0) {
+            return;
+        }
+        let tiles = tiles.room(n * self.layout.rings * RING);
+        let codes = &codes[..self.layout.part(n)];
+        self.windows.add_weighted(precision.level, weights, scales, codes, tiles, acc);
+    }
+}
+
+/// A table of levels as int8: `level = entry * step`, the largest level at 127.
+pub(crate) fn int8_table(levels: &[f32]) -> ([i8; 64], f32) {
+    let most = levels.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let step = most / 127.0;
+    (std::array::from_fn(|i| (levels[i % levels.len()] / step).round() as i8), step)
+}

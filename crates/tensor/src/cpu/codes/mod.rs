@@ -1,0 +1,183 @@
+//! Attention arithmetic over packed table codes, in integers.
+//!
+//! A row of `d` elements is cut into *rings* of [`RING`] elements (`d` is padded with zeros). A
+//! ring holds `bits` bits an element, and an element's table entry is the six-bit *window* of the
+//! ring that starts `lead` bits before the element's own bits; it wraps around at the ring's ends.
+//! A scalar code has `lead = 0` and a table that repeats every `2^bits` entries; a trellis code has
+//! `lead = 6 - bits` and 64 entries of their own. Either way a code is one table lookup, with no
+//! dependence on the code before it.
+//!
+//! Rows stand in *tiles* of [`TILE_ROWS`] rows and one ring:
+//!
+//! ```text
+//! tiles of a block:  [rows / 4][d / 16][4 rows][2 * bits bytes]
+//! ```
+//! Scalar codes of four bits may stand in an order of their own ([`Windows::nibbles`]).
+//!
+//! [`Windows::expand`] turns tiles into bytes, [`dots`] multiplies them with int8 queries, and
+//! [`add_weighted`] sums them under u8 weights. Every level gives the same integers, and rounds
+//! them to floats in the same order; the portable code is the definition.
+
+mod dense;
+mod portable;
+mod scales;
+mod trellis;
+#[cfg(target_arch = "x86_64")]
+mod vbmi;
+mod weights;
+mod windows;
+
+pub use dense::{add_rows, dot_rows};
+pub use scales::{halves, look_up, sylvester, unpack_centre};
+pub use trellis::{SYMBOLS_PER_RING, Trellis};
+pub use weights::weigh;
+pub use windows::{Order, Windows};
+
+use std::sync::OnceLock;
+
+/// Elements of a ring.
+pub const RING: usize = 16;
+/// Rows of a tile.
+pub const TILE_ROWS: usize = 4;
+/// Bytes of an expanded tile.
+pub const TILE: usize = RING * TILE_ROWS;
+
+/// A way to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CodeLevel {
+    /// x86-64 with AVX-512 VBMI and VNNI.
+    Vbmi,
+    /// Any machine.
+    Portable,
+}
+
+impl CodeLevel {
+    /// Every level of this machine, best first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        let mut levels = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+        {
+            levels.push(Self::Vbmi);
+        }
+        levels.push(Self::Portable);
+        levels
+    }
+
+    /// The best level of this machine.
+    #[must_use]
+    pub fn detect() -> Self {
+        static LEVEL: OnceLock<CodeLevel> = OnceLock::new();
+        *LEVEL.get_or_init(|| Self::available().first().copied().unwrap_or(Self::Portable))
+    }
+}
+
+/// Query rows rounded to int8: `x = scale * code`, with `code` in -127..=127.
+#[derive(Debug, Default, Clone)]
+pub struct Int8Queries {
+    codes: Vec<i8>,
+    scales: Vec<f32>,
+    /// 128 times the sum of a row's codes: what the offset of the bytes adds.
+    offsets: Vec<i32>,
+}
+
+impl Int8Queries {
+    /// Takes rows of `d` elements, padded to whole rings with zeros.
+    ///
+    /// # Panics
+    /// When `x` is not whole rows.
+    pub fn set(&mut self, x: &[f32], d: usize) {
+        assert!(d > 0 && x.len().is_multiple_of(d), "whole rows");
+        let padded = d.next_multiple_of(RING);
+        self.codes.clear();
+        self.scales.clear();
+        self.offsets.clear();
+        for row in x.chunks_exact(d) {
+            let max = row.iter().fold(0.0f32, |m, x| if x.abs() > m { x.abs() } else { m });
+            let (scale, inverse) = if max > 0.0 { (max / 127.0, 127.0 / max) } else { (0.0, 0.0) };
+            let at = self.codes.len();
+            // Adding 1.5 * 2^23 leaves the rounded integer in the lowest bits.
+            let round = |x: &f32| (x * inverse + 12_582_912.0).to_bits() as i8;
+            self.codes.extend(row.iter().map(round));
+            self.codes.resize(at + padded, 0);
+            self.scales.push(scale);
+            self.offsets.push(self.codes[at..].iter().map(|&c| 128 * i32::from(c)).sum());
+        }
+    }
+
+    /// How many rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.scales.len()
+    }
+
+    /// Elements of a row, whole rings.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.codes.len() / self.rows().max(1)
+    }
+}
+
+/// `out[i][j] = scale_i * (code_i . tile row j) * gamma[j]`.
+///
+/// # Shapes
+/// `tiles`: `[n / 4][padded / 16][64]` as [`Windows::expand`] writes them for [`Order::Rows`], where
+/// `n = gamma.len()` is a multiple of 4; `out [rows, n]`.
+///
+/// # Panics
+/// When the lengths differ from these.
+pub fn dots(level: CodeLevel, q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mut [f32]) {
+    let (rows, n) = (q.rows(), gamma.len());
+    if rows == 0 || n == 0 {
+        return;
+    }
+    let padded = q.codes.len() / rows;
+    assert!(n.is_multiple_of(TILE_ROWS) && tiles.len() == n * padded && out.len() == rows * n);
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level and the lengths are checked.
+        CodeLevel::Vbmi => unsafe { vbmi::dots(q, tiles, gamma, out) },
+        _ => portable::dots(q, tiles, gamma, out),
+    }
+}
+
+/// `acc[i][e] += scale[i] * sum_j weights[i][j] * tile row j [e]`.
+///
+/// # Shapes
+/// `tiles`: as for [`dots`], written for [`Order::Elements`]; `weights [rows, n]`, `scale [rows]`,
+/// `acc [rows, padded]`.
+///
+/// # Panics
+/// When the lengths differ from these.
+pub fn add_weighted(
+    level: CodeLevel,
+    weights: &[u8],
+    scale: &[f32],
+    tiles: &[u8],
+    acc: &mut [f32],
+) {
+    let rows = scale.len();
+    if rows == 0 || weights.is_empty() {
+        return;
+    }
+    let (n, padded) = (weights.len() / rows, acc.len() / rows);
+    assert!(weights.len() == rows * n && n.is_multiple_of(TILE_ROWS), "weights");
+    assert!(acc.len() == rows * padded && padded.is_multiple_of(RING), "accumulators");
+    assert_eq!(tiles.len(), n * padded, "tiles");
+    // 255 * 127 * n must fit 31 bits.
+    assert!(n <= 1 << 16, "rows of a block");
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level and the lengths are checked.
+        CodeLevel::Vbmi => unsafe { vbmi::add_weighted(weights, scale, tiles, acc) },
+        _ => portable::add_weighted(weights, scale, tiles, acc),
+    }
+}
+
+#[cfg(test)]
+mod tests;

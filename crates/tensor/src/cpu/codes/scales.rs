@@ -1,0 +1,104 @@
+//! Scales and centres of coded rows, as they are stored.
+
+use super::CodeLevel;
+use half::f16;
+
+/// Makes `name(level, args...)` that runs `body`, compiled for the level.
+macro_rules! compiled {
+    ($(#[$doc:meta])* $name:ident = $body:ident ($($arg:ident : $ty:ty),*)) => {
+        $(#[$doc])*
+        pub fn $name(level: CodeLevel, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+            unsafe fn vector($($arg: $ty),*) {
+                $body($($arg),*);
+            }
+            match level {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the machine has the level.
+                CodeLevel::Vbmi => unsafe { vector($($arg),*) },
+                _ => $body($($arg),*),
+            }
+        }
+    };
+}
+
+compiled! {
+    /// `out[i] = factor * table[codes[i]]`.
+    look_up = look_up_body(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32])
+}
+/// Multiplies rows of a power of two elements with Sylvester's Hadamard matrix of their length, in
+/// natural order.
+///
+/// # Panics
+/// When `len` is not a power of two.
+pub fn sylvester(level: CodeLevel, x: &mut [f32], len: usize) {
+    assert!(len.is_power_of_two(), "a power of two");
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level.
+        CodeLevel::Vbmi if len >= 16 => unsafe { super::vbmi::sylvester(x, len) },
+        _ => butterflies(x, 1, len),
+    }
+}
+
+/// The butterflies of a Hadamard product from distance `half` on.
+#[inline(always)]
+pub(super) fn butterflies(x: &mut [f32], mut half: usize, len: usize) {
+    while half < len {
+        for pair in x.chunks_exact_mut(2 * half) {
+            let (a, b) = pair.split_at_mut(half);
+            for (a, b) in a.iter_mut().zip(b) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+}
+
+/// `out[i] = factor * half_i` of little-endian halves.
+///
+/// # Panics
+/// When there are too few bytes.
+pub fn halves(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32]) {
+    assert!(bytes.len() >= 2 * out.len(), "two bytes an element");
+    let done = match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level and the length is checked.
+        CodeLevel::Vbmi => unsafe { super::vbmi::halves(bytes, factor, out) },
+        _ => 0,
+    };
+    for (x, out) in bytes.as_chunks::<2>().0[done..].iter().zip(&mut out[done..]) {
+        *out = f16::from_le_bytes(*x).to_f32() * factor;
+    }
+}
+
+/// `out[i] = factor * (code_i - 63)` of seven-bit codes, lowest bits first.
+///
+/// # Panics
+/// When there are too few bytes.
+pub fn unpack_centre(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32]) {
+    assert!(bytes.len() >= (out.len() * 7).div_ceil(8), "seven bits an element");
+    let done = match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level and the length is checked.
+        CodeLevel::Vbmi => unsafe { super::vbmi::unpack_centre(bytes, factor, out) },
+        _ => 0,
+    };
+    let rest = bytes[done / 8 * 7..].chunks(7).zip(out[done..].chunks_mut(8));
+    for (bytes, out) in rest {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        let word = u64::from_le_bytes(word);
+        for (i, o) in out.iter_mut().enumerate() {
+            *o = ((word >> (7 * i) & 127) as i32 - 63) as f32 * factor;
+        }
+    }
+}
+
+#[inline(always)]
+fn look_up_body(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32]) {
+    for (o, &c) in out.iter_mut().zip(codes) {
+        *o = table[usize::from(c)] * factor;
+    }
+}

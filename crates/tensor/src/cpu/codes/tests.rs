@@ -1,0 +1,207 @@
+//! Every level against the definition, and the definition against plain sums.
+
+use super::*;
+
+fn random(n: usize, seed: u64) -> Vec<u32> {
+    let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        (s >> 32) as u32
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn bytes(n: usize, seed: u64) -> Vec<u8> {
+    random(n, seed).into_iter().map(|x| x as u8).collect()
+}
+
+fn floats(n: usize, seed: u64) -> Vec<f32> {
+    random(n, seed).into_iter().map(|x| x as f32 / u32::MAX as f32 * 4.0 - 2.0).collect()
+}
+
+/// Scalar codes of 1 to 5 bits, and trellises of 2 to 4.
+fn codes() -> Vec<(usize, usize)> {
+    (1..=5).map(|b| (b, 0)).chain((2..=4).map(|b| (b, 6 - b))).collect()
+}
+
+fn table(bits: usize, lead: usize) -> [i8; 64] {
+    let all = bytes(64, 9);
+    std::array::from_fn(|i| all[if lead == 0 { i % (1 << bits) } else { i }] as i8)
+}
+
+/// The window of an element, bit by bit along the ring.
+fn window(ring: &[u8], bits: usize, lead: usize, element: usize) -> usize {
+    let total = 16 * bits;
+    let bit = |i: usize| usize::from(ring[i / 8] >> (i % 8) & 1);
+    (0..bits + lead).map(|i| bit((bits * element + total - lead + i) % total) << i).sum()
+}
+
+#[test]
+fn windows_follow_the_ring_in_both_orders_on_every_level() {
+    for (bits, lead) in codes() {
+        let table = table(bits, lead);
+        let windows = Windows::new(bits, lead, &table);
+        let packed = bytes(5 * windows.tile_bytes(), 3);
+        for level in CodeLevel::available() {
+            let (mut rows, mut elements) = (vec![0; 5 * TILE], vec![0; 5 * TILE]);
+            windows.expand(level, Order::Rows, &packed, &mut rows);
+            windows.expand(level, Order::Elements, &packed, &mut elements);
+            for (tile, packed) in packed.chunks_exact(windows.tile_bytes()).enumerate() {
+                for (row, ring) in packed.chunks_exact(2 * bits).enumerate() {
+                    for e in 0..RING {
+                        let want = table[window(ring, bits, lead, e)];
+                        assert_eq!((rows[tile * TILE + row * RING + e] ^ 0x80) as i8, want);
+                        assert_eq!(elements[tile * TILE + e * TILE_ROWS + row] as i8, want);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nibbles_stand_in_the_order_of_the_expanded_bytes() {
+    let table: [i8; 16] = std::array::from_fn(|i| bytes(16, 8)[i] as i8);
+    let (windows, packed) = (Windows::nibbles(&table), bytes(3 * 32, 4));
+    for level in CodeLevel::available() {
+        let mut out = vec![0; 3 * TILE];
+        windows.expand(level, Order::Elements, &packed, &mut out);
+        for (i, &got) in out.iter().enumerate() {
+            let byte = packed[i / TILE * 32 + i % 32];
+            let code = if i % TILE < 32 { byte & 15 } else { byte >> 4 };
+            assert_eq!(got as i8, table[usize::from(code)]);
+        }
+    }
+}
+
+#[test]
+fn centres_and_scales_on_every_level() {
+    for n in [8, 20, 64, 80, 128, 200] {
+        let packed = bytes((n * 7usize).div_ceil(8), 3);
+        for level in CodeLevel::available() {
+            let mut out = vec![0.0; n];
+            unpack_centre(level, &packed, 0.5, &mut out);
+            for (i, &got) in out.iter().enumerate() {
+                let bit = |at: usize| i32::from(packed[at / 8] >> (at % 8) & 1);
+                let code: i32 = (0..7).map(|b| bit(7 * i + b) << b).sum();
+                assert_eq!(got, (code - 63) as f32 * 0.5, "{level:?}, {i} of {n}");
+            }
+            let (codes, table) = (bytes(n, 6), std::array::from_fn(|i| floats(256, 7)[i]));
+            look_up(level, &codes, &table, 2.0, &mut out);
+            assert!(out.iter().zip(&codes).all(|(o, &c)| *o == table[usize::from(c)] * 2.0));
+        }
+    }
+}
+
+#[test]
+fn hadamard_products_on_every_level() {
+    for len in [1usize, 2, 8, 16, 64, 128] {
+        let x = floats(3 * len, 5);
+        for level in CodeLevel::available() {
+            let mut y = x.clone();
+            sylvester(level, &mut y, len);
+            for (x, y) in x.chunks_exact(len).zip(y.chunks_exact(len)) {
+                for (i, y) in y.iter().enumerate() {
+                    let sign = |j: usize| if (i & j).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
+                    let want: f32 = x.iter().enumerate().map(|(j, x)| sign(j) * x).sum();
+                    assert!((y - want).abs() < 1e-3, "{len}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_gives_the_same_bits() {
+    for (rows, n, d) in
+        [(1, 4, 16), (2, 20, 32), (3, 12, 128), (4, 64, 128), (7, 60, 80), (9, 64, 256)]
+    {
+        let mut q = Int8Queries::default();
+        q.set(&floats(rows * d, 1), d);
+        let (tiles, gamma) = (bytes(n * d, 2), floats(n, 3));
+        let (weights, scale) = (bytes(rows * n, 4), floats(rows, 5));
+        let run = |level| {
+            let (mut scores, mut acc) = (vec![0.0; rows * n], floats(rows * d, 6));
+            dots(level, &q, &tiles, &gamma, &mut scores);
+            add_weighted(level, &weights, &scale, &tiles, &mut acc);
+            let p: Vec<_> = floats(rows * n, 7).iter().map(|x| x.abs()).collect();
+            let (mut w, gamma) =
+                (vec![0; n], floats(n, 8).iter().map(|x| x.abs()).collect::<Vec<_>>());
+            let scale = weigh(level, &p[..n], &gamma, 1e-6, &mut w);
+            (scores, acc, w, scale)
+        };
+        let want = run(CodeLevel::Portable);
+        for level in CodeLevel::available() {
+            assert_eq!(run(level), want, "{level:?} {rows} {n} {d}");
+        }
+    }
+}
+
+#[test]
+fn dot_products_and_sums_are_those_of_the_floats() {
+    let (rows, n, d) = (3, 8, 48);
+    let x = floats(rows * d, 1);
+    let mut q = Int8Queries::default();
+    q.set(&x, d);
+    let tiles = bytes(n * d, 2);
+    let gamma = floats(n, 3);
+    let mut scores = vec![0.0; rows * n];
+    dots(CodeLevel::Portable, &q, &tiles, &gamma, &mut scores);
+    for row in 0..rows {
+        for j in 0..n {
+            let entry = |e: usize| {
+                let tile = (j / TILE_ROWS * (d / RING) + e / RING) * TILE;
+                f32::from((tiles[tile + j % TILE_ROWS * RING + e % RING] ^ 0x80) as i8)
+            };
+            let want: f32 = (0..d).map(|e| x[row * d + e] * entry(e)).sum::<f32>() * gamma[j];
+            let got = scores[row * n + j];
+            assert!((got - want).abs() < 30.0, "{got} {want}");
+        }
+    }
+}
+
+#[test]
+fn rare_weights_vanish_and_others_are_within_half_a_step() {
+    let p: Vec<_> = floats(70, 1).iter().map(|x| x.abs() * 1e-3).collect();
+    let gamma: Vec<_> = floats(70, 2).iter().map(|x| x.abs()).collect();
+    let mut w = vec![9; 70];
+    assert_eq!(weigh(CodeLevel::detect(), &p, &gamma, 0.01, &mut w), 0.0);
+    assert!(w.iter().all(|&w| w == 0));
+    let scale = weigh(CodeLevel::detect(), &p, &gamma, 1e-6, &mut w);
+    for i in 0..70 {
+        assert!((f32::from(w[i]) * scale - p[i] * gamma[i]).abs() <= 0.501 * scale);
+    }
+}
+
+#[test]
+fn walks_are_closed_and_none_is_nearer() {
+    // Against all walks of a small alphabet: one ring whose best walk is planted.
+    for bits in 2..=4 {
+        let table: [f32; 64] = std::array::from_fn(|i| floats(64, 11)[i]);
+        let trellis = Trellis::new(bits, &table);
+        let symbols: Vec<u8> =
+            random(5 * RING, 5).iter().map(|s| (s % (1 << bits)) as u8).collect();
+        let values = |symbols: &[u8]| -> Vec<f32> {
+            let mut out = Vec::new();
+            for ring in symbols.chunks_exact(RING) {
+                let mut packed = vec![0u8; 2 * bits];
+                for (t, &o) in ring.iter().enumerate() {
+                    for b in 0..bits {
+                        packed[(t * bits + b) / 8] |= (o >> b & 1) << ((t * bits + b) % 8);
+                    }
+                }
+                out.extend((0..RING).map(|t| table[window(&packed, bits, 6 - bits, t)]));
+            }
+            out
+        };
+        let x = values(&symbols);
+        for level in CodeLevel::available() {
+            let mut got = vec![0; x.len()];
+            trellis.encode(level, &x, &mut got);
+            let miss: f32 = values(&got).iter().zip(&x).map(|(a, b)| (a - b).powi(2)).sum();
+            assert!(miss < 1e-6, "{bits} bits, {level:?}: {miss}");
+        }
+    }
+}
