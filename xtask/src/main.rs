@@ -2,6 +2,7 @@
 
 mod bench;
 mod ci;
+mod kernels;
 mod niah;
 mod parity;
 mod ppl;
@@ -31,6 +32,8 @@ enum Task {
     Ppl(subject::Subject),
     /// Find needles in haystacks, and compare with transformers' answers.
     Niah(niah::Options),
+    /// Build the GPU kernels, and check them against the CPU on a simulated GPU.
+    Kernels(kernels::Options),
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
     Tidy,
     /// Run everything that must hold before a change goes in.
@@ -52,6 +55,7 @@ fn main() -> anyhow::Result<()> {
         Task::Ppl(subject) => ppl::run(&root(), &subject),
         Task::Niah(options) => niah::run(&root(), &options),
         Task::Ci(options) => ci::run(&root(), &options),
+        Task::Kernels(options) => kernels::run(&root(), &options),
         Task::Tidy => tidy::run(&root()),
     }
 }

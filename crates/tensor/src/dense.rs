@@ -28,6 +28,10 @@ impl FloatBytes {
         self.dtype
     }
 
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
     pub(crate) fn len_bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -84,6 +88,11 @@ impl DenseWeight {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.data.len_bytes() as u64
+    }
+
+    /// The bytes as they are stored.
+    pub(crate) fn stored(&self) -> Bytes {
+        self.data.bytes.clone()
     }
 
     pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {

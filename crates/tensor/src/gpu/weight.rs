@@ -1,0 +1,367 @@
+//! Weight matrices on a GPU, and products with them.
+
+use super::{
+    Buffer, Gpu, LANES, Launch, Operand, Resident, backend::MatmulOperands, count, ops, params,
+};
+use crate::{
+    Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation,
+    tensor::GpuTensor,
+};
+use std::sync::Arc;
+
+params!(
+    /// Of `matvec_*`.
+    MatvecParams {
+        tokens: u32,
+        rows: u32,
+        cols: u32,
+        end0: u32,
+        end1: u32,
+        group_shift: u32,
+        scale_type: u32,
+        flags: u32,
+        gate: u32,
+        eps: f32,
+    }
+);
+
+params!(
+    /// Of `embed_*` and `widen_*`.
+    EmbedParams { cols: u32, group_shift: u32, scale_type: u32, first: u32 }
+);
+
+const NORM: u32 = 1;
+const BIAS: u32 = 2;
+const RESIDUAL: u32 = 4;
+
+/// Rows of weights that a threadgroup of `matvec_*` computes: 4 simdgroups of 4.
+const MATVEC_ROWS: u32 = 16;
+/// From this many tokens on, a library multiplies faster than `matvec_*`, where there is one.
+const DENSE_FROM: usize = 24;
+
+/// A matrix `[rows, cols]` on a GPU in its stored format. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct GpuWeight {
+    format: WeightFormat,
+    rows: usize,
+    cols: usize,
+    /// Codes or floats, scales, biases; dense weights have the first alone.
+    data: [Arc<Buffer>; 3],
+    /// The first row, for a part of a stack.
+    first: usize,
+    scale_type: u32,
+    /// Products are never rounded to f16.
+    exact: bool,
+}
+
+/// What a product does beside multiplying.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Product<'a> {
+    pub(crate) norm: Option<&'a RmsNorm>,
+    pub(crate) bias: Option<&'a Resident>,
+    pub(crate) residual: Option<&'a GpuTensor>,
+    pub(crate) gate: Option<Activation>,
+}
+
+impl GpuWeight {
+    /// Copies matrices of one format and width to a GPU, one below the other. `None` when they
+    /// differ in format.
+    ///
+    /// # Errors
+    /// There is no room, or no kernel for rows of this length.
+    pub(crate) fn stack(gpu: &Gpu, weights: &[&Weight], exact: bool) -> Result<Option<Self>> {
+        let Some(&first) = weights.first() else { return Ok(None) };
+        let (format, scale_type) = (first.format(), scale_type(first));
+        use crate::cpu::RowSource;
+        let same = |w: &&&Weight| {
+            w.format() == format && scale_type == self::scale_type(w) && w.cols() == first.cols()
+        };
+        if weights.iter().filter(same).count() != weights.len() {
+            return Ok(None);
+        }
+        let cols = first.cols();
+        if !cols.is_multiple_of(8) {
+            return Err(TensorError::shape("gpu weight", "rows of a multiple of 8", &[cols]));
+        }
+        let side = |i: usize| -> Result<Arc<Buffer>> {
+            let parts: Vec<_> = weights.iter().map(|w| stored(w)[i].clone()).collect();
+            let buffer = gpu.allocate(parts.iter().flatten().map(Bytes::len).sum())?;
+            let mut at = 0;
+            for part in parts.iter().flatten() {
+                buffer.write(at, part.as_slice())?;
+                at += part.len();
+            }
+            Ok(Arc::new(buffer))
+        };
+        let data = [side(0)?, side(1)?, side(2)?];
+        let rows = weights.iter().map(|w| w.rows()).sum();
+        Ok(Some(Self { format, rows, cols, data, first: 0, scale_type, exact }))
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub(crate) fn gpu(&self) -> &Gpu {
+        self.data[0].gpu()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        let row: usize = (0..3).map(|side| self.row_bytes(side)).sum();
+        (row * self.rows) as u64
+    }
+
+    /// Rows `first..first + rows`, over the same memory.
+    pub(crate) fn part(&self, first: usize, rows: usize) -> Self {
+        Self { first: self.first + first, rows, ..self.clone() }
+    }
+
+    fn row_bytes(&self, side: usize) -> usize {
+        match (self.format, side) {
+            (WeightFormat::Dense(dtype), 0) => self.cols * dtype.size_in_bytes(),
+            (WeightFormat::Dense(_), _) => 0,
+            (WeightFormat::Affine(f), 0) => f.row_bytes(self.cols),
+            (WeightFormat::Affine(f), _) => {
+                self.cols / f.group * if self.scale_type == 0 { 4 } else { 2 }
+            }
+        }
+    }
+
+    fn operands(&self) -> [Operand<'_>; 3] {
+        [0, 1, 2].map(|side| Operand::In(&self.data[side], self.first * self.row_bytes(side)))
+    }
+
+    /// The suffix of kernels for this format, and weights of a chunk.
+    fn kernel(&self) -> (&'static str, usize) {
+        match self.format {
+            WeightFormat::Dense(DType::F32) => ("f32", 8),
+            WeightFormat::Dense(DType::F16) => ("f16", 8),
+            WeightFormat::Dense(_) => ("bf16", 8),
+            WeightFormat::Affine(f) => match f.bits {
+                2 => ("q2", 16),
+                3 => ("q3", 32),
+                4 => ("q4", 8),
+                5 => ("q5", 32),
+                6 => ("q6", 16),
+                _ => ("q8", 8),
+            },
+        }
+    }
+
+    fn group_shift(&self) -> u32 {
+        match self.format {
+            WeightFormat::Dense(_) => 0,
+            WeightFormat::Affine(f) => (f.group / self.kernel().1).trailing_zeros(),
+        }
+    }
+
+    /// The rows `ids`, as f32. The ids are below [`Self::rows`].
+    pub(crate) fn rows_of(&self, ids: &[u32]) -> Result<GpuTensor> {
+        let out = GpuTensor::new(self.gpu(), &[ids.len(), self.cols])?;
+        let ids_there = self.gpu().upload(ids)?;
+        let (name, chunk) = self.kernel();
+        let [data, scales, biases] = self.operands();
+        self.gpu().launch(&Launch {
+            family: "embed",
+            kernel: &format!("embed_{name}"),
+            grid: [count("embedding", (self.cols / chunk).div_ceil(128))?, ids.len() as u32, 1],
+            threads: 128,
+            operands: &[data, scales, biases, Operand::In(&ids_there, 0), Operand::Out(&out.buffer, 0)],
+            params: bytemuck::bytes_of(&self.embed_params(0)),
+        })?;
+        Ok(out)
+    }
+
+    fn embed_params(&self, first: u32) -> EmbedParams {
+        EmbedParams {
+            cols: self.cols as u32,
+            group_shift: self.group_shift(),
+            scale_type: self.scale_type,
+            first,
+        }
+    }
+
+    /// `x Wᵀ` and what `product` adds to it. With several parts (ends of their rows), each part's
+    /// output stands on its own.
+    ///
+    /// # Shapes
+    /// `x [tokens, cols]` -> one `[tokens, rows of the part]` a part, or `[tokens, rows / 2]` with a
+    /// gate.
+    pub(crate) fn multiply<const N: usize>(
+        &self,
+        x: &GpuTensor,
+        product: Product<'_>,
+        parts: [usize; N],
+    ) -> Result<[GpuTensor; N]> {
+        let tokens = x.len() / self.cols;
+        let outs = self.outputs(tokens, parts, product.gate.is_some())?;
+        if tokens == 0 {
+            return Ok(outs);
+        }
+        if tokens >= DENSE_FROM && !self.exact && self.gpu().has_matmul() {
+            self.dense(x, &product, &outs)?;
+        } else {
+            self.matvec(x, &product, &parts, &outs[0])?;
+        }
+        Ok(outs)
+    }
+
+    fn outputs<const N: usize>(
+        &self,
+        tokens: usize,
+        parts: [usize; N],
+        gated: bool,
+    ) -> Result<[GpuTensor; N]> {
+        let width = if gated { self.rows / 2 } else { self.rows };
+        let whole = GpuTensor::new(self.gpu(), &[tokens, width])?;
+        let mut start = 0;
+        Ok(parts.map(|end| {
+            let part = GpuTensor {
+                offset: 4 * tokens * start,
+                dims: vec![tokens, if gated { width } else { end - start }],
+                ..whole.clone()
+            };
+            start = end;
+            part
+        }))
+    }
+
+    fn matvec(
+        &self,
+        x: &GpuTensor,
+        product: &Product<'_>,
+        parts: &[usize],
+        out: &GpuTensor,
+    ) -> Result<()> {
+        if !x.offset.is_multiple_of(16) {
+            let expected = "an input that starts at a multiple of four elements";
+            return Err(TensorError::shape("matvec", expected, &[x.offset / 4]));
+        }
+        let tokens = x.len() / self.cols;
+        let (name, _) = self.kernel();
+        let m = if tokens == 1 { 1 } else { 4 };
+        let gains = product.norm.map(|n| n.resident().on(self.gpu())).transpose()?;
+        let bias = product.bias.map(|b| b.on(self.gpu())).transpose()?;
+        let flag = |there: bool, flag: u32| if there { flag } else { 0 };
+        let end = |i: usize| parts.get(i).map_or(self.rows, |&end| end) as u32;
+        let params = MatvecParams {
+            tokens: count("linear", tokens)?,
+            rows: count("linear", self.rows)?,
+            cols: count("linear", self.cols)?,
+            end0: end(0),
+            end1: end(1),
+            group_shift: self.group_shift(),
+            scale_type: self.scale_type,
+            flags: flag(gains.is_some(), NORM)
+                | flag(bias.is_some(), BIAS)
+                | flag(product.residual.is_some(), RESIDUAL),
+            gate: product.gate.map_or(0, ops::gate),
+            eps: product.norm.map_or(0.0, RmsNorm::eps),
+        };
+        let [data, scales, biases] = self.operands();
+        // What a flag says is not there is never read; any buffer will do.
+        let x_in = Operand::In(&x.buffer, x.offset);
+        let operands = [
+            data,
+            scales,
+            biases,
+            x_in,
+            gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
+            bias.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
+            product.residual.map_or(x_in, |r| Operand::In(&r.buffer, r.offset)),
+            Operand::Out(&out.buffer, out.offset),
+        ];
+        self.gpu().launch(&Launch {
+            family: "matvec",
+            kernel: &format!("matvec_{name}_m{m}"),
+            grid: [params.rows.div_ceil(MATVEC_ROWS), params.tokens.div_ceil(m), 1],
+            threads: 4 * LANES,
+            operands: &operands,
+            params: bytemuck::bytes_of(&params),
+        })
+    }
+
+    /// The product by the backend's library, from weights widened to f16.
+    fn dense(&self, x: &GpuTensor, product: &Product<'_>, outs: &[GpuTensor]) -> Result<()> {
+        let (gpu, k) = (self.gpu(), self.cols);
+        let m = x.len() / k;
+        let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
+        let half = ops::to_half(normed.as_ref().unwrap_or(x))?;
+        let weights = self.widen()?;
+        let mut first = 0;
+        let mut multiply = |out: &GpuTensor| {
+            let n = out.dims[1];
+            let (x, w) = ((&half, 0), (&weights, 2 * first * k));
+            first += n;
+            gpu.matmul(MatmulOperands { x, w, out: (&out.buffer, out.offset), m, n, k })
+        };
+        if let (Some(activation), [out]) = (product.gate, outs) {
+            let [gate, up] = [(); 2].map(|()| GpuTensor::new(gpu, &out.dims));
+            let (gate, up) = (gate?, up?);
+            multiply(&gate)?;
+            multiply(&up)?;
+            if let Some(bias) = product.bias {
+                let bias = bias.on(gpu)?;
+                ops::add_bias(&gate, &bias, 0, &gate)?;
+                ops::add_bias(&up, &bias, out.dims[1], &up)?;
+            }
+            return ops::Elements::Gated(activation).to(&gate, &up, out);
+        }
+        outs.iter().try_for_each(multiply)?;
+        if let Some(bias) = product.bias {
+            let (bias, mut first) = (bias.on(gpu)?, 0);
+            for out in outs {
+                ops::add_bias(out, &bias, first, out)?;
+                first += out.dims[1];
+            }
+        }
+        if let (Some(residual), [out]) = (product.residual, outs) {
+            ops::Elements::Add.to(out, residual, out)?;
+        }
+        Ok(())
+    }
+
+    /// All rows as f16.
+    fn widen(&self) -> Result<Buffer> {
+        let out = self.gpu().temporary(2 * self.rows * self.cols)?;
+        let (name, chunk) = self.kernel();
+        let blocks = count("widen", (self.cols / chunk).div_ceil(128))?;
+        let [data, scales, biases] = self.operands();
+        // A grid has at most 65535 threadgroups in y.
+        for first in (0..self.rows).step_by(1 << 15) {
+            let rows = (self.rows - first).min(1 << 15);
+            self.gpu().launch(&Launch {
+                family: "embed",
+                kernel: &format!("widen_{name}"),
+                grid: [blocks, rows as u32, 1],
+                threads: 128,
+                operands: &[data, scales, biases, Operand::Out(&out, 2 * first * self.cols)],
+                params: bytemuck::bytes_of(&self.embed_params(count("widen", first)?)),
+            })?;
+        }
+        Ok(out)
+    }
+}
+
+/// Codes or floats, scales and biases as they are stored.
+fn stored(weight: &Weight) -> [Option<Bytes>; 3] {
+    match weight {
+        Weight::Dense(w) => [Some(w.stored()), None, None],
+        Weight::Affine(w) => w.stored().map(Some),
+    }
+}
+
+fn scale_type(weight: &Weight) -> u32 {
+    match weight {
+        Weight::Dense(_) => 0,
+        Weight::Affine(w) => match w.scale_type() {
+            DType::F16 => 1,
+            DType::BF16 => 2,
+            _ => 0,
+        },
+    }
+}

@@ -1,0 +1,105 @@
+// Weight formats, read in chunks of CHUNK consecutive weights of a row.
+//
+// A format has: CHUNK; raw<n>, the words of a chunk as they lie in memory; `load`; `quant(raw, i)`,
+// a float q that stands for weight i; and `affine`, which gives s and b with w = s * q + b.
+// A code c of BITS bits is read as q = 1 + c / 2^BITS: the code becomes the top of a float's
+// mantissa, so it costs a shift and a mask, and no conversion.
+#pragma once
+#include "common.h"
+
+struct WeightRows {
+    device const uint* data;
+    device const uchar* scales;
+    device const uchar* biases;
+    uint chunks;       // of a row
+    uint group_shift;  // log2 of the chunks of a group
+    uint scale_type;   // 0 f32, 1 f16, 2 bf16
+};
+
+inline float load_scale(device const uchar* p, uint i, uint type) {
+    if (type == 1) return float(((device const half*)p)[i]);
+    if (type == 2) return as_type<float>(uint(((device const ushort*)p)[i]) << 16);
+    return ((device const float*)p)[i];
+}
+
+template <int BITS, int WORDS> struct Affine {
+    enum { CHUNK = WORDS * 32 / BITS, RAW = WORDS };
+
+    static void load(thread uint* raw, thread const WeightRows& w, uint row, uint chunk) {
+        device const uint* p = w.data + (size_t(row) * w.chunks + chunk) * WORDS;
+        if (WORDS == 2) {
+            uint2 v = *(device const uint2*)p;
+            raw[0] = v.x, raw[1] = v.y;
+        } else {
+            UNROLL for (int i = 0; i < WORDS; ++i) raw[i] = p[i];
+        }
+    }
+
+    static float quant(thread const uint* raw, int i) {
+        const int at = i * BITS, word = at / 32, offset = at % 32, top = 23 - BITS;
+        const uint mask = ((1u << BITS) - 1u) << top;
+        uint bits;
+        if (offset + BITS > 32) {
+            bits = ((raw[word] >> offset) | (raw[word + 1] << (32 - offset))) << top;
+        } else {
+            bits = offset <= top ? raw[word] << (top - offset) : raw[word] >> (offset - top);
+        }
+        return as_type<float>((bits & mask) | 0x3f800000u);
+    }
+
+    static void affine(thread const WeightRows& w, uint row, uint chunk, thread float& s, thread float& b) {
+        const uint at = (row * w.chunks + chunk) >> w.group_shift;
+        s = load_scale(w.scales, at, w.scale_type) * float(1 << BITS);
+        b = load_scale(w.biases, at, w.scale_type) - s;
+    }
+
+    // The weight itself, rounded once as scale * code + bias is.
+    static float exact(float q, float s, float b) {
+        return fma(s, q - 1.0f, b + s);
+    }
+};
+
+struct DenseF32 {
+    enum { CHUNK = 8, RAW = 8 };
+    static void load(thread uint* raw, thread const WeightRows& w, uint row, uint chunk) {
+        device const uint4* p = (device const uint4*)w.data + (size_t(row) * w.chunks + chunk) * 2;
+        uint4 a = p[0], c = p[1];
+        raw[0] = a.x, raw[1] = a.y, raw[2] = a.z, raw[3] = a.w;
+        raw[4] = c.x, raw[5] = c.y, raw[6] = c.z, raw[7] = c.w;
+    }
+    static float quant(thread const uint* raw, int i) { return as_type<float>(raw[i]); }
+    static void affine(thread const WeightRows&, uint, uint, thread float& s, thread float& b) { s = 1.0f, b = 0.0f; }
+    static float exact(float q, float, float) { return q; }
+};
+
+struct Dense16 {
+    enum { CHUNK = 8, RAW = 4 };
+    static void load(thread uint* raw, thread const WeightRows& w, uint row, uint chunk) {
+        uint4 v = ((device const uint4*)w.data)[size_t(row) * w.chunks + chunk];
+        raw[0] = v.x, raw[1] = v.y, raw[2] = v.z, raw[3] = v.w;
+    }
+    static void affine(thread const WeightRows&, uint, uint, thread float& s, thread float& b) { s = 1.0f, b = 0.0f; }
+    static float exact(float q, float, float) { return q; }
+};
+struct DenseF16 : Dense16 {
+    static float quant(thread const uint* raw, int i) {
+        return float(as_type<half>(ushort(raw[i / 2] >> (16 * (i % 2)))));
+    }
+};
+struct DenseBf16 : Dense16 {
+    static float quant(thread const uint* raw, int i) {
+        return as_type<float>(i % 2 ? raw[i / 2] & 0xffff0000u : raw[i / 2] << 16);
+    }
+};
+
+typedef Affine<2, 1> Q2;
+typedef Affine<3, 3> Q3;
+typedef Affine<4, 1> Q4;
+typedef Affine<5, 5> Q5;
+typedef Affine<6, 3> Q6;
+typedef Affine<8, 2> Q8;
+
+// Instantiates a kernel for every format: MACRO(format, suffix of the name).
+#define FOR_EACH_FORMAT(MACRO) \
+    MACRO(Q2, q2) MACRO(Q3, q3) MACRO(Q4, q4) MACRO(Q5, q5) MACRO(Q6, q6) MACRO(Q8, q8) \
+    MACRO(DenseF32, f32) MACRO(DenseF16, f16) MACRO(DenseBf16, bf16)

@@ -1,0 +1,54 @@
+// Rows of a weight matrix as floats: the embedding table's rows of some tokens.
+//
+// embed_*: out[t][i] = w[ids[t]][i], f32. Reference: Embedding::forward.
+// widen_*: out[r][i] = w[first + r][i], f16: what a dense matrix product reads (ids is unused).
+//
+// Grid: x over blocks of 128 chunks of a row, y over rows. Threads: 128. One thread a chunk.
+#include "taper/common.h"
+#include "taper/weights.h"
+
+struct EmbedParams {
+    uint cols;
+    uint group_shift;
+    uint scale_type;
+    uint first;
+};
+
+template <typename W, typename T>
+void read_chunk(thread const WeightRows& w, device T* out, uint row, uint to, uint chunk) {
+    if (chunk >= w.chunks) return;
+    uint raw[W::RAW];
+    float s, b;
+    W::load(raw, w, row, chunk);
+    W::affine(w, row, chunk, s, b);
+    device T* o = out + (size_t(to) * w.chunks + chunk) * W::CHUNK;
+    UNROLL for (int i = 0; i < W::CHUNK; ++i) o[i] = T(W::exact(W::quant(raw, i), s, b));
+}
+
+#define EMBED(FORMAT, NAME) \
+kernel void embed_##NAME( \
+    device const uint* data [[buffer(0)]], \
+    device const uchar* scales [[buffer(1)]], \
+    device const uchar* biases [[buffer(2)]], \
+    device const uint* ids [[buffer(3)]], \
+    device float* out [[buffer(4)]], \
+    constant EmbedParams& p [[buffer(5)]], \
+    uint2 at [[threadgroup_position_in_grid]], \
+    uint tid [[thread_index_in_threadgroup]]) \
+{ \
+    const WeightRows w = {data, scales, biases, p.cols / FORMAT::CHUNK, p.group_shift, p.scale_type}; \
+    read_chunk<FORMAT, float>(w, out, ids[at.y], at.y, at.x * 128u + tid); \
+} \
+kernel void widen_##NAME( \
+    device const uint* data [[buffer(0)]], \
+    device const uchar* scales [[buffer(1)]], \
+    device const uchar* biases [[buffer(2)]], \
+    device half* out [[buffer(3)]], \
+    constant EmbedParams& p [[buffer(4)]], \
+    uint2 at [[threadgroup_position_in_grid]], \
+    uint tid [[thread_index_in_threadgroup]]) \
+{ \
+    const WeightRows w = {data, scales, biases, p.cols / FORMAT::CHUNK, p.group_shift, p.scale_type}; \
+    read_chunk<FORMAT, half>(w, out, p.first + at.y, at.y, at.x * 128u + tid); \
+}
+FOR_EACH_FORMAT(EMBED)

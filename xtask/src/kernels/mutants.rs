@@ -1,0 +1,82 @@
+//! Bugs planted in the kernels, one at a time: each must make a check fail.
+
+use super::clang::Clang;
+use anyhow::{Result, bail, ensure};
+use std::slice;
+use taper_tensor::gpu::FAMILIES;
+
+/// Random orders to try after the fixed one: a missing barrier may go unseen in one of them.
+const ORDERS: u64 = 4;
+
+/// A change to a file of kernels that makes it wrong.
+struct Mutant {
+    family: &'static str,
+    what: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const fn mutant(
+    family: &'static str,
+    what: &'static str,
+    from: &'static str,
+    to: &'static str,
+) -> Mutant {
+    Mutant { family, what, from, to }
+}
+
+const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
+
+const MUTANTS: &[Mutant] = &[
+    mutant("matvec", "an operand swapped", "y = acc[r][m];", "y = acc[ROWS - 1 - r][m];"),
+    mutant("matvec", "a chunk left out", "c < chunks; c += 32", "c + 1 < chunks; c += 32"),
+    mutant("matvec", "a row read past the end", "min(n, limit - 1)", "min(n, limit + 64)"),
+    mutant("matvec", "gate and up exchanged", "if (r % 2) up", "if (!(r % 2)) up"),
+    mutant("matvec", "lanes leave a sum early", "acc[r][m] = simd_sum(acc[r][m])", "if (lane < 31) acc[r][m] = simd_sum(acc[r][m])"),
+    mutant("embed", "an off-by-one", "if (chunk >= w.chunks) return;", "if (chunk > w.chunks) return;"),
+    mutant("embed", "another row", "ids[at.y], at.y", "ids[0], at.y"),
+    mutant("rows", "a barrier dropped", BARRIER, ""),
+    mutant("rows", "a barrier of some threads", BARRIER, "if (tid < 128) threadgroup_barrier(mem_flags::mem_threadgroup);"),
+    mutant("rows", "a simdgroup barrier dropped", "simdgroup_barrier(mem_flags::mem_threadgroup);", ""),
+    mutant("rows", "a sign", "cosines[angle + i] - other", "cosines[angle + i] + other"),
+    mutant("elementwise", "an off-by-one", "if (i < p.n) out[i] = EXPRESSION", "if (i <= p.n) out[i] = EXPRESSION"),
+    mutant("elementwise", "operands swapped", "activate(p.kind, x[i]) * y[i]", "activate(p.kind, y[i]) * x[i]"),
+    mutant("attend", "the barrier after q dropped", "        qs[i] = there ? q[(size_t(token) * p.q_heads + kv_head * group + head) * d + i % d] * p.scale : 0.0f;\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);", "        qs[i] = there ? q[(size_t(token) * p.q_heads + kv_head * group + head) * d + i % d] * p.scale : 0.0f;\n    }"),
+    mutant("attend", "the weights' barrier dropped", "        simdgroup_barrier(mem_flags::mem_threadgroup);\n        device const KV* values", "        device const KV* values"),
+    mutant("attend", "the window one too wide", "token + p.window >= end", "token + p.window + 1 >= end"),
+    mutant("attend", "a token too many", "token < end &&", "token <= end &&"),
+    mutant("attend", "keys and values swapped", "device const KV* values = v_pages + base;", "device const KV* values = k_pages + base;"),
+    mutant("attend", "an old maximum", "top[r] = next;\n            UNROLL for (int i = 0; i < PER_LANE; ++i) acc[r][i] *= fade;", "UNROLL for (int i = 0; i < PER_LANE; ++i) acc[r][i] *= fade;"),
+    mutant("attend", "a span unfaded", "sum = fma(sums[(size_t(row) * p.spans + s) * p.head_dim + tid], fade, sum);", "sum += sums[(size_t(row) * p.spans + s) * p.head_dim + tid];"),
+    mutant("argmax", "the barrier dropped", BARRIER, ""),
+    mutant("argmax", "the last of equals", "index < at", "index > at"),
+    mutant("argmax", "an element left out", "i < p.vocab; i += 1024", "i + 1 < p.vocab; i += 1024"),
+];
+
+pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
+    let (mut caught, mut missed) = (0, 0);
+    for mutant in MUTANTS.iter().filter(|m| only.is_none_or(|o| o == m.family)) {
+        let Some(family) = FAMILIES.iter().find(|f| f.name == mutant.family) else {
+            bail!("no family {}", mutant.family);
+        };
+        let change = |_: &_, text: String| text.replacen(mutant.from, mutant.to, 1);
+        let unchanged = clang.text(family)?;
+        ensure!(
+            unchanged.contains(mutant.from),
+            "{}: {:?} is not in the source any more",
+            mutant.family,
+            mutant.from
+        );
+        let library = clang.host_library("mutant", slice::from_ref(family), &change)?;
+        let mut failed = false;
+        for seed in 0..=ORDERS {
+            failed = failed || clang.fails(&library, mutant.family, seed)?;
+        }
+        let verdict = if failed { "caught" } else { "MISSED" };
+        println!("planted in {:<12} {verdict}: {}", mutant.family, mutant.what);
+        if failed { caught += 1 } else { missed += 1 }
+    }
+    println!("{caught} passed, {missed} failed");
+    ensure!(missed == 0, "{missed} planted bugs were not caught");
+    Ok(())
+}
