@@ -2,6 +2,7 @@
 
 mod bench;
 mod ci;
+mod device;
 mod kernels;
 mod niah;
 mod parity;
@@ -27,6 +28,9 @@ enum Task {
     Parity {
         /// Only the fixtures whose name contains this.
         filter: Option<String>,
+        /// Where to run: cpu, cuda, metal, or a library of kernels for the host runner.
+        #[arg(long, default_value = "cpu", value_name = "NAME")]
+        device: String,
     },
     /// Compare the perplexity of held-out text with transformers'.
     Ppl(subject::Subject),
@@ -50,7 +54,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
-        Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
+        Task::Parity { filter, device } => {
+            parity::run(&root(), filter.as_deref(), device::open(&device)?.as_ref())
+        }
         Task::Bench(bench) => bench::run(&root(), &bench),
         Task::Ppl(subject) => ppl::run(&root(), &subject),
         Task::Niah(options) => niah::run(&root(), &options),

@@ -7,6 +7,7 @@ use safetensors::SafeTensors;
 use std::{fs, path::Path};
 use taper_base::TokenId;
 use taper_models::Activations;
+use taper_tensor::gpu::Gpu;
 
 /// Largest difference of a logit, relative to the range of the reference's logits.
 const TOLERANCE: f32 = 1e-4;
@@ -17,7 +18,7 @@ struct Expected {
     greedy: Vec<TokenId>,
 }
 
-pub(crate) fn run(root: &Path, filter: Option<&str>) -> Result<()> {
+pub(crate) fn run(root: &Path, filter: Option<&str>, gpu: Option<&Gpu>) -> Result<()> {
     let dir = root.join("tests/fixtures/parity");
     let mut names: Vec<_> = fs::read_dir(&dir)
         .with_context(|| format!("listing {}", dir.display()))?
@@ -29,7 +30,7 @@ pub(crate) fn run(root: &Path, filter: Option<&str>) -> Result<()> {
     println!("{:<28} {:>7} {:>12}  steps and greedy", "checkpoint", "tokens", "difference");
     let mut failed = 0;
     for name in &names {
-        match check(&dir.join(name)) {
+        match check(&dir.join(name), gpu) {
             Ok((tokens, difference)) => {
                 println!("{name:<28} {tokens:>7} {difference:>12.1e}  equal");
             }
@@ -47,10 +48,10 @@ pub(crate) fn run(root: &Path, filter: Option<&str>) -> Result<()> {
 }
 
 /// Returns the prompt's length and the relative difference of its logits.
-fn check(dir: &Path) -> Result<(usize, f32)> {
+fn check(dir: &Path, gpu: Option<&Gpu>) -> Result<(usize, f32)> {
     let expected = read(&dir.join("expected.safetensors"))?;
     let room = expected.prompt.len() + expected.greedy.len();
-    let mut runner = Runner::load(dir, "f32", room, Activations::F32)?;
+    let mut runner = Runner::load(dir, "f32", room, Activations::F32, gpu)?;
     let prompt = expected.prompt.as_slice();
 
     let whole = runner.step(&[Piece { seq: 0, start: 0, tokens: prompt }], false)?;

@@ -6,7 +6,7 @@ use taper_base::{SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::KvGeometry;
 use taper_models::{Activations, Batch, LoadOptions, Model};
-use taper_tensor::ops;
+use taper_tensor::{gpu::Gpu, ops};
 use taper_weights::Checkpoint;
 
 /// A model and room for its sequences.
@@ -31,11 +31,12 @@ impl Runner {
         kv_dtype: &str,
         tokens: usize,
         activations: Activations,
+        gpu: Option<&Gpu>,
     ) -> Result<Self> {
         let weights = Checkpoint::open(dir)?;
-        let model =
-            taper_models::load(&weights, LoadOptions { max_model_len: Some(tokens), activations })
-                .with_context(|| format!("loading {}", dir.display()))?;
+        let options = LoadOptions { max_model_len: Some(tokens), activations, gpu };
+        let model = taper_models::load(&weights, options)
+            .with_context(|| format!("loading {}", dir.display()))?;
         let info = model.info();
         let geometry = KvGeometry {
             kv_heads: info.kv_heads,
@@ -44,7 +45,10 @@ impl Runner {
         };
         // Partial blocks of several sequences need room too.
         let blocks = tokens.div_ceil(geometry.block_tokens) + 64;
-        let codec = taper_kv_codecs::parse(kv_dtype)?;
+        let codec = match gpu {
+            Some(gpu) => taper_kv_codecs::parse_on(kv_dtype, gpu)?,
+            None => taper_kv_codecs::parse(kv_dtype)?,
+        };
         let cache = KvCache::new(KvConfig { codec, layers: info.layers, geometry, blocks });
         Ok(Self { model, cache })
     }

@@ -1,8 +1,11 @@
 //! The codec seam.
 
-use crate::{AttnBatch, AttnParams, DenseCodec};
+use crate::{AttnBatch, AttnParams, DenseCodec, GpuCodec};
 use std::{fmt, sync::Arc};
-use taper_tensor::{AlignedBytes, DType, Tensor, TensorError};
+use taper_tensor::{
+    AlignedBytes, DType, Tensor, TensorError,
+    gpu::{Buffer, Gpu},
+};
 
 /// Shape of one layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,6 +34,8 @@ pub struct LayerPages {
     pub k: AlignedBytes,
     /// Values, block after block.
     pub v: AlignedBytes,
+    /// Both on a GPU, once a codec has written there; the host's memory then stays untouched.
+    pub gpu: Option<(Buffer, Buffer)>,
 }
 
 impl LayerPages {
@@ -38,7 +43,7 @@ impl LayerPages {
     #[must_use]
     pub fn zeroed(bytes: BlockBytes, blocks: usize) -> Self {
         let side = |block: usize| AlignedBytes::zeroed(block.saturating_mul(blocks));
-        Self { k: side(bytes.k), v: side(bytes.v) }
+        Self { k: side(bytes.k), v: side(bytes.v), gpu: None }
     }
 }
 
@@ -145,6 +150,14 @@ pub fn parse(name: &str) -> Result<Arc<dyn KvCodec>, KvCodecError> {
         _ => return Err(KvCodecError::Unknown { name: name.to_owned() }),
     };
     Ok(Arc::new(DenseCodec::new(dtype)?))
+}
+
+/// As [`parse`], for a cache on a GPU.
+///
+/// # Errors
+/// The name is unknown, or no GPU has kernels for it.
+pub fn parse_on(name: &str, gpu: &Gpu) -> Result<Arc<dyn KvCodec>, KvCodecError> {
+    Ok(Arc::new(GpuCodec::new(parse(name)?, gpu)?))
 }
 
 #[cfg(test)]

@@ -4,7 +4,9 @@
 mod attend;
 mod codec;
 mod dense;
+mod gpu;
 
 pub use attend::{AttnBatch, AttnParams, BlockReader, SeqSpan, attend_blocks};
-pub use codec::{BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, parse};
+pub use codec::{BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, parse, parse_on};
 pub use dense::DenseCodec;
+pub use gpu::GpuCodec;

@@ -167,6 +167,7 @@ impl RunningModel {
         let options = LoadOptions {
             max_model_len: args.max_model_len.map(|n| n as usize),
             activations: args.activations(),
+            gpu: None,
         };
         let model =
             load(&weights, options).with_context(|| format!("loading {}", describe(source)))?;
@@ -205,7 +206,7 @@ fn kv_budget(args: &EngineArgs, model: &dyn Model) -> Result<KvBudget> {
 
 /// Builds the model, with a progress bar. Weights that stay mapped are read once, so that the first
 /// request does not wait for the disk.
-fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>> {
+fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Model>> {
     let bar = ProgressBar::new(weights.bytes());
     if let Ok(style) = ProgressStyle::with_template(
         "loading weights {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}",

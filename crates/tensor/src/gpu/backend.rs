@@ -47,6 +47,12 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Memory there is.
     fn memory(&self) -> Result<Memory>;
 
+    /// Whether memory of steps may be larger than asked for and used again without being cleared;
+    /// not where accesses are checked.
+    fn may_pool(&self) -> bool {
+        true
+    }
+
     /// Whether there is a library for [`Self::matmul`].
     fn has_matmul(&self) -> bool {
         false
@@ -119,6 +125,9 @@ impl Gpu {
 
     /// Memory for a result within a step; it returns to a pool.
     pub(crate) fn temporary(&self, bytes: usize) -> Result<Buffer> {
+        if !self.0.backend.may_pool() {
+            return self.allocate(bytes);
+        }
         let size = bytes.max(256).next_power_of_two();
         let mut pool = self.0.pool.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = pool.get_mut(&size).and_then(Vec::pop);

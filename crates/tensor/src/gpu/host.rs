@@ -163,6 +163,10 @@ impl Backend for Host {
         Ok(())
     }
 
+    fn may_pool(&self) -> bool {
+        false
+    }
+
     fn memory(&self) -> Result<Memory> {
         Ok(Memory { free: 1 << 32, total: 1 << 32 })
     }

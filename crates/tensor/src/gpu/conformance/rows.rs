@@ -83,8 +83,10 @@ fn elements(gpu: &Gpu, rng: &mut Rng, rows: usize, cols: usize) -> Result<Vec<Pa
 
 fn argmax(gpu: &Gpu, rng: &mut Rng, rows: usize, vocab: usize) -> Result<Vec<Pair>> {
     let mut data = rng.vector(rows * vocab);
-    // Ties: the first of equals counts.
-    for row in data.chunks_mut(vocab) {
+    // Ties: the first of equals counts. In the last row the last element is the largest.
+    let last = data.len() - 1;
+    data[last] = 100.0;
+    for row in data[..(rows - 1) * vocab].chunks_mut(vocab) {
         let top = row.iter().copied().fold(f32::MIN, f32::max) + 1.0;
         for _ in 0..3 {
             row[rng.below(vocab)] = top;
