@@ -1,6 +1,8 @@
 //! Where a task runs its model.
 
-use anyhow::{Result, bail};
+#[cfg(not(all(feature = "cuda", feature = "metal")))]
+use anyhow::bail;
+use anyhow::Result;
 use std::path::Path;
 use taper_tensor::gpu::{Gpu, HostOptions};
 
@@ -13,7 +15,10 @@ pub(crate) fn open(name: &str) -> Result<Option<Gpu>> {
         "cuda" => Some(Gpu::cuda(0)?),
         #[cfg(feature = "metal")]
         "metal" => Some(Gpu::metal()?),
-        "cuda" | "metal" => bail!("this program was built without the feature {name:?}"),
+        #[cfg(not(feature = "cuda"))]
+        "cuda" => bail!("this program was built without the feature \"cuda\""),
+        #[cfg(not(feature = "metal"))]
+        "metal" => bail!("this program was built without the feature \"metal\""),
         library => Some(Gpu::host(Path::new(library), HostOptions::default())?),
     })
 }

@@ -5,7 +5,7 @@
 //! AddressSanitizer, in a fixed and in random orders; and to PTX, which is committed, so that users of
 //! NVIDIA GPUs need no clang. Bugs planted in the kernels show that the checks would find them.
 
-mod check;
+pub(crate) mod check;
 mod clang;
 mod mutants;
 mod params;

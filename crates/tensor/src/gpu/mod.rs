@@ -23,7 +23,9 @@ pub use backend::{Buffer, Gpu, Memory};
 pub use families::{FAMILIES, Family};
 #[cfg(feature = "gpu-host")]
 pub use host::HostOptions;
-pub(crate) use backend::{Backend, Handle, MatmulOperands};
+#[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "only CUDA has a library"))]
+pub(crate) use backend::MatmulOperands;
+pub(crate) use backend::{Backend, Handle};
 pub(crate) use launch::{Launch, Operand, params};
 pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub use ops::argmax;
