@@ -158,7 +158,7 @@ void attend(
         UNROLL for (int r = 0; r < ROWS; ++r) score[r] = 0.0f;
         if (lane < tokens) {
             device const KV* key = k_pages + base + lane * 8;
-            for (uint c = 0; c < d; c += 8) {
+            UNROLL_BY(8) for (uint c = 0; c < d; c += 8) {
                 float k[8];
                 load8(key + c * BLOCK, k);
                 UNROLL for (int r = 0; r < ROWS; ++r) {
@@ -180,7 +180,7 @@ void attend(
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
         device const KV* values = v_pages + base;
-        for (uint j = 0; j < tokens; ++j) {
+        UNROLL_BY(8) for (uint j = 0; j < tokens; ++j) {
             float v[PER_LANE];
             load_values<D, PER_LANE>(values + j * d, lane, d, v);
             UNROLL for (int r = 0; r < ROWS; ++r) {

@@ -28,27 +28,25 @@ void read_chunk(thread const WeightRows& w, device T* out, uint row, uint to, ui
 #define EMBED(FORMAT, NAME) \
 kernel void embed_##NAME( \
     device const uint* data [[buffer(0)]], \
-    device const uchar* scales [[buffer(1)]], \
-    device const uchar* biases [[buffer(2)]], \
-    device const uint* ids [[buffer(3)]], \
-    device float* out [[buffer(4)]], \
-    constant EmbedParams& p [[buffer(5)]], \
-    uint2 at [[threadgroup_position_in_grid]], \
-    uint tid [[thread_index_in_threadgroup]]) \
-{ \
-    const WeightRows w = {data, scales, biases, p.cols / FORMAT::CHUNK, p.group_shift, p.scale_type}; \
-    read_chunk<FORMAT, float>(w, out, ids[at.y], at.y, at.x * 128u + tid); \
-} \
-kernel void widen_##NAME( \
-    device const uint* data [[buffer(0)]], \
-    device const uchar* scales [[buffer(1)]], \
-    device const uchar* biases [[buffer(2)]], \
-    device half* out [[buffer(3)]], \
+    device const uint* scales [[buffer(1)]], \
+    device const uint* ids [[buffer(2)]], \
+    device float* out [[buffer(3)]], \
     constant EmbedParams& p [[buffer(4)]], \
     uint2 at [[threadgroup_position_in_grid]], \
     uint tid [[thread_index_in_threadgroup]]) \
 { \
-    const WeightRows w = {data, scales, biases, p.cols / FORMAT::CHUNK, p.group_shift, p.scale_type}; \
+    const WeightRows w = {data, scales, p.cols / FORMAT::CHUNK, p.group_shift, p.scale_type}; \
+    read_chunk<FORMAT, float>(w, out, ids[at.y], at.y, at.x * 128u + tid); \
+} \
+kernel void widen_##NAME( \
+    device const uint* data [[buffer(0)]], \
+    device const uint* scales [[buffer(1)]], \
+    device half* out [[buffer(2)]], \
+    constant EmbedParams& p [[buffer(3)]], \
+    uint2 at [[threadgroup_position_in_grid]], \
+    uint tid [[thread_index_in_threadgroup]]) \
+{ \
+    const WeightRows w = {data, scales, p.cols / FORMAT::CHUNK, p.group_shift, p.scale_type}; \
     read_chunk<FORMAT, half>(w, out, p.first + at.y, at.y, at.x * 128u + tid); \
 }
 FOR_EACH_FORMAT(EMBED)

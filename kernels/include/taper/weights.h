@@ -9,18 +9,11 @@
 
 struct WeightRows {
     device const uint* data;
-    device const uchar* scales;
-    device const uchar* biases;
-    uint chunks;       // of a row
-    uint group_shift;  // log2 of the chunks of a group
-    uint scale_type;   // 0 f32, 1 f16, 2 bf16
+    device const uint* scales;  // scale and bias of each group: two f16 or bf16 in a word, or two f32
+    uint chunks;                // of a row
+    uint group_shift;           // log2 of the chunks of a group
+    uint scale_type;            // 0 f32, 1 f16, 2 bf16
 };
-
-inline float load_scale(device const uchar* p, uint i, uint type) {
-    if (type == 1) return float(((device const half*)p)[i]);
-    if (type == 2) return as_type<float>(uint(((device const ushort*)p)[i]) << 16);
-    return ((device const float*)p)[i];
-}
 
 template <int BITS, int WORDS> struct Affine {
     enum { CHUNK = WORDS * 32 / BITS, RAW = WORDS };
@@ -47,10 +40,15 @@ template <int BITS, int WORDS> struct Affine {
         return as_type<float>((bits & mask) | 0x3f800000u);
     }
 
+    // Without branches, so that the loads of several rows are under way together.
     static void affine(thread const WeightRows& w, uint row, uint chunk, thread float& s, thread float& b) {
-        const uint at = (row * w.chunks + chunk) >> w.group_shift;
-        s = load_scale(w.scales, at, w.scale_type) * float(1 << BITS);
-        b = load_scale(w.biases, at, w.scale_type) - s;
+        const uint at = (row * w.chunks + chunk) >> w.group_shift, words = w.scale_type ? 1u : 2u;
+        const uint first = w.scales[at * words], last = w.scales[at * words + words - 1];
+        const float s16 = float(as_type<half>(ushort(first))), b16 = float(as_type<half>(ushort(first >> 16)));
+        const float sb = as_type<float>(first << 16), bb = as_type<float>(first & 0xffff0000u);
+        const float s32 = as_type<float>(first), b32 = as_type<float>(last);
+        s = (w.scale_type == 1 ? s16 : w.scale_type == 2 ? sb : s32) * float(1 << BITS);
+        b = (w.scale_type == 1 ? b16 : w.scale_type == 2 ? bb : b32) - s;
     }
 
     // The weight itself, rounded once as scale * code + bias is.

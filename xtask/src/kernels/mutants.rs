@@ -28,11 +28,13 @@ const fn mutant(
 const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
 const MUTANTS: &[Mutant] = &[
-    mutant("matvec", "an operand swapped", "y = acc[r][m];", "y = acc[ROWS - 1 - r][m];"),
-    mutant("matvec", "a chunk left out", "c < chunks; c += 32", "c + 1 < chunks; c += 32"),
+    mutant("matvec", "an operand swapped", "y += from[gated ? 2 * r : r];", "y += from[gated ? 2 * r : ROWS - 1 - r];"),
+    mutant("matvec", "a chunk left out", "c + THREADS * t < chunks ? 1.0f", "c + THREADS * t + 1 < chunks ? 1.0f"),
+    mutant("matvec", "a chunk twice", "c + THREADS * t < chunks ? 1.0f : 0.0f", "1.0f"),
     mutant("matvec", "a row read past the end", "min(n, limit - 1)", "min(n, limit + 64)"),
-    mutant("matvec", "gate and up exchanged", "if (r % 2) up", "if (!(r % 2)) up"),
-    mutant("matvec", "lanes leave a sum early", "acc[r][m] = simd_sum(acc[r][m])", "if (lane < 31) acc[r][m] = simd_sum(acc[r][m])"),
+    mutant("matvec", "gate and up exchanged", "activate(p.gate, y) * up", "activate(p.gate, up) * y"),
+    mutant("matvec", "the barrier dropped", BARRIER, ""),
+    mutant("matvec", "lanes leave a sum early", "const float sum = simd_sum(squares[m]);", "float sum = 0.0f; if (lane < 31) sum = simd_sum(squares[m]);"),
     mutant("embed", "an off-by-one", "if (chunk >= w.chunks) return;", "if (chunk > w.chunks) return;"),
     mutant("embed", "another row", "ids[at.y], at.y", "ids[0], at.y"),
     mutant("rows", "a barrier dropped", BARRIER, ""),

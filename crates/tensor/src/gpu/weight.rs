@@ -34,8 +34,8 @@ const NORM: u32 = 1;
 const BIAS: u32 = 2;
 const RESIDUAL: u32 = 4;
 
-/// Rows of weights that a threadgroup of `matvec_*` computes: 4 simdgroups of 4.
-const MATVEC_ROWS: u32 = 16;
+/// Rows of weights that a threadgroup of `matvec_*` computes.
+const MATVEC_ROWS: u32 = 4;
 /// From this many tokens on, a library multiplies faster than `matvec_*`, where there is one.
 const DENSE_FROM: usize = 24;
 
@@ -45,8 +45,8 @@ pub(crate) struct GpuWeight {
     format: WeightFormat,
     rows: usize,
     cols: usize,
-    /// Codes or floats, scales, biases; dense weights have the first alone.
-    data: [Arc<Buffer>; 3],
+    /// Codes or floats, and pairs of scale and bias; dense weights have the first alone.
+    data: [Arc<Buffer>; 2],
     /// The first row, for a part of a stack.
     first: usize,
     scale_type: u32,
@@ -93,7 +93,7 @@ impl GpuWeight {
             }
             Ok(Arc::new(buffer))
         };
-        let data = [side(0)?, side(1)?, side(2)?];
+        let data = [side(0)?, side(1)?];
         let rows = weights.iter().map(|w| w.rows()).sum();
         Ok(Some(Self { format, rows, cols, data, first: 0, scale_type, exact }))
     }
@@ -111,7 +111,7 @@ impl GpuWeight {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        let row: usize = (0..3).map(|side| self.row_bytes(side)).sum();
+        let row: usize = (0..2).map(|side| self.row_bytes(side)).sum();
         (row * self.rows) as u64
     }
 
@@ -126,13 +126,13 @@ impl GpuWeight {
             (WeightFormat::Dense(_), _) => 0,
             (WeightFormat::Affine(f), 0) => f.row_bytes(self.cols),
             (WeightFormat::Affine(f), _) => {
-                self.cols / f.group * if self.scale_type == 0 { 4 } else { 2 }
+                self.cols / f.group * if self.scale_type == 0 { 8 } else { 4 }
             }
         }
     }
 
-    fn operands(&self) -> [Operand<'_>; 3] {
-        [0, 1, 2].map(|side| Operand::In(&self.data[side], self.first * self.row_bytes(side)))
+    fn operands(&self) -> [Operand<'_>; 2] {
+        [0, 1].map(|side| Operand::In(&self.data[side], self.first * self.row_bytes(side)))
     }
 
     /// The suffix of kernels for this format, and weights of a chunk.
@@ -164,13 +164,13 @@ impl GpuWeight {
         let out = GpuTensor::new(self.gpu(), &[ids.len(), self.cols])?;
         let ids_there = self.gpu().upload(ids)?;
         let (name, chunk) = self.kernel();
-        let [data, scales, biases] = self.operands();
+        let [data, scales] = self.operands();
         self.gpu().launch(&Launch {
             family: "embed",
             kernel: &format!("embed_{name}"),
             grid: [count("embedding", (self.cols / chunk).div_ceil(128))?, ids.len() as u32, 1],
             threads: 128,
-            operands: &[data, scales, biases, Operand::In(&ids_there, 0), Operand::Out(&out.buffer, 0)],
+            operands: &[data, scales, Operand::In(&ids_there, 0), Operand::Out(&out.buffer, 0)],
             params: bytemuck::bytes_of(&self.embed_params(0)),
         })?;
         Ok(out)
@@ -262,13 +262,12 @@ impl GpuWeight {
             gate: product.gate.map_or(0, ops::gate),
             eps: product.norm.map_or(0.0, RmsNorm::eps),
         };
-        let [data, scales, biases] = self.operands();
+        let [data, scales] = self.operands();
         // What a flag says is not there is never read; any buffer will do.
         let x_in = Operand::In(&x.buffer, x.offset);
         let operands = [
             data,
             scales,
-            biases,
             x_in,
             gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
             bias.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
@@ -330,7 +329,7 @@ impl GpuWeight {
         let out = self.gpu().temporary(2 * self.rows * self.cols)?;
         let (name, chunk) = self.kernel();
         let blocks = count("widen", (self.cols / chunk).div_ceil(128))?;
-        let [data, scales, biases] = self.operands();
+        let [data, scales] = self.operands();
         // A grid has at most 65535 threadgroups in y.
         for first in (0..self.rows).step_by(1 << 15) {
             let rows = (self.rows - first).min(1 << 15);
@@ -339,7 +338,7 @@ impl GpuWeight {
                 kernel: &format!("widen_{name}"),
                 grid: [blocks, rows as u32, 1],
                 threads: 128,
-                operands: &[data, scales, biases, Operand::Out(&out, 2 * first * self.cols)],
+                operands: &[data, scales, Operand::Out(&out, 2 * first * self.cols)],
                 params: bytemuck::bytes_of(&self.embed_params(count("widen", first)?)),
             })?;
         }
@@ -347,11 +346,17 @@ impl GpuWeight {
     }
 }
 
-/// Codes or floats, scales and biases as they are stored.
-fn stored(weight: &Weight) -> [Option<Bytes>; 3] {
+/// Codes or floats as they are stored, and pairs of scale and bias.
+fn stored(weight: &Weight) -> [Option<Bytes>; 2] {
     match weight {
-        Weight::Dense(w) => [Some(w.stored()), None, None],
-        Weight::Affine(w) => w.stored().map(Some),
+        Weight::Dense(w) => [Some(w.stored()), None],
+        Weight::Affine(w) => {
+            let [codes, scales, biases] = w.stored();
+            let size = w.scale_type().size_in_bytes();
+            let both = scales.as_slice().chunks(size).zip(biases.as_slice().chunks(size));
+            let pairs = both.flat_map(|(s, b)| [s, b]).flatten().copied().collect();
+            [Some(codes), Some(Bytes::from_vec(pairs))]
+        }
     }
 }
 
