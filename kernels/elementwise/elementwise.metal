@@ -29,7 +29,8 @@ kernel void to_half(
     constant ElementParams& p [[buffer(2)]],
     uint i [[thread_position_in_grid]])
 {
-    if (i < p.n) out[i] = half(x[i]);
+    // What f16 cannot hold becomes its largest number.
+    if (i < p.n) out[i] = half(min(max(x[i], -65504.0f), 65504.0f));
 }
 
 struct RowsParams {

@@ -22,6 +22,7 @@ use taper_chat::{ChatError, ChatTemplate, Tokenizer};
 use taper_engine::{EngineConfig, KvBudget, LocalEngine};
 use taper_hub::HubConfig;
 use taper_models::{Activations, LoadOptions, Model};
+use taper_tensor::gpu::Gpu;
 use taper_weights::Checkpoint;
 
 /// The demo model, as its directory would hold it.
@@ -164,10 +165,11 @@ impl RunningModel {
             source.tokenizer().with_context(|| format!("loading {}", describe(source)))?;
         let template = source.template(&args.template(), &tokenizer)?;
         let generation = source.generation_config()?;
+        let gpu = args.gpu()?;
         let options = LoadOptions {
             max_model_len: args.max_model_len.map(|n| n as usize),
             activations: args.activations(),
-            gpu: None,
+            gpu: gpu.as_ref(),
         };
         let model =
             load(&weights, options).with_context(|| format!("loading {}", describe(source)))?;
@@ -177,8 +179,11 @@ impl RunningModel {
             max_num_seqs: args.max_num_seqs,
             max_num_batched_tokens: args.max_num_batched_tokens,
             max_waiting,
-            codec: taper_kv_codecs::parse(&args.kv_cache_dtype)?,
-            kv_budget: kv_budget(args, &*model)?,
+            codec: match &gpu {
+                Some(gpu) => taper_kv_codecs::parse_on(&args.kv_cache_dtype, gpu)?,
+                None => taper_kv_codecs::parse(&args.kv_cache_dtype)?,
+            },
+            kv_budget: kv_budget(args, &*model, gpu.as_ref())?,
             eos_token_ids: generation.eos_token_ids(weights.config())?,
         };
         let engine = Arc::new(LocalEngine::start(model, &config)?);
@@ -187,14 +192,19 @@ impl RunningModel {
     }
 }
 
-fn kv_budget(args: &EngineArgs, model: &dyn Model) -> Result<KvBudget> {
+fn kv_budget(args: &EngineArgs, model: &dyn Model, gpu: Option<&Gpu>) -> Result<KvBudget> {
     if let Some(bytes) = args.kv_cache_memory_bytes {
         return Ok(KvBudget::Bytes(bytes));
     }
     let share = args.gpu_memory_utilization;
     ensure!(share > 0.0 && share <= 1.0, "--gpu-memory-utilization must be above 0 and at most 1");
-    let allowed = (memory::available_bytes()? as f64 * share) as u64;
     let weights = model.info().weight_bytes;
+    // On a GPU the weights are there already.
+    let free = match gpu {
+        Some(gpu) => gpu.memory()?.free + weights,
+        None => memory::available_bytes()?,
+    };
+    let allowed = (free as f64 * share) as u64;
     ensure!(
         allowed > weights,
         "the weights take {} and may take {} ({share} of the free memory); close other programs, raise --gpu-memory-utilization or use a smaller model",
@@ -227,7 +237,7 @@ fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Model>
     })?;
     let repacked =
         weights.quantization().format("*").is_some() && options.activations == Activations::Int8;
-    if !repacked && weights.bytes() < memory::available_bytes()? {
+    if options.gpu.is_none() && !repacked && weights.bytes() < memory::available_bytes()? {
         bar.set_position(0);
         weights.page_in(|bytes| bar.inc(bytes));
     }

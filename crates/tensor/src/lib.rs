@@ -25,6 +25,8 @@ mod error;
 pub mod gpu;
 mod host;
 mod linear;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+mod metal;
 mod norm;
 pub mod ops;
 pub mod pool;

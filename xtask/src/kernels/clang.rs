@@ -87,7 +87,7 @@ impl Clang {
         let file = |ending: &str| self.work.join(format!("{name}.{}.{ending}", target.name()));
         let (msl, expanded, rewritten) = (file("metal"), file("i"), file("cl"));
         fs::write(&msl, change(family, self.text(family)?))?;
-        let mut args = vec!["-E", "-P", "-Iinclude"];
+        let mut args = vec!["-E", "-P", "-Iinclude", "-isystem", "include"];
         args.extend(LANGUAGE);
         args.push(if target == Target::Host { HOST[0] } else { PTX[0] });
         args.extend(["-o", path_str(&expanded)?]);

@@ -1,7 +1,7 @@
 //! Weight matrices on a GPU, and products with them.
 
 use super::{
-    Buffer, Gpu, LANES, Launch, Operand, Resident, backend::MatmulOperands, count, ops, params,
+    Buffer, Gpu, LANES, Launch, Operand, Resident, count, ops, params,
 };
 use crate::{
     Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation,
@@ -31,25 +31,27 @@ params!(
 );
 
 const NORM: u32 = 1;
-const BIAS: u32 = 2;
-const RESIDUAL: u32 = 4;
+pub(super) const BIAS: u32 = 2;
+pub(super) const RESIDUAL: u32 = 4;
 
 /// Rows of weights that a threadgroup of `matvec_*` computes.
 const MATVEC_ROWS: u32 = 4;
-/// From this many tokens on, a library multiplies faster than `matvec_*`, where there is one.
-const DENSE_FROM: usize = 24;
+/// From this many tokens on, tiles of the matrix units are faster than `matvec_*`.
+const TILES_FROM: usize = 5;
+/// From this many on, a library is faster than both, where there is one.
+const LIBRARY_FROM: usize = 192;
 
 /// A matrix `[rows, cols]` on a GPU in its stored format. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct GpuWeight {
     format: WeightFormat,
-    rows: usize,
-    cols: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
     /// Codes or floats, and pairs of scale and bias; dense weights have the first alone.
     data: [Arc<Buffer>; 2],
     /// The first row, for a part of a stack.
     first: usize,
-    scale_type: u32,
+    pub(super) scale_type: u32,
     /// Products are never rounded to f16.
     exact: bool,
 }
@@ -131,12 +133,12 @@ impl GpuWeight {
         }
     }
 
-    fn operands(&self) -> [Operand<'_>; 2] {
+    pub(super) fn operands(&self) -> [Operand<'_>; 2] {
         [0, 1].map(|side| Operand::In(&self.data[side], self.first * self.row_bytes(side)))
     }
 
     /// The suffix of kernels for this format, and weights of a chunk.
-    fn kernel(&self) -> (&'static str, usize) {
+    pub(super) fn kernel(&self) -> (&'static str, usize) {
         match self.format {
             WeightFormat::Dense(DType::F32) => ("f32", 8),
             WeightFormat::Dense(DType::F16) => ("f16", 8),
@@ -152,7 +154,7 @@ impl GpuWeight {
         }
     }
 
-    fn group_shift(&self) -> u32 {
+    pub(super) fn group_shift(&self) -> u32 {
         match self.format {
             WeightFormat::Dense(_) => 0,
             WeightFormat::Affine(f) => (f.group / self.kernel().1).trailing_zeros(),
@@ -176,7 +178,7 @@ impl GpuWeight {
         Ok(out)
     }
 
-    fn embed_params(&self, first: u32) -> EmbedParams {
+    pub(super) fn embed_params(&self, first: u32) -> EmbedParams {
         EmbedParams {
             cols: self.cols as u32,
             group_shift: self.group_shift(),
@@ -202,10 +204,12 @@ impl GpuWeight {
         if tokens == 0 {
             return Ok(outs);
         }
-        if tokens >= DENSE_FROM && !self.exact && self.gpu().has_matmul() {
-            self.dense(x, &product, &outs)?;
-        } else {
+        if self.exact || tokens < TILES_FROM {
             self.matvec(x, &product, &parts, &outs[0])?;
+        } else if tokens < LIBRARY_FROM || !self.gpu().has_matmul() {
+            self.matmul(x, &product, &parts, &outs[0])?;
+        } else {
+            self.library(x, &product, &outs)?;
         }
         Ok(outs)
     }
@@ -282,67 +286,6 @@ impl GpuWeight {
             operands: &operands,
             params: bytemuck::bytes_of(&params),
         })
-    }
-
-    /// The product by the backend's library, from weights widened to f16.
-    fn dense(&self, x: &GpuTensor, product: &Product<'_>, outs: &[GpuTensor]) -> Result<()> {
-        let (gpu, k) = (self.gpu(), self.cols);
-        let m = x.len() / k;
-        let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
-        let half = ops::to_half(normed.as_ref().unwrap_or(x))?;
-        let weights = self.widen()?;
-        let mut first = 0;
-        let mut multiply = |out: &GpuTensor| {
-            let n = out.dims[1];
-            let (x, w) = ((&half, 0), (&weights, 2 * first * k));
-            first += n;
-            gpu.matmul(MatmulOperands { x, w, out: (&out.buffer, out.offset), m, n, k })
-        };
-        if let (Some(activation), [out]) = (product.gate, outs) {
-            let [gate, up] = [(); 2].map(|()| GpuTensor::new(gpu, &out.dims));
-            let (gate, up) = (gate?, up?);
-            multiply(&gate)?;
-            multiply(&up)?;
-            if let Some(bias) = product.bias {
-                let bias = bias.on(gpu)?;
-                ops::add_bias(&gate, &bias, 0, &gate)?;
-                ops::add_bias(&up, &bias, out.dims[1], &up)?;
-            }
-            return ops::Elements::Gated(activation).to(&gate, &up, out);
-        }
-        outs.iter().try_for_each(multiply)?;
-        if let Some(bias) = product.bias {
-            let (bias, mut first) = (bias.on(gpu)?, 0);
-            for out in outs {
-                ops::add_bias(out, &bias, first, out)?;
-                first += out.dims[1];
-            }
-        }
-        if let (Some(residual), [out]) = (product.residual, outs) {
-            ops::Elements::Add.to(out, residual, out)?;
-        }
-        Ok(())
-    }
-
-    /// All rows as f16.
-    fn widen(&self) -> Result<Buffer> {
-        let out = self.gpu().temporary(2 * self.rows * self.cols)?;
-        let (name, chunk) = self.kernel();
-        let blocks = count("widen", (self.cols / chunk).div_ceil(128))?;
-        let [data, scales] = self.operands();
-        // A grid has at most 65535 threadgroups in y.
-        for first in (0..self.rows).step_by(1 << 15) {
-            let rows = (self.rows - first).min(1 << 15);
-            self.gpu().launch(&Launch {
-                family: "embed",
-                kernel: &format!("widen_{name}"),
-                grid: [blocks, rows as u32, 1],
-                threads: 128,
-                operands: &[data, scales, Operand::Out(&out, 2 * first * self.cols)],
-                params: bytemuck::bytes_of(&self.embed_params(count("widen", first)?)),
-            })?;
-        }
-        Ok(out)
     }
 }
 

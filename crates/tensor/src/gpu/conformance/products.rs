@@ -55,7 +55,8 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
         Kind::Embed,
     ];
     // Tokens and rows below, at and above what a simdgroup and a threadgroup take.
-    let shapes = [(1, 5, 1), (1, 48, 3), (3, 17, 2), (4, 32, 1), (9, 7, 5), (33, 40, 2)];
+    let shapes =
+        [(1, 5, 1), (1, 48, 3), (3, 17, 2), (4, 32, 1), (9, 7, 5), (33, 40, 2), (70, 130, 4)];
     let mut cases = Vec::new();
     for &stored in &formats {
         for (i, kind) in kinds.into_iter().enumerate() {
@@ -68,7 +69,7 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
                     continue;
                 }
                 for rounded in [false, true] {
-                    if rounded && (tokens < 24 || matches!(kind, Kind::Embed)) {
+                    if rounded && (tokens < 5 || matches!(kind, Kind::Embed)) {
                         continue;
                     }
                     let cols = group * groups;
@@ -82,7 +83,11 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
 
 impl Case {
     pub(super) fn family(&self) -> &'static str {
-        if matches!(self.kind, Kind::Embed) { "embed" } else { "matvec" }
+        match self.kind {
+            Kind::Embed => "embed",
+            _ if self.rounded => "matmul",
+            _ => "matvec",
+        }
     }
 
     pub(super) fn tolerance(&self) -> f64 {
