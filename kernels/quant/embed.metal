@@ -21,8 +21,8 @@ void read_chunk(thread const WeightRows& w, device T* out, uint row, uint to, ui
     float s, b;
     W::load(raw, w, row, chunk);
     W::affine(w, row, chunk, s, b);
-    device T* o = out + (size_t(to) * w.chunks + chunk) * W::CHUNK;
-    UNROLL for (int i = 0; i < W::CHUNK; ++i) o[i] = T(W::exact(W::quant(raw, i), s, b));
+    device T* o = out + (size_t(to) * w.chunks + chunk) * CHUNK;
+    UNROLL for (int i = 0; i < CHUNK; ++i) o[i] = T(W::exact(W::quant(raw, i), s, b));
 }
 
 #define EMBED(FORMAT, NAME) \
@@ -35,7 +35,7 @@ kernel void embed_##NAME( \
     uint2 at [[threadgroup_position_in_grid]], \
     uint tid [[thread_index_in_threadgroup]]) \
 { \
-    const WeightRows w = {data, scales, p.cols / FORMAT::CHUNK, p.group_shift, p.scale_type}; \
+    const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type}; \
     read_chunk<FORMAT, float>(w, out, ids[at.y], at.y, at.x * 128u + tid); \
 } \
 kernel void widen_##NAME( \
@@ -46,7 +46,7 @@ kernel void widen_##NAME( \
     uint2 at [[threadgroup_position_in_grid]], \
     uint tid [[thread_index_in_threadgroup]]) \
 { \
-    const WeightRows w = {data, scales, p.cols / FORMAT::CHUNK, p.group_shift, p.scale_type}; \
+    const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type}; \
     read_chunk<FORMAT, half>(w, out, p.first + at.y, at.y, at.x * 128u + tid); \
 }
 FOR_EACH_FORMAT(EMBED)

@@ -37,11 +37,11 @@ void matmul(
         SG_N = 8 / SG_M,
         TILES_M = TM / 16 / SG_M,
         TILES_N = TN / 8 / SG_N,
-        CHUNKS = TK / W::CHUNK,                                  // of a row
+        CHUNKS = TK / CHUNK,                                  // of a row
         LOADS = (TN * CHUNKS + THREADS - 1) / THREADS,           // a thread
         X_LOADS = (TM * TK / 8 + THREADS - 1) / THREADS
     };
-    const WeightRows w = {data, scales, p.cols / W::CHUNK, p.group_shift, p.scale_type};
+    const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type};
     const uint begin = at.z * p.share, end = min(begin + p.share, p.cols);
     const uint row0 = at.x * TN, token0 = at.y * TM;
     const uint sg_m = sg / SG_N, sg_n = sg % SG_N;
@@ -58,12 +58,21 @@ void matmul(
         if (k > begin) {
             threadgroup_barrier(mem_flags::mem_threadgroup);
             UNROLL for (int l = 0; l < LOADS; ++l) {
-                const uint i = tid + l * THREADS, column = k - TK + i % CHUNKS * W::CHUNK;
-                threadgroup half* to = ws + i / CHUNKS * STRIDE + i % CHUNKS * W::CHUNK;
+                const uint i = tid + l * THREADS, column = k - TK + i % CHUNKS * CHUNK;
+                threadgroup half* to = ws + i / CHUNKS * STRIDE + i % CHUNKS * CHUNK;
                 if (i < TN * CHUNKS) {
                     const bool there = column < end;
-                    UNROLL for (int e = 0; e < W::CHUNK; ++e) {
-                        to[e] = there ? half(W::exact(W::quant(raw[l], e), s[l], b[l])) : half(0.0f);
+                    const uint keep = there ? 0xffffffffu : 0u;
+                    UNROLL for (int e = 0; e < CHUNK; e += 8) {
+                        uint packed[4];
+                        UNROLL for (int f = 0; f < 4; ++f) {
+                            const float low = W::exact(W::quant(raw[l], e + 2 * f), s[l], b[l]);
+                            const float high = W::exact(W::quant(raw[l], e + 2 * f + 1), s[l], b[l]);
+                            packed[f] = (uint(as_type<ushort>(half(low))) | uint(as_type<ushort>(half(high))) << 16) & keep;
+                        }
+                        uint4 v;
+                        v.x = packed[0], v.y = packed[1], v.z = packed[2], v.w = packed[3];
+                        *(threadgroup uint4*)(to + e) = v;
                     }
                 }
             }
@@ -77,7 +86,7 @@ void matmul(
             UNROLL for (int l = 0; l < LOADS; ++l) {
                 const uint i = min(tid + l * THREADS, uint(TN * CHUNKS - 1));
                 const uint row = min(row0 + i / CHUNKS, p.rows - 1);
-                const uint chunk = min(k / W::CHUNK + i % CHUNKS, w.chunks - 1);
+                const uint chunk = min(k / CHUNK + i % CHUNKS, w.chunks - 1);
                 W::load(raw[l], w, row, chunk);
                 W::affine(w, row, chunk, s[l], b[l]);
             }

@@ -7,15 +7,18 @@
 // is activation(gate) * up, [tokens, rows / 2].
 //
 // Grid: x over blocks of ROWS rows, y over blocks of M tokens. Threads: 128. A threadgroup computes
-// ROWS rows for M tokens; its simdgroups share the chunks of a row, a lane every 128th, and read two
-// of them at a time, so that enough loads are under way. A row's order of additions depends on
-// nothing but its length.
+// ROWS rows for M tokens. It walks over slabs of 128 chunks, a thread a chunk of each row; a single
+// token's slab goes through threadgroup memory, normed, so that all rows share the work. A row's order
+// of additions depends on nothing but its length.
 // Reference: Linear::forward_add, LinearGroup::forward_normed, LinearGroup::forward_gated.
 #include "taper/common.h"
 #include "taper/weights.h"
 #include "taper/activation.h"
 
-enum { MATVEC_NORM = 1, MATVEC_BIAS = 2, MATVEC_RESIDUAL = 4, THREADS = 128, STEP = 2 };
+enum { MATVEC_NORM = 1, MATVEC_BIAS = 2, MATVEC_RESIDUAL = 4, THREADS = 128 };
+
+// Where chunk i of a slab lies in threadgroup memory: apart from its neighbours' banks.
+enum { SLAB_STRIDE = CHUNK + 4 };
 
 struct MatvecParams {
     uint tokens;
@@ -35,9 +38,9 @@ void matvec(
     device const uint* data, device const uint* scales, device const float* x,
     device const float* gains, device const float* bias, device const float* residual,
     device float* out, MatvecParams p, uint2 at, uint tid, uint sg, uint lane,
-    threadgroup float* partial)
+    threadgroup float* xs, threadgroup float* partial)
 {
-    const uint chunks = p.cols / W::CHUNK;
+    const uint chunks = p.cols / CHUNK;
     const WeightRows w = {data, scales, chunks, p.group_shift, p.scale_type};
     const bool gated = p.gate != 0;
     const uint half_rows = p.rows / 2;
@@ -55,38 +58,57 @@ void matvec(
         squares[m] = 0.0f;
         UNROLL for (int r = 0; r < ROWS; ++r) acc[r][m] = 0.0f;
     }
-    for (uint c = tid; c < chunks; c += THREADS * STEP) {
-        uint raw[STEP][ROWS][W::RAW];
-        float s[STEP][ROWS], b[STEP][ROWS];
-        UNROLL for (int t = 0; t < STEP; ++t) {
-            const uint chunk = min(c + THREADS * t, chunks - 1);
-            UNROLL for (int r = 0; r < ROWS; ++r) W::load(raw[t][r], w, row[r], chunk);
-            UNROLL for (int r = 0; r < ROWS; ++r) W::affine(w, row[r], chunk, s[t][r], b[t][r]);
-        }
-        UNROLL for (int t = 0; t < STEP; ++t) {
-            const uint chunk = min(c + THREADS * t, chunks - 1);
-            const float there = c + THREADS * t < chunks ? 1.0f : 0.0f;
-            UNROLL for (int m = 0; m < M; ++m) {
-                device const float* from = x + size_t(min(at.y * M + uint(m), p.tokens - 1)) * p.cols;
-                float v[W::CHUNK], sum = 0.0f;
-                UNROLL for (int i = 0; i < W::CHUNK; i += 4) {
-                    const float4 part = *(device const float4*)(from + chunk * W::CHUNK + i);
-                    v[i] = part.x * there, v[i + 1] = part.y * there;
-                    v[i + 2] = part.z * there, v[i + 3] = part.w * there;
-                }
+    for (uint slab = 0; slab < chunks; slab += THREADS) {
+        const uint chunk = slab + tid;
+        const bool there = chunk < chunks;
+        uint raw[ROWS][W::RAW];
+        float s[ROWS], b[ROWS];
+        UNROLL for (int r = 0; r < ROWS; ++r) W::load(raw[r], w, row[r], min(chunk, chunks - 1));
+        UNROLL for (int r = 0; r < ROWS; ++r) W::affine(w, row[r], min(chunk, chunks - 1), s[r], b[r]);
+        const uint n = min(chunks - slab, uint(THREADS)) * CHUNK;
+        if (M == 1) threadgroup_barrier(mem_flags::mem_threadgroup);
+        UNROLL for (int m = 0; m < M; ++m) {
+            if (M > 1 && !(p.flags & MATVEC_NORM)) continue;
+            const size_t token = min(at.y * M + uint(m), p.tokens - 1);
+            UNROLL_BY(4) for (uint i = tid * 4; i < n; i += THREADS * 4) {
+                float4 v = *(device const float4*)(x + token * p.cols + slab * CHUNK + i);
                 if (p.flags & MATVEC_NORM) {
-                    UNROLL for (int i = 0; i < W::CHUNK; i += 4) {
-                        const float4 g = *(device const float4*)(gains + chunk * W::CHUNK + i);
-                        UNROLL for (int j = 0; j < 4; ++j) squares[m] = fma(v[i + j], v[i + j], squares[m]);
-                        v[i] *= g.x, v[i + 1] *= g.y, v[i + 2] *= g.z, v[i + 3] *= g.w;
+                    const float4 g = *(device const float4*)(gains + slab * CHUNK + i);
+                    squares[m] = fma(v.x, v.x, squares[m]);
+                    squares[m] = fma(v.y, v.y, squares[m]);
+                    squares[m] = fma(v.z, v.z, squares[m]);
+                    squares[m] = fma(v.w, v.w, squares[m]);
+                    v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
+                }
+                if (M == 1) *(threadgroup float4*)(xs + i / CHUNK * SLAB_STRIDE + i % CHUNK) = v;
+            }
+        }
+        if (M == 1) threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (there) {
+            UNROLL for (int m = 0; m < M; ++m) {
+                const size_t token = min(at.y * M + uint(m), p.tokens - 1);
+                float dot[ROWS], sum = 0.0f;
+                UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = 0.0f;
+                UNROLL for (int i = 0; i < CHUNK; i += 4) {
+                    float4 v;
+                    if (M == 1) {
+                        v = *(threadgroup const float4*)(xs + tid * SLAB_STRIDE + i);
+                    } else {
+                        v = *(device const float4*)(x + token * p.cols + chunk * CHUNK + i);
+                        if (p.flags & MATVEC_NORM) {
+                            const float4 g = *(device const float4*)(gains + chunk * CHUNK + i);
+                            v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
+                        }
+                    }
+                    sum += v.x, sum += v.y, sum += v.z, sum += v.w;
+                    UNROLL for (int r = 0; r < ROWS; ++r) {
+                        dot[r] = fma(v.x, W::quant(raw[r], i), dot[r]);
+                        dot[r] = fma(v.y, W::quant(raw[r], i + 1), dot[r]);
+                        dot[r] = fma(v.z, W::quant(raw[r], i + 2), dot[r]);
+                        dot[r] = fma(v.w, W::quant(raw[r], i + 3), dot[r]);
                     }
                 }
-                UNROLL for (int i = 0; i < W::CHUNK; ++i) sum += v[i];
-                UNROLL for (int r = 0; r < ROWS; ++r) {
-                    float dot = 0.0f;
-                    UNROLL for (int i = 0; i < W::CHUNK; ++i) dot = fma(v[i], W::quant(raw[t][r], i), dot);
-                    acc[r][m] += fma(s[t][r], dot, b[t][r] * sum);
-                }
+                UNROLL for (int r = 0; r < ROWS; ++r) acc[r][m] += fma(s[r], dot[r], b[r] * sum);
             }
         }
     }
@@ -130,7 +152,7 @@ void matvec(
     out[to] = y;
 }
 
-#define MATVEC(FORMAT, NAME, M) \
+#define MATVEC(FORMAT, NAME, M, ROWS) \
 kernel void matvec_##NAME##_m##M( \
     device const uint* data [[buffer(0)]], \
     device const uint* scales [[buffer(1)]], \
@@ -145,8 +167,18 @@ kernel void matvec_##NAME##_m##M( \
     uint sg [[simdgroup_index_in_threadgroup]], \
     uint lane [[thread_index_in_simdgroup]]) \
 { \
-    threadgroup float partial[4 * M * 5]; \
-    matvec<FORMAT, M, 4>(data, scales, x, gains, bias, residual, out, p, at, tid, sg, lane, partial); \
+    threadgroup float xs[M == 1 ? THREADS * SLAB_STRIDE : 4]; \
+    threadgroup float partial[4 * M * (ROWS + 1)]; \
+    matvec<FORMAT, M, ROWS>(data, scales, x, gains, bias, residual, out, p, at, tid, sg, lane, xs, partial); \
 }
-#define MATVECS(FORMAT, NAME) MATVEC(FORMAT, NAME, 1) MATVEC(FORMAT, NAME, 4)
-FOR_EACH_FORMAT(MATVECS)
+// Rows of a threadgroup: an even number, of about 32 words a thread. The host counts with the same.
+#define MATVECS(FORMAT, NAME, ROWS) MATVEC(FORMAT, NAME, 1, ROWS) MATVEC(FORMAT, NAME, 4, ROWS)
+MATVECS(Q2, q2, 8)
+MATVECS(Q3, q3, 8)
+MATVECS(Q4, q4, 8)
+MATVECS(Q5, q5, 4)
+MATVECS(Q6, q6, 4)
+MATVECS(Q8, q8, 4)
+MATVECS(DenseF32, f32, 2)
+MATVECS(DenseF16, f16, 2)
+MATVECS(DenseBf16, bf16, 2)

@@ -1,11 +1,13 @@
 // Weight formats, read in chunks of CHUNK consecutive weights of a row.
 //
-// A format has: CHUNK; raw<n>, the words of a chunk as they lie in memory; `load`; `quant(raw, i)`,
-// a float q that stands for weight i; and `affine`, which gives s and b with w = s * q + b.
+// A format has: RAW, the words of a chunk as they lie in memory; `load`; `quant(raw, i)`, a float q
+// that stands for weight i; and `affine`, which gives s and b with w = s * q + b.
 // A code c of BITS bits is read as q = 1 + c / 2^BITS: the code becomes the top of a float's
 // mantissa, so it costs a shift and a mask, and no conversion.
 #pragma once
 #include "common.h"
+
+enum { CHUNK = 32 };
 
 struct WeightRows {
     device const uint* data;
@@ -15,17 +17,27 @@ struct WeightRows {
     uint scale_type;            // 0 f32, 1 f16, 2 bf16
 };
 
-template <int BITS, int WORDS> struct Affine {
-    enum { CHUNK = WORDS * 32 / BITS, RAW = WORDS };
+// N words from an address that is a multiple of as much as N is.
+template <int N> inline void load_words(device const uint* p, thread uint* out) {
+    enum { AT_ONCE = N % 4 == 0 ? 4 : N % 2 == 0 ? 2 : 1 };
+    UNROLL for (int i = 0; i < N; i += AT_ONCE) {
+        if (AT_ONCE == 4) {
+            const uint4 v = *(device const uint4*)(p + i);
+            out[i] = v.x, out[i + 1] = v.y, out[i + 2] = v.z, out[i + 3] = v.w;
+        } else if (AT_ONCE == 2) {
+            const uint2 v = *(device const uint2*)(p + i);
+            out[i] = v.x, out[i + 1] = v.y;
+        } else {
+            out[i] = p[i];
+        }
+    }
+}
+
+template <int BITS> struct Affine {
+    enum { RAW = BITS };
 
     static void load(thread uint* raw, thread const WeightRows& w, uint row, uint chunk) {
-        device const uint* p = w.data + (size_t(row) * w.chunks + chunk) * WORDS;
-        if (WORDS == 2) {
-            uint2 v = *(device const uint2*)p;
-            raw[0] = v.x, raw[1] = v.y;
-        } else {
-            UNROLL for (int i = 0; i < WORDS; ++i) raw[i] = p[i];
-        }
+        load_words<RAW>(w.data + (size_t(row) * w.chunks + chunk) * RAW, raw);
     }
 
     static float quant(thread const uint* raw, int i) {
@@ -57,45 +69,34 @@ template <int BITS, int WORDS> struct Affine {
     }
 };
 
-struct DenseF32 {
-    enum { CHUNK = 8, RAW = 8 };
+template <int WORDS> struct Dense {
+    enum { RAW = WORDS };
     static void load(thread uint* raw, thread const WeightRows& w, uint row, uint chunk) {
-        device const uint4* p = (device const uint4*)w.data + (size_t(row) * w.chunks + chunk) * 2;
-        uint4 a = p[0], c = p[1];
-        raw[0] = a.x, raw[1] = a.y, raw[2] = a.z, raw[3] = a.w;
-        raw[4] = c.x, raw[5] = c.y, raw[6] = c.z, raw[7] = c.w;
+        load_words<RAW>(w.data + (size_t(row) * w.chunks + chunk) * RAW, raw);
     }
+    static void affine(thread const WeightRows&, uint, uint, thread float& s, thread float& b) { s = 1.0f, b = 0.0f; }
+    static float exact(float q, float, float) { return q; }
+};
+struct DenseF32 : Dense<32> {
     static float quant(thread const uint* raw, int i) { return as_type<float>(raw[i]); }
-    static void affine(thread const WeightRows&, uint, uint, thread float& s, thread float& b) { s = 1.0f, b = 0.0f; }
-    static float exact(float q, float, float) { return q; }
 };
-
-struct Dense16 {
-    enum { CHUNK = 8, RAW = 4 };
-    static void load(thread uint* raw, thread const WeightRows& w, uint row, uint chunk) {
-        uint4 v = ((device const uint4*)w.data)[size_t(row) * w.chunks + chunk];
-        raw[0] = v.x, raw[1] = v.y, raw[2] = v.z, raw[3] = v.w;
-    }
-    static void affine(thread const WeightRows&, uint, uint, thread float& s, thread float& b) { s = 1.0f, b = 0.0f; }
-    static float exact(float q, float, float) { return q; }
-};
-struct DenseF16 : Dense16 {
+struct DenseF16 : Dense<16> {
     static float quant(thread const uint* raw, int i) {
         return float(as_type<half>(ushort(raw[i / 2] >> (16 * (i % 2)))));
     }
 };
-struct DenseBf16 : Dense16 {
+struct DenseBf16 : Dense<16> {
     static float quant(thread const uint* raw, int i) {
         return as_type<float>(i % 2 ? raw[i / 2] & 0xffff0000u : raw[i / 2] << 16);
     }
 };
 
-typedef Affine<2, 1> Q2;
-typedef Affine<3, 3> Q3;
-typedef Affine<4, 1> Q4;
-typedef Affine<5, 5> Q5;
-typedef Affine<6, 3> Q6;
-typedef Affine<8, 2> Q8;
+typedef Affine<2> Q2;
+typedef Affine<3> Q3;
+typedef Affine<4> Q4;
+typedef Affine<5> Q5;
+typedef Affine<6> Q6;
+typedef Affine<8> Q8;
 
 // Instantiates a kernel for every format: MACRO(format, suffix of the name).
 #define FOR_EACH_FORMAT(MACRO) \

@@ -122,6 +122,9 @@ fn kv_bytes(model: &dyn Model) -> u64 {
 
 fn prefill(model: Box<dyn Model>, gpu: &Gpu, args: &GpuArgs) -> Result<Box<dyn Model>> {
     let n = args.prefill;
+    if n == 0 {
+        return Ok(model);
+    }
     let mut runner = Runner::over(model, "f16", n, Some(gpu))?;
     let mut random = Random::new(7);
     let tokens: Vec<u32> = (0..n).map(|_| random.below(shape::VOCAB) as u32).collect();

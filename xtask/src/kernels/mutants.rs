@@ -29,11 +29,12 @@ const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
 const MUTANTS: &[Mutant] = &[
     mutant("matvec", "an operand swapped", "y += from[gated ? 2 * r : r];", "y += from[gated ? 2 * r : ROWS - 1 - r];"),
-    mutant("matvec", "a chunk left out", "c + THREADS * t < chunks ? 1.0f", "c + THREADS * t + 1 < chunks ? 1.0f"),
-    mutant("matvec", "a chunk twice", "c + THREADS * t < chunks ? 1.0f : 0.0f", "1.0f"),
+    mutant("matvec", "a chunk left out", "const bool there = chunk < chunks;", "const bool there = chunk + 1 < chunks;"),
+    mutant("matvec", "a chunk twice", "const bool there = chunk < chunks;", "const bool there = true;"),
     mutant("matvec", "a row read past the end", "min(n, limit - 1)", "min(n, limit + 64)"),
     mutant("matvec", "gate and up exchanged", "activate(p.gate, y) * up", "activate(p.gate, up) * y"),
-    mutant("matvec", "the barrier dropped", BARRIER, ""),
+    mutant("matvec", "the barrier before a slab dropped", "if (M == 1) threadgroup_barrier(mem_flags::mem_threadgroup);", ""),
+    mutant("matvec", "the barrier after a slab dropped", "        if (M == 1) threadgroup_barrier(mem_flags::mem_threadgroup);\n        if (there) {", "        if (there) {"),
     mutant("matvec", "lanes leave a sum early", "const float sum = simd_sum(squares[m]);", "float sum = 0.0f; if (lane < 31) sum = simd_sum(squares[m]);"),
     mutant("matmul", "the barrier after the stores dropped", "            threadgroup_barrier(mem_flags::mem_threadgroup);\n        }\n        if (k < end) {", "        }\n        if (k < end) {"),
     mutant("matmul", "the barrier before the stores dropped", BARRIER, ""),

@@ -66,6 +66,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
 
 /// What [`Backend::matmul`] multiplies.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only CUDA has a library"))]
 pub(crate) struct MatmulOperands<'a> {
     /// A buffer, from a byte on.
     pub(crate) x: (&'a Buffer, usize),

@@ -4,7 +4,7 @@ use super::{
     Buffer, Launch, Operand,
     backend::MatmulOperands,
     count, ops, params,
-    weight::{BIAS, GpuWeight, Product, RESIDUAL},
+    weight::{BIAS, CHUNK, GpuWeight, Product, RESIDUAL},
 };
 use crate::{Result, tensor::GpuTensor};
 
@@ -159,8 +159,8 @@ impl GpuWeight {
     /// All rows as f16.
     fn widen(&self) -> Result<Buffer> {
         let out = self.gpu().temporary(2 * self.rows * self.cols)?;
-        let (name, chunk) = self.kernel();
-        let blocks = count("widen", (self.cols / chunk).div_ceil(128))?;
+        let (name, _) = self.kernel();
+        let blocks = count("widen", (self.cols / CHUNK).div_ceil(128))?;
         let [data, scales] = self.operands();
         // A grid has at most 65535 threadgroups in y.
         for first in (0..self.rows).step_by(1 << 15) {

@@ -34,8 +34,8 @@ const NORM: u32 = 1;
 pub(super) const BIAS: u32 = 2;
 pub(super) const RESIDUAL: u32 = 4;
 
-/// Rows of weights that a threadgroup of `matvec_*` computes.
-const MATVEC_ROWS: u32 = 4;
+/// Weights that a thread reads at a time.
+pub(super) const CHUNK: usize = 32;
 /// From this many tokens on, tiles of the matrix units are faster than `matvec_*`.
 const TILES_FROM: usize = 5;
 /// From this many on, a library is faster than both, where there is one.
@@ -82,8 +82,8 @@ impl GpuWeight {
             return Ok(None);
         }
         let cols = first.cols();
-        if !cols.is_multiple_of(8) {
-            return Err(TensorError::shape("gpu weight", "rows of a multiple of 8", &[cols]));
+        if !cols.is_multiple_of(CHUNK) {
+            return Err(TensorError::shape("gpu weight", "rows of a multiple of 32", &[cols]));
         }
         let side = |i: usize| -> Result<Arc<Buffer>> {
             let parts: Vec<_> = weights.iter().map(|w| stored(w)[i].clone()).collect();
@@ -137,19 +137,19 @@ impl GpuWeight {
         [0, 1].map(|side| Operand::In(&self.data[side], self.first * self.row_bytes(side)))
     }
 
-    /// The suffix of kernels for this format, and weights of a chunk.
-    pub(super) fn kernel(&self) -> (&'static str, usize) {
+    /// The suffix of kernels for this format, and rows that a threadgroup of `matvec_*` computes.
+    pub(super) fn kernel(&self) -> (&'static str, u32) {
         match self.format {
-            WeightFormat::Dense(DType::F32) => ("f32", 8),
-            WeightFormat::Dense(DType::F16) => ("f16", 8),
-            WeightFormat::Dense(_) => ("bf16", 8),
+            WeightFormat::Dense(DType::F32) => ("f32", 2),
+            WeightFormat::Dense(DType::F16) => ("f16", 2),
+            WeightFormat::Dense(_) => ("bf16", 2),
             WeightFormat::Affine(f) => match f.bits {
-                2 => ("q2", 16),
-                3 => ("q3", 32),
+                2 => ("q2", 8),
+                3 => ("q3", 8),
                 4 => ("q4", 8),
-                5 => ("q5", 32),
-                6 => ("q6", 16),
-                _ => ("q8", 8),
+                5 => ("q5", 4),
+                6 => ("q6", 4),
+                _ => ("q8", 4),
             },
         }
     }
@@ -157,7 +157,7 @@ impl GpuWeight {
     pub(super) fn group_shift(&self) -> u32 {
         match self.format {
             WeightFormat::Dense(_) => 0,
-            WeightFormat::Affine(f) => (f.group / self.kernel().1).trailing_zeros(),
+            WeightFormat::Affine(f) => (f.group / CHUNK).trailing_zeros(),
         }
     }
 
@@ -165,12 +165,12 @@ impl GpuWeight {
     pub(crate) fn rows_of(&self, ids: &[u32]) -> Result<GpuTensor> {
         let out = GpuTensor::new(self.gpu(), &[ids.len(), self.cols])?;
         let ids_there = self.gpu().upload(ids)?;
-        let (name, chunk) = self.kernel();
+        let (name, _) = self.kernel();
         let [data, scales] = self.operands();
         self.gpu().launch(&Launch {
             family: "embed",
             kernel: &format!("embed_{name}"),
-            grid: [count("embedding", (self.cols / chunk).div_ceil(128))?, ids.len() as u32, 1],
+            grid: [count("embedding", (self.cols / CHUNK).div_ceil(128))?, ids.len() as u32, 1],
             threads: 128,
             operands: &[data, scales, Operand::In(&ids_there, 0), Operand::Out(&out.buffer, 0)],
             params: bytemuck::bytes_of(&self.embed_params(0)),
@@ -246,7 +246,7 @@ impl GpuWeight {
             return Err(TensorError::shape("matvec", expected, &[x.offset / 4]));
         }
         let tokens = x.len() / self.cols;
-        let (name, _) = self.kernel();
+        let (name, rows) = self.kernel();
         let m = if tokens == 1 { 1 } else { 4 };
         let gains = product.norm.map(|n| n.resident().on(self.gpu())).transpose()?;
         let bias = product.bias.map(|b| b.on(self.gpu())).transpose()?;
@@ -281,7 +281,7 @@ impl GpuWeight {
         self.gpu().launch(&Launch {
             family: "matvec",
             kernel: &format!("matvec_{name}_m{m}"),
-            grid: [params.rows.div_ceil(MATVEC_ROWS), params.tokens.div_ceil(m), 1],
+            grid: [params.rows.div_ceil(rows), params.tokens.div_ceil(m), 1],
             threads: 4 * LANES,
             operands: &operands,
             params: bytemuck::bytes_of(&params),

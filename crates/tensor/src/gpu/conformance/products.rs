@@ -56,13 +56,13 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     ];
     // Tokens and rows below, at and above what a simdgroup and a threadgroup take.
     let shapes =
-        [(1, 5, 1), (1, 48, 3), (3, 17, 2), (4, 32, 1), (9, 7, 5), (33, 40, 2), (70, 130, 4)];
+        [(1, 5, 1), (1, 48, 3), (3, 17, 2), (1, 9, 130), (2, 3, 67), (4, 32, 1), (9, 7, 5), (33, 40, 2), (70, 130, 4)];
     let mut cases = Vec::new();
     for &stored in &formats {
         for (i, kind) in kinds.into_iter().enumerate() {
             for (j, &(tokens, rows, groups)) in shapes.iter().enumerate() {
                 let group = match stored {
-                    Stored::Dense(_) => 40,
+                    Stored::Dense(_) => 32,
                     Stored::Affine(f, _) => f.group,
                 };
                 if quick && (i + j) % 2 == 1 {
