@@ -14,6 +14,23 @@ struct EmbedParams {
     uint first;
 };
 
+inline void store8(device float* out, thread const float* v) {
+    UNROLL for (int i = 0; i < 8; i += 4) {
+        float4 four;
+        four.x = v[i], four.y = v[i + 1], four.z = v[i + 2], four.w = v[i + 3];
+        *(device float4*)(out + i) = four;
+    }
+}
+inline void store8(device half* out, thread const float* v) {
+    uint pairs[4];
+    UNROLL for (int i = 0; i < 4; ++i) {
+        pairs[i] = uint(as_type<ushort>(half(v[2 * i]))) | uint(as_type<ushort>(half(v[2 * i + 1]))) << 16;
+    }
+    uint4 all;
+    all.x = pairs[0], all.y = pairs[1], all.z = pairs[2], all.w = pairs[3];
+    *(device uint4*)out = all;
+}
+
 template <typename W, typename T>
 void read_chunk(thread const WeightRows& w, device T* out, uint row, uint to, uint chunk) {
     if (chunk >= w.chunks) return;
@@ -22,7 +39,11 @@ void read_chunk(thread const WeightRows& w, device T* out, uint row, uint to, ui
     W::load(raw, w, row, chunk);
     W::affine(w, row, chunk, s, b);
     device T* o = out + (size_t(to) * w.chunks + chunk) * CHUNK;
-    UNROLL for (int i = 0; i < CHUNK; ++i) o[i] = T(W::exact(W::quant(raw, i), s, b));
+    UNROLL for (int i = 0; i < CHUNK; i += 8) {
+        float v[8];
+        UNROLL for (int e = 0; e < 8; ++e) v[e] = W::exact(W::quant(raw, i + e), s, b);
+        store8(o + i, v);
+    }
 }
 
 #define EMBED(FORMAT, NAME) \

@@ -79,7 +79,12 @@ impl GpuCodec {
         Ok(there)
     }
 
-    fn plan(&self, shape: KvShape, batch: &AttnBatch<'_>, group: usize) -> Result<Arc<Plan>, KvCodecError> {
+    fn plan(
+        &self,
+        shape: KvShape,
+        batch: &AttnBatch<'_>,
+        group: usize,
+    ) -> Result<Arc<Plan>, KvCodecError> {
         let mut step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
         let same = step.group == group
             && step.seqs.len() == batch.seqs.len()
@@ -92,7 +97,8 @@ impl GpuCodec {
         {
             return Ok(Arc::clone(plan));
         }
-        let own = |s: &crate::SeqSpan<'_>| (s.q_len, s.kv_len, s.blocks.iter().map(|b| b.0).collect());
+        let own =
+            |s: &crate::SeqSpan<'_>| (s.q_len, s.kv_len, s.blocks.iter().map(|b| b.0).collect());
         step.seqs = batch.seqs.iter().map(own).collect();
         let seqs: Vec<_> = step
             .seqs
@@ -161,16 +167,17 @@ impl KvCodec for GpuCodec {
         }
         let at_k = |token: usize, e: usize| (e / 8 * BLOCK_TOKENS + token) * 8 + e % 8;
         let at_v = |token: usize, e: usize| token * head_dim + e;
-        let side = |pages: &Buffer, at: &dyn Fn(usize, usize) -> usize| -> Result<Tensor, KvCodecError> {
-            let mut out = Vec::with_capacity(slots.len() * kv_heads * head_dim);
-            for &slot in slots {
-                let floats = self.floats(pages, slot / BLOCK_TOKENS * block, block)?;
-                for head in floats.chunks_exact(BLOCK_TOKENS * head_dim) {
-                    out.extend((0..head_dim).map(|e| head[at(slot % BLOCK_TOKENS, e)]));
+        let side =
+            |pages: &Buffer, at: &dyn Fn(usize, usize) -> usize| -> Result<Tensor, KvCodecError> {
+                let mut out = Vec::with_capacity(slots.len() * kv_heads * head_dim);
+                for &slot in slots {
+                    let floats = self.floats(pages, slot / BLOCK_TOKENS * block, block)?;
+                    for head in floats.chunks_exact(BLOCK_TOKENS * head_dim) {
+                        out.extend((0..head_dim).map(|e| head[at(slot % BLOCK_TOKENS, e)]));
+                    }
                 }
-            }
-            Ok(ops::from_host_f32(out, &[slots.len(), kv_heads, head_dim])?)
-        };
+                Ok(ops::from_host_f32(out, &[slots.len(), kv_heads, head_dim])?)
+            };
         Ok((side(k_pages, &at_k)?, side(v_pages, &at_v)?))
     }
 

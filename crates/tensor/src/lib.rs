@@ -16,9 +16,9 @@
 
 mod affine;
 mod bytes;
+pub mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-pub mod cpu;
 mod dense;
 mod embedding;
 mod error;

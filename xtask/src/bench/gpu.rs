@@ -76,7 +76,8 @@ fn gb(bytes: u64) -> f64 {
 /// Bytes read and written a second by a kernel that scales a gigabyte, in GB.
 fn bandwidth(gpu: &Gpu) -> Result<f64> {
     const N: usize = 1 << 28;
-    let x = ops::from_host_f32((0..N).map(|i| (i % 8191) as f32).collect(), &[1, N])?.to_gpu(gpu)?;
+    let x =
+        ops::from_host_f32((0..N).map(|i| (i % 8191) as f32).collect(), &[1, N])?.to_gpu(gpu)?;
     let mut best = f64::MAX;
     for _ in 0..8 {
         gpu.wait()?;
@@ -159,7 +160,8 @@ fn decode(
     let mut times = Vec::new();
     for step in 0..args.steps + 3 {
         let start = Instant::now();
-        let piece = |(seq, token): (usize, &u32)| (seq as u64, std::slice::from_ref(token).to_vec());
+        let piece =
+            |(seq, token): (usize, &u32)| (seq as u64, std::slice::from_ref(token).to_vec());
         let own: Vec<_> = tokens.iter().enumerate().map(piece).collect();
         let pieces: Vec<_> = own
             .iter()

@@ -5,10 +5,34 @@ use std::{collections::BTreeMap, path::Path, time::Instant};
 use taper_tensor::gpu::{Gpu, HostOptions, conformance};
 
 /// Runs the checks of a library of kernels.
-pub(super) fn run(library: &Path, family: Option<&str>, seed: u64, quick: bool) -> Result<()> {
+pub(super) fn run(
+    library: &Path,
+    family: Option<&str>,
+    seed: u64,
+    quick: bool,
+    first: bool,
+) -> Result<()> {
     let gpu = Gpu::host(library, HostOptions { seed, check_inputs: true })?;
     let order = if seed == 0 { "fixed order".into() } else { format!("random order {seed}") };
+    if first {
+        return until_failure(&gpu, family, seed, quick);
+    }
     all(&gpu, family, seed, quick, &order)
+}
+
+/// Runs the checks until one fails.
+fn until_failure(gpu: &Gpu, family: Option<&str>, seed: u64, quick: bool) -> Result<()> {
+    let checks = conformance::checks(quick);
+    for (i, check) in checks.iter().filter(|c| family.is_none_or(|f| f == c.family)).enumerate() {
+        let outcome = check.run(gpu, data_seed(seed, i))?;
+        ensure!(outcome.passed, "{}: error {:.1e}", check.name, outcome.error);
+    }
+    Ok(())
+}
+
+/// Other data in every order.
+fn data_seed(order: u64, check: usize) -> u64 {
+    order.wrapping_mul(1009).wrapping_add(check as u64 + 1)
 }
 
 /// Runs the checks on a GPU and prints a line a family.
@@ -31,7 +55,7 @@ pub(crate) fn all(
     let wanted = checks.iter().filter(|c| family.is_none_or(|f| f == c.family));
     for (i, check) in wanted.enumerate() {
         let start = Instant::now();
-        let outcome = check.run(gpu, seed.wrapping_mul(1009).wrapping_add(i as u64 + 1));
+        let outcome = check.run(gpu, data_seed(seed, i));
         let sum = sums.entry(check.family).or_default();
         sum.seconds += start.elapsed().as_secs_f64();
         match outcome {

@@ -83,7 +83,13 @@ impl Clang {
     }
 
     /// A family's text as clang takes it.
-    fn source(&self, family: &Family, target: Target, name: &str, change: &Change<'_>) -> Result<PathBuf> {
+    fn source(
+        &self,
+        family: &Family,
+        target: Target,
+        name: &str,
+        change: &Change<'_>,
+    ) -> Result<PathBuf> {
         let file = |ending: &str| self.work.join(format!("{name}.{}.{ending}", target.name()));
         let (msl, expanded, rewritten) = (file("metal"), file("i"), file("cl"));
         fs::write(&msl, change(family, self.text(family)?))?;
@@ -136,14 +142,21 @@ impl Clang {
             objects.push(object);
         }
         let library = self.work.join(format!("lib{name}.so"));
-        let link = ["-shared", "-fsanitize=address", "-shared-libasan", "-o", path_str(&library)?, "-lm"];
+        let link =
+            ["-shared", "-fsanitize=address", "-shared-libasan", "-o", path_str(&library)?, "-lm"];
         let objects: Vec<_> = objects.iter().map(PathBuf::as_path).collect();
         self.run(&link, &objects)?;
         Ok(library)
     }
 
     /// Runs the checks of a library in a process that AddressSanitizer watches.
-    pub(super) fn check(&self, library: &Path, family: Option<&str>, seed: u64, quick: bool) -> Result<()> {
+    pub(super) fn check(
+        &self,
+        library: &Path,
+        family: Option<&str>,
+        seed: u64,
+        quick: bool,
+    ) -> Result<()> {
         let status = self.child(library, family, seed, quick)?.status()?;
         ensure!(status.success(), "checks failed with order {seed}: {status}");
         Ok(())
@@ -151,11 +164,35 @@ impl Clang {
 
     /// As [`Self::check`], in silence; whether it failed.
     pub(super) fn fails(&self, library: &Path, family: &str, seed: u64) -> Result<bool> {
-        let output = self.child(library, Some(family), seed, true)?.output()?;
+        let output = self.child(library, Some(family), seed, true)?.arg("--first").output()?;
         Ok(!output.status.success())
     }
 
-    fn child(&self, library: &Path, family: Option<&str>, seed: u64, quick: bool) -> Result<Command> {
+    /// Runs models on the host runner against transformers, on the fixtures of a name.
+    pub(super) fn parity(&self, library: &Path, filter: &str) -> Result<()> {
+        let mut command = self.watched()?;
+        let status = command.args(["parity", filter, "--device"]).arg(library).status()?;
+        ensure!(status.success(), "parity on the host runner failed: {status}");
+        Ok(())
+    }
+
+    fn child(
+        &self,
+        library: &Path,
+        family: Option<&str>,
+        seed: u64,
+        quick: bool,
+    ) -> Result<Command> {
+        let mut command = self.watched()?;
+        command.args(["kernels", "--library"]).arg(library);
+        command.args(["--seed", &seed.to_string()]);
+        command.args(family.iter().flat_map(|f| ["--family", f]));
+        command.args(quick.then_some("--quick"));
+        Ok(command)
+    }
+
+    /// This program, with AddressSanitizer's runtime.
+    fn watched(&self) -> Result<Command> {
         let runtime = Command::new(&self.program)
             .arg("--print-file-name=libclang_rt.asan-x86_64.so")
             .output()?;
@@ -165,10 +202,6 @@ impl Clang {
             "AddressSanitizer's runtime is missing (apt install libclang-rt-19-dev)"
         );
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["kernels", "--library"]).arg(library);
-        command.args(["--seed", &seed.to_string()]);
-        command.args(family.iter().flat_map(|f| ["--family", f]));
-        command.args(quick.then_some("--quick"));
         command.env("LD_PRELOAD", runtime);
         command.env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=0");
         Ok(command)

@@ -45,12 +45,15 @@ pub(crate) struct Options {
     seed: u64,
     #[arg(long, hide = true)]
     quick: bool,
+    /// Ends at the first check that fails.
+    #[arg(long, hide = true)]
+    first: bool,
 }
 
 pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let only = options.family.as_deref();
     if let Some(library) = &options.library {
-        return check::run(library, only, options.seed, options.quick);
+        return check::run(library, only, options.seed, options.quick, options.first);
     }
     let families: Vec<_> =
         FAMILIES.iter().filter(|f| only.is_none_or(|name| name == f.name)).collect();
@@ -63,6 +66,9 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let library = clang.host_library("kernels", FAMILIES, &|_, text| text)?;
     for seed in 0..=options.orders {
         clang.check(&library, only, seed, seed > 0)?;
+    }
+    if only.is_none() {
+        clang.parity(&library, "mlx-4bit")?;
     }
     if !options.no_mutants {
         mutants::run(&clang, only)?;

@@ -145,11 +145,14 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_refused() {
-        let with = |argument: &str| kernels(&format!("kernel void k({argument}) {{}}"), Target::Ptx);
+        let with =
+            |argument: &str| kernels(&format!("kernel void k({argument}) {{}}"), Target::Ptx);
         assert!(with("uint x [[thread_position_in_grid]]").is_ok());
         assert!(with("uint x").is_err(), "no attribute");
         assert!(with("uint x [[threads_per_grid]]").is_err(), "unknown attribute");
         assert!(with("__global float* x [[buffer(1)]]").is_err(), "buffers out of order");
-        assert!(kernels("kernel void k(uint x [[thread_position_in_grid]]);", Target::Ptx).is_err());
+        assert!(
+            kernels("kernel void k(uint x [[thread_position_in_grid]]);", Target::Ptx).is_err()
+        );
     }
 }

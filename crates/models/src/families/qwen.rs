@@ -32,7 +32,11 @@ pub(super) fn qwen3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
     Ok(spec)
 }
 
-fn qwen(family: &'static str, config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+fn qwen(
+    family: &'static str,
+    config: &Value,
+    options: LoadOptions<'_>,
+) -> Result<Spec, ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
     let shape: Shape = config::parse(family, config)?;
     let windows: Windows = config::parse(family, config)?;

@@ -134,8 +134,7 @@ impl Backend for Cuda {
         self.enter()?;
         // SAFETY: `Buffer` checks the range. From pageable memory the driver copies the bytes away
         // before it returns.
-        let copied =
-            unsafe { cu::memcpy_htod_async(to.0 + offset as u64, bytes, self.stream) };
+        let copied = unsafe { cu::memcpy_htod_async(to.0 + offset as u64, bytes, self.stream) };
         copied.map_err(failed("copy to the GPU"))
     }
 
@@ -206,6 +205,7 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         self.blas = None;
         let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the context is released only below.
         if unsafe { cu::ctx::set_current(self.context) }.is_err() {
             return;
         }
@@ -214,8 +214,7 @@ impl Drop for Cuda {
             let _ = unsafe { cu::stream::synchronize(self.stream).and(cu::module::unload(module)) };
         }
         // SAFETY: opened in `cuda` and not used after this.
-        let _ = unsafe {
-            cu::stream::destroy(self.stream).and(cu::primary_ctx::release(self.device))
-        };
+        let _ =
+            unsafe { cu::stream::destroy(self.stream).and(cu::primary_ctx::release(self.device)) };
     }
 }

@@ -226,7 +226,11 @@ impl Buffer {
     /// They do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
-        if bytes.is_empty() { Ok(()) } else { self.gpu.0.backend.upload(self.handle, offset, bytes) }
+        if bytes.is_empty() {
+            Ok(())
+        } else {
+            self.gpu.0.backend.upload(self.handle, offset, bytes)
+        }
     }
 
     /// Copies elements out, after everything that was launched before.
@@ -246,7 +250,11 @@ impl Buffer {
     fn check(&self, offset: usize, n: usize) -> Result<()> {
         match offset.checked_add(n) {
             Some(end) if end <= self.bytes => Ok(()),
-            _ => Err(TensorError::Bytes { what: "gpu buffer", expected: self.bytes, got: offset + n }),
+            _ => Err(TensorError::Bytes {
+                what: "gpu buffer",
+                expected: self.bytes,
+                got: offset + n,
+            }),
         }
     }
 }

@@ -20,7 +20,11 @@ impl Hazards {
             self.clear();
         }
         for (buffer, writes) in uses {
-            if writes { self.written.insert(buffer) } else { self.read.insert(buffer) };
+            if writes {
+                self.written.insert(buffer)
+            } else {
+                self.read.insert(buffer)
+            };
         }
         clash
     }

@@ -49,7 +49,12 @@ impl Gpu {
     pub fn host(library: &Path, options: HostOptions) -> Result<Self> {
         // SAFETY: the library is ours and runs nothing when it is loaded.
         let library = unsafe { Library::new(library) }.map_err(failed("load kernels"))?;
-        Ok(Self::new(Box::new(Host { library, options, running: Mutex::default(), lengths: Mutex::default() })))
+        Ok(Self::new(Box::new(Host {
+            library,
+            options,
+            running: Mutex::default(),
+            lengths: Mutex::default(),
+        })))
     }
 }
 
@@ -73,7 +78,9 @@ impl Host {
         // SAFETY: the buffer lives as long as the launch that names it.
         let bytes =
             unsafe { std::slice::from_raw_parts(handle.0 as *const u8, self.length(handle)) };
-        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+        bytes
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
     }
 }
 
@@ -128,7 +135,8 @@ impl Backend for Host {
         };
         let inputs: Vec<_> = inputs.filter(|h| self.options.check_inputs && !written(h)).collect();
         let before: Vec<_> = inputs.iter().map(|&h| self.digest(h)).collect();
-        let at = |o: &super::Operand<'_>| (o.buffer().handle().0 as usize + o.offset()) as *mut c_void;
+        let at =
+            |o: &super::Operand<'_>| (o.buffer().handle().0 as usize + o.offset()) as *mut c_void;
         // A copy of its own, so that reading past its end is seen.
         let params = self.allocate(launch.params.len())?;
         self.upload(params, 0, launch.params)?;
@@ -146,8 +154,9 @@ impl Backend for Host {
             )
         };
         self.free(params);
-        let message = |text: String| {
-            TensorError::Gpu { what: "run kernel", message: format!("{}: {text}", launch.kernel) }
+        let message = |text: String| TensorError::Gpu {
+            what: "run kernel",
+            message: format!("{}: {text}", launch.kernel),
         };
         if !wrong.is_null() {
             // SAFETY: a message that stays until the next launch.

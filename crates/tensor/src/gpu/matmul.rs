@@ -117,7 +117,12 @@ impl GpuWeight {
     }
 
     /// The product by the backend's library, from weights widened to f16.
-    pub(super) fn library(&self, x: &GpuTensor, product: &Product<'_>, outs: &[GpuTensor]) -> Result<()> {
+    pub(super) fn library(
+        &self,
+        x: &GpuTensor,
+        product: &Product<'_>,
+        outs: &[GpuTensor],
+    ) -> Result<()> {
         let (gpu, k) = (self.gpu(), self.cols);
         let m = x.len() / k;
         let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;

@@ -24,18 +24,18 @@ mod ops;
 mod resident;
 mod weight;
 
+#[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "only CUDA has a library"))]
+pub(crate) use backend::MatmulOperands;
+pub(crate) use backend::{Backend, Handle};
 pub use backend::{Buffer, Gpu, Memory};
 pub use families::{FAMILIES, Family};
 #[cfg(all(feature = "metal", target_os = "macos"))]
 pub(crate) use hazards::Hazards;
 #[cfg(feature = "gpu-host")]
 pub use host::HostOptions;
-#[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "only CUDA has a library"))]
-pub(crate) use backend::MatmulOperands;
-pub(crate) use backend::{Backend, Handle};
 pub(crate) use launch::{Launch, Operand, params};
-pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub use ops::argmax;
+pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub(crate) use resident::Resident;
 pub(crate) use weight::{GpuWeight, Product};
 

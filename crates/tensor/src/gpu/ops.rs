@@ -71,7 +71,8 @@ pub(crate) fn norm_rope(
     let heads = x.dims[1] / head_dim;
     let out = GpuTensor::new(x.gpu(), &[x.dims[0], heads, head_dim])?;
     let gains = norm.map(|n| n.resident().on(x.gpu())).transpose()?;
-    let there = angles.map(|(cos, sin, _)| Ok::<_, TensorError>((cos.on(x.gpu())?, sin.on(x.gpu())?)));
+    let there =
+        angles.map(|(cos, sin, _)| Ok::<_, TensorError>((cos.on(x.gpu())?, sin.on(x.gpu())?)));
     let there = there.transpose()?;
     let params = RopeParams {
         heads: heads as u32,
@@ -186,11 +187,8 @@ pub(crate) fn take_rows(x: &GpuTensor, ids: &[u32]) -> Result<GpuTensor> {
     let out = GpuTensor::new(x.gpu(), &[ids.len(), cols])?;
     let there = x.gpu().upload(ids)?;
     let params = RowsParams { n: count("take_rows", out.len())?, cols: cols as u32 };
-    let operands = [
-        Operand::In(&x.buffer, x.offset),
-        Operand::In(&there, 0),
-        Operand::Out(&out.buffer, 0),
-    ];
+    let operands =
+        [Operand::In(&x.buffer, x.offset), Operand::In(&there, 0), Operand::Out(&out.buffer, 0)];
     element_wise(x.gpu(), "take_rows", params.n, &operands, &params)?;
     Ok(out)
 }
@@ -205,7 +203,8 @@ pub(crate) fn take_rows(x: &GpuTensor, ids: &[u32]) -> Result<GpuTensor> {
 pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
     let (rows, vocab) = crate::host::dims2("argmax", logits)?;
     let device = || String::from("cpu");
-    let x = logits.on_gpu().ok_or_else(|| TensorError::Device { op: "argmax", device: device() })?;
+    let x =
+        logits.on_gpu().ok_or_else(|| TensorError::Device { op: "argmax", device: device() })?;
     let tokens = x.gpu().temporary(4 * rows)?;
     x.gpu().launch(&Launch {
         family: "argmax",

@@ -1,8 +1,6 @@
 //! Weight matrices on a GPU, and products with them.
 
-use super::{
-    Buffer, Gpu, LANES, Launch, Operand, Resident, count, ops, params,
-};
+use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, ops, params};
 use crate::{
     Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation,
     tensor::GpuTensor,

@@ -66,8 +66,7 @@ impl Linear {
     }
 
     fn multiply_normed(&self, x: &GpuTensor, norm: &RmsNorm) -> Result<GpuTensor> {
-        let product =
-            Product { norm: Some(norm), bias: self.bias.as_ref(), ..Product::default() };
+        let product = Product { norm: Some(norm), bias: self.bias.as_ref(), ..Product::default() };
         let weight = self.weight_there()?;
         let [out] = weight.multiply(x, product, [weight.rows()])?;
         Ok(out)

@@ -5,7 +5,7 @@
 //! launch that reads what an earlier one writes, or writes what an earlier one uses, as the launches'
 //! operands say. The host waits when it reads a result, once a step.
 //!
-//! Compiled and linted for this target on Linux; not yet run (docs/metal.md).
+//! Compiled and linted for this target on Linux, and not yet run: see docs/metal.md.
 
 use crate::{
     Result, TensorError,
@@ -93,7 +93,10 @@ impl Gpu {
 }
 
 impl Open {
-    fn commands(&mut self, queue: &ProtocolObject<dyn MTLCommandQueue>) -> Result<Object<dyn MTLCommandBuffer>> {
+    fn commands(
+        &mut self,
+        queue: &ProtocolObject<dyn MTLCommandQueue>,
+    ) -> Result<Object<dyn MTLCommandBuffer>> {
         if let Some(commands) = &self.commands {
             return Ok(commands.clone());
         }
@@ -103,7 +106,10 @@ impl Open {
         Ok(commands)
     }
 
-    fn encoder(&mut self, queue: &ProtocolObject<dyn MTLCommandQueue>) -> Result<Object<dyn MTLComputeCommandEncoder>> {
+    fn encoder(
+        &mut self,
+        queue: &ProtocolObject<dyn MTLCommandQueue>,
+    ) -> Result<Object<dyn MTLComputeCommandEncoder>> {
         if let Some(encoder) = &self.encoder {
             return Ok(encoder.clone());
         }

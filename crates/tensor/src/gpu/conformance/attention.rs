@@ -103,7 +103,13 @@ impl Case {
         Ok(vec![Pair { got: out.flatten_all()?.to_vec1()?, want }])
     }
 
-    fn reference(&self, q: &[f32], k: &[f64], v: &[f64], (q_len, kv_len): (usize, usize)) -> Vec<f32> {
+    fn reference(
+        &self,
+        q: &[f32],
+        k: &[f64],
+        v: &[f64],
+        (q_len, kv_len): (usize, usize),
+    ) -> Vec<f32> {
         let KvShape { kv_heads, head_dim: d, .. } = self.shape;
         let heads = kv_heads * self.group;
         let mut out = Vec::with_capacity(q.len());
@@ -122,8 +128,7 @@ impl Case {
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
             let total: f64 = weights.iter().sum();
             out.extend((0..d).map(|e| {
-                let sum: f64 =
-                    weights.iter().zip(start..end).map(|(w, t)| w * v[at(t) + e]).sum();
+                let sum: f64 = weights.iter().zip(start..end).map(|(w, t)| w * v[at(t) + e]).sum();
                 (sum / total) as f32
             }));
         }

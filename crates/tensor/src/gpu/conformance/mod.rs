@@ -84,7 +84,11 @@ struct Pair {
 impl Pair {
     fn of(got: &Tensor, want: &Tensor) -> Result<Self> {
         if got.dims() != want.dims() {
-            return Err(crate::TensorError::shape("check", format!("{:?}", want.dims()), got.dims()));
+            return Err(crate::TensorError::shape(
+                "check",
+                format!("{:?}", want.dims()),
+                got.dims(),
+            ));
         }
         let flat = |x: &Tensor| x.flatten_all()?.to_vec1();
         Ok(Self { got: flat(got)?, want: flat(want)? })
@@ -94,7 +98,8 @@ impl Pair {
         if self.got.len() != self.want.len() || self.got.iter().any(|x| !x.is_finite()) {
             return f64::INFINITY;
         }
-        let largest = self.want.iter().map(|w| f64::from(w.abs())).fold(f64::MIN_POSITIVE, f64::max);
+        let largest =
+            self.want.iter().map(|w| f64::from(w.abs())).fold(f64::MIN_POSITIVE, f64::max);
         let pairs = self.got.iter().zip(&self.want);
         pairs.map(|(&g, &w)| f64::from((g - w).abs())).fold(0.0, f64::max) / largest
     }

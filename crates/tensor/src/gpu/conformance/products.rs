@@ -55,8 +55,17 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
         Kind::Embed,
     ];
     // Tokens and rows below, at and above what a simdgroup and a threadgroup take.
-    let shapes =
-        [(1, 5, 1), (1, 48, 3), (3, 17, 2), (1, 9, 130), (2, 3, 67), (4, 32, 1), (9, 7, 5), (33, 40, 2), (70, 130, 4)];
+    let shapes = [
+        (1, 5, 1),
+        (1, 48, 3),
+        (3, 17, 2),
+        (1, 9, 130),
+        (2, 3, 67),
+        (4, 32, 1),
+        (9, 7, 5),
+        (33, 40, 2),
+        (70, 130, 4),
+    ];
     let mut cases = Vec::new();
     for &stored in &formats {
         for (i, kind) in kinds.into_iter().enumerate() {
