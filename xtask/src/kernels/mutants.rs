@@ -84,7 +84,12 @@ const MUTANTS: &[Mutant] = &[
         "const bool there = column < end;",
         "const bool there = true;",
     ),
-    mutant("matmul", "scale and bias swapped", "W::quant(raw[l], e + 2 * f), s[l], b[l])", "W::quant(raw[l], e + 2 * f), b[l], s[l])"),
+    mutant(
+        "matmul",
+        "scale and bias swapped",
+        "W::quant(raw[l], e + 2 * f), s[l], b[l])",
+        "W::quant(raw[l], e + 2 * f), b[l], s[l])",
+    ),
     mutant("matmul", "a share left out", "s < p.shares; ++s", "s + 1 < p.shares; ++s"),
     mutant(
         "matmul",
