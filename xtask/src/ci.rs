@@ -66,11 +66,22 @@ const STEPS: &[Step] = &[
         Run(&["cargo", "test", "--workspace"]),
     ),
     step("aarch64", "tests of the kernels for aarch64 under qemu", Run(&["bash", ".ci/aarch64"])),
+    step(
+        "kernels",
+        "the GPU kernels on the host runner, planted bugs, and the committed PTX",
+        Run(&["bash", ".ci/kernels"]),
+    ),
+    step("metal", "the Metal backend checked for Apple silicon", Run(&["bash", ".ci/metal"])),
     step("fmt", "formatting", Run(&["cargo", "fmt", "--all", "--check"])),
     step(
         "clippy",
         "lints of every target",
         Run(&["cargo", "clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
+    ),
+    step(
+        "clippy-cuda",
+        "lints of the CUDA backend",
+        Run(&["cargo", "clippy", "-p", "xtask", "--features", "cuda", "--", "--deny", "warnings"]),
     ),
     step("tidy", "crate directions, file lengths and other rules", Run(&["{xtask}", "tidy"])),
     step("parity", "logits and greedy tokens against transformers", Run(&["{xtask}", "parity"])),

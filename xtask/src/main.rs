@@ -2,6 +2,8 @@
 
 mod bench;
 mod ci;
+mod device;
+mod kernels;
 mod kv;
 mod niah;
 mod parity;
@@ -27,6 +29,9 @@ enum Task {
     Parity {
         /// Only the fixtures whose name contains this.
         filter: Option<String>,
+        /// Where to run: cpu, cuda, metal, or a library of kernels for the host runner.
+        #[arg(long, default_value = "cpu", value_name = "NAME")]
+        device: String,
     },
     /// Compare the perplexity of held-out text with transformers'.
     Ppl(subject::Subject),
@@ -35,6 +40,8 @@ enum Task {
     /// Measure what the codecs of the KV cache cost and keep, and write docs/kv-codecs.md; use
     /// `cargo run --release -p xtask -- kv`.
     Kv(kv::Options),
+    /// Build the GPU kernels, and check them against the CPU on a simulated GPU.
+    Kernels(kernels::Options),
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
     Tidy,
     /// Run everything that must hold before a change goes in.
@@ -51,12 +58,15 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
-        Task::Parity { filter } => parity::run(&root(), filter.as_deref()),
+        Task::Parity { filter, device } => {
+            parity::run(&root(), filter.as_deref(), device::open(&device)?.as_ref())
+        }
         Task::Bench(bench) => bench::run(&root(), &bench),
         Task::Ppl(subject) => ppl::run(&root(), &subject),
         Task::Kv(options) => kv::run(&root(), &options),
         Task::Niah(options) => niah::run(&root(), &options),
         Task::Ci(options) => ci::run(&root(), &options),
+        Task::Kernels(options) => kernels::run(&root(), &options),
         Task::Tidy => tidy::run(&root()),
     }
 }

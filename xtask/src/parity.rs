@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::{fs, path::Path};
 use taper_base::TokenId;
 use taper_models::Activations;
+use taper_tensor::gpu::Gpu;
 
 /// Largest difference of a logit, relative to the range of the reference's logits.
 const TOLERANCE: f32 = 1e-4;
@@ -18,7 +19,7 @@ struct Expected {
     greedy: Vec<TokenId>,
 }
 
-pub(crate) fn run(root: &Path, filter: Option<&str>) -> Result<()> {
+pub(crate) fn run(root: &Path, filter: Option<&str>, gpu: Option<&Gpu>) -> Result<()> {
     let dir = root.join("tests/fixtures/parity");
     let mut names: Vec<_> = fs::read_dir(&dir)
         .with_context(|| format!("listing {}", dir.display()))?
@@ -30,7 +31,7 @@ pub(crate) fn run(root: &Path, filter: Option<&str>) -> Result<()> {
     println!("{:<28} {:>7} {:>12}  steps and greedy", "checkpoint", "tokens", "difference");
     let mut failed = 0;
     for name in &names {
-        match check(&dir.join(name)) {
+        match check(&dir.join(name), gpu) {
             Ok((tokens, difference)) => {
                 println!("{name:<28} {tokens:>7} {difference:>12.1e}  equal");
             }
@@ -49,21 +50,23 @@ pub(crate) fn run(root: &Path, filter: Option<&str>) -> Result<()> {
 
 /// Returns the prompt's length and the relative difference of its logits. Checkpoints of plain floats
 /// are also computed as they are served, from repacked weights; quantized ones would have their
-/// activations rounded.
-fn check(dir: &Path) -> Result<(usize, f32)> {
-    let (tokens, exact) = check_with(dir, Activations::F32)?;
+/// activations rounded, and a GPU keeps weights as stored.
+fn check(dir: &Path, gpu: Option<&Gpu>) -> Result<(usize, f32)> {
+    let (tokens, exact) = check_with(dir, Activations::F32, gpu)?;
     let config: Value = serde_json::from_slice(&fs::read(dir.join("config.json"))?)?;
-    if ["quantization", "quantization_config"].iter().any(|key| config.get(key).is_some()) {
+    let quantized =
+        ["quantization", "quantization_config"].iter().any(|key| config.get(key).is_some());
+    if quantized || gpu.is_some() {
         return Ok((tokens, exact));
     }
-    let (_, served) = check_with(dir, Activations::Int8).context("repacked")?;
+    let (_, served) = check_with(dir, Activations::Int8, None).context("repacked")?;
     Ok((tokens, exact.max(served)))
 }
 
-fn check_with(dir: &Path, activations: Activations) -> Result<(usize, f32)> {
+fn check_with(dir: &Path, activations: Activations, gpu: Option<&Gpu>) -> Result<(usize, f32)> {
     let expected = read(&dir.join("expected.safetensors"))?;
     let room = expected.prompt.len() + expected.greedy.len();
-    let mut runner = Runner::load(dir, "f32", None, room, activations)?;
+    let mut runner = Runner::load(dir, "f32", None, room, activations, gpu)?;
     let prompt = expected.prompt.as_slice();
 
     let whole = runner.step(&[Piece { seq: 0, start: 0, tokens: prompt }], false)?;

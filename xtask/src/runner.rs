@@ -6,7 +6,11 @@ use taper_base::{SeqId, TokenId};
 use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::{Activations, Batch, LoadOptions, Model};
-use taper_tensor::ops;
+use taper_tensor::{
+    Tensor,
+    gpu::{self, Gpu},
+    ops,
+};
 use taper_weights::Checkpoint;
 
 /// Sequences that a runner serves at a time.
@@ -36,11 +40,23 @@ impl Runner {
         exact: Option<Exact>,
         tokens: usize,
         activations: Activations,
+        gpu: Option<&Gpu>,
     ) -> Result<Self> {
         let weights = Checkpoint::open(dir)?;
-        let model =
-            taper_models::load(&weights, LoadOptions { max_model_len: Some(tokens), activations })
-                .with_context(|| format!("loading {}", dir.display()))?;
+        let options = LoadOptions { max_model_len: Some(tokens), activations, gpu };
+        let model = taper_models::load(&weights, options)
+            .with_context(|| format!("loading {}", dir.display()))?;
+        Self::over(model, kv_dtype, exact, tokens, gpu)
+    }
+
+    /// A model that is loaded, with a cache for so many tokens.
+    pub(crate) fn over(
+        model: Box<dyn Model>,
+        kv_dtype: &str,
+        exact: Option<Exact>,
+        tokens: usize,
+        gpu: Option<&Gpu>,
+    ) -> Result<Self> {
         let info = model.info();
         let geometry = KvGeometry {
             kv_heads: info.kv_heads,
@@ -49,7 +65,10 @@ impl Runner {
         };
         // Partial blocks of several sequences need room too.
         let blocks = tokens.div_ceil(geometry.block_tokens) + 64;
-        let codec = taper_kv_codecs::parse(kv_dtype)?;
+        let codec = match gpu {
+            Some(gpu) => taper_kv_codecs::parse_on(kv_dtype, gpu)?,
+            None => taper_kv_codecs::parse(kv_dtype)?,
+        };
         let tokens_of_cache = blocks * geometry.block_tokens;
         let room =
             |tokens| ExactRoom { tokens, sequences: SEQUENCES, step_tokens: tokens_of_cache };
@@ -63,6 +82,28 @@ impl Runner {
     /// Runs pieces as one packed step and returns the logits of every token of every piece, or of
     /// each piece's last token only.
     pub(crate) fn step(&mut self, pieces: &[Piece<'_>], last_only: bool) -> Result<Vec<Vec<f32>>> {
+        let logits = self.forward(pieces, last_only)?;
+        let vocab = self.model.info().vocab;
+        Ok(ops::with_host_f32(&logits, |l| l.chunks_exact(vocab).map(<[f32]>::to_vec).collect())?)
+    }
+
+    /// Runs pieces as one packed step; the most likely token after each. From a GPU only the tokens
+    /// come back.
+    pub(crate) fn greedy(&mut self, pieces: &[Piece<'_>]) -> Result<Vec<TokenId>> {
+        let logits = self.forward(pieces, true)?;
+        if logits.gpu().is_some() {
+            return Ok(gpu::argmax(&logits)?);
+        }
+        let vocab = self.model.info().vocab;
+        Ok(ops::with_host_f32(&logits, |l| l.chunks_exact(vocab).map(argmax).collect())?)
+    }
+
+    /// The model, without its cache.
+    pub(crate) fn into_model(self) -> Box<dyn Model> {
+        self.model
+    }
+
+    fn forward(&mut self, pieces: &[Piece<'_>], last_only: bool) -> Result<Tensor> {
         let (mut tokens, mut positions, mut logits_at) = (Vec::new(), Vec::new(), Vec::new());
         let mut ranges = Vec::new();
         for piece in pieces {
@@ -79,12 +120,9 @@ impl Runner {
         let batch = Batch { tokens: &tokens, positions: &positions, logits_at: &logits_at };
         let mut session = self.cache.session(&ranges)?;
         let logits = self.model.forward(&batch, &mut session)?;
-        let vocab = self.model.info().vocab;
-        let rows = ops::with_host_f32(&logits, |l| -> Vec<Vec<f32>> {
-            l.chunks_exact(vocab).map(<[f32]>::to_vec).collect()
-        })?;
-        ensure!(rows.len() == logits_at.len(), "one row of logits a token asked for");
-        Ok(rows)
+        let rows = logits.dims().first();
+        ensure!(rows == Some(&logits_at.len()), "one row of logits a token asked for");
+        Ok(logits)
     }
 
     /// Forgets a sequence.

@@ -29,6 +29,9 @@ pub(crate) struct Subject {
     /// Arithmetic, as `taper serve` takes it.
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
     pub(crate) dtype: String,
+    /// Where to run: cpu, cuda, metal, or a library of kernels for the host runner.
+    #[arg(long, default_value = "cpu", value_name = "NAME")]
+    pub(crate) device: String,
     /// The entry of the fixtures to compare with; found by the quantization in config.json
     /// otherwise.
     #[arg(long, alias = "against", value_name = "NAME")]
@@ -44,13 +47,13 @@ impl Subject {
     pub(crate) fn runner(&self, root: &Path, tokens: usize) -> Result<Runner> {
         let exact = self.dtype == "float32";
         let activations = if exact { Activations::F32 } else { Activations::Int8 };
-        let kept = Some(Exact::DEFAULT);
-        Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, activations)
+        let (gpu, kept) = (crate::device::open(&self.device)?, Some(Exact::DEFAULT));
+        Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, activations, gpu.as_ref())
     }
 
     /// What a table's numbers were computed with.
     pub(crate) fn settings(&self) -> String {
-        format!("dtype {}, kv cache {}", self.dtype, self.kv_cache_dtype)
+        format!("dtype {}, kv cache {}, {}", self.dtype, self.kv_cache_dtype, self.device)
     }
 
     pub(crate) fn tokenizer(&self, root: &Path) -> Result<Tokenizer> {

@@ -1,8 +1,11 @@
 //! The codec seam.
 
-use crate::{AttnBatch, AttnParams, DenseCodec, Exact, PagedCodec, Scheme};
+use crate::{AttnBatch, AttnParams, DenseCodec, Exact, GpuCodec, PagedCodec, Scheme};
 use std::{fmt, sync::Arc};
-use taper_tensor::{AlignedBytes, DType, Tensor, TensorError};
+use taper_tensor::{
+    AlignedBytes, DType, Tensor, TensorError,
+    gpu::{Buffer, Gpu},
+};
 
 /// Shape of one layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,6 +38,8 @@ pub struct LayerPages {
     pub exact_k: AlignedBytes,
     /// Values of the exact blocks.
     pub exact_v: AlignedBytes,
+    /// Both on a GPU, once a codec has written there; the host's memory then stays untouched.
+    pub gpu: Option<(Buffer, Buffer)>,
 }
 
 impl LayerPages {
@@ -43,7 +48,7 @@ impl LayerPages {
     pub fn zeroed(bytes: BlockBytes, blocks: usize) -> Self {
         let none = || AlignedBytes::zeroed(0);
         let BlockBytes { k, v } = bytes;
-        Self { k: room(k, blocks), v: room(v, blocks), exact_k: none(), exact_v: none() }
+        Self { k: room(k, blocks), v: room(v, blocks), exact_k: none(), exact_v: none(), gpu: None }
     }
 
     /// The same with room for exact blocks, of [`KvCodec::exact_block_bytes`].
@@ -205,6 +210,14 @@ pub fn parse(name: &str) -> Result<Arc<dyn KvCodec>, KvCodecError> {
         }
     };
     Ok(Arc::new(DenseCodec::new(dtype)?))
+}
+
+/// As [`parse`], for a cache on a GPU.
+///
+/// # Errors
+/// The name is unknown, or no GPU has kernels for it.
+pub fn parse_on(name: &str, gpu: &Gpu) -> Result<Arc<dyn KvCodec>, KvCodecError> {
+    Ok(Arc::new(GpuCodec::new(parse(name)?, gpu)?))
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The decoder-only transformer that the families share.
 
-use crate::{Activations, Batch, KvSession, Model, ModelError, ModelInfo};
+use crate::{Activations, Batch, KvSession, LoadOptions, Model, ModelError, ModelInfo};
 use taper_base::LayerId;
 use taper_kv_codecs::AttnParams;
 use taper_tensor::{
-    Embedding, Linear, LinearGroup, RmsNorm, RopeAngles, RopeTable, Tensor, TensorError, norm_rope,
+    Embedding, Linear, LinearGroup, RmsNorm, RopeAngles, RopeTable, Tensor, norm_rope,
     ops::{self, Activation},
 };
 use taper_weights::Checkpoint;
@@ -85,15 +85,19 @@ impl Decoder {
         spec: Spec,
         weights: &Checkpoint,
         root: &str,
-        activations: Activations,
+        options: LoadOptions<'_>,
     ) -> Result<Self, ModelError> {
         let prefix = format!("{root}model.");
-        let int8 = activations == Activations::Int8;
         let embed = weights.embedding(&format!("{prefix}embed_tokens"), spec.vocab, spec.hidden)?;
-        let embed = if int8 { embed.pack() } else { embed };
+        let exact = options.activations == Activations::F32;
+        let embed = match options.gpu {
+            Some(gpu) => embed.on(gpu, exact)?,
+            None if exact => embed,
+            None => embed.pack(),
+        };
         let layer = |(i, &layer): (usize, &LayerSpec)| {
             let layer = Layer::load(&spec, layer, weights, &format!("{prefix}layers.{i}"))?;
-            Ok::<_, ModelError>(if int8 { layer.pack() } else { layer })
+            layer.placed(options)
         };
         let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
         let norm = norm(&spec, weights, &format!("{prefix}norm.weight"), spec.hidden)?;
@@ -102,7 +106,11 @@ impl Decoder {
         } else {
             weights.linear(&format!("{root}lm_head"), spec.hidden, spec.vocab, false)?
         };
-        let head = if int8 { head.pack() } else { head };
+        let head = match options.gpu {
+            Some(gpu) => head.on(gpu, exact)?,
+            None if exact => head,
+            None => head.pack(),
+        };
         let info = info(&spec, &embed, &layers, &head);
         Ok(Self { info, spec, embed, layers, norm, head })
     }
@@ -169,14 +177,26 @@ impl Layer {
         })
     }
 
-    fn pack(self) -> Self {
-        Self {
-            qkv: self.qkv.pack(),
-            out: self.out.pack(),
-            gate_up: self.gate_up.pack(),
-            down: self.down.pack(),
-            ..self
-        }
+    /// Where and as it will run.
+    fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
+        let exact = options.activations == Activations::F32;
+        Ok(match options.gpu {
+            Some(gpu) => Self {
+                qkv: self.qkv.on(gpu, exact)?,
+                out: self.out.on(gpu, exact)?,
+                gate_up: self.gate_up.on(gpu, exact)?,
+                down: self.down.on(gpu, exact)?,
+                ..self
+            },
+            None if exact => self,
+            None => Self {
+                qkv: self.qkv.pack(),
+                out: self.out.pack(),
+                gate_up: self.gate_up.pack(),
+                down: self.down.pack(),
+                ..self
+            },
+        })
     }
 
     /// Attention's output, plus `x` where no norm stands between.
@@ -194,14 +214,14 @@ impl Layer {
         let rope = self.spec.rope.map(|rope| &ropes[rope]);
         let q = norm_rope(&q, d, q_norm, rope)?;
         let k = norm_rope(&k, d, k_norm, rope)?;
-        let v = v.reshape((t, model.kv_heads, d)).map_err(TensorError::from)?;
+        let v = v.reshape((t, model.kv_heads, d))?;
         let params = AttnParams {
             scale: model.attn_scale,
             window: self.spec.window,
             soft_cap: model.attn_soft_cap,
         };
         let attended = kv.attend(id, &q, &k, &v, &params)?;
-        let attended = attended.reshape((t, model.heads * d)).map_err(TensorError::from)?;
+        let attended = attended.reshape((t, model.heads * d))?;
         add_output(&self.out, &attended, x, self.post_attn_norm.as_ref())
     }
 

@@ -3,7 +3,7 @@
 use crate::{KvSession, ModelError};
 use std::fmt;
 use taper_base::TokenId;
-use taper_tensor::Tensor;
+use taper_tensor::{Tensor, gpu::Gpu};
 
 /// Tokens of one step: those of several sequences, one after the other, never padded.
 #[derive(Debug, Clone, Copy)]
@@ -59,12 +59,14 @@ pub struct ModelInfo {
 
 /// Choices at load time.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct LoadOptions {
+pub struct LoadOptions<'a> {
     /// Longest sequence that will be run; `None` is the configuration's. Models with two sets of
     /// rotary frequencies (longrope) choose by it, once and for every request.
     pub max_model_len: Option<usize>,
     /// How products with quantized weights are computed.
     pub activations: Activations,
+    /// Where it runs; `None` is the CPU.
+    pub gpu: Option<&'a Gpu>,
 }
 
 /// Arithmetic of the products of quantized weights with activations.
@@ -74,6 +76,6 @@ pub enum Activations {
     #[default]
     F32,
     /// Fast: weights are repacked for their kernels, and the activations of quantized ones rounded to
-    /// 8 bits a group.
+    /// 8 bits a group. On a GPU, products of many rows round both to f16 instead.
     Int8,
 }

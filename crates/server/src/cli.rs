@@ -5,6 +5,7 @@ use std::{net::IpAddr, path::PathBuf};
 use taper_chat::{ReasoningFormat, ToolFormat};
 use taper_kv_codecs::Exact;
 use taper_models::Activations;
+use taper_tensor::gpu::{self, Gpu};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -42,6 +43,8 @@ pub(crate) enum Command {
     Download(DownloadArgs),
     /// List the models that were downloaded.
     List,
+    /// Check every GPU kernel against the CPU, on the GPU that is there.
+    Doctor(DoctorArgs),
     /// Quantize a model; the result is an MLX checkpoint, which mlx-lm loads too.
     Convert(ConvertArgs),
 }
@@ -52,6 +55,9 @@ pub(crate) struct EngineArgs {
     /// Longest sequence, prompt and output together [default: the model's own, as far as memory goes].
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_model_len: Option<u32>,
+    /// Where the model runs: cpu, cuda or metal. A GPU needs a build with the feature of its name.
+    #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda", "metal"])]
+    pub(crate) device: String,
     /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
     pub(crate) dtype: String,
@@ -203,6 +209,13 @@ pub(crate) struct DownloadArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// The GPU: cuda or metal [default: whichever this build supports].
+    #[arg(long, value_parser = ["cuda", "metal"])]
+    pub(crate) device: Option<String>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
     /// A model directory, or a Hugging Face id that was downloaded, with dense weights.
     pub(crate) model: String,
@@ -228,6 +241,14 @@ pub(crate) enum TemplateChoice {
 }
 
 impl EngineArgs {
+    /// The GPU that was asked for.
+    pub(crate) fn gpu(&self) -> anyhow::Result<Option<Gpu>> {
+        if self.device == "cpu" {
+            return Ok(None);
+        }
+        Ok(Some(gpu::open(&self.device)?))
+    }
+
     pub(crate) fn activations(&self) -> Activations {
         match self.dtype.as_str() {
             "float32" => Activations::F32,

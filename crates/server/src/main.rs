@@ -4,6 +4,7 @@ mod chat;
 mod cli;
 mod conversation;
 mod convert;
+mod doctor;
 mod download;
 mod generation_config;
 mod inspect;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Some(Command::Inspect(args)) => inspect::inspect(&args),
         Some(Command::Download(args)) => download::run(&args),
         Some(Command::List) => download::list(),
+        Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Convert(args)) => convert::run(&args),
     };
     match done {

@@ -23,6 +23,7 @@ use taper_chat::{ChatError, ChatTemplate, Tokenizer};
 use taper_engine::{EngineConfig, KvBudget, LocalEngine};
 use taper_hub::HubConfig;
 use taper_models::{Activations, LoadOptions, Model};
+use taper_tensor::gpu::Gpu;
 use taper_weights::Checkpoint;
 
 /// The demo model, as its directory would hold it.
@@ -160,21 +161,26 @@ impl RunningModel {
         let name = source.name();
         let loading = || format!("loading {}", describe(source));
         let weights = Arc::new(source.checkpoint().with_context(loading)?);
+        let gpu = args.gpu()?;
         let options = LoadOptions {
             max_model_len: args.max_model_len.map(|n| n as usize),
             activations: args.activations(),
+            gpu: gpu.as_ref(),
         };
         let free = memory::available_bytes()?;
         // A tokenizer takes as long as the weights of a small model, so both are read at once; and
         // a broken template should not cost a long wait for the weights of a large one.
-        let model = thread::spawn({
-            let weights = Arc::clone(&weights);
-            move || load(&weights, options)
+        let (model, text) = thread::scope(|scope| {
+            let model = scope.spawn(|| load(&weights, options));
+            let text = || {
+                let tokenizer = source.tokenizer().with_context(loading)?;
+                let template = source.template(&args.template(), &tokenizer)?;
+                anyhow::Ok((tokenizer, template, source.generation_config()?))
+            };
+            let text = text();
+            (model.join().unwrap_or_else(|panic| resume_unwind(panic)), text)
         });
-        let tokenizer = source.tokenizer().with_context(loading)?;
-        let template = source.template(&args.template(), &tokenizer)?;
-        let generation = source.generation_config()?;
-        let model = model.join().unwrap_or_else(|panic| resume_unwind(panic));
+        let (tokenizer, template, generation) = text?;
         let model = model.with_context(loading)?;
         let (family, parameters) = (model.info().family, model.info().parameters);
         let config = EngineConfig {
@@ -182,10 +188,13 @@ impl RunningModel {
             max_num_seqs: args.max_num_seqs,
             max_num_batched_tokens: args.max_num_batched_tokens,
             max_waiting,
-            codec: taper_kv_codecs::parse(&args.kv_cache_dtype)?,
+            codec: match &gpu {
+                Some(gpu) => taper_kv_codecs::parse_on(&args.kv_cache_dtype, gpu)?,
+                None => taper_kv_codecs::parse(&args.kv_cache_dtype)?,
+            },
             exact: args.exact(),
             prefix_caching: args.prefix_caching(),
-            kv_budget: kv_budget(args, free, &*model)?,
+            kv_budget: kv_budget(args, free, &*model, gpu.as_ref())?,
             eos_token_ids: generation.eos_token_ids(weights.config())?,
         };
         let engine = Arc::new(LocalEngine::start(model, &config)?);
@@ -195,14 +204,24 @@ impl RunningModel {
 }
 
 /// `free` is the memory before the model was loaded.
-fn kv_budget(args: &EngineArgs, free: u64, model: &dyn Model) -> Result<KvBudget> {
+fn kv_budget(
+    args: &EngineArgs,
+    free: u64,
+    model: &dyn Model,
+    gpu: Option<&Gpu>,
+) -> Result<KvBudget> {
     if let Some(bytes) = args.kv_cache_memory_bytes {
         return Ok(KvBudget::Bytes(bytes));
     }
     let share = args.gpu_memory_utilization;
     ensure!(share > 0.0 && share <= 1.0, "--gpu-memory-utilization must be above 0 and at most 1");
-    let allowed = (free as f64 * share) as u64;
     let weights = model.info().weight_bytes;
+    // On a GPU the weights are there already.
+    let free = match gpu {
+        Some(gpu) => gpu.memory()?.free + weights,
+        None => free,
+    };
+    let allowed = (free as f64 * share) as u64;
     ensure!(
         allowed > weights,
         "the weights take {} and may take {} ({share} of the free memory); close other programs, raise --gpu-memory-utilization or use a smaller model",
@@ -214,7 +233,7 @@ fn kv_budget(args: &EngineArgs, free: u64, model: &dyn Model) -> Result<KvBudget
 
 /// Builds the model, with a progress bar. Weights that are not repacked stay mapped; they are read
 /// once, so that the first request does not wait for the disk.
-fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>> {
+fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Model>> {
     let bar = ProgressBar::new(weights.bytes());
     if let Ok(style) = ProgressStyle::with_template(
         "loading weights {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}",
@@ -234,7 +253,7 @@ fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>> {
         progress.thread().unpark();
         model
     })?;
-    let mapped = options.activations == Activations::F32;
+    let mapped = options.gpu.is_none() && options.activations == Activations::F32;
     if mapped && weights.bytes() < memory::available_bytes()? {
         bar.set_position(0);
         weights.page_in(|bytes| bar.inc(bytes));

@@ -98,6 +98,11 @@ impl AffineWeight {
         (self.codes.len() + self.scales.len_bytes() + self.biases.len_bytes()) as u64
     }
 
+    /// Codes, scales and biases as they are stored.
+    pub(crate) fn stored(&self) -> [Bytes; 3] {
+        [self.codes.clone(), self.scales.bytes().clone(), self.biases.bytes().clone()]
+    }
+
     /// Hints that the stored bytes will not be read soon.
     pub(crate) fn release(&self) {
         self.codes.release();

@@ -30,6 +30,10 @@ impl FloatBytes {
         self.dtype
     }
 
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
     pub(crate) fn len_bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -110,6 +114,11 @@ impl DenseWeight {
     /// Hints that the stored bytes will not be read soon.
     pub(crate) fn release(&self) {
         self.data.release();
+    }
+
+    /// The bytes as they are stored.
+    pub(crate) fn stored(&self) -> Bytes {
+        self.data.bytes.clone()
     }
 
     pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {

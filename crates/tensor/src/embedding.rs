@@ -1,6 +1,6 @@
 //! Token embeddings.
 
-use crate::{Linear, Result, Tensor, TensorError, Weight, host, linear::Matrix, pool};
+use crate::{Linear, Result, Tensor, TensorError, Weight, gpu::Gpu, host, linear::Matrix, pool};
 
 /// A table of token vectors in any weight format.
 #[derive(Debug, Clone)]
@@ -20,6 +20,15 @@ impl Embedding {
         Self(self.0.pack())
     }
 
+    /// The table on a GPU: tensors that it gives are there, and so is all that is computed from them.
+    /// `exact` as in [`Linear::on`].
+    ///
+    /// # Errors
+    /// There is no room, or no kernel for its format.
+    pub fn on(self, gpu: &Gpu, exact: bool) -> Result<Self> {
+        Ok(Self(self.0.on(gpu, exact)?))
+    }
+
     /// Looks tokens up.
     ///
     /// # Shapes
@@ -31,6 +40,9 @@ impl Embedding {
         let (limit, hidden) = (self.0.rows(), self.0.cols());
         if let Some(&token) = tokens.iter().find(|&&t| t as usize >= limit) {
             return Err(TensorError::Index { op: "embedding", index: token as usize, limit });
+        }
+        if let Matrix::Gpu(table) = &self.0 {
+            return Ok(table.rows_of(tokens)?.into());
         }
         let mut out = vec![0.0; tokens.len() * hidden];
         let mut rows: Vec<_> = out.chunks_exact_mut(hidden).zip(tokens).collect();

@@ -66,6 +66,14 @@ pub enum TensorError {
         /// Where the tensor is.
         device: String,
     },
+    /// A GPU or its driver refused.
+    #[error("gpu: cannot {what}: {message}")]
+    Gpu {
+        /// What was asked for.
+        what: &'static str,
+        /// What it said.
+        message: String,
+    },
     /// A number of threads that cannot be had.
     #[error("cannot use {asked} threads{}", running.map_or(String::from(": at least one is needed"),
         |n| format!(": {n} are running already")))]

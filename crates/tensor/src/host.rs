@@ -1,17 +1,11 @@
-//! candle tensors on the host as slices, and back.
+//! Tensors on the host as slices, and back.
 
 use crate::{Device, Result, Tensor, TensorError};
 use candle_core::{CpuStorage, Storage};
 
 /// Calls `f` with the elements of a contiguous f32 tensor on the host.
 pub(crate) fn read<R>(op: &'static str, x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
-    let contiguous;
-    let x = if x.is_contiguous() {
-        x
-    } else {
-        contiguous = x.contiguous()?;
-        &contiguous
-    };
+    let x = x.to_host()?.contiguous()?;
     let (storage, layout) = x.storage_and_layout();
     let all = match &*storage {
         Storage::Cpu(CpuStorage::F32(all)) => all,
@@ -29,7 +23,7 @@ fn dtype(storage: &CpuStorage) -> candle_core::DType {
 
 /// A host tensor that takes over `data`.
 pub(crate) fn tensor(data: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
-    Ok(Tensor::from_vec(data, shape, &Device::Cpu)?)
+    Tensor::from_vec(data, shape, &Device::Cpu)
 }
 
 pub(crate) fn dims2(op: &'static str, x: &Tensor) -> Result<(usize, usize)> {

@@ -4,8 +4,8 @@
 //!
 //! # For contributors
 //!
-//! The only crate that names candle for the others: [`Tensor`] is the currency between layers, and
-//! what candle lacks stands here. Weights are [`Linear`]s and [`Embedding`]s over dense or
+//! The only crate that knows of candle and of devices: [`Tensor`] is the currency between layers, on
+//! the host or on a GPU ([`gpu`]), and every operation runs where its input is. Weights are [`Linear`]s and [`Embedding`]s over dense or
 //! MLX-affine storage that stays mapped; [`ops`] holds the fused operations a transformer needs.
 //!
 //! On the CPU activations are `f32`, and every output row is computed in an order that does not
@@ -17,22 +17,29 @@
 mod affine;
 mod bytes;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod dense;
 mod embedding;
 mod error;
+pub mod gpu;
 mod host;
 mod linear;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+mod metal;
 mod norm;
 pub mod ops;
 pub mod pool;
 mod rope;
+mod tensor;
 
 pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
 pub use bytes::{AlignedBytes, ByteOwner, Bytes};
-pub use candle_core::{DType, Device, Tensor};
+pub use candle_core::{DType, Device};
 pub use dense::DenseWeight;
 pub use embedding::Embedding;
 pub use error::{Result, TensorError};
 pub use linear::{Linear, LinearGroup, Weight, WeightFormat};
 pub use norm::RmsNorm;
 pub use rope::{RopeAngles, RopeTable, norm_rope};
+pub use tensor::Tensor;

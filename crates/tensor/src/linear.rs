@@ -1,6 +1,7 @@
 //! Linear maps over any weight format.
 
 mod input;
+mod placed;
 
 use crate::{
     AffineWeight, Bytes, DType, DenseWeight, Result, RmsNorm, Tensor, TensorError,
@@ -11,6 +12,7 @@ use crate::{
         shared::{SharedOut, Unwritten},
     },
     dense::FloatBytes,
+    gpu::{GpuWeight, Resident},
     host,
 };
 use input::{Input, apply};
@@ -107,6 +109,7 @@ pub(crate) enum Matrix {
     Stored(Weight),
     Packed(Arc<PackedWeight>),
     Dense(Arc<PackedDense>),
+    Gpu(GpuWeight),
 }
 
 impl Matrix {
@@ -115,6 +118,7 @@ impl Matrix {
             Self::Stored(w) => w.rows(),
             Self::Packed(w) => w.rows(),
             Self::Dense(w) => w.rows(),
+            Self::Gpu(w) => w.rows(),
         }
     }
 
@@ -123,6 +127,7 @@ impl Matrix {
             Self::Stored(w) => w.cols(),
             Self::Packed(w) => w.cols(),
             Self::Dense(w) => w.cols(),
+            Self::Gpu(w) => w.cols(),
         }
     }
 
@@ -131,6 +136,7 @@ impl Matrix {
             Self::Stored(w) => w.bytes(),
             Self::Packed(w) => w.bytes(),
             Self::Dense(w) => w.bytes(),
+            Self::Gpu(w) => w.bytes(),
         }
     }
 
@@ -139,6 +145,7 @@ impl Matrix {
             Self::Stored(w) => w.read_rows(row, out),
             Self::Packed(w) => w.read_row(row, out),
             Self::Dense(w) => w.read_row(row, out),
+            Self::Gpu(_) => unreachable!("an embedding on a GPU looks its rows up there"),
         }
     }
 
@@ -164,7 +171,7 @@ impl Matrix {
 #[derive(Debug, Clone)]
 pub struct Linear {
     matrix: Matrix,
-    bias: Option<Vec<f32>>,
+    bias: Option<Resident>,
 }
 
 impl Linear {
@@ -193,7 +200,7 @@ impl Linear {
         let n = self.out_features();
         let mut bias = vec![0.0; n];
         FloatBytes::new("bias", dtype, bytes, n)?.read(0, &mut bias);
-        self.bias = Some(bias);
+        self.bias = Some(Resident::new(bias));
         Ok(self)
     }
 
@@ -206,6 +213,9 @@ impl Linear {
     /// Another shape or type, or a device without a kernel.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let t = self.check(x)?;
+        if let Some(x) = x.on_gpu() {
+            return self.multiply(x, None);
+        }
         let out = host::read("linear", x, |x| self.apply(&mut Input::new(x), None))?;
         host::tensor(out, &[t, self.out_features()])
     }
@@ -223,6 +233,9 @@ impl Linear {
             let expected = format!("a residual of {shape:?}");
             return Err(TensorError::shape("linear", expected, residual.dims()));
         }
+        if let (Some(x), Some(residual)) = (x.on_gpu(), residual.on_gpu()) {
+            return self.multiply(x, Some(residual));
+        }
         let out = host::read("linear", x, |x| {
             host::read("linear", residual, |r| self.apply(&mut Input::new(x), Some(r)))
         })??;
@@ -231,7 +244,7 @@ impl Linear {
 
     fn check(&self, x: &Tensor) -> Result<usize> {
         match host::dims2("linear", x)? {
-            (t, k) if k == self.in_features() => Ok(t),
+            (t, k) if k == self.in_features() => self.check_place(x).map(|()| t),
             _ => {
                 let expected = format!("[t, {}]", self.in_features());
                 Err(TensorError::shape("linear", expected, x.dims()))
@@ -250,7 +263,7 @@ impl Linear {
         residual: Option<&'a [f32]>,
         out: SharedOut,
     ) -> dense::Product<'a> {
-        dense::Product { weight, bias: self.bias.as_deref(), residual, out }
+        dense::Product { weight, bias: self.bias.as_ref().map(Resident::host), residual, out }
     }
 
     fn product<'a>(
@@ -259,7 +272,7 @@ impl Linear {
         residual: Option<&'a [f32]>,
         out: SharedOut,
     ) -> Product<'a> {
-        Product { weight, bias: self.bias.as_deref(), residual, out }
+        Product { weight, bias: self.bias.as_ref().map(Resident::host), residual, out }
     }
 
     /// Inputs.
@@ -277,14 +290,18 @@ impl Linear {
     /// Bytes in memory or mapped.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.matrix.bytes() + self.bias.as_ref().map_or(0, |b| 4 * b.len() as u64)
+        self.matrix.bytes() + self.bias.as_ref().map_or(0, |b| 4 * b.host().len() as u64)
     }
 }
 
 /// Linear maps that read the same input, as the query, key and value projections do. A backend may
 /// run them as one.
 #[derive(Debug, Clone)]
-pub struct LinearGroup<const N: usize>([Linear; N]);
+pub struct LinearGroup<const N: usize> {
+    parts: [Linear; N],
+    /// All of them, one below the other, on a GPU.
+    stacked: Option<placed::Stacked>,
+}
 
 impl<const N: usize> LinearGroup<N> {
     /// Groups maps of one input.
@@ -299,13 +316,13 @@ impl<const N: usize> LinearGroup<N> {
                 return Err(TensorError::shape("linear group", expected, &got));
             }
         }
-        Ok(Self(parts))
+        Ok(Self { parts, stacked: None })
     }
 
     /// As [`Linear::pack`], for every map.
     #[must_use]
     pub fn pack(self) -> Self {
-        Self(self.0.map(Linear::pack))
+        Self { parts: self.parts.map(Linear::pack), ..self }
     }
 
     /// Applies every map to `norm(x)`.
@@ -317,11 +334,14 @@ impl<const N: usize> LinearGroup<N> {
     /// As [`Linear::forward`].
     pub fn forward_normed(&self, x: &Tensor, norm: &RmsNorm) -> Result<[Tensor; N]> {
         let t = self.check(x, norm)?;
+        if let Some(x) = x.on_gpu() {
+            return self.multiply(x, norm);
+        }
         let outputs = host::read("linear group", x, |x| {
-            apply(self.0.each_ref().map(|part| (part, None)), &mut Input::normed(x, norm))
+            apply(self.parts.each_ref().map(|part| (part, None)), &mut Input::normed(x, norm))
         })?;
         let mut tensors = Vec::with_capacity(N);
-        for (out, part) in outputs.into_iter().zip(&self.0) {
+        for (out, part) in outputs.into_iter().zip(&self.parts) {
             tensors.push(host::tensor(out, &[t, part.out_features()])?);
         }
         let got = [tensors.len()];
@@ -332,13 +352,13 @@ impl<const N: usize> LinearGroup<N> {
 
     fn check(&self, x: &Tensor, norm: &RmsNorm) -> Result<usize> {
         norm.check("linear group", x)?;
-        self.0.first().map_or(Ok(0), |first| first.check(x))
+        self.parts.first().map_or(Ok(0), |first| first.check(x))
     }
 
     /// The maps.
     #[must_use]
     pub fn parts(&self) -> &[Linear; N] {
-        &self.0
+        &self.parts
     }
 }
 
@@ -356,11 +376,14 @@ impl LinearGroup<2> {
         norm: &RmsNorm,
         activation: Activation,
     ) -> Result<Tensor> {
-        let [gate, up] = &self.0;
+        let [gate, up] = &self.parts;
         let shape = [self.check(x, norm)?, gate.out_features()];
         if up.out_features() != gate.out_features() {
             let got = [up.out_features(), up.in_features()];
             return Err(TensorError::shape("gated", "two maps of one shape", &got));
+        }
+        if let Some(x) = x.on_gpu() {
+            return self.multiply_gated(x, norm, activation);
         }
         let out = host::read("gated", x, |x| {
             let mut input = Input::normed(x, norm);

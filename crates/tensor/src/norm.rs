@@ -1,11 +1,15 @@
 //! Root-mean-square normalisation (Zhang & Sennrich 2019).
 
-use crate::{Result, Tensor, TensorError, cpu, host};
+use crate::{
+    Result, Tensor, TensorError, cpu,
+    gpu::{self, Resident},
+    host,
+};
 
 /// `x / sqrt(mean(x²) + eps) * gains` over the last dimension.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RmsNorm {
-    gains: Vec<f32>,
+    gains: Resident,
     eps: f32,
 }
 
@@ -13,7 +17,7 @@ impl RmsNorm {
     /// A norm of rows as long as `gains`.
     #[must_use]
     pub fn new(gains: Vec<f32>, eps: f32) -> Self {
-        Self { gains, eps }
+        Self { gains: Resident::new(gains), eps }
     }
 
     /// Norms every row.
@@ -25,18 +29,26 @@ impl RmsNorm {
     /// Another shape or type.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.check("rms_norm", x)?;
-        let out = host::read("rms_norm", x, |x| cpu::rms_norm(x, &self.gains, self.eps))?;
+        if let Some(x) = x.on_gpu() {
+            return Ok(gpu::rms_norm(x, self)?.into());
+        }
+        let out = host::read("rms_norm", x, |x| cpu::rms_norm(x, self.gains(), self.eps))?;
         host::tensor(out, x.dims())
     }
 
     pub(crate) fn check(&self, op: &'static str, x: &Tensor) -> Result<()> {
-        if self.gains.is_empty() || x.dims().last() != Some(&self.gains.len()) {
-            return Err(TensorError::shape(op, format!("[.., {}]", self.gains.len()), x.dims()));
+        let n = self.gains().len();
+        if n == 0 || x.dims().last() != Some(&n) {
+            return Err(TensorError::shape(op, format!("[.., {n}]"), x.dims()));
         }
         Ok(())
     }
 
     pub(crate) fn gains(&self) -> &[f32] {
+        self.gains.host()
+    }
+
+    pub(crate) fn resident(&self) -> &Resident {
         &self.gains
     }
 

@@ -1,6 +1,11 @@
 //! The fused operations of a transformer on [`Tensor`]s.
 
-use crate::{Result, Tensor, TensorError, cpu, host};
+use crate::{
+    Result, Tensor, TensorError, cpu,
+    gpu::{self, Elements},
+    host,
+    tensor::GpuTensor,
+};
 
 pub use crate::cpu::Activation;
 
@@ -10,6 +15,9 @@ pub use crate::cpu::Activation;
 /// The shapes differ, or another type.
 pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     same_shape("gated", gate, up)?;
+    if let Some((gate, up)) = both_on_gpu("gated", gate, up)? {
+        return Ok(Elements::Gated(activation).of(gate, up)?.into());
+    }
     let both = |g: &[f32]| host::read("gated", up, |u| cpu::gated(activation, g, u));
     host::tensor(host::read("gated", gate, both)??, gate.dims())
 }
@@ -20,6 +28,9 @@ pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tenso
 /// The shapes differ, or another type.
 pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     same_shape("add", x, y)?;
+    if let Some((x, y)) = both_on_gpu("add", x, y)? {
+        return Ok(Elements::Add.of(x, y)?.into());
+    }
     let both = |x: &[f32]| host::read("add", y, |y| cpu::add(x, y));
     host::tensor(host::read("add", x, both)??, x.dims())
 }
@@ -29,6 +40,9 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Another type.
 pub fn scale(x: &Tensor, s: f32) -> Result<Tensor> {
+    if let Some(x) = x.on_gpu() {
+        return Ok(Elements::Scale(s).of(x, x)?.into());
+    }
     let out = host::read("scale", x, |x| x.iter().map(|v| v * s).collect())?;
     host::tensor(out, x.dims())
 }
@@ -38,6 +52,9 @@ pub fn scale(x: &Tensor, s: f32) -> Result<Tensor> {
 /// # Errors
 /// Another type.
 pub fn soft_cap(x: &Tensor, cap: f32) -> Result<Tensor> {
+    if let Some(x) = x.on_gpu() {
+        return Ok(Elements::SoftCap(cap).of(x, x)?.into());
+    }
     let mut out = host::read("soft_cap", x, <[f32]>::to_vec)?;
     cpu::soft_cap(&mut out, cap);
     host::tensor(out, x.dims())
@@ -52,21 +69,21 @@ pub fn soft_cap(x: &Tensor, cap: f32) -> Result<Tensor> {
 /// An id is not below `t`, or another shape or type.
 pub fn take_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
     let (t, n) = host::dims2("take_rows", x)?;
+    if let Some(&id) = ids.iter().find(|&&id| id as usize >= t) {
+        return Err(TensorError::Index { op: "take_rows", index: id as usize, limit: t });
+    }
+    if let Some(x) = x.on_gpu() {
+        return Ok(gpu::take_rows(x, ids)?.into());
+    }
     let mut out = Vec::with_capacity(ids.len() * n);
     host::read("take_rows", x, |x| {
-        for &id in ids {
-            let index = id as usize;
-            if index >= t {
-                return Err(TensorError::Index { op: "take_rows", index, limit: t });
-            }
-            out.extend_from_slice(&x[index * n..][..n]);
-        }
-        Ok(())
-    })??;
+        ids.iter().for_each(|&id| out.extend_from_slice(&x[id as usize * n..][..n]));
+    })?;
     host::tensor(out, &[ids.len(), n])
 }
 
-/// Reads a tensor's elements as f32 on the host, for kernels of other crates.
+/// Reads a tensor's elements as f32 on the host, for kernels of other crates. From a GPU they are
+/// copied, once it has computed them.
 ///
 /// # Errors
 /// Another type or device.
@@ -80,6 +97,19 @@ pub fn with_host_f32<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
 /// The shape does not have `data.len()` elements.
 pub fn from_host_f32(data: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
     host::tensor(data, shape)
+}
+
+/// Two operands on one GPU; `None` when both are on the host.
+fn both_on_gpu<'a>(
+    op: &'static str,
+    x: &'a Tensor,
+    y: &'a Tensor,
+) -> Result<Option<(&'a GpuTensor, &'a GpuTensor)>> {
+    match (x.on_gpu(), y.on_gpu()) {
+        (None, None) => Ok(None),
+        (Some(x), Some(y)) => Ok(Some((x, y))),
+        _ => Err(TensorError::Device { op, device: "another than the other operand's".into() }),
+    }
 }
 
 fn same_shape(op: &'static str, x: &Tensor, y: &Tensor) -> Result<()> {

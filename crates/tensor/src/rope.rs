@@ -1,6 +1,10 @@
 //! Rotary position embedding (Su et al. 2021), the half-split form that Hugging Face checkpoints use.
 
-use crate::{Result, RmsNorm, Tensor, TensorError, cpu, host, pool};
+use crate::{
+    Result, RmsNorm, Tensor, TensorError, cpu,
+    gpu::{self, Resident},
+    host, pool,
+};
 
 /// Frequencies of a rotary embedding.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +38,7 @@ impl RopeTable {
             sin.extend(s);
             cos.extend(c);
         }
+        let (sin, cos) = (Resident::new(sin), Resident::new(cos));
         RopeAngles { positions: positions.len(), pairs, sin, cos }
     }
 }
@@ -46,8 +51,8 @@ const ROWS: usize = 64;
 pub struct RopeAngles {
     positions: usize,
     pairs: usize,
-    sin: Vec<f32>,
-    cos: Vec<f32>,
+    sin: Resident,
+    cos: Resident,
 }
 
 /// Norms each head of each token, and rotates it.
@@ -80,11 +85,15 @@ pub fn norm_rope(
         let RopeAngles { positions, pairs, .. } = rope;
         return Err(wrong(format!("[{positions}, heads * (at least {})]", 2 * pairs)));
     }
+    if let Some(x) = x.on_gpu() {
+        let angles = rope.map(|r| (&r.cos, &r.sin, r.pairs));
+        return Ok(gpu::norm_rope(x, head_dim, norm, angles)?.into());
+    }
     let rows = cpu::HeadRows {
         token,
         head: head_dim,
         norm: norm.map(|n| (n.gains(), n.eps())),
-        angles: rope.map(|r| (&*r.cos, &*r.sin, r.pairs)),
+        angles: rope.map(|r| (r.cos.host(), r.sin.host(), r.pairs)),
     };
     let out = host::read("rope", x, |x| cpu::norm_rotate(x, rows))?;
     host::tensor(out, &[t, token / head_dim, head_dim])

@@ -1,9 +1,11 @@
-//! `cargo xtask bench cpu`: speeds of a checkpoint, or side by side with another engine's.
+//! `cargo xtask bench`: speeds of a checkpoint on the CPU, alone or beside another engine's, and of
+//! models of random weights on a GPU.
 
 mod cell;
 mod child;
 mod files;
 mod gguf;
+mod gpu;
 mod llama_cpp;
 mod machine;
 mod own;
@@ -37,6 +39,10 @@ pub(crate) enum Bench {
     Cpu(CpuArgs),
     /// Time to the first token of prompts that begin like an earlier one.
     Prefix(prefix::PrefixArgs),
+    /// Prefill and decode on an NVIDIA GPU (feature `cuda`).
+    Cuda(gpu::GpuArgs),
+    /// Prefill and decode on an Apple GPU (feature `metal`).
+    Metal(gpu::GpuArgs),
     /// One cell, as JSON: what `bench cpu --against` starts.
     #[command(hide = true, name = taper::CELL_COMMAND)]
     CpuCell(CellArgs),
@@ -104,6 +110,8 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
             (_, Some(peer)) => compare(root, peer, args),
             (None, None) => Ok(()),
         },
+        Bench::Cuda(args) => gpu::run("cuda", args),
+        Bench::Metal(args) => gpu::run("metal", args),
         Bench::CpuCell(args) => {
             args.own.set_threads()?;
             let mut runner = args.own.load(&args.model, &[args.work])?;

@@ -48,7 +48,7 @@ impl OwnArgs {
         };
         let tokens = works.iter().map(room).max().unwrap_or(0);
         let activations = if self.float32 { Activations::F32 } else { Activations::Int8 };
-        Runner::load(dir, &self.kv_cache_dtype, Some(Exact::DEFAULT), tokens, activations)
+        Runner::load(dir, &self.kv_cache_dtype, Some(Exact::DEFAULT), tokens, activations, None)
     }
 
     /// Tokens a second, once a sample, after a run that warms up.

@@ -36,7 +36,7 @@ struct PerKind {
     sliding_attention: Option<RopeConfig>,
 }
 
-pub(super) fn gemma3(config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
+pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_activation", &["gelu_pytorch_tanh"])?;
     let config = &with_published_defaults(config);
     let shape: Shape = config::parse(FAMILY, config)?;

@@ -18,14 +18,14 @@ struct Own {
     sliding_window: Option<usize>,
 }
 
-pub(super) fn llama(config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
+pub(super) fn llama(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let (mut spec, own) = build("llama", config, options)?;
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.mlp_bias = own.mlp_bias;
     Ok(spec)
 }
 
-pub(super) fn mistral(config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
+pub(super) fn mistral(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let (mut spec, own) = build("mistral", config, options)?;
     spec.layers.iter_mut().for_each(|layer| layer.window = own.sliding_window);
     Ok(spec)
@@ -34,7 +34,7 @@ pub(super) fn mistral(config: &Value, options: LoadOptions) -> Result<Spec, Mode
 fn build(
     family: &'static str,
     config: &Value,
-    options: LoadOptions,
+    options: LoadOptions<'_>,
 ) -> Result<(Spec, Own), ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
     let shape: Shape = config::parse(family, config)?;

@@ -24,7 +24,7 @@ pub const FAMILIES: &[&str] =
 ///
 /// # Errors
 /// The family is unknown, config.json is incomplete, or the weights do not fit it.
-pub fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>, ModelError> {
+pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Model>, ModelError> {
     let config = weights.config();
     let model_type = config.get("model_type").and_then(Value::as_str);
     let model_type = model_type.ok_or(ModelError::NoModelType)?;
@@ -44,7 +44,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions) -> Result<Box<dyn Model>
         other => return Err(ModelError::UnknownFamily { model_type: other.to_owned() }),
     }?;
     let tied = spec.tied;
-    let model = Decoder::load(spec, weights, root, options.activations)?;
+    let model = Decoder::load(spec, weights, root, options)?;
     weights.expect_all_used(|name| {
         let tied_head = tied && name.starts_with(&format!("{root}lm_head."));
         let elsewhere = !root.is_empty() && !name.starts_with(root);
@@ -58,7 +58,7 @@ fn common(
     family: &'static str,
     shape: &Shape,
     rope: &RopeConfig,
-    options: LoadOptions,
+    options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
     shape.check(family)?;
     let layer = LayerSpec { rope: Some(0), window: None };
@@ -90,7 +90,7 @@ fn common(
     })
 }
 
-fn context(family: &'static str, shape: &Shape, options: LoadOptions) -> RopeContext {
+fn context(family: &'static str, shape: &Shape, options: LoadOptions<'_>) -> RopeContext {
     let max_positions = shape.max_position_embeddings;
     RopeContext {
         family,

@@ -14,7 +14,7 @@ struct Own {
     sliding_window: Option<usize>,
 }
 
-pub(super) fn phi3(config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
+pub(super) fn phi3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require("phi3", config, "hidden_act", &["silu"])?;
     let shape: Shape = config::parse("phi3", config)?;
     let own: Own = config::parse("phi3", config)?;

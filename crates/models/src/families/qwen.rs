@@ -20,19 +20,23 @@ struct Windows {
     attention_bias: Option<bool>,
 }
 
-pub(super) fn qwen2(config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
+pub(super) fn qwen2(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let mut spec = qwen("qwen2", config, options)?;
     spec.qkv_bias = true;
     Ok(spec)
 }
 
-pub(super) fn qwen3(config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
+pub(super) fn qwen3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let mut spec = qwen("qwen3", config, options)?;
     spec.qk_norm = true;
     Ok(spec)
 }
 
-fn qwen(family: &'static str, config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
+fn qwen(
+    family: &'static str,
+    config: &Value,
+    options: LoadOptions<'_>,
+) -> Result<Spec, ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
     let shape: Shape = config::parse(family, config)?;
     let windows: Windows = config::parse(family, config)?;

@@ -24,7 +24,7 @@ struct Own {
     mlp_bias: bool,
 }
 
-pub(super) fn smollm3(config: &Value, options: LoadOptions) -> Result<Spec, ModelError> {
+pub(super) fn smollm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require("smollm3", config, "hidden_act", &["silu"])?;
     let shape: Shape = config::parse("smollm3", config)?;
     let own: Own = config::parse("smollm3", config)?;

@@ -9,6 +9,7 @@ use crate::{
         int8::{self, Int8Rows},
         shared::Unwritten,
     },
+    gpu::Resident,
 };
 
 /// Rows of activations in the forms that kernels read, each made when first asked for.
@@ -77,7 +78,7 @@ pub(super) fn apply<const N: usize>(
         match &linear.matrix {
             Matrix::Stored(weight) => {
                 done[first] = true;
-                let (level, bias) = (Level::detect(), linear.bias.as_deref());
+                let (level, bias) = (Level::detect(), linear.bias.as_ref().map(Resident::host));
                 cpu::matmul_to(level, x.floats(), weight.source(), bias, shared[first]);
                 if let Some(residual) = residual {
                     // SAFETY: the product has written all of it.
@@ -98,6 +99,7 @@ pub(super) fn apply<const N: usize>(
                 let level = DenseLevel::detect();
                 dense::products(level, x.dense(level, weight), &products);
             }
+            Matrix::Gpu(_) => unreachable!("`check` refuses an input that is not on the GPU"),
             Matrix::Packed(weight) => {
                 let mut products = Vec::with_capacity(N);
                 for (i, &(linear, residual)) in maps.iter().enumerate().skip(first) {

@@ -1,0 +1,48 @@
+//! `taper doctor`: every GPU kernel against the CPU.
+
+use crate::{cli::DoctorArgs, memory};
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
+use taper_tensor::gpu::{self, Gpu, conformance};
+
+pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
+    let gpu = find(args.device.as_deref())?;
+    let memory = gpu.memory()?;
+    println!("{}, {} free", gpu.name(), memory::human(memory.free));
+    let mut kernels: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
+    for (i, check) in conformance::checks(false).iter().enumerate() {
+        let (passed, failed) = kernels.entry(check.family).or_default();
+        let why = match check.run(&gpu, i as u64 + 1) {
+            Ok(outcome) if outcome.passed => None,
+            Ok(outcome) => Some(format!("error {:.1e}", outcome.error)),
+            Err(error) => Some(error.to_string()),
+        };
+        match why {
+            None => *passed += 1,
+            Some(why) => {
+                *failed += 1;
+                println!("  {} {}: {why}", check.family, check.name);
+            }
+        }
+    }
+    let mut failures = 0;
+    for (family, (passed, failed)) in kernels {
+        let verdict = if failed == 0 { "pass" } else { "FAIL" };
+        println!("{family:<12} {verdict}  {passed} of {} checks", passed + failed);
+        failures += failed;
+    }
+    if failures > 0 {
+        bail!("{failures} checks failed: do not use this GPU, and please report it");
+    }
+    Ok(())
+}
+
+/// The GPU that was asked for, or the first kind that opens.
+fn find(kind: Option<&str>) -> Result<Gpu> {
+    if let Some(kind) = kind {
+        return Ok(gpu::open(kind)?);
+    }
+    let mut tried = gpu::KINDS.iter().map(|kind| gpu::open(kind));
+    let found = tried.find_map(Result::ok);
+    found.context("no GPU: this build supports none that is here; see --device and docs/cuda.md")
+}

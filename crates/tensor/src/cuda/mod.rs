@@ -1,0 +1,220 @@
+//! NVIDIA GPUs.
+//!
+//! The kernels are the PTX that `cargo xtask kernels --write` makes of the MSL sources; the driver
+//! compiles it for the GPU at hand when a family is first used, and keeps the result. Products of many
+//! rows are cuBLAS's. The driver and cuBLAS are opened at run time: a build needs no CUDA toolkit, and
+//! the program starts where there is no driver.
+
+mod library;
+
+use crate::{
+    Result, TensorError,
+    gpu::{Backend, FAMILIES, Gpu, Handle, Launch, MatmulOperands, Memory},
+};
+use cudarc::driver::{result as cu, sys};
+use library::Blas;
+use std::{
+    collections::HashMap,
+    ffi::{CString, c_void},
+    fmt,
+    sync::{Mutex, PoisonError},
+};
+
+/// One GPU, and the stream on which everything runs in order.
+struct Cuda {
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    device: sys::CUdevice,
+    name: String,
+    modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
+    functions: Mutex<HashMap<String, sys::CUfunction>>,
+    blas: Option<Blas>,
+}
+
+// SAFETY: the driver's handles may be used from any thread that has made the context current, which
+// `enter` does.
+unsafe impl Send for Cuda {}
+// SAFETY: as above; the driver orders concurrent calls.
+unsafe impl Sync for Cuda {}
+
+fn failed<E: fmt::Debug>(what: &'static str) -> impl Fn(E) -> TensorError {
+    move |e| TensorError::Gpu { what, message: format!("{e:?}") }
+}
+
+impl Gpu {
+    /// The NVIDIA GPU of this index.
+    ///
+    /// # Errors
+    /// There is no driver or no such GPU.
+    pub fn cuda(index: i32) -> Result<Self> {
+        // SAFETY: it only looks for the library.
+        if !unsafe { sys::is_culib_present() } {
+            let message = "the NVIDIA driver (libcuda) is not installed".into();
+            return Err(TensorError::Gpu { what: "find a GPU", message });
+        }
+        cu::init().map_err(failed("start CUDA"))?;
+        let device = cu::device::get(index).map_err(failed("find a GPU"))?;
+        let name = cu::device::get_name(device).map_err(failed("name the GPU"))?;
+        // SAFETY: the device exists; the context lives until `drop`.
+        let context = unsafe { cu::primary_ctx::retain(device) }.map_err(failed("open the GPU"))?;
+        // SAFETY: the context was just retained.
+        unsafe { cu::ctx::set_current(context) }.map_err(failed("open the GPU"))?;
+        let stream = cu::stream::create(cu::stream::StreamKind::NonBlocking);
+        let stream = stream.map_err(failed("open a stream"))?;
+        let blas = Blas::open(stream)?;
+        Ok(Self::new(Box::new(Cuda {
+            context,
+            stream,
+            device,
+            name,
+            modules: Mutex::default(),
+            functions: Mutex::default(),
+            blas,
+        })))
+    }
+}
+
+impl Cuda {
+    /// Makes the context this thread's.
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context lives as long as `self`.
+        unsafe { cu::ctx::set_current(self.context) }.map_err(failed("use the GPU"))
+    }
+
+    fn module(&self, family: &'static str) -> Result<sys::CUmodule> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&module) = modules.get(family) {
+            return Ok(module);
+        }
+        let found = FAMILIES.iter().find(|f| f.name == family);
+        let unknown = || TensorError::Gpu { what: "find kernels", message: family.to_owned() };
+        let ptx = CString::new(found.ok_or_else(unknown)?.ptx).map_err(failed("read PTX"))?;
+        // SAFETY: PTX text that ends with a zero.
+        let module = unsafe { cu::module::load_data(ptx.as_ptr().cast()) };
+        let module = module.map_err(failed("compile kernels"))?;
+        modules.insert(family, module);
+        Ok(module)
+    }
+
+    fn function(&self, launch: &Launch<'_>) -> Result<sys::CUfunction> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&function) = functions.get(launch.kernel) {
+            return Ok(function);
+        }
+        let name = CString::new(launch.kernel).map_err(failed("find kernel"))?;
+        let module = self.module(launch.family)?;
+        // SAFETY: the module stays loaded as long as `self`.
+        let function = unsafe { cu::module::get_function(module, name) };
+        let function = function.map_err(failed("find kernel"))?;
+        functions.insert(launch.kernel.to_owned(), function);
+        Ok(function)
+    }
+}
+
+impl Backend for Cuda {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Handle> {
+        self.enter()?;
+        // SAFETY: any size above zero is allowed.
+        let at = unsafe { cu::malloc_sync(bytes) }.map_err(failed("allocate memory"))?;
+        Ok(Handle(at))
+    }
+
+    fn free(&self, handle: Handle) {
+        if self.enter().is_ok() {
+            // SAFETY: it came from `allocate` and is freed once; the driver waits for what reads it.
+            let _ = unsafe { cu::free_sync(handle.0) };
+        }
+    }
+
+    fn upload(&self, to: Handle, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.enter()?;
+        // SAFETY: `Buffer` checks the range. From pageable memory the driver copies the bytes away
+        // before it returns.
+        let copied = unsafe { cu::memcpy_htod_async(to.0 + offset as u64, bytes, self.stream) };
+        copied.map_err(failed("copy to the GPU"))
+    }
+
+    fn download(&self, from: Handle, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.enter()?;
+        // SAFETY: `Buffer` checks the range, and the wait below ends the copy.
+        let copied = unsafe { cu::memcpy_dtoh_async(out, from.0 + offset as u64, self.stream) };
+        copied.map_err(failed("copy from the GPU"))?;
+        self.wait()
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.enter()?;
+        let function = self.function(launch)?;
+        let at = |o: &crate::gpu::Operand<'_>| o.buffer().handle().0 + o.offset() as u64;
+        let mut pointers: Vec<u64> = launch.operands.iter().map(at).collect();
+        let mut arguments: Vec<*mut c_void> =
+            pointers.iter_mut().map(|p| std::ptr::from_mut(p).cast()).collect();
+        arguments.push(launch.params.as_ptr().cast_mut().cast());
+        let [x, y, z] = launch.grid;
+        // SAFETY: the arguments are those of the kernel, which the checks of every kernel show; the
+        // driver copies them before it returns.
+        let launched = unsafe {
+            cu::launch_kernel(
+                function,
+                (x, y, z),
+                (launch.threads, 1, 1),
+                0,
+                self.stream,
+                &mut arguments,
+            )
+        };
+        launched.map_err(failed("run kernel"))
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { cu::stream::synchronize(self.stream) }.map_err(failed("wait for the GPU"))
+    }
+
+    fn memory(&self) -> Result<Memory> {
+        self.enter()?;
+        let (free, total) = cu::mem_get_info().map_err(failed("ask for memory"))?;
+        Ok(Memory { free: free as u64, total: total as u64 })
+    }
+
+    fn has_matmul(&self) -> bool {
+        self.blas.is_some()
+    }
+
+    fn matmul(&self, operands: MatmulOperands<'_>) -> Result<()> {
+        self.enter()?;
+        match &self.blas {
+            Some(blas) => blas.matmul(&operands),
+            None => Err(TensorError::Device { op: "matmul", device: self.name() }),
+        }
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.blas = None;
+        let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the context is released only below.
+        if unsafe { cu::ctx::set_current(self.context) }.is_err() {
+            return;
+        }
+        for (_, module) in modules.drain() {
+            // SAFETY: nothing of it runs any more once the stream is done.
+            let _ = unsafe { cu::stream::synchronize(self.stream).and(cu::module::unload(module)) };
+        }
+        // SAFETY: opened in `cuda` and not used after this.
+        let _ =
+            unsafe { cu::stream::destroy(self.stream).and(cu::primary_ctx::release(self.device)) };
+    }
+}

@@ -1,0 +1,261 @@
+//! Attention over a paged cache of floats on a GPU.
+
+use super::{Buffer, Gpu, Launch, Operand, count, params};
+use crate::{DType, Result, Tensor, TensorError, tensor::GpuTensor};
+
+params!(
+    /// Of `kv_write_*`.
+    WriteParams { n: u32, kv_heads: u32, head_dim: u32 }
+);
+params!(
+    /// Rows of one sequence that a threadgroup of `attend_*` computes.
+    AttendTile { row: u32, count: u32, end: u32, table: u32 }
+);
+params!(
+    /// Of `attend_*`.
+    AttendParams {
+        q_heads: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        spans: u32,
+        window: u32,
+        scale: f32,
+        soft_cap: f32,
+    }
+);
+params!(
+    /// Of `attend_merge`.
+    MergeParams { head_dim: u32, spans: u32 }
+);
+
+/// Tokens of a block of the cache: a lane each.
+pub const BLOCK_TOKENS: usize = 32;
+/// Tokens of a span, as `attend_*` cuts a sequence.
+const SPAN_TOKENS: usize = 512;
+/// Elements of the largest head.
+const MAX_HEAD: usize = 256;
+
+/// Shape and element type of a layer's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// f16, bf16 or f32.
+    pub dtype: DType,
+}
+
+impl KvShape {
+    /// Checks that there are kernels for it.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn check(self) -> Result<()> {
+        if !matches!(self.dtype, DType::F16 | DType::BF16 | DType::F32) {
+            return Err(TensorError::DType { op: "gpu kv cache", got: self.dtype });
+        }
+        if self.head_dim == 0 || self.head_dim > MAX_HEAD || !self.head_dim.is_multiple_of(8) {
+            let expected = format!("heads of a multiple of 8 up to {MAX_HEAD}");
+            return Err(TensorError::shape("gpu kv cache", expected, &[self.head_dim]));
+        }
+        Ok(())
+    }
+
+    fn name(self) -> &'static str {
+        match self.dtype {
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            _ => "f32",
+        }
+    }
+}
+
+/// One sequence's part of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sequence<'a> {
+    /// Query tokens, the last of its `kv_len` tokens.
+    pub q_len: usize,
+    /// Its tokens in the cache.
+    pub kv_len: usize,
+    /// Where they are.
+    pub blocks: &'a [u32],
+}
+
+/// Which rows of a step see which blocks, on the GPU; made once a step and used by every layer.
+#[derive(Debug)]
+pub struct Plan {
+    blocks: Buffer,
+    /// Tiles of as many tokens as 4 and 16 rows of the heads of a KV head allow.
+    tiles: Buffer,
+    n_tiles: u32,
+    rows: usize,
+    tokens: usize,
+    spans: usize,
+    group: usize,
+}
+
+impl Plan {
+    /// Cuts the query tokens of a step into tiles. `group` is the number of query heads a KV head.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn new(gpu: &Gpu, shape: KvShape, seqs: &[Sequence<'_>], group: usize) -> Result<Self> {
+        let longest = seqs.iter().map(|s| s.q_len).max().unwrap_or(0);
+        let typed = shape.dtype == DType::F16 && matches!(shape.head_dim, 64 | 128 | 256);
+        let rows = if typed && (longest > 1 || group > 4) { 16 } else { 4 };
+        let step = (rows / group).max(1);
+        let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
+        for seq in seqs {
+            let table = count("attention", blocks.len())?;
+            for start in (0..seq.q_len).step_by(step) {
+                tiles.push(AttendTile {
+                    row: count("attention", first + start)?,
+                    count: step.min(seq.q_len - start) as u32,
+                    end: count("attention", seq.kv_len - seq.q_len + start + 1)?,
+                    table,
+                });
+            }
+            blocks.extend_from_slice(seq.blocks);
+            first += seq.q_len;
+        }
+        let longest = seqs.iter().map(|s| s.kv_len).max().unwrap_or(0);
+        let n_tiles = count("attention", tiles.len())?;
+        let (blocks, tiles) = (gpu.upload(&blocks)?, gpu.upload(&tiles)?);
+        let spans = longest.div_ceil(SPAN_TOKENS).max(1);
+        Ok(Self { blocks, tiles, n_tiles, rows, tokens: first, spans, group })
+    }
+}
+
+/// What attention computes beside the operands.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scoring {
+    /// Multiplies `q · k`.
+    pub scale: f32,
+    /// A token sees itself and the `window - 1` tokens before it.
+    pub window: Option<usize>,
+    /// `cap * tanh(score / cap)` before the softmax.
+    pub soft_cap: Option<f32>,
+}
+
+/// Writes the rows of a step into the pages of a layer.
+///
+/// # Shapes
+/// `k`, `v` `[t, kv_heads, head_dim]`; `slots`: `t` u32, `block * 32 + offset`.
+///
+/// # Errors
+/// The rows have another shape or are not on a GPU.
+pub fn write(
+    shape: KvShape,
+    k: &Tensor,
+    v: &Tensor,
+    slots: &Buffer,
+    (k_pages, v_pages): (&Buffer, &Buffer),
+) -> Result<()> {
+    shape.check()?;
+    let (k, v) = (on_gpu(k)?, on_gpu(v)?);
+    let expected = [slots.len() / 4, shape.kv_heads, shape.head_dim];
+    for side in [k, v] {
+        if side.dims != expected {
+            return Err(TensorError::shape("kv write", format!("{expected:?}"), &side.dims));
+        }
+    }
+    let params = WriteParams {
+        n: count("kv write", k.len())?,
+        kv_heads: shape.kv_heads as u32,
+        head_dim: shape.head_dim as u32,
+    };
+    k.gpu().launch(&Launch {
+        family: "attend",
+        kernel: &format!("kv_write_{}", shape.name()),
+        grid: [params.n.div_ceil(256), 1, 1],
+        threads: 256,
+        operands: &[
+            Operand::In(&k.buffer, k.offset),
+            Operand::In(&v.buffer, v.offset),
+            Operand::In(slots, 0),
+            Operand::Out(k_pages, 0),
+            Operand::Out(v_pages, 0),
+        ],
+        params: bytemuck::bytes_of(&params),
+    })
+}
+
+/// Causal attention of a step's rows over the pages of a layer.
+///
+/// # Shapes
+/// `q [t, heads, head_dim]` -> the same.
+///
+/// # Errors
+/// `q` has another shape than the plan's, or is not on a GPU.
+pub fn attend(
+    shape: KvShape,
+    q: &Tensor,
+    (k_pages, v_pages): (&Buffer, &Buffer),
+    plan: &Plan,
+    scoring: &Scoring,
+) -> Result<Tensor> {
+    shape.check()?;
+    let q = on_gpu(q)?;
+    let heads = plan.group * shape.kv_heads;
+    if q.dims != [plan.tokens, heads, shape.head_dim] {
+        let expected = format!("[{}, {heads}, {}]", plan.tokens, shape.head_dim);
+        return Err(TensorError::shape("attention", expected, &q.dims));
+    }
+    let gpu = q.gpu();
+    let out = GpuTensor::new(gpu, &q.dims)?;
+    let rows = plan.tokens * heads;
+    let spans = if plan.spans == 1 { 0 } else { plan.spans };
+    let sums = gpu.temporary(4 * rows * spans * shape.head_dim)?;
+    let weights = gpu.temporary(8 * rows * spans)?;
+    let typed = shape.dtype == DType::F16 && matches!(shape.head_dim, 64 | 128 | 256);
+    let size = if typed { shape.head_dim } else { 0 };
+    let parts = plan.group.div_ceil(plan.rows);
+    let params = AttendParams {
+        q_heads: heads as u32,
+        kv_heads: shape.kv_heads as u32,
+        head_dim: shape.head_dim as u32,
+        spans: plan.spans as u32,
+        window: scoring.window.map_or(0, |w| u32::try_from(w).unwrap_or(0)),
+        scale: scoring.scale,
+        soft_cap: scoring.soft_cap.unwrap_or(0.0),
+    };
+    gpu.launch(&Launch {
+        family: "attend",
+        kernel: &format!("attend_{}_d{size}_r{}", shape.name(), plan.rows),
+        grid: [plan.n_tiles, (shape.kv_heads * parts) as u32, plan.spans as u32],
+        threads: 128,
+        operands: &[
+            Operand::In(&q.buffer, q.offset),
+            Operand::In(k_pages, 0),
+            Operand::In(v_pages, 0),
+            Operand::In(&plan.blocks, 0),
+            Operand::In(&plan.tiles, 0),
+            Operand::Out(&out.buffer, 0),
+            Operand::Out(&sums, 0),
+            Operand::Out(&weights, 0),
+        ],
+        params: bytemuck::bytes_of(&params),
+    })?;
+    if spans > 0 {
+        let params = MergeParams { head_dim: shape.head_dim as u32, spans: plan.spans as u32 };
+        gpu.launch(&Launch {
+            family: "attend",
+            kernel: "attend_merge",
+            grid: [count("attention", rows)?, 1, 1],
+            threads: 256,
+            operands: &[
+                Operand::In(&sums, 0),
+                Operand::In(&weights, 0),
+                Operand::Out(&out.buffer, 0),
+            ],
+            params: bytemuck::bytes_of(&params),
+        })?;
+    }
+    Ok(out.into())
+}
+
+fn on_gpu(x: &Tensor) -> Result<&GpuTensor> {
+    let device = || String::from("cpu");
+    x.on_gpu().ok_or_else(|| TensorError::Device { op: "attention", device: device() })
+}

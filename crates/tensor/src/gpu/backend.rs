@@ -1,0 +1,274 @@
+//! A GPU, its memory, and what runs on it.
+
+use super::Launch;
+use crate::{Result, TensorError};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// A buffer as its backend knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Handle(pub(crate) u64);
+
+/// Bytes of a GPU's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Not in use by anybody.
+    pub free: u64,
+    /// In all.
+    pub total: u64,
+}
+
+/// What runs kernels. Work is done in the order it was asked for; only `download` and `wait` wait.
+pub(crate) trait Backend: Send + Sync + fmt::Debug {
+    /// The device's name.
+    fn name(&self) -> String;
+
+    /// Memory of exactly so many bytes; its contents are anything.
+    fn allocate(&self, bytes: usize) -> Result<Handle>;
+
+    /// Gives memory back. Work that was asked for may still read it.
+    fn free(&self, handle: Handle);
+
+    /// Copies bytes in, after what was asked for before.
+    fn upload(&self, to: Handle, offset: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Copies bytes out, after what was asked for before.
+    fn download(&self, from: Handle, offset: usize, out: &mut [u8]) -> Result<()>;
+
+    /// Runs a kernel.
+    fn launch(&self, launch: &Launch<'_>) -> Result<()>;
+
+    /// Waits until everything that was asked for is done.
+    fn wait(&self) -> Result<()>;
+
+    /// Memory there is.
+    fn memory(&self) -> Result<Memory>;
+
+    /// Whether memory of steps may be larger than asked for and used again without being cleared;
+    /// not where accesses are checked.
+    fn may_pool(&self) -> bool {
+        true
+    }
+
+    /// Whether there is a library for [`Self::matmul`].
+    fn has_matmul(&self) -> bool {
+        false
+    }
+
+    /// A library's product of f16 matrices with f32 sums: `out [m, n] = x [m, k] w [n, k]ᵀ`.
+    fn matmul(&self, _operands: MatmulOperands<'_>) -> Result<()> {
+        Err(TensorError::Device { op: "matmul", device: self.name() })
+    }
+}
+
+/// What [`Backend::matmul`] multiplies.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only CUDA has a library"))]
+pub(crate) struct MatmulOperands<'a> {
+    /// A buffer, from a byte on.
+    pub(crate) x: (&'a Buffer, usize),
+    pub(crate) w: (&'a Buffer, usize),
+    pub(crate) out: (&'a Buffer, usize),
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+}
+
+/// A GPU. Cheap to clone.
+#[derive(Clone)]
+pub struct Gpu(Arc<Shared>);
+
+struct Shared {
+    backend: Box<dyn Backend>,
+    /// Buffers of finished temporaries, by size: a step asks for the same ones again.
+    pool: Mutex<HashMap<usize, Vec<Handle>>>,
+}
+
+impl Gpu {
+    #[allow(dead_code, reason = "each backend is a feature")]
+    pub(crate) fn new(backend: Box<dyn Backend>) -> Self {
+        Self(Arc::new(Shared { backend, pool: Mutex::default() }))
+    }
+
+    /// Name of the device.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.0.backend.name()
+    }
+
+    /// Memory there is.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn memory(&self) -> Result<Memory> {
+        self.0.backend.memory()
+    }
+
+    /// Waits for everything that was launched.
+    ///
+    /// # Errors
+    /// A kernel failed.
+    pub fn wait(&self) -> Result<()> {
+        self.0.backend.wait()
+    }
+
+    /// Memory that lives long: weights and caches. Exactly so many bytes, never pooled.
+    ///
+    /// # Errors
+    /// There is not so much memory.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        let handle = self.0.backend.allocate(bytes.max(1))?;
+        Ok(Buffer { gpu: self.clone(), handle, bytes, pooled: None })
+    }
+
+    /// Memory for a result within a step; it returns to a pool.
+    pub(crate) fn temporary(&self, bytes: usize) -> Result<Buffer> {
+        if !self.0.backend.may_pool() {
+            return self.allocate(bytes);
+        }
+        let size = bytes.max(256).next_power_of_two();
+        let mut pool = self.0.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = pool.get_mut(&size).and_then(Vec::pop);
+        drop(pool);
+        let handle = match handle {
+            Some(handle) => handle,
+            None => self.0.backend.allocate(size)?,
+        };
+        Ok(Buffer { gpu: self.clone(), handle, bytes, pooled: Some(size) })
+    }
+
+    /// A temporary with these contents.
+    ///
+    /// # Errors
+    /// There is not so much memory.
+    pub fn upload<T: bytemuck::Pod>(&self, data: &[T]) -> Result<Buffer> {
+        let bytes: &[u8] = bytemuck::cast_slice(data);
+        let buffer = self.temporary(bytes.len())?;
+        buffer.write(0, bytes)?;
+        Ok(buffer)
+    }
+
+    pub(crate) fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        if launch.grid.contains(&0) {
+            return Ok(());
+        }
+        self.0.backend.launch(launch)
+    }
+
+    pub(crate) fn has_matmul(&self) -> bool {
+        self.0.backend.has_matmul()
+    }
+
+    pub(crate) fn matmul(&self, operands: MatmulOperands<'_>) -> Result<()> {
+        self.0.backend.matmul(operands)
+    }
+
+    /// Whether two handles are one GPU.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Gpu").field(&self.name()).finish()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for handle in pool.drain().flat_map(|(_, handles)| handles) {
+            self.backend.free(handle);
+        }
+    }
+}
+
+/// Memory of a GPU.
+pub struct Buffer {
+    gpu: Gpu,
+    handle: Handle,
+    bytes: usize,
+    /// The size under which it goes back to the pool.
+    pooled: Option<usize>,
+}
+
+impl Buffer {
+    /// Where it is.
+    #[must_use]
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// No bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// They do not fit.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.check(offset, bytes.len())?;
+        if bytes.is_empty() {
+            Ok(())
+        } else {
+            self.gpu.0.backend.upload(self.handle, offset, bytes)
+        }
+    }
+
+    /// Copies elements out, after everything that was launched before.
+    ///
+    /// # Errors
+    /// There are not so many, or a kernel failed.
+    pub fn read<T: bytemuck::Pod>(&self, offset: usize, n: usize) -> Result<Vec<T>> {
+        let mut out = vec![T::zeroed(); n];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut out);
+        self.check(offset, bytes.len())?;
+        if !bytes.is_empty() {
+            self.gpu.0.backend.download(self.handle, offset, bytes)?;
+        }
+        Ok(out)
+    }
+
+    fn check(&self, offset: usize, n: usize) -> Result<()> {
+        match offset.checked_add(n) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(TensorError::Bytes {
+                what: "gpu buffer",
+                expected: self.bytes,
+                got: offset + n,
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let Some(size) = self.pooled else { return self.gpu.0.backend.free(self.handle) };
+        let mut pool = self.gpu.0.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.entry(size).or_default().push(self.handle);
+    }
+}

@@ -1,0 +1,106 @@
+//! Every kernel against the CPU, on random and awkward shapes: what `cargo xtask kernels` runs on the
+//! host runner, and `taper doctor` on a GPU.
+
+mod attention;
+mod data;
+mod products;
+mod rows;
+
+use super::Gpu;
+use crate::{Result, Tensor};
+use data::Rng;
+
+/// One kernel in one form.
+#[derive(Debug, Clone)]
+pub struct Check {
+    /// The file of kernels it belongs to.
+    pub family: &'static str,
+    /// The kernel and its shape.
+    pub name: String,
+    /// Largest error allowed, as [`Outcome::error`] is measured.
+    pub tolerance: f64,
+    case: Case,
+}
+
+/// How far from the CPU a kernel was.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// Largest difference of an element, as a share of the reference's largest; infinite if any
+    /// element is no number.
+    pub error: f64,
+    /// Whether it is within the check's tolerance.
+    pub passed: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Case {
+    Product(products::Case),
+    Rows(rows::Case),
+    Attention(attention::Case),
+}
+
+/// All checks; `quick` has fewer shapes, for slow devices.
+#[must_use]
+pub fn checks(quick: bool) -> Vec<Check> {
+    let mut all = Vec::new();
+    let products = products::cases(quick).into_iter().map(Case::Product);
+    let rows = rows::cases().into_iter().map(Case::Rows);
+    let attention = attention::cases(quick).into_iter().map(Case::Attention);
+    for case in products.chain(rows).chain(attention) {
+        let (family, name, tolerance) = match &case {
+            Case::Product(c) => (c.family(), c.to_string(), c.tolerance()),
+            Case::Rows(c) => (c.family(), c.to_string(), 1e-5),
+            Case::Attention(c) => ("attend", c.to_string(), 4e-6),
+        };
+        all.push(Check { family, name, tolerance, case });
+    }
+    all
+}
+
+impl Check {
+    /// Runs it with random data of a seed.
+    ///
+    /// # Errors
+    /// The kernel could not be run.
+    pub fn run(&self, gpu: &Gpu, seed: u64) -> Result<Outcome> {
+        let mut rng = Rng::new(seed);
+        let pairs = match &self.case {
+            Case::Product(case) => case.run(gpu, &mut rng)?,
+            Case::Rows(case) => case.run(gpu, &mut rng)?,
+            Case::Attention(case) => case.run(gpu, &mut rng)?,
+        };
+        let error = pairs.iter().map(|p| p.error()).fold(0.0, f64::max);
+        Ok(Outcome { error, passed: error <= self.tolerance })
+    }
+}
+
+/// What a kernel gave, and what it should have.
+#[derive(Debug)]
+struct Pair {
+    got: Vec<f32>,
+    want: Vec<f32>,
+}
+
+impl Pair {
+    fn of(got: &Tensor, want: &Tensor) -> Result<Self> {
+        if got.dims() != want.dims() {
+            return Err(crate::TensorError::shape(
+                "check",
+                format!("{:?}", want.dims()),
+                got.dims(),
+            ));
+        }
+        let flat = |x: &Tensor| x.flatten_all()?.to_vec1();
+        Ok(Self { got: flat(got)?, want: flat(want)? })
+    }
+
+    fn error(&self) -> f64 {
+        if self.got.len() != self.want.len() || self.got.iter().any(|x| !x.is_finite()) {
+            return f64::INFINITY;
+        }
+        let largest =
+            self.want.iter().map(|w| f64::from(w.abs())).fold(f64::MIN_POSITIVE, f64::max);
+        let pairs = self.got.iter().zip(&self.want);
+        pairs.map(|(&g, &w)| f64::from((g - w).abs())).fold(0.0, f64::max) / largest
+    }
+}

@@ -1,0 +1,179 @@
+//! Checks of products with weights, and of embeddings.
+
+use super::{Pair, data::Rng};
+use crate::{
+    AffineFormat, DType, Embedding, Linear, LinearGroup, Result, RmsNorm, Weight,
+    cpu::{Activation, RowSource},
+    gpu::Gpu,
+};
+use std::fmt;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stored {
+    Dense(DType),
+    Affine(AffineFormat, DType),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kind {
+    /// `x Wᵀ + bias + residual`.
+    Linear,
+    /// Three maps of `norm(x)`.
+    Group,
+    /// `act(gate(norm(x))) * up(norm(x))`.
+    Gated(Activation),
+    Embed,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Case {
+    stored: Stored,
+    kind: Kind,
+    tokens: usize,
+    rows: usize,
+    cols: usize,
+    /// May the product be rounded to f16?
+    rounded: bool,
+}
+
+/// Every format with every kind, on shapes around the kernels' tiles.
+pub(super) fn cases(quick: bool) -> Vec<Case> {
+    let mut formats: Vec<_> =
+        [DType::F32, DType::F16, DType::BF16].into_iter().map(Stored::Dense).collect();
+    let scales = [DType::F32, DType::F16, DType::BF16];
+    let affine = |(i, bits): (usize, u8)| {
+        let group = AffineFormat::GROUPS[i % AffineFormat::GROUPS.len()];
+        Stored::Affine(AffineFormat { bits, group }, scales[(i / 2) % 3])
+    };
+    formats.extend(AffineFormat::BITS.into_iter().enumerate().map(affine));
+    formats.push(Stored::Affine(AffineFormat { bits: 4, group: 64 }, DType::BF16));
+    let kinds = [
+        Kind::Linear,
+        Kind::Group,
+        Kind::Gated(Activation::Silu),
+        Kind::Gated(Activation::GeluTanh),
+        Kind::Embed,
+    ];
+    // Tokens and rows below, at and above what a simdgroup and a threadgroup take.
+    let shapes = [
+        (1, 5, 1),
+        (1, 48, 3),
+        (3, 17, 2),
+        (1, 9, 130),
+        (2, 3, 67),
+        (4, 32, 1),
+        (9, 7, 5),
+        (33, 40, 2),
+        (70, 130, 4),
+    ];
+    let mut cases = Vec::new();
+    for &stored in &formats {
+        for (i, kind) in kinds.into_iter().enumerate() {
+            for (j, &(tokens, rows, groups)) in shapes.iter().enumerate() {
+                let group = match stored {
+                    Stored::Dense(_) => 32,
+                    Stored::Affine(f, _) => f.group,
+                };
+                if quick && (i + j) % 2 == 1 {
+                    continue;
+                }
+                for rounded in [false, true] {
+                    if rounded && (tokens < 5 || matches!(kind, Kind::Embed)) {
+                        continue;
+                    }
+                    let cols = group * groups;
+                    cases.push(Case { stored, kind, tokens, rows, cols, rounded });
+                }
+            }
+        }
+    }
+    cases
+}
+
+impl Case {
+    pub(super) fn family(&self) -> &'static str {
+        match self.kind {
+            Kind::Embed => "embed",
+            _ if self.rounded => "matmul",
+            _ => "matvec",
+        }
+    }
+
+    pub(super) fn tolerance(&self) -> f64 {
+        match self.kind {
+            Kind::Embed => 1e-6,
+            _ if self.rounded => 2e-3,
+            _ => 1e-5,
+        }
+    }
+
+    fn weight(&self, rng: &mut Rng, rows: usize) -> Result<Weight> {
+        match self.stored {
+            Stored::Dense(dtype) => rng.dense(dtype, rows, self.cols),
+            Stored::Affine(format, scales) => rng.affine(format, scales, rows, self.cols),
+        }
+    }
+
+    fn linear(&self, rng: &mut Rng, rows: usize, bias: bool) -> Result<Linear> {
+        let linear = Linear::new(self.weight(rng, rows)?);
+        if !bias {
+            return Ok(linear);
+        }
+        let bytes = rng.vector(rows).iter().flat_map(|x| x.to_le_bytes()).collect();
+        linear.with_bias(DType::F32, crate::Bytes::from_vec(bytes))
+    }
+
+    pub(super) fn run(&self, gpu: &Gpu, rng: &mut Rng) -> Result<Vec<Pair>> {
+        let (tokens, rows, exact) = (self.tokens, self.rows, !self.rounded);
+        let x = rng.tensor(&[tokens, self.cols])?;
+        let there = x.to_gpu(gpu)?;
+        let norm = RmsNorm::new(rng.vector(self.cols), 1e-5);
+        match self.kind {
+            Kind::Linear => {
+                let linear = self.linear(rng, rows, rows % 2 == 1)?;
+                let residual = rng.tensor(&[tokens, rows])?;
+                let placed = linear.clone().on(gpu, exact)?;
+                let plain = Pair::of(&placed.forward(&there)?, &linear.forward(&x)?)?;
+                let added = placed.forward_add(&there, &residual.to_gpu(gpu)?)?;
+                Ok(vec![plain, Pair::of(&added, &linear.forward_add(&x, &residual)?)?])
+            }
+            Kind::Group => {
+                // Their starts must be multiples of four elements for what reads them.
+                let sizes = [rows, rows + 8, rows / 2 + 1];
+                let bias = rows % 2 == 1;
+                let mut part = |i: usize| self.linear(rng, sizes[i], bias && i != 1);
+                let group = LinearGroup::new([part(0)?, part(1)?, part(2)?])?;
+                let want = group.forward_normed(&x, &norm)?;
+                let got = group.on(gpu, exact)?.forward_normed(&there, &norm)?;
+                got.iter().zip(&want).map(|(g, w)| Pair::of(g, w)).collect()
+            }
+            Kind::Gated(activation) => {
+                let bias = rows % 2 == 1;
+                let mut part = || self.linear(rng, rows, bias);
+                let group = LinearGroup::new([part()?, part()?])?;
+                let want = group.forward_gated(&x, &norm, activation)?;
+                let got = group.on(gpu, exact)?.forward_gated(&there, &norm, activation)?;
+                Ok(vec![Pair::of(&got, &want)?])
+            }
+            Kind::Embed => {
+                let weight = self.weight(rng, rows)?;
+                let limit = weight.rows();
+                let ids: Vec<_> = (0..tokens).map(|_| rng.below(limit) as u32).collect();
+                let table = Embedding::new(weight);
+                let want = table.forward(&ids)?;
+                Ok(vec![Pair::of(&table.on(gpu, true)?.forward(&ids)?, &want)?])
+            }
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stored {
+            Stored::Dense(dtype) => write!(f, "{}", dtype.as_str())?,
+            Stored::Affine(a, s) => write!(f, "{}-bit g{} {}", a.bits, a.group, s.as_str())?,
+        }
+        let rounded = if self.rounded { " f16" } else { "" };
+        write!(f, " {:?}{rounded} {}x{}x{}", self.kind, self.tokens, self.rows, self.cols)
+    }
+}

@@ -1,0 +1,117 @@
+//! Checks of norms, rotations, element-wise operations and the choice of a token.
+
+use super::{Pair, data::Rng};
+use crate::{
+    Result, RmsNorm, RopeTable,
+    gpu::{self, Gpu},
+    norm_rope,
+    ops::{self, Activation},
+};
+use std::fmt;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Case {
+    Norm { rows: usize, cols: usize },
+    Rope { tokens: usize, heads: usize, head: usize, pairs: usize, norm: bool },
+    Elements { rows: usize, cols: usize },
+    Argmax { rows: usize, vocab: usize },
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (rows, cols) in [(1, 8), (3, 255), (2, 256), (1, 257), (5, 1024)] {
+        cases.push(Case::Norm { rows, cols });
+        cases.push(Case::Elements { rows, cols });
+    }
+    for (head, pairs) in [(8, 4), (24, 12), (64, 32), (128, 64), (128, 16), (256, 128), (80, 0)] {
+        cases.push(Case::Rope { tokens: 3, heads: 3, head, pairs, norm: head % 16 == 0 });
+        cases.push(Case::Rope { tokens: 1, heads: 8, head, pairs, norm: head % 16 != 0 });
+    }
+    for (rows, vocab) in [(1, 5), (2, 1024), (3, 1025), (1, 5000)] {
+        cases.push(Case::Argmax { rows, vocab });
+    }
+    cases
+}
+
+impl Case {
+    pub(super) fn family(self) -> &'static str {
+        match self {
+            Self::Norm { .. } | Self::Rope { .. } => "rows",
+            Self::Elements { .. } => "elementwise",
+            Self::Argmax { .. } => "argmax",
+        }
+    }
+
+    pub(super) fn run(self, gpu: &Gpu, rng: &mut Rng) -> Result<Vec<Pair>> {
+        match self {
+            Self::Norm { rows, cols } => {
+                let (x, norm) = (rng.tensor(&[rows, cols])?, RmsNorm::new(rng.vector(cols), 1e-5));
+                Ok(vec![Pair::of(&norm.forward(&x.to_gpu(gpu)?)?, &norm.forward(&x)?)?])
+            }
+            Self::Rope { tokens, heads, head, pairs, norm } => {
+                let x = rng.tensor(&[tokens, heads * head])?;
+                let norm = norm.then(|| RmsNorm::new(rng.vector(head), 1e-6));
+                let frequencies = (0..pairs).map(|i| 10_000f32.powf(-(i as f32) / 64.0)).collect();
+                let positions: Vec<_> = (0..tokens).map(|_| rng.below(40_000) as u32).collect();
+                let angles = RopeTable::new(frequencies, 1.2).angles(&positions);
+                let rope = (pairs > 0).then_some(&angles);
+                let want = norm_rope(&x, head, norm.as_ref(), rope)?;
+                let got = norm_rope(&x.to_gpu(gpu)?, head, norm.as_ref(), rope)?;
+                Ok(vec![Pair::of(&got, &want)?])
+            }
+            Self::Elements { rows, cols } => elements(gpu, rng, rows, cols),
+            Self::Argmax { rows, vocab } => argmax(gpu, rng, rows, vocab),
+        }
+    }
+}
+
+fn elements(gpu: &Gpu, rng: &mut Rng, rows: usize, cols: usize) -> Result<Vec<Pair>> {
+    let (x, y) = (rng.tensor(&[rows, cols])?, rng.tensor(&[rows, cols])?);
+    let (gx, gy) = (x.to_gpu(gpu)?, y.to_gpu(gpu)?);
+    let ids: Vec<_> = (0..rows + 2).map(|_| rng.below(rows) as u32).collect();
+    let mut pairs = Vec::new();
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        let got = ops::gated(activation, &gx, &gy)?;
+        pairs.push(Pair::of(&got, &ops::gated(activation, &x, &y)?)?);
+    }
+    pairs.push(Pair::of(&ops::add(&gx, &gy)?, &ops::add(&x, &y)?)?);
+    pairs.push(Pair::of(&ops::scale(&gx, 0.37)?, &ops::scale(&x, 0.37)?)?);
+    pairs.push(Pair::of(&ops::soft_cap(&gx, 30.0)?, &ops::soft_cap(&x, 30.0)?)?);
+    pairs.push(Pair::of(&ops::take_rows(&gx, &ids)?, &ops::take_rows(&x, &ids)?)?);
+    Ok(pairs)
+}
+
+fn argmax(gpu: &Gpu, rng: &mut Rng, rows: usize, vocab: usize) -> Result<Vec<Pair>> {
+    let mut data = rng.vector(rows * vocab);
+    // Ties: the first of equals counts. In the last row the last element is the largest.
+    let last = data.len() - 1;
+    data[last] = 100.0;
+    for row in data[..(rows - 1) * vocab].chunks_mut(vocab) {
+        let top = row.iter().copied().fold(f32::MIN, f32::max) + 1.0;
+        for _ in 0..3 {
+            row[rng.below(vocab)] = top;
+        }
+    }
+    let first = |row: &[f32]| {
+        let top = row.iter().copied().fold(f32::MIN, f32::max);
+        row.iter().position(|&x| x == top).unwrap_or(0) as f32
+    };
+    let want = data.chunks(vocab).map(first).collect();
+    let logits = ops::from_host_f32(data, &[rows, vocab])?.to_gpu(gpu)?;
+    let got = gpu::argmax(&logits)?.into_iter().map(|t| t as f32).collect();
+    Ok(vec![Pair { got, want }])
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Norm { rows, cols } => write!(f, "rms_norm {rows}x{cols}"),
+            Self::Rope { tokens, heads, head, pairs, norm } => {
+                let norm = if *norm { " normed" } else { "" };
+                write!(f, "norm_rope{norm} {tokens}x{heads}x{head}, {pairs} pairs")
+            }
+            Self::Elements { rows, cols } => write!(f, "elementwise {rows}x{cols}"),
+            Self::Argmax { rows, vocab } => write!(f, "argmax {rows}x{vocab}"),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The files of kernels.
+
+use super::{attention, matmul, ops, weight};
+
+/// Kernels that are compiled together.
+#[derive(Debug, Clone, Copy)]
+pub struct Family {
+    /// Name of the file, without its ending.
+    pub name: &'static str,
+    /// The file, under `kernels/`.
+    pub path: &'static str,
+    /// What clang makes of it for NVIDIA GPUs.
+    #[cfg(feature = "cuda")]
+    pub(crate) ptx: &'static str,
+    /// The file's text.
+    msl: &'static str,
+    /// The parameter structs, as Rust lays them out: name, and name and type of each field.
+    pub params: &'static [(&'static str, &'static [(&'static str, &'static str)])],
+}
+
+/// What the files include.
+const HEADERS: &[(&str, &str)] = &[
+    ("common.h", include_str!("../../../../kernels/include/taper/common.h")),
+    ("activation.h", include_str!("../../../../kernels/include/taper/activation.h")),
+    ("tile.h", include_str!("../../../../kernels/include/taper/tile.h")),
+    ("weights.h", include_str!("../../../../kernels/include/taper/weights.h")),
+];
+
+impl Family {
+    /// The file with its headers in place, as Metal compiles it at run time: a text, with no
+    /// directories to look in.
+    #[must_use]
+    pub fn metal_source(&self) -> String {
+        let mut out = String::new();
+        inline(self.msl, &mut Vec::new(), &mut out);
+        out
+    }
+}
+
+/// Appends a text, each of our headers once and where it is first included.
+fn inline(text: &str, seen: &mut Vec<&str>, out: &mut String) {
+    for line in text.lines() {
+        let quoted = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
+        let name = quoted.map(|path| path.rsplit('/').next().unwrap_or(path));
+        if let Some(&(name, header)) = HEADERS.iter().find(|(header, _)| Some(*header) == name) {
+            if !seen.contains(&name) {
+                seen.push(name);
+                inline(header, seen, out);
+            }
+        } else if line != "#pragma once" {
+            out.push_str(line);
+            out.push('\n');
+        }
+    }
+}
+
+/// The fields that come from a file's name and place.
+macro_rules! family {
+    ($name:literal, $folder:literal, [$($params:ty),*]) => {
+        Family {
+            name: $name,
+            path: concat!($folder, "/", $name, ".metal"),
+            #[cfg(feature = "cuda")]
+            ptx: include_str!(concat!("../../../../kernels/ptx/", $name, ".ptx")),
+            msl: include_str!(concat!("../../../../kernels/", $folder, "/", $name, ".metal")),
+            params: &[$(<$params>::LAYOUT),*],
+        }
+    };
+}
+
+/// All of them.
+pub const FAMILIES: &[Family] = &[
+    family!("matvec", "quant", [weight::MatvecParams]),
+    family!("matmul", "quant", [matmul::MatmulParams, matmul::FinishParams]),
+    family!("embed", "quant", [weight::EmbedParams]),
+    family!("rows", "norm", [ops::NormParams, ops::RopeParams]),
+    family!("elementwise", "elementwise", [ops::ElementParams, ops::RowsParams]),
+    family!(
+        "attend",
+        "attention",
+        [
+            attention::WriteParams,
+            attention::AttendTile,
+            attention::AttendParams,
+            attention::MergeParams
+        ]
+    ),
+    family!("argmax", "sampling", [ops::ArgmaxParams]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_for_metal_stand_alone() {
+        for family in FAMILIES {
+            let source = family.metal_source();
+            assert!(!source.contains("#include \""), "{}", family.name);
+            assert_eq!(source.matches("#include <metal_stdlib>").count(), 1, "{}", family.name);
+            assert!(source.contains("kernel void"), "{}", family.name);
+        }
+    }
+}

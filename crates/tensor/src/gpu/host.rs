@@ -1,0 +1,182 @@
+//! The host runner as a GPU: kernels compiled for this machine, one fiber a GPU thread.
+
+use super::{Backend, Gpu, Handle, Launch, Memory};
+use crate::{Result, TensorError};
+use libloading::{Library, Symbol};
+use std::{
+    collections::HashMap,
+    ffi::{CStr, c_char, c_void},
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+/// How the host runner runs kernels.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HostOptions {
+    /// Runs threads and threadgroups in a random order of this seed; 0 runs them in one fixed order.
+    pub seed: u64,
+    /// Fails when a kernel changes a buffer that its launch marks as an input.
+    pub check_inputs: bool,
+}
+
+/// The library that `cargo xtask kernels` builds.
+#[derive(Debug)]
+struct Host {
+    library: Library,
+    options: HostOptions,
+    /// The runner has one set of fibers.
+    running: Mutex<()>,
+    /// Length of each buffer.
+    lengths: Mutex<HashMap<u64, usize>>,
+}
+
+type Allocate = unsafe extern "C" fn(usize) -> *mut c_void;
+type Free = unsafe extern "C" fn(*mut c_void);
+type Run = unsafe extern "C" fn(
+    *mut c_void,
+    *const *mut c_void,
+    u32,
+    *const u32,
+    u32,
+    u64,
+) -> *const c_char;
+
+impl Gpu {
+    /// Opens a library of kernels for the host.
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    pub fn host(library: &Path, options: HostOptions) -> Result<Self> {
+        // SAFETY: the library is ours and runs nothing when it is loaded.
+        let library = unsafe { Library::new(library) }.map_err(failed("load kernels"))?;
+        Ok(Self::new(Box::new(Host {
+            library,
+            options,
+            running: Mutex::default(),
+            lengths: Mutex::default(),
+        })))
+    }
+}
+
+fn failed<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> TensorError {
+    move |e| TensorError::Gpu { what, message: e.to_string() }
+}
+
+impl Host {
+    fn symbol<T>(&self, name: &str) -> Result<Symbol<'_, T>> {
+        // SAFETY: each caller asks for the type that the runner declares.
+        unsafe { self.library.get(name.as_bytes()) }.map_err(failed("find kernel"))
+    }
+
+    fn length(&self, handle: Handle) -> usize {
+        let lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
+        lengths.get(&handle.0).copied().unwrap_or(0)
+    }
+
+    /// A sum of a buffer's bytes that changes with each of them.
+    fn digest(&self, handle: Handle) -> u64 {
+        // SAFETY: the buffer lives as long as the launch that names it.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(handle.0 as *const u8, self.length(handle)) };
+        bytes
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+    }
+}
+
+impl Backend for Host {
+    fn name(&self) -> String {
+        "host runner".into()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Handle> {
+        let allocate = self.symbol::<Allocate>("taper_alloc")?;
+        // SAFETY: any size is allowed.
+        let at = unsafe { allocate(bytes) } as u64;
+        if at == 0 {
+            return Err(failed("allocate")(format!("no {bytes} bytes")));
+        }
+        self.lengths.lock().unwrap_or_else(PoisonError::into_inner).insert(at, bytes);
+        Ok(Handle(at))
+    }
+
+    fn free(&self, handle: Handle) {
+        self.lengths.lock().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
+        if let Ok(free) = self.symbol::<Free>("taper_free") {
+            // SAFETY: it came from `taper_alloc` and is given back once.
+            unsafe { free(handle.0 as *mut c_void) };
+        }
+    }
+
+    fn upload(&self, to: Handle, offset: usize, bytes: &[u8]) -> Result<()> {
+        // SAFETY: `Buffer` checks that the bytes fit.
+        unsafe {
+            (to.0 as *mut u8).add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+        Ok(())
+    }
+
+    fn download(&self, from: Handle, offset: usize, out: &mut [u8]) -> Result<()> {
+        // SAFETY: `Buffer` checks that the bytes are there.
+        unsafe {
+            (from.0 as *const u8).add(offset).copy_to_nonoverlapping(out.as_mut_ptr(), out.len());
+        }
+        Ok(())
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel = self.symbol::<*mut c_void>(launch.kernel)?;
+        let run = self.symbol::<Run>("taper_launch")?;
+        let inputs = launch.operands.iter().filter(|o| !o.is_written());
+        let inputs = inputs.map(|o| o.buffer().handle());
+        let written = |h: &Handle| {
+            launch.operands.iter().any(|o| o.is_written() && o.buffer().handle() == *h)
+        };
+        let inputs: Vec<_> = inputs.filter(|h| self.options.check_inputs && !written(h)).collect();
+        let before: Vec<_> = inputs.iter().map(|&h| self.digest(h)).collect();
+        let at =
+            |o: &super::Operand<'_>| (o.buffer().handle().0 as usize + o.offset()) as *mut c_void;
+        // A copy of its own, so that reading past its end is seen.
+        let params = self.allocate(launch.params.len())?;
+        self.upload(params, 0, launch.params)?;
+        let mut buffers: Vec<_> = launch.operands.iter().map(at).collect();
+        buffers.push(params.0 as *mut c_void);
+        // SAFETY: the kernel takes these buffers; the runner reports what goes wrong inside.
+        let wrong = unsafe {
+            run(
+                kernel.try_as_raw_ptr().unwrap_or(std::ptr::null_mut()),
+                buffers.as_ptr(),
+                buffers.len() as u32,
+                launch.grid.as_ptr(),
+                launch.threads,
+                self.options.seed,
+            )
+        };
+        self.free(params);
+        let message = |text: String| TensorError::Gpu {
+            what: "run kernel",
+            message: format!("{}: {text}", launch.kernel),
+        };
+        if !wrong.is_null() {
+            // SAFETY: a message that stays until the next launch.
+            return Err(message(unsafe { CStr::from_ptr(wrong) }.to_string_lossy().into_owned()));
+        }
+        match inputs.iter().zip(before).position(|(&h, digest)| self.digest(h) != digest) {
+            Some(i) => Err(message(format!("it changes its input {i}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn may_pool(&self) -> bool {
+        false
+    }
+
+    fn memory(&self) -> Result<Memory> {
+        Ok(Memory { free: 1 << 32, total: 1 << 32 })
+    }
+}

@@ -1,0 +1,184 @@
+//! Products of many rows: tiles of the matrix units, or a library.
+
+use super::{
+    Buffer, Launch, Operand,
+    backend::MatmulOperands,
+    count, ops, params,
+    weight::{BIAS, CHUNK, GpuWeight, Product, RESIDUAL},
+};
+use crate::{Result, tensor::GpuTensor};
+
+params!(
+    /// Of `matmul_*`.
+    MatmulParams {
+        tokens: u32,
+        rows: u32,
+        cols: u32,
+        group_shift: u32,
+        scale_type: u32,
+        share: u32,
+        wide: u32,
+        tall: u32,
+    }
+);
+
+params!(
+    /// Of `matmul_finish`.
+    FinishParams {
+        tokens: u32,
+        rows: u32,
+        end0: u32,
+        end1: u32,
+        flags: u32,
+        gate: u32,
+        shares: u32,
+        wide: u32,
+        tall: u32,
+    }
+);
+
+/// Rows of the weights that a threadgroup of `matmul_*` takes.
+const TILE_ROWS: usize = 128;
+/// Columns that it takes at a time.
+const TILE_COLS: usize = 64;
+/// Threadgroups that keep a large GPU busy.
+const ENOUGH: usize = 512;
+
+impl GpuWeight {
+    /// The product in f16 with sums in f32, by tiles.
+    pub(super) fn matmul(
+        &self,
+        x: &GpuTensor,
+        product: &Product<'_>,
+        parts: &[usize],
+        out: &GpuTensor,
+    ) -> Result<()> {
+        let gpu = self.gpu();
+        let tokens = x.len() / self.cols;
+        let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
+        let half = ops::to_half(normed.as_ref().unwrap_or(x))?;
+        let tile = if tokens <= 16 { 16 } else { 64 };
+        let (blocks_n, blocks_m) = (self.rows.div_ceil(TILE_ROWS), tokens.div_ceil(tile));
+        // Few tiles are shared out by columns, at least four steps a threadgroup.
+        let steps = self.cols.div_ceil(TILE_COLS);
+        let wanted = (ENOUGH / (blocks_n * blocks_m)).clamp(1, steps.div_ceil(4));
+        let share = steps.div_ceil(wanted) * TILE_COLS;
+        let shares = self.cols.div_ceil(share);
+        let (wide, tall) = (blocks_n * TILE_ROWS, blocks_m * tile);
+        let sums = gpu.temporary(4 * shares * wide * tall)?;
+        let params = MatmulParams {
+            tokens: count("matmul", tokens)?,
+            rows: count("matmul", self.rows)?,
+            cols: count("matmul", self.cols)?,
+            group_shift: self.group_shift(),
+            scale_type: self.scale_type,
+            share: share as u32,
+            wide: count("matmul", wide)?,
+            tall: count("matmul", tall)?,
+        };
+        let [data, scales] = self.operands();
+        gpu.launch(&Launch {
+            family: "matmul",
+            kernel: &format!("matmul_{}_t{tile}", self.kernel().0),
+            grid: [blocks_n as u32, blocks_m as u32, shares as u32],
+            threads: 256,
+            operands: &[data, scales, Operand::In(&half, 0), Operand::Out(&sums, 0)],
+            params: bytemuck::bytes_of(&params),
+        })?;
+        let bias = product.bias.map(|b| b.on(gpu)).transpose()?;
+        let flag = |there: bool, flag: u32| if there { flag } else { 0 };
+        let end = |i: usize| parts.get(i).map_or(self.rows, |&end| end) as u32;
+        let finish = FinishParams {
+            tokens: params.tokens,
+            rows: params.rows,
+            end0: end(0),
+            end1: end(1),
+            flags: flag(bias.is_some(), BIAS) | flag(product.residual.is_some(), RESIDUAL),
+            gate: product.gate.map_or(0, ops::gate),
+            shares: shares as u32,
+            wide: params.wide,
+            tall: params.tall,
+        };
+        let width = if product.gate.is_some() { self.rows / 2 } else { self.rows };
+        let sums_in = Operand::In(&sums, 0);
+        gpu.launch(&Launch {
+            family: "matmul",
+            kernel: "matmul_finish",
+            grid: [count("matmul", (tokens * width).div_ceil(256))?, 1, 1],
+            threads: 256,
+            operands: &[
+                sums_in,
+                bias.as_deref().map_or(sums_in, |b| Operand::In(b, 0)),
+                product.residual.map_or(sums_in, |r| Operand::In(&r.buffer, r.offset)),
+                Operand::Out(&out.buffer, out.offset),
+            ],
+            params: bytemuck::bytes_of(&finish),
+        })
+    }
+
+    /// The product by the backend's library, from weights widened to f16.
+    pub(super) fn library(
+        &self,
+        x: &GpuTensor,
+        product: &Product<'_>,
+        outs: &[GpuTensor],
+    ) -> Result<()> {
+        let (gpu, k) = (self.gpu(), self.cols);
+        let m = x.len() / k;
+        let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
+        let half = ops::to_half(normed.as_ref().unwrap_or(x))?;
+        let weights = self.widen()?;
+        let mut first = 0;
+        let mut multiply = |out: &GpuTensor| {
+            let n = out.dims[1];
+            let (x, w) = ((&half, 0), (&weights, 2 * first * k));
+            first += n;
+            gpu.matmul(MatmulOperands { x, w, out: (&out.buffer, out.offset), m, n, k })
+        };
+        if let (Some(activation), [out]) = (product.gate, outs) {
+            let [gate, up] = [(); 2].map(|()| GpuTensor::new(gpu, &out.dims));
+            let (gate, up) = (gate?, up?);
+            multiply(&gate)?;
+            multiply(&up)?;
+            if let Some(bias) = product.bias {
+                let bias = bias.on(gpu)?;
+                ops::add_bias(&gate, &bias, 0, &gate)?;
+                ops::add_bias(&up, &bias, out.dims[1], &up)?;
+            }
+            return ops::Elements::Gated(activation).to(&gate, &up, out);
+        }
+        outs.iter().try_for_each(multiply)?;
+        if let Some(bias) = product.bias {
+            let (bias, mut first) = (bias.on(gpu)?, 0);
+            for out in outs {
+                ops::add_bias(out, &bias, first, out)?;
+                first += out.dims[1];
+            }
+        }
+        if let (Some(residual), [out]) = (product.residual, outs) {
+            ops::Elements::Add.to(out, residual, out)?;
+        }
+        Ok(())
+    }
+
+    /// All rows as f16.
+    fn widen(&self) -> Result<Buffer> {
+        let out = self.gpu().temporary(2 * self.rows * self.cols)?;
+        let (name, _) = self.kernel();
+        let blocks = count("widen", (self.cols / CHUNK).div_ceil(128))?;
+        let [data, scales] = self.operands();
+        // A grid has at most 65535 threadgroups in y.
+        for first in (0..self.rows).step_by(1 << 15) {
+            let rows = (self.rows - first).min(1 << 15);
+            self.gpu().launch(&Launch {
+                family: "embed",
+                kernel: &format!("widen_{name}"),
+                grid: [blocks, rows as u32, 1],
+                threads: 128,
+                operands: &[data, scales, Operand::Out(&out, 2 * first * self.cols)],
+                params: bytemuck::bytes_of(&self.embed_params(count("widen", first)?)),
+            })?;
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,69 @@
+//! GPUs: buffers, launches and the operations of a transformer on them.
+//!
+//! Every kernel is written once, in Metal Shading Language, under `kernels/`. A [`Backend`] runs it:
+//! Metal compiles it as it is, CUDA takes the PTX that `cargo xtask kernels` makes of it, and the host
+//! runner (feature `gpu-host`) runs it with one fiber a GPU thread, for tests on any machine. What is
+//! in this module is the same for all three.
+//!
+//! A model runs on a GPU because its [`crate::Embedding`] was placed there: it gives tensors on the
+//! GPU, and every operation runs where its input is.
+
+use crate::{Result, TensorError};
+
+pub mod attention;
+mod backend;
+pub mod conformance;
+mod families;
+#[cfg(any(test, all(feature = "metal", target_os = "macos")))]
+mod hazards;
+#[cfg(feature = "gpu-host")]
+mod host;
+mod launch;
+mod matmul;
+mod ops;
+mod resident;
+mod weight;
+
+#[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "only CUDA has a library"))]
+pub(crate) use backend::MatmulOperands;
+pub(crate) use backend::{Backend, Handle};
+pub use backend::{Buffer, Gpu, Memory};
+pub use families::{FAMILIES, Family};
+#[cfg(all(feature = "metal", target_os = "macos"))]
+pub(crate) use hazards::Hazards;
+#[cfg(feature = "gpu-host")]
+pub use host::HostOptions;
+pub(crate) use launch::{Launch, Operand, params};
+pub use ops::argmax;
+pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
+pub(crate) use resident::Resident;
+pub(crate) use weight::{GpuWeight, Product};
+
+/// Kinds of GPUs, as `--device` takes them.
+pub const KINDS: [&str; 2] = ["cuda", "metal"];
+
+/// The first GPU of a kind.
+///
+/// # Errors
+/// There is none, or this build has no support for it.
+pub fn open(kind: &str) -> Result<Gpu> {
+    match kind {
+        #[cfg(feature = "cuda")]
+        "cuda" => Gpu::cuda(0),
+        #[cfg(all(feature = "metal", target_os = "macos"))]
+        "metal" => Gpu::metal(),
+        _ => {
+            let message = format!("this program was built without support for {kind}");
+            Err(TensorError::Gpu { what: "open the GPU", message })
+        }
+    }
+}
+
+/// Lanes of a simdgroup (a warp).
+pub(crate) const LANES: u32 = 32;
+
+/// A length as kernels count.
+pub(crate) fn count(op: &'static str, n: usize) -> Result<u32> {
+    let limit = u32::MAX as usize;
+    u32::try_from(n).map_err(|_| TensorError::Index { op, index: n, limit })
+}

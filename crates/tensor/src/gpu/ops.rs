@@ -1,0 +1,218 @@
+//! Operations on activations.
+
+use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, params};
+use crate::{Result, RmsNorm, Tensor, TensorError, ops::Activation, tensor::GpuTensor};
+
+params!(
+    /// Of `rms_norm`.
+    NormParams { cols: u32, eps: f32 }
+);
+params!(
+    /// Of `norm_rope`.
+    RopeParams { heads: u32, all_heads: u32, head_dim: u32, pairs: u32, norm: u32, eps: f32 }
+);
+params!(
+    /// Of the kernels that take one element a thread.
+    ElementParams { n: u32, kind: u32, value: f32 }
+);
+params!(
+    /// Of `take_rows` and `add_bias`.
+    RowsParams { n: u32, cols: u32 }
+);
+params!(
+    /// Of `argmax`.
+    ArgmaxParams { vocab: u32 }
+);
+
+/// Threads of element-wise kernels.
+const THREADS: u32 = 256;
+/// Elements of the largest head that `norm_rope` takes.
+const MAX_HEAD: usize = 256;
+
+/// As kernels number activations.
+pub(crate) fn gate(activation: Activation) -> u32 {
+    match activation {
+        Activation::Silu => 1,
+        Activation::GeluTanh => 2,
+    }
+}
+
+/// `x / rms(x) * gains` for every row.
+pub(crate) fn rms_norm(x: &GpuTensor, norm: &RmsNorm) -> Result<GpuTensor> {
+    let out = GpuTensor::new(x.gpu(), &x.dims)?;
+    let gains = norm.resident().on(x.gpu())?;
+    let cols = norm.gains().len();
+    x.gpu().launch(&Launch {
+        family: "rows",
+        kernel: "rms_norm",
+        grid: [count("rms_norm", x.len() / cols)?, 1, 1],
+        threads: THREADS,
+        operands: &[
+            Operand::In(&x.buffer, x.offset),
+            Operand::In(&gains, 0),
+            Operand::Out(&out.buffer, 0),
+        ],
+        params: bytemuck::bytes_of(&NormParams { cols: cols as u32, eps: norm.eps() }),
+    })?;
+    Ok(out)
+}
+
+/// Heads of tokens, normed and rotated; `angles` are cosines, sines and pairs a token.
+pub(crate) fn norm_rope(
+    x: &GpuTensor,
+    head_dim: usize,
+    norm: Option<&RmsNorm>,
+    angles: Option<(&Resident, &Resident, usize)>,
+) -> Result<GpuTensor> {
+    if head_dim > MAX_HEAD {
+        let expected = format!("heads of at most {MAX_HEAD}");
+        return Err(TensorError::shape("norm_rope", expected, &[head_dim]));
+    }
+    let heads = x.dims[1] / head_dim;
+    let out = GpuTensor::new(x.gpu(), &[x.dims[0], heads, head_dim])?;
+    let gains = norm.map(|n| n.resident().on(x.gpu())).transpose()?;
+    let there =
+        angles.map(|(cos, sin, _)| Ok::<_, TensorError>((cos.on(x.gpu())?, sin.on(x.gpu())?)));
+    let there = there.transpose()?;
+    let params = RopeParams {
+        heads: heads as u32,
+        all_heads: count("norm_rope", x.dims[0] * heads)?,
+        head_dim: head_dim as u32,
+        pairs: angles.map_or(0, |(.., pairs)| pairs as u32),
+        norm: u32::from(norm.is_some()),
+        eps: norm.map_or(0.0, RmsNorm::eps),
+    };
+    // What is not there is never read; any buffer will do.
+    let x_in = Operand::In(&x.buffer, x.offset);
+    x.gpu().launch(&Launch {
+        family: "rows",
+        kernel: "norm_rope",
+        grid: [params.all_heads.div_ceil(4), 1, 1],
+        threads: 4 * LANES,
+        operands: &[
+            x_in,
+            gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
+            there.as_ref().map_or(x_in, |(cos, _)| Operand::In(cos, 0)),
+            there.as_ref().map_or(x_in, |(_, sin)| Operand::In(sin, 0)),
+            Operand::Out(&out.buffer, 0),
+        ],
+        params: bytemuck::bytes_of(&params),
+    })?;
+    Ok(out)
+}
+
+/// What to do with each element.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Elements {
+    /// `x + y`.
+    Add,
+    /// `activation(x) * y`.
+    Gated(Activation),
+    /// `x * s`.
+    Scale(f32),
+    /// `cap * tanh(x / cap)`.
+    SoftCap(f32),
+}
+
+impl Elements {
+    /// A new tensor; operations of one operand take it for `y` too.
+    pub(crate) fn of(self, x: &GpuTensor, y: &GpuTensor) -> Result<GpuTensor> {
+        let out = GpuTensor::new(x.gpu(), &x.dims)?;
+        self.to(x, y, &out)?;
+        Ok(out)
+    }
+
+    /// Into `out`, which may be `x`.
+    pub(crate) fn to(self, x: &GpuTensor, y: &GpuTensor, out: &GpuTensor) -> Result<()> {
+        let n = count("elements", x.len())?;
+        let (kernel, kind, value) = match self {
+            Self::Add => ("add", 0, 0.0),
+            Self::Gated(activation) => ("gated", gate(activation), 0.0),
+            Self::Scale(s) => ("scale", 0, s),
+            Self::SoftCap(cap) => ("soft_cap", 0, cap),
+        };
+        let operands = [
+            Operand::In(&x.buffer, x.offset),
+            Operand::In(&y.buffer, y.offset),
+            Operand::Out(&out.buffer, out.offset),
+        ];
+        element_wise(x.gpu(), kernel, n, &operands, &ElementParams { n, kind, value })
+    }
+}
+
+fn element_wise<P: bytemuck::Pod>(
+    gpu: &Gpu,
+    kernel: &str,
+    n: u32,
+    operands: &[Operand<'_>],
+    params: &P,
+) -> Result<()> {
+    gpu.launch(&Launch {
+        family: "elementwise",
+        kernel,
+        grid: [n.div_ceil(THREADS), 1, 1],
+        threads: THREADS,
+        operands,
+        params: bytemuck::bytes_of(params),
+    })
+}
+
+/// `x + bias[first..]` for every row, into `out`, which may be `x`.
+pub(crate) fn add_bias(x: &GpuTensor, bias: &Buffer, first: usize, out: &GpuTensor) -> Result<()> {
+    let n = count("add_bias", x.len())?;
+    let params = RowsParams { n, cols: count("add_bias", x.dims[1])? };
+    let operands = [
+        Operand::In(&x.buffer, x.offset),
+        Operand::In(bias, 4 * first),
+        Operand::Out(&out.buffer, out.offset),
+    ];
+    element_wise(x.gpu(), "add_bias", n, &operands, &params)
+}
+
+/// The elements rounded to f16.
+pub(crate) fn to_half(x: &GpuTensor) -> Result<Buffer> {
+    let out = x.gpu().temporary(2 * x.len())?;
+    let n = count("to_half", x.len())?;
+    let operands = [Operand::In(&x.buffer, x.offset), Operand::Out(&out, 0)];
+    element_wise(x.gpu(), "to_half", n, &operands, &ElementParams { n, kind: 0, value: 0.0 })?;
+    Ok(out)
+}
+
+/// The rows `ids`, which are below the number of rows.
+pub(crate) fn take_rows(x: &GpuTensor, ids: &[u32]) -> Result<GpuTensor> {
+    let cols = x.dims[1];
+    if ids.iter().copied().eq(0..x.dims[0] as u32) {
+        return Ok(x.clone());
+    }
+    let out = GpuTensor::new(x.gpu(), &[ids.len(), cols])?;
+    let there = x.gpu().upload(ids)?;
+    let params = RowsParams { n: count("take_rows", out.len())?, cols: cols as u32 };
+    let operands =
+        [Operand::In(&x.buffer, x.offset), Operand::In(&there, 0), Operand::Out(&out.buffer, 0)];
+    element_wise(x.gpu(), "take_rows", params.n, &operands, &params)?;
+    Ok(out)
+}
+
+/// The most likely token of each row of logits on a GPU; four bytes a row come back.
+///
+/// # Shapes
+/// `logits [rows, vocab]` -> `rows` tokens.
+///
+/// # Errors
+/// Another shape, or the logits are not on a GPU.
+pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
+    let (rows, vocab) = crate::host::dims2("argmax", logits)?;
+    let device = || String::from("cpu");
+    let x =
+        logits.on_gpu().ok_or_else(|| TensorError::Device { op: "argmax", device: device() })?;
+    let tokens = x.gpu().temporary(4 * rows)?;
+    x.gpu().launch(&Launch {
+        family: "argmax",
+        kernel: "argmax",
+        grid: [count("argmax", rows)?, 1, 1],
+        threads: 1024,
+        operands: &[Operand::In(&x.buffer, x.offset), Operand::Out(&tokens, 0)],
+        params: bytemuck::bytes_of(&ArgmaxParams { vocab: count("argmax", vocab)? }),
+    })?;
+    tokens.read(0, rows)
+}

@@ -1,0 +1,313 @@
+//! Weight matrices on a GPU, and products with them.
+
+use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, ops, params};
+use crate::{
+    Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation,
+    tensor::GpuTensor,
+};
+use std::sync::Arc;
+
+params!(
+    /// Of `matvec_*`.
+    MatvecParams {
+        tokens: u32,
+        rows: u32,
+        cols: u32,
+        end0: u32,
+        end1: u32,
+        group_shift: u32,
+        scale_type: u32,
+        flags: u32,
+        gate: u32,
+        eps: f32,
+    }
+);
+
+params!(
+    /// Of `embed_*` and `widen_*`.
+    EmbedParams { cols: u32, group_shift: u32, scale_type: u32, first: u32 }
+);
+
+const NORM: u32 = 1;
+pub(super) const BIAS: u32 = 2;
+pub(super) const RESIDUAL: u32 = 4;
+
+/// Weights that a thread reads at a time.
+pub(super) const CHUNK: usize = 32;
+/// From this many tokens on, tiles of the matrix units are faster than `matvec_*`.
+const TILES_FROM: usize = 5;
+/// From this many on, a library is faster than both, where there is one.
+const LIBRARY_FROM: usize = 192;
+
+/// A matrix `[rows, cols]` on a GPU in its stored format. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct GpuWeight {
+    format: WeightFormat,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// Codes or floats, and pairs of scale and bias; dense weights have the first alone.
+    data: [Arc<Buffer>; 2],
+    /// The first row, for a part of a stack.
+    first: usize,
+    pub(super) scale_type: u32,
+    /// Products are never rounded to f16.
+    exact: bool,
+}
+
+/// What a product does beside multiplying.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Product<'a> {
+    pub(crate) norm: Option<&'a RmsNorm>,
+    pub(crate) bias: Option<&'a Resident>,
+    pub(crate) residual: Option<&'a GpuTensor>,
+    pub(crate) gate: Option<Activation>,
+}
+
+impl GpuWeight {
+    /// Copies matrices of one format and width to a GPU, one below the other. `None` when they
+    /// differ in format.
+    ///
+    /// # Errors
+    /// There is no room, or no kernel for rows of this length.
+    pub(crate) fn stack(gpu: &Gpu, weights: &[&Weight], exact: bool) -> Result<Option<Self>> {
+        let Some(&first) = weights.first() else { return Ok(None) };
+        let (format, scale_type) = (first.format(), scale_type(first));
+        use crate::cpu::RowSource;
+        let same = |w: &&&Weight| {
+            w.format() == format && scale_type == self::scale_type(w) && w.cols() == first.cols()
+        };
+        if weights.iter().filter(same).count() != weights.len() {
+            return Ok(None);
+        }
+        let cols = first.cols();
+        if !cols.is_multiple_of(CHUNK) {
+            return Err(TensorError::shape("gpu weight", "rows of a multiple of 32", &[cols]));
+        }
+        let side = |i: usize| -> Result<Arc<Buffer>> {
+            let parts: Vec<_> = weights.iter().map(|w| stored(w)[i].clone()).collect();
+            let buffer = gpu.allocate(parts.iter().flatten().map(Bytes::len).sum())?;
+            let mut at = 0;
+            for part in parts.iter().flatten() {
+                buffer.write(at, part.as_slice())?;
+                at += part.len();
+            }
+            Ok(Arc::new(buffer))
+        };
+        let data = [side(0)?, side(1)?];
+        let rows = weights.iter().map(|w| w.rows()).sum();
+        Ok(Some(Self { format, rows, cols, data, first: 0, scale_type, exact }))
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub(crate) fn gpu(&self) -> &Gpu {
+        self.data[0].gpu()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        let row: usize = (0..2).map(|side| self.row_bytes(side)).sum();
+        (row * self.rows) as u64
+    }
+
+    /// Rows `first..first + rows`, over the same memory.
+    pub(crate) fn part(&self, first: usize, rows: usize) -> Self {
+        Self { first: self.first + first, rows, ..self.clone() }
+    }
+
+    fn row_bytes(&self, side: usize) -> usize {
+        match (self.format, side) {
+            (WeightFormat::Dense(dtype), 0) => self.cols * dtype.size_in_bytes(),
+            (WeightFormat::Dense(_), _) => 0,
+            (WeightFormat::Affine(f), 0) => f.row_bytes(self.cols),
+            (WeightFormat::Affine(f), _) => {
+                self.cols / f.group * if self.scale_type == 0 { 8 } else { 4 }
+            }
+        }
+    }
+
+    pub(super) fn operands(&self) -> [Operand<'_>; 2] {
+        [0, 1].map(|side| Operand::In(&self.data[side], self.first * self.row_bytes(side)))
+    }
+
+    /// The suffix of kernels for this format, and rows that a threadgroup of `matvec_*` computes.
+    pub(super) fn kernel(&self) -> (&'static str, u32) {
+        match self.format {
+            WeightFormat::Dense(DType::F32) => ("f32", 2),
+            WeightFormat::Dense(DType::F16) => ("f16", 2),
+            WeightFormat::Dense(_) => ("bf16", 2),
+            WeightFormat::Affine(f) => match f.bits {
+                2 => ("q2", 8),
+                3 => ("q3", 8),
+                4 => ("q4", 8),
+                5 => ("q5", 4),
+                6 => ("q6", 4),
+                _ => ("q8", 4),
+            },
+        }
+    }
+
+    pub(super) fn group_shift(&self) -> u32 {
+        match self.format {
+            WeightFormat::Dense(_) => 0,
+            WeightFormat::Affine(f) => (f.group / CHUNK).trailing_zeros(),
+        }
+    }
+
+    /// The rows `ids`, as f32. The ids are below [`Self::rows`].
+    pub(crate) fn rows_of(&self, ids: &[u32]) -> Result<GpuTensor> {
+        let out = GpuTensor::new(self.gpu(), &[ids.len(), self.cols])?;
+        let ids_there = self.gpu().upload(ids)?;
+        let (name, _) = self.kernel();
+        let [data, scales] = self.operands();
+        self.gpu().launch(&Launch {
+            family: "embed",
+            kernel: &format!("embed_{name}"),
+            grid: [count("embedding", (self.cols / CHUNK).div_ceil(128))?, ids.len() as u32, 1],
+            threads: 128,
+            operands: &[data, scales, Operand::In(&ids_there, 0), Operand::Out(&out.buffer, 0)],
+            params: bytemuck::bytes_of(&self.embed_params(0)),
+        })?;
+        Ok(out)
+    }
+
+    pub(super) fn embed_params(&self, first: u32) -> EmbedParams {
+        EmbedParams {
+            cols: self.cols as u32,
+            group_shift: self.group_shift(),
+            scale_type: self.scale_type,
+            first,
+        }
+    }
+
+    /// `x Wᵀ` and what `product` adds to it. With several parts (ends of their rows), each part's
+    /// output stands on its own.
+    ///
+    /// # Shapes
+    /// `x [tokens, cols]` -> one `[tokens, rows of the part]` a part, or `[tokens, rows / 2]` with a
+    /// gate.
+    pub(crate) fn multiply<const N: usize>(
+        &self,
+        x: &GpuTensor,
+        product: Product<'_>,
+        parts: [usize; N],
+    ) -> Result<[GpuTensor; N]> {
+        let tokens = x.len() / self.cols;
+        let outs = self.outputs(tokens, parts, product.gate.is_some())?;
+        if tokens == 0 {
+            return Ok(outs);
+        }
+        if self.exact || tokens < TILES_FROM {
+            self.matvec(x, &product, &parts, &outs[0])?;
+        } else if tokens < LIBRARY_FROM || !self.gpu().has_matmul() {
+            self.matmul(x, &product, &parts, &outs[0])?;
+        } else {
+            self.library(x, &product, &outs)?;
+        }
+        Ok(outs)
+    }
+
+    fn outputs<const N: usize>(
+        &self,
+        tokens: usize,
+        parts: [usize; N],
+        gated: bool,
+    ) -> Result<[GpuTensor; N]> {
+        let width = if gated { self.rows / 2 } else { self.rows };
+        let whole = GpuTensor::new(self.gpu(), &[tokens, width])?;
+        let mut start = 0;
+        Ok(parts.map(|end| {
+            let part = GpuTensor {
+                offset: 4 * tokens * start,
+                dims: vec![tokens, if gated { width } else { end - start }],
+                ..whole.clone()
+            };
+            start = end;
+            part
+        }))
+    }
+
+    fn matvec(
+        &self,
+        x: &GpuTensor,
+        product: &Product<'_>,
+        parts: &[usize],
+        out: &GpuTensor,
+    ) -> Result<()> {
+        if !x.offset.is_multiple_of(16) {
+            let expected = "an input that starts at a multiple of four elements";
+            return Err(TensorError::shape("matvec", expected, &[x.offset / 4]));
+        }
+        let tokens = x.len() / self.cols;
+        let (name, rows) = self.kernel();
+        let m = if tokens == 1 { 1 } else { 4 };
+        let gains = product.norm.map(|n| n.resident().on(self.gpu())).transpose()?;
+        let bias = product.bias.map(|b| b.on(self.gpu())).transpose()?;
+        let flag = |there: bool, flag: u32| if there { flag } else { 0 };
+        let end = |i: usize| parts.get(i).map_or(self.rows, |&end| end) as u32;
+        let params = MatvecParams {
+            tokens: count("linear", tokens)?,
+            rows: count("linear", self.rows)?,
+            cols: count("linear", self.cols)?,
+            end0: end(0),
+            end1: end(1),
+            group_shift: self.group_shift(),
+            scale_type: self.scale_type,
+            flags: flag(gains.is_some(), NORM)
+                | flag(bias.is_some(), BIAS)
+                | flag(product.residual.is_some(), RESIDUAL),
+            gate: product.gate.map_or(0, ops::gate),
+            eps: product.norm.map_or(0.0, RmsNorm::eps),
+        };
+        let [data, scales] = self.operands();
+        // What a flag says is not there is never read; any buffer will do.
+        let x_in = Operand::In(&x.buffer, x.offset);
+        let operands = [
+            data,
+            scales,
+            x_in,
+            gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
+            bias.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
+            product.residual.map_or(x_in, |r| Operand::In(&r.buffer, r.offset)),
+            Operand::Out(&out.buffer, out.offset),
+        ];
+        self.gpu().launch(&Launch {
+            family: "matvec",
+            kernel: &format!("matvec_{name}_m{m}"),
+            grid: [params.rows.div_ceil(rows), params.tokens.div_ceil(m), 1],
+            threads: 4 * LANES,
+            operands: &operands,
+            params: bytemuck::bytes_of(&params),
+        })
+    }
+}
+
+/// Codes or floats as they are stored, and pairs of scale and bias.
+fn stored(weight: &Weight) -> [Option<Bytes>; 2] {
+    match weight {
+        Weight::Dense(w) => [Some(w.stored()), None],
+        Weight::Affine(w) => {
+            let [codes, scales, biases] = w.stored();
+            let size = w.scale_type().size_in_bytes();
+            let both = scales.as_slice().chunks(size).zip(biases.as_slice().chunks(size));
+            let pairs = both.flat_map(|(s, b)| [s, b]).flatten().copied().collect();
+            [Some(codes), Some(Bytes::from_vec(pairs))]
+        }
+    }
+}
+
+fn scale_type(weight: &Weight) -> u32 {
+    match weight {
+        Weight::Dense(_) => 0,
+        Weight::Affine(w) => match w.scale_type() {
+            DType::F16 => 1,
+            DType::BF16 => 2,
+            _ => 0,
+        },
+    }
+}

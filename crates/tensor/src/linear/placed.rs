@@ -1,0 +1,163 @@
+//! Linear maps on a GPU.
+
+use super::{Linear, LinearGroup, Matrix};
+use crate::{
+    Result, RmsNorm, Tensor, TensorError,
+    cpu::Activation,
+    gpu::{Elements, Gpu, GpuWeight, Product, Resident},
+    tensor::GpuTensor,
+};
+
+/// The maps of a group as one matrix and one bias.
+#[derive(Debug, Clone)]
+pub(super) struct Stacked {
+    weight: GpuWeight,
+    bias: Option<Resident>,
+}
+
+impl Matrix {
+    pub(crate) fn on(self, gpu: &Gpu, exact: bool) -> Result<Self> {
+        match self {
+            Self::Stored(weight) => match GpuWeight::stack(gpu, &[&weight], exact)? {
+                Some(there) => Ok(Self::Gpu(there)),
+                None => Ok(Self::Stored(weight)),
+            },
+            Self::Packed(_) | Self::Dense(_) => {
+                Err(TensorError::Device { op: "repacked weight", device: gpu.name() })
+            }
+            Self::Gpu(weight) => Ok(Self::Gpu(weight)),
+        }
+    }
+}
+
+impl Linear {
+    /// The same map on a GPU, for inputs that are there. Unless it is to be `exact`, products of many
+    /// rows may round weights and activations to f16.
+    ///
+    /// # Errors
+    /// There is no room or no kernel for the format, or the weight was repacked for the CPU.
+    pub fn on(self, gpu: &Gpu, exact: bool) -> Result<Self> {
+        Ok(Self { matrix: self.matrix.on(gpu, exact)?, ..self })
+    }
+
+    pub(super) fn check_place(&self, x: &Tensor) -> Result<()> {
+        match (&self.matrix, x.gpu()) {
+            (Matrix::Gpu(w), Some(gpu)) if gpu.is(w.gpu()) => Ok(()),
+            (Matrix::Stored(_) | Matrix::Packed(_) | Matrix::Dense(_), None) => Ok(()),
+            (_, gpu) => {
+                let device = gpu.map_or_else(|| "cpu".into(), Gpu::name);
+                Err(TensorError::Device { op: "linear", device })
+            }
+        }
+    }
+
+    fn weight_there(&self) -> Result<&GpuWeight> {
+        match &self.matrix {
+            Matrix::Gpu(weight) => Ok(weight),
+            _ => Err(TensorError::Device { op: "linear", device: "cpu".into() }),
+        }
+    }
+
+    pub(super) fn multiply(&self, x: &GpuTensor, residual: Option<&GpuTensor>) -> Result<Tensor> {
+        let product = Product { bias: self.bias.as_ref(), residual, ..Product::default() };
+        let weight = self.weight_there()?;
+        let [out] = weight.multiply(x, product, [weight.rows()])?;
+        Ok(out.into())
+    }
+
+    fn multiply_normed(&self, x: &GpuTensor, norm: &RmsNorm) -> Result<GpuTensor> {
+        let product = Product { norm: Some(norm), bias: self.bias.as_ref(), ..Product::default() };
+        let weight = self.weight_there()?;
+        let [out] = weight.multiply(x, product, [weight.rows()])?;
+        Ok(out)
+    }
+}
+
+impl<const N: usize> LinearGroup<N> {
+    /// The same maps on a GPU, as one where their formats agree. `exact` as in [`Linear::on`].
+    ///
+    /// # Errors
+    /// As [`Linear::on`].
+    pub fn on(self, gpu: &Gpu, exact: bool) -> Result<Self> {
+        let stored: Vec<_> = self.parts.iter().filter_map(Linear::stored).collect();
+        if stored.len() == N
+            && let Some(weight) = GpuWeight::stack(gpu, &stored, exact)?
+        {
+            return Ok(self.over(weight));
+        }
+        let mut parts = Vec::with_capacity(N);
+        for part in self.parts {
+            parts.push(part.on(gpu, exact)?);
+        }
+        let got = [parts.len()];
+        let parts = parts.try_into();
+        let parts = parts.map_err(|_| TensorError::shape("linear group", "every map", &got))?;
+        Ok(Self { parts, stacked: None })
+    }
+
+    /// The maps as parts of one matrix.
+    fn over(self, weight: GpuWeight) -> Self {
+        let bias = self.parts.iter().any(|p| p.bias.is_some()).then(|| {
+            let one = |p: &Linear| match &p.bias {
+                Some(bias) => bias.host().to_vec(),
+                None => vec![0.0; p.out_features()],
+            };
+            Resident::new(self.parts.iter().flat_map(one).collect())
+        });
+        let mut first = 0;
+        let parts = self.parts.map(|part| {
+            let rows = part.out_features();
+            let matrix = Matrix::Gpu(weight.part(first, rows));
+            first += rows;
+            Linear { matrix, ..part }
+        });
+        Self { parts, stacked: Some(Stacked { weight, bias }) }
+    }
+
+    pub(super) fn multiply(&self, x: &GpuTensor, norm: &RmsNorm) -> Result<[Tensor; N]> {
+        let Some(Stacked { weight, bias }) = &self.stacked else {
+            let mut outs = Vec::with_capacity(N);
+            for part in &self.parts {
+                outs.push(Tensor::from(part.multiply_normed(x, norm)?));
+            }
+            let got = [outs.len()];
+            let outs = outs.try_into();
+            return outs.map_err(|_| TensorError::shape("linear group", "every map", &got));
+        };
+        let product = Product { norm: Some(norm), bias: bias.as_ref(), ..Product::default() };
+        let mut end = 0;
+        let ends = self.parts.each_ref().map(|part| {
+            end += part.out_features();
+            end
+        });
+        Ok(weight.multiply(x, product, ends)?.map(Tensor::from))
+    }
+}
+
+impl LinearGroup<2> {
+    pub(super) fn multiply_gated(
+        &self,
+        x: &GpuTensor,
+        norm: &RmsNorm,
+        activation: Activation,
+    ) -> Result<Tensor> {
+        let Some(Stacked { weight, bias }) = &self.stacked else {
+            let [gate, up] = &self.parts;
+            let (gate, up) = (gate.multiply_normed(x, norm)?, up.multiply_normed(x, norm)?);
+            return Ok(Elements::Gated(activation).of(&gate, &up)?.into());
+        };
+        let gate = Some(activation);
+        let product = Product { norm: Some(norm), bias: bias.as_ref(), gate, residual: None };
+        let [out] = weight.multiply(x, product, [weight.rows()])?;
+        Ok(out.into())
+    }
+}
+
+impl Linear {
+    fn stored(&self) -> Option<&crate::Weight> {
+        match &self.matrix {
+            Matrix::Stored(weight) => Some(weight),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,61 @@
+// Element by element. Threads: 256, one an element. Reference: taper_tensor::ops.
+#include "taper/common.h"
+#include "taper/activation.h"
+
+struct ElementParams {
+    uint n;
+    uint kind;    // of the activation
+    float value;  // the factor, or the cap
+};
+
+#define ELEMENTWISE(NAME, EXPRESSION) \
+kernel void NAME( \
+    device const float* x [[buffer(0)]], \
+    device const float* y [[buffer(1)]], \
+    device float* out [[buffer(2)]], \
+    constant ElementParams& p [[buffer(3)]], \
+    uint i [[thread_position_in_grid]]) \
+{ \
+    if (i < p.n) out[i] = EXPRESSION; \
+}
+ELEMENTWISE(add, x[i] + y[i])
+ELEMENTWISE(gated, activate(p.kind, x[i]) * y[i])
+ELEMENTWISE(scale, x[i] * p.value)
+ELEMENTWISE(soft_cap, p.value * tanh(x[i] / p.value))
+
+kernel void to_half(
+    device const float* x [[buffer(0)]],
+    device half* out [[buffer(1)]],
+    constant ElementParams& p [[buffer(2)]],
+    uint i [[thread_position_in_grid]])
+{
+    // What f16 cannot hold becomes its largest number.
+    if (i < p.n) out[i] = half(min(max(x[i], -65504.0f), 65504.0f));
+}
+
+struct RowsParams {
+    uint n;     // elements of the output
+    uint cols;
+};
+
+// out[r] = x[r] + y.
+kernel void add_bias(
+    device const float* x [[buffer(0)]],
+    device const float* y [[buffer(1)]],
+    device float* out [[buffer(2)]],
+    constant RowsParams& p [[buffer(3)]],
+    uint i [[thread_position_in_grid]])
+{
+    if (i < p.n) out[i] = x[i] + y[i % p.cols];
+}
+
+// out[r] = x[ids[r]].
+kernel void take_rows(
+    device const float* x [[buffer(0)]],
+    device const uint* ids [[buffer(1)]],
+    device float* out [[buffer(2)]],
+    constant RowsParams& p [[buffer(3)]],
+    uint i [[thread_position_in_grid]])
+{
+    if (i < p.n) out[i] = x[size_t(ids[i / p.cols]) * p.cols + i % p.cols];
+}

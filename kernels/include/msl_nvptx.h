@@ -1,0 +1,20 @@
+// What the stand-in for <metal_stdlib> takes from an NVIDIA GPU.
+#pragma once
+static inline uint msl_group(uint d) { return d == 0 ? __nvvm_read_ptx_sreg_ctaid_x() : d == 1 ? __nvvm_read_ptx_sreg_ctaid_y() : __nvvm_read_ptx_sreg_ctaid_z(); }
+static inline uint msl_thread() { return __nvvm_read_ptx_sreg_tid_x(); }
+static inline uint msl_threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
+static inline void msl_barrier() { __nvvm_bar_sync(0); }
+static inline void msl_simd_barrier() { __nvvm_bar_warp_sync(0xffffffff); }
+static inline float msl_shuffle_xor(float v, uint m) { return __nvvm_shfl_sync_bfly_f32(0xffffffff, v, m, 31); }
+static inline float msl_shuffle(float v, uint lane) { return __nvvm_shfl_sync_idx_f32(0xffffffff, v, lane, 31); }
+static inline float msl_simd_sum(float v) {
+    for (uint m = 16; m > 0; m >>= 1) v += msl_shuffle_xor(v, m);
+    return v;
+}
+static inline float msl_simd_max(float v) {
+    for (uint m = 16; m > 0; m >>= 1) v = __builtin_fmaxf(v, msl_shuffle_xor(v, m));
+    return v;
+}
+static inline float msl_sqrt(float x) { return __nvvm_sqrt_rn_f(x); }
+static inline float msl_rsqrt(float x) { return 1.0f / __nvvm_sqrt_rn_f(x); }
+static inline float msl_exp(float x) { return __nvvm_ex2_approx_f(x * 1.44269504088896341f); }

@@ -1,0 +1,10 @@
+// What every kernel starts from.
+#pragma once
+#include <metal_stdlib>
+using namespace metal;
+
+// Before loops whose arrays must live in registers.
+#define UNROLL _Pragma("clang loop unroll(full)")
+// Before loops with independent loads.
+#define TAPER_PRAGMA(TEXT) _Pragma(#TEXT)
+#define UNROLL_BY(N) TAPER_PRAGMA(clang loop unroll_count(N))

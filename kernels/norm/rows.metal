@@ -1,0 +1,86 @@
+// Norms and rotations of rows.
+//
+// rms_norm: out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * gains (Zhang & Sennrich 2019).
+//   Grid: x over rows. Threads: 256. Reference: RmsNorm::forward.
+// norm_rope: each head of each token, normed (if NORM) and rotated (if pairs > 0): element i of the
+//   first `pairs` and element pairs + i turn by the token's angle i (Su et al. 2021, half-split).
+//   Grid: x over blocks of 4 heads of all tokens. Threads: 128. Reference: norm_rope.
+#include "taper/common.h"
+
+struct NormParams {
+    uint cols;
+    float eps;
+};
+
+kernel void rms_norm(
+    device const float* x [[buffer(0)]],
+    device const float* gains [[buffer(1)]],
+    device float* out [[buffer(2)]],
+    constant NormParams& p [[buffer(3)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    threadgroup float partial[8];
+    device const float* from = x + size_t(row) * p.cols;
+    device float* to = out + size_t(row) * p.cols;
+    float squares = 0.0f;
+    for (uint i = tid; i < p.cols; i += 256) squares = fma(from[i], from[i], squares);
+    squares = simd_sum(squares);
+    if (lane == 0) partial[sg] = squares;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float total = 0.0f;
+    for (uint i = 0; i < 8; ++i) total += partial[i];
+    const float inverse = rsqrt(total / float(p.cols) + p.eps);
+    for (uint i = tid; i < p.cols; i += 256) to[i] = from[i] * inverse * gains[i];
+}
+
+struct RopeParams {
+    uint heads;      // of a token
+    uint all_heads;  // of all tokens
+    uint head_dim;   // at most 256
+    uint pairs;
+    uint norm;
+    float eps;
+};
+
+kernel void norm_rope(
+    device const float* x [[buffer(0)]],
+    device const float* gains [[buffer(1)]],
+    device const float* cosines [[buffer(2)]],
+    device const float* sines [[buffer(3)]],
+    device float* out [[buffer(4)]],
+    constant RopeParams& p [[buffer(5)]],
+    uint block [[threadgroup_position_in_grid]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    threadgroup float rows[4][256];
+    const uint head = block * 4 + sg;
+    if (head < p.all_heads) {
+        device const float* from = x + size_t(head) * p.head_dim;
+        float squares = 0.0f;
+        for (uint i = lane; i < p.head_dim; i += 32) {
+            const float v = from[i];
+            squares = fma(v, v, squares);
+            rows[sg][i] = p.norm ? v * gains[i] : v;
+        }
+        const float inverse = p.norm ? rsqrt(simd_sum(squares) / float(p.head_dim) + p.eps) : 1.0f;
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        device float* to = out + size_t(head) * p.head_dim;
+        const uint angle = head / p.heads * p.pairs;
+        for (uint i = lane; i < p.head_dim; i += 32) {
+            const float v = rows[sg][i] * inverse;
+            if (i < p.pairs) {
+                const float other = rows[sg][i + p.pairs] * inverse;
+                to[i] = v * cosines[angle + i] - other * sines[angle + i];
+            } else if (i < 2 * p.pairs) {
+                const float other = rows[sg][i - p.pairs] * inverse;
+                to[i] = v * cosines[angle + i - p.pairs] + other * sines[angle + i - p.pairs];
+            } else {
+                to[i] = v;
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+// The most likely token of each row: index of the largest logit, the first of equals.
+//
+// logits [rows, vocab] f32 -> tokens [rows]: four bytes a sequence come back to the host.
+// Grid: x rows. Threads: 1024. Reference: the sampler at temperature 0.
+#include "taper/common.h"
+
+struct ArgmaxParams {
+    uint vocab;
+};
+
+kernel void argmax(
+    device const float* logits [[buffer(0)]],
+    device uint* tokens [[buffer(1)]],
+    constant ArgmaxParams& p [[buffer(2)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    threadgroup float values[32];
+    threadgroup uint indices[32];
+    device const float* x = logits + size_t(row) * p.vocab;
+    float best = -INFINITY;
+    uint at = 0xffffffffu;
+    for (uint i = tid; i < p.vocab; i += 1024) {
+        if (x[i] > best || at == 0xffffffffu) best = x[i], at = i;
+    }
+    for (uint m = 16; m > 0; m >>= 1) {
+        const float other = simd_shuffle_xor(best, m);
+        const uint index = simd_shuffle_xor(at, m);
+        if (other > best || (other == best && index < at)) best = other, at = index;
+    }
+    if (lane == 0) values[sg] = best, indices[sg] = at;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (sg == 0) {
+        best = values[lane], at = indices[lane];
+        for (uint m = 16; m > 0; m >>= 1) {
+            const float other = simd_shuffle_xor(best, m);
+            const uint index = simd_shuffle_xor(at, m);
+            if (other > best || (other == best && index < at)) best = other, at = index;
+        }
+        if (lane == 0) tokens[row] = at;
+    }
+}

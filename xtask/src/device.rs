@@ -1,0 +1,15 @@
+//! Where a task runs its model.
+
+use anyhow::Result;
+use std::path::Path;
+use taper_tensor::gpu::{self, Gpu, HostOptions};
+
+/// The GPU of a name: `cpu` is none, `cuda` and `metal` are the first one, and anything else is a
+/// library of kernels for the host runner, as `cargo xtask kernels` builds it.
+pub(crate) fn open(name: &str) -> Result<Option<Gpu>> {
+    Ok(match name {
+        "cpu" => None,
+        kind if gpu::KINDS.contains(&kind) => Some(gpu::open(kind)?),
+        library => Some(Gpu::host(Path::new(library), HostOptions::default())?),
+    })
+}

@@ -1,0 +1,213 @@
+//! clang: kernels for the host and as PTX.
+
+use super::{Change, rewrite};
+use anyhow::{Context, Result, bail, ensure};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+use taper_tensor::gpu::Family;
+
+/// What a kernel is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Target {
+    Host,
+    Ptx,
+}
+
+/// As C++ for OpenCL, without OpenCL's own headers: `kernels/include` stands in for Apple's.
+const LANGUAGE: [&str; 8] = [
+    "-x",
+    "clcpp",
+    "-cl-std=clc++2021",
+    "-cl-no-stdinc",
+    "-Xclang",
+    "-fnative-half-type",
+    "-Xclang",
+    "-fnative-half-arguments-and-returns",
+];
+const HOST: [&str; 6] =
+    ["--target=x86_64-linux-gnu", "-march=x86-64-v3", "-O1", "-g1", "-fPIC", "-fsanitize=address"];
+/// sm_80: the oldest GPU with bf16 and asynchronous copies; newer ones run it too.
+const PTX: [&str; 8] = [
+    "--target=nvptx64-nvidia-cuda",
+    "-march=sm_80",
+    "-O3",
+    "-Xclang",
+    "-target-feature",
+    "-Xclang",
+    "+ptx70",
+    "-Xclang",
+];
+const PTX_EXTENSIONS: &str = "-cl-ext=+cl_khr_fp16,+cl_khr_fp64,+__opencl_c_generic_address_space,+__opencl_c_program_scope_global_variables";
+
+/// A compiler and where its results go.
+#[derive(Debug)]
+pub(super) struct Clang {
+    program: PathBuf,
+    kernels: PathBuf,
+    work: PathBuf,
+    version: String,
+}
+
+impl Clang {
+    pub(super) fn new(root: &Path, program: &Path) -> Result<Self> {
+        let target = std::env::current_exe().context("where this program is")?;
+        let work = target.parent().context("a directory")?.join("kernels");
+        fs::create_dir_all(&work).with_context(|| format!("creating {}", work.display()))?;
+        let output = Command::new(program).arg("--version").output();
+        let output = output.with_context(|| {
+            format!("{} (apt install clang-19 libclang-rt-19-dev)", program.display())
+        })?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let version = text.split_whitespace().skip_while(|w| *w != "version").nth(1);
+        let version = version.context("clang tells its version")?.to_owned();
+        Ok(Self { program: program.to_owned(), kernels: root.join("kernels"), work, version })
+    }
+
+    /// A family's file.
+    pub(super) fn text(&self, family: &Family) -> Result<String> {
+        let path = self.kernels.join(family.path);
+        fs::read_to_string(&path).with_context(|| path.display().to_string())
+    }
+
+    fn run(&self, args: &[&str], files: &[&Path]) -> Result<()> {
+        let mut command = Command::new(&self.program);
+        command.args(args).args(files).current_dir(&self.kernels);
+        let output = command.output().with_context(|| self.program.display().to_string())?;
+        if !output.status.success() {
+            bail!("clang: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(())
+    }
+
+    /// A family's text as clang takes it.
+    fn source(
+        &self,
+        family: &Family,
+        target: Target,
+        name: &str,
+        change: &Change<'_>,
+    ) -> Result<PathBuf> {
+        let file = |ending: &str| self.work.join(format!("{name}.{}.{ending}", target.name()));
+        let (msl, expanded, rewritten) = (file("metal"), file("i"), file("cl"));
+        fs::write(&msl, change(family, self.text(family)?))?;
+        let mut args = vec!["-E", "-P", "-Iinclude", "-isystem", "include"];
+        args.extend(LANGUAGE);
+        args.push(if target == Target::Host { HOST[0] } else { PTX[0] });
+        args.extend(["-o", path_str(&expanded)?]);
+        self.run(&args, &[&msl])?;
+        let text = fs::read_to_string(&expanded)?;
+        let text = rewrite::kernels(&text, target).with_context(|| family.path)?;
+        fs::write(&rewritten, text)?;
+        Ok(rewritten)
+    }
+
+    /// A family as PTX. The first line names the compiler.
+    pub(super) fn ptx(&self, family: &Family) -> Result<String> {
+        let source = self.source(family, Target::Ptx, family.name, &|_, text| text)?;
+        let out = self.work.join(format!("{}.ptx", family.name));
+        let mut args = LANGUAGE.to_vec();
+        args.extend(PTX);
+        args.extend([PTX_EXTENSIONS, "-S", "-o", path_str(&out)?]);
+        self.run(&args, &[&source])?;
+        let text = fs::read_to_string(&out)?;
+        let kept = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());
+        let kept: Vec<_> = kept.filter(|line| !line.is_empty()).collect();
+        let (version, path) = (&self.version, family.path);
+        Ok(format!("// clang {version} from kernels/{path}\n{}\n", kept.join("\n")))
+    }
+
+    /// The families and the runner as a library of this machine.
+    pub(super) fn host_library(
+        &self,
+        name: &str,
+        families: &[Family],
+        change: &Change<'_>,
+    ) -> Result<PathBuf> {
+        let runner = self.work.join("runner.o");
+        let runner_source = self.kernels.join("runner/runner.cpp");
+        let common = ["-O2", "-fPIC", "-fsanitize=address", "-c", "-o", path_str(&runner)?];
+        self.run(&common, &[&runner_source])?;
+        let mut objects = vec![runner];
+        for family in families {
+            let unit = format!("{name}-{}", family.name);
+            let source = self.source(family, Target::Host, &unit, change)?;
+            let object = self.work.join(format!("{unit}.o"));
+            let mut args = LANGUAGE.to_vec();
+            args.extend(HOST);
+            args.extend(["-c", "-o", path_str(&object)?]);
+            self.run(&args, &[&source]).with_context(|| family.path)?;
+            objects.push(object);
+        }
+        let library = self.work.join(format!("lib{name}.so"));
+        let link =
+            ["-shared", "-fsanitize=address", "-shared-libasan", "-o", path_str(&library)?, "-lm"];
+        let objects: Vec<_> = objects.iter().map(PathBuf::as_path).collect();
+        self.run(&link, &objects)?;
+        Ok(library)
+    }
+
+    /// Runs the checks of a library in a process that AddressSanitizer watches.
+    pub(super) fn check(
+        &self,
+        library: &Path,
+        family: Option<&str>,
+        seed: u64,
+        quick: bool,
+    ) -> Result<()> {
+        let status = self.child(library, family, seed, quick)?.status()?;
+        ensure!(status.success(), "checks failed with order {seed}: {status}");
+        Ok(())
+    }
+
+    /// As [`Self::check`], in silence; whether it failed.
+    pub(super) fn fails(&self, library: &Path, family: &str, seed: u64) -> Result<bool> {
+        let output = self.child(library, Some(family), seed, true)?.arg("--first").output()?;
+        Ok(!output.status.success())
+    }
+
+    /// Runs models on the host runner against transformers, on the fixtures of a name.
+    pub(super) fn parity(&self, library: &Path, filter: &str) -> Result<()> {
+        let mut command = self.watched()?;
+        let status = command.args(["parity", filter, "--device"]).arg(library).status()?;
+        ensure!(status.success(), "parity on the host runner failed: {status}");
+        Ok(())
+    }
+
+    fn child(
+        &self,
+        library: &Path,
+        family: Option<&str>,
+        seed: u64,
+        quick: bool,
+    ) -> Result<Command> {
+        let mut command = self.watched()?;
+        command.args(["kernels", "--library"]).arg(library);
+        command.args(["--seed", &seed.to_string()]);
+        command.args(family.iter().flat_map(|f| ["--family", f]));
+        command.args(quick.then_some("--quick"));
+        Ok(command)
+    }
+
+    /// This program, with AddressSanitizer's runtime.
+    fn watched(&self) -> Result<Command> {
+        let runtime = Command::new(&self.program)
+            .arg("--print-file-name=libclang_rt.asan-x86_64.so")
+            .output()?;
+        let runtime = String::from_utf8(runtime.stdout)?.trim().to_owned();
+        ensure!(
+            Path::new(&runtime).is_file(),
+            "AddressSanitizer's runtime is missing (apt install libclang-rt-19-dev)"
+        );
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env("LD_PRELOAD", runtime);
+        command.env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=0");
+        Ok(command)
+    }
+}
+
+fn path_str(path: &Path) -> Result<&str> {
+    path.to_str().context("a path in UTF-8")
+}

@@ -1,0 +1,207 @@
+//! Bugs planted in the kernels, one at a time: each must make a check fail.
+
+use super::clang::Clang;
+use anyhow::{Result, bail, ensure};
+use std::slice;
+use taper_tensor::gpu::FAMILIES;
+
+/// Random orders to try after the fixed one: a missing barrier may go unseen in one of them.
+const ORDERS: u64 = 4;
+
+/// A change to a file of kernels that makes it wrong.
+struct Mutant {
+    family: &'static str,
+    what: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const fn mutant(
+    family: &'static str,
+    what: &'static str,
+    from: &'static str,
+    to: &'static str,
+) -> Mutant {
+    Mutant { family, what, from, to }
+}
+
+const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
+
+const MUTANTS: &[Mutant] = &[
+    mutant(
+        "matvec",
+        "an operand swapped",
+        "y += from[gated ? 2 * r : r];",
+        "y += from[gated ? 2 * r : ROWS - 1 - r];",
+    ),
+    mutant(
+        "matvec",
+        "a chunk left out",
+        "const bool there = chunk < chunks;",
+        "const bool there = chunk + 1 < chunks;",
+    ),
+    mutant(
+        "matvec",
+        "a chunk twice",
+        "const bool there = chunk < chunks;",
+        "const bool there = true;",
+    ),
+    mutant("matvec", "a row read past the end", "min(n, limit - 1)", "min(n, limit + 64)"),
+    mutant(
+        "matvec",
+        "gate and up exchanged",
+        "activate(p.gate, y) * up",
+        "activate(p.gate, up) * y",
+    ),
+    mutant(
+        "matvec",
+        "the barrier before a slab dropped",
+        "if (M == 1) threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "",
+    ),
+    mutant(
+        "matvec",
+        "the barrier after a slab dropped",
+        "        if (M == 1) threadgroup_barrier(mem_flags::mem_threadgroup);\n        if (there) {",
+        "        if (there) {",
+    ),
+    mutant(
+        "matvec",
+        "lanes leave a sum early",
+        "const float sum = simd_sum(squares[m]);",
+        "float sum = 0.0f; if (lane < 31) sum = simd_sum(squares[m]);",
+    ),
+    mutant(
+        "matmul",
+        "the barrier after the stores dropped",
+        "            threadgroup_barrier(mem_flags::mem_threadgroup);\n        }\n        if (k < end) {",
+        "        }\n        if (k < end) {",
+    ),
+    mutant("matmul", "the barrier before the stores dropped", BARRIER, ""),
+    mutant(
+        "matmul",
+        "columns past the end",
+        "const bool there = column < end;",
+        "const bool there = true;",
+    ),
+    mutant(
+        "matmul",
+        "scale and bias swapped",
+        "W::quant(raw[l], e + 2 * f), s[l], b[l])",
+        "W::quant(raw[l], e + 2 * f), b[l], s[l])",
+    ),
+    mutant("matmul", "a share left out", "s < p.shares; ++s", "s + 1 < p.shares; ++s"),
+    mutant(
+        "matmul",
+        "a tile transposed",
+        "(sg_n * TILES_N + j) * 8 * STRIDE + kk",
+        "(sg_n * TILES_N + j) * 8 * STRIDE + kk / 2",
+    ),
+    mutant(
+        "embed",
+        "an off-by-one",
+        "if (chunk >= w.chunks) return;",
+        "if (chunk > w.chunks) return;",
+    ),
+    mutant("embed", "another row", "ids[at.y], at.y", "ids[0], at.y"),
+    mutant("rows", "a barrier dropped", BARRIER, ""),
+    mutant(
+        "rows",
+        "a barrier of some threads",
+        BARRIER,
+        "if (tid < 128) threadgroup_barrier(mem_flags::mem_threadgroup);",
+    ),
+    mutant(
+        "rows",
+        "a simdgroup barrier dropped",
+        "simdgroup_barrier(mem_flags::mem_threadgroup);",
+        "",
+    ),
+    mutant("rows", "a sign", "cosines[angle + i] - other", "cosines[angle + i] + other"),
+    mutant(
+        "elementwise",
+        "an off-by-one",
+        "if (i < p.n) out[i] = EXPRESSION",
+        "if (i <= p.n) out[i] = EXPRESSION",
+    ),
+    mutant(
+        "elementwise",
+        "operands swapped",
+        "activate(p.kind, x[i]) * y[i]",
+        "activate(p.kind, y[i]) * x[i]",
+    ),
+    mutant(
+        "attend",
+        "the barrier after q dropped",
+        "        qs[i] = there ? q[(size_t(token) * p.q_heads + kv_head * group + head) * d + i % d] * p.scale : 0.0f;\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "        qs[i] = there ? q[(size_t(token) * p.q_heads + kv_head * group + head) * d + i % d] * p.scale : 0.0f;\n    }",
+    ),
+    mutant(
+        "attend",
+        "a barrier of the merge dropped",
+        "        threadgroup_barrier(mem_flags::mem_threadgroup);\n        if (sg == 0) {",
+        "        if (sg == 0) {",
+    ),
+    mutant(
+        "attend",
+        "a simdgroup barrier of some lanes",
+        "        simdgroup_barrier(mem_flags::mem_threadgroup);\n        device const KV* values",
+        "        if (lane < tokens) simdgroup_barrier(mem_flags::mem_threadgroup);\n        device const KV* values",
+    ),
+    mutant(
+        "attend",
+        "the window one too wide",
+        "token + p.window >= end",
+        "token + p.window + 1 >= end",
+    ),
+    mutant("attend", "a token too many", "token < end &&", "token <= end &&"),
+    mutant(
+        "attend",
+        "keys and values swapped",
+        "device const KV* values = v_pages + base;",
+        "device const KV* values = k_pages + base;",
+    ),
+    mutant(
+        "attend",
+        "an old maximum",
+        "top[r] = next;\n            UNROLL for (int i = 0; i < PER_LANE; ++i) acc[r][i] *= fade;",
+        "UNROLL for (int i = 0; i < PER_LANE; ++i) acc[r][i] *= fade;",
+    ),
+    mutant(
+        "attend",
+        "a span unfaded",
+        "sum = fma(sums[(size_t(row) * p.spans + s) * p.head_dim + tid], fade, sum);",
+        "sum += sums[(size_t(row) * p.spans + s) * p.head_dim + tid];",
+    ),
+    mutant("argmax", "the barrier dropped", BARRIER, ""),
+    mutant("argmax", "the last of equals", "index < at", "index > at"),
+    mutant("argmax", "an element left out", "i < p.vocab; i += 1024", "i + 1 < p.vocab; i += 1024"),
+];
+
+pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
+    let (mut caught, mut missed) = (0, 0);
+    for mutant in MUTANTS.iter().filter(|m| only.is_none_or(|o| o == m.family)) {
+        let Some(family) = FAMILIES.iter().find(|f| f.name == mutant.family) else {
+            bail!("no family {}", mutant.family);
+        };
+        let change = |_: &_, text: String| text.replacen(mutant.from, mutant.to, 1);
+        let unchanged = clang.text(family)?;
+        ensure!(
+            unchanged.contains(mutant.from),
+            "{}: {:?} is not in the source any more",
+            mutant.family,
+            mutant.from
+        );
+        let library = clang.host_library("mutant", slice::from_ref(family), &change)?;
+        let mut failed = false;
+        for seed in 0..=ORDERS {
+            failed = failed || clang.fails(&library, mutant.family, seed)?;
+        }
+        let verdict = if failed { "caught" } else { "MISSED" };
+        println!("planted in {:<12} {verdict}: {}", mutant.family, mutant.what);
+        if failed { caught += 1 } else { missed += 1 }
+    }
+    println!("{caught} passed, {missed} failed");
+    ensure!(missed == 0, "{missed} planted bugs were not caught");
+    Ok(())
+}
