@@ -4,7 +4,7 @@ use crate::{Activations, Batch, KvSession, LoadOptions, Model, ModelError, Model
 use taper_base::LayerId;
 use taper_kv_codecs::AttnParams;
 use taper_tensor::{
-    Embedding, Linear, LinearGroup, RmsNorm, RopeAngles, RopeTable, Tensor, TensorError, norm_rope,
+    Embedding, Linear, LinearGroup, RmsNorm, RopeAngles, RopeTable, Tensor, norm_rope,
     ops::{self, Activation},
 };
 use taper_weights::Checkpoint;
@@ -214,14 +214,14 @@ impl Layer {
         let rope = self.spec.rope.map(|rope| &ropes[rope]);
         let q = norm_rope(&q, d, q_norm, rope)?;
         let k = norm_rope(&k, d, k_norm, rope)?;
-        let v = v.reshape((t, model.kv_heads, d)).map_err(TensorError::from)?;
+        let v = v.reshape((t, model.kv_heads, d))?;
         let params = AttnParams {
             scale: model.attn_scale,
             window: self.spec.window,
             soft_cap: model.attn_soft_cap,
         };
         let attended = kv.attend(id, &q, &k, &v, &params)?;
-        let attended = attended.reshape((t, model.heads * d)).map_err(TensorError::from)?;
+        let attended = attended.reshape((t, model.heads * d))?;
         add_output(&self.out, &attended, x, self.post_attn_norm.as_ref())
     }
 
