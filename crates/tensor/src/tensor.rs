@@ -62,6 +62,15 @@ impl Tensor {
         Ok(Self(Repr::Host(candle_core::Tensor::from_vec(data, shape, device)?)))
     }
 
+    /// A tensor of ones on the host.
+    ///
+    /// # Errors
+    /// The device cannot have it.
+    pub fn ones(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+        let shape: Shape = shape.into();
+        Ok(Self(Repr::Host(candle_core::Tensor::ones(shape, dtype, device)?)))
+    }
+
     /// Length of each dimension.
     #[must_use]
     pub fn dims(&self) -> &[usize] {

@@ -141,8 +141,7 @@ impl Model for Mock {
         }
         let rows = (self.forward)(batch)?;
         let shape = (rows.len() / self.info.vocab, self.info.vocab);
-        Tensor::from_vec(rows, shape, &Device::Cpu)
-            .map_err(|e| ModelError::Tensor(taper_tensor::TensorError::from(e)))
+        Ok(Tensor::from_vec(rows, shape, &Device::Cpu)?)
     }
 }
 
