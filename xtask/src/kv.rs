@@ -24,6 +24,9 @@ pub(crate) struct Options {
     /// Depths at which attention is timed.
     #[arg(long, value_delimiter = ',', default_value = "4096,16384,65536", value_name = "TOKENS")]
     depths: Vec<usize>,
+    /// Only print the table of speeds.
+    #[arg(long)]
+    speed: bool,
     /// Where the report goes; `docs` by default.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -60,6 +63,10 @@ fn row_bytes(name: &str) -> Result<f64> {
 }
 
 pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
+    if options.speed {
+        println!("{}", speed::table(&options.depths)?.markdown());
+        return Ok(());
+    }
     let out = options.out.clone().unwrap_or_else(|| root.join("docs"));
     let model = options.model.clone().unwrap_or_else(|| root.join("crates/server/models/demo"));
     let (text, plot) = model::held_out(root, &model, options.tokens)?;

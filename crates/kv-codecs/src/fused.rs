@@ -6,7 +6,7 @@ use crate::{
     drive::{self, Heads, Piece, Scratch},
     exact,
     paged::Plan,
-    side::{CodedScratch, Precision},
+    side::{CodedScratch, Precision, Region},
 };
 use std::ops::Range;
 use taper_base::BlockId;
@@ -62,7 +62,7 @@ impl Heads for Pages<'_> {
         let CodedScratch { rows, q, state, scores, products } = &mut scratch.coded;
         let (size, plan) = (self.geometry.block_tokens, self.plan);
         state.clear(*rows, plan.v.width());
-        for index in span {
+        for index in span.clone() {
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
             // the same places whatever else is in the step.
             let tokens = index * size..((index + 1) * size).min(piece.seq.kv_len);
@@ -70,6 +70,11 @@ impl Heads for Pages<'_> {
             let head = |block: BlockId| block.0 as usize * self.geometry.kv_heads + kv_head;
             let exact = piece.exact(index, size).map(head);
             let coded = head(piece.seq.blocks[index]);
+            let next = piece.seq.blocks[..span.end].get(index + 1).copied().map(head);
+            let coded = |pages| Region {
+                here: region(pages, coded),
+                next: next.map(|next| region(pages, next)),
+            };
             scores.resize(*rows * padded, 0.0);
             match exact {
                 Some(at) => {
@@ -77,7 +82,7 @@ impl Heads for Pages<'_> {
                     plan.halves.dots(k, &q.floats, padded, scores);
                 }
                 None => {
-                    let k = region(self.k, coded);
+                    let k = coded(self.k);
                     plan.k.scores(k, q, padded, self.precision, products, scores);
                 }
             }
@@ -92,7 +97,7 @@ impl Heads for Pages<'_> {
                     exact::add(&plan.halves, v, scores, padded, sums, width);
                 }
                 None => {
-                    let v = region(self.v, coded);
+                    let v = coded(self.v);
                     plan.v.add(v, scores, padded, self.precision, products, sums);
                 }
             }

@@ -8,7 +8,7 @@
 
 use crate::{
     KvGeometry,
-    side::{Precision, Products, Queries, Side, half_at, padded_tokens, put_half},
+    side::{Precision, Products, Queries, Region, Side, half_at, padded_tokens, put_half},
 };
 use half::f16;
 use taper_tensor::cpu::{
@@ -61,26 +61,26 @@ impl Side for HalfSide {
 
     fn scores(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         q: &Queries,
         n: usize,
         _: Precision,
         _: &mut Products,
         out: &mut [f32],
     ) {
-        self.dots(region, &q.floats, n, out);
+        self.dots(region.here, &q.floats, n, out);
     }
 
     fn add(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         p: &[f32],
         n: usize,
         _: Precision,
         _: &mut Products,
         acc: &mut [f32],
     ) {
-        add_rows(p, self.rows(region, n), self.d, acc);
+        add_rows(p, self.rows(region.here, n), self.d, acc);
     }
 }
 
@@ -185,25 +185,25 @@ impl Side for AffineSide {
 
     fn scores(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         q: &Queries,
         n: usize,
         _: Precision,
         scratch: &mut Products,
         out: &mut [f32],
     ) {
-        dot_rows(&q.floats, self.widen(region, n, &mut scratch.floats), self.d, out);
+        dot_rows(&q.floats, self.widen(region.here, n, &mut scratch.floats), self.d, out);
     }
 
     fn add(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         p: &[f32],
         n: usize,
         _: Precision,
         scratch: &mut Products,
         acc: &mut [f32],
     ) {
-        add_rows(p, self.widen(region, n, &mut scratch.floats), self.d, acc);
+        add_rows(p, self.widen(region.here, n, &mut scratch.floats), self.d, acc);
     }
 }

@@ -11,7 +11,7 @@
 use crate::{
     Coded, KvCodecError, KvGeometry, Polar, Rotation, Scale,
     polar::{SEED, norm, standard_rotation},
-    side::{Precision, Products, Queries, Side, half_at, padded_tokens, put_half},
+    side::{Precision, Products, Queries, Region, Side, half_at, padded_tokens, put_half},
 };
 use taper_tensor::cpu::{
     Floats,
@@ -232,25 +232,25 @@ impl Side for QjlSide {
 
     fn scores(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         q: &Queries,
         n: usize,
         _: Precision,
         scratch: &mut Products,
         out: &mut [f32],
     ) {
-        dot_rows(&q.floats, self.widen(region, n, &mut scratch.floats), self.d, out);
+        dot_rows(&q.floats, self.widen(region.here, n, &mut scratch.floats), self.d, out);
     }
 
     fn add(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         p: &[f32],
         n: usize,
         _: Precision,
         scratch: &mut Products,
         acc: &mut [f32],
     ) {
-        add_rows(p, self.widen(region, n, &mut scratch.floats), self.d, acc);
+        add_rows(p, self.widen(region.here, n, &mut scratch.floats), self.d, acc);
     }
 }

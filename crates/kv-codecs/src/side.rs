@@ -8,7 +8,7 @@ use taper_tensor::{
     AlignedBytes,
     cpu::{
         Attended,
-        codes::{CodeLevel, Int8Queries, TILE_ROWS},
+        codes::{CodeLevel, Codes, Int8Queries, TILE_ROWS, prefetch},
     },
 };
 
@@ -56,6 +56,24 @@ impl Tiles {
     }
 }
 
+/// A head region, and that of the same head in the block that comes after it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Region<'a> {
+    pub(crate) here: &'a [u8],
+    pub(crate) next: Option<&'a [u8]>,
+}
+
+impl<'a> Region<'a> {
+    /// The codes that the region begins with. What follows them in the next region is prefetched
+    /// at once: it is read first.
+    pub(crate) fn codes(self, len: usize, all: usize) -> Codes<'a> {
+        if let Some(rest) = self.next.and_then(|next| next.get(all..)) {
+            prefetch(rest);
+        }
+        Codes { here: &self.here[..len], next: self.next }
+    }
+}
+
 /// How attention treats what it need not compute exactly.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Precision {
@@ -94,7 +112,7 @@ pub(crate) trait Side: Send + Sync + fmt::Debug {
     /// were not written give anything.
     fn scores(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         q: &Queries,
         n: usize,
         precision: Precision,
@@ -108,7 +126,7 @@ pub(crate) trait Side: Send + Sync + fmt::Debug {
     /// `p [rows, n]`, `acc [rows, width]`.
     fn add(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         p: &[f32],
         n: usize,
         precision: Precision,

@@ -20,7 +20,7 @@
 use crate::{
     KvCodecError, KvGeometry, Rotation, TrellisCode,
     polar::standard_rotation,
-    side::{Precision, Products, Queries, Side, half_at, padded_tokens, put_half},
+    side::{Precision, Products, Queries, Region, Side, half_at, padded_tokens, put_half},
     tiles::{Layout, TileMath},
 };
 use std::sync::LazyLock;
@@ -267,7 +267,7 @@ impl Side for TaperSide {
 
     fn scores(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         q: &Queries,
         n: usize,
         precision: Precision,
@@ -275,10 +275,10 @@ impl Side for TaperSide {
         out: &mut [f32],
     ) {
         let d = self.d;
-        if self.is_young(region) {
+        if self.is_young(region.here) {
             // Only so many rows are there; the others' scores are never used.
             let rows = self.young.min(n);
-            let keys = self.young_rows(region, rows, &mut scratch.floats);
+            let keys = self.young_rows(region.here, rows, &mut scratch.floats);
             let mut some = vec![0.0; q.floats.len() / d * rows];
             dot_rows(&q.floats, keys, d, &mut some);
             for (out, some) in out.chunks_exact_mut(n).zip(some.chunks_exact(rows)) {
@@ -287,10 +287,10 @@ impl Side for TaperSide {
             }
             return;
         }
-        self.gammas(region, n, precision.level, &mut scratch.gamma);
+        self.gammas(region.here, n, precision.level, &mut scratch.gamma);
         self.math.scores(region, &scratch.gamma, q, precision, &mut scratch.tiles, out);
         if self.centred {
-            self.centre(region, &mut scratch.floats);
+            self.centre(region.here, &mut scratch.floats);
             let mut offsets = vec![0.0; q.floats.len() / d];
             dot_rows(&q.floats, Floats::F32(&scratch.floats), d, &mut offsets);
             for (out, offset) in out.chunks_exact_mut(n).zip(offsets) {
@@ -301,25 +301,25 @@ impl Side for TaperSide {
 
     fn add(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         p: &[f32],
         n: usize,
         precision: Precision,
         scratch: &mut Products,
         acc: &mut [f32],
     ) {
-        if self.is_young(region) {
+        if self.is_young(region.here) {
             let (d, width, rows) = (self.d, self.width(), self.young.min(n));
-            let values = self.young_rows(region, rows, &mut scratch.floats);
+            let values = self.young_rows(region.here, rows, &mut scratch.floats);
             for (p, acc) in p.chunks_exact(n).zip(acc.chunks_exact_mut(width)) {
                 add_rows(&p[..rows], values, d, &mut acc[..d]);
             }
             return;
         }
-        self.gammas(region, n, precision.level, &mut scratch.gamma);
+        self.gammas(region.here, n, precision.level, &mut scratch.gamma);
         self.math.add(region, p, precision, scratch, acc);
         if self.centred {
-            self.centre(region, &mut scratch.floats);
+            self.centre(region.here, &mut scratch.floats);
             let width = self.width();
             for (p, acc) in p.chunks_exact(n).zip(acc.chunks_exact_mut(width)) {
                 let total: f32 = p.iter().sum();

@@ -10,7 +10,7 @@
 
 use crate::{
     KvGeometry,
-    side::{Precision, Products, Queries, Tiles, padded_tokens},
+    side::{Precision, Products, Queries, Region, Tiles, padded_tokens},
 };
 use taper_tensor::cpu::codes::{Order, RING, TILE, TILE_ROWS, Windows, weigh};
 
@@ -111,7 +111,7 @@ impl TileMath {
     /// `out[i][j] = gamma_j <q_i, entries_j>`.
     pub(crate) fn scores(
         &self,
-        codes: &[u8],
+        region: Region<'_>,
         gamma: &[f32],
         q: &Queries,
         precision: Precision,
@@ -120,14 +120,14 @@ impl TileMath {
     ) {
         let n = gamma.len();
         let tiles = tiles.room(n * self.layout.rings * RING);
-        let codes = &codes[..self.layout.part(n)];
+        let codes = region.codes(self.layout.part(n), self.layout.bytes());
         self.windows.dots(precision.level, &q.int8, codes, gamma, tiles, out);
     }
 
     /// `acc_i += sum_j p_ij gamma_j entries_j`.
     pub(crate) fn add(
         &self,
-        codes: &[u8],
+        region: Region<'_>,
         p: &[f32],
         precision: Precision,
         scratch: &mut Products,
@@ -144,7 +144,7 @@ impl TileMath {
             return;
         }
         let tiles = tiles.room(n * self.layout.rings * RING);
-        let codes = &codes[..self.layout.part(n)];
+        let codes = region.codes(self.layout.part(n), self.layout.bytes());
         self.windows.add_weighted(precision.level, weights, scales, codes, tiles, acc);
     }
 }

@@ -10,7 +10,7 @@
 use crate::{
     Coded, KvCodecError, KvGeometry, Polar, Scale,
     polar::standard_rotation,
-    side::{Precision, Products, Queries, Side, half_at, put_half},
+    side::{Precision, Products, Queries, Region, Side, half_at, put_half},
     tiles::{Layout, TileMath, int8_table},
 };
 use taper_tensor::cpu::codes::{CodeLevel, Order, RING, Windows, halves};
@@ -88,27 +88,27 @@ impl Side for TurboSide {
 
     fn scores(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         q: &Queries,
         n: usize,
         precision: Precision,
         scratch: &mut Products,
         out: &mut [f32],
     ) {
-        self.gammas(region, n, precision.level, &mut scratch.gamma);
+        self.gammas(region.here, n, precision.level, &mut scratch.gamma);
         self.math.scores(region, &scratch.gamma, q, precision, &mut scratch.tiles, out);
     }
 
     fn add(
         &self,
-        region: &[u8],
+        region: Region<'_>,
         p: &[f32],
         n: usize,
         precision: Precision,
         scratch: &mut Products,
         acc: &mut [f32],
     ) {
-        self.gammas(region, n, precision.level, &mut scratch.gamma);
+        self.gammas(region.here, n, precision.level, &mut scratch.gamma);
         self.math.add(region, p, precision, scratch, acc);
     }
 }

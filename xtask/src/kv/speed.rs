@@ -8,7 +8,7 @@ use taper_kv_codecs::{AttnBatch, AttnParams, KvGeometry, LayerPages, SeqSpan, pa
 use taper_tensor::{AlignedBytes, ops};
 
 /// A layer of Qwen3-0.6B.
-const LAYER: KvGeometry = KvGeometry { kv_heads: 8, head_dim: 128, block_tokens: 64 };
+const LAYER: KvGeometry = KvGeometry { kv_heads: 8, head_dim: 128, block_tokens: 32 };
 const HEADS: usize = 16;
 /// Tokens that are encoded; further blocks are copies.
 const DISTINCT: usize = 512;

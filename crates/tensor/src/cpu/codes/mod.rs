@@ -42,6 +42,42 @@ pub const TILE_ROWS: usize = 4;
 /// Bytes of an expanded tile.
 pub const TILE: usize = RING * TILE_ROWS;
 
+/// Packed tiles, and where those lie that will be read next: blocks are apart, and hardware does
+/// not foresee the next one.
+#[derive(Debug, Clone, Copy)]
+pub struct Codes<'a> {
+    /// The tiles.
+    pub here: &'a [u8],
+    /// As many; they are prefetched while these are read.
+    pub next: Option<&'a [u8]>,
+}
+
+impl<'a> Codes<'a> {
+    /// Tiles after which nothing is known.
+    #[must_use]
+    pub fn last(here: &'a [u8]) -> Self {
+        Self { here, next: None }
+    }
+
+    /// Where to prefetch from: what is in the cache already, if there is nothing next.
+    #[cfg(target_arch = "x86_64")]
+    fn next(self) -> *const u8 {
+        self.next.unwrap_or(self.here).as_ptr()
+    }
+}
+
+/// Brings bytes that will be read soon nearer; a hint.
+pub fn prefetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in bytes.chunks(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every x86-64 has the instruction, and it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
+}
+
 /// A way to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodeLevel {

@@ -46,8 +46,8 @@ fn windows_follow_the_ring_in_both_orders_on_every_level() {
         let packed = bytes(5 * windows.tile_bytes(), 3);
         for level in CodeLevel::available() {
             let (mut rows, mut elements) = (vec![0; 5 * TILE], vec![0; 5 * TILE]);
-            windows.expand(level, Order::Rows, &packed, &mut rows);
-            windows.expand(level, Order::Elements, &packed, &mut elements);
+            windows.expand(level, Order::Rows, Codes::last(&packed), &mut rows);
+            windows.expand(level, Order::Elements, Codes::last(&packed), &mut elements);
             for (tile, packed) in packed.chunks_exact(windows.tile_bytes()).enumerate() {
                 for (row, ring) in packed.chunks_exact(2 * bits).enumerate() {
                     for e in 0..RING {
@@ -67,7 +67,7 @@ fn nibbles_stand_in_the_order_of_the_expanded_bytes() {
     let (windows, packed) = (Windows::nibbles(&table), bytes(3 * 32, 4));
     for level in CodeLevel::available() {
         let mut out = vec![0; 3 * TILE];
-        windows.expand(level, Order::Elements, &packed, &mut out);
+        windows.expand(level, Order::Elements, Codes::last(&packed), &mut out);
         for (i, &got) in out.iter().enumerate() {
             let byte = packed[i / TILE * 32 + i % 32];
             let code = if i % TILE < 32 { byte & 15 } else { byte >> 4 };

@@ -1,7 +1,7 @@
 //! The code kernels with AVX-512 VBMI and VNNI.
 
 use super::{
-    Int8Queries, RING, TILE, TILE_ROWS,
+    Codes, Int8Queries, RING, TILE, TILE_ROWS,
     windows::{Layout, Plan},
 };
 use std::arch::x86_64::*;
@@ -136,18 +136,19 @@ impl Source for Expanded {
 #[derive(Clone, Copy)]
 struct Nibbles {
     codes: *const u8,
+    next: *const u8,
     table: __m512i,
     shift: __m512i,
 }
 
 impl Nibbles {
     #[inline(always)]
-    unsafe fn new(plan: &Plan, codes: &[u8]) -> Self {
+    unsafe fn new(plan: &Plan, codes: Codes<'_>) -> Self {
         // SAFETY: the caller is compiled for the level; the plan's table has 64 bytes.
         unsafe {
             let table = _mm512_loadu_si512(plan.table.as_ptr().cast());
             let shift = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(4));
-            Self { codes: codes.as_ptr(), table, shift }
+            Self { codes: codes.here.as_ptr(), next: codes.next(), table, shift }
         }
     }
 }
@@ -157,6 +158,7 @@ impl Source for Nibbles {
     unsafe fn tile(self, at: usize) -> __m512i {
         // SAFETY: the caller's promise.
         unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(at * TILE / 2).cast());
             let x = _mm256_loadu_si256(self.codes.add(at * TILE / 2).cast());
             let x = _mm512_srlv_epi16(_mm512_broadcast_i64x4(x), self.shift);
             // vpermb reads six bits of each index; the table repeats every four.
@@ -169,6 +171,7 @@ impl Source for Nibbles {
 #[derive(Clone, Copy)]
 struct Packed {
     codes: *const u8,
+    next: *const u8,
     bytes: usize,
     mask: __mmask64,
     gather: __m512i,
@@ -178,12 +181,13 @@ struct Packed {
 
 impl Packed {
     #[inline(always)]
-    unsafe fn new(plan: &Plan, bytes: usize, codes: &[u8]) -> Self {
+    unsafe fn new(plan: &Plan, bytes: usize, codes: Codes<'_>) -> Self {
         // SAFETY: the caller is compiled for the level; the plan's arrays have 64 bytes.
         unsafe {
             let load = |x: &[u8; 64]| _mm512_loadu_si512(x.as_ptr().cast());
             let (gather, shift, table) = (load(&plan.gather), load(&plan.shift), load(&plan.table));
-            Self { codes: codes.as_ptr(), bytes, mask: (1 << bytes) - 1, gather, shift, table }
+            let (mask, next) = ((1 << bytes) - 1, codes.next());
+            Self { codes: codes.here.as_ptr(), next, bytes, mask, gather, shift, table }
         }
     }
 }
@@ -193,6 +197,7 @@ impl Source for Packed {
     unsafe fn tile(self, at: usize) -> __m512i {
         // SAFETY: the caller's promise; the mask keeps the load inside the tile.
         unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(at * self.bytes).cast());
             let x = self.codes.add(at * self.bytes).cast();
             let words = _mm512_permutexvar_epi8(self.gather, _mm512_maskz_loadu_epi8(self.mask, x));
             let windows = _mm512_multishift_epi64_epi8(self.shift, words);
@@ -205,7 +210,7 @@ impl Source for Packed {
 /// # Safety
 /// `codes` are whole tiles of `bytes < 64`, `out` as many of [`TILE`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
-pub(super) unsafe fn expand(plan: &Plan, layout: Layout, codes: &[u8], out: &mut [u8]) {
+pub(super) unsafe fn expand(plan: &Plan, layout: Layout, codes: Codes<'_>, out: &mut [u8]) {
     // SAFETY: the caller's promise.
     unsafe {
         match layout {
@@ -287,7 +292,7 @@ pub(super) unsafe fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mu
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512dq")]
 pub(super) unsafe fn dots_packed(
     q: &Int8Queries,
-    (plan, layout, codes): (&Plan, Layout, &[u8]),
+    (plan, layout, codes): (&Plan, Layout, Codes<'_>),
     gamma: &[f32],
     out: &mut [f32],
 ) {
@@ -395,7 +400,7 @@ pub(super) unsafe fn add_weighted(weights: &[u8], scale: &[f32], tiles: &[u8], a
 pub(super) unsafe fn add_packed(
     weights: &[u8],
     scale: &[f32],
-    (plan, layout, codes): (&Plan, Layout, &[u8]),
+    (plan, layout, codes): (&Plan, Layout, Codes<'_>),
     acc: &mut [f32],
 ) {
     // SAFETY: the caller's promise.

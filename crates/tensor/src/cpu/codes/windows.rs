@@ -1,6 +1,6 @@
 //! How the packed codes of a tile become table entries.
 
-use super::{CodeLevel, Int8Queries, RING, TILE, TILE_ROWS, add_weighted, dots, portable};
+use super::{CodeLevel, Codes, Int8Queries, RING, TILE, TILE_ROWS, add_weighted, dots, portable};
 
 /// In which order the bytes of an expanded tile stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,18 +97,19 @@ impl Windows {
     ///
     /// # Panics
     /// When the lengths differ from these.
-    pub fn expand(&self, level: CodeLevel, order: Order, codes: &[u8], out: &mut [u8]) {
-        let tiles = codes.len() / self.tile_bytes();
-        assert!(codes.len() == tiles * self.tile_bytes() && out.len() == tiles * TILE, "tiles");
+    pub fn expand(&self, level: CodeLevel, order: Order, codes: Codes<'_>, out: &mut [u8]) {
+        let tiles = codes.here.len() / self.tile_bytes();
+        let whole = codes.here.len() == tiles * self.tile_bytes();
+        assert!(whole && out.len() == tiles * TILE, "tiles");
         match (level, self.layout) {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level and the lengths are checked.
             (CodeLevel::Vbmi, layout) => unsafe {
                 super::vbmi::expand(self.plan(order), layout, codes, out);
             },
-            (_, Layout::Nibbles) => portable::expand_nibbles(self.plan(order), codes, out),
+            (_, Layout::Nibbles) => portable::expand_nibbles(self.plan(order), codes.here, out),
             (_, Layout::Windows { bytes }) => {
-                portable::expand(self.plan(order), bytes, codes, out);
+                portable::expand(self.plan(order), bytes, codes.here, out);
             }
         }
     }
@@ -121,7 +122,7 @@ impl Windows {
         &self,
         level: CodeLevel,
         q: &Int8Queries,
-        codes: &[u8],
+        codes: Codes<'_>,
         gamma: &[f32],
         scratch: &mut [u8],
         out: &mut [f32],
@@ -130,7 +131,7 @@ impl Windows {
         if level == CodeLevel::Vbmi && q.rows() <= FUSED_ROWS && q.rows() > 0 {
             let tiles = gamma.len() / TILE_ROWS * (q.width() / RING);
             assert!(gamma.len().is_multiple_of(TILE_ROWS), "whole tiles");
-            assert!(codes.len() == tiles * self.tile_bytes(), "codes");
+            assert!(codes.here.len() == tiles * self.tile_bytes(), "codes");
             assert!(out.len() == q.rows() * gamma.len(), "scores");
             let packed = (&self.rows, self.layout, codes);
             // SAFETY: the machine has the level and the lengths are checked.
@@ -150,7 +151,7 @@ impl Windows {
         level: CodeLevel,
         weights: &[u8],
         scale: &[f32],
-        codes: &[u8],
+        codes: Codes<'_>,
         scratch: &mut [u8],
         acc: &mut [f32],
     ) {
@@ -160,7 +161,7 @@ impl Windows {
             let tiles = n / TILE_ROWS * (padded / RING);
             assert!(n.is_multiple_of(TILE_ROWS) && weights.len() == n * scale.len(), "weights");
             assert!(padded.is_multiple_of(RING) && acc.len() == padded * scale.len(), "sums");
-            assert!(codes.len() == tiles * self.tile_bytes() && n <= 1 << 16, "codes");
+            assert!(codes.here.len() == tiles * self.tile_bytes() && n <= 1 << 16, "codes");
             let packed = (&self.elements, self.layout, codes);
             // SAFETY: the machine has the level and the lengths are checked.
             unsafe { super::vbmi::add_packed(weights, scale, packed, acc) };
