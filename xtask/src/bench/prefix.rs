@@ -29,7 +29,7 @@ pub(crate) fn run(args: &PrefixArgs) -> Result<()> {
     let activations = if args.settings.float32 { Activations::F32 } else { Activations::Int8 };
     let length = args.tokens + args.own + 2;
     let weights = Checkpoint::open(&args.model)?;
-    let options = LoadOptions { max_model_len: Some(length as usize), activations };
+    let options = LoadOptions { max_model_len: Some(length as usize), activations, gpu: None };
     let model = taper_models::load(&weights, options)
         .with_context(|| format!("loading {}", args.model.display()))?;
     let vocab = model.info().vocab as u32;

@@ -21,7 +21,7 @@ const STEP: usize = 256;
 
 /// Logits of every token, window by window.
 fn logits(dir: &Path, codec: &str, exact: Option<Exact>, ids: &[TokenId]) -> Result<Vec<Vec<f64>>> {
-    let mut runner = Runner::load(dir, codec, exact, WINDOW, Activations::F32)?;
+    let mut runner = Runner::load(dir, codec, exact, WINDOW, Activations::F32, None)?;
     let mut out = Vec::new();
     for window in ids.chunks(WINDOW) {
         for start in (0..window.len()).step_by(STEP) {
