@@ -73,6 +73,7 @@ pub enum Activations {
     /// Exact: weights are widened to f32.
     #[default]
     F32,
-    /// Fast: activations are rounded to 8 bits a group, and weights repacked for integer kernels.
+    /// Fast: weights are repacked for their kernels, and the activations of quantized ones rounded to
+    /// 8 bits a group.
     Int8,
 }

@@ -113,6 +113,10 @@ kernel! {
     weighted_rows_bf16 = weighted_rows_body[bf16](p: Rows, v: Rows<bf16>, d: usize, acc: RowsMut)
 }
 kernel! {
+    /// `out[i] = x[i]`.
+    widen_f16 = widen_body[f16](x: *const f16, n: usize, out: *mut f32)
+}
+kernel! {
     /// The largest of `n` elements, at least one.
     row_max = row_max_body(x: *const f32, n: usize) -> f32
 }

@@ -1,13 +1,16 @@
 //! Stored weights and cache rows to `f32`.
 
-use half::{bf16, f16, slice::HalfFloatSliceExt};
+use super::{Level, kernels};
+use half::{bf16, f16};
 
 /// Widens `f16`.
 ///
 /// # Panics
 /// When the lengths differ.
 pub fn f16_to_f32(x: &[f16], out: &mut [f32]) {
-    x.convert_to_f32_slice(out);
+    assert_eq!(x.len(), out.len(), "one length");
+    // SAFETY: the lengths are equal.
+    unsafe { kernels::widen_f16(Level::detect(), x.as_ptr(), x.len(), out.as_mut_ptr()) };
 }
 
 /// Widens `bf16`.
@@ -69,6 +72,7 @@ fn unpack<T: From<u8>, const BITS: usize, const PACK: usize, const CODES: usize>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::array;
 
     #[test]
     fn codes_come_back_for_every_width() {
@@ -92,8 +96,14 @@ mod tests {
 
     #[test]
     fn halves_widen_exactly() {
-        let x = [0.0f32, -1.5, 65504.0, 6e-8, f32::INFINITY];
-        let mut out = [0.0; 5];
+        let x: [f32; 37] = array::from_fn(|i| match i {
+            0 => -1.5,
+            1 => 65504.0,
+            2 => 6e-8,
+            36 => f32::INFINITY,
+            i => i as f32 * 0.37,
+        });
+        let mut out = [0.0; 37];
         f16_to_f32(&x.map(f16::from_f32), &mut out);
         assert_eq!(out, x.map(|v| f16::from_f32(v).to_f32()));
         bf16_to_f32(&x.map(bf16::from_f32), &mut out);

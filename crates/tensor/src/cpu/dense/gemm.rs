@@ -1,9 +1,10 @@
 //! The product over threads: panels of outputs are shared out.
 
+#[cfg(any(test, target_arch = "x86_64"))]
+use super::tiles;
 use super::{
     DenseLevel, PackedDense, SplitRows, fma,
     pack::{CHUNK, PANEL},
-    split,
 };
 use crate::{
     cpu::{
@@ -17,9 +18,12 @@ use std::{cell::RefCell, ops::Range};
 #[cfg(target_arch = "x86_64")]
 use {super::amx, crate::cpu::tiles::Configured};
 
-/// Rows of activations whose outputs wait for their bias and residual in the first-level cache.
-/// A multiple of what AMX and multiply-adds take at a time.
-const ROWS: usize = 48;
+/// Rows that AMX takes at a time, and a multiple of what multiply-adds take.
+const STEP: usize = 48;
+/// Most rows that go by a panel at once.
+const ROWS: usize = 2 * STEP;
+/// Rows of activations that stay in the second-level cache while a task's panels go by, in bytes.
+const CACHED: usize = 512 << 10;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
@@ -59,18 +63,21 @@ pub(crate) fn products(level: DenseLevel, x: DenseRows<'_>, all: &[Product<'_>])
     let rows = x.x.len() / x.cols.max(1);
     all.iter().for_each(|p| p.check(level, x, rows));
     let total = all.iter().map(|p| p.weight.panels()).sum();
+    let step = (CACHED / (4 * x.cols.max(1))).clamp(STEP, ROWS) / STEP * STEP;
     let share = |range: Range<usize>| {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected, or asked for by a test that has checked it.
         let _tiles = (level == DenseLevel::Amx).then(|| unsafe { Configured::new(&amx::layout()) });
-        let mut first = 0;
-        for product in all {
-            let panels = product.weight.panels();
-            let own = range.start.max(first)..range.end.min(first + panels);
-            for panel in own {
-                product.panel(level, x, rows, panel - first);
+        for from in (0..rows).step_by(step) {
+            let block = from..(from + step).min(rows);
+            let mut first = 0;
+            for product in all {
+                let panels = product.weight.panels();
+                for panel in range.start.max(first)..range.end.min(first + panels) {
+                    product.panel(level, x, block.clone(), panel - first);
+                }
+                first += panels;
             }
-            first += panels;
         }
     };
     if rows * x.cols * total * PANEL < PARALLEL_FROM {
@@ -91,13 +98,10 @@ impl Product<'_> {
         assert!(self.residual.is_none_or(|r| r.len() == rows * w.rows()), "residual is [m, n]");
     }
 
-    fn panel(&self, level: DenseLevel, x: DenseRows<'_>, rows: usize, panel: usize) {
+    fn panel(&self, level: DenseLevel, x: DenseRows<'_>, rows: Range<usize>, panel: usize) {
         OUTPUTS.with_borrow_mut(|block| {
-            for first in (0..rows).step_by(ROWS) {
-                let rows = first..(first + ROWS).min(rows);
-                self.compute(level, x, rows.clone(), panel, block);
-                self.store(rows, panel, block);
-            }
+            self.compute(level, x, rows.clone(), panel, block);
+            self.store(rows, panel, block);
         });
     }
 
@@ -114,15 +118,13 @@ impl Product<'_> {
         let float = match (level, weights, x.split) {
             #[cfg(target_arch = "x86_64")]
             (DenseLevel::Amx, Floats::Bf16(w), Some(x)) => {
-                let x = x.blocks(rows.start / split::ROWS, rows.len().div_ceil(split::ROWS));
-                // SAFETY: `products_at` has laid out the registers, and `out` has room for whole blocks, and `w` for as many inputs as the rows have.
-                return unsafe { amx::panel::<amx::Registers>(x, w, out) };
+                // SAFETY: `products` has laid out the registers.
+                return unsafe { tiles::panel::<amx::Registers>(x.blocks(rows), w, out) };
             }
-            #[cfg(all(test, target_arch = "x86_64"))]
+            #[cfg(test)]
             (DenseLevel::Emulated, Floats::Bf16(w), Some(x)) => {
-                let x = x.blocks(rows.start / split::ROWS, rows.len().div_ceil(split::ROWS));
-                // SAFETY: as above.
-                return unsafe { amx::panel::<super::tests::Emulated>(x, w, out) };
+                // SAFETY: any machine has it.
+                return unsafe { tiles::panel::<super::tests::Emulated>(x.blocks(rows), w, out) };
             }
             (DenseLevel::Fma(float), ..) => float,
             _ => Level::detect(),

@@ -54,9 +54,13 @@ impl PackedDense {
         pool::run(rows.div_ceil(PANEL), |panel| {
             // SAFETY: each task has its own panel, of zeros.
             let to: &mut [E] = unsafe { to.slice(panel * size, size) };
-            let first = panel * PANEL;
-            for (row, from) in from[first * cols..].chunks_exact(cols).take(PANEL).enumerate() {
-                put_row(from, row, pairs, to);
+            let from = &from[panel * PANEL * cols..];
+            // Some inputs of all rows, then the next: what is written to stays in the cache.
+            for first in (0..cols).step_by(CHUNK) {
+                let inputs = first..(first + CHUNK).min(cols);
+                for (row, from) in from.chunks_exact(cols).take(PANEL).enumerate() {
+                    put_row(&from[inputs.clone()], row, pairs, &mut to[first * PANEL..]);
+                }
             }
         });
     }

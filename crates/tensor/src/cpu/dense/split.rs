@@ -3,6 +3,7 @@
 use super::pack::CHUNK;
 use crate::{cpu::shared::Unwritten, pool};
 use half::bf16;
+use std::ops::Range;
 
 /// Rows whose parts fill a tile register.
 pub(super) const ROWS: usize = 8;
@@ -50,10 +51,11 @@ impl SplitRows {
         self.cols
     }
 
-    /// The tiles of blocks `first..first + blocks`.
-    pub(super) fn blocks(&self, first: usize, blocks: usize) -> &[bf16] {
+    /// The tiles of the blocks that hold some rows; the first begins a block.
+    pub(super) fn blocks(&self, rows: Range<usize>) -> &[bf16] {
+        debug_assert!(rows.start.is_multiple_of(ROWS));
         let size = self.cols.div_ceil(CHUNK) * TILE;
-        &self.parts[first * size..][..blocks * size]
+        &self.parts[rows.start / ROWS * size..rows.end.div_ceil(ROWS) * size]
     }
 }
 

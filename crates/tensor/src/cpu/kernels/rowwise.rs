@@ -1,6 +1,6 @@
 //! Rows and elements, one after the other.
 
-use super::super::lanes::Lanes;
+use super::super::lanes::{Element, Lanes};
 
 /// Runs the first block for whole vectors, and the second for what is left. A macro and not a
 /// function with closures: a closure is not compiled for the level, and its instructions become calls.
@@ -57,6 +57,23 @@ macro_rules! zip {
             }
         );
     }};
+}
+
+#[inline(always)]
+pub(super) unsafe fn widen_body<L: Lanes, E: Element>(x: *const E, n: usize, out: *mut f32) {
+    // SAFETY: `n` elements of each.
+    unsafe {
+        by_lanes!(
+            L,
+            n,
+            |i| {
+                E::load::<L>(x.add(i)).store(out.add(i));
+            },
+            |i, rest| {
+                E::load_part::<L>(x.add(i), rest).store_part(out.add(i), rest);
+            }
+        );
+    }
 }
 
 #[inline(always)]
