@@ -274,11 +274,12 @@ impl Worker {
         for (work, outcome) in results {
             let Some(sequence) = self.sequences.get_mut(&work.id) else { continue };
             add(&self.stats.prompt_tokens, sequence.prompt_tokens(work.start, work.end()));
+            if !matches!(outcome, Outcome::Failed(_)) {
+                // Rows of a failed step may not be there.
+                self.cache.publish(work.id, &sequence.tokens()[..work.end() as usize]);
+            }
             let (new_token, last) = match outcome {
-                Outcome::Continues => {
-                    self.cache.publish(work.id, &sequence.tokens()[..work.end() as usize]);
-                    continue;
-                }
+                Outcome::Continues => continue,
                 Outcome::PromptOnly => {
                     sequence.prompt_done();
                     (None, Some(Event::Finished(step::PROMPT_ONLY)))
@@ -291,7 +292,6 @@ impl Worker {
                     (Some(token), sequence.accept(choice).map(Event::Finished))
                 }
             };
-            self.cache.publish(work.id, &sequence.tokens()[..work.end() as usize]);
             outcomes.push(SeqOutcome { id: work.id, new_token, finished: last.is_some() });
             ended.extend(last.map(|event| (work.id, event)));
         }

@@ -175,3 +175,20 @@ fn the_plan_says_what_is_used() {
     assert_eq!((info.kv_capacity_tokens, info.kv_cache_dtype.as_str()), (16_384, "f32"));
     assert_eq!(engine.stats().kv_blocks_total, 512);
 }
+
+#[test]
+fn what_a_failed_step_left_in_the_cache_is_not_used_again() {
+    let broken = Arc::new(AtomicBool::new(true));
+    let once = Arc::clone(&broken);
+    let model = Mock::new(move |batch| {
+        if once.swap(false, Ordering::Relaxed) {
+            return Err(ModelError::Batch { what: "a broken device", expected: 1, got: 2 });
+        }
+        Ok(Mock::rows(batch, next_token))
+    });
+    let engine = model.start(&config());
+    let prompt: Vec<u32> = (0..100).map(|i| 10 + i % 50).collect();
+    assert!(ask(&engine, greedy(&prompt, 3)).error.is_some());
+    let cached: Vec<_> = (0..2).map(|_| ask(&engine, greedy(&prompt, 3)).cached).collect();
+    assert_eq!(cached, [0, 96]);
+}

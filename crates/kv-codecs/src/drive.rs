@@ -174,7 +174,7 @@ fn pieces<'a>(batch: &AttnBatch<'a>, params: &'a AttnParams, group: usize) -> Ve
         let mut start = 0;
         while start < seq.q_len {
             let mut end = (start + step).min(seq.q_len);
-            if let Some(exact) = seq.exact {
+            if let Some(exact) = seq.exact.filter(|e| e.tokens.recent_tokens > 0) {
                 // All rows of a piece read the same blocks exactly.
                 let next = exact.tokens.recent_from(before + start) + exact.tokens.recent_tokens;
                 end = end.min(next - before);
