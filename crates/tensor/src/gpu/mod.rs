@@ -7,6 +7,10 @@
 //!
 //! A model runs on a GPU because its [`crate::Embedding`] was placed there: it gives tensors on the
 //! GPU, and every operation runs where its input is.
+#![cfg_attr(
+    not(any(feature = "cuda", feature = "gpu-host", all(feature = "metal", target_os = "macos"))),
+    allow(dead_code, unused_imports, reason = "nothing drives a GPU in such a build")
+)]
 
 use crate::{Result, TensorError};
 

@@ -35,6 +35,7 @@ pub(super) enum Layout {
 
 /// Query rows up to which packed codes are expanded anew by every pass over them: storing them
 /// costs more.
+#[cfg(target_arch = "x86_64")]
 const FUSED_ROWS: usize = 4;
 
 /// A code's bit layout and table.

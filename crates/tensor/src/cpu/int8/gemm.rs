@@ -116,12 +116,14 @@ fn share(
     (tiles, work): (usize, usize),
     task: impl Fn(Range<usize>) + Sync,
 ) {
+    #[cfg(target_arch = "x86_64")]
     let task = |range| {
-        #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected.
         let _tiles = amx_rows(level, x).then(|| unsafe { amx::configure(x) });
         task(range);
     };
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (level, x);
     if work < PARALLEL_FROM {
         task(0..tiles);
     } else {
