@@ -103,6 +103,9 @@ impl Case {
         match self.kind {
             Kind::Embed => 1e-6,
             _ if self.rounded => 2e-3,
+            // Errors are compared with the largest output, and an activation may leave only small
+            // ones of large sums: 1.3e-5 was seen, in any order of threads.
+            Kind::Gated(_) => 5e-5,
             _ => 1e-5,
         }
     }
