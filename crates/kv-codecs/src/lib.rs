@@ -1,19 +1,22 @@
 //! How a key or value row becomes bytes, and attention over those bytes.
 #![doc = include_str!("../README.md")]
 
+mod affine;
 mod attend;
 mod codebook;
 mod codec;
+mod compact;
 mod dense;
 mod drive;
 mod exact;
 mod fused;
 mod gpu;
 mod paged;
-mod plain;
+
 mod polar;
 mod qjl;
 mod rotation;
+mod rows;
 mod scheme;
 mod side;
 mod special;
@@ -26,6 +29,7 @@ mod turbo;
 pub use attend::{AttnBatch, AttnParams, BlockReader, SeqSpan, attend_blocks};
 pub use codebook::Codebook;
 pub use codec::{BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, parse, parse_on};
+pub use compact::{KeptBlock, KeptRow};
 pub use dense::DenseCodec;
 pub use exact::{Exact, ExactBlocks};
 pub use gpu::GpuCodec;
