@@ -9,6 +9,7 @@ mod compact;
 mod dense;
 mod drive;
 mod exact;
+mod foreign;
 mod fused;
 mod gpu;
 mod paged;
@@ -32,6 +33,7 @@ pub use codec::{BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, parse
 pub use compact::{KeptBlock, KeptRow};
 pub use dense::DenseCodec;
 pub use exact::{Exact, ExactBlocks};
+pub use foreign::{Foreign, ForeignCodec};
 pub use gpu::GpuCodec;
 pub use paged::PagedCodec;
 pub use polar::{Coded, Polar, SCALE_SEARCH, SEED, Scale};
