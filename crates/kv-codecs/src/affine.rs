@@ -8,50 +8,25 @@
 use crate::{
     KvGeometry,
     rows::FloatRows,
-    side::{half_at, padded_tokens, put_half},
+    side::{padded_tokens, put_half},
 };
 use half::f16;
-use taper_tensor::cpu::{Floats, codes::CodeLevel};
+use taper_tensor::cpu::{
+    Floats,
+    codes::{Affine, CodeLevel, affine_rows},
+};
 
 /// Affine codes of 4 or 8 bits.
 #[derive(Debug)]
-pub(crate) struct AffineSide {
-    d: usize,
-    bits: usize,
-    group: usize,
-}
+pub(crate) struct AffineSide(Affine);
 
 impl AffineSide {
     pub(crate) fn new(g: KvGeometry, bits: usize, group: usize) -> Self {
-        Self { d: g.head_dim, bits, group }
+        Self(Affine { d: g.head_dim, bits, group })
     }
 
     pub(crate) fn head_bytes(g: KvGeometry, bits: usize, group: usize) -> usize {
-        padded_tokens(g) * Self::new(g, bits, group).row_bytes()
-    }
-
-    fn code_bytes(&self) -> usize {
-        (self.d * self.bits).div_ceil(8).next_multiple_of(2)
-    }
-
-    fn widen_row(&self, row: &[u8], out: &mut [f32]) {
-        for (i, out) in out.chunks_mut(self.group).enumerate() {
-            let at = self.code_bytes() + 4 * i;
-            let (scale, bias) = (half_at(row, at), half_at(row, at + 2));
-            let first = i * self.group * self.bits / 8;
-            if self.bits == 8 {
-                for (x, &c) in out.iter_mut().zip(&row[first..]) {
-                    *x = f32::from(c) * scale + bias;
-                }
-            } else {
-                for (x, &c) in out.chunks_mut(2).zip(&row[first..]) {
-                    x[0] = f32::from(c & 15) * scale + bias;
-                    if let Some(x) = x.get_mut(1) {
-                        *x = f32::from(c >> 4) * scale + bias;
-                    }
-                }
-            }
-        }
+        padded_tokens(g) * Self::new(g, bits, group).0.row_bytes()
     }
 }
 
@@ -73,39 +48,38 @@ fn affine(x: &[f32], bits: usize) -> (f32, f32) {
 
 impl FloatRows for AffineSide {
     fn dim(&self) -> usize {
-        self.d
+        self.0.d
     }
 
     fn row_bytes(&self) -> usize {
-        self.code_bytes() + self.d.div_ceil(self.group) * 4
+        self.0.row_bytes()
     }
 
     fn put(&self, row: &[f32], out: &mut [u8]) {
+        let Affine { bits, group, .. } = self.0;
+        let codes = self.0.code_bytes();
         out.fill(0);
-        let most = ((1u32 << self.bits) - 1) as f32;
-        for (i, x) in row.chunks(self.group).enumerate() {
-            let (scale, bias) = affine(x, self.bits);
-            put_half(out, self.code_bytes() + 4 * i, scale);
-            put_half(out, self.code_bytes() + 4 * i + 2, bias);
+        let most = ((1u32 << bits) - 1) as f32;
+        for (i, x) in row.chunks(group).enumerate() {
+            let (scale, bias) = affine(x, bits);
+            put_half(out, codes + 4 * i, scale);
+            put_half(out, codes + 4 * i + 2, bias);
             let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
             for (j, &x) in x.iter().enumerate() {
                 let code = ((x - bias) * inverse).round().clamp(0.0, most) as u8;
-                let bit = (i * self.group + j) * self.bits;
+                let bit = (i * group + j) * bits;
                 out[bit / 8] |= code << (bit % 8);
             }
         }
     }
 
     fn get(&self, row: &[u8], out: &mut [f32]) {
-        self.widen_row(row, out);
+        affine_rows(CodeLevel::Portable, row, self.0, out);
     }
 
-    fn floats<'a>(&self, rows: &'a [u8], _: CodeLevel, out: &'a mut Vec<f32>) -> Floats<'a> {
-        let rows = rows.chunks_exact(self.row_bytes());
-        out.resize(rows.len() * self.d, 0.0);
-        for (row, out) in rows.zip(out.chunks_exact_mut(self.d)) {
-            self.widen_row(row, out);
-        }
+    fn floats<'a>(&self, rows: &'a [u8], level: CodeLevel, out: &'a mut Vec<f32>) -> Floats<'a> {
+        out.resize(rows.len() / self.0.row_bytes() * self.0.d, 0.0);
+        affine_rows(level, rows, self.0, out);
         Floats::F32(out)
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 use std::fmt;
 use taper_tensor::cpu::{
     Floats,
-    codes::{CodeLevel, add_rows, dot_rows},
+    codes::{CodeLevel, add_rows, dot_rows, prefetch},
 };
 
 /// How such a row is stored.
@@ -36,6 +36,15 @@ pub(crate) trait FloatRows: Send + Sync + fmt::Debug {
 
     /// As [`Side::restore`].
     fn restore(&self, _row: &mut [f32]) {}
+}
+
+/// The first `n` rows of a region. Those of the next one are prefetched: they are apart.
+fn first<'a>(rows: &impl FloatRows, region: Region<'a>, n: usize) -> &'a [u8] {
+    let bytes = n * rows.row_bytes();
+    if let Some(next) = region.next.and_then(|next| next.get(..bytes)) {
+        prefetch(next);
+    }
+    &region.here[..bytes]
 }
 
 impl<T: FloatRows> Side for T {
@@ -77,8 +86,7 @@ impl<T: FloatRows> Side for T {
         scratch: &mut Products,
         out: &mut [f32],
     ) {
-        let rows = &region.here[..n * self.row_bytes()];
-        let rows = self.floats(rows, precision.level, &mut scratch.floats);
+        let rows = self.floats(first(self, region, n), precision.level, &mut scratch.floats);
         dot_rows(&q.floats, rows, self.dim(), out);
     }
 
@@ -91,8 +99,7 @@ impl<T: FloatRows> Side for T {
         scratch: &mut Products,
         acc: &mut [f32],
     ) {
-        let rows = &region.here[..n * self.row_bytes()];
-        let rows = self.floats(rows, precision.level, &mut scratch.floats);
+        let rows = self.floats(first(self, region, n), precision.level, &mut scratch.floats);
         add_rows(p, rows, self.dim(), acc);
     }
 }

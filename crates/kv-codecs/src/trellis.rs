@@ -185,24 +185,29 @@ impl TrellisCode {
             return Walk { error: 0.0, ..best };
         }
         let deviation = norm / (x.len() as f32).sqrt();
-        let mut scaled = vec![0.0; padded];
-        let mut symbols = vec![0; padded];
-        for scale in scales {
+        let mut scaled = vec![0.0; padded * scales.len()];
+        for (scaled, scale) in scaled.chunks_exact_mut(padded).zip(scales) {
             let factor = scale / (deviation * self.step);
             scaled.iter_mut().zip(x).for_each(|(s, x)| *s = x * factor);
-            match &self.trellis {
-                Encoder::Ring(t) => t.encode(CodeLevel::detect(), &scaled, &mut symbols),
-                Encoder::Row(t) => t.encode(CodeLevel::detect(), &scaled, &mut symbols),
+        }
+        let mut symbols = vec![0; scaled.len()];
+        match &self.trellis {
+            Encoder::Ring(t) => t.encode(CodeLevel::detect(), &scaled, &mut symbols),
+            Encoder::Row(t) => {
+                let rows = scaled.chunks_exact(padded).zip(symbols.chunks_exact_mut(padded));
+                rows.for_each(|(x, symbols)| t.encode(CodeLevel::detect(), x, symbols));
             }
+        }
+        for symbols in symbols.chunks_exact(padded) {
             let (mut along, mut energy) = (0.0, 0.0);
-            for (&state, x) in self.states(&symbols).iter().zip(x) {
+            for (&state, x) in self.states(symbols).iter().zip(x) {
                 let level = self.level(state);
                 along += level * x;
                 energy += level * level;
             }
             let error = energy * norm * norm / (along * along) - 1.0;
             if along > 0.0 && error < best.error {
-                best.symbols.copy_from_slice(&symbols);
+                best.symbols.copy_from_slice(symbols);
                 best.gamma = norm * norm / along;
                 best.error = error;
             }

@@ -30,7 +30,7 @@ mod wide;
 mod windows;
 
 pub use dense::{add_rows, dot_rows};
-pub use scales::{halves, look_up, sylvester, unpack_centre};
+pub use scales::{Affine, affine_rows, halves, look_up, sylvester, unpack_centre};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};

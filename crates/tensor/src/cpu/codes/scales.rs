@@ -27,6 +27,71 @@ compiled! {
     /// `out[i] = factor * table[codes[i]]`.
     look_up = look_up_body(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32])
 }
+compiled! {
+    /// Rows of affine codes as floats.
+    affine_rows = affine_rows_body(rows: &[u8], shape: Affine, out: &mut [f32])
+}
+
+/// How rows of affine codes lie: `d * bits / 8` bytes of codes, lowest bits first; a scale and a bias
+/// as halves for every `group` codes; rounded up to whole halves.
+#[derive(Debug, Clone, Copy)]
+pub struct Affine {
+    /// Elements of a row.
+    pub d: usize,
+    /// 4 or 8.
+    pub bits: usize,
+    /// Elements that share a scale.
+    pub group: usize,
+}
+
+impl Affine {
+    /// Bytes of a row's codes.
+    #[must_use]
+    pub fn code_bytes(self) -> usize {
+        (self.d * self.bits).div_ceil(8).next_multiple_of(2)
+    }
+
+    /// Bytes of a row.
+    #[must_use]
+    pub fn row_bytes(self) -> usize {
+        self.code_bytes() + self.d.div_ceil(self.group) * 4
+    }
+}
+
+/// A finite half, without asking the processor what it can.
+#[inline(always)]
+fn finite_half(bytes: &[u8]) -> f32 {
+    let half = u32::from(u16::from_le_bytes([bytes[0], bytes[1]]));
+    let magnitude = f32::from_bits((half & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
+    f32::from_bits(magnitude.to_bits() | (half & 0x8000) << 16)
+}
+
+#[inline(always)]
+fn affine_rows_body(rows: &[u8], shape: Affine, out: &mut [f32]) {
+    let rows = rows.chunks_exact(shape.row_bytes()).zip(out.chunks_exact_mut(shape.d));
+    for (row, out) in rows {
+        let (codes, scales) = row.split_at(shape.code_bytes());
+        let codes = codes.chunks(shape.group * shape.bits / 8);
+        let groups = out.chunks_mut(shape.group).zip(codes).zip(scales.as_chunks::<4>().0);
+        for ((out, codes), scales) in groups {
+            let (scale, bias) = (finite_half(scales), finite_half(&scales[2..]));
+            if shape.bits == 8 {
+                for (x, &c) in out.iter_mut().zip(codes) {
+                    *x = f32::from(c) * scale + bias;
+                }
+            } else {
+                let (pairs, rest) = out.as_chunks_mut::<2>();
+                for (x, &c) in pairs.iter_mut().zip(codes) {
+                    *x = [f32::from(c & 15) * scale + bias, f32::from(c >> 4) * scale + bias];
+                }
+                if let (Some(x), Some(&c)) = (rest.first_mut(), codes.get(pairs.len())) {
+                    *x = f32::from(c & 15) * scale + bias;
+                }
+            }
+        }
+    }
+}
+
 /// Multiplies rows of a power of two elements with Sylvester's Hadamard matrix of their length, in
 /// natural order.
 ///

@@ -156,6 +156,34 @@ fn centres_and_scales_on_every_level() {
 }
 
 #[test]
+fn affine_rows_on_every_level() {
+    for (d, bits, group) in [(128, 8, 64), (80, 8, 32), (20, 4, 32), (65, 4, 64), (128, 4, 128)] {
+        let shape = Affine { d, bits, group };
+        let mut rows = bytes(3 * shape.row_bytes(), 3);
+        for row in rows.chunks_exact_mut(shape.row_bytes()) {
+            let scales = row[shape.code_bytes()..].as_chunks_mut::<2>().0;
+            for (i, half) in scales.iter_mut().enumerate() {
+                // Normal, subnormal, negative and largest.
+                let x = [0.37, 3e-6, -1.25, 65_504.0][i % 4];
+                *half = half::f16::from_f32(x).to_le_bytes();
+            }
+        }
+        for level in CodeLevel::available() {
+            let mut out = vec![0.0; 3 * d];
+            affine_rows(level, &rows, shape, &mut out);
+            for (row, out) in rows.chunks_exact(shape.row_bytes()).zip(out.chunks_exact(d)) {
+                for (i, &x) in out.iter().enumerate() {
+                    let at = shape.code_bytes() + i / group * 4;
+                    let half = |at| half::f16::from_le_bytes([row[at], row[at + 1]]).to_f32();
+                    let code = row[i * bits / 8] >> (i * bits % 8) & ((1u16 << bits) - 1) as u8;
+                    assert_eq!(x, f32::from(code) * half(at) + half(at + 2), "{level:?} {shape:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn hadamard_products_on_every_level() {
     for len in [1usize, 2, 8, 16, 64, 128] {
         let x = floats(3 * len, 5);

@@ -53,32 +53,103 @@ impl Trellis {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level.
             CodeLevel::Vbmi => unsafe { self.encode_vbmi(x, symbols) },
-            _ => self.encode_with(x, symbols, |x, cost, choices| self.step(x, cost, choices)),
+            _ => self.encode_body(x, symbols),
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn encode_vbmi(&self, x: &[f32], symbols: &mut [u8]) {
-        // SAFETY: compiled for the level.
-        let vector = |x: &Lane, cost: &mut [Lane], choices: &mut [Choice]| unsafe {
-            match self.bits {
-                2 => self.step_vbmi::<2, 16>(x, cost, choices),
-                3 => self.step_vbmi::<3, 8>(x, cost, choices),
-                _ => self.step_vbmi::<4, 4>(x, cost, choices),
+        let rings = x.chunks(LANES * RING).zip(symbols.chunks_mut(LANES * RING));
+        for (x, symbols) in rings {
+            // SAFETY: compiled for the level.
+            unsafe {
+                match self.bits {
+                    2 => self.rings_vbmi::<2, 16, 4>(x, symbols),
+                    3 => self.rings_vbmi::<3, 8, 8>(x, symbols),
+                    _ => self.rings_vbmi::<4, 4, 4>(x, symbols),
+                }
             }
-        };
-        self.encode_with(x, symbols, vector);
+        }
     }
 
-    /// Each lane follows one ring from one memory: what of a state the next one keeps.
-    #[inline(always)]
-    fn encode_with(
+    /// Up to 16 rings of `K` bits, a lane each: `M` memories, into each of which walks lead from `J`.
+    /// What a branch costs does not depend on where the walk began, so it is computed once for all
+    /// of them; the walks themselves are followed again from the best beginning only.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn rings_vbmi<const K: usize, const M: usize, const J: usize>(
         &self,
         x: &[f32],
         symbols: &mut [u8],
-        step: impl Fn(&Lane, &mut [Lane], &mut [Choice]),
     ) {
+        use std::arch::x86_64::*;
+        let mut turned = [[0.0; LANES]; RING];
+        for (lane, ring) in x.chunks_exact(RING).enumerate() {
+            for (at, &x) in turned.iter_mut().zip(ring) {
+                at[lane] = x;
+            }
+        }
+        let mut starts = [0u32; LANES];
+        let mut cost = [[FAR; LANES]; M];
+        // SAFETY: whole registers of arrays of this function.
+        unsafe {
+            // By where the walk began, and where it is.
+            let mut here = [[_mm512_set1_ps(FAR); M]; M];
+            let mut next = here;
+            for (start, costs) in here.iter_mut().enumerate() {
+                costs[start] = _mm512_setzero_ps();
+            }
+            for x in &turned {
+                let x = _mm512_loadu_ps(x.as_ptr());
+                for to in 0..M {
+                    let mut branch = [_mm512_set1_ps(f32::INFINITY); J];
+                    for low in 0..1 << K {
+                        let state = to << K | low;
+                        let square = _mm512_set1_ps(self.square[state]);
+                        let c = _mm512_fmadd_ps(x, _mm512_set1_ps(self.linear[state]), square);
+                        branch[low % J] = _mm512_min_ps(c, branch[low % J]);
+                    }
+                    for (next, here) in next.iter_mut().zip(&here) {
+                        let mut best = _mm512_set1_ps(f32::INFINITY);
+                        for (j, &branch) in branch.iter().enumerate() {
+                            let c = _mm512_add_ps(here[(to << K | j) & (M - 1)], branch);
+                            best = _mm512_min_ps(c, best);
+                        }
+                        next[to] = best;
+                    }
+                }
+                here = next;
+            }
+            let (mut best, mut start) = (here[0][0], _mm512_setzero_si512());
+            for (m, here) in here.iter().enumerate().skip(1) {
+                let nearer = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(here[m], best);
+                best = _mm512_mask_blend_ps(nearer, best, here[m]);
+                start = _mm512_mask_blend_epi32(nearer, start, _mm512_set1_epi32(m as i32));
+            }
+            _mm512_storeu_si512(starts.as_mut_ptr().cast(), start);
+            for (lane, &start) in starts.iter().enumerate() {
+                cost[start as usize][lane] = 0.0;
+            }
+        }
+        let mut choices = [[[0u32; LANES]; M]; RING];
+        for (x, choices) in turned.iter().zip(&mut choices) {
+            // SAFETY: both have `M` entries.
+            unsafe { self.step_vbmi::<K, M>(x, &mut cost, choices) };
+        }
+        for (lane, symbols) in symbols.chunks_exact_mut(RING).enumerate() {
+            let mut memory = starts[lane] as usize;
+            for (symbol, choices) in symbols.iter_mut().zip(&choices).rev() {
+                let state = memory << K | (choices[memory][lane] & MARK) as usize;
+                *symbol = (state >> (STATE_BITS - K)) as u8;
+                memory = state & (M - 1);
+            }
+        }
+    }
+
+    /// Each lane follows one ring from one memory: what of a state the next one keeps.
+    fn encode_body(&self, x: &[f32], symbols: &mut [u8]) {
         let memories = 1 << (STATE_BITS - self.bits);
         let rings = LANES / memories;
         for (x, symbols) in x.chunks(rings * RING).zip(symbols.chunks_mut(rings * RING)) {
@@ -93,7 +164,7 @@ impl Trellis {
                 for (l, at) in at.iter_mut().enumerate() {
                     *at = x.get(l / memories * RING + i).copied().unwrap_or(0.0);
                 }
-                step(&at, cost, &mut choices[..memories]);
+                self.step(&at, cost, &mut choices[..memories]);
             }
             for (ring, symbols) in symbols.chunks_exact_mut(RING).enumerate() {
                 let closed = |m: usize| cost[m][ring * memories + m];
