@@ -25,6 +25,8 @@ mod scales;
 mod trellis;
 #[cfg(target_arch = "x86_64")]
 mod vbmi;
+#[cfg(target_arch = "x86_64")]
+mod vbmi_rows;
 mod weights;
 mod wide;
 mod windows;
@@ -101,6 +103,7 @@ impl CodeLevel {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("f16c")
         {
             levels.push(Self::Vbmi);
         }

@@ -27,9 +27,21 @@ compiled! {
     /// `out[i] = factor * table[codes[i]]`.
     look_up = look_up_body(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32])
 }
-compiled! {
-    /// Rows of affine codes as floats.
-    affine_rows = affine_rows_body(rows: &[u8], shape: Affine, out: &mut [f32])
+/// Rows of affine codes as floats.
+///
+/// # Panics
+/// Unless `rows` and `out` are whole rows, as many.
+pub fn affine_rows(level: CodeLevel, rows: &[u8], shape: Affine, out: &mut [f32]) {
+    let n = rows.len() / shape.row_bytes();
+    assert!(rows.len() == n * shape.row_bytes() && out.len() == n * shape.d, "whole rows");
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level, lengths are checked, and vectors are whole.
+        CodeLevel::Vbmi if shape.d.is_multiple_of(16) && shape.group.is_multiple_of(16) => unsafe {
+            super::vbmi_rows::affine_rows(rows, shape, out);
+        },
+        _ => affine_rows_body(rows, shape, out),
+    }
 }
 
 /// How rows of affine codes lie: `d * bits / 8` bytes of codes, lowest bits first; a scale and a bias
@@ -58,15 +70,6 @@ impl Affine {
     }
 }
 
-/// A finite half, without asking the processor what it can.
-#[inline(always)]
-fn finite_half(bytes: &[u8]) -> f32 {
-    let half = u32::from(u16::from_le_bytes([bytes[0], bytes[1]]));
-    let magnitude = f32::from_bits((half & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
-    f32::from_bits(magnitude.to_bits() | (half & 0x8000) << 16)
-}
-
-#[inline(always)]
 fn affine_rows_body(rows: &[u8], shape: Affine, out: &mut [f32]) {
     let rows = rows.chunks_exact(shape.row_bytes()).zip(out.chunks_exact_mut(shape.d));
     for (row, out) in rows {
@@ -74,7 +77,8 @@ fn affine_rows_body(rows: &[u8], shape: Affine, out: &mut [f32]) {
         let codes = codes.chunks(shape.group * shape.bits / 8);
         let groups = out.chunks_mut(shape.group).zip(codes).zip(scales.as_chunks::<4>().0);
         for ((out, codes), scales) in groups {
-            let (scale, bias) = (finite_half(scales), finite_half(&scales[2..]));
+            let half = |at: usize| f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32();
+            let (scale, bias) = (half(0), half(2));
             if shape.bits == 8 {
                 for (x, &c) in out.iter_mut().zip(codes) {
                     *x = f32::from(c) * scale + bias;
@@ -102,7 +106,7 @@ pub fn sylvester(level: CodeLevel, x: &mut [f32], len: usize) {
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level.
-        CodeLevel::Vbmi if len >= 16 => unsafe { super::vbmi::sylvester(x, len) },
+        CodeLevel::Vbmi if len >= 16 => unsafe { super::vbmi_rows::sylvester(x, len) },
         _ => butterflies(x, 1, len),
     }
 }
@@ -130,7 +134,7 @@ pub fn halves(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32]) {
     let done = match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the length is checked.
-        CodeLevel::Vbmi => unsafe { super::vbmi::halves(bytes, factor, out) },
+        CodeLevel::Vbmi => unsafe { super::vbmi_rows::halves(bytes, factor, out) },
         _ => 0,
     };
     for (x, out) in bytes.as_chunks::<2>().0[done..].iter().zip(&mut out[done..]) {
@@ -147,7 +151,7 @@ pub fn unpack_centre(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32
     let done = match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the length is checked.
-        CodeLevel::Vbmi => unsafe { super::vbmi::unpack_centre(bytes, factor, out) },
+        CodeLevel::Vbmi => unsafe { super::vbmi_rows::unpack_centre(bytes, factor, out) },
         _ => 0,
     };
     let rest = bytes[done / 8 * 7..].chunks(7).zip(out[done..].chunks_mut(8));

@@ -19,7 +19,7 @@ pub fn weigh(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level, and vectors are whole.
         CodeLevel::Vbmi if p.len().is_multiple_of(16) => unsafe {
-            super::vbmi::weigh(p, gamma, threshold, weights)
+            super::vbmi_rows::weigh(p, gamma, threshold, weights)
         },
         _ => weigh_body(p, gamma, threshold, weights),
     }
