@@ -19,6 +19,8 @@
 //! [`add_weighted`] sums them under u8 weights. Every level gives the same integers, and rounds
 //! them to floats in the same order; the portable code is the definition.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod dense;
 mod portable;
 mod scales;
@@ -88,6 +90,8 @@ pub fn prefetch(bytes: &[u8]) {
 pub enum CodeLevel {
     /// x86-64 with AVX-512 VBMI and VNNI.
     Vbmi,
+    /// x86-64 with AVX2: products of bytes, and lookups of codes of four bits.
+    Avx2,
     /// Any machine.
     Portable,
 }
@@ -106,6 +110,10 @@ impl CodeLevel {
             && is_x86_feature_detected!("f16c")
         {
             levels.push(Self::Vbmi);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            levels.push(Self::Avx2);
         }
         levels.push(Self::Portable);
         levels
@@ -184,6 +192,9 @@ pub fn dots(level: CodeLevel, q: &Int8Queries, tiles: &[u8], gamma: &[f32], out:
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the lengths are checked.
         CodeLevel::Vbmi => unsafe { vbmi::dots(q, tiles, gamma, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        CodeLevel::Avx2 => unsafe { avx2::dots(q, tiles, gamma, out) },
         _ => portable::dots(q, tiles, gamma, out),
     }
 }
@@ -217,6 +228,9 @@ pub fn add_weighted(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the lengths are checked.
         CodeLevel::Vbmi => unsafe { vbmi::add_weighted(weights, scale, tiles, acc) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        CodeLevel::Avx2 => unsafe { avx2::add_weighted(weights, scale, tiles, acc) },
         _ => portable::add_weighted(weights, scale, tiles, acc),
     }
 }

@@ -108,6 +108,11 @@ impl Windows {
             (CodeLevel::Vbmi, layout) => unsafe {
                 super::vbmi::expand(self.plan(order), layout, codes, out);
             },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            (CodeLevel::Avx2, Layout::Nibbles) => unsafe {
+                super::avx2::expand_nibbles(self.plan(order), codes.here, out);
+            },
             (_, Layout::Nibbles) => portable::expand_nibbles(self.plan(order), codes.here, out),
             (_, Layout::Windows { bytes }) => {
                 portable::expand(self.plan(order), bytes, codes.here, out);
