@@ -20,7 +20,7 @@ fn main() -> Result<()> {
         max_num_seqs: 8,
         max_num_batched_tokens: 256,
         max_waiting: 16,
-        codec: taper_kv_codecs::parse("f16")?,
+        scheme: taper_kv_codecs::parse("f16")?.into(),
         exact: None,
         prefix_caching: true,
         kv_budget: KvBudget::Tokens(1024),

@@ -1,9 +1,8 @@
 //! What an engine is made with, and why it cannot be.
 
-use std::sync::Arc;
 use taper_base::TokenId;
-use taper_kv_cache::{ExactRoom, KvConfig};
-use taper_kv_codecs::{Exact, KvCodec, KvGeometry};
+use taper_kv_cache::{ExactRoom, KvConfig, KvScheme};
+use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::ModelInfo;
 
 /// Settings of an engine.
@@ -17,8 +16,8 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: u32,
     /// Requests that may be open beside the `max_num_seqs` that run.
     pub max_waiting: u32,
-    /// How keys and values are stored.
-    pub codec: Arc<dyn KvCodec>,
+    /// How keys and values are stored, layer by layer.
+    pub scheme: KvScheme,
     /// Which tokens stay exact beside a compressed cache.
     pub exact: Option<Exact>,
     /// Blocks of earlier requests are used again by those that begin with the same tokens.
@@ -104,9 +103,9 @@ impl EngineConfig {
             head_dim: model.head_dim,
             block_tokens: KvConfig::BLOCK_TOKENS,
         };
-        let mut kv = KvConfig::new(Arc::clone(&self.codec), model.layers, geometry, 0);
+        let mut kv = KvConfig::new(self.scheme.clone(), model.layers, geometry, 0);
         kv.prefix_caching = self.prefix_caching;
-        let compressed = self.codec.exact_block_bytes(geometry).is_some();
+        let compressed = kv.bytes_per_exact_block() > 0;
         if let Some(Exact { sink_tokens, recent_tokens }) = self.exact {
             let whole = |n: usize| n.is_multiple_of(geometry.block_tokens);
             if recent_tokens == 0 || !whole(recent_tokens) || !whole(sink_tokens) {

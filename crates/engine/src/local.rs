@@ -55,7 +55,7 @@ impl LocalEngine {
             max_model_len,
             vocab_size,
             eos_token_ids: config.eos_token_ids.clone(),
-            kv_cache_dtype: kv.codec.name().to_owned(),
+            kv_cache_dtype: kv.scheme.to_string(),
             kv_capacity_tokens: (kv.blocks * kv.geometry.block_tokens) as u64,
             kv_capacity_bytes: kv.bytes(),
             kv_exact_bytes: kv.bytes_per_exact_block() * kv.exact_blocks() as u64,

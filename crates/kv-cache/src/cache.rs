@@ -1,19 +1,19 @@
 //! Blocks and who holds them.
 
 use crate::{
-    KvCacheError, PagedSession, SeqRange,
+    KvCacheError, KvScheme, PagedSession, SeqRange,
     blocks::Blocks,
     prefix::{Node, ROOT},
 };
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 use taper_base::{BlockId, SeqId, TokenId};
-use taper_kv_codecs::{Exact, KvCodec, KvGeometry, LayerPages};
+use taper_kv_codecs::{Exact, KvGeometry, LayerPages};
 
 /// Shape of a cache.
 #[derive(Debug, Clone)]
 pub struct KvConfig {
-    /// Encodes rows and attends over them.
-    pub codec: Arc<dyn KvCodec>,
+    /// Encodes rows and attends over them, layer by layer.
+    pub scheme: KvScheme,
     /// Layers with keys and values.
     pub layers: usize,
     /// Shape of each layer's rows, and tokens a block.
@@ -66,26 +66,25 @@ impl KvConfig {
     /// A cache that keeps nothing exactly and finds nothing again.
     #[must_use]
     pub fn new(
-        codec: Arc<dyn KvCodec>,
+        scheme: impl Into<KvScheme>,
         layers: usize,
         geometry: KvGeometry,
         blocks: usize,
     ) -> Self {
-        Self { codec, layers, geometry, blocks, exact: None, prefix_caching: false }
+        let scheme = scheme.into();
+        Self { scheme, layers, geometry, blocks, exact: None, prefix_caching: false }
     }
 
     /// Bytes of one block over all layers, keys and values.
     #[must_use]
     pub fn bytes_per_block(&self) -> u64 {
-        let block = self.codec.block_bytes(self.geometry);
-        (block.k + block.v) as u64 * self.layers as u64
+        self.scheme.block_bytes(self.layers, self.geometry)
     }
 
     /// Bytes of one exact block over all layers, keys and values.
     #[must_use]
     pub fn bytes_per_exact_block(&self) -> u64 {
-        let block = self.codec.exact_block_bytes(self.geometry);
-        block.map_or(0, |b| (b.k + b.v) as u64 * self.layers as u64)
+        self.scheme.exact_block_bytes(self.layers, self.geometry)
     }
 
     /// Exact blocks there are.
@@ -152,17 +151,14 @@ impl KvCache {
     /// Reserves the address space; memory is taken block by block as sequences grow.
     #[must_use]
     pub fn new(mut config: KvConfig) -> Self {
-        let (bytes, exact) = (
-            config.codec.block_bytes(config.geometry),
-            config.codec.exact_block_bytes(config.geometry),
-        );
-        if exact.is_none() {
+        if config.bytes_per_exact_block() == 0 {
             config.exact = None;
         }
         let exact_blocks = config.exact_blocks();
-        let layer = |_| {
-            let pages = LayerPages::zeroed(bytes, config.blocks);
-            match exact.filter(|_| exact_blocks > 0) {
+        let layer = |layer| {
+            let codec = config.scheme.codec(layer);
+            let pages = LayerPages::zeroed(codec.block_bytes(config.geometry), config.blocks);
+            match codec.exact_block_bytes(config.geometry).filter(|_| exact_blocks > 0) {
                 Some(bytes) => pages.with_exact(bytes, exact_blocks),
                 None => pages,
             }

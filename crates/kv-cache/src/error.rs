@@ -44,6 +44,9 @@ pub enum KvCacheError {
         /// Layers there are.
         layers: usize,
     },
+    /// A scheme without layers.
+    #[error("a KV scheme needs a codec for at least one layer")]
+    NoLayers,
     /// The codec failed.
     #[error(transparent)]
     Codec(#[from] KvCodecError),

@@ -5,8 +5,12 @@ mod blocks;
 mod cache;
 mod error;
 mod prefix;
+mod prices;
+mod scheme;
 mod session;
 
 pub use cache::{ExactRoom, KvCache, KvConfig, KvUsage};
 pub use error::KvCacheError;
+pub use prices::Prices;
+pub use scheme::KvScheme;
 pub use session::{KvSession, PagedSession, SeqRange};

@@ -1,6 +1,7 @@
 //! One step's view of the cache.
 
-use crate::{KvCache, KvCacheError};
+use crate::{KvCache, KvCacheError, KvConfig};
+use std::sync::Arc;
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, SeqSpan};
 use taper_tensor::Tensor;
@@ -97,13 +98,15 @@ impl KvSession for PagedSession<'_> {
         if layer.index() >= layers {
             return Err(KvCacheError::Layer { layer, layers });
         }
-        let (codec, geometry) = (self.cache.config.codec.clone(), self.cache.config.geometry);
+        let KvConfig { scheme, geometry, exact, .. } = &self.cache.config;
+        let (codec, geometry) = (Arc::clone(scheme.codec(layer.index())), *geometry);
+        // Layers whose rows are exact themselves have no exact blocks.
+        let room = exact.filter(|_| codec.exact_block_bytes(geometry).is_some());
         let pages = &mut self.cache.pages[layer.index()];
         codec.encode(geometry, k, v, &self.slots, pages)?;
-        if self.cache.config.exact.is_some() {
+        if room.is_some() {
             codec.encode_exact(geometry, k, v, &self.exact_slots, pages)?;
         }
-        let room = self.cache.config.exact;
         let exact = |i: usize| -> Option<ExactBlocks<'_>> {
             Some(ExactBlocks { tokens: room?.tokens, blocks: self.exact.get(i)? })
         };

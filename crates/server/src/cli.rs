@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::kv_scheme::KvArgs;
 use clap::{Args, Parser, Subcommand};
 use std::{net::IpAddr, path::PathBuf};
 use taper_chat::{ReasoningFormat, ToolFormat};
@@ -61,10 +62,8 @@ pub(crate) struct EngineArgs {
     /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
     pub(crate) dtype: String,
-    /// How keys and values are stored: auto (f16), f16, bf16, f32, affine8, affine4, turbo2 to
-    /// turbo5, taper2 to taper4, or keys and values apart as in turbo4v2.
-    #[arg(long, default_value = "auto", value_name = "TYPE")]
-    pub(crate) kv_cache_dtype: String,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// First tokens of a sequence that a compressed KV cache keeps as f16 too.
     #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS")]
     pub(crate) kv_sink_tokens: usize,
@@ -191,9 +190,8 @@ pub(crate) struct InspectArgs {
     /// Context lengths to plan memory for, in tokens.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     pub(crate) context: Vec<u64>,
-    /// How keys and values are stored.
-    #[arg(long, default_value = "auto", value_name = "TYPE")]
-    pub(crate) kv_cache_dtype: String,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// List every tensor.
     #[arg(long)]
     pub(crate) tensors: bool,

@@ -42,15 +42,15 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
 }
 
 fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
-    let codec = taper_kv_codecs::parse(&args.kv_cache_dtype)?;
+    let scheme = args.kv.spec()?.resolve(info.layers, None)?;
     let free = available_bytes()?;
-    let name = codec.name().to_owned();
+    let name = scheme.to_string();
     let config = EngineConfig {
         max_model_len: None,
         max_num_seqs: 1,
         max_num_batched_tokens: STEP_TOKENS,
         max_waiting: 1,
-        codec,
+        scheme,
         exact: Some(Exact::DEFAULT),
         prefix_caching: true,
         kv_budget: KvBudget::Tokens(1),

@@ -9,6 +9,7 @@ mod download;
 mod generation_config;
 mod inspect;
 mod interrupt;
+mod kv_scheme;
 mod memory;
 mod model;
 mod run;

@@ -158,7 +158,7 @@ impl RunningModel {
         if let Some(threads) = args.threads {
             taper_tensor::pool::set_threads(threads.into())?;
         }
-        let name = source.name();
+        let (name, spec) = (source.name(), args.kv.spec()?);
         let loading = || format!("loading {}", describe(source));
         let weights = Arc::new(source.checkpoint().with_context(loading)?);
         let gpu = args.gpu()?;
@@ -188,10 +188,7 @@ impl RunningModel {
             max_num_seqs: args.max_num_seqs,
             max_num_batched_tokens: args.max_num_batched_tokens,
             max_waiting,
-            codec: match &gpu {
-                Some(gpu) => taper_kv_codecs::parse_on(&args.kv_cache_dtype, gpu)?,
-                None => taper_kv_codecs::parse(&args.kv_cache_dtype)?,
-            },
+            scheme: spec.resolve(model.info().layers, gpu.as_ref())?,
             exact: args.exact(),
             prefix_caching: args.prefix_caching(),
             kv_budget: kv_budget(args, free, &*model, gpu.as_ref())?,

@@ -129,9 +129,14 @@ fn a_tool_is_called_and_its_result_used() {
 /// SwiftLM's regression sequence for its prompt cache, over every kind of cache.
 #[test]
 fn big_small_big_big_answers_alike_and_counts_what_it_reused() {
-    for (cache, unit) in [("auto", 32), ("taper4", 256)] {
-        let server = Server::start(&["--kv-cache-dtype", cache]);
-        let off = Server::start(&["--kv-cache-dtype", cache, "--no-enable-prefix-caching"]);
+    let mixed = r#"{"kv_scheme": {"default": "turbo4", "layers": {"0": "f16", "-1": "taper3"}}}"#;
+    for (flag, cache, unit) in [
+        ("--kv-cache-dtype", "auto", 32),
+        ("--kv-cache-dtype", "taper4", 256),
+        ("--additional-config", mixed, 256),
+    ] {
+        let server = Server::start(&[flag, cache]);
+        let off = Server::start(&[flag, cache, "--no-enable-prefix-caching"]);
         let big = "apple ".repeat(700);
         let ask = |server: &Server, text: &str| {
             server.chat(text, json!({ "max_tokens": 30, "temperature": 0 }))

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &PrefixArgs) -> Result<()> {
         max_num_seqs: 4,
         max_num_batched_tokens: args.settings.chunk as u32,
         max_waiting: 4,
-        codec: taper_kv_codecs::parse(&args.settings.kv_cache_dtype)?,
+        scheme: taper_kv_codecs::parse(&args.settings.kv_cache_dtype)?.into(),
         exact: Some(Exact::DEFAULT),
         prefix_caching: true,
         kv_budget: KvBudget::Tokens(2 * u64::from(length)),

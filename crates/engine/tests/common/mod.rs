@@ -55,7 +55,7 @@ pub(crate) fn config() -> EngineConfig {
         max_num_seqs: 64,
         max_num_batched_tokens: 256,
         max_waiting: 256,
-        codec: taper_kv_codecs::parse("f32").unwrap(),
+        scheme: taper_kv_codecs::parse("f32").unwrap().into(),
         exact: None,
         prefix_caching: true,
         kv_budget: KvBudget::Tokens(16_384),
