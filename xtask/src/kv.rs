@@ -93,7 +93,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
 }
 
 /// Kullback-Leibler divergence of two softmaxes in nats.
-fn divergence(p: &[f64], q: &[f64]) -> f64 {
+pub(crate) fn divergence(p: &[f64], q: &[f64]) -> f64 {
     let normal = |logits: &[f64]| {
         let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         max + logits.iter().map(|l| (l - max).exp()).sum::<f64>().ln()

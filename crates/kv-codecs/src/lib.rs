@@ -1,19 +1,23 @@
 //! How a key or value row becomes bytes, and attention over those bytes.
 #![doc = include_str!("../README.md")]
 
+mod affine;
 mod attend;
 mod codebook;
 mod codec;
+mod compact;
 mod dense;
 mod drive;
 mod exact;
+mod foreign;
 mod fused;
 mod gpu;
 mod paged;
-mod plain;
+
 mod polar;
 mod qjl;
 mod rotation;
+mod rows;
 mod scheme;
 mod side;
 mod special;
@@ -26,8 +30,10 @@ mod turbo;
 pub use attend::{AttnBatch, AttnParams, BlockReader, SeqSpan, attend_blocks};
 pub use codebook::Codebook;
 pub use codec::{BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, bits, parse, parse_on};
+pub use compact::{KeptBlock, KeptRow};
 pub use dense::DenseCodec;
 pub use exact::{Exact, ExactBlocks};
+pub use foreign::{Foreign, ForeignCodec};
 pub use gpu::GpuCodec;
 pub use paged::PagedCodec;
 pub use polar::{Coded, Polar, SCALE_SEARCH, SEED, Scale};

@@ -2,8 +2,9 @@
 
 use crate::{
     KvCodecError, KvGeometry,
-    plain::{AffineSide, HalfSide},
+    affine::AffineSide,
     qjl::QjlSide,
+    rows::HalfSide,
     side::Side,
     taper::{self, TaperSide},
     turbo::{self, TurboSide},

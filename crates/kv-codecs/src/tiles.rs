@@ -89,6 +89,18 @@ impl Layout {
         out
     }
 
+    /// Brings a token's codes to another place.
+    pub(crate) fn copy(self, (from, token): (&[u8], usize), (to, at): (&mut [u8], usize)) {
+        if self.nibbles.is_some() {
+            return self.put(to, at, &self.windows(from, token, 0));
+        }
+        let bytes = 2 * self.bits;
+        for ring in 0..self.rings {
+            let code = &from[self.ring(token, ring)..][..bytes];
+            to[self.ring(at, ring)..][..bytes].copy_from_slice(code);
+        }
+    }
+
     fn ring(self, token: usize, ring: usize) -> usize {
         let tile = token / TILE_ROWS * self.rings + ring;
         (tile * TILE_ROWS + token % TILE_ROWS) * 2 * self.bits

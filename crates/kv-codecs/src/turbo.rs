@@ -10,7 +10,7 @@
 use crate::{
     Coded, KvCodecError, KvGeometry, Polar, Scale,
     polar::standard_rotation,
-    side::{Precision, Products, Queries, Region, Side, half_at, put_half},
+    side::{Precision, Products, Queries, Region, Side, Stays, half_at, put_half},
     tiles::{Layout, TileMath, int8_table},
 };
 use taper_tensor::cpu::codes::{CodeLevel, Order, RING, Windows, halves};
@@ -68,6 +68,16 @@ impl Side for TurboSide {
             *x = self.polar.levels()[usize::from(code)] * gamma;
         }
         self.polar.rotation().undo(out);
+    }
+
+    fn gather(&self, rows: &[Stays<'_>], out: &mut [u8]) {
+        let layout = self.math.layout;
+        for (offset, row) in rows.iter().enumerate() {
+            layout.copy((row.region, row.offset), (out, offset));
+            let gamma =
+                |offset: usize| layout.bytes() + 2 * offset..layout.bytes() + 2 * offset + 2;
+            out[gamma(offset)].copy_from_slice(&row.region[gamma(row.offset)]);
+        }
     }
 
     fn rotate(&self, rows: &mut [f32]) {
