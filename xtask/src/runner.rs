@@ -112,7 +112,7 @@ impl Runner {
             self.cache.grow(seq, start + len)?;
             let mut session = self.cache.session(&[SeqRange { seq, start, len }])?;
             for layer in 0..layers {
-                let mut rows = |side: usize| {
+                let rows = |side: usize| {
                     let seed = ((start * layers + layer) * 2 + side) as u64;
                     ops::from_host_f32(gaussian(len * row, seed), &[len, g.kv_heads, g.head_dim])
                 };

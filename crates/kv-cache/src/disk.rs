@@ -138,7 +138,7 @@ impl DiskTier {
     /// [`KvCacheError::Disk`]: it cannot be made, read or written, or there are no threads.
     pub fn open(dir: &Path, max_bytes: u64) -> Result<Self, KvCacheError> {
         let failed = |source| KvCacheError::Disk { dir: dir.to_owned(), source };
-        fs::create_dir_all(dir).map_err(failed)?;
+        create_private(dir).map_err(failed)?;
         let index = Mutex::new(scan(dir).map_err(failed)?);
         // What cannot be written should be known now, and not with the first request.
         let probe = dir.join(format!("{}.{UNFINISHED}", std::process::id()));
@@ -246,6 +246,8 @@ impl Shared {
             file.write_all(&head)?;
             file.write_all(rows)?;
             file.write_all(&hash)?;
+            // The system's own times are coarser than those of reading.
+            file.set_modified(SystemTime::now())?;
             drop(file);
             fs::rename(&unfinished, self.dir.join(name.file()))
         };
@@ -287,6 +289,15 @@ impl Shared {
             }
         }
     }
+}
+
+/// Makes a directory that only its owner reads: rows say what their prompts said.
+fn create_private(dir: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(dir)
 }
 
 /// The rows of a file that is whole and the right one.

@@ -86,7 +86,8 @@ pub(crate) struct EngineArgs {
     pub(crate) no_enable_prefix_caching: bool,
     /// Keep computed prompts in this directory too, and find them there after a restart. Several
     /// servers and models may share one. Only a model with the same weights, arithmetic and KV
-    /// cache uses what is there; all weights are read at the start to make sure.
+    /// cache uses what is there; all weights are read at the start to make sure. Keep it private:
+    /// what prompts say can be computed from it.
     #[arg(long, value_name = "DIR")]
     pub(crate) kv_offloading_dir: Option<PathBuf>,
     /// Room for that directory's files, in GiB; those that were used longest ago make room.

@@ -210,7 +210,7 @@ fn kv_bits_choose_a_cache_or_are_refused() {
     for (bits, code) in [
         (json!(3), "invalid_kv_bits"),
         (json!(0), "invalid_kv_bits"),
-        (json!(-4), "invalid_type"),
+        (json!(-4), "invalid_value"),
         (json!("4"), "invalid_type"),
     ] {
         let reply = ask(bits.clone());
@@ -238,7 +238,7 @@ fn a_restarted_server_finds_its_prefixes_on_disk() {
         let ask = |flags: &[&str]| {
             let mut server = Server::start(flags);
             let answer = server.chat(&text, json!({ "max_tokens": 30, "temperature": 0 }));
-            server.signal("TERM");
+            server.signal("-TERM");
             assert!(server.wait().success());
             let cached =
                 answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
