@@ -1,8 +1,9 @@
 //! Blocks and who holds them.
 
 use crate::{
-    KvCacheError, KvScheme, PagedSession, SeqRange,
+    KvCacheError, KvScheme, PagedSession, SeqRange, UnitName,
     blocks::Blocks,
+    keep::Kept,
     prefix::{Node, ROOT},
 };
 use std::collections::HashMap;
@@ -133,7 +134,9 @@ impl KvUsage {
 pub(crate) struct Table {
     pub(crate) blocks: Vec<BlockId>,
     /// Nodes of the leading blocks that are published.
-    nodes: Vec<Node>,
+    pub(crate) nodes: Vec<Node>,
+    /// Names of the leading units that are published, where units are kept on disk.
+    pub(crate) units: Vec<UnitName>,
     /// First block that may have an exact block that is not a sink's.
     recent: usize,
 }
@@ -143,8 +146,9 @@ pub(crate) struct Table {
 pub struct KvCache {
     pub(crate) config: KvConfig,
     pub(crate) pages: Vec<LayerPages>,
-    tables: HashMap<SeqId, Table>,
+    pub(crate) tables: HashMap<SeqId, Table>,
     pub(crate) blocks: Blocks,
+    pub(crate) kept: Option<Kept>,
 }
 
 impl KvCache {
@@ -165,7 +169,7 @@ impl KvCache {
         };
         let pages = (0..config.layers).map(layer).collect();
         let blocks = Blocks::new(config.blocks, exact_blocks);
-        Self { config, pages, tables: HashMap::new(), blocks }
+        Self { config, pages, tables: HashMap::new(), blocks, kept: None }
     }
 
     /// The shape it was made with.
@@ -255,7 +259,8 @@ impl KvCache {
         if reused > 0 {
             chain.iter().for_each(|&(_, block)| self.blocks.share(block));
             let (nodes, blocks) = chain.into_iter().unzip();
-            self.tables.insert(seq, Table { blocks, nodes, recent: reused / size });
+            let recent = reused / size;
+            self.tables.insert(seq, Table { blocks, nodes, units: Vec::new(), recent });
         }
         reused
     }
@@ -270,6 +275,7 @@ impl KvCache {
             let before = table.nodes.last().copied().unwrap_or(ROOT);
             table.nodes.push(self.blocks.index.publish(block, before, tokens));
         }
+        self.keep(seq, tokens);
     }
 
     /// Opens a step in which these sequences compute these tokens.
@@ -280,7 +286,7 @@ impl KvCache {
         PagedSession::new(self, ranges)
     }
 
-    fn sink_blocks(&self) -> usize {
+    pub(crate) fn sink_blocks(&self) -> usize {
         let size = self.config.geometry.block_tokens;
         self.config.exact.map_or(0, |e| e.tokens.sink_tokens / size)
     }

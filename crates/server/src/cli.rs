@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::kv_scheme::KvArgs;
+use crate::{kv_report::KvReportArgs, kv_scheme::KvArgs};
 use clap::{Args, Parser, Subcommand};
 use std::{net::IpAddr, path::PathBuf};
 use taper_chat::{ReasoningFormat, ToolFormat};
@@ -15,6 +15,7 @@ Examples:
   taper run \"Hello\"                            one answer on standard output
   taper chat --model ./Qwen3-0.6B-4bit         a conversation in the terminal
   taper inspect ./Qwen3-0.6B-4bit              what a model is, and whether it fits
+  taper kv-report ./Qwen3-0.6B-4bit            which KV codec is safe for this model
   taper download mlx-community/Qwen3-0.6B-4bit fetch a model from the Hugging Face hub
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
 
@@ -40,6 +41,12 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Show a model's architecture, formats and memory needs.
     Inspect(InspectArgs),
+    /// Measure what each KV codec costs a model, and recommend one.
+    ///
+    /// Runs a text over a cache of every codec and compares the distributions of the next token
+    /// with those of an f16 cache: the way to a safe --kv-cache-dtype for a model. What a text of
+    /// this length does not show, such as answers from far back in a long context, it cannot tell.
+    KvReport(KvReportArgs),
     /// Fetch a model from the Hugging Face hub; an interrupted download goes on where it stopped.
     Download(DownloadArgs),
     /// List the models that were downloaded.
@@ -77,6 +84,15 @@ pub(crate) struct EngineArgs {
     /// Compute every prompt from its first token.
     #[arg(long)]
     pub(crate) no_enable_prefix_caching: bool,
+    /// Keep computed prompts in this directory too, and find them there after a restart. Several
+    /// servers and models may share one. Only a model with the same weights, arithmetic and KV
+    /// cache uses what is there; all weights are read at the start to make sure. Keep it private:
+    /// what prompts say can be computed from it.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) kv_offloading_dir: Option<PathBuf>,
+    /// Room for that directory's files, in GiB; those that were used longest ago make room.
+    #[arg(long, default_value_t = 10.0, value_name = "GIB")]
+    pub(crate) kv_offloading_size: f64,
     /// Share of the free memory that weights and KV cache may take.
     #[arg(long, default_value_t = 0.6, value_name = "FRACTION")]
     pub(crate) gpu_memory_utilization: f64,

@@ -51,6 +51,8 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
         max_num_batched_tokens: STEP_TOKENS,
         max_waiting: 1,
         scheme,
+        offers: Vec::new(),
+        disk: None,
         exact: Some(Exact::DEFAULT),
         prefix_caching: true,
         kv_budget: KvBudget::Tokens(1),
@@ -66,7 +68,8 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
     }
     for tokens in lengths {
         let sized = EngineConfig { kv_budget: KvBudget::Tokens(tokens), ..config.clone() };
-        let (kv, _) = sized.plan(info)?;
+        let plan = sized.plan(info)?;
+        let Some(kv) = plan.caches.first() else { continue };
         let (coded, all) = (kv.bytes_per_block() * kv.blocks as u64, kv.bytes());
         let (total, exact) = (all + info.weight_bytes, all - coded);
         let verdict = match () {

@@ -23,6 +23,8 @@ pub(crate) struct KvArgs {
     /// {"kv_scheme": ["f16", "taper4", ...]} (one for each layer), or
     /// {"kv_scheme": {"bits": 3.5, "prices": {"k": [...], "v": [...]}}}: taper codecs of so many
     /// bits in the mean, more where an error costs more. `taper kv-report` measures prices.
+    /// {"kv_bits": {"8": "affine8", "4": "taper4"}} has further caches that a request chooses with
+    /// its field `kv_bits`; all have equal parts of the memory.
     #[arg(long, value_name = "JSON", verbatim_doc_comment)]
     pub(crate) additional_config: Option<String>,
 }
@@ -31,6 +33,8 @@ pub(crate) struct KvArgs {
 #[serde(deny_unknown_fields)]
 struct Additional {
     kv_scheme: Option<Value>,
+    #[serde(default)]
+    kv_bits: Map<String, Value>,
 }
 
 /// What was asked for, before the number of layers is known.
@@ -54,13 +58,16 @@ pub(crate) struct Span {
 }
 
 impl KvArgs {
-    /// What the flags say.
+    fn additional(&self) -> Result<Additional> {
+        match &self.additional_config {
+            None => Ok(Additional::default()),
+            Some(json) => serde_json::from_str(json).context("--additional-config"),
+        }
+    }
+
+    /// What the flags say of requests that name no bits.
     pub(crate) fn spec(&self) -> Result<SchemeSpec> {
-        let additional: Additional = match &self.additional_config {
-            None => Additional::default(),
-            Some(json) => serde_json::from_str(json).context("--additional-config")?,
-        };
-        let Some(scheme) = additional.kv_scheme else {
+        let Some(scheme) = self.additional()?.kv_scheme else {
             return Ok(SchemeSpec::All(self.kv_cache_dtype.clone()));
         };
         ensure!(
@@ -68,6 +75,17 @@ impl KvArgs {
             "--kv-cache-dtype and the kv_scheme of --additional-config say the same; give one"
         );
         SchemeSpec::parse(scheme).context("--additional-config: kv_scheme")
+    }
+
+    /// What a request gets by the bits that it names.
+    pub(crate) fn offers(&self) -> Result<Vec<(u32, SchemeSpec)>> {
+        let one = |(bits, scheme): (String, Value)| {
+            let what = || format!("--additional-config: kv_bits {bits:?}");
+            let number = bits.parse().ok().filter(|b| (1..=32).contains(b));
+            let number = number.context("must be a number from 1 to 32").with_context(what)?;
+            Ok((number, SchemeSpec::parse(scheme).with_context(what)?))
+        };
+        self.additional()?.kv_bits.into_iter().map(one).collect()
     }
 }
 

@@ -121,7 +121,12 @@ fn mistakes_are_named() {
     assert!(fails(&["run", "x", "--kv-cache-dtype", "int1"]).contains("int1"));
     let config = |json| fails(&["run", "x", "--additional-config", json]);
     assert!(config("{\"kv_schema\": 1}").contains("expected `kv_scheme`"));
+    assert!(config("{\"kv_bits\": {\"x\": \"f16\"}}").contains("from 1 to 32"));
+    assert!(config("{\"kv_bits\": {\"16\": \"bf16\"}}").contains("two KV schemes"));
     assert!(config("{\"kv_scheme\": [\"f16\"]}").contains("has 1 codecs, and the model"));
+    let size = ["run", "x", "--kv-offloading-dir", "/tmp", "--kv-offloading-size", "0"];
+    assert!(fails(&size).contains("above 0"));
+    assert!(fails(&["run", "x", "--kv-offloading-dir", "/dev/null"]).contains("/dev/null"));
     assert!(fails(&["run", "x", "--temperature", "9"]).contains("temperature"));
     assert!(fails(&["run", "--raw", ""]).contains("empty"));
 }
