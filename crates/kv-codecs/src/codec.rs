@@ -257,6 +257,20 @@ pub fn parse(name: &str) -> Result<Arc<dyn KvCodec>, KvCodecError> {
     Ok(Arc::new(DenseCodec::new(dtype)?))
 }
 
+/// Bits an element of a codec that has the same for keys and values, its scales not counted: 16 of
+/// `f16`, 4 of `turbo4`; `None` for unknown names and for codecs such as `turbo4v2`.
+#[must_use]
+pub fn bits(name: &str) -> Option<usize> {
+    match name {
+        "f16" | "bf16" => Some(16),
+        "f32" => Some(32),
+        _ => {
+            let Scheme { k, v } = Scheme::parse(name)?;
+            (k.bits() == v.bits()).then(|| k.bits())
+        }
+    }
+}
+
 /// As [`parse`], for a cache on a GPU.
 ///
 /// # Errors

@@ -57,6 +57,18 @@ impl SideFormat {
         }
     }
 
+    /// Bits an element, scales not counted.
+    #[must_use]
+    pub fn bits(self) -> usize {
+        match self {
+            Self::F16 => 16,
+            Self::Affine { bits, .. }
+            | Self::Turbo { bits }
+            | Self::TurboQjl { bits }
+            | Self::Taper { bits, .. } => bits,
+        }
+    }
+
     /// `order` says what the side is for: dot products with keys, or sums of values.
     pub(crate) fn side(self, g: KvGeometry, order: Order) -> Result<Box<dyn Side>, KvCodecError> {
         Ok(match self {

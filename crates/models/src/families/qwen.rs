@@ -1,10 +1,11 @@
-//! Qwen 2, 2.5 (biased projections) and Qwen 3 (normed heads, no bias).
+//! Qwen 2, 2.5 (biased projections) and Qwen 3 (normed heads, no bias), with experts or without.
 
 use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
     decoder::Spec,
+    feed_forward::ExpertSpec,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -32,6 +33,43 @@ pub(super) fn qwen3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
     Ok(spec)
 }
 
+#[derive(Deserialize)]
+struct Mixture {
+    #[serde(alias = "num_local_experts")]
+    num_experts: usize,
+    num_experts_per_tok: usize,
+    moe_intermediate_size: usize,
+    #[serde(default)]
+    norm_topk_prob: bool,
+    /// Every so many layers have experts, but for those of `mlp_only_layers`.
+    decoder_sparse_step: Option<usize>,
+    #[serde(default)]
+    mlp_only_layers: Vec<usize>,
+}
+
+pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let family = "qwen3_moe";
+    let mut spec = qwen(family, config, options)?;
+    spec.qk_norm = true;
+    let mixture: Mixture = config::parse(family, config)?;
+    let (experts, chosen) = (mixture.num_experts, mixture.num_experts_per_tok);
+    if chosen == 0 || chosen > experts {
+        let (field, value) = ("num_experts_per_tok", format!("{chosen} of {experts}"));
+        return Err(ModelError::Unsupported { family, field, value });
+    }
+    let step = mixture.decoder_sparse_step.unwrap_or(1).max(1);
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        let sparse = !mixture.mlp_only_layers.contains(&i) && (i + 1).is_multiple_of(step);
+        layer.experts = sparse.then_some(ExpertSpec {
+            experts,
+            chosen,
+            intermediate: mixture.moe_intermediate_size,
+            normalise: mixture.norm_topk_prob,
+        });
+    }
+    Ok(spec)
+}
+
 fn qwen(
     family: &'static str,
     config: &Value,
@@ -54,4 +92,34 @@ fn qwen(
         layer.window = window.filter(|_| slides);
     }
     Ok(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn config() -> Value {
+        json!({"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 4,
+               "num_attention_heads": 2, "max_position_embeddings": 16, "num_experts": 4,
+               "num_experts_per_tok": 2, "moe_intermediate_size": 6, "decoder_sparse_step": 2,
+               "mlp_only_layers": [3]})
+    }
+
+    #[test]
+    fn layers_have_experts_by_the_step_unless_they_are_named() {
+        let spec = qwen3_moe(&config(), LoadOptions::default()).unwrap();
+        let experts: Vec<_> = spec.layers.iter().map(|l| l.experts.map(|e| e.experts)).collect();
+        assert_eq!(experts, [None, Some(4), None, None]);
+    }
+
+    #[test]
+    fn more_chosen_than_there_are_is_refused() {
+        for chosen in [0, 5] {
+            let mut config = config();
+            config["num_experts_per_tok"] = json!(chosen);
+            let error = qwen3_moe(&config, LoadOptions::default()).unwrap_err().to_string();
+            assert!(error.contains("num_experts_per_tok"), "{error}");
+        }
+    }
 }
