@@ -118,7 +118,7 @@ pub(crate) struct TileMath {
 #[derive(Debug)]
 pub(crate) enum Tables {
     /// By windows of a ring.
-    Ring(Windows),
+    Ring(Box<Windows>),
     /// By windows of a row.
     Row(WideWindows),
 }

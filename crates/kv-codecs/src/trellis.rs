@@ -50,7 +50,7 @@ pub struct TrellisCode {
 #[derive(Debug, Clone)]
 enum Encoder {
     /// Walks that close over rings.
-    Ring(Trellis),
+    Ring(Box<Trellis>),
     /// Walks that close over rows.
     Row(Box<WideTrellis>),
 }
@@ -91,7 +91,7 @@ impl TrellisCode {
     #[must_use]
     pub fn with_table(bits: usize, table: &[f32; 64]) -> Self {
         let (entries, step) = int8_table::<64>(table);
-        let trellis = Encoder::Ring(Trellis::new(bits, &entries.map(f32::from)));
+        let trellis = Encoder::Ring(Box::new(Trellis::new(bits, &entries.map(f32::from))));
         Self { bits, trellis, levels: table.to_vec(), entries: entries.to_vec(), step }
     }
 
@@ -138,7 +138,8 @@ impl TrellisCode {
         match self.trellis {
             Encoder::Ring(_) => {
                 let lead = STATE_BITS - self.bits;
-                Tables::Ring(Windows::new(self.bits, lead, &std::array::from_fn(entry)))
+                let windows = Windows::new(self.bits, lead, &std::array::from_fn(entry));
+                Tables::Ring(Box::new(windows))
             }
             Encoder::Row(_) => Tables::Row(WideWindows::new(&std::array::from_fn(entry))),
         }

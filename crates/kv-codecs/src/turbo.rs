@@ -42,7 +42,7 @@ impl TurboSide {
         };
         let math = TileMath {
             layout: Layout { nibbles, ..Layout::new(g, bits) },
-            windows: Tables::Ring(windows),
+            windows: Tables::Ring(Box::new(windows)),
         };
         Ok(Self { polar, math, step })
     }
