@@ -33,7 +33,7 @@ pub(crate) struct Options {
 }
 
 /// The codecs of the report.
-const CODECS: [&str; 17] = [
+const CODECS: [&str; 18] = [
     "f16",
     "bf16",
     "affine8",
@@ -49,6 +49,7 @@ const CODECS: [&str; 17] = [
     "taper4",
     "taper4v3",
     "taper3",
+    "taper3-l9",
     "taper3v2",
     "taper2",
 ];

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use safetensors::SafeTensors;
 use std::{fs, path::Path};
 use taper_base::TokenId;
-use taper_models::Activations;
+use taper_models::{Activations, ModelError};
 use taper_tensor::gpu::Gpu;
 
 /// Largest difference of a logit, relative to the range of the reference's logits, in `f32`.
@@ -39,6 +39,9 @@ pub(crate) fn run(root: &Path, filter: Option<&str>, gpu: Option<&Gpu>) -> Resul
                 let served = served.map_or("-".to_owned(), |s| format!("{s:.1e}"));
                 println!("{name:<28} {tokens:>7} {exact:>10.1e} {served:>10}  equal");
             }
+            Err(error) if host_only(&error) => {
+                println!("{name:<28} not on a GPU: no kernels for it");
+            }
             Err(error) => {
                 failed += 1;
                 println!("{name:<28} FAILED: {error:#}");
@@ -50,6 +53,11 @@ pub(crate) fn run(root: &Path, filter: Option<&str>, gpu: Option<&Gpu>) -> Resul
         bail!("{failed} of {} checkpoints differ from transformers", names.len());
     }
     Ok(())
+}
+
+/// Whether it fails because the model runs on the CPU only.
+fn host_only(error: &anyhow::Error) -> bool {
+    error.chain().any(|e| matches!(e.downcast_ref(), Some(ModelError::HostOnly { .. })))
 }
 
 /// Returns the prompt's length and the relative difference of its logits, in `f32` and as they are

@@ -40,4 +40,4 @@ pub use polar::{Coded, Polar, SCALE_SEARCH, SEED, Scale};
 pub use qjl::{Prod, Sketch, Sketched};
 pub use rotation::Rotation;
 pub use scheme::{Scheme, SideFormat};
-pub use trellis::{STATE_BITS, TrellisCode, Walk};
+pub use trellis::{STATE_BITS, TrellisCode, WIDE_STATE_BITS, Walk};

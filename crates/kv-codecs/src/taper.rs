@@ -59,10 +59,14 @@ pub(crate) struct TaperSide {
 }
 
 impl TaperSide {
-    pub(crate) fn new(g: KvGeometry, bits: usize, centred: bool) -> Result<Self, KvCodecError> {
-        let (code, layout) = (TrellisCode::new(bits), Layout::new(g, bits));
+    pub(crate) fn new(
+        g: KvGeometry,
+        code: TrellisCode,
+        centred: bool,
+    ) -> Result<Self, KvCodecError> {
+        let layout = Layout::new(g, code.bits());
         let room = (layout.bytes() + padded_tokens(g)) / (2 * g.head_dim);
-        let math = TileMath { layout, windows: code.windows() };
+        let math = TileMath { layout, windows: code.tables() };
         let young = if centred { room.min(g.block_tokens) } else { 0 };
         let rotation = standard_rotation(g.head_dim)?;
         Ok(Self { rotation, code, math, d: g.head_dim, young, centred })
@@ -203,8 +207,7 @@ impl TaperSide {
             return;
         }
         let gamma = self.gamma(region, offset);
-        let lead = crate::trellis::STATE_BITS - self.code.bits();
-        let states = self.math.layout.windows(region, offset, lead);
+        let states = self.code.states(&self.math.layout.get(region, offset));
         out.iter_mut().zip(states).for_each(|(x, s)| *x = self.code.level(s) * gamma);
         if self.centred {
             let mut centre = Vec::new();
