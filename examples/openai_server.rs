@@ -38,7 +38,6 @@ async fn main() -> Result<()> {
         vocab_size: 8192,
         eos_token_ids: vec![],
         kv_cache_dtype: "none".to_owned(),
-        kv_bits: Vec::new(),
         kv_capacity_tokens: 64,
         kv_capacity_bytes: 0,
         kv_exact_bytes: 0,
