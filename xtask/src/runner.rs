@@ -14,8 +14,9 @@ use taper_tensor::{
 };
 use taper_weights::Checkpoint;
 
-/// Tokens of a step of [`Runner::fill`].
+/// Tokens of a step of [`Runner::fill`], and sets of random rows that it has.
 const FILL_TOKENS: usize = 512;
+const FILL_SETS: usize = 7;
 
 /// Sequences that a runner serves at a time.
 const SEQUENCES: usize = 64;
@@ -102,21 +103,28 @@ impl Runner {
         Ok(ops::with_host_f32(&logits, |l| l.chunks_exact(vocab).map(argmax).collect())?)
     }
 
-    /// Puts independent random rows of unit variance into the cache, as the first `tokens` of a
-    /// sequence: what decoding at this depth costs is known without the time of a prompt.
+    /// Puts random rows of unit variance into the cache, as the first `tokens` of a sequence: what
+    /// decoding at this depth costs is known without the time of a prompt. Layers and stretches of
+    /// tokens take turns with a few sets of rows.
     pub(crate) fn fill(&mut self, seq: u64, tokens: usize) -> Result<()> {
         let KvConfig { geometry: g, layers, .. } = *self.cache.config();
-        let (seq, row) = (SeqId(seq), g.kv_heads * g.head_dim);
+        let rows = |len: usize, seed: usize| {
+            let rows = gaussian(len * g.kv_heads * g.head_dim, seed as u64);
+            ops::from_host_f32(rows, &[len, g.kv_heads, g.head_dim])
+        };
+        let seq = SeqId(seq);
+        let mut sets: Vec<Tensor> = Vec::new();
         for start in (0..tokens).step_by(FILL_TOKENS) {
             let len = FILL_TOKENS.min(tokens - start);
+            if sets.first().is_none_or(|set| set.dims()[0] != len) {
+                sets = (0..FILL_SETS).map(|set| rows(len, set)).collect::<Result<_, _>>()?;
+            }
             self.cache.grow(seq, start + len)?;
             let mut session = self.cache.session(&[SeqRange { seq, start, len }])?;
             for layer in 0..layers {
-                let rows = |side: usize| {
-                    let seed = ((start * layers + layer) * 2 + side) as u64;
-                    ops::from_host_f32(gaussian(len * row, seed), &[len, g.kv_heads, g.head_dim])
-                };
-                session.store(LayerId(layer as u16), &rows(0)?, &rows(1)?)?;
+                let set = start / FILL_TOKENS + 2 * layer;
+                let (k, v) = (&sets[set % FILL_SETS], &sets[(set + 1) % FILL_SETS]);
+                session.store(LayerId(layer as u16), k, v)?;
             }
         }
         Ok(())

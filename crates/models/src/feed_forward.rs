@@ -56,6 +56,7 @@ pub(crate) struct Experts {
 
 /// What a layer has.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 pub(crate) enum FeedForward {
     Dense(Gated),
     Experts(Experts),
