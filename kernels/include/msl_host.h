@@ -11,6 +11,9 @@ const __private void* msl_exchange(const __private void* mine, uint bytes);
 void msl_poison(__local void* memory, uint bytes);
 float sqrtf(float);
 float expf(float);
+float exp2f(float);
+float log2f(float);
+float roundf(float);
 }
 static inline float msl_shuffle(float v, uint lane) {
     return ((const __private float*)msl_exchange(&v, 4))[(lane & 31u) * 4];
@@ -34,6 +37,8 @@ static inline float msl_simd_max(float v) {
 static inline float msl_sqrt(float x) { return sqrtf(x); }
 static inline float msl_rsqrt(float x) { return 1.0f / sqrtf(x); }
 static inline float msl_exp(float x) { return expf(x); }
+static inline float msl_exp2(float x) { return exp2f(x); }
+static inline float msl_log2(float x) { return log2f(x); }
 
 // Simdgroup matrices: lane l has elements (l / 4, 2 (l % 4)) and the one beside it.
 typedef ulong ulong2 __attribute__((ext_vector_type(2)));

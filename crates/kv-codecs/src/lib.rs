@@ -4,11 +4,13 @@
 mod attend;
 mod codebook;
 mod codec;
+pub mod conformance;
 mod dense;
 mod drive;
 mod exact;
 mod fused;
 mod gpu;
+mod gpu_coded;
 mod paged;
 mod plain;
 mod polar;

@@ -6,6 +6,7 @@ mod child;
 mod files;
 mod gguf;
 mod gpu;
+mod gpu_cache;
 mod llama_cpp;
 mod machine;
 mod own;

@@ -16,6 +16,7 @@ use crate::{Result, TensorError};
 
 pub mod attention;
 mod backend;
+pub mod coded;
 pub mod conformance;
 mod families;
 #[cfg(any(test, all(feature = "metal", target_os = "macos")))]
