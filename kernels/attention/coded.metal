@@ -7,16 +7,18 @@
 // `constants`: levels of the keys' codes [64], of the values' [64], and the rotation (rotation.h).
 //
 // attend_coded_*: q [t, q_heads, head_dim] f32; tiles, parts, spans and threads as in attend.metal. The
-//   rows of q are rotated, and each span leaves its sum [rings * 16], its maximum and its weight. A
-//   lane has a token for the scores; for the values it has 16 elements of every fourth token.
+//   rows of q are rotated, and each span leaves its sum [rings * 16], its maximum and its weight.
+//   Levels, which halves hold exactly, are multiplied on the matrix units; an operand that halves do
+//   not hold is two of them, within 2^-21. A tile's eight columns are four rows of q, or of weights.
 // coded_merge: adds the spans and rotates back: out [t, q_heads, head_dim] f32.
 //   Grid: x over rows of all heads. Threads: 256.
 // Reference: PagedCodec::decode, then softmax(q k^T) v in f64.
 #include "taper/common.h"
 #include "taper/codes.h"
 #include "taper/rotation.h"
+#include "taper/tile.h"
 
-enum { SPAN_BLOCKS = 16, LEVELS = 64 };
+enum { SPAN_BLOCKS = 16, LEVELS = 64, ROWS = 4 };
 constant float NOTHING = -3.0e38f;
 constant uint NONE = 0xffffffffu;
 
@@ -45,74 +47,186 @@ struct CodedParams {
     uint v_region;
     uint v_group;
     uint order;
+    float k_step;     // levels are whole multiples of it
+    float v_step;
 };
 
-// scores[r] = q[r] . levels of a token. Rows of q are SIZE elements apart.
-template <int FORMAT, int ROWS, int SIZE>
-void score(Rows k, uint token, threadgroup const float* q, threadgroup const float* levels, thread float* scores) {
-    UNROLL_BY(4) for (uint ring = 0; ring < k.rings; ++ring) {
-        float x[RING];
-        ring_of<FORMAT>(k, token, ring, true, levels, x);
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-            UNROLL for (int i = 0; i < RING; i += 4) {
-                const float4 part = *(threadgroup const float4*)(q + r * SIZE + ring * RING + i);
-                scores[r] = fma(part.x, x[i], scores[r]);
-                scores[r] = fma(part.y, x[i + 1], scores[r]);
-                scores[r] = fma(part.z, x[i + 2], scores[r]);
-                scores[r] = fma(part.w, x[i + 3], scores[r]);
+// How rows become halves that the matrix units take: levels of codes are whole numbers up to 127.
+enum {
+    NIBBLES = 0,  // scalar codes of 4 bits
+    WINDOWS = 1,  // other codes
+    HALVES = 2,
+    SPLIT = 3     // affine rows: a half, and a half for what it leaves
+};
+inline uint kind_of(uint format) {
+    return format == SCALAR + 4 ? NIBBLES : format > SCALAR ? WINDOWS : format == HALF_ROWS || format == HALF_TILED ? HALVES : SPLIT;
+}
+
+inline uint packed(uint low, uint high) { return low | high << 16; }
+inline uint bits_of_half(float x) { return as_type<ushort>(half(x)); }
+inline uint rest_of_half(float x) { return bits_of_half(x - float(half(x))); }
+
+// Rows and columns of a tile of keys: rows are tokens, columns four elements a lane. Lane 4 g + t
+// has elements 4 t .. of the tokens in rows g and g + 8.
+inline uint key_token(uint kind, uint g, uint upper) {
+    return kind == NIBBLES ? g / 2 * 4 + g % 2 + 2 * upper : g + 8 * upper;
+}
+
+template <int KIND>
+inline void key_pairs(Rows k, Window w, uint ring, uint low, uint high, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
+    uint x[2][4];
+    if (KIND == NIBBLES) {
+        const uint word = *(device const uint*)(k.region + (low / 4 * k.rings + ring) * 32 + low % 4 * 16 + 4 * t);
+        UNROLL for (int i = 0; i < 4; ++i) x[0][i] = lut[word >> (8 * i) & 15u], x[1][i] = lut[word >> (8 * i + 4) & 15u];
+    } else if (KIND == WINDOWS) {
+        const uint own[2] = {window_of(k, w, low, ring), window_of(k, w, high, ring)};
+        UNROLL for (int r = 0; r < 2; ++r) {
+            UNROLL for (int i = 0; i < 4; ++i) x[r][i] = lut[own[r] >> (uint(i) * w.bits) & w.mask];
+        }
+    } else if (KIND == HALVES) {
+        halves_at<4>(k, low, ring * RING + 4 * t, x[0]);
+        halves_at<4>(k, high, ring * RING + 4 * t, x[1]);
+    } else {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            uint left[4];
+            UNROLL for (int i = 0; i < 4; ++i) {
+                const uint e = ring * RING + 4 * t + uint(i);
+                const float value = e < k.d ? affine_at(k, r ? high : low, e) : 0.0f;
+                x[r][i] = bits_of_half(value), left[i] = rest_of_half(value);
             }
+            rest[r] = packed(left[0], left[1]), rest[r + 2] = packed(left[2], left[3]);
+        }
+    }
+    UNROLL for (int r = 0; r < 2; ++r) a[r] = packed(x[r][0], x[r][1]), a[r + 2] = packed(x[r][2], x[r][3]);
+}
+
+// A tile of values: rows are elements, columns four tokens a lane. Which elements follows from the
+// codes' format; which tokens, from how a block is stored.
+inline uint value_element(bool nibbles, uint g, uint upper) { return nibbles ? g + 8 * upper : 2 * g + upper; }
+inline uint value_token(uint kind, uint t, uint i) { return kind == NIBBLES ? 4 * t + i : 4 * i + t; }
+// Where the weight of a token stands, so that a lane's four are neighbours.
+inline uint weight_place(uint kind, uint token) {
+    return kind == NIBBLES ? token : token / 16 * 16 + token % 4 * 4 + token % 16 / 4;
+}
+
+template <int KIND>
+inline void value_pairs(Rows v, Window w, uint ring, uint first, uint last, bool nibbles, uint g, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
+    uint x[2][4], left[2][4];
+    if (KIND == NIBBLES) {
+        const uint word = *(device const uint*)(v.region + ((first / 4 + t) * v.rings + ring) * 32 + 4 * g);
+        UNROLL for (int i = 0; i < 4; ++i) x[0][i] = lut[word >> (8 * i) & 15u], x[1][i] = lut[word >> (8 * i + 4) & 15u];
+    } else {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const uint token = min(first + value_token(KIND, t, uint(i)), last);
+            if (KIND == WINDOWS) {
+                const uint own = window_of(v, w, token, ring);
+                x[0][i] = lut[own & w.mask], x[1][i] = lut[own >> w.bits & w.mask];
+                continue;
+            }
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const uint e = ring * RING + value_element(nibbles, g, uint(r));
+                if (KIND == HALVES) {
+                    halves_at<1>(v, token, e, &x[r][i]);
+                } else {
+                    const float value = e < v.d ? affine_at(v, token, e) : 0.0f;
+                    x[r][i] = bits_of_half(value), left[r][i] = rest_of_half(value);
+                }
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < 2; ++r) {
+        a[r] = packed(x[r][0], x[r][1]), a[r + 2] = packed(x[r][2], x[r][3]);
+        if (KIND == SPLIT) rest[r] = packed(left[r][0], left[r][1]), rest[r + 2] = packed(left[r][2], left[r][3]);
+    }
+}
+
+template <int KIND>
+inline void multiply_pairs(thread TileC& c, thread const uint* a, thread const uint* rest, thread const TileB& b, uint lane) {
+    TileA tile;
+    tile_of_lanes(tile, lane, a[0], a[1], a[2], a[3]);
+    tile_multiply(c, tile, b);
+    if (KIND == SPLIT) {
+        tile_of_lanes(tile, lane, rest[0], rest[1], rest[2], rest[3]);
+        tile_multiply(c, tile, b);
+    }
+}
+
+// scores[2 h + upper]: of row t of q with the token in row g + 8 upper of tile h.
+template <int KIND, int RINGS>
+void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, thread const TileB* q, thread float* scores) {
+    const uint g = lane / 4, t = lane % 4;
+    const Window w = window_at(k.format, 4 * t);
+    TileC c[2];
+    tile_zero(c[0]), tile_zero(c[1]);
+    UNROLL for (int ring = 0; ring < RINGS; ++ring) {
+        if (uint(ring) < k.rings) {
+            UNROLL for (int h = 0; h < 2; ++h) {
+                const uint low = uint(16 * h) + key_token(KIND, g, 0), high = uint(16 * h) + key_token(KIND, g, 1);
+                uint a[4], rest[4];
+                const bool whole = KIND == NIBBLES || KIND == WINDOWS;
+                key_pairs<KIND>(k, w, uint(ring), whole ? low : min(low, last), whole ? high : min(high, last), t, lut, a, rest);
+                multiply_pairs<KIND>(c[h], a, rest, q[ring], lane);
+            }
+        }
+    }
+    UNROLL for (int h = 0; h < 2; ++h) {
+        float sum[4];
+        tile_to_lanes(c[h], lane, sum);
+        scores[2 * h] = sum[0] + sum[1], scores[2 * h + 1] = sum[2] + sum[3];
+    }
+}
+
+// acc = acc * fade + unit * sum over tokens of weights and values; of row t, elements in rows g and
+// g + 8 of each ring's tile.
+template <int KIND, int RINGS>
+void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup const ushort* lut, threadgroup const ushort* weights, float fade, float unit, thread float (*acc)[2]) {
+    const uint g = lane / 4, t = lane % 4;
+    const Window w = window_at(v.format, 2 * g);
+    TileB b[2];
+    UNROLL for (int h = 0; h < 2; ++h) {
+        const uint2 own = *(threadgroup const uint2*)(weights + g * BLOCK + 16 * h + 4 * t);
+        tile_of_lanes(b[h], lane, own.x, own.y);
+    }
+    UNROLL for (int ring = 0; ring < RINGS; ++ring) {
+        if (uint(ring) < v.rings) {
+            TileC c;
+            tile_zero(c);
+            UNROLL for (int h = 0; h < 2; ++h) {
+                uint a[4], rest[4];
+                value_pairs<KIND>(v, w, uint(ring), uint(16 * h), KIND == WINDOWS ? uint(BLOCK - 1) : last, nibbles, g, t, lut, a, rest);
+                multiply_pairs<KIND>(c, a, rest, b[h], lane);
+            }
+            float sum[4];
+            tile_to_lanes(c, lane, sum);
+            acc[ring][0] = fma(acc[ring][0], fade, unit * (sum[0] + sum[1]));
+            acc[ring][1] = fma(acc[ring][1], fade, unit * (sum[2] + sum[3]));
         }
     }
 }
 
-// Which elements of which tokens a lane has: token 4 tile + lane % 4 of every `groups`th tile, and
-// ring `ring` + 8 for each unit.
-struct Share {
-    uint ring;
-    uint group;
-    uint groups;
-};
-
-inline Share share_of(uint rings, uint lane) {
-    Share own = {min(lane / 4, rings - 1), 0, 1};
-    // With 1, 2 or 4 rings several tiles fit the lanes.
-    if (rings == 1 || rings == 2 || rings == 4) own.ring = lane / 4 % rings, own.group = lane / 4 / rings, own.groups = 8 / rings;
-    return own;
+// Over the lanes that have the same row of q.
+inline float row_max(float x) {
+    x = max(x, simd_shuffle_xor(x, 4));
+    x = max(x, simd_shuffle_xor(x, 8));
+    return max(x, simd_shuffle_xor(x, 16));
+}
+inline float row_sum(float x) {
+    x += simd_shuffle_xor(x, 4);
+    x += simd_shuffle_xor(x, 8);
+    return x + simd_shuffle_xor(x, 16);
 }
 
-// acc[r] += p[r][token] * levels of the token, over the lane's share of the first `tokens`.
-template <int FORMAT, int ROWS, int UNITS>
-void add_rows(
-    Rows v, Share own, uint tokens, uint lane, threadgroup const float* p,
-    threadgroup const float* levels, thread float (*acc)[UNITS * RING])
-{
-    const uint steps = 8 / own.groups;
-    UNROLL_BY(4) for (uint s = 0; s < steps; ++s) {
-        const uint token = (s * own.groups + own.group) * 4 + lane % 4;
-        // Of tokens that are not there the weights are 0; what is read must be a number.
-        const uint read = min(token, tokens - 1);
-        UNROLL for (int u = 0; u < UNITS; ++u) {
-            float x[RING];
-            ring_of<FORMAT>(v, read, min(own.ring + uint(u) * 8, v.rings - 1), false, levels, x);
-            UNROLL for (int r = 0; r < ROWS; ++r) {
-                const float weight = p[r * BLOCK + token];
-                UNROLL for (int i = 0; i < RING; ++i) acc[r][u * RING + i] = fma(weight, x[i], acc[r][u * RING + i]);
-            }
-        }
-    }
-}
-
-template <int ROWS, int UNITS>
+template <int RINGS>
 void attend(
     device const float* q, device const uchar* k_pages, device const uchar* v_pages,
     device const uchar* exact_k, device const uchar* exact_v, device const uint2* blocks,
     device const CodedTile* tiles, device const float* constants, device float* sums,
     device float* weights, CodedParams p, uint3 at, uint tid, uint sg, uint lane,
-    threadgroup float* qs, threadgroup float* scratch, threadgroup float* ps,
-    threadgroup float* merge, threadgroup float* levels)
+    threadgroup float* qs, threadgroup float* scratch, threadgroup ushort* ps,
+    threadgroup float* merge, threadgroup ushort* luts)
 {
-    enum { SIZE = 128 * UNITS };
-    const uint d = p.head_dim, rings = (d + RING - 1) / RING;
+    enum { SIZE = 16 * RINGS };
+    const uint d = p.head_dim, rings = (d + RING - 1) / RING, g = lane / 4, t = lane % 4;
     const uint group = p.q_heads / p.kv_heads, heads = min(group, uint(ROWS));
     const uint parts = (group + ROWS - 1) / ROWS;
     const uint kv_head = at.y / parts, part = at.y % parts;
@@ -125,43 +239,60 @@ void attend(
     const uint from = max(start / BLOCK, at.z * SPAN_BLOCKS);
     const uint to = min((last_end + BLOCK - 1) / BLOCK, (at.z + 1) * SPAN_BLOCKS);
 
-    for (uint i = tid; i < 2 * LEVELS; i += 128) levels[i] = constants[i];
-    for (uint i = tid; i < ROWS * rings * RING; i += 128) {
-        const uint r = i / (rings * RING), e = i % (rings * RING), head = part * ROWS + r % heads;
+    // Levels are whole multiples of a step.
+    luts[tid] = ushort(bits_of_half(round(constants[tid] / (tid < LEVELS ? p.k_step : p.v_step))));
+    for (uint i = tid; i < ROWS * SIZE; i += 128) {
+        const uint r = i / SIZE, e = i % SIZE, head = part * ROWS + r % heads;
         const bool there = r < rows && head < group && e < d;
         const uint token = tile.row + r / heads;
-        qs[r * SIZE + e] = there ? q[(size_t(token) * p.q_heads + kv_head * group + head) * d + e] * p.scale : 0.0f;
+        qs[i] = there ? q[(size_t(token) * p.q_heads + kv_head * group + head) * d + e] * p.scale : 0.0f;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (sg < ROWS) {
-        const RotationOf rotation = {constants + 2 * LEVELS, d, p.k_rounds, p.order};
-        rotate(qs + sg * SIZE, scratch + sg * SIZE, rotation, lane);
-    }
+    const RotationOf rotation = {constants + 2 * LEVELS, d, p.k_rounds, p.order};
+    rotate(qs + sg * SIZE, scratch + sg * SIZE, rotation, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    float top[ROWS], weight[ROWS], acc[ROWS][UNITS * RING];
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-        top[r] = NOTHING, weight[r] = 0.0f;
-        UNROLL for (int i = 0; i < UNITS * RING; ++i) acc[r][i] = 0.0f;
+    // Rows of q as columns: each as halves relative to its largest element, and what they leave.
+    TileB columns[RINGS];
+    float largest = 0.0f;
+    for (uint i = lane % 8; i < SIZE; i += 8) largest = max(largest, abs(qs[lane / 8 * SIZE + i]));
+    UNROLL for (int m = 1; m < 8; m *= 2) largest = max(largest, simd_shuffle_xor(largest, ushort(m)));
+    largest = largest > 0.0f ? largest : 1.0f;
+    const float q_unit = simd_shuffle(largest, ushort(t * 8));
+    {
+        // Lane 4 g + t has column g, which is row g / 2.
+        const float inverse = 1.0f / simd_shuffle(largest, ushort(g / 2 * 8));
+        UNROLL for (int ring = 0; ring < RINGS; ++ring) {
+            threadgroup const float* own = qs + g / 2 * SIZE + ring * RING + 4 * t;
+            uint x[4];
+            UNROLL for (int i = 0; i < 4; ++i) x[i] = g % 2 ? rest_of_half(own[i] * inverse) : bits_of_half(own[i] * inverse);
+            tile_of_lanes(columns[ring], lane, packed(x[0], x[1]), packed(x[2], x[3]));
+        }
     }
-    const Share own = share_of(rings, lane);
-    threadgroup float* mine = ps + sg * ROWS * BLOCK;
+
+    float top = NOTHING, weight = 0.0f, acc[RINGS][2];
+    UNROLL for (int ring = 0; ring < RINGS; ++ring) acc[ring][0] = 0.0f, acc[ring][1] = 0.0f;
+    const bool nibbles = kind_of(p.v_format) == NIBBLES;
+    const uint end = tile.end + t / heads;
+    threadgroup ushort* mine = ps + sg * 2 * ROWS * BLOCK;
     for (uint b = from + (sg + 4 - from % 4) % 4; b < to; b += 4) {
         const uint2 block = blocks[tile.table + b];
         const bool exact = (b < p.sinks || b >= tile.recent) && block.y != NONE;
         const size_t head = size_t(exact ? block.y : block.x) * p.kv_heads + kv_head;
         Rows k = {exact ? exact_k + head * 2 * BLOCK * d : k_pages + head * p.k_region, exact ? uint(HALF_TILED) : p.k_format, d, rings, p.k_group};
         const Rows v = {exact ? exact_v + head * 2 * BLOCK * d : v_pages + head * p.v_region, exact ? uint(HALF_ROWS) : p.v_format, d, rings, p.v_group};
-        const uint tokens = min(uint(BLOCK), last_end - b * BLOCK), token = b * BLOCK + lane;
-        const uint read = min(lane, tokens - 1);
+        const uint tokens = min(uint(BLOCK), last_end - b * BLOCK), last = tokens - 1;
         bool centred = is_trellis(k.format);
         if (centred && centre_of(k)[0] == 0) centred = false, k.format = HALF_ROWS;
-        float scores[ROWS];
-        UNROLL for (int r = 0; r < ROWS; ++r) scores[r] = 0.0f;
-#define SCORE(FORMAT) score<FORMAT, ROWS, SIZE>(k, read, qs, levels, scores)
-        WITH_FORMAT(k.format, SCORE)
-        const float k_scale = row_scale(k, read), v_scale = row_scale(v, read);
-        UNROLL for (int r = 0; r < ROWS; ++r) scores[r] *= k_scale;
+        const uint k_kind = kind_of(k.format), v_kind = kind_of(v.format);
+        // A lane a token.
+        const float k_scale = row_scale(k, min(lane, last)) * (k.format > SCALAR ? p.k_step : 1.0f) ;
+        const float v_scale = lane < tokens ? row_scale(v, lane) * (v.format > SCALAR ? p.v_step : 1.0f) : 0.0f;
+        float scores[4], offset = 0.0f;
+        if (k_kind == NIBBLES) score<NIBBLES, RINGS>(k, last, lane, luts, columns, scores);
+        else if (k_kind == WINDOWS) score<WINDOWS, RINGS>(k, last, lane, luts, columns, scores);
+        else if (k_kind == HALVES) score<HALVES, RINGS>(k, last, lane, luts, columns, scores);
+        else score<SPLIT, RINGS>(k, last, lane, luts, columns, scores);
         if (centred) {
             float dot[ROWS];
             UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = 0.0f;
@@ -170,86 +301,78 @@ void attend(
                 const float c = centre_at(centre, i);
                 UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = fma(qs[r * SIZE + i], c, dot[r]);
             }
-            UNROLL for (int r = 0; r < ROWS; ++r) scores[r] += simd_sum(dot[r]);
+            UNROLL for (int r = 0; r < ROWS; ++r) {
+                const float sum = simd_sum(dot[r]);
+                offset = t == uint(r) ? sum : offset;
+            }
         }
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-            const uint end = tile.end + uint(r) / heads;
-            const bool seen = token < end && (!p.window || token + p.window >= end);
-            float s = scores[r];
+        float best = NOTHING;
+        bool seen[4];
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const uint own = uint(i / 2 * 16) + key_token(k_kind, g, uint(i % 2)), token = b * BLOCK + own;
+            seen[i] = own < tokens && token < end && (!p.window || token + p.window >= end);
+            float s = fma(scores[i] * q_unit, simd_shuffle(k_scale, ushort(own)), offset);
             if (p.soft_cap > 0.0f) s = p.soft_cap * tanh(s / p.soft_cap);
-            const float next = max(top[r], simd_max(seen ? s : NOTHING));
-            const float e = seen ? exp(s - next) : 0.0f, fade = exp(top[r] - next);
-            mine[r * BLOCK + lane] = seen ? e * v_scale : 0.0f;
-            weight[r] = fma(weight[r], fade, simd_sum(e));
-            top[r] = next;
-            UNROLL for (int i = 0; i < UNITS * RING; ++i) acc[r][i] *= fade;
+            scores[i] = s;
+            best = seen[i] ? max(best, s) : best;
         }
+        const float next = max(top, row_max(best)), fade = exp(top - next);
+        const float largest_v = simd_max(v_scale), unit = largest_v > 0.0f ? largest_v : 1.0f;
+        float total = 0.0f;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const uint own = uint(i / 2 * 16) + key_token(k_kind, g, uint(i % 2));
+            const float e = seen[i] ? exp(scores[i] - next) : 0.0f;
+            const float x = e * (simd_shuffle(v_scale, ushort(own)) / unit);
+            const uint place = weight_place(v_kind, own);
+            mine[2 * t * BLOCK + place] = ushort(bits_of_half(x));
+            mine[(2 * t + 1) * BLOCK + place] = ushort(rest_of_half(x));
+            total += e;
+        }
+        weight = fma(weight, fade, row_sum(total));
+        top = next;
         simdgroup_barrier(mem_flags::mem_threadgroup);
-#define ADD(FORMAT) add_rows<FORMAT, ROWS, UNITS>(v, own, tokens, lane, mine, levels + LEVELS, acc)
-        WITH_FORMAT(v.format, ADD)
+        if (v_kind == NIBBLES) add_rows<NIBBLES, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc);
+        else if (v_kind == WINDOWS) add_rows<WINDOWS, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc);
+        else if (v_kind == HALVES) add_rows<HALVES, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc);
+        else add_rows<SPLIT, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc);
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 
-    // The lanes' shares of a simdgroup, and then the simdgroups' shares, one after the other, through
-    // the memory of q. Lane 4 l + j keeps elements 4 j .. of its ring.
-    float sum[ROWS][UNITS * 4];
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-        UNROLL for (int i = 0; i < UNITS * RING; ++i) {
-            float x = acc[r][i];
-            x += simd_shuffle_xor(x, 1);
-            x += simd_shuffle_xor(x, 2);
-            if (own.groups > 1) {
-                for (uint m = 4 * rings; m < 32; m *= 2) x += simd_shuffle_xor(x, m);
-            }
-            const int u = i / RING, quarter = i % RING / 4;
-            if (quarter == 0 || lane % 4 == uint(quarter)) sum[r][u * 4 + i % 4] = x;
-        }
-    }
-    const uint element = own.ring * RING + lane % 4 * 4;
-    const bool keeps = lane < 4 * rings;
+    // The simdgroups' shares, one after the other, through the memory of q.
     for (uint s = 1; s < 4; ++s) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (sg == s) {
-            UNROLL for (int r = 0; r < ROWS; ++r) {
-                if (lane == 0) merge[r * 2] = top[r], merge[r * 2 + 1] = weight[r];
-                UNROLL for (int i = 0; i < UNITS * 4; ++i) {
-                    const uint e = element + i / 4 * 128 + i % 4;
-                    if (keeps && e < rings * RING) qs[r * SIZE + e] = sum[r][i];
-                }
+            if (g == 0) merge[2 * t] = top, merge[2 * t + 1] = weight;
+            UNROLL for (int i = 0; i < 2 * RINGS; ++i) {
+                qs[t * SIZE + uint(i / 2 * 16) + value_element(nibbles, g, uint(i % 2))] = acc[i / 2][i % 2];
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (sg == 0) {
-            UNROLL for (int r = 0; r < ROWS; ++r) {
-                const float next = max(top[r], merge[r * 2]);
-                const float ours = exp(top[r] - next), its = exp(merge[r * 2] - next);
-                weight[r] = weight[r] * ours + merge[r * 2 + 1] * its;
-                top[r] = next;
-                UNROLL for (int i = 0; i < UNITS * 4; ++i) {
-                    const uint e = element + i / 4 * 128 + i % 4;
-                    const float other = keeps && e < rings * RING ? qs[r * SIZE + e] : 0.0f;
-                    sum[r][i] = sum[r][i] * ours + other * its;
-                }
+            const float next = max(top, merge[2 * t]);
+            const float ours = exp(top - next), its = exp(merge[2 * t] - next);
+            weight = weight * ours + merge[2 * t + 1] * its;
+            top = next;
+            UNROLL for (int i = 0; i < 2 * RINGS; ++i) {
+                const float other = qs[t * SIZE + uint(i / 2 * 16) + value_element(nibbles, g, uint(i % 2))];
+                acc[i / 2][i % 2] = acc[i / 2][i % 2] * ours + other * its;
             }
         }
     }
-    if (sg != 0) return;
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-        const uint head = part * ROWS + uint(r) % heads;
-        if (uint(r) >= rows || head >= group) continue;
-        const size_t row = size_t(tile.row + uint(r) / heads) * p.q_heads + kv_head * group + head;
-        const size_t to_span = row * p.spans + at.z;
-        if (lane == 0) weights[to_span * 2] = top[r], weights[to_span * 2 + 1] = weight[r];
-        if (weight[r] == 0.0f) continue;
-        UNROLL for (int i = 0; i < UNITS * 4; ++i) {
-            const uint e = element + i / 4 * 128 + i % 4;
-            if (keeps && e < rings * RING) sums[to_span * rings * RING + e] = sum[r][i];
-        }
+    const uint own_head = part * ROWS + t % heads;
+    if (sg != 0 || t >= rows || own_head >= group) return;
+    const size_t row = size_t(tile.row + t / heads) * p.q_heads + kv_head * group + own_head;
+    const size_t to_span = row * p.spans + at.z;
+    if (g == 0) weights[to_span * 2] = top, weights[to_span * 2 + 1] = weight;
+    if (weight == 0.0f) return;
+    UNROLL for (int i = 0; i < 2 * RINGS; ++i) {
+        const uint e = uint(i / 2 * 16) + value_element(nibbles, g, uint(i % 2));
+        if (uint(i / 2) < rings) sums[to_span * rings * RING + e] = acc[i / 2][i % 2];
     }
 }
 
-#define ATTEND(ROWS, UNITS) \
-kernel void attend_coded_r##ROWS##_u##UNITS( \
+#define ATTEND(RINGS) \
+kernel void attend_coded_##RINGS( \
     device const float* q [[buffer(0)]], \
     device const uchar* k_pages [[buffer(1)]], \
     device const uchar* v_pages [[buffer(2)]], \
@@ -266,17 +389,16 @@ kernel void attend_coded_r##ROWS##_u##UNITS( \
     uint sg [[simdgroup_index_in_threadgroup]], \
     uint lane [[thread_index_in_simdgroup]]) \
 { \
-    threadgroup float4 qs[ROWS * UNITS * 32]; \
-    threadgroup float scratch[ROWS * UNITS * 128]; \
-    threadgroup float ps[4 * ROWS * BLOCK]; \
+    threadgroup float qs[ROWS * RINGS * 16]; \
+    threadgroup float scratch[ROWS * RINGS * 16]; \
+    threadgroup uint2 ps[2 * ROWS * BLOCK]; \
     threadgroup float merge[2 * ROWS]; \
-    threadgroup float levels[2 * LEVELS]; \
-    attend<ROWS, UNITS>(q, k_pages, v_pages, exact_k, exact_v, blocks, tiles, constants, sums, weights, p, at, tid, sg, lane, \
-        (threadgroup float*)qs, scratch, ps, merge, levels); \
+    threadgroup ushort luts[2 * LEVELS]; \
+    attend<RINGS>(q, k_pages, v_pages, exact_k, exact_v, blocks, tiles, constants, sums, weights, p, at, tid, sg, lane, \
+        qs, scratch, (threadgroup ushort*)ps, merge, luts); \
 }
-ATTEND(2, 1)
-ATTEND(4, 1)
-ATTEND(2, 2)
+ATTEND(8)
+ATTEND(16)
 
 struct CodedMergeParams {
     uint head_dim;

@@ -40,3 +40,11 @@ static inline void tile_store(thread const TileC& c, device float* p, uint strid
     *(device float2*)at = (float2){c.part[0], c.part[1]};
     *(device float2*)(at + 8 * stride) = (float2){c.part[2], c.part[3]};
 }
+
+static inline void tile_of_lanes(thread TileA& a, uint, uint a0, uint a1, uint a2, uint a3) {
+    a.part[0] = a0, a.part[1] = a1, a.part[2] = a2, a.part[3] = a3;
+}
+static inline void tile_of_lanes(thread TileB& b, uint, uint b0, uint b1) { b.part[0] = b0, b.part[1] = b1; }
+static inline void tile_to_lanes(thread TileC& c, uint, thread float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = c.part[i];
+}

@@ -100,24 +100,24 @@ fn region(format: SideFormat, g: KvGeometry) -> usize {
 }
 
 fn side(of: SideFormat, g: KvGeometry) -> Result<CodedSide, KvCodecError> {
-    let (format, levels, thresholds) = match of {
-        SideFormat::F16 => (RowFormat::Halves, vec![], vec![]),
-        SideFormat::Affine { bits, group } => (RowFormat::Affine { bits, group }, vec![], vec![]),
+    let (format, levels, thresholds, step) = match of {
+        SideFormat::F16 => (RowFormat::Halves, vec![], vec![], 1.0),
+        SideFormat::Affine { bits, group } => (RowFormat::Affine { bits, group }, vec![], vec![], 1.0),
         SideFormat::Turbo { bits } | SideFormat::TurboQjl { bits } => {
             let exact = Polar::new(standard_rotation(g.head_dim)?, bits);
             let (table, step) = int8_table(exact.levels());
             let levels: Vec<_> = table[..1 << bits].iter().map(|&c| f32::from(c) * step).collect();
             let thresholds = levels.windows(2).map(|w| (w[0] + w[1]) / 2.0).collect();
-            (RowFormat::Scalar { bits }, levels, thresholds)
+            (RowFormat::Scalar { bits }, levels, thresholds, step)
         }
         SideFormat::Taper { bits, centred } => {
             let code = TrellisCode::new(bits);
             let young = TaperSide::new(g, bits, centred)?.young();
             let levels = (0..64).map(|state| code.level(state)).collect();
-            (RowFormat::Trellis { bits, young }, levels, vec![])
+            (RowFormat::Trellis { bits, young }, levels, vec![], code.step())
         }
     };
-    Ok(CodedSide { format, region: region(of, g), levels, thresholds })
+    Ok(CodedSide { format, region: region(of, g), levels, thresholds, step })
 }
 
 impl KvCodec for GpuCodedCodec {
@@ -220,7 +220,7 @@ impl KvCodec for GpuCodedCodec {
         let seqs: Vec<_> = batch.seqs.iter().map(own).collect();
         let key = (seqs, tokens, group);
         let plan = self.plan.get(&key, || {
-            Ok(CodedPlan::new(&self.gpu, g.head_dim, &key.0, tokens, group)?)
+            Ok(CodedPlan::new(&self.gpu, &key.0, tokens, group)?)
         })?;
         let AttnParams { scale, window, soft_cap } = *params;
         let exact = exact.map(|(k, v)| (k, v));

@@ -1,4 +1,4 @@
-// Rows of a compressed cache, sixteen elements at a time.
+// Rows of a compressed cache.
 //
 // A head region holds a block's 32 rows of one head, in one of the layouts that taper_kv_codecs draws
 // (plain.rs, turbo.rs, taper.rs, tiles.rs); a format says which. Elements 16 ring .. 16 ring + 15 of a
@@ -36,109 +36,44 @@ inline float half_at(device const uchar* p) { return half_of(*(device const usho
 // Bytes of the codes of a region.
 inline uint code_bytes(uint rings, uint bits) { return BLOCK * rings * 2 * bits; }
 
-inline void eight_halves(device const uchar* p, thread float* out) {
-    const uint4 v = *(device const uint4*)p;
-    const uint raw[4] = {v.x, v.y, v.z, v.w};
-    UNROLL for (int i = 0; i < 8; ++i) out[i] = half_of(raw[i / 2] >> (16 * (i % 2)));
-}
-
-inline void half_ring(Rows of, uint token, uint ring, thread float* out) {
-    const bool tiled = of.format == HALF_TILED;
-    UNROLL for (int part = 0; part < 2; ++part) {
-        const uint c = 2 * ring + uint(part);
-        const uint at = tiled ? (c * BLOCK + token) * 8 : token * of.d + c * 8;
-        if (c * 8 < of.d) {
-            eight_halves(of.region + 2 * at, out + 8 * part);
-        } else {
-            UNROLL for (int i = 0; i < 8; ++i) out[8 * part + i] = 0.0f;
-        }
-    }
-}
-
-template <int BITS> inline void affine_ring(Rows of, uint token, uint ring, thread float* out) {
-    const uint codes = of.d * BITS / 8, groups = (of.d + of.group - 1) / of.group;
+// One element of an affine row.
+inline float affine_at(Rows of, uint token, uint e) {
+    const uint bits = of.format == AFFINE4 ? 4 : 8;
+    const uint codes = of.d * bits / 8, groups = (of.d + of.group - 1) / of.group;
     device const uchar* row = of.region + token * (codes + 4 * groups);
-    UNROLL for (int part = 0; part < 2; ++part) {
-        const uint c = 2 * ring + uint(part);
-        if (c * 8 < of.d) {
-            const uint pair = *(device const uint*)(row + codes + 4 * (c * 8 / of.group));
-            const float scale = half_of(pair), bias = half_of(pair >> 16);
-            device const uint* words = (device const uint*)(row + c * BITS);
-            UNROLL for (int i = 0; i < 8; ++i) {
-                const uint code = words[i * BITS / 32] >> (i * BITS % 32) & ((1u << BITS) - 1u);
-                out[8 * part + i] = fma(float(code), scale, bias);
-            }
-        } else {
-            UNROLL for (int i = 0; i < 8; ++i) out[8 * part + i] = 0.0f;
-        }
-    }
+    const uint pair = *(device const uint*)(row + codes + 4 * (e / of.group));
+    const uint code = uint(row[e * bits / 8]) >> (e * bits % 8) & ((1u << bits) - 1u);
+    return fma(float(code), half_of(pair), half_of(pair >> 16));
 }
 
-// Sixteen codes of BITS bits, each with the LEAD bits before it; before the first come the last ones.
-template <int BITS, int LEAD>
-inline void ring_codes(device const uchar* p, threadgroup const float* levels, thread float* out) {
-    enum { WORDS = (BITS + 1) / 2 };
-    uint w[WORDS + 1];
-    if (BITS == 4) {
-        const uint2 v = *(device const uint2*)p;
-        w[0] = v.x, w[WORDS - 1] = v.y;
-    } else if (BITS == 2) {
-        w[0] = *(device const uint*)p;
-    } else {
-        device const ushort* h = (device const ushort*)p;
-        UNROLL for (int i = 0; i < WORDS; ++i) {
-            w[i] = uint(h[2 * i]) | (2 * i + 1 < BITS ? uint(h[2 * i + 1 < BITS ? 2 * i + 1 : 0]) << 16 : 0u);
-        }
-    }
-    w[WORDS] = 0;
-    if (LEAD > 0) {
-        const uint last = w[WORDS - 1] >> ((16 * BITS - 1) % 32 + 1 - LEAD);
-        UNROLL for (int i = WORDS; i > 0; --i) w[i] = w[i] << LEAD | w[i - 1] >> (32 - LEAD) % 32;
-        w[0] = w[0] << LEAD | last;
-    }
-    UNROLL for (int i = 0; i < RING; ++i) {
-        const int at = i * BITS, word = at / 32, offset = at % 32;
-        uint code = w[word] >> offset;
-        if (offset + BITS + LEAD > 32) code |= w[word + 1] << (32 - offset);
-        out[i] = levels[code & ((1u << (BITS + LEAD)) - 1u)];
-    }
+// N halves from element e of a row on, N consecutive ones within eight; 0 past the row's end.
+template <int N> inline void halves_at(Rows of, uint token, uint e, thread uint* out) {
+    const uint at = of.format == HALF_TILED ? (e / 8 * BLOCK + token) * 8 + e % 8 : token * of.d + e;
+    const bool there = e < of.d;
+    device const ushort* from = (device const ushort*)of.region + (there ? at : 0);
+    UNROLL for (int i = 0; i < N; ++i) out[i] = there ? uint(from[i]) : 0u;
 }
 
-// Scalar codes of 4 bits of keys: token t of a tile has its nibbles in the same half of the bytes of
-// (t % 2); of values: in byte t of each word.
-inline void nibble_ring(device const uchar* tile, uint t, bool keys, threadgroup const float* levels, thread float* out) {
-    if (keys) {
-        const uint4 v = *(device const uint4*)(tile + t % 2 * 16);
-        const uint w[4] = {v.x, v.y, v.z, v.w}, shift = t / 2 * 4;
-        UNROLL for (int i = 0; i < RING; ++i) out[i] = levels[w[i / 4] >> shift >> (8 * (i % 4)) & 15u];
-        return;
-    }
-    const uint4 a = *(device const uint4*)tile, b = *(device const uint4*)(tile + 16);
-    const uint w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    UNROLL for (int i = 0; i < 8; ++i) {
-        const uint byte = w[i] >> (8 * t);
-        out[i] = levels[byte & 15u], out[i + 8] = levels[byte >> 4 & 15u];
-    }
+// Where the bits of some neighbouring codes of a ring are: in two of its 16-bit words, from a shift on.
+struct Window {
+    uint first;   // bytes from the ring's start
+    uint second;
+    uint shift;
+    uint bits;    // of a code
+    uint mask;    // of a level's index
+};
+
+// Of codes from element e of a ring on: 32 bits hold four of them, or two.
+inline Window window_at(uint format, uint e) {
+    const uint bits = bits_of(format), lead = is_trellis(format) ? 6 - bits : 0, all = 16 * bits;
+    const uint start = bits ? (e * bits + all - lead) % all : 0, word = start / 16;
+    const Window w = {2 * word, bits ? (word + 1) % bits * 2 : 0, start % 16, bits, (1u << (bits + lead)) - 1u};
+    return w;
 }
 
-// A ring of a row, without the row's scale. FORMAT is the rows' format, known at compile time.
-template <int FORMAT>
-inline void ring_of(Rows of, uint token, uint ring, bool keys, threadgroup const float* levels, thread float* out) {
-    if (FORMAT == HALF_ROWS || FORMAT == HALF_TILED) {
-        half_ring(of, token, ring, out);
-    } else if (FORMAT == AFFINE4) {
-        affine_ring<4>(of, token, ring, out);
-    } else if (FORMAT == AFFINE8) {
-        affine_ring<8>(of, token, ring, out);
-    } else {
-        enum { BITS = FORMAT % 10, CODED = FORMAT > SCALAR, LEAD = FORMAT > TRELLIS ? 6 - BITS : 0 };
-        const uint tile = token / 4 * of.rings + ring;
-        if (FORMAT == SCALAR + 4) {
-            nibble_ring(of.region + tile * 32, token % 4, keys, levels, out);
-        } else {
-            ring_codes<BITS, LEAD>(of.region + (tile * 4 + token % 4) * 2 * BITS, levels, out);
-        }
-    }
+inline uint window_of(Rows of, Window w, uint token, uint ring) {
+    device const uchar* p = of.region + ((token / 4 * of.rings + ring) * 4 + token % 4) * 2 * w.bits;
+    return (uint(*(device const ushort*)(p + w.first)) | uint(*(device const ushort*)(p + w.second)) << 16) >> w.shift;
 }
 
 // What multiplies a row's levels.
@@ -164,20 +99,3 @@ inline float centre_at(device const uchar* centre, uint i) {
     const uint low = uint(bytes[0]) >> shift, high = shift > 1 ? uint(bytes[1]) << (8 - shift) : 0u;
     return (float((low | high) & 127u) - 63.0f) * half_at(centre + 2);
 }
-
-// Calls CALL(format) for the rows' format; what every lane of a simdgroup decides alike.
-#define WITH_FORMAT(FORMAT, CALL) \
-    switch (FORMAT) { \
-    case HALF_ROWS: CALL(HALF_ROWS); break; \
-    case HALF_TILED: CALL(HALF_TILED); break; \
-    case AFFINE4: CALL(AFFINE4); break; \
-    case AFFINE8: CALL(AFFINE8); break; \
-    case SCALAR + 1: CALL(SCALAR + 1); break; \
-    case SCALAR + 2: CALL(SCALAR + 2); break; \
-    case SCALAR + 3: CALL(SCALAR + 3); break; \
-    case SCALAR + 4: CALL(SCALAR + 4); break; \
-    case SCALAR + 5: CALL(SCALAR + 5); break; \
-    case TRELLIS + 2: CALL(TRELLIS + 2); break; \
-    case TRELLIS + 3: CALL(TRELLIS + 3); break; \
-    case TRELLIS + 4: CALL(TRELLIS + 4); break; \
-    }

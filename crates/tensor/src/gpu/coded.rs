@@ -58,6 +58,8 @@ params!(
         v_region: u32,
         v_group: u32,
         order: u32,
+        k_step: f32,
+        v_step: f32,
     }
 );
 params!(
@@ -70,6 +72,8 @@ const NONE: u32 = u32::MAX;
 /// Levels of a side's codes, and thresholds between them.
 const LEVELS: usize = 64;
 const THRESHOLDS: usize = 32;
+/// Rows of queries that a threadgroup of `attend_coded_*` takes.
+const TILE_ROWS: usize = 4;
 
 /// How one side's rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +132,8 @@ pub struct CodedSide {
     pub region: usize,
     /// What codes stand for, before a row's scale; at most 64.
     pub levels: Vec<f32>,
+    /// Levels are whole multiples of it, up to 127.
+    pub step: f32,
     /// Where one scalar code ends and the next begins; at most 32.
     pub thresholds: Vec<f32>,
 }
@@ -343,14 +349,15 @@ impl CodedCache {
             v_region: self.v.region as u32,
             v_group: self.v.format.group(),
             order: self.order,
+            k_step: self.k.step,
+            v_step: self.v.step,
         };
-        let units = if self.head_dim > 128 { 2 } else { 1 };
-        let tile = tile_rows(self.head_dim, plan.group);
-        let parts = plan.group.div_ceil(tile);
+        let rings = if self.head_dim > 128 { 16 } else { 8 };
+        let parts = plan.group.div_ceil(TILE_ROWS);
         let exact = pages.exact.unwrap_or(pages.coded);
         self.gpu.launch(&Launch {
             family: "coded",
-            kernel: &format!("attend_coded_r{tile}_u{units}"),
+            kernel: &format!("attend_coded_{rings}"),
             grid: [plan.n_tiles, (self.kv_heads * parts) as u32, plan.spans as u32],
             threads: 128,
             operands: &[
@@ -389,11 +396,6 @@ impl CodedCache {
         })?;
         Ok(out.into())
     }
-}
-
-/// Rows that a threadgroup of `attend_coded_*` takes.
-fn tile_rows(head_dim: usize, group: usize) -> usize {
-    if head_dim > 128 || group <= 2 { 2 } else { 4 }
 }
 
 /// Where the rows of a step go, on the GPU; made once a step and used by every layer.
@@ -501,12 +503,11 @@ impl CodedPlan {
     /// There is no memory.
     pub fn new(
         gpu: &Gpu,
-        head_dim: usize,
         seqs: &[CodedSequence],
         exact: Option<ExactTokens>,
         group: usize,
     ) -> Result<Self> {
-        let step = (tile_rows(head_dim, group) / group).max(1);
+        let step = (TILE_ROWS / group).max(1);
         let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for seq in seqs {
             let table = count("attention", blocks.len() / 2)?;

@@ -73,6 +73,7 @@ macro_rules! family {
 /// All of them.
 pub const FAMILIES: &[Family] = &[
     family!("matvec", "quant", [weight::MatvecParams]),
+    family!("matvec_tile", "quant", [weight::MatvecParams]),
     family!("matmul", "quant", [matmul::MatmulParams, matmul::FinishParams]),
     family!("embed", "quant", [weight::EmbedParams]),
     family!("rows", "norm", [ops::NormParams, ops::RopeParams]),
