@@ -53,35 +53,49 @@ struct CodedParams {
 
 // How rows become halves that the matrix units take: levels of codes are whole numbers up to 127.
 enum {
-    NIBBLES = 0,  // scalar codes of 4 bits
-    WINDOWS = 1,  // other codes
-    HALVES = 2,
-    SPLIT = 3     // affine rows: a half, and a half for what it leaves
+    NIBBLES = 0,   // scalar codes of 4 bits
+    HALVES = 1,
+    SPLIT = 2,     // affine rows: a half, and a half for what it leaves
+    WINDOWS = 10   // + bits: other codes
 };
-inline uint kind_of(uint format) {
-    return format == SCALAR + 4 ? NIBBLES : format > SCALAR ? WINDOWS : format == HALF_ROWS || format == HALF_TILED ? HALVES : SPLIT;
+INLINE uint kind_of(uint format) {
+    if (format > SCALAR) return format == SCALAR + 4 ? uint(NIBBLES) : WINDOWS + bits_of(format);
+    return format == HALF_ROWS || format == HALF_TILED ? HALVES : SPLIT;
 }
+// Calls CALL(kind) for a kind, which all lanes have.
+#define WITH_KIND(KIND, CALL) \
+    switch (KIND) { \
+    case NIBBLES: CALL(NIBBLES); break; \
+    case HALVES: CALL(HALVES); break; \
+    case SPLIT: CALL(SPLIT); break; \
+    case WINDOWS + 1: CALL(WINDOWS + 1); break; \
+    case WINDOWS + 2: CALL(WINDOWS + 2); break; \
+    case WINDOWS + 3: CALL(WINDOWS + 3); break; \
+    case WINDOWS + 4: CALL(WINDOWS + 4); break; \
+    default: CALL(WINDOWS + 5); \
+    }
 
-inline uint packed(uint low, uint high) { return low | high << 16; }
-inline uint bits_of_half(float x) { return as_type<ushort>(half(x)); }
-inline uint rest_of_half(float x) { return bits_of_half(x - float(half(x))); }
+INLINE uint packed(uint low, uint high) { return low | high << 16; }
+INLINE uint bits_of_half(float x) { return as_type<ushort>(half(x)); }
+INLINE uint rest_of_half(float x) { return bits_of_half(x - float(half(x))); }
 
 // Rows and columns of a tile of keys: rows are tokens, columns four elements a lane. Lane 4 g + t
 // has elements 4 t .. of the tokens in rows g and g + 8.
-inline uint key_token(uint kind, uint g, uint upper) {
+INLINE uint key_token(uint kind, uint g, uint upper) {
     return kind == NIBBLES ? g / 2 * 4 + g % 2 + 2 * upper : g + 8 * upper;
 }
 
 template <int KIND>
-inline void key_pairs(Rows k, Window w, uint ring, uint low, uint high, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
+INLINE void key_pairs(Rows k, Window w, uint ring, uint low, uint high, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
     uint x[2][4];
     if (KIND == NIBBLES) {
-        const uint word = *(device const uint*)(k.region + (low / 4 * k.rings + ring) * 32 + low % 4 * 16 + 4 * t);
+        const uint word = *(device const uint*)(k.region + (low / 4 * k.rings * 32 + low % 4 * 16 + 4 * t) + ring * 32);
         UNROLL for (int i = 0; i < 4; ++i) x[0][i] = lut[word >> (8 * i) & 15u], x[1][i] = lut[word >> (8 * i + 4) & 15u];
-    } else if (KIND == WINDOWS) {
-        const uint own[2] = {window_of(k, w, low, ring), window_of(k, w, high, ring)};
+    } else if (KIND > WINDOWS) {
+        enum { BITS = KIND > WINDOWS ? KIND - WINDOWS : 1 };
         UNROLL for (int r = 0; r < 2; ++r) {
-            UNROLL for (int i = 0; i < 4; ++i) x[r][i] = lut[own[r] >> (uint(i) * w.bits) & w.mask];
+            const uint own = window_of<BITS>(rings_of<BITS>(k, r ? high : low) + ring * 8 * BITS, w);
+            UNROLL for (int i = 0; i < 4; ++i) x[r][i] = lut[own >> (i * BITS) & w.mask];
         }
     } else if (KIND == HALVES) {
         halves_at<4>(k, low, ring * RING + 4 * t, x[0]);
@@ -102,25 +116,26 @@ inline void key_pairs(Rows k, Window w, uint ring, uint low, uint high, uint t, 
 
 // A tile of values: rows are elements, columns four tokens a lane. Which elements follows from the
 // codes' format; which tokens, from how a block is stored.
-inline uint value_element(bool nibbles, uint g, uint upper) { return nibbles ? g + 8 * upper : 2 * g + upper; }
-inline uint value_token(uint kind, uint t, uint i) { return kind == NIBBLES ? 4 * t + i : 4 * i + t; }
+INLINE uint value_element(bool nibbles, uint g, uint upper) { return nibbles ? g + 8 * upper : 2 * g + upper; }
+INLINE uint value_token(uint kind, uint t, uint i) { return kind == NIBBLES ? 4 * t + i : 4 * i + t; }
 // Where the weight of a token stands, so that a lane's four are neighbours.
-inline uint weight_place(uint kind, uint token) {
+INLINE uint weight_place(uint kind, uint token) {
     return kind == NIBBLES ? token : token / 16 * 16 + token % 4 * 4 + token % 16 / 4;
 }
 
 template <int KIND>
-inline void value_pairs(Rows v, Window w, uint ring, uint first, uint last, bool nibbles, uint g, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
+INLINE void value_pairs(Rows v, Window w, uint ring, uint first, uint last, bool nibbles, uint g, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
     uint x[2][4], left[2][4];
     if (KIND == NIBBLES) {
-        const uint word = *(device const uint*)(v.region + ((first / 4 + t) * v.rings + ring) * 32 + 4 * g);
+        const uint word = *(device const uint*)(v.region + ((first / 4 + t) * v.rings * 32 + 4 * g) + ring * 32);
         UNROLL for (int i = 0; i < 4; ++i) x[0][i] = lut[word >> (8 * i) & 15u], x[1][i] = lut[word >> (8 * i + 4) & 15u];
     } else {
         UNROLL for (int i = 0; i < 4; ++i) {
-            const uint token = min(first + value_token(KIND, t, uint(i)), last);
-            if (KIND == WINDOWS) {
-                const uint own = window_of(v, w, token, ring);
-                x[0][i] = lut[own & w.mask], x[1][i] = lut[own >> w.bits & w.mask];
+            const uint token = KIND > WINDOWS ? first + value_token(KIND, t, uint(i)) : min(first + value_token(KIND, t, uint(i)), last);
+            if (KIND > WINDOWS) {
+                enum { BITS = KIND > WINDOWS ? KIND - WINDOWS : 1 };
+                const uint own = window_of<BITS>(rings_of<BITS>(v, token) + ring * 8 * BITS, w);
+                x[0][i] = lut[own & w.mask], x[1][i] = lut[own >> BITS & w.mask];
                 continue;
             }
             UNROLL for (int r = 0; r < 2; ++r) {
@@ -141,7 +156,7 @@ inline void value_pairs(Rows v, Window w, uint ring, uint first, uint last, bool
 }
 
 template <int KIND>
-inline void multiply_pairs(thread TileC& c, thread const uint* a, thread const uint* rest, thread const TileB& b, uint lane) {
+INLINE void multiply_pairs(thread TileC& c, thread const uint* a, thread const uint* rest, thread const TileB& b, uint lane) {
     TileA tile;
     tile_of_lanes(tile, lane, a[0], a[1], a[2], a[3]);
     tile_multiply(c, tile, b);
@@ -153,7 +168,7 @@ inline void multiply_pairs(thread TileC& c, thread const uint* a, thread const u
 
 // scores[2 h + upper]: of row t of q with the token in row g + 8 upper of tile h.
 template <int KIND, int RINGS>
-void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, thread const TileB* q, thread float* scores) {
+INLINE void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, thread const TileB* q, thread float* scores) {
     const uint g = lane / 4, t = lane % 4;
     const Window w = window_at(k.format, 4 * t);
     TileC c[2];
@@ -163,7 +178,7 @@ void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, thread c
             UNROLL for (int h = 0; h < 2; ++h) {
                 const uint low = uint(16 * h) + key_token(KIND, g, 0), high = uint(16 * h) + key_token(KIND, g, 1);
                 uint a[4], rest[4];
-                const bool whole = KIND == NIBBLES || KIND == WINDOWS;
+                const bool whole = KIND == NIBBLES || KIND > WINDOWS;
                 key_pairs<KIND>(k, w, uint(ring), whole ? low : min(low, last), whole ? high : min(high, last), t, lut, a, rest);
                 multiply_pairs<KIND>(c[h], a, rest, q[ring], lane);
             }
@@ -179,7 +194,7 @@ void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, thread c
 // acc = acc * fade + unit * sum over tokens of weights and values; of row t, elements in rows g and
 // g + 8 of each ring's tile.
 template <int KIND, int RINGS>
-void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup const ushort* lut, threadgroup const ushort* weights, float fade, float unit, thread float (*acc)[2]) {
+INLINE void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup const ushort* lut, threadgroup const ushort* weights, float fade, float unit, thread float (*acc)[2]) {
     const uint g = lane / 4, t = lane % 4;
     const Window w = window_at(v.format, 2 * g);
     TileB b[2];
@@ -193,7 +208,7 @@ void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup const usho
             tile_zero(c);
             UNROLL for (int h = 0; h < 2; ++h) {
                 uint a[4], rest[4];
-                value_pairs<KIND>(v, w, uint(ring), uint(16 * h), KIND == WINDOWS ? uint(BLOCK - 1) : last, nibbles, g, t, lut, a, rest);
+                value_pairs<KIND>(v, w, uint(ring), uint(16 * h), last, nibbles, g, t, lut, a, rest);
                 multiply_pairs<KIND>(c, a, rest, b[h], lane);
             }
             float sum[4];
@@ -205,19 +220,19 @@ void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup const usho
 }
 
 // Over the lanes that have the same row of q.
-inline float row_max(float x) {
+INLINE float row_max(float x) {
     x = max(x, simd_shuffle_xor(x, 4));
     x = max(x, simd_shuffle_xor(x, 8));
     return max(x, simd_shuffle_xor(x, 16));
 }
-inline float row_sum(float x) {
+INLINE float row_sum(float x) {
     x += simd_shuffle_xor(x, 4);
     x += simd_shuffle_xor(x, 8);
     return x + simd_shuffle_xor(x, 16);
 }
 
 template <int RINGS>
-void attend(
+INLINE void attend(
     device const float* q, device const uchar* k_pages, device const uchar* v_pages,
     device const uchar* exact_k, device const uchar* exact_v, device const uint2* blocks,
     device const CodedTile* tiles, device const float* constants, device float* sums,
@@ -286,13 +301,11 @@ void attend(
         if (centred && centre_of(k)[0] == 0) centred = false, k.format = HALF_ROWS;
         const uint k_kind = kind_of(k.format), v_kind = kind_of(v.format);
         // A lane a token.
-        const float k_scale = row_scale(k, min(lane, last)) * (k.format > SCALAR ? p.k_step : 1.0f) ;
+        const float k_scale = row_scale(k, min(lane, last)) * (k.format > SCALAR ? p.k_step : 1.0f);
         const float v_scale = lane < tokens ? row_scale(v, lane) * (v.format > SCALAR ? p.v_step : 1.0f) : 0.0f;
         float scores[4], offset = 0.0f;
-        if (k_kind == NIBBLES) score<NIBBLES, RINGS>(k, last, lane, luts, columns, scores);
-        else if (k_kind == WINDOWS) score<WINDOWS, RINGS>(k, last, lane, luts, columns, scores);
-        else if (k_kind == HALVES) score<HALVES, RINGS>(k, last, lane, luts, columns, scores);
-        else score<SPLIT, RINGS>(k, last, lane, luts, columns, scores);
+#define SCORE(KIND) score<KIND, RINGS>(k, last, lane, luts, columns, scores)
+        WITH_KIND(k_kind, SCORE)
         if (centred) {
             float dot[ROWS];
             UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = 0.0f;
@@ -331,10 +344,8 @@ void attend(
         weight = fma(weight, fade, row_sum(total));
         top = next;
         simdgroup_barrier(mem_flags::mem_threadgroup);
-        if (v_kind == NIBBLES) add_rows<NIBBLES, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc);
-        else if (v_kind == WINDOWS) add_rows<WINDOWS, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc);
-        else if (v_kind == HALVES) add_rows<HALVES, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc);
-        else add_rows<SPLIT, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc);
+#define ADD(KIND) add_rows<KIND, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc)
+        WITH_KIND(v_kind, ADD)
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 

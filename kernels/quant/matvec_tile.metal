@@ -31,14 +31,14 @@ struct MatvecParams {
     float eps;
 };
 
-inline uint halves(float a, float b) { return uint(as_type<ushort>(half(a))) | uint(as_type<ushort>(half(b))) << 16; }
-inline float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
+INLINE uint halves(float a, float b) { return uint(as_type<ushort>(half(a))) | uint(as_type<ushort>(half(b))) << 16; }
+INLINE float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
 
 // Codes of a word as pairs of halves, in the order that `order_of` gives x: 1024 + c has c in its
 // lowest bits.
-inline uint shifted(uint bits) { return as_type<uint>(as_type<half2>(bits | 0x64006400u) - half2(1024.0f)); }
-inline uint scaled(uint bits) { return as_type<uint>(as_type<half2>(bits | 0x64006400u) * half2(0.0625f) - half2(64.0f)); }
-template <int BITS> inline void pairs_of(uint word, thread uint* out) {
+INLINE uint shifted(uint bits) { return as_type<uint>(as_type<half2>(bits | 0x64006400u) - half2(1024.0f)); }
+INLINE uint scaled(uint bits) { return as_type<uint>(as_type<half2>(bits | 0x64006400u) * half2(0.0625f) - half2(64.0f)); }
+template <int BITS> INLINE void pairs_of(uint word, thread uint* out) {
     if (BITS == 4) {
         out[0] = shifted(word & 0x000f000fu), out[1] = scaled(word & 0x00f000f0u);
         word >>= 8;
@@ -49,7 +49,7 @@ template <int BITS> inline void pairs_of(uint word, thread uint* out) {
 }
 
 // Eight consecutive activations as words of two halves: those that meet in a tile stand together.
-template <int BITS> inline uint4 order_of(thread const float* x) {
+template <int BITS> INLINE uint4 order_of(thread const float* x) {
     uint4 out;
     if (BITS == 4) {
         out.x = halves(x[0], x[4]), out.y = halves(x[1], x[5]), out.z = halves(x[2], x[6]), out.w = halves(x[3], x[7]);
@@ -59,12 +59,12 @@ template <int BITS> inline uint4 order_of(thread const float* x) {
     return out;
 }
 
-inline float scale_half(uint bits, bool bf16) {
+INLINE float scale_half(uint bits, bool bf16) {
     return bf16 ? as_type<float>(bits << 16) : float(as_type<half>(ushort(bits)));
 }
 
 template <int BITS, int GROUP, int M>
-void matvec(
+INLINE void matvec(
     device const uint* data, device const uint* scales, device const float* x,
     device const float* gains, device const float* bias, device const float* residual,
     device float* out, MatvecParams p, uint2 at, uint tid, uint sg, uint lane,

@@ -26,18 +26,18 @@ struct Rows {
     uint group;      // affine: elements that share a scale
 };
 
-inline bool is_scalar(uint format) { return format > SCALAR && format < TRELLIS; }
-inline bool is_trellis(uint format) { return format > TRELLIS; }
-inline uint bits_of(uint format) { return format % 10; }
+INLINE bool is_scalar(uint format) { return format > SCALAR && format < TRELLIS; }
+INLINE bool is_trellis(uint format) { return format > TRELLIS; }
+INLINE uint bits_of(uint format) { return format % 10; }
 
-inline float half_of(uint bits) { return float(as_type<half>(ushort(bits))); }
-inline float half_at(device const uchar* p) { return half_of(*(device const ushort*)p); }
+INLINE float half_of(uint bits) { return float(as_type<half>(ushort(bits))); }
+INLINE float half_at(device const uchar* p) { return half_of(*(device const ushort*)p); }
 
 // Bytes of the codes of a region.
-inline uint code_bytes(uint rings, uint bits) { return BLOCK * rings * 2 * bits; }
+INLINE uint code_bytes(uint rings, uint bits) { return BLOCK * rings * 2 * bits; }
 
 // One element of an affine row.
-inline float affine_at(Rows of, uint token, uint e) {
+INLINE float affine_at(Rows of, uint token, uint e) {
     const uint bits = of.format == AFFINE4 ? 4 : 8;
     const uint codes = of.d * bits / 8, groups = (of.d + of.group - 1) / of.group;
     device const uchar* row = of.region + token * (codes + 4 * groups);
@@ -47,37 +47,50 @@ inline float affine_at(Rows of, uint token, uint e) {
 }
 
 // N halves from element e of a row on, N consecutive ones within eight; 0 past the row's end.
-template <int N> inline void halves_at(Rows of, uint token, uint e, thread uint* out) {
+template <int N> INLINE void halves_at(Rows of, uint token, uint e, thread uint* out) {
     const uint at = of.format == HALF_TILED ? (e / 8 * BLOCK + token) * 8 + e % 8 : token * of.d + e;
     const bool there = e < of.d;
     device const ushort* from = (device const ushort*)of.region + (there ? at : 0);
     UNROLL for (int i = 0; i < N; ++i) out[i] = there ? uint(from[i]) : 0u;
 }
 
-// Where the bits of some neighbouring codes of a ring are: in two of its 16-bit words, from a shift on.
+// Where the bits of some neighbouring codes of a ring are: 32 bits from `start` on, going round, hold
+// four codes and what comes before them.
 struct Window {
-    uint first;   // bytes from the ring's start
-    uint second;
-    uint shift;
-    uint bits;    // of a code
-    uint mask;    // of a level's index
+    uint start;
+    uint mask;  // of a level's index
 };
 
-// Of codes from element e of a ring on: 32 bits hold four of them, or two.
-inline Window window_at(uint format, uint e) {
-    const uint bits = bits_of(format), lead = is_trellis(format) ? 6 - bits : 0, all = 16 * bits;
-    const uint start = bits ? (e * bits + all - lead) % all : 0, word = start / 16;
-    const Window w = {2 * word, bits ? (word + 1) % bits * 2 : 0, start % 16, bits, (1u << (bits + lead)) - 1u};
+INLINE Window window_at(uint format, uint e) {
+    const uint bits = bits_of(format), lead = is_trellis(format) ? 6 - bits : 0, all = max(16 * bits, 1u);
+    const Window w = {(e * bits + all - lead) % all, (1u << (bits + lead)) - 1u};
     return w;
 }
 
-inline uint window_of(Rows of, Window w, uint token, uint ring) {
-    device const uchar* p = of.region + ((token / 4 * of.rings + ring) * 4 + token % 4) * 2 * w.bits;
-    return (uint(*(device const ushort*)(p + w.first)) | uint(*(device const ushort*)(p + w.second)) << 16) >> w.shift;
+// Where a token's first ring is; the next ones follow at 8 BITS bytes.
+template <int BITS> INLINE device const uchar* rings_of(Rows of, uint token) {
+    return of.region + (token / 4 * of.rings * 4 + token % 4) * (2 * BITS);
+}
+
+template <int BITS> INLINE uint window_of(device const uchar* ring, Window w) {
+    if (BITS == 4) {
+        const uint2 v = *(device const uint2*)ring;
+        const uint shift = w.start % 32;
+        const bool turned = w.start >= 32;
+        const uint low = turned ? v.y : v.x, high = turned ? v.x : v.y;
+        return low >> shift | high << (32 - shift) % 32;
+    }
+    if (BITS == 2) {
+        const uint v = *(device const uint*)ring, shift = w.start % 32;
+        return v >> shift | v << (32 - shift) % 32;
+    }
+    const uint word = w.start / 16;
+    device const ushort* words = (device const ushort*)ring;
+    return (uint(words[word]) | uint(words[word + 1 == BITS ? 0 : word + 1]) << 16) >> w.start % 16;
 }
 
 // What multiplies a row's levels.
-inline float row_scale(Rows of, uint token) {
+INLINE float row_scale(Rows of, uint token) {
     device const uchar* after = of.region + code_bytes(of.rings, bits_of(of.format));
     if (is_scalar(of.format)) return half_at(after + 2 * token);
     if (is_trellis(of.format)) {
@@ -90,10 +103,10 @@ inline float row_scale(Rows of, uint token) {
 
 // The centre of a trellis's keys: a byte that says whether the block has one yet (else its first rows
 // are halves at the region's start), a scale, and seven bits an element.
-inline device const uchar* centre_of(Rows of) {
+INLINE device const uchar* centre_of(Rows of) {
     return of.region + code_bytes(of.rings, bits_of(of.format)) + BLOCK + 2;
 }
-inline float centre_at(device const uchar* centre, uint i) {
+INLINE float centre_at(device const uchar* centre, uint i) {
     device const uchar* bytes = centre + 4 + 7 * i / 8;
     const uint shift = 7 * i % 8;
     const uint low = uint(bytes[0]) >> shift, high = shift > 1 ? uint(bytes[1]) << (8 - shift) : 0u;

@@ -3,6 +3,8 @@
 #include <metal_stdlib>
 using namespace metal;
 
+// For functions that take arrays of registers: a call would put these into memory.
+#define INLINE inline __attribute__((always_inline))
 // Before loops whose arrays must live in registers.
 #define UNROLL _Pragma("clang loop unroll(full)")
 // Before loops with independent loads.

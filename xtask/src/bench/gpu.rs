@@ -2,7 +2,7 @@
 //! shapes and random 4-bit weights that are made in memory.
 
 use super::{
-    gpu_cache,
+    gpu_cache, gpu_products,
     shape::{self, Random, Shape},
 };
 use crate::{
@@ -52,6 +52,9 @@ pub(crate) struct GpuArgs {
     /// Checks every kernel first.
     #[arg(long)]
     check: bool,
+    /// Measures products of few rows first, one matrix at a time.
+    #[arg(long)]
+    products: bool,
     #[command(flatten)]
     cache: gpu_cache::CacheArgs,
 }
@@ -67,6 +70,9 @@ pub(crate) fn run(device: &str, args: &GpuArgs) -> Result<()> {
     }
     let bandwidth = bandwidth(&gpu)?;
     println!("copying: {bandwidth:.0} GB/s");
+    if args.products {
+        gpu_products::run(&gpu)?;
+    }
     gpu_cache::run(&gpu, &args.cache)?;
     for name in &args.shapes {
         let shape = SHAPES.iter().find(|s| s.name == name);

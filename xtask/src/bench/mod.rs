@@ -7,6 +7,7 @@ mod files;
 mod gguf;
 mod gpu;
 mod gpu_cache;
+mod gpu_products;
 mod llama_cpp;
 mod machine;
 mod own;
