@@ -1,5 +1,6 @@
 // What the stand-in for <metal_stdlib> takes from the host runner (kernels/runner).
 #pragma once
+#define MSL_HOST
 extern "C" {
 uint msl_group(uint dimension);
 uint msl_thread(void);
