@@ -219,9 +219,9 @@ const MUTANTS: &[Mutant] = &[
     mutant("coded", "recent rows from their codes", "b < p.sinks || b >= tile.recent", "b < p.sinks"),
     mutant(
         "coded",
-        "a simdgroup barrier dropped",
-        "simdgroup_barrier(mem_flags::mem_threadgroup);\n#define ADD",
-        "\n#define ADD",
+        "the values' scale left out",
+        "e * (simd_shuffle(v_scale, ushort(own)) / unit)",
+        "e / unit",
     ),
     mutant("coded", "the window one too wide", "token + p.window >= end", "token + p.window + 1 >= end"),
     mutant("coded", "tokens of a lane exchanged", "? 4 * t + i : 4 * i + t", "? 4 * i + t : 4 * t + i"),
