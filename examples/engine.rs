@@ -20,7 +20,9 @@ fn main() -> Result<()> {
         max_num_seqs: 8,
         max_num_batched_tokens: 256,
         max_waiting: 16,
-        codec: taper_kv_codecs::parse("f16")?,
+        scheme: taper_kv_codecs::parse("f16")?.into(),
+        offers: Vec::new(),
+        disk: None,
         exact: None,
         prefix_caching: true,
         kv_budget: KvBudget::Tokens(1024),
@@ -35,6 +37,7 @@ fn main() -> Result<()> {
         sampling: SamplingParams::greedy(),
         stop: StopRules { max_tokens: Some(100), ..StopRules::default() },
         prompt_logprobs: None,
+        kv_bits: None,
     };
     let (sink, events) = channel();
     engine.submit(request, sink)?;

@@ -33,7 +33,7 @@ pub(crate) struct Options {
 }
 
 /// The codecs of the report.
-const CODECS: [&str; 17] = [
+const CODECS: [&str; 18] = [
     "f16",
     "bf16",
     "affine8",
@@ -49,6 +49,7 @@ const CODECS: [&str; 17] = [
     "taper4",
     "taper4v3",
     "taper3",
+    "taper3-l9",
     "taper3v2",
     "taper2",
 ];
@@ -93,7 +94,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
 }
 
 /// Kullback-Leibler divergence of two softmaxes in nats.
-fn divergence(p: &[f64], q: &[f64]) -> f64 {
+pub(crate) fn divergence(p: &[f64], q: &[f64]) -> f64 {
     let normal = |logits: &[f64]| {
         let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         max + logits.iter().map(|l| (l - max).exp()).sum::<f64>().ln()
@@ -103,7 +104,7 @@ fn divergence(p: &[f64], q: &[f64]) -> f64 {
 }
 
 /// Independent `N(0, 1)`.
-fn gaussian(n: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn gaussian(n: usize, seed: u64) -> Vec<f32> {
     let mut s = (seed ^ 0x5851_f42d_4c95_7f2d).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut uniform = || {
         s ^= s << 13;

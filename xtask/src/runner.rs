@@ -1,8 +1,9 @@
 //! A model with a cache of its own, driven by hand: no engine, no sampler.
 
+use crate::kv::gaussian;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
-use taper_base::{SeqId, TokenId};
+use taper_base::{LayerId, SeqId, TokenId};
 use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::{Activations, Batch, LoadOptions, Model};
@@ -12,6 +13,9 @@ use taper_tensor::{
     ops,
 };
 use taper_weights::Checkpoint;
+
+/// Tokens of a step of [`Runner::fill`].
+const FILL_TOKENS: usize = 512;
 
 /// Sequences that a runner serves at a time.
 const SEQUENCES: usize = 64;
@@ -96,6 +100,26 @@ impl Runner {
         }
         let vocab = self.model.info().vocab;
         Ok(ops::with_host_f32(&logits, |l| l.chunks_exact(vocab).map(argmax).collect())?)
+    }
+
+    /// Puts independent random rows of unit variance into the cache, as the first `tokens` of a
+    /// sequence: what decoding at this depth costs is known without the time of a prompt.
+    pub(crate) fn fill(&mut self, seq: u64, tokens: usize) -> Result<()> {
+        let KvConfig { geometry: g, layers, .. } = *self.cache.config();
+        let (seq, row) = (SeqId(seq), g.kv_heads * g.head_dim);
+        for start in (0..tokens).step_by(FILL_TOKENS) {
+            let len = FILL_TOKENS.min(tokens - start);
+            self.cache.grow(seq, start + len)?;
+            let mut session = self.cache.session(&[SeqRange { seq, start, len }])?;
+            for layer in 0..layers {
+                let rows = |side: usize| {
+                    let seed = ((start * layers + layer) * 2 + side) as u64;
+                    ops::from_host_f32(gaussian(len * row, seed), &[len, g.kv_heads, g.head_dim])
+                };
+                session.store(LayerId(layer as u16), &rows(0)?, &rows(1)?)?;
+            }
+        }
+        Ok(())
     }
 
     /// The model, without its cache.

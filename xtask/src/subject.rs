@@ -51,6 +51,20 @@ impl Subject {
         Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, activations, gpu.as_ref())
     }
 
+    /// The same weights in `f32` throughout, on the host, if the settings ask for anything less.
+    pub(crate) fn exact_runner(&self, root: &Path, tokens: usize) -> Result<Option<Runner>> {
+        if self.dtype == "float32" && self.kv_cache_dtype == "f32" {
+            return Ok(None);
+        }
+        let f32 = Activations::F32;
+        Runner::load(&self.dir(root), "f32", Some(Exact::DEFAULT), tokens, f32, None).map(Some)
+    }
+
+    /// Whether the cache holds less than halves.
+    pub(crate) fn compresses(&self) -> bool {
+        !["auto", "f16", "bf16", "f32"].contains(&self.kv_cache_dtype.as_str())
+    }
+
     /// What a table's numbers were computed with.
     pub(crate) fn settings(&self) -> String {
         format!("dtype {}, kv cache {}, {}", self.dtype, self.kv_cache_dtype, self.device)

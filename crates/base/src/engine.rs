@@ -27,6 +27,8 @@ pub struct EngineInfo {
     pub eos_token_ids: Vec<TokenId>,
     /// Name of the KV scheme in use, as `--kv-cache-dtype` takes it.
     pub kv_cache_dtype: String,
+    /// Values of a request's `kv_bits` that are honoured.
+    pub kv_bits: Vec<KvBits>,
     /// Tokens that the KV cache can hold.
     pub kv_capacity_tokens: u64,
     /// Bytes reserved for the KV cache, `kv_exact_bytes` included.
@@ -37,6 +39,17 @@ pub struct EngineInfo {
     pub prefix_caching: bool,
     /// Bytes of weights in memory or mapped.
     pub weight_bytes: u64,
+}
+
+/// A value of [`GenRequest::kv_bits`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvBits {
+    /// What requests say.
+    pub bits: u32,
+    /// The KV scheme they get.
+    pub kv_cache_dtype: String,
+    /// Which of the engine's caches that is.
+    pub lane: usize,
 }
 
 /// Gauges, then counters since the start.
@@ -105,6 +118,17 @@ pub enum SubmitError {
     /// A sampling parameter is out of range.
     #[error(transparent)]
     InvalidParam(#[from] InvalidParam),
+    /// No cache of that many bits.
+    #[error(
+        "kv_bits {asked} is not served here; {}. Start the server with --additional-config '{{\"kv_bits\": {{\"{asked}\": \"CODEC\"}}}}' to offer it",
+        served(offered)
+    )]
+    KvBits {
+        /// What was asked for.
+        asked: u32,
+        /// What there is.
+        offered: Vec<u32>,
+    },
     /// Try again later.
     #[error("the queue of {limit} requests is full")]
     QueueFull {
@@ -114,4 +138,12 @@ pub enum SubmitError {
     /// The engine takes no more requests.
     #[error("the engine is shutting down")]
     ShuttingDown,
+}
+
+fn served(bits: &[u32]) -> String {
+    let names: Vec<_> = bits.iter().map(u32::to_string).collect();
+    match names.as_slice() {
+        [] => "leave it out".to_owned(),
+        names => format!("leave it out, or say {}", names.join(" or ")),
+    }
 }

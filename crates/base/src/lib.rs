@@ -6,7 +6,7 @@ mod ids;
 mod request;
 mod sampling;
 
-pub use engine::{Engine, EngineInfo, EngineStats, SubmitError};
+pub use engine::{Engine, EngineInfo, EngineStats, KvBits, SubmitError};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
 pub use request::{
     Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError, StopRules,

@@ -14,6 +14,9 @@ pub struct GenRequest {
     pub stop: StopRules,
     /// Report log probabilities of the prompt's own tokens, with this many of the likeliest.
     pub prompt_logprobs: Option<u8>,
+    /// Bits an element of the KV cache, one of [`EngineInfo::kv_bits`](crate::EngineInfo); `None`
+    /// is the engine's own choice.
+    pub kv_bits: Option<u32>,
 }
 
 /// When a generation ends. Stop strings are the text layer's business: it drops the stream.

@@ -1,9 +1,9 @@
 //! What an engine is made with, and why it cannot be.
 
-use std::sync::Arc;
-use taper_base::TokenId;
-use taper_kv_cache::{ExactRoom, KvConfig};
-use taper_kv_codecs::{Exact, KvCodec, KvGeometry};
+use std::path::PathBuf;
+use taper_base::{KvBits, TokenId};
+use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme};
+use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::ModelInfo;
 
 /// Settings of an engine.
@@ -17,16 +17,50 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: u32,
     /// Requests that may be open beside the `max_num_seqs` that run.
     pub max_waiting: u32,
-    /// How keys and values are stored.
-    pub codec: Arc<dyn KvCodec>,
+    /// How keys and values are stored, layer by layer.
+    pub scheme: KvScheme,
+    /// Other schemes that a request may ask for. Each has a cache of its own, with an equal part of
+    /// the memory.
+    pub offers: Vec<KvOffer>,
     /// Which tokens stay exact beside a compressed cache.
     pub exact: Option<Exact>,
     /// Blocks of earlier requests are used again by those that begin with the same tokens.
     pub prefix_caching: bool,
+    /// Prefixes are kept on disk too, and found there after a restart.
+    pub disk: Option<KvDisk>,
     /// Memory for the cache.
     pub kv_budget: KvBudget,
     /// The model's own end-of-sequence tokens.
     pub eos_token_ids: Vec<TokenId>,
+}
+
+/// A scheme that requests name by its bits.
+#[derive(Debug, Clone)]
+pub struct KvOffer {
+    /// What requests say.
+    pub bits: u32,
+    /// What they get.
+    pub scheme: KvScheme,
+}
+
+/// Where prefixes are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvDisk {
+    /// A directory; several processes and models may share it.
+    pub dir: PathBuf,
+    /// What its files may take together.
+    pub max_bytes: u64,
+    /// Names the weights and the arithmetic: rows computed by others are not found.
+    pub model: String,
+}
+
+/// What an engine will hold.
+#[derive(Debug, Clone)]
+pub struct EnginePlan {
+    /// The cache of [`EngineConfig::scheme`], then one an offer.
+    pub caches: Vec<KvConfig>,
+    /// Longest sequence.
+    pub max_model_len: u32,
 }
 
 /// Memory for the KV cache.
@@ -34,7 +68,7 @@ pub struct EngineConfig {
 pub enum KvBudget {
     /// At most so many bytes, and no more than `max_num_seqs` full sequences would fill.
     Bytes(u64),
-    /// Exactly so many tokens, rounded up to blocks.
+    /// Exactly so many tokens of each scheme, rounded up to blocks.
     Tokens(u64),
 }
 
@@ -69,23 +103,70 @@ pub enum EngineError {
         /// Tokens of a block.
         block: usize,
     },
+    /// Two schemes that requests would name alike.
+    #[error("two KV schemes are offered for kv_bits {bits}")]
+    SameBits {
+        /// The bits.
+        bits: u32,
+    },
     /// A limit of zero.
     #[error("{name} must be at least 1")]
     Zero {
         /// The setting.
         name: &'static str,
     },
+    /// The directory for prefixes cannot be used.
+    #[error(transparent)]
+    Disk(#[from] KvCacheError),
     /// The operating system gives no thread.
     #[error("cannot start the engine's thread: {0}")]
     Thread(#[from] std::io::Error),
 }
 
 impl EngineConfig {
-    /// The cache's shape and the longest sequence, for a model.
+    /// Values of a request's `kv_bits`, and where they lead.
+    pub(crate) fn kv_bits(&self) -> Vec<KvBits> {
+        let own = self.scheme.bits().and_then(|bits| u32::try_from(bits).ok());
+        let offers = self.offers.iter().map(|o| (Some(o.bits), &o.scheme));
+        let all = std::iter::once((own, &self.scheme)).chain(offers).enumerate();
+        let named = |(lane, (bits, scheme)): (usize, (Option<u32>, &KvScheme))| {
+            Some(KvBits { bits: bits?, kv_cache_dtype: scheme.to_string(), lane })
+        };
+        all.filter_map(named).collect()
+    }
+
+    /// The shapes of the caches and the longest sequence, for a model.
     ///
     /// # Errors
-    /// The lengths asked for do not fit.
-    pub fn plan(&self, model: &ModelInfo) -> Result<(KvConfig, u32), EngineError> {
+    /// The lengths asked for do not fit, or two offers have the same bits.
+    pub fn plan(&self, model: &ModelInfo) -> Result<EnginePlan, EngineError> {
+        let offered = self.kv_bits();
+        for (i, KvBits { bits, .. }) in offered.iter().enumerate() {
+            if offered[..i].iter().any(|other| other.bits == *bits) {
+                return Err(EngineError::SameBits { bits: *bits });
+            }
+        }
+        let budget = match self.kv_budget {
+            KvBudget::Bytes(bytes) => KvBudget::Bytes(bytes / (1 + self.offers.len() as u64)),
+            tokens @ KvBudget::Tokens(_) => tokens,
+        };
+        let schemes = std::iter::once(&self.scheme).chain(self.offers.iter().map(|o| &o.scheme));
+        let mut plan = EnginePlan { caches: Vec::new(), max_model_len: u32::MAX };
+        for scheme in schemes {
+            let (cache, max_model_len) = self.plan_one(scheme, budget, model)?;
+            plan.caches.push(cache);
+            plan.max_model_len = plan.max_model_len.min(max_model_len);
+        }
+        Ok(plan)
+    }
+
+    /// The cache of one scheme, and the longest sequence that it holds.
+    fn plan_one(
+        &self,
+        scheme: &KvScheme,
+        budget: KvBudget,
+        model: &ModelInfo,
+    ) -> Result<(KvConfig, u32), EngineError> {
         let limits = [
             ("--max-num-seqs", self.max_num_seqs),
             ("--max-num-batched-tokens", self.max_num_batched_tokens),
@@ -104,9 +185,9 @@ impl EngineConfig {
             head_dim: model.head_dim,
             block_tokens: KvConfig::BLOCK_TOKENS,
         };
-        let mut kv = KvConfig::new(Arc::clone(&self.codec), model.layers, geometry, 0);
+        let mut kv = KvConfig::new(scheme.clone(), model.layers, geometry, 0);
         kv.prefix_caching = self.prefix_caching;
-        let compressed = self.codec.exact_block_bytes(geometry).is_some();
+        let compressed = kv.bytes_per_exact_block() > 0;
         if let Some(Exact { sink_tokens, recent_tokens }) = self.exact {
             let whole = |n: usize| n.is_multiple_of(geometry.block_tokens);
             if recent_tokens == 0 || !whole(recent_tokens) || !whole(sink_tokens) {
@@ -119,7 +200,7 @@ impl EngineConfig {
             step_tokens: (u64::from(self.max_num_batched_tokens).min(wanted)) as usize,
         });
         let block = geometry.block_tokens as u64;
-        kv.blocks = match self.kv_budget {
+        kv.blocks = match budget {
             KvBudget::Tokens(tokens) => usize::try_from(tokens.div_ceil(block)),
             KvBudget::Bytes(bytes) => {
                 let full = u64::from(self.max_num_seqs) * wanted.div_ceil(block);
@@ -129,7 +210,7 @@ impl EngineConfig {
         .unwrap_or(usize::MAX);
         let capacity = kv.blocks as u64 * block;
         if capacity == 0 || (self.max_model_len.is_some() && wanted > capacity) {
-            let budget_bytes = match self.kv_budget {
+            let budget_bytes = match budget {
                 KvBudget::Bytes(bytes) => bytes,
                 KvBudget::Tokens(_) => kv.bytes(),
             };

@@ -3,11 +3,13 @@
 
 mod channel;
 mod config;
+mod lane;
 mod local;
 mod sequence;
 mod stats;
 mod step;
+mod worker;
 
 pub use channel::{ChannelSink, Events, channel};
-pub use config::{EngineConfig, EngineError, KvBudget};
+pub use config::{EngineConfig, EngineError, EnginePlan, KvBudget, KvDisk, KvOffer};
 pub use local::LocalEngine;

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use taper_base::EngineStats;
 
+/// What a lane has at the moment.
 #[derive(Debug, Default)]
-pub(crate) struct SharedStats {
+pub(crate) struct Gauges {
     pub(crate) running: AtomicU32,
     pub(crate) waiting: AtomicU32,
     pub(crate) kv_blocks_used: AtomicU32,
@@ -12,6 +13,11 @@ pub(crate) struct SharedStats {
     pub(crate) kv_blocks_total: AtomicU32,
     pub(crate) kv_used_bytes: AtomicU64,
     pub(crate) kv_exact_bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SharedStats {
+    pub(crate) lanes: Vec<Gauges>,
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) generation_tokens: AtomicU64,
     pub(crate) preemptions: AtomicU64,
@@ -20,17 +26,26 @@ pub(crate) struct SharedStats {
 }
 
 impl SharedStats {
+    pub(crate) fn new(lanes: usize) -> Self {
+        Self { lanes: (0..lanes).map(|_| Gauges::default()).collect(), ..Self::default() }
+    }
+
     pub(crate) fn snapshot(&self) -> EngineStats {
-        let gauge = |g: &AtomicU32| g.load(Ordering::Relaxed);
+        let sum = |of: fn(&Gauges) -> &AtomicU32| {
+            self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
+        };
+        let bytes = |of: fn(&Gauges) -> &AtomicU64| {
+            self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
+        };
         let counter = |c: &AtomicU64| c.load(Ordering::Relaxed);
         EngineStats {
-            running: gauge(&self.running),
-            waiting: gauge(&self.waiting),
-            kv_blocks_used: gauge(&self.kv_blocks_used),
-            kv_blocks_idle: gauge(&self.kv_blocks_idle),
-            kv_blocks_total: gauge(&self.kv_blocks_total),
-            kv_used_bytes: counter(&self.kv_used_bytes),
-            kv_exact_bytes: counter(&self.kv_exact_bytes),
+            running: sum(|lane| &lane.running),
+            waiting: sum(|lane| &lane.waiting),
+            kv_blocks_used: sum(|lane| &lane.kv_blocks_used),
+            kv_blocks_idle: sum(|lane| &lane.kv_blocks_idle),
+            kv_blocks_total: sum(|lane| &lane.kv_blocks_total),
+            kv_used_bytes: bytes(|lane| &lane.kv_used_bytes),
+            kv_exact_bytes: bytes(|lane| &lane.kv_exact_bytes),
             prompt_tokens: counter(&self.prompt_tokens),
             generation_tokens: counter(&self.generation_tokens),
             preemptions: counter(&self.preemptions),

@@ -160,13 +160,13 @@ fn the_plan_says_what_is_used() {
     let model = chain_model();
     let plan = |kv_budget, max_model_len| {
         let config = EngineConfig { kv_budget, max_model_len, max_num_seqs: 2, ..config() };
-        let (kv, longest) = config.plan(model.info()).unwrap();
-        (kv.blocks, longest)
+        let plan = config.plan(model.info()).unwrap();
+        (plan.caches[0].blocks, plan.max_model_len)
     };
     assert_eq!(plan(KvBudget::Tokens(33), None), (2, 64), "lowered to what the cache holds");
     assert_eq!(plan(KvBudget::Tokens(100_000), None), (3125, 4096));
     assert_eq!(plan(KvBudget::Bytes(1 << 40), Some(100)), (8, 100), "no more than two need");
-    let (kv, _) = config().plan(model.info()).unwrap();
+    let kv = config().plan(model.info()).unwrap().caches.remove(0);
     // Two layers of keys and values, 8 floats a row.
     assert_eq!(kv.bytes_per_block(), 32 * 2 * 2 * 8 * 4);
     let engine = chain_model().start(&config());

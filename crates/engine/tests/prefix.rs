@@ -7,19 +7,23 @@ mod common;
 use common::{Numbers, ask, collect, config, greedy, settled, submit, tiny, wait_for};
 use taper_base::{Engine, GenRequest};
 use taper_engine::{EngineConfig, KvBudget};
-use taper_kv_codecs::Exact;
+use taper_kv_cache::KvScheme;
+use taper_kv_codecs::{Exact, KvGeometry};
 
 const VOCAB: u32 = 320;
-/// Exact, compressed without and with exact tokens.
-const CACHES: [(&str, Option<Exact>); 4] = [
+const LAYERS: usize = 2;
+/// Exact, compressed without and with exact tokens, and another codec for each layer.
+const CACHES: [(&str, Option<Exact>); 5] = [
     ("f32", None),
     ("f16", None),
     ("turbo3", Some(Exact { sink_tokens: 32, recent_tokens: 64 })),
     ("taper3", Some(Exact { sink_tokens: 0, recent_tokens: 32 })),
+    ("f16+taper4v3", Some(Exact { sink_tokens: 32, recent_tokens: 32 })),
 ];
 
 fn with(name: &str, exact: Option<Exact>) -> EngineConfig {
-    EngineConfig { codec: taper_kv_codecs::parse(name).unwrap(), exact, ..config() }
+    let codecs: Vec<_> = name.split('+').map(|n| taper_kv_codecs::parse(n).unwrap()).collect();
+    EngineConfig { scheme: KvScheme::of_layers(&codecs).unwrap(), exact, ..config() }
 }
 
 /// Big, small, big, big: SwiftLM's regression sequence, and one that branches off.
@@ -102,6 +106,30 @@ fn choices_of_one_prompt_compute_it_once() {
     assert!(answers.windows(2).all(|w| w[0].tokens == w[1].tokens));
     assert_eq!(answers.iter().map(|a| a.cached).collect::<Vec<_>>(), [0, 96, 96, 96]);
     assert_eq!(engine.stats().prompt_tokens, 100 + 3 * 4);
+}
+
+/// What the engine reports is the formula: the sum over layers of what each layer's codec takes.
+#[test]
+fn bytes_of_mixed_layers_are_counted_to_the_byte() {
+    let exact = Exact { sink_tokens: 32, recent_tokens: 64 };
+    let engine = tiny(&with("f16+taper3", Some(exact)));
+    let (heads, width, tokens) = (2, 32, 32);
+    let f16 = 2 * heads * tokens * width * 2;
+    // Codes of 3 bits, a half for each row's scale; keys' blocks have a mean in halves beside them.
+    let taper3 = {
+        let g = KvGeometry { kv_heads: heads, head_dim: width, block_tokens: tokens };
+        let block = taper_kv_codecs::parse("taper3").unwrap().block_bytes(g);
+        assert!(block.v < f16 / 2 / 4, "{block:?}");
+        block.k + block.v
+    };
+    let (info, blocks) = (engine.info(), engine.stats().kv_blocks_total as usize);
+    assert_eq!(info.kv_cache_dtype, "f16 (1: taper3)");
+    let coded = (info.kv_capacity_bytes - info.kv_exact_bytes) as usize;
+    assert_eq!(coded, blocks * (f16 + (LAYERS - 1) * taper3));
+    assert_eq!(info.kv_exact_bytes as usize % (f16 * (LAYERS - 1)), 0, "f16 is exact itself");
+    ask(&engine, greedy(&Numbers(1).prompt(100, VOCAB), 5));
+    wait_for(&engine, "idle blocks", |s| s.kv_blocks_idle == 3 && s.kv_blocks_used == 0);
+    assert_eq!(engine.stats().kv_exact_bytes as usize, f16 * (LAYERS - 1), "of one sink's block");
 }
 
 #[test]

@@ -1,19 +1,20 @@
 //! Blocks and who holds them.
 
 use crate::{
-    KvCacheError, PagedSession, SeqRange,
+    KvCacheError, KvScheme, PagedSession, SeqRange, UnitName,
     blocks::Blocks,
+    keep::Kept,
     prefix::{Node, ROOT},
 };
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 use taper_base::{BlockId, SeqId, TokenId};
-use taper_kv_codecs::{Exact, KvCodec, KvGeometry, LayerPages};
+use taper_kv_codecs::{Exact, KvGeometry, LayerPages};
 
 /// Shape of a cache.
 #[derive(Debug, Clone)]
 pub struct KvConfig {
-    /// Encodes rows and attends over them.
-    pub codec: Arc<dyn KvCodec>,
+    /// Encodes rows and attends over them, layer by layer.
+    pub scheme: KvScheme,
     /// Layers with keys and values.
     pub layers: usize,
     /// Shape of each layer's rows, and tokens a block.
@@ -66,26 +67,25 @@ impl KvConfig {
     /// A cache that keeps nothing exactly and finds nothing again.
     #[must_use]
     pub fn new(
-        codec: Arc<dyn KvCodec>,
+        scheme: impl Into<KvScheme>,
         layers: usize,
         geometry: KvGeometry,
         blocks: usize,
     ) -> Self {
-        Self { codec, layers, geometry, blocks, exact: None, prefix_caching: false }
+        let scheme = scheme.into();
+        Self { scheme, layers, geometry, blocks, exact: None, prefix_caching: false }
     }
 
     /// Bytes of one block over all layers, keys and values.
     #[must_use]
     pub fn bytes_per_block(&self) -> u64 {
-        let block = self.codec.block_bytes(self.geometry);
-        (block.k + block.v) as u64 * self.layers as u64
+        self.scheme.block_bytes(self.layers, self.geometry)
     }
 
     /// Bytes of one exact block over all layers, keys and values.
     #[must_use]
     pub fn bytes_per_exact_block(&self) -> u64 {
-        let block = self.codec.exact_block_bytes(self.geometry);
-        block.map_or(0, |b| (b.k + b.v) as u64 * self.layers as u64)
+        self.scheme.exact_block_bytes(self.layers, self.geometry)
     }
 
     /// Exact blocks there are.
@@ -134,7 +134,9 @@ impl KvUsage {
 pub(crate) struct Table {
     pub(crate) blocks: Vec<BlockId>,
     /// Nodes of the leading blocks that are published.
-    nodes: Vec<Node>,
+    pub(crate) nodes: Vec<Node>,
+    /// Names of the leading units that are published, where units are kept on disk.
+    pub(crate) units: Vec<UnitName>,
     /// First block that may have an exact block that is not a sink's.
     recent: usize,
 }
@@ -144,32 +146,30 @@ pub(crate) struct Table {
 pub struct KvCache {
     pub(crate) config: KvConfig,
     pub(crate) pages: Vec<LayerPages>,
-    tables: HashMap<SeqId, Table>,
+    pub(crate) tables: HashMap<SeqId, Table>,
     pub(crate) blocks: Blocks,
+    pub(crate) kept: Option<Kept>,
 }
 
 impl KvCache {
     /// Reserves the address space; memory is taken block by block as sequences grow.
     #[must_use]
     pub fn new(mut config: KvConfig) -> Self {
-        let (bytes, exact) = (
-            config.codec.block_bytes(config.geometry),
-            config.codec.exact_block_bytes(config.geometry),
-        );
-        if exact.is_none() {
+        if config.bytes_per_exact_block() == 0 {
             config.exact = None;
         }
         let exact_blocks = config.exact_blocks();
-        let layer = |_| {
-            let pages = LayerPages::zeroed(bytes, config.blocks);
-            match exact.filter(|_| exact_blocks > 0) {
+        let layer = |layer| {
+            let codec = config.scheme.codec(layer);
+            let pages = LayerPages::zeroed(codec.block_bytes(config.geometry), config.blocks);
+            match codec.exact_block_bytes(config.geometry).filter(|_| exact_blocks > 0) {
                 Some(bytes) => pages.with_exact(bytes, exact_blocks),
                 None => pages,
             }
         };
         let pages = (0..config.layers).map(layer).collect();
         let blocks = Blocks::new(config.blocks, exact_blocks);
-        Self { config, pages, tables: HashMap::new(), blocks }
+        Self { config, pages, tables: HashMap::new(), blocks, kept: None }
     }
 
     /// The shape it was made with.
@@ -259,7 +259,8 @@ impl KvCache {
         if reused > 0 {
             chain.iter().for_each(|&(_, block)| self.blocks.share(block));
             let (nodes, blocks) = chain.into_iter().unzip();
-            self.tables.insert(seq, Table { blocks, nodes, recent: reused / size });
+            let recent = reused / size;
+            self.tables.insert(seq, Table { blocks, nodes, units: Vec::new(), recent });
         }
         reused
     }
@@ -274,6 +275,7 @@ impl KvCache {
             let before = table.nodes.last().copied().unwrap_or(ROOT);
             table.nodes.push(self.blocks.index.publish(block, before, tokens));
         }
+        self.keep(seq, tokens);
     }
 
     /// Opens a step in which these sequences compute these tokens.
@@ -284,7 +286,7 @@ impl KvCache {
         PagedSession::new(self, ranges)
     }
 
-    fn sink_blocks(&self) -> usize {
+    pub(crate) fn sink_blocks(&self) -> usize {
         let size = self.config.geometry.block_tokens;
         self.config.exact.map_or(0, |e| e.tokens.sink_tokens / size)
     }

@@ -1,5 +1,6 @@
 //! Errors of the cache.
 
+use std::path::PathBuf;
 use taper_base::{LayerId, SeqId};
 use taper_kv_codecs::KvCodecError;
 
@@ -43,6 +44,18 @@ pub enum KvCacheError {
         layer: LayerId,
         /// Layers there are.
         layers: usize,
+    },
+    /// A scheme without layers.
+    #[error("a KV scheme needs a codec for at least one layer")]
+    NoLayers,
+    /// The directory of a disk tier cannot be used.
+    #[error("cannot keep KV prefixes in {}: {source}", dir.display())]
+    Disk {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
     },
     /// The codec failed.
     #[error(transparent)]

@@ -3,10 +3,17 @@
 
 mod blocks;
 mod cache;
+mod disk;
 mod error;
+mod keep;
 mod prefix;
+mod prices;
+mod scheme;
 mod session;
 
 pub use cache::{ExactRoom, KvCache, KvConfig, KvUsage};
+pub use disk::{DiskTier, UnitName};
 pub use error::KvCacheError;
+pub use prices::Prices;
+pub use scheme::KvScheme;
 pub use session::{KvSession, PagedSession, SeqRange};

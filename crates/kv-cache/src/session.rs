@@ -1,6 +1,7 @@
 //! One step's view of the cache.
 
-use crate::{KvCache, KvCacheError};
+use crate::{ExactRoom, KvCache, KvCacheError, KvConfig};
+use std::sync::Arc;
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, SeqSpan};
 use taper_tensor::Tensor;
@@ -84,6 +85,37 @@ impl<'a> PagedSession<'a> {
     }
 }
 
+impl PagedSession<'_> {
+    /// Stores this step's keys and values of a layer, and attends to nothing.
+    ///
+    /// # Shapes
+    /// `k`, `v` `[t, kv_heads, head_dim]`, f32.
+    ///
+    /// # Errors
+    /// Shapes that do not fit the cache, or an unknown layer.
+    pub fn store(&mut self, layer: LayerId, k: &Tensor, v: &Tensor) -> Result<(), KvCacheError> {
+        let layers = self.cache.pages.len();
+        if layer.index() >= layers {
+            return Err(KvCacheError::Layer { layer, layers });
+        }
+        let KvConfig { scheme, geometry, .. } = &self.cache.config;
+        let codec = Arc::clone(scheme.codec(layer.index()));
+        let (geometry, exact) = (*geometry, self.room(layer).is_some());
+        let pages = &mut self.cache.pages[layer.index()];
+        codec.encode(geometry, k, v, &self.slots, pages)?;
+        if exact {
+            codec.encode_exact(geometry, k, v, &self.exact_slots, pages)?;
+        }
+        Ok(())
+    }
+
+    /// Room for a layer's exact rows. Layers whose rows are exact themselves have none.
+    fn room(&self, layer: LayerId) -> Option<ExactRoom> {
+        let KvConfig { scheme, geometry, exact, .. } = &self.cache.config;
+        exact.filter(|_| scheme.codec(layer.index()).exact_block_bytes(*geometry).is_some())
+    }
+}
+
 impl KvSession for PagedSession<'_> {
     fn attend(
         &mut self,
@@ -93,17 +125,9 @@ impl KvSession for PagedSession<'_> {
         v: &Tensor,
         params: &AttnParams,
     ) -> Result<Tensor, KvCacheError> {
-        let layers = self.cache.pages.len();
-        if layer.index() >= layers {
-            return Err(KvCacheError::Layer { layer, layers });
-        }
-        let (codec, geometry) = (self.cache.config.codec.clone(), self.cache.config.geometry);
-        let pages = &mut self.cache.pages[layer.index()];
-        codec.encode(geometry, k, v, &self.slots, pages)?;
-        if self.cache.config.exact.is_some() {
-            codec.encode_exact(geometry, k, v, &self.exact_slots, pages)?;
-        }
-        let room = self.cache.config.exact;
+        self.store(layer, k, v)?;
+        let KvConfig { scheme, geometry, .. } = &self.cache.config;
+        let (codec, room) = (scheme.codec(layer.index()), self.room(layer));
         let exact = |i: usize| -> Option<ExactBlocks<'_>> {
             Some(ExactBlocks { tokens: room?.tokens, blocks: self.exact.get(i)? })
         };
@@ -115,6 +139,6 @@ impl KvSession for PagedSession<'_> {
         };
         let batch = AttnBatch { seqs: self.ranges.iter().enumerate().map(span).collect() };
         let pages = &self.cache.pages[layer.index()];
-        Ok(codec.attend(geometry, q, pages, &batch, params)?)
+        Ok(codec.attend(*geometry, q, pages, &batch, params)?)
     }
 }

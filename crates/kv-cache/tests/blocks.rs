@@ -19,7 +19,7 @@ fn compressed(blocks: usize, sequences: usize) -> KvConfig {
     let codec = taper_kv_codecs::parse("turbo4").unwrap();
     let tokens = Exact { sink_tokens: 4, recent_tokens: 8 };
     let exact = Some(ExactRoom { tokens, sequences, step_tokens: 16 });
-    KvConfig { codec, exact, ..config(blocks) }
+    KvConfig { scheme: codec.into(), exact, ..config(blocks) }
 }
 
 #[test]

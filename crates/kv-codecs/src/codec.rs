@@ -1,6 +1,9 @@
 //! The codec seam.
 
-use crate::{AttnBatch, AttnParams, DenseCodec, Exact, GpuCodec, PagedCodec, Scheme, gpu_coded::GpuCodedCodec};
+use crate::{
+    AttnBatch, AttnParams, DenseCodec, Exact, GpuCodec, KeptBlock, KeptRow, PagedCodec, Scheme,
+    compact, gpu_coded::GpuCodedCodec,
+};
 use std::{fmt, sync::Arc};
 use taper_tensor::{
     AlignedBytes, DType, Tensor, TensorError,
@@ -50,7 +53,14 @@ impl LayerPages {
     pub fn zeroed(bytes: BlockBytes, blocks: usize) -> Self {
         let none = || AlignedBytes::zeroed(0);
         let BlockBytes { k, v } = bytes;
-        Self { k: room(k, blocks), v: room(v, blocks), exact_k: none(), exact_v: none(), gpu: None, gpu_exact: None }
+        Self {
+            k: room(k, blocks),
+            v: room(v, blocks),
+            exact_k: none(),
+            exact_v: none(),
+            gpu: None,
+            gpu_exact: None,
+        }
     }
 
     /// The same with room for exact blocks, of [`KvCodec::exact_block_bytes`].
@@ -68,7 +78,9 @@ fn room(block: usize, blocks: usize) -> AlignedBytes {
 ///
 /// Laws, tested for every codec: `decode` after `encode` gives the row back within the codec's
 /// stated error, and `attend` equals `decode` followed by softmax attention within the rounding of
-/// its sums, where what a sequence keeps exactly takes the place of what was decoded. A query row's result does not depend on the other rows of the batch.
+/// its sums, where what a sequence keeps exactly takes the place of what was decoded. A query row's
+/// result does not depend on the other rows of the batch. Attention after `compact` is attention
+/// over the rows that were kept.
 pub trait KvCodec: Send + Sync + fmt::Debug {
     /// As `--kv-cache-dtype` takes it.
     fn name(&self) -> &str;
@@ -131,6 +143,38 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         pages: &LayerPages,
     ) -> Result<(Tensor, Tensor), KvCodecError>;
 
+    /// Builds blocks anew from rows that stay: row `i` of `rows` becomes row `i % block_tokens` of
+    /// block `i / block_tokens` of `into`. All rows are read before one is written, so that blocks
+    /// may take rows from each other; other rows of the blocks of `into` are lost. An exact block is
+    /// filled from exact rows, and from decoded ones where there are none.
+    ///
+    /// Encoded rows are moved as they are, where the layout allows it; each codec's own
+    /// documentation says where it does not. Unless a codec says otherwise rows are decoded and
+    /// encoded again, which plain floats survive without a change.
+    ///
+    /// # Errors
+    /// Rows that do not fill the blocks, a block given twice, or slots or blocks outside the pages.
+    fn compact(
+        &self,
+        g: KvGeometry,
+        rows: &[KeptRow],
+        into: &[KeptBlock],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let blocks = |bytes: usize, block: usize| bytes.checked_div(block).unwrap_or(0);
+        let bytes = self.block_bytes(g);
+        let room = blocks(pages.k.len(), bytes.k).min(blocks(pages.v.len(), bytes.v));
+        compact::check(g, rows, into, (room, 0))?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let from: Vec<_> = rows.iter().map(|r| r.slot).collect();
+        let (k, v) = self.decode(g, &from, pages)?;
+        let slot = |i: usize| into[i / g.block_tokens].block.0 as usize * g.block_tokens;
+        let to: Vec<_> = (0..rows.len()).map(|i| slot(i) + i % g.block_tokens).collect();
+        self.encode(g, &k, &v, &to, pages)
+    }
+
     /// Causal attention of a packed batch over the pages.
     ///
     /// # Shapes
@@ -181,6 +225,14 @@ pub enum KvCodecError {
         /// Tokens of a block.
         block: usize,
     },
+    /// Rows to keep that are not for these blocks.
+    #[error("{rows} rows do not fill {blocks} different blocks")]
+    Compact {
+        /// Rows that stay.
+        rows: usize,
+        /// Blocks that were to take them.
+        blocks: usize,
+    },
     /// No rotation for rows of this length.
     #[error("no Hadamard rotation is known for heads of {head_dim} elements")]
     HeadDim {
@@ -212,6 +264,20 @@ pub fn parse(name: &str) -> Result<Arc<dyn KvCodec>, KvCodecError> {
         }
     };
     Ok(Arc::new(DenseCodec::new(dtype)?))
+}
+
+/// Bits an element of a codec that has the same for keys and values, its scales not counted: 16 of
+/// `f16`, 4 of `turbo4`; `None` for unknown names and for codecs such as `turbo4v2`.
+#[must_use]
+pub fn bits(name: &str) -> Option<usize> {
+    match name {
+        "f16" | "bf16" => Some(16),
+        "f32" => Some(32),
+        _ => {
+            let Scheme { k, v } = Scheme::parse(name)?;
+            (k.bits() == v.bits()).then(|| k.bits())
+        }
+    }
 }
 
 /// As [`parse`], for a cache on a GPU.

@@ -113,8 +113,19 @@ fn attend_cases(quick: bool) -> Vec<Case> {
     let short = &[(1, 1), (1, 33), (3, 70), (1, 40)];
     // Each format once, on both sides, with heads of every number of rings that share lanes.
     let names = [
-        "turbo1", "turbo2", "turbo3", "turbo4", "turbo5", "taper2", "taper3", "taper4", "affine8",
-        "affine4g32", "turbo0v3", "taper4v8", "turbo8v1",
+        "turbo1",
+        "turbo2",
+        "turbo3",
+        "turbo4",
+        "turbo5",
+        "taper2",
+        "taper3",
+        "taper4",
+        "affine8",
+        "affine4g32",
+        "turbo0v3",
+        "taper4v8",
+        "turbo8v1",
     ];
     for (i, name) in names.into_iter().enumerate() {
         add(name, (2, 2, 128), short, None, PLAIN);
@@ -135,8 +146,18 @@ fn attend_cases(quick: bool) -> Vec<Case> {
 
 fn encode_cases(quick: bool) -> Vec<Case> {
     let names = [
-        "turbo1", "turbo2", "turbo3", "turbo4", "turbo5", "taper2", "taper3", "taper4", "affine8",
-        "affine4g32", "turbo0v3", "taper4v2",
+        "turbo1",
+        "turbo2",
+        "turbo3",
+        "turbo4",
+        "turbo5",
+        "taper2",
+        "taper3",
+        "taper4",
+        "affine8",
+        "affine4g32",
+        "turbo0v3",
+        "taper4v2",
     ];
     let mut cases = Vec::new();
     for (i, codec) in names.into_iter().enumerate() {
@@ -157,8 +178,7 @@ fn noise(state: &mut u64, n: usize) -> Vec<f32> {
     let unit = |bits: u64| (bits & 0xffff) as f32 / 65536.0;
     let mut one = || {
         let words = [split_mix(state), split_mix(state), split_mix(state)];
-        let sum: f32 =
-            words.iter().flat_map(|w| (0..4).map(move |i| unit(w >> (16 * i)))).sum();
+        let sum: f32 = words.iter().flat_map(|w| (0..4).map(move |i| unit(w >> (16 * i)))).sum();
         sum - 6.0
     };
     (0..n).map(|_| one()).collect()
@@ -373,7 +393,9 @@ impl Case {
 }
 
 fn slots(blocks: &[BlockId], len: usize) -> Vec<usize> {
-    (0..len).map(|i| blocks[i / BLOCK_TOKENS].0 as usize * BLOCK_TOKENS + i % BLOCK_TOKENS).collect()
+    (0..len)
+        .map(|i| blocks[i / BLOCK_TOKENS].0 as usize * BLOCK_TOKENS + i % BLOCK_TOKENS)
+        .collect()
 }
 
 /// Places the host's pages on a GPU as its kernels have them.

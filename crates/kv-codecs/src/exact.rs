@@ -6,7 +6,7 @@
 //! What a query reads exactly depends on its position alone: never on how its prompt was cut into
 //! steps, and never on which blocks were in the cache already.
 
-use crate::{AttnBatch, KvCodecError, KvGeometry, plain::HalfSide, side::Side};
+use crate::{AttnBatch, KvCodecError, KvGeometry, rows::HalfSide, side::Side};
 use taper_base::BlockId;
 use taper_tensor::cpu::codes::add_rows;
 

@@ -72,7 +72,13 @@ impl GpuCodec {
                 return Err(TensorError::Device { op: "kv cache of this type", device }.into());
             }
         };
-        Ok(Self { rows, dtype, gpu: gpu.clone(), slots: Cached::default(), plan: Cached::default() })
+        Ok(Self {
+            rows,
+            dtype,
+            gpu: gpu.clone(),
+            slots: Cached::default(),
+            plan: Cached::default(),
+        })
     }
 
     fn shape(&self, geometry: KvGeometry) -> Result<KvShape, KvCodecError> {
@@ -217,7 +223,8 @@ impl KvCodec for GpuCodec {
         params: &AttnParams,
     ) -> Result<Tensor, KvCodecError> {
         let shape = self.shape(geometry)?;
-        let group = check_batch(geometry, q, batch, room(pages.k.len(), self.block_bytes(geometry).k))?;
+        let group =
+            check_batch(geometry, q, batch, room(pages.k.len(), self.block_bytes(geometry).k))?;
         let Some((k_pages, v_pages)) = &pages.gpu else { return Err(outside(0, 0)) };
         let plan = self.plan(shape, batch, group)?;
         let AttnParams { scale, window, soft_cap } = *params;

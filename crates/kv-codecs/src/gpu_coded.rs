@@ -53,10 +53,12 @@ impl GpuCodedCodec {
         scheme: Scheme,
         gpu: &Gpu,
     ) -> Result<Self, KvCodecError> {
-        if [scheme.k, scheme.v].iter().any(|s| matches!(s, SideFormat::TurboQjl { .. })) {
-            return Err(
-                TensorError::Device { op: "kv cache with a sketch", device: gpu.name() }.into()
-            );
+        let none = |s: &SideFormat| {
+            matches!(s, SideFormat::TurboQjl { .. } | SideFormat::Taper { wide: true, .. })
+        };
+        if [scheme.k, scheme.v].iter().any(none) {
+            let op = "kv cache with a sketch, or with nine bits of state";
+            return Err(TensorError::Device { op, device: gpu.name() }.into());
         }
         Ok(Self {
             rows,
@@ -102,17 +104,19 @@ fn region(format: SideFormat, g: KvGeometry) -> usize {
 fn side(of: SideFormat, g: KvGeometry) -> Result<CodedSide, KvCodecError> {
     let (format, levels, thresholds, step) = match of {
         SideFormat::F16 => (RowFormat::Halves, vec![], vec![], 1.0),
-        SideFormat::Affine { bits, group } => (RowFormat::Affine { bits, group }, vec![], vec![], 1.0),
+        SideFormat::Affine { bits, group } => {
+            (RowFormat::Affine { bits, group }, vec![], vec![], 1.0)
+        }
         SideFormat::Turbo { bits } | SideFormat::TurboQjl { bits } => {
             let exact = Polar::new(standard_rotation(g.head_dim)?, bits);
-            let (table, step) = int8_table(exact.levels());
+            let (table, step): ([_; 64], _) = int8_table(exact.levels());
             let levels: Vec<_> = table[..1 << bits].iter().map(|&c| f32::from(c) * step).collect();
             let thresholds = levels.windows(2).map(|w| (w[0] + w[1]) / 2.0).collect();
             (RowFormat::Scalar { bits }, levels, thresholds, step)
         }
-        SideFormat::Taper { bits, centred } => {
+        SideFormat::Taper { bits, centred, .. } => {
             let code = TrellisCode::new(bits);
-            let young = TaperSide::new(g, bits, centred)?.young();
+            let young = TaperSide::new(g, code.clone(), centred)?.young();
             let levels = (0..64).map(|state| code.level(state)).collect();
             (RowFormat::Trellis { bits, young }, levels, vec![], code.step())
         }
@@ -163,8 +167,7 @@ impl KvCodec for GpuCodedCodec {
         check_rows(g, k, v, slots.len())?;
         let bytes = (pages.exact_k.len(), pages.exact_v.len());
         let exact = place(&self.gpu, &mut pages.gpu_exact, bytes)?;
-        let slots =
-            self.exact.get(&slots.to_vec(), || Ok(ExactSlots::new(&self.gpu, slots)?))?;
+        let slots = self.exact.get(&slots.to_vec(), || Ok(ExactSlots::new(&self.gpu, slots)?))?;
         Ok(cache.encode_exact(k, v, &slots, exact)?)
     }
 
@@ -180,10 +183,8 @@ impl KvCodec for GpuCodedCodec {
         let mut host = LayerPages::zeroed(self.rows.block_bytes(g), slots.len());
         for (i, slot) in slots.iter().enumerate() {
             let block = slot / BLOCK_TOKENS;
-            let sides = [
-                (self.scheme.k, &there.0, &mut host.k),
-                (self.scheme.v, &there.1, &mut host.v),
-            ];
+            let sides =
+                [(self.scheme.k, &there.0, &mut host.k), (self.scheme.v, &there.1, &mut host.v)];
             for (format, from, to) in sides {
                 let (here, stride) = (format.head_bytes(g), region(format, g));
                 for head in 0..g.kv_heads {
@@ -213,15 +214,12 @@ impl KvCodec for GpuCodedCodec {
         let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
         let exact = pages.gpu_exact.as_ref();
         let tokens = batch.seqs.iter().find_map(|s| s.exact).map(|e| e.tokens);
-        let tokens = tokens.filter(|_| exact.is_some()).map(|t| ExactTokens {
-            sinks: t.sink_tokens,
-            recent: t.recent_tokens,
-        });
+        let tokens = tokens
+            .filter(|_| exact.is_some())
+            .map(|t| ExactTokens { sinks: t.sink_tokens, recent: t.recent_tokens });
         let seqs: Vec<_> = batch.seqs.iter().map(own).collect();
         let key = (seqs, tokens, group);
-        let plan = self.plan.get(&key, || {
-            Ok(CodedPlan::new(&self.gpu, &key.0, tokens, group)?)
-        })?;
+        let plan = self.plan.get(&key, || Ok(CodedPlan::new(&self.gpu, &key.0, tokens, group)?))?;
         let AttnParams { scale, window, soft_cap } = *params;
         let exact = exact.map(|(k, v)| (k, v));
         let pages = CodedPages { coded: (k, v), exact };

@@ -5,10 +5,12 @@
 //! ```
 
 use crate::{
-    AttnBatch, AttnParams, BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, Scheme,
-    SideFormat, exact,
+    AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
+    LayerPages, Scheme, SideFormat,
+    compact::{self, SidePages},
+    exact,
     fused::{self, Pages},
-    plain::HalfSide,
+    rows::HalfSide,
     side::{Precision, Side},
 };
 use std::sync::{Arc, PoisonError, RwLock};
@@ -226,6 +228,31 @@ impl KvCodec for PagedCodec {
         let k = decode_side((&*plan.k, self.scheme.k.head_bytes(g)), g, slots, &pages.k)?;
         let v = decode_side((&*plan.v, self.scheme.v.head_bytes(g)), g, slots, &pages.v)?;
         Ok((k, v))
+    }
+
+    fn compact(
+        &self,
+        g: KvGeometry,
+        rows: &[KeptRow],
+        into: &[KeptBlock],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let plan = self.plan(g)?;
+        let (kb, vb) = (self.scheme.k.head_bytes(g), self.scheme.v.head_bytes(g));
+        let exact_bytes = exact::head_bytes(g);
+        let room = |a: &AlignedBytes, b: &AlignedBytes, (x, y): (usize, usize)| {
+            (a.len() / (x * g.kv_heads)).min(b.len() / (y * g.kv_heads))
+        };
+        let blocks = room(&pages.k, &pages.v, (kb, vb));
+        let exact_blocks = room(&pages.exact_k, &pages.exact_v, (exact_bytes, exact_bytes));
+        compact::check(g, rows, into, (blocks, exact_blocks))?;
+        let LayerPages { k, v, exact_k, exact_v, .. } = pages;
+        let sides = [(&*plan.k, (k, kb), exact_k), (&*plan.v, (v, vb), exact_v)];
+        for (side, coded, exact) in sides {
+            let halves = &plan.halves;
+            SidePages { side, halves, coded, exact: (exact, exact_bytes) }.compact(g, rows, into);
+        }
+        Ok(())
     }
 
     fn attend(

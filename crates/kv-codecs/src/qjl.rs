@@ -11,12 +11,10 @@
 use crate::{
     Coded, KvCodecError, KvGeometry, Polar, Rotation, Scale,
     polar::{SEED, norm, standard_rotation},
-    side::{Precision, Products, Queries, Region, Side, half_at, padded_tokens, put_half},
+    rows::FloatRows,
+    side::{half_at, padded_tokens, put_half},
 };
-use taper_tensor::cpu::{
-    Floats,
-    codes::{add_rows, dot_rows},
-};
+use taper_tensor::cpu::{Floats, codes::CodeLevel};
 
 /// A sketch `S` of `d x d`.
 #[derive(Debug, Clone)]
@@ -161,10 +159,10 @@ impl QjlSide {
     }
 
     pub(crate) fn head_bytes(g: KvGeometry, bits: usize) -> usize {
-        padded_tokens(g) * Self::row_bytes(g.head_dim, bits)
+        padded_tokens(g) * Self::bytes(g.head_dim, bits)
     }
 
-    fn row_bytes(d: usize, bits: usize) -> usize {
+    fn bytes(d: usize, bits: usize) -> usize {
         (bits * d).div_ceil(8) + 4
     }
 
@@ -185,21 +183,20 @@ impl QjlSide {
             residual: half_at(row, at + 2),
         }
     }
-
-    fn widen<'a>(&self, region: &[u8], n: usize, out: &'a mut Vec<f32>) -> Floats<'a> {
-        out.clear();
-        for row in region.chunks_exact(Self::row_bytes(self.d, self.bits)).take(n) {
-            out.extend(self.prod.rotated(&self.load(row)));
-        }
-        Floats::F32(out)
-    }
 }
 
-impl Side for QjlSide {
-    fn write(&self, region: &mut [u8], offset: usize, row: &[f32]) {
+impl FloatRows for QjlSide {
+    fn dim(&self) -> usize {
+        self.d
+    }
+
+    fn row_bytes(&self) -> usize {
+        Self::bytes(self.d, self.bits)
+    }
+
+    fn put(&self, row: &[f32], out: &mut [u8]) {
+        let bytes = out.len();
         let x = self.prod.encode(row);
-        let bytes = Self::row_bytes(self.d, self.bits);
-        let out = &mut region[offset * bytes..][..bytes];
         out.fill(0);
         let mut set = |at: usize, bit: u8| out[at / 8] |= bit << (at % 8);
         let first_bits = self.bits - 1;
@@ -213,9 +210,16 @@ impl Side for QjlSide {
         put_half(out, bytes - 2, x.residual);
     }
 
-    fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {
-        let bytes = Self::row_bytes(self.d, self.bits);
-        out.copy_from_slice(&self.prod.decode(&self.load(&region[offset * bytes..][..bytes])));
+    fn get(&self, row: &[u8], out: &mut [f32]) {
+        out.copy_from_slice(&self.prod.decode(&self.load(row)));
+    }
+
+    fn floats<'a>(&self, rows: &'a [u8], _: CodeLevel, out: &'a mut Vec<f32>) -> Floats<'a> {
+        out.clear();
+        for row in rows.chunks_exact(self.row_bytes()) {
+            out.extend(self.prod.rotated(&self.load(row)));
+        }
+        Floats::F32(out)
     }
 
     fn rotate(&self, rows: &mut [f32]) {
@@ -224,33 +228,5 @@ impl Side for QjlSide {
 
     fn restore(&self, row: &mut [f32]) {
         self.prod.polar.rotation().undo(row);
-    }
-
-    fn width(&self) -> usize {
-        self.d
-    }
-
-    fn scores(
-        &self,
-        region: Region<'_>,
-        q: &Queries,
-        n: usize,
-        _: Precision,
-        scratch: &mut Products,
-        out: &mut [f32],
-    ) {
-        dot_rows(&q.floats, self.widen(region.here, n, &mut scratch.floats), self.d, out);
-    }
-
-    fn add(
-        &self,
-        region: Region<'_>,
-        p: &[f32],
-        n: usize,
-        _: Precision,
-        scratch: &mut Products,
-        acc: &mut [f32],
-    ) {
-        add_rows(p, self.widen(region.here, n, &mut scratch.floats), self.d, acc);
     }
 }

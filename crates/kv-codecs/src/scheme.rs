@@ -1,9 +1,10 @@
 //! The names of the compressed codecs.
 
 use crate::{
-    KvCodecError, KvGeometry,
-    plain::{AffineSide, HalfSide},
+    KvCodecError, KvGeometry, TrellisCode,
+    affine::AffineSide,
     qjl::QjlSide,
+    rows::HalfSide,
     side::Side,
     taper::{self, TaperSide},
     turbo::{self, TurboSide},
@@ -38,6 +39,8 @@ pub enum SideFormat {
         bits: usize,
         /// Relative to the block's mean.
         centred: bool,
+        /// With nine bits of state; of 3 bits only.
+        wide: bool,
     },
 }
 
@@ -50,7 +53,19 @@ impl SideFormat {
             Self::Affine { bits, group } => AffineSide::head_bytes(g, bits, group),
             Self::Turbo { bits } => turbo::head_bytes(g, bits),
             Self::TurboQjl { bits } => QjlSide::head_bytes(g, bits),
-            Self::Taper { bits, centred } => taper::head_bytes(g, bits, centred),
+            Self::Taper { bits, centred, .. } => taper::head_bytes(g, bits, centred),
+        }
+    }
+
+    /// Bits an element, scales not counted.
+    #[must_use]
+    pub fn bits(self) -> usize {
+        match self {
+            Self::F16 => 16,
+            Self::Affine { bits, .. }
+            | Self::Turbo { bits }
+            | Self::TurboQjl { bits }
+            | Self::Taper { bits, .. } => bits,
         }
     }
 
@@ -61,7 +76,10 @@ impl SideFormat {
             Self::Affine { bits, group } => Box::new(AffineSide::new(g, bits, group)),
             Self::Turbo { bits } => Box::new(TurboSide::new(g, bits, order)?),
             Self::TurboQjl { bits } => Box::new(QjlSide::new(g, bits)?),
-            Self::Taper { bits, centred } => Box::new(TaperSide::new(g, bits, centred)?),
+            Self::Taper { bits, centred, wide } => {
+                let code = if wide { TrellisCode::wide() } else { TrellisCode::new(bits) };
+                Box::new(TaperSide::new(g, code, centred)?)
+            }
         })
     }
 }
@@ -80,11 +98,12 @@ const GROUP: usize = 64;
 
 impl Scheme {
     /// The grammar, for messages.
-    pub const NAMES: [&str; 5] = [
+    pub const NAMES: [&str; 6] = [
         "affine<4|8>[g<32|64|128>]",
         "turbo<K>[v<V>]",
         "turbo<K>[v<V>]-qjl",
         "taper<K>[v<V>]",
+        "taper3-l9",
         "with K, V bits (0: f16, 8: affine8)",
     ];
 
@@ -94,6 +113,7 @@ impl Scheme {
     /// affine<bits>[g<group>]     bits 4, 8; group 32, 64 (when not said), 128
     /// turbo<K>[v<V>][-qjl]       bits of keys and values, 1 to 5; 0 is f16, 8 is affine8
     /// taper<K>[v<V>]             bits of keys and values, 2 to 4; 0 is f16, 8 is affine8
+    /// taper3-l9                  the same with nine bits of state: less error, slower
     /// ```
     /// Without `v<V>` values have the keys' bits. `-qjl` gives one of the keys' bits, at least 2,
     /// to the sketch.
@@ -106,6 +126,10 @@ impl Scheme {
             let side = SideFormat::Affine { bits, group };
             return known.then_some(Self { k: side, v: side });
         }
+        if name == "taper3-l9" {
+            let side = |centred| SideFormat::Taper { bits: 3, centred, wide: true };
+            return Some(Self { k: side(true), v: side(false) });
+        }
         let (rest, taper) = match name.strip_prefix("taper") {
             Some(rest) => (rest, true),
             None => (name.strip_prefix("turbo")?, false),
@@ -116,7 +140,9 @@ impl Scheme {
             Some(match number(bits)? {
                 0 => SideFormat::F16,
                 8 => SideFormat::Affine { bits: 8, group: GROUP },
-                bits @ 2..=4 if taper && !qjl => SideFormat::Taper { bits, centred: keys },
+                bits @ 2..=4 if taper && !qjl => {
+                    SideFormat::Taper { bits, centred: keys, wide: false }
+                }
                 bits @ 2..=5 if !taper && qjl && keys => SideFormat::TurboQjl { bits },
                 bits @ 1..=5 if !(taper || qjl && keys) => SideFormat::Turbo { bits },
                 _ => return None,
@@ -152,9 +178,11 @@ mod tests {
         is("affine8", eight, eight);
         let four = SideFormat::Affine { bits: 4, group: 32 };
         is("affine4g32", four, four);
-        let taper = |bits, centred| SideFormat::Taper { bits, centred };
+        let taper = |bits, centred| SideFormat::Taper { bits, centred, wide: false };
         is("taper4", taper(4, true), taper(4, false));
         is("taper4v3", taper(4, true), taper(3, false));
+        let wide = |centred| SideFormat::Taper { bits: 3, centred, wide: true };
+        is("taper3-l9", wide(true), wide(false));
         for bad in [
             "turbo",
             "turbo6",
@@ -167,6 +195,9 @@ mod tests {
             "taper5",
             "taper1",
             "taper4-qjl",
+            "taper4-l9",
+            "taper3v3-l9",
+            "taper3-l8",
             "affine5",
             "affine8g48",
             "affine4g",

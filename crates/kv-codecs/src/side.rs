@@ -74,6 +74,15 @@ impl<'a> Region<'a> {
     }
 }
 
+/// A row that stays when others go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stays<'a> {
+    pub(crate) region: &'a [u8],
+    pub(crate) offset: usize,
+    /// The same in halves, in the side's space.
+    pub(crate) exact: Option<&'a [u8]>,
+}
+
 /// How attention treats what it need not compute exactly.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Precision {
@@ -93,6 +102,9 @@ pub(crate) trait Side: Send + Sync + fmt::Debug {
 
     /// Reads a row back.
     fn read(&self, region: &[u8], offset: usize, out: &mut [f32]);
+
+    /// Brings stored rows into a zeroed region, one after the other.
+    fn gather(&self, rows: &[Stays<'_>], out: &mut [u8]);
 
     /// Brings query rows into the side's space, in place.
     fn rotate(&self, _rows: &mut [f32]) {}

@@ -17,11 +17,14 @@
 //! none (James & Stein 1961). What a block holds depends on its rows alone, never on how many came
 //! at a time, and the most recent keys of a sequence are exact.
 
+mod kept;
+
 use crate::{
     KvCodecError, KvGeometry, Rotation, TrellisCode,
     polar::standard_rotation,
-    side::{Precision, Products, Queries, Region, Side, half_at, padded_tokens, put_half},
+    side::{Precision, Products, Queries, Region, Side, Stays, half_at, padded_tokens, put_half},
     tiles::{Layout, TileMath},
+    trellis::Walk,
 };
 use std::sync::LazyLock;
 use taper_tensor::cpu::{
@@ -56,10 +59,14 @@ pub(crate) struct TaperSide {
 }
 
 impl TaperSide {
-    pub(crate) fn new(g: KvGeometry, bits: usize, centred: bool) -> Result<Self, KvCodecError> {
-        let (code, layout) = (TrellisCode::new(bits), Layout::new(g, bits));
+    pub(crate) fn new(
+        g: KvGeometry,
+        code: TrellisCode,
+        centred: bool,
+    ) -> Result<Self, KvCodecError> {
+        let layout = Layout::new(g, code.bits());
         let room = (layout.bytes() + padded_tokens(g)) / (2 * g.head_dim);
-        let math = TileMath { layout, windows: code.windows() };
+        let math = TileMath { layout, windows: code.tables() };
         let young = if centred { room.min(g.block_tokens) } else { 0 };
         let rotation = standard_rotation(g.head_dim)?;
         Ok(Self { rotation, code, math, d: g.head_dim, young, centred })
@@ -96,15 +103,26 @@ impl TaperSide {
         self.young > 0 && region[self.centre_at()] == 0
     }
 
-    /// Stores a scale; larger ones than the block has seen move its base, exactly.
+    /// Stores a scale.
     fn put_gamma(&self, region: &mut [u8], offset: usize, gamma: f32) {
-        let at = self.scales_at();
         let position = (gamma.log2() * STEPS).round();
-        if !position.is_finite() {
+        let position = position.is_finite().then_some(position as i32 + 128);
+        self.put_position(region, offset, position);
+    }
+
+    /// Where a scale lies among all powers; nowhere, if it is 0.
+    fn position(&self, region: &[u8], offset: usize) -> Option<i32> {
+        let code = i32::from(region[self.scales_at() + offset]);
+        (code > 0).then(|| self.base(region) + code)
+    }
+
+    /// Stores a scale by its place. Larger ones than the block has seen move its base, exactly.
+    fn put_position(&self, region: &mut [u8], offset: usize, position: Option<i32>) {
+        let at = self.scales_at();
+        let Some(position) = position else {
             region[at + offset] = 0;
             return;
-        }
-        let position = position as i32 + 128;
+        };
         let scales = at..self.base_at();
         if region[scales.clone()].iter().all(|&s| s == 0) {
             self.set_base(region, position - FIRST);
@@ -123,10 +141,8 @@ impl TaperSide {
     }
 
     fn gamma(&self, region: &[u8], offset: usize) -> f32 {
-        match region[self.scales_at() + offset] {
-            0 => 0.0,
-            code => ((self.base(region) + i32::from(code) - 128) as f32 / STEPS).exp2(),
-        }
+        let power = |position| ((position - 128) as f32 / STEPS).exp2();
+        self.position(region, offset).map_or(0.0, power)
     }
 
     /// Of the first `n` rows, times the table's step.
@@ -179,9 +195,30 @@ impl TaperSide {
 
     /// Writes a centred, rotated row.
     fn put(&self, region: &mut [u8], offset: usize, row: &[f32]) {
-        let walk = self.code.encode_rotated(row);
+        self.put_walk(region, offset, &self.code.encode_rotated(row));
+    }
+
+    fn put_walk(&self, region: &mut [u8], offset: usize, walk: &Walk) {
         self.math.layout.put(region, offset, &walk.symbols);
         self.put_gamma(region, offset, walk.gamma);
+    }
+
+    /// Reads a row in the rotated space.
+    fn read_rotated(&self, region: &[u8], offset: usize, out: &mut [f32]) {
+        if self.is_young(region) {
+            for (i, x) in out.iter_mut().enumerate() {
+                *x = half_at(region, 2 * (offset * self.d + i));
+            }
+            return;
+        }
+        let gamma = self.gamma(region, offset);
+        let states = self.code.states(&self.math.layout.get(region, offset));
+        out.iter_mut().zip(states).for_each(|(x, s)| *x = self.code.level(s) * gamma);
+        if self.centred {
+            let mut centre = Vec::new();
+            self.centre(region, &mut centre);
+            out.iter_mut().zip(&centre).for_each(|(x, c)| *x += c);
+        }
     }
 
     fn young_rows<'a>(&self, region: &[u8], n: usize, out: &'a mut Vec<f32>) -> Floats<'a> {
@@ -236,22 +273,12 @@ impl Side for TaperSide {
     }
 
     fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {
-        if self.is_young(region) {
-            for (i, x) in out.iter_mut().enumerate() {
-                *x = half_at(region, 2 * (offset * self.d + i));
-            }
-        } else {
-            let gamma = self.gamma(region, offset);
-            let lead = crate::trellis::STATE_BITS - self.code.bits();
-            let states = self.math.layout.windows(region, offset, lead);
-            out.iter_mut().zip(states).for_each(|(x, s)| *x = self.code.level(s) * gamma);
-            if self.centred {
-                let mut centre = Vec::new();
-                self.centre(region, &mut centre);
-                out.iter_mut().zip(&centre).for_each(|(x, c)| *x += c);
-            }
-        }
+        self.read_rotated(region, offset, out);
         self.rotation.undo(out);
+    }
+
+    fn gather(&self, rows: &[Stays<'_>], out: &mut [u8]) {
+        self.gather_rows(rows, out);
     }
 
     fn rotate(&self, rows: &mut [f32]) {

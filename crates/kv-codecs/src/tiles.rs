@@ -12,7 +12,7 @@ use crate::{
     KvGeometry,
     side::{Precision, Products, Queries, Region, Tiles, padded_tokens},
 };
-use taper_tensor::cpu::codes::{Order, RING, TILE, TILE_ROWS, Windows, weigh};
+use taper_tensor::cpu::codes::{Order, RING, TILE, TILE_ROWS, WideWindows, Windows, weigh};
 
 /// Where codes of some bits lie.
 #[derive(Debug, Clone, Copy)]
@@ -64,29 +64,36 @@ impl Layout {
         }
     }
 
-    /// The table index of each element of a token: the window of `lead` bits before its code too.
-    pub(crate) fn windows(self, codes: &[u8], token: usize, lead: usize) -> Vec<u8> {
+    /// A token's codes.
+    pub(crate) fn get(self, codes: &[u8], token: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.rings * RING);
         if let Some(order) = self.nibbles {
-            let code = |element| {
+            out.extend((0..self.rings * RING).map(|element| {
                 let (at, shift) = self.nibble(order, token, element);
                 codes[at] >> shift & 15
-            };
-            return (0..self.rings * RING).map(code).collect();
+            }));
+            return out;
         }
-        let total = RING * self.bits;
-        let mut out = Vec::with_capacity(self.rings * RING);
         for ring in 0..self.rings {
-            let at = self.ring(token, ring);
             let mut word = [0; 16];
-            word[..2 * self.bits].copy_from_slice(&codes[at..at + 2 * self.bits]);
+            word[..2 * self.bits]
+                .copy_from_slice(&codes[self.ring(token, ring)..][..2 * self.bits]);
             let word = u128::from_le_bytes(word);
-            for i in 0..RING {
-                let start = (i * self.bits + total - lead) % total;
-                let window = word >> start | word << (total - start).min(127);
-                out.push(window as u8 & ((1u16 << (self.bits + lead)) - 1) as u8);
-            }
+            out.extend((0..RING).map(|i| (word >> (i * self.bits)) as u8 & ((1 << self.bits) - 1)));
         }
         out
+    }
+
+    /// Brings a token's codes to another place.
+    pub(crate) fn copy(self, (from, token): (&[u8], usize), (to, at): (&mut [u8], usize)) {
+        if self.nibbles.is_some() {
+            return self.put(to, at, &self.get(from, token));
+        }
+        let bytes = 2 * self.bits;
+        for ring in 0..self.rings {
+            let code = &from[self.ring(token, ring)..][..bytes];
+            to[self.ring(at, ring)..][..bytes].copy_from_slice(code);
+        }
     }
 
     fn ring(self, token: usize, ring: usize) -> usize {
@@ -104,7 +111,16 @@ impl Layout {
 #[derive(Debug)]
 pub(crate) struct TileMath {
     pub(crate) layout: Layout,
-    pub(crate) windows: Windows,
+    pub(crate) windows: Tables,
+}
+
+/// How codes become table entries.
+#[derive(Debug)]
+pub(crate) enum Tables {
+    /// By windows of a ring.
+    Ring(Windows),
+    /// By windows of a row.
+    Row(WideWindows),
 }
 
 impl TileMath {
@@ -121,7 +137,11 @@ impl TileMath {
         let n = gamma.len();
         let tiles = tiles.room(n * self.layout.rings * RING);
         let codes = region.codes(self.layout.part(n), self.layout.bytes());
-        self.windows.dots(precision.level, &q.int8, codes, gamma, tiles, out);
+        let level = precision.level;
+        match &self.windows {
+            Tables::Ring(w) => w.dots(level, &q.int8, codes, gamma, tiles, out),
+            Tables::Row(w) => w.dots(level, &q.int8, codes, gamma, tiles, out),
+        }
     }
 
     /// `acc_i += sum_j p_ij gamma_j entries_j`.
@@ -145,12 +165,16 @@ impl TileMath {
         }
         let tiles = tiles.room(n * self.layout.rings * RING);
         let codes = region.codes(self.layout.part(n), self.layout.bytes());
-        self.windows.add_weighted(precision.level, weights, scales, codes, tiles, acc);
+        let level = precision.level;
+        match &self.windows {
+            Tables::Ring(w) => w.add_weighted(level, weights, scales, codes, tiles, acc),
+            Tables::Row(w) => w.add_weighted(level, weights, scales, codes, tiles, acc),
+        }
     }
 }
 
-/// A table of levels as int8: `level = entry * step`, the largest level at 127.
-pub(crate) fn int8_table(levels: &[f32]) -> ([i8; 64], f32) {
+/// A table of levels, repeated, as int8: `level = entry * step`, the largest level at 127.
+pub(crate) fn int8_table<const N: usize>(levels: &[f32]) -> ([i8; N], f32) {
     let most = levels.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     let step = most / 127.0;
     (std::array::from_fn(|i| (levels[i % levels.len()] / step).round() as i8), step)

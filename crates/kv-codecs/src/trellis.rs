@@ -4,12 +4,24 @@
 //! picks one of 64 levels: neighbours share bits, so a code chooses among finer levels than `2^k`.
 //! The states of a row are windows of its bits (see [`taper_tensor::cpu::codes`]), so that decoding
 //! needs no history. Each ring of 16 elements is a closed walk and costs no start state.
+//!
+//! [`TrellisCode::wide`] is the same with nine bits of state, 512 levels and a closed walk through the
+//! whole row, at 3 bits: an eighth less error, for slower encoding and attention.
 
-use crate::polar::norm;
-use taper_tensor::cpu::codes::{CodeLevel, RING, Trellis, Windows};
+use crate::{
+    polar::norm,
+    tables,
+    tiles::{Tables, int8_table},
+};
+use taper_tensor::cpu::codes::{
+    CodeLevel, RING, Trellis, WIDE_STATES, WideTrellis, WideWindows, Windows,
+};
 
 /// Bits of a state.
 pub const STATE_BITS: usize = 6;
+
+/// Bits of a state of the wide code.
+pub const WIDE_STATE_BITS: usize = 9;
 
 /// A direction in trellis codes: `x ~ gamma * level(state)`, in table units.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,18 +38,28 @@ pub struct Walk {
 #[derive(Debug, Clone)]
 pub struct TrellisCode {
     bits: usize,
-    trellis: Trellis,
+    trellis: Encoder,
     /// As trained.
-    levels: [f32; 64],
+    levels: Vec<f32>,
     /// As stored.
-    entries: [i8; 64],
+    entries: Vec<i8>,
     /// `level = entry * step` has about unit variance.
     step: f32,
+}
+
+#[derive(Debug, Clone)]
+enum Encoder {
+    /// Walks that close over rings.
+    Ring(Trellis),
+    /// Walks that close over rows.
+    Row(Box<WideTrellis>),
 }
 
 /// Factors on the direction that the encoder tries: more pay where the code is fine.
 const FEW: [f32; 3] = [1.0, 0.92, 1.08];
 const MANY: [f32; 5] = [0.99, 0.93, 0.87, 1.05, 1.11];
+/// Of the wide code, whose walks take longer to find.
+const ONE: [f32; 1] = [1.0];
 
 impl TrellisCode {
     /// The trained code of 2, 3 or 4 bits.
@@ -47,12 +69,19 @@ impl TrellisCode {
     #[must_use]
     pub fn new(bits: usize) -> Self {
         let table = match bits {
-            2 => &crate::tables::TRELLIS_2,
-            3 => &crate::tables::TRELLIS_3,
-            4 => &crate::tables::TRELLIS_4,
+            2 => &tables::TRELLIS_2,
+            3 => &tables::TRELLIS_3,
+            4 => &tables::TRELLIS_4,
             _ => panic!("trellis codes have 2, 3 or 4 bits"),
         };
         Self::with_table(bits, table)
+    }
+
+    /// The trained code of 3 bits whose states have [`WIDE_STATE_BITS`].
+    #[must_use]
+    pub fn wide() -> Self {
+        let (entries, step) = &tables::TRELLIS_3_WIDE;
+        Self::with_wide_table(&entries.map(|e| f32::from(e) * step))
     }
 
     /// A code over other levels.
@@ -61,9 +90,17 @@ impl TrellisCode {
     /// Unless `bits` is 2, 3 or 4.
     #[must_use]
     pub fn with_table(bits: usize, table: &[f32; 64]) -> Self {
-        let (entries, step) = crate::tiles::int8_table(table);
-        let trellis = Trellis::new(bits, &entries.map(f32::from));
-        Self { bits, trellis, levels: *table, entries, step }
+        let (entries, step) = int8_table::<64>(table);
+        let trellis = Encoder::Ring(Trellis::new(bits, &entries.map(f32::from)));
+        Self { bits, trellis, levels: table.to_vec(), entries: entries.to_vec(), step }
+    }
+
+    /// A wide code over other levels.
+    #[must_use]
+    pub fn with_wide_table(table: &[f32; WIDE_STATES]) -> Self {
+        let (entries, step) = int8_table::<WIDE_STATES>(table);
+        let trellis = Encoder::Row(Box::new(WideTrellis::new(&entries.map(f32::from))));
+        Self { bits: 3, trellis, levels: table.to_vec(), entries: entries.to_vec(), step }
     }
 
     /// Bits an element.
@@ -72,15 +109,21 @@ impl TrellisCode {
         self.bits
     }
 
+    /// Bits of a state.
+    #[must_use]
+    pub fn state_bits(&self) -> usize {
+        self.entries.len().ilog2() as usize
+    }
+
     /// The level of a state, for elements of unit variance.
     #[must_use]
-    pub fn level(&self, state: u8) -> f32 {
+    pub fn level(&self, state: u16) -> f32 {
         f32::from(self.entries[usize::from(state)]) * self.step
     }
 
     /// The levels as trained, before they are rounded to int8.
     #[must_use]
-    pub fn table(&self) -> &[f32; 64] {
+    pub fn table(&self) -> &[f32] {
         &self.levels
     }
 
@@ -90,25 +133,34 @@ impl TrellisCode {
         self.step
     }
 
-    pub(crate) fn windows(&self) -> Windows {
-        Windows::new(self.bits, STATE_BITS - self.bits, &self.entries)
+    pub(crate) fn tables(&self) -> Tables {
+        let entry = |i: usize| self.entries[i % self.entries.len()];
+        match self.trellis {
+            Encoder::Ring(_) => {
+                let lead = STATE_BITS - self.bits;
+                Tables::Ring(Windows::new(self.bits, lead, &std::array::from_fn(entry)))
+            }
+            Encoder::Row(_) => Tables::Row(WideWindows::new(&std::array::from_fn(entry))),
+        }
     }
 
-    /// The states that closed walks pass through, ring by ring.
+    /// The states that closed walks pass through, ring by ring or through the row.
     #[must_use]
-    pub fn states(&self, symbols: &[u8]) -> Vec<u8> {
-        let keep = STATE_BITS - self.bits;
+    pub fn states(&self, symbols: &[u8]) -> Vec<u16> {
+        let keep = self.state_bits() - self.bits;
+        let closed = match self.trellis {
+            Encoder::Ring(_) => RING,
+            Encoder::Row(_) => symbols.len().max(1),
+        };
         let mut states = Vec::with_capacity(symbols.len());
-        for ring in symbols.chunks_exact(RING) {
+        for symbols in symbols.chunks_exact(closed) {
             // Three symbols fill a state of any of these codes.
-            let mut state = 0;
-            for &symbol in ring[RING - 3..].iter().chain(ring) {
-                state = state >> self.bits | symbol << keep;
+            let step = |state: u16, symbol: &u8| state >> self.bits | u16::from(*symbol) << keep;
+            let mut state = symbols[closed - 3..].iter().fold(0, step);
+            for symbol in symbols {
+                state = step(state, symbol);
                 states.push(state);
             }
-            let start = states.len() - RING;
-            states.copy_within(start.., start - 3);
-            states.truncate(states.len() - 3);
         }
         states
     }
@@ -116,7 +168,12 @@ impl TrellisCode {
     /// The walk nearest to a rotated row, with the scale that leaves inner products unbiased.
     #[must_use]
     pub fn encode_rotated(&self, x: &[f32]) -> Walk {
-        self.encode_scaled(x, if self.bits == 4 { &MANY } else { &FEW })
+        let scales = match (&self.trellis, self.bits) {
+            (Encoder::Row(_), _) => &ONE[..],
+            (_, 4) => &MANY,
+            _ => &FEW,
+        };
+        self.encode_scaled(x, scales)
     }
 
     /// The same, trying these factors on the direction.
@@ -133,7 +190,10 @@ impl TrellisCode {
         for scale in scales {
             let factor = scale / (deviation * self.step);
             scaled.iter_mut().zip(x).for_each(|(s, x)| *s = x * factor);
-            self.trellis.encode(CodeLevel::detect(), &scaled, &mut symbols);
+            match &self.trellis {
+                Encoder::Ring(t) => t.encode(CodeLevel::detect(), &scaled, &mut symbols),
+                Encoder::Row(t) => t.encode(CodeLevel::detect(), &scaled, &mut symbols),
+            }
             let (mut along, mut energy) = (0.0, 0.0);
             for (&state, x) in self.states(&symbols).iter().zip(x) {
                 let level = self.level(state);

@@ -10,8 +10,8 @@
 use crate::{
     Coded, KvCodecError, KvGeometry, Polar, Scale,
     polar::standard_rotation,
-    side::{Precision, Products, Queries, Region, Side, half_at, put_half},
-    tiles::{Layout, TileMath, int8_table},
+    side::{Precision, Products, Queries, Region, Side, Stays, half_at, put_half},
+    tiles::{Layout, Tables, TileMath, int8_table},
 };
 use taper_tensor::cpu::codes::{CodeLevel, Order, RING, Windows, halves};
 
@@ -32,7 +32,7 @@ pub(crate) struct TurboSide {
 impl TurboSide {
     pub(crate) fn new(g: KvGeometry, bits: usize, order: Order) -> Result<Self, KvCodecError> {
         let exact = Polar::new(standard_rotation(g.head_dim)?, bits);
-        let (table, step) = int8_table(exact.levels());
+        let (table, step) = int8_table::<64>(exact.levels());
         let levels = table[..1 << bits].iter().map(|&c| f32::from(c) * step).collect();
         let polar = Polar::with_levels(exact.rotation().clone(), levels);
         let nibbles = (bits == 4).then_some(order);
@@ -40,7 +40,10 @@ impl TurboSide {
             4 => Windows::nibbles(&std::array::from_fn(|i| table[i])),
             _ => Windows::new(bits, 0, &table),
         };
-        let math = TileMath { layout: Layout { nibbles, ..Layout::new(g, bits) }, windows };
+        let math = TileMath {
+            layout: Layout { nibbles, ..Layout::new(g, bits) },
+            windows: Tables::Ring(windows),
+        };
         Ok(Self { polar, math, step })
     }
 
@@ -63,11 +66,21 @@ impl Side for TurboSide {
 
     fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {
         let gamma = half_at(region, self.math.layout.bytes() + 2 * offset);
-        let codes = self.math.layout.windows(region, offset, 0);
+        let codes = self.math.layout.get(region, offset);
         for (x, code) in out.iter_mut().zip(codes) {
             *x = self.polar.levels()[usize::from(code)] * gamma;
         }
         self.polar.rotation().undo(out);
+    }
+
+    fn gather(&self, rows: &[Stays<'_>], out: &mut [u8]) {
+        let layout = self.math.layout;
+        for (offset, row) in rows.iter().enumerate() {
+            layout.copy((row.region, row.offset), (out, offset));
+            let gamma =
+                |offset: usize| layout.bytes() + 2 * offset..layout.bytes() + 2 * offset + 2;
+            out[gamma(offset)].copy_from_slice(&row.region[gamma(row.offset)]);
+        }
     }
 
     fn rotate(&self, rows: &mut [f32]) {

@@ -22,7 +22,7 @@ use Error::{Element, Energy};
 
 /// Name, error of stored rows, and largest difference of attention from the oracle: codecs that
 /// multiply bytes round queries and weights.
-const CODECS: [(&str, Error, f64); 17] = [
+const CODECS: [(&str, Error, f64); 18] = [
     ("f32", Element(0.0), 3e-5),
     ("f16", Element(5e-4), 3e-5),
     ("bf16", Element(4e-3), 3e-5),
@@ -40,6 +40,7 @@ const CODECS: [(&str, Error, f64); 17] = [
     ("taper4", Energy(0.02), 0.1),
     ("taper3", Energy(0.06), 0.1),
     ("taper2", Energy(0.2), 0.1),
+    ("taper3-l9", Energy(0.06), 0.1),
 ];
 
 fn noise(n: usize, seed: u64) -> Vec<f32> {

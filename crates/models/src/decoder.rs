@@ -1,6 +1,9 @@
 //! The decoder-only transformer that the families share.
 
-use crate::{Activations, Batch, KvSession, LoadOptions, Model, ModelError, ModelInfo};
+use crate::{
+    Activations, Batch, KvSession, LoadOptions, Model, ModelError, ModelInfo,
+    feed_forward::{ExpertSpec, FeedForward, Gated},
+};
 use taper_base::LayerId;
 use taper_kv_codecs::AttnParams;
 use taper_tensor::{
@@ -50,6 +53,8 @@ pub(crate) struct LayerSpec {
     pub(crate) rope: Option<usize>,
     /// Sliding window in tokens.
     pub(crate) window: Option<usize>,
+    /// Experts instead of one feed-forward.
+    pub(crate) experts: Option<ExpertSpec>,
 }
 
 /// A loaded decoder.
@@ -73,8 +78,7 @@ struct Layer {
     /// Gemma's norm of the attention's output.
     post_attn_norm: Option<RmsNorm>,
     mlp_norm: RmsNorm,
-    gate_up: LinearGroup<2>,
-    down: Linear,
+    mlp: FeedForward,
     /// Gemma's norm of the feed-forward's output.
     post_mlp_norm: Option<RmsNorm>,
 }
@@ -97,7 +101,7 @@ impl Decoder {
         };
         let layer = |(i, &layer): (usize, &LayerSpec)| {
             let layer = Layer::load(&spec, layer, weights, &format!("{prefix}layers.{i}"))?;
-            layer.placed(options)
+            layer.placed(spec.family, options)
         };
         let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
         let norm = norm(&spec, weights, &format!("{prefix}norm.weight"), spec.hidden)?;
@@ -142,15 +146,10 @@ impl Layer {
             [("q_proj", q), ("k_proj", kv), ("v_proj", kv)],
         )?;
         let mlp = format!("{at}.mlp");
-        let gate_up = parts(
-            spec,
-            weights,
-            hidden,
-            spec.mlp_bias,
-            &mlp,
-            "gate_up_proj",
-            [("gate_proj", spec.intermediate), ("up_proj", spec.intermediate)],
-        )?;
+        let mlp = match layer.experts {
+            Some(experts) => FeedForward::experts(spec, experts, weights, &mlp)?,
+            None => FeedForward::Dense(gated(spec, weights, &mlp)?),
+        };
         let post = "post_attention_layernorm";
         let (post_attn_norm, mlp_norm, post_mlp_norm) = if spec.post_norms {
             let mlp_norm = gains("pre_feedforward_layernorm")?;
@@ -166,37 +165,26 @@ impl Layer {
             out: weights.linear(&format!("{attn}.o_proj"), q, hidden, spec.out_bias)?,
             post_attn_norm,
             mlp_norm,
-            gate_up: LinearGroup::new(gate_up)?,
-            down: weights.linear(
-                &format!("{mlp}.down_proj"),
-                spec.intermediate,
-                hidden,
-                spec.mlp_bias,
-            )?,
+            mlp,
             post_mlp_norm,
         })
     }
 
     /// Where and as it will run.
-    fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
+    fn placed(self, family: &'static str, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let exact = options.activations == Activations::F32;
-        Ok(match options.gpu {
-            Some(gpu) => Self {
-                qkv: self.qkv.on(gpu, exact)?,
-                out: self.out.on(gpu, exact)?,
-                gate_up: self.gate_up.on(gpu, exact)?,
-                down: self.down.on(gpu, exact)?,
-                ..self
-            },
-            None if exact => self,
-            None => Self {
-                qkv: self.qkv.pack(),
-                out: self.out.pack(),
-                gate_up: self.gate_up.pack(),
-                down: self.down.pack(),
-                ..self
-            },
-        })
+        let mlp = self.mlp.placed(family, options)?;
+        let (qkv, out) = match options.gpu {
+            Some(gpu) => (self.qkv.on(gpu, exact)?, self.out.on(gpu, exact)?),
+            None if exact => (self.qkv, self.out),
+            None => (self.qkv.pack(), self.out.pack()),
+        };
+        Ok(Self { qkv, out, mlp, ..self })
+    }
+
+    /// Every matrix.
+    fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.qkv.parts().iter().chain([&self.out]).chain(self.mlp.linears())
     }
 
     /// Attention's output, plus `x` where no norm stands between.
@@ -234,8 +222,13 @@ impl Layer {
         kv: &mut dyn KvSession,
     ) -> Result<Tensor, ModelError> {
         let x = self.attention(model, id, x, ropes, kv)?;
-        let inner = self.gate_up.forward_gated(&x, &self.mlp_norm, model.activation)?;
-        add_output(&self.down, &inner, &x, self.post_mlp_norm.as_ref())
+        match &self.mlp {
+            FeedForward::Dense(Gated { gate_up, down }) => {
+                let inner = gate_up.forward_gated(&x, &self.mlp_norm, model.activation)?;
+                add_output(down, &inner, &x, self.post_mlp_norm.as_ref())
+            }
+            FeedForward::Experts(e) => e.forward_add(&x, &self.mlp_norm, model.activation),
+        }
     }
 }
 
@@ -287,6 +280,15 @@ fn norm(spec: &Spec, weights: &Checkpoint, name: &str, n: usize) -> Result<RmsNo
     Ok(RmsNorm::new(gains, spec.norm_eps))
 }
 
+/// The feed-forward below `at`.
+fn gated(spec: &Spec, weights: &Checkpoint, at: &str) -> Result<Gated, ModelError> {
+    let (hidden, inner, bias) = (spec.hidden, spec.intermediate, spec.mlp_bias);
+    let names = [("gate_proj", inner), ("up_proj", inner)];
+    let gate_up = parts(spec, weights, hidden, bias, at, "gate_up_proj", names)?;
+    let down = weights.linear(&format!("{at}.down_proj"), inner, hidden, bias)?;
+    Ok(Gated { gate_up: LinearGroup::new(gate_up)?, down })
+}
+
 /// Projections of one input: tensors of their own, or row ranges of a fused one.
 fn parts<const N: usize>(
     spec: &Spec,
@@ -317,14 +319,9 @@ fn parts<const N: usize>(
 }
 
 fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> ModelInfo {
-    let linears = |l: &Layer| {
-        let mut all: Vec<_> = l.qkv.parts().iter().chain(l.gate_up.parts()).cloned().collect();
-        all.extend([l.out.clone(), l.down.clone()]);
-        all
-    };
-    let mut linears: Vec<_> = layers.iter().flat_map(linears).collect();
+    let mut linears: Vec<_> = layers.iter().flat_map(Layer::linears).collect();
     if !spec.tied {
-        linears.push(head.clone());
+        linears.push(head);
     }
     let size = |l: &Linear| (l.in_features() * l.out_features()) as u64;
     let (vocab, hidden) = embed.shape();
@@ -337,7 +334,7 @@ fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> Mode
         hidden: spec.hidden,
         vocab: spec.vocab,
         max_positions: spec.max_positions,
-        parameters: (vocab * hidden) as u64 + linears.iter().map(size).sum::<u64>(),
-        weight_bytes: embed.bytes() + linears.iter().map(Linear::bytes).sum::<u64>(),
+        parameters: (vocab * hidden) as u64 + linears.iter().copied().map(size).sum::<u64>(),
+        weight_bytes: embed.bytes() + linears.iter().copied().map(Linear::bytes).sum::<u64>(),
     }
 }

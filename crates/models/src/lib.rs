@@ -5,6 +5,7 @@ mod config;
 mod decoder;
 mod error;
 mod families;
+mod feed_forward;
 mod model;
 mod rope;
 

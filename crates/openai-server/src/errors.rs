@@ -193,6 +193,7 @@ impl ApiError {
                 SubmitError::TooLong { .. } => bad("context_length_exceeded", Some(prompt_param)),
                 SubmitError::NeverFits { .. } => bad("kv_cache_too_small", Some(prompt_param)),
                 SubmitError::UnknownToken { .. } => bad("unknown_token", Some(prompt_param)),
+                SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
                 SubmitError::InvalidParam(p) => bad("invalid_value", Some(p.name)),
                 SubmitError::QueueFull { .. } => {
                     (S::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", None)

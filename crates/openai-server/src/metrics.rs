@@ -194,6 +194,13 @@ impl Metrics {
             "{name}{{{label},block_size=\"{block}\",cache_dtype=\"{dtype}\",enable_prefix_caching=\"{prefix}\",num_gpu_blocks=\"{blocks}\"}} 1"
         )?;
 
+        let name = "taper:kv_bits_info";
+        writeln!(out, "# HELP {name} KV caches that requests may ask for.\n# TYPE {name} gauge")?;
+        for offer in &info.kv_bits {
+            let (bits, dtype) = (offer.bits, escaped(&offer.kv_cache_dtype));
+            writeln!(out, "{name}{{{label},kv_bits=\"{bits}\",cache_dtype=\"{dtype}\"}} 1")?;
+        }
+
         let histograms = [
             (&self.ttft, "time_to_first_token_seconds", "From arrival to the first token."),
             (&self.inter_token, "inter_token_latency_seconds", "Between two tokens."),

@@ -20,6 +20,7 @@ pub(crate) struct Params {
     pub(crate) text: TextOptions,
     pub(crate) n: u32,
     pub(crate) stream: Option<StreamParams>,
+    pub(crate) kv_bits: Option<u32>,
 }
 
 /// How a stream reports usage.
@@ -67,6 +68,7 @@ pub(crate) fn params(
         stop,
         n,
         stream: stream(fields)?,
+        kv_bits: fields.kv_bits,
     })
 }
 
@@ -187,6 +189,7 @@ impl Params {
                     sampling: SamplingParams { seed, ..self.sampling.clone() },
                     stop: self.stop.clone(),
                     prompt_logprobs,
+                    kv_bits: self.kv_bits,
                 });
             }
         }

@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::{kv_report::KvReportArgs, kv_scheme::KvArgs};
 use clap::{Args, Parser, Subcommand};
 use std::{net::IpAddr, path::PathBuf};
 use taper_chat::{ReasoningFormat, ToolFormat};
@@ -14,6 +15,7 @@ Examples:
   taper run \"Hello\"                            one answer on standard output
   taper chat --model ./Qwen3-0.6B-4bit         a conversation in the terminal
   taper inspect ./Qwen3-0.6B-4bit              what a model is, and whether it fits
+  taper kv-report ./Qwen3-0.6B-4bit            which KV codec is safe for this model
   taper download mlx-community/Qwen3-0.6B-4bit fetch a model from the Hugging Face hub
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
 
@@ -39,6 +41,12 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Show a model's architecture, formats and memory needs.
     Inspect(InspectArgs),
+    /// Measure what each KV codec costs a model, and recommend one.
+    ///
+    /// Runs a text over a cache of every codec and compares the distributions of the next token
+    /// with those of an f16 cache: the way to a safe --kv-cache-dtype for a model. What a text of
+    /// this length does not show, such as answers from far back in a long context, it cannot tell.
+    KvReport(KvReportArgs),
     /// Fetch a model from the Hugging Face hub; an interrupted download goes on where it stopped.
     Download(DownloadArgs),
     /// List the models that were downloaded.
@@ -61,10 +69,8 @@ pub(crate) struct EngineArgs {
     /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
     pub(crate) dtype: String,
-    /// How keys and values are stored: auto (f16), f16, bf16, f32, affine8, affine4, turbo2 to
-    /// turbo5, taper2 to taper4, or keys and values apart as in turbo4v2.
-    #[arg(long, default_value = "auto", value_name = "TYPE")]
-    pub(crate) kv_cache_dtype: String,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// First tokens of a sequence that a compressed KV cache keeps as f16 too.
     #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS")]
     pub(crate) kv_sink_tokens: usize,
@@ -78,6 +84,15 @@ pub(crate) struct EngineArgs {
     /// Compute every prompt from its first token.
     #[arg(long)]
     pub(crate) no_enable_prefix_caching: bool,
+    /// Keep computed prompts in this directory too, and find them there after a restart. Several
+    /// servers and models may share one. Only a model with the same weights, arithmetic and KV
+    /// cache uses what is there; all weights are read at the start to make sure. Keep it private:
+    /// what prompts say can be computed from it.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) kv_offloading_dir: Option<PathBuf>,
+    /// Room for that directory's files, in GiB; those that were used longest ago make room.
+    #[arg(long, default_value_t = 10.0, value_name = "GIB")]
+    pub(crate) kv_offloading_size: f64,
     /// Share of the free memory that weights and KV cache may take.
     #[arg(long, default_value_t = 0.6, value_name = "FRACTION")]
     pub(crate) gpu_memory_utilization: f64,
@@ -191,9 +206,8 @@ pub(crate) struct InspectArgs {
     /// Context lengths to plan memory for, in tokens.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     pub(crate) context: Vec<u64>,
-    /// How keys and values are stored.
-    #[arg(long, default_value = "auto", value_name = "TYPE")]
-    pub(crate) kv_cache_dtype: String,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// List every tensor.
     #[arg(long)]
     pub(crate) tensors: bool,

@@ -111,6 +111,7 @@ impl Conversation {
             sampling: self.sampling(),
             stop: StopRules { max_tokens: self.args.max_tokens, ..StopRules::default() },
             prompt_logprobs: None,
+            kv_bits: None,
         };
         let mut text = TextStream::new(&self.model.tokenizer, TextOptions::default())?;
         let (sink, events) = channel();

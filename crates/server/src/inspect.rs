@@ -42,15 +42,17 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
 }
 
 fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
-    let codec = taper_kv_codecs::parse(&args.kv_cache_dtype)?;
+    let scheme = args.kv.spec()?.resolve(info.layers, None)?;
     let free = available_bytes()?;
-    let name = codec.name().to_owned();
+    let name = scheme.to_string();
     let config = EngineConfig {
         max_model_len: None,
         max_num_seqs: 1,
         max_num_batched_tokens: STEP_TOKENS,
         max_waiting: 1,
-        codec,
+        scheme,
+        offers: Vec::new(),
+        disk: None,
         exact: Some(Exact::DEFAULT),
         prefix_caching: true,
         kv_budget: KvBudget::Tokens(1),
@@ -66,7 +68,8 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
     }
     for tokens in lengths {
         let sized = EngineConfig { kv_budget: KvBudget::Tokens(tokens), ..config.clone() };
-        let (kv, _) = sized.plan(info)?;
+        let plan = sized.plan(info)?;
+        let Some(kv) = plan.caches.first() else { continue };
         let (coded, all) = (kv.bytes_per_block() * kv.blocks as u64, kv.bytes());
         let (total, exact) = (all + info.weight_bytes, all - coded);
         let verdict = match () {

@@ -7,8 +7,11 @@ mod convert;
 mod doctor;
 mod download;
 mod generation_config;
+mod identity;
 mod inspect;
 mod interrupt;
+mod kv_report;
+mod kv_scheme;
 mod memory;
 mod model;
 mod run;
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Chat(args)) => chat::chat(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),
+        Some(Command::KvReport(args)) => kv_report::run(&args),
         Some(Command::Download(args)) => download::run(&args),
         Some(Command::List) => download::list(),
         Some(Command::Doctor(args)) => doctor::run(&args),

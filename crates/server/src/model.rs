@@ -3,6 +3,8 @@
 use crate::{
     cli::{EngineArgs, TemplateChoice},
     generation_config::GenerationConfig,
+    identity,
+    kv_scheme::SchemeSpec,
     memory,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -20,17 +22,17 @@ use std::{
 };
 use taper_base::SamplingParams;
 use taper_chat::{ChatError, ChatTemplate, Tokenizer};
-use taper_engine::{EngineConfig, KvBudget, LocalEngine};
+use taper_engine::{EngineConfig, KvBudget, KvDisk, KvOffer, LocalEngine};
 use taper_hub::HubConfig;
 use taper_models::{Activations, LoadOptions, Model};
 use taper_tensor::gpu::Gpu;
 use taper_weights::Checkpoint;
 
 /// The demo model, as its directory would hold it.
-mod builtin {
+pub(crate) mod builtin {
     pub(super) const NAME: &str = "taper-demo";
-    pub(super) const CONFIG: &[u8] = include_bytes!("../models/demo/config.json");
-    pub(super) const WEIGHTS: &[u8] = include_bytes!("../models/demo/model.safetensors");
+    pub(crate) const CONFIG: &[u8] = include_bytes!("../models/demo/config.json");
+    pub(crate) const WEIGHTS: &[u8] = include_bytes!("../models/demo/model.safetensors");
     pub(super) const TOKENIZER: &[u8] = include_bytes!("../models/demo/tokenizer.json");
     pub(super) const TOKENIZER_CONFIG: &[u8] =
         include_bytes!("../models/demo/tokenizer_config.json");
@@ -86,7 +88,7 @@ impl ModelSource {
         })
     }
 
-    fn tokenizer(&self) -> Result<Tokenizer, ChatError> {
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, ChatError> {
         match self.dir() {
             None => Tokenizer::from_bytes(builtin::TOKENIZER, Some(builtin::TOKENIZER_CONFIG)),
             Some(dir) => Tokenizer::load(dir),
@@ -158,7 +160,7 @@ impl RunningModel {
         if let Some(threads) = args.threads {
             taper_tensor::pool::set_threads(threads.into())?;
         }
-        let name = source.name();
+        let (name, spec, offers) = (source.name(), args.kv.spec()?, args.kv.offers()?);
         let loading = || format!("loading {}", describe(source));
         let weights = Arc::new(source.checkpoint().with_context(loading)?);
         let gpu = args.gpu()?;
@@ -183,15 +185,19 @@ impl RunningModel {
         let (tokenizer, template, generation) = text?;
         let model = model.with_context(loading)?;
         let (family, parameters) = (model.info().family, model.info().parameters);
+        let resolve = |spec: &SchemeSpec| spec.resolve(model.info().layers, gpu.as_ref());
+        let offer = |(bits, spec): &(u32, SchemeSpec)| {
+            anyhow::Ok(KvOffer { bits: *bits, scheme: resolve(spec)? })
+        };
+        let offers = offers.iter().map(offer).collect::<Result<_>>()?;
         let config = EngineConfig {
             max_model_len: args.max_model_len,
             max_num_seqs: args.max_num_seqs,
             max_num_batched_tokens: args.max_num_batched_tokens,
             max_waiting,
-            codec: match &gpu {
-                Some(gpu) => taper_kv_codecs::parse_on(&args.kv_cache_dtype, gpu)?,
-                None => taper_kv_codecs::parse(&args.kv_cache_dtype)?,
-            },
+            scheme: resolve(&spec)?,
+            offers,
+            disk: disk(source, args)?,
             exact: args.exact(),
             prefix_caching: args.prefix_caching(),
             kv_budget: kv_budget(args, free, &*model, gpu.as_ref())?,
@@ -201,6 +207,17 @@ impl RunningModel {
         let sampling = generation.sampling()?;
         Ok(Self { name, family, parameters, engine, tokenizer, template, sampling })
     }
+}
+
+/// Where prefixes are kept, if they are.
+fn disk(source: &ModelSource, args: &EngineArgs) -> Result<Option<KvDisk>> {
+    let Some(dir) = args.kv_offloading_dir.clone() else { return Ok(None) };
+    ensure!(args.device == "cpu", "--kv-offloading-dir works on the CPU only, not with --device");
+    ensure!(args.prefix_caching(), "--kv-offloading-dir keeps prefixes: it needs prefix caching");
+    let size = args.kv_offloading_size;
+    ensure!(size > 0.0 && size.is_finite(), "--kv-offloading-size must be above 0");
+    let max_bytes = (size * (1u64 << 30) as f64) as u64;
+    Ok(Some(KvDisk { dir, max_bytes, model: identity::identity(source, args)? }))
 }
 
 /// `free` is the memory before the model was loaded.
@@ -233,7 +250,7 @@ fn kv_budget(
 
 /// Builds the model, with a progress bar. Weights that are not repacked stay mapped; they are read
 /// once, so that the first request does not wait for the disk.
-fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Model>> {
+pub(crate) fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Model>> {
     let bar = ProgressBar::new(weights.bytes());
     if let Ok(style) = ProgressStyle::with_template(
         "loading weights {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}",

@@ -129,9 +129,14 @@ fn a_tool_is_called_and_its_result_used() {
 /// SwiftLM's regression sequence for its prompt cache, over every kind of cache.
 #[test]
 fn big_small_big_big_answers_alike_and_counts_what_it_reused() {
-    for (cache, unit) in [("auto", 32), ("taper4", 256)] {
-        let server = Server::start(&["--kv-cache-dtype", cache]);
-        let off = Server::start(&["--kv-cache-dtype", cache, "--no-enable-prefix-caching"]);
+    let mixed = r#"{"kv_scheme": {"default": "turbo4", "layers": {"0": "f16", "-1": "taper3"}}}"#;
+    for (flag, cache, unit) in [
+        ("--kv-cache-dtype", "auto", 32),
+        ("--kv-cache-dtype", "taper4", 256),
+        ("--additional-config", mixed, 256),
+    ] {
+        let server = Server::start(&[flag, cache]);
+        let off = Server::start(&[flag, cache, "--no-enable-prefix-caching"]);
         let big = "apple ".repeat(700);
         let ask = |server: &Server, text: &str| {
             server.chat(text, json!({ "max_tokens": 30, "temperature": 0 }))
@@ -153,6 +158,108 @@ fn big_small_big_big_answers_alike_and_counts_what_it_reused() {
         assert_eq!(off.metric("vllm:prefix_cache_hits_total"), 0.0);
         let exact = server.metric("taper:kv_cache_exact_capacity_bytes");
         assert_eq!(exact > 0.0, cache != "auto");
+    }
+}
+
+/// Choices share the full blocks of their prompt, and each writes into blocks of its own.
+#[test]
+fn choices_share_their_prompt_and_say_what_they_say_without_sharing() {
+    for cache in ["auto", "taper4"] {
+        let flags = ["--kv-cache-dtype", cache, "--kv-recent-tokens", "32"];
+        let server = Server::start(&flags);
+        let off = Server::start(&[&flags[..], &["--no-enable-prefix-caching"]].concat());
+        let text =
+            format!("Continue this text: {}", "The borrow checker makes sure that ".repeat(30));
+        let fields = json!({ "n": 4, "temperature": 1.5, "seed": 7, "max_tokens": 50 });
+        let texts = |answer: &Value| -> Vec<String> {
+            let choices = answer["choices"].as_array().unwrap().iter();
+            choices.map(|c| c["message"]["content"].as_str().unwrap().to_owned()).collect()
+        };
+        let (got, want) = (server.chat(&text, fields.clone()), off.chat(&text, fields.clone()));
+        assert_eq!(texts(&got), texts(&want), "{cache}");
+        let different: std::collections::BTreeSet<_> = texts(&got).into_iter().collect();
+        assert!(different.len() > 2, "{cache}: the draws differ: {different:?}");
+        let prompt = got["usage"]["prompt_tokens"].as_u64().unwrap();
+        let shared = (prompt - 1) / 32 * 32;
+        assert!(shared > 96 && !prompt.is_multiple_of(32), "{prompt} tokens end within a block");
+        let computed = server.metric("vllm:prompt_tokens_total") as u64;
+        assert_eq!(computed, prompt + 3 * (prompt - shared), "{cache}: computed once");
+        // What one choice wrote is no other's: the prompt's own blocks still say the same.
+        assert_eq!(texts(&server.chat(&text, fields)), texts(&want), "{cache}");
+    }
+}
+
+/// SwiftLM's field, where the server was started with caches for it.
+#[test]
+fn kv_bits_choose_a_cache_or_are_refused() {
+    let offers = r#"{"kv_bits": {"8": "affine8", "4": "taper4"}}"#;
+    let server = Server::start(&["--additional-config", offers]);
+    let text = "What is 12 + 30?";
+    let ask = |bits: Value| {
+        server.post(
+            "/v1/chat/completions",
+            &common::chat(text, json!({ "kv_bits": bits, "temperature": 0 })),
+        )
+    };
+    let plain = server.chat(text, json!({ "temperature": 0 }));
+    for bits in [json!(4), json!(8), json!(16), Value::Null] {
+        let reply = ask(bits.clone());
+        assert_eq!(reply.status, 200, "{bits}");
+        assert_eq!(content(&reply.json()), content(&plain), "{bits}: this much each cache keeps");
+    }
+    for (bits, code) in [
+        (json!(3), "invalid_kv_bits"),
+        (json!(0), "invalid_kv_bits"),
+        (json!(-4), "invalid_value"),
+        (json!("4"), "invalid_type"),
+    ] {
+        let reply = ask(bits.clone());
+        assert_eq!(
+            (reply.status, reply.json()["error"]["code"].as_str()),
+            (400, Some(code)),
+            "{bits}"
+        );
+        assert_eq!(reply.json()["error"]["param"], "kv_bits");
+    }
+    let message = ask(json!(3)).json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("16 or 8 or 4"), "{message}");
+    let info = server.get("/metrics").body;
+    assert!(info.contains("kv_bits=\"4\",cache_dtype=\"taper4\"} 1"), "{info}");
+}
+
+/// Prefixes outlive the server, in a directory; what is damaged there is computed again.
+#[test]
+fn a_restarted_server_finds_its_prefixes_on_disk() {
+    for (cache, unit) in [("auto", 32), ("taper4", 256)] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        let flags = ["--kv-cache-dtype", cache, "--kv-offloading-dir", path];
+        let text = "apple ".repeat(700);
+        let ask = |flags: &[&str]| {
+            let mut server = Server::start(flags);
+            let answer = server.chat(&text, json!({ "max_tokens": 30, "temperature": 0 }));
+            server.signal("-TERM");
+            assert!(server.wait().success());
+            let cached =
+                answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+            let prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+            (content(&answer).to_owned(), cached, (prompt - 1) / unit * unit)
+        };
+        let (first, cached, _) = ask(&flags);
+        assert_eq!(cached, 0, "{cache}");
+        let (second, cached, whole) = ask(&flags);
+        assert_eq!((&second, cached), (&first, whole), "{cache}: all of it from disk");
+        let other = ["--kv-cache-dtype", "turbo4", "--kv-offloading-dir", path];
+        assert_eq!(ask(&other).1, 0, "another codec's rows are not used");
+        for entry in std::fs::read_dir(dir.path()).unwrap() {
+            let file = entry.unwrap().path();
+            let bytes = std::fs::read(&file).unwrap();
+            std::fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+        }
+        let (third, cached, _) = ask(&flags);
+        assert_eq!((&third, cached), (&first, 0), "{cache}: damaged files are not used");
+        let (fourth, cached, whole) = ask(&flags);
+        assert_eq!((&fourth, cached), (&first, whole), "{cache}: and were written anew");
     }
 }
 

@@ -63,6 +63,10 @@ fn inspect_says_what_a_model_is() {
     for word in ["BF16", "model.embed_tokens.weight", "[320, 128]", "longer than the model's"] {
         assert!(out.contains(word), "{word:?} is not in\n{out}");
     }
+    let scheme = r#"{"kv_scheme": {"default": "f16", "layers": {"1": "turbo4"}}}"#;
+    let flags = ["inspect", dir.path(), "--context", "64", "--additional-config", scheme];
+    let (out, _) = works(&flags, "");
+    assert!(out.contains("a KV cache of f16 (1: turbo4)"), "{out}");
     dir.truncate("model.safetensors", |n| n / 2);
     assert!(fails(&["inspect", dir.path()]).contains("model.safetensors"));
 }
@@ -115,6 +119,14 @@ fn mistakes_are_named() {
     }
     assert!(fails(&["run", "x", "--model", "/nothing/here"]).contains("/nothing/here"));
     assert!(fails(&["run", "x", "--kv-cache-dtype", "int1"]).contains("int1"));
+    let config = |json| fails(&["run", "x", "--additional-config", json]);
+    assert!(config("{\"kv_schema\": 1}").contains("expected `kv_scheme`"));
+    assert!(config("{\"kv_bits\": {\"x\": \"f16\"}}").contains("from 1 to 32"));
+    assert!(config("{\"kv_bits\": {\"16\": \"bf16\"}}").contains("two KV schemes"));
+    assert!(config("{\"kv_scheme\": [\"f16\"]}").contains("has 1 codecs, and the model"));
+    let size = ["run", "x", "--kv-offloading-dir", "/tmp", "--kv-offloading-size", "0"];
+    assert!(fails(&size).contains("above 0"));
+    assert!(fails(&["run", "x", "--kv-offloading-dir", "/dev/null"]).contains("/dev/null"));
     assert!(fails(&["run", "x", "--temperature", "9"]).contains("temperature"));
     assert!(fails(&["run", "--raw", ""]).contains("empty"));
 }

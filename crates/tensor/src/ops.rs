@@ -3,7 +3,7 @@
 use crate::{
     Result, Tensor, TensorError, cpu,
     gpu::{self, Elements},
-    host,
+    host, pool,
     tensor::GpuTensor,
 };
 
@@ -82,6 +82,54 @@ pub fn take_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
     host::tensor(out, &[ids.len(), n])
 }
 
+/// Rows that are added to others.
+#[derive(Debug)]
+pub struct WeightedRows {
+    /// `[rows.len(), n]`.
+    pub x: Tensor,
+    /// Where they go.
+    pub rows: Vec<u32>,
+    /// What they are multiplied with.
+    pub weights: Vec<f32>,
+}
+
+/// `base` plus the weighted sum of the parts' rows. A row's parts are added in the order of `parts`,
+/// and their sum to `base`.
+///
+/// # Shapes
+/// `base [t, n]` -> `[t, n]`.
+///
+/// # Errors
+/// A row is not below `t`, another shape or type, or a tensor on a GPU.
+pub fn add_weighted_rows(base: &Tensor, parts: &[WeightedRows]) -> Result<Tensor> {
+    let (t, n) = host::dims2("add_weighted_rows", base)?;
+    let mut of_row = vec![Vec::new(); t];
+    let mut values = Vec::with_capacity(parts.len());
+    for (i, part) in parts.iter().enumerate() {
+        let m = part.rows.len();
+        if *part.x.dims() != [m, n] || part.weights.len() != m {
+            let expected = format!("[{m}, {n}] and as many weights");
+            return Err(TensorError::shape("add_weighted_rows", expected, part.x.dims()));
+        }
+        for (j, (&row, &weight)) in part.rows.iter().zip(&part.weights).enumerate() {
+            let index = row as usize;
+            let missing = TensorError::Index { op: "add_weighted_rows", index, limit: t };
+            of_row.get_mut(index).ok_or(missing)?.push((i, j, weight));
+        }
+        values.push(host::read("add_weighted_rows", &part.x, <[f32]>::to_vec)?);
+    }
+    let mut out = host::read("add_weighted_rows", base, <[f32]>::to_vec)?;
+    let mut rows: Vec<_> = out.chunks_exact_mut(n.max(1)).collect();
+    pool::for_each(&mut rows, |row, out| {
+        let mut sum = vec![0.0; n];
+        for &(part, at, weight) in &of_row[row] {
+            cpu::add_scaled(&mut sum, weight, &values[part][at * n..][..n]);
+        }
+        cpu::add_scaled(out, 1.0, &sum);
+    });
+    host::tensor(out, &[t, n])
+}
+
 /// Reads a tensor's elements as f32 on the host, for kernels of other crates. From a GPU they are
 /// copied, once it has computed them.
 ///
@@ -131,6 +179,26 @@ mod tests {
         assert!(gated(Activation::Silu, &x, &y).is_err());
         assert!(crate::RmsNorm::new(vec![1.0; 2], 0.0).forward(&x).is_err());
         assert!(matches!(take_rows(&x, &[2]), Err(TensorError::Index { index: 2, .. })));
+    }
+
+    #[test]
+    fn weighted_rows_are_added_where_they_belong() {
+        let base = host::tensor(vec![1.0, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+        let x = |data: &[f32]| host::tensor(data.to_vec(), &[data.len() / 2, 2]).unwrap();
+        let part = |data, rows, weights| WeightedRows { x: x(data), rows, weights };
+        let parts = [
+            part(&[10.0, 20.0, 30.0, 40.0], vec![1, 0], vec![0.5, 2.0]),
+            part(&[1.0, 1.0], vec![1], vec![-1.0]),
+        ];
+        let out = add_weighted_rows(&base, &parts).unwrap();
+        assert_eq!(with_host_f32(&out, <[f32]>::to_vec).unwrap(), [61.0, 82.0, 7.0, 13.0]);
+        let outside = [part(&[0.0, 0.0], vec![2], vec![1.0])];
+        assert!(matches!(
+            add_weighted_rows(&base, &outside),
+            Err(TensorError::Index { index: 2, limit: 2, .. })
+        ));
+        let short = [part(&[0.0, 0.0], vec![0], vec![])];
+        assert!(matches!(add_weighted_rows(&base, &short), Err(TensorError::Shape { .. })));
     }
 
     #[test]

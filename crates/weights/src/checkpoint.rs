@@ -177,13 +177,34 @@ impl Checkpoint {
     /// # Errors
     /// A tensor is missing or of another shape or type.
     pub fn weight(&self, prefix: &str, rows: usize, cols: usize) -> Result<Weight, WeightsError> {
+        self.matrix(prefix, &[rows], cols)
+    }
+
+    /// The `count` matrices of `prefix.weight`, `[count, rows, cols]`: MLX's layout of experts.
+    ///
+    /// # Errors
+    /// As [`Self::weight`].
+    pub fn stacked(
+        &self,
+        prefix: &str,
+        count: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<Weight>, WeightsError> {
+        let all = self.matrix(prefix, &[count, rows], cols)?;
+        let wrap = |source| WeightsError::Tensor { name: format!("{prefix}.weight"), source };
+        (0..count).map(|i| all.row_range(i * rows, rows).map_err(wrap)).collect()
+    }
+
+    /// The matrix of all rows, which the files may count in several dimensions.
+    fn matrix(&self, prefix: &str, rows: &[usize], cols: usize) -> Result<Weight, WeightsError> {
         let name = format!("{prefix}.weight");
         if self.has(&format!("{prefix}.scales")) {
             return self.affine(prefix, &name, rows, cols).map(Weight::Affine);
         }
         let (dtype, shape, bytes) = self.floats(&name)?;
-        expect_shape(&name, shape, &[rows, cols])?;
-        let weight = DenseWeight::new((rows, cols), dtype, bytes);
+        expect_shape(&name, shape, &[rows, &[cols]].concat())?;
+        let weight = DenseWeight::new((rows.iter().product(), cols), dtype, bytes);
         weight.map(Weight::Dense).map_err(|source| WeightsError::Tensor { name, source })
     }
 
@@ -191,7 +212,7 @@ impl Checkpoint {
         &self,
         prefix: &str,
         name: &str,
-        rows: usize,
+        rows: &[usize],
         cols: usize,
     ) -> Result<AffineWeight, WeightsError> {
         let format = self.quantization.format(prefix).ok_or(WeightsError::BadQuantization {
@@ -205,15 +226,16 @@ impl Checkpoint {
             let (expected, got) = ("U32", format!("{:?}", raw.dtype));
             return Err(WeightsError::DType { name: name.to_owned(), expected, got });
         }
-        expect_shape(name, &raw.shape, &[rows, format.row_bytes(cols) / 4])?;
+        expect_shape(name, &raw.shape, &[rows, &[format.row_bytes(cols) / 4]].concat())?;
         let groups = |suffix: &str| {
             let name = format!("{prefix}.{suffix}");
             let (dtype, shape, bytes) = self.floats(&name)?;
-            expect_shape(&name, shape, &[rows, cols / format.group])?;
+            expect_shape(&name, shape, &[rows, &[cols / format.group]].concat())?;
             Ok((dtype, bytes))
         };
         let (scales, biases) = (groups("scales")?, groups("biases")?);
-        AffineWeight::new(format, (rows, cols), raw.bytes.clone(), scales, biases).map_err(wrap)
+        let shape = (rows.iter().product(), cols);
+        AffineWeight::new(format, shape, raw.bytes.clone(), scales, biases).map_err(wrap)
     }
 
     /// `prefix.weight` with `prefix.bias` when `bias` says that the architecture has one.

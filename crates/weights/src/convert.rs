@@ -13,7 +13,7 @@ mod staging;
 pub use error::ConvertError;
 pub use options::{ConvertOptions, Override};
 
-use crate::{Checkpoint, WeightsError, checkpoint};
+use crate::{Checkpoint, WeightsError, checkpoint, shard::RawTensor};
 use plan::{Entry, Plan};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -24,7 +24,7 @@ use std::{
     io::{Seek, SeekFrom, Write},
     path::Path,
 };
-use taper_tensor::{DenseWeight, cpu::RowSource, quantize};
+use taper_tensor::{AffineFormat, DenseWeight, cpu::RowSource, quantize};
 
 /// Weights that are widened at a time.
 const CHUNK: usize = 1 << 21;
@@ -146,20 +146,40 @@ fn write_entry(
     place: &mut Place<'_>,
     advance: &mut dyn FnMut(u64),
 ) -> Result<(), ConvertError> {
-    let (&Entry { name, raw, format, .. }, outputs) = (entry, entry.outputs.as_slice());
-    let (Some(format), &[rows, cols], [codes, scales, biases]) =
-        (format, raw.shape.as_slice(), outputs)
-    else {
-        outputs.iter().try_for_each(|o| place(o.offset, raw.bytes.as_slice()))?;
-        advance(raw.bytes.len() as u64);
-        return Ok(());
+    let mut at: Vec<_> = entry.outputs.iter().map(|o| o.offset).collect();
+    let mut put = |i: usize, bytes: &[u8]| {
+        place(at[i], bytes)?;
+        at[i] += bytes.len() as u64;
+        Ok(())
     };
+    for raw in &entry.raws {
+        match (entry.format, raw.shape.as_slice()) {
+            (Some(format), &[rows, cols]) => {
+                write_matrix(&entry.name, raw, (rows, cols), format, &mut put, advance)?;
+            }
+            _ => {
+                put(0, raw.bytes.as_slice())?;
+                advance(raw.bytes.len() as u64);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Quantizes a matrix; `put(i, bytes)` appends to codes, scales or biases.
+fn write_matrix(
+    name: &str,
+    raw: &RawTensor,
+    (rows, cols): (usize, usize),
+    format: AffineFormat,
+    put: &mut dyn FnMut(usize, &[u8]) -> Result<(), ConvertError>,
+    advance: &mut dyn FnMut(u64),
+) -> Result<(), ConvertError> {
     let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
     let dtype = checkpoint::float_type(name, raw.dtype)?;
     let weight = DenseWeight::new((rows, cols), dtype, raw.bytes.clone()).map_err(wrap)?;
     let step = (CHUNK / cols).clamp(1, rows.max(1));
     let mut values = vec![0.0; step * cols];
-    let mut at = [codes.offset, scales.offset, biases.offset];
     for first in (0..rows).step_by(step) {
         let values = &mut values[..step.min(rows - first) * cols];
         weight.read_rows(first, values);
@@ -167,9 +187,8 @@ fn write_entry(
             return Err(ConvertError::NotFinite { name: name.to_owned() });
         }
         let parts = quantize(values, cols, format, dtype).map_err(wrap)?;
-        for (at, part) in at.iter_mut().zip([&parts.codes, &parts.scales, &parts.biases]) {
-            place(*at, part)?;
-            *at += part.len() as u64;
+        for (i, part) in [&parts.codes, &parts.scales, &parts.biases].into_iter().enumerate() {
+            put(i, part)?;
         }
         advance((values.len() * dtype.size_in_bytes()) as u64);
     }
@@ -183,7 +202,7 @@ fn complete_config(
     plan: &Plan<'_>,
     options: &ConvertOptions,
 ) {
-    let section = |f: taper_tensor::AffineFormat| {
+    let section = |f: AffineFormat| {
         Map::from_iter([
             ("group_size".to_owned(), json!(f.group)),
             ("bits".to_owned(), json!(f.bits)),

@@ -2,7 +2,7 @@
 
 use super::{
     peer::Peer,
-    shape::{SMALL, Shape, WIDE},
+    shape::{MOE, SMALL, Shape, WIDE},
 };
 use anyhow::{Context, Error, Result, bail};
 use std::{fmt, str::FromStr};
@@ -73,12 +73,13 @@ pub(crate) struct Cell {
     pub(crate) work: Work,
 }
 
-/// Name prefix of cells of the 2-layer slice of Qwen3-8B.
-const WIDE_PREFIX: &str = "wide-";
+/// Name prefixes of cells that are not of Qwen3-0.6B: the 2-layer slice of Qwen3-8B, and the small
+/// Qwen3 with experts.
+const PREFIXES: [(&str, Shape); 2] = [("wide-", WIDE), ("moe-", MOE)];
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = if self.shape == WIDE { WIDE_PREFIX } else { "" };
+        let prefix = PREFIXES.iter().find(|p| p.1 == self.shape).map_or("", |p| p.0);
         let suffix = match self.format {
             Format::Bits4 => "",
             Format::Bits8 => "-8bit",
@@ -92,8 +93,8 @@ impl FromStr for Cell {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let (shape, rest) =
-            name.strip_prefix(WIDE_PREFIX).map_or((SMALL, name), |rest| (WIDE, rest));
+        let found = PREFIXES.iter().find_map(|&(p, shape)| Some((shape, name.strip_prefix(p)?)));
+        let (shape, rest) = found.unwrap_or((SMALL, name));
         let suffixes = [("-8bit", Format::Bits8), ("-bf16", Format::Bf16)];
         let found = suffixes.iter().find_map(|&(s, f)| Some((rest.strip_suffix(s)?, f)));
         let (rest, format) = found.unwrap_or((rest, Format::Bits4));
@@ -136,6 +137,9 @@ const USUAL: &[(&str, &[Peer])] = &[
     ("prefill-512-bf16", &[LlamaCpp, Transformers]),
     ("wide-prefill-512", &[LlamaCpp]),
     ("wide-decode-0", &[LlamaCpp]),
+    ("moe-prefill-512", &[LlamaCpp]),
+    ("moe-decode-0", &[LlamaCpp]),
+    ("moe-decode-128x8", &[LlamaCpp]),
     ("first-token", &[LlamaCpp]),
 ];
 

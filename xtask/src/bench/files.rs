@@ -142,10 +142,12 @@ fn write_checkpoint(shape: &Shape, dir: &Path) -> Result<()> {
     let (mut header, mut at) = (Map::new(), 0);
     header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
     for tensor in &tensors {
-        let end = at + 2 * tensor.len();
-        let entry = json!({"dtype": "BF16", "shape": tensor.dims, "data_offsets": [at, end]});
-        header.insert(tensor.name.clone(), entry);
-        at = end;
+        for (name, dims) in tensor.parts() {
+            let end = at + 2 * dims.iter().product::<usize>();
+            let entry = json!({"dtype": "BF16", "shape": dims, "data_offsets": [at, end]});
+            header.insert(name, entry);
+            at = end;
+        }
     }
     let mut header = serde_json::to_vec(&header)?;
     header.resize(header.len().next_multiple_of(8), b' ');

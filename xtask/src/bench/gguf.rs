@@ -74,20 +74,21 @@ fn metadata(shape: &Shape, vocabulary: &Vocabulary) -> Vec<(String, Value)> {
     let (tokens, types): (Vec<_>, Vec<_>) = vocabulary.gguf_tokens().unzip();
     let words = &vocabulary.words;
     let merges = vocabulary.merges.iter().map(|&(a, b)| format!("{} {}", words[a], words[b]));
-    let list = [
-        ("general.architecture", text("qwen3")),
+    let family = if shape.experts.is_some() { "qwen3moe" } else { "qwen3" };
+    let mut list = vec![
+        ("general.architecture", text(family)),
         ("general.name", text(shape.name)),
         ("general.file_type", Value::U32(MOSTLY_BF16)),
-        ("qwen3.block_count", number(shape.layers)),
-        ("qwen3.context_length", number(CONTEXT)),
-        ("qwen3.embedding_length", number(shape.hidden)),
-        ("qwen3.feed_forward_length", number(shape.intermediate)),
-        ("qwen3.attention.head_count", number(shape.heads)),
-        ("qwen3.attention.head_count_kv", number(shape.kv_heads)),
-        ("qwen3.attention.key_length", number(HEAD_DIM)),
-        ("qwen3.attention.value_length", number(HEAD_DIM)),
-        ("qwen3.attention.layer_norm_rms_epsilon", Value::F32(RMS_EPS)),
-        ("qwen3.rope.freq_base", Value::F32(ROPE_THETA as f32)),
+        ("*.block_count", number(shape.layers)),
+        ("*.context_length", number(CONTEXT)),
+        ("*.embedding_length", number(shape.hidden)),
+        ("*.feed_forward_length", number(shape.intermediate)),
+        ("*.attention.head_count", number(shape.heads)),
+        ("*.attention.head_count_kv", number(shape.kv_heads)),
+        ("*.attention.key_length", number(HEAD_DIM)),
+        ("*.attention.value_length", number(HEAD_DIM)),
+        ("*.attention.layer_norm_rms_epsilon", Value::F32(RMS_EPS)),
+        ("*.rope.freq_base", Value::F32(ROPE_THETA as f32)),
         ("tokenizer.ggml.model", text("gpt2")),
         ("tokenizer.ggml.pre", text("qwen2")),
         ("tokenizer.ggml.tokens", Value::Texts(tokens)),
@@ -99,7 +100,14 @@ fn metadata(shape: &Shape, vocabulary: &Vocabulary) -> Vec<(String, Value)> {
         ("tokenizer.ggml.add_bos_token", Value::Bool(false)),
         ("tokenizer.chat_template", text(CHATML)),
     ];
-    list.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    if let Some((experts, chosen)) = shape.experts {
+        list.extend([
+            ("*.expert_count", number(experts)),
+            ("*.expert_used_count", number(chosen)),
+            ("*.expert_feed_forward_length", number(shape.intermediate)),
+        ]);
+    }
+    list.into_iter().map(|(key, value)| (key.replace('*', family), value)).collect()
 }
 
 fn bytes(tensor: &TensorSpec) -> usize {

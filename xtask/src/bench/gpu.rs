@@ -28,6 +28,7 @@ const MIDDLE: Shape = Shape {
     kv_heads: 8,
     intermediate: 9728,
     tied: true,
+    experts: None,
 };
 const SHAPES: [Shape; 3] = [shape::SMALL, MIDDLE, LARGE];
 

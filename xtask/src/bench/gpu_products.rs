@@ -28,21 +28,15 @@ pub(super) fn run(gpu: &Gpu) -> Result<()> {
 
 fn product(gpu: &Gpu, (rows, cols): (usize, usize), tokens: usize, exact: bool) -> Result<f64> {
     let mut random = Random::new(5);
-    let codes: Vec<u8> =
-        (0..rows * cols / 16).flat_map(|_| random.next().to_le_bytes()).collect();
+    let codes: Vec<u8> = (0..rows * cols / 16).flat_map(|_| random.next().to_le_bytes()).collect();
     let floats = |x: f32| {
         let bits = ((x.to_bits() >> 16) as u16).to_le_bytes();
         Bytes::from_vec(bits.repeat(rows * cols / GROUP))
     };
     let format = AffineFormat { bits: 4, group: GROUP };
     let pair = |x| (DType::BF16, floats(x));
-    let weight = AffineWeight::new(
-        format,
-        (rows, cols),
-        Bytes::from_vec(codes),
-        pair(0.01),
-        pair(-0.08),
-    )?;
+    let weight =
+        AffineWeight::new(format, (rows, cols), Bytes::from_vec(codes), pair(0.01), pair(-0.08))?;
     let bytes = rows * cols * 9 / 16;
     let copies = (BYTES / bytes).max(1);
     let linears = (0..copies)

@@ -26,7 +26,7 @@ const COMPLETION: &str = "llama-completion";
 const TOOLS: [&str; 4] = [BENCH, BATCHED, QUANTIZE, COMPLETION];
 
 /// Flash attention, and its own sizes of batches.
-const OPTIONS: &str = "flash attention on, KV f16, batch 2048, ubatch 512, mmap";
+const OPTIONS: &str = "flash attention on, batch 2048, ubatch 512, mmap";
 
 const FLAGS: [&str; 11] = [
     "-GNinja",
@@ -54,6 +54,7 @@ pub(crate) struct LlamaCpp {
     version: String,
     options: String,
     pure: bool,
+    kv: String,
 }
 
 impl LlamaCpp {
@@ -63,6 +64,7 @@ impl LlamaCpp {
         files: &Files,
         python: &Path,
         pure: bool,
+        kv: &str,
     ) -> Result<Self> {
         let dir = match dir {
             Some(dir) => dir.to_owned(),
@@ -77,8 +79,8 @@ impl LlamaCpp {
             );
         }
         let pure_text = if pure { ", --pure weights" } else { "" };
-        let mut found =
-            Self { dir, version: String::new(), options: format!("{OPTIONS}{pure_text}"), pure };
+        let options = format!("{OPTIONS}, KV {kv}{pure_text}");
+        let mut found = Self { dir, version: String::new(), options, pure, kv: kv.to_owned() };
         found.version = found.ask_version()?;
         Ok(found)
     }
@@ -137,7 +139,7 @@ impl Engine for LlamaCpp {
         };
         let mut command = self.tool(tool);
         command.arg("-m").arg(model).args(["-t", &threads.to_string()]);
-        command.args(words.split_whitespace());
+        command.args(words.split_whitespace()).args(["-ctk", &self.kv, "-ctv", &self.kv]);
         match tool {
             COMPLETION => first_token(command.args(["-p", PROMPT]), samples),
             BATCHED => {

@@ -31,7 +31,6 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     thread,
-    time::Instant,
 };
 
 /// What is measured.
@@ -87,6 +86,9 @@ pub(crate) struct CpuArgs {
     /// Have llama-quantize keep the tied embedding at 4 bits too.
     #[arg(long)]
     pure: bool,
+    /// Type of llama.cpp's KV cache.
+    #[arg(long, default_value = "f16", value_name = "TYPE")]
+    peer_kv: String,
     /// A Python: with the engine to compare with, or to build llama.cpp.
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     python: PathBuf,
@@ -138,14 +140,22 @@ fn alone(model: &Path, args: &CpuArgs) -> Result<()> {
         args.cells.clone()
     };
     let works: Vec<Work> = cells.iter().map(|c| c.parse()).collect::<Result<_>>()?;
-    let start = Instant::now();
-    let mut runner = own.load(model, &works)?;
-    println!("loaded in {:.2} s; {}", start.elapsed().as_secs_f64(), taper::instructions());
-    println!("{:<20} tokens/s, median [min .. max]", "cell");
-    for work in works {
-        let speeds = own.measure(&mut runner, work)?;
-        let spread = Spread::of(&speeds).context("--repeats is 0")?;
-        println!("{:<20} {spread}", work.to_string());
+    println!("{}", taper::instructions());
+    println!("{:<20} {:<10} tokens/s, median [min .. max], times the first KV type", "cell", "KV");
+    let mut first: Vec<f64> = Vec::new();
+    for kv in own.kv_cache_dtype.split(',') {
+        let own = OwnArgs { kv_cache_dtype: kv.to_owned(), ..own.clone() };
+        for (i, work) in works.iter().enumerate() {
+            // A cache of its own for each cell: it is as large as the cell asks for.
+            let mut runner = own.load(model, &[*work])?;
+            let speeds = own.measure(&mut runner, *work)?;
+            let spread = Spread::of(&speeds).context("--repeats is 0")?;
+            if first.len() == i {
+                first.push(spread.median);
+            }
+            let times = spread.median / first[i];
+            println!("{:<20} {kv:<10} {spread} {times:.2}", work.to_string());
+        }
     }
     Ok(())
 }
@@ -161,11 +171,17 @@ fn compare(root: &Path, peer: Peer, args: &CpuArgs) -> Result<()> {
         true => Cell::usual(peer)?,
         false => args.cells.iter().map(|c| c.parse()).collect::<Result<_>>()?,
     };
-    let ours = taper::Taper::new(root)?;
+    let ours = taper::Taper::new(root, &args.own)?;
     let theirs: Box<dyn Engine> = match peer {
         Peer::LlamaCpp => {
             let dir = args.llama_cpp.as_deref();
-            Box::new(llama_cpp::LlamaCpp::find(dir, &files, &args.python, args.pure)?)
+            Box::new(llama_cpp::LlamaCpp::find(
+                dir,
+                &files,
+                &args.python,
+                args.pure,
+                &args.peer_kv,
+            )?)
         }
         Peer::MlxLm | Peer::Transformers => Box::new(python::PythonPeer::new(peer, &args.python)?),
     };

@@ -19,9 +19,13 @@ pub(crate) struct OwnArgs {
     /// Tokens of a prefill step.
     #[arg(long, default_value_t = 512)]
     pub(crate) chunk: usize,
-    /// How keys and values are stored.
+    /// How keys and values are stored; several, separated by commas, of a checkpoint measured alone.
     #[arg(long, default_value = "f16")]
     pub(crate) kv_cache_dtype: String,
+    /// Fill the cache of decode cells with random rows instead of running a prompt, which takes
+    /// minutes at great depths.
+    #[arg(long)]
+    pub(crate) fill: bool,
     /// Exact products with quantized weights.
     #[arg(long)]
     pub(crate) float32: bool,
@@ -66,7 +70,10 @@ impl OwnArgs {
                 speeds
             }
             Work::Decode { depth, batch } => {
-                (0..batch as u64).try_for_each(|seq| self.prefill(runner, seq, depth))?;
+                (0..batch as u64).try_for_each(|seq| match self.fill {
+                    true => runner.fill(seq, depth),
+                    false => self.prefill(runner, seq, depth),
+                })?;
                 let step = |runner: &mut Runner, at| {
                     let piece = |seq| Piece { seq: seq as u64, start: at, tokens: &[7] };
                     runner.step(&(0..batch).map(piece).collect::<Vec<_>>(), true)

@@ -38,7 +38,9 @@ pub(crate) fn run(args: &PrefixArgs) -> Result<()> {
         max_num_seqs: 4,
         max_num_batched_tokens: args.settings.chunk as u32,
         max_waiting: 4,
-        codec: taper_kv_codecs::parse(&args.settings.kv_cache_dtype)?,
+        scheme: taper_kv_codecs::parse(&args.settings.kv_cache_dtype)?.into(),
+        offers: Vec::new(),
+        disk: None,
         exact: Some(Exact::DEFAULT),
         prefix_caching: true,
         kv_budget: KvBudget::Tokens(2 * u64::from(length)),
@@ -74,7 +76,10 @@ fn first_token(engine: &LocalEngine, prompt: Vec<TokenId>) -> Result<(f64, u32)>
     let sampling = SamplingParams::greedy();
     let (sink, events) = channel();
     let start = Instant::now();
-    engine.submit(GenRequest { prompt, sampling, stop, prompt_logprobs: None }, sink)?;
+    engine.submit(
+        GenRequest { prompt, sampling, stop, prompt_logprobs: None, kv_bits: None },
+        sink,
+    )?;
     let (mut seconds, mut cached) = (None, 0);
     for event in events {
         match event {

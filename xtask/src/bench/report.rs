@@ -110,8 +110,7 @@ impl Report<'_> {
         text += "\nTokens a second, seconds for the first token; median [min .. max]. MiB: peak resident \
                  memory, goal";
         text += &format!(" <= {MEMORY_GOAL}.\n");
-        text += &self.bandwidth_text().unwrap_or_default();
-        text + "A small Qwen3-MoE is not measured: this engine has no qwen3_moe yet.\n"
+        text + &self.bandwidth_text().unwrap_or_default()
     }
 
     /// One cell's row of the table.

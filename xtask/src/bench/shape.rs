@@ -22,6 +22,8 @@ pub(crate) struct Shape {
     pub(crate) intermediate: usize,
     /// The embedding is the last projection too.
     pub(crate) tied: bool,
+    /// Experts of `intermediate` each, and how many of them a token goes through.
+    pub(crate) experts: Option<(usize, usize)>,
 }
 
 /// Qwen3-0.6B.
@@ -33,6 +35,7 @@ pub(crate) const SMALL: Shape = Shape {
     kv_heads: 8,
     intermediate: 3072,
     tied: true,
+    experts: None,
 };
 
 /// Two of the 36 layers of Qwen3-8B, with its embedding and its last projection.
@@ -44,16 +47,29 @@ pub(crate) const WIDE: Shape = Shape {
     kv_heads: 8,
     intermediate: 12288,
     tied: false,
+    experts: None,
+};
+
+/// A small Qwen3 with experts; no such model was published.
+pub(crate) const MOE: Shape = Shape {
+    name: "qwen3-moe-small",
+    hidden: 1024,
+    layers: 12,
+    heads: 16,
+    kv_heads: 8,
+    intermediate: 512,
+    tied: true,
+    experts: Some((32, 4)),
 };
 
 /// A tensor of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorSpec {
-    /// Its name in Hugging Face's files.
+    /// Its name in Hugging Face's files, `*` where those of experts have their number.
     pub(crate) name: String,
     /// Its name in GGUF files.
     pub(crate) gguf: String,
-    /// Rows and columns, or the length of a vector.
+    /// Rows and columns, the number of experts before them, or the length of a vector.
     pub(crate) dims: Vec<usize>,
 }
 
@@ -67,6 +83,16 @@ impl TensorSpec {
         self.dims.iter().product()
     }
 
+    /// Names and dimensions in Hugging Face's files, in the order of the values.
+    pub(crate) fn parts(&self) -> Vec<(String, &[usize])> {
+        match &self.dims[..] {
+            [experts, dims @ ..] if dims.len() == 2 => {
+                (0..*experts).map(|e| (self.name.replace('*', &e.to_string()), dims)).collect()
+            }
+            dims => vec![(self.name.clone(), dims)],
+        }
+    }
+
     pub(crate) fn is_vector(&self) -> bool {
         self.dims.len() == 1
     }
@@ -76,8 +102,8 @@ impl Shape {
     /// Every tensor, in the order of the files.
     pub(crate) fn tensors(&self) -> Vec<TensorSpec> {
         let (h, q, kv) = (self.hidden, self.heads * HEAD_DIM, self.kv_heads * HEAD_DIM);
-        let m = self.intermediate;
-        let layer: [(&str, &str, &[usize]); 11] = [
+        let (m, e) = (self.intermediate, self.experts.map_or(0, |(experts, _)| experts));
+        let attention: [(&str, &str, &[usize]); 8] = [
             ("input_layernorm", "attn_norm", &[h]),
             ("self_attn.q_proj", "attn_q", &[q, h]),
             ("self_attn.k_proj", "attn_k", &[kv, h]),
@@ -86,13 +112,22 @@ impl Shape {
             ("self_attn.q_norm", "attn_q_norm", &[HEAD_DIM]),
             ("self_attn.k_norm", "attn_k_norm", &[HEAD_DIM]),
             ("post_attention_layernorm", "ffn_norm", &[h]),
+        ];
+        let dense: [(&str, &str, &[usize]); 3] = [
             ("mlp.gate_proj", "ffn_gate", &[m, h]),
             ("mlp.up_proj", "ffn_up", &[m, h]),
             ("mlp.down_proj", "ffn_down", &[h, m]),
         ];
+        let sparse: [(&str, &str, &[usize]); 4] = [
+            ("mlp.gate", "ffn_gate_inp", &[e, h]),
+            ("mlp.experts.*.gate_proj", "ffn_gate_exps", &[e, m, h]),
+            ("mlp.experts.*.up_proj", "ffn_up_exps", &[e, m, h]),
+            ("mlp.experts.*.down_proj", "ffn_down_exps", &[e, h, m]),
+        ];
+        let mlp = if e == 0 { &dense[..] } else { &sparse[..] };
         let mut all = vec![TensorSpec::new("model.embed_tokens", "token_embd", &[VOCAB, h])];
         for i in 0..self.layers {
-            all.extend(layer.iter().map(|(name, gguf, dims)| {
+            all.extend(attention.iter().chain(mlp).map(|(name, gguf, dims)| {
                 let (name, gguf) = (format!("model.layers.{i}.{name}"), format!("blk.{i}.{gguf}"));
                 TensorSpec::new(&name, &gguf, dims)
             }));
@@ -135,10 +170,24 @@ impl Shape {
             "torch_dtype": "bfloat16",
             "use_cache": true,
         });
-        match config {
+        let mut config = match config {
             Value::Object(map) => map,
             _ => Map::new(),
+        };
+        if let Some((experts, chosen)) = self.experts {
+            let fields = [
+                ("architectures", json!(["Qwen3MoeForCausalLM"])),
+                ("model_type", json!("qwen3_moe")),
+                ("num_experts", json!(experts)),
+                ("num_experts_per_tok", json!(chosen)),
+                ("moe_intermediate_size", json!(self.intermediate)),
+                ("norm_topk_prob", json!(true)),
+                ("decoder_sparse_step", json!(1)),
+                ("mlp_only_layers", json!([])),
+            ];
+            config.extend(fields.map(|(key, value)| (key.to_owned(), value)));
         }
+        config
     }
 }
 
@@ -178,7 +227,7 @@ pub(crate) fn values(index: usize, tensor: &TensorSpec) -> Vec<u8> {
     let mut random = Random::new(index as u64 + 1);
     let (mean, scale) = match tensor.dims[..] {
         [VOCAB, _] if index == 0 => (0.0, 0.02),
-        [_, columns] => (0.0, (columns as f32).sqrt().recip()),
+        [.., columns] if !tensor.is_vector() => (0.0, (columns as f32).sqrt().recip()),
         _ => (1.0, 0.05),
     };
     let mut bytes = Vec::with_capacity(2 * tensor.len());
@@ -199,6 +248,7 @@ mod tests {
         assert_eq!(SMALL.parameters(), 596_049_920);
         assert_eq!(SMALL.tensors().len(), 28 * 11 + 2);
         assert_eq!(WIDE.tensors().len(), 2 * 11 + 3);
+        assert_eq!(MOE.tensors().len(), 12 * 12 + 2);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::{
     cell::{Cell, Work},
     child,
     files::Files,
+    own::OwnArgs,
     peer::{Engine, PROMPT, Reading, Settings, first_token},
 };
 use anyhow::{Context, Result, ensure};
@@ -41,16 +42,22 @@ pub(crate) struct Taper {
     xtask: PathBuf,
     version: String,
     options: String,
+    kv: String,
+    fill: bool,
 }
 
 impl Taper {
-    /// `root` is the workspace's.
-    pub(crate) fn new(root: &Path) -> Result<Self> {
+    /// `root` is the workspace's; `own` says how keys and values are stored.
+    pub(crate) fn new(root: &Path, own: &OwnArgs) -> Result<Self> {
+        let (kv, fill) = (own.kv_cache_dtype.clone(), own.fill);
+        let filled = if fill { ", caches filled with random rows" } else { "" };
         let build = if cfg!(debug_assertions) { ", DEBUG BUILD" } else { "" };
         Ok(Self {
             xtask: env::current_exe().context("where this program is")?,
             version: version(root),
-            options: format!("KV f16, steps of 512 tokens, {}{build}", instructions()),
+            options: format!("KV {kv}{filled}, steps of 512 tokens, {}{build}", instructions()),
+            kv,
+            fill,
         })
     }
 
@@ -101,6 +108,7 @@ impl Engine for Taper {
         for (flag, number) in numbers {
             command.args([flag, &number.to_string()]);
         }
+        command.args(["--kv-cache-dtype", &self.kv]).args(self.fill.then_some("--fill"));
         let done = child::run(&mut command)?;
         let values =
             serde_json::from_str(&done.stdout).context("reading this program's figures")?;

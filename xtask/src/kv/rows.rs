@@ -2,7 +2,7 @@
 
 use super::{CODECS, HEAD, digits, divergence, gaussian, report::Table, row_bytes};
 use anyhow::Result;
-use taper_kv_codecs::{Codebook, LayerPages, parse};
+use taper_kv_codecs::{Codebook, Foreign, LayerPages, Rotation, parse};
 use taper_tensor::ops;
 
 const TOKENS: usize = 4096;
@@ -23,6 +23,28 @@ fn through(name: &str, k: &[f32], v: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {
     let (k, v) = codec.decode(HEAD, &slots, &pages)?;
     let host = |x| ops::with_host_f32(x, <[f32]>::to_vec);
     Ok((host(&k)?, host(&v)?))
+}
+
+/// Layouts of other programs, of keys and values.
+const FOREIGN: [(&str, Foreign, Foreign); 8] = [
+    ("llama.cpp-turboquant turbo4", Foreign::Fork4, Foreign::Fork4),
+    ("the same, until June 2026", Foreign::Fork4Early, Foreign::Fork4Early),
+    ("llama.cpp-turboquant turbo3", Foreign::Fork3, Foreign::Fork3),
+    ("llama.cpp-turboquant turbo2", Foreign::Fork2, Foreign::Fork2),
+    ("SwiftLM", Foreign::SwiftLmKey, Foreign::SwiftLmValue),
+    ("mlx-swift-lm turbo4", Foreign::Mlx { bits: 4 }, Foreign::Mlx { bits: 4 }),
+    ("mlx-swift-lm turbo3", Foreign::Mlx { bits: 3 }, Foreign::Mlx { bits: 3 }),
+    ("mlx-swift-lm turbo2", Foreign::Mlx { bits: 2 }, Foreign::Mlx { bits: 2 }),
+];
+
+/// Rows after another program's codec.
+fn through_foreign(format: Foreign, x: &[f32]) -> Result<Vec<f32>> {
+    let codec = format.codec(Rotation::new(D, 42)?, Rotation::new(D, 1042)?);
+    let mut out = Vec::with_capacity(x.len());
+    for row in x.chunks_exact(D) {
+        out.extend(codec.read(&codec.write(row)?)?);
+    }
+    Ok(out)
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
@@ -60,10 +82,9 @@ fn theory(name: &str) -> String {
 pub(super) fn distortion() -> Result<Table> {
     let (k, v) = (gaussian(TOKENS * D, 1), gaussian(TOKENS * D, 2));
     let energy = |x: &[f32]| dot(x, x);
-    let mut rows = Vec::new();
-    for name in CODECS {
-        let (ck, cv) = through(name, &k, &v)?;
-        let products: f64 = gaussian(TOKENS * D, 3)
+    let queries = gaussian(TOKENS * D, 3);
+    let figures = |name: &str, bytes: f64, ck: &[f32], cv: &[f32]| {
+        let products: f64 = queries
             .chunks_exact(D)
             .zip(k.chunks_exact(D).zip(ck.chunks_exact(D)))
             .map(|(q, (k, c))| {
@@ -71,17 +92,25 @@ pub(super) fn distortion() -> Result<Table> {
                 off * off / (dot(q, q) * dot(k, k)) * D as f64
             })
             .sum();
-        let bytes = row_bytes(name)?;
-        rows.push(vec![
+        vec![
             name.to_owned(),
             format!("{bytes:.2}"),
             format!("{:.2}", 256.0 / bytes),
-            digits(error(&k, &ck) / energy(&k)),
-            digits(error(&v, &cv) / energy(&v)),
+            digits(error(&k, ck) / energy(&k)),
+            digits(error(&v, cv) / energy(&v)),
             theory(name),
             digits(products / TOKENS as f64),
-            digits(attention(&k, &ck, 4)),
-        ]);
+            digits(attention(&k, ck, 4)),
+        ]
+    };
+    let mut rows = Vec::new();
+    for name in CODECS {
+        let (ck, cv) = through(name, &k, &v)?;
+        rows.push(figures(name, row_bytes(name)?, &ck, &cv));
+    }
+    for (name, of_k, of_v) in FOREIGN {
+        let bytes = (of_k.row_bytes() + of_v.row_bytes()) as f64 / 2.0;
+        rows.push(figures(name, bytes, &through_foreign(of_k, &k)?, &through_foreign(of_v, &v)?));
     }
     let header = [
         "codec",
@@ -98,7 +127,7 @@ pub(super) fn distortion() -> Result<Table> {
         note: format!(
             "{TOKENS} rows of {D}, blocks of {}. Errors are relative to the rows' energy; theory is \
              the code book's with the unbiased scale. Attention: one head, logits with a deviation \
-             of {DEVIATION}.",
+             of {DEVIATION}. Below our own: the layouts of other programs, as those read them.",
             HEAD.block_tokens
         ),
         header: header.map(str::to_owned).to_vec(),

@@ -12,8 +12,18 @@ const LAYER: KvGeometry = KvGeometry { kv_heads: 8, head_dim: 128, block_tokens:
 const HEADS: usize = 16;
 /// Tokens that are encoded; further blocks are copies.
 const DISTINCT: usize = 512;
-const CODECS: [&str; 9] =
-    ["f16", "affine8", "turbo8v4", "turbo4", "turbo3", "turbo2", "taper4", "taper3", "taper2"];
+const CODECS: [&str; 10] = [
+    "f16",
+    "affine8",
+    "turbo8v4",
+    "turbo4",
+    "turbo3",
+    "turbo2",
+    "taper4",
+    "taper3",
+    "taper3-l9",
+    "taper2",
+];
 
 /// Microseconds of the fastest of some calls.
 fn best(mut call: impl FnMut() -> Result<()>) -> Result<f64> {

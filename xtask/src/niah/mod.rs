@@ -1,16 +1,21 @@
 //! `cargo xtask niah`: needles in haystacks, against transformers' answers to the same prompts.
 
 mod generate;
+mod log;
 mod prompt;
 
 use crate::subject::{Subject, UNQUANTIZED, chat, read_json};
 use anyhow::{Context, Result, bail, ensure};
 use generate::{Job, generate};
 use indicatif::{ProgressBar, ProgressStyle};
+use log::{Line, Log};
 use prompt::{Haystack, Needle};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use std::{path::Path, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 /// Share of right answers below which a run fails, in percent.
 const PASS_PERCENT: usize = 95;
@@ -41,6 +46,10 @@ pub(crate) struct Options {
     /// Seed of the first prompt, for prompts that the fixture has not; nothing is compared then.
     #[arg(long, value_name = "SEED")]
     fresh: Option<u64>,
+    /// Keep every answer in this file, one JSON object a line, and take from it those that it has:
+    /// a long run may be cut off and started again.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -100,6 +109,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let name = options.subject.reference(root)?;
     let compare = options.fresh.is_none() && options.depth.is_empty();
     println!("{}", options.subject.settings());
+    let mut log = options.json.as_deref().map_or_else(|| Ok(Log::default()), Log::open)?;
     let mut failures = Vec::new();
     for &ctx in &options.ctx {
         let reference = fixture.reference(&name, ctx, options).filter(|_| compare);
@@ -108,7 +118,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
             None => println!("{ctx}: compared with nothing"),
         }
         let cases = cases(&haystack, ctx, options, reference)?;
-        failures.extend(measure(root, options, ctx, &cases)?);
+        failures.extend(measure(root, options, ctx, &cases, &mut log)?);
     }
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));
@@ -159,7 +169,13 @@ fn spread<T>(items: &[T], n: usize) -> impl Iterator<Item = &T> {
 }
 
 /// Runs one context length, prints its table, and says what is wrong with the result.
-fn measure(root: &Path, options: &Options, ctx: usize, cases: &[Case<'_>]) -> Result<Vec<String>> {
+fn measure(
+    root: &Path,
+    options: &Options,
+    ctx: usize,
+    cases: &[Case<'_>],
+    log: &mut Log,
+) -> Result<Vec<String>> {
     let start = Instant::now();
     let tokenizer = options.subject.tokenizer(root)?;
     let stop = options.subject.stop_tokens(root)?;
@@ -178,19 +194,38 @@ fn measure(root: &Path, options: &Options, ctx: usize, cases: &[Case<'_>]) -> Re
         }
         Ok(Job { prompt, max_tokens: ANSWER_TOKENS })
     };
-    let jobs: Vec<Job> = cases.iter().map(job).collect::<Result<_>>()?;
+    let settings =
+        format!("{}, {}", options.subject.dir(root).display(), options.subject.settings());
+    let known = |case: &Case<'_>| {
+        log.find(&settings, ctx, &sha256(&case.needle.message)).map(str::to_owned)
+    };
+    let known: Vec<Option<String>> = cases.iter().map(known).collect();
+    let open: Vec<usize> = (0..cases.len()).filter(|&i| known[i].is_none()).collect();
+    let jobs: Vec<Job> = open.iter().map(|&i| job(&cases[i])).collect::<Result<_>>()?;
     let total: usize = jobs.iter().map(|j| j.prompt.len()).sum();
     let bar = ProgressBar::new(total as u64);
     bar.set_style(ProgressStyle::with_template("{prefix} [{wide_bar}] {percent} % {msg} {eta}")?);
     bar.set_prefix(format!("{ctx}"));
-    let mut answers = vec![String::new(); cases.len()];
-    let (mut right, mut done) = (0, 0);
-    let answered = |i: usize, tokens: &[u32]| -> Result<()> {
+    let mut answers: Vec<_> = known.into_iter().map(Option::unwrap_or_default).collect();
+    let is_right = |i: usize, answer: &String| *answer == cases[i].needle.answer();
+    let mut right = answers.iter().enumerate().filter(|(i, a)| is_right(*i, a)).count();
+    let mut done = cases.len() - jobs.len();
+    let answered = |job: usize, tokens: &[u32]| -> Result<()> {
+        let i = open[job];
         answers[i] = tokenizer.decode(tokens, true)?;
-        right += usize::from(answers[i] == cases[i].needle.answer());
+        let is_right = is_right(i, &answers[i]);
+        right += usize::from(is_right);
         done += 1;
         bar.set_message(format!("{right}/{done} right"));
-        Ok(())
+        log.add(&Line {
+            settings: settings.clone(),
+            ctx,
+            depth_permille: cases[i].depth_permille,
+            message_sha256: sha256(&cases[i].needle.message),
+            right: is_right,
+            answer: answers[i].clone(),
+            seconds: start.elapsed().as_secs_f64(),
+        })
     };
     let load = |tokens| options.subject.runner(root, tokens);
     generate(load, &jobs, &stop, |tokens| bar.inc(tokens as u64), answered)?;

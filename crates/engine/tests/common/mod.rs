@@ -55,7 +55,9 @@ pub(crate) fn config() -> EngineConfig {
         max_num_seqs: 64,
         max_num_batched_tokens: 256,
         max_waiting: 256,
-        codec: taper_kv_codecs::parse("f32").unwrap(),
+        scheme: taper_kv_codecs::parse("f32").unwrap().into(),
+        offers: Vec::new(),
+        disk: None,
         exact: None,
         prefix_caching: true,
         kv_budget: KvBudget::Tokens(16_384),
@@ -170,6 +172,7 @@ pub(crate) fn greedy(prompt: &[TokenId], max_tokens: u32) -> GenRequest {
         sampling: SamplingParams::greedy(),
         stop: StopRules { max_tokens: Some(max_tokens), ignore_eos: true, ..StopRules::default() },
         prompt_logprobs: None,
+        kv_bits: None,
     }
 }
 

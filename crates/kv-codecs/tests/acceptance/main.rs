@@ -6,6 +6,7 @@
 mod attention;
 mod codebooks;
 mod distortion;
+mod foreign;
 mod golden;
 mod paged;
 mod rotations;

@@ -10,8 +10,9 @@ fn decode(code: &TrellisCode, symbols: &[u8], gamma: f32) -> Vec<f32> {
 #[test]
 fn c12_trellis_codes_beat_scalar_codes_of_the_same_bits() {
     let (d, n) = (128, 2000);
-    for (bits, most) in [(4, 0.0070), (3, 0.0255), (2, 0.0920)] {
-        let code = TrellisCode::new(bits);
+    let codes = [4, 3, 2].map(TrellisCode::new).into_iter().zip([0.0070, 0.0255, 0.0920]);
+    for (code, most) in codes.chain([(TrellisCode::wide(), 0.0218)]) {
+        let bits = code.bits();
         let polar = Polar::new(Rotation::new(d, 1).unwrap(), bits);
         let (mut trellis, mut scalar) = (0.0, 0.0);
         for x in unit_rows(n, d, 12).chunks_exact(d) {
@@ -38,7 +39,7 @@ fn c12_states_are_windows_of_closed_walks() {
             let bit = |at: usize| ring[at / bits % 16] >> (at % bits) & 1;
             for (i, &state) in states.iter().enumerate() {
                 let end = (i + 1) * bits + 16 * bits;
-                let window = (0..6).fold(0, |w, b| w | bit(end - 6 + b) << b);
+                let window = (0..6).fold(0, |w, b| w | u16::from(bit(end - 6 + b)) << b);
                 assert_eq!(window, state, "{bits} bits, element {i}");
             }
         }
@@ -46,9 +47,21 @@ fn c12_states_are_windows_of_closed_walks() {
 }
 
 #[test]
+fn c12_wide_states_are_windows_of_walks_that_close_over_the_row() {
+    let code = TrellisCode::wide();
+    for d in [16, 80, 128] {
+        let symbols = code.encode_rotated(&unit_rows(1, d, 5)).symbols;
+        let n = symbols.len();
+        for (i, &state) in code.states(&symbols).iter().enumerate() {
+            let symbol = |back: usize| u16::from(symbols[(i + n - back) % n]);
+            assert_eq!(state, symbol(0) << 6 | symbol(1) << 3 | symbol(2), "element {i} of {n}");
+        }
+    }
+}
+
+#[test]
 fn c12_unbiased() {
-    for bits in 2..=4 {
-        let code = TrellisCode::new(bits);
+    for code in [2, 3, 4].map(TrellisCode::new).into_iter().chain([TrellisCode::wide()]) {
         for x in unit_rows(20, 96, 6).chunks_exact(96) {
             let walk = code.encode_rotated(x);
             let back = decode(&code, &walk.symbols, walk.gamma);

@@ -65,9 +65,9 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
             None => !(i + 1).is_multiple_of(pattern),
         };
         *layer = if local {
-            LayerSpec { rope: Some(LOCAL), window }
+            LayerSpec { rope: Some(LOCAL), window, experts: None }
         } else {
-            LayerSpec { rope: Some(GLOBAL), window: None }
+            LayerSpec { rope: Some(GLOBAL), window: None, experts: None }
         };
     }
     Ok(spec)

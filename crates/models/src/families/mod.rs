@@ -17,8 +17,17 @@ use taper_tensor::ops::Activation;
 use taper_weights::Checkpoint;
 
 /// `model_type`s that [`load`] knows.
-pub const FAMILIES: &[&str] =
-    &["gemma3", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"];
+pub const FAMILIES: &[&str] = &[
+    "gemma3",
+    "gemma3_text",
+    "llama",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+];
 
 /// Builds the model that a checkpoint holds.
 ///
@@ -35,6 +44,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     };
     let spec = match model_type {
         "qwen3" => qwen::qwen3(config, options),
+        "qwen3_moe" => qwen::qwen3_moe(config, options),
         "qwen2" => qwen::qwen2(config, options),
         "llama" => llama::llama(config, options),
         "mistral" => llama::mistral(config, options),
@@ -61,7 +71,7 @@ fn common(
     options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
     shape.check(family)?;
-    let layer = LayerSpec { rope: Some(0), window: None };
+    let layer = LayerSpec { rope: Some(0), window: None, experts: None };
     Ok(Spec {
         family,
         vocab: shape.vocab_size,

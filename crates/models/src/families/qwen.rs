@@ -1,10 +1,11 @@
-//! Qwen 2, 2.5 (biased projections) and Qwen 3 (normed heads, no bias).
+//! Qwen 2, 2.5 (biased projections) and Qwen 3 (normed heads, no bias), with experts or without.
 
 use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
     decoder::Spec,
+    feed_forward::ExpertSpec,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -29,6 +30,43 @@ pub(super) fn qwen2(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
 pub(super) fn qwen3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let mut spec = qwen("qwen3", config, options)?;
     spec.qk_norm = true;
+    Ok(spec)
+}
+
+#[derive(Deserialize)]
+struct Mixture {
+    #[serde(alias = "num_local_experts")]
+    num_experts: usize,
+    num_experts_per_tok: usize,
+    moe_intermediate_size: usize,
+    #[serde(default)]
+    norm_topk_prob: bool,
+    /// Every so many layers have experts, but for those of `mlp_only_layers`.
+    decoder_sparse_step: Option<usize>,
+    #[serde(default)]
+    mlp_only_layers: Vec<usize>,
+}
+
+pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let family = "qwen3_moe";
+    let mut spec = qwen(family, config, options)?;
+    spec.qk_norm = true;
+    let mixture: Mixture = config::parse(family, config)?;
+    let (experts, chosen) = (mixture.num_experts, mixture.num_experts_per_tok);
+    if chosen == 0 || chosen > experts {
+        let (field, value) = ("num_experts_per_tok", format!("{chosen} of {experts}"));
+        return Err(ModelError::Unsupported { family, field, value });
+    }
+    let step = mixture.decoder_sparse_step.unwrap_or(1).max(1);
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        let sparse = !mixture.mlp_only_layers.contains(&i) && (i + 1).is_multiple_of(step);
+        layer.experts = sparse.then_some(ExpertSpec {
+            experts,
+            chosen,
+            intermediate: mixture.moe_intermediate_size,
+            normalise: mixture.norm_topk_prob,
+        });
+    }
     Ok(spec)
 }
 

@@ -28,6 +28,8 @@ pub(crate) struct SamplingFields {
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
     pub(crate) response_format: Option<ResponseFormat>,
+    /// SwiftLM's and mlx-lm's.
+    pub(crate) kv_bits: Option<u32>,
 }
 
 /// Standard fields that cannot change an answer; they are only checked for their type.

@@ -232,6 +232,7 @@ impl App {
                 vocab_size: VOCAB,
                 eos_token_ids: vec![EOS],
                 kv_cache_dtype: "f16".to_owned(),
+                kv_bits: vec![],
                 kv_capacity_tokens: 320,
                 kv_capacity_bytes: 4096,
                 kv_exact_bytes: 96,

@@ -113,6 +113,16 @@ pub fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
     })
 }
 
+/// `acc += b y`.
+///
+/// # Panics
+/// When the lengths differ.
+pub(crate) fn add_scaled(acc: &mut [f32], b: f32, y: &[f32]) {
+    assert_eq!(acc.len(), y.len(), "as long");
+    // SAFETY: both have so many elements.
+    unsafe { kernels::blend(Level::detect(), acc.as_mut_ptr(), 1.0, y.as_ptr(), b, y.len()) };
+}
+
 /// `x + y`.
 ///
 /// # Panics

@@ -23,7 +23,7 @@ mod unpack;
 mod x86;
 
 pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
-pub(crate) use elementwise::{HeadRows, norm_rotate};
+pub(crate) use elementwise::{HeadRows, add_scaled, norm_rotate};
 pub use flash::{Attended, FlashTile};
 pub use floats::Floats;
 pub(crate) use gemm::matmul_to;

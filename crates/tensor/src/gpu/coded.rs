@@ -234,7 +234,13 @@ impl CodedCache {
     ///
     /// # Errors
     /// The rows have another shape or are not on a GPU.
-    pub fn encode(&self, k: &Tensor, v: &Tensor, writes: &Writes, pages: CodedPages<'_>) -> Result<()> {
+    pub fn encode(
+        &self,
+        k: &Tensor,
+        v: &Tensor,
+        writes: &Writes,
+        pages: CodedPages<'_>,
+    ) -> Result<()> {
         let (k, v) = (self.rows(k)?, self.rows(v)?);
         let young = if let RowFormat::Trellis { young, .. } = self.k.format { young } else { 0 };
         let params = EncodeParams {

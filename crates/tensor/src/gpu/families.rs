@@ -88,16 +88,8 @@ pub const FAMILIES: &[Family] = &[
             attention::MergeParams
         ]
     ),
-    family!(
-        "coded",
-        "attention",
-        [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]
-    ),
-    family!(
-        "encode",
-        "attention",
-        [coded::EncodeRun, coded::EncodeParams, coded::ExactParams]
-    ),
+    family!("coded", "attention", [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]),
+    family!("encode", "attention", [coded::EncodeRun, coded::EncodeParams, coded::ExactParams]),
     family!("argmax", "sampling", [ops::ArgmaxParams]),
 ];
 

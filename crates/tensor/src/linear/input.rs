@@ -5,7 +5,7 @@ use crate::{
     RmsNorm,
     cpu::{
         self, Level,
-        dense::{self, DenseLevel, DenseRows, PackedDense, SplitRows},
+        dense::{self, Bf16Rows, DenseLevel, DenseRows, PackedDense},
         int8::{self, Int8Rows},
         shared::Unwritten,
     },
@@ -18,12 +18,12 @@ pub(super) struct Input<'a> {
     norm: Option<&'a RmsNorm>,
     normed: Option<Vec<f32>>,
     rounded: Option<Int8Rows>,
-    split: Option<SplitRows>,
+    halved: Option<Bf16Rows>,
 }
 
 impl<'a> Input<'a> {
     pub(super) fn new(x: &'a [f32]) -> Self {
-        Self { x, norm: None, normed: None, rounded: None, split: None }
+        Self { x, norm: None, normed: None, rounded: None, halved: None }
     }
 
     /// The rows after a norm.
@@ -41,12 +41,12 @@ impl<'a> Input<'a> {
     /// For products with `weight` and others of its type.
     fn dense(&mut self, level: DenseLevel, weight: &PackedDense) -> DenseRows<'_> {
         let cols = weight.cols();
-        if level.splits(weight.dtype()) && self.split.is_none() {
-            self.split = Some(SplitRows::new(self.floats(), cols));
+        if level.rounds(weight.dtype()) && self.halved.is_none() {
+            self.halved = Some(Bf16Rows::new(self.floats(), cols));
         }
         self.floats();
         let x = self.normed.as_deref().unwrap_or(self.x);
-        DenseRows { x, cols, split: self.split.as_ref() }
+        DenseRows { x, cols, rounded: self.halved.as_ref() }
     }
 
     /// Rounded for rows of `cols` in groups of `group`.

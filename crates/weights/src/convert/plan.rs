@@ -7,11 +7,13 @@ use serde_json::{Map, Value, json};
 use std::{collections::HashMap, ops::Range};
 use taper_tensor::AffineFormat;
 
-/// A tensor of the source and what becomes of it.
+/// A tensor of the source, or the same of every expert, and what becomes of it.
 #[derive(Debug)]
 pub(super) struct Entry<'a> {
-    pub(super) name: &'a str,
-    pub(super) raw: &'a RawTensor,
+    /// In the destination.
+    pub(super) name: String,
+    /// One, or one an expert: mlx-lm stacks those.
+    pub(super) raws: Vec<&'a RawTensor>,
     /// `None`: copied.
     pub(super) format: Option<AffineFormat>,
     /// One for a copy; codes, scales and biases otherwise.
@@ -52,12 +54,13 @@ impl<'a> Plan<'a> {
             |name: &str| (tied && name == "lm_head.weight") || name.contains("rotary_emb.inv_freq");
         let mut sorted: Vec<_> = tensors.iter().filter(|(name, _)| !dropped(name)).collect();
         sorted.sort_by_key(|(name, _)| natural(name));
+        let sorted = stacked(sorted)?;
         let choice = Choice::new(&sorted, options);
         let (entries, shards, own_formats) = (Vec::new(), Vec::new(), Vec::new());
         let mut plan = Self { entries, own_formats, left_dense: Vec::new(), shards };
         let mut matched = vec![false; options.overrides.len()];
-        for (name, raw) in sorted {
-            let format = match layer_of(name, raw)? {
+        for (name, raws) in sorted {
+            let format = match layer_of(&name, raws[0])? {
                 None => None,
                 Some((layer, cols)) => {
                     for (hit, o) in matched.iter_mut().zip(&options.overrides) {
@@ -66,7 +69,8 @@ impl<'a> Plan<'a> {
                     plan.layer(layer, cols, &choice)?
                 }
             };
-            plan.entries.push(Entry { name, raw, format, outputs: outputs(name, raw, format) });
+            let outputs = outputs(&name, &raws, format);
+            plan.entries.push(Entry { name, raws, format, outputs });
         }
         if let Some((_, o)) = matched.iter().zip(&options.overrides).find(|(hit, _)| !**hit) {
             return Err(ConvertError::UnmatchedOverride { pattern: o.pattern.clone() });
@@ -150,8 +154,7 @@ impl<'a> Plan<'a> {
 
     /// Weights of the source that are kept.
     pub(super) fn parameters(&self) -> u64 {
-        let count = |e: &Entry<'_>| e.raw.shape.iter().product::<usize>() as u64;
-        self.entries.iter().map(count).sum()
+        self.raws().map(|raw| raw.shape.iter().product::<usize>() as u64).sum()
     }
 
     pub(super) fn output_bytes(&self) -> u64 {
@@ -159,7 +162,11 @@ impl<'a> Plan<'a> {
     }
 
     pub(super) fn source_bytes(&self) -> u64 {
-        self.entries.iter().map(|e| e.raw.bytes.len() as u64).sum()
+        self.raws().map(|raw| raw.bytes.len() as u64).sum()
+    }
+
+    fn raws(&self) -> impl Iterator<Item = &RawTensor> {
+        self.entries.iter().flat_map(|e| e.raws.iter().copied())
     }
 }
 
@@ -170,8 +177,8 @@ struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    fn new(tensors: &[(&String, &RawTensor)], options: &'a ConvertOptions) -> Self {
-        let index = |name: &String| name.split('.').find_map(|s| s.parse::<usize>().ok());
+    fn new(tensors: &[Tensors<'_>], options: &'a ConvertOptions) -> Self {
+        let index = |name: &str| name.split('.').find_map(|s| s.parse::<usize>().ok());
         let last = tensors.iter().filter_map(|(name, _)| index(name)).max();
         Self { options, layers: last.map_or(0, |last| last.saturating_add(1)) }
     }
@@ -184,15 +191,45 @@ impl<'a> Choice<'a> {
             let bits = options.high_bits.filter(|_| is_sensitive(layer, self.layers))?;
             Some(Some(AffineFormat { bits, ..options.format }))
         };
-        chosen.map(|o| o.format).or_else(high)
+        // What chooses among experts: mlx-lm's own choice, where no recipe takes its place.
+        let router = || {
+            let router = options.high_bits.is_none() && layer.ends_with("mlp.gate");
+            router.then_some(Some(AffineFormat { bits: 8, group: 64 }))
+        };
+        chosen.map(|o| o.format).or_else(router).or_else(high)
     }
+}
+
+/// A name in the destination, and what goes there.
+type Tensors<'a> = (String, Vec<&'a RawTensor>);
+
+/// Experts' tensors together, as MLX has them: `experts.3.up_proj` to `switch_mlp.up_proj`.
+fn stacked<'a>(sorted: Vec<(&String, &'a RawTensor)>) -> Result<Vec<Tensors<'a>>, ConvertError> {
+    let (mut all, mut places) = (Vec::<Tensors<'a>>::new(), HashMap::<String, usize>::new());
+    for (name, raw) in sorted {
+        let Some((before, (number, after))) =
+            name.split_once(".experts.").and_then(|(b, rest)| Some((b, rest.split_once('.')?)))
+        else {
+            all.push((name.clone(), vec![raw]));
+            continue;
+        };
+        let to = format!("{before}.switch_mlp.{after}");
+        let place = *places.entry(to.clone()).or_insert_with(|| {
+            all.push((to, Vec::new()));
+            all.len() - 1
+        });
+        let raws = &mut all[place].1;
+        let fits = raws.first().is_none_or(|r| r.shape == raw.shape && r.dtype == raw.dtype);
+        if number.parse() != Ok(raws.len()) || !fits || raw.shape.len() != 2 {
+            return Err(ConvertError::Layout { what: "experts that are not all of one kind" });
+        }
+        raws.push(raw);
+    }
+    Ok(all)
 }
 
 /// The layer and row length of a matrix that MLX holds in a `Linear` or an `Embedding`.
 fn layer_of<'a>(name: &'a str, raw: &RawTensor) -> Result<Option<(&'a str, usize)>, ConvertError> {
-    if name.contains(".experts.") {
-        return Err(ConvertError::Layout { what: "a mixture of experts" });
-    }
     let (Some(layer), &[_, cols]) = (name.strip_suffix(".weight"), raw.shape.as_slice()) else {
         return Ok(None);
     };
@@ -203,7 +240,12 @@ fn layer_of<'a>(name: &'a str, raw: &RawTensor) -> Result<Option<(&'a str, usize
     Ok((cols > 0).then_some((layer, cols)))
 }
 
-fn outputs(name: &str, raw: &RawTensor, format: Option<AffineFormat>) -> Vec<Output> {
+fn outputs(name: &str, raws: &[&RawTensor], format: Option<AffineFormat>) -> Vec<Output> {
+    let (raw, count) = (raws[0], raws.len());
+    let stack = |shape: &[usize]| match count {
+        1 => shape.to_vec(),
+        _ => [&[count], shape].concat(),
+    };
     let output = |name: String, dtype, shape: Vec<usize>, bytes: usize| Output {
         name,
         dtype,
@@ -212,14 +254,16 @@ fn outputs(name: &str, raw: &RawTensor, format: Option<AffineFormat>) -> Vec<Out
         offset: 0,
     };
     let (Some(format), &[rows, cols]) = (format, raw.shape.as_slice()) else {
-        return vec![output(name.to_owned(), raw.dtype, raw.shape.clone(), raw.bytes.len())];
+        let bytes = count * raw.bytes.len();
+        return vec![output(name.to_owned(), raw.dtype, stack(&raw.shape), bytes)];
     };
     let (layer, row) = (name.strip_suffix(".weight").unwrap_or(name), format.row_bytes(cols));
     let (groups, size) = (cols / format.group, raw.dtype.bitsize() / 8);
     let part = |suffix| {
-        output(format!("{layer}.{suffix}"), raw.dtype, vec![rows, groups], rows * groups * size)
+        let bytes = count * rows * groups * size;
+        output(format!("{layer}.{suffix}"), raw.dtype, stack(&[rows, groups]), bytes)
     };
-    let codes = output(name.to_owned(), Dtype::U32, vec![rows, row / 4], rows * row);
+    let codes = output(name.to_owned(), Dtype::U32, stack(&[rows, row / 4]), count * rows * row);
     vec![codes, part("scales"), part("biases")]
 }
 

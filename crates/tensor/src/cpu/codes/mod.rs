@@ -12,7 +12,8 @@
 //! ```text
 //! tiles of a block:  [rows / 4][d / 16][4 rows][2 * bits bytes]
 //! ```
-//! Scalar codes of four bits may stand in an order of their own ([`Windows::nibbles`]).
+//! Scalar codes of four bits may stand in an order of their own ([`Windows::nibbles`]); windows of
+//! nine bits go from ring to ring ([`WideWindows`]).
 //!
 //! [`Windows::expand`] turns tiles into bytes, [`dots`] multiplies them with int8 queries, and
 //! [`add_weighted`] sums them under u8 weights. Every level gives the same integers, and rounds
@@ -25,12 +26,14 @@ mod trellis;
 #[cfg(target_arch = "x86_64")]
 mod vbmi;
 mod weights;
+mod wide;
 mod windows;
 
 pub use dense::{add_rows, dot_rows};
 pub use scales::{halves, look_up, sylvester, unpack_centre};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
+pub use wide::{WIDE_STATES, WideTrellis, WideWindows};
 pub use windows::{Order, Windows};
 
 use std::sync::OnceLock;

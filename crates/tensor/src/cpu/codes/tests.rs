@@ -62,6 +62,66 @@ fn windows_follow_the_ring_in_both_orders_on_every_level() {
 }
 
 #[test]
+fn wide_windows_follow_the_row_on_every_level() {
+    let table: [i8; WIDE_STATES] = std::array::from_fn(|i| bytes(WIDE_STATES, 9)[i] as i8);
+    let windows = WideWindows::new(&table);
+    for rings in [1, 2, 5, 8] {
+        let packed = bytes(3 * rings * windows.tile_bytes(), 3);
+        for level in CodeLevel::available() {
+            let (mut rows, mut elements) = (vec![0; 3 * rings * TILE], vec![0; 3 * rings * TILE]);
+            windows.expand(level, Order::Rows, rings, Codes::last(&packed), &mut rows);
+            windows.expand(level, Order::Elements, rings, Codes::last(&packed), &mut elements);
+            for row in 0..3 * TILE_ROWS {
+                let first = |ring: usize| row / TILE_ROWS * rings + ring;
+                // The row's bits, one after the other.
+                let bits: Vec<_> = (0..rings * 48)
+                    .map(|i| {
+                        let byte = first(i / 48) * 24 + row % TILE_ROWS * 6 + i % 48 / 8;
+                        packed[byte] >> (i % 8) & 1
+                    })
+                    .collect();
+                for e in 0..rings * RING {
+                    let bit = |b: usize| bits[(3 * e + b + bits.len() - 6) % bits.len()];
+                    let state = (0..9).map(|b| usize::from(bit(b)) << b).sum::<usize>();
+                    let tile = first(e / RING) * TILE;
+                    let at = (row % TILE_ROWS, e % RING);
+                    assert_eq!((rows[tile + at.0 * RING + at.1] ^ 0x80) as i8, table[state]);
+                    assert_eq!(elements[tile + at.1 * TILE_ROWS + at.0] as i8, table[state]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn wide_walks_find_what_was_planted_alike_on_every_level() {
+    let table: [f32; WIDE_STATES] = std::array::from_fn(|i| floats(WIDE_STATES, 11)[i]);
+    let trellis = WideTrellis::new(&table);
+    for n in [16, 80, 128] {
+        let symbols: Vec<_> = random(n, 5).iter().map(|s| (s % 8) as usize).collect();
+        let state =
+            |s: &[usize], i: usize| s[i] << 6 | s[(i + n - 1) % n] << 3 | s[(i + n - 2) % n];
+        let x: Vec<_> = (0..n).map(|i| table[state(&symbols, i)]).collect();
+        for level in CodeLevel::available() {
+            let mut got = vec![0; n];
+            trellis.encode(level, &x, &mut got);
+            let got: Vec<_> = got.into_iter().map(usize::from).collect();
+            let miss: f32 = (0..n).map(|i| (table[state(&got, i)] - x[i]).powi(2)).sum();
+            assert!(miss < 1e-6, "{n}, {level:?}: {miss}");
+        }
+        // Other rows have no such walk; every level finds the same one.
+        let x = floats(n, 21);
+        let walks = CodeLevel::available().into_iter().map(|level| {
+            let mut got = vec![0; n];
+            trellis.encode(level, &x, &mut got);
+            got
+        });
+        let walks: Vec<_> = walks.collect();
+        assert!(walks.windows(2).all(|w| w[0] == w[1]));
+    }
+}
+
+#[test]
 fn nibbles_stand_in_the_order_of_the_expanded_bytes() {
     let table: [i8; 16] = std::array::from_fn(|i| bytes(16, 8)[i] as i8);
     let (windows, packed) = (Windows::nibbles(&table), bytes(3 * 32, 4));

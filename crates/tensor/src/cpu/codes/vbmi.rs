@@ -1,7 +1,7 @@
 //! The code kernels with AVX-512 VBMI and VNNI.
 
 use super::{
-    Codes, Int8Queries, RING, TILE, TILE_ROWS,
+    Codes, Int8Queries, Order, RING, TILE, TILE_ROWS, wide,
     windows::{Layout, Plan},
 };
 use std::arch::x86_64::*;
@@ -225,6 +225,62 @@ unsafe fn expand_from(source: impl Source, out: &mut [u8]) {
     for (i, out) in out.chunks_exact_mut(TILE).enumerate() {
         // SAFETY: the source has as many tiles.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), source.tile(i)) };
+    }
+}
+
+/// As [`super::WideWindows::expand`].
+///
+/// # Safety
+/// `table` has 512 entries, `codes` whole groups of `rings` tiles, `out` as many of [`TILE`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+pub(super) unsafe fn expand_wide(
+    table: &[u8],
+    order: Order,
+    rings: usize,
+    codes: &[u8],
+    out: &mut [u8],
+) {
+    const GROUP: usize = TILE_ROWS * wide::RING_BYTES;
+    let shift: [u8; 64] = std::array::from_fn(|i| (i % RING * 3) as u8);
+    let turn: [u8; 64] = std::array::from_fn(|i| match order {
+        Order::Rows => i as u8,
+        Order::Elements => (i % TILE_ROWS * RING + i / TILE_ROWS) as u8,
+    });
+    // SAFETY: the caller's promise.
+    unsafe {
+        let load = |x: *const u8| _mm512_loadu_si512(x.cast());
+        let (shift, turn) = (load(shift.as_ptr()), load(turn.as_ptr()));
+        let ninth = _mm512_add_epi8(shift, _mm512_set1_epi8(8));
+        let mut tables = [_mm512_setzero_si512(); 8];
+        for (i, t) in tables.iter_mut().enumerate() {
+            *t = _mm512_loadu_si512(table.as_ptr().add(64 * i).cast());
+        }
+        let [a, b, c, d, e, f, g, h] = tables;
+        let groups = codes.chunks_exact(rings * GROUP).zip(out.chunks_exact_mut(rings * TILE));
+        for (group, out) in groups {
+            for (ring, out) in out.chunks_exact_mut(TILE).enumerate() {
+                let mut words = [0u64; 8];
+                for (row, pair) in words.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                    let (here, before) = wide::ring_starts(rings, ring, row);
+                    *pair = [wide::ring_word(&group[here..], &group[before..]); 2];
+                }
+                let words = _mm512_loadu_si512(words.as_ptr().cast());
+                let low = _mm512_multishift_epi64_epi8(shift, words);
+                let high = _mm512_multishift_epi64_epi8(ninth, words);
+                // vpermi2b reads seven bits of each index; the other two choose among four.
+                let eighth = _mm512_movepi8_mask(low);
+                let ninth = _mm512_test_epi8_mask(high, _mm512_set1_epi8(1));
+                let first = _mm512_permutex2var_epi8(a, low, b);
+                let second = _mm512_permutex2var_epi8(c, low, d);
+                let third = _mm512_permutex2var_epi8(e, low, f);
+                let fourth = _mm512_permutex2var_epi8(g, low, h);
+                let x = _mm512_mask_blend_epi8(eighth, first, second);
+                let y = _mm512_mask_blend_epi8(eighth, third, fourth);
+                let entries = _mm512_mask_blend_epi8(ninth, x, y);
+                let entries = _mm512_permutexvar_epi8(turn, entries);
+                _mm512_storeu_si512(out.as_mut_ptr().cast(), entries);
+            }
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 
 use super::{
     pack::PANEL,
-    tiles::{STEP, Sums, TILE, Unit},
+    rounded::{ROWS, TILE},
+    tiles::{STEP, Unit},
 };
 use crate::cpu::tiles::Config;
 use half::bf16;
@@ -18,9 +19,8 @@ pub(super) fn layout() -> Config {
 }
 
 impl Unit for Registers {
-    unsafe fn sums(x: &[*const bf16], w: *const bf16, chunks: usize, out: &mut [Sums; 4]) {
-        let to = out.as_mut_ptr();
-        // SAFETY: registers are configured; each address covers its tiles, and `to` four.
+    unsafe fn sums(x: &[*const bf16], w: *const bf16, chunks: usize, out: *mut f32) {
+        // SAFETY: registers are configured, and each address covers its tiles.
         unsafe {
             match *x {
                 [first, second, ..] => asm!(
@@ -42,19 +42,20 @@ impl Unit for Registers {
                     "add {w}, {step}",
                     "dec {chunks}",
                     "jnz 2b",
-                    "tilestored [{to} + {line}*1], tmm0",
-                    "tilestored [{to} + {line}*1 + 1024], tmm1",
-                    "tilestored [{to} + {line}*1 + 2048], tmm2",
-                    "tilestored [{to} + {line}*1 + 3072], tmm3",
+                    "tilestored [{to} + {panel}*1], tmm0",
+                    "tilestored [{to} + {panel}*1 + 64], tmm1",
+                    "tilestored [{to} + {panel}*1 + {below}], tmm2",
+                    "tilestored [{to} + {panel}*1 + {below} + 64], tmm3",
                     w = inout(reg) w => _,
                     x0 = inout(reg) first => _,
                     x1 = inout(reg) second => _,
                     chunks = inout(reg) chunks => _,
-                    to = in(reg) to,
+                    to = in(reg) out,
                     line = in(reg) 64usize,
                     panel = in(reg) 4 * PANEL,
                     tile = const 2 * TILE,
                     step = const 2 * STEP,
+                    below = const 4 * ROWS * PANEL,
                     options(nostack)
                 ),
                 [first] => asm!(
@@ -70,12 +71,12 @@ impl Unit for Registers {
                     "add {w}, {step}",
                     "dec {chunks}",
                     "jnz 2b",
-                    "tilestored [{to} + {line}*1], tmm0",
-                    "tilestored [{to} + {line}*1 + 1024], tmm1",
+                    "tilestored [{to} + {panel}*1], tmm0",
+                    "tilestored [{to} + {panel}*1 + 64], tmm1",
                     w = inout(reg) w => _,
                     x0 = inout(reg) first => _,
                     chunks = inout(reg) chunks => _,
-                    to = in(reg) to,
+                    to = in(reg) out,
                     line = in(reg) 64usize,
                     panel = in(reg) 4 * PANEL,
                     tile = const 2 * TILE,

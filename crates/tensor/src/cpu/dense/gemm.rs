@@ -3,7 +3,7 @@
 #[cfg(any(test, target_arch = "x86_64"))]
 use super::tiles;
 use super::{
-    DenseLevel, PackedDense, SplitRows, fma,
+    Bf16Rows, DenseLevel, PackedDense, fma,
     pack::{CHUNK, PANEL},
 };
 use crate::{
@@ -16,9 +16,12 @@ use crate::{
 };
 use std::{cell::RefCell, ops::Range};
 #[cfg(target_arch = "x86_64")]
-use {super::amx, crate::cpu::tiles::Configured};
+use {
+    super::{amx, dot},
+    crate::cpu::tiles::Configured,
+};
 
-/// Rows that AMX takes at a time, and a multiple of what multiply-adds take.
+/// A multiple of the rows that the kernels take at a time.
 const STEP: usize = 48;
 /// Most rows that go by a panel at once.
 const ROWS: usize = 2 * STEP;
@@ -39,8 +42,8 @@ pub(crate) struct DenseRows<'a> {
     /// `[rows, cols]`.
     pub(crate) x: &'a [f32],
     pub(crate) cols: usize,
-    /// Where [`DenseLevel::splits`] says so for some product.
-    pub(crate) split: Option<&'a SplitRows>,
+    /// Where [`DenseLevel::rounds`] says so for some product.
+    pub(crate) rounded: Option<&'a Bf16Rows>,
 }
 
 /// A product `x Wᵀ + bias + residual`, and where it goes.
@@ -58,7 +61,7 @@ pub(crate) struct Product<'a> {
 /// Several products with the same activations, shared out together.
 ///
 /// # Panics
-/// When a slice has another length than the shapes say, or rows are not split that must be.
+/// When a slice has another length than the shapes say, or rows are not rounded that must be.
 pub(crate) fn products(level: DenseLevel, x: DenseRows<'_>, all: &[Product<'_>]) {
     let rows = x.x.len() / x.cols.max(1);
     all.iter().for_each(|p| p.check(level, x, rows));
@@ -91,8 +94,8 @@ impl Product<'_> {
     fn check(&self, level: DenseLevel, x: DenseRows<'_>, rows: usize) {
         let w = self.weight;
         assert!(x.cols == w.cols() && x.x.len() == rows * x.cols, "x is [m, {}]", w.cols());
-        let split = || x.split.is_some_and(|s| s.cols() == x.cols);
-        assert!(!level.splits(w.dtype()) || split(), "activations in two parts");
+        let rounded = || x.rounded.is_some_and(|r| r.cols() == x.cols);
+        assert!(!level.rounds(w.dtype()) || rounded(), "activations in bf16");
         assert_eq!(self.out.len(), rows * w.rows(), "out is [m, n]");
         assert!(self.bias.is_none_or(|b| b.len() == w.rows()), "bias is [n]");
         assert!(self.residual.is_none_or(|r| r.len() == rows * w.rows()), "residual is [m, n]");
@@ -115,11 +118,16 @@ impl Product<'_> {
         out: &mut Block,
     ) {
         let weights = self.weight.panel(panel);
-        let float = match (level, weights, x.split) {
+        let float = match (level, weights, x.rounded) {
             #[cfg(target_arch = "x86_64")]
             (DenseLevel::Amx, Floats::Bf16(w), Some(x)) => {
                 // SAFETY: `products` has laid out the registers.
                 return unsafe { tiles::panel::<amx::Registers>(x.blocks(rows), w, out) };
+            }
+            #[cfg(target_arch = "x86_64")]
+            (DenseLevel::Avx512Bf16, Floats::Bf16(w), Some(x)) => {
+                // SAFETY: the level was detected, or asked for by a test that has checked it.
+                return unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) };
             }
             #[cfg(test)]
             (DenseLevel::Emulated, Floats::Bf16(w), Some(x)) => {

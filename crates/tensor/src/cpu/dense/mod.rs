@@ -1,28 +1,26 @@
-//! Weights stored as floats times activations in `f32`.
+//! Weights stored as floats times activations.
 //!
-//! Weights are repacked once so that a kernel reads one stream, and keep their type. Products are
-//! exact, or nearly, and sums are of `f32`:
+//! Weights are repacked once so that a kernel reads one stream, and keep their type. Sums are of
+//! `f32`:
 //!
-//! - with fused multiply-adds, weights are widened in registers. An output is one chain,
-//!   `acc = fma(x[k], w[k], acc)` for `k` from 0;
-//! - AMX multiplies `bf16` weights with `bf16` activations. An activation is split into the nearest
-//!   `bf16` and the `bf16` nearest to the rest, which leaves out less than 2^-17 of it. Sums of
-//!   both parts are kept apart and added at the end. It pays from the first row on: a tile register
-//!   takes both parts of eight rows.
+//! - `bf16` weights are multiplied with activations rounded to `bf16`, as PyTorch does, where the
+//!   processor multiplies those: in tile registers (AMX), or two inputs an instruction (AVX-512
+//!   BF16). An output is one chain over the inputs;
+//! - all else is multiplied in `f32`, weights widened in registers. An output is one chain,
+//!   `acc = fma(x[k], w[k], acc)` for `k` from 0.
 //!
-//! `vdpbf16ps` is not used: with activations in two parts it takes two instructions where two
-//! multiply-adds do, and a Zen 4 core runs as many a second of either (3.67e9).
-//!
-//! A machine has one of the two for a type of weights, whatever the batch, so that a row's outputs
+//! A machine has one of these for a type of weights, whatever the batch, so that a row's outputs
 //! do not depend on it.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod dot;
 mod fma;
 mod gemm;
 mod pack;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "AMX alone reads the parts"))]
-mod split;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "x86-64 alone reads them"))]
+mod rounded;
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, target_arch = "x86_64"))]
@@ -30,7 +28,7 @@ mod tiles;
 
 pub(crate) use gemm::{DenseRows, Product, products};
 pub use pack::PackedDense;
-pub(crate) use split::SplitRows;
+pub(crate) use rounded::Bf16Rows;
 
 use super::Level;
 use crate::DType;
@@ -41,6 +39,8 @@ use std::sync::OnceLock;
 pub enum DenseLevel {
     /// x86-64 with AMX for `bf16` weights; other types are multiplied as at [`Self::Fma`].
     Amx,
+    /// x86-64 with AVX-512 BF16 for `bf16` weights; other types as at [`Self::Fma`].
+    Avx512Bf16,
     /// Fused multiply-adds.
     Fma(Level),
     /// What AMX does, in plain Rust.
@@ -57,6 +57,10 @@ impl DenseLevel {
         if super::tiles::bf16() {
             levels.push(Self::Amx);
         }
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
+            levels.push(Self::Avx512Bf16);
+        }
         levels.extend(Level::available().into_iter().map(Self::Fma));
         levels
     }
@@ -69,8 +73,8 @@ impl DenseLevel {
         *LEVEL.get_or_init(|| best().unwrap_or(Self::Fma(Level::Portable)))
     }
 
-    /// Whether it reads activations in two parts.
-    pub(crate) fn splits(self, weights: DType) -> bool {
+    /// Whether it reads activations in `bf16`.
+    pub(crate) fn rounds(self, weights: DType) -> bool {
         weights == DType::BF16 && !matches!(self, Self::Fma(_))
     }
 }

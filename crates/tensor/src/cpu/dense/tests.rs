@@ -1,7 +1,10 @@
 //! Every level against f64, and rows alone against rows in company.
 
 use super::{
-    DenseLevel, DenseRows, PackedDense, Product, SplitRows, pack::PANEL, products, split::ROWS,
+    Bf16Rows, DenseLevel, DenseRows, PackedDense, Product,
+    pack::PANEL,
+    products,
+    rounded::{ROWS, TILE},
     tiles,
 };
 use crate::{
@@ -14,23 +17,22 @@ use half::{bf16, f16};
 pub(super) struct Emulated;
 
 impl tiles::Unit for Emulated {
-    unsafe fn sums(x: &[*const bf16], w: *const bf16, chunks: usize, out: &mut [tiles::Sums; 4]) {
-        for (i, sums) in out.iter_mut().enumerate().take(2 * x.len()) {
-            sums.fill(0.0);
-            for pair in 0..chunks * 16 {
-                // SAFETY: the caller's promise: a pair of inputs of a panel and of sixteen lines.
-                let (x, w) = unsafe {
-                    let w = w.add(pair * 2 * PANEL + i % 2 * 2 * tiles::OUTPUTS);
-                    let x = std::slice::from_raw_parts(x[i / 2], chunks * tiles::TILE);
-                    (x, std::slice::from_raw_parts(w, 2 * tiles::OUTPUTS))
+    unsafe fn sums(x: &[*const bf16], w: *const bf16, chunks: usize, out: *mut f32) {
+        for (block, &x) in x.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            let x = unsafe { std::slice::from_raw_parts(x, chunks * TILE) };
+            for row in 0..ROWS {
+                // SAFETY: as above: 32 outputs of a row.
+                let sums = unsafe {
+                    std::slice::from_raw_parts_mut(out.add((block * ROWS + row) * PANEL), 32)
                 };
-                for line in 0..2 * ROWS {
-                    let x = &x[pair / 16 * tiles::TILE + line * 32 + pair % 16 * 2..][..2];
-                    for (j, sum) in
-                        sums[line * tiles::OUTPUTS..][..tiles::OUTPUTS].iter_mut().enumerate()
-                    {
-                        *sum += x[0].to_f32() * w[2 * j].to_f32()
-                            + x[1].to_f32() * w[2 * j + 1].to_f32();
+                sums.fill(0.0);
+                for pair in 0..chunks * 16 {
+                    let x = &x[pair / 16 * TILE + row * 32 + pair % 16 * 2..][..2];
+                    // SAFETY: as above: a pair of inputs of 32 outputs.
+                    let w = unsafe { std::slice::from_raw_parts(w.add(pair * 2 * PANEL), 64) };
+                    for (sum, w) in sums.iter_mut().zip(w.as_chunks::<2>().0) {
+                        *sum += x[0].to_f32() * w[0].to_f32() + x[1].to_f32() * w[1].to_f32();
                     }
                 }
             }
@@ -72,8 +74,8 @@ fn product(
 ) -> Vec<f32> {
     let cols = weight.cols();
     let mut out = vec![f32::NAN; residual.len()];
-    let split = level.splits(weight.dtype()).then(|| SplitRows::new(x, cols));
-    let rows = DenseRows { x, cols, split: split.as_ref() };
+    let rounded = level.rounds(weight.dtype()).then(|| Bf16Rows::new(x, cols));
+    let rows = DenseRows { x, cols, rounded: rounded.as_ref() };
     let shared = SharedOut::new(&mut out);
     let (bias, residual) = (Some(bias), Some(residual));
     products(level, rows, &[Product { weight, bias, residual, out: shared }]);
@@ -100,12 +102,17 @@ fn every_level_agrees_with_f64_and_rows_do_not_depend_on_the_batch() {
             stored.read_rows(0, &mut wide);
             for level in levels() {
                 let out = product(level, &x, &packed, &bias, &residual);
+                let seen: Vec<_> = match level.rounds(dtype) {
+                    true => x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
+                    false => x.clone(),
+                };
                 for i in 0..m {
+                    let seen = &seen[i * k..][..k];
                     let (x, residual) = (&x[i * k..][..k], &residual[i * n..][..n]);
                     let alone = product(level, x, &packed, &bias, residual);
                     assert_eq!(alone, out[i * n..][..n], "{level:?} {dtype:?} {m}x{n}x{k}");
                     for j in 0..n {
-                        let dot = x
+                        let dot = seen
                             .iter()
                             .zip(&wide[j * k..])
                             .map(|(&x, &w)| f64::from(x) * f64::from(w));
@@ -126,8 +133,8 @@ fn several_products_are_the_same_as_each() {
     let x = noise(m * k, 1);
     let packed = [30, 64, 150].map(|n| PackedDense::new(&weight(n, k, DType::BF16)));
     for level in levels() {
-        let split = SplitRows::new(&x, k);
-        let rows = DenseRows { x: &x, cols: k, split: Some(&split) };
+        let rounded = Bf16Rows::new(&x, k);
+        let rows = DenseRows { x: &x, cols: k, rounded: Some(&rounded) };
         let mut outs = packed.each_ref().map(|w| vec![f32::NAN; m * w.rows()]);
         let mut all = Vec::new();
         for (weight, out) in packed.iter().zip(&mut outs) {
@@ -158,22 +165,16 @@ fn rows_come_back_as_they_were() {
 }
 
 #[test]
-fn what_two_parts_leave_out_is_below_2_to_the_minus_17() {
+fn activations_are_rounded_as_bf16_are() {
     let cols = 64;
-    let x: Vec<f32> = noise(9 * cols, 8).iter().map(|x| x * 1e3).collect();
-    let split = SplitRows::new(&x, cols);
-    for (i, &want) in x.iter().enumerate() {
+    let mut x: Vec<f32> = noise(17 * cols, 8).iter().map(|x| x * 1e3).collect();
+    x[..6].copy_from_slice(&[f32::NAN, f32::INFINITY, -f32::INFINITY, f32::MAX, -0.0, 1e-40]);
+    let rounded = Bf16Rows::new(&x, cols);
+    for (i, &x) in x.iter().enumerate() {
         let (row, k) = (i / cols, i % cols);
-        let tile = &split.blocks(row / 8 * 8..row + 1)[k / 32 * 512..];
-        let part = |part: usize| tile[row % 8 * 64 + part * 32 + k % 32].to_f32();
-        assert_eq!(part(0), bf16::from_f32(want).to_f32());
-        let error = (f64::from(want) - f64::from(part(0)) - f64::from(part(1))).abs();
-        assert!(error <= f64::from(want).abs() * 2f64.powi(-17), "{want}");
-    }
-    for odd in [f32::NAN, f32::INFINITY] {
-        let split = SplitRows::new(&[odd; 32], 32);
-        let sum = split.blocks(0..1)[0].to_f32() + split.blocks(0..1)[32].to_f32();
-        assert!(!sum.is_finite(), "{odd} shows in the outputs");
+        let tile = &rounded.blocks(row / ROWS * ROWS..row + 1)[k / 32 * TILE..];
+        let (got, want) = (tile[row % ROWS * 32 + k % 32], bf16::from_f32(x));
+        assert!(got == want || got.is_nan() && want.is_nan(), "{x}");
     }
 }
 

@@ -88,7 +88,8 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
                 }
                 for rounded in [false, true] {
                     // Few tokens meet other kernels only with quantized weights.
-                    let few = tokens < 5 && !matches!(stored, Stored::Affine(f, s) if [4, 8].contains(&f.bits) && s != DType::F32);
+                    let few = tokens < 5
+                        && !matches!(stored, Stored::Affine(f, s) if [4, 8].contains(&f.bits) && s != DType::F32);
                     if rounded && (few || matches!(kind, Kind::Embed)) {
                         continue;
                     }

@@ -1,37 +1,36 @@
-//! Activations in two parts, as AMX reads them.
+//! Activations in `bf16`, as the kernels of `bf16` weights read them.
 
 use super::pack::CHUNK;
 use crate::{cpu::shared::Unwritten, pool};
 use half::bf16;
 use std::ops::Range;
 
-/// Rows whose parts fill a tile register.
-pub(super) const ROWS: usize = 8;
+/// Rows of a tile register.
+pub(super) const ROWS: usize = 16;
 /// Elements of a tile register.
-const TILE: usize = 2 * ROWS * CHUNK;
+pub(super) const TILE: usize = ROWS * CHUNK;
 
-/// Rows of activations, each element split in two of `bf16`: the nearest, and what is nearest to the
-/// rest.
+/// Rows of activations, each element rounded to the nearest `bf16`, ties to even.
 ///
 /// ```text
-/// [block of 8 rows][32 inputs] tiles     tile: [8 rows][2 parts][32 inputs]
+/// [block of 16 rows][32 inputs] tiles     tile: [16 rows][32 inputs]
 /// ```
 /// Rows are padded to whole blocks and inputs to whole tiles, with zeros.
 #[derive(Debug)]
-pub(crate) struct SplitRows {
+pub(crate) struct Bf16Rows {
     cols: usize,
-    parts: Vec<bf16>,
+    data: Vec<bf16>,
 }
 
-impl SplitRows {
+impl Bf16Rows {
     /// # Panics
     /// When `x` is not whole rows of `cols`.
     pub(crate) fn new(x: &[f32], cols: usize) -> Self {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows");
         let size = cols.div_ceil(CHUNK) * TILE;
         let blocks = x.len().div_ceil(cols * ROWS);
-        let mut parts = Unwritten::<bf16>::new(blocks * size);
-        let shared = parts.shared();
+        let mut data = Unwritten::<bf16>::new(blocks * size);
+        let shared = data.shared();
         pool::ranges(blocks, 1, |range| {
             for block in range {
                 let rows = x[block * ROWS * cols..].chunks_exact(cols).take(ROWS);
@@ -44,7 +43,7 @@ impl SplitRows {
             }
         });
         // SAFETY: the blocks cover it.
-        Self { cols, parts: unsafe { parts.written() } }
+        Self { cols, data: unsafe { data.written() } }
     }
 
     pub(super) fn cols(&self) -> usize {
@@ -55,23 +54,19 @@ impl SplitRows {
     pub(super) fn blocks(&self, rows: Range<usize>) -> &[bf16] {
         debug_assert!(rows.start.is_multiple_of(ROWS));
         let size = self.cols.div_ceil(CHUNK) * TILE;
-        &self.parts[rows.start / ROWS * size..rows.end.div_ceil(ROWS) * size]
+        &self.data[rows.start / ROWS * size..rows.end.div_ceil(ROWS) * size]
     }
 }
 
 fn put_row(row: &[f32], r: usize, out: &mut [bf16]) {
     for (x, tile) in row.chunks(CHUNK).zip(out.as_chunks_mut::<TILE>().0) {
-        let (near, rest) = tile[r * 2 * CHUNK..][..2 * CHUNK].split_at_mut(CHUNK);
-        for ((&x, near), rest) in x.iter().zip(near).zip(rest) {
-            *near = nearest(x);
-            *rest = nearest(x - near.to_f32());
-        }
+        x.iter().zip(&mut tile[r * CHUNK..]).for_each(|(&x, to)| *to = nearest(x));
     }
 }
 
 /// Rounds to nearest, ties to even, without the branch that keeps the payload of a NaN.
 fn nearest(x: f32) -> bf16 {
     let bits = x.to_bits();
-    let rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     bf16::from_bits(if x.is_nan() { 0x7fc0 } else { rounded as u16 })
 }

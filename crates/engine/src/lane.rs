@@ -1,0 +1,282 @@
+//! Requests over one cache: their scheduler, and their steps.
+
+use crate::{
+    sequence::Sequence,
+    stats::{Gauges, add, set},
+    step::{self, Outcome},
+    worker::{Command, Shared},
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, atomic::Ordering},
+};
+use taper_base::{Event, EventSink, GenRequest, GenerationError, SeqId, TokenId};
+use taper_kv_cache::{KvCache, KvConfig, UnitName};
+use taper_scheduler::{
+    Admission, BlockPool, NoRoom, Scheduler, SchedulerConfig, SeqOutcome, StepPlan,
+};
+
+/// A cache and the requests that run over it.
+pub(crate) struct Lane {
+    /// Which of the engine's.
+    index: usize,
+    cache: KvCache,
+    scheduler: Scheduler,
+    sequences: HashMap<SeqId, Sequence>,
+    /// Requests whose prefixes are being read from disk.
+    loading: HashMap<SeqId, Loading>,
+}
+
+/// A request that waits for the disk.
+struct Loading {
+    sequence: Sequence,
+    admission: Admission,
+    /// Units still to be asked for.
+    units: VecDeque<(usize, UnitName)>,
+    /// The last one.
+    last: usize,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        index: usize,
+        kv: KvConfig,
+        limits: SchedulerConfig,
+        shared: &Shared,
+    ) -> Self {
+        set(&shared.stats.lanes[index].kv_blocks_total, kv.blocks);
+        let mut cache = KvCache::new(kv);
+        if let Some((tier, model)) = &shared.disk {
+            cache = cache.with_disk(Arc::clone(tier), model);
+        }
+        let (sequences, loading) = (HashMap::new(), HashMap::new());
+        Self { index, cache, scheduler: Scheduler::new(limits), sequences, loading }
+    }
+
+    /// There is nothing to do; what is being loaded will be heard of.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    /// One step, if there is anything to do.
+    pub(crate) fn turn(&mut self, shared: &Shared) {
+        if self.is_idle() {
+            return;
+        }
+        self.cancel_closed(shared);
+        let plan = self.scheduler.plan(&mut Pool(&mut self.cache));
+        self.announce(&plan, shared);
+        self.update_gauges(shared);
+        if !plan.is_empty() {
+            self.step(&plan, shared);
+            self.update_gauges(shared);
+        }
+    }
+
+    /// Ends every request.
+    pub(crate) fn shut_down(&mut self, shared: &Shared) {
+        for id in self.sequences.keys().copied().collect::<Vec<_>>() {
+            self.end(id, Some(Event::Failed(GenerationError::ShuttingDown)), shared);
+        }
+        for (_, mut loading) in self.loading.drain() {
+            shared.closed_one();
+            loading.sequence.send(Event::Failed(GenerationError::ShuttingDown));
+        }
+        self.update_gauges(shared);
+    }
+
+    pub(crate) fn admit(
+        &mut self,
+        id: SeqId,
+        request: GenRequest,
+        max_new: u32,
+        sink: Box<dyn EventSink>,
+        shared: &Shared,
+    ) {
+        let prompt = request.prompt.clone();
+        let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
+        let sequence = Sequence::new(request, max_new, &shared.eos, vocab, sink);
+        let all_logits = sequence.wants_prompt_logprobs();
+        let admission = Admission { id, prompt, max_new, all_logits };
+        let units = match admission.prompt.split_last() {
+            // The last token is computed in any case, and with all logits every one.
+            Some((_, reusable)) if !all_logits => self.cache.on_disk(reusable),
+            _ => Vec::new(),
+        };
+        let Some(&(last, _)) = units.last() else {
+            return self.queue(sequence, admission, shared);
+        };
+        let units = units.into();
+        self.loading.insert(id, Loading { sequence, admission, units, last });
+        (0..self.cache.loads_ahead()).for_each(|_| self.load_next(id, shared));
+        self.update_gauges(shared);
+    }
+
+    /// Asks for the next unit of a request that waits for the disk.
+    fn load_next(&mut self, id: SeqId, shared: &Shared) {
+        let next = self.loading.get_mut(&id).and_then(|loading| loading.units.pop_front());
+        let Some((unit, name)) = next else { return };
+        let (lane, commands) = (self.index, shared.commands.clone());
+        self.cache.load(name, move |rows| {
+            // Nobody listens once the engine has stopped.
+            let _ = commands.send(Command::Loaded { lane, id, unit, rows });
+        });
+    }
+
+    /// Takes a unit from the disk. After the last one, or one that cannot be used, the request runs.
+    pub(crate) fn loaded(
+        &mut self,
+        id: SeqId,
+        unit: usize,
+        rows: Option<Vec<u8>>,
+        shared: &Shared,
+    ) {
+        let Some(loading) = self.loading.get(&id) else { return };
+        let tokens = &loading.admission.prompt;
+        let closed = loading.sequence.is_closed();
+        let good = !closed && rows.is_some_and(|rows| self.cache.restore(tokens, unit, &rows));
+        if good && unit != loading.last {
+            return self.load_next(id, shared);
+        }
+        let Some(loading) = self.loading.remove(&id) else { return };
+        let Loading { sequence, admission, units, .. } = loading;
+        if !good && !closed {
+            self.cache.forget(units.into_iter().map(|(_, name)| name));
+        }
+        if closed {
+            add(&shared.stats.cancelled, 1);
+            shared.closed_one();
+        } else {
+            self.queue(sequence, admission, shared);
+        }
+        self.update_gauges(shared);
+    }
+
+    fn queue(&mut self, mut sequence: Sequence, admission: Admission, shared: &Shared) {
+        let id = admission.id;
+        match self.scheduler.admit(admission, &Pool(&mut self.cache)) {
+            Ok(()) => {
+                self.sequences.insert(id, sequence);
+            }
+            // `submit` has checked what the scheduler checks; this is for a rule it lacks.
+            Err(error) => {
+                let source = Arc::new(error);
+                sequence.send(Event::Failed(GenerationError::Step { source }));
+                shared.closed_one();
+            }
+        }
+    }
+
+    fn cancel_closed(&mut self, shared: &Shared) {
+        let closed = self.sequences.iter().filter(|(_, s)| s.is_closed());
+        for id in closed.map(|(&id, _)| id).collect::<Vec<_>>() {
+            add(&shared.stats.cancelled, 1);
+            self.end(id, None, shared);
+        }
+    }
+
+    /// Forgets a sequence that the scheduler may still know. Its last event goes out when nothing
+    /// of it is left: who has read it finds the room free and the gauges settled.
+    fn end(&mut self, id: SeqId, last: Option<Event>, shared: &Shared) {
+        self.scheduler.cancel(id, &mut Pool(&mut self.cache));
+        if let Some(mut sequence) = self.sequences.remove(&id) {
+            shared.closed_one();
+            if let Some(event) = last {
+                self.update_gauges(shared);
+                sequence.send(event);
+            }
+        }
+    }
+
+    fn announce(&mut self, plan: &StepPlan, shared: &Shared) {
+        add(&shared.stats.preemptions, plan.preempted.len());
+        for admitted in plan.admitted.iter().filter(|a| !a.resumed) {
+            if let Some(sequence) = self.sequences.get_mut(&admitted.id) {
+                sequence.send(Event::Started { cached_tokens: admitted.cached_tokens });
+            }
+        }
+    }
+
+    fn step(&mut self, plan: &StepPlan, shared: &Shared) {
+        let stats = &*shared.stats;
+        let results = step::run(&*shared.model, &mut self.cache, &mut self.sequences, plan, stats);
+        let mut outcomes = Vec::new();
+        let mut ended = Vec::new();
+        for (work, outcome) in results {
+            let Some(sequence) = self.sequences.get_mut(&work.id) else { continue };
+            add(&shared.stats.prompt_tokens, sequence.prompt_tokens(work.start, work.end()));
+            if !matches!(outcome, Outcome::Failed(_)) {
+                // Rows of a failed step may not be there.
+                self.cache.publish(work.id, &sequence.tokens()[..work.end() as usize]);
+            }
+            let (new_token, last) = match outcome {
+                Outcome::Continues => continue,
+                Outcome::PromptOnly => {
+                    sequence.prompt_done();
+                    (None, Some(Event::Finished(step::PROMPT_ONLY)))
+                }
+                Outcome::Failed(error) => (None, Some(Event::Failed(error))),
+                Outcome::Token { choice } => {
+                    add(&shared.stats.generation_tokens, 1);
+                    sequence.prompt_done();
+                    let token = choice.token;
+                    (Some(token), sequence.accept(choice).map(Event::Finished))
+                }
+            };
+            outcomes.push(SeqOutcome { id: work.id, new_token, finished: last.is_some() });
+            ended.extend(last.map(|event| (work.id, event)));
+        }
+        self.scheduler.commit(&outcomes, &mut Pool(&mut self.cache));
+        ended.into_iter().for_each(|(id, event)| self.end(id, Some(event), shared));
+    }
+
+    fn update_gauges(&self, shared: &Shared) {
+        let gauges: &Gauges = &shared.stats.lanes[self.index];
+        set(&gauges.running, self.scheduler.running());
+        set(&gauges.waiting, self.scheduler.waiting() + self.loading.len());
+        let usage = self.cache.usage();
+        set(&gauges.kv_blocks_used, usage.used_blocks);
+        set(&gauges.kv_blocks_idle, usage.idle_blocks);
+        let exact = usage.exact_blocks as u64 * usage.bytes_per_exact_block;
+        gauges.kv_exact_bytes.store(exact, Ordering::Relaxed);
+        gauges.kv_used_bytes.store(usage.used_bytes(), Ordering::Relaxed);
+    }
+}
+
+/// The cache as the scheduler sees it.
+struct Pool<'a>(&'a mut KvCache);
+
+impl BlockPool for Pool<'_> {
+    fn total(&self) -> u32 {
+        blocks(self.0.usage().total_blocks)
+    }
+
+    fn free(&self) -> u32 {
+        let usage = self.0.usage();
+        blocks(usage.total_blocks - usage.used_blocks)
+    }
+
+    fn block_tokens(&self) -> u32 {
+        blocks(self.0.config().geometry.block_tokens)
+    }
+
+    fn grow(&mut self, id: SeqId, tokens: u32) -> Result<(), NoRoom> {
+        self.0.grow(id, tokens as usize).map_err(|_| NoRoom)
+    }
+
+    fn release(&mut self, id: SeqId) {
+        self.0.release(id);
+    }
+
+    fn prefix_tokens(&self) -> u32 {
+        blocks(self.0.prefix_tokens())
+    }
+
+    fn adopt_prefix(&mut self, id: SeqId, tokens: &[TokenId]) -> u32 {
+        blocks(self.0.adopt(id, tokens))
+    }
+}
+
+fn blocks(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,346 @@
+//! Prefixes on disk: found again after a restart, and after their blocks had to go.
+//!
+//! A *unit* is what prefixes are reused in multiples of. Each is a file of its own, named by a hash
+//! of all that its rows depend on: the model, the cache's shape, and every token up to its end. So
+//! a file is either the right one or not found, whatever wrote it.
+//!
+//! ```text
+//! NAME.kv:  "taperkv1"  name, 32 bytes  length of the rows, u64 little-endian  rows
+//!           SHA-256 of all of that
+//! ```
+//! Files are written under another name and renamed when they are whole. Reading and writing has
+//! threads of its own. A file that is damaged is reported, forgotten and written anew.
+
+use crate::KvCacheError;
+use sha2::{Digest, Sha256};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, SystemTime},
+};
+use taper_base::TokenId;
+
+const MAGIC: &[u8; 8] = b"taperkv1";
+const HASH: usize = 32;
+const HEAD: usize = MAGIC.len() + HASH + 8;
+const EXTENSION: &str = "kv";
+/// Of files that are being written.
+const UNFINISHED: &str = "tmp";
+/// A file that was left unfinished so long ago is nobody's any more.
+const ABANDONED: Duration = Duration::from_secs(3600);
+/// Bytes that may wait to be written; what comes beyond is not kept.
+const MAX_PENDING: u64 = 256 << 20;
+
+/// A unit's rows and all before it, as a hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UnitName([u8; HASH]);
+
+impl UnitName {
+    /// What stands before the first unit: everything but tokens that rows depend on.
+    #[must_use]
+    pub fn root(identity: &str) -> Self {
+        Self(Sha256::digest(identity).into())
+    }
+
+    /// The unit of these tokens after this one.
+    #[must_use]
+    pub fn next(&self, tokens: &[TokenId]) -> Self {
+        let mut hash = Sha256::new_with_prefix(self.0);
+        tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        Self(hash.finalize().into())
+    }
+
+    fn file(&self) -> String {
+        let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{hex}.{EXTENSION}")
+    }
+
+    fn of_file(name: &str) -> Option<Self> {
+        let hex = name.strip_suffix(EXTENSION)?.strip_suffix('.')?;
+        let mut bytes = [0; HASH];
+        if hex.len() != 2 * HASH || !hex.is_ascii() {
+            return None;
+        }
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+/// Files there are, and in which order they were used.
+#[derive(Debug, Default)]
+struct Index {
+    /// Bytes, and when last used.
+    files: HashMap<UnitName, (u64, u64)>,
+    /// By when they were last used.
+    order: BTreeMap<u64, UnitName>,
+    clock: u64,
+    bytes: u64,
+}
+
+impl Index {
+    fn add(&mut self, name: UnitName, bytes: u64) {
+        self.remove(name);
+        self.clock += 1;
+        self.files.insert(name, (bytes, self.clock));
+        self.order.insert(self.clock, name);
+        self.bytes += bytes;
+    }
+
+    fn remove(&mut self, name: UnitName) {
+        if let Some((bytes, used)) = self.files.remove(&name) {
+            self.order.remove(&used);
+            self.bytes -= bytes;
+        }
+    }
+
+    fn touch(&mut self, name: UnitName) {
+        if let Some(&(bytes, _)) = self.files.get(&name) {
+            self.add(name, bytes);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    dir: PathBuf,
+    max_bytes: u64,
+    index: Mutex<Index>,
+    pending: AtomicU64,
+}
+
+type Loaded = Box<dyn FnOnce(Option<Vec<u8>>) + Send>;
+
+/// A directory of units.
+#[derive(Debug)]
+pub struct DiskTier {
+    shared: Arc<Shared>,
+    /// `None` once closing.
+    writes: Option<mpsc::Sender<(UnitName, Vec<u8>)>>,
+    reads: Option<mpsc::Sender<(UnitName, Loaded)>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl DiskTier {
+    /// Opens a directory, or makes it. `max_bytes` is what its files may take together; those that
+    /// were used longest ago make room. Other programs' files stay as they are.
+    ///
+    /// # Errors
+    /// [`KvCacheError::Disk`]: it cannot be made, read or written, or there are no threads.
+    pub fn open(dir: &Path, max_bytes: u64) -> Result<Self, KvCacheError> {
+        let failed = |source| KvCacheError::Disk { dir: dir.to_owned(), source };
+        create_private(dir).map_err(failed)?;
+        let index = Mutex::new(scan(dir).map_err(failed)?);
+        // What cannot be written should be known now, and not with the first request.
+        let probe = dir.join(format!("{}.{UNFINISHED}", std::process::id()));
+        fs::write(&probe, []).and_then(|()| fs::remove_file(&probe)).map_err(failed)?;
+        let pending = AtomicU64::new(0);
+        let shared = Arc::new(Shared { dir: dir.to_owned(), max_bytes, index, pending });
+        shared.make_room(0);
+        let (writes, to_write) = mpsc::channel::<(UnitName, Vec<u8>)>();
+        let (reads, to_read) = mpsc::channel::<(UnitName, Loaded)>();
+        let (writer, reader) = (Arc::clone(&shared), Arc::clone(&shared));
+        let threads = vec![
+            thread::Builder::new()
+                .name("taper-kv-writer".into())
+                .spawn(move || to_write.iter().for_each(|(name, rows)| writer.write(name, &rows)))
+                .map_err(failed)?,
+            thread::Builder::new()
+                .name("taper-kv-reader".into())
+                .spawn(move || to_read.iter().for_each(|(name, done)| done(reader.read(name))))
+                .map_err(failed)?,
+        ];
+        Ok(Self { shared, writes: Some(writes), reads: Some(reads), threads })
+    }
+
+    /// Whether a unit is there, as far as is known without reading it.
+    #[must_use]
+    pub fn holds(&self, name: &UnitName) -> bool {
+        self.shared.index().files.contains_key(name)
+    }
+
+    /// Whether [`Self::store`] would take a unit now.
+    #[must_use]
+    pub fn takes(&self, bytes: u64) -> bool {
+        let pending = self.shared.pending.load(Ordering::Relaxed);
+        pending == 0 || pending + bytes <= MAX_PENDING
+    }
+
+    /// Keeps a unit's rows, some time later.
+    pub fn store(&self, name: UnitName, rows: Vec<u8>) {
+        self.shared.pending.fetch_add(rows.len() as u64, Ordering::Relaxed);
+        if let Some(writes) = &self.writes {
+            // The thread lives as long as the sender.
+            let _ = writes.send((name, rows));
+        }
+    }
+
+    /// Reads a unit's rows; `done` gets them on another thread, or `None` where they are not whole.
+    /// Units come in the order in which they were asked for.
+    pub fn load(&self, name: UnitName, done: impl FnOnce(Option<Vec<u8>>) + Send + 'static) {
+        if let Some(reads) = &self.reads {
+            let _ = reads.send((name, Box::new(done)));
+        }
+    }
+
+    /// Takes a unit for lost; the next store of it writes it anew.
+    pub fn forget(&self, name: UnitName) {
+        self.shared.index().remove(name);
+    }
+
+    /// Bytes of all files.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.shared.index().bytes
+    }
+}
+
+/// Writes what is pending.
+impl Drop for DiskTier {
+    fn drop(&mut self) {
+        (self.writes, self.reads) = (None, None);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the KV cache's disk tier panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, name: UnitName, rows: &[u8]) {
+        let bytes = (HEAD + rows.len() + HASH) as u64;
+        let known = self.index().files.contains_key(&name);
+        if !known && bytes <= self.max_bytes {
+            self.make_room(bytes);
+            match self.write_file(name, rows) {
+                Ok(()) => self.index().add(name, bytes),
+                Err(error) => {
+                    tracing::warn!(%error, dir = %self.dir.display(), "a KV prefix was not kept");
+                }
+            }
+        }
+        self.pending.fetch_sub(rows.len() as u64, Ordering::Relaxed);
+    }
+
+    fn write_file(&self, name: UnitName, rows: &[u8]) -> io::Result<()> {
+        let unfinished = format!("{}-{}.{UNFINISHED}", name.file(), std::process::id());
+        let unfinished = self.dir.join(unfinished);
+        let write = || {
+            let head = [&MAGIC[..], &name.0, &(rows.len() as u64).to_le_bytes()].concat();
+            let hash = Sha256::new_with_prefix(&head).chain_update(rows).finalize();
+            let mut file = fs::File::create(&unfinished)?;
+            file.write_all(&head)?;
+            file.write_all(rows)?;
+            file.write_all(&hash)?;
+            // The system's own times are coarser than those of reading.
+            file.set_modified(SystemTime::now())?;
+            drop(file);
+            fs::rename(&unfinished, self.dir.join(name.file()))
+        };
+        write().inspect_err(|_| {
+            let _ = fs::remove_file(&unfinished);
+        })
+    }
+
+    /// Removes the files that were used longest ago until so many bytes more would fit.
+    fn make_room(&self, bytes: u64) {
+        loop {
+            let mut index = self.index();
+            let Some((_, &oldest)) = index.order.first_key_value() else { return };
+            if index.bytes.saturating_add(bytes) <= self.max_bytes {
+                return;
+            }
+            index.remove(oldest);
+            drop(index);
+            // Another process may have removed it.
+            let _ = fs::remove_file(self.dir.join(oldest.file()));
+        }
+    }
+
+    fn read(&self, name: UnitName) -> Option<Vec<u8>> {
+        let path = self.dir.join(name.file());
+        let rows = fs::read(&path).map_err(|e| e.to_string()).and_then(|file| rows(name, file));
+        match rows {
+            Ok(rows) => {
+                self.index().touch(name);
+                // The order of use outlives the process as the files' times.
+                let now = fs::File::options().write(true).open(&path);
+                let _ = now.and_then(|file| file.set_modified(SystemTime::now()));
+                Some(rows)
+            }
+            Err(why) => {
+                tracing::warn!(file = %path.display(), why, "a kept KV prefix cannot be used");
+                self.index().remove(name);
+                None
+            }
+        }
+    }
+}
+
+/// Makes a directory that only its owner reads: rows say what their prompts said.
+fn create_private(dir: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(dir)
+}
+
+/// The rows of a file that is whole and the right one.
+fn rows(name: UnitName, mut file: Vec<u8>) -> Result<Vec<u8>, String> {
+    let Some(end) = file.len().checked_sub(HASH).filter(|end| *end >= HEAD) else {
+        return Err("it is too short".to_owned());
+    };
+    if file[..MAGIC.len()] != *MAGIC {
+        return Err("it is no file of this cache, or of another version".to_owned());
+    }
+    if file[MAGIC.len()..][..HASH] != name.0 {
+        return Err("it holds another prefix".to_owned());
+    }
+    let length = ((end - HEAD) as u64).to_le_bytes();
+    if file[HEAD - 8..HEAD] != length || file[end..] != Sha256::digest(&file[..end])[..] {
+        return Err("its bytes are not those that were written".to_owned());
+    }
+    file.truncate(end);
+    file.drain(..HEAD);
+    Ok(file)
+}
+
+/// The units in a directory, longest unused first. Unfinished files of long ago are removed.
+fn scan(dir: &Path) -> io::Result<Index> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let file = entry.file_name();
+        // Another process may be removing files.
+        let Ok(meta) = entry.metadata() else { continue };
+        let modified = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        match file.to_str().and_then(UnitName::of_file) {
+            Some(name) if meta.is_file() => found.push((modified, name, meta.len())),
+            _ if Path::new(&file).extension().is_some_and(|e| e == UNFINISHED) => {
+                if modified.elapsed().is_ok_and(|age| age > ABANDONED) {
+                    let _ = fs::remove_file(entry.path());
+                }
+            }
+            _ => tracing::warn!(file = %entry.path().display(), "not a file of the KV cache"),
+        }
+    }
+    found.sort();
+    let mut index = Index::default();
+    found.into_iter().for_each(|(_, name, bytes)| index.add(name, bytes));
+    Ok(index)
+}

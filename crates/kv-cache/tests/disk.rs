@@ -1,0 +1,222 @@
+//! Prefixes on disk: found by another cache, and only when they are whole and the right ones.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+};
+use taper_base::{LayerId, SeqId, TokenId};
+use taper_kv_cache::{
+    DiskTier, ExactRoom, KvCache, KvCacheError, KvConfig, KvScheme, SeqRange, UnitName,
+};
+use taper_kv_codecs::{Exact, KvGeometry};
+use taper_tensor::ops;
+
+const BLOCK: usize = 32;
+const LAYERS: usize = 2;
+const LIMIT: u64 = 1 << 30;
+
+fn cache(codecs: &[&str], exact: Option<Exact>, tier: &Arc<DiskTier>, model: &str) -> KvCache {
+    let geometry = KvGeometry { kv_heads: 2, head_dim: 64, block_tokens: BLOCK };
+    let codecs: Vec<_> = codecs.iter().map(|c| taper_kv_codecs::parse(c).unwrap()).collect();
+    let room = |tokens| ExactRoom { tokens, sequences: 4, step_tokens: 512 };
+    let config = KvConfig {
+        exact: exact.map(room),
+        prefix_caching: true,
+        ..KvConfig::new(KvScheme::of_layers(&codecs).unwrap(), LAYERS, geometry, 64)
+    };
+    KvCache::new(config).with_disk(Arc::clone(tier), model)
+}
+
+/// Rows that depend on the token and its place.
+fn compute(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) {
+    cache.grow(seq, tokens.len()).unwrap();
+    let mut session = cache.session(&[SeqRange { seq, start: 0, len: tokens.len() }]).unwrap();
+    for layer in 0..LAYERS as u16 {
+        let side = |side: f32| {
+            let value = |i: usize| (tokens[i / 128] as f32 * 0.37 + i as f32 * side).sin();
+            let rows = (0..tokens.len() * 128).map(|i| value(i) + f32::from(layer)).collect();
+            ops::from_host_f32(rows, &[tokens.len(), 2, 64]).unwrap()
+        };
+        session.store(LayerId(layer), &side(0.011), &side(0.017)).unwrap();
+    }
+    cache.publish(seq, tokens);
+}
+
+/// Reads all units of a prompt that the disk has, and says how many could be used.
+fn restore(cache: &mut KvCache, tokens: &[TokenId]) -> usize {
+    let mut restored = 0;
+    let units = cache.on_disk(tokens);
+    for &(unit, name) in &units {
+        let (sender, rows) = mpsc::channel();
+        cache.load(name, move |rows| sender.send(rows).unwrap());
+        match rows.recv().unwrap() {
+            Some(rows) if cache.restore(tokens, unit, &rows) => restored += 1,
+            _ => {
+                cache.forget(units.iter().map(|unit| unit.1));
+                break;
+            }
+        }
+    }
+    restored
+}
+
+/// All stored bytes of a sequence's leading blocks, layer by layer, by attending to them.
+fn seen(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) -> Vec<f32> {
+    use taper_kv_cache::KvSession;
+    use taper_kv_codecs::AttnParams;
+    let start = tokens.len() - 1;
+    cache.grow(seq, tokens.len()).unwrap();
+    let mut session = cache.session(&[SeqRange { seq, start, len: 1 }]).unwrap();
+    let params = AttnParams { scale: 0.2, window: None, soft_cap: None };
+    let row = |heads: usize, by: f32| {
+        let row = (0..heads * 64).map(|i| (i as f32 * by).cos()).collect();
+        ops::from_host_f32(row, &[1, heads, 64]).unwrap()
+    };
+    let attend = |layer| {
+        let out = session.attend(LayerId(layer), &row(4, 0.3), &row(2, 0.1), &row(2, 0.2), &params);
+        ops::with_host_f32(&out.unwrap(), <[f32]>::to_vec).unwrap()
+    };
+    (0..LAYERS as u16).flat_map(attend).collect()
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+fn prompt() -> Vec<TokenId> {
+    (0..301).map(|i| i * 7 % 97).collect()
+}
+
+#[test]
+fn another_cache_finds_the_same_rows() {
+    let exact = Some(Exact { sink_tokens: 32, recent_tokens: 64 });
+    for (codecs, exact, unit) in [
+        (&["f16", "f16"], None, 32),
+        (&["taper3", "taper3"], exact, 64),
+        (&["turbo4v2", "f16"], exact, 64),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (tokens, whole) = (prompt(), 300 / unit);
+        let want = {
+            let tier = Arc::new(DiskTier::open(dir.path(), LIMIT).unwrap());
+            let mut first = cache(codecs, exact, &tier, "model");
+            assert_eq!(restore(&mut first, &tokens[..300]), 0);
+            compute(&mut first, SeqId(1), &tokens[..300]);
+            seen(&mut first, SeqId(1), &tokens)
+        };
+        assert_eq!(files(dir.path()).len(), whole, "{codecs:?}");
+        let tier = Arc::new(DiskTier::open(dir.path(), LIMIT).unwrap());
+        let mut second = cache(codecs, exact, &tier, "model");
+        assert_eq!(restore(&mut second, &tokens[..300]), whole, "{codecs:?}");
+        assert_eq!(second.usage().used_blocks, 0, "nobody holds them yet");
+        assert_eq!(second.on_disk(&tokens[..300]), [], "they are in memory now");
+        assert_eq!(second.adopt(SeqId(7), &tokens[..300]), whole * unit);
+        // The rest of the prompt is computed, and then both say the same, bit for bit.
+        let rest = whole * unit;
+        let mut alone = cache(codecs, exact, &tier, "another model");
+        compute(&mut alone, SeqId(1), &tokens[..rest]);
+        let at_rest = &tokens[..rest + 1];
+        let found = seen(&mut second, SeqId(7), at_rest);
+        assert_eq!(found, seen(&mut alone, SeqId(1), at_rest), "{codecs:?}");
+        assert_eq!(want.len(), found.len());
+        // Other weights, other codecs and other tokens find nothing.
+        assert_eq!(cache(codecs, exact, &tier, "x").on_disk(&tokens), []);
+        assert_eq!(cache(&["f32", "f32"], None, &tier, "model").on_disk(&tokens), []);
+        assert_eq!(second.on_disk(&tokens[1..]), []);
+    }
+}
+
+#[test]
+fn damaged_and_foreign_files_are_not_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = prompt();
+    let open = || Arc::new(DiskTier::open(dir.path(), LIMIT).unwrap());
+    let all_codecs = ["f16", "f16"];
+    let mut names = Vec::new();
+    {
+        let tier = open();
+        let mut first = cache(&all_codecs, None, &tier, "model");
+        compute(&mut first, SeqId(1), &tokens[..128]);
+        drop(first);
+        drop(tier);
+        let tier = open();
+        for (_, unit) in cache(&all_codecs, None, &tier, "model").on_disk(&tokens[..128]) {
+            names.push(unit);
+        }
+    }
+    assert_eq!(names.len(), 4);
+    fs::write(dir.path().join("notes.txt"), "mine").unwrap();
+    let good: Vec<(PathBuf, Vec<u8>)> = files(dir.path())
+        .into_iter()
+        .filter(|f| f.extension().is_some_and(|e| e == "kv"))
+        .map(|f| (f.clone(), fs::read(&f).unwrap()))
+        .collect();
+    let damages: [fn(&mut Vec<u8>); 6] = [
+        |file| file.truncate(file.len() / 2),
+        |file| file.clear(),
+        |file| file[5000] ^= 1,
+        |file| file[0] = b'x',
+        |file| file[9] ^= 1,
+        |file| file.push(0),
+    ];
+    for damage in damages {
+        for (path, bytes) in &good {
+            let mut bytes = bytes.clone();
+            damage(&mut bytes);
+            fs::write(path, bytes).unwrap();
+        }
+        let tier = open();
+        let mut second = cache(&all_codecs, None, &tier, "model");
+        assert_eq!(restore(&mut second, &tokens[..128]), 0);
+        assert!(!tier.holds(&names[0]), "it is known to be of no use");
+        // What is computed instead takes the place of the damaged file.
+        compute(&mut second, SeqId(1), &tokens[..128]);
+        drop((second, tier));
+        let tier = open();
+        assert_eq!(restore(&mut cache(&all_codecs, None, &tier, "model"), &tokens[..128]), 4);
+    }
+    assert_eq!(fs::read(dir.path().join("notes.txt")).unwrap(), b"mine");
+}
+
+#[test]
+fn the_longest_unused_make_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = |i: u32| UnitName::root("model").next(&[i]);
+    let rows = vec![7; 1000];
+    let tier = DiskTier::open(dir.path(), 3500).unwrap();
+    let wait = |tier: &DiskTier, i: u32| {
+        let (sender, got) = mpsc::channel();
+        tier.load(name(i), move |rows| sender.send(rows).unwrap());
+        got.recv().unwrap()
+    };
+    for i in 0..3 {
+        tier.store(name(i), rows.clone());
+    }
+    drop(tier);
+    let tier = DiskTier::open(dir.path(), 3500).unwrap();
+    assert!(tier.bytes() <= 3500 && (0..3).all(|i| tier.holds(&name(i))));
+    assert_eq!(wait(&tier, 0), Some(rows.clone()));
+    tier.store(name(3), rows.clone());
+    tier.store(name(9), vec![1; 10_000]);
+    drop(tier);
+    let tier = DiskTier::open(dir.path(), 3500).unwrap();
+    let held: Vec<_> = [0, 1, 2, 3, 9].into_iter().filter(|&i| tier.holds(&name(i))).collect();
+    assert_eq!(held.len(), 3, "{held:?}: one made room, and what never fits was not kept");
+    assert!(held.contains(&0) && held.contains(&3), "{held:?}");
+    drop(tier);
+    // A smaller limit takes effect at the start.
+    let tier = DiskTier::open(dir.path(), 1100).unwrap();
+    assert_eq!((files(dir.path()).len(), wait(&tier, 3)), (1, Some(rows)));
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "x").unwrap();
+    assert!(matches!(DiskTier::open(&file, LIMIT), Err(KvCacheError::Disk { .. })));
+}

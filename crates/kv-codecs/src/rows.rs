@@ -1,0 +1,150 @@
+//! Sides whose rows stand one after the other and are attended to as floats.
+//!
+//! ```text
+//! head region:  [tokens] rows (each format draws its own)
+//! ```
+
+use crate::{
+    KvGeometry,
+    side::{Precision, Products, Queries, Region, Side, Stays, half_at, padded_tokens, put_half},
+};
+use std::fmt;
+use taper_tensor::cpu::{
+    Floats,
+    codes::{CodeLevel, add_rows, dot_rows},
+};
+
+/// How such a row is stored.
+pub(crate) trait FloatRows: Send + Sync + fmt::Debug {
+    /// Elements of a row.
+    fn dim(&self) -> usize;
+
+    /// Bytes of a row.
+    fn row_bytes(&self) -> usize;
+
+    /// Stores a row.
+    fn put(&self, row: &[f32], out: &mut [u8]);
+
+    /// Reads one back.
+    fn get(&self, row: &[u8], out: &mut [f32]);
+
+    /// Rows in the side's space: where they lie, or in `out`.
+    fn floats<'a>(&self, rows: &'a [u8], level: CodeLevel, out: &'a mut Vec<f32>) -> Floats<'a>;
+
+    /// As [`Side::rotate`].
+    fn rotate(&self, _rows: &mut [f32]) {}
+
+    /// As [`Side::restore`].
+    fn restore(&self, _row: &mut [f32]) {}
+}
+
+impl<T: FloatRows> Side for T {
+    fn write(&self, region: &mut [u8], offset: usize, row: &[f32]) {
+        let bytes = self.row_bytes();
+        self.put(row, &mut region[offset * bytes..][..bytes]);
+    }
+
+    fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {
+        let bytes = self.row_bytes();
+        self.get(&region[offset * bytes..][..bytes], out);
+    }
+
+    fn gather(&self, rows: &[Stays<'_>], out: &mut [u8]) {
+        let bytes = self.row_bytes();
+        for (row, out) in rows.iter().zip(out.chunks_exact_mut(bytes)) {
+            out.copy_from_slice(&row.region[row.offset * bytes..][..bytes]);
+        }
+    }
+
+    fn rotate(&self, rows: &mut [f32]) {
+        FloatRows::rotate(self, rows);
+    }
+
+    fn restore(&self, row: &mut [f32]) {
+        FloatRows::restore(self, row);
+    }
+
+    fn width(&self) -> usize {
+        self.dim()
+    }
+
+    fn scores(
+        &self,
+        region: Region<'_>,
+        q: &Queries,
+        n: usize,
+        precision: Precision,
+        scratch: &mut Products,
+        out: &mut [f32],
+    ) {
+        let rows = &region.here[..n * self.row_bytes()];
+        let rows = self.floats(rows, precision.level, &mut scratch.floats);
+        dot_rows(&q.floats, rows, self.dim(), out);
+    }
+
+    fn add(
+        &self,
+        region: Region<'_>,
+        p: &[f32],
+        n: usize,
+        precision: Precision,
+        scratch: &mut Products,
+        acc: &mut [f32],
+    ) {
+        let rows = &region.here[..n * self.row_bytes()];
+        let rows = self.floats(rows, precision.level, &mut scratch.floats);
+        add_rows(p, rows, self.dim(), acc);
+    }
+}
+
+/// Plain halves.
+#[derive(Debug)]
+pub(crate) struct HalfSide {
+    d: usize,
+}
+
+impl HalfSide {
+    pub(crate) fn new(g: KvGeometry) -> Self {
+        Self { d: g.head_dim }
+    }
+
+    pub(crate) fn head_bytes(g: KvGeometry) -> usize {
+        padded_tokens(g) * g.head_dim * 2
+    }
+
+    /// The first `n` rows.
+    pub(crate) fn rows<'a>(&self, region: &'a [u8], n: usize) -> Floats<'a> {
+        Floats::F16(bytemuck::cast_slice(&region[..n * self.d * 2]))
+    }
+
+    /// `out[i][j] = q_i . row_j` for the first `n` rows.
+    pub(crate) fn dots(&self, region: &[u8], q: &[f32], n: usize, out: &mut [f32]) {
+        dot_rows(q, self.rows(region, n), self.d, out);
+    }
+}
+
+impl FloatRows for HalfSide {
+    fn dim(&self) -> usize {
+        self.d
+    }
+
+    fn row_bytes(&self) -> usize {
+        2 * self.d
+    }
+
+    fn put(&self, row: &[f32], out: &mut [u8]) {
+        for (i, &x) in row.iter().enumerate() {
+            put_half(out, 2 * i, x);
+        }
+    }
+
+    fn get(&self, row: &[u8], out: &mut [f32]) {
+        for (i, x) in out.iter_mut().enumerate() {
+            *x = half_at(row, 2 * i);
+        }
+    }
+
+    fn floats<'a>(&self, rows: &'a [u8], _: CodeLevel, _: &'a mut Vec<f32>) -> Floats<'a> {
+        Floats::F16(bytemuck::cast_slice(rows))
+    }
+}

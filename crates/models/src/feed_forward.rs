@@ -1,0 +1,192 @@
+//! What follows attention in a layer: a gated projection, or a choice among many (a mixture of
+//! experts, Shazeer et al. 2017; without a shared one, as in Qwen 3).
+
+use crate::{Activations, LoadOptions, ModelError, decoder::Spec};
+use taper_tensor::{
+    Linear, LinearGroup, RmsNorm, Tensor,
+    ops::{self, Activation, WeightedRows},
+};
+use taper_weights::Checkpoint;
+
+/// Experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpertSpec {
+    pub(crate) experts: usize,
+    /// Experts that a token goes through.
+    pub(crate) chosen: usize,
+    /// Inner size of one.
+    pub(crate) intermediate: usize,
+    /// Whether the weights of the chosen ones are made to sum to one.
+    pub(crate) normalise: bool,
+}
+
+/// `down(activation(gate(x)) * up(x))`.
+#[derive(Debug)]
+pub(crate) struct Gated {
+    pub(crate) gate_up: LinearGroup<2>,
+    pub(crate) down: Linear,
+}
+
+impl Gated {
+    /// Where and as it will run.
+    pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
+        let exact = options.activations == Activations::F32;
+        Ok(match options.gpu {
+            Some(gpu) => {
+                Self { gate_up: self.gate_up.on(gpu, exact)?, down: self.down.on(gpu, exact)? }
+            }
+            None if exact => self,
+            None => Self { gate_up: self.gate_up.pack(), down: self.down.pack() },
+        })
+    }
+
+    fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.gate_up.parts().iter().chain([&self.down])
+    }
+}
+
+/// Experts, and what chooses among them. The choice is made in `f32`, whatever the activations: a
+/// rounded logit would send a token elsewhere.
+#[derive(Debug)]
+pub(crate) struct Experts {
+    router: Linear,
+    experts: Vec<Gated>,
+    spec: ExpertSpec,
+}
+
+/// What a layer has.
+#[derive(Debug)]
+pub(crate) enum FeedForward {
+    Dense(Gated),
+    Experts(Experts),
+}
+
+impl FeedForward {
+    /// The experts below `at`, one tensor each as Hugging Face has them, or stacked as MLX does.
+    pub(crate) fn experts(
+        model: &Spec,
+        spec: ExpertSpec,
+        weights: &Checkpoint,
+        at: &str,
+    ) -> Result<Self, ModelError> {
+        let (hidden, inner, n) = (model.hidden, spec.intermediate, spec.experts);
+        let load = |name: &str, inputs, outputs| {
+            let stacked = format!("{at}.switch_mlp.{name}");
+            if weights.has(&format!("{stacked}.weight")) {
+                let all = weights.stacked(&stacked, n, outputs, inputs)?;
+                return Ok(all.into_iter().map(Linear::new).collect());
+            }
+            let one =
+                |e| weights.linear(&format!("{at}.experts.{e}.{name}"), inputs, outputs, false);
+            (0..n).map(one).collect::<Result<Vec<_>, _>>()
+        };
+        let gates = load("gate_proj", hidden, inner)?;
+        let ups = load("up_proj", hidden, inner)?;
+        let downs = load("down_proj", inner, hidden)?;
+        let mut experts = Vec::with_capacity(n);
+        for ((gate, up), down) in gates.into_iter().zip(ups).zip(downs) {
+            experts.push(Gated { gate_up: LinearGroup::new([gate, up])?, down });
+        }
+        let router = weights.linear(&format!("{at}.gate"), hidden, n, false)?;
+        Ok(Self::Experts(Experts { router, experts, spec }))
+    }
+
+    /// Where and as it will run.
+    pub(crate) fn placed(
+        self,
+        family: &'static str,
+        options: LoadOptions<'_>,
+    ) -> Result<Self, ModelError> {
+        match self {
+            Self::Dense(gated) => gated.placed(options).map(Self::Dense),
+            Self::Experts(_) if options.gpu.is_some() => Err(ModelError::HostOnly { family }),
+            Self::Experts(e) => {
+                let placed = e.experts.into_iter().map(|g| g.placed(options));
+                let experts = placed.collect::<Result<_, _>>()?;
+                Ok(Self::Experts(Experts { experts, ..e }))
+            }
+        }
+    }
+
+    /// Every matrix.
+    pub(crate) fn linears(&self) -> Vec<&Linear> {
+        match self {
+            Self::Dense(gated) => gated.linears().collect(),
+            Self::Experts(e) => {
+                e.experts.iter().flat_map(Gated::linears).chain([&e.router]).collect()
+            }
+        }
+    }
+}
+
+impl Experts {
+    /// `x + Σ weight · expert(norm(x))` over the experts of each row, in their order.
+    pub(crate) fn forward_add(
+        &self,
+        x: &Tensor,
+        norm: &RmsNorm,
+        activation: Activation,
+    ) -> Result<Tensor, ModelError> {
+        let logits = self.router.forward(&norm.forward(x)?)?;
+        let chosen = ops::with_host_f32(&logits, |logits| choose(logits, self.spec))?;
+        let mut parts = Vec::new();
+        for (expert, (rows, weights)) in self.experts.iter().zip(chosen) {
+            if rows.is_empty() {
+                continue;
+            }
+            let own = ops::take_rows(x, &rows)?;
+            let inner = expert.gate_up.forward_gated(&own, norm, activation)?;
+            parts.push(WeightedRows { x: expert.down.forward(&inner)?, rows, weights });
+        }
+        Ok(ops::add_weighted_rows(x, &parts)?)
+    }
+}
+
+/// The rows that each expert gets, and what its answers count. Where logits are equal, the first
+/// expert is taken.
+fn choose(logits: &[f32], spec: ExpertSpec) -> Vec<(Vec<u32>, Vec<f32>)> {
+    let mut chosen = vec![(Vec::new(), Vec::new()); spec.experts];
+    let mut order: Vec<usize> = Vec::new();
+    for (row, logits) in (0u32..).zip(logits.chunks_exact(spec.experts)) {
+        order.clear();
+        order.extend(0..spec.experts);
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        let max = logits[order[0]];
+        let weight = |e: usize| (logits[e] - max).exp();
+        let counted = if spec.normalise { &order[..spec.chosen] } else { &order[..] };
+        let total: f32 = counted.iter().map(|&e| weight(e)).sum();
+        for &e in &order[..spec.chosen] {
+            let (rows, weights) = &mut chosen[e];
+            rows.push(row);
+            weights.push(weight(e) / total);
+        }
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_logits_are_chosen_and_weighted() {
+        let spec = ExpertSpec { experts: 4, chosen: 2, intermediate: 1, normalise: false };
+        let logits = [0.0, 2f32.ln(), 0.0, 5f32.ln(), 1.0, 1.0, 1.0, 1.0];
+        let plain = choose(&logits, spec);
+        let rows: Vec<_> = plain.iter().map(|(rows, _)| rows.as_slice()).collect();
+        assert_eq!(rows, [&[1u32][..], &[0, 1], &[], &[0]]);
+        let near = |got: &[f32], want: &[f32]| {
+            got.len() == want.len() && got.iter().zip(want).all(|(g, w)| (g - w).abs() < 1e-6)
+        };
+        assert!(near(&plain[1].1, &[2.0 / 9.0, 0.25]) && near(&plain[3].1, &[5.0 / 9.0]));
+        let summed = choose(&logits, ExpertSpec { normalise: true, ..spec });
+        assert!(near(&summed[1].1, &[2.0 / 7.0, 0.5]) && near(&summed[3].1, &[5.0 / 7.0]));
+    }
+
+    #[test]
+    fn what_is_not_a_number_shows() {
+        let spec = ExpertSpec { experts: 3, chosen: 1, intermediate: 1, normalise: true };
+        let chosen = choose(&[0.0, f32::NAN, 1.0], spec);
+        assert!(chosen[1].1[0].is_nan());
+    }
+}

@@ -1,0 +1,201 @@
+//! `taper kv-report`: what each KV codec costs this model, measured on the model itself.
+
+mod measure;
+mod report;
+
+use crate::{
+    interrupt::Interrupt,
+    kv_scheme::SchemeSpec,
+    model::{ModelSource, describe, load},
+};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use measure::{Prefill, Truth};
+use report::{Layers, Report, Row};
+use std::{fs, path::PathBuf, sync::Arc};
+use taper_kv_cache::{KvScheme, Prices};
+use taper_kv_codecs::{Exact, KvCodec};
+use taper_models::{Activations, LoadOptions, ModelInfo};
+
+/// 24 documents that the demo model was not trained on.
+const TEXT: &str = include_str!("../../../tests/fixtures/heldout.txt");
+
+/// From the exact to the smallest.
+const CODECS: [&str; 11] = [
+    "affine8", "turbo8v4", "turbo5", "affine4", "turbo4", "taper4", "taper4v3", "turbo3", "taper3",
+    "turbo4v2", "taper2",
+];
+
+/// The codec that prices are measured with: of few bits, so that its error stands out.
+const PROBE: [&str; 2] = ["taper2v0", "taper0v2"];
+/// Its relative squared error (`docs/kv-codecs.md`, Gaussian rows).
+const PROBE_ERROR: f64 = 0.09;
+
+#[derive(Debug, Args)]
+pub(crate) struct KvReportArgs {
+    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
+    pub(crate) model: Option<String>,
+    /// A text like those that the model will serve [default: a built-in one, in English].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// Tokens of it to run, as one sequence.
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    pub(crate) context: usize,
+    /// Codecs to measure, named as --kv-cache-dtype takes them.
+    #[arg(long, value_name = "TYPE", value_delimiter = ',', default_values = CODECS)]
+    pub(crate) codecs: Vec<String>,
+    /// The cache that all are compared with.
+    #[arg(long, default_value = "f16", value_parser = ["f16", "f32"])]
+    pub(crate) reference: String,
+    /// Largest mean KL divergence, in nats, of a codec that is recommended.
+    #[arg(long, default_value_t = 0.005, value_name = "NATS")]
+    pub(crate) max_kl: f64,
+    /// Least share of equal first choices, in percent, of a codec that is recommended.
+    #[arg(long, default_value_t = 97.0, value_name = "PERCENT")]
+    pub(crate) min_same: f64,
+    /// Measure what an error costs in each layer too, and propose taper codecs by layer of so many
+    /// bits in the mean.
+    #[arg(long, value_name = "BITS")]
+    pub(crate) bits: Option<f64>,
+    /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
+    #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
+    pub(crate) dtype: String,
+    /// First tokens that are kept as f16 too, as `taper serve` has them.
+    #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS")]
+    pub(crate) kv_sink_tokens: usize,
+    /// Recent tokens that are kept as f16 too, as `taper serve` has them.
+    #[arg(long, default_value_t = Exact::DEFAULT.recent_tokens, value_name = "TOKENS")]
+    pub(crate) kv_recent_tokens: usize,
+    /// Threads that compute [default: one a core].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
+    ensure!(args.bits.is_none_or(|b| (2.0..=8.0).contains(&b)), "--bits must be from 2 to 8");
+    if let Some(threads) = args.threads {
+        taper_tensor::pool::set_threads(threads.into())?;
+    }
+    let interrupt = Interrupt::listen()?;
+    let source = ModelSource::find(args.model.as_deref())?;
+    let loading = || format!("loading {}", describe(&source));
+    let weights = Arc::new(source.checkpoint().with_context(loading)?);
+    let tokenizer = source.tokenizer().with_context(loading)?;
+    let text = match &args.text {
+        Some(file) => {
+            fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?
+        }
+        None => TEXT.to_owned(),
+    };
+    let mut ids = tokenizer.encode(&text, true)?;
+    ids.truncate(args.context);
+    let exact = exact(args)?;
+    let first = exact.map_or(0, |e| e.recent_tokens);
+    ensure!(
+        ids.len() > first + 1,
+        "the text has {} tokens, and all up to {first} are read exactly; give a longer --text, a larger --context or a smaller --kv-recent-tokens",
+        ids.len(),
+    );
+    let exact_products = args.dtype == "float32";
+    let activations = if exact_products { Activations::F32 } else { Activations::Int8 };
+    let options = LoadOptions { max_model_len: None, activations, gpu: None };
+    let model = load(&weights, options).with_context(loading)?;
+    let info = model.info().clone();
+    ensure!(
+        ids.len() <= info.max_positions,
+        "--context {} is longer than the {} positions of this model",
+        ids.len(),
+        info.max_positions
+    );
+    let probes = if args.bits.is_some() { 2 * info.layers + 1 } else { 0 };
+    let bar = ProgressBar::new(((1 + args.codecs.len() + probes) * ids.len()) as u64);
+    bar.set_style(ProgressStyle::with_template("{msg:>12} {wide_bar} {percent} % {eta}")?);
+    let step = |tokens: usize| {
+        bar.inc(tokens as u64);
+        if interrupt.take() { bail!("interrupted") } else { Ok(()) }
+    };
+    let prefill = Prefill { model: &*model, ids: &ids, exact, step: &step };
+    bar.set_message(args.reference.clone());
+    let truth = prefill.truth(&codec(&args.reference)?.into(), first)?;
+    let mut report = Report::new(source.name(), args, &prefill, &truth);
+    let measured = measure_all(args, &info, &prefill, &truth, &mut report, &bar);
+    bar.finish_and_clear();
+    // What was measured is shown, interrupted or not.
+    report.print(args, measured.is_ok())?;
+    measured
+}
+
+fn measure_all(
+    args: &KvReportArgs,
+    info: &ModelInfo,
+    prefill: &Prefill<'_>,
+    truth: &Truth,
+    report: &mut Report,
+    bar: &ProgressBar,
+) -> Result<()> {
+    let row = |scheme: &KvScheme, report: &mut Report| -> Result<()> {
+        let name = scheme.to_string();
+        bar.set_message(name.clone());
+        let bytes = prefill.bytes_a_token(scheme);
+        report.rows.push(Row { name, bytes, loss: prefill.loss(scheme, truth)? });
+        Ok(())
+    };
+    for name in &args.codecs {
+        row(&codec(name)?.into(), report)?;
+    }
+    if let Some(bits) = args.bits {
+        let prices = prices(info.layers, prefill, truth, bar)?;
+        let spec = SchemeSpec::Bits { bits, prices: Some(prices.clone()) };
+        let scheme = spec.resolve(info.layers, None)?;
+        row(&scheme, report)?;
+        report.layers = Some(Layers { scheme: scheme.to_string(), bits, prices });
+    }
+    Ok(())
+}
+
+/// What an error costs, by layer: the divergence with one side of one layer coded, over its error.
+fn prices(
+    layers: usize,
+    prefill: &Prefill<'_>,
+    truth: &Truth,
+    bar: &ProgressBar,
+) -> Result<Prices> {
+    let plain = codec("f16")?;
+    let mut sides = Vec::new();
+    for (probe, side) in PROBE.iter().zip(["keys", "values"]) {
+        let probe = codec(probe)?;
+        let mut prices = Vec::with_capacity(layers);
+        for layer in 0..layers {
+            bar.set_message(format!("{side} {layer}"));
+            let mut codecs = vec![Arc::clone(&plain); layers];
+            codecs[layer] = Arc::clone(&probe);
+            let loss = prefill.loss(&KvScheme::of_layers(&codecs)?, truth)?;
+            prices.push(loss.mean_kl.max(0.0) / PROBE_ERROR);
+        }
+        sides.push(prices);
+    }
+    let v = sides.pop().unwrap_or_default();
+    Ok(Prices { k: sides.pop().unwrap_or_default(), v })
+}
+
+fn codec(name: &str) -> Result<Arc<dyn KvCodec>> {
+    Ok(taper_kv_codecs::parse(name)?)
+}
+
+fn exact(args: &KvReportArgs) -> Result<Option<Exact>> {
+    let (sink_tokens, recent_tokens) = (args.kv_sink_tokens, args.kv_recent_tokens);
+    if sink_tokens + recent_tokens == 0 {
+        return Ok(None);
+    }
+    let block = measure::BLOCK;
+    let whole = |n: usize| n.is_multiple_of(block);
+    ensure!(
+        recent_tokens > 0 && whole(recent_tokens) && whole(sink_tokens),
+        "--kv-sink-tokens and --kv-recent-tokens must be multiples of {block}, or both 0"
+    );
+    Ok(Some(Exact { sink_tokens, recent_tokens }))
+}
