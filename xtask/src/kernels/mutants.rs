@@ -194,9 +194,9 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "matvec_tile",
-        "a group twice",
+        "a group left out",
         "if (slab / GROUP + own < groups) {",
-        "if (slab / GROUP + own < groups + 1) {",
+        "if (slab / GROUP + own + 1 < groups) {",
     ),
     mutant(
         "matvec_tile",
