@@ -96,7 +96,14 @@ fn argmax(gpu: &Gpu, rng: &mut Rng, rows: usize, vocab: usize) -> Result<Vec<Pai
         let top = row.iter().copied().fold(f32::MIN, f32::max);
         row.iter().position(|&x| x == top).unwrap_or(0) as f32
     };
-    let want = data.chunks(vocab).map(first).collect();
+    let mut want: Vec<f32> = data.chunks(vocab).map(first).collect();
+    // Rows without a largest number.
+    let last = |x: f32, rest: f32| (0..vocab).map(move |i| if i == vocab - 1 { x } else { rest });
+    data.extend(last(f32::NAN, 1.0));
+    data.extend(last(f32::INFINITY, 0.0));
+    data.extend(last(f32::NEG_INFINITY, f32::NEG_INFINITY));
+    want.extend([u32::MAX as f32; 3]);
+    let rows = rows + 3;
     let logits = ops::from_host_f32(data, &[rows, vocab])?.to_gpu(gpu)?;
     let got = gpu::argmax(&logits)?.into_iter().map(|t| t as f32).collect();
     Ok(vec![Pair { got, want }])
