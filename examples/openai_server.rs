@@ -41,6 +41,7 @@ async fn main() -> Result<()> {
         kv_capacity_tokens: 64,
         kv_capacity_bytes: 0,
         kv_exact_bytes: 0,
+        kv_bits: vec![],
         prefix_caching: false,
         weight_bytes: 0,
     }));

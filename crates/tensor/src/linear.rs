@@ -186,7 +186,8 @@ impl Linear {
     }
 
     /// The same map for speed: weights are repacked. Activations of a quantized weight are rounded
-    /// to 8 bits a group (see [`cpu::int8`]); of plain floats they are not (see [`cpu::dense`]).
+    /// to 8 bits a group (see [`cpu::int8`]), those of a `bf16` weight to `bf16` where the processor
+    /// multiplies that (see [`cpu::dense`]).
     #[must_use]
     pub fn pack(self) -> Self {
         Self { matrix: self.matrix.pack(), ..self }

@@ -93,3 +93,33 @@ fn qwen(
     }
     Ok(spec)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn config() -> Value {
+        json!({"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 4,
+               "num_attention_heads": 2, "max_position_embeddings": 16, "num_experts": 4,
+               "num_experts_per_tok": 2, "moe_intermediate_size": 6, "decoder_sparse_step": 2,
+               "mlp_only_layers": [3]})
+    }
+
+    #[test]
+    fn layers_have_experts_by_the_step_unless_they_are_named() {
+        let spec = qwen3_moe(&config(), LoadOptions::default()).unwrap();
+        let experts: Vec<_> = spec.layers.iter().map(|l| l.experts.map(|e| e.experts)).collect();
+        assert_eq!(experts, [None, Some(4), None, None]);
+    }
+
+    #[test]
+    fn more_chosen_than_there_are_is_refused() {
+        for chosen in [0, 5] {
+            let mut config = config();
+            config["num_experts_per_tok"] = json!(chosen);
+            let error = qwen3_moe(&config, LoadOptions::default()).unwrap_err().to_string();
+            assert!(error.contains("num_experts_per_tok"), "{error}");
+        }
+    }
+}
