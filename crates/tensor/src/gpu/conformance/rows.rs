@@ -104,10 +104,12 @@ fn argmax(gpu: &Gpu, rng: &mut Rng, rows: usize, vocab: usize) -> Result<Vec<Pai
     data.extend(last(f32::NAN, 1.0));
     data.extend(last(f32::INFINITY, 0.0));
     data.extend(last(f32::NEG_INFINITY, f32::NEG_INFINITY));
-    want.extend([u32::MAX as f32; 3]);
+    want.extend([-1.0; 3]);
     let rows = rows + 3;
     let logits = ops::from_host_f32(data, &[rows, vocab])?.to_gpu(gpu)?;
-    let got = gpu::argmax(&logits)?.into_iter().map(|t| t as f32).collect();
+    // Errors are measured by the largest number, so that what is no token must not be that.
+    let number = |t: u32| if t == u32::MAX { -1.0 } else { t as f32 };
+    let got = gpu::argmax(&logits)?.into_iter().map(number).collect();
     Ok(vec![Pair { got, want }])
 }
 
