@@ -1,8 +1,11 @@
 // The most likely token of each row: index of the largest logit, the first of equals.
 //
-// logits [rows, vocab] f32 -> tokens [rows]: four bytes a sequence come back to the host.
+// logits [rows, vocab] f32 -> tokens [rows]: four bytes a sequence come back to the host. A row with a
+// NaN or positive infinity, or with nothing finite, gives NONE.
 // Grid: x rows. Threads: 1024. Reference: the sampler at temperature 0.
 #include "taper/common.h"
+
+constant uint NONE = 0xffffffffu;
 
 struct ArgmaxParams {
     uint vocab;
@@ -19,26 +22,30 @@ kernel void argmax(
 {
     threadgroup float values[32];
     threadgroup uint indices[32];
+    threadgroup float refused[32];
     device const float* x = logits + size_t(row) * p.vocab;
     float best = -INFINITY;
-    uint at = 0xffffffffu;
+    uint at = NONE;
+    float bad = 0.0f;
     for (uint i = tid; i < p.vocab; i += 1024) {
-        if (x[i] > best || at == 0xffffffffu) best = x[i], at = i;
+        if (!(x[i] < INFINITY)) bad = 1.0f;
+        if (x[i] > best) best = x[i], at = i;
     }
+    bad = simd_max(bad);
     for (uint m = 16; m > 0; m >>= 1) {
         const float other = simd_shuffle_xor(best, m);
         const uint index = simd_shuffle_xor(at, m);
         if (other > best || (other == best && index < at)) best = other, at = index;
     }
-    if (lane == 0) values[sg] = best, indices[sg] = at;
+    if (lane == 0) values[sg] = best, indices[sg] = at, refused[sg] = bad;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (sg == 0) {
-        best = values[lane], at = indices[lane];
+        best = values[lane], at = indices[lane], bad = simd_max(refused[lane]);
         for (uint m = 16; m > 0; m >>= 1) {
             const float other = simd_shuffle_xor(best, m);
             const uint index = simd_shuffle_xor(at, m);
             if (other > best || (other == best && index < at)) best = other, at = index;
         }
-        if (lane == 0) tokens[row] = at;
+        if (lane == 0) tokens[row] = bad > 0.0f ? NONE : at;
     }
 }

@@ -109,6 +109,13 @@ impl Sequence {
         self.sampler.sample(logits, banned).map_err(|e| error(self.tokens.len() - 1, &e))
     }
 
+    /// Whether the next token is the likeliest one, and the logits are wanted for nothing else.
+    pub(crate) fn is_greedy(&self) -> bool {
+        let generated = self.tokens.len() - self.prompt_len;
+        let banned = if generated < self.min_new { self.stops.as_slice() } else { &[] };
+        self.prompt_logprobs.is_none() && self.sampler.is_greedy(banned)
+    }
+
     /// Appends and reports a chosen token; tells whether it was the last.
     pub(crate) fn accept(&mut self, choice: Choice) -> Option<FinishReason> {
         let id = choice.token;

@@ -9,12 +9,12 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
-use taper_base::{FinishReason, GenerationError, SeqId};
+use taper_base::{FinishReason, GenerationError, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
 use taper_models::{Batch, Model, ModelError};
 use taper_sampler::Choice;
 use taper_scheduler::{SeqWork, StepPlan};
-use taper_tensor::{ops, pool};
+use taper_tensor::{Tensor, gpu, ops, pool};
 
 /// What became of a sequence's part of a step.
 #[derive(Debug)]
@@ -53,6 +53,10 @@ pub(crate) fn run(
     let vocab = model.info().vocab;
     let result = guarded(|| {
         let logits = forward(model, cache, sequences, plan)?;
+        if let Some(tokens) = chosen_there(sequences, plan, &logits)? {
+            return Ok(greedy(sequences, plan, &tokens));
+        }
+        let logits = ops::with_host_f32(&logits, <[f32]>::to_vec).map_err(ModelError::from)?;
         let expected = plan.logit_rows() as usize * vocab;
         if logits.len() != expected {
             return Err(StepError::Logits { expected, got: logits.len() });
@@ -89,7 +93,7 @@ fn forward(
     cache: &mut KvCache,
     sequences: &HashMap<SeqId, Sequence>,
     plan: &StepPlan,
-) -> Result<Vec<f32>, StepError> {
+) -> Result<Tensor, StepError> {
     let (mut tokens, mut positions, mut logits_at) = (Vec::new(), Vec::new(), Vec::new());
     let mut ranges = Vec::with_capacity(plan.works.len());
     for work in &plan.works {
@@ -103,8 +107,46 @@ fn forward(
     }
     let batch = Batch { tokens: &tokens, positions: &positions, logits_at: &logits_at };
     let mut session = cache.session(&ranges)?;
-    let logits = model.forward(&batch, &mut session)?;
-    Ok(ops::with_host_f32(&logits, <[f32]>::to_vec).map_err(ModelError::from)?)
+    Ok(model.forward(&batch, &mut session)?)
+}
+
+/// The tokens that a GPU chooses, one a row of logits, if it can: four bytes of each row come back
+/// instead of all. `None` where the rows are wanted: on the host, for anything but the likeliest token,
+/// and when a row has none.
+fn chosen_there(
+    sequences: &HashMap<SeqId, Sequence>,
+    plan: &StepPlan,
+    logits: &Tensor,
+) -> Result<Option<Vec<TokenId>>, StepError> {
+    let plain = |work: &SeqWork| {
+        let greedy = sequences.get(&work.id).is_some_and(Sequence::is_greedy);
+        work.logit_rows == 0 || work.logit_rows == 1 && work.samples && greedy
+    };
+    if logits.gpu().is_none() || !plan.works.iter().all(plain) || plan.logit_rows() == 0 {
+        return Ok(None);
+    }
+    let tokens = gpu::argmax(logits).map_err(ModelError::from)?;
+    Ok((!tokens.contains(&TokenId::MAX)).then_some(tokens))
+}
+
+/// Outcomes of works whose tokens are chosen.
+fn greedy(
+    sequences: &HashMap<SeqId, Sequence>,
+    plan: &StepPlan,
+    tokens: &[TokenId],
+) -> Vec<(SeqWork, Outcome)> {
+    let mut tokens = tokens.iter();
+    let one = |work: &SeqWork| {
+        let token = (work.logit_rows > 0).then(|| tokens.next()).flatten();
+        let len = sequences.get(&work.id)?.tokens().len();
+        let outcome = match token {
+            Some(&token) => Outcome::Token { choice: Choice { token, logprobs: None } },
+            None if work.end() as usize == len => Outcome::PromptOnly,
+            None => Outcome::Continues,
+        };
+        Some((*work, outcome))
+    };
+    plan.works.iter().filter_map(one).collect()
 }
 
 fn outcomes(

@@ -2,7 +2,7 @@
 
 use crate::{
     AttnBatch, AttnParams, DenseCodec, Exact, GpuCodec, KeptBlock, KeptRow, PagedCodec, Scheme,
-    compact,
+    compact, gpu_coded::GpuCodedCodec,
 };
 use std::{fmt, sync::Arc};
 use taper_tensor::{
@@ -43,6 +43,8 @@ pub struct LayerPages {
     pub exact_v: AlignedBytes,
     /// Both on a GPU, once a codec has written there; the host's memory then stays untouched.
     pub gpu: Option<(Buffer, Buffer)>,
+    /// The exact blocks of both, likewise.
+    pub gpu_exact: Option<(Buffer, Buffer)>,
 }
 
 impl LayerPages {
@@ -51,7 +53,14 @@ impl LayerPages {
     pub fn zeroed(bytes: BlockBytes, blocks: usize) -> Self {
         let none = || AlignedBytes::zeroed(0);
         let BlockBytes { k, v } = bytes;
-        Self { k: room(k, blocks), v: room(v, blocks), exact_k: none(), exact_v: none(), gpu: None }
+        Self {
+            k: room(k, blocks),
+            v: room(v, blocks),
+            exact_k: none(),
+            exact_v: none(),
+            gpu: None,
+            gpu_exact: None,
+        }
     }
 
     /// The same with room for exact blocks, of [`KvCodec::exact_block_bytes`].
@@ -276,7 +285,11 @@ pub fn bits(name: &str) -> Option<usize> {
 /// # Errors
 /// The name is unknown, or no GPU has kernels for it.
 pub fn parse_on(name: &str, gpu: &Gpu) -> Result<Arc<dyn KvCodec>, KvCodecError> {
-    Ok(Arc::new(GpuCodec::new(parse(name)?, gpu)?))
+    let rows = parse(name)?;
+    Ok(match Scheme::parse(name) {
+        Some(scheme) => Arc::new(GpuCodedCodec::new(rows, scheme, gpu)?),
+        None => Arc::new(GpuCodec::new(rows, gpu)?),
+    })
 }
 
 #[cfg(test)]

@@ -23,19 +23,39 @@ pub struct GpuCodec {
     dtype: DType,
     gpu: Gpu,
     /// What the layers of a step share.
-    step: Mutex<Step>,
+    slots: Cached<Vec<usize>, Buffer>,
+    plan: Cached<Parts, Plan>,
 }
 
-/// The step's slots and tiles on the GPU, and what they were made of: each layer asks for the same.
-#[derive(Default)]
-struct Step {
-    slots: Vec<usize>,
-    slots_there: Option<Arc<Buffer>>,
-    /// Query tokens, tokens and blocks of each sequence.
-    seqs: Vec<(usize, usize, Vec<u32>)>,
-    group: usize,
-    plan: Option<Arc<Plan>>,
+/// What was made last, and of what: each layer of a step asks for the same.
+pub(crate) struct Cached<K, T>(Mutex<Option<(K, Arc<T>)>>);
+
+impl<K, T> Default for Cached<K, T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
 }
+
+impl<K: PartialEq + Clone, T> Cached<K, T> {
+    pub(crate) fn get(
+        &self,
+        key: &K,
+        make: impl FnOnce() -> Result<T, KvCodecError>,
+    ) -> Result<Arc<T>, KvCodecError> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, made)) = &*last
+            && of == key
+        {
+            return Ok(Arc::clone(made));
+        }
+        let made = Arc::new(make()?);
+        *last = Some((key.clone(), Arc::clone(&made)));
+        Ok(made)
+    }
+}
+
+/// Query tokens, tokens and blocks of each sequence, and query heads a KV head.
+type Parts = (Vec<(usize, usize, Vec<u32>)>, usize);
 
 impl GpuCodec {
     /// The codec `rows` with its pages on `gpu`.
@@ -52,7 +72,13 @@ impl GpuCodec {
                 return Err(TensorError::Device { op: "kv cache of this type", device }.into());
             }
         };
-        Ok(Self { rows, dtype, gpu: gpu.clone(), step: Mutex::default() })
+        Ok(Self {
+            rows,
+            dtype,
+            gpu: gpu.clone(),
+            slots: Cached::default(),
+            plan: Cached::default(),
+        })
     }
 
     fn shape(&self, geometry: KvGeometry) -> Result<KvShape, KvCodecError> {
@@ -65,18 +91,11 @@ impl GpuCodec {
     }
 
     fn slots(&self, slots: &[usize]) -> Result<Arc<Buffer>, KvCodecError> {
-        let mut step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(there) = &step.slots_there
-            && step.slots == slots
-        {
-            return Ok(Arc::clone(there));
-        }
-        let narrow = |&s: &usize| u32::try_from(s).map_err(|_| outside(s, u32::MAX as usize));
-        let narrow: Vec<u32> = slots.iter().map(narrow).collect::<Result<_, _>>()?;
-        let there = Arc::new(self.gpu.upload(&narrow)?);
-        step.slots = slots.to_vec();
-        step.slots_there = Some(Arc::clone(&there));
-        Ok(there)
+        self.slots.get(&slots.to_vec(), || {
+            let narrow = |&s: &usize| u32::try_from(s).map_err(|_| outside(s, u32::MAX as usize));
+            let narrow: Vec<u32> = slots.iter().map(narrow).collect::<Result<_, _>>()?;
+            Ok(self.gpu.upload(&narrow)?)
+        })
     }
 
     fn plan(
@@ -85,40 +104,54 @@ impl GpuCodec {
         batch: &AttnBatch<'_>,
         group: usize,
     ) -> Result<Arc<Plan>, KvCodecError> {
-        let mut step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = step.group == group
-            && step.seqs.len() == batch.seqs.len()
-            && step.seqs.iter().zip(&batch.seqs).all(|((q, kv, blocks), seq)| {
-                (*q, *kv) == (seq.q_len, seq.kv_len)
-                    && blocks.iter().copied().eq(seq.blocks.iter().map(|b| b.0))
-            });
-        if let Some(plan) = &step.plan
-            && same
-        {
-            return Ok(Arc::clone(plan));
-        }
         let own =
             |s: &crate::SeqSpan<'_>| (s.q_len, s.kv_len, s.blocks.iter().map(|b| b.0).collect());
-        step.seqs = batch.seqs.iter().map(own).collect();
-        let seqs: Vec<_> = step
-            .seqs
-            .iter()
-            .map(|(q_len, kv_len, blocks)| Sequence { q_len: *q_len, kv_len: *kv_len, blocks })
-            .collect();
-        let plan = Arc::new(Plan::new(&self.gpu, shape, &seqs, group)?);
-        step.group = group;
-        step.plan = Some(Arc::clone(&plan));
-        Ok(plan)
+        let parts = (batch.seqs.iter().map(own).collect(), group);
+        self.plan.get(&parts, || {
+            let seqs: Vec<_> = parts
+                .0
+                .iter()
+                .map(|(q_len, kv_len, blocks)| Sequence { q_len: *q_len, kv_len: *kv_len, blocks })
+                .collect();
+            Ok(Plan::new(&self.gpu, shape, &seqs, group)?)
+        })
     }
 }
 
-fn outside(slot: usize, slots: usize) -> KvCodecError {
+pub(crate) fn outside(slot: usize, slots: usize) -> KvCodecError {
     KvCodecError::Slot { slot, slots }
 }
 
 /// Slots that pages have room for.
-fn room(bytes: usize, block: usize) -> usize {
+pub(crate) fn room(bytes: usize, block: usize) -> usize {
     bytes.checked_div(block).unwrap_or(0) * BLOCK_TOKENS
+}
+
+/// Query heads a KV head, if the batch fits `q` and pages with so many slots.
+pub(crate) fn check_batch(
+    geometry: KvGeometry,
+    q: &Tensor,
+    batch: &AttnBatch<'_>,
+    room: usize,
+) -> Result<usize, KvCodecError> {
+    let shape_error = |expected| KvCodecError::Shape { expected, got: q.dims().to_vec() };
+    let &[t, heads, _] = q.dims() else { return Err(shape_error("q [t, heads, head_dim]")) };
+    if heads == 0 || !heads.is_multiple_of(geometry.kv_heads) {
+        return Err(shape_error("q with a multiple of the cache's heads"));
+    }
+    if batch.seqs.iter().map(|s| s.q_len).sum::<usize>() != t {
+        return Err(shape_error("as many query tokens as the batch describes"));
+    }
+    for seq in &batch.seqs {
+        let slots = seq.blocks.len() * BLOCK_TOKENS;
+        if seq.kv_len > slots || seq.q_len > seq.kv_len {
+            return Err(outside(seq.kv_len.max(seq.q_len), slots));
+        }
+        if let Some(bad) = seq.blocks.iter().find(|b| (b.0 as usize + 1) * BLOCK_TOKENS > room) {
+            return Err(outside(bad.0 as usize * BLOCK_TOKENS, room));
+        }
+    }
+    Ok(heads / geometry.kv_heads)
 }
 
 impl KvCodec for GpuCodec {
@@ -190,26 +223,10 @@ impl KvCodec for GpuCodec {
         params: &AttnParams,
     ) -> Result<Tensor, KvCodecError> {
         let shape = self.shape(geometry)?;
-        let shape_error = |expected| KvCodecError::Shape { expected, got: q.dims().to_vec() };
-        let &[t, heads, _] = q.dims() else { return Err(shape_error("q [t, heads, head_dim]")) };
-        if heads == 0 || !heads.is_multiple_of(geometry.kv_heads) {
-            return Err(shape_error("q with a multiple of the cache's heads"));
-        }
-        if batch.seqs.iter().map(|s| s.q_len).sum::<usize>() != t {
-            return Err(shape_error("as many query tokens as the batch describes"));
-        }
-        let blocks = room(pages.k.len(), self.block_bytes(geometry).k) / BLOCK_TOKENS;
-        for seq in &batch.seqs {
-            let slots = seq.blocks.len() * BLOCK_TOKENS;
-            if seq.kv_len > slots || seq.q_len > seq.kv_len {
-                return Err(outside(seq.kv_len.max(seq.q_len), slots));
-            }
-            if let Some(bad) = seq.blocks.iter().find(|b| b.0 as usize >= blocks) {
-                return Err(outside(bad.0 as usize * BLOCK_TOKENS, blocks * BLOCK_TOKENS));
-            }
-        }
+        let group =
+            check_batch(geometry, q, batch, room(pages.k.len(), self.block_bytes(geometry).k))?;
         let Some((k_pages, v_pages)) = &pages.gpu else { return Err(outside(0, 0)) };
-        let plan = self.plan(shape, batch, heads / geometry.kv_heads)?;
+        let plan = self.plan(shape, batch, group)?;
         let AttnParams { scale, window, soft_cap } = *params;
         let scoring = Scoring { scale, window, soft_cap };
         Ok(attention::attend(shape, q, (k_pages, v_pages), &plan, &scoring)?)

@@ -6,14 +6,15 @@ mod attend;
 mod codebook;
 mod codec;
 mod compact;
+pub mod conformance;
 mod dense;
 mod drive;
 mod exact;
 mod foreign;
 mod fused;
 mod gpu;
+mod gpu_coded;
 mod paged;
-
 mod polar;
 mod qjl;
 mod rotation;

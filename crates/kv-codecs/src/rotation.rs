@@ -1,7 +1,10 @@
 //! Random rotations that cost `d log d`: Hadamard matrices with random signs.
 
 use crate::KvCodecError;
-use taper_tensor::cpu::codes::{CodeLevel, sylvester};
+use taper_tensor::{
+    cpu::codes::{CodeLevel, sylvester},
+    gpu::coded::Signs,
+};
 
 /// `y = H D x / sqrt(d)`, with `D` random signs and `H` a Hadamard matrix; for `d <= 64` twice, as
 /// one round leaves short rows less Gaussian.
@@ -57,6 +60,11 @@ impl Rotation {
     #[must_use]
     pub fn dim(&self) -> usize {
         self.d
+    }
+
+    /// What a GPU needs of it.
+    pub(crate) fn signs(&self) -> Signs {
+        Signs { rounds: self.rounds.clone(), paley: self.paley.clone(), order: self.order }
     }
 
     /// Rotates rows in place.

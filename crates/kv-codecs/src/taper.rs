@@ -72,6 +72,11 @@ impl TaperSide {
         Ok(Self { rotation, code, math, d: g.head_dim, young, centred })
     }
 
+    /// First rows of a block that stay halves until there is a centre.
+    pub(crate) fn young(&self) -> usize {
+        self.young
+    }
+
     fn scales_at(&self) -> usize {
         self.math.layout.bytes()
     }

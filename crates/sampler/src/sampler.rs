@@ -51,6 +51,25 @@ impl Sampler {
         self.position
     }
 
+    /// Whether the choice is the likeliest token of the row as it comes, and nothing is to be said of
+    /// it: a device that has the row may then choose. `banned` is as in [`Self::sample`].
+    #[must_use]
+    pub fn is_greedy(&self, banned: &[TokenId]) -> bool {
+        let SamplingParams {
+            temperature,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            ref logit_bias,
+            logprobs,
+            ..
+        } = self.params;
+        let edited =
+            repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
+        let plain = !edited && logit_bias.is_empty() && banned.is_empty();
+        temperature == 0.0 && plain && logprobs.is_none()
+    }
+
     /// Chooses the token at the current position. `logits` is left with bias, penalties and bans
     /// applied; tokens of `banned` are not chosen.
     ///

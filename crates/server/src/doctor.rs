@@ -3,7 +3,8 @@
 use crate::{cli::DoctorArgs, memory};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
-use taper_tensor::gpu::{self, Gpu, conformance};
+use taper_kv_codecs::conformance;
+use taper_tensor::gpu::{self, Gpu};
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     let gpu = find(args.device.as_deref())?;

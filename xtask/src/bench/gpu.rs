@@ -1,7 +1,10 @@
 //! `cargo xtask bench cuda` and `bench metal`: decoding and prefill on a GPU, with models of real
 //! shapes and random 4-bit weights that are made in memory.
 
-use super::shape::{self, Random, Shape};
+use super::{
+    gpu_cache, gpu_products,
+    shape::{self, Random, Shape},
+};
 use crate::{
     device,
     kernels::check,
@@ -50,6 +53,11 @@ pub(crate) struct GpuArgs {
     /// Checks every kernel first.
     #[arg(long)]
     check: bool,
+    /// Measures products of few rows first, one matrix at a time.
+    #[arg(long)]
+    products: bool,
+    #[command(flatten)]
+    cache: gpu_cache::CacheArgs,
 }
 
 const GROUP: usize = 64;
@@ -63,6 +71,10 @@ pub(crate) fn run(device: &str, args: &GpuArgs) -> Result<()> {
     }
     let bandwidth = bandwidth(&gpu)?;
     println!("copying: {bandwidth:.0} GB/s");
+    if args.products {
+        gpu_products::run(&gpu)?;
+    }
+    gpu_cache::run(&gpu, &args.cache)?;
     for name in &args.shapes {
         let shape = SHAPES.iter().find(|s| s.name == name);
         model(&gpu, shape.with_context(|| format!("no shape {name}"))?, args, bandwidth)?;

@@ -6,6 +6,8 @@ mod child;
 mod files;
 mod gguf;
 mod gpu;
+mod gpu_cache;
+mod gpu_products;
 mod llama_cpp;
 mod machine;
 mod own;

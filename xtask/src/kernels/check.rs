@@ -2,7 +2,8 @@
 
 use anyhow::{Result, bail, ensure};
 use std::{collections::BTreeMap, path::Path, time::Instant};
-use taper_tensor::gpu::{Gpu, HostOptions, conformance};
+use taper_kv_codecs::conformance;
+use taper_tensor::gpu::{Gpu, HostOptions};
 
 /// Runs the checks of a library of kernels.
 pub(super) fn run(

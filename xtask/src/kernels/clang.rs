@@ -116,7 +116,8 @@ impl Clang {
         let kept = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());
         let kept: Vec<_> = kept.filter(|line| !line.is_empty()).collect();
         let (version, path) = (&self.version, family.path);
-        Ok(format!("// clang {version} from kernels/{path}\n{}\n", kept.join("\n")))
+        let text = occupied(kept.join("\n"));
+        Ok(format!("// clang {version} from kernels/{path}\n{text}\n"))
     }
 
     /// The families and the runner as a library of this machine.
@@ -206,6 +207,21 @@ impl Clang {
         command.env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=0");
         Ok(command)
     }
+}
+
+/// Kernels whose registers are limited, so that several threadgroups fit a multiprocessor: name,
+/// threads of one, and how many.
+const OCCUPANCY: [(&str, u32, u32); 2] = [("attend_coded_8", 128, 4), ("attend_coded_16", 128, 3)];
+
+/// Adds these limits to PTX.
+fn occupied(mut ptx: String) -> String {
+    for (name, threads, groups) in OCCUPANCY {
+        let Some(entry) = ptx.find(&format!(".entry {name}(")) else { continue };
+        let Some(body) = ptx[entry..].find("\n{") else { continue };
+        let limits = format!("\n.maxntid {threads}, 1, 1\n.minnctapersm {groups}");
+        ptx.insert_str(entry + body, &limits);
+    }
+    ptx
 }
 
 fn path_str(path: &Path) -> Result<&str> {

@@ -182,6 +182,10 @@ impl Backend for Cuda {
         Ok(Memory { free: free as u64, total: total as u64 })
     }
 
+    fn has_fast_tiles(&self) -> bool {
+        true
+    }
+
     fn has_matmul(&self) -> bool {
         self.blas.is_some()
     }

@@ -31,9 +31,9 @@ params!(
 /// Tokens of a block of the cache: a lane each.
 pub const BLOCK_TOKENS: usize = 32;
 /// Tokens of a span, as `attend_*` cuts a sequence.
-const SPAN_TOKENS: usize = 512;
+pub(super) const SPAN_TOKENS: usize = 512;
 /// Elements of the largest head.
-const MAX_HEAD: usize = 256;
+pub(super) const MAX_HEAD: usize = 256;
 
 /// Shape and element type of a layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -255,7 +255,7 @@ pub fn attend(
     Ok(out.into())
 }
 
-fn on_gpu(x: &Tensor) -> Result<&GpuTensor> {
+pub(super) fn on_gpu(x: &Tensor) -> Result<&GpuTensor> {
     let device = || String::from("cpu");
     x.on_gpu().ok_or_else(|| TensorError::Device { op: "attention", device: device() })
 }

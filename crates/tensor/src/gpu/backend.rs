@@ -53,6 +53,12 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         true
     }
 
+    /// Whether the matrix units are so fast that even one row of activations is better multiplied
+    /// there.
+    fn has_fast_tiles(&self) -> bool {
+        false
+    }
+
     /// Whether there is a library for [`Self::matmul`].
     fn has_matmul(&self) -> bool {
         false
@@ -156,6 +162,10 @@ impl Gpu {
             return Ok(());
         }
         self.0.backend.launch(launch)
+    }
+
+    pub(crate) fn has_fast_tiles(&self) -> bool {
+        self.0.backend.has_fast_tiles()
     }
 
     pub(crate) fn has_matmul(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The files of kernels.
 
-use super::{attention, matmul, ops, weight};
+use super::{attention, coded, matmul, ops, weight};
 
 /// Kernels that are compiled together.
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +20,9 @@ pub struct Family {
 
 /// What the files include.
 const HEADERS: &[(&str, &str)] = &[
+    ("codes.h", include_str!("../../../../kernels/include/taper/codes.h")),
     ("common.h", include_str!("../../../../kernels/include/taper/common.h")),
+    ("rotation.h", include_str!("../../../../kernels/include/taper/rotation.h")),
     ("activation.h", include_str!("../../../../kernels/include/taper/activation.h")),
     ("tile.h", include_str!("../../../../kernels/include/taper/tile.h")),
     ("weights.h", include_str!("../../../../kernels/include/taper/weights.h")),
@@ -71,6 +73,7 @@ macro_rules! family {
 /// All of them.
 pub const FAMILIES: &[Family] = &[
     family!("matvec", "quant", [weight::MatvecParams]),
+    family!("matvec_tile", "quant", [weight::MatvecParams]),
     family!("matmul", "quant", [matmul::MatmulParams, matmul::FinishParams]),
     family!("embed", "quant", [weight::EmbedParams]),
     family!("rows", "norm", [ops::NormParams, ops::RopeParams]),
@@ -85,6 +88,8 @@ pub const FAMILIES: &[Family] = &[
             attention::MergeParams
         ]
     ),
+    family!("coded", "attention", [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]),
+    family!("encode", "attention", [coded::EncodeRun, coded::EncodeParams, coded::ExactParams]),
     family!("argmax", "sampling", [ops::ArgmaxParams]),
 ];
 

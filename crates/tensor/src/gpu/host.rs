@@ -176,6 +176,11 @@ impl Backend for Host {
         false
     }
 
+    /// So that they are checked.
+    fn has_fast_tiles(&self) -> bool {
+        true
+    }
+
     fn memory(&self) -> Result<Memory> {
         Ok(Memory { free: 1 << 32, total: 1 << 32 })
     }

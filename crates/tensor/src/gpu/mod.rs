@@ -16,6 +16,8 @@ use crate::{Result, TensorError};
 
 pub mod attention;
 mod backend;
+pub mod coded;
+mod coded_plan;
 pub mod conformance;
 mod families;
 #[cfg(any(test, all(feature = "metal", target_os = "macos")))]

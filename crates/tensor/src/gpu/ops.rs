@@ -193,7 +193,8 @@ pub(crate) fn take_rows(x: &GpuTensor, ids: &[u32]) -> Result<GpuTensor> {
     Ok(out)
 }
 
-/// The most likely token of each row of logits on a GPU; four bytes a row come back.
+/// The most likely token of each row of logits on a GPU, the first of equals; four bytes a row come
+/// back. `u32::MAX` for a row with a NaN or positive infinity, or with nothing finite.
 ///
 /// # Shapes
 /// `logits [rows, vocab]` -> `rows` tokens.

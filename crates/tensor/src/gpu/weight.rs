@@ -152,6 +152,23 @@ impl GpuWeight {
         }
     }
 
+    /// The suffix of the kernel that takes few rows through the matrix units, where that is faster.
+    fn tile_kernel(&self) -> Option<&'static str> {
+        let WeightFormat::Affine(f) = self.format else { return None };
+        if self.scale_type == 0 || !self.gpu().has_fast_tiles() {
+            return None;
+        }
+        Some(match (f.bits, f.group) {
+            (4, 32) => "q4_g32",
+            (4, 64) => "q4_g64",
+            (4, 128) => "q4_g128",
+            (8, 32) => "q8_g32",
+            (8, 64) => "q8_g64",
+            (8, 128) => "q8_g128",
+            _ => return None,
+        })
+    }
+
     pub(super) fn group_shift(&self) -> u32 {
         match self.format {
             WeightFormat::Dense(_) => 0,
@@ -246,6 +263,7 @@ impl GpuWeight {
         let tokens = x.len() / self.cols;
         let (name, rows) = self.kernel();
         let m = if tokens == 1 { 1 } else { 4 };
+        let tiles = (!self.exact).then(|| self.tile_kernel()).flatten();
         let gains = product.norm.map(|n| n.resident().on(self.gpu())).transpose()?;
         let bias = product.bias.map(|b| b.on(self.gpu())).transpose()?;
         let flag = |there: bool, flag: u32| if there { flag } else { 0 };
@@ -276,11 +294,15 @@ impl GpuWeight {
             product.residual.map_or(x_in, |r| Operand::In(&r.buffer, r.offset)),
             Operand::Out(&out.buffer, out.offset),
         ];
+        let (family, kernel, rows, threads) = match tiles {
+            Some(name) => ("matvec_tile", format!("matvec_tile_{name}_m{m}"), 16, 256),
+            None => ("matvec", format!("matvec_{name}_m{m}"), rows, 4 * LANES),
+        };
         self.gpu().launch(&Launch {
-            family: "matvec",
-            kernel: &format!("matvec_{name}_m{m}"),
+            family,
+            kernel: &kernel,
             grid: [params.rows.div_ceil(rows), params.tokens.div_ceil(m), 1],
-            threads: 4 * LANES,
+            threads,
             operands: &operands,
             params: bytemuck::bytes_of(&params),
         })

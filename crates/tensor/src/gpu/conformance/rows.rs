@@ -88,17 +88,28 @@ fn argmax(gpu: &Gpu, rng: &mut Rng, rows: usize, vocab: usize) -> Result<Vec<Pai
     data[last] = 100.0;
     for row in data[..(rows - 1) * vocab].chunks_mut(vocab) {
         let top = row.iter().copied().fold(f32::MIN, f32::max) + 1.0;
-        for _ in 0..3 {
-            row[rng.below(vocab)] = top;
+        // Neighbours, that meet among the lanes of one simdgroup, and others.
+        let pair = rng.below(vocab / 32) * 32 + 3;
+        for at in [pair, pair + 1, rng.below(vocab)] {
+            row[at] = top;
         }
     }
     let first = |row: &[f32]| {
         let top = row.iter().copied().fold(f32::MIN, f32::max);
         row.iter().position(|&x| x == top).unwrap_or(0) as f32
     };
-    let want = data.chunks(vocab).map(first).collect();
+    let mut want: Vec<f32> = data.chunks(vocab).map(first).collect();
+    // Rows without a largest number.
+    let last = |x: f32, rest: f32| (0..vocab).map(move |i| if i == vocab - 1 { x } else { rest });
+    data.extend(last(f32::NAN, 1.0));
+    data.extend(last(f32::INFINITY, 0.0));
+    data.extend(last(f32::NEG_INFINITY, f32::NEG_INFINITY));
+    want.extend([-1.0; 3]);
+    let rows = rows + 3;
     let logits = ops::from_host_f32(data, &[rows, vocab])?.to_gpu(gpu)?;
-    let got = gpu::argmax(&logits)?.into_iter().map(|t| t as f32).collect();
+    // Errors are measured by the largest number, so that what is no token must not be that.
+    let number = |t: u32| if t == u32::MAX { -1.0 } else { t as f32 };
+    let got = gpu::argmax(&logits)?.into_iter().map(number).collect();
     Ok(vec![Pair { got, want }])
 }
 

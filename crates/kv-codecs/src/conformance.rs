@@ -1,0 +1,451 @@
+//! Every GPU kernel against the host: those of `taper_tensor`, and the compressed caches' here.
+
+use crate::{
+    AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvCodecError, KvGeometry, LayerPages,
+    SeqSpan, parse, parse_on, rotation::split_mix,
+};
+use half::f16;
+use std::{fmt, sync::Arc};
+use taper_base::BlockId;
+use taper_tensor::{
+    Tensor,
+    gpu::{
+        Gpu,
+        attention::BLOCK_TOKENS,
+        conformance::{self, Outcome},
+    },
+    ops,
+};
+
+/// One kernel in one form.
+#[derive(Debug, Clone)]
+pub struct Check {
+    /// The file of kernels it belongs to.
+    pub family: &'static str,
+    /// The kernel and its shape.
+    pub name: String,
+    /// Largest error allowed, as [`Outcome::error`] is measured.
+    pub tolerance: f64,
+    case: Kind,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Tensor(conformance::Check),
+    Attend(Case),
+    Encode(Case),
+}
+
+/// All checks; `quick` has fewer shapes, for slow devices.
+#[must_use]
+pub fn checks(quick: bool) -> Vec<Check> {
+    let plain = conformance::checks(quick).into_iter().map(|check| Check {
+        family: check.family,
+        name: check.name.clone(),
+        tolerance: check.tolerance,
+        case: Kind::Tensor(check),
+    });
+    let attend = attend_cases(quick).into_iter().map(|case| Check {
+        family: "coded",
+        name: case.to_string(),
+        // Exact rows are compared with what they were before they became halves.
+        tolerance: if case.exact.is_some() { 2e-3 } else { 1e-4 },
+        case: Kind::Attend(case),
+    });
+    let encode = encode_cases(quick).into_iter().map(|case| Check {
+        family: "encode",
+        name: case.to_string(),
+        tolerance: 2e-3,
+        case: Kind::Encode(case),
+    });
+    plain.chain(attend).chain(encode).collect()
+}
+
+impl Check {
+    /// Runs it with random data of a seed.
+    ///
+    /// # Errors
+    /// The kernel could not be run.
+    pub fn run(&self, gpu: &Gpu, seed: u64) -> Result<Outcome, KvCodecError> {
+        let pairs = match &self.case {
+            Kind::Tensor(check) => return Ok(check.run(gpu, seed)?),
+            Kind::Attend(case) => vec![case.attend(gpu, seed)?],
+            Kind::Encode(case) => case.encode(gpu, seed)?,
+        };
+        let error = pairs.iter().map(|(got, want)| error(got, want)).fold(0.0, f64::max);
+        Ok(Outcome { error, passed: error <= self.tolerance })
+    }
+}
+
+/// Largest difference relative to the largest number wanted.
+fn error(got: &[f32], want: &[f32]) -> f64 {
+    if got.len() != want.len() || got.iter().any(|x| !x.is_finite()) {
+        return f64::INFINITY;
+    }
+    let largest = want.iter().map(|w| f64::from(w.abs())).fold(f64::MIN_POSITIVE, f64::max);
+    let pairs = got.iter().zip(want);
+    pairs.map(|(&g, &w)| f64::from((g - w).abs())).fold(0.0, f64::max) / largest
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    codec: &'static str,
+    kv_heads: usize,
+    head_dim: usize,
+    group: usize,
+    /// Query tokens and tokens of each sequence.
+    seqs: Vec<(usize, usize)>,
+    exact: Option<Exact>,
+    params: AttnParams,
+}
+
+type Pair = (Vec<f32>, Vec<f32>);
+
+const PLAIN: AttnParams = AttnParams { scale: 0.2, window: None, soft_cap: None };
+const EXACT: Exact = Exact { sink_tokens: 32, recent_tokens: 64 };
+
+fn attend_cases(quick: bool) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut add = |codec, (kv_heads, group, head_dim), seqs: &[(usize, usize)], exact, params| {
+        let seqs = seqs.to_vec();
+        cases.push(Case { codec, kv_heads, head_dim, group, seqs, exact, params });
+    };
+    let short = &[(1, 1), (1, 33), (3, 70), (1, 40)];
+    // Each format once, on both sides, with heads of every number of rings that share lanes.
+    let names = [
+        "turbo1",
+        "turbo2",
+        "turbo3",
+        "turbo4",
+        "turbo5",
+        "taper2",
+        "taper3",
+        "taper4",
+        "affine8",
+        "affine4g32",
+        "turbo0v3",
+        "taper4v8",
+        "turbo8v1",
+    ];
+    for (i, name) in names.into_iter().enumerate() {
+        add(name, (2, 2, 128), short, None, PLAIN);
+        let d = [64, 256, 24, 16, 80, 32, 72, 144][i % 8];
+        add(name, (1, [1, 3, 5][i % 3], d), &[(5, 5), (1, 40), (3, 70)], None, PLAIN);
+        if i % 3 == 0 {
+            add(name, (2, 4, 64), &[(1, 200), (40, 150), (2, 20)], Some(EXACT), PLAIN);
+        }
+    }
+    let long: &[_] = if quick { &[(1, 513)] } else { &[(1, 513), (2, 1100), (1, 512), (1, 3)] };
+    add("turbo4", (1, 4, 128), long, None, PLAIN);
+    add("taper4", (1, 2, 64), long, Some(EXACT), PLAIN);
+    let window = AttnParams { window: Some(33), ..PLAIN };
+    add("taper3", (1, 3, 64), &[(1, 100), (7, 90), (1, 20), (1, 1030)], None, window);
+    add("turbo3", (2, 20, 32), &[(2, 37)], None, AttnParams { soft_cap: Some(2.5), ..PLAIN });
+    cases
+}
+
+fn encode_cases(quick: bool) -> Vec<Case> {
+    let names = [
+        "turbo1",
+        "turbo2",
+        "turbo3",
+        "turbo4",
+        "turbo5",
+        "taper2",
+        "taper3",
+        "taper4",
+        "affine8",
+        "affine4g32",
+        "turbo0v3",
+        "taper4v2",
+    ];
+    let mut cases = Vec::new();
+    for (i, codec) in names.into_iter().enumerate() {
+        for (j, head_dim) in [128, 64, 24, 80, 256, 16].into_iter().enumerate() {
+            if j > 0 && (i + j) % (if quick { 4 } else { 2 }) > 0 {
+                continue;
+            }
+            let (kv_heads, group, seqs) = (1 + i % 2, 1, vec![(1, 75), (1, 33)]);
+            let exact = (j == 0).then_some(EXACT);
+            cases.push(Case { codec, kv_heads, head_dim, group, seqs, exact, params: PLAIN });
+        }
+    }
+    cases
+}
+
+/// About normal.
+fn noise(state: &mut u64, n: usize) -> Vec<f32> {
+    let unit = |bits: u64| (bits & 0xffff) as f32 / 65536.0;
+    let mut one = || {
+        let words = [split_mix(state), split_mix(state), split_mix(state)];
+        let sum: f32 = words.iter().flat_map(|w| (0..4).map(move |i| unit(w >> (16 * i)))).sum();
+        sum - 6.0
+    };
+    (0..n).map(|_| one()).collect()
+}
+
+/// A cache on the host with its sequences.
+struct Filled {
+    g: KvGeometry,
+    codec: Arc<dyn KvCodec>,
+    pages: LayerPages,
+    /// Blocks of each sequence, and its rows.
+    seqs: Vec<(Vec<BlockId>, Vec<f32>, Vec<f32>)>,
+}
+
+impl Case {
+    fn geometry(&self) -> KvGeometry {
+        let &Self { kv_heads, head_dim, .. } = self;
+        KvGeometry { kv_heads, head_dim, block_tokens: BLOCK_TOKENS }
+    }
+
+    fn blocks(&self) -> usize {
+        self.seqs.iter().map(|s| s.1.div_ceil(BLOCK_TOKENS)).sum::<usize>() + 2
+    }
+
+    fn pages(&self, codec: &dyn KvCodec) -> LayerPages {
+        let g = self.geometry();
+        let pages = LayerPages::zeroed(codec.block_bytes(g), self.blocks());
+        match codec.exact_block_bytes(g) {
+            Some(bytes) if self.exact.is_some() => pages.with_exact(bytes, self.blocks()),
+            _ => pages,
+        }
+    }
+
+    /// Random rows for each sequence, in blocks of a random order. Keys have a bias that their
+    /// variation may or may not exceed.
+    fn rows(&self, seed: u64) -> Vec<(Vec<BlockId>, Vec<f32>, Vec<f32>)> {
+        let mut state = seed;
+        let mut free: Vec<_> = (0..self.blocks() as u32).map(BlockId).collect();
+        for i in (1..free.len()).rev() {
+            free.swap(i, (split_mix(&mut state) % (i as u64 + 1)) as usize);
+        }
+        let bias = noise(&mut state, self.kv_heads * self.head_dim);
+        let strength = [0.0, 3.0][(seed % 2) as usize];
+        let rows = |&(_, kv): &(usize, usize)| {
+            let n = kv * self.kv_heads * self.head_dim;
+            let mut k = noise(&mut state, n);
+            let v = noise(&mut state, n);
+            let period = bias.len();
+            k.iter_mut().enumerate().for_each(|(i, k)| *k += strength * bias[i % period]);
+            (free.drain(..kv.div_ceil(BLOCK_TOKENS)).collect(), k, v)
+        };
+        self.seqs.iter().map(rows).collect()
+    }
+
+    fn tensor(&self, x: &[f32]) -> Result<Tensor, KvCodecError> {
+        let rows = x.len() / (self.kv_heads * self.head_dim);
+        Ok(ops::from_host_f32(x.to_vec(), &[rows, self.kv_heads, self.head_dim])?)
+    }
+
+    fn fill(&self, seed: u64) -> Result<Filled, KvCodecError> {
+        let (g, codec) = (self.geometry(), parse(self.codec)?);
+        let (mut pages, seqs) = (self.pages(&*codec), self.rows(seed));
+        for (blocks, k, v) in &seqs {
+            let slots = slots(blocks, k.len() / (self.kv_heads * self.head_dim));
+            let (k, v) = (self.tensor(k)?, self.tensor(v)?);
+            codec.encode(g, &k, &v, &slots, &mut pages)?;
+            if self.exact.is_some() {
+                let slots: Vec<_> = slots.into_iter().map(Some).collect();
+                codec.encode_exact(g, &k, &v, &slots, &mut pages)?;
+            }
+        }
+        Ok(Filled { g, codec, pages, seqs })
+    }
+
+    /// Attention over pages that the host wrote, against a softmax in f64 over what it decodes.
+    fn attend(&self, gpu: &Gpu, seed: u64) -> Result<Pair, KvCodecError> {
+        let filled = self.fill(seed)?;
+        let heads = self.kv_heads * self.group;
+        let tokens: usize = self.seqs.iter().map(|s| s.0).sum();
+        let mut state = seed ^ 0x5eed;
+        let q = noise(&mut state, tokens * heads * self.head_dim);
+        let there = ops::from_host_f32(q.clone(), &[tokens, heads, self.head_dim])?.to_gpu(gpu)?;
+        let codec = parse_on(self.codec, gpu)?;
+        let mut pages = self.pages(&*codec);
+        upload(gpu, &filled, &mut pages)?;
+        let exact: Vec<Vec<_>> =
+            filled.seqs.iter().map(|(b, ..)| b.iter().copied().map(Some).collect()).collect();
+        let own = |tokens, i: usize| ExactBlocks { tokens, blocks: &exact[i] };
+        let span = |(i, &(q_len, kv_len)): (usize, &(usize, usize))| SeqSpan {
+            q_len,
+            kv_len,
+            blocks: &filled.seqs[i].0,
+            exact: self.exact.map(|tokens| own(tokens, i)),
+        };
+        let seqs = self.seqs.iter().enumerate().map(span).collect();
+        let out = codec.attend(filled.g, &there, &pages, &AttnBatch { seqs }, &self.params)?;
+        Ok((out.flatten_all()?.to_vec1()?, self.softmax(&filled, &q)?))
+    }
+
+    fn softmax(&self, filled: &Filled, q: &[f32]) -> Result<Vec<f32>, KvCodecError> {
+        let (d, heads) = (self.head_dim, self.kv_heads * self.group);
+        let (mut out, mut queries) = (Vec::with_capacity(q.len()), q.chunks_exact(d));
+        for (&(q_len, kv_len), (blocks, k, v)) in self.seqs.iter().zip(&filled.seqs) {
+            let (ck, cv) = filled.codec.decode(filled.g, &slots(blocks, kv_len), &filled.pages)?;
+            let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+            let (ck, cv) = (flat(&ck)?, flat(&cv)?);
+            for (i, q) in queries.by_ref().take(q_len * heads).enumerate() {
+                let (token, head) = (i / heads, i % heads / self.group);
+                let end = kv_len - q_len + token + 1;
+                let start = self.params.window.map_or(0, |w| end.saturating_sub(w));
+                let row = |t: usize, exact: &'_ [f32], coded: &'_ [f32], e: usize| {
+                    let block = t / BLOCK_TOKENS * BLOCK_TOKENS;
+                    let exactly = self.exact.is_some_and(|x| x.reads(end - 1, block));
+                    let at = (t * self.kv_heads + head) * d + e;
+                    f64::from(if exactly { exact[at] } else { coded[at] })
+                };
+                let score = |t: usize| {
+                    let dot: f64 =
+                        q.iter().enumerate().map(|(e, &q)| f64::from(q) * row(t, k, &ck, e)).sum();
+                    let s = dot * f64::from(self.params.scale);
+                    self.params.soft_cap.map_or(s, |c| f64::from(c) * (s / f64::from(c)).tanh())
+                };
+                let scores: Vec<_> = (start..end).map(score).collect();
+                let top = scores.iter().copied().fold(f64::MIN, f64::max);
+                let weights: Vec<_> = scores.iter().map(|s| (s - top).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                out.extend((0..d).map(|e| {
+                    let sum: f64 =
+                        weights.iter().zip(start..end).map(|(w, t)| w * row(t, v, &cv, e)).sum();
+                    (sum / total) as f32
+                }));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Rows that the GPU writes a few at a time, against those that the host writes: how far
+    /// they are from what they were, and the exact ones themselves.
+    fn encode(&self, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCodecError> {
+        let (filled, g) = (self.fill(seed)?, self.geometry());
+        let codec = parse_on(self.codec, gpu)?;
+        let mut pages = self.pages(&*codec);
+        let width = self.kv_heads * self.head_dim;
+        let mut at = vec![0usize; filled.seqs.len()];
+        for step in [5, 1, 2, 30, usize::MAX] {
+            let (mut k, mut v, mut to) = (Vec::new(), Vec::new(), Vec::new());
+            for (at, (blocks, own_k, own_v)) in at.iter_mut().zip(&filled.seqs) {
+                let len = own_k.len() / width;
+                let end = len.min(at.saturating_add(step));
+                k.extend_from_slice(&own_k[*at * width..end * width]);
+                v.extend_from_slice(&own_v[*at * width..end * width]);
+                to.extend_from_slice(&slots(blocks, len)[*at..end]);
+                *at = end;
+            }
+            let (k, v) = (self.tensor(&k)?.to_gpu(gpu)?, self.tensor(&v)?.to_gpu(gpu)?);
+            codec.encode(g, &k, &v, &to, &mut pages)?;
+            if self.exact.is_some() {
+                // Every other row.
+                let some = |(i, s): (usize, &usize)| (i % 2 == 0).then_some(*s);
+                let some: Vec<_> = to.iter().enumerate().map(some).collect();
+                codec.encode_exact(g, &k, &v, &some, &mut pages)?;
+                let rest = |(i, s): (usize, &usize)| (i % 2 == 1).then_some(*s);
+                let rest: Vec<_> = to.iter().enumerate().map(rest).collect();
+                codec.encode_exact(g, &k, &v, &rest, &mut pages)?;
+            }
+        }
+        let mut pairs = Vec::new();
+        for (blocks, k, v) in &filled.seqs {
+            let to = slots(blocks, k.len() / width);
+            let got = codec.decode(g, &to, &pages)?;
+            let want = filled.codec.decode(g, &to, &filled.pages)?;
+            for (rows, got, want) in [(k, got.0, want.0), (v, got.1, want.1)] {
+                pairs.push((self.distance(rows, &got)?, self.distance(rows, &want)?));
+            }
+        }
+        if self.exact.is_some() {
+            let mut want = self.pages(&*codec);
+            upload(gpu, &filled, &mut want)?;
+            let (Some(got), Some(want)) = (&pages.gpu_exact, &want.gpu_exact) else {
+                return Ok(pairs);
+            };
+            for (got, want) in [(&got.0, &want.0), (&got.1, &want.1)] {
+                let block = BLOCK_TOKENS * width;
+                for (blocks, k, _) in &filled.seqs {
+                    // Whole blocks only: the rest was never written.
+                    for block_id in &blocks[..k.len() / width / BLOCK_TOKENS] {
+                        let at = block_id.0 as usize * block * 2;
+                        let side = |b: &taper_tensor::gpu::Buffer| -> Result<_, KvCodecError> {
+                            let halves = b.read::<f16>(at, block)?;
+                            Ok(halves.iter().map(|x| x.to_f32()).collect::<Vec<_>>())
+                        };
+                        pairs.push((side(got)?, side(want)?));
+                    }
+                }
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// Squared distance of rows from what they were, relative to their lengths: the mean, as of
+    /// equally good codes another rounding may choose another one.
+    fn distance(&self, rows: &[f32], decoded: &Tensor) -> Result<Vec<f32>, KvCodecError> {
+        let decoded = decoded.flatten_all()?.to_vec1::<f32>()?;
+        let one = |(row, got): (&[f32], &[f32])| {
+            let energy: f32 = row.iter().map(|x| x * x).sum();
+            row.iter().zip(got).map(|(x, y)| (x - y) * (x - y)).sum::<f32>() / energy
+        };
+        let heads = rows.chunks_exact(self.head_dim).zip(decoded.chunks_exact(self.head_dim));
+        let n = heads.len() as f32;
+        Ok(vec![heads.map(one).sum::<f32>() / n])
+    }
+}
+
+fn slots(blocks: &[BlockId], len: usize) -> Vec<usize> {
+    (0..len)
+        .map(|i| blocks[i / BLOCK_TOKENS].0 as usize * BLOCK_TOKENS + i % BLOCK_TOKENS)
+        .collect()
+}
+
+/// Places the host's pages on a GPU as its kernels have them.
+fn upload(gpu: &Gpu, filled: &Filled, to: &mut LayerPages) -> Result<(), KvCodecError> {
+    let g = filled.g;
+    let regions = |bytes: usize| bytes / g.kv_heads;
+    let here = filled.codec.block_bytes(g);
+    let blocks = filled.pages.k.len() / here.k;
+    let side = |from: &[u8], here: usize, all: usize| {
+        let there = all / (blocks * g.kv_heads);
+        let mut out = vec![0u8; all];
+        for (to, from) in out.chunks_exact_mut(there).zip(from.chunks_exact(here)) {
+            to[..here].copy_from_slice(from);
+        }
+        let buffer = gpu.allocate(all)?;
+        buffer.write(0, &out)?;
+        Ok::<_, KvCodecError>(buffer)
+    };
+    let k = side(filled.pages.k.as_slice(), regions(here.k), to.k.len())?;
+    let v = side(filled.pages.v.as_slice(), regions(here.v), to.v.len())?;
+    to.gpu = Some((k, v));
+    if to.exact_k.is_empty() {
+        return Ok(());
+    }
+    let (d, head) = (g.head_dim, BLOCK_TOKENS * g.head_dim);
+    let rows: &[f16] = bytemuck::cast_slice(filled.pages.exact_k.as_slice());
+    let tiled: Vec<f16> = (0..rows.len())
+        .map(|i| {
+            let (at, part, token, e) = (i / head * head, i % head / 256, i / 8 % 32, i % 8);
+            rows[at + token * d + part * 8 + e]
+        })
+        .collect();
+    let (k, v) = (gpu.allocate(2 * tiled.len())?, gpu.allocate(to.exact_v.len())?);
+    k.write(0, bytemuck::cast_slice(&tiled))?;
+    v.write(0, filled.pages.exact_v.as_slice())?;
+    to.gpu_exact = Some((k, v));
+    Ok(())
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Self { codec, kv_heads, head_dim, group, ref seqs, .. } = self;
+        write!(f, "{codec} {kv_heads}x{group}x{head_dim} {seqs:?}")?;
+        if self.exact.is_some() {
+            write!(f, " exact")?;
+        }
+        match (self.params.window, self.params.soft_cap) {
+            (Some(window), _) => write!(f, " window {window}"),
+            (_, Some(cap)) => write!(f, " cap {cap}"),
+            _ => Ok(()),
+        }
+    }
+}

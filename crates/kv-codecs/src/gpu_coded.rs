@@ -1,0 +1,269 @@
+//! Compressed caches on a GPU.
+//!
+//! Head regions hold the bytes that [`PagedCodec`](crate::PagedCodec) writes, each at a multiple of 16
+//! bytes, so a block may be some bytes larger than on the host. Exact blocks have the same size, in the
+//! order of the GPU's kernels (`kernels/attention/coded.metal`).
+
+use crate::{
+    AttnBatch, AttnParams, BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, Scheme,
+    SideFormat, TrellisCode,
+    gpu::{Cached, check_batch, outside, room},
+    polar::{Polar, standard_rotation},
+    taper::TaperSide,
+    tiles::int8_table,
+};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+use taper_tensor::{
+    Tensor, TensorError,
+    gpu::{
+        Buffer, Gpu,
+        attention::{BLOCK_TOKENS, Scoring},
+        coded::{
+            CodedCache, CodedPages, CodedPlan, CodedSequence, CodedSide, ExactSlots, ExactTokens,
+            RowFormat, Signs, Writes,
+        },
+    },
+};
+
+/// Head regions begin at multiples of this.
+const ALIGN: usize = 16;
+
+/// A compressed codec whose pages are on a GPU.
+pub(crate) struct GpuCodedCodec {
+    rows: Arc<dyn KvCodec>,
+    scheme: Scheme,
+    gpu: Gpu,
+    caches: Mutex<Vec<(KvGeometry, Arc<CodedCache>)>>,
+    /// What the layers of a step share.
+    writes: Cached<Vec<usize>, Writes>,
+    exact: Cached<Vec<Option<usize>>, ExactSlots>,
+    plan: Cached<(Vec<CodedSequence>, Option<ExactTokens>, usize), CodedPlan>,
+}
+
+impl GpuCodedCodec {
+    /// The codec `rows` of a scheme with its pages on `gpu`.
+    ///
+    /// # Errors
+    /// There are no kernels for it.
+    pub(crate) fn new(
+        rows: Arc<dyn KvCodec>,
+        scheme: Scheme,
+        gpu: &Gpu,
+    ) -> Result<Self, KvCodecError> {
+        let none = |s: &SideFormat| {
+            matches!(s, SideFormat::TurboQjl { .. } | SideFormat::Taper { wide: true, .. })
+        };
+        if [scheme.k, scheme.v].iter().any(none) {
+            let op = "kv cache with a sketch, or with nine bits of state";
+            return Err(TensorError::Device { op, device: gpu.name() }.into());
+        }
+        Ok(Self {
+            rows,
+            scheme,
+            gpu: gpu.clone(),
+            caches: Mutex::default(),
+            writes: Cached::default(),
+            exact: Cached::default(),
+            plan: Cached::default(),
+        })
+    }
+
+    fn cache(&self, g: KvGeometry) -> Result<Arc<CodedCache>, KvCodecError> {
+        let mut caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, cache)) = caches.iter().find(|(of, _)| *of == g) {
+            return Ok(Arc::clone(cache));
+        }
+        if g.block_tokens != BLOCK_TOKENS {
+            let expected = "blocks of 32 tokens, as the GPU's kernels have them";
+            return Err(KvCodecError::Shape { expected, got: vec![g.block_tokens] });
+        }
+        let (k, v) = (side(self.scheme.k, g)?, side(self.scheme.v, g)?);
+        let rotated = |s: &CodedSide| {
+            matches!(s.format, RowFormat::Scalar { .. } | RowFormat::Trellis { .. })
+        };
+        let signs = if rotated(&k) || rotated(&v) {
+            standard_rotation(g.head_dim)?.signs()
+        } else {
+            Signs::default()
+        };
+        let cache = CodedCache::new(&self.gpu, (g.kv_heads, g.head_dim), k, v, &signs)?;
+        let cache = Arc::new(cache);
+        caches.push((g, Arc::clone(&cache)));
+        Ok(cache)
+    }
+}
+
+/// Bytes of a head region on a GPU.
+fn region(format: SideFormat, g: KvGeometry) -> usize {
+    format.head_bytes(g).next_multiple_of(ALIGN)
+}
+
+fn side(of: SideFormat, g: KvGeometry) -> Result<CodedSide, KvCodecError> {
+    let (format, levels, thresholds, step) = match of {
+        SideFormat::F16 => (RowFormat::Halves, vec![], vec![], 1.0),
+        SideFormat::Affine { bits, group } => {
+            (RowFormat::Affine { bits, group }, vec![], vec![], 1.0)
+        }
+        SideFormat::Turbo { bits } | SideFormat::TurboQjl { bits } => {
+            let exact = Polar::new(standard_rotation(g.head_dim)?, bits);
+            let (table, step): ([_; 64], _) = int8_table(exact.levels());
+            let levels: Vec<_> = table[..1 << bits].iter().map(|&c| f32::from(c) * step).collect();
+            let thresholds = levels.windows(2).map(|w| (w[0] + w[1]) / 2.0).collect();
+            (RowFormat::Scalar { bits }, levels, thresholds, step)
+        }
+        SideFormat::Taper { bits, centred, .. } => {
+            let code = TrellisCode::new(bits);
+            let young = TaperSide::new(g, code.clone(), centred)?.young();
+            let levels = (0..64).map(|state| code.level(state)).collect();
+            (RowFormat::Trellis { bits, young }, levels, vec![], code.step())
+        }
+    };
+    Ok(CodedSide { format, region: region(of, g), levels, thresholds, step })
+}
+
+impl KvCodec for GpuCodedCodec {
+    fn name(&self) -> &str {
+        self.rows.name()
+    }
+
+    fn block_bytes(&self, g: KvGeometry) -> BlockBytes {
+        let side = |format| g.kv_heads * region(format, g);
+        BlockBytes { k: side(self.scheme.k), v: side(self.scheme.v) }
+    }
+
+    fn exact_block_bytes(&self, g: KvGeometry) -> Option<BlockBytes> {
+        self.rows.exact_block_bytes(g)
+    }
+
+    fn encode(
+        &self,
+        g: KvGeometry,
+        k: &Tensor,
+        v: &Tensor,
+        slots: &[usize],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let cache = self.cache(g)?;
+        check_slots(slots.iter().copied(), room(pages.k.len(), self.block_bytes(g).k))?;
+        check_rows(g, k, v, slots.len())?;
+        let coded = place(&self.gpu, &mut pages.gpu, (pages.k.len(), pages.v.len()))?;
+        let writes = self.writes.get(&slots.to_vec(), || Ok(Writes::new(&self.gpu, slots)?))?;
+        Ok(cache.encode(k, v, &writes, CodedPages { coded, exact: None })?)
+    }
+
+    fn encode_exact(
+        &self,
+        g: KvGeometry,
+        k: &Tensor,
+        v: &Tensor,
+        slots: &[Option<usize>],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let (cache, block) = (self.cache(g)?, self.exact_block_bytes(g).map_or(0, |b| b.k));
+        check_slots(slots.iter().copied().flatten(), room(pages.exact_k.len(), block))?;
+        check_rows(g, k, v, slots.len())?;
+        let bytes = (pages.exact_k.len(), pages.exact_v.len());
+        let exact = place(&self.gpu, &mut pages.gpu_exact, bytes)?;
+        let slots = self.exact.get(&slots.to_vec(), || Ok(ExactSlots::new(&self.gpu, slots)?))?;
+        Ok(cache.encode_exact(k, v, &slots, exact)?)
+    }
+
+    fn decode(
+        &self,
+        g: KvGeometry,
+        slots: &[usize],
+        pages: &LayerPages,
+    ) -> Result<(Tensor, Tensor), KvCodecError> {
+        let Some(there) = &pages.gpu else { return Err(outside(0, 0)) };
+        check_slots(slots.iter().copied(), room(pages.k.len(), self.block_bytes(g).k))?;
+        // The blocks as the host has them, one for each slot.
+        let mut host = LayerPages::zeroed(self.rows.block_bytes(g), slots.len());
+        for (i, slot) in slots.iter().enumerate() {
+            let block = slot / BLOCK_TOKENS;
+            let sides =
+                [(self.scheme.k, &there.0, &mut host.k), (self.scheme.v, &there.1, &mut host.v)];
+            for (format, from, to) in sides {
+                let (here, stride) = (format.head_bytes(g), region(format, g));
+                for head in 0..g.kv_heads {
+                    let bytes = from.read::<u8>((block * g.kv_heads + head) * stride, here)?;
+                    let at = (i * g.kv_heads + head) * here;
+                    to.as_mut_slice()[at..at + here].copy_from_slice(&bytes);
+                }
+            }
+        }
+        let slot = |(i, slot): (usize, &usize)| i * BLOCK_TOKENS + slot % BLOCK_TOKENS;
+        let slots: Vec<_> = slots.iter().enumerate().map(slot).collect();
+        self.rows.decode(g, &slots, &host)
+    }
+
+    fn attend(
+        &self,
+        g: KvGeometry,
+        q: &Tensor,
+        pages: &LayerPages,
+        batch: &AttnBatch<'_>,
+        params: &AttnParams,
+    ) -> Result<Tensor, KvCodecError> {
+        let cache = self.cache(g)?;
+        let group = check_batch(g, q, batch, room(pages.k.len(), self.block_bytes(g).k))?;
+        let exact_bytes = self.exact_block_bytes(g).map_or(1, |b| b.k);
+        crate::exact::check(g, batch, pages.exact_k.len() / exact_bytes)?;
+        let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
+        let exact = pages.gpu_exact.as_ref();
+        let tokens = batch.seqs.iter().find_map(|s| s.exact).map(|e| e.tokens);
+        let tokens = tokens
+            .filter(|_| exact.is_some())
+            .map(|t| ExactTokens { sinks: t.sink_tokens, recent: t.recent_tokens });
+        let seqs: Vec<_> = batch.seqs.iter().map(own).collect();
+        let key = (seqs, tokens, group);
+        let plan = self.plan.get(&key, || Ok(CodedPlan::new(&self.gpu, &key.0, tokens, group)?))?;
+        let AttnParams { scale, window, soft_cap } = *params;
+        let exact = exact.map(|(k, v)| (k, v));
+        let pages = CodedPages { coded: (k, v), exact };
+        Ok(cache.attend(q, pages, &plan, &Scoring { scale, window, soft_cap })?)
+    }
+}
+
+fn own(seq: &crate::SeqSpan<'_>) -> CodedSequence {
+    let exact = |i: usize| seq.exact?.blocks.get(i).copied().flatten().map(|b| b.0);
+    let blocks = seq.blocks.iter().enumerate().map(|(i, b)| (b.0, exact(i))).collect();
+    CodedSequence { q_len: seq.q_len, kv_len: seq.kv_len, blocks }
+}
+
+/// Pages on the GPU; they are allocated when first written.
+fn place<'a>(
+    gpu: &Gpu,
+    pages: &'a mut Option<(Buffer, Buffer)>,
+    (k, v): (usize, usize),
+) -> Result<(&'a Buffer, &'a Buffer), KvCodecError> {
+    if pages.is_none() {
+        *pages = Some((gpu.allocate(k)?, gpu.allocate(v)?));
+    }
+    match pages {
+        Some((k, v)) => Ok((k, v)),
+        None => Err(outside(0, 0)),
+    }
+}
+
+fn check_slots(mut slots: impl Iterator<Item = usize>, limit: usize) -> Result<(), KvCodecError> {
+    slots.find(|&slot| slot >= limit).map_or(Ok(()), |slot| Err(outside(slot, limit)))
+}
+
+fn check_rows(g: KvGeometry, k: &Tensor, v: &Tensor, rows: usize) -> Result<(), KvCodecError> {
+    match [k, v].into_iter().find(|x| *x.dims() != [rows, g.kv_heads, g.head_dim]) {
+        None => Ok(()),
+        Some(x) => {
+            let expected = "k and v [slots, kv_heads, head_dim]";
+            Err(KvCodecError::Shape { expected, got: x.dims().to_vec() })
+        }
+    }
+}
+
+impl fmt::Debug for GpuCodedCodec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuCodedCodec").field("scheme", &self.scheme).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,406 @@
+//! A paged cache of compressed rows on a GPU: writing into it, and attention over it as it lies.
+//!
+//! What the codes mean is said by the codec that makes a [`CodedCache`]; here are the launches of
+//! `kernels/attention/coded.metal` and `encode.metal`.
+
+pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, Writes};
+use super::{
+    Buffer, Gpu, Launch, Operand,
+    attention::{MAX_HEAD, Scoring, on_gpu},
+    count, params,
+};
+use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
+
+params!(
+    /// Consecutive rows that go to consecutive slots of one block.
+    EncodeRun { block: u32, offset: u32, row: u32, count: u32 }
+);
+params!(
+    /// Of `encode_coded`.
+    EncodeParams {
+        kv_heads: u32,
+        head_dim: u32,
+        order: u32,
+        k_format: u32,
+        k_region: u32,
+        k_group: u32,
+        k_rounds: u32,
+        young: u32,
+        v_format: u32,
+        v_region: u32,
+        v_group: u32,
+        v_rounds: u32,
+    }
+);
+params!(
+    /// Of `encode_exact`.
+    ExactParams { rows: u32, kv_heads: u32, head_dim: u32, order: u32, k_rounds: u32, v_rounds: u32 }
+);
+params!(
+    /// Rows of one sequence that a threadgroup of `attend_coded_*` computes.
+    CodedTile { row: u32, count: u32, end: u32, table: u32, recent: u32 }
+);
+params!(
+    /// Of `attend_coded_*`.
+    CodedParams {
+        q_heads: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        spans: u32,
+        window: u32,
+        scale: f32,
+        soft_cap: f32,
+        sinks: u32,
+        k_format: u32,
+        k_region: u32,
+        k_group: u32,
+        k_rounds: u32,
+        v_format: u32,
+        v_region: u32,
+        v_group: u32,
+        order: u32,
+        k_step: f32,
+        v_step: f32,
+    }
+);
+params!(
+    /// Of `coded_merge`.
+    CodedMergeParams { head_dim: u32, spans: u32, rounds: u32, order: u32 }
+);
+
+/// A block that has no exact rows.
+pub(super) const NONE: u32 = u32::MAX;
+/// Levels of a side's codes, and thresholds between them.
+const LEVELS: usize = 64;
+const THRESHOLDS: usize = 32;
+/// Rows of queries that a threadgroup of `attend_coded_*` takes.
+pub(super) const TILE_ROWS: usize = 4;
+
+/// How one side's rows are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowFormat {
+    /// Halves, row after row.
+    Halves,
+    /// Affine codes of 4 or 8 bits.
+    Affine {
+        /// Bits an element.
+        bits: usize,
+        /// Elements that share a scale.
+        group: usize,
+    },
+    /// Scalar codes of 1 to 5 bits of rotated rows.
+    Scalar {
+        /// Bits an element.
+        bits: usize,
+    },
+    /// Trellis codes of 2 to 4 bits of rotated rows.
+    Trellis {
+        /// Bits an element.
+        bits: usize,
+        /// First rows of a block that stay halves until there is a centre; 0 for values, which
+        /// have none.
+        young: usize,
+    },
+}
+
+impl RowFormat {
+    /// As the kernels number it.
+    fn number(self) -> u32 {
+        match self {
+            Self::Halves => 0,
+            Self::Affine { bits: 4, .. } => 2,
+            Self::Affine { .. } => 3,
+            Self::Scalar { bits } => 10 + bits as u32,
+            Self::Trellis { bits, .. } => 20 + bits as u32,
+        }
+    }
+
+    fn group(self) -> u32 {
+        if let Self::Affine { group, .. } = self { group as u32 } else { 1 }
+    }
+
+    fn is_rotated(self) -> bool {
+        matches!(self, Self::Scalar { .. } | Self::Trellis { .. })
+    }
+}
+
+/// One side of a compressed cache.
+#[derive(Debug, Clone)]
+pub struct CodedSide {
+    /// How rows are stored.
+    pub format: RowFormat,
+    /// Bytes of a head region, a multiple of 16.
+    pub region: usize,
+    /// What codes stand for, before a row's scale; at most 64.
+    pub levels: Vec<f32>,
+    /// Levels are whole multiples of it, up to 127.
+    pub step: f32,
+    /// Where one scalar code ends and the next begins; at most 32.
+    pub thresholds: Vec<f32>,
+}
+
+/// A rotation by random signs and Hadamard matrices.
+#[derive(Debug, Clone, Default)]
+pub struct Signs {
+    /// Of each round, an element each.
+    pub rounds: Vec<Vec<f32>>,
+    /// Paley's matrix `[order, order]`; empty for order 1.
+    pub paley: Vec<f32>,
+    /// Of Paley's matrix.
+    pub order: usize,
+}
+
+/// Pages of a layer: keys, values, and the exact rows of both.
+#[derive(Debug, Clone, Copy)]
+pub struct CodedPages<'a> {
+    /// Codes of keys and of values.
+    pub coded: (&'a Buffer, &'a Buffer),
+    /// Exact pages of both, where there are any.
+    pub exact: Option<(&'a Buffer, &'a Buffer)>,
+}
+
+/// The shape of a compressed cache, and its tables on a GPU.
+#[derive(Debug)]
+pub struct CodedCache {
+    gpu: Gpu,
+    kv_heads: usize,
+    head_dim: usize,
+    k: CodedSide,
+    v: CodedSide,
+    rounds: u32,
+    order: u32,
+    constants: Buffer,
+    thresholds: Buffer,
+}
+
+impl CodedCache {
+    /// Checks that there are kernels for it, and places its tables.
+    ///
+    /// # Errors
+    /// There are no kernels for heads of this size, or there is no memory.
+    pub fn new(
+        gpu: &Gpu,
+        (kv_heads, head_dim): (usize, usize),
+        k: CodedSide,
+        v: CodedSide,
+        rotation: &Signs,
+    ) -> Result<Self> {
+        if head_dim == 0 || head_dim > MAX_HEAD || !head_dim.is_multiple_of(8) {
+            let expected = format!("heads of a multiple of 8 up to {MAX_HEAD}");
+            return Err(TensorError::shape("gpu kv cache", expected, &[head_dim]));
+        }
+        let padded = |x: &[f32], n: usize| -> Vec<f32> {
+            let rest = std::iter::repeat(f32::INFINITY);
+            x.iter().copied().chain(rest).take(n).collect()
+        };
+        let levels = |side: &CodedSide| padded(&side.levels, LEVELS);
+        let mut constants = levels(&k);
+        constants.extend(levels(&v));
+        constants.extend(rotation.rounds.iter().flatten());
+        constants.extend(&rotation.paley);
+        let mut thresholds = padded(&k.thresholds, THRESHOLDS);
+        thresholds.extend(padded(&v.thresholds, THRESHOLDS));
+        Ok(Self {
+            gpu: gpu.clone(),
+            kv_heads,
+            head_dim,
+            k,
+            v,
+            rounds: rotation.rounds.len() as u32,
+            order: rotation.order.max(1) as u32,
+            constants: gpu.upload(&constants)?,
+            thresholds: gpu.upload(&thresholds)?,
+        })
+    }
+
+    fn rounds_of(&self, side: &CodedSide) -> u32 {
+        if side.format.is_rotated() { self.rounds } else { 0 }
+    }
+
+    fn rows<'a>(&self, x: &'a Tensor) -> Result<&'a GpuTensor> {
+        let x = on_gpu(x)?;
+        match *x.dims {
+            [_, heads, d] if (heads, d) == (self.kv_heads, self.head_dim) => Ok(x),
+            _ => {
+                let expected = format!("[t, {}, {}]", self.kv_heads, self.head_dim);
+                Err(TensorError::shape("kv write", expected, &x.dims))
+            }
+        }
+    }
+
+    /// Writes rows into the codes of a layer.
+    ///
+    /// # Shapes
+    /// `k`, `v` `[t, kv_heads, head_dim]`; the slots of `writes` are inside the pages.
+    ///
+    /// # Errors
+    /// The rows have another shape or are not on a GPU.
+    pub fn encode(
+        &self,
+        k: &Tensor,
+        v: &Tensor,
+        writes: &Writes,
+        pages: CodedPages<'_>,
+    ) -> Result<()> {
+        let (k, v) = (self.rows(k)?, self.rows(v)?);
+        let young = if let RowFormat::Trellis { young, .. } = self.k.format { young } else { 0 };
+        let params = EncodeParams {
+            kv_heads: self.kv_heads as u32,
+            head_dim: self.head_dim as u32,
+            order: self.order,
+            k_format: self.k.format.number(),
+            k_region: count("kv write", self.k.region)?,
+            k_group: self.k.format.group(),
+            k_rounds: self.rounds_of(&self.k),
+            young: young as u32,
+            v_format: self.v.format.number(),
+            v_region: count("kv write", self.v.region)?,
+            v_group: self.v.format.group(),
+            v_rounds: self.rounds_of(&self.v),
+        };
+        for (runs, n) in &writes.waves {
+            self.gpu.launch(&Launch {
+                family: "encode",
+                kernel: "encode_coded",
+                grid: [*n, self.kv_heads as u32, 2],
+                threads: 256,
+                operands: &[
+                    Operand::In(&k.buffer, k.offset),
+                    Operand::In(&v.buffer, v.offset),
+                    Operand::In(runs, 0),
+                    Operand::In(&self.constants, 0),
+                    Operand::In(&self.thresholds, 0),
+                    Operand::Out(pages.coded.0, 0),
+                    Operand::Out(pages.coded.1, 0),
+                ],
+                params: bytemuck::bytes_of(&params),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes rows into the exact pages of a layer, those that have a slot there.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_exact(
+        &self,
+        k: &Tensor,
+        v: &Tensor,
+        slots: &ExactSlots,
+        pages: (&Buffer, &Buffer),
+    ) -> Result<()> {
+        let (k, v) = (self.rows(k)?, self.rows(v)?);
+        let params = ExactParams {
+            rows: slots.rows,
+            kv_heads: self.kv_heads as u32,
+            head_dim: self.head_dim as u32,
+            order: self.order,
+            k_rounds: self.rounds_of(&self.k),
+            v_rounds: self.rounds_of(&self.v),
+        };
+        self.gpu.launch(&Launch {
+            family: "encode",
+            kernel: "encode_exact",
+            grid: [(slots.rows * params.kv_heads).div_ceil(4), 1, 2],
+            threads: 128,
+            operands: &[
+                Operand::In(&k.buffer, k.offset),
+                Operand::In(&v.buffer, v.offset),
+                Operand::In(&slots.pairs, 0),
+                Operand::In(&self.constants, 0),
+                Operand::Out(pages.0, 0),
+                Operand::Out(pages.1, 0),
+            ],
+            params: bytemuck::bytes_of(&params),
+        })
+    }
+
+    /// Causal attention of a step's rows over the pages of a layer.
+    ///
+    /// # Shapes
+    /// `q [t, heads, head_dim]` -> the same.
+    ///
+    /// # Errors
+    /// `q` has another shape than the plan's, or is not on a GPU.
+    pub fn attend(
+        &self,
+        q: &Tensor,
+        pages: CodedPages<'_>,
+        plan: &CodedPlan,
+        scoring: &Scoring,
+    ) -> Result<Tensor> {
+        let (q, heads) = (on_gpu(q)?, plan.group * self.kv_heads);
+        if q.dims != [plan.tokens, heads, self.head_dim] {
+            let expected = format!("[{}, {heads}, {}]", plan.tokens, self.head_dim);
+            return Err(TensorError::shape("attention", expected, &q.dims));
+        }
+        let rows = plan.tokens * heads;
+        let wide = self.head_dim.next_multiple_of(16);
+        let sums = self.gpu.temporary(4 * rows * plan.spans * wide)?;
+        let weights = self.gpu.temporary(8 * rows * plan.spans)?;
+        let params = CodedParams {
+            q_heads: heads as u32,
+            kv_heads: self.kv_heads as u32,
+            head_dim: self.head_dim as u32,
+            spans: plan.spans as u32,
+            window: scoring.window.map_or(0, |w| u32::try_from(w).unwrap_or(0)),
+            scale: scoring.scale,
+            soft_cap: scoring.soft_cap.unwrap_or(0.0),
+            sinks: plan.sinks,
+            k_format: self.k.format.number(),
+            k_region: self.k.region as u32,
+            k_group: self.k.format.group(),
+            k_rounds: self.rounds_of(&self.k),
+            v_format: self.v.format.number(),
+            v_region: self.v.region as u32,
+            v_group: self.v.format.group(),
+            order: self.order,
+            k_step: self.k.step,
+            v_step: self.v.step,
+        };
+        let rings = if self.head_dim > 128 { 16 } else { 8 };
+        let parts = plan.group.div_ceil(TILE_ROWS);
+        let exact = pages.exact.unwrap_or(pages.coded);
+        self.gpu.launch(&Launch {
+            family: "coded",
+            kernel: &format!("attend_coded_{rings}"),
+            grid: [plan.n_tiles, (self.kv_heads * parts) as u32, plan.spans as u32],
+            threads: 128,
+            operands: &[
+                Operand::In(&q.buffer, q.offset),
+                Operand::In(pages.coded.0, 0),
+                Operand::In(pages.coded.1, 0),
+                Operand::In(exact.0, 0),
+                Operand::In(exact.1, 0),
+                Operand::In(&plan.blocks, 0),
+                Operand::In(&plan.tiles, 0),
+                Operand::In(&self.constants, 0),
+                Operand::Out(&sums, 0),
+                Operand::Out(&weights, 0),
+            ],
+            params: bytemuck::bytes_of(&params),
+        })?;
+        let out = GpuTensor::new(&self.gpu, &q.dims)?;
+        let params = CodedMergeParams {
+            head_dim: self.head_dim as u32,
+            spans: plan.spans as u32,
+            rounds: self.rounds_of(&self.v),
+            order: self.order,
+        };
+        self.gpu.launch(&Launch {
+            family: "coded",
+            kernel: "coded_merge",
+            grid: [count("attention", rows)?, 1, 1],
+            threads: 256,
+            operands: &[
+                Operand::In(&sums, 0),
+                Operand::In(&weights, 0),
+                Operand::In(&self.constants, 0),
+                Operand::Out(&out.buffer, 0),
+            ],
+            params: bytemuck::bytes_of(&params),
+        })?;
+        Ok(out.into())
+    }
+}

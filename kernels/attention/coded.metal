@@ -1,0 +1,475 @@
+// Causal attention of query rows over a paged cache of compressed rows, as they lie.
+//
+// A page is a block of 32 tokens: [kv_head] head regions, each at a multiple of 16 bytes (codes.h).
+// Exact pages, read instead of codes for the first and the recent tokens of a sequence, are halves in
+// the codes' space: keys [kv_head][head_dim / 8][32 tokens][8], values [kv_head][32 tokens][head_dim].
+// `blocks` has a pair a block: where its codes are, and where its exact rows are or NONE.
+// `constants`: levels of the keys' codes [64], of the values' [64], and the rotation (rotation.h).
+//
+// attend_coded_*: q [t, q_heads, head_dim] f32; tiles, parts, spans and threads as in attend.metal. The
+//   rows of q are rotated, and each span leaves its sum [rings * 16], its maximum and its weight.
+//   Levels, which halves hold exactly, are multiplied on the matrix units; an operand that halves do
+//   not hold is two of them, within 2^-21. A tile's eight columns are four rows of q, or of weights.
+// coded_merge: adds the spans and rotates back: out [t, q_heads, head_dim] f32.
+//   Grid: x over rows of all heads. Threads: 256.
+// Reference: PagedCodec::decode, then softmax(q k^T) v in f64.
+#include "taper/common.h"
+#include "taper/codes.h"
+#include "taper/rotation.h"
+#include "taper/tile.h"
+
+enum { SPAN_BLOCKS = 16, LEVELS = 64, ROWS = 4 };
+constant float NOTHING = -3.0e38f;
+constant uint NONE = 0xffffffffu;
+
+struct CodedTile {
+    uint row;     // its first token in the batch
+    uint count;   // tokens
+    uint end;     // tokens of the sequence that the first one sees, itself included
+    uint table;   // where the sequence's blocks begin in `blocks`
+    uint recent;  // from this block on rows are read exactly
+};
+
+struct CodedParams {
+    uint q_heads;
+    uint kv_heads;
+    uint head_dim;
+    uint spans;
+    uint window;      // 0: none
+    float scale;
+    float soft_cap;   // 0: none
+    uint sinks;       // blocks before this one are read exactly too
+    uint k_format;
+    uint k_region;    // bytes of a head region
+    uint k_group;
+    uint k_rounds;    // of the rotation; 0: none
+    uint v_format;
+    uint v_region;
+    uint v_group;
+    uint order;
+    float k_step;     // levels are whole multiples of it
+    float v_step;
+};
+
+// How rows become halves that the matrix units take: levels of codes are whole numbers up to 127.
+enum {
+    NIBBLES = 0,   // scalar codes of 4 bits
+    HALVES = 1,
+    SPLIT = 2,     // affine rows: a half, and a half for what it leaves
+    WINDOWS = 10   // + bits: other codes
+};
+INLINE uint kind_of(uint format) {
+    if (format > SCALAR) return format == SCALAR + 4 ? uint(NIBBLES) : WINDOWS + bits_of(format);
+    return format == HALF_ROWS || format == HALF_TILED ? HALVES : SPLIT;
+}
+// Calls CALL(kind) for a kind, which all lanes have.
+#define WITH_KIND(KIND, CALL) \
+    switch (KIND) { \
+    case NIBBLES: CALL(NIBBLES); break; \
+    case HALVES: CALL(HALVES); break; \
+    case SPLIT: CALL(SPLIT); break; \
+    case WINDOWS + 1: CALL(WINDOWS + 1); break; \
+    case WINDOWS + 2: CALL(WINDOWS + 2); break; \
+    case WINDOWS + 3: CALL(WINDOWS + 3); break; \
+    case WINDOWS + 4: CALL(WINDOWS + 4); break; \
+    default: CALL(WINDOWS + 5); \
+    }
+
+INLINE uint packed(uint low, uint high) { return low | high << 16; }
+INLINE uint bits_of_half(float x) { return as_type<ushort>(half(x)); }
+INLINE uint rest_of_half(float x) { return bits_of_half(x - float(half(x))); }
+
+// Rows and columns of a tile of keys: rows are tokens, columns four elements a lane. Lane 4 g + t
+// has elements 4 t .. of the tokens in rows g and g + 8.
+INLINE uint key_token(uint kind, uint g, uint upper) {
+    return kind == NIBBLES ? g / 2 * 4 + g % 2 + 2 * upper : g + 8 * upper;
+}
+
+template <int KIND>
+INLINE void key_pairs(Rows k, Window w, uint ring, uint low, uint high, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
+    uint x[2][4];
+    if (KIND == NIBBLES) {
+        const uint word = *(device const uint*)(k.region + (low / 4 * k.rings * 32 + low % 4 * 16 + 4 * t) + ring * 32);
+        UNROLL for (int i = 0; i < 4; ++i) x[0][i] = lut[word >> (8 * i) & 15u], x[1][i] = lut[word >> (8 * i + 4) & 15u];
+    } else if (KIND > WINDOWS) {
+        enum { BITS = KIND > WINDOWS ? KIND - WINDOWS : 1 };
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const uint own = window_of<BITS>(rings_of<BITS>(k, r ? high : low) + ring * 8 * BITS, w);
+            UNROLL for (int i = 0; i < 4; ++i) x[r][i] = lut[own >> (i * BITS) & w.mask];
+        }
+    } else if (KIND == HALVES) {
+        halves_at<4>(k, low, ring * RING + 4 * t, x[0]);
+        halves_at<4>(k, high, ring * RING + 4 * t, x[1]);
+    } else {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            uint left[4];
+            UNROLL for (int i = 0; i < 4; ++i) {
+                const uint e = ring * RING + 4 * t + uint(i);
+                const float value = e < k.d ? affine_at(k, r ? high : low, e) : 0.0f;
+                x[r][i] = bits_of_half(value), left[i] = rest_of_half(value);
+            }
+            rest[r] = packed(left[0], left[1]), rest[r + 2] = packed(left[2], left[3]);
+        }
+    }
+    UNROLL for (int r = 0; r < 2; ++r) a[r] = packed(x[r][0], x[r][1]), a[r + 2] = packed(x[r][2], x[r][3]);
+}
+
+// A tile of values: rows are elements, columns four tokens a lane. Which elements follows from the
+// codes' format; which tokens, from how a block is stored.
+INLINE uint value_element(bool nibbles, uint g, uint upper) { return nibbles ? g + 8 * upper : 2 * g + upper; }
+INLINE uint value_token(uint kind, uint t, uint i) { return kind == NIBBLES ? 4 * t + i : 4 * i + t; }
+// Where the weight of a token stands, so that a lane's four are neighbours.
+INLINE uint weight_place(uint kind, uint token) {
+    return kind == NIBBLES ? token : token / 16 * 16 + token % 4 * 4 + token % 16 / 4;
+}
+
+template <int KIND>
+INLINE void value_pairs(Rows v, Window w, uint ring, uint first, uint last, bool nibbles, uint g, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
+    uint x[2][4], left[2][4];
+    if (KIND == NIBBLES) {
+        const uint word = *(device const uint*)(v.region + ((first / 4 + t) * v.rings * 32 + 4 * g) + ring * 32);
+        UNROLL for (int i = 0; i < 4; ++i) x[0][i] = lut[word >> (8 * i) & 15u], x[1][i] = lut[word >> (8 * i + 4) & 15u];
+    } else {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const uint token = KIND > WINDOWS ? first + value_token(KIND, t, uint(i)) : min(first + value_token(KIND, t, uint(i)), last);
+            if (KIND > WINDOWS) {
+                enum { BITS = KIND > WINDOWS ? KIND - WINDOWS : 1 };
+                const uint own = window_of<BITS>(rings_of<BITS>(v, token) + ring * 8 * BITS, w);
+                x[0][i] = lut[own & w.mask], x[1][i] = lut[own >> BITS & w.mask];
+                continue;
+            }
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const uint e = ring * RING + value_element(nibbles, g, uint(r));
+                if (KIND == HALVES) {
+                    halves_at<1>(v, token, e, &x[r][i]);
+                } else {
+                    const float value = e < v.d ? affine_at(v, token, e) : 0.0f;
+                    x[r][i] = bits_of_half(value), left[r][i] = rest_of_half(value);
+                }
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < 2; ++r) {
+        a[r] = packed(x[r][0], x[r][1]), a[r + 2] = packed(x[r][2], x[r][3]);
+        if (KIND == SPLIT) rest[r] = packed(left[r][0], left[r][1]), rest[r + 2] = packed(left[r][2], left[r][3]);
+    }
+}
+
+template <int KIND>
+INLINE void multiply_pairs(thread TileC& c, thread const uint* a, thread const uint* rest, thread const TileB& b, uint lane) {
+    TileA tile;
+    tile_of_lanes(tile, lane, a[0], a[1], a[2], a[3]);
+    tile_multiply(c, tile, b);
+    if (KIND == SPLIT) {
+        tile_of_lanes(tile, lane, rest[0], rest[1], rest[2], rest[3]);
+        tile_multiply(c, tile, b);
+    }
+}
+
+// scores[2 h + upper]: of row t of q with the token in row g + 8 upper of tile h.
+template <int KIND, int RINGS>
+INLINE void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, thread const TileB* q, thread float* scores) {
+    const uint g = lane / 4, t = lane % 4;
+    const Window w = window_at(k.format, 4 * t);
+    TileC c[2];
+    tile_zero(c[0]), tile_zero(c[1]);
+    UNROLL for (int ring = 0; ring < RINGS; ++ring) {
+        if (uint(ring) < k.rings) {
+            UNROLL for (int h = 0; h < 2; ++h) {
+                const uint low = uint(16 * h) + key_token(KIND, g, 0), high = uint(16 * h) + key_token(KIND, g, 1);
+                uint a[4], rest[4];
+                const bool whole = KIND == NIBBLES || KIND > WINDOWS;
+                key_pairs<KIND>(k, w, uint(ring), whole ? low : min(low, last), whole ? high : min(high, last), t, lut, a, rest);
+                multiply_pairs<KIND>(c[h], a, rest, q[ring], lane);
+            }
+        }
+    }
+    UNROLL for (int h = 0; h < 2; ++h) {
+        float sum[4];
+        tile_to_lanes(c[h], lane, sum);
+        scores[2 * h] = sum[0] + sum[1], scores[2 * h + 1] = sum[2] + sum[3];
+    }
+}
+
+// acc = acc * fade + unit * sum over tokens of weights and values; of row t, elements in rows g and
+// g + 8 of each ring's tile.
+template <int KIND, int RINGS>
+INLINE void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup const ushort* lut, threadgroup const ushort* weights, float fade, float unit, thread float (*acc)[2]) {
+    const uint g = lane / 4, t = lane % 4;
+    const Window w = window_at(v.format, 2 * g);
+    TileB b[2];
+    UNROLL for (int h = 0; h < 2; ++h) {
+        const uint2 own = *(threadgroup const uint2*)(weights + g * BLOCK + 16 * h + 4 * t);
+        tile_of_lanes(b[h], lane, own.x, own.y);
+    }
+    UNROLL for (int ring = 0; ring < RINGS; ++ring) {
+        if (uint(ring) < v.rings) {
+            TileC c;
+            tile_zero(c);
+            UNROLL for (int h = 0; h < 2; ++h) {
+                uint a[4], rest[4];
+                value_pairs<KIND>(v, w, uint(ring), uint(16 * h), last, nibbles, g, t, lut, a, rest);
+                multiply_pairs<KIND>(c, a, rest, b[h], lane);
+            }
+            float sum[4];
+            tile_to_lanes(c, lane, sum);
+            acc[ring][0] = fma(acc[ring][0], fade, unit * (sum[0] + sum[1]));
+            acc[ring][1] = fma(acc[ring][1], fade, unit * (sum[2] + sum[3]));
+        }
+    }
+}
+
+// Over the lanes that have the same row of q.
+INLINE float row_max(float x) {
+    x = max(x, simd_shuffle_xor(x, 4));
+    x = max(x, simd_shuffle_xor(x, 8));
+    return max(x, simd_shuffle_xor(x, 16));
+}
+INLINE float row_sum(float x) {
+    x += simd_shuffle_xor(x, 4);
+    x += simd_shuffle_xor(x, 8);
+    return x + simd_shuffle_xor(x, 16);
+}
+
+template <int RINGS>
+INLINE void attend(
+    device const float* q, device const uchar* k_pages, device const uchar* v_pages,
+    device const uchar* exact_k, device const uchar* exact_v, device const uint2* blocks,
+    device const CodedTile* tiles, device const float* constants, device float* sums,
+    device float* weights, CodedParams p, uint3 at, uint tid, uint sg, uint lane,
+    threadgroup float* qs, threadgroup float* scratch, threadgroup ushort* ps,
+    threadgroup float* merge, threadgroup ushort* luts)
+{
+    enum { SIZE = 16 * RINGS };
+    const uint d = p.head_dim, rings = (d + RING - 1) / RING, g = lane / 4, t = lane % 4;
+    const uint group = p.q_heads / p.kv_heads, heads = min(group, uint(ROWS));
+    const uint parts = (group + ROWS - 1) / ROWS;
+    const uint kv_head = at.y / parts, part = at.y % parts;
+    const CodedTile tile = tiles[at.x];
+    const uint rows = min(tile.count * heads, uint(ROWS));
+
+    // What any row of the tile sees of this span, in blocks.
+    const uint last_end = tile.end + tile.count - 1;
+    const uint start = p.window && tile.end > p.window ? tile.end - p.window : 0;
+    const uint from = max(start / BLOCK, at.z * SPAN_BLOCKS);
+    const uint to = min((last_end + BLOCK - 1) / BLOCK, (at.z + 1) * SPAN_BLOCKS);
+
+    // Levels are whole multiples of a step.
+    luts[tid] = ushort(bits_of_half(round(constants[tid] / (tid < LEVELS ? p.k_step : p.v_step))));
+    for (uint i = tid; i < ROWS * SIZE; i += 128) {
+        const uint r = i / SIZE, e = i % SIZE, head = part * ROWS + r % heads;
+        const bool there = r < rows && head < group && e < d;
+        const uint token = tile.row + r / heads;
+        qs[i] = there ? q[(size_t(token) * p.q_heads + kv_head * group + head) * d + e] * p.scale : 0.0f;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const RotationOf rotation = {constants + 2 * LEVELS, d, p.k_rounds, p.order};
+    rotate(qs + sg * SIZE, scratch + sg * SIZE, rotation, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    // Rows of q as columns: each as halves relative to its largest element, and what they leave.
+    TileB columns[RINGS];
+    float largest = 0.0f;
+    for (uint i = lane % 8; i < SIZE; i += 8) largest = max(largest, abs(qs[lane / 8 * SIZE + i]));
+    UNROLL for (int m = 1; m < 8; m *= 2) largest = max(largest, simd_shuffle_xor(largest, ushort(m)));
+    largest = largest > 0.0f ? largest : 1.0f;
+    const float q_unit = simd_shuffle(largest, ushort(t * 8));
+    {
+        // Lane 4 g + t has column g, which is row g / 2.
+        const float inverse = 1.0f / simd_shuffle(largest, ushort(g / 2 * 8));
+        UNROLL for (int ring = 0; ring < RINGS; ++ring) {
+            threadgroup const float* own = qs + g / 2 * SIZE + ring * RING + 4 * t;
+            uint x[4];
+            UNROLL for (int i = 0; i < 4; ++i) x[i] = g % 2 ? rest_of_half(own[i] * inverse) : bits_of_half(own[i] * inverse);
+            tile_of_lanes(columns[ring], lane, packed(x[0], x[1]), packed(x[2], x[3]));
+        }
+    }
+
+    float top = NOTHING, weight = 0.0f, acc[RINGS][2];
+    UNROLL for (int ring = 0; ring < RINGS; ++ring) acc[ring][0] = 0.0f, acc[ring][1] = 0.0f;
+    const bool nibbles = kind_of(p.v_format) == NIBBLES;
+    const uint end = tile.end + t / heads;
+    threadgroup ushort* mine = ps + sg * 2 * ROWS * BLOCK;
+    for (uint b = from + (sg + 4 - from % 4) % 4; b < to; b += 4) {
+        const uint2 block = blocks[tile.table + b];
+        const bool exact = (b < p.sinks || b >= tile.recent) && block.y != NONE;
+        const size_t head = size_t(exact ? block.y : block.x) * p.kv_heads + kv_head;
+        Rows k = {exact ? exact_k + head * 2 * BLOCK * d : k_pages + head * p.k_region, exact ? uint(HALF_TILED) : p.k_format, d, rings, p.k_group};
+        const Rows v = {exact ? exact_v + head * 2 * BLOCK * d : v_pages + head * p.v_region, exact ? uint(HALF_ROWS) : p.v_format, d, rings, p.v_group};
+        const uint tokens = min(uint(BLOCK), last_end - b * BLOCK), last = tokens - 1;
+        bool centred = is_trellis(k.format);
+        if (centred && centre_of(k)[0] == 0) centred = false, k.format = HALF_ROWS;
+        const uint k_kind = kind_of(k.format), v_kind = kind_of(v.format);
+        // A lane a token.
+        const float k_scale = row_scale(k, min(lane, last)) * (k.format > SCALAR ? p.k_step : 1.0f);
+        const float v_scale = lane < tokens ? row_scale(v, lane) * (v.format > SCALAR ? p.v_step : 1.0f) : 0.0f;
+        float scores[4], offset = 0.0f;
+#define SCORE(KIND) score<KIND, RINGS>(k, last, lane, luts, columns, scores)
+        WITH_KIND(k_kind, SCORE)
+        if (centred) {
+            float dot[ROWS];
+            UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = 0.0f;
+            device const uchar* centre = centre_of(k);
+            for (uint i = lane; i < d; i += 32) {
+                const float c = centre_at(centre, i);
+                UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = fma(qs[r * SIZE + i], c, dot[r]);
+            }
+            UNROLL for (int r = 0; r < ROWS; ++r) {
+                const float sum = simd_sum(dot[r]);
+                offset = t == uint(r) ? sum : offset;
+            }
+        }
+        float best = NOTHING;
+        bool seen[4];
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const uint own = uint(i / 2 * 16) + key_token(k_kind, g, uint(i % 2)), token = b * BLOCK + own;
+            seen[i] = own < tokens && token < end && (!p.window || token + p.window >= end);
+            float s = fma(scores[i] * q_unit, simd_shuffle(k_scale, ushort(own)), offset);
+            if (p.soft_cap > 0.0f) s = p.soft_cap * tanh(s / p.soft_cap);
+            scores[i] = s;
+            best = seen[i] ? max(best, s) : best;
+        }
+        const float next = max(top, row_max(best)), fade = exp(top - next);
+        const float largest_v = simd_max(v_scale), unit = largest_v > 0.0f ? largest_v : 1.0f;
+        float total = 0.0f;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const uint own = uint(i / 2 * 16) + key_token(k_kind, g, uint(i % 2));
+            const float e = seen[i] ? exp(scores[i] - next) : 0.0f;
+            const float x = e * (simd_shuffle(v_scale, ushort(own)) / unit);
+            const uint place = weight_place(v_kind, own);
+            mine[2 * t * BLOCK + place] = ushort(bits_of_half(x));
+            mine[(2 * t + 1) * BLOCK + place] = ushort(rest_of_half(x));
+            total += e;
+        }
+        weight = fma(weight, fade, row_sum(total));
+        top = next;
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+#define ADD(KIND) add_rows<KIND, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc)
+        WITH_KIND(v_kind, ADD)
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+
+    // The simdgroups' shares, one after the other, through the memory of q.
+    for (uint s = 1; s < 4; ++s) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (sg == s) {
+            if (g == 0) merge[2 * t] = top, merge[2 * t + 1] = weight;
+            UNROLL for (int i = 0; i < 2 * RINGS; ++i) {
+                qs[t * SIZE + uint(i / 2 * 16) + value_element(nibbles, g, uint(i % 2))] = acc[i / 2][i % 2];
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (sg == 0) {
+            const float next = max(top, merge[2 * t]);
+            const float ours = exp(top - next), its = exp(merge[2 * t] - next);
+            weight = weight * ours + merge[2 * t + 1] * its;
+            top = next;
+            UNROLL for (int i = 0; i < 2 * RINGS; ++i) {
+                const float other = qs[t * SIZE + uint(i / 2 * 16) + value_element(nibbles, g, uint(i % 2))];
+                acc[i / 2][i % 2] = acc[i / 2][i % 2] * ours + other * its;
+            }
+        }
+    }
+    const uint own_head = part * ROWS + t % heads;
+    if (sg != 0 || t >= rows || own_head >= group) return;
+    const size_t row = size_t(tile.row + t / heads) * p.q_heads + kv_head * group + own_head;
+    const size_t to_span = row * p.spans + at.z;
+    if (g == 0) weights[to_span * 2] = top, weights[to_span * 2 + 1] = weight;
+    if (weight == 0.0f) return;
+    UNROLL for (int i = 0; i < 2 * RINGS; ++i) {
+        const uint e = uint(i / 2 * 16) + value_element(nibbles, g, uint(i % 2));
+        if (uint(i / 2) < rings) sums[to_span * rings * RING + e] = acc[i / 2][i % 2];
+    }
+}
+
+#define ATTEND(RINGS) \
+kernel void attend_coded_##RINGS( \
+    device const float* q [[buffer(0)]], \
+    device const uchar* k_pages [[buffer(1)]], \
+    device const uchar* v_pages [[buffer(2)]], \
+    device const uchar* exact_k [[buffer(3)]], \
+    device const uchar* exact_v [[buffer(4)]], \
+    device const uint2* blocks [[buffer(5)]], \
+    device const CodedTile* tiles [[buffer(6)]], \
+    device const float* constants [[buffer(7)]], \
+    device float* sums [[buffer(8)]], \
+    device float* weights [[buffer(9)]], \
+    constant CodedParams& p [[buffer(10)]], \
+    uint3 at [[threadgroup_position_in_grid]], \
+    uint tid [[thread_index_in_threadgroup]], \
+    uint sg [[simdgroup_index_in_threadgroup]], \
+    uint lane [[thread_index_in_simdgroup]]) \
+{ \
+    threadgroup float qs[ROWS * RINGS * 16]; \
+    threadgroup float scratch[ROWS * RINGS * 16]; \
+    threadgroup uint2 ps[2 * ROWS * BLOCK]; \
+    threadgroup float merge[2 * ROWS]; \
+    threadgroup ushort luts[2 * LEVELS]; \
+    attend<RINGS>(q, k_pages, v_pages, exact_k, exact_v, blocks, tiles, constants, sums, weights, p, at, tid, sg, lane, \
+        qs, scratch, (threadgroup ushort*)ps, merge, luts); \
+}
+ATTEND(8)
+ATTEND(16)
+
+struct CodedMergeParams {
+    uint head_dim;
+    uint spans;
+    uint rounds;
+    uint order;
+};
+
+kernel void coded_merge(
+    device const float* sums [[buffer(0)]],
+    device const float* weights [[buffer(1)]],
+    device const float* constants [[buffer(2)]],
+    device float* out [[buffer(3)]],
+    constant CodedMergeParams& p [[buffer(4)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    threadgroup float fades[256];
+    threadgroup float tops[8];
+    threadgroup float totals[8];
+    threadgroup float x[256];
+    threadgroup float scratch[256];
+    const uint wide = (p.head_dim + RING - 1) / RING * RING;
+    device const float* w = weights + size_t(row) * p.spans * 2;
+    float top = NOTHING;
+    for (uint s = tid; s < p.spans; s += 256) top = w[s * 2 + 1] > 0.0f ? max(top, w[s * 2]) : top;
+    top = simd_max(top);
+    if (lane == 0) tops[sg] = top;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = 0; i < 8; ++i) top = max(top, tops[i]);
+    float total = 0.0f, sum = 0.0f;
+    for (uint first = 0; first < p.spans; first += 256) {
+        const uint n = min(p.spans - first, 256u), s = first + tid;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const bool any = tid < n && w[s * 2 + 1] > 0.0f;
+        const float fade = any ? exp(w[s * 2] - top) : 0.0f;
+        fades[tid] = fade;
+        total += any ? w[s * 2 + 1] * fade : 0.0f;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (tid < wide) {
+            device const float* own = sums + (size_t(row) * p.spans + first) * wide + tid;
+            UNROLL_BY(8) for (uint i = 0; i < n; ++i) {
+                // A span that saw nothing left no sum.
+                const float part = own[size_t(i) * wide];
+                sum = fma(fades[i] > 0.0f ? part : 0.0f, fades[i], sum);
+            }
+        }
+    }
+    total = simd_sum(total);
+    if (lane == 0) totals[sg] = total;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    total = 0.0f;
+    for (uint i = 0; i < 8; ++i) total += totals[i];
+    x[tid] = sum / total;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (sg == 0) {
+        const RotationOf rotation = {constants + 2 * LEVELS, p.head_dim, p.rounds, p.order};
+        rotate_back(x, scratch, rotation, lane);
+        for (uint i = lane; i < p.head_dim; i += 32) out[size_t(row) * p.head_dim + i] = x[i];
+    }
+}
