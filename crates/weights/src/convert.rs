@@ -166,13 +166,16 @@ fn write_entry(
     Ok(())
 }
 
+/// Appends bytes to an output of an entry.
+type Put<'a> = dyn FnMut(usize, &[u8]) -> Result<(), ConvertError> + 'a;
+
 /// Quantizes a matrix; `put(i, bytes)` appends to codes, scales or biases.
 fn write_matrix(
     name: &str,
     raw: &RawTensor,
     (rows, cols): (usize, usize),
     format: AffineFormat,
-    put: &mut dyn FnMut(usize, &[u8]) -> Result<(), ConvertError>,
+    put: &mut Put<'_>,
     advance: &mut dyn FnMut(u64),
 ) -> Result<(), ConvertError> {
     let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
