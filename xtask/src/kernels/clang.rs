@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
-use taper_tensor::gpu::Family;
+use taper_tensor::gpu::{FAMILIES, Family};
 
 /// What a kernel is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,28 +120,42 @@ impl Clang {
         Ok(format!("// clang {version} from kernels/{path}\n{text}\n"))
     }
 
-    /// The families and the runner as a library of this machine.
-    pub(super) fn host_library(
-        &self,
-        name: &str,
-        families: &[Family],
-        change: &Change<'_>,
-    ) -> Result<PathBuf> {
-        let runner = self.work.join("runner.o");
+    /// All kernels for the host runner.
+    pub(super) fn host_library(&self) -> Result<PathBuf> {
         let runner_source = self.kernels.join("runner/runner.cpp");
-        let common = ["-O2", "-fPIC", "-fsanitize=address", "-c", "-o", path_str(&runner)?];
-        self.run(&common, &[&runner_source])?;
-        let mut objects = vec![runner];
-        for family in families {
-            let unit = format!("{name}-{}", family.name);
-            let source = self.source(family, Target::Host, &unit, change)?;
-            let object = self.work.join(format!("{unit}.o"));
-            let mut args = LANGUAGE.to_vec();
-            args.extend(HOST);
-            args.extend(["-c", "-o", path_str(&object)?]);
-            self.run(&args, &[&source]).with_context(|| family.path)?;
-            objects.push(object);
+        let runner = self.object("runner");
+        let args = ["-O2", "-fPIC", "-fsanitize=address", "-c", "-o", path_str(&runner)?];
+        self.run(&args, &[&runner_source])?;
+        for family in FAMILIES {
+            self.compile(family, family.name, &|_, text| text)?;
         }
+        self.link("kernels", FAMILIES.iter().map(|f| self.object(f.name)).collect())
+    }
+
+    /// The same after [`Self::host_library`], with another text of one family.
+    pub(super) fn changed_library(&self, changed: &Family, change: &Change<'_>) -> Result<PathBuf> {
+        let unit = "changed";
+        self.compile(changed, unit, change)?;
+        let object = |f: &Family| self.object(if f.name == changed.name { unit } else { f.name });
+        self.link(unit, FAMILIES.iter().map(object).collect())
+    }
+
+    fn object(&self, unit: &str) -> PathBuf {
+        self.work.join(format!("{unit}.o"))
+    }
+
+    fn compile(&self, family: &Family, unit: &str, change: &Change<'_>) -> Result<()> {
+        let source = self.source(family, Target::Host, unit, change)?;
+        let object = self.object(unit);
+        let mut args = LANGUAGE.to_vec();
+        args.extend(HOST);
+        args.extend(["-c", "-o", path_str(&object)?]);
+        self.run(&args, &[&source]).with_context(|| family.path)
+    }
+
+    /// Links objects and the runner.
+    fn link(&self, name: &str, mut objects: Vec<PathBuf>) -> Result<PathBuf> {
+        objects.push(self.object("runner"));
         let library = self.work.join(format!("lib{name}.so"));
         let link =
             ["-shared", "-fsanitize=address", "-shared-libasan", "-o", path_str(&library)?, "-lm"];

@@ -2,7 +2,6 @@
 
 use super::clang::Clang;
 use anyhow::{Result, bail, ensure};
-use std::slice;
 use taper_tensor::gpu::FAMILIES;
 
 /// Random orders to try after the fixed one: a missing barrier may go unseen in one of them.
@@ -80,9 +79,9 @@ const MUTANTS: &[Mutant] = &[
     mutant("matmul", "the barrier before the stores dropped", BARRIER, ""),
     mutant(
         "matmul",
-        "columns past the end",
-        "const bool there = column < end;",
-        "const bool there = true;",
+        "an off-by-one",
+        "min(row0 + i / CHUNKS, p.rows - 1)",
+        "min(row0 + i / CHUNKS + 1, p.rows - 1)",
     ),
     mutant(
         "matmul",
@@ -302,7 +301,7 @@ pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
             mutant.family,
             mutant.from
         );
-        let library = clang.host_library("mutant", slice::from_ref(family), &change)?;
+        let library = clang.changed_library(family, &change)?;
         let mut failed = false;
         for seed in 0..=ORDERS {
             failed = failed || clang.fails(&library, mutant.family, seed)?;
