@@ -274,7 +274,11 @@ fn what_cannot_be_converted_is_named() {
     assert!(matches!(e, ConvertError::AlreadyQuantized { .. }), "{e}");
     let e = error(json!({"vision_config": {}}), &good, &four);
     assert!(matches!(e, ConvertError::Layout { .. }), "{e}");
-    let e = error(json!({}), &[matrix("mlp.experts.0.up_proj.weight", &[2, 64])], &four);
+    let experts = [
+        matrix("mlp.experts.0.up_proj.weight", &[2, 64]),
+        matrix("mlp.experts.1.up_proj.weight", &[3, 64]),
+    ];
+    let e = error(json!({}), &experts, &four);
     assert!(matches!(e, ConvertError::Layout { .. }), "{e}");
     let e = error(json!({}), &[("a.weight", "F8_E4M3", &[1, 64], vec![0; 64])], &four);
     assert!(matches!(&e, ConvertError::DType { name, .. } if name == "a.weight"), "{e}");
