@@ -66,8 +66,10 @@ pub(crate) struct EngineArgs {
     /// Where the model runs: cpu, cuda or metal. A GPU needs a build with the feature of its name.
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda", "metal"])]
     pub(crate) device: String,
-    /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
-    #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
+    /// Arithmetic of products with quantized weights. auto rounds activations to 8 bits a group;
+    /// float16 to 16, which makes a single sequence hardly slower, and long prompts and many
+    /// sequences up to half as fast; float32 is exact, and slow.
+    #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -264,10 +266,7 @@ impl EngineArgs {
     }
 
     pub(crate) fn activations(&self) -> Activations {
-        match self.dtype.as_str() {
-            "float32" => Activations::F32,
-            _ => Activations::Int8,
-        }
+        Activations::of_dtype(&self.dtype).unwrap_or(Activations::Int8)
     }
 
     /// What a compressed cache keeps exactly.
