@@ -9,7 +9,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
-use taper_base::{FinishReason, GenerationError, SeqId, TokenId};
+use taper_base::{FinishReason, GenerationError, SeqId};
 use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
 use taper_models::{Batch, Model, ModelError};
 use taper_sampler::Choice;
@@ -53,15 +53,13 @@ pub(crate) fn run(
     let vocab = model.info().vocab;
     let result = guarded(|| {
         let logits = forward(model, cache, sequences, plan)?;
-        if let Some(tokens) = chosen_there(sequences, plan, &logits)? {
-            return Ok(greedy(sequences, plan, &tokens));
+        let (expected, got) = (plan.logit_rows() as usize * vocab, logits.dims().iter().product());
+        if got != expected {
+            return Err(StepError::Logits { expected, got });
         }
-        let logits = ops::with_host_f32(&logits, <[f32]>::to_vec).map_err(ModelError::from)?;
-        let expected = plan.logit_rows() as usize * vocab;
-        if logits.len() != expected {
-            return Err(StepError::Logits { expected, got: logits.len() });
-        }
-        Ok(outcomes(sequences, plan, logits, vocab))
+        let chosen = chosen_there(sequences, plan, &logits)?;
+        let logits = rows_here(&logits, &chosen)?;
+        Ok(outcomes(sequences, plan, chosen, logits, vocab))
     });
     add(&stats.steps, 1);
     match result {
@@ -110,62 +108,73 @@ fn forward(
     Ok(model.forward(&batch, &mut session)?)
 }
 
-/// The tokens that a GPU chooses, one a row of logits, if it can: four bytes of each row come back
-/// instead of all. `None` where the rows are wanted: on the host, for anything but the likeliest token,
-/// and when a row has none.
+/// What a GPU that has the logits chooses, for each of their rows: four bytes of a row come back, and a
+/// few more for log probabilities, instead of all. `None` for rows that are wanted here: the logits are
+/// here, or somebody wants more of them than a token and its log probabilities.
 fn chosen_there(
     sequences: &HashMap<SeqId, Sequence>,
     plan: &StepPlan,
     logits: &Tensor,
-) -> Result<Option<Vec<TokenId>>, StepError> {
-    let plain = |work: &SeqWork| {
-        let greedy = sequences.get(&work.id).is_some_and(Sequence::is_greedy);
-        work.logit_rows == 0 || work.logit_rows == 1 && work.samples && greedy
-    };
-    if logits.gpu().is_none() || !plan.works.iter().all(plain) || plan.logit_rows() == 0 {
-        return Ok(None);
+) -> Result<Vec<Option<Choice>>, StepError> {
+    let mut chosen = vec![None; plan.logit_rows() as usize];
+    if logits.gpu().is_none() {
+        return Ok(chosen);
     }
-    let tokens = gpu::argmax(logits).map_err(ModelError::from)?;
-    Ok((!tokens.contains(&TokenId::MAX)).then_some(tokens))
+    let (mut row, mut draws) = (0, Vec::new());
+    for work in &plan.works {
+        let sequence = sequences.get(&work.id).filter(|_| work.logit_rows == 1 && work.samples);
+        draws.extend(sequence.and_then(Sequence::on_device).map(|draw| (row, draw)));
+        row += work.logit_rows as usize;
+    }
+    if !draws.is_empty() {
+        let sampled = gpu::sample(logits, &draws).map_err(ModelError::from)?;
+        for ((row, _), sampled) in draws.iter().zip(sampled) {
+            chosen[*row] = sampled.map(|s| Choice::of_device(s.token, s.logits.as_ref()));
+        }
+    }
+    Ok(chosen)
 }
 
-/// Outcomes of works whose tokens are chosen.
-fn greedy(
-    sequences: &HashMap<SeqId, Sequence>,
-    plan: &StepPlan,
-    tokens: &[TokenId],
-) -> Vec<(SeqWork, Outcome)> {
-    let mut tokens = tokens.iter();
-    let one = |work: &SeqWork| {
-        let token = (work.logit_rows > 0).then(|| tokens.next()).flatten();
-        let len = sequences.get(&work.id)?.tokens().len();
-        let outcome = match token {
-            Some(&token) => Outcome::Token { choice: Choice { token, logprobs: None } },
-            None if work.end() as usize == len => Outcome::PromptOnly,
-            None => Outcome::Continues,
-        };
-        Some((*work, outcome))
-    };
-    plan.works.iter().filter_map(one).collect()
+/// The rows that nothing is chosen from yet, on the host.
+fn rows_here(logits: &Tensor, chosen: &[Option<Choice>]) -> Result<Vec<f32>, ModelError> {
+    let open = (0u32..).zip(chosen).filter(|(_, choice)| choice.is_none());
+    let open: Vec<_> = open.map(|(row, _)| row).collect();
+    if open.is_empty() {
+        return Ok(Vec::new());
+    }
+    let all = open.len() == chosen.len();
+    let rows = if all { logits.clone() } else { ops::take_rows(logits, &open)? };
+    Ok(ops::with_host_f32(&rows, <[f32]>::to_vec)?)
 }
 
+/// From choices made on a GPU, one a row, and the other rows.
 fn outcomes(
     sequences: &mut HashMap<SeqId, Sequence>,
     plan: &StepPlan,
+    chosen: Vec<Option<Choice>>,
     mut logits: Vec<f32>,
     vocab: usize,
 ) -> Vec<(SeqWork, Outcome)> {
-    let mut rest = logits.as_mut_slice();
+    let (mut rest, mut chosen) = (logits.as_mut_slice(), chosen.into_iter());
     let mut parts = Vec::with_capacity(plan.works.len());
     for work in &plan.works {
-        let (own, tail) = rest.split_at_mut(work.logit_rows as usize * vocab);
-        parts.push((work, own));
+        let mut there = chosen.by_ref().take(work.logit_rows as usize).collect::<Vec<_>>();
+        let (choice, n) = match there.as_mut_slice() {
+            [choice @ Some(_)] => (choice.take(), 0),
+            rows => (None, rows.len()),
+        };
+        let (own, tail) = rest.split_at_mut(n * vocab);
+        parts.push((work, choice, own));
         rest = tail;
     }
     let mut outcomes = Vec::with_capacity(parts.len());
     let mut sampling = Vec::new();
-    for (work, rows) in parts {
+    for (work, choice, rows) in parts {
         let Some(sequence) = sequences.get_mut(&work.id) else { continue };
+        if let Some(choice) = choice {
+            outcomes.push((*work, Outcome::Token { choice }));
+            continue;
+        }
         let first = (work.end() - work.logit_rows) as usize;
         let outcome = match sequence.observe_prompt(first, rows.chunks_exact(vocab)) {
             Err(error) => Outcome::Failed(error),

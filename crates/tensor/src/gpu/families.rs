@@ -1,6 +1,6 @@
 //! The files of kernels.
 
-use super::{attention, coded, matmul, ops, weight};
+use super::{attention, coded, experts, matmul, ops, sampling, weight};
 
 /// Kernels that are compiled together.
 #[derive(Debug, Clone, Copy)]
@@ -90,7 +90,13 @@ pub const FAMILIES: &[Family] = &[
     ),
     family!("coded", "attention", [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]),
     family!("encode", "attention", [coded::EncodeRun, coded::EncodeParams, coded::ExactParams]),
-    family!("argmax", "sampling", [ops::ArgmaxParams]),
+    family!(
+        "experts",
+        "moe",
+        [experts::RouteParams, experts::ExpertParams, experts::AddExpertsParams]
+    ),
+    family!("argmax", "sampling", [sampling::ArgmaxParams]),
+    family!("sample", "sampling", [sampling::SampleRow, sampling::SampleParams]),
 ];
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod backend;
 pub mod coded;
 mod coded_plan;
 pub mod conformance;
+mod experts;
 mod families;
 #[cfg(any(test, all(feature = "metal", target_os = "macos")))]
 mod hazards;
@@ -28,21 +29,23 @@ mod launch;
 mod matmul;
 mod ops;
 mod resident;
+mod sampling;
 mod weight;
 
 #[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "only CUDA has a library"))]
 pub(crate) use backend::MatmulOperands;
 pub(crate) use backend::{Backend, Handle};
 pub use backend::{Buffer, Gpu, Memory};
+pub use experts::{Routing, StackedExperts};
 pub use families::{FAMILIES, Family};
 #[cfg(all(feature = "metal", target_os = "macos"))]
 pub(crate) use hazards::Hazards;
 #[cfg(feature = "gpu-host")]
 pub use host::HostOptions;
 pub(crate) use launch::{Launch, Operand, params};
-pub use ops::argmax;
 pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub(crate) use resident::Resident;
+pub use sampling::{Sampled, argmax, sample};
 pub(crate) use weight::{GpuWeight, Product};
 
 /// Kinds of GPUs, as `--device` takes them.

@@ -216,17 +216,28 @@ impl GpuWeight {
     ) -> Result<[GpuTensor; N]> {
         let tokens = x.len() / self.cols;
         let outs = self.outputs(tokens, parts, product.gate.is_some())?;
-        if tokens == 0 {
-            return Ok(outs);
-        }
-        if self.exact || tokens < TILES_FROM {
-            self.matvec(x, &product, &parts, &outs[0])?;
-        } else if tokens < LIBRARY_FROM || !self.gpu().has_matmul() {
-            self.matmul(x, &product, &parts, &outs[0])?;
-        } else {
-            self.library(x, &product, &outs)?;
-        }
+        self.multiply_to(x, product, &parts, &outs)?;
         Ok(outs)
+    }
+
+    /// The same into tensors that lie one after the other.
+    pub(crate) fn multiply_to(
+        &self,
+        x: &GpuTensor,
+        product: Product<'_>,
+        parts: &[usize],
+        outs: &[GpuTensor],
+    ) -> Result<()> {
+        let tokens = x.len() / self.cols;
+        if tokens == 0 {
+            Ok(())
+        } else if self.exact || tokens < TILES_FROM {
+            self.matvec(x, &product, parts, &outs[0])
+        } else if tokens < LIBRARY_FROM || !self.gpu().has_matmul() {
+            self.matmul(x, &product, parts, &outs[0])
+        } else {
+            self.library(x, &product, outs)
+        }
     }
 
     fn outputs<const N: usize>(
