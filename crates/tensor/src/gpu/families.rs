@@ -39,6 +39,17 @@ impl Family {
     }
 }
 
+/// Name of the kernel that a metallib of these kernels has and one of others has not: a hash of all
+/// texts.
+#[must_use]
+pub fn stamp() -> String {
+    let texts: String = FAMILIES.iter().map(Family::metal_source).collect();
+    let hash = texts.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    format!("taper_kernels_{hash:016x}")
+}
+
 /// Appends a text, each of our headers once and where it is first included.
 fn inline(text: &str, seen: &mut Vec<&str>, out: &mut String) {
     for line in text.lines() {
