@@ -39,10 +39,8 @@ pub(crate) enum MetallibError {
 pub(crate) fn run(options: &Options) -> Result<(), MetallibError> {
     let work = tempfile::tempdir()
         .map_err(|source| MetallibError::File { path: std::env::temp_dir(), source })?;
-    let stamp = (
-        "stamp".to_owned(),
-        format!("#include <metal_stdlib>\nkernel void {}() {{}}\n", stamp()),
-    );
+    let stamp =
+        ("stamp".to_owned(), format!("#include <metal_stdlib>\nkernel void {}() {{}}\n", stamp()));
     let sources = FAMILIES.iter().map(|f| (f.name.to_owned(), f.metal_source())).chain([stamp]);
     let mut objects = Vec::new();
     for (name, text) in sources {

@@ -303,7 +303,12 @@ const MUTANTS: &[Mutant] = &[
     mutant("sample", "min_p left out", "d >= row.min_d ? mass(d) : 0", "mass(d)"),
     mutant("sample", "another row", "size_t(want.row)", "size_t(at_row)"),
     mutant("sample", "a part left in the draw", "left -= at.sums[part++]", "++part"),
-    mutant("sample", "log probabilities of the temperature", "row.inv_t = 1.0f, row.min_d", "row.min_d"),
+    mutant(
+        "sample",
+        "log probabilities of the temperature",
+        "row.inv_t = 1.0f, row.min_d",
+        "row.min_d",
+    ),
     mutant(
         "sample",
         "what is ahead of a bucket left out",
@@ -325,7 +330,12 @@ const MUTANTS: &[Mutant] = &[
     mutant("experts", "the last of equals", "j < e ? 1u", "j > e ? 1u"),
     mutant("experts", "all weights sum to one", "taken[e] || !p.normalise", "taken[e]"),
     mutant("experts", "a barrier dropped", BARRIER, ""),
-    mutant("experts", "a chunk left out", "chunk < chunks; chunk += 32", "chunk + 1 < chunks; chunk += 32"),
+    mutant(
+        "experts",
+        "a chunk left out",
+        "chunk < chunks; chunk += 32",
+        "chunk + 1 < chunks; chunk += 32",
+    ),
     mutant("experts", "another expert", "base = ids[at.x] * p.rows", "base = ids[0] * p.rows"),
     mutant("experts", "another token", "size_t(at.x / p.chosen) * p.cols", "size_t(at.x) * p.cols"),
     mutant(
@@ -334,7 +344,12 @@ const MUTANTS: &[Mutant] = &[
         "activate(p.gate, mine) * up",
         "activate(p.gate, up) * mine",
     ),
-    mutant("experts", "an expert left out", "pair < first + p.chosen", "pair + 1 < first + p.chosen"),
+    mutant(
+        "experts",
+        "an expert left out",
+        "pair < first + p.chosen",
+        "pair + 1 < first + p.chosen",
+    ),
     mutant("experts", "another's answer", "p.placed ? places[pair] : pair", "pair"),
 ];
 

@@ -1,9 +1,7 @@
 //! Mixtures of experts.
 
 use super::{Buffer, Gpu, GpuWeight, Launch, Operand, Product, count, ops, params};
-use crate::{
-    Linear, LinearGroup, Result, Tensor, TensorError, ops::Activation, tensor::GpuTensor,
-};
+use crate::{Linear, LinearGroup, Result, Tensor, TensorError, ops::Activation, tensor::GpuTensor};
 
 params!(
     /// Of `route`.
@@ -119,7 +117,8 @@ impl StackedExperts {
         let routes = route(&logits, routing)?;
         let chosen = routing.chosen;
         let (y, places) = if self.exact || t < GROUP_FROM {
-            let inner = product(&self.gate_up, self.experts, &normed, &routes, chosen, Some(activation))?;
+            let inner =
+                product(&self.gate_up, self.experts, &normed, &routes, chosen, Some(activation))?;
             (product(&self.down, self.experts, &inner, &routes, 1, None)?, None)
         } else {
             self.grouped(&normed, &routes, chosen, activation)?
@@ -160,11 +159,8 @@ impl StackedExperts {
 
 fn stack(gpu: &Gpu, linears: &[&Linear], exact: bool) -> Result<GpuWeight> {
     let weights: Vec<_> = linears.iter().filter_map(|l| l.plain()).collect();
-    let stacked = if weights.len() == linears.len() {
-        GpuWeight::stack(gpu, &weights, exact)?
-    } else {
-        None
-    };
+    let stacked =
+        if weights.len() == linears.len() { GpuWeight::stack(gpu, &weights, exact)? } else { None };
     let expected = "matrices of one format, without biases";
     stacked.ok_or_else(|| TensorError::shape("experts", expected, &[linears.len()]))
 }
@@ -172,7 +168,11 @@ fn stack(gpu: &Gpu, linears: &[&Linear], exact: bool) -> Result<GpuWeight> {
 /// Some rows, over the same memory.
 fn rows(x: &GpuTensor, range: std::ops::Range<usize>) -> GpuTensor {
     let cols = x.dims[1];
-    GpuTensor { offset: x.offset + 4 * cols * range.start, dims: vec![range.len(), cols], ..x.clone() }
+    GpuTensor {
+        offset: x.offset + 4 * cols * range.start,
+        dims: vec![range.len(), cols],
+        ..x.clone()
+    }
 }
 
 /// Pairs of tokens and experts, ordered by expert.
@@ -193,8 +193,11 @@ fn group(ids: &[u32], chosen: usize, experts: usize) -> Groups {
     for n in &mut next {
         first += std::mem::replace(n, first);
     }
-    let mut groups =
-        Groups { tokens: vec![0; ids.len()], places: Vec::with_capacity(ids.len()), ends: Vec::new() };
+    let mut groups = Groups {
+        tokens: vec![0; ids.len()],
+        places: Vec::with_capacity(ids.len()),
+        ends: Vec::new(),
+    };
     for (pair, &id) in ids.iter().enumerate() {
         let place = &mut next[id as usize];
         groups.tokens[*place] = (pair / chosen) as u32;

@@ -83,8 +83,9 @@ impl Host {
     /// A sum of a buffer's bytes that changes with each of them.
     fn digest(&self, handle: Handle) -> u64 {
         // SAFETY: the buffer lives as long as the launch that names it.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(address(handle) as *const u8, self.length(handle)) };
+        let bytes = unsafe {
+            std::slice::from_raw_parts(address(handle) as *const u8, self.length(handle))
+        };
         bytes
             .iter()
             .fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
@@ -127,7 +128,9 @@ impl Backend for Host {
     fn upload(&self, to: Handle, offset: usize, bytes: &[u8]) -> Result<()> {
         // SAFETY: `Buffer` checks that the bytes fit.
         unsafe {
-            (address(to) as *mut u8).add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            (address(to) as *mut u8)
+                .add(offset)
+                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
         Ok(())
     }
@@ -135,7 +138,9 @@ impl Backend for Host {
     fn download(&self, from: Handle, offset: usize, out: &mut [u8]) -> Result<()> {
         // SAFETY: `Buffer` checks that the bytes are there.
         unsafe {
-            (address(from) as *const u8).add(offset).copy_to_nonoverlapping(out.as_mut_ptr(), out.len());
+            (address(from) as *const u8)
+                .add(offset)
+                .copy_to_nonoverlapping(out.as_mut_ptr(), out.len());
         }
         Ok(())
     }

@@ -135,11 +135,7 @@ fn launch(
         kernel: "sample",
         grid: [params.rows, 1, 1],
         threads: THREADS,
-        operands: &[
-            Operand::In(&x.buffer, x.offset),
-            Operand::In(&rows, 0),
-            Operand::Out(&out, 0),
-        ],
+        operands: &[Operand::In(&x.buffer, x.offset), Operand::In(&rows, 0), Operand::Out(&out, 0)],
         params: bytemuck::bytes_of(&params),
     })?;
     out.read(0, words)

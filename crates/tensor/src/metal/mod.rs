@@ -101,10 +101,7 @@ impl Gpu {
 }
 
 /// The kernels of a metallib.
-fn compiled(
-    device: &ProtocolObject<dyn MTLDevice>,
-    file: &Path,
-) -> Result<Object<dyn MTLLibrary>> {
+fn compiled(device: &ProtocolObject<dyn MTLDevice>, file: &Path) -> Result<Object<dyn MTLLibrary>> {
     let what = "read compiled kernels";
     let path = file.to_str().ok_or_else(|| failed(what, "a path that is not UTF-8"))?;
     let url = NSURL::fileURLWithPath(&NSString::from_str(path));
@@ -277,7 +274,8 @@ impl Backend for Metal {
             // the buffer; kernels only read them.
             let buffer = unsafe {
                 let device = &self.device;
-                device.newBufferWithBytesNoCopy_length_options_deallocator(start, len, options, None)
+                device
+                    .newBufferWithBytesNoCopy_length_options_deallocator(start, len, options, None)
             };
             Ok(buffer.map(|buffer| (Handle(Retained::into_raw(buffer) as u64), offset)))
         })
