@@ -205,3 +205,68 @@ fn outcomes(
 
 /// How a sequence that generates nothing ends.
 pub(crate) const PROMPT_ONLY: FinishReason = FinishReason::Length;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taper_base::{Event, EventSink, GenRequest, SamplingParams, StopRules};
+
+    struct Nobody;
+
+    impl EventSink for Nobody {
+        fn send(&mut self, _: Event) {}
+
+        fn is_closed(&self) -> bool {
+            false
+        }
+    }
+
+    /// Some rows are chosen from elsewhere and some here, of works with one row, with several and with
+    /// none: each outcome is its own work's.
+    #[test]
+    fn choices_of_a_device_and_of_the_host_do_not_mix() {
+        let sequence = |prompt: Vec<u32>, prompt_logprobs| {
+            let request = GenRequest {
+                prompt,
+                sampling: SamplingParams::greedy(),
+                stop: StopRules::default(),
+                prompt_logprobs,
+                kv_bits: None,
+            };
+            Sequence::new(request, 9, &[], 4, Box::new(Nobody))
+        };
+        let mut sequences: HashMap<_, _> = [
+            (SeqId(1), sequence(vec![1, 2], None)),
+            (SeqId(2), sequence(vec![1; 8], None)),
+            (SeqId(3), sequence(vec![3, 2, 1], Some(0))),
+            (SeqId(4), sequence(vec![0], None)),
+        ]
+        .into();
+        let work = |id, len, logit_rows| SeqWork {
+            id: SeqId(id),
+            start: 0,
+            len,
+            samples: logit_rows > 0,
+            logit_rows,
+        };
+        let works = vec![work(1, 2, 1), work(2, 5, 0), work(3, 3, 3), work(4, 1, 1)];
+        let plan = StepPlan { works, ..StepPlan::default() };
+        let there = |token| Some(Choice { token, logprobs: None });
+        let peak = |at: usize| (0..4).map(move |i| if i == at { 5.0 } else { 0.0 });
+        let chosen = |outcomes: Vec<(SeqWork, Outcome)>| -> Vec<_> {
+            let token = |outcome: &Outcome| match outcome {
+                Outcome::Token { choice } => Some(choice.token),
+                _ => None,
+            };
+            outcomes.iter().map(|(work, outcome)| (work.id.0, token(outcome))).collect()
+        };
+        // Of the third, all rows are here, and its last one chooses.
+        let rows = [0, 1, 2].into_iter().flat_map(peak).collect();
+        let choices = vec![there(3), None, None, None, there(1)];
+        let got = chosen(outcomes(&mut sequences, &plan, choices, rows, 4));
+        assert_eq!(got, [(1, Some(3)), (2, None), (3, Some(2)), (4, Some(1))]);
+        let rows = [1, 0, 1, 2, 3].into_iter().flat_map(peak).collect();
+        let got = chosen(outcomes(&mut sequences, &plan, vec![None; 5], rows, 4));
+        assert_eq!(got, [(1, Some(1)), (2, None), (3, Some(2)), (4, Some(3))]);
+    }
+}

@@ -297,8 +297,8 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "sample",
         "two roundings in one",
-        "p = p * r;\n    p = p + 8.333452e-3f",
-        "p = fma(p, r, 8.333452e-3f)",
+        "p = p * square, p = p + r;",
+        "p = fma(p, square, r);",
     ),
     mutant("sample", "min_p left out", "d >= row.min_d ? mass(d) : 0", "mass(d)"),
     mutant("sample", "another row", "size_t(want.row)", "size_t(at_row)"),
@@ -327,7 +327,7 @@ const MUTANTS: &[Mutant] = &[
         "values[32 + tid / 32] = refused;\n            threadgroup_barrier(mem_flags::mem_threadgroup);",
         "values[32 + tid / 32] = refused;",
     ),
-    mutant("experts", "the last of equals", "j < e ? 1u", "j > e ? 1u"),
+    mutant("experts", "the last of equals", "j < e) ? 1u", "j > e) ? 1u"),
     mutant("experts", "all weights sum to one", "taken[e] || !p.normalise", "taken[e]"),
     mutant("experts", "a barrier dropped", BARRIER, ""),
     mutant(

@@ -8,7 +8,7 @@ use crate::{
 };
 use std::fmt;
 use taper_base::SamplingParams;
-use taper_sampler::{DeviceLogits, Sampler};
+use taper_sampler::{DeviceLogits, Sampler, draw_bits};
 
 /// How logits are spread.
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +17,9 @@ enum Spread {
     Normal(f32),
     /// Few different values, so that filters end among equals.
     Steps(f32),
+    /// One likeliest token, the first, and all others equal: filters end at an id that follows from sums
+    /// of many masses.
+    Plateau,
     /// All the same.
     Flat,
 }
@@ -37,7 +40,7 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
         SamplingParams { top_p: 0.9, ..base.clone() },
         SamplingParams { top_p: 1e-3, logprobs: Some(20), ..base.clone() },
         SamplingParams { temperature: 1.7, top_k: 7, ..base.clone() },
-        SamplingParams { min_p: 0.05, temperature: 1.3, logprobs: Some(3), ..base.clone() },
+        SamplingParams { min_p: 0.4, temperature: 1.05, logprobs: Some(3), ..base.clone() },
         SamplingParams { min_p: 0.01, top_k: 300, top_p: 0.7, ..base.clone() },
         SamplingParams { temperature: 1e-30, top_p: 0.5, ..base.clone() },
         SamplingParams { temperature: 0.0, logprobs: Some(0), ..base.clone() },
@@ -46,9 +49,10 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let rows = [
         (7, Spread::Normal(2.0)),
         (1000, Spread::Steps(0.5)),
-        (3001, Spread::Normal(6.0)),
+        (3001, Spread::Normal(3.0)),
         // More tokens in a bucket than are put in order at once.
         (6000, Spread::Normal(0.02)),
+        (900, Spread::Plateau),
         // More equal ones than that, so that the host has to choose, where there is a filter.
         (5000, Spread::Flat),
     ];
@@ -70,9 +74,10 @@ impl Case {
         let mut row: Vec<f32> = match self.spread {
             Spread::Normal(s) => (0..self.vocab).map(|_| rng.normal() * s).collect(),
             Spread::Steps(s) => (0..self.vocab).map(|_| rng.normal().round() * s).collect(),
+            Spread::Plateau => (0..self.vocab).map(|i| if i == 0 { 9.0 } else { 8.0 }).collect(),
             Spread::Flat => vec![-3.5; self.vocab],
         };
-        row[rng.below(self.vocab)] = f32::NEG_INFINITY;
+        row[1 + rng.below(self.vocab - 1)] = f32::NEG_INFINITY;
         row
     }
 
@@ -88,8 +93,13 @@ impl Case {
         let vocab = self.vocab;
         let mut rows: Vec<Vec<f32>> = (0..ROWS).map(|_| self.logits(rng)).collect();
         let samplers: Vec<_> = (0..ROWS)
-            .map(|_| {
-                let params = SamplingParams { seed: rng.bits(), ..self.params.clone() };
+            .map(|i| {
+                // Two draws are anywhere, and two near the end, where a filter ends.
+                let mut seed = rng.bits();
+                while i % 2 == 1 && draw_bits(seed, 0) >> 53 != 0x7ff {
+                    seed = rng.bits();
+                }
+                let params = SamplingParams { seed, ..self.params.clone() };
                 Sampler::new(&params, &[], vocab as u32)
             })
             .collect();
