@@ -147,7 +147,12 @@ impl StackedExperts {
                 let gate_up = self.gate_up.part(expert * 2 * width, 2 * width);
                 let gated = Product { gate: Some(activation), ..Product::default() };
                 let own = rows(&inner, first..end);
-                gate_up.multiply_to(&rows(&x, first..end), gated, &[2 * width], &[own.clone()])?;
+                gate_up.multiply_to(
+                    &rows(&x, first..end),
+                    gated,
+                    &[2 * width],
+                    std::slice::from_ref(&own),
+                )?;
                 let down = self.down.part(expert * hidden, hidden);
                 down.multiply_to(&own, Product::default(), &[hidden], &[rows(&y, first..end)])?;
             }
