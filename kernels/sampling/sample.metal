@@ -17,6 +17,8 @@
 
 constant uint NONE = 0xffffffffu;
 enum { THREADS = 1024, CANDIDATES = 1024, LISTED = 20, DETAILS = 5 + 2 * LISTED };
+// Logits that a thread reads before it looks at the first: else it would mostly wait.
+enum { AHEAD = 8 };
 
 struct SampleRow {
     uint row;        // of the logits
@@ -95,6 +97,12 @@ INLINE ulong prefix(ulong v, threadgroup ulong* sums, uint tid, thread ulong& to
     return before + v;
 }
 
+// AHEAD logits from `id` on, `step` apart; -INFINITY, which no filter keeps, from `limit` on.
+INLINE void read_ahead(device const float* x, uint id, uint step, uint limit, thread float* v) {
+    UNROLL for (int i = 0; i < AHEAD; ++i) v[i] = x[min(id + uint(i) * step, limit - 1)];
+    UNROLL for (int i = 0; i < AHEAD; ++i) v[i] = id + uint(i) * step < limit ? v[i] : -INFINITY;
+}
+
 // Whether a token comes before another, or is it.
 INLINE bool ranks(float x, uint id, float other, uint other_id) {
     return x > other || (x == other && id <= other_id);
@@ -168,17 +176,20 @@ INLINE Bin histogram(thread const Row& row, uint bucket, thread const Shared& at
     atomic_store_explicit(at.highs + tid, 0u, memory_order_relaxed);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const Part part = {bucket, NONE, -INFINITY, NONE};
-    for (uint id = tid; id < row.vocab; id += THREADS) {
-        const float v = row.x[id];
-        if (!has(row, v, id, part)) continue;
-        const uint to = bucket == NONE ? coarse(row, v) : fine(row, v, bucket);
-        atomic_fetch_add_explicit(at.counts + to, 1u, memory_order_relaxed);
-        const ulong m = mass_of(row, v);
-        if (m == 0) continue;
-        const uint old = atomic_fetch_add_explicit(at.lows + to, uint(m), memory_order_relaxed);
-        const uint carry = old + uint(m) < old ? 1u : 0u;
-        if (carry + uint(m >> 32) > 0) {
-            atomic_fetch_add_explicit(at.highs + to, uint(m >> 32) + carry, memory_order_relaxed);
+    for (uint first = tid; first < row.vocab; first += AHEAD * THREADS) {
+        float v[AHEAD];
+        read_ahead(row.x, first, THREADS, row.vocab, v);
+        UNROLL for (int i = 0; i < AHEAD; ++i) {
+            if (!has(row, v[i], first + uint(i) * THREADS, part)) continue;
+            const uint to = bucket == NONE ? coarse(row, v[i]) : fine(row, v[i], bucket);
+            atomic_fetch_add_explicit(at.counts + to, 1u, memory_order_relaxed);
+            const ulong m = mass_of(row, v[i]);
+            if (m == 0) continue;
+            const uint old = atomic_fetch_add_explicit(at.lows + to, uint(m), memory_order_relaxed);
+            const uint carry = old + uint(m) < old ? 1u : 0u;
+            if (carry + uint(m >> 32) > 0) {
+                atomic_fetch_add_explicit(at.highs + to, uint(m >> 32) + carry, memory_order_relaxed);
+            }
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -197,11 +208,15 @@ INLINE uint gather(thread const Row& row, thread const Part& part, thread const 
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (tid == 0) atomic_store_explicit(at.counts, 0u, memory_order_relaxed);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint id = tid; id < row.vocab; id += THREADS) {
-        const float v = row.x[id];
-        if (!has(row, v, id, part)) continue;
-        const uint to = atomic_fetch_add_explicit(at.counts, 1u, memory_order_relaxed);
-        at.values[to] = v, at.ids[to] = id;
+    for (uint first = tid; first < row.vocab; first += AHEAD * THREADS) {
+        float v[AHEAD];
+        read_ahead(row.x, first, THREADS, row.vocab, v);
+        UNROLL for (int i = 0; i < AHEAD; ++i) {
+            const uint id = first + uint(i) * THREADS;
+            if (!has(row, v[i], id, part)) continue;
+            const uint to = atomic_fetch_add_explicit(at.counts, 1u, memory_order_relaxed);
+            at.values[to] = v[i], at.ids[to] = id;
+        }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint n = atomic_load_explicit(at.counts, memory_order_relaxed);
@@ -283,8 +298,12 @@ INLINE void part_masses(
 {
     const uint from = first + tid / 32 * each, to = min(from + each, limit);
     ulong sum = 0;
-    for (uint id = from + tid % 32; id < to; id += 32) {
-        if (ranks(row.x[id], id, end.last, end.last_id)) sum += mass_of(row, row.x[id]);
+    for (uint id = from + tid % 32; id < to; id += AHEAD * 32) {
+        float v[AHEAD];
+        read_ahead(row.x, id, 32, to, v);
+        UNROLL for (int i = 0; i < AHEAD; ++i) {
+            if (ranks(v[i], id + uint(i) * 32, end.last, end.last_id)) sum += mass_of(row, v[i]);
+        }
     }
     for (uint m = 16; m > 0; m /= 2) sum += from_lane(sum, (tid % 32) ^ m);
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -300,17 +319,17 @@ INLINE ulong sum_of_parts(thread const Shared& at) {
 
 // The token up to `end` in whose mass the fraction `bits` / 2^64 of the total falls, by ascending id.
 INLINE uint draw(thread const Row& row, thread const End& end, ulong bits, thread const Shared& at, uint tid) {
-    uint first = 0, limit = row.vocab, each = (row.vocab + 31) / 32;
-    part_masses(row, end, first, each, limit, at, tid);
-    ulong left = high(bits, sum_of_parts(at));
-    while (true) {
+    uint first = 0, limit = row.vocab, each = row.vocab;
+    ulong left = 0;
+    do {
+        each = (each + 31) / 32;
+        part_masses(row, end, first, each, limit, at, tid);
+        if (limit - first == row.vocab) left = high(bits, sum_of_parts(at));
         uint part = 0;
         while (part < 31 && left >= at.sums[part]) left -= at.sums[part++];
         first += part * each, limit = min(first + each, limit);
-        if (each == 1) return first;
-        each = (each + 31) / 32;
-        part_masses(row, end, first, each, limit, at, tid);
-    }
+    } while (each > 1);
+    return first;
 }
 
 kernel void sample(
@@ -334,10 +353,13 @@ kernel void sample(
 
     uint best = NONE;
     float refused = 0.0f;
-    for (uint id = tid; id < p.vocab; id += THREADS) {
-        const float v = row.x[id];
-        if (!(v < INFINITY)) refused = 1.0f;
-        if (v > row.largest) row.largest = v, best = id;
+    for (uint id = tid; id < p.vocab; id += AHEAD * THREADS) {
+        float v[AHEAD];
+        read_ahead(row.x, id, THREADS, p.vocab, v);
+        UNROLL for (int i = 0; i < AHEAD; ++i) {
+            if (!(v[i] < INFINITY)) refused = 1.0f;
+            if (v[i] > row.largest) row.largest = v[i], best = id + uint(i) * THREADS;
+        }
     }
     for (uint pass = 0; pass < 2; ++pass) {
         refused = simd_max(refused);
@@ -358,39 +380,47 @@ kernel void sample(
         return;
     }
 
+    device uint* record = out + p.rows + at_row * DETAILS;
+    const bool draws = want.inv_t > 0.0f;
     Bin all;
     all.mass_total = 0;
     if (want.top_k > 0 || want.top_p > 0 || want.listed > 1) all = histogram(row, NONE, at, tid);
     End end = {true, -INFINITY, NONE, all.mass_total};
-    uint token = best;
-    if (want.inv_t > 0.0f) {
-        if (want.top_k > 0) end = filter_end(row, all, false, want.top_k, at, tid);
-        if (want.top_p > 0 && end.known) {
-            const ulong low = want.top_p * (end.mass & NONE), goal = want.top_p * (end.mass >> 32);
-            end = filter_end(row, all, true, max(goal + ((low + NONE) >> 32), ulong(1)), at, tid);
+    uint listed = 0;
+    // The tokens to be listed, then the filters: the last end is where they end.
+    for (uint pass = 0; pass < 3 && end.known; ++pass) {
+        ulong goal = want.top_k;
+        if (pass == 0) goal = max(want.listed, 1u) - 1;
+        if (pass == 2) {
+            const ulong low = want.top_p * (end.mass & NONE);
+            goal = want.top_p * (end.mass >> 32) + ((low + NONE) >> 32);
+            if (want.top_p > 0) goal = max(goal, ulong(1));
         }
-        const ulong bits = ulong(want.bits_high) << 32 | want.bits_low;
-        if (end.known) token = draw(row, end, bits, at, tid);
+        if (goal == 0 || (pass > 0 && !draws)) continue;
+        const End found_end = filter_end(row, all, pass == 2, goal, at, tid);
+        if (pass > 0 || !found_end.known) {
+            end = found_end;
+            continue;
+        }
+        const Part part = {NONE, NONE, found_end.last, found_end.last_id};
+        listed = gather(row, part, at, tid);
+        if (tid < listed) record[5 + 2 * tid] = ids[tid], record[6 + 2 * tid] = as_type<uint>(values[tid]);
     }
-    bool known = end.known;
-    if (want.listed > 0 && known) {
-        device uint* record = out + p.rows + at_row * DETAILS;
-        uint n = 0;
-        if (want.listed > 1) {
-            end = filter_end(row, all, false, want.listed - 1, at, tid);
-            known = end.known;
-            const Part part = {NONE, NONE, end.last, end.last_id};
-            if (known) n = gather(row, part, at, tid);
-            if (tid < n) record[5 + 2 * tid] = ids[tid], record[6 + 2 * tid] = as_type<uint>(values[tid]);
-        }
+    if (!end.known) {
+        if (tid == 0) out[at_row] = NONE;
+        return;
+    }
+    const ulong bits = ulong(want.bits_high) << 32 | want.bits_low;
+    const uint token = draws ? draw(row, end, bits, at, tid) : best;
+    if (want.listed > 0) {
         row.inv_t = 1.0f, row.min_d = -INFINITY;
         const End last = {true, -INFINITY, NONE, 0};
         part_masses(row, last, 0, (p.vocab + 31) / 32, p.vocab, at, tid);
         const ulong total = sum_of_parts(at);
         if (tid == 0) {
             record[0] = as_type<uint>(row.x[token]), record[1] = as_type<uint>(row.largest);
-            record[2] = uint(total), record[3] = uint(total >> 32), record[4] = n;
+            record[2] = uint(total), record[3] = uint(total >> 32), record[4] = listed;
         }
     }
-    if (tid == 0) out[at_row] = known ? token : NONE;
+    if (tid == 0) out[at_row] = token;
 }

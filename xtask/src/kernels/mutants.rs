@@ -284,7 +284,12 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant("argmax", "the barrier dropped", BARRIER, ""),
     mutant("argmax", "the last of equals", "index < at", "index > at"),
-    mutant("argmax", "an element left out", "i < p.vocab; i += 1024", "i + 1 < p.vocab; i += 1024"),
+    mutant(
+        "argmax",
+        "an element left out",
+        "x[min(i + uint(a) * 1024, p.vocab - 1)]",
+        "x[min(i + uint(a) * 1024, p.vocab - 2)]",
+    ),
     mutant(
         "sample",
         "the last of equals",
