@@ -87,15 +87,10 @@ impl Affine {
         }
     }
 
-    /// What a code is combined with so that positive scales have codes about zero, where 8 bits of
-    /// them want a sign.
-    fn flip(self, negative: bool) -> u8 {
-        match (self.bits, negative) {
-            (8, false) => 0x80,
-            (8, true) => 0x7f,
-            (_, false) => 0,
-            (_, true) => 15,
-        }
+    /// What codes are combined with under positive and under negative scales, so that 8 bits of them
+    /// have a sign and scales need none; and what they lack then, in units of the scale.
+    pub(super) fn flips(self) -> [(u8, f32); 2] {
+        if self.bits == 8 { [(0x80, 128.0), (0x7f, 127.0)] } else { [(0, 0.0), (15, 15.0)] }
     }
 
     /// Reads a row.
@@ -134,8 +129,9 @@ impl Affine {
         scales: &AffineScales,
         out: &mut [f32],
     ) {
-        let n = self.rows(rows.here);
-        assert!(scales.order == Some(Order::Rows) && scales.n == n, "scales of these rows");
+        let n = scales.n;
+        assert!(scales.order == Some(Order::Rows), "scales of keys");
+        assert!(rows.here.len() == n * self.row_bytes(), "scales of these rows");
         assert!(q.sums.len() == q.rows() * self.units(), "queries for these rows");
         assert!(q.rows() == 0 || q.ints.len() == q.rows() * self.d, "queries for these rows");
         assert!(out.len() == q.rows() * n, "scores");
@@ -197,9 +193,9 @@ impl Affine {
         weights: &mut AffineWeights,
         acc: &mut [f32],
     ) {
-        let n = self.rows(rows.here);
-        let m = acc.len() / self.d;
-        assert!(scales.order == Some(Order::Elements) && scales.n == n, "scales of these rows");
+        let (n, m) = (scales.n, acc.len() / self.d);
+        assert!(scales.order == Some(Order::Elements), "scales of values");
+        assert!(rows.here.len() == n * self.row_bytes(), "scales of these rows");
         assert!(acc.len() == m * self.d && p.len() == m * n && n <= MOST_ROWS, "weights and sums");
         if n == 0 || !weights.set(level, p, scales, threshold) {
             return;
@@ -249,13 +245,6 @@ impl Affine {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     fn whole_rings(self) -> bool {
         self.d.is_multiple_of(super::RING)
-    }
-
-    /// Whole tiles of rows.
-    fn rows(self, rows: &[u8]) -> usize {
-        let n = rows.len() / self.row_bytes();
-        assert!(rows.len() == n * self.row_bytes() && n.is_multiple_of(TILE_ROWS), "whole rows");
-        n
     }
 }
 
@@ -333,7 +322,9 @@ impl AffineScales {
     /// # Panics
     /// Unless they are whole rows, a multiple of [`TILE_ROWS`].
     pub fn set(&mut self, level: CodeLevel, rows: &[u8], shape: Affine, order: Order) {
-        self.n = shape.rows(rows);
+        self.n = rows.len() / shape.row_bytes();
+        let whole = rows.len() == self.n * shape.row_bytes();
+        assert!(whole && self.n.is_multiple_of(TILE_ROWS), "whole tiles of rows");
         self.order = Some(order);
         let all = self.n * shape.groups();
         self.scale.resize(all, 0.0);
@@ -342,11 +333,13 @@ impl AffineScales {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level and the vectors have their lengths.
-            CodeLevel::Vbmi => unsafe { super::affine_vbmi::scales(rows, shape, self) },
-            _ => self.set_body(rows, shape),
-        }
-        if order == Order::Elements {
-            self.make_positive(shape);
+            CodeLevel::Vbmi => unsafe { super::affine_vbmi::scales(rows, shape, order, self) },
+            _ => {
+                self.set_body(rows, shape);
+                if order == Order::Elements {
+                    self.make_positive(shape);
+                }
+            }
         }
     }
 
@@ -361,13 +354,11 @@ impl AffineScales {
 
     /// The same elements from flipped codes: `scale c + bias = |scale| (c ^ flip) + bias'`.
     fn make_positive(&mut self, shape: Affine) {
-        let flips = [shape.flip(false), shape.flip(true)];
-        // What a flipped code lacks, in units of the scale.
-        let [plus, minus] = if shape.bits == 8 { [128.0, 127.0] } else { [0.0, 15.0] };
+        let [plus, minus] = shape.flips();
         for ((scale, bias), flip) in self.scale.iter_mut().zip(&mut self.bias).zip(&mut self.flip) {
-            let negative = *scale < 0.0;
-            *bias += *scale * if negative { minus } else { plus };
-            *flip = if negative { flips[1] } else { flips[0] };
+            let lacks = if *scale < 0.0 { &minus } else { &plus };
+            *bias += *scale * lacks.1;
+            *flip = lacks.0;
             *scale = scale.abs();
         }
     }

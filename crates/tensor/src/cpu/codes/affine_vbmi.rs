@@ -1,8 +1,9 @@
 //! Rows of affine codes with AVX-512: products of bytes, two for each of a query's or a weight's
 //! integers. A unit of a row is a register, whatever its bits.
+#![allow(clippy::needless_range_loop, reason = "registers are named by row and number")]
 
 use super::{
-    Codes, RING, TILE_ROWS,
+    Codes, Order, RING, TILE_ROWS,
     affine::{Affine, AffineQueries, AffineScales, AffineWeights, UNIT, WEIGHT, sum_lanes},
 };
 use std::arch::x86_64::*;
@@ -296,13 +297,14 @@ unsafe fn add_of<const NIBBLES: bool, const R: usize>(
     }
 }
 
-/// As [`AffineScales::set`], without what depends on the order.
+/// As [`AffineScales::set`].
 ///
 /// # Safety
 /// The vectors have room for the scales of `rows`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn scales(rows: &[u8], shape: Affine, out: &mut AffineScales) {
+pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut AffineScales) {
     let (n, bytes) = (out.n, shape.row_bytes());
+    let [plus, minus] = shape.flips();
     // SAFETY: four bytes of each row that the mask names; the caller's promise.
     unsafe {
         let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -313,10 +315,20 @@ pub(super) unsafe fn scales(rows: &[u8], shape: Affine, out: &mut AffineScales) 
                 let from = rows.as_ptr().add(first * bytes + shape.code_bytes() + 4 * group);
                 let none = _mm512_setzero_si512();
                 let pairs = _mm512_mask_i32gather_epi32::<1>(none, mask, apart, from.cast());
-                let scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs));
+                let mut scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs));
                 let bias = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(pairs));
-                let bias = _mm512_cvtph_ps(bias);
+                let mut bias = _mm512_cvtph_ps(bias);
                 let at = group * n + first;
+                if order == Order::Elements {
+                    let negative = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(scale, _mm512_setzero_ps());
+                    let (a, b) = (_mm512_set1_ps(plus.1), _mm512_set1_ps(minus.1));
+                    let lacks = _mm512_mask_blend_ps(negative, a, b);
+                    bias = _mm512_add_ps(bias, _mm512_mul_ps(scale, lacks));
+                    scale = _mm512_abs_ps(scale);
+                    let (a, b) = (_mm_set1_epi8(plus.0 as i8), _mm_set1_epi8(minus.0 as i8));
+                    let flip = _mm_mask_blend_epi8(negative, a, b);
+                    _mm_mask_storeu_epi8(out.flip.as_mut_ptr().add(at).cast(), mask, flip);
+                }
                 _mm512_mask_storeu_ps(out.scale.as_mut_ptr().add(at), mask, scale);
                 _mm512_mask_storeu_ps(out.bias.as_mut_ptr().add(at), mask, bias);
             }

@@ -86,16 +86,17 @@ pub(super) unsafe fn sylvester(x: &mut [f32], len: usize) {
 pub(super) unsafe fn weigh(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
-        let (mut likely, mut most) = (_mm512_setzero_ps(), _mm512_setzero_ps());
+        let (mut likely, mut most) = (0, _mm512_setzero_ps());
+        let least = _mm512_set1_ps(threshold);
         let at =
             |i: usize| (_mm512_loadu_ps(p.as_ptr().add(i)), _mm512_loadu_ps(gamma.as_ptr().add(i)));
         for i in (0..p.len()).step_by(16) {
             let (p, g) = at(i);
-            likely = _mm512_max_ps(likely, p);
+            likely |= _mm512_cmp_ps_mask::<_CMP_GE_OQ>(p, least);
             most = _mm512_max_ps(most, _mm512_mul_ps(p, g));
         }
         let most = _mm512_reduce_max_ps(most);
-        if _mm512_reduce_max_ps(likely) < threshold || most <= 0.0 {
+        if likely == 0 || most <= 0.0 {
             weights.fill(0);
             return 0.0;
         }
