@@ -66,8 +66,13 @@ pub(crate) struct EngineArgs {
     /// Where the model runs: cpu, cuda or metal. A GPU needs a build with the feature of its name.
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda", "metal"])]
     pub(crate) device: String,
-    /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
-    #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
+    /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metallib: Option<PathBuf>,
+    /// Arithmetic of products with quantized weights. auto rounds activations to 8 bits a group;
+    /// float16 to 16, which makes a single sequence hardly slower, and long prompts and many
+    /// sequences up to half as fast; float32 is exact, and slow.
+    #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -227,6 +232,9 @@ pub(crate) struct DoctorArgs {
     /// The GPU: cuda or metal [default: whichever this build supports].
     #[arg(long, value_parser = ["cuda", "metal"])]
     pub(crate) device: Option<String>,
+    /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
+    #[arg(long, requires = "device", value_name = "FILE")]
+    pub(crate) metallib: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -258,16 +266,14 @@ impl EngineArgs {
     /// The GPU that was asked for.
     pub(crate) fn gpu(&self) -> anyhow::Result<Option<Gpu>> {
         if self.device == "cpu" {
+            anyhow::ensure!(self.metallib.is_none(), "--metallib needs --device metal");
             return Ok(None);
         }
-        Ok(Some(gpu::open(&self.device)?))
+        Ok(Some(gpu::open_with(&self.device, self.metallib.as_deref())?))
     }
 
     pub(crate) fn activations(&self) -> Activations {
-        match self.dtype.as_str() {
-            "float32" => Activations::F32,
-            _ => Activations::Int8,
-        }
+        Activations::of_dtype(&self.dtype).unwrap_or(Activations::Int8)
     }
 
     /// What a compressed cache keeps exactly.

@@ -8,6 +8,7 @@ mod gguf;
 mod gpu;
 mod gpu_cache;
 mod gpu_products;
+mod gpu_sampling;
 mod llama_cpp;
 mod machine;
 mod own;

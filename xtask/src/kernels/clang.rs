@@ -225,7 +225,8 @@ impl Clang {
 
 /// Kernels whose registers are limited, so that several threadgroups fit a multiprocessor: name,
 /// threads of one, and how many.
-const OCCUPANCY: [(&str, u32, u32); 2] = [("attend_coded_8", 128, 4), ("attend_coded_16", 128, 3)];
+const OCCUPANCY: [(&str, u32, u32); 3] =
+    [("attend_coded_8", 128, 4), ("attend_coded_16", 128, 3), ("sample", 1024, 1)];
 
 /// Adds these limits to PTX.
 fn occupied(mut ptx: String) -> String {
