@@ -25,12 +25,12 @@ pub struct Affine {
 
 /// Elements of a group that are multiplied at a time: all, or so many.
 pub(super) const UNIT: usize = 64;
-/// Rows whose weighted sums fit 31 bits.
-const MOST_ROWS: usize = 512;
+/// Rows of a block, at most.
+const MOST_ROWS: usize = 1 << 16;
 /// Largest magnitude of a rounded query: 127 units of the high byte.
 const QUERY: f32 = 16_256.0;
-/// Largest rounded weight.
-pub(super) const WEIGHT: f32 = 32_767.0;
+/// Largest rounded weight of blocks of up to 512 rows.
+const WEIGHT: f32 = 32_767.0;
 /// Adding it leaves the rounded integer in the lowest bits of a float.
 const ROUND: f32 = 12_582_912.0;
 
@@ -391,6 +391,8 @@ impl AffineWeights {
         self.low.resize(all, 0);
         self.scale.clear();
         self.bias.clear();
+        // So that sums fit 31 bits.
+        let largest = WEIGHT.min((((1 << 24) - 1) / n) as f32);
         let mut any = false;
         for (i, p) in p.chunks_exact(n).enumerate() {
             let likely = p.iter().any(|&p| p >= threshold && p > 0.0);
@@ -407,8 +409,10 @@ impl AffineWeights {
                     }
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: the machine has the level; all have `n` elements.
-                    CodeLevel::Vbmi => unsafe { super::affine_vbmi::weigh(p, of, high, low) },
-                    _ => weigh_body(p, of, high, low),
+                    CodeLevel::Vbmi => unsafe {
+                        super::affine_vbmi::weigh(p, of, largest, high, low)
+                    },
+                    _ => weigh_body(p, of, largest, high, low),
                 };
                 self.scale.push(scale);
                 self.bias.push(bias);
@@ -422,10 +426,12 @@ impl AffineWeights {
     }
 }
 
-/// `p[j] * scale[j] = step * int[j]`. Returns the step and `sum p[j] bias[j]`.
+/// `p[j] * scale[j] = step * int[j]`, with integers up to `largest`. Returns the step and
+/// `sum p[j] bias[j]`.
 fn weigh_body(
     p: &[f32],
     (scale, bias): (&[f32], &[f32]),
+    largest: f32,
     high: &mut [u8],
     low: &mut [u8],
 ) -> (f32, f32) {
@@ -437,13 +443,13 @@ fn weigh_body(
         most = if w > most { w } else { most };
         sums[j % LANES] += b;
     }
-    let inverse = if most > 0.0 { WEIGHT / most } else { 0.0 };
+    let inverse = if most > 0.0 { largest / most } else { 0.0 };
     for (((&p, &s), high), low) in p.iter().zip(scale).zip(high).zip(low) {
         let w = if p > 0.0 { p * s } else { 0.0 };
         let int = (w * inverse + ROUND).to_bits();
         (*high, *low) = ((int >> 8) as u8 & 127, int as u8);
     }
-    (most / WEIGHT, sum_lanes(sums))
+    (most / largest, sum_lanes(sums))
 }
 
 /// Halves onto halves.

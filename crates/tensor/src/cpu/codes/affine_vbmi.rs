@@ -4,7 +4,7 @@
 
 use super::{
     Codes, Order, RING, TILE_ROWS,
-    affine::{Affine, AffineQueries, AffineScales, AffineWeights, UNIT, WEIGHT, sum_lanes},
+    affine::{Affine, AffineQueries, AffineScales, AffineWeights, UNIT, sum_lanes},
 };
 use std::arch::x86_64::*;
 
@@ -344,6 +344,7 @@ pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut 
 pub(super) unsafe fn weigh(
     p: &[f32],
     (scale, bias): (&[f32], &[f32]),
+    largest: f32,
     high: &mut [u8],
     low: &mut [u8],
 ) -> (f32, f32) {
@@ -362,7 +363,7 @@ pub(super) unsafe fn weigh(
             sum = _mm512_add_ps(sum, _mm512_mul_ps(x, bias));
         }
         let most = _mm512_reduce_max_ps(most);
-        let inverse = _mm512_set1_ps(if most > 0.0 { WEIGHT / most } else { 0.0 });
+        let inverse = _mm512_set1_ps(if most > 0.0 { largest / most } else { 0.0 });
         for first in (0..n).step_by(KEYS) {
             let mask = u16::MAX >> (KEYS - (n - first).min(KEYS));
             let x = _mm512_maskz_loadu_ps(mask, p.as_ptr().add(first));
@@ -376,6 +377,6 @@ pub(super) unsafe fn weigh(
         }
         let mut sums = [0.0; 16];
         _mm512_storeu_ps(sums.as_mut_ptr(), sum);
-        (most / WEIGHT, sum_lanes(sums))
+        (most / largest, sum_lanes(sums))
     }
 }

@@ -242,6 +242,23 @@ fn affine_products_are_those_of_the_floats_and_the_same_bits_on_every_level() {
 }
 
 #[test]
+fn affine_sums_of_many_rows_fit() {
+    let (shape, n) = (Affine { d: 64, bits: 8, group: 64 }, 2048);
+    let mut rows = vec![255; n * shape.row_bytes()];
+    for row in rows.chunks_exact_mut(shape.row_bytes()) {
+        row[64..].copy_from_slice(&[0, 0x3c, 0, 0]);
+    }
+    let (mut scales, mut weights) = (AffineScales::default(), AffineWeights::default());
+    for level in CodeLevel::available() {
+        scales.set(level, &rows, shape, Order::Elements);
+        let (mut acc, p, codes) = (vec![0.0; 64], vec![1.0; n], Codes::last(&rows));
+        shape.add_weighted(level, &p, codes, &scales, 0.0, &mut weights, &mut acc);
+        let want = 255.0 * n as f32;
+        assert!(acc.iter().all(|x| (x - want).abs() < 1e-3 * want), "{level:?} {}", acc[0]);
+    }
+}
+
+#[test]
 fn affine_weights_below_the_threshold_add_nothing() {
     let shape = Affine { d: 64, bits: 8, group: 64 };
     let rows = affine_rows(shape, 4);
