@@ -66,7 +66,7 @@ impl Gpu {
         let stream = cu::stream::create(cu::stream::StreamKind::NonBlocking);
         let stream = stream.map_err(failed("open a stream"))?;
         let blas = Blas::open(stream)?;
-        let overlaps = overlap::is_there(device)? && std::env::var_os("TAPER_NO_OVERLAP").is_none();
+        let overlaps = overlap::is_there(device)?;
         Ok(Self::new(Box::new(Cuda {
             context,
             stream,

@@ -71,7 +71,12 @@ pub(super) unsafe fn launch(
     };
     // SAFETY: as the caller says; the driver copies all of it before it returns.
     unsafe {
-        sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+        sys::cuLaunchKernelEx(
+            &raw const config,
+            function,
+            arguments.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
     }
     .result()
 }
