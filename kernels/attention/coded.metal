@@ -173,16 +173,18 @@ INLINE void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, t
     const Window w = window_at(k.format, 4 * t);
     TileC c[2];
     tile_zero(c[0]), tile_zero(c[1]);
-    // Past the last ring q is nothing but zeros. No branch here: the loads of many rings are to be under
-    // way together.
+    // Past the last ring q is nothing but zeros. Where a ring's words are few, there is no branch, so that
+    // the loads of all rings are under way together; elsewhere registers would not do for that.
     UNROLL for (int ring = 0; ring < RINGS; ++ring) {
-        const uint own = min(uint(ring), k.rings - 1);
-        UNROLL for (int h = 0; h < 2; ++h) {
-            const uint low = uint(16 * h) + key_token(KIND, g, 0), high = uint(16 * h) + key_token(KIND, g, 1);
-            uint a[4], rest[4];
-            const bool whole = KIND == NIBBLES || KIND > WINDOWS;
-            key_pairs<KIND>(k, w, own, whole ? low : min(low, last), whole ? high : min(high, last), t, lut, a, rest);
-            multiply_pairs<KIND>(c[h], a, rest, q[ring], lane);
+        if (KIND == NIBBLES || uint(ring) < k.rings) {
+            const uint own = min(uint(ring), k.rings - 1);
+            UNROLL for (int h = 0; h < 2; ++h) {
+                const uint low = uint(16 * h) + key_token(KIND, g, 0), high = uint(16 * h) + key_token(KIND, g, 1);
+                uint a[4], rest[4];
+                const bool whole = KIND == NIBBLES || KIND > WINDOWS;
+                key_pairs<KIND>(k, w, own, whole ? low : min(low, last), whole ? high : min(high, last), t, lut, a, rest);
+                multiply_pairs<KIND>(c[h], a, rest, q[ring], lane);
+            }
         }
     }
     UNROLL for (int h = 0; h < 2; ++h) {
@@ -205,18 +207,20 @@ INLINE void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup con
     }
     // What is added past the last ring is never read.
     UNROLL for (int ring = 0; ring < RINGS; ++ring) {
-        const uint own = min(uint(ring), v.rings - 1);
-        TileC c;
-        tile_zero(c);
-        UNROLL for (int h = 0; h < 2; ++h) {
-            uint a[4], rest[4];
-            value_pairs<KIND>(v, w, own, uint(16 * h), last, nibbles, g, t, lut, a, rest);
-            multiply_pairs<KIND>(c, a, rest, b[h], lane);
+        if (KIND == NIBBLES || uint(ring) < v.rings) {
+            const uint own = min(uint(ring), v.rings - 1);
+            TileC c;
+            tile_zero(c);
+            UNROLL for (int h = 0; h < 2; ++h) {
+                uint a[4], rest[4];
+                value_pairs<KIND>(v, w, own, uint(16 * h), last, nibbles, g, t, lut, a, rest);
+                multiply_pairs<KIND>(c, a, rest, b[h], lane);
+            }
+            float sum[4];
+            tile_to_lanes(c, lane, sum);
+            acc[ring][0] = fma(acc[ring][0], fade, unit * (sum[0] + sum[1]));
+            acc[ring][1] = fma(acc[ring][1], fade, unit * (sum[2] + sum[3]));
         }
-        float sum[4];
-        tile_to_lanes(c, lane, sum);
-        acc[ring][0] = fma(acc[ring][0], fade, unit * (sum[0] + sum[1]));
-        acc[ring][1] = fma(acc[ring][1], fade, unit * (sum[2] + sum[3]));
     }
 }
 
