@@ -16,6 +16,7 @@ float exp2f(float);
 float log2f(float);
 float roundf(float);
 }
+static inline uint msl_atomic_add(__local uint* at, uint v) { const uint old = *at; *at = old + v; return old; }
 static inline float msl_shuffle(float v, uint lane) {
     return ((const __private float*)msl_exchange(&v, 4))[(lane & 31u) * 4];
 }

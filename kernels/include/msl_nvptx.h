@@ -20,6 +20,7 @@ static inline float msl_rsqrt(float x) { return 1.0f / __nvvm_sqrt_rn_f(x); }
 static inline float msl_exp(float x) { return __nvvm_ex2_approx_f(x * 1.44269504088896341f); }
 static inline float msl_exp2(float x) { return __nvvm_ex2_approx_f(x); }
 static inline float msl_log2(float x) { return __nvvm_lg2_approx_f(x); }
+static inline uint msl_atomic_add(__local uint* at, uint v) { return __scoped_atomic_fetch_add(at, v, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP); }
 
 // Programmatic dependent launch, as PTX comments that cuda/overlap.rs takes for instructions where the GPU
 // has them: that the next launch may start, and that the one before is done. (taper/common.h)

@@ -7,6 +7,8 @@
 
 constant uint NONE = 0xffffffffu;
 
+enum { AHEAD = 8 };
+
 struct ArgmaxParams {
     uint vocab;
 };
@@ -27,9 +29,15 @@ kernel void argmax(
     float best = -INFINITY;
     uint at = NONE;
     float bad = 0.0f;
-    for (uint i = tid; i < p.vocab; i += 1024) {
-        if (!(x[i] < INFINITY)) bad = 1.0f;
-        if (x[i] > best) best = x[i], at = i;
+    // Several loads are under way at a time: else a thread would mostly wait.
+    for (uint i = tid; i < p.vocab; i += AHEAD * 1024) {
+        float v[AHEAD];
+        UNROLL for (int a = 0; a < AHEAD; ++a) v[a] = x[min(i + uint(a) * 1024, p.vocab - 1)];
+        UNROLL for (int a = 0; a < AHEAD; ++a) {
+            if (!(v[a] < INFINITY)) bad = 1.0f;
+            const uint id = min(i + uint(a) * 1024, p.vocab - 1);
+            if (v[a] > best) best = v[a], at = id;
+        }
     }
     bad = simd_max(bad);
     for (uint m = 16; m > 0; m >>= 1) {

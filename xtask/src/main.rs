@@ -5,6 +5,7 @@ mod ci;
 mod device;
 mod kernels;
 mod kv;
+mod metallib;
 mod niah;
 mod parity;
 mod ppl;
@@ -42,6 +43,8 @@ enum Task {
     Kv(kv::Options),
     /// Build the GPU kernels, and check them against the CPU on a simulated GPU.
     Kernels(kernels::Options),
+    /// Compile the GPU kernels with Apple's compiler, on a Mac with Xcode.
+    Metallib(metallib::Options),
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
     Tidy,
     /// Run everything that must hold before a change goes in.
@@ -67,6 +70,7 @@ fn main() -> anyhow::Result<()> {
         Task::Niah(options) => niah::run(&root(), &options),
         Task::Ci(options) => ci::run(&root(), &options),
         Task::Kernels(options) => kernels::run(&root(), &options),
+        Task::Metallib(options) => Ok(metallib::run(&options)?),
         Task::Tidy => tidy::run(&root()),
     }
 }

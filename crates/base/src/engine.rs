@@ -79,6 +79,12 @@ pub struct EngineStats {
     pub cancelled: u64,
     /// Model steps.
     pub steps: u64,
+    /// KV blocks written to disk.
+    pub disk_written_blocks: u64,
+    /// Bytes of the files that hold them.
+    pub disk_written_bytes: u64,
+    /// Prompt tokens whose keys and values came from disk.
+    pub disk_hit_tokens: u64,
 }
 
 /// Why a request was not admitted.

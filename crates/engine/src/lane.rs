@@ -135,6 +135,9 @@ impl Lane {
         let tokens = &loading.admission.prompt;
         let closed = loading.sequence.is_closed();
         let good = !closed && rows.is_some_and(|rows| self.cache.restore(tokens, unit, &rows));
+        if good {
+            add(&shared.stats.disk_hit_tokens, self.cache.prefix_tokens());
+        }
         if good && unit != loading.last {
             return self.load_next(id, shared);
         }

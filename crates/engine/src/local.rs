@@ -54,7 +54,6 @@ impl LocalEngine {
             prefix_caching: config.prefix_caching,
             weight_bytes: model.info().weight_bytes,
         };
-        let stats = Arc::new(SharedStats::new(caches.len()));
         let open = Arc::new(AtomicU32::new(0));
         let limits = SchedulerConfig {
             max_num_batched_tokens: config.max_num_batched_tokens,
@@ -69,8 +68,11 @@ impl LocalEngine {
             let tier = DiskTier::open(&disk.dir, disk.max_bytes)?;
             Ok::<_, EngineError>((Arc::new(tier), disk.model.clone()))
         };
+        let disk = config.disk.as_ref().map(open_disk).transpose()?;
+        let tier = disk.as_ref().map(|(tier, _)| Arc::clone(tier));
+        let stats = Arc::new(SharedStats::new(caches.len(), tier));
         let shared = Shared {
-            disk: config.disk.as_ref().map(open_disk).transpose()?,
+            disk,
             commands: commands.clone(),
             model,
             eos: info.eos_token_ids.clone(),

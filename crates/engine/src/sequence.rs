@@ -4,7 +4,7 @@ use taper_base::{
     Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenId,
     TokenLogprobs,
 };
-use taper_sampler::{Choice, Sampler, SamplerError, token_logprobs};
+use taper_sampler::{Choice, DeviceDraw, Sampler, SamplerError, token_logprobs};
 
 /// A request's tokens, sampler and listener.
 #[derive(Debug)]
@@ -104,16 +104,19 @@ impl Sequence {
 
     /// Chooses the next token from its logits.
     pub(crate) fn choose(&self, logits: &mut [f32]) -> Result<Choice, GenerationError> {
-        let generated = self.tokens.len() - self.prompt_len;
-        let banned = if generated < self.min_new { self.stops.as_slice() } else { &[] };
-        self.sampler.sample(logits, banned).map_err(|e| error(self.tokens.len() - 1, &e))
+        self.sampler.sample(logits, self.banned()).map_err(|e| error(self.tokens.len() - 1, &e))
     }
 
-    /// Whether the next token is the likeliest one, and the logits are wanted for nothing else.
-    pub(crate) fn is_greedy(&self) -> bool {
+    /// What a device that has the logits must know to choose the next token; `None` where the logits
+    /// are wanted here.
+    pub(crate) fn on_device(&self) -> Option<DeviceDraw> {
+        self.sampler.on_device(self.banned()).filter(|_| self.prompt_logprobs.is_none())
+    }
+
+    /// Tokens that would end the generation too early.
+    fn banned(&self) -> &[TokenId] {
         let generated = self.tokens.len() - self.prompt_len;
-        let banned = if generated < self.min_new { self.stops.as_slice() } else { &[] };
-        self.prompt_logprobs.is_none() && self.sampler.is_greedy(banned)
+        if generated < self.min_new { &self.stops } else { &[] }
     }
 
     /// Appends and reports a chosen token; tells whether it was the last.

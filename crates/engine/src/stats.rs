@@ -1,7 +1,11 @@
 //! Counters that any thread may read while the engine runs.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
 use taper_base::EngineStats;
+use taper_kv_cache::{DiskTier, Written};
 
 /// What a lane has at the moment.
 #[derive(Debug, Default)]
@@ -23,11 +27,15 @@ pub(crate) struct SharedStats {
     pub(crate) preemptions: AtomicU64,
     pub(crate) cancelled: AtomicU64,
     pub(crate) steps: AtomicU64,
+    pub(crate) disk_hit_tokens: AtomicU64,
+    /// Where prefixes are kept on disk, if they are; it counts what it writes.
+    pub(crate) disk: Option<Arc<DiskTier>>,
 }
 
 impl SharedStats {
-    pub(crate) fn new(lanes: usize) -> Self {
-        Self { lanes: (0..lanes).map(|_| Gauges::default()).collect(), ..Self::default() }
+    pub(crate) fn new(lanes: usize, disk: Option<Arc<DiskTier>>) -> Self {
+        let lanes = (0..lanes).map(|_| Gauges::default()).collect();
+        Self { lanes, disk, ..Self::default() }
     }
 
     pub(crate) fn snapshot(&self) -> EngineStats {
@@ -38,6 +46,7 @@ impl SharedStats {
             self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
         };
         let counter = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let written = self.disk.as_ref().map_or(Written::default(), |disk| disk.written());
         EngineStats {
             running: sum(|lane| &lane.running),
             waiting: sum(|lane| &lane.waiting),
@@ -51,6 +60,9 @@ impl SharedStats {
             preemptions: counter(&self.preemptions),
             cancelled: counter(&self.cancelled),
             steps: counter(&self.steps),
+            disk_written_blocks: written.blocks,
+            disk_written_bytes: written.bytes,
+            disk_hit_tokens: counter(&self.disk_hit_tokens),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
-use taper_base::{FinishReason, GenerationError, SeqId, TokenId};
+use taper_base::{FinishReason, GenerationError, SeqId};
 use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
 use taper_models::{Batch, Model, ModelError};
 use taper_sampler::Choice;
@@ -53,15 +53,13 @@ pub(crate) fn run(
     let vocab = model.info().vocab;
     let result = guarded(|| {
         let logits = forward(model, cache, sequences, plan)?;
-        if let Some(tokens) = chosen_there(sequences, plan, &logits)? {
-            return Ok(greedy(sequences, plan, &tokens));
+        let (expected, got) = (plan.logit_rows() as usize * vocab, logits.dims().iter().product());
+        if got != expected {
+            return Err(StepError::Logits { expected, got });
         }
-        let logits = ops::with_host_f32(&logits, <[f32]>::to_vec).map_err(ModelError::from)?;
-        let expected = plan.logit_rows() as usize * vocab;
-        if logits.len() != expected {
-            return Err(StepError::Logits { expected, got: logits.len() });
-        }
-        Ok(outcomes(sequences, plan, logits, vocab))
+        let chosen = chosen_there(sequences, plan, &logits)?;
+        let logits = rows_here(&logits, &chosen)?;
+        Ok(outcomes(sequences, plan, chosen, logits, vocab))
     });
     add(&stats.steps, 1);
     match result {
@@ -110,62 +108,73 @@ fn forward(
     Ok(model.forward(&batch, &mut session)?)
 }
 
-/// The tokens that a GPU chooses, one a row of logits, if it can: four bytes of each row come back
-/// instead of all. `None` where the rows are wanted: on the host, for anything but the likeliest token,
-/// and when a row has none.
+/// What a GPU that has the logits chooses, for each of their rows: four bytes of a row come back, and a
+/// few more for log probabilities, instead of all. `None` for rows that are wanted here: the logits are
+/// here, or somebody wants more of them than a token and its log probabilities.
 fn chosen_there(
     sequences: &HashMap<SeqId, Sequence>,
     plan: &StepPlan,
     logits: &Tensor,
-) -> Result<Option<Vec<TokenId>>, StepError> {
-    let plain = |work: &SeqWork| {
-        let greedy = sequences.get(&work.id).is_some_and(Sequence::is_greedy);
-        work.logit_rows == 0 || work.logit_rows == 1 && work.samples && greedy
-    };
-    if logits.gpu().is_none() || !plan.works.iter().all(plain) || plan.logit_rows() == 0 {
-        return Ok(None);
+) -> Result<Vec<Option<Choice>>, StepError> {
+    let mut chosen = vec![None; plan.logit_rows() as usize];
+    if logits.gpu().is_none() {
+        return Ok(chosen);
     }
-    let tokens = gpu::argmax(logits).map_err(ModelError::from)?;
-    Ok((!tokens.contains(&TokenId::MAX)).then_some(tokens))
+    let (mut row, mut draws) = (0, Vec::new());
+    for work in &plan.works {
+        let sequence = sequences.get(&work.id).filter(|_| work.logit_rows == 1 && work.samples);
+        draws.extend(sequence.and_then(Sequence::on_device).map(|draw| (row, draw)));
+        row += work.logit_rows as usize;
+    }
+    if !draws.is_empty() {
+        let sampled = gpu::sample(logits, &draws).map_err(ModelError::from)?;
+        for ((row, _), sampled) in draws.iter().zip(sampled) {
+            chosen[*row] = sampled.map(|s| Choice::of_device(s.token, s.logits.as_ref()));
+        }
+    }
+    Ok(chosen)
 }
 
-/// Outcomes of works whose tokens are chosen.
-fn greedy(
-    sequences: &HashMap<SeqId, Sequence>,
-    plan: &StepPlan,
-    tokens: &[TokenId],
-) -> Vec<(SeqWork, Outcome)> {
-    let mut tokens = tokens.iter();
-    let one = |work: &SeqWork| {
-        let token = (work.logit_rows > 0).then(|| tokens.next()).flatten();
-        let len = sequences.get(&work.id)?.tokens().len();
-        let outcome = match token {
-            Some(&token) => Outcome::Token { choice: Choice { token, logprobs: None } },
-            None if work.end() as usize == len => Outcome::PromptOnly,
-            None => Outcome::Continues,
-        };
-        Some((*work, outcome))
-    };
-    plan.works.iter().filter_map(one).collect()
+/// The rows that nothing is chosen from yet, on the host.
+fn rows_here(logits: &Tensor, chosen: &[Option<Choice>]) -> Result<Vec<f32>, ModelError> {
+    let open = (0u32..).zip(chosen).filter(|(_, choice)| choice.is_none());
+    let open: Vec<_> = open.map(|(row, _)| row).collect();
+    if open.is_empty() {
+        return Ok(Vec::new());
+    }
+    let all = open.len() == chosen.len();
+    let rows = if all { logits.clone() } else { ops::take_rows(logits, &open)? };
+    Ok(ops::with_host_f32(&rows, <[f32]>::to_vec)?)
 }
 
+/// From choices made on a GPU, one a row, and the other rows.
 fn outcomes(
     sequences: &mut HashMap<SeqId, Sequence>,
     plan: &StepPlan,
+    chosen: Vec<Option<Choice>>,
     mut logits: Vec<f32>,
     vocab: usize,
 ) -> Vec<(SeqWork, Outcome)> {
-    let mut rest = logits.as_mut_slice();
+    let (mut rest, mut chosen) = (logits.as_mut_slice(), chosen.into_iter());
     let mut parts = Vec::with_capacity(plan.works.len());
     for work in &plan.works {
-        let (own, tail) = rest.split_at_mut(work.logit_rows as usize * vocab);
-        parts.push((work, own));
+        let mut there = chosen.by_ref().take(work.logit_rows as usize).collect::<Vec<_>>();
+        let (choice, n) = match there.as_mut_slice() {
+            [choice @ Some(_)] => (choice.take(), 0),
+            rows => (None, rows.len()),
+        };
+        let (own, tail) = rest.split_at_mut(n * vocab);
+        parts.push((work, choice, own));
         rest = tail;
     }
     let mut outcomes = Vec::with_capacity(parts.len());
     let mut sampling = Vec::new();
-    for (work, rows) in parts {
+    for (work, choice, rows) in parts {
         let Some(sequence) = sequences.get_mut(&work.id) else { continue };
+        if let Some(choice) = choice {
+            outcomes.push((*work, Outcome::Token { choice }));
+            continue;
+        }
         let first = (work.end() - work.logit_rows) as usize;
         let outcome = match sequence.observe_prompt(first, rows.chunks_exact(vocab)) {
             Err(error) => Outcome::Failed(error),
@@ -196,3 +205,68 @@ fn outcomes(
 
 /// How a sequence that generates nothing ends.
 pub(crate) const PROMPT_ONLY: FinishReason = FinishReason::Length;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taper_base::{Event, EventSink, GenRequest, SamplingParams, StopRules};
+
+    struct Nobody;
+
+    impl EventSink for Nobody {
+        fn send(&mut self, _: Event) {}
+
+        fn is_closed(&self) -> bool {
+            false
+        }
+    }
+
+    /// Some rows are chosen from elsewhere and some here, of works with one row, with several and with
+    /// none: each outcome is its own work's.
+    #[test]
+    fn choices_of_a_device_and_of_the_host_do_not_mix() {
+        let sequence = |prompt: Vec<u32>, prompt_logprobs| {
+            let request = GenRequest {
+                prompt,
+                sampling: SamplingParams::greedy(),
+                stop: StopRules::default(),
+                prompt_logprobs,
+                kv_bits: None,
+            };
+            Sequence::new(request, 9, &[], 4, Box::new(Nobody))
+        };
+        let mut sequences: HashMap<_, _> = [
+            (SeqId(1), sequence(vec![1, 2], None)),
+            (SeqId(2), sequence(vec![1; 8], None)),
+            (SeqId(3), sequence(vec![3, 2, 1], Some(0))),
+            (SeqId(4), sequence(vec![0], None)),
+        ]
+        .into();
+        let work = |id, len, logit_rows| SeqWork {
+            id: SeqId(id),
+            start: 0,
+            len,
+            samples: logit_rows > 0,
+            logit_rows,
+        };
+        let works = vec![work(1, 2, 1), work(2, 5, 0), work(3, 3, 3), work(4, 1, 1)];
+        let plan = StepPlan { works, ..StepPlan::default() };
+        let there = |token| Some(Choice { token, logprobs: None });
+        let peak = |at: usize| (0..4).map(move |i| if i == at { 5.0 } else { 0.0 });
+        let chosen = |outcomes: Vec<(SeqWork, Outcome)>| -> Vec<_> {
+            let token = |outcome: &Outcome| match outcome {
+                Outcome::Token { choice } => Some(choice.token),
+                _ => None,
+            };
+            outcomes.iter().map(|(work, outcome)| (work.id.0, token(outcome))).collect()
+        };
+        // Of the third, all rows are here, and its last one chooses.
+        let rows = [0, 1, 2].into_iter().flat_map(peak).collect();
+        let choices = vec![there(3), None, None, None, there(1)];
+        let got = chosen(outcomes(&mut sequences, &plan, choices, rows, 4));
+        assert_eq!(got, [(1, Some(3)), (2, None), (3, Some(2)), (4, Some(1))]);
+        let rows = [1, 0, 1, 2, 3].into_iter().flat_map(peak).collect();
+        let got = chosen(outcomes(&mut sequences, &plan, vec![None; 5], rows, 4));
+        assert_eq!(got, [(1, Some(1)), (2, None), (3, Some(2)), (4, Some(3))]);
+    }
+}

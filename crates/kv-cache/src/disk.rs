@@ -116,6 +116,30 @@ struct Shared {
     max_bytes: u64,
     index: Mutex<Index>,
     pending: AtomicU64,
+    written: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    blocks: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// What was written since the directory was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Written {
+    /// Blocks of the caches.
+    pub blocks: u64,
+    /// Bytes of files.
+    pub bytes: u64,
+}
+
+/// A unit on its way to the disk.
+#[derive(Debug)]
+struct ToWrite {
+    name: UnitName,
+    blocks: usize,
+    rows: Vec<u8>,
 }
 
 type Loaded = Box<dyn FnOnce(Option<Vec<u8>>) + Send>;
@@ -125,7 +149,7 @@ type Loaded = Box<dyn FnOnce(Option<Vec<u8>>) + Send>;
 pub struct DiskTier {
     shared: Arc<Shared>,
     /// `None` once closing.
-    writes: Option<mpsc::Sender<(UnitName, Vec<u8>)>>,
+    writes: Option<mpsc::Sender<ToWrite>>,
     reads: Option<mpsc::Sender<(UnitName, Loaded)>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -144,15 +168,17 @@ impl DiskTier {
         let probe = dir.join(format!("{}.{UNFINISHED}", std::process::id()));
         fs::write(&probe, []).and_then(|()| fs::remove_file(&probe)).map_err(failed)?;
         let pending = AtomicU64::new(0);
-        let shared = Arc::new(Shared { dir: dir.to_owned(), max_bytes, index, pending });
+        let written = Counters::default();
+        let shared = Shared { dir: dir.to_owned(), max_bytes, index, pending, written };
+        let shared = Arc::new(shared);
         shared.make_room(0);
-        let (writes, to_write) = mpsc::channel::<(UnitName, Vec<u8>)>();
+        let (writes, to_write) = mpsc::channel::<ToWrite>();
         let (reads, to_read) = mpsc::channel::<(UnitName, Loaded)>();
         let (writer, reader) = (Arc::clone(&shared), Arc::clone(&shared));
         let threads = vec![
             thread::Builder::new()
                 .name("taper-kv-writer".into())
-                .spawn(move || to_write.iter().for_each(|(name, rows)| writer.write(name, &rows)))
+                .spawn(move || to_write.iter().for_each(|unit| writer.write(&unit)))
                 .map_err(failed)?,
             thread::Builder::new()
                 .name("taper-kv-reader".into())
@@ -175,12 +201,12 @@ impl DiskTier {
         pending == 0 || pending + bytes <= MAX_PENDING
     }
 
-    /// Keeps a unit's rows, some time later.
-    pub fn store(&self, name: UnitName, rows: Vec<u8>) {
+    /// Keeps a unit's rows, those of `blocks` blocks, some time later.
+    pub fn store(&self, name: UnitName, blocks: usize, rows: Vec<u8>) {
         self.shared.pending.fetch_add(rows.len() as u64, Ordering::Relaxed);
         if let Some(writes) = &self.writes {
             // The thread lives as long as the sender.
-            let _ = writes.send((name, rows));
+            let _ = writes.send(ToWrite { name, blocks, rows });
         }
     }
 
@@ -195,6 +221,14 @@ impl DiskTier {
     /// Takes a unit for lost; the next store of it writes it anew.
     pub fn forget(&self, name: UnitName) {
         self.shared.index().remove(name);
+    }
+
+    /// What was written so far.
+    #[must_use]
+    pub fn written(&self) -> Written {
+        let Counters { blocks, bytes } = &self.shared.written;
+        let [blocks, bytes] = [blocks, bytes].map(|counter| counter.load(Ordering::Relaxed));
+        Written { blocks, bytes }
     }
 
     /// Bytes of all files.
@@ -221,13 +255,18 @@ impl Shared {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self, name: UnitName, rows: &[u8]) {
+    fn write(&self, unit: &ToWrite) {
+        let &ToWrite { name, blocks, ref rows } = unit;
         let bytes = (HEAD + rows.len() + HASH) as u64;
         let known = self.index().files.contains_key(&name);
         if !known && bytes <= self.max_bytes {
             self.make_room(bytes);
             match self.write_file(name, rows) {
-                Ok(()) => self.index().add(name, bytes),
+                Ok(()) => {
+                    self.written.blocks.fetch_add(blocks as u64, Ordering::Relaxed);
+                    self.written.bytes.fetch_add(bytes, Ordering::Relaxed);
+                    self.index().add(name, bytes);
+                }
                 Err(error) => {
                     tracing::warn!(%error, dir = %self.dir.display(), "a KV prefix was not kept");
                 }

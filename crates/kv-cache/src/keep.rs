@@ -46,7 +46,7 @@ impl KvCache {
         for (index, &name) in table.units.iter().enumerate().skip(first) {
             let bytes = self.unit_bytes(index) as u64;
             if !kept.tier.holds(&name) && kept.tier.takes(bytes) {
-                kept.tier.store(name, self.unit_rows(table, index));
+                kept.tier.store(name, blocks, self.unit_rows(table, index));
             }
         }
     }

@@ -12,7 +12,7 @@ mod scheme;
 mod session;
 
 pub use cache::{ExactRoom, KvCache, KvConfig, KvUsage};
-pub use disk::{DiskTier, UnitName};
+pub use disk::{DiskTier, UnitName, Written};
 pub use error::KvCacheError;
 pub use prices::Prices;
 pub use scheme::KvScheme;

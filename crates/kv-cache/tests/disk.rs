@@ -8,7 +8,7 @@ use std::{
 };
 use taper_base::{LayerId, SeqId, TokenId};
 use taper_kv_cache::{
-    DiskTier, ExactRoom, KvCache, KvCacheError, KvConfig, KvScheme, SeqRange, UnitName,
+    DiskTier, ExactRoom, KvCache, KvCacheError, KvConfig, KvScheme, SeqRange, UnitName, Written,
 };
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_tensor::ops;
@@ -194,14 +194,14 @@ fn the_longest_unused_make_room() {
         got.recv().unwrap()
     };
     for i in 0..3 {
-        tier.store(name(i), rows.clone());
+        tier.store(name(i), 2, rows.clone());
     }
     drop(tier);
     let tier = DiskTier::open(dir.path(), 3500).unwrap();
     assert!(tier.bytes() <= 3500 && (0..3).all(|i| tier.holds(&name(i))));
     assert_eq!(wait(&tier, 0), Some(rows.clone()));
-    tier.store(name(3), rows.clone());
-    tier.store(name(9), vec![1; 10_000]);
+    tier.store(name(3), 2, rows.clone());
+    tier.store(name(9), 2, vec![1; 10_000]);
     drop(tier);
     let tier = DiskTier::open(dir.path(), 3500).unwrap();
     let held: Vec<_> = [0, 1, 2, 3, 9].into_iter().filter(|&i| tier.holds(&name(i))).collect();
@@ -211,6 +211,22 @@ fn the_longest_unused_make_room() {
     // A smaller limit takes effect at the start.
     let tier = DiskTier::open(dir.path(), 1100).unwrap();
     assert_eq!((files(dir.path()).len(), wait(&tier, 3)), (1, Some(rows)));
+}
+
+#[test]
+fn what_is_written_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = |i: u32| UnitName::root("model").next(&[i]);
+    let tier = DiskTier::open(dir.path(), LIMIT).unwrap();
+    assert_eq!(tier.written(), Written::default());
+    // The second is there already, and is not written again.
+    for (i, blocks) in [(0, 2), (0, 2), (1, 8)] {
+        tier.store(name(i), blocks, vec![3; 1000]);
+    }
+    while !tier.holds(&name(1)) {
+        std::thread::yield_now();
+    }
+    assert_eq!(tier.written(), Written { blocks: 10, bytes: tier.bytes() });
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Every GPU kernel against the host: those of `taper_tensor`, and the compressed caches' here.
 
+mod compaction;
+
 use crate::{
     AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvCodecError, KvGeometry, LayerPages,
     SeqSpan, parse, parse_on, rotation::split_mix,
@@ -34,6 +36,7 @@ enum Kind {
     Tensor(conformance::Check),
     Attend(Case),
     Encode(Case),
+    Compact(&'static str),
 }
 
 /// All checks; `quick` has fewer shapes, for slow devices.
@@ -58,7 +61,13 @@ pub fn checks(quick: bool) -> Vec<Check> {
         tolerance: 2e-3,
         case: Kind::Encode(case),
     });
-    plain.chain(attend).chain(encode).collect()
+    let compact = compaction::CODECS.into_iter().map(|name| Check {
+        family: "attend",
+        name: format!("compact {name}"),
+        tolerance: 0.0,
+        case: Kind::Compact(name),
+    });
+    plain.chain(attend).chain(encode).chain(compact).collect()
 }
 
 impl Check {
@@ -71,6 +80,7 @@ impl Check {
             Kind::Tensor(check) => return Ok(check.run(gpu, seed)?),
             Kind::Attend(case) => vec![case.attend(gpu, seed)?],
             Kind::Encode(case) => case.encode(gpu, seed)?,
+            Kind::Compact(name) => compaction::run(name, gpu, seed)?,
         };
         let error = pairs.iter().map(|(got, want)| error(got, want)).fold(0.0, f64::max);
         Ok(Outcome { error, passed: error <= self.tolerance })

@@ -3,7 +3,10 @@
 //! The rows are those of [`DenseCodec`](crate::DenseCodec); the pages are laid out for the GPU's
 //! kernels (`kernels/attention/attend.metal`), block for block of the same size.
 
-use crate::{AttnBatch, AttnParams, BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages};
+use crate::{
+    AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
+    LayerPages, compact,
+};
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
@@ -212,6 +215,26 @@ impl KvCodec for GpuCodec {
                 Ok(ops::from_host_f32(out, &[slots.len(), kv_heads, head_dim])?)
             };
         Ok((side(k_pages, &at_k)?, side(v_pages, &at_v)?))
+    }
+
+    /// Rows are read and written again, through the host: plain floats stay as they are.
+    fn compact(
+        &self,
+        geometry: KvGeometry,
+        rows: &[KeptRow],
+        into: &[KeptBlock],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let slots = room(pages.k.len(), self.block_bytes(geometry).k);
+        compact::check(geometry, rows, into, (slots / BLOCK_TOKENS, 0))?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let from: Vec<_> = rows.iter().map(|r| r.slot).collect();
+        let (k, v) = self.decode(geometry, &from, pages)?;
+        let first = |i: usize| into[i / BLOCK_TOKENS].block.0 as usize * BLOCK_TOKENS;
+        let to: Vec<_> = (0..rows.len()).map(|i| first(i) + i % BLOCK_TOKENS).collect();
+        self.encode(geometry, &k.to_gpu(&self.gpu)?, &v.to_gpu(&self.gpu)?, &to, pages)
     }
 
     fn attend(

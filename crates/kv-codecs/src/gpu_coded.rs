@@ -5,8 +5,8 @@
 //! order of the GPU's kernels (`kernels/attention/coded.metal`).
 
 use crate::{
-    AttnBatch, AttnParams, BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, Scheme,
-    SideFormat, TrellisCode,
+    AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
+    LayerPages, Scheme, SideFormat, TrellisCode,
     gpu::{Cached, check_batch, outside, room},
     polar::{Polar, standard_rotation},
     taper::TaperSide,
@@ -197,6 +197,19 @@ impl KvCodec for GpuCodedCodec {
         let slot = |(i, slot): (usize, &usize)| i * BLOCK_TOKENS + slot % BLOCK_TOKENS;
         let slots: Vec<_> = slots.iter().enumerate().map(slot).collect();
         self.rows.decode(g, &slots, &host)
+    }
+
+    /// # Errors
+    /// Always: codes cannot be moved on a GPU yet.
+    fn compact(
+        &self,
+        _: KvGeometry,
+        _: &[KeptRow],
+        _: &[KeptBlock],
+        _: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let op = "compacting a compressed kv cache";
+        Err(TensorError::Device { op, device: self.gpu.name() }.into())
     }
 
     fn attend(

@@ -2,7 +2,7 @@
 
 use crate::{
     Activations, Batch, KvSession, LoadOptions, Model, ModelError, ModelInfo,
-    feed_forward::{ExpertSpec, FeedForward, Gated},
+    feed_forward::{ExpertSpec, FeedForward, Gated, size},
 };
 use taper_base::LayerId;
 use taper_kv_codecs::AttnParams;
@@ -101,7 +101,7 @@ impl Decoder {
         };
         let layer = |(i, &layer): (usize, &LayerSpec)| {
             let layer = Layer::load(&spec, layer, weights, &format!("{prefix}layers.{i}"))?;
-            layer.placed(spec.family, options)
+            layer.placed(options)
         };
         let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
         let norm = norm(&spec, weights, &format!("{prefix}norm.weight"), spec.hidden)?;
@@ -171,9 +171,9 @@ impl Layer {
     }
 
     /// Where and as it will run.
-    fn placed(self, family: &'static str, options: LoadOptions<'_>) -> Result<Self, ModelError> {
+    fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let exact = options.activations == Activations::F32;
-        let mlp = self.mlp.placed(family, options)?;
+        let mlp = self.mlp.placed(options)?;
         let (qkv, out) = match options.gpu {
             Some(gpu) => (self.qkv.on(gpu, exact)?, self.out.on(gpu, exact)?),
             None if exact => (self.qkv, self.out),
@@ -182,9 +182,11 @@ impl Layer {
         Ok(Self { qkv, out, mlp, ..self })
     }
 
-    /// Every matrix.
-    fn linears(&self) -> impl Iterator<Item = &Linear> {
-        self.qkv.parts().iter().chain([&self.out]).chain(self.mlp.linears())
+    /// Weights in all, and bytes they take.
+    fn size(&self) -> (u64, u64) {
+        let (parameters, bytes) = size(self.qkv.parts().iter().chain([&self.out]));
+        let (more, more_bytes) = self.mlp.size();
+        (parameters + more, bytes + more_bytes)
     }
 
     /// Attention's output, plus `x` where no norm stands between.
@@ -318,11 +320,9 @@ fn parts<const N: usize>(
 }
 
 fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> ModelInfo {
-    let mut linears: Vec<_> = layers.iter().flat_map(Layer::linears).collect();
-    if !spec.tied {
-        linears.push(head);
-    }
-    let size = |l: &Linear| (l.in_features() * l.out_features()) as u64;
+    let own_head = (!spec.tied).then(|| size([head]));
+    let sizes = layers.iter().map(Layer::size).chain(own_head);
+    let (parameters, bytes) = sizes.fold((0, 0), |(p, b), (more, bytes)| (p + more, b + bytes));
     let (vocab, hidden) = embed.shape();
     ModelInfo {
         family: spec.family,
@@ -333,7 +333,7 @@ fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> Mode
         hidden: spec.hidden,
         vocab: spec.vocab,
         max_positions: spec.max_positions,
-        parameters: (vocab * hidden) as u64 + linears.iter().copied().map(size).sum::<u64>(),
-        weight_bytes: embed.bytes() + linears.iter().copied().map(Linear::bytes).sum::<u64>(),
+        parameters: (vocab * hidden) as u64 + parameters,
+        weight_bytes: embed.bytes() + bytes,
     }
 }

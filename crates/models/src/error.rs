@@ -35,12 +35,6 @@ pub enum ModelError {
         /// Its value.
         value: String,
     },
-    /// No GPU has kernels for something in it.
-    #[error("{family} models run on the CPU only, so far; leave --device out or say --device cpu")]
-    HostOnly {
-        /// The family.
-        family: &'static str,
-    },
     /// A batch that does not hold together.
     #[error("batch: {what}: expected {expected}, got {got}")]
     Batch {

@@ -4,6 +4,7 @@
 use crate::{Activations, LoadOptions, ModelError, decoder::Spec};
 use taper_tensor::{
     Linear, LinearGroup, RmsNorm, Tensor,
+    gpu::{Routing, StackedExperts},
     ops::{self, Activation, WeightedRows},
 };
 use taper_weights::Checkpoint;
@@ -50,8 +51,15 @@ impl Gated {
 #[derive(Debug)]
 pub(crate) struct Experts {
     router: Linear,
-    experts: Vec<Gated>,
+    experts: Place,
     spec: ExpertSpec,
+}
+
+/// Where experts are.
+#[derive(Debug)]
+enum Place {
+    Host(Vec<Gated>),
+    Gpu(StackedExperts),
 }
 
 /// What a layer has.
@@ -89,38 +97,55 @@ impl FeedForward {
             experts.push(Gated { gate_up: LinearGroup::new([gate, up])?, down });
         }
         let router = weights.linear(&format!("{at}.gate"), hidden, n, false)?;
+        let experts = Place::Host(experts);
         Ok(Self::Experts(Experts { router, experts, spec }))
     }
 
     /// Where and as it will run.
-    pub(crate) fn placed(
-        self,
-        family: &'static str,
-        options: LoadOptions<'_>,
-    ) -> Result<Self, ModelError> {
+    pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         match self {
             Self::Dense(gated) => gated.placed(options).map(Self::Dense),
-            Self::Experts(_) if options.gpu.is_some() => Err(ModelError::HostOnly { family }),
-            Self::Experts(e) => {
-                let placed = e.experts.into_iter().map(|g| g.placed(options));
-                let experts = placed.collect::<Result<_, _>>()?;
-                Ok(Self::Experts(Experts { experts, ..e }))
-            }
+            Self::Experts(experts) => experts.placed(options).map(Self::Experts),
         }
     }
 
-    /// Every matrix.
-    pub(crate) fn linears(&self) -> Vec<&Linear> {
+    /// Weights in all, and bytes they take.
+    pub(crate) fn size(&self) -> (u64, u64) {
         match self {
-            Self::Dense(gated) => gated.linears().collect(),
-            Self::Experts(e) => {
-                e.experts.iter().flat_map(Gated::linears).chain([&e.router]).collect()
+            Self::Dense(gated) => size(gated.linears()),
+            Self::Experts(Experts { router, experts, .. }) => {
+                let (parameters, bytes) = size([router]);
+                let (more, more_bytes) = match experts {
+                    Place::Host(experts) => size(experts.iter().flat_map(Gated::linears)),
+                    Place::Gpu(stacked) => (stacked.elements(), stacked.bytes()),
+                };
+                (parameters + more, bytes + more_bytes)
             }
         }
     }
 }
 
+/// Weights of some maps, and bytes they take.
+pub(crate) fn size<'a>(linears: impl IntoIterator<Item = &'a Linear>) -> (u64, u64) {
+    linears.into_iter().fold((0, 0), |(parameters, bytes), l| {
+        (parameters + (l.in_features() * l.out_features()) as u64, bytes + l.bytes())
+    })
+}
+
 impl Experts {
+    fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
+        let Self { router, experts: Place::Host(experts), spec } = self else { return Ok(self) };
+        if let Some(gpu) = options.gpu {
+            let exact = options.activations == Activations::F32;
+            let maps: Vec<_> = experts.iter().map(|e| (&e.gate_up, &e.down)).collect();
+            let experts = Place::Gpu(StackedExperts::new(gpu, &maps, exact)?);
+            return Ok(Self { router: router.on(gpu, true)?, experts, spec });
+        }
+        let placed = experts.into_iter().map(|expert| expert.placed(options));
+        let experts = Place::Host(placed.collect::<Result<_, _>>()?);
+        Ok(Self { router, experts, spec })
+    }
+
     /// `x + Σ weight · expert(norm(x))` over the experts of each row, in their order.
     pub(crate) fn forward_add(
         &self,
@@ -128,10 +153,19 @@ impl Experts {
         norm: &RmsNorm,
         activation: Activation,
     ) -> Result<Tensor, ModelError> {
-        let logits = self.router.forward(&norm.forward(x)?)?;
+        let normed = norm.forward(x)?;
+        let logits = self.router.forward(&normed)?;
+        let experts = match &self.experts {
+            Place::Gpu(experts) => {
+                let ExpertSpec { chosen, normalise, .. } = self.spec;
+                let routing = Routing { chosen, normalise };
+                return Ok(experts.forward_add(x, &normed, &logits, routing, activation)?);
+            }
+            Place::Host(experts) => experts,
+        };
         let chosen = ops::with_host_f32(&logits, |logits| choose(logits, self.spec))?;
         let mut parts = Vec::new();
-        for (expert, (rows, weights)) in self.experts.iter().zip(chosen) {
+        for (expert, (rows, weights)) in experts.iter().zip(chosen) {
             if rows.is_empty() {
                 continue;
             }

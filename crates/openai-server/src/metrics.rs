@@ -156,6 +156,12 @@ impl Metrics {
         one("vllm:prefix_cache_queries_total", c, "Prompt tokens looked up in the cache.", n)?;
         let n = self.prefix_hits.load(Relaxed) as f64;
         one("vllm:prefix_cache_hits_total", c, "Prompt tokens found in the cache.", n)?;
+        let n = stats.disk_hit_tokens as f64;
+        one("taper:disk_prefix_cache_hits_total", c, "Prompt tokens found on disk.", n)?;
+        let n = stats.disk_written_blocks as f64;
+        one("taper:disk_prefix_cache_written_blocks_total", c, "KV blocks written to disk.", n)?;
+        let n = stats.disk_written_bytes as f64;
+        one("taper:disk_prefix_cache_written_bytes_total", c, "Bytes of their files.", n)?;
         one("taper:engine_steps_total", c, "Model steps.", stats.steps as f64)?;
         let n = info.kv_capacity_bytes as f64;
         one("taper:kv_cache_capacity_bytes", g, "Bytes reserved for the KV cache.", n)?;

@@ -33,9 +33,16 @@ pub(crate) enum Candidates<'a> {
     Some(Vec<Candidate>),
 }
 
-/// Mass that a filter with parameter `p` must reach.
+/// A share in units of 2^-32, rounded up.
+pub(crate) fn share(p: f32) -> u64 {
+    (f64::from(p) * (1u64 << 32) as f64).ceil() as u64
+}
+
+/// Mass that a filter with parameter `p` must reach: in whole numbers, so that a device without
+/// doubles finds the same.
 fn target(p: f32, total: u64) -> u64 {
-    ((f64::from(p) * total as f64).ceil() as u64).clamp(1, total.max(1))
+    let target = (u128::from(share(p)) * u128::from(total)).div_ceil(1 << 32);
+    (target as u64).clamp(1, total.max(1))
 }
 
 fn total(candidates: &[Candidate]) -> u64 {
@@ -108,10 +115,15 @@ fn by_likelihood(a: &Candidate, b: &Candidate) -> Ordering {
     by_rank((a.logit, a.id), (b.logit, b.id))
 }
 
+/// What logits are multiplied by. A temperature so low that its inverse overflows must still give 0 for
+/// the best token.
+pub(crate) fn inverse(temperature: f32) -> f32 {
+    (1.0 / temperature).min(f32::MAX)
+}
+
 impl<'a> Candidates<'a> {
     pub(crate) fn select(row: &'a Scanned<'a>, params: &SamplingParams) -> Self {
-        // A temperature so low that its inverse overflows must still give 0 for the best token.
-        let inv_t = (1.0 / params.temperature).min(f32::MAX);
+        let inv_t = inverse(params.temperature);
         let max = row.max;
         let d = |logit: f32| (logit - max) * inv_t;
         let candidate = |id, logit| Candidate { id, logit, mass: mass(d(logit)) };
@@ -238,7 +250,7 @@ fn nucleus(
 }
 
 /// Mass of every [`CHUNK`] tokens.
-fn chunk_masses(row: &Scanned<'_>, inv_t: f32) -> Vec<u64> {
+pub(crate) fn chunk_masses(row: &Scanned<'_>, inv_t: f32) -> Vec<u64> {
     let d = |x: f32| (x - row.max) * inv_t;
     let chunks = row.logits.chunks(CHUNK).zip(&row.chunk_max);
     chunks

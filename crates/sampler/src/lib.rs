@@ -3,6 +3,7 @@
 #![doc = include_str!("../README.md")]
 
 mod candidates;
+mod device;
 mod error;
 mod exp;
 mod logprobs;
@@ -11,6 +12,7 @@ mod rng;
 mod sampler;
 mod scan;
 
+pub use device::{DeviceDraw, DeviceLogits};
 pub use error::SamplerError;
 pub use logprobs::token_logprobs;
 pub use rng::draw_bits;

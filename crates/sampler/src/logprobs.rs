@@ -1,6 +1,6 @@
 //! Log probabilities: log-softmax of the raw logits, before bias, penalties, temperature, filters.
 
-use crate::{SamplerError, exp::exp, scan::Scanned};
+use crate::{DeviceLogits, SamplerError, exp::UNIT};
 use taper_base::{TokenId, TokenLogprob, TokenLogprobs};
 
 /// The log-softmax of one row, without the row.
@@ -12,34 +12,24 @@ pub(crate) struct LogSoftmax {
 }
 
 impl LogSoftmax {
-    pub(crate) fn new(logits: &[f32], n: usize) -> Result<Self, SamplerError> {
-        let row = Scanned::new(logits)?;
-        // Lanes fixed by hand, so that the sum has the same bits whatever the vector width.
-        const LANES: usize = 16;
-        let max = row.max;
-        let mut sums = [0f64; LANES];
-        let (groups, tail) = logits.as_chunks::<LANES>();
-        for group in groups {
-            for (s, &x) in sums.iter_mut().zip(group) {
-                *s += f64::from(exp(x - max));
-            }
-        }
-        for (s, &x) in sums.iter_mut().zip(tail) {
-            *s += f64::from(exp(x - max));
-        }
-        let ln_sum = sums.iter().sum::<f64>().ln();
-        let mut this = Self { max, ln_sum, top: Vec::new() };
-        this.top = row.top(n).iter().map(|&(x, id)| this.of(id, x)).collect();
-        Ok(this)
+    pub(crate) fn new(logits: &[f32], n: u8) -> Result<Self, SamplerError> {
+        Ok(Self::of(&DeviceLogits::read(logits, 0, n)?))
     }
 
-    fn of(&self, id: TokenId, logit: f32) -> TokenLogprob {
+    pub(crate) fn of(row: &DeviceLogits) -> Self {
+        let ln_sum = (row.mass as f64 / UNIT as f64).ln();
+        let mut this = Self { max: row.max, ln_sum, top: Vec::new() };
+        this.top = row.top.iter().map(|&(x, id)| this.logprob(id, x)).collect();
+        this
+    }
+
+    fn logprob(&self, id: TokenId, logit: f32) -> TokenLogprob {
         let logprob = (f64::from(logit) - f64::from(self.max) - self.ln_sum) as f32;
         TokenLogprob { id, logprob }
     }
 
     pub(crate) fn chosen(self, id: TokenId, logit: f32) -> TokenLogprobs {
-        TokenLogprobs { chosen: self.of(id, logit), top: self.top }
+        TokenLogprobs { chosen: self.logprob(id, logit), top: self.top }
     }
 }
 
@@ -55,8 +45,6 @@ pub fn token_logprobs(
     token: TokenId,
     n: u8,
 ) -> Result<TokenLogprobs, SamplerError> {
-    let Some(&logit) = logits.get(token as usize) else {
-        return Err(SamplerError::UnknownToken { token, vocab: logits.len() });
-    };
-    Ok(LogSoftmax::new(logits, usize::from(n))?.chosen(token, logit))
+    let row = DeviceLogits::read(logits, token, n)?;
+    Ok(LogSoftmax::of(&row).chosen(token, row.logit))
 }

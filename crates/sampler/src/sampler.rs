@@ -3,6 +3,7 @@
 use crate::{
     SamplerError,
     candidates::Candidates,
+    device::DeviceDraw,
     logprobs::LogSoftmax,
     penalties::{Edits, Seen},
     rng::draw_bits,
@@ -51,23 +52,20 @@ impl Sampler {
         self.position
     }
 
-    /// Whether the choice is the likeliest token of the row as it comes, and nothing is to be said of
-    /// it: a device that has the row may then choose. `banned` is as in [`Self::sample`].
+    /// What a device that has the row must know to choose as [`Self::sample`] does. `None` where the
+    /// choice needs more than the row as it comes: bias, penalties, bans, `typical_p`.
     #[must_use]
-    pub fn is_greedy(&self, banned: &[TokenId]) -> bool {
-        let SamplingParams {
-            temperature,
-            repetition_penalty,
-            presence_penalty,
-            frequency_penalty,
-            ref logit_bias,
-            logprobs,
-            ..
-        } = self.params;
-        let edited =
-            repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
-        let plain = !edited && logit_bias.is_empty() && banned.is_empty();
-        temperature == 0.0 && plain && logprobs.is_none()
+    pub fn on_device(&self, banned: &[TokenId]) -> Option<DeviceDraw> {
+        let params = &self.params;
+        let edited = params.repetition_penalty != 1.0
+            || params.presence_penalty != 0.0
+            || params.frequency_penalty != 0.0
+            || !params.logit_bias.is_empty();
+        let greedy = params.temperature == 0.0;
+        if edited || !banned.is_empty() || (params.typical_p < 1.0 && !greedy) {
+            return None;
+        }
+        Some(DeviceDraw::new(params, draw_bits(params.seed, self.position)))
     }
 
     /// Chooses the token at the current position. `logits` is left with bias, penalties and bans
@@ -81,7 +79,7 @@ impl Sampler {
             return Err(SamplerError::WrongVocab { got: logits.len(), vocab: self.vocab });
         }
         let params = &self.params;
-        let raw = params.logprobs.map(|n| LogSoftmax::new(logits, usize::from(n))).transpose()?;
+        let raw = params.logprobs.map(|n| LogSoftmax::new(logits, n)).transpose()?;
         let mut edits = Edits::new(logits, raw.is_some());
         edits.apply(params, &self.seen)?;
         edits.ban(banned)?;

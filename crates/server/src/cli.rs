@@ -66,6 +66,9 @@ pub(crate) struct EngineArgs {
     /// Where the model runs: cpu, cuda or metal. A GPU needs a build with the feature of its name.
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda", "metal"])]
     pub(crate) device: String,
+    /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metallib: Option<PathBuf>,
     /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
     pub(crate) dtype: String,
@@ -227,6 +230,9 @@ pub(crate) struct DoctorArgs {
     /// The GPU: cuda or metal [default: whichever this build supports].
     #[arg(long, value_parser = ["cuda", "metal"])]
     pub(crate) device: Option<String>,
+    /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
+    #[arg(long, requires = "device", value_name = "FILE")]
+    pub(crate) metallib: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -258,9 +264,10 @@ impl EngineArgs {
     /// The GPU that was asked for.
     pub(crate) fn gpu(&self) -> anyhow::Result<Option<Gpu>> {
         if self.device == "cpu" {
+            anyhow::ensure!(self.metallib.is_none(), "--metallib needs --device metal");
             return Ok(None);
         }
-        Ok(Some(gpu::open(&self.device)?))
+        Ok(Some(gpu::open_with(&self.device, self.metallib.as_deref())?))
     }
 
     pub(crate) fn activations(&self) -> Activations {

@@ -7,7 +7,7 @@ use taper_kv_codecs::conformance;
 use taper_tensor::gpu::{self, Gpu};
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
-    let gpu = find(args.device.as_deref())?;
+    let gpu = find(args)?;
     let memory = gpu.memory()?;
     println!("{}, {} free", gpu.name(), memory::human(memory.free));
     let mut kernels: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
@@ -39,9 +39,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 /// The GPU that was asked for, or the first kind that opens.
-fn find(kind: Option<&str>) -> Result<Gpu> {
-    if let Some(kind) = kind {
-        return Ok(gpu::open(kind)?);
+fn find(args: &DoctorArgs) -> Result<Gpu> {
+    if let Some(kind) = &args.device {
+        return Ok(gpu::open_with(kind, args.metallib.as_deref())?);
     }
     let mut tried = gpu::KINDS.iter().map(|kind| gpu::open(kind));
     let found = tried.find_map(Result::ok);

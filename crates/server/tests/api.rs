@@ -238,10 +238,12 @@ fn a_restarted_server_finds_its_prefixes_on_disk() {
         let ask = |flags: &[&str]| {
             let mut server = Server::start(flags);
             let answer = server.chat(&text, json!({ "max_tokens": 30, "temperature": 0 }));
+            let hits = server.metric("taper:disk_prefix_cache_hits_total");
             server.signal("-TERM");
             assert!(server.wait().success());
             let cached =
                 answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+            assert_eq!(hits as u64, cached, "all that is cached came from disk");
             let prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
             (content(&answer).to_owned(), cached, (prompt - 1) / unit * unit)
         };

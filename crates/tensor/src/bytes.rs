@@ -11,6 +11,12 @@ pub trait ByteOwner: Send + Sync {
     /// All of them.
     fn bytes(&self) -> &[u8];
 
+    /// Whether they are whole pages of a file's map: what lies beside them in their pages is mapped
+    /// too, up to the end of the last page, and nobody writes there.
+    fn is_mapped(&self) -> bool {
+        false
+    }
+
     /// A hint that `range` will not be read soon; its contents stay what they are.
     fn release(&self, range: Range<usize>) {
         let _ = range;
@@ -69,6 +75,23 @@ impl Bytes {
         let (start, end) = (self.range.start + range.start, self.range.start + range.end);
         (range.start <= range.end && end <= self.range.end)
             .then(|| Self { owner: Arc::clone(&self.owner), range: start..end })
+    }
+
+    /// The window over parts that lie one after the other; `None` when they do not.
+    #[must_use]
+    pub fn joined(parts: &[Self]) -> Option<Self> {
+        let (first, last) = (parts.first()?, parts.last()?);
+        let follows = |pair: &[Self]| {
+            Arc::ptr_eq(&pair[0].owner, &pair[1].owner) && pair[0].range.end == pair[1].range.start
+        };
+        let range = first.range.start..last.range.end;
+        parts.windows(2).all(follows).then(|| Self { owner: Arc::clone(&first.owner), range })
+    }
+
+    /// As [`ByteOwner::is_mapped`].
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.owner.is_mapped()
     }
 
     /// Hints that they will not be read soon: the pages of a file map can go.
@@ -235,6 +258,18 @@ mod tests {
         let turned = Range { start: 3, end: 2 };
         assert!(w.slice(turned).is_none());
         assert!(Bytes::new(Arc::new(vec![0u8; 3]), 1..4).is_none());
+    }
+
+    #[test]
+    fn windows_that_follow_each_other_are_joined() {
+        let b = Bytes::from_vec((0..10).collect());
+        let part = |range| b.slice(range).unwrap();
+        let joined = Bytes::joined(&[part(1..3), part(3..4), part(4..9)]).unwrap();
+        assert_eq!(joined.as_slice(), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert!(Bytes::joined(&[part(1..3), part(4..5)]).is_none(), "a gap");
+        assert!(Bytes::joined(&[part(3..4), part(1..3)]).is_none(), "another order");
+        assert!(Bytes::joined(&[part(1..3), Bytes::from_vec(vec![0; 9])]).is_none());
+        assert!(Bytes::joined(&[]).is_none());
     }
 
     #[test]

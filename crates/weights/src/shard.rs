@@ -23,6 +23,10 @@ impl ByteOwner for Mapped {
         &self.0
     }
 
+    fn is_mapped(&self) -> bool {
+        true
+    }
+
     #[cfg(unix)]
     fn release(&self, range: Range<usize>) {
         // SAFETY: the map is of a file and never written, so dropped pages come back as they were.

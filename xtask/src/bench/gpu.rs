@@ -3,8 +3,8 @@
 
 use super::{
     cell::Work,
-    gpu_against, gpu_cache, gpu_products,
-    shape::{self, Random, Shape},
+    gpu_against, gpu_cache, gpu_products, gpu_sampling,
+    shape::{self, Random, Shape, TensorSpec},
 };
 use crate::{
     device,
@@ -31,12 +31,23 @@ const MIDDLE: Shape = Shape {
     tied: true,
     experts: None,
 };
-const SHAPES: [Shape; 3] = [shape::SMALL, MIDDLE, LARGE];
+/// Qwen3-30B-A3B.
+const EXPERTS: Shape = Shape {
+    name: "qwen3-30b-a3b",
+    hidden: 2048,
+    layers: 48,
+    heads: 32,
+    kv_heads: 4,
+    intermediate: 768,
+    tied: false,
+    experts: Some((128, 8)),
+};
+const SHAPES: [Shape; 4] = [shape::SMALL, MIDDLE, LARGE, EXPERTS];
 
 /// What to measure.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GpuArgs {
-    /// Models: qwen3-0.6b, qwen3-4b, qwen3-8b.
+    /// Models: qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b.
     #[arg(long, value_delimiter = ',', default_value = "qwen3-0.6b,qwen3-8b")]
     shapes: Vec<String>,
     /// Sequences that decode together.
@@ -57,6 +68,9 @@ pub(crate) struct GpuArgs {
     /// Measures products of few rows first, one matrix at a time.
     #[arg(long)]
     products: bool,
+    /// Measures what choosing tokens costs.
+    #[arg(long)]
+    sampling: bool,
     #[command(flatten)]
     cache: gpu_cache::CacheArgs,
     #[command(flatten)]
@@ -76,6 +90,9 @@ pub(crate) fn run(device: &str, args: &GpuArgs) -> Result<()> {
     println!("copying: {bandwidth:.0} GB/s");
     if args.products {
         gpu_products::run(&gpu)?;
+    }
+    if args.sampling {
+        gpu_sampling::run(&gpu)?;
     }
     gpu_cache::run(&gpu, &args.cache)?;
     for name in &args.shapes {
@@ -184,6 +201,10 @@ impl<'a> Own<'a> {
     pub(super) fn bytes(&self, work: Work) -> Result<Option<u64>> {
         let Work::Decode { depth, batch } = work else { return Ok(None) };
         let info = self.model()?.info();
+        if info.family == "qwen3_moe" {
+            // Which experts are read is up to the tokens.
+            return Ok(None);
+        }
         // Of an embedding that is no projection, only rows are read.
         let embed = (shape::VOCAB * info.hidden) as u64 * 9 / 16;
         let tied = info.parameters < 5_000_000_000;
@@ -268,22 +289,22 @@ fn config(shape: &Shape) -> Result<Vec<u8>> {
 /// A safetensors file in memory.
 fn checkpoint(shape: &Shape) -> Result<Vec<u8>> {
     let (mut header, mut at, mut parts) = (Map::new(), 0, Vec::new());
-    for tensor in shape.tensors() {
+    let tensors = shape.tensors();
+    for (name, dims) in tensors.iter().flat_map(TensorSpec::parts) {
         let mut add = |name: String, dtype: &str, dims: &[usize], bytes: usize, fill: Fill| {
             let entry = json!({"dtype": dtype, "shape": dims, "data_offsets": [at, at + bytes]});
             header.insert(name, entry);
             at += bytes;
             parts.push((bytes, fill));
         };
-        if tensor.is_vector() {
-            add(tensor.name.clone(), "BF16", &tensor.dims, 2 * tensor.len(), Fill::Floats(1.0));
+        let &[rows, cols] = dims else {
+            add(name, "BF16", dims, 2 * dims.iter().product::<usize>(), Fill::Floats(1.0));
             continue;
-        }
-        let (rows, cols) = (tensor.dims[0], tensor.dims[1]);
-        let prefix = tensor.name.trim_end_matches("weight").to_owned();
+        };
+        let prefix = name.trim_end_matches("weight").to_owned();
         // Codes are uniform in 0..16: of standard deviation 4.6 around 7.5.
         let scale = (cols as f32).sqrt().recip() / 4.6;
-        add(tensor.name.clone(), "U32", &[rows, cols / 8], rows * cols / 2, Fill::Codes);
+        add(name, "U32", &[rows, cols / 8], rows * cols / 2, Fill::Codes);
         let groups = [rows, cols / GROUP];
         let bytes = 2 * rows * (cols / GROUP);
         add(format!("{prefix}scales"), "BF16", &groups, bytes, Fill::Floats(scale));

@@ -9,6 +9,7 @@ mod gpu;
 mod gpu_against;
 mod gpu_cache;
 mod gpu_products;
+mod gpu_sampling;
 mod llama_cpp;
 mod machine;
 mod own;

@@ -24,16 +24,15 @@ const fn side(name: &'static str, also: &'static [&'static str]) -> Place {
 /// The directions of `docs/architecture.md`.
 const PLACES: [Place; 17] = [
     tier("taper-base", 0),
-    tier("taper-tensor", 1),
+    Place { name: "taper-tensor", tier: Some(1), also: &["taper-sampler"] },
     tier("taper-weights", 2),
     tier("taper-kv-codecs", 2),
-    tier("taper-sampler", 2),
     tier("taper-triattention", 2),
     tier("taper-moe-streaming", 2),
     tier("taper-kv-cache", 3),
     tier("taper-models", 4),
     tier("taper-speculative", 5),
-    Place { name: "taper-engine", tier: Some(6), also: &["taper-scheduler"] },
+    Place { name: "taper-engine", tier: Some(6), also: &["taper-sampler", "taper-scheduler"] },
     Place {
         name: "server",
         tier: Some(7),
@@ -45,6 +44,7 @@ const PLACES: [Place; 17] = [
             "taper-openai-server",
         ],
     },
+    side("taper-sampler", &["taper-base"]),
     side("taper-scheduler", &["taper-base"]),
     side("taper-chat", &["taper-base"]),
     side("taper-hub", &["taper-base"]),

@@ -146,6 +146,9 @@ impl Engine for Mock {
             preemptions: 4,
             cancelled: 1,
             steps: 77,
+            disk_written_blocks: 16,
+            disk_written_bytes: 4096,
+            disk_hit_tokens: 96,
         }
     }
 }

@@ -19,7 +19,8 @@ fn reference(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, u64)> {
         all.into_iter().map(|(_, id, d)| (id, d, mass(d))).filter(|c| c.2 > 0).collect();
     let prefix = |all: &mut Vec<(TokenId, f32, u64)>, p: f32| {
         let total: u64 = all.iter().map(|c| c.2).sum();
-        let target = ((f64::from(p) * total as f64).ceil() as u64).clamp(1, total);
+        let share = (f64::from(p) * 2f64.powi(32)).ceil() as u128;
+        let target = ((share * u128::from(total)).div_ceil(1 << 32) as u64).clamp(1, total);
         let mut before = 0;
         all.retain(|c| {
             let keep = before < target;

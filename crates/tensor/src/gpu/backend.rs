@@ -1,7 +1,7 @@
 //! A GPU, its memory, and what runs on it.
 
 use super::Launch;
-use crate::{Result, TensorError};
+use crate::{Bytes, Result, TensorError};
 use std::{
     collections::HashMap,
     fmt,
@@ -28,6 +28,12 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
 
     /// Memory of exactly so many bytes; its contents are anything.
     fn allocate(&self, bytes: usize) -> Result<Handle>;
+
+    /// A buffer over bytes of a file's map where they lie, and its byte at which they begin, if the
+    /// device reads them there. They are never written, and stay as long as the buffer.
+    fn adopt(&self, _bytes: &Bytes) -> Result<Option<(Handle, usize)>> {
+        Ok(None)
+    }
 
     /// Gives memory back. Work that was asked for may still read it.
     fn free(&self, handle: Handle);
@@ -127,7 +133,21 @@ impl Gpu {
     /// There is not so much memory.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
         let handle = self.0.backend.allocate(bytes.max(1))?;
-        Ok(Buffer { gpu: self.clone(), handle, bytes, pooled: None })
+        Ok(Buffer { gpu: self.clone(), handle, bytes, pooled: None, map: None })
+    }
+
+    /// Bytes of a file's map as a buffer, without a copy, and its byte at which they begin. `None` where
+    /// the device cannot read them there, or kernels could not: they read 16 bytes at a time.
+    pub(crate) fn adopt(&self, bytes: &Bytes) -> Result<Option<(Buffer, usize)>> {
+        let at = bytes.as_slice().as_ptr() as usize;
+        if !bytes.is_mapped() || bytes.is_empty() || !at.is_multiple_of(16) {
+            return Ok(None);
+        }
+        let adopted = self.0.backend.adopt(bytes)?;
+        Ok(adopted.map(|(handle, offset)| {
+            let (gpu, map) = (self.clone(), Some(bytes.clone()));
+            (Buffer { gpu, handle, bytes: offset + bytes.len(), pooled: None, map }, offset)
+        }))
     }
 
     /// Memory for a result within a step; it returns to a pool.
@@ -143,7 +163,7 @@ impl Gpu {
             Some(handle) => handle,
             None => self.0.backend.allocate(size)?,
         };
-        Ok(Buffer { gpu: self.clone(), handle, bytes, pooled: Some(size) })
+        Ok(Buffer { gpu: self.clone(), handle, bytes, pooled: Some(size), map: None })
     }
 
     /// A temporary with these contents.
@@ -205,6 +225,29 @@ pub struct Buffer {
     bytes: usize,
     /// The size under which it goes back to the pool.
     pooled: Option<usize>,
+    /// What it lies over, if that is not the device's own memory.
+    map: Option<Bytes>,
+}
+
+/// Whole pages around some bytes.
+#[derive(Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "each backend is a feature")]
+pub(crate) struct Pages {
+    /// Where they begin.
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    /// Where in them the bytes begin.
+    pub(crate) offset: usize,
+}
+
+impl Pages {
+    #[allow(dead_code, reason = "each backend is a feature")]
+    pub(crate) fn around(bytes: &[u8], page: usize) -> Self {
+        let at = bytes.as_ptr() as usize;
+        let start = at / page * page;
+        let len = (at + bytes.len()).next_multiple_of(page) - start;
+        Self { start, len, offset: at - start }
+    }
 }
 
 impl Buffer {
@@ -277,8 +320,30 @@ impl fmt::Debug for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if self.map.is_some() {
+            // What was launched may read the map, which is about to go. It has failed for whoever
+            // launched it, if it fails.
+            let _ = self.gpu.0.backend.wait();
+        }
         let Some(size) = self.pooled else { return self.gpu.0.backend.free(self.handle) };
         let mut pool = self.gpu.0.pool.lock().unwrap_or_else(PoisonError::into_inner);
         pool.entry(size).or_default().push(self.handle);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_hold_the_bytes_and_little_else() {
+        let memory = vec![0u8; 4 * 4096];
+        let first = memory.as_ptr().align_offset(4096);
+        let at = |from: usize, n: usize| Pages::around(&memory[first + from..][..n], 4096);
+        let start = memory.as_ptr() as usize + first;
+        assert_eq!(at(0, 4096), Pages { start, len: 4096, offset: 0 });
+        assert_eq!(at(16, 4080), Pages { start, len: 4096, offset: 16 });
+        assert_eq!(at(16, 4081), Pages { start, len: 8192, offset: 16 });
+        assert_eq!(at(4100, 1), Pages { start: start + 4096, len: 4096, offset: 4 });
     }
 }

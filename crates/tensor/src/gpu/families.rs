@@ -1,6 +1,6 @@
 //! The files of kernels.
 
-use super::{attention, coded, matmul, ops, weight};
+use super::{attention, coded, experts, matmul, ops, sampling, weight};
 
 /// Kernels that are compiled together.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +37,17 @@ impl Family {
         inline(self.msl, &mut Vec::new(), &mut out);
         out
     }
+}
+
+/// Name of the kernel that a metallib of these kernels has and one of others has not: a hash of all
+/// texts.
+#[must_use]
+pub fn stamp() -> String {
+    let texts: String = FAMILIES.iter().map(Family::metal_source).collect();
+    let hash = texts.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    format!("taper_kernels_{hash:016x}")
 }
 
 /// Appends a text, each of our headers once and where it is first included.
@@ -91,7 +102,13 @@ pub const FAMILIES: &[Family] = &[
     family!("attend_tile", "attention", [attention::AttendTile, attention::AttendParams]),
     family!("coded", "attention", [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]),
     family!("encode", "attention", [coded::EncodeRun, coded::EncodeParams, coded::ExactParams]),
-    family!("argmax", "sampling", [ops::ArgmaxParams]),
+    family!(
+        "experts",
+        "moe",
+        [experts::RouteParams, experts::ExpertParams, experts::AddExpertsParams]
+    ),
+    family!("argmax", "sampling", [sampling::ArgmaxParams]),
+    family!("sample", "sampling", [sampling::SampleRow, sampling::SampleParams]),
 ];
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The host runner as a GPU: kernels compiled for this machine, one fiber a GPU thread.
 
 use super::{Backend, Gpu, Handle, Launch, Memory};
-use crate::{Result, TensorError};
+use crate::{Bytes, Result, TensorError};
 use libloading::{Library, Symbol};
 use std::{
     collections::HashMap,
@@ -17,6 +17,13 @@ pub struct HostOptions {
     pub seed: u64,
     /// Fails when a kernel changes a buffer that its launch marks as an input.
     pub check_inputs: bool,
+}
+
+/// Marks the handles of memory that is not the runner's: all addresses are even.
+const ADOPTED: u64 = 1;
+
+fn address(handle: Handle) -> usize {
+    (handle.0 & !ADOPTED) as usize
 }
 
 /// The library that `cargo xtask kernels` builds.
@@ -76,8 +83,9 @@ impl Host {
     /// A sum of a buffer's bytes that changes with each of them.
     fn digest(&self, handle: Handle) -> u64 {
         // SAFETY: the buffer lives as long as the launch that names it.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(handle.0 as *const u8, self.length(handle)) };
+        let bytes = unsafe {
+            std::slice::from_raw_parts(address(handle) as *const u8, self.length(handle))
+        };
         bytes
             .iter()
             .fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
@@ -100,7 +108,16 @@ impl Backend for Host {
         Ok(Handle(at))
     }
 
+    fn adopt(&self, bytes: &Bytes) -> Result<Option<(Handle, usize)>> {
+        let handle = bytes.as_slice().as_ptr() as u64 | ADOPTED;
+        self.lengths.lock().unwrap_or_else(PoisonError::into_inner).insert(handle, bytes.len());
+        Ok(Some((Handle(handle), 0)))
+    }
+
     fn free(&self, handle: Handle) {
+        if handle.0 & ADOPTED != 0 {
+            return;
+        }
         self.lengths.lock().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
         if let Ok(free) = self.symbol::<Free>("taper_free") {
             // SAFETY: it came from `taper_alloc` and is given back once.
@@ -111,7 +128,9 @@ impl Backend for Host {
     fn upload(&self, to: Handle, offset: usize, bytes: &[u8]) -> Result<()> {
         // SAFETY: `Buffer` checks that the bytes fit.
         unsafe {
-            (to.0 as *mut u8).add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            (address(to) as *mut u8)
+                .add(offset)
+                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
         Ok(())
     }
@@ -119,7 +138,9 @@ impl Backend for Host {
     fn download(&self, from: Handle, offset: usize, out: &mut [u8]) -> Result<()> {
         // SAFETY: `Buffer` checks that the bytes are there.
         unsafe {
-            (from.0 as *const u8).add(offset).copy_to_nonoverlapping(out.as_mut_ptr(), out.len());
+            (address(from) as *const u8)
+                .add(offset)
+                .copy_to_nonoverlapping(out.as_mut_ptr(), out.len());
         }
         Ok(())
     }
@@ -136,7 +157,7 @@ impl Backend for Host {
         let inputs: Vec<_> = inputs.filter(|h| self.options.check_inputs && !written(h)).collect();
         let before: Vec<_> = inputs.iter().map(|&h| self.digest(h)).collect();
         let at =
-            |o: &super::Operand<'_>| (o.buffer().handle().0 as usize + o.offset()) as *mut c_void;
+            |o: &super::Operand<'_>| (address(o.buffer().handle()) + o.offset()) as *mut c_void;
         // A copy of its own, so that reading past its end is seen.
         let params = self.allocate(launch.params.len())?;
         self.upload(params, 0, launch.params)?;

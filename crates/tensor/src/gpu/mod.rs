@@ -13,12 +13,14 @@
 )]
 
 use crate::{Result, TensorError};
+use std::path::Path;
 
 pub mod attention;
 mod backend;
 pub mod coded;
 mod coded_plan;
 pub mod conformance;
+mod experts;
 mod families;
 #[cfg(any(test, all(feature = "metal", target_os = "macos")))]
 mod hazards;
@@ -28,21 +30,25 @@ mod launch;
 mod matmul;
 mod ops;
 mod resident;
+mod sampling;
 mod weight;
 
 #[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "only CUDA has a library"))]
 pub(crate) use backend::MatmulOperands;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+pub(crate) use backend::Pages;
 pub(crate) use backend::{Backend, Handle};
 pub use backend::{Buffer, Gpu, Memory};
-pub use families::{FAMILIES, Family};
+pub use experts::{Routing, StackedExperts};
+pub use families::{FAMILIES, Family, stamp};
 #[cfg(all(feature = "metal", target_os = "macos"))]
 pub(crate) use hazards::Hazards;
 #[cfg(feature = "gpu-host")]
 pub use host::HostOptions;
 pub(crate) use launch::{Launch, Operand, params};
-pub use ops::argmax;
 pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub(crate) use resident::Resident;
+pub use sampling::{Sampled, argmax, sample};
 pub(crate) use weight::{GpuWeight, Product};
 
 /// Kinds of GPUs, as `--device` takes them.
@@ -53,11 +59,24 @@ pub const KINDS: [&str; 2] = ["cuda", "metal"];
 /// # Errors
 /// There is none, or this build has no support for it.
 pub fn open(kind: &str) -> Result<Gpu> {
+    open_with(kind, None)
+}
+
+/// The same with kernels that were compiled ahead of time: a file of `cargo xtask metallib`, which is
+/// for Metal.
+///
+/// # Errors
+/// As [`open`]; or the file cannot be read, is for other kernels, or not for this kind of GPU.
+pub fn open_with(kind: &str, metallib: Option<&Path>) -> Result<Gpu> {
+    if let (Some(file), true) = (metallib, kind != "metal") {
+        let message = format!("{} is for Metal, and not for {kind}", file.display());
+        return Err(TensorError::Gpu { what: "take compiled kernels", message });
+    }
     match kind {
         #[cfg(feature = "cuda")]
         "cuda" => Gpu::cuda(0),
         #[cfg(all(feature = "metal", target_os = "macos"))]
-        "metal" => Gpu::metal(),
+        "metal" => Gpu::metal(metallib),
         _ => {
             let message = format!("this program was built without support for {kind}");
             Err(TensorError::Gpu { what: "open the GPU", message })
@@ -72,4 +91,16 @@ pub(crate) const LANES: u32 = 32;
 pub(crate) fn count(op: &'static str, n: usize) -> Result<u32> {
     let limit = u32::MAX as usize;
     u32::try_from(n).map_err(|_| TensorError::Index { op, index: n, limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compiled_kernels_are_for_metal_alone() {
+        let error = open_with("cuda", Some(Path::new("a.metallib"))).unwrap_err();
+        assert!(error.to_string().contains("a.metallib is for Metal, and not for cuda"), "{error}");
+        assert!(open_with("none", None).is_err());
+    }
 }

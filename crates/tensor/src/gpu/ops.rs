@@ -1,7 +1,7 @@
 //! Operations on activations.
 
 use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, params};
-use crate::{Result, RmsNorm, Tensor, TensorError, ops::Activation, tensor::GpuTensor};
+use crate::{Result, RmsNorm, TensorError, ops::Activation, tensor::GpuTensor};
 use std::sync::Arc;
 
 params!(
@@ -30,10 +30,6 @@ params!(
 params!(
     /// Of `take_rows` and `add_bias`.
     RowsParams { n: u32, cols: u32 }
-);
-params!(
-    /// Of `argmax`.
-    ArgmaxParams { vocab: u32 }
 );
 
 /// Threads of element-wise kernels.
@@ -216,29 +212,4 @@ pub(crate) fn take_rows(x: &GpuTensor, ids: &[u32]) -> Result<GpuTensor> {
         [Operand::In(&x.buffer, x.offset), Operand::In(&there, 0), Operand::Out(&out.buffer, 0)];
     element_wise(x.gpu(), "take_rows", params.n, &operands, &params)?;
     Ok(out)
-}
-
-/// The most likely token of each row of logits on a GPU, the first of equals; four bytes a row come
-/// back. `u32::MAX` for a row with a NaN or positive infinity, or with nothing finite.
-///
-/// # Shapes
-/// `logits [rows, vocab]` -> `rows` tokens.
-///
-/// # Errors
-/// Another shape, or the logits are not on a GPU.
-pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
-    let (rows, vocab) = crate::host::dims2("argmax", logits)?;
-    let device = || String::from("cpu");
-    let x =
-        logits.on_gpu().ok_or_else(|| TensorError::Device { op: "argmax", device: device() })?;
-    let tokens = x.gpu().temporary(4 * rows)?;
-    x.gpu().launch(&Launch {
-        family: "argmax",
-        kernel: "argmax",
-        grid: [count("argmax", rows)?, 1, 1],
-        threads: 1024,
-        operands: &[Operand::In(&x.buffer, x.offset), Operand::Out(&tokens, 0)],
-        params: bytemuck::bytes_of(&ArgmaxParams { vocab: count("argmax", vocab)? }),
-    })?;
-    tokens.read(0, rows)
 }

@@ -49,6 +49,8 @@ pub(crate) struct GpuWeight {
     pub(super) cols: usize,
     /// Codes or floats, and pairs of scale and bias; dense weights have the first alone.
     data: [Arc<Buffer>; 2],
+    /// Where in the first they begin.
+    start: usize,
     /// The first row, for a part of a stack.
     first: usize,
     pub(super) scale_type: u32,
@@ -66,7 +68,8 @@ pub(crate) struct Product<'a> {
 }
 
 impl GpuWeight {
-    /// Copies matrices of one format and width to a GPU, one below the other. `None` when they
+    /// Brings matrices of one format and width to a GPU, one below the other: codes or floats that lie
+    /// so in a file's map are read there, if the device can, and all else is copied. `None` when they
     /// differ in format.
     ///
     /// # Errors
@@ -85,19 +88,25 @@ impl GpuWeight {
         if !cols.is_multiple_of(CHUNK) {
             return Err(TensorError::shape("gpu weight", "rows of a multiple of 32", &[cols]));
         }
-        let side = |i: usize| -> Result<Arc<Buffer>> {
-            let parts: Vec<_> = weights.iter().map(|w| stored(w)[i].clone()).collect();
-            let buffer = gpu.allocate(parts.iter().flatten().map(Bytes::len).sum())?;
+        let side = |i: usize| -> Result<(Arc<Buffer>, usize)> {
+            let parts: Vec<_> = weights.iter().filter_map(|w| stored(w)[i].clone()).collect();
+            let adopted = Bytes::joined(&parts).map(|bytes| gpu.adopt(&bytes)).transpose()?;
+            if let Some((buffer, start)) = adopted.flatten() {
+                return Ok((Arc::new(buffer), start));
+            }
+            let buffer = gpu.allocate(parts.iter().map(Bytes::len).sum())?;
             let mut at = 0;
-            for part in parts.iter().flatten() {
+            for part in &parts {
                 buffer.write(at, part.as_slice())?;
                 at += part.len();
             }
-            Ok(Arc::new(buffer))
+            Ok((Arc::new(buffer), 0))
         };
-        let data = [side(0)?, side(1)?];
+        // Pairs of scale and bias are made anew, and so never a map's.
+        let ((codes, start), (pairs, _)) = (side(0)?, side(1)?);
+        let data = [codes, pairs];
         let rows = weights.iter().map(|w| w.rows()).sum();
-        Ok(Some(Self { format, rows, cols, data, first: 0, scale_type, exact }))
+        Ok(Some(Self { format, rows, cols, data, start, first: 0, scale_type, exact }))
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -134,7 +143,10 @@ impl GpuWeight {
     }
 
     pub(super) fn operands(&self) -> [Operand<'_>; 2] {
-        [0, 1].map(|side| Operand::In(&self.data[side], self.first * self.row_bytes(side)))
+        let start = [self.start, 0];
+        [0, 1].map(|side| {
+            Operand::In(&self.data[side], start[side] + self.first * self.row_bytes(side))
+        })
     }
 
     /// The suffix of kernels for this format, and rows that a threadgroup of `matvec_*` computes.
@@ -220,17 +232,28 @@ impl GpuWeight {
     ) -> Result<[GpuTensor; N]> {
         let tokens = x.len() / self.cols;
         let outs = self.outputs(tokens, parts, product.gate.is_some())?;
-        if tokens == 0 {
-            return Ok(outs);
-        }
-        if self.exact || tokens < TILES_FROM {
-            self.matvec(x, &product, &parts, &outs[0])?;
-        } else if tokens < LIBRARY_FROM || !self.gpu().has_matmul() {
-            self.matmul(x, &product, &parts, &outs[0])?;
-        } else {
-            self.library(x, &product, &outs)?;
-        }
+        self.multiply_to(x, product, &parts, &outs)?;
         Ok(outs)
+    }
+
+    /// The same into tensors that lie one after the other.
+    pub(crate) fn multiply_to(
+        &self,
+        x: &GpuTensor,
+        product: Product<'_>,
+        parts: &[usize],
+        outs: &[GpuTensor],
+    ) -> Result<()> {
+        let tokens = x.len() / self.cols;
+        if tokens == 0 {
+            Ok(())
+        } else if self.exact || tokens < TILES_FROM {
+            self.matvec(x, &product, parts, &outs[0])
+        } else if tokens < LIBRARY_FROM || !self.gpu().has_matmul() {
+            self.matmul(x, &product, parts, &outs[0])
+        } else {
+            self.library(x, &product, outs)
+        }
     }
 
     fn outputs<const N: usize>(

@@ -154,6 +154,11 @@ impl LinearGroup<2> {
 }
 
 impl Linear {
+    /// The weight as stored, where nothing is added to its products.
+    pub(crate) fn plain(&self) -> Option<&crate::Weight> {
+        self.stored().filter(|_| self.bias.is_none())
+    }
+
     fn stored(&self) -> Option<&crate::Weight> {
         match &self.matrix {
             Matrix::Stored(weight) => Some(weight),

@@ -1,6 +1,7 @@
 //! Apple GPUs.
 //!
-//! The kernels' MSL is compiled when a family is first used, into a library and pipelines of our own.
+//! The kernels' MSL is compiled when a family is first used, into a library and pipelines of our own,
+//! or comes compiled from a metallib.
 //! Launches of a step go into one command buffer, to a concurrent encoder: a barrier stands before a
 //! launch that reads what an earlier one writes, or writes what an earlier one uses, as the launches'
 //! operands say. The host waits when it reads a result, once a step.
@@ -8,14 +9,14 @@
 //! Compiled and linted for this target on Linux, and not yet run: see docs/metal.md.
 
 use crate::{
-    Result, TensorError,
-    gpu::{Backend, FAMILIES, Gpu, Handle, Hazards, Launch, Memory},
+    Bytes, Result, TensorError,
+    gpu::{Backend, FAMILIES, Gpu, Handle, Hazards, Launch, Memory, Pages, stamp},
 };
 use objc2::{
     rc::{Retained, autoreleasepool},
     runtime::ProtocolObject,
 };
-use objc2_foundation::NSString;
+use objc2_foundation::{NSString, NSURL};
 use objc2_metal::{
     MTLBarrierScope, MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer, MTLCommandEncoder,
     MTLCommandQueue, MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineState,
@@ -26,6 +27,7 @@ use std::{
     collections::HashMap,
     ffi::c_void,
     fmt,
+    path::Path,
     ptr::NonNull,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -34,12 +36,16 @@ type Object<T> = Retained<ProtocolObject<T>>;
 
 /// Launches after which a command buffer is sent off, so that the GPU starts while the host goes on.
 const LAUNCHES: usize = 256;
+/// Bytes of a page of memory: Apple silicon's, or an older Mac's.
+const PAGE: usize = if cfg!(target_arch = "aarch64") { 16 << 10 } else { 4 << 10 };
 /// Bytes from which a copy to the GPU is waited for, so that its staging memory can go.
 const LARGE: usize = 64 << 20;
 
 struct Metal {
     device: Object<dyn MTLDevice>,
     queue: Object<dyn MTLCommandQueue>,
+    /// All kernels, where they were compiled ahead of time.
+    compiled: Option<Object<dyn MTLLibrary>>,
     libraries: Mutex<HashMap<&'static str, Object<dyn MTLLibrary>>>,
     pipelines: Mutex<HashMap<String, Object<dyn MTLComputePipelineState>>>,
     open: Mutex<Open>,
@@ -71,25 +77,41 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Gpu {
-    /// The Mac's GPU.
+    /// The Mac's GPU, with its kernels out of a metallib or compiled when they are first used.
     ///
     /// # Errors
-    /// There is none.
-    pub fn metal() -> Result<Self> {
+    /// There is none; or the metallib cannot be read, or is of other kernels than these.
+    pub fn metal(metallib: Option<&Path>) -> Result<Self> {
         // Shows that .ci/metal compiles this file.
         #[cfg(planted_type_error)]
         let _: u32 = MTLCreateSystemDefaultDevice();
         let missing = || failed("find a GPU", "this Mac has no Metal device");
         let device = MTLCreateSystemDefaultDevice().ok_or_else(missing)?;
         let queue = device.newCommandQueue().ok_or_else(missing)?;
+        let compiled = metallib.map(|file| compiled(&device, file)).transpose()?;
         Ok(Self::new(Box::new(Metal {
             device,
             queue,
+            compiled,
             libraries: Mutex::default(),
             pipelines: Mutex::default(),
             open: Mutex::default(),
         })))
     }
+}
+
+/// The kernels of a metallib.
+fn compiled(device: &ProtocolObject<dyn MTLDevice>, file: &Path) -> Result<Object<dyn MTLLibrary>> {
+    let what = "read compiled kernels";
+    let path = file.to_str().ok_or_else(|| failed(what, "a path that is not UTF-8"))?;
+    let url = NSURL::fileURLWithPath(&NSString::from_str(path));
+    let library = device.newLibraryWithURL_error(&url);
+    let library = library.map_err(|e| failed(what, e.localizedDescription()))?;
+    if library.newFunctionWithName(&NSString::from_str(&stamp())).is_none() {
+        let message = "is of another version; make it anew with `cargo xtask metallib`";
+        return Err(failed(what, format!("{path} {message}")));
+    }
+    Ok(library)
 }
 
 impl Open {
@@ -149,7 +171,7 @@ impl Open {
 }
 
 impl Metal {
-    /// A buffer that `allocate` made.
+    /// A buffer that `allocate` or `adopt` made.
     fn buffer(&self, handle: Handle) -> &ProtocolObject<dyn MTLBuffer> {
         // SAFETY: the handle is a pointer that `Retained::into_raw` gave, and `free` has not run.
         unsafe { &*(handle.0 as *const ProtocolObject<dyn MTLBuffer>) }
@@ -185,6 +207,9 @@ impl Metal {
     }
 
     fn library(&self, family: &'static str) -> Result<Object<dyn MTLLibrary>> {
+        if let Some(compiled) = &self.compiled {
+            return Ok(compiled.clone());
+        }
         let mut libraries = lock(&self.libraries);
         if let Some(library) = libraries.get(family) {
             return Ok(library.clone());
@@ -234,6 +259,25 @@ impl Backend for Metal {
             let buffer = self.device.newBufferWithLength_options(bytes, options);
             let none = || failed("allocate memory", format!("no {bytes} bytes"));
             Ok(Handle(Retained::into_raw(buffer.ok_or_else(none)?) as u64))
+        })
+    }
+
+    fn adopt(&self, bytes: &Bytes) -> Result<Option<(Handle, usize)>> {
+        autoreleasepool(|_| {
+            let Pages { start, len, offset } = Pages::around(bytes.as_slice(), PAGE);
+            let Some(start) = NonNull::new(start as *mut c_void) else { return Ok(None) };
+            if len > self.device.maxBufferLength() {
+                return Ok(None);
+            }
+            let options = MTLResourceOptions::StorageModeShared;
+            // SAFETY: these are whole pages of a file's map, which the buffer's owner keeps as long as
+            // the buffer; kernels only read them.
+            let buffer = unsafe {
+                let device = &self.device;
+                device
+                    .newBufferWithBytesNoCopy_length_options_deallocator(start, len, options, None)
+            };
+            Ok(buffer.map(|buffer| (Handle(Retained::into_raw(buffer) as u64), offset)))
         })
     }
 

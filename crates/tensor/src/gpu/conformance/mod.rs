@@ -3,8 +3,10 @@
 
 mod attention;
 mod data;
+mod experts;
 mod products;
 mod rows;
+mod sampling;
 
 use super::Gpu;
 use crate::{Result, Tensor};
@@ -37,6 +39,8 @@ enum Case {
     Product(products::Case),
     Rows(rows::Case),
     Attention(attention::Case),
+    Sampling(sampling::Case),
+    Experts(experts::Case),
 }
 
 /// All checks; `quick` has fewer shapes, for slow devices.
@@ -46,11 +50,16 @@ pub fn checks(quick: bool) -> Vec<Check> {
     let products = products::cases(quick).into_iter().map(Case::Product);
     let rows = rows::cases().into_iter().map(Case::Rows);
     let attention = attention::cases(quick).into_iter().map(Case::Attention);
-    for case in products.chain(rows).chain(attention) {
+    let sampling = sampling::cases(quick).into_iter().map(Case::Sampling);
+    let experts = experts::cases(quick).into_iter().map(Case::Experts);
+    for case in products.chain(rows).chain(attention).chain(sampling).chain(experts) {
         let (family, name, tolerance) = match &case {
             Case::Product(c) => (c.family(), c.to_string(), c.tolerance()),
             Case::Rows(c) => (c.family(), c.to_string(), 1e-5),
             Case::Attention(c) => (c.family(), c.to_string(), 4e-6),
+            // The same tokens, the same log probabilities: whole numbers are summed.
+            Case::Experts(c) => ("experts", c.to_string(), c.tolerance()),
+            Case::Sampling(c) => ("sample", c.to_string(), 0.0),
         };
         all.push(Check { family, name, tolerance, case });
     }
@@ -68,6 +77,8 @@ impl Check {
             Case::Product(case) => case.run(gpu, &mut rng)?,
             Case::Rows(case) => case.run(gpu, &mut rng)?,
             Case::Attention(case) => case.run(gpu, &mut rng)?,
+            Case::Sampling(case) => case.run(gpu, &mut rng)?,
+            Case::Experts(case) => case.run(gpu, &mut rng)?,
         };
         let error = pairs.iter().map(|p| p.error()).fold(0.0, f64::max);
         Ok(Outcome { error, passed: error <= self.tolerance })

@@ -1,0 +1,130 @@
+//! Choices that a device makes: what it is told, and what comes back.
+
+use crate::{
+    Choice, SamplerError,
+    candidates::{chunk_masses, inverse, share},
+    logprobs::LogSoftmax,
+    scan::Scanned,
+};
+use taper_base::{SamplingParams, TokenId};
+
+/// One choice by temperature, `min_p`, `top_k`, `top_p` and a draw, for a device that has the row.
+///
+/// The device computes what [`Sampler`](crate::Sampler) documents: masses in units of 2^-40 of the
+/// likeliest token's, tokens ranked by logit and then by id, the draw over ascending ids.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceDraw {
+    /// What logits are multiplied by; 0 takes the likeliest token, and no filter is in force.
+    pub inv_t: f32,
+    /// Tokens whose scaled logit is further below the likeliest's are not kept.
+    pub min_d: f32,
+    /// The likeliest so many tokens are kept; 0 keeps all.
+    pub top_k: u32,
+    /// Share of the mass that is kept, in units of 2^-32; 0 keeps all.
+    pub top_p: u32,
+    /// Of the draw.
+    pub bits: u64,
+    /// Whether log probabilities are wanted, and for how many of the likeliest tokens.
+    pub logprobs: Option<u8>,
+}
+
+impl DeviceDraw {
+    pub(crate) fn new(params: &SamplingParams, bits: u64) -> Self {
+        let logprobs = params.logprobs;
+        if params.temperature == 0.0 {
+            let min_d = f32::NEG_INFINITY;
+            return Self { inv_t: 0.0, min_d, top_k: 0, top_p: 0, bits, logprobs };
+        }
+        Self {
+            inv_t: inverse(params.temperature),
+            min_d: params.min_p.ln(),
+            top_k: params.top_k,
+            // A share that rounds up to the whole keeps all.
+            top_p: u32::try_from(share(params.top_p)).unwrap_or(0),
+            bits,
+            logprobs,
+        }
+    }
+
+    /// Whether it is the likeliest token and nothing else.
+    #[must_use]
+    pub fn is_argmax(&self) -> bool {
+        self.inv_t == 0.0 && self.logprobs.is_none()
+    }
+}
+
+/// What log probabilities of a row are made of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceLogits {
+    /// Of the chosen token.
+    pub logit: f32,
+    /// The largest.
+    pub max: f32,
+    /// Mass of the row at temperature 1, in units of 2^-40 of the likeliest token's.
+    pub mass: u64,
+    /// The likeliest tokens of finite logit, likeliest first, as many as were asked for.
+    pub top: Vec<(f32, TokenId)>,
+}
+
+impl DeviceLogits {
+    /// What a device must read for `token` and the `n` likeliest.
+    ///
+    /// # Errors
+    /// As [`token_logprobs`](crate::token_logprobs).
+    pub fn read(logits: &[f32], token: TokenId, n: u8) -> Result<Self, SamplerError> {
+        let vocab = logits.len();
+        let unknown = SamplerError::UnknownToken { token, vocab };
+        let logit = *logits.get(token as usize).ok_or(unknown)?;
+        let row = Scanned::new(logits)?;
+        let mass = chunk_masses(&row, 1.0).iter().sum();
+        Ok(Self { logit, max: row.max, mass, top: row.top(usize::from(n)) })
+    }
+}
+
+impl Choice {
+    /// A token that a device chose, and what it read beside.
+    #[must_use]
+    pub fn of_device(token: TokenId, logits: Option<&DeviceLogits>) -> Self {
+        let logprobs = logits.map(|row| LogSoftmax::of(row).chosen(token, row.logit));
+        Self { token, logprobs }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Sampler;
+
+    #[test]
+    fn what_is_read_makes_the_same_choice() {
+        let row: Vec<f32> = (0..900).map(|i| ((i * 7919) % 1000) as f32 / 90.0).collect();
+        for (temperature, n) in [(0.0, 0), (0.7, 5), (1.5, 20)] {
+            let params =
+                SamplingParams { temperature, logprobs: Some(n), top_k: 50, ..Default::default() };
+            let want = Sampler::new(&params, &[], 900).sample(&mut row.clone(), &[]).unwrap();
+            let read = DeviceLogits::read(&row, want.token, n).unwrap();
+            assert_eq!(Choice::of_device(want.token, Some(&read)), want);
+        }
+    }
+
+    #[test]
+    fn what_needs_more_than_the_row_stays_on_the_host() {
+        let on = |params: &SamplingParams| Sampler::new(params, &[1], 9).on_device(&[]);
+        let plain = SamplingParams { top_p: 0.5, min_p: 0.25, seed: 3, ..Default::default() };
+        let draw = on(&plain).unwrap();
+        assert_eq!((draw.top_p, draw.top_k, draw.inv_t), (1 << 31, 0, 1.0));
+        assert_eq!(draw.min_d, 0.25f32.ln());
+        assert!(!draw.is_argmax() && on(&SamplingParams::greedy()).unwrap().is_argmax());
+        assert_eq!(on(&SamplingParams::default()).unwrap().top_p, 0, "all is kept");
+        for params in [
+            SamplingParams { repetition_penalty: 1.1, ..plain.clone() },
+            SamplingParams { presence_penalty: 0.1, ..plain.clone() },
+            SamplingParams { frequency_penalty: 0.1, ..plain.clone() },
+            SamplingParams { logit_bias: vec![(1, 1.0)], ..plain.clone() },
+            SamplingParams { typical_p: 0.9, ..plain.clone() },
+        ] {
+            assert_eq!(on(&params), None);
+        }
+        assert_eq!(Sampler::new(&plain, &[], 9).on_device(&[2]), None, "a banned token");
+    }
+}

@@ -1,0 +1,153 @@
+//! Choosing tokens where the logits are.
+
+use super::{Gpu, Launch, Operand, count, params};
+use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
+use taper_sampler::{DeviceDraw, DeviceLogits};
+
+params!(
+    /// Of `argmax`.
+    ArgmaxParams { vocab: u32 }
+);
+params!(
+    /// Of `sample`.
+    SampleParams { vocab: u32, rows: u32 }
+);
+params!(
+    /// A choice of `sample`.
+    SampleRow {
+        row: u32,
+        inv_t: f32,
+        min_d: f32,
+        top_k: u32,
+        top_p: u32,
+        bits_low: u32,
+        bits_high: u32,
+        listed: u32,
+    }
+);
+
+/// Threads of both kernels.
+const THREADS: u32 = 1024;
+/// Most tokens whose log probabilities `sample` lists.
+const LISTED: usize = 20;
+/// Words of what it says of a row.
+const DETAILS: usize = 5 + 2 * LISTED;
+
+/// A token that a GPU chose, and what its log probabilities are made of, if they were asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// Logits that were read beside.
+    pub logits: Option<DeviceLogits>,
+}
+
+fn on_gpu<'a>(op: &'static str, logits: &'a Tensor) -> Result<(&'a GpuTensor, usize, usize)> {
+    let (rows, vocab) = crate::host::dims2(op, logits)?;
+    let device = || String::from("cpu");
+    let x = logits.on_gpu().ok_or_else(|| TensorError::Device { op, device: device() })?;
+    Ok((x, rows, vocab))
+}
+
+/// The most likely token of each row of logits on a GPU, the first of equals; four bytes a row come
+/// back. `u32::MAX` for a row with a NaN or positive infinity, or with nothing finite.
+///
+/// # Shapes
+/// `logits [rows, vocab]` -> `rows` tokens.
+///
+/// # Errors
+/// Another shape, or the logits are not on a GPU.
+pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
+    let (x, rows, vocab) = on_gpu("argmax", logits)?;
+    let tokens = x.gpu().temporary(4 * rows)?;
+    x.gpu().launch(&Launch {
+        family: "argmax",
+        kernel: "argmax",
+        grid: [count("argmax", rows)?, 1, 1],
+        threads: THREADS,
+        operands: &[Operand::In(&x.buffer, x.offset), Operand::Out(&tokens, 0)],
+        params: bytemuck::bytes_of(&ArgmaxParams { vocab: count("argmax", vocab)? }),
+    })?;
+    tokens.read(0, rows)
+}
+
+/// A token for each of `draws`, which name a row of logits on a GPU: the same that
+/// [`taper_sampler::Sampler`] chooses. Four bytes a token come back, and 180 more where log
+/// probabilities are wanted. `None` where the host has to look at the row: it has a NaN, positive
+/// infinity or nothing finite, or more than a thousand equal logits where a filter ends.
+///
+/// # Shapes
+/// `logits [rows, vocab]`, `n` draws -> `n` tokens.
+///
+/// # Errors
+/// Another shape, a row that is not there, more than 20 tokens to be listed, or the logits are not on
+/// a GPU.
+pub fn sample(logits: &Tensor, draws: &[(usize, DeviceDraw)]) -> Result<Vec<Option<Sampled>>> {
+    let (x, rows, vocab) = on_gpu("sample", logits)?;
+    if let Some(&(index, _)) = draws.iter().find(|(row, _)| *row >= rows) {
+        return Err(TensorError::Index { op: "sample", index, limit: rows });
+    }
+    let listed = draws.iter().filter_map(|(_, draw)| draw.logprobs).map(usize::from);
+    if let Some(index) = listed.clone().find(|n| *n > LISTED) {
+        return Err(TensorError::Index { op: "sample: log probabilities", index, limit: LISTED });
+    }
+    let in_order = draws.iter().map(|(row, _)| *row).eq(0..rows);
+    if in_order && draws.iter().all(|(_, draw)| draw.is_argmax()) {
+        let known = |token| (token != u32::MAX).then_some(Sampled { token, logits: None });
+        return Ok(argmax(logits)?.into_iter().map(known).collect());
+    }
+    let wanted = listed.count() > 0;
+    let words = launch(x.gpu(), x, vocab, draws, wanted)?;
+    let (tokens, details) = words.split_at(draws.len());
+    let one = |i: usize| {
+        let token = (tokens[i] != u32::MAX).then_some(tokens[i])?;
+        let wanted = draws[i].1.logprobs.is_some();
+        let record = details.get(i * DETAILS..(i + 1) * DETAILS).filter(|_| wanted);
+        Some(Sampled { token, logits: record.map(details_of) })
+    };
+    Ok((0..draws.len()).map(one).collect())
+}
+
+fn launch(
+    gpu: &Gpu,
+    x: &GpuTensor,
+    vocab: usize,
+    draws: &[(usize, DeviceDraw)],
+    details: bool,
+) -> Result<Vec<u32>> {
+    let one = |(row, draw): &(usize, DeviceDraw)| SampleRow {
+        row: *row as u32,
+        inv_t: draw.inv_t,
+        min_d: draw.min_d,
+        top_k: draw.top_k,
+        top_p: draw.top_p,
+        bits_low: draw.bits as u32,
+        bits_high: (draw.bits >> 32) as u32,
+        listed: draw.logprobs.map_or(0, |n| u32::from(n) + 1),
+    };
+    let rows = gpu.upload(&draws.iter().map(one).collect::<Vec<_>>())?;
+    let n = draws.len();
+    let words = n + if details { n * DETAILS } else { 0 };
+    let out = gpu.temporary(4 * words)?;
+    let params = SampleParams { vocab: count("sample", vocab)?, rows: count("sample", n)? };
+    gpu.launch(&Launch {
+        family: "sample",
+        kernel: "sample",
+        grid: [params.rows, 1, 1],
+        threads: THREADS,
+        operands: &[Operand::In(&x.buffer, x.offset), Operand::In(&rows, 0), Operand::Out(&out, 0)],
+        params: bytemuck::bytes_of(&params),
+    })?;
+    out.read(0, words)
+}
+
+fn details_of(record: &[u32]) -> DeviceLogits {
+    let listed = (record[4] as usize).min(LISTED);
+    let (pairs, _) = record[5..].as_chunks::<2>();
+    DeviceLogits {
+        logit: f32::from_bits(record[0]),
+        max: f32::from_bits(record[1]),
+        mass: u64::from(record[3]) << 32 | u64::from(record[2]),
+        top: pairs[..listed].iter().map(|&[id, bits]| (f32::from_bits(bits), id)).collect(),
+    }
+}
