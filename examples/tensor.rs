@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Tensor, Weight, ops,
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Rounding, Tensor, Weight, ops,
 };
 
 const OUT: usize = 64;
@@ -32,7 +32,7 @@ fn main() -> Result<()> {
     let maps = [
         ("dense", Linear::new(dense)),
         ("quantized", Linear::new(affine.clone())),
-        ("packed", Linear::new(affine).pack()),
+        ("packed", Linear::new(affine).pack(Rounding::Int8)),
     ];
     let x = (0..3 * IN).map(|i| (i as f32 * 0.11).cos()).collect();
     let x = ops::from_host_f32(x, &[3, IN])?; // three tokens

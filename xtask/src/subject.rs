@@ -27,7 +27,7 @@ pub(crate) struct Subject {
     #[arg(long, default_value = "f16", value_name = "NAME")]
     pub(crate) kv_cache_dtype: String,
     /// Arithmetic, as `taper serve` takes it.
-    #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
+    #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     /// Where to run: cpu, cuda, metal, or a library of kernels for the host runner.
     #[arg(long, default_value = "cpu", value_name = "NAME")]
@@ -45,8 +45,7 @@ impl Subject {
 
     /// Loads the model with a cache of so many tokens.
     pub(crate) fn runner(&self, root: &Path, tokens: usize) -> Result<Runner> {
-        let exact = self.dtype == "float32";
-        let activations = if exact { Activations::F32 } else { Activations::Int8 };
+        let activations = Activations::of_dtype(&self.dtype).context("--dtype")?;
         let (gpu, kept) = (crate::device::open(&self.device)?, Some(Exact::DEFAULT));
         Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, activations, gpu.as_ref())
     }

@@ -7,14 +7,11 @@
 
 use crate::{
     KvGeometry,
-    rows::FloatRows,
-    side::{padded_tokens, put_half},
+    rows::RowFormat,
+    side::{AffineScratch, Precision, Products, Queries, padded_tokens, put_half},
 };
 use half::f16;
-use taper_tensor::cpu::{
-    Floats,
-    codes::{Affine, CodeLevel, affine_rows},
-};
+use taper_tensor::cpu::codes::{Affine, Codes, Order};
 
 /// Affine codes of 4 or 8 bits.
 #[derive(Debug)]
@@ -46,7 +43,7 @@ fn affine(x: &[f32], bits: usize) -> (f32, f32) {
     (half(scale), if at_zero == 0.0 { 0.0 } else { half(edge) })
 }
 
-impl FloatRows for AffineSide {
+impl RowFormat for AffineSide {
     fn dim(&self) -> usize {
         self.0.d
     }
@@ -74,12 +71,37 @@ impl FloatRows for AffineSide {
     }
 
     fn get(&self, row: &[u8], out: &mut [f32]) {
-        affine_rows(CodeLevel::Portable, row, self.0, out);
+        self.0.read(row, out);
     }
 
-    fn floats<'a>(&self, rows: &'a [u8], level: CodeLevel, out: &'a mut Vec<f32>) -> Floats<'a> {
-        out.resize(rows.len() / self.0.row_bytes() * self.0.d, 0.0);
-        affine_rows(level, rows, self.0, out);
-        Floats::F32(out)
+    fn round(&self, q: &mut Queries) {
+        q.affine.set(&q.floats, self.0);
+    }
+
+    fn dots(
+        &self,
+        rows: Codes<'_>,
+        q: &Queries,
+        precision: Precision,
+        scratch: &mut Products,
+        out: &mut [f32],
+    ) {
+        let scales = &mut scratch.affine.scales;
+        scales.set(precision.level, rows.here, self.0, Order::Rows);
+        self.0.dots(precision.level, &q.affine, rows, scales, out);
+    }
+
+    fn add_weighted(
+        &self,
+        rows: Codes<'_>,
+        p: &[f32],
+        precision: Precision,
+        scratch: &mut Products,
+        acc: &mut [f32],
+    ) {
+        let AffineScratch { scales, weights } = &mut scratch.affine;
+        let Precision { level, sparse_v } = precision;
+        scales.set(level, rows.here, self.0, Order::Elements);
+        self.0.add_weighted(level, p, rows, scales, sparse_v, weights, acc);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     ExactBlocks, KvCodecError, KvGeometry,
-    drive::{self, Heads, Piece, STEP_BLOCKS, Scratch},
+    drive::{self, HeadScratch, Heads, Piece, STEP_BLOCKS, Scratch},
 };
 use std::ops::Range;
 use taper_base::BlockId;
@@ -92,37 +92,47 @@ struct Floating<'a> {
 }
 
 impl Heads for Floating<'_> {
-    fn start(&self, piece: &Piece<'_>, scratch: &mut Scratch) {
-        let Scratch { tile, q, .. } = scratch;
-        tile.start(q, piece.len(), self.geometry.head_dim, piece.params.soft_cap);
+    fn start(&self, piece: &Piece<'_>, q: &[f32], head: &mut HeadScratch) {
+        head.tile.start(q, piece.len(), self.geometry.head_dim, piece.params.soft_cap);
     }
 
-    fn attend<'s>(
+    fn attend(
         &self,
         piece: &Piece<'_>,
-        kv_head: usize,
+        kv_heads: Range<usize>,
         span: Range<usize>,
-        scratch: &'s mut Scratch,
-    ) -> &'s Attended {
+        scratch: &mut Scratch,
+    ) {
         let size = self.geometry.block_tokens;
-        scratch.tile.restart();
+        let Scratch { heads, blocks: room, .. } = scratch;
+        heads.iter_mut().for_each(|head| head.tile.restart());
         for step in span.clone().step_by(STEP_BLOCKS) {
             let blocks = step..(step + STEP_BLOCKS).min(span.end);
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
             // the same places whatever else is in the step.
             let tokens = step * size..(blocks.end * size).min(piece.seq.kv_len);
-            let next = piece.seq.blocks[..span.end].get(blocks.end);
-            let next = next.and_then(|&block| self.reader.in_place(block, kv_head));
-            let mut pages = [(Floats::F32(&[]), Floats::F32(&[])); STEP_BLOCKS];
-            let read = pages.iter_mut().zip(&mut scratch.blocks).zip(blocks.clone());
-            for ((page, (k, v)), index) in read {
-                let n = size.min(piece.seq.kv_len - index * size);
-                let block = piece.seq.blocks[index];
-                *page = (self.reader.k(block, kv_head, n, k), self.reader.v(block, kv_head, n, v));
+            let after = piece.seq.blocks[..span.end].get(blocks.end);
+            for (head, kv_head) in heads.iter_mut().zip(kv_heads.clone()) {
+                let next = if kv_head + 1 < kv_heads.end {
+                    self.reader.in_place(piece.seq.blocks[step], kv_head + 1)
+                } else {
+                    after.and_then(|&block| self.reader.in_place(block, kv_heads.start))
+                };
+                let mut pages = [(Floats::F32(&[]), Floats::F32(&[])); STEP_BLOCKS];
+                let read = pages.iter_mut().zip(&mut *room).zip(blocks.clone());
+                for ((page, (k, v)), index) in read {
+                    let n = size.min(piece.seq.kv_len - index * size);
+                    let block = piece.seq.blocks[index];
+                    let reader = self.reader;
+                    *page = (reader.k(block, kv_head, n, k), reader.v(block, kv_head, n, v));
+                }
+                let seen = |row| piece.sees_of(row, tokens.clone());
+                head.tile.step(&pages[..blocks.len()], next, seen);
             }
-            let pages = &pages[..blocks.len()];
-            scratch.tile.step(pages, next, |row| piece.sees_of(row, tokens.clone()));
         }
-        scratch.tile.state()
+    }
+
+    fn seen<'s>(&self, head: &'s HeadScratch) -> &'s Attended {
+        head.tile.state()
     }
 }

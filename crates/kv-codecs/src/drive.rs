@@ -1,6 +1,9 @@
 //! How a step's attention is shared out: pieces of query rows, KV heads, and spans of keys.
 
-use crate::{AttnBatch, AttnParams, KvCodecError, KvGeometry, SeqSpan, side::CodedScratch};
+use crate::{
+    AttnBatch, AttnParams, KvCodecError, KvGeometry, SeqSpan,
+    side::{CodedHead, CodedScratch},
+};
 use std::{cell::RefCell, ops::Range};
 use taper_base::BlockId;
 use taper_tensor::{
@@ -19,6 +22,11 @@ pub(crate) const STEP_BLOCKS: usize = 4;
 /// has too few rows for all threads, these spans are shared out; the cut is the same for all steps,
 /// so that no result depends on who computed it.
 const SPAN_BLOCKS: usize = 64;
+/// Query rows up to which a task takes several KV heads: the heads of a block lie one after the other,
+/// and memory is read fastest in one go. More rows are better kept in the cache.
+const FEW_ROWS: usize = 16;
+/// Tasks a thread, at least, so that all end at about the same time.
+const TASKS: usize = 4;
 
 /// Some query tokens of one sequence.
 pub(crate) struct Piece<'a> {
@@ -68,18 +76,26 @@ impl Piece<'_> {
 /// What one thread works in.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// Query rows `[rows, head_dim]`, scaled.
-    pub(crate) q: Vec<f32>,
-    pub(crate) tile: FlashTile,
+    /// One of each KV head that a task has.
+    pub(crate) heads: Vec<HeadScratch>,
     /// Keys and values of each block of a step.
     pub(crate) blocks: [(Vec<f32>, Vec<f32>); STEP_BLOCKS],
     pub(crate) coded: CodedScratch,
+    /// Query rows of a head, scaled.
+    q: Vec<f32>,
+}
+
+/// A KV head's query rows, and what they have seen: one or the other.
+#[derive(Debug, Default)]
+pub(crate) struct HeadScratch {
+    pub(crate) tile: FlashTile,
+    pub(crate) coded: CodedHead,
 }
 
 #[derive(Default)]
 struct Own {
     scratch: Scratch,
-    total: Attended,
+    totals: Vec<Attended>,
     out: Vec<f32>,
 }
 
@@ -89,18 +105,21 @@ thread_local! {
 
 /// The keys and values of one layer, by head.
 pub(crate) trait Heads: Sync {
-    /// Takes the query rows of `scratch`.
-    fn start(&self, piece: &Piece<'_>, scratch: &mut Scratch);
+    /// Takes the query rows of a KV head, `[rows, head_dim]`, scaled.
+    fn start(&self, piece: &Piece<'_>, q: &[f32], head: &mut HeadScratch);
 
-    /// Attends to a span of blocks, and to nothing that was attended to before. A span starts at
-    /// the beginning of a step.
-    fn attend<'s>(
+    /// Attends to a span of blocks of some KV heads, `scratch` having one of each, and to nothing
+    /// that was attended to before. A span starts at the beginning of a step.
+    fn attend(
         &self,
         piece: &Piece<'_>,
-        kv_head: usize,
+        kv_heads: Range<usize>,
         span: Range<usize>,
-        scratch: &'s mut Scratch,
-    ) -> &'s Attended;
+        scratch: &mut Scratch,
+    );
+
+    /// What a head's rows have seen.
+    fn seen<'s>(&self, head: &'s HeadScratch) -> &'s Attended;
 
     /// Brings an attended row back from the values' space.
     fn restore(&self, _row: &mut [f32]) {}
@@ -117,9 +136,11 @@ pub(crate) fn attend(
     let (t, heads) = check(geometry, q, batch)?;
     let pieces = pieces(batch, params, heads / geometry.kv_heads);
     let out = ops::with_host_f32(q, |q| {
-        let call = Call { geometry, heads, q, layer };
-        let spans = pieces.iter().map(|p| call.spans(p).len()).max().unwrap_or(0);
-        if spans > 1 && pieces.len() * geometry.kv_heads < 2 * pool::threads() {
+        let spans = |p: &Piece<'_>| spans(p, geometry.block_tokens).len();
+        let most = pieces.iter().map(spans).max().unwrap_or(0);
+        let together = together(&pieces, geometry.kv_heads, most);
+        let call = Call { geometry, heads, q, layer, together };
+        if most > 1 && pieces.len() * call.parts() < 2 * pool::threads() {
             call.by_spans(&pieces)
         } else {
             call.by_pieces(&pieces)
@@ -188,12 +209,32 @@ fn pieces<'a>(batch: &AttnBatch<'a>, params: &'a AttnParams, group: usize) -> Ve
     pieces
 }
 
+/// How many KV heads a task takes.
+fn together(pieces: &[Piece<'_>], kv_heads: usize, spans: usize) -> usize {
+    if pieces.iter().any(|p| p.len() > FEW_ROWS) {
+        return 1;
+    }
+    let enough = |&n: &usize| {
+        let parts = pieces.len() * spans * (kv_heads / n);
+        kv_heads.is_multiple_of(n) && parts >= TASKS * pool::threads()
+    };
+    (1..=kv_heads).rev().find(enough).unwrap_or(1)
+}
+
+/// The spans that a piece's blocks are in.
+fn spans(piece: &Piece<'_>, block_tokens: usize) -> Range<usize> {
+    let blocks = piece.blocks(block_tokens);
+    blocks.start / SPAN_BLOCKS..blocks.end.div_ceil(SPAN_BLOCKS)
+}
+
 /// What the tasks of one call share.
 struct Call<'a, H> {
     geometry: KvGeometry,
     heads: usize,
     q: &'a [f32],
     layer: &'a H,
+    /// KV heads of a task.
+    together: usize,
 }
 
 impl<H: Heads> Call<'_, H> {
@@ -201,99 +242,110 @@ impl<H: Heads> Call<'_, H> {
         self.heads / self.geometry.kv_heads
     }
 
-    /// One task for each piece and KV head.
+    /// Parts that the KV heads are in.
+    fn parts(&self) -> usize {
+        self.geometry.kv_heads / self.together
+    }
+
+    /// Elements of a row of a part.
+    fn width(&self) -> usize {
+        self.together * self.group() * self.geometry.head_dim
+    }
+
+    /// One task for each piece and part.
     fn by_pieces(&self, pieces: &[Piece<'_>]) -> Vec<f32> {
         let ranges: Vec<_> = pieces.iter().map(|p| p.tokens.clone()).collect();
-        let width = self.group() * self.geometry.head_dim;
-        pool::grid(&ranges, self.geometry.kv_heads, width, |piece, kv_head, cell| {
+        pool::grid(&ranges, self.parts(), self.width(), |piece, part, cell| {
             let piece = &pieces[piece];
-            OWN.with_borrow_mut(|Own { scratch, total, out }| {
-                self.start(piece, kv_head, scratch);
-                for (i, span) in self.spans(piece).enumerate() {
-                    let seen = self.attend(piece, kv_head, span, scratch);
-                    if i == 0 {
-                        total.clone_from(seen);
-                    } else {
-                        total.merge(seen);
+            OWN.with_borrow_mut(|Own { scratch, totals, out }| {
+                self.start(piece, part, scratch);
+                totals.resize_with(self.together, Attended::default);
+                for (i, span) in spans(piece, self.geometry.block_tokens).enumerate() {
+                    self.attend(piece, part, span, scratch);
+                    for (total, head) in totals.iter_mut().zip(&scratch.heads) {
+                        let seen = self.layer.seen(head);
+                        if i == 0 {
+                            total.clone_from(seen);
+                        } else {
+                            total.merge(seen);
+                        }
                     }
                 }
-                self.finish(total, out, cell);
+                self.finish(totals, out, cell);
             });
         })
     }
 
-    /// One task for each piece, KV head and span; for few rows over many keys.
+    /// One task for each piece, part and span; for few rows over many keys.
     fn by_spans(&self, pieces: &[Piece<'_>]) -> Vec<f32> {
         let mut tasks = Vec::new();
         let mut first = Vec::new();
         for piece in pieces {
-            for kv_head in 0..self.geometry.kv_heads {
+            for part in 0..self.parts() {
                 first.push(tasks.len());
-                tasks.extend(self.spans(piece).map(|span| (piece, kv_head, span)));
+                let spans = spans(piece, self.geometry.block_tokens);
+                tasks.extend(spans.map(|span| (piece, part, span)));
             }
         }
         first.push(tasks.len());
-        let mut parts = pool::map(tasks.len(), |task| {
-            let (piece, kv_head, span) = tasks[task];
+        let mut seen = pool::map(tasks.len(), |task| {
+            let (piece, part, span) = tasks[task];
             OWN.with_borrow_mut(|Own { scratch, .. }| {
-                self.start(piece, kv_head, scratch);
-                self.attend(piece, kv_head, span, scratch).clone()
+                self.start(piece, part, scratch);
+                self.attend(piece, part, span, scratch);
+                let heads = scratch.heads.iter();
+                heads.map(|head| self.layer.seen(head).clone()).collect::<Vec<_>>()
             })
         });
-        // The first span of each piece and head takes the others in.
+        // The first span of each piece and part takes the others in.
         let totals: Vec<_> = first
             .windows(2)
             .map(|own| {
-                let mut total = std::mem::take(&mut parts[own[0]]);
-                parts[own[0] + 1..own[1]].iter().for_each(|part| total.merge(part));
-                total
+                let mut totals = std::mem::take(&mut seen[own[0]]);
+                for seen in &seen[own[0] + 1..own[1]] {
+                    totals.iter_mut().zip(seen).for_each(|(total, seen)| total.merge(seen));
+                }
+                totals
             })
             .collect();
         let ranges: Vec<_> = pieces.iter().map(|p| p.tokens.clone()).collect();
-        let width = self.group() * self.geometry.head_dim;
-        pool::grid(&ranges, self.geometry.kv_heads, width, |piece, kv_head, cell| {
-            let total = &totals[piece * self.geometry.kv_heads + kv_head];
-            self.finish(total, &mut Vec::new(), cell);
+        pool::grid(&ranges, self.parts(), self.width(), |piece, part, cell| {
+            self.finish(&totals[piece * self.parts() + part], &mut Vec::new(), cell);
         })
     }
 
-    fn spans(&self, piece: &Piece<'_>) -> Range<usize> {
-        let blocks = piece.blocks(self.geometry.block_tokens);
-        blocks.start / SPAN_BLOCKS..blocks.end.div_ceil(SPAN_BLOCKS)
-    }
-
-    fn start(&self, piece: &Piece<'_>, kv_head: usize, scratch: &mut Scratch) {
-        let (d, group) = (self.geometry.head_dim, self.group());
-        scratch.q.clear();
-        for row in piece.tokens.clone() {
-            let at = (row * self.heads + kv_head * group) * d;
-            let scaled = self.q[at..at + group * d].iter().map(|x| x * piece.params.scale);
-            scratch.q.extend(scaled);
+    fn start(&self, piece: &Piece<'_>, part: usize, scratch: &mut Scratch) {
+        let width = self.group() * self.geometry.head_dim;
+        let Scratch { heads, q, .. } = scratch;
+        heads.resize_with(self.together, HeadScratch::default);
+        for (i, head) in heads.iter_mut().enumerate() {
+            q.clear();
+            for row in piece.tokens.clone() {
+                let at = (row * self.geometry.kv_heads + part * self.together + i) * width;
+                q.extend(self.q[at..at + width].iter().map(|x| x * piece.params.scale));
+            }
+            self.layer.start(piece, q, head);
         }
-        self.layer.start(piece, scratch);
     }
 
-    fn attend<'s>(
-        &self,
-        piece: &Piece<'_>,
-        kv_head: usize,
-        span: usize,
-        scratch: &'s mut Scratch,
-    ) -> &'s Attended {
+    fn attend(&self, piece: &Piece<'_>, part: usize, span: usize, scratch: &mut Scratch) {
         let all = piece.blocks(self.geometry.block_tokens);
         let from = all.start.max(span * SPAN_BLOCKS) / STEP_BLOCKS * STEP_BLOCKS;
         let blocks = from..all.end.min((span + 1) * SPAN_BLOCKS);
-        self.layer.attend(piece, kv_head, blocks, scratch)
+        let kv_heads = part * self.together..(part + 1) * self.together;
+        self.layer.attend(piece, kv_heads, blocks, scratch);
     }
 
-    fn finish(&self, total: &Attended, out: &mut Vec<f32>, cell: &mut GridCell) {
+    /// Writes what the heads of a part have seen, token by token.
+    fn finish(&self, totals: &[Attended], out: &mut Vec<f32>, cell: &mut GridCell) {
         let (d, group) = (self.geometry.head_dim, self.group());
-        let width = total.width();
-        out.resize(group * d + width, 0.0);
-        let (token, row) = out.split_at_mut(group * d);
-        for first in (0..total.rows()).step_by(group) {
+        let wide = totals.first().map_or(0, Attended::width);
+        out.resize(self.width() + wide, 0.0);
+        let (token, row) = out.split_at_mut(self.width());
+        let rows = totals.first().map_or(0, Attended::rows);
+        for first in (0..rows).step_by(group) {
             for (head, out) in token.chunks_exact_mut(d).enumerate() {
-                total.finish(first + head, row);
+                totals[head / group].finish(first + head % group, row);
                 out.copy_from_slice(&row[..d]);
                 self.layer.restore(out);
             }

@@ -1,12 +1,14 @@
 //! Attention over head regions as they lie: queries are rotated and rounded once, each block's
-//! codes are expanded once for all query heads of a KV head, the output is rotated back once.
+//! codes are expanded once for all query heads of a KV head, the output is rotated back once. The
+//! heads of a block are read one after the other, as they stand in memory, keys of a few blocks and
+//! then their values.
 
 use crate::{
     AttnBatch, AttnParams, KvCodecError, KvGeometry,
-    drive::{self, Heads, Piece, Scratch},
+    drive::{self, HeadScratch, Heads, Piece, STEP_BLOCKS, Scratch},
     exact,
     paged::Plan,
-    side::{CodedScratch, Precision, Region},
+    side::{CodedHead, CodedScratch, Precision, Region},
 };
 use std::ops::Range;
 use taper_base::BlockId;
@@ -42,71 +44,169 @@ pub(crate) fn attend(
 }
 
 impl Heads for Pages<'_> {
-    fn start(&self, piece: &Piece<'_>, scratch: &mut Scratch) {
-        let Scratch { q, coded, .. } = scratch;
-        coded.q.floats.clone_from(q);
-        self.plan.k.rotate(&mut coded.q.floats);
-        if self.plan.k.wants_int8() {
-            coded.q.int8.set(&coded.q.floats, self.geometry.head_dim);
-        }
-        coded.rows = piece.len();
+    fn start(&self, _: &Piece<'_>, q: &[f32], head: &mut HeadScratch) {
+        let queries = &mut head.coded.q;
+        queries.floats.clear();
+        queries.floats.extend_from_slice(q);
+        self.plan.k.rotate(&mut queries.floats);
+        self.plan.k.round(queries);
     }
 
-    fn attend<'s>(
+    fn attend(
         &self,
         piece: &Piece<'_>,
-        kv_head: usize,
+        kv_heads: Range<usize>,
         span: Range<usize>,
-        scratch: &'s mut Scratch,
-    ) -> &'s Attended {
-        let CodedScratch { rows, q, state, scores, products } = &mut scratch.coded;
-        let (size, plan) = (self.geometry.block_tokens, self.plan);
-        state.clear(*rows, plan.v.width());
-        for index in span.clone() {
-            // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
-            // the same places whatever else is in the step.
-            let tokens = index * size..((index + 1) * size).min(piece.seq.kv_len);
-            let padded = tokens.len().next_multiple_of(TILE_ROWS);
-            let head = |block: BlockId| block.0 as usize * self.geometry.kv_heads + kv_head;
-            let exact = piece.exact(index, size).map(head);
-            let coded = head(piece.seq.blocks[index]);
-            let next = piece.seq.blocks[..span.end].get(index + 1).copied().map(head);
-            let coded = |pages| Region {
-                here: region(pages, coded),
-                next: next.map(|next| region(pages, next)),
-            };
-            scores.resize(*rows * padded, 0.0);
-            match exact {
-                Some(at) => {
-                    let k = region(self.exact_k, at);
-                    plan.halves.dots(k, &q.floats, padded, scores);
-                }
-                None => {
-                    let k = coded(self.k);
-                    plan.k.scores(k, q, padded, self.precision, products, scores);
-                }
-            }
-            for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
-                let seen = piece.sees_of(row, tokens.clone());
-                state.soften(row, scores, seen, piece.params.soft_cap);
-            }
-            let (sums, width) = (state.sums(), plan.v.width());
-            match exact {
-                Some(at) => {
-                    let v = region(self.exact_v, at);
-                    exact::add(&plan.halves, v, scores, padded, sums, width);
-                }
-                None => {
-                    let v = coded(self.v);
-                    plan.v.add(v, scores, padded, self.precision, products, sums);
-                }
-            }
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { heads, coded, .. } = scratch;
+        for head in &mut *heads {
+            head.coded.state.clear(piece.len(), self.plan.v.width());
         }
-        state
+        for first in span.clone().step_by(STEP_BLOCKS) {
+            let blocks = first..(first + STEP_BLOCKS).min(span.end);
+            let step =
+                Step { pages: self, piece, kv_heads: kv_heads.clone(), blocks, end: span.end };
+            step.score(heads, coded);
+            for head in &mut *heads {
+                step.soften(&mut head.coded);
+            }
+            step.add(heads, coded);
+        }
+    }
+
+    fn seen<'s>(&self, head: &'s HeadScratch) -> &'s Attended {
+        &head.coded.state
     }
 
     fn restore(&self, row: &mut [f32]) {
         self.plan.v.restore(row);
+    }
+}
+
+/// Blocks whose scores are softened together.
+struct Step<'a> {
+    pages: &'a Pages<'a>,
+    piece: &'a Piece<'a>,
+    kv_heads: Range<usize>,
+    blocks: Range<usize>,
+    /// Blocks of the span end here.
+    end: usize,
+}
+
+/// A head's part of a block.
+struct Part {
+    /// Its tokens, counted from the step's first.
+    tokens: Range<usize>,
+    /// Which head region has its codes, and which one is read after it.
+    coded: usize,
+    next: Option<usize>,
+    /// Which one has it exactly, if it is read so.
+    exact: Option<usize>,
+}
+
+impl Part {
+    fn region<'a>(&self, pages: (&'a [u8], usize)) -> Region<'a> {
+        let next = self.next.map(|next| region(pages, next));
+        Region { here: region(pages, self.coded), next }
+    }
+
+    /// Rows of its region, whole tiles.
+    fn rows(&self) -> usize {
+        self.tokens.len().next_multiple_of(TILE_ROWS)
+    }
+}
+
+impl Step<'_> {
+    /// The step's tokens. Blocks are read whole but for the sequence's last, so that a row's sums
+    /// are cut at the same places whatever else is in the batch.
+    fn tokens(&self) -> Range<usize> {
+        let size = self.pages.geometry.block_tokens;
+        self.blocks.start * size..(self.blocks.end * size).min(self.piece.seq.kv_len)
+    }
+
+    /// The part of the `i`th head, in the order in which they stand.
+    fn part(&self, index: usize, i: usize) -> Part {
+        let KvGeometry { kv_heads, block_tokens: size, .. } = self.pages.geometry;
+        let at = |block: BlockId, i: usize| block.0 as usize * kv_heads + self.kv_heads.start + i;
+        let here = self.piece.seq.blocks[index];
+        let next = if i + 1 < self.kv_heads.len() {
+            Some(at(here, i + 1))
+        } else {
+            let after = self.piece.seq.blocks[..self.end].get(index + 1);
+            after.map(|&block| at(block, 0))
+        };
+        let first = (index - self.blocks.start) * size;
+        Part {
+            tokens: first..(first + size).min(self.tokens().len()),
+            coded: at(here, i),
+            next,
+            exact: self.piece.exact(index, size).map(|block| at(block, i)),
+        }
+    }
+
+    fn score(&self, heads: &mut [HeadScratch], scratch: &mut CodedScratch) {
+        let (pages, rows, width) = (self.pages, self.piece.len(), self.tokens().len());
+        let CodedScratch { scores, products } = scratch;
+        for index in self.blocks.clone() {
+            for (i, head) in heads.iter_mut().enumerate() {
+                let part = self.part(index, i);
+                let CodedHead { q, scores: all, .. } = &mut head.coded;
+                let n = part.rows();
+                all.resize(rows * width, 0.0);
+                scores.resize(rows * n, 0.0);
+                match part.exact {
+                    Some(at) => {
+                        let k = region(pages.exact_k, at);
+                        pages.plan.halves.exact_dots(k, &q.floats, n, scores);
+                    }
+                    None => {
+                        let k = part.region(pages.k);
+                        pages.plan.k.scores(k, q, n, pages.precision, products, scores);
+                    }
+                }
+                for (all, scores) in all.chunks_exact_mut(width).zip(scores.chunks_exact(n)) {
+                    let all = &mut all[part.tokens.clone()];
+                    all.copy_from_slice(&scores[..all.len()]);
+                }
+            }
+        }
+    }
+
+    fn soften(&self, head: &mut CodedHead) {
+        let CodedHead { state, scores, .. } = head;
+        let tokens = self.tokens();
+        for (row, scores) in scores.chunks_exact_mut(tokens.len()).enumerate() {
+            let seen = self.piece.sees_of(row, tokens.clone());
+            state.soften(row, scores, seen, self.piece.params.soft_cap);
+        }
+    }
+
+    fn add(&self, heads: &mut [HeadScratch], scratch: &mut CodedScratch) {
+        let (pages, plan, width) = (self.pages, self.pages.plan, self.tokens().len());
+        let CodedScratch { scores: weights, products } = scratch;
+        for index in self.blocks.clone() {
+            for (i, head) in heads.iter_mut().enumerate() {
+                let part = self.part(index, i);
+                let CodedHead { state, scores: all, .. } = &mut head.coded;
+                let (n, sums) = (part.rows(), state.sums());
+                weights.clear();
+                for (row, all) in all.chunks_exact(width).enumerate() {
+                    weights.extend_from_slice(&all[part.tokens.clone()]);
+                    weights.resize((row + 1) * n, 0.0);
+                }
+                match part.exact {
+                    Some(at) => {
+                        let v = region(pages.exact_v, at);
+                        exact::add(&plan.halves, v, weights, n, sums, plan.v.width());
+                    }
+                    None => {
+                        let v = part.region(pages.v);
+                        plan.v.add(v, weights, n, pages.precision, products, sums);
+                    }
+                }
+            }
+        }
     }
 }
 

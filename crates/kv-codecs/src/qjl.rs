@@ -11,10 +11,13 @@
 use crate::{
     Coded, KvCodecError, KvGeometry, Polar, Rotation, Scale,
     polar::{SEED, norm, standard_rotation},
-    rows::FloatRows,
-    side::{half_at, padded_tokens, put_half},
+    rows::RowFormat,
+    side::{Precision, Products, Queries, half_at, padded_tokens, put_half},
 };
-use taper_tensor::cpu::{Floats, codes::CodeLevel};
+use taper_tensor::cpu::{
+    Floats,
+    codes::{Codes, add_rows, dot_rows},
+};
 
 /// A sketch `S` of `d x d`.
 #[derive(Debug, Clone)]
@@ -166,6 +169,14 @@ impl QjlSide {
         (bits * d).div_ceil(8) + 4
     }
 
+    /// Rows as floats, in the rotated space.
+    fn rotated(&self, rows: &[u8], out: &mut Vec<f32>) {
+        out.clear();
+        for row in rows.chunks_exact(self.row_bytes()) {
+            out.extend(self.prod.rotated(&self.load(row)));
+        }
+    }
+
     fn load(&self, row: &[u8]) -> Sketched {
         let first_bits = self.bits - 1;
         let bit = |at: usize| row[at / 8] >> (at % 8) & 1;
@@ -185,7 +196,7 @@ impl QjlSide {
     }
 }
 
-impl FloatRows for QjlSide {
+impl RowFormat for QjlSide {
     fn dim(&self) -> usize {
         self.d
     }
@@ -214,12 +225,28 @@ impl FloatRows for QjlSide {
         out.copy_from_slice(&self.prod.decode(&self.load(row)));
     }
 
-    fn floats<'a>(&self, rows: &'a [u8], _: CodeLevel, out: &'a mut Vec<f32>) -> Floats<'a> {
-        out.clear();
-        for row in rows.chunks_exact(self.row_bytes()) {
-            out.extend(self.prod.rotated(&self.load(row)));
-        }
-        Floats::F32(out)
+    fn dots(
+        &self,
+        rows: Codes<'_>,
+        q: &Queries,
+        _: Precision,
+        scratch: &mut Products,
+        out: &mut [f32],
+    ) {
+        self.rotated(rows.here, &mut scratch.floats);
+        dot_rows(&q.floats, Floats::F32(&scratch.floats), self.d, out);
+    }
+
+    fn add_weighted(
+        &self,
+        rows: Codes<'_>,
+        p: &[f32],
+        _: Precision,
+        scratch: &mut Products,
+        acc: &mut [f32],
+    ) {
+        self.rotated(rows.here, &mut scratch.floats);
+        add_rows(p, Floats::F32(&scratch.floats), self.d, acc);
     }
 
     fn rotate(&self, rows: &mut [f32]) {

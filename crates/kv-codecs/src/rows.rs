@@ -1,4 +1,4 @@
-//! Sides whose rows stand one after the other and are attended to as floats.
+//! Sides whose rows stand one after the other.
 //!
 //! ```text
 //! head region:  [tokens] rows (each format draws its own)
@@ -11,11 +11,11 @@ use crate::{
 use std::fmt;
 use taper_tensor::cpu::{
     Floats,
-    codes::{CodeLevel, add_rows, dot_rows, prefetch},
+    codes::{Codes, add_rows, dot_rows, prefetch},
 };
 
-/// How such a row is stored.
-pub(crate) trait FloatRows: Send + Sync + fmt::Debug {
+/// How such a row is stored, and the products of some of them: see [`Side`].
+pub(crate) trait RowFormat: Send + Sync + fmt::Debug {
     /// Elements of a row.
     fn dim(&self) -> usize;
 
@@ -28,26 +28,42 @@ pub(crate) trait FloatRows: Send + Sync + fmt::Debug {
     /// Reads one back.
     fn get(&self, row: &[u8], out: &mut [f32]);
 
-    /// Rows in the side's space: where they lie, or in `out`.
-    fn floats<'a>(&self, rows: &'a [u8], level: CodeLevel, out: &'a mut Vec<f32>) -> Floats<'a>;
+    /// As [`Side::scores`].
+    fn dots(
+        &self,
+        rows: Codes<'_>,
+        q: &Queries,
+        precision: Precision,
+        scratch: &mut Products,
+        out: &mut [f32],
+    );
+
+    /// As [`Side::add`].
+    fn add_weighted(
+        &self,
+        rows: Codes<'_>,
+        p: &[f32],
+        precision: Precision,
+        scratch: &mut Products,
+        acc: &mut [f32],
+    );
 
     /// As [`Side::rotate`].
     fn rotate(&self, _rows: &mut [f32]) {}
 
     /// As [`Side::restore`].
     fn restore(&self, _row: &mut [f32]) {}
+
+    /// As [`Side::round`].
+    fn round(&self, _q: &mut Queries) {}
 }
 
-/// The first `n` rows of a region. Those of the next one are prefetched: they are apart.
-fn first<'a>(rows: &impl FloatRows, region: Region<'a>, n: usize) -> &'a [u8] {
-    let bytes = n * rows.row_bytes();
-    if let Some(next) = region.next.and_then(|next| next.get(..bytes)) {
-        prefetch(next);
-    }
-    &region.here[..bytes]
+/// The first `n` rows of a region.
+fn first<'a>(format: &impl RowFormat, region: Region<'a>, n: usize) -> Codes<'a> {
+    Codes { here: &region.here[..n * format.row_bytes()], next: region.next }
 }
 
-impl<T: FloatRows> Side for T {
+impl<T: RowFormat> Side for T {
     fn write(&self, region: &mut [u8], offset: usize, row: &[f32]) {
         let bytes = self.row_bytes();
         self.put(row, &mut region[offset * bytes..][..bytes]);
@@ -66,11 +82,15 @@ impl<T: FloatRows> Side for T {
     }
 
     fn rotate(&self, rows: &mut [f32]) {
-        FloatRows::rotate(self, rows);
+        RowFormat::rotate(self, rows);
     }
 
     fn restore(&self, row: &mut [f32]) {
-        FloatRows::restore(self, row);
+        RowFormat::restore(self, row);
+    }
+
+    fn round(&self, q: &mut Queries) {
+        RowFormat::round(self, q);
     }
 
     fn width(&self) -> usize {
@@ -86,8 +106,7 @@ impl<T: FloatRows> Side for T {
         scratch: &mut Products,
         out: &mut [f32],
     ) {
-        let rows = self.floats(first(self, region, n), precision.level, &mut scratch.floats);
-        dot_rows(&q.floats, rows, self.dim(), out);
+        self.dots(first(self, region, n), q, precision, scratch, out);
     }
 
     fn add(
@@ -99,8 +118,7 @@ impl<T: FloatRows> Side for T {
         scratch: &mut Products,
         acc: &mut [f32],
     ) {
-        let rows = self.floats(first(self, region, n), precision.level, &mut scratch.floats);
-        add_rows(p, rows, self.dim(), acc);
+        self.add_weighted(first(self, region, n), p, precision, scratch, acc);
     }
 }
 
@@ -125,12 +143,12 @@ impl HalfSide {
     }
 
     /// `out[i][j] = q_i . row_j` for the first `n` rows.
-    pub(crate) fn dots(&self, region: &[u8], q: &[f32], n: usize, out: &mut [f32]) {
+    pub(crate) fn exact_dots(&self, region: &[u8], q: &[f32], n: usize, out: &mut [f32]) {
         dot_rows(q, self.rows(region, n), self.d, out);
     }
 }
 
-impl FloatRows for HalfSide {
+impl RowFormat for HalfSide {
     fn dim(&self) -> usize {
         self.d
     }
@@ -151,7 +169,27 @@ impl FloatRows for HalfSide {
         }
     }
 
-    fn floats<'a>(&self, rows: &'a [u8], _: CodeLevel, _: &'a mut Vec<f32>) -> Floats<'a> {
-        Floats::F16(bytemuck::cast_slice(rows))
+    fn dots(&self, rows: Codes<'_>, q: &Queries, _: Precision, _: &mut Products, out: &mut [f32]) {
+        prefetch_next(rows);
+        dot_rows(&q.floats, Floats::F16(bytemuck::cast_slice(rows.here)), self.d, out);
+    }
+
+    fn add_weighted(
+        &self,
+        rows: Codes<'_>,
+        p: &[f32],
+        _: Precision,
+        _: &mut Products,
+        acc: &mut [f32],
+    ) {
+        prefetch_next(rows);
+        add_rows(p, Floats::F16(bytemuck::cast_slice(rows.here)), self.d, acc);
+    }
+}
+
+/// Brings the rows of the next region nearer: they are apart from these.
+fn prefetch_next(rows: Codes<'_>) {
+    if let Some(next) = rows.next.and_then(|next| next.get(..rows.here.len())) {
+        prefetch(next);
     }
 }

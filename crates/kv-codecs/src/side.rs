@@ -8,7 +8,10 @@ use taper_tensor::{
     AlignedBytes,
     cpu::{
         Attended,
-        codes::{CodeLevel, Codes, Int8Queries, TILE_ROWS, prefetch},
+        codes::{
+            AffineQueries, AffineScales, AffineWeights, CodeLevel, Codes, Int8Queries, TILE_ROWS,
+            prefetch,
+        },
     },
 };
 
@@ -17,16 +20,23 @@ use taper_tensor::{
 pub(crate) struct Queries {
     /// `[rows, d]`, scaled and in the side's space.
     pub(crate) floats: Vec<f32>,
-    /// The same, rounded.
+    /// The same, rounded as the side wants it.
     pub(crate) int8: Int8Queries,
+    pub(crate) affine: AffineQueries,
+}
+
+/// The query rows of a KV head, and what they have seen.
+#[derive(Debug, Default)]
+pub(crate) struct CodedHead {
+    pub(crate) q: Queries,
+    pub(crate) state: Attended,
+    /// `[rows, tokens]` of a step.
+    pub(crate) scores: Vec<f32>,
 }
 
 /// What attention over coded blocks works in.
 #[derive(Debug, Default)]
 pub(crate) struct CodedScratch {
-    pub(crate) rows: usize,
-    pub(crate) q: Queries,
-    pub(crate) state: Attended,
     /// `[rows, padded tokens]` of one block.
     pub(crate) scores: Vec<f32>,
     pub(crate) products: Products,
@@ -40,6 +50,14 @@ pub(crate) struct Products {
     pub(crate) gamma: Vec<f32>,
     pub(crate) weights: Vec<u8>,
     pub(crate) scales: Vec<f32>,
+    pub(crate) affine: AffineScratch,
+}
+
+/// The same, of affine codes.
+#[derive(Debug, Default)]
+pub(crate) struct AffineScratch {
+    pub(crate) scales: AffineScales,
+    pub(crate) weights: AffineWeights,
 }
 
 /// Room for expanded tiles, at addresses that vector stores like.
@@ -112,10 +130,8 @@ pub(crate) trait Side: Send + Sync + fmt::Debug {
     /// Brings a sum of rows back from it.
     fn restore(&self, _row: &mut [f32]) {}
 
-    /// Whether [`Self::scores`] reads [`Queries::int8`].
-    fn wants_int8(&self) -> bool {
-        false
-    }
+    /// Rounds queries in the side's space to what [`Self::scores`] reads of them.
+    fn round(&self, _q: &mut Queries) {}
 
     /// Elements of a row in the side's space, at least the head's.
     fn width(&self) -> usize;

@@ -289,8 +289,8 @@ impl Side for TaperSide {
         self.rotation.undo(row);
     }
 
-    fn wants_int8(&self) -> bool {
-        true
+    fn round(&self, q: &mut Queries) {
+        q.int8.set(&q.floats, self.d);
     }
 
     fn width(&self) -> usize {

@@ -91,8 +91,8 @@ impl Side for TurboSide {
         self.polar.rotation().undo(row);
     }
 
-    fn wants_int8(&self) -> bool {
-        true
+    fn round(&self, q: &mut Queries) {
+        q.int8.set(&q.floats, self.polar.rotation().dim());
     }
 
     fn width(&self) -> usize {

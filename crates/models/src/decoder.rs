@@ -1,7 +1,7 @@
 //! The decoder-only transformer that the families share.
 
 use crate::{
-    Activations, Batch, KvSession, LoadOptions, Model, ModelError, ModelInfo,
+    Batch, KvSession, LoadOptions, Model, ModelError, ModelInfo,
     feed_forward::{ExpertSpec, FeedForward, Gated, size},
 };
 use taper_base::LayerId;
@@ -93,11 +93,11 @@ impl Decoder {
     ) -> Result<Self, ModelError> {
         let prefix = format!("{root}model.");
         let embed = weights.embedding(&format!("{prefix}embed_tokens"), spec.vocab, spec.hidden)?;
-        let exact = options.activations == Activations::F32;
-        let embed = match options.gpu {
-            Some(gpu) => embed.on(gpu, exact)?,
-            None if exact => embed,
-            None => embed.pack(),
+        let rounding = options.activations.rounding();
+        let embed = match (options.gpu, rounding) {
+            (Some(gpu), _) => embed.on(gpu, rounding.is_none())?,
+            (None, None) => embed,
+            (None, Some(rounding)) => embed.pack(rounding),
         };
         let layer = |(i, &layer): (usize, &LayerSpec)| {
             let layer = Layer::load(&spec, layer, weights, &format!("{prefix}layers.{i}"))?;
@@ -110,10 +110,10 @@ impl Decoder {
         } else {
             weights.linear(&format!("{root}lm_head"), spec.hidden, spec.vocab, false)?
         };
-        let head = match options.gpu {
-            Some(gpu) => head.on(gpu, exact)?,
-            None if exact => head,
-            None => head.pack(),
+        let head = match (options.gpu, rounding) {
+            (Some(gpu), _) => head.on(gpu, rounding.is_none())?,
+            (None, None) => head,
+            (None, Some(rounding)) => head.pack(rounding),
         };
         let info = info(&spec, &embed, &layers, &head);
         Ok(Self { info, spec, embed, layers, norm, head })
@@ -172,12 +172,13 @@ impl Layer {
 
     /// Where and as it will run.
     fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let exact = options.activations == Activations::F32;
+        let rounding = options.activations.rounding();
+        let exact = rounding.is_none();
         let mlp = self.mlp.placed(options)?;
-        let (qkv, out) = match options.gpu {
-            Some(gpu) => (self.qkv.on(gpu, exact)?, self.out.on(gpu, exact)?),
-            None if exact => (self.qkv, self.out),
-            None => (self.qkv.pack(), self.out.pack()),
+        let (qkv, out) = match (options.gpu, rounding) {
+            (Some(gpu), _) => (self.qkv.on(gpu, exact)?, self.out.on(gpu, exact)?),
+            (None, None) => (self.qkv, self.out),
+            (None, Some(rounding)) => (self.qkv.pack(rounding), self.out.pack(rounding)),
         };
         Ok(Self { qkv, out, mlp, ..self })
     }

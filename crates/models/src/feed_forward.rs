@@ -1,7 +1,7 @@
 //! What follows attention in a layer: a gated projection, or a choice among many (a mixture of
 //! experts, Shazeer et al. 2017; without a shared one, as in Qwen 3).
 
-use crate::{Activations, LoadOptions, ModelError, decoder::Spec};
+use crate::{LoadOptions, ModelError, decoder::Spec};
 use taper_tensor::{
     Linear, LinearGroup, RmsNorm, Tensor,
     gpu::{Routing, StackedExperts},
@@ -31,13 +31,15 @@ pub(crate) struct Gated {
 impl Gated {
     /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let exact = options.activations == Activations::F32;
-        Ok(match options.gpu {
-            Some(gpu) => {
-                Self { gate_up: self.gate_up.on(gpu, exact)?, down: self.down.on(gpu, exact)? }
+        let Self { gate_up, down } = self;
+        let rounding = options.activations.rounding();
+        let exact = rounding.is_none();
+        Ok(match (options.gpu, rounding) {
+            (Some(gpu), _) => Self { gate_up: gate_up.on(gpu, exact)?, down: down.on(gpu, exact)? },
+            (None, None) => Self { gate_up, down },
+            (None, Some(rounding)) => {
+                Self { gate_up: gate_up.pack(rounding), down: down.pack(rounding) }
             }
-            None if exact => self,
-            None => Self { gate_up: self.gate_up.pack(), down: self.down.pack() },
         })
     }
 
@@ -136,7 +138,7 @@ impl Experts {
     fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let Self { router, experts: Place::Host(experts), spec } = self else { return Ok(self) };
         if let Some(gpu) = options.gpu {
-            let exact = options.activations == Activations::F32;
+            let exact = options.activations.rounding().is_none();
             let maps: Vec<_> = experts.iter().map(|e| (&e.gate_up, &e.down)).collect();
             let experts = Place::Gpu(StackedExperts::new(gpu, &maps, exact)?);
             return Ok(Self { router: router.on(gpu, true)?, experts, spec });

@@ -69,8 +69,10 @@ pub(crate) struct EngineArgs {
     /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
     #[arg(long, value_name = "FILE")]
     pub(crate) metallib: Option<PathBuf>,
-    /// Arithmetic: auto, or float32 for exact products with quantized weights (slower).
-    #[arg(long, default_value = "auto", value_parser = ["auto", "float32"])]
+    /// Arithmetic of products with quantized weights. auto rounds activations to 8 bits a group;
+    /// float16 to 16, which makes a single sequence hardly slower, and long prompts and many
+    /// sequences up to half as fast; float32 is exact, and slow.
+    #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -271,10 +273,7 @@ impl EngineArgs {
     }
 
     pub(crate) fn activations(&self) -> Activations {
-        match self.dtype.as_str() {
-            "float32" => Activations::F32,
-            _ => Activations::Int8,
-        }
+        Activations::of_dtype(&self.dtype).unwrap_or(Activations::Int8)
     }
 
     /// What a compressed cache keeps exactly.

@@ -58,9 +58,9 @@ pub(crate) struct KvReportArgs {
     /// bits in the mean.
     #[arg(long, value_name = "BITS")]
     pub(crate) bits: Option<f64>,
-    /// Arithmetic: float32, or auto as models are served. That rounds activations, which makes a
-    /// difference of its own of the smallest one, and hides what good codecs cost.
-    #[arg(long, default_value = "float32", value_parser = ["auto", "float32"])]
+    /// Arithmetic: float32, or as `taper serve` takes it. Rounded activations make a difference of
+    /// their own of the smallest one, and hide what good codecs cost.
+    #[arg(long, default_value = "float32", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     /// First tokens that are kept as f16 too, as `taper serve` has them.
     #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS")]
@@ -101,8 +101,7 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
         "the text has {} tokens, and all up to {first} are read exactly; give a longer --text, a larger --context or a smaller --kv-recent-tokens",
         ids.len(),
     );
-    let exact_products = args.dtype == "float32";
-    let activations = if exact_products { Activations::F32 } else { Activations::Int8 };
+    let activations = Activations::of_dtype(&args.dtype).unwrap_or_default();
     let options = LoadOptions { max_model_len: None, activations, gpu: None };
     let model = load(&weights, options).with_context(loading)?;
     let info = model.info().clone();

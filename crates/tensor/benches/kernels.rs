@@ -4,7 +4,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use std::time::Duration;
 use taper_tensor::{
     AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Weight,
-    cpu::int8::{Int8Level, Int8Rows, PackedWeight, matmul_with},
+    cpu::int8::{Int8Level, Int8Rows, PackedWeight, Rounding, matmul_with},
     ops,
 };
 
@@ -42,7 +42,7 @@ fn levels(c: &mut Criterion) {
         group.sample_size(10).warm_up_time(Duration::from_millis(300));
         group.measurement_time(Duration::from_secs(1));
         for m in [1usize, 8, 16, 256] {
-            let x = Int8Rows::new(&vec![0.5; m * k], k, 64);
+            let x = Int8Rows::new(&vec![0.5; m * k], k, 64, Rounding::Int8);
             let mut out = vec![0.0; m * n];
             group.throughput(Throughput::Elements((m * n * k) as u64));
             for level in Int8Level::available() {
@@ -64,7 +64,7 @@ fn stream(c: &mut Criterion) {
         group.sample_size(20).warm_up_time(Duration::from_millis(300));
         group.measurement_time(Duration::from_secs(1));
         group.throughput(Throughput::Bytes(weight.bytes()));
-        let x = Int8Rows::new(&vec![0.5; k], k, 64);
+        let x = Int8Rows::new(&vec![0.5; k], k, 64, Rounding::Int8);
         let mut out = vec![0.0; n];
         for level in Int8Level::available() {
             if level == Int8Level::Portable {

@@ -1,6 +1,8 @@
 //! Token embeddings.
 
-use crate::{Linear, Result, Tensor, TensorError, Weight, gpu::Gpu, host, linear::Matrix, pool};
+use crate::{
+    Linear, Result, Rounding, Tensor, TensorError, Weight, gpu::Gpu, host, linear::Matrix, pool,
+};
 
 /// A table of token vectors in any weight format.
 #[derive(Debug, Clone)]
@@ -16,8 +18,8 @@ impl Embedding {
 
     /// As [`Linear::pack`]; [`Self::as_linear`] then shares the repacked table.
     #[must_use]
-    pub fn pack(self) -> Self {
-        Self(self.0.pack())
+    pub fn pack(self, rounding: Rounding) -> Self {
+        Self(self.0.pack(rounding))
     }
 
     /// The table on a GPU: tensors that it gives are there, and so is all that is computed from them.

@@ -8,7 +8,7 @@ use crate::{
     cpu::{
         self, Activation, Floats, RowSource,
         dense::{self, PackedDense},
-        int8::{self, PackedWeight, Product},
+        int8::{self, PackedWeight, Product, Rounding},
         shared::{SharedOut, Unwritten},
     },
     dense::FloatBytes,
@@ -107,7 +107,7 @@ impl RowSource for Weight {
 #[derive(Debug, Clone)]
 pub(crate) enum Matrix {
     Stored(Weight),
-    Packed(Arc<PackedWeight>),
+    Packed(Arc<PackedWeight>, Rounding),
     Dense(Arc<PackedDense>),
     Gpu(GpuWeight),
 }
@@ -116,7 +116,7 @@ impl Matrix {
     pub(crate) fn rows(&self) -> usize {
         match self {
             Self::Stored(w) => w.rows(),
-            Self::Packed(w) => w.rows(),
+            Self::Packed(w, _) => w.rows(),
             Self::Dense(w) => w.rows(),
             Self::Gpu(w) => w.rows(),
         }
@@ -125,7 +125,7 @@ impl Matrix {
     pub(crate) fn cols(&self) -> usize {
         match self {
             Self::Stored(w) => w.cols(),
-            Self::Packed(w) => w.cols(),
+            Self::Packed(w, _) => w.cols(),
             Self::Dense(w) => w.cols(),
             Self::Gpu(w) => w.cols(),
         }
@@ -134,7 +134,7 @@ impl Matrix {
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Stored(w) => w.bytes(),
-            Self::Packed(w) => w.bytes(),
+            Self::Packed(w, _) => w.bytes(),
             Self::Dense(w) => w.bytes(),
             Self::Gpu(w) => w.bytes(),
         }
@@ -143,19 +143,19 @@ impl Matrix {
     pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
         match self {
             Self::Stored(w) => w.read_rows(row, out),
-            Self::Packed(w) => w.read_row(row, out),
+            Self::Packed(w, _) => w.read_row(row, out),
             Self::Dense(w) => w.read_row(row, out),
             Self::Gpu(_) => unreachable!("an embedding on a GPU looks its rows up there"),
         }
     }
 
     /// Repacks what is stored; those bytes are let go.
-    pub(crate) fn pack(self) -> Self {
+    pub(crate) fn pack(self, rounding: Rounding) -> Self {
         match self {
             Self::Stored(Weight::Affine(w)) => {
                 let packed = PackedWeight::new(&w);
                 w.release();
-                Self::Packed(Arc::new(packed))
+                Self::Packed(Arc::new(packed), rounding)
             }
             Self::Stored(Weight::Dense(w)) => {
                 let packed = PackedDense::new(&w);
@@ -186,11 +186,11 @@ impl Linear {
     }
 
     /// The same map for speed: weights are repacked. Activations of a quantized weight are rounded
-    /// to 8 bits a group (see [`cpu::int8`]), those of a `bf16` weight to `bf16` where the processor
+    /// group by group (see [`cpu::int8`]), those of a `bf16` weight to `bf16` where the processor
     /// multiplies that (see [`cpu::dense`]).
     #[must_use]
-    pub fn pack(self) -> Self {
-        Self { matrix: self.matrix.pack(), ..self }
+    pub fn pack(self, rounding: Rounding) -> Self {
+        Self { matrix: self.matrix.pack(rounding), ..self }
     }
 
     /// Adds a bias of [`Self::out_features`] floats.
@@ -322,8 +322,8 @@ impl<const N: usize> LinearGroup<N> {
 
     /// As [`Linear::pack`], for every map.
     #[must_use]
-    pub fn pack(self) -> Self {
-        Self { parts: self.parts.map(Linear::pack), ..self }
+    pub fn pack(self, rounding: Rounding) -> Self {
+        Self { parts: self.parts.map(|part| part.pack(rounding)), ..self }
     }
 
     /// Applies every map to `norm(x)`.
@@ -389,11 +389,13 @@ impl LinearGroup<2> {
         let out = host::read("gated", x, |x| {
             let mut input = Input::normed(x, norm);
             match [&gate.matrix, &up.matrix] {
-                [Matrix::Packed(g), Matrix::Packed(u)] if g.group() == u.group() => {
+                [Matrix::Packed(g, r), Matrix::Packed(u, s)]
+                    if (g.group(), r) == (u.group(), s) =>
+                {
                     let mut out = Unwritten::new(shape[0] * shape[1]);
                     let shared = out.shared();
                     let both = [gate.product(g, None, shared), up.product(u, None, shared)];
-                    int8::gated(input.rounded(g.cols(), g.group()), activation, both);
+                    int8::gated(input.rounded(g, *r), activation, both);
                     // SAFETY: the products cover it.
                     unsafe { out.written() }
                 }

@@ -2,7 +2,7 @@
 
 use super::cell::Work;
 use crate::runner::{Piece, Runner};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use std::{path::Path, time::Instant};
 use taper_kv_codecs::Exact;
 use taper_models::Activations;
@@ -26,9 +26,9 @@ pub(crate) struct OwnArgs {
     /// minutes at great depths.
     #[arg(long)]
     pub(crate) fill: bool,
-    /// Exact products with quantized weights.
-    #[arg(long)]
-    pub(crate) float32: bool,
+    /// Arithmetic of products with quantized weights, as `taper serve` takes it.
+    #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
+    pub(crate) dtype: String,
     /// Threads [default: one a core].
     #[arg(long)]
     pub(crate) threads: Option<usize>,
@@ -43,6 +43,10 @@ impl OwnArgs {
         Ok(())
     }
 
+    pub(crate) fn activations(&self) -> Result<Activations> {
+        Activations::of_dtype(&self.dtype).context("--dtype")
+    }
+
     /// Loads a checkpoint, with a cache for what `works` ask of it.
     pub(crate) fn load(&self, dir: &Path, works: &[Work]) -> Result<Runner> {
         let room = |work: &Work| match *work {
@@ -51,8 +55,8 @@ impl OwnArgs {
             Work::FirstToken => 0,
         };
         let tokens = works.iter().map(room).max().unwrap_or(0);
-        let activations = if self.float32 { Activations::F32 } else { Activations::Int8 };
-        Runner::load(dir, &self.kv_cache_dtype, Some(Exact::DEFAULT), tokens, activations, None)
+        let (codec, activations) = (&self.kv_cache_dtype, self.activations()?);
+        Runner::load(dir, codec, Some(Exact::DEFAULT), tokens, activations, None)
     }
 
     /// Tokens a second, once a sample, after a run that warms up.

@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Instant};
 use taper_base::{Engine, Event, GenRequest, SamplingParams, StopRules, TokenId};
 use taper_engine::{EngineConfig, KvBudget, LocalEngine, channel};
 use taper_kv_codecs::Exact;
-use taper_models::{Activations, LoadOptions};
+use taper_models::LoadOptions;
 use taper_weights::Checkpoint;
 
 /// What to measure.
@@ -26,7 +26,7 @@ pub(crate) struct PrefixArgs {
 
 pub(crate) fn run(args: &PrefixArgs) -> Result<()> {
     args.settings.set_threads()?;
-    let activations = if args.settings.float32 { Activations::F32 } else { Activations::Int8 };
+    let activations = args.settings.activations()?;
     let length = args.tokens + args.own + 2;
     let weights = Checkpoint::open(&args.model)?;
     let options = LoadOptions { max_model_len: Some(length as usize), activations, gpu: None };

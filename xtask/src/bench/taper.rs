@@ -43,6 +43,7 @@ pub(crate) struct Taper {
     version: String,
     options: String,
     kv: String,
+    dtype: String,
     fill: bool,
 }
 
@@ -55,8 +56,13 @@ impl Taper {
         Ok(Self {
             xtask: env::current_exe().context("where this program is")?,
             version: version(root),
-            options: format!("KV {kv}{filled}, steps of 512 tokens, {}{build}", instructions()),
+            options: format!(
+                "KV {kv}{filled}, dtype {}, steps of 512 tokens, {}{build}",
+                own.dtype,
+                instructions()
+            ),
             kv,
+            dtype: own.dtype.clone(),
             fill,
         })
     }
@@ -95,7 +101,7 @@ impl Engine for Taper {
             let mut command = Command::new(self.taper()?);
             command.args(["run", PROMPT, "--raw", "--temperature", "0", "--max-tokens", "1"]);
             command.arg("--model").arg(model);
-            command.args(["--threads", &settings.threads.to_string()]);
+            command.args(["--threads", &settings.threads.to_string(), "--dtype", &self.dtype]);
             return first_token(&mut command, settings.samples);
         }
         let mut command = Command::new(&self.xtask);
@@ -108,7 +114,8 @@ impl Engine for Taper {
         for (flag, number) in numbers {
             command.args([flag, &number.to_string()]);
         }
-        command.args(["--kv-cache-dtype", &self.kv]).args(self.fill.then_some("--fill"));
+        command.args(["--kv-cache-dtype", &self.kv, "--dtype", &self.dtype]);
+        command.args(self.fill.then_some("--fill"));
         let done = child::run(&mut command)?;
         let values =
             serde_json::from_str(&done.stdout).context("reading this program's figures")?;

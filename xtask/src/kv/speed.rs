@@ -12,9 +12,10 @@ const LAYER: KvGeometry = KvGeometry { kv_heads: 8, head_dim: 128, block_tokens:
 const HEADS: usize = 16;
 /// Tokens that are encoded; further blocks are copies.
 const DISTINCT: usize = 512;
-const CODECS: [&str; 10] = [
+const CODECS: [&str; 11] = [
     "f16",
     "affine8",
+    "affine4",
     "turbo8v4",
     "turbo4",
     "turbo3",

@@ -164,6 +164,11 @@ kernel! {
         x: *const f32, n: usize, group: usize, codes: *mut i8, scales: *mut f32, sums: *mut f32)
 }
 kernel! {
+    /// `rest[i] = x[i] - scale * code[i]` for what [`round_row`] has written; `rest` may be `x`.
+    round_rest = round_rest_body(
+        x: *const f32, n: usize, group: usize, codes: *const i8, scales: *const f32, rest: *mut f32)
+}
+kernel! {
     /// Rotates pairs `(x[i], x[i + n])` by the angles of these cosines and sines.
     rotate = rotate_body(x: *mut f32, n: usize, cos: *const f32, sin: *const f32)
 }

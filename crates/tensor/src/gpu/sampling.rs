@@ -1,6 +1,6 @@
 //! Choosing tokens where the logits are.
 
-use super::{Gpu, Launch, Operand, count, params};
+use super::{Launch, Operand, count, params};
 use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
 use taper_sampler::{DeviceDraw, DeviceLogits};
 
@@ -97,7 +97,7 @@ pub fn sample(logits: &Tensor, draws: &[(usize, DeviceDraw)]) -> Result<Vec<Opti
         return Ok(argmax(logits)?.into_iter().map(known).collect());
     }
     let wanted = listed.count() > 0;
-    let words = launch(x.gpu(), x, vocab, draws, wanted)?;
+    let words = launch(x, vocab, draws, wanted)?;
     let (tokens, details) = words.split_at(draws.len());
     let one = |i: usize| {
         let token = (tokens[i] != u32::MAX).then_some(tokens[i])?;
@@ -109,7 +109,6 @@ pub fn sample(logits: &Tensor, draws: &[(usize, DeviceDraw)]) -> Result<Vec<Opti
 }
 
 fn launch(
-    gpu: &Gpu,
     x: &GpuTensor,
     vocab: usize,
     draws: &[(usize, DeviceDraw)],
@@ -125,6 +124,7 @@ fn launch(
         bits_high: (draw.bits >> 32) as u32,
         listed: draw.logprobs.map_or(0, |n| u32::from(n) + 1),
     };
+    let gpu = x.gpu();
     let rows = gpu.upload(&draws.iter().map(one).collect::<Vec<_>>())?;
     let n = draws.len();
     let words = n + if details { n * DETAILS } else { 0 };

@@ -6,7 +6,7 @@ use crate::{
     cpu::{
         self, Level,
         dense::{self, Bf16Rows, DenseLevel, DenseRows, PackedDense},
-        int8::{self, Int8Rows},
+        int8::{self, Int8Rows, PackedWeight, Rounding},
         shared::Unwritten,
     },
     gpu::Resident,
@@ -49,14 +49,14 @@ impl<'a> Input<'a> {
         DenseRows { x, cols, rounded: self.halved.as_ref() }
     }
 
-    /// Rounded for rows of `cols` in groups of `group`.
-    pub(super) fn rounded(&mut self, cols: usize, group: usize) -> &Int8Rows {
-        let (x, norm) = (self.x, self.norm);
+    /// Rounded for products with `weight` and others of its groups.
+    pub(super) fn rounded(&mut self, weight: &PackedWeight, rounding: Rounding) -> &Int8Rows {
+        let (x, norm, group) = (self.x, self.norm, weight.group());
         let fresh = || match norm {
-            None => Int8Rows::new(x, cols, group),
-            Some(n) => Int8Rows::normed(x, n.gains(), n.eps(), group),
+            None => Int8Rows::new(x, weight.cols(), group, rounding),
+            Some(n) => Int8Rows::normed(x, n.gains(), n.eps(), group, rounding),
         };
-        let fitting = self.rounded.take().filter(|r| r.group() == group);
+        let fitting = self.rounded.take().filter(|r| r.is(group, rounding));
         self.rounded.insert(fitting.unwrap_or_else(fresh))
     }
 }
@@ -100,17 +100,17 @@ pub(super) fn apply<const N: usize>(
                 dense::products(level, x.dense(level, weight), &products);
             }
             Matrix::Gpu(_) => unreachable!("`check` refuses an input that is not on the GPU"),
-            Matrix::Packed(weight) => {
+            Matrix::Packed(weight, rounding) => {
                 let mut products = Vec::with_capacity(N);
                 for (i, &(linear, residual)) in maps.iter().enumerate().skip(first) {
-                    if let Matrix::Packed(w) = &linear.matrix
-                        && w.group() == weight.group()
+                    if let Matrix::Packed(w, r) = &linear.matrix
+                        && (w.group(), r) == (weight.group(), rounding)
                     {
                         done[i] = true;
                         products.push(linear.product(w, residual, shared[i]));
                     }
                 }
-                int8::products(x.rounded(weight.cols(), weight.group()), &products);
+                int8::products(x.rounded(weight, *rounding), &products);
             }
         }
     }

@@ -22,7 +22,7 @@ impl Matrix {
                 Some(there) => Ok(Self::Gpu(there)),
                 None => Ok(Self::Stored(weight)),
             },
-            Self::Packed(_) | Self::Dense(_) => {
+            Self::Packed(..) | Self::Dense(_) => {
                 Err(TensorError::Device { op: "repacked weight", device: gpu.name() })
             }
             Self::Gpu(weight) => Ok(Self::Gpu(weight)),
@@ -43,7 +43,7 @@ impl Linear {
     pub(super) fn check_place(&self, x: &Tensor) -> Result<()> {
         match (&self.matrix, x.gpu()) {
             (Matrix::Gpu(w), Some(gpu)) if gpu.is(w.gpu()) => Ok(()),
-            (Matrix::Stored(_) | Matrix::Packed(_) | Matrix::Dense(_), None) => Ok(()),
+            (Matrix::Stored(_) | Matrix::Packed(..) | Matrix::Dense(_), None) => Ok(()),
             (_, gpu) => {
                 let device = gpu.map_or_else(|| "cpu".into(), Gpu::name);
                 Err(TensorError::Device { op: "linear", device })

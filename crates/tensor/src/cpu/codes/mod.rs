@@ -19,9 +19,18 @@
 //! [`add_weighted`] sums them under u8 weights. Every level gives the same integers, and rounds
 //! them to floats in the same order; the portable code is the definition.
 
+mod affine;
+#[cfg(target_arch = "x86_64")]
+mod affine_avx2;
+#[cfg(target_arch = "aarch64")]
+mod affine_neon;
+#[cfg(target_arch = "x86_64")]
+mod affine_vbmi;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod dense;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod scales;
 mod trellis;
@@ -33,8 +42,9 @@ mod weights;
 mod wide;
 mod windows;
 
+pub use affine::{Affine, AffineQueries, AffineScales, AffineWeights};
 pub use dense::{add_rows, dot_rows};
-pub use scales::{Affine, affine_rows, halves, look_up, sylvester, unpack_centre};
+pub use scales::{halves, look_up, sylvester, unpack_centre};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};
@@ -92,6 +102,8 @@ pub enum CodeLevel {
     Vbmi,
     /// x86-64 with AVX2: products of bytes, and lookups of codes of four bits.
     Avx2,
+    /// aarch64 with dot products.
+    Neon,
     /// Any machine.
     Portable,
 }
@@ -114,6 +126,10 @@ impl CodeLevel {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
             levels.push(Self::Avx2);
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("dotprod") {
+            levels.push(Self::Neon);
         }
         levels.push(Self::Portable);
         levels
@@ -195,6 +211,9 @@ pub fn dots(level: CodeLevel, q: &Int8Queries, tiles: &[u8], gamma: &[f32], out:
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         CodeLevel::Avx2 => unsafe { avx2::dots(q, tiles, gamma, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        CodeLevel::Neon => unsafe { neon::dots(q, tiles, gamma, out) },
         _ => portable::dots(q, tiles, gamma, out),
     }
 }
@@ -231,6 +250,9 @@ pub fn add_weighted(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         CodeLevel::Avx2 => unsafe { avx2::add_weighted(weights, scale, tiles, acc) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        CodeLevel::Neon => unsafe { neon::add_weighted(weights, scale, tiles, acc) },
         _ => portable::add_weighted(weights, scale, tiles, acc),
     }
 }

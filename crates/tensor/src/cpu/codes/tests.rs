@@ -155,31 +155,104 @@ fn centres_and_scales_on_every_level() {
     }
 }
 
+const SHAPES: [(usize, usize, usize); 8] = [
+    (128, 8, 64),
+    (80, 8, 32),
+    (256, 8, 128),
+    (20, 8, 64),
+    (128, 4, 64),
+    (20, 4, 32),
+    (65, 4, 64),
+    (256, 4, 128),
+];
+
+/// Rows of random codes, with scales of either sign.
+fn affine_rows(shape: Affine, n: usize) -> Vec<u8> {
+    let mut rows = bytes(n * shape.row_bytes(), 3);
+    let scales = floats(2 * n * shape.groups(), 4);
+    let mut scales = scales.as_chunks::<2>().0.iter();
+    for row in rows.chunks_exact_mut(shape.row_bytes()) {
+        for at in row[shape.code_bytes()..].as_chunks_mut::<4>().0 {
+            let [scale, bias] = scales.next().copied().unwrap_or_default();
+            let halves = [scale / 16.0, bias].map(|x| half::f16::from_f32(x).to_le_bytes());
+            at.copy_from_slice(halves.as_flattened());
+        }
+    }
+    rows
+}
+
 #[test]
-fn affine_rows_on_every_level() {
-    for (d, bits, group) in [(128, 8, 64), (80, 8, 32), (20, 4, 32), (65, 4, 64), (128, 4, 128)] {
+fn affine_products_are_those_of_the_floats_and_the_same_bits_on_every_level() {
+    for ((d, bits, group), n, m) in SHAPES
+        .into_iter()
+        .zip([32, 4, 20, 12, 32, 8, 16, 36])
+        .zip([2, 1, 3, 5, 2, 4, 1, 3])
+        .map(|((shape, n), m)| (shape, n, m))
+    {
         let shape = Affine { d, bits, group };
-        let mut rows = bytes(3 * shape.row_bytes(), 3);
-        for row in rows.chunks_exact_mut(shape.row_bytes()) {
-            let scales = row[shape.code_bytes()..].as_chunks_mut::<2>().0;
-            for (i, half) in scales.iter_mut().enumerate() {
-                // Normal, subnormal, negative and largest.
-                let x = [0.37, 3e-6, -1.25, 65_504.0][i % 4];
-                *half = half::f16::from_f32(x).to_le_bytes();
+        let mut rows = affine_rows(shape, n);
+        // A row without weight may be anything.
+        let last = rows.len() - shape.groups() * 4;
+        rows[last..].fill(0xff);
+        let mut x = vec![0.0; n * d];
+        for (row, x) in rows.chunks_exact(shape.row_bytes()).zip(x.chunks_exact_mut(d)) {
+            shape.read(row, x);
+        }
+        let (q, old) = (floats(m * d, 5), floats(m * d, 6));
+        let mut p: Vec<_> = floats(m * n, 7).iter().map(|p| p.abs()).collect();
+        p.chunks_exact_mut(n).for_each(|p| p[n - 1] = 0.0);
+        let run = |level| {
+            let mut queries = AffineQueries::default();
+            queries.set(&q, shape);
+            let mut scales = AffineScales::default();
+            scales.set(level, &rows, shape, Order::Rows);
+            let mut scores = vec![0.0; m * n];
+            shape.dots(level, &queries, Codes::last(&rows), &scales, &mut scores);
+            scales.set(level, &rows, shape, Order::Elements);
+            let (mut weights, mut acc) = (AffineWeights::default(), old.clone());
+            let codes = Codes::last(&rows);
+            shape.add_weighted(level, &p, codes, &scales, 0.0, &mut weights, &mut acc);
+            (scores, acc)
+        };
+        let (scores, acc) = run(CodeLevel::Portable);
+        let most = x[..(n - 1) * d].iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        for i in 0..m {
+            for j in 0..n - 1 {
+                let want: f32 = (0..d).map(|e| q[i * d + e] * x[j * d + e]).sum();
+                let got = scores[i * n + j];
+                let near = 2e-4 * most * (d as f32).sqrt();
+                assert!((got - want).abs() < near, "{shape:?} {i} {j}: {got} {want}");
+            }
+            for e in 0..d {
+                let sum: f32 = (0..n - 1).map(|j| p[i * n + j] * x[j * d + e]).sum();
+                let (got, want) = (acc[i * d + e], old[i * d + e] + sum);
+                let near = 2e-4 * most * (n as f32).sqrt();
+                assert!((got - want).abs() < near, "{shape:?} {i} {e}: {got} {want}");
             }
         }
         for level in CodeLevel::available() {
-            let mut out = vec![0.0; 3 * d];
-            affine_rows(level, &rows, shape, &mut out);
-            for (row, out) in rows.chunks_exact(shape.row_bytes()).zip(out.chunks_exact(d)) {
-                for (i, &x) in out.iter().enumerate() {
-                    let at = shape.code_bytes() + i / group * 4;
-                    let half = |at| half::f16::from_le_bytes([row[at], row[at + 1]]).to_f32();
-                    let code = row[i * bits / 8] >> (i * bits % 8) & ((1u16 << bits) - 1) as u8;
-                    assert_eq!(x, f32::from(code) * half(at) + half(at + 2), "{level:?} {shape:?}");
-                }
-            }
+            let (other, sums) = run(level);
+            let seen = |x: &[f32]| -> Vec<f32> {
+                x.chunks_exact(n).flat_map(|x| &x[..n - 1]).copied().collect()
+            };
+            assert_eq!(seen(&other), seen(&scores), "{level:?} {shape:?}");
+            assert_eq!(sums, acc, "{level:?} {shape:?}");
         }
+    }
+}
+
+#[test]
+fn affine_weights_below_the_threshold_add_nothing() {
+    let shape = Affine { d: 64, bits: 8, group: 64 };
+    let rows = affine_rows(shape, 4);
+    let (mut scales, mut weights) = (AffineScales::default(), AffineWeights::default());
+    for level in CodeLevel::available() {
+        scales.set(level, &rows, shape, Order::Elements);
+        let mut acc = vec![1.0; 128];
+        let p = [1e-7, 0.0, 1e-8, 0.0, 0.5, 0.0, 0.0, 0.0];
+        let codes = Codes::last(&rows);
+        shape.add_weighted(level, &p, codes, &scales, 1e-6, &mut weights, &mut acc);
+        assert!(acc[..64].iter().all(|&x| x == 1.0) && acc[64..].iter().any(|&x| x != 1.0));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Scales, centres, weights and rotations of rows with AVX-512.
 
-use super::{Affine, TILE};
+use super::TILE;
 use std::arch::x86_64::*;
 
 /// Halves times `factor`: whole vectors of 16. Returns how many it did.
@@ -58,37 +58,6 @@ pub(super) unsafe fn unpack_centre(bytes: &[u8], factor: f32, out: &mut [f32]) -
     whole * TILE
 }
 
-/// As [`super::affine_rows`].
-///
-/// # Safety
-/// `rows` and `out` are whole rows, as many; rows and groups are whole vectors of 16.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-pub(super) unsafe fn affine_rows(rows: &[u8], shape: Affine, out: &mut [f32]) {
-    let (bytes, code_bytes) = (shape.row_bytes(), shape.code_bytes());
-    for (row, out) in rows.chunks_exact(bytes).zip(out.chunks_exact_mut(shape.d)) {
-        for at in (0..shape.d).step_by(16) {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let scales = row.as_ptr().add(code_bytes + at / shape.group * 4).cast::<i32>();
-                let scales = _mm_cvtph_ps(_mm_cvtsi32_si128(scales.read_unaligned()));
-                let scale = _mm512_broadcastss_ps(scales);
-                let bias = _mm512_broadcastss_ps(_mm_movehdup_ps(scales));
-                let codes = if shape.bits == 8 {
-                    _mm_loadu_si128(row.as_ptr().add(at).cast())
-                } else {
-                    let pairs = _mm_loadl_epi64(row.as_ptr().add(at / 2).cast());
-                    let low = _mm_set1_epi8(15);
-                    let high = _mm_and_si128(_mm_srli_epi16::<4>(pairs), low);
-                    _mm_unpacklo_epi8(_mm_and_si128(pairs, low), high)
-                };
-                let x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
-                let x = _mm512_add_ps(_mm512_mul_ps(x, scale), bias);
-                _mm512_storeu_ps(out.as_mut_ptr().add(at), x);
-            }
-        }
-    }
-}
-
 /// # Safety
 /// `x` is whole rows of `len`, a power of two from 16 on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -117,16 +86,17 @@ pub(super) unsafe fn sylvester(x: &mut [f32], len: usize) {
 pub(super) unsafe fn weigh(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
-        let (mut likely, mut most) = (_mm512_setzero_ps(), _mm512_setzero_ps());
+        let (mut likely, mut most) = (0, _mm512_setzero_ps());
+        let least = _mm512_set1_ps(threshold);
         let at =
             |i: usize| (_mm512_loadu_ps(p.as_ptr().add(i)), _mm512_loadu_ps(gamma.as_ptr().add(i)));
         for i in (0..p.len()).step_by(16) {
             let (p, g) = at(i);
-            likely = _mm512_max_ps(likely, p);
+            likely |= _mm512_cmp_ps_mask::<_CMP_GE_OQ>(p, least);
             most = _mm512_max_ps(most, _mm512_mul_ps(p, g));
         }
         let most = _mm512_reduce_max_ps(most);
-        if _mm512_reduce_max_ps(likely) < threshold || most <= 0.0 {
+        if likely == 0 || most <= 0.0 {
             weights.fill(0);
             return 0.0;
         }

@@ -19,6 +19,9 @@ pub(super) struct Plan {
     /// Where in its word a window starts.
     pub(super) shift: [u8; TILE],
     pub(super) table: [u8; 64],
+    /// The first two, as NEON wants them.
+    #[cfg(target_arch = "aarch64")]
+    pub(super) pairs: super::neon::Pairs,
 }
 
 /// How a packed tile is laid out.
@@ -113,6 +116,16 @@ impl Windows {
             (CodeLevel::Avx2, Layout::Nibbles) => unsafe {
                 super::avx2::expand_nibbles(self.plan(order), codes.here, out);
             },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            (CodeLevel::Neon, Layout::Nibbles) => unsafe {
+                super::neon::expand_nibbles(self.plan(order), codes.here, out);
+            },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above; five bits an element are 40 bytes a tile.
+            (CodeLevel::Neon, Layout::Windows { bytes }) => unsafe {
+                super::neon::expand(self.plan(order), bytes, codes.here, out);
+            },
             (_, Layout::Nibbles) => portable::expand_nibbles(self.plan(order), codes.here, out),
             (_, Layout::Windows { bytes }) => {
                 portable::expand(self.plan(order), bytes, codes.here, out);
@@ -188,7 +201,7 @@ impl Plan {
         };
         // First byte that the windows of the elements from `e` on touch; may be before the ring.
         let first = |e: usize| (bits * e).wrapping_sub(lead) as isize >> 3;
-        let mut plan = Self { gather: [0; TILE], shift: [0; TILE], table: [0; 64] };
+        let (mut gather, mut shift, mut entries) = ([0; TILE], [0; TILE], [0; 64]);
         for i in 0..TILE {
             let (word, byte) = (i / 8, i % 8);
             // The row and the first element that this byte of the word serves.
@@ -197,7 +210,7 @@ impl Plan {
                 Order::Elements => (byte / bytes, word * elements),
             };
             let at = (first(e) + (byte % bytes) as isize).rem_euclid(ring_bytes as isize);
-            plan.gather[i] = (row * ring_bytes) as u8 + at as u8;
+            gather[i] = (row * ring_bytes) as u8 + at as u8;
             // The element that this output byte holds.
             let (row, element) = match order {
                 Order::Rows => (i / RING, i % RING),
@@ -207,14 +220,20 @@ impl Plan {
                 - lead as isize
                 - 8 * first(element / elements * elements);
             let before = if order == Order::Elements { row * bytes * 8 } else { 0 };
-            plan.shift[i] = (start as usize + before) as u8;
+            shift[i] = (start as usize + before) as u8;
         }
-        for (t, &entry) in plan.table.iter_mut().zip(table) {
+        for (t, &entry) in entries.iter_mut().zip(table) {
             *t = match order {
                 Order::Rows => entry as u8 ^ 0x80,
                 Order::Elements => entry as u8,
             };
         }
-        plan
+        Self {
+            #[cfg(target_arch = "aarch64")]
+            pairs: super::neon::Pairs::new(&gather, &shift),
+            gather,
+            shift,
+            table: entries,
+        }
     }
 }

@@ -7,9 +7,31 @@ use crate::{
 use bytemuck::{Pod, Zeroable};
 use std::cell::RefCell;
 
-/// Rows of activations, rounded group by group to 8 bits: `x = scale * code`.
+/// What activations are rounded to, group by group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Rounding {
+    /// 8 bits: `x = scale * code`, off by at most a 254th of the group's largest magnitude.
+    #[default]
+    Int8,
+    /// 16 bits: a second row of 8 bits holds what the first leaves, and every product takes two.
+    Int16,
+}
+
+impl Rounding {
+    /// Rows of codes for a row of activations.
+    pub(super) fn parts(self) -> usize {
+        match self {
+            Self::Int8 => 1,
+            Self::Int16 => 2,
+        }
+    }
+}
+
+/// Rows of activations, rounded group by group.
 #[derive(Debug, Default)]
 pub struct Int8Rows {
+    pub(super) rounding: Rounding,
+    /// Rows of codes; those of one row of activations are neighbours.
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) group: usize,
@@ -50,11 +72,8 @@ impl Int8Rows {
     /// # Panics
     /// When `x` is not whole rows, or a row not whole groups.
     #[must_use]
-    pub fn new(x: &[f32], cols: usize, group: usize) -> Self {
-        Self::with(x, cols, group, |level, row, codes, scales, sums| {
-            // SAFETY: `with` has checked the lengths.
-            unsafe { kernels::round_row(level, row, cols, group, codes, scales, sums) }
-        })
+    pub fn new(x: &[f32], cols: usize, group: usize, rounding: Rounding) -> Self {
+        Self::with(x, None, (cols, group), rounding)
     }
 
     /// Rounds the rows after an RMS norm with these gains, as [`cpu::rms_norm`](crate::cpu::rms_norm)
@@ -63,31 +82,20 @@ impl Int8Rows {
     /// # Panics
     /// As [`Self::new`].
     #[must_use]
-    pub fn normed(x: &[f32], gains: &[f32], eps: f32, group: usize) -> Self {
-        let cols = gains.len();
-        Self::with(x, cols, group, |level, row, codes, scales, sums| {
-            ROW.with_borrow_mut(|normed| {
-                normed.resize(cols, 0.0);
-                // SAFETY: all have `cols` elements; `with` has checked the rest.
-                unsafe {
-                    norm_row(level, row, gains, eps, normed.as_mut_ptr());
-                    kernels::round_row(level, normed.as_ptr(), cols, group, codes, scales, sums);
-                }
-            });
-        })
+    pub fn normed(x: &[f32], gains: &[f32], eps: f32, group: usize, rounding: Rounding) -> Self {
+        Self::with(x, Some((gains, eps)), (gains.len(), group), rounding)
     }
 
-    /// Calls `row` with each row's elements and the places of its codes, scales and sums, all of
-    /// which it writes.
     fn with(
         x: &[f32],
-        cols: usize,
-        group: usize,
-        row: impl Fn(Level, *const f32, *mut i8, *mut f32, *mut f32) + Sync,
+        norm: Option<(&[f32], f32)>,
+        (cols, group): (usize, usize),
+        rounding: Rounding,
     ) -> Self {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows");
         assert!(group > 0 && cols.is_multiple_of(group), "whole groups");
-        let (rows, groups, level) = (x.len() / cols, cols / group, Level::detect());
+        let (groups, level, parts) = (cols / group, Level::detect(), rounding.parts());
+        let rows = x.len() / cols * parts;
         let padded = if rows < PAD { rows } else { rows.next_multiple_of(PAD) };
         let (mut codes, mut scales, mut sums) = (
             Unwritten::<Line>::new((padded * cols).div_ceil(64)),
@@ -95,16 +103,31 @@ impl Int8Rows {
             Unwritten::new(padded * groups),
         );
         let (c, s, t) = (codes.shared().cast(), scales.shared(), sums.shared());
-        pool::ranges(rows, (CHUNK / cols).max(1), |range| {
-            for i in range {
-                row(
-                    level,
-                    x[i * cols..].as_ptr(),
-                    c.at(i * cols),
-                    s.at(i * groups),
-                    t.at(i * groups),
-                );
-            }
+        let round = |row: *const f32, i: usize| {
+            let (codes, scales, sums) = (c.at(i * cols), s.at(i * groups), t.at(i * groups));
+            // SAFETY: a row has `cols` elements, and the places of row `i` are inside.
+            unsafe { kernels::round_row(level, row, cols, group, codes, scales, sums) }
+        };
+        pool::ranges(x.len() / cols, (CHUNK / cols).max(1), |range| {
+            ROW.with_borrow_mut(|scratch| {
+                scratch.resize(cols, 0.0);
+                for i in range {
+                    let (mut row, first) = (x[i * cols..].as_ptr(), i * parts);
+                    let own = scratch.as_mut_ptr();
+                    if let Some((gains, eps)) = norm {
+                        // SAFETY: all have `cols` elements.
+                        unsafe { norm_row(level, row, gains, eps, own) };
+                        row = own;
+                    }
+                    round(row, first);
+                    if rounding == Rounding::Int16 {
+                        let (codes, scales) = (c.at(first * cols), s.at(first * groups));
+                        // SAFETY: as above; codes and scales were written.
+                        unsafe { kernels::round_rest(level, row, cols, group, codes, scales, own) };
+                        round(own, first + 1);
+                    }
+                }
+            });
         });
         // SAFETY: nobody else uses the padding now, and no row that was rounded.
         unsafe {
@@ -114,7 +137,12 @@ impl Int8Rows {
         }
         // SAFETY: every row was rounded, and the rest zeroed.
         let (codes, scales, sums) = unsafe { (codes.written(), scales.written(), sums.written()) };
-        Self { rows, cols, group, codes, scales, sums }
+        Self { rounding, rows, cols, group, codes, scales, sums }
+    }
+
+    /// Rows of activations.
+    pub(super) fn len(&self) -> usize {
+        self.rows / self.rounding.parts()
     }
 
     /// `[rows, cols]`, padded.
@@ -122,10 +150,10 @@ impl Int8Rows {
         bytemuck::cast_slice(&self.codes)
     }
 
-    /// Elements that share a scale.
+    /// Whether it was rounded so, in groups of so many elements.
     #[must_use]
-    pub fn group(&self) -> usize {
-        self.group
+    pub fn is(&self, group: usize, rounding: Rounding) -> bool {
+        self.group == group && self.rounding == rounding
     }
 }
 
@@ -136,7 +164,7 @@ mod tests {
     #[test]
     fn codes_are_nearest_and_sums_are_theirs() {
         let x: Vec<f32> = (0..128).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.37).collect();
-        let q = Int8Rows::new(&x, 64, 32);
+        let q = Int8Rows::new(&x, 64, 32, Rounding::Int8);
         for (g, x) in x.chunks(32).enumerate() {
             let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
             assert_eq!(q.scales[g], largest / 127.0);
@@ -153,11 +181,27 @@ mod tests {
     fn what_is_not_finite_is_not_hidden() {
         let mut x = vec![1.0f32; 64];
         x[3] = f32::INFINITY;
-        let q = Int8Rows::new(&x, 64, 32);
+        let q = Int8Rows::new(&x, 64, 32, Rounding::Int8);
         assert!(q.scales[0].is_nan() && !q.scales[1].is_nan());
         x[3] = f32::NAN;
-        assert!(Int8Rows::new(&x, 64, 32).scales[0].is_nan());
-        let q = Int8Rows::new(&[1e-44; 32], 32, 32);
+        assert!(Int8Rows::new(&x, 64, 32, Rounding::Int8).scales[0].is_nan());
+        let q = Int8Rows::new(&[1e-44; 32], 32, 32, Rounding::Int8);
         assert_eq!((q.scales[0], q.codes()[0]), (0.0, 0));
+    }
+    #[test]
+    fn two_parts_leave_a_254th_of_what_one_leaves() {
+        let x: Vec<f32> = (0..192).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.37).collect();
+        let (one, two) =
+            (Int8Rows::new(&x, 64, 32, Rounding::Int8), Int8Rows::new(&x, 64, 32, Rounding::Int16));
+        assert_eq!((one.len(), one.rows, two.len(), two.rows), (3, 3, 3, 6));
+        let value = |q: &Int8Rows, row: usize, k: usize| {
+            f32::from(q.codes()[row * 64 + k]) * q.scales[row * 2 + k / 32]
+        };
+        for (i, &x) in x.iter().enumerate() {
+            let (row, k) = (i / 64, i % 64);
+            assert_eq!(value(&two, 2 * row, k), value(&one, row, k));
+            let error = (x - value(&two, 2 * row, k) - value(&two, 2 * row + 1, k)).abs();
+            assert!(error <= one.scales[row * 2 + k / 32] * 0.51 / 254.0 + 1e-6, "{error}");
+        }
     }
 }

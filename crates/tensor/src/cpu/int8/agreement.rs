@@ -1,6 +1,8 @@
 //! Every level of this machine against the definition, to the bit.
 
-use super::{Int8Level, Int8Rows, PackedWeight, gemm::one_tile, matmul_with, pack::TILE, portable};
+use super::{
+    Int8Level, Int8Rows, PackedWeight, Rounding, gemm::one_tile, matmul_with, pack::TILE, portable,
+};
 use crate::{AffineFormat, AffineWeight, Bytes, DType};
 use half::{bf16, f16};
 use std::ops::Range;
@@ -72,7 +74,7 @@ fn activations(rows: usize, cols: usize, group: usize) -> Int8Rows {
         _ => (next() % 2001) as f32 - 1000.0,
     };
     let x: Vec<f32> = (0..rows * cols).map(one).collect();
-    Int8Rows::new(&x, cols, group)
+    Int8Rows::new(&x, cols, group, Rounding::Int8)
 }
 
 fn assert_same(got: &[f32], want: &[f32], what: &str) {
@@ -139,7 +141,7 @@ fn the_largest_products_do_not_saturate() {
         let w = AffineWeight::new(format, (TILE, 128), codes, ones.clone(), ones).unwrap();
         let w = PackedWeight::new(&w);
         for sign in [1.0, -1.0] {
-            let x = Int8Rows::new(&[sign * 127.0; 128], 128, 128);
+            let x = Int8Rows::new(&[sign * 127.0; 128], 128, 128, Rounding::Int8);
             for_each_way(|name, tile| {
                 let mut got = [0.0; TILE];
                 tile(&w, 0, &x, 0..1, &mut got);

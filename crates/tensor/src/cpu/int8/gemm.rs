@@ -1,6 +1,6 @@
 //! The product over threads: tiles of outputs are shared out.
 
-use super::{Int8Level, Int8Rows, PackedWeight, pack::TILE, portable};
+use super::{Int8Level, Int8Rows, PackedWeight, Rounding, pack::TILE, portable};
 use crate::{
     cpu::{Activation, Level, shared::SharedOut},
     pool,
@@ -99,12 +99,12 @@ pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]
     let work = 2 * gate.weight.rows * x.rows * gate.weight.cols;
     share(level, x, (gate.weight.tiles(), work), |range| {
         blocks(x, range, |tile, rows, [a, b]| {
-            gate.compute(level, x, tile, rows.clone(), a);
-            up.compute(level, x, tile, rows.clone(), b);
-            let n = rows.len() * TILE;
+            let outputs = gate.compute(level, x, tile, rows.clone(), a);
+            up.compute(level, x, tile, rows, b);
+            let n = outputs.len() * TILE;
             // SAFETY: both blocks hold `n` elements.
             unsafe { kind.kernel()(float, a.as_ptr(), b.as_ptr(), n, a.as_mut_ptr()) };
-            gate.store(tile, rows, a);
+            gate.store(tile, outputs, a);
         });
     });
 }
@@ -131,7 +131,7 @@ fn share(
     }
 }
 
-/// Calls `one` for every tile of the range with a block of rows at a time.
+/// Calls `one` for every tile of the range with a block of rows of codes at a time.
 fn blocks(
     x: &Int8Rows,
     tiles: Range<usize>,
@@ -151,19 +151,19 @@ impl Product<'_> {
     fn check(&self, x: &Int8Rows) {
         let w = self.weight;
         assert!(x.cols == w.cols && x.group == w.group, "activations rounded for this weight");
-        assert_eq!(self.out.len(), x.rows * w.rows, "out is [m, n]");
+        assert_eq!(self.out.len(), x.len() * w.rows, "out is [m, n]");
         assert!(self.bias.is_none_or(|b| b.len() == w.rows), "bias is [n]");
-        assert!(self.residual.is_none_or(|r| r.len() == x.rows * w.rows), "residual is [m, n]");
+        assert!(self.residual.is_none_or(|r| r.len() == x.len() * w.rows), "residual is [m, n]");
     }
 
     fn tiles(&self, level: Int8Level, x: &Int8Rows, tiles: Range<usize>) {
         blocks(x, tiles, |tile, rows, [block, _]| {
-            self.compute(level, x, tile, rows.clone(), block);
-            self.store(tile, rows, block);
+            let outputs = self.compute(level, x, tile, rows, block);
+            self.store(tile, outputs, block);
         });
     }
 
-    /// A tile's outputs with their bias.
+    /// A tile's outputs with their bias, for some rows of codes. Returns the rows of outputs.
     fn compute(
         &self,
         level: Int8Level,
@@ -171,14 +171,19 @@ impl Product<'_> {
         tile: usize,
         rows: Range<usize>,
         block: &mut Block,
-    ) {
-        let n = rows.len();
+    ) -> Range<usize> {
+        let parts = x.rounding.parts();
+        let outputs = rows.start / parts..rows.end / parts;
         one_tile(level, self.weight, tile, x, rows, block);
+        if x.rounding == Rounding::Int16 {
+            add_pairs(&mut block[..2 * outputs.len() * TILE]);
+        }
         if let Some(bias) = self.bias {
-            for values in block.chunks_exact_mut(TILE).take(n) {
+            for values in block.chunks_exact_mut(TILE).take(outputs.len()) {
                 values.iter_mut().zip(&bias[tile * TILE..]).for_each(|(v, b)| *v += b);
             }
         }
+        outputs
     }
 
     /// Writes a tile's outputs, with what is added to them.
@@ -200,6 +205,15 @@ impl Product<'_> {
                 }
             }
         }
+    }
+}
+
+/// The sums of neighbouring rows, one after the other from the start.
+fn add_pairs(block: &mut [f32]) {
+    let (rows, _) = block.as_chunks_mut::<TILE>();
+    for i in 0..rows.len() / 2 {
+        let (first, second) = (rows[2 * i], rows[2 * i + 1]);
+        rows[i] = std::array::from_fn(|j| first[j] + second[j]);
     }
 }
 
@@ -306,7 +320,7 @@ mod tests {
             let packed = PackedWeight::new(&affine);
             let x: Vec<f32> = noise(m * cols, 9).collect();
             let bias: Vec<f32> = noise(rows, 10).collect();
-            let q = Int8Rows::new(&x, cols, group);
+            let q = Int8Rows::new(&x, cols, group, Rounding::Int8);
             let mut want = vec![0.0; m * rows];
             matmul_with(Int8Level::Portable, &q, &packed, Some(&bias), &mut want);
             let mut row = vec![0.0; cols];
@@ -331,12 +345,41 @@ mod tests {
                 matmul_with(level, &q, &packed, Some(&bias), &mut got);
                 assert_eq!(got, want, "{level:?}, {bits} bits");
                 for i in 0..m {
-                    let alone = Int8Rows::new(&x[i * cols..][..cols], cols, group);
+                    let alone = Int8Rows::new(&x[i * cols..][..cols], cols, group, Rounding::Int8);
                     let mut one = vec![0.0; rows];
                     matmul_with(level, &alone, &packed, Some(&bias), &mut one);
                     assert_eq!(one, want[i * rows..][..rows], "{level:?} row {i}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn two_parts_are_nearer_whatever_the_batch() {
+        let (rows, cols, m, group) = (53, 256, 39, 64);
+        let affine = weight(4, group, DType::BF16, rows, cols);
+        let packed = PackedWeight::new(&affine);
+        let x: Vec<f32> = noise(m * cols, 9).collect();
+        let bias: Vec<f32> = noise(rows, 10).collect();
+        let product = |x: &[f32], rounding| {
+            let mut out = vec![0.0; x.len() / cols * rows];
+            let x = Int8Rows::new(x, cols, group, rounding);
+            matmul(&x, &packed, Some(&bias), &mut out);
+            out
+        };
+        let (eight, sixteen) = (product(&x, Rounding::Int8), product(&x, Rounding::Int16));
+        let (mut row, mut worst) = (vec![0.0; cols], [0.0f64; 2]);
+        for (i, x) in x.chunks(cols).enumerate() {
+            assert_eq!(product(x, Rounding::Int16), sixteen[i * rows..][..rows], "row {i} alone");
+            for j in 0..rows {
+                affine.read_rows(j, &mut row);
+                let dot: f64 = x.iter().zip(&row).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+                for (worst, out) in worst.iter_mut().zip([&eight, &sixteen]) {
+                    let error = f64::from(out[i * rows + j]) - dot - f64::from(bias[j]);
+                    *worst = worst.max(error.abs());
+                }
+            }
+        }
+        assert!(worst[1] < worst[0] / 100.0, "{worst:?}");
     }
 }

@@ -26,7 +26,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
-pub use activations::Int8Rows;
+pub use activations::{Int8Rows, Rounding};
 pub(crate) use gemm::{Product, gated, products};
 pub use gemm::{matmul, matmul_with};
 pub use pack::PackedWeight;

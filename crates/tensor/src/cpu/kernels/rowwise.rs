@@ -282,6 +282,25 @@ pub(super) unsafe fn round_row_body<L: Lanes>(
     }
 }
 
+/// As [`round_row_body`], plain Rust.
+#[inline(always)]
+pub(super) unsafe fn round_rest_body<L: Lanes>(
+    x: *const f32,
+    n: usize,
+    group: usize,
+    codes: *const i8,
+    scales: *const f32,
+    rest: *mut f32,
+) {
+    for i in 0..n {
+        // SAFETY: the caller's shapes.
+        unsafe {
+            let rounded = f32::from(*codes.add(i)) * *scales.add(i / group);
+            *rest.add(i) = *x.add(i) - rounded;
+        }
+    }
+}
+
 /// Scale, and scale times the sum of the codes.
 #[inline(always)]
 unsafe fn round_group(x: &[f32], codes: *mut i8) -> (f32, f32) {
