@@ -14,7 +14,7 @@
 //   walks over every fourth block of the span, a lane a token for the scores and head_dim / 32
 //   elements a lane for the values, with a running softmax (Milakov & Gimelshein 2018).
 //   With one span the output is final; else each span leaves its sum, its maximum and its weight for
-//   attend_merge (grid: x rows of all heads; threads: 256). The cut into spans does not depend on the
+//   attend_merge (grid: x rows of all heads; threads: 512). The cut into spans does not depend on the
 //   batch, so neither does the result. Reference: softmax(q k^T) v in f64.
 #include "taper/common.h"
 
@@ -158,7 +158,7 @@ void attend(
         UNROLL for (int r = 0; r < ROWS; ++r) score[r] = 0.0f;
         if (lane < tokens) {
             device const KV* key = k_pages + base + lane * 8;
-            UNROLL_BY(8) for (uint c = 0; c < d; c += 8) {
+            UNROLL_BY(ROWS == 4 ? 16 : 8) for (uint c = 0; c < d; c += 8) {
                 float k[8];
                 load8(key + c * BLOCK, k);
                 UNROLL for (int r = 0; r < ROWS; ++r) {
@@ -180,7 +180,7 @@ void attend(
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
         device const KV* values = v_pages + base;
-        UNROLL_BY(8) for (uint j = 0; j < tokens; ++j) {
+        UNROLL_BY(ROWS == 4 ? 16 : 8) for (uint j = 0; j < tokens; ++j) {
             float v[PER_LANE];
             load_values<D, PER_LANE>(values + j * d, lane, d, v);
             UNROLL for (int r = 0; r < ROWS; ++r) {
@@ -276,25 +276,58 @@ struct MergeParams {
     uint spans;
 };
 
+enum { MERGE_THREADS = 512 };
+
 kernel void attend_merge(
     device const float* sums [[buffer(0)]],
     device const float* weights [[buffer(1)]],
     device float* out [[buffer(2)]],
     constant MergeParams& p [[buffer(3)]],
     uint row [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
+    uint tid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
 {
+    threadgroup float fades[MERGE_THREADS];
+    threadgroup float shares[MERGE_THREADS];
+    threadgroup float tops[MERGE_THREADS / 32];
+    threadgroup float totals[MERGE_THREADS / 32];
     device const float* w = weights + size_t(row) * p.spans * 2;
-    if (tid < p.head_dim) {
-        float top = NOTHING;
-        for (uint s = 0; s < p.spans; ++s) top = w[s * 2 + 1] > 0.0f ? max(top, w[s * 2]) : top;
-        float total = 0.0f, sum = 0.0f;
-        for (uint s = 0; s < p.spans; ++s) {
-            if (w[s * 2 + 1] == 0.0f) continue;
-            const float fade = exp(w[s * 2] - top);
-            total = fma(w[s * 2 + 1], fade, total);
-            sum = fma(sums[(size_t(row) * p.spans + s) * p.head_dim + tid], fade, sum);
+    float top = NOTHING;
+    for (uint s = tid; s < p.spans; s += MERGE_THREADS) top = w[s * 2 + 1] > 0.0f ? max(top, w[s * 2]) : top;
+    top = simd_max(top);
+    if (lane == 0) tops[sg] = top;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = 0; i < MERGE_THREADS / 32; ++i) top = max(top, tops[i]);
+    // Threads of an element each take a share of the spans.
+    const uint width = (p.head_dim + 31) / 32 * 32, n_shares = MERGE_THREADS / width;
+    const uint e = tid % width, share = tid / width;
+    float total = 0.0f, sum = 0.0f;
+    for (uint first = 0; first < p.spans; first += MERGE_THREADS) {
+        const uint n = min(p.spans - first, uint(MERGE_THREADS)), s = first + tid;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const bool any = tid < n && w[s * 2 + 1] > 0.0f;
+        const float fade = any ? exp(w[s * 2] - top) : 0.0f;
+        fades[tid] = fade;
+        total += any ? w[s * 2 + 1] * fade : 0.0f;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (e < p.head_dim && share < n_shares) {
+            device const float* own = sums + (size_t(row) * p.spans + first) * p.head_dim + e;
+            UNROLL_BY(8) for (uint i = share; i < n; i += n_shares) {
+                // A span that saw nothing left no sum.
+                const float part = own[size_t(i) * p.head_dim];
+                sum = fma(fades[i] > 0.0f ? part : 0.0f, fades[i], sum);
+            }
         }
+    }
+    total = simd_sum(total);
+    if (lane == 0) totals[sg] = total;
+    shares[tid] = sum;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (tid < p.head_dim) {
+        total = 0.0f, sum = 0.0f;
+        for (uint i = 0; i < MERGE_THREADS / 32; ++i) total += totals[i];
+        for (uint i = 0; i < n_shares; ++i) sum += shares[i * width + tid];
         out[size_t(row) * p.head_dim + tid] = sum / total;
     }
 }

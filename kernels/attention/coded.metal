@@ -173,13 +173,16 @@ INLINE void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, t
     const Window w = window_at(k.format, 4 * t);
     TileC c[2];
     tile_zero(c[0]), tile_zero(c[1]);
+    // Past the last ring q is nothing but zeros. Where a ring's words are few, there is no branch, so that
+    // the loads of all rings are under way together; elsewhere registers would not do for that.
     UNROLL for (int ring = 0; ring < RINGS; ++ring) {
-        if (uint(ring) < k.rings) {
+        if (KIND == NIBBLES || uint(ring) < k.rings) {
+            const uint own = min(uint(ring), k.rings - 1);
             UNROLL for (int h = 0; h < 2; ++h) {
                 const uint low = uint(16 * h) + key_token(KIND, g, 0), high = uint(16 * h) + key_token(KIND, g, 1);
                 uint a[4], rest[4];
                 const bool whole = KIND == NIBBLES || KIND > WINDOWS;
-                key_pairs<KIND>(k, w, uint(ring), whole ? low : min(low, last), whole ? high : min(high, last), t, lut, a, rest);
+                key_pairs<KIND>(k, w, own, whole ? low : min(low, last), whole ? high : min(high, last), t, lut, a, rest);
                 multiply_pairs<KIND>(c[h], a, rest, q[ring], lane);
             }
         }
@@ -202,13 +205,15 @@ INLINE void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup con
         const uint2 own = *(threadgroup const uint2*)(weights + g * BLOCK + 16 * h + 4 * t);
         tile_of_lanes(b[h], lane, own.x, own.y);
     }
+    // What is added past the last ring is never read.
     UNROLL for (int ring = 0; ring < RINGS; ++ring) {
-        if (uint(ring) < v.rings) {
+        if (KIND == NIBBLES || uint(ring) < v.rings) {
+            const uint own = min(uint(ring), v.rings - 1);
             TileC c;
             tile_zero(c);
             UNROLL for (int h = 0; h < 2; ++h) {
                 uint a[4], rest[4];
-                value_pairs<KIND>(v, w, uint(ring), uint(16 * h), last, nibbles, g, t, lut, a, rest);
+                value_pairs<KIND>(v, w, own, uint(16 * h), last, nibbles, g, t, lut, a, rest);
                 multiply_pairs<KIND>(c, a, rest, b[h], lane);
             }
             float sum[4];

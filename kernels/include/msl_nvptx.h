@@ -21,3 +21,9 @@ static inline float msl_exp(float x) { return __nvvm_ex2_approx_f(x * 1.44269504
 static inline float msl_exp2(float x) { return __nvvm_ex2_approx_f(x); }
 static inline float msl_log2(float x) { return __nvvm_lg2_approx_f(x); }
 static inline uint msl_atomic_add(__local uint* at, uint v) { return __scoped_atomic_fetch_add(at, v, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP); }
+
+// Programmatic dependent launch, as PTX comments that cuda/overlap.rs takes for instructions where the GPU
+// has them: that the next launch may start, and that the one before is done. (taper/common.h)
+#define EARLY_LAUNCH msl_early_launch()
+static inline void msl_early_launch() { __asm__ volatile("/*sm_90 griddepcontrol.launch_dependents;*/"); }
+static inline void previous_launch_done() { __asm__ volatile("/*sm_90 griddepcontrol.wait;*/" ::: "memory"); }

@@ -2,9 +2,9 @@
 //
 // rms_norm: out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * gains (Zhang & Sennrich 2019).
 //   Grid: x over rows. Threads: 256. Reference: RmsNorm::forward.
-// norm_rope: each head of each token, normed (if NORM) and rotated (if pairs > 0): element i of the
-//   first `pairs` and element pairs + i turn by the token's angle i (Su et al. 2021, half-split).
-//   Grid: x over blocks of 4 heads of all tokens. Threads: 128. Reference: norm_rope.
+// norm_rope: each head of each token of x and then of y, normed (if NORM) and rotated (if pairs > 0):
+//   element i of the first `pairs` and element pairs + i turn by the token's angle i (Su et al. 2021,
+//   half-split). Grid: x over blocks of 4 heads of all tokens. Threads: 128. Reference: norm_rope.
 #include "taper/common.h"
 
 struct NormParams {
@@ -37,39 +37,50 @@ kernel void rms_norm(
 }
 
 struct RopeParams {
-    uint heads;      // of a token
-    uint all_heads;  // of all tokens
-    uint head_dim;   // at most 256
+    uint x_heads;   // of a token
+    uint y_heads;
+    uint all_x;     // of all tokens
+    uint all;       // of both
+    uint head_dim;  // at most 256
     uint pairs;
-    uint norm;
-    float eps;
+    uint x_norm;
+    uint y_norm;
+    float x_eps;
+    float y_eps;
 };
 
 kernel void norm_rope(
     device const float* x [[buffer(0)]],
-    device const float* gains [[buffer(1)]],
-    device const float* cosines [[buffer(2)]],
-    device const float* sines [[buffer(3)]],
-    device float* out [[buffer(4)]],
-    constant RopeParams& p [[buffer(5)]],
+    device const float* y [[buffer(1)]],
+    device const float* x_gains [[buffer(2)]],
+    device const float* y_gains [[buffer(3)]],
+    device const float* cosines [[buffer(4)]],
+    device const float* sines [[buffer(5)]],
+    device float* out [[buffer(6)]],
+    constant RopeParams& p [[buffer(7)]],
     uint block [[threadgroup_position_in_grid]],
     uint sg [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]])
 {
     threadgroup float rows[4][256];
-    const uint head = block * 4 + sg;
-    if (head < p.all_heads) {
-        device const float* from = x + size_t(head) * p.head_dim;
+    const uint at = block * 4 + sg;
+    if (at < p.all) {
+        const bool second = at >= p.all_x;
+        const uint head = second ? at - p.all_x : at, heads = second ? p.y_heads : p.x_heads;
+        const uint norm = second ? p.y_norm : p.x_norm;
+        device const float* from = (second ? y : x) + size_t(head) * p.head_dim;
+        device const float* gains = second ? y_gains : x_gains;
         float squares = 0.0f;
         for (uint i = lane; i < p.head_dim; i += 32) {
             const float v = from[i];
             squares = fma(v, v, squares);
-            rows[sg][i] = p.norm ? v * gains[i] : v;
+            rows[sg][i] = norm ? v * gains[i] : v;
         }
-        const float inverse = p.norm ? rsqrt(simd_sum(squares) / float(p.head_dim) + p.eps) : 1.0f;
+        const float eps = second ? p.y_eps : p.x_eps;
+        const float inverse = norm ? rsqrt(simd_sum(squares) / float(p.head_dim) + eps) : 1.0f;
         simdgroup_barrier(mem_flags::mem_threadgroup);
-        device float* to = out + size_t(head) * p.head_dim;
-        const uint angle = head / p.heads * p.pairs;
+        device float* to = out + size_t(at) * p.head_dim;
+        const uint angle = head / heads * p.pairs;
         for (uint i = lane; i < p.head_dim; i += 32) {
             const float v = rows[sg][i] * inverse;
             if (i < p.pairs) {

@@ -1,14 +1,17 @@
 // Products of one to four rows of activations with quantized weights on the matrix units: decoding
 // where these are fast.
 //
-// What is computed, and how outputs stand, is matvec.metal's. Codes become halves exactly, and an
-// activation two halves whose sum is it within 2^-21; a tile's columns are the halves of four tokens,
-// so that products are as good as in floats. Of each group of weights the tile gives sum(code * x);
-// scale and bias follow in floats.
+// What is computed, and how outputs stand, is matvec.metal's. A code's bits are a half, the code times
+// 2^-24, without any work: halves below the normal ones are exact on the matrix units. An activation is
+// two halves whose sum is it within 2^-21; a tile's columns are the halves of four tokens, so that
+// products are as good as in floats. Of each group of weights the tile gives sum(code * x); scale and
+// bias follow in floats.
 //
-// Grid: x over 16 rows (with a gate: 8 of each matrix), y over M tokens. Threads: 256. A simdgroup
-// takes every eighth group of the rows; four lanes share a row. x goes through threadgroup memory,
-// normed, in slabs. A row's order of additions depends on nothing but its length and group.
+// Grid: x over 16 TILES rows (with a gate: half as many of each matrix), y over M tokens. Threads: 256.
+// A simdgroup takes every eighth group of the rows; four lanes share a row. x goes through threadgroup
+// memory, normed, in slabs. Weights of STAGES slabs are under way at a time, the first ones before the
+// launch before this one is done. A row's order of additions depends on nothing but its length and
+// group.
 // Reference: as matvec's.
 #include "taper/common.h"
 #include "taper/activation.h"
@@ -34,17 +37,15 @@ struct MatvecParams {
 INLINE uint halves(float a, float b) { return uint(as_type<ushort>(half(a))) | uint(as_type<ushort>(half(b))) << 16; }
 INLINE float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
 
-// Codes of a word as pairs of halves, in the order that `order_of` gives x: 1024 + c has c in its
-// lowest bits.
-INLINE uint shifted(uint bits) { return as_type<uint>(as_type<half2>(bits | 0x64006400u) - half2(1024.0f)); }
-INLINE uint scaled(uint bits) { return as_type<uint>(as_type<half2>(bits | 0x64006400u) * half2(0.0625f) - half2(64.0f)); }
+// Codes of a word as pairs of halves, in the order that `order_of` gives x. The last two of four bits
+// are 16 times too large.
 template <int BITS> INLINE void pairs_of(uint word, thread uint* out) {
     if (BITS == 4) {
-        out[0] = shifted(word & 0x000f000fu), out[1] = scaled(word & 0x00f000f0u);
+        out[0] = word & 0x000f000fu, out[2] = word & 0x00f000f0u;
         word >>= 8;
-        out[2] = shifted(word & 0x000f000fu), out[3] = scaled(word & 0x00f000f0u);
+        out[1] = word & 0x000f000fu, out[3] = word & 0x00f000f0u;
     } else {
-        out[0] = shifted(word & 0x00ff00ffu), out[1] = shifted(word >> 8 & 0x00ff00ffu);
+        out[0] = word & 0x00ff00ffu, out[1] = word >> 8 & 0x00ff00ffu;
     }
 }
 
@@ -52,7 +53,7 @@ template <int BITS> INLINE void pairs_of(uint word, thread uint* out) {
 template <int BITS> INLINE uint4 order_of(thread const float* x) {
     uint4 out;
     if (BITS == 4) {
-        out.x = halves(x[0], x[4]), out.y = halves(x[1], x[5]), out.z = halves(x[2], x[6]), out.w = halves(x[3], x[7]);
+        out.x = halves(x[0], x[4]), out.y = halves(x[2], x[6]), out.z = halves(x[1], x[5]), out.w = halves(x[3], x[7]);
     } else {
         out.x = halves(x[0], x[2]), out.y = halves(x[1], x[3]), out.z = halves(x[4], x[6]), out.w = halves(x[5], x[7]);
     }
@@ -63,7 +64,42 @@ INLINE float scale_half(uint bits, bool bf16) {
     return bf16 ? as_type<float>(bits << 16) : float(as_type<half>(ushort(bits)));
 }
 
-template <int BITS, int GROUP, int M>
+// A lane's words of one slab: of UNITS groups from `group` on, every eighth, of ROWS rows.
+template <int BITS, int GROUP, int ROWS, int UNITS>
+INLINE void load_slab(
+    device const uint* data, device const uint* scales, thread const uint* row, uint groups, uint group,
+    uint t, thread uint* raw, thread uint* affine)
+{
+    enum { WORDS = GROUP * BITS / 128 };
+    UNROLL for (int u = 0; u < UNITS; ++u) {
+        const uint own = min(group + uint(u) * 8, groups - 1);
+        UNROLL for (int i = 0; i < ROWS; ++i) {
+            thread uint* to = raw + (u * ROWS + i) * WORDS;
+            device const uint* from = data + (size_t(row[i]) * groups + own) * (4 * WORDS) + t * WORDS;
+            if (WORDS == 4) {
+                const uint4 v = *(device const uint4*)from;
+                to[0] = v.x, to[WORDS > 1 ? 1 : 0] = v.y, to[WORDS > 2 ? 2 : 0] = v.z, to[WORDS > 3 ? 3 : 0] = v.w;
+            } else if (WORDS == 2) {
+                const uint2 v = *(device const uint2*)from;
+                to[0] = v.x, to[WORDS > 1 ? 1 : 0] = v.y;
+            } else {
+                UNROLL for (int w = 0; w < WORDS; ++w) to[w] = from[w];
+            }
+            affine[u * ROWS + i] = scales[row[i] * groups + own];
+        }
+    }
+}
+
+// Eight activations of each token; any, past the row's end.
+template <int M>
+INLINE void load_x(device const float* x, MatvecParams p, uint token0, uint column, thread float4* out) {
+    UNROLL for (int m = 0; m < M; ++m) {
+        device const float* from = x + size_t(min(token0 + uint(m), p.tokens - 1)) * p.cols + (column < p.cols ? column : 0);
+        out[2 * m] = *(device const float4*)from, out[2 * m + 1] = *(device const float4*)(from + 4);
+    }
+}
+
+template <int BITS, int GROUP, int M, int TILES>
 INLINE void matvec(
     device const uint* data, device const uint* scales, device const float* x,
     device const float* gains, device const float* bias, device const float* residual,
@@ -75,133 +111,145 @@ INLINE void matvec(
         STRIDE = SLAB + PADDING,
         WORDS = GROUP * BITS / 128,        // of a group, a lane
         UNITS = SLAB / GROUP / 8,          // groups of a slab, a simdgroup
-        PAIRS = BITS == 4 ? 4 : 2
+        STAGES = BITS == 4 && TILES == 1 ? 2 : 1,
+        ROWS = 2 * TILES,                  // of a lane
+        OUTPUTS = 16 * TILES
     };
     const uint groups = p.cols / GROUP;
     const bool gated = p.gate != 0, bf16 = p.scale_type == 2;
     const uint half_rows = p.rows / 2, limit = gated ? half_rows : p.rows;
-    const uint first = at.x * uint(gated ? 8 : 16), r = lane / 4, t = lane % 4;
-    const uint low = min(first + r, limit - 1);
-    const uint high = gated ? low + half_rows : min(first + r + 8, limit - 1);
-    const uint token0 = at.y * M;
+    const uint outputs = gated ? OUTPUTS / 2 : OUTPUTS;
+    const uint first = at.x * outputs, r = lane / 4, t = lane % 4, token0 = at.y * M;
+    uint row[ROWS];
+    UNROLL for (int i = 0; i < ROWS; ++i) {
+        row[i] = min(first + r + 8 * uint(gated ? i / 2 : i), limit - 1) + (gated && i % 2 ? half_rows : 0u);
+    }
 
-    uint raw[UNITS][2][WORDS], affine[UNITS][2];
-    float y[2] = {0.0f, 0.0f};
-    float inverse[M];
-    for (uint slab = 0; slab < p.cols; slab += SLAB) {
-        // The weights are under way while x is made ready.
-        UNROLL for (int u = 0; u < UNITS; ++u) {
-            const uint group = min(slab / GROUP + sg + uint(u) * 8, groups - 1);
-            UNROLL for (int i = 0; i < 2; ++i) {
-                const uint row = i ? high : low;
-                device const uint* from = data + (size_t(row) * groups + group) * (4 * WORDS) + t * WORDS;
-                if (WORDS == 4) {
-                    const uint4 v = *(device const uint4*)from;
-                    raw[u][i][0] = v.x, raw[u][i][WORDS > 1 ? 1 : 0] = v.y, raw[u][i][WORDS > 2 ? 2 : 0] = v.z, raw[u][i][WORDS > 3 ? 3 : 0] = v.w;
-                } else if (WORDS == 2) {
-                    const uint2 v = *(device const uint2*)from;
-                    raw[u][i][0] = v.x, raw[u][i][WORDS > 1 ? 1 : 0] = v.y;
-                } else {
-                    UNROLL for (int w = 0; w < WORDS; ++w) raw[u][i][w] = from[w];
-                }
-                affine[u][i] = scales[row * groups + group];
-            }
+    uint raw[STAGES][UNITS * ROWS * WORDS], affine[STAGES][UNITS * ROWS];
+    float y[ROWS], inverse[M];
+    UNROLL for (int i = 0; i < ROWS; ++i) y[i] = 0.0f;
+    UNROLL for (int s = 0; s < STAGES; ++s) {
+        if (uint(s) * SLAB < p.cols) {
+            load_slab<BITS, GROUP, ROWS, UNITS>(data, scales, row, groups, uint(s) * (SLAB / GROUP) + sg, t, raw[s], affine[s]);
         }
-        if (slab == 0 && p.flags & MATVEC_NORM) {
-            UNROLL for (int m = 0; m < M; ++m) {
-                device const float* from = x + size_t(min(token0 + uint(m), p.tokens - 1)) * p.cols;
-                float squares = 0.0f;
-                UNROLL_BY(4) for (uint i = tid * 4; i < p.cols; i += THREADS * 4) {
-                    const float4 v = *(device const float4*)(from + i);
-                    squares = fma(v.x, v.x, squares), squares = fma(v.y, v.y, squares);
-                    squares = fma(v.z, v.z, squares), squares = fma(v.w, v.w, squares);
-                }
-                squares = simd_sum(squares);
-                if (lane == 0) partial[sg * M + uint(m)] = squares;
+    }
+    previous_launch_done();
+    float4 next[2 * M];
+    load_x<M>(x, p, token0, tid * 8, next);
+    if (p.flags & MATVEC_NORM) {
+        UNROLL for (int m = 0; m < M; ++m) {
+            device const float* from = x + size_t(min(token0 + uint(m), p.tokens - 1)) * p.cols;
+            float squares = 0.0f;
+            UNROLL_BY(4) for (uint i = tid * 4; i < p.cols; i += THREADS * 4) {
+                const float4 v = *(device const float4*)(from + i);
+                squares = fma(v.x, v.x, squares), squares = fma(v.y, v.y, squares);
+                squares = fma(v.z, v.z, squares), squares = fma(v.w, v.w, squares);
             }
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            UNROLL for (int m = 0; m < M; ++m) {
-                float total = 0.0f;
-                for (uint i = 0; i < 8; ++i) total += partial[i * M + uint(m)];
-                inverse[m] = rsqrt(total / float(p.cols) + p.eps);
-            }
+            squares = simd_sum(squares);
+            if (lane == 0) partial[sg * M + uint(m)] = squares;
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         UNROLL for (int m = 0; m < M; ++m) {
-            const uint column = slab + tid * 8;
-            const bool there = column < p.cols;
-            device const float* from = x + size_t(min(token0 + uint(m), p.tokens - 1)) * p.cols + (there ? column : 0);
-            const float4 a = *(device const float4*)from, b = *(device const float4*)(from + 4);
-            float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, rest[8];
-            if (p.flags & MATVEC_NORM) {
-                device const float* gain = gains + (there ? column : 0);
-                UNROLL for (int i = 0; i < 8; ++i) v[i] *= inverse[m] * gain[i];
-            }
-            float sum = 0.0f;
-            UNROLL for (int i = 0; i < 8; ++i) {
-                v[i] = there ? v[i] : 0.0f;
-                sum += v[i];
-                rest[i] = clamped(v[i] - float(half(clamped(v[i]))));
-                v[i] = clamped(v[i]);
-            }
-            if (tid < SLAB / 8) {
-                *(threadgroup uint4*)(xs + (2 * m) * STRIDE + tid * 8) = order_of<BITS>(v);
-                *(threadgroup uint4*)(xs + (2 * m + 1) * STRIDE + tid * 8) = order_of<BITS>(rest);
-            }
-            for (uint i = 1; i < GROUP / 8; i *= 2) sum += simd_shuffle_xor(sum, ushort(i));
-            if (tid < SLAB / 8 && tid % (GROUP / 8) == 0) sums[uint(m) * (SLAB / 32) + tid / (GROUP / 8)] = sum;
+            float total = 0.0f;
+            for (uint i = 0; i < 8; ++i) total += partial[i * M + uint(m)];
+            inverse[m] = rsqrt(total / float(p.cols) + p.eps);
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        UNROLL for (int u = 0; u < UNITS; ++u) {
-            const uint own = sg + uint(u) * 8;
-            if (slab / GROUP + own < groups) {
-                TileC c;
-                tile_zero(c);
+    }
+    for (uint begin = 0; begin < p.cols; begin += STAGES * SLAB) {
+        UNROLL for (int s = 0; s < STAGES; ++s) {
+            const uint slab = begin + uint(s) * SLAB;
+            if (slab >= p.cols) continue;
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            UNROLL for (int m = 0; m < M; ++m) {
+                const bool there = slab + tid * 8 < p.cols;
+                const float4 a = next[2 * m], b = next[2 * m + 1];
+                float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, rest[8];
+                if (p.flags & MATVEC_NORM) {
+                    device const float* from = gains + (there ? slab + tid * 8 : 0);
+                    const float4 g = *(device const float4*)from, h = *(device const float4*)(from + 4);
+                    const float gain[8] = {g.x, g.y, g.z, g.w, h.x, h.y, h.z, h.w};
+                    UNROLL for (int i = 0; i < 8; ++i) v[i] *= inverse[m] * gain[i];
+                }
+                float sum = 0.0f;
+                UNROLL for (int i = 0; i < 8; ++i) {
+                    v[i] = there ? v[i] : 0.0f;
+                    sum += v[i];
+                    rest[i] = clamped(v[i] - float(half(clamped(v[i]))));
+                    v[i] = clamped(v[i]);
+                }
+                if (tid < SLAB / 8) {
+                    *(threadgroup uint4*)(xs + (2 * m) * STRIDE + tid * 8) = order_of<BITS>(v);
+                    *(threadgroup uint4*)(xs + (2 * m + 1) * STRIDE + tid * 8) = order_of<BITS>(rest);
+                }
+                for (uint i = 1; i < GROUP / 8; i *= 2) sum += simd_shuffle_xor(sum, ushort(i));
+                if (tid < SLAB / 8 && tid % (GROUP / 8) == 0) sums[uint(m) * (SLAB / 32) + tid / (GROUP / 8)] = sum;
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            load_x<M>(x, p, token0, slab + SLAB + tid * 8, next);
+            // Of groups past the row's end x is nothing but zeros.
+            UNROLL for (int u = 0; u < UNITS; ++u) {
+                const uint own = sg + uint(u) * 8;
+                TileC c[TILES][2];
+                UNROLL for (int i = 0; i < TILES; ++i) tile_zero(c[i][0]), tile_zero(c[i][1]);
                 UNROLL for (int w = 0; w < WORDS; ++w) {
-                    uint a[2][PAIRS], b[PAIRS];
-                    pairs_of<BITS>(raw[u][0][w], a[0]);
-                    pairs_of<BITS>(raw[u][1][w], a[1]);
-                    UNROLL for (int i = 0; i < PAIRS; ++i) b[i] = 0;
+                    // Of 8 codes of 4 bits: what meets the first and the last two pairs of words.
+                    uint b[4] = {0, 0, 0, 0};
                     if (r < 2 * M) {
                         threadgroup const half* from = xs + r * STRIDE + own * GROUP + (t * WORDS + uint(w)) * (32 / BITS);
-                        UNROLL for (int i = 0; i < PAIRS; i += 2) {
+                        UNROLL for (int i = 0; i < (BITS == 4 ? 4 : 2); i += 2) {
                             const uint2 two = *(threadgroup const uint2*)(from + 2 * i);
                             b[i] = two.x, b[i + 1] = two.y;
                         }
                     }
-                    UNROLL for (int i = 0; i < PAIRS; i += 2) {
+                    TileB tb[2];
+                    tile_of_lanes(tb[0], lane, b[0], b[1]);
+                    if (BITS == 4) tile_of_lanes(tb[1], lane, b[2], b[3]);
+                    UNROLL for (int i = 0; i < TILES; ++i) {
+                        uint low[4], high[4];
+                        pairs_of<BITS>(raw[s][(u * ROWS + 2 * i) * WORDS + w], low);
+                        pairs_of<BITS>(raw[s][(u * ROWS + 2 * i + 1) * WORDS + w], high);
                         TileA ta;
-                        TileB tb;
-                        tile_of_lanes(ta, lane, a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]);
-                        tile_of_lanes(tb, lane, b[i], b[i + 1]);
-                        tile_multiply(c, ta, tb);
+                        tile_of_lanes(ta, lane, low[0], high[0], low[1], high[1]);
+                        tile_multiply(c[i][0], ta, tb[0]);
+                        if (BITS == 4) {
+                            tile_of_lanes(ta, lane, low[2], high[2], low[3], high[3]);
+                            tile_multiply(c[i][1], ta, tb[1]);
+                        }
                     }
                 }
-                float sum[4];
-                tile_to_lanes(c, lane, sum);
                 const float whole = sums[min(t, uint(M - 1)) * (SLAB / 32) + own];
-                UNROLL for (int i = 0; i < 2; ++i) {
-                    const float s = scale_half(affine[u][i], bf16), b = scale_half(affine[u][i] >> 16, bf16);
-                    y[i] += fma(s, sum[2 * i] + sum[2 * i + 1], b * whole);
+                UNROLL for (int i = 0; i < TILES; ++i) {
+                    float sum[4], more[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                    tile_to_lanes(c[i][0], lane, sum);
+                    if (BITS == 4) tile_to_lanes(c[i][1], lane, more);
+                    UNROLL for (int j = 0; j < 2; ++j) {
+                        const uint pair = affine[s][u * ROWS + 2 * i + j];
+                        const float scale = scale_half(pair, bf16), bias_of = scale_half(pair >> 16, bf16);
+                        const float dot = fma(more[2 * j] + more[2 * j + 1], 1048576.0f, (sum[2 * j] + sum[2 * j + 1]) * 16777216.0f);
+                        y[2 * i + j] += fma(scale, dot, bias_of * whole);
+                    }
                 }
+            }
+            if (slab + STAGES * SLAB < p.cols) {
+                load_slab<BITS, GROUP, ROWS, UNITS>(data, scales, row, groups, (slab + STAGES * SLAB) / GROUP + sg, t, raw[s], affine[s]);
             }
         }
     }
-    // Lane 4 r + t has rows r and r + 8 of token t.
+    // Lane 4 r + t has rows r, r + 8 ... of token t.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (t < M) {
-        partial[(sg * 16 + r) * M + t] = y[0];
-        partial[(sg * 16 + r + 8) * M + t] = y[1];
+        UNROLL for (int i = 0; i < ROWS; ++i) partial[(sg * OUTPUTS + uint(i) * 8 + r) * M + t] = y[i];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const uint outputs = gated ? 8 : 16;
     if (tid >= outputs * M) return;
-    const uint m = tid / outputs, row = tid % outputs, n = first + row, token = token0 + m;
+    // With a gate, eight rows of one matrix are followed by those of the other.
+    const uint m = tid / outputs, own = tid % outputs, n = first + own, token = token0 + m;
+    const uint from = gated ? own / 8 * 16 + own % 8 : own;
     if (token >= p.tokens || n >= limit) return;
     float value = 0.0f, up = 0.0f;
     for (uint i = 0; i < 8; ++i) {
-        value += partial[(i * 16 + row) * M + m];
-        if (gated) up += partial[(i * 16 + row + 8) * M + m];
+        value += partial[(i * OUTPUTS + from) * M + m];
+        if (gated) up += partial[(i * OUTPUTS + from + 8) * M + m];
     }
     if (p.flags & MATVEC_BIAS) {
         value += bias[n];
@@ -218,8 +266,8 @@ INLINE void matvec(
     out[to] = value;
 }
 
-#define MATVEC(BITS, GROUP, M) \
-kernel void matvec_tile_q##BITS##_g##GROUP##_m##M( \
+#define MATVEC(BITS, GROUP, M, TILES, NAME) \
+kernel void matvec_tile_q##BITS##_g##GROUP##_##NAME( \
     device const uint* data [[buffer(0)]], \
     device const uint* scales [[buffer(1)]], \
     device const float* x [[buffer(2)]], \
@@ -233,15 +281,20 @@ kernel void matvec_tile_q##BITS##_g##GROUP##_m##M( \
     uint sg [[simdgroup_index_in_threadgroup]], \
     uint lane [[thread_index_in_simdgroup]]) \
 { \
+    EARLY_LAUNCH; \
     threadgroup uint4 xs[2 * M * ((M == 1 ? SLAB_OF_1 : SLAB_OF_4) + PADDING) / 8]; \
     threadgroup float sums[M * (M == 1 ? SLAB_OF_1 : SLAB_OF_4) / 32]; \
-    threadgroup float partial[8 * 16 * M]; \
-    matvec<BITS, GROUP, M>(data, scales, x, gains, bias, residual, out, p, at, tid, sg, lane, (threadgroup half*)xs, sums, partial); \
+    threadgroup float partial[8 * 16 * TILES * M]; \
+    matvec<BITS, GROUP, M, TILES>(data, scales, x, gains, bias, residual, out, p, at, tid, sg, lane, (threadgroup half*)xs, sums, partial); \
 }
-#define MATVECS(BITS, GROUP) MATVEC(BITS, GROUP, 1) MATVEC(BITS, GROUP, 4)
+#define MATVECS(BITS, GROUP) MATVEC(BITS, GROUP, 1, 1, m1) MATVEC(BITS, GROUP, 4, 1, m4)
 MATVECS(4, 32)
 MATVECS(4, 64)
 MATVECS(4, 128)
 MATVECS(8, 32)
 MATVECS(8, 64)
 MATVECS(8, 128)
+// For matrices of many rows: x is made ready half as often.
+MATVEC(4, 32, 1, 2, m1_wide)
+MATVEC(4, 64, 1, 2, m1_wide)
+MATVEC(4, 128, 1, 2, m1_wide)

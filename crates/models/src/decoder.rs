@@ -203,8 +203,7 @@ impl Layer {
         let [q, k, v] = self.qkv.forward_normed(x, &self.norm)?;
         let (q_norm, k_norm) = self.qk_norm.as_ref().map(|(q, k)| (q, k)).unzip();
         let rope = self.spec.rope.map(|rope| &ropes[rope]);
-        let q = norm_rope(&q, d, q_norm, rope)?;
-        let k = norm_rope(&k, d, k_norm, rope)?;
+        let [q, k] = norm_rope([(&q, q_norm), (&k, k_norm)], d, rope)?;
         let v = v.reshape((t, model.kv_heads, d))?;
         let params = AttnParams {
             scale: model.attn_scale,

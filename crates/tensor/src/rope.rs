@@ -55,48 +55,66 @@ pub struct RopeAngles {
     cos: Resident,
 }
 
-/// Norms each head of each token, and rotates it.
+/// Norms each head of each token, and rotates it: of queries and keys at once.
 ///
 /// # Shapes
-/// `x [t, heads * head_dim]` -> `[t, heads, head_dim]`; the norm's gains are one head's, and `t`
+/// Each `x [t, heads * head_dim]` -> `[t, heads, head_dim]`; its norm's gains are one head's, and `t`
 /// positions were given to [`RopeTable::angles`].
 ///
 /// # Errors
 /// Another shape or type.
 pub fn norm_rope(
+    pair: [(&Tensor, Option<&RmsNorm>); 2],
+    head_dim: usize,
+    rope: Option<&RopeAngles>,
+) -> Result<[Tensor; 2]> {
+    for (x, norm) in pair {
+        check(x, head_dim, norm, rope)?;
+    }
+    let [(x, x_norm), (y, y_norm)] = pair;
+    if let (Some(x), Some(y)) = (x.on_gpu(), y.on_gpu())
+        && x.dims[0] == y.dims[0]
+    {
+        let angles = rope.map(|r| (&r.cos, &r.sin, r.pairs));
+        return Ok(gpu::norm_rope([(x, x_norm), (y, y_norm)], head_dim, angles)?.map(Into::into));
+    }
+    let one = |x: &Tensor, norm: Option<&RmsNorm>| {
+        let (t, token) = host::dims2("rope", x)?;
+        let rows = cpu::HeadRows {
+            token,
+            head: head_dim,
+            norm: norm.map(|n| (n.gains(), n.eps())),
+            angles: rope.map(|r| (r.cos.host(), r.sin.host(), r.pairs)),
+        };
+        let out = host::read("rope", x, |x| cpu::norm_rotate(x, rows))?;
+        host::tensor(out, &[t, token / head_dim, head_dim])
+    };
+    Ok([one(x, x_norm)?, one(y, y_norm)?])
+}
+
+fn check(
     x: &Tensor,
     head_dim: usize,
     norm: Option<&RmsNorm>,
     rope: Option<&RopeAngles>,
-) -> Result<Tensor> {
+) -> Result<()> {
     let (t, token) = host::dims2("rope", x)?;
-    let wrong = |expected: String| TensorError::shape("rope", expected, x.dims());
+    let wrong = |expected: String| Err(TensorError::shape("rope", expected, x.dims()));
     if head_dim == 0 || !token.is_multiple_of(head_dim) {
-        return Err(wrong(format!("[t, heads * {head_dim}]")));
+        return wrong(format!("[t, heads * {head_dim}]"));
     }
     if let Some(norm) = norm
         && norm.gains().len() != head_dim
     {
-        return Err(wrong(format!("[t, heads * {}]", norm.gains().len())));
+        return wrong(format!("[t, heads * {}]", norm.gains().len()));
     }
     if let Some(rope) = rope
         && (rope.positions != t || 2 * rope.pairs > head_dim)
     {
         let RopeAngles { positions, pairs, .. } = rope;
-        return Err(wrong(format!("[{positions}, heads * (at least {})]", 2 * pairs)));
+        return wrong(format!("[{positions}, heads * (at least {})]", 2 * pairs));
     }
-    if let Some(x) = x.on_gpu() {
-        let angles = rope.map(|r| (&r.cos, &r.sin, r.pairs));
-        return Ok(gpu::norm_rope(x, head_dim, norm, angles)?.into());
-    }
-    let rows = cpu::HeadRows {
-        token,
-        head: head_dim,
-        norm: norm.map(|n| (n.gains(), n.eps())),
-        angles: rope.map(|r| (r.cos.host(), r.sin.host(), r.pairs)),
-    };
-    let out = host::read("rope", x, |x| cpu::norm_rotate(x, rows))?;
-    host::tensor(out, &[t, token / head_dim, head_dim])
+    Ok(())
 }
 
 #[cfg(test)]
@@ -109,7 +127,9 @@ mod tests {
         let x: Vec<f32> = (0..12).map(|v| v as f32).collect();
         let x = host::tensor(x, &[2, 6]).unwrap();
         let angles = table.angles(&[0, 3]);
-        let y = norm_rope(&x, 6, None, Some(&angles)).unwrap().to_vec3::<f32>().unwrap();
+        let [y, same] = norm_rope([(&x, None); 2], 6, Some(&angles)).unwrap();
+        let y = y.to_vec3::<f32>().unwrap();
+        assert_eq!(same.to_vec3::<f32>().unwrap(), y);
         assert_eq!(y[0][0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
         let (a, b) = (6.0f32, 8.0f32);
         let want = a * 3f32.cos() - b * 3f32.sin();
@@ -123,9 +143,10 @@ mod tests {
     fn another_number_of_positions_is_refused() {
         let x = host::tensor(vec![0.0; 8], &[2, 4]).unwrap();
         let angles = RopeTable::new(vec![1.0], 1.0).angles(&[0]);
-        let rotated = norm_rope(&x, 4, None, Some(&angles));
+        let rotated = norm_rope([(&x, None); 2], 4, Some(&angles));
         assert!(matches!(rotated, Err(TensorError::Shape { op: "rope", .. })));
-        assert!(norm_rope(&x, 3, None, None).is_err());
-        assert!(norm_rope(&x, 4, Some(&RmsNorm::new(vec![1.0; 2], 0.0)), None).is_err());
+        assert!(norm_rope([(&x, None); 2], 3, None).is_err());
+        let short = RmsNorm::new(vec![1.0; 2], 0.0);
+        assert!(norm_rope([(&x, None), (&x, Some(&short))], 4, None).is_err());
     }
 }

@@ -17,3 +17,12 @@ using namespace metal;
 #define TAPER_PRAGMA(TEXT) _Pragma(#TEXT)
 #define UNROLL_BY(N) TAPER_PRAGMA(clang loop unroll_count(N))
 #endif
+
+// On NVIDIA GPUs the launches of a step overlap: the threadgroups of one start while the last ones of
+// the one before it are still running, and wait, so that little time passes between the two. A kernel
+// waits first of all; one that begins with EARLY_LAUNCH waits where it calls `previous_launch_done`, and
+// reads and writes nothing before that but weights, which no kernel changes.
+#ifndef EARLY_LAUNCH
+#define EARLY_LAUNCH
+INLINE void previous_launch_done() {}
+#endif

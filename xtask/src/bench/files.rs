@@ -2,7 +2,8 @@
 
 use super::{
     cell::Format,
-    child, gguf,
+    child,
+    gguf::{self, Stored},
     shape::{self, Shape},
     vocabulary::{END_OF_TEXT, END_OF_TURN, Vocabulary},
 };
@@ -92,12 +93,21 @@ impl Files {
     }
 
     fn bf16_gguf(&self, shape: &Shape) -> Result<PathBuf> {
-        let path = self.dir.join(format!("{}-BF16.gguf", shape.name));
+        self.written(shape, Stored::Bf16, &format!("{}-BF16.gguf", shape.name))
+    }
+
+    /// Random weights in `Q4_0`, the embedding too; not those of a checkpoint.
+    pub(crate) fn random_gguf(&self, shape: &Shape) -> Result<PathBuf> {
+        self.written(shape, Stored::Q4, &format!("{}-random-Q4_0.gguf", shape.name))
+    }
+
+    fn written(&self, shape: &Shape, stored: Stored, name: &str) -> Result<PathBuf> {
+        let path = self.dir.join(name);
         if !path.is_file() {
             let part = path.with_extension("part");
             let bar = bar(&format!("writing {}", path.display()), 2 * shape.parameters() as u64);
             let mut out = BufWriter::new(File::create(&part)?);
-            gguf::write(&mut out, shape, &Vocabulary::random(), &mut |done| {
+            gguf::write(&mut out, shape, stored, &Vocabulary::random(), &mut |done| {
                 bar.set_position(done);
             })?;
             out.flush()?;

@@ -2,7 +2,8 @@
 //! shapes and random 4-bit weights that are made in memory.
 
 use super::{
-    gpu_cache, gpu_products, gpu_sampling,
+    cell::Work,
+    gpu_against, gpu_cache, gpu_products, gpu_sampling,
     shape::{self, Random, Shape, TensorSpec},
 };
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
     kernels::check,
     runner::{Piece, Runner},
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, json};
 use std::time::Instant;
 use taper_models::{Activations, LoadOptions, Model};
@@ -72,6 +73,8 @@ pub(crate) struct GpuArgs {
     sampling: bool,
     #[command(flatten)]
     cache: gpu_cache::CacheArgs,
+    #[command(flatten)]
+    against: gpu_against::AgainstArgs,
 }
 
 const GROUP: usize = 64;
@@ -94,9 +97,24 @@ pub(crate) fn run(device: &str, args: &GpuArgs) -> Result<()> {
     gpu_cache::run(&gpu, &args.cache)?;
     for name in &args.shapes {
         let shape = SHAPES.iter().find(|s| s.name == name);
-        model(&gpu, shape.with_context(|| format!("no shape {name}"))?, args, bandwidth)?;
+        let shape = shape.with_context(|| format!("no shape {name}"))?;
+        let mut own = Own::load(&gpu, shape, args.steps)?;
+        match args.against.peer(shape)? {
+            Some(peer) => peer.compare(&mut own, &args.works(), bandwidth)?,
+            None => own.table(&args.works(), bandwidth)?,
+        }
     }
     Ok(())
+}
+
+impl GpuArgs {
+    fn works(&self) -> Vec<Work> {
+        let prefill = (self.prefill > 0).then_some(Work::Prefill(self.prefill));
+        let decode = self.depths.iter().flat_map(|&depth| {
+            self.batches.iter().map(move |&batch| Work::Decode { depth, batch })
+        });
+        prefill.into_iter().chain(decode).collect()
+    }
 }
 
 fn gb(bytes: u64) -> f64 {
@@ -120,43 +138,112 @@ fn bandwidth(gpu: &Gpu) -> Result<f64> {
     Ok(8.0 * N as f64 / best / 1e9)
 }
 
-fn model(gpu: &Gpu, shape: &Shape, args: &GpuArgs, bandwidth: f64) -> Result<()> {
-    let start = Instant::now();
-    let config = config(shape)?;
-    let weights = Checkpoint::from_static(&config, checkpoint(shape)?.leak())?;
-    let options =
-        LoadOptions { max_model_len: None, activations: Activations::Int8, gpu: Some(gpu) };
-    let model = taper_models::load(&weights, options)?;
-    gpu.wait()?;
-    println!(
-        "\n{}: {:.2} GB of weights, made and loaded in {:.1} s",
-        shape.name,
-        gb(model.info().weight_bytes),
-        start.elapsed().as_secs_f64()
-    );
-    println!("{:<18} {:>10} {:>10} {:>10} {:>9}", "", "ms a step", "tokens/s", "GB/s", "of copy");
-    let mut model = model;
-    model = prefill(model, gpu, args)?;
-    for &depth in &args.depths {
-        for &batch in &args.batches {
-            model = decode(model, gpu, args, (batch, depth), bandwidth)?;
+/// A model of random weights on a GPU.
+pub(super) struct Own<'a> {
+    gpu: &'a Gpu,
+    /// Always there between measurements.
+    model: Option<Box<dyn Model>>,
+    steps: usize,
+}
+
+impl<'a> Own<'a> {
+    fn load(gpu: &'a Gpu, shape: &Shape, steps: usize) -> Result<Self> {
+        let start = Instant::now();
+        let config = config(shape)?;
+        let weights = Checkpoint::from_static(&config, checkpoint(shape)?.leak())?;
+        let options =
+            LoadOptions { max_model_len: None, activations: Activations::Int8, gpu: Some(gpu) };
+        let model = taper_models::load(&weights, options)?;
+        gpu.wait()?;
+        println!(
+            "\n{}: {:.2} GB of weights, made and loaded in {:.1} s",
+            shape.name,
+            gb(model.info().weight_bytes),
+            start.elapsed().as_secs_f64()
+        );
+        Ok(Self { gpu, model: Some(model), steps })
+    }
+
+    fn table(&mut self, works: &[Work], bandwidth: f64) -> Result<()> {
+        println!(
+            "{:<18} {:>10} {:>10} {:>10} {:>9}",
+            "", "ms a step", "tokens/s", "GB/s", "of copy"
+        );
+        for &work in works {
+            let Some(time) = self.time(work)? else {
+                println!("{work:<18} its cache does not fit");
+                continue;
+            };
+            let tokens = tokens(work) as f64;
+            print!("{:<18} {:>10.3} {:>10.1}", work.to_string(), 1e3 * time, tokens / time);
+            match self.bytes(work)? {
+                None => println!(),
+                Some(bytes) => {
+                    let speed = gb(bytes) / time;
+                    println!(" {speed:>10.0} {:>7.0} %", 100.0 * speed / bandwidth);
+                }
+            }
         }
+        Ok(())
     }
-    Ok(())
+
+    fn model(&self) -> Result<&dyn Model> {
+        self.model.as_deref().context("an earlier measurement failed")
+    }
+
+    /// Bytes of the cache that a token takes.
+    fn kv_bytes(&self) -> Result<u64> {
+        let info = self.model()?.info();
+        Ok(4 * (info.layers * info.kv_heads * info.head_dim) as u64)
+    }
+
+    /// Bytes of weights and cache that a step of decoding reads.
+    pub(super) fn bytes(&self, work: Work) -> Result<Option<u64>> {
+        let Work::Decode { depth, batch } = work else { return Ok(None) };
+        let info = self.model()?.info();
+        if info.family == "qwen3_moe" {
+            // Which experts are read is up to the tokens.
+            return Ok(None);
+        }
+        // Of an embedding that is no projection, only rows are read.
+        let embed = (shape::VOCAB * info.hidden) as u64 * 9 / 16;
+        let tied = info.parameters < 5_000_000_000;
+        let weights = info.weight_bytes - if tied { 0 } else { embed };
+        Ok(Some(weights + self.kv_bytes()? * (batch * depth) as u64))
+    }
+
+    /// Seconds of a step; `None` where the cache does not fit.
+    pub(super) fn time(&mut self, work: Work) -> Result<Option<f64>> {
+        let room = match work {
+            Work::Prefill(n) => n,
+            Work::Decode { depth, batch } => batch * (depth + 4 * self.steps + 64),
+            Work::FirstToken => bail!("the first token is not timed on a GPU"),
+        };
+        if self.kv_bytes()? * room as u64 + (2 << 30) > self.gpu.memory()?.free {
+            return Ok(None);
+        }
+        let model = self.model.take().context("an earlier measurement failed")?;
+        let mut runner = Runner::over(model, "f16", None, room, Some(self.gpu))?;
+        let time = match work {
+            Work::Prefill(n) => prefill(&mut runner, n)?,
+            Work::Decode { depth, batch } => decode(&mut runner, self.steps, depth, batch)?,
+            Work::FirstToken => f64::NAN,
+        };
+        self.model = Some(runner.into_model());
+        Ok(Some(time))
+    }
 }
 
-/// Bytes of the cache that a token takes.
-fn kv_bytes(model: &dyn Model) -> u64 {
-    let info = model.info();
-    4 * (info.layers * info.kv_heads * info.head_dim) as u64
+/// Tokens of a step.
+pub(super) fn tokens(work: Work) -> usize {
+    match work {
+        Work::Prefill(tokens) => tokens,
+        Work::Decode { batch, .. } => batch,
+        Work::FirstToken => 1,
+    }
 }
 
-fn prefill(model: Box<dyn Model>, gpu: &Gpu, args: &GpuArgs) -> Result<Box<dyn Model>> {
-    let n = args.prefill;
-    if n == 0 {
-        return Ok(model);
-    }
-    let mut runner = Runner::over(model, "f16", None, n, Some(gpu))?;
+fn prefill(runner: &mut Runner, n: usize) -> Result<f64> {
     let mut random = Random::new(7);
     let tokens: Vec<u32> = (0..n).map(|_| random.below(shape::VOCAB) as u32).collect();
     let mut times = Vec::new();
@@ -166,29 +253,13 @@ fn prefill(model: Box<dyn Model>, gpu: &Gpu, args: &GpuArgs) -> Result<Box<dyn M
         times.push(start.elapsed().as_secs_f64());
         runner.release(0);
     }
-    let time = median(&mut times);
-    println!("{:<18} {:>10.2} {:>10.0}", format!("prefill {n}"), 1e3 * time, n as f64 / time);
-    Ok(runner.into_model())
+    Ok(median(&mut times))
 }
 
-fn decode(
-    model: Box<dyn Model>,
-    gpu: &Gpu,
-    args: &GpuArgs,
-    (batch, depth): (usize, usize),
-    bandwidth: f64,
-) -> Result<Box<dyn Model>> {
-    let name = format!("decode {batch} @ {depth}");
-    let room = depth + 4 * args.steps;
-    let cache = kv_bytes(&*model) * (batch * room) as u64;
-    if cache + (2 << 30) > gpu.memory()?.free {
-        println!("{name:<18} a cache of {:.0} GB does not fit", gb(cache));
-        return Ok(model);
-    }
-    let mut runner = Runner::over(model, "f16", None, batch * (room + 64), Some(gpu))?;
+fn decode(runner: &mut Runner, steps: usize, depth: usize, batch: usize) -> Result<f64> {
     let mut tokens = vec![17u32; batch];
     let mut times = Vec::new();
-    for step in 0..args.steps + 3 {
+    for step in 0..steps + 3 {
         let start = Instant::now();
         let piece =
             |(seq, token): (usize, &u32)| (seq as u64, std::slice::from_ref(token).to_vec());
@@ -201,26 +272,7 @@ fn decode(
         times.push(start.elapsed().as_secs_f64());
     }
     ensure!(tokens.len() == batch, "a token a sequence");
-    let time = median(&mut times[3..]);
-    let info = runner.model.info();
-    // Of an embedding that is no projection, only rows are read.
-    let embed = (shape::VOCAB * info.hidden) as u64 * 9 / 16;
-    let tied = info.parameters < 5_000_000_000;
-    let weights = info.weight_bytes - if tied { 0 } else { embed };
-    if info.family == "qwen3_moe" {
-        // Which experts are read is up to the tokens.
-        println!("{name:<18} {:>10.3} {:>10.1}", 1e3 * time, batch as f64 / time);
-        return Ok(runner.into_model());
-    }
-    let bytes = weights + kv_bytes(&*runner.model) * (batch * depth) as u64;
-    let speed = gb(bytes) / time;
-    println!(
-        "{name:<18} {:>10.3} {:>10.1} {speed:>10.0} {:>7.0} %",
-        1e3 * time,
-        batch as f64 / time,
-        100.0 * speed / bandwidth
-    );
-    Ok(runner.into_model())
+    Ok(median(&mut times[3..]))
 }
 
 fn median(times: &mut [f64]) -> f64 {

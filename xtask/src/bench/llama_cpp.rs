@@ -42,6 +42,9 @@ const FLAGS: [&str; 11] = [
     "-DLLAMA_BUILD_EXAMPLES=OFF",
 ];
 
+/// Beside these, for NVIDIA GPUs.
+const CUDA_FLAGS: [&str; 2] = ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"];
+
 /// GCC 12 believes that `ldtilecfg` reads eight bytes of its 64 and drops the stores to the others:
 /// the program would die at its first AMX tile. This line makes it keep them.
 const TILE_LOAD: &str = "    _tile_loadconfig(&tc);";
@@ -68,7 +71,10 @@ impl LlamaCpp {
     ) -> Result<Self> {
         let dir = match dir {
             Some(dir) => dir.to_owned(),
-            None => build(&files.dir().join(PACKAGE), python)?,
+            None => {
+                let dir = files.dir().join(PACKAGE);
+                build(&dir, || download(&dir, python), &[], &TOOLS)?
+            }
         };
         for tool in TOOLS {
             let path = dir.join(format!("{tool}{EXE_SUFFIX}"));
@@ -174,14 +180,44 @@ fn batched_speed(text: &str) -> Result<f64> {
     figures["speed_tg"].as_f64().context("llama-batched-bench printed no speed_tg")
 }
 
-/// Builds the programs from the sources on PyPI, and says where they are.
-fn build(dir: &Path, python: &Path) -> Result<PathBuf> {
+/// What builds from sources, and where they are.
+struct Sources {
+    tree: PathBuf,
+    commit: String,
+    cmake: PathBuf,
+    ninja: PathBuf,
+}
+
+/// Builds the programs, and says where they are; at once, where they are there.
+fn build(
+    dir: &Path,
+    sources: impl FnOnce() -> Result<Sources>,
+    flags: &[&str],
+    tools: &[&str],
+) -> Result<PathBuf> {
     let bin = dir.join("build/bin");
-    if TOOLS.iter().all(|tool| bin.join(format!("{tool}{EXE_SUFFIX}")).is_file()) {
+    if tools.iter().all(|tool| bin.join(format!("{tool}{EXE_SUFFIX}")).is_file()) {
         return Ok(bin);
     }
     fs::create_dir_all(dir)?;
     println!("building llama.cpp in {}: this takes a while, once", dir.display());
+    let Sources { tree, commit, cmake, ninja } = sources()?;
+    let configure = |command: &mut Command| {
+        command.arg("-S").arg(&tree).arg("-B").arg(dir.join("build")).args(FLAGS).args(flags);
+        command.arg(format!("-DCMAKE_MAKE_PROGRAM={}", ninja.display()));
+        // Git would name the commit of whatever repository is around.
+        command.args([format!("-DLLAMA_BUILD_COMMIT={commit}"), "-DLLAMA_BUILD_NUMBER=0".into()]);
+        child::show(command)
+    };
+    configure(&mut Command::new(&cmake))?;
+    child::show(
+        Command::new(&cmake).arg("--build").arg(dir.join("build")).arg("--target").args(tools),
+    )?;
+    Ok(bin)
+}
+
+/// The sources on PyPI, with cmake and ninja.
+fn download(dir: &Path, python: &Path) -> Result<Sources> {
     let tools = dir.join("tools");
     child::show(Command::new(python).args(["-m", "venv"]).arg(&tools))?;
     let scripts = tools.join(if cfg!(windows) { "Scripts" } else { "bin" });
@@ -199,24 +235,60 @@ fn build(dir: &Path, python: &Path) -> Result<PathBuf> {
         Command::new("tar").arg("-xzf").arg(dir.join(format!("{stem}.tar.gz"))).arg("-C").arg(dir),
     )?;
     let package = dir.join(stem);
-    let source = package.join("vendor/llama.cpp");
-    fix_tiles(&source.join(TILE_FILE))?;
+    let tree = package.join("vendor/llama.cpp");
+    fix_tiles(&tree.join(TILE_FILE))?;
     let commit = commit(&fs::read_to_string(package.join("CHANGELOG.md"))?)?;
-    let cmake = || Command::new(scripts.join(format!("cmake{EXE_SUFFIX}")));
-    let ninja = scripts.join(format!("ninja{EXE_SUFFIX}"));
-    child::show(
-        cmake()
-            .arg("-S")
-            .arg(&source)
-            .arg("-B")
-            .arg(dir.join("build"))
-            .args(FLAGS)
-            .arg(format!("-DCMAKE_MAKE_PROGRAM={}", ninja.display()))
-            // Git would name the commit of whatever repository is around.
-            .args([format!("-DLLAMA_BUILD_COMMIT={commit}"), "-DLLAMA_BUILD_NUMBER=0".to_owned()]),
-    )?;
-    child::show(cmake().arg("--build").arg(dir.join("build")).arg("--target").args(TOOLS))?;
-    Ok(bin)
+    let script = |name: &str| scripts.join(format!("{name}{EXE_SUFFIX}"));
+    Ok(Sources { tree, commit, cmake: script("cmake"), ninja: script("ninja") })
+}
+
+/// llama-bench and llama-batched-bench for NVIDIA GPUs: those in `dir`, or built from the sources in
+/// it (with the cmake and ninja of the path), or from PyPI's.
+pub(crate) fn cuda_programs(dir: Option<&Path>, files: &Files, python: &Path) -> Result<PathBuf> {
+    let programs = [BENCH, BATCHED];
+    if let Some(dir) = dir
+        && programs.iter().all(|tool| dir.join(format!("{tool}{EXE_SUFFIX}")).is_file())
+    {
+        return Ok(dir.to_owned());
+    }
+    let to = files.dir().join(format!("{PACKAGE}-cuda"));
+    let sources = || match dir {
+        None => download(&to, python),
+        Some(tree) => {
+            let list = tree.join("CMakeLists.txt");
+            ensure!(list.is_file(), "neither {BENCH} nor sources are in {}", tree.display());
+            let (tree, commit) = (tree.to_owned(), "unknown".to_owned());
+            Ok(Sources { tree, commit, cmake: "cmake".into(), ninja: "ninja".into() })
+        }
+    };
+    build(&to, sources, &CUDA_FLAGS, &programs)
+}
+
+/// Tokens a second with a model on the GPU.
+pub(crate) fn cuda_speeds(
+    dir: &Path,
+    model: &Path,
+    work: Work,
+    (steps, samples): (usize, usize),
+) -> Result<Vec<f64>> {
+    let words = match work {
+        Work::Prefill(tokens) => format!("-p {tokens} -n 0 -ub {tokens} -r {samples}"),
+        Work::Decode { depth, batch: 1 } => format!("-p 0 -n {steps} -d {depth} -r {samples}"),
+        Work::Decode { depth, batch } => {
+            let context = (depth + steps) * batch;
+            format!("-npp {depth} -ntg {steps} -npl {batch} -c {context} --output-format jsonl")
+        }
+        Work::FirstToken => bail!("the first token is not timed on a GPU"),
+    };
+    let (tool, more) = match work {
+        Work::Decode { batch: 2.., .. } => (BATCHED, "-fa on"),
+        _ => (BENCH, "-fa 1 -o json"),
+    };
+    let mut command = Command::new(dir.join(format!("{tool}{EXE_SUFFIX}")));
+    command.arg("-m").arg(model).args(["-ngl", "99"]);
+    command.args(words.split_whitespace()).args(more.split_whitespace());
+    let done = child::run(&mut command)?;
+    if tool == BENCH { speeds(&done.stdout) } else { Ok(vec![batched_speed(&done.stdout)?]) }
 }
 
 fn fix_tiles(path: &Path) -> Result<()> {

@@ -6,6 +6,7 @@ mod child;
 mod files;
 mod gguf;
 mod gpu;
+mod gpu_against;
 mod gpu_cache;
 mod gpu_products;
 mod gpu_sampling;

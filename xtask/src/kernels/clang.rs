@@ -223,18 +223,26 @@ impl Clang {
     }
 }
 
-/// Kernels whose registers are limited, so that several threadgroups fit a multiprocessor: name,
-/// threads of one, and how many.
-const OCCUPANCY: [(&str, u32, u32); 3] =
-    [("attend_coded_8", 128, 4), ("attend_coded_16", 128, 3), ("sample", 1024, 1)];
+/// Kernels whose registers are limited, so that several threadgroups fit a multiprocessor: how their
+/// names begin, threads of one, and how many.
+const OCCUPANCY: [(&str, u32, u32); 5] = [
+    ("attend_coded_8", 128, 4),
+    ("attend_coded_16", 128, 3),
+    ("attend_tile_d128_r8", 128, 3),
+    ("matvec_tile_", 256, 2),
+    ("sample(", 1024, 1),
+];
 
 /// Adds these limits to PTX.
 fn occupied(mut ptx: String) -> String {
     for (name, threads, groups) in OCCUPANCY {
-        let Some(entry) = ptx.find(&format!(".entry {name}(")) else { continue };
-        let Some(body) = ptx[entry..].find("\n{") else { continue };
-        let limits = format!("\n.maxntid {threads}, 1, 1\n.minnctapersm {groups}");
-        ptx.insert_str(entry + body, &limits);
+        let mut from = 0;
+        while let Some(entry) = ptx[from..].find(&format!(".entry {name}")) {
+            let Some(body) = ptx[from + entry..].find("\n{") else { break };
+            let limits = format!("\n.maxntid {threads}, 1, 1\n.minnctapersm {groups}");
+            from += entry + body;
+            ptx.insert_str(from, &limits);
+        }
     }
     ptx
 }

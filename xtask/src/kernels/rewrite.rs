@@ -3,13 +3,17 @@
 //! Works on preprocessed text. Arguments with a builtin's attribute become locals, `[[buffer(n)]]` is
 //! dropped, and the parameter struct (`constant T&`) becomes a pointer on the host and a value in PTX,
 //! which puts it into the launch itself. On the host, threadgroup memory is filled with garbage where
-//! it is declared.
+//! it is declared. In PTX a kernel begins by waiting for the launch before it (`taper/common.h`).
 
 use super::Target;
 use anyhow::{Context, Result, bail, ensure};
 
 const KERNEL: &str = "kernel void ";
 const THREADGROUP: &str = "__local ";
+/// What a kernel begins with that waits for the launch before it at a place of its own.
+const EARLY: &str = "msl_early_launch();";
+/// What other kernels for PTX begin with.
+const WAIT: &str = "    msl_early_launch(); previous_launch_done();\n";
 
 /// Rewrites every kernel of a preprocessed file.
 pub(super) fn kernels(text: &str, target: Target) -> Result<String> {
@@ -25,7 +29,11 @@ pub(super) fn kernels(text: &str, target: Target) -> Result<String> {
         let body = after.strip_prefix('{').with_context(|| format!("{name} has a body"))?;
         let (arguments, locals) = arguments(&signature[open + 1..close], target)
             .with_context(|| format!("arguments of {name}"))?;
-        out.push_str(&format!("{KERNEL}{name}({arguments})\n{{\n{locals}"));
+        let wait = match target {
+            Target::Ptx if !body.trim_start().starts_with(EARLY) => WAIT,
+            _ => "",
+        };
+        out.push_str(&format!("{KERNEL}{name}({arguments})\n{{\n{wait}{locals}"));
         rest = body;
     }
     out.push_str(rest);
@@ -140,6 +148,9 @@ mod tests {
         assert!(host.contains("b[4]; msl_poison((__local void*)b, sizeof(b));"), "{host}");
         let ptx = kernels(SOURCE, Target::Ptx).unwrap();
         assert!(ptx.contains("kernel void k(__global const float* x, const P p)"), "{ptx}");
+        assert!(ptx.contains(WAIT) && !host.contains(WAIT));
+        let early = SOURCE.replace("{ __local", &format!("{{ {EARLY} __local"));
+        assert!(!kernels(&early, Target::Ptx).unwrap().contains(WAIT));
         assert!(!ptx.contains("poison") && ptx.contains("template <int N> void f() {}"));
     }
 

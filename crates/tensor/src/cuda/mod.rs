@@ -6,6 +6,7 @@
 //! the program starts where there is no driver.
 
 mod library;
+mod overlap;
 
 use crate::{
     Result, TensorError,
@@ -14,6 +15,7 @@ use crate::{
 use cudarc::driver::{result as cu, sys};
 use library::Blas;
 use std::{
+    borrow::Cow,
     collections::HashMap,
     ffi::{CString, c_void},
     fmt,
@@ -29,6 +31,8 @@ struct Cuda {
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<String, sys::CUfunction>>,
     blas: Option<Blas>,
+    /// Whether a launch may start before the one before it is done.
+    overlaps: bool,
 }
 
 // SAFETY: the driver's handles may be used from any thread that has made the context current, which
@@ -62,6 +66,7 @@ impl Gpu {
         let stream = cu::stream::create(cu::stream::StreamKind::NonBlocking);
         let stream = stream.map_err(failed("open a stream"))?;
         let blas = Blas::open(stream)?;
+        let overlaps = overlap::is_there(device)?;
         Ok(Self::new(Box::new(Cuda {
             context,
             stream,
@@ -70,6 +75,7 @@ impl Gpu {
             modules: Mutex::default(),
             functions: Mutex::default(),
             blas,
+            overlaps,
         })))
     }
 }
@@ -88,7 +94,9 @@ impl Cuda {
         }
         let found = FAMILIES.iter().find(|f| f.name == family);
         let unknown = || TensorError::Gpu { what: "find kernels", message: family.to_owned() };
-        let ptx = CString::new(found.ok_or_else(unknown)?.ptx).map_err(failed("read PTX"))?;
+        let ptx = found.ok_or_else(unknown)?.ptx;
+        let ptx = if self.overlaps { overlap::enable(ptx).into() } else { Cow::Borrowed(ptx) };
+        let ptx = CString::new(&*ptx).map_err(failed("read PTX"))?;
         // SAFETY: PTX text that ends with a zero.
         let module = unsafe { cu::module::load_data(ptx.as_ptr().cast()) };
         let module = module.map_err(failed("compile kernels"))?;
@@ -154,17 +162,15 @@ impl Backend for Cuda {
         let mut arguments: Vec<*mut c_void> =
             pointers.iter_mut().map(|p| std::ptr::from_mut(p).cast()).collect();
         arguments.push(launch.params.as_ptr().cast_mut().cast());
-        let [x, y, z] = launch.grid;
         // SAFETY: the arguments are those of the kernel, which the checks of every kernel show; the
         // driver copies them before it returns.
         let launched = unsafe {
-            cu::launch_kernel(
+            overlap::launch(
                 function,
-                (x, y, z),
-                (launch.threads, 1, 1),
-                0,
+                (launch.grid, launch.threads),
                 self.stream,
                 &mut arguments,
+                self.overlaps,
             )
         };
         launched.map_err(failed("run kernel"))

@@ -62,6 +62,11 @@ impl KvShape {
         Ok(())
     }
 
+    /// Whether there are kernels for heads of this size alone.
+    pub(super) fn is_typed(self) -> bool {
+        self.dtype == DType::F16 && matches!(self.head_dim, 64 | 128 | 256)
+    }
+
     fn name(self) -> &'static str {
         match self.dtype {
             DType::F16 => "f16",
@@ -86,13 +91,15 @@ pub struct Sequence<'a> {
 #[derive(Debug)]
 pub struct Plan {
     blocks: Buffer,
-    /// Tiles of as many tokens as 4 and 16 rows of the heads of a KV head allow.
+    /// Tiles of as many tokens as `rows` rows of the heads of a KV head allow.
     tiles: Buffer,
     n_tiles: u32,
     rows: usize,
     tokens: usize,
     spans: usize,
     group: usize,
+    /// The matrix units compute it.
+    tiled: bool,
 }
 
 impl Plan {
@@ -101,9 +108,20 @@ impl Plan {
     /// # Errors
     /// There is no memory.
     pub fn new(gpu: &Gpu, shape: KvShape, seqs: &[Sequence<'_>], group: usize) -> Result<Self> {
+        Self::with(gpu, shape, seqs, group, shape.is_typed() && gpu.has_fast_tiles())
+    }
+
+    /// As [`Self::new`], on the matrix units or not; there are such kernels for [`KvShape::is_typed`].
+    pub(super) fn with(
+        gpu: &Gpu,
+        shape: KvShape,
+        seqs: &[Sequence<'_>],
+        group: usize,
+        tiled: bool,
+    ) -> Result<Self> {
         let longest = seqs.iter().map(|s| s.q_len).max().unwrap_or(0);
-        let typed = shape.dtype == DType::F16 && matches!(shape.head_dim, 64 | 128 | 256);
-        let rows = if typed && (longest > 1 || group > 4) { 16 } else { 4 };
+        let more = if tiled { 8 } else { 16 };
+        let rows = if shape.is_typed() && (longest > 1 || group > 4) { more } else { 4 };
         let step = (rows / group).max(1);
         let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for seq in seqs {
@@ -123,7 +141,7 @@ impl Plan {
         let n_tiles = count("attention", tiles.len())?;
         let (blocks, tiles) = (gpu.upload(&blocks)?, gpu.upload(&tiles)?);
         let spans = longest.div_ceil(SPAN_TOKENS).max(1);
-        Ok(Self { blocks, tiles, n_tiles, rows, tokens: first, spans, group })
+        Ok(Self { blocks, tiles, n_tiles, rows, tokens: first, spans, group, tiled })
     }
 }
 
@@ -208,8 +226,11 @@ pub fn attend(
     let spans = if plan.spans == 1 { 0 } else { plan.spans };
     let sums = gpu.temporary(4 * rows * spans * shape.head_dim)?;
     let weights = gpu.temporary(8 * rows * spans)?;
-    let typed = shape.dtype == DType::F16 && matches!(shape.head_dim, 64 | 128 | 256);
-    let size = if typed { shape.head_dim } else { 0 };
+    let size = if shape.is_typed() { shape.head_dim } else { 0 };
+    let (family, kernel) = match plan.tiled {
+        true => ("attend_tile", format!("attend_tile_d{size}_r{}", plan.rows)),
+        false => ("attend", format!("attend_{}_d{size}_r{}", shape.name(), plan.rows)),
+    };
     let parts = plan.group.div_ceil(plan.rows);
     let params = AttendParams {
         q_heads: heads as u32,
@@ -221,8 +242,8 @@ pub fn attend(
         soft_cap: scoring.soft_cap.unwrap_or(0.0),
     };
     gpu.launch(&Launch {
-        family: "attend",
-        kernel: &format!("attend_{}_d{size}_r{}", shape.name(), plan.rows),
+        family,
+        kernel: &kernel,
         grid: [plan.n_tiles, (shape.kv_heads * parts) as u32, plan.spans as u32],
         threads: 128,
         operands: &[
@@ -243,7 +264,7 @@ pub fn attend(
             family: "attend",
             kernel: "attend_merge",
             grid: [count("attention", rows)?, 1, 1],
-            threads: 256,
+            threads: 512,
             operands: &[
                 Operand::In(&sums, 0),
                 Operand::In(&weights, 0),

@@ -99,6 +99,7 @@ pub const FAMILIES: &[Family] = &[
             attention::MergeParams
         ]
     ),
+    family!("attend_tile", "attention", [attention::AttendTile, attention::AttendParams]),
     family!("coded", "attention", [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]),
     family!("encode", "attention", [coded::EncodeRun, coded::EncodeParams, coded::ExactParams]),
     family!(

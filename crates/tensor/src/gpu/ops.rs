@@ -2,6 +2,7 @@
 
 use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, params};
 use crate::{Result, RmsNorm, TensorError, ops::Activation, tensor::GpuTensor};
+use std::sync::Arc;
 
 params!(
     /// Of `rms_norm`.
@@ -9,7 +10,18 @@ params!(
 );
 params!(
     /// Of `norm_rope`.
-    RopeParams { heads: u32, all_heads: u32, head_dim: u32, pairs: u32, norm: u32, eps: f32 }
+    RopeParams {
+        x_heads: u32,
+        y_heads: u32,
+        all_x: u32,
+        all: u32,
+        head_dim: u32,
+        pairs: u32,
+        x_norm: u32,
+        y_norm: u32,
+        x_eps: f32,
+        y_eps: f32,
+    }
 );
 params!(
     /// Of the kernels that take one element a thread.
@@ -53,48 +65,61 @@ pub(crate) fn rms_norm(x: &GpuTensor, norm: &RmsNorm) -> Result<GpuTensor> {
     Ok(out)
 }
 
-/// Heads of tokens, normed and rotated; `angles` are cosines, sines and pairs a token.
+/// Heads of tokens of two tensors, normed and rotated; `angles` are cosines, sines and pairs a token.
 pub(crate) fn norm_rope(
-    x: &GpuTensor,
+    [(x, x_norm), (y, y_norm)]: [(&GpuTensor, Option<&RmsNorm>); 2],
     head_dim: usize,
-    norm: Option<&RmsNorm>,
     angles: Option<(&Resident, &Resident, usize)>,
-) -> Result<GpuTensor> {
+) -> Result<[GpuTensor; 2]> {
     if head_dim > MAX_HEAD {
         let expected = format!("heads of at most {MAX_HEAD}");
         return Err(TensorError::shape("norm_rope", expected, &[head_dim]));
     }
-    let heads = x.dims[1] / head_dim;
-    let out = GpuTensor::new(x.gpu(), &[x.dims[0], heads, head_dim])?;
-    let gains = norm.map(|n| n.resident().on(x.gpu())).transpose()?;
-    let there =
-        angles.map(|(cos, sin, _)| Ok::<_, TensorError>((cos.on(x.gpu())?, sin.on(x.gpu())?)));
+    let gpu = x.gpu();
+    let (tokens, both) = (x.dims[0], Arc::new(gpu.temporary(4 * (x.len() + y.len()))?));
+    let out = |of: &GpuTensor, offset| GpuTensor {
+        buffer: Arc::clone(&both),
+        offset,
+        dims: vec![tokens, of.dims[1] / head_dim, head_dim],
+    };
+    let outs = [out(x, 0), out(y, 4 * x.len())];
+    let gains = |norm: Option<&RmsNorm>| norm.map(|n| n.resident().on(gpu)).transpose();
+    let (x_gains, y_gains) = (gains(x_norm)?, gains(y_norm)?);
+    let there = angles.map(|(cos, sin, _)| Ok::<_, TensorError>((cos.on(gpu)?, sin.on(gpu)?)));
     let there = there.transpose()?;
+    let heads = [&outs[0], &outs[1]].map(|o| o.dims[1] as u32);
+    let eps = |norm: Option<&RmsNorm>| norm.map_or(0.0, RmsNorm::eps);
     let params = RopeParams {
-        heads: heads as u32,
-        all_heads: count("norm_rope", x.dims[0] * heads)?,
+        x_heads: heads[0],
+        y_heads: heads[1],
+        all_x: count("norm_rope", x.len() / head_dim)?,
+        all: count("norm_rope", (x.len() + y.len()) / head_dim)?,
         head_dim: head_dim as u32,
         pairs: angles.map_or(0, |(.., pairs)| pairs as u32),
-        norm: u32::from(norm.is_some()),
-        eps: norm.map_or(0.0, RmsNorm::eps),
+        x_norm: u32::from(x_norm.is_some()),
+        y_norm: u32::from(y_norm.is_some()),
+        x_eps: eps(x_norm),
+        y_eps: eps(y_norm),
     };
     // What is not there is never read; any buffer will do.
     let x_in = Operand::In(&x.buffer, x.offset);
-    x.gpu().launch(&Launch {
+    gpu.launch(&Launch {
         family: "rows",
         kernel: "norm_rope",
-        grid: [params.all_heads.div_ceil(4), 1, 1],
+        grid: [params.all.div_ceil(4), 1, 1],
         threads: 4 * LANES,
         operands: &[
             x_in,
-            gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
+            Operand::In(&y.buffer, y.offset),
+            x_gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
+            y_gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
             there.as_ref().map_or(x_in, |(cos, _)| Operand::In(cos, 0)),
             there.as_ref().map_or(x_in, |(_, sin)| Operand::In(sin, 0)),
-            Operand::Out(&out.buffer, 0),
+            Operand::Out(&both, 0),
         ],
         params: bytemuck::bytes_of(&params),
     })?;
-    Ok(out)
+    Ok(outs)
 }
 
 /// What to do with each element.

@@ -36,6 +36,8 @@ pub(super) const RESIDUAL: u32 = 4;
 pub(super) const CHUNK: usize = 32;
 /// From this many tokens on, tiles of the matrix units are faster than `matvec_*`.
 const TILES_FROM: usize = 5;
+/// Rows from which a threadgroup of `matvec_tile_*` takes more of them: there are enough for a large GPU.
+const WIDE_FROM: usize = 8192;
 /// From this many on, a library is faster than both, where there is one.
 const LIBRARY_FROM: usize = 192;
 
@@ -164,13 +166,14 @@ impl GpuWeight {
         }
     }
 
-    /// The suffix of the kernel that takes few rows through the matrix units, where that is faster.
-    fn tile_kernel(&self) -> Option<&'static str> {
+    /// The suffix of the kernel that takes few rows through the matrix units, where that is faster,
+    /// and bits of a weight.
+    fn tile_kernel(&self) -> Option<(&'static str, u8)> {
         let WeightFormat::Affine(f) = self.format else { return None };
         if self.scale_type == 0 || !self.gpu().has_fast_tiles() {
             return None;
         }
-        Some(match (f.bits, f.group) {
+        let name = match (f.bits, f.group) {
             (4, 32) => "q4_g32",
             (4, 64) => "q4_g64",
             (4, 128) => "q4_g128",
@@ -178,7 +181,8 @@ impl GpuWeight {
             (8, 64) => "q8_g64",
             (8, 128) => "q8_g128",
             _ => return None,
-        })
+        };
+        Some((name, f.bits))
     }
 
     pub(super) fn group_shift(&self) -> u32 {
@@ -317,8 +321,12 @@ impl GpuWeight {
             product.residual.map_or(x_in, |r| Operand::In(&r.buffer, r.offset)),
             Operand::Out(&out.buffer, out.offset),
         ];
+        let wide = m == 1 && self.rows >= WIDE_FROM;
         let (family, kernel, rows, threads) = match tiles {
-            Some(name) => ("matvec_tile", format!("matvec_tile_{name}_m{m}"), 16, 256),
+            Some((name, 4)) if wide => {
+                ("matvec_tile", format!("matvec_tile_{name}_m1_wide"), 32, 256)
+            }
+            Some((name, _)) => ("matvec_tile", format!("matvec_tile_{name}_m{m}"), 16, 256),
             None => ("matvec", format!("matvec_{name}_m{m}"), rows, 4 * LANES),
         };
         self.gpu().launch(&Launch {

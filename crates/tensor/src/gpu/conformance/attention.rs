@@ -18,14 +18,18 @@ pub(super) struct Case {
     /// Query tokens and tokens of each sequence.
     seqs: Vec<(usize, usize)>,
     scoring: Scoring,
+    /// On the matrix units.
+    tiled: bool,
 }
 
 pub(super) fn cases(quick: bool) -> Vec<Case> {
     let shape = |kv_heads, head_dim, dtype| KvShape { kv_heads, head_dim, dtype };
     let plain = Scoring { scale: 0.2, window: None, soft_cap: None };
     let mut cases = Vec::new();
-    let mut add = |shape, group, seqs: &[(usize, usize)], scoring| {
-        cases.push(Case { shape, group, seqs: seqs.to_vec(), scoring });
+    let mut add = |shape: KvShape, group, seqs: &[(usize, usize)], scoring| {
+        for tiled in [false, true].into_iter().take(1 + usize::from(shape.is_typed())) {
+            cases.push(Case { shape, group, seqs: seqs.to_vec(), scoring, tiled });
+        }
     };
     // Each kernel once, with lengths around a block and around a span.
     for (head_dim, dtype) in [
@@ -56,6 +60,10 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
 }
 
 impl Case {
+    pub(super) fn family(&self) -> &'static str {
+        if self.tiled { "attend_tile" } else { "attend" }
+    }
+
     pub(super) fn run(&self, gpu: &Gpu, rng: &mut Rng) -> Result<Vec<Pair>> {
         let KvShape { kv_heads, head_dim, dtype } = self.shape;
         let heads = kv_heads * self.group;
@@ -98,7 +106,7 @@ impl Case {
             .zip(&tables)
             .map(|(&(q_len, kv_len), blocks)| Sequence { q_len, kv_len, blocks })
             .collect();
-        let plan = Plan::new(gpu, self.shape, &seqs, self.group)?;
+        let plan = Plan::with(gpu, self.shape, &seqs, self.group, self.tiled)?;
         let out = attention::attend(self.shape, &q, (&pages.0, &pages.1), &plan, &self.scoring)?;
         Ok(vec![Pair { got: out.flatten_all()?.to_vec1()?, want }])
     }
@@ -148,7 +156,8 @@ fn stored(dtype: DType, x: f32) -> f64 {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let KvShape { kv_heads, head_dim, dtype } = self.shape;
-        write!(f, "{} {kv_heads}x{}x{head_dim} {:?}", dtype.as_str(), self.group, self.seqs)?;
+        let (units, group) = (if self.tiled { "tiles " } else { "" }, self.group);
+        write!(f, "{units}{} {kv_heads}x{group}x{head_dim} {:?}", dtype.as_str(), self.seqs)?;
         if let Some(window) = self.scoring.window {
             write!(f, " window {window}")?;
         }

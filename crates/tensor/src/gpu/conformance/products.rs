@@ -99,6 +99,13 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
             }
         }
     }
+    // So many rows meet other threadgroups; not a multiple of what these take.
+    for group in AffineFormat::GROUPS {
+        for (kind, rows) in [(Kind::Linear, 8197), (Kind::Gated(Activation::Silu), 4099)] {
+            let stored = Stored::Affine(AffineFormat { bits: 4, group }, DType::BF16);
+            cases.push(Case { stored, kind, tokens: 1, rows, cols: group, rounded: true });
+        }
+    }
     cases
 }
 

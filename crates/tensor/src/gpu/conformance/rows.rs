@@ -55,9 +55,11 @@ impl Case {
                 let positions: Vec<_> = (0..tokens).map(|_| rng.below(40_000) as u32).collect();
                 let angles = RopeTable::new(frequencies, 1.2).angles(&positions);
                 let rope = (pairs > 0).then_some(&angles);
-                let want = norm_rope(&x, head, norm.as_ref(), rope)?;
-                let got = norm_rope(&x.to_gpu(gpu)?, head, norm.as_ref(), rope)?;
-                Ok(vec![Pair::of(&got, &want)?])
+                let y = rng.tensor(&[tokens, (heads + 2) * head])?;
+                let other = RmsNorm::new(rng.vector(head), 1e-5);
+                let pair = |x, y| norm_rope([(x, norm.as_ref()), (y, Some(&other))], head, rope);
+                let (want, got) = (pair(&x, &y)?, pair(&x.to_gpu(gpu)?, &y.to_gpu(gpu)?)?);
+                got.iter().zip(&want).map(|(g, w)| Pair::of(g, w)).collect()
             }
             Self::Elements { rows, cols } => elements(gpu, rng, rows, cols),
             Self::Argmax { rows, vocab } => argmax(gpu, rng, rows, vocab),
