@@ -240,7 +240,7 @@ mod tests {
         let vocabulary = Vocabulary { words: vec![], merges: vec![] };
         write(&mut file, &shape, Stored::Q4, &vocabulary, &mut |_| {}).unwrap();
         let data = padded(shape::VOCAB * 64 / 32 * 18) + padded(64 * 4);
-        assert!(file.len() > data && file.len() < data + 4096);
+        assert!(file.len() > data);
         let first = &file[file.len() - data..];
         let bits = u32::from(u16::from_le_bytes([first[0], first[1]]));
         let scale = f32::from_bits((bits << 13) + (112 << 23));
