@@ -251,8 +251,8 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "the centre left out",
-        "offset = t == uint(r) ? sum : offset;",
-        "offset = 0.0f * sum;",
+        "offset = sum_of_four(dot, lane);",
+        "offset = 0.0f;",
     ),
     mutant(
         "coded",
@@ -263,7 +263,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "the values' scale left out",
-        "e * (simd_shuffle(v_scale, ushort(own)) / unit)",
+        "e * simd_shuffle(v_part, ushort(own))",
         "e / unit",
     ),
     mutant(
