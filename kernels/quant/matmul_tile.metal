@@ -2,7 +2,7 @@
 // where these are fast.
 //
 // matmul_prepare: x [tokens, cols] f32, normed (if NORM), as halves; of eight consecutive columns those
-//   that meet in a tile are neighbours. Grid: x over tokens. Threads: 256.
+//   that meet in a tile are neighbours. Grid: x over tokens, y over 2048 columns. Threads: 256.
 // matmul_tile_*: sums[s][m][n] = x[m] . w[n] over the s-th share of the columns, from such halves and
 //   weights rounded to f16; sums in f32, added by matmul.metal's matmul_finish. A weight is its code, exact
 //   in a half, times scale plus bias.
@@ -31,19 +31,20 @@ kernel void matmul_prepare(
     device const float* gains [[buffer(1)]],
     device uint4* out [[buffer(2)]],
     constant PrepareParams& p [[buffer(3)]],
-    uint token [[threadgroup_position_in_grid]],
+    uint2 at [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
     uint sg [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]])
 {
     threadgroup float partial[PREPARE_THREADS / 32];
-    device const float* from = x + size_t(token) * p.cols;
+    device const float* from = x + size_t(at.x) * p.cols;
+    const uint i = (at.y * PREPARE_THREADS + tid) * 8;
     const bool norm = p.flags & PREPARE_NORM;
     float inverse = 1.0f;
     if (norm) {
         float squares = 0.0f;
-        UNROLL_BY(4) for (uint i = tid * 4; i < p.cols; i += PREPARE_THREADS * 4) {
-            const float4 v = *(device const float4*)(from + i);
+        UNROLL_BY(4) for (uint k = tid * 4; k < p.cols; k += PREPARE_THREADS * 4) {
+            const float4 v = *(device const float4*)(from + k);
             squares = fma(v.x, v.x, squares), squares = fma(v.y, v.y, squares);
             squares = fma(v.z, v.z, squares), squares = fma(v.w, v.w, squares);
         }
@@ -51,26 +52,25 @@ kernel void matmul_prepare(
         if (lane == 0) partial[sg] = squares;
         threadgroup_barrier(mem_flags::mem_threadgroup);
         float total = 0.0f;
-        for (uint i = 0; i < PREPARE_THREADS / 32; ++i) total += partial[i];
+        for (uint k = 0; k < PREPARE_THREADS / 32; ++k) total += partial[k];
         inverse = rsqrt(total / float(p.cols) + p.eps);
     }
-    for (uint i = tid * 8; i < p.cols; i += PREPARE_THREADS * 8) {
-        const float4 a = *(device const float4*)(from + i), b = *(device const float4*)(from + i + 4);
-        float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        if (norm) {
-            const float4 g = *(device const float4*)(gains + i), h = *(device const float4*)(gains + i + 4);
-            const float gain[8] = {g.x, g.y, g.z, g.w, h.x, h.y, h.z, h.w};
-            UNROLL for (int e = 0; e < 8; ++e) v[e] = v[e] * inverse * gain[e];
-        }
-        UNROLL for (int e = 0; e < 8; ++e) v[e] = clamped(v[e]);
-        uint4 to;
-        if (p.bits == 4) {
-            to.x = halves(v[0], v[4]), to.y = halves(v[1], v[5]), to.z = halves(v[2], v[6]), to.w = halves(v[3], v[7]);
-        } else {
-            to.x = halves(v[0], v[2]), to.y = halves(v[1], v[3]), to.z = halves(v[4], v[6]), to.w = halves(v[5], v[7]);
-        }
-        out[(size_t(token) * p.cols + i) / 8] = to;
+    if (i >= p.cols) return;
+    const float4 a = *(device const float4*)(from + i), b = *(device const float4*)(from + i + 4);
+    float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    if (norm) {
+        const float4 g = *(device const float4*)(gains + i), h = *(device const float4*)(gains + i + 4);
+        const float gain[8] = {g.x, g.y, g.z, g.w, h.x, h.y, h.z, h.w};
+        UNROLL for (int e = 0; e < 8; ++e) v[e] = v[e] * inverse * gain[e];
     }
+    UNROLL for (int e = 0; e < 8; ++e) v[e] = clamped(v[e]);
+    uint4 to;
+    if (p.bits == 4) {
+        to.x = halves(v[0], v[4]), to.y = halves(v[1], v[5]), to.z = halves(v[2], v[6]), to.w = halves(v[3], v[7]);
+    } else {
+        to.x = halves(v[0], v[2]), to.y = halves(v[1], v[3]), to.z = halves(v[4], v[6]), to.w = halves(v[5], v[7]);
+    }
+    out[(size_t(at.x) * p.cols + i) / 8] = to;
 }
 
 struct MatmulParams {
@@ -174,9 +174,6 @@ INLINE void multiply(
     for (uint step = 0; step < steps; ++step) {
         copies_wait<STAGES - 2>();
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        COPY_WEIGHTS(step + STAGES - 1)
-        COPY_X(step + STAGES - 1)
-        copies_end();
         threadgroup const uint4* stage = memory + step % STAGES * STAGE;
         threadgroup const uint* ws = (threadgroup const uint*)stage;
         threadgroup const uint* ss = (threadgroup const uint*)(stage + W_SIZE);
@@ -217,6 +214,11 @@ INLINE void multiply(
                     tile_of_lanes(tile, lane, b[j].z, b[j].w);
                     tile_multiply(c[i][j], second, tile);
                 }
+            }
+            if (h == 0) {
+                COPY_WEIGHTS(step + STAGES - 1)
+                COPY_X(step + STAGES - 1)
+                copies_end();
             }
         }
     }

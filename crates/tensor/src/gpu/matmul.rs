@@ -47,6 +47,8 @@ const TILE_ROWS: usize = 128;
 /// Columns that it takes at a time.
 const TILE_COLS: usize = 64;
 const PREPARE_NORM: u32 = 1;
+/// Columns of a threadgroup of `matmul_prepare`.
+const PREPARE_COLS: u32 = 2048;
 
 /// How a product is cut into threadgroups.
 struct Tiling {
@@ -129,10 +131,14 @@ impl GpuWeight {
         };
         let width = if product.gate.is_some() { self.rows / 2 } else { self.rows };
         let sums_in = Operand::In(&sums, 0);
+        let starts = [out.offset, product.residual.map_or(0, |r| r.offset)];
+        let by_four = starts.iter().all(|start| start.is_multiple_of(16))
+            && [width, self.rows].iter().chain(parts).all(|n| n.is_multiple_of(4));
+        let (kernel, each) = if by_four { ("matmul_finish_4", 4) } else { ("matmul_finish", 1) };
         gpu.launch(&Launch {
             family: "matmul",
-            kernel: "matmul_finish",
-            grid: [count("matmul", (tokens * width).div_ceil(256))?, 1, 1],
+            kernel,
+            grid: [count("matmul", (tokens * width).div_ceil(256 * each))?, 1, 1],
             threads: 256,
             operands: &[
                 sums_in,
@@ -173,7 +179,11 @@ impl GpuWeight {
         gpu.launch(&Launch {
             family: "matmul_tile",
             kernel: "matmul_prepare",
-            grid: [count("matmul", x.len() / self.cols)?, 1, 1],
+            grid: [
+                count("matmul", x.len() / self.cols)?,
+                params.cols.div_ceil(PREPARE_COLS),
+                1,
+            ],
             threads: 256,
             operands: &[
                 x_in,
