@@ -103,16 +103,31 @@ const MUTANTS: &[Mutant] = &[
         "        copies_wait<STAGES - 2>();",
     ),
     mutant("matmul_tile", "the barrier of the norm dropped", BARRIER, ""),
-    mutant("matmul_tile", "a stage too early", "COPY_X(step + STAGES - 1)", "COPY_X(step + STAGES)"),
-    mutant("matmul_tile", "scale and bias swapped", "base, scale, bias));", "base, bias, scale));"),
-    mutant("matmul_tile", "a row read past the end", "p.rows - 1);\n        w_from", "p.rows + 64);\n        w_from"),
-    mutant("matmul_tile", "columns in another order", "halves(v[0], v[4])", "halves(v[4], v[0])"),
-    mutant("matmul_tile", "another group's scale", "(begin + (STEP) * TK) / GROUP", "begin / GROUP"),
     mutant(
         "matmul_tile",
-        "a token too many",
+        "a stage too early",
+        "COPY_X(step + STAGES - 1)",
+        "COPY_X(step + STAGES)",
+    ),
+    mutant("matmul_tile", "scale and bias swapped", "base, scale, bias));", "base, bias, scale));"),
+    mutant(
+        "matmul_tile",
+        "a row read past the end",
+        "p.rows - 1);\n        w_from",
+        "p.rows + 64);\n        w_from",
+    ),
+    mutant("matmul_tile", "columns in another order", "halves(v[0], v[4])", "halves(v[4], v[0])"),
+    mutant(
+        "matmul_tile",
+        "another group's scale",
+        "(begin + (STEP) * TK) / GROUP",
+        "begin / GROUP",
+    ),
+    mutant(
+        "matmul_tile",
+        "a token left out",
         "if (token < p.tokens) to[0]",
-        "if (token <= p.tokens) to[0]",
+        "if (token + 1 < p.tokens) to[0]",
     ),
     mutant(
         "embed",
@@ -207,8 +222,8 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "matvec_tile",
         "the barrier after a slab dropped",
-        "            threadgroup_barrier(mem_flags::mem_threadgroup);\n            load_x<M>(x, p, token0, slab",
-        "            load_x<M>(x, p, token0, slab",
+        "            threadgroup_barrier(mem_flags::mem_threadgroup);\n            load_x(x, p, slab",
+        "            load_x(x, p, slab",
     ),
     mutant(
         "matvec_tile",
@@ -248,12 +263,7 @@ const MUTANTS: &[Mutant] = &[
         "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    const RotationOf rotation",
         "    const RotationOf rotation",
     ),
-    mutant(
-        "coded",
-        "the centre left out",
-        "offset = sum_of_four(dot, lane);",
-        "offset = 0.0f;",
-    ),
+    mutant("coded", "the centre left out", "offset = sum_of_four(dot, lane);", "offset = 0.0f;"),
     mutant(
         "coded",
         "recent rows from their codes",

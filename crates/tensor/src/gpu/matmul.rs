@@ -45,7 +45,7 @@ params!(
 /// Rows of the weights that a threadgroup of `matmul_*` takes.
 const TILE_ROWS: usize = 128;
 /// Columns that it takes at a time.
-const TILE_COLS: usize = 64;
+pub(super) const TILE_COLS: usize = 64;
 const PREPARE_NORM: u32 = 1;
 /// Columns of a threadgroup of `matmul_prepare`.
 const PREPARE_COLS: u32 = 2048;
@@ -75,18 +75,14 @@ impl GpuWeight {
     ) -> Result<()> {
         let gpu = self.gpu();
         let tokens = x.len() / self.cols;
-        let prepared = self
-            .tile_kernel()
-            .filter(|_| self.cols.is_multiple_of(TILE_COLS) && x.offset.is_multiple_of(16));
-        let (half, tiling) = match prepared {
+        let (half, tiling) = match self.tiles(x) {
             Some((name, bits)) => (self.prepare(x, product, bits)?, prepared_tiling(name, tokens)),
             None => {
                 let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
                 (ops::to_half(normed.as_ref().unwrap_or(x))?, self.tiling(tokens))
             }
         };
-        let (blocks_n, blocks_m) =
-            (self.rows.div_ceil(TILE_ROWS), tokens.div_ceil(tiling.tokens));
+        let (blocks_n, blocks_m) = (self.rows.div_ceil(TILE_ROWS), tokens.div_ceil(tiling.tokens));
         // Few tiles are shared out by columns, at least four steps a threadgroup.
         let steps = self.cols.div_ceil(TILE_COLS);
         let wanted = (tiling.enough / (blocks_n * blocks_m)).clamp(1, steps.div_ceil(4));
@@ -179,11 +175,7 @@ impl GpuWeight {
         gpu.launch(&Launch {
             family: "matmul_tile",
             kernel: "matmul_prepare",
-            grid: [
-                count("matmul", x.len() / self.cols)?,
-                params.cols.div_ceil(PREPARE_COLS),
-                1,
-            ],
+            grid: [count("matmul", x.len() / self.cols)?, params.cols.div_ceil(PREPARE_COLS), 1],
             threads: 256,
             operands: &[
                 x_in,
