@@ -98,6 +98,24 @@ const MUTANTS: &[Mutant] = &[
         "(sg_n * TILES_N + j) * 8 * STRIDE + kk / 2",
     ),
     mutant(
+        "matmul_tile",
+        "the barrier before a step dropped",
+        "        copies_wait<STAGES - 2>();\n        threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "        copies_wait<STAGES - 2>();",
+    ),
+    mutant("matmul_tile", "the barrier of the norm dropped", BARRIER, ""),
+    mutant("matmul_tile", "a stage too early", "COPY_X(step + STAGES - 1)", "COPY_X(step + STAGES)"),
+    mutant("matmul_tile", "scale and bias swapped", "base, scale, bias));", "base, bias, scale));"),
+    mutant("matmul_tile", "a row read past the end", "p.rows - 1);\n        w_from", "p.rows + 64);\n        w_from"),
+    mutant("matmul_tile", "columns in another order", "halves(v[0], v[4])", "halves(v[4], v[0])"),
+    mutant("matmul_tile", "another group's scale", "(begin + (STEP) * TK) / GROUP", "begin / GROUP"),
+    mutant(
+        "matmul_tile",
+        "a token too many",
+        "if (token < p.tokens) to[0]",
+        "if (token <= p.tokens) to[0]",
+    ),
+    mutant(
         "embed",
         "an off-by-one",
         "if (chunk >= w.chunks) return;",
@@ -234,8 +252,8 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "the centre left out",
-        "offset = t == uint(r) ? sum : offset;",
-        "offset = 0.0f * sum;",
+        "offset = sum_of_four(dot, lane);",
+        "offset = 0.0f;",
     ),
     mutant(
         "coded",
@@ -246,7 +264,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "the values' scale left out",
-        "e * (simd_shuffle(v_scale, ushort(own)) / unit)",
+        "e * simd_shuffle(v_part, ushort(own))",
         "e / unit",
     ),
     mutant(
