@@ -104,11 +104,26 @@ const MUTANTS: &[Mutant] = &[
         "        copies_wait<STAGES - 2>();",
     ),
     mutant("matmul_tile", "the barrier of the norm dropped", BARRIER, ""),
-    mutant("matmul_tile", "a stage too early", "COPY_X(step + STAGES - 1)", "COPY_X(step + STAGES)"),
+    mutant(
+        "matmul_tile",
+        "a stage too early",
+        "COPY_X(step + STAGES - 1)",
+        "COPY_X(step + STAGES)",
+    ),
     mutant("matmul_tile", "scale and bias swapped", "base, scale, bias));", "base, bias, scale));"),
-    mutant("matmul_tile", "a row read past the end", "p.rows - 1);\n        w_from", "p.rows + 64);\n        w_from"),
+    mutant(
+        "matmul_tile",
+        "a row read past the end",
+        "p.rows - 1);\n        w_from",
+        "p.rows + 64);\n        w_from",
+    ),
     mutant("matmul_tile", "columns in another order", "halves(v[0], v[4])", "halves(v[4], v[0])"),
-    mutant("matmul_tile", "another group's scale", "(begin + (STEP) * TK) / GROUP", "begin / GROUP"),
+    mutant(
+        "matmul_tile",
+        "another group's scale",
+        "(begin + (STEP) * TK) / GROUP",
+        "begin / GROUP",
+    ),
     mutant(
         "matmul_tile",
         "a token too many",
@@ -249,12 +264,7 @@ const MUTANTS: &[Mutant] = &[
         "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    const RotationOf rotation",
         "    const RotationOf rotation",
     ),
-    mutant(
-        "coded",
-        "the centre left out",
-        "offset = sum_of_four(dot, lane);",
-        "offset = 0.0f;",
-    ),
+    mutant("coded", "the centre left out", "offset = sum_of_four(dot, lane);", "offset = 0.0f;"),
     mutant(
         "coded",
         "recent rows from their codes",

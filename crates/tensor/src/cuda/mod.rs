@@ -23,7 +23,7 @@ use std::{
     collections::HashMap,
     ffi::CString,
     fmt,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// One GPU, and the stream on which everything runs in order.
@@ -125,10 +125,17 @@ impl Cuda {
         Ok(function)
     }
 
-    /// Sends the launches that were collected: what follows must come after them.
-    fn flush(&self) -> Result<()> {
-        let mut replay = self.replay.lock().unwrap_or_else(PoisonError::into_inner);
-        replay.flush(&self.sender).map_err(failed("run kernels"))
+    /// Launches that were collected; who holds it has the stream to itself.
+    fn replay(&self) -> MutexGuard<'_, Replay<Graph>> {
+        self.replay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends the launches that were collected: what follows must come after them, and must not become
+    /// part of a graph that another thread makes.
+    fn flush(&self) -> Result<MutexGuard<'_, Replay<Graph>>> {
+        let mut replay = self.replay();
+        replay.flush(&self.sender).map_err(failed("run kernels"))?;
+        Ok(replay)
     }
 }
 
@@ -145,7 +152,7 @@ impl Backend for Cuda {
     }
 
     fn free(&self, handle: Handle) {
-        if self.enter().and_then(|()| self.flush()).is_ok() {
+        if self.enter().is_ok() && self.flush().is_ok() {
             // SAFETY: it came from `allocate` and is freed once; the driver waits for what reads it.
             let _ = unsafe { cu::free_sync(handle.0) };
         }
@@ -153,7 +160,7 @@ impl Backend for Cuda {
 
     fn upload(&self, to: Handle, offset: usize, bytes: &[u8]) -> Result<()> {
         self.enter()?;
-        self.flush()?;
+        let _sent = self.flush()?;
         // SAFETY: `Buffer` checks the range. From pageable memory the driver copies the bytes away
         // before it returns.
         let copied = unsafe { cu::memcpy_htod_async(to.0 + offset as u64, bytes, self.stream) };
@@ -162,26 +169,24 @@ impl Backend for Cuda {
 
     fn download(&self, from: Handle, offset: usize, out: &mut [u8]) -> Result<()> {
         self.enter()?;
-        self.flush()?;
+        let sent = self.flush()?;
         // SAFETY: `Buffer` checks the range, and the wait below ends the copy.
         let copied = unsafe { cu::memcpy_dtoh_async(out, from.0 + offset as u64, self.stream) };
         copied.map_err(failed("copy from the GPU"))?;
+        drop(sent);
         self.wait()
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.enter()?;
         let function = self.function(launch)?;
-        let mut replay = self.replay.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = replay.push(&self.sender, function, launch);
+        let sent = self.replay().push(&self.sender, function, launch);
         sent.map_err(failed("run kernel"))
     }
 
     fn wait(&self) -> Result<()> {
         self.enter()?;
-        let mut replay = self.replay.lock().unwrap_or_else(PoisonError::into_inner);
-        replay.settle(&self.sender).map_err(failed("run kernels"))?;
-        drop(replay);
+        self.replay().settle(&self.sender).map_err(failed("run kernels"))?;
         // SAFETY: the stream lives as long as `self`.
         unsafe { cu::stream::synchronize(self.stream) }.map_err(failed("wait for the GPU"))
     }
@@ -202,7 +207,7 @@ impl Backend for Cuda {
 
     fn matmul(&self, operands: MatmulOperands<'_>) -> Result<()> {
         self.enter()?;
-        self.flush()?;
+        let _sent = self.flush()?;
         match &self.blas {
             Some(blas) => blas.matmul(&operands),
             None => Err(TensorError::Device { op: "matmul", device: self.name() }),

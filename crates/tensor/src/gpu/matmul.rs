@@ -85,8 +85,7 @@ impl GpuWeight {
                 (ops::to_half(normed.as_ref().unwrap_or(x))?, self.tiling(tokens))
             }
         };
-        let (blocks_n, blocks_m) =
-            (self.rows.div_ceil(TILE_ROWS), tokens.div_ceil(tiling.tokens));
+        let (blocks_n, blocks_m) = (self.rows.div_ceil(TILE_ROWS), tokens.div_ceil(tiling.tokens));
         // Few tiles are shared out by columns, at least four steps a threadgroup.
         let steps = self.cols.div_ceil(TILE_COLS);
         let wanted = (tiling.enough / (blocks_n * blocks_m)).clamp(1, steps.div_ceil(4));
@@ -179,11 +178,7 @@ impl GpuWeight {
         gpu.launch(&Launch {
             family: "matmul_tile",
             kernel: "matmul_prepare",
-            grid: [
-                count("matmul", x.len() / self.cols)?,
-                params.cols.div_ceil(PREPARE_COLS),
-                1,
-            ],
+            grid: [count("matmul", x.len() / self.cols)?, params.cols.div_ceil(PREPARE_COLS), 1],
             threads: 256,
             operands: &[
                 x_in,
