@@ -2,6 +2,7 @@
 
 use super::clang::Clang;
 use anyhow::{Result, bail, ensure};
+use rayon::prelude::*;
 use taper_tensor::gpu::FAMILIES;
 
 /// Random orders to try after the fixed one: a missing barrier may go unseen in one of them.
@@ -408,29 +409,41 @@ const MUTANTS: &[Mutant] = &[
 ];
 
 pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
-    let (mut caught, mut missed) = (0, 0);
-    for mutant in MUTANTS.iter().filter(|m| only.is_none_or(|o| o == m.family)) {
-        let Some(family) = FAMILIES.iter().find(|f| f.name == mutant.family) else {
-            bail!("no family {}", mutant.family);
-        };
-        let change = |_: &_, text: String| text.replacen(mutant.from, mutant.to, 1);
-        let unchanged = clang.text(family)?;
-        ensure!(
-            unchanged.contains(mutant.from),
-            "{}: {:?} is not in the source any more",
-            mutant.family,
-            mutant.from
-        );
-        let library = clang.changed_library(family, &change)?;
-        let mut failed = false;
-        for seed in 0..=ORDERS {
-            failed = failed || clang.fails(&library, mutant.family, seed)?;
-        }
-        let verdict = if failed { "caught" } else { "MISSED" };
-        println!("planted in {:<12} {verdict}: {}", mutant.family, mutant.what);
-        if failed { caught += 1 } else { missed += 1 }
-    }
-    println!("{caught} passed, {missed} failed");
+    let wanted: Vec<_> = MUTANTS.iter().filter(|m| only.is_none_or(|o| o == m.family)).collect();
+    let caught: Vec<bool> = wanted
+        .par_iter()
+        .map(|mutant| {
+            let thread = rayon::current_thread_index().unwrap_or_default();
+            let caught = is_caught(clang, mutant, &format!("changed-{thread}"))?;
+            let verdict = if caught { "caught" } else { "MISSED" };
+            println!("planted in {:<12} {verdict}: {}", mutant.family, mutant.what);
+            Ok(caught)
+        })
+        .collect::<Result<_>>()?;
+    let missed = caught.iter().filter(|c| !**c).count();
+    println!("{} passed, {missed} failed", caught.len() - missed);
     ensure!(missed == 0, "{missed} planted bugs were not caught");
     Ok(())
+}
+
+/// Whether a check fails with the bug; `unit` names the files that it
+/// makes.
+fn is_caught(clang: &Clang, mutant: &Mutant, unit: &str) -> Result<bool> {
+    let Some(family) = FAMILIES.iter().find(|f| f.name == mutant.family) else {
+        bail!("no family {}", mutant.family);
+    };
+    ensure!(
+        clang.text(family)?.contains(mutant.from),
+        "{}: {:?} is not in the source any more",
+        mutant.family,
+        mutant.from
+    );
+    let change = |_: &_, text: String| text.replacen(mutant.from, mutant.to, 1);
+    let library = clang.changed_library(family, unit, &change)?;
+    for seed in 0..=ORDERS {
+        if clang.fails(&library, mutant.family, seed)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
