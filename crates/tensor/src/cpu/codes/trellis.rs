@@ -1,7 +1,7 @@
 //! The encoder of trellis codes: the best closed walk through a ring.
 
 #[cfg(target_arch = "x86_64")]
-use super::trellis_vbmi::Search;
+use super::trellis_vbmi::{self, Search};
 use super::{CodeLevel, RING};
 
 /// Codes of a ring.
@@ -69,6 +69,49 @@ impl Trellis {
                 _ => Search::<4, 4, 4> { trellis: self }.encode(x, symbols),
             }
         }
+    }
+
+    /// `(<levels, x>, |levels|^2)` of closed walks, over the elements that `x` has.
+    ///
+    /// # Panics
+    /// When `symbols` is not `x` in whole rings.
+    #[must_use]
+    pub fn fit(&self, level: CodeLevel, symbols: &[u8], x: &[f32]) -> (f32, f32) {
+        assert_eq!(symbols.len(), x.len().next_multiple_of(RING), "whole rings");
+        let (mut along, mut energy) = ([0.0; LANES], [0.0; LANES]);
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the machine has the level.
+            CodeLevel::Vbmi => unsafe {
+                trellis_vbmi::fit(self, symbols, x, &mut along, &mut energy);
+            },
+            _ => {
+                for (symbols, x) in symbols.as_chunks::<RING>().0.iter().zip(x.chunks(RING)) {
+                    let states = self.states(symbols);
+                    for (l, x) in x.iter().enumerate() {
+                        let level = self.levels[usize::from(states[l])];
+                        along[l] += level * x;
+                        energy[l] += level * level;
+                    }
+                }
+            }
+        }
+        (along.iter().sum(), energy.iter().sum())
+    }
+
+    /// The states that a closed walk passes through.
+    #[inline(always)]
+    pub(super) fn states(&self, symbols: &[u8; RING]) -> [u8; RING] {
+        let mut states = [0; RING];
+        for (i, state) in states.iter_mut().enumerate() {
+            let mut window = 0;
+            for back in [2, 1, 0] {
+                let symbol = symbols[(i + RING - back) % RING];
+                window = window >> self.bits | symbol << (STATE_BITS - self.bits);
+            }
+            *state = window;
+        }
+        states
     }
 
     /// Each lane follows one ring from one memory: what of a state the next one keeps.
