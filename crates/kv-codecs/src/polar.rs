@@ -125,14 +125,18 @@ impl Polar {
         let one = |scale: f32| {
             let mut coded =
                 Coded { codes: Vec::with_capacity(x.len()), norm, along: 0.0, energy: 0.0 };
-            for &x in x {
-                let u = x * inverse;
-                let at = u * scale;
-                let code = self.thresholds.iter().map(|&t| usize::from(at > t)).sum::<usize>();
-                let level = self.levels[code];
-                coded.along += u * level;
-                coded.energy += level * level;
-                coded.codes.push(code as u8);
+            for x in x.chunks(LANES) {
+                let (mut at, mut codes) = ([0.0; LANES], [0u32; LANES]);
+                at.iter_mut().zip(x).for_each(|(at, x)| *at = x * inverse * scale);
+                for t in &self.thresholds {
+                    codes.iter_mut().zip(&at).for_each(|(c, at)| *c += u32::from(at > t));
+                }
+                for (x, code) in x.iter().zip(codes) {
+                    let level = self.levels[code as usize];
+                    coded.along += x * inverse * level;
+                    coded.energy += level * level;
+                    coded.codes.push(code as u8);
+                }
             }
             coded
         };
@@ -156,9 +160,18 @@ impl Polar {
     }
 }
 
+/// Elements whose codes are found side by side.
+const LANES: usize = 16;
+
 /// Euclidean length, summed in f64; infinite or undefined rows count as zero.
 pub(crate) fn norm(x: &[f32]) -> f32 {
-    let n = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32;
+    let mut sums = [0.0; 8];
+    let (eights, rest) = x.as_chunks::<8>();
+    for x in eights {
+        sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
+    }
+    sums.iter_mut().zip(rest).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
+    let n = sums.iter().sum::<f64>().sqrt() as f32;
     if n.is_finite() { n } else { 0.0 }
 }
 

@@ -301,8 +301,10 @@ impl<const K: usize, const M: usize, const J: usize> Search<'_, K, M, J> {
         let mut miss = _mm512_sub_ps(x, _mm512_set1_ps(level[to << K | j]));
         for q in 1..Self::NEAR {
             let other = _mm512_sub_ps(x, _mm512_set1_ps(level[to << K | q * J | j]));
-            // The smaller magnitude.
-            miss = _mm512_range_ps::<0b1010>(miss, other);
+            // Magnitudes lie in the order of their bits.
+            let (a, b) = (_mm512_abs_ps(miss), _mm512_abs_ps(other));
+            let less = _mm512_min_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b));
+            miss = _mm512_castsi512_ps(less);
         }
         miss
     }
@@ -383,30 +385,36 @@ unsafe fn turn(rings: &[[f32; RING]], out: &mut Elements) {
         // SAFETY: a whole register.
         *row = unsafe { _mm512_loadu_ps(ring.as_ptr()) };
     }
-    // Each round exchanges one bit of the row's number with one of the column's.
-    for bit in 0..4 {
-        let mut turned = rows;
-        let step = 1 << bit;
-        let mut lanes = [[0i32; LANES]; 2];
-        for lane in 0..LANES {
-            let (high, without) = (lane >> bit & 1, lane & !step);
-            lanes[0][lane] = (without | high * LANES) as i32;
-            lanes[1][lane] = (without | step | high * LANES) as i32;
-        }
-        // SAFETY: whole registers.
-        let (low, high) = unsafe {
-            (
-                _mm512_loadu_si512(lanes[0].as_ptr().cast()),
-                _mm512_loadu_si512(lanes[1].as_ptr().cast()),
-            )
-        };
-        for row in (0..LANES).filter(|row| row & step == 0) {
-            turned[row] = _mm512_permutex2var_ps(rows[row], low, rows[row | step]);
-            turned[row | step] = _mm512_permutex2var_ps(rows[row], high, rows[row | step]);
-        }
-        rows = turned;
+    // SAFETY: compiled for the level.
+    unsafe {
+        exchange::<1>(&mut rows);
+        exchange::<2>(&mut rows);
+        exchange::<4>(&mut rows);
+        exchange::<8>(&mut rows);
     }
-    *out = rows;
+    out.copy_from_slice(&rows);
+}
+
+/// Exchanges one bit of the row's number with the same of the column's.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn exchange<const BIT: usize>(rows: &mut Elements) {
+    let mut lanes = [[0i32; LANES]; 2];
+    for lane in 0..LANES {
+        let from = if lane & BIT == 0 { 0 } else { LANES };
+        lanes[0][lane] = (lane & !BIT | from) as i32;
+        lanes[1][lane] = (lane | BIT | from) as i32;
+    }
+    // SAFETY: whole registers.
+    let (low, high) = unsafe {
+        (_mm512_loadu_si512(lanes[0].as_ptr().cast()), _mm512_loadu_si512(lanes[1].as_ptr().cast()))
+    };
+    for pair in 0..LANES / 2 {
+        let row = pair / BIT * 2 * BIT + pair % BIT;
+        let (a, b) = (rows[row], rows[row + BIT]);
+        rows[row] = _mm512_permutex2var_ps(a, low, b);
+        rows[row + BIT] = _mm512_permutex2var_ps(a, high, b);
+    }
 }
 
 /// See [`Trellis::fit`].
