@@ -7,6 +7,7 @@
 //! This is the float definition; the paged codecs store the same codes.
 
 use crate::{Codebook, KvCodecError, Rotation};
+use taper_tensor::cpu::codes::{CodeLevel, intervals};
 
 /// What the stored scale makes right (`u` the direction, `c` its levels).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,22 +124,17 @@ impl Polar {
         let norm = norm(x);
         let inverse = if norm > 0.0 { 1.0 / norm } else { 0.0 };
         let one = |scale: f32| {
-            let mut coded =
-                Coded { codes: Vec::with_capacity(x.len()), norm, along: 0.0, energy: 0.0 };
-            for x in x.chunks(LANES) {
-                let (mut at, mut codes) = ([0.0; LANES], [0u32; LANES]);
-                at.iter_mut().zip(x).for_each(|(at, x)| *at = x * inverse * scale);
-                for t in &self.thresholds {
-                    codes.iter_mut().zip(&at).for_each(|(c, at)| *c += u32::from(at > t));
-                }
-                for (x, code) in x.iter().zip(codes) {
-                    let level = self.levels[code as usize];
-                    coded.along += x * inverse * level;
-                    coded.energy += level * level;
-                    coded.codes.push(code as u8);
-                }
+            let u: Vec<_> = x.iter().map(|x| x * inverse).collect();
+            let at: Vec<_> = u.iter().map(|u| u * scale).collect();
+            let mut codes = vec![0; x.len()];
+            intervals(CodeLevel::detect(), &at, &self.thresholds, &mut codes);
+            let (mut along, mut energy) = (0.0, 0.0);
+            for (u, &code) in u.iter().zip(&codes) {
+                let level = self.levels[usize::from(code)];
+                along += u * level;
+                energy += level * level;
             }
-            coded
+            Coded { codes, norm, along, energy }
         };
         let plain = one(scales.first().copied().unwrap_or(1.0));
         scales.iter().skip(1).map(|&s| one(s)).fold(plain, |best, other| {
@@ -159,9 +155,6 @@ impl Polar {
         x
     }
 }
-
-/// Elements whose codes are found side by side.
-const LANES: usize = 16;
 
 /// Euclidean length, summed in f64; infinite or undefined rows count as zero.
 pub(crate) fn norm(x: &[f32]) -> f32 {

@@ -46,7 +46,7 @@ mod windows;
 
 pub use affine::{Affine, AffineQueries, AffineScales, AffineWeights};
 pub use dense::{add_rows, dot_rows};
-pub use scales::{halves, look_up, sylvester, unpack_centre};
+pub use scales::{halves, intervals, look_up, sylvester, unpack_centre};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};
