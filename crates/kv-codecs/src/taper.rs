@@ -261,7 +261,9 @@ impl Side for TaperSide {
             if offset == 0 {
                 // What was to be written here before is gone.
                 region.fill(0);
-                (offsets.clear(), coded.clear(), centre.clear());
+                offsets.clear();
+                coded.clear();
+                centre.clear();
             }
             if self.is_young(region) {
                 if offset < self.young {

@@ -413,6 +413,14 @@ fn every_level_finds_walks_as_near() {
             for (got, best) in missed(level).iter().zip(&best) {
                 assert!((got / best - 1.0).abs() < 2e-4, "{bits} bits, {level:?}: {got} {best}");
             }
+            // A ring's walk does not depend on the others.
+            let mut together = vec![0; x.len()];
+            trellis.encode(level, &x, &mut together);
+            for (x, together) in x.chunks_exact(RING).zip(together.chunks_exact(RING)) {
+                let mut alone = [0; RING];
+                trellis.encode(level, x, &mut alone);
+                assert_eq!(alone, together, "{bits} bits, {level:?}");
+            }
         }
     }
 }

@@ -28,19 +28,32 @@ impl<const M: usize> Open<M> {
     /// The most likely beginning of a better walk, if there may be one.
     fn likely(&self) -> Option<usize> {
         let likely = (1..M).fold(0, |a, b| if self.bounds[b] < self.bounds[a] { b } else { a });
-        (self.bounds[likely] < self.cost * GAIN).then_some(likely)
+        self.promises(self.bounds[likely]).then_some(likely)
+    }
+
+    /// Whether walks that cost at least this much are worth their time.
+    fn promises(&self, bound: f32) -> bool {
+        bound < self.cost * GAIN
     }
 }
 
+/// A walk to be tried.
+struct Trial {
+    /// Of the open rings.
+    ring: usize,
+    start: usize,
+    bound: f32,
+}
+
 /// Which beginnings of the last rings to walk from next: the most likely of each ring, then others.
-fn choose<const M: usize>(open: &mut [Open<M>], first: usize) -> Vec<(usize, usize)> {
+fn choose<const M: usize>(open: &mut [Open<M>], first: usize) -> Vec<Trial> {
     let mut chosen = Vec::with_capacity(LANES);
     loop {
         let before = chosen.len();
         for (ring, own) in open.iter_mut().enumerate().skip(first) {
             let Some(start) = own.likely() else { continue };
-            own.bounds[start] = f32::INFINITY;
-            chosen.push((ring, start));
+            let bound = std::mem::replace(&mut own.bounds[start], f32::INFINITY);
+            chosen.push(Trial { ring, start, bound });
             if chosen.len() == LANES {
                 return chosen;
             }
@@ -92,6 +105,12 @@ impl<const K: usize, const M: usize, const J: usize> Search<'_, K, M, J> {
     const MARKS: usize = M * J - 1;
     /// Levels among which a branch takes the nearest.
     const NEAR: usize = 64 / (M * J);
+
+    /// The state of memory `to`, come to on branch `j`, with the `q`th of the levels.
+    #[inline(always)]
+    const fn state(to: usize, q: usize, j: usize) -> usize {
+        (to << K) + q * J + j
+    }
 
     /// The symbols of the closed walks nearest to whole rings.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
@@ -196,8 +215,8 @@ impl<const K: usize, const M: usize, const J: usize> Search<'_, K, M, J> {
             let last = open.len().saturating_sub(LANES);
             let walked = choose(&mut open, last);
             let (mut rings, mut starts) = ([[0.0; RING]; LANES], [0i32; LANES]);
-            for (lane, &(ring, start)) in walked.iter().enumerate() {
-                (rings[lane], starts[lane]) = (x[open[ring].ring], start as i32);
+            for (lane, trial) in walked.iter().enumerate() {
+                (rings[lane], starts[lane]) = (x[open[trial.ring].ring], trial.start as i32);
             }
             let (mut costs, mut found) = ([0.0; LANES], [[0; RING]; LANES]);
             // SAFETY: compiled for the level, and whole registers of arrays of this function.
@@ -219,9 +238,10 @@ impl<const K: usize, const M: usize, const J: usize> Search<'_, K, M, J> {
                 _mm512_storeu_ps(costs.as_mut_ptr(), cost);
                 self.follow(walks, start, &mut found[..walked.len()]);
             }
-            for (lane, (ring, _)) in walked.into_iter().enumerate() {
-                let own = &mut open[ring];
-                if costs[lane] < own.cost {
+            for (lane, trial) in walked.iter().enumerate() {
+                let own = &mut open[trial.ring];
+                // As if the ring's trials came one by one: how many fit in must not matter.
+                if own.promises(trial.bound) && costs[lane] < own.cost {
                     own.cost = costs[lane];
                     symbols[own.ring] = found[lane];
                 }
@@ -298,9 +318,9 @@ impl<const K: usize, const M: usize, const J: usize> Search<'_, K, M, J> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn miss(&self, x: __m512, to: usize, j: usize) -> __m512 {
         let level = &self.trellis.levels;
-        let mut miss = _mm512_sub_ps(x, _mm512_set1_ps(level[to << K | j]));
+        let mut miss = _mm512_sub_ps(x, _mm512_set1_ps(level[Self::state(to, 0, j)]));
         for q in 1..Self::NEAR {
-            let other = _mm512_sub_ps(x, _mm512_set1_ps(level[to << K | q * J | j]));
+            let other = _mm512_sub_ps(x, _mm512_set1_ps(level[Self::state(to, q, j)]));
             // Magnitudes lie in the order of their bits.
             let (a, b) = (_mm512_abs_ps(miss), _mm512_abs_ps(other));
             let less = _mm512_min_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b));
@@ -354,7 +374,7 @@ impl<const K: usize, const M: usize, const J: usize> Search<'_, K, M, J> {
         for q in 0..Self::NEAR {
             let mut levels = [0.0; LANES];
             for (pair, level) in levels.iter_mut().enumerate() {
-                *level = self.trellis.levels[pair / J << K | q * J | pair % J];
+                *level = self.trellis.levels[Self::state(pair / J, q, pair % J)];
             }
             // SAFETY: a whole register.
             let levels = unsafe { _mm512_loadu_ps(levels.as_ptr()) };
@@ -399,15 +419,15 @@ unsafe fn turn(rings: &[[f32; RING]], out: &mut Elements) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn exchange<const BIT: usize>(rows: &mut Elements) {
-    let mut lanes = [[0i32; LANES]; 2];
-    for lane in 0..LANES {
+    let (mut low, mut high) = ([0i32; LANES], [0i32; LANES]);
+    for (lane, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
         let from = if lane & BIT == 0 { 0 } else { LANES };
-        lanes[0][lane] = (lane & !BIT | from) as i32;
-        lanes[1][lane] = (lane | BIT | from) as i32;
+        *low = (lane & !BIT | from) as i32;
+        *high = (lane | BIT | from) as i32;
     }
     // SAFETY: whole registers.
     let (low, high) = unsafe {
-        (_mm512_loadu_si512(lanes[0].as_ptr().cast()), _mm512_loadu_si512(lanes[1].as_ptr().cast()))
+        (_mm512_loadu_si512(low.as_ptr().cast()), _mm512_loadu_si512(high.as_ptr().cast()))
     };
     for pair in 0..LANES / 2 {
         let row = pair / BIT * 2 * BIT + pair % BIT;
