@@ -29,8 +29,6 @@ const STEP: usize = 48;
 const ROWS: usize = 2 * STEP;
 /// Rows of activations that stay in the second-level cache while a task's panels go by, in bytes.
 const CACHED: usize = 512 << 10;
-/// Most rows that unpack weights for themselves, a chunk at a time.
-const FEW: usize = 6;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
@@ -126,7 +124,7 @@ impl Product<'_> {
         let coded = match (self.weight.panel(panel), x.rounded) {
             (Panel::Plain(weights), _) => return multiply(level, x, rows, weights, out),
             #[cfg(target_arch = "x86_64")]
-            (Panel::Coded(w), Some(x)) if level == DenseLevel::Avx512Bf16 && rows.len() <= FEW => {
+            (Panel::Coded(w), Some(x)) if level == DenseLevel::Avx512Bf16 => {
                 // SAFETY: the level was detected, or asked for by a test that has checked it.
                 return unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) };
             }
