@@ -18,6 +18,11 @@
 //! where a register is 32 weights, `[16 outputs][2 inputs]`, of which a lane is eight. So bytes
 //! interleaved within lanes, as AVX-512 does it, are the words of the plain layout.
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+#[cfg(test)]
+mod tests;
+
 use super::pack::{BLOCK, CHUNK, PANEL, put_row};
 use crate::{AlignedBytes, cpu::shared::SharedOut, pool};
 use half::bf16;
@@ -98,10 +103,11 @@ impl Coded {
         let looked_at = || (0..panels).step_by(panels.div_ceil(SAMPLES));
         let (mut weights, mut exceptions) = (0, 0);
         for from in looked_at().filter_map(|p| from.chunks(panel).nth(p)) {
-            let counts = histogram(from);
+            let counts = histogram(from, cols);
             let covered: usize = frequent(&counts).iter().map(|&m| counts[usize::from(m)]).sum();
-            weights += from.len();
-            exceptions += from.len() - covered;
+            let all: usize = counts.iter().sum();
+            weights += all;
+            exceptions += all - covered;
         }
         exceptions * RARE <= weights
     }
@@ -137,7 +143,7 @@ impl Coded {
 impl Code {
     /// Codes the rows of a panel.
     fn new(from: &[bf16], cols: usize, to: &mut [u8]) -> Self {
-        let (table, indices) = tables(frequent(&histogram(from)));
+        let (table, indices) = tables(frequent(&histogram(from, cols)));
         let mut exceptions = Vec::new();
         let mut chunk = Chunk::ZERO;
         for (first, to) in (0..cols).step_by(CHUNK).zip(to.chunks_exact_mut(BLOCKS * CODED)) {
@@ -149,7 +155,7 @@ impl Code {
                 if encode(block, &indices, to) {
                     let place = first * PANEL + b * BLOCK;
                     let weights = (0..from.len() / cols * 2).map(|i| (i, upper(block[i])));
-                    let missing = weights.filter(|&(_, high)| indices[high] == NONE);
+                    let missing = weights.filter(|&(_, high)| index(&indices, high) & NONE != 0);
                     exceptions.extend(missing.map(|(i, high)| Exception::new(place + i, high)));
                 }
             }
@@ -193,9 +199,9 @@ impl<'a> CodedPanel<'a> {
     pub(super) fn decode(self, out: &mut [Chunk]) {
         assert_eq!(out.len(), self.chunks(), "a panel");
         #[cfg(target_arch = "x86_64")]
-        if super::unpack::available() {
+        if avx512::available() {
             // SAFETY: the machine has what it takes, and there are as many chunks.
-            unsafe { super::unpack::panel(self, out) };
+            unsafe { avx512::panel(self, out) };
             return self.correct(out);
         }
         self.decode_portable(out);
@@ -244,17 +250,17 @@ fn upper(x: bf16) -> usize {
     usize::from(x.to_bits() >> 8)
 }
 
-/// How often each upper byte without its sign occurs.
-fn histogram(from: &[bf16]) -> [usize; 128] {
+/// How often each upper byte without its sign occurs in rows of `cols`, counted in every fourth chunk.
+fn histogram(from: &[bf16], cols: usize) -> [usize; 128] {
     // Four counters each: increments of one place wait for each other.
     let mut counts = [[0u32; 128]; 4];
-    let (fours, rest) = from.as_chunks::<4>();
-    for four in fours {
-        for (counts, &x) in counts.iter_mut().zip(four) {
-            counts[upper(x) & 127] += 1;
+    for row in from.chunks_exact(cols) {
+        for four in row.chunks_exact(CHUNK).step_by(4).flat_map(|chunk| chunk.as_chunks::<4>().0) {
+            for (counts, &x) in counts.iter_mut().zip(four) {
+                counts[upper(x) & 127] += 1;
+            }
         }
     }
-    rest.iter().for_each(|&x| counts[0][upper(x) & 127] += 1);
     std::array::from_fn(|m| counts.iter().map(|c| c[m] as usize).sum())
 }
 
@@ -265,25 +271,39 @@ fn frequent(counts: &[usize; 128]) -> [u8; 8] {
     std::array::from_fn(|i| order[i])
 }
 
-/// The table of upper bytes, and the index of each of them.
-fn tables(frequent: [u8; 8]) -> ([u8; 16], [u8; 256]) {
+/// The table of upper bytes, and the index of each of them without its sign.
+fn tables(frequent: [u8; 8]) -> ([u8; 16], [u8; 128]) {
     let table = std::array::from_fn(|i| frequent[i % 8] | if i < 8 { 0 } else { 0x80 });
-    let mut indices = [NONE; 256];
-    for (i, &high) in table.iter().enumerate() {
+    let mut indices = [NONE; 128];
+    for (i, &high) in frequent.iter().enumerate() {
         indices[usize::from(high)] = i as u8;
     }
     (table, indices)
 }
 
+fn index(indices: &[u8; 128], high: usize) -> u8 {
+    indices[high & 127] | (high >> 4 & 8) as u8
+}
+
 /// Codes a block, and says whether it has weights that are exceptions.
-fn encode(block: &[bf16; BLOCK], indices: &[u8; 256], to: &mut [u8; CODED]) -> bool {
+fn encode(block: &[bf16; BLOCK], indices: &[u8; 128], to: &mut [u8; CODED]) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if avx512::encodes() {
+        // SAFETY: the machine has what it takes.
+        return unsafe { avx512::encode(block, indices, to) };
+    }
+    encode_portable(block, indices, to)
+}
+
+/// The definition.
+fn encode_portable(block: &[bf16; BLOCK], indices: &[u8; 128], to: &mut [u8; CODED]) -> bool {
     let (low, coded) = to.split_at_mut(BLOCK);
     let mut seen = 0;
     for i in 0..BLOCK {
         low[byte(i)] = block[i].to_bits() as u8;
     }
     for i in 0..BLOCK / 2 {
-        let pair = [block[i], block[i + BLOCK / 2]].map(|x| indices[upper(x)]);
+        let pair = [block[i], block[i + BLOCK / 2]].map(|x| index(indices, upper(x)));
         seen |= pair[0] | pair[1];
         coded[byte(i)] = pair[0] & 15 | pair[1] << 4;
     }

@@ -1,10 +1,12 @@
 //! AVX-512 BF16: two products for sixteen outputs an instruction.
 
 use super::{
-    coded::{CODED, CodedPanel},
+    coded::{
+        CODED, CodedPanel,
+        avx512::{self, Registers},
+    },
     pack::{BLOCK, CHUNK, PANEL},
     rounded::{ROWS, TILE},
-    unpack::{self, Registers},
 };
 use half::bf16;
 use std::arch::x86_64::*;
@@ -105,7 +107,7 @@ impl Weights for CodedPanel<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn sums<const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
         let mut sums = [[_mm512_setzero_ps(); PANEL / 16]; M];
-        let (table, blocks) = (unpack::table(self), self.blocks().as_ptr());
+        let (table, blocks) = (avx512::table(self), self.blocks().as_ptr());
         let (mut pair, mut exceptions) = (0, self.exceptions());
         loop {
             let pairs = self.tiles() * CHUNK / 2;
@@ -114,7 +116,7 @@ impl Weights for CodedPanel<'_> {
             unsafe {
                 while pair < next {
                     let w = blocks.add(pair * CODED);
-                    let ws = unpack::block(w, table);
+                    let ws = avx512::block(w, table);
                     fetch::<3>(w);
                     add(&mut sums, x, pair, ws);
                     pair += 1;
@@ -124,7 +126,7 @@ impl Weights for CodedPanel<'_> {
                 }
                 let here = exceptions.iter().take_while(|e| e.place() / BLOCK == pair).count();
                 let (here, after) = exceptions.split_at(here);
-                let ws = unpack::corrected(blocks.add(pair * CODED), table, here);
+                let ws = avx512::corrected(blocks.add(pair * CODED), table, here);
                 add(&mut sums, x, pair, ws);
                 (pair, exceptions) = (pair + 1, after);
             }

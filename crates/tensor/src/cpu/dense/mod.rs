@@ -18,8 +18,6 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod coded;
-#[cfg(test)]
-mod coded_tests;
 #[cfg(target_arch = "x86_64")]
 mod dot;
 mod fma;
@@ -31,8 +29,6 @@ mod rounded;
 mod tests;
 #[cfg(any(test, target_arch = "x86_64"))]
 mod tiles;
-#[cfg(target_arch = "x86_64")]
-mod unpack;
 
 pub(crate) use gemm::{DenseRows, Product, products};
 pub use pack::PackedDense;
@@ -66,7 +62,7 @@ impl DenseLevel {
             levels.push(Self::Amx);
         }
         #[cfg(target_arch = "x86_64")]
-        if unpack::available() && is_x86_feature_detected!("avx512bf16") {
+        if coded::avx512::available() && is_x86_feature_detected!("avx512bf16") {
             levels.push(Self::Avx512Bf16);
         }
         levels.extend(Level::available().into_iter().map(Self::Fma));

@@ -171,11 +171,14 @@ fn place(row: usize, k: usize, pairs: bool) -> usize {
 pub(super) fn put_row<E: Copy>(from: &[E], row: usize, pairs: bool, to: &mut [E]) {
     let (whole, last) = from.as_chunks::<2>();
     let (blocks, _) = to.as_chunks_mut::<BLOCK>();
-    let second = if pairs { 1 } else { PANEL };
     let first = place(row, 0, pairs);
     for (pair, block) in whole.iter().zip(blocks.iter_mut()) {
-        block[first] = pair[0];
-        block[first + second] = pair[1];
+        if pairs {
+            block[first..first + 2].copy_from_slice(pair);
+        } else {
+            block[first] = pair[0];
+            block[first + PANEL] = pair[1];
+        }
     }
     if let (Some(&last), Some(block)) = (last.first(), blocks.get_mut(whole.len())) {
         block[first] = last;

@@ -1,10 +1,12 @@
 //! Coded weights are the weights, to the bit, and so are products with them.
 
 use super::{
-    DenseLevel, PackedDense,
-    coded::{Chunk, Coded},
-    pack::{PANEL, Panel},
-    tests::{levels, noise, product},
+    super::{
+        DenseLevel, PackedDense,
+        pack::{BLOCK, PANEL, Panel},
+        tests::{levels, noise, product},
+    },
+    CODED, Chunk, Coded, encode, encode_portable, frequent, histogram, tables,
 };
 use crate::{Bytes, DType, DenseWeight};
 use half::bf16;
@@ -73,6 +75,18 @@ fn every_pattern_comes_back() {
 fn rows_of_a_part_of_a_panel_come_back() {
     for (rows, cols) in [(1, 32), (63, 64), (65, 96), (130, 32)] {
         comes_back(cols, &normal(rows, cols));
+    }
+}
+
+#[test]
+fn blocks_are_coded_as_defined() {
+    let stirred = (0..=u16::MAX).map(|i| bf16::from_bits(i.wrapping_mul(40_503)));
+    let weights: Vec<_> = normal(64, 1024).into_iter().chain(stirred).collect();
+    let (_, indices) = tables(frequent(&histogram(&weights, 1024)));
+    let (mut want, mut got) = ([0; CODED], [0; CODED]);
+    for block in weights.as_chunks::<BLOCK>().0 {
+        let odd = encode_portable(block, &indices, &mut want);
+        assert_eq!((encode(block, &indices, &mut got), got), (odd, want));
     }
 }
 
