@@ -51,97 +51,145 @@ struct CodedParams {
     float v_step;
 };
 
-// How rows become halves that the matrix units take: levels of codes are whole numbers up to 127.
+// How rows become halves that the matrix units take: levels of codes are whole numbers up to 127. Codes
+// are read by their format's number; those of SCALAR + 4 are nibbles of their own order.
 enum {
-    NIBBLES = 0,   // scalar codes of 4 bits
-    HALVES = 1,
+    HALVES = 0,
     SPLIT = 2,     // affine rows: a half, and a half for what it leaves
-    WINDOWS = 10   // + bits: other codes
+    NIBBLES = SCALAR + 4
 };
 INLINE uint kind_of(uint format) {
-    if (format > SCALAR) return format == SCALAR + 4 ? uint(NIBBLES) : WINDOWS + bits_of(format);
+    if (format > SCALAR) return format;
     return format == HALF_ROWS || format == HALF_TILED ? HALVES : SPLIT;
 }
-// Calls CALL(kind) for a kind, which all lanes have.
-#define WITH_KIND(KIND, CALL) \
-    switch (KIND) { \
-    case NIBBLES: CALL(NIBBLES); break; \
-    case HALVES: CALL(HALVES); break; \
-    case SPLIT: CALL(SPLIT); break; \
-    case WINDOWS + 1: CALL(WINDOWS + 1); break; \
-    case WINDOWS + 2: CALL(WINDOWS + 2); break; \
-    case WINDOWS + 3: CALL(WINDOWS + 3); break; \
-    case WINDOWS + 4: CALL(WINDOWS + 4); break; \
-    default: CALL(WINDOWS + 5); \
+// Calls CALL(kind) for a kind, which all lanes have. A kernel for rows of one format, ONLY, has no others but
+// exact rows.
+#define WITH_KIND(ONLY, KIND, CALL) \
+    if (KIND == HALVES) { \
+        CALL(HALVES); \
+    } else if (ONLY != ANY) { \
+        CALL((ONLY == ANY ? NIBBLES : ONLY)); \
+    } else { \
+        switch (KIND) { \
+        case SPLIT: CALL(SPLIT); break; \
+        case SCALAR + 1: CALL(SCALAR + 1); break; \
+        case SCALAR + 2: CALL(SCALAR + 2); break; \
+        case SCALAR + 3: CALL(SCALAR + 3); break; \
+        case NIBBLES: CALL(NIBBLES); break; \
+        case SCALAR + 5: CALL(SCALAR + 5); break; \
+        case TRELLIS + 2: CALL(TRELLIS + 2); break; \
+        case TRELLIS + 3: CALL(TRELLIS + 3); break; \
+        default: CALL(TRELLIS + 4); \
+        } \
     }
+enum { ANY = 0 };
 
 INLINE uint packed(uint low, uint high) { return low | high << 16; }
 INLINE uint bits_of_half(float x) { return as_type<ushort>(half(x)); }
 INLINE uint rest_of_half(float x) { return bits_of_half(x - float(half(x))); }
 
-// Rows and columns of a tile of keys: rows are tokens, columns four elements a lane. Lane 4 g + t
-// has elements 4 t .. of the tokens in rows g and g + 8.
+INLINE uint level(threadgroup const ushort* lut, uint at) {
+    return *(threadgroup const ushort*)((threadgroup const uchar*)lut + at);
+}
+
+// Keys: rows of a tile are tokens, and lane 4 g + t has those in rows g and g + 8. Of these it has RINGS / 4
+// consecutive rings, whose elements come four a tile.
 INLINE uint key_token(uint kind, uint g, uint upper) {
     return kind == NIBBLES ? g / 2 * 4 + g % 2 + 2 * upper : g + 8 * upper;
 }
 
+// A ring of both tokens as four tiles.
 template <int KIND>
-INLINE void key_pairs(Rows k, Window w, uint ring, uint low, uint high, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
-    uint x[2][4];
+INLINE void key_pairs(Rows k, uint ring, uint low, uint high, threadgroup const ushort* lut, thread uint (*a)[4], thread uint (*rest)[4]) {
+    enum { BITS = KIND > SCALAR ? KIND % 10 : 1, LEAD = KIND > TRELLIS ? 6 - BITS : 0 };
+    uint x[2][16], left[2][16];
     if (KIND == NIBBLES) {
-        const uint word = *(device const uint*)(k.region + (low / 4 * k.rings * 32 + low % 4 * 16 + 4 * t) + ring * 32);
-        UNROLL for (int i = 0; i < 4; ++i) x[0][i] = lut[word >> (8 * i) & 15u], x[1][i] = lut[word >> (8 * i + 4) & 15u];
-    } else if (KIND > WINDOWS) {
-        enum { BITS = KIND > WINDOWS ? KIND - WINDOWS : 1 };
-        UNROLL for (int r = 0; r < 2; ++r) {
-            const uint own = window_of<BITS>(rings_of<BITS>(k, r ? high : low) + ring * 8 * BITS, w);
-            UNROLL for (int i = 0; i < 4; ++i) x[r][i] = lut[own >> (i * BITS) & w.mask];
+        const uint4 v = *(device const uint4*)(k.region + low / 4 * k.rings * 32 + low % 4 * 16 + ring * 32);
+        const uint words[4] = {v.x, v.y, v.z, v.w};
+        UNROLL for (int e = 0; e < 16; ++e) {
+            const uint word = words[e / 4];
+            const int shift = e % 4 * 8;
+            x[0][e] = level(lut, (shift > 0 ? word >> (shift - 1) : word << 1) & 30u);
+            x[1][e] = level(lut, word >> (shift + 3) & 30u);
         }
-    } else if (KIND == HALVES) {
-        halves_at<4>(k, low, ring * RING + 4 * t, x[0]);
-        halves_at<4>(k, high, ring * RING + 4 * t, x[1]);
+    } else if (KIND > SCALAR) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            uint words[3];
+            load_ring<BITS>(rings_of<BITS>(k, r ? high : low) + ring * 8 * BITS, words);
+            UNROLL for (int e = 0; e < 16; ++e) x[r][e] = level(lut, level_at<BITS, LEAD>(words, e));
+        }
     } else {
         UNROLL for (int r = 0; r < 2; ++r) {
-            uint left[4];
-            UNROLL for (int i = 0; i < 4; ++i) {
-                const uint e = ring * RING + 4 * t + uint(i);
-                const float value = e < k.d ? affine_at(k, r ? high : low, e) : 0.0f;
-                x[r][i] = bits_of_half(value), left[i] = rest_of_half(value);
+            UNROLL for (int e = 0; e < 16; e += 4) {
+                if (KIND == HALVES) {
+                    four_halves_at(k, r ? high : low, ring * RING + uint(e), x[r] + e);
+                    continue;
+                }
+                UNROLL for (int i = e; i < e + 4; ++i) {
+                    const uint element = ring * RING + uint(i);
+                    const float value = element < k.d ? affine_at(k, r ? high : low, element) : 0.0f;
+                    x[r][i] = bits_of_half(value), left[r][i] = rest_of_half(value);
+                }
             }
-            rest[r] = packed(left[0], left[1]), rest[r + 2] = packed(left[2], left[3]);
         }
     }
-    UNROLL for (int r = 0; r < 2; ++r) a[r] = packed(x[r][0], x[r][1]), a[r + 2] = packed(x[r][2], x[r][3]);
+    UNROLL for (int m = 0; m < 4; ++m) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            a[m][r] = packed(x[r][4 * m], x[r][4 * m + 1]), a[m][r + 2] = packed(x[r][4 * m + 2], x[r][4 * m + 3]);
+            if (KIND == SPLIT) {
+                rest[m][r] = packed(left[r][4 * m], left[r][4 * m + 1]);
+                rest[m][r + 2] = packed(left[r][4 * m + 2], left[r][4 * m + 3]);
+            }
+        }
+    }
 }
 
-// A tile of values: rows are elements, columns four tokens a lane. Which elements follows from the
+// Values: rows of a tile are elements, and lane 4 g + t has those in rows g and g + 8, of RINGS / 8
+// consecutive rings; columns are four tokens a lane. Which elements of its rings tile j has follows from the
 // codes' format; which tokens, from how a block is stored.
-INLINE uint value_element(bool nibbles, uint g, uint upper) { return nibbles ? g + 8 * upper : 2 * g + upper; }
+template <int RINGS> INLINE uint value_element(bool nibbles, uint g, uint j, uint upper) {
+    return (g * (RINGS / 8) + j / 8) * RING + (nibbles ? j % 8 + 8 * upper : j % 8 * 2 + upper);
+}
 INLINE uint value_token(uint kind, uint t, uint i) { return kind == NIBBLES ? 4 * t + i : 4 * i + t; }
 // Where the weight of a token stands, so that a lane's four are neighbours.
 INLINE uint weight_place(uint kind, uint token) {
     return kind == NIBBLES ? token : token / 16 * 16 + token % 4 * 4 + token % 16 / 4;
 }
 
+// A ring of four tokens, as they lie.
 template <int KIND>
-INLINE void value_pairs(Rows v, Window w, uint ring, uint first, uint last, bool nibbles, uint g, uint t, threadgroup const ushort* lut, thread uint* a, thread uint* rest) {
-    uint x[2][4], left[2][4];
+INLINE void load_values(Rows v, uint ring, uint first, uint t, thread uint (*words)[3]) {
+    enum { BITS = KIND > SCALAR ? KIND % 10 : 1 };
     if (KIND == NIBBLES) {
-        const uint word = *(device const uint*)(v.region + ((first / 4 + t) * v.rings * 32 + 4 * g) + ring * 32);
-        UNROLL for (int i = 0; i < 4; ++i) x[0][i] = lut[word >> (8 * i) & 15u], x[1][i] = lut[word >> (8 * i + 4) & 15u];
-    } else {
+        device const uint4* from = (device const uint4*)(v.region + (first / 4 + t) * v.rings * 32 + ring * 32);
+        const uint4 a = from[0], b = from[1];
+        words[0][0] = a.x, words[0][1] = a.y, words[1][0] = a.z, words[1][1] = a.w;
+        words[2][0] = b.x, words[2][1] = b.y, words[3][0] = b.z, words[3][1] = b.w;
+    } else if (KIND > SCALAR) {
         UNROLL for (int i = 0; i < 4; ++i) {
-            const uint token = KIND > WINDOWS ? first + value_token(KIND, t, uint(i)) : min(first + value_token(KIND, t, uint(i)), last);
-            if (KIND > WINDOWS) {
-                enum { BITS = KIND > WINDOWS ? KIND - WINDOWS : 1 };
-                const uint own = window_of<BITS>(rings_of<BITS>(v, token) + ring * 8 * BITS, w);
-                x[0][i] = lut[own & w.mask], x[1][i] = lut[own >> BITS & w.mask];
-                continue;
-            }
+            load_ring<BITS>(rings_of<BITS>(v, first + value_token(KIND, t, uint(i))) + ring * 8 * BITS, words[i]);
+        }
+    }
+}
+
+// Its elements of tile j.
+template <int KIND>
+INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool nibbles, uint t, threadgroup const ushort* lut, thread const uint (*words)[3], thread uint* a, thread uint* rest) {
+    enum { BITS = KIND > SCALAR ? KIND % 10 : 1, LEAD = KIND > TRELLIS ? 6 - BITS : 0 };
+    uint x[2][4], left[2][4];
+    UNROLL for (int i = 0; i < 4; ++i) {
+        if (KIND == NIBBLES) {
+            const uint word = words[j / 2][j % 2];
+            x[0][i] = level(lut, (i > 0 ? word >> (8 * i - 1) : word << 1) & 30u);
+            x[1][i] = level(lut, word >> (8 * i + 3) & 30u);
+        } else if (KIND > SCALAR) {
+            UNROLL for (int r = 0; r < 2; ++r) x[r][i] = level(lut, level_at<BITS, LEAD>(words[i], 2 * j + r));
+        } else {
+            const uint token = min(first + value_token(KIND, t, uint(i)), last);
             UNROLL for (int r = 0; r < 2; ++r) {
-                const uint e = ring * RING + value_element(nibbles, g, uint(r));
+                const uint e = ring * RING + (nibbles ? uint(j + 8 * r) : uint(2 * j + r));
                 if (KIND == HALVES) {
-                    halves_at<1>(v, token, e, &x[r][i]);
+                    x[r][i] = half_bits_at(v, token, e);
                 } else {
                     const float value = e < v.d ? affine_at(v, token, e) : 0.0f;
                     x[r][i] = bits_of_half(value), left[r][i] = rest_of_half(value);
@@ -166,60 +214,57 @@ INLINE void multiply_pairs(thread TileC& c, thread const uint* a, thread const u
     }
 }
 
-// scores[2 h + upper]: of row t of q with the token in row g + 8 upper of tile h.
+// scores[2 h + upper]: of row t of q with the token in row g + 8 upper of tile h. Past the last ring q is
+// nothing but zeros.
 template <int KIND, int RINGS>
 INLINE void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, thread const TileB* q, thread float* scores) {
+    enum { OWN = RINGS / 4 };
     const uint g = lane / 4, t = lane % 4;
-    const Window w = window_at(k.format, 4 * t);
-    TileC c[2];
-    tile_zero(c[0]), tile_zero(c[1]);
-    // Past the last ring q is nothing but zeros. Where a ring's words are few, there is no branch, so that
-    // the loads of all rings are under way together; elsewhere registers would not do for that.
-    UNROLL for (int ring = 0; ring < RINGS; ++ring) {
-        if (KIND == NIBBLES || uint(ring) < k.rings) {
-            const uint own = min(uint(ring), k.rings - 1);
-            UNROLL for (int h = 0; h < 2; ++h) {
-                const uint low = uint(16 * h) + key_token(KIND, g, 0), high = uint(16 * h) + key_token(KIND, g, 1);
-                uint a[4], rest[4];
-                const bool whole = KIND == NIBBLES || KIND > WINDOWS;
-                key_pairs<KIND>(k, w, own, whole ? low : min(low, last), whole ? high : min(high, last), t, lut, a, rest);
-                multiply_pairs<KIND>(c[h], a, rest, q[ring], lane);
-            }
-        }
-    }
+    const bool whole = KIND > SCALAR;
     UNROLL for (int h = 0; h < 2; ++h) {
+        const uint low = uint(16 * h) + key_token(KIND, g, 0), high = uint(16 * h) + key_token(KIND, g, 1);
+        TileC c;
+        tile_zero(c);
+        UNROLL for (int r = 0; r < OWN; ++r) {
+            uint a[4][4], rest[4][4];
+            const uint ring = min(t * OWN + uint(r), k.rings - 1);
+            key_pairs<KIND>(k, ring, whole ? low : min(low, last), whole ? high : min(high, last), lut, a, rest);
+            UNROLL for (int m = 0; m < 4; ++m) multiply_pairs<KIND>(c, a[m], rest[m], q[4 * r + m], lane);
+        }
         float sum[4];
-        tile_to_lanes(c[h], lane, sum);
+        tile_to_lanes(c, lane, sum);
         scores[2 * h] = sum[0] + sum[1], scores[2 * h + 1] = sum[2] + sum[3];
     }
 }
 
-// acc = acc * fade + unit * sum over tokens of weights and values; of row t, elements in rows g and
-// g + 8 of each ring's tile.
+// acc = acc * fade + unit * sum over tokens of weights and values: of row t, elements in rows g and g + 8 of
+// each tile. What is added past the last ring is never read.
 template <int KIND, int RINGS>
 INLINE void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup const ushort* lut, threadgroup const ushort* weights, float fade, float unit, thread float (*acc)[2]) {
+    enum { OWN = RINGS / 8 };
     const uint g = lane / 4, t = lane % 4;
-    const Window w = window_at(v.format, 2 * g);
     TileB b[2];
     UNROLL for (int h = 0; h < 2; ++h) {
         const uint2 own = *(threadgroup const uint2*)(weights + g * BLOCK + 16 * h + 4 * t);
         tile_of_lanes(b[h], lane, own.x, own.y);
     }
-    // What is added past the last ring is never read.
-    UNROLL for (int ring = 0; ring < RINGS; ++ring) {
-        if (KIND == NIBBLES || uint(ring) < v.rings) {
-            const uint own = min(uint(ring), v.rings - 1);
+    UNROLL for (int o = 0; o < OWN; ++o) {
+        const uint ring = min(g * OWN + uint(o), v.rings - 1);
+        uint words[2][4][3];
+        UNROLL for (int h = 0; h < 2; ++h) load_values<KIND>(v, ring, uint(16 * h), t, words[h]);
+        UNROLL for (int j = 0; j < 8; ++j) {
             TileC c;
             tile_zero(c);
             UNROLL for (int h = 0; h < 2; ++h) {
                 uint a[4], rest[4];
-                value_pairs<KIND>(v, w, own, uint(16 * h), last, nibbles, g, t, lut, a, rest);
+                value_pairs<KIND>(v, ring, j, uint(16 * h), last, nibbles, t, lut, words[h], a, rest);
                 multiply_pairs<KIND>(c, a, rest, b[h], lane);
             }
             float sum[4];
             tile_to_lanes(c, lane, sum);
-            acc[ring][0] = fma(acc[ring][0], fade, unit * (sum[0] + sum[1]));
-            acc[ring][1] = fma(acc[ring][1], fade, unit * (sum[2] + sum[3]));
+            thread float* to = acc[8 * o + j];
+            to[0] = fma(to[0], fade, unit * (sum[0] + sum[1]));
+            to[1] = fma(to[1], fade, unit * (sum[2] + sum[3]));
         }
     }
 }
@@ -236,7 +281,15 @@ INLINE float row_sum(float x) {
     return x + simd_shuffle_xor(x, 16);
 }
 
-template <int RINGS>
+// Sums of four values over the simdgroup, one a lane of four.
+INLINE float sum_of_four(thread const float* x, uint lane) {
+    const bool odd = lane & 1, upper = lane & 2;
+    const float low = (odd ? x[1] : x[0]) + simd_shuffle_xor(odd ? x[0] : x[1], 1);
+    const float high = (odd ? x[3] : x[2]) + simd_shuffle_xor(odd ? x[2] : x[3], 1);
+    return row_sum((upper ? high : low) + simd_shuffle_xor(upper ? low : high, 2));
+}
+
+template <int RINGS, int ONLY>
 INLINE void attend(
     device const float* q, device const uchar* k_pages, device const uchar* v_pages,
     device const uchar* exact_k, device const uchar* exact_v, device const uint2* blocks,
@@ -283,7 +336,7 @@ INLINE void attend(
         // Lane 4 g + t has column g, which is row g / 2.
         const float inverse = 1.0f / simd_shuffle(largest, ushort(g / 2 * 8));
         UNROLL for (int ring = 0; ring < RINGS; ++ring) {
-            threadgroup const float* own = qs + g / 2 * SIZE + ring * RING + 4 * t;
+            threadgroup const float* own = qs + g / 2 * SIZE + t * (4 * RINGS) + 4 * ring;
             uint x[4];
             UNROLL for (int i = 0; i < 4; ++i) x[i] = g % 2 ? rest_of_half(own[i] * inverse) : bits_of_half(own[i] * inverse);
             tile_of_lanes(columns[ring], lane, packed(x[0], x[1]), packed(x[2], x[3]));
@@ -292,15 +345,19 @@ INLINE void attend(
 
     float top = NOTHING, weight = 0.0f, acc[RINGS][2];
     UNROLL for (int ring = 0; ring < RINGS; ++ring) acc[ring][0] = 0.0f, acc[ring][1] = 0.0f;
-    const bool nibbles = kind_of(p.v_format) == NIBBLES;
+    const uint k_format = ONLY == ANY ? p.k_format : uint(ONLY), v_format = ONLY == ANY ? p.v_format : uint(ONLY);
+    const bool nibbles = v_format == NIBBLES;
     const uint end = tile.end + t / heads;
     threadgroup ushort* mine = ps + sg * 2 * ROWS * BLOCK;
-    for (uint b = from + (sg + 4 - from % 4) % 4; b < to; b += 4) {
-        const uint2 block = blocks[tile.table + b];
+    const uint begin = from + (sg + 4 - from % 4) % 4;
+    uint2 next_block = blocks[tile.table + min(begin, to - 1)];
+    for (uint b = begin; b < to; b += 4) {
+        const uint2 block = next_block;
+        next_block = blocks[tile.table + min(b + 4, to - 1)];
         const bool exact = (b < p.sinks || b >= tile.recent) && block.y != NONE;
         const size_t head = size_t(exact ? block.y : block.x) * p.kv_heads + kv_head;
-        Rows k = {exact ? exact_k + head * 2 * BLOCK * d : k_pages + head * p.k_region, exact ? uint(HALF_TILED) : p.k_format, d, rings, p.k_group};
-        const Rows v = {exact ? exact_v + head * 2 * BLOCK * d : v_pages + head * p.v_region, exact ? uint(HALF_ROWS) : p.v_format, d, rings, p.v_group};
+        Rows k = {exact ? exact_k + head * 2 * BLOCK * d : k_pages + head * p.k_region, exact ? uint(HALF_TILED) : k_format, d, rings, p.k_group};
+        const Rows v = {exact ? exact_v + head * 2 * BLOCK * d : v_pages + head * p.v_region, exact ? uint(HALF_ROWS) : v_format, d, rings, p.v_group};
         const uint tokens = min(uint(BLOCK), last_end - b * BLOCK), last = tokens - 1;
         bool centred = is_trellis(k.format);
         if (centred && centre_of(k)[0] == 0) centred = false, k.format = HALF_ROWS;
@@ -310,7 +367,7 @@ INLINE void attend(
         const float v_scale = lane < tokens ? row_scale(v, lane) * (v.format > SCALAR ? p.v_step : 1.0f) : 0.0f;
         float scores[4], offset = 0.0f;
 #define SCORE(KIND) score<KIND, RINGS>(k, last, lane, luts, columns, scores)
-        WITH_KIND(k_kind, SCORE)
+        WITH_KIND(ONLY, k_kind, SCORE)
         if (centred) {
             float dot[ROWS];
             UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = 0.0f;
@@ -319,10 +376,7 @@ INLINE void attend(
                 const float c = centre_at(centre, i);
                 UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = fma(qs[r * SIZE + i], c, dot[r]);
             }
-            UNROLL for (int r = 0; r < ROWS; ++r) {
-                const float sum = simd_sum(dot[r]);
-                offset = t == uint(r) ? sum : offset;
-            }
+            offset = sum_of_four(dot, lane);
         }
         float best = NOTHING;
         bool seen[4];
@@ -335,12 +389,12 @@ INLINE void attend(
             best = seen[i] ? max(best, s) : best;
         }
         const float next = max(top, row_max(best)), fade = exp(top - next);
-        const float largest_v = simd_max(v_scale), unit = largest_v > 0.0f ? largest_v : 1.0f;
+        const float largest_v = simd_max(v_scale), unit = largest_v > 0.0f ? largest_v : 1.0f, v_part = v_scale / unit;
         float total = 0.0f;
         UNROLL for (int i = 0; i < 4; ++i) {
             const uint own = uint(i / 2 * 16) + key_token(k_kind, g, uint(i % 2));
             const float e = seen[i] ? exp(scores[i] - next) : 0.0f;
-            const float x = e * (simd_shuffle(v_scale, ushort(own)) / unit);
+            const float x = e * simd_shuffle(v_part, ushort(own));
             const uint place = weight_place(v_kind, own);
             mine[2 * t * BLOCK + place] = ushort(bits_of_half(x));
             mine[(2 * t + 1) * BLOCK + place] = ushort(rest_of_half(x));
@@ -350,7 +404,7 @@ INLINE void attend(
         top = next;
         simdgroup_barrier(mem_flags::mem_threadgroup);
 #define ADD(KIND) add_rows<KIND, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc)
-        WITH_KIND(v_kind, ADD)
+        WITH_KIND(ONLY, v_kind, ADD)
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 
@@ -360,7 +414,7 @@ INLINE void attend(
         if (sg == s) {
             if (g == 0) merge[2 * t] = top, merge[2 * t + 1] = weight;
             UNROLL for (int i = 0; i < 2 * RINGS; ++i) {
-                qs[t * SIZE + uint(i / 2 * 16) + value_element(nibbles, g, uint(i % 2))] = acc[i / 2][i % 2];
+                qs[t * SIZE + value_element<RINGS>(nibbles, g, uint(i / 2), uint(i % 2))] = acc[i / 2][i % 2];
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -370,7 +424,7 @@ INLINE void attend(
             weight = weight * ours + merge[2 * t + 1] * its;
             top = next;
             UNROLL for (int i = 0; i < 2 * RINGS; ++i) {
-                const float other = qs[t * SIZE + uint(i / 2 * 16) + value_element(nibbles, g, uint(i % 2))];
+                const float other = qs[t * SIZE + value_element<RINGS>(nibbles, g, uint(i / 2), uint(i % 2))];
                 acc[i / 2][i % 2] = acc[i / 2][i % 2] * ours + other * its;
             }
         }
@@ -382,13 +436,13 @@ INLINE void attend(
     if (g == 0) weights[to_span * 2] = top, weights[to_span * 2 + 1] = weight;
     if (weight == 0.0f) return;
     UNROLL for (int i = 0; i < 2 * RINGS; ++i) {
-        const uint e = uint(i / 2 * 16) + value_element(nibbles, g, uint(i % 2));
-        if (uint(i / 2) < rings) sums[to_span * rings * RING + e] = acc[i / 2][i % 2];
+        const uint e = value_element<RINGS>(nibbles, g, uint(i / 2), uint(i % 2));
+        if (e < rings * RING) sums[to_span * rings * RING + e] = acc[i / 2][i % 2];
     }
 }
 
-#define ATTEND(RINGS) \
-kernel void attend_coded_##RINGS( \
+#define ATTEND(RINGS, ONLY, NAME) \
+kernel void attend_coded_##NAME( \
     device const float* q [[buffer(0)]], \
     device const uchar* k_pages [[buffer(1)]], \
     device const uchar* v_pages [[buffer(2)]], \
@@ -410,11 +464,16 @@ kernel void attend_coded_##RINGS( \
     threadgroup uint2 ps[2 * ROWS * BLOCK]; \
     threadgroup float merge[2 * ROWS]; \
     threadgroup ushort luts[2 * LEVELS]; \
-    attend<RINGS>(q, k_pages, v_pages, exact_k, exact_v, blocks, tiles, constants, sums, weights, p, at, tid, sg, lane, \
+    attend<RINGS, ONLY>(q, k_pages, v_pages, exact_k, exact_v, blocks, tiles, constants, sums, weights, p, at, tid, sg, lane, \
         qs, scratch, (threadgroup ushort*)ps, merge, luts); \
 }
-ATTEND(8)
-ATTEND(16)
+ATTEND(8, ANY, 8)
+ATTEND(16, ANY, 16)
+// For keys and values of one format.
+ATTEND(8, SCALAR + 3, 8_of_13)
+ATTEND(8, NIBBLES, 8_of_14)
+ATTEND(8, TRELLIS + 3, 8_of_23)
+ATTEND(8, TRELLIS + 4, 8_of_24)
 
 struct CodedMergeParams {
     uint head_dim;

@@ -7,7 +7,7 @@
 //   has a part of the tile; weights and activations of 64 columns at a time go through threadgroup
 //   memory while the next ones are being loaded.
 // matmul_finish: adds the shares, and does what the end of matvec does (see there).
-//   Grid: x over blocks of 256 outputs. Threads: 256.
+//   Grid: x over blocks of 256 outputs, one a thread or four. Threads: 256.
 // Reference: as matvec's, within the rounding of f16.
 #include "taper/common.h"
 #include "taper/activation.h"
@@ -153,35 +153,69 @@ struct FinishParams {
     uint tall;
 };
 
-kernel void matmul_finish(
-    device const float* sums [[buffer(0)]],
-    device const float* bias [[buffer(1)]],
-    device const float* residual [[buffer(2)]],
-    device float* out [[buffer(3)]],
-    constant FinishParams& p [[buffer(4)]],
-    uint i [[thread_position_in_grid]])
-{
-    const uint width = p.gate ? p.rows / 2 : p.rows;
-    if (i < p.tokens * width) {
-        const uint token = i / width, n = i % width;
-        float y = 0.0f, up = 0.0f;
-        for (uint s = 0; s < p.shares; ++s) {
-            device const float* from = sums + (size_t(s) * p.tall + token) * p.wide + n;
-            y += from[0];
-            if (p.gate) up += from[width];
-        }
-        if (p.flags & FINISH_BIAS) {
-            y += bias[n];
-            if (p.gate) up += bias[n + width];
-        }
-        if (p.gate) {
-            out[i] = activate(p.gate, y) * up;
-        } else {
-            const uint start = n < p.end0 ? 0u : n < p.end1 ? p.end0 : p.end1;
-            const uint end = n < p.end0 ? p.end0 : n < p.end1 ? p.end1 : p.rows;
-            const size_t to = size_t(p.tokens) * start + size_t(token) * (end - start) + (n - start);
-            if (p.flags & FINISH_RESIDUAL) y += residual[to];
-            out[to] = y;
-        }
+// N neighbours.
+template <int N> INLINE void load(device const float* p, thread float* out) {
+    if (N == 4) {
+        const float4 v = *(device const float4*)p;
+        out[0] = v.x, out[N > 1 ? 1 : 0] = v.y, out[N > 2 ? 2 : 0] = v.z, out[N > 3 ? 3 : 0] = v.w;
+    } else {
+        out[0] = p[0];
     }
 }
+template <int N> INLINE void add(device const float* p, thread float* to) {
+    float x[N];
+    load<N>(p, x);
+    UNROLL for (int e = 0; e < N; ++e) to[e] += x[e];
+}
+
+template <int N>
+INLINE void finish(
+    device const float* sums, device const float* bias, device const float* residual, device float* out, FinishParams p, uint i)
+{
+    const uint width = p.gate ? p.rows / 2 : p.rows;
+    if (i >= p.tokens * width) return;
+    const uint token = i / width, n = i % width;
+    float y[N], up[N];
+    UNROLL for (int e = 0; e < N; ++e) y[e] = 0.0f, up[e] = 0.0f;
+    UNROLL_BY(4) for (uint s = 0; s < p.shares; ++s) {
+        device const float* from = sums + (size_t(s) * p.tall + token) * p.wide + n;
+        add<N>(from, y);
+        if (p.gate) add<N>(from + width, up);
+    }
+    if (p.flags & FINISH_BIAS) {
+        add<N>(bias + n, y);
+        if (p.gate) add<N>(bias + n + width, up);
+    }
+    device float* to = out + i;
+    if (p.gate) {
+        UNROLL for (int e = 0; e < N; ++e) y[e] = activate(p.gate, y[e]) * up[e];
+    } else {
+        const uint start = n < p.end0 ? 0u : n < p.end1 ? p.end0 : p.end1;
+        const uint end = n < p.end0 ? p.end0 : n < p.end1 ? p.end1 : p.rows;
+        const size_t at = size_t(p.tokens) * start + size_t(token) * (end - start) + (n - start);
+        if (p.flags & FINISH_RESIDUAL) add<N>(residual + at, y);
+        to = out + at;
+    }
+    if (N == 4) {
+        float4 v;
+        v.x = y[0], v.y = y[N > 1 ? 1 : 0], v.z = y[N > 2 ? 2 : 0], v.w = y[N > 3 ? 3 : 0];
+        *(device float4*)to = v;
+    } else {
+        to[0] = y[0];
+    }
+}
+
+#define FINISH(NAME, N) \
+kernel void NAME( \
+    device const float* sums [[buffer(0)]], \
+    device const float* bias [[buffer(1)]], \
+    device const float* residual [[buffer(2)]], \
+    device float* out [[buffer(3)]], \
+    constant FinishParams& p [[buffer(4)]], \
+    uint i [[thread_position_in_grid]]) \
+{ \
+    finish<N>(sums, bias, residual, out, p, i * N); \
+}
+FINISH(matmul_finish, 1)
+// Where parts of the output are multiples of four.
+FINISH(matmul_finish_4, 4)

@@ -7,8 +7,8 @@
 #include "common.h"
 
 enum { BLOCK = 32, RING = 16 };
-// Formats of a side. Codes of BITS bits are read through a window that has 6 - BITS bits more if the
-// code is a trellis's. The host numbers them alike.
+// Formats of a side. A trellis's codes of BITS bits are read with the 6 - BITS bits before them. The host
+// numbers them alike.
 enum {
     HALF_ROWS = 0,   // [token][d] halves
     HALF_TILED = 1,  // [d / 8][token][8] halves
@@ -46,25 +46,19 @@ INLINE float affine_at(Rows of, uint token, uint e) {
     return fma(float(code), half_of(pair), half_of(pair >> 16));
 }
 
-// N halves from element e of a row on, N consecutive ones within eight; 0 past the row's end.
-template <int N> INLINE void halves_at(Rows of, uint token, uint e, thread uint* out) {
+// Four halves of a row from element e on, a multiple of four; 0 past the row's end.
+INLINE void four_halves_at(Rows of, uint token, uint e, thread uint* out) {
     const uint at = of.format == HALF_TILED ? (e / 8 * BLOCK + token) * 8 + e % 8 : token * of.d + e;
     const bool there = e < of.d;
-    device const ushort* from = (device const ushort*)of.region + (there ? at : 0);
-    UNROLL for (int i = 0; i < N; ++i) out[i] = there ? uint(from[i]) : 0u;
+    const uint2 v = *(device const uint2*)((device const ushort*)of.region + (there ? at : 0));
+    out[0] = there ? v.x & 0xffffu : 0u, out[1] = there ? v.x >> 16 : 0u;
+    out[2] = there ? v.y & 0xffffu : 0u, out[3] = there ? v.y >> 16 : 0u;
 }
 
-// Where the bits of some neighbouring codes of a ring are: 32 bits from `start` on, going round, hold
-// four codes and what comes before them.
-struct Window {
-    uint start;
-    uint mask;  // of a level's index
-};
-
-INLINE Window window_at(uint format, uint e) {
-    const uint bits = bits_of(format), lead = is_trellis(format) ? 6 - bits : 0, all = max(16 * bits, 1u);
-    const Window w = {(e * bits + all - lead) % all, (1u << (bits + lead)) - 1u};
-    return w;
+// One; rows that follow each other.
+INLINE uint half_bits_at(Rows of, uint token, uint e) {
+    const bool there = e < of.d;
+    return there ? uint(((device const ushort*)of.region)[there ? token * of.d + e : 0]) : 0u;
 }
 
 // Where a token's first ring is; the next ones follow at 8 BITS bytes.
@@ -72,21 +66,33 @@ template <int BITS> INLINE device const uchar* rings_of(Rows of, uint token) {
     return of.region + (token / 4 * of.rings * 4 + token % 4) * (2 * BITS);
 }
 
-template <int BITS> INLINE uint window_of(device const uchar* ring, Window w) {
+// The 16 BITS bits of a ring.
+template <int BITS> INLINE void load_ring(device const uchar* ring, thread uint* words) {
     if (BITS == 4) {
         const uint2 v = *(device const uint2*)ring;
-        const uint shift = w.start % 32;
-        const bool turned = w.start >= 32;
-        const uint low = turned ? v.y : v.x, high = turned ? v.x : v.y;
-        return low >> shift | high << (32 - shift) % 32;
+        words[0] = v.x, words[1] = v.y;
+    } else if (BITS == 2) {
+        words[0] = *(device const uint*)ring;
+    } else {
+        device const ushort* halves = (device const ushort*)ring;
+        UNROLL for (int i = 0; i < BITS; i += 2) {
+            words[i / 2] = uint(halves[i]);
+            if (i + 1 < BITS) words[i / 2] |= uint(halves[i + 1]) << 16;
+        }
     }
-    if (BITS == 2) {
-        const uint v = *(device const uint*)ring, shift = w.start % 32;
-        return v >> shift | v << (32 - shift) % 32;
+}
+
+// Where among levels of two bytes that of a ring's element `e` stands. The index has the code's BITS bits
+// and LEAD bits that come before them, going round.
+template <int BITS, int LEAD> INLINE uint level_at(thread const uint* words, int e) {
+    enum { ALL = 16 * BITS, MASK = ((1 << (BITS + LEAD)) - 1) * 2 };
+    const int start = (e * BITS + ALL - LEAD) % ALL, shift = start % 32;
+    const int left = min(ALL - start, 32 - shift), next = (start + left) % ALL;
+    uint bits = shift > 0 ? words[start / 32] >> (shift - 1) : words[start / 32] << 1;
+    if (left < BITS + LEAD) {
+        bits = (bits & ((2u << left) - 1u)) | words[next / 32] >> next % 32 << (left + 1);
     }
-    const uint word = w.start / 16;
-    device const ushort* words = (device const ushort*)ring;
-    return (uint(words[word]) | uint(words[word + 1 == BITS ? 0 : word + 1]) << 16) >> w.start % 16;
+    return bits & uint(MASK);
 }
 
 // What multiplies a row's levels.

@@ -17,7 +17,7 @@ const BYTES: usize = 400 << 20;
 pub(super) fn run(gpu: &Gpu) -> Result<()> {
     println!("\n{:<16} {:>8} {:>12} {:>12}   GB/s", "4-bit matrix", "tokens", "float32", "auto");
     for (rows, cols) in SHAPES {
-        for tokens in [1, 4] {
+        for tokens in [1, 4, 8, 16, 32, 64, 128] {
             let speed = |exact| product(gpu, (rows, cols), tokens, exact);
             let name = format!("{rows} x {cols}");
             println!("{name:<16} {tokens:>8} {:>12.0} {:>12.0}", speed(true)?, speed(false)?);

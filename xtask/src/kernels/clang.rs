@@ -2,10 +2,11 @@
 
 use super::{Change, rewrite};
 use anyhow::{Context, Result, bail, ensure};
+use rayon::prelude::*;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 use taper_tensor::gpu::{FAMILIES, Family};
 
@@ -126,15 +127,20 @@ impl Clang {
         let runner = self.object("runner");
         let args = ["-O2", "-fPIC", "-fsanitize=address", "-c", "-o", path_str(&runner)?];
         self.run(&args, &[&runner_source])?;
-        for family in FAMILIES {
-            self.compile(family, family.name, &|_, text| text)?;
-        }
+        FAMILIES
+            .par_iter()
+            .try_for_each(|family| self.compile(family, family.name, &|_, text| text))?;
         self.link("kernels", FAMILIES.iter().map(|f| self.object(f.name)).collect())
     }
 
-    /// The same after [`Self::host_library`], with another text of one family.
-    pub(super) fn changed_library(&self, changed: &Family, change: &Change<'_>) -> Result<PathBuf> {
-        let unit = "changed";
+    /// The same after [`Self::host_library`], with another text of one family; `unit` names its
+    /// files.
+    pub(super) fn changed_library(
+        &self,
+        changed: &Family,
+        unit: &str,
+        change: &Change<'_>,
+    ) -> Result<PathBuf> {
         self.compile(changed, unit, change)?;
         let object = |f: &Family| self.object(if f.name == changed.name { unit } else { f.name });
         self.link(unit, FAMILIES.iter().map(object).collect())
@@ -164,7 +170,8 @@ impl Clang {
         Ok(library)
     }
 
-    /// Runs the checks of a library in a process that AddressSanitizer watches.
+    /// Runs the checks of a library in a process that AddressSanitizer watches, and prints what it
+    /// printed.
     pub(super) fn check(
         &self,
         library: &Path,
@@ -172,8 +179,10 @@ impl Clang {
         seed: u64,
         quick: bool,
     ) -> Result<()> {
-        let status = self.child(library, family, seed, quick)?.status()?;
-        ensure!(status.success(), "checks failed with order {seed}: {status}");
+        let mut child = self.child(library, family, seed, quick)?;
+        let output = child.stderr(Stdio::inherit()).output()?;
+        print!("{}", String::from_utf8_lossy(&output.stdout));
+        ensure!(output.status.success(), "checks failed with order {seed}: {}", output.status);
         Ok(())
     }
 
@@ -225,11 +234,12 @@ impl Clang {
 
 /// Kernels whose registers are limited, so that several threadgroups fit a multiprocessor: how their
 /// names begin, threads of one, and how many.
-const OCCUPANCY: [(&str, u32, u32); 5] = [
+const OCCUPANCY: [(&str, u32, u32); 6] = [
     ("attend_coded_8", 128, 4),
     ("attend_coded_16", 128, 3),
     ("attend_tile_d128_r8", 128, 3),
     ("matvec_tile_", 256, 2),
+    ("matmul_tile_", 128, 3),
     ("sample(", 1024, 1),
 ];
 

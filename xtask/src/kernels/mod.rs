@@ -14,6 +14,7 @@ mod rewrite;
 use anyhow::{Context, Result, bail, ensure};
 use clang::{Clang, Target};
 use clap::Args;
+use rayon::prelude::*;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -64,19 +65,18 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     }
     println!("parameter structs agree with Rust's");
     let library = clang.host_library()?;
-    for seed in 0..=options.orders {
-        clang.check(&library, only, seed, seed > 0)?;
-    }
+    let orders: Vec<_> = (0..=options.orders)
+        .into_par_iter()
+        .map(|seed| clang.check(&library, only, seed, seed > 0))
+        .collect();
+    orders.into_iter().collect::<Result<()>>()?;
     if only.is_none() {
         clang.parity(&library, "mlx-4bit")?;
     }
     if !options.no_mutants {
         mutants::run(&clang, only)?;
     }
-    for family in &families {
-        ptx(root, &clang, family, options.write)?;
-    }
-    Ok(())
+    families.par_iter().try_for_each(|family| ptx(root, &clang, family, options.write))
 }
 
 /// Builds a family's PTX and compares it with the committed one, or writes it.
@@ -103,7 +103,7 @@ fn ptx(root: &Path, clang: &Clang, family: &Family, write: bool) -> Result<()> {
 }
 
 /// Compiles for a target; the text of the file goes through `change` first.
-type Change<'a> = dyn Fn(&Family, String) -> String + 'a;
+type Change<'a> = dyn Fn(&Family, String) -> String + Sync + 'a;
 
 impl Target {
     fn name(self) -> &'static str {

@@ -2,6 +2,7 @@
 
 use super::clang::Clang;
 use anyhow::{Result, bail, ensure};
+use rayon::prelude::*;
 use taper_tensor::gpu::FAMILIES;
 
 /// Random orders to try after the fixed one: a missing barrier may go unseen in one of them.
@@ -95,6 +96,39 @@ const MUTANTS: &[Mutant] = &[
         "a tile transposed",
         "(sg_n * TILES_N + j) * 8 * STRIDE + kk",
         "(sg_n * TILES_N + j) * 8 * STRIDE + kk / 2",
+    ),
+    mutant(
+        "matmul_tile",
+        "the barrier before a step dropped",
+        "        copies_wait<STAGES - 2>();\n        threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "        copies_wait<STAGES - 2>();",
+    ),
+    mutant("matmul_tile", "the barrier of the norm dropped", BARRIER, ""),
+    mutant(
+        "matmul_tile",
+        "a stage too early",
+        "COPY_X(step + STAGES - 1)",
+        "COPY_X(step + STAGES)",
+    ),
+    mutant("matmul_tile", "scale and bias swapped", "base, scale, bias));", "base, bias, scale));"),
+    mutant(
+        "matmul_tile",
+        "a row read past the end",
+        "p.rows - 1);\n        w_from",
+        "p.rows + 64);\n        w_from",
+    ),
+    mutant("matmul_tile", "columns in another order", "halves(v[0], v[4])", "halves(v[4], v[0])"),
+    mutant(
+        "matmul_tile",
+        "another group's scale",
+        "(begin + (STEP) * TK) / GROUP",
+        "begin / GROUP",
+    ),
+    mutant(
+        "matmul_tile",
+        "a token too many",
+        "if (token < p.tokens) to[0]",
+        "if (token <= p.tokens) to[0]",
     ),
     mutant(
         "embed",
@@ -230,12 +264,7 @@ const MUTANTS: &[Mutant] = &[
         "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    const RotationOf rotation",
         "    const RotationOf rotation",
     ),
-    mutant(
-        "coded",
-        "the centre left out",
-        "offset = t == uint(r) ? sum : offset;",
-        "offset = 0.0f * sum;",
-    ),
+    mutant("coded", "the centre left out", "offset = sum_of_four(dot, lane);", "offset = 0.0f;"),
     mutant(
         "coded",
         "recent rows from their codes",
@@ -245,7 +274,7 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "the values' scale left out",
-        "e * (simd_shuffle(v_scale, ushort(own)) / unit)",
+        "e * simd_shuffle(v_part, ushort(own))",
         "e / unit",
     ),
     mutant(
@@ -380,29 +409,41 @@ const MUTANTS: &[Mutant] = &[
 ];
 
 pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
-    let (mut caught, mut missed) = (0, 0);
-    for mutant in MUTANTS.iter().filter(|m| only.is_none_or(|o| o == m.family)) {
-        let Some(family) = FAMILIES.iter().find(|f| f.name == mutant.family) else {
-            bail!("no family {}", mutant.family);
-        };
-        let change = |_: &_, text: String| text.replacen(mutant.from, mutant.to, 1);
-        let unchanged = clang.text(family)?;
-        ensure!(
-            unchanged.contains(mutant.from),
-            "{}: {:?} is not in the source any more",
-            mutant.family,
-            mutant.from
-        );
-        let library = clang.changed_library(family, &change)?;
-        let mut failed = false;
-        for seed in 0..=ORDERS {
-            failed = failed || clang.fails(&library, mutant.family, seed)?;
-        }
-        let verdict = if failed { "caught" } else { "MISSED" };
-        println!("planted in {:<12} {verdict}: {}", mutant.family, mutant.what);
-        if failed { caught += 1 } else { missed += 1 }
-    }
-    println!("{caught} passed, {missed} failed");
+    let wanted: Vec<_> = MUTANTS.iter().filter(|m| only.is_none_or(|o| o == m.family)).collect();
+    let caught: Vec<bool> = wanted
+        .par_iter()
+        .map(|mutant| {
+            let thread = rayon::current_thread_index().unwrap_or_default();
+            let caught = is_caught(clang, mutant, &format!("changed-{thread}"))?;
+            let verdict = if caught { "caught" } else { "MISSED" };
+            println!("planted in {:<12} {verdict}: {}", mutant.family, mutant.what);
+            Ok(caught)
+        })
+        .collect::<Result<_>>()?;
+    let missed = caught.iter().filter(|c| !**c).count();
+    println!("{} passed, {missed} failed", caught.len() - missed);
     ensure!(missed == 0, "{missed} planted bugs were not caught");
     Ok(())
+}
+
+/// Whether a check fails with the bug; `unit` names the files that it
+/// makes.
+fn is_caught(clang: &Clang, mutant: &Mutant, unit: &str) -> Result<bool> {
+    let Some(family) = FAMILIES.iter().find(|f| f.name == mutant.family) else {
+        bail!("no family {}", mutant.family);
+    };
+    ensure!(
+        clang.text(family)?.contains(mutant.from),
+        "{}: {:?} is not in the source any more",
+        mutant.family,
+        mutant.from
+    );
+    let change = |_: &_, text: String| text.replacen(mutant.from, mutant.to, 1);
+    let library = clang.changed_library(family, unit, &change)?;
+    for seed in 0..=ORDERS {
+        if clang.fails(&library, mutant.family, seed)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

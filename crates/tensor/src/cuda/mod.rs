@@ -7,6 +7,8 @@
 
 mod library;
 mod overlap;
+mod replay;
+mod sender;
 
 use crate::{
     Result, TensorError,
@@ -14,12 +16,14 @@ use crate::{
 };
 use cudarc::driver::{result as cu, sys};
 use library::Blas;
+use replay::Replay;
+use sender::{Graph, Sender};
 use std::{
     borrow::Cow,
     collections::HashMap,
-    ffi::{CString, c_void},
+    ffi::CString,
     fmt,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// One GPU, and the stream on which everything runs in order.
@@ -31,8 +35,9 @@ struct Cuda {
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<String, sys::CUfunction>>,
     blas: Option<Blas>,
-    /// Whether a launch may start before the one before it is done.
-    overlaps: bool,
+    /// Launches that were not sent yet.
+    replay: Mutex<Replay<Graph>>,
+    sender: Sender,
 }
 
 // SAFETY: the driver's handles may be used from any thread that has made the context current, which
@@ -75,7 +80,8 @@ impl Gpu {
             modules: Mutex::default(),
             functions: Mutex::default(),
             blas,
-            overlaps,
+            replay: Mutex::default(),
+            sender: Sender { stream, overlaps },
         })))
     }
 }
@@ -95,7 +101,8 @@ impl Cuda {
         let found = FAMILIES.iter().find(|f| f.name == family);
         let unknown = || TensorError::Gpu { what: "find kernels", message: family.to_owned() };
         let ptx = found.ok_or_else(unknown)?.ptx;
-        let ptx = if self.overlaps { overlap::enable(ptx).into() } else { Cow::Borrowed(ptx) };
+        let ptx =
+            if self.sender.overlaps { overlap::enable(ptx).into() } else { Cow::Borrowed(ptx) };
         let ptx = CString::new(&*ptx).map_err(failed("read PTX"))?;
         // SAFETY: PTX text that ends with a zero.
         let module = unsafe { cu::module::load_data(ptx.as_ptr().cast()) };
@@ -117,6 +124,19 @@ impl Cuda {
         functions.insert(launch.kernel.to_owned(), function);
         Ok(function)
     }
+
+    /// Launches that were collected; who holds it has the stream to itself.
+    fn replay(&self) -> MutexGuard<'_, Replay<Graph>> {
+        self.replay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends the launches that were collected: what follows must come after them, and must not become
+    /// part of a graph that another thread makes.
+    fn flush(&self) -> Result<MutexGuard<'_, Replay<Graph>>> {
+        let mut replay = self.replay();
+        replay.flush(&self.sender).map_err(failed("run kernels"))?;
+        Ok(replay)
+    }
 }
 
 impl Backend for Cuda {
@@ -132,7 +152,7 @@ impl Backend for Cuda {
     }
 
     fn free(&self, handle: Handle) {
-        if self.enter().is_ok() {
+        if self.enter().is_ok() && self.flush().is_ok() {
             // SAFETY: it came from `allocate` and is freed once; the driver waits for what reads it.
             let _ = unsafe { cu::free_sync(handle.0) };
         }
@@ -140,6 +160,7 @@ impl Backend for Cuda {
 
     fn upload(&self, to: Handle, offset: usize, bytes: &[u8]) -> Result<()> {
         self.enter()?;
+        let _sent = self.flush()?;
         // SAFETY: `Buffer` checks the range. From pageable memory the driver copies the bytes away
         // before it returns.
         let copied = unsafe { cu::memcpy_htod_async(to.0 + offset as u64, bytes, self.stream) };
@@ -148,36 +169,24 @@ impl Backend for Cuda {
 
     fn download(&self, from: Handle, offset: usize, out: &mut [u8]) -> Result<()> {
         self.enter()?;
+        let sent = self.flush()?;
         // SAFETY: `Buffer` checks the range, and the wait below ends the copy.
         let copied = unsafe { cu::memcpy_dtoh_async(out, from.0 + offset as u64, self.stream) };
         copied.map_err(failed("copy from the GPU"))?;
+        drop(sent);
         self.wait()
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.enter()?;
         let function = self.function(launch)?;
-        let at = |o: &crate::gpu::Operand<'_>| o.buffer().handle().0 + o.offset() as u64;
-        let mut pointers: Vec<u64> = launch.operands.iter().map(at).collect();
-        let mut arguments: Vec<*mut c_void> =
-            pointers.iter_mut().map(|p| std::ptr::from_mut(p).cast()).collect();
-        arguments.push(launch.params.as_ptr().cast_mut().cast());
-        // SAFETY: the arguments are those of the kernel, which the checks of every kernel show; the
-        // driver copies them before it returns.
-        let launched = unsafe {
-            overlap::launch(
-                function,
-                (launch.grid, launch.threads),
-                self.stream,
-                &mut arguments,
-                self.overlaps,
-            )
-        };
-        launched.map_err(failed("run kernel"))
+        let sent = self.replay().push(&self.sender, function, launch);
+        sent.map_err(failed("run kernel"))
     }
 
     fn wait(&self) -> Result<()> {
         self.enter()?;
+        self.replay().settle(&self.sender).map_err(failed("run kernels"))?;
         // SAFETY: the stream lives as long as `self`.
         unsafe { cu::stream::synchronize(self.stream) }.map_err(failed("wait for the GPU"))
     }
@@ -198,6 +207,7 @@ impl Backend for Cuda {
 
     fn matmul(&self, operands: MatmulOperands<'_>) -> Result<()> {
         self.enter()?;
+        let _sent = self.flush()?;
         match &self.blas {
             Some(blas) => blas.matmul(&operands),
             None => Err(TensorError::Device { op: "matmul", device: self.name() }),
@@ -219,6 +229,7 @@ impl Drop for Cuda {
         if unsafe { cu::ctx::set_current(self.context) }.is_err() {
             return;
         }
+        *self.replay.get_mut().unwrap_or_else(PoisonError::into_inner) = Replay::default();
         for (_, module) in modules.drain() {
             // SAFETY: nothing of it runs any more once the stream is done.
             let _ = unsafe { cu::stream::synchronize(self.stream).and(cu::module::unload(module)) };

@@ -3,13 +3,13 @@
 use super::Launch;
 use crate::{Bytes, Result, TensorError};
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fmt,
     sync::{Arc, Mutex, PoisonError},
 };
 
 /// A buffer as its backend knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Handle(pub(crate) u64);
 
 /// Bytes of a GPU's memory.
@@ -95,8 +95,9 @@ pub struct Gpu(Arc<Shared>);
 
 struct Shared {
     backend: Box<dyn Backend>,
-    /// Buffers of finished temporaries, by size: a step asks for the same ones again.
-    pool: Mutex<HashMap<usize, Vec<Handle>>>,
+    /// Buffers of finished temporaries, by size. The lowest is taken, so that a step which does what
+    /// the one before it did has the same memory for it.
+    pool: Mutex<HashMap<usize, BTreeSet<Handle>>>,
 }
 
 impl Gpu {
@@ -157,7 +158,7 @@ impl Gpu {
         }
         let size = bytes.max(256).next_power_of_two();
         let mut pool = self.0.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        let handle = pool.get_mut(&size).and_then(Vec::pop);
+        let handle = pool.get_mut(&size).and_then(BTreeSet::pop_first);
         drop(pool);
         let handle = match handle {
             Some(handle) => handle,
@@ -327,7 +328,7 @@ impl Drop for Buffer {
         }
         let Some(size) = self.pooled else { return self.gpu.0.backend.free(self.handle) };
         let mut pool = self.gpu.0.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        pool.entry(size).or_default().push(self.handle);
+        pool.entry(size).or_default().insert(self.handle);
     }
 }
 

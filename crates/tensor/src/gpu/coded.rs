@@ -76,6 +76,9 @@ const THRESHOLDS: usize = 32;
 /// Rows of queries that a threadgroup of `attend_coded_*` takes.
 pub(super) const TILE_ROWS: usize = 4;
 
+/// Formats of both sides that have an `attend_coded_*` of their own.
+const OF_ONE_FORMAT: [u32; 4] = [13, 14, 23, 24];
+
 /// How one side's rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowFormat {
@@ -215,6 +218,17 @@ impl CodedCache {
 
     fn rounds_of(&self, side: &CodedSide) -> u32 {
         if side.format.is_rotated() { self.rounds } else { 0 }
+    }
+
+    /// There are kernels for some pairs of formats, and one for all.
+    fn attend_kernel(&self) -> String {
+        let rings = if self.head_dim > 128 { 16 } else { 8 };
+        let number = self.k.format.number();
+        if rings == 8 && number == self.v.format.number() && OF_ONE_FORMAT.contains(&number) {
+            format!("attend_coded_{rings}_of_{number}")
+        } else {
+            format!("attend_coded_{rings}")
+        }
     }
 
     fn rows<'a>(&self, x: &'a Tensor) -> Result<&'a GpuTensor> {
@@ -359,12 +373,12 @@ impl CodedCache {
             k_step: self.k.step,
             v_step: self.v.step,
         };
-        let rings = if self.head_dim > 128 { 16 } else { 8 };
+        let kernel = self.attend_kernel();
         let parts = plan.group.div_ceil(TILE_ROWS);
         let exact = pages.exact.unwrap_or(pages.coded);
         self.gpu.launch(&Launch {
             family: "coded",
-            kernel: &format!("attend_coded_{rings}"),
+            kernel: &kernel,
             grid: [plan.n_tiles, (self.kv_heads * parts) as u32, plan.spans as u32],
             threads: 128,
             operands: &[

@@ -22,6 +22,7 @@ pub struct Family {
 const HEADERS: &[(&str, &str)] = &[
     ("codes.h", include_str!("../../../../kernels/include/taper/codes.h")),
     ("common.h", include_str!("../../../../kernels/include/taper/common.h")),
+    ("copies.h", include_str!("../../../../kernels/include/taper/copies.h")),
     ("rotation.h", include_str!("../../../../kernels/include/taper/rotation.h")),
     ("activation.h", include_str!("../../../../kernels/include/taper/activation.h")),
     ("tile.h", include_str!("../../../../kernels/include/taper/tile.h")),
@@ -86,6 +87,7 @@ pub const FAMILIES: &[Family] = &[
     family!("matvec", "quant", [weight::MatvecParams]),
     family!("matvec_tile", "quant", [weight::MatvecParams]),
     family!("matmul", "quant", [matmul::MatmulParams, matmul::FinishParams]),
+    family!("matmul_tile", "quant", [matmul::PrepareParams, matmul::MatmulParams]),
     family!("embed", "quant", [weight::EmbedParams]),
     family!("rows", "norm", [ops::NormParams, ops::RopeParams]),
     family!("elementwise", "elementwise", [ops::ElementParams, ops::RowsParams]),

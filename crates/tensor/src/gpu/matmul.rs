@@ -6,10 +6,15 @@ use super::{
     count, ops, params,
     weight::{BIAS, CHUNK, GpuWeight, Product, RESIDUAL},
 };
-use crate::{Result, tensor::GpuTensor};
+use crate::{Result, RmsNorm, tensor::GpuTensor};
 
 params!(
-    /// Of `matmul_*`.
+    /// Of `matmul_prepare`.
+    PrepareParams { cols: u32, bits: u32, flags: u32, eps: f32 }
+);
+
+params!(
+    /// Of `matmul_*` and `matmul_tile_*`.
     MatmulParams {
         tokens: u32,
         rows: u32,
@@ -41,8 +46,23 @@ params!(
 const TILE_ROWS: usize = 128;
 /// Columns that it takes at a time.
 const TILE_COLS: usize = 64;
-/// Threadgroups that keep a large GPU busy.
-const ENOUGH: usize = 512;
+const PREPARE_NORM: u32 = 1;
+/// Columns of a threadgroup of `matmul_prepare`.
+const PREPARE_COLS: u32 = 2048;
+
+/// How a product is cut into threadgroups.
+struct Tiling {
+    family: &'static str,
+    kernel: String,
+    /// Tokens and threads of a threadgroup.
+    tokens: usize,
+    threads: u32,
+    /// Threadgroups that keep a large GPU busy.
+    enough: usize,
+    /// Whether those of the same rows of the weights are launched one after the other, so that these
+    /// are read once.
+    tokens_first: bool,
+}
 
 impl GpuWeight {
     /// The product in f16 with sums in f32, by tiles.
@@ -55,16 +75,23 @@ impl GpuWeight {
     ) -> Result<()> {
         let gpu = self.gpu();
         let tokens = x.len() / self.cols;
-        let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
-        let half = ops::to_half(normed.as_ref().unwrap_or(x))?;
-        let tile = if tokens <= 16 { 16 } else { 64 };
-        let (blocks_n, blocks_m) = (self.rows.div_ceil(TILE_ROWS), tokens.div_ceil(tile));
+        let prepared = self
+            .tile_kernel()
+            .filter(|_| self.cols.is_multiple_of(TILE_COLS) && x.offset.is_multiple_of(16));
+        let (half, tiling) = match prepared {
+            Some((name, bits)) => (self.prepare(x, product, bits)?, prepared_tiling(name, tokens)),
+            None => {
+                let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
+                (ops::to_half(normed.as_ref().unwrap_or(x))?, self.tiling(tokens))
+            }
+        };
+        let (blocks_n, blocks_m) = (self.rows.div_ceil(TILE_ROWS), tokens.div_ceil(tiling.tokens));
         // Few tiles are shared out by columns, at least four steps a threadgroup.
         let steps = self.cols.div_ceil(TILE_COLS);
-        let wanted = (ENOUGH / (blocks_n * blocks_m)).clamp(1, steps.div_ceil(4));
+        let wanted = (tiling.enough / (blocks_n * blocks_m)).clamp(1, steps.div_ceil(4));
         let share = steps.div_ceil(wanted) * TILE_COLS;
         let shares = self.cols.div_ceil(share);
-        let (wide, tall) = (blocks_n * TILE_ROWS, blocks_m * tile);
+        let (wide, tall) = (blocks_n * TILE_ROWS, blocks_m * tiling.tokens);
         let sums = gpu.temporary(4 * shares * wide * tall)?;
         let params = MatmulParams {
             tokens: count("matmul", tokens)?,
@@ -77,11 +104,13 @@ impl GpuWeight {
             tall: count("matmul", tall)?,
         };
         let [data, scales] = self.operands();
+        let (n, m) = (blocks_n as u32, blocks_m as u32);
+        let (x, y) = if tiling.tokens_first { (m, n) } else { (n, m) };
         gpu.launch(&Launch {
-            family: "matmul",
-            kernel: &format!("matmul_{}_t{tile}", self.kernel().0),
-            grid: [blocks_n as u32, blocks_m as u32, shares as u32],
-            threads: 256,
+            family: tiling.family,
+            kernel: &tiling.kernel,
+            grid: [x, y, shares as u32],
+            threads: tiling.threads,
             operands: &[data, scales, Operand::In(&half, 0), Operand::Out(&sums, 0)],
             params: bytemuck::bytes_of(&params),
         })?;
@@ -101,10 +130,14 @@ impl GpuWeight {
         };
         let width = if product.gate.is_some() { self.rows / 2 } else { self.rows };
         let sums_in = Operand::In(&sums, 0);
+        let starts = [out.offset, product.residual.map_or(0, |r| r.offset)];
+        let by_four = starts.iter().all(|start| start.is_multiple_of(16))
+            && [width, self.rows].iter().chain(parts).all(|n| n.is_multiple_of(4));
+        let (kernel, each) = if by_four { ("matmul_finish_4", 4) } else { ("matmul_finish", 1) };
         gpu.launch(&Launch {
             family: "matmul",
-            kernel: "matmul_finish",
-            grid: [count("matmul", (tokens * width).div_ceil(256))?, 1, 1],
+            kernel,
+            grid: [count("matmul", (tokens * width).div_ceil(256 * each))?, 1, 1],
             threads: 256,
             operands: &[
                 sums_in,
@@ -114,6 +147,47 @@ impl GpuWeight {
             ],
             params: bytemuck::bytes_of(&finish),
         })
+    }
+
+    /// Any format's tiles.
+    fn tiling(&self, tokens: usize) -> Tiling {
+        let tile = if tokens <= 16 { 16 } else { 64 };
+        Tiling {
+            family: "matmul",
+            kernel: format!("matmul_{}_t{tile}", self.kernel().0),
+            tokens: tile,
+            threads: 256,
+            enough: 512,
+            tokens_first: false,
+        }
+    }
+
+    /// `x`, normed if the product is, as halves in the order of `matmul_tile_*`.
+    fn prepare(&self, x: &GpuTensor, product: &Product<'_>, bits: u8) -> Result<Buffer> {
+        let gpu = self.gpu();
+        let out = gpu.temporary(2 * x.len())?;
+        let gains = product.norm.map(|norm| norm.resident().on(gpu)).transpose()?;
+        let params = PrepareParams {
+            cols: count("matmul", self.cols)?,
+            bits: u32::from(bits),
+            flags: if gains.is_some() { PREPARE_NORM } else { 0 },
+            eps: product.norm.map_or(0.0, RmsNorm::eps),
+        };
+        // Gains that are not there are never read.
+        let x_in = Operand::In(&x.buffer, x.offset);
+        gpu.launch(&Launch {
+            family: "matmul_tile",
+            kernel: "matmul_prepare",
+            grid: [count("matmul", x.len() / self.cols)?, params.cols.div_ceil(PREPARE_COLS), 1],
+            threads: 256,
+            operands: &[
+                x_in,
+                gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
+                Operand::Out(&out, 0),
+            ],
+            params: bytemuck::bytes_of(&params),
+        })?;
+        Ok(out)
     }
 
     /// The product by the backend's library, from weights widened to f16.
@@ -180,5 +254,23 @@ impl GpuWeight {
             })?;
         }
         Ok(out)
+    }
+}
+
+/// Tiles of weights that `matmul_tile_*` takes. The fewer its tokens, the more threadgroups run at a time.
+fn prepared_tiling(name: &str, tokens: usize) -> Tiling {
+    let (tile, enough) = match tokens {
+        0..=8 => (8, 768),
+        9..=16 => (16, 640),
+        17..=32 => (32, 512),
+        _ => (64, 396),
+    };
+    Tiling {
+        family: "matmul_tile",
+        kernel: format!("matmul_tile_{name}_t{tile}"),
+        tokens: tile,
+        threads: 128,
+        enough,
+        tokens_first: true,
     }
 }

@@ -166,9 +166,8 @@ impl GpuWeight {
         }
     }
 
-    /// The suffix of the kernel that takes few rows through the matrix units, where that is faster,
-    /// and bits of a weight.
-    fn tile_kernel(&self) -> Option<(&'static str, u8)> {
+    /// The format's name in kernels for matrix units that are faster than all else, and bits of a weight.
+    pub(super) fn tile_kernel(&self) -> Option<(&'static str, u8)> {
         let WeightFormat::Affine(f) = self.format else { return None };
         if self.scale_type == 0 || !self.gpu().has_fast_tiles() {
             return None;

@@ -36,6 +36,13 @@ pub(super) struct Case {
     rounded: bool,
 }
 
+impl Stored {
+    /// Whether there are kernels of its own for matrix units.
+    fn has_tiles(&self) -> bool {
+        matches!(self, Self::Affine(f, s) if [4, 8].contains(&f.bits) && *s != DType::F32)
+    }
+}
+
 /// Every format with every kind, on shapes around the kernels' tiles.
 pub(super) fn cases(quick: bool) -> Vec<Case> {
     let mut formats: Vec<_> =
@@ -88,14 +95,22 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
                 }
                 for rounded in [false, true] {
                     // Few tokens meet other kernels only with quantized weights.
-                    let few = tokens < 5
-                        && !matches!(stored, Stored::Affine(f, s) if [4, 8].contains(&f.bits) && s != DType::F32);
+                    let few = tokens < 5 && !stored.has_tiles();
                     if rounded && (few || matches!(kind, Kind::Embed)) {
                         continue;
                     }
                     let cols = group * groups;
                     cases.push(Case { stored, kind, tokens, rows, cols, rounded });
                 }
+            }
+        }
+    }
+    // So many columns are shared out, and other numbers of tokens meet other tiles.
+    for (i, &stored) in formats.iter().filter(|s| s.has_tiles()).enumerate() {
+        for (j, (tokens, rows)) in [(6, 140), (20, 33), (60, 200)].into_iter().enumerate() {
+            if !quick || (i + j) % 3 == 0 {
+                let kind = kinds[(i + j) % 3];
+                cases.push(Case { stored, kind, tokens, rows, cols: 1152, rounded: true });
             }
         }
     }
@@ -114,6 +129,9 @@ impl Case {
         match self.kind {
             Kind::Embed => "embed",
             _ if self.rounded && self.tokens < 5 => "matvec_tile",
+            _ if self.rounded && self.stored.has_tiles() && self.cols.is_multiple_of(64) => {
+                "matmul_tile"
+            }
             _ if self.rounded => "matmul",
             _ => "matvec",
         }
