@@ -131,7 +131,7 @@ impl PackedDense {
             Panel::Plain(Floats::F32(x)) => elements.for_each(|(k, o)| *o = x[at(k)]),
             Panel::Plain(Floats::F16(x)) => elements.for_each(|(k, o)| *o = f16::to_f32(x[at(k)])),
             Panel::Plain(Floats::Bf16(x)) => {
-                elements.for_each(|(k, o)| *o = bf16::to_f32(x[at(k)]))
+                elements.for_each(|(k, o)| *o = bf16::to_f32(x[at(k)]));
             }
             Panel::Coded(panel) => panel.read_row(row % PANEL, out),
         }
