@@ -210,7 +210,7 @@ impl<'a> CodedPanel<'a> {
 
     /// The definition.
     pub(super) fn decode_portable(self, out: &mut [Chunk]) {
-        let blocks = self.blocks.as_chunks::<CODED>().0;
+        let blocks = self.blocks().as_chunks::<CODED>().0;
         for (out, blocks) in out.iter_mut().zip(blocks.chunks_exact(BLOCKS)) {
             for (out, block) in out.0.as_chunks_mut::<BLOCK>().0.iter_mut().zip(blocks) {
                 for (i, out) in out.iter_mut().enumerate() {
@@ -231,7 +231,7 @@ impl<'a> CodedPanel<'a> {
 
     /// The weights of an output.
     pub(super) fn read_row(self, row: usize, out: &mut [f32]) {
-        let blocks = self.blocks.as_chunks::<CODED>().0;
+        let blocks = self.blocks().as_chunks::<CODED>().0;
         for (out, block) in out.as_chunks_mut::<2>().0.iter_mut().zip(blocks) {
             for (k, out) in out.iter_mut().enumerate() {
                 *out = weight(block, 2 * row + k, self.table()).to_f32();
