@@ -193,7 +193,7 @@ impl<'a> CodedPanel<'a> {
         &self.code.exceptions
     }
 
-    /// The plain layout. What stands in for rows that a last panel lacks is any finite value.
+    /// The plain layout. Rows that a last panel lacks are any values.
     ///
     /// # Panics
     /// When `out` is not as many chunks.

@@ -9,7 +9,7 @@
 //! - all else is multiplied in `f32`, weights widened in registers. An output is one chain,
 //!   `acc = fma(x[k], w[k], acc)` for `k` from 0.
 //!
-//! Where `bf16` weights are multiplied so, they are kept in twelve bits ([`coded`]) unless their sizes
+//! Where `bf16` weights are multiplied so, they are kept in twelve bits (`coded.rs`) unless their sizes
 //! differ too much, and unpacked to what they were before every product: decoding waits for memory.
 //!
 //! A machine has one of these for a type of weights, whatever the batch, so that a row's outputs
