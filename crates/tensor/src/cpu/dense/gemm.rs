@@ -36,7 +36,7 @@ type Block = [f32; ROWS * PANEL];
 
 thread_local! {
     static OUTPUTS: RefCell<Box<Block>> = RefCell::new(Box::new([0.0; ROWS * PANEL]));
-    /// A panel that was unpacked.
+    /// A panel that was unpacked, and room for a larger one.
     static UNPACKED: RefCell<Vec<Chunk>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -131,7 +131,8 @@ impl Product<'_> {
             (Panel::Coded(coded), _) => coded,
         };
         UNPACKED.with_borrow_mut(|chunks| {
-            chunks.resize(coded.chunks(), Chunk::ZERO);
+            chunks.resize(chunks.len().max(coded.chunks()), Chunk::ZERO);
+            let chunks = &mut chunks[..coded.chunks()];
             coded.decode(chunks);
             multiply(level, x, rows, Floats::Bf16(Chunk::weights(chunks)), out);
         });
