@@ -71,17 +71,20 @@ pub(crate) fn products(level: DenseLevel, x: DenseRows<'_>, all: &[Product<'_>])
     all.iter().for_each(|p| p.check(level, x, rows));
     let total = all.iter().map(|p| p.weight.panels()).sum();
     let step = (CACHED / (4 * x.cols.max(1))).clamp(STEP, ROWS) / STEP * STEP;
+    // What is unpacked first, is unpacked once for all rows.
+    let unpacked = all.iter().any(|p| p.weight.is_unpacked_for(level));
+    let together = if unpacked { rows.max(1) } else { step };
     let share = |range: Range<usize>| {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected, or asked for by a test that has checked it.
         let _tiles = (level == DenseLevel::Amx).then(|| unsafe { Configured::new(&amx::layout()) });
-        for from in (0..rows).step_by(step) {
-            let block = from..(from + step).min(rows);
+        for from in (0..rows).step_by(together) {
+            let rows = (from..(from + together).min(rows), step);
             let mut first = 0;
             for product in all {
                 let panels = product.weight.panels();
                 for panel in range.start.max(first)..range.end.min(first + panels) {
-                    product.panel(level, x, block.clone(), panel - first);
+                    product.panel(level, x, rows.clone(), panel - first);
                 }
                 first += panels;
             }
@@ -105,36 +108,47 @@ impl Product<'_> {
         assert!(self.residual.is_none_or(|r| r.len() == rows * w.rows()), "residual is [m, n]");
     }
 
-    fn panel(&self, level: DenseLevel, x: DenseRows<'_>, rows: Range<usize>, panel: usize) {
-        OUTPUTS.with_borrow_mut(|block| {
-            self.compute(level, x, rows.clone(), panel, block);
-            self.store(rows, panel, block);
-        });
-    }
-
-    /// The sums of a panel's outputs.
-    fn compute(
+    /// A panel's outputs for some rows, so many at a time.
+    fn panel(
         &self,
         level: DenseLevel,
         x: DenseRows<'_>,
-        rows: Range<usize>,
+        rows: (Range<usize>, usize),
         panel: usize,
-        out: &mut Block,
     ) {
-        let coded = match (self.weight.panel(panel), x.rounded) {
-            (Panel::Plain(weights), _) => return multiply(level, x, rows, weights, out),
+        match (self.weight.panel(panel), x.rounded) {
+            (Panel::Plain(weights), _) => {
+                self.blocks(rows, panel, |rows, out| multiply(level, x, rows, weights, out));
+            }
             #[cfg(target_arch = "x86_64")]
             (Panel::Coded(w), Some(x)) if level == DenseLevel::Avx512Bf16 => {
-                // SAFETY: the level was detected, or asked for by a test that has checked it.
-                return unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) };
+                self.blocks(rows, panel, |rows, out| {
+                    // SAFETY: the level was detected, or asked for by a test that has checked it.
+                    unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) }
+                });
             }
-            (Panel::Coded(coded), _) => coded,
-        };
-        UNPACKED.with_borrow_mut(|chunks| {
-            chunks.resize(chunks.len().max(coded.chunks()), Chunk::ZERO);
-            let chunks = &mut chunks[..coded.chunks()];
-            coded.decode(chunks);
-            multiply(level, x, rows, Floats::Bf16(Chunk::weights(chunks)), out);
+            (Panel::Coded(coded), _) => UNPACKED.with_borrow_mut(|chunks| {
+                chunks.resize(chunks.len().max(coded.chunks()), Chunk::ZERO);
+                let chunks = &mut chunks[..coded.chunks()];
+                coded.decode(chunks);
+                let weights = Floats::Bf16(Chunk::weights(chunks));
+                self.blocks(rows, panel, |rows, out| multiply(level, x, rows, weights, out));
+            }),
+        }
+    }
+
+    fn blocks(
+        &self,
+        (rows, step): (Range<usize>, usize),
+        panel: usize,
+        sums: impl Fn(Range<usize>, &mut Block),
+    ) {
+        OUTPUTS.with_borrow_mut(|block| {
+            for from in rows.clone().step_by(step) {
+                let some = from..(from + step).min(rows.end);
+                sums(some.clone(), block);
+                self.store(some, panel, block);
+            }
         });
     }
 

@@ -104,6 +104,11 @@ impl PackedDense {
         self.rows.div_ceil(PANEL)
     }
 
+    /// Whether a level multiplies panels that were unpacked before.
+    pub(super) fn is_unpacked_for(&self, level: DenseLevel) -> bool {
+        matches!(self.data, Data::Coded(_)) && level != DenseLevel::Avx512Bf16
+    }
+
     /// The blocks of a panel.
     pub(super) fn panel(&self, panel: usize) -> Panel<'_> {
         let bytes = match &self.data {
