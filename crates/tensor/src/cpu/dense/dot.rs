@@ -1,34 +1,49 @@
 //! AVX-512 BF16: two products for sixteen outputs an instruction.
 
 use super::{
+    coded::{
+        CODED, CodedPanel,
+        avx512::{self, Registers},
+    },
     pack::{BLOCK, CHUNK, PANEL},
     rounded::{ROWS, TILE},
 };
 use half::bf16;
 use std::arch::x86_64::*;
 
-/// Registers of a panel's outputs.
-const WIDTH: usize = PANEL / 16;
-/// How far ahead of a few rows' products the weights are fetched, in blocks.
-const AHEAD: usize = 16;
+/// Sums of a row: a panel's outputs.
+type Sums = [__m512; PANEL / 16];
+
+/// How far ahead of a few rows' products the weights are fetched, in bytes.
+const AHEAD: usize = 4096;
+
+/// The weights of a panel.
+pub(super) trait Weights: Copy {
+    /// Tiles of inputs.
+    fn tiles(self) -> usize;
+
+    /// The products of `M` rows.
+    ///
+    /// # Safety
+    /// Each of `x` is a line of the first of as many tiles, and the machine has AVX-512 F, BW and BF16.
+    unsafe fn sums<const M: usize>(self, x: [*const bf16; M]) -> [Sums; M];
+}
 
 /// The products of `rows` rows of activations with a panel; rows of `out` are a panel long.
 ///
 /// An output is one chain over the pairs of inputs, whatever the rows beside it.
 ///
 /// # Safety
-/// The machine has AVX-512 F and BF16.
+/// The machine has AVX-512 F, BW and BF16.
 ///
 /// # Panics
 /// When the panel has another number of inputs, or `out` is too short.
-#[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) unsafe fn panel(x: &[bf16], rows: usize, w: &[bf16], out: &mut [f32]) {
-    let chunks = w.len() / (CHUNK * PANEL);
-    let block = chunks * TILE;
-    assert!(w.len() == chunks * CHUNK * PANEL, "whole blocks of weights");
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn panel<W: Weights>(x: &[bf16], rows: usize, w: W, out: &mut [f32]) {
+    let block = w.tiles() * TILE;
     assert!(x.len() == rows.div_ceil(ROWS) * block, "same inputs");
     assert!(out.len() >= rows * PANEL, "room for the outputs");
-    let (x, w, out) = (x.as_ptr(), w.as_ptr(), out.as_mut_ptr());
+    let (x, out) = (x.as_ptr(), out.as_mut_ptr());
     let mut i = 0;
     // SAFETY: the assertions: row `i` begins a line of its block's first tile.
     unsafe {
@@ -39,51 +54,128 @@ pub(super) unsafe fn panel(x: &[bf16], rows: usize, w: &[bf16], out: &mut [f32])
                     for (m, from) in from.iter_mut().enumerate() {
                         *from = x.add((i + m) / ROWS * block + (i + m) % ROWS * CHUNK);
                     }
-                    some::<$m>(from, w, chunks, out.add(i * PANEL));
+                    store(w.sums(from), out.add(i * PANEL));
                     i += $m;
                 }
             };
         }
         step!(6);
+        step!(5);
+        step!(4);
         step!(3);
         step!(2);
         step!(1);
     }
 }
 
-/// `M` rows.
-///
-/// # Safety
-/// Each of `x` is a line of the first of `chunks` tiles, `w` has as many chunks of inputs, and `out`
-/// is `M` rows.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn some<const M: usize>(x: [*const bf16; M], w: *const bf16, chunks: usize, out: *mut f32) {
-    let mut acc = [[_mm512_setzero_ps(); WIDTH]; M];
-    // SAFETY: the caller's promise. What is only prefetched may lie anywhere.
-    unsafe {
-        for pair in 0..chunks * CHUNK / 2 {
-            let w = w.add(pair * BLOCK);
-            let mut ws = [_mm512_setzero_si512(); WIDTH];
-            for (v, ws) in ws.iter_mut().enumerate() {
-                *ws = _mm512_loadu_si512(w.add(v * 32).cast());
+impl Weights for &[bf16] {
+    fn tiles(self) -> usize {
+        self.len() / (CHUNK * PANEL)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn sums<const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
+        let mut sums = [[_mm512_setzero_ps(); PANEL / 16]; M];
+        for pair in 0..self.tiles() * CHUNK / 2 {
+            let w = self.as_ptr().wrapping_add(pair * BLOCK);
+            // SAFETY: a block of the slice, and the caller's promise.
+            unsafe {
+                let w = w.cast::<__m512i>();
+                let ws = [
+                    w.read_unaligned(),
+                    w.add(1).read_unaligned(),
+                    w.add(2).read_unaligned(),
+                    w.add(3).read_unaligned(),
+                ];
                 if M < 6 {
-                    let ahead = w.wrapping_add(AHEAD * BLOCK + v * 32);
-                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    fetch::<4>(w.cast());
                 }
-            }
-            let at = pair / (CHUNK / 2) * TILE + pair % (CHUNK / 2) * 2;
-            for (m, acc) in acc.iter_mut().enumerate() {
-                let x = _mm512_set1_epi32(x[m].add(at).cast::<i32>().read_unaligned());
-                for (acc, &w) in acc.iter_mut().zip(&ws) {
-                    *acc = _mm512_dpbf16_ps(*acc, bf16s(x), bf16s(w));
-                }
+                add(&mut sums, x, pair, ws);
             }
         }
-        for (m, acc) in acc.iter().enumerate() {
-            for (v, acc) in acc.iter().enumerate() {
-                _mm512_storeu_ps(out.add(m * PANEL + v * 16), *acc);
+        sums
+    }
+}
+
+impl Weights for CodedPanel<'_> {
+    fn tiles(self) -> usize {
+        self.chunks()
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn sums<const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
+        let mut sums = [[_mm512_setzero_ps(); PANEL / 16]; M];
+        let (table, blocks) = (avx512::table(self), self.blocks().as_ptr());
+        let (mut pair, mut exceptions) = (0, self.exceptions());
+        loop {
+            let pairs = self.tiles() * CHUNK / 2;
+            let next = exceptions.first().map_or(pairs, |e| e.place() / BLOCK);
+            // SAFETY: blocks of the panel, and the caller's promise.
+            unsafe {
+                while pair < next {
+                    let w = blocks.add(pair * CODED);
+                    let ws = avx512::block(w, table);
+                    fetch::<3>(w);
+                    add(&mut sums, x, pair, ws);
+                    pair += 1;
+                }
+                if pair == pairs {
+                    return sums;
+                }
+                let here = exceptions.iter().take_while(|e| e.place() / BLOCK == pair).count();
+                let (here, after) = exceptions.split_at(here);
+                let ws = avx512::corrected(blocks.add(pair * CODED), table, here);
+                add(&mut sums, x, pair, ws);
+                (pair, exceptions) = (pair + 1, after);
             }
+        }
+    }
+}
+
+/// Adds the products of a pair of inputs of each row.
+///
+/// # Safety
+/// As [`Weights::sums`]; the rows have the pair.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn add<const M: usize>(
+    sums: &mut [Sums; M],
+    x: [*const bf16; M],
+    pair: usize,
+    w: Registers,
+) {
+    let at = pair / (CHUNK / 2) * TILE + pair % (CHUNK / 2) * 2;
+    for (m, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let x = unsafe { _mm512_set1_epi32(x[m].add(at).cast::<i32>().read_unaligned()) };
+        for (sum, w) in sums.iter_mut().zip(&w) {
+            *sum = _mm512_dpbf16_ps(*sum, bf16s(x), bf16s(*w));
+        }
+    }
+}
+
+/// Asks for `LINES` lines further on.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn fetch<const LINES: usize>(w: *const u8) {
+    for line in 0..LINES {
+        let ahead = w.wrapping_add(AHEAD + 64 * line);
+        // A hint; the address is not read.
+        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+    }
+}
+
+/// # Safety
+/// `out` has room for `M` panels.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store<const M: usize>(sums: [Sums; M], out: *mut f32) {
+    for (m, sums) in sums.iter().enumerate() {
+        for (v, sum) in sums.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_storeu_ps(out.add(m * PANEL + v * 16), *sum) };
         }
     }
 }

@@ -3,8 +3,10 @@
 #[cfg(any(test, target_arch = "x86_64"))]
 use super::tiles;
 use super::{
-    Bf16Rows, DenseLevel, PackedDense, fma,
-    pack::{CHUNK, PANEL},
+    Bf16Rows, DenseLevel, PackedDense,
+    coded::Chunk,
+    fma,
+    pack::{CHUNK, PANEL, Panel},
 };
 use crate::{
     cpu::{
@@ -34,6 +36,8 @@ type Block = [f32; ROWS * PANEL];
 
 thread_local! {
     static OUTPUTS: RefCell<Box<Block>> = RefCell::new(Box::new([0.0; ROWS * PANEL]));
+    /// A panel that was unpacked, and room for a larger one.
+    static UNPACKED: RefCell<Vec<Chunk>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Rows of activations, in the forms that a level reads.
@@ -117,38 +121,21 @@ impl Product<'_> {
         panel: usize,
         out: &mut Block,
     ) {
-        let weights = self.weight.panel(panel);
-        let float = match (level, weights, x.rounded) {
+        let coded = match (self.weight.panel(panel), x.rounded) {
+            (Panel::Plain(weights), _) => return multiply(level, x, rows, weights, out),
             #[cfg(target_arch = "x86_64")]
-            (DenseLevel::Amx, Floats::Bf16(w), Some(x)) => {
-                // SAFETY: `products` has laid out the registers.
-                return unsafe { tiles::panel::<amx::Registers>(x.blocks(rows), w, out) };
-            }
-            #[cfg(target_arch = "x86_64")]
-            (DenseLevel::Avx512Bf16, Floats::Bf16(w), Some(x)) => {
+            (Panel::Coded(w), Some(x)) if level == DenseLevel::Avx512Bf16 => {
                 // SAFETY: the level was detected, or asked for by a test that has checked it.
                 return unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) };
             }
-            #[cfg(test)]
-            (DenseLevel::Emulated, Floats::Bf16(w), Some(x)) => {
-                // SAFETY: any machine has it.
-                return unsafe { tiles::panel::<super::tests::Emulated>(x.blocks(rows), w, out) };
-            }
-            (DenseLevel::Fma(float), ..) => float,
-            _ => Level::detect(),
+            (Panel::Coded(coded), _) => coded,
         };
-        let k = x.cols;
-        debug_assert!(weights.len() == PANEL * k.next_multiple_of(CHUNK));
-        let x = Rows::new(x.x[rows.start * k..].as_ptr(), rows.len(), k);
-        let out = RowsMut { ptr: out.as_mut_ptr(), stride: PANEL };
-        // SAFETY: the lengths were checked, and `out` has room for `ROWS` rows of a panel.
-        unsafe {
-            match weights {
-                Floats::F32(w) => fma::panel_f32(float, x, w.as_ptr(), k, out),
-                Floats::F16(w) => fma::panel_f16(float, x, w.as_ptr(), k, out),
-                Floats::Bf16(w) => fma::panel_bf16(float, x, w.as_ptr(), k, out),
-            }
-        }
+        UNPACKED.with_borrow_mut(|chunks| {
+            chunks.resize(chunks.len().max(coded.chunks()), Chunk::ZERO);
+            let chunks = &mut chunks[..coded.chunks()];
+            coded.decode(chunks);
+            multiply(level, x, rows, Floats::Bf16(Chunk::weights(chunks)), out);
+        });
     }
 
     /// Writes a panel's outputs, with what is added to them.
@@ -164,6 +151,47 @@ impl Product<'_> {
             }
             // SAFETY: this task alone owns the columns of its panels.
             unsafe { self.out.write(at, values) };
+        }
+    }
+}
+
+/// The sums of a panel's outputs from its plain layout.
+fn multiply(
+    level: DenseLevel,
+    x: DenseRows<'_>,
+    rows: Range<usize>,
+    weights: Floats<'_>,
+    out: &mut Block,
+) {
+    let float = match (level, weights, x.rounded) {
+        #[cfg(target_arch = "x86_64")]
+        (DenseLevel::Amx, Floats::Bf16(w), Some(x)) => {
+            // SAFETY: `products` has laid out the registers.
+            return unsafe { tiles::panel::<amx::Registers>(x.blocks(rows), w, out) };
+        }
+        #[cfg(target_arch = "x86_64")]
+        (DenseLevel::Avx512Bf16, Floats::Bf16(w), Some(x)) => {
+            // SAFETY: the level was detected, or asked for by a test that has checked it.
+            return unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) };
+        }
+        #[cfg(test)]
+        (DenseLevel::Emulated, Floats::Bf16(w), Some(x)) => {
+            // SAFETY: any machine has it.
+            return unsafe { tiles::panel::<super::tests::Emulated>(x.blocks(rows), w, out) };
+        }
+        (DenseLevel::Fma(float), ..) => float,
+        _ => Level::detect(),
+    };
+    let k = x.cols;
+    debug_assert!(weights.len() == PANEL * k.next_multiple_of(CHUNK));
+    let x = Rows::new(x.x[rows.start * k..].as_ptr(), rows.len(), k);
+    let out = RowsMut { ptr: out.as_mut_ptr(), stride: PANEL };
+    // SAFETY: the lengths were checked, and `out` has room for `ROWS` rows of a panel.
+    unsafe {
+        match weights {
+            Floats::F32(w) => fma::panel_f32(float, x, w.as_ptr(), k, out),
+            Floats::F16(w) => fma::panel_f16(float, x, w.as_ptr(), k, out),
+            Floats::Bf16(w) => fma::panel_bf16(float, x, w.as_ptr(), k, out),
         }
     }
 }

@@ -9,11 +9,15 @@
 //! - all else is multiplied in `f32`, weights widened in registers. An output is one chain,
 //!   `acc = fma(x[k], w[k], acc)` for `k` from 0.
 //!
+//! Where `bf16` weights are multiplied so, they are kept in twelve bits (`coded.rs`) unless their sizes
+//! differ too much, and unpacked to what they were before every product: decoding waits for memory.
+//!
 //! A machine has one of these for a type of weights, whatever the batch, so that a row's outputs
 //! do not depend on it.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod coded;
 #[cfg(target_arch = "x86_64")]
 mod dot;
 mod fma;
@@ -58,7 +62,7 @@ impl DenseLevel {
             levels.push(Self::Amx);
         }
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
+        if coded::avx512::available() && is_x86_feature_detected!("avx512bf16") {
             levels.push(Self::Avx512Bf16);
         }
         levels.extend(Level::available().into_iter().map(Self::Fma));

@@ -40,13 +40,13 @@ impl tiles::Unit for Emulated {
     }
 }
 
-fn levels() -> Vec<DenseLevel> {
+pub(super) fn levels() -> Vec<DenseLevel> {
     let mut levels = DenseLevel::available();
     levels.push(DenseLevel::Emulated);
     levels
 }
 
-fn noise(n: usize, seed: u32) -> Vec<f32> {
+pub(super) fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut s = seed;
     let mut next = || {
         s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -65,7 +65,7 @@ fn weight(rows: usize, cols: usize, dtype: DType) -> DenseWeight {
     DenseWeight::new((rows, cols), dtype, Bytes::from_vec(bytes)).unwrap()
 }
 
-fn product(
+pub(super) fn product(
     level: DenseLevel,
     x: &[f32],
     weight: &PackedDense,
