@@ -143,6 +143,19 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         pages: &LayerPages,
     ) -> Result<(Tensor, Tensor), KvCodecError>;
 
+    /// Reads rows of the exact blocks back, likewise. Codecs without exact blocks read their own.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    fn decode_exact(
+        &self,
+        geometry: KvGeometry,
+        slots: &[usize],
+        pages: &LayerPages,
+    ) -> Result<(Tensor, Tensor), KvCodecError> {
+        self.decode(geometry, slots, pages)
+    }
+
     /// Builds blocks anew from rows that stay: row `i` of `rows` becomes row `i % block_tokens` of
     /// block `i / block_tokens` of `into`. All rows are read before one is written, so that blocks
     /// may take rows from each other; other rows of the blocks of `into` are lost. An exact block is

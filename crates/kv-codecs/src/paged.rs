@@ -148,11 +148,12 @@ fn encode_side(
     Ok(())
 }
 
+/// Reads rows of head regions of `bytes` bytes: `read(region, offset, row)`.
 fn decode_side(
-    (side, bytes): (&dyn Side, usize),
     g: KvGeometry,
     slots: &[usize],
-    pages: &AlignedBytes,
+    (pages, bytes): (&AlignedBytes, usize),
+    read: impl Fn(&[u8], usize, &mut [f32]),
 ) -> Result<Tensor, KvCodecError> {
     let limit = pages.len() / (bytes * g.kv_heads) * g.block_tokens;
     by_block(g, slots.iter().copied().map(Some), limit)?;
@@ -161,7 +162,7 @@ fn decode_side(
         let (block, offset) = (slot / g.block_tokens, slot % g.block_tokens);
         for (head, row) in rows.chunks_exact_mut(g.head_dim).enumerate() {
             let region = &pages.as_slice()[(block * g.kv_heads + head) * bytes..][..bytes];
-            side.read(region, offset, row);
+            read(region, offset, row);
         }
     }
     Ok(ops::from_host_f32(out, &[slots.len(), g.kv_heads, g.head_dim])?)
@@ -226,9 +227,28 @@ impl KvCodec for PagedCodec {
         pages: &LayerPages,
     ) -> Result<(Tensor, Tensor), KvCodecError> {
         let plan = self.plan(g)?;
-        let k = decode_side((&*plan.k, self.scheme.k.head_bytes(g)), g, slots, &pages.k)?;
-        let v = decode_side((&*plan.v, self.scheme.v.head_bytes(g)), g, slots, &pages.v)?;
+        let (k, v) = (&*plan.k, &*plan.v);
+        let of_k = (&pages.k, self.scheme.k.head_bytes(g));
+        let of_v = (&pages.v, self.scheme.v.head_bytes(g));
+        let k = decode_side(g, slots, of_k, |region, at, row| k.read(region, at, row))?;
+        let v = decode_side(g, slots, of_v, |region, at, row| v.read(region, at, row))?;
         Ok((k, v))
+    }
+
+    fn decode_exact(
+        &self,
+        g: KvGeometry,
+        slots: &[usize],
+        pages: &LayerPages,
+    ) -> Result<(Tensor, Tensor), KvCodecError> {
+        let (plan, bytes) = (self.plan(g)?, exact::head_bytes(g));
+        let side = |pages, side: &dyn Side| {
+            decode_side(g, slots, (pages, bytes), |region, at, row| {
+                plan.halves.read(region, at, row);
+                side.restore(row);
+            })
+        };
+        Ok((side(&pages.exact_k, &*plan.k)?, side(&pages.exact_v, &*plan.v)?))
     }
 
     fn compact(
