@@ -1,13 +1,12 @@
-// Products of one to four rows of activations with quantized weights on the matrix units: decoding
-// where these are fast.
+// Products of one row of activations with quantized weights on the matrix units: decoding where these
+// are fast.
 //
 // What is computed, and how outputs stand, is matvec.metal's. A code's bits are a half, the code times
 // 2^-24, without any work: halves below the normal ones are exact on the matrix units. An activation is
-// two halves whose sum is it within 2^-21; a tile's columns are the halves of four tokens, so that
-// products are as good as in floats. Of each group of weights the tile gives sum(code * x); scale and
-// bias follow in floats.
+// two halves whose sum is it within 2^-21, in two of a tile's columns, so that products are as good as in
+// floats. Of each group of weights the tile gives sum(code * x); scale and bias follow in floats.
 //
-// Grid: x over 16 TILES rows (with a gate: half as many of each matrix), y over M tokens. Threads: 256.
+// Grid: x over 16 TILES rows (with a gate: half as many of each matrix), y over tokens. Threads: 256.
 // A simdgroup takes every eighth group of the rows; four lanes share a row. x goes through threadgroup
 // memory, normed, in slabs. Weights of STAGES slabs are under way at a time, the first ones before the
 // launch before this one is done. A row's order of additions depends on nothing but its length and
@@ -19,7 +18,7 @@
 
 enum { MATVEC_NORM = 1, MATVEC_BIAS = 2, MATVEC_RESIDUAL = 4, THREADS = 256 };
 // Columns of x in threadgroup memory at a time, and halves from one tile column to the next.
-enum { SLAB_OF_1 = 2048, SLAB_OF_4 = 1024, PADDING = 8 };
+enum { SLAB = 2048, STRIDE = SLAB + 8 };
 
 struct MatvecParams {
     uint tokens;
@@ -90,16 +89,13 @@ INLINE void load_slab(
     }
 }
 
-// Eight activations of each token; any, past the row's end.
-template <int M>
-INLINE void load_x(device const float* x, MatvecParams p, uint token0, uint column, thread float4* out) {
-    UNROLL for (int m = 0; m < M; ++m) {
-        device const float* from = x + size_t(min(token0 + uint(m), p.tokens - 1)) * p.cols + (column < p.cols ? column : 0);
-        out[2 * m] = *(device const float4*)from, out[2 * m + 1] = *(device const float4*)(from + 4);
-    }
+// Eight activations; any, past the row's end.
+INLINE void load_x(device const float* x, MatvecParams p, uint column, thread float4* out) {
+    device const float* from = x + (column < p.cols ? column : 0);
+    out[0] = *(device const float4*)from, out[1] = *(device const float4*)(from + 4);
 }
 
-template <int BITS, int GROUP, int M, int TILES>
+template <int BITS, int GROUP, int TILES>
 INLINE void matvec(
     device const uint* data, device const uint* scales, device const float* x,
     device const float* gains, device const float* bias, device const float* residual,
@@ -107,8 +103,6 @@ INLINE void matvec(
     threadgroup half* xs, threadgroup float* sums, threadgroup float* partial)
 {
     enum {
-        SLAB = M == 1 ? SLAB_OF_1 : SLAB_OF_4,
-        STRIDE = SLAB + PADDING,
         WORDS = GROUP * BITS / 128,        // of a group, a lane
         UNITS = SLAB / GROUP / 8,          // groups of a slab, a simdgroup
         STAGES = BITS == 4 && TILES == 1 ? 2 : 1,
@@ -119,14 +113,15 @@ INLINE void matvec(
     const bool gated = p.gate != 0, bf16 = p.scale_type == 2;
     const uint half_rows = p.rows / 2, limit = gated ? half_rows : p.rows;
     const uint outputs = gated ? OUTPUTS / 2 : OUTPUTS;
-    const uint first = at.x * outputs, r = lane / 4, t = lane % 4, token0 = at.y * M;
+    const uint first = at.x * outputs, r = lane / 4, t = lane % 4, token = at.y;
+    x += size_t(token) * p.cols;
     uint row[ROWS];
     UNROLL for (int i = 0; i < ROWS; ++i) {
         row[i] = min(first + r + 8 * uint(gated ? i / 2 : i), limit - 1) + (gated && i % 2 ? half_rows : 0u);
     }
 
     uint raw[STAGES][UNITS * ROWS * WORDS], affine[STAGES][UNITS * ROWS];
-    float y[ROWS], inverse[M];
+    float y[ROWS], inverse = 1.0f;
     UNROLL for (int i = 0; i < ROWS; ++i) y[i] = 0.0f;
     UNROLL for (int s = 0; s < STAGES; ++s) {
         if (uint(s) * SLAB < p.cols) {
@@ -134,58 +129,49 @@ INLINE void matvec(
         }
     }
     previous_launch_done();
-    float4 next[2 * M];
-    load_x<M>(x, p, token0, tid * 8, next);
+    float4 next[2];
+    load_x(x, p, tid * 8, next);
     if (p.flags & MATVEC_NORM) {
-        UNROLL for (int m = 0; m < M; ++m) {
-            device const float* from = x + size_t(min(token0 + uint(m), p.tokens - 1)) * p.cols;
-            float squares = 0.0f;
-            UNROLL_BY(4) for (uint i = tid * 4; i < p.cols; i += THREADS * 4) {
-                const float4 v = *(device const float4*)(from + i);
-                squares = fma(v.x, v.x, squares), squares = fma(v.y, v.y, squares);
-                squares = fma(v.z, v.z, squares), squares = fma(v.w, v.w, squares);
-            }
-            squares = simd_sum(squares);
-            if (lane == 0) partial[sg * M + uint(m)] = squares;
+        float squares = 0.0f;
+        UNROLL_BY(4) for (uint i = tid * 4; i < p.cols; i += THREADS * 4) {
+            const float4 v = *(device const float4*)(x + i);
+            squares = fma(v.x, v.x, squares), squares = fma(v.y, v.y, squares);
+            squares = fma(v.z, v.z, squares), squares = fma(v.w, v.w, squares);
         }
+        squares = simd_sum(squares);
+        if (lane == 0) partial[sg] = squares;
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        UNROLL for (int m = 0; m < M; ++m) {
-            float total = 0.0f;
-            for (uint i = 0; i < 8; ++i) total += partial[i * M + uint(m)];
-            inverse[m] = rsqrt(total / float(p.cols) + p.eps);
-        }
+        float total = 0.0f;
+        for (uint i = 0; i < 8; ++i) total += partial[i];
+        inverse = rsqrt(total / float(p.cols) + p.eps);
     }
     for (uint begin = 0; begin < p.cols; begin += STAGES * SLAB) {
         UNROLL for (int s = 0; s < STAGES; ++s) {
             const uint slab = begin + uint(s) * SLAB;
             if (slab >= p.cols) continue;
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            UNROLL for (int m = 0; m < M; ++m) {
-                const bool there = slab + tid * 8 < p.cols;
-                const float4 a = next[2 * m], b = next[2 * m + 1];
-                float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, rest[8];
-                if (p.flags & MATVEC_NORM) {
-                    device const float* from = gains + (there ? slab + tid * 8 : 0);
-                    const float4 g = *(device const float4*)from, h = *(device const float4*)(from + 4);
-                    const float gain[8] = {g.x, g.y, g.z, g.w, h.x, h.y, h.z, h.w};
-                    UNROLL for (int i = 0; i < 8; ++i) v[i] *= inverse[m] * gain[i];
-                }
-                float sum = 0.0f;
-                UNROLL for (int i = 0; i < 8; ++i) {
-                    v[i] = there ? v[i] : 0.0f;
-                    sum += v[i];
-                    rest[i] = clamped(v[i] - float(half(clamped(v[i]))));
-                    v[i] = clamped(v[i]);
-                }
-                if (tid < SLAB / 8) {
-                    *(threadgroup uint4*)(xs + (2 * m) * STRIDE + tid * 8) = order_of<BITS>(v);
-                    *(threadgroup uint4*)(xs + (2 * m + 1) * STRIDE + tid * 8) = order_of<BITS>(rest);
-                }
-                for (uint i = 1; i < GROUP / 8; i *= 2) sum += simd_shuffle_xor(sum, ushort(i));
-                if (tid < SLAB / 8 && tid % (GROUP / 8) == 0) sums[uint(m) * (SLAB / 32) + tid / (GROUP / 8)] = sum;
+            const bool there = slab + tid * 8 < p.cols;
+            const float4 low = next[0], high = next[1];
+            float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, rest[8];
+            if (p.flags & MATVEC_NORM) {
+                device const float* from = gains + (there ? slab + tid * 8 : 0);
+                const float4 g = *(device const float4*)from, h = *(device const float4*)(from + 4);
+                const float gain[8] = {g.x, g.y, g.z, g.w, h.x, h.y, h.z, h.w};
+                UNROLL for (int i = 0; i < 8; ++i) v[i] *= inverse * gain[i];
             }
+            float sum = 0.0f;
+            UNROLL for (int i = 0; i < 8; ++i) {
+                v[i] = there ? v[i] : 0.0f;
+                sum += v[i];
+                rest[i] = clamped(v[i] - float(half(clamped(v[i]))));
+                v[i] = clamped(v[i]);
+            }
+            *(threadgroup uint4*)(xs + tid * 8) = order_of<BITS>(v);
+            *(threadgroup uint4*)(xs + STRIDE + tid * 8) = order_of<BITS>(rest);
+            for (uint i = 1; i < GROUP / 8; i *= 2) sum += simd_shuffle_xor(sum, ushort(i));
+            if (tid % (GROUP / 8) == 0) sums[tid / (GROUP / 8)] = sum;
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            load_x<M>(x, p, token0, slab + SLAB + tid * 8, next);
+            load_x(x, p, slab + SLAB + tid * 8, next);
             // Of groups past the row's end x is nothing but zeros.
             UNROLL for (int u = 0; u < UNITS; ++u) {
                 const uint own = sg + uint(u) * 8;
@@ -194,7 +180,7 @@ INLINE void matvec(
                 UNROLL for (int w = 0; w < WORDS; ++w) {
                     // Of 8 codes of 4 bits: what meets the first and the last two pairs of words.
                     uint b[4] = {0, 0, 0, 0};
-                    if (r < 2 * M) {
+                    if (r < 2) {
                         threadgroup const half* from = xs + r * STRIDE + own * GROUP + (t * WORDS + uint(w)) * (32 / BITS);
                         UNROLL for (int i = 0; i < (BITS == 4 ? 4 : 2); i += 2) {
                             const uint2 two = *(threadgroup const uint2*)(from + 2 * i);
@@ -217,7 +203,7 @@ INLINE void matvec(
                         }
                     }
                 }
-                const float whole = sums[min(t, uint(M - 1)) * (SLAB / 32) + own];
+                const float whole = sums[own];
                 UNROLL for (int i = 0; i < TILES; ++i) {
                     float sum[4], more[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                     tile_to_lanes(c[i][0], lane, sum);
@@ -235,21 +221,19 @@ INLINE void matvec(
             }
         }
     }
-    // Lane 4 r + t has rows r, r + 8 ... of token t.
+    // Lane 4 r has rows r, r + 8 ....
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (t < M) {
-        UNROLL for (int i = 0; i < ROWS; ++i) partial[(sg * OUTPUTS + uint(i) * 8 + r) * M + t] = y[i];
+    if (t == 0) {
+        UNROLL for (int i = 0; i < ROWS; ++i) partial[sg * OUTPUTS + uint(i) * 8 + r] = y[i];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (tid >= outputs * M) return;
     // With a gate, eight rows of one matrix are followed by those of the other.
-    const uint m = tid / outputs, own = tid % outputs, n = first + own, token = token0 + m;
-    const uint from = gated ? own / 8 * 16 + own % 8 : own;
-    if (token >= p.tokens || n >= limit) return;
+    const uint n = first + tid, from = gated ? tid / 8 * 16 + tid % 8 : tid;
+    if (tid >= outputs || n >= limit) return;
     float value = 0.0f, up = 0.0f;
     for (uint i = 0; i < 8; ++i) {
-        value += partial[(i * OUTPUTS + from) * M + m];
-        if (gated) up += partial[(i * OUTPUTS + from + 8) * M + m];
+        value += partial[i * OUTPUTS + from];
+        if (gated) up += partial[i * OUTPUTS + from + 8];
     }
     if (p.flags & MATVEC_BIAS) {
         value += bias[n];
@@ -266,7 +250,7 @@ INLINE void matvec(
     out[to] = value;
 }
 
-#define MATVEC(BITS, GROUP, M, TILES, NAME) \
+#define MATVEC(BITS, GROUP, TILES, NAME) \
 kernel void matvec_tile_q##BITS##_g##GROUP##_##NAME( \
     device const uint* data [[buffer(0)]], \
     device const uint* scales [[buffer(1)]], \
@@ -282,19 +266,18 @@ kernel void matvec_tile_q##BITS##_g##GROUP##_##NAME( \
     uint lane [[thread_index_in_simdgroup]]) \
 { \
     EARLY_LAUNCH; \
-    threadgroup uint4 xs[2 * M * ((M == 1 ? SLAB_OF_1 : SLAB_OF_4) + PADDING) / 8]; \
-    threadgroup float sums[M * (M == 1 ? SLAB_OF_1 : SLAB_OF_4) / 32]; \
-    threadgroup float partial[8 * 16 * TILES * M]; \
-    matvec<BITS, GROUP, M, TILES>(data, scales, x, gains, bias, residual, out, p, at, tid, sg, lane, (threadgroup half*)xs, sums, partial); \
+    threadgroup uint4 xs[2 * STRIDE / 8]; \
+    threadgroup float sums[SLAB / 32]; \
+    threadgroup float partial[8 * 16 * TILES]; \
+    matvec<BITS, GROUP, TILES>(data, scales, x, gains, bias, residual, out, p, at, tid, sg, lane, (threadgroup half*)xs, sums, partial); \
 }
-#define MATVECS(BITS, GROUP) MATVEC(BITS, GROUP, 1, 1, m1) MATVEC(BITS, GROUP, 4, 1, m4)
-MATVECS(4, 32)
-MATVECS(4, 64)
-MATVECS(4, 128)
-MATVECS(8, 32)
-MATVECS(8, 64)
-MATVECS(8, 128)
+MATVEC(4, 32, 1, m1)
+MATVEC(4, 64, 1, m1)
+MATVEC(4, 128, 1, m1)
+MATVEC(8, 32, 1, m1)
+MATVEC(8, 64, 1, m1)
+MATVEC(8, 128, 1, m1)
 // For matrices of many rows: x is made ready half as often.
-MATVEC(4, 32, 1, 2, m1_wide)
-MATVEC(4, 64, 1, 2, m1_wide)
-MATVEC(4, 128, 1, 2, m1_wide)
+MATVEC(4, 32, 2, m1_wide)
+MATVEC(4, 64, 2, m1_wide)
+MATVEC(4, 128, 2, m1_wide)

@@ -125,7 +125,7 @@ impl SidePages<'_> {
                     halves[offset * row_bytes..][..row_bytes].copy_from_slice(exact);
                 } else {
                     self.side.read(row.region, row.offset, &mut decoded);
-                    exact::write(self.side, self.halves, &mut halves, offset, &decoded);
+                    exact::write(self.side, self.halves, &mut halves, &[(offset, &decoded)]);
                 }
             }
         }

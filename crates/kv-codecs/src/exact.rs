@@ -76,17 +76,18 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Writes a row, in the space of `side`.
+/// Writes rows, in the space of `side`.
 pub(crate) fn write(
     side: &dyn Side,
     halves: &HalfSide,
     region: &mut [u8],
-    offset: usize,
-    row: &[f32],
+    rows: &[(usize, &[f32])],
 ) {
-    let mut row = row.to_vec();
-    side.rotate(&mut row);
-    halves.write(region, offset, &row);
+    for &(offset, row) in rows {
+        let mut row = row.to_vec();
+        side.rotate(&mut row);
+        halves.write(region, &[(offset, &row)]);
+    }
 }
 
 /// `acc[i] += sum_j p[i][j] row_j` over the first `n` rows; sums are `width` elements apart.

@@ -115,12 +115,12 @@ fn by_block(
     Ok(blocks)
 }
 
-/// Writes rows into head regions of `bytes` bytes: `write(region, offset, row)`.
+/// Writes rows into head regions of `bytes` bytes: `write(region, [(offset, row)])`.
 fn encode_side(
     g: KvGeometry,
     (x, slots): (&Tensor, impl ExactSizeIterator<Item = Option<usize>>),
     (pages, bytes): (&mut AlignedBytes, usize),
-    write: impl Fn(&mut [u8], usize, &[f32]) + Sync,
+    write: impl Fn(&mut [u8], &[(usize, &[f32])]) + Sync,
 ) -> Result<(), KvCodecError> {
     if *x.dims() != [slots.len(), g.kv_heads, g.head_dim] {
         let expected = "k and v [slots, kv_heads, head_dim]";
@@ -138,10 +138,11 @@ fn encode_side(
     }
     ops::with_host_f32(x, |x| {
         pool::for_each(&mut tasks, |_, (head, region, rows)| {
-            for &(row, offset) in *rows {
+            let own = |&(row, offset): &(usize, usize)| {
                 let at = (row * g.kv_heads + *head) * g.head_dim;
-                write(region, offset, &x[at..at + g.head_dim]);
-            }
+                (offset, &x[at..at + g.head_dim])
+            };
+            write(region, &rows.iter().map(own).collect::<Vec<_>>());
         });
     })?;
     Ok(())
@@ -187,10 +188,9 @@ impl KvCodec for PagedCodec {
         let plan = self.plan(g)?;
         let (kb, vb) = (self.scheme.k.head_bytes(g), self.scheme.v.head_bytes(g));
         let slots = slots.iter().copied().map(Some);
-        let write = |region: &mut [u8], at, row: &[f32]| plan.k.write(region, at, row);
-        encode_side(g, (k, slots.clone()), (&mut pages.k, kb), write)?;
-        let write = |region: &mut [u8], at, row: &[f32]| plan.v.write(region, at, row);
-        encode_side(g, (v, slots), (&mut pages.v, vb), write)
+        let k_rows = (k, slots.clone());
+        encode_side(g, k_rows, (&mut pages.k, kb), |region, rows| plan.k.write(region, rows))?;
+        encode_side(g, (v, slots), (&mut pages.v, vb), |region, rows| plan.v.write(region, rows))
     }
 
     fn exact_block_bytes(&self, g: KvGeometry) -> Option<BlockBytes> {
@@ -208,14 +208,15 @@ impl KvCodec for PagedCodec {
     ) -> Result<(), KvCodecError> {
         let plan = self.plan(g)?;
         let slots = slots.iter().copied();
-        let into = |side: &dyn Side, region: &mut [u8], at, row: &[f32]| {
-            exact::write(side, &plan.halves, region, at, row);
-        };
         let bytes = exact::head_bytes(g);
-        let write = |region: &mut [u8], at, row: &[f32]| into(&*plan.k, region, at, row);
-        encode_side(g, (k, slots.clone()), (&mut pages.exact_k, bytes), write)?;
-        let write = |region: &mut [u8], at, row: &[f32]| into(&*plan.v, region, at, row);
-        encode_side(g, (v, slots), (&mut pages.exact_v, bytes), write)
+        let k_pages = (&mut pages.exact_k, bytes);
+        encode_side(g, (k, slots.clone()), k_pages, |region, rows| {
+            exact::write(&*plan.k, &plan.halves, region, rows);
+        })?;
+        let v_pages = (&mut pages.exact_v, bytes);
+        encode_side(g, (v, slots), v_pages, |region, rows| {
+            exact::write(&*plan.v, &plan.halves, region, rows);
+        })
     }
 
     fn decode(

@@ -7,6 +7,7 @@
 //! This is the float definition; the paged codecs store the same codes.
 
 use crate::{Codebook, KvCodecError, Rotation};
+use taper_tensor::cpu::codes::{CodeLevel, intervals};
 
 /// What the stored scale makes right (`u` the direction, `c` its levels).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,18 +124,17 @@ impl Polar {
         let norm = norm(x);
         let inverse = if norm > 0.0 { 1.0 / norm } else { 0.0 };
         let one = |scale: f32| {
-            let mut coded =
-                Coded { codes: Vec::with_capacity(x.len()), norm, along: 0.0, energy: 0.0 };
-            for &x in x {
-                let u = x * inverse;
-                let at = u * scale;
-                let code = self.thresholds.iter().map(|&t| usize::from(at > t)).sum::<usize>();
-                let level = self.levels[code];
-                coded.along += u * level;
-                coded.energy += level * level;
-                coded.codes.push(code as u8);
+            let u: Vec<_> = x.iter().map(|x| x * inverse).collect();
+            let at: Vec<_> = u.iter().map(|u| u * scale).collect();
+            let mut codes = vec![0; x.len()];
+            intervals(CodeLevel::detect(), &at, &self.thresholds, &mut codes);
+            let (mut along, mut energy) = (0.0, 0.0);
+            for (u, &code) in u.iter().zip(&codes) {
+                let level = self.levels[usize::from(code)];
+                along += u * level;
+                energy += level * level;
             }
-            coded
+            Coded { codes, norm, along, energy }
         };
         let plain = one(scales.first().copied().unwrap_or(1.0));
         scales.iter().skip(1).map(|&s| one(s)).fold(plain, |best, other| {
@@ -158,7 +158,13 @@ impl Polar {
 
 /// Euclidean length, summed in f64; infinite or undefined rows count as zero.
 pub(crate) fn norm(x: &[f32]) -> f32 {
-    let n = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32;
+    let mut sums = [0.0; 8];
+    let (eights, rest) = x.as_chunks::<8>();
+    for x in eights {
+        sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
+    }
+    sums.iter_mut().zip(rest).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
+    let n = sums.iter().sum::<f64>().sqrt() as f32;
     if n.is_finite() { n } else { 0.0 }
 }
 

@@ -64,9 +64,11 @@ fn first<'a>(format: &impl RowFormat, region: Region<'a>, n: usize) -> Codes<'a>
 }
 
 impl<T: RowFormat> Side for T {
-    fn write(&self, region: &mut [u8], offset: usize, row: &[f32]) {
+    fn write(&self, region: &mut [u8], rows: &[(usize, &[f32])]) {
         let bytes = self.row_bytes();
-        self.put(row, &mut region[offset * bytes..][..bytes]);
+        for &(offset, row) in rows {
+            self.put(row, &mut region[offset * bytes..][..bytes]);
+        }
     }
 
     fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {

@@ -115,8 +115,8 @@ pub(crate) struct Precision {
 /// Rows are written in the order of their offsets; a write at offset 0 starts the block anew.
 /// Regions begin zeroed or with an earlier block's bytes.
 pub(crate) trait Side: Send + Sync + fmt::Debug {
-    /// Writes a row.
-    fn write(&self, region: &mut [u8], offset: usize, row: &[f32]);
+    /// Writes rows at their offsets.
+    fn write(&self, region: &mut [u8], rows: &[(usize, &[f32])]);
 
     /// Reads a row back.
     fn read(&self, region: &[u8], offset: usize, out: &mut [f32]);

@@ -187,15 +187,18 @@ impl TaperSide {
         self.set_centre(region, &centre);
         let mut stored = Vec::new();
         self.centre(region, &mut stored);
-        for (offset, row) in rows.chunks_exact_mut(d).enumerate() {
+        for row in rows.chunks_exact_mut(d) {
             row.iter_mut().zip(&stored).for_each(|(x, c)| *x -= c);
-            self.put(region, offset, row);
         }
+        let offsets: Vec<_> = (0..self.young).collect();
+        self.put(region, &offsets, &rows);
     }
 
-    /// Writes a centred, rotated row.
-    fn put(&self, region: &mut [u8], offset: usize, row: &[f32]) {
-        self.put_walk(region, offset, &self.code.encode_rotated(row));
+    /// Writes centred, rotated rows.
+    fn put(&self, region: &mut [u8], offsets: &[usize], rows: &[f32]) {
+        for (&offset, walk) in offsets.iter().zip(self.code.encode_rows(rows, self.d)) {
+            self.put_walk(region, offset, &walk);
+        }
     }
 
     fn put_walk(&self, region: &mut [u8], offset: usize, walk: &Walk) {
@@ -249,27 +252,38 @@ fn shrunk_mean(rows: &[f32], d: usize) -> Vec<f32> {
 }
 
 impl Side for TaperSide {
-    fn write(&self, region: &mut [u8], offset: usize, row: &[f32]) {
-        let mut x = row.to_vec();
-        self.rotation.apply(&mut x);
-        if offset == 0 {
-            region.fill(0);
-        }
-        if self.is_young(region) {
-            if offset < self.young {
-                for (i, &x) in x.iter().enumerate() {
-                    put_half(region, 2 * (offset * self.d + i), x);
-                }
-                return;
+    fn write(&self, region: &mut [u8], rows: &[(usize, &[f32])]) {
+        let (mut offsets, mut coded) = (Vec::with_capacity(rows.len()), Vec::new());
+        let mut centre = Vec::new();
+        for &(offset, row) in rows {
+            let mut x = row.to_vec();
+            self.rotation.apply(&mut x);
+            if offset == 0 {
+                // What was to be written here before is gone.
+                region.fill(0);
+                offsets.clear();
+                coded.clear();
+                centre.clear();
             }
-            self.mature(region);
+            if self.is_young(region) {
+                if offset < self.young {
+                    for (i, &x) in x.iter().enumerate() {
+                        put_half(region, 2 * (offset * self.d + i), x);
+                    }
+                    continue;
+                }
+                self.mature(region);
+            }
+            if self.centred {
+                if centre.is_empty() {
+                    self.centre(region, &mut centre);
+                }
+                x.iter_mut().zip(&centre).for_each(|(x, c)| *x -= c);
+            }
+            offsets.push(offset);
+            coded.extend(x);
         }
-        if self.centred {
-            let mut centre = Vec::new();
-            self.centre(region, &mut centre);
-            x.iter_mut().zip(&centre).for_each(|(x, c)| *x -= c);
-        }
-        self.put(region, offset, &x);
+        self.put(region, &offsets, &coded);
     }
 
     fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {

@@ -48,17 +48,29 @@ impl Layout {
     /// Writes a token's codes, whole rings of them.
     pub(crate) fn put(self, codes: &mut [u8], token: usize, symbols: &[u8]) {
         if let Some(order) = self.nibbles {
-            for (element, &symbol) in symbols.iter().enumerate() {
-                let (at, shift) = self.nibble(order, token, element);
-                codes[at] = codes[at] & !(15 << shift) | symbol << shift;
+            for (ring, symbols) in symbols.chunks_exact(RING).enumerate() {
+                let (at, shift) = self.nibble(order, token, ring * RING);
+                match order {
+                    Order::Rows => {
+                        for (byte, symbol) in codes[at..].iter_mut().zip(symbols) {
+                            *byte = *byte & !(15 << shift) | symbol << shift;
+                        }
+                    }
+                    Order::Elements => {
+                        let (low, high) = symbols.split_at(RING / 2);
+                        let bytes = codes[at..].iter_mut().step_by(TILE_ROWS);
+                        for (byte, (low, high)) in bytes.zip(low.iter().zip(high)) {
+                            *byte = low | high << 4;
+                        }
+                    }
+                }
             }
             return;
         }
         for (ring, symbols) in symbols.chunks_exact(RING).enumerate() {
-            let mut word = 0u128;
-            for (i, &s) in symbols.iter().enumerate() {
-                word |= u128::from(s) << (i * self.bits);
-            }
+            let (low, high) = symbols.split_at(RING / 2);
+            let word = |s: &[u8]| s.iter().rev().fold(0u64, |w, &s| w << self.bits | u64::from(s));
+            let word = u128::from(word(low)) | u128::from(word(high)) << (RING / 2 * self.bits);
             let at = self.ring(token, ring);
             codes[at..at + 2 * self.bits].copy_from_slice(&word.to_le_bytes()[..2 * self.bits]);
         }

@@ -60,6 +60,8 @@ const FEW: [f32; 3] = [1.0, 0.92, 1.08];
 const MANY: [f32; 5] = [0.99, 0.93, 0.87, 1.05, 1.11];
 /// Of the wide code, whose walks take longer to find.
 const ONE: [f32; 1] = [1.0];
+/// Rows encoded together: enough to fill all lanes, few enough to stay in the first-level cache.
+const TOGETHER: usize = 8;
 
 impl TrellisCode {
     /// The trained code of 2, 3 or 4 bits.
@@ -169,27 +171,48 @@ impl TrellisCode {
     /// The walk nearest to a rotated row, with the scale that leaves inner products unbiased.
     #[must_use]
     pub fn encode_rotated(&self, x: &[f32]) -> Walk {
-        let scales = match (&self.trellis, self.bits) {
-            (Encoder::Row(_), _) => &ONE[..],
-            (_, 4) => &MANY,
-            _ => &FEW,
-        };
-        self.encode_scaled(x, scales)
+        self.encode_scaled(x, self.scales())
     }
 
-    /// The same, trying these factors on the direction.
+    /// The same of rows of `d` elements, which together take less time.
+    ///
+    /// # Panics
+    /// When `x` is not whole rows.
+    #[must_use]
+    pub fn encode_rows(&self, x: &[f32], d: usize) -> Vec<Walk> {
+        assert!(d > 0 && x.len().is_multiple_of(d), "whole rows");
+        x.chunks(TOGETHER * d).flat_map(|x| self.encode_some(x, d, self.scales())).collect()
+    }
+
+    /// The walk of a row, trying these factors on the direction.
+    ///
+    /// # Panics
+    /// When there are none.
     #[must_use]
     pub fn encode_scaled(&self, x: &[f32], scales: &[f32]) -> Walk {
-        let (norm, padded) = (norm(x), x.len().next_multiple_of(RING));
-        let mut best = Walk { symbols: vec![0; padded], gamma: 0.0, error: f32::INFINITY };
-        if norm == 0.0 {
-            return Walk { error: 0.0, ..best };
+        self.encode_some(x, x.len(), scales).swap_remove(0)
+    }
+
+    /// The factors that are worth their time.
+    fn scales(&self) -> &'static [f32] {
+        match (&self.trellis, self.bits) {
+            (Encoder::Row(_), _) => &ONE,
+            (_, 4) => &MANY,
+            _ => &FEW,
         }
-        let deviation = norm / (x.len() as f32).sqrt();
-        let mut scaled = vec![0.0; padded * scales.len()];
-        for (scaled, scale) in scaled.chunks_exact_mut(padded).zip(scales) {
-            let factor = scale / (deviation * self.step);
-            scaled.iter_mut().zip(x).for_each(|(s, x)| *s = x * factor);
+    }
+
+    fn encode_some(&self, x: &[f32], d: usize, scales: &[f32]) -> Vec<Walk> {
+        let padded = d.next_multiple_of(RING);
+        let mut scaled = vec![0.0; x.len() / d * padded * scales.len()];
+        let tried = scaled.chunks_exact_mut(padded * scales.len());
+        let norms: Vec<_> = x.chunks_exact(d).map(norm).collect();
+        for ((x, tried), &norm) in x.chunks_exact(d).zip(tried).zip(&norms) {
+            let deviation = norm / (d as f32).sqrt();
+            for (scaled, scale) in tried.chunks_exact_mut(padded).zip(scales) {
+                let factor = if norm > 0.0 { scale / (deviation * self.step) } else { 0.0 };
+                scaled.iter_mut().zip(x).for_each(|(s, x)| *s = x * factor);
+            }
         }
         let mut symbols = vec![0; scaled.len()];
         match &self.trellis {
@@ -199,20 +222,40 @@ impl TrellisCode {
                 rows.for_each(|(x, symbols)| t.encode(CodeLevel::detect(), x, symbols));
             }
         }
-        for symbols in symbols.chunks_exact(padded) {
-            let (mut along, mut energy) = (0.0, 0.0);
-            for (&state, x) in self.states(symbols).iter().zip(x) {
-                let level = self.level(state);
-                along += level * x;
-                energy += level * level;
-            }
+        let tried = symbols.chunks_exact(padded * scales.len());
+        let rows = x.chunks_exact(d).zip(tried).zip(norms);
+        rows.map(|((x, tried), norm)| self.best(x, norm, tried.chunks_exact(padded))).collect()
+    }
+
+    /// The walk among some that leaves the least error.
+    fn best<'s>(&self, x: &[f32], norm: f32, tried: impl Iterator<Item = &'s [u8]>) -> Walk {
+        let mut best = (None, 0.0, f32::INFINITY);
+        for symbols in tried {
+            let (along, energy) = self.fit(symbols, x);
             let error = energy * norm * norm / (along * along) - 1.0;
-            if along > 0.0 && error < best.error {
-                best.symbols.copy_from_slice(symbols);
-                best.gamma = norm * norm / along;
-                best.error = error;
+            if along > 0.0 && error < best.2 {
+                best = (Some(symbols), norm * norm / along, error);
             }
         }
-        best
+        match best {
+            (Some(symbols), gamma, error) => Walk { symbols: symbols.to_vec(), gamma, error },
+            _ => {
+                let symbols = vec![0; x.len().next_multiple_of(RING)];
+                let error = if norm == 0.0 { 0.0 } else { f32::INFINITY };
+                Walk { symbols, gamma: 0.0, error }
+            }
+        }
+    }
+
+    /// `(<levels, x>, |levels|^2)` of a walk.
+    fn fit(&self, symbols: &[u8], x: &[f32]) -> (f32, f32) {
+        if let Encoder::Ring(t) = &self.trellis {
+            let (along, energy) = t.fit(CodeLevel::detect(), symbols, x);
+            return (along * self.step, energy * self.step * self.step);
+        }
+        let levels = self.states(symbols).into_iter().map(|s| self.level(s));
+        levels.zip(x).fold((0.0, 0.0), |(along, energy), (level, x)| {
+            (along + level * x, energy + level * level)
+        })
     }
 }

@@ -8,7 +8,7 @@
 //! to int8 (at most 0.14 % of the error), so that every path reads the same values.
 
 use crate::{
-    Coded, KvCodecError, KvGeometry, Polar, Scale,
+    KvCodecError, KvGeometry, Polar, Scale,
     polar::standard_rotation,
     side::{Precision, Products, Queries, Region, Side, Stays, half_at, put_half},
     tiles::{Layout, Tables, TileMath, int8_table},
@@ -55,13 +55,14 @@ impl TurboSide {
 }
 
 impl Side for TurboSide {
-    fn write(&self, region: &mut [u8], offset: usize, row: &[f32]) {
-        let Coded { mut codes, norm, along, energy } = self.polar.encode(row, &[1.0]);
-        codes.resize(self.width(), 0);
+    fn write(&self, region: &mut [u8], rows: &[(usize, &[f32])]) {
         let layout = self.math.layout;
-        layout.put(region, offset, &codes);
-        let gamma = Coded { codes, norm, along, energy }.gamma(Scale::Unbiased);
-        put_half(region, layout.bytes() + 2 * offset, gamma);
+        for &(offset, row) in rows {
+            let mut coded = self.polar.encode(row, &[1.0]);
+            coded.codes.resize(self.width(), 0);
+            layout.put(region, offset, &coded.codes);
+            put_half(region, layout.bytes() + 2 * offset, coded.gamma(Scale::Unbiased));
+        }
     }
 
     fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {

@@ -78,6 +78,8 @@ pub(crate) struct GpuArgs {
 }
 
 const GROUP: usize = 64;
+/// Steps before those that count: launches become CUDA graphs in the first ones.
+const WARM_UP: usize = 32;
 
 pub(crate) fn run(device: &str, args: &GpuArgs) -> Result<()> {
     let gpu = device::open(device)?.context("a GPU")?;
@@ -259,7 +261,7 @@ fn prefill(runner: &mut Runner, n: usize) -> Result<f64> {
 fn decode(runner: &mut Runner, steps: usize, depth: usize, batch: usize) -> Result<f64> {
     let mut tokens = vec![17u32; batch];
     let mut times = Vec::new();
-    for step in 0..steps + 3 {
+    for step in 0..steps + WARM_UP {
         let start = Instant::now();
         let piece =
             |(seq, token): (usize, &u32)| (seq as u64, std::slice::from_ref(token).to_vec());
@@ -272,7 +274,7 @@ fn decode(runner: &mut Runner, steps: usize, depth: usize, batch: usize) -> Resu
         times.push(start.elapsed().as_secs_f64());
     }
     ensure!(tokens.len() == batch, "a token a sequence");
-    Ok(median(&mut times[3..]))
+    Ok(median(&mut times[WARM_UP..]))
 }
 
 fn median(times: &mut [f64]) -> f64 {

@@ -126,9 +126,9 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "matmul_tile",
-        "a token too many",
+        "a token left out",
         "if (token < p.tokens) to[0]",
-        "if (token <= p.tokens) to[0]",
+        "if (token + 1 < p.tokens) to[0]",
     ),
     mutant(
         "embed",
@@ -223,8 +223,8 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "matvec_tile",
         "the barrier after a slab dropped",
-        "            threadgroup_barrier(mem_flags::mem_threadgroup);\n            load_x<M>(x, p, token0, slab",
-        "            load_x<M>(x, p, token0, slab",
+        "            threadgroup_barrier(mem_flags::mem_threadgroup);\n            load_x(x, p, slab",
+        "            load_x(x, p, slab",
     ),
     mutant(
         "matvec_tile",

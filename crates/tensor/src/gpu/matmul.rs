@@ -45,7 +45,7 @@ params!(
 /// Rows of the weights that a threadgroup of `matmul_*` takes.
 const TILE_ROWS: usize = 128;
 /// Columns that it takes at a time.
-const TILE_COLS: usize = 64;
+pub(super) const TILE_COLS: usize = 64;
 const PREPARE_NORM: u32 = 1;
 /// Columns of a threadgroup of `matmul_prepare`.
 const PREPARE_COLS: u32 = 2048;
@@ -75,10 +75,7 @@ impl GpuWeight {
     ) -> Result<()> {
         let gpu = self.gpu();
         let tokens = x.len() / self.cols;
-        let prepared = self
-            .tile_kernel()
-            .filter(|_| self.cols.is_multiple_of(TILE_COLS) && x.offset.is_multiple_of(16));
-        let (half, tiling) = match prepared {
+        let (half, tiling) = match self.tiles(x) {
             Some((name, bits)) => (self.prepare(x, product, bits)?, prepared_tiling(name, tokens)),
             None => {
                 let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;

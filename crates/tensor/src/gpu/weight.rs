@@ -1,6 +1,6 @@
 //! Weight matrices on a GPU, and products with them.
 
-use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, ops, params};
+use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, matmul::TILE_COLS, ops, params};
 use crate::{
     Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation,
     tensor::GpuTensor,
@@ -34,8 +34,9 @@ pub(super) const RESIDUAL: u32 = 4;
 
 /// Weights that a thread reads at a time.
 pub(super) const CHUNK: usize = 32;
-/// From this many tokens on, tiles of the matrix units are faster than `matvec_*`.
-const TILES_FROM: usize = 5;
+/// From this many tokens on, tiles of the matrix units are faster than `matvec_*`: of formats that have
+/// their own, and of others.
+const TILES_FROM: [usize; 2] = [2, 5];
 /// Rows from which a threadgroup of `matvec_tile_*` takes more of them: there are enough for a large GPU.
 const WIDE_FROM: usize = 8192;
 /// From this many on, a library is faster than both, where there is one.
@@ -167,7 +168,7 @@ impl GpuWeight {
     }
 
     /// The format's name in kernels for matrix units that are faster than all else, and bits of a weight.
-    pub(super) fn tile_kernel(&self) -> Option<(&'static str, u8)> {
+    fn tile_kernel(&self) -> Option<(&'static str, u8)> {
         let WeightFormat::Affine(f) = self.format else { return None };
         if self.scale_type == 0 || !self.gpu().has_fast_tiles() {
             return None;
@@ -182,6 +183,12 @@ impl GpuWeight {
             _ => return None,
         };
         Some((name, f.bits))
+    }
+
+    /// The same, if the product with `x` can be made of tiles of its own.
+    pub(super) fn tiles(&self, x: &GpuTensor) -> Option<(&'static str, u8)> {
+        let whole = self.cols.is_multiple_of(TILE_COLS) && x.offset.is_multiple_of(16);
+        self.tile_kernel().filter(|_| whole)
     }
 
     pub(super) fn group_shift(&self) -> u32 {
@@ -246,7 +253,7 @@ impl GpuWeight {
         let tokens = x.len() / self.cols;
         if tokens == 0 {
             Ok(())
-        } else if self.exact || tokens < TILES_FROM {
+        } else if self.exact || tokens < TILES_FROM[usize::from(self.tiles(x).is_none())] {
             self.matvec(x, &product, parts, &outs[0])
         } else if tokens < LIBRARY_FROM || !self.gpu().has_matmul() {
             self.matmul(x, &product, parts, &outs[0])
@@ -289,7 +296,7 @@ impl GpuWeight {
         let tokens = x.len() / self.cols;
         let (name, rows) = self.kernel();
         let m = if tokens == 1 { 1 } else { 4 };
-        let tiles = (!self.exact).then(|| self.tile_kernel()).flatten();
+        let tiles = self.tile_kernel().filter(|_| !self.exact && tokens == 1);
         let gains = product.norm.map(|n| n.resident().on(self.gpu())).transpose()?;
         let bias = product.bias.map(|b| b.on(self.gpu())).transpose()?;
         let flag = |there: bool, flag: u32| if there { flag } else { 0 };
@@ -320,12 +327,12 @@ impl GpuWeight {
             product.residual.map_or(x_in, |r| Operand::In(&r.buffer, r.offset)),
             Operand::Out(&out.buffer, out.offset),
         ];
-        let wide = m == 1 && self.rows >= WIDE_FROM;
+        let wide = self.rows >= WIDE_FROM;
         let (family, kernel, rows, threads) = match tiles {
             Some((name, 4)) if wide => {
                 ("matvec_tile", format!("matvec_tile_{name}_m1_wide"), 32, 256)
             }
-            Some((name, _)) => ("matvec_tile", format!("matvec_tile_{name}_m{m}"), 16, 256),
+            Some((name, _)) => ("matvec_tile", format!("matvec_tile_{name}_m1"), 16, 256),
             None => ("matvec", format!("matvec_{name}_m{m}"), rows, 4 * LANES),
         };
         self.gpu().launch(&Launch {

@@ -35,6 +35,8 @@ mod portable;
 mod scales;
 mod trellis;
 #[cfg(target_arch = "x86_64")]
+mod trellis_vbmi;
+#[cfg(target_arch = "x86_64")]
 mod vbmi;
 #[cfg(target_arch = "x86_64")]
 mod vbmi_rows;
@@ -44,7 +46,7 @@ mod windows;
 
 pub use affine::{Affine, AffineQueries, AffineScales, AffineWeights};
 pub use dense::{add_rows, dot_rows};
-pub use scales::{halves, look_up, sylvester, unpack_centre};
+pub use scales::{halves, intervals, look_up, sylvester, unpack_centre};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};

@@ -28,6 +28,11 @@ compiled! {
     look_up = look_up_body(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32])
 }
 
+compiled! {
+    /// `codes[i]` is how many thresholds lie below `x[i]`: the code of its interval.
+    intervals = intervals_body(x: &[f32], thresholds: &[f32], codes: &mut [u8])
+}
+
 /// Multiplies rows of a power of two elements with Sylvester's Hadamard matrix of their length, in
 /// natural order.
 ///
@@ -93,6 +98,23 @@ pub fn unpack_centre(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32
         let word = u64::from_le_bytes(word);
         for (i, o) in out.iter_mut().enumerate() {
             *o = ((word >> (7 * i) & 127) as i32 - 63) as f32 * factor;
+        }
+    }
+}
+
+#[inline(always)]
+fn intervals_body(x: &[f32], thresholds: &[f32], codes: &mut [u8]) {
+    const LANES: usize = 16;
+    for (x, codes) in x.chunks(LANES).zip(codes.chunks_mut(LANES)) {
+        let (mut at, mut below) = ([0.0; LANES], [0u32; LANES]);
+        at[..x.len()].copy_from_slice(x);
+        for &t in thresholds {
+            for l in 0..LANES {
+                below[l] += u32::from(at[l] > t);
+            }
+        }
+        for (code, below) in codes.iter_mut().zip(below) {
+            *code = below as u8;
         }
     }
 }

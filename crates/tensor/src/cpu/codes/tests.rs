@@ -383,3 +383,44 @@ fn walks_are_closed_and_none_is_nearer() {
         }
     }
 }
+
+#[test]
+fn every_level_finds_walks_as_near() {
+    for bits in 2..=4 {
+        let table: [f32; 64] = std::array::from_fn(|i| floats(64, 11)[i] * 40.0);
+        let trellis = Trellis::new(bits, &table);
+        // Not whole groups of any level.
+        let x: Vec<_> = floats(203 * RING, 3).iter().map(|x| x * 40.0).collect();
+        let missed = |level| -> Vec<f32> {
+            let mut symbols = vec![0; x.len()];
+            trellis.encode(level, &x, &mut symbols);
+            let rings = symbols.chunks_exact(RING).zip(x.chunks_exact(RING));
+            let miss = |(symbols, x): (&[u8], &[f32])| {
+                let mut state = 0;
+                let mut all = 0.0;
+                // The first time around only fills the state.
+                for i in 0..2 * RING {
+                    let symbol = usize::from(symbols[i % RING]);
+                    state = state >> bits | symbol << (6 - bits);
+                    all += if i < RING { 0.0 } else { (x[i - RING] - table[state]).powi(2) };
+                }
+                all
+            };
+            rings.map(miss).collect()
+        };
+        let best = missed(CodeLevel::Portable);
+        for level in CodeLevel::available() {
+            for (got, best) in missed(level).iter().zip(&best) {
+                assert!((got / best - 1.0).abs() < 2e-4, "{bits} bits, {level:?}: {got} {best}");
+            }
+            // A ring's walk does not depend on the others.
+            let mut together = vec![0; x.len()];
+            trellis.encode(level, &x, &mut together);
+            for (x, together) in x.chunks_exact(RING).zip(together.chunks_exact(RING)) {
+                let mut alone = [0; RING];
+                trellis.encode(level, x, &mut alone);
+                assert_eq!(alone, together, "{bits} bits, {level:?}");
+            }
+        }
+    }
+}

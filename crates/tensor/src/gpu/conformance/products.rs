@@ -125,14 +125,18 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
 }
 
 impl Case {
+    /// Whether tiles of the format's own multiply it.
+    fn tiled(&self) -> bool {
+        let whole = self.cols.is_multiple_of(64);
+        self.rounded && self.tokens > 1 && self.stored.has_tiles() && whole
+    }
+
     pub(super) fn family(&self) -> &'static str {
         match self.kind {
             Kind::Embed => "embed",
-            _ if self.rounded && self.tokens < 5 => "matvec_tile",
-            _ if self.rounded && self.stored.has_tiles() && self.cols.is_multiple_of(64) => {
-                "matmul_tile"
-            }
-            _ if self.rounded => "matmul",
+            _ if self.rounded && self.stored.has_tiles() && self.tokens == 1 => "matvec_tile",
+            _ if self.tiled() => "matmul_tile",
+            _ if self.rounded && self.tokens >= 5 => "matmul",
             _ => "matvec",
         }
     }
@@ -140,7 +144,9 @@ impl Case {
     pub(super) fn tolerance(&self) -> f64 {
         match self.kind {
             Kind::Embed => 1e-6,
-            _ if self.rounded && self.tokens >= 5 => 2e-3,
+            // As below, of six outputs: 4.8e-3 was seen.
+            Kind::Gated(_) if self.tiled() && self.tokens * self.rows < 8 => 1e-2,
+            _ if self.tiled() || self.rounded && self.tokens >= 5 => 2e-3,
             // Errors are compared with the largest output, and an activation may leave only small
             // ones of large sums: 1.3e-5 was seen, in any order of threads.
             Kind::Gated(_) => 5e-5,
