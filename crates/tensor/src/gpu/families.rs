@@ -20,6 +20,7 @@ pub struct Family {
 
 /// What the files include.
 const HEADERS: &[(&str, &str)] = &[
+    ("coded_keys.h", include_str!("../../../../kernels/include/taper/coded_keys.h")),
     ("codes.h", include_str!("../../../../kernels/include/taper/codes.h")),
     ("common.h", include_str!("../../../../kernels/include/taper/common.h")),
     ("copies.h", include_str!("../../../../kernels/include/taper/copies.h")),
