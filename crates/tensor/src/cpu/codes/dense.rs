@@ -12,16 +12,16 @@ use crate::cpu::{
 ///
 /// # Panics
 /// When the lengths differ from these.
-pub fn dot_rows(q: &[f32], k: Floats<'_>, d: usize, out: (&mut [f32], usize)) {
+pub fn dot_rows(q: &[f32], k: Floats<'_>, d: usize, (out, stride): (&mut [f32], usize)) {
     let (rows, n) = (q.len() / d, k.len() / d);
     assert!(q.len() == rows * d && k.len() == n * d, "shapes");
     if rows == 0 || n == 0 {
         return;
     }
-    super::check_rows(&out, rows, n);
+    super::check_rows((out.len(), stride), rows, n);
     let level = Level::detect();
     let q = Rows::new(q.as_ptr(), rows, d);
-    let out = RowsMut { ptr: out.0.as_mut_ptr(), stride: out.1 };
+    let out = RowsMut { ptr: out.as_mut_ptr(), stride };
     // SAFETY: the lengths are checked.
     unsafe {
         match k {
@@ -51,7 +51,7 @@ pub fn add_rows((p, stride): (&[f32], usize), v: Floats<'_>, d: usize, acc: &mut
     if rows == 0 || n == 0 {
         return;
     }
-    assert!(stride >= n && p.len() >= (rows - 1) * stride + n, "weights");
+    super::check_rows((p.len(), stride), rows, n);
     let level = Level::detect();
     let p = Rows::new(p.as_ptr(), rows, stride);
     let acc = RowsMut { ptr: acc.as_mut_ptr(), stride: d };

@@ -227,7 +227,7 @@ pub fn dots(
     }
     let padded = q.codes.len() / rows;
     assert!(n.is_multiple_of(TILE_ROWS) && tiles.len() == n * padded, "tiles");
-    check_rows(&out, rows, n);
+    check_rows((out.0.len(), out.1), rows, n);
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the lengths are checked.
@@ -243,8 +243,8 @@ pub fn dots(
 }
 
 /// Refuses rows that do not fit.
-fn check_rows((x, stride): &(&mut [f32], usize), rows: usize, n: usize) {
-    assert!(rows > 0 && *stride >= n && x.len() >= (rows - 1) * stride + n, "rows of {n}");
+fn check_rows((len, stride): (usize, usize), rows: usize, n: usize) {
+    assert!(rows > 0 && stride >= n && len >= (rows - 1) * stride + n, "rows of {n}");
 }
 
 /// `acc[i][e] += scale[i] * sum_j weights[i][j] * tile row j [e]`.

@@ -155,7 +155,7 @@ impl Windows {
             let tiles = gamma.len() / TILE_ROWS * (q.width() / RING);
             assert!(gamma.len().is_multiple_of(TILE_ROWS), "whole tiles");
             assert!(codes.here.len() == tiles * self.tile_bytes(), "codes");
-            super::check_rows(&out, q.rows(), gamma.len());
+            super::check_rows((out.0.len(), out.1), q.rows(), gamma.len());
             let packed = (&self.rows, self.layout, codes);
             // SAFETY: the machine has the level and the lengths are checked.
             unsafe { super::vbmi::dots_packed(q, packed, gamma, out) };
