@@ -136,6 +136,7 @@ fn attend_cases(quick: bool) -> Vec<Case> {
         "turbo0v3",
         "taper4v8",
         "turbo8v1",
+        "turbo8v4",
     ];
     for (i, name) in names.into_iter().enumerate() {
         add(name, (2, 2, 128), short, None, PLAIN);

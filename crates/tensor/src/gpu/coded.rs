@@ -76,8 +76,9 @@ const THRESHOLDS: usize = 32;
 /// Rows of queries that a threadgroup of `attend_coded_*` takes.
 pub(super) const TILE_ROWS: usize = 4;
 
-/// Formats of both sides that have an `attend_coded_*` of their own.
-const OF_ONE_FORMAT: [u32; 4] = [13, 14, 23, 24];
+/// Formats of keys and values that have an `attend_coded_*` of their own.
+const OWN_KERNEL: [(u32, u32); 7] =
+    [(2, 2), (3, 3), (3, 14), (13, 13), (14, 14), (23, 23), (24, 24)];
 
 /// How one side's rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,9 +224,9 @@ impl CodedCache {
     /// There are kernels for some pairs of formats, and one for all.
     fn attend_kernel(&self) -> String {
         let rings = if self.head_dim > 128 { 16 } else { 8 };
-        let number = self.k.format.number();
-        if rings == 8 && number == self.v.format.number() && OF_ONE_FORMAT.contains(&number) {
-            format!("attend_coded_{rings}_of_{number}")
+        let (k, v) = (self.k.format.number(), self.v.format.number());
+        if rings == 8 && OWN_KERNEL.contains(&(k, v)) {
+            format!("attend_coded_{rings}_of_{k}_{v}")
         } else {
             format!("attend_coded_{rings}")
         }
