@@ -11,11 +11,13 @@ use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
 };
+use taper_base::BlockId;
 use taper_tensor::{
-    DType, Tensor, TensorError,
+    DType, KeyScorer, Tensor, TensorError,
     gpu::{
         Buffer, Gpu,
         attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence},
+        key_scores,
     },
     ops,
 };
@@ -130,6 +132,14 @@ pub(crate) fn room(bytes: usize, block: usize) -> usize {
     bytes.checked_div(block).unwrap_or(0) * BLOCK_TOKENS
 }
 
+/// The numbers of blocks inside pages with so many slots.
+pub(crate) fn known(blocks: &[BlockId], room: usize) -> Result<Vec<u32>, KvCodecError> {
+    match blocks.iter().find(|b| (b.0 as usize + 1) * BLOCK_TOKENS > room) {
+        Some(bad) => Err(outside(bad.0 as usize * BLOCK_TOKENS, room)),
+        None => Ok(blocks.iter().map(|b| b.0).collect()),
+    }
+}
+
 /// Query heads a KV head, if the batch fits `q` and pages with so many slots.
 pub(crate) fn check_batch(
     geometry: KvGeometry,
@@ -150,9 +160,7 @@ pub(crate) fn check_batch(
         if seq.kv_len > slots || seq.q_len > seq.kv_len {
             return Err(outside(seq.kv_len.max(seq.q_len), slots));
         }
-        if let Some(bad) = seq.blocks.iter().find(|b| (b.0 as usize + 1) * BLOCK_TOKENS > room) {
-            return Err(outside(bad.0 as usize * BLOCK_TOKENS, room));
-        }
+        known(seq.blocks, room)?;
     }
     Ok(heads / geometry.kv_heads)
 }
@@ -235,6 +243,19 @@ impl KvCodec for GpuCodec {
         let first = |i: usize| into[i / BLOCK_TOKENS].block.0 as usize * BLOCK_TOKENS;
         let to: Vec<_> = (0..rows.len()).map(|i| first(i) + i % BLOCK_TOKENS).collect();
         self.encode(geometry, &k.to_gpu(&self.gpu)?, &v.to_gpu(&self.gpu)?, &to, pages)
+    }
+
+    fn key_scores(
+        &self,
+        geometry: KvGeometry,
+        scorer: &KeyScorer,
+        pages: &LayerPages,
+        (blocks, tokens): (&[BlockId], usize),
+    ) -> Result<Vec<f32>, KvCodecError> {
+        let shape = self.shape(geometry)?;
+        let blocks = known(blocks, room(pages.k.len(), self.block_bytes(geometry).k))?;
+        let Some((k_pages, _)) = &pages.gpu else { return Err(outside(0, 0)) };
+        Ok(key_scores::key_scores(shape, k_pages, &blocks, tokens, scorer)?)
     }
 
     fn attend(

@@ -1,6 +1,6 @@
 //! The files of kernels.
 
-use super::{attention, coded, experts, matmul, ops, sampling, weight};
+use super::{attention, coded, experts, key_scores, matmul, ops, sampling, weight};
 
 /// Kernels that are compiled together.
 #[derive(Debug, Clone, Copy)]
@@ -110,6 +110,7 @@ pub const FAMILIES: &[Family] = &[
         "moe",
         [experts::RouteParams, experts::ExpertParams, experts::AddExpertsParams]
     ),
+    family!("score", "eviction", [key_scores::KeyScoreParams, key_scores::CodedKeyScoreParams]),
     family!("argmax", "sampling", [sampling::ArgmaxParams]),
     family!("sample", "sampling", [sampling::SampleRow, sampling::SampleParams]),
 ];

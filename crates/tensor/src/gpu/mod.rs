@@ -26,6 +26,7 @@ mod families;
 mod hazards;
 #[cfg(feature = "gpu-host")]
 mod host;
+pub mod key_scores;
 mod launch;
 mod matmul;
 mod ops;
