@@ -110,9 +110,9 @@ impl Rope {
         if omega.is_empty() {
             return Err(TriAttentionError::Length { what: "frequencies", expected: 1, got: 0 });
         }
-        let all = omega.iter().chain([&scale]);
-        match all.enumerate().find(|(_, x)| !x.is_finite()) {
-            Some((index, _)) => Err(TriAttentionError::NotFinite { what: "frequency", index }),
+        let bad = omega.iter().chain([&scale]).position(|x| !x.is_finite());
+        match bad {
+            Some(index) => Err(TriAttentionError::NotFinite { what: "frequency", index }),
             None => Ok(Self { omega, scale }),
         }
     }
