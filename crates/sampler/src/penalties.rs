@@ -1,6 +1,9 @@
 //! Changes to single logits: bias, penalties, bans. Their cost is by token seen, not by vocabulary.
 
-use crate::SamplerError;
+use crate::{
+    SamplerError,
+    device::{DeviceEdit, DeviceEdits},
+};
 use std::collections::HashMap;
 use taper_base::{SamplingParams, TokenId};
 
@@ -35,6 +38,40 @@ impl Seen {
         } else {
             self.unknown.get_or_insert(token);
         }
+    }
+
+    /// The changes as a device makes them; `None` if they name what is no token, or the bias one twice.
+    pub(crate) fn on_device(
+        &self,
+        params: &SamplingParams,
+        banned: &[TokenId],
+    ) -> Option<DeviceEdits> {
+        let mut others = HashMap::new();
+        let of = |token| DeviceEdit { token, bias: -0.0, seen: None, banned: false };
+        for &(token, bias) in &params.logit_bias {
+            let edit = DeviceEdit { bias, ..of(token) };
+            if token >= self.vocab || others.insert(token, edit).is_some() {
+                return None;
+            }
+        }
+        for &token in banned.iter().filter(|&&token| token < self.vocab) {
+            others.entry(token).or_insert_with(|| of(token)).banned = true;
+        }
+        if self.unknown.is_some() {
+            return None;
+        }
+        let seen = self.output_counts.iter().map(|(&token, &count)| DeviceEdit {
+            seen: Some(count),
+            ..others.remove(&token).unwrap_or_else(|| of(token))
+        });
+        let mut tokens: Vec<_> = seen.collect();
+        tokens.extend(others.into_values());
+        Some(DeviceEdits {
+            tokens,
+            repetition: params.repetition_penalty,
+            frequency: params.frequency_penalty,
+            presence: params.presence_penalty,
+        })
     }
 
     pub(crate) fn accept(&mut self, token: TokenId) {

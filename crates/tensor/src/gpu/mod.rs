@@ -20,6 +20,7 @@ mod backend;
 pub mod coded;
 mod coded_plan;
 pub mod conformance;
+mod edits;
 mod experts;
 mod families;
 #[cfg(any(test, all(feature = "metal", target_os = "macos")))]
