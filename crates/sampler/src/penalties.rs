@@ -10,7 +10,10 @@ use taper_base::{SamplingParams, TokenId};
 /// How often each token seen so far stands in the output; those of the prompt alone stand at 0.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
-    output_counts: HashMap<TokenId, u32>,
+    /// In the order in which they were first seen, so that a step need not look at a map.
+    output_counts: Vec<(TokenId, u32)>,
+    /// Where each of them is.
+    places: HashMap<TokenId, usize>,
     prompt_matters: bool,
     output_matters: bool,
     vocab: u32,
@@ -34,7 +37,11 @@ impl Seen {
 
     fn add(&mut self, token: TokenId, times: u32) {
         if token < self.vocab {
-            *self.output_counts.entry(token).or_insert(0) += times;
+            let place = *self.places.entry(token).or_insert(self.output_counts.len());
+            if place == self.output_counts.len() {
+                self.output_counts.push((token, 0));
+            }
+            self.output_counts[place].1 += times;
         } else {
             self.unknown.get_or_insert(token);
         }
@@ -60,11 +67,17 @@ impl Seen {
         if self.unknown.is_some() {
             return None;
         }
-        let seen = self.output_counts.iter().map(|(&token, &count)| DeviceEdit {
-            seen: Some(count),
-            ..others.remove(&token).unwrap_or_else(|| of(token))
-        });
-        let mut tokens: Vec<_> = seen.collect();
+        let penalised =
+            |&(token, count): &(TokenId, u32)| DeviceEdit { seen: Some(count), ..of(token) };
+        let mut tokens: Vec<_> = self.output_counts.iter().map(penalised).collect();
+        if !others.is_empty() {
+            for edit in &mut tokens {
+                let Some(DeviceEdit { bias, banned, .. }) = others.remove(&edit.token) else {
+                    continue;
+                };
+                (edit.bias, edit.banned) = (bias, banned);
+            }
+        }
         tokens.extend(others.into_values());
         Some(DeviceEdits {
             tokens,
@@ -127,8 +140,7 @@ impl<'a> Edits<'a> {
             return Err(SamplerError::UnknownToken { token, vocab: self.logits.len() });
         }
         let repetition = params.repetition_penalty;
-        // The order of the map does not matter: a token's change depends on that token only.
-        for (&token, &count) in &seen.output_counts {
+        for &(token, count) in &seen.output_counts {
             self.edit(token, |x| {
                 let mut y = x;
                 if seen.prompt_matters {
