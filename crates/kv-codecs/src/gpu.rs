@@ -6,6 +6,7 @@
 use crate::{
     AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
     LayerPages, compact,
+    gpu_staged::{at as at_number, fetch, numbered},
 };
 use std::{
     fmt,
@@ -209,13 +210,17 @@ impl KvCodec for GpuCodec {
         if let Some(&slot) = slots.iter().find(|&&s| s >= limit) {
             return Err(outside(slot, limit));
         }
+        let numbers = numbered(slots.iter().map(|slot| slot / BLOCK_TOKENS));
         let at_k = |token: usize, e: usize| (e / 8 * BLOCK_TOKENS + token) * 8 + e % 8;
         let at_v = |token: usize, e: usize| token * head_dim + e;
         let side =
             |pages: &Buffer, at: &dyn Fn(usize, usize) -> usize| -> Result<Tensor, KvCodecError> {
+                let mut blocks = vec![Vec::new(); numbers.len()];
+                let bytes = block * self.dtype.size_in_bytes();
+                fetch(pages, bytes, &numbers, |number, block| blocks[number] = self.floats(block))?;
                 let mut out = Vec::with_capacity(slots.len() * kv_heads * head_dim);
                 for &slot in slots {
-                    let floats = self.floats(pages, slot / BLOCK_TOKENS * block, block)?;
+                    let floats = &blocks[at_number(&numbers, slot / BLOCK_TOKENS)];
                     for head in floats.chunks_exact(BLOCK_TOKENS * head_dim) {
                         out.extend((0..head_dim).map(|e| head[at(slot % BLOCK_TOKENS, e)]));
                     }
@@ -278,14 +283,14 @@ impl KvCodec for GpuCodec {
 }
 
 impl GpuCodec {
-    /// Elements of a page on the host.
-    fn floats(&self, pages: &Buffer, first: usize, n: usize) -> Result<Vec<f32>, KvCodecError> {
-        let at = first * self.dtype.size_in_bytes();
-        Ok(match self.dtype {
-            DType::F16 => pages.read::<half::f16>(at, n)?.iter().map(|x| x.to_f32()).collect(),
-            DType::BF16 => pages.read::<half::bf16>(at, n)?.iter().map(|x| x.to_f32()).collect(),
-            _ => pages.read(at, n)?,
-        })
+    /// Elements of a page's bytes.
+    fn floats(&self, bytes: &[u8]) -> Vec<f32> {
+        let pairs = || bytes.as_chunks::<2>().0.iter();
+        match self.dtype {
+            DType::F16 => pairs().map(|&x| half::f16::from_le_bytes(x).to_f32()).collect(),
+            DType::BF16 => pairs().map(|&x| half::bf16::from_le_bytes(x).to_f32()).collect(),
+            _ => bytes.as_chunks::<4>().0.iter().map(|&x| f32::from_le_bytes(x)).collect(),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Blocks of a compressed cache brought from a GPU to the host and back.
+//! Blocks brought from a GPU to the host, and those of a compressed cache back.
 //!
 //! Both have the same bytes in other places: on a GPU head regions begin at multiples of 16, and keys
 //! of exact blocks stand as its kernels read them.
@@ -22,14 +22,14 @@ pub(crate) struct Staged {
 }
 
 /// Numbers from 0 for different blocks, ascending.
-fn numbered(blocks: impl Iterator<Item = usize>) -> BTreeMap<usize, usize> {
+pub(crate) fn numbered(blocks: impl Iterator<Item = usize>) -> BTreeMap<usize, usize> {
     let mut numbers: BTreeMap<_, _> = blocks.map(|b| (b, 0)).collect();
     numbers.values_mut().enumerate().for_each(|(i, n)| *n = i);
     numbers
 }
 
 /// Reads blocks of `bytes` bytes, neighbours at once: `take(number, bytes)`.
-fn fetch(
+pub(crate) fn fetch(
     from: &Buffer,
     bytes: usize,
     blocks: &BTreeMap<usize, usize>,
@@ -151,6 +151,7 @@ impl Staged {
     }
 }
 
-fn at(of: &BTreeMap<usize, usize>, block: usize) -> usize {
+/// The number of one of the blocks.
+pub(crate) fn at(of: &BTreeMap<usize, usize>, block: usize) -> usize {
     of.get(&block).copied().unwrap_or_default()
 }

@@ -47,7 +47,7 @@ pub(super) fn run(gpu: &Gpu, args: &CacheArgs) -> Result<()> {
         "GB/s",
         "of f16",
         "score us",
-        "compact 4 of 64"
+        "compact 64 us"
     );
     for batch in &args.attend {
         let (n, depth) = batch.split_once('x').context("sequences x tokens")?;

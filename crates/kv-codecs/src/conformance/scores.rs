@@ -58,7 +58,7 @@ impl Case {
         let n = tokens.div_ceil(BLOCK_TOKENS);
         // Every other block, backwards or not.
         let all = 2 * n as u32 + 1;
-        let backwards = split_mix(&mut state) % 2 == 0;
+        let backwards = split_mix(&mut state).is_multiple_of(2);
         let place = |i: u32| if backwards { all - 1 - 2 * i } else { 2 * i };
         let blocks: Vec<_> = (0..n as u32).map(|i| BlockId(place(i))).collect();
         let mut pages = LayerPages::zeroed(codec.block_bytes(g), all as usize);

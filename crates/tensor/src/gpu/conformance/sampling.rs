@@ -134,9 +134,9 @@ impl Case {
 
     /// A sampler with a prompt, and after it an output with repetitions, up to the ends of the
     /// vocabulary.
-    fn sampler(&self, params: SamplingParams, rng: &mut Rng) -> Sampler {
+    fn sampler(&self, params: &SamplingParams, rng: &mut Rng) -> Sampler {
         let prompt: Vec<_> = (0..self.seen).map(|_| rng.below(self.vocab) as u32).collect();
-        let mut sampler = Sampler::new(&params, &prompt, self.vocab as u32);
+        let mut sampler = Sampler::new(params, &prompt, self.vocab as u32);
         for i in 0..self.seen {
             let token = [rng.below(self.vocab), rng.below(5), self.vocab - 1][i % 3];
             sampler.accept(token as u32);
@@ -165,7 +165,7 @@ impl Case {
                     logit_bias: vec![],
                     ..own.clone()
                 };
-                self.sampler(if i == 1 { plain } else { own }, rng)
+                self.sampler(if i == 1 { &plain } else { &own }, rng)
             })
             .collect();
         let (mut want, host_rows) = (Vec::new(), rows.clone());
