@@ -1,5 +1,7 @@
 //! Bugs planted in the kernels, one at a time: each must make a check fail.
 
+mod choices;
+
 use super::clang::Clang;
 use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
@@ -423,7 +425,11 @@ const MUTANTS: &[Mutant] = &[
 ];
 
 pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
-    let wanted: Vec<_> = MUTANTS.iter().filter(|m| only.is_none_or(|o| o == m.family)).collect();
+    let wanted: Vec<_> = MUTANTS
+        .iter()
+        .chain(choices::MUTANTS)
+        .filter(|m| only.is_none_or(|o| o == m.family))
+        .collect();
     let caught: Vec<bool> = wanted
         .par_iter()
         .map(|mutant| {

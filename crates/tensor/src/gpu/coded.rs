@@ -7,9 +7,11 @@ pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, W
 use super::{
     Buffer, Gpu, Launch, Operand,
     attention::{MAX_HEAD, Scoring, on_gpu},
-    count, params,
+    count,
+    key_scores::{CodedKeyScoreParams, Task},
+    params,
 };
-use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
+use crate::{KeyScorer, Result, Tensor, TensorError, tensor::GpuTensor};
 
 params!(
     /// Consecutive rows that go to consecutive slots of one block.
@@ -329,6 +331,37 @@ impl CodedCache {
             ],
             params: bytemuck::bytes_of(&params),
         })
+    }
+
+    /// Scores of the keys of a sequence's tokens, as their codes have them.
+    ///
+    /// # Shapes
+    /// `blocks` are the sequence's, of 32 tokens each -> `[heads, tokens]`.
+    ///
+    /// # Errors
+    /// The scorer is for other heads, or there are fewer blocks than tokens.
+    pub fn key_scores(
+        &self,
+        k_pages: &Buffer,
+        blocks: &[u32],
+        tokens: usize,
+        scorer: &KeyScorer,
+    ) -> Result<Vec<f32>> {
+        let shape = (self.kv_heads, self.head_dim);
+        let task = Task::new(&self.gpu, scorer, shape, blocks, tokens)?;
+        let params = CodedKeyScoreParams {
+            heads: task.shape.heads,
+            kv_heads: task.shape.kv_heads,
+            head_dim: task.shape.head_dim,
+            tokens: task.shape.tokens,
+            format: self.k.format.number(),
+            region: count("key scores", self.k.region)?,
+            group: self.k.format.group(),
+            rounds: self.rounds_of(&self.k),
+            order: self.order,
+        };
+        let operands = (k_pages, Some(&self.constants));
+        task.run(&self.gpu, "coded_key_scores", 1, operands, bytemuck::bytes_of(&params))
     }
 
     /// Causal attention of a step's rows over the pages of a layer.
