@@ -32,8 +32,8 @@ use taper_weights::Checkpoint;
 pub(crate) mod builtin {
     pub(super) const NAME: &str = "taper-demo";
     pub(crate) const CONFIG: &[u8] = include_bytes!("../models/demo/config.json");
-    pub(crate) const WEIGHTS: &[u8] = include_bytes!("../models/demo/model.safetensors");
-    pub(super) const TOKENIZER: &[u8] = include_bytes!("../models/demo/tokenizer.json");
+    pub(crate) static WEIGHTS: &[u8] = include_bytes!("../models/demo/model.safetensors");
+    pub(super) static TOKENIZER: &[u8] = include_bytes!("../models/demo/tokenizer.json");
     pub(super) const TOKENIZER_CONFIG: &[u8] =
         include_bytes!("../models/demo/tokenizer_config.json");
     pub(super) const GENERATION: &[u8] = include_bytes!("../models/demo/generation_config.json");

@@ -11,8 +11,10 @@ use serde_json::Value;
 use std::{
     env::consts::EXE_SUFFIX,
     fs,
+    num::NonZero,
     path::{Path, PathBuf},
     process::Command,
+    thread::available_parallelism,
 };
 
 /// The Python package whose sources hold llama.cpp's.
@@ -126,22 +128,24 @@ impl Engine for LlamaCpp {
         let Settings { threads, samples, decode } = settings;
         let words = match work {
             Work::Prefill(tokens) => format!("-p {tokens} -n 0 -r {samples} -fa 1 -o json"),
-            Work::Decode { depth, batch: 1 } => {
-                format!("-p 0 -n {decode} -d {depth} -r {samples} -fa 1 -o json")
+            Work::Decode { depth: 0, batch: 1 } => {
+                format!("-p 0 -n {decode} -r {samples} -fa 1 -o json")
             }
             Work::Decode { depth, batch } => {
                 let context = (depth + decode) * batch;
+                // Filling the caches is not timed, and takes minutes: all processors do it.
+                let fill = available_parallelism().map_or(threads, NonZero::get);
                 format!(
-                    "-npp {depth} -ntg {decode} -npl {batch} -c {context} -tb {threads} -fa on \
+                    "-npp {depth} -ntg {decode} -npl {batch} -c {context} -tb {fill} -fa on \
                      --output-format jsonl"
                 )
             }
             Work::FirstToken => "-n 1 -c 512 -fa on --temp 0 -no-cnv --no-warmup".to_owned(),
         };
         let tool = match work {
-            Work::Decode { batch: 2.., .. } => BATCHED,
+            Work::Prefill(_) | Work::Decode { depth: 0, batch: 1 } => BENCH,
+            Work::Decode { .. } => BATCHED,
             Work::FirstToken => COMPLETION,
-            _ => BENCH,
         };
         let mut command = self.tool(tool);
         command.arg("-m").arg(model).args(["-t", &threads.to_string()]);
