@@ -90,11 +90,11 @@ pub(crate) fn write(
     }
 }
 
-/// `acc[i] += sum_j p[i][j] row_j` over the first `n` rows; sums are `width` elements apart.
+/// `acc[i] += sum_j p[i][j] row_j` over the first `n` rows; weights are `stride` apart, sums `width`.
 pub(crate) fn add(
     halves: &HalfSide,
     region: &[u8],
-    p: &[f32],
+    (p, stride): (&[f32], usize),
     n: usize,
     acc: &mut [f32],
     width: usize,
@@ -102,9 +102,9 @@ pub(crate) fn add(
     let rows = halves.rows(region, n);
     let d = rows.len() / n;
     if width == d {
-        return add_rows(p, rows, d, acc);
+        return add_rows((p, stride), rows, d, acc);
     }
-    for (p, acc) in p.chunks_exact(n).zip(acc.chunks_exact_mut(width)) {
-        add_rows(p, rows, d, &mut acc[..d]);
+    for (p, acc) in p.chunks(stride).zip(acc.chunks_exact_mut(width)) {
+        add_rows((p, stride), rows, d, &mut acc[..d]);
     }
 }

@@ -145,29 +145,29 @@ impl Step<'_> {
         }
     }
 
+    /// Scores of a row, whole tiles of them.
+    fn width(&self) -> usize {
+        self.tokens().len().next_multiple_of(TILE_ROWS)
+    }
+
     fn score(&self, heads: &mut [HeadScratch], scratch: &mut CodedScratch) {
-        let (pages, rows, width) = (self.pages, self.piece.len(), self.tokens().len());
-        let CodedScratch { scores, products } = scratch;
+        let (pages, width) = (self.pages, self.width());
         for index in self.blocks.clone() {
             for (i, head) in heads.iter_mut().enumerate() {
                 let part = self.part(index, i);
-                let CodedHead { q, scores: all, .. } = &mut head.coded;
+                let CodedHead { q, scores, .. } = &mut head.coded;
                 let n = part.rows();
-                all.resize(rows * width, 0.0);
-                scores.resize(rows * n, 0.0);
+                scores.resize(self.piece.len() * width, 0.0);
+                let scores = (&mut scores[part.tokens.start..], width);
                 match part.exact {
                     Some(at) => {
                         let k = region(pages.exact_k, at);
                         pages.plan.halves.exact_dots(k, &q.floats, n, scores);
                     }
                     None => {
-                        let k = part.region(pages.k);
+                        let (k, products) = (part.region(pages.k), &mut scratch.products);
                         pages.plan.k.scores(k, q, n, pages.precision, products, scores);
                     }
-                }
-                for (all, scores) in all.chunks_exact_mut(width).zip(scores.chunks_exact(n)) {
-                    let all = &mut all[part.tokens.clone()];
-                    all.copy_from_slice(&scores[..all.len()]);
                 }
             }
         }
@@ -176,32 +176,27 @@ impl Step<'_> {
     fn soften(&self, head: &mut CodedHead) {
         let CodedHead { state, scores, .. } = head;
         let tokens = self.tokens();
-        for (row, scores) in scores.chunks_exact_mut(tokens.len()).enumerate() {
+        for (row, scores) in scores.chunks_exact_mut(self.width()).enumerate() {
             let seen = self.piece.sees_of(row, tokens.clone());
             state.soften(row, scores, seen, self.piece.params.soft_cap);
         }
     }
 
     fn add(&self, heads: &mut [HeadScratch], scratch: &mut CodedScratch) {
-        let (pages, plan, width) = (self.pages, self.pages.plan, self.tokens().len());
-        let CodedScratch { scores: weights, products } = scratch;
+        let (pages, plan, width) = (self.pages, self.pages.plan, self.width());
         for index in self.blocks.clone() {
             for (i, head) in heads.iter_mut().enumerate() {
                 let part = self.part(index, i);
-                let CodedHead { state, scores: all, .. } = &mut head.coded;
+                let CodedHead { state, scores, .. } = &mut head.coded;
                 let (n, sums) = (part.rows(), state.sums());
-                weights.clear();
-                for (row, all) in all.chunks_exact(width).enumerate() {
-                    weights.extend_from_slice(&all[part.tokens.clone()]);
-                    weights.resize((row + 1) * n, 0.0);
-                }
+                let weights = (&scores[part.tokens.start..], width);
                 match part.exact {
                     Some(at) => {
                         let v = region(pages.exact_v, at);
                         exact::add(&plan.halves, v, weights, n, sums, plan.v.width());
                     }
                     None => {
-                        let v = part.region(pages.v);
+                        let (v, products) = (part.region(pages.v), &mut scratch.products);
                         plan.v.add(v, weights, n, pages.precision, products, sums);
                     }
                 }

@@ -234,7 +234,8 @@ impl RowFormat for QjlSide {
         out: &mut [f32],
     ) {
         self.rotated(rows.here, &mut scratch.floats);
-        dot_rows(&q.floats, Floats::F32(&scratch.floats), self.d, out);
+        let n = rows.here.len() / self.row_bytes();
+        dot_rows(&q.floats, Floats::F32(&scratch.floats), self.d, (out, n));
     }
 
     fn add_weighted(
@@ -246,7 +247,8 @@ impl RowFormat for QjlSide {
         acc: &mut [f32],
     ) {
         self.rotated(rows.here, &mut scratch.floats);
-        add_rows(p, Floats::F32(&scratch.floats), self.d, acc);
+        let n = rows.here.len() / self.row_bytes();
+        add_rows((p, n), Floats::F32(&scratch.floats), self.d, acc);
     }
 
     fn rotate(&self, rows: &mut [f32]) {

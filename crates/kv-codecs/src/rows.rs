@@ -106,21 +106,33 @@ impl<T: RowFormat> Side for T {
         n: usize,
         precision: Precision,
         scratch: &mut Products,
-        out: &mut [f32],
+        (out, stride): (&mut [f32], usize),
     ) {
-        self.dots(first(self, region, n), q, precision, scratch, out);
+        let mut dense = std::mem::take(&mut scratch.dense);
+        dense.resize(q.floats.len() / self.dim() * n, 0.0);
+        self.dots(first(self, region, n), q, precision, scratch, &mut dense);
+        for (out, dense) in out.chunks_mut(stride).zip(dense.chunks_exact(n)) {
+            out[..n].copy_from_slice(dense);
+        }
+        scratch.dense = dense;
     }
 
     fn add(
         &self,
         region: Region<'_>,
-        p: &[f32],
+        (p, stride): (&[f32], usize),
         n: usize,
         precision: Precision,
         scratch: &mut Products,
         acc: &mut [f32],
     ) {
-        self.add_weighted(first(self, region, n), p, precision, scratch, acc);
+        let mut dense = std::mem::take(&mut scratch.dense);
+        dense.clear();
+        for p in p.chunks(stride) {
+            dense.extend_from_slice(&p[..n]);
+        }
+        self.add_weighted(first(self, region, n), &dense, precision, scratch, acc);
+        scratch.dense = dense;
     }
 }
 
@@ -145,7 +157,7 @@ impl HalfSide {
     }
 
     /// `out[i][j] = q_i . row_j` for the first `n` rows.
-    pub(crate) fn exact_dots(&self, region: &[u8], q: &[f32], n: usize, out: &mut [f32]) {
+    pub(crate) fn exact_dots(&self, region: &[u8], q: &[f32], n: usize, out: (&mut [f32], usize)) {
         dot_rows(q, self.rows(region, n), self.d, out);
     }
 }
@@ -173,7 +185,8 @@ impl RowFormat for HalfSide {
 
     fn dots(&self, rows: Codes<'_>, q: &Queries, _: Precision, _: &mut Products, out: &mut [f32]) {
         prefetch_next(rows);
-        dot_rows(&q.floats, Floats::F16(bytemuck::cast_slice(rows.here)), self.d, out);
+        let n = rows.here.len() / self.row_bytes();
+        dot_rows(&q.floats, Floats::F16(bytemuck::cast_slice(rows.here)), self.d, (out, n));
     }
 
     fn add_weighted(
@@ -185,7 +198,8 @@ impl RowFormat for HalfSide {
         acc: &mut [f32],
     ) {
         prefetch_next(rows);
-        add_rows(p, Floats::F16(bytemuck::cast_slice(rows.here)), self.d, acc);
+        let n = rows.here.len() / self.row_bytes();
+        add_rows((p, n), Floats::F16(bytemuck::cast_slice(rows.here)), self.d, acc);
     }
 }
 

@@ -30,15 +30,13 @@ pub(crate) struct Queries {
 pub(crate) struct CodedHead {
     pub(crate) q: Queries,
     pub(crate) state: Attended,
-    /// `[rows, tokens]` of a step.
+    /// `[rows, padded tokens]` of a step.
     pub(crate) scores: Vec<f32>,
 }
 
 /// What attention over coded blocks works in.
 #[derive(Debug, Default)]
 pub(crate) struct CodedScratch {
-    /// `[rows, padded tokens]` of one block.
-    pub(crate) scores: Vec<f32>,
     pub(crate) products: Products,
 }
 
@@ -46,6 +44,8 @@ pub(crate) struct CodedScratch {
 #[derive(Debug, Default)]
 pub(crate) struct Products {
     pub(crate) floats: Vec<f32>,
+    /// Scores or weights of one block, without a stride.
+    pub(crate) dense: Vec<f32>,
     pub(crate) tiles: Tiles,
     pub(crate) gamma: Vec<f32>,
     pub(crate) weights: Vec<u8>,
@@ -137,7 +137,7 @@ pub(crate) trait Side: Send + Sync + fmt::Debug {
     fn width(&self) -> usize;
 
     /// `out[i][j] = q_i . row_j` for the first `n` rows, a multiple of [`TILE_ROWS`]; rows that
-    /// were not written give anything.
+    /// were not written give anything. The rows of `out` are a stride apart.
     fn scores(
         &self,
         region: Region<'_>,
@@ -145,17 +145,17 @@ pub(crate) trait Side: Send + Sync + fmt::Debug {
         n: usize,
         precision: Precision,
         scratch: &mut Products,
-        out: &mut [f32],
+        out: (&mut [f32], usize),
     );
 
     /// `acc[i] += sum_j p[i][j] row_j` over the first `n` rows. `p` is 0 for rows that were not
     /// written.
     ///
-    /// `p [rows, n]`, `acc [rows, width]`.
+    /// `p`: `[rows, n]` of a stride, `acc [rows, width]`.
     fn add(
         &self,
         region: Region<'_>,
-        p: &[f32],
+        p: (&[f32], usize),
         n: usize,
         precision: Precision,
         scratch: &mut Products,

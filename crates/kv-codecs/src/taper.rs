@@ -29,7 +29,7 @@ use crate::{
 use std::sync::LazyLock;
 use taper_tensor::cpu::{
     Floats,
-    codes::{CodeLevel, RING, add_rows, dot_rows, halves, look_up, unpack_centre},
+    codes::{CodeLevel, RING, add_offsets, add_rows, dot_rows, halves, look_up, unpack_centre},
 };
 
 /// Steps of an octave of a scale.
@@ -146,10 +146,10 @@ impl TaperSide {
     }
 
     /// Of the first `n` rows, times the table's step.
-    fn gammas(&self, region: &[u8], n: usize, level: CodeLevel, out: &mut Vec<f32>) {
+    fn gammas(&self, region: &[u8], n: usize, out: &mut Vec<f32>) {
         let first = ((self.base(region) - 128) as f32 / STEPS).exp2() * self.code.step();
         out.resize(n, 0.0);
-        look_up(level, &region[self.scales_at()..][..n], &POWERS, first, out);
+        look_up(&region[self.scales_at()..][..n], &POWERS, first, out);
     }
 
     /// The centre of a mature block.
@@ -318,37 +318,31 @@ impl Side for TaperSide {
         n: usize,
         precision: Precision,
         scratch: &mut Products,
-        out: &mut [f32],
+        (out, stride): (&mut [f32], usize),
     ) {
         let d = self.d;
         if self.is_young(region.here) {
             // Only so many rows are there; the others' scores are never used.
             let rows = self.young.min(n);
             let keys = self.young_rows(region.here, rows, &mut scratch.floats);
-            let mut some = vec![0.0; q.floats.len() / d * rows];
-            dot_rows(&q.floats, keys, d, &mut some);
-            for (out, some) in out.chunks_exact_mut(n).zip(some.chunks_exact(rows)) {
-                out[..rows].copy_from_slice(some);
-                out[rows..].fill(0.0);
-            }
+            dot_rows(&q.floats, keys, d, (out, stride));
             return;
         }
-        self.gammas(region.here, n, precision.level, &mut scratch.gamma);
-        self.math.scores(region, &scratch.gamma, q, precision, &mut scratch.tiles, out);
+        self.gammas(region.here, n, &mut scratch.gamma);
+        let Products { gamma, tiles, floats, scales: offsets, .. } = scratch;
+        self.math.scores(region, gamma, q, precision, tiles, (&mut *out, stride));
         if self.centred {
-            self.centre(region.here, &mut scratch.floats);
-            let mut offsets = vec![0.0; q.floats.len() / d];
-            dot_rows(&q.floats, Floats::F32(&scratch.floats), d, &mut offsets);
-            for (out, offset) in out.chunks_exact_mut(n).zip(offsets) {
-                out.iter_mut().for_each(|s| *s += offset);
-            }
+            self.centre(region.here, floats);
+            offsets.resize(q.floats.len() / d, 0.0);
+            dot_rows(&q.floats, Floats::F32(floats), d, (offsets, 1));
+            add_offsets(precision.level, out, stride, n, offsets);
         }
     }
 
     fn add(
         &self,
         region: Region<'_>,
-        p: &[f32],
+        (p, stride): (&[f32], usize),
         n: usize,
         precision: Precision,
         scratch: &mut Products,
@@ -357,18 +351,18 @@ impl Side for TaperSide {
         if self.is_young(region.here) {
             let (d, width, rows) = (self.d, self.width(), self.young.min(n));
             let values = self.young_rows(region.here, rows, &mut scratch.floats);
-            for (p, acc) in p.chunks_exact(n).zip(acc.chunks_exact_mut(width)) {
-                add_rows(&p[..rows], values, d, &mut acc[..d]);
+            for (p, acc) in p.chunks(stride).zip(acc.chunks_exact_mut(width)) {
+                add_rows((p, rows), values, d, &mut acc[..d]);
             }
             return;
         }
-        self.gammas(region.here, n, precision.level, &mut scratch.gamma);
-        self.math.add(region, p, precision, scratch, acc);
+        self.gammas(region.here, n, &mut scratch.gamma);
+        self.math.add(region, (p, stride), precision, scratch, acc);
         if self.centred {
             self.centre(region.here, &mut scratch.floats);
             let width = self.width();
-            for (p, acc) in p.chunks_exact(n).zip(acc.chunks_exact_mut(width)) {
-                let total: f32 = p.iter().sum();
+            for (p, acc) in p.chunks(stride).zip(acc.chunks_exact_mut(width)) {
+                let total: f32 = p[..n].iter().sum();
                 acc.iter_mut().zip(&scratch.floats).for_each(|(a, c)| *a += total * c);
             }
         }

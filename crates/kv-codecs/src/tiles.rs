@@ -144,7 +144,7 @@ impl TileMath {
         q: &Queries,
         precision: Precision,
         tiles: &mut Tiles,
-        out: &mut [f32],
+        out: (&mut [f32], usize),
     ) {
         let n = gamma.len();
         let tiles = tiles.room(n * self.layout.rings * RING);
@@ -160,17 +160,17 @@ impl TileMath {
     pub(crate) fn add(
         &self,
         region: Region<'_>,
-        p: &[f32],
+        (p, stride): (&[f32], usize),
         precision: Precision,
         scratch: &mut Products,
         acc: &mut [f32],
     ) {
         let Products { tiles, gamma, weights, scales, .. } = scratch;
         let n = gamma.len();
-        weights.resize(p.len(), 0);
+        weights.resize(acc.len() / (self.layout.rings * RING) * n, 0);
         scales.clear();
-        for (p, w) in p.chunks_exact(n).zip(weights.chunks_exact_mut(n)) {
-            scales.push(weigh(precision.level, p, gamma, precision.sparse_v, w));
+        for (p, w) in p.chunks(stride).zip(weights.chunks_exact_mut(n)) {
+            scales.push(weigh(precision.level, &p[..n], gamma, precision.sparse_v, w));
         }
         if scales.iter().all(|&s| s == 0.0) {
             return;

@@ -107,7 +107,7 @@ impl Side for TurboSide {
         n: usize,
         precision: Precision,
         scratch: &mut Products,
-        out: &mut [f32],
+        out: (&mut [f32], usize),
     ) {
         self.gammas(region.here, n, precision.level, &mut scratch.gamma);
         self.math.scores(region, &scratch.gamma, q, precision, &mut scratch.tiles, out);
@@ -116,7 +116,7 @@ impl Side for TurboSide {
     fn add(
         &self,
         region: Region<'_>,
-        p: &[f32],
+        p: (&[f32], usize),
         n: usize,
         precision: Precision,
         scratch: &mut Products,

@@ -136,7 +136,7 @@ fn c10_int8_levels_and_queries_cost_next_to_nothing() {
             tiles[i / RING * TILE + i % RING] = entries[usize::from(code)] as u8 ^ 0x80;
         }
         let mut scores = [0.0; 4];
-        dots(CodeLevel::detect(), &int8, &tiles, &[gamma * step; 4], &mut scores);
+        dots(CodeLevel::detect(), &int8, &tiles, &[gamma * step; 4], (&mut scores, 4));
         let levels: Vec<_> = coded.codes.iter().map(|&c| exact.levels()[usize::from(c)]).collect();
         let off = f64::from(scores[0]) - dot(&rotated, &levels) * f64::from(gamma);
         squares += off * off;

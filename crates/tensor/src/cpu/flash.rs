@@ -3,7 +3,7 @@
 
 use super::{
     Floats, Level,
-    kernels::{self, Rows, RowsMut},
+    kernels::{self, Rows, RowsMut, Soon, Turned},
 };
 use std::ops::Range;
 
@@ -17,6 +17,8 @@ pub struct FlashTile {
     soft_cap: Option<f32>,
     /// `[rows, dk]`.
     q: Vec<f32>,
+    /// The same for [`kernels::dot_turned`], once it was wanted.
+    turned: Vec<f32>,
     state: Attended,
     scores: Vec<f32>,
     wide: Vec<f32>,
@@ -37,6 +39,8 @@ pub struct Attended {
 /// From so many rows on, halves are widened once instead of by every pass over them. The sums are
 /// the same.
 const WIDEN_FROM: usize = 8;
+/// From so many rows on, a vector holds an element of many rows and not elements of one.
+const TURN_FROM: usize = 16;
 
 impl Attended {
     /// `rows` rows that have seen nothing.
@@ -166,6 +170,7 @@ impl FlashTile {
         self.soft_cap = soft_cap;
         self.q.clear();
         self.q.extend_from_slice(q);
+        self.turned.clear();
         self.state.clear(rows, d);
     }
 
@@ -215,10 +220,30 @@ impl FlashTile {
         self.scores.resize((rows * n).max(self.scores.len()), 0.0);
         let after = |i: usize| pages.get(i + 1).copied().or(next);
         let mut first = 0;
+        if rows >= TURN_FROM && self.turned.is_empty() {
+            // Room for the vectors of the level with the most lanes.
+            self.turned.resize(rows.next_multiple_of(TURN_FROM) * dk, 0.0);
+            let q = Rows::new(self.q.as_ptr(), rows, dk);
+            // SAFETY: `q` is rows x dk, and there is room for whole vectors of rows.
+            unsafe { kernels::turn_rows(level, q, dk, self.turned.as_mut_ptr()) };
+        }
         for (i, (k, v)) in pages.iter().enumerate() {
-            let k = if rows < WIDEN_FROM { *k } else { Floats::F32(k.widened(&mut self.wide)) };
+            let next = after(i).map(|(k, _)| k);
             let out = RowsMut { ptr: self.scores[first..].as_mut_ptr(), stride: n };
-            dots(level, &self.q, rows, k, tokens(v), after(i).map(|(k, _)| k), out);
+            if rows < WIDEN_FROM {
+                dots(level, &self.q, rows, *k, tokens(v), next, out);
+            } else {
+                let wide = k.widened(&mut self.wide);
+                if rows < TURN_FROM {
+                    dots(level, &self.q, rows, Floats::F32(wide), tokens(v), None, out);
+                } else {
+                    let x = Turned { ptr: self.turned.as_ptr(), rows };
+                    let soon = [next.map_or(Soon::NONE, soon), soon(*v)];
+                    let k = Rows::new(wide.as_ptr(), tokens(v), dk);
+                    // SAFETY: the lengths were checked; `out` is rows x n.
+                    unsafe { kernels::dot_turned(level, x, k, dk, out, soon) };
+                }
+            }
             first += tokens(v);
         }
         for row in 0..rows {
@@ -235,6 +260,11 @@ impl FlashTile {
             first += n_page;
         }
     }
+}
+
+fn soon(x: Floats<'_>) -> Soon {
+    let bytes = x.as_bytes();
+    Soon { ptr: bytes.as_ptr(), bytes: bytes.len() }
 }
 
 /// Scores of `rows` queries against `n` keys.
@@ -378,25 +408,27 @@ mod tests {
     }
 
     #[test]
-    fn a_row_alone_and_a_row_in_company_agree_to_the_bit() {
-        let (rows, n, d) = (11, 64, 40);
-        let (q, k, v) = (noise(rows * d, 4), noise(n * d, 5), noise(n * d, 6));
+    fn a_row_alone_and_rows_in_company_agree_to_the_bit() {
+        let (most, n, d) = (37, 50, 40);
+        let (q, k, v) = (noise(most * d, 4), noise(n * d, 5), noise(n * d, 6));
         let half = |x: &[f32]| x.iter().copied().map(half::f16::from_f32).collect::<Vec<_>>();
         let (k16, v16) = (half(&k), half(&v));
         let pages = [(Floats::F32(&k), Floats::F16(&v16)), (Floats::F16(&k16), Floats::F32(&v))];
-        let mut all = FlashTile::default();
-        all.start(&q, rows, d, Some(3.0));
-        all.step(&pages[..1], None, |row| 0..row * 3);
-        all.step(&pages, None, |row| row..2 * n - row);
-        for row in 0..rows {
-            let mut one = FlashTile::default();
-            one.start(&q[row * d..][..d], 1, d, Some(3.0));
-            one.step(&pages[..1], None, |_| 0..row * 3);
-            one.step(&pages, None, |_| row..2 * n - row);
-            let (mut a, mut b) = (vec![0.0; d], vec![0.0; d]);
-            all.state().finish(row, &mut a);
-            one.state().finish(0, &mut b);
-            assert_eq!(a, b);
+        let attend = |level, rows: Range<usize>| {
+            let mut tile = FlashTile::default();
+            tile.force_level(level);
+            tile.start(&q[rows.start * d..rows.end * d], rows.len(), d, Some(3.0));
+            tile.step(&pages[..1], None, |row| 0..((rows.start + row) * 3).min(n));
+            tile.step(&pages, None, |row| rows.start + row..2 * n - rows.start - row);
+            let mut out = vec![0.0; rows.len() * d];
+            out.chunks_mut(d).enumerate().for_each(|(row, out)| tile.state().finish(row, out));
+            out
+        };
+        for level in Level::available() {
+            let alone: Vec<_> = (0..most).flat_map(|row| attend(level, row..row + 1)).collect();
+            for rows in [9, 16, most] {
+                assert_eq!(attend(level, 0..rows), alone[..rows * d], "{level:?}, {rows} rows");
+            }
         }
     }
 }

@@ -45,6 +45,14 @@ impl<'a> Floats<'a> {
         }
     }
 
+    pub(crate) fn as_bytes(self) -> &'a [u8] {
+        match self {
+            Self::F32(x) => bytemuck::cast_slice(x),
+            Self::F16(x) => bytemuck::cast_slice(x),
+            Self::Bf16(x) => bytemuck::cast_slice(x),
+        }
+    }
+
     pub(crate) fn as_f16(self) -> Option<&'a [f16]> {
         if let Self::F16(x) = self { Some(x) } else { None }
     }

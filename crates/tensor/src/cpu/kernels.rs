@@ -9,8 +9,11 @@ use super::{
 };
 use half::{bf16, f16};
 use rowwise::*;
+pub(super) use turned::{Soon, Turned};
+use turned::{dot_turned_body, turn_rows_body};
 
 mod rowwise;
+mod turned;
 
 /// A matrix in memory: rows `stride` elements apart.
 #[derive(Debug, Clone, Copy)]
@@ -99,6 +102,14 @@ kernel! {
 kernel! {
     /// The same over bfloats.
     dot_block_bf16 = dot_block_body[bf16](x: Rows, w: Rows<bf16>, k: usize, out: RowsMut)
+}
+kernel! {
+    /// Writes `x` of `k` elements a row as [`Turned`] has it: whole vectors of rows.
+    turn_rows = turn_rows_body(x: Rows, k: usize, out: *mut f32)
+}
+kernel! {
+    /// As [`dot_block`], to the bit, of rows that [`turn_rows`] has written for the same level.
+    dot_turned = dot_turned_body(x: Turned, w: Rows, k: usize, out: RowsMut, soon: [Soon; 2])
 }
 kernel! {
     /// `acc[i] += sum_j p[i][j] * v[j]` over rows of `d` elements.

@@ -137,6 +137,22 @@ pub(super) trait Lanes: Copy {
             unsafe { *out.add(i) = x.sum() };
         }
     }
+    /// The lane that [`Self::sum`] takes `i`-th: it adds each to the next, the sums of two to each
+    /// other, and so on. By default the upper half of the lanes is added to the lower, again and again.
+    #[inline(always)]
+    fn summed(i: usize) -> usize {
+        if Self::LANES == 1 { i } else { i.reverse_bits() >> (Self::LANES.leading_zeros() + 1) }
+    }
+    /// `out[j][i] = x[i][j]` of as many rows and columns as there are lanes.
+    #[inline(always)]
+    unsafe fn turn(x: *const f32, x_stride: usize, out: *mut f32, out_stride: usize) {
+        for i in 0..Self::LANES {
+            for j in 0..Self::LANES {
+                // SAFETY: the caller's shapes.
+                unsafe { *out.add(j * out_stride + i) = *x.add(i * x_stride + j) };
+            }
+        }
+    }
     unsafe fn max_lane(self) -> f32;
 
     /// `e^self` to 2 ulp; the Cephes polynomial on [-ln 2 / 2, ln 2 / 2].

@@ -116,6 +116,10 @@ impl Lanes for Neon {
         unsafe { vaddvq_f32(self.0) }
     }
     #[inline(always)]
+    fn summed(i: usize) -> usize {
+        i
+    }
+    #[inline(always)]
     unsafe fn max_lane(self) -> f32 {
         unsafe { vmaxvq_f32(self.0) }
     }

@@ -270,6 +270,40 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn turn(x: *const f32, x_stride: usize, out: *mut f32, out_stride: usize) {
+        unsafe {
+            let zero = _mm512_setzero_ps();
+            let (mut rows, mut twos, mut fours) = ([zero; 16], [zero; 16], [zero; 16]);
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = _mm512_loadu_ps(x.add(i * x_stride));
+            }
+            for i in (0..16).step_by(2) {
+                twos[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+                twos[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+            }
+            // Vector `c` of each four: column `c` of every quarter, of four rows.
+            for i in (0..16).step_by(4) {
+                for j in 0..2 {
+                    let a = _mm512_castps_pd(twos[i + j]);
+                    let b = _mm512_castps_pd(twos[i + j + 2]);
+                    fours[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                    fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                }
+            }
+            for c in 0..4 {
+                let [a, b, d, e] = [fours[c], fours[4 + c], fours[8 + c], fours[12 + c]];
+                let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(d, e)];
+                let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(d, e)];
+                for (i, [low, high]) in [even, odd].into_iter().enumerate() {
+                    let first = _mm512_shuffle_f32x4::<0x88>(low, high);
+                    let third = _mm512_shuffle_f32x4::<0xdd>(low, high);
+                    _mm512_storeu_ps(out.add((4 * i + c) * out_stride), first);
+                    _mm512_storeu_ps(out.add((4 * i + c + 8) * out_stride), third);
+                }
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn max_lane(self) -> f32 {
         unsafe { _mm512_reduce_max_ps(self.0) }
     }

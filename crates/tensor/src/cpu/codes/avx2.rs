@@ -25,9 +25,13 @@ pub(super) unsafe fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
 /// # Safety
 /// The lengths are those of [`super::dots`].
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mut [f32]) {
-    let (rows, n) = (q.rows(), gamma.len());
-    let padded = q.codes.len() / rows;
+pub(super) unsafe fn dots(
+    q: &Int8Queries,
+    tiles: &[u8],
+    gamma: &[f32],
+    (out, stride): (&mut [f32], usize),
+) {
+    let (rows, padded) = (q.rows(), q.width());
     for row in 0..rows {
         let codes = &q.codes[row * padded..][..padded];
         for (group, tiles) in tiles.chunks_exact(padded * TILE_ROWS).enumerate() {
@@ -35,7 +39,7 @@ pub(super) unsafe fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mu
             let sums = unsafe { dot_group(codes, tiles) };
             for (r, sum) in sums.into_iter().enumerate() {
                 let j = group * TILE_ROWS + r;
-                out[row * n + j] = sum as f32 * q.scales[row] * gamma[j];
+                out[row * stride + j] = sum as f32 * q.scales[row] * gamma[j];
             }
         }
     }

@@ -40,13 +40,15 @@ mod trellis_vbmi;
 mod vbmi;
 #[cfg(target_arch = "x86_64")]
 mod vbmi_rows;
+#[cfg(target_arch = "x86_64")]
+mod vbmi_source;
 mod weights;
 mod wide;
 mod windows;
 
 pub use affine::{Affine, AffineQueries, AffineScales, AffineWeights};
 pub use dense::{add_rows, dot_rows};
-pub use scales::{halves, intervals, look_up, sylvester, unpack_centre};
+pub use scales::{add_offsets, halves, intervals, look_up, sylvester, unpack_centre};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};
@@ -145,10 +147,19 @@ impl CodeLevel {
     }
 }
 
+/// A ring of query codes for tiles whose rows lie in halves.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+struct Turned(#[expect(dead_code, reason = "read by vectors")] [u64; 8]);
+
 /// Query rows rounded to int8: `x = scale * code`, with `code` in -127..=127.
 #[derive(Debug, Default, Clone)]
 pub struct Int8Queries {
     codes: Vec<i8>,
+    /// Each ring's halves, four times each.
+    #[cfg(target_arch = "x86_64")]
+    turned: Vec<Turned>,
     scales: Vec<f32>,
     /// 128 times the sum of a row's codes: what the offset of the bytes adds.
     offsets: Vec<i32>,
@@ -165,16 +176,20 @@ impl Int8Queries {
         self.codes.clear();
         self.scales.clear();
         self.offsets.clear();
-        for row in x.chunks_exact(d) {
-            let max = row.iter().fold(0.0f32, |m, x| if x.abs() > m { x.abs() } else { m });
-            let (scale, inverse) = if max > 0.0 { (max / 127.0, 127.0 / max) } else { (0.0, 0.0) };
-            let at = self.codes.len();
-            // Adding 1.5 * 2^23 leaves the rounded integer in the lowest bits.
-            let round = |x: &f32| (x * inverse + 12_582_912.0).to_bits() as i8;
-            self.codes.extend(row.iter().map(round));
-            self.codes.resize(at + padded, 0);
+        self.codes.resize(x.len() / d * padded, 0);
+        for (row, codes) in x.chunks_exact(d).zip(self.codes.chunks_exact_mut(padded)) {
+            let (scale, sum) = scales::round_row(CodeLevel::detect(), row, codes);
             self.scales.push(scale);
-            self.offsets.push(self.codes[at..].iter().map(|&c| 128 * i32::from(c)).sum());
+            self.offsets.push(128 * sum);
+        }
+        #[cfg(target_arch = "x86_64")]
+        {
+            self.turned.clear();
+            for ring in self.codes.as_chunks::<RING>().0 {
+                let ring = u128::from_le_bytes(ring.map(|c| c as u8));
+                let (low, high) = (ring as u64, (ring >> 64) as u64);
+                self.turned.push(Turned([low, low, low, low, high, high, high, high]));
+            }
         }
     }
 
@@ -191,21 +206,28 @@ impl Int8Queries {
     }
 }
 
-/// `out[i][j] = scale_i * (code_i . tile row j) * gamma[j]`.
+/// `out[i][j] = scale_i * (code_i . tile row j) * gamma[j]`; the rows of `out` are a stride apart.
 ///
 /// # Shapes
 /// `tiles`: `[n / 4][padded / 16][64]` as [`Windows::expand`] writes them for [`Order::Rows`], where
-/// `n = gamma.len()` is a multiple of 4; `out [rows, n]`.
+/// `n = gamma.len()` is a multiple of 4; `out`: `[rows, n]` of a stride.
 ///
 /// # Panics
 /// When the lengths differ from these.
-pub fn dots(level: CodeLevel, q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mut [f32]) {
+pub fn dots(
+    level: CodeLevel,
+    q: &Int8Queries,
+    tiles: &[u8],
+    gamma: &[f32],
+    out: (&mut [f32], usize),
+) {
     let (rows, n) = (q.rows(), gamma.len());
     if rows == 0 || n == 0 {
         return;
     }
     let padded = q.codes.len() / rows;
-    assert!(n.is_multiple_of(TILE_ROWS) && tiles.len() == n * padded && out.len() == rows * n);
+    assert!(n.is_multiple_of(TILE_ROWS) && tiles.len() == n * padded, "tiles");
+    check_rows((out.0.len(), out.1), rows, n);
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the lengths are checked.
@@ -218,6 +240,11 @@ pub fn dots(level: CodeLevel, q: &Int8Queries, tiles: &[u8], gamma: &[f32], out:
         CodeLevel::Neon => unsafe { neon::dots(q, tiles, gamma, out) },
         _ => portable::dots(q, tiles, gamma, out),
     }
+}
+
+/// Refuses rows that do not fit.
+fn check_rows((len, stride): (usize, usize), rows: usize, n: usize) {
+    assert!(rows > 0 && stride >= n && len >= (rows - 1) * stride + n, "rows of {n}");
 }
 
 /// `acc[i][e] += scale[i] * sum_j weights[i][j] * tile row j [e]`.

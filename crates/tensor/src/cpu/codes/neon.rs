@@ -98,9 +98,13 @@ fn halves(tile: &mut [u8]) -> [[&mut [u8]; 2]; 2] {
 /// # Safety
 /// The machine has the dot products. The lengths are those of [`super::dots`].
 #[target_feature(enable = "neon,dotprod")]
-pub(super) unsafe fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mut [f32]) {
-    let (rows, n) = (q.rows(), gamma.len());
-    let padded = q.codes.len() / rows;
+pub(super) unsafe fn dots(
+    q: &Int8Queries,
+    tiles: &[u8],
+    gamma: &[f32],
+    (out, stride): (&mut [f32], usize),
+) {
+    let (rows, padded) = (q.rows(), q.width());
     for (group, tiles) in tiles.chunks_exact(padded * TILE_ROWS).enumerate() {
         for row in 0..rows {
             let codes = &q.codes[row * padded..][..padded];
@@ -119,7 +123,7 @@ pub(super) unsafe fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mu
                 let at = group * TILE_ROWS;
                 let x = vmulq_f32(vcvtq_f32_s32(sum), vdupq_n_f32(q.scales[row]));
                 let x = vmulq_f32(x, vld1q_f32(gamma.as_ptr().add(at)));
-                vst1q_f32(out.as_mut_ptr().add(row * n + at), x);
+                vst1q_f32(out.as_mut_ptr().add(row * stride + at), x);
             }
         }
     }

@@ -28,9 +28,13 @@ pub(super) fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
     }
 }
 
-pub(super) fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mut [f32]) {
-    let (rows, n) = (q.rows(), gamma.len());
-    let padded = q.codes.len() / rows;
+pub(super) fn dots(
+    q: &Int8Queries,
+    tiles: &[u8],
+    gamma: &[f32],
+    (out, stride): (&mut [f32], usize),
+) {
+    let padded = q.width();
     for (row, codes) in q.codes.chunks_exact(padded).enumerate() {
         for (group, tiles) in tiles.chunks_exact(padded * TILE_ROWS).enumerate() {
             for r in 0..TILE_ROWS {
@@ -40,7 +44,7 @@ pub(super) fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mut [f32]
                     sum += q.iter().zip(x).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum::<i32>();
                 }
                 let j = group * TILE_ROWS + r;
-                out[row * n + j] = sum as f32 * q.scales[row] * gamma[j];
+                out[row * stride + j] = sum as f32 * q.scales[row] * gamma[j];
             }
         }
     }

@@ -23,14 +23,51 @@ macro_rules! compiled {
     };
 }
 
-compiled! {
-    /// `out[i] = factor * table[codes[i]]`.
-    look_up = look_up_body(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32])
+/// `out[i] = factor * table[codes[i]]`; one by one, which is faster than to gather.
+pub fn look_up(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32]) {
+    for (o, &c) in out.iter_mut().zip(codes) {
+        *o = table[usize::from(c)] * factor;
+    }
 }
 
 compiled! {
     /// `codes[i]` is how many thresholds lie below `x[i]`: the code of its interval.
     intervals = intervals_body(x: &[f32], thresholds: &[f32], codes: &mut [u8])
+}
+
+/// Added to a float, it leaves the rounded integer in the lowest bits: 1.5 * 2^23.
+pub(super) const ROUND: f32 = 12_582_912.0;
+
+/// The scale of int8 codes up to 127 by the largest magnitude, and what to multiply with.
+pub(super) fn int8_scale(max: f32) -> (f32, f32) {
+    if max > 0.0 { (max / 127.0, 127.0 / max) } else { (0.0, 0.0) }
+}
+
+/// Rounds a row to int8: `x = scale * code`, with `code` in -127..=127. Returns the scale and the sum
+/// of the codes; those beyond the row stay as they are.
+pub(super) fn round_row(level: CodeLevel, x: &[f32], codes: &mut [i8]) -> (f32, i32) {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level, and vectors are whole.
+        CodeLevel::Vbmi if x.len().is_multiple_of(16) && codes.len() >= x.len() => unsafe {
+            super::vbmi_rows::round_row(x, codes)
+        },
+        _ => {
+            let max = x.iter().fold(0.0f32, |m, x| if x.abs() > m { x.abs() } else { m });
+            let (scale, inverse) = int8_scale(max);
+            let mut sum = 0;
+            for (code, x) in codes.iter_mut().zip(x) {
+                *code = (x * inverse + ROUND).to_bits() as i8;
+                sum += i32::from(*code);
+            }
+            (scale, sum)
+        }
+    }
+}
+
+compiled! {
+    /// Adds a number to the first `n` elements of each row, rows being `stride` apart.
+    add_offsets = add_offsets_body(x: &mut [f32], stride: usize, n: usize, offsets: &[f32])
 }
 
 /// Multiplies rows of a power of two elements with Sylvester's Hadamard matrix of their length, in
@@ -103,6 +140,15 @@ pub fn unpack_centre(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32
 }
 
 #[inline(always)]
+fn add_offsets_body(x: &mut [f32], stride: usize, n: usize, offsets: &[f32]) {
+    for (row, offset) in x.chunks_mut(stride).zip(offsets) {
+        for x in &mut row[..n] {
+            *x += offset;
+        }
+    }
+}
+
+#[inline(always)]
 fn intervals_body(x: &[f32], thresholds: &[f32], codes: &mut [u8]) {
     const LANES: usize = 16;
     for (x, codes) in x.chunks(LANES).zip(codes.chunks_mut(LANES)) {
@@ -116,12 +162,5 @@ fn intervals_body(x: &[f32], thresholds: &[f32], codes: &mut [u8]) {
         for (code, below) in codes.iter_mut().zip(below) {
             *code = below as u8;
         }
-    }
-}
-
-#[inline(always)]
-fn look_up_body(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32]) {
-    for (o, &c) in out.iter_mut().zip(codes) {
-        *o = table[usize::from(c)] * factor;
     }
 }

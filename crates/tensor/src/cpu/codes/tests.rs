@@ -149,7 +149,7 @@ fn centres_and_scales_on_every_level() {
                 assert_eq!(got, (code - 63) as f32 * 0.5, "{level:?}, {i} of {n}");
             }
             let (codes, table) = (bytes(n, 6), std::array::from_fn(|i| floats(256, 7)[i]));
-            look_up(level, &codes, &table, 2.0, &mut out);
+            look_up(&codes, &table, 2.0, &mut out);
             assert!(out.iter().zip(&codes).all(|(o, &c)| *o == table[usize::from(c)] * 2.0));
         }
     }
@@ -302,7 +302,7 @@ fn every_level_gives_the_same_bits() {
         let (weights, scale) = (bytes(rows * n, 4), floats(rows, 5));
         let run = |level| {
             let (mut scores, mut acc) = (vec![0.0; rows * n], floats(rows * d, 6));
-            dots(level, &q, &tiles, &gamma, &mut scores);
+            dots(level, &q, &tiles, &gamma, (&mut scores, n));
             add_weighted(level, &weights, &scale, &tiles, &mut acc);
             let p: Vec<_> = floats(rows * n, 7).iter().map(|x| x.abs()).collect();
             let (mut w, gamma) =
@@ -318,6 +318,34 @@ fn every_level_gives_the_same_bits() {
 }
 
 #[test]
+fn products_over_packed_codes_have_the_same_bits_on_every_level() {
+    let nibbles = Windows::nibbles(&std::array::from_fn(|i| bytes(16, 8)[i] as i8));
+    let windows =
+        codes().into_iter().map(|(bits, lead)| Windows::new(bits, lead, &table(bits, lead)));
+    for windows in windows.chain([nibbles]) {
+        for (rows, n, d) in [(1, 4, 16), (2, 20, 80), (3, 32, 128), (4, 28, 48), (5, 64, 128)] {
+            let mut q = Int8Queries::default();
+            q.set(&floats(rows * d, 1), d);
+            let (packed, gamma) = (bytes(n * d / TILE * windows.tile_bytes(), 2), floats(n, 3));
+            let (weights, scale) = (bytes(rows * n, 4), floats(rows, 5));
+            let run = |level| {
+                // Rows of scores are further apart than they are long.
+                let (mut scores, mut acc) = (vec![0.0; rows * (n + 3)], floats(rows * d, 6));
+                let (codes, mut room) = (Codes::last(&packed), vec![0; n * d]);
+                let out = (&mut scores[..], n + 3);
+                windows.dots(level, &q, codes, &gamma, &mut room, out);
+                windows.add_weighted(level, &weights, &scale, codes, &mut room, &mut acc);
+                (scores, acc)
+            };
+            let want = run(CodeLevel::Portable);
+            for level in CodeLevel::available() {
+                assert_eq!(run(level), want, "{level:?} {} {rows} {n} {d}", windows.bits());
+            }
+        }
+    }
+}
+
+#[test]
 fn dot_products_and_sums_are_those_of_the_floats() {
     let (rows, n, d) = (3, 8, 48);
     let x = floats(rows * d, 1);
@@ -326,7 +354,7 @@ fn dot_products_and_sums_are_those_of_the_floats() {
     let tiles = bytes(n * d, 2);
     let gamma = floats(n, 3);
     let mut scores = vec![0.0; rows * n];
-    dots(CodeLevel::Portable, &q, &tiles, &gamma, &mut scores);
+    dots(CodeLevel::Portable, &q, &tiles, &gamma, (&mut scores, n));
     for row in 0..rows {
         for j in 0..n {
             let entry = |e: usize| {

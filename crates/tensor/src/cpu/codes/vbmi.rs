@@ -1,104 +1,12 @@
 //! The code kernels with AVX-512 VBMI and VNNI.
 
 use super::{
-    Codes, Int8Queries, Order, RING, TILE, TILE_ROWS, wide,
+    Codes, Int8Queries, Order, RING, TILE, TILE_ROWS,
+    vbmi_source::{Expanded, Nibbles, Packed, Source, Words, prefetch, with_source},
+    wide,
     windows::{Layout, Plan},
 };
 use std::arch::x86_64::*;
-
-/// Where the products get expanded tiles from.
-trait Source: Copy {
-    /// # Safety
-    /// There is such a tile, and the caller is compiled for AVX-512 VBMI.
-    unsafe fn tile(self, at: usize) -> __m512i;
-}
-
-/// Tiles that are expanded already.
-#[derive(Clone, Copy)]
-struct Expanded(*const u8);
-
-impl Source for Expanded {
-    #[inline(always)]
-    unsafe fn tile(self, at: usize) -> __m512i {
-        // SAFETY: the caller's promise.
-        unsafe { _mm512_loadu_si512(self.0.add(at * TILE).cast()) }
-    }
-}
-
-/// Packed nibbles: [`super::Windows::nibbles`].
-#[derive(Clone, Copy)]
-struct Nibbles {
-    codes: *const u8,
-    next: *const u8,
-    table: __m512i,
-    shift: __m512i,
-}
-
-impl Nibbles {
-    #[inline(always)]
-    unsafe fn new(plan: &Plan, codes: Codes<'_>) -> Self {
-        // SAFETY: the caller is compiled for the level; the plan's table has 64 bytes.
-        unsafe {
-            let table = _mm512_loadu_si512(plan.table.as_ptr().cast());
-            let shift = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(4));
-            Self { codes: codes.here.as_ptr(), next: codes.next(), table, shift }
-        }
-    }
-}
-
-impl Source for Nibbles {
-    #[inline(always)]
-    unsafe fn tile(self, at: usize) -> __m512i {
-        // SAFETY: the caller's promise.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(at * TILE / 2).cast());
-            let x = _mm256_loadu_si256(self.codes.add(at * TILE / 2).cast());
-            let x = _mm512_srlv_epi16(_mm512_broadcast_i64x4(x), self.shift);
-            // vpermb reads six bits of each index; the table repeats every four.
-            _mm512_permutexvar_epi8(x, self.table)
-        }
-    }
-}
-
-/// Packed windows.
-#[derive(Clone, Copy)]
-struct Packed {
-    codes: *const u8,
-    next: *const u8,
-    bytes: usize,
-    mask: __mmask64,
-    gather: __m512i,
-    shift: __m512i,
-    table: __m512i,
-}
-
-impl Packed {
-    #[inline(always)]
-    unsafe fn new(plan: &Plan, bytes: usize, codes: Codes<'_>) -> Self {
-        // SAFETY: the caller is compiled for the level; the plan's arrays have 64 bytes.
-        unsafe {
-            let load = |x: &[u8; 64]| _mm512_loadu_si512(x.as_ptr().cast());
-            let (gather, shift, table) = (load(&plan.gather), load(&plan.shift), load(&plan.table));
-            let (mask, next) = ((1 << bytes) - 1, codes.next());
-            Self { codes: codes.here.as_ptr(), next, bytes, mask, gather, shift, table }
-        }
-    }
-}
-
-impl Source for Packed {
-    #[inline(always)]
-    unsafe fn tile(self, at: usize) -> __m512i {
-        // SAFETY: the caller's promise; the mask keeps the load inside the tile.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(at * self.bytes).cast());
-            let x = self.codes.add(at * self.bytes).cast();
-            let words = _mm512_permutexvar_epi8(self.gather, _mm512_maskz_loadu_epi8(self.mask, x));
-            let windows = _mm512_multishift_epi64_epi8(self.shift, words);
-            // vpermb reads six bits of each index.
-            _mm512_permutexvar_epi8(windows, self.table)
-        }
-    }
-}
 
 /// # Safety
 /// `codes` are whole tiles of `bytes < 64`, `out` as many of [`TILE`].
@@ -106,18 +14,19 @@ impl Source for Packed {
 pub(super) unsafe fn expand(plan: &Plan, layout: Layout, codes: Codes<'_>, out: &mut [u8]) {
     // SAFETY: the caller's promise.
     unsafe {
-        match layout {
-            Layout::Nibbles => expand_from(Nibbles::new(plan, codes), out),
-            Layout::Windows { bytes } => expand_from(Packed::new(plan, bytes, codes), out),
-        }
+        with_source!(plan, layout, codes, |source| expand_from(source, out));
     }
 }
 
 #[inline(always)]
 unsafe fn expand_from(source: impl Source, out: &mut [u8]) {
+    let (codes, next, bytes) = source.place();
     for (i, out) in out.chunks_exact_mut(TILE).enumerate() {
         // SAFETY: the source has as many tiles.
-        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), source.tile(i)) };
+        unsafe {
+            prefetch(next, i * bytes, bytes);
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), source.tile(codes.add(i * bytes)));
+        }
     }
 }
 
@@ -183,42 +92,46 @@ pub(super) unsafe fn expand_wide(
 /// `source` holds `G` groups of `rings` tiles from `first` on, `q` `R` rows of `rings` rings; `out` has `R` rows
 /// `stride` apart.
 #[inline(always)]
-unsafe fn dot_block<const R: usize, const G: usize>(
+unsafe fn dot_block<S: Source, const R: usize, const G: usize>(
     q: &Int8Queries,
     row: usize,
     rings: usize,
-    (source, first): (impl Source, usize),
+    (source, first): (S, usize),
     gamma: *const f32,
     out: *mut f32,
     stride: usize,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
+        let (codes, next, bytes) = source.place();
+        let (from, next) = (codes.add(first * bytes), next.wrapping_add(first * bytes));
+        let (b, c, d) = (rings * bytes, 2 * rings * bytes, 3 * rings * bytes);
         let mut acc = [[_mm512_setzero_si512(); 4]; R];
-        let codes = q.codes.as_ptr().add(row * rings * RING);
         for ring in 0..rings {
-            let mut x = [_mm512_setzero_si512(); 4];
-            for (g, x) in x.iter_mut().enumerate().take(G) {
-                *x = source.tile(first + g * rings + ring);
+            prefetch(next, ring * G * bytes, G * bytes);
+            // One address, and an offset of each group.
+            let at = from.add(ring * bytes);
+            let mut x = [source.tile(at); 4];
+            if G > 1 {
+                x[1] = source.tile(at.add(b));
+            }
+            if G > 2 {
+                x[2] = source.tile(at.add(c));
+            }
+            if G > 3 {
+                x[3] = source.tile(at.add(d));
             }
             for (r, acc) in acc.iter_mut().enumerate() {
-                let c = _mm_loadu_si128(codes.add((r * rings + ring) * RING).cast());
-                let c = _mm512_broadcast_i32x4(c);
+                let c = query::<S>(q, (row + r) * rings + ring);
                 for (a, &x) in acc.iter_mut().zip(&x).take(G) {
                     *a = _mm512_dpbusd_epi32(*a, x, c);
                 }
             }
         }
-        // Lane 4 r + g of the transposed sums is row r of group g.
-        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         let mask = ((1u32 << (4 * G)) - 1) as __mmask16;
         let gamma = _mm512_maskz_loadu_ps(mask, gamma);
-        for (r, [a, b, c, d]) in acc.into_iter().enumerate() {
-            let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-            let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-            let sum =
-                _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-            let sum = _mm512_permutexvar_epi32(order, sum);
+        for (r, acc) in acc.into_iter().enumerate() {
+            let sum = if S::TURNED { turned_sums(acc) } else { row_sums(acc) };
             let sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(q.offsets[row + r]));
             let s = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(q.scales[row + r]));
             _mm512_mask_storeu_ps(out.add(r * stride), mask, _mm512_mul_ps(s, gamma));
@@ -226,10 +139,57 @@ unsafe fn dot_block<const R: usize, const G: usize>(
     }
 }
 
+/// The query's elements of a ring, in the order of a tile's.
+#[inline(always)]
+unsafe fn query<S: Source>(q: &Int8Queries, ring: usize) -> __m512i {
+    // SAFETY: there is such a ring, and the caller is compiled for AVX-512.
+    unsafe {
+        if S::TURNED {
+            return _mm512_load_si512(q.turned.as_ptr().add(ring).cast());
+        }
+        _mm512_broadcast_i32x4(_mm_loadu_si128(q.codes.as_ptr().add(ring * RING).cast()))
+    }
+}
+
+/// The sums of four groups' rows, one after the other: of 128-bit parts, which are rows.
+#[inline(always)]
+unsafe fn row_sums([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    // SAFETY: the caller is compiled for AVX-512.
+    unsafe {
+        let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        let sum = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+        // Lane 4 r + g is row r of group g.
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        _mm512_permutexvar_epi32(order, sum)
+    }
+}
+
+/// The same where rows are the 64-bit parts of each half.
+#[inline(always)]
+unsafe fn turned_sums([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    // SAFETY: the caller is compiled for AVX-512.
+    unsafe {
+        let ab = _mm512_add_epi32(
+            _mm512_shuffle_i64x2::<0b01_00_01_00>(a, b),
+            _mm512_shuffle_i64x2::<0b11_10_11_10>(a, b),
+        );
+        let cd = _mm512_add_epi32(
+            _mm512_shuffle_i64x2::<0b01_00_01_00>(c, d),
+            _mm512_shuffle_i64x2::<0b11_10_11_10>(c, d),
+        );
+        let (ab, cd) = (_mm512_castsi512_ps(ab), _mm512_castsi512_ps(cd));
+        let even = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(ab, cd));
+        let odd = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(ab, cd));
+        let order = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+        _mm512_permutexvar_epi32(order, _mm512_add_epi32(even, odd))
+    }
+}
+
 /// # Safety
 /// The lengths are those of [`super::dots`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512dq")]
-pub(super) unsafe fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: &mut [f32]) {
+pub(super) unsafe fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: (&mut [f32], usize)) {
     // SAFETY: the caller's promise.
     unsafe { dots_from(q, Expanded(tiles.as_ptr()), gamma, out) }
 }
@@ -243,19 +203,24 @@ pub(super) unsafe fn dots_packed(
     q: &Int8Queries,
     (plan, layout, codes): (&Plan, Layout, Codes<'_>),
     gamma: &[f32],
-    out: &mut [f32],
+    out: (&mut [f32], usize),
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         match layout {
-            Layout::Nibbles => dots_from(q, Nibbles::new(plan, codes), gamma, out),
-            Layout::Windows { bytes } => dots_from(q, Packed::new(plan, bytes, codes), gamma, out),
+            Layout::Windows { bytes: 32 } => dots_from(q, Words::new(plan, codes), gamma, out),
+            _ => with_source!(plan, layout, codes, |source| dots_from(q, source, gamma, out)),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn dots_from(q: &Int8Queries, source: impl Source, gamma: &[f32], out: &mut [f32]) {
+unsafe fn dots_from<S: Source>(
+    q: &Int8Queries,
+    source: S,
+    gamma: &[f32],
+    (out, stride): (&mut [f32], usize),
+) {
     let (rows, n) = (q.rows(), gamma.len());
     let rings = q.codes.len() / rows / RING;
     let mut row = 0;
@@ -267,19 +232,19 @@ unsafe fn dots_from(q: &Int8Queries, source: impl Source, gamma: &[f32], out: &m
             // SAFETY: inside the checked lengths.
             unsafe {
                 let x = (source, j / TILE_ROWS * rings);
-                let (g, o) = (gamma.as_ptr().add(j), out.as_mut_ptr().add(row * n + j));
+                let (g, o) = (gamma.as_ptr().add(j), out.as_mut_ptr().add(row * stride + j));
                 match (many, groups) {
-                    (4, 4) => dot_block::<4, 4>(q, row, rings, x, g, o, n),
-                    (3, 4) => dot_block::<3, 4>(q, row, rings, x, g, o, n),
-                    (2, 4) => dot_block::<2, 4>(q, row, rings, x, g, o, n),
-                    (1, 4) => dot_block::<1, 4>(q, row, rings, x, g, o, n),
+                    (4, 4) => dot_block::<S, 4, 4>(q, row, rings, x, g, o, stride),
+                    (3, 4) => dot_block::<S, 3, 4>(q, row, rings, x, g, o, stride),
+                    (2, 4) => dot_block::<S, 2, 4>(q, row, rings, x, g, o, stride),
+                    (1, 4) => dot_block::<S, 1, 4>(q, row, rings, x, g, o, stride),
                     (_, groups) => {
                         for r in 0..many {
-                            let o = o.add(r * n);
+                            let o = o.add(r * stride);
                             match groups {
-                                3 => dot_block::<1, 3>(q, row + r, rings, x, g, o, n),
-                                2 => dot_block::<1, 2>(q, row + r, rings, x, g, o, n),
-                                _ => dot_block::<1, 1>(q, row + r, rings, x, g, o, n),
+                                3 => dot_block::<S, 1, 3>(q, row + r, rings, x, g, o, stride),
+                                2 => dot_block::<S, 1, 2>(q, row + r, rings, x, g, o, stride),
+                                _ => dot_block::<S, 1, 1>(q, row + r, rings, x, g, o, stride),
                             }
                         }
                     }
@@ -308,11 +273,14 @@ unsafe fn add_block<const R: usize, const E: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
+        let (codes, next, bytes) = source.place();
         let mut sums = [[_mm512_setzero_si512(); E]; R];
         for group in 0..n / TILE_ROWS {
+            let from = (first + group * rings) * bytes;
+            prefetch(next, from, E * bytes);
             let mut x = [_mm512_setzero_si512(); E];
             for (e, x) in x.iter_mut().enumerate() {
-                *x = source.tile(first + group * rings + e);
+                *x = source.tile(codes.add(from + e * bytes));
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let w = weights.add(r * n + group * TILE_ROWS).cast::<i32>().read_unaligned();
@@ -354,12 +322,7 @@ pub(super) unsafe fn add_packed(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        match layout {
-            Layout::Nibbles => add_from(weights, scale, Nibbles::new(plan, codes), acc),
-            Layout::Windows { bytes } => {
-                add_from(weights, scale, Packed::new(plan, bytes, codes), acc);
-            }
-        }
+        with_source!(plan, layout, codes, |source| add_from(weights, scale, source, acc));
     }
 }
 

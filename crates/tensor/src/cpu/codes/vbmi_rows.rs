@@ -62,28 +62,161 @@ pub(super) unsafe fn unpack_centre(bytes: &[u8], factor: f32, out: &mut [f32]) -
 /// `x` is whole rows of `len`, a power of two from 16 on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn sylvester(x: &mut [f32], len: usize) {
-    // Lanes whose partner is added to their negative.
-    const NEGATIVE: [__mmask16; 4] = [0xaaaa, 0xcccc, 0xf0f0, 0xff00];
-    for x in x.as_chunks_mut::<16>().0 {
-        // SAFETY: whole vectors.
-        unsafe {
-            let mut v = _mm512_loadu_ps(x.as_ptr());
-            let mix =
-                |v, partner, mask| _mm512_mask_sub_ps(_mm512_add_ps(v, partner), mask, partner, v);
-            v = mix(v, _mm512_permute_ps::<0b10_11_00_01>(v), NEGATIVE[0]);
-            v = mix(v, _mm512_permute_ps::<0b01_00_11_10>(v), NEGATIVE[1]);
-            v = mix(v, _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v), NEGATIVE[2]);
-            v = mix(v, _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v), NEGATIVE[3]);
-            _mm512_storeu_ps(x.as_mut_ptr(), v);
+    // SAFETY: the caller's promise: rows are as many vectors.
+    unsafe {
+        match len / 16 {
+            1 => in_registers::<1>(x),
+            2 => in_registers::<2>(x),
+            4 => in_registers::<4>(x),
+            8 => in_registers::<8>(x),
+            16 => in_registers::<16>(x),
+            _ => {
+                in_registers::<16>(x);
+                super::scales::butterflies(x, 256, len);
+            }
         }
     }
-    super::scales::butterflies(x, 16, len);
+}
+
+/// The product of parts of `N` vectors.
+///
+/// # Safety
+/// `x` is whole parts, `N` a power of two, and the caller is compiled for AVX-512.
+#[inline(always)]
+unsafe fn in_registers<const N: usize>(x: &mut [f32]) {
+    // SAFETY: whole vectors.
+    unsafe {
+        for x in x.chunks_exact_mut(16 * N) {
+            let mut v = [_mm512_setzero_ps(); N];
+            for (i, v) in v.iter_mut().enumerate() {
+                *v = in_lanes(_mm512_loadu_ps(x.as_ptr().add(16 * i)));
+            }
+            let mut half = 1;
+            while half < N {
+                for i in 0..N {
+                    if i & half == 0 {
+                        let (a, b) = (v[i], v[i + half]);
+                        v[i] = _mm512_add_ps(a, b);
+                        v[i + half] = _mm512_sub_ps(a, b);
+                    }
+                }
+                half *= 2;
+            }
+            for (i, v) in v.into_iter().enumerate() {
+                _mm512_storeu_ps(x.as_mut_ptr().add(16 * i), v);
+            }
+        }
+    }
+}
+
+/// The product of sixteen elements.
+#[inline(always)]
+unsafe fn in_lanes(v: __m512) -> __m512 {
+    // SAFETY: the caller is compiled for AVX-512.
+    unsafe {
+        let v = mix::<0xaaaa>(v, _mm512_permute_ps::<0b10_11_00_01>(v));
+        let v = mix::<0xcccc>(v, _mm512_permute_ps::<0b01_00_11_10>(v));
+        let v = mix::<0xf0f0>(v, _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v));
+        mix::<0xff00>(v, _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v))
+    }
+}
+
+/// Adds partners; those lanes that are `NEGATIVE` are added to their partner's.
+#[inline(always)]
+unsafe fn mix<const NEGATIVE: __mmask16>(v: __m512, partner: __m512) -> __m512 {
+    // SAFETY: the caller is compiled for AVX-512.
+    unsafe { _mm512_mask_sub_ps(_mm512_add_ps(v, partner), NEGATIVE, partner, v) }
+}
+
+/// Rounds a row's whole vectors, at most the codes of all; see [`super::scales::round_row`].
+///
+/// # Safety
+/// `x` is whole vectors of 16, and there are as many codes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn round_row(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = |i: usize| x.as_ptr().add(i);
+        let mut most = _mm512_setzero_ps();
+        for i in (0..x.len()).step_by(16) {
+            // The second operand stays where one is no number.
+            most = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(at(i))), most);
+        }
+        let max = _mm512_reduce_max_ps(most);
+        let (scale, inverse) = super::scales::int8_scale(max);
+        let (mut sum, inverse) = (_mm512_setzero_si512(), _mm512_set1_ps(inverse));
+        let round = _mm512_set1_ps(super::scales::ROUND);
+        for i in (0..x.len()).step_by(16) {
+            let code = _mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(at(i)), inverse), round);
+            let code = _mm512_cvtepi32_epi8(_mm512_castps_si512(code));
+            _mm_storeu_si128(codes.as_mut_ptr().add(i).cast(), code);
+            sum = _mm512_add_epi32(sum, _mm512_cvtepi8_epi32(code));
+        }
+        (scale, _mm512_reduce_add_epi32(sum))
+    }
 }
 
 /// # Safety
 /// The lengths are those of [`super::weigh`], and `p` is whole vectors of 16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn weigh(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match p.len() / 16 {
+            2 => weigh_few::<2>(p, gamma, threshold, weights),
+            4 => weigh_few::<4>(p, gamma, threshold, weights),
+            _ => weigh_any(p, gamma, threshold, weights),
+        }
+    }
+}
+
+/// Weights that fit registers.
+///
+/// # Safety
+/// As [`weigh`], with `N` vectors.
+#[inline(always)]
+unsafe fn weigh_few<const N: usize>(
+    p: &[f32],
+    gamma: &[f32],
+    threshold: f32,
+    weights: &mut [u8],
+) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (mut likely, mut most) = (_mm512_setzero_ps(), _mm512_setzero_ps());
+        let mut products = [_mm512_setzero_ps(); N];
+        for (i, product) in products.iter_mut().enumerate() {
+            let p = _mm512_loadu_ps(p.as_ptr().add(16 * i));
+            likely = _mm512_max_ps(p, likely);
+            *product = _mm512_mul_ps(p, _mm512_loadu_ps(gamma.as_ptr().add(16 * i)));
+            most = _mm512_max_ps(most, *product);
+        }
+        let likely = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(likely, _mm512_set1_ps(threshold));
+        let most = _mm512_reduce_max_ps(most);
+        if likely == 0 || most <= 0.0 {
+            weights.fill(0);
+            return 0.0;
+        }
+        let inverse = _mm512_set1_ps(255.0 / most);
+        for (i, product) in products.into_iter().enumerate() {
+            store_weights(_mm512_mul_ps(product, inverse), weights.as_mut_ptr().add(16 * i));
+        }
+        most / 255.0
+    }
+}
+
+/// # Safety
+/// There is room for sixteen, and the caller is compiled for AVX-512.
+#[inline(always)]
+unsafe fn store_weights(w: __m512, at: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w))) };
+}
+
+/// # Safety
+/// As [`weigh`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn weigh_any(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
         let (mut likely, mut most) = (0, _mm512_setzero_ps());
@@ -104,8 +237,7 @@ pub(super) unsafe fn weigh(p: &[f32], gamma: &[f32], threshold: f32, weights: &m
         for i in (0..p.len()).step_by(16) {
             let (p, g) = at(i);
             let w = _mm512_mul_ps(_mm512_mul_ps(p, g), inverse);
-            let bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w));
-            _mm_storeu_si128(weights.as_mut_ptr().add(i).cast(), bytes);
+            store_weights(w, weights.as_mut_ptr().add(i));
         }
         most / 255.0
     }

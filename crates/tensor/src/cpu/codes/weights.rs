@@ -1,6 +1,6 @@
 //! Attention weights as bytes.
 
-use super::CodeLevel;
+use super::{CodeLevel, scales::ROUND};
 
 /// Weights times the scales of their values, as bytes: `p[j] * gamma[j] = scale * weight[j]`.
 /// Returns `scale`; it and all weights are 0 when every `p` is below `threshold`.
@@ -35,8 +35,7 @@ fn weigh_body(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f
     }
     let inverse = 255.0 / most;
     for ((w, &p), &g) in weights.iter_mut().zip(p).zip(gamma) {
-        // Adding 1.5 * 2^23 leaves the rounded integer in the lowest bits.
-        *w = (p * g * inverse + 12_582_912.0).to_bits() as u8;
+        *w = (p * g * inverse + ROUND).to_bits() as u8;
     }
     most / 255.0
 }

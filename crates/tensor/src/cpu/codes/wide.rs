@@ -87,7 +87,7 @@ impl WideWindows {
         codes: Codes<'_>,
         gamma: &[f32],
         scratch: &mut [u8],
-        out: &mut [f32],
+        out: (&mut [f32], usize),
     ) {
         self.expand(level, Order::Rows, q.width() / RING, codes, scratch);
         dots(level, q, scratch, gamma, out);

@@ -19,6 +19,10 @@ pub(super) struct Plan {
     /// Where in its word a window starts.
     pub(super) shift: [u8; TILE],
     pub(super) table: [u8; 64],
+    /// Where a window starts in its ring, if rings are words of 64 bits that stand twice: byte `i` is
+    /// of element `i / 32 * 8 + i % 8` of row `i / 8 % 4`.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) word_shift: [u8; TILE],
     /// The first two, as NEON wants them.
     #[cfg(target_arch = "aarch64")]
     pub(super) pairs: super::neon::Pairs,
@@ -144,14 +148,14 @@ impl Windows {
         codes: Codes<'_>,
         gamma: &[f32],
         scratch: &mut [u8],
-        out: &mut [f32],
+        out: (&mut [f32], usize),
     ) {
         #[cfg(target_arch = "x86_64")]
         if level == CodeLevel::Vbmi && q.rows() <= FUSED_ROWS && q.rows() > 0 {
             let tiles = gamma.len() / TILE_ROWS * (q.width() / RING);
             assert!(gamma.len().is_multiple_of(TILE_ROWS), "whole tiles");
             assert!(codes.here.len() == tiles * self.tile_bytes(), "codes");
-            assert!(out.len() == q.rows() * gamma.len(), "scores");
+            super::check_rows((out.0.len(), out.1), q.rows(), gamma.len());
             let packed = (&self.rows, self.layout, codes);
             // SAFETY: the machine has the level and the lengths are checked.
             unsafe { super::vbmi::dots_packed(q, packed, gamma, out) };
@@ -231,6 +235,11 @@ impl Plan {
         Self {
             #[cfg(target_arch = "aarch64")]
             pairs: super::neon::Pairs::new(&gather, &shift),
+            #[cfg(target_arch = "x86_64")]
+            word_shift: std::array::from_fn(|i| {
+                let element = i / 32 * 8 + i % 8;
+                ((bits * element).wrapping_sub(lead) % 64) as u8
+            }),
             gather,
             shift,
             table: entries,
