@@ -190,9 +190,11 @@ impl AlignedBytes {
     /// from them, and up to 2 MiB may be taken in vain. Small buffers stay as they are, and so does
     /// everything on a system without huge pages.
     pub fn prefer_huge_pages(&self) {
-        #[cfg(target_os = "linux")]
         if let Memory::Map(map) = &self.memory {
+            #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
+            #[cfg(not(target_os = "linux"))]
+            let _ = map;
         }
     }
 
