@@ -64,6 +64,13 @@ impl LayerPages {
         }
     }
 
+    /// Asks for huge pages for the blocks that were not written yet, as
+    /// [`AlignedBytes::prefer_huge_pages`].
+    pub fn prefer_huge_pages(&self) {
+        self.k.prefer_huge_pages();
+        self.v.prefer_huge_pages();
+    }
+
     /// The same with room for exact blocks, of [`KvCodec::exact_block_bytes`].
     #[must_use]
     pub fn with_exact(self, bytes: BlockBytes, blocks: usize) -> Self {
