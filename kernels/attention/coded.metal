@@ -66,7 +66,7 @@ INLINE uint weight_place(uint kind, uint token) {
 
 // A ring of four tokens, as they lie.
 template <int KIND>
-INLINE void load_values(Rows v, uint ring, uint first, uint t, thread uint (*words)[3]) {
+INLINE void load_values(Rows v, uint ring, uint first, uint last, uint t, thread uint (*words)[5]) {
     enum { BITS = KIND > SCALAR ? KIND % 10 : 1 };
     if (KIND == NIBBLES) {
         device const uint4* from = (device const uint4*)(v.region + (first / 4 + t) * v.rings * 32 + ring * 32);
@@ -77,12 +77,16 @@ INLINE void load_values(Rows v, uint ring, uint first, uint t, thread uint (*wor
         UNROLL for (int i = 0; i < 4; ++i) {
             load_ring<BITS>(rings_of<BITS>(v, first + value_token(KIND, t, uint(i))) + ring * 8 * BITS, words[i]);
         }
+    } else if (IS_SPLIT(KIND)) {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            load_affine<KIND == AFFINE4 ? 4 : 8>(v, min(first + value_token(KIND, t, uint(i)), last), ring, words[i]);
+        }
     }
 }
 
 // Its elements of tile j.
 template <int KIND>
-INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool nibbles, uint t, threadgroup const ushort* lut, thread const uint (*words)[3], thread uint* a, thread uint* rest) {
+INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool nibbles, uint t, threadgroup const ushort* lut, thread const uint (*words)[5], thread uint* a, thread uint* rest) {
     enum { BITS = KIND > SCALAR ? KIND % 10 : 1, LEAD = KIND > TRELLIS ? 6 - BITS : 0 };
     uint x[2][4], left[2][4];
     UNROLL for (int i = 0; i < 4; ++i) {
@@ -92,22 +96,21 @@ INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool ni
             x[1][i] = level(lut, word >> (8 * i + 3) & 30u);
         } else if (KIND > SCALAR) {
             UNROLL for (int r = 0; r < 2; ++r) x[r][i] = level(lut, level_at<BITS, LEAD>(words[i], 2 * j + r));
+        } else if (IS_SPLIT(KIND)) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float value = affine_value<KIND == AFFINE4 ? 4 : 8>(words[i], 2 * j + r);
+                x[r][i] = bits_of_half(value), left[r][i] = rest_of_half(value);
+            }
         } else {
             const uint token = min(first + value_token(KIND, t, uint(i)), last);
             UNROLL for (int r = 0; r < 2; ++r) {
-                const uint e = ring * RING + (nibbles ? uint(j + 8 * r) : uint(2 * j + r));
-                if (KIND == HALVES) {
-                    x[r][i] = half_bits_at(v, token, e);
-                } else {
-                    const float value = e < v.d ? affine_at(v, token, e) : 0.0f;
-                    x[r][i] = bits_of_half(value), left[r][i] = rest_of_half(value);
-                }
+                x[r][i] = half_bits_at(v, token, ring * RING + (nibbles ? uint(j + 8 * r) : uint(2 * j + r)));
             }
         }
     }
     UNROLL for (int r = 0; r < 2; ++r) {
         a[r] = packed(x[r][0], x[r][1]), a[r + 2] = packed(x[r][2], x[r][3]);
-        if (KIND == SPLIT) rest[r] = packed(left[r][0], left[r][1]), rest[r + 2] = packed(left[r][2], left[r][3]);
+        if (IS_SPLIT(KIND)) rest[r] = packed(left[r][0], left[r][1]), rest[r + 2] = packed(left[r][2], left[r][3]);
     }
 }
 
@@ -116,7 +119,7 @@ INLINE void multiply_pairs(thread TileC& c, thread const uint* a, thread const u
     TileA tile;
     tile_of_lanes(tile, lane, a[0], a[1], a[2], a[3]);
     tile_multiply(c, tile, b);
-    if (KIND == SPLIT) {
+    if (IS_SPLIT(KIND)) {
         tile_of_lanes(tile, lane, rest[0], rest[1], rest[2], rest[3]);
         tile_multiply(c, tile, b);
     }
@@ -158,8 +161,8 @@ INLINE void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup con
     }
     UNROLL for (int o = 0; o < OWN; ++o) {
         const uint ring = min(g * OWN + uint(o), v.rings - 1);
-        uint words[2][4][3];
-        UNROLL for (int h = 0; h < 2; ++h) load_values<KIND>(v, ring, uint(16 * h), t, words[h]);
+        uint words[2][4][5];
+        UNROLL for (int h = 0; h < 2; ++h) load_values<KIND>(v, ring, uint(16 * h), last, t, words[h]);
         UNROLL for (int j = 0; j < 8; ++j) {
             TileC c;
             tile_zero(c);
@@ -197,7 +200,7 @@ INLINE float sum_of_four(thread const float* x, uint lane) {
     return row_sum((upper ? high : low) + simd_shuffle_xor(upper ? low : high, 2));
 }
 
-template <int RINGS, int ONLY>
+template <int RINGS, int K_ONLY, int V_ONLY>
 INLINE void attend(
     device const float* q, device const uchar* k_pages, device const uchar* v_pages,
     device const uchar* exact_k, device const uchar* exact_v, device const uint2* blocks,
@@ -253,7 +256,7 @@ INLINE void attend(
 
     float top = NOTHING, weight = 0.0f, acc[RINGS][2];
     UNROLL for (int ring = 0; ring < RINGS; ++ring) acc[ring][0] = 0.0f, acc[ring][1] = 0.0f;
-    const uint k_format = ONLY == ANY ? p.k_format : uint(ONLY), v_format = ONLY == ANY ? p.v_format : uint(ONLY);
+    const uint k_format = K_ONLY == ANY ? p.k_format : uint(K_ONLY), v_format = V_ONLY == ANY ? p.v_format : uint(V_ONLY);
     const bool nibbles = v_format == NIBBLES;
     const uint end = tile.end + t / heads;
     threadgroup ushort* mine = ps + sg * 2 * ROWS * BLOCK;
@@ -275,7 +278,7 @@ INLINE void attend(
         const float v_scale = lane < tokens ? row_scale(v, lane) * (v.format > SCALAR ? p.v_step : 1.0f) : 0.0f;
         float scores[4], offset = 0.0f;
 #define SCORE(KIND) score<KIND, RINGS>(k, last, lane, luts, columns, scores)
-        WITH_KIND(ONLY, k_kind, SCORE)
+        WITH_KIND(K_ONLY, k_kind, SCORE)
         if (centred) {
             float dot[ROWS];
             UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = 0.0f;
@@ -312,7 +315,7 @@ INLINE void attend(
         top = next;
         simdgroup_barrier(mem_flags::mem_threadgroup);
 #define ADD(KIND) add_rows<KIND, RINGS>(v, nibbles, last, lane, luts + LEVELS, mine, fade, unit, acc)
-        WITH_KIND(ONLY, v_kind, ADD)
+        WITH_KIND(V_ONLY, v_kind, ADD)
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 
@@ -349,7 +352,7 @@ INLINE void attend(
     }
 }
 
-#define ATTEND(RINGS, ONLY, NAME) \
+#define ATTEND(RINGS, K_ONLY, V_ONLY, NAME) \
 kernel void attend_coded_##NAME( \
     device const float* q [[buffer(0)]], \
     device const uchar* k_pages [[buffer(1)]], \
@@ -372,16 +375,19 @@ kernel void attend_coded_##NAME( \
     threadgroup uint2 ps[2 * ROWS * BLOCK]; \
     threadgroup float merge[2 * ROWS]; \
     threadgroup ushort luts[2 * LEVELS]; \
-    attend<RINGS, ONLY>(q, k_pages, v_pages, exact_k, exact_v, blocks, tiles, constants, sums, weights, p, at, tid, sg, lane, \
+    attend<RINGS, K_ONLY, V_ONLY>(q, k_pages, v_pages, exact_k, exact_v, blocks, tiles, constants, sums, weights, p, at, tid, sg, lane, \
         qs, scratch, (threadgroup ushort*)ps, merge, luts); \
 }
-ATTEND(8, ANY, 8)
-ATTEND(16, ANY, 16)
-// For keys and values of one format.
-ATTEND(8, SCALAR + 3, 8_of_13)
-ATTEND(8, NIBBLES, 8_of_14)
-ATTEND(8, TRELLIS + 3, 8_of_23)
-ATTEND(8, TRELLIS + 4, 8_of_24)
+ATTEND(8, ANY, ANY, 8)
+ATTEND(16, ANY, ANY, 16)
+// For one format of keys and one of values.
+ATTEND(8, AFFINE4, AFFINE4, 8_of_2_2)
+ATTEND(8, AFFINE8, AFFINE8, 8_of_3_3)
+ATTEND(8, AFFINE8, NIBBLES, 8_of_3_14)
+ATTEND(8, SCALAR + 3, SCALAR + 3, 8_of_13_13)
+ATTEND(8, NIBBLES, NIBBLES, 8_of_14_14)
+ATTEND(8, TRELLIS + 3, TRELLIS + 3, 8_of_23_23)
+ATTEND(8, TRELLIS + 4, TRELLIS + 4, 8_of_24_24)
 
 struct CodedMergeParams {
     uint head_dim;

@@ -30,6 +30,7 @@ struct MatvecParams {
     uint scale_type;
     uint flags;
     uint gate;
+    uint groups;  // threadgroups of matvec_tile_*
     float eps;
 };
 

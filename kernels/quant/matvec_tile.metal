@@ -4,21 +4,25 @@
 // What is computed, and how outputs stand, is matvec.metal's. A code's bits are a half, the code times
 // 2^-24, without any work: halves below the normal ones are exact on the matrix units. An activation is
 // two halves whose sum is it within 2^-21, in two of a tile's columns, so that products are as good as in
-// floats. Of each group of weights the tile gives sum(code * x); scale and bias follow in floats.
+// floats. Each part of a group of weights has two columns of its own, in which the tile gives its sum(code
+// * x); scale and bias follow in floats.
 //
-// Grid: x over 16 TILES rows (with a gate: half as many of each matrix), y over tokens. Threads: 256.
-// A simdgroup takes every eighth group of the rows; four lanes share a row. x goes through threadgroup
-// memory, normed, in slabs. Weights of STAGES slabs are under way at a time, the first ones before the
-// launch before this one is done. A row's order of additions depends on nothing but its length and
-// group.
+// Grid: x `groups`, y over tokens. Threads: 256. A threadgroup takes every `groups`th tile of 16 rows (with a
+// gate: of 8 rows of each matrix). Of a tile a simdgroup takes every eighth block, 16 bytes a lane of two
+// rows; four lanes share a row, and a lane reads what it copied itself. x goes through threadgroup memory,
+// normed; where a row fits, it stays there for all tiles. Copies of STAGES - 1 blocks are under way at a
+// time, across tiles; the first ones begin before the launch before this one is done. A row's order of
+// additions depends on nothing but its length and group.
 // Reference: as matvec's.
 #include "taper/common.h"
 #include "taper/activation.h"
+#include "taper/copies.h"
 #include "taper/tile.h"
 
 enum { MATVEC_NORM = 1, MATVEC_BIAS = 2, MATVEC_RESIDUAL = 4, THREADS = 256 };
 // Columns of x in threadgroup memory at a time, and halves from one tile column to the next.
-enum { SLAB = 2048, STRIDE = SLAB + 8 };
+enum { SLAB = 4096, STRIDE = SLAB + 8, ROUNDS = SLAB / 8 / THREADS };
+enum { STAGES = 3 };
 
 struct MatvecParams {
     uint tokens;
@@ -30,7 +34,14 @@ struct MatvecParams {
     uint scale_type;
     uint flags;
     uint gate;
+    uint groups;  // threadgroups
     float eps;
+};
+
+// What a simdgroup multiplies at a time of each of 16 rows: a BLOCK of columns, of PARTS parts that each
+// lie in one group.
+template <int BITS, int GROUP> struct Blocks {
+    enum { BLOCK = 512 / BITS, PARTS = BLOCK > GROUP ? BLOCK / GROUP : 1, PART = BLOCK / PARTS };
 };
 
 INLINE uint halves(float a, float b) { return uint(as_type<ushort>(half(a))) | uint(as_type<ushort>(half(b))) << 16; }
@@ -63,196 +74,211 @@ INLINE float scale_half(uint bits, bool bf16) {
     return bf16 ? as_type<float>(bits << 16) : float(as_type<half>(ushort(bits)));
 }
 
-// A lane's words of one slab: of UNITS groups from `group` on, every eighth, of ROWS rows.
-template <int BITS, int GROUP, int ROWS, int UNITS>
-INLINE void load_slab(
-    device const uint* data, device const uint* scales, thread const uint* row, uint groups, uint group,
-    uint t, thread uint* raw, thread uint* affine)
+// Rows r and r + 8 of a tile, as rows of the weights.
+INLINE void rows_of(MatvecParams p, uint tile, uint r, thread uint* row) {
+    const bool gated = p.gate != 0;
+    const uint half_rows = p.rows / 2, limit = gated ? half_rows : p.rows;
+    const uint first = tile * (gated ? 8u : 16u) + r;
+    row[0] = min(first, limit - 1);
+    row[1] = gated ? row[0] + half_rows : min(first + 8, limit - 1);
+}
+
+// A lane's 16 bytes and scales of a block of two rows. Past the row's end it copies anything.
+template <int BITS, int GROUP>
+INLINE void copy_block(
+    device const uint4* data, device const uint* scales, uint cols, thread const uint* row, uint block, uint t,
+    threadgroup uint4* codes, threadgroup uint* pairs)
 {
-    enum { WORDS = GROUP * BITS / 128 };
-    UNROLL for (int u = 0; u < UNITS; ++u) {
-        const uint own = min(group + uint(u) * 8, groups - 1);
-        UNROLL for (int i = 0; i < ROWS; ++i) {
-            thread uint* to = raw + (u * ROWS + i) * WORDS;
-            device const uint* from = data + (size_t(row[i]) * groups + own) * (4 * WORDS) + t * WORDS;
-            if (WORDS == 4) {
-                const uint4 v = *(device const uint4*)from;
-                to[0] = v.x, to[WORDS > 1 ? 1 : 0] = v.y, to[WORDS > 2 ? 2 : 0] = v.z, to[WORDS > 3 ? 3 : 0] = v.w;
-            } else if (WORDS == 2) {
-                const uint2 v = *(device const uint2*)from;
-                to[0] = v.x, to[WORDS > 1 ? 1 : 0] = v.y;
-            } else {
-                UNROLL for (int w = 0; w < WORDS; ++w) to[w] = from[w];
-            }
-            affine[u * ROWS + i] = scales[row[i] * groups + own];
-        }
+    enum { BLOCK = Blocks<BITS, GROUP>::BLOCK, PARTS = Blocks<BITS, GROUP>::PARTS, PART = Blocks<BITS, GROUP>::PART };
+    const uint chunks = cols * BITS / 128, groups = cols / GROUP;
+    const uint chunk = min(block * 4 + t, chunks - 1);
+    const uint group = min((block * BLOCK + t * PART) / GROUP, groups - 1);
+    UNROLL for (int h = 0; h < 2; ++h) {
+        copy_16(codes + h * 32, data + size_t(row[h]) * chunks + chunk);
+        if (t < PARTS) copy_4(pairs + h * 8 * PARTS, scales + row[h] * groups + group);
     }
 }
 
-// Eight activations; any, past the row's end.
-INLINE void load_x(device const float* x, MatvecParams p, uint column, thread float4* out) {
-    device const float* from = x + (column < p.cols ? column : 0);
-    out[0] = *(device const float4*)from, out[1] = *(device const float4*)(from + 4);
+// Adds a block's products to rows r and r + 8. `x` is where the block begins.
+template <int BITS, int GROUP>
+INLINE void multiply_block(
+    threadgroup const uint4* codes, threadgroup const uint* pairs, threadgroup const half* x,
+    threadgroup const float* sums, bool bf16, uint lane, thread float* y)
+{
+    enum { BLOCK = Blocks<BITS, GROUP>::BLOCK, PARTS = Blocks<BITS, GROUP>::PARTS };
+    const uint r = lane / 4, t = lane % 4;
+    const uint4 low = codes[0], high = codes[32];
+    const uint words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
+    // Of column r, only what belongs to its part is not zero.
+    const bool own = r / 2 == t * PARTS / 4;
+    threadgroup const half* from = x + r % 2 * STRIDE + t * (BLOCK / 4);
+    TileC c[2];
+    tile_zero(c[0]), tile_zero(c[1]);
+    UNROLL for (int w = 0; w < 4; ++w) {
+        uint b[4] = {0, 0, 0, 0}, first[4], second[4];
+        if (own) {
+            if (BITS == 4) {
+                const uint4 v = *(threadgroup const uint4*)(from + 8 * w);
+                b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
+            } else {
+                const uint2 v = *(threadgroup const uint2*)(from + 4 * w);
+                b[0] = v.x, b[1] = v.y;
+            }
+        }
+        pairs_of<BITS>(words[0][w], first);
+        pairs_of<BITS>(words[1][w], second);
+        UNROLL for (int i = 0; i < (BITS == 4 ? 2 : 1); ++i) {
+            TileA ta;
+            TileB tb;
+            tile_of_lanes(ta, lane, first[2 * i], second[2 * i], first[2 * i + 1], second[2 * i + 1]);
+            tile_of_lanes(tb, lane, b[2 * i], b[2 * i + 1]);
+            tile_multiply(c[i], ta, tb);
+        }
+    }
+    float sum[4], more[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    tile_to_lanes(c[0], lane, sum);
+    if (BITS == 4) tile_to_lanes(c[1], lane, more);
+    if (t >= PARTS) return;
+    const float whole = sums[t];
+    UNROLL for (int j = 0; j < 2; ++j) {
+        const uint pair = pairs[j * 8 * PARTS];
+        const float scale = scale_half(pair, bf16), bias_of = scale_half(pair >> 16, bf16);
+        const float dot = fma(more[2 * j] + more[2 * j + 1], 1048576.0f, (sum[2 * j] + sum[2 * j + 1]) * 16777216.0f);
+        y[j] += fma(scale, dot, bias_of * whole);
+    }
 }
 
-template <int BITS, int GROUP, int TILES>
+// A thread's activations of a slab, eight at a time; zeros past the row's end.
+INLINE void load_x(device const float* x, uint cols, uint slab, uint tid, thread float4* out) {
+    UNROLL for (int i = 0; i < ROUNDS; ++i) {
+        const uint column = slab + (uint(i) * THREADS + tid) * 8;
+        const bool there = column < cols;
+        device const float* from = x + (there ? column : 0);
+        const float4 low = *(device const float4*)from, high = *(device const float4*)(from + 4);
+        const float4 none = {0.0f, 0.0f, 0.0f, 0.0f};
+        out[2 * i] = there ? low : none, out[2 * i + 1] = there ? high : none;
+    }
+}
+
+INLINE float squares_of(float4 v, float sum) {
+    return fma(v.w, v.w, fma(v.z, v.z, fma(v.y, v.y, fma(v.x, v.x, sum))));
+}
+
+template <int BITS, int GROUP>
 INLINE void matvec(
-    device const uint* data, device const uint* scales, device const float* x,
+    device const uint4* data, device const uint* scales, device const float* x,
     device const float* gains, device const float* bias, device const float* residual,
     device float* out, MatvecParams p, uint2 at, uint tid, uint sg, uint lane,
-    threadgroup half* xs, threadgroup float* sums, threadgroup float* partial)
+    threadgroup half* xs, threadgroup float* sums, threadgroup uint4* codes, threadgroup uint* pairs,
+    threadgroup float* squares, threadgroup float* partial)
 {
     enum {
-        WORDS = GROUP * BITS / 128,        // of a group, a lane
-        UNITS = SLAB / GROUP / 8,          // groups of a slab, a simdgroup
-        STAGES = BITS == 4 && TILES == 1 ? 2 : 1,
-        ROWS = 2 * TILES,                  // of a lane
-        OUTPUTS = 16 * TILES
+        BLOCK = Blocks<BITS, GROUP>::BLOCK, PARTS = Blocks<BITS, GROUP>::PARTS, PART = Blocks<BITS, GROUP>::PART,
+        CODES = 64, PAIRS = 16 * PARTS     // of a stage, a simdgroup
     };
-    const uint groups = p.cols / GROUP;
     const bool gated = p.gate != 0, bf16 = p.scale_type == 2;
-    const uint half_rows = p.rows / 2, limit = gated ? half_rows : p.rows;
-    const uint outputs = gated ? OUTPUTS / 2 : OUTPUTS;
-    const uint first = at.x * outputs, r = lane / 4, t = lane % 4, token = at.y;
+    const uint half_rows = p.rows / 2, limit = gated ? half_rows : p.rows, outputs = gated ? 8 : 16;
+    const uint tiles = (limit + outputs - 1) / outputs;
+    const uint r = lane / 4, t = lane % 4, token = at.y;
+    const uint blocks = (p.cols + BLOCK - 1) / BLOCK, steps = (blocks + 7 - sg) / 8;
     x += size_t(token) * p.cols;
-    uint row[ROWS];
-    UNROLL for (int i = 0; i < ROWS; ++i) {
-        row[i] = min(first + r + 8 * uint(gated ? i / 2 : i), limit - 1) + (gated && i % 2 ? half_rows : 0u);
-    }
+    codes += sg * STAGES * CODES + lane;
+    pairs += sg * STAGES * PAIRS + r * PARTS + t;
 
-    uint raw[STAGES][UNITS * ROWS * WORDS], affine[STAGES][UNITS * ROWS];
-    float y[ROWS], inverse = 1.0f;
-    UNROLL for (int i = 0; i < ROWS; ++i) y[i] = 0.0f;
-    UNROLL for (int s = 0; s < STAGES; ++s) {
-        if (uint(s) * SLAB < p.cols) {
-            load_slab<BITS, GROUP, ROWS, UNITS>(data, scales, row, groups, uint(s) * (SLAB / GROUP) + sg, t, raw[s], affine[s]);
-        }
+    uint row[2], next_tile = at.x, next_step = 0, stage = 0;
+    rows_of(p, next_tile, r, row);
+#define COPY_NEXT(STAGE) { \
+        if (next_tile < tiles && steps > 0) { \
+            copy_block<BITS, GROUP>(data, scales, p.cols, row, next_step * 8 + sg, t, codes + (STAGE) * CODES, pairs + (STAGE) * PAIRS); \
+            if (++next_step == steps) next_step = 0, next_tile += p.groups, rows_of(p, next_tile, r, row); \
+        } \
+        copies_end(); \
     }
+    UNROLL for (int s = 0; s < STAGES - 1; ++s) COPY_NEXT(uint(s))
     previous_launch_done();
-    float4 next[2];
-    load_x(x, p, tid * 8, next);
+    float4 next[2 * ROUNDS];
+    load_x(x, p.cols, 0, tid, next);
+    float inverse = 1.0f;
     if (p.flags & MATVEC_NORM) {
-        float squares = 0.0f;
-        UNROLL_BY(4) for (uint i = tid * 4; i < p.cols; i += THREADS * 4) {
-            const float4 v = *(device const float4*)(x + i);
-            squares = fma(v.x, v.x, squares), squares = fma(v.y, v.y, squares);
-            squares = fma(v.z, v.z, squares), squares = fma(v.w, v.w, squares);
-        }
-        squares = simd_sum(squares);
-        if (lane == 0) partial[sg] = squares;
+        float sum = 0.0f;
+        UNROLL for (int i = 0; i < 2 * ROUNDS; ++i) sum = squares_of(next[i], sum);
+        for (uint i = SLAB + tid * 4; i < p.cols; i += THREADS * 4) sum = squares_of(*(device const float4*)(x + i), sum);
+        sum = simd_sum(sum);
+        if (lane == 0) squares[sg] = sum;
         threadgroup_barrier(mem_flags::mem_threadgroup);
         float total = 0.0f;
-        for (uint i = 0; i < 8; ++i) total += partial[i];
+        for (uint i = 0; i < 8; ++i) total += squares[i];
         inverse = rsqrt(total / float(p.cols) + p.eps);
     }
-    for (uint begin = 0; begin < p.cols; begin += STAGES * SLAB) {
-        UNROLL for (int s = 0; s < STAGES; ++s) {
-            const uint slab = begin + uint(s) * SLAB;
-            if (slab >= p.cols) continue;
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            const bool there = slab + tid * 8 < p.cols;
-            const float4 low = next[0], high = next[1];
-            float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, rest[8];
-            if (p.flags & MATVEC_NORM) {
-                device const float* from = gains + (there ? slab + tid * 8 : 0);
-                const float4 g = *(device const float4*)from, h = *(device const float4*)(from + 4);
-                const float gain[8] = {g.x, g.y, g.z, g.w, h.x, h.y, h.z, h.w};
-                UNROLL for (int i = 0; i < 8; ++i) v[i] *= inverse * gain[i];
-            }
-            float sum = 0.0f;
-            UNROLL for (int i = 0; i < 8; ++i) {
-                v[i] = there ? v[i] : 0.0f;
-                sum += v[i];
-                rest[i] = clamped(v[i] - float(half(clamped(v[i]))));
-                v[i] = clamped(v[i]);
-            }
-            *(threadgroup uint4*)(xs + tid * 8) = order_of<BITS>(v);
-            *(threadgroup uint4*)(xs + STRIDE + tid * 8) = order_of<BITS>(rest);
-            for (uint i = 1; i < GROUP / 8; i *= 2) sum += simd_shuffle_xor(sum, ushort(i));
-            if (tid % (GROUP / 8) == 0) sums[tid / (GROUP / 8)] = sum;
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            load_x(x, p, slab + SLAB + tid * 8, next);
-            // Of groups past the row's end x is nothing but zeros.
-            UNROLL for (int u = 0; u < UNITS; ++u) {
-                const uint own = sg + uint(u) * 8;
-                TileC c[TILES][2];
-                UNROLL for (int i = 0; i < TILES; ++i) tile_zero(c[i][0]), tile_zero(c[i][1]);
-                UNROLL for (int w = 0; w < WORDS; ++w) {
-                    // Of 8 codes of 4 bits: what meets the first and the last two pairs of words.
-                    uint b[4] = {0, 0, 0, 0};
-                    if (r < 2) {
-                        threadgroup const half* from = xs + r * STRIDE + own * GROUP + (t * WORDS + uint(w)) * (32 / BITS);
-                        UNROLL for (int i = 0; i < (BITS == 4 ? 4 : 2); i += 2) {
-                            const uint2 two = *(threadgroup const uint2*)(from + 2 * i);
-                            b[i] = two.x, b[i + 1] = two.y;
-                        }
+    for (uint tile = at.x, turn = 0; tile < tiles; tile += p.groups, turn ^= 1) {
+        const uint n = tile * outputs + tid;
+        const bool writes = tid < outputs && n < limit;
+        const uint start = n < p.end0 ? 0u : n < p.end1 ? p.end0 : p.end1;
+        const uint end = n < p.end0 ? p.end0 : n < p.end1 ? p.end1 : p.rows;
+        const size_t to = gated ? size_t(token) * half_rows + n : size_t(p.tokens) * start + size_t(token) * (end - start) + (n - start);
+        float value = 0.0f, up = 0.0f;
+        if (writes && p.flags & MATVEC_BIAS) {
+            value = bias[n];
+            if (gated) up = bias[n + half_rows];
+        }
+        if (writes && p.flags & MATVEC_RESIDUAL) value += residual[to];
+        float y[2] = {0.0f, 0.0f};
+        for (uint slab = 0, step = 0; slab < p.cols; slab += SLAB) {
+            if (tile == at.x || p.cols > SLAB) {
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                UNROLL for (int i = 0; i < ROUNDS; ++i) {
+                    const uint column = (uint(i) * THREADS + tid) * 8;
+                    const float4 low = next[2 * i], high = next[2 * i + 1];
+                    float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, rest[8];
+                    if (p.flags & MATVEC_NORM) {
+                        device const float* from = gains + (slab + column < p.cols ? slab + column : 0);
+                        const float4 g = *(device const float4*)from, h = *(device const float4*)(from + 4);
+                        const float gain[8] = {g.x, g.y, g.z, g.w, h.x, h.y, h.z, h.w};
+                        UNROLL for (int j = 0; j < 8; ++j) v[j] *= inverse * gain[j];
                     }
-                    TileB tb[2];
-                    tile_of_lanes(tb[0], lane, b[0], b[1]);
-                    if (BITS == 4) tile_of_lanes(tb[1], lane, b[2], b[3]);
-                    UNROLL for (int i = 0; i < TILES; ++i) {
-                        uint low[4], high[4];
-                        pairs_of<BITS>(raw[s][(u * ROWS + 2 * i) * WORDS + w], low);
-                        pairs_of<BITS>(raw[s][(u * ROWS + 2 * i + 1) * WORDS + w], high);
-                        TileA ta;
-                        tile_of_lanes(ta, lane, low[0], high[0], low[1], high[1]);
-                        tile_multiply(c[i][0], ta, tb[0]);
-                        if (BITS == 4) {
-                            tile_of_lanes(ta, lane, low[2], high[2], low[3], high[3]);
-                            tile_multiply(c[i][1], ta, tb[1]);
-                        }
+                    float sum = 0.0f;
+                    UNROLL for (int j = 0; j < 8; ++j) {
+                        sum += v[j];
+                        rest[j] = clamped(v[j] - float(half(clamped(v[j]))));
+                        v[j] = clamped(v[j]);
                     }
+                    *(threadgroup uint4*)(xs + column) = order_of<BITS>(v);
+                    *(threadgroup uint4*)(xs + STRIDE + column) = order_of<BITS>(rest);
+                    for (uint j = 1; j < PART / 8; j *= 2) sum += simd_shuffle_xor(sum, ushort(j));
+                    if (tid % (PART / 8) == 0) sums[column / PART] = sum;
                 }
-                const float whole = sums[own];
-                UNROLL for (int i = 0; i < TILES; ++i) {
-                    float sum[4], more[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                    tile_to_lanes(c[i][0], lane, sum);
-                    if (BITS == 4) tile_to_lanes(c[i][1], lane, more);
-                    UNROLL for (int j = 0; j < 2; ++j) {
-                        const uint pair = affine[s][u * ROWS + 2 * i + j];
-                        const float scale = scale_half(pair, bf16), bias_of = scale_half(pair >> 16, bf16);
-                        const float dot = fma(more[2 * j] + more[2 * j + 1], 1048576.0f, (sum[2 * j] + sum[2 * j + 1]) * 16777216.0f);
-                        y[2 * i + j] += fma(scale, dot, bias_of * whole);
-                    }
-                }
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                load_x(x, p.cols, slab + SLAB < p.cols ? slab + SLAB : 0, tid, next);
             }
-            if (slab + STAGES * SLAB < p.cols) {
-                load_slab<BITS, GROUP, ROWS, UNITS>(data, scales, row, groups, (slab + STAGES * SLAB) / GROUP + sg, t, raw[s], affine[s]);
+            const uint until = min(steps, (slab + SLAB) / (8 * BLOCK));
+            for (; step < until; ++step) {
+                COPY_NEXT((stage == 0 ? STAGES : stage) - 1)
+                copies_wait<STAGES - 1>();
+                const uint begin = (step * 8 + sg) * BLOCK - slab;
+                multiply_block<BITS, GROUP>(codes + stage * CODES, pairs + stage * PAIRS, xs + begin, sums + begin / PART, bf16, lane, y);
+                stage = stage + 1 == STAGES ? 0 : stage + 1;
             }
         }
+        UNROLL for (int j = 0; j < 2; ++j) {
+            y[j] += simd_shuffle_xor(y[j], 1);
+            y[j] += simd_shuffle_xor(y[j], 2);
+        }
+        // Those of a tile stay until all have come to the next one's barrier.
+        threadgroup float* shares = partial + turn * 128;
+        if (t == 0) shares[sg * 16 + r] = y[0], shares[sg * 16 + 8 + r] = y[1];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (!writes) continue;
+        for (uint i = 0; i < 8; ++i) {
+            value += shares[i * 16 + tid];
+            if (gated) up += shares[i * 16 + 8 + tid];
+        }
+        out[to] = gated ? activate(p.gate, value) * up : value;
     }
-    // Lane 4 r has rows r, r + 8 ....
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (t == 0) {
-        UNROLL for (int i = 0; i < ROWS; ++i) partial[sg * OUTPUTS + uint(i) * 8 + r] = y[i];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    // With a gate, eight rows of one matrix are followed by those of the other.
-    const uint n = first + tid, from = gated ? tid / 8 * 16 + tid % 8 : tid;
-    if (tid >= outputs || n >= limit) return;
-    float value = 0.0f, up = 0.0f;
-    for (uint i = 0; i < 8; ++i) {
-        value += partial[i * OUTPUTS + from];
-        if (gated) up += partial[i * OUTPUTS + from + 8];
-    }
-    if (p.flags & MATVEC_BIAS) {
-        value += bias[n];
-        if (gated) up += bias[n + half_rows];
-    }
-    if (gated) {
-        out[size_t(token) * half_rows + n] = activate(p.gate, value) * up;
-        return;
-    }
-    const uint start = n < p.end0 ? 0u : n < p.end1 ? p.end0 : p.end1;
-    const uint end = n < p.end0 ? p.end0 : n < p.end1 ? p.end1 : p.rows;
-    const size_t to = size_t(p.tokens) * start + size_t(token) * (end - start) + (n - start);
-    if (p.flags & MATVEC_RESIDUAL) value += residual[to];
-    out[to] = value;
 }
 
-#define MATVEC(BITS, GROUP, TILES, NAME) \
-kernel void matvec_tile_q##BITS##_g##GROUP##_##NAME( \
-    device const uint* data [[buffer(0)]], \
+#define MATVEC(BITS, GROUP) \
+kernel void matvec_tile_q##BITS##_g##GROUP##_m1( \
+    device const uint4* data [[buffer(0)]], \
     device const uint* scales [[buffer(1)]], \
     device const float* x [[buffer(2)]], \
     device const float* gains [[buffer(3)]], \
@@ -268,16 +294,15 @@ kernel void matvec_tile_q##BITS##_g##GROUP##_##NAME( \
     EARLY_LAUNCH; \
     threadgroup uint4 xs[2 * STRIDE / 8]; \
     threadgroup float sums[SLAB / 32]; \
-    threadgroup float partial[8 * 16 * TILES]; \
-    matvec<BITS, GROUP, TILES>(data, scales, x, gains, bias, residual, out, p, at, tid, sg, lane, (threadgroup half*)xs, sums, partial); \
+    threadgroup uint4 codes[8 * STAGES * 64]; \
+    threadgroup uint pairs[8 * STAGES * 16 * Blocks<BITS, GROUP>::PARTS]; \
+    threadgroup float squares[8]; \
+    threadgroup float partial[2 * 8 * 16]; \
+    matvec<BITS, GROUP>(data, scales, x, gains, bias, residual, out, p, at, tid, sg, lane, (threadgroup half*)xs, sums, codes, pairs, squares, partial); \
 }
-MATVEC(4, 32, 1, m1)
-MATVEC(4, 64, 1, m1)
-MATVEC(4, 128, 1, m1)
-MATVEC(8, 32, 1, m1)
-MATVEC(8, 64, 1, m1)
-MATVEC(8, 128, 1, m1)
-// For matrices of many rows: x is made ready half as often.
-MATVEC(4, 32, 2, m1_wide)
-MATVEC(4, 64, 2, m1_wide)
-MATVEC(4, 128, 2, m1_wide)
+MATVEC(4, 32)
+MATVEC(4, 64)
+MATVEC(4, 128)
+MATVEC(8, 32)
+MATVEC(8, 64)
+MATVEC(8, 128)

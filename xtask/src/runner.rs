@@ -135,7 +135,8 @@ impl Runner {
         self.model
     }
 
-    fn forward(&mut self, pieces: &[Piece<'_>], last_only: bool) -> Result<Tensor> {
+    /// As [`Self::step`], with logits as the model gives them, `[tokens, vocab]`.
+    pub(crate) fn forward(&mut self, pieces: &[Piece<'_>], last_only: bool) -> Result<Tensor> {
         let (mut tokens, mut positions, mut logits_at) = (Vec::new(), Vec::new(), Vec::new());
         let mut ranges = Vec::new();
         for piece in pieces {

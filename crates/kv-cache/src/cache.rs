@@ -149,7 +149,13 @@ pub struct KvCache {
     pub(crate) tables: HashMap<SeqId, Table>,
     pub(crate) blocks: Blocks,
     pub(crate) kept: Option<Kept>,
+    /// Pages that are written from now on are huge ones.
+    huge_pages: bool,
 }
+
+/// From so many bytes of keys or of values in a layer on, a sequence is long: attention then waits for
+/// memory, and what a last huge page takes in vain is little beside it.
+const LONG: u64 = 2 << 20;
 
 impl KvCache {
     /// Reserves the address space; memory is taken block by block as sequences grow.
@@ -169,7 +175,7 @@ impl KvCache {
         };
         let pages = (0..config.layers).map(layer).collect();
         let blocks = Blocks::new(config.blocks, exact_blocks);
-        Self { config, pages, tables: HashMap::new(), blocks, kept: None }
+        Self { config, pages, tables: HashMap::new(), blocks, kept: None, huge_pages: false }
     }
 
     /// The shape it was made with.
@@ -206,6 +212,11 @@ impl KvCache {
         }
         let table = self.tables.entry(seq).or_default();
         table.blocks.extend((0..needed).filter_map(|_| self.blocks.take()));
+        let bytes = table.blocks.len() as u64 * self.config.bytes_per_block();
+        if !self.huge_pages && bytes > LONG * 2 * self.config.layers as u64 {
+            self.huge_pages = true;
+            self.pages.iter().for_each(LayerPages::prefer_huge_pages);
+        }
         Ok(())
     }
 

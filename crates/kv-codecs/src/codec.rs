@@ -5,8 +5,9 @@ use crate::{
     compact, gpu_coded::GpuCodedCodec,
 };
 use std::{fmt, sync::Arc};
+use taper_base::BlockId;
 use taper_tensor::{
-    AlignedBytes, DType, Tensor, TensorError,
+    AlignedBytes, DType, KeyScorer, Tensor, TensorError,
     gpu::{Buffer, Gpu},
 };
 
@@ -61,6 +62,13 @@ impl LayerPages {
             gpu: None,
             gpu_exact: None,
         }
+    }
+
+    /// Asks for huge pages for the blocks that were not written yet, as
+    /// [`AlignedBytes::prefer_huge_pages`].
+    pub fn prefer_huge_pages(&self) {
+        self.k.prefer_huge_pages();
+        self.v.prefer_huge_pages();
     }
 
     /// The same with room for exact blocks, of [`KvCodec::exact_block_bytes`].
@@ -186,6 +194,38 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         let slot = |i: usize| into[i / g.block_tokens].block.0 as usize * g.block_tokens;
         let to: Vec<_> = (0..rows.len()).map(|i| slot(i) + i % g.block_tokens).collect();
         self.encode(g, &k, &v, &to, pages)
+    }
+
+    /// Scores of the keys of a sequence that has `tokens` tokens in `blocks`: what an eviction policy
+    /// asks. Keys are scored as [`Self::decode`] gives them, a block at a time.
+    ///
+    /// # Shapes
+    /// `[scorer.heads(), tokens]`.
+    ///
+    /// # Errors
+    /// The scorer is for other heads, or the blocks are too few or outside the pages.
+    fn key_scores(
+        &self,
+        g: KvGeometry,
+        scorer: &KeyScorer,
+        pages: &LayerPages,
+        (blocks, tokens): (&[BlockId], usize),
+    ) -> Result<Vec<f32>, KvCodecError> {
+        scorer.check(g.kv_heads, g.head_dim)?;
+        if tokens > blocks.len() * g.block_tokens {
+            return Err(KvCodecError::Slot {
+                slot: tokens - 1,
+                slots: blocks.len() * g.block_tokens,
+            });
+        }
+        let mut out = vec![0.0; scorer.heads() * tokens];
+        for (first, block) in (0..tokens).step_by(g.block_tokens).zip(blocks) {
+            let n = g.block_tokens.min(tokens - first);
+            let slots: Vec<_> = (0..n).map(|i| block.0 as usize * g.block_tokens + i).collect();
+            let keys = self.decode(g, &slots, pages)?.0.flatten_all()?.to_vec1::<f32>()?;
+            scorer.score(&keys, g.kv_heads, &mut out, first)?;
+        }
+        Ok(out)
     }
 
     /// Causal attention of a packed batch over the pages.

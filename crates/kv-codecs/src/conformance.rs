@@ -1,6 +1,7 @@
 //! Every GPU kernel against the host: those of `taper_tensor`, and the compressed caches' here.
 
 mod compaction;
+mod scores;
 
 use crate::{
     AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvCodecError, KvGeometry, LayerPages,
@@ -37,6 +38,8 @@ enum Kind {
     Attend(Case),
     Encode(Case),
     Compact(&'static str),
+    Move(Case),
+    Scores(scores::Case),
 }
 
 /// All checks; `quick` has fewer shapes, for slow devices.
@@ -61,13 +64,26 @@ pub fn checks(quick: bool) -> Vec<Check> {
         tolerance: 2e-3,
         case: Kind::Encode(case),
     });
-    let compact = compaction::CODECS.into_iter().map(|name| Check {
+    let compact = compaction::PLAIN_CODECS.into_iter().map(|name| Check {
         family: "attend",
         name: format!("compact {name}"),
         tolerance: 0.0,
         case: Kind::Compact(name),
     });
-    plain.chain(attend).chain(encode).chain(compact).collect()
+    let moved = compaction::coded_cases(quick).into_iter().map(|case| Check {
+        family: "encode",
+        name: format!("compact {case}"),
+        // Byte for byte.
+        tolerance: 0.0,
+        case: Kind::Move(case),
+    });
+    let scores = scores::cases(quick).into_iter().map(|case| Check {
+        family: "score",
+        name: case.to_string(),
+        tolerance: 1e-5,
+        case: Kind::Scores(case),
+    });
+    plain.chain(attend).chain(encode).chain(compact).chain(moved).chain(scores).collect()
 }
 
 impl Check {
@@ -80,7 +96,9 @@ impl Check {
             Kind::Tensor(check) => return Ok(check.run(gpu, seed)?),
             Kind::Attend(case) => vec![case.attend(gpu, seed)?],
             Kind::Encode(case) => case.encode(gpu, seed)?,
-            Kind::Compact(name) => compaction::run(name, gpu, seed)?,
+            Kind::Compact(name) => compaction::plain(name, gpu, seed)?,
+            Kind::Move(case) => compaction::coded(case, gpu, seed)?,
+            Kind::Scores(case) => vec![case.run(gpu, seed)?],
         };
         let error = pairs.iter().map(|(got, want)| error(got, want)).fold(0.0, f64::max);
         Ok(Outcome { error, passed: error <= self.tolerance })
@@ -136,6 +154,7 @@ fn attend_cases(quick: bool) -> Vec<Case> {
         "turbo0v3",
         "taper4v8",
         "turbo8v1",
+        "turbo8v4",
     ];
     for (i, name) in names.into_iter().enumerate() {
         add(name, (2, 2, 128), short, None, PLAIN);

@@ -6,16 +6,19 @@
 use crate::{
     AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
     LayerPages, compact,
+    gpu_staged::{at as at_number, fetch, numbered},
 };
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
 };
+use taper_base::BlockId;
 use taper_tensor::{
-    DType, Tensor, TensorError,
+    DType, KeyScorer, Tensor, TensorError,
     gpu::{
         Buffer, Gpu,
         attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence},
+        key_scores,
     },
     ops,
 };
@@ -130,6 +133,14 @@ pub(crate) fn room(bytes: usize, block: usize) -> usize {
     bytes.checked_div(block).unwrap_or(0) * BLOCK_TOKENS
 }
 
+/// The numbers of blocks inside pages with so many slots.
+pub(crate) fn known(blocks: &[BlockId], room: usize) -> Result<Vec<u32>, KvCodecError> {
+    match blocks.iter().find(|b| (b.0 as usize + 1) * BLOCK_TOKENS > room) {
+        Some(bad) => Err(outside(bad.0 as usize * BLOCK_TOKENS, room)),
+        None => Ok(blocks.iter().map(|b| b.0).collect()),
+    }
+}
+
 /// Query heads a KV head, if the batch fits `q` and pages with so many slots.
 pub(crate) fn check_batch(
     geometry: KvGeometry,
@@ -150,9 +161,7 @@ pub(crate) fn check_batch(
         if seq.kv_len > slots || seq.q_len > seq.kv_len {
             return Err(outside(seq.kv_len.max(seq.q_len), slots));
         }
-        if let Some(bad) = seq.blocks.iter().find(|b| (b.0 as usize + 1) * BLOCK_TOKENS > room) {
-            return Err(outside(bad.0 as usize * BLOCK_TOKENS, room));
-        }
+        known(seq.blocks, room)?;
     }
     Ok(heads / geometry.kv_heads)
 }
@@ -201,13 +210,17 @@ impl KvCodec for GpuCodec {
         if let Some(&slot) = slots.iter().find(|&&s| s >= limit) {
             return Err(outside(slot, limit));
         }
+        let numbers = numbered(slots.iter().map(|slot| slot / BLOCK_TOKENS));
         let at_k = |token: usize, e: usize| (e / 8 * BLOCK_TOKENS + token) * 8 + e % 8;
         let at_v = |token: usize, e: usize| token * head_dim + e;
         let side =
             |pages: &Buffer, at: &dyn Fn(usize, usize) -> usize| -> Result<Tensor, KvCodecError> {
+                let mut blocks = vec![Vec::new(); numbers.len()];
+                let bytes = block * self.dtype.size_in_bytes();
+                fetch(pages, bytes, &numbers, |number, block| blocks[number] = self.floats(block))?;
                 let mut out = Vec::with_capacity(slots.len() * kv_heads * head_dim);
                 for &slot in slots {
-                    let floats = self.floats(pages, slot / BLOCK_TOKENS * block, block)?;
+                    let floats = &blocks[at_number(&numbers, slot / BLOCK_TOKENS)];
                     for head in floats.chunks_exact(BLOCK_TOKENS * head_dim) {
                         out.extend((0..head_dim).map(|e| head[at(slot % BLOCK_TOKENS, e)]));
                     }
@@ -237,6 +250,19 @@ impl KvCodec for GpuCodec {
         self.encode(geometry, &k.to_gpu(&self.gpu)?, &v.to_gpu(&self.gpu)?, &to, pages)
     }
 
+    fn key_scores(
+        &self,
+        geometry: KvGeometry,
+        scorer: &KeyScorer,
+        pages: &LayerPages,
+        (blocks, tokens): (&[BlockId], usize),
+    ) -> Result<Vec<f32>, KvCodecError> {
+        let shape = self.shape(geometry)?;
+        let blocks = known(blocks, room(pages.k.len(), self.block_bytes(geometry).k))?;
+        let Some((k_pages, _)) = &pages.gpu else { return Err(outside(0, 0)) };
+        Ok(key_scores::key_scores(shape, k_pages, &blocks, tokens, scorer)?)
+    }
+
     fn attend(
         &self,
         geometry: KvGeometry,
@@ -257,14 +283,14 @@ impl KvCodec for GpuCodec {
 }
 
 impl GpuCodec {
-    /// Elements of a page on the host.
-    fn floats(&self, pages: &Buffer, first: usize, n: usize) -> Result<Vec<f32>, KvCodecError> {
-        let at = first * self.dtype.size_in_bytes();
-        Ok(match self.dtype {
-            DType::F16 => pages.read::<half::f16>(at, n)?.iter().map(|x| x.to_f32()).collect(),
-            DType::BF16 => pages.read::<half::bf16>(at, n)?.iter().map(|x| x.to_f32()).collect(),
-            _ => pages.read(at, n)?,
-        })
+    /// Elements of a page's bytes.
+    fn floats(&self, bytes: &[u8]) -> Vec<f32> {
+        let pairs = || bytes.as_chunks::<2>().0.iter();
+        match self.dtype {
+            DType::F16 => pairs().map(|&x| half::f16::from_le_bytes(x).to_f32()).collect(),
+            DType::BF16 => pairs().map(|&x| half::bf16::from_le_bytes(x).to_f32()).collect(),
+            _ => bytes.as_chunks::<4>().0.iter().map(|&x| f32::from_le_bytes(x)).collect(),
+        }
     }
 }
 

@@ -6,8 +6,9 @@
 
 use crate::{
     AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
-    LayerPages, Scheme, SideFormat, TrellisCode,
-    gpu::{Cached, check_batch, outside, room},
+    LayerPages, Scheme, SideFormat, TrellisCode, compact,
+    gpu::{Cached, check_batch, known, outside, room},
+    gpu_staged::Staged,
     polar::{Polar, standard_rotation},
     taper::TaperSide,
     tiles::int8_table,
@@ -16,8 +17,9 @@ use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
 };
+use taper_base::BlockId;
 use taper_tensor::{
-    Tensor, TensorError,
+    KeyScorer, Tensor, TensorError,
     gpu::{
         Buffer, Gpu,
         attention::{BLOCK_TOKENS, Scoring},
@@ -94,10 +96,20 @@ impl GpuCodedCodec {
         caches.push((g, Arc::clone(&cache)));
         Ok(cache)
     }
+
+    fn bring(
+        &self,
+        g: KvGeometry,
+        pages: &LayerPages,
+        blocks: impl Iterator<Item = usize>,
+        exact: impl Iterator<Item = usize>,
+    ) -> Result<Staged, KvCodecError> {
+        Staged::bring(&*self.rows, self.scheme, g, pages, blocks, exact)
+    }
 }
 
 /// Bytes of a head region on a GPU.
-fn region(format: SideFormat, g: KvGeometry) -> usize {
+pub(crate) fn region(format: SideFormat, g: KvGeometry) -> usize {
     format.head_bytes(g).next_multiple_of(ALIGN)
 }
 
@@ -177,39 +189,57 @@ impl KvCodec for GpuCodedCodec {
         slots: &[usize],
         pages: &LayerPages,
     ) -> Result<(Tensor, Tensor), KvCodecError> {
-        let Some(there) = &pages.gpu else { return Err(outside(0, 0)) };
         check_slots(slots.iter().copied(), room(pages.k.len(), self.block_bytes(g).k))?;
-        // The blocks as the host has them, one for each slot.
-        let mut host = LayerPages::zeroed(self.rows.block_bytes(g), slots.len());
-        for (i, slot) in slots.iter().enumerate() {
-            let block = slot / BLOCK_TOKENS;
-            let sides =
-                [(self.scheme.k, &there.0, &mut host.k), (self.scheme.v, &there.1, &mut host.v)];
-            for (format, from, to) in sides {
-                let (here, stride) = (format.head_bytes(g), region(format, g));
-                for head in 0..g.kv_heads {
-                    let bytes = from.read::<u8>((block * g.kv_heads + head) * stride, here)?;
-                    let at = (i * g.kv_heads + head) * here;
-                    to.as_mut_slice()[at..at + here].copy_from_slice(&bytes);
-                }
-            }
-        }
-        let slot = |(i, slot): (usize, &usize)| i * BLOCK_TOKENS + slot % BLOCK_TOKENS;
-        let slots: Vec<_> = slots.iter().enumerate().map(slot).collect();
-        self.rows.decode(g, &slots, &host)
+        let blocks = slots.iter().map(|slot| slot / g.block_tokens);
+        let staged = self.bring(g, pages, blocks, std::iter::empty())?;
+        let slots: Vec<_> = slots.iter().map(|&slot| staged.slot(g, slot)).collect();
+        self.rows.decode(g, &slots, &staged.pages)
     }
 
-    /// # Errors
-    /// Always: codes cannot be moved on a GPU yet.
+    /// The blocks are built on the host, by the codec that defines their bytes, and taken back.
     fn compact(
         &self,
-        _: KvGeometry,
-        _: &[KeptRow],
-        _: &[KeptBlock],
-        _: &mut LayerPages,
+        g: KvGeometry,
+        rows: &[KeptRow],
+        into: &[KeptBlock],
+        pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
-        let op = "compacting a compressed kv cache";
-        Err(TensorError::Device { op, device: self.gpu.name() }.into())
+        let own = self.block_bytes(g);
+        let blocks = (pages.k.len() / own.k).min(pages.v.len() / own.v);
+        let exact_blocks = self.exact_block_bytes(g).map_or(0, |b| pages.exact_k.len() / b.k);
+        compact::check(g, rows, into, (blocks, exact_blocks))?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let size = g.block_tokens;
+        let from = rows.iter().map(|r| r.slot / size);
+        let exact_from = rows.iter().filter_map(|r| r.exact).map(|slot| slot / size);
+        let to = into.iter().map(|b| b.block.0 as usize);
+        let exact_to = into.iter().filter_map(|b| b.exact).map(|b| b.0 as usize);
+        let mut staged = self.bring(g, pages, from.chain(to), exact_from.chain(exact_to))?;
+        let kept: Vec<_> = rows.iter().map(|row| staged.row(g, row)).collect();
+        let built: Vec<_> = into.iter().map(|block| staged.block(block)).collect();
+        self.rows.compact(g, &kept, &built, &mut staged.pages)?;
+        let bytes = (pages.exact_k.len(), pages.exact_v.len());
+        let exact = match into.iter().any(|block| block.exact.is_some()) {
+            true => Some(place(&self.gpu, &mut pages.gpu_exact, bytes)?),
+            false => None,
+        };
+        let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
+        staged.take_back(self.scheme, g, into, ((k, v), exact))
+    }
+
+    fn key_scores(
+        &self,
+        g: KvGeometry,
+        scorer: &KeyScorer,
+        pages: &LayerPages,
+        (blocks, tokens): (&[BlockId], usize),
+    ) -> Result<Vec<f32>, KvCodecError> {
+        let cache = self.cache(g)?;
+        let blocks = known(blocks, room(pages.k.len(), self.block_bytes(g).k))?;
+        let Some((k, _)) = &pages.gpu else { return Err(outside(0, 0)) };
+        Ok(cache.key_scores(k, &blocks, tokens, scorer)?)
     }
 
     fn attend(

@@ -14,6 +14,7 @@ mod foreign;
 mod fused;
 mod gpu;
 mod gpu_coded;
+mod gpu_staged;
 mod paged;
 mod polar;
 mod qjl;

@@ -12,8 +12,10 @@ use taper_base::{SamplingParams, TokenId};
 ///
 /// The device computes what [`Sampler`](crate::Sampler) documents: masses in units of 2^-40 of the
 /// likeliest token's, tokens ranked by logit and then by id, the draw over ascending ids.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DeviceDraw {
+    /// What changes of the row before.
+    pub edits: DeviceEdits,
     /// What logits are multiplied by; 0 takes the likeliest token, and no filter is in force.
     pub inv_t: f32,
     /// Tokens whose scaled logit is further below the likeliest's are not kept.
@@ -28,14 +30,41 @@ pub struct DeviceDraw {
     pub logprobs: Option<u8>,
 }
 
+/// Bias, penalties and bans of a row, in the order that [`Sampler`](crate::Sampler) documents.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DeviceEdits {
+    /// The tokens that change, each once. Without any the row stays as it comes.
+    pub tokens: Vec<DeviceEdit>,
+    /// Divides positive logits of tokens seen, and multiplies others.
+    pub repetition: f32,
+    /// Is taken off for each time that a token stands in the output.
+    pub frequency: f32,
+    /// Is taken off once of tokens that stand in the output.
+    pub presence: f32,
+}
+
+/// What changes of one token's logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceEdit {
+    /// The token.
+    pub token: TokenId,
+    /// Is added; `-0.0`, which changes no number, where there is none.
+    pub bias: f32,
+    /// How often the token stands in the output, if penalties are its: it is there or in the prompt.
+    pub seen: Option<u32>,
+    /// The token is not to be chosen.
+    pub banned: bool,
+}
+
 impl DeviceDraw {
-    pub(crate) fn new(params: &SamplingParams, bits: u64) -> Self {
+    pub(crate) fn new(params: &SamplingParams, bits: u64, edits: DeviceEdits) -> Self {
         let logprobs = params.logprobs;
         if params.temperature == 0.0 {
             let min_d = f32::NEG_INFINITY;
-            return Self { inv_t: 0.0, min_d, top_k: 0, top_p: 0, bits, logprobs };
+            return Self { edits, inv_t: 0.0, min_d, top_k: 0, top_p: 0, bits, logprobs };
         }
         Self {
+            edits,
             inv_t: inverse(params.temperature),
             min_d: params.min_p.ln(),
             top_k: params.top_k,
@@ -46,7 +75,7 @@ impl DeviceDraw {
         }
     }
 
-    /// Whether it is the likeliest token and nothing else.
+    /// Whether it is the likeliest token of a row, edited or not, and nothing else.
     #[must_use]
     pub fn is_argmax(&self) -> bool {
         self.inv_t == 0.0 && self.logprobs.is_none()
@@ -117,14 +146,44 @@ mod tests {
         assert!(!draw.is_argmax() && on(&SamplingParams::greedy()).unwrap().is_argmax());
         assert_eq!(on(&SamplingParams::default()).unwrap().top_p, 0, "all is kept");
         for params in [
-            SamplingParams { repetition_penalty: 1.1, ..plain.clone() },
-            SamplingParams { presence_penalty: 0.1, ..plain.clone() },
-            SamplingParams { frequency_penalty: 0.1, ..plain.clone() },
-            SamplingParams { logit_bias: vec![(1, 1.0)], ..plain.clone() },
             SamplingParams { typical_p: 0.9, ..plain.clone() },
+            // Log probabilities are those of the row before it is edited.
+            SamplingParams { repetition_penalty: 1.1, logprobs: Some(0), ..plain.clone() },
+            // What the host refuses.
+            SamplingParams { logit_bias: vec![(9, 1.0)], ..plain.clone() },
+            SamplingParams { logit_bias: vec![(3, 1.0), (3, 1.0)], ..plain.clone() },
         ] {
             assert_eq!(on(&params), None);
         }
-        assert_eq!(Sampler::new(&plain, &[], 9).on_device(&[2]), None, "a banned token");
+        let repeats = SamplingParams { repetition_penalty: 1.1, ..plain };
+        assert_eq!(Sampler::new(&repeats, &[9], 9).on_device(&[]), None, "no such token");
+    }
+
+    #[test]
+    fn each_token_is_edited_once() {
+        let params = SamplingParams {
+            repetition_penalty: 1.5,
+            frequency_penalty: 0.25,
+            presence_penalty: 0.5,
+            logit_bias: vec![(1, 2.0), (4, -3.0)],
+            ..SamplingParams::default()
+        };
+        let mut sampler = Sampler::new(&params, &[0, 1], 9);
+        [1, 1, 2].iter().for_each(|&token| sampler.accept(token));
+        let mut edits = sampler.on_device(&[2, 7, 100]).unwrap().edits;
+        edits.tokens.sort_by_key(|e| e.token);
+        assert_eq!((edits.repetition, edits.frequency, edits.presence), (1.5, 0.25, 0.5));
+        let edit = |token, bias, seen, banned| DeviceEdit { token, bias, seen, banned };
+        let want = [
+            edit(0, -0.0, Some(0), false),
+            edit(1, 2.0, Some(2), false),
+            edit(2, -0.0, Some(1), true),
+            edit(4, -3.0, None, false),
+            edit(7, -0.0, None, true),
+        ];
+        assert_eq!(edits.tokens, want);
+        let plain = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
+        let none = Sampler::new(&plain, &[1, 2], 9).on_device(&[]).unwrap().edits;
+        assert_eq!(none.tokens, [], "nothing is in the output yet");
     }
 }

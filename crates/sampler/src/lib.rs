@@ -12,7 +12,7 @@ mod rng;
 mod sampler;
 mod scan;
 
-pub use device::{DeviceDraw, DeviceLogits};
+pub use device::{DeviceDraw, DeviceEdit, DeviceEdits, DeviceLogits};
 pub use error::SamplerError;
 pub use logprobs::token_logprobs;
 pub use rng::draw_bits;

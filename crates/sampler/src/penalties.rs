@@ -1,13 +1,19 @@
 //! Changes to single logits: bias, penalties, bans. Their cost is by token seen, not by vocabulary.
 
-use crate::SamplerError;
+use crate::{
+    SamplerError,
+    device::{DeviceEdit, DeviceEdits},
+};
 use std::collections::HashMap;
 use taper_base::{SamplingParams, TokenId};
 
 /// How often each token seen so far stands in the output; those of the prompt alone stand at 0.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
-    output_counts: HashMap<TokenId, u32>,
+    /// In the order in which they were first seen, so that a step need not look at a map.
+    output_counts: Vec<(TokenId, u32)>,
+    /// Where each of them is.
+    places: HashMap<TokenId, usize>,
     prompt_matters: bool,
     output_matters: bool,
     vocab: u32,
@@ -31,10 +37,54 @@ impl Seen {
 
     fn add(&mut self, token: TokenId, times: u32) {
         if token < self.vocab {
-            *self.output_counts.entry(token).or_insert(0) += times;
+            let place = *self.places.entry(token).or_insert(self.output_counts.len());
+            if place == self.output_counts.len() {
+                self.output_counts.push((token, 0));
+            }
+            self.output_counts[place].1 += times;
         } else {
             self.unknown.get_or_insert(token);
         }
+    }
+
+    /// The changes as a device makes them; `None` if they name what is no token, or the bias one twice.
+    pub(crate) fn on_device(
+        &self,
+        params: &SamplingParams,
+        banned: &[TokenId],
+    ) -> Option<DeviceEdits> {
+        let mut others = HashMap::new();
+        let of = |token| DeviceEdit { token, bias: -0.0, seen: None, banned: false };
+        for &(token, bias) in &params.logit_bias {
+            let edit = DeviceEdit { bias, ..of(token) };
+            if token >= self.vocab || others.insert(token, edit).is_some() {
+                return None;
+            }
+        }
+        for &token in banned.iter().filter(|&&token| token < self.vocab) {
+            others.entry(token).or_insert_with(|| of(token)).banned = true;
+        }
+        if self.unknown.is_some() {
+            return None;
+        }
+        let penalised =
+            |&(token, count): &(TokenId, u32)| DeviceEdit { seen: Some(count), ..of(token) };
+        let mut tokens: Vec<_> = self.output_counts.iter().map(penalised).collect();
+        if !others.is_empty() {
+            for edit in &mut tokens {
+                let Some(DeviceEdit { bias, banned, .. }) = others.remove(&edit.token) else {
+                    continue;
+                };
+                (edit.bias, edit.banned) = (bias, banned);
+            }
+        }
+        tokens.extend(others.into_values());
+        Some(DeviceEdits {
+            tokens,
+            repetition: params.repetition_penalty,
+            frequency: params.frequency_penalty,
+            presence: params.presence_penalty,
+        })
     }
 
     pub(crate) fn accept(&mut self, token: TokenId) {
@@ -90,8 +140,7 @@ impl<'a> Edits<'a> {
             return Err(SamplerError::UnknownToken { token, vocab: self.logits.len() });
         }
         let repetition = params.repetition_penalty;
-        // The order of the map does not matter: a token's change depends on that token only.
-        for (&token, &count) in &seen.output_counts {
+        for &(token, count) in &seen.output_counts {
             self.edit(token, |x| {
                 let mut y = x;
                 if seen.prompt_matters {

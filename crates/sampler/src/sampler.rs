@@ -53,19 +53,19 @@ impl Sampler {
     }
 
     /// What a device that has the row must know to choose as [`Self::sample`] does. `None` where the
-    /// choice needs more than the row as it comes: bias, penalties, bans, `typical_p`.
+    /// host has to choose: with `typical_p`, with log probabilities of a row that is edited, and where
+    /// `logit_bias` or the history name what is no token, or the bias one token twice.
     #[must_use]
     pub fn on_device(&self, banned: &[TokenId]) -> Option<DeviceDraw> {
         let params = &self.params;
-        let edited = params.repetition_penalty != 1.0
-            || params.presence_penalty != 0.0
-            || params.frequency_penalty != 0.0
-            || !params.logit_bias.is_empty();
-        let greedy = params.temperature == 0.0;
-        if edited || !banned.is_empty() || (params.typical_p < 1.0 && !greedy) {
+        if params.typical_p < 1.0 && params.temperature != 0.0 {
             return None;
         }
-        Some(DeviceDraw::new(params, draw_bits(params.seed, self.position)))
+        let edits = self.seen.on_device(params, banned)?;
+        if params.logprobs.is_some() && !edits.tokens.is_empty() {
+            return None;
+        }
+        Some(DeviceDraw::new(params, draw_bits(params.seed, self.position), edits))
     }
 
     /// Chooses the token at the current position. `logits` is left with bias, penalties and bans

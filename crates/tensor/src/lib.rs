@@ -24,6 +24,7 @@ mod embedding;
 mod error;
 pub mod gpu;
 mod host;
+mod key_scores;
 mod linear;
 #[cfg(all(feature = "metal", target_os = "macos"))]
 mod metal;
@@ -40,6 +41,7 @@ pub use cpu::int8::Rounding;
 pub use dense::DenseWeight;
 pub use embedding::Embedding;
 pub use error::{Result, TensorError};
+pub use key_scores::KeyScorer;
 pub use linear::{Linear, LinearGroup, Weight, WeightFormat};
 pub use norm::RmsNorm;
 pub use rope::{RopeAngles, RopeTable, norm_rope};

@@ -36,14 +36,29 @@ INLINE float half_at(device const uchar* p) { return half_of(*(device const usho
 // Bytes of the codes of a region.
 INLINE uint code_bytes(uint rings, uint bits) { return BLOCK * rings * 2 * bits; }
 
-// One element of an affine row.
-INLINE float affine_at(Rows of, uint token, uint e) {
-    const uint bits = of.format == AFFINE4 ? 4 : 8;
-    const uint codes = of.d * bits / 8, groups = (of.d + of.group - 1) / of.group;
-    device const uchar* row = of.region + token * (codes + 4 * groups);
-    const uint pair = *(device const uint*)(row + codes + 4 * (e / of.group));
-    const uint code = uint(row[e * bits / 8]) >> (e * bits % 8) & ((1u << bits) - 1u);
-    return fma(float(code), half_of(pair), half_of(pair >> 16));
+// A ring of affine codes of BITS bits, and its group's scale and bias after them. Past the row's end codes
+// are any.
+template <int BITS> INLINE void load_affine(Rows of, uint token, uint ring, thread uint* words) {
+    enum { WORDS = BITS / 2 };
+    const uint codes = of.d * BITS / 8, bytes = codes + (of.d + of.group - 1) / of.group * 4;
+    device const uchar* row = of.region + token * bytes;
+    device const uint* from = (device const uint*)row + ring * WORDS;
+    if (bytes % 8 == 0 && of.d % RING == 0) {
+        UNROLL for (int w = 0; w < WORDS; w += 2) {
+            const uint2 two = *(device const uint2*)(from + w);
+            words[w] = two.x, words[w + 1] = two.y;
+        }
+    } else {
+        UNROLL for (int w = 0; w < WORDS; ++w) words[w] = from[min(uint(w), codes / 4 - ring * WORDS - 1)];
+    }
+    words[WORDS] = *(device const uint*)(row + codes + ring * RING / of.group * 4);
+}
+
+// Its element e. Below 2^23 a code is the rest of a float's mantissa.
+template <int BITS> INLINE float affine_value(thread const uint* words, int e) {
+    enum { WORDS = BITS / 2, EACH = 32 / BITS };
+    const uint code = words[e / EACH] >> e % EACH * BITS & ((1u << BITS) - 1u), pair = words[WORDS];
+    return fma(as_type<float>(code | 0x4b000000u) - 8388608.0f, half_of(pair), half_of(pair >> 16));
 }
 
 // Four halves of a row from element e on, a multiple of four; 0 past the row's end.

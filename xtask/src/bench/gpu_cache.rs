@@ -1,11 +1,14 @@
-//! Speed of the caches of a GPU, one layer at a time: writing rows, and attention over them.
+//! Speed of the caches of a GPU, one layer at a time: writing rows, attention over them, and what an
+//! eviction does: scores of keys, and blocks built anew.
 
 use super::shape::Random;
 use anyhow::{Context, Result};
 use std::time::Instant;
 use taper_base::BlockId;
-use taper_kv_codecs::{AttnBatch, AttnParams, KvCodec, KvGeometry, LayerPages, SeqSpan, parse_on};
-use taper_tensor::{Tensor, gpu::Gpu, ops};
+use taper_kv_codecs::{
+    AttnBatch, AttnParams, KeptBlock, KeptRow, KvCodec, KvGeometry, LayerPages, SeqSpan, parse_on,
+};
+use taper_tensor::{KeyScorer, Tensor, gpu::Gpu, ops};
 
 /// What to measure.
 #[derive(Debug, clap::Args)]
@@ -36,25 +39,34 @@ pub(super) fn run(gpu: &Gpu, args: &CacheArgs) -> Result<()> {
     let g = KvGeometry { kv_heads, head_dim, block_tokens: BLOCK };
     println!("\none layer, {heads} heads over {kv_heads} of {head_dim}");
     println!(
-        "{:<12} {:<10} {:>14} {:>14} {:>10} {:>8}",
-        "sequences", "cache", "write 2048 us", "attend us", "GB/s", "of f16"
+        "{:<12} {:<10} {:>14} {:>14} {:>10} {:>8} {:>10} {:>15}",
+        "sequences",
+        "cache",
+        "write 2048 us",
+        "attend us",
+        "GB/s",
+        "of f16",
+        "score us",
+        "compact 64 us"
     );
     for batch in &args.attend {
         let (n, depth) = batch.split_once('x').context("sequences x tokens")?;
         let (n, depth) = (n.parse()?, depth.parse()?);
         let mut exact = None;
         for name in std::iter::once("f16").chain(args.caches.iter().map(String::as_str)) {
-            let layer = Layer::fill(gpu, name, g, n, depth)?;
+            let mut layer = Layer::fill(gpu, name, g, n, depth)?;
             let time = layer.attend(gpu, heads)?;
             let base = *exact.get_or_insert(time);
             let bytes = layer.codec.block_bytes(g);
             let read = (bytes.k + bytes.v) as f64 * (n * depth / BLOCK) as f64;
             println!(
-                "{batch:<12} {name:<10} {:>14.1} {:>14.1} {:>10.0} {:>7.2}x",
+                "{batch:<12} {name:<10} {:>14.1} {:>14.1} {:>10.0} {:>7.2}x {:>10.1} {:>15.1}",
                 1e6 * layer.write_time,
                 1e6 * time,
                 read / time / 1e9,
-                base / time
+                base / time,
+                1e6 * layer.score(heads)?,
+                1e6 * layer.compact(gpu)?
             );
         }
     }
@@ -119,6 +131,42 @@ impl Layer {
             drop(out);
         }
         Ok(best)
+    }
+}
+
+impl Layer {
+    /// Scores of the first sequence's keys, on the host.
+    fn score(&self, heads: usize) -> Result<f64> {
+        let d = self.g.head_dim;
+        let (vectors, weights) = (noise(4, heads * d), noise(5, heads * d / 2));
+        let scorer = KeyScorer::new((heads, d), vectors, weights)?;
+        let sequence = (&self.blocks[0][..], self.depth);
+        let mut best = f64::MAX;
+        for _ in 0..5 {
+            let begin = Instant::now();
+            drop(self.codec.key_scores(self.g, &scorer, &self.pages, sequence)?);
+            best = best.min(begin.elapsed().as_secs_f64());
+        }
+        Ok(best)
+    }
+
+    /// The first 64 blocks take the rows of the 4 that follow, as when 128 of 2176 tokens go.
+    fn compact(&mut self, gpu: &Gpu) -> Result<f64> {
+        const KEEP: usize = 64;
+        let Some(blocks) = self.blocks[0].get(..KEEP + 4) else { return Ok(f64::NAN) };
+        let slot = |row: usize| blocks[row / BLOCK].0 as usize * BLOCK + row % BLOCK;
+        // Two gaps a block, filled from behind.
+        let gap = |row: usize| row % BLOCK % 16 == 5;
+        let from = |row: usize| if gap(row) { KEEP * BLOCK + row / 16 } else { row };
+        let rows = (0..KEEP * BLOCK).map(|row| KeptRow { slot: slot(from(row)), exact: None });
+        let rows: Vec<_> = rows.collect();
+        let into: Vec<_> =
+            blocks[..KEEP].iter().map(|&block| KeptBlock { block, exact: None }).collect();
+        gpu.wait()?;
+        let begin = Instant::now();
+        self.codec.compact(self.g, &rows, &into, &mut self.pages)?;
+        gpu.wait()?;
+        Ok(begin.elapsed().as_secs_f64())
     }
 }
 

@@ -11,6 +11,8 @@ use taper_tensor::{
 };
 
 const ROWS: [usize; 3] = [1, 8, 64];
+/// Different tokens of a prompt, which penalties are for; half of them stand in the output too.
+const SEEN: usize = 2000;
 
 /// Prints the time of a choice of each kind for some rows of logits, until the tokens are here; and of
 /// reading the logits back instead.
@@ -22,8 +24,10 @@ pub(super) fn run(gpu: &Gpu) -> Result<()> {
         ("top_k 20, top_p", SamplingParams { top_k: 20, top_p: 0.95, ..base.clone() }),
         ("top_p", SamplingParams { top_p: 0.95, ..base.clone() }),
         ("min_p", SamplingParams { min_p: 0.05, ..base.clone() }),
-        ("20 log probabilities", SamplingParams { logprobs: Some(20), ..base }),
+        ("20 log probabilities", SamplingParams { logprobs: Some(20), ..base.clone() }),
+        ("penalties", SamplingParams { frequency_penalty: 0.5, repetition_penalty: 1.1, ..base }),
     ];
+    let prompt: Vec<u32> = (0..SEEN).map(|i| (i * 7919 % VOCAB) as u32).collect();
     println!(
         "\n{:<22} {}   µs for so many rows of {VOCAB}",
         "choice",
@@ -40,12 +44,19 @@ pub(super) fn run(gpu: &Gpu) -> Result<()> {
         let mut times = String::new();
         for n in ROWS {
             let there = tensor(n)?;
-            let draw = |seed| {
+            let sampler = |seed| {
                 let params = SamplingParams { seed, ..params.clone() };
-                Sampler::new(&params, &[], VOCAB as u32).on_device(&[])
+                let mut sampler = Sampler::new(&params, &prompt, VOCAB as u32);
+                prompt.iter().take(SEEN / 2).for_each(|&token| sampler.accept(token));
+                sampler
             };
-            let draws: Vec<_> = (0..n).filter_map(|row| Some((row, draw(row as u64)?))).collect();
-            let time = best(gpu, || Ok(gpu::sample(&there, &draws).map(drop)?))?;
+            let samplers: Vec<_> = (0..n as u64).map(sampler).collect();
+            let draws =
+                || samplers.iter().enumerate().map(|(row, s)| Some((row, s.on_device(&[])?)));
+            let time = best(gpu, || {
+                let draws: Vec<_> = draws().flatten().collect();
+                Ok(gpu::sample(&there, &draws).map(drop)?)
+            })?;
             times += &format!("{:>8.0}", 1e6 * time);
         }
         println!("{name:<22} {times}");

@@ -80,7 +80,7 @@ impl OwnArgs {
                 })?;
                 let step = |runner: &mut Runner, at| {
                     let piece = |seq| Piece { seq: seq as u64, start: at, tokens: &[7] };
-                    runner.step(&(0..batch).map(piece).collect::<Vec<_>>(), true)
+                    runner.forward(&(0..batch).map(piece).collect::<Vec<_>>(), true)
                 };
                 step(runner, depth)?;
                 // Every sample begins at the same depth: its tokens replace those of the last one.

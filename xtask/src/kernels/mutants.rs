@@ -1,5 +1,7 @@
 //! Bugs planted in the kernels, one at a time: each must make a check fail.
 
+mod choices;
+
 use super::clang::Clang;
 use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
@@ -223,21 +225,29 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "matvec_tile",
         "the barrier after a slab dropped",
-        "            threadgroup_barrier(mem_flags::mem_threadgroup);\n            load_x(x, p, slab",
-        "            load_x(x, p, slab",
+        "                threadgroup_barrier(mem_flags::mem_threadgroup);\n                load_x(",
+        "                load_x(",
     ),
     mutant(
         "matvec_tile",
-        "a group left out",
-        "v[i] = there ? v[i] : 0.0f;",
-        "v[i] = there && slab + tid * 8 + GROUP < p.cols ? v[i] : 0.0f;",
+        "eight columns left out",
+        "const bool there = column < cols;",
+        "const bool there = column + 8 < cols;",
     ),
     mutant(
         "matvec_tile",
         "a shuffle of some lanes",
-        "sum += simd_shuffle_xor(sum, ushort(i));",
-        "if (tid < SLAB / 8 - 1) sum += simd_shuffle_xor(sum, ushort(i));",
+        "sum += simd_shuffle_xor(sum, ushort(j));",
+        "if (tid < THREADS - 1) sum += simd_shuffle_xor(sum, ushort(j));",
     ),
+    mutant("matvec_tile", "a later tile left out", "tile += p.groups, turn", "tile += tiles, turn"),
+    mutant(
+        "matvec_tile",
+        "another part's activations",
+        "const bool own = r / 2 == t * PARTS / 4;",
+        "const bool own = r / 2 == 0;",
+    ),
+    mutant("matvec_tile", "a block of another stage", "(stage == 0 ? STAGES : stage) - 1", "stage"),
     mutant("attend_tile", "what halves leave dropped", "sum[2 * u] + sum[2 * u + 1]", "sum[2 * u]"),
     mutant(
         "attend_tile",
@@ -288,6 +298,12 @@ const MUTANTS: &[Mutant] = &[
         "tokens of a lane exchanged",
         "? 4 * t + i : 4 * i + t",
         "? 4 * i + t : 4 * t + i",
+    ),
+    mutant(
+        "coded",
+        "another token's affine codes",
+        "min(first + value_token(KIND, t, uint(i)), last), ring, words[i]",
+        "min(first + t, last), ring, words[i]",
     ),
     mutant(
         "coded",
@@ -409,7 +425,11 @@ const MUTANTS: &[Mutant] = &[
 ];
 
 pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
-    let wanted: Vec<_> = MUTANTS.iter().filter(|m| only.is_none_or(|o| o == m.family)).collect();
+    let wanted: Vec<_> = MUTANTS
+        .iter()
+        .chain(choices::MUTANTS)
+        .filter(|m| only.is_none_or(|o| o == m.family))
+        .collect();
     let caught: Vec<bool> = wanted
         .par_iter()
         .map(|mutant| {

@@ -1,23 +1,22 @@
 //! Checks of blocks built anew from rows that stay.
 
-use super::{Pair, noise};
+use super::{Case, EXACT, PLAIN, Pair, noise, upload};
 use crate::{KeptBlock, KeptRow, KvCodecError, KvGeometry, LayerPages, parse_on};
 use taper_base::BlockId;
 use taper_tensor::{
     Tensor, TensorError,
-    gpu::{Gpu, attention::BLOCK_TOKENS},
+    gpu::{Buffer, Gpu, attention::BLOCK_TOKENS},
     ops,
 };
 
-/// Compressed ones refuse, and say so.
-pub(super) const CODECS: [&str; 5] = ["f32", "f16", "bf16", "turbo4", "taper3"];
+pub(super) const PLAIN_CODECS: [&str; 3] = ["f32", "f16", "bf16"];
 
 const G: KvGeometry = KvGeometry { kv_heads: 2, head_dim: 24, block_tokens: BLOCK_TOKENS };
 const BLOCKS: usize = 5;
 
 /// Rows of all blocks but the last, of which every third stays, in blocks that are read from too;
 /// keys and values then, and as they should be.
-pub(super) fn run(name: &str, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCodecError> {
+pub(super) fn plain(name: &str, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCodecError> {
     let codec = parse_on(name, gpu)?;
     let mut pages = LayerPages::zeroed(codec.block_bytes(G), BLOCKS);
     let n = (BLOCKS - 1) * BLOCK_TOKENS;
@@ -33,23 +32,63 @@ pub(super) fn run(name: &str, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCodec
     let (want_k, want_v) = codec.decode(G, &kept, &pages)?;
     let rows: Vec<_> = kept.iter().map(|&slot| KeptRow { slot, exact: None }).collect();
     let into = [1, 4].map(|block| KeptBlock { block: BlockId(block), exact: None });
-    match codec.compact(G, &rows, &into, &mut pages) {
-        Ok(()) => {}
-        // What is refused leaves everything as it was.
-        Err(KvCodecError::Tensor(TensorError::Device { .. })) if name.starts_with('t') => {
-            let (k, v) = codec.decode(G, &kept, &pages)?;
-            return pairs([(k, want_k), (v, want_v)]);
-        }
-        Err(error) => return Err(error),
-    }
+    codec.compact(G, &rows, &into, &mut pages)?;
     let slot = |i: usize| into[i / BLOCK_TOKENS].block.0 as usize * BLOCK_TOKENS + i % BLOCK_TOKENS;
     let to: Vec<_> = (0..kept.len()).map(slot).collect();
     let (k, v) = codec.decode(G, &to, &pages)?;
-    pairs([(k, want_k), (v, want_v)])
+    let flat = |x: Tensor| x.flatten_all()?.to_vec1();
+    let pair = |got, want| Ok::<_, TensorError>((flat(got)?, flat(want)?));
+    Ok(vec![pair(k, want_k)?, pair(v, want_v)?])
 }
 
-fn pairs(sides: [(Tensor, Tensor); 2]) -> Result<Vec<Pair>, KvCodecError> {
-    let flat = |x: Tensor| x.flatten_all()?.to_vec1();
-    let [k, v] = sides.map(|(got, want)| Ok::<_, TensorError>((flat(got)?, flat(want)?)));
-    Ok(vec![k?, v?])
+pub(super) fn coded_cases(quick: bool) -> Vec<Case> {
+    let names =
+        ["turbo4", "taper4", "taper3", "turbo3", "affine8", "turbo0v3", "taper4v2", "turbo1"];
+    let n = if quick { 4 } else { names.len() };
+    let case = |(i, codec)| Case {
+        codec,
+        kv_heads: 1 + i % 2,
+        head_dim: [128, 64, 24, 80][i % 4],
+        group: 1,
+        seqs: vec![(1, 100), (1, 33)],
+        exact: (i % 2 == 0).then_some(EXACT),
+        params: PLAIN,
+    };
+    names.into_iter().take(n).enumerate().map(case).collect()
+}
+
+/// Rows of two sequences of which some stay, half of them with an exact row, into blocks that are read
+/// from and into one that is not: every byte of the cache then, and as the host has it.
+pub(super) fn coded(case: &Case, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCodecError> {
+    let mut filled = case.fill(seed)?;
+    let codec = parse_on(case.codec, gpu)?;
+    let mut pages = case.pages(&*codec);
+    upload(gpu, &filled, &mut pages)?;
+    let (first, second) = (&filled.seqs[0].0, &filled.seqs[1].0);
+    let stays = |(i, slot): (usize, usize)| KeptRow {
+        slot,
+        exact: (case.exact.is_some() && i % 2 == 0).then_some(slot),
+    };
+    let of_first = super::slots(first, 100).into_iter().filter(|slot| slot % 3 > 0);
+    let kept = of_first.chain(super::slots(second, 33).into_iter().skip(20));
+    let rows: Vec<_> = kept.enumerate().map(stays).collect();
+    let exact = |block: BlockId| case.exact.map(|_| block);
+    let free = (0..case.blocks() as u32).map(BlockId);
+    let free = free.into_iter().find(|b| !first.contains(b) && !second.contains(b));
+    let into = [first[1], free.unwrap_or(first[0]), second[0]];
+    let into = into.map(|block| KeptBlock { block, exact: exact(block) });
+    let into: Vec<_> = into.into_iter().take(rows.len().div_ceil(BLOCK_TOKENS)).collect();
+    codec.compact(filled.g, &rows, &into, &mut pages)?;
+    filled.codec.compact(filled.g, &rows, &into, &mut filled.pages)?;
+    let mut want = case.pages(&*codec);
+    upload(gpu, &filled, &mut want)?;
+    let both = |pages: &LayerPages| -> Result<_, KvCodecError> {
+        let sides = [&pages.gpu, &pages.gpu_exact].into_iter().flatten();
+        sides.flat_map(|(k, v)| [k, v]).map(bytes).collect::<Result<Vec<_>, _>>()
+    };
+    Ok(both(&pages)?.into_iter().zip(both(&want)?).collect())
+}
+
+fn bytes(buffer: &Buffer) -> Result<Vec<f32>, KvCodecError> {
+    Ok(buffer.read::<u8>(0, buffer.len())?.into_iter().map(f32::from).collect())
 }

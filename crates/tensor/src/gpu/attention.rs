@@ -67,7 +67,7 @@ impl KvShape {
         self.dtype == DType::F16 && matches!(self.head_dim, 64 | 128 | 256)
     }
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self.dtype {
             DType::F16 => "f16",
             DType::BF16 => "bf16",

@@ -7,9 +7,11 @@ pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, W
 use super::{
     Buffer, Gpu, Launch, Operand,
     attention::{MAX_HEAD, Scoring, on_gpu},
-    count, params,
+    count,
+    key_scores::{CodedKeyScoreParams, Task},
+    params,
 };
-use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
+use crate::{KeyScorer, Result, Tensor, TensorError, tensor::GpuTensor};
 
 params!(
     /// Consecutive rows that go to consecutive slots of one block.
@@ -76,8 +78,9 @@ const THRESHOLDS: usize = 32;
 /// Rows of queries that a threadgroup of `attend_coded_*` takes.
 pub(super) const TILE_ROWS: usize = 4;
 
-/// Formats of both sides that have an `attend_coded_*` of their own.
-const OF_ONE_FORMAT: [u32; 4] = [13, 14, 23, 24];
+/// Formats of keys and values that have an `attend_coded_*` of their own.
+const OWN_KERNEL: [(u32, u32); 7] =
+    [(2, 2), (3, 3), (3, 14), (13, 13), (14, 14), (23, 23), (24, 24)];
 
 /// How one side's rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,9 +226,9 @@ impl CodedCache {
     /// There are kernels for some pairs of formats, and one for all.
     fn attend_kernel(&self) -> String {
         let rings = if self.head_dim > 128 { 16 } else { 8 };
-        let number = self.k.format.number();
-        if rings == 8 && number == self.v.format.number() && OF_ONE_FORMAT.contains(&number) {
-            format!("attend_coded_{rings}_of_{number}")
+        let (k, v) = (self.k.format.number(), self.v.format.number());
+        if rings == 8 && OWN_KERNEL.contains(&(k, v)) {
+            format!("attend_coded_{rings}_of_{k}_{v}")
         } else {
             format!("attend_coded_{rings}")
         }
@@ -328,6 +331,37 @@ impl CodedCache {
             ],
             params: bytemuck::bytes_of(&params),
         })
+    }
+
+    /// Scores of the keys of a sequence's tokens, as their codes have them.
+    ///
+    /// # Shapes
+    /// `blocks` are the sequence's, of 32 tokens each -> `[heads, tokens]`.
+    ///
+    /// # Errors
+    /// The scorer is for other heads, or there are fewer blocks than tokens.
+    pub fn key_scores(
+        &self,
+        k_pages: &Buffer,
+        blocks: &[u32],
+        tokens: usize,
+        scorer: &KeyScorer,
+    ) -> Result<Vec<f32>> {
+        let shape = (self.kv_heads, self.head_dim);
+        let task = Task::new(&self.gpu, scorer, shape, blocks, tokens)?;
+        let params = CodedKeyScoreParams {
+            heads: task.shape.heads,
+            kv_heads: task.shape.kv_heads,
+            head_dim: task.shape.head_dim,
+            tokens: task.shape.tokens,
+            format: self.k.format.number(),
+            region: count("key scores", self.k.region)?,
+            group: self.k.format.group(),
+            rounds: self.rounds_of(&self.k),
+            order: self.order,
+        };
+        let operands = (k_pages, Some(&self.constants));
+        task.run(&self.gpu, "coded_key_scores", 1, operands, bytemuck::bytes_of(&params))
     }
 
     /// Causal attention of a step's rows over the pages of a layer.

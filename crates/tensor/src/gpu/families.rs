@@ -1,6 +1,6 @@
 //! The files of kernels.
 
-use super::{attention, coded, experts, matmul, ops, sampling, weight};
+use super::{attention, coded, edits, experts, key_scores, matmul, ops, sampling, weight};
 
 /// Kernels that are compiled together.
 #[derive(Debug, Clone, Copy)]
@@ -110,7 +110,9 @@ pub const FAMILIES: &[Family] = &[
         "moe",
         [experts::RouteParams, experts::ExpertParams, experts::AddExpertsParams]
     ),
+    family!("score", "eviction", [key_scores::KeyScoreParams, key_scores::CodedKeyScoreParams]),
     family!("argmax", "sampling", [sampling::ArgmaxParams]),
+    family!("edit", "sampling", [edits::EditRow, edits::Edit, edits::EditParams]),
     family!("sample", "sampling", [sampling::SampleRow, sampling::SampleParams]),
 ];
 

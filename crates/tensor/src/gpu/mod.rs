@@ -20,12 +20,14 @@ mod backend;
 pub mod coded;
 mod coded_plan;
 pub mod conformance;
+mod edits;
 mod experts;
 mod families;
 #[cfg(any(test, all(feature = "metal", target_os = "macos")))]
 mod hazards;
 #[cfg(feature = "gpu-host")]
 mod host;
+pub mod key_scores;
 mod launch;
 mod matmul;
 mod ops;

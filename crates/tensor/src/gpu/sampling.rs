@@ -1,6 +1,6 @@
 //! Choosing tokens where the logits are.
 
-use super::{Launch, Operand, count, params};
+use super::{Launch, Operand, count, edits, params};
 use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
 use taper_sampler::{DeviceDraw, DeviceLogits};
 
@@ -80,8 +80,9 @@ pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
 /// `logits [rows, vocab]`, `n` draws -> `n` tokens.
 ///
 /// # Errors
-/// Another shape, a row that is not there, more than 20 tokens to be listed, or the logits are not on
-/// a GPU.
+/// Another shape, a row that is not there, more than 20 tokens to be listed, log probabilities of a row
+/// that is edited (they are those of the row as it came), an edit of no token, or the logits are not on a
+/// GPU.
 pub fn sample(logits: &Tensor, draws: &[(usize, DeviceDraw)]) -> Result<Vec<Option<Sampled>>> {
     let (x, rows, vocab) = on_gpu("sample", logits)?;
     if let Some(&(index, _)) = draws.iter().find(|(row, _)| *row >= rows) {
@@ -91,12 +92,46 @@ pub fn sample(logits: &Tensor, draws: &[(usize, DeviceDraw)]) -> Result<Vec<Opti
     if let Some(index) = listed.clone().find(|n| *n > LISTED) {
         return Err(TensorError::Index { op: "sample: log probabilities", index, limit: LISTED });
     }
+    let (edited, plain): (Vec<_>, Vec<_>) =
+        (0..draws.len()).partition(|&i| !draws[i].1.edits.tokens.is_empty());
+    if edited.is_empty() {
+        return choose(logits, (x, rows, vocab), draws);
+    }
+    if edited.iter().any(|&i| draws[i].1.logprobs.is_some()) {
+        let device = String::from("gpu");
+        return Err(TensorError::Device {
+            op: "sample: log probabilities of an edited row",
+            device,
+        });
+    }
+    let own: Vec<_> = edited.iter().map(|&i| &draws[i]).collect();
+    let copies = edits::edited(x, vocab, &own)?;
+    let own: Vec<_> = own.iter().map(|(_, draw)| draw.clone()).enumerate().collect();
+    let tensor = Tensor::from(copies.clone());
+    let mut chosen = vec![None; draws.len()];
+    let mut put = |at: &[usize], of: Vec<Option<Sampled>>| {
+        at.iter().zip(of).for_each(|(&i, sampled)| chosen[i] = sampled);
+    };
+    put(&edited, choose(&tensor, (&copies, own.len(), vocab), &own)?);
+    if !plain.is_empty() {
+        let others: Vec<_> = plain.iter().map(|&i| draws[i].clone()).collect();
+        put(&plain, choose(logits, (x, rows, vocab), &others)?);
+    }
+    Ok(chosen)
+}
+
+/// From rows as they are.
+fn choose(
+    logits: &Tensor,
+    (x, rows, vocab): (&GpuTensor, usize, usize),
+    draws: &[(usize, DeviceDraw)],
+) -> Result<Vec<Option<Sampled>>> {
     let in_order = draws.iter().map(|(row, _)| *row).eq(0..rows);
     if in_order && draws.iter().all(|(_, draw)| draw.is_argmax()) {
         let known = |token| (token != u32::MAX).then_some(Sampled { token, logits: None });
         return Ok(argmax(logits)?.into_iter().map(known).collect());
     }
-    let wanted = listed.count() > 0;
+    let wanted = draws.iter().any(|(_, draw)| draw.logprobs.is_some());
     let words = launch(x, vocab, draws, wanted)?;
     let (tokens, details) = words.split_at(draws.len());
     let one = |i: usize| {

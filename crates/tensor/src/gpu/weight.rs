@@ -19,6 +19,7 @@ params!(
         scale_type: u32,
         flags: u32,
         gate: u32,
+        groups: u32,
         eps: f32,
     }
 );
@@ -37,8 +38,10 @@ pub(super) const CHUNK: usize = 32;
 /// From this many tokens on, tiles of the matrix units are faster than `matvec_*`: of formats that have
 /// their own, and of others.
 const TILES_FROM: [usize; 2] = [2, 5];
-/// Rows from which a threadgroup of `matvec_tile_*` takes more of them: there are enough for a large GPU.
-const WIDE_FROM: usize = 8192;
+/// Rows of a tile of `matvec_tile_*`.
+const TILE: usize = 16;
+/// Threadgroups of it that run at a time on a large GPU; more tiles than these are shared out among them.
+const AT_A_TIME: usize = 264;
 /// From this many on, a library is faster than both, where there is one.
 const LIBRARY_FROM: usize = 192;
 
@@ -297,6 +300,7 @@ impl GpuWeight {
         let (name, rows) = self.kernel();
         let m = if tokens == 1 { 1 } else { 4 };
         let tiles = self.tile_kernel().filter(|_| !self.exact && tokens == 1);
+        let groups = self.rows.div_ceil(TILE).min(AT_A_TIME);
         let gains = product.norm.map(|n| n.resident().on(self.gpu())).transpose()?;
         let bias = product.bias.map(|b| b.on(self.gpu())).transpose()?;
         let flag = |there: bool, flag: u32| if there { flag } else { 0 };
@@ -313,6 +317,7 @@ impl GpuWeight {
                 | flag(bias.is_some(), BIAS)
                 | flag(product.residual.is_some(), RESIDUAL),
             gate: product.gate.map_or(0, ops::gate),
+            groups: groups as u32,
             eps: product.norm.map_or(0.0, RmsNorm::eps),
         };
         let [data, scales] = self.operands();
@@ -327,18 +332,19 @@ impl GpuWeight {
             product.residual.map_or(x_in, |r| Operand::In(&r.buffer, r.offset)),
             Operand::Out(&out.buffer, out.offset),
         ];
-        let wide = self.rows >= WIDE_FROM;
-        let (family, kernel, rows, threads) = match tiles {
-            Some((name, 4)) if wide => {
-                ("matvec_tile", format!("matvec_tile_{name}_m1_wide"), 32, 256)
+        let (family, kernel, blocks, threads) = match tiles {
+            Some((name, _)) => {
+                ("matvec_tile", format!("matvec_tile_{name}_m1"), params.groups, 256)
             }
-            Some((name, _)) => ("matvec_tile", format!("matvec_tile_{name}_m1"), 16, 256),
-            None => ("matvec", format!("matvec_{name}_m{m}"), rows, 4 * LANES),
+            None => {
+                let blocks = params.rows.div_ceil(rows);
+                ("matvec", format!("matvec_{name}_m{m}"), blocks, 4 * LANES)
+            }
         };
         self.gpu().launch(&Launch {
             family,
             kernel: &kernel,
-            grid: [params.rows.div_ceil(rows), params.tokens.div_ceil(m), 1],
+            grid: [blocks, params.tokens.div_ceil(m), 1],
             threads,
             operands: &operands,
             params: bytemuck::bytes_of(&params),

@@ -14,7 +14,8 @@ use std::arch::x86_64::*;
 /// Sums of a row: a panel's outputs.
 type Sums = [__m512; PANEL / 16];
 
-/// How far ahead of a few rows' products the weights are fetched, in bytes.
+/// How far ahead of a few rows' products the weights are fetched, in bytes. One row's keep up with what
+/// the processor fetches by itself, and are slower with more.
 const AHEAD: usize = 4096;
 
 /// The weights of a panel.
@@ -88,7 +89,7 @@ impl Weights for &[bf16] {
                     w.add(2).read_unaligned(),
                     w.add(3).read_unaligned(),
                 ];
-                if M < 6 {
+                if M > 1 && M < 6 {
                     fetch::<4>(w.cast());
                 }
                 add(&mut sums, x, pair, ws);
@@ -117,7 +118,9 @@ impl Weights for CodedPanel<'_> {
                 while pair < next {
                     let w = blocks.add(pair * CODED);
                     let ws = avx512::block(w, table);
-                    fetch::<3>(w);
+                    if M > 1 {
+                        fetch::<3>(w);
+                    }
                     add(&mut sums, x, pair, ws);
                     pair += 1;
                 }

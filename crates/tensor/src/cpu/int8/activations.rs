@@ -5,7 +5,7 @@ use crate::{
     pool,
 };
 use bytemuck::{Pod, Zeroable};
-use std::cell::RefCell;
+use std::{cell::RefCell, ops::Range};
 
 /// What activations are rounded to, group by group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -143,6 +143,12 @@ impl Int8Rows {
     /// Rows of activations.
     pub(super) fn len(&self) -> usize {
         self.rows / self.rounding.parts()
+    }
+
+    /// The rows of activations that some rows of codes are.
+    pub(super) fn outputs(&self, rows: Range<usize>) -> Range<usize> {
+        let parts = self.rounding.parts();
+        rows.start / parts..rows.end / parts
     }
 
     /// `[rows, cols]`, padded.

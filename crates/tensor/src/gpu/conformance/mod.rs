@@ -59,7 +59,7 @@ pub fn checks(quick: bool) -> Vec<Check> {
             Case::Attention(c) => (c.family(), c.to_string(), 4e-6),
             // The same tokens, the same log probabilities: whole numbers are summed.
             Case::Experts(c) => ("experts", c.to_string(), c.tolerance()),
-            Case::Sampling(c) => ("sample", c.to_string(), 0.0),
+            Case::Sampling(c) => (c.family(), c.to_string(), 0.0),
         };
         all.push(Check { family, name, tolerance, case });
     }

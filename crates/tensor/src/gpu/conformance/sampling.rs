@@ -2,13 +2,13 @@
 
 use super::{Pair, data::Rng};
 use crate::{
-    Result, TensorError,
-    gpu::{self, Gpu, Sampled},
+    Result, Tensor, TensorError,
+    gpu::{self, Gpu, Sampled, edits},
     ops,
 };
 use std::fmt;
 use taper_base::SamplingParams;
-use taper_sampler::{DeviceLogits, Sampler, draw_bits};
+use taper_sampler::{DeviceDraw, DeviceLogits, Sampler, draw_bits};
 
 /// How logits are spread.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +29,10 @@ pub(super) struct Case {
     vocab: usize,
     spread: Spread,
     params: SamplingParams,
+    /// Tokens of a row that were seen before.
+    seen: usize,
+    /// Tokens that are banned.
+    banned: usize,
 }
 
 pub(super) fn cases(quick: bool) -> Vec<Case> {
@@ -59,7 +63,41 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     for (i, (vocab, spread)) in rows.into_iter().enumerate() {
         for (j, params) in filters.iter().enumerate() {
             if !quick || (i + j) % 2 == 0 {
-                cases.push(Case { vocab, spread, params: params.clone() });
+                cases.push(Case { vocab, spread, params: params.clone(), seen: 0, banned: 0 });
+            }
+        }
+    }
+    cases.extend(edited(quick));
+    cases
+}
+
+/// Rows with bias, penalties and bans: more of them than threads, and around the ranges that are copied.
+fn edited(quick: bool) -> Vec<Case> {
+    let base = SamplingParams::default();
+    let all = SamplingParams {
+        repetition_penalty: 1.3,
+        presence_penalty: 0.7,
+        frequency_penalty: 0.31,
+        logit_bias: vec![(0, 3.3), (6, -100.0), (3, 1e-3)],
+        ..base.clone()
+    };
+    let kinds = [
+        (all.clone(), 40, 2),
+        (SamplingParams { temperature: 0.0, ..all.clone() }, 900, 3),
+        (SamplingParams { top_k: 20, top_p: 0.95, ..all }, 300, 0),
+        (SamplingParams { presence_penalty: -2.0, ..base.clone() }, 5, 0),
+        (SamplingParams { frequency_penalty: 0.1, top_k: 4, ..base.clone() }, 60, 1),
+        (SamplingParams { repetition_penalty: 0.7, temperature: 0.0, ..base.clone() }, 60, 0),
+        (SamplingParams { logit_bias: vec![(2, 100.0)], top_p: 0.5, ..base.clone() }, 0, 0),
+        (base, 0, 5),
+    ];
+    let rows = [(7, Spread::Normal(2.0)), (4096, Spread::Steps(0.5)), (9001, Spread::Normal(3.0))];
+    let mut cases = Vec::new();
+    for (i, (vocab, spread)) in rows.into_iter().enumerate() {
+        for (j, (params, seen, banned)) in kinds.iter().enumerate() {
+            if !quick || (i + j) % 2 == 0 {
+                let (params, seen, banned) = (params.clone(), *seen, *banned);
+                cases.push(Case { vocab, spread, params, seen, banned });
             }
         }
     }
@@ -89,23 +127,50 @@ impl Case {
         matches!(self.spread, Spread::Flat) && (filtered || p.logprobs.is_some_and(|n| n > 0))
     }
 
+    pub(super) fn family(&self) -> &'static str {
+        let edits = self.seen + self.banned + self.params.logit_bias.len();
+        if edits > 0 { "edit" } else { "sample" }
+    }
+
+    /// A sampler with a prompt, and after it an output with repetitions, up to the ends of the
+    /// vocabulary.
+    fn sampler(&self, params: &SamplingParams, rng: &mut Rng) -> Sampler {
+        let prompt: Vec<_> = (0..self.seen).map(|_| rng.below(self.vocab) as u32).collect();
+        let mut sampler = Sampler::new(params, &prompt, self.vocab as u32);
+        for i in 0..self.seen {
+            let token = [rng.below(self.vocab), rng.below(5), self.vocab - 1][i % 3];
+            sampler.accept(token as u32);
+        }
+        sampler
+    }
+
     pub(super) fn run(&self, gpu: &Gpu, rng: &mut Rng) -> Result<Vec<Pair>> {
         let vocab = self.vocab;
+        let banned: Vec<_> = (0..self.banned).map(|i| (i * i) as u32).collect();
+        // One row among the edited ones stays as it is.
+        let banned_of = |i: usize| if i == 1 { &[][..] } else { &banned };
         let mut rows: Vec<Vec<f32>> = (0..ROWS).map(|_| self.logits(rng)).collect();
         let samplers: Vec<_> = (0..ROWS)
             .map(|i| {
                 // Two draws are anywhere, and two near the end, where a filter ends.
                 let mut seed = rng.bits();
-                while i % 2 == 1 && draw_bits(seed, 0) >> 53 != 0x7ff {
+                while i % 2 == 1 && draw_bits(seed, self.seen as u64) >> 53 != 0x7ff {
                     seed = rng.bits();
                 }
-                let params = SamplingParams { seed, ..self.params.clone() };
-                Sampler::new(&params, &[], vocab as u32)
+                let own = SamplingParams { seed, ..self.params.clone() };
+                let plain = SamplingParams {
+                    repetition_penalty: 1.0,
+                    presence_penalty: 0.0,
+                    frequency_penalty: 0.0,
+                    logit_bias: vec![],
+                    ..own.clone()
+                };
+                self.sampler(if i == 1 { &plain } else { &own }, rng)
             })
             .collect();
-        let mut want = Vec::new();
-        for (sampler, row) in samplers.iter().zip(&rows) {
-            let choice = sampler.sample(&mut row.clone(), &[]).ok();
+        let (mut want, host_rows) = (Vec::new(), rows.clone());
+        for (i, (sampler, row)) in samplers.iter().zip(&rows).enumerate() {
+            let choice = sampler.sample(&mut row.clone(), banned_of(i)).ok();
             want.push(choice.map(|choice| {
                 let listed = self.params.logprobs;
                 let read = listed.and_then(|n| DeviceLogits::read(row, choice.token, n).ok());
@@ -115,27 +180,57 @@ impl Case {
         // Rows that cannot be chosen from, and one before that nobody asks about.
         for bad in [f32::NAN, f32::INFINITY] {
             rows.push(self.logits(rng));
-            rows[want.len()][rng.below(vocab)] = bad;
+            let at = banned.first().map_or_else(|| rng.below(vocab), |&token| token as usize);
+            rows[want.len()][at] = bad;
             want.push(None);
         }
         rows.push(vec![f32::NEG_INFINITY; vocab]);
         want.push(None);
         let refused = TensorError::Device { op: "sample", device: "the host's sampler".into() };
-        let draw = samplers[0].on_device(&[]).ok_or(refused)?;
+        let draw = samplers[0].on_device(&banned).ok_or(refused)?;
         let draws = (0..rows.len()).map(|i| {
-            let own = samplers.get(i).and_then(|sampler| sampler.on_device(&[]));
-            (i + 1, own.unwrap_or(draw))
+            let own = samplers.get(i).and_then(|sampler| sampler.on_device(banned_of(i)));
+            (i + 1, own.unwrap_or_else(|| draw.clone()))
         });
         let draws: Vec<_> = draws.collect();
         let all = [&[1.0; 1][..]].into_iter().flat_map(|x| x.repeat(vocab));
         let data: Vec<f32> = all.chain(rows.into_iter().flatten()).collect();
         let logits = ops::from_host_f32(data, &[draws.len() + 1, vocab])?.to_gpu(gpu)?;
         let got = gpu::sample(&logits, &draws)?;
+        let edited = self.edited(&logits, (&samplers, &draws), &host_rows, &banned)?;
         let host = self.is_for_the_host();
         let want = want.into_iter().map(|choice| choice.filter(|_| !host));
         let pairs = got.into_iter().zip(want);
-        Ok(pairs.map(|(got, want)| Pair { got: numbers(got), want: numbers(want) }).collect())
+        let pairs = pairs.map(|(got, want)| Pair { got: numbers(got), want: numbers(want) });
+        Ok(pairs.chain(edited).collect())
     }
+
+    /// Every bit of the rows that are edited.
+    fn edited(
+        &self,
+        logits: &Tensor,
+        (samplers, draws): (&[Sampler], &[(usize, DeviceDraw)]),
+        rows: &[Vec<f32>],
+        banned: &[u32],
+    ) -> Result<Vec<Pair>> {
+        let mut pairs = Vec::new();
+        let all = samplers.iter().zip(draws).zip(rows);
+        for ((sampler, draw), row) in all.filter(|((_, d), _)| !d.1.edits.tokens.is_empty()) {
+            let mut want = row.clone();
+            // The row is left as it was edited, even if nothing in it can be chosen.
+            let _ = sampler.sample(&mut want, banned);
+            let Some(there) = logits.on_gpu() else { continue };
+            let got = edits::edited(there, self.vocab, &[draw])?.buffer.read(0, self.vocab)?;
+            pairs.push(Pair { got: halves(&got), want: halves(&want) });
+        }
+        Ok(pairs)
+    }
+}
+
+/// The upper and the lower half of each number's bits.
+fn halves(x: &[f32]) -> Vec<f32> {
+    let both = |x: &f32| [x.to_bits() >> 16, x.to_bits() & 0xffff].map(|half| half as f32);
+    x.iter().flat_map(both).collect()
 }
 
 /// A choice as numbers that floats hold exactly.
@@ -155,6 +250,9 @@ impl fmt::Display for Case {
         let p = &self.params;
         write!(f, "{:?} {} T {}", self.spread, self.vocab, p.temperature)?;
         write!(f, " top_k {} top_p {} min_p {}", p.top_k, p.top_p, p.min_p)?;
+        if self.family() == "edit" {
+            write!(f, " edited: {} seen, {} banned", self.seen, self.banned)?;
+        }
         p.logprobs.map_or(Ok(()), |n| write!(f, " logprobs {n}"))
     }
 }
