@@ -17,6 +17,10 @@ use taper_tensor::{
     cpu::{Attended, codes::TILE_ROWS},
 };
 
+/// Head regions between that which is read and that which is prefetched meanwhile: one takes as long as
+/// memory does to answer.
+const AHEAD: usize = 6;
+
 /// A layer's pages and how to read them.
 pub(crate) struct Pages<'a> {
     pub(crate) plan: &'a Plan,
@@ -98,7 +102,7 @@ struct Step<'a> {
 struct Part {
     /// Its tokens, counted from the step's first.
     tokens: Range<usize>,
-    /// Which head region has its codes, and which one is read after it.
+    /// Which head region has its codes, and which one is read some time after it.
     coded: usize,
     next: Option<usize>,
     /// Which one has it exactly, if it is read so.
@@ -130,12 +134,9 @@ impl Step<'_> {
         let KvGeometry { kv_heads, block_tokens: size, .. } = self.pages.geometry;
         let at = |block: BlockId, i: usize| block.0 as usize * kv_heads + self.kv_heads.start + i;
         let here = self.piece.seq.blocks[index];
-        let next = if i + 1 < self.kv_heads.len() {
-            Some(at(here, i + 1))
-        } else {
-            let after = self.piece.seq.blocks[..self.end].get(index + 1);
-            after.map(|&block| at(block, 0))
-        };
+        let (blocks, head) = ((i + AHEAD) / self.kv_heads.len(), (i + AHEAD) % self.kv_heads.len());
+        let after = self.piece.seq.blocks[..self.end].get(index + blocks);
+        let next = after.map(|&block| at(block, head));
         let first = (index - self.blocks.start) * size;
         Part {
             tokens: first..(first + size).min(self.tokens().len()),

@@ -74,7 +74,7 @@ impl Tiles {
     }
 }
 
-/// A head region, and that of the same head in the block that comes after it.
+/// A head region, and one that is read some time after it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Region<'a> {
     pub(crate) here: &'a [u8],
@@ -82,8 +82,8 @@ pub(crate) struct Region<'a> {
 }
 
 impl<'a> Region<'a> {
-    /// The codes that the region begins with. What follows them in the next region is prefetched
-    /// at once: it is read first.
+    /// The codes that the region begins with. What follows them in the later region is prefetched
+    /// at once.
     pub(crate) fn codes(self, len: usize, all: usize) -> Codes<'a> {
         if let Some(rest) = self.next.and_then(|next| next.get(all..)) {
             prefetch(rest);

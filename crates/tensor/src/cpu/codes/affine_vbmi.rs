@@ -41,7 +41,7 @@ impl Source {
             let mut units = [_mm512_setzero_si512(); TILE_ROWS];
             for (r, x) in units.iter_mut().enumerate() {
                 let at = (row + r) * self.bytes + unit * width * self.shape.bits / 8;
-                _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(at).cast());
+                _mm_prefetch::<_MM_HINT_T1>(self.next.wrapping_add(at).cast());
                 let from = self.rows.add(at);
                 *x = if NIBBLES {
                     let mask = u32::MAX >> (UNIT / 2 - elements.div_ceil(2));

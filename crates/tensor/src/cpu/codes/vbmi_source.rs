@@ -16,7 +16,8 @@ pub(super) trait Source: Copy {
     unsafe fn tile(&self, at: *const u8) -> __m512i;
 }
 
-/// Brings the lines nearer that stand at `at` among those read next.
+/// Brings the lines nearer that stand at `at` among those read next: into the second-level cache, as the
+/// misses of the first are few at a time.
 ///
 /// # Safety
 /// The caller is compiled for AVX-512.
@@ -24,7 +25,7 @@ pub(super) trait Source: Copy {
 pub(super) unsafe fn prefetch(next: *const u8, at: usize, bytes: usize) {
     for line in (0..bytes).step_by(64) {
         // SAFETY: a prefetch reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(at + line).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(at + line).cast()) };
     }
 }
 
