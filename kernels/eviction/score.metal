@@ -29,6 +29,16 @@ inline float widen(device const half* p) { return float(*p); }
 inline float widen(device const float* p) { return *p; }
 inline float widen(device const bf16* p) { return as_type<float>(uint(p->bits) << 16); }
 
+// One element of an affine row.
+INLINE float affine_at(Rows of, uint token, uint e) {
+    const uint bits = of.format == AFFINE4 ? 4 : 8;
+    const uint codes = of.d * bits / 8, groups = (of.d + of.group - 1) / of.group;
+    device const uchar* row = of.region + token * (codes + 4 * groups);
+    const uint pair = *(device const uint*)(row + codes + 4 * (e / of.group));
+    const uint code = uint(row[e * bits / 8]) >> (e * bits % 8) & ((1u << bits) - 1u);
+    return fma(float(code), half_of(pair), half_of(pair >> 16));
+}
+
 template <typename KV>
 INLINE void key_scores(
     device const KV* pages, device const float* vectors, device const float* weights,
