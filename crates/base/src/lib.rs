@@ -4,10 +4,12 @@
 mod engine;
 mod ids;
 mod request;
+mod phase;
 mod sampling;
 
 pub use engine::{Engine, EngineInfo, EngineStats, KvBits, SubmitError};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
+pub use phase::Phase;
 pub use request::{
     Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError, StopRules,
     TokenLogprob, TokenLogprobs,
