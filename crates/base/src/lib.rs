@@ -3,8 +3,8 @@
 
 mod engine;
 mod ids;
-mod request;
 mod phase;
+mod request;
 mod sampling;
 
 pub use engine::{Engine, EngineInfo, EngineStats, KvBits, SubmitError};
