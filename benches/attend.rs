@@ -31,7 +31,7 @@ fn attend(c: &mut Criterion) -> Result<(), KvCodecError> {
             let q = ops::from_host_f32(noise(heads * 128), &[1, heads, 128])?;
             let seqs = vec![SeqSpan { q_len: 1, kv_len: TOKENS, blocks: &blocks, exact: None }];
             let batch = AttnBatch { seqs };
-            let params = AttnParams { scale: 0.05, window: None, soft_cap: None };
+            let params = AttnParams::new(0.05);
             group.bench_function(BenchmarkId::from_parameter(name), |b| {
                 b.iter(|| codec.attend(g, &q, &pages, &batch, &params));
             });

@@ -5,7 +5,7 @@ use crate::{
     feed_forward::{ExpertSpec, FeedForward, Gated, size},
 };
 use taper_base::LayerId;
-use taper_kv_codecs::AttnParams;
+use taper_kv_codecs::{Arithmetic, AttnParams};
 use taper_tensor::{
     Embedding, Linear, LinearGroup, RmsNorm, RopeAngles, RopeTable, Tensor, norm_rope,
     ops::{self, Activation},
@@ -209,6 +209,7 @@ impl Layer {
             scale: model.attn_scale,
             window: self.spec.window,
             soft_cap: model.attn_soft_cap,
+            arithmetic: Arithmetic::Exact,
         };
         let attended = kv.attend(id, &q, &k, &v, &params)?;
         let attended = attended.reshape((t, model.heads * d))?;
