@@ -20,11 +20,6 @@ use softmax::{Seen, Shift};
 use std::{ops::Range, sync::OnceLock};
 use unit::{BLOCK, CHUNK, Chunk, SIDE, Sums, Tile, Unit};
 
-/// Blocks of keys whose scores are softened together.
-const SOFTENED: usize = 4;
-/// Groups of rows that share a block of keys in the first-level cache.
-const GROUPS: usize = 2;
-
 /// Products of `bf16`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Products {
@@ -95,9 +90,9 @@ struct Operands {
     keys: Vec<Chunk>,
     /// `[32 of d][chunk of keys]`.
     values: Vec<Chunk>,
-    /// `[group][32 keys]`, of [`GROUPS`] and [`SOFTENED`].
+    /// `[32 keys]`, of a group.
     scores: Vec<Sums>,
-    /// `[group][chunk of keys]`, likewise.
+    /// `[chunk of keys]`, of a group.
     weights: Vec<Chunk>,
     /// Rows on their way to another layout.
     rows: Vec<Chunk>,
@@ -168,112 +163,78 @@ impl Rounded {
         grow(keys, pack::chunks(tokens, self.dk), ZERO);
         grow(values, pack::chunks(tokens, self.d), ZERO);
         grow(rows, pack::chunks(tokens, self.d), ZERO);
-        grow(scores, GROUPS * SOFTENED, Sums::ZERO);
-        grow(weights, GROUPS * SOFTENED, ZERO);
+        grow(scores, blocks, Sums::ZERO);
+        grow(weights, blocks, ZERO);
         pack::keys(pages.iter().map(|(k, _)| *k), self.dk, keys);
         pack::values(pages.iter().map(|(_, v)| *v), self.d, rows, values);
         // SAFETY: the caller's promise; operands have been laid out.
         unsafe {
             let _ready = U::ready();
-            for first in (0..self.state.len()).step_by(GROUPS) {
-                let groups = first..(first + GROUPS).min(self.state.len());
-                for from in (0..blocks).step_by(SOFTENED) {
-                    let some = from..(from + SOFTENED).min(blocks);
-                    self.score::<U>(groups.clone(), some.clone());
-                    self.soften(groups.clone(), some.clone());
-                    self.add::<U>(groups.clone(), some, blocks);
-                }
+            for group in 0..self.state.len() {
+                self.attend::<U>(group, blocks);
             }
         }
     }
 
-    /// Scores of some groups of rows and blocks of keys.
+    /// A group of rows over the keys and values of a step, which are so many blocks.
     ///
     /// # Safety
     /// The unit is ready, and operands are laid out.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn score<U: Unit>(&mut self, groups: Range<usize>, blocks: Range<usize>) {
-        let chunks = self.dk / CHUNK;
-        for block in blocks.clone() {
-            let keys = self.step.keys[block * chunks..][..chunks].as_ptr();
-            for (group, scores) in groups.clone().zip(self.step.scores.chunks_exact_mut(SOFTENED)) {
-                if self.seen[group].blocks.contains(&block) {
-                    let queries = self.queries[group * chunks..][..chunks].as_ptr();
-                    // SAFETY: both have so many chunks.
-                    unsafe {
-                        U::multiply::<false>(
-                            keys,
-                            queries,
-                            chunks,
-                            &mut scores[block - blocks.start],
-                        );
-                    }
-                }
-            }
+    unsafe fn attend<U: Unit>(&mut self, group: usize, blocks: usize) {
+        let (dk, d) = (self.dk / CHUNK, self.d / BLOCK);
+        let Operands { keys, values, scores, weights, .. } = &mut self.step;
+        let (seen, state) = (&self.seen[group], &mut self.state[group]);
+        let acc = &mut self.acc[group * d..][..d];
+        let queries = self.queries[group * dk..][..dk].as_ptr();
+        let range = seen.blocks();
+        if range.is_empty() {
+            return;
         }
-    }
-
-    /// Turns scores into weights, and brings what the rows have seen to their new maxima.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    fn soften(&mut self, groups: Range<usize>, blocks: Range<usize>) {
-        let all = self.step.scores.chunks_exact_mut(SOFTENED);
-        let all = all.zip(self.step.weights.chunks_exact_mut(SOFTENED));
-        let d = self.d / BLOCK;
-        for (group, (scores, weights)) in groups.zip(all) {
-            let (seen, state) = (&self.seen[group], &mut self.state[group]);
-            let live = seen.among(&blocks);
-            if live.is_empty() {
-                continue;
+        // SAFETY: `max` and `sum` are 32 numbers.
+        let (old, sum) =
+            unsafe { (softmax::load(state.max.as_ptr()), softmax::load(state.sum.as_ptr())) };
+        let mut max = old;
+        for block in range.clone() {
+            let scores = &mut scores[block];
+            // SAFETY: both have the chunks of `dk`.
+            unsafe { U::multiply::<false>(keys[block * dk..][..dk].as_ptr(), queries, dk, scores) };
+            if let Some(cap) = self.soft_cap {
+                // SAFETY: all of the sums.
+                unsafe {
+                    kernels::soft_cap(
+                        Level::Avx512,
+                        scores.0.as_mut_ptr().cast(),
+                        BLOCK * BLOCK,
+                        cap,
+                    )
+                };
             }
-            let here = live.start - blocks.start..live.end - blocks.start;
-            // SAFETY: 32 numbers of each.
-            let (old, sum) =
-                unsafe { (softmax::load(state.max.as_ptr()), softmax::load(state.sum.as_ptr())) };
-            let mut max = old;
-            for (block, scores) in live.zip(&mut scores[here.clone()]) {
-                if let Some(cap) = self.soft_cap {
-                    let (x, n) = (scores.0.as_mut_ptr().cast(), BLOCK * BLOCK);
-                    // SAFETY: all of the sums.
-                    unsafe { kernels::soft_cap(Level::Avx512, x, n, cap) };
-                }
-                if !seen.all(block) {
-                    seen.hide(block, scores);
-                }
-                max = softmax::largest(scores, max);
+            if !seen.all(block) {
+                seen.hide(block, scores);
             }
-            let shift = Shift::new(old, max);
-            if shift.shrinks() {
-                let acc = &mut self.acc[group * d..][..d];
-                acc.iter_mut().for_each(|sums| shift.scale(sums));
-            }
-            let mut sum = shift.shrunk(sum);
-            for (scores, weights) in scores[here.clone()].iter().zip(&mut weights[here]) {
-                sum = shift.weights(scores, sum, weights);
-            }
-            softmax::store(max, &mut state.max);
-            softmax::store(sum, &mut state.sum);
+            max = softmax::largest(scores, max);
         }
-    }
-
-    /// Adds the values of some blocks, which are of `all` of a step, under these weights.
-    ///
-    /// # Safety
-    /// The unit is ready, and operands are laid out.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn add<U: Unit>(&mut self, groups: Range<usize>, blocks: Range<usize>, all: usize) {
-        let d = self.d / BLOCK;
-        for element in 0..d {
-            let values = &self.step.values[element * all..][..all];
-            for (group, weights) in groups.clone().zip(self.step.weights.chunks_exact(SOFTENED)) {
-                let live = self.seen[group].among(&blocks);
-                if live.is_empty() {
-                    continue;
-                }
-                let weights = weights[live.start - blocks.start..][..live.len()].as_ptr();
-                let values = values[live.clone()].as_ptr();
-                let acc = &mut self.acc[group * d + element];
-                // SAFETY: both have the live blocks' chunks.
-                unsafe { U::multiply::<true>(values, weights, live.len(), acc) };
+        let shift = Shift::new(old, max);
+        if shift.shrinks() {
+            acc.iter_mut().for_each(|sums| shift.scale(sums));
+        }
+        let mut new = shift.shrunk(sum);
+        for block in range.clone() {
+            new = shift.weights(&scores[block], new, &mut weights[block]);
+        }
+        softmax::store(max, &mut state.max);
+        softmax::store(new, &mut state.sum);
+        for (i, acc) in acc.iter_mut().enumerate() {
+            let values = &values[i * blocks..][range.clone()];
+            // SAFETY: both have the chunks of the range.
+            unsafe {
+                U::multiply::<true>(
+                    values.as_ptr(),
+                    weights[range.start..].as_ptr(),
+                    range.len(),
+                    acc,
+                );
             }
         }
     }

@@ -15,28 +15,24 @@ pub(super) type Numbers = [__m512; 2];
 pub(super) struct Seen {
     from: [i32; BLOCK],
     to: [i32; BLOCK],
-    /// Blocks of keys that some row sees something of.
-    pub(super) blocks: Range<usize>,
 }
 
 impl Seen {
     /// Of at most 32 rows; the others see nothing.
     pub(super) fn new(rows: impl Iterator<Item = Range<usize>>) -> Self {
-        let mut seen = Self { from: [0; BLOCK], to: [0; BLOCK], blocks: 0..0 };
+        let mut seen = Self { from: [0; BLOCK], to: [0; BLOCK] };
         for ((from, to), row) in seen.from.iter_mut().zip(&mut seen.to).zip(rows) {
             (*from, *to) = (row.start as i32, row.end as i32);
-            if row.start < row.end {
-                let (own, all) = (row.start / BLOCK..row.end.div_ceil(BLOCK), &mut seen.blocks);
-                let first = if all.start >= all.end { own.start } else { own.start.min(all.start) };
-                *all = first..own.end.max(all.end);
-            }
         }
         seen
     }
 
-    /// Blocks among some that a row sees something of.
-    pub(super) fn among(&self, blocks: &Range<usize>) -> Range<usize> {
-        self.blocks.start.max(blocks.start)..self.blocks.end.min(blocks.end)
+    /// Blocks of keys that some row sees something of.
+    pub(super) fn blocks(&self) -> Range<usize> {
+        let live = || self.from.iter().zip(&self.to).filter(|(from, to)| from < to);
+        let from = live().map(|(from, _)| *from as usize).min().unwrap_or(0);
+        let to = live().map(|(_, to)| *to as usize).max().unwrap_or(0);
+        from / BLOCK..to.div_ceil(BLOCK)
     }
 
     /// Whether all rows see all of a block.
