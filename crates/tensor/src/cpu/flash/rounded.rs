@@ -182,61 +182,68 @@ impl Rounded {
     /// The unit is ready, and operands are laid out.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn attend<U: Unit>(&mut self, group: usize, blocks: usize) {
-        let (dk, d) = (self.dk / CHUNK, self.d / BLOCK);
-        let Operands { keys, values, scores, weights, .. } = &mut self.step;
-        let (seen, state) = (&self.seen[group], &mut self.state[group]);
-        let acc = &mut self.acc[group * d..][..d];
-        let queries = self.queries[group * dk..][..dk].as_ptr();
-        let range = seen.blocks();
-        if range.is_empty() {
+        let live = self.seen[group].blocks();
+        if live.is_empty() {
             return;
         }
-        // SAFETY: `max` and `sum` are 32 numbers.
-        let (old, sum) =
-            unsafe { (softmax::load(state.max.as_ptr()), softmax::load(state.sum.as_ptr())) };
-        let mut max = old;
-        for block in range.clone() {
-            let scores = &mut scores[block];
-            // SAFETY: both have the chunks of `dk`.
-            unsafe { U::multiply::<false>(keys[block * dk..][..dk].as_ptr(), queries, dk, scores) };
+        // SAFETY: the caller's promise.
+        unsafe { self.score::<U>(group, live.clone()) };
+        self.soften(group, live.clone());
+        let (d, Operands { values, weights, .. }) = (self.d / BLOCK, &self.step);
+        let weights = weights[live.clone()].as_ptr();
+        for (element, acc) in self.acc[group * d..][..d].iter_mut().enumerate() {
+            let values = values[element * blocks..][live.clone()].as_ptr();
+            // SAFETY: both have the chunks of the live blocks.
+            unsafe { U::multiply::<true>(values, weights, live.len(), acc) };
+        }
+    }
+
+    /// Scores of a group with some blocks of keys; those that a row does not see are minus infinity.
+    ///
+    /// # Safety
+    /// As [`Self::attend`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+    unsafe fn score<U: Unit>(&mut self, group: usize, blocks: Range<usize>) {
+        let (chunks, seen) = (self.dk / CHUNK, &self.seen[group]);
+        let queries = self.queries[group * chunks..][..chunks].as_ptr();
+        for block in blocks {
+            let keys = self.step.keys[block * chunks..][..chunks].as_ptr();
+            let scores = &mut self.step.scores[block];
+            // SAFETY: both have so many chunks.
+            unsafe { U::multiply::<false>(keys, queries, chunks, scores) };
             if let Some(cap) = self.soft_cap {
-                // SAFETY: all of the sums.
-                unsafe {
-                    kernels::soft_cap(
-                        Level::Avx512,
-                        scores.0.as_mut_ptr().cast(),
-                        BLOCK * BLOCK,
-                        cap,
-                    )
-                };
+                let all = scores.0.as_flattened_mut();
+                // SAFETY: as many elements.
+                unsafe { kernels::soft_cap(Level::Avx512, all.as_mut_ptr(), all.len(), cap) };
             }
             if !seen.all(block) {
                 seen.hide(block, scores);
             }
+        }
+    }
+
+    /// Turns the scores of a group into weights, and brings what it has seen to its new maxima.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+    fn soften(&mut self, group: usize, blocks: Range<usize>) {
+        let (d, state) = (self.d / BLOCK, &mut self.state[group]);
+        let scores = &self.step.scores[blocks.clone()];
+        let old = softmax::load(&state.max);
+        let mut max = old;
+        for scores in scores {
             max = softmax::largest(scores, max);
         }
         let shift = Shift::new(old, max);
         if shift.shrinks() {
-            acc.iter_mut().for_each(|sums| shift.scale(sums));
-        }
-        let mut new = shift.shrunk(sum);
-        for block in range.clone() {
-            new = shift.weights(&scores[block], new, &mut weights[block]);
-        }
-        softmax::store(max, &mut state.max);
-        softmax::store(new, &mut state.sum);
-        for (i, acc) in acc.iter_mut().enumerate() {
-            let values = &values[i * blocks..][range.clone()];
-            // SAFETY: both have the chunks of the range.
-            unsafe {
-                U::multiply::<true>(
-                    values.as_ptr(),
-                    weights[range.start..].as_ptr(),
-                    range.len(),
-                    acc,
-                );
+            for sums in &mut self.acc[group * d..][..d] {
+                shift.scale(sums);
             }
         }
+        let mut sum = shift.shrunk(softmax::load(&state.sum));
+        for (scores, weights) in scores.iter().zip(&mut self.step.weights[blocks]) {
+            sum = shift.weights(scores, sum, weights);
+        }
+        softmax::store(max, &mut state.max);
+        softmax::store(sum, &mut state.sum);
     }
 
     /// Writes what the rows have seen.

@@ -67,12 +67,11 @@ impl Seen {
     }
 }
 
-/// # Safety
-/// `from` has 32.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn load(from: *const f32) -> Numbers {
-    // SAFETY: the caller's promise.
+pub(super) fn load(from: &[f32; BLOCK]) -> Numbers {
+    let from = from.as_ptr();
+    // SAFETY: 32 numbers.
     unsafe { [_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(SIDE))] }
 }
 
@@ -92,8 +91,7 @@ pub(super) fn store(x: Numbers, to: &mut [f32; BLOCK]) {
 pub(super) fn largest(scores: &Sums, max: Numbers) -> Numbers {
     let [mut a, mut b] = max;
     for line in &scores.0 {
-        // SAFETY: a line.
-        let [x, y] = unsafe { load(line.as_ptr()) };
+        let [x, y] = load(line);
         (a, b) = (_mm512_max_ps(a, x), _mm512_max_ps(b, y));
     }
     [a, b]
@@ -144,9 +142,7 @@ impl Shift {
     #[target_feature(enable = "avx512f")]
     pub(super) fn scale(&self, sums: &mut Sums) {
         for line in &mut sums.0 {
-            // SAFETY: a line.
-            let sums = unsafe { load(line.as_ptr()) };
-            store(self.shrunk(sums), line);
+            store(self.shrunk(load(line)), line);
         }
     }
 
@@ -160,9 +156,9 @@ impl Shift {
         let [first, second] = out;
         let lines = scores.0.as_chunks::<2>().0.iter();
         for ((line, first), second) in lines.zip(&mut first.0).zip(&mut second.0) {
-            // SAFETY: two lines, and sixteen pairs.
+            let [x, y] = [load(&line[0]), load(&line[1])];
+            // SAFETY: sixteen pairs.
             unsafe {
-                let [x, y] = [load(line[0].as_ptr()), load(line[1].as_ptr())];
                 let p =
                     _mm512_permutexvar_epi16(pairs, joined(self.weight(x, 0), self.weight(y, 0)));
                 let r =
