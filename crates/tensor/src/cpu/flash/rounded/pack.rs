@@ -52,7 +52,7 @@ pub(super) fn joined(low: __m512, high: __m512) -> __m512i {
     unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
-/// Chunks of `keys` rows of `width` elements.
+/// Chunks of so many rows of `width` elements.
 pub(super) fn chunks(rows: usize, width: usize) -> usize {
     rows.div_ceil(BLOCK) * (width / CHUNK)
 }
