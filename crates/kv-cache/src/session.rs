@@ -4,7 +4,12 @@ use crate::{ExactRoom, KvCache, KvCacheError, KvConfig};
 use std::sync::Arc;
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, SeqSpan};
-use taper_tensor::Tensor;
+use taper_tensor::{Tensor, cpu};
+
+/// Sequences from which on a layer's blocks are fetched while products compute.
+const FETCH_FROM: usize = 16;
+/// Bytes of a layer that are fetched, at most: a part of a third-level cache.
+const FETCH_BYTES: usize = 16 << 20;
 
 /// What a model asks of the cache.
 pub trait KvSession {
@@ -109,6 +114,28 @@ impl PagedSession<'_> {
         Ok(())
     }
 
+    /// Says which blocks the layer after this one will read.
+    fn announce_next(&self, layer: LayerId) {
+        let KvConfig { scheme, geometry, .. } = &self.cache.config;
+        let next = (layer.index() + 1) % self.cache.pages.len();
+        let (pages, bytes) = (&self.cache.pages[next], scheme.codec(next).block_bytes(*geometry));
+        if self.ranges.len() < FETCH_FROM || pages.gpu.is_some() {
+            return;
+        }
+        let blocks = |range: &SeqRange| {
+            let used = (range.start + range.len).div_ceil(geometry.block_tokens);
+            self.cache.blocks(range.seq).iter().take(used)
+        };
+        // Attention begins with the last sequence.
+        let most = FETCH_BYTES / (bytes.k + bytes.v).max(1);
+        let blocks = self.ranges.iter().rev().flat_map(blocks).take(most);
+        let sides = blocks.flat_map(|block| {
+            let of = |bytes: usize| block.0 as usize * bytes..(block.0 as usize + 1) * bytes;
+            [pages.k.as_slice().get(of(bytes.k)), pages.v.as_slice().get(of(bytes.v))]
+        });
+        cpu::read_soon(&sides.flatten().collect::<Vec<_>>());
+    }
+
     /// Room for a layer's exact rows. Layers whose rows are exact themselves have none.
     fn room(&self, layer: LayerId) -> Option<ExactRoom> {
         let KvConfig { scheme, geometry, exact, .. } = &self.cache.config;
@@ -139,6 +166,7 @@ impl KvSession for PagedSession<'_> {
         };
         let batch = AttnBatch { seqs: self.ranges.iter().enumerate().map(span).collect() };
         let pages = &self.cache.pages[layer.index()];
+        self.announce_next(layer);
         Ok(codec.attend(*geometry, q, pages, &batch, params)?)
     }
 }

@@ -16,6 +16,11 @@ mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub(crate) mod shared;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(dead_code, reason = "only kernels of x86-64 ask for what was announced")
+)]
+mod soon;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 mod unpack;
@@ -28,6 +33,7 @@ pub use flash::{Arithmetic, Attended, FlashTile};
 pub use floats::Floats;
 pub(crate) use gemm::matmul_to;
 pub use gemm::{RowSource, matmul};
+pub use soon::read_soon;
 pub use unpack::{bf16_to_f32, f16_to_f32, unpack_affine};
 
 use std::sync::OnceLock;

@@ -25,6 +25,18 @@ fn every_task_runs_once() {
 }
 
 #[test]
+fn guided_ranges_cover_everything_once() {
+    for len in [0, 1, 2, 7, 64, 9497] {
+        let counts: Vec<_> = (0..len).map(|_| AtomicU32::new(0)).collect();
+        guided(len, |range| {
+            assert!(!range.is_empty());
+            counts[range].iter().for_each(|c| _ = c.fetch_add(1, SeqCst));
+        });
+        assert!(counts.iter().all(|c| c.load(SeqCst) == 1), "{len}");
+    }
+}
+
+#[test]
 fn callers_from_several_threads_and_nested_calls_are_served() {
     let pool = Pool::new(3);
     std::thread::scope(|scope| {

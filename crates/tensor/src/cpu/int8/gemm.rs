@@ -21,10 +21,17 @@ const ROWS: usize = 192;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
-type Block = [f32; ROWS * TILE];
+/// Tiles whose outputs are written together, at least: rows of the output are pages apart.
+const TOGETHER: usize = 4;
+/// From so many rows on, tasks become smaller towards the end. With fewer, weights come from memory,
+/// which is read fastest in long runs.
+const GUIDED_FROM: usize = 8;
+
+type Block = [f32; TOGETHER * ROWS * TILE];
 
 thread_local! {
-    static BLOCKS: RefCell<Box<[Block; 2]>> = RefCell::new(Box::new([[0.0; ROWS * TILE]; 2]));
+    static BLOCKS: RefCell<Box<[Block; 2]>> =
+        RefCell::new(Box::new([[0.0; TOGETHER * ROWS * TILE]; 2]));
 }
 
 /// A product `x Wᵀ + bias + residual`, and where it goes.
@@ -108,11 +115,11 @@ pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]
             }
             let outputs = x.outputs(rows);
             let n = outputs.len() * TILE;
-            for ((tile, a), b) in tiles.zip(a.chunks_mut(each)).zip(b.chunks(each)) {
+            for (a, b) in a.chunks_mut(each).zip(b.chunks(each)).take(tiles.len()) {
                 // SAFETY: both hold `n` elements.
                 unsafe { kind.kernel()(float, a.as_ptr(), b.as_ptr(), n, a.as_mut_ptr()) };
-                gate.store(tile, outputs.clone(), a);
             }
+            gate.store(tiles, outputs, a, each);
         });
     });
 }
@@ -134,8 +141,10 @@ fn share(
     let _ = (level, x);
     if work < PARALLEL_FROM {
         task(0..tiles);
-    } else {
+    } else if x.rows < GUIDED_FROM {
         pool::ranges(tiles, 1, task);
+    } else {
+        pool::guided(tiles, task);
     }
 }
 
@@ -149,7 +158,7 @@ fn blocks(
     BLOCKS.with_borrow_mut(|scratch| {
         for first in (0..x.rows).step_by(ROWS) {
             let rows = first..(first + ROWS).min(x.rows);
-            let room = ROWS / rows.len().next_multiple_of(PAD);
+            let room = (ROWS / rows.len().next_multiple_of(PAD)).max(TOGETHER);
             for tile in tiles.clone().step_by(room) {
                 some(tile..(tile + room).min(tiles.end), rows.clone(), scratch);
             }
@@ -168,11 +177,11 @@ impl Product<'_> {
 
     fn tiles(&self, level: Int8Level, x: &Int8Rows, tiles: Range<usize>) {
         blocks(x, tiles, |tiles, rows, [block, _]| {
-            let outputs = x.outputs(rows.clone());
-            for tile in tiles {
+            let each = rows.len().next_multiple_of(PAD) * TILE;
+            for (tile, block) in tiles.clone().zip(block.chunks_mut(each)) {
                 self.compute(level, x, tile, rows.clone(), block);
-                self.store(tile, outputs.clone(), block);
             }
+            self.store(tiles, x.outputs(rows), block, each);
         });
     }
 
@@ -197,22 +206,25 @@ impl Product<'_> {
         }
     }
 
-    /// Writes a tile's outputs, with what is added to them.
-    fn store(&self, tile: usize, rows: Range<usize>, block: &mut [f32]) {
-        let (width, column) = (self.weight.rows, tile * TILE);
-        let n = TILE.min(width - column);
-        let (outputs, _) = block.as_chunks_mut::<TILE>();
-        for (i, values) in rows.zip(outputs) {
-            let at = i * width + column;
-            if let Some(residual) = self.residual {
-                let residual = residual[at..at + n].iter();
-                values.iter_mut().zip(residual).for_each(|(v, r)| *v += r);
-            }
-            // SAFETY: this task alone owns the columns of its tiles.
-            unsafe {
-                match n {
-                    TILE => self.out.write_array(at, values),
-                    _ => self.out.write(at, &values[..n]),
+    /// Writes the outputs of tiles, each `each` elements of the block, with what is added to them.
+    fn store(&self, tiles: Range<usize>, rows: Range<usize>, block: &mut [f32], each: usize) {
+        let width = self.weight.rows;
+        for (i, row) in rows.enumerate() {
+            for (tile, block) in tiles.clone().zip(block.chunks_mut(each)) {
+                let at = row * width + tile * TILE;
+                let n = TILE.min(width - tile * TILE);
+                let (outputs, _) = block.as_chunks_mut::<TILE>();
+                let values = &mut outputs[i];
+                if let Some(residual) = self.residual {
+                    let residual = residual[at..at + n].iter();
+                    values.iter_mut().zip(residual).for_each(|(v, r)| *v += r);
+                }
+                // SAFETY: this task alone owns the columns of its tiles.
+                unsafe {
+                    match n {
+                        TILE => self.out.write_array(at, values),
+                        _ => self.out.write(at, &values[..n]),
+                    }
                 }
             }
         }

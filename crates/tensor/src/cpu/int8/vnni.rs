@@ -1,12 +1,16 @@
 //! AVX-512 VNNI: four products of four inputs for sixteen rows an instruction.
 
 use super::{Int8Rows, PackedWeight, pack::TILE};
-use crate::DType;
+use crate::{DType, cpu::soon::Lines};
 use std::{arch::x86_64::*, ops::Range};
 
 /// How far ahead of its use a line of weights is asked for, in bytes: a page, beyond which the
 /// hardware does not look. It may lie in the next tile, or past the last.
 const AHEAD: usize = 4096;
+
+/// Lines that two parts of rows ask for at each group beside their weights: those are nine, and there
+/// is time for twice as many.
+const SOON: usize = 7;
 
 /// How a record's scales and biases are stored.
 pub(super) trait Scales {
@@ -96,17 +100,21 @@ unsafe fn blocks<S: Scales, const NIBBLES: bool, const PREFETCH: bool>(
     unsafe {
         macro_rules! step {
             ($m:literal) => {
-                while rows.end - i >= $m {
+                step!($m, 1);
+            };
+            ($m:literal, $parts:literal) => {
+                while rows.end - i >= $m * $parts {
                     if PREFETCH || $m >= 4 {
-                        block::<S, NIBBLES, true, $m>(w, records, x, i, out);
+                        block::<S, NIBBLES, true, $m, $parts>(w, records, x, i, out);
                     } else {
-                        block::<S, NIBBLES, false, $m>(w, records, x, i, out);
+                        block::<S, NIBBLES, false, $m, $parts>(w, records, x, i, out);
                     }
-                    i += $m;
-                    out = out.add($m * TILE);
+                    i += $m * $parts;
+                    out = out.add($m * $parts * TILE);
                 }
             };
         }
+        step!(8, 2);
         step!(8);
         step!(4);
         step!(2);
@@ -114,9 +122,17 @@ unsafe fn blocks<S: Scales, const NIBBLES: bool, const PREFETCH: bool>(
     }
 }
 
-/// `M` rows of activations against one tile.
+/// `PARTS` times `M` rows of activations against one tile. The parts take turns at each group, so that
+/// memory is read at an even pace: one after the other, the first would wait for the tile, and the
+/// second find it in the cache.
 #[inline(always)]
-unsafe fn block<S: Scales, const NIBBLES: bool, const PREFETCH: bool, const M: usize>(
+unsafe fn block<
+    S: Scales,
+    const NIBBLES: bool,
+    const PREFETCH: bool,
+    const M: usize,
+    const PARTS: usize,
+>(
     w: &PackedWeight,
     records: *const u8,
     x: &Int8Rows,
@@ -130,26 +146,34 @@ unsafe fn block<S: Scales, const NIBBLES: bool, const PREFETCH: bool, const M: u
         let codes = x.codes().as_ptr().add(first * cols);
         let scales = x.scales.as_ptr().add(first * groups);
         let sums = x.sums.as_ptr().add(first * groups);
-        let mut acc = [_mm512_setzero_ps(); M];
+        let mut acc = [[_mm512_setzero_ps(); M]; PARTS];
+        let soon = (PARTS > 1).then(|| Lines::take(SOON * groups));
         for g in 0..groups {
             let record = records.add(g * record_bytes);
-            let x = codes.add(g * group);
-            let dots = if NIBBLES {
-                nibble_dots::<PREFETCH, M>(record, x, cols, group)
-            } else {
-                byte_dots::<PREFETCH, M>(record, x, cols, group)
-            };
-            let s = S::load(record.add(code_bytes));
-            let b = S::load(record.add(code_bytes + S::BYTES));
-            for (m, acc) in acc.iter_mut().enumerate() {
-                let t = _mm512_set1_ps(*scales.add(m * groups + g));
-                let sum = _mm512_set1_ps(*sums.add(m * groups + g));
-                let dot = _mm512_cvtepi32_ps(dots[m]);
-                *acc = _mm512_fmadd_ps(dot, _mm512_mul_ps(s, t), *acc);
-                *acc = _mm512_fmadd_ps(b, sum, *acc);
+            if let Some(soon) = soon {
+                soon.fetch(g, groups);
+            }
+            for (part, acc) in acc.iter_mut().enumerate() {
+                let x = codes.add(part * M * cols + g * group);
+                let dots = match (NIBBLES, PREFETCH && part == 0) {
+                    (true, true) => nibble_dots::<true, M>(record, x, cols, group),
+                    (true, false) => nibble_dots::<false, M>(record, x, cols, group),
+                    (false, true) => byte_dots::<true, M>(record, x, cols, group),
+                    (false, false) => byte_dots::<false, M>(record, x, cols, group),
+                };
+                let s = S::load(record.add(code_bytes));
+                let b = S::load(record.add(code_bytes + S::BYTES));
+                for (m, acc) in acc.iter_mut().enumerate() {
+                    let at = (part * M + m) * groups + g;
+                    let t = _mm512_set1_ps(*scales.add(at));
+                    let sum = _mm512_set1_ps(*sums.add(at));
+                    let dot = _mm512_cvtepi32_ps(dots[m]);
+                    *acc = _mm512_fmadd_ps(dot, _mm512_mul_ps(s, t), *acc);
+                    *acc = _mm512_fmadd_ps(b, sum, *acc);
+                }
             }
         }
-        for (m, acc) in acc.iter().enumerate() {
+        for (m, acc) in acc.as_flattened().iter().enumerate() {
             _mm512_storeu_ps(out.add(m * TILE), *acc);
         }
     }

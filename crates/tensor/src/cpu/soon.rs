@@ -1,0 +1,114 @@
+//! Memory that is read after the next products, fetched while they compute.
+//!
+//! Sixteen rows of activations take twice as long to multiply as their weights take to arrive, while
+//! attention of as many sequences waits for memory. So who knows what attention will read says so, and
+//! products ask for a few lines of it now and then. A hint: nothing is read, and no result depends on it.
+
+use std::{
+    cell::Cell,
+    ops::Range,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Lines of memory, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Lines {
+    /// The first one's address.
+    at: usize,
+    lines: usize,
+}
+
+/// What was announced and not asked for yet; the last is next.
+static LATER: Mutex<Vec<Lines>> = Mutex::new(Vec::new());
+/// Whether that is anything.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// What this thread has taken from there and not asked for yet.
+    static OWN: Cell<Lines> = const { Cell::new(Lines::NONE) };
+}
+
+/// Announces memory that will be read, in this order, after the next products. What was announced
+/// before is forgotten.
+pub fn read_soon(memory: &[&[u8]]) {
+    let lines = |m: &&[u8]| Lines { at: m.as_ptr() as usize, lines: m.len().div_ceil(LINE) };
+    let mut later = LATER.lock().unwrap_or_else(PoisonError::into_inner);
+    later.clear();
+    later.extend(memory.iter().rev().map(lines));
+    ANY.store(!later.is_empty(), Relaxed);
+}
+
+impl Lines {
+    const NONE: Self = Self { at: 0, lines: 0 };
+
+    /// At most `most` lines of what was announced.
+    pub(super) fn take(most: usize) -> Self {
+        let mut own = OWN.get();
+        if own.lines == 0 && ANY.load(Relaxed) {
+            let mut later = LATER.lock().unwrap_or_else(PoisonError::into_inner);
+            own = later.pop().unwrap_or(Self::NONE);
+            ANY.store(!later.is_empty(), Relaxed);
+        }
+        let taken = own.split(most);
+        OWN.set(own);
+        taken
+    }
+
+    /// The first lines, at most so many, which are then no longer in `self`.
+    fn split(&mut self, most: usize) -> Self {
+        let first = Self { at: self.at, lines: self.lines.min(most) };
+        self.at += first.lines * LINE;
+        self.lines -= first.lines;
+        first
+    }
+
+    /// Asks for part `part` of `parts`.
+    #[inline(always)]
+    pub(super) fn fetch(self, part: usize, parts: usize) {
+        for line in self.of_part(part, parts) {
+            prefetch((self.at + line * LINE) as *const i8);
+        }
+    }
+
+    #[inline(always)]
+    fn of_part(self, part: usize, parts: usize) -> Range<usize> {
+        self.lines * part / parts..self.lines * (part + 1) / parts
+    }
+}
+
+/// Asks for a line, into the second-level cache.
+#[inline(always)]
+fn prefetch(line: *const i8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; the address is not read.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(line);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_is_asked_for_once() {
+        let mut all = Lines { at: 640, lines: 7 };
+        let parts = [all.split(3), all.split(3), all.split(3), all.split(3)];
+        assert_eq!(parts.map(|p| p.lines), [3, 3, 1, 0]);
+        assert_eq!(parts.map(|p| p.at), [640, 640 + 192, 640 + 384, 640 + 448]);
+        for lines in [0, 3, 5, 17] {
+            let all = Lines { at: 0, lines };
+            let asked: Vec<_> = (0..5).flat_map(|part| all.of_part(part, 5)).collect();
+            assert_eq!(asked, (0..lines).collect::<Vec<_>>());
+        }
+    }
+}
