@@ -47,8 +47,10 @@ mod wide;
 mod windows;
 
 pub use affine::{Affine, AffineQueries, AffineScales, AffineWeights};
-pub use dense::{add_rows, dot_rows};
-pub use scales::{add_offsets, halves, intervals, look_up, sylvester, unpack_centre};
+pub use dense::{DenseRows, add_rows, dot_rows};
+pub use scales::{
+    OCTAVE, add_offsets, centre_dots, halves, intervals, power, powers, sylvester, unpack_centre,
+};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};

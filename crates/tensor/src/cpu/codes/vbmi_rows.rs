@@ -1,7 +1,7 @@
 //! Scales, centres, weights and rotations of rows with AVX-512.
 
 use super::TILE;
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, ops::RangeInclusive};
 
 /// Halves times `factor`: whole vectors of 16. Returns how many it did.
 ///
@@ -21,41 +21,175 @@ pub(super) unsafe fn halves(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize
     whole * 16
 }
 
+/// How seven-bit codes about 63 become floats, 64 at a time.
+struct Centre {
+    gather: __m512i,
+    shift: __m512i,
+    factor: __m512,
+}
+
+impl Centre {
+    const BYTES: usize = 56;
+
+    /// # Safety
+    /// The caller is compiled for the level.
+    #[inline(always)]
+    unsafe fn new(factor: f32) -> Self {
+        let gather: [u8; 64] = std::array::from_fn(|i| (i / 8 * 7 + (i % 8).min(6)) as u8);
+        let shift: [u8; 64] = std::array::from_fn(|i| (i % 8 * 7) as u8);
+        // SAFETY: whole vectors, and the caller's promise.
+        unsafe {
+            let load = |x: &[u8; 64]| _mm512_loadu_si512(x.as_ptr().cast());
+            Self { gather: load(&gather), shift: load(&shift), factor: _mm512_set1_ps(factor) }
+        }
+    }
+
+    /// # Safety
+    /// `bytes` has 56 bytes, and the caller is compiled for the level.
+    #[inline(always)]
+    unsafe fn part(&self, bytes: *const u8) -> [__m512; 4] {
+        // SAFETY: the caller's promise; the mask keeps the load inside.
+        unsafe {
+            let x = _mm512_maskz_loadu_epi8((1 << Self::BYTES) - 1, bytes.cast());
+            let words = _mm512_permutexvar_epi8(self.gather, x);
+            let codes = _mm512_multishift_epi64_epi8(self.shift, words);
+            let codes = _mm512_and_si512(codes, _mm512_set1_epi8(127));
+            let codes = _mm512_sub_epi8(codes, _mm512_set1_epi8(63));
+            [
+                self.floats(_mm512_extracti32x4_epi32::<0>(codes)),
+                self.floats(_mm512_extracti32x4_epi32::<1>(codes)),
+                self.floats(_mm512_extracti32x4_epi32::<2>(codes)),
+                self.floats(_mm512_extracti32x4_epi32::<3>(codes)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn floats(&self, codes: __m128i) -> __m512 {
+        // SAFETY: the caller is compiled for the level.
+        unsafe { _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), self.factor) }
+    }
+}
+
 /// Seven-bit codes about 63, times `factor`: whole vectors of 64. Returns how many it did.
 ///
 /// # Safety
 /// `bytes` holds seven bits for each element of `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
 pub(super) unsafe fn unpack_centre(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize {
-    const BYTES: usize = 56;
-    let gather: [u8; 64] = std::array::from_fn(|i| (i / 8 * 7 + (i % 8).min(6)) as u8);
-    let shift: [u8; 64] = std::array::from_fn(|i| (i % 8 * 7) as u8);
     let whole = out.len() / TILE;
-    // SAFETY: the caller's promise; the mask keeps loads inside.
+    // SAFETY: the caller's promise.
     unsafe {
-        let load = |x: &[u8; 64]| _mm512_loadu_si512(x.as_ptr().cast());
-        let (gather, shift) = (load(&gather), load(&shift));
-        let (seven, middle) = (_mm512_set1_epi8(127), _mm512_set1_epi8(63));
-        let factor = _mm512_set1_ps(factor);
+        let centre = Centre::new(factor);
         for i in 0..whole {
-            let x = _mm512_maskz_loadu_epi8((1 << BYTES) - 1, bytes.as_ptr().add(i * BYTES).cast());
-            let words = _mm512_permutexvar_epi8(gather, x);
-            let codes = _mm512_and_si512(_mm512_multishift_epi64_epi8(shift, words), seven);
-            let codes = _mm512_sub_epi8(codes, middle);
-            let parts = [
-                _mm512_extracti32x4_epi32::<0>(codes),
-                _mm512_extracti32x4_epi32::<1>(codes),
-                _mm512_extracti32x4_epi32::<2>(codes),
-                _mm512_extracti32x4_epi32::<3>(codes),
-            ];
-            for (j, part) in parts.into_iter().enumerate() {
-                let x = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part));
-                let at = out.as_mut_ptr().add(i * TILE + j * 16);
-                _mm512_storeu_ps(at, _mm512_mul_ps(x, factor));
+            let parts = centre.part(bytes.as_ptr().add(i * Centre::BYTES));
+            for (j, x) in parts.into_iter().enumerate() {
+                _mm512_storeu_ps(out.as_mut_ptr().add(i * TILE + j * 16), x);
             }
         }
     }
     whole * TILE
+}
+
+/// As [`super::centre_dots`], with the additions in the order of [`super::dot_rows`].
+///
+/// # Safety
+/// `q` has a row of `d` elements, a multiple of 64, for each offset, and `bytes` seven bits an element.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+pub(super) unsafe fn centre_dots(
+    bytes: &[u8],
+    factor: f32,
+    q: &[f32],
+    d: usize,
+    offsets: &mut [f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let centre = Centre::new(factor);
+        let (fours, rest) = offsets.as_chunks_mut::<4>();
+        let (twos, ones) = rest.as_chunks_mut::<2>();
+        let mut q = q.as_ptr();
+        for out in fours {
+            *out = centre_block::<4>(&centre, bytes, q, d);
+            q = q.add(4 * d);
+        }
+        for out in twos {
+            *out = centre_block::<2>(&centre, bytes, q, d);
+            q = q.add(2 * d);
+        }
+        for out in ones {
+            [*out] = centre_block::<1>(&centre, bytes, q, d);
+        }
+    }
+}
+
+/// The products of `R` rows.
+///
+/// # Safety
+/// As [`centre_dots`].
+#[inline(always)]
+unsafe fn centre_block<const R: usize>(
+    centre: &Centre,
+    bytes: &[u8],
+    q: *const f32,
+    d: usize,
+) -> [f32; R] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); R];
+        for i in 0..d / TILE {
+            let parts = centre.part(bytes.as_ptr().add(i * Centre::BYTES));
+            for (j, &x) in parts.iter().enumerate() {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let q = _mm512_loadu_ps(q.add(r * d + i * TILE + j * 16));
+                    *sum = _mm512_fmadd_ps(q, x, *sum);
+                }
+            }
+        }
+        let mut out = [0.0; R];
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = _mm512_reduce_add_ps(sum);
+        }
+        out
+    }
+}
+
+/// As [`super::powers`], with the roots of an octave and all steps: whole vectors of 16. Returns how many
+/// it did.
+///
+/// # Safety
+/// There is a code for each element of `out`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn powers(
+    codes: &[u8],
+    roots: &[f32; 32],
+    (base, steps): (i32, RangeInclusive<i32>),
+    factor: f32,
+    out: &mut [f32],
+) -> usize {
+    let whole = out.len() / 16;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let low = _mm512_loadu_ps(roots.as_ptr());
+        let high = _mm512_loadu_ps(roots.as_ptr().add(16));
+        let (least, most) = (_mm512_set1_epi32(*steps.start()), _mm512_set1_epi32(*steps.end()));
+        let (base, factor) = (_mm512_set1_epi32(base), _mm512_set1_ps(factor));
+        for i in 0..whole {
+            let code = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().add(16 * i).cast()));
+            let step = _mm512_max_epi32(_mm512_add_epi32(base, code), least);
+            let step = _mm512_sub_epi32(_mm512_min_epi32(step, most), least);
+            // 2731 / 65536 is 1 / 24 for the octaves of all steps. The first one has exponent 1.
+            let octave = _mm512_srli_epi32::<16>(_mm512_madd_epi16(step, _mm512_set1_epi32(2731)));
+            let step = _mm512_sub_epi32(step, _mm512_madd_epi16(octave, _mm512_set1_epi32(24)));
+            let root = _mm512_castps_si512(_mm512_permutex2var_ps(low, step, high));
+            let exponent = _mm512_sub_epi32(octave, _mm512_set1_epi32(126));
+            let power = _mm512_add_epi32(root, _mm512_slli_epi32::<23>(exponent));
+            let some = _mm512_test_epi32_mask(code, code);
+            let x = _mm512_maskz_mul_ps(some, _mm512_castsi512_ps(power), factor);
+            _mm512_storeu_ps(out.as_mut_ptr().add(16 * i), x);
+        }
+    }
+    whole * 16
 }
 
 /// # Safety
@@ -157,23 +291,33 @@ pub(super) unsafe fn round_row(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
 }
 
 /// # Safety
-/// The lengths are those of [`super::weigh`], and `p` is whole vectors of 16.
+/// The lengths are those of [`super::weigh`], with whole vectors of 16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn weigh(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match p.len() / 16 {
-            2 => weigh_few::<2>(p, gamma, threshold, weights),
-            4 => weigh_few::<4>(p, gamma, threshold, weights),
-            _ => weigh_any(p, gamma, threshold, weights),
-        }
+pub(super) unsafe fn weigh(
+    (p, stride): (&[f32], usize),
+    gamma: &[f32],
+    threshold: f32,
+    weights: &mut [u8],
+    scales: &mut [f32],
+) {
+    let n = gamma.len();
+    for (row, (weights, scale)) in weights.chunks_exact_mut(n).zip(scales).enumerate() {
+        let p = &p[row * stride..][..n];
+        // SAFETY: the caller's promise.
+        *scale = unsafe {
+            match n / 16 {
+                2 => weigh_few::<2>(p, gamma, threshold, weights),
+                4 => weigh_few::<4>(p, gamma, threshold, weights),
+                _ => weigh_any(p, gamma, threshold, weights),
+            }
+        };
     }
 }
 
-/// Weights that fit registers.
+/// A row's weights, if they fit registers.
 ///
 /// # Safety
-/// As [`weigh`], with `N` vectors.
+/// As [`weigh`], with one row of `N` vectors.
 #[inline(always)]
 unsafe fn weigh_few<const N: usize>(
     p: &[f32],
@@ -213,8 +357,10 @@ unsafe fn store_weights(w: __m512, at: *mut u8) {
     unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w))) };
 }
 
+/// The same of any number.
+///
 /// # Safety
-/// As [`weigh`].
+/// As [`weigh`], with one row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn weigh_any(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
     // SAFETY: the caller's promise.
