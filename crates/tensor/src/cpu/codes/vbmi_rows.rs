@@ -294,58 +294,123 @@ pub(super) unsafe fn round_row(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
 /// The lengths are those of [`super::weigh`], with whole vectors of 16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn weigh(
+    p: (&[f32], usize),
+    gamma: &[f32],
+    threshold: f32,
+    weights: &mut [u8],
+    scales: &mut [f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match gamma.len() / 16 {
+            2 => weigh_short::<2>(p, gamma, threshold, weights, scales),
+            4 => weigh_short::<4>(p, gamma, threshold, weights, scales),
+            _ => {
+                let rows = p.0.chunks(p.1).zip(weights.chunks_exact_mut(gamma.len()));
+                for ((p, weights), scale) in rows.zip(scales) {
+                    *scale = weigh_any(&p[..gamma.len()], gamma, threshold, weights);
+                }
+            }
+        }
+    }
+}
+
+/// Weights of rows of `N` vectors, which fit registers: four rows at a time.
+///
+/// # Safety
+/// As [`weigh`].
+#[inline(always)]
+unsafe fn weigh_short<const N: usize>(
     (p, stride): (&[f32], usize),
     gamma: &[f32],
     threshold: f32,
     weights: &mut [u8],
     scales: &mut [f32],
 ) {
-    let n = gamma.len();
-    for (row, (weights, scale)) in weights.chunks_exact_mut(n).zip(scales).enumerate() {
-        let p = &p[row * stride..][..n];
-        // SAFETY: the caller's promise.
-        *scale = unsafe {
-            match n / 16 {
-                2 => weigh_few::<2>(p, gamma, threshold, weights),
-                4 => weigh_few::<4>(p, gamma, threshold, weights),
-                _ => weigh_any(p, gamma, threshold, weights),
-            }
-        };
+    let (mut p, mut weights) = (p.as_ptr(), weights.as_mut_ptr());
+    let (fours, rest) = scales.as_chunks_mut::<4>();
+    let (twos, ones) = rest.as_chunks_mut::<2>();
+    // SAFETY: the caller's promise. No address is used that is not a row's.
+    unsafe {
+        for scales in fours {
+            *scales = weigh_rows::<4, N>((p, stride), gamma, threshold, weights);
+            (p, weights) = (p.wrapping_add(4 * stride), weights.wrapping_add(4 * 16 * N));
+        }
+        for scales in twos {
+            *scales = weigh_rows::<2, N>((p, stride), gamma, threshold, weights);
+            (p, weights) = (p.wrapping_add(2 * stride), weights.wrapping_add(2 * 16 * N));
+        }
+        for scale in ones {
+            [*scale] = weigh_rows::<1, N>((p, stride), gamma, threshold, weights);
+        }
     }
 }
 
-/// A row's weights, if they fit registers.
+/// Weights of `R` rows, at most four.
 ///
 /// # Safety
-/// As [`weigh`], with one row of `N` vectors.
+/// As [`weigh_short`].
 #[inline(always)]
-unsafe fn weigh_few<const N: usize>(
-    p: &[f32],
+unsafe fn weigh_rows<const R: usize, const N: usize>(
+    (p, stride): (*const f32, usize),
     gamma: &[f32],
     threshold: f32,
-    weights: &mut [u8],
-) -> f32 {
+    weights: *mut u8,
+) -> [f32; R] {
     // SAFETY: the caller's promise.
     unsafe {
-        let (mut likely, mut most) = (_mm512_setzero_ps(), _mm512_setzero_ps());
-        let mut products = [_mm512_setzero_ps(); N];
-        for (i, product) in products.iter_mut().enumerate() {
-            let p = _mm512_loadu_ps(p.as_ptr().add(16 * i));
-            likely = _mm512_max_ps(p, likely);
-            *product = _mm512_mul_ps(p, _mm512_loadu_ps(gamma.as_ptr().add(16 * i)));
-            most = _mm512_max_ps(most, *product);
+        let zero = _mm512_setzero_ps();
+        let (mut likely, mut most, mut products) = ([zero; 4], [zero; 4], [[zero; N]; R]);
+        for i in 0..N {
+            let gamma = _mm512_loadu_ps(gamma.as_ptr().add(16 * i));
+            for (r, products) in products.iter_mut().enumerate() {
+                let p = _mm512_loadu_ps(p.add(r * stride + 16 * i));
+                likely[r] = _mm512_max_ps(p, likely[r]);
+                products[i] = _mm512_mul_ps(p, gamma);
+                most[r] = _mm512_max_ps(most[r], products[i]);
+            }
         }
-        let likely = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(likely, _mm512_set1_ps(threshold));
-        let most = _mm512_reduce_max_ps(most);
-        if likely == 0 || most <= 0.0 {
-            weights.fill(0);
-            return 0.0;
+        let (likely, most) = (maxima(likely), maxima(most));
+        let live = _mm_cmp_ps_mask::<_CMP_GE_OQ>(likely, _mm_set1_ps(threshold))
+            & _mm_cmp_ps_mask::<_CMP_NLE_UQ>(most, _mm_setzero_ps());
+        let all = _mm_set1_ps(255.0);
+        // Rows that count for nothing are multiplied by zero.
+        let inverse = _mm512_castps128_ps512(_mm_maskz_div_ps(live, all, most));
+        let mut scales = [0.0; 4];
+        _mm_storeu_ps(scales.as_mut_ptr(), _mm_maskz_div_ps(live, most, all));
+        for (r, products) in products.into_iter().enumerate() {
+            let inverse = _mm512_permutexvar_ps(_mm512_set1_epi32(r as i32), inverse);
+            for (i, product) in products.into_iter().enumerate() {
+                let at = weights.add((r * N + i) * 16);
+                store_weights(_mm512_mul_ps(product, inverse), at);
+            }
         }
-        let inverse = _mm512_set1_ps(255.0 / most);
-        for (i, product) in products.into_iter().enumerate() {
-            store_weights(_mm512_mul_ps(product, inverse), weights.as_mut_ptr().add(16 * i));
-        }
-        most / 255.0
+        let mut out = [0.0; R];
+        out.copy_from_slice(&scales[..R]);
+        out
+    }
+}
+
+/// The largest lane of each of four vectors.
+#[inline(always)]
+unsafe fn maxima([a, b, c, d]: [__m512; 4]) -> __m128 {
+    // SAFETY: the caller is compiled for AVX-512.
+    unsafe {
+        let (a, b, c, d) = (quarter_max(a), quarter_max(b), quarter_max(c), quarter_max(d));
+        let ab = _mm_max_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+        let cd = _mm_max_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+        _mm_max_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab))
+    }
+}
+
+/// The largest of the lanes that are a multiple of four apart.
+#[inline(always)]
+unsafe fn quarter_max(x: __m512) -> __m128 {
+    // SAFETY: the caller is compiled for AVX-512.
+    unsafe {
+        let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b11_10_11_10>(x, x));
+        let x = _mm256_max_ps(_mm512_castps512_ps256(x), high);
+        _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x))
     }
 }
 
@@ -357,7 +422,7 @@ unsafe fn store_weights(w: __m512, at: *mut u8) {
     unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w))) };
 }
 
-/// The same of any number.
+/// Weights of a row of any number of vectors, and its scale.
 ///
 /// # Safety
 /// As [`weigh`], with one row.
