@@ -3,7 +3,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::time::Duration;
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Weight,
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Weight,
     cpu::int8::{Int8Level, Int8Rows, PackedWeight, Rounding, matmul_with},
     ops,
 };
@@ -19,7 +19,9 @@ fn linear(c: &mut Criterion) {
     for m in [1usize, 16, 512] {
         let Ok(x) = ops::from_host_f32(vec![0.5; m * k], &[m, k]) else { return };
         group.throughput(Throughput::Elements((m * n * k) as u64));
-        group.bench_function(BenchmarkId::from_parameter(m), |b| b.iter(|| linear.forward(&x)));
+        group.bench_function(BenchmarkId::from_parameter(m), |b| {
+            b.iter(|| linear.forward(&x, Phase::Decode));
+        });
     }
     group.finish();
 }

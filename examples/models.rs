@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use std::path::Path;
-use taper_base::SeqId;
+use taper_base::{Phase, SeqId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::KvGeometry;
 use taper_models::{Batch, FAMILIES, LoadOptions};
@@ -34,7 +34,9 @@ fn main() -> Result<()> {
         cache.grow(seq, tokens.len())?;
         let positions: Vec<u32> = (start as u32..tokens.len() as u32).collect();
         let last = [len as u32 - 1];
-        let batch = Batch { tokens: &tokens[start..], positions: &positions, logits_at: &last };
+        let phase = info.phase(if start == 0 { Phase::Prefill } else { Phase::Decode });
+        let batch =
+            Batch { tokens: &tokens[start..], positions: &positions, logits_at: &last, phase };
         let mut session = cache.session(&[SeqRange { seq, start, len }])?;
         let logits = model.forward(&batch, &mut session)?;
         let best = ops::with_host_f32(&logits, |row| {

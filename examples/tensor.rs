@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Rounding, Tensor, Weight, ops,
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Rounding, Tensor, Weight,
+    ops,
 };
 
 const OUT: usize = 64;
@@ -36,10 +37,10 @@ fn main() -> Result<()> {
     ];
     let x = (0..3 * IN).map(|i| (i as f32 * 0.11).cos()).collect();
     let x = ops::from_host_f32(x, &[3, IN])?; // three tokens
-    let exact = values(&maps[0].1.forward(&x)?)?;
+    let exact = values(&maps[0].1.forward(&x, Phase::Decode)?)?;
     let norm: f32 = exact.iter().map(|a| a * a).sum();
     for (name, map) in &maps {
-        let near = values(&map.forward(&x)?)?;
+        let near = values(&map.forward(&x, Phase::Decode)?)?;
         let error: f32 = exact.iter().zip(&near).map(|(a, b)| (a - b).powi(2)).sum();
         println!("{name:<10} {:>6} bytes, error {:.1e}", map.bytes(), (error / norm).sqrt());
     }

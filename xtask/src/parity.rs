@@ -76,16 +76,16 @@ fn check_with(
     let mut runner = Runner::load(dir, "f32", None, room, activations, gpu)?;
     let prompt = expected.prompt.as_slice();
 
-    let whole = runner.step(&[Piece { seq: 0, start: 0, tokens: prompt }], false)?;
+    let whole = runner.step(&[Piece::prompt(0, 0, prompt)], false)?;
     let difference = compare(&whole, &expected.logits)?;
     let tolerance = if exact { TOLERANCE } else { SERVED_TOLERANCE };
     ensure!(difference <= tolerance, "logits differ by {difference:.1e} of their range");
 
     let mut last = whole[prompt.len() - 1].clone();
-    for (i, &want) in expected.greedy.iter().enumerate() {
+    for (i, want) in expected.greedy.iter().enumerate() {
         let got = argmax(&last);
-        ensure!(!exact || got == want, "greedy token {i} is {got}, and transformers' is {want}");
-        let piece = Piece { seq: 0, start: prompt.len() + i, tokens: &[want] };
+        ensure!(!exact || got == *want, "greedy token {i} is {got}, and transformers' is {want}");
+        let piece = Piece::answer(0, prompt.len() + i, std::slice::from_ref(want));
         last = runner.step(&[piece], true)?.remove(0);
     }
     runner.release(0);
@@ -93,7 +93,7 @@ fn check_with(
     for size in [1, 7, 33] {
         let mut got = Vec::new();
         for (i, tokens) in prompt.chunks(size).enumerate() {
-            got.extend(runner.step(&[Piece { seq: 1, start: i * size, tokens }], false)?);
+            got.extend(runner.step(&[Piece::prompt(1, i * size, tokens)], false)?);
         }
         runner.release(1);
         ensure!(got == whole, "steps of {size} tokens give other logits than one step");
@@ -110,7 +110,7 @@ fn mixed(runner: &mut Runner, prompt: &[TokenId], whole: &[Vec<f32>]) -> Result<
         let active: Vec<_> = (0..sizes.len()).filter(|&s| done[s] < prompt.len()).collect();
         let piece = |&s: &usize| {
             let end = (done[s] + sizes[s]).min(prompt.len());
-            Piece { seq: 10 + s as u64, start: done[s], tokens: &prompt[done[s]..end] }
+            Piece::prompt(10 + s as u64, done[s], &prompt[done[s]..end])
         };
         let pieces: Vec<_> = active.iter().map(piece).collect();
         let mut rows = runner.step(&pieces, false)?.into_iter();

@@ -64,7 +64,7 @@ pub(crate) fn run(root: &Path, subject: &Subject) -> Result<()> {
         let mut nll = 0.0;
         for at in (0..window.len()).step_by(STEP) {
             let tokens = &window[at..(at + STEP).min(window.len())];
-            let piece = [Piece { seq: 0, start: at, tokens }];
+            let piece = [Piece::prompt(0, at, tokens)];
             let logits = runner.step(&piece, false)?;
             if let Some(exact) = &mut exact {
                 let truth = exact.step(&piece, false)?;

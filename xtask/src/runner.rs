@@ -3,7 +3,7 @@
 use crate::kv::gaussian;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
-use taper_base::{LayerId, SeqId, TokenId};
+use taper_base::{LayerId, Phase, SeqId, TokenId};
 use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::{Activations, Batch, LoadOptions, Model};
@@ -34,6 +34,20 @@ pub(crate) struct Piece<'a> {
     pub(crate) seq: u64,
     pub(crate) start: usize,
     pub(crate) tokens: &'a [TokenId],
+    /// What they are: of a prompt, or of an answer.
+    pub(crate) phase: Phase,
+}
+
+impl<'a> Piece<'a> {
+    /// Tokens of a prompt.
+    pub(crate) fn prompt(seq: u64, start: usize, tokens: &'a [TokenId]) -> Self {
+        Self { seq, start, tokens, phase: Phase::Prefill }
+    }
+
+    /// Tokens of an answer.
+    pub(crate) fn answer(seq: u64, start: usize, tokens: &'a [TokenId]) -> Self {
+        Self { seq, start, tokens, phase: Phase::Decode }
+    }
 }
 
 impl Runner {
@@ -84,12 +98,29 @@ impl Runner {
         Ok(Self { model, cache })
     }
 
-    /// Runs pieces as one packed step and returns the logits of every token of every piece, or of
-    /// each piece's last token only.
+    /// Runs pieces as one packed step, or one of each phase where the model has two, and returns the
+    /// logits of every token of every piece, or of each piece's last token only.
     pub(crate) fn step(&mut self, pieces: &[Piece<'_>], last_only: bool) -> Result<Vec<Vec<f32>>> {
-        let logits = self.forward(pieces, last_only)?;
-        let vocab = self.model.info().vocab;
-        Ok(ops::with_host_f32(&logits, |l| l.chunks_exact(vocab).map(<[f32]>::to_vec).collect())?)
+        let mut rows = vec![Vec::new(); pieces.len()];
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let apart = self.model.info();
+            let own = |i: &usize| apart.phase(pieces[*i].phase) == phase;
+            let own: Vec<_> = (0..pieces.len()).filter(own).collect();
+            if own.is_empty() {
+                continue;
+            }
+            let some: Vec<_> = own.iter().map(|&i| pieces[i]).collect();
+            let logits = self.forward(&some, last_only)?;
+            let vocab = self.model.info().vocab;
+            ops::with_host_f32(&logits, |logits| {
+                let mut logits = logits.chunks_exact(vocab).map(<[f32]>::to_vec);
+                for i in own {
+                    let n = if last_only { 1 } else { pieces[i].tokens.len() };
+                    rows[i] = logits.by_ref().take(n).collect();
+                }
+            })?;
+        }
+        Ok(rows.concat())
     }
 
     /// Runs pieces as one packed step; the most likely token after each. From a GPU only the tokens
@@ -135,7 +166,8 @@ impl Runner {
         self.model
     }
 
-    /// As [`Self::step`], with logits as the model gives them, `[tokens, vocab]`.
+    /// As [`Self::step`], of pieces of one phase, with logits as the model gives them,
+    /// `[tokens, vocab]`.
     pub(crate) fn forward(&mut self, pieces: &[Piece<'_>], last_only: bool) -> Result<Tensor> {
         let (mut tokens, mut positions, mut logits_at) = (Vec::new(), Vec::new(), Vec::new());
         let mut ranges = Vec::new();
@@ -150,7 +182,11 @@ impl Runner {
             self.cache.grow(seq, start + len)?;
             ranges.push(SeqRange { seq, start, len });
         }
-        let batch = Batch { tokens: &tokens, positions: &positions, logits_at: &logits_at };
+        let phase_of = |piece: &Piece<'_>| self.model.info().phase(piece.phase);
+        let phase = pieces.first().map(phase_of).unwrap_or_default();
+        ensure!(pieces.iter().all(|p| phase_of(p) == phase), "pieces of one phase");
+        let (tokens, positions, logits_at) = (&*tokens, &*positions, &*logits_at);
+        let batch = Batch { tokens, positions, logits_at, phase };
         let mut session = self.cache.session(&ranges)?;
         let logits = self.model.forward(&batch, &mut session)?;
         let rows = logits.dims().first();

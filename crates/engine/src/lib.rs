@@ -5,6 +5,7 @@ mod channel;
 mod config;
 mod lane;
 mod local;
+mod pass;
 mod sequence;
 mod stats;
 mod step;

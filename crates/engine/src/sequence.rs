@@ -57,6 +57,10 @@ impl Sequence {
         &self.tokens
     }
 
+    pub(crate) fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
     /// How many of the tokens `start..end` are the prompt's.
     pub(crate) fn prompt_tokens(&self, start: u32, end: u32) -> usize {
         self.prompt_len.min(end as usize).saturating_sub(start as usize)

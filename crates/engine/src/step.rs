@@ -1,6 +1,7 @@
 //! One step: a plan's tokens through the model, and each sequence's outcome.
 
 use crate::{
+    pass::{self, PassError},
     sequence::Sequence,
     stats::{SharedStats, add},
 };
@@ -10,8 +11,8 @@ use std::{
     sync::Arc,
 };
 use taper_base::{FinishReason, GenerationError, SeqId};
-use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
-use taper_models::{Batch, Model, ModelError};
+use taper_kv_cache::KvCache;
+use taper_models::{Model, ModelError};
 use taper_sampler::Choice;
 use taper_scheduler::{SeqWork, StepPlan};
 use taper_tensor::{Tensor, gpu, ops, pool};
@@ -33,11 +34,9 @@ pub(crate) enum Outcome {
 #[derive(Debug, thiserror::Error)]
 enum StepError {
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Pass(#[from] PassError),
     #[error(transparent)]
-    Cache(#[from] KvCacheError),
-    #[error("the model gave {got} logits where {expected} were asked for")]
-    Logits { expected: usize, got: usize },
+    Model(#[from] ModelError),
     #[error("a kernel panicked: {message}")]
     Panic { message: String },
 }
@@ -52,11 +51,7 @@ pub(crate) fn run(
 ) -> Vec<(SeqWork, Outcome)> {
     let vocab = model.info().vocab;
     let result = guarded(|| {
-        let logits = forward(model, cache, sequences, plan)?;
-        let (expected, got) = (plan.logit_rows() as usize * vocab, logits.dims().iter().product());
-        if got != expected {
-            return Err(StepError::Logits { expected, got });
-        }
+        let logits = pass::logits(model, cache, sequences, plan)?;
         let chosen = chosen_there(sequences, plan, &logits)?;
         let logits = rows_here(&logits, &chosen)?;
         Ok(outcomes(sequences, plan, chosen, logits, vocab))
@@ -83,29 +78,6 @@ fn guarded<T>(step: impl FnOnce() -> Result<T, StepError>) -> Result<T, StepErro
         let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("unknown");
         Err(StepError::Panic { message: text.to_owned() })
     })
-}
-
-/// Logits of the last `logit_rows` tokens of each work, one after the other.
-fn forward(
-    model: &dyn Model,
-    cache: &mut KvCache,
-    sequences: &HashMap<SeqId, Sequence>,
-    plan: &StepPlan,
-) -> Result<Tensor, StepError> {
-    let (mut tokens, mut positions, mut logits_at) = (Vec::new(), Vec::new(), Vec::new());
-    let mut ranges = Vec::with_capacity(plan.works.len());
-    for work in &plan.works {
-        let (start, end) = (work.start as usize, work.end() as usize);
-        let known = sequences.get(&work.id).map_or(&[][..], Sequence::tokens);
-        tokens.extend_from_slice(known.get(start..end).unwrap_or_default());
-        positions.extend(work.start..work.end());
-        let rows = tokens.len().saturating_sub(work.logit_rows as usize)..tokens.len();
-        logits_at.extend(rows.map(|i| i as u32));
-        ranges.push(SeqRange { seq: work.id, start, len: end - start });
-    }
-    let batch = Batch { tokens: &tokens, positions: &positions, logits_at: &logits_at };
-    let mut session = cache.session(&ranges)?;
-    Ok(model.forward(&batch, &mut session)?)
 }
 
 /// What a GPU that has the logits chooses, for each of their rows: four bytes of a row come back, and a

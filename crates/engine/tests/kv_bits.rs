@@ -114,5 +114,6 @@ fn one_layer() -> taper_models::ModelInfo {
         max_positions: 8,
         parameters: 1,
         weight_bytes: 1,
+        prefill_apart: false,
     }
 }

@@ -276,7 +276,7 @@ impl KvCodec for GpuCodec {
             check_batch(geometry, q, batch, room(pages.k.len(), self.block_bytes(geometry).k))?;
         let Some((k_pages, v_pages)) = &pages.gpu else { return Err(outside(0, 0)) };
         let plan = self.plan(shape, batch, group)?;
-        let AttnParams { scale, window, soft_cap } = *params;
+        let AttnParams { scale, window, soft_cap, .. } = *params;
         let scoring = Scoring { scale, window, soft_cap };
         Ok(attention::attend(shape, q, (k_pages, v_pages), &plan, &scoring)?)
     }

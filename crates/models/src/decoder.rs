@@ -4,8 +4,8 @@ use crate::{
     Batch, KvSession, LoadOptions, Model, ModelError, ModelInfo,
     feed_forward::{ExpertSpec, FeedForward, Gated, size},
 };
-use taper_base::LayerId;
-use taper_kv_codecs::AttnParams;
+use taper_base::{LayerId, Phase};
+use taper_kv_codecs::{Arithmetic, AttnParams};
 use taper_tensor::{
     Embedding, Linear, LinearGroup, RmsNorm, RopeAngles, RopeTable, Tensor, norm_rope,
     ops::{self, Activation},
@@ -115,7 +115,9 @@ impl Decoder {
             (None, None) => head,
             (None, Some(rounding)) => head.pack(rounding),
         };
-        let info = info(&spec, &embed, &layers, &head);
+        let prefill_apart =
+            options.gpu.is_none() && options.activations.prefill_apart(spec.head_dim);
+        let info = ModelInfo { prefill_apart, ..info(&spec, &embed, &layers, &head) };
         Ok(Self { info, spec, embed, layers, norm, head })
     }
 }
@@ -198,9 +200,10 @@ impl Layer {
         x: &Tensor,
         ropes: &[RopeAngles],
         kv: &mut dyn KvSession,
+        phase: Phase,
     ) -> Result<Tensor, ModelError> {
         let (t, d) = (x.dims()[0], model.head_dim);
-        let [q, k, v] = self.qkv.forward_normed(x, &self.norm)?;
+        let [q, k, v] = self.qkv.forward_normed(x, &self.norm, phase)?;
         let (q_norm, k_norm) = self.qk_norm.as_ref().map(|(q, k)| (q, k)).unzip();
         let rope = self.spec.rope.map(|rope| &ropes[rope]);
         let [q, k] = norm_rope([(&q, q_norm), (&k, k_norm)], d, rope)?;
@@ -209,10 +212,14 @@ impl Layer {
             scale: model.attn_scale,
             window: self.spec.window,
             soft_cap: model.attn_soft_cap,
+            arithmetic: match phase {
+                Phase::Prefill => Arithmetic::Rounded,
+                Phase::Decode => Arithmetic::Exact,
+            },
         };
         let attended = kv.attend(id, &q, &k, &v, &params)?;
         let attended = attended.reshape((t, model.heads * d))?;
-        add_output(&self.out, &attended, x, self.post_attn_norm.as_ref())
+        add_output(&self.out, &attended, x, self.post_attn_norm.as_ref(), phase)
     }
 
     fn forward(
@@ -222,12 +229,18 @@ impl Layer {
         x: &Tensor,
         ropes: &[RopeAngles],
         kv: &mut dyn KvSession,
+        phase: Phase,
     ) -> Result<Tensor, ModelError> {
-        let x = self.attention(model, id, x, ropes, kv)?;
+        let x = self.attention(model, id, x, ropes, kv, phase)?;
         match &self.mlp {
             FeedForward::Dense(Gated { gate_up, down }) => {
-                let inner = gate_up.forward_gated(&x, &self.mlp_norm, model.activation)?;
-                add_output(down, &inner, &x, self.post_mlp_norm.as_ref())
+                let (norm, activation) = (&self.mlp_norm, model.activation);
+                let inner =
+                    |residual| gate_up.forward_down(down, &x, norm, activation, residual, phase);
+                match &self.post_mlp_norm {
+                    Some(norm) => Ok(ops::add(&x, &norm.forward(&inner(None)?)?)?),
+                    None => Ok(inner(Some(&x))?),
+                }
             }
             FeedForward::Experts(e) => e.forward_add(&x, &self.mlp_norm, model.activation),
         }
@@ -240,10 +253,11 @@ fn add_output(
     x: &Tensor,
     residual: &Tensor,
     norm: Option<&RmsNorm>,
+    phase: Phase,
 ) -> Result<Tensor, ModelError> {
     match norm {
-        Some(norm) => Ok(ops::add(residual, &norm.forward(&linear.forward(x)?)?)?),
-        None => Ok(linear.forward_add(x, residual)?),
+        Some(norm) => Ok(ops::add(residual, &norm.forward(&linear.forward(x, phase)?)?)?),
+        None => Ok(linear.forward_add(x, residual, phase)?),
     }
 }
 
@@ -257,17 +271,17 @@ impl Model for Decoder {
         if expected != got {
             return Err(ModelError::Batch { what: "positions", expected, got });
         }
-        let spec = &self.spec;
+        let (spec, phase) = (&self.spec, self.info.phase(batch.phase));
         let ropes: Vec<_> = spec.ropes.iter().map(|r| r.angles(batch.positions)).collect();
         let mut x = self.embed.forward(batch.tokens)?;
         if let Some(scale) = spec.embed_scale {
             x = ops::scale(&x, scale)?;
         }
         for (id, layer) in (0u16..).map(LayerId).zip(&self.layers) {
-            x = layer.forward(spec, id, &x, &ropes, kv)?;
+            x = layer.forward(spec, id, &x, &ropes, kv, phase)?;
         }
         let x = ops::take_rows(&x, batch.logits_at)?;
-        let logits = self.head.forward(&self.norm.forward(&x)?)?;
+        let logits = self.head.forward(&self.norm.forward(&x)?, phase)?;
         match spec.logit_soft_cap {
             Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
             None => Ok(logits),
@@ -336,5 +350,6 @@ fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> Mode
         max_positions: spec.max_positions,
         parameters: (vocab * hidden) as u64 + parameters,
         weight_bytes: embed.bytes() + bytes,
+        prefill_apart: false,
     }
 }

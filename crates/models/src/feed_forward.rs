@@ -3,7 +3,7 @@
 
 use crate::{LoadOptions, ModelError, decoder::Spec};
 use taper_tensor::{
-    Linear, LinearGroup, RmsNorm, Tensor,
+    Linear, LinearGroup, Phase, RmsNorm, Tensor,
     gpu::{Routing, StackedExperts},
     ops::{self, Activation, WeightedRows},
 };
@@ -148,7 +148,8 @@ impl Experts {
         Ok(Self { router, experts, spec })
     }
 
-    /// `x + Σ weight · expert(norm(x))` over the experts of each row, in their order.
+    /// `x + Σ weight · expert(norm(x))` over the experts of each row, in their order. Prompts have no
+    /// arithmetic of their own here: few rows go to an expert.
     pub(crate) fn forward_add(
         &self,
         x: &Tensor,
@@ -156,7 +157,7 @@ impl Experts {
         activation: Activation,
     ) -> Result<Tensor, ModelError> {
         let normed = norm.forward(x)?;
-        let logits = self.router.forward(&normed)?;
+        let logits = self.router.forward(&normed, Phase::Decode)?;
         let experts = match &self.experts {
             Place::Gpu(experts) => {
                 let ExpertSpec { chosen, normalise, .. } = self.spec;
@@ -172,8 +173,9 @@ impl Experts {
                 continue;
             }
             let own = ops::take_rows(x, &rows)?;
-            let inner = expert.gate_up.forward_gated(&own, norm, activation)?;
-            parts.push(WeightedRows { x: expert.down.forward(&inner)?, rows, weights });
+            let inner = expert.gate_up.forward_gated(&own, norm, activation, Phase::Decode)?;
+            let x = expert.down.forward(&inner, Phase::Decode)?;
+            parts.push(WeightedRows { x, rows, weights });
         }
         Ok(ops::add_weighted_rows(x, &parts)?)
     }

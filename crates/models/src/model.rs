@@ -2,8 +2,8 @@
 
 use crate::{KvSession, ModelError};
 use std::fmt;
-use taper_base::TokenId;
-use taper_tensor::{Rounding, Tensor, gpu::Gpu};
+use taper_base::{Phase, TokenId};
+use taper_tensor::{Rounding, Tensor, cpu::FlashTile, gpu::Gpu};
 
 /// Tokens of one step: those of several sequences, one after the other, never padded.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +14,8 @@ pub struct Batch<'a> {
     pub positions: &'a [u32],
     /// Indices into `tokens` whose logits are wanted, ascending.
     pub logits_at: &'a [u32],
+    /// What all of them are: [`ModelInfo::phase`] of what they are to their requests.
+    pub phase: Phase,
 }
 
 /// A language model.
@@ -55,6 +57,17 @@ pub struct ModelInfo {
     pub parameters: u64,
     /// Bytes they take.
     pub weight_bytes: u64,
+    /// Tokens of prompts are computed in another arithmetic than those that follow, in batches of
+    /// their own.
+    pub prefill_apart: bool,
+}
+
+impl ModelInfo {
+    /// The phase whose arithmetic is meant for tokens of `phase`.
+    #[must_use]
+    pub fn phase(&self, phase: Phase) -> Phase {
+        if self.prefill_apart { phase } else { Phase::Decode }
+    }
 }
 
 /// Choices at load time.
@@ -78,8 +91,9 @@ pub enum Activations {
     /// Weights are repacked for their kernels, and the activations of quantized ones rounded to 16
     /// bits a group, which takes two 8-bit products.
     Int16,
-    /// Fast: as [`Self::Int16`], but rounded to 8 bits. On a GPU, products of many rows round weights
-    /// and activations to f16 instead of either.
+    /// Fast: as [`Self::Int16`], but rounded to 8 bits; prompts are multiplied in `bf16` where that is
+    /// faster ([`Rounding::widens_prefill`], [`FlashTile::rounds`]). On a GPU, products of many rows round weights and
+    /// activations to f16 instead of either.
     Int8,
 }
 
@@ -96,6 +110,13 @@ impl Activations {
             "float32" => Some(Self::F32),
             _ => None,
         }
+    }
+
+    /// Whether prompts have an arithmetic of their own: that of products with weights, or that of
+    /// attention with heads of so many elements.
+    pub(crate) fn prefill_apart(self, head_dim: usize) -> bool {
+        let products = self.rounding().is_some_and(Rounding::widens_prefill);
+        products || self == Self::Int8 && FlashTile::rounds(head_dim, head_dim)
     }
 
     /// How the host's kernels round; `None` if not at all.

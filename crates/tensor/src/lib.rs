@@ -9,8 +9,9 @@
 //! MLX-affine storage that stays mapped; [`ops`] holds the fused operations a transformer needs.
 //!
 //! On the CPU activations are `f32`, and every output row is computed in an order that does not
-//! depend on the other rows of the batch. So prefill, decode and any mix of requests agree bit for
-//! bit, which the tests of every layer above rely on.
+//! depend on the other rows of the batch. So any cut of a prompt and any mix of requests agree bit for
+//! bit, which the tests of every layer above rely on. Prompts may have an arithmetic of their own
+//! ([`Phase`]).
 
 #![allow(unsafe_code, reason = "vector loads, aligned memory and disjoint parallel writes")]
 
@@ -45,4 +46,5 @@ pub use key_scores::KeyScorer;
 pub use linear::{Linear, LinearGroup, Weight, WeightFormat};
 pub use norm::RmsNorm;
 pub use rope::{RopeAngles, RopeTable, norm_rope};
+pub use taper_base::Phase;
 pub use tensor::Tensor;

@@ -4,10 +4,10 @@ mod input;
 mod placed;
 
 use crate::{
-    AffineWeight, Bytes, DType, DenseWeight, Result, RmsNorm, Tensor, TensorError,
+    AffineWeight, Bytes, DType, DenseWeight, Phase, Result, RmsNorm, Tensor, TensorError,
     cpu::{
         self, Activation, Floats, RowSource,
-        dense::{self, PackedDense},
+        dense::{DenseLevel, PackedDense, Sums, widened},
         int8::{self, PackedWeight, Product, Rounding},
         shared::{SharedOut, Unwritten},
     },
@@ -187,7 +187,8 @@ impl Linear {
 
     /// The same map for speed: weights are repacked. Activations of a quantized weight are rounded
     /// group by group (see [`cpu::int8`]), those of a `bf16` weight to `bf16` where the processor
-    /// multiplies that (see [`cpu::dense`]).
+    /// multiplies that (see [`cpu::dense`]). Where [`Rounding::widens_prefill`], prompts are multiplied
+    /// with quantized weights as with `bf16` ones.
     #[must_use]
     pub fn pack(self, rounding: Rounding) -> Self {
         Self { matrix: self.matrix.pack(rounding), ..self }
@@ -205,19 +206,19 @@ impl Linear {
         Ok(self)
     }
 
-    /// Applies the map.
+    /// Applies the map in the arithmetic of a phase.
     ///
     /// # Shapes
     /// `x [t, in_features]` f32 -> `[t, out_features]` f32.
     ///
     /// # Errors
     /// Another shape or type, or a device without a kernel.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, phase: Phase) -> Result<Tensor> {
         let t = self.check(x)?;
         if let Some(x) = x.on_gpu() {
             return self.multiply(x, None);
         }
-        let out = host::read("linear", x, |x| self.apply(&mut Input::new(x), None))?;
+        let out = host::read("linear", x, |x| self.apply(&mut Input::new(x, phase), None))?;
         host::tensor(out, &[t, self.out_features()])
     }
 
@@ -228,19 +229,24 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor, phase: Phase) -> Result<Tensor> {
         let shape = [self.check(x)?, self.out_features()];
-        if *residual.dims() != shape {
-            let expected = format!("a residual of {shape:?}");
-            return Err(TensorError::shape("linear", expected, residual.dims()));
-        }
+        Self::check_residual(residual, shape)?;
         if let (Some(x), Some(residual)) = (x.on_gpu(), residual.on_gpu()) {
             return self.multiply(x, Some(residual));
         }
         let out = host::read("linear", x, |x| {
-            host::read("linear", residual, |r| self.apply(&mut Input::new(x), Some(r)))
+            host::read("linear", residual, |r| self.apply(&mut Input::new(x, phase), Some(r)))
         })??;
         host::tensor(out, &shape)
+    }
+
+    fn check_residual(residual: &Tensor, shape: [usize; 2]) -> Result<()> {
+        if *residual.dims() == shape {
+            return Ok(());
+        }
+        let expected = format!("a residual of {shape:?}");
+        Err(TensorError::shape("linear", expected, residual.dims()))
     }
 
     fn check(&self, x: &Tensor) -> Result<usize> {
@@ -258,13 +264,12 @@ impl Linear {
         out
     }
 
-    fn dense_product<'a>(
-        &'a self,
-        weight: &'a PackedDense,
-        residual: Option<&'a [f32]>,
-        out: SharedOut,
-    ) -> dense::Product<'a> {
-        dense::Product { weight, bias: self.bias.as_ref().map(Resident::host), residual, out }
+    fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_ref().map(Resident::host)
+    }
+
+    fn sums<'a>(&'a self, residual: Option<&'a [f32]>, out: SharedOut) -> Sums<'a> {
+        Sums { bias: self.bias(), residual, out }
     }
 
     fn product<'a>(
@@ -273,7 +278,7 @@ impl Linear {
         residual: Option<&'a [f32]>,
         out: SharedOut,
     ) -> Product<'a> {
-        Product { weight, bias: self.bias.as_ref().map(Resident::host), residual, out }
+        Product { weight, bias: self.bias(), residual, out }
     }
 
     /// Inputs.
@@ -326,20 +331,21 @@ impl<const N: usize> LinearGroup<N> {
         Self { parts: self.parts.map(|part| part.pack(rounding)), ..self }
     }
 
-    /// Applies every map to `norm(x)`.
+    /// Applies every map to `norm(x)`, in the arithmetic of a phase.
     ///
     /// # Shapes
     /// `x [t, in]` -> `[t, out_i]` each.
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn forward_normed(&self, x: &Tensor, norm: &RmsNorm) -> Result<[Tensor; N]> {
+    pub fn forward_normed(&self, x: &Tensor, norm: &RmsNorm, phase: Phase) -> Result<[Tensor; N]> {
         let t = self.check(x, norm)?;
         if let Some(x) = x.on_gpu() {
             return self.multiply(x, norm);
         }
         let outputs = host::read("linear group", x, |x| {
-            apply(self.parts.each_ref().map(|part| (part, None)), &mut Input::normed(x, norm))
+            let mut input = Input::normed(x, norm, phase);
+            apply(self.parts.each_ref().map(|part| (part, None)), &mut input)
         })?;
         let mut tensors = Vec::with_capacity(N);
         for (out, part) in outputs.into_iter().zip(&self.parts) {
@@ -376,6 +382,7 @@ impl LinearGroup<2> {
         x: &Tensor,
         norm: &RmsNorm,
         activation: Activation,
+        phase: Phase,
     ) -> Result<Tensor> {
         let [gate, up] = &self.parts;
         let shape = [self.check(x, norm)?, gate.out_features()];
@@ -387,10 +394,10 @@ impl LinearGroup<2> {
             return self.multiply_gated(x, norm, activation);
         }
         let out = host::read("gated", x, |x| {
-            let mut input = Input::normed(x, norm);
+            let mut input = Input::normed(x, norm, phase);
             match [&gate.matrix, &up.matrix] {
                 [Matrix::Packed(g, r), Matrix::Packed(u, s)]
-                    if (g.group(), r) == (u.group(), s) =>
+                    if (g.group(), r) == (u.group(), s) && !input.widens(*r) =>
                 {
                     let mut out = Unwritten::new(shape[0] * shape[1]);
                     let shared = out.shared();
@@ -406,5 +413,55 @@ impl LinearGroup<2> {
             }
         })?;
         host::tensor(out, &shape)
+    }
+
+    /// `down(activation(gate(norm(x))) * up(norm(x))) + residual`: a feed-forward as a whole, so that what
+    /// is between the maps need not be stored.
+    ///
+    /// # Shapes
+    /// `x [t, in]`, `residual [t, out]` -> `[t, out]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward_gated`] and [`Linear::forward_add`].
+    pub fn forward_down(
+        &self,
+        down: &Linear,
+        x: &Tensor,
+        norm: &RmsNorm,
+        activation: Activation,
+        residual: Option<&Tensor>,
+        phase: Phase,
+    ) -> Result<Tensor> {
+        let [gate, up] = &self.parts;
+        if let ([Matrix::Packed(g, r), Matrix::Packed(u, _)], Matrix::Packed(d, _)) =
+            ([&gate.matrix, &up.matrix], &down.matrix)
+            && r.widens(phase)
+            && g.rows() == u.rows()
+            && g.rows() == d.cols()
+        {
+            let shape = [self.check(x, norm)?, down.out_features()];
+            residual.map_or(Ok(()), |residual| Linear::check_residual(residual, shape))?;
+            let level = DenseLevel::detect();
+            let maps = [(&**g, gate.bias()), (&**u, up.bias())];
+            let inner = host::read("gated", x, |x| {
+                let mut input = Input::normed(x, norm, phase);
+                widened::gated(level, input.halved(g.cols()), activation, maps)
+            })?;
+            let mut out = Unwritten::new(shape[0] * shape[1]);
+            let to = out.shared();
+            match residual {
+                Some(residual) => host::read("linear", residual, |r| {
+                    widened::products(level, &inner, &[(&**d, down.sums(Some(r), to))]);
+                })?,
+                None => widened::products(level, &inner, &[(&**d, down.sums(None, to))]),
+            }
+            // SAFETY: the product covers it.
+            return host::tensor(unsafe { out.written() }, &shape);
+        }
+        let inner = self.forward_gated(x, norm, activation, phase)?;
+        match residual {
+            Some(residual) => down.forward_add(&inner, residual, phase),
+            None => down.forward(&inner, phase),
+        }
     }
 }

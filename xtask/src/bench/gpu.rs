@@ -251,7 +251,7 @@ fn prefill(runner: &mut Runner, n: usize) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..4 {
         let start = Instant::now();
-        runner.greedy(&[Piece { seq: 0, start: 0, tokens: &tokens }])?;
+        runner.greedy(&[Piece::prompt(0, 0, &tokens)])?;
         times.push(start.elapsed().as_secs_f64());
         runner.release(0);
     }
@@ -266,10 +266,8 @@ fn decode(runner: &mut Runner, steps: usize, depth: usize, batch: usize) -> Resu
         let piece =
             |(seq, token): (usize, &u32)| (seq as u64, std::slice::from_ref(token).to_vec());
         let own: Vec<_> = tokens.iter().enumerate().map(piece).collect();
-        let pieces: Vec<_> = own
-            .iter()
-            .map(|(seq, tokens)| Piece { seq: *seq, start: depth + step, tokens })
-            .collect();
+        let pieces: Vec<_> =
+            own.iter().map(|(seq, tokens)| Piece::answer(*seq, depth + step, tokens)).collect();
         tokens = runner.greedy(&pieces)?;
         times.push(start.elapsed().as_secs_f64());
     }

@@ -4,7 +4,7 @@ use super::shape::Random;
 use anyhow::Result;
 use std::time::Instant;
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, Linear, Tensor, Weight, gpu::Gpu, ops,
+    AffineFormat, AffineWeight, Bytes, DType, Linear, Phase, Tensor, Weight, gpu::Gpu, ops,
 };
 
 /// Rows and columns of the matrices of Qwen3-8B: q, k and v; o; gate and up; down.
@@ -49,7 +49,7 @@ fn product(gpu: &Gpu, (rows, cols): (usize, usize), tokens: usize, exact: bool) 
         gpu.wait()?;
         let start = Instant::now();
         for linear in &linears {
-            linear.forward(&x)?;
+            linear.forward(&x, Phase::Decode)?;
         }
         gpu.wait()?;
         best = best.min(start.elapsed().as_secs_f64() / copies as f64);

@@ -79,7 +79,7 @@ impl OwnArgs {
                     false => self.prefill(runner, seq, depth),
                 })?;
                 let step = |runner: &mut Runner, at| {
-                    let piece = |seq| Piece { seq: seq as u64, start: at, tokens: &[7] };
+                    let piece = |seq| Piece::answer(seq as u64, at, &[7]);
                     runner.forward(&(0..batch).map(piece).collect::<Vec<_>>(), true)
                 };
                 step(runner, depth)?;
@@ -102,7 +102,7 @@ impl OwnArgs {
     fn prefill(&self, runner: &mut Runner, seq: u64, tokens: usize) -> Result<()> {
         let tokens: Vec<u32> = (0..tokens as u32).map(|i| i * 7 % 251).collect();
         for (i, tokens) in tokens.chunks(self.chunk).enumerate() {
-            runner.step(&[Piece { seq, start: i * self.chunk, tokens }], true)?;
+            runner.step(&[Piece::prompt(seq, i * self.chunk, tokens)], true)?;
         }
         Ok(())
     }

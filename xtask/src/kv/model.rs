@@ -26,7 +26,7 @@ fn logits(dir: &Path, codec: &str, exact: Option<Exact>, ids: &[TokenId]) -> Res
     for window in ids.chunks(WINDOW) {
         for start in (0..window.len()).step_by(STEP) {
             let tokens = &window[start..(start + STEP).min(window.len())];
-            let rows = runner.step(&[Piece { seq: 0, start, tokens }], false)?;
+            let rows = runner.step(&[Piece::prompt(0, start, tokens)], false)?;
             out.extend(rows.into_iter().map(|r| r.into_iter().map(f64::from).collect::<Vec<_>>()));
         }
         runner.release(0);

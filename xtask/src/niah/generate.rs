@@ -31,6 +31,8 @@ impl Job {
 struct Active {
     job: usize,
     tokens: Vec<TokenId>,
+    /// How many of them are the prompt.
+    prompt: usize,
     computed: usize,
 }
 
@@ -52,7 +54,8 @@ pub(super) fn generate(
         while active.len() < seqs
             && let Some(job) = waiting.pop_front()
         {
-            active.push(Active { job, tokens: jobs[job].prompt.clone(), computed: 0 });
+            let tokens = jobs[job].prompt.clone();
+            active.push(Active { job, prompt: tokens.len(), tokens, computed: 0 });
         }
         if active.is_empty() {
             return Ok(());
@@ -89,7 +92,12 @@ pub(super) fn generate(
 impl Active {
     fn piece(&self, len: usize) -> Piece<'_> {
         let (seq, start) = (self.job as u64, self.computed);
-        Piece { seq, start, tokens: &self.tokens[start..start + len] }
+        let tokens = &self.tokens[start..start + len];
+        if start < self.prompt {
+            Piece::prompt(seq, start, tokens)
+        } else {
+            Piece::answer(seq, start, tokens)
+        }
     }
 }
 
@@ -116,7 +124,8 @@ mod tests {
 
     #[test]
     fn a_step_serves_decoding_first_and_then_prompts_in_order() {
-        let of = |len: usize, computed| Active { job: 0, tokens: vec![0; len], computed };
+        let of =
+            |len: usize, computed| Active { job: 0, tokens: vec![0; len], prompt: len, computed };
         assert_eq!(plan(&[of(10, 9), of(700, 0), of(700, 0)]), [1, 511, 0]);
         assert_eq!(plan(&[of(700, 511), of(10, 9), of(700, 0)]), [189, 1, 322]);
         assert_eq!(plan(&[of(1, 0)]), [1]);

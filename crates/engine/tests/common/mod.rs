@@ -105,8 +105,13 @@ impl Mock {
             max_positions: 4096,
             parameters: 1,
             weight_bytes: 1,
+            prefill_apart: false,
         };
         Self { info, forward: Box::new(forward), permits: None }
+    }
+
+    pub(crate) fn info_mut(&mut self) -> &mut ModelInfo {
+        &mut self.info
     }
 
     /// Every step needs a permit, until the sender is gone.

@@ -1,7 +1,7 @@
 //! A text through the model, over one cache after the other.
 
 use anyhow::{Result, ensure};
-use taper_base::{SeqId, TokenId};
+use taper_base::{Phase, SeqId, TokenId};
 use taper_kv_cache::{ExactRoom, KvCache, KvConfig, KvScheme, SeqRange};
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::{Batch, Model};
@@ -100,7 +100,8 @@ impl Prefill<'_> {
             let wanted = places.iter().filter(|p| (start..end).contains(p));
             let logits_at: Vec<u32> = wanted.map(|p| (p - start) as u32).collect();
             let mut session = cache.session(&[SeqRange { seq, start, len: tokens.len() }])?;
-            let batch = Batch { tokens, positions: &positions, logits_at: &logits_at };
+            let phase = self.model.info().phase(Phase::Prefill);
+            let batch = Batch { tokens, positions: &positions, logits_at: &logits_at, phase };
             let logits = self.model.forward(&batch, &mut session)?;
             ops::with_host_f32(&logits, |logits| {
                 let rows: Vec<_> = logits.chunks_exact(vocab).collect();

@@ -2,10 +2,10 @@
 
 use super::{Linear, Matrix};
 use crate::{
-    RmsNorm,
+    DType, Phase, RmsNorm,
     cpu::{
         self, Level,
-        dense::{self, Bf16Rows, DenseLevel, DenseRows, PackedDense},
+        dense::{self, Bf16Rows, DenseLevel, DenseRows, widened},
         int8::{self, Int8Rows, PackedWeight, Rounding},
         shared::Unwritten,
     },
@@ -16,19 +16,25 @@ use crate::{
 pub(super) struct Input<'a> {
     x: &'a [f32],
     norm: Option<&'a RmsNorm>,
+    phase: Phase,
     normed: Option<Vec<f32>>,
     rounded: Option<Int8Rows>,
     halved: Option<Bf16Rows>,
 }
 
 impl<'a> Input<'a> {
-    pub(super) fn new(x: &'a [f32]) -> Self {
-        Self { x, norm: None, normed: None, rounded: None, halved: None }
+    pub(super) fn new(x: &'a [f32], phase: Phase) -> Self {
+        Self { x, norm: None, phase, normed: None, rounded: None, halved: None }
     }
 
     /// The rows after a norm.
-    pub(super) fn normed(x: &'a [f32], norm: &'a RmsNorm) -> Self {
-        Self { norm: Some(norm), ..Self::new(x) }
+    pub(super) fn normed(x: &'a [f32], norm: &'a RmsNorm, phase: Phase) -> Self {
+        Self { norm: Some(norm), ..Self::new(x, phase) }
+    }
+
+    /// Whether these rows are multiplied with quantized weights as with `bf16` ones.
+    pub(super) fn widens(&self, rounding: Rounding) -> bool {
+        rounding.widens(self.phase)
     }
 
     fn floats(&mut self) -> &[f32] {
@@ -38,15 +44,23 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// For products with `weight` and others of its type.
-    fn dense(&mut self, level: DenseLevel, weight: &PackedDense) -> DenseRows<'_> {
-        let cols = weight.cols();
-        if level.rounds(weight.dtype()) && self.halved.is_none() {
+    /// For products with weights of a type and so many inputs.
+    fn dense(&mut self, level: DenseLevel, dtype: DType, cols: usize) -> DenseRows<'_> {
+        if level.rounds(dtype) && self.halved.is_none() {
             self.halved = Some(Bf16Rows::new(self.floats(), cols));
         }
         self.floats();
         let x = self.normed.as_deref().unwrap_or(self.x);
         DenseRows { x, cols, rounded: self.halved.as_ref() }
+    }
+
+    /// Rounded to `bf16`, for products with weights that are widened.
+    pub(super) fn halved(&mut self, cols: usize) -> &Bf16Rows {
+        let (x, norm) = (self.x, self.norm);
+        self.halved.get_or_insert_with(|| match norm {
+            None => Bf16Rows::new(x, cols),
+            Some(n) => Bf16Rows::normed(x, n.gains(), n.eps()),
+        })
     }
 
     /// Rounded for products with `weight` and others of its groups.
@@ -93,13 +107,27 @@ pub(super) fn apply<const N: usize>(
                         && w.dtype() == weight.dtype()
                     {
                         done[i] = true;
-                        products.push(linear.dense_product(w, residual, shared[i]));
+                        let to = linear.sums(residual, shared[i]);
+                        products.push(dense::Product { weight: w, to });
                     }
                 }
                 let level = DenseLevel::detect();
-                dense::products(level, x.dense(level, weight), &products);
+                dense::products(level, x.dense(level, weight.dtype(), weight.cols()), &products);
             }
             Matrix::Gpu(_) => unreachable!("`check` refuses an input that is not on the GPU"),
+            Matrix::Packed(weight, rounding) if x.widens(*rounding) => {
+                let mut products = Vec::with_capacity(N);
+                for (i, &(linear, residual)) in maps.iter().enumerate().skip(first) {
+                    if let Matrix::Packed(w, r) = &linear.matrix
+                        && r == rounding
+                    {
+                        done[i] = true;
+                        products.push((&**w, linear.sums(residual, shared[i])));
+                    }
+                }
+                let rows = x.halved(weight.cols());
+                widened::products(DenseLevel::detect(), rows, &products);
+            }
             Matrix::Packed(weight, rounding) => {
                 let mut products = Vec::with_capacity(N);
                 for (i, &(linear, residual)) in maps.iter().enumerate().skip(first) {

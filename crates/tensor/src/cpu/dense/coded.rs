@@ -42,7 +42,7 @@ const NONE: u8 = 0x80;
 /// 32 inputs of a panel in the plain layout.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Chunk(pub(super) [bf16; CHUNK * PANEL]);
+pub(crate) struct Chunk(pub(super) [bf16; CHUNK * PANEL]);
 
 impl Chunk {
     pub(super) const ZERO: Self = Self([bf16::ZERO; CHUNK * PANEL]);
@@ -51,6 +51,13 @@ impl Chunk {
     pub(super) fn weights(chunks: &[Self]) -> &[bf16] {
         // SAFETY: a chunk is an array of them, without padding.
         unsafe { std::slice::from_raw_parts(chunks.as_ptr().cast(), size_of_val(chunks) / 2) }
+    }
+
+    /// The same, to write.
+    pub(crate) fn weights_mut(chunks: &mut [Self]) -> &mut [bf16] {
+        let n = size_of_val(chunks) / 2;
+        // SAFETY: as above, and any bytes are bfloats.
+        unsafe { std::slice::from_raw_parts_mut(chunks.as_mut_ptr().cast(), n) }
     }
 }
 

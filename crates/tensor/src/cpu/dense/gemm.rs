@@ -16,6 +16,7 @@ use crate::{
     },
     pool,
 };
+use half::bf16;
 use std::{cell::RefCell, ops::Range};
 #[cfg(target_arch = "x86_64")]
 use {
@@ -32,10 +33,14 @@ const CACHED: usize = 512 << 10;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
-type Block = [f32; ROWS * PANEL];
+pub(super) type Block = [f32; ROWS * PANEL];
+
+pub(super) fn block() -> Box<Block> {
+    Box::new([0.0; ROWS * PANEL])
+}
 
 thread_local! {
-    static OUTPUTS: RefCell<Box<Block>> = RefCell::new(Box::new([0.0; ROWS * PANEL]));
+    static OUTPUTS: RefCell<Box<Block>> = RefCell::new(block());
     /// A panel that was unpacked, and room for a larger one.
     static UNPACKED: RefCell<Vec<Chunk>> = const { RefCell::new(Vec::new()) };
 }
@@ -54,6 +59,12 @@ pub(crate) struct DenseRows<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     pub(crate) weight: &'a PackedDense,
+    pub(crate) to: Sums<'a>,
+}
+
+/// What is added to products, and where the sums go.
+#[derive(Clone, Copy)]
+pub(crate) struct Sums<'a> {
     /// `[n]`.
     pub(crate) bias: Option<&'a [f32]>,
     /// `[m, n]`.
@@ -77,7 +88,7 @@ pub(crate) fn products(level: DenseLevel, x: DenseRows<'_>, all: &[Product<'_>])
     let share = |range: Range<usize>| {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected, or asked for by a test that has checked it.
-        let _tiles = (level == DenseLevel::Amx).then(|| unsafe { Configured::new(&amx::layout()) });
+        let _tiles = unsafe { configured(level) };
         for from in (0..rows).step_by(together) {
             let rows = (from..(from + together).min(rows), step);
             let mut first = 0;
@@ -103,9 +114,7 @@ impl Product<'_> {
         assert!(x.cols == w.cols() && x.x.len() == rows * x.cols, "x is [m, {}]", w.cols());
         let rounded = || x.rounded.is_some_and(|r| r.cols() == x.cols);
         assert!(!level.rounds(w.dtype()) || rounded(), "activations in bf16");
-        assert_eq!(self.out.len(), rows * w.rows(), "out is [m, n]");
-        assert!(self.bias.is_none_or(|b| b.len() == w.rows()), "bias is [n]");
-        assert!(self.residual.is_none_or(|r| r.len() == rows * w.rows()), "residual is [m, n]");
+        self.to.check(rows, w.rows());
     }
 
     /// A panel's outputs for some rows, so many at a time.
@@ -147,14 +156,22 @@ impl Product<'_> {
             for from in rows.clone().step_by(step) {
                 let some = from..(from + step).min(rows.end);
                 sums(some.clone(), block);
-                self.store(some, panel, block);
+                self.to.store(self.weight.rows(), some, panel, block);
             }
         });
     }
+}
 
-    /// Writes a panel's outputs, with what is added to them.
-    fn store(&self, rows: Range<usize>, panel: usize, block: &mut Block) {
-        let (width, column) = (self.weight.rows(), panel * PANEL);
+impl Sums<'_> {
+    pub(super) fn check(&self, rows: usize, width: usize) {
+        assert_eq!(self.out.len(), rows * width, "out is [m, n]");
+        assert!(self.bias.is_none_or(|b| b.len() == width), "bias is [n]");
+        assert!(self.residual.is_none_or(|r| r.len() == rows * width), "residual is [m, n]");
+    }
+
+    /// Writes a panel's outputs, with what is added to them, where a row has `width`.
+    pub(super) fn store(&self, width: usize, rows: Range<usize>, panel: usize, block: &mut Block) {
+        let column = panel * PANEL;
         let n = PANEL.min(width - column);
         for (i, values) in rows.zip(block.chunks_exact_mut(PANEL)) {
             let (values, at) = (&mut values[..n], i * width + column);
@@ -169,6 +186,46 @@ impl Product<'_> {
     }
 }
 
+/// Lays out this thread's tile registers, where a level has them, until the result is dropped.
+///
+/// # Safety
+/// The machine has the level.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn configured(level: DenseLevel) -> Option<Configured> {
+    // SAFETY: the caller's promise.
+    (level == DenseLevel::Amx).then(|| unsafe { Configured::new(&amx::layout()) })
+}
+
+/// The sums of a panel's `bf16` outputs for rows in `bf16`; false where the level does not multiply
+/// those.
+pub(super) fn rounded(
+    level: DenseLevel,
+    x: &Bf16Rows,
+    rows: Range<usize>,
+    w: &[bf16],
+    out: &mut Block,
+) -> bool {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        DenseLevel::Amx => {
+            // SAFETY: the caller has laid out the registers.
+            unsafe { tiles::panel::<amx::Registers>(x.blocks(rows), w, out) };
+        }
+        #[cfg(target_arch = "x86_64")]
+        DenseLevel::Avx512Bf16 => {
+            // SAFETY: the level was detected, or asked for by a test that has checked it.
+            unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) };
+        }
+        #[cfg(test)]
+        DenseLevel::Emulated => {
+            // SAFETY: any machine has it.
+            unsafe { tiles::panel::<super::tests::Emulated>(x.blocks(rows), w, out) };
+        }
+        DenseLevel::Fma(_) => return false,
+    }
+    true
+}
+
 /// The sums of a panel's outputs from its plain layout.
 fn multiply(
     level: DenseLevel,
@@ -177,23 +234,13 @@ fn multiply(
     weights: Floats<'_>,
     out: &mut Block,
 ) {
-    let float = match (level, weights, x.rounded) {
-        #[cfg(target_arch = "x86_64")]
-        (DenseLevel::Amx, Floats::Bf16(w), Some(x)) => {
-            // SAFETY: `products` has laid out the registers.
-            return unsafe { tiles::panel::<amx::Registers>(x.blocks(rows), w, out) };
-        }
-        #[cfg(target_arch = "x86_64")]
-        (DenseLevel::Avx512Bf16, Floats::Bf16(w), Some(x)) => {
-            // SAFETY: the level was detected, or asked for by a test that has checked it.
-            return unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) };
-        }
-        #[cfg(test)]
-        (DenseLevel::Emulated, Floats::Bf16(w), Some(x)) => {
-            // SAFETY: any machine has it.
-            return unsafe { tiles::panel::<super::tests::Emulated>(x.blocks(rows), w, out) };
-        }
-        (DenseLevel::Fma(float), ..) => float,
+    if let (Floats::Bf16(w), Some(x)) = (weights, x.rounded)
+        && rounded(level, x, rows.clone(), w, out)
+    {
+        return;
+    }
+    let float = match level {
+        DenseLevel::Fma(float) => float,
         _ => Level::detect(),
     };
     let k = x.cols;

@@ -29,8 +29,10 @@ mod rounded;
 mod tests;
 #[cfg(any(test, target_arch = "x86_64"))]
 mod tiles;
+pub(crate) mod widened;
 
-pub(crate) use gemm::{DenseRows, Product, products};
+pub(crate) use coded::Chunk;
+pub(crate) use gemm::{DenseRows, Product, Sums, products};
 pub use pack::PackedDense;
 pub(crate) use rounded::Bf16Rows;
 

@@ -1,9 +1,16 @@
 //! Activations in `bf16`, as the kernels of `bf16` weights read them.
 
 use super::pack::CHUNK;
-use crate::{cpu::shared::Unwritten, pool};
+use crate::{
+    cpu::{
+        Level,
+        elementwise::norm_row,
+        shared::{SharedOut, Unwritten},
+    },
+    pool,
+};
 use half::bf16;
-use std::ops::Range;
+use std::{cell::RefCell, ops::Range};
 
 /// Rows of a tile register.
 pub(super) const ROWS: usize = 16;
@@ -18,32 +25,81 @@ pub(super) const TILE: usize = ROWS * CHUNK;
 /// Rows are padded to whole blocks and inputs to whole tiles, with zeros.
 #[derive(Debug)]
 pub(crate) struct Bf16Rows {
+    rows: usize,
     cols: usize,
     data: Vec<bf16>,
+}
+
+thread_local! {
+    /// A row after its norm.
+    static ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Rows that are being written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bf16Out {
+    cols: usize,
+    data: SharedOut<bf16>,
 }
 
 impl Bf16Rows {
     /// # Panics
     /// When `x` is not whole rows of `cols`.
     pub(crate) fn new(x: &[f32], cols: usize) -> Self {
+        Self::with(x, cols, None)
+    }
+
+    /// The rows after an RMS norm with these gains, as [`cpu::rms_norm`](crate::cpu::rms_norm) followed by
+    /// [`Self::new`].
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub(crate) fn normed(x: &[f32], gains: &[f32], eps: f32) -> Self {
+        Self::with(x, gains.len(), Some((gains, eps)))
+    }
+
+    fn with(x: &[f32], cols: usize, norm: Option<(&[f32], f32)>) -> Self {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows");
-        let size = cols.div_ceil(CHUNK) * TILE;
-        let blocks = x.len().div_ceil(cols * ROWS);
-        let mut data = Unwritten::<bf16>::new(blocks * size);
-        let shared = data.shared();
-        pool::ranges(blocks, 1, |range| {
-            for block in range {
-                let rows = x[block * ROWS * cols..].chunks_exact(cols).take(ROWS);
-                // SAFETY: all of it is written here, and each block by one task.
-                let out = unsafe {
-                    shared.at(block * size).write_bytes(0, size);
-                    shared.slice(block * size, size)
-                };
-                rows.enumerate().for_each(|(r, row)| put_row(row, r, out));
-            }
-        });
-        // SAFETY: the blocks cover it.
-        Self { cols, data: unsafe { data.written() } }
+        let (level, rows) = (Level::detect(), x.len() / cols);
+        Self::filled(rows, cols, |out| {
+            pool::ranges(rows, ROWS, |range| {
+                ROW.with_borrow_mut(|scratch: &mut Vec<f32>| {
+                    scratch.resize(cols, 0.0);
+                    for (i, row) in range.clone().zip(x[range.start * cols..].chunks_exact(cols)) {
+                        let row = match norm {
+                            None => row,
+                            Some((gains, eps)) => {
+                                // SAFETY: all have `cols` elements.
+                                unsafe {
+                                    norm_row(level, row.as_ptr(), gains, eps, scratch.as_mut_ptr());
+                                }
+                                &*scratch
+                            }
+                        };
+                        // SAFETY: a row is one task's.
+                        unsafe { out.put(i, 0, row) };
+                    }
+                });
+            });
+        })
+    }
+
+    /// Rows that `fill` writes, all of them.
+    pub(super) fn filled(rows: usize, cols: usize, fill: impl FnOnce(Bf16Out)) -> Self {
+        let blocks = rows.div_ceil(ROWS);
+        let mut data = Unwritten::<bf16>::new(blocks * cols.div_ceil(CHUNK) * TILE);
+        let out = Bf16Out { cols, data: data.shared() };
+        if !rows.is_multiple_of(ROWS) || !cols.is_multiple_of(CHUNK) {
+            // SAFETY: the whole buffer, which nobody else knows yet.
+            unsafe { out.data.at(0).write_bytes(0, out.data.len()) };
+        }
+        fill(out);
+        // SAFETY: rows were written, and the padding where there is any.
+        Self { rows, cols, data: unsafe { data.written() } }
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
     }
 
     pub(super) fn cols(&self) -> usize {
@@ -58,13 +114,59 @@ impl Bf16Rows {
     }
 }
 
-fn put_row(row: &[f32], r: usize, out: &mut [bf16]) {
-    for (x, tile) in row.chunks(CHUNK).zip(out.as_chunks_mut::<TILE>().0) {
-        x.iter().zip(&mut tile[r * CHUNK..]).for_each(|(&x, to)| *to = nearest(x));
+impl Bf16Out {
+    /// Writes elements of a row, rounded, from the element `first` on, which begins a tile.
+    ///
+    /// # Safety
+    /// No other task writes there.
+    ///
+    /// # Panics
+    /// When they are not inside.
+    pub(super) unsafe fn put(self, row: usize, first: usize, values: &[f32]) {
+        assert!(first.is_multiple_of(CHUNK) && first + values.len() <= self.cols, "inside the row");
+        let size = self.cols.div_ceil(CHUNK) * TILE;
+        let mut at = row / ROWS * size + first / CHUNK * TILE + row % ROWS * CHUNK;
+        let (whole, rest) = values.as_chunks::<CHUNK>();
+        for values in whole {
+            // SAFETY: a line of the row; the caller's promise.
+            unsafe { self.data.write_array(at, &line(values)) };
+            at += TILE;
+        }
+        if !rest.is_empty() {
+            let mut padded = [0.0; CHUNK];
+            padded[..rest.len()].copy_from_slice(rest);
+            // SAFETY: as above.
+            unsafe { self.data.write_array(at, &line(&padded)) };
+        }
     }
 }
 
+/// What a tile has of a row.
+fn line(values: &[f32; CHUNK]) -> [bf16; CHUNK] {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn avx512(values: &[f32; CHUNK]) -> [bf16; CHUNK] {
+        rounded(values)
+    }
+    #[cfg(target_arch = "x86_64")]
+    if super::coded::avx512::available() {
+        // SAFETY: the machine has the level.
+        return unsafe { avx512(values) };
+    }
+    rounded(values)
+}
+
+#[inline(always)]
+fn rounded(values: &[f32; CHUNK]) -> [bf16; CHUNK] {
+    let mut line = [bf16::ZERO; CHUNK];
+    for (to, &x) in line.iter_mut().zip(values) {
+        *to = nearest(x);
+    }
+    line
+}
+
 /// Rounds to nearest, ties to even, without the branch that keeps the payload of a NaN.
+#[inline(always)]
 fn nearest(x: f32) -> bf16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;

@@ -1,15 +1,15 @@
 //! Every level against f64, and rows alone against rows in company.
 
 use super::{
-    Bf16Rows, DenseLevel, DenseRows, PackedDense, Product,
+    Bf16Rows, DenseLevel, DenseRows, PackedDense, Product, Sums,
     pack::PANEL,
     products,
     rounded::{ROWS, TILE},
-    tiles,
+    tiles, widened,
 };
 use crate::{
-    Bytes, DType, DenseWeight,
-    cpu::{Level, RowSource, shared::SharedOut},
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight,
+    cpu::{self, Activation, Level, RowSource, int8::PackedWeight, shared::SharedOut},
 };
 use half::{bf16, f16};
 
@@ -78,7 +78,8 @@ pub(super) fn product(
     let rows = DenseRows { x, cols, rounded: rounded.as_ref() };
     let shared = SharedOut::new(&mut out);
     let (bias, residual) = (Some(bias), Some(residual));
-    products(level, rows, &[Product { weight, bias, residual, out: shared }]);
+    let to = Sums { bias, residual, out: shared };
+    products(level, rows, &[Product { weight, to }]);
     out
 }
 
@@ -139,7 +140,8 @@ fn several_products_are_the_same_as_each() {
         let mut all = Vec::new();
         for (weight, out) in packed.iter().zip(&mut outs) {
             let out = SharedOut::new(out);
-            all.push(Product { weight, bias: None, residual: None, out });
+            let to = Sums { bias: None, residual: None, out };
+            all.push(Product { weight, to });
         }
         products(level, rows, &all);
         for (weight, out) in packed.iter().zip(outs) {
@@ -195,4 +197,71 @@ fn a_row_that_is_not_finite_shows_and_spoils_no_other() {
 fn one_level_comes_first_everywhere() {
     assert!(DenseLevel::available().contains(&DenseLevel::detect()));
     assert!(DenseLevel::available().contains(&DenseLevel::Fma(Level::Portable)));
+}
+
+/// A quantized matrix, and the `bf16` matrix that it is widened to.
+fn quantized(
+    format: AffineFormat,
+    rows: usize,
+    cols: usize,
+    seed: u32,
+) -> (PackedWeight, PackedDense) {
+    let codes = noise(rows * format.row_bytes(cols), seed);
+    let codes = codes.iter().map(|v| ((v + 0.5) * 255.0) as u8).collect();
+    let floats = |seed| {
+        let x = noise(rows * cols / format.group, seed);
+        let bytes = x.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
+        (DType::BF16, Bytes::from_vec(bytes))
+    };
+    let codes = Bytes::from_vec(codes);
+    let weight = AffineWeight::new(format, (rows, cols), codes, floats(6), floats(7)).unwrap();
+    let mut wide = vec![0.0; rows * cols];
+    weight.read_rows(0, &mut wide);
+    let wide = wide.iter().flat_map(|&w| bf16::from_f32(w).to_le_bytes()).collect();
+    let wide = DenseWeight::new((rows, cols), DType::BF16, Bytes::from_vec(wide)).unwrap();
+    (PackedWeight::new(&weight), PackedDense::laid_out(&wide, false))
+}
+
+#[test]
+fn quantized_weights_are_multiplied_as_what_they_are_widened_to() {
+    let (m, n, k) = (37, 150, 256);
+    let x = noise(m * k, 1);
+    let (bias, residual) = (noise(n, 2), noise(m * n, 4));
+    let rows = Bf16Rows::new(&x, k);
+    for (bits, group) in [(4, 64), (8, 64), (3, 32), (6, 128)] {
+        let (weight, wide) = quantized(AffineFormat { bits, group }, n, k, 5);
+        for level in levels().into_iter().filter(|level| level.rounds(DType::BF16)) {
+            let mut out = vec![f32::NAN; m * n];
+            let to = SharedOut::new(&mut out);
+            let to = Sums { bias: Some(&bias), residual: Some(&residual), out: to };
+            widened::products(level, &rows, &[(&weight, to)]);
+            let want = product(level, &x, &wide, &bias, &residual);
+            assert_eq!(out, want, "{level:?}, {bits} bits");
+        }
+    }
+}
+
+#[test]
+fn gated_products_go_into_the_next_one() {
+    let (m, n, k) = (37, 160, 256);
+    let x = noise(m * k, 1);
+    let (bias, none) = (noise(n, 2), vec![0.0; m * n]);
+    let rows = Bf16Rows::new(&x, k);
+    let format = AffineFormat { bits: 4, group: 32 };
+    let [gate, up] = [5, 8].map(|seed| quantized(format, n, k, seed));
+    let down = quantized(format, 70, n, 9).0;
+    for level in levels().into_iter().filter(|level| level.rounds(DType::BF16)) {
+        let inner =
+            widened::gated(level, &rows, Activation::Silu, [(&gate.0, Some(&bias)), (&up.0, None)]);
+        let g = product(level, &x, &gate.1, &bias, &none);
+        let u = product(level, &x, &up.1, &vec![0.0; n], &none);
+        let want = Bf16Rows::new(&cpu::gated(Activation::Silu, &g, &u), n);
+        let run = |inner: &Bf16Rows| {
+            let mut out = vec![f32::NAN; m * 70];
+            let to = Sums { bias: None, residual: None, out: SharedOut::new(&mut out) };
+            widened::products(level, inner, &[(&down, to)]);
+            out
+        };
+        assert_eq!(run(&inner), run(&want), "{level:?}");
+    }
 }

@@ -1,7 +1,8 @@
 //! Activations as integers.
 
 use crate::{
-    cpu::{Level, elementwise::norm_row, kernels, shared::Unwritten},
+    Phase,
+    cpu::{Level, dense::DenseLevel, elementwise::norm_row, kernels, shared::Unwritten},
     pool,
 };
 use bytemuck::{Pod, Zeroable};
@@ -24,6 +25,18 @@ impl Rounding {
             Self::Int8 => 1,
             Self::Int16 => 2,
         }
+    }
+
+    /// Whether tokens of prompts are multiplied with quantized weights as with `bf16` ones: where tile
+    /// registers do that.
+    #[must_use]
+    pub fn widens_prefill(self) -> bool {
+        self.widens(Phase::Prefill)
+    }
+
+    /// Whether tokens of this phase are.
+    pub(crate) fn widens(self, phase: Phase) -> bool {
+        phase == Phase::Prefill && self == Self::Int8 && DenseLevel::detect() == DenseLevel::Amx
     }
 }
 

@@ -9,6 +9,10 @@
 //! where `sum q c` is exact in 32 bits. Every level computes, for each group in order,
 //! `acc = fma(float(sum q c), s * t, acc)` and then `acc = fma(b, t sum c, acc)`, so that all levels
 //! and all batch sizes agree to the bit; `portable` is the definition.
+//!
+//! Where [`Rounding::widens_prefill`], rows of prompts are multiplied in another way: weights are widened
+//! to `bf16`, panel by panel, for the tile registers of [`dense`](super::dense). Nothing has to be scaled
+//! between their products, and activations keep eight bits each instead of eight below a group's largest.
 
 mod activations;
 #[cfg(test)]
@@ -25,6 +29,7 @@ mod pack;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
+mod widen;
 
 pub use activations::{Int8Rows, Rounding};
 pub(crate) use gemm::{Product, gated, products};

@@ -2,7 +2,7 @@
 
 use super::{Pair, data::Rng};
 use crate::{
-    AffineFormat, DType, Linear, LinearGroup, Result, Weight,
+    AffineFormat, DType, Linear, LinearGroup, Phase, Result, Weight,
     gpu::{Gpu, Routing, StackedExperts},
     ops::{self, Activation, WeightedRows},
 };
@@ -92,8 +92,12 @@ impl Case {
             }
             let own = ops::take_rows(&normed, &rows)?;
             let [gate, up] = gate_up.parts();
-            let gated = ops::gated(Activation::Silu, &gate.forward(&own)?, &up.forward(&own)?)?;
-            parts.push(WeightedRows { x: down.forward(&gated)?, rows, weights });
+            let gated = ops::gated(
+                Activation::Silu,
+                &gate.forward(&own, Phase::Decode)?,
+                &up.forward(&own, Phase::Decode)?,
+            )?;
+            parts.push(WeightedRows { x: down.forward(&gated, Phase::Decode)?, rows, weights });
         }
         let want = ops::add_weighted_rows(&x, &parts)?;
         let maps: Vec<_> = experts.iter().map(|(gate_up, down)| (gate_up, down)).collect();

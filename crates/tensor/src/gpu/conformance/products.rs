@@ -2,7 +2,7 @@
 
 use super::{Pair, data::Rng};
 use crate::{
-    AffineFormat, DType, Embedding, Linear, LinearGroup, Result, RmsNorm, Weight,
+    AffineFormat, DType, Embedding, Linear, LinearGroup, Phase, Result, RmsNorm, Weight,
     cpu::{Activation, RowSource},
     gpu::Gpu,
 };
@@ -180,9 +180,15 @@ impl Case {
                 let linear = self.linear(rng, rows, rows % 2 == 1)?;
                 let residual = rng.tensor(&[tokens, rows])?;
                 let placed = linear.clone().on(gpu, exact)?;
-                let plain = Pair::of(&placed.forward(&there)?, &linear.forward(&x)?)?;
-                let added = placed.forward_add(&there, &residual.to_gpu(gpu)?)?;
-                Ok(vec![plain, Pair::of(&added, &linear.forward_add(&x, &residual)?)?])
+                let plain = Pair::of(
+                    &placed.forward(&there, Phase::Decode)?,
+                    &linear.forward(&x, Phase::Decode)?,
+                )?;
+                let added = placed.forward_add(&there, &residual.to_gpu(gpu)?, Phase::Decode)?;
+                Ok(vec![
+                    plain,
+                    Pair::of(&added, &linear.forward_add(&x, &residual, Phase::Decode)?)?,
+                ])
             }
             Kind::Group => {
                 // Their starts must be multiples of four elements for what reads them.
@@ -190,16 +196,21 @@ impl Case {
                 let bias = rows % 2 == 1;
                 let mut part = |i: usize| self.linear(rng, sizes[i], bias && i != 1);
                 let group = LinearGroup::new([part(0)?, part(1)?, part(2)?])?;
-                let want = group.forward_normed(&x, &norm)?;
-                let got = group.on(gpu, exact)?.forward_normed(&there, &norm)?;
+                let want = group.forward_normed(&x, &norm, Phase::Decode)?;
+                let got = group.on(gpu, exact)?.forward_normed(&there, &norm, Phase::Decode)?;
                 got.iter().zip(&want).map(|(g, w)| Pair::of(g, w)).collect()
             }
             Kind::Gated(activation) => {
                 let bias = rows % 2 == 1;
                 let mut part = || self.linear(rng, rows, bias);
                 let group = LinearGroup::new([part()?, part()?])?;
-                let want = group.forward_gated(&x, &norm, activation)?;
-                let got = group.on(gpu, exact)?.forward_gated(&there, &norm, activation)?;
+                let want = group.forward_gated(&x, &norm, activation, Phase::Decode)?;
+                let got = group.on(gpu, exact)?.forward_gated(
+                    &there,
+                    &norm,
+                    activation,
+                    Phase::Decode,
+                )?;
                 Ok(vec![Pair::of(&got, &want)?])
             }
             Kind::Embed => {

@@ -1,0 +1,122 @@
+//! A plan's tokens through the model: at once, or prompts and answers one after the other where the
+//! model computes them differently.
+
+use crate::sequence::Sequence;
+use std::{collections::HashMap, ops::Range};
+use taper_base::{Phase, SeqId, TokenId};
+use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
+use taper_models::{Batch, Model, ModelError, ModelInfo};
+use taper_scheduler::StepPlan;
+use taper_tensor::{Tensor, ops};
+
+/// Why there are no logits.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PassError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Cache(#[from] KvCacheError),
+    #[error("the model gave {got} logits where {expected} were asked for")]
+    Logits { expected: usize, got: usize },
+}
+
+/// The tokens of one call of the model.
+#[derive(Debug, Default)]
+struct Pass {
+    phase: Phase,
+    tokens: Vec<TokenId>,
+    positions: Vec<u32>,
+    logits_at: Vec<u32>,
+    /// Which of the plan's rows of logits these are.
+    rows: Vec<usize>,
+    ranges: Vec<SeqRange>,
+}
+
+/// Logits of the last `logit_rows` tokens of each work, one after the other.
+pub(crate) fn logits(
+    model: &dyn Model,
+    cache: &mut KvCache,
+    sequences: &HashMap<SeqId, Sequence>,
+    plan: &StepPlan,
+) -> Result<Tensor, PassError> {
+    let info = model.info();
+    // A prompt that was preempted and the answer that follows it are computed in this order.
+    let phases: &[_] =
+        if info.prefill_apart { &[Phase::Prefill, Phase::Decode] } else { &[Phase::Decode] };
+    let passes = phases.iter().map(|&phase| Pass::new(info, phase, sequences, plan));
+    let passes: Vec<_> = passes.filter(|pass| !pass.positions.is_empty()).collect();
+    if let [pass] = passes.as_slice() {
+        return pass.run(model, cache);
+    }
+    let rows = plan.logit_rows() as usize;
+    let mut all = vec![0.0; rows * info.vocab];
+    for pass in passes {
+        let logits = pass.run(model, cache)?;
+        ops::with_host_f32(&logits, |logits| {
+            for (&row, from) in pass.rows.iter().zip(logits.chunks_exact(info.vocab)) {
+                all[row * info.vocab..][..info.vocab].copy_from_slice(from);
+            }
+        })
+        .map_err(ModelError::from)?;
+    }
+    Ok(ops::from_host_f32(all, &[rows, info.vocab]).map_err(ModelError::from)?)
+}
+
+impl Pass {
+    fn new(
+        info: &ModelInfo,
+        phase: Phase,
+        sequences: &HashMap<SeqId, Sequence>,
+        plan: &StepPlan,
+    ) -> Self {
+        let mut pass = Self { phase, ..Self::default() };
+        let mut row = 0;
+        for work in &plan.works {
+            let (known, prompt) =
+                sequences.get(&work.id).map_or((&[][..], 0), |s| (s.tokens(), s.prompt_len()));
+            let (start, end) = (work.start as usize, work.end() as usize);
+            let own = match phase {
+                Phase::Prefill => start..end.min(prompt),
+                Phase::Decode if info.prefill_apart => start.max(prompt)..end,
+                Phase::Decode => start..end,
+            };
+            let first_logits = end - work.logit_rows as usize;
+            pass.push(work.id, known, own, first_logits, row);
+            row += work.logit_rows as usize;
+        }
+        pass
+    }
+
+    /// Takes in the tokens `own` of a sequence, whose logits are the plan's rows `row..` from the token
+    /// `first_logits` on.
+    fn push(
+        &mut self,
+        seq: SeqId,
+        known: &[TokenId],
+        own: Range<usize>,
+        first_logits: usize,
+        row: usize,
+    ) {
+        if own.is_empty() {
+            return;
+        }
+        for at in own.clone().filter(|&at| at >= first_logits) {
+            self.logits_at.push((self.positions.len() + at - own.start) as u32);
+            self.rows.push(row + at - first_logits);
+        }
+        self.tokens.extend_from_slice(known.get(own.clone()).unwrap_or_default());
+        self.positions.extend(own.start as u32..own.end as u32);
+        self.ranges.push(SeqRange { seq, start: own.start, len: own.len() });
+    }
+
+    fn run(&self, model: &dyn Model, cache: &mut KvCache) -> Result<Tensor, PassError> {
+        let Self { phase, tokens, positions, logits_at, .. } = self;
+        let batch = Batch { tokens, positions, logits_at, phase: *phase };
+        let logits = model.forward(&batch, &mut cache.session(&self.ranges)?)?;
+        let expected = logits_at.len() * model.info().vocab;
+        match logits.dims().iter().product() {
+            got if got == expected => Ok(logits),
+            got => Err(PassError::Logits { expected, got }),
+        }
+    }
+}
