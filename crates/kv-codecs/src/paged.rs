@@ -254,10 +254,10 @@ impl KvCodec for PagedCodec {
         let bytes = exact::head_bytes(g);
         let halves = &plan.halves;
         let write_k = |region: &mut [u8], rows: &[(usize, &[f32])]| {
-            exact::write(&*plan.k, halves, region, rows)
+            exact::write(&*plan.k, halves, region, rows);
         };
         let write_v = |region: &mut [u8], rows: &[(usize, &[f32])]| {
-            exact::write(&*plan.v, halves, region, rows)
+            exact::write(&*plan.v, halves, region, rows);
         };
         let k = Rows { x: k, pages: &mut pages.exact_k, bytes, write: &write_k };
         let v = Rows { x: v, pages: &mut pages.exact_v, bytes, write: &write_v };

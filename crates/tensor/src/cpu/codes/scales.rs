@@ -28,21 +28,22 @@ macro_rules! compiled {
 /// Steps of [`power`] that double.
 pub const OCTAVE: i32 = 24;
 
-/// `2^(i / 24)` of an octave, in two vectors.
-static ROOTS: LazyLock<[f32; 32]> = LazyLock::new(|| {
-    std::array::from_fn(|i| (f64::from(i as i32 % OCTAVE) / f64::from(OCTAVE)).exp2() as f32)
-});
-
 /// Steps of the smallest and the largest power: octaves of normal numbers.
 const STEPS: RangeInclusive<i32> = -126 * OCTAVE..=128 * OCTAVE - 1;
 
-/// `2^(step / 24)`, of the nearest step of a normal number: a root of its octave times a power of two, which
-/// is exact.
+/// Of all steps: a root of its octave times a power of two, which is exact.
+static POWERS: LazyLock<Vec<f32>> = LazyLock::new(|| {
+    let power = |step: i32| {
+        let root = (f64::from(step.rem_euclid(OCTAVE)) / f64::from(OCTAVE)).exp2() as f32;
+        root * f32::from_bits(((step.div_euclid(OCTAVE) + 127) as u32) << 23)
+    };
+    STEPS.map(power).collect()
+});
+
+/// `2^(step / 24)`, of the nearest step of a normal number.
 #[must_use]
 pub fn power(step: i32) -> f32 {
-    let step = step.clamp(*STEPS.start(), *STEPS.end());
-    let octave = f32::from_bits(((step.div_euclid(OCTAVE) + 127) as u32) << 23);
-    ROOTS[step.rem_euclid(OCTAVE) as usize] * octave
+    POWERS[(step.clamp(*STEPS.start(), *STEPS.end()) - STEPS.start()) as usize]
 }
 
 /// `out[i] = factor * power(base + codes[i])`, and 0 of code 0.
@@ -53,9 +54,10 @@ pub fn powers(level: CodeLevel, codes: &[u8], base: i32, factor: f32, out: &mut 
     assert_eq!(codes.len(), out.len(), "a code an element");
     let done = match level {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the machine has the level and the length is checked.
+        // SAFETY: the machine has the level, the length is checked, and the roots are step 0 and more.
         CodeLevel::Vbmi => unsafe {
-            super::vbmi_rows::powers(codes, &ROOTS, (base, STEPS), factor, out)
+            let roots = &POWERS[-STEPS.start() as usize..];
+            super::vbmi_rows::powers(codes, roots, (base, STEPS), factor, out)
         },
         _ => 0,
     };

@@ -158,11 +158,11 @@ unsafe fn centre_block<const R: usize>(
 /// it did.
 ///
 /// # Safety
-/// There is a code for each element of `out`.
+/// There is a code for each element of `out`, and 32 roots.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn powers(
     codes: &[u8],
-    roots: &[f32; 32],
+    roots: &[f32],
     (base, steps): (i32, RangeInclusive<i32>),
     factor: f32,
     out: &mut [f32],
