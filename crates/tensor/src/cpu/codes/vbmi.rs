@@ -147,7 +147,7 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
                         _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
                     _mm512_permutexvar_epi32(order, part_sums(acc))
                 }
-                // Two groups' rows 0 and 1 are in lanes 4 i + g, their others in 4 i + g + 1.
+                // Lane 4 i + v is part i of vector v: rows 0 and 1 of two groups, or their rows 2 and 3.
                 Pair::Halves => {
                     let order =
                         _mm512_setr_epi32(0, 4, 1, 5, 8, 12, 9, 13, 2, 6, 3, 7, 10, 14, 11, 15);
