@@ -6,9 +6,13 @@
 //! What a query reads exactly depends on its position alone: never on how its prompt was cut into
 //! steps, and never on which blocks were in the cache already.
 
-use crate::{AttnBatch, KvCodecError, KvGeometry, rows::HalfSide, side::Side};
+use crate::{
+    AttnBatch, KvCodecError, KvGeometry,
+    rows::{HalfSide, RowFormat},
+    side::{Region, Side},
+};
 use taper_base::BlockId;
-use taper_tensor::cpu::codes::add_rows;
+use taper_tensor::cpu::codes::{add_rows, dot_rows};
 
 /// Which tokens attention reads exactly instead of from their codes. Both are multiples of a
 /// block's tokens.
@@ -90,17 +94,27 @@ pub(crate) fn write(
     }
 }
 
+/// `out[i][j] = q_i . row_j` for the first `n` rows.
+pub(crate) fn dots(
+    halves: &HalfSide,
+    region: Region<'_>,
+    q: &[f32],
+    n: usize,
+    out: (&mut [f32], usize),
+) {
+    dot_rows(q, halves.rows(region, n), halves.dim(), out);
+}
+
 /// `acc[i] += sum_j p[i][j] row_j` over the first `n` rows; weights are `stride` apart, sums `width`.
 pub(crate) fn add(
     halves: &HalfSide,
-    region: &[u8],
+    region: Region<'_>,
     (p, stride): (&[f32], usize),
     n: usize,
     acc: &mut [f32],
     width: usize,
 ) {
-    let rows = halves.rows(region, n);
-    let d = rows.len() / n;
+    let (rows, d) = (halves.rows(region, n), halves.dim());
     if width == d {
         return add_rows((p, stride), rows, d, acc);
     }

@@ -14,7 +14,10 @@ use std::ops::Range;
 use taper_base::BlockId;
 use taper_tensor::{
     Tensor,
-    cpu::{Attended, codes::TILE_ROWS},
+    cpu::{
+        Attended,
+        codes::{TILE_ROWS, prefetch},
+    },
 };
 
 /// Head regions between that which is read and that which is prefetched meanwhile: one takes as long as
@@ -67,10 +70,11 @@ impl Heads for Pages<'_> {
         for head in &mut *heads {
             head.coded.state.clear(piece.len(), self.plan.v.width());
         }
+        let places = self.places(piece, kv_heads, span.clone());
         for first in span.clone().step_by(STEP_BLOCKS) {
             let blocks = first..(first + STEP_BLOCKS).min(span.end);
-            let step =
-                Step { pages: self, piece, kv_heads: kv_heads.clone(), blocks, end: span.end };
+            let places = &places[(first - span.start) * heads.len()..];
+            let step = Step { pages: self, piece, blocks, places };
             step.score(heads, coded);
             for head in &mut *heads {
                 step.soften(&mut head.coded);
@@ -88,31 +92,62 @@ impl Heads for Pages<'_> {
     }
 }
 
+impl Pages<'_> {
+    /// Where head regions are, in the order in which they are read.
+    fn places(&self, piece: &Piece<'_>, kv_heads: Range<usize>, span: Range<usize>) -> Vec<Place> {
+        let g = self.geometry;
+        let mut places = Vec::with_capacity(span.len() * kv_heads.len());
+        for index in span {
+            let exact = piece.exact(index, g.block_tokens);
+            let at = |block: BlockId, head: usize| block.0 as usize * g.kv_heads + head;
+            places.extend(kv_heads.clone().map(|head| match exact {
+                Some(block) => Place::Exact(at(block, head)),
+                None => Place::Coded(at(piece.seq.blocks[index], head)),
+            }));
+        }
+        places
+    }
+}
+
 /// Blocks whose scores are softened together.
 struct Step<'a> {
     pages: &'a Pages<'a>,
     piece: &'a Piece<'a>,
-    kv_heads: Range<usize>,
     blocks: Range<usize>,
-    /// Blocks of the span end here.
-    end: usize,
+    /// Where the head regions of these blocks and of the span's others after them are.
+    places: &'a [Place],
+}
+
+/// Where a head region is.
+#[derive(Clone, Copy)]
+enum Place {
+    Coded(usize),
+    Exact(usize),
 }
 
 /// A head's part of a block.
 struct Part {
     /// Its tokens, counted from the step's first.
     tokens: Range<usize>,
-    /// Which head region has its codes, and which one is read some time after it.
-    coded: usize,
-    next: Option<usize>,
-    /// Which one has it exactly, if it is read so.
-    exact: Option<usize>,
+    here: Place,
+    /// What is read some time after it.
+    next: Option<Place>,
 }
 
 impl Part {
-    fn region<'a>(&self, pages: (&'a [u8], usize)) -> Region<'a> {
-        let next = self.next.map(|next| region(pages, next));
-        Region { here: region(pages, self.coded), next }
+    /// Its region in the pages of codes and of exact rows. What comes next is prefetched while this
+    /// is read if it is of the same kind, else now.
+    fn region<'a>(&self, coded: (&'a [u8], usize), exact: (&'a [u8], usize)) -> Region<'a> {
+        let at = |place| match place {
+            Place::Coded(index) => region(coded, index),
+            Place::Exact(index) => region(exact, index),
+        };
+        let (here, next) = (at(self.here), self.next.map(at));
+        if next.is_some_and(|next| next.len() != here.len()) {
+            next.into_iter().for_each(prefetch);
+            return Region { here, next: None };
+        }
+        Region { here, next }
     }
 
     /// Rows of its region, whole tiles.
@@ -129,21 +164,13 @@ impl Step<'_> {
         self.blocks.start * size..(self.blocks.end * size).min(self.piece.seq.kv_len)
     }
 
-    /// The part of the `i`th head, in the order in which they stand.
-    fn part(&self, index: usize, i: usize) -> Part {
-        let KvGeometry { kv_heads, block_tokens: size, .. } = self.pages.geometry;
-        let at = |block: BlockId, i: usize| block.0 as usize * kv_heads + self.kv_heads.start + i;
-        let here = self.piece.seq.blocks[index];
-        let (blocks, head) = ((i + AHEAD) / self.kv_heads.len(), (i + AHEAD) % self.kv_heads.len());
-        let after = self.piece.seq.blocks[..self.end].get(index + blocks);
-        let next = after.map(|&block| at(block, head));
-        let first = (index - self.blocks.start) * size;
-        Part {
-            tokens: first..(first + size).min(self.tokens().len()),
-            coded: at(here, i),
-            next,
-            exact: self.piece.exact(index, size).map(|block| at(block, i)),
-        }
+    /// The part of the `i`th of some heads.
+    fn part(&self, index: usize, i: usize, heads: usize) -> Part {
+        let size = self.pages.geometry.block_tokens;
+        let block = index - self.blocks.start;
+        let tokens = block * size..((block + 1) * size).min(self.tokens().len());
+        let at = block * heads + i;
+        Part { tokens, here: self.places[at], next: self.places.get(at + AHEAD).copied() }
     }
 
     /// Scores of a row, whole tiles of them.
@@ -152,21 +179,19 @@ impl Step<'_> {
     }
 
     fn score(&self, heads: &mut [HeadScratch], scratch: &mut CodedScratch) {
-        let (pages, width) = (self.pages, self.width());
+        let (pages, width, count) = (self.pages, self.width(), heads.len());
         for index in self.blocks.clone() {
             for (i, head) in heads.iter_mut().enumerate() {
-                let part = self.part(index, i);
+                let part = self.part(index, i, count);
                 let CodedHead { q, scores, .. } = &mut head.coded;
                 let n = part.rows();
                 scores.resize(self.piece.len() * width, 0.0);
                 let scores = (&mut scores[part.tokens.start..], width);
-                match part.exact {
-                    Some(at) => {
-                        let k = region(pages.exact_k, at);
-                        pages.plan.halves.exact_dots(k, &q.floats, n, scores);
-                    }
-                    None => {
-                        let (k, products) = (part.region(pages.k), &mut scratch.products);
+                let k = part.region(pages.k, pages.exact_k);
+                match part.here {
+                    Place::Exact(_) => exact::dots(&pages.plan.halves, k, &q.floats, n, scores),
+                    Place::Coded(_) => {
+                        let products = &mut scratch.products;
                         pages.plan.k.scores(k, q, n, pages.precision, products, scores);
                     }
                 }
@@ -184,21 +209,21 @@ impl Step<'_> {
     }
 
     fn add(&self, heads: &mut [HeadScratch], scratch: &mut CodedScratch) {
-        let (pages, plan, width) = (self.pages, self.pages.plan, self.width());
+        let (pages, plan) = (self.pages, self.pages.plan);
+        let (width, count) = (self.width(), heads.len());
         for index in self.blocks.clone() {
             for (i, head) in heads.iter_mut().enumerate() {
-                let part = self.part(index, i);
+                let part = self.part(index, i, count);
                 let CodedHead { state, scores, .. } = &mut head.coded;
                 let (n, sums) = (part.rows(), state.sums());
                 let weights = (&scores[part.tokens.start..], width);
-                match part.exact {
-                    Some(at) => {
-                        let v = region(pages.exact_v, at);
+                let v = part.region(pages.v, pages.exact_v);
+                match part.here {
+                    Place::Exact(_) => {
                         exact::add(&plan.halves, v, weights, n, sums, plan.v.width());
                     }
-                    None => {
-                        let (v, products) = (part.region(pages.v), &mut scratch.products);
-                        plan.v.add(v, weights, n, pages.precision, products, sums);
+                    Place::Coded(_) => {
+                        plan.v.add(v, weights, n, pages.precision, &mut scratch.products, sums);
                     }
                 }
             }

@@ -115,37 +115,79 @@ fn by_block(
     Ok(blocks)
 }
 
-/// Writes rows into head regions of `bytes` bytes: `write(region, [(offset, row)])`.
-fn encode_side(
+/// Writes rows at their offsets in a head region.
+type Write<'a> = dyn Fn(&mut [u8], &[(usize, &[f32])]) + Sync + 'a;
+
+/// Rows of one side, and the head regions of `bytes` bytes that they go to.
+struct Rows<'a> {
+    x: &'a Tensor,
+    pages: &'a mut AlignedBytes,
+    bytes: usize,
+    write: &'a Write<'a>,
+}
+
+/// A head region, and what is written there.
+struct Task<'a> {
+    region: &'a mut [u8],
+    head: usize,
+    rows: &'a [(usize, usize)],
+    x: &'a [f32],
+    write: &'a Write<'a>,
+}
+
+/// Writes rows of keys and values, all head regions at the same time.
+fn encode(
     g: KvGeometry,
-    (x, slots): (&Tensor, impl ExactSizeIterator<Item = Option<usize>>),
-    (pages, bytes): (&mut AlignedBytes, usize),
-    write: impl Fn(&mut [u8], &[(usize, &[f32])]) + Sync,
+    slots: impl ExactSizeIterator<Item = Option<usize>> + Clone,
+    [k, v]: [Rows<'_>; 2],
 ) -> Result<(), KvCodecError> {
-    if *x.dims() != [slots.len(), g.kv_heads, g.head_dim] {
-        let expected = "k and v [slots, kv_heads, head_dim]";
-        return Err(KvCodecError::Shape { expected, got: x.dims().to_vec() });
+    for side in [&k, &v] {
+        if *side.x.dims() != [slots.len(), g.kv_heads, g.head_dim] {
+            let expected = "k and v [slots, kv_heads, head_dim]";
+            return Err(KvCodecError::Shape { expected, got: side.x.dims().to_vec() });
+        }
     }
-    let blocks = by_block(g, slots, pages.len() / (bytes * g.kv_heads) * g.block_tokens)?;
-    let mut tasks = Vec::new();
+    let limit = |side: &Rows<'_>| side.pages.len() / (side.bytes * g.kv_heads) * g.block_tokens;
+    let blocks = by_block(g, slots, limit(&k).min(limit(&v)))?;
+    let done = ops::with_host_f32(k.x, |k_rows| {
+        ops::with_host_f32(v.x, |v_rows| {
+            let mut all = tasks(g, &blocks, (k.pages, k.bytes), k_rows, k.write);
+            all.extend(tasks(g, &blocks, (v.pages, v.bytes), v_rows, v.write));
+            pool::for_each(&mut all, |_, task| task.run(g));
+        })
+    })?;
+    Ok(done?)
+}
+
+/// One task for each head region that some rows go to.
+fn tasks<'a>(
+    g: KvGeometry,
+    blocks: &'a [BlockRows],
+    (pages, bytes): (&'a mut AlignedBytes, usize),
+    x: &'a [f32],
+    write: &'a Write<'a>,
+) -> Vec<Task<'a>> {
+    let mut tasks = Vec::with_capacity(2 * blocks.len() * g.kv_heads);
     let (mut rest, mut first) = (pages.as_mut_slice(), 0);
-    for (block, rows) in &blocks {
+    for (block, rows) in blocks {
         let (_, from) = rest.split_at_mut((block * g.kv_heads - first) * bytes);
         let (regions, after) = from.split_at_mut(g.kv_heads * bytes);
         let heads = regions.chunks_exact_mut(bytes).enumerate();
-        tasks.extend(heads.map(|(head, region)| (head, region, rows)));
+        tasks.extend(heads.map(|(head, region)| Task { region, head, rows, x, write }));
         (rest, first) = (after, (block + 1) * g.kv_heads);
     }
-    ops::with_host_f32(x, |x| {
-        pool::for_each(&mut tasks, |_, (head, region, rows)| {
-            let own = |&(row, offset): &(usize, usize)| {
-                let at = (row * g.kv_heads + *head) * g.head_dim;
-                (offset, &x[at..at + g.head_dim])
-            };
-            write(region, &rows.iter().map(own).collect::<Vec<_>>());
-        });
-    })?;
-    Ok(())
+    tasks
+}
+
+impl Task<'_> {
+    fn run(&mut self, g: KvGeometry) {
+        let own = |&(row, offset): &(usize, usize)| {
+            let at = (row * g.kv_heads + self.head) * g.head_dim;
+            (offset, &self.x[at..at + g.head_dim])
+        };
+        let rows: Vec<_> = self.rows.iter().map(own).collect();
+        (self.write)(self.region, &rows);
+    }
 }
 
 /// Reads rows of head regions of `bytes` bytes: `read(region, offset, row)`.
@@ -188,10 +230,11 @@ impl KvCodec for PagedCodec {
     ) -> Result<(), KvCodecError> {
         let plan = self.plan(g)?;
         let (kb, vb) = (self.scheme.k.head_bytes(g), self.scheme.v.head_bytes(g));
-        let slots = slots.iter().copied().map(Some);
-        let k_rows = (k, slots.clone());
-        encode_side(g, k_rows, (&mut pages.k, kb), |region, rows| plan.k.write(region, rows))?;
-        encode_side(g, (v, slots), (&mut pages.v, vb), |region, rows| plan.v.write(region, rows))
+        let write_k = |region: &mut [u8], rows: &[(usize, &[f32])]| plan.k.write(region, rows);
+        let write_v = |region: &mut [u8], rows: &[(usize, &[f32])]| plan.v.write(region, rows);
+        let k = Rows { x: k, pages: &mut pages.k, bytes: kb, write: &write_k };
+        let v = Rows { x: v, pages: &mut pages.v, bytes: vb, write: &write_v };
+        encode(g, slots.iter().copied().map(Some), [k, v])
     }
 
     fn exact_block_bytes(&self, g: KvGeometry) -> Option<BlockBytes> {
@@ -208,16 +251,17 @@ impl KvCodec for PagedCodec {
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
         let plan = self.plan(g)?;
-        let slots = slots.iter().copied();
         let bytes = exact::head_bytes(g);
-        let k_pages = (&mut pages.exact_k, bytes);
-        encode_side(g, (k, slots.clone()), k_pages, |region, rows| {
-            exact::write(&*plan.k, &plan.halves, region, rows);
-        })?;
-        let v_pages = (&mut pages.exact_v, bytes);
-        encode_side(g, (v, slots), v_pages, |region, rows| {
-            exact::write(&*plan.v, &plan.halves, region, rows);
-        })
+        let halves = &plan.halves;
+        let write_k = |region: &mut [u8], rows: &[(usize, &[f32])]| {
+            exact::write(&*plan.k, halves, region, rows);
+        };
+        let write_v = |region: &mut [u8], rows: &[(usize, &[f32])]| {
+            exact::write(&*plan.v, halves, region, rows);
+        };
+        let k = Rows { x: k, pages: &mut pages.exact_k, bytes, write: &write_k };
+        let v = Rows { x: v, pages: &mut pages.exact_v, bytes, write: &write_v };
+        encode(g, slots.iter().copied(), [k, v])
     }
 
     fn decode(

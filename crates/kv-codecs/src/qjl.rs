@@ -16,7 +16,7 @@ use crate::{
 };
 use taper_tensor::cpu::{
     Floats,
-    codes::{Codes, add_rows, dot_rows},
+    codes::{Codes, DenseRows, add_rows, dot_rows},
 };
 
 /// A sketch `S` of `d x d`.
@@ -235,7 +235,7 @@ impl RowFormat for QjlSide {
     ) {
         self.rotated(rows.here, &mut scratch.floats);
         let n = rows.here.len() / self.row_bytes();
-        dot_rows(&q.floats, Floats::F32(&scratch.floats), self.d, (out, n));
+        dot_rows(&q.floats, DenseRows::last(Floats::F32(&scratch.floats)), self.d, (out, n));
     }
 
     fn add_weighted(
@@ -248,7 +248,7 @@ impl RowFormat for QjlSide {
     ) {
         self.rotated(rows.here, &mut scratch.floats);
         let n = rows.here.len() / self.row_bytes();
-        add_rows((p, n), Floats::F32(&scratch.floats), self.d, acc);
+        add_rows((p, n), DenseRows::last(Floats::F32(&scratch.floats)), self.d, acc);
     }
 
     fn rotate(&self, rows: &mut [f32]) {

@@ -6,12 +6,12 @@
 
 use crate::{
     KvGeometry,
-    side::{Precision, Products, Queries, Region, Side, Stays, half_at, padded_tokens, put_half},
+    side::{Precision, Products, Queries, Region, Side, Stays, half_at, padded_tokens, put_halves},
 };
 use std::fmt;
 use taper_tensor::cpu::{
     Floats,
-    codes::{Codes, add_rows, dot_rows, prefetch},
+    codes::{Codes, DenseRows, add_rows, dot_rows},
 };
 
 /// How such a row is stored, and the products of some of them: see [`Side`].
@@ -152,13 +152,15 @@ impl HalfSide {
     }
 
     /// The first `n` rows.
-    pub(crate) fn rows<'a>(&self, region: &'a [u8], n: usize) -> Floats<'a> {
-        Floats::F16(bytemuck::cast_slice(&region[..n * self.d * 2]))
+    pub(crate) fn rows<'a>(&self, region: Region<'a>, n: usize) -> DenseRows<'a> {
+        self.floats(first(self, region, n))
     }
 
-    /// `out[i][j] = q_i . row_j` for the first `n` rows.
-    pub(crate) fn exact_dots(&self, region: &[u8], q: &[f32], n: usize, out: (&mut [f32], usize)) {
-        dot_rows(q, self.rows(region, n), self.d, out);
+    /// Rows, and those that are read next if they are stored alike.
+    fn floats<'a>(&self, rows: Codes<'a>) -> DenseRows<'a> {
+        let floats = |bytes| Floats::F16(bytemuck::cast_slice(bytes));
+        let next = rows.next.and_then(|next| next.get(..rows.here.len()));
+        DenseRows { here: floats(rows.here), next: next.map(floats) }
     }
 }
 
@@ -172,9 +174,7 @@ impl RowFormat for HalfSide {
     }
 
     fn put(&self, row: &[f32], out: &mut [u8]) {
-        for (i, &x) in row.iter().enumerate() {
-            put_half(out, 2 * i, x);
-        }
+        put_halves(out, row);
     }
 
     fn get(&self, row: &[u8], out: &mut [f32]) {
@@ -184,9 +184,8 @@ impl RowFormat for HalfSide {
     }
 
     fn dots(&self, rows: Codes<'_>, q: &Queries, _: Precision, _: &mut Products, out: &mut [f32]) {
-        prefetch_next(rows);
         let n = rows.here.len() / self.row_bytes();
-        dot_rows(&q.floats, Floats::F16(bytemuck::cast_slice(rows.here)), self.d, (out, n));
+        dot_rows(&q.floats, self.floats(rows), self.d, (out, n));
     }
 
     fn add_weighted(
@@ -197,15 +196,7 @@ impl RowFormat for HalfSide {
         _: &mut Products,
         acc: &mut [f32],
     ) {
-        prefetch_next(rows);
         let n = rows.here.len() / self.row_bytes();
-        add_rows((p, n), Floats::F16(bytemuck::cast_slice(rows.here)), self.d, acc);
-    }
-}
-
-/// Brings the rows of the next region nearer: they are apart from these.
-fn prefetch_next(rows: Codes<'_>) {
-    if let Some(next) = rows.next.and_then(|next| next.get(..rows.here.len())) {
-        prefetch(next);
+        add_rows((p, n), self.floats(rows), self.d, acc);
     }
 }

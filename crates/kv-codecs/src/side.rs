@@ -2,7 +2,7 @@
 //! that attention needs of them.
 
 use crate::KvGeometry;
-use half::f16;
+use half::{f16, slice::HalfFloatSliceExt};
 use std::fmt;
 use taper_tensor::{
     AlignedBytes,
@@ -173,8 +173,24 @@ pub(crate) fn half_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
+/// The largest half.
+const MOST: f32 = 65_504.0;
+
 /// Writes a half at a byte offset; what is too large becomes the largest.
 pub(crate) fn put_half(bytes: &mut [u8], at: usize, x: f32) {
-    let x = f16::from_f32(x.clamp(-65_504.0, 65_504.0));
+    let x = f16::from_f32(x.clamp(-MOST, MOST));
     bytes[at..at + 2].copy_from_slice(&x.to_le_bytes());
+}
+
+/// Writes halves one after the other, likewise.
+pub(crate) fn put_halves(bytes: &mut [u8], row: &[f32]) {
+    const SOME: usize = 64;
+    for (bytes, row) in bytes.chunks_mut(2 * SOME).zip(row.chunks(SOME)) {
+        let (mut floats, mut halves) = ([0.0; SOME], [f16::ZERO; SOME]);
+        floats.iter_mut().zip(row).for_each(|(f, x)| *f = x.clamp(-MOST, MOST));
+        halves.convert_from_f32_slice(&floats);
+        for (bytes, half) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(&halves[..row.len()]) {
+            *bytes = half.to_le_bytes();
+        }
+    }
 }

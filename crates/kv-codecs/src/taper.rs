@@ -22,18 +22,21 @@ mod kept;
 use crate::{
     KvCodecError, KvGeometry, Rotation, TrellisCode,
     polar::standard_rotation,
-    side::{Precision, Products, Queries, Region, Side, Stays, half_at, padded_tokens, put_half},
+    side::{
+        Precision, Products, Queries, Region, Side, Stays, half_at, padded_tokens, put_half,
+        put_halves,
+    },
     tiles::{Layout, TileMath},
     trellis::Walk,
 };
-use std::sync::LazyLock;
 use taper_tensor::cpu::{
     Floats,
-    codes::{CodeLevel, RING, add_offsets, add_rows, dot_rows, halves, look_up, unpack_centre},
+    codes::{
+        CodeLevel, DenseRows, OCTAVE, RING, add_offsets, add_rows, centre_dots, dot_rows, halves,
+        power, powers, unpack_centre,
+    },
 };
 
-/// Steps of an octave of a scale.
-const STEPS: f32 = 24.0;
 /// Where the first scale of a block lies among 1..=255: rows much smaller are likelier than rows
 /// much larger.
 const FIRST: i32 = 192;
@@ -105,7 +108,7 @@ impl TaperSide {
 
     /// Stores a scale.
     fn put_gamma(&self, region: &mut [u8], offset: usize, gamma: f32) {
-        let position = (gamma.log2() * STEPS).round();
+        let position = (gamma.log2() * OCTAVE as f32).round();
         let position = position.is_finite().then_some(position as i32 + 128);
         self.put_position(region, offset, position);
     }
@@ -141,22 +144,27 @@ impl TaperSide {
     }
 
     fn gamma(&self, region: &[u8], offset: usize) -> f32 {
-        let power = |position| ((position - 128) as f32 / STEPS).exp2();
-        self.position(region, offset).map_or(0.0, power)
+        self.position(region, offset).map_or(0.0, |position| power(position - 128))
     }
 
     /// Of the first `n` rows, times the table's step.
-    fn gammas(&self, region: &[u8], n: usize, out: &mut Vec<f32>) {
-        let first = ((self.base(region) - 128) as f32 / STEPS).exp2() * self.code.step();
+    fn gammas(&self, region: &[u8], n: usize, level: CodeLevel, out: &mut Vec<f32>) {
+        let codes = &region[self.scales_at()..][..n];
         out.resize(n, 0.0);
-        look_up(&region[self.scales_at()..][..n], &POWERS, first, out);
+        powers(level, codes, self.base(region) - 128, self.code.step(), out);
     }
 
     /// The centre of a mature block.
     fn centre(&self, region: &[u8], out: &mut Vec<f32>) {
-        let at = self.centre_at();
+        let (bytes, factor) = self.stored_centre(region);
         out.resize(self.d, 0.0);
-        unpack_centre(CodeLevel::detect(), &region[at + 4..], half_at(region, at + 2), out);
+        unpack_centre(CodeLevel::detect(), bytes, factor, out);
+    }
+
+    /// Its codes, and what they are multiplied by.
+    fn stored_centre<'a>(&self, region: &'a [u8]) -> (&'a [u8], f32) {
+        let at = self.centre_at();
+        (&region[at + 4..], half_at(region, at + 2))
     }
 
     fn set_centre(&self, region: &mut [u8], centre: &[f32]) {
@@ -224,16 +232,12 @@ impl TaperSide {
         }
     }
 
-    fn young_rows<'a>(&self, region: &[u8], n: usize, out: &'a mut Vec<f32>) -> Floats<'a> {
+    fn young_rows<'a>(&self, region: &[u8], n: usize, out: &'a mut Vec<f32>) -> DenseRows<'a> {
         out.resize(n * self.d, 0.0);
         halves(CodeLevel::detect(), region, 1.0, out);
-        Floats::F32(out)
+        DenseRows::last(Floats::F32(out))
     }
 }
-
-/// `2^(code / 24)`, and 0 of code 0.
-static POWERS: LazyLock<[f32; 256]> =
-    LazyLock::new(|| std::array::from_fn(|i| if i == 0 { 0.0 } else { (i as f32 / STEPS).exp2() }));
 
 /// The mean of some rows, shrunk by what its length owes to their scatter.
 fn shrunk_mean(rows: &[f32], d: usize) -> Vec<f32> {
@@ -267,9 +271,7 @@ impl Side for TaperSide {
             }
             if self.is_young(region) {
                 if offset < self.young {
-                    for (i, &x) in x.iter().enumerate() {
-                        put_half(region, 2 * (offset * self.d + i), x);
-                    }
+                    put_halves(&mut region[2 * offset * self.d..], &x);
                     continue;
                 }
                 self.mature(region);
@@ -328,13 +330,14 @@ impl Side for TaperSide {
             dot_rows(&q.floats, keys, d, (out, stride));
             return;
         }
-        self.gammas(region.here, n, &mut scratch.gamma);
+        self.gammas(region.here, n, precision.level, &mut scratch.gamma);
         let Products { gamma, tiles, floats, scales: offsets, .. } = scratch;
         self.math.scores(region, gamma, q, precision, tiles, (&mut *out, stride));
         if self.centred {
-            self.centre(region.here, floats);
+            let (bytes, factor) = self.stored_centre(region.here);
+            floats.resize(d, 0.0);
             offsets.resize(q.floats.len() / d, 0.0);
-            dot_rows(&q.floats, Floats::F32(floats), d, (offsets, 1));
+            centre_dots(precision.level, bytes, factor, &q.floats, floats, offsets);
             add_offsets(precision.level, out, stride, n, offsets);
         }
     }
@@ -356,7 +359,7 @@ impl Side for TaperSide {
             }
             return;
         }
-        self.gammas(region.here, n, &mut scratch.gamma);
+        self.gammas(region.here, n, precision.level, &mut scratch.gamma);
         self.math.add(region, (p, stride), precision, scratch, acc);
         if self.centred {
             self.centre(region.here, &mut scratch.floats);

@@ -167,11 +167,10 @@ impl TileMath {
     ) {
         let Products { tiles, gamma, weights, scales, .. } = scratch;
         let n = gamma.len();
-        weights.resize(acc.len() / (self.layout.rings * RING) * n, 0);
-        scales.clear();
-        for (p, w) in p.chunks(stride).zip(weights.chunks_exact_mut(n)) {
-            scales.push(weigh(precision.level, &p[..n], gamma, precision.sparse_v, w));
-        }
+        let rows = acc.len() / (self.layout.rings * RING);
+        weights.resize(rows * n, 0);
+        scales.resize(rows, 0.0);
+        weigh(precision.level, (p, stride), gamma, precision.sparse_v, weights, scales);
         if scales.iter().all(|&s| s == 0.0) {
             return;
         }

@@ -145,7 +145,7 @@ impl Attended {
                 kernels::soft_cap(level, live.as_mut_ptr(), live.len(), cap);
             }
             let max = self.max[row].max(kernels::row_max(level, live.as_ptr(), live.len()));
-            let shrink = (self.max[row] - max).exp();
+            let shrink = if self.max[row] == max { 1.0 } else { (self.max[row] - max).exp() };
             let sum = kernels::exp_shift(level, live.as_mut_ptr(), live.len(), max);
             self.sum[row] = self.sum[row] * shrink + sum;
             if shrink != 1.0 {
@@ -394,7 +394,8 @@ fn add_weighted(
     }
 }
 
-fn stored<E>(x: &[E], rows: usize, stride: usize, next: Option<&[E]>) -> Rows<E> {
+/// Rows where they lie, and as many that will be read next.
+pub(super) fn stored<E>(x: &[E], rows: usize, stride: usize, next: Option<&[E]>) -> Rows<E> {
     Rows {
         next: next.map_or(std::ptr::null(), <[E]>::as_ptr),
         ..Rows::new(x.as_ptr(), rows, stride)

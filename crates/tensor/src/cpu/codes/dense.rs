@@ -2,8 +2,31 @@
 
 use crate::cpu::{
     Floats, Level,
+    flash::stored,
     kernels::{self, Rows, RowsMut},
 };
+
+/// Rows, and where as many lie that will be read soon: they are prefetched while these are read.
+#[derive(Debug, Clone, Copy)]
+pub struct DenseRows<'a> {
+    /// The rows.
+    pub here: Floats<'a>,
+    /// The others, of the same type.
+    pub next: Option<Floats<'a>>,
+}
+
+impl<'a> DenseRows<'a> {
+    /// Rows after which nothing is known.
+    #[must_use]
+    pub fn last(here: Floats<'a>) -> Self {
+        Self { here, next: None }
+    }
+
+    /// What is read next, if it is as much.
+    fn next(self) -> Option<Floats<'a>> {
+        self.next.filter(|next| next.len() == self.here.len())
+    }
+}
 
 /// `out[i][j] = q[i] . k[j]`; the rows of `out` are a stride apart.
 ///
@@ -12,9 +35,9 @@ use crate::cpu::{
 ///
 /// # Panics
 /// When the lengths differ from these.
-pub fn dot_rows(q: &[f32], k: Floats<'_>, d: usize, (out, stride): (&mut [f32], usize)) {
-    let (rows, n) = (q.len() / d, k.len() / d);
-    assert!(q.len() == rows * d && k.len() == n * d, "shapes");
+pub fn dot_rows(q: &[f32], k: DenseRows<'_>, d: usize, (out, stride): (&mut [f32], usize)) {
+    let (rows, n) = (q.len() / d, k.here.len() / d);
+    assert!(q.len() == rows * d && k.here.len() == n * d, "shapes");
     if rows == 0 || n == 0 {
         return;
     }
@@ -24,15 +47,17 @@ pub fn dot_rows(q: &[f32], k: Floats<'_>, d: usize, (out, stride): (&mut [f32], 
     let out = RowsMut { ptr: out.as_mut_ptr(), stride };
     // SAFETY: the lengths are checked.
     unsafe {
-        match k {
+        match k.here {
             Floats::F32(k) => {
                 kernels::dot_block(level, q, Rows::new(k.as_ptr(), n, d), d, out);
             }
-            Floats::F16(k) => {
-                kernels::dot_block_f16(level, q, Rows::new(k.as_ptr(), n, d), d, out);
+            Floats::F16(here) => {
+                let k = stored(here, n, d, k.next().and_then(Floats::as_f16));
+                kernels::dot_block_f16(level, q, k, d, out);
             }
-            Floats::Bf16(k) => {
-                kernels::dot_block_bf16(level, q, Rows::new(k.as_ptr(), n, d), d, out);
+            Floats::Bf16(here) => {
+                let k = stored(here, n, d, k.next().and_then(Floats::as_bf16));
+                kernels::dot_block_bf16(level, q, k, d, out);
             }
         }
     }
@@ -45,9 +70,9 @@ pub fn dot_rows(q: &[f32], k: Floats<'_>, d: usize, (out, stride): (&mut [f32], 
 ///
 /// # Panics
 /// When the lengths differ from these.
-pub fn add_rows((p, stride): (&[f32], usize), v: Floats<'_>, d: usize, acc: &mut [f32]) {
-    let (rows, n) = (acc.len() / d, v.len() / d);
-    assert!(acc.len() == rows * d && v.len() == n * d, "shapes");
+pub fn add_rows((p, stride): (&[f32], usize), v: DenseRows<'_>, d: usize, acc: &mut [f32]) {
+    let (rows, n) = (acc.len() / d, v.here.len() / d);
+    assert!(acc.len() == rows * d && v.here.len() == n * d, "shapes");
     if rows == 0 || n == 0 {
         return;
     }
@@ -57,15 +82,17 @@ pub fn add_rows((p, stride): (&[f32], usize), v: Floats<'_>, d: usize, acc: &mut
     let acc = RowsMut { ptr: acc.as_mut_ptr(), stride: d };
     // SAFETY: the lengths are checked.
     unsafe {
-        match v {
+        match v.here {
             Floats::F32(v) => {
                 kernels::weighted_rows(level, p, Rows::new(v.as_ptr(), n, d), d, acc);
             }
-            Floats::F16(v) => {
-                kernels::weighted_rows_f16(level, p, Rows::new(v.as_ptr(), n, d), d, acc);
+            Floats::F16(here) => {
+                let v = stored(here, n, d, v.next().and_then(Floats::as_f16));
+                kernels::weighted_rows_f16(level, p, v, d, acc);
             }
-            Floats::Bf16(v) => {
-                kernels::weighted_rows_bf16(level, p, Rows::new(v.as_ptr(), n, d), d, acc);
+            Floats::Bf16(here) => {
+                let v = stored(here, n, d, v.next().and_then(Floats::as_bf16));
+                kernels::weighted_rows_bf16(level, p, v, d, acc);
             }
         }
     }

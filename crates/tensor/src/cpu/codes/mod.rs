@@ -47,8 +47,10 @@ mod wide;
 mod windows;
 
 pub use affine::{Affine, AffineQueries, AffineScales, AffineWeights};
-pub use dense::{add_rows, dot_rows};
-pub use scales::{add_offsets, halves, intervals, look_up, sylvester, unpack_centre};
+pub use dense::{DenseRows, add_rows, dot_rows};
+pub use scales::{
+    OCTAVE, add_offsets, centre_dots, halves, intervals, power, powers, sylvester, unpack_centre,
+};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};
@@ -147,19 +149,10 @@ impl CodeLevel {
     }
 }
 
-/// A ring of query codes for tiles whose rows lie in halves.
-#[cfg(target_arch = "x86_64")]
-#[derive(Debug, Clone, Copy)]
-#[repr(align(64))]
-struct Turned(#[expect(dead_code, reason = "read by vectors")] [u64; 8]);
-
 /// Query rows rounded to int8: `x = scale * code`, with `code` in -127..=127.
 #[derive(Debug, Default, Clone)]
 pub struct Int8Queries {
     codes: Vec<i8>,
-    /// Each ring's halves, four times each.
-    #[cfg(target_arch = "x86_64")]
-    turned: Vec<Turned>,
     scales: Vec<f32>,
     /// 128 times the sum of a row's codes: what the offset of the bytes adds.
     offsets: Vec<i32>,
@@ -181,15 +174,6 @@ impl Int8Queries {
             let (scale, sum) = scales::round_row(CodeLevel::detect(), row, codes);
             self.scales.push(scale);
             self.offsets.push(128 * sum);
-        }
-        #[cfg(target_arch = "x86_64")]
-        {
-            self.turned.clear();
-            for ring in self.codes.as_chunks::<RING>().0 {
-                let ring = u128::from_le_bytes(ring.map(|c| c as u8));
-                let (low, high) = (ring as u64, (ring >> 64) as u64);
-                self.turned.push(Turned([low, low, low, low, high, high, high, high]));
-            }
         }
     }
 

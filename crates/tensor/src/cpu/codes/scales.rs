@@ -1,7 +1,9 @@
 //! Scales and centres of coded rows, as they are stored.
 
-use super::CodeLevel;
+use super::{CodeLevel, DenseRows, dot_rows};
+use crate::cpu::Floats;
 use half::f16;
+use std::{ops::RangeInclusive, sync::LazyLock};
 
 /// Makes `name(level, args...)` that runs `body`, compiled for the level.
 macro_rules! compiled {
@@ -23,10 +25,44 @@ macro_rules! compiled {
     };
 }
 
-/// `out[i] = factor * table[codes[i]]`; one by one, which is faster than to gather.
-pub fn look_up(codes: &[u8], table: &[f32; 256], factor: f32, out: &mut [f32]) {
-    for (o, &c) in out.iter_mut().zip(codes) {
-        *o = table[usize::from(c)] * factor;
+/// Steps of [`power`] that double.
+pub const OCTAVE: i32 = 24;
+
+/// Steps of the smallest and the largest power: octaves of normal numbers.
+const STEPS: RangeInclusive<i32> = -126 * OCTAVE..=128 * OCTAVE - 1;
+
+/// Of all steps: a root of its octave times a power of two, which is exact.
+static POWERS: LazyLock<Vec<f32>> = LazyLock::new(|| {
+    let power = |step: i32| {
+        let root = (f64::from(step.rem_euclid(OCTAVE)) / f64::from(OCTAVE)).exp2() as f32;
+        root * f32::from_bits(((step.div_euclid(OCTAVE) + 127) as u32) << 23)
+    };
+    STEPS.map(power).collect()
+});
+
+/// `2^(step / 24)`, of the nearest step of a normal number.
+#[must_use]
+pub fn power(step: i32) -> f32 {
+    POWERS[(step.clamp(*STEPS.start(), *STEPS.end()) - STEPS.start()) as usize]
+}
+
+/// `out[i] = factor * power(base + codes[i])`, and 0 of code 0.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn powers(level: CodeLevel, codes: &[u8], base: i32, factor: f32, out: &mut [f32]) {
+    assert_eq!(codes.len(), out.len(), "a code an element");
+    let done = match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level, the length is checked, and the roots are step 0 and more.
+        CodeLevel::Vbmi => unsafe {
+            let roots = &POWERS[-STEPS.start() as usize..];
+            super::vbmi_rows::powers(codes, roots, (base, STEPS), factor, out)
+        },
+        _ => 0,
+    };
+    for (o, &c) in out.iter_mut().zip(codes).skip(done) {
+        *o = if c == 0 { 0.0 } else { power(base + i32::from(c)) * factor };
     }
 }
 
@@ -135,6 +171,34 @@ pub fn unpack_centre(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32
         let word = u64::from_le_bytes(word);
         for (i, o) in out.iter_mut().enumerate() {
             *o = ((word >> (7 * i) & 127) as i32 - 63) as f32 * factor;
+        }
+    }
+}
+
+/// `offsets[i] = q_i . c` of a centre `c` as [`unpack_centre`] reads it. `centre` is room for it, a row
+/// of `q`.
+///
+/// # Panics
+/// When there are too few bytes, or `q` has not a row for each offset.
+pub fn centre_dots(
+    level: CodeLevel,
+    bytes: &[u8],
+    factor: f32,
+    q: &[f32],
+    centre: &mut [f32],
+    offsets: &mut [f32],
+) {
+    let d = centre.len();
+    assert!(bytes.len() >= (7 * d).div_ceil(8) && q.len() == offsets.len() * d, "lengths");
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the machine has the level, lengths are checked, and vectors are whole.
+        CodeLevel::Vbmi if d.is_multiple_of(64) => unsafe {
+            super::vbmi_rows::centre_dots(bytes, factor, q, d, offsets);
+        },
+        _ => {
+            unpack_centre(level, bytes, factor, centre);
+            dot_rows(q, DenseRows::last(Floats::F32(centre)), d, (offsets, 1));
         }
     }
 }

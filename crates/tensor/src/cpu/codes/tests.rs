@@ -1,6 +1,7 @@
 //! Every level against the definition, and the definition against plain sums.
 
 use super::*;
+use crate::cpu::Floats;
 
 fn random(n: usize, seed: u64) -> Vec<u32> {
     let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -148,9 +149,34 @@ fn centres_and_scales_on_every_level() {
                 let code: i32 = (0..7).map(|b| bit(7 * i + b) << b).sum();
                 assert_eq!(got, (code - 63) as f32 * 0.5, "{level:?}, {i} of {n}");
             }
-            let (codes, table) = (bytes(n, 6), std::array::from_fn(|i| floats(256, 7)[i]));
-            look_up(&codes, &table, 2.0, &mut out);
-            assert!(out.iter().zip(&codes).all(|(o, &c)| *o == table[usize::from(c)] * 2.0));
+            let (q, mut room, mut dots) = (floats(7 * n, 5), vec![0.0; n], [0.0; 7]);
+            centre_dots(level, &packed, 0.5, &q, &mut room, &mut dots);
+            for (q, got) in q.chunks_exact(n).zip(dots) {
+                let mut want = [0.0];
+                dot_rows(q, DenseRows::last(Floats::F32(&out)), n, (&mut want, 1));
+                assert_eq!(got, want[0], "{level:?}, {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scales_are_powers_and_alike_on_every_level() {
+    let codes: Vec<_> = (0..=255).chain([0, 7, 200]).collect();
+    for base in [-32_768, -3100, -2500, -700, -128, -1, 0, 23, 24, 2000, 3000, 32_767] {
+        let mut first = vec![0.0; codes.len()];
+        powers(CodeLevel::Portable, &codes, base, 0.75, &mut first);
+        for level in CodeLevel::available() {
+            let mut out = vec![9.0; codes.len()];
+            powers(level, &codes, base, 0.75, &mut out);
+            assert_eq!(out, first, "{level:?}");
+        }
+        for (&got, &code) in first.iter().zip(&codes) {
+            let step = (base + i32::from(code)).clamp(-126 * OCTAVE, 128 * OCTAVE - 1);
+            let power = (f64::from(step) / f64::from(OCTAVE)).exp2();
+            let want = if code == 0 { 0.0 } else { 0.75 * power };
+            let near = (f64::from(got) - want).abs() <= want * 3e-7;
+            assert!(near, "{base}, {code}: {got} {want}");
         }
     }
 }
@@ -305,10 +331,10 @@ fn every_level_gives_the_same_bits() {
             dots(level, &q, &tiles, &gamma, (&mut scores, n));
             add_weighted(level, &weights, &scale, &tiles, &mut acc);
             let p: Vec<_> = floats(rows * n, 7).iter().map(|x| x.abs()).collect();
-            let (mut w, gamma) =
-                (vec![0; n], floats(n, 8).iter().map(|x| x.abs()).collect::<Vec<_>>());
-            let scale = weigh(level, &p[..n], &gamma, 1e-6, &mut w);
-            (scores, acc, w, scale)
+            let gamma: Vec<_> = floats(n, 8).iter().map(|x| x.abs()).collect();
+            let (mut w, mut scales) = (vec![0; rows * n], vec![0.0; rows]);
+            weigh(level, (&p, n), &gamma, 1e-6, &mut w, &mut scales);
+            (scores, acc, w, scales)
         };
         let want = run(CodeLevel::Portable);
         for level in CodeLevel::available() {
@@ -372,12 +398,12 @@ fn dot_products_and_sums_are_those_of_the_floats() {
 fn rare_weights_vanish_and_others_are_within_half_a_step() {
     let p: Vec<_> = floats(70, 1).iter().map(|x| x.abs() * 1e-3).collect();
     let gamma: Vec<_> = floats(70, 2).iter().map(|x| x.abs()).collect();
-    let mut w = vec![9; 70];
-    assert_eq!(weigh(CodeLevel::detect(), &p, &gamma, 0.01, &mut w), 0.0);
-    assert!(w.iter().all(|&w| w == 0));
-    let scale = weigh(CodeLevel::detect(), &p, &gamma, 1e-6, &mut w);
+    let (mut w, mut scale) = (vec![9; 70], [9.0]);
+    weigh(CodeLevel::detect(), (&p, 70), &gamma, 0.01, &mut w, &mut scale);
+    assert!(scale == [0.0] && w.iter().all(|&w| w == 0));
+    weigh(CodeLevel::detect(), (&p, 70), &gamma, 1e-6, &mut w, &mut scale);
     for i in 0..70 {
-        assert!((f32::from(w[i]) * scale - p[i] * gamma[i]).abs() <= 0.501 * scale);
+        assert!((f32::from(w[i]) * scale[0] - p[i] * gamma[i]).abs() <= 0.501 * scale[0]);
     }
 }
 

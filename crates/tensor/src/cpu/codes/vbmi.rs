@@ -2,7 +2,7 @@
 
 use super::{
     Codes, Int8Queries, Order, RING, TILE, TILE_ROWS,
-    vbmi_source::{Expanded, Nibbles, Packed, Source, Words, prefetch, with_source},
+    vbmi_source::{Expanded, Nibbles, Packed, Pair, Pairs, Source, Words, prefetch, with_source},
     wide,
     windows::{Layout, Plan},
 };
@@ -92,7 +92,7 @@ pub(super) unsafe fn expand_wide(
 /// `source` holds `G` groups of `rings` tiles from `first` on, `q` `R` rows of `rings` rings; `out` has `R` rows
 /// `stride` apart.
 #[inline(always)]
-unsafe fn dot_block<S: Source, const R: usize, const G: usize>(
+unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
     q: &Int8Queries,
     row: usize,
     rings: usize,
@@ -105,33 +105,55 @@ unsafe fn dot_block<S: Source, const R: usize, const G: usize>(
     unsafe {
         let (codes, next, bytes) = source.place();
         let (from, next) = (codes.add(first * bytes), next.wrapping_add(first * bytes));
-        let (b, c, d) = (rings * bytes, 2 * rings * bytes, 3 * rings * bytes);
+        // A pair that has one group only has it twice.
+        let at = |group: usize| group.min(G - 1) * rings * bytes;
+        let (b, c, d) = (at(1), at(2), at(3));
         let mut acc = [[_mm512_setzero_si512(); 4]; R];
         for ring in 0..rings {
             prefetch(next, ring * G * bytes, G * bytes);
             // One address, and an offset of each group.
             let at = from.add(ring * bytes);
-            let mut x = [source.tile(at); 4];
-            if G > 1 {
-                x[1] = source.tile(at.add(b));
-            }
-            if G > 2 {
-                x[2] = source.tile(at.add(c));
-            }
-            if G > 3 {
-                x[3] = source.tile(at.add(d));
-            }
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let c = query::<S>(q, (row + r) * rings + ring);
-                for (a, &x) in acc.iter_mut().zip(&x).take(G) {
-                    *a = _mm512_dpbusd_epi32(*a, x, c);
+            let [x0, x1] = source.two(at, at.add(b));
+            let [x2, x3] = if G > 2 { source.two(at.add(c), at.add(d)) } else { [x0, x1] };
+            for (r, [a0, a1, a2, a3]) in acc.iter_mut().enumerate() {
+                let q = q.codes.as_ptr().add(((row + r) * rings + ring) * RING);
+                if S::PAIR == Pair::Words {
+                    let word = |at: usize| q.add(at).cast::<i64>().read_unaligned();
+                    let (low, high) = (word(0), word(RING / 2));
+                    let (low, high) = (_mm512_set1_epi64(low), _mm512_set1_epi64(high));
+                    *a0 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a0, x0, low), x1, high);
+                    if G > 2 {
+                        *a1 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a1, x2, low), x3, high);
+                    }
+                } else {
+                    let q = _mm512_broadcast_i32x4(_mm_loadu_si128(q.cast()));
+                    *a0 = _mm512_dpbusd_epi32(*a0, x0, q);
+                    *a1 = _mm512_dpbusd_epi32(*a1, x1, q);
+                    if G > 2 {
+                        *a2 = _mm512_dpbusd_epi32(*a2, x2, q);
+                        *a3 = _mm512_dpbusd_epi32(*a3, x3, q);
+                    }
                 }
             }
         }
         let mask = ((1u32 << (4 * G)) - 1) as __mmask16;
         let gamma = _mm512_maskz_loadu_ps(mask, gamma);
         for (r, acc) in acc.into_iter().enumerate() {
-            let sum = if S::TURNED { turned_sums(acc) } else { row_sums(acc) };
+            let sum = match S::PAIR {
+                Pair::Words => word_sums(acc[0], acc[1]),
+                // Lane 4 r + g is row r of group g.
+                Pair::Whole => {
+                    let order =
+                        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                    _mm512_permutexvar_epi32(order, part_sums(acc))
+                }
+                // Lane 4 i + v is part i of vector v: rows 0 and 1 of two groups, or their rows 2 and 3.
+                Pair::Halves => {
+                    let order =
+                        _mm512_setr_epi32(0, 4, 1, 5, 8, 12, 9, 13, 2, 6, 3, 7, 10, 14, 11, 15);
+                    _mm512_permutexvar_epi32(order, part_sums(acc))
+                }
+            };
             let sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(q.offsets[row + r]));
             let s = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(q.scales[row + r]));
             _mm512_mask_storeu_ps(out.add(r * stride), mask, _mm512_mul_ps(s, gamma));
@@ -139,48 +161,25 @@ unsafe fn dot_block<S: Source, const R: usize, const G: usize>(
     }
 }
 
-/// The query's elements of a ring, in the order of a tile's.
+/// The sums of four vectors' parts of 128 bits: lane `4 i + v` is part `i` of vector `v`.
 #[inline(always)]
-unsafe fn query<S: Source>(q: &Int8Queries, ring: usize) -> __m512i {
-    // SAFETY: there is such a ring, and the caller is compiled for AVX-512.
-    unsafe {
-        if S::TURNED {
-            return _mm512_load_si512(q.turned.as_ptr().add(ring).cast());
-        }
-        _mm512_broadcast_i32x4(_mm_loadu_si128(q.codes.as_ptr().add(ring * RING).cast()))
-    }
-}
-
-/// The sums of four groups' rows, one after the other: of 128-bit parts, which are rows.
-#[inline(always)]
-unsafe fn row_sums([a, b, c, d]: [__m512i; 4]) -> __m512i {
+unsafe fn part_sums([a, b, c, d]: [__m512i; 4]) -> __m512i {
     // SAFETY: the caller is compiled for AVX-512.
     unsafe {
         let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
         let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-        let sum = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-        // Lane 4 r + g is row r of group g.
-        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        _mm512_permutexvar_epi32(order, sum)
+        _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
     }
 }
 
-/// The same where rows are the 64-bit parts of each half.
+/// The sums of two vectors' parts of 64 bits, one after the other.
 #[inline(always)]
-unsafe fn turned_sums([a, b, c, d]: [__m512i; 4]) -> __m512i {
+unsafe fn word_sums(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: the caller is compiled for AVX-512.
     unsafe {
-        let ab = _mm512_add_epi32(
-            _mm512_shuffle_i64x2::<0b01_00_01_00>(a, b),
-            _mm512_shuffle_i64x2::<0b11_10_11_10>(a, b),
-        );
-        let cd = _mm512_add_epi32(
-            _mm512_shuffle_i64x2::<0b01_00_01_00>(c, d),
-            _mm512_shuffle_i64x2::<0b11_10_11_10>(c, d),
-        );
-        let (ab, cd) = (_mm512_castsi512_ps(ab), _mm512_castsi512_ps(cd));
-        let even = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(ab, cd));
-        let odd = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(ab, cd));
+        let (a, b) = (_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
+        let even = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(a, b));
+        let odd = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(a, b));
         let order = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
         _mm512_permutexvar_epi32(order, _mm512_add_epi32(even, odd))
     }
@@ -215,7 +214,7 @@ pub(super) unsafe fn dots_packed(
 }
 
 #[inline(always)]
-unsafe fn dots_from<S: Source>(
+unsafe fn dots_from<S: Pairs>(
     q: &Int8Queries,
     source: S,
     gamma: &[f32],
@@ -256,17 +255,17 @@ unsafe fn dots_from<S: Source>(
     }
 }
 
-/// Sums of `R` weight rows over `n` rows, for `E` rings of elements.
+/// Sums of `R` weight rows over `n` rows, for `E` rings of elements: one, or pairs.
 ///
 /// # Safety
 /// `weights` has `R` rows of `n`; `source` `n / 4` groups of `rings` tiles, of which `E` from
 /// `first` on are used; `acc` `R` rows `stride` apart.
 #[inline(always)]
-unsafe fn add_block<const R: usize, const E: usize>(
+unsafe fn add_block<S: Source, const R: usize, const E: usize>(
     weights: *const u8,
     n: usize,
     scale: *const f32,
-    (source, first): (impl Source, usize),
+    (source, first): (S, usize),
     rings: usize,
     acc: *mut f32,
     stride: usize,
@@ -278,9 +277,14 @@ unsafe fn add_block<const R: usize, const E: usize>(
         for group in 0..n / TILE_ROWS {
             let from = (first + group * rings) * bytes;
             prefetch(next, from, E * bytes);
+            let at = codes.add(from);
             let mut x = [_mm512_setzero_si512(); E];
-            for (e, x) in x.iter_mut().enumerate() {
-                *x = source.tile(codes.add(from + e * bytes));
+            if E == 1 {
+                x[0] = source.tile(at);
+            }
+            for (pair, x) in x.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let at = at.add(2 * pair * bytes);
+                *x = source.two(at, at.add(bytes));
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let w = weights.add(r * n + group * TILE_ROWS).cast::<i32>().read_unaligned();
@@ -290,7 +294,15 @@ unsafe fn add_block<const R: usize, const E: usize>(
                 }
             }
         }
-        for (r, sums) in sums.into_iter().enumerate() {
+        for (r, mut sums) in sums.into_iter().enumerate() {
+            if S::PAIR == Pair::Halves {
+                for [a, b] in sums.as_chunks_mut::<2>().0 {
+                    (*a, *b) = (
+                        _mm512_shuffle_i64x2::<0b01_00_01_00>(*a, *b),
+                        _mm512_shuffle_i64x2::<0b11_10_11_10>(*a, *b),
+                    );
+                }
+            }
             let scale = _mm512_set1_ps(*scale.add(r));
             for (e, s) in sums.into_iter().enumerate() {
                 let at = acc.add(r * stride + e * RING);
@@ -327,7 +339,7 @@ pub(super) unsafe fn add_packed(
 }
 
 #[inline(always)]
-unsafe fn add_from(weights: &[u8], scale: &[f32], source: impl Source, acc: &mut [f32]) {
+unsafe fn add_from<S: Source>(weights: &[u8], scale: &[f32], source: S, acc: &mut [f32]) {
     let rows = scale.len();
     let (n, padded) = (weights.len() / rows, acc.len() / rows);
     let rings = padded / RING;
@@ -344,14 +356,14 @@ unsafe fn add_from(weights: &[u8], scale: &[f32], source: impl Source, acc: &mut
                 let x = (source, ring);
                 let a = acc.as_mut_ptr().add(row * padded + ring * RING);
                 match (many, wide) {
-                    (4, 4) => add_block::<4, 4>(w, n, s, x, rings, a, padded),
-                    (3, 4) => add_block::<3, 4>(w, n, s, x, rings, a, padded),
-                    (2, 4) => add_block::<2, 4>(w, n, s, x, rings, a, padded),
-                    (1, 4) => add_block::<1, 4>(w, n, s, x, rings, a, padded),
-                    (4, _) => add_block::<4, 1>(w, n, s, x, rings, a, padded),
-                    (3, _) => add_block::<3, 1>(w, n, s, x, rings, a, padded),
-                    (2, _) => add_block::<2, 1>(w, n, s, x, rings, a, padded),
-                    _ => add_block::<1, 1>(w, n, s, x, rings, a, padded),
+                    (4, 4) => add_block::<S, 4, 4>(w, n, s, x, rings, a, padded),
+                    (3, 4) => add_block::<S, 3, 4>(w, n, s, x, rings, a, padded),
+                    (2, 4) => add_block::<S, 2, 4>(w, n, s, x, rings, a, padded),
+                    (1, 4) => add_block::<S, 1, 4>(w, n, s, x, rings, a, padded),
+                    (4, _) => add_block::<S, 4, 1>(w, n, s, x, rings, a, padded),
+                    (3, _) => add_block::<S, 3, 1>(w, n, s, x, rings, a, padded),
+                    (2, _) => add_block::<S, 2, 1>(w, n, s, x, rings, a, padded),
+                    _ => add_block::<S, 1, 1>(w, n, s, x, rings, a, padded),
                 }
             }
             ring += wide;

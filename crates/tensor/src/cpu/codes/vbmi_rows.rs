@@ -1,7 +1,7 @@
 //! Scales, centres, weights and rotations of rows with AVX-512.
 
 use super::TILE;
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, ops::RangeInclusive};
 
 /// Halves times `factor`: whole vectors of 16. Returns how many it did.
 ///
@@ -21,41 +21,175 @@ pub(super) unsafe fn halves(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize
     whole * 16
 }
 
+/// How seven-bit codes about 63 become floats, 64 at a time.
+struct Centre {
+    gather: __m512i,
+    shift: __m512i,
+    factor: __m512,
+}
+
+impl Centre {
+    const BYTES: usize = 56;
+
+    /// # Safety
+    /// The caller is compiled for the level.
+    #[inline(always)]
+    unsafe fn new(factor: f32) -> Self {
+        let gather: [u8; 64] = std::array::from_fn(|i| (i / 8 * 7 + (i % 8).min(6)) as u8);
+        let shift: [u8; 64] = std::array::from_fn(|i| (i % 8 * 7) as u8);
+        // SAFETY: whole vectors, and the caller's promise.
+        unsafe {
+            let load = |x: &[u8; 64]| _mm512_loadu_si512(x.as_ptr().cast());
+            Self { gather: load(&gather), shift: load(&shift), factor: _mm512_set1_ps(factor) }
+        }
+    }
+
+    /// # Safety
+    /// `bytes` has 56 bytes, and the caller is compiled for the level.
+    #[inline(always)]
+    unsafe fn part(&self, bytes: *const u8) -> [__m512; 4] {
+        // SAFETY: the caller's promise; the mask keeps the load inside.
+        unsafe {
+            let x = _mm512_maskz_loadu_epi8((1 << Self::BYTES) - 1, bytes.cast());
+            let words = _mm512_permutexvar_epi8(self.gather, x);
+            let codes = _mm512_multishift_epi64_epi8(self.shift, words);
+            let codes = _mm512_and_si512(codes, _mm512_set1_epi8(127));
+            let codes = _mm512_sub_epi8(codes, _mm512_set1_epi8(63));
+            [
+                self.floats(_mm512_extracti32x4_epi32::<0>(codes)),
+                self.floats(_mm512_extracti32x4_epi32::<1>(codes)),
+                self.floats(_mm512_extracti32x4_epi32::<2>(codes)),
+                self.floats(_mm512_extracti32x4_epi32::<3>(codes)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn floats(&self, codes: __m128i) -> __m512 {
+        // SAFETY: the caller is compiled for the level.
+        unsafe { _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), self.factor) }
+    }
+}
+
 /// Seven-bit codes about 63, times `factor`: whole vectors of 64. Returns how many it did.
 ///
 /// # Safety
 /// `bytes` holds seven bits for each element of `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
 pub(super) unsafe fn unpack_centre(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize {
-    const BYTES: usize = 56;
-    let gather: [u8; 64] = std::array::from_fn(|i| (i / 8 * 7 + (i % 8).min(6)) as u8);
-    let shift: [u8; 64] = std::array::from_fn(|i| (i % 8 * 7) as u8);
     let whole = out.len() / TILE;
-    // SAFETY: the caller's promise; the mask keeps loads inside.
+    // SAFETY: the caller's promise.
     unsafe {
-        let load = |x: &[u8; 64]| _mm512_loadu_si512(x.as_ptr().cast());
-        let (gather, shift) = (load(&gather), load(&shift));
-        let (seven, middle) = (_mm512_set1_epi8(127), _mm512_set1_epi8(63));
-        let factor = _mm512_set1_ps(factor);
+        let centre = Centre::new(factor);
         for i in 0..whole {
-            let x = _mm512_maskz_loadu_epi8((1 << BYTES) - 1, bytes.as_ptr().add(i * BYTES).cast());
-            let words = _mm512_permutexvar_epi8(gather, x);
-            let codes = _mm512_and_si512(_mm512_multishift_epi64_epi8(shift, words), seven);
-            let codes = _mm512_sub_epi8(codes, middle);
-            let parts = [
-                _mm512_extracti32x4_epi32::<0>(codes),
-                _mm512_extracti32x4_epi32::<1>(codes),
-                _mm512_extracti32x4_epi32::<2>(codes),
-                _mm512_extracti32x4_epi32::<3>(codes),
-            ];
-            for (j, part) in parts.into_iter().enumerate() {
-                let x = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part));
-                let at = out.as_mut_ptr().add(i * TILE + j * 16);
-                _mm512_storeu_ps(at, _mm512_mul_ps(x, factor));
+            let parts = centre.part(bytes.as_ptr().add(i * Centre::BYTES));
+            for (j, x) in parts.into_iter().enumerate() {
+                _mm512_storeu_ps(out.as_mut_ptr().add(i * TILE + j * 16), x);
             }
         }
     }
     whole * TILE
+}
+
+/// As [`super::centre_dots`], with the additions in the order of [`super::dot_rows`].
+///
+/// # Safety
+/// `q` has a row of `d` elements, a multiple of 64, for each offset, and `bytes` seven bits an element.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+pub(super) unsafe fn centre_dots(
+    bytes: &[u8],
+    factor: f32,
+    q: &[f32],
+    d: usize,
+    offsets: &mut [f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let centre = Centre::new(factor);
+        let (fours, rest) = offsets.as_chunks_mut::<4>();
+        let (twos, ones) = rest.as_chunks_mut::<2>();
+        let mut q = q.as_ptr();
+        for out in fours {
+            *out = centre_block::<4>(&centre, bytes, q, d);
+            q = q.add(4 * d);
+        }
+        for out in twos {
+            *out = centre_block::<2>(&centre, bytes, q, d);
+            q = q.add(2 * d);
+        }
+        for out in ones {
+            [*out] = centre_block::<1>(&centre, bytes, q, d);
+        }
+    }
+}
+
+/// The products of `R` rows.
+///
+/// # Safety
+/// As [`centre_dots`].
+#[inline(always)]
+unsafe fn centre_block<const R: usize>(
+    centre: &Centre,
+    bytes: &[u8],
+    q: *const f32,
+    d: usize,
+) -> [f32; R] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); R];
+        for i in 0..d / TILE {
+            let parts = centre.part(bytes.as_ptr().add(i * Centre::BYTES));
+            for (j, &x) in parts.iter().enumerate() {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let q = _mm512_loadu_ps(q.add(r * d + i * TILE + j * 16));
+                    *sum = _mm512_fmadd_ps(q, x, *sum);
+                }
+            }
+        }
+        let mut out = [0.0; R];
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = _mm512_reduce_add_ps(sum);
+        }
+        out
+    }
+}
+
+/// As [`super::powers`], with the roots of an octave and all steps: whole vectors of 16. Returns how many
+/// it did.
+///
+/// # Safety
+/// There is a code for each element of `out`, and 32 roots.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn powers(
+    codes: &[u8],
+    roots: &[f32],
+    (base, steps): (i32, RangeInclusive<i32>),
+    factor: f32,
+    out: &mut [f32],
+) -> usize {
+    let whole = out.len() / 16;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let low = _mm512_loadu_ps(roots.as_ptr());
+        let high = _mm512_loadu_ps(roots.as_ptr().add(16));
+        let (least, most) = (_mm512_set1_epi32(*steps.start()), _mm512_set1_epi32(*steps.end()));
+        let (base, factor) = (_mm512_set1_epi32(base), _mm512_set1_ps(factor));
+        for i in 0..whole {
+            let code = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().add(16 * i).cast()));
+            let step = _mm512_max_epi32(_mm512_add_epi32(base, code), least);
+            let step = _mm512_sub_epi32(_mm512_min_epi32(step, most), least);
+            // 2731 / 65536 is 1 / 24 for the octaves of all steps. The first one has exponent 1.
+            let octave = _mm512_srli_epi32::<16>(_mm512_madd_epi16(step, _mm512_set1_epi32(2731)));
+            let step = _mm512_sub_epi32(step, _mm512_madd_epi16(octave, _mm512_set1_epi32(24)));
+            let root = _mm512_castps_si512(_mm512_permutex2var_ps(low, step, high));
+            let exponent = _mm512_sub_epi32(octave, _mm512_set1_epi32(126));
+            let power = _mm512_add_epi32(root, _mm512_slli_epi32::<23>(exponent));
+            let some = _mm512_test_epi32_mask(code, code);
+            let x = _mm512_maskz_mul_ps(some, _mm512_castsi512_ps(power), factor);
+            _mm512_storeu_ps(out.as_mut_ptr().add(16 * i), x);
+        }
+    }
+    whole * 16
 }
 
 /// # Safety
@@ -157,51 +291,126 @@ pub(super) unsafe fn round_row(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
 }
 
 /// # Safety
-/// The lengths are those of [`super::weigh`], and `p` is whole vectors of 16.
+/// The lengths are those of [`super::weigh`], with whole vectors of 16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn weigh(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
+pub(super) unsafe fn weigh(
+    p: (&[f32], usize),
+    gamma: &[f32],
+    threshold: f32,
+    weights: &mut [u8],
+    scales: &mut [f32],
+) {
     // SAFETY: the caller's promise.
     unsafe {
-        match p.len() / 16 {
-            2 => weigh_few::<2>(p, gamma, threshold, weights),
-            4 => weigh_few::<4>(p, gamma, threshold, weights),
-            _ => weigh_any(p, gamma, threshold, weights),
+        match gamma.len() / 16 {
+            2 => weigh_short::<2>(p, gamma, threshold, weights, scales),
+            4 => weigh_short::<4>(p, gamma, threshold, weights, scales),
+            _ => {
+                let rows = p.0.chunks(p.1).zip(weights.chunks_exact_mut(gamma.len()));
+                for ((p, weights), scale) in rows.zip(scales) {
+                    *scale = weigh_any(&p[..gamma.len()], gamma, threshold, weights);
+                }
+            }
         }
     }
 }
 
-/// Weights that fit registers.
+/// Weights of rows of `N` vectors, which fit registers: four rows at a time.
 ///
 /// # Safety
-/// As [`weigh`], with `N` vectors.
+/// As [`weigh`].
 #[inline(always)]
-unsafe fn weigh_few<const N: usize>(
-    p: &[f32],
+unsafe fn weigh_short<const N: usize>(
+    (p, stride): (&[f32], usize),
     gamma: &[f32],
     threshold: f32,
     weights: &mut [u8],
-) -> f32 {
+    scales: &mut [f32],
+) {
+    let (mut p, mut weights) = (p.as_ptr(), weights.as_mut_ptr());
+    let (fours, rest) = scales.as_chunks_mut::<4>();
+    let (twos, ones) = rest.as_chunks_mut::<2>();
+    // SAFETY: the caller's promise. No address is used that is not a row's.
+    unsafe {
+        for scales in fours {
+            *scales = weigh_rows::<4, N>((p, stride), gamma, threshold, weights);
+            (p, weights) = (p.wrapping_add(4 * stride), weights.wrapping_add(4 * 16 * N));
+        }
+        for scales in twos {
+            *scales = weigh_rows::<2, N>((p, stride), gamma, threshold, weights);
+            (p, weights) = (p.wrapping_add(2 * stride), weights.wrapping_add(2 * 16 * N));
+        }
+        for scale in ones {
+            [*scale] = weigh_rows::<1, N>((p, stride), gamma, threshold, weights);
+        }
+    }
+}
+
+/// Weights of `R` rows, at most four.
+///
+/// # Safety
+/// As [`weigh_short`].
+#[inline(always)]
+unsafe fn weigh_rows<const R: usize, const N: usize>(
+    (p, stride): (*const f32, usize),
+    gamma: &[f32],
+    threshold: f32,
+    weights: *mut u8,
+) -> [f32; R] {
     // SAFETY: the caller's promise.
     unsafe {
-        let (mut likely, mut most) = (_mm512_setzero_ps(), _mm512_setzero_ps());
-        let mut products = [_mm512_setzero_ps(); N];
-        for (i, product) in products.iter_mut().enumerate() {
-            let p = _mm512_loadu_ps(p.as_ptr().add(16 * i));
-            likely = _mm512_max_ps(p, likely);
-            *product = _mm512_mul_ps(p, _mm512_loadu_ps(gamma.as_ptr().add(16 * i)));
-            most = _mm512_max_ps(most, *product);
+        let zero = _mm512_setzero_ps();
+        let (mut likely, mut most, mut products) = ([zero; 4], [zero; 4], [[zero; N]; R]);
+        for i in 0..N {
+            let gamma = _mm512_loadu_ps(gamma.as_ptr().add(16 * i));
+            for (r, products) in products.iter_mut().enumerate() {
+                let p = _mm512_loadu_ps(p.add(r * stride + 16 * i));
+                likely[r] = _mm512_max_ps(p, likely[r]);
+                products[i] = _mm512_mul_ps(p, gamma);
+                most[r] = _mm512_max_ps(most[r], products[i]);
+            }
         }
-        let likely = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(likely, _mm512_set1_ps(threshold));
-        let most = _mm512_reduce_max_ps(most);
-        if likely == 0 || most <= 0.0 {
-            weights.fill(0);
-            return 0.0;
+        let (likely, most) = (maxima(likely), maxima(most));
+        let live = _mm_cmp_ps_mask::<_CMP_GE_OQ>(likely, _mm_set1_ps(threshold))
+            & _mm_cmp_ps_mask::<_CMP_NLE_UQ>(most, _mm_setzero_ps());
+        let all = _mm_set1_ps(255.0);
+        // Rows that count for nothing are multiplied by zero.
+        let inverse = _mm512_castps128_ps512(_mm_maskz_div_ps(live, all, most));
+        let mut scales = [0.0; 4];
+        _mm_storeu_ps(scales.as_mut_ptr(), _mm_maskz_div_ps(live, most, all));
+        for (r, products) in products.into_iter().enumerate() {
+            let inverse = _mm512_permutexvar_ps(_mm512_set1_epi32(r as i32), inverse);
+            for (i, product) in products.into_iter().enumerate() {
+                let at = weights.add((r * N + i) * 16);
+                store_weights(_mm512_mul_ps(product, inverse), at);
+            }
         }
-        let inverse = _mm512_set1_ps(255.0 / most);
-        for (i, product) in products.into_iter().enumerate() {
-            store_weights(_mm512_mul_ps(product, inverse), weights.as_mut_ptr().add(16 * i));
-        }
-        most / 255.0
+        let mut out = [0.0; R];
+        out.copy_from_slice(&scales[..R]);
+        out
+    }
+}
+
+/// The largest lane of each of four vectors.
+#[inline(always)]
+unsafe fn maxima([a, b, c, d]: [__m512; 4]) -> __m128 {
+    // SAFETY: the caller is compiled for AVX-512.
+    unsafe {
+        let (a, b, c, d) = (quarter_max(a), quarter_max(b), quarter_max(c), quarter_max(d));
+        let ab = _mm_max_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+        let cd = _mm_max_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+        _mm_max_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab))
+    }
+}
+
+/// The largest of the lanes that are a multiple of four apart.
+#[inline(always)]
+unsafe fn quarter_max(x: __m512) -> __m128 {
+    // SAFETY: the caller is compiled for AVX-512.
+    unsafe {
+        let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b11_10_11_10>(x, x));
+        let x = _mm256_max_ps(_mm512_castps512_ps256(x), high);
+        _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x))
     }
 }
 
@@ -213,8 +422,10 @@ unsafe fn store_weights(w: __m512, at: *mut u8) {
     unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w))) };
 }
 
+/// Weights of a row of any number of vectors, and its scale.
+///
 /// # Safety
-/// As [`weigh`].
+/// As [`weigh`], with one row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn weigh_any(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
     // SAFETY: the caller's promise.

@@ -3,17 +3,46 @@
 use super::{Codes, TILE, windows::Plan};
 use std::arch::x86_64::*;
 
-/// Tiles one after the other, and what is read next likewise.
-pub(super) trait Source: Copy {
-    /// Whether a tile has the first eight elements of its four rows first, then the others.
-    const TURNED: bool = false;
+/// How two tiles, `a` and `b`, stand in the two vectors that products take them from. Tiles for scores
+/// have rows of elements, those for values elements of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pair {
+    /// One after the other.
+    Whole,
+    /// The first halves of both, then the second halves.
+    Halves,
+    /// Elements 0 to 7 of the rows of both, then elements 8 to 15.
+    Words,
+}
+
+/// Tiles one after the other, and what is read next likewise, two at a time.
+pub(super) trait Pairs: Copy {
+    /// How [`Self::two`] arranges tiles.
+    const PAIR: Pair;
 
     /// The first tile, that of those read next, and the bytes of one.
     fn place(&self) -> (*const u8, *const u8, usize);
 
     /// # Safety
+    /// There are such tiles, and the caller is compiled for AVX-512 VBMI.
+    unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2];
+}
+
+/// The same one at a time.
+pub(super) trait Source: Pairs {
+    /// # Safety
     /// There is such a tile, and the caller is compiled for AVX-512 VBMI.
     unsafe fn tile(&self, at: *const u8) -> __m512i;
+}
+
+/// Two tiles of 32 bytes in one vector.
+#[inline(always)]
+unsafe fn both(a: *const u8, b: *const u8) -> __m512i {
+    // SAFETY: there are such tiles, and the caller is compiled for AVX-512.
+    unsafe {
+        let a = _mm512_castsi256_si512(_mm256_loadu_si256(a.cast()));
+        _mm512_inserti64x4::<1>(a, _mm256_loadu_si256(b.cast()))
+    }
 }
 
 /// Brings the lines nearer that stand at `at` among those read next: into the second-level cache, as the
@@ -33,12 +62,22 @@ pub(super) unsafe fn prefetch(next: *const u8, at: usize, bytes: usize) {
 #[derive(Clone, Copy)]
 pub(super) struct Expanded(pub(super) *const u8);
 
-impl Source for Expanded {
+impl Pairs for Expanded {
+    const PAIR: Pair = Pair::Whole;
+
     #[inline(always)]
     fn place(&self) -> (*const u8, *const u8, usize) {
         (self.0, self.0, TILE)
     }
 
+    #[inline(always)]
+    unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [self.tile(a), self.tile(b)] }
+    }
+}
+
+impl Source for Expanded {
     #[inline(always)]
     unsafe fn tile(&self, at: *const u8) -> __m512i {
         // SAFETY: the caller's promise.
@@ -67,12 +106,26 @@ impl Nibbles {
     }
 }
 
-impl Source for Nibbles {
+impl Pairs for Nibbles {
+    const PAIR: Pair = Pair::Halves;
+
     #[inline(always)]
     fn place(&self) -> (*const u8, *const u8, usize) {
         (self.codes, self.next, TILE / 2)
     }
 
+    #[inline(always)]
+    unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = both(a, b);
+            let high = _mm512_srli_epi16::<4>(x);
+            [_mm512_permutexvar_epi8(x, self.table), _mm512_permutexvar_epi8(high, self.table)]
+        }
+    }
+}
+
+impl Source for Nibbles {
     #[inline(always)]
     unsafe fn tile(&self, at: *const u8) -> __m512i {
         // SAFETY: the caller's promise.
@@ -85,30 +138,42 @@ impl Source for Nibbles {
     }
 }
 
-/// Packed windows of rings of eight bytes, whose elements need not be gathered: the first half of a
-/// tile's bytes are the first eight elements of its rows.
+/// Packed windows of rings of eight bytes, for scores: what is to be gathered are words of 64 bits, where
+/// they lie.
 #[derive(Clone, Copy)]
 pub(super) struct Words {
     codes: *const u8,
     next: *const u8,
-    shift: __m512i,
+    /// Of elements 0 to 7, and of the others.
+    shifts: [__m512i; 2],
     table: __m512i,
 }
 
 impl Words {
     #[inline(always)]
     pub(super) unsafe fn new(plan: &Plan, codes: Codes<'_>) -> Self {
-        // SAFETY: the caller is compiled for the level; the plan's arrays have 64 bytes.
+        // SAFETY: the caller is compiled for the level; the plan's table has 64 bytes.
         unsafe {
-            let load = |x: &[u8; 64]| _mm512_loadu_si512(x.as_ptr().cast());
-            let (shift, table) = (load(&plan.word_shift), load(&plan.table));
-            Self { codes: codes.here.as_ptr(), next: codes.next(), shift, table }
+            let [low, high] = plan.word_shifts.map(i64::from_le_bytes);
+            let shifts = [_mm512_set1_epi64(low), _mm512_set1_epi64(high)];
+            let table = _mm512_loadu_si512(plan.table.as_ptr().cast());
+            Self { codes: codes.here.as_ptr(), next: codes.next(), shifts, table }
+        }
+    }
+
+    /// The windows at these shifts.
+    #[inline(always)]
+    unsafe fn entries(&self, words: __m512i, shift: __m512i) -> __m512i {
+        // SAFETY: the caller is compiled for the level.
+        unsafe {
+            // A window that reaches over a word's end goes on at its beginning, as a ring's do.
+            _mm512_permutexvar_epi8(_mm512_multishift_epi64_epi8(shift, words), self.table)
         }
     }
 }
 
-impl Source for Words {
-    const TURNED: bool = true;
+impl Pairs for Words {
+    const PAIR: Pair = Pair::Words;
 
     #[inline(always)]
     fn place(&self) -> (*const u8, *const u8, usize) {
@@ -116,13 +181,11 @@ impl Source for Words {
     }
 
     #[inline(always)]
-    unsafe fn tile(&self, at: *const u8) -> __m512i {
+    unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let words = _mm512_broadcast_i64x4(_mm256_loadu_si256(at.cast()));
-            // A window that reaches over a word's end goes on at its beginning, as a ring's do.
-            let windows = _mm512_multishift_epi64_epi8(self.shift, words);
-            _mm512_permutexvar_epi8(windows, self.table)
+            let words = both(a, b);
+            [self.entries(words, self.shifts[0]), self.entries(words, self.shifts[1])]
         }
     }
 }
@@ -149,12 +212,22 @@ impl<const BYTES: usize> Packed<BYTES> {
     }
 }
 
-impl<const BYTES: usize> Source for Packed<BYTES> {
+impl<const BYTES: usize> Pairs for Packed<BYTES> {
+    const PAIR: Pair = Pair::Whole;
+
     #[inline(always)]
     fn place(&self) -> (*const u8, *const u8, usize) {
         (self.codes, self.next, BYTES)
     }
 
+    #[inline(always)]
+    unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [self.tile(a), self.tile(b)] }
+    }
+}
+
+impl<const BYTES: usize> Source for Packed<BYTES> {
     #[inline(always)]
     unsafe fn tile(&self, at: *const u8) -> __m512i {
         // SAFETY: the caller's promise; masks keep loads inside the tile.

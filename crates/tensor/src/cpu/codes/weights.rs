@@ -2,26 +2,36 @@
 
 use super::{CodeLevel, scales::ROUND};
 
-/// Weights times the scales of their values, as bytes: `p[j] * gamma[j] = scale * weight[j]`.
-/// Returns `scale`; it and all weights are 0 when every `p` is below `threshold`.
+/// Weights times the scales of their values, as bytes: `p[i][j] * gamma[j] = scales[i] * weights[i][j]`.
+/// A row's scale and weights are 0 when all its `p` are below `threshold`. The rows of `p` are a stride
+/// apart.
 ///
 /// # Panics
 /// When the lengths differ.
 pub fn weigh(
     level: CodeLevel,
-    p: &[f32],
+    (p, stride): (&[f32], usize),
     gamma: &[f32],
     threshold: f32,
     weights: &mut [u8],
-) -> f32 {
-    assert!(p.len() == gamma.len() && p.len() == weights.len(), "lengths");
+    scales: &mut [f32],
+) {
+    let n = gamma.len();
+    if n == 0 || scales.is_empty() {
+        return;
+    }
+    super::check_rows((p.len(), stride), scales.len(), n);
+    assert_eq!(weights.len(), scales.len() * n, "weights");
     match level {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the machine has the level, and vectors are whole.
-        CodeLevel::Vbmi if p.len().is_multiple_of(16) => unsafe {
-            super::vbmi_rows::weigh(p, gamma, threshold, weights)
+        // SAFETY: the machine has the level, lengths are checked, and vectors are whole.
+        CodeLevel::Vbmi if n.is_multiple_of(16) => unsafe {
+            super::vbmi_rows::weigh((p, stride), gamma, threshold, weights, scales);
         },
-        _ => weigh_body(p, gamma, threshold, weights),
+        _ => {
+            let rows = p.chunks(stride).zip(weights.chunks_exact_mut(n)).zip(scales);
+            rows.for_each(|((p, w), s)| *s = weigh_body(&p[..n], gamma, threshold, w));
+        }
     }
 }
 

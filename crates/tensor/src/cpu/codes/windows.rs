@@ -19,10 +19,10 @@ pub(super) struct Plan {
     /// Where in its word a window starts.
     pub(super) shift: [u8; TILE],
     pub(super) table: [u8; 64],
-    /// Where a window starts in its ring, if rings are words of 64 bits that stand twice: byte `i` is
-    /// of element `i / 32 * 8 + i % 8` of row `i / 8 % 4`.
+    /// Where windows start in their ring, if rings are words of 64 bits: those of the first eight
+    /// elements and of the others.
     #[cfg(target_arch = "x86_64")]
-    pub(super) word_shift: [u8; TILE],
+    pub(super) word_shifts: [[u8; RING / 2]; 2],
     /// The first two, as NEON wants them.
     #[cfg(target_arch = "aarch64")]
     pub(super) pairs: super::neon::Pairs,
@@ -236,9 +236,8 @@ impl Plan {
             #[cfg(target_arch = "aarch64")]
             pairs: super::neon::Pairs::new(&gather, &shift),
             #[cfg(target_arch = "x86_64")]
-            word_shift: std::array::from_fn(|i| {
-                let element = i / 32 * 8 + i % 8;
-                ((bits * element).wrapping_sub(lead) % 64) as u8
+            word_shifts: [0, RING / 2].map(|from| {
+                std::array::from_fn(|i| ((bits * (from + i)).wrapping_sub(lead) % 64) as u8)
             }),
             gather,
             shift,
