@@ -20,7 +20,7 @@ fn linear(c: &mut Criterion) {
         let Ok(x) = ops::from_host_f32(vec![0.5; m * k], &[m, k]) else { return };
         group.throughput(Throughput::Elements((m * n * k) as u64));
         group.bench_function(BenchmarkId::from_parameter(m), |b| {
-            b.iter(|| linear.forward(&x, Phase::Decode))
+            b.iter(|| linear.forward(&x, Phase::Decode));
         });
     }
     group.finish();

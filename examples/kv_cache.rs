@@ -26,7 +26,7 @@ fn main() -> Result<()> {
         let q = ops::from_host_f32(vec![0.5; t * 4 * 32], &[t, 4 * 32])?;
         let kv = (0..t * 2 * 32).map(|i| (i as f32 * 0.1).sin()).collect();
         let kv = ops::from_host_f32(kv, &[t, 2 * 32])?;
-        let params = AttnParams { scale: 0.18, window: None, soft_cap: None };
+        let params = AttnParams::new(0.18);
         let rows = Projected { q: &q, k: &kv, v: &kv, head_dim: 32, norms: None, rope: None };
         let out = session.attend(layer, &rows, &params)?;
         println!("layer {}: attention gives {:?}", layer.index(), out.dims());

@@ -21,7 +21,7 @@ fn main() -> Result<()> {
     let slots: Vec<_> = (0..TOKENS).map(|i| blocks[i / 32].0 as usize * 32 + i % 32).collect();
     let seq = SeqSpan { q_len: TOKENS, kv_len: TOKENS, blocks: &blocks, exact: None };
     let batch = AttnBatch { seqs: vec![seq] };
-    let params = AttnParams { scale: 1.0 / 8.0, window: None, soft_cap: None };
+    let params = AttnParams::new(1.0 / 8.0);
 
     println!("codec  bytes/token  error of k  error of the output");
     let mut exact = None;

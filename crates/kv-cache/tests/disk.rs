@@ -70,7 +70,7 @@ fn seen(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) -> Vec<f32> {
     let start = tokens.len() - 1;
     cache.grow(seq, tokens.len()).unwrap();
     let mut session = cache.session(&[SeqRange { seq, start, len: 1 }]).unwrap();
-    let params = AttnParams { scale: 0.2, window: None, soft_cap: None };
+    let params = AttnParams::new(0.2);
     let row = |heads: usize, by: f32| {
         let row = (0..heads * 64).map(|i| (i as f32 * by).cos()).collect();
         ops::from_host_f32(row, &[1, heads * 64]).unwrap()

@@ -2,13 +2,13 @@
 
 use crate::{
     ExactBlocks, KvCodecError, KvGeometry,
-    drive::{self, HeadScratch, Heads, Piece, STEP_BLOCKS, Scratch},
+    drive::{self, HeadScratch, Heads, PIECE_ROWS, Piece, ROUNDED_ROWS, STEP_BLOCKS, Scratch},
 };
 use std::ops::Range;
 use taper_base::BlockId;
 use taper_tensor::{
     Tensor,
-    cpu::{Attended, Floats},
+    cpu::{Arithmetic, Attended, FlashTile, Floats},
 };
 
 /// A packed step: the query tokens of several sequences, one after the other.
@@ -40,6 +40,16 @@ pub struct AttnParams {
     pub window: Option<usize>,
     /// `cap * tanh(score / cap)` before the softmax.
     pub soft_cap: Option<f32>,
+    /// Whether operands may be rounded. Codecs and GPUs that have one arithmetic keep to it.
+    pub arithmetic: Arithmetic,
+}
+
+impl AttnParams {
+    /// Over all tokens, as exact as the codec has it.
+    #[must_use]
+    pub const fn new(scale: f32) -> Self {
+        Self { scale, window: None, soft_cap: None, arithmetic: Arithmetic::Exact }
+    }
 }
 
 /// Gives one head of one block as floats.
@@ -92,8 +102,15 @@ struct Floating<'a> {
 }
 
 impl Heads for Floating<'_> {
+    fn piece_rows(&self, params: &AttnParams) -> usize {
+        let d = self.geometry.head_dim;
+        let rounds = params.arithmetic == Arithmetic::Rounded && FlashTile::rounds(d, d);
+        if rounds { ROUNDED_ROWS } else { PIECE_ROWS }
+    }
+
     fn start(&self, piece: &Piece<'_>, q: &[f32], head: &mut HeadScratch) {
-        head.tile.start(q, piece.len(), self.geometry.head_dim, piece.params.soft_cap);
+        let AttnParams { soft_cap, arithmetic, .. } = *piece.params;
+        head.tile.start(q, piece.len(), self.geometry.head_dim, soft_cap, arithmetic);
     }
 
     fn attend(
@@ -130,6 +147,7 @@ impl Heads for Floating<'_> {
                 head.tile.step(&pages[..blocks.len()], next, seen);
             }
         }
+        heads.iter_mut().for_each(|head| head.tile.settle());
     }
 
     fn seen<'s>(&self, head: &'s HeadScratch) -> &'s Attended {

@@ -129,7 +129,7 @@ struct Case {
 
 type Pair = (Vec<f32>, Vec<f32>);
 
-const PLAIN: AttnParams = AttnParams { scale: 0.2, window: None, soft_cap: None };
+const PLAIN: AttnParams = AttnParams::new(0.2);
 const EXACT: Exact = Exact { sink_tokens: 32, recent_tokens: 64 };
 
 fn attend_cases(quick: bool) -> Vec<Case> {

@@ -15,7 +15,10 @@ use taper_tensor::{
 
 /// Query rows that walk over the keys together: enough to reuse a widened block, few enough to
 /// stay in the first-level cache.
-const PIECE_ROWS: usize = 64;
+pub(crate) const PIECE_ROWS: usize = 64;
+/// The same where keys and values are laid out anew for them, a step at a time: they stay in the second-level
+/// cache.
+pub(crate) const ROUNDED_ROWS: usize = 512;
 /// Blocks whose scores are softened together.
 pub(crate) const STEP_BLOCKS: usize = 4;
 /// Blocks after which a row's softmax starts anew, to be merged with what was before. Where a step
@@ -105,6 +108,11 @@ thread_local! {
 
 /// The keys and values of one layer, by head.
 pub(crate) trait Heads: Sync {
+    /// Query rows that best walk over the keys together.
+    fn piece_rows(&self, _params: &AttnParams) -> usize {
+        PIECE_ROWS
+    }
+
     /// Takes the query rows of a KV head, `[rows, head_dim]`, scaled.
     fn start(&self, piece: &Piece<'_>, q: &[f32], head: &mut HeadScratch);
 
@@ -134,7 +142,9 @@ pub(crate) fn attend(
     params: &AttnParams,
 ) -> Result<Tensor, KvCodecError> {
     let (t, heads) = check(geometry, q, batch)?;
-    let pieces = pieces(batch, params, heads / geometry.kv_heads);
+    let group = heads / geometry.kv_heads;
+    let rows = piece_rows(layer.piece_rows(params), t * group, geometry.kv_heads);
+    let pieces = pieces(batch, params, (group, rows));
     let out = ops::with_host_f32(q, |q| {
         let spans = |p: &Piece<'_>| spans(p, geometry.block_tokens).len();
         let most = pieces.iter().map(spans).max().unwrap_or(0);
@@ -185,9 +195,22 @@ pub(crate) fn check_blocks(
     }
 }
 
-/// Cuts the batch's query tokens into pieces of [`PIECE_ROWS`] rows.
-fn pieces<'a>(batch: &AttnBatch<'a>, params: &'a AttnParams, group: usize) -> Vec<Piece<'a>> {
-    let step = (PIECE_ROWS / group).max(1);
+/// At most `best`, a power of two, so that there are tasks for all threads.
+fn piece_rows(best: usize, rows: usize, kv_heads: usize) -> usize {
+    let mut piece = best;
+    while piece > PIECE_ROWS && rows.div_ceil(piece) * kv_heads < TASKS * pool::threads() {
+        piece /= 2;
+    }
+    piece
+}
+
+/// Cuts the batch's query tokens into pieces of so many rows, a group of them a token.
+fn pieces<'a>(
+    batch: &AttnBatch<'a>,
+    params: &'a AttnParams,
+    (group, rows): (usize, usize),
+) -> Vec<Piece<'a>> {
+    let step = (rows / group).max(1);
     let mut pieces = Vec::new();
     let mut first_row = 0;
     for &seq in &batch.seqs {

@@ -129,7 +129,7 @@ pub(crate) fn outside(slot: usize, slots: usize) -> KvCodecError {
 }
 
 fn scoring(params: &AttnParams) -> Scoring {
-    let AttnParams { scale, window, soft_cap } = *params;
+    let AttnParams { scale, window, soft_cap, .. } = *params;
     Scoring { scale, window, soft_cap }
 }
 

@@ -263,7 +263,7 @@ impl KvCodec for GpuCodedCodec {
         let seqs: Vec<_> = batch.seqs.iter().map(own).collect();
         let key = (seqs, tokens, group);
         let plan = self.plan.get(&key, || Ok(CodedPlan::new(&self.gpu, &key.0, tokens, group)?))?;
-        let AttnParams { scale, window, soft_cap } = *params;
+        let AttnParams { scale, window, soft_cap, .. } = *params;
         let exact = exact.map(|(k, v)| (k, v));
         let pages = CodedPages { coded: (k, v), exact };
         Ok(cache.attend(q, pages, &plan, &Scoring { scale, window, soft_cap })?)

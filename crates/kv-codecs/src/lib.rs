@@ -42,4 +42,5 @@ pub use polar::{Coded, Polar, SCALE_SEARCH, SEED, Scale};
 pub use qjl::{Prod, Sketch, Sketched};
 pub use rotation::Rotation;
 pub use scheme::{Scheme, SideFormat};
+pub use taper_tensor::cpu::Arithmetic;
 pub use trellis::{STATE_BITS, TrellisCode, WIDE_STATE_BITS, Walk};

@@ -129,7 +129,7 @@ fn attends_like(cache: &Cache, n: usize, rows: (&[f32], &[f32]), name: &str) {
     let q = noise(3 * 4 * G.head_dim, 9);
     let blocks: Vec<_> = (0..BLOCKS as u32).map(BlockId).collect();
     let seqs = vec![SeqSpan { q_len: 3, kv_len: n, blocks: &blocks, exact: None }];
-    let params = AttnParams { scale: 0.1, window: None, soft_cap: None };
+    let params = AttnParams::new(0.1);
     let batch = AttnBatch { seqs };
     let q_rows = tensor(q.clone(), 4);
     let got = cache.codec.attend(G, &q_rows, &cache.pages, &batch, &params).unwrap();
@@ -232,7 +232,7 @@ fn exact_rows_come_from_exact_rows_and_from_codes() {
         let (blocks, places) = ([BlockId(2)], [Some(BlockId(3))]);
         let exact = Some(ExactBlocks { tokens, blocks: &places });
         let seqs = vec![SeqSpan { q_len: 1, kv_len: 16, blocks: &blocks, exact }];
-        let params = AttnParams { scale: 0.1, window: None, soft_cap: None };
+        let params = AttnParams::new(0.1);
         let (rows, batch) = (tensor(q.clone(), 4), AttnBatch { seqs });
         let got = cache.codec.attend(G, &rows, &cache.pages, &batch, &params).unwrap();
         for (g, w) in values(&got).iter().zip(softmax(&q, (&want.0, &want.1), 4)) {

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use taper_base::BlockId;
 use taper_kv_codecs::{
-    AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvCodecError, KvGeometry, LayerPages,
-    SeqSpan, parse,
+    Arithmetic, AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvCodecError, KvGeometry,
+    LayerPages, SeqSpan, parse,
 };
 use taper_tensor::{Tensor, ops};
 
@@ -57,6 +57,9 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 fn tensor(t: usize, h: usize, d: usize, seed: u64) -> Tensor {
     ops::from_host_f32(noise(t * h * d, seed), &[t, h, d]).unwrap()
 }
+
+/// How far off attention may be that rounds its operands to `bf16`.
+const ROUNDED: f64 = 0.03;
 
 /// A sequence of `len` tokens spread over shuffled blocks.
 struct Case {
@@ -157,6 +160,7 @@ proptest! {
         q_share in 0.0f64..1.0,
         window in prop::option::of(1usize..70),
         soft_cap in prop::option::of(0.5f32..5.0),
+        rounded in any::<bool>(),
         seed in 0u64..1000,
     ) {
         let (name, error, tolerance) = CODECS[codec];
@@ -179,7 +183,10 @@ proptest! {
         }
         let q_len = 1 + ((len - 1) as f64 * q_share) as usize;
         let q = tensor(q_len, kv_heads * group, head_dim, seed + 7);
-        let params = AttnParams { scale: (head_dim as f32).powf(-0.5), window, soft_cap };
+        let arithmetic = if rounded { Arithmetic::Rounded } else { Arithmetic::Exact };
+        let scale = (head_dim as f32).powf(-0.5);
+        let params = AttnParams { scale, window, soft_cap, arithmetic };
+        let tolerance = if rounded { tolerance.max(ROUNDED) } else { tolerance };
         let got = case.attend(&q, len, &params);
         for (g, w) in got.iter().zip(oracle(&case, &q, len, &params)) {
             prop_assert!((f64::from(*g) - w).abs() < tolerance, "{name}: {g} {w}");
@@ -197,17 +204,21 @@ proptest! {
 /// Long contexts of few rows are shared out by keys, those of many rows are not.
 #[test]
 fn a_row_over_many_blocks_is_the_same_alone_and_in_company() {
-    let geometry = KvGeometry { kv_heads: 4, head_dim: 16, block_tokens: 4 };
-    let params = AttnParams { scale: 0.25, window: None, soft_cap: None };
-    let (len, q_len) = (700, 60);
-    for (name, _, tolerance) in CODECS {
+    let (len, q_len, d) = (700, 60, 32);
+    let geometry = KvGeometry { kv_heads: 4, head_dim: d, block_tokens: 4 };
+    let exact = AttnParams::new(0.25);
+    let rounded = AttnParams { arithmetic: Arithmetic::Rounded, ..exact };
+    let all = CODECS.iter().flat_map(|&(name, _, tolerance)| {
+        [(name, tolerance, exact), (name, tolerance.max(ROUNDED), rounded)]
+    });
+    for (name, tolerance, params) in all {
         let case = Case::new(name, geometry, len, 3);
-        let q = tensor(q_len, 8, 16, 4);
+        let q = tensor(q_len, 8, d, 4);
         let got = case.attend(&q, len, &params);
         for (g, w) in got.iter().zip(oracle(&case, &q, len, &params)) {
             assert!((f64::from(*g) - w).abs() < tolerance, "{name}: {g} {w}");
         }
-        for (token, got) in got.chunks_exact(8 * 16).enumerate() {
+        for (token, got) in got.chunks_exact(8 * d).enumerate() {
             let one = q.narrow(0, token, 1).unwrap();
             let alone = case.attend(&one, len - q_len + token + 1, &params);
             assert_eq!(alone, got, "{name}, token {token}");
@@ -220,7 +231,7 @@ fn what_does_not_fit_is_refused() {
     let geometry = KvGeometry { kv_heads: 2, head_dim: 8, block_tokens: 4 };
     for (name, ..) in CODECS {
         let mut case = Case::new(name, geometry, 9, 1);
-        let params = AttnParams { scale: 1.0, window: None, soft_cap: None };
+        let params = AttnParams::new(1.0);
         let attend = |q: &Tensor, kv_len, blocks: &[BlockId]| {
             let seqs = vec![SeqSpan { q_len: q.dims()[0], kv_len, blocks, exact: None }];
             case.codec.attend(geometry, q, &case.pages, &AttnBatch { seqs }, &params)
@@ -245,7 +256,7 @@ fn exact_blocks_take_the_place_of_codes() {
     let (len, size, d) = (90, 8, 20);
     let geometry = KvGeometry { kv_heads: 2, head_dim: d, block_tokens: size };
     let tokens = Exact { sink_tokens: 8, recent_tokens: 16 };
-    let params = AttnParams { scale: 0.3, window: None, soft_cap: None };
+    let params = AttnParams::new(0.3);
     for (name, _, tolerance) in CODECS {
         let mut case = Case::new(name, geometry, len, 8);
         let Some(bytes) = case.codec.exact_block_bytes(geometry) else { continue };

@@ -5,7 +5,7 @@ use crate::{
     feed_forward::{ExpertSpec, FeedForward, Gated, size},
 };
 use taper_base::{LayerId, Phase};
-use taper_kv_codecs::AttnParams;
+use taper_kv_codecs::{Arithmetic, AttnParams};
 use taper_tensor::{
     Embedding, Linear, LinearGroup, Projected, RmsNorm, RopeAngles, RopeTable, Tensor,
     ops::{self, Activation},
@@ -115,7 +115,8 @@ impl Decoder {
             (None, None) => head,
             (None, Some(rounding)) => head.pack(rounding),
         };
-        let prefill_apart = options.gpu.is_none() && options.activations.prefill_apart();
+        let prefill_apart =
+            options.gpu.is_none() && options.activations.prefill_apart(spec.head_dim);
         let info = ModelInfo { prefill_apart, ..info(&spec, &embed, &layers, &head) };
         Ok(Self { info, spec, embed, layers, norm, head })
     }
@@ -215,6 +216,10 @@ impl Layer {
             scale: model.attn_scale,
             window: self.spec.window,
             soft_cap: model.attn_soft_cap,
+            arithmetic: match phase {
+                Phase::Prefill => Arithmetic::Rounded,
+                Phase::Decode => Arithmetic::Exact,
+            },
         };
         let attended = kv.attend(id, &rows, &params)?;
         let attended = attended.reshape((t, model.heads * d))?;
@@ -270,17 +275,17 @@ impl Model for Decoder {
         if expected != got {
             return Err(ModelError::Batch { what: "positions", expected, got });
         }
-        let spec = &self.spec;
+        let (spec, phase) = (&self.spec, self.info.phase(batch.phase));
         let ropes: Vec<_> = spec.ropes.iter().map(|r| r.angles(batch.positions)).collect();
         let mut x = self.embed.forward(batch.tokens)?;
         if let Some(scale) = spec.embed_scale {
             x = ops::scale(&x, scale)?;
         }
         for (id, layer) in (0u16..).map(LayerId).zip(&self.layers) {
-            x = layer.forward(spec, id, &x, &ropes, kv, batch.phase)?;
+            x = layer.forward(spec, id, &x, &ropes, kv, phase)?;
         }
         let x = ops::take_rows(&x, batch.logits_at)?;
-        let logits = self.head.forward(&self.norm.forward(&x)?, batch.phase)?;
+        let logits = self.head.forward(&self.norm.forward(&x)?, phase)?;
         match spec.logit_soft_cap {
             Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
             None => Ok(logits),

@@ -3,7 +3,7 @@
 use crate::{KvSession, ModelError};
 use std::fmt;
 use taper_base::{Phase, TokenId};
-use taper_tensor::{Rounding, Tensor, gpu::Gpu};
+use taper_tensor::{Rounding, Tensor, cpu::FlashTile, gpu::Gpu};
 
 /// Tokens of one step: those of several sequences, one after the other, never padded.
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +92,7 @@ pub enum Activations {
     /// bits a group, which takes two 8-bit products.
     Int16,
     /// Fast: as [`Self::Int16`], but rounded to 8 bits; prompts are multiplied in `bf16` where that is
-    /// faster ([`Rounding::widens_prefill`]). On a GPU, products of many rows round weights and
+    /// faster ([`Rounding::widens_prefill`], [`FlashTile::rounds`]). On a GPU, products of many rows round weights and
     /// activations to f16 instead of either.
     Int8,
 }
@@ -112,9 +112,11 @@ impl Activations {
         }
     }
 
-    /// Whether prompts have an arithmetic of their own.
-    pub(crate) fn prefill_apart(self) -> bool {
-        self.rounding().is_some_and(Rounding::widens_prefill)
+    /// Whether prompts have an arithmetic of their own: that of products with weights, or that of
+    /// attention with heads of so many elements.
+    pub(crate) fn prefill_apart(self, head_dim: usize) -> bool {
+        let products = self.rounding().is_some_and(Rounding::widens_prefill);
+        products || self == Self::Int8 && FlashTile::rounds(head_dim, head_dim)
     }
 
     /// How the host's kernels round; `None` if not at all.

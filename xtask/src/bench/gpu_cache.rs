@@ -115,7 +115,7 @@ impl Layer {
     fn attend(&self, gpu: &Gpu, heads: usize) -> Result<f64> {
         let (n, d) = (self.blocks.len(), self.g.head_dim);
         let q = ops::from_host_f32(noise(3, n * heads * d), &[n, heads, d])?.to_gpu(gpu)?;
-        let params = AttnParams { scale: (d as f32).sqrt().recip(), window: None, soft_cap: None };
+        let params = AttnParams::new((d as f32).sqrt().recip());
         let span = |blocks| SeqSpan { q_len: 1, kv_len: self.depth, blocks, exact: None };
         let batch = AttnBatch { seqs: self.blocks.iter().map(|b| span(&b[..])).collect() };
         let mut best = f64::MAX;

@@ -46,7 +46,7 @@ pub(super) fn table(depths: &[usize]) -> Result<Table> {
         |seed| ops::from_host_f32(gaussian(DISTINCT * heads * d, seed), &[DISTINCT, heads, d]);
     let (k, v) = (rows(1)?, rows(2)?);
     let q = ops::from_host_f32(gaussian(HEADS * d, 3), &[1, HEADS, d])?;
-    let params = AttnParams { scale: 2.0 / (d as f32).sqrt(), window: None, soft_cap: None };
+    let params = AttnParams::new(2.0 / (d as f32).sqrt());
     let mut table = Vec::new();
     let mut f16 = Vec::new();
     for name in CODECS {

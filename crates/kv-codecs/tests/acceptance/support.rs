@@ -103,7 +103,7 @@ impl Stored {
             (0..self.tokens.div_ceil(self.geometry.block_tokens) as u32).map(BlockId).collect();
         let seqs = vec![SeqSpan { q_len: 1, kv_len: self.tokens, blocks: &blocks, exact: None }];
         let q = ops::from_host_f32(q.to_vec(), &[1, q.len() / d, d]).unwrap();
-        let params = AttnParams { scale, window: None, soft_cap: None };
+        let params = AttnParams::new(scale);
         let batch = AttnBatch { seqs };
         values(&codec.attend(self.geometry, &q, &self.pages, &batch, &params).unwrap())
     }

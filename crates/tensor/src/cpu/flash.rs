@@ -1,6 +1,11 @@
 //! Attention with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022), some keys and
 //! values at a time.
 
+#[cfg(target_arch = "x86_64")]
+mod rounded;
+#[cfg(test)]
+mod tests;
+
 use super::{
     Floats, Level,
     kernels::{self, Rows, RowsMut, Soon, Turned},
@@ -15,6 +20,7 @@ use std::ops::Range;
 pub struct FlashTile {
     level: Option<Level>,
     soft_cap: Option<f32>,
+    dk: usize,
     /// `[rows, dk]`.
     q: Vec<f32>,
     /// The same for [`kernels::dot_turned`], once it was wanted.
@@ -22,6 +28,19 @@ pub struct FlashTile {
     state: Attended,
     scores: Vec<f32>,
     wide: Vec<f32>,
+    arithmetic: Arithmetic,
+    #[cfg(target_arch = "x86_64")]
+    rounded: rounded::Rounded,
+}
+
+/// How attention treats its operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Arithmetic {
+    /// As they are, in `f32`.
+    #[default]
+    Exact,
+    /// Rounded to `bf16` where [`FlashTile::rounds`] says so.
+    Rounded,
 }
 
 /// What some rows have seen so far: their softmax and the values weighted by it.
@@ -164,19 +183,47 @@ impl Attended {
 }
 
 impl FlashTile {
+    /// Whether this machine rounds operands of [`Arithmetic::Rounded`], for keys of `dk` elements and
+    /// values of `d`. It does where it multiplies `bf16` and both are multiples of 32.
+    #[must_use]
+    pub fn rounds(dk: usize, d: usize) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return rounded::takes(dk, d) && rounded::Products::detect().is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
     /// Starts queries `q [rows, dk]`, already scaled, with values of `d` elements. Scores are
     /// capped to `cap * tanh(score / cap)` if a cap is given.
-    pub fn start(&mut self, q: &[f32], rows: usize, d: usize, soft_cap: Option<f32>) {
-        self.soft_cap = soft_cap;
+    pub fn start(
+        &mut self,
+        q: &[f32],
+        rows: usize,
+        d: usize,
+        soft_cap: Option<f32>,
+        arithmetic: Arithmetic,
+    ) {
+        (self.soft_cap, self.dk) = (soft_cap, q.len() / rows.max(1));
+        self.state.clear(rows, d);
+        let rounds = arithmetic == Arithmetic::Rounded && Self::rounds(self.dk, d);
+        self.arithmetic = if rounds { arithmetic } else { Arithmetic::Exact };
+        #[cfg(target_arch = "x86_64")]
+        if rounds {
+            self.rounded.start(q, rows, d, soft_cap);
+            return;
+        }
         self.q.clear();
         self.q.extend_from_slice(q);
         self.turned.clear();
-        self.state.clear(rows, d);
     }
 
     /// Forgets what was seen, for the same queries over other keys.
     pub fn restart(&mut self) {
         self.state.clear(self.state.max.len(), self.state.d);
+        #[cfg(target_arch = "x86_64")]
+        if self.arithmetic == Arithmetic::Rounded {
+            self.rounded.restart();
+        }
     }
 
     /// Uses `level` instead of the best one; for tests.
@@ -184,7 +231,15 @@ impl FlashTile {
         self.level = Some(level);
     }
 
-    /// What was seen since the start.
+    /// Brings together what was seen since the start, for [`Self::state`].
+    pub fn settle(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        if self.arithmetic == Arithmetic::Rounded {
+            self.rounded.settle(&mut self.state);
+        }
+    }
+
+    /// What was seen from the start to [`Self::settle`].
     #[must_use]
     pub fn state(&self) -> &Attended {
         &self.state
@@ -211,11 +266,29 @@ impl FlashTile {
         if rows == 0 || n == 0 {
             return;
         }
-        let dk = self.q.len() / rows;
         let fits = |(k, v): &(Floats<'_>, Floats<'_>)| {
-            k.len() == tokens(v) * dk && v.len() == tokens(v) * d
+            k.len() == tokens(v) * self.dk && v.len() == tokens(v) * d
         };
-        assert!(self.q.len() == rows * dk && pages.iter().all(fits), "shapes");
+        assert!(pages.iter().all(fits), "shapes");
+        #[cfg(target_arch = "x86_64")]
+        if self.arithmetic == Arithmetic::Rounded
+            && let Some(products) = rounded::Products::detect()
+        {
+            self.rounded.step(products, pages, visible);
+            return;
+        }
+        self.step_exactly(pages, next, n, visible);
+    }
+
+    fn step_exactly(
+        &mut self,
+        pages: &[(Floats<'_>, Floats<'_>)],
+        next: Option<(Floats<'_>, Floats<'_>)>,
+        n: usize,
+        visible: impl Fn(usize) -> Range<usize>,
+    ) {
+        let (rows, d, dk) = (self.state.max.len(), self.state.d, self.dk);
+        let tokens = |v: &Floats<'_>| v.len() / d;
         let level = self.level.unwrap_or_else(Level::detect);
         self.scores.resize((rows * n).max(self.scores.len()), 0.0);
         let after = |i: usize| pages.get(i + 1).copied().or(next);
@@ -325,110 +398,5 @@ fn stored<E>(x: &[E], rows: usize, stride: usize, next: Option<&[E]>) -> Rows<E>
     Rows {
         next: next.map_or(std::ptr::null(), <[E]>::as_ptr),
         ..Rows::new(x.as_ptr(), rows, stride)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn noise(n: usize, seed: u64) -> Vec<f32> {
-        let f = |i: usize| ((i as f64 + 1.3) * (seed as f64 + 0.7) * 12.9898).sin() * 43_758.545;
-        (0..n).map(|i| (f(i) - f(i).floor()) as f32 * 4.0 - 2.0).collect()
-    }
-
-    /// Softmax attention of one row in f64.
-    fn dense(q: &[f32], k: &[f32], v: &[f32], d: usize, seen: Range<usize>) -> Vec<f64> {
-        let dk = q.len();
-        let dot =
-            |j: usize| -> f64 { (0..dk).map(|p| f64::from(q[p]) * f64::from(k[j * dk + p])).sum() };
-        let logits: Vec<_> = seen.clone().map(dot).collect();
-        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let total: f64 = logits.iter().map(|l| (l - max).exp()).sum();
-        let mut out = vec![0.0; d];
-        for (l, j) in logits.iter().zip(seen) {
-            for (e, o) in out.iter_mut().enumerate() {
-                *o += (l - max).exp() / total * f64::from(v[j * d + e]);
-            }
-        }
-        out
-    }
-
-    #[test]
-    fn pages_add_up_to_softmax_attention_on_every_level() {
-        let (rows, n, dk, d, page) = (6, 75, 24, 20, 16);
-        let (q, k, v) = (noise(rows * dk, 1), noise(n * dk, 2), noise(n * d, 3));
-        let seen = |row: usize| (row * 9).saturating_sub(20)..(row * 13 + 5).min(n);
-        for level in Level::available() {
-            let mut tile = FlashTile::default();
-            tile.force_level(level);
-            tile.start(&q, rows, d, None);
-            let mut total = Attended::default();
-            total.clear(rows, d);
-            for start in (0..n).step_by(2 * page) {
-                let end = (start + 2 * page).min(n);
-                let pages: Vec<_> = (start..end)
-                    .step_by(page)
-                    .map(|at| {
-                        let to = (at + page).min(n);
-                        (Floats::F32(&k[at * dk..to * dk]), Floats::F32(&v[at * d..to * d]))
-                    })
-                    .collect();
-                tile.step(&pages, None, |row| {
-                    let clamp = |x: usize| x.clamp(start, end) - start;
-                    clamp(seen(row).start)..clamp(seen(row).end)
-                });
-                if start > 0 {
-                    total.merge(tile.state());
-                    tile.restart();
-                }
-            }
-            total.merge(tile.state());
-            for row in 0..rows {
-                let mut got = vec![0.0; d];
-                total.finish(row, &mut got);
-                let want = dense(&q[row * dk..][..dk], &k, &v, d, seen(row));
-                for (g, w) in got.iter().zip(want) {
-                    assert!((f64::from(*g) - w).abs() < 2e-5, "{level:?} row {row}: {g} {w}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_sink_takes_weight_and_gives_nothing() {
-        let mut tile = FlashTile::default();
-        tile.start(&[1.0], 1, 1, None);
-        tile.step(&[(Floats::F32(&[0.0]), Floats::F32(&[6.0]))], None, |_| 0..1);
-        let mut state = tile.state().clone();
-        state.sink(0, 2f32.ln());
-        let mut out = [0.0];
-        state.finish(0, &mut out);
-        assert!((out[0] - 2.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn a_row_alone_and_rows_in_company_agree_to_the_bit() {
-        let (most, n, d) = (37, 50, 40);
-        let (q, k, v) = (noise(most * d, 4), noise(n * d, 5), noise(n * d, 6));
-        let half = |x: &[f32]| x.iter().copied().map(half::f16::from_f32).collect::<Vec<_>>();
-        let (k16, v16) = (half(&k), half(&v));
-        let pages = [(Floats::F32(&k), Floats::F16(&v16)), (Floats::F16(&k16), Floats::F32(&v))];
-        let attend = |level, rows: Range<usize>| {
-            let mut tile = FlashTile::default();
-            tile.force_level(level);
-            tile.start(&q[rows.start * d..rows.end * d], rows.len(), d, Some(3.0));
-            tile.step(&pages[..1], None, |row| 0..((rows.start + row) * 3).min(n));
-            tile.step(&pages, None, |row| rows.start + row..2 * n - rows.start - row);
-            let mut out = vec![0.0; rows.len() * d];
-            out.chunks_mut(d).enumerate().for_each(|(row, out)| tile.state().finish(row, out));
-            out
-        };
-        for level in Level::available() {
-            let alone: Vec<_> = (0..most).flat_map(|row| attend(level, row..row + 1)).collect();
-            for rows in [9, 16, most] {
-                assert_eq!(attend(level, 0..rows), alone[..rows * d], "{level:?}, {rows} rows");
-            }
-        }
     }
 }

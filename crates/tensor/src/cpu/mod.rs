@@ -24,7 +24,7 @@ mod x86;
 
 pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
 pub(crate) use elementwise::{HeadRows, add_scaled, norm_rotate};
-pub use flash::{Attended, FlashTile};
+pub use flash::{Arithmetic, Attended, FlashTile};
 pub use floats::Floats;
 pub(crate) use gemm::matmul_to;
 pub use gemm::{RowSource, matmul};
