@@ -163,7 +163,7 @@ const MUTANTS: &[Mutant] = &[
         "simdgroup_barrier(mem_flags::mem_threadgroup);",
         "",
     ),
-    mutant("rows", "a sign", "cosines[angle + i] - other", "cosines[angle + i] + other"),
+    mutant("rows", "a sign", "turn(v, other,", "turn(v, -other,"),
     mutant(
         "elementwise",
         "an off-by-one",
