@@ -75,6 +75,9 @@ struct AttendParams {
     uint window;  // 0: none
     float scale;
     float soft_cap;  // 0: none
+    uint few;        // of attend_tile.metal, as what follows
+    float q_eps;
+    float k_eps;
 };
 
 // Eight consecutive elements.

@@ -1,15 +1,25 @@
 // Causal attention of query rows over a paged cache of f16, on the matrix units: for GPUs where these
 // are fast.
 //
-// What is computed, pages, tiles, parts, spans and threads are attend.metal's, and so is the kernel that
-// adds the spans. Keys and values are halves as they lie; rows of q, relative to their largest element,
-// and the softmax's weights are two halves each, within 2^-21. A tile's eight columns are four rows.
-// Lanes load 16 bytes at a time: the order of a sum's terms is whatever suits that, the same for any
-// row and any number of rows.
+// What is computed, pages, tiles, parts and spans are attend.metal's, and so is the kernel that adds the
+// spans. Keys and values are halves as they lie; rows of q, relative to their largest element, and the
+// softmax's weights are two halves each, within 2^-21. A tile's eight columns are four rows. Lanes load 16
+// bytes at a time: the order of a sum's terms is whatever suits that, the same for any row and any number
+// of rows.
+//
+// attend_tile_*: of rows of q as they are.
+// attend_new_*: of rows as the projections give them, where each sequence has one token and a tile all heads
+//   of a KV head: normed and rotated as norm_rope does, whose pairs are all of a head; the token's key and
+//   value are written into its slot as kv_write does, by the threadgroup of its span, which alone reads it.
 //
 // Grid: x tiles, y KV heads * parts (a part is ROWS of the heads when one KV head has more), z spans of
-// 512 tokens. Threads: 128. Reference: softmax(q k^T) v in f64.
+// 512 tokens. Threads: 128; each simdgroup walks over every fourth block of the span with a running softmax,
+// and then each thread adds what the four have for its elements. What lies in memory for sure, because the
+// host put it there, is read before the launch before this one is done, and keys and values are asked for.
+// Reference: softmax(q k^T) v in f64.
 #include "taper/common.h"
+#include "taper/copies.h"
+#include "taper/rows.h"
 #include "taper/tile.h"
 
 enum { BLOCK = 32, SPAN_BLOCKS = 16 };
@@ -30,6 +40,9 @@ struct AttendParams {
     uint window;  // 0: none
     float scale;
     float soft_cap;  // 0: none
+    uint few;        // threadgroups, so that keys and values are better asked for early
+    float q_eps;     // of attend_new; negative: no norm
+    float k_eps;
 };
 
 INLINE uint packed(uint low, uint high) { return low | high << 16; }
@@ -127,12 +140,48 @@ INLINE void add_values(
     }
 }
 
-template <int D, int SETS>
+// Where the rows of q come from, and of new keys and values.
+struct Projected {
+    device const float* q;
+    device const float* k;
+    device const float* v;
+    device const float* q_gains;
+    device const float* k_gains;
+    device const float* cosines;
+    device const float* sines;
+};
+
+// Asks for a block's keys and values, of so many tokens.
+template <int D> INLINE void ask_for(device const half* keys, device const half* values, uint tokens, uint lane) {
+    for (uint i = lane; i < D / 2; i += 32) prefetch_line(keys + i * 64);
+    for (uint i = lane; i < tokens * D / 64; i += 32) prefetch_line(values + i * 64);
+}
+
+// A lane's elements of a row, every 32nd.
+template <int D> INLINE void load_row(device const float* from, uint lane, thread float* x) {
+    UNROLL for (int j = 0; j < D / 32; ++j) x[j] = from[lane + 32 * j];
+}
+
+// The same normed, unless eps is negative, and turned by the token's angles.
+template <int D> INLINE void norm_and_turn(thread const float* gains, float eps, thread const float2* angles, thread float* x) {
+    const bool norm = eps >= 0.0f;
+    float squares = 0.0f;
+    UNROLL for (int j = 0; j < D / 32; ++j) {
+        squares = fma(x[j], x[j], squares);
+        x[j] = norm ? x[j] * gains[j] : x[j];
+    }
+    const float inverse = norm ? rsqrt(simd_sum(squares) / float(D) + eps) : 1.0f;
+    UNROLL for (int j = 0; j < D / 64; ++j) {
+        const float2 turned = turn(x[j] * inverse, x[j + D / 64] * inverse, angles[j].x, angles[j].y);
+        x[j] = turned.x, x[j + D / 64] = turned.y;
+    }
+}
+
+template <int D, int SETS, bool NEW>
 INLINE void attend(
-    device const float* q, device const half* k_pages, device const half* v_pages,
-    device const uint* blocks, device const AttendTile* tiles, device float* out,
-    device float* sums, device float* weights, AttendParams p, uint3 at, uint tid, uint sg,
-    uint lane, threadgroup float* qs, threadgroup ushort* ps, threadgroup float* merge)
+    Projected from_rows, device half* k_pages, device half* v_pages, device const uint* blocks,
+    device const AttendTile* tiles, device float* out, device float* sums, device float* weights, AttendParams p,
+    uint3 at, uint tid, uint sg, uint lane, threadgroup float* shares, threadgroup ushort* ps, threadgroup float* merge)
 {
     enum { ROWS = 4 * SETS };
     const uint g = lane / 4, t = lane % 4;
@@ -148,32 +197,75 @@ INLINE void attend(
     const uint start = p.window && first_end > p.window ? first_end - p.window : 0;
     const uint from = max(start / BLOCK, at.z * SPAN_BLOCKS);
     const uint to = min((last_end + BLOCK - 1) / BLOCK, (at.z + 1) * SPAN_BLOCKS);
-
-    for (uint i = tid; i < ROWS * D; i += 128) {
-        const uint r = i / D, head = part * ROWS + r % heads;
-        const bool there = r < rows && head < group;
-        const uint token = tile_row + r / heads;
-        qs[i] = there ? q[(size_t(token) * p.q_heads + kv_head * group + head) * D + i % D] * p.scale : 0.0f;
+    // The simdgroup's first block, and a lane each the numbers of all of its blocks.
+    const uint own = from + (sg + 4 - from % 4) % 4;
+    const uint number = own + 4 * lane < to ? blocks[table + own + 4 * lane] : 0;
+    const size_t head_elements = BLOCK * D, block_elements = p.kv_heads * head_elements;
+    const size_t head_at = kv_head * head_elements;
+    for (uint b = own; p.few && b < to; b += 4) {
+        const size_t base = simd_shuffle(number, ushort((b - own) / 4)) * block_elements + head_at;
+        ask_for<D>(k_pages + base, v_pages + base, min(uint(BLOCK), last_end - b * BLOCK), lane);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // Of the new token's row the simdgroup's gains and angles.
+    float gains[D / 32] = {}, key_gains[D / 32] = {};
+    float2 angles[D / 64];
+    if (NEW) {
+        if (p.q_eps >= 0.0f) load_row<D>(from_rows.q_gains, lane, gains);
+        if (p.k_eps >= 0.0f) load_row<D>(from_rows.k_gains, lane, key_gains);
+        UNROLL for (int j = 0; j < D / 64; ++j) {
+            const uint angle = tile_row * (D / 2) + lane + 32 * uint(j);
+            angles[j].x = from_rows.cosines[angle], angles[j].y = from_rows.sines[angle];
+        }
+    }
+    previous_launch_done();
 
-    // Rows of q as columns: each as halves relative to its largest element, and what they leave.
+    // Rows of q as halves relative to their largest element, and what these leave.
+    threadgroup ushort* qs = (threadgroup ushort*)shares;
+    for (uint r = sg; r < ROWS; r += 4) {
+        const uint head = kv_head * group + part * ROWS + r % heads, token = tile_row + r / heads;
+        float x[D / 32];
+        UNROLL for (int j = 0; j < D / 32; ++j) x[j] = 0.0f;
+        if (r < rows && part * ROWS + r % heads < group) {
+            load_row<D>(from_rows.q + (size_t(token) * p.q_heads + head) * D, lane, x);
+            if (NEW) norm_and_turn<D>(gains, p.q_eps, angles, x);
+        }
+        float largest = 0.0f;
+        UNROLL for (int j = 0; j < D / 32; ++j) x[j] *= p.scale, largest = max(largest, abs(x[j]));
+        largest = simd_max(largest);
+        largest = largest > 0.0f ? largest : 1.0f;
+        if (lane == 0) merge[r] = largest;
+        const float inverse = 1.0f / largest;
+        UNROLL for (int j = 0; j < D / 32; ++j) {
+            qs[2 * r * D + lane + 32 * j] = ushort(bits_of_half(x[j] * inverse));
+            qs[(2 * r + 1) * D + lane + 32 * j] = ushort(rest_of_half(x[j] * inverse));
+        }
+    }
+    // The new token's key and value, where they belong.
+    const uint newest = last_end - 1;
+    if (NEW && sg > 1 && newest / BLOCK / SPAN_BLOCKS == at.z) {
+        const bool value = sg == 3;
+        const uint token = newest % BLOCK;
+        const size_t base = blocks[table + newest / BLOCK] * block_elements + head_at;
+        float x[D / 32];
+        load_row<D>((value ? from_rows.v : from_rows.k) + (size_t(tile_row) * p.kv_heads + kv_head) * D, lane, x);
+        if (!value) norm_and_turn<D>(key_gains, p.k_eps, angles, x);
+        UNROLL for (int j = 0; j < D / 32; ++j) {
+            const uint d = lane + 32 * uint(j);
+            if (value) v_pages[base + token * D + d] = half(x[j]);
+            else k_pages[base + (d / 8 * BLOCK + token) * 8 + d % 8] = half(x[j]);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+
+    // Lane 4 g + t has column g, which is row g / 2.
     TileB columns[SETS][D / 16];
     float q_unit[SETS];
     UNROLL for (int n = 0; n < SETS; ++n) {
-        threadgroup const float* set = qs + 4 * n * D;
-        float largest = 0.0f;
-        for (uint i = lane % 8; i < D; i += 8) largest = max(largest, abs(set[lane / 8 * D + i]));
-        UNROLL for (int m = 1; m < 8; m *= 2) largest = max(largest, simd_shuffle_xor(largest, ushort(m)));
-        largest = largest > 0.0f ? largest : 1.0f;
-        q_unit[n] = simd_shuffle(largest, ushort(t * 8));
-        // Lane 4 g + t has column g, which is row g / 2.
-        const float inverse = 1.0f / simd_shuffle(largest, ushort(g / 2 * 8));
-        UNROLL for (int k = 0; k < D / 16; ++k) {
-            threadgroup const float* own = set + g / 2 * D + (uint(k / 2 * 4) + t) * 8 + uint(k % 2 * 4);
-            uint x[4];
-            UNROLL for (int i = 0; i < 4; ++i) x[i] = g % 2 ? rest_of_half(own[i] * inverse) : bits_of_half(own[i] * inverse);
-            tile_of_lanes(columns[n][k], lane, packed(x[0], x[1]), packed(x[2], x[3]));
+        q_unit[n] = merge[4 * n + t];
+        UNROLL for (int k = 0; k < D / 16; k += 2) {
+            const uint4 x = *(threadgroup const uint4*)(qs + (uint(8 * n) + g) * D + (uint(k * 2) + t) * 8);
+            tile_of_lanes(columns[n][k], lane, x.x, x.y);
+            tile_of_lanes(columns[n][k + 1], lane, x.z, x.w);
         }
     }
 
@@ -183,8 +275,8 @@ INLINE void attend(
         UNROLL for (int m = 0; m < D / 8; ++m) acc[n][m] = 0.0f;
     }
     threadgroup ushort* mine = ps + sg * 2 * ROWS * BLOCK;
-    for (uint b = from + (sg + 4 - from % 4) % 4; b < to; b += 4) {
-        const size_t base = (size_t(blocks[table + b]) * p.kv_heads + kv_head) * BLOCK * D;
+    for (uint b = own; b < to; b += 4) {
+        const size_t base = simd_shuffle(number, ushort((b - own) / 4)) * block_elements + head_at;
         const uint tokens = min(uint(BLOCK), last_end - b * BLOCK), last = tokens - 1;
         float scores[SETS][4], fade[SETS];
         score<D, SETS>(k_pages + base, last, lane, columns, scores);
@@ -193,8 +285,8 @@ INLINE void attend(
             float best = NOTHING;
             bool seen[4];
             UNROLL for (int i = 0; i < 4; ++i) {
-                const uint own = uint(8 * i) + g, token = b * BLOCK + own;
-                seen[i] = own < tokens && token < end && (!p.window || token + p.window >= end);
+                const uint there = uint(8 * i) + g, token = b * BLOCK + there;
+                seen[i] = there < tokens && token < end && (!p.window || token + p.window >= end);
                 float s = scores[n][i] * q_unit[n];
                 if (p.soft_cap > 0.0f) s = p.soft_cap * tanh(s / p.soft_cap);
                 scores[n][i] = s;
@@ -205,9 +297,9 @@ INLINE void attend(
             float total = 0.0f;
             UNROLL for (int i = 0; i < 4; ++i) {
                 const float e = seen[i] ? exp(scores[n][i] - next) : 0.0f;
-                threadgroup ushort* own = mine + (uint(8 * n) + 2 * t) * BLOCK + uint(8 * i) + g;
-                own[0] = ushort(bits_of_half(e));
-                own[BLOCK] = ushort(rest_of_half(e));
+                threadgroup ushort* place = mine + (uint(8 * n) + 2 * t) * BLOCK + uint(8 * i) + g;
+                place[0] = ushort(bits_of_half(e));
+                place[BLOCK] = ushort(rest_of_half(e));
                 total += e;
             }
             weight[n] = fma(weight[n], fade[n], row_sum(total));
@@ -218,42 +310,32 @@ INLINE void attend(
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 
-    // The simdgroups' shares, one after the other, through the memory of q.
-    for (uint s = 1; s < 4; ++s) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (sg == s) {
-            UNROLL for (int n = 0; n < SETS; ++n) {
-                const uint r = uint(4 * n) + t;
-                if (g == 0) merge[2 * r] = top[n], merge[2 * r + 1] = weight[n];
-                UNROLL for (int m = 0; m < D / 8; ++m) qs[r * D + element_of(g, m)] = acc[n][m];
-            }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (sg == 0) {
-            UNROLL for (int n = 0; n < SETS; ++n) {
-                const uint r = uint(4 * n) + t;
-                const float next = max(top[n], merge[2 * r]);
-                const float ours = exp(top[n] - next), its = exp(merge[2 * r] - next);
-                weight[n] = weight[n] * ours + merge[2 * r + 1] * its;
-                top[n] = next;
-                UNROLL for (int m = 0; m < D / 8; ++m) acc[n][m] = acc[n][m] * ours + qs[r * D + element_of(g, m)] * its;
-            }
-        }
-    }
-    if (sg != 0) return;
+    // What the simdgroups have, relative to the largest maximum. (All have read q by now.)
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     UNROLL for (int n = 0; n < SETS; ++n) {
-        const uint r = uint(4 * n) + t, head = part * ROWS + r % heads;
-        if (r >= rows || head >= group) continue;
+        const uint r = uint(4 * n) + t;
+        if (g == 0) merge[2 * (sg * ROWS + r)] = top[n], merge[2 * (sg * ROWS + r) + 1] = weight[n];
+        UNROLL for (int m = 0; m < D / 8; ++m) shares[(sg * ROWS + r) * D + element_of(g, m)] = acc[n][m];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = tid; i < rows * D; i += 128) {
+        const uint r = i / D, e = i % D, head = part * ROWS + r % heads;
+        if (head >= group) continue;
+        float most = NOTHING, sum = 0.0f, total = 0.0f;
+        UNROLL for (int s = 0; s < 4; ++s) most = max(most, merge[2 * (uint(s * ROWS) + r)]);
+        UNROLL for (int s = 0; s < 4; ++s) {
+            const float share = exp(merge[2 * (uint(s * ROWS) + r)] - most);
+            sum = fma(shares[(uint(s * ROWS) + r) * D + e], share, sum);
+            total = fma(merge[2 * (uint(s * ROWS) + r) + 1], share, total);
+        }
         const size_t row = size_t(tile_row + r / heads) * p.q_heads + kv_head * group + head;
         if (p.spans == 1) {
-            const float inverse = 1.0f / weight[n];
-            UNROLL for (int m = 0; m < D / 8; ++m) out[row * D + element_of(g, m)] = acc[n][m] * inverse;
+            out[row * D + e] = sum / total;
             continue;
         }
         const size_t to_span = row * p.spans + at.z;
-        if (g == 0) weights[to_span * 2] = top[n], weights[to_span * 2 + 1] = weight[n];
-        if (weight[n] == 0.0f) continue;
-        UNROLL for (int m = 0; m < D / 8; ++m) sums[to_span * D + element_of(g, m)] = acc[n][m];
+        if (e == 0) weights[to_span * 2] = most, weights[to_span * 2 + 1] = total;
+        if (total != 0.0f) sums[to_span * D + e] = sum;
     }
 }
 
@@ -273,10 +355,44 @@ kernel void attend_tile_d##D##_r##ROWS( \
     uint sg [[simdgroup_index_in_threadgroup]], \
     uint lane [[thread_index_in_simdgroup]]) \
 { \
-    threadgroup float qs[ROWS * D]; \
+    EARLY_LAUNCH; \
+    threadgroup uint4 shares[ROWS * D]; \
     threadgroup uint2 ps[2 * ROWS * BLOCK]; \
-    threadgroup float merge[2 * ROWS]; \
-    attend<D, SETS>(q, k_pages, v_pages, blocks, tiles, out, sums, weights, p, at, tid, sg, lane, qs, (threadgroup ushort*)ps, merge); \
+    threadgroup float merge[8 * ROWS]; \
+    const Projected rows = {q, q, q, q, q, q, q}; \
+    attend<D, SETS, false>( \
+        rows, (device half*)k_pages, (device half*)v_pages, blocks, tiles, out, sums, weights, p, at, tid, sg, lane, \
+        (threadgroup float*)shares, (threadgroup ushort*)ps, merge); \
+} \
+kernel void attend_new_d##D##_r##ROWS( \
+    device const float* q [[buffer(0)]], \
+    device const float* k [[buffer(1)]], \
+    device const float* v [[buffer(2)]], \
+    device const float* q_gains [[buffer(3)]], \
+    device const float* k_gains [[buffer(4)]], \
+    device const float* cosines [[buffer(5)]], \
+    device const float* sines [[buffer(6)]], \
+    device half* k_pages [[buffer(7)]], \
+    device half* v_pages [[buffer(8)]], \
+    device const uint* blocks [[buffer(9)]], \
+    device const AttendTile* tiles [[buffer(10)]], \
+    device float* out [[buffer(11)]], \
+    device float* sums [[buffer(12)]], \
+    device float* weights [[buffer(13)]], \
+    constant AttendParams& p [[buffer(14)]], \
+    uint3 at [[threadgroup_position_in_grid]], \
+    uint tid [[thread_index_in_threadgroup]], \
+    uint sg [[simdgroup_index_in_threadgroup]], \
+    uint lane [[thread_index_in_simdgroup]]) \
+{ \
+    EARLY_LAUNCH; \
+    threadgroup uint4 shares[ROWS * D]; \
+    threadgroup uint2 ps[2 * ROWS * BLOCK]; \
+    threadgroup float merge[8 * ROWS]; \
+    const Projected rows = {q, k, v, q_gains, k_gains, cosines, sines}; \
+    attend<D, SETS, true>( \
+        rows, k_pages, v_pages, blocks, tiles, out, sums, weights, p, at, tid, sg, lane, \
+        (threadgroup float*)shares, (threadgroup ushort*)ps, merge); \
 }
 ATTEND(64, 1, 4)
 ATTEND(64, 2, 8)

@@ -11,3 +11,4 @@ INLINE void copy_16(threadgroup uint4* to, device const uint4* from) {
 }
 INLINE void copies_end() { __asm__ volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INLINE void copies_wait() { __asm__ volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+template <typename T> INLINE void prefetch_line(device const T* at) { __asm__ volatile("prefetch.global.L2 [%0];" :: "l"(at)); }

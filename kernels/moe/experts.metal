@@ -74,6 +74,7 @@ struct ExpertParams {
     uint chosen;    // pairs that share a row of x
     uint group_shift;
     uint scale_type;
+    uint packed;
     uint gate;
 };
 
@@ -83,7 +84,7 @@ INLINE void expert_rows(
     device float* out, ExpertParams p, uint2 at, uint sg, uint lane)
 {
     const uint chunks = p.cols / CHUNK, half_rows = p.rows / 2;
-    const WeightRows w = {data, scales, chunks, p.group_shift, p.scale_type};
+    const WeightRows w = {data, scales, chunks, p.group_shift, p.scale_type, p.packed};
     const bool gated = p.gate != 0;
     const uint outputs = gated ? ROWS / 2 : ROWS, limit = gated ? half_rows : p.rows;
     const uint first = (at.y * 4 + sg) * outputs, base = ids[at.x] * p.rows;

@@ -6,6 +6,7 @@
 //   element i of the first `pairs` and element pairs + i turn by the token's angle i (Su et al. 2021,
 //   half-split). Grid: x over blocks of 4 heads of all tokens. Threads: 128. Reference: norm_rope.
 #include "taper/common.h"
+#include "taper/rows.h"
 
 struct NormParams {
     uint cols;
@@ -85,10 +86,10 @@ kernel void norm_rope(
             const float v = rows[sg][i] * inverse;
             if (i < p.pairs) {
                 const float other = rows[sg][i + p.pairs] * inverse;
-                to[i] = v * cosines[angle + i] - other * sines[angle + i];
+                to[i] = turn(v, other, cosines[angle + i], sines[angle + i]).x;
             } else if (i < 2 * p.pairs) {
                 const float other = rows[sg][i - p.pairs] * inverse;
-                to[i] = v * cosines[angle + i - p.pairs] + other * sines[angle + i - p.pairs];
+                to[i] = turn(other, v, cosines[angle + i - p.pairs], sines[angle + i - p.pairs]).y;
             } else {
                 to[i] = v;
             }

@@ -11,6 +11,7 @@ struct EmbedParams {
     uint cols;
     uint group_shift;
     uint scale_type;
+    uint packed;
     uint first;
 };
 
@@ -56,7 +57,7 @@ kernel void embed_##NAME( \
     uint2 at [[threadgroup_position_in_grid]], \
     uint tid [[thread_index_in_threadgroup]]) \
 { \
-    const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type}; \
+    const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type, p.packed}; \
     read_chunk<FORMAT, float>(w, out, ids[at.y], at.y, at.x * 128u + tid); \
 } \
 kernel void widen_##NAME( \
@@ -67,7 +68,7 @@ kernel void widen_##NAME( \
     uint2 at [[threadgroup_position_in_grid]], \
     uint tid [[thread_index_in_threadgroup]]) \
 { \
-    const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type}; \
+    const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type, p.packed}; \
     read_chunk<FORMAT, half>(w, out, p.first + at.y, at.y, at.x * 128u + tid); \
 }
 FOR_EACH_FORMAT(EMBED)

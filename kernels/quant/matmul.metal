@@ -22,6 +22,7 @@ struct MatmulParams {
     uint cols;
     uint group_shift;
     uint scale_type;
+    uint packed;
     uint share;  // columns of a share, a multiple of 64
     uint wide;   // rows of the weights as `sums` counts them, a multiple of 128
     uint tall;   // tokens as `sums` counts them, a multiple of TM
@@ -41,7 +42,7 @@ void matmul(
         LOADS = (TN * CHUNKS + THREADS - 1) / THREADS,           // a thread
         X_LOADS = (TM * TK / 8 + THREADS - 1) / THREADS
     };
-    const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type};
+    const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type, p.packed};
     const uint begin = at.z * p.share, end = min(begin + p.share, p.cols);
     const uint row0 = at.x * TN, token0 = at.y * TM;
     const uint sg_m = sg / SG_N, sg_n = sg % SG_N;

@@ -2,7 +2,8 @@
 // where these are fast.
 //
 // matmul_prepare: x [tokens, cols] f32, normed (if NORM), as halves; of eight consecutive columns those
-//   that meet in a tile are neighbours. Grid: x over tokens, y over 2048 columns. Threads: 256.
+//   that meet in a tile are neighbours (WIDE: of 32, those that meet in matmul_wide.metal's). Grid: x over
+//   tokens, y over 2048 columns. Threads: 256.
 // matmul_tile_*: sums[s][m][n] = x[m] . w[n] over the s-th share of the columns, from such halves and
 //   weights rounded to f16; sums in f32, added by matmul.metal's matmul_finish. A weight is its code, exact
 //   in a half, times scale plus bias.
@@ -12,9 +13,11 @@
 // Reference: as matvec's, within the rounding of f16.
 #include "taper/common.h"
 #include "taper/copies.h"
+#include "taper/packed.h"
 #include "taper/tile.h"
+#include "taper/widened.h"
 
-enum { TN = 128, TK = 64, THREADS = 128, PREPARE_NORM = 1, PREPARE_THREADS = 256 };
+enum { TN = 128, TK = 64, THREADS = 128, PREPARE_NORM = 1, PREPARE_WIDE = 2, PREPARE_THREADS = 256 };
 
 struct PrepareParams {
     uint cols;
@@ -29,7 +32,7 @@ INLINE float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
 kernel void matmul_prepare(
     device const float* x [[buffer(0)]],
     device const float* gains [[buffer(1)]],
-    device uint4* out [[buffer(2)]],
+    device uint* out [[buffer(2)]],
     constant PrepareParams& p [[buffer(3)]],
     uint2 at [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
@@ -64,13 +67,20 @@ kernel void matmul_prepare(
         UNROLL for (int e = 0; e < 8; ++e) v[e] = v[e] * inverse * gain[e];
     }
     UNROLL for (int e = 0; e < 8; ++e) v[e] = clamped(v[e]);
-    uint4 to;
+    uint pairs[4];
     if (p.bits == 4) {
-        to.x = halves(v[0], v[4]), to.y = halves(v[1], v[5]), to.z = halves(v[2], v[6]), to.w = halves(v[3], v[7]);
+        UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e], v[e + 4]);
     } else {
-        to.x = halves(v[0], v[2]), to.y = halves(v[1], v[3]), to.z = halves(v[4], v[6]), to.w = halves(v[5], v[7]);
+        UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e / 2 * 4 + e % 2], v[e / 2 * 4 + e % 2 + 2]);
     }
-    out[(size_t(at.x) * p.cols + i) / 8] = to;
+    device uint* to = out + (size_t(at.x) * p.cols + i / 32 * 32) / 2;
+    if (p.flags & PREPARE_WIDE) {
+        UNROLL for (int e = 0; e < 4; ++e) to[uint(e) * 4 + i / 8 % 4] = pairs[e];
+    } else {
+        uint4 four;
+        four.x = pairs[0], four.y = pairs[1], four.z = pairs[2], four.w = pairs[3];
+        *(device uint4*)(to + i / 8 % 4 * 4) = four;
+    }
 }
 
 struct MatmulParams {
@@ -79,37 +89,12 @@ struct MatmulParams {
     uint cols;
     uint group_shift;
     uint scale_type;
+    uint packed;
     uint share;  // columns of a share, a multiple of 64
     uint wide;   // rows of the weights as `sums` counts them, a multiple of 128
     uint tall;   // tokens as `sums` counts them, a multiple of T
 };
 
-// Eight codes from 4 or 8 bits, as halves, in matmul_prepare's order: w = scale * code + bias.
-// 1024 + a code below 1024 is a half whose low bits are the code's.
-template <int BITS> INLINE void widened(thread const uint* raw, half2 scale, half2 bias, thread uint* out) {
-    const half2 base = half2(1024.0h);
-    if (BITS == 4) {
-        const uint low = raw[0], high = low >> 8;
-        // The upper four bits of eight are 16 times too large.
-        const half2 part = half2(0.0625h), less = half2(-64.0h);
-        out[0] = as_type<uint>(fma(as_type<half2>((low & 0x000f000fu) | 0x64006400u) - base, scale, bias));
-        out[1] = as_type<uint>(fma(fma(as_type<half2>((low & 0x00f000f0u) | 0x64006400u), part, less), scale, bias));
-        out[2] = as_type<uint>(fma(as_type<half2>((high & 0x000f000fu) | 0x64006400u) - base, scale, bias));
-        out[3] = as_type<uint>(fma(fma(as_type<half2>((high & 0x00f000f0u) | 0x64006400u), part, less), scale, bias));
-    } else {
-        UNROLL for (int i = 0; i < 2; ++i) {
-            out[2 * i] = as_type<uint>(fma(as_type<half2>((raw[i] & 0x00ff00ffu) | 0x64006400u) - base, scale, bias));
-            out[2 * i + 1] = as_type<uint>(fma(as_type<half2>((raw[i] >> 8 & 0x00ff00ffu) | 0x64006400u) - base, scale, bias));
-        }
-    }
-}
-
-INLINE half2 half_pair(uint bits, bool bf16) {
-    return half2(bf16 ? half(as_type<float>(bits << 16)) : as_type<half>(ushort(bits)));
-}
-
-// Where a row's 16 bytes `c` stand: lanes that read together find them in different banks.
-template <int BITS> INLINE uint weight_place(uint row, uint c) { return BITS == 4 ? c ^ (row >> 2 & 1) : c ^ (row & 2); }
 INLINE uint x_place(uint row, uint c) { return c ^ (row & 1) * 4; }
 
 template <int BITS, int GROUP, int T, int STAGES>
@@ -136,8 +121,9 @@ INLINE void multiply(
     device const uint4* w_from[LOADS];
     UNROLL for (int l = 0; l < LOADS; ++l) {
         const uint row = min(row0 + w_row + uint(l) * (THREADS / CHUNKS), p.rows - 1);
-        w_from[l] = (device const uint4*)data + (size_t(row) * p.cols + begin) * BITS / 128 + w_chunk;
+        w_from[l] = (device const uint4*)data + piece_at(row, begin * BITS / 128 + w_chunk, p.cols * BITS / 128, p.packed);
     }
+    const uint w_step = p.packed ? CHUNKS * 8 : CHUNKS;
     device const uint* s_from = scales + size_t(min(row0 + tid, p.rows - 1)) * groups;
     device const uint4* x_from[X_LOADS];
     UNROLL for (int l = 0; l < X_LOADS; ++l) {
@@ -147,7 +133,7 @@ INLINE void multiply(
 #define COPY_WEIGHTS(STEP) \
     if ((STEP) < steps) { \
         threadgroup uint4* to = memory + (STEP) % STAGES * STAGE; \
-        UNROLL for (int l = 0; l < LOADS; ++l) copy_16(to + w_to + l * THREADS, w_from[l] + (STEP) * CHUNKS); \
+        UNROLL for (int l = 0; l < LOADS; ++l) copy_16(to + w_to + l * THREADS, w_from[l] + (STEP) * w_step); \
         device const uint* from = s_from + (begin + (STEP) * TK) / GROUP; \
         if (WORDS == 1) copy_4((threadgroup uint*)(to + W_SIZE) + tid, from); \
         else copy_8((threadgroup uint2*)(to + W_SIZE) + tid, (device const uint2*)from); \

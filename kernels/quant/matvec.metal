@@ -28,6 +28,7 @@ struct MatvecParams {
     uint end1;
     uint group_shift;
     uint scale_type;
+    uint packed;
     uint flags;
     uint gate;
     uint groups;  // threadgroups of matvec_tile_*
@@ -42,7 +43,7 @@ void matvec(
     threadgroup float* xs, threadgroup float* partial)
 {
     const uint chunks = p.cols / CHUNK;
-    const WeightRows w = {data, scales, chunks, p.group_shift, p.scale_type};
+    const WeightRows w = {data, scales, chunks, p.group_shift, p.scale_type, p.packed};
     const bool gated = p.gate != 0;
     const uint half_rows = p.rows / 2;
     // With a gate a threadgroup takes ROWS / 2 rows of each matrix.

@@ -17,6 +17,7 @@
 #include "taper/common.h"
 #include "taper/activation.h"
 #include "taper/copies.h"
+#include "taper/packed.h"
 #include "taper/tile.h"
 
 enum { MATVEC_NORM = 1, MATVEC_BIAS = 2, MATVEC_RESIDUAL = 4, THREADS = 256 };
@@ -32,6 +33,7 @@ struct MatvecParams {
     uint end1;
     uint group_shift;
     uint scale_type;
+    uint packed;
     uint flags;
     uint gate;
     uint groups;  // threadgroups
@@ -83,19 +85,36 @@ INLINE void rows_of(MatvecParams p, uint tile, uint r, thread uint* row) {
     row[1] = gated ? row[0] + half_rows : min(first + 8, limit - 1);
 }
 
+// Where two rows' codes and scales begin.
+struct TwoRows {
+    device const uint4* codes[2];
+    device const uint* scales[2];
+};
+
+template <int BITS, int GROUP>
+INLINE TwoRows begins_of(device const uint4* data, device const uint* scales, MatvecParams p, uint tile, uint r) {
+    uint row[2];
+    rows_of(p, tile, r, row);
+    TwoRows out;
+    UNROLL for (int h = 0; h < 2; ++h) {
+        out.codes[h] = data + row_at(row[h], p.cols * BITS / 128, p.packed);
+        out.scales[h] = scales + row[h] * (p.cols / GROUP);
+    }
+    return out;
+}
+
 // A lane's 16 bytes and scales of a block of two rows. Past the row's end it copies anything.
 template <int BITS, int GROUP>
 INLINE void copy_block(
-    device const uint4* data, device const uint* scales, uint cols, thread const uint* row, uint block, uint t,
-    threadgroup uint4* codes, threadgroup uint* pairs)
+    thread const TwoRows& from, uint cols, uint packed, uint block, uint t, threadgroup uint4* codes, threadgroup uint* pairs)
 {
     enum { BLOCK = Blocks<BITS, GROUP>::BLOCK, PARTS = Blocks<BITS, GROUP>::PARTS, PART = Blocks<BITS, GROUP>::PART };
     const uint chunks = cols * BITS / 128, groups = cols / GROUP;
-    const uint chunk = min(block * 4 + t, chunks - 1);
+    const uint chunk = piece_in_row(min(block * 4 + t, chunks - 1), packed);
     const uint group = min((block * BLOCK + t * PART) / GROUP, groups - 1);
     UNROLL for (int h = 0; h < 2; ++h) {
-        copy_16(codes + h * 32, data + size_t(row[h]) * chunks + chunk);
-        if (t < PARTS) copy_4(pairs + h * 8 * PARTS, scales + row[h] * groups + group);
+        copy_16(codes + h * 32, from.codes[h] + chunk);
+        if (t < PARTS) copy_4(pairs + h * 8 * PARTS, from.scales[h] + group);
     }
 }
 
@@ -185,16 +204,19 @@ INLINE void matvec(
     codes += sg * STAGES * CODES + lane;
     pairs += sg * STAGES * PAIRS + r * PARTS + t;
 
-    uint row[2], next_tile = at.x, next_step = 0, stage = 0;
-    rows_of(p, next_tile, r, row);
+    uint next_tile = at.x, next_step = 0, stage = 0;
+    TwoRows rows = begins_of<BITS, GROUP>(data, scales, p, next_tile, r);
 #define COPY_NEXT(STAGE) { \
         if (next_tile < tiles && steps > 0) { \
-            copy_block<BITS, GROUP>(data, scales, p.cols, row, next_step * 8 + sg, t, codes + (STAGE) * CODES, pairs + (STAGE) * PAIRS); \
-            if (++next_step == steps) next_step = 0, next_tile += p.groups, rows_of(p, next_tile, r, row); \
+            copy_block<BITS, GROUP>(rows, p.cols, p.packed, next_step * 8 + sg, t, codes + (STAGE) * CODES, pairs + (STAGE) * PAIRS); \
+            if (++next_step == steps) next_step = 0, next_tile += p.groups, rows = begins_of<BITS, GROUP>(data, scales, p, next_tile, r); \
         } \
         copies_end(); \
     }
     UNROLL for (int s = 0; s < STAGES - 1; ++s) COPY_NEXT(uint(s))
+    if (at.x == 0 && p.flags & MATVEC_NORM) {
+        for (uint i = tid * 32; i < p.cols; i += THREADS * 32) prefetch_line(gains + i);
+    }
     previous_launch_done();
     float4 next[2 * ROUNDS];
     load_x(x, p.cols, 0, tid, next);

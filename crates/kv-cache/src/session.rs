@@ -3,8 +3,8 @@
 use crate::{ExactRoom, KvCache, KvCacheError, KvConfig};
 use std::sync::Arc;
 use taper_base::{BlockId, LayerId, SeqId};
-use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, SeqSpan};
-use taper_tensor::{Tensor, cpu};
+use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, KvCodecError, SeqSpan};
+use taper_tensor::{Projected, Tensor, cpu};
 
 /// Sequences from which on a layer's blocks are fetched while products compute.
 const FETCH_FROM: usize = 16;
@@ -16,16 +16,14 @@ pub trait KvSession {
     /// Stores this step's keys and values of a layer and attends over all up to here.
     ///
     /// # Shapes
-    /// `q [t, heads, head_dim]`, `k`, `v` `[t, kv_heads, head_dim]`, f32 -> `[t, heads, head_dim]`.
+    /// As [`Projected`]'s -> `[t, heads, head_dim]`.
     ///
     /// # Errors
     /// Shapes that do not fit the cache, or an unknown layer.
     fn attend(
         &mut self,
         layer: LayerId,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
+        rows: &Projected<'_>,
         params: &AttnParams,
     ) -> Result<Tensor, KvCacheError>;
 }
@@ -136,6 +134,21 @@ impl PagedSession<'_> {
         cpu::read_soon(&sides.flatten().collect::<Vec<_>>());
     }
 
+    /// The step's sequences as a layer's codec sees them.
+    fn batch(&self, layer: LayerId) -> AttnBatch<'_> {
+        let room = self.room(layer);
+        let exact = |i: usize| -> Option<ExactBlocks<'_>> {
+            Some(ExactBlocks { tokens: room?.tokens, blocks: self.exact.get(i)? })
+        };
+        let span = |(i, range): (usize, &SeqRange)| SeqSpan {
+            q_len: range.len,
+            kv_len: range.start + range.len,
+            blocks: self.cache.blocks(range.seq),
+            exact: exact(i),
+        };
+        AttnBatch { seqs: self.ranges.iter().enumerate().map(span).collect() }
+    }
+
     /// Room for a layer's exact rows. Layers whose rows are exact themselves have none.
     fn room(&self, layer: LayerId) -> Option<ExactRoom> {
         let KvConfig { scheme, geometry, exact, .. } = &self.cache.config;
@@ -147,26 +160,21 @@ impl KvSession for PagedSession<'_> {
     fn attend(
         &mut self,
         layer: LayerId,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
+        rows: &Projected<'_>,
         params: &AttnParams,
     ) -> Result<Tensor, KvCacheError> {
-        self.store(layer, k, v)?;
+        let layers = self.cache.pages.len();
+        let pages = self.cache.pages.get(layer.index());
+        let pages = pages.ok_or(KvCacheError::Layer { layer, layers })?;
         let KvConfig { scheme, geometry, .. } = &self.cache.config;
-        let (codec, room) = (scheme.codec(layer.index()), self.room(layer));
-        let exact = |i: usize| -> Option<ExactBlocks<'_>> {
-            Some(ExactBlocks { tokens: room?.tokens, blocks: self.exact.get(i)? })
-        };
-        let span = |(i, range): (usize, &SeqRange)| SeqSpan {
-            q_len: range.len,
-            kv_len: range.start + range.len,
-            blocks: self.cache.blocks(range.seq),
-            exact: exact(i),
-        };
-        let batch = AttnBatch { seqs: self.ranges.iter().enumerate().map(span).collect() };
+        let (codec, geometry) = (Arc::clone(scheme.codec(layer.index())), *geometry);
+        if let Some(out) = codec.attend_new(geometry, rows, pages, &self.batch(layer), params)? {
+            return Ok(out);
+        }
+        let [q, k, v] = rows.turned().map_err(KvCodecError::from)?;
+        self.store(layer, &k, &v)?;
         let pages = &self.cache.pages[layer.index()];
         self.announce_next(layer);
-        Ok(codec.attend(*geometry, q, pages, &batch, params)?)
+        Ok(codec.attend(geometry, &q, pages, &self.batch(layer), params)?)
     }
 }

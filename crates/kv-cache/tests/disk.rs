@@ -66,16 +66,19 @@ fn restore(cache: &mut KvCache, tokens: &[TokenId]) -> usize {
 fn seen(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) -> Vec<f32> {
     use taper_kv_cache::KvSession;
     use taper_kv_codecs::AttnParams;
+    use taper_tensor::Projected;
     let start = tokens.len() - 1;
     cache.grow(seq, tokens.len()).unwrap();
     let mut session = cache.session(&[SeqRange { seq, start, len: 1 }]).unwrap();
     let params = AttnParams::new(0.2);
     let row = |heads: usize, by: f32| {
         let row = (0..heads * 64).map(|i| (i as f32 * by).cos()).collect();
-        ops::from_host_f32(row, &[1, heads, 64]).unwrap()
+        ops::from_host_f32(row, &[1, heads * 64]).unwrap()
     };
+    let [q, k, v] = [row(4, 0.3), row(2, 0.1), row(2, 0.2)];
+    let rows = Projected { q: &q, k: &k, v: &v, head_dim: 64, norms: None, rope: None };
     let attend = |layer| {
-        let out = session.attend(LayerId(layer), &row(4, 0.3), &row(2, 0.1), &row(2, 0.2), &params);
+        let out = session.attend(LayerId(layer), &rows, &params);
         ops::with_host_f32(&out.unwrap(), <[f32]>::to_vec).unwrap()
     };
     (0..LAYERS as u16).flat_map(attend).collect()

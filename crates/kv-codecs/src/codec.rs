@@ -7,7 +7,7 @@ use crate::{
 use std::{fmt, sync::Arc};
 use taper_base::BlockId;
 use taper_tensor::{
-    AlignedBytes, DType, KeyScorer, Tensor, TensorError,
+    AlignedBytes, DType, KeyScorer, Projected, Tensor, TensorError,
     gpu::{Buffer, Gpu},
 };
 
@@ -111,6 +111,25 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         slots: &[usize],
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError>;
+
+    /// Writes the rows of a step of one token a sequence and attends to all up to there, in one go; `None`,
+    /// with nothing written, where a codec does not, or not for such rows.
+    ///
+    /// # Shapes
+    /// As [`Projected`]'s -> `[t, heads, head_dim]`.
+    ///
+    /// # Errors
+    /// Another shape or type, or a block outside the pages.
+    fn attend_new(
+        &self,
+        _geometry: KvGeometry,
+        _rows: &Projected<'_>,
+        _pages: &LayerPages,
+        _batch: &AttnBatch<'_>,
+        _params: &AttnParams,
+    ) -> Result<Option<Tensor>, KvCodecError> {
+        Ok(None)
+    }
 
     /// Bytes of an exact block of one layer; `None` when the codec's own rows are exact enough to
     /// need none ([`Exact`]).

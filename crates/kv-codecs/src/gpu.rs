@@ -14,7 +14,7 @@ use std::{
 };
 use taper_base::BlockId;
 use taper_tensor::{
-    DType, KeyScorer, Tensor, TensorError,
+    DType, KeyScorer, Projected, Tensor, TensorError,
     gpu::{
         Buffer, Gpu,
         attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence},
@@ -126,6 +126,11 @@ impl GpuCodec {
 
 pub(crate) fn outside(slot: usize, slots: usize) -> KvCodecError {
     KvCodecError::Slot { slot, slots }
+}
+
+fn scoring(params: &AttnParams) -> Scoring {
+    let AttnParams { scale, window, soft_cap, .. } = *params;
+    Scoring { scale, window, soft_cap }
 }
 
 /// Slots that pages have room for.
@@ -263,6 +268,31 @@ impl KvCodec for GpuCodec {
         Ok(key_scores::key_scores(shape, k_pages, &blocks, tokens, scorer)?)
     }
 
+    fn attend_new(
+        &self,
+        geometry: KvGeometry,
+        rows: &Projected<'_>,
+        pages: &LayerPages,
+        batch: &AttnBatch<'_>,
+        params: &AttnParams,
+    ) -> Result<Option<Tensor>, KvCodecError> {
+        let Some((k_pages, v_pages)) = &pages.gpu else { return Ok(None) };
+        if batch.seqs.iter().any(|seq| seq.q_len > 1) {
+            return Ok(None);
+        }
+        let shape = self.shape(geometry)?;
+        let room = room(pages.k.len(), self.block_bytes(geometry).k);
+        let &[t, width] = rows.q.dims() else {
+            let expected = "q [t, heads * head_dim]";
+            return Err(KvCodecError::Shape { expected, got: rows.q.dims().to_vec() });
+        };
+        let heads = width.checked_div(geometry.head_dim).unwrap_or(0);
+        let q = rows.q.reshape((t, heads, geometry.head_dim))?;
+        let group = check_batch(geometry, &q, batch, room)?;
+        let plan = self.plan(shape, batch, group)?;
+        Ok(attention::attend_new(shape, rows, (k_pages, v_pages), &plan, &scoring(params))?)
+    }
+
     fn attend(
         &self,
         geometry: KvGeometry,
@@ -276,9 +306,7 @@ impl KvCodec for GpuCodec {
             check_batch(geometry, q, batch, room(pages.k.len(), self.block_bytes(geometry).k))?;
         let Some((k_pages, v_pages)) = &pages.gpu else { return Err(outside(0, 0)) };
         let plan = self.plan(shape, batch, group)?;
-        let AttnParams { scale, window, soft_cap, .. } = *params;
-        let scoring = Scoring { scale, window, soft_cap };
-        Ok(attention::attend(shape, q, (k_pages, v_pages), &plan, &scoring)?)
+        Ok(attention::attend(shape, q, (k_pages, v_pages), &plan, &scoring(params))?)
     }
 }
 

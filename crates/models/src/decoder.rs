@@ -7,7 +7,7 @@ use crate::{
 use taper_base::{LayerId, Phase};
 use taper_kv_codecs::{Arithmetic, AttnParams};
 use taper_tensor::{
-    Embedding, Linear, LinearGroup, RmsNorm, RopeAngles, RopeTable, Tensor, norm_rope,
+    Embedding, Linear, LinearGroup, Projected, RmsNorm, RopeAngles, RopeTable, Tensor,
     ops::{self, Activation},
 };
 use taper_weights::Checkpoint;
@@ -204,10 +204,14 @@ impl Layer {
     ) -> Result<Tensor, ModelError> {
         let (t, d) = (x.dims()[0], model.head_dim);
         let [q, k, v] = self.qkv.forward_normed(x, &self.norm, phase)?;
-        let (q_norm, k_norm) = self.qk_norm.as_ref().map(|(q, k)| (q, k)).unzip();
-        let rope = self.spec.rope.map(|rope| &ropes[rope]);
-        let [q, k] = norm_rope([(&q, q_norm), (&k, k_norm)], d, rope)?;
-        let v = v.reshape((t, model.kv_heads, d))?;
+        let rows = Projected {
+            q: &q,
+            k: &k,
+            v: &v,
+            head_dim: d,
+            norms: self.qk_norm.as_ref().map(|(q, k)| (q, k)),
+            rope: self.spec.rope.map(|rope| &ropes[rope]),
+        };
         let params = AttnParams {
             scale: model.attn_scale,
             window: self.spec.window,
@@ -217,7 +221,7 @@ impl Layer {
                 Phase::Decode => Arithmetic::Exact,
             },
         };
-        let attended = kv.attend(id, &q, &k, &v, &params)?;
+        let attended = kv.attend(id, &rows, &params)?;
         let attended = attended.reshape((t, model.heads * d))?;
         add_output(&self.out, &attended, x, self.post_attn_norm.as_ref(), phase)
     }

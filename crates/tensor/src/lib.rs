@@ -45,6 +45,6 @@ pub use error::{Result, TensorError};
 pub use key_scores::KeyScorer;
 pub use linear::{Linear, LinearGroup, Weight, WeightFormat};
 pub use norm::RmsNorm;
-pub use rope::{RopeAngles, RopeTable, norm_rope};
+pub use rope::{Projected, RopeAngles, RopeTable, norm_rope};
 pub use taper_base::Phase;
 pub use tensor::Tensor;

@@ -50,9 +50,49 @@ const ROWS: usize = 64;
 #[derive(Debug, Clone)]
 pub struct RopeAngles {
     positions: usize,
-    pairs: usize,
-    sin: Resident,
-    cos: Resident,
+    pub(crate) pairs: usize,
+    pub(crate) sin: Resident,
+    pub(crate) cos: Resident,
+}
+
+/// Queries, keys and values of a step as the projections give them, and what is to be done to them.
+///
+/// # Shapes
+/// `q [t, heads * head_dim]`, `k`, `v` `[t, kv_heads * head_dim]`, f32.
+#[derive(Debug, Clone, Copy)]
+pub struct Projected<'a> {
+    /// Queries.
+    pub q: &'a Tensor,
+    /// Keys.
+    pub k: &'a Tensor,
+    /// Values.
+    pub v: &'a Tensor,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Of each head of queries and of keys.
+    pub norms: Option<(&'a RmsNorm, &'a RmsNorm)>,
+    /// How queries and keys turn.
+    pub rope: Option<&'a RopeAngles>,
+}
+
+impl Projected<'_> {
+    /// That norms and angles fit queries and keys.
+    pub(crate) fn check(&self) -> Result<()> {
+        let (q_norm, k_norm) = self.norms.unzip();
+        check(self.q, self.head_dim, q_norm, self.rope)?;
+        check(self.k, self.head_dim, k_norm, self.rope)
+    }
+
+    /// Queries and keys normed and rotated, and values, each `[t, its heads, head_dim]`.
+    ///
+    /// # Errors
+    /// As [`norm_rope`].
+    pub fn turned(&self) -> Result<[Tensor; 3]> {
+        let (q_norm, k_norm) = self.norms.unzip();
+        let [q, k] = norm_rope([(self.q, q_norm), (self.k, k_norm)], self.head_dim, self.rope)?;
+        let v = self.v.reshape(k.dims())?;
+        Ok([q, k, v])
+    }
 }
 
 /// Norms each head of each token, and rotates it: of queries and keys at once.

@@ -21,7 +21,7 @@ using namespace metal;
 // On NVIDIA GPUs the launches of a step overlap: the threadgroups of one start while the last ones of
 // the one before it are still running, and wait, so that little time passes between the two. A kernel
 // waits first of all; one that begins with EARLY_LAUNCH waits where it calls `previous_launch_done`, and
-// reads and writes nothing before that but weights, which no kernel changes.
+// reads nothing before that but weights, which no kernel changes, and what the host put there, and writes nothing.
 #ifndef EARLY_LAUNCH
 #define EARLY_LAUNCH
 INLINE void previous_launch_done() {}

@@ -2,7 +2,8 @@
 // asynchronous; elsewhere each is done at once.
 //
 // Copies form groups: copies_end ends one, and copies_wait<N> waits for all but the newest N. What other
-// threads copied is there after a barrier that follows.
+// threads copied is there after a barrier that follows. prefetch_line asks for 128 bytes that will be read soon,
+// or does nothing; it may stand before `previous_launch_done`, since nobody sees what it read.
 #pragma once
 #include "common.h"
 
@@ -14,4 +15,5 @@ INLINE void copy_8(threadgroup uint2* to, device const uint2* from) { *to = *fro
 INLINE void copy_16(threadgroup uint4* to, device const uint4* from) { *to = *from; }
 INLINE void copies_end() {}
 template <int N> INLINE void copies_wait() {}
+template <typename T> INLINE void prefetch_line(device const T*) {}
 #endif

@@ -6,6 +6,7 @@
 // mantissa, so it costs a shift and a mask, and no conversion.
 #pragma once
 #include "common.h"
+#include "packed.h"
 
 enum { CHUNK = 32 };
 
@@ -15,6 +16,7 @@ struct WeightRows {
     uint chunks;                // of a row
     uint group_shift;           // log2 of the chunks of a group
     uint scale_type;            // 0 f32, 1 f16, 2 bf16
+    uint packed;                // whether they lie as packed.h says; of 4 and 8 bits alone
 };
 
 // N words from an address that is a multiple of as much as N is.
@@ -37,7 +39,10 @@ template <int BITS> struct Affine {
     enum { RAW = BITS };
 
     static void load(thread uint* raw, thread const WeightRows& w, uint row, uint chunk) {
-        load_words<RAW>(w.data + (size_t(row) * w.chunks + chunk) * RAW, raw);
+        enum { PIECES = BITS / 4 };
+        const size_t chunk_at = BITS % 4 == 0 ? piece_at(row, chunk * PIECES, w.chunks * PIECES, w.packed) * 4
+                                              : (size_t(row) * w.chunks + chunk) * RAW;
+        load_words<RAW>(w.data + chunk_at, raw);
     }
 
     static float quant(thread const uint* raw, int i) {

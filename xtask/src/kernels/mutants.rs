@@ -1,6 +1,7 @@
 //! Bugs planted in the kernels, one at a time: each must make a check fail.
 
 mod choices;
+mod tiles;
 
 use super::clang::Clang;
 use anyhow::{Result, bail, ensure};
@@ -112,14 +113,24 @@ const MUTANTS: &[Mutant] = &[
         "COPY_X(step + STAGES - 1)",
         "COPY_X(step + STAGES)",
     ),
-    mutant("matmul_tile", "scale and bias swapped", "base, scale, bias));", "base, bias, scale));"),
+    mutant(
+        "matmul_tile",
+        "scale and bias swapped",
+        "raw, scale[2 * i + u], bias[2 * i + u]",
+        "raw, bias[2 * i + u], scale[2 * i + u]",
+    ),
     mutant(
         "matmul_tile",
         "a row read past the end",
         "p.rows - 1);\n        w_from",
         "p.rows + 64);\n        w_from",
     ),
-    mutant("matmul_tile", "columns in another order", "halves(v[0], v[4])", "halves(v[4], v[0])"),
+    mutant(
+        "matmul_tile",
+        "columns in another order",
+        "halves(v[e], v[e + 4])",
+        "halves(v[e + 4], v[e])",
+    ),
     mutant(
         "matmul_tile",
         "another group's scale",
@@ -152,7 +163,7 @@ const MUTANTS: &[Mutant] = &[
         "simdgroup_barrier(mem_flags::mem_threadgroup);",
         "",
     ),
-    mutant("rows", "a sign", "cosines[angle + i] - other", "cosines[angle + i] + other"),
+    mutant("rows", "a sign", "turn(v, other,", "turn(v, -other,"),
     mutant(
         "elementwise",
         "an off-by-one",
@@ -248,26 +259,6 @@ const MUTANTS: &[Mutant] = &[
         "const bool own = r / 2 == 0;",
     ),
     mutant("matvec_tile", "a block of another stage", "(stage == 0 ? STAGES : stage) - 1", "stage"),
-    mutant("attend_tile", "what halves leave dropped", "sum[2 * u] + sum[2 * u + 1]", "sum[2 * u]"),
-    mutant(
-        "attend_tile",
-        "tokens exchanged",
-        "w0 >> 16 | (w1 & 0xffff0000u)",
-        "w1 >> 16 | (w0 & 0xffff0000u)",
-    ),
-    mutant("attend_tile", "a token too many", "token < end &&", "token <= end &&"),
-    mutant(
-        "attend_tile",
-        "a barrier of the merge dropped",
-        "        threadgroup_barrier(mem_flags::mem_threadgroup);\n        if (sg == 0) {",
-        "        if (sg == 0) {",
-    ),
-    mutant(
-        "attend_tile",
-        "an old maximum",
-        "            top[n] = next;\n        }\n        simd",
-        "        }\n        simd",
-    ),
     mutant(
         "coded",
         "a barrier before the rotation dropped",
@@ -428,6 +419,7 @@ pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
     let wanted: Vec<_> = MUTANTS
         .iter()
         .chain(choices::MUTANTS)
+        .chain(tiles::MUTANTS)
         .filter(|m| only.is_none_or(|o| o == m.family))
         .collect();
     let caught: Vec<bool> = wanted

@@ -32,6 +32,8 @@ struct Cuda {
     stream: sys::CUstream,
     device: sys::CUdevice,
     name: String,
+    /// The first number of its compute capability.
+    capability: i32,
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<String, sys::CUfunction>>,
     blas: Option<Blas>,
@@ -71,12 +73,14 @@ impl Gpu {
         let stream = cu::stream::create(cu::stream::StreamKind::NonBlocking);
         let stream = stream.map_err(failed("open a stream"))?;
         let blas = Blas::open(stream)?;
-        let overlaps = overlap::is_there(device)?;
+        let capability = overlap::capability(device)?;
+        let overlaps = overlap::is_there(capability);
         Ok(Self::new(Box::new(Cuda {
             context,
             stream,
             device,
             name,
+            capability,
             modules: Mutex::default(),
             functions: Mutex::default(),
             blas,
@@ -101,8 +105,10 @@ impl Cuda {
         let found = FAMILIES.iter().find(|f| f.name == family);
         let unknown = || TensorError::Gpu { what: "find kernels", message: family.to_owned() };
         let ptx = found.ok_or_else(unknown)?.ptx;
-        let ptx =
-            if self.sender.overlaps { overlap::enable(ptx).into() } else { Cow::Borrowed(ptx) };
+        let ptx = match self.sender.overlaps {
+            true => overlap::enable(ptx, self.capability).into(),
+            false => Cow::Borrowed(ptx),
+        };
         let ptx = CString::new(&*ptx).map_err(failed("read PTX"))?;
         // SAFETY: PTX text that ends with a zero.
         let module = unsafe { cu::module::load_data(ptx.as_ptr().cast()) };
@@ -199,6 +205,10 @@ impl Backend for Cuda {
 
     fn has_fast_tiles(&self) -> bool {
         true
+    }
+
+    fn has_wide_tiles(&self) -> bool {
+        self.capability == overlap::HOPPER
     }
 
     fn has_matmul(&self) -> bool {

@@ -12,19 +12,28 @@ use std::ffi::c_void;
 /// The PTX of the kernels is of version 7.0 for sm_80, where these instructions are comments.
 const OPEN: &str = "/*sm_90 ";
 const CLOSE: &str = "*/";
+/// Compute capability 9.
+pub(super) const HOPPER: i32 = 9;
 
-/// Whether a GPU has it.
-pub(super) fn is_there(of: sys::CUdevice) -> Result<bool> {
+/// The first number of a GPU's compute capability.
+pub(super) fn capability(of: sys::CUdevice) -> Result<i32> {
     let major = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
     // SAFETY: the device exists.
     let major = unsafe { device::get_attribute(of, major) };
-    Ok(major.map_err(failed("ask the GPU"))? >= 9)
+    major.map_err(failed("ask the GPU"))
 }
 
-/// PTX with the instructions that are comments in it, for a GPU that has them.
-pub(super) fn enable(ptx: &str) -> String {
-    let ptx = ptx.replacen(".version 7.0", ".version 7.8", 1).replacen("sm_80", "sm_90", 1);
-    ptx.replace(OPEN, "").replace(CLOSE, "")
+/// Whether launches overlap on GPUs of this capability.
+pub(super) fn is_there(capability: i32) -> bool {
+    capability >= HOPPER
+}
+
+/// PTX with the instructions that are comments in it, for a GPU that has them. Those of `sm_90a` are for
+/// [`HOPPER`] alone.
+pub(super) fn enable(ptx: &str, capability: i32) -> String {
+    let (version, target) = if capability == HOPPER { ("8.0", "sm_90a") } else { ("7.8", "sm_90") };
+    let ptx = ptx.replacen(".version 7.0", &format!(".version {version}"), 1);
+    ptx.replacen("sm_80", target, 1).replace(OPEN, "").replace(CLOSE, "")
 }
 
 /// Runs a kernel; with `overlaps` it may start before what was launched before is done, and waits for
@@ -89,8 +98,10 @@ mod tests {
     #[test]
     fn every_kernel_waits_for_the_launch_before_it() {
         for family in FAMILIES {
-            let ptx = enable(family.ptx);
-            assert!(ptx.contains(".version 7.8\n.target sm_90\n"), "{}", family.name);
+            let ptx = enable(family.ptx, HOPPER);
+            assert!(ptx.contains(".version 8.0\n.target sm_90a\n"), "{}", family.name);
+            let later = enable(family.ptx, HOPPER + 1);
+            assert!(later.contains(".version 7.8\n.target sm_90\n"), "{}", family.name);
             assert!(!ptx.contains("/*"), "{}", family.name);
             let mut kernels = ptx.split(".visible .entry ").skip(1);
             assert!(kernels.all(|k| k.contains("griddepcontrol.wait;")), "{}", family.name);

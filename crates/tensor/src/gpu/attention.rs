@@ -1,7 +1,7 @@
 //! Attention over a paged cache of floats on a GPU.
 
 use super::{Buffer, Gpu, Launch, Operand, count, params};
-use crate::{DType, Result, Tensor, TensorError, tensor::GpuTensor};
+use crate::{DType, Projected, Result, RmsNorm, Tensor, TensorError, tensor::GpuTensor};
 
 params!(
     /// Of `kv_write_*`.
@@ -21,6 +21,9 @@ params!(
         window: u32,
         scale: f32,
         soft_cap: f32,
+        few: u32,
+        q_eps: f32,
+        k_eps: f32,
     }
 );
 params!(
@@ -32,6 +35,8 @@ params!(
 pub const BLOCK_TOKENS: usize = 32;
 /// Tokens of a span, as `attend_*` cuts a sequence.
 pub(super) const SPAN_TOKENS: usize = 512;
+/// Threadgroups that leave a large GPU's memory idle.
+const FEW: u32 = 128;
 /// Elements of the largest head.
 pub(super) const MAX_HEAD: usize = 256;
 
@@ -98,6 +103,8 @@ pub struct Plan {
     tokens: usize,
     spans: usize,
     group: usize,
+    /// Each sequence has one token.
+    ones: bool,
     /// The matrix units compute it.
     tiled: bool,
 }
@@ -141,7 +148,8 @@ impl Plan {
         let n_tiles = count("attention", tiles.len())?;
         let (blocks, tiles) = (gpu.upload(&blocks)?, gpu.upload(&tiles)?);
         let spans = longest.div_ceil(SPAN_TOKENS).max(1);
-        Ok(Self { blocks, tiles, n_tiles, rows, tokens: first, spans, group, tiled })
+        let ones = seqs.iter().all(|s| s.q_len == 1);
+        Ok(Self { blocks, tiles, n_tiles, rows, tokens: first, spans, group, ones, tiled })
     }
 }
 
@@ -213,67 +221,142 @@ pub fn attend(
     plan: &Plan,
     scoring: &Scoring,
 ) -> Result<Tensor> {
-    shape.check()?;
     let q = on_gpu(q)?;
-    let heads = plan.group * shape.kv_heads;
-    if q.dims != [plan.tokens, heads, shape.head_dim] {
-        let expected = format!("[{}, {heads}, {}]", plan.tokens, shape.head_dim);
-        return Err(TensorError::shape("attention", expected, &q.dims));
-    }
-    let gpu = q.gpu();
-    let out = GpuTensor::new(gpu, &q.dims)?;
-    let rows = plan.tokens * heads;
-    let spans = if plan.spans == 1 { 0 } else { plan.spans };
-    let sums = gpu.temporary(4 * rows * spans * shape.head_dim)?;
-    let weights = gpu.temporary(8 * rows * spans)?;
     let size = if shape.is_typed() { shape.head_dim } else { 0 };
     let (family, kernel) = match plan.tiled {
         true => ("attend_tile", format!("attend_tile_d{size}_r{}", plan.rows)),
         false => ("attend", format!("attend_{}_d{size}_r{}", shape.name(), plan.rows)),
     };
-    let parts = plan.group.div_ceil(plan.rows);
-    let params = AttendParams {
-        q_heads: heads as u32,
-        kv_heads: shape.kv_heads as u32,
-        head_dim: shape.head_dim as u32,
-        spans: plan.spans as u32,
-        window: scoring.window.map_or(0, |w| u32::try_from(w).unwrap_or(0)),
-        scale: scoring.scale,
-        soft_cap: scoring.soft_cap.unwrap_or(0.0),
+    let operands =
+        [Operand::In(&q.buffer, q.offset), Operand::In(k_pages, 0), Operand::In(v_pages, 0)];
+    plan.run(shape, q, (family, &kernel), &operands, scoring, [-1.0; 2])
+}
+
+/// The same of one token a sequence from what the projections gave, which also writes the tokens' keys and
+/// values into the pages. `None` where there is no kernel for it: what [`Projected::turned`] gives is to be
+/// written then, and attended to.
+///
+/// # Shapes
+/// As [`Projected`]'s -> `[t, heads, head_dim]`.
+///
+/// # Errors
+/// The rows have other shapes than the plan's and the cache's, or are not on one GPU.
+pub fn attend_new(
+    shape: KvShape,
+    rows: &Projected<'_>,
+    (k_pages, v_pages): (&Buffer, &Buffer),
+    plan: &Plan,
+    scoring: &Scoring,
+) -> Result<Option<Tensor>> {
+    let Some(angles) = rows.rope.filter(|rope| 2 * rope.pairs == shape.head_dim) else {
+        return Ok(None);
     };
-    gpu.launch(&Launch {
-        family,
-        kernel: &kernel,
-        grid: [plan.n_tiles, (shape.kv_heads * parts) as u32, plan.spans as u32],
-        threads: 128,
-        operands: &[
-            Operand::In(&q.buffer, q.offset),
-            Operand::In(k_pages, 0),
-            Operand::In(v_pages, 0),
-            Operand::In(&plan.blocks, 0),
-            Operand::In(&plan.tiles, 0),
+    if !plan.tiled || !plan.ones || plan.group > plan.rows {
+        return Ok(None);
+    }
+    rows.check()?;
+    let [q, k, v] = [on_gpu(rows.q)?, on_gpu(rows.k)?, on_gpu(rows.v)?];
+    let heads = q.dims[1] / rows.head_dim;
+    let q = &GpuTensor { dims: vec![q.dims[0], heads, rows.head_dim], ..q.clone() };
+    let expected = [plan.tokens, shape.kv_heads * shape.head_dim];
+    if let Some(other) = [k, v].into_iter().find(|x| x.dims != expected) {
+        return Err(TensorError::shape("attention", format!("{expected:?}"), &other.dims));
+    }
+    let gpu = q.gpu();
+    let norms = [rows.norms.map(|(q, _)| q), rows.norms.map(|(_, k)| k)];
+    let gains = norms.map(|norm| norm.map(|n| n.resident().on(gpu)).transpose());
+    let [q_gains, k_gains] = gains;
+    let (q_gains, k_gains) = (q_gains?, k_gains?);
+    let (cos, sin) = (angles.cos.on(gpu)?, angles.sin.on(gpu)?);
+    // Gains that are not there are never read.
+    let q_in = Operand::In(&q.buffer, q.offset);
+    let operands = [
+        q_in,
+        Operand::In(&k.buffer, k.offset),
+        Operand::In(&v.buffer, v.offset),
+        q_gains.as_deref().map_or(q_in, |b| Operand::In(b, 0)),
+        k_gains.as_deref().map_or(q_in, |b| Operand::In(b, 0)),
+        Operand::In(&cos, 0),
+        Operand::In(&sin, 0),
+        Operand::Out(k_pages, 0),
+        Operand::Out(v_pages, 0),
+    ];
+    let kernel = format!("attend_new_d{}_r{}", shape.head_dim, plan.rows);
+    let eps = norms.map(|norm| norm.map_or(-1.0, RmsNorm::eps));
+    plan.run(shape, q, ("attend_tile", &kernel), &operands, scoring, eps).map(Some)
+}
+
+impl Plan {
+    /// Runs a kernel that takes `operands` before those that all kernels of attention have, and adds its
+    /// spans.
+    fn run(
+        &self,
+        shape: KvShape,
+        q: &GpuTensor,
+        (family, kernel): (&'static str, &str),
+        operands: &[Operand<'_>],
+        scoring: &Scoring,
+        [q_eps, k_eps]: [f32; 2],
+    ) -> Result<Tensor> {
+        shape.check()?;
+        let heads = self.group * shape.kv_heads;
+        if q.dims != [self.tokens, heads, shape.head_dim] {
+            let expected = format!("[{}, {heads}, {}]", self.tokens, shape.head_dim);
+            return Err(TensorError::shape("attention", expected, &q.dims));
+        }
+        let gpu = q.gpu();
+        let out = GpuTensor::new(gpu, &q.dims)?;
+        let rows = self.tokens * heads;
+        let spans = if self.spans == 1 { 0 } else { self.spans };
+        let sums = gpu.temporary(4 * rows * spans * shape.head_dim)?;
+        let weights = gpu.temporary(8 * rows * spans)?;
+        let parts = self.group.div_ceil(self.rows);
+        let grid = [self.n_tiles, (shape.kv_heads * parts) as u32, self.spans as u32];
+        let params = AttendParams {
+            q_heads: heads as u32,
+            kv_heads: shape.kv_heads as u32,
+            head_dim: shape.head_dim as u32,
+            spans: self.spans as u32,
+            window: scoring.window.map_or(0, |w| u32::try_from(w).unwrap_or(0)),
+            scale: scoring.scale,
+            soft_cap: scoring.soft_cap.unwrap_or(0.0),
+            few: u32::from(grid.iter().product::<u32>() < FEW),
+            q_eps,
+            k_eps,
+        };
+        let mut operands = operands.to_vec();
+        operands.extend([
+            Operand::In(&self.blocks, 0),
+            Operand::In(&self.tiles, 0),
             Operand::Out(&out.buffer, 0),
             Operand::Out(&sums, 0),
             Operand::Out(&weights, 0),
-        ],
-        params: bytemuck::bytes_of(&params),
-    })?;
-    if spans > 0 {
-        let params = MergeParams { head_dim: shape.head_dim as u32, spans: plan.spans as u32 };
+        ]);
         gpu.launch(&Launch {
-            family: "attend",
-            kernel: "attend_merge",
-            grid: [count("attention", rows)?, 1, 1],
-            threads: 512,
-            operands: &[
-                Operand::In(&sums, 0),
-                Operand::In(&weights, 0),
-                Operand::Out(&out.buffer, 0),
-            ],
+            family,
+            kernel,
+            grid,
+            threads: 128,
+            operands: &operands,
             params: bytemuck::bytes_of(&params),
         })?;
+        if spans > 0 {
+            let params = MergeParams { head_dim: shape.head_dim as u32, spans: self.spans as u32 };
+            gpu.launch(&Launch {
+                family: "attend",
+                kernel: "attend_merge",
+                grid: [count("attention", rows)?, 1, 1],
+                threads: 512,
+                operands: &[
+                    Operand::In(&sums, 0),
+                    Operand::In(&weights, 0),
+                    Operand::Out(&out.buffer, 0),
+                ],
+                params: bytemuck::bytes_of(&params),
+            })?;
+        }
+        Ok(out.into())
     }
-    Ok(out.into())
 }
 
 pub(super) fn on_gpu(x: &Tensor) -> Result<&GpuTensor> {

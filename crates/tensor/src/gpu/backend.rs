@@ -65,6 +65,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether four simdgroups multiply together as `taper/wide.h` has it.
+    fn has_wide_tiles(&self) -> bool {
+        false
+    }
+
     /// Whether there is a library for [`Self::matmul`].
     fn has_matmul(&self) -> bool {
         false
@@ -187,6 +192,11 @@ impl Gpu {
 
     pub(crate) fn has_fast_tiles(&self) -> bool {
         self.0.backend.has_fast_tiles()
+    }
+
+    /// Whether there are matrix units for four simdgroups together.
+    pub(crate) fn has_wide_tiles(&self) -> bool {
+        self.0.backend.has_wide_tiles()
     }
 
     pub(crate) fn has_matmul(&self) -> bool {

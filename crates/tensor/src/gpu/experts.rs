@@ -9,7 +9,15 @@ params!(
 );
 params!(
     /// Of `experts_*`.
-    ExpertParams { rows: u32, cols: u32, chosen: u32, group_shift: u32, scale_type: u32, gate: u32 }
+    ExpertParams {
+        rows: u32,
+        cols: u32,
+        chosen: u32,
+        group_shift: u32,
+        scale_type: u32,
+        packed: u32,
+        gate: u32,
+    }
 );
 params!(
     /// Of `add_experts`.
@@ -255,6 +263,7 @@ fn product(
         chosen: count("experts", share)?,
         group_shift: weight.group_shift(),
         scale_type: weight.scale_type,
+        packed: u32::from(weight.packed),
         gate: gate.map_or(0, ops::gate),
     };
     let [data, scales] = weight.operands();

@@ -24,9 +24,13 @@ const HEADERS: &[(&str, &str)] = &[
     ("codes.h", include_str!("../../../../kernels/include/taper/codes.h")),
     ("common.h", include_str!("../../../../kernels/include/taper/common.h")),
     ("copies.h", include_str!("../../../../kernels/include/taper/copies.h")),
+    ("packed.h", include_str!("../../../../kernels/include/taper/packed.h")),
+    ("rows.h", include_str!("../../../../kernels/include/taper/rows.h")),
     ("rotation.h", include_str!("../../../../kernels/include/taper/rotation.h")),
     ("activation.h", include_str!("../../../../kernels/include/taper/activation.h")),
     ("tile.h", include_str!("../../../../kernels/include/taper/tile.h")),
+    ("wide.h", include_str!("../../../../kernels/include/taper/wide.h")),
+    ("widened.h", include_str!("../../../../kernels/include/taper/widened.h")),
     ("weights.h", include_str!("../../../../kernels/include/taper/weights.h")),
 ];
 
@@ -89,6 +93,7 @@ pub const FAMILIES: &[Family] = &[
     family!("matvec_tile", "quant", [weight::MatvecParams]),
     family!("matmul", "quant", [matmul::MatmulParams, matmul::FinishParams]),
     family!("matmul_tile", "quant", [matmul::PrepareParams, matmul::MatmulParams]),
+    family!("matmul_wide", "quant", [matmul::MatmulParams]),
     family!("embed", "quant", [weight::EmbedParams]),
     family!("rows", "norm", [ops::NormParams, ops::RopeParams]),
     family!("elementwise", "elementwise", [ops::ElementParams, ops::RowsParams]),

@@ -202,6 +202,10 @@ impl Backend for Host {
         true
     }
 
+    fn has_wide_tiles(&self) -> bool {
+        true
+    }
+
     fn memory(&self) -> Result<Memory> {
         Ok(Memory { free: 1 << 32, total: 1 << 32 })
     }

@@ -21,6 +21,7 @@ params!(
         cols: u32,
         group_shift: u32,
         scale_type: u32,
+        packed: u32,
         share: u32,
         wide: u32,
         tall: u32,
@@ -47,6 +48,9 @@ const TILE_ROWS: usize = 128;
 /// Columns that it takes at a time.
 pub(super) const TILE_COLS: usize = 64;
 const PREPARE_NORM: u32 = 1;
+const PREPARE_WIDE: u32 = 2;
+/// The family of kernels that takes activations in an order of its own.
+const WIDE: &str = "matmul_wide";
 /// Columns of a threadgroup of `matmul_prepare`.
 const PREPARE_COLS: u32 = 2048;
 
@@ -76,7 +80,10 @@ impl GpuWeight {
         let gpu = self.gpu();
         let tokens = x.len() / self.cols;
         let (half, tiling) = match self.tiles(x) {
-            Some((name, bits)) => (self.prepare(x, product, bits)?, prepared_tiling(name, tokens)),
+            Some((name, bits)) => {
+                let tiling = prepared_tiling(name, tokens, bits == 4 && gpu.has_wide_tiles());
+                (self.prepare(x, product, (bits, tiling.family == WIDE))?, tiling)
+            }
             None => {
                 let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
                 (ops::to_half(normed.as_ref().unwrap_or(x))?, self.tiling(tokens))
@@ -96,6 +103,7 @@ impl GpuWeight {
             cols: count("matmul", self.cols)?,
             group_shift: self.group_shift(),
             scale_type: self.scale_type,
+            packed: u32::from(self.packed),
             share: share as u32,
             wide: count("matmul", wide)?,
             tall: count("matmul", tall)?,
@@ -159,15 +167,21 @@ impl GpuWeight {
         }
     }
 
-    /// `x`, normed if the product is, as halves in the order of `matmul_tile_*`.
-    fn prepare(&self, x: &GpuTensor, product: &Product<'_>, bits: u8) -> Result<Buffer> {
+    /// `x`, normed if the product is, as halves in the order of `matmul_tile_*`, or of `matmul_wide_*`.
+    fn prepare(
+        &self,
+        x: &GpuTensor,
+        product: &Product<'_>,
+        (bits, wide): (u8, bool),
+    ) -> Result<Buffer> {
         let gpu = self.gpu();
         let out = gpu.temporary(2 * x.len())?;
         let gains = product.norm.map(|norm| norm.resident().on(gpu)).transpose()?;
         let params = PrepareParams {
             cols: count("matmul", self.cols)?,
             bits: u32::from(bits),
-            flags: if gains.is_some() { PREPARE_NORM } else { 0 },
+            flags: if gains.is_some() { PREPARE_NORM } else { 0 }
+                | if wide { PREPARE_WIDE } else { 0 },
             eps: product.norm.map_or(0.0, RmsNorm::eps),
         };
         // Gains that are not there are never read.
@@ -254,20 +268,18 @@ impl GpuWeight {
     }
 }
 
-/// Tiles of weights that `matmul_tile_*` takes. The fewer its tokens, the more threadgroups run at a time.
-fn prepared_tiling(name: &str, tokens: usize) -> Tiling {
+/// Tiles of weights that `matmul_tile_*` and `matmul_wide_*` take. The fewer its tokens, the more threadgroups
+/// run at a time.
+fn prepared_tiling(name: &str, tokens: usize, wide: bool) -> Tiling {
     let (tile, enough) = match tokens {
         0..=8 => (8, 768),
         9..=16 => (16, 640),
         17..=32 => (32, 512),
         _ => (64, 396),
     };
-    Tiling {
-        family: "matmul_tile",
-        kernel: format!("matmul_tile_{name}_t{tile}"),
-        tokens: tile,
-        threads: 128,
-        enough,
-        tokens_first: true,
-    }
+    let (family, kernel) = match wide && tile == 64 {
+        true => (WIDE, format!("matmul_wide_{name}")),
+        false => ("matmul_tile", format!("matmul_tile_{name}_t{tile}")),
+    };
+    Tiling { family, kernel, tokens: tile, threads: 128, enough, tokens_first: true }
 }

@@ -2,7 +2,7 @@
 
 use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, matmul::TILE_COLS, ops, params};
 use crate::{
-    Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation,
+    Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation, pool,
     tensor::GpuTensor,
 };
 use std::sync::Arc;
@@ -17,6 +17,7 @@ params!(
         end1: u32,
         group_shift: u32,
         scale_type: u32,
+        packed: u32,
         flags: u32,
         gate: u32,
         groups: u32,
@@ -26,7 +27,7 @@ params!(
 
 params!(
     /// Of `embed_*` and `widen_*`.
-    EmbedParams { cols: u32, group_shift: u32, scale_type: u32, first: u32 }
+    EmbedParams { cols: u32, group_shift: u32, scale_type: u32, packed: u32, first: u32 }
 );
 
 const NORM: u32 = 1;
@@ -38,6 +39,8 @@ pub(super) const CHUNK: usize = 32;
 /// From this many tokens on, tiles of the matrix units are faster than `matvec_*`: of formats that have
 /// their own, and of others.
 const TILES_FROM: [usize; 2] = [2, 5];
+/// Rows that lie together where codes are packed.
+const PACKED_ROWS: usize = 8;
 /// Rows of a tile of `matvec_tile_*`.
 const TILE: usize = 16;
 /// Threadgroups of it that run at a time on a large GPU; more tiles than these are shared out among them.
@@ -58,6 +61,8 @@ pub(crate) struct GpuWeight {
     /// The first row, for a part of a stack.
     first: usize,
     pub(super) scale_type: u32,
+    /// The codes lie as `taper/packed.h` says.
+    pub(super) packed: bool,
     /// Products are never rounded to f16.
     exact: bool,
 }
@@ -92,16 +97,27 @@ impl GpuWeight {
         if !cols.is_multiple_of(CHUNK) {
             return Err(TensorError::shape("gpu weight", "rows of a multiple of 32", &[cols]));
         }
+        let packed = !exact
+            && gpu.has_fast_tiles()
+            && tile_name(format, scale_type).is_some()
+            && cols.is_multiple_of(TILE_COLS)
+            && weights.iter().all(|w| w.rows().is_multiple_of(PACKED_ROWS));
         let side = |i: usize| -> Result<(Arc<Buffer>, usize)> {
             let parts: Vec<_> = weights.iter().filter_map(|w| stored(w)[i].clone()).collect();
-            let adopted = Bytes::joined(&parts).map(|bytes| gpu.adopt(&bytes)).transpose()?;
+            let pack = packed && i == 0;
+            let joined = Bytes::joined(&parts).filter(|_| !pack);
+            let adopted = joined.map(|bytes| gpu.adopt(&bytes)).transpose()?;
             if let Some((buffer, start)) = adopted.flatten() {
                 return Ok((Arc::new(buffer), start));
             }
             let buffer = gpu.allocate(parts.iter().map(Bytes::len).sum())?;
             let mut at = 0;
-            for part in &parts {
-                buffer.write(at, part.as_slice())?;
+            for (part, weight) in parts.iter().zip(weights) {
+                if pack {
+                    buffer.write(at, &packed_codes(part.as_slice(), weight.rows()))?;
+                } else {
+                    buffer.write(at, part.as_slice())?;
+                }
                 at += part.len();
             }
             Ok((Arc::new(buffer), 0))
@@ -110,7 +126,7 @@ impl GpuWeight {
         let ((codes, start), (pairs, _)) = (side(0)?, side(1)?);
         let data = [codes, pairs];
         let rows = weights.iter().map(|w| w.rows()).sum();
-        Ok(Some(Self { format, rows, cols, data, start, first: 0, scale_type, exact }))
+        Ok(Some(Self { format, rows, cols, data, start, first: 0, scale_type, packed, exact }))
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -172,20 +188,7 @@ impl GpuWeight {
 
     /// The format's name in kernels for matrix units that are faster than all else, and bits of a weight.
     fn tile_kernel(&self) -> Option<(&'static str, u8)> {
-        let WeightFormat::Affine(f) = self.format else { return None };
-        if self.scale_type == 0 || !self.gpu().has_fast_tiles() {
-            return None;
-        }
-        let name = match (f.bits, f.group) {
-            (4, 32) => "q4_g32",
-            (4, 64) => "q4_g64",
-            (4, 128) => "q4_g128",
-            (8, 32) => "q8_g32",
-            (8, 64) => "q8_g64",
-            (8, 128) => "q8_g128",
-            _ => return None,
-        };
-        Some((name, f.bits))
+        tile_name(self.format, self.scale_type).filter(|_| self.gpu().has_fast_tiles())
     }
 
     /// The same, if the product with `x` can be made of tiles of its own.
@@ -223,6 +226,7 @@ impl GpuWeight {
             cols: self.cols as u32,
             group_shift: self.group_shift(),
             scale_type: self.scale_type,
+            packed: u32::from(self.packed),
             first,
         }
     }
@@ -313,6 +317,7 @@ impl GpuWeight {
             end1: end(1),
             group_shift: self.group_shift(),
             scale_type: self.scale_type,
+            packed: u32::from(self.packed),
             flags: flag(gains.is_some(), NORM)
                 | flag(bias.is_some(), BIAS)
                 | flag(product.residual.is_some(), RESIDUAL),
@@ -350,6 +355,38 @@ impl GpuWeight {
             params: bytemuck::bytes_of(&params),
         })
     }
+}
+
+/// A format's name in kernels for matrix units, and bits of a weight.
+fn tile_name(format: WeightFormat, scale_type: u32) -> Option<(&'static str, u8)> {
+    let WeightFormat::Affine(f) = format else { return None };
+    let name = match (f.bits, f.group) {
+        _ if scale_type == 0 => return None,
+        (4, 32) => "q4_g32",
+        (4, 64) => "q4_g64",
+        (4, 128) => "q4_g128",
+        (8, 32) => "q8_g32",
+        (8, 64) => "q8_g64",
+        (8, 128) => "q8_g128",
+        _ => return None,
+    };
+    Some((name, f.bits))
+}
+
+/// Rows of codes in the order of `taper/packed.h`.
+fn packed_codes(codes: &[u8], rows: usize) -> Vec<u8> {
+    const PIECES: usize = 32;
+    let row = codes.len() / rows;
+    let mut out = vec![0; codes.len()];
+    let mut groups: Vec<_> =
+        out.chunks_mut(PACKED_ROWS * row).zip(codes.chunks(PACKED_ROWS * row)).collect();
+    pool::for_each(&mut groups, |_, (to, from)| {
+        for (i, to) in to.chunks_exact_mut(PIECES).enumerate() {
+            let at = i % PACKED_ROWS * row + i / PACKED_ROWS * PIECES;
+            to.copy_from_slice(&from[at..at + PIECES]);
+        }
+    });
+    out
 }
 
 /// Codes or floats as they are stored, and pairs of scale and bias.

@@ -2,7 +2,7 @@
 
 use super::{Pair, data::Rng};
 use crate::{
-    DType, Result, Tensor,
+    DType, Projected, Result, RmsNorm, RopeAngles, RopeTable, Tensor, TensorError,
     gpu::{
         Gpu,
         attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence},
@@ -20,6 +20,29 @@ pub(super) struct Case {
     scoring: Scoring,
     /// On the matrix units.
     tiled: bool,
+    /// From what the projections give, which is written on the way; with norms?
+    new: Option<bool>,
+}
+
+/// What the projections give for the newest token of each sequence.
+struct Newest {
+    rows: [Tensor; 3],
+    norms: Option<(RmsNorm, RmsNorm)>,
+    angles: RopeAngles,
+}
+
+impl Newest {
+    fn there(self, gpu: &Gpu) -> Result<Self> {
+        let [q, k, v] = &self.rows;
+        let rows = [q.to_gpu(gpu)?, k.to_gpu(gpu)?, v.to_gpu(gpu)?];
+        Ok(Self { rows, ..self })
+    }
+
+    fn projected(&self, head_dim: usize) -> Projected<'_> {
+        let [q, k, v] = &self.rows;
+        let norms = self.norms.as_ref().map(|(q, k)| (q, k));
+        Projected { q, k, v, head_dim, norms, rope: Some(&self.angles) }
+    }
 }
 
 pub(super) fn cases(quick: bool) -> Vec<Case> {
@@ -28,7 +51,7 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |shape: KvShape, group, seqs: &[(usize, usize)], scoring| {
         for tiled in [false, true].into_iter().take(1 + usize::from(shape.is_typed())) {
-            cases.push(Case { shape, group, seqs: seqs.to_vec(), scoring, tiled });
+            cases.push(Case { shape, group, seqs: seqs.to_vec(), scoring, tiled, new: None });
         }
     };
     // Each kernel once, with lengths around a block and around a span.
@@ -56,6 +79,18 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     add(shape(1, 64, DType::F16), 1, &[(4, 70)], Scoring { window: Some(1), ..plain });
     let capped = Scoring { soft_cap: Some(2.5), ..plain };
     add(shape(1, 64, DType::F16), 2, &[(3, 40)], capped);
+    // New tokens that begin a block, end one, stand alone, and begin a span.
+    let mut add = |head_dim, group, kv_lens: &[usize], scoring, norms| {
+        let seqs = kv_lens.iter().map(|&n| (1, n)).collect();
+        let (shape, new) = (shape(2, head_dim, DType::F16), Some(norms));
+        cases.push(Case { shape, group, seqs, scoring, tiled: true, new });
+    };
+    for (head_dim, group) in [(64, 2), (64, 7), (128, 4), (128, 5), (256, 3), (256, 8)] {
+        add(head_dim, group, &[1, 33, 64, 170], plain, head_dim != 256);
+    }
+    add(64, 4, &[513, 512, 40], plain, false);
+    add(128, 4, &[100, 20], window, true);
+    add(64, 1, &[70], capped, true);
     cases
 }
 
@@ -77,21 +112,37 @@ impl Case {
         }
         let page = total * BLOCK_TOKENS * row * dtype.size_in_bytes();
         let pages = (gpu.allocate(page)?, gpu.allocate(page)?);
+        let newest = self.new.map(|norms| self.newest(rng, norms)?.there(gpu)).transpose()?;
+        let turned = newest.as_ref().map(|n| n.projected(head_dim).turned()).transpose()?;
+        let turned = turned.map(|rows| rows.map(|x| x.flatten_all()?.to_vec1::<f32>()));
+        let turned = turned.map(|[q, k, v]| Ok::<_, TensorError>([q?, k?, v?])).transpose()?;
         let mut tables = Vec::new();
         let (mut want, mut queries) = (Vec::new(), Vec::new());
-        for &(q_len, kv_len) in &self.seqs {
+        for (i, &(q_len, kv_len)) in self.seqs.iter().enumerate() {
             let blocks: Vec<u32> = free.drain(..needed(kv_len)).collect();
             let slots: Vec<u32> = (0..kv_len)
                 .map(|i| blocks[i / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (i % BLOCK_TOKENS) as u32)
                 .collect();
-            let (k, v) = (rng.vector(kv_len * row), rng.vector(kv_len * row));
-            let there = |x: &[f32]| {
-                let dims = [kv_len, kv_heads, head_dim];
-                Tensor::from_vec(x.to_vec(), dims.as_slice(), &crate::Device::Cpu)?.to_gpu(gpu)
-            };
-            let slots = gpu.upload(&slots)?;
-            attention::write(self.shape, &there(&k)?, &there(&v)?, &slots, (&pages.0, &pages.1))?;
-            let q = rng.vector(q_len * heads * head_dim);
+            let (mut k, mut v) = (rng.vector(kv_len * row), rng.vector(kv_len * row));
+            let mut q = rng.vector(q_len * heads * head_dim);
+            // What is there before the step.
+            let mut old = kv_len;
+            if let Some([own_q, own_k, own_v]) = &turned {
+                old -= 1;
+                q = own_q[i * q.len()..][..q.len()].to_vec();
+                k[old * row..].copy_from_slice(&own_k[i * row..][..row]);
+                v[old * row..].copy_from_slice(&own_v[i * row..][..row]);
+            }
+            if old > 0 {
+                let there = |x: &[f32]| {
+                    let dims = [old, kv_heads, head_dim];
+                    let x = x[..old * row].to_vec();
+                    Tensor::from_vec(x, dims.as_slice(), &crate::Device::Cpu)?.to_gpu(gpu)
+                };
+                let slots = gpu.upload(&slots[..old])?;
+                let pages = (&pages.0, &pages.1);
+                attention::write(self.shape, &there(&k)?, &there(&v)?, &slots, pages)?;
+            }
             let side = |x: &[f32]| x.iter().map(|&x| stored(dtype, x)).collect::<Vec<_>>();
             want.extend(self.reference(&q, &side(&k), &side(&v), (q_len, kv_len)));
             queries.extend(q);
@@ -107,8 +158,32 @@ impl Case {
             .map(|(&(q_len, kv_len), blocks)| Sequence { q_len, kv_len, blocks })
             .collect();
         let plan = Plan::with(gpu, self.shape, &seqs, self.group, self.tiled)?;
-        let out = attention::attend(self.shape, &q, (&pages.0, &pages.1), &plan, &self.scoring)?;
-        Ok(vec![Pair { got: out.flatten_all()?.to_vec1()?, want }])
+        let pages = (&pages.0, &pages.1);
+        let mut outs = Vec::new();
+        if let Some(newest) = &newest {
+            let rows = newest.projected(head_dim);
+            let out = attention::attend_new(self.shape, &rows, pages, &plan, &self.scoring)?;
+            let none = || TensorError::Device { op: "attention of new rows", device: gpu.name() };
+            outs.push(out.ok_or_else(none)?);
+        }
+        // What that wrote is there for whoever reads it next.
+        outs.push(attention::attend(self.shape, &q, pages, &plan, &self.scoring)?);
+        let pair =
+            |out: &Tensor| Ok(Pair { got: out.flatten_all()?.to_vec1()?, want: want.clone() });
+        outs.iter().map(pair).collect()
+    }
+
+    fn newest(&self, rng: &mut Rng, norms: bool) -> Result<Newest> {
+        let KvShape { kv_heads, head_dim, .. } = self.shape;
+        let tokens = self.seqs.len();
+        let mut rows = |heads| rng.tensor(&[tokens, heads * head_dim]);
+        let rows = [rows(kv_heads * self.group)?, rows(kv_heads)?, rows(kv_heads)?];
+        let mut norm = |eps| RmsNorm::new(rng.vector(head_dim), eps);
+        let norms = norms.then(|| (norm(1e-6), norm(1e-5)));
+        let inv_freq = (0..head_dim / 2).map(|i| 10_000f32.powf(-(i as f32) / 64.0)).collect();
+        let positions: Vec<_> = self.seqs.iter().map(|s| s.1 as u32 - 1).collect();
+        let angles = RopeTable::new(inv_freq, 1.2).angles(&positions);
+        Ok(Newest { rows, norms, angles })
     }
 
     fn reference(
@@ -157,6 +232,7 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let KvShape { kv_heads, head_dim, dtype } = self.shape;
         let (units, group) = (if self.tiled { "tiles " } else { "" }, self.group);
+        let units = if self.new.is_some() { "new " } else { units };
         write!(f, "{units}{} {kv_heads}x{group}x{head_dim} {:?}", dtype.as_str(), self.seqs)?;
         if let Some(window) = self.scoring.window {
             write!(f, " window {window}")?;

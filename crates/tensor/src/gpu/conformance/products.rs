@@ -41,6 +41,10 @@ impl Stored {
     fn has_tiles(&self) -> bool {
         matches!(self, Self::Affine(f, s) if [4, 8].contains(&f.bits) && *s != DType::F32)
     }
+
+    fn bits(&self) -> u8 {
+        if let Self::Affine(f, _) = self { f.bits } else { 16 }
+    }
 }
 
 /// Every format with every kind, on shapes around the kernels' tiles.
@@ -135,6 +139,7 @@ impl Case {
         match self.kind {
             Kind::Embed => "embed",
             _ if self.rounded && self.stored.has_tiles() && self.tokens == 1 => "matvec_tile",
+            _ if self.tiled() && self.tokens > 32 && self.stored.bits() == 4 => "matmul_wide",
             _ if self.tiled() => "matmul_tile",
             _ if self.rounded && self.tokens >= 5 => "matmul",
             _ => "matvec",
