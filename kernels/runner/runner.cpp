@@ -51,7 +51,7 @@ taper_switch:
 
 namespace {
 constexpr size_t kStack = 1 << 16;
-constexpr unsigned kMaxThreads = 1024, kLanes = 32, kArgs = 12;
+constexpr unsigned kMaxThreads = 1024, kLanes = 32, kArgs = 16;
 enum class State : uint8_t { Ready, Barrier, Simd, Done };
 
 struct Fiber {
@@ -72,7 +72,7 @@ std::vector<unsigned> ready;
 std::vector<void*> poisoned;
 uint64_t random_state;
 void* args[kArgs];
-void (*kernel)(void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*);
+void (*kernel)(void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*, void*);
 
 uint64_t next_random() {
     random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
@@ -86,7 +86,7 @@ void wait(State state, const void* site) {
 }
 
 void entry() {
-    kernel(args[0], args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10], args[11]);
+    kernel(args[0], args[1], args[2], args[3], args[4], args[5], args[6], args[7], args[8], args[9], args[10], args[11], args[12], args[13], args[14], args[15]);
     wait(State::Done, nullptr);
     abort();  // a finished fiber is never resumed
 }

@@ -190,7 +190,10 @@ impl FlashTile {
         #[cfg(target_arch = "x86_64")]
         return rounded::takes(dk, d) && rounded::Products::detect().is_some();
         #[cfg(not(target_arch = "x86_64"))]
-        return false;
+        return {
+            let _ = (dk, d);
+            false
+        };
     }
 
     /// Starts queries `q [rows, dk]`, already scaled, with values of `d` elements. Scores are

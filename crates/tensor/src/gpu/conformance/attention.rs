@@ -173,6 +173,12 @@ impl Case {
         outs.iter().map(pair).collect()
     }
 
+    /// A norm's sum of new rows is taken in another order than the reference's, so that now and then an
+    /// element of a key is rounded to the other half next to it.
+    pub(super) fn tolerance(&self) -> f64 {
+        if self.new.is_some() { 2e-4 } else { 4e-6 }
+    }
+
     fn newest(&self, rng: &mut Rng, norms: bool) -> Result<Newest> {
         let KvShape { kv_heads, head_dim, .. } = self.shape;
         let tokens = self.seqs.len();

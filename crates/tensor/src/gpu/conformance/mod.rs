@@ -56,7 +56,7 @@ pub fn checks(quick: bool) -> Vec<Check> {
         let (family, name, tolerance) = match &case {
             Case::Product(c) => (c.family(), c.to_string(), c.tolerance()),
             Case::Rows(c) => (c.family(), c.to_string(), 1e-5),
-            Case::Attention(c) => (c.family(), c.to_string(), 4e-6),
+            Case::Attention(c) => (c.family(), c.to_string(), c.tolerance()),
             // The same tokens, the same log probabilities: whole numbers are summed.
             Case::Experts(c) => ("experts", c.to_string(), c.tolerance()),
             Case::Sampling(c) => (c.family(), c.to_string(), 0.0),
