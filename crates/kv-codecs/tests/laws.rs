@@ -218,7 +218,7 @@ fn a_row_over_many_blocks_is_the_same_alone_and_in_company() {
         for (g, w) in got.iter().zip(oracle(&case, &q, len, &params)) {
             assert!((f64::from(*g) - w).abs() < tolerance, "{name}: {g} {w}");
         }
-        for (token, got) in got.chunks_exact(8 * d).enumerate() {
+        for (token, got) in got.chunks_exact(8 * d).enumerate().step_by(3) {
             let one = q.narrow(0, token, 1).unwrap();
             let alone = case.attend(&one, len - q_len + token + 1, &params);
             assert_eq!(alone, got, "{name}, token {token}");
