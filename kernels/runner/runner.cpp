@@ -117,9 +117,14 @@ void try_simd(unsigned i) {
 const char* run_group() {
     ready.clear(), poisoned.clear();
     for (unsigned i = 0; i < threads; ++i) start(i), ready.push_back(i);
+    // In a random order, every other threadgroup has a simdgroup that runs ahead of all others, whenever it
+    // can: what it overwrites too early is not read yet.
+    unsigned ahead = random_state ? next_random() % (2 * threads / kLanes) : threads;
     for (;;) {
         while (!ready.empty()) {
             size_t at = random_state ? next_random() % ready.size() : ready.size() - 1;
+            for (size_t i = ahead * kLanes < threads ? ready.size() : 0; i-- > 0;)
+                if (ready[i] / kLanes == ahead) { at = i; break; }
             current = ready[at];
             ready[at] = ready.back(), ready.pop_back();
             taper_switch(&scheduler, fibers[current].sp);
