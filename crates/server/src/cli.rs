@@ -69,9 +69,10 @@ pub(crate) struct EngineArgs {
     /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
     #[arg(long, value_name = "FILE")]
     pub(crate) metallib: Option<PathBuf>,
-    /// Arithmetic of products with quantized weights. auto rounds activations to 8 bits a group;
-    /// float16 to 16, which makes a single sequence hardly slower, and long prompts and many
-    /// sequences up to half as fast; float32 is exact, and slow.
+    /// Arithmetic of products with quantized weights. auto rounds activations to 8 bits a group, and
+    /// those of prompts to bf16 where the processor has tiles for it (AMX); float16 to 16, which
+    /// makes a single sequence hardly slower, and long prompts and many sequences up to half as
+    /// fast; float32 is exact, and slow.
     #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
