@@ -101,11 +101,6 @@ pub(super) fn round_row(level: CodeLevel, x: &[f32], codes: &mut [i8]) -> (f32, 
     }
 }
 
-compiled! {
-    /// Adds a number to the first `n` elements of each row, rows being `stride` apart.
-    add_offsets = add_offsets_body(x: &mut [f32], stride: usize, n: usize, offsets: &[f32])
-}
-
 /// Multiplies rows of a power of two elements with Sylvester's Hadamard matrix of their length, in
 /// natural order.
 ///
@@ -199,15 +194,6 @@ pub fn centre_dots(
         _ => {
             unpack_centre(level, bytes, factor, centre);
             dot_rows(q, DenseRows::last(Floats::F32(centre)), d, (offsets, 1));
-        }
-    }
-}
-
-#[inline(always)]
-fn add_offsets_body(x: &mut [f32], stride: usize, n: usize, offsets: &[f32]) {
-    for (row, offset) in x.chunks_mut(stride).zip(offsets) {
-        for x in &mut row[..n] {
-            *x += offset;
         }
     }
 }

@@ -147,6 +147,16 @@ unsafe fn centre_block<const R: usize>(
             }
         }
         let mut out = [0.0; R];
+        if R == 4 {
+            // As four times the other, with both last additions of all at once.
+            let (a, b) = (quarter_sum(sums[0]), quarter_sum(sums[1 % R]));
+            let (c, d) = (quarter_sum(sums[2 % R]), quarter_sum(sums[3 % R]));
+            let ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+            let cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+            let sums = _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
+            _mm_storeu_ps(out.as_mut_ptr(), sums);
+            return out;
+        }
         for (out, sum) in out.iter_mut().zip(sums) {
             *out = _mm512_reduce_add_ps(sum);
         }
@@ -170,20 +180,26 @@ pub(super) unsafe fn powers(
     let whole = out.len() / 16;
     // SAFETY: the caller's promise.
     unsafe {
-        let low = _mm512_loadu_ps(roots.as_ptr());
-        let high = _mm512_loadu_ps(roots.as_ptr().add(16));
-        let (least, most) = (_mm512_set1_epi32(*steps.start()), _mm512_set1_epi32(*steps.end()));
-        let (base, factor) = (_mm512_set1_epi32(base), _mm512_set1_ps(factor));
+        // Steps are counted from the first, whose octave has exponent 1; a root has that of 1.
+        let exponent = _mm512_set1_epi32(126 << 23);
+        let low = _mm512_sub_epi32(_mm512_loadu_si512(roots.as_ptr().cast()), exponent);
+        let high = _mm512_loadu_si512(roots.as_ptr().add(16).cast());
+        let high = _mm512_sub_epi32(high, exponent);
+        let (base, last) = (base - steps.start(), steps.end() - steps.start());
+        let beyond = base < 0 || base + i32::from(u8::MAX) > last;
+        let (base, most) = (_mm512_set1_epi32(base), _mm512_set1_epi32(last));
+        let factor = _mm512_set1_ps(factor);
         for i in 0..whole {
             let code = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().add(16 * i).cast()));
-            let step = _mm512_max_epi32(_mm512_add_epi32(base, code), least);
-            let step = _mm512_sub_epi32(_mm512_min_epi32(step, most), least);
-            // 2731 / 65536 is 1 / 24 for the octaves of all steps. The first one has exponent 1.
-            let octave = _mm512_srli_epi32::<16>(_mm512_madd_epi16(step, _mm512_set1_epi32(2731)));
+            let mut step = _mm512_add_epi32(base, code);
+            if beyond {
+                step = _mm512_min_epi32(_mm512_max_epi32(step, _mm512_setzero_si512()), most);
+            }
+            // 2731 / 65536 is 1 / 24 for the octaves of all steps.
+            let octave = _mm512_mulhi_epu16(step, _mm512_set1_epi32(2731));
             let step = _mm512_sub_epi32(step, _mm512_madd_epi16(octave, _mm512_set1_epi32(24)));
-            let root = _mm512_castps_si512(_mm512_permutex2var_ps(low, step, high));
-            let exponent = _mm512_sub_epi32(octave, _mm512_set1_epi32(126));
-            let power = _mm512_add_epi32(root, _mm512_slli_epi32::<23>(exponent));
+            let root = _mm512_permutex2var_epi32(low, step, high);
+            let power = _mm512_add_epi32(root, _mm512_slli_epi32::<23>(octave));
             let some = _mm512_test_epi32_mask(code, code);
             let x = _mm512_maskz_mul_ps(some, _mm512_castsi512_ps(power), factor);
             _mm512_storeu_ps(out.as_mut_ptr().add(16 * i), x);
@@ -259,7 +275,12 @@ unsafe fn in_lanes(v: __m512) -> __m512 {
 #[inline(always)]
 unsafe fn mix<const NEGATIVE: __mmask16>(v: __m512, partner: __m512) -> __m512 {
     // SAFETY: the caller is compiled for AVX-512.
-    unsafe { _mm512_mask_sub_ps(_mm512_add_ps(v, partner), NEGATIVE, partner, v) }
+    unsafe {
+        let one = _mm512_set1_ps(1.0);
+        let sign = _mm512_mask_blend_ps(NEGATIVE, one, _mm512_set1_ps(-1.0));
+        // One rounding, as products with a sign are exact.
+        _mm512_fmadd_ps(v, sign, partner)
+    }
 }
 
 /// Rounds a row's whole vectors, at most the codes of all; see [`super::scales::round_row`].
@@ -380,8 +401,13 @@ unsafe fn weigh_rows<const R: usize, const N: usize>(
         _mm_storeu_ps(scales.as_mut_ptr(), _mm_maskz_div_ps(live, most, all));
         for (r, products) in products.into_iter().enumerate() {
             let inverse = _mm512_permutexvar_ps(_mm512_set1_epi32(r as i32), inverse);
-            for (i, product) in products.into_iter().enumerate() {
-                let at = weights.add((r * N + i) * 16);
+            let at = weights.add(r * N * 16);
+            let (fours, rest) = products.as_chunks::<4>();
+            for (i, fours) in fours.iter().enumerate() {
+                store_four(*fours, inverse, at.add(i * TILE));
+            }
+            for (i, &product) in rest.iter().enumerate() {
+                let at = at.add(fours.len() * TILE + i * 16);
                 store_weights(_mm512_mul_ps(product, inverse), at);
             }
         }
@@ -403,6 +429,17 @@ unsafe fn maxima([a, b, c, d]: [__m512; 4]) -> __m128 {
     }
 }
 
+/// The sums of the lanes that are a multiple of four apart, halves first.
+#[inline(always)]
+unsafe fn quarter_sum(x: __m512) -> __m128 {
+    // SAFETY: the caller is compiled for AVX-512.
+    unsafe {
+        let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b11_10_11_10>(x, x));
+        let x = _mm256_add_ps(_mm512_castps512_ps256(x), high);
+        _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x))
+    }
+}
+
 /// The largest of the lanes that are a multiple of four apart.
 #[inline(always)]
 unsafe fn quarter_max(x: __m512) -> __m128 {
@@ -420,6 +457,25 @@ unsafe fn quarter_max(x: __m512) -> __m128 {
 unsafe fn store_weights(w: __m512, at: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w))) };
+}
+
+/// The same of four vectors, at most 255 and multiplied first.
+///
+/// # Safety
+/// There is room for 64, and the caller is compiled for AVX-512.
+#[inline(always)]
+unsafe fn store_four([a, b, c, d]: [__m512; 4], inverse: __m512, at: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (a, b) = (_mm512_mul_ps(a, inverse), _mm512_mul_ps(b, inverse));
+        let (c, d) = (_mm512_mul_ps(c, inverse), _mm512_mul_ps(d, inverse));
+        let ab = _mm512_packus_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+        let cd = _mm512_packus_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+        // Four of each vector in each part of 128 bits.
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        let w = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd));
+        _mm512_storeu_si512(at.cast(), w);
+    }
 }
 
 /// Weights of a row of any number of vectors, and its scale.

@@ -1,6 +1,8 @@
 //! How the packed codes of a tile become table entries.
 
-use super::{CodeLevel, Codes, Int8Queries, RING, TILE, TILE_ROWS, add_weighted, dots, portable};
+use super::{
+    CodeLevel, Codes, Int8Queries, RING, Scaling, TILE, TILE_ROWS, add_weighted, dots, portable,
+};
 
 /// In which order the bytes of an expanded tile stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,23 +148,25 @@ impl Windows {
         level: CodeLevel,
         q: &Int8Queries,
         codes: Codes<'_>,
-        gamma: &[f32],
+        scaling: Scaling<'_>,
         scratch: &mut [u8],
         out: (&mut [f32], usize),
     ) {
         #[cfg(target_arch = "x86_64")]
         if level == CodeLevel::Vbmi && q.rows() <= FUSED_ROWS && q.rows() > 0 {
-            let tiles = gamma.len() / TILE_ROWS * (q.width() / RING);
-            assert!(gamma.len().is_multiple_of(TILE_ROWS), "whole tiles");
+            let n = scaling.gamma.len();
+            let tiles = n / TILE_ROWS * (q.width() / RING);
+            assert!(n.is_multiple_of(TILE_ROWS), "whole tiles");
             assert!(codes.here.len() == tiles * self.tile_bytes(), "codes");
-            super::check_rows((out.0.len(), out.1), q.rows(), gamma.len());
+            super::check_rows((out.0.len(), out.1), q.rows(), n);
+            scaling.check(q.rows());
             let packed = (&self.rows, self.layout, codes);
             // SAFETY: the machine has the level and the lengths are checked.
-            unsafe { super::vbmi::dots_packed(q, packed, gamma, out) };
+            unsafe { super::vbmi::dots_packed(q, packed, scaling, out) };
             return;
         }
         self.expand(level, Order::Rows, codes, scratch);
-        dots(level, q, scratch, gamma, out);
+        dots(level, q, scratch, scaling, out);
     }
 
     /// [`add_weighted`] over the rows of packed tiles. `scratch` has room for them expanded.
