@@ -12,7 +12,9 @@ use crate::{
     KvGeometry,
     side::{Precision, Products, Queries, Region, Tiles, padded_tokens},
 };
-use taper_tensor::cpu::codes::{Order, RING, Scaling, TILE, TILE_ROWS, WideWindows, Windows, weigh};
+use taper_tensor::cpu::codes::{
+    Order, RING, Scaling, TILE, TILE_ROWS, WideWindows, Windows, weigh,
+};
 
 /// Where codes of some bits lie.
 #[derive(Debug, Clone, Copy)]

@@ -42,15 +42,15 @@ mod vbmi;
 mod vbmi_rows;
 #[cfg(target_arch = "x86_64")]
 mod vbmi_source;
+#[cfg(target_arch = "x86_64")]
+mod vbmi_weights;
 mod weights;
 mod wide;
 mod windows;
 
 pub use affine::{Affine, AffineQueries, AffineScales, AffineWeights};
 pub use dense::{DenseRows, add_rows, dot_rows};
-pub use scales::{
-    OCTAVE, centre_dots, halves, intervals, power, powers, sylvester, unpack_centre,
-};
+pub use scales::{OCTAVE, centre_dots, halves, intervals, power, powers, sylvester, unpack_centre};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};
@@ -153,6 +153,9 @@ impl CodeLevel {
 #[derive(Debug, Default, Clone)]
 pub struct Int8Queries {
     codes: Vec<i8>,
+    /// The same, of each ring the even elements first; for the level that wants it.
+    #[cfg(target_arch = "x86_64")]
+    parity: Vec<i8>,
     scales: Vec<f32>,
     /// 128 times the sum of a row's codes: what the offset of the bytes adds.
     offsets: Vec<i32>,
@@ -174,6 +177,12 @@ impl Int8Queries {
             let (scale, sum) = scales::round_row(CodeLevel::detect(), row, codes);
             self.scales.push(scale);
             self.offsets.push(128 * sum);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if CodeLevel::detect() == CodeLevel::Vbmi {
+            self.parity.resize(self.codes.len(), 0);
+            // SAFETY: the machine has the level, and rings are whole.
+            unsafe { vbmi_rows::by_parity(&self.codes, &mut self.parity) };
         }
     }
 

@@ -328,7 +328,10 @@ fn every_level_gives_the_same_bits() {
         let (weights, scale) = (bytes(rows * n, 4), floats(rows, 5));
         let run = |level| {
             let (mut scores, mut acc) = (vec![0.0; rows * n], floats(rows * d, 6));
-            dots(level, &q, &tiles, &gamma, (&mut scores, n));
+            let offsets = floats(rows, 9);
+            let offsets = (rows % 2 == 1).then_some(&offsets[..]);
+            let scaling = Scaling { gamma: &gamma, offsets };
+            dots(level, &q, &tiles, scaling, (&mut scores, n));
             add_weighted(level, &weights, &scale, &tiles, &mut acc);
             let p: Vec<_> = floats(rows * n, 7).iter().map(|x| x.abs()).collect();
             let gamma: Vec<_> = floats(n, 8).iter().map(|x| x.abs()).collect();
@@ -359,7 +362,10 @@ fn products_over_packed_codes_have_the_same_bits_on_every_level() {
                 let (mut scores, mut acc) = (vec![0.0; rows * (n + 3)], floats(rows * d, 6));
                 let (codes, mut room) = (Codes::last(&packed), vec![0; n * d]);
                 let out = (&mut scores[..], n + 3);
-                windows.dots(level, &q, codes, &gamma, &mut room, out);
+                let offsets = floats(rows, 9);
+                let offsets = (rows % 2 == 1).then_some(&offsets[..]);
+                let scaling = Scaling { gamma: &gamma, offsets };
+                windows.dots(level, &q, codes, scaling, &mut room, out);
                 windows.add_weighted(level, &weights, &scale, codes, &mut room, &mut acc);
                 (scores, acc)
             };
@@ -380,14 +386,17 @@ fn dot_products_and_sums_are_those_of_the_floats() {
     let tiles = bytes(n * d, 2);
     let gamma = floats(n, 3);
     let mut scores = vec![0.0; rows * n];
-    dots(CodeLevel::Portable, &q, &tiles, &gamma, (&mut scores, n));
+    let offsets = [100.0, -50.0, 0.0];
+    let scaling = Scaling { gamma: &gamma, offsets: Some(&offsets) };
+    dots(CodeLevel::Portable, &q, &tiles, scaling, (&mut scores, n));
     for row in 0..rows {
         for j in 0..n {
             let entry = |e: usize| {
                 let tile = (j / TILE_ROWS * (d / RING) + e / RING) * TILE;
                 f32::from((tiles[tile + j % TILE_ROWS * RING + e % RING] ^ 0x80) as i8)
             };
-            let want: f32 = (0..d).map(|e| x[row * d + e] * entry(e)).sum::<f32>() * gamma[j];
+            let sum: f32 = (0..d).map(|e| x[row * d + e] * entry(e)).sum();
+            let want = sum * gamma[j] + offsets[row];
             let got = scores[row * n + j];
             assert!((got - want).abs() < 30.0, "{got} {want}");
         }

@@ -2,7 +2,10 @@
 
 use super::{
     Codes, Int8Queries, Order, RING, Scaling, TILE, TILE_ROWS,
-    vbmi_source::{Expanded, Nibbles, Packed, Pair, Pairs, Source, Words, prefetch, with_source},
+    vbmi_source::{
+        ByteElements, ByteRows, Expanded, Nibbles, Packed, Pair, Pairs, Source, prefetch,
+        with_source,
+    },
     wide,
     windows::{Layout, Plan},
 };
@@ -115,16 +118,17 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
             let [x0, x1] = source.two(at, at.add(b));
             let [x2, x3] = if G > 2 { source.two(at.add(c), at.add(d)) } else { [x0, x1] };
             for (r, [a0, a1, a2, a3]) in acc.iter_mut().enumerate() {
-                let q = q.codes.as_ptr().add(((row + r) * rings + ring) * RING);
-                if S::PAIR == Pair::Words {
-                    let word = |at: usize| q.add(at).cast::<i64>().read_unaligned();
-                    let (low, high) = (word(0), word(RING / 2));
-                    let (low, high) = (_mm512_set1_epi64(low), _mm512_set1_epi64(high));
-                    *a0 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a0, x0, low), x1, high);
+                let at = ((row + r) * rings + ring) * RING;
+                if S::PAIR == Pair::Parity {
+                    let q = q.parity.as_ptr().add(at).cast::<i64>();
+                    let even = _mm512_set1_epi64(q.read_unaligned());
+                    let odd = _mm512_set1_epi64(q.add(1).read_unaligned());
+                    *a0 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a0, x0, even), x1, odd);
                     if G > 2 {
-                        *a1 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a1, x2, low), x3, high);
+                        *a1 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a1, x2, even), x3, odd);
                     }
                 } else {
+                    let q = q.codes.as_ptr().add(at);
                     let q = _mm512_broadcast_i32x4(_mm_loadu_si128(q.cast()));
                     *a0 = _mm512_dpbusd_epi32(*a0, x0, q);
                     *a1 = _mm512_dpbusd_epi32(*a1, x1, q);
@@ -139,7 +143,7 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
         let gamma = _mm512_maskz_loadu_ps(mask, scaling.gamma.as_ptr().add(j));
         for (r, acc) in acc.into_iter().enumerate() {
             let sum = match S::PAIR {
-                Pair::Words => word_sums(acc[0], acc[1]),
+                Pair::Parity => word_sums(acc[0], acc[1]),
                 // Lane 4 r + g is row r of group g.
                 Pair::Whole => {
                     let order =
@@ -215,7 +219,9 @@ pub(super) unsafe fn dots_packed(
     // SAFETY: the caller's promise.
     unsafe {
         match layout {
-            Layout::Windows { bytes: 32 } => dots_from(q, Words::new(plan, codes), scaling, out),
+            Layout::Windows { bytes: 32, lead: 2 } => {
+                dots_from(q, ByteRows::new(plan, codes), scaling, out);
+            }
             _ => with_source!(plan, layout, codes, |source| dots_from(q, source, scaling, out)),
         }
     }
@@ -308,6 +314,11 @@ unsafe fn add_block<S: Source, const R: usize, const E: usize>(
                         _mm512_shuffle_i64x2::<0b01_00_01_00>(*a, *b),
                         _mm512_shuffle_i64x2::<0b11_10_11_10>(*a, *b),
                     );
+                }
+            }
+            if S::PAIR == Pair::Parity {
+                for [a, b] in sums.as_chunks_mut::<2>().0 {
+                    (*a, *b) = (_mm512_unpacklo_epi32(*a, *b), _mm512_unpackhi_epi32(*a, *b));
                 }
             }
             let scale = _mm512_set1_ps(*scale.add(r));
