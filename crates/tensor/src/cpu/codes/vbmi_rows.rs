@@ -196,7 +196,7 @@ pub(super) unsafe fn powers(
                 step = _mm512_min_epi32(_mm512_max_epi32(step, _mm512_setzero_si512()), most);
             }
             // 2731 / 65536 is 1 / 24 for the octaves of all steps.
-            let octave = _mm512_mulhi_epu16(step, _mm512_set1_epi32(2731));
+            let octave = _mm512_srli_epi32::<16>(_mm512_madd_epi16(step, _mm512_set1_epi32(2731)));
             let step = _mm512_sub_epi32(step, _mm512_madd_epi16(octave, _mm512_set1_epi32(24)));
             let root = _mm512_permutex2var_epi32(low, step, high);
             let power = _mm512_add_epi32(root, _mm512_slli_epi32::<23>(octave));

@@ -1,7 +1,7 @@
 //! Where the AVX-512 products get expanded tiles from.
 
 use super::{Codes, TILE, windows::Plan};
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, hint::black_box};
 
 /// How two tiles, `a` and `b`, stand in the two vectors that products take them from. Tiles for scores
 /// have rows of elements, those for values elements of rows.
@@ -195,7 +195,8 @@ impl ByteRows {
         // SAFETY: the caller is compiled for the level.
         unsafe {
             let before = _mm_setr_epi8(7, 0, 1, 2, 3, 4, 5, 6, 15, 8, 9, 10, 11, 12, 13, 14);
-            let before = _mm512_broadcast_i32x4(before);
+            // Known to the compiler, it would become the rotation of words that it replaces.
+            let before = black_box(_mm512_broadcast_i32x4(before));
             let windows = ByteWindows::new(plan);
             Self { codes: codes.here.as_ptr(), next: codes.next(), windows, before }
         }
