@@ -301,16 +301,18 @@ fn affine_weights_below_the_threshold_add_nothing() {
 
 #[test]
 fn hadamard_products_on_every_level() {
-    for len in [1usize, 2, 8, 16, 64, 128] {
-        let x = floats(3 * len, 5);
+    for len in [1usize, 2, 8, 16, 64, 128, 512] {
+        let (x, before, after) = (floats(3 * len, 5), floats(3 * len, 6), floats(3 * len, 7));
         for level in CodeLevel::available() {
             let mut y = x.clone();
-            sylvester(level, &mut y, len);
-            for (x, y) in x.chunks_exact(len).zip(y.chunks_exact(len)) {
+            sylvester(level, &mut y, len, &before, &after);
+            let x: Vec<_> = x.iter().zip(&before).map(|(x, f)| x * f).collect();
+            let rows = x.chunks_exact(len).zip(y.chunks_exact(len));
+            for ((x, y), after) in rows.zip(after.chunks_exact(len)) {
                 for (i, y) in y.iter().enumerate() {
                     let sign = |j: usize| if (i & j).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
-                    let want: f32 = x.iter().enumerate().map(|(j, x)| sign(j) * x).sum();
-                    assert!((y - want).abs() < 1e-3, "{len}");
+                    let sum: f32 = x.iter().enumerate().map(|(j, x)| sign(j) * x).sum();
+                    assert!((y - sum * after[i]).abs() < 1e-3, "{len}");
                 }
             }
         }

@@ -209,20 +209,24 @@ pub(super) unsafe fn powers(
 }
 
 /// # Safety
-/// `x` is whole rows of `len`, a power of two from 16 on.
+/// `x` is whole rows of `len`, a power of two from 16 on, and there are as many factors of either kind.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn sylvester(x: &mut [f32], len: usize) {
+pub(super) unsafe fn sylvester(x: &mut [f32], len: usize, before: &[f32], after: &[f32]) {
     // SAFETY: the caller's promise: rows are as many vectors.
     unsafe {
         match len / 16 {
-            1 => in_registers::<1>(x),
-            2 => in_registers::<2>(x),
-            4 => in_registers::<4>(x),
-            8 => in_registers::<8>(x),
-            16 => in_registers::<16>(x),
+            1 => in_registers::<1>(x, before, after),
+            2 => in_registers::<2>(x, before, after),
+            4 => in_registers::<4>(x, before, after),
+            8 => in_registers::<8>(x, before, after),
+            16 => in_registers::<16>(x, before, after),
             _ => {
-                in_registers::<16>(x);
+                let (parts, befores) = (x.chunks_exact_mut(256), before.chunks_exact(256));
+                for (x, before) in parts.zip(befores) {
+                    in_registers::<16>(x, before, &[1.0; 256]);
+                }
                 super::scales::butterflies(x, 256, len);
+                super::scales::multiply(x, after);
             }
         }
     }
@@ -231,15 +235,18 @@ pub(super) unsafe fn sylvester(x: &mut [f32], len: usize) {
 /// The product of parts of `N` vectors.
 ///
 /// # Safety
-/// `x` is whole parts, `N` a power of two, and the caller is compiled for AVX-512.
+/// `x` is whole parts, `N` a power of two, there are as many factors, and the caller is compiled for AVX-512.
 #[inline(always)]
-unsafe fn in_registers<const N: usize>(x: &mut [f32]) {
+unsafe fn in_registers<const N: usize>(x: &mut [f32], before: &[f32], after: &[f32]) {
     // SAFETY: whole vectors.
     unsafe {
-        for x in x.chunks_exact_mut(16 * N) {
+        for (part, x) in x.chunks_exact_mut(16 * N).enumerate() {
+            let before = before.as_ptr().add(part * 16 * N);
+            let after = after.as_ptr().add(part * 16 * N);
             let mut v = [_mm512_setzero_ps(); N];
             for (i, v) in v.iter_mut().enumerate() {
-                *v = in_lanes(_mm512_loadu_ps(x.as_ptr().add(16 * i)));
+                let x = _mm512_loadu_ps(x.as_ptr().add(16 * i));
+                *v = in_lanes(_mm512_mul_ps(x, _mm512_loadu_ps(before.add(16 * i))));
             }
             let mut half = 1;
             while half < N {
@@ -253,6 +260,7 @@ unsafe fn in_registers<const N: usize>(x: &mut [f32]) {
                 half *= 2;
             }
             for (i, v) in v.into_iter().enumerate() {
+                let v = _mm512_mul_ps(v, _mm512_loadu_ps(after.add(16 * i)));
                 _mm512_storeu_ps(x.as_mut_ptr().add(16 * i), v);
             }
         }
