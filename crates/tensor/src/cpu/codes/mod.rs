@@ -202,9 +202,9 @@ impl Int8Queries {
 /// How sums of integers become scores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scaling<'a> {
-    /// What those of a tiles' row are multiplied by.
+    /// What those of a row are multiplied by.
     pub gamma: &'a [f32],
-    /// What is then added to those of a query row.
+    /// What is then added to those of a query.
     pub offsets: Option<&'a [f32]>,
 }
 
