@@ -11,13 +11,15 @@ use std::{
     sync::OnceLock,
 };
 
-/// Asks for a tile of the next step: sixteen lines, so many bytes apart. Loads of tiles wait for the
+/// Asks for a tile of the next step, of sixteen lines. Loads of tiles wait for the
 /// second-level cache one after the other where another thread has half of the core.
 macro_rules! ahead {
-    ($from:literal, $line:literal) => {
+    ($from:literal) => {
         concat!(
             ".irp i,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n",
-            "prefetcht0 [", $from, " + \\i*", $line, "]\n",
+            "prefetcht0 [",
+            $from,
+            " + \\i*64]\n",
             ".endr"
         )
     };
