@@ -3,7 +3,7 @@
 //!
 //! Stable Rust lacks the dot-product intrinsics, so that instruction is written as assembly.
 
-use super::{Int8Queries, RING, TILE, TILE_ROWS, windows::Plan};
+use super::{Int8Queries, RING, Scaling, TILE, TILE_ROWS, windows::Plan};
 use std::arch::{aarch64::*, asm};
 
 /// Where the two bytes of each window of a tile are, and by how much they are shifted.
