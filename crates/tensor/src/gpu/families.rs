@@ -96,7 +96,7 @@ pub const FAMILIES: &[Family] = &[
     family!("matmul_wide", "quant", [matmul::MatmulParams]),
     family!("embed", "quant", [weight::EmbedParams]),
     family!("rows", "norm", [ops::NormParams, ops::RopeParams]),
-    family!("elementwise", "elementwise", [ops::ElementParams, ops::RowsParams]),
+    family!("elementwise", "elementwise", [ops::ElementParams, ops::RowsParams, ops::SumParams]),
     family!(
         "attend",
         "attention",
