@@ -85,6 +85,7 @@ pub(crate) fn norm_rope(
         buffer: Arc::clone(&both),
         offset,
         dims: vec![tokens, of.dims[1] / head_dim, head_dim],
+        prepared: None,
     };
     let outs = [out(x, 0), out(y, 4 * x.len())];
     let gains = |norm: Option<&RmsNorm>| norm.map(|n| n.resident().on(gpu)).transpose();
