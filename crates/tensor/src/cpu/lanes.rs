@@ -52,45 +52,6 @@ impl Element for bf16 {
     }
 }
 
-/// An element of a matrix whose inputs lie in pairs (see `dense::pack`).
-pub(super) trait PairElement: Element {
-    /// The first or second input of as many outputs, from `output` on, of a block of `OUTPUTS`.
-    ///
-    /// # Safety
-    /// As [`Lanes::load`].
-    unsafe fn load_of_pair<L: Lanes, const OUTPUTS: usize, const SECOND: bool>(
-        block: *const Self,
-        output: usize,
-    ) -> L;
-}
-
-macro_rules! apart {
-    ($($element:ty),*) => {$(
-        impl PairElement for $element {
-            #[inline(always)]
-            unsafe fn load_of_pair<L: Lanes, const OUTPUTS: usize, const SECOND: bool>(
-                block: *const Self,
-                output: usize,
-            ) -> L {
-                // SAFETY: forwarded.
-                unsafe { Self::load(block.add(usize::from(SECOND) * OUTPUTS + output)) }
-            }
-        }
-    )*};
-}
-apart!(f32, f16);
-
-impl PairElement for bf16 {
-    #[inline(always)]
-    unsafe fn load_of_pair<L: Lanes, const OUTPUTS: usize, const SECOND: bool>(
-        block: *const Self,
-        output: usize,
-    ) -> L {
-        // SAFETY: forwarded.
-        unsafe { L::load_bf16_of_pairs::<SECOND>(block.add(2 * output)) }
-    }
-}
-
 /// A few `f32` in one register.
 ///
 /// # Safety

@@ -11,6 +11,21 @@ use std::{
     sync::OnceLock,
 };
 
+/// Asks for a tile of the next step, of sixteen lines. Loads of tiles wait for the
+/// second-level cache one after the other where another thread has half of the core.
+macro_rules! ahead {
+    ($from:literal) => {
+        concat!(
+            ".irp i,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n",
+            "prefetcht0 [",
+            $from,
+            " + \\i*64]\n",
+            ".endr"
+        )
+    };
+}
+pub(crate) use ahead;
+
 /// Whether the processor has products of 8-bit integers and the system lets this process use them.
 pub(crate) fn int8() -> bool {
     // Leaf 7: bit 24 is AMX-TILE, bit 25 AMX-INT8.

@@ -6,7 +6,7 @@ use super::{
     rounded::{ROWS, TILE},
     tiles::{STEP, Unit},
 };
-use crate::cpu::tiles::Config;
+use crate::cpu::tiles::{Config, ahead};
 use half::bf16;
 use std::arch::asm;
 
@@ -29,13 +29,17 @@ impl Unit for Registers {
                     "tilezero tmm2",
                     "tilezero tmm3",
                     "2:",
-                    "tileloadd tmm6, [{w} + {panel}*1]",
+                    "tileloadd tmm6, [{w} + {line}*1]",
                     "tileloadd tmm4, [{x0} + {line}*1]",
+                    ahead!("{x0} + {tile}"),
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{w} + {panel}*1 + 64]",
+                    "tileloadd tmm7, [{w} + {line}*1 + {tile}]",
+                    ahead!("{w} + {step}"),
                     "tdpbf16ps tmm1, tmm4, tmm7",
                     "tileloadd tmm5, [{x1} + {line}*1]",
+                    ahead!("{x1} + {tile}"),
                     "tdpbf16ps tmm2, tmm5, tmm6",
+                    ahead!("{w} + {step} + {tile}"),
                     "tdpbf16ps tmm3, tmm5, tmm7",
                     "add {x0}, {tile}",
                     "add {x1}, {tile}",
@@ -63,9 +67,11 @@ impl Unit for Registers {
                     "tilezero tmm1",
                     "2:",
                     "tileloadd tmm4, [{x0} + {line}*1]",
-                    "tileloadd tmm6, [{w} + {panel}*1]",
+                    "tileloadd tmm6, [{w} + {line}*1]",
+                    ahead!("{w} + {step}"),
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{w} + {panel}*1 + 64]",
+                    "tileloadd tmm7, [{w} + {line}*1 + {tile}]",
+                    ahead!("{w} + {step} + {tile}"),
                     "tdpbf16ps tmm1, tmm4, tmm7",
                     "add {x0}, {tile}",
                     "add {w}, {step}",

@@ -23,7 +23,7 @@ pub(super) mod avx512;
 #[cfg(test)]
 mod tests;
 
-use super::pack::{BLOCK, CHUNK, PANEL, put_row};
+use super::pack::{BLOCK, CHUNK, LINE, PANEL, TILE, put_row};
 use crate::{AlignedBytes, cpu::shared::SharedOut, pool};
 use half::bf16;
 
@@ -47,6 +47,17 @@ pub(crate) struct Chunk(pub(super) [bf16; CHUNK * PANEL]);
 impl Chunk {
     pub(super) const ZERO: Self = Self([bf16::ZERO; CHUNK * PANEL]);
 
+    /// The weights of a pair of inputs.
+    fn block(&self, pair: usize) -> [bf16; BLOCK] {
+        std::array::from_fn(|i| self.0[Self::place(pair * BLOCK + i)])
+    }
+
+    /// Where a weight stands, by its place in a chunk's blocks.
+    const fn place(i: usize) -> usize {
+        let (pair, i) = (i / BLOCK, i % BLOCK);
+        i / LINE * TILE + pair * LINE + i % LINE
+    }
+
     /// The weights of chunks that follow each other.
     pub(super) fn weights(chunks: &[Self]) -> &[bf16] {
         // SAFETY: a chunk is an array of them, without padding.
@@ -61,8 +72,8 @@ impl Chunk {
     }
 }
 
-/// A weight whose upper byte is not in the table: that byte, and above it the weight's place in the
-/// plain layout of its panel.
+/// A weight whose upper byte is not in the table: that byte, and above it the weight's place in its
+/// panel's blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Exception(u32);
 
@@ -158,9 +169,9 @@ impl Code {
             for (row, from) in from.chunks_exact(cols).enumerate() {
                 put_row(&from[first..first + CHUNK], row, true, &mut chunk.0);
             }
-            let blocks = chunk.0.as_chunks::<BLOCK>().0;
-            for (b, (block, to)) in blocks.iter().zip(to.as_chunks_mut().0).enumerate() {
-                if encode(block, &indices, to) {
+            for (b, to) in to.as_chunks_mut().0.iter_mut().enumerate() {
+                let block = chunk.block(b);
+                if encode(&block, &indices, to) {
                     let place = first * PANEL + b * BLOCK;
                     let weights = (0..from.len() / cols * 2).map(|i| (i, upper(block[i])));
                     let missing = weights.filter(|&(_, high)| index(&indices, high) & NONE != 0);
@@ -219,9 +230,9 @@ impl<'a> CodedPanel<'a> {
     pub(super) fn decode_portable(self, out: &mut [Chunk]) {
         let blocks = self.blocks().as_chunks::<CODED>().0;
         for (out, blocks) in out.iter_mut().zip(blocks.chunks_exact(BLOCKS)) {
-            for (out, block) in out.0.as_chunks_mut::<BLOCK>().0.iter_mut().zip(blocks) {
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = weight(block, i, self.table());
+            for (pair, block) in blocks.iter().enumerate() {
+                for i in 0..BLOCK {
+                    out.0[Chunk::place(pair * BLOCK + i)] = weight(block, i, self.table());
                 }
             }
         }
@@ -231,7 +242,8 @@ impl<'a> CodedPanel<'a> {
     /// Puts the exceptions in their places.
     fn correct(self, out: &mut [Chunk]) {
         for e in self.exceptions() {
-            let out = &mut out[e.place() / (CHUNK * PANEL)].0[e.place() % (CHUNK * PANEL)];
+            let (chunk, place) = (e.place() / (CHUNK * PANEL), e.place() % (CHUNK * PANEL));
+            let out = &mut out[chunk].0[Chunk::place(place)];
             *out = bf16::from_le_bytes([out.to_le_bytes()[0], e.high()]);
         }
     }
@@ -318,7 +330,7 @@ fn encode_portable(block: &[bf16; BLOCK], indices: &[u8; 128], to: &mut [u8; COD
     seen & NONE != 0
 }
 
-/// A weight of a block by its place in the plain layout, if it is no exception.
+/// A weight of a block by its place there, if it is no exception.
 fn weight(block: &[u8; CODED], i: usize, table: &[u8; 16]) -> bf16 {
     let pair = block[BLOCK + byte(i % (BLOCK / 2))];
     let index = if i < BLOCK / 2 { pair & 15 } else { pair >> 4 };

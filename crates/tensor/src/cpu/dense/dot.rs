@@ -5,7 +5,7 @@ use super::{
         CODED, CodedPanel,
         avx512::{self, Registers},
     },
-    pack::{BLOCK, CHUNK, PANEL},
+    pack::{self, BLOCK, CHUNK, PANEL, tile_line},
     rounded::{ROWS, TILE},
 };
 use half::bf16;
@@ -79,18 +79,18 @@ impl Weights for &[bf16] {
     unsafe fn sums<const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
         let mut sums = [[_mm512_setzero_ps(); PANEL / 16]; M];
         for pair in 0..self.tiles() * CHUNK / 2 {
-            let w = self.as_ptr().wrapping_add(pair * BLOCK);
+            let w = self.as_ptr().wrapping_add(tile_line(pair, 0));
             // SAFETY: a block of the slice, and the caller's promise.
             unsafe {
-                let w = w.cast::<__m512i>();
+                let line = |tile: usize| w.wrapping_add(tile * pack::TILE).cast::<__m512i>();
                 let ws = [
-                    w.read_unaligned(),
-                    w.add(1).read_unaligned(),
-                    w.add(2).read_unaligned(),
-                    w.add(3).read_unaligned(),
+                    line(0).read_unaligned(),
+                    line(1).read_unaligned(),
+                    line(2).read_unaligned(),
+                    line(3).read_unaligned(),
                 ];
                 if M > 1 && M < 6 {
-                    fetch::<4>(w.cast());
+                    fetch::<4>(self.as_ptr().wrapping_add(pair * BLOCK).cast());
                 }
                 add(&mut sums, x, pair, ws);
             }

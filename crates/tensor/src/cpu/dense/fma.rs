@@ -1,10 +1,10 @@
 //! Products with fused multiply-adds, for any vector level.
 
-use super::pack::{BLOCK, PANEL};
+use super::pack::{BLOCK, PANEL, tile_line};
 use crate::cpu::{
     Level,
     kernels::{Rows, RowsMut, kernel},
-    lanes::{Lanes, PairElement, Portable},
+    lanes::{Element, Lanes, Portable},
 };
 use half::{bf16, f16};
 
@@ -23,6 +23,62 @@ kernel! {
 
 /// How far ahead of one row's products the weights are fetched, in blocks.
 const AHEAD: usize = 16;
+
+/// How weights of a type lie in a panel.
+trait PairElement: Element {
+    /// Where the first line stands that holds an element of a pair's block.
+    fn place(pair: usize, i: usize) -> usize;
+
+    /// The first or second input of a pair, of as many outputs, from `output` on.
+    ///
+    /// # Safety
+    /// As [`Lanes::load`].
+    unsafe fn load_of_pair<L: Lanes, const SECOND: bool>(
+        panel: *const Self,
+        pair: usize,
+        output: usize,
+    ) -> L;
+}
+
+macro_rules! rows {
+    ($($element:ty),*) => {$(
+        impl PairElement for $element {
+            #[inline(always)]
+            fn place(pair: usize, i: usize) -> usize {
+                pair * BLOCK + i
+            }
+
+            #[inline(always)]
+            unsafe fn load_of_pair<L: Lanes, const SECOND: bool>(
+                panel: *const Self,
+                pair: usize,
+                output: usize,
+            ) -> L {
+                let row = 2 * pair + usize::from(SECOND);
+                // SAFETY: forwarded.
+                unsafe { Self::load(panel.add(row * PANEL + output)) }
+            }
+        }
+    )*};
+}
+rows!(f32, f16);
+
+impl PairElement for bf16 {
+    #[inline(always)]
+    fn place(pair: usize, i: usize) -> usize {
+        tile_line(pair, i / 2)
+    }
+
+    #[inline(always)]
+    unsafe fn load_of_pair<L: Lanes, const SECOND: bool>(
+        panel: *const Self,
+        pair: usize,
+        output: usize,
+    ) -> L {
+        // SAFETY: forwarded.
+        unsafe { L::load_bf16_of_pairs::<SECOND>(panel.add(tile_line(pair, output))) }
+    }
+}
 
 #[inline(always)]
 unsafe fn panel_body<L: Lanes, E: PairElement>(x: Rows, w: *const E, k: usize, out: RowsMut) {
@@ -97,16 +153,14 @@ unsafe fn block<L: Lanes, E: PairElement, const M: usize, const V: usize>(
     unsafe {
         let mut acc = [[L::splat(0.0); V]; M];
         for pair in 0..k / 2 {
-            let w = w.add(pair * BLOCK);
             if M == 1 {
-                prefetch::<L, E, V>(w, first);
+                prefetch::<L, E, V>(w, pair, first);
             }
-            input::<L, E, M, V, false>(x.add(2 * pair), stride, w, first, &mut acc);
-            input::<L, E, M, V, true>(x.add(2 * pair + 1), stride, w, first, &mut acc);
+            input::<L, E, M, V, false>(x.add(2 * pair), stride, w, pair, first, &mut acc);
+            input::<L, E, M, V, true>(x.add(2 * pair + 1), stride, w, pair, first, &mut acc);
         }
         if !k.is_multiple_of(2) {
-            let w = w.add(k / 2 * BLOCK);
-            input::<L, E, M, V, false>(x.add(k - 1), stride, w, first, &mut acc);
+            input::<L, E, M, V, false>(x.add(k - 1), stride, w, k / 2, first, &mut acc);
         }
         for (i, acc) in acc.iter().enumerate() {
             for (v, acc) in acc.iter().enumerate() {
@@ -122,6 +176,7 @@ unsafe fn input<L: Lanes, E: PairElement, const M: usize, const V: usize, const 
     x: *const f32,
     stride: usize,
     w: *const E,
+    pair: usize,
     first: usize,
     acc: &mut [[L; V]; M],
 ) {
@@ -129,7 +184,7 @@ unsafe fn input<L: Lanes, E: PairElement, const M: usize, const V: usize, const 
     unsafe {
         let mut ws = [L::splat(0.0); V];
         for (v, to) in ws.iter_mut().enumerate() {
-            *to = E::load_of_pair::<L, PANEL, SECOND>(w, first + v * L::LANES);
+            *to = E::load_of_pair::<L, SECOND>(w, pair, first + v * L::LANES);
         }
         for (i, acc) in acc.iter_mut().enumerate() {
             let x = L::splat(*x.add(i * stride));
@@ -142,13 +197,16 @@ unsafe fn input<L: Lanes, E: PairElement, const M: usize, const V: usize, const 
 
 /// Fetches the lines of a block further on that hold these outputs.
 #[inline(always)]
-unsafe fn prefetch<L: Lanes, E: PairElement, const V: usize>(w: *const E, first: usize) {
+unsafe fn prefetch<L: Lanes, E: PairElement, const V: usize>(
+    w: *const E,
+    pair: usize,
+    first: usize,
+) {
     let line = 64 / size_of::<E>();
-    let ahead = w.wrapping_add(AHEAD * BLOCK + first * 2);
     let mut at = 0;
     while at < V * L::LANES * 2 {
         // SAFETY: a hint; the address is not read.
-        unsafe { L::prefetch(ahead.wrapping_add(at)) };
+        unsafe { L::prefetch(w.wrapping_add(E::place(pair + AHEAD, first * 2 + at))) };
         at += line;
     }
 }

@@ -1,11 +1,11 @@
 //! The layout that kernels of plain floats stream.
 //!
 //! ```text
-//! weight  [panel: 64 outputs][pair of inputs] blocks, one after the other
-//! block   bf16:      [64 outputs][2 inputs]
-//!         f16, f32:  [2 inputs][64 outputs]
+//! f16, f32  [panel: 64 outputs][pair of inputs][2 inputs][64 outputs]
+//! bf16      [panel: 64 outputs][32 inputs][4 tiles]
+//! tile      [16 pairs of inputs][16 outputs][2 inputs]
 //! ```
-//! A register of 64 bytes holds a pair of inputs of sixteen `bf16` outputs, a line of an AMX tile.
+//! A tile is an AMX register. The lines of a pair, one of each tile, are called its block.
 //! Outputs are padded to whole panels and inputs to a multiple of 32, with zeros. `bf16` is kept so only
 //! where [`Coded`] does not pay.
 
@@ -26,6 +26,12 @@ pub(super) const PANEL: usize = 64;
 pub(super) const BLOCK: usize = 2 * PANEL;
 /// Inputs of an AMX tile.
 pub(super) const CHUNK: usize = 32;
+/// Outputs of an AMX tile.
+pub(super) const OUTPUTS: usize = 16;
+/// Elements of a tile of weights.
+pub(super) const TILE: usize = CHUNK * OUTPUTS;
+/// Elements of a tile's line: a pair of inputs.
+pub(super) const LINE: usize = 2 * OUTPUTS;
 
 /// A matrix of `f32`, `f16` or `bf16` in the layout of the kernels.
 #[derive(Debug)]
@@ -148,7 +154,7 @@ fn panel_elements(cols: usize) -> usize {
 }
 
 /// Rows of `cols` elements in the plain layout.
-fn plain<E: bytemuck::Pod + Send + Sync>(from: &[E], cols: usize, pairs: bool) -> AlignedBytes {
+fn plain<E: bytemuck::Pod + Send + Sync>(from: &[E], cols: usize, tiles: bool) -> AlignedBytes {
     let (panels, size) = (from.len().div_ceil(PANEL * cols.max(1)), panel_elements(cols));
     let mut data = AlignedBytes::for_weights(panels * size * size_of::<E>());
     let to = SharedOut::new(bytemuck::cast_slice_mut(data.as_mut_slice()));
@@ -160,32 +166,27 @@ fn plain<E: bytemuck::Pod + Send + Sync>(from: &[E], cols: usize, pairs: bool) -
         for first in (0..cols).step_by(CHUNK) {
             let inputs = first..(first + CHUNK).min(cols);
             for (row, from) in from.chunks_exact(cols).take(PANEL).enumerate() {
-                put_row(&from[inputs.clone()], row, pairs, &mut to[first * PANEL..]);
+                put_row(&from[inputs.clone()], row, tiles, &mut to[first * PANEL..]);
             }
         }
     });
     data
 }
 
-/// Where input `k` of output `row` stands in a panel.
-fn place(row: usize, k: usize, pairs: bool) -> usize {
-    k / 2 * BLOCK + if pairs { row * 2 + k % 2 } else { k % 2 * PANEL + row }
+/// Where input `k` of output `row` stands in a panel, of tiles or not.
+fn place(row: usize, k: usize, tiles: bool) -> usize {
+    if tiles { tile_line(k / 2, row) + k % 2 } else { k * PANEL + row }
 }
 
-/// Writes some inputs of a row to its place in their blocks.
-pub(super) fn put_row<E: Copy>(from: &[E], row: usize, pairs: bool, to: &mut [E]) {
-    let (whole, last) = from.as_chunks::<2>();
-    let (blocks, _) = to.as_chunks_mut::<BLOCK>();
-    let first = place(row, 0, pairs);
-    for (pair, block) in whole.iter().zip(blocks.iter_mut()) {
-        if pairs {
-            block[first..first + 2].copy_from_slice(pair);
-        } else {
-            block[first] = pair[0];
-            block[first + PANEL] = pair[1];
-        }
-    }
-    if let (Some(&last), Some(block)) = (last.first(), blocks.get_mut(whole.len())) {
-        block[first] = last;
+/// Where a pair of inputs of output `row` stands in a panel of tiles.
+pub(super) fn tile_line(pair: usize, row: usize) -> usize {
+    let (chunk, line) = (pair / OUTPUTS, pair % OUTPUTS);
+    chunk * CHUNK * PANEL + row / OUTPUTS * TILE + line * LINE + row % OUTPUTS * 2
+}
+
+/// Writes at most a chunk's inputs of a row to their places.
+pub(super) fn put_row<E: Copy>(from: &[E], row: usize, tiles: bool, to: &mut [E]) {
+    for (k, &x) in from.iter().enumerate() {
+        to[place(row, k, tiles)] = x;
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Bf16Rows, DenseLevel, DenseRows, PackedDense, Product, Sums,
-    pack::PANEL,
+    pack::{LINE, OUTPUTS, PANEL, tile_line},
     products,
     rounded::{ROWS, TILE},
     tiles, widened,
@@ -30,9 +30,12 @@ impl tiles::Unit for Emulated {
                 for pair in 0..chunks * 16 {
                     let x = &x[pair / 16 * TILE + row * 32 + pair % 16 * 2..][..2];
                     // SAFETY: as above: a pair of inputs of 32 outputs.
-                    let w = unsafe { std::slice::from_raw_parts(w.add(pair * 2 * PANEL), 64) };
-                    for (sum, w) in sums.iter_mut().zip(w.as_chunks::<2>().0) {
-                        *sum += x[0].to_f32() * w[0].to_f32() + x[1].to_f32() * w[1].to_f32();
+                    for (tile, sums) in sums.chunks_mut(OUTPUTS).enumerate() {
+                        let at = tile_line(pair, tile * OUTPUTS);
+                        let w = unsafe { std::slice::from_raw_parts(w.add(at), LINE) };
+                        for (sum, w) in sums.iter_mut().zip(w.as_chunks::<2>().0) {
+                            *sum += x[0].to_f32() * w[0].to_f32() + x[1].to_f32() * w[1].to_f32();
+                        }
                     }
                 }
             }

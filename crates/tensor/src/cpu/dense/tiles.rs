@@ -2,14 +2,12 @@
 //! inputs an instruction.
 
 use super::{
-    pack::{CHUNK, PANEL},
+    pack::{self, CHUNK, OUTPUTS, PANEL},
     rounded::{ROWS, TILE},
 };
 use half::bf16;
 
-/// Outputs of a tile register.
-pub(super) const OUTPUTS: usize = 16;
-/// Elements between two tiles of a panel: the pairs of 32 inputs.
+/// Elements between two tiles of the same outputs: what 32 inputs are of a panel.
 pub(super) const STEP: usize = CHUNK * PANEL;
 
 /// Tile registers, or what stands for them in a test.
@@ -43,7 +41,12 @@ pub(super) unsafe fn panel<U: Unit>(x: &[bf16], w: &[bf16], out: &mut [f32]) {
             let from = [x.add(i * block), x.wrapping_add((i + 1) * block)];
             for first in (0..PANEL).step_by(2 * OUTPUTS) {
                 let out = out.add(i * ROWS * PANEL + first);
-                U::sums(&from[..(blocks - i).min(2)], w.add(2 * first), chunks, out);
+                U::sums(
+                    &from[..(blocks - i).min(2)],
+                    w.add(first / OUTPUTS * pack::TILE),
+                    chunks,
+                    out,
+                );
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Quantized weights as `bf16`, for the kernels of [`crate::cpu::dense`]: four tiles are a panel.
+//! Quantized weights as `bf16`, for the kernels of [`crate::cpu::dense`]: a tile here is one there, four are a
+//! panel.
 //!
 //! A weight is `fma(q, s, b)` in `f32`, rounded to the nearest `bf16`, ties to even.
 
@@ -16,6 +17,15 @@ use {
 const PANEL: usize = 64;
 /// Tiles of a panel.
 const TILES: usize = PANEL / TILE;
+/// Inputs of a tile of `bf16`.
+const INPUTS: usize = 32;
+/// Elements of such a tile.
+const WIDE: usize = INPUTS * TILE;
+
+/// Where the line of a pair of inputs stands, counted from the panel's first that has the same outputs.
+const fn place(pair: usize) -> usize {
+    pair / (INPUTS / 2) * INPUTS * PANEL + pair % (INPUTS / 2) * 2 * TILE
+}
 
 impl PackedWeight {
     /// The weights of a panel; outputs that the matrix lacks are zeros.
@@ -33,10 +43,10 @@ impl PackedWeight {
             #[cfg(target_arch = "x86_64")]
             if fast() {
                 // SAFETY: the machine has the instructions, and the length was checked.
-                unsafe { tile_avx512(self, tile, out.as_mut_ptr().add(part * 2 * TILE)) };
+                unsafe { tile_avx512(self, tile, out.as_mut_ptr().add(part * WIDE)) };
                 continue;
             }
-            self.widen_tile(tile, &mut out[part * 2 * TILE..]);
+            self.widen_tile(tile, &mut out[part * WIDE..]);
         }
     }
 
@@ -47,7 +57,7 @@ impl PackedWeight {
             for r in 0..TILE {
                 let (s, b) = (self.float(record, r), self.float(record, TILE + r));
                 for k in 0..self.group {
-                    let at = (g * self.group + k) / 2 * 2 * PANEL + r * 2 + k % 2;
+                    let at = place((g * self.group + k) / 2) + r * 2 + k % 2;
                     out[at] = bf16::from_f32(f32::from(self.code(record, r, k)).mul_add(s, b));
                 }
             }
@@ -61,7 +71,7 @@ fn fast() -> bool {
 }
 
 /// # Safety
-/// AVX-512 with what is enabled here; `out` is sixteen outputs of a panel.
+/// AVX-512 with what is enabled here; `out` is the first of the tile's outputs in a panel.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
 unsafe fn tile_avx512(w: &PackedWeight, tile: usize, out: *mut bf16) {
@@ -86,7 +96,7 @@ unsafe fn tile_of<S: Scales, const NIBBLES: bool>(w: &PackedWeight, tile: usize,
     // SAFETY: a record has its codes and sixteen scales and biases; a line of codes is four or eight
     // inputs, as many lines of `out`.
     unsafe {
-        let mut out = out;
+        let mut pair = 0;
         for record in records.chunks_exact(step) {
             let record = record.as_ptr();
             let sides =
@@ -97,8 +107,8 @@ unsafe fn tile_of<S: Scales, const NIBBLES: bool>(w: &PackedWeight, tile: usize,
                     ($even:literal, $odd:literal) => {
                         let even = weights::<NIBBLES>(_mm512_srli_epi32::<$even>(codes), sides);
                         let odd = weights::<NIBBLES>(_mm512_srli_epi32::<$odd>(codes), sides);
-                        _mm512_storeu_si512(out.cast(), interleaved(even, odd));
-                        out = out.wrapping_add(2 * PANEL);
+                        _mm512_storeu_si512(out.add(place(pair)).cast(), interleaved(even, odd));
+                        pair += 1;
                     };
                 }
                 pair!(0, 8);

@@ -1,6 +1,9 @@
 //! Coded weights to `bf16` and back, in AVX-512: a table look-up and an interleaving for 32 weights.
 
-use super::{super::pack::BLOCK, CODED, Chunk, CodedPanel, Exception, NONE};
+use super::{
+    super::pack::{BLOCK, LINE, TILE, tile_line},
+    CODED, Chunk, CodedPanel, Exception, NONE,
+};
 use half::bf16;
 use std::arch::x86_64::*;
 
@@ -61,7 +64,7 @@ pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
     let (blocks, out) = (from.blocks().as_ptr(), out.as_mut_ptr().cast::<u16>());
     for i in 0..from.blocks().len() / CODED {
         // SAFETY: the caller's promise.
-        unsafe { store(block(blocks.add(i * CODED), upper), out.add(i * BLOCK)) };
+        unsafe { store::<TILE>(block(blocks.add(i * CODED), upper), out.add(tile_line(i, 0))) };
     }
 }
 
@@ -114,7 +117,7 @@ pub(in super::super) unsafe fn corrected(
     let mut words = Aligned([[0; 2]; BLOCK]);
     // SAFETY: the caller's promise, and there is room for a block.
     unsafe {
-        store(block(from, table), words.0.as_mut_ptr().cast());
+        store::<LINE>(block(from, table), words.0.as_mut_ptr().cast());
         for e in exceptions {
             words.0[e.place() % BLOCK][1] = e.high();
         }
@@ -124,12 +127,12 @@ pub(in super::super) unsafe fn corrected(
 }
 
 /// # Safety
-/// `to` has room for a block.
+/// `to` has room for a block whose lines are `APART`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn store(block: Registers, to: *mut u16) {
+unsafe fn store<const APART: usize>(block: Registers, to: *mut u16) {
     for (i, words) in block.iter().enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { _mm512_storeu_si512(to.add(32 * i).cast(), *words) };
+        unsafe { _mm512_storeu_si512(to.add(APART * i).cast(), *words) };
     }
 }

@@ -2,7 +2,7 @@
 //! written as assembly.
 
 use super::unit::{Chunk, Sums, Unit};
-use crate::cpu::tiles::{Config, Configured};
+use crate::cpu::tiles::{Config, Configured, ahead};
 use std::arch::asm;
 
 /// The registers of this machine: 0 to 3 sum, 4 and 5 hold the left operand, 6 and 7 the right.
@@ -16,11 +16,15 @@ macro_rules! product {
             "2:",
             "tileloadd tmm4, [{left} + {line}*1]",
             "tileloadd tmm6, [{right} + {line}*1]",
+            ahead!("{left} + {chunk}"),
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{right} + {line}*1 + 1024]",
+            ahead!("{right} + {chunk}"),
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tileloadd tmm5, [{left} + {line}*1 + 1024]",
+            ahead!("{left} + {chunk} + 1024"),
             "tdpbf16ps tmm2, tmm5, tmm6",
+            ahead!("{right} + {chunk} + 1024"),
             "tdpbf16ps tmm3, tmm5, tmm7",
             "add {left}, {chunk}",
             "add {right}, {chunk}",
