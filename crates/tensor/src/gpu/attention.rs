@@ -283,8 +283,8 @@ pub fn attend_new(
         Operand::Out(k_pages, 0),
         Operand::Out(v_pages, 0),
     ];
-    let many =
-        shape.head_dim == 128 && plan.rows == 4 && plan.grid(shape).iter().product::<u32>() > MANY;
+    let groups: u32 = plan.grid(shape).iter().product();
+    let many = (shape.head_dim, plan.rows, plan.spans) == (128, 4, 1) && groups > MANY;
     let many = if many { "_many" } else { "" };
     let kernel = format!("attend_new_d{}_r{}{many}", shape.head_dim, plan.rows);
     let eps = norms.map(|norm| norm.map_or(-1.0, RmsNorm::eps));
