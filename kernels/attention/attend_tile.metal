@@ -12,7 +12,7 @@
 //   of a KV head: normed and rotated as norm_rope does, whose pairs are all of a head; the token's key and
 //   value are written into its slot as kv_write does, by the threadgroup of its span, which alone reads it.
 //
-// attend_new_*_many: the same with fewer registers, for more threadgroups than a large GPU has room for.
+// attend_new_*_many: the same with fewer registers, for more threadgroups of one span than a large GPU has room for.
 //
 // Grid: x tiles, y KV heads * parts (a part is ROWS of the heads when one KV head has more), z spans of
 // 512 tokens. Threads: 128; each simdgroup walks over every fourth block of the span with a running softmax,

@@ -132,14 +132,15 @@ pub(super) struct Bandwidth {
     pub(super) peak: Option<f64>,
 }
 
-/// Bytes that are read to measure it, far more than caches hold.
-const READ: usize = 4 << 30;
-/// Threadgroups for each of 132 multiprocessors, which share them out evenly; the best counts.
+/// Bytes that are read to measure it, where so many are free: far more than caches hold.
+const READ: u64 = 4 << 30;
+/// Threadgroups that read, in turns: multiples of an H100's multiprocessors; the fastest counts.
 const READERS: [u32; 4] = [264, 528, 1056, 2112];
 
 impl Bandwidth {
     fn measure(gpu: &Gpu) -> Result<Self> {
-        let buffer = gpu.allocate(READ)?;
+        let bytes = READ.min(gpu.memory()?.free / 2) / 16 * 16;
+        let buffer = gpu.allocate(bytes as usize)?;
         let mut best = f64::MAX;
         for round in 0..6 * READERS.len() {
             gpu.wait()?;
@@ -148,7 +149,7 @@ impl Bandwidth {
             gpu.wait()?;
             best = best.min(start.elapsed().as_secs_f64());
         }
-        Ok(Self { read: gb(READ as u64) / best, peak: gpu.peak_bandwidth()?.map(gb) })
+        Ok(Self { read: gb(bytes) / best, peak: gpu.peak_bandwidth()?.map(gb) })
     }
 
     /// Shares of both that a speed in GB/s is, in percent.
