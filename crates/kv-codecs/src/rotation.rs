@@ -20,6 +20,11 @@ pub struct Rotation {
     order: usize,
     /// The signs of each round.
     rounds: Vec<Vec<f32>>,
+    /// The same divided by `sqrt(d)`.
+    scaled: Vec<Vec<f32>>,
+    ones: Vec<f32>,
+    /// `1 / sqrt(d)`.
+    norms: Vec<f32>,
 }
 
 impl Rotation {
@@ -52,8 +57,10 @@ impl Rotation {
             let words: Vec<_> = (0..d.div_ceil(64)).map(|_| split_mix(&mut state)).collect();
             (0..d).map(|i| if words[i / 64] >> (i % 64) & 1 == 1 { -1.0 } else { 1.0 }).collect()
         };
-        let rounds = (0..rounds).map(|_| signs()).collect();
-        Ok(Self { d, paley, order, rounds })
+        let rounds: Vec<_> = (0..rounds).map(|_| signs()).collect();
+        let norm = 1.0 / (d as f32).sqrt();
+        let scaled = rounds.iter().map(|signs| signs.iter().map(|s| s * norm).collect()).collect();
+        Ok(Self { d, paley, order, rounds, scaled, ones: vec![1.0; d], norms: vec![norm; d] })
     }
 
     /// Elements of a row.
@@ -75,8 +82,7 @@ impl Rotation {
         self.check(x);
         for row in x.chunks_exact_mut(self.d) {
             for signs in &self.rounds {
-                row.iter_mut().zip(signs).for_each(|(x, s)| *x *= s);
-                self.hadamard(row, false);
+                self.hadamard(row, false, signs, &self.norms);
             }
         }
     }
@@ -88,9 +94,8 @@ impl Rotation {
     pub fn undo(&self, x: &mut [f32]) {
         self.check(x);
         for row in x.chunks_exact_mut(self.d) {
-            for signs in self.rounds.iter().rev() {
-                self.hadamard(row, true);
-                row.iter_mut().zip(signs).for_each(|(x, s)| *x *= s);
+            for scaled in self.scaled.iter().rev() {
+                self.hadamard(row, true, &self.ones, scaled);
             }
         }
     }
@@ -99,25 +104,25 @@ impl Rotation {
         assert!(x.len().is_multiple_of(self.d), "rows of {}", self.d);
     }
 
-    /// `H x / sqrt(d)`, or with `H` transposed.
-    fn hadamard(&self, x: &mut [f32], transposed: bool) {
-        let m = self.order;
+    /// `H x`, or with `H` transposed, of elements that are multiplied before and after.
+    fn hadamard(&self, x: &mut [f32], transposed: bool, before: &[f32], after: &[f32]) {
+        let (m, level) = (self.order, CodeLevel::detect());
         let width = self.d / m;
-        sylvester(CodeLevel::detect(), x, width);
-        if m > 1 {
-            let mut column = vec![0.0; m];
-            for i in 0..width {
-                for (j, c) in column.iter_mut().enumerate() {
-                    *c = x[j * width + i];
-                }
-                for j in 0..m {
-                    let h = |k: usize| self.paley[if transposed { k * m + j } else { j * m + k }];
-                    x[j * width + i] = column.iter().enumerate().map(|(k, c)| h(k) * c).sum();
-                }
+        if m == 1 {
+            return sylvester(level, x, width, before, after);
+        }
+        sylvester(level, x, width, before, &self.ones);
+        let mut column = vec![0.0; m];
+        for i in 0..width {
+            for (j, c) in column.iter_mut().enumerate() {
+                *c = x[j * width + i];
+            }
+            for j in 0..m {
+                let h = |k: usize| self.paley[if transposed { k * m + j } else { j * m + k }];
+                let sum: f32 = column.iter().enumerate().map(|(k, c)| h(k) * c).sum();
+                x[j * width + i] = sum * after[j * width + i];
             }
         }
-        let norm = 1.0 / (self.d as f32).sqrt();
-        x.iter_mut().for_each(|x| *x *= norm);
     }
 }
 

@@ -32,7 +32,7 @@ use crate::{
 use taper_tensor::cpu::{
     Floats,
     codes::{
-        CodeLevel, DenseRows, OCTAVE, RING, add_offsets, add_rows, centre_dots, dot_rows, halves,
+        CodeLevel, DenseRows, OCTAVE, RING, Scaling, add_rows, centre_dots, dot_rows, halves,
         power, powers, unpack_centre,
     },
 };
@@ -332,14 +332,15 @@ impl Side for TaperSide {
         }
         self.gammas(region.here, n, precision.level, &mut scratch.gamma);
         let Products { gamma, tiles, floats, scales: offsets, .. } = scratch;
-        self.math.scores(region, gamma, q, precision, tiles, (&mut *out, stride));
+        let mut scaling = Scaling::of(gamma);
         if self.centred {
             let (bytes, factor) = self.stored_centre(region.here);
             floats.resize(d, 0.0);
             offsets.resize(q.floats.len() / d, 0.0);
             centre_dots(precision.level, bytes, factor, &q.floats, floats, offsets);
-            add_offsets(precision.level, out, stride, n, offsets);
+            scaling.offsets = Some(offsets);
         }
+        self.math.scores(region, scaling, q, precision, tiles, (out, stride));
     }
 
     fn add(

@@ -12,7 +12,9 @@ use crate::{
     KvGeometry,
     side::{Precision, Products, Queries, Region, Tiles, padded_tokens},
 };
-use taper_tensor::cpu::codes::{Order, RING, TILE, TILE_ROWS, WideWindows, Windows, weigh};
+use taper_tensor::cpu::codes::{
+    Order, RING, Scaling, TILE, TILE_ROWS, WideWindows, Windows, weigh,
+};
 
 /// Where codes of some bits lie.
 #[derive(Debug, Clone, Copy)]
@@ -136,23 +138,23 @@ pub(crate) enum Tables {
 }
 
 impl TileMath {
-    /// `out[i][j] = gamma_j <q_i, entries_j>`.
+    /// `out[i][j] = gamma_j <q_i, entries_j> + offset_i`.
     pub(crate) fn scores(
         &self,
         region: Region<'_>,
-        gamma: &[f32],
+        scaling: Scaling<'_>,
         q: &Queries,
         precision: Precision,
         tiles: &mut Tiles,
         out: (&mut [f32], usize),
     ) {
-        let n = gamma.len();
+        let n = scaling.gamma.len();
         let tiles = tiles.room(n * self.layout.rings * RING);
         let codes = region.codes(self.layout.part(n), self.layout.bytes());
         let level = precision.level;
         match &self.windows {
-            Tables::Ring(w) => w.dots(level, &q.int8, codes, gamma, tiles, out),
-            Tables::Row(w) => w.dots(level, &q.int8, codes, gamma, tiles, out),
+            Tables::Ring(w) => w.dots(level, &q.int8, codes, scaling, tiles, out),
+            Tables::Row(w) => w.dots(level, &q.int8, codes, scaling, tiles, out),
         }
     }
 

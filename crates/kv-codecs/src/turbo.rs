@@ -13,7 +13,7 @@ use crate::{
     side::{Precision, Products, Queries, Region, Side, Stays, half_at, put_half},
     tiles::{Layout, Tables, TileMath, int8_table},
 };
-use taper_tensor::cpu::codes::{CodeLevel, Order, RING, Windows, halves};
+use taper_tensor::cpu::codes::{CodeLevel, Order, RING, Scaling, Windows, halves};
 
 /// Bytes of a head region.
 pub(crate) fn head_bytes(g: KvGeometry, bits: usize) -> usize {
@@ -110,7 +110,8 @@ impl Side for TurboSide {
         out: (&mut [f32], usize),
     ) {
         self.gammas(region.here, n, precision.level, &mut scratch.gamma);
-        self.math.scores(region, &scratch.gamma, q, precision, &mut scratch.tiles, out);
+        let scaling = Scaling::of(&scratch.gamma);
+        self.math.scores(region, scaling, q, precision, &mut scratch.tiles, out);
     }
 
     fn add(

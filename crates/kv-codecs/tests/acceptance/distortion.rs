@@ -5,7 +5,7 @@ use crate::{
     support::{distance, dot, gaussian, near, square, unit_rows},
 };
 use taper_kv_codecs::{Polar, Rotation, SCALE_SEARCH, Scale};
-use taper_tensor::cpu::codes::{CodeLevel, Int8Queries, RING, TILE, dots};
+use taper_tensor::cpu::codes::{CodeLevel, Int8Queries, RING, Scaling, TILE, dots};
 
 fn polar(d: usize, bits: usize) -> Polar {
     Polar::new(Rotation::new(d, 1123).unwrap(), bits)
@@ -136,7 +136,8 @@ fn c10_int8_levels_and_queries_cost_next_to_nothing() {
             tiles[i / RING * TILE + i % RING] = entries[usize::from(code)] as u8 ^ 0x80;
         }
         let mut scores = [0.0; 4];
-        dots(CodeLevel::detect(), &int8, &tiles, &[gamma * step; 4], (&mut scores, 4));
+        let gammas = [gamma * step; 4];
+        dots(CodeLevel::detect(), &int8, &tiles, Scaling::of(&gammas), (&mut scores, 4));
         let levels: Vec<_> = coded.codes.iter().map(|&c| exact.levels()[usize::from(c)]).collect();
         let off = f64::from(scores[0]) - dot(&rotated, &levels) * f64::from(gamma);
         squares += off * off;

@@ -1,6 +1,6 @@
 //! The code kernels with AVX2. Integers are those of the portable code, and so is the rounding.
 
-use super::{Int8Queries, RING, TILE, TILE_ROWS, windows::Plan};
+use super::{Int8Queries, RING, Scaling, TILE, TILE_ROWS, windows::Plan};
 use std::arch::x86_64::*;
 
 /// # Safety
@@ -28,7 +28,7 @@ pub(super) unsafe fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
 pub(super) unsafe fn dots(
     q: &Int8Queries,
     tiles: &[u8],
-    gamma: &[f32],
+    scaling: Scaling<'_>,
     (out, stride): (&mut [f32], usize),
 ) {
     let (rows, padded) = (q.rows(), q.width());
@@ -39,7 +39,7 @@ pub(super) unsafe fn dots(
             let sums = unsafe { dot_group(codes, tiles) };
             for (r, sum) in sums.into_iter().enumerate() {
                 let j = group * TILE_ROWS + r;
-                out[row * stride + j] = sum as f32 * q.scales[row] * gamma[j];
+                out[row * stride + j] = scaling.score(row, j, sum as f32 * q.scales[row]);
             }
         }
     }

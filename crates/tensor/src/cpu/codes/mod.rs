@@ -42,15 +42,15 @@ mod vbmi;
 mod vbmi_rows;
 #[cfg(target_arch = "x86_64")]
 mod vbmi_source;
+#[cfg(target_arch = "x86_64")]
+mod vbmi_weights;
 mod weights;
 mod wide;
 mod windows;
 
 pub use affine::{Affine, AffineQueries, AffineScales, AffineWeights};
 pub use dense::{DenseRows, add_rows, dot_rows};
-pub use scales::{
-    OCTAVE, add_offsets, centre_dots, halves, intervals, power, powers, sylvester, unpack_centre,
-};
+pub use scales::{OCTAVE, centre_dots, halves, intervals, power, powers, sylvester, unpack_centre};
 pub use trellis::{SYMBOLS_PER_RING, Trellis};
 pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};
@@ -153,6 +153,9 @@ impl CodeLevel {
 #[derive(Debug, Default, Clone)]
 pub struct Int8Queries {
     codes: Vec<i8>,
+    /// The same, of each ring the even elements first; for the level that wants it.
+    #[cfg(target_arch = "x86_64")]
+    parity: Vec<i8>,
     scales: Vec<f32>,
     /// 128 times the sum of a row's codes: what the offset of the bytes adds.
     offsets: Vec<i32>,
@@ -175,6 +178,12 @@ impl Int8Queries {
             self.scales.push(scale);
             self.offsets.push(128 * sum);
         }
+        #[cfg(target_arch = "x86_64")]
+        if CodeLevel::detect() == CodeLevel::Vbmi {
+            self.parity.resize(self.codes.len(), 0);
+            // SAFETY: the machine has the level, and rings are whole.
+            unsafe { vbmi_rows::by_parity(&self.codes, &mut self.parity) };
+        }
     }
 
     /// How many rows.
@@ -190,11 +199,41 @@ impl Int8Queries {
     }
 }
 
-/// `out[i][j] = scale_i * (code_i . tile row j) * gamma[j]`; the rows of `out` are a stride apart.
+/// How sums of integers become scores.
+#[derive(Debug, Clone, Copy)]
+pub struct Scaling<'a> {
+    /// What those of a row are multiplied by.
+    pub gamma: &'a [f32],
+    /// What is then added to those of a query.
+    pub offsets: Option<&'a [f32]>,
+}
+
+impl<'a> Scaling<'a> {
+    /// Nothing is added.
+    #[must_use]
+    pub fn of(gamma: &'a [f32]) -> Self {
+        Self { gamma, offsets: None }
+    }
+
+    /// The score of query row `i` and row `j`, of their product.
+    #[inline(always)]
+    fn score(self, i: usize, j: usize, product: f32) -> f32 {
+        let x = product * self.gamma[j];
+        self.offsets.map_or(x, |offsets| x + offsets[i])
+    }
+
+    /// Refuses query rows without an offset.
+    fn check(self, rows: usize) {
+        assert!(self.offsets.is_none_or(|o| o.len() == rows), "an offset a query row");
+    }
+}
+
+/// `out[i][j] = scale_i * (code_i . tile row j) * gamma[j] + offsets[i]`; the rows of `out` are a stride
+/// apart.
 ///
 /// # Shapes
 /// `tiles`: `[n / 4][padded / 16][64]` as [`Windows::expand`] writes them for [`Order::Rows`], where
-/// `n = gamma.len()` is a multiple of 4; `out`: `[rows, n]` of a stride.
+/// `n = gamma.len()` is a multiple of 4; `offsets`: `[rows]`; `out`: `[rows, n]` of a stride.
 ///
 /// # Panics
 /// When the lengths differ from these.
@@ -202,27 +241,28 @@ pub fn dots(
     level: CodeLevel,
     q: &Int8Queries,
     tiles: &[u8],
-    gamma: &[f32],
+    scaling: Scaling<'_>,
     out: (&mut [f32], usize),
 ) {
-    let (rows, n) = (q.rows(), gamma.len());
+    let (rows, n) = (q.rows(), scaling.gamma.len());
     if rows == 0 || n == 0 {
         return;
     }
     let padded = q.codes.len() / rows;
     assert!(n.is_multiple_of(TILE_ROWS) && tiles.len() == n * padded, "tiles");
     check_rows((out.0.len(), out.1), rows, n);
+    scaling.check(rows);
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the lengths are checked.
-        CodeLevel::Vbmi => unsafe { vbmi::dots(q, tiles, gamma, out) },
+        CodeLevel::Vbmi => unsafe { vbmi::dots(q, tiles, scaling, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        CodeLevel::Avx2 => unsafe { avx2::dots(q, tiles, gamma, out) },
+        CodeLevel::Avx2 => unsafe { avx2::dots(q, tiles, scaling, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: as above.
-        CodeLevel::Neon => unsafe { neon::dots(q, tiles, gamma, out) },
-        _ => portable::dots(q, tiles, gamma, out),
+        CodeLevel::Neon => unsafe { neon::dots(q, tiles, scaling, out) },
+        _ => portable::dots(q, tiles, scaling, out),
     }
 }
 

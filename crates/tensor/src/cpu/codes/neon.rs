@@ -101,7 +101,7 @@ fn halves(tile: &mut [u8]) -> [[&mut [u8]; 2]; 2] {
 pub(super) unsafe fn dots(
     q: &Int8Queries,
     tiles: &[u8],
-    gamma: &[f32],
+    scaling: Scaling<'_>,
     (out, stride): (&mut [f32], usize),
 ) {
     let (rows, padded) = (q.rows(), q.width());
@@ -122,7 +122,10 @@ pub(super) unsafe fn dots(
                 let sum = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
                 let at = group * TILE_ROWS;
                 let x = vmulq_f32(vcvtq_f32_s32(sum), vdupq_n_f32(q.scales[row]));
-                let x = vmulq_f32(x, vld1q_f32(gamma.as_ptr().add(at)));
+                let mut x = vmulq_f32(x, vld1q_f32(scaling.gamma.as_ptr().add(at)));
+                if let Some(offsets) = scaling.offsets {
+                    x = vaddq_f32(x, vdupq_n_f32(offsets[row]));
+                }
                 vst1q_f32(out.as_mut_ptr().add(row * stride + at), x);
             }
         }

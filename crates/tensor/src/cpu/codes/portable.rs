@@ -1,6 +1,6 @@
 //! The definition of the code kernels, in plain Rust.
 
-use super::{Int8Queries, RING, TILE, TILE_ROWS, windows::Plan};
+use super::{Int8Queries, RING, Scaling, TILE, TILE_ROWS, windows::Plan};
 
 pub(super) fn expand(plan: &Plan, tile_bytes: usize, codes: &[u8], out: &mut [u8]) {
     for (tile, out) in codes.chunks_exact(tile_bytes).zip(out.chunks_exact_mut(TILE)) {
@@ -31,7 +31,7 @@ pub(super) fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
 pub(super) fn dots(
     q: &Int8Queries,
     tiles: &[u8],
-    gamma: &[f32],
+    scaling: Scaling<'_>,
     (out, stride): (&mut [f32], usize),
 ) {
     let padded = q.width();
@@ -44,7 +44,7 @@ pub(super) fn dots(
                     sum += q.iter().zip(x).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum::<i32>();
                 }
                 let j = group * TILE_ROWS + r;
-                out[row * stride + j] = sum as f32 * q.scales[row] * gamma[j];
+                out[row * stride + j] = scaling.score(row, j, sum as f32 * q.scales[row]);
             }
         }
     }

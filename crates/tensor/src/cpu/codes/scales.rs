@@ -101,24 +101,30 @@ pub(super) fn round_row(level: CodeLevel, x: &[f32], codes: &mut [i8]) -> (f32, 
     }
 }
 
-compiled! {
-    /// Adds a number to the first `n` elements of each row, rows being `stride` apart.
-    add_offsets = add_offsets_body(x: &mut [f32], stride: usize, n: usize, offsets: &[f32])
-}
-
 /// Multiplies rows of a power of two elements with Sylvester's Hadamard matrix of their length, in
-/// natural order.
+/// natural order, and their elements with factors before and after.
 ///
 /// # Panics
-/// When `len` is not a power of two.
-pub fn sylvester(level: CodeLevel, x: &mut [f32], len: usize) {
+/// When `len` is not a power of two, or there are not as many factors as elements.
+pub fn sylvester(level: CodeLevel, x: &mut [f32], len: usize, before: &[f32], after: &[f32]) {
     assert!(len.is_power_of_two(), "a power of two");
+    assert!(before.len() == x.len() && after.len() == x.len(), "factors");
     match level {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the machine has the level.
-        CodeLevel::Vbmi if len >= 16 => unsafe { super::vbmi_rows::sylvester(x, len) },
-        _ => butterflies(x, 1, len),
+        // SAFETY: the machine has the level, and there are as many factors.
+        CodeLevel::Vbmi if len >= 16 => unsafe {
+            super::vbmi_rows::sylvester(x, len, before, after);
+        },
+        _ => {
+            multiply(x, before);
+            butterflies(x, 1, len);
+            multiply(x, after);
+        }
     }
+}
+
+pub(super) fn multiply(x: &mut [f32], factors: &[f32]) {
+    x.iter_mut().zip(factors).for_each(|(x, f)| *x *= f);
 }
 
 /// The butterflies of a Hadamard product from distance `half` on.
@@ -199,15 +205,6 @@ pub fn centre_dots(
         _ => {
             unpack_centre(level, bytes, factor, centre);
             dot_rows(q, DenseRows::last(Floats::F32(centre)), d, (offsets, 1));
-        }
-    }
-}
-
-#[inline(always)]
-fn add_offsets_body(x: &mut [f32], stride: usize, n: usize, offsets: &[f32]) {
-    for (row, offset) in x.chunks_mut(stride).zip(offsets) {
-        for x in &mut row[..n] {
-            *x += offset;
         }
     }
 }

@@ -301,16 +301,18 @@ fn affine_weights_below_the_threshold_add_nothing() {
 
 #[test]
 fn hadamard_products_on_every_level() {
-    for len in [1usize, 2, 8, 16, 64, 128] {
-        let x = floats(3 * len, 5);
+    for len in [1usize, 2, 8, 16, 64, 128, 512] {
+        let (x, before, after) = (floats(3 * len, 5), floats(3 * len, 6), floats(3 * len, 7));
         for level in CodeLevel::available() {
             let mut y = x.clone();
-            sylvester(level, &mut y, len);
-            for (x, y) in x.chunks_exact(len).zip(y.chunks_exact(len)) {
+            sylvester(level, &mut y, len, &before, &after);
+            let x: Vec<_> = x.iter().zip(&before).map(|(x, f)| x * f).collect();
+            let rows = x.chunks_exact(len).zip(y.chunks_exact(len));
+            for ((x, y), after) in rows.zip(after.chunks_exact(len)) {
                 for (i, y) in y.iter().enumerate() {
                     let sign = |j: usize| if (i & j).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
-                    let want: f32 = x.iter().enumerate().map(|(j, x)| sign(j) * x).sum();
-                    assert!((y - want).abs() < 1e-3, "{len}");
+                    let sum: f32 = x.iter().enumerate().map(|(j, x)| sign(j) * x).sum();
+                    assert!((y - sum * after[i]).abs() < 1e-3, "{len}");
                 }
             }
         }
@@ -328,7 +330,10 @@ fn every_level_gives_the_same_bits() {
         let (weights, scale) = (bytes(rows * n, 4), floats(rows, 5));
         let run = |level| {
             let (mut scores, mut acc) = (vec![0.0; rows * n], floats(rows * d, 6));
-            dots(level, &q, &tiles, &gamma, (&mut scores, n));
+            let offsets = floats(rows, 9);
+            let offsets = (rows % 2 == 1).then_some(&offsets[..]);
+            let scaling = Scaling { gamma: &gamma, offsets };
+            dots(level, &q, &tiles, scaling, (&mut scores, n));
             add_weighted(level, &weights, &scale, &tiles, &mut acc);
             let p: Vec<_> = floats(rows * n, 7).iter().map(|x| x.abs()).collect();
             let gamma: Vec<_> = floats(n, 8).iter().map(|x| x.abs()).collect();
@@ -359,7 +364,10 @@ fn products_over_packed_codes_have_the_same_bits_on_every_level() {
                 let (mut scores, mut acc) = (vec![0.0; rows * (n + 3)], floats(rows * d, 6));
                 let (codes, mut room) = (Codes::last(&packed), vec![0; n * d]);
                 let out = (&mut scores[..], n + 3);
-                windows.dots(level, &q, codes, &gamma, &mut room, out);
+                let offsets = floats(rows, 9);
+                let offsets = (rows % 2 == 1).then_some(&offsets[..]);
+                let scaling = Scaling { gamma: &gamma, offsets };
+                windows.dots(level, &q, codes, scaling, &mut room, out);
                 windows.add_weighted(level, &weights, &scale, codes, &mut room, &mut acc);
                 (scores, acc)
             };
@@ -380,14 +388,17 @@ fn dot_products_and_sums_are_those_of_the_floats() {
     let tiles = bytes(n * d, 2);
     let gamma = floats(n, 3);
     let mut scores = vec![0.0; rows * n];
-    dots(CodeLevel::Portable, &q, &tiles, &gamma, (&mut scores, n));
+    let offsets = [100.0, -50.0, 0.0];
+    let scaling = Scaling { gamma: &gamma, offsets: Some(&offsets) };
+    dots(CodeLevel::Portable, &q, &tiles, scaling, (&mut scores, n));
     for row in 0..rows {
         for j in 0..n {
             let entry = |e: usize| {
                 let tile = (j / TILE_ROWS * (d / RING) + e / RING) * TILE;
                 f32::from((tiles[tile + j % TILE_ROWS * RING + e % RING] ^ 0x80) as i8)
             };
-            let want: f32 = (0..d).map(|e| x[row * d + e] * entry(e)).sum::<f32>() * gamma[j];
+            let sum: f32 = (0..d).map(|e| x[row * d + e] * entry(e)).sum();
+            let want = sum * gamma[j] + offsets[row];
             let got = scores[row * n + j];
             assert!((got - want).abs() < 30.0, "{got} {want}");
         }

@@ -1,8 +1,11 @@
 //! The code kernels with AVX-512 VBMI and VNNI.
 
 use super::{
-    Codes, Int8Queries, Order, RING, TILE, TILE_ROWS,
-    vbmi_source::{Expanded, Nibbles, Packed, Pair, Pairs, Source, Words, prefetch, with_source},
+    Codes, Int8Queries, Order, RING, Scaling, TILE, TILE_ROWS,
+    vbmi_source::{
+        ByteElements, ByteRows, Expanded, Nibbles, Packed, Pair, Pairs, Source, prefetch,
+        with_source,
+    },
     wide,
     windows::{Layout, Plan},
 };
@@ -86,20 +89,19 @@ pub(super) unsafe fn expand_wide(
     }
 }
 
-/// Scores of `R` query rows against `4 G` rows.
+/// Scores of `R` query rows from `row` on against `4 G` rows from `j` on.
 ///
 /// # Safety
-/// `source` holds `G` groups of `rings` tiles from `first` on, `q` `R` rows of `rings` rings; `out` has `R` rows
-/// `stride` apart.
+/// `source` holds `G` groups of `rings` tiles from `first` on, `q` those rows of `rings` rings, `scaling` what
+/// belongs to them; `out` has rows `stride` apart.
 #[inline(always)]
 unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
     q: &Int8Queries,
     row: usize,
     rings: usize,
     (source, first): (S, usize),
-    gamma: *const f32,
-    out: *mut f32,
-    stride: usize,
+    (scaling, j): (Scaling<'_>, usize),
+    (out, stride): (*mut f32, usize),
 ) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -116,16 +118,17 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
             let [x0, x1] = source.two(at, at.add(b));
             let [x2, x3] = if G > 2 { source.two(at.add(c), at.add(d)) } else { [x0, x1] };
             for (r, [a0, a1, a2, a3]) in acc.iter_mut().enumerate() {
-                let q = q.codes.as_ptr().add(((row + r) * rings + ring) * RING);
-                if S::PAIR == Pair::Words {
-                    let word = |at: usize| q.add(at).cast::<i64>().read_unaligned();
-                    let (low, high) = (word(0), word(RING / 2));
-                    let (low, high) = (_mm512_set1_epi64(low), _mm512_set1_epi64(high));
-                    *a0 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a0, x0, low), x1, high);
+                let at = ((row + r) * rings + ring) * RING;
+                if S::PAIR == Pair::Parity {
+                    let q = q.parity.as_ptr().add(at).cast::<i64>();
+                    let even = _mm512_set1_epi64(q.read_unaligned());
+                    let odd = _mm512_set1_epi64(q.add(1).read_unaligned());
+                    *a0 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a0, x0, even), x1, odd);
                     if G > 2 {
-                        *a1 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a1, x2, low), x3, high);
+                        *a1 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a1, x2, even), x3, odd);
                     }
                 } else {
+                    let q = q.codes.as_ptr().add(at);
                     let q = _mm512_broadcast_i32x4(_mm_loadu_si128(q.cast()));
                     *a0 = _mm512_dpbusd_epi32(*a0, x0, q);
                     *a1 = _mm512_dpbusd_epi32(*a1, x1, q);
@@ -137,10 +140,10 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
             }
         }
         let mask = ((1u32 << (4 * G)) - 1) as __mmask16;
-        let gamma = _mm512_maskz_loadu_ps(mask, gamma);
+        let gamma = _mm512_maskz_loadu_ps(mask, scaling.gamma.as_ptr().add(j));
         for (r, acc) in acc.into_iter().enumerate() {
             let sum = match S::PAIR {
-                Pair::Words => word_sums(acc[0], acc[1]),
+                Pair::Parity => word_sums(acc[0], acc[1]),
                 // Lane 4 r + g is row r of group g.
                 Pair::Whole => {
                     let order =
@@ -156,7 +159,11 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
             };
             let sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(q.offsets[row + r]));
             let s = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(q.scales[row + r]));
-            _mm512_mask_storeu_ps(out.add(r * stride), mask, _mm512_mul_ps(s, gamma));
+            let mut s = _mm512_mul_ps(s, gamma);
+            if let Some(offsets) = scaling.offsets {
+                s = _mm512_add_ps(s, _mm512_set1_ps(offsets[row + r]));
+            }
+            _mm512_mask_storeu_ps(out.add((row + r) * stride + j), mask, s);
         }
     }
 }
@@ -188,9 +195,14 @@ unsafe fn word_sums(a: __m512i, b: __m512i) -> __m512i {
 /// # Safety
 /// The lengths are those of [`super::dots`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512dq")]
-pub(super) unsafe fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: (&mut [f32], usize)) {
+pub(super) unsafe fn dots(
+    q: &Int8Queries,
+    tiles: &[u8],
+    scaling: Scaling<'_>,
+    out: (&mut [f32], usize),
+) {
     // SAFETY: the caller's promise.
-    unsafe { dots_from(q, Expanded(tiles.as_ptr()), gamma, out) }
+    unsafe { dots_from(q, Expanded(tiles.as_ptr()), scaling, out) }
 }
 
 /// The same over packed codes.
@@ -201,14 +213,16 @@ pub(super) unsafe fn dots(q: &Int8Queries, tiles: &[u8], gamma: &[f32], out: (&m
 pub(super) unsafe fn dots_packed(
     q: &Int8Queries,
     (plan, layout, codes): (&Plan, Layout, Codes<'_>),
-    gamma: &[f32],
+    scaling: Scaling<'_>,
     out: (&mut [f32], usize),
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         match layout {
-            Layout::Windows { bytes: 32 } => dots_from(q, Words::new(plan, codes), gamma, out),
-            _ => with_source!(plan, layout, codes, |source| dots_from(q, source, gamma, out)),
+            Layout::Windows { bytes: 32, lead: 2 } => {
+                dots_from(q, ByteRows::new(plan, codes), scaling, out);
+            }
+            _ => with_source!(plan, layout, codes, |source| dots_from(q, source, scaling, out)),
         }
     }
 }
@@ -217,10 +231,10 @@ pub(super) unsafe fn dots_packed(
 unsafe fn dots_from<S: Pairs>(
     q: &Int8Queries,
     source: S,
-    gamma: &[f32],
+    scaling: Scaling<'_>,
     (out, stride): (&mut [f32], usize),
 ) {
-    let (rows, n) = (q.rows(), gamma.len());
+    let (rows, n) = (q.rows(), scaling.gamma.len());
     let rings = q.codes.len() / rows / RING;
     let mut row = 0;
     while row < rows {
@@ -231,19 +245,18 @@ unsafe fn dots_from<S: Pairs>(
             // SAFETY: inside the checked lengths.
             unsafe {
                 let x = (source, j / TILE_ROWS * rings);
-                let (g, o) = (gamma.as_ptr().add(j), out.as_mut_ptr().add(row * stride + j));
+                let (s, o) = ((scaling, j), (out.as_mut_ptr(), stride));
                 match (many, groups) {
-                    (4, 4) => dot_block::<S, 4, 4>(q, row, rings, x, g, o, stride),
-                    (3, 4) => dot_block::<S, 3, 4>(q, row, rings, x, g, o, stride),
-                    (2, 4) => dot_block::<S, 2, 4>(q, row, rings, x, g, o, stride),
-                    (1, 4) => dot_block::<S, 1, 4>(q, row, rings, x, g, o, stride),
+                    (4, 4) => dot_block::<S, 4, 4>(q, row, rings, x, s, o),
+                    (3, 4) => dot_block::<S, 3, 4>(q, row, rings, x, s, o),
+                    (2, 4) => dot_block::<S, 2, 4>(q, row, rings, x, s, o),
+                    (1, 4) => dot_block::<S, 1, 4>(q, row, rings, x, s, o),
                     (_, groups) => {
                         for r in 0..many {
-                            let o = o.add(r * stride);
                             match groups {
-                                3 => dot_block::<S, 1, 3>(q, row + r, rings, x, g, o, stride),
-                                2 => dot_block::<S, 1, 2>(q, row + r, rings, x, g, o, stride),
-                                _ => dot_block::<S, 1, 1>(q, row + r, rings, x, g, o, stride),
+                                3 => dot_block::<S, 1, 3>(q, row + r, rings, x, s, o),
+                                2 => dot_block::<S, 1, 2>(q, row + r, rings, x, s, o),
+                                _ => dot_block::<S, 1, 1>(q, row + r, rings, x, s, o),
                             }
                         }
                     }
@@ -301,6 +314,11 @@ unsafe fn add_block<S: Source, const R: usize, const E: usize>(
                         _mm512_shuffle_i64x2::<0b01_00_01_00>(*a, *b),
                         _mm512_shuffle_i64x2::<0b11_10_11_10>(*a, *b),
                     );
+                }
+            }
+            if S::PAIR == Pair::Parity {
+                for [a, b] in sums.as_chunks_mut::<2>().0 {
+                    (*a, *b) = (_mm512_unpacklo_epi32(*a, *b), _mm512_unpackhi_epi32(*a, *b));
                 }
             }
             let scale = _mm512_set1_ps(*scale.add(r));

@@ -1,6 +1,6 @@
-//! Scales, centres, weights and rotations of rows with AVX-512.
+//! Scales, centres and rotations of rows with AVX-512.
 
-use super::TILE;
+use super::{RING, TILE};
 use std::{arch::x86_64::*, ops::RangeInclusive};
 
 /// Halves times `factor`: whole vectors of 16. Returns how many it did.
@@ -147,6 +147,16 @@ unsafe fn centre_block<const R: usize>(
             }
         }
         let mut out = [0.0; R];
+        if R == 4 {
+            // As four times the other, with both last additions of all at once.
+            let (a, b) = (quarter_sum(sums[0]), quarter_sum(sums[1 % R]));
+            let (c, d) = (quarter_sum(sums[2 % R]), quarter_sum(sums[3 % R]));
+            let ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+            let cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+            let sums = _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
+            _mm_storeu_ps(out.as_mut_ptr(), sums);
+            return out;
+        }
         for (out, sum) in out.iter_mut().zip(sums) {
             *out = _mm512_reduce_add_ps(sum);
         }
@@ -170,20 +180,26 @@ pub(super) unsafe fn powers(
     let whole = out.len() / 16;
     // SAFETY: the caller's promise.
     unsafe {
-        let low = _mm512_loadu_ps(roots.as_ptr());
-        let high = _mm512_loadu_ps(roots.as_ptr().add(16));
-        let (least, most) = (_mm512_set1_epi32(*steps.start()), _mm512_set1_epi32(*steps.end()));
-        let (base, factor) = (_mm512_set1_epi32(base), _mm512_set1_ps(factor));
+        // Steps are counted from the first, whose octave has exponent 1; a root has that of 1.
+        let exponent = _mm512_set1_epi32(126 << 23);
+        let low = _mm512_sub_epi32(_mm512_loadu_si512(roots.as_ptr().cast()), exponent);
+        let high = _mm512_loadu_si512(roots.as_ptr().add(16).cast());
+        let high = _mm512_sub_epi32(high, exponent);
+        let (base, last) = (base - steps.start(), steps.end() - steps.start());
+        let beyond = base < 0 || base + i32::from(u8::MAX) > last;
+        let (base, most) = (_mm512_set1_epi32(base), _mm512_set1_epi32(last));
+        let factor = _mm512_set1_ps(factor);
         for i in 0..whole {
             let code = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().add(16 * i).cast()));
-            let step = _mm512_max_epi32(_mm512_add_epi32(base, code), least);
-            let step = _mm512_sub_epi32(_mm512_min_epi32(step, most), least);
-            // 2731 / 65536 is 1 / 24 for the octaves of all steps. The first one has exponent 1.
+            let mut step = _mm512_add_epi32(base, code);
+            if beyond {
+                step = _mm512_min_epi32(_mm512_max_epi32(step, _mm512_setzero_si512()), most);
+            }
+            // 2731 / 65536 is 1 / 24 for the octaves of all steps.
             let octave = _mm512_srli_epi32::<16>(_mm512_madd_epi16(step, _mm512_set1_epi32(2731)));
             let step = _mm512_sub_epi32(step, _mm512_madd_epi16(octave, _mm512_set1_epi32(24)));
-            let root = _mm512_castps_si512(_mm512_permutex2var_ps(low, step, high));
-            let exponent = _mm512_sub_epi32(octave, _mm512_set1_epi32(126));
-            let power = _mm512_add_epi32(root, _mm512_slli_epi32::<23>(exponent));
+            let root = _mm512_permutex2var_epi32(low, step, high);
+            let power = _mm512_add_epi32(root, _mm512_slli_epi32::<23>(octave));
             let some = _mm512_test_epi32_mask(code, code);
             let x = _mm512_maskz_mul_ps(some, _mm512_castsi512_ps(power), factor);
             _mm512_storeu_ps(out.as_mut_ptr().add(16 * i), x);
@@ -193,20 +209,24 @@ pub(super) unsafe fn powers(
 }
 
 /// # Safety
-/// `x` is whole rows of `len`, a power of two from 16 on.
+/// `x` is whole rows of `len`, a power of two from 16 on, and there are as many factors of either kind.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn sylvester(x: &mut [f32], len: usize) {
+pub(super) unsafe fn sylvester(x: &mut [f32], len: usize, before: &[f32], after: &[f32]) {
     // SAFETY: the caller's promise: rows are as many vectors.
     unsafe {
         match len / 16 {
-            1 => in_registers::<1>(x),
-            2 => in_registers::<2>(x),
-            4 => in_registers::<4>(x),
-            8 => in_registers::<8>(x),
-            16 => in_registers::<16>(x),
+            1 => in_registers::<1>(x, before, after),
+            2 => in_registers::<2>(x, before, after),
+            4 => in_registers::<4>(x, before, after),
+            8 => in_registers::<8>(x, before, after),
+            16 => in_registers::<16>(x, before, after),
             _ => {
-                in_registers::<16>(x);
+                let (parts, befores) = (x.chunks_exact_mut(256), before.chunks_exact(256));
+                for (x, before) in parts.zip(befores) {
+                    in_registers::<16>(x, before, &[1.0; 256]);
+                }
                 super::scales::butterflies(x, 256, len);
+                super::scales::multiply(x, after);
             }
         }
     }
@@ -215,15 +235,18 @@ pub(super) unsafe fn sylvester(x: &mut [f32], len: usize) {
 /// The product of parts of `N` vectors.
 ///
 /// # Safety
-/// `x` is whole parts, `N` a power of two, and the caller is compiled for AVX-512.
+/// `x` is whole parts, `N` a power of two, there are as many factors, and the caller is compiled for AVX-512.
 #[inline(always)]
-unsafe fn in_registers<const N: usize>(x: &mut [f32]) {
+unsafe fn in_registers<const N: usize>(x: &mut [f32], before: &[f32], after: &[f32]) {
     // SAFETY: whole vectors.
     unsafe {
-        for x in x.chunks_exact_mut(16 * N) {
+        for (part, x) in x.chunks_exact_mut(16 * N).enumerate() {
+            let before = before.as_ptr().add(part * 16 * N);
+            let after = after.as_ptr().add(part * 16 * N);
             let mut v = [_mm512_setzero_ps(); N];
             for (i, v) in v.iter_mut().enumerate() {
-                *v = in_lanes(_mm512_loadu_ps(x.as_ptr().add(16 * i)));
+                let x = _mm512_loadu_ps(x.as_ptr().add(16 * i));
+                *v = in_lanes(_mm512_mul_ps(x, _mm512_loadu_ps(before.add(16 * i))));
             }
             let mut half = 1;
             while half < N {
@@ -237,6 +260,7 @@ unsafe fn in_registers<const N: usize>(x: &mut [f32]) {
                 half *= 2;
             }
             for (i, v) in v.into_iter().enumerate() {
+                let v = _mm512_mul_ps(v, _mm512_loadu_ps(after.add(16 * i)));
                 _mm512_storeu_ps(x.as_mut_ptr().add(16 * i), v);
             }
         }
@@ -259,7 +283,12 @@ unsafe fn in_lanes(v: __m512) -> __m512 {
 #[inline(always)]
 unsafe fn mix<const NEGATIVE: __mmask16>(v: __m512, partner: __m512) -> __m512 {
     // SAFETY: the caller is compiled for AVX-512.
-    unsafe { _mm512_mask_sub_ps(_mm512_add_ps(v, partner), NEGATIVE, partner, v) }
+    unsafe {
+        let one = _mm512_set1_ps(1.0);
+        let sign = _mm512_mask_blend_ps(NEGATIVE, one, _mm512_set1_ps(-1.0));
+        // One rounding, as products with a sign are exact.
+        _mm512_fmadd_ps(v, sign, partner)
+    }
 }
 
 /// Rounds a row's whole vectors, at most the codes of all; see [`super::scales::round_row`].
@@ -290,166 +319,29 @@ pub(super) unsafe fn round_row(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
     }
 }
 
+/// Puts the even elements of each ring first.
+///
 /// # Safety
-/// The lengths are those of [`super::weigh`], with whole vectors of 16.
+/// `codes` are whole rings, and `out` as many.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn weigh(
-    p: (&[f32], usize),
-    gamma: &[f32],
-    threshold: f32,
-    weights: &mut [u8],
-    scales: &mut [f32],
-) {
+pub(super) unsafe fn by_parity(codes: &[i8], out: &mut [i8]) {
     // SAFETY: the caller's promise.
     unsafe {
-        match gamma.len() / 16 {
-            2 => weigh_short::<2>(p, gamma, threshold, weights, scales),
-            4 => weigh_short::<4>(p, gamma, threshold, weights, scales),
-            _ => {
-                let rows = p.0.chunks(p.1).zip(weights.chunks_exact_mut(gamma.len()));
-                for ((p, weights), scale) in rows.zip(scales) {
-                    *scale = weigh_any(&p[..gamma.len()], gamma, threshold, weights);
-                }
-            }
+        let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        for (codes, out) in codes.chunks_exact(RING).zip(out.chunks_exact_mut(RING)) {
+            let x = _mm_shuffle_epi8(_mm_loadu_si128(codes.as_ptr().cast()), order);
+            _mm_storeu_si128(out.as_mut_ptr().cast(), x);
         }
     }
 }
 
-/// Weights of rows of `N` vectors, which fit registers: four rows at a time.
-///
-/// # Safety
-/// As [`weigh`].
+/// The sums of the lanes that are a multiple of four apart, halves first.
 #[inline(always)]
-unsafe fn weigh_short<const N: usize>(
-    (p, stride): (&[f32], usize),
-    gamma: &[f32],
-    threshold: f32,
-    weights: &mut [u8],
-    scales: &mut [f32],
-) {
-    let (mut p, mut weights) = (p.as_ptr(), weights.as_mut_ptr());
-    let (fours, rest) = scales.as_chunks_mut::<4>();
-    let (twos, ones) = rest.as_chunks_mut::<2>();
-    // SAFETY: the caller's promise. No address is used that is not a row's.
-    unsafe {
-        for scales in fours {
-            *scales = weigh_rows::<4, N>((p, stride), gamma, threshold, weights);
-            (p, weights) = (p.wrapping_add(4 * stride), weights.wrapping_add(4 * 16 * N));
-        }
-        for scales in twos {
-            *scales = weigh_rows::<2, N>((p, stride), gamma, threshold, weights);
-            (p, weights) = (p.wrapping_add(2 * stride), weights.wrapping_add(2 * 16 * N));
-        }
-        for scale in ones {
-            [*scale] = weigh_rows::<1, N>((p, stride), gamma, threshold, weights);
-        }
-    }
-}
-
-/// Weights of `R` rows, at most four.
-///
-/// # Safety
-/// As [`weigh_short`].
-#[inline(always)]
-unsafe fn weigh_rows<const R: usize, const N: usize>(
-    (p, stride): (*const f32, usize),
-    gamma: &[f32],
-    threshold: f32,
-    weights: *mut u8,
-) -> [f32; R] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let zero = _mm512_setzero_ps();
-        let (mut likely, mut most, mut products) = ([zero; 4], [zero; 4], [[zero; N]; R]);
-        for i in 0..N {
-            let gamma = _mm512_loadu_ps(gamma.as_ptr().add(16 * i));
-            for (r, products) in products.iter_mut().enumerate() {
-                let p = _mm512_loadu_ps(p.add(r * stride + 16 * i));
-                likely[r] = _mm512_max_ps(p, likely[r]);
-                products[i] = _mm512_mul_ps(p, gamma);
-                most[r] = _mm512_max_ps(most[r], products[i]);
-            }
-        }
-        let (likely, most) = (maxima(likely), maxima(most));
-        let live = _mm_cmp_ps_mask::<_CMP_GE_OQ>(likely, _mm_set1_ps(threshold))
-            & _mm_cmp_ps_mask::<_CMP_NLE_UQ>(most, _mm_setzero_ps());
-        let all = _mm_set1_ps(255.0);
-        // Rows that count for nothing are multiplied by zero.
-        let inverse = _mm512_castps128_ps512(_mm_maskz_div_ps(live, all, most));
-        let mut scales = [0.0; 4];
-        _mm_storeu_ps(scales.as_mut_ptr(), _mm_maskz_div_ps(live, most, all));
-        for (r, products) in products.into_iter().enumerate() {
-            let inverse = _mm512_permutexvar_ps(_mm512_set1_epi32(r as i32), inverse);
-            for (i, product) in products.into_iter().enumerate() {
-                let at = weights.add((r * N + i) * 16);
-                store_weights(_mm512_mul_ps(product, inverse), at);
-            }
-        }
-        let mut out = [0.0; R];
-        out.copy_from_slice(&scales[..R]);
-        out
-    }
-}
-
-/// The largest lane of each of four vectors.
-#[inline(always)]
-unsafe fn maxima([a, b, c, d]: [__m512; 4]) -> __m128 {
-    // SAFETY: the caller is compiled for AVX-512.
-    unsafe {
-        let (a, b, c, d) = (quarter_max(a), quarter_max(b), quarter_max(c), quarter_max(d));
-        let ab = _mm_max_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
-        let cd = _mm_max_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
-        _mm_max_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab))
-    }
-}
-
-/// The largest of the lanes that are a multiple of four apart.
-#[inline(always)]
-unsafe fn quarter_max(x: __m512) -> __m128 {
+unsafe fn quarter_sum(x: __m512) -> __m128 {
     // SAFETY: the caller is compiled for AVX-512.
     unsafe {
         let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b11_10_11_10>(x, x));
-        let x = _mm256_max_ps(_mm512_castps512_ps256(x), high);
-        _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x))
-    }
-}
-
-/// # Safety
-/// There is room for sixteen, and the caller is compiled for AVX-512.
-#[inline(always)]
-unsafe fn store_weights(w: __m512, at: *mut u8) {
-    // SAFETY: the caller's promise.
-    unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w))) };
-}
-
-/// Weights of a row of any number of vectors, and its scale.
-///
-/// # Safety
-/// As [`weigh`], with one row.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn weigh_any(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (mut likely, mut most) = (0, _mm512_setzero_ps());
-        let least = _mm512_set1_ps(threshold);
-        let at =
-            |i: usize| (_mm512_loadu_ps(p.as_ptr().add(i)), _mm512_loadu_ps(gamma.as_ptr().add(i)));
-        for i in (0..p.len()).step_by(16) {
-            let (p, g) = at(i);
-            likely |= _mm512_cmp_ps_mask::<_CMP_GE_OQ>(p, least);
-            most = _mm512_max_ps(most, _mm512_mul_ps(p, g));
-        }
-        let most = _mm512_reduce_max_ps(most);
-        if likely == 0 || most <= 0.0 {
-            weights.fill(0);
-            return 0.0;
-        }
-        let inverse = _mm512_set1_ps(255.0 / most);
-        for i in (0..p.len()).step_by(16) {
-            let (p, g) = at(i);
-            let w = _mm512_mul_ps(_mm512_mul_ps(p, g), inverse);
-            store_weights(w, weights.as_mut_ptr().add(i));
-        }
-        most / 255.0
+        let x = _mm256_add_ps(_mm512_castps512_ps256(x), high);
+        _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x))
     }
 }

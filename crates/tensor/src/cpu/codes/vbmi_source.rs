@@ -1,7 +1,7 @@
 //! Where the AVX-512 products get expanded tiles from.
 
 use super::{Codes, TILE, windows::Plan};
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, hint::black_box};
 
 /// How two tiles, `a` and `b`, stand in the two vectors that products take them from. Tiles for scores
 /// have rows of elements, those for values elements of rows.
@@ -11,8 +11,9 @@ pub(super) enum Pair {
     Whole,
     /// The first halves of both, then the second halves.
     Halves,
-    /// Elements 0 to 7 of the rows of both, then elements 8 to 15.
-    Words,
+    /// Even elements of both, then odd ones: those of `a` and then of `b`, rows of elements; or those of
+    /// both in turns of two, elements of rows.
+    Parity,
 }
 
 /// Tiles one after the other, and what is read next likewise, two at a time.
@@ -138,42 +139,72 @@ impl Source for Nibbles {
     }
 }
 
-/// Packed windows of rings of eight bytes, for scores: what is to be gathered are words of 64 bits, where
-/// they lie.
+/// Windows of codes of four bits that begin two bits early. A byte holds that of its second code; that of its
+/// first begins in the byte before. Rotations of words would compete with products for their two units, and
+/// shifts of 16 bits do not.
 #[derive(Clone, Copy)]
-pub(super) struct Words {
-    codes: *const u8,
-    next: *const u8,
-    /// Of elements 0 to 7, and of the others.
-    shifts: [__m512i; 2],
-    table: __m512i,
+struct ByteWindows {
+    /// Of a byte's first code, by its own bits and above them those before.
+    even: __m512i,
+    odd: __m512i,
 }
 
-impl Words {
+impl ByteWindows {
     #[inline(always)]
-    pub(super) unsafe fn new(plan: &Plan, codes: Codes<'_>) -> Self {
-        // SAFETY: the caller is compiled for the level; the plan's table has 64 bytes.
+    unsafe fn new(plan: &Plan) -> Self {
+        // SAFETY: the caller is compiled for the level; the plan's tables have 64 bytes.
         unsafe {
-            let [low, high] = plan.word_shifts.map(i64::from_le_bytes);
-            let shifts = [_mm512_set1_epi64(low), _mm512_set1_epi64(high)];
-            let table = _mm512_loadu_si512(plan.table.as_ptr().cast());
-            Self { codes: codes.here.as_ptr(), next: codes.next(), shifts, table }
+            let even = _mm512_loadu_si512(plan.turned.as_ptr().cast());
+            Self { even, odd: _mm512_loadu_si512(plan.table.as_ptr().cast()) }
         }
     }
 
-    /// The windows at these shifts.
+    /// The windows of second codes, in the lowest six bits.
     #[inline(always)]
-    unsafe fn entries(&self, words: __m512i, shift: __m512i) -> __m512i {
+    unsafe fn second(codes: __m512i) -> __m512i {
+        // SAFETY: the caller is compiled for the level.
+        unsafe { _mm512_srli_epi16::<2>(codes) }
+    }
+
+    /// The entries of first and of second codes. `before` is `second` of the bytes before.
+    #[inline(always)]
+    unsafe fn entries(self, codes: __m512i, second: __m512i, before: __m512i) -> [__m512i; 2] {
         // SAFETY: the caller is compiled for the level.
         unsafe {
-            // A window that reaches over a word's end goes on at its beginning, as a ring's do.
-            _mm512_permutexvar_epi8(_mm512_multishift_epi64_epi8(shift, words), self.table)
+            // The low nibble of one, and what is above it of the other.
+            let first = _mm512_ternarylogic_epi64::<0xca>(_mm512_set1_epi8(15), codes, before);
+            // vpermb reads six bits of each index.
+            [_mm512_permutexvar_epi8(first, self.even), _mm512_permutexvar_epi8(second, self.odd)]
         }
     }
 }
 
-impl Pairs for Words {
-    const PAIR: Pair = Pair::Words;
+/// Such codes for scores, where they lie.
+#[derive(Clone, Copy)]
+pub(super) struct ByteRows {
+    codes: *const u8,
+    next: *const u8,
+    windows: ByteWindows,
+    /// Of each byte the one before it in its ring.
+    before: __m512i,
+}
+
+impl ByteRows {
+    #[inline(always)]
+    pub(super) unsafe fn new(plan: &Plan, codes: Codes<'_>) -> Self {
+        // SAFETY: the caller is compiled for the level.
+        unsafe {
+            let before = _mm_setr_epi8(7, 0, 1, 2, 3, 4, 5, 6, 15, 8, 9, 10, 11, 12, 13, 14);
+            // Known to the compiler, it would become the rotation of words that it replaces.
+            let before = black_box(_mm512_broadcast_i32x4(before));
+            let windows = ByteWindows::new(plan);
+            Self { codes: codes.here.as_ptr(), next: codes.next(), windows, before }
+        }
+    }
+}
+
+impl Pairs for ByteRows {
+    const PAIR: Pair = Pair::Parity;
 
     #[inline(always)]
     fn place(&self) -> (*const u8, *const u8, usize) {
@@ -184,9 +215,71 @@ impl Pairs for Words {
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let words = both(a, b);
-            [self.entries(words, self.shifts[0]), self.entries(words, self.shifts[1])]
+            let codes = both(a, b);
+            let second = ByteWindows::second(codes);
+            self.windows.entries(codes, second, _mm512_shuffle_epi8(second, self.before))
         }
+    }
+}
+
+/// Such codes for values: bytes of four rows side by side, two of `a` and two of `b` in turn.
+#[derive(Clone, Copy)]
+pub(super) struct ByteElements {
+    one: Packed<32>,
+    windows: ByteWindows,
+    gather: __m512i,
+    /// Of each four bytes those before them in their rings.
+    before: __m512i,
+}
+
+impl ByteElements {
+    /// Where the bytes of two tiles come from.
+    const GATHER: [u8; TILE] = {
+        let (mut gather, mut i) = ([0; TILE], 0);
+        while i < TILE {
+            let (row, four) = (i % 4, i / 4);
+            gather[i] = (four / 2 % 2 * 32 + row * 8 + four / 4 * 2 + four % 2) as u8;
+            i += 1;
+        }
+        gather
+    };
+
+    #[inline(always)]
+    pub(super) unsafe fn new(plan: &Plan, codes: Codes<'_>) -> Self {
+        // SAFETY: the caller is compiled for the level; the array has 64 bytes.
+        unsafe {
+            let gather = _mm512_loadu_si512(Self::GATHER.as_ptr().cast());
+            let before = _mm512_setr_epi32(13, 0, 15, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14);
+            let windows = ByteWindows::new(plan);
+            Self { one: Packed::new(plan, codes), windows, gather, before }
+        }
+    }
+}
+
+impl Pairs for ByteElements {
+    const PAIR: Pair = Pair::Parity;
+
+    #[inline(always)]
+    fn place(&self) -> (*const u8, *const u8, usize) {
+        self.one.place()
+    }
+
+    #[inline(always)]
+    unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = _mm512_permutexvar_epi8(self.gather, both(a, b));
+            let second = ByteWindows::second(codes);
+            self.windows.entries(codes, second, _mm512_permutexvar_epi32(self.before, second))
+        }
+    }
+}
+
+impl Source for ByteElements {
+    #[inline(always)]
+    unsafe fn tile(&self, at: *const u8) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe { self.one.tile(at) }
     }
 }
 
@@ -256,7 +349,11 @@ macro_rules! with_source {
                 let $source = Nibbles::new($plan, $codes);
                 $run
             }
-            $(Layout::Windows { bytes: $bytes } => {
+            Layout::Windows { bytes: 32, lead: 2 } => {
+                let $source = ByteElements::new($plan, $codes);
+                $run
+            }
+            $(Layout::Windows { bytes: $bytes, .. } => {
                 let $source = Packed::<$bytes>::new($plan, $codes);
                 $run
             })*

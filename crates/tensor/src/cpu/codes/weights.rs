@@ -26,7 +26,7 @@ pub fn weigh(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level, lengths are checked, and vectors are whole.
         CodeLevel::Vbmi if n.is_multiple_of(16) => unsafe {
-            super::vbmi_rows::weigh((p, stride), gamma, threshold, weights, scales);
+            super::vbmi_weights::weigh((p, stride), gamma, threshold, weights, scales);
         },
         _ => {
             let rows = p.chunks(stride).zip(weights.chunks_exact_mut(n)).zip(scales);

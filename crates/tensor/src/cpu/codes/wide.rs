@@ -4,7 +4,9 @@
 //! the two before it in the row; before the row's first code stand its last ones. (A walk of nine
 //! bits of state that closed over a ring of 16 would give back what it gains.)
 
-use super::{CodeLevel, Codes, Int8Queries, Order, RING, TILE, TILE_ROWS, add_weighted, dots};
+use super::{
+    CodeLevel, Codes, Int8Queries, Order, RING, Scaling, TILE, TILE_ROWS, add_weighted, dots,
+};
 
 /// Bits of a code.
 const BITS: usize = 3;
@@ -85,12 +87,12 @@ impl WideWindows {
         level: CodeLevel,
         q: &Int8Queries,
         codes: Codes<'_>,
-        gamma: &[f32],
+        scaling: Scaling<'_>,
         scratch: &mut [u8],
         out: (&mut [f32], usize),
     ) {
         self.expand(level, Order::Rows, q.width() / RING, codes, scratch);
-        dots(level, q, scratch, gamma, out);
+        dots(level, q, scratch, scaling, out);
     }
 
     /// As [`super::Windows::add_weighted`].

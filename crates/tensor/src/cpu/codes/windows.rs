@@ -1,6 +1,8 @@
 //! How the packed codes of a tile become table entries.
 
-use super::{CodeLevel, Codes, Int8Queries, RING, TILE, TILE_ROWS, add_weighted, dots, portable};
+use super::{
+    CodeLevel, Codes, Int8Queries, RING, Scaling, TILE, TILE_ROWS, add_weighted, dots, portable,
+};
 
 /// In which order the bytes of an expanded tile stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,10 +21,9 @@ pub(super) struct Plan {
     /// Where in its word a window starts.
     pub(super) shift: [u8; TILE],
     pub(super) table: [u8; 64],
-    /// Where windows start in their ring, if rings are words of 64 bits: those of the first eight
-    /// elements and of the others.
+    /// The table by windows whose two bits before the code's own four stand above them.
     #[cfg(target_arch = "x86_64")]
-    pub(super) word_shifts: [[u8; RING / 2]; 2],
+    pub(super) turned: [u8; 64],
     /// The first two, as NEON wants them.
     #[cfg(target_arch = "aarch64")]
     pub(super) pairs: super::neon::Pairs,
@@ -35,6 +36,8 @@ pub(super) enum Layout {
     Windows {
         /// Bytes of a tile, below 64.
         bytes: usize,
+        /// Bits of a window before the code's own.
+        lead: usize,
     },
     /// Nibbles in the order of the expanded bytes.
     Nibbles,
@@ -66,7 +69,7 @@ impl Windows {
         assert!(bits + lead == 6 || repeats, "the table of a short window repeats");
         let plan = |order| Plan::new(bits, lead, table, order);
         let (rows, elements) = (plan(Order::Rows), plan(Order::Elements));
-        let layout = Layout::Windows { bytes: 2 * bits * TILE_ROWS };
+        let layout = Layout::Windows { bytes: 2 * bits * TILE_ROWS, lead };
         Self { bits, layout, rows, elements }
     }
 
@@ -127,11 +130,11 @@ impl Windows {
             },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above; five bits an element are 40 bytes a tile.
-            (CodeLevel::Neon, Layout::Windows { bytes }) => unsafe {
+            (CodeLevel::Neon, Layout::Windows { bytes, .. }) => unsafe {
                 super::neon::expand(self.plan(order), bytes, codes.here, out);
             },
             (_, Layout::Nibbles) => portable::expand_nibbles(self.plan(order), codes.here, out),
-            (_, Layout::Windows { bytes }) => {
+            (_, Layout::Windows { bytes, .. }) => {
                 portable::expand(self.plan(order), bytes, codes.here, out);
             }
         }
@@ -146,23 +149,25 @@ impl Windows {
         level: CodeLevel,
         q: &Int8Queries,
         codes: Codes<'_>,
-        gamma: &[f32],
+        scaling: Scaling<'_>,
         scratch: &mut [u8],
         out: (&mut [f32], usize),
     ) {
         #[cfg(target_arch = "x86_64")]
         if level == CodeLevel::Vbmi && q.rows() <= FUSED_ROWS && q.rows() > 0 {
-            let tiles = gamma.len() / TILE_ROWS * (q.width() / RING);
-            assert!(gamma.len().is_multiple_of(TILE_ROWS), "whole tiles");
+            let n = scaling.gamma.len();
+            let tiles = n / TILE_ROWS * (q.width() / RING);
+            assert!(n.is_multiple_of(TILE_ROWS), "whole tiles");
             assert!(codes.here.len() == tiles * self.tile_bytes(), "codes");
-            super::check_rows((out.0.len(), out.1), q.rows(), gamma.len());
+            super::check_rows((out.0.len(), out.1), q.rows(), n);
+            scaling.check(q.rows());
             let packed = (&self.rows, self.layout, codes);
             // SAFETY: the machine has the level and the lengths are checked.
-            unsafe { super::vbmi::dots_packed(q, packed, gamma, out) };
+            unsafe { super::vbmi::dots_packed(q, packed, scaling, out) };
             return;
         }
         self.expand(level, Order::Rows, codes, scratch);
-        dots(level, q, scratch, gamma, out);
+        dots(level, q, scratch, scaling, out);
     }
 
     /// [`add_weighted`] over the rows of packed tiles. `scratch` has room for them expanded.
@@ -236,9 +241,7 @@ impl Plan {
             #[cfg(target_arch = "aarch64")]
             pairs: super::neon::Pairs::new(&gather, &shift),
             #[cfg(target_arch = "x86_64")]
-            word_shifts: [0, RING / 2].map(|from| {
-                std::array::from_fn(|i| ((bits * (from + i)).wrapping_sub(lead) % 64) as u8)
-            }),
+            turned: std::array::from_fn(|i| entries[i << 2 & 63 | i >> 4]),
             gather,
             shift,
             table: entries,
