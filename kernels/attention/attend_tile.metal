@@ -12,6 +12,8 @@
 //   of a KV head: normed and rotated as norm_rope does, whose pairs are all of a head; the token's key and
 //   value are written into its slot as kv_write does, by the threadgroup of its span, which alone reads it.
 //
+// attend_new_*_many: the same with fewer registers, for more threadgroups of one span than a large GPU has room for.
+//
 // Grid: x tiles, y KV heads * parts (a part is ROWS of the heads when one KV head has more), z spans of
 // 512 tokens. Threads: 128; each simdgroup walks over every fourth block of the span with a running softmax,
 // and then each thread adds what the four have for its elements. What lies in memory for sure, because the
@@ -339,7 +341,8 @@ INLINE void attend(
     }
 }
 
-#define ATTEND(D, SETS, ROWS) \
+#define ATTEND(D, SETS, ROWS) ATTEND_ALL(D, SETS, ROWS) ATTEND_NEW(D, SETS, ROWS, attend_new_d##D##_r##ROWS)
+#define ATTEND_ALL(D, SETS, ROWS) \
 kernel void attend_tile_d##D##_r##ROWS( \
     device const float* q [[buffer(0)]], \
     device const half* k_pages [[buffer(1)]], \
@@ -363,8 +366,9 @@ kernel void attend_tile_d##D##_r##ROWS( \
     attend<D, SETS, false>( \
         rows, (device half*)k_pages, (device half*)v_pages, blocks, tiles, out, sums, weights, p, at, tid, sg, lane, \
         (threadgroup float*)shares, (threadgroup ushort*)ps, merge); \
-} \
-kernel void attend_new_d##D##_r##ROWS( \
+}
+#define ATTEND_NEW(D, SETS, ROWS, NAME) \
+kernel void NAME( \
     device const float* q [[buffer(0)]], \
     device const float* k [[buffer(1)]], \
     device const float* v [[buffer(2)]], \
@@ -397,6 +401,7 @@ kernel void attend_new_d##D##_r##ROWS( \
 ATTEND(64, 1, 4)
 ATTEND(64, 2, 8)
 ATTEND(128, 1, 4)
+ATTEND_NEW(128, 1, 4, attend_new_d128_r4_many)
 ATTEND(128, 2, 8)
 ATTEND(256, 1, 4)
 ATTEND(256, 2, 8)

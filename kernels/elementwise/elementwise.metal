@@ -1,4 +1,8 @@
 // Element by element. Threads: 256, one an element. Reference: taper_tensor::ops.
+//
+// sum_words: sums of a buffer's words modulo 2^32, one a thread: whoever asks how fast memory can be read takes
+//   it. Grid: x `threads` / 256. Threads: 256. A threadgroup takes every so many-th run of AHEAD * 256 pieces of
+//   16 bytes. Reference: the words' sum.
 #include "taper/common.h"
 #include "taper/activation.h"
 
@@ -58,4 +62,29 @@ kernel void take_rows(
     uint i [[thread_position_in_grid]])
 {
     if (i < p.n) out[i] = x[size_t(ids[i / p.cols]) * p.cols + i % p.cols];
+}
+
+struct SumParams {
+    uint pieces;   // of 16 bytes
+    uint threads;  // of the grid
+};
+
+enum { AHEAD = 8 };
+
+kernel void sum_words(
+    device const uint4* x [[buffer(0)]],
+    device uint* out [[buffer(1)]],
+    constant SumParams& p [[buffer(2)]],
+    uint i [[thread_position_in_grid]])
+{
+    uint sum = 0;
+    for (uint first = i / 256 * 256 * AHEAD + i % 256; first < p.pieces; first += p.threads * AHEAD) {
+        uint4 v[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; ++k) v[k] = x[min(first + uint(k) * 256, p.pieces - 1)];
+        UNROLL for (int k = 0; k < AHEAD; ++k) {
+            const uint all = v[k].x + v[k].y + v[k].z + v[k].w;
+            sum += first + uint(k) * 256 < p.pieces ? all : 0u;
+        }
+    }
+    out[i] = sum;
 }

@@ -3,9 +3,6 @@
 INLINE void copy_4(threadgroup uint* to, device const uint* from) {
     __asm__ volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "l"(to), "l"(from) : "memory");
 }
-INLINE void copy_8(threadgroup uint2* to, device const uint2* from) {
-    __asm__ volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "l"(to), "l"(from) : "memory");
-}
 INLINE void copy_16(threadgroup uint4* to, device const uint4* from) {
     __asm__ volatile("cp.async.cg.shared.global/*sm_90 .L2::128B*/ [%0], [%1], 16;" :: "l"(to), "l"(from) : "memory");
 }

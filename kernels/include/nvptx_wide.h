@@ -15,7 +15,7 @@ INLINE void wide_multiply(thread WideC& c, uint, uint a0, uint a1, uint a2, uint
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(descriptor));
 }
 INLINE void wide_end() { __asm__ volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-INLINE void wide_wait() { __asm__ volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int N> INLINE void wide_wait() { __asm__ volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
 INLINE void wide_to_lanes(thread WideC& c, int j, uint, thread float* out) {
     UNROLL for (int i = 0; i < 4; ++i) out[i] = c.at[4 * j + i];
 }

@@ -4,6 +4,10 @@
 // matmul_prepare: x [tokens, cols] f32, normed (if NORM), as halves; of eight consecutive columns those
 //   that meet in a tile are neighbours (WIDE: of 32, those that meet in matmul_wide.metal's). Grid: x over
 //   tokens, y over 2048 columns. Threads: 256.
+// matmul_next: what matmul.metal's matmul_finish and then matmul_prepare do, where a product's outputs are the
+//   next one's inputs: adds the shares, bias, gate and residual, and gives halves; with NORM the outputs too, and
+//   the halves of what the norm makes of them. Widths are multiples of 64. Grid: x over tokens, y over 4096
+//   outputs, or 1 with NORM. Threads: 512.
 // matmul_tile_*: sums[s][m][n] = x[m] . w[n] over the s-th share of the columns, from such halves and
 //   weights rounded to f16; sums in f32, added by matmul.metal's matmul_finish. A weight is its code, exact
 //   in a half, times scale plus bias.
@@ -12,12 +16,14 @@
 //   memory, STAGES of them under way; the first weights before the launch before this one is done.
 // Reference: as matvec's, within the rounding of f16.
 #include "taper/common.h"
+#include "taper/activation.h"
 #include "taper/copies.h"
 #include "taper/packed.h"
 #include "taper/tile.h"
 #include "taper/widened.h"
 
-enum { TN = 128, TK = 64, THREADS = 128, PREPARE_NORM = 1, PREPARE_WIDE = 2, PREPARE_THREADS = 256 };
+enum { TN = 128, TK = 64, THREADS = 128, PREPARE_THREADS = 256, NEXT_THREADS = 512 };
+enum { PREPARE_NORM = 1, PREPARE_WIDE = 2, NEXT_BIAS = 4, NEXT_RESIDUAL = 8 };
 
 struct PrepareParams {
     uint cols;
@@ -28,6 +34,25 @@ struct PrepareParams {
 
 INLINE uint halves(float a, float b) { return uint(as_type<ushort>(half(a))) | uint(as_type<ushort>(half(b))) << 16; }
 INLINE float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
+
+// Eight columns of a row, from `i` on, as halves in their order.
+INLINE void store_halves(thread float* v, device uint* row, uint i, uint bits, uint flags) {
+    UNROLL for (int e = 0; e < 8; ++e) v[e] = clamped(v[e]);
+    uint pairs[4];
+    if (bits == 4) {
+        UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e], v[e + 4]);
+    } else {
+        UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e / 2 * 4 + e % 2], v[e / 2 * 4 + e % 2 + 2]);
+    }
+    device uint* to = row + i / 32 * 16;
+    if (flags & PREPARE_WIDE) {
+        UNROLL for (int e = 0; e < 4; ++e) to[uint(e) * 4 + i / 8 % 4] = pairs[e];
+    } else {
+        uint4 four;
+        four.x = pairs[0], four.y = pairs[1], four.z = pairs[2], four.w = pairs[3];
+        *(device uint4*)(to + i / 8 % 4 * 4) = four;
+    }
+}
 
 kernel void matmul_prepare(
     device const float* x [[buffer(0)]],
@@ -66,20 +91,92 @@ kernel void matmul_prepare(
         const float gain[8] = {g.x, g.y, g.z, g.w, h.x, h.y, h.z, h.w};
         UNROLL for (int e = 0; e < 8; ++e) v[e] = v[e] * inverse * gain[e];
     }
-    UNROLL for (int e = 0; e < 8; ++e) v[e] = clamped(v[e]);
-    uint pairs[4];
-    if (p.bits == 4) {
-        UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e], v[e + 4]);
-    } else {
-        UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e / 2 * 4 + e % 2], v[e / 2 * 4 + e % 2 + 2]);
+    store_halves(v, out + size_t(at.x) * p.cols / 2, i, p.bits, p.flags);
+}
+
+struct NextParams {
+    uint width;   // outputs of a token
+    uint bits;
+    uint flags;
+    uint gate;
+    uint shares;
+    uint wide;    // as in MatmulParams
+    uint tall;
+    float eps;
+};
+
+INLINE void load_8(device const float* from, thread float* to) {
+    const float4 a = *(device const float4*)from, b = *(device const float4*)(from + 4);
+    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+}
+INLINE void add_8(device const float* from, thread float* to) {
+    float x[8];
+    load_8(from, x);
+    UNROLL for (int e = 0; e < 8; ++e) to[e] += x[e];
+}
+
+kernel void matmul_next(
+    device const float* sums [[buffer(0)]],
+    device const float* bias [[buffer(1)]],
+    device const float* residual [[buffer(2)]],
+    device const float* gains [[buffer(3)]],
+    device float* out [[buffer(4)]],
+    device uint* halves_out [[buffer(5)]],
+    constant NextParams& p [[buffer(6)]],
+    uint2 at [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    threadgroup float partial[NEXT_THREADS / 32];
+    const bool norm = p.flags & PREPARE_NORM;
+    const uint begin = (at.y * NEXT_THREADS + tid) * 8, stride = norm ? NEXT_THREADS * 8 : p.width;
+    const size_t row = size_t(at.x) * p.width;
+    device uint* to = halves_out + row / 2;
+    float y[8], squares = 0.0f;
+    for (uint i = begin; i < p.width; i += stride) {
+        float up[8];
+        UNROLL for (int e = 0; e < 8; ++e) y[e] = 0.0f, up[e] = 0.0f;
+        UNROLL_BY(4) for (uint s = 0; s < p.shares; ++s) {
+            device const float* from = sums + (size_t(s) * p.tall + at.x) * p.wide + i;
+            add_8(from, y);
+            if (p.gate) add_8(from + p.width, up);
+        }
+        if (p.flags & NEXT_BIAS) {
+            add_8(bias + i, y);
+            if (p.gate) add_8(bias + p.width + i, up);
+        }
+        if (p.gate) {
+            UNROLL for (int e = 0; e < 8; ++e) y[e] = activate(p.gate, y[e]) * up[e];
+        }
+        if (p.flags & NEXT_RESIDUAL) add_8(residual + row + i, y);
+        if (!norm) {
+            store_halves(y, to, i, p.bits, p.flags);
+            continue;
+        }
+        float4 low, high;
+        low.x = y[0], low.y = y[1], low.z = y[2], low.w = y[3], high.x = y[4], high.y = y[5], high.z = y[6], high.w = y[7];
+        *(device float4*)(out + row + i) = low, *(device float4*)(out + row + i + 4) = high;
+        UNROLL for (int e = 0; e < 8; ++e) squares = fma(y[e], y[e], squares);
     }
-    device uint* to = out + (size_t(at.x) * p.cols + i / 32 * 32) / 2;
-    if (p.flags & PREPARE_WIDE) {
-        UNROLL for (int e = 0; e < 4; ++e) to[uint(e) * 4 + i / 8 % 4] = pairs[e];
-    } else {
-        uint4 four;
-        four.x = pairs[0], four.y = pairs[1], four.z = pairs[2], four.w = pairs[3];
-        *(device uint4*)(to + i / 8 % 4 * 4) = four;
+    if (!norm) return;
+    squares = simd_sum(squares);
+    if (lane == 0) partial[sg] = squares;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float total = 0.0f;
+    for (uint k = 0; k < NEXT_THREADS / 32; ++k) total += partial[k];
+    const float inverse = rsqrt(total / float(p.width) + p.eps);
+    for (uint i = begin; i < p.width; i += stride) {
+        float v[8], gain[8];
+        // The last ones are still here.
+        if (i + stride < p.width) {
+            load_8(out + row + i, v);
+        } else {
+            UNROLL for (int e = 0; e < 8; ++e) v[e] = y[e];
+        }
+        load_8(gains + i, gain);
+        UNROLL for (int e = 0; e < 8; ++e) v[e] = v[e] * inverse * gain[e];
+        store_halves(v, to, i, p.bits, p.flags);
     }
 }
 
@@ -124,7 +221,7 @@ INLINE void multiply(
         w_from[l] = (device const uint4*)data + piece_at(row, begin * BITS / 128 + w_chunk, p.cols * BITS / 128, p.packed);
     }
     const uint w_step = p.packed ? CHUNKS * 8 : CHUNKS;
-    device const uint* s_from = scales + size_t(min(row0 + tid, p.rows - 1)) * groups;
+    device const uint* s_from = scales + scales_at(min(row0 + tid, p.rows - 1), groups, p.packed);
     device const uint4* x_from[X_LOADS];
     UNROLL for (int l = 0; l < X_LOADS; ++l) {
         const uint token = min(token0 + x_row + uint(l) * (THREADS / 8), p.tokens - 1);
@@ -134,9 +231,10 @@ INLINE void multiply(
     if ((STEP) < steps) { \
         threadgroup uint4* to = memory + (STEP) % STAGES * STAGE; \
         UNROLL for (int l = 0; l < LOADS; ++l) copy_16(to + w_to + l * THREADS, w_from[l] + (STEP) * w_step); \
-        device const uint* from = s_from + (begin + (STEP) * TK) / GROUP; \
-        if (WORDS == 1) copy_4((threadgroup uint*)(to + W_SIZE) + tid, from); \
-        else copy_8((threadgroup uint2*)(to + W_SIZE) + tid, (device const uint2*)from); \
+        UNROLL for (int i = 0; i < WORDS; ++i) { \
+            const uint group = (begin + (STEP) * TK) / GROUP + uint(i); \
+            copy_4((threadgroup uint*)(to + W_SIZE) + tid * WORDS + uint(i), s_from + scale_in_row(group, p.packed)); \
+        } \
     }
 #define COPY_X(STEP) \
     if ((STEP) < steps) { \

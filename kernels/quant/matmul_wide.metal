@@ -3,7 +3,8 @@
 //
 // matmul_wide_*: what matmul_tile.metal's matmul_tile_* compute, cut likewise: T tokens and TN rows a
 //   threadgroup, x from matmul_prepare in the order for wide products. A simdgroup has 16 of every 64 rows.
-//   Grid: x over 64 tokens, y over 128 rows, z over shares of the columns. Threads: 128.
+//   A step's weights are widened while products of the one before may go on, so that activations have a stage
+//   more. Grid: x over 64 tokens, y over 128 rows, z over shares of the columns. Threads: 128.
 // Reference: as matvec's, within the rounding of f16.
 #include "taper/common.h"
 #include "taper/copies.h"
@@ -11,7 +12,7 @@
 #include "taper/wide.h"
 #include "taper/widened.h"
 
-enum { T = 64, TN = 128, TK = 64, THREADS = 128, STAGES = 3 };
+enum { T = 64, TN = 128, TK = 64, THREADS = 128, STAGES = 3, X_STAGES = STAGES + 1 };
 
 struct MatmulParams {
     uint tokens;
@@ -39,7 +40,7 @@ INLINE void multiply(
     const uint token0 = at.x * T, row0 = at.y * TN, groups = p.cols / GROUP;
     const uint begin = at.z * p.share, end = min(begin + p.share, p.cols), steps = (end - begin) / TK;
     const uint g = lane / 4, t = lane % 4;
-    threadgroup uint4* weights = memory + STAGES * X_SIZE;
+    threadgroup uint4* weights = memory + X_STAGES * X_SIZE;
 
     // A thread's shares of a stage.
     const uint w_row = tid / CHUNKS, w_chunk = tid % CHUNKS, x_row = tid / 8, x_chunk = tid % 8;
@@ -50,7 +51,7 @@ INLINE void multiply(
         w_from[l] = (device const uint4*)data + piece_at(row, begin * BITS / 128 + w_chunk, p.cols * BITS / 128, p.packed);
     }
     const uint w_step = p.packed ? CHUNKS * 8 : CHUNKS;
-    device const uint* s_from = scales + size_t(min(row0 + tid, p.rows - 1)) * groups;
+    device const uint* s_from = scales + scales_at(min(row0 + tid, p.rows - 1), groups, p.packed);
     device const uint4* x_from[X_LOADS];
     UNROLL for (int l = 0; l < X_LOADS; ++l) {
         const uint token = min(token0 + x_row + uint(l) * (THREADS / 8), p.tokens - 1);
@@ -60,13 +61,14 @@ INLINE void multiply(
     if ((STEP) < steps) { \
         threadgroup uint4* to = weights + (STEP) % STAGES * (W_SIZE + S_SIZE); \
         UNROLL for (int l = 0; l < LOADS; ++l) copy_16(to + w_to + l * THREADS, w_from[l] + (STEP) * w_step); \
-        device const uint* from = s_from + (begin + (STEP) * TK) / GROUP; \
-        if (WORDS == 1) copy_4((threadgroup uint*)(to + W_SIZE) + tid, from); \
-        else copy_8((threadgroup uint2*)(to + W_SIZE) + tid, (device const uint2*)from); \
+        UNROLL for (int i = 0; i < WORDS; ++i) { \
+            const uint group = (begin + (STEP) * TK) / GROUP + uint(i); \
+            copy_4((threadgroup uint*)(to + W_SIZE) + tid * WORDS + uint(i), s_from + scale_in_row(group, p.packed)); \
+        } \
     }
 #define COPY_X(STEP) \
     if ((STEP) < steps) { \
-        threadgroup uint4* to = memory + (STEP) % STAGES * X_SIZE + x_to; \
+        threadgroup uint4* to = memory + (STEP) % X_STAGES * X_SIZE + x_to; \
         UNROLL for (int l = 0; l < X_LOADS; ++l) copy_16(to + l * THREADS, x_from[l] + (STEP) * 8); \
     }
     UNROLL for (int s = 0; s < STAGES - 1; ++s) COPY_WEIGHTS(uint(s))
@@ -83,7 +85,7 @@ INLINE void multiply(
         copies_wait<STAGES - 2>();
         wide_publish();
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        threadgroup const uint4* xs = memory + step % STAGES * X_SIZE;
+        threadgroup const uint4* xs = memory + step % X_STAGES * X_SIZE;
         threadgroup const uint* ws = (threadgroup const uint*)(weights + step % STAGES * (W_SIZE + S_SIZE));
         threadgroup const uint* ss = ws + 4 * W_SIZE;
         half2 scale[TN / 32], bias[TN / 32];
@@ -114,14 +116,16 @@ INLINE void multiply(
                 }
             }
             wide_end();
+            // The products before these are done, and the step before this one with them.
+            wide_wait<1>();
             if (h == 0) {
                 COPY_WEIGHTS(step + STAGES - 1)
                 COPY_X(step + STAGES - 1)
                 copies_end();
             }
         }
-        wide_wait();
     }
+    wide_wait<0>();
     copies_wait<0>();
     UNROLL for (int i = 0; i < TN / 64; ++i) {
         const uint row = row0 + uint(i) * 64 + sg * 16 + g;
@@ -150,7 +154,7 @@ kernel void matmul_wide_q##BITS##_g##GROUP( \
     uint lane [[thread_index_in_simdgroup]]) \
 { \
     EARLY_LAUNCH; \
-    threadgroup uint4 memory[STAGES * (T * TK / 8 + TN * TK * BITS / 128 + TN * (TK > GROUP ? TK / GROUP : 1) / 4)] __attribute__((aligned(1024))); \
+    threadgroup uint4 memory[X_STAGES * T * TK / 8 + STAGES * (TN * TK * BITS / 128 + TN * (TK > GROUP ? TK / GROUP : 1) / 4)] __attribute__((aligned(1024))); \
     multiply<BITS, GROUP>(data, scales, x, sums, p, at, tid, sg, lane, memory); \
 }
 MATMUL(4, 32)

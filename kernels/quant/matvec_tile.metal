@@ -9,7 +9,8 @@
 //
 // Grid: x `groups`, y over tokens. Threads: 256. A threadgroup takes every `groups`th tile of 16 rows (with a
 // gate: of 8 rows of each matrix). Of a tile a simdgroup takes every eighth block, 16 bytes a lane of two
-// rows; four lanes share a row, and a lane reads what it copied itself. x goes through threadgroup memory,
+// rows; four lanes share a row. Lanes copy what lies together where weights are packed, and find their own
+// 16 bytes in different banks. x goes through threadgroup memory,
 // normed; where a row fits, it stays there for all tiles. Copies of STAGES - 1 blocks are under way at a
 // time, across tiles; the first ones begin before the launch before this one is done. A row's order of
 // additions depends on nothing but its length and group.
@@ -98,12 +99,19 @@ INLINE TwoRows begins_of(device const uint4* data, device const uint* scales, Ma
     TwoRows out;
     UNROLL for (int h = 0; h < 2; ++h) {
         out.codes[h] = data + row_at(row[h], p.cols * BITS / 128, p.packed);
-        out.scales[h] = scales + row[h] * (p.cols / GROUP);
+        out.scales[h] = scales + scales_at(row[h], p.cols / GROUP, p.packed);
     }
     return out;
 }
 
-// A lane's 16 bytes and scales of a block of two rows. Past the row's end it copies anything.
+// What a lane copies of eight rows: 16 bytes of row `copied_row`, of a block's four those numbered `copied_piece`.
+INLINE uint copied_row(uint lane) { return lane % 16 / 2; }
+INLINE uint copied_piece(uint lane) { return lane / 16 * 2 + lane % 2; }
+// Where it puts them, and where lane 4 r + t finds those of its row.
+INLINE uint copied_place(uint lane) { return lane ^ lane / 16 * 4; }
+INLINE uint own_place(uint r, uint t) { return copied_place(t / 2 * 16 + r * 2 + t % 2); }
+
+// 16 bytes and scales of a block of two rows. Past the row's end it copies anything.
 template <int BITS, int GROUP>
 INLINE void copy_block(
     thread const TwoRows& from, uint cols, uint packed, uint block, uint t, threadgroup uint4* codes, threadgroup uint* pairs)
@@ -114,7 +122,7 @@ INLINE void copy_block(
     const uint group = min((block * BLOCK + t * PART) / GROUP, groups - 1);
     UNROLL for (int h = 0; h < 2; ++h) {
         copy_16(codes + h * 32, from.codes[h] + chunk);
-        if (t < PARTS) copy_4(pairs + h * 8 * PARTS, from.scales[h] + group);
+        if (t < PARTS) copy_4(pairs + h * 8 * PARTS, from.scales[h] + scale_in_row(group, packed));
     }
 }
 
@@ -201,15 +209,20 @@ INLINE void matvec(
     const uint r = lane / 4, t = lane % 4, token = at.y;
     const uint blocks = (p.cols + BLOCK - 1) / BLOCK, steps = (blocks + 7 - sg) / 8;
     x += size_t(token) * p.cols;
-    codes += sg * STAGES * CODES + lane;
-    pairs += sg * STAGES * PAIRS + r * PARTS + t;
+    codes += sg * STAGES * CODES;
+    pairs += sg * STAGES * PAIRS;
+    const uint copy_r = copied_row(lane), copy_t = copied_piece(lane);
+    threadgroup uint4* codes_to = codes + copied_place(lane);
+    threadgroup uint* pairs_to = pairs + copy_r * PARTS + copy_t;
+    codes += own_place(r, t);
+    pairs += r * PARTS + t;
 
     uint next_tile = at.x, next_step = 0, stage = 0;
-    TwoRows rows = begins_of<BITS, GROUP>(data, scales, p, next_tile, r);
+    TwoRows rows = begins_of<BITS, GROUP>(data, scales, p, next_tile, copy_r);
 #define COPY_NEXT(STAGE) { \
         if (next_tile < tiles && steps > 0) { \
-            copy_block<BITS, GROUP>(rows, p.cols, p.packed, next_step * 8 + sg, t, codes + (STAGE) * CODES, pairs + (STAGE) * PAIRS); \
-            if (++next_step == steps) next_step = 0, next_tile += p.groups, rows = begins_of<BITS, GROUP>(data, scales, p, next_tile, r); \
+            copy_block<BITS, GROUP>(rows, p.cols, p.packed, next_step * 8 + sg, copy_t, codes_to + (STAGE) * CODES, pairs_to + (STAGE) * PAIRS); \
+            if (++next_step == steps) next_step = 0, next_tile += p.groups, rows = begins_of<BITS, GROUP>(data, scales, p, next_tile, copy_r); \
         } \
         copies_end(); \
     }
@@ -276,8 +289,10 @@ INLINE void matvec(
             for (; step < until; ++step) {
                 COPY_NEXT((stage == 0 ? STAGES : stage) - 1)
                 copies_wait<STAGES - 1>();
+                simdgroup_barrier(mem_flags::mem_threadgroup);
                 const uint begin = (step * 8 + sg) * BLOCK - slab;
                 multiply_block<BITS, GROUP>(codes + stage * CODES, pairs + stage * PAIRS, xs + begin, sums + begin / PART, bf16, lane, y);
+                simdgroup_barrier(mem_flags::mem_threadgroup);
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
             }
         }

@@ -223,14 +223,16 @@ impl Layer {
         };
         let attended = kv.attend(id, &rows, &params)?;
         let attended = attended.reshape((t, model.heads * d))?;
-        add_output(&self.out, &attended, x, self.post_attn_norm.as_ref(), phase)
+        let next = matches!(self.mlp, FeedForward::Dense(_)).then_some(&self.mlp_norm);
+        add_output(&self.out, &attended, x, (self.post_attn_norm.as_ref(), next), phase)
     }
 
+    /// The layer's output. The norm of the layer after it is `next` to read it.
     fn forward(
         &self,
         model: &Spec,
         id: LayerId,
-        x: &Tensor,
+        (x, next): (&Tensor, Option<&RmsNorm>),
         ropes: &[RopeAngles],
         kv: &mut dyn KvSession,
         phase: Phase,
@@ -243,7 +245,7 @@ impl Layer {
                     |residual| gate_up.forward_down(down, &x, norm, activation, residual, phase);
                 match &self.post_mlp_norm {
                     Some(norm) => Ok(ops::add(&x, &norm.forward(&inner(None)?)?)?),
-                    None => Ok(inner(Some(&x))?),
+                    None => Ok(inner(Some((&x, next)))?),
                 }
             }
             FeedForward::Experts(e) => e.forward_add(&x, &self.mlp_norm, model.activation),
@@ -251,17 +253,17 @@ impl Layer {
     }
 }
 
-/// `residual + norm(linear(x))`.
+/// `residual + norm(linear(x))`. Another norm may be `next` to read it.
 fn add_output(
     linear: &Linear,
     x: &Tensor,
     residual: &Tensor,
-    norm: Option<&RmsNorm>,
+    (norm, next): (Option<&RmsNorm>, Option<&RmsNorm>),
     phase: Phase,
 ) -> Result<Tensor, ModelError> {
     match norm {
         Some(norm) => Ok(ops::add(residual, &norm.forward(&linear.forward(x, phase)?)?)?),
-        None => Ok(linear.forward_add(x, residual, phase)?),
+        None => Ok(linear.forward_add(x, residual, next, phase)?),
     }
 }
 
@@ -282,7 +284,8 @@ impl Model for Decoder {
             x = ops::scale(&x, scale)?;
         }
         for (id, layer) in (0u16..).map(LayerId).zip(&self.layers) {
-            x = layer.forward(spec, id, &x, &ropes, kv, phase)?;
+            let next = self.layers.get(usize::from(id.0) + 1).map(|layer| &layer.norm);
+            x = layer.forward(spec, id, (&x, next), &ropes, kv, phase)?;
         }
         let x = ops::take_rows(&x, batch.logits_at)?;
         let logits = self.head.forward(&self.norm.forward(&x)?, phase)?;

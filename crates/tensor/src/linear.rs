@@ -216,24 +216,31 @@ impl Linear {
     pub fn forward(&self, x: &Tensor, phase: Phase) -> Result<Tensor> {
         let t = self.check(x)?;
         if let Some(x) = x.on_gpu() {
-            return self.multiply(x, None);
+            return self.multiply(x, None, None);
         }
         let out = host::read("linear", x, |x| self.apply(&mut Input::new(x, phase), None))?;
         host::tensor(out, &[t, self.out_features()])
     }
 
-    /// Applies the map and adds `residual`.
+    /// Applies the map and adds `residual`. A norm that is `next` to read the result, before other maps, may be
+    /// applied at once, for these to find.
     ///
     /// # Shapes
     /// `x [t, in_features]`, `residual [t, out_features]` -> `[t, out_features]`.
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub fn forward_add(&self, x: &Tensor, residual: &Tensor, phase: Phase) -> Result<Tensor> {
+    pub fn forward_add(
+        &self,
+        x: &Tensor,
+        residual: &Tensor,
+        next: Option<&RmsNorm>,
+        phase: Phase,
+    ) -> Result<Tensor> {
         let shape = [self.check(x)?, self.out_features()];
         Self::check_residual(residual, shape)?;
         if let (Some(x), Some(residual)) = (x.on_gpu(), residual.on_gpu()) {
-            return self.multiply(x, Some(residual));
+            return self.multiply(x, Some(residual), next);
         }
         let out = host::read("linear", x, |x| {
             host::read("linear", residual, |r| self.apply(&mut Input::new(x, phase), Some(r)))
@@ -385,13 +392,9 @@ impl LinearGroup<2> {
         phase: Phase,
     ) -> Result<Tensor> {
         let [gate, up] = &self.parts;
-        let shape = [self.check(x, norm)?, gate.out_features()];
-        if up.out_features() != gate.out_features() {
-            let got = [up.out_features(), up.in_features()];
-            return Err(TensorError::shape("gated", "two maps of one shape", &got));
-        }
+        let shape = self.check_gated(x, norm)?;
         if let Some(x) = x.on_gpu() {
-            return self.multiply_gated(x, norm, activation);
+            return self.multiply_gated(x, norm, activation, None);
         }
         let out = host::read("gated", x, |x| {
             let mut input = Input::normed(x, norm, phase);
@@ -415,8 +418,18 @@ impl LinearGroup<2> {
         host::tensor(out, &shape)
     }
 
+    /// The shape of what [`Self::forward_gated`] gives.
+    fn check_gated(&self, x: &Tensor, norm: &RmsNorm) -> Result<[usize; 2]> {
+        let [gate, up] = &self.parts;
+        if up.out_features() != gate.out_features() {
+            let got = [up.out_features(), up.in_features()];
+            return Err(TensorError::shape("gated", "two maps of one shape", &got));
+        }
+        Ok([self.check(x, norm)?, gate.out_features()])
+    }
+
     /// `down(activation(gate(norm(x))) * up(norm(x))) + residual`: a feed-forward as a whole, so that what
-    /// is between the maps need not be stored.
+    /// is between the maps need not be stored. `next` as in [`Linear::forward_add`].
     ///
     /// # Shapes
     /// `x [t, in]`, `residual [t, out]` -> `[t, out]`.
@@ -429,7 +442,7 @@ impl LinearGroup<2> {
         x: &Tensor,
         norm: &RmsNorm,
         activation: Activation,
-        residual: Option<&Tensor>,
+        residual: Option<(&Tensor, Option<&RmsNorm>)>,
         phase: Phase,
     ) -> Result<Tensor> {
         let [gate, up] = &self.parts;
@@ -440,7 +453,7 @@ impl LinearGroup<2> {
             && g.rows() == d.cols()
         {
             let shape = [self.check(x, norm)?, down.out_features()];
-            residual.map_or(Ok(()), |residual| Linear::check_residual(residual, shape))?;
+            residual.map_or(Ok(()), |(residual, _)| Linear::check_residual(residual, shape))?;
             let level = DenseLevel::detect();
             let maps = [(&**g, gate.bias()), (&**u, up.bias())];
             let inner = host::read("gated", x, |x| {
@@ -450,7 +463,7 @@ impl LinearGroup<2> {
             let mut out = Unwritten::new(shape[0] * shape[1]);
             let to = out.shared();
             match residual {
-                Some(residual) => host::read("linear", residual, |r| {
+                Some((residual, _)) => host::read("linear", residual, |r| {
                     widened::products(level, &inner, &[(&**d, down.sums(Some(r), to))]);
                 })?,
                 None => widened::products(level, &inner, &[(&**d, down.sums(None, to))]),
@@ -458,9 +471,15 @@ impl LinearGroup<2> {
             // SAFETY: the product covers it.
             return host::tensor(unsafe { out.written() }, &shape);
         }
-        let inner = self.forward_gated(x, norm, activation, phase)?;
+        let inner = match x.on_gpu() {
+            Some(there) => {
+                self.check_gated(x, norm)?;
+                self.multiply_gated(there, norm, activation, Some(down))?
+            }
+            None => self.forward_gated(x, norm, activation, phase)?,
+        };
         match residual {
-            Some(residual) => down.forward_add(&inner, residual, phase),
+            Some((residual, next)) => down.forward_add(&inner, residual, next, phase),
             None => down.forward(&inner, phase),
         }
     }

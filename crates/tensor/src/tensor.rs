@@ -2,7 +2,7 @@
 
 use crate::{
     DType, Device, Result, TensorError,
-    gpu::{Buffer, Gpu},
+    gpu::{Buffer, Gpu, Prepared},
 };
 use candle_core::{IndexOp, Shape, WithDType};
 use std::sync::Arc;
@@ -24,13 +24,15 @@ pub(crate) struct GpuTensor {
     /// Bytes before the first element.
     pub(crate) offset: usize,
     pub(crate) dims: Vec<usize>,
+    /// What the next product makes of it, if a kernel made that at once.
+    pub(crate) prepared: Option<Arc<Prepared>>,
 }
 
 impl GpuTensor {
     /// A new one, whose contents a kernel is to write.
     pub(crate) fn new(gpu: &Gpu, dims: &[usize]) -> Result<Self> {
         let buffer = Arc::new(gpu.temporary(4 * dims.iter().product::<usize>())?);
-        Ok(Self { buffer, offset: 0, dims: dims.to_vec() })
+        Ok(Self { buffer, offset: 0, dims: dims.to_vec(), prepared: None })
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {
@@ -101,7 +103,7 @@ impl Tensor {
     pub fn to_gpu(&self, gpu: &Gpu) -> Result<Self> {
         let data = crate::host::read("to_gpu", self, |x| gpu.upload(x))??;
         let dims = self.dims().to_vec();
-        Ok(GpuTensor { buffer: Arc::new(data), offset: 0, dims }.into())
+        Ok(GpuTensor { buffer: Arc::new(data), offset: 0, dims, prepared: None }.into())
     }
 
     /// The tensor on the host: itself, or a copy once the GPU has computed it.

@@ -11,7 +11,6 @@
 #include <nvptx_copies.h>
 #else
 INLINE void copy_4(threadgroup uint* to, device const uint* from) { *to = *from; }
-INLINE void copy_8(threadgroup uint2* to, device const uint2* from) { *to = *from; }
 INLINE void copy_16(threadgroup uint4* to, device const uint4* from) { *to = *from; }
 INLINE void copies_end() {}
 template <int N> INLINE void copies_wait() {}

@@ -59,7 +59,9 @@ template <int BITS> struct Affine {
 
     // Without branches, so that the loads of several rows are under way together.
     static void affine(thread const WeightRows& w, uint row, uint chunk, thread float& s, thread float& b) {
-        const uint at = (row * w.chunks + chunk) >> w.group_shift, words = w.scale_type ? 1u : 2u;
+        const uint group = chunk >> w.group_shift, groups = w.chunks >> w.group_shift;
+        const size_t at = scales_at(row, groups, w.packed) + scale_in_row(group, w.packed);
+        const uint words = w.scale_type ? 1u : 2u;
         const uint first = w.scales[at * words], last = w.scales[at * words + words - 1];
         const float s16 = float(as_type<half>(ushort(first))), b16 = float(as_type<half>(ushort(first >> 16)));
         const float sb = as_type<float>(first << 16), bb = as_type<float>(first & 0xffff0000u);

@@ -2,7 +2,8 @@
 // B in f16 and sums in f32. Simdgroup s has rows 16 s .. of A and C, as tile.h's tiles have them; B lies in
 // threadgroup memory, 64 columns of 64 elements each, whose 16 bytes stand where `wide_place` says, from a
 // multiple of 1024 bytes on. On NVIDIA GPUs of compute capability 9.0 it is one instruction, which goes on
-// while the threads do something else: its results and the memory it reads are free after `wide_wait`.
+// while the threads do something else. Products from `wide_begin` to `wide_end` form a group: `wide_wait<N>` waits
+// for all but the newest N, and then their results and what they read are free.
 #pragma once
 #include "tile.h"
 
@@ -32,6 +33,6 @@ INLINE void wide_multiply(thread WideC& c, uint lane, uint a0, uint a1, uint a2,
     }
 }
 INLINE void wide_end() {}
-INLINE void wide_wait() {}
+template <int N> INLINE void wide_wait() {}
 INLINE void wide_to_lanes(thread WideC& c, int j, uint lane, thread float* out) { tile_to_lanes(c.tile[j], lane, out); }
 #endif

@@ -13,9 +13,9 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, json};
-use std::time::Instant;
+use std::{fmt, time::Instant};
 use taper_models::{Activations, LoadOptions, Model};
-use taper_tensor::{gpu::Gpu, ops};
+use taper_tensor::gpu::{self, Gpu};
 use taper_weights::Checkpoint;
 
 /// Qwen3-8B.
@@ -88,8 +88,8 @@ pub(crate) fn run(device: &str, args: &GpuArgs) -> Result<()> {
     if args.check {
         check::all(&gpu, None, 1, false, &gpu.name())?;
     }
-    let bandwidth = bandwidth(&gpu)?;
-    println!("copying: {bandwidth:.0} GB/s");
+    let bandwidth = Bandwidth::measure(&gpu)?;
+    println!("{bandwidth}");
     if args.products {
         gpu_products::run(&gpu)?;
     }
@@ -123,21 +123,56 @@ fn gb(bytes: u64) -> f64 {
     bytes as f64 / 1e9
 }
 
-/// Bytes read and written a second by a kernel that scales a gigabyte, in GB.
-fn bandwidth(gpu: &Gpu) -> Result<f64> {
-    const N: usize = 1 << 28;
-    let x =
-        ops::from_host_f32((0..N).map(|i| (i % 8191) as f32).collect(), &[1, N])?.to_gpu(gpu)?;
-    let mut best = f64::MAX;
-    for _ in 0..8 {
-        gpu.wait()?;
-        let start = Instant::now();
-        let y = ops::scale(&x, 1.5)?;
-        gpu.wait()?;
-        best = best.min(start.elapsed().as_secs_f64());
-        drop(y);
+/// What a GPU's memory gives, in GB/s.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bandwidth {
+    /// Measured: a kernel that only reads.
+    pub(super) read: f64,
+    /// As the driver has it from the memory's clock and width.
+    pub(super) peak: Option<f64>,
+}
+
+/// Bytes that are read to measure it, where so many are free: far more than caches hold.
+const READ: u64 = 4 << 30;
+/// Threadgroups that read, in turns: multiples of an H100's multiprocessors; the fastest counts.
+const READERS: [u32; 4] = [264, 528, 1056, 2112];
+
+impl Bandwidth {
+    fn measure(gpu: &Gpu) -> Result<Self> {
+        let bytes = READ.min(gpu.memory()?.free / 2) / 16 * 16;
+        let buffer = gpu.allocate(bytes as usize)?;
+        let mut best = f64::MAX;
+        for round in 0..6 * READERS.len() {
+            gpu.wait()?;
+            let start = Instant::now();
+            gpu::sum_words(&buffer, READERS[round % READERS.len()])?;
+            gpu.wait()?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok(Self { read: gb(bytes) / best, peak: gpu.peak_bandwidth()?.map(gb) })
     }
-    Ok(8.0 * N as f64 / best / 1e9)
+
+    /// Shares of both that a speed in GB/s is, in percent.
+    pub(super) fn shares(self, speed: f64) -> [Option<f64>; 2] {
+        [Some(self.read), self.peak].map(|of| of.map(|of| 100.0 * speed / of))
+    }
+}
+
+impl fmt::Display for Bandwidth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "reading: {:.0} GB/s", self.read)?;
+        match self.peak {
+            Some(peak) => {
+                write!(f, ", {:.0} % of the {peak:.0} of its datasheet", 100.0 * self.read / peak)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A share of a bandwidth, if it is known.
+pub(super) fn percent(share: Option<f64>) -> String {
+    share.map_or_else(String::new, |share| format!("{share:.0} %"))
 }
 
 /// A model of random weights on a GPU.
@@ -166,10 +201,10 @@ impl<'a> Own<'a> {
         Ok(Self { gpu, model: Some(model), steps })
     }
 
-    fn table(&mut self, works: &[Work], bandwidth: f64) -> Result<()> {
+    fn table(&mut self, works: &[Work], bandwidth: Bandwidth) -> Result<()> {
         println!(
-            "{:<18} {:>10} {:>10} {:>10} {:>9}",
-            "", "ms a step", "tokens/s", "GB/s", "of copy"
+            "{:<18} {:>10} {:>10} {:>10} {:>10} {:>13}",
+            "", "ms a step", "tokens/s", "GB/s", "of reading", "of datasheet"
         );
         for &work in works {
             let Some(time) = self.time(work)? else {
@@ -182,7 +217,8 @@ impl<'a> Own<'a> {
                 None => println!(),
                 Some(bytes) => {
                     let speed = gb(bytes) / time;
-                    println!(" {speed:>10.0} {:>7.0} %", 100.0 * speed / bandwidth);
+                    let [read, peak] = bandwidth.shares(speed).map(percent);
+                    println!(" {speed:>10.0} {read:>10} {peak:>13}");
                 }
             }
         }

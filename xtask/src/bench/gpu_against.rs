@@ -3,7 +3,7 @@
 use super::{
     cell::Work,
     files::Files,
-    gpu::{Own, tokens},
+    gpu::{Bandwidth, Own, percent, tokens},
     llama_cpp,
     report::Spread,
     shape::Shape,
@@ -65,13 +65,18 @@ const STEPS: usize = 32;
 
 impl Peer {
     /// Prints tokens a second of both, ours by theirs, and the bandwidth that ours reaches.
-    pub(super) fn compare(&self, own: &mut Own<'_>, works: &[Work], bandwidth: f64) -> Result<()> {
+    pub(super) fn compare(
+        &self,
+        own: &mut Own<'_>,
+        works: &[Work],
+        bandwidth: Bandwidth,
+    ) -> Result<()> {
         println!(
             "median [least .. most] of {} measurements of each, in turn; tokens/s",
             self.repeats
         );
-        println!("| step | taper | llama.cpp | ratio | GB/s | of copying |");
-        println!("|---|---:|---:|---:|---:|---:|");
+        println!("| step | taper | llama.cpp | ratio | GB/s | of reading | of datasheet |");
+        println!("|---|---:|---:|---:|---:|---:|---:|");
         for &work in works {
             let (mut ours, mut theirs) = (Vec::new(), Vec::new());
             for _ in 0..self.repeats {
@@ -87,10 +92,14 @@ impl Peer {
             else {
                 bail!("{work}: the cache does not fit");
             };
-            let reached = own.bytes(work)?.map_or_else(String::new, |bytes| {
-                let speed = bytes as f64 * ours.median / tokens(work) as f64 / 1e9;
-                format!("{speed:.0} | {:.2}", speed / bandwidth)
-            });
+            let reached = own.bytes(work)?.map_or_else(
+                || " | | ".to_owned(),
+                |bytes| {
+                    let speed = bytes as f64 * ours.median / tokens(work) as f64 / 1e9;
+                    let [read, peak] = bandwidth.shares(speed).map(percent);
+                    format!("{speed:.0} | {read} | {peak}")
+                },
+            );
             println!("| {work} | {ours} | {theirs} | {ratio} | {reached} |");
         }
         Ok(())

@@ -234,10 +234,11 @@ impl Clang {
 
 /// Kernels whose registers are limited, so that several threadgroups fit a multiprocessor: how their
 /// names begin, threads of one, and how many.
-const OCCUPANCY: [(&str, u32, u32); 6] = [
+const OCCUPANCY: [(&str, u32, u32); 7] = [
     ("attend_coded_8", 128, 4),
     ("attend_coded_16", 128, 3),
     ("attend_tile_d128_r8", 128, 3),
+    ("attend_new_d128_r4_many", 128, 4),
     ("matvec_tile_", 256, 2),
     ("matmul_tile_", 128, 3),
     ("sample(", 1024, 1),

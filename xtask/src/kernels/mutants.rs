@@ -170,6 +170,7 @@ const MUTANTS: &[Mutant] = &[
         "if (i < p.n) out[i] = EXPRESSION",
         "if (i <= p.n) out[i] = EXPRESSION",
     ),
+    mutant("elementwise", "a piece twice", "first + uint(k) * 256 < p.pieces ? all", "true ? all"),
     mutant(
         "elementwise",
         "operands swapped",

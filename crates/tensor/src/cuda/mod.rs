@@ -203,6 +203,20 @@ impl Backend for Cuda {
         Ok(Memory { free: free as u64, total: total as u64 })
     }
 
+    fn peak_bandwidth(&self) -> Result<Option<u64>> {
+        use sys::CUdevice_attribute as Attribute;
+        let ask = |attribute| {
+            // SAFETY: the device exists.
+            unsafe { cu::device::get_attribute(self.device, attribute) }
+                .map_err(failed("ask the GPU"))
+        };
+        // In kHz and bits; both edges of the clock carry data.
+        let clock = ask(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
+        let width = ask(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
+        let bytes = 2 * 1000 * clock.unsigned_abs() as u64 * (width.unsigned_abs() as u64 / 8);
+        Ok(Some(bytes).filter(|&bytes| bytes > 0))
+    }
+
     fn has_fast_tiles(&self) -> bool {
         true
     }

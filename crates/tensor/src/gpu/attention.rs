@@ -37,6 +37,8 @@ pub const BLOCK_TOKENS: usize = 32;
 pub(super) const SPAN_TOKENS: usize = 512;
 /// Threadgroups that leave a large GPU's memory idle.
 const FEW: u32 = 128;
+/// Threadgroups that a large GPU runs at a time without a limit of registers.
+const MANY: u32 = 396;
 /// Elements of the largest head.
 pub(super) const MAX_HEAD: usize = 256;
 
@@ -281,12 +283,21 @@ pub fn attend_new(
         Operand::Out(k_pages, 0),
         Operand::Out(v_pages, 0),
     ];
-    let kernel = format!("attend_new_d{}_r{}", shape.head_dim, plan.rows);
+    let groups: u32 = plan.grid(shape).iter().product();
+    let many = (shape.head_dim, plan.rows, plan.spans) == (128, 4, 1) && groups > MANY;
+    let many = if many { "_many" } else { "" };
+    let kernel = format!("attend_new_d{}_r{}{many}", shape.head_dim, plan.rows);
     let eps = norms.map(|norm| norm.map_or(-1.0, RmsNorm::eps));
     plan.run(shape, q, ("attend_tile", &kernel), &operands, scoring, eps).map(Some)
 }
 
 impl Plan {
+    /// Threadgroups.
+    fn grid(&self, shape: KvShape) -> [u32; 3] {
+        let parts = self.group.div_ceil(self.rows);
+        [self.n_tiles, (shape.kv_heads * parts) as u32, self.spans as u32]
+    }
+
     /// Runs a kernel that takes `operands` before those that all kernels of attention have, and adds its
     /// spans.
     fn run(
@@ -310,8 +321,7 @@ impl Plan {
         let spans = if self.spans == 1 { 0 } else { self.spans };
         let sums = gpu.temporary(4 * rows * spans * shape.head_dim)?;
         let weights = gpu.temporary(8 * rows * spans)?;
-        let parts = self.group.div_ceil(self.rows);
-        let grid = [self.n_tiles, (shape.kv_heads * parts) as u32, self.spans as u32];
+        let grid = self.grid(shape);
         let params = AttendParams {
             q_heads: heads as u32,
             kv_heads: shape.kv_heads as u32,

@@ -53,6 +53,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Memory there is.
     fn memory(&self) -> Result<Memory>;
 
+    /// Bytes a second that the memory gives by its clock and width, where the driver knows them.
+    fn peak_bandwidth(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Whether memory of steps may be larger than asked for and used again without being cleared;
     /// not where accesses are checked.
     fn may_pool(&self) -> bool {
@@ -123,6 +128,15 @@ impl Gpu {
     /// The driver does not say.
     pub fn memory(&self) -> Result<Memory> {
         self.0.backend.memory()
+    }
+
+    /// Bytes a second that its memory gives by its clock and width, as a datasheet counts; `None` where the
+    /// driver does not know them.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn peak_bandwidth(&self) -> Result<Option<u64>> {
+        self.0.backend.peak_bandwidth()
     }
 
     /// Waits for everything that was launched.

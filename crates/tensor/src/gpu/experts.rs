@@ -184,6 +184,7 @@ fn rows(x: &GpuTensor, range: std::ops::Range<usize>) -> GpuTensor {
     GpuTensor {
         offset: x.offset + 4 * cols * range.start,
         dims: vec![range.len(), cols],
+        prepared: None,
         ..x.clone()
     }
 }

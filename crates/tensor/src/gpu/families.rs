@@ -92,11 +92,15 @@ pub const FAMILIES: &[Family] = &[
     family!("matvec", "quant", [weight::MatvecParams]),
     family!("matvec_tile", "quant", [weight::MatvecParams]),
     family!("matmul", "quant", [matmul::MatmulParams, matmul::FinishParams]),
-    family!("matmul_tile", "quant", [matmul::PrepareParams, matmul::MatmulParams]),
+    family!(
+        "matmul_tile",
+        "quant",
+        [matmul::PrepareParams, matmul::NextParams, matmul::MatmulParams]
+    ),
     family!("matmul_wide", "quant", [matmul::MatmulParams]),
     family!("embed", "quant", [weight::EmbedParams]),
     family!("rows", "norm", [ops::NormParams, ops::RopeParams]),
-    family!("elementwise", "elementwise", [ops::ElementParams, ops::RowsParams]),
+    family!("elementwise", "elementwise", [ops::ElementParams, ops::RowsParams, ops::SumParams]),
     family!(
         "attend",
         "attention",

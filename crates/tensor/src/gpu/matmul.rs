@@ -1,16 +1,31 @@
 //! Products of many rows: tiles of the matrix units, or a library.
 
 use super::{
-    Buffer, Launch, Operand,
+    Buffer, Gpu, Launch, Operand,
     backend::MatmulOperands,
     count, ops, params,
     weight::{BIAS, CHUNK, GpuWeight, Product, RESIDUAL},
 };
 use crate::{Result, RmsNorm, tensor::GpuTensor};
+use std::sync::Arc;
 
 params!(
     /// Of `matmul_prepare`.
     PrepareParams { cols: u32, bits: u32, flags: u32, eps: f32 }
+);
+
+params!(
+    /// Of `matmul_next`.
+    NextParams {
+        width: u32,
+        bits: u32,
+        flags: u32,
+        gate: u32,
+        shares: u32,
+        wide: u32,
+        tall: u32,
+        eps: f32,
+    }
 );
 
 params!(
@@ -49,10 +64,67 @@ const TILE_ROWS: usize = 128;
 pub(super) const TILE_COLS: usize = 64;
 const PREPARE_NORM: u32 = 1;
 const PREPARE_WIDE: u32 = 2;
-/// The family of kernels that takes activations in an order of its own.
-const WIDE: &str = "matmul_wide";
-/// Columns of a threadgroup of `matmul_prepare`.
+/// Columns of a threadgroup of `matmul_prepare`, and of `matmul_next`.
 const PREPARE_COLS: u32 = 2048;
+const NEXT_COLS: u32 = 4096;
+const NEXT_BIAS: u32 = 4;
+const NEXT_RESIDUAL: u32 = 8;
+
+/// The order in which tiles take halves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// Of a weight.
+    bits: u8,
+    /// Four simdgroups multiply together.
+    wide: bool,
+}
+
+impl Order {
+    pub(super) fn of(gpu: &Gpu, bits: u8, tokens: usize) -> Self {
+        Self { bits, wide: bits == 4 && gpu.has_wide_tiles() && tokens > 32 }
+    }
+
+    fn flags(self) -> u32 {
+        if self.wide { PREPARE_WIDE } else { 0 }
+    }
+}
+
+/// The product that reads a product's outputs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Next<'a> {
+    /// Of what this norm makes of them, and with weights like these.
+    Normed(&'a RmsNorm),
+    /// Of what they are; nothing else reads them, and they are not stored if this order can be.
+    Alone(Order),
+}
+
+/// Activations as a product takes them.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    halves: Arc<Buffer>,
+    order: Order,
+    /// Gains and the small number of the norm that they went through.
+    norm: Option<(Arc<Buffer>, f32)>,
+}
+
+impl Prepared {
+    fn is(&self, order: Order, gains: Option<&Arc<Buffer>>, eps: f32) -> bool {
+        self.order == order
+            && match (&self.norm, gains) {
+                (Some((own, own_eps)), Some(gains)) => Arc::ptr_eq(own, gains) && *own_eps == eps,
+                (None, None) => true,
+                _ => false,
+            }
+    }
+}
+
+/// Shares of a product, each of `tall` times `wide` sums.
+struct Sums<'a> {
+    buffer: &'a Buffer,
+    shares: u32,
+    wide: u32,
+    tall: u32,
+}
 
 /// How a product is cut into threadgroups.
 struct Tiling {
@@ -76,17 +148,19 @@ impl GpuWeight {
         product: &Product<'_>,
         parts: &[usize],
         out: &GpuTensor,
-    ) -> Result<()> {
+    ) -> Result<Option<Prepared>> {
         let gpu = self.gpu();
         let tokens = x.len() / self.cols;
-        let (half, tiling) = match self.tiles(x) {
+        let (half, tiling, order) = match self.tiles(x) {
             Some((name, bits)) => {
-                let tiling = prepared_tiling(name, tokens, bits == 4 && gpu.has_wide_tiles());
-                (self.prepare(x, product, (bits, tiling.family == WIDE))?, tiling)
+                let order = Order::of(gpu, bits, tokens);
+                let tiling = prepared_tiling(name, tokens, order.wide);
+                (self.prepare(x, product, order)?, tiling, Some(order))
             }
             None => {
                 let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
-                (ops::to_half(normed.as_ref().unwrap_or(x))?, self.tiling(tokens))
+                let half = ops::to_half(normed.as_ref().unwrap_or(x))?;
+                (Arc::new(half), self.tiling(tokens), None)
             }
         };
         let (blocks_n, blocks_m) = (self.rows.div_ceil(TILE_ROWS), tokens.div_ceil(tiling.tokens));
@@ -119,25 +193,51 @@ impl GpuWeight {
             operands: &[data, scales, Operand::In(&half, 0), Operand::Out(&sums, 0)],
             params: bytemuck::bytes_of(&params),
         })?;
+        let sums =
+            Sums { buffer: &sums, shares: shares as u32, wide: params.wide, tall: params.tall };
+        let next = match product.next {
+            Some(Next::Normed(norm)) => order.map(|order| (Some(norm), order)),
+            Some(Next::Alone(order)) => Some((None, order)),
+            None => None,
+        };
+        let width = if product.gate.is_some() { self.rows / 2 } else { self.rows };
+        let starts = [out.offset, product.residual.map_or(0, |r| r.offset)];
+        let aligned = starts.iter().all(|start| start.is_multiple_of(16));
+        match next.filter(|_| aligned && width.is_multiple_of(TILE_COLS)) {
+            Some(next) => self.next(&sums, product, next, (tokens, width), out).map(Some),
+            None => {
+                self.finish(&sums, product, (tokens, width, aligned), parts, out).map(|()| None)
+            }
+        }
+    }
+
+    /// Adds the shares of a product, and what else it has.
+    fn finish(
+        &self,
+        sums: &Sums<'_>,
+        product: &Product<'_>,
+        (tokens, width, aligned): (usize, usize, bool),
+        parts: &[usize],
+        out: &GpuTensor,
+    ) -> Result<()> {
+        let gpu = self.gpu();
         let bias = product.bias.map(|b| b.on(gpu)).transpose()?;
         let flag = |there: bool, flag: u32| if there { flag } else { 0 };
         let end = |i: usize| parts.get(i).map_or(self.rows, |&end| end) as u32;
         let finish = FinishParams {
-            tokens: params.tokens,
-            rows: params.rows,
+            tokens: count("matmul", tokens)?,
+            rows: count("matmul", self.rows)?,
             end0: end(0),
             end1: end(1),
             flags: flag(bias.is_some(), BIAS) | flag(product.residual.is_some(), RESIDUAL),
             gate: product.gate.map_or(0, ops::gate),
-            shares: shares as u32,
-            wide: params.wide,
-            tall: params.tall,
+            shares: sums.shares,
+            wide: sums.wide,
+            tall: sums.tall,
         };
-        let width = if product.gate.is_some() { self.rows / 2 } else { self.rows };
-        let sums_in = Operand::In(&sums, 0);
-        let starts = [out.offset, product.residual.map_or(0, |r| r.offset)];
-        let by_four = starts.iter().all(|start| start.is_multiple_of(16))
-            && [width, self.rows].iter().chain(parts).all(|n| n.is_multiple_of(4));
+        let sums_in = Operand::In(sums.buffer, 0);
+        let by_four =
+            aligned && [width, self.rows].iter().chain(parts).all(|n| n.is_multiple_of(4));
         let (kernel, each) = if by_four { ("matmul_finish_4", 4) } else { ("matmul_finish", 1) };
         gpu.launch(&Launch {
             family: "matmul",
@@ -154,6 +254,54 @@ impl GpuWeight {
         })
     }
 
+    /// The same, and what the next product makes of it.
+    fn next(
+        &self,
+        sums: &Sums<'_>,
+        product: &Product<'_>,
+        (norm, order): (Option<&RmsNorm>, Order),
+        (tokens, width): (usize, usize),
+        out: &GpuTensor,
+    ) -> Result<Prepared> {
+        let gpu = self.gpu();
+        let halves = Arc::new(gpu.temporary(2 * tokens * width)?);
+        let bias = product.bias.map(|b| b.on(gpu)).transpose()?;
+        let gains = norm.map(|norm| norm.resident().on(gpu)).transpose()?;
+        let flag = |there: bool, flag: u32| if there { flag } else { 0 };
+        let params = NextParams {
+            width: count("matmul", width)?,
+            bits: u32::from(order.bits),
+            flags: order.flags()
+                | flag(norm.is_some(), PREPARE_NORM)
+                | flag(bias.is_some(), NEXT_BIAS)
+                | flag(product.residual.is_some(), NEXT_RESIDUAL),
+            gate: product.gate.map_or(0, ops::gate),
+            shares: sums.shares,
+            wide: sums.wide,
+            tall: sums.tall,
+            eps: norm.map_or(0.0, RmsNorm::eps),
+        };
+        // What is not there is never read.
+        let sums_in = Operand::In(sums.buffer, 0);
+        let blocks = if norm.is_some() { 1 } else { params.width.div_ceil(NEXT_COLS) };
+        gpu.launch(&Launch {
+            family: "matmul_tile",
+            kernel: "matmul_next",
+            grid: [count("matmul", tokens)?, blocks, 1],
+            threads: 512,
+            operands: &[
+                sums_in,
+                bias.as_deref().map_or(sums_in, |b| Operand::In(b, 0)),
+                product.residual.map_or(sums_in, |r| Operand::In(&r.buffer, r.offset)),
+                gains.as_deref().map_or(sums_in, |b| Operand::In(b, 0)),
+                Operand::Out(&out.buffer, out.offset),
+                Operand::Out(&halves, 0),
+            ],
+            params: bytemuck::bytes_of(&params),
+        })?;
+        Ok(Prepared { halves, order, norm: gains.map(|gains| (gains, params.eps)) })
+    }
+
     /// Any format's tiles.
     fn tiling(&self, tokens: usize) -> Tiling {
         let tile = if tokens <= 16 { 16 } else { 64 };
@@ -168,21 +316,19 @@ impl GpuWeight {
     }
 
     /// `x`, normed if the product is, as halves in the order of `matmul_tile_*`, or of `matmul_wide_*`.
-    fn prepare(
-        &self,
-        x: &GpuTensor,
-        product: &Product<'_>,
-        (bits, wide): (u8, bool),
-    ) -> Result<Buffer> {
+    fn prepare(&self, x: &GpuTensor, product: &Product<'_>, order: Order) -> Result<Arc<Buffer>> {
         let gpu = self.gpu();
-        let out = gpu.temporary(2 * x.len())?;
         let gains = product.norm.map(|norm| norm.resident().on(gpu)).transpose()?;
+        let eps = product.norm.map_or(0.0, RmsNorm::eps);
+        if let Some(prepared) = x.prepared.as_ref().filter(|p| p.is(order, gains.as_ref(), eps)) {
+            return Ok(Arc::clone(&prepared.halves));
+        }
+        let out = Arc::new(gpu.temporary(2 * x.len())?);
         let params = PrepareParams {
             cols: count("matmul", self.cols)?,
-            bits: u32::from(bits),
-            flags: if gains.is_some() { PREPARE_NORM } else { 0 }
-                | if wide { PREPARE_WIDE } else { 0 },
-            eps: product.norm.map_or(0.0, RmsNorm::eps),
+            bits: u32::from(order.bits),
+            flags: order.flags() | if gains.is_some() { PREPARE_NORM } else { 0 },
+            eps,
         };
         // Gains that are not there are never read.
         let x_in = Operand::In(&x.buffer, x.offset);
@@ -277,8 +423,8 @@ fn prepared_tiling(name: &str, tokens: usize, wide: bool) -> Tiling {
         17..=32 => (32, 512),
         _ => (64, 396),
     };
-    let (family, kernel) = match wide && tile == 64 {
-        true => (WIDE, format!("matmul_wide_{name}")),
+    let (family, kernel) = match wide {
+        true => ("matmul_wide", format!("matmul_wide_{name}")),
         false => ("matmul_tile", format!("matmul_tile_{name}_t{tile}")),
     };
     Tiling { family, kernel, tokens: tile, threads: 128, enough, tokens_first: true }

@@ -31,6 +31,10 @@ params!(
     /// Of `take_rows` and `add_bias`.
     RowsParams { n: u32, cols: u32 }
 );
+params!(
+    /// Of `sum_words`.
+    SumParams { pieces: u32, threads: u32 }
+);
 
 /// Threads of element-wise kernels.
 const THREADS: u32 = 256;
@@ -81,6 +85,7 @@ pub(crate) fn norm_rope(
         buffer: Arc::clone(&both),
         offset,
         dims: vec![tokens, of.dims[1] / head_dim, head_dim],
+        prepared: None,
     };
     let outs = [out(x, 0), out(y, 4 * x.len())];
     let gains = |norm: Option<&RmsNorm>| norm.map(|n| n.resident().on(gpu)).transpose();
@@ -211,5 +216,31 @@ pub(crate) fn take_rows(x: &GpuTensor, ids: &[u32]) -> Result<GpuTensor> {
     let operands =
         [Operand::In(&x.buffer, x.offset), Operand::In(&there, 0), Operand::Out(&out.buffer, 0)];
     element_wise(x.gpu(), "take_rows", params.n, &operands, &params)?;
+    Ok(out)
+}
+
+/// Sums of a buffer's 32-bit words modulo 2^32, one a thread of so many threadgroups: their sum is the
+/// buffer's. It reads as fast as plain loads can, for whoever asks how fast that is.
+///
+/// # Errors
+/// The buffer's length is no multiple of 16 bytes, or above 64 GB.
+pub fn sum_words(buffer: &Buffer, threadgroups: u32) -> Result<Buffer> {
+    let gpu = buffer.gpu();
+    if !buffer.len().is_multiple_of(16) {
+        let expected = "whole pieces of 16 bytes";
+        return Err(TensorError::shape("sum_words", expected, &[buffer.len()]));
+    }
+    let (pieces, threads) = (buffer.len() / 16, threadgroups * THREADS);
+    // A thread counts up to a run past the end.
+    count("sum_words", pieces + 8 * threads as usize)?;
+    let out = gpu.temporary(4 * threads as usize)?;
+    gpu.launch(&Launch {
+        family: "elementwise",
+        kernel: "sum_words",
+        grid: [threadgroups, 1, 1],
+        threads: THREADS,
+        operands: &[Operand::In(buffer, 0), Operand::Out(&out, 0)],
+        params: bytemuck::bytes_of(&SumParams { pieces: pieces as u32, threads }),
+    })?;
     Ok(out)
 }

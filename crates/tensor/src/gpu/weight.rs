@@ -1,6 +1,10 @@
 //! Weight matrices on a GPU, and products with them.
 
-use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, matmul::TILE_COLS, ops, params};
+use super::{
+    Buffer, Gpu, LANES, Launch, Operand, Resident, count,
+    matmul::{Next, Order, Prepared, TILE_COLS},
+    ops, params,
+};
 use crate::{
     Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation, pool,
     tensor::GpuTensor,
@@ -39,8 +43,10 @@ pub(super) const CHUNK: usize = 32;
 /// From this many tokens on, tiles of the matrix units are faster than `matvec_*`: of formats that have
 /// their own, and of others.
 const TILES_FROM: [usize; 2] = [2, 5];
-/// Rows that lie together where codes are packed.
+/// Rows that lie together where weights are packed.
 const PACKED_ROWS: usize = 8;
+/// Bytes of a row that do: of codes, and of pairs of scale and bias.
+const TOGETHER: [usize; 2] = [32, 4];
 /// Rows of a tile of `matvec_tile_*`.
 const TILE: usize = 16;
 /// Threadgroups of it that run at a time on a large GPU; more tiles than these are shared out among them.
@@ -61,7 +67,7 @@ pub(crate) struct GpuWeight {
     /// The first row, for a part of a stack.
     first: usize,
     pub(super) scale_type: u32,
-    /// The codes lie as `taper/packed.h` says.
+    /// Codes and scales lie as `taper/packed.h` says.
     pub(super) packed: bool,
     /// Products are never rounded to f16.
     exact: bool,
@@ -74,6 +80,8 @@ pub(crate) struct Product<'a> {
     pub(crate) bias: Option<&'a Resident>,
     pub(crate) residual: Option<&'a GpuTensor>,
     pub(crate) gate: Option<Activation>,
+    /// What the outputs are for, if a product is next.
+    pub(crate) next: Option<Next<'a>>,
 }
 
 impl GpuWeight {
@@ -104,8 +112,7 @@ impl GpuWeight {
             && weights.iter().all(|w| w.rows().is_multiple_of(PACKED_ROWS));
         let side = |i: usize| -> Result<(Arc<Buffer>, usize)> {
             let parts: Vec<_> = weights.iter().filter_map(|w| stored(w)[i].clone()).collect();
-            let pack = packed && i == 0;
-            let joined = Bytes::joined(&parts).filter(|_| !pack);
+            let joined = Bytes::joined(&parts).filter(|_| !packed);
             let adopted = joined.map(|bytes| gpu.adopt(&bytes)).transpose()?;
             if let Some((buffer, start)) = adopted.flatten() {
                 return Ok((Arc::new(buffer), start));
@@ -113,8 +120,8 @@ impl GpuWeight {
             let buffer = gpu.allocate(parts.iter().map(Bytes::len).sum())?;
             let mut at = 0;
             for (part, weight) in parts.iter().zip(weights) {
-                if pack {
-                    buffer.write(at, &packed_codes(part.as_slice(), weight.rows()))?;
+                if packed {
+                    buffer.write(at, &together(part.as_slice(), weight.rows(), TOGETHER[i]))?;
                 } else {
                     buffer.write(at, part.as_slice())?;
                 }
@@ -244,29 +251,41 @@ impl GpuWeight {
         parts: [usize; N],
     ) -> Result<[GpuTensor; N]> {
         let tokens = x.len() / self.cols;
-        let outs = self.outputs(tokens, parts, product.gate.is_some())?;
-        self.multiply_to(x, product, &parts, &outs)?;
+        let mut outs = self.outputs(tokens, parts, product.gate.is_some())?;
+        let prepared = self.multiply_to(x, product, &parts, &outs)?;
+        if let [out] = &mut outs[..] {
+            out.prepared = prepared.map(Arc::new);
+        }
         Ok(outs)
     }
 
-    /// The same into tensors that lie one after the other.
+    /// The same into tensors that lie one after the other; and what is next, if it was made at once.
     pub(crate) fn multiply_to(
         &self,
         x: &GpuTensor,
         product: Product<'_>,
         parts: &[usize],
         outs: &[GpuTensor],
-    ) -> Result<()> {
+    ) -> Result<Option<Prepared>> {
         let tokens = x.len() / self.cols;
         if tokens == 0 {
-            Ok(())
+            Ok(None)
         } else if self.exact || tokens < TILES_FROM[usize::from(self.tiles(x).is_none())] {
-            self.matvec(x, &product, parts, &outs[0])
+            self.matvec(x, &product, parts, &outs[0]).map(|()| None)
         } else if tokens < LIBRARY_FROM || !self.gpu().has_matmul() {
             self.matmul(x, &product, parts, &outs[0])
         } else {
-            self.library(x, &product, outs)
+            self.library(x, &product, outs).map(|()| None)
         }
+    }
+
+    /// The order in which a product of so many rows of activations takes them as halves, if it does.
+    pub(crate) fn order(&self, tokens: usize) -> Option<Order> {
+        let tiles =
+            self.tile_kernel().filter(|_| !self.exact && self.cols.is_multiple_of(TILE_COLS));
+        let many = tokens >= LIBRARY_FROM && self.gpu().has_matmul();
+        let (_, bits) = tiles.filter(|_| tokens >= TILES_FROM[0] && !many)?;
+        Some(Order::of(self.gpu(), bits, tokens))
     }
 
     fn outputs<const N: usize>(
@@ -373,17 +392,16 @@ fn tile_name(format: WeightFormat, scale_type: u32) -> Option<(&'static str, u8)
     Some((name, f.bits))
 }
 
-/// Rows of codes in the order of `taper/packed.h`.
-fn packed_codes(codes: &[u8], rows: usize) -> Vec<u8> {
-    const PIECES: usize = 32;
-    let row = codes.len() / rows;
-    let mut out = vec![0; codes.len()];
+/// Rows in the order of `taper/packed.h`: `unit` bytes of each of [`PACKED_ROWS`] lie together.
+fn together(data: &[u8], rows: usize, unit: usize) -> Vec<u8> {
+    let row = data.len() / rows;
+    let mut out = vec![0; data.len()];
     let mut groups: Vec<_> =
-        out.chunks_mut(PACKED_ROWS * row).zip(codes.chunks(PACKED_ROWS * row)).collect();
+        out.chunks_mut(PACKED_ROWS * row).zip(data.chunks(PACKED_ROWS * row)).collect();
     pool::for_each(&mut groups, |_, (to, from)| {
-        for (i, to) in to.chunks_exact_mut(PIECES).enumerate() {
-            let at = i % PACKED_ROWS * row + i / PACKED_ROWS * PIECES;
-            to.copy_from_slice(&from[at..at + PIECES]);
+        for (i, to) in to.chunks_exact_mut(unit).enumerate() {
+            let at = i % PACKED_ROWS * row + i / PACKED_ROWS * unit;
+            to.copy_from_slice(&from[at..at + unit]);
         }
     });
     out

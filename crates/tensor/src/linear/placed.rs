@@ -4,7 +4,7 @@ use super::{Linear, LinearGroup, Matrix};
 use crate::{
     Result, RmsNorm, Tensor, TensorError,
     cpu::Activation,
-    gpu::{Elements, Gpu, GpuWeight, Product, Resident},
+    gpu::{Elements, Gpu, GpuWeight, Next, Product, Resident},
     tensor::GpuTensor,
 };
 
@@ -58,8 +58,14 @@ impl Linear {
         }
     }
 
-    pub(super) fn multiply(&self, x: &GpuTensor, residual: Option<&GpuTensor>) -> Result<Tensor> {
-        let product = Product { bias: self.bias.as_ref(), residual, ..Product::default() };
+    pub(super) fn multiply(
+        &self,
+        x: &GpuTensor,
+        residual: Option<&GpuTensor>,
+        next: Option<&RmsNorm>,
+    ) -> Result<Tensor> {
+        let next = next.map(Next::Normed);
+        let product = Product { bias: self.bias.as_ref(), residual, next, ..Product::default() };
         let weight = self.weight_there()?;
         let [out] = weight.multiply(x, product, [weight.rows()])?;
         Ok(out.into())
@@ -140,14 +146,18 @@ impl LinearGroup<2> {
         x: &GpuTensor,
         norm: &RmsNorm,
         activation: Activation,
+        down: Option<&Linear>,
     ) -> Result<Tensor> {
         let Some(Stacked { weight, bias }) = &self.stacked else {
             let [gate, up] = &self.parts;
             let (gate, up) = (gate.multiply_normed(x, norm)?, up.multiply_normed(x, norm)?);
             return Ok(Elements::Gated(activation).of(&gate, &up)?.into());
         };
+        let order = down.map(|down| Ok::<_, TensorError>(down.weight_there()?.order(x.dims[0])));
+        let next = order.transpose()?.flatten().map(Next::Alone);
         let gate = Some(activation);
-        let product = Product { norm: Some(norm), bias: bias.as_ref(), gate, residual: None };
+        let product =
+            Product { norm: Some(norm), bias: bias.as_ref(), gate, next, ..Product::default() };
         let [out] = weight.multiply(x, product, [weight.rows()])?;
         Ok(out.into())
     }

@@ -54,6 +54,36 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "norm_and_turn<D>(gains",
     ),
     mutant("attend_tile", "new values turned", "if (!value) norm_and_turn", "norm_and_turn"),
+    mutant(
+        "matvec_tile",
+        "codes of another lane",
+        "copied_place(t / 2 * 16 + r * 2 + t % 2)",
+        "copied_place(r * 4 + t)",
+    ),
+    mutant(
+        "matvec_tile",
+        "scales of another row",
+        "from.scales[h] + scale_in_row(group, packed)",
+        "from.scales[h] + group",
+    ),
+    mutant(
+        "matmul_tile",
+        "a residual left out",
+        "if (p.flags & NEXT_RESIDUAL) add_8",
+        "if (false) add_8",
+    ),
+    mutant(
+        "matmul_tile",
+        "a norm left out",
+        "v[e] = v[e] * inverse * gain[e];\n        store_halves(v, to",
+        "v[e] = v[e] * gain[e];\n        store_halves(v, to",
+    ),
+    mutant(
+        "matmul_tile",
+        "gate and up exchanged",
+        "activate(p.gate, y[e]) * up[e]",
+        "activate(p.gate, up[e]) * y[e]",
+    ),
     mutant("matmul_wide", "the barrier before a step dropped", BARRIER, ""),
     mutant(
         "matmul_wide",

@@ -91,6 +91,11 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     add(64, 4, &[513, 512, 40], plain, false);
     add(128, 4, &[100, 20], window, true);
     add(64, 1, &[70], capped, true);
+    if !quick {
+        // More threadgroups than others have room for.
+        let lens: Vec<_> = (0..200).map(|i| 30 + i % 40).collect();
+        add(128, 2, &lens, plain, true);
+    }
     cases
 }
 

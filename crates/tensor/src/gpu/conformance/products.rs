@@ -2,7 +2,8 @@
 
 use super::{Pair, data::Rng};
 use crate::{
-    AffineFormat, DType, Embedding, Linear, LinearGroup, Phase, Result, RmsNorm, Weight,
+    AffineFormat, DType, Embedding, Linear, LinearGroup, Phase, Result, RmsNorm, Tensor,
+    TensorError, Weight,
     cpu::{Activation, RowSource},
     gpu::Gpu,
 };
@@ -23,6 +24,8 @@ pub(super) enum Kind {
     /// `act(gate(norm(x))) * up(norm(x))`.
     Gated(Activation),
     Embed,
+    /// A feed-forward of so many columns, with bias and residual, and two maps of the norm of what it gives.
+    Down,
 }
 
 #[derive(Debug, Clone)]
@@ -118,6 +121,15 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
             }
         }
     }
+    // Outputs that are made ready for the next product: less and more than a threadgroup takes at a time.
+    for (i, &stored) in formats.iter().filter(|s| s.has_tiles()).enumerate() {
+        for (tokens, rows, cols) in [(3, 256, 128), (40, 128, 384), (6, 4352, 128), (34, 128, 4352)]
+        {
+            if rows + cols < 4096 || !quick && i % 3 == 0 {
+                cases.push(Case { stored, kind: Kind::Down, tokens, rows, cols, rounded: true });
+            }
+        }
+    }
     // So many rows meet other threadgroups; not a multiple of what these take.
     for group in AffineFormat::GROUPS {
         for (kind, rows) in [(Kind::Linear, 8197), (Kind::Gated(Activation::Silu), 4099)] {
@@ -149,6 +161,8 @@ impl Case {
     pub(super) fn tolerance(&self) -> f64 {
         match self.kind {
             Kind::Embed => 1e-6,
+            // Three products, each of rounded inputs.
+            Kind::Down => 4e-3,
             // As below, of six outputs: 4.8e-3 was seen.
             Kind::Gated(_) if self.tiled() && self.tokens * self.rows < 8 => 1e-2,
             _ if self.tiled() || self.rounded && self.tokens >= 5 => 2e-3,
@@ -189,10 +203,11 @@ impl Case {
                     &placed.forward(&there, Phase::Decode)?,
                     &linear.forward(&x, Phase::Decode)?,
                 )?;
-                let added = placed.forward_add(&there, &residual.to_gpu(gpu)?, Phase::Decode)?;
+                let added =
+                    placed.forward_add(&there, &residual.to_gpu(gpu)?, None, Phase::Decode)?;
                 Ok(vec![
                     plain,
-                    Pair::of(&added, &linear.forward_add(&x, &residual, Phase::Decode)?)?,
+                    Pair::of(&added, &linear.forward_add(&x, &residual, None, Phase::Decode)?)?,
                 ])
             }
             Kind::Group => {
@@ -217,6 +232,31 @@ impl Case {
                     Phase::Decode,
                 )?;
                 Ok(vec![Pair::of(&got, &want)?])
+            }
+            Kind::Down => {
+                let residual = rng.tensor(&[tokens, self.cols])?;
+                let inner = LinearGroup::new([
+                    self.linear(rng, rows, true)?,
+                    self.linear(rng, rows, true)?,
+                ])?;
+                let wide = Self { cols: rows, ..self.clone() };
+                let down = wide.linear(rng, self.cols, true)?;
+                let after =
+                    LinearGroup::new([self.linear(rng, 72, false)?, self.linear(rng, 40, false)?])?;
+                let next = RmsNorm::new(rng.vector(self.cols), 1e-6);
+                let chain = |inner: &LinearGroup<2>,
+                             down: &Linear,
+                             after: &LinearGroup<2>,
+                             [x, residual]: [&Tensor; 2]| {
+                    let (act, to) = (Activation::Silu, Some((residual, Some(&next))));
+                    let y = inner.forward_down(down, x, &norm, act, to, Phase::Decode)?;
+                    let [a, b] = after.forward_normed(&y, &next, Phase::Decode)?;
+                    Ok::<_, TensorError>([y, a, b])
+                };
+                let want = chain(&inner, &down, &after, [&x, &residual])?;
+                let placed = (inner.on(gpu, exact)?, down.on(gpu, exact)?, after.on(gpu, exact)?);
+                let got = chain(&placed.0, &placed.1, &placed.2, [&there, &residual.to_gpu(gpu)?])?;
+                got.iter().zip(&want).map(|(g, w)| Pair::of(g, w)).collect()
             }
             Kind::Embed => {
                 let weight = self.weight(rng, rows)?;

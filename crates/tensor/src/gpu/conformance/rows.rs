@@ -80,7 +80,21 @@ fn elements(gpu: &Gpu, rng: &mut Rng, rows: usize, cols: usize) -> Result<Vec<Pa
     pairs.push(Pair::of(&ops::scale(&gx, 0.37)?, &ops::scale(&x, 0.37)?)?);
     pairs.push(Pair::of(&ops::soft_cap(&gx, 30.0)?, &ops::soft_cap(&x, 30.0)?)?);
     pairs.push(Pair::of(&ops::take_rows(&gx, &ids)?, &ops::take_rows(&x, &ids)?)?);
+    pairs.push(words(gpu, rng, rows * cols)?);
     Ok(pairs)
+}
+
+/// The sum of so many pieces of 16 bytes, in halves, which a float holds exactly.
+fn words(gpu: &Gpu, rng: &mut Rng, pieces: usize) -> Result<Pair> {
+    let words: Vec<u32> = rng.vector(4 * pieces).iter().map(|x| x.to_bits()).collect();
+    let buffer = gpu.allocate(16 * pieces)?;
+    buffer.write(0, bytemuck::cast_slice(&words))?;
+    let sums = gpu::sum_words(&buffer, 2)?;
+    let sum = |words: &[u32]| {
+        let sum = words.iter().fold(0u32, |sum, &word| sum.wrapping_add(word));
+        vec![(sum >> 16) as f32, (sum & 0xffff) as f32]
+    };
+    Ok(Pair { got: sum(&sums.read(0, sums.len() / 4)?), want: sum(&words) })
 }
 
 fn argmax(gpu: &Gpu, rng: &mut Rng, rows: usize, vocab: usize) -> Result<Vec<Pair>> {
