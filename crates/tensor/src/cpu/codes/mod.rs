@@ -106,7 +106,7 @@ pub fn prefetch(bytes: &[u8]) {
 pub enum CodeLevel {
     /// x86-64 with AVX-512 VBMI and VNNI.
     Vbmi,
-    /// x86-64 with AVX2: products of bytes, and lookups of codes of four bits.
+    /// x86-64 with AVX2 and F16C.
     Avx2,
     /// aarch64 with dot products.
     Neon,
@@ -130,7 +130,7 @@ impl CodeLevel {
             levels.push(Self::Vbmi);
         }
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") {
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
             levels.push(Self::Avx2);
         }
         #[cfg(target_arch = "aarch64")]

@@ -7,23 +7,32 @@ use std::{ops::RangeInclusive, sync::LazyLock};
 
 /// Makes `name(level, args...)` that runs `body`, compiled for the level.
 macro_rules! compiled {
-    ($(#[$doc:meta])* $name:ident = $body:ident ($($arg:ident : $ty:ty),*)) => {
+    ($(#[$doc:meta])* $vis:vis $name:ident = $body:ident ($($arg:ident : $ty:ty),*) $(-> $out:ty)?) => {
         $(#[$doc])*
-        pub fn $name(level: CodeLevel, $($arg: $ty),*) {
+        $vis fn $name(level: CodeLevel, $($arg: $ty),*) $(-> $out)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-            unsafe fn vector($($arg: $ty),*) {
-                $body($($arg),*);
+            unsafe fn avx512($($arg: $ty),*) $(-> $out)? {
+                $body($($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2")]
+            unsafe fn avx2($($arg: $ty),*) $(-> $out)? {
+                $body($($arg),*)
             }
             match level {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the machine has the level.
-                CodeLevel::Vbmi => unsafe { vector($($arg),*) },
+                CodeLevel::Vbmi => unsafe { avx512($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                CodeLevel::Avx2 => unsafe { avx2($($arg),*) },
                 _ => $body($($arg),*),
             }
         }
     };
 }
+pub(super) use compiled;
 
 /// Steps of [`power`] that double.
 pub const OCTAVE: i32 = 24;
@@ -68,7 +77,7 @@ pub fn powers(level: CodeLevel, codes: &[u8], base: i32, factor: f32, out: &mut 
 
 compiled! {
     /// `codes[i]` is how many thresholds lie below `x[i]`: the code of its interval.
-    intervals = intervals_body(x: &[f32], thresholds: &[f32], codes: &mut [u8])
+    pub intervals = intervals_body(x: &[f32], thresholds: &[f32], codes: &mut [u8])
 }
 
 /// Added to a float, it leaves the rounded integer in the lowest bits: 1.5 * 2^23.
@@ -88,17 +97,37 @@ pub(super) fn round_row(level: CodeLevel, x: &[f32], codes: &mut [i8]) -> (f32, 
         CodeLevel::Vbmi if x.len().is_multiple_of(16) && codes.len() >= x.len() => unsafe {
             super::vbmi_rows::round_row(x, codes)
         },
-        _ => {
-            let max = x.iter().fold(0.0f32, |m, x| if x.abs() > m { x.abs() } else { m });
-            let (scale, inverse) = int8_scale(max);
-            let mut sum = 0;
-            for (code, x) in codes.iter_mut().zip(x) {
-                *code = (x * inverse + ROUND).to_bits() as i8;
-                sum += i32::from(*code);
-            }
-            (scale, sum)
+        _ => round_plainly(level, x, codes),
+    }
+}
+
+compiled! {
+    round_plainly = round_body(x: &[f32], codes: &mut [i8]) -> (f32, i32)
+}
+
+#[inline(always)]
+fn round_body(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
+    let (scale, inverse) = int8_scale(largest(x.iter().map(|x| x.abs())));
+    let mut sum = 0;
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = (x * inverse + ROUND).to_bits() as i8;
+        sum += i32::from(*code);
+    }
+    (scale, sum)
+}
+
+/// The largest of some numbers, or 0: side by side, which makes no difference.
+#[inline(always)]
+pub(super) fn largest(mut x: impl ExactSizeIterator<Item = f32>) -> f32 {
+    const LANES: usize = 8;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut most = [0.0; LANES];
+    while x.len() >= LANES {
+        for most in &mut most {
+            *most = larger(*most, x.next().unwrap_or(0.0));
         }
     }
+    x.chain(most).fold(0.0, larger)
 }
 
 /// Multiplies rows of a power of two elements with Sylvester's Hadamard matrix of their length, in
@@ -115,14 +144,22 @@ pub fn sylvester(level: CodeLevel, x: &mut [f32], len: usize, before: &[f32], af
         CodeLevel::Vbmi if len >= 16 => unsafe {
             super::vbmi_rows::sylvester(x, len, before, after);
         },
-        _ => {
-            multiply(x, before);
-            butterflies(x, 1, len);
-            multiply(x, after);
-        }
+        _ => turn_plainly(level, x, len, before, after),
     }
 }
 
+compiled! {
+    turn_plainly = turn_body(x: &mut [f32], len: usize, before: &[f32], after: &[f32])
+}
+
+#[inline(always)]
+fn turn_body(x: &mut [f32], len: usize, before: &[f32], after: &[f32]) {
+    multiply(x, before);
+    butterflies(x, 1, len);
+    multiply(x, after);
+}
+
+#[inline(always)]
 pub(super) fn multiply(x: &mut [f32], factors: &[f32]) {
     x.iter_mut().zip(factors).for_each(|(x, f)| *x *= f);
 }
@@ -151,6 +188,9 @@ pub fn halves(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the length is checked.
         CodeLevel::Vbmi => unsafe { super::vbmi_rows::halves(bytes, factor, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        CodeLevel::Avx2 => unsafe { super::avx2::halves(bytes, factor, out) },
         _ => 0,
     };
     for (x, out) in bytes.as_chunks::<2>().0[done..].iter().zip(&mut out[done..]) {

@@ -54,6 +54,9 @@ impl Trellis {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level.
             CodeLevel::Vbmi => unsafe { self.encode_vbmi(x, symbols) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            CodeLevel::Avx2 => unsafe { self.encode_avx2(x, symbols) },
             _ => self.encode_body(x, symbols),
         }
     }
@@ -69,6 +72,12 @@ impl Trellis {
                 _ => Search::<4, 4, 4> { trellis: self }.encode(x, symbols),
             }
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    unsafe fn encode_avx2(&self, x: &[f32], symbols: &mut [u8]) {
+        self.encode_body(x, symbols);
     }
 
     /// `(<levels, x>, |levels|^2)` of closed walks, over the elements that `x` has.
@@ -115,6 +124,7 @@ impl Trellis {
     }
 
     /// Each lane follows one ring from one memory: what of a state the next one keeps.
+    #[inline(always)]
     fn encode_body(&self, x: &[f32], symbols: &mut [u8]) {
         let memories = 1 << (STATE_BITS - self.bits);
         let rings = LANES / memories;
@@ -149,6 +159,7 @@ impl Trellis {
 
     /// One element further: the cheapest way into each memory, with the branch it took in the
     /// lowest bits of its cost (which it disturbs by less than a millionth).
+    #[inline(always)]
     fn step(&self, x: &Lane, cost: &mut [Lane], choices: &mut [Choice]) {
         let before: [Lane; LANES] = std::array::from_fn(|m| *cost.get(m).unwrap_or(&[FAR; LANES]));
         let memories = cost.len();

@@ -1,6 +1,9 @@
 //! Attention weights as bytes.
 
-use super::{CodeLevel, scales::ROUND};
+use super::{
+    CodeLevel,
+    scales::{ROUND, compiled, largest},
+};
 
 /// Weights times the scales of their values, as bytes: `p[i][j] * gamma[j] = scales[i] * weights[i][j]`.
 /// A row's scale and weights are 0 when all its `p` are below `threshold`. The rows of `p` are a stride
@@ -28,17 +31,33 @@ pub fn weigh(
         CodeLevel::Vbmi if n.is_multiple_of(16) => unsafe {
             super::vbmi_weights::weigh((p, stride), gamma, threshold, weights, scales);
         },
-        _ => {
-            let rows = p.chunks(stride).zip(weights.chunks_exact_mut(n)).zip(scales);
-            rows.for_each(|((p, w), s)| *s = weigh_body(&p[..n], gamma, threshold, w));
-        }
+        _ => weigh_plainly(level, (p, stride), gamma, threshold, weights, scales),
     }
 }
 
+compiled! {
+    weigh_plainly = weigh_rows(
+        p: (&[f32], usize), gamma: &[f32], threshold: f32, weights: &mut [u8], scales: &mut [f32]
+    )
+}
+
+#[inline(always)]
+fn weigh_rows(
+    (p, stride): (&[f32], usize),
+    gamma: &[f32],
+    threshold: f32,
+    weights: &mut [u8],
+    scales: &mut [f32],
+) {
+    let n = gamma.len();
+    let rows = p.chunks(stride).zip(weights.chunks_exact_mut(n)).zip(scales);
+    rows.for_each(|((p, w), s)| *s = weigh_body(&p[..n], gamma, threshold, w));
+}
+
+#[inline(always)]
 fn weigh_body(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
-    let larger = |a: f32, b: f32| if a > b { a } else { b };
-    let likely = p.iter().copied().fold(0.0, larger);
-    let most = p.iter().zip(gamma).map(|(p, g)| p * g).fold(0.0, larger);
+    let likely = largest(p.iter().copied());
+    let most = largest(p.iter().zip(gamma).map(|(p, g)| p * g));
     if likely < threshold || most <= 0.0 {
         weights.fill(0);
         return 0.0;

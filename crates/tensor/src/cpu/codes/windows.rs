@@ -24,6 +24,9 @@ pub(super) struct Plan {
     /// The table by windows whose two bits before the code's own four stand above them.
     #[cfg(target_arch = "x86_64")]
     pub(super) turned: [u8; 64],
+    /// The first two, as AVX2 wants them; the same in both orders.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) words: super::avx2::Words,
     /// The first two, as NEON wants them.
     #[cfg(target_arch = "aarch64")]
     pub(super) pairs: super::neon::Pairs,
@@ -122,6 +125,12 @@ impl Windows {
             // SAFETY: as above.
             (CodeLevel::Avx2, Layout::Nibbles) => unsafe {
                 super::avx2::expand_nibbles(self.plan(order), codes.here, out);
+            },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above; five bits an element are 40 bytes a tile.
+            (CodeLevel::Avx2, Layout::Windows { bytes, lead }) => unsafe {
+                let tile = (bytes, self.bits + lead);
+                super::avx2::expand(self.plan(order), order, tile, codes.here, out);
             },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
@@ -240,6 +249,8 @@ impl Plan {
         Self {
             #[cfg(target_arch = "aarch64")]
             pairs: super::neon::Pairs::new(&gather, &shift),
+            #[cfg(target_arch = "x86_64")]
+            words: super::avx2::Words::new(bits, lead),
             #[cfg(target_arch = "x86_64")]
             turned: std::array::from_fn(|i| entries[i << 2 & 63 | i >> 4]),
             gather,
