@@ -4,12 +4,14 @@
 // Exact pages, read instead of codes for the first and the recent tokens of a sequence, are halves in
 // the codes' space: keys [kv_head][head_dim / 8][32 tokens][8], values [kv_head][32 tokens][head_dim].
 // `blocks` has a pair a block: where its codes are, and where its exact rows are or NONE.
-// `constants`: levels of the keys' codes [64], of the values' [64], and the rotation (rotation.h).
+// `constants`: levels of the keys' codes [64], of the values' [64], the rotation (rotation.h), and that of a
+// sketch.
 //
 // attend_coded_*: q [t, q_heads, head_dim] f32; tiles, parts, spans and threads as in attend.metal. The
 //   rows of q are rotated, and each span leaves its sum [rings * 16], its maximum and its weight.
 //   Levels, which halves hold exactly, are multiplied on the matrix units; an operand that halves do
 //   not hold is two of them, within 2^-21. A tile's eight columns are four rows of q, or of weights.
+//   Keys with a sketch add <S R q, signs>, so q is rotated a second time.
 // coded_merge: adds the spans and rotates back: out [t, q_heads, head_dim] f32.
 //   Grid: x over rows of all heads. Threads: 256.
 // Reference: PagedCodec::decode, then softmax(q k^T) v in f64.
@@ -67,16 +69,13 @@ INLINE uint weight_place(uint kind, uint token) {
 // A ring of four tokens, as they lie.
 template <int KIND>
 INLINE void load_values(Rows v, uint ring, uint first, uint last, uint t, thread uint (*words)[5]) {
-    enum { BITS = KIND > SCALAR ? KIND % 10 : 1 };
     if (KIND == NIBBLES) {
         device const uint4* from = (device const uint4*)(v.region + (first / 4 + t) * v.rings * 32 + ring * 32);
         const uint4 a = from[0], b = from[1];
         words[0][0] = a.x, words[0][1] = a.y, words[1][0] = a.z, words[1][1] = a.w;
         words[2][0] = b.x, words[2][1] = b.y, words[3][0] = b.z, words[3][1] = b.w;
     } else if (KIND > SCALAR) {
-        UNROLL for (int i = 0; i < 4; ++i) {
-            load_ring<BITS>(rings_of<BITS>(v, first + value_token(KIND, t, uint(i))) + ring * 8 * BITS, words[i]);
-        }
+        UNROLL for (int i = 0; i < 4; ++i) load_codes<KIND>(v, first + value_token(KIND, t, uint(i)), ring, words[i]);
     } else if (IS_SPLIT(KIND)) {
         UNROLL for (int i = 0; i < 4; ++i) {
             load_affine<KIND == AFFINE4 ? 4 : 8>(v, min(first + value_token(KIND, t, uint(i)), last), ring, words[i]);
@@ -87,7 +86,6 @@ INLINE void load_values(Rows v, uint ring, uint first, uint last, uint t, thread
 // Its elements of tile j.
 template <int KIND>
 INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool nibbles, uint t, threadgroup const ushort* lut, thread const uint (*words)[5], thread uint* a, thread uint* rest) {
-    enum { BITS = KIND > SCALAR ? KIND % 10 : 1, LEAD = KIND > TRELLIS ? 6 - BITS : 0 };
     uint x[2][4], left[2][4];
     UNROLL for (int i = 0; i < 4; ++i) {
         if (KIND == NIBBLES) {
@@ -95,7 +93,7 @@ INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool ni
             x[0][i] = level(lut, (i > 0 ? word >> (8 * i - 1) : word << 1) & 30u);
             x[1][i] = level(lut, word >> (8 * i + 3) & 30u);
         } else if (KIND > SCALAR) {
-            UNROLL for (int r = 0; r < 2; ++r) x[r][i] = level(lut, level_at<BITS, LEAD>(words[i], 2 * j + r));
+            UNROLL for (int r = 0; r < 2; ++r) x[r][i] = level(lut, code_at<KIND>(words[i], 2 * j + r));
         } else if (IS_SPLIT(KIND)) {
             UNROLL for (int r = 0; r < 2; ++r) {
                 const float value = affine_value<KIND == AFFINE4 ? 4 : 8>(words[i], 2 * j + r);
@@ -111,40 +109,6 @@ INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool ni
     UNROLL for (int r = 0; r < 2; ++r) {
         a[r] = packed(x[r][0], x[r][1]), a[r + 2] = packed(x[r][2], x[r][3]);
         if (IS_SPLIT(KIND)) rest[r] = packed(left[r][0], left[r][1]), rest[r + 2] = packed(left[r][2], left[r][3]);
-    }
-}
-
-template <int KIND>
-INLINE void multiply_pairs(thread TileC& c, thread const uint* a, thread const uint* rest, thread const TileB& b, uint lane) {
-    TileA tile;
-    tile_of_lanes(tile, lane, a[0], a[1], a[2], a[3]);
-    tile_multiply(c, tile, b);
-    if (IS_SPLIT(KIND)) {
-        tile_of_lanes(tile, lane, rest[0], rest[1], rest[2], rest[3]);
-        tile_multiply(c, tile, b);
-    }
-}
-
-// scores[2 h + upper]: of row t of q with the token in row g + 8 upper of tile h. Past the last ring q is
-// nothing but zeros.
-template <int KIND, int RINGS>
-INLINE void score(Rows k, uint last, uint lane, threadgroup const ushort* lut, thread const TileB* q, thread float* scores) {
-    enum { OWN = RINGS / 4 };
-    const uint g = lane / 4, t = lane % 4;
-    const bool whole = KIND > SCALAR;
-    UNROLL for (int h = 0; h < 2; ++h) {
-        const uint low = uint(16 * h) + key_token(KIND, g, 0), high = uint(16 * h) + key_token(KIND, g, 1);
-        TileC c;
-        tile_zero(c);
-        UNROLL for (int r = 0; r < OWN; ++r) {
-            uint a[4][4], rest[4][4];
-            const uint ring = min(t * OWN + uint(r), k.rings - 1);
-            key_pairs<KIND>(k, ring, whole ? low : min(low, last), whole ? high : min(high, last), lut, a, rest);
-            UNROLL for (int m = 0; m < 4; ++m) multiply_pairs<KIND>(c, a[m], rest[m], q[4 * r + m], lane);
-        }
-        float sum[4];
-        tile_to_lanes(c, lane, sum);
-        scores[2 * h] = sum[0] + sum[1], scores[2 * h + 1] = sum[2] + sum[3];
     }
 }
 
@@ -209,7 +173,7 @@ INLINE void attend(
     threadgroup float* qs, threadgroup float* scratch, threadgroup ushort* ps,
     threadgroup float* merge, threadgroup ushort* luts)
 {
-    enum { SIZE = 16 * RINGS };
+    enum { SIZE = 16 * RINGS, SKETCH = K_ONLY >= SKETCHED };
     const uint d = p.head_dim, rings = (d + RING - 1) / RING, g = lane / 4, t = lane % 4;
     const uint group = p.q_heads / p.kv_heads, heads = min(group, uint(ROWS));
     const uint parts = (group + ROWS - 1) / ROWS;
@@ -223,8 +187,13 @@ INLINE void attend(
     const uint from = max(start / BLOCK, at.z * SPAN_BLOCKS);
     const uint to = min((last_end + BLOCK - 1) / BLOCK, (at.z + 1) * SPAN_BLOCKS);
 
-    // Levels are whole multiples of a step.
-    luts[tid] = ushort(bits_of_half(round(constants[tid] / (tid < LEVELS ? p.k_step : p.v_step))));
+    // Levels are whole multiples of a step; those of sketched keys are not.
+    if (SKETCH && tid < LEVELS) {
+        const float own = constants[tid % REST] / p.k_step;
+        luts[tid] = ushort(tid < REST ? bits_of_half(own) : rest_of_half(own));
+    } else {
+        luts[tid] = ushort(bits_of_half(round(constants[tid] / (tid < LEVELS ? p.k_step : p.v_step))));
+    }
     for (uint i = tid; i < ROWS * SIZE; i += 128) {
         const uint r = i / SIZE, e = i % SIZE, head = part * ROWS + r % heads;
         const bool there = r < rows && head < group && e < d;
@@ -236,27 +205,20 @@ INLINE void attend(
     rotate(qs + sg * SIZE, scratch + sg * SIZE, rotation, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Rows of q as columns: each as halves relative to its largest element, and what they leave.
-    TileB columns[RINGS];
-    float largest = 0.0f;
-    for (uint i = lane % 8; i < SIZE; i += 8) largest = max(largest, abs(qs[lane / 8 * SIZE + i]));
-    UNROLL for (int m = 1; m < 8; m *= 2) largest = max(largest, simd_shuffle_xor(largest, ushort(m)));
-    largest = largest > 0.0f ? largest : 1.0f;
-    const float q_unit = simd_shuffle(largest, ushort(t * 8));
-    {
-        // Lane 4 g + t has column g, which is row g / 2.
-        const float inverse = 1.0f / simd_shuffle(largest, ushort(g / 2 * 8));
-        UNROLL for (int ring = 0; ring < RINGS; ++ring) {
-            threadgroup const float* own = qs + g / 2 * SIZE + t * (4 * RINGS) + 4 * ring;
-            uint x[4];
-            UNROLL for (int i = 0; i < 4; ++i) x[i] = g % 2 ? rest_of_half(own[i] * inverse) : bits_of_half(own[i] * inverse);
-            tile_of_lanes(columns[ring], lane, packed(x[0], x[1]), packed(x[2], x[3]));
-        }
+    TileB columns[RINGS], sketched[RINGS];
+    const float q_unit = columns_of<RINGS>(qs, lane, columns);
+    float sketch_unit = 0.0f;
+    if (SKETCH) {
+        // (All have read q by now.)
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        rotate(qs + sg * SIZE, scratch + sg * SIZE, sketch_after(rotation), lane);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        sketch_unit = columns_of<RINGS>(qs, lane, sketched);
     }
 
     float top = NOTHING, weight = 0.0f, acc[RINGS][2];
     UNROLL for (int ring = 0; ring < RINGS; ++ring) acc[ring][0] = 0.0f, acc[ring][1] = 0.0f;
-    const uint k_format = K_ONLY == ANY ? p.k_format : uint(K_ONLY), v_format = V_ONLY == ANY ? p.v_format : uint(V_ONLY);
+    const uint k_format = K_ONLY == ANY || K_ONLY == SKETCHED ? p.k_format : uint(K_ONLY), v_format = V_ONLY == ANY ? p.v_format : uint(V_ONLY);
     const bool nibbles = v_format == NIBBLES;
     const uint end = tile.end + t / heads;
     threadgroup ushort* mine = ps + sg * 2 * ROWS * BLOCK;
@@ -276,9 +238,16 @@ INLINE void attend(
         // A lane a token.
         const float k_scale = row_scale(k, min(lane, last)) * (k.format > SCALAR ? p.k_step : 1.0f);
         const float v_scale = lane < tokens ? row_scale(v, lane) * (v.format > SCALAR ? p.v_step : 1.0f) : 0.0f;
-        float scores[4], offset = 0.0f;
+        float scores[4], signs[4], sketch_part = 0.0f, offset = 0.0f;
 #define SCORE(KIND) score<KIND, RINGS>(k, last, lane, luts, columns, scores)
         WITH_KIND(K_ONLY, k_kind, SCORE)
+        if (SKETCH) {
+            UNROLL for (int i = 0; i < 4; ++i) signs[i] = 0.0f;
+            if (!exact) {
+                score<SIGNS, RINGS>(k, last, lane, luts, sketched, signs);
+                sketch_part = sketch_scale(k, min(lane, last));
+            }
+        }
         if (centred) {
             float dot[ROWS];
             UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = 0.0f;
@@ -295,6 +264,7 @@ INLINE void attend(
             const uint own = uint(i / 2 * 16) + key_token(k_kind, g, uint(i % 2)), token = b * BLOCK + own;
             seen[i] = own < tokens && token < end && (!p.window || token + p.window >= end);
             float s = fma(scores[i] * q_unit, simd_shuffle(k_scale, ushort(own)), offset);
+            if (SKETCH) s = fma(signs[i] * sketch_unit, simd_shuffle(sketch_part, ushort(own)), s);
             if (p.soft_cap > 0.0f) s = p.soft_cap * tanh(s / p.soft_cap);
             scores[i] = s;
             best = seen[i] ? max(best, s) : best;
@@ -388,6 +358,11 @@ ATTEND(8, SCALAR + 3, SCALAR + 3, 8_of_13_13)
 ATTEND(8, NIBBLES, NIBBLES, 8_of_14_14)
 ATTEND(8, TRELLIS + 3, TRELLIS + 3, 8_of_23_23)
 ATTEND(8, TRELLIS + 4, TRELLIS + 4, 8_of_24_24)
+// For keys with a sketch.
+ATTEND(8, SKETCHED, ANY, sketched_8)
+ATTEND(16, SKETCHED, ANY, sketched_16)
+ATTEND(8, SKETCHED + 3, SCALAR + 3, sketched_8_of_43_13)
+ATTEND(8, SKETCHED + 4, NIBBLES, sketched_8_of_44_14)
 
 struct CodedMergeParams {
     uint head_dim;

@@ -8,7 +8,7 @@
 // key_scores_*: pages of plain floats, as in attend.metal. A lane has a token.
 //   Grid: x over 4 blocks, y KV heads, z over 8 query heads of one. Threads: 128.
 // coded_key_scores: pages of codes (codes.h); rows are rotated back, as modulus and rotation do not
-//   commute. A simdgroup has a token; exact rows are not looked at.
+//   commute, after what a sketch adds. A simdgroup has a token; exact rows are not looked at.
 //   Grid: x blocks, y and z as above. Threads: 128.
 // Reference: KeyScorer over decoded rows.
 #include "taper/common.h"
@@ -104,6 +104,10 @@ struct CodedKeyScoreParams {
 // going round.
 INLINE uint level_of(Rows of, uint token, uint e) {
     const uint bits = bits_of(of.format), i = e % RING;
+    if (is_sketched(of.format)) {
+        device const uchar* at = sketched_row(of, token) + e * (bits - 1) / 8;
+        return (uint(at[0]) | uint(at[1]) << 8) >> e * (bits - 1) % 8 & ((1u << (bits - 1)) - 1u);
+    }
     if (of.format == SCALAR + 4) {
         device const uchar* tile = of.region + (token / 4 * of.rings + e / RING) * 32;
         return uint(tile[token % 2 * 16 + i]) >> (token % 4 / 2 * 4) & 15u;
@@ -140,6 +144,13 @@ kernel void coded_key_scores(
     threadgroup float* row = rows + sg * MAX_DIM;
     for (uint token = sg; token < min(uint(BLOCK), p.tokens - at.x * BLOCK); token += 4) {
         const float scale = row_scale(keys, token);
+        if (is_sketched(p.format)) {
+            device const uchar* signs = signs_of(keys, token);
+            const float part = sketch_scale(keys, token);
+            for (uint e = lane; e < d; e += 32) row[e] = signs[e / 8] >> e % 8 & 1 ? -part : part;
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+            rotate_back(row, scratch + sg * MAX_DIM, sketch_after(rotation), lane);
+        }
         for (uint e = lane; e < d; e += 32) {
             float x;
             if (keys.format == HALF_ROWS) {
@@ -149,7 +160,8 @@ kernel void coded_key_scores(
             } else {
                 x = affine_at(keys, token, e);
             }
-            row[e] = centred ? x + centre_at(centre, e) : x;
+            if (centred) x += centre_at(centre, e);
+            row[e] = is_sketched(p.format) ? row[e] + x : x;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
         rotate_back(row, scratch + sg * MAX_DIM, rotation, lane);

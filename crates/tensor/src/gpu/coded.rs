@@ -3,6 +3,7 @@
 //! What the codes mean is said by the codec that makes a [`CodedCache`]; here are the launches of
 //! `kernels/attention/coded.metal` and `encode.metal`.
 
+pub use super::coded_format::{CodedSide, RowFormat, Signs};
 pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, Writes};
 use super::{
     Buffer, Gpu, Launch, Operand,
@@ -18,7 +19,7 @@ params!(
     EncodeRun { block: u32, offset: u32, row: u32, count: u32 }
 );
 params!(
-    /// Of `encode_coded`.
+    /// Of `encode_*`, but `encode_exact`.
     EncodeParams {
         kv_heads: u32,
         head_dim: u32,
@@ -79,82 +80,8 @@ const THRESHOLDS: usize = 32;
 pub(super) const TILE_ROWS: usize = 4;
 
 /// Formats of keys and values that have an `attend_coded_*` of their own.
-const OWN_KERNEL: [(u32, u32); 7] =
-    [(2, 2), (3, 3), (3, 14), (13, 13), (14, 14), (23, 23), (24, 24)];
-
-/// How one side's rows are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RowFormat {
-    /// Halves, row after row.
-    Halves,
-    /// Affine codes of 4 or 8 bits.
-    Affine {
-        /// Bits an element.
-        bits: usize,
-        /// Elements that share a scale.
-        group: usize,
-    },
-    /// Scalar codes of 1 to 5 bits of rotated rows.
-    Scalar {
-        /// Bits an element.
-        bits: usize,
-    },
-    /// Trellis codes of 2 to 4 bits of rotated rows.
-    Trellis {
-        /// Bits an element.
-        bits: usize,
-        /// First rows of a block that stay halves until there is a centre; 0 for values, which
-        /// have none.
-        young: usize,
-    },
-}
-
-impl RowFormat {
-    /// As the kernels number it.
-    fn number(self) -> u32 {
-        match self {
-            Self::Halves => 0,
-            Self::Affine { bits: 4, .. } => 2,
-            Self::Affine { .. } => 3,
-            Self::Scalar { bits } => 10 + bits as u32,
-            Self::Trellis { bits, .. } => 20 + bits as u32,
-        }
-    }
-
-    fn group(self) -> u32 {
-        if let Self::Affine { group, .. } = self { group as u32 } else { 1 }
-    }
-
-    fn is_rotated(self) -> bool {
-        matches!(self, Self::Scalar { .. } | Self::Trellis { .. })
-    }
-}
-
-/// One side of a compressed cache.
-#[derive(Debug, Clone)]
-pub struct CodedSide {
-    /// How rows are stored.
-    pub format: RowFormat,
-    /// Bytes of a head region, a multiple of 16.
-    pub region: usize,
-    /// What codes stand for, before a row's scale; at most 64.
-    pub levels: Vec<f32>,
-    /// Levels are whole multiples of it, up to 127.
-    pub step: f32,
-    /// Where one scalar code ends and the next begins; at most 32.
-    pub thresholds: Vec<f32>,
-}
-
-/// A rotation by random signs and Hadamard matrices.
-#[derive(Debug, Clone, Default)]
-pub struct Signs {
-    /// Of each round, an element each.
-    pub rounds: Vec<Vec<f32>>,
-    /// Paley's matrix `[order, order]`; empty for order 1.
-    pub paley: Vec<f32>,
-    /// Of Paley's matrix.
-    pub order: usize,
-}
+const OWN_KERNEL: [(u32, u32); 9] =
+    [(2, 2), (3, 3), (3, 14), (13, 13), (14, 14), (23, 23), (24, 24), (43, 13), (44, 14)];
 
 /// Pages of a layer: keys, values, and the exact rows of both.
 #[derive(Debug, Clone, Copy)]
@@ -180,20 +107,24 @@ pub struct CodedCache {
 }
 
 impl CodedCache {
-    /// Checks that there are kernels for it, and places its tables.
+    /// Checks that there are kernels for it, and places its tables. `sketch` is the second rotation of
+    /// keys that have one.
     ///
     /// # Errors
-    /// There are no kernels for heads of this size, or there is no memory.
+    /// There are no kernels for heads of this size or for these sides, or there is no memory.
     pub fn new(
         gpu: &Gpu,
         (kv_heads, head_dim): (usize, usize),
-        k: CodedSide,
-        v: CodedSide,
+        (k, v): (CodedSide, CodedSide),
         rotation: &Signs,
+        sketch: &Signs,
     ) -> Result<Self> {
         if head_dim == 0 || head_dim > MAX_HEAD || !head_dim.is_multiple_of(8) {
             let expected = format!("heads of a multiple of 8 up to {MAX_HEAD}");
             return Err(TensorError::shape("gpu kv cache", expected, &[head_dim]));
+        }
+        if matches!(v.format, RowFormat::Sketched { .. }) {
+            return Err(TensorError::Device { op: "a sketch of values", device: gpu.name() });
         }
         let padded = |x: &[f32], n: usize| -> Vec<f32> {
             let rest = std::iter::repeat(f32::INFINITY);
@@ -202,8 +133,10 @@ impl CodedCache {
         let levels = |side: &CodedSide| padded(&side.levels, LEVELS);
         let mut constants = levels(&k);
         constants.extend(levels(&v));
-        constants.extend(rotation.rounds.iter().flatten());
-        constants.extend(&rotation.paley);
+        for rotation in [rotation, sketch] {
+            constants.extend(rotation.rounds.iter().flatten());
+            constants.extend(&rotation.paley);
+        }
         let mut thresholds = padded(&k.thresholds, THRESHOLDS);
         thresholds.extend(padded(&v.thresholds, THRESHOLDS));
         Ok(Self {
@@ -223,15 +156,22 @@ impl CodedCache {
         if side.format.is_rotated() { self.rounds } else { 0 }
     }
 
-    /// There are kernels for some pairs of formats, and one for all.
+    /// There are kernels for some pairs of formats, one for all keys with a sketch, and one for all others.
     fn attend_kernel(&self) -> String {
         let rings = if self.head_dim > 128 { 16 } else { 8 };
         let (k, v) = (self.k.format.number(), self.v.format.number());
-        if rings == 8 && OWN_KERNEL.contains(&(k, v)) {
-            format!("attend_coded_{rings}_of_{k}_{v}")
-        } else {
-            format!("attend_coded_{rings}")
-        }
+        let sketched = if self.is_sketched() { "sketched_" } else { "" };
+        let own = rings == 8 && OWN_KERNEL.contains(&(k, v));
+        let pair = if own { format!("_of_{k}_{v}") } else { String::new() };
+        format!("attend_coded_{sketched}{rings}{pair}")
+    }
+
+    fn encode_kernel(&self) -> &'static str {
+        if self.is_sketched() { "encode_sketched" } else { "encode_coded" }
+    }
+
+    fn is_sketched(&self) -> bool {
+        matches!(self.k.format, RowFormat::Sketched { .. })
     }
 
     fn rows<'a>(&self, x: &'a Tensor) -> Result<&'a GpuTensor> {
@@ -278,7 +218,7 @@ impl CodedCache {
         for (runs, n) in &writes.waves {
             self.gpu.launch(&Launch {
                 family: "encode",
-                kernel: "encode_coded",
+                kernel: self.encode_kernel(),
                 grid: [*n, self.kv_heads as u32, 2],
                 threads: 256,
                 operands: &[

@@ -24,6 +24,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("codes.h", include_str!("../../../../kernels/include/taper/codes.h")),
     ("common.h", include_str!("../../../../kernels/include/taper/common.h")),
     ("copies.h", include_str!("../../../../kernels/include/taper/copies.h")),
+    ("encoding.h", include_str!("../../../../kernels/include/taper/encoding.h")),
     ("packed.h", include_str!("../../../../kernels/include/taper/packed.h")),
     ("rows.h", include_str!("../../../../kernels/include/taper/rows.h")),
     ("rotation.h", include_str!("../../../../kernels/include/taper/rotation.h")),
