@@ -5,7 +5,7 @@
 //   Grid: x runs, y KV heads, z keys and values. Threads: 256; rows are rotated eight at a time and
 //   written in their order, as a block's scales and centre depend on what it holds.
 //   Trellis codes: Viterbi's algorithm over closed walks, a thread for each first state of each ring
-//   and each factor that is tried.
+//   and each factor that is tried. `wide`: keys and values in trellis codes of nine bits of state.
 // encode_exact: rows into the exact pages, rotated. Grid: x over blocks of 4 heads of all rows, z keys
 //   and values. Threads: 128.
 // Reference: PagedCodec::encode, PagedCodec::encode_exact.
@@ -13,9 +13,9 @@
 #include "taper/codes.h"
 #include "taper/encoding.h"
 #include "taper/rotation.h"
+#include "taper/wide_walk.h"
 
 enum { LEVELS = 64, THRESHOLDS = 32, AT_ONCE = 8, MAX_RINGS = 16, MAX_SCALES = 5 };
-constant float FAR = 1.0e30f;
 // Steps of an octave of a trellis row's scale, and where the first one of a block lies.
 constant float STEPS = 24.0f;
 enum { FIRST = 192 };
@@ -222,19 +222,25 @@ inline void put_scale(Writer to, uint token, float gamma) {
 }
 
 // Writes a centred, rotated row in trellis codes, by all threads.
+template <int KEYS>
 void put_trellis(Writer to, uint token, threadgroup const float* x, Room room, uint tid, uint sg, uint lane) {
     const uint bits = bits_of(to.format);
     const float element = tid < to.d ? x[tid] : 0.0f;
     const float square = sum_of_all(element * element, room.partial, sg, lane), norm = sqrt(square);
     const bool some = norm > 0.0f && finite(norm);
     const float deviation = some ? norm / sqrt(float(to.d)) : 1.0f;
-    if (bits == 4) walks<4>(to, x, deviation, room, tid, lane);
-    if (bits == 3) walks<3>(to, x, deviation, room, tid, lane);
-    if (bits == 2) walks<2>(to, x, deviation, room, tid, lane);
+    if (KEYS == WIDE) {
+        if (sg == 0) wide_walk(to, x, deviation, room, lane);
+    } else {
+        if (bits == 4) walks<4>(to, x, deviation, room, tid, lane);
+        if (bits == 3) walks<3>(to, x, deviation, room, tid, lane);
+        if (bits == 2) walks<2>(to, x, deviation, room, tid, lane);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float least = INFINITY, gamma = 0.0f;
     uint best = MAX_SCALES;
-    for (uint s = 0; some && s < (bits == 4 ? 5u : 3u); ++s) {
+    const uint tried = KEYS == WIDE ? 1 : bits == 4 ? 5 : 3;
+    for (uint s = 0; some && s < tried; ++s) {
         float along = 0.0f, energy = 0.0f;
         for (uint ring = 0; ring < to.rings; ++ring) {
             along += room.sums[(s * MAX_RINGS + ring) * 2], energy += room.sums[(s * MAX_RINGS + ring) * 2 + 1];
@@ -253,6 +259,7 @@ void put_trellis(Writer to, uint token, threadgroup const float* x, Room room, u
 
 // Turns the rows of a young block into codes about their mean, which is shrunk towards zero where the
 // rows show none (James & Stein 1961). All threads.
+template <int KEYS>
 void mature(Writer to, Room room, uint tid, uint sg, uint lane) {
     const uint d = to.d, n = to.young;
     device const uchar* region = to.region;
@@ -293,10 +300,11 @@ void mature(Writer to, Room room, uint tid, uint sg, uint lane) {
         if (tid < d) room.scratch[r * d + tid] -= code * scale;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint r = 0; r < n; ++r) put_trellis(to, r, room.scratch + r * d, room, tid, sg, lane);
+    for (uint r = 0; r < n; ++r) put_trellis<KEYS>(to, r, room.scratch + r * d, room, tid, sg, lane);
 }
 
 // Writes a rotated row as a block's codes want it. All threads.
+template <int KEYS>
 void write_trellis(Writer to, uint token, threadgroup float* x, Room room, uint tid, uint sg, uint lane) {
     const uint before = code_bytes(to.rings, bits_of(to.format)) + BLOCK + 2;
     const uint centre = to.young ? 4 + (7 * to.d + 7) / 8 : 0;
@@ -311,13 +319,13 @@ void write_trellis(Writer to, uint token, threadgroup float* x, Room room, uint 
                 threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
                 return;
             }
-            mature(to, room, tid, sg, lane);
+            mature<KEYS>(to, room, tid, sg, lane);
         }
         device const uchar* from = to.region + before;
         if (tid < to.d) x[tid] -= centre_at(from, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    put_trellis(to, token, x, room, tid, sg, lane);
+    put_trellis<KEYS>(to, token, x, room, tid, sg, lane);
 }
 
 template <int KEYS>
@@ -330,9 +338,9 @@ INLINE void encode(
     const EncodeRun run = runs[at.x];
     const uint d = p.head_dim;
     const size_t head = size_t(run.block) * p.kv_heads + at.y;
-    device uchar* region = keys ? k_pages + head * p.k_region : v_pages + head * p.v_region;
-    const Writer to = {region, keys ? p.k_format : p.v_format, d, (d + RING - 1) / RING, keys ? p.k_group : p.v_group, keys ? p.young : 0u};
     const RotationOf rotation = {constants + 2 * LEVELS, d, keys ? p.k_rounds : p.v_rounds, p.order};
+    device uchar* region = keys ? k_pages + head * p.k_region : v_pages + head * p.v_region;
+    const Writer to = {region, keys ? p.k_format : p.v_format, d, (d + RING - 1) / RING, keys ? p.k_group : p.v_group, keys ? p.young : 0u, constants_after(rotation)};
     const bool sketched = KEYS == SKETCHED && keys;
     threadgroup float* row = room.rows + sg * MAX_DIM;
     threadgroup float* scratch = room.scratch + sg * MAX_DIM;
@@ -350,7 +358,7 @@ INLINE void encode(
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (KEYS != SKETCHED && is_trellis(to.format)) {
-            for (uint i = 0; i < n; ++i) write_trellis(to, run.offset + first + i, room.rows + i * MAX_DIM, room, tid, sg, lane);
+            for (uint i = 0; i < n; ++i) write_trellis<KEYS>(to, run.offset + first + i, room.rows + i * MAX_DIM, room, tid, sg, lane);
             continue;
         }
         const uint token = run.offset + first + sg;
@@ -402,11 +410,13 @@ kernel void encode_##NAME( \
     threadgroup uchar codes[AT_ONCE * MAX_DIM]; \
     threadgroup uint symbols[MAX_SCALES * MAX_RINGS * 2]; \
     threadgroup float sums[MAX_SCALES * MAX_RINGS * 2]; \
-    const Room room = {rows, scratch, levels, centre, partial, codes, symbols, sums}; \
+    threadgroup float costs[KEYS == WIDE ? 64 : 1]; \
+    const Room room = {rows, scratch, levels, centre, partial, codes, symbols, sums, costs}; \
     encode<KEYS>(k, v, runs, constants, thresholds, k_pages, v_pages, p, room, at, tid, sg, lane); \
 }
 ENCODE(ANY, coded)
 ENCODE(SKETCHED, sketched)
+ENCODE(WIDE, wide)
 
 struct ExactParams {
     uint rows;

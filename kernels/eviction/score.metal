@@ -100,8 +100,8 @@ struct CodedKeyScoreParams {
     uint order;
 };
 
-// Which level an element has: its code, in a trellis with the bits that come before it in its ring,
-// going round.
+// Which level an element has: its code, in a trellis with the bits that come before it in its ring, or in its
+// row, going round.
 INLINE uint level_of(Rows of, uint token, uint e) {
     const uint bits = bits_of(of.format), i = e % RING;
     if (is_sketched(of.format)) {
@@ -111,6 +111,11 @@ INLINE uint level_of(Rows of, uint token, uint e) {
     if (of.format == SCALAR + 4) {
         device const uchar* tile = of.region + (token / 4 * of.rings + e / RING) * 32;
         return uint(tile[token % 2 * 16 + i]) >> (token % 4 / 2 * 4) & 15u;
+    }
+    if (is_wide(of.format)) {
+        uint words[2];
+        load_wide(of, token, e / RING, words);
+        return wide_level_at(words, int(i)) / 2;
     }
     const uint lead = is_trellis(of.format) ? 6 - bits : 0;
     device const ushort* ring = (device const ushort*)(of.region + ((token / 4 * of.rings + e / RING) * 4 + token % 4) * 2 * bits);
@@ -138,6 +143,7 @@ kernel void coded_key_scores(
     device const uchar* region = pages + (size_t(blocks[at.x]) * p.kv_heads + at.y) * p.region;
     Rows keys = {region, p.format, d, (d + RING - 1) / RING, p.group};
     const RotationOf rotation = {constants + 2 * LEVELS, d, p.rounds, p.order};
+    device const float* levels = is_wide(p.format) ? constants_after(rotation) : constants;
     device const uchar* centre = centre_of(keys);
     const bool centred = is_trellis(p.format) && centre[0] != 0;
     if (is_trellis(p.format) && !centred) keys.format = HALF_ROWS;
@@ -156,7 +162,7 @@ kernel void coded_key_scores(
             if (keys.format == HALF_ROWS) {
                 x = half_of(half_bits_at(keys, token, e));
             } else if (keys.format > SCALAR) {
-                x = scale * constants[level_of(keys, token, e)];
+                x = scale * levels[level_of(keys, token, e)];
             } else {
                 x = affine_at(keys, token, e);
             }

@@ -52,7 +52,7 @@ pub fn checks(quick: bool) -> Vec<Check> {
         case: Kind::Tensor(check),
     });
     let attend = attend_cases(quick).into_iter().map(|case| Check {
-        family: "coded",
+        family: if case.codec.contains('-') { "coded_more" } else { "coded" },
         name: case.to_string(),
         // Exact rows are compared with what they were before they became halves.
         tolerance: 1e-4,
@@ -133,7 +133,7 @@ const PLAIN: AttnParams = AttnParams::new(0.2);
 const EXACT: Exact = Exact { sink_tokens: 32, recent_tokens: 64 };
 
 /// Every format of a side once.
-const FORMATS: [&str; 15] = [
+const FORMATS: [&str; 16] = [
     "turbo1",
     "turbo2",
     "turbo3",
@@ -149,6 +149,7 @@ const FORMATS: [&str; 15] = [
     "turbo3-qjl",
     "turbo4-qjl",
     "turbo5v8-qjl",
+    "taper3-l9",
 ];
 
 fn attend_cases(quick: bool) -> Vec<Case> {

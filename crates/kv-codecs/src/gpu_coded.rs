@@ -19,7 +19,7 @@ use std::{
 };
 use taper_base::BlockId;
 use taper_tensor::{
-    KeyScorer, Tensor, TensorError,
+    KeyScorer, Tensor,
     gpu::{
         Buffer, Gpu,
         attention::{BLOCK_TOKENS, Scoring},
@@ -47,20 +47,8 @@ pub(crate) struct GpuCodedCodec {
 
 impl GpuCodedCodec {
     /// The codec `rows` of a scheme with its pages on `gpu`.
-    ///
-    /// # Errors
-    /// There are no kernels for it.
-    pub(crate) fn new(
-        rows: Arc<dyn KvCodec>,
-        scheme: Scheme,
-        gpu: &Gpu,
-    ) -> Result<Self, KvCodecError> {
-        let none = |s: &SideFormat| matches!(s, SideFormat::Taper { wide: true, .. });
-        if [scheme.k, scheme.v].iter().any(none) {
-            let op = "kv cache with nine bits of state";
-            return Err(TensorError::Device { op, device: gpu.name() }.into());
-        }
-        Ok(Self {
+    pub(crate) fn new(rows: Arc<dyn KvCodec>, scheme: Scheme, gpu: &Gpu) -> Self {
+        Self {
             rows,
             scheme,
             gpu: gpu.clone(),
@@ -68,7 +56,7 @@ impl GpuCodedCodec {
             writes: Cached::default(),
             exact: Cached::default(),
             plan: Cached::default(),
-        })
+        }
     }
 
     fn cache(&self, g: KvGeometry) -> Result<Arc<CodedCache>, KvCodecError> {
@@ -132,11 +120,15 @@ fn side(of: SideFormat, g: KvGeometry) -> Result<CodedSide, KvCodecError> {
             let largest = levels.iter().copied().fold(0.0, f32::max);
             (RowFormat::Sketched { bits }, levels, thresholds, largest)
         }
-        SideFormat::Taper { bits, centred, .. } => {
-            let code = TrellisCode::new(bits);
+        SideFormat::Taper { bits, centred, wide } => {
+            let code = if wide { TrellisCode::wide() } else { TrellisCode::new(bits) };
             let young = TaperSide::new(g, code.clone(), centred)?.young();
-            let levels = (0..64).map(|state| code.level(state)).collect();
-            (RowFormat::Trellis { bits, young }, levels, vec![], code.step())
+            let levels = (0..1 << code.state_bits()).map(|state| code.level(state)).collect();
+            let format = match wide {
+                true => RowFormat::Wide { young },
+                false => RowFormat::Trellis { bits, young },
+            };
+            (format, levels, vec![], code.step())
         }
     };
     Ok(CodedSide { format, region: region(of, g), levels, thresholds, step })

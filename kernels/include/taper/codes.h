@@ -7,8 +7,8 @@
 #include "common.h"
 
 enum { BLOCK = 32, RING = 16 };
-// Formats of a side. A trellis's codes of BITS bits are read with the 6 - BITS bits before them. The host
-// numbers them alike.
+// Formats of a side. A trellis's codes of BITS bits are read with the 6 - BITS bits before them in their ring.
+// The host numbers them alike.
 enum {
     HALF_ROWS = 0,   // [token][d] halves
     HALF_TILED = 1,  // [d / 8][token][8] halves
@@ -16,6 +16,7 @@ enum {
     AFFINE8 = 3,
     SCALAR = 10,     // + bits, 1 to 5
     TRELLIS = 20,    // + bits, 2 to 4
+    WIDE = 30,       // + bits, 3: a trellis whose codes are read with the 6 bits before them in the row
     SKETCHED = 40    // + bits, 2 to 5, the sketch's among them; keys only
 };
 // Of a kernel that is for rows of every other format.
@@ -31,6 +32,7 @@ struct Rows {
 
 INLINE bool is_scalar(uint format) { return format > SCALAR && format < TRELLIS; }
 INLINE bool is_trellis(uint format) { return format > TRELLIS && format < SKETCHED; }
+INLINE bool is_wide(uint format) { return format > WIDE && format < SKETCHED; }
 INLINE bool is_sketched(uint format) { return format > SKETCHED; }
 INLINE uint bits_of(uint format) { return format % 10; }
 
@@ -140,6 +142,25 @@ template <int BITS, int LEAD> INLINE uint level_at(thread const uint* words, int
     return bits & uint(MASK);
 }
 
+// The 48 bits of a ring of three-bit codes, behind the last six of the ring that comes before it, going
+// round.
+INLINE void load_wide(Rows of, uint token, uint ring, thread uint* words) {
+    device const uchar* row = rings_of<3>(of, token);
+    device const ushort* own = (device const ushort*)(row + ring * 24);
+    device const ushort* before = (device const ushort*)(row + (ring == 0 ? of.rings - 1 : ring - 1) * 24);
+    const uint low = uint(own[0]) | uint(own[1]) << 16;
+    words[0] = uint(before[2]) >> 10 | low << 6, words[1] = low >> 26 | uint(own[2]) << 6;
+}
+
+// Where among levels of two bytes that of its element `e` stands.
+INLINE uint wide_level_at(thread const uint* words, int e) {
+    const int start = 3 * e;
+    uint bits = start < 32 ? words[0] >> start : words[1] >> (start - 32);
+    if (start < 32 && start + 9 > 32) bits |= words[1] << (32 - start);
+    return (bits & 511u) << 1;
+}
+
+#define IS_WIDE(KIND) (KIND > WIDE && KIND < SKETCHED)
 // How many bits the codes of a kind of rows have.
 #define CODE_BITS(KIND) (KIND > SKETCHED ? KIND % 10 - 1 : KIND > SCALAR && KIND % 10 > 0 ? KIND % 10 : 1)
 
@@ -148,13 +169,15 @@ template <int KIND> INLINE void load_codes(Rows of, uint token, uint ring, threa
     enum { BITS = CODE_BITS(KIND) };
     if (KIND > SKETCHED) {
         load_bits<BITS>(of, sketched_row(of, token) + ring * 2 * BITS, words);
+    } else if (IS_WIDE(KIND)) {
+        load_wide(of, token, ring, words);
     } else {
         load_ring<BITS>(rings_of<BITS>(of, token) + ring * 8 * BITS, words);
     }
 }
 template <int KIND> INLINE uint code_at(thread const uint* words, int e) {
-    enum { BITS = CODE_BITS(KIND), LEAD = KIND > TRELLIS && KIND < SKETCHED ? 6 - BITS : 0 };
-    return level_at<BITS, LEAD>(words, e);
+    enum { BITS = CODE_BITS(KIND), LEAD = KIND > TRELLIS && KIND < WIDE ? 6 - BITS : 0 };
+    return IS_WIDE(KIND) ? wide_level_at(words, e) : level_at<BITS, LEAD>(words, e);
 }
 
 // What multiplies a row's levels.

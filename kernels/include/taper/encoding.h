@@ -4,6 +4,7 @@
 #include "common.h"
 
 enum { MAX_DIM = 256 };
+constant float FAR = 1.0e30f;
 
 struct Writer {
     device uchar* region;
@@ -12,6 +13,7 @@ struct Writer {
     uint rings;
     uint group;
     uint young;
+    device const float* wide;  // levels of a wide trellis [512]
 };
 
 // Threadgroup memory of an encoder.
@@ -24,6 +26,7 @@ struct Room {
     threadgroup uchar* codes;    // [8][256]
     threadgroup uint* symbols;   // [5][16][2]
     threadgroup float* sums;     // [5][16][2]
+    threadgroup float* costs;    // of a wide trellis's walks [64]
 };
 
 inline float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }

@@ -228,9 +228,11 @@ impl Clang {
 
 /// Kernels whose registers are limited, so that several threadgroups fit a multiprocessor: how their
 /// names begin, threads of one, and how many.
-const OCCUPANCY: [(&str, u32, u32); 7] = [
+const OCCUPANCY: [(&str, u32, u32); 9] = [
     ("attend_coded_8", 128, 4),
     ("attend_coded_16", 128, 3),
+    ("attend_coded_sketched_8", 128, 3),
+    ("attend_coded_sketched_16", 128, 2),
     ("attend_tile_d128_r8", 128, 3),
     ("attend_new_d128_r4_many", 128, 4),
     ("matvec_tile_", 256, 2),

@@ -53,6 +53,7 @@ pub(super) fn coded_cases(quick: bool) -> Vec<Case> {
         "taper4v2",
         "turbo1",
         "turbo4-qjl",
+        "taper3-l9",
     ];
     let n = if quick { 5 } else { names.len() };
     let case = |(i, codec)| Case {

@@ -8,6 +8,7 @@ pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, W
 use super::{
     Buffer, Gpu, Launch, Operand,
     attention::{MAX_HEAD, Scoring, on_gpu},
+    coded_format::refused,
     count,
     key_scores::{CodedKeyScoreParams, Task},
     params,
@@ -82,6 +83,8 @@ pub(super) const TILE_ROWS: usize = 4;
 /// Formats of keys and values that have an `attend_coded_*` of their own.
 const OWN_KERNEL: [(u32, u32); 9] =
     [(2, 2), (3, 3), (3, 14), (13, 13), (14, 14), (23, 23), (24, 24), (43, 13), (44, 14)];
+/// Wide trellis codes have one for each size of heads: they are attended to by no other.
+const WIDE: (u32, u32) = (33, 33);
 
 /// Pages of a layer: keys, values, and the exact rows of both.
 #[derive(Debug, Clone, Copy)]
@@ -123,8 +126,8 @@ impl CodedCache {
             let expected = format!("heads of a multiple of 8 up to {MAX_HEAD}");
             return Err(TensorError::shape("gpu kv cache", expected, &[head_dim]));
         }
-        if matches!(v.format, RowFormat::Sketched { .. }) {
-            return Err(TensorError::Device { op: "a sketch of values", device: gpu.name() });
+        if let Some(op) = refused(k.format, v.format) {
+            return Err(TensorError::Device { op, device: gpu.name() });
         }
         let padded = |x: &[f32], n: usize| -> Vec<f32> {
             let rest = std::iter::repeat(f32::INFINITY);
@@ -136,6 +139,9 @@ impl CodedCache {
         for rotation in [rotation, sketch] {
             constants.extend(rotation.rounds.iter().flatten());
             constants.extend(&rotation.paley);
+        }
+        if let RowFormat::Wide { .. } = k.format {
+            constants.extend(&k.levels);
         }
         let mut thresholds = padded(&k.thresholds, THRESHOLDS);
         thresholds.extend(padded(&v.thresholds, THRESHOLDS));
@@ -156,18 +162,24 @@ impl CodedCache {
         if side.format.is_rotated() { self.rounds } else { 0 }
     }
 
-    /// There are kernels for some pairs of formats, one for all keys with a sketch, and one for all others.
-    fn attend_kernel(&self) -> String {
+    /// There are kernels for some pairs of formats, one for all keys with a sketch, and one for all others;
+    /// those of the formats that few take have a file of their own.
+    fn attend_kernel(&self) -> (&'static str, String) {
         let rings = if self.head_dim > 128 { 16 } else { 8 };
         let (k, v) = (self.k.format.number(), self.v.format.number());
         let sketched = if self.is_sketched() { "sketched_" } else { "" };
-        let own = rings == 8 && OWN_KERNEL.contains(&(k, v));
+        let own = rings == 8 && OWN_KERNEL.contains(&(k, v)) || (k, v) == WIDE;
         let pair = if own { format!("_of_{k}_{v}") } else { String::new() };
-        format!("attend_coded_{sketched}{rings}{pair}")
+        let family = if self.is_sketched() || (k, v) == WIDE { "coded_more" } else { "coded" };
+        (family, format!("attend_coded_{sketched}{rings}{pair}"))
     }
 
     fn encode_kernel(&self) -> &'static str {
-        if self.is_sketched() { "encode_sketched" } else { "encode_coded" }
+        match self.k.format {
+            RowFormat::Sketched { .. } => "encode_sketched",
+            RowFormat::Wide { .. } => "encode_wide",
+            _ => "encode_coded",
+        }
     }
 
     fn is_sketched(&self) -> bool {
@@ -200,7 +212,6 @@ impl CodedCache {
         pages: CodedPages<'_>,
     ) -> Result<()> {
         let (k, v) = (self.rows(k)?, self.rows(v)?);
-        let young = if let RowFormat::Trellis { young, .. } = self.k.format { young } else { 0 };
         let params = EncodeParams {
             kv_heads: self.kv_heads as u32,
             head_dim: self.head_dim as u32,
@@ -209,7 +220,7 @@ impl CodedCache {
             k_region: count("kv write", self.k.region)?,
             k_group: self.k.format.group(),
             k_rounds: self.rounds_of(&self.k),
-            young: young as u32,
+            young: self.k.format.young(),
             v_format: self.v.format.number(),
             v_region: count("kv write", self.v.region)?,
             v_group: self.v.format.group(),
@@ -347,11 +358,11 @@ impl CodedCache {
             k_step: self.k.step,
             v_step: self.v.step,
         };
-        let kernel = self.attend_kernel();
+        let (family, kernel) = self.attend_kernel();
         let parts = plan.group.div_ceil(TILE_ROWS);
         let exact = pages.exact.unwrap_or(pages.coded);
         self.gpu.launch(&Launch {
-            family: "coded",
+            family,
             kernel: &kernel,
             grid: [plan.n_tiles, (self.kv_heads * parts) as u32, plan.spans as u32],
             threads: 128,

@@ -25,6 +25,11 @@ pub enum RowFormat {
         /// have none.
         young: usize,
     },
+    /// Trellis codes of 3 bits of rotated rows, of nine bits of state.
+    Wide {
+        /// As of other trellis codes.
+        young: usize,
+    },
     /// Scalar codes of rotated rows with one bit less, and a bit for the signs of what they leave,
     /// rotated a second time; keys only.
     Sketched {
@@ -42,6 +47,7 @@ impl RowFormat {
             Self::Affine { .. } => 3,
             Self::Scalar { bits } => 10 + bits as u32,
             Self::Trellis { bits, .. } => 20 + bits as u32,
+            Self::Wide { .. } => 33,
             Self::Sketched { bits } => 40 + bits as u32,
         }
     }
@@ -50,10 +56,18 @@ impl RowFormat {
         if let Self::Affine { group, .. } = self { group as u32 } else { 1 }
     }
 
+    /// First rows of a block that stay halves.
+    pub(super) fn young(self) -> u32 {
+        match self {
+            Self::Trellis { young, .. } | Self::Wide { young } => young as u32,
+            _ => 0,
+        }
+    }
+
     /// Whether rows are rotated.
     #[must_use]
     pub fn is_rotated(self) -> bool {
-        matches!(self, Self::Scalar { .. } | Self::Trellis { .. } | Self::Sketched { .. })
+        !matches!(self, Self::Halves | Self::Affine { .. })
     }
 }
 
@@ -64,7 +78,7 @@ pub struct CodedSide {
     pub format: RowFormat,
     /// Bytes of a head region, a multiple of 16.
     pub region: usize,
-    /// What codes stand for, before a row's scale; at most 64.
+    /// What codes stand for, before a row's scale; at most 64, or 512 of wide trellis codes.
     pub levels: Vec<f32>,
     /// Levels are whole multiples of it, up to 127; of a sketched side, no larger than it.
     pub step: f32,
@@ -81,4 +95,29 @@ pub struct Signs {
     pub paley: Vec<f32>,
     /// Of Paley's matrix.
     pub order: usize,
+}
+
+/// What there are no kernels for, if that is what these formats of keys and values are.
+pub(super) fn refused(k: RowFormat, v: RowFormat) -> Option<&'static str> {
+    let wide = |format| matches!(format, RowFormat::Wide { .. });
+    match v {
+        RowFormat::Sketched { .. } => Some("kv cache with a sketch of values"),
+        _ if wide(k) != wide(v) => Some("kv cache with nine bits of state on one side"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sketches_are_of_keys_and_wide_codes_of_both() {
+        let (sketch, wide) = (RowFormat::Sketched { bits: 4 }, RowFormat::Wide { young: 0 });
+        assert_eq!(refused(sketch, RowFormat::Halves), None);
+        assert_eq!(refused(wide, wide), None);
+        assert!(refused(RowFormat::Halves, sketch).is_some_and(|what| what.contains("sketch")));
+        assert!(refused(wide, RowFormat::Halves).is_some_and(|what| what.contains("nine bits")));
+        assert!(refused(RowFormat::Halves, wide).is_some());
+    }
 }

@@ -6,8 +6,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "a barrier before the rotation dropped",
-        "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    const RotationOf rotation",
-        "    const RotationOf rotation",
+        "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    rotate(qs + sg * SIZE",
+        "    rotate(qs + sg * SIZE",
     ),
     mutant("coded", "the centre left out", "offset = sum_of_four(dot, lane);", "offset = 0.0f;"),
     mutant(
@@ -47,24 +47,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "        if (sg == 0) {\n            const float next",
     ),
     mutant("coded", "a span left out", "i < n; ++i) {", "i + 1 < n; ++i) {"),
-    mutant("coded", "the sketch left out", "s = fma(signs[i] * sketch_unit,", "s = fma(0.0f,"),
+    mutant("coded_more", "the sketch left out", "s = fma(signs[i] * sketch_unit,", "s = fma(0.0f,"),
     mutant(
-        "coded",
+        "coded_more",
         "the sketch's barrier dropped",
         "        // (All have read q by now.)\n        threadgroup_barrier(mem_flags::mem_threadgroup);\n",
         "",
     ),
     mutant(
-        "coded",
+        "coded_more",
         "what halves leave of a sketched key's levels dropped",
         "left[r][e] = level(lut + REST, at)",
         "left[r][e] = 0u",
     ),
     mutant(
-        "coded",
+        "coded_more",
         "a sketched row at an odd byte",
         "if (of.d % RING == 0) {\n        device const ushort* halves",
         "if (true) {\n        device const ushort* halves",
+    ),
+    mutant(
+        "coded_more",
+        "a wide window in its own ring",
+        "(ring == 0 ? of.rings - 1 : ring - 1) * 24",
+        "ring * 24",
     ),
     mutant(
         "encode",
@@ -110,4 +116,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant("encode", "a sketch that is not rotated", "rotate(x, scratch, sketch, lane);", ""),
     mutant("encode", "a sign in another byte", "signs[lane] =", "signs[eights - 1 - lane] ="),
+    mutant(
+        "encode",
+        "a wide walk that is not closed",
+        "lane + 32 * uint(m) == start ? 0.0f : FAR;",
+        "0.0f;",
+    ),
+    mutant(
+        "encode",
+        "a barrier of a wide walk dropped",
+        "simdgroup_barrier(mem_flags::mem_threadgroup);\n        uint chosen = 0;",
+        "uint chosen = 0;",
+    ),
 ];

@@ -31,6 +31,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant("score", "a centre left out", "if (centred) x += centre_at(centre, e);", ""),
     mutant(
         "score",
+        "another table of levels",
+        "is_wide(p.format) ? constants_after(rotation) : constants",
+        "constants",
+    ),
+    mutant(
+        "score",
         "a sketch not rotated back",
         "rotate_back(row, scratch + sg * MAX_DIM, sketch_after(rotation), lane);",
         "",
