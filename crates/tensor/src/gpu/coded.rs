@@ -1,7 +1,7 @@
 //! A paged cache of compressed rows on a GPU: writing into it, and attention over it as it lies.
 //!
 //! What the codes mean is said by the codec that makes a [`CodedCache`]; here are the launches of
-//! `kernels/attention/coded.metal` and `encode.metal`.
+//! `coded.metal`, `coded_more.metal` and `encode.metal` in `kernels/attention`.
 
 pub use super::coded_format::{CodedSide, RowFormat, Signs};
 pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, Writes};
