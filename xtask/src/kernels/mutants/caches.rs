@@ -62,9 +62,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "coded_more",
-        "a sketched row at an odd byte",
-        "if (of.d % RING == 0) {\n        device const ushort* halves",
-        "if (true) {\n        device const ushort* halves",
+        "bytes of a sketched row exchanged",
+        "uint(from[i]) << i % 4 * 8",
+        "uint(from[i ^ 1]) << i % 4 * 8",
     ),
     mutant(
         "coded_more",
