@@ -1,20 +1,21 @@
 // Writing rows into a paged cache of compressed rows (see coded.metal for the pages).
 //
-// encode_coded: k, v [t, kv_heads, head_dim] f32 into head regions. A run is consecutive rows that go
-//   to consecutive slots of one block; no block has two runs in a launch.
+// encode_*: k, v [t, kv_heads, head_dim] f32 into head regions. A run is consecutive rows that go to
+//   consecutive slots of one block; no block has two runs in a launch. `sketched`: keys with a sketch.
 //   Grid: x runs, y KV heads, z keys and values. Threads: 256; rows are rotated eight at a time and
 //   written in their order, as a block's scales and centre depend on what it holds.
 //   Trellis codes: Viterbi's algorithm over closed walks, a thread for each first state of each ring
-//   and each factor that is tried.
+//   and each factor that is tried. `wide`: keys and values in trellis codes of nine bits of state.
 // encode_exact: rows into the exact pages, rotated. Grid: x over blocks of 4 heads of all rows, z keys
 //   and values. Threads: 128.
 // Reference: PagedCodec::encode, PagedCodec::encode_exact.
 #include "taper/common.h"
 #include "taper/codes.h"
+#include "taper/encoding.h"
 #include "taper/rotation.h"
+#include "taper/wide_walk.h"
 
-enum { LEVELS = 64, THRESHOLDS = 32, MAX_DIM = 256, AT_ONCE = 8, MAX_RINGS = 16, MAX_SCALES = 5 };
-constant float FAR = 1.0e30f;
+enum { LEVELS = 64, THRESHOLDS = 32, AT_ONCE = 8, MAX_RINGS = 16, MAX_SCALES = 5 };
 // Steps of an octave of a trellis row's scale, and where the first one of a block lies.
 constant float STEPS = 24.0f;
 enum { FIRST = 192 };
@@ -44,69 +45,20 @@ struct EncodeParams {
     uint v_rounds;
 };
 
-struct Writer {
-    device uchar* region;
-    uint format;
-    uint d;
-    uint rings;
-    uint group;
-    uint young;
+// A row's length, and that of its direction along the levels of its codes.
+struct Fit {
+    float norm;
+    float along;
 };
 
-// Threadgroup memory of an encoder.
-struct Room {
-    threadgroup float* rows;     // [8][256], rotated
-    threadgroup float* scratch;  // as many
-    threadgroup float* levels;   // [64], then thresholds [32]
-    threadgroup float* centre;   // [256]
-    threadgroup float* partial;  // [8]
-    threadgroup uchar* codes;    // [8][256]
-    threadgroup uint* symbols;   // [5][16][2]
-    threadgroup float* sums;     // [5][16][2]
-};
-
-inline float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
-inline void put_half(device uchar* p, float x) { *(device ushort*)p = as_type<ushort>(half(clamped(x))); }
-inline bool finite(float x) { return abs(x) <= 3.4e38f; }
-
-// The sum over 256 threads.
-inline float sum_of_all(float x, threadgroup float* partial, uint sg, uint lane) {
-    x = simd_sum(x);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (lane == 0) partial[sg] = x;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    float total = 0.0f;
-    for (uint i = 0; i < 8; ++i) total += partial[i];
-    return total;
-}
-
-inline float max_of_all(float x, threadgroup float* partial, uint sg, uint lane) {
-    x = simd_max(x);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (lane == 0) partial[sg] = x;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = 0; i < 8; ++i) x = max(x, partial[i]);
-    return x;
-}
-
-// The ring's codes, lowest bits first.
-inline void put_ring(Writer to, uint token, uint ring, uint bits, uint low, uint high, uint top) {
-    device ushort* at = (device ushort*)(to.region + ((token / 4 * to.rings + ring) * 4 + token % 4) * 2 * bits);
-    at[0] = ushort(low);
-    if (bits > 1) at[1] = ushort(low >> 16);
-    if (bits > 2) at[2] = ushort(high);
-    if (bits > 3) at[3] = ushort(high >> 16);
-    if (bits > 4) at[4] = ushort(top);
-}
-
-// Scalar codes of a row, by one simdgroup; the row's scale.
-inline float scalar_codes(Writer to, threadgroup const float* x, threadgroup const float* levels, threadgroup uchar* codes, uint lane) {
+// Scalar codes of a row in `bits` bits, by one simdgroup.
+inline Fit scalar_codes(Writer to, uint bits, threadgroup const float* x, threadgroup const float* levels, threadgroup uchar* codes, uint lane) {
     float square = 0.0f, along = 0.0f;
     for (uint i = lane; i < to.d; i += 32) square = fma(x[i], x[i], square);
     const float norm = sqrt(simd_sum(square));
     const bool some = norm > 0.0f && finite(norm);
     const float inverse = some ? 1.0f / norm : 0.0f;
-    const uint thresholds = (1u << bits_of(to.format)) - 1u;
+    const uint thresholds = (1u << bits) - 1u;
     for (uint i = lane; i < to.rings * RING; i += 32) {
         const float u = i < to.d ? x[i] * inverse : 0.0f;
         uint code = 0;
@@ -117,7 +69,7 @@ inline float scalar_codes(Writer to, threadgroup const float* x, threadgroup con
     }
     along = simd_sum(along);
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    return some && along > 0.0f ? norm / along : 0.0f;
+    return {some ? norm : 0.0f, along};
 }
 
 inline void put_scalar(Writer to, uint token, bool keys, threadgroup const uchar* codes, float gamma, uint lane) {
@@ -149,37 +101,34 @@ inline void put_scalar(Writer to, uint token, bool keys, threadgroup const uchar
     }
 }
 
-// MLX's affine codes of a row, by one simdgroup: the end of the range with the larger magnitude is met
-// exactly.
-inline void put_affine(Writer to, uint token, threadgroup const float* x, uint lane) {
-    const uint bits = to.format == AFFINE4 ? 4 : 8;
-    const uint bytes = to.d * bits / 8, groups = (to.d + to.group - 1) / to.group;
-    device uchar* row = to.region + token * (bytes + 4 * groups);
-    const float most = float((1u << bits) - 1u);
-    for (uint g = 0; g < groups; ++g) {
-        const uint from = g * to.group, end = min(from + to.group, to.d);
-        float low = INFINITY, high = -INFINITY;
-        for (uint i = from + lane; i < end; i += 32) low = min(low, x[i]), high = max(high, x[i]);
-        low = -simd_max(-low), high = simd_max(high);
-        const bool negative = abs(low) > abs(high);
-        const float edge = negative ? low : high;
-        const float step = max((high - low) / most, 1e-7f);
-        float scale = negative ? step : -step;
-        const float at_zero = round(edge / scale);
-        scale = at_zero == 0.0f ? scale : edge / at_zero;
-        const ushort s = as_type<ushort>(half(clamped(scale)));
-        const ushort b = as_type<ushort>(half(at_zero == 0.0f ? 0.0f : clamped(edge)));
-        const float kept = half_of(s), bias = half_of(b), inverse = kept == 0.0f ? 0.0f : 1.0f / kept;
-        if (lane == 0) *(device uint*)(row + bytes + 4 * g) = uint(s) | uint(b) << 16;
-        const uint each = 8 / bits;
-        for (uint i = from + lane * each; i < end; i += 32 * each) {
-            uint code = 0;
-            for (uint j = 0; j < each; ++j) {
-                const float c = min(max(round((x[i + j] - bias) * inverse), 0.0f), most);
-                code |= uint(c) << (j * bits);
-            }
-            row[i * bits / 8] = uchar(code);
+// Codes of a row, the signs of what they leave in the sketch's space, and both lengths, by one simdgroup.
+// What they leave replaces the row.
+inline void put_sketched(Writer to, uint token, threadgroup float* x, threadgroup float* scratch, threadgroup const float* levels, threadgroup uchar* codes, RotationOf sketch, uint lane) {
+    const uint bits = bits_of(to.format) - 1, eights = to.d / 8;
+    const Fit fit = scalar_codes(to, bits, x, levels, codes, lane);
+    const float gamma = fit.along > 0.0f ? fit.norm : 0.0f;
+    float square = 0.0f;
+    for (uint i = lane; i < to.d; i += 32) {
+        x[i] = fma(-gamma, levels[codes[i]], x[i]);
+        square = fma(x[i], x[i], square);
+    }
+    const float rest = sqrt(simd_sum(square));
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    rotate(x, scratch, sketch, lane);
+    device uchar* row = to.region + token * (eights * (bits + 1) + 4);
+    device uchar* signs = row + eights * bits;
+    if (lane < eights) {
+        uint word = 0, negative = 0;
+        for (uint i = 0; i < 8; ++i) {
+            word |= uint(codes[8 * lane + i]) << i * bits;
+            negative |= x[8 * lane + i] < 0.0f ? 1u << i : 0u;
         }
+        for (uint i = 0; i < bits; ++i) row[lane * bits + i] = uchar(word >> 8 * i);
+        signs[lane] = uchar(negative);
+    }
+    if (lane < 2) {
+        const uint length = as_type<ushort>(half(clamped(lane == 0 ? fit.norm : finite(rest) ? rest : 0.0f)));
+        signs[eights + 2 * lane] = uchar(length), signs[eights + 2 * lane + 1] = uchar(length >> 8);
     }
 }
 
@@ -273,19 +222,25 @@ inline void put_scale(Writer to, uint token, float gamma) {
 }
 
 // Writes a centred, rotated row in trellis codes, by all threads.
+template <int KEYS>
 void put_trellis(Writer to, uint token, threadgroup const float* x, Room room, uint tid, uint sg, uint lane) {
     const uint bits = bits_of(to.format);
     const float element = tid < to.d ? x[tid] : 0.0f;
     const float square = sum_of_all(element * element, room.partial, sg, lane), norm = sqrt(square);
     const bool some = norm > 0.0f && finite(norm);
     const float deviation = some ? norm / sqrt(float(to.d)) : 1.0f;
-    if (bits == 4) walks<4>(to, x, deviation, room, tid, lane);
-    if (bits == 3) walks<3>(to, x, deviation, room, tid, lane);
-    if (bits == 2) walks<2>(to, x, deviation, room, tid, lane);
+    if (KEYS == WIDE) {
+        if (sg == 0) wide_walk(to, x, deviation, room, lane);
+    } else {
+        if (bits == 4) walks<4>(to, x, deviation, room, tid, lane);
+        if (bits == 3) walks<3>(to, x, deviation, room, tid, lane);
+        if (bits == 2) walks<2>(to, x, deviation, room, tid, lane);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float least = INFINITY, gamma = 0.0f;
     uint best = MAX_SCALES;
-    for (uint s = 0; some && s < (bits == 4 ? 5u : 3u); ++s) {
+    const uint tried = KEYS == WIDE ? 1 : bits == 4 ? 5 : 3;
+    for (uint s = 0; some && s < tried; ++s) {
         float along = 0.0f, energy = 0.0f;
         for (uint ring = 0; ring < to.rings; ++ring) {
             along += room.sums[(s * MAX_RINGS + ring) * 2], energy += room.sums[(s * MAX_RINGS + ring) * 2 + 1];
@@ -304,6 +259,7 @@ void put_trellis(Writer to, uint token, threadgroup const float* x, Room room, u
 
 // Turns the rows of a young block into codes about their mean, which is shrunk towards zero where the
 // rows show none (James & Stein 1961). All threads.
+template <int KEYS>
 void mature(Writer to, Room room, uint tid, uint sg, uint lane) {
     const uint d = to.d, n = to.young;
     device const uchar* region = to.region;
@@ -344,10 +300,11 @@ void mature(Writer to, Room room, uint tid, uint sg, uint lane) {
         if (tid < d) room.scratch[r * d + tid] -= code * scale;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint r = 0; r < n; ++r) put_trellis(to, r, room.scratch + r * d, room, tid, sg, lane);
+    for (uint r = 0; r < n; ++r) put_trellis<KEYS>(to, r, room.scratch + r * d, room, tid, sg, lane);
 }
 
 // Writes a rotated row as a block's codes want it. All threads.
+template <int KEYS>
 void write_trellis(Writer to, uint token, threadgroup float* x, Room room, uint tid, uint sg, uint lane) {
     const uint before = code_bytes(to.rings, bits_of(to.format)) + BLOCK + 2;
     const uint centre = to.young ? 4 + (7 * to.d + 7) / 8 : 0;
@@ -362,70 +319,63 @@ void write_trellis(Writer to, uint token, threadgroup float* x, Room room, uint 
                 threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
                 return;
             }
-            mature(to, room, tid, sg, lane);
+            mature<KEYS>(to, room, tid, sg, lane);
         }
         device const uchar* from = to.region + before;
         if (tid < to.d) x[tid] -= centre_at(from, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    put_trellis(to, token, x, room, tid, sg, lane);
+    put_trellis<KEYS>(to, token, x, room, tid, sg, lane);
 }
 
-kernel void encode_coded(
-    device const float* k [[buffer(0)]],
-    device const float* v [[buffer(1)]],
-    device const EncodeRun* runs [[buffer(2)]],
-    device const float* constants [[buffer(3)]],
-    device const float* thresholds [[buffer(4)]],
-    device uchar* k_pages [[buffer(5)]],
-    device uchar* v_pages [[buffer(6)]],
-    constant EncodeParams& p [[buffer(7)]],
-    uint3 at [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]],
-    uint sg [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]])
+template <int KEYS>
+INLINE void encode(
+    device const float* k, device const float* v, device const EncodeRun* runs, device const float* constants,
+    device const float* thresholds, device uchar* k_pages, device uchar* v_pages, EncodeParams p, Room room,
+    uint3 at, uint tid, uint sg, uint lane)
 {
-    threadgroup float rows[AT_ONCE * MAX_DIM];
-    threadgroup float scratch[AT_ONCE * MAX_DIM];
-    threadgroup float levels[LEVELS + THRESHOLDS];
-    threadgroup float centre[MAX_DIM];
-    threadgroup float partial[8];
-    threadgroup uchar codes[AT_ONCE * MAX_DIM];
-    threadgroup uint symbols[MAX_SCALES * MAX_RINGS * 2];
-    threadgroup float sums[MAX_SCALES * MAX_RINGS * 2];
-    const Room room = {rows, scratch, levels, centre, partial, codes, symbols, sums};
     const bool keys = at.z == 0;
     const EncodeRun run = runs[at.x];
     const uint d = p.head_dim;
     const size_t head = size_t(run.block) * p.kv_heads + at.y;
-    device uchar* region = keys ? k_pages + head * p.k_region : v_pages + head * p.v_region;
-    const Writer to = {region, keys ? p.k_format : p.v_format, d, (d + RING - 1) / RING, keys ? p.k_group : p.v_group, keys ? p.young : 0u};
     const RotationOf rotation = {constants + 2 * LEVELS, d, keys ? p.k_rounds : p.v_rounds, p.order};
-    if (tid < LEVELS) levels[tid] = constants[keys ? tid : LEVELS + tid];
-    if (tid < THRESHOLDS) levels[LEVELS + tid] = thresholds[keys ? tid : THRESHOLDS + tid];
+    device uchar* region = keys ? k_pages + head * p.k_region : v_pages + head * p.v_region;
+    const Writer to = {region, keys ? p.k_format : p.v_format, d, (d + RING - 1) / RING, keys ? p.k_group : p.v_group, keys ? p.young : 0u, constants_after(rotation)};
+    const bool sketched = KEYS == SKETCHED && keys;
+    threadgroup float* row = room.rows + sg * MAX_DIM;
+    threadgroup float* scratch = room.scratch + sg * MAX_DIM;
+    threadgroup uchar* codes = room.codes + sg * MAX_DIM;
+    if (tid < LEVELS) room.levels[tid] = constants[keys ? tid : LEVELS + tid];
+    if (tid < THRESHOLDS) room.levels[LEVELS + tid] = thresholds[keys ? tid : THRESHOLDS + tid];
     for (uint first = 0; first < run.count; first += AT_ONCE) {
         const uint n = min(run.count - first, uint(AT_ONCE));
-        threadgroup float* row = rows + sg * MAX_DIM;
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (sg < n) {
             device const float* x = (keys ? k : v) + (size_t(run.row + first + sg) * p.kv_heads + at.y) * d;
             for (uint i = lane; i < d; i += 32) row[i] = x[i];
             simdgroup_barrier(mem_flags::mem_threadgroup);
-            rotate(row, scratch + sg * MAX_DIM, rotation, lane);
+            rotate(row, scratch, rotation, lane);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (is_trellis(to.format)) {
-            for (uint i = 0; i < n; ++i) write_trellis(to, run.offset + first + i, rows + i * MAX_DIM, room, tid, sg, lane);
+        if (KEYS != SKETCHED && is_trellis(to.format)) {
+            for (uint i = 0; i < n; ++i) write_trellis<KEYS>(to, run.offset + first + i, room.rows + i * MAX_DIM, room, tid, sg, lane);
             continue;
         }
         const uint token = run.offset + first + sg;
+        if (sketched) {
+            if (sg < n) put_sketched(to, token, row, scratch, room.levels, codes, sketch_after(rotation), lane);
+            continue;
+        }
         float gamma = 0.0f;
-        if (sg < n && is_scalar(to.format)) gamma = scalar_codes(to, row, levels, codes + sg * MAX_DIM, lane);
+        if (sg < n && is_scalar(to.format)) {
+            const Fit fit = scalar_codes(to, bits_of(to.format), row, room.levels, codes, lane);
+            gamma = fit.along > 0.0f ? fit.norm / fit.along : 0.0f;
+        }
         // Two rows may share bytes.
         for (uint i = 0; i < n; ++i) {
             if (sg == i) {
                 if (is_scalar(to.format)) {
-                    put_scalar(to, token, keys, codes + sg * MAX_DIM, gamma, lane);
+                    put_scalar(to, token, keys, codes, gamma, lane);
                 } else if (to.format == HALF_ROWS) {
                     for (uint e = lane; e < d; e += 32) put_half(to.region + 2 * (token * d + e), row[e]);
                 } else {
@@ -436,6 +386,37 @@ kernel void encode_coded(
         }
     }
 }
+
+#define ENCODE(KEYS, NAME) \
+kernel void encode_##NAME( \
+    device const float* k [[buffer(0)]], \
+    device const float* v [[buffer(1)]], \
+    device const EncodeRun* runs [[buffer(2)]], \
+    device const float* constants [[buffer(3)]], \
+    device const float* thresholds [[buffer(4)]], \
+    device uchar* k_pages [[buffer(5)]], \
+    device uchar* v_pages [[buffer(6)]], \
+    constant EncodeParams& p [[buffer(7)]], \
+    uint3 at [[threadgroup_position_in_grid]], \
+    uint tid [[thread_index_in_threadgroup]], \
+    uint sg [[simdgroup_index_in_threadgroup]], \
+    uint lane [[thread_index_in_simdgroup]]) \
+{ \
+    threadgroup float rows[AT_ONCE * MAX_DIM]; \
+    threadgroup float scratch[AT_ONCE * MAX_DIM]; \
+    threadgroup float levels[LEVELS + THRESHOLDS]; \
+    threadgroup float centre[MAX_DIM]; \
+    threadgroup float partial[8]; \
+    threadgroup uchar codes[AT_ONCE * MAX_DIM]; \
+    threadgroup uint symbols[MAX_SCALES * MAX_RINGS * 2]; \
+    threadgroup float sums[MAX_SCALES * MAX_RINGS * 2]; \
+    threadgroup float costs[KEYS == WIDE ? 64 : 1]; \
+    const Room room = {rows, scratch, levels, centre, partial, codes, symbols, sums, costs}; \
+    encode<KEYS>(k, v, runs, constants, thresholds, k_pages, v_pages, p, room, at, tid, sg, lane); \
+}
+ENCODE(ANY, coded)
+ENCODE(SKETCHED, sketched)
+ENCODE(WIDE, wide)
 
 struct ExactParams {
     uint rows;

@@ -8,7 +8,7 @@
 // key_scores_*: pages of plain floats, as in attend.metal. A lane has a token.
 //   Grid: x over 4 blocks, y KV heads, z over 8 query heads of one. Threads: 128.
 // coded_key_scores: pages of codes (codes.h); rows are rotated back, as modulus and rotation do not
-//   commute. A simdgroup has a token; exact rows are not looked at.
+//   commute, after what a sketch adds. A simdgroup has a token; exact rows are not looked at.
 //   Grid: x blocks, y and z as above. Threads: 128.
 // Reference: KeyScorer over decoded rows.
 #include "taper/common.h"
@@ -100,13 +100,22 @@ struct CodedKeyScoreParams {
     uint order;
 };
 
-// Which level an element has: its code, in a trellis with the bits that come before it in its ring,
-// going round.
+// Which level an element has: its code, in a trellis with the bits that come before it in its ring, or in its
+// row, going round.
 INLINE uint level_of(Rows of, uint token, uint e) {
     const uint bits = bits_of(of.format), i = e % RING;
+    if (is_sketched(of.format)) {
+        device const uchar* at = sketched_row(of, token) + e * (bits - 1) / 8;
+        return (uint(at[0]) | uint(at[1]) << 8) >> e * (bits - 1) % 8 & ((1u << (bits - 1)) - 1u);
+    }
     if (of.format == SCALAR + 4) {
         device const uchar* tile = of.region + (token / 4 * of.rings + e / RING) * 32;
         return uint(tile[token % 2 * 16 + i]) >> (token % 4 / 2 * 4) & 15u;
+    }
+    if (is_wide(of.format)) {
+        uint words[2];
+        load_wide(of, token, e / RING, words);
+        return wide_level_at(words, int(i)) / 2;
     }
     const uint lead = is_trellis(of.format) ? 6 - bits : 0;
     device const ushort* ring = (device const ushort*)(of.region + ((token / 4 * of.rings + e / RING) * 4 + token % 4) * 2 * bits);
@@ -134,22 +143,31 @@ kernel void coded_key_scores(
     device const uchar* region = pages + (size_t(blocks[at.x]) * p.kv_heads + at.y) * p.region;
     Rows keys = {region, p.format, d, (d + RING - 1) / RING, p.group};
     const RotationOf rotation = {constants + 2 * LEVELS, d, p.rounds, p.order};
+    device const float* levels = is_wide(p.format) ? constants_after(rotation) : constants;
     device const uchar* centre = centre_of(keys);
     const bool centred = is_trellis(p.format) && centre[0] != 0;
     if (is_trellis(p.format) && !centred) keys.format = HALF_ROWS;
     threadgroup float* row = rows + sg * MAX_DIM;
     for (uint token = sg; token < min(uint(BLOCK), p.tokens - at.x * BLOCK); token += 4) {
         const float scale = row_scale(keys, token);
+        if (is_sketched(p.format)) {
+            device const uchar* signs = signs_of(keys, token);
+            const float part = sketch_scale(keys, token);
+            for (uint e = lane; e < d; e += 32) row[e] = signs[e / 8] >> e % 8 & 1 ? -part : part;
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+            rotate_back(row, scratch + sg * MAX_DIM, sketch_after(rotation), lane);
+        }
         for (uint e = lane; e < d; e += 32) {
             float x;
             if (keys.format == HALF_ROWS) {
                 x = half_of(half_bits_at(keys, token, e));
             } else if (keys.format > SCALAR) {
-                x = scale * constants[level_of(keys, token, e)];
+                x = scale * levels[level_of(keys, token, e)];
             } else {
                 x = affine_at(keys, token, e);
             }
-            row[e] = centred ? x + centre_at(centre, e) : x;
+            if (centred) x += centre_at(centre, e);
+            row[e] = is_sketched(p.format) ? row[e] + x : x;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
         rotate_back(row, scratch + sg * MAX_DIM, rotation, lane);

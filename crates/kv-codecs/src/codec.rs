@@ -355,11 +355,11 @@ pub fn bits(name: &str) -> Option<usize> {
 /// As [`parse`], for a cache on a GPU.
 ///
 /// # Errors
-/// The name is unknown, or no GPU has kernels for it.
+/// The name is unknown.
 pub fn parse_on(name: &str, gpu: &Gpu) -> Result<Arc<dyn KvCodec>, KvCodecError> {
     let rows = parse(name)?;
     Ok(match Scheme::parse(name) {
-        Some(scheme) => Arc::new(GpuCodedCodec::new(rows, scheme, gpu)?),
+        Some(scheme) => Arc::new(GpuCodedCodec::new(rows, scheme, gpu)),
         None => Arc::new(GpuCodec::new(rows, gpu)?),
     })
 }

@@ -52,7 +52,7 @@ pub fn checks(quick: bool) -> Vec<Check> {
         case: Kind::Tensor(check),
     });
     let attend = attend_cases(quick).into_iter().map(|case| Check {
-        family: "coded",
+        family: if case.codec.contains('-') { "coded_more" } else { "coded" },
         name: case.to_string(),
         // Exact rows are compared with what they were before they became halves.
         tolerance: 1e-4,
@@ -132,6 +132,26 @@ type Pair = (Vec<f32>, Vec<f32>);
 const PLAIN: AttnParams = AttnParams::new(0.2);
 const EXACT: Exact = Exact { sink_tokens: 32, recent_tokens: 64 };
 
+/// Every format of a side once.
+const FORMATS: [&str; 16] = [
+    "turbo1",
+    "turbo2",
+    "turbo3",
+    "turbo4",
+    "turbo5",
+    "taper2",
+    "taper3",
+    "taper4",
+    "affine8",
+    "affine4g32",
+    "turbo0v3",
+    "turbo2-qjl",
+    "turbo3-qjl",
+    "turbo4-qjl",
+    "turbo5v8-qjl",
+    "taper3-l9",
+];
+
 fn attend_cases(quick: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |codec, (kv_heads, group, head_dim), seqs: &[(usize, usize)], exact, params| {
@@ -140,23 +160,8 @@ fn attend_cases(quick: bool) -> Vec<Case> {
     };
     let short = &[(1, 1), (1, 33), (3, 70), (1, 40)];
     // Each format once, on both sides, with heads of every number of rings that share lanes.
-    let names = [
-        "turbo1",
-        "turbo2",
-        "turbo3",
-        "turbo4",
-        "turbo5",
-        "taper2",
-        "taper3",
-        "taper4",
-        "affine8",
-        "affine4g32",
-        "turbo0v3",
-        "taper4v8",
-        "turbo8v1",
-        "turbo8v4",
-    ];
-    for (i, name) in names.into_iter().enumerate() {
+    let names = FORMATS.into_iter().chain(["taper4v8", "turbo8v1", "turbo8v4"]);
+    for (i, name) in names.enumerate() {
         add(name, (2, 2, 128), short, None, PLAIN);
         let d = [64, 256, 24, 16, 80, 32, 72, 144][i % 8];
         add(name, (1, [1, 3, 5][i % 3], d), &[(5, 5), (1, 40), (3, 70)], None, PLAIN);
@@ -169,27 +174,17 @@ fn attend_cases(quick: bool) -> Vec<Case> {
     add("taper4", (1, 2, 64), long, Some(EXACT), PLAIN);
     let window = AttnParams { window: Some(33), ..PLAIN };
     add("taper3", (1, 3, 64), &[(1, 100), (7, 90), (1, 20), (1, 1030)], None, window);
+    // Rows that begin at odd bytes.
+    add("turbo3-qjl", (2, 4, 24), short, Some(EXACT), PLAIN);
+    add("turbo5v1-qjl", (1, 2, 40), short, None, PLAIN);
     add("turbo3", (2, 20, 32), &[(2, 37)], None, AttnParams { soft_cap: Some(2.5), ..PLAIN });
     cases
 }
 
 fn encode_cases(quick: bool) -> Vec<Case> {
-    let names = [
-        "turbo1",
-        "turbo2",
-        "turbo3",
-        "turbo4",
-        "turbo5",
-        "taper2",
-        "taper3",
-        "taper4",
-        "affine8",
-        "affine4g32",
-        "turbo0v3",
-        "taper4v2",
-    ];
+    let names = FORMATS.into_iter().chain(["taper4v2"]);
     let mut cases = Vec::new();
-    for (i, codec) in names.into_iter().enumerate() {
+    for (i, codec) in names.enumerate() {
         for (j, head_dim) in [128, 64, 24, 80, 256, 16].into_iter().enumerate() {
             if j > 0 && (i + j) % (if quick { 4 } else { 2 }) > 0 {
                 continue;

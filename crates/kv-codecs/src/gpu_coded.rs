@@ -9,7 +9,7 @@ use crate::{
     LayerPages, Scheme, SideFormat, TrellisCode, compact,
     gpu::{Cached, check_batch, known, outside, room},
     gpu_staged::Staged,
-    polar::{Polar, standard_rotation},
+    polar::{Polar, sketch_rotation, standard_rotation},
     taper::TaperSide,
     tiles::int8_table,
 };
@@ -19,7 +19,7 @@ use std::{
 };
 use taper_base::BlockId;
 use taper_tensor::{
-    KeyScorer, Tensor, TensorError,
+    KeyScorer, Tensor,
     gpu::{
         Buffer, Gpu,
         attention::{BLOCK_TOKENS, Scoring},
@@ -47,22 +47,8 @@ pub(crate) struct GpuCodedCodec {
 
 impl GpuCodedCodec {
     /// The codec `rows` of a scheme with its pages on `gpu`.
-    ///
-    /// # Errors
-    /// There are no kernels for it.
-    pub(crate) fn new(
-        rows: Arc<dyn KvCodec>,
-        scheme: Scheme,
-        gpu: &Gpu,
-    ) -> Result<Self, KvCodecError> {
-        let none = |s: &SideFormat| {
-            matches!(s, SideFormat::TurboQjl { .. } | SideFormat::Taper { wide: true, .. })
-        };
-        if [scheme.k, scheme.v].iter().any(none) {
-            let op = "kv cache with a sketch, or with nine bits of state";
-            return Err(TensorError::Device { op, device: gpu.name() }.into());
-        }
-        Ok(Self {
+    pub(crate) fn new(rows: Arc<dyn KvCodec>, scheme: Scheme, gpu: &Gpu) -> Self {
+        Self {
             rows,
             scheme,
             gpu: gpu.clone(),
@@ -70,7 +56,7 @@ impl GpuCodedCodec {
             writes: Cached::default(),
             exact: Cached::default(),
             plan: Cached::default(),
-        })
+        }
     }
 
     fn cache(&self, g: KvGeometry) -> Result<Arc<CodedCache>, KvCodecError> {
@@ -83,15 +69,17 @@ impl GpuCodedCodec {
             return Err(KvCodecError::Shape { expected, got: vec![g.block_tokens] });
         }
         let (k, v) = (side(self.scheme.k, g)?, side(self.scheme.v, g)?);
-        let rotated = |s: &CodedSide| {
-            matches!(s.format, RowFormat::Scalar { .. } | RowFormat::Trellis { .. })
-        };
-        let signs = if rotated(&k) || rotated(&v) {
+        let signs = if k.format.is_rotated() || v.format.is_rotated() {
             standard_rotation(g.head_dim)?.signs()
         } else {
             Signs::default()
         };
-        let cache = CodedCache::new(&self.gpu, (g.kv_heads, g.head_dim), k, v, &signs)?;
+        let sketch = match k.format {
+            RowFormat::Sketched { .. } => sketch_rotation(g.head_dim)?.signs(),
+            _ => Signs::default(),
+        };
+        let shape = (g.kv_heads, g.head_dim);
+        let cache = CodedCache::new(&self.gpu, shape, (k, v), &signs, &sketch)?;
         let cache = Arc::new(cache);
         caches.push((g, Arc::clone(&cache)));
         Ok(cache)
@@ -119,18 +107,28 @@ fn side(of: SideFormat, g: KvGeometry) -> Result<CodedSide, KvCodecError> {
         SideFormat::Affine { bits, group } => {
             (RowFormat::Affine { bits, group }, vec![], vec![], 1.0)
         }
-        SideFormat::Turbo { bits } | SideFormat::TurboQjl { bits } => {
+        SideFormat::Turbo { bits } => {
             let exact = Polar::new(standard_rotation(g.head_dim)?, bits);
             let (table, step): ([_; 64], _) = int8_table(exact.levels());
             let levels: Vec<_> = table[..1 << bits].iter().map(|&c| f32::from(c) * step).collect();
             let thresholds = levels.windows(2).map(|w| (w[0] + w[1]) / 2.0).collect();
             (RowFormat::Scalar { bits }, levels, thresholds, step)
         }
-        SideFormat::Taper { bits, centred, .. } => {
-            let code = TrellisCode::new(bits);
+        SideFormat::TurboQjl { bits } => {
+            let polar = Polar::new(standard_rotation(g.head_dim)?, bits - 1);
+            let (levels, thresholds) = (polar.levels().to_vec(), polar.thresholds().to_vec());
+            let largest = levels.iter().copied().fold(0.0, f32::max);
+            (RowFormat::Sketched { bits }, levels, thresholds, largest)
+        }
+        SideFormat::Taper { bits, centred, wide } => {
+            let code = if wide { TrellisCode::wide() } else { TrellisCode::new(bits) };
             let young = TaperSide::new(g, code.clone(), centred)?.young();
-            let levels = (0..64).map(|state| code.level(state)).collect();
-            (RowFormat::Trellis { bits, young }, levels, vec![], code.step())
+            let levels = (0..1 << code.state_bits()).map(|state| code.level(state)).collect();
+            let format = match wide {
+                true => RowFormat::Wide { young },
+                false => RowFormat::Trellis { bits, young },
+            };
+            (format, levels, vec![], code.step())
         }
     };
     Ok(CodedSide { format, region: region(of, g), levels, thresholds, step })

@@ -102,6 +102,11 @@ impl Polar {
         &self.levels
     }
 
+    /// Where one code ends and the next begins.
+    pub(crate) fn thresholds(&self) -> &[f32] {
+        &self.thresholds
+    }
+
     /// Codes of a row. `scales` are tried on the direction, and the one with the least unbiased
     /// error stays: `&[1.0]` for the plain code, [`SCALE_SEARCH`] for the search.
     ///
@@ -177,4 +182,12 @@ pub const SEED: u64 = 1123;
 /// As [`Rotation::new`].
 pub(crate) fn standard_rotation(d: usize) -> Result<Rotation, KvCodecError> {
     Rotation::new(d, SEED)
+}
+
+/// That of their sketches.
+///
+/// # Errors
+/// As [`Rotation::new`].
+pub(crate) fn sketch_rotation(d: usize) -> Result<Rotation, KvCodecError> {
+    Rotation::new(d, SEED + 1)
 }

@@ -10,7 +10,7 @@
 
 use crate::{
     Coded, KvCodecError, KvGeometry, Polar, Rotation, Scale,
-    polar::{SEED, norm, standard_rotation},
+    polar::{norm, sketch_rotation, standard_rotation},
     rows::RowFormat,
     side::{Precision, Products, Queries, half_at, padded_tokens, put_half},
 };
@@ -157,7 +157,7 @@ pub(crate) struct QjlSide {
 impl QjlSide {
     pub(crate) fn new(g: KvGeometry, bits: usize) -> Result<Self, KvCodecError> {
         let polar = Polar::new(standard_rotation(g.head_dim)?, bits - 1);
-        let sketch = Sketch::Orthonormal(Rotation::new(g.head_dim, SEED + 1)?);
+        let sketch = Sketch::Orthonormal(sketch_rotation(g.head_dim)?);
         Ok(Self { prod: Prod::new(polar, sketch), bits, d: g.head_dim })
     }
 

@@ -13,7 +13,8 @@ use taper_tensor::gpu::Gpu;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct KvArgs {
     /// How keys and values are stored: auto (f16), f16, bf16, f32, affine8, affine4, turbo2 to
-    /// turbo5, taper2 to taper4, or keys and values apart as in turbo4v2.
+    /// turbo5, taper2 to taper4, or keys and values apart as in turbo4v2; turbo2-qjl to turbo5-qjl
+    /// give a bit of each key to a sketch, taper3-l9 is taper3 with more states.
     #[arg(long, default_value = "auto", value_name = "TYPE")]
     pub(crate) kv_cache_dtype: String,
     /// The same by layer, as JSON:

@@ -1,22 +1,26 @@
 // Rows of a compressed cache.
 //
 // A head region holds a block's 32 rows of one head, in one of the layouts that taper_kv_codecs draws
-// (plain.rs, turbo.rs, taper.rs, tiles.rs); a format says which. Elements 16 ring .. 16 ring + 15 of a
-// row are a ring; head_dim is padded to whole rings with what counts as zero.
+// (plain.rs, turbo.rs, taper.rs, qjl.rs, tiles.rs); a format says which. Elements 16 ring .. 16 ring + 15
+// of a row are a ring; head_dim is padded to whole rings with what counts as zero.
 #pragma once
 #include "common.h"
 
 enum { BLOCK = 32, RING = 16 };
-// Formats of a side. A trellis's codes of BITS bits are read with the 6 - BITS bits before them. The host
-// numbers them alike.
+// Formats of a side. A trellis's codes of BITS bits are read with the 6 - BITS bits before them in their ring.
+// The host numbers them alike.
 enum {
     HALF_ROWS = 0,   // [token][d] halves
     HALF_TILED = 1,  // [d / 8][token][8] halves
     AFFINE4 = 2,
     AFFINE8 = 3,
     SCALAR = 10,     // + bits, 1 to 5
-    TRELLIS = 20     // + bits, 2 to 4
+    TRELLIS = 20,    // + bits, 2 to 4
+    WIDE = 30,       // + bits, 3: a trellis whose codes are read with the 6 bits before them in the row
+    SKETCHED = 40    // + bits, 2 to 5, the sketch's among them; keys only
 };
+// Of a kernel that is for rows of every other format.
+enum { ANY = 0 };
 
 struct Rows {
     device const uchar* region;
@@ -27,7 +31,9 @@ struct Rows {
 };
 
 INLINE bool is_scalar(uint format) { return format > SCALAR && format < TRELLIS; }
-INLINE bool is_trellis(uint format) { return format > TRELLIS; }
+INLINE bool is_trellis(uint format) { return format > TRELLIS && format < SKETCHED; }
+INLINE bool is_wide(uint format) { return format > WIDE && format < SKETCHED; }
+INLINE bool is_sketched(uint format) { return format > SKETCHED; }
 INLINE uint bits_of(uint format) { return format % 10; }
 
 INLINE float half_of(uint bits) { return float(as_type<half>(ushort(bits))); }
@@ -81,6 +87,32 @@ template <int BITS> INLINE device const uchar* rings_of(Rows of, uint token) {
     return of.region + (token / 4 * of.rings * 4 + token % 4) * (2 * BITS);
 }
 
+// A sketched row: scalar codes of bits - 1 bits, a sign an element (1: negative), and the lengths of the row and
+// of what its codes leave as halves. It may begin at any byte.
+INLINE device const uchar* sketched_row(Rows of, uint token) {
+    return of.region + token * (of.d / 8 * bits_of(of.format) + 4);
+}
+INLINE device const uchar* signs_of(Rows of, uint token) {
+    return sketched_row(of, token) + of.d / 8 * (bits_of(of.format) - 1);
+}
+INLINE float length_of(Rows of, uint token, uint which) {
+    device const uchar* p = signs_of(of, token) + of.d / 8 + 2 * which;
+    return half_of(uint(p[0]) | uint(p[1]) << 8);
+}
+// What multiplies the signs, in the sketch's space.
+INLINE float sketch_scale(Rows of, uint token) { return sqrt(1.57079633f / float(of.d)) * length_of(of, token, 1); }
+
+// The 16 BITS bits of a ring in such a row. Past the row's end they are any.
+template <int BITS> INLINE void load_bits(Rows of, device const uchar* from, thread uint* words) {
+    UNROLL for (int i = 0; i < (BITS + 1) / 2; ++i) words[i] = 0;
+    if (of.d % RING == 0) {
+        device const ushort* halves = (device const ushort*)from;
+        UNROLL for (int i = 0; i < BITS; ++i) words[i / 2] |= uint(halves[i]) << i % 2 * 16;
+    } else {
+        UNROLL for (int i = 0; i < 2 * BITS; ++i) words[i / 4] |= uint(from[i]) << i % 4 * 8;
+    }
+}
+
 // The 16 BITS bits of a ring.
 template <int BITS> INLINE void load_ring(device const uchar* ring, thread uint* words) {
     if (BITS == 4) {
@@ -110,10 +142,49 @@ template <int BITS, int LEAD> INLINE uint level_at(thread const uint* words, int
     return bits & uint(MASK);
 }
 
+// The 48 bits of a ring of three-bit codes, behind the last six of the ring that comes before it, going
+// round.
+INLINE void load_wide(Rows of, uint token, uint ring, thread uint* words) {
+    device const uchar* row = rings_of<3>(of, token);
+    device const ushort* own = (device const ushort*)(row + ring * 24);
+    device const ushort* before = (device const ushort*)(row + (ring == 0 ? of.rings - 1 : ring - 1) * 24);
+    const uint low = uint(own[0]) | uint(own[1]) << 16;
+    words[0] = uint(before[2]) >> 10 | low << 6, words[1] = low >> 26 | uint(own[2]) << 6;
+}
+
+// Where among levels of two bytes that of its element `e` stands.
+INLINE uint wide_level_at(thread const uint* words, int e) {
+    const int start = 3 * e;
+    uint bits = start < 32 ? words[0] >> start : words[1] >> (start - 32);
+    if (start < 32 && start + 9 > 32) bits |= words[1] << (32 - start);
+    return (bits & 511u) << 1;
+}
+
+#define IS_WIDE(KIND) (KIND > WIDE && KIND < SKETCHED)
+// How many bits the codes of a kind of rows have.
+#define CODE_BITS(KIND) (KIND > SKETCHED ? KIND % 10 - 1 : KIND > SCALAR && KIND % 10 > 0 ? KIND % 10 : 1)
+
+// A ring of a row's codes, and where among levels of two bytes that of its element `e` stands.
+template <int KIND> INLINE void load_codes(Rows of, uint token, uint ring, thread uint* words) {
+    enum { BITS = CODE_BITS(KIND) };
+    if (KIND > SKETCHED) {
+        load_bits<BITS>(of, sketched_row(of, token) + ring * 2 * BITS, words);
+    } else if (IS_WIDE(KIND)) {
+        load_wide(of, token, ring, words);
+    } else {
+        load_ring<BITS>(rings_of<BITS>(of, token) + ring * 8 * BITS, words);
+    }
+}
+template <int KIND> INLINE uint code_at(thread const uint* words, int e) {
+    enum { BITS = CODE_BITS(KIND), LEAD = KIND > TRELLIS && KIND < WIDE ? 6 - BITS : 0 };
+    return IS_WIDE(KIND) ? wide_level_at(words, e) : level_at<BITS, LEAD>(words, e);
+}
+
 // What multiplies a row's levels.
 INLINE float row_scale(Rows of, uint token) {
     device const uchar* after = of.region + code_bytes(of.rings, bits_of(of.format));
     if (is_scalar(of.format)) return half_at(after + 2 * token);
+    if (is_sketched(of.format)) return length_of(of, token, 0);
     if (is_trellis(of.format)) {
         const uint code = after[token];
         const int base = int(*(device const short*)(after + BLOCK));

@@ -1,7 +1,8 @@
 // Hadamard rotations with random signs, by one simdgroup over a row in threadgroup memory.
 //
 // y = H (signs x) / sqrt(d) a round; H is Sylvester's matrix of d / order elements inside Paley's of
-// `order` (1: none). `constants` has the rounds' signs [rounds][d], then Paley's matrix [order][order].
+// `order` (1: none). `constants` has the rounds' signs [rounds][d], then Paley's matrix [order][order] where
+// there is one.
 // Reference: taper_kv_codecs::Rotation.
 #pragma once
 #include "common.h"
@@ -12,6 +13,17 @@ struct RotationOf {
     uint rounds;  // 0: the row stays as it is
     uint order;
 };
+
+// What follows a rotation among the constants.
+INLINE device const float* constants_after(RotationOf of) {
+    return of.constants + of.rounds * of.d + (of.order > 1 ? of.order * of.order : 0);
+}
+
+// A sketch's rotation, which follows that of the rows.
+INLINE RotationOf sketch_after(RotationOf of) {
+    of.constants = constants_after(of);
+    return of;
+}
 
 inline void hadamard(threadgroup float* x, threadgroup float* scratch, RotationOf of, bool transposed, uint lane) {
     const uint width = of.d / of.order;

@@ -67,12 +67,6 @@ impl Clang {
         Ok(Self { program: program.to_owned(), kernels: root.join("kernels"), work, version })
     }
 
-    /// A family's file.
-    pub(super) fn text(&self, family: &Family) -> Result<String> {
-        let path = self.kernels.join(family.path);
-        fs::read_to_string(&path).with_context(|| path.display().to_string())
-    }
-
     fn run(&self, args: &[&str], files: &[&Path]) -> Result<()> {
         let mut command = Command::new(&self.program);
         command.args(args).args(files).current_dir(&self.kernels);
@@ -93,7 +87,7 @@ impl Clang {
     ) -> Result<PathBuf> {
         let file = |ending: &str| self.work.join(format!("{name}.{}.{ending}", target.name()));
         let (msl, expanded, rewritten) = (file("metal"), file("i"), file("cl"));
-        fs::write(&msl, change(family, self.text(family)?))?;
+        fs::write(&msl, change(family, family.metal_source()))?;
         let mut args = vec!["-E", "-P", "-Iinclude", "-isystem", "include"];
         args.extend(LANGUAGE);
         args.push(if target == Target::Host { HOST[0] } else { PTX[0] });
@@ -234,9 +228,11 @@ impl Clang {
 
 /// Kernels whose registers are limited, so that several threadgroups fit a multiprocessor: how their
 /// names begin, threads of one, and how many.
-const OCCUPANCY: [(&str, u32, u32); 7] = [
+const OCCUPANCY: [(&str, u32, u32); 9] = [
     ("attend_coded_8", 128, 4),
     ("attend_coded_16", 128, 3),
+    ("attend_coded_sketched_8", 128, 3),
+    ("attend_coded_sketched_16", 128, 2),
     ("attend_tile_d128_r8", 128, 3),
     ("attend_new_d128_r4_many", 128, 4),
     ("matvec_tile_", 256, 2),

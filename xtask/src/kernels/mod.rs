@@ -61,7 +61,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     ensure!(!families.is_empty(), "no family of this name");
     let clang = Clang::new(root, &options.clang)?;
     for family in &families {
-        params::compare(root, family)?;
+        params::compare(family)?;
     }
     println!("parameter structs agree with Rust's");
     let library = clang.host_library()?;

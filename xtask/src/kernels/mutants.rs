@@ -1,5 +1,6 @@
 //! Bugs planted in the kernels, one at a time: each must make a check fail.
 
+mod caches;
 mod choices;
 mod tiles;
 
@@ -11,7 +12,7 @@ use taper_tensor::gpu::FAMILIES;
 /// Random orders to try after the fixed one: a missing barrier may go unseen in one of them.
 const ORDERS: u64 = 4;
 
-/// A change to a file of kernels that makes it wrong.
+/// A change to a file of kernels, its headers included, that makes it wrong.
 struct Mutant {
     family: &'static str,
     what: &'static str,
@@ -260,86 +261,6 @@ const MUTANTS: &[Mutant] = &[
         "const bool own = r / 2 == 0;",
     ),
     mutant("matvec_tile", "a block of another stage", "(stage == 0 ? STAGES : stage) - 1", "stage"),
-    mutant(
-        "coded",
-        "a barrier before the rotation dropped",
-        "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    const RotationOf rotation",
-        "    const RotationOf rotation",
-    ),
-    mutant("coded", "the centre left out", "offset = sum_of_four(dot, lane);", "offset = 0.0f;"),
-    mutant(
-        "coded",
-        "recent rows from their codes",
-        "b < p.sinks || b >= tile.recent",
-        "b < p.sinks",
-    ),
-    mutant(
-        "coded",
-        "the values' scale left out",
-        "e * simd_shuffle(v_part, ushort(own))",
-        "e / unit",
-    ),
-    mutant(
-        "coded",
-        "the window one too wide",
-        "token + p.window >= end",
-        "token + p.window + 1 >= end",
-    ),
-    mutant(
-        "coded",
-        "tokens of a lane exchanged",
-        "? 4 * t + i : 4 * i + t",
-        "? 4 * i + t : 4 * t + i",
-    ),
-    mutant(
-        "coded",
-        "another token's affine codes",
-        "min(first + value_token(KIND, t, uint(i)), last), ring, words[i]",
-        "min(first + t, last), ring, words[i]",
-    ),
-    mutant(
-        "coded",
-        "a barrier of the merge dropped",
-        "        threadgroup_barrier(mem_flags::mem_threadgroup);\n        if (sg == 0) {\n            const float next",
-        "        if (sg == 0) {\n            const float next",
-    ),
-    mutant("coded", "a span left out", "i < n; ++i) {", "i + 1 < n; ++i) {"),
-    mutant(
-        "encode",
-        "a walk that is not closed",
-        "cost[m] = uint(m) == start ? 0.0f : FAR;",
-        "cost[m] = 0.0f;",
-    ),
-    mutant(
-        "encode",
-        "the centre added",
-        "x[tid] -= centre_at(from, tid)",
-        "x[tid] += centre_at(from, tid)",
-    ),
-    mutant(
-        "encode",
-        "the barrier after a row dropped",
-        "    if (tid == 0) put_scale(to, token, gamma);\n    threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);",
-        "    if (tid == 0) put_scale(to, token, gamma);",
-    ),
-    mutant(
-        "encode",
-        "another token's nibble",
-        "const uint shift = t / 2 * 4;",
-        "const uint shift = t % 2 * 4;",
-    ),
-    mutant(
-        "encode",
-        "exact rows not rotated",
-        "rotate(row, scratch + sg * MAX_DIM, rotation, lane);\n    device half* page",
-        "device half* page",
-    ),
-    mutant(
-        "encode",
-        "a scale too small for its block",
-        "if (code > 255) {",
-        "if (code > 100000) {",
-    ),
     mutant("argmax", "the barrier dropped", BARRIER, ""),
     mutant("argmax", "the last of equals", "index < at", "index > at"),
     mutant(
@@ -419,6 +340,7 @@ const MUTANTS: &[Mutant] = &[
 pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
     let wanted: Vec<_> = MUTANTS
         .iter()
+        .chain(caches::MUTANTS)
         .chain(choices::MUTANTS)
         .chain(tiles::MUTANTS)
         .filter(|m| only.is_none_or(|o| o == m.family))
@@ -446,7 +368,7 @@ fn is_caught(clang: &Clang, mutant: &Mutant, unit: &str) -> Result<bool> {
         bail!("no family {}", mutant.family);
     };
     ensure!(
-        clang.text(family)?.contains(mutant.from),
+        family.metal_source().contains(mutant.from),
         "{}: {:?} is not in the source any more",
         mutant.family,
         mutant.from

@@ -1,22 +1,15 @@
 //! Parameter structs in MSL against those in Rust.
 
 use anyhow::{Context, Result, ensure};
-use std::{fs, path::Path};
 use taper_tensor::gpu::Family;
 
 /// Fails unless each parameter struct of a family has the same fields in Rust.
-pub(super) fn compare(root: &Path, family: &Family) -> Result<()> {
-    let path = root.join("kernels").join(family.path);
-    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+pub(super) fn compare(family: &Family) -> Result<()> {
+    let (path, text) = (family.path, family.metal_source());
     for (name, fields) in family.params {
-        let got = fields_of(&text, name)
-            .with_context(|| format!("struct {name} in {}", path.display()))?;
+        let got = fields_of(&text, name).with_context(|| format!("struct {name} in {path}"))?;
         let want: Vec<_> = fields.iter().map(|(n, t)| (msl(t), *n)).collect();
-        ensure!(
-            got == want,
-            "struct {name}: {} has {got:?}, and Rust has {want:?}",
-            path.display()
-        );
+        ensure!(got == want, "struct {name}: {path} has {got:?}, and Rust has {want:?}");
     }
     Ok(())
 }

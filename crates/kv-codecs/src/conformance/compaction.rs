@@ -42,9 +42,20 @@ pub(super) fn plain(name: &str, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCod
 }
 
 pub(super) fn coded_cases(quick: bool) -> Vec<Case> {
-    let names =
-        ["turbo4", "taper4", "taper3", "turbo3", "affine8", "turbo0v3", "taper4v2", "turbo1"];
-    let n = if quick { 4 } else { names.len() };
+    let names = [
+        "turbo4",
+        "taper4",
+        "taper3",
+        "turbo3",
+        "turbo3-qjl",
+        "affine8",
+        "turbo0v3",
+        "taper4v2",
+        "turbo1",
+        "turbo4-qjl",
+        "taper3-l9",
+    ];
+    let n = if quick { 5 } else { names.len() };
     let case = |(i, codec)| Case {
         codec,
         kv_heads: 1 + i % 2,

@@ -20,24 +20,9 @@ pub(super) struct Case {
 }
 
 pub(super) fn cases(quick: bool) -> Vec<Case> {
-    const NAMES: [&str; 14] = [
-        "f16",
-        "bf16",
-        "f32",
-        "turbo1",
-        "turbo2",
-        "turbo3",
-        "turbo4",
-        "turbo5",
-        "taper2",
-        "taper3",
-        "taper4",
-        "affine8",
-        "affine4g32",
-        "turbo0v3",
-    ];
+    let names = ["f16", "bf16", "f32"].into_iter().chain(super::FORMATS);
     let mut cases = Vec::new();
-    for (i, codec) in NAMES.into_iter().enumerate() {
+    for (i, codec) in names.enumerate() {
         // More heads than a threadgroup takes at once; one token, a block and not, young blocks.
         let shapes = [(2, 4, 128), (1, 11, 64), (2, 1, 24), (1, 3, 80), (1, 2, 256), (3, 8, 16)];
         let lengths = [129, 77, 32, 1, 65, 300];

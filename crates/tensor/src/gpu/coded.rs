@@ -1,12 +1,14 @@
 //! A paged cache of compressed rows on a GPU: writing into it, and attention over it as it lies.
 //!
 //! What the codes mean is said by the codec that makes a [`CodedCache`]; here are the launches of
-//! `kernels/attention/coded.metal` and `encode.metal`.
+//! `coded.metal`, `coded_more.metal` and `encode.metal` in `kernels/attention`.
 
+pub use super::coded_format::{CodedSide, RowFormat, Signs};
 pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, Writes};
 use super::{
     Buffer, Gpu, Launch, Operand,
     attention::{MAX_HEAD, Scoring, on_gpu},
+    coded_format::refused,
     count,
     key_scores::{CodedKeyScoreParams, Task},
     params,
@@ -18,7 +20,7 @@ params!(
     EncodeRun { block: u32, offset: u32, row: u32, count: u32 }
 );
 params!(
-    /// Of `encode_coded`.
+    /// Of `encode_*`, but `encode_exact`.
     EncodeParams {
         kv_heads: u32,
         head_dim: u32,
@@ -79,82 +81,10 @@ const THRESHOLDS: usize = 32;
 pub(super) const TILE_ROWS: usize = 4;
 
 /// Formats of keys and values that have an `attend_coded_*` of their own.
-const OWN_KERNEL: [(u32, u32); 7] =
-    [(2, 2), (3, 3), (3, 14), (13, 13), (14, 14), (23, 23), (24, 24)];
-
-/// How one side's rows are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RowFormat {
-    /// Halves, row after row.
-    Halves,
-    /// Affine codes of 4 or 8 bits.
-    Affine {
-        /// Bits an element.
-        bits: usize,
-        /// Elements that share a scale.
-        group: usize,
-    },
-    /// Scalar codes of 1 to 5 bits of rotated rows.
-    Scalar {
-        /// Bits an element.
-        bits: usize,
-    },
-    /// Trellis codes of 2 to 4 bits of rotated rows.
-    Trellis {
-        /// Bits an element.
-        bits: usize,
-        /// First rows of a block that stay halves until there is a centre; 0 for values, which
-        /// have none.
-        young: usize,
-    },
-}
-
-impl RowFormat {
-    /// As the kernels number it.
-    fn number(self) -> u32 {
-        match self {
-            Self::Halves => 0,
-            Self::Affine { bits: 4, .. } => 2,
-            Self::Affine { .. } => 3,
-            Self::Scalar { bits } => 10 + bits as u32,
-            Self::Trellis { bits, .. } => 20 + bits as u32,
-        }
-    }
-
-    fn group(self) -> u32 {
-        if let Self::Affine { group, .. } = self { group as u32 } else { 1 }
-    }
-
-    fn is_rotated(self) -> bool {
-        matches!(self, Self::Scalar { .. } | Self::Trellis { .. })
-    }
-}
-
-/// One side of a compressed cache.
-#[derive(Debug, Clone)]
-pub struct CodedSide {
-    /// How rows are stored.
-    pub format: RowFormat,
-    /// Bytes of a head region, a multiple of 16.
-    pub region: usize,
-    /// What codes stand for, before a row's scale; at most 64.
-    pub levels: Vec<f32>,
-    /// Levels are whole multiples of it, up to 127.
-    pub step: f32,
-    /// Where one scalar code ends and the next begins; at most 32.
-    pub thresholds: Vec<f32>,
-}
-
-/// A rotation by random signs and Hadamard matrices.
-#[derive(Debug, Clone, Default)]
-pub struct Signs {
-    /// Of each round, an element each.
-    pub rounds: Vec<Vec<f32>>,
-    /// Paley's matrix `[order, order]`; empty for order 1.
-    pub paley: Vec<f32>,
-    /// Of Paley's matrix.
-    pub order: usize,
-}
+const OWN_KERNEL: [(u32, u32); 9] =
+    [(2, 2), (3, 3), (3, 14), (13, 13), (14, 14), (23, 23), (24, 24), (43, 13), (44, 14)];
+/// Wide trellis codes have one for each size of heads: they are attended to by no other.
+const WIDE: (u32, u32) = (33, 33);
 
 /// Pages of a layer: keys, values, and the exact rows of both.
 #[derive(Debug, Clone, Copy)]
@@ -180,20 +110,24 @@ pub struct CodedCache {
 }
 
 impl CodedCache {
-    /// Checks that there are kernels for it, and places its tables.
+    /// Checks that there are kernels for it, and places its tables. `sketch` is the second rotation of
+    /// keys that have one.
     ///
     /// # Errors
-    /// There are no kernels for heads of this size, or there is no memory.
+    /// There are no kernels for heads of this size or for these sides, or there is no memory.
     pub fn new(
         gpu: &Gpu,
         (kv_heads, head_dim): (usize, usize),
-        k: CodedSide,
-        v: CodedSide,
+        (k, v): (CodedSide, CodedSide),
         rotation: &Signs,
+        sketch: &Signs,
     ) -> Result<Self> {
         if head_dim == 0 || head_dim > MAX_HEAD || !head_dim.is_multiple_of(8) {
             let expected = format!("heads of a multiple of 8 up to {MAX_HEAD}");
             return Err(TensorError::shape("gpu kv cache", expected, &[head_dim]));
+        }
+        if let Some(op) = refused(k.format, v.format) {
+            return Err(TensorError::Device { op, device: gpu.name() });
         }
         let padded = |x: &[f32], n: usize| -> Vec<f32> {
             let rest = std::iter::repeat(f32::INFINITY);
@@ -202,8 +136,13 @@ impl CodedCache {
         let levels = |side: &CodedSide| padded(&side.levels, LEVELS);
         let mut constants = levels(&k);
         constants.extend(levels(&v));
-        constants.extend(rotation.rounds.iter().flatten());
-        constants.extend(&rotation.paley);
+        for rotation in [rotation, sketch] {
+            constants.extend(rotation.rounds.iter().flatten());
+            constants.extend(&rotation.paley);
+        }
+        if let RowFormat::Wide { .. } = k.format {
+            constants.extend(&k.levels);
+        }
         let mut thresholds = padded(&k.thresholds, THRESHOLDS);
         thresholds.extend(padded(&v.thresholds, THRESHOLDS));
         Ok(Self {
@@ -223,15 +162,28 @@ impl CodedCache {
         if side.format.is_rotated() { self.rounds } else { 0 }
     }
 
-    /// There are kernels for some pairs of formats, and one for all.
-    fn attend_kernel(&self) -> String {
+    /// There are kernels for some pairs of formats, one for all keys with a sketch, and one for all others;
+    /// those of the formats that few take have a file of their own.
+    fn attend_kernel(&self) -> (&'static str, String) {
         let rings = if self.head_dim > 128 { 16 } else { 8 };
         let (k, v) = (self.k.format.number(), self.v.format.number());
-        if rings == 8 && OWN_KERNEL.contains(&(k, v)) {
-            format!("attend_coded_{rings}_of_{k}_{v}")
-        } else {
-            format!("attend_coded_{rings}")
+        let sketched = if self.is_sketched() { "sketched_" } else { "" };
+        let own = rings == 8 && OWN_KERNEL.contains(&(k, v)) || (k, v) == WIDE;
+        let pair = if own { format!("_of_{k}_{v}") } else { String::new() };
+        let family = if self.is_sketched() || (k, v) == WIDE { "coded_more" } else { "coded" };
+        (family, format!("attend_coded_{sketched}{rings}{pair}"))
+    }
+
+    fn encode_kernel(&self) -> &'static str {
+        match self.k.format {
+            RowFormat::Sketched { .. } => "encode_sketched",
+            RowFormat::Wide { .. } => "encode_wide",
+            _ => "encode_coded",
         }
+    }
+
+    fn is_sketched(&self) -> bool {
+        matches!(self.k.format, RowFormat::Sketched { .. })
     }
 
     fn rows<'a>(&self, x: &'a Tensor) -> Result<&'a GpuTensor> {
@@ -260,7 +212,6 @@ impl CodedCache {
         pages: CodedPages<'_>,
     ) -> Result<()> {
         let (k, v) = (self.rows(k)?, self.rows(v)?);
-        let young = if let RowFormat::Trellis { young, .. } = self.k.format { young } else { 0 };
         let params = EncodeParams {
             kv_heads: self.kv_heads as u32,
             head_dim: self.head_dim as u32,
@@ -269,7 +220,7 @@ impl CodedCache {
             k_region: count("kv write", self.k.region)?,
             k_group: self.k.format.group(),
             k_rounds: self.rounds_of(&self.k),
-            young: young as u32,
+            young: self.k.format.young(),
             v_format: self.v.format.number(),
             v_region: count("kv write", self.v.region)?,
             v_group: self.v.format.group(),
@@ -278,7 +229,7 @@ impl CodedCache {
         for (runs, n) in &writes.waves {
             self.gpu.launch(&Launch {
                 family: "encode",
-                kernel: "encode_coded",
+                kernel: self.encode_kernel(),
                 grid: [*n, self.kv_heads as u32, 2],
                 threads: 256,
                 operands: &[
@@ -407,11 +358,11 @@ impl CodedCache {
             k_step: self.k.step,
             v_step: self.v.step,
         };
-        let kernel = self.attend_kernel();
+        let (family, kernel) = self.attend_kernel();
         let parts = plan.group.div_ceil(TILE_ROWS);
         let exact = pages.exact.unwrap_or(pages.coded);
         self.gpu.launch(&Launch {
-            family: "coded",
+            family,
             kernel: &kernel,
             grid: [plan.n_tiles, (self.kv_heads * parts) as u32, plan.spans as u32],
             threads: 128,

@@ -20,15 +20,18 @@ pub struct Family {
 
 /// What the files include.
 const HEADERS: &[(&str, &str)] = &[
+    ("coded_attend.h", include_str!("../../../../kernels/include/taper/coded_attend.h")),
     ("coded_keys.h", include_str!("../../../../kernels/include/taper/coded_keys.h")),
     ("codes.h", include_str!("../../../../kernels/include/taper/codes.h")),
     ("common.h", include_str!("../../../../kernels/include/taper/common.h")),
     ("copies.h", include_str!("../../../../kernels/include/taper/copies.h")),
+    ("encoding.h", include_str!("../../../../kernels/include/taper/encoding.h")),
     ("packed.h", include_str!("../../../../kernels/include/taper/packed.h")),
     ("rows.h", include_str!("../../../../kernels/include/taper/rows.h")),
     ("rotation.h", include_str!("../../../../kernels/include/taper/rotation.h")),
     ("activation.h", include_str!("../../../../kernels/include/taper/activation.h")),
     ("tile.h", include_str!("../../../../kernels/include/taper/tile.h")),
+    ("wide_walk.h", include_str!("../../../../kernels/include/taper/wide_walk.h")),
     ("wide.h", include_str!("../../../../kernels/include/taper/wide.h")),
     ("widened.h", include_str!("../../../../kernels/include/taper/widened.h")),
     ("weights.h", include_str!("../../../../kernels/include/taper/weights.h")),
@@ -113,6 +116,7 @@ pub const FAMILIES: &[Family] = &[
     ),
     family!("attend_tile", "attention", [attention::AttendTile, attention::AttendParams]),
     family!("coded", "attention", [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]),
+    family!("coded_more", "attention", [coded::CodedTile, coded::CodedParams]),
     family!("encode", "attention", [coded::EncodeRun, coded::EncodeParams, coded::ExactParams]),
     family!(
         "experts",

@@ -18,6 +18,7 @@ use std::path::Path;
 pub mod attention;
 mod backend;
 pub mod coded;
+mod coded_format;
 mod coded_plan;
 pub mod conformance;
 mod edits;

@@ -28,7 +28,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "at.y * group + at.z * AT_ONCE, n",
         "at.y * group, n",
     ),
-    mutant("score", "a centre left out", "centred ? x + centre_at(centre, e) : x", "x"),
+    mutant("score", "a centre left out", "if (centred) x += centre_at(centre, e);", ""),
+    mutant(
+        "score",
+        "another table of levels",
+        "is_wide(p.format) ? constants_after(rotation) : constants",
+        "constants",
+    ),
+    mutant(
+        "score",
+        "a sketch not rotated back",
+        "rotate_back(row, scratch + sg * MAX_DIM, sketch_after(rotation), lane);",
+        "",
+    ),
     mutant(
         "score",
         "young rows as codes",
