@@ -19,6 +19,7 @@ pub mod attention;
 mod backend;
 pub mod coded;
 mod coded_plan;
+pub mod compact;
 pub mod conformance;
 mod edits;
 mod experts;
