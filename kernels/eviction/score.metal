@@ -29,16 +29,6 @@ inline float widen(device const half* p) { return float(*p); }
 inline float widen(device const float* p) { return *p; }
 inline float widen(device const bf16* p) { return as_type<float>(uint(p->bits) << 16); }
 
-// One element of an affine row.
-INLINE float affine_at(Rows of, uint token, uint e) {
-    const uint bits = of.format == AFFINE4 ? 4 : 8;
-    const uint codes = of.d * bits / 8, groups = (of.d + of.group - 1) / of.group;
-    device const uchar* row = of.region + token * (codes + 4 * groups);
-    const uint pair = *(device const uint*)(row + codes + 4 * (e / of.group));
-    const uint code = uint(row[e * bits / 8]) >> (e * bits % 8) & ((1u << bits) - 1u);
-    return fma(float(code), half_of(pair), half_of(pair >> 16));
-}
-
 template <typename KV>
 INLINE void key_scores(
     device const KV* pages, device const float* vectors, device const float* weights,
@@ -100,30 +90,6 @@ struct CodedKeyScoreParams {
     uint order;
 };
 
-// Which level an element has: its code, in a trellis with the bits that come before it in its ring, or in its
-// row, going round.
-INLINE uint level_of(Rows of, uint token, uint e) {
-    const uint bits = bits_of(of.format), i = e % RING;
-    if (is_sketched(of.format)) {
-        device const uchar* at = sketched_row(of, token) + e * (bits - 1) / 8;
-        return (uint(at[0]) | uint(at[1]) << 8) >> e * (bits - 1) % 8 & ((1u << (bits - 1)) - 1u);
-    }
-    if (of.format == SCALAR + 4) {
-        device const uchar* tile = of.region + (token / 4 * of.rings + e / RING) * 32;
-        return uint(tile[token % 2 * 16 + i]) >> (token % 4 / 2 * 4) & 15u;
-    }
-    if (is_wide(of.format)) {
-        uint words[2];
-        load_wide(of, token, e / RING, words);
-        return wide_level_at(words, int(i)) / 2;
-    }
-    const uint lead = is_trellis(of.format) ? 6 - bits : 0;
-    device const ushort* ring = (device const ushort*)(of.region + ((token / 4 * of.rings + e / RING) * 4 + token % 4) * 2 * bits);
-    const uint start = (i * bits + RING * bits - lead) % (RING * bits);
-    const uint word = uint(ring[start / 16]) | uint(ring[(start / 16 + 1) % bits]) << 16;
-    return word >> start % 16 & ((1u << (bits + lead)) - 1u);
-}
-
 kernel void coded_key_scores(
     device const uchar* pages [[buffer(0)]],
     device const float* vectors [[buffer(1)]],
@@ -158,15 +124,7 @@ kernel void coded_key_scores(
             rotate_back(row, scratch + sg * MAX_DIM, sketch_after(rotation), lane);
         }
         for (uint e = lane; e < d; e += 32) {
-            float x;
-            if (keys.format == HALF_ROWS) {
-                x = half_of(half_bits_at(keys, token, e));
-            } else if (keys.format > SCALAR) {
-                x = scale * levels[level_of(keys, token, e)];
-            } else {
-                x = affine_at(keys, token, e);
-            }
-            if (centred) x += centre_at(centre, e);
+            const float x = element_of(keys, token, e, scale, levels, true) + (centred ? centre_at(centre, e) : 0.0f);
             row[e] = is_sketched(p.format) ? row[e] + x : x;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,19 +1,21 @@
-// The next token of each row: temperature, min_p, top_k, top_p and a seeded draw, or the likeliest; and
-// what log probabilities are made of. Four bytes a row come back to the host, and more where log
-// probabilities are wanted.
+// The next token of each row: temperature, min_p, top_k, top_p, typical_p and a seeded draw, or the
+// likeliest; and what log probabilities are made of. Four bytes a row come back to the host, and more where
+// log probabilities are wanted.
 //
-// logits [*, vocab] f32, rows [n] SampleRow -> out: tokens [n], then a record of DETAILS words a row:
-// logit of the token, largest logit, mass of the softmax (low and high word), tokens listed, and their
-// ids and logits, likeliest first. A record is written where its row asks for one. A token is NONE
-// where the row has a NaN or positive infinity, has nothing finite, or has more than CANDIDATES equal
-// logits where a filter ends: the host chooses then.
+// logits [*, vocab] f32, copies [*, vocab] edited ones (edit.metal), rows [n] SampleRow -> out: tokens [n],
+// then a record of DETAILS words a row: logit of the token, largest logit, mass of the softmax (low and high
+// word), tokens listed, and their ids and logits, likeliest first. A record is written where its row asks
+// for one, and is of the logits, wherever the token is chosen. A token is NONE where a row that is read has
+// a NaN or positive infinity, has nothing finite, or has more than CANDIDATES equal logits where a filter
+// ends: the host chooses then.
 //
 // A token's mass is a whole number of 2^-40 of the likeliest's, so that sums do not depend on their
-// order and the same token comes out as on the host. Tokens are ranked by logit, then by id; every
-// filter keeps the first of that order. A histogram over the logits finds the narrow range in which a
-// filter ends, and what lies there is put in order.
+// order and the same token comes out as on the host. Tokens are ranked by logit, or by how near they are to
+// the entropy, then by id; every filter keeps the first of that order. A histogram over the ranks finds the
+// narrow range in which a filter ends, and what lies there is put in order.
 // Grid: x rows. Threads: 1024. Reference: taper_sampler::Sampler.
 #include "taper/common.h"
+#include "taper/sums.h"
 
 constant uint NONE = 0xffffffffu;
 enum { THREADS = 1024, CANDIDATES = 1024, LISTED = 20, DETAILS = 5 + 2 * LISTED };
@@ -22,10 +24,12 @@ enum { AHEAD = 8 };
 
 struct SampleRow {
     uint row;        // of the logits
+    uint edited;     // of the copies; NONE chooses from the logits
     float inv_t;     // 1 / temperature; 0 takes the likeliest
     float min_d;     // least scaled logit below the likeliest's
     uint top_k;      // 0 keeps all
     uint top_p;      // in 2^-32; 0 keeps all
+    uint typical_p;  // likewise
     uint bits_low;   // of the draw
     uint bits_high;
     uint listed;     // 0 wants no log probabilities, n + 1 those of the n likeliest
@@ -56,10 +60,10 @@ INLINE float exponential(float x) {
     return y * as_type<float>((as_type<uint>(shifted) + 127u) << 23);
 }
 
-// e^d in units of 2^-40, to nearest and even.
-INLINE ulong mass(float d) {
-    if (!(d > -28.5f)) return 0;
-    const uint bits = as_type<uint>(exponential(d));
+// A number from 0 to 1 in units of 2^-40, to nearest and even.
+INLINE ulong units(float x) {
+    if (!(x > 4.5474735088646412e-13f)) return 0;
+    const uint bits = as_type<uint>(x);
     const uint whole = (bits & 0x7fffffu) | 0x800000u, exponent = bits >> 23;
     if (exponent >= 110) return ulong(whole) << (exponent - 110);
     const uint down = 110 - exponent, half_unit = 1u << (down - 1);
@@ -67,35 +71,11 @@ INLINE ulong mass(float d) {
     return quotient + (rest > half_unit || (rest == half_unit && (quotient & 1)) ? 1u : 0u);
 }
 
-// The high word of a product.
-INLINE ulong high(ulong a, ulong b) {
-    const ulong a0 = a & NONE, a1 = a >> 32, b0 = b & NONE, b1 = b >> 32;
-    const ulong low = a0 * b0, one = a1 * b0 + (low >> 32), other = a0 * b1 + (one & NONE);
-    return a1 * b1 + (one >> 32) + (other >> 32);
-}
+// From this scaled distance on there is no mass.
+constant float MASSLESS = -28.5f;
 
-INLINE ulong from_lane(ulong v, uint lane) {
-    return ulong(simd_shuffle(uint(v >> 32), ushort(lane))) << 32 | simd_shuffle(uint(v), ushort(lane));
-}
-
-// Sums over this thread and those before it, and over all.
-INLINE ulong prefix(ulong v, threadgroup ulong* sums, uint tid, thread ulong& total) {
-    const uint lane = tid % 32;
-    for (uint m = 1; m < 32; m *= 2) {
-        const ulong other = from_lane(v, (lane - m) & 31u);
-        if (lane >= m) v += other;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (lane == 31) sums[tid / 32] = v;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    total = 0;
-    ulong before = 0;
-    for (uint i = 0; i < 32; ++i) {
-        if (i == tid / 32) before = total;
-        total += sums[i];
-    }
-    return before + v;
-}
+INLINE ulong mass(float d) { return d > MASSLESS ? units(exponential(d)) : 0; }
+INLINE ulong moment(float d) { return d > MASSLESS ? units(exponential(d) * -d) : 0; }
 
 // AHEAD logits from `id` on, `step` apart; -INFINITY, which no filter keeps, from `limit` on.
 INLINE void read_ahead(device const float* x, uint id, uint step, uint limit, thread float* v) {
@@ -108,7 +88,7 @@ INLINE bool ranks(float x, uint id, float other, uint other_id) {
     return x > other || (x == other && id <= other_id);
 }
 
-// Which tokens: those of one bucket of the logits, of one bucket within it, and of a rank. NONE is any.
+// Which tokens: those of one bucket of the ranks, of one bucket within it, and up to a rank. NONE is any.
 struct Part {
     uint coarse;
     uint fine;
@@ -122,6 +102,12 @@ struct Row {
     float largest;
     float inv_t;
     float min_d;
+    // Whether tokens are ranked by how far their distances from the likeliest are from the mean, of those up
+    // to the last one by logit.
+    bool typical;
+    float mean;
+    float last;
+    uint last_id;
 };
 
 INLINE ulong mass_of(thread const Row& row, float v) {
@@ -129,31 +115,50 @@ INLINE ulong mass_of(thread const Row& row, float v) {
     return d >= row.min_d ? mass(d) : 0;
 }
 
-// Buckets of 1/16: the last one is open. They never fall as logits fall.
-INLINE uint coarse(thread const Row& row, float v) {
-    return uint(min((row.largest - v) * 16.0f, 1023.0f));
+INLINE ulong moment_of(thread const Row& row, float v) {
+    const float d = (v - row.largest) * row.inv_t;
+    return d >= row.min_d ? moment(d) : 0;
+}
+
+// What orders tokens, the largest first; -INFINITY, which no filter keeps.
+INLINE float rank_of(thread const Row& row, float v, uint id) {
+#pragma clang fp contract(off)
+    if (!row.typical) return v;
+    const float d = (v - row.largest) * row.inv_t;
+    if (!(d > MASSLESS && d >= row.min_d && ranks(v, id, row.last, row.last_id))) return -INFINITY;
+    const float off = d + row.mean;
+    return -abs(off);
+}
+
+INLINE float behind_first(thread const Row& row, float rank) {
+    return row.typical ? -rank : row.largest - rank;
+}
+
+// Buckets of 1/16: the last one is open. They never fall as ranks fall.
+INLINE uint coarse(thread const Row& row, float rank) {
+    return uint(min(behind_first(row, rank) * 16.0f, 1023.0f));
 }
 
 // A bucket's 1024 parts.
-INLINE uint fine(thread const Row& row, float v, uint bucket) {
+INLINE uint fine(thread const Row& row, float rank, uint bucket) {
 #pragma clang fp contract(off)
-    const float at = (row.largest - v) * 16.0f;
+    const float at = behind_first(row, rank) * 16.0f;
     const float within = at - float(bucket);
     return uint(min(within * 1024.0f, 1023.0f));
 }
 
-INLINE bool has(thread const Row& row, float v, uint id, thread const Part& part) {
-    if (!(v > -INFINITY)) return false;
-    if (part.coarse != NONE && coarse(row, v) != part.coarse) return false;
-    if (part.fine != NONE && fine(row, v, part.coarse) != part.fine) return false;
-    return ranks(v, id, part.last, part.last_id);
+INLINE bool has(thread const Row& row, float rank, uint id, thread const Part& part) {
+    if (!(rank > -INFINITY)) return false;
+    if (part.coarse != NONE && coarse(row, rank) != part.coarse) return false;
+    if (part.fine != NONE && fine(row, rank, part.coarse) != part.fine) return false;
+    return ranks(rank, id, part.last, part.last_id);
 }
 
 struct Shared {
     threadgroup atomic_uint* counts;
     threadgroup atomic_uint* lows;
     threadgroup atomic_uint* highs;
-    threadgroup float* values;
+    threadgroup float* ranks;
     threadgroup uint* ids;
     threadgroup ulong* sums;
     threadgroup ulong* found;  // bucket or place, and what comes before
@@ -180,8 +185,10 @@ INLINE Bin histogram(thread const Row& row, uint bucket, thread const Shared& at
         float v[AHEAD];
         read_ahead(row.x, first, THREADS, row.vocab, v);
         UNROLL for (int i = 0; i < AHEAD; ++i) {
-            if (!has(row, v[i], first + uint(i) * THREADS, part)) continue;
-            const uint to = bucket == NONE ? coarse(row, v[i]) : fine(row, v[i], bucket);
+            const uint id = first + uint(i) * THREADS;
+            const float rank = rank_of(row, v[i], id);
+            if (!has(row, rank, id, part)) continue;
+            const uint to = bucket == NONE ? coarse(row, rank) : fine(row, rank, bucket);
             atomic_fetch_add_explicit(at.counts + to, 1u, memory_order_relaxed);
             const ulong m = mass_of(row, v[i]);
             if (m == 0) continue;
@@ -213,19 +220,20 @@ INLINE uint gather(thread const Row& row, thread const Part& part, thread const 
         read_ahead(row.x, first, THREADS, row.vocab, v);
         UNROLL for (int i = 0; i < AHEAD; ++i) {
             const uint id = first + uint(i) * THREADS;
-            if (!has(row, v[i], id, part)) continue;
+            const float rank = rank_of(row, v[i], id);
+            if (!has(row, rank, id, part)) continue;
             const uint to = atomic_fetch_add_explicit(at.counts, 1u, memory_order_relaxed);
-            at.values[to] = v[i], at.ids[to] = id;
+            at.ranks[to] = rank, at.ids[to] = id;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint n = atomic_load_explicit(at.counts, memory_order_relaxed);
-    const float v = tid < n ? at.values[tid] : 0.0f;
+    const float rank = tid < n ? at.ranks[tid] : 0.0f;
     const uint id = tid < n ? at.ids[tid] : 0u;
     uint before = 0;
-    for (uint i = 0; tid < n && i < n; ++i) before += ranks(at.values[i], at.ids[i], v, id) ? 1 : 0;
+    for (uint i = 0; tid < n && i < n; ++i) before += ranks(at.ranks[i], at.ids[i], rank, id) ? 1 : 0;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (tid < n) at.values[before - 1] = v, at.ids[before - 1] = id;
+    if (tid < n) at.ranks[before - 1] = rank, at.ids[before - 1] = id;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     return n;
 }
@@ -280,20 +288,20 @@ INLINE End filter_end(
         if (!end.known) return end;
     }
     const uint n = gather(row, part, at, tid);
-    const ulong own = tid < n ? mass_of(row, at.values[tid]) : 0;
+    const ulong own = tid < n ? mass_of(row, row.x[at.ids[tid]]) : 0;
     Bin bin;
     bin.count = tid < n ? 1 : 0, bin.count_before = tid;
     bin.mass = own, bin.mass_before = prefix(own, at.sums, tid, bin.mass_total) - own;
     find(bin, by_mass, goal, at, tid, bucket);
-    end.last = at.values[bucket[0]], end.last_id = at.ids[bucket[0]];
-    end.mass = mass_before + bucket[3] + mass_of(row, end.last);
+    end.last = at.ranks[bucket[0]], end.last_id = at.ids[bucket[0]];
+    end.mass = mass_before + bucket[3] + mass_of(row, row.x[end.last_id]);
     return end;
 }
 
-// The mass of the tokens up to `end`, in 32 parts of the ids from `first` on, each of `each` ids: one
-// a simdgroup.
+// The mass of the tokens up to `end`, or their moments, in 32 parts of the ids from `first` on, each of
+// `each` ids: one a simdgroup.
 INLINE void part_masses(
-    thread const Row& row, thread const End& end, uint first, uint each, uint limit,
+    thread const Row& row, thread const End& end, bool moments, uint first, uint each, uint limit,
     thread const Shared& at, uint tid)
 {
     const uint from = first + tid / 32 * each, to = min(from + each, limit);
@@ -302,7 +310,9 @@ INLINE void part_masses(
         float v[AHEAD];
         read_ahead(row.x, id, 32, to, v);
         UNROLL for (int i = 0; i < AHEAD; ++i) {
-            if (ranks(v[i], id + uint(i) * 32, end.last, end.last_id)) sum += mass_of(row, v[i]);
+            const uint own = id + uint(i) * 32;
+            if (!ranks(rank_of(row, v[i], own), own, end.last, end.last_id)) continue;
+            sum += moments ? moment_of(row, v[i]) : mass_of(row, v[i]);
         }
     }
     for (uint m = 16; m > 0; m /= 2) sum += from_lane(sum, (tid % 32) ^ m);
@@ -323,7 +333,7 @@ INLINE uint draw(thread const Row& row, thread const End& end, ulong bits, threa
     ulong left = 0;
     do {
         each = (each + 31) / 32;
-        part_masses(row, end, first, each, limit, at, tid);
+        part_masses(row, end, false, first, each, limit, at, tid);
         if (limit - first == row.vocab) left = high(bits, sum_of_parts(at));
         uint part = 0;
         while (part < 31 && left >= at.sums[part]) left -= at.sums[part++];
@@ -332,30 +342,14 @@ INLINE uint draw(thread const Row& row, thread const End& end, ulong bits, threa
     return first;
 }
 
-kernel void sample(
-    device const float* logits [[buffer(0)]],
-    device const SampleRow* rows [[buffer(1)]],
-    device uint* out [[buffer(2)]],
-    constant SampleParams& p [[buffer(3)]],
-    uint at_row [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]])
-{
-    threadgroup atomic_uint counts[THREADS];
-    threadgroup atomic_uint lows[THREADS];
-    threadgroup atomic_uint highs[THREADS];
-    threadgroup float values[CANDIDATES];
-    threadgroup uint ids[CANDIDATES];
-    threadgroup ulong sums[32];
-    threadgroup ulong found[4];
-    const Shared at = {counts, lows, highs, values, ids, sums, found};
-    const SampleRow want = rows[at_row];
-    Row row = {logits + size_t(want.row) * p.vocab, p.vocab, -INFINITY, want.inv_t, want.min_d};
-
+// The likeliest token, whose logit the row then has; NONE if the row cannot be chosen from.
+INLINE uint scan(thread Row& row, thread const Shared& at, uint tid) {
     uint best = NONE;
     float refused = 0.0f;
-    for (uint id = tid; id < p.vocab; id += AHEAD * THREADS) {
+    row.largest = -INFINITY;
+    for (uint id = tid; id < row.vocab; id += AHEAD * THREADS) {
         float v[AHEAD];
-        read_ahead(row.x, id, THREADS, p.vocab, v);
+        read_ahead(row.x, id, THREADS, row.vocab, v);
         UNROLL for (int i = 0; i < AHEAD; ++i) {
             if (!(v[i] < INFINITY)) refused = 1.0f;
             if (v[i] > row.largest) row.largest = v[i], best = id + uint(i) * THREADS;
@@ -370,57 +364,121 @@ kernel void sample(
         }
         // Once more, over what the simdgroups have found.
         if (pass == 0) {
-            if (tid % 32 == 0) values[tid / 32] = row.largest, ids[tid / 32] = best, values[32 + tid / 32] = refused;
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            row.largest = values[tid % 32], best = ids[tid % 32], refused = values[32 + tid % 32];
+            if (tid % 32 == 0) at.ranks[tid / 32] = row.largest, at.ids[tid / 32] = best, at.ranks[32 + tid / 32] = refused;
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            row.largest = at.ranks[tid % 32], best = at.ids[tid % 32], refused = at.ranks[32 + tid % 32];
         }
     }
-    if (refused > 0.0f || best == NONE) {
-        if (tid == 0) out[at_row] = NONE;
-        return;
-    }
+    return refused > 0.0f ? NONE : best;
+}
 
-    device uint* record = out + p.rows + at_row * DETAILS;
-    const bool draws = want.inv_t > 0.0f;
-    Bin all;
-    all.mass_total = 0;
-    if (want.top_k > 0 || want.top_p > 0 || want.listed > 1) all = histogram(row, NONE, at, tid);
-    End end = {true, -INFINITY, NONE, all.mass_total};
+// Writes a record but for the token's logit; false where its last tokens are too many equal ones.
+INLINE bool list(
+    Row row, thread const Bin& all, uint n, device uint* record, thread const Shared& at, uint tid)
+{
     uint listed = 0;
-    // The tokens to be listed, then the filters: the last end is where they end.
+    if (n > 0) {
+        const End end = filter_end(row, all, false, n, at, tid);
+        if (!end.known) return false;
+        const Part part = {NONE, NONE, end.last, end.last_id};
+        listed = gather(row, part, at, tid);
+        if (tid < listed) {
+            const uint id = at.ids[tid];
+            record[5 + 2 * tid] = id, record[6 + 2 * tid] = as_type<uint>(row.x[id]);
+        }
+    }
+    row.inv_t = 1.0f, row.min_d = -INFINITY;
+    const End last = {true, -INFINITY, NONE, 0};
+    part_masses(row, last, false, 0, (row.vocab + 31) / 32, row.vocab, at, tid);
+    const ulong total = sum_of_parts(at);
+    if (tid == 0) {
+        record[1] = as_type<uint>(row.largest);
+        record[2] = uint(total), record[3] = uint(total >> 32), record[4] = listed;
+    }
+    return true;
+}
+
+// Ranks the tokens up to `end` by how near they are to the entropy. A token's distance from it is that of
+// its distance from the likeliest from the mean one, which is rounded down to a multiple of 2^-24.
+INLINE void rank_typical(thread Row& row, thread const End& end, thread const Shared& at, uint tid) {
+    part_masses(row, end, true, 0, (row.vocab + 31) / 32, row.vocab, at, tid);
+    const ulong moments = sum_of_parts(at);
+    uint steps = uint(moments / end.mass);
+    ulong rest = moments % end.mass;
+    for (uint i = 0; i < 24; ++i) {
+        rest *= 2, steps *= 2;
+        if (rest >= end.mass) rest -= end.mass, steps += 1;
+    }
+    row.typical = true, row.mean = float(steps) * 5.9604644775390625e-8f;
+    row.last = end.last, row.last_id = end.last_id;
+}
+
+// A share of a mass in 2^-32, rounded up; 0 is none.
+INLINE ulong part_of(ulong mass, uint share) {
+    if (share == 0) return 0;
+    const ulong low = share * (mass & NONE);
+    return max(share * (mass >> 32) + ((low + NONE) >> 32), ulong(1));
+}
+
+// Where the last filter ends, in the order that the row then has.
+INLINE End filters(thread Row& row, Bin all, thread const SampleRow& want, thread const Shared& at, uint tid) {
+    End end = {true, -INFINITY, NONE, all.mass_total};
     for (uint pass = 0; pass < 3 && end.known; ++pass) {
         ulong goal = want.top_k;
-        if (pass == 0) goal = max(want.listed, 1u) - 1;
+        if (pass > 0) goal = part_of(end.mass, pass == 1 ? want.top_p : want.typical_p);
+        if (goal == 0) continue;
         if (pass == 2) {
-            const ulong low = want.top_p * (end.mass & NONE);
-            goal = want.top_p * (end.mass >> 32) + ((low + NONE) >> 32);
-            if (want.top_p > 0) goal = max(goal, ulong(1));
+            rank_typical(row, end, at, tid);
+            all = histogram(row, NONE, at, tid);
         }
-        if (goal == 0 || (pass > 0 && !draws)) continue;
-        const End found_end = filter_end(row, all, pass == 2, goal, at, tid);
-        if (pass > 0 || !found_end.known) {
-            end = found_end;
-            continue;
-        }
-        const Part part = {NONE, NONE, found_end.last, found_end.last_id};
-        listed = gather(row, part, at, tid);
-        if (tid < listed) record[5 + 2 * tid] = ids[tid], record[6 + 2 * tid] = as_type<uint>(values[tid]);
+        end = filter_end(row, all, pass > 0, goal, at, tid);
     }
-    if (!end.known) {
-        if (tid == 0) out[at_row] = NONE;
-        return;
+    return end;
+}
+
+kernel void sample(
+    device const float* logits [[buffer(0)]],
+    device const float* copies [[buffer(1)]],
+    device const SampleRow* rows [[buffer(2)]],
+    device uint* out [[buffer(3)]],
+    constant SampleParams& p [[buffer(4)]],
+    uint at_row [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
+{
+    threadgroup atomic_uint counts[THREADS];
+    threadgroup atomic_uint lows[THREADS];
+    threadgroup atomic_uint highs[THREADS];
+    threadgroup float ranks[CANDIDATES];
+    threadgroup uint ids[CANDIDATES];
+    threadgroup ulong sums[32];
+    threadgroup ulong found[4];
+    const Shared at = {counts, lows, highs, ranks, ids, sums, found};
+    const SampleRow want = rows[at_row];
+    const bool draws = want.inv_t > 0.0f, is_edited = want.edited != NONE;
+    const bool filtered = draws && (want.top_k > 0 || want.top_p > 0 || want.typical_p > 0);
+    device const float* own = logits + size_t(want.row) * p.vocab;
+    device uint* record = out + p.rows + at_row * DETAILS;
+    Row row = {own, p.vocab, -INFINITY, want.inv_t, want.min_d, false, 0.0f, 0.0f, 0};
+    Bin all;
+    all.mass_total = 0;
+    uint token = 0;
+    if (want.listed > 0 || !is_edited) {
+        token = scan(row, at, tid);
+        const bool counted = want.listed > 1 || (filtered && !is_edited);
+        if (token != NONE && counted) all = histogram(row, NONE, at, tid);
     }
-    const ulong bits = ulong(want.bits_high) << 32 | want.bits_low;
-    const uint token = draws ? draw(row, end, bits, at, tid) : best;
-    if (want.listed > 0) {
-        row.inv_t = 1.0f, row.min_d = -INFINITY;
-        const End last = {true, -INFINITY, NONE, 0};
-        part_masses(row, last, 0, (p.vocab + 31) / 32, p.vocab, at, tid);
-        const ulong total = sum_of_parts(at);
-        if (tid == 0) {
-            record[0] = as_type<uint>(row.x[token]), record[1] = as_type<uint>(row.largest);
-            record[2] = uint(total), record[3] = uint(total >> 32), record[4] = listed;
-        }
+    if (token != NONE && want.listed > 0 && !list(row, all, want.listed - 1, record, at, tid)) token = NONE;
+    if (token != NONE && is_edited) {
+        row.x = copies + size_t(want.edited) * p.vocab;
+        token = scan(row, at, tid);
+        if (token != NONE && filtered) all = histogram(row, NONE, at, tid);
+    }
+    if (token != NONE && draws) {
+        const End end = filters(row, all, want, at, tid);
+        const ulong bits = ulong(want.bits_high) << 32 | want.bits_low;
+        token = end.known ? draw(row, end, bits, at, tid) : NONE;
     }
     if (tid == 0) out[at_row] = token;
+    if (tid == 0 && token != NONE && want.listed > 0) record[0] = as_type<uint>(own[token]);
 }

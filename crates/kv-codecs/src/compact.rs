@@ -1,7 +1,7 @@
 //! Blocks built anew from rows that stay, as eviction needs them.
 
 use crate::{
-    KvCodecError, KvGeometry, exact,
+    KvCodecError, KvGeometry,
     rows::HalfSide,
     side::{Side, Stays},
 };
@@ -124,8 +124,8 @@ impl SidePages<'_> {
                 if let Some(exact) = row.exact {
                     halves[offset * row_bytes..][..row_bytes].copy_from_slice(exact);
                 } else {
-                    self.side.read(row.region, row.offset, &mut decoded);
-                    exact::write(self.side, self.halves, &mut halves, &[(offset, &decoded)]);
+                    self.side.read_rotated(row.region, row.offset, &mut decoded);
+                    self.halves.write(&mut halves, &[(offset, &decoded)]);
                 }
             }
         }

@@ -65,13 +65,13 @@ pub fn checks(quick: bool) -> Vec<Check> {
         case: Kind::Encode(case),
     });
     let compact = compaction::PLAIN_CODECS.into_iter().map(|name| Check {
-        family: "attend",
+        family: "compact",
         name: format!("compact {name}"),
         tolerance: 0.0,
         case: Kind::Compact(name),
     });
     let moved = compaction::coded_cases(quick).into_iter().map(|case| Check {
-        family: "encode",
+        family: "compact",
         name: format!("compact {case}"),
         // Byte for byte.
         tolerance: 0.0,

@@ -16,8 +16,9 @@ use taper_base::BlockId;
 use taper_tensor::{
     DType, KeyScorer, Projected, Tensor, TensorError,
     gpu::{
-        Buffer, Gpu,
+        self, Buffer, Gpu,
         attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence},
+        compact::Moves,
         key_scores,
     },
     ops,
@@ -133,6 +134,17 @@ fn scoring(params: &AttnParams) -> Scoring {
     Scoring { scale, window, soft_cap }
 }
 
+/// Rows that stay and the blocks that take them, as they are encoded.
+pub(crate) fn moves(
+    gpu: &Gpu,
+    rows: &[KeptRow],
+    into: &[KeptBlock],
+) -> Result<Moves, KvCodecError> {
+    let slots: Vec<_> = rows.iter().map(|row| row.slot).collect();
+    let into: Vec<_> = into.iter().map(|block| block.block.0).collect();
+    Ok(Moves::new(gpu, &slots, &into)?)
+}
+
 /// Slots that pages have room for.
 pub(crate) fn room(bytes: usize, block: usize) -> usize {
     bytes.checked_div(block).unwrap_or(0) * BLOCK_TOKENS
@@ -235,7 +247,6 @@ impl KvCodec for GpuCodec {
         Ok((side(k_pages, &at_k)?, side(v_pages, &at_v)?))
     }
 
-    /// Rows are read and written again, through the host: plain floats stay as they are.
     fn compact(
         &self,
         geometry: KvGeometry,
@@ -243,16 +254,14 @@ impl KvCodec for GpuCodec {
         into: &[KeptBlock],
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
+        let shape = self.shape(geometry)?;
         let slots = room(pages.k.len(), self.block_bytes(geometry).k);
         compact::check(geometry, rows, into, (slots / BLOCK_TOKENS, 0))?;
         if rows.is_empty() {
             return Ok(());
         }
-        let from: Vec<_> = rows.iter().map(|r| r.slot).collect();
-        let (k, v) = self.decode(geometry, &from, pages)?;
-        let first = |i: usize| into[i / BLOCK_TOKENS].block.0 as usize * BLOCK_TOKENS;
-        let to: Vec<_> = (0..rows.len()).map(|i| first(i) + i % BLOCK_TOKENS).collect();
-        self.encode(geometry, &k.to_gpu(&self.gpu)?, &v.to_gpu(&self.gpu)?, &to, pages)
+        let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
+        Ok(gpu::compact::compact(shape, (k, v), &moves(&self.gpu, rows, into)?)?)
     }
 
     fn key_scores(

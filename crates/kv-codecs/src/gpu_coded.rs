@@ -7,7 +7,7 @@
 use crate::{
     AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
     LayerPages, Scheme, SideFormat, TrellisCode, compact,
-    gpu::{Cached, check_batch, known, outside, room},
+    gpu::{Cached, check_batch, known, moves, outside, room},
     gpu_staged::Staged,
     polar::{Polar, sketch_rotation, standard_rotation},
     taper::TaperSide,
@@ -27,6 +27,7 @@ use taper_tensor::{
             CodedCache, CodedPages, CodedPlan, CodedSequence, CodedSide, ExactSlots, ExactTokens,
             RowFormat, Signs, Writes,
         },
+        compact::ExactMoves,
     },
 };
 
@@ -83,6 +84,58 @@ impl GpuCodedCodec {
         let cache = Arc::new(cache);
         caches.push((g, Arc::clone(&cache)));
         Ok(cache)
+    }
+
+    /// Builds the exact blocks of those that are to have one; the codes are where they were still.
+    fn compact_exact(
+        &self,
+        g: KvGeometry,
+        cache: &CodedCache,
+        rows: &[KeptRow],
+        into: &[KeptBlock],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let (mut slots, mut blocks) = (Vec::new(), Vec::new());
+        // Exact blocks that nobody wrote yet have no rows to be read.
+        let written = pages.gpu_exact.is_some();
+        for (block, rows) in into.iter().zip(rows.chunks(g.block_tokens)) {
+            let Some(exact) = block.exact else { continue };
+            blocks.push(exact.0);
+            slots.extend(rows.iter().map(|row| (row.slot, row.exact.filter(|_| written))));
+        }
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
+        let bytes = (pages.exact_k.len(), pages.exact_v.len());
+        let exact = place(&self.gpu, &mut pages.gpu_exact, bytes)?;
+        let moves = ExactMoves::new(&self.gpu, &slots, &blocks)?;
+        Ok(cache.compact_exact((k, v), exact, &moves)?)
+    }
+
+    fn compact_on_host(
+        &self,
+        g: KvGeometry,
+        rows: &[KeptRow],
+        into: &[KeptBlock],
+        pages: &mut LayerPages,
+    ) -> Result<(), KvCodecError> {
+        let size = g.block_tokens;
+        let from = rows.iter().map(|r| r.slot / size);
+        let exact_from = rows.iter().filter_map(|r| r.exact).map(|slot| slot / size);
+        let to = into.iter().map(|b| b.block.0 as usize);
+        let exact_to = into.iter().filter_map(|b| b.exact).map(|b| b.0 as usize);
+        let mut staged = self.bring(g, pages, from.chain(to), exact_from.chain(exact_to))?;
+        let kept: Vec<_> = rows.iter().map(|row| staged.row(g, row)).collect();
+        let built: Vec<_> = into.iter().map(|block| staged.block(block)).collect();
+        self.rows.compact(g, &kept, &built, &mut staged.pages)?;
+        let bytes = (pages.exact_k.len(), pages.exact_v.len());
+        let exact = match into.iter().any(|block| block.exact.is_some()) {
+            true => Some(place(&self.gpu, &mut pages.gpu_exact, bytes)?),
+            false => None,
+        };
+        let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
+        staged.take_back(self.scheme, g, into, ((k, v), exact))
     }
 
     fn bring(
@@ -194,7 +247,8 @@ impl KvCodec for GpuCodedCodec {
         self.rows.decode(g, &slots, &staged.pages)
     }
 
-    /// The blocks are built on the host, by the codec that defines their bytes, and taken back.
+    /// Trellis codes are built on the host, by the codec that defines their bytes, and taken back: a key's
+    /// centre and a scale are relative to a block.
     fn compact(
         &self,
         g: KvGeometry,
@@ -202,29 +256,19 @@ impl KvCodec for GpuCodedCodec {
         into: &[KeptBlock],
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
-        let own = self.block_bytes(g);
+        let (own, cache) = (self.block_bytes(g), self.cache(g)?);
         let blocks = (pages.k.len() / own.k).min(pages.v.len() / own.v);
         let exact_blocks = self.exact_block_bytes(g).map_or(0, |b| pages.exact_k.len() / b.k);
         compact::check(g, rows, into, (blocks, exact_blocks))?;
         if rows.is_empty() {
             return Ok(());
         }
-        let size = g.block_tokens;
-        let from = rows.iter().map(|r| r.slot / size);
-        let exact_from = rows.iter().filter_map(|r| r.exact).map(|slot| slot / size);
-        let to = into.iter().map(|b| b.block.0 as usize);
-        let exact_to = into.iter().filter_map(|b| b.exact).map(|b| b.0 as usize);
-        let mut staged = self.bring(g, pages, from.chain(to), exact_from.chain(exact_to))?;
-        let kept: Vec<_> = rows.iter().map(|row| staged.row(g, row)).collect();
-        let built: Vec<_> = into.iter().map(|block| staged.block(block)).collect();
-        self.rows.compact(g, &kept, &built, &mut staged.pages)?;
-        let bytes = (pages.exact_k.len(), pages.exact_v.len());
-        let exact = match into.iter().any(|block| block.exact.is_some()) {
-            true => Some(place(&self.gpu, &mut pages.gpu_exact, bytes)?),
-            false => None,
-        };
+        if !cache.moves_rows() {
+            return self.compact_on_host(g, rows, into, pages);
+        }
+        self.compact_exact(g, &cache, rows, into, pages)?;
         let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
-        staged.take_back(self.scheme, g, into, ((k, v), exact))
+        Ok(cache.compact((k, v), &moves(&self.gpu, rows, into)?)?)
     }
 
     fn key_scores(

@@ -222,7 +222,7 @@ impl RowFormat for QjlSide {
     }
 
     fn get(&self, row: &[u8], out: &mut [f32]) {
-        out.copy_from_slice(&self.prod.decode(&self.load(row)));
+        out.copy_from_slice(&self.prod.rotated(&self.load(row)));
     }
 
     fn dots(

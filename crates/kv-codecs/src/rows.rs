@@ -25,7 +25,7 @@ pub(crate) trait RowFormat: Send + Sync + fmt::Debug {
     /// Stores a row.
     fn put(&self, row: &[f32], out: &mut [u8]);
 
-    /// Reads one back.
+    /// Reads one in the format's space.
     fn get(&self, row: &[u8], out: &mut [f32]);
 
     /// As [`Side::scores`].
@@ -71,7 +71,7 @@ impl<T: RowFormat> Side for T {
         }
     }
 
-    fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {
+    fn read_rotated(&self, region: &[u8], offset: usize, out: &mut [f32]) {
         let bytes = self.row_bytes();
         self.get(&region[offset * bytes..][..bytes], out);
     }

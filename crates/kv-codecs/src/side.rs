@@ -118,8 +118,14 @@ pub(crate) trait Side: Send + Sync + fmt::Debug {
     /// Writes rows at their offsets.
     fn write(&self, region: &mut [u8], rows: &[(usize, &[f32])]);
 
+    /// Reads a row in the side's space.
+    fn read_rotated(&self, region: &[u8], offset: usize, out: &mut [f32]);
+
     /// Reads a row back.
-    fn read(&self, region: &[u8], offset: usize, out: &mut [f32]);
+    fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {
+        self.read_rotated(region, offset, out);
+        self.restore(out);
+    }
 
     /// Brings stored rows into a zeroed region, one after the other.
     fn gather(&self, rows: &[Stays<'_>], out: &mut [u8]);

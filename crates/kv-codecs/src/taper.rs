@@ -214,24 +214,6 @@ impl TaperSide {
         self.put_gamma(region, offset, walk.gamma);
     }
 
-    /// Reads a row in the rotated space.
-    fn read_rotated(&self, region: &[u8], offset: usize, out: &mut [f32]) {
-        if self.is_young(region) {
-            for (i, x) in out.iter_mut().enumerate() {
-                *x = half_at(region, 2 * (offset * self.d + i));
-            }
-            return;
-        }
-        let gamma = self.gamma(region, offset);
-        let states = self.code.states(&self.math.layout.get(region, offset));
-        out.iter_mut().zip(states).for_each(|(x, s)| *x = self.code.level(s) * gamma);
-        if self.centred {
-            let mut centre = Vec::new();
-            self.centre(region, &mut centre);
-            out.iter_mut().zip(&centre).for_each(|(x, c)| *x += c);
-        }
-    }
-
     fn young_rows<'a>(&self, region: &[u8], n: usize, out: &'a mut Vec<f32>) -> DenseRows<'a> {
         out.resize(n * self.d, 0.0);
         halves(CodeLevel::detect(), region, 1.0, out);
@@ -288,9 +270,21 @@ impl Side for TaperSide {
         self.put(region, &offsets, &coded);
     }
 
-    fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {
-        self.read_rotated(region, offset, out);
-        self.rotation.undo(out);
+    fn read_rotated(&self, region: &[u8], offset: usize, out: &mut [f32]) {
+        if self.is_young(region) {
+            for (i, x) in out.iter_mut().enumerate() {
+                *x = half_at(region, 2 * (offset * self.d + i));
+            }
+            return;
+        }
+        let gamma = self.gamma(region, offset);
+        let states = self.code.states(&self.math.layout.get(region, offset));
+        out.iter_mut().zip(states).for_each(|(x, s)| *x = self.code.level(s) * gamma);
+        if self.centred {
+            let mut centre = Vec::new();
+            self.centre(region, &mut centre);
+            out.iter_mut().zip(&centre).for_each(|(x, c)| *x += c);
+        }
     }
 
     fn gather(&self, rows: &[Stays<'_>], out: &mut [u8]) {

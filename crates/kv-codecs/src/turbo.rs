@@ -65,13 +65,12 @@ impl Side for TurboSide {
         }
     }
 
-    fn read(&self, region: &[u8], offset: usize, out: &mut [f32]) {
+    fn read_rotated(&self, region: &[u8], offset: usize, out: &mut [f32]) {
         let gamma = half_at(region, self.math.layout.bytes() + 2 * offset);
         let codes = self.math.layout.get(region, offset);
         for (x, code) in out.iter_mut().zip(codes) {
             *x = self.polar.levels()[usize::from(code)] * gamma;
         }
-        self.polar.rotation().undo(out);
     }
 
     fn gather(&self, rows: &[Stays<'_>], out: &mut [u8]) {

@@ -1,7 +1,7 @@
 //! Which tokens can be drawn, and the draw.
 
 use crate::{
-    exp::{UNIT, mass},
+    exp::{mass, moment},
     scan::{CHUNK, Scanned, by_rank},
 };
 use std::cmp::Ordering;
@@ -264,23 +264,28 @@ pub(crate) fn chunk_masses(row: &Scanned<'_>, inv_t: f32) -> Vec<u64> {
 
 /// Locally typical sampling, as `TypicalLogitsWarper` of Hugging Face transformers: tokens by how
 /// far their surprise is from the entropy, the nearest first, until their mass reaches `p`.
+///
+/// A surprise is the token's distance from the likeliest one and what that one's is, and the entropy is
+/// the mean surprise. So the distance from the entropy is that of two distances, and needs no logarithm.
 fn keep_typical(
     candidates: &mut Vec<Candidate>,
     p: f32,
     surprise_over_best: impl Fn(&Candidate) -> f32,
 ) {
     let total = total(candidates);
-    let ln_total = (total as f64 / UNIT as f64).ln();
-    let surprise = |c: &Candidate| ln_total + f64::from(surprise_over_best(c));
-    // By ascending id, as the candidates come: a sum of floats depends on the order.
-    let entropy: f64 = candidates.iter().map(|c| c.mass as f64 / total as f64 * surprise(c)).sum();
-    let distance = |c: &Candidate| (surprise(c) - entropy).abs();
-    keep_prefix(
-        candidates,
-        target(p, total),
-        |c| distance(c) as f32,
-        |a, b| distance(a).total_cmp(&distance(b)).then(a.id.cmp(&b.id)),
-    );
+    let moments = candidates.iter().map(|c| moment(-surprise_over_best(c))).sum();
+    let mean = mean(moments, total);
+    let distance = |c: &Candidate| (surprise_over_best(c) - mean).abs();
+    keep_prefix(candidates, target(p, total), distance, |a, b| {
+        distance(a).total_cmp(&distance(b)).then(a.id.cmp(&b.id))
+    });
+}
+
+/// The mean distance from the likeliest token in nats, rounded down to a multiple of 2^-24 and then to
+/// a float: in whole numbers, as [`target`].
+fn mean(moments: u64, total: u64) -> f32 {
+    let steps = (u128::from(moments) << 24) / u128::from(total.max(1));
+    steps as f32 / (1 << 24) as f32
 }
 
 #[cfg(test)]

@@ -8,10 +8,12 @@ use crate::{
 };
 use taper_base::{SamplingParams, TokenId};
 
-/// One choice by temperature, `min_p`, `top_k`, `top_p` and a draw, for a device that has the row.
+/// One choice by temperature, `min_p`, `top_k`, `top_p`, `typical_p` and a draw, for a device that has
+/// the row.
 ///
 /// The device computes what [`Sampler`](crate::Sampler) documents: masses in units of 2^-40 of the
-/// likeliest token's, tokens ranked by logit and then by id, the draw over ascending ids.
+/// likeliest token's, tokens ranked by logit (for `typical_p` by their distance from the mean) and then
+/// by id, the draw over ascending ids.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceDraw {
     /// What changes of the row before.
@@ -24,6 +26,8 @@ pub struct DeviceDraw {
     pub top_k: u32,
     /// Share of the mass that is kept, in units of 2^-32; 0 keeps all.
     pub top_p: u32,
+    /// The same of the tokens nearest the entropy, after the others.
+    pub typical_p: u32,
     /// Of the draw.
     pub bits: u64,
     /// Whether log probabilities are wanted, and for how many of the likeliest tokens.
@@ -60,16 +64,18 @@ impl DeviceDraw {
     pub(crate) fn new(params: &SamplingParams, bits: u64, edits: DeviceEdits) -> Self {
         let logprobs = params.logprobs;
         if params.temperature == 0.0 {
-            let min_d = f32::NEG_INFINITY;
-            return Self { edits, inv_t: 0.0, min_d, top_k: 0, top_p: 0, bits, logprobs };
+            let (inv_t, min_d) = (0.0, f32::NEG_INFINITY);
+            return Self { edits, inv_t, min_d, top_k: 0, top_p: 0, typical_p: 0, bits, logprobs };
         }
+        // A share that rounds up to the whole keeps all.
+        let part = |p: f32| u32::try_from(share(p)).unwrap_or(0);
         Self {
             edits,
             inv_t: inverse(params.temperature),
             min_d: params.min_p.ln(),
             top_k: params.top_k,
-            // A share that rounds up to the whole keeps all.
-            top_p: u32::try_from(share(params.top_p)).unwrap_or(0),
+            top_p: part(params.top_p),
+            typical_p: part(params.typical_p),
             bits,
             logprobs,
         }
@@ -145,11 +151,10 @@ mod tests {
         assert_eq!(draw.min_d, 0.25f32.ln());
         assert!(!draw.is_argmax() && on(&SamplingParams::greedy()).unwrap().is_argmax());
         assert_eq!(on(&SamplingParams::default()).unwrap().top_p, 0, "all is kept");
+        let typical = on(&SamplingParams { typical_p: 0.75, ..plain.clone() }).unwrap();
+        assert_eq!((typical.typical_p, draw.typical_p), (3 << 30, 0));
+        // What the host refuses.
         for params in [
-            SamplingParams { typical_p: 0.9, ..plain.clone() },
-            // Log probabilities are those of the row before it is edited.
-            SamplingParams { repetition_penalty: 1.1, logprobs: Some(0), ..plain.clone() },
-            // What the host refuses.
             SamplingParams { logit_bias: vec![(9, 1.0)], ..plain.clone() },
             SamplingParams { logit_bias: vec![(3, 1.0), (3, 1.0)], ..plain.clone() },
         ] {

@@ -53,18 +53,12 @@ impl Sampler {
     }
 
     /// What a device that has the row must know to choose as [`Self::sample`] does. `None` where the
-    /// host has to choose: with `typical_p`, with log probabilities of a row that is edited, and where
-    /// `logit_bias` or the history name what is no token, or the bias one token twice.
+    /// host has to choose: where `logit_bias` or the history name what is no token, or the bias one token
+    /// twice.
     #[must_use]
     pub fn on_device(&self, banned: &[TokenId]) -> Option<DeviceDraw> {
         let params = &self.params;
-        if params.typical_p < 1.0 && params.temperature != 0.0 {
-            return None;
-        }
         let edits = self.seen.on_device(params, banned)?;
-        if params.logprobs.is_some() && !edits.tokens.is_empty() {
-            return None;
-        }
         Some(DeviceDraw::new(params, draw_bits(params.seed, self.position), edits))
     }
 

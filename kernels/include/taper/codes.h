@@ -193,6 +193,47 @@ INLINE float row_scale(Rows of, uint token) {
     return 1.0f;
 }
 
+// One element of an affine row.
+INLINE float affine_at(Rows of, uint token, uint e) {
+    const uint bits = of.format == AFFINE4 ? 4 : 8;
+    const uint codes = of.d * bits / 8, groups = (of.d + of.group - 1) / of.group;
+    device const uchar* row = of.region + token * (codes + 4 * groups);
+    const uint pair = *(device const uint*)(row + codes + 4 * (e / of.group));
+    const uint code = uint(row[e * bits / 8]) >> (e * bits % 8) & ((1u << bits) - 1u);
+    return fma(float(code), half_of(pair), half_of(pair >> 16));
+}
+
+// Which level an element has: its code, in a trellis with the bits that come before it in its ring, or in its
+// row, going round. Nibbles have an order for keys and one for values.
+INLINE uint level_of(Rows of, uint token, uint e, bool keys) {
+    const uint bits = bits_of(of.format), i = e % RING;
+    if (is_sketched(of.format)) {
+        device const uchar* at = sketched_row(of, token) + e * (bits - 1) / 8;
+        return (uint(at[0]) | uint(at[1]) << 8) >> e * (bits - 1) % 8 & ((1u << (bits - 1)) - 1u);
+    }
+    if (is_wide(of.format)) {
+        uint words[2];
+        load_wide(of, token, e / RING, words);
+        return wide_level_at(words, int(i)) / 2;
+    }
+    if (of.format == SCALAR + 4) {
+        device const uchar* tile = of.region + (token / 4 * of.rings + e / RING) * 32;
+        return keys ? uint(tile[token % 2 * 16 + i]) >> (token % 4 / 2 * 4) & 15u
+                    : uint(tile[i % 8 * 4 + token % 4]) >> (i / 8 * 4) & 15u;
+    }
+    const uint lead = is_trellis(of.format) ? 6 - bits : 0;
+    device const ushort* ring = (device const ushort*)(of.region + ((token / 4 * of.rings + e / RING) * 4 + token % 4) * 2 * bits);
+    const uint start = (i * bits + RING * bits - lead) % (RING * bits);
+    const uint word = uint(ring[start / 16]) | uint(ring[(start / 16 + 1) % bits]) << 16;
+    return word >> start % 16 & ((1u << (bits + lead)) - 1u);
+}
+
+// One element of a row as its codes have it, in the codes' space and without a centre. `scale` is the row's.
+INLINE float element_of(Rows of, uint token, uint e, float scale, device const float* levels, bool keys) {
+    if (of.format == HALF_ROWS) return half_of(half_bits_at(of, token, e));
+    return of.format > SCALAR ? scale * levels[level_of(of, token, e, keys)] : affine_at(of, token, e);
+}
+
 // The centre of a trellis's keys: a byte that says whether the block has one yet (else its first rows
 // are halves at the region's start), a scale, and seven bits an element.
 INLINE device const uchar* centre_of(Rows of) {

@@ -18,14 +18,18 @@ const SEEN: usize = 2000;
 /// reading the logits back instead.
 pub(super) fn run(gpu: &Gpu) -> Result<()> {
     let base = SamplingParams::default();
+    let penalties =
+        SamplingParams { frequency_penalty: 0.5, repetition_penalty: 1.1, ..base.clone() };
     let kinds = [
         ("greedy", SamplingParams::greedy()),
         ("temperature", base.clone()),
         ("top_k 20, top_p", SamplingParams { top_k: 20, top_p: 0.95, ..base.clone() }),
         ("top_p", SamplingParams { top_p: 0.95, ..base.clone() }),
         ("min_p", SamplingParams { min_p: 0.05, ..base.clone() }),
-        ("20 log probabilities", SamplingParams { logprobs: Some(20), ..base.clone() }),
-        ("penalties", SamplingParams { frequency_penalty: 0.5, repetition_penalty: 1.1, ..base }),
+        ("typical_p", SamplingParams { typical_p: 0.9, ..base.clone() }),
+        ("20 log probabilities", SamplingParams { logprobs: Some(20), ..base }),
+        ("penalties", penalties.clone()),
+        ("both", SamplingParams { logprobs: Some(20), ..penalties }),
     ];
     let prompt: Vec<u32> = (0..SEEN).map(|i| (i * 7919 % VOCAB) as u32).collect();
     println!(

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 use std::{collections::BTreeMap, path::Path, time::Instant};
-use taper_kv_codecs::conformance;
+use taper_kv_codecs::conformance::{self, Check};
 use taper_tensor::gpu::{Gpu, HostOptions};
 
 /// Runs the checks of a library of kernels.
@@ -24,11 +24,19 @@ pub(super) fn run(
 /// Runs the checks until one fails.
 fn until_failure(gpu: &Gpu, family: Option<&str>, seed: u64, quick: bool) -> Result<()> {
     let checks = conformance::checks(quick);
-    for (i, check) in checks.iter().filter(|c| family.is_none_or(|f| f == c.family)).enumerate() {
+    for (i, check) in of_family(&checks, family) {
         let outcome = check.run(gpu, data_seed(seed, i))?;
         ensure!(outcome.passed, "{}: error {:.1e}", check.name, outcome.error);
     }
     Ok(())
+}
+
+/// The checks of a family with their numbers among all: they have the same data alone and in company.
+fn of_family<'a>(
+    checks: &'a [Check],
+    family: Option<&'a str>,
+) -> impl Iterator<Item = (usize, &'a Check)> {
+    checks.iter().enumerate().filter(move |(_, c)| family.is_none_or(|f| f == c.family))
 }
 
 /// Other data in every order.
@@ -53,8 +61,7 @@ pub(crate) fn all(
     }
     let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
     let checks = conformance::checks(quick);
-    let wanted = checks.iter().filter(|c| family.is_none_or(|f| f == c.family));
-    for (i, check) in wanted.enumerate() {
+    for (i, check) in of_family(&checks, family) {
         let start = Instant::now();
         let outcome = check.run(gpu, data_seed(seed, i));
         let sum = sums.entry(check.family).or_default();

@@ -286,6 +286,7 @@ const MUTANTS: &[Mutant] = &[
     ),
     mutant("sample", "min_p left out", "d >= row.min_d ? mass(d) : 0", "mass(d)"),
     mutant("sample", "another row", "size_t(want.row)", "size_t(at_row)"),
+    mutant("sample", "another copy", "size_t(want.edited)", "size_t(0)"),
     mutant("sample", "a part left in the draw", "left -= at.sums[part++]", "++part"),
     mutant(
         "sample",
@@ -308,8 +309,8 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "sample",
         "the barrier after the maxima dropped",
-        "values[32 + tid / 32] = refused;\n            threadgroup_barrier(mem_flags::mem_threadgroup);",
-        "values[32 + tid / 32] = refused;",
+        "at.ranks[32 + tid / 32] = refused;\n            threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "at.ranks[32 + tid / 32] = refused;",
     ),
     mutant("experts", "the last of equals", "j < e) ? 1u", "j > e) ? 1u"),
     mutant("experts", "all weights sum to one", "taken[e] || !p.normalise", "taken[e]"),

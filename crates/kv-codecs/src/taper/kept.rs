@@ -9,7 +9,7 @@
 //! and adds no error.
 
 use super::{TaperSide, shrunk_mean};
-use crate::side::{Stays, half_at, put_half};
+use crate::side::{Side, Stays, half_at, put_half};
 
 fn square(x: impl Iterator<Item = f32>) -> f32 {
     x.map(|x| x * x).sum()

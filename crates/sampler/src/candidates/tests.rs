@@ -34,12 +34,10 @@ fn reference(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, u64)> {
     all.sort_by_key(|c| c.0);
     if params.typical_p < 1.0 {
         let total: u64 = all.iter().map(|c| c.2).sum();
-        let ln_total = (total as f64 / UNIT as f64).ln();
-        let p = |c: &(TokenId, f32, u64)| c.2 as f64 / total as f64;
-        let surprise = |c: &(TokenId, f32, u64)| ln_total - f64::from(c.1);
-        let entropy: f64 = all.iter().map(|c| p(c) * surprise(c)).sum();
+        let moments: u64 = all.iter().map(|c| moment(c.1)).sum();
+        let mean = mean(moments, total);
         all.sort_by(|a, b| {
-            let (x, y) = ((surprise(a) - entropy).abs(), (surprise(b) - entropy).abs());
+            let (x, y) = ((-a.1 - mean).abs(), (-b.1 - mean).abs());
             x.total_cmp(&y).then(a.0.cmp(&b.0))
         });
         prefix(&mut all, params.typical_p);
@@ -136,6 +134,33 @@ fn transformers_cases() {
     let params = SamplingParams { typical_p: 0.5, ..SamplingParams::default() };
     assert_eq!(kept(&logs([0.97, 0.01, 0.01, 0.01]), &params), [0]);
     assert_eq!(kept(&logs([0.4, 0.2, 0.2, 0.2]), &params), [1, 2, 3]);
+}
+
+/// The mean of distances is the entropy less the likeliest token's surprise, and the order of tokens
+/// that of transformers' logarithms wherever these tell them apart.
+#[test]
+fn typical_is_by_distance_from_the_entropy() {
+    for seed in 0..50u64 {
+        let row: Vec<f32> =
+            (0..700).map(|i| (draw_bits(seed, i) >> 40) as f32 / 1e6 * (seed % 7) as f32).collect();
+        let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let p: Vec<f64> = row.iter().map(|x| f64::from(x - best).exp()).collect();
+        let total: f64 = p.iter().sum();
+        let surprise = |i: usize| (total / p[i]).ln();
+        let entropy: f64 = (0..row.len()).map(|i| p[i] / total * surprise(i)).sum();
+        let sum = |f: fn(f32) -> u64| row.iter().map(|x| f(x - best)).sum::<u64>();
+        let got = f64::from(mean(sum(moment), sum(mass)));
+        assert!((got - (entropy - total.ln())).abs() < 1e-5, "{got} {entropy}");
+        let params = SamplingParams { typical_p: 0.6, ..SamplingParams::default() };
+        let kept = kept(&row, &params);
+        let distance = |i: &usize| (surprise(*i) - entropy).abs();
+        let (inside, outside): (Vec<_>, Vec<_>) =
+            (0..row.len()).partition(|&i| kept.contains(&(i as TokenId)));
+        let farthest = inside.iter().map(distance).fold(0.0, f64::max);
+        assert!(outside.iter().map(distance).all(|x| x > farthest - 1e-5), "seed {seed}");
+        let mass: f64 = inside.iter().map(|&i| p[i] / total).sum();
+        assert!(mass > 0.6 - 1e-6, "{mass}");
+    }
 }
 
 /// Each filter sees what the one before it left, renormalised.

@@ -75,7 +75,7 @@ params!(
 /// A block that has no exact rows.
 pub(super) const NONE: u32 = u32::MAX;
 /// Levels of a side's codes, and thresholds between them.
-const LEVELS: usize = 64;
+pub(super) const LEVELS: usize = 64;
 const THRESHOLDS: usize = 32;
 /// Rows of queries that a threadgroup of `attend_coded_*` takes.
 pub(super) const TILE_ROWS: usize = 4;
@@ -98,14 +98,14 @@ pub struct CodedPages<'a> {
 /// The shape of a compressed cache, and its tables on a GPU.
 #[derive(Debug)]
 pub struct CodedCache {
-    gpu: Gpu,
-    kv_heads: usize,
-    head_dim: usize,
-    k: CodedSide,
-    v: CodedSide,
+    pub(super) gpu: Gpu,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) k: CodedSide,
+    pub(super) v: CodedSide,
     rounds: u32,
     order: u32,
-    constants: Buffer,
+    pub(super) constants: Buffer,
     thresholds: Buffer,
 }
 

@@ -1,6 +1,6 @@
 //! The files of kernels.
 
-use super::{attention, coded, edits, experts, key_scores, matmul, ops, sampling, weight};
+use super::{attention, coded, compact, edits, experts, key_scores, matmul, ops, sampling, weight};
 
 /// Kernels that are compiled together.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +29,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("packed.h", include_str!("../../../../kernels/include/taper/packed.h")),
     ("rows.h", include_str!("../../../../kernels/include/taper/rows.h")),
     ("rotation.h", include_str!("../../../../kernels/include/taper/rotation.h")),
+    ("sums.h", include_str!("../../../../kernels/include/taper/sums.h")),
     ("activation.h", include_str!("../../../../kernels/include/taper/activation.h")),
     ("tile.h", include_str!("../../../../kernels/include/taper/tile.h")),
     ("wide_walk.h", include_str!("../../../../kernels/include/taper/wide_walk.h")),
@@ -124,6 +125,7 @@ pub const FAMILIES: &[Family] = &[
         [experts::RouteParams, experts::ExpertParams, experts::AddExpertsParams]
     ),
     family!("score", "eviction", [key_scores::KeyScoreParams, key_scores::CodedKeyScoreParams]),
+    family!("compact", "eviction", [compact::GatherParams, compact::GatherExactParams]),
     family!("argmax", "sampling", [sampling::ArgmaxParams]),
     family!("edit", "sampling", [edits::EditRow, edits::Edit, edits::EditParams]),
     family!("sample", "sampling", [sampling::SampleRow, sampling::SampleParams]),

@@ -20,6 +20,7 @@ mod backend;
 pub mod coded;
 mod coded_format;
 mod coded_plan;
+pub mod compact;
 pub mod conformance;
 mod edits;
 mod experts;

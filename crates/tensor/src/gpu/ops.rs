@@ -225,14 +225,8 @@ pub(crate) fn take_rows(x: &GpuTensor, ids: &[u32]) -> Result<GpuTensor> {
 /// # Errors
 /// The buffer's length is no multiple of 16 bytes, or above 64 GB.
 pub fn sum_words(buffer: &Buffer, threadgroups: u32) -> Result<Buffer> {
-    let gpu = buffer.gpu();
-    if !buffer.len().is_multiple_of(16) {
-        let expected = "whole pieces of 16 bytes";
-        return Err(TensorError::shape("sum_words", expected, &[buffer.len()]));
-    }
-    let (pieces, threads) = (buffer.len() / 16, threadgroups * THREADS);
-    // A thread counts up to a run past the end.
-    count("sum_words", pieces + 8 * threads as usize)?;
+    let (gpu, threads) = (buffer.gpu(), threadgroups * THREADS);
+    let pieces = pieces(buffer.len(), threads)?;
     let out = gpu.temporary(4 * threads as usize)?;
     gpu.launch(&Launch {
         family: "elementwise",
@@ -240,7 +234,34 @@ pub fn sum_words(buffer: &Buffer, threadgroups: u32) -> Result<Buffer> {
         grid: [threadgroups, 1, 1],
         threads: THREADS,
         operands: &[Operand::In(buffer, 0), Operand::Out(&out, 0)],
-        params: bytemuck::bytes_of(&SumParams { pieces: pieces as u32, threads }),
+        params: bytemuck::bytes_of(&SumParams { pieces, threads }),
     })?;
     Ok(out)
+}
+
+/// Pieces of 16 bytes that so many threads count. A thread counts up to a run past the end.
+fn pieces(bytes: usize, threads: u32) -> Result<u32> {
+    if !bytes.is_multiple_of(16) {
+        return Err(TensorError::shape("sum_words", "whole pieces of 16 bytes", &[bytes]));
+    }
+    count("sum_words", bytes / 16 + 8 * threads as usize)?;
+    count("sum_words", bytes / 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_summed_in_whole_pieces_that_can_be_counted() {
+        assert_eq!(pieces(0, 256).unwrap(), 0);
+        assert_eq!(pieces(4096, 256).unwrap(), 256);
+        for bytes in [1, 15, 17, 4095] {
+            let error = pieces(bytes, 256).unwrap_err().to_string();
+            assert!(error.contains("whole pieces of 16 bytes"), "{error}");
+        }
+        let most = 16 * (u32::MAX as usize - 8 * 256);
+        assert_eq!(pieces(most, 256).unwrap(), u32::MAX - 8 * 256);
+        assert!(matches!(pieces(most + 16, 256), Err(TensorError::Index { .. })));
+    }
 }

@@ -16,16 +16,20 @@ params!(
     /// A choice of `sample`.
     SampleRow {
         row: u32,
+        edited: u32,
         inv_t: f32,
         min_d: f32,
         top_k: u32,
         top_p: u32,
+        typical_p: u32,
         bits_low: u32,
         bits_high: u32,
         listed: u32,
     }
 );
 
+/// A token or a copy that is not there.
+const NONE: u32 = u32::MAX;
 /// Threads of both kernels.
 const THREADS: u32 = 1024;
 /// Most tokens whose log probabilities `sample` lists.
@@ -73,16 +77,16 @@ pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
 
 /// A token for each of `draws`, which name a row of logits on a GPU: the same that
 /// [`taper_sampler::Sampler`] chooses. Four bytes a token come back, and 180 more where log
-/// probabilities are wanted. `None` where the host has to look at the row: it has a NaN, positive
-/// infinity or nothing finite, or more than a thousand equal logits where a filter ends.
+/// probabilities are wanted, which are those of the row before it is edited. `None` where the host has to
+/// look at the row: it has a NaN, positive infinity or nothing finite, or more than a thousand equal logits
+/// where a filter ends.
 ///
 /// # Shapes
 /// `logits [rows, vocab]`, `n` draws -> `n` tokens.
 ///
 /// # Errors
-/// Another shape, a row that is not there, more than 20 tokens to be listed, log probabilities of a row
-/// that is edited (they are those of the row as it came), an edit of no token, or the logits are not on a
-/// GPU.
+/// Another shape, a row that is not there, more than 20 tokens to be listed, an edit of no token, or the
+/// logits are not on a GPU.
 pub fn sample(logits: &Tensor, draws: &[(usize, DeviceDraw)]) -> Result<Vec<Option<Sampled>>> {
     let (x, rows, vocab) = on_gpu("sample", logits)?;
     if let Some(&(index, _)) = draws.iter().find(|(row, _)| *row >= rows) {
@@ -92,50 +96,21 @@ pub fn sample(logits: &Tensor, draws: &[(usize, DeviceDraw)]) -> Result<Vec<Opti
     if let Some(index) = listed.clone().find(|n| *n > LISTED) {
         return Err(TensorError::Index { op: "sample: log probabilities", index, limit: LISTED });
     }
-    let (edited, plain): (Vec<_>, Vec<_>) =
-        (0..draws.len()).partition(|&i| !draws[i].1.edits.tokens.is_empty());
-    if edited.is_empty() {
-        return choose(logits, (x, rows, vocab), draws);
-    }
-    if edited.iter().any(|&i| draws[i].1.logprobs.is_some()) {
-        let device = String::from("gpu");
-        return Err(TensorError::Device {
-            op: "sample: log probabilities of an edited row",
-            device,
-        });
-    }
-    let own: Vec<_> = edited.iter().map(|&i| &draws[i]).collect();
-    let copies = edits::edited(x, vocab, &own)?;
-    let own: Vec<_> = own.iter().map(|(_, draw)| draw.clone()).enumerate().collect();
-    let tensor = Tensor::from(copies.clone());
-    let mut chosen = vec![None; draws.len()];
-    let mut put = |at: &[usize], of: Vec<Option<Sampled>>| {
-        at.iter().zip(of).for_each(|(&i, sampled)| chosen[i] = sampled);
-    };
-    put(&edited, choose(&tensor, (&copies, own.len(), vocab), &own)?);
-    if !plain.is_empty() {
-        let others: Vec<_> = plain.iter().map(|&i| draws[i].clone()).collect();
-        put(&plain, choose(logits, (x, rows, vocab), &others)?);
-    }
-    Ok(chosen)
-}
-
-/// From rows as they are.
-fn choose(
-    logits: &Tensor,
-    (x, rows, vocab): (&GpuTensor, usize, usize),
-    draws: &[(usize, DeviceDraw)],
-) -> Result<Vec<Option<Sampled>>> {
+    let edited: Vec<_> = draws.iter().filter(|(_, draw)| is_edited(draw)).collect();
     let in_order = draws.iter().map(|(row, _)| *row).eq(0..rows);
-    if in_order && draws.iter().all(|(_, draw)| draw.is_argmax()) {
-        let known = |token| (token != u32::MAX).then_some(Sampled { token, logits: None });
+    if edited.is_empty() && in_order && draws.iter().all(|(_, draw)| draw.is_argmax()) {
+        let known = |token| (token != NONE).then_some(Sampled { token, logits: None });
         return Ok(argmax(logits)?.into_iter().map(known).collect());
     }
-    let wanted = draws.iter().any(|(_, draw)| draw.logprobs.is_some());
-    let words = launch(x, vocab, draws, wanted)?;
+    let copies = match edited.is_empty() {
+        true => None,
+        false => Some(edits::edited(x, vocab, &edited)?),
+    };
+    let wanted = listed.count() > 0;
+    let words = launch(x, copies.as_ref(), vocab, draws, wanted)?;
     let (tokens, details) = words.split_at(draws.len());
     let one = |i: usize| {
-        let token = (tokens[i] != u32::MAX).then_some(tokens[i])?;
+        let token = (tokens[i] != NONE).then_some(tokens[i])?;
         let wanted = draws[i].1.logprobs.is_some();
         let record = details.get(i * DETAILS..(i + 1) * DETAILS).filter(|_| wanted);
         Some(Sampled { token, logits: record.map(details_of) })
@@ -143,18 +118,32 @@ fn choose(
     Ok((0..draws.len()).map(one).collect())
 }
 
+/// Whether a draw is from a copy of its row.
+fn is_edited(draw: &DeviceDraw) -> bool {
+    !draw.edits.tokens.is_empty()
+}
+
+/// Chooses from rows, or from the copies of those that are edited, in their order.
 fn launch(
     x: &GpuTensor,
+    copies: Option<&GpuTensor>,
     vocab: usize,
     draws: &[(usize, DeviceDraw)],
     details: bool,
 ) -> Result<Vec<u32>> {
+    let mut copies_before = 0;
+    let mut copy = |draw: &DeviceDraw| {
+        copies_before += u32::from(is_edited(draw));
+        if is_edited(draw) { copies_before - 1 } else { NONE }
+    };
     let one = |(row, draw): &(usize, DeviceDraw)| SampleRow {
         row: *row as u32,
+        edited: copy(draw),
         inv_t: draw.inv_t,
         min_d: draw.min_d,
         top_k: draw.top_k,
         top_p: draw.top_p,
+        typical_p: draw.typical_p,
         bits_low: draw.bits as u32,
         bits_high: (draw.bits >> 32) as u32,
         listed: draw.logprobs.map_or(0, |n| u32::from(n) + 1),
@@ -165,12 +154,18 @@ fn launch(
     let words = n + if details { n * DETAILS } else { 0 };
     let out = gpu.temporary(4 * words)?;
     let params = SampleParams { vocab: count("sample", vocab)?, rows: count("sample", n)? };
+    let copies = copies.unwrap_or(x);
     gpu.launch(&Launch {
         family: "sample",
         kernel: "sample",
         grid: [params.rows, 1, 1],
         threads: THREADS,
-        operands: &[Operand::In(&x.buffer, x.offset), Operand::In(&rows, 0), Operand::Out(&out, 0)],
+        operands: &[
+            Operand::In(&x.buffer, x.offset),
+            Operand::In(&copies.buffer, copies.offset),
+            Operand::In(&rows, 0),
+            Operand::Out(&out, 0),
+        ],
         params: bytemuck::bytes_of(&params),
     })?;
     out.read(0, words)

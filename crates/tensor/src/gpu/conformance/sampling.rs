@@ -47,6 +47,9 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
         SamplingParams { min_p: 0.4, temperature: 1.05, logprobs: Some(3), ..base.clone() },
         SamplingParams { min_p: 0.01, top_k: 300, top_p: 0.7, ..base.clone() },
         SamplingParams { temperature: 1e-30, top_p: 0.5, ..base.clone() },
+        SamplingParams { typical_p: 0.3, temperature: 1.3, ..base.clone() },
+        SamplingParams { typical_p: 0.9, top_p: 0.8, logprobs: Some(2), ..base.clone() },
+        SamplingParams { typical_p: 0.6, top_k: 40, min_p: 1e-3, temperature: 0.8, ..base.clone() },
         SamplingParams { temperature: 0.0, logprobs: Some(0), ..base.clone() },
         SamplingParams { temperature: 0.0, logprobs: Some(5), top_k: 3, ..base },
     ];
@@ -84,7 +87,9 @@ fn edited(quick: bool) -> Vec<Case> {
     let kinds = [
         (all.clone(), 40, 2),
         (SamplingParams { temperature: 0.0, ..all.clone() }, 900, 3),
-        (SamplingParams { top_k: 20, top_p: 0.95, ..all }, 300, 0),
+        (SamplingParams { logprobs: Some(20), top_p: 0.9, ..all.clone() }, 40, 1),
+        (SamplingParams { logprobs: Some(0), temperature: 0.0, ..all.clone() }, 7, 2),
+        (SamplingParams { top_k: 20, top_p: 0.95, ..all.clone() }, 300, 0),
         (SamplingParams { presence_penalty: -2.0, ..base.clone() }, 5, 0),
         (SamplingParams { frequency_penalty: 0.1, top_k: 4, ..base.clone() }, 60, 1),
         (SamplingParams { repetition_penalty: 0.7, temperature: 0.0, ..base.clone() }, 60, 0),
@@ -92,7 +97,9 @@ fn edited(quick: bool) -> Vec<Case> {
         (base, 0, 5),
     ];
     let rows = [(7, Spread::Normal(2.0)), (4096, Spread::Steps(0.5)), (9001, Spread::Normal(3.0))];
-    let mut cases = Vec::new();
+    let params = SamplingParams { typical_p: 0.7, logprobs: Some(1), ..all };
+    let [vocab, seen, banned] = [5000, 30, 2];
+    let mut cases = vec![Case { vocab, spread: Spread::Normal(2.0), params, seen, banned }];
     for (i, (vocab, spread)) in rows.into_iter().enumerate() {
         for (j, (params, seen, banned)) in kinds.iter().enumerate() {
             if !quick || (i + j) % 2 == 0 {
@@ -123,13 +130,17 @@ impl Case {
     fn is_for_the_host(&self) -> bool {
         let p = &self.params;
         let greedy = p.temperature == 0.0;
-        let filtered = !greedy && (p.top_k > 0 || p.top_p < 1.0);
+        let filtered = !greedy && (p.top_k > 0 || p.top_p < 1.0 || p.typical_p < 1.0);
         matches!(self.spread, Spread::Flat) && (filtered || p.logprobs.is_some_and(|n| n > 0))
     }
 
+    fn is_edited(&self) -> bool {
+        self.seen + self.banned + self.params.logit_bias.len() > 0
+    }
+
+    /// Where log probabilities are wanted, both the row and its copy are looked at.
     pub(super) fn family(&self) -> &'static str {
-        let edits = self.seen + self.banned + self.params.logit_bias.len();
-        if edits > 0 { "edit" } else { "sample" }
+        if self.is_edited() && self.params.logprobs.is_none() { "edit" } else { "sample" }
     }
 
     /// A sampler with a prompt, and after it an output with repetitions, up to the ends of the
@@ -250,7 +261,8 @@ impl fmt::Display for Case {
         let p = &self.params;
         write!(f, "{:?} {} T {}", self.spread, self.vocab, p.temperature)?;
         write!(f, " top_k {} top_p {} min_p {}", p.top_k, p.top_p, p.min_p)?;
-        if self.family() == "edit" {
+        write!(f, " typical_p {}", p.typical_p)?;
+        if self.is_edited() {
             write!(f, " edited: {} seen, {} banned", self.seen, self.banned)?;
         }
         p.logprobs.map_or(Ok(()), |n| write!(f, " logprobs {n}"))
