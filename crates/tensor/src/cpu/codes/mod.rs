@@ -35,6 +35,8 @@ mod portable;
 mod scales;
 mod trellis;
 #[cfg(target_arch = "x86_64")]
+mod trellis_avx2;
+#[cfg(target_arch = "x86_64")]
 mod trellis_vbmi;
 #[cfg(target_arch = "x86_64")]
 mod vbmi;

@@ -1,8 +1,11 @@
 //! The encoder of trellis codes: the best closed walk through a ring.
 
-#[cfg(target_arch = "x86_64")]
-use super::trellis_vbmi::{self, Search};
 use super::{CodeLevel, RING};
+#[cfg(target_arch = "x86_64")]
+use super::{
+    trellis_avx2,
+    trellis_vbmi::{self, Search},
+};
 
 /// Codes of a ring.
 pub const SYMBOLS_PER_RING: usize = RING;
@@ -18,18 +21,18 @@ const STATE_BITS: usize = 6;
 /// to a start state, and rings can be decoded one by one.
 #[derive(Debug, Clone)]
 pub struct Trellis {
-    bits: usize,
+    pub(super) bits: usize,
     /// The entries.
     pub(super) levels: [f32; 64],
 }
 
 /// Lanes that walk side by side.
-const LANES: usize = 16;
-type Lane = [f32; LANES];
+pub(super) const LANES: usize = 16;
+pub(super) type Lane = [f32; LANES];
 /// Costs as bits, with the branch in [`MARK`].
-type Choice = [u32; LANES];
+pub(super) type Choice = [u32; LANES];
 /// Lowest bits of a cost, which hold the branch.
-const MARK: u32 = 15;
+pub(super) const MARK: u32 = 15;
 /// The cost of a walk that starts elsewhere.
 const FAR: f32 = 1e30;
 
@@ -56,8 +59,12 @@ impl Trellis {
             CodeLevel::Vbmi => unsafe { self.encode_vbmi(x, symbols) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            CodeLevel::Avx2 => unsafe { self.encode_avx2(x, symbols) },
-            _ => self.encode_body(x, symbols),
+            CodeLevel::Avx2 => {
+                self.encode_body(x, symbols, |own, x, cost, choices| unsafe {
+                    trellis_avx2::step(own, x, cost, choices);
+                });
+            }
+            _ => self.encode_body(x, symbols, Self::step),
         }
     }
 
@@ -72,12 +79,6 @@ impl Trellis {
                 _ => Search::<4, 4, 4> { trellis: self }.encode(x, symbols),
             }
         }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    unsafe fn encode_avx2(&self, x: &[f32], symbols: &mut [u8]) {
-        self.encode_body(x, symbols);
     }
 
     /// `(<levels, x>, |levels|^2)` of closed walks, over the elements that `x` has.
@@ -124,8 +125,12 @@ impl Trellis {
     }
 
     /// Each lane follows one ring from one memory: what of a state the next one keeps.
-    #[inline(always)]
-    fn encode_body(&self, x: &[f32], symbols: &mut [u8]) {
+    fn encode_body(
+        &self,
+        x: &[f32],
+        symbols: &mut [u8],
+        step: impl Fn(&Self, &Lane, &mut [Lane], &mut [Choice]),
+    ) {
         let memories = 1 << (STATE_BITS - self.bits);
         let rings = LANES / memories;
         for (x, symbols) in x.chunks(rings * RING).zip(symbols.chunks_mut(rings * RING)) {
@@ -140,7 +145,7 @@ impl Trellis {
                 for (l, at) in at.iter_mut().enumerate() {
                     *at = x.get(l / memories * RING + i).copied().unwrap_or(0.0);
                 }
-                self.step(&at, cost, &mut choices[..memories]);
+                step(self, &at, cost, &mut choices[..memories]);
             }
             for (ring, symbols) in symbols.chunks_exact_mut(RING).enumerate() {
                 let closed = |m: usize| cost[m][ring * memories + m];
@@ -159,7 +164,6 @@ impl Trellis {
 
     /// One element further: the cheapest way into each memory, with the branch it took in the
     /// lowest bits of its cost (which it disturbs by less than a millionth).
-    #[inline(always)]
     fn step(&self, x: &Lane, cost: &mut [Lane], choices: &mut [Choice]) {
         let before: [Lane; LANES] = std::array::from_fn(|m| *cost.get(m).unwrap_or(&[FAR; LANES]));
         let memories = cost.len();
