@@ -96,7 +96,7 @@ fn edited(quick: bool) -> Vec<Case> {
         (SamplingParams { logit_bias: vec![(2, 100.0)], top_p: 0.5, ..base.clone() }, 0, 0),
         (base, 0, 5),
     ];
-    let rows = [(7, Spread::Normal(2.0)), (4096, Spread::Steps(0.5)), (9001, Spread::Normal(3.0))];
+    let rows = [(7, Spread::Normal(2.0)), (2500, Spread::Steps(0.5)), (9001, Spread::Normal(3.0))];
     let params = SamplingParams { typical_p: 0.7, logprobs: Some(1), ..all };
     let [vocab, seen, banned] = [5000, 30, 2];
     let mut cases = vec![Case { vocab, spread: Spread::Normal(2.0), params, seen, banned }];
