@@ -126,9 +126,10 @@ inline void put_sketched(Writer to, uint token, threadgroup float* x, threadgrou
         for (uint i = 0; i < bits; ++i) row[lane * bits + i] = uchar(word >> 8 * i);
         signs[lane] = uchar(negative);
     }
-    if (lane < 2) {
-        const uint length = as_type<ushort>(half(clamped(lane == 0 ? fit.norm : finite(rest) ? rest : 0.0f)));
-        signs[eights + 2 * lane] = uchar(length), signs[eights + 2 * lane + 1] = uchar(length >> 8);
+    // A byte a lane: ptxas makes a number of a half that is stored as a byte, and so a shift comes between.
+    if (lane < 4) {
+        const uint length = as_type<ushort>(half(clamped(lane < 2 ? fit.norm : finite(rest) ? rest : 0.0f)));
+        signs[eights + lane] = uchar(length >> lane % 2 * 8);
     }
 }
 
