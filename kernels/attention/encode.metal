@@ -222,7 +222,8 @@ inline void put_scale(Writer to, uint token, float gamma) {
     scales[token] = uchar(max(code, 0));
 }
 
-// Writes a centred, rotated row in trellis codes, by all threads.
+// Writes a centred, rotated row in trellis codes, by all threads. No barrier ends it: what the next row
+// writes over, it writes behind the barriers of its sum.
 template <int KEYS>
 void put_trellis(Writer to, uint token, threadgroup const float* x, Room room, uint tid, uint sg, uint lane) {
     const uint bits = bits_of(to.format);
@@ -255,7 +256,6 @@ void put_trellis(Writer to, uint token, threadgroup const float* x, Room room, u
         put_ring(to, token, tid, bits, any ? room.symbols[at] : 0u, any ? room.symbols[at + 1] : 0u, 0u);
     }
     if (tid == 0) put_scale(to, token, gamma);
-    threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
 }
 
 // Turns the rows of a young block into codes about their mean, which is shrunk towards zero where the

@@ -128,6 +128,8 @@ struct Case {
 }
 
 type Pair = (Vec<f32>, Vec<f32>);
+/// Blocks of a sequence, its keys and its values.
+type Rows = (Vec<BlockId>, Vec<f32>, Vec<f32>);
 
 const PLAIN: AttnParams = AttnParams::new(0.2);
 const EXACT: Exact = Exact { sink_tokens: 32, recent_tokens: 64 };
@@ -213,8 +215,7 @@ struct Filled {
     g: KvGeometry,
     codec: Arc<dyn KvCodec>,
     pages: LayerPages,
-    /// Blocks of each sequence, and its rows.
-    seqs: Vec<(Vec<BlockId>, Vec<f32>, Vec<f32>)>,
+    seqs: Vec<Rows>,
 }
 
 impl Case {
@@ -238,7 +239,7 @@ impl Case {
 
     /// Random rows for each sequence, in blocks of a random order. Keys have a bias that their
     /// variation may or may not exceed.
-    fn rows(&self, seed: u64) -> Vec<(Vec<BlockId>, Vec<f32>, Vec<f32>)> {
+    fn rows(&self, seed: u64) -> Vec<Rows> {
         let mut state = seed;
         let mut free: Vec<_> = (0..self.blocks() as u32).map(BlockId).collect();
         for i in (1..free.len()).rev() {
@@ -262,9 +263,9 @@ impl Case {
         Ok(ops::from_host_f32(x.to_vec(), &[rows, self.kv_heads, self.head_dim])?)
     }
 
-    fn fill(&self, seed: u64) -> Result<Filled, KvCodecError> {
+    fn fill(&self, seqs: Vec<Rows>) -> Result<Filled, KvCodecError> {
         let (g, codec) = (self.geometry(), parse(self.codec)?);
-        let (mut pages, seqs) = (self.pages(&*codec), self.rows(seed));
+        let mut pages = self.pages(&*codec);
         for (blocks, k, v) in &seqs {
             let slots = slots(blocks, k.len() / (self.kv_heads * self.head_dim));
             let (k, v) = (self.tensor(k)?, self.tensor(v)?);
@@ -279,7 +280,7 @@ impl Case {
 
     /// Attention over pages that the host wrote, against a softmax in f64 over what it decodes.
     fn attend(&self, gpu: &Gpu, seed: u64) -> Result<Pair, KvCodecError> {
-        let filled = self.fill(seed)?;
+        let filled = self.fill(self.rows(seed))?;
         let heads = self.kv_heads * self.group;
         let tokens: usize = self.seqs.iter().map(|s| s.0).sum();
         let mut state = seed ^ 0x5eed;
@@ -348,10 +349,16 @@ impl Case {
     /// Rows that the GPU writes a few at a time, against those that the host writes: how far
     /// they are from what they were, and the exact ones themselves.
     fn encode(&self, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCodecError> {
-        let (filled, g) = (self.fill(seed)?, self.geometry());
+        let width = self.kv_heads * self.head_dim;
+        let mut rows = self.rows(seed);
+        if let Some((_, k, v)) = rows.first_mut() {
+            // Too long for the scales that its block began with, where a code keeps some.
+            let long = 20 * width..21 * width;
+            k[long.clone()].iter_mut().chain(&mut v[long]).for_each(|x| *x *= 40.0);
+        }
+        let (filled, g) = (self.fill(rows)?, self.geometry());
         let codec = parse_on(self.codec, gpu)?;
         let mut pages = self.pages(&*codec);
-        let width = self.kv_heads * self.head_dim;
         let mut at = vec![0usize; filled.seqs.len()];
         for step in [5, 1, 2, 30, usize::MAX] {
             let (mut k, mut v, mut to) = (Vec::new(), Vec::new(), Vec::new());

@@ -75,7 +75,7 @@ pub(super) fn coded_cases(quick: bool) -> Vec<Case> {
 /// Rows of two sequences of which some stay, half of them with an exact row, into blocks that are read
 /// from and into one that is not: every byte of the cache then, and as the host has it.
 pub(super) fn coded(case: &Case, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCodecError> {
-    let mut filled = case.fill(seed)?;
+    let mut filled = case.fill(case.rows(seed))?;
     let codec = parse_on(case.codec, gpu)?;
     let mut pages = case.pages(&*codec);
     upload(gpu, &filled, &mut pages)?;

@@ -86,9 +86,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "encode",
-        "the barrier after a row dropped",
-        "    if (tid == 0) put_scale(to, token, gamma);\n    threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);",
-        "    if (tid == 0) put_scale(to, token, gamma);",
+        "the barrier after the walks dropped",
+        "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    float least",
+        "    float least",
     ),
     mutant(
         "encode",
