@@ -142,7 +142,7 @@ impl Affine {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             CodeLevel::Avx2 if self.whole_rings() => unsafe {
-                super::affine_avx2::dots(self, q, rows.here, scales, out);
+                super::affine_avx2::dots(self, q, rows, scales, out);
             },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
@@ -209,7 +209,7 @@ impl Affine {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             CodeLevel::Avx2 if self.whole_rings() => unsafe {
-                super::affine_avx2::add_weighted(self, weights, rows.here, scales, acc);
+                super::affine_avx2::add_weighted(self, weights, rows, scales, acc);
             },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
@@ -334,6 +334,9 @@ impl AffineScales {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level and the vectors have their lengths.
             CodeLevel::Vbmi => unsafe { super::affine_vbmi::scales(rows, shape, order, self) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            CodeLevel::Avx2 => unsafe { super::affine_avx2::scales(rows, shape, order, self) },
             _ => {
                 self.set_body(rows, shape);
                 if order == Order::Elements {
@@ -371,7 +374,9 @@ impl AffineScales {
 /// Weights times scales, rounded to 15 bits, and what biases add.
 #[derive(Debug, Default)]
 pub struct AffineWeights {
-    /// `int = 256 high + low`: `[m, groups, n]`.
+    /// `[m, groups, n]`.
+    pub(super) ints: Vec<i16>,
+    /// `int = 256 high + low`, in their place where bytes are multiplied.
     pub(super) high: Vec<u8>,
     pub(super) low: Vec<u8>,
     /// Of the integers, and the sum of weighted biases: `[m, groups]`.
@@ -387,6 +392,7 @@ impl AffineWeights {
     fn set(&mut self, level: CodeLevel, p: &[f32], scales: &AffineScales, threshold: f32) -> bool {
         let (n, groups) = (scales.n, scales.scale.len() / scales.n);
         let all = p.len() * groups;
+        self.ints.resize(all, 0);
         self.high.resize(all, 0);
         self.low.resize(all, 0);
         self.scale.clear();
@@ -400,9 +406,11 @@ impl AffineWeights {
             for group in 0..groups {
                 let at = (i * groups + group) * n;
                 let (high, low) = (&mut self.high[at..][..n], &mut self.low[at..][..n]);
+                let ints = &mut self.ints[at..][..n];
                 let of = (&scales.scale[group * n..][..n], &scales.bias[group * n..][..n]);
                 let (scale, bias) = match level {
                     _ if !likely => {
+                        ints.fill(0);
                         high.fill(0);
                         low.fill(0);
                         (0.0, 0.0)
@@ -412,7 +420,10 @@ impl AffineWeights {
                     CodeLevel::Vbmi => unsafe {
                         super::affine_vbmi::weigh(p, of, largest, high, low)
                     },
-                    _ => weigh_body(p, of, largest, high, low),
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: as above; rows are whole tiles.
+                    CodeLevel::Avx2 => unsafe { super::affine_avx2::weigh(p, of, largest, ints) },
+                    _ => weigh_body(p, of, largest, ints),
                 };
                 self.scale.push(scale);
                 self.bias.push(bias);
@@ -422,7 +433,7 @@ impl AffineWeights {
     }
 
     pub(super) fn int(&self, at: usize) -> i32 {
-        i32::from(self.high[at]) << 8 | i32::from(self.low[at])
+        i32::from(self.ints[at])
     }
 }
 
@@ -432,8 +443,7 @@ fn weigh_body(
     p: &[f32],
     (scale, bias): (&[f32], &[f32]),
     largest: f32,
-    high: &mut [u8],
-    low: &mut [u8],
+    ints: &mut [i16],
 ) -> (f32, f32) {
     let mut most = 0.0;
     let mut sums = [0.0; LANES];
@@ -444,10 +454,9 @@ fn weigh_body(
         sums[j % LANES] += b;
     }
     let inverse = if most > 0.0 { largest / most } else { 0.0 };
-    for (((&p, &s), high), low) in p.iter().zip(scale).zip(high).zip(low) {
+    for ((&p, &s), int) in p.iter().zip(scale).zip(ints) {
         let w = if p > 0.0 { p * s } else { 0.0 };
-        let int = (w * inverse + ROUND).to_bits();
-        (*high, *low) = ((int >> 8) as u8 & 127, int as u8);
+        *int = (w * inverse + ROUND).to_bits() as i16;
     }
     (most / largest, sum_lanes(sums))
 }

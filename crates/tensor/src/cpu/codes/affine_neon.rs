@@ -88,7 +88,7 @@ pub(super) unsafe fn add_weighted(
             unsafe {
                 let mut sums = [[vdupq_n_s32(0); 4]; UNIT / RING];
                 for (j, row) in rows.chunks_exact(shape.row_bytes()).enumerate() {
-                    let w = vdup_n_s16(weights.int(at * n + j) as i16);
+                    let w = vdup_n_s16(weights.ints[at * n + j]);
                     let flip = vdupq_n_u8(scales.flip[group * n + j]);
                     for (r, sums) in sums.iter_mut().enumerate().take(rings) {
                         let element = unit * shape.unit() + r * RING;
