@@ -7,7 +7,7 @@ mod tiles;
 use super::clang::Clang;
 use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
-use taper_tensor::gpu::FAMILIES;
+use taper_tensor::gpu::{FAMILIES, Family};
 
 /// Random orders to try after the fixed one: a missing barrier may go unseen in one of them.
 const ORDERS: u64 = 4;
@@ -338,14 +338,28 @@ const MUTANTS: &[Mutant] = &[
     mutant("experts", "another's answer", "p.placed ? places[pair] : pair", "pair"),
 ];
 
+fn all() -> impl Iterator<Item = &'static Mutant> {
+    MUTANTS.iter().chain(caches::MUTANTS).chain(choices::MUTANTS).chain(tiles::MUTANTS)
+}
+
+impl Mutant {
+    /// The family of kernels, if what is changed is in its source.
+    fn family(&self) -> Result<&'static Family> {
+        let Some(family) = FAMILIES.iter().find(|f| f.name == self.family) else {
+            bail!("no family {}", self.family);
+        };
+        ensure!(
+            family.metal_source().contains(self.from),
+            "{}: {:?} is not in the source any more",
+            self.family,
+            self.from
+        );
+        Ok(family)
+    }
+}
+
 pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
-    let wanted: Vec<_> = MUTANTS
-        .iter()
-        .chain(caches::MUTANTS)
-        .chain(choices::MUTANTS)
-        .chain(tiles::MUTANTS)
-        .filter(|m| only.is_none_or(|o| o == m.family))
-        .collect();
+    let wanted: Vec<_> = all().filter(|m| only.is_none_or(|o| o == m.family)).collect();
     let caught: Vec<bool> = wanted
         .par_iter()
         .map(|mutant| {
@@ -362,18 +376,9 @@ pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a check fails with the bug; `unit` names the files that it
-/// makes.
+/// Whether a check fails with the bug; `unit` names the files that it makes.
 fn is_caught(clang: &Clang, mutant: &Mutant, unit: &str) -> Result<bool> {
-    let Some(family) = FAMILIES.iter().find(|f| f.name == mutant.family) else {
-        bail!("no family {}", mutant.family);
-    };
-    ensure!(
-        family.metal_source().contains(mutant.from),
-        "{}: {:?} is not in the source any more",
-        mutant.family,
-        mutant.from
-    );
+    let family = mutant.family()?;
     let change = |_: &_, text: String| text.replacen(mutant.from, mutant.to, 1);
     let library = clang.changed_library(family, unit, &change)?;
     for seed in 0..=ORDERS {
@@ -382,4 +387,13 @@ fn is_caught(clang: &Clang, mutant: &Mutant, unit: &str) -> Result<bool> {
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_planted_bug_changes_a_kernel() {
+        let stale: Vec<_> = super::all().filter_map(|mutant| mutant.family().err()).collect();
+        assert!(stale.is_empty(), "{stale:?}");
+    }
 }

@@ -28,7 +28,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "at.y * group + at.z * AT_ONCE, n",
         "at.y * group, n",
     ),
-    mutant("score", "a centre left out", "if (centred) x += centre_at(centre, e);", ""),
+    mutant("score", "a centre left out", "centred ? centre_at(centre, e) : 0.0f", "0.0f"),
     mutant(
         "score",
         "another table of levels",
