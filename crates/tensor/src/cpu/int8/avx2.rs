@@ -66,6 +66,7 @@ struct Plain;
 
 impl Dots<2> for Plain {
     type Lanes = Avx2;
+    const AHEAD: Option<usize> = Some(2048);
 
     #[inline(always)]
     unsafe fn dots<const NIBBLES: bool, const M: usize>(

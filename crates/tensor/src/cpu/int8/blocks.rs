@@ -4,6 +4,9 @@ use super::{Int8Rows, PackedWeight, pack::TILE};
 use crate::cpu::lanes::{Element, Lanes};
 use std::{array::from_fn, ops::Range};
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// The integer products of a level whose registers hold a tile's outputs in `N`.
 ///
 /// # Safety
@@ -11,6 +14,9 @@ use std::{array::from_fn, ops::Range};
 /// that level.
 pub(super) trait Dots<const N: usize> {
     type Lanes: Lanes;
+    /// How far ahead of its use a line of weights is asked for, in bytes, where the hardware does not
+    /// look far enough. It may lie in the next tile, or past the last.
+    const AHEAD: Option<usize> = None;
 
     /// `sum q c` of one group for each of `M` rows of activations.
     ///
@@ -87,7 +93,9 @@ pub(super) unsafe fn blocks<D: Dots<N>, const N: usize, E: Element, const NIBBLE
         macro_rules! step {
             ($m:literal) => {
                 while rows.end - i >= $m {
-                    block::<D, N, E, NIBBLES, $m>(w, records, x, i, out);
+                    // More rows leave the hardware time enough.
+                    let ahead = D::AHEAD.filter(|_| $m <= 2);
+                    block::<D, N, E, NIBBLES, $m>(w, records, ahead, x, i, out);
                     i += $m;
                     out = out.add($m * TILE);
                 }
@@ -104,6 +112,7 @@ pub(super) unsafe fn blocks<D: Dots<N>, const N: usize, E: Element, const NIBBLE
 unsafe fn block<D: Dots<N>, const N: usize, E: Element, const NIBBLES: bool, const M: usize>(
     w: &PackedWeight,
     records: *const u8,
+    ahead: Option<usize>,
     x: &Int8Rows,
     first: usize,
     out: *mut f32,
@@ -118,6 +127,11 @@ unsafe fn block<D: Dots<N>, const N: usize, E: Element, const NIBBLES: bool, con
         let mut acc = [[D::Lanes::splat(0.0); N]; M];
         for g in 0..groups {
             let record = records.add(g * record_bytes);
+            if let Some(ahead) = ahead {
+                for line in (0..record_bytes).step_by(LINE) {
+                    D::Lanes::prefetch(record.wrapping_add(ahead + line));
+                }
+            }
             let x = from_fn(|m| codes.wrapping_add(m * cols + g * group));
             let dots = D::dots::<NIBBLES, M>(record, x, group);
             let floats: *const E = record.add(code_bytes).cast();
