@@ -49,7 +49,7 @@ const PACKED_ROWS: usize = 8;
 const TOGETHER: [usize; 2] = [32, 4];
 /// Rows of a tile of `matvec_tile_*`.
 const TILE: usize = 16;
-/// Threadgroups of it that run at a time on a large GPU; more tiles than these are shared out among them.
+/// Threadgroups of it that run at a time on a large GPU; more tiles than these are shared out evenly.
 const AT_A_TIME: usize = 264;
 /// From this many on, a library is faster than both, where there is one.
 const LIBRARY_FROM: usize = 192;
@@ -323,7 +323,8 @@ impl GpuWeight {
         let (name, rows) = self.kernel();
         let m = if tokens == 1 { 1 } else { 4 };
         let tiles = self.tile_kernel().filter(|_| !self.exact && tokens == 1);
-        let groups = self.rows.div_ceil(TILE).min(AT_A_TIME);
+        let of = self.rows.div_ceil(TILE);
+        let groups = of.div_ceil(of.div_ceil(AT_A_TIME).max(1));
         let gains = product.norm.map(|n| n.resident().on(self.gpu())).transpose()?;
         let bias = product.bias.map(|b| b.on(self.gpu())).transpose()?;
         let flag = |there: bool, flag: u32| if there { flag } else { 0 };
