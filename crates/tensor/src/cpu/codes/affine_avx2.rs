@@ -5,6 +5,7 @@
 use super::{
     Codes, Order, RING, TILE_ROWS,
     affine::{Affine, AffineQueries, AffineScales, AffineWeights, sum_lanes},
+    affine_vbmi::Source,
 };
 use std::{arch::x86_64::*, array::from_fn};
 
@@ -13,20 +14,7 @@ const QUERIES: usize = 2;
 /// Rows of weights likewise.
 const WEIGHTS: usize = 4;
 
-/// Rows of codes, and those that are read next.
-#[derive(Clone, Copy)]
-struct Source {
-    shape: Affine,
-    rows: *const u8,
-    next: *const u8,
-    bytes: usize,
-}
-
 impl Source {
-    fn new(shape: Affine, rows: Codes<'_>) -> Self {
-        Self { shape, rows: rows.here.as_ptr(), next: rows.next(), bytes: shape.row_bytes() }
-    }
-
     /// A ring of a row.
     ///
     /// # Safety

@@ -13,17 +13,18 @@ const ROWS: usize = 2;
 /// Rows of codes whose products become one register.
 const KEYS: usize = 16;
 
-/// Units of rows in registers.
+/// Rows of codes, and those that are read next.
 #[derive(Clone, Copy)]
-struct Source {
-    shape: Affine,
-    rows: *const u8,
-    next: *const u8,
-    bytes: usize,
+pub(super) struct Source {
+    pub(super) shape: Affine,
+    pub(super) rows: *const u8,
+    pub(super) next: *const u8,
+    /// Of a row.
+    pub(super) bytes: usize,
 }
 
 impl Source {
-    fn new(shape: Affine, rows: Codes<'_>) -> Self {
+    pub(super) fn new(shape: Affine, rows: Codes<'_>) -> Self {
         Self { shape, rows: rows.here.as_ptr(), next: rows.next(), bytes: shape.row_bytes() }
     }
 
