@@ -78,6 +78,8 @@ struct AttendParams {
     uint few;        // of attend_tile.metal, as what follows
     float q_eps;
     float k_eps;
+    uint bits;
+    uint flags;
 };
 
 // Eight consecutive elements.

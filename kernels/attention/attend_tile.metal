@@ -11,6 +11,7 @@
 // attend_new_*: of rows as the projections give them, where each sequence has one token and a tile all heads
 //   of a KV head: normed and rotated as norm_rope does, whose pairs are all of a head; the token's key and
 //   value are written into its slot as kv_write does, by the threadgroup of its span, which alone reads it.
+//   Where the product that reads the result takes it as halves, it is stored as these alone.
 //
 // attend_new_*_many: the same with fewer registers, for more threadgroups of one span than a large GPU has room for.
 //
@@ -21,6 +22,7 @@
 // Reference: softmax(q k^T) v in f64.
 #include "taper/common.h"
 #include "taper/copies.h"
+#include "taper/prepared.h"
 #include "taper/rows.h"
 #include "taper/tile.h"
 
@@ -45,6 +47,8 @@ struct AttendParams {
     uint few;        // threadgroups, so that keys and values are better asked for early
     float q_eps;     // of attend_new; negative: no norm
     float k_eps;
+    uint bits;       // of the weights whose product takes attend_new's result as halves; 0: it takes floats
+    uint flags;      // PREPARE_WIDE, of their order
 };
 
 INLINE uint packed(uint low, uint high) { return low | high << 16; }
@@ -182,8 +186,8 @@ template <int D> INLINE void norm_and_turn(thread const float* gains, float eps,
 template <int D, int SETS, bool NEW>
 INLINE void attend(
     Projected from_rows, device half* k_pages, device half* v_pages, device const uint* blocks,
-    device const AttendTile* tiles, device float* out, device float* sums, device float* weights, AttendParams p,
-    uint3 at, uint tid, uint sg, uint lane, threadgroup float* shares, threadgroup ushort* ps, threadgroup float* merge)
+    device const AttendTile* tiles, device float* out, device ushort* prepared, device float* sums,
+    device float* weights, AttendParams p, uint3 at, uint tid, uint sg, uint lane, threadgroup float* shares, threadgroup ushort* ps, threadgroup float* merge)
 {
     enum { ROWS = 4 * SETS };
     const uint g = lane / 4, t = lane % 4;
@@ -330,7 +334,12 @@ INLINE void attend(
             sum = fma(shares[(uint(s * ROWS) + r) * D + e], share, sum);
             total = fma(merge[2 * (uint(s * ROWS) + r) + 1], share, total);
         }
-        const size_t row = size_t(tile_row + r / heads) * p.q_heads + kv_head * group + head;
+        const size_t token_row = size_t(tile_row + r / heads) * p.q_heads;
+        const size_t row = token_row + kv_head * group + head;
+        if (NEW && p.bits) {
+            store_half(sum / total, prepared + token_row * D, (kv_head * group + head) * D + e, p.bits, p.flags);
+            continue;
+        }
         if (p.spans == 1) {
             out[row * D + e] = sum / total;
             continue;
@@ -364,8 +373,8 @@ kernel void attend_tile_d##D##_r##ROWS( \
     threadgroup float merge[8 * ROWS]; \
     const Projected rows = {q, q, q, q, q, q, q}; \
     attend<D, SETS, false>( \
-        rows, (device half*)k_pages, (device half*)v_pages, blocks, tiles, out, sums, weights, p, at, tid, sg, lane, \
-        (threadgroup float*)shares, (threadgroup ushort*)ps, merge); \
+        rows, (device half*)k_pages, (device half*)v_pages, blocks, tiles, out, (device ushort*)out, sums, weights, p, \
+        at, tid, sg, lane, (threadgroup float*)shares, (threadgroup ushort*)ps, merge); \
 }
 #define ATTEND_NEW(D, SETS, ROWS, NAME) \
 kernel void NAME( \
@@ -383,7 +392,8 @@ kernel void NAME( \
     device float* out [[buffer(11)]], \
     device float* sums [[buffer(12)]], \
     device float* weights [[buffer(13)]], \
-    constant AttendParams& p [[buffer(14)]], \
+    device ushort* prepared [[buffer(14)]], \
+    constant AttendParams& p [[buffer(15)]], \
     uint3 at [[threadgroup_position_in_grid]], \
     uint tid [[thread_index_in_threadgroup]], \
     uint sg [[simdgroup_index_in_threadgroup]], \
@@ -395,7 +405,7 @@ kernel void NAME( \
     threadgroup float merge[8 * ROWS]; \
     const Projected rows = {q, k, v, q_gains, k_gains, cosines, sines}; \
     attend<D, SETS, true>( \
-        rows, k_pages, v_pages, blocks, tiles, out, sums, weights, p, at, tid, sg, lane, \
+        rows, k_pages, v_pages, blocks, tiles, out, prepared, sums, weights, p, at, tid, sg, lane, \
         (threadgroup float*)shares, (threadgroup ushort*)ps, merge); \
 }
 ATTEND(64, 1, 4)

@@ -1,9 +1,8 @@
 // Products of some rows of activations with weights of 4 or 8 bits on the matrix units: batched decoding
 // where these are fast.
 //
-// matmul_prepare: x [tokens, cols] f32, normed (if NORM), as halves; of eight consecutive columns those
-//   that meet in a tile are neighbours (WIDE: of 32, those that meet in matmul_wide.metal's). Grid: x over
-//   tokens, y over 2048 columns. Threads: 256.
+// matmul_prepare: x [tokens, cols] f32, normed (if NORM), as halves in prepared.h's order. Grid: x over tokens,
+//   y over 2048 columns. Threads: 256.
 // matmul_next: what matmul.metal's matmul_finish and then matmul_prepare do, where a product's outputs are the
 //   next one's inputs: adds the shares, bias, gate and residual, and gives halves; with NORM the outputs too, and
 //   the halves of what the norm makes of them. Widths are multiples of 64. Grid: x over tokens, y over 4096
@@ -19,11 +18,12 @@
 #include "taper/activation.h"
 #include "taper/copies.h"
 #include "taper/packed.h"
+#include "taper/prepared.h"
 #include "taper/tile.h"
 #include "taper/widened.h"
 
 enum { TN = 128, TK = 64, THREADS = 128, PREPARE_THREADS = 256, NEXT_THREADS = 512 };
-enum { PREPARE_NORM = 1, PREPARE_WIDE = 2, NEXT_BIAS = 4, NEXT_RESIDUAL = 8 };
+enum { NEXT_BIAS = 4, NEXT_RESIDUAL = 8 };
 
 struct PrepareParams {
     uint cols;
@@ -31,28 +31,6 @@ struct PrepareParams {
     uint flags;
     float eps;
 };
-
-INLINE uint halves(float a, float b) { return uint(as_type<ushort>(half(a))) | uint(as_type<ushort>(half(b))) << 16; }
-INLINE float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
-
-// Eight columns of a row, from `i` on, as halves in their order.
-INLINE void store_halves(thread float* v, device uint* row, uint i, uint bits, uint flags) {
-    UNROLL for (int e = 0; e < 8; ++e) v[e] = clamped(v[e]);
-    uint pairs[4];
-    if (bits == 4) {
-        UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e], v[e + 4]);
-    } else {
-        UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e / 2 * 4 + e % 2], v[e / 2 * 4 + e % 2 + 2]);
-    }
-    device uint* to = row + i / 32 * 16;
-    if (flags & PREPARE_WIDE) {
-        UNROLL for (int e = 0; e < 4; ++e) to[uint(e) * 4 + i / 8 % 4] = pairs[e];
-    } else {
-        uint4 four;
-        four.x = pairs[0], four.y = pairs[1], four.z = pairs[2], four.w = pairs[3];
-        *(device uint4*)(to + i / 8 % 4 * 4) = four;
-    }
-}
 
 kernel void matmul_prepare(
     device const float* x [[buffer(0)]],

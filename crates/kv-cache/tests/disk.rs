@@ -76,7 +76,7 @@ fn seen(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) -> Vec<f32> {
         ops::from_host_f32(row, &[1, heads * 64]).unwrap()
     };
     let [q, k, v] = [row(4, 0.3), row(2, 0.1), row(2, 0.2)];
-    let rows = Projected { q: &q, k: &k, v: &v, head_dim: 64, norms: None, rope: None };
+    let rows = Projected { q: &q, k: &k, v: &v, head_dim: 64, norms: None, rope: None, next: None };
     let attend = |layer| {
         let out = session.attend(LayerId(layer), &rows, &params);
         ops::with_host_f32(&out.unwrap(), <[f32]>::to_vec).unwrap()

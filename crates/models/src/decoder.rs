@@ -211,6 +211,7 @@ impl Layer {
             head_dim: d,
             norms: self.qk_norm.as_ref().map(|(q, k)| (q, k)),
             rope: self.spec.rope.map(|rope| &ropes[rope]),
+            next: Some(&self.out),
         };
         let params = AttnParams {
             scale: model.attn_scale,

@@ -1,7 +1,7 @@
 //! Rotary position embedding (Su et al. 2021), the half-split form that Hugging Face checkpoints use.
 
 use crate::{
-    Result, RmsNorm, Tensor, TensorError, cpu,
+    Linear, Result, RmsNorm, Tensor, TensorError, cpu,
     gpu::{self, Resident},
     host, pool,
 };
@@ -73,6 +73,9 @@ pub struct Projected<'a> {
     pub norms: Option<(&'a RmsNorm, &'a RmsNorm)>,
     /// How queries and keys turn.
     pub rope: Option<&'a RopeAngles>,
+    /// What is next multiplied with attention's result, if nothing else reads that: it may come as this
+    /// product alone takes it.
+    pub next: Option<&'a Linear>,
 }
 
 impl Projected<'_> {

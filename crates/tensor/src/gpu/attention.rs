@@ -1,7 +1,12 @@
 //! Attention over a paged cache of floats on a GPU.
 
-use super::{Buffer, Gpu, Launch, Operand, count, params};
+use super::{
+    Buffer, Gpu, Launch, Operand, count,
+    matmul::{Order, Prepared},
+    params,
+};
 use crate::{DType, Projected, Result, RmsNorm, Tensor, TensorError, tensor::GpuTensor};
+use std::sync::Arc;
 
 params!(
     /// Of `kv_write_*`.
@@ -24,6 +29,8 @@ params!(
         few: u32,
         q_eps: f32,
         k_eps: f32,
+        bits: u32,
+        flags: u32,
     }
 );
 params!(
@@ -231,11 +238,11 @@ pub fn attend(
     };
     let operands =
         [Operand::In(&q.buffer, q.offset), Operand::In(k_pages, 0), Operand::In(v_pages, 0)];
-    plan.run(shape, q, (family, &kernel), &operands, scoring, [-1.0; 2])
+    plan.run(shape, q, (family, &kernel), &operands, scoring, None)
 }
 
 /// The same of one token a sequence from what the projections gave, which also writes the tokens' keys and
-/// values into the pages. `None` where there is no kernel for it: what [`Projected::turned`] gives is to be
+/// values into the pages. Where a product is to read the result and takes halves, there is nothing else in it. `None` where there is no kernel for it: what [`Projected::turned`] gives is to be
 /// written then, and attended to.
 ///
 /// # Shapes
@@ -288,7 +295,18 @@ pub fn attend_new(
     let many = if many { "_many" } else { "" };
     let kernel = format!("attend_new_d{}_r{}{many}", shape.head_dim, plan.rows);
     let eps = norms.map(|norm| norm.map_or(-1.0, RmsNorm::eps));
-    plan.run(shape, q, ("attend_tile", &kernel), &operands, scoring, eps).map(Some)
+    let order = rows.next.filter(|_| plan.spans == 1).and_then(|next| next.order(plan.tokens));
+    let new = Some(NewRows { eps, order });
+    plan.run(shape, q, ("attend_tile", &kernel), &operands, scoring, new).map(Some)
+}
+
+/// What kernels of new rows have beside others.
+#[derive(Clone, Copy)]
+struct NewRows {
+    /// The norms' small numbers; negative where there is none.
+    eps: [f32; 2],
+    /// In which the next product takes the result.
+    order: Option<Order>,
 }
 
 impl Plan {
@@ -307,7 +325,7 @@ impl Plan {
         (family, kernel): (&'static str, &str),
         operands: &[Operand<'_>],
         scoring: &Scoring,
-        [q_eps, k_eps]: [f32; 2],
+        new: Option<NewRows>,
     ) -> Result<Tensor> {
         shape.check()?;
         let heads = self.group * shape.kv_heads;
@@ -316,7 +334,10 @@ impl Plan {
             return Err(TensorError::shape("attention", expected, &q.dims));
         }
         let gpu = q.gpu();
-        let out = GpuTensor::new(gpu, &q.dims)?;
+        let mut out = GpuTensor::new(gpu, &q.dims)?;
+        let order = new.and_then(|new| new.order);
+        let halves = order.map(|_| gpu.temporary(2 * q.len()).map(Arc::new)).transpose()?;
+        let [q_eps, k_eps] = new.map_or([-1.0; 2], |new| new.eps);
         let rows = self.tokens * heads;
         let spans = if self.spans == 1 { 0 } else { self.spans };
         let sums = gpu.temporary(4 * rows * spans * shape.head_dim)?;
@@ -333,6 +354,8 @@ impl Plan {
             few: u32::from(grid.iter().product::<u32>() < FEW),
             q_eps,
             k_eps,
+            bits: order.map_or(0, Order::bits),
+            flags: order.map_or(0, Order::flags),
         };
         let mut operands = operands.to_vec();
         operands.extend([
@@ -342,6 +365,9 @@ impl Plan {
             Operand::Out(&sums, 0),
             Operand::Out(&weights, 0),
         ]);
+        if new.is_some() {
+            operands.push(Operand::Out(halves.as_ref().unwrap_or(&out.buffer), 0));
+        }
         gpu.launch(&Launch {
             family,
             kernel,
@@ -365,6 +391,7 @@ impl Plan {
                 params: bytemuck::bytes_of(&params),
             })?;
         }
+        out.prepared = halves.zip(order).map(|(halves, order)| Prepared::of(halves, order).into());
         Ok(out.into())
     }
 }

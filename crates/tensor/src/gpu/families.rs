@@ -27,6 +27,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("copies.h", include_str!("../../../../kernels/include/taper/copies.h")),
     ("encoding.h", include_str!("../../../../kernels/include/taper/encoding.h")),
     ("packed.h", include_str!("../../../../kernels/include/taper/packed.h")),
+    ("prepared.h", include_str!("../../../../kernels/include/taper/prepared.h")),
     ("rows.h", include_str!("../../../../kernels/include/taper/rows.h")),
     ("rotation.h", include_str!("../../../../kernels/include/taper/rotation.h")),
     ("sums.h", include_str!("../../../../kernels/include/taper/sums.h")),

@@ -84,7 +84,11 @@ impl Order {
         Self { bits, wide: bits == 4 && gpu.has_wide_tiles() && tokens > 32 }
     }
 
-    fn flags(self) -> u32 {
+    pub(super) fn bits(self) -> u32 {
+        u32::from(self.bits)
+    }
+
+    pub(super) fn flags(self) -> u32 {
         if self.wide { PREPARE_WIDE } else { 0 }
     }
 }
@@ -108,6 +112,11 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
+    /// Such halves of activations as they are.
+    pub(super) fn of(halves: Arc<Buffer>, order: Order) -> Self {
+        Self { halves, order, norm: None }
+    }
+
     fn is(&self, order: Order, gains: Option<&Arc<Buffer>>, eps: f32) -> bool {
         self.order == order
             && match (&self.norm, gains) {
@@ -270,7 +279,7 @@ impl GpuWeight {
         let flag = |there: bool, flag: u32| if there { flag } else { 0 };
         let params = NextParams {
             width: count("matmul", width)?,
-            bits: u32::from(order.bits),
+            bits: order.bits(),
             flags: order.flags()
                 | flag(norm.is_some(), PREPARE_NORM)
                 | flag(bias.is_some(), NEXT_BIAS)
@@ -326,7 +335,7 @@ impl GpuWeight {
         let out = Arc::new(gpu.temporary(2 * x.len())?);
         let params = PrepareParams {
             cols: count("matmul", self.cols)?,
-            bits: u32::from(order.bits),
+            bits: order.bits(),
             flags: order.flags() | if gains.is_some() { PREPARE_NORM } else { 0 },
             eps,
         };

@@ -50,7 +50,7 @@ pub(crate) use hazards::Hazards;
 #[cfg(feature = "gpu-host")]
 pub use host::HostOptions;
 pub(crate) use launch::{Launch, Operand, params};
-pub(crate) use matmul::{Next, Prepared};
+pub(crate) use matmul::{Next, Order, Prepared};
 pub use ops::sum_words;
 pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub(crate) use resident::Resident;

@@ -4,7 +4,7 @@ use super::{Linear, LinearGroup, Matrix};
 use crate::{
     Result, RmsNorm, Tensor, TensorError,
     cpu::Activation,
-    gpu::{Elements, Gpu, GpuWeight, Next, Product, Resident},
+    gpu::{Elements, Gpu, GpuWeight, Next, Order, Product, Resident},
     tensor::GpuTensor,
 };
 
@@ -56,6 +56,11 @@ impl Linear {
             Matrix::Gpu(weight) => Ok(weight),
             _ => Err(TensorError::Device { op: "linear", device: "cpu".into() }),
         }
+    }
+
+    /// The order in which a product on a GPU takes so many rows as halves, if it does.
+    pub(crate) fn order(&self, tokens: usize) -> Option<Order> {
+        self.weight_there().ok()?.order(tokens)
     }
 
     pub(super) fn multiply(
@@ -153,8 +158,7 @@ impl LinearGroup<2> {
             let (gate, up) = (gate.multiply_normed(x, norm)?, up.multiply_normed(x, norm)?);
             return Ok(Elements::Gated(activation).of(&gate, &up)?.into());
         };
-        let order = down.map(|down| Ok::<_, TensorError>(down.weight_there()?.order(x.dims[0])));
-        let next = order.transpose()?.flatten().map(Next::Alone);
+        let next = down.and_then(|down| down.order(x.dims[0])).map(Next::Alone);
         let gate = Some(activation);
         let product =
             Product { norm: Some(norm), bias: bias.as_ref(), gate, next, ..Product::default() };

@@ -53,6 +53,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "norm_and_turn<D>(key_gains",
         "norm_and_turn<D>(gains",
     ),
+    mutant("attend_tile", "halves in another order", "pair * 4 + eight :", "eight * 4 + pair :"),
+    mutant("attend_tile", "halves in the first row", "prepared + token_row * D,", "prepared,"),
     mutant("attend_tile", "new values turned", "if (!value) norm_and_turn", "norm_and_turn"),
     mutant(
         "matvec_tile",

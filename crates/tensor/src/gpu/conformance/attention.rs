@@ -2,7 +2,8 @@
 
 use super::{Pair, data::Rng};
 use crate::{
-    DType, Projected, Result, RmsNorm, RopeAngles, RopeTable, Tensor, TensorError,
+    AffineFormat, DType, Linear, Phase, Projected, Result, RmsNorm, RopeAngles, RopeTable, Tensor,
+    TensorError,
     gpu::{
         Gpu,
         attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence},
@@ -22,6 +23,8 @@ pub(super) struct Case {
     tiled: bool,
     /// From what the projections give, which is written on the way; with norms?
     new: Option<bool>,
+    /// Multiplied with weights of so many bits, and only then looked at.
+    next: Option<u8>,
 }
 
 /// What the projections give for the newest token of each sequence.
@@ -38,10 +41,10 @@ impl Newest {
         Ok(Self { rows, ..self })
     }
 
-    fn projected(&self, head_dim: usize) -> Projected<'_> {
+    fn projected<'a>(&'a self, head_dim: usize, next: Option<&'a Linear>) -> Projected<'a> {
         let [q, k, v] = &self.rows;
         let norms = self.norms.as_ref().map(|(q, k)| (q, k));
-        Projected { q, k, v, head_dim, norms, rope: Some(&self.angles) }
+        Projected { q, k, v, head_dim, norms, rope: Some(&self.angles), next }
     }
 }
 
@@ -51,7 +54,8 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |shape: KvShape, group, seqs: &[(usize, usize)], scoring| {
         for tiled in [false, true].into_iter().take(1 + usize::from(shape.is_typed())) {
-            cases.push(Case { shape, group, seqs: seqs.to_vec(), scoring, tiled, new: None });
+            let seqs = seqs.to_vec();
+            cases.push(Case { shape, group, seqs, scoring, tiled, new: None, next: None });
         }
     };
     // Each kernel once, with lengths around a block and around a span.
@@ -80,21 +84,27 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let capped = Scoring { soft_cap: Some(2.5), ..plain };
     add(shape(1, 64, DType::F16), 2, &[(3, 40)], capped);
     // New tokens that begin a block, end one, stand alone, and begin a span.
-    let mut add = |head_dim, group, kv_lens: &[usize], scoring, norms| {
+    let mut add = |(kv_heads, head_dim, group), kv_lens: &[usize], scoring, norms, next| {
         let seqs = kv_lens.iter().map(|&n| (1, n)).collect();
-        let (shape, new) = (shape(2, head_dim, DType::F16), Some(norms));
-        cases.push(Case { shape, group, seqs, scoring, tiled: true, new });
+        let (shape, new) = (shape(kv_heads, head_dim, DType::F16), Some(norms));
+        cases.push(Case { shape, group, seqs, scoring, tiled: true, new, next });
     };
     for (head_dim, group) in [(64, 2), (64, 7), (128, 4), (128, 5), (256, 3), (256, 8)] {
-        add(head_dim, group, &[1, 33, 64, 170], plain, head_dim != 256);
+        add((2, head_dim, group), &[1, 33, 64, 170], plain, head_dim != 256, None);
     }
-    add(64, 4, &[513, 512, 40], plain, false);
-    add(128, 4, &[100, 20], window, true);
-    add(64, 1, &[70], capped, true);
+    add((2, 64, 4), &[513, 512, 40], plain, false, None);
+    add((2, 128, 4), &[100, 20], window, true, None);
+    add((2, 64, 1), &[70], capped, true, None);
+    // The halves of each order, and of more spans than one.
+    for (bits, kv_lens) in [(4, [40, 1, 64]), (8, [40, 1, 64]), (4, [513, 1, 64])] {
+        add((1, 128, 5), &kv_lens, plain, true, Some(bits));
+    }
+    let lens: Vec<_> = (0..64).map(|i| 30 + i % 40).collect();
+    add((1, 64, 3), &lens[..33], plain, true, Some(4));
     if !quick {
         // More threadgroups than others have room for.
-        let lens: Vec<_> = (0..200).map(|i| 30 + i % 40).collect();
-        add(128, 2, &lens, plain, true);
+        add((8, 128, 2), &lens, plain, true, None);
+        add((8, 128, 2), &lens, plain, true, Some(4));
     }
     cases
 }
@@ -118,7 +128,7 @@ impl Case {
         let page = total * BLOCK_TOKENS * row * dtype.size_in_bytes();
         let pages = (gpu.allocate(page)?, gpu.allocate(page)?);
         let newest = self.new.map(|norms| self.newest(rng, norms)?.there(gpu)).transpose()?;
-        let turned = newest.as_ref().map(|n| n.projected(head_dim).turned()).transpose()?;
+        let turned = newest.as_ref().map(|n| n.projected(head_dim, None).turned()).transpose()?;
         let turned = turned.map(|rows| rows.map(|x| x.flatten_all()?.to_vec1::<f32>()));
         let turned = turned.map(|[q, k, v]| Ok::<_, TensorError>([q?, k?, v?])).transpose()?;
         let mut tables = Vec::new();
@@ -164,12 +174,25 @@ impl Case {
             .collect();
         let plan = Plan::with(gpu, self.shape, &seqs, self.group, self.tiled)?;
         let pages = (&pages.0, &pages.1);
-        let mut outs = Vec::new();
-        if let Some(newest) = &newest {
-            let rows = newest.projected(head_dim);
+        let attend_new = |newest: &Newest, next: Option<&Linear>| {
+            let rows = newest.projected(head_dim, next);
             let out = attention::attend_new(self.shape, &rows, pages, &plan, &self.scoring)?;
             let none = || TensorError::Device { op: "attention of new rows", device: gpu.name() };
-            outs.push(out.ok_or_else(none)?);
+            out.ok_or_else(none)
+        };
+        if let (Some(newest), Some(bits)) = (&newest, self.next) {
+            let format = AffineFormat { bits, group: 64 };
+            let cols = heads * head_dim;
+            let next = Linear::new(rng.affine(format, DType::F16, 72, cols)?);
+            let placed = next.clone().on(gpu, false)?;
+            let got = attend_new(newest, Some(&placed))?.reshape((tokens, cols))?;
+            let want = Tensor::from_vec(want, (tokens, cols), &crate::Device::Cpu)?;
+            let got = placed.forward(&got, Phase::Decode)?;
+            return Ok(vec![Pair::of(&got, &next.forward(&want, Phase::Decode)?)?]);
+        }
+        let mut outs = Vec::new();
+        if let Some(newest) = &newest {
+            outs.push(attend_new(newest, None)?);
         }
         // What that wrote is there for whoever reads it next.
         outs.push(attention::attend(self.shape, &q, pages, &plan, &self.scoring)?);
@@ -181,7 +204,12 @@ impl Case {
     /// A norm's sum of new rows is taken in another order than the reference's, so that now and then an
     /// element of a key is rounded to the other half next to it.
     pub(super) fn tolerance(&self) -> f64 {
-        if self.new.is_some() { 2e-4 } else { 4e-6 }
+        match (self.new, self.next) {
+            (None, _) => 4e-6,
+            (_, None) => 2e-4,
+            // As a product of rounded inputs; see `products`.
+            _ => 4e-3,
+        }
     }
 
     fn newest(&self, rng: &mut Rng, norms: bool) -> Result<Newest> {
@@ -245,6 +273,9 @@ impl fmt::Display for Case {
         let (units, group) = (if self.tiled { "tiles " } else { "" }, self.group);
         let units = if self.new.is_some() { "new " } else { units };
         write!(f, "{units}{} {kv_heads}x{group}x{head_dim} {:?}", dtype.as_str(), self.seqs)?;
+        if let Some(bits) = self.next {
+            write!(f, " for {bits} bits")?;
+        }
         if let Some(window) = self.scoring.window {
             write!(f, " window {window}")?;
         }
