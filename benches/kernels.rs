@@ -1,10 +1,18 @@
-//! `cargo bench -p taper-tensor`: the linear maps of a small model, in multiply-adds a second.
+//! `cargo bench -p taper-tensor`: the linear maps of a small model, in multiply-adds a second; and attention's
+//! products with keys and values, in rows a second.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::time::Duration;
 use taper_tensor::{
     AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Weight,
-    cpu::int8::{Int8Level, Int8Rows, PackedWeight, Rounding, matmul_with},
+    cpu::{
+        Floats,
+        codes::{
+            CodeLevel, Codes, DenseRows, Int8Queries, Scaling, TILE_ROWS, Windows, add_rows,
+            dot_rows,
+        },
+        int8::{Int8Level, Int8Rows, PackedWeight, Rounding, matmul_with},
+    },
     ops,
 };
 
@@ -80,5 +88,54 @@ fn stream(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, linear, levels, stream);
+/// Keys and values of one head in the second-level cache: products alone, without what a call of attention
+/// does beside them (`cargo bench -p taper-kv-codecs`).
+fn rows(c: &mut Criterion) {
+    const N: usize = 1024;
+    const D: usize = 128;
+    let level = CodeLevel::detect();
+    let table = |i: usize| (i as i8).wrapping_mul(37);
+    let formats = [
+        ("four bits", Windows::nibbles(&std::array::from_fn(table))),
+        ("four bits, trellis", Windows::new(4, 2, &std::array::from_fn(table))),
+        ("three bits, trellis", Windows::new(3, 3, &std::array::from_fn(table))),
+    ];
+    let halves = vec![half::f16::from_f32(0.5); N * D];
+    let dense = DenseRows::last(Floats::F16(&halves));
+    for queries in [1, 4, 8] {
+        let (q, weights) = (vec![0.5; queries * D], vec![0.1; queries * N]);
+        let (mut scores, mut sums) = (vec![0.0; queries * N], vec![0.0; queries * D]);
+        let mut int8 = Int8Queries::default();
+        int8.set(&q, D);
+        let (gamma, scales, bytes) = (vec![1.0; N], vec![1.0; queries], vec![100; queries * N]);
+        let mut group = c.benchmark_group(format!("rows of {D}, {queries} query heads"));
+        group.sample_size(20).warm_up_time(Duration::from_millis(300));
+        group.measurement_time(Duration::from_secs(1)).throughput(Throughput::Elements(N as u64));
+        group.bench_function("keys, f16", |b| {
+            b.iter(|| dot_rows(&q, dense, D, (&mut scores, N)));
+        });
+        group.bench_function("values, f16", |b| {
+            b.iter(|| add_rows((&weights, N), dense, D, &mut sums));
+        });
+        for (name, windows) in &formats {
+            let codes = (0..N / TILE_ROWS * D / 16 * windows.tile_bytes()).map(|i| (i * 37) as u8);
+            let codes: Vec<u8> = codes.collect();
+            let (codes, mut scratch) = (Codes::last(&codes), vec![0; N * D]);
+            group.bench_function(format!("keys, {name}"), |b| {
+                let scaling = Scaling::of(&gamma);
+                b.iter(|| {
+                    windows.dots(level, &int8, codes, scaling, &mut scratch, (&mut scores, N));
+                });
+            });
+            group.bench_function(format!("values, {name}"), |b| {
+                b.iter(|| {
+                    windows.add_weighted(level, &bytes, &scales, codes, &mut scratch, &mut sums);
+                });
+            });
+        }
+        group.finish();
+    }
+}
+
+criterion_group!(benches, linear, levels, stream, rows);
 criterion_main!(benches);

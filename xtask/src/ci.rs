@@ -89,7 +89,7 @@ const STEPS: &[Step] = &[
     step(
         "niah",
         "needles in haystacks of 2k and 8k tokens against transformers",
-        Run(&["{xtask}", "niah", "--ctx", "2k,8k", "--samples", "20"]),
+        Run(&["{xtask}", "niah", "--ctx", "2k,8k", "--samples", "10"]),
     ),
     step(
         "convert",
