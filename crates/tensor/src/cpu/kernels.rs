@@ -300,7 +300,7 @@ unsafe fn weighted_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
             }
         }
         for j in 0..v.rows {
-            v.prefetch::<L>(j * v.stride, N * L::LANES);
+            v.prefetch::<L>(j * N * L::LANES, N * L::LANES);
             let mut vs = [L::splat(0.0); N];
             for (c, vc) in vs.iter_mut().enumerate() {
                 *vc = E::load(v.ptr.add(j * v.stride + c * L::LANES));
@@ -329,7 +329,9 @@ unsafe fn weighted_cols<L: Lanes, E: Element, const N: usize>(
 ) {
     // SAFETY: the caller's shapes.
     unsafe {
-        let next = if v.next.is_null() { v.next } else { v.next.wrapping_add(from) };
+        // What comes next is asked for in the order in which it lies, whatever part of each row is read
+        // here: then the processor itself looks further ahead.
+        let next = if v.next.is_null() { v.next } else { v.next.wrapping_add(from * v.rows) };
         let v = Rows { ptr: v.ptr.add(from), next, ..v };
         let mut i = 0;
         if L::WIDE {
