@@ -27,7 +27,8 @@ fn main() -> Result<()> {
         let kv = (0..t * 2 * 32).map(|i| (i as f32 * 0.1).sin()).collect();
         let kv = ops::from_host_f32(kv, &[t, 2 * 32])?;
         let params = AttnParams::new(0.18);
-        let rows = Projected { q: &q, k: &kv, v: &kv, head_dim: 32, norms: None, rope: None };
+        let (k, v) = (&kv, &kv);
+        let rows = Projected { q: &q, k, v, head_dim: 32, norms: None, rope: None, next: None };
         let out = session.attend(layer, &rows, &params)?;
         println!("layer {}: attention gives {:?}", layer.index(), out.dims());
     }
