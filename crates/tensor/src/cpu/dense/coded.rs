@@ -16,8 +16,10 @@
 //!         [64]  indices of the same weights: outputs 0..32 in the lower halves of bytes
 //! ```
 //! where a register is 32 weights, `[16 outputs][2 inputs]`, of which a lane is eight. So bytes
-//! interleaved within lanes, as AVX-512 does it, are the words of the plain layout.
+//! interleaved within lanes, as AVX-512 and AVX2 do it, are the words of the plain layout.
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
 #[cfg(test)]
@@ -223,6 +225,12 @@ impl<'a> CodedPanel<'a> {
             unsafe { avx512::panel(self, out) };
             return self.correct(out);
         }
+        #[cfg(target_arch = "x86_64")]
+        if avx2::available() {
+            // SAFETY: as above.
+            unsafe { avx2::panel(self, out) };
+            return self.correct(out);
+        }
         self.decode_portable(out);
     }
 
@@ -311,6 +319,11 @@ fn encode(block: &[bf16; BLOCK], indices: &[u8; 128], to: &mut [u8; CODED]) -> b
     if avx512::encodes() {
         // SAFETY: the machine has what it takes.
         return unsafe { avx512::encode(block, indices, to) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if avx2::available() {
+        // SAFETY: as above.
+        return unsafe { avx2::encode(block, indices, to) };
     }
     encode_portable(block, indices, to)
 }

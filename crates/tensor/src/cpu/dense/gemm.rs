@@ -20,7 +20,7 @@ use half::bf16;
 use std::{cell::RefCell, ops::Range};
 #[cfg(target_arch = "x86_64")]
 use {
-    super::{amx, dot},
+    super::{amx, coded::avx2, dot},
     crate::cpu::tiles::Configured,
 };
 
@@ -30,6 +30,9 @@ const STEP: usize = 48;
 const ROWS: usize = 2 * STEP;
 /// Rows of activations that stay in the second-level cache while a task's panels go by, in bytes.
 const CACHED: usize = 512 << 10;
+/// Most rows whose products unpack a panel as they go, two at a time; more have it unpacked first.
+#[cfg(target_arch = "x86_64")]
+const FEW: usize = 4;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
@@ -136,6 +139,15 @@ impl Product<'_> {
                     unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) }
                 });
             }
+            #[cfg(target_arch = "x86_64")]
+            (Panel::Coded(w), None) if level.unpacks() && rows.0.len() <= FEW => {
+                self.blocks(rows, panel, |rows, out| {
+                    let (x, out) = floats(x, rows, out);
+                    // SAFETY: the level was detected, or asked for by a test that has checked it; there are
+                    // as many inputs, and room for the outputs.
+                    unsafe { avx2::products(x, w, out) }
+                });
+            }
             (Panel::Coded(coded), _) => UNPACKED.with_borrow_mut(|chunks| {
                 chunks.resize(chunks.len().max(coded.chunks()), Chunk::ZERO);
                 let chunks = &mut chunks[..coded.chunks()];
@@ -230,6 +242,13 @@ pub(super) fn rounded(
     true
 }
 
+/// Some rows as they are, and where their outputs of a panel go: there is room for `ROWS`.
+fn floats(x: DenseRows<'_>, rows: Range<usize>, out: &mut Block) -> (Rows, RowsMut) {
+    let from = &x.x[rows.start * x.cols..rows.end * x.cols];
+    let out = RowsMut { ptr: out.as_mut_ptr(), stride: PANEL };
+    (Rows::new(from.as_ptr(), rows.len(), x.cols), out)
+}
+
 /// The sums of a panel's outputs from its plain layout.
 fn multiply(
     level: DenseLevel,
@@ -249,8 +268,7 @@ fn multiply(
     };
     let k = x.cols;
     debug_assert!(weights.len() == PANEL * k.next_multiple_of(CHUNK));
-    let x = Rows::new(x.x[rows.start * k..].as_ptr(), rows.len(), k);
-    let out = RowsMut { ptr: out.as_mut_ptr(), stride: PANEL };
+    let (x, out) = floats(x, rows, out);
     // SAFETY: the lengths were checked, and `out` has room for `ROWS` rows of a panel.
     unsafe {
         match weights {

@@ -9,8 +9,8 @@
 //! - all else is multiplied in `f32`, weights widened in registers. An output is one chain,
 //!   `acc = fma(x[k], w[k], acc)` for `k` from 0.
 //!
-//! Where `bf16` weights are multiplied so, they are kept in twelve bits (`coded.rs`) unless their sizes
-//! differ too much, and unpacked to what they were before every product: decoding waits for memory.
+//! On x86-64 `bf16` weights are kept in twelve bits (`coded.rs`) unless their sizes differ too much, and
+//! unpacked to what they were for every product: decoding waits for memory.
 //!
 //! A machine has one of these for a type of weights, whatever the batch, so that a row's outputs
 //! do not depend on it.
@@ -77,6 +77,16 @@ impl DenseLevel {
         static LEVEL: OnceLock<DenseLevel> = OnceLock::new();
         let best = || Self::available().first().copied();
         *LEVEL.get_or_init(|| best().unwrap_or(Self::Fma(Level::Portable)))
+    }
+
+    /// Whether `bf16` weights are kept in twelve bits for it.
+    fn codes(self) -> bool {
+        self.rounds(DType::BF16) || self.unpacks()
+    }
+
+    /// Whether few rows are multiplied with coded weights by AVX2.
+    fn unpacks(self) -> bool {
+        matches!(self, Self::Fma(Level::Avx2 | Level::Avx512))
     }
 
     /// Whether it reads activations in `bf16`.

@@ -60,8 +60,7 @@ impl PackedDense {
     /// Repacks a matrix. The original is not kept.
     #[must_use]
     pub fn new(weight: &DenseWeight) -> Self {
-        let codes =
-            |from| DenseLevel::detect().rounds(DType::BF16) && Coded::pays(from, weight.cols());
+        let codes = |from| DenseLevel::detect().codes() && Coded::pays(from, weight.cols());
         let coded = weight.floats().and_then(Floats::as_bf16).is_some_and(codes);
         Self::laid_out(weight, coded)
     }
@@ -110,9 +109,11 @@ impl PackedDense {
         self.rows.div_ceil(PANEL)
     }
 
-    /// Whether a level multiplies panels that were unpacked before.
+    /// Whether a level multiplies many rows with panels that were unpacked before, which takes so long
+    /// beside its products that it is done once.
     pub(super) fn is_unpacked_for(&self, level: DenseLevel) -> bool {
-        matches!(self.data, Data::Coded(_)) && level != DenseLevel::Avx512Bf16
+        let fast = !matches!(level, DenseLevel::Avx512Bf16 | DenseLevel::Fma(_));
+        matches!(self.data, Data::Coded(_)) && fast
     }
 
     /// The blocks of a panel.
