@@ -47,7 +47,7 @@ struct AttendParams {
     uint few;        // threadgroups, so that keys and values are better asked for early
     float q_eps;     // of attend_new; negative: no norm
     float k_eps;
-    uint bits;       // of the weights whose product takes attend_new's result as halves; 0: it takes floats
+    uint bits;       // of the weights whose product takes attend_new's result as halves; 0: as floats
     uint flags;      // PREPARE_WIDE, of their order
 };
 
@@ -187,7 +187,8 @@ template <int D, int SETS, bool NEW>
 INLINE void attend(
     Projected from_rows, device half* k_pages, device half* v_pages, device const uint* blocks,
     device const AttendTile* tiles, device float* out, device ushort* prepared, device float* sums,
-    device float* weights, AttendParams p, uint3 at, uint tid, uint sg, uint lane, threadgroup float* shares, threadgroup ushort* ps, threadgroup float* merge)
+    device float* weights, AttendParams p, uint3 at, uint tid, uint sg, uint lane, threadgroup float* shares,
+    threadgroup ushort* ps, threadgroup float* merge)
 {
     enum { ROWS = 4 * SETS };
     const uint g = lane / 4, t = lane % 4;

@@ -242,8 +242,8 @@ pub fn attend(
 }
 
 /// The same of one token a sequence from what the projections gave, which also writes the tokens' keys and
-/// values into the pages. Where a product is to read the result and takes halves, there is nothing else in it. `None` where there is no kernel for it: what [`Projected::turned`] gives is to be
-/// written then, and attended to.
+/// values into the pages. Where a product is next and takes halves, nothing but these is in the result. `None`
+/// where there is no kernel for it: what [`Projected::turned`] gives is to be written then, and attended to.
 ///
 /// # Shapes
 /// As [`Projected`]'s -> `[t, heads, head_dim]`.
