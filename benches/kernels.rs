@@ -1,7 +1,10 @@
 //! `cargo bench -p taper-tensor`: the linear maps of a small model, in multiply-adds a second; and attention's
 //! products with keys and values, in rows a second.
 
+mod least;
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use least::Least;
 use std::time::Duration;
 use taper_tensor::{
     AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Weight,
@@ -109,13 +112,17 @@ fn rows(c: &mut Criterion) {
         int8.set(&q, D);
         let (gamma, scales, bytes) = (vec![1.0; N], vec![1.0; queries], vec![100; queries * N]);
         let mut group = c.benchmark_group(format!("rows of {D}, {queries} query heads"));
-        group.sample_size(20).warm_up_time(Duration::from_millis(300));
-        group.measurement_time(Duration::from_secs(1)).throughput(Throughput::Elements(N as u64));
+        group.sample_size(10).warm_up_time(Duration::from_millis(100));
+        group
+            .measurement_time(Duration::from_millis(300))
+            .throughput(Throughput::Elements(N as u64));
         group.bench_function("keys, f16", |b| {
-            b.iter(|| dot_rows(&q, dense, D, (&mut scores, N)));
+            let mut least = Least::default();
+            b.iter_custom(|n| least.of(n, || dot_rows(&q, dense, D, (&mut scores, N))));
         });
         group.bench_function("values, f16", |b| {
-            b.iter(|| add_rows((&weights, N), dense, D, &mut sums));
+            let mut least = Least::default();
+            b.iter_custom(|n| least.of(n, || add_rows((&weights, N), dense, D, &mut sums)));
         });
         for (name, windows) in &formats {
             let codes = (0..N / TILE_ROWS * D / 16 * windows.tile_bytes()).map(|i| (i * 37) as u8);
@@ -123,13 +130,19 @@ fn rows(c: &mut Criterion) {
             let (codes, mut scratch) = (Codes::last(&codes), vec![0; N * D]);
             group.bench_function(format!("keys, {name}"), |b| {
                 let scaling = Scaling::of(&gamma);
-                b.iter(|| {
-                    windows.dots(level, &int8, codes, scaling, &mut scratch, (&mut scores, N));
+                let mut least = Least::default();
+                b.iter_custom(|n| {
+                    let out = &mut scores;
+                    least.of(n, || {
+                        windows.dots(level, &int8, codes, scaling, &mut scratch, (&mut *out, N));
+                    })
                 });
             });
             group.bench_function(format!("values, {name}"), |b| {
-                b.iter(|| {
-                    windows.add_weighted(level, &bytes, &scales, codes, &mut scratch, &mut sums);
+                let mut least = Least::default();
+                b.iter_custom(|n| {
+                    let (s, acc) = (&mut scratch, &mut sums);
+                    least.of(n, || windows.add_weighted(level, &bytes, &scales, codes, s, acc))
                 });
             });
         }

@@ -4,6 +4,8 @@
 //! level; [`Level::detect`] picks one for the process. The order of additions inside one output is
 //! fixed by the level alone, never by how many rows are computed together.
 
+#[cfg(target_arch = "x86_64")]
+mod ahead;
 pub mod codes;
 pub mod dense;
 mod elementwise;

@@ -123,9 +123,17 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
                     let q = q.parity.as_ptr().add(at).cast::<i64>();
                     let even = _mm512_set1_epi64(q.read_unaligned());
                     let odd = _mm512_set1_epi64(q.add(1).read_unaligned());
-                    *a0 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a0, x0, even), x1, odd);
-                    if G > 2 {
-                        *a1 = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(*a1, x2, even), x3, odd);
+                    let dot = |sum, x, q| _mm512_dpbusd_epi32(sum, x, q);
+                    // A sum is five cycles late, which other rows fill; alone, odd elements have their own.
+                    if R > 2 {
+                        *a0 = dot(dot(*a0, x0, even), x1, odd);
+                    } else {
+                        (*a0, *a1) = (dot(*a0, x0, even), dot(*a1, x1, odd));
+                    }
+                    if G > 2 && R > 2 {
+                        *a2 = dot(dot(*a2, x2, even), x3, odd);
+                    } else if G > 2 {
+                        (*a2, *a3) = (dot(*a2, x2, even), dot(*a3, x3, odd));
                     }
                 } else {
                     let q = q.codes.as_ptr().add(at);
@@ -143,7 +151,10 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
         let gamma = _mm512_maskz_loadu_ps(mask, scaling.gamma.as_ptr().add(j));
         for (r, acc) in acc.into_iter().enumerate() {
             let sum = match S::PAIR {
-                Pair::Parity => word_sums(acc[0], acc[1]),
+                Pair::Parity => {
+                    let [a, b, c, d] = acc;
+                    word_sums(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d))
+                }
                 // Lane 4 r + g is row r of group g.
                 Pair::Whole => {
                     let order =

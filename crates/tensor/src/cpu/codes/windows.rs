@@ -46,10 +46,10 @@ pub(super) enum Layout {
     Nibbles,
 }
 
-/// Query rows up to which packed codes are expanded anew by every pass over them: storing them
-/// costs more.
+/// Query rows up to which packed codes are expanded anew by every pass of four rows over them: storing
+/// them costs more.
 #[cfg(target_arch = "x86_64")]
-const FUSED_ROWS: usize = 4;
+const FUSED_ROWS: usize = 8;
 
 /// A code's bit layout and table.
 #[derive(Debug, Clone)]

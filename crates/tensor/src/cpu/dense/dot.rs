@@ -8,15 +8,12 @@ use super::{
     pack::{self, BLOCK, CHUNK, PANEL, tile_line},
     rounded::{ROWS, TILE},
 };
+use crate::cpu::ahead::{Ahead, Near};
 use half::bf16;
 use std::arch::x86_64::*;
 
 /// Sums of a row: a panel's outputs.
 type Sums = [__m512; PANEL / 16];
-
-/// How far ahead of a few rows' products the weights are fetched, in bytes. One row's keep up with what
-/// the processor fetches by itself, and are slower with more.
-const AHEAD: usize = 4096;
 
 /// The weights of a panel.
 pub(super) trait Weights: Copy {
@@ -159,15 +156,11 @@ unsafe fn add<const M: usize>(
     }
 }
 
-/// Asks for `LINES` lines further on.
+/// Asks for `LINES` lines further on, for a few rows. One row's keep up with what the processor fetches
+/// by itself, and are slower with more.
 #[inline]
-#[target_feature(enable = "avx512f")]
 fn fetch<const LINES: usize>(w: *const u8) {
-    for line in 0..LINES {
-        let ahead = w.wrapping_add(AHEAD + 64 * line);
-        // A hint; the address is not read.
-        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-    }
+    (0..LINES).for_each(|line| Near::ask(w.wrapping_add(64 * line)));
 }
 
 /// # Safety

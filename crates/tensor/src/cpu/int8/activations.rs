@@ -55,6 +55,9 @@ pub struct Int8Rows {
     pub(super) scales: Vec<f32>,
     /// Scale times the sum of the group's codes, `[rows, cols / group]`.
     pub(super) sums: Vec<f32>,
+    /// Both, as tile registers want them, `[rows / 16, cols / group]`; empty where nobody does.
+    #[cfg(target_arch = "x86_64")]
+    sides: Vec<Side>,
 }
 
 /// A line of the cache: tile registers load what crosses two of them half as fast.
@@ -66,6 +69,17 @@ struct Line([i8; 64]);
 unsafe impl Zeroable for Line {}
 // SAFETY: any bytes are a line, and there are no others between.
 unsafe impl Pod for Line {}
+
+/// Rows of a tile register.
+#[cfg(target_arch = "x86_64")]
+pub(super) const BLOCK: usize = 16;
+/// Scales and sums of a group of sixteen rows; zeros where there are fewer.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Side {
+    pub(super) scales: [f32; BLOCK],
+    pub(super) sums: [f32; BLOCK],
+}
 
 /// AMX takes rows in fours.
 pub(super) const PAD: usize = 4;
@@ -150,7 +164,24 @@ impl Int8Rows {
         }
         // SAFETY: every row was rounded, and the rest zeroed.
         let (codes, scales, sums) = unsafe { (codes.written(), scales.written(), sums.written()) };
-        Self { rounding, rows, cols, group, codes, scales, sums }
+        Self {
+            rounding,
+            rows,
+            cols,
+            group,
+            #[cfg(target_arch = "x86_64")]
+            sides: turned(rows, groups, &scales, &sums),
+            codes,
+            scales,
+            sums,
+        }
+    }
+
+    /// Of each group the scales and sums of sixteen rows from `first` on, a multiple of 16.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn sides(&self, first: usize) -> &[Side] {
+        let groups = self.cols / self.group;
+        &self.sides[first / BLOCK * groups..][..groups]
     }
 
     /// Rows of activations.
@@ -174,6 +205,23 @@ impl Int8Rows {
     pub fn is(&self, group: usize, rounding: Rounding) -> bool {
         self.group == group && self.rounding == rounding
     }
+}
+
+/// What [`Int8Rows::sides`] reads.
+#[cfg(target_arch = "x86_64")]
+fn turned(rows: usize, groups: usize, scales: &[f32], sums: &[f32]) -> Vec<Side> {
+    if super::Int8Level::detect() != super::Int8Level::Amx || rows < super::amx::FROM {
+        return Vec::new();
+    }
+    let zero = Side { scales: [0.0; BLOCK], sums: [0.0; BLOCK] };
+    let mut sides = vec![zero; rows.div_ceil(BLOCK) * groups];
+    for row in 0..rows {
+        let own = scales[row * groups..].iter().zip(&sums[row * groups..]);
+        for (side, (scale, sum)) in sides[row / BLOCK * groups..][..groups].iter_mut().zip(own) {
+            (side.scales[row % BLOCK], side.sums[row % BLOCK]) = (*scale, *sum);
+        }
+    }
+    sides
 }
 
 #[cfg(test)]

@@ -1,27 +1,36 @@
 //! AMX: sixteen rows of activations against sixteen of weights, 64 inputs an instruction.
 //!
-//! The packed layout is a tile register's: four inputs of sixteen rows a line. A group's integer sums
-//! leave their register through memory, where AVX-512 scales and adds them; that takes twice as long
-//! as the product, so the product of a later group is started before a group's sums are read.
+//! The packed layout is a tile register's, but for codes of four bits, which become bytes first. A group's
+//! integer sums leave their register through memory, where AVX-512 scales and adds them. So groups are a
+//! line of three stations, one group each: codes to bytes, the product, scaling. Either unit works on while
+//! the other's results are on their way through the first-level cache.
 
-use super::{Int8Rows, PackedWeight, activations::PAD as STEP, pack::TILE, vnni::Scales};
-use crate::cpu::tiles::{Config, Configured};
+use super::{
+    Int8Rows, PackedWeight,
+    activations::{BLOCK, PAD as STEP, Side},
+    pack::TILE,
+    vnni::{SOON, Scales},
+};
+use crate::cpu::{
+    ahead::{Ahead, Far},
+    soon::Lines,
+    tiles::{Config, Configured},
+};
 use std::{
     arch::{asm, x86_64::*},
     cell::RefCell,
+    mem::MaybeUninit,
     ops::Range,
 };
 
-/// From so many rows on, tiles are faster than AVX-512 VNNI: what they leave to AVX-512, scaling and
-/// adding, runs at half its speed beside them.
-pub(super) const FROM: usize = 32;
-/// Groups whose products are under way before the first is scaled.
-const DELAY: usize = 2;
-/// Groups whose sums memory holds.
+/// From so many rows on, tiles are faster than AVX-512 VNNI, which takes a product a row where a tile takes
+/// one in all.
+pub(super) const FROM: usize = 8;
+/// Groups whose bytes and sums memory holds.
 const RING: usize = 4;
 
 thread_local! {
-    /// A tile's codes, a byte each.
+    /// The codes of some groups, a byte each.
     static CODES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -64,66 +73,40 @@ pub(super) unsafe fn tile<S: Scales>(
     assert!(rows.start.is_multiple_of(16) && rows.end <= x.rows && x.cols == w.cols);
     assert!(rows.end == x.rows || rows.len().is_multiple_of(16));
     assert!(out.len() >= rows.len().next_multiple_of(STEP) * TILE);
+    let bytes = w.group * TILE;
     CODES.with_borrow_mut(|scratch| {
-        // SAFETY: the caller's promise; `codes` covers the tile, and the shapes were checked. What
-        // lies behind the tile is only prefetched.
-        unsafe {
-            let (codes, stride) = unpacked(w, tile, scratch);
-            let mut job = Job {
-                records: w.tile(tile).as_ptr(),
-                record_bytes: w.record_bytes(),
-                code_bytes: w.code_bytes(),
-                codes,
-                stride,
-                rows: x.codes().as_ptr(),
-                scales: x.scales.as_ptr(),
-                sums: x.sums.as_ptr(),
-                cols: w.cols,
-                group: w.group,
-                groups: w.groups(),
-                ahead: true,
-            };
-            for (block, first) in rows.clone().step_by(16).enumerate() {
-                let out = out.as_mut_ptr().add(block * 16 * TILE);
+        scratch.resize(RING * bytes + 63, 0);
+        // A line that crosses two lines of the cache loads half as fast.
+        let at = scratch.as_ptr().align_offset(64);
+        let mut job = Job {
+            records: w.tile(tile).as_ptr(),
+            record_bytes: w.record_bytes(),
+            code_bytes: w.code_bytes(),
+            nibbles: w.nibbles,
+            codes: scratch[at..][..RING * bytes].as_mut_ptr(),
+            bytes,
+            rows: x.codes().as_ptr(),
+            cols: w.cols,
+            group: w.group,
+            groups: w.groups(),
+            soon: Some(Lines::take(SOON * w.groups())),
+        };
+        for (block, first) in rows.clone().step_by(BLOCK).enumerate() {
+            let out = out[block * BLOCK * TILE..].as_mut_ptr();
+            let sides = x.sides(first);
+            // SAFETY: the caller's promise, and the shapes were checked.
+            unsafe {
                 match (rows.end - first).next_multiple_of(STEP) {
-                    4 => job.block::<S, 4>(first, out),
-                    8 => job.block::<S, 8>(first, out),
-                    12 => job.block::<S, 12>(first, out),
-                    _ if x.rows - first < 16 => job.block::<S, 16>(first, out),
-                    _ => job.block::<S, 0>(first, out),
+                    4 => job.block::<S, 4>(first, sides, out),
+                    8 => job.block::<S, 8>(first, sides, out),
+                    12 => job.block::<S, 12>(first, sides, out),
+                    _ if x.rows - first < BLOCK => job.block::<S, 16>(first, sides, out),
+                    _ => job.block::<S, 0>(first, sides, out),
                 }
-                job.ahead = false;
             }
+            job.soon = None;
         }
     });
-}
-
-/// The tile's codes with a byte each, and the distance between its groups.
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn unpacked(w: &PackedWeight, tile: usize, scratch: &mut Vec<u8>) -> (*const u8, usize) {
-    let records = w.tile(tile);
-    if !w.nibbles {
-        return (records.as_ptr(), w.record_bytes());
-    }
-    let group_bytes = w.group * TILE;
-    scratch.resize(w.groups() * group_bytes + 63, 0);
-    let codes = scratch.as_mut_ptr();
-    // A line that crosses two lines of the cache loads half as fast.
-    let codes = codes.wrapping_add(codes.align_offset(64));
-    let mask = _mm512_set1_epi8(15);
-    for (g, record) in records.chunks_exact(w.record_bytes()).enumerate() {
-        for chunk in 0..w.group / 8 {
-            // SAFETY: a chunk is 64 bytes of the record, and becomes 128 of the scratch.
-            unsafe {
-                let both = _mm512_loadu_si512(record.as_ptr().add(chunk * 64).cast());
-                let to = codes.add(g * group_bytes + chunk * 128);
-                _mm512_storeu_si512(to.cast(), _mm512_and_si512(both, mask));
-                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(both), mask);
-                _mm512_storeu_si512(to.add(64).cast(), high);
-            }
-        }
-    }
-    (codes, group_bytes)
 }
 
 /// A tile of weights, and all activations.
@@ -131,43 +114,47 @@ struct Job {
     records: *const u8,
     record_bytes: usize,
     code_bytes: usize,
-    codes: *const u8,
-    /// Bytes between the codes of groups.
-    stride: usize,
+    nibbles: bool,
+    /// Groups with a byte a code, as many as [`RING`].
+    codes: *mut u8,
+    /// Bytes of one.
+    bytes: usize,
     rows: *const i8,
-    scales: *const f32,
-    sums: *const f32,
     cols: usize,
     group: usize,
     groups: usize,
-    /// Whether to prefetch the next tile on the way.
-    ahead: bool,
+    /// What is asked for beside the next weights, by the first rows.
+    soon: Option<Lines>,
 }
 
 /// Sums of sixteen rows.
+type Sums = [i32; BLOCK * TILE];
+
 #[repr(C, align(64))]
-struct Sums([[i32; 16 * TILE]; RING]);
+struct Ring([Sums; RING]);
 
 impl Job {
-    /// Rows of activations from `first` on: sixteen (`R` = 0), or the last `R`.
+    /// Rows of activations from `first` on, sixteen (`R` = 0), or the last `R`, with their scales and sums.
     #[inline(always)]
-    unsafe fn block<S: Scales, const R: usize>(&self, first: usize, out: *mut f32) {
-        let mut sums = Sums([[0; 16 * TILE]; RING]);
-        let groups = self.groups;
-        // SAFETY: the caller's promise.
+    unsafe fn block<S: Scales, const R: usize>(&self, first: usize, sides: &[Side], out: *mut f32) {
+        let mut ring = MaybeUninit::<Ring>::uninit();
+        let ring = ring.as_mut_ptr().cast::<Sums>();
+        assert_eq!(sides.len(), self.groups, "one for each group");
+        // SAFETY: the caller's promise; a group's sums are written before they are read.
         unsafe {
-            let mut acc = [_mm512_setzero_ps(); 16];
-            for g in 0..DELAY.min(groups) {
-                self.product::<R>(first, g, &mut sums.0[g % RING]);
-            }
-            for g in 0..groups {
-                if g + DELAY < groups {
-                    self.product::<R>(first, g + DELAY, &mut sums.0[(g + DELAY) % RING]);
+            let mut acc = [_mm512_setzero_ps(); BLOCK];
+            for step in 0..self.groups + 2 {
+                if step < self.groups {
+                    self.ask(step);
+                    self.unpack(step);
                 }
-                if self.ahead {
-                    self.prefetch(g);
+                if step > 0 && step <= self.groups {
+                    self.product::<R>(first, step - 1, ring.add((step - 1) % RING));
                 }
-                self.scaled::<S, R>(first, g, &sums.0[g % RING], &mut acc);
+                if step > 1 {
+                    let (g, sums) = (step - 2, ring.add((step - 2) % RING));
+                    self.scaled::<S, R>(g, sides.get_unchecked(g), sums, &mut acc);
+                }
             }
             for (i, acc) in acc.iter().enumerate().take(count::<R>()) {
                 _mm512_storeu_ps(out.add(i * TILE), *acc);
@@ -175,28 +162,63 @@ impl Job {
         }
     }
 
+    /// Asks for what comes later.
+    #[inline(always)]
+    unsafe fn ask(&self, g: usize) {
+        let Some(soon) = self.soon else { return };
+        for line in (0..self.record_bytes).step_by(64) {
+            Far::ask(self.records.wrapping_add(g * self.record_bytes + line));
+        }
+        soon.fetch(g, self.groups);
+    }
+
+    /// A group's codes, a byte each, if they are not.
+    #[inline(always)]
+    unsafe fn unpack(&self, g: usize) {
+        if !self.nibbles {
+            return;
+        }
+        // SAFETY: a chunk is 64 bytes of the record, and becomes 128 of the ring.
+        unsafe {
+            let mask = _mm512_set1_epi8(15);
+            let (mut from, mut to) =
+                (self.records.add(g * self.record_bytes), self.codes.add(g % RING * self.bytes));
+            for _ in 0..self.group / 8 {
+                let both = _mm512_loadu_si512(from.cast());
+                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(both), mask);
+                _mm512_store_si512(to.cast(), _mm512_and_si512(both, mask));
+                _mm512_store_si512(to.add(64).cast(), high);
+                (from, to) = (from.add(64), to.add(128));
+            }
+        }
+    }
+
     /// The integer sums of a group.
     #[inline(always)]
-    unsafe fn product<const R: usize>(&self, first: usize, g: usize, sums: &mut [i32; 256]) {
-        let (group, cols) = (self.group, self.cols);
+    unsafe fn product<const R: usize>(&self, first: usize, g: usize, sums: *mut Sums) {
+        let codes = if self.nibbles {
+            self.codes.wrapping_add(g % RING * self.bytes).cast_const()
+        } else {
+            self.records.wrapping_add(g * self.record_bytes)
+        };
         macro_rules! run {
             ($sums:literal, $rows:literal) => {
                 asm!(concat!("tilezero ", $sums), options(nostack, nomem));
-                for part in (0..group).step_by(64) {
+                for part in (0..self.group).step_by(64) {
                     asm!(
                         concat!("tileloadd ", $rows, ", [{a} + {cols}*1]"),
                         "tileloadd tmm4, [{b} + {line}*1]",
                         concat!("tdpbsud ", $sums, ", ", $rows, ", tmm4"),
-                        a = in(reg) self.rows.add(first * cols + g * group + part),
-                        cols = in(reg) cols,
-                        b = in(reg) self.codes.add(g * self.stride + part * TILE),
+                        a = in(reg) self.rows.add(first * self.cols + g * self.group + part),
+                        cols = in(reg) self.cols,
+                        b = in(reg) codes.add(part * TILE),
                         line = in(reg) 64usize,
                         options(nostack, readonly)
                     );
                 }
                 asm!(
                     concat!("tilestored [{to} + {line}*1], ", $sums),
-                    to = in(reg) sums.as_mut_ptr(),
+                    to = in(reg) sums,
                     line = in(reg) 64usize,
                     options(nostack)
                 );
@@ -216,40 +238,26 @@ impl Job {
     #[inline(always)]
     unsafe fn scaled<S: Scales, const R: usize>(
         &self,
-        first: usize,
         g: usize,
-        sums: &[i32; 256],
-        acc: &mut [__m512; 16],
+        side: &Side,
+        sums: *const Sums,
+        acc: &mut [__m512; BLOCK],
     ) {
-        let groups = self.groups;
-        // SAFETY: the group's record and the rows' scales, which are padded, lie inside.
+        // SAFETY: the group's record, and sums that were written and are aligned.
         unsafe {
             let record = self.records.add(g * self.record_bytes + self.code_bytes);
             let (s, b) = (S::load(record), S::load(record.add(S::BYTES)));
-            let scales = self.scales.add(first * groups + g);
-            let totals = self.sums.add(first * groups + g);
             for (i, acc) in acc.iter_mut().enumerate().take(count::<R>()) {
-                let t = _mm512_set1_ps(*scales.add(i * groups));
-                let total = _mm512_set1_ps(*totals.add(i * groups));
-                let dot = _mm512_load_si512(sums.as_ptr().add(i * TILE).cast());
-                *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(s, t), *acc);
-                *acc = _mm512_fmadd_ps(b, total, *acc);
+                let dot = _mm512_load_si512(sums.cast::<i32>().add(i * TILE).cast());
+                let scale = _mm512_mul_ps(s, _mm512_set1_ps(side.scales[i]));
+                *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, *acc);
+                *acc = _mm512_fmadd_ps(b, _mm512_set1_ps(side.sums[i]), *acc);
             }
-        }
-    }
-
-    /// Asks for a group of the next tile.
-    #[inline(always)]
-    unsafe fn prefetch(&self, g: usize) {
-        let record = self.records.wrapping_add((self.groups + g) * self.record_bytes);
-        for line in (0..self.record_bytes).step_by(64) {
-            // SAFETY: a prefetch of any address is harmless.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(record.wrapping_add(line).cast()) };
         }
     }
 }
 
 /// Rows of a block: its last ones, or sixteen.
 const fn count<const R: usize>() -> usize {
-    if R == 0 { 16 } else { R }
+    if R == 0 { BLOCK } else { R }
 }

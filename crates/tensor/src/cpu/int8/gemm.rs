@@ -12,7 +12,10 @@ use {
         amx,
         vnni::{Bf16, F16, F32},
     },
-    crate::DType,
+    crate::{
+        DType,
+        cpu::ahead::{Far, Near},
+    },
 };
 
 /// Rows of activations that stay in the second-level cache while tiles go by; AMX unpacks a tile
@@ -268,10 +271,10 @@ pub(super) fn one_tile(
         },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
-        Int8Level::Amx => unsafe { super::vnni::tile::<true>(w, tile, x, rows, out) },
+        Int8Level::Amx => unsafe { super::vnni::tile::<Far>(w, tile, x, rows, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Int8Level::Vnni => unsafe { super::vnni::tile::<false>(w, tile, x, rows, out) },
+        Int8Level::Vnni => unsafe { super::vnni::tile::<Near>(w, tile, x, rows, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Int8Level::AvxVnni => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },

@@ -1,16 +1,18 @@
 //! AVX-512 VNNI: four products of four inputs for sixteen rows an instruction.
 
 use super::{Int8Rows, PackedWeight, pack::TILE};
-use crate::{DType, cpu::soon::Lines};
+use crate::{
+    DType,
+    cpu::{
+        ahead::{Ahead, Never},
+        soon::Lines,
+    },
+};
 use std::{arch::x86_64::*, ops::Range};
-
-/// How far ahead of its use a line of weights is asked for, in bytes: a page, beyond which the
-/// hardware does not look. It may lie in the next tile, or past the last.
-const AHEAD: usize = 4096;
 
 /// Lines that two parts of rows ask for at each group beside their weights: those are nine, and there
 /// is time for twice as many.
-const SOON: usize = 7;
+pub(super) const SOON: usize = 7;
 
 /// How a record's scales and biases are stored.
 pub(super) trait Scales {
@@ -58,13 +60,12 @@ impl Scales for F32 {
     }
 }
 
-/// As [`super::portable::tile`]. `PREFETCH` is for processors that do not keep up with one row on
-/// their own, as Intel's; with more rows all gain by it.
+/// As [`super::portable::tile`].
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW, VL and VNNI. Shapes are those of `w` and `x`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma")]
-pub(super) unsafe fn tile<const PREFETCH: bool>(
+pub(super) unsafe fn tile<A: Ahead>(
     w: &PackedWeight,
     tile: usize,
     x: &Int8Rows,
@@ -74,18 +75,18 @@ pub(super) unsafe fn tile<const PREFETCH: bool>(
     // SAFETY: forwarded.
     unsafe {
         match (w.scale_type, w.nibbles) {
-            (DType::BF16, true) => blocks::<Bf16, true, PREFETCH>(w, tile, x, rows, out),
-            (DType::BF16, false) => blocks::<Bf16, false, PREFETCH>(w, tile, x, rows, out),
-            (DType::F16, true) => blocks::<F16, true, PREFETCH>(w, tile, x, rows, out),
-            (DType::F16, false) => blocks::<F16, false, PREFETCH>(w, tile, x, rows, out),
-            (_, true) => blocks::<F32, true, PREFETCH>(w, tile, x, rows, out),
-            (_, false) => blocks::<F32, false, PREFETCH>(w, tile, x, rows, out),
+            (DType::BF16, true) => blocks::<Bf16, true, A>(w, tile, x, rows, out),
+            (DType::BF16, false) => blocks::<Bf16, false, A>(w, tile, x, rows, out),
+            (DType::F16, true) => blocks::<F16, true, A>(w, tile, x, rows, out),
+            (DType::F16, false) => blocks::<F16, false, A>(w, tile, x, rows, out),
+            (_, true) => blocks::<F32, true, A>(w, tile, x, rows, out),
+            (_, false) => blocks::<F32, false, A>(w, tile, x, rows, out),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn blocks<S: Scales, const NIBBLES: bool, const PREFETCH: bool>(
+unsafe fn blocks<S: Scales, const NIBBLES: bool, A: Ahead>(
     w: &PackedWeight,
     tile: usize,
     x: &Int8Rows,
@@ -104,10 +105,10 @@ unsafe fn blocks<S: Scales, const NIBBLES: bool, const PREFETCH: bool>(
             };
             ($m:literal, $parts:literal) => {
                 while rows.end - i >= $m * $parts {
-                    if PREFETCH || $m >= 4 {
-                        block::<S, NIBBLES, true, $m, $parts>(w, records, x, i, out);
+                    if A::ALWAYS || $m >= 4 {
+                        block::<S, A, NIBBLES, $m, $parts>(w, records, x, i, out);
                     } else {
-                        block::<S, NIBBLES, false, $m, $parts>(w, records, x, i, out);
+                        block::<S, Never, NIBBLES, $m, $parts>(w, records, x, i, out);
                     }
                     i += $m * $parts;
                     out = out.add($m * $parts * TILE);
@@ -126,13 +127,7 @@ unsafe fn blocks<S: Scales, const NIBBLES: bool, const PREFETCH: bool>(
 /// memory is read at an even pace: one after the other, the first would wait for the tile, and the
 /// second find it in the cache.
 #[inline(always)]
-unsafe fn block<
-    S: Scales,
-    const NIBBLES: bool,
-    const PREFETCH: bool,
-    const M: usize,
-    const PARTS: usize,
->(
+unsafe fn block<S: Scales, A: Ahead, const NIBBLES: bool, const M: usize, const PARTS: usize>(
     w: &PackedWeight,
     records: *const u8,
     x: &Int8Rows,
@@ -155,12 +150,15 @@ unsafe fn block<
             }
             for (part, acc) in acc.iter_mut().enumerate() {
                 let x = codes.add(part * M * cols + g * group);
-                let dots = match (NIBBLES, PREFETCH && part == 0) {
-                    (true, true) => nibble_dots::<true, M>(record, x, cols, group),
-                    (true, false) => nibble_dots::<false, M>(record, x, cols, group),
-                    (false, true) => byte_dots::<true, M>(record, x, cols, group),
-                    (false, false) => byte_dots::<false, M>(record, x, cols, group),
+                let dots = match (NIBBLES, part) {
+                    (true, 0) => nibble_dots::<A, M>(record, x, cols, group),
+                    (true, _) => nibble_dots::<Never, M>(record, x, cols, group),
+                    (false, 0) => byte_dots::<A, M>(record, x, cols, group),
+                    (false, _) => byte_dots::<Never, M>(record, x, cols, group),
                 };
+                if part == 0 {
+                    A::ask(record.add(code_bytes));
+                }
                 let s = S::load(record.add(code_bytes));
                 let b = S::load(record.add(code_bytes + S::BYTES));
                 for (m, acc) in acc.iter_mut().enumerate() {
@@ -187,7 +185,7 @@ unsafe fn broadcast(x: *const i8) -> __m512i {
 }
 
 #[inline(always)]
-unsafe fn nibble_dots<const PREFETCH: bool, const M: usize>(
+unsafe fn nibble_dots<A: Ahead, const M: usize>(
     record: *const u8,
     x: *const i8,
     cols: usize,
@@ -201,9 +199,7 @@ unsafe fn nibble_dots<const PREFETCH: bool, const M: usize>(
         let mask = _mm512_set1_epi8(15);
         for chunk in 0..group / 8 {
             let at = record.add(chunk * 64);
-            if PREFETCH {
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
-            }
+            A::ask(at);
             let both = _mm512_loadu_si512(at.cast());
             let w0 = _mm512_and_si512(both, mask);
             let w1 = _mm512_and_si512(_mm512_srli_epi16::<4>(both), mask);
@@ -225,7 +221,7 @@ unsafe fn nibble_dots<const PREFETCH: bool, const M: usize>(
 }
 
 #[inline(always)]
-unsafe fn byte_dots<const PREFETCH: bool, const M: usize>(
+unsafe fn byte_dots<A: Ahead, const M: usize>(
     record: *const u8,
     x: *const i8,
     cols: usize,
@@ -237,10 +233,8 @@ unsafe fn byte_dots<const PREFETCH: bool, const M: usize>(
         let mut odd = [_mm512_setzero_si512(); M];
         for chunk in 0..group / 8 {
             let at = record.add(chunk * 128);
-            if PREFETCH {
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + 64).cast());
-            }
+            A::ask(at);
+            A::ask(at.add(64));
             let w0 = _mm512_loadu_si512(at.cast());
             let w1 = _mm512_loadu_si512(at.add(64).cast());
             for m in 0..M {

@@ -4,6 +4,7 @@ use super::{
     super::pack::{BLOCK, LINE, TILE, tile_line},
     CODED, Chunk, CodedPanel, Exception, NONE,
 };
+use crate::cpu::ahead::{Ahead, Far};
 use half::bf16;
 use std::arch::x86_64::*;
 
@@ -64,7 +65,11 @@ pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
     let (blocks, out) = (from.blocks().as_ptr(), out.as_mut_ptr().cast::<u16>());
     for i in 0..from.blocks().len() / CODED {
         // SAFETY: the caller's promise.
-        unsafe { store::<TILE>(block(blocks.add(i * CODED), upper), out.add(tile_line(i, 0))) };
+        unsafe {
+            let from = blocks.add(i * CODED);
+            (0..CODED).step_by(64).for_each(|line| Far::ask(from.add(line)));
+            store::<TILE>(block(from, upper), out.add(tile_line(i, 0)));
+        }
     }
 }
 
