@@ -153,7 +153,7 @@ impl Job {
                 }
                 if step > 1 {
                     let (g, sums) = (step - 2, ring.add((step - 2) % RING));
-                    self.scaled::<S, R>(g, sides.get_unchecked(g), sums, &mut acc);
+                    self.scaled::<S, R>(g, &sides[g], sums, &mut acc);
                 }
             }
             for (i, acc) in acc.iter().enumerate().take(count::<R>()) {
