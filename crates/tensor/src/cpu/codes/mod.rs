@@ -41,6 +41,8 @@ mod trellis_vbmi;
 #[cfg(target_arch = "x86_64")]
 mod vbmi;
 #[cfg(target_arch = "x86_64")]
+mod vbmi_rings;
+#[cfg(target_arch = "x86_64")]
 mod vbmi_rows;
 #[cfg(target_arch = "x86_64")]
 mod vbmi_source;

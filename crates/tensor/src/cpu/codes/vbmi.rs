@@ -2,6 +2,7 @@
 
 use super::{
     Codes, Int8Queries, Order, RING, Scaling, TILE, TILE_ROWS,
+    vbmi_rings::RingWords,
     vbmi_source::{
         ByteElements, ByteRows, Expanded, Nibbles, Packed, Pair, Pairs, Source, prefetch,
         with_source,
@@ -107,16 +108,18 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
     unsafe {
         let (codes, next, bytes) = source.place();
         let (from, next) = (codes.add(first * bytes), next.wrapping_add(first * bytes));
-        // A pair that has one group only has it twice.
-        let at = |group: usize| group.min(G - 1) * rings * bytes;
-        let (b, c, d) = (at(1), at(2), at(3));
+        let group = rings * bytes;
         let mut acc = [[_mm512_setzero_si512(); 4]; R];
         for ring in 0..rings {
             prefetch(next, ring * G * bytes, G * bytes);
             // One address, and an offset of each group.
             let at = from.add(ring * bytes);
-            let [x0, x1] = source.two(at, at.add(b));
-            let [x2, x3] = if G > 2 { source.two(at.add(c), at.add(d)) } else { [x0, x1] };
+            let [x0, x1] = if G > 1 { source.two(at, at.add(group)) } else { source.alone(at) };
+            let [x2, x3] = match G {
+                4 => source.two(at.add(2 * group), at.add(3 * group)),
+                3 => source.alone(at.add(2 * group)),
+                _ => [x0, x1],
+            };
             for (r, [a0, a1, a2, a3]) in acc.iter_mut().enumerate() {
                 let at = ((row + r) * rings + ring) * RING;
                 if S::PAIR == Pair::Parity {
@@ -232,6 +235,12 @@ pub(super) unsafe fn dots_packed(
         match layout {
             Layout::Windows { bytes: 32, lead: 2 } => {
                 dots_from(q, ByteRows::new(plan, codes), scaling, out);
+            }
+            Layout::Windows { bytes: 24, lead } => {
+                dots_from(q, RingWords::<24>::new(plan, lead, codes), scaling, out);
+            }
+            Layout::Windows { bytes: 16, lead } => {
+                dots_from(q, RingWords::<16>::new(plan, lead, codes), scaling, out);
             }
             _ => with_source!(plan, layout, codes, |source| dots_from(q, source, scaling, out)),
         }
@@ -374,10 +383,12 @@ unsafe fn add_from<S: Source>(weights: &[u8], scale: &[f32], source: S, acc: &mu
     let rings = padded / RING;
     let mut row = 0;
     while row < rows {
-        let many = (rows - row).min(4);
+        // Eight rows share what a tile takes to expand, and leave registers for two rings.
+        let many = if rows - row >= 8 { 8 } else { (rows - row).min(4) };
+        let most = if many == 8 { 2 } else { 4 };
         let mut ring = 0;
         while ring < rings {
-            let wide = if rings - ring >= 4 { 4 } else { 1 };
+            let wide = if rings - ring >= most { most } else { 1 };
             // SAFETY: inside the checked lengths.
             unsafe {
                 let w = weights.as_ptr().add(row * n);
@@ -385,6 +396,8 @@ unsafe fn add_from<S: Source>(weights: &[u8], scale: &[f32], source: S, acc: &mu
                 let x = (source, ring);
                 let a = acc.as_mut_ptr().add(row * padded + ring * RING);
                 match (many, wide) {
+                    (8, 2) => add_block::<S, 8, 2>(w, n, s, x, rings, a, padded),
+                    (8, _) => add_block::<S, 8, 1>(w, n, s, x, rings, a, padded),
                     (4, 4) => add_block::<S, 4, 4>(w, n, s, x, rings, a, padded),
                     (3, 4) => add_block::<S, 3, 4>(w, n, s, x, rings, a, padded),
                     (2, 4) => add_block::<S, 2, 4>(w, n, s, x, rings, a, padded),

@@ -25,8 +25,18 @@ pub(super) trait Pairs: Copy {
     fn place(&self) -> (*const u8, *const u8, usize);
 
     /// # Safety
-    /// There are such tiles, and the caller is compiled for AVX-512 VBMI.
+    /// There are such tiles, `b` behind `a`, and the caller is compiled for AVX-512 VBMI.
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2];
+
+    /// The same of a tile that has none beside it; what the other's places hold is of no account.
+    ///
+    /// # Safety
+    /// There is such a tile, and the caller is compiled for AVX-512 VBMI.
+    #[inline(always)]
+    unsafe fn alone(&self, a: *const u8) -> [__m512i; 2] {
+        // SAFETY: read twice, a tile is as good as two.
+        unsafe { self.two(a, a) }
+    }
 }
 
 /// The same one at a time.
@@ -38,7 +48,7 @@ pub(super) trait Source: Pairs {
 
 /// Two tiles of 32 bytes in one vector.
 #[inline(always)]
-unsafe fn both(a: *const u8, b: *const u8) -> __m512i {
+pub(super) unsafe fn both(a: *const u8, b: *const u8) -> __m512i {
     // SAFETY: there are such tiles, and the caller is compiled for AVX-512.
     unsafe {
         let a = _mm512_castsi256_si512(_mm256_loadu_si256(a.cast()));
@@ -305,6 +315,21 @@ impl<const BYTES: usize> Packed<BYTES> {
     }
 }
 
+impl<const BYTES: usize> Packed<BYTES> {
+    /// The entries of a tile that begins `at` bytes into a vector.
+    #[inline(always)]
+    unsafe fn entries(&self, tile: __m512i, at: i8) -> __m512i {
+        // SAFETY: the caller is compiled for the level.
+        unsafe {
+            let gather = _mm512_add_epi8(self.gather, _mm512_set1_epi8(at));
+            let words = _mm512_permutexvar_epi8(gather, tile);
+            let windows = _mm512_multishift_epi64_epi8(self.shift, words);
+            // vpermb reads six bits of each index.
+            _mm512_permutexvar_epi8(windows, self.table)
+        }
+    }
+}
+
 impl<const BYTES: usize> Pairs for Packed<BYTES> {
     const PAIR: Pair = Pair::Whole;
 
@@ -315,8 +340,21 @@ impl<const BYTES: usize> Pairs for Packed<BYTES> {
 
     #[inline(always)]
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
+        // SAFETY: the caller's promise. Loads of 32 bytes go beyond the first tile and begin before the
+        // second.
+        unsafe {
+            if BYTES != 24 {
+                return [self.tile(a), self.tile(b)];
+            }
+            let load = |at: *const u8| _mm512_castsi256_si512(_mm256_loadu_si256(at.cast()));
+            [self.entries(load(a), 0), self.entries(load(b.sub(8)), 8)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn alone(&self, a: *const u8) -> [__m512i; 2] {
         // SAFETY: the caller's promise.
-        unsafe { [self.tile(a), self.tile(b)] }
+        unsafe { [self.tile(a); 2] }
     }
 }
 
@@ -325,15 +363,12 @@ impl<const BYTES: usize> Source for Packed<BYTES> {
     unsafe fn tile(&self, at: *const u8) -> __m512i {
         // SAFETY: the caller's promise; masks keep loads inside the tile.
         unsafe {
-            let x = match BYTES {
+            let tile = match BYTES {
                 16 => _mm512_castsi128_si512(_mm_loadu_si128(at.cast())),
                 32 => _mm512_castsi256_si512(_mm256_loadu_si256(at.cast())),
                 _ => _mm512_maskz_loadu_epi8((1 << BYTES) - 1, at.cast()),
             };
-            let words = _mm512_permutexvar_epi8(self.gather, x);
-            let windows = _mm512_multishift_epi64_epi8(self.shift, words);
-            // vpermb reads six bits of each index.
-            _mm512_permutexvar_epi8(windows, self.table)
+            self.entries(tile, 0)
         }
     }
 }
