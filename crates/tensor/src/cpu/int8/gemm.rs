@@ -10,7 +10,7 @@ use std::{cell::RefCell, ops::Range};
 use {
     super::{
         amx,
-        vnni::{Bf16, F16, F32},
+        vnni::{self, Bf16, F16, F32},
     },
     crate::{
         DType,
@@ -112,9 +112,7 @@ pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]
             let each = rows.len().next_multiple_of(PAD) * TILE;
             // One weight after the other: memory is read fastest in one go.
             for (weight, block) in [(&gate, &mut *a), (&up, &mut *b)] {
-                for (tile, block) in tiles.clone().zip(block.chunks_mut(each)) {
-                    weight.compute(level, x, tile, rows.clone(), block);
-                }
+                weight.compute(level, x, tiles.clone(), rows.clone(), (block, each));
             }
             let outputs = x.outputs(rows);
             let n = outputs.len() * TILE;
@@ -181,30 +179,30 @@ impl Product<'_> {
     fn tiles(&self, level: Int8Level, x: &Int8Rows, tiles: Range<usize>) {
         blocks(x, tiles, |tiles, rows, [block, _]| {
             let each = rows.len().next_multiple_of(PAD) * TILE;
-            for (tile, block) in tiles.clone().zip(block.chunks_mut(each)) {
-                self.compute(level, x, tile, rows.clone(), block);
-            }
+            self.compute(level, x, tiles.clone(), rows.clone(), (&mut *block, each));
             self.store(tiles, x.outputs(rows), block, each);
         });
     }
 
-    /// A tile's outputs with their bias, for some rows of codes.
+    /// Outputs of tiles with their bias, for some rows of codes; each tile has `each` elements.
     fn compute(
         &self,
         level: Int8Level,
         x: &Int8Rows,
-        tile: usize,
+        tiles: Range<usize>,
         rows: Range<usize>,
-        block: &mut [f32],
+        (block, each): (&mut [f32], usize),
     ) {
         let outputs = x.outputs(rows.clone()).len();
-        one_tile(level, self.weight, tile, x, rows, block);
-        if x.rounding == Rounding::Int16 {
-            add_pairs(&mut block[..2 * outputs * TILE]);
-        }
-        if let Some(bias) = self.bias {
-            for values in block.chunks_exact_mut(TILE).take(outputs) {
-                values.iter_mut().zip(&bias[tile * TILE..]).for_each(|(v, b)| *v += b);
+        some_tiles(level, self.weight, tiles.clone(), x, rows, (&mut *block, each));
+        for (tile, block) in tiles.zip(block.chunks_mut(each)) {
+            if x.rounding == Rounding::Int16 {
+                add_pairs(&mut block[..2 * outputs * TILE]);
+            }
+            if let Some(bias) = self.bias {
+                for values in block.chunks_exact_mut(TILE).take(outputs) {
+                    values.iter_mut().zip(&bias[tile * TILE..]).for_each(|(v, b)| *v += b);
+                }
             }
         }
     }
@@ -249,6 +247,30 @@ fn amx_rows(level: Int8Level, x: &Int8Rows) -> bool {
     level == Int8Level::Amx && x.rows >= amx::FROM
 }
 
+/// The outputs of several tiles for some rows of `x`; each has `each` elements of `out`.
+fn some_tiles(
+    level: Int8Level,
+    w: &PackedWeight,
+    tiles: Range<usize>,
+    x: &Int8Rows,
+    rows: Range<usize>,
+    (out, each): (&mut [f32], usize),
+) {
+    let (mut tiles, mut out) = (tiles, out);
+    #[cfg(target_arch = "x86_64")]
+    if level == Int8Level::Amx && rows.len() <= vnni::FEW {
+        let together = tiles.len() / vnni::RUNS * vnni::RUNS;
+        let (own, rest) = out.split_at_mut(together * each);
+        let first = tiles.start..tiles.start + together;
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        unsafe { vnni::runs(w, first, x, rows.clone(), (own, each)) };
+        (tiles.start, out) = (tiles.start + together, rest);
+    }
+    for (tile, out) in tiles.zip(out.chunks_mut(each)) {
+        one_tile(level, w, tile, x, rows.clone(), out);
+    }
+}
+
 /// A tile's sixteen outputs for some rows of `x`; `out` rows are `TILE` long.
 pub(super) fn one_tile(
     level: Int8Level,
@@ -271,10 +293,10 @@ pub(super) fn one_tile(
         },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
-        Int8Level::Amx => unsafe { super::vnni::tile::<Far>(w, tile, x, rows, out) },
+        Int8Level::Amx => unsafe { vnni::tile::<Far>(w, tile, x, rows, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Int8Level::Vnni => unsafe { super::vnni::tile::<Near>(w, tile, x, rows, out) },
+        Int8Level::Vnni => unsafe { vnni::tile::<Near>(w, tile, x, rows, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Int8Level::AvxVnni => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },
