@@ -83,14 +83,14 @@ pub fn ranges(len: usize, least: usize, task: impl Fn(Range<usize>) + Sync) {
     run(len.div_ceil(size.max(1)), |i| task(i * size..((i + 1) * size).min(len)));
 }
 
-/// Cuts `0..len` into ranges that become shorter towards the end and runs them, so that all threads end
-/// at about the same time (guided self-scheduling, Polychronopoulos & Kuck 1987).
-pub fn guided(len: usize, task: impl Fn(Range<usize>) + Sync) {
+/// Cuts `0..len` into ranges that become shorter towards the end, down to `least`, and runs them, so that
+/// all threads end at about the same time (guided self-scheduling, Polychronopoulos & Kuck 1987).
+pub fn guided(len: usize, least: usize, task: impl Fn(Range<usize>) + Sync) {
     let threads = threads();
-    let most = len.div_ceil(threads * 4);
+    let most = len.div_ceil(threads * 4).max(least);
     let (mut cuts, mut at) = (vec![0], 0);
     while at < len {
-        at += ((len - at) / (2 * threads)).clamp(1, most);
+        at = (at + ((len - at) / (2 * threads)).clamp(least.max(1), most.max(1))).min(len);
         cuts.push(at);
     }
     run(cuts.len() - 1, |i| task(cuts[i]..cuts[i + 1]));

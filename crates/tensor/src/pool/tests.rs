@@ -26,10 +26,10 @@ fn every_task_runs_once() {
 
 #[test]
 fn guided_ranges_cover_everything_once() {
-    for len in [0, 1, 2, 7, 64, 9497] {
+    for (len, least) in [(0, 1), (1, 1), (2, 4), (7, 4), (64, 1), (64, 0), (9497, 4), (9497, 1)] {
         let counts: Vec<_> = (0..len).map(|_| AtomicU32::new(0)).collect();
-        guided(len, |range| {
-            assert!(!range.is_empty());
+        guided(len, least, |range| {
+            assert!(range.len() >= least.max(1) || range.end == len);
             counts[range].iter().for_each(|c| _ = c.fetch_add(1, SeqCst));
         });
         assert!(counts.iter().all(|c| c.load(SeqCst) == 1), "{len}");

@@ -107,7 +107,7 @@ pub(crate) fn products(level: DenseLevel, x: DenseRows<'_>, all: &[Product<'_>])
     if rows * x.cols * total * PANEL < PARALLEL_FROM {
         share(0..total);
     } else {
-        pool::ranges(total, 1, share);
+        pool::guided(total, 2, share);
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn products(level: DenseLevel, x: &Bf16Rows, all: &[(&PackedWeight, S
     let panels = |w: &PackedWeight| 0..w.rows().div_ceil(PANEL);
     let each = |product: usize| panels(all[product].0).map(move |panel| (product, panel));
     let list: Vec<_> = (0..all.len()).flat_map(each).collect();
-    pool::guided(list.len(), |range| {
+    pool::guided(list.len(), 1, |range| {
         let list = &list[range];
         let sets: Vec<_> = list.iter().map(|&(product, panel)| [(all[product].0, panel)]).collect();
         sweep(level, x, &sets, |set, rows, [block]| {
@@ -70,7 +70,7 @@ pub(crate) fn gated(
     assert!(biased(gate.1) && biased(up.1), "bias is [n]");
     let float = Level::detect();
     Bf16Rows::filled(x.rows(), n, |out| {
-        pool::guided(n.div_ceil(PANEL), |range| {
+        pool::guided(n.div_ceil(PANEL), 1, |range| {
             let sets: Vec<_> =
                 range.clone().map(|panel| [(gate.0, panel), (up.0, panel)]).collect();
             sweep(level, x, &sets, |set, rows, [a, b]| {

@@ -26,9 +26,9 @@ const PARALLEL_FROM: usize = 1 << 16;
 
 /// Tiles whose outputs are written together, at least: rows of the output are pages apart.
 const TOGETHER: usize = 4;
-/// From so many rows on, tasks become smaller towards the end. With fewer, weights come from memory,
-/// which is read fastest in long runs.
-const GUIDED_FROM: usize = 8;
+/// Below so many rows weights come from memory, which is read fastest in runs: of so many tiles at least.
+const FEW_ROWS: usize = 8;
+const FEW_ROWS_TILES: usize = 4;
 
 type Block = [f32; TOGETHER * ROWS * TILE];
 
@@ -142,10 +142,8 @@ fn share(
     let _ = (level, x);
     if work < PARALLEL_FROM {
         task(0..tiles);
-    } else if x.rows < GUIDED_FROM {
-        pool::ranges(tiles, 1, task);
     } else {
-        pool::guided(tiles, task);
+        pool::guided(tiles, if x.rows < FEW_ROWS { FEW_ROWS_TILES } else { 1 }, task);
     }
 }
 
