@@ -35,9 +35,9 @@ mod portable;
 mod scales;
 mod trellis;
 #[cfg(target_arch = "x86_64")]
-mod trellis_avx2;
+mod trellis_lanes;
 #[cfg(target_arch = "x86_64")]
-mod trellis_vbmi;
+mod trellis_search;
 #[cfg(target_arch = "x86_64")]
 mod vbmi;
 #[cfg(target_arch = "x86_64")]

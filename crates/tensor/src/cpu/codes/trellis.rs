@@ -1,11 +1,8 @@
 //! The encoder of trellis codes: the best closed walk through a ring.
 
-use super::{CodeLevel, RING};
 #[cfg(target_arch = "x86_64")]
-use super::{
-    trellis_avx2,
-    trellis_vbmi::{self, Search},
-};
+use super::trellis_lanes;
+use super::{CodeLevel, RING};
 
 /// Codes of a ring.
 pub const SYMBOLS_PER_RING: usize = RING;
@@ -28,11 +25,11 @@ pub struct Trellis {
 
 /// Lanes that walk side by side.
 pub(super) const LANES: usize = 16;
-pub(super) type Lane = [f32; LANES];
+type Lane = [f32; LANES];
 /// Costs as bits, with the branch in [`MARK`].
-pub(super) type Choice = [u32; LANES];
+type Choice = [u32; LANES];
 /// Lowest bits of a cost, which hold the branch.
-pub(super) const MARK: u32 = 15;
+const MARK: u32 = 15;
 /// The cost of a walk that starts elsewhere.
 const FAR: f32 = 1e30;
 
@@ -56,28 +53,11 @@ impl Trellis {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level.
-            CodeLevel::Vbmi => unsafe { self.encode_vbmi(x, symbols) },
+            CodeLevel::Vbmi => unsafe { trellis_lanes::encode_avx512(self, x, symbols) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            CodeLevel::Avx2 => {
-                self.encode_body(x, symbols, |own, x, cost, choices| unsafe {
-                    trellis_avx2::step(own, x, cost, choices);
-                });
-            }
-            _ => self.encode_body(x, symbols, Self::step),
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn encode_vbmi(&self, x: &[f32], symbols: &mut [u8]) {
-        // SAFETY: compiled for the level.
-        unsafe {
-            match self.bits {
-                2 => Search::<2, 16, 4> { trellis: self }.encode(x, symbols),
-                3 => Search::<3, 8, 8> { trellis: self }.encode(x, symbols),
-                _ => Search::<4, 4, 4> { trellis: self }.encode(x, symbols),
-            }
+            CodeLevel::Avx2 => unsafe { trellis_lanes::encode_avx2(self, x, symbols) },
+            _ => self.encode_plainly(x, symbols),
         }
     }
 
@@ -93,7 +73,7 @@ impl Trellis {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level.
             CodeLevel::Vbmi => unsafe {
-                trellis_vbmi::fit(self, symbols, x, &mut along, &mut energy);
+                trellis_lanes::fit(self, symbols, x, &mut along, &mut energy);
             },
             _ => {
                 for (symbols, x) in symbols.as_chunks::<RING>().0.iter().zip(x.chunks(RING)) {
@@ -125,12 +105,7 @@ impl Trellis {
     }
 
     /// Each lane follows one ring from one memory: what of a state the next one keeps.
-    fn encode_body(
-        &self,
-        x: &[f32],
-        symbols: &mut [u8],
-        step: impl Fn(&Self, &Lane, &mut [Lane], &mut [Choice]),
-    ) {
+    fn encode_plainly(&self, x: &[f32], symbols: &mut [u8]) {
         let memories = 1 << (STATE_BITS - self.bits);
         let rings = LANES / memories;
         for (x, symbols) in x.chunks(rings * RING).zip(symbols.chunks_mut(rings * RING)) {
@@ -145,7 +120,7 @@ impl Trellis {
                 for (l, at) in at.iter_mut().enumerate() {
                     *at = x.get(l / memories * RING + i).copied().unwrap_or(0.0);
                 }
-                step(self, &at, cost, &mut choices[..memories]);
+                self.step(&at, cost, &mut choices[..memories]);
             }
             for (ring, symbols) in symbols.chunks_exact_mut(RING).enumerate() {
                 let closed = |m: usize| cost[m][ring * memories + m];
