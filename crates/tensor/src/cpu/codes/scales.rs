@@ -70,8 +70,15 @@ pub fn powers(level: CodeLevel, codes: &[u8], base: i32, factor: f32, out: &mut 
         },
         _ => 0,
     };
+    // Where no code leads beyond the steps, there is nothing to clamp.
+    let first = usize::try_from(base - STEPS.start()).ok();
+    let within = first.and_then(|first| POWERS.get(first..)?.first_chunk::<256>());
     for (o, &c) in out.iter_mut().zip(codes).skip(done) {
-        *o = if c == 0 { 0.0 } else { power(base + i32::from(c)) * factor };
+        *o = match (c, within) {
+            (0, _) => 0.0,
+            (_, Some(powers)) => powers[usize::from(c)] * factor,
+            (_, None) => power(base + i32::from(c)) * factor,
+        };
     }
 }
 
@@ -208,6 +215,9 @@ pub fn unpack_centre(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the length is checked.
         CodeLevel::Vbmi => unsafe { super::vbmi_rows::unpack_centre(bytes, factor, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        CodeLevel::Avx2 => unsafe { super::avx2::unpack_centre(bytes, factor, out) },
         _ => 0,
     };
     let rest = bytes[done / 8 * 7..].chunks(7).zip(out[done..].chunks_mut(8));
