@@ -313,9 +313,7 @@ impl<const BYTES: usize> Packed<BYTES> {
             Self { codes: codes.here.as_ptr(), next: codes.next(), gather, shift, table }
         }
     }
-}
 
-impl<const BYTES: usize> Packed<BYTES> {
     /// The entries of a tile that begins `at` bytes into a vector.
     #[inline(always)]
     unsafe fn entries(&self, tile: __m512i, at: i8) -> __m512i {

@@ -256,7 +256,7 @@ fn some_tiles(
 ) {
     let (mut tiles, mut out) = (tiles, out);
     #[cfg(target_arch = "x86_64")]
-    if level == Int8Level::Amx && rows.len() <= vnni::FEW {
+    if level == Int8Level::Amx && x.rows <= vnni::FEW {
         let together = tiles.len() / vnni::RUNS * vnni::RUNS;
         let (own, rest) = out.split_at_mut(together * each);
         let first = tiles.start..tiles.start + together;
