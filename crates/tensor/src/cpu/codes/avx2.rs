@@ -65,11 +65,13 @@ pub(super) unsafe fn expand(
     let safe = codes.len().saturating_sub(RING) / (TOGETHER * bytes);
     // SAFETY: before `safe` there is a ring's load behind each tile, and after it the rest is copied.
     unsafe {
-        let kernel = match (order, window) {
-            (Order::Rows, ..=4) => expand_of::<false, 1>,
-            (Order::Rows, _) => expand_of::<false, 4>,
-            (Order::Elements, ..=4) => expand_of::<true, 1>,
-            (Order::Elements, _) => expand_of::<true, 4>,
+        let kernel = match (order, bytes, window) {
+            (Order::Rows, _, ..=4) => expand_of::<false, 1>,
+            (Order::Rows, 32, 6) => expand_bytes::<false>,
+            (Order::Rows, ..) => expand_of::<false, 4>,
+            (Order::Elements, _, ..=4) => expand_of::<true, 1>,
+            (Order::Elements, 32, 6) => expand_bytes::<true>,
+            (Order::Elements, ..) => expand_of::<true, 4>,
         };
         let (whole, rest) = codes.split_at(safe * TOGETHER * bytes);
         let (expanded, last) = out.split_at_mut(safe * TOGETHER * TILE);
@@ -94,12 +96,10 @@ unsafe fn expand_of<const ELEMENTS: bool, const TABLES: usize>(
 ) {
     // SAFETY: the caller's promise; the plan's arrays have their lengths.
     unsafe {
-        let both = |x: *const u8| _mm256_broadcastsi128_si256(_mm_loadu_si128(x.cast()));
-        let tables: [__m256i; TABLES] =
-            std::array::from_fn(|i| both(plan.table.as_ptr().add(i * RING)));
+        let tables = tables::<TABLES>(&plan.table);
         let Words { bytes: places, factors } = &plan.words;
-        let [even, odd] = places.each_ref().map(|p| both(p.as_ptr()));
-        let [up, right] = factors.each_ref().map(|f| both(f.as_ptr().cast()));
+        let [even, odd] = places.each_ref().map(|p| twice(p.as_ptr()));
+        let [up, right] = factors.each_ref().map(|f| twice(f.as_ptr().cast()));
         let high = _mm256_set1_epi16(63 << 8);
         for out in out.chunks_exact_mut(TOGETHER * TILE) {
             let mut rows = [_mm256_setzero_si256(); TILE_ROWS];
@@ -113,27 +113,104 @@ unsafe fn expand_of<const ELEMENTS: bool, const TABLES: usize>(
                 *row = entries(&tables, windows);
             }
             codes = codes.add(TOGETHER * bytes);
-            if ELEMENTS {
-                rows = turned(rows);
-            }
-            for (r, row) in rows.into_iter().enumerate() {
-                let to = out.as_mut_ptr().add(r * RING);
-                _mm256_storeu2_m128i(to.add(TILE).cast(), to.cast(), row);
-            }
+            store::<ELEMENTS>(rows, out);
         }
     }
+}
+
+/// As [`expand_of`], of codes of four bits whose windows begin two bits early. A byte holds that of its second
+/// code; the first's begins in the byte before.
+///
+/// # Safety
+/// `out` are pairs of tiles, `codes` as many packed ones.
+#[target_feature(enable = "avx2")]
+unsafe fn expand_bytes<const ELEMENTS: bool>(
+    plan: &Plan,
+    bytes: usize,
+    mut codes: *const u8,
+    out: &mut [u8],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (even, odd) = (tables::<4>(&plan.turned), tables::<4>(&plan.table));
+        let before = _mm_setr_epi8(7, 0, 1, 2, 3, 4, 5, 6, 15, 8, 9, 10, 11, 12, 13, 14);
+        let (before, low) = (_mm256_broadcastsi128_si256(before), _mm256_set1_epi8(15));
+        for out in out.chunks_exact_mut(TOGETHER * TILE) {
+            let mut rows = [_mm256_setzero_si256(); TILE_ROWS];
+            for (half, rows) in rows.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let at = codes.add(half * bytes / 2);
+                let x = _mm256_loadu2_m128i(at.add(bytes).cast(), at.cast());
+                let first = _mm256_and_si256(x, low);
+                let first = pick(&even, first, _mm256_shuffle_epi8(x, before));
+                let second = _mm256_and_si256(_mm256_srli_epi16::<2>(x), low);
+                let second = pick(&odd, second, x);
+                *rows = [_mm256_unpacklo_epi8(first, second), _mm256_unpackhi_epi8(first, second)];
+            }
+            codes = codes.add(TOGETHER * bytes);
+            store::<ELEMENTS>(rows, out);
+        }
+    }
+}
+
+/// Sixteen bytes in either half.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn twice(x: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(x.cast())) }
+}
+
+/// The first parts of a table, sixteen entries each.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn tables<const TABLES: usize>(table: &[u8; 64]) -> [__m256i; TABLES] {
+    let mut tables = [_mm256_setzero_si256(); TABLES];
+    for (part, entries) in tables.iter_mut().zip(table.as_chunks::<RING>().0) {
+        // SAFETY: sixteen bytes.
+        *part = unsafe { twice(entries.as_ptr()) };
+    }
+    tables
 }
 
 /// The entries of windows; a table of sixteen repeats.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn entries<const TABLES: usize>(tables: &[__m256i; TABLES], windows: __m256i) -> __m256i {
-    let all = tables.map(|table| _mm256_shuffle_epi8(table, windows));
-    let [a, b, c, d, ..] = all[..] else { return all[0] };
-    // The highest bits of bytes: bits 4 and 5 of the windows.
-    let (fourth, fifth) = (_mm256_slli_epi16::<3>(windows), _mm256_slli_epi16::<2>(windows));
-    let (low, high) = (_mm256_blendv_epi8(a, b, fourth), _mm256_blendv_epi8(c, d, fourth));
-    _mm256_blendv_epi8(low, high, fifth)
+    match tables.first_chunk::<4>() {
+        // Bits 4 and 5 become the highest of their bytes.
+        Some(tables) => pick(tables, windows, _mm256_slli_epi16::<2>(windows)),
+        None => _mm256_shuffle_epi8(tables[0], windows),
+    }
+}
+
+/// Entries by their numbers' lowest four bits, and by the highest two bits of bytes of `part` their table.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pick(tables: &[__m256i; 4], low: __m256i, part: __m256i) -> __m256i {
+    let [a, b, c, d] = tables.map(|table| _mm256_shuffle_epi8(table, low));
+    let lower = _mm256_add_epi8(part, part);
+    let (a, c) = (_mm256_blendv_epi8(a, b, lower), _mm256_blendv_epi8(c, d, lower));
+    _mm256_blendv_epi8(a, c, part)
+}
+
+/// Writes four rows of either tile.
+///
+/// # Safety
+/// `out` has room for both tiles.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store<const ELEMENTS: bool>(rows: [__m256i; TILE_ROWS], out: &mut [u8]) {
+    let rows = if ELEMENTS { turned(rows) } else { rows };
+    for (r, row) in rows.into_iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = out.as_mut_ptr().add(r * RING);
+            _mm256_storeu2_m128i(to.add(TILE).cast(), to.cast(), row);
+        }
+    }
 }
 
 /// Four rows of 16 elements as 16 elements of four rows, in either half.
