@@ -254,16 +254,18 @@ fn some_tiles(
     rows: Range<usize>,
     (out, each): (&mut [f32], usize),
 ) {
-    let (mut tiles, mut out) = (tiles, out);
     #[cfg(target_arch = "x86_64")]
-    if level == Int8Level::Amx && x.rows <= vnni::FEW {
+    let (tiles, out) = if level == Int8Level::Amx && x.rows <= vnni::FEW {
         let together = tiles.len() / vnni::RUNS * vnni::RUNS;
         let (own, rest) = out.split_at_mut(together * each);
-        let first = tiles.start..tiles.start + together;
+        let (first, last) =
+            (tiles.start..tiles.start + together, tiles.start + together..tiles.end);
         // SAFETY: the level was detected; shapes were checked by the caller.
         unsafe { vnni::runs(w, first, x, rows.clone(), (own, each)) };
-        (tiles.start, out) = (tiles.start + together, rest);
-    }
+        (last, rest)
+    } else {
+        (tiles, out)
+    };
     for (tile, out) in tiles.zip(out.chunks_mut(each)) {
         one_tile(level, w, tile, x, rows.clone(), out);
     }
