@@ -55,6 +55,26 @@ pub(super) trait Walkers: Copy {
     unsafe fn turn(rings: *const [f32; RING], out: &mut [Self; RING]);
 }
 
+/// Methods that are one instruction.
+macro_rules! floats {
+    ($($name:ident = $instruction:ident),*) => {
+        $(#[inline(always)]
+        unsafe fn $name(self, o: Self) -> Self {
+            unsafe { $instruction(self, o) }
+        })*
+    };
+}
+
+/// Methods that are one instruction for integers.
+macro_rules! integers {
+    ($bits:ident, $floats:ident; $($name:ident = $instruction:ident),*) => {
+        $(#[inline(always)]
+        unsafe fn $name(self, o: Self) -> Self {
+            unsafe { $floats($instruction($bits(self), $bits(o))) }
+        })*
+    };
+}
+
 impl Walkers for __m512 {
     const LANES: usize = 16;
 
@@ -74,63 +94,19 @@ impl Walkers for __m512 {
     unsafe fn store(self, p: *mut f32) {
         unsafe { _mm512_storeu_ps(p, self) }
     }
-    #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
-        unsafe { _mm512_sub_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
-        unsafe { _mm512_mul_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn max(self, o: Self) -> Self {
-        unsafe { _mm512_max_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn and(self, o: Self) -> Self {
-        unsafe { _mm512_and_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn or(self, o: Self) -> Self {
-        unsafe { _mm512_or_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn xor(self, o: Self) -> Self {
-        unsafe { _mm512_xor_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn times(self, o: Self) -> Self {
-        unsafe {
-            _mm512_castsi512_ps(_mm512_mullo_epi32(
-                _mm512_castps_si512(self),
-                _mm512_castps_si512(o),
-            ))
-        }
-    }
-    #[inline(always)]
-    unsafe fn less_bits(self, o: Self) -> Self {
-        unsafe {
-            _mm512_castsi512_ps(_mm512_min_epi32(_mm512_castps_si512(self), _mm512_castps_si512(o)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn up(self, by: Self) -> Self {
-        unsafe {
-            _mm512_castsi512_ps(_mm512_sllv_epi32(
-                _mm512_castps_si512(self),
-                _mm512_castps_si512(by),
-            ))
-        }
-    }
-    #[inline(always)]
-    unsafe fn down(self, by: Self) -> Self {
-        unsafe {
-            _mm512_castsi512_ps(_mm512_srlv_epi32(
-                _mm512_castps_si512(self),
-                _mm512_castps_si512(by),
-            ))
-        }
-    }
+    floats!(
+        sub = _mm512_sub_ps,
+        mul = _mm512_mul_ps,
+        max = _mm512_max_ps,
+        and = _mm512_and_ps,
+        or = _mm512_or_ps,
+        xor = _mm512_xor_ps
+    );
+    integers!(
+        _mm512_castps_si512, _mm512_castsi512_ps;
+        times = _mm512_mullo_epi32, less_bits = _mm512_min_epi32,
+        up = _mm512_sllv_epi32, down = _mm512_srlv_epi32
+    );
     #[inline(always)]
     unsafe fn add_square(self, x: Self) -> Self {
         unsafe { _mm512_fmadd_ps(x, x, self) }
@@ -189,63 +165,19 @@ impl Walkers for __m256 {
     unsafe fn store(self, p: *mut f32) {
         unsafe { _mm256_storeu_ps(p, self) }
     }
-    #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
-        unsafe { _mm256_sub_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
-        unsafe { _mm256_mul_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn max(self, o: Self) -> Self {
-        unsafe { _mm256_max_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn and(self, o: Self) -> Self {
-        unsafe { _mm256_and_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn or(self, o: Self) -> Self {
-        unsafe { _mm256_or_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn xor(self, o: Self) -> Self {
-        unsafe { _mm256_xor_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn times(self, o: Self) -> Self {
-        unsafe {
-            _mm256_castsi256_ps(_mm256_mullo_epi32(
-                _mm256_castps_si256(self),
-                _mm256_castps_si256(o),
-            ))
-        }
-    }
-    #[inline(always)]
-    unsafe fn less_bits(self, o: Self) -> Self {
-        unsafe {
-            _mm256_castsi256_ps(_mm256_min_epi32(_mm256_castps_si256(self), _mm256_castps_si256(o)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn up(self, by: Self) -> Self {
-        unsafe {
-            _mm256_castsi256_ps(_mm256_sllv_epi32(
-                _mm256_castps_si256(self),
-                _mm256_castps_si256(by),
-            ))
-        }
-    }
-    #[inline(always)]
-    unsafe fn down(self, by: Self) -> Self {
-        unsafe {
-            _mm256_castsi256_ps(_mm256_srlv_epi32(
-                _mm256_castps_si256(self),
-                _mm256_castps_si256(by),
-            ))
-        }
-    }
+    floats!(
+        sub = _mm256_sub_ps,
+        mul = _mm256_mul_ps,
+        max = _mm256_max_ps,
+        and = _mm256_and_ps,
+        or = _mm256_or_ps,
+        xor = _mm256_xor_ps
+    );
+    integers!(
+        _mm256_castps_si256, _mm256_castsi256_ps;
+        times = _mm256_mullo_epi32, less_bits = _mm256_min_epi32,
+        up = _mm256_sllv_epi32, down = _mm256_srlv_epi32
+    );
     #[inline(always)]
     unsafe fn add_square(self, x: Self) -> Self {
         unsafe { _mm256_add_ps(self, _mm256_mul_ps(x, x)) }
@@ -274,7 +206,8 @@ impl Walkers for __m256 {
         unsafe {
             let at = _mm256_castps_si256(at);
             let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), at);
-            let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr().add(8)), at); // The fourth bit of a number chooses the half.
+            let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr().add(8)), at);
+            // The fourth bit of a number chooses the half.
             _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(at)))
         }
     }

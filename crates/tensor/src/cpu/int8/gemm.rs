@@ -256,13 +256,11 @@ fn some_tiles(
 ) {
     #[cfg(target_arch = "x86_64")]
     let (tiles, out) = if level == Int8Level::Amx && x.rows <= vnni::FEW {
-        let together = tiles.len() / vnni::RUNS * vnni::RUNS;
-        let (own, rest) = out.split_at_mut(together * each);
-        let (first, last) =
-            (tiles.start..tiles.start + together, tiles.start + together..tiles.end);
+        let middle = tiles.start + tiles.len() / vnni::RUNS * vnni::RUNS;
+        let (own, rest) = out.split_at_mut((middle - tiles.start) * each);
         // SAFETY: the level was detected; shapes were checked by the caller.
-        unsafe { vnni::runs(w, first, x, rows.clone(), (own, each)) };
-        (last, rest)
+        unsafe { vnni::runs(w, tiles.start..middle, x, rows.clone(), (own, each)) };
+        (middle..tiles.end, rest)
     } else {
         (tiles, out)
     };
