@@ -21,6 +21,9 @@ tile_at!(
     tile_vnni, Vnni<Vex>, 2, "avx2,fma,f16c,avxvnni"
 );
 
+/// How far ahead of its use a line of weights is asked for, in bytes.
+pub(super) const AHEAD: usize = 2048;
+
 /// The two registers of one row of activations.
 type Pair = [__m256i; 2];
 
@@ -53,7 +56,7 @@ unsafe fn broadcast<T>(x: *const T) -> __m256i {
 
 /// Half a line of codes of two inputs a byte: the low ones and the high ones.
 #[inline(always)]
-unsafe fn nibbles(line: *const u8) -> (__m256i, __m256i) {
+pub(super) unsafe fn nibbles(line: *const u8) -> (__m256i, __m256i) {
     // SAFETY: 32 readable bytes.
     unsafe {
         let both = _mm256_loadu_si256(line.cast());
@@ -66,7 +69,7 @@ struct Plain;
 
 impl Dots<2> for Plain {
     type Lanes = Avx2;
-    const AHEAD: Option<usize> = Some(2048);
+    const AHEAD: Option<usize> = Some(AHEAD);
 
     #[inline(always)]
     unsafe fn dots<const NIBBLES: bool, const M: usize>(

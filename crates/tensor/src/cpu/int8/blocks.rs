@@ -5,7 +5,7 @@ use crate::cpu::lanes::{Element, Lanes};
 use std::{array::from_fn, ops::Range};
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// The integer products of a level whose registers hold a tile's outputs in `N`.
 ///
@@ -93,9 +93,7 @@ pub(super) unsafe fn blocks<D: Dots<N>, const N: usize, E: Element, const NIBBLE
         macro_rules! step {
             ($m:literal) => {
                 while rows.end - i >= $m {
-                    // More rows leave the hardware time enough.
-                    let ahead = D::AHEAD.filter(|_| $m <= 2);
-                    block::<D, N, E, NIBBLES, $m>(w, records, ahead, x, i, out);
+                    block::<D, N, E, NIBBLES, $m>(w, records, x, i, out);
                     i += $m;
                     out = out.add($m * TILE);
                 }
@@ -112,7 +110,6 @@ pub(super) unsafe fn blocks<D: Dots<N>, const N: usize, E: Element, const NIBBLE
 unsafe fn block<D: Dots<N>, const N: usize, E: Element, const NIBBLES: bool, const M: usize>(
     w: &PackedWeight,
     records: *const u8,
-    ahead: Option<usize>,
     x: &Int8Rows,
     first: usize,
     out: *mut f32,
@@ -127,7 +124,7 @@ unsafe fn block<D: Dots<N>, const N: usize, E: Element, const NIBBLES: bool, con
         let mut acc = [[D::Lanes::splat(0.0); N]; M];
         for g in 0..groups {
             let record = records.add(g * record_bytes);
-            if let Some(ahead) = ahead {
+            if let Some(ahead) = D::AHEAD {
                 for line in (0..record_bytes).step_by(LINE) {
                     D::Lanes::prefetch(record.wrapping_add(ahead + line));
                 }

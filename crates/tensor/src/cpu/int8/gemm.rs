@@ -9,7 +9,7 @@ use std::{cell::RefCell, ops::Range};
 #[cfg(target_arch = "x86_64")]
 use {
     super::{
-        amx,
+        amx, avx2_many,
         vnni::{self, Bf16, F16, F32},
     },
     crate::{
@@ -298,6 +298,11 @@ pub(super) fn one_tile(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Int8Level::AvxVnni => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Int8Level::Avx2 if avx2_many::takes(w, x) => unsafe {
+            avx2_many::tile(w, tile, x, rows, out);
+        },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Int8Level::Avx2 => unsafe { super::avx2::tile(w, tile, x, rows, out) },

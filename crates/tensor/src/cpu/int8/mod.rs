@@ -21,6 +21,8 @@ mod agreement;
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_many;
 mod blocks;
 mod gemm;
 #[cfg(target_arch = "aarch64")]
