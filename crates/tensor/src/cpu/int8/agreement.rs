@@ -140,13 +140,14 @@ fn the_largest_products_do_not_saturate() {
         let codes = Bytes::from_vec(vec![255; TILE * format.row_bytes(128)]);
         let w = AffineWeight::new(format, (TILE, 128), codes, ones.clone(), ones).unwrap();
         let w = PackedWeight::new(&w);
-        for sign in [1.0, -1.0] {
-            let x = Int8Rows::new(&[sign * 127.0; 128], 128, 128, Rounding::Int8);
+        for (sign, rows) in [(1.0, 1), (-1.0, 1), (1.0, 16), (-1.0, 16)] {
+            let x = vec![sign * 127.0; rows * 128];
+            let x = Int8Rows::new(&x, 128, 128, Rounding::Int8);
             for_each_way(|name, tile| {
-                let mut got = [0.0; TILE];
-                tile(&w, 0, &x, 0..1, &mut got);
-                let want = sign * (127 * 128 * (largest + 1)) as f32;
-                assert_same(&got, &[want; TILE], &format!("{name}, {bits} bits"));
+                let mut got = vec![0.0; rows * TILE];
+                tile(&w, 0, &x, 0..rows, &mut got);
+                let want = vec![sign * (127 * 128 * (largest + 1)) as f32; rows * TILE];
+                assert_same(&got, &want, &format!("{name}, {bits} bits, {rows} rows"));
             });
         }
     }
