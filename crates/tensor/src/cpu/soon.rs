@@ -6,7 +6,6 @@
 
 use std::{
     cell::Cell,
-    ops::Range,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -61,6 +60,7 @@ impl Lines {
     }
 
     /// The first lines, at most so many, which are then no longer in `self`.
+    #[inline(always)]
     fn split(&mut self, most: usize) -> Self {
         let first = Self { at: self.at, lines: self.lines.min(most) };
         self.at += first.lines * LINE;
@@ -68,17 +68,13 @@ impl Lines {
         first
     }
 
-    /// Asks for part `part` of `parts`.
+    /// Asks for the first lines, at most so many, which are then no longer in `self`.
     #[inline(always)]
-    pub(super) fn fetch(self, part: usize, parts: usize) {
-        for line in self.of_part(part, parts) {
-            prefetch((self.at + line * LINE) as *const i8);
+    pub(super) fn ask(&mut self, most: usize) {
+        let first = self.split(most);
+        for line in 0..first.lines {
+            prefetch((first.at + line * LINE) as *const i8);
         }
-    }
-
-    #[inline(always)]
-    fn of_part(self, part: usize, parts: usize) -> Range<usize> {
-        self.lines * part / parts..self.lines * (part + 1) / parts
     }
 }
 
@@ -105,10 +101,5 @@ mod tests {
         let parts = [all.split(3), all.split(3), all.split(3), all.split(3)];
         assert_eq!(parts.map(|p| p.lines), [3, 3, 1, 0]);
         assert_eq!(parts.map(|p| p.at), [640, 640 + 192, 640 + 384, 640 + 448]);
-        for lines in [0, 3, 5, 17] {
-            let all = Lines { at: 0, lines };
-            let asked: Vec<_> = (0..5).flat_map(|part| all.of_part(part, 5)).collect();
-            assert_eq!(asked, (0..lines).collect::<Vec<_>>());
-        }
     }
 }

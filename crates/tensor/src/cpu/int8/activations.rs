@@ -1,5 +1,7 @@
 //! Activations as integers.
 
+#[cfg(target_arch = "x86_64")]
+use super::tile_rows::{Side, TileRows};
 use crate::{
     Phase,
     cpu::{Level, dense::DenseLevel, elementwise::norm_row, kernels, shared::Unwritten},
@@ -48,41 +50,27 @@ pub struct Int8Rows {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) group: usize,
-    /// `[rows, cols]`. This and what follows is padded with rows of zeros to a multiple of [`PAD`],
-    /// if there are so many rows.
+    /// `[rows, cols]`
     codes: Vec<Line>,
     /// `[rows, cols / group]`.
     pub(super) scales: Vec<f32>,
     /// Scale times the sum of the group's codes, `[rows, cols / group]`.
     pub(super) sums: Vec<f32>,
-    /// Both, as tile registers want them, `[rows / 16, cols / group]`; empty where nobody does.
+    /// All of it, for tile registers; empty where there are none.
     #[cfg(target_arch = "x86_64")]
-    sides: Vec<Side>,
+    turned: TileRows,
 }
 
-/// A line of the cache: tile registers load what crosses two of them half as fast.
+/// A line of the cache: what crosses two of them is loaded half as fast.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([i8; 64]);
+pub(super) struct Line([i8; 64]);
 
 // SAFETY: zeros are bytes.
 unsafe impl Zeroable for Line {}
 // SAFETY: any bytes are a line, and there are no others between.
 unsafe impl Pod for Line {}
 
-/// Rows of a tile register.
-#[cfg(target_arch = "x86_64")]
-pub(super) const BLOCK: usize = 16;
-/// Scales and sums of a group of sixteen rows; zeros where there are fewer.
-#[cfg(target_arch = "x86_64")]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Side {
-    pub(super) scales: [f32; BLOCK],
-    pub(super) sums: [f32; BLOCK],
-}
-
-/// AMX takes rows in fours.
-pub(super) const PAD: usize = 4;
 /// Elements a task should have at least.
 const CHUNK: usize = 1 << 13;
 
@@ -123,11 +111,10 @@ impl Int8Rows {
         assert!(group > 0 && cols.is_multiple_of(group), "whole groups");
         let (groups, level, parts) = (cols / group, Level::detect(), rounding.parts());
         let rows = x.len() / cols * parts;
-        let padded = if rows < PAD { rows } else { rows.next_multiple_of(PAD) };
         let (mut codes, mut scales, mut sums) = (
-            Unwritten::<Line>::new((padded * cols).div_ceil(64)),
-            Unwritten::new(padded * groups),
-            Unwritten::new(padded * groups),
+            Unwritten::<Line>::new((rows * cols).div_ceil(64)),
+            Unwritten::new(rows * groups),
+            Unwritten::new(rows * groups),
         );
         let (c, s, t) = (codes.shared().cast(), scales.shared(), sums.shared());
         let round = |row: *const f32, i: usize| {
@@ -156,12 +143,8 @@ impl Int8Rows {
                 }
             });
         });
-        // SAFETY: nobody else uses the padding now, and no row that was rounded.
-        unsafe {
-            c.at(rows * cols).write_bytes(0, c.len() - rows * cols);
-            s.at(rows * groups).write_bytes(0, (padded - rows) * groups);
-            t.at(rows * groups).write_bytes(0, (padded - rows) * groups);
-        }
+        // SAFETY: nobody else uses what the last line has behind the last row.
+        unsafe { c.at(rows * cols).write_bytes(0, c.len() - rows * cols) };
         // SAFETY: every row was rounded, and the rest zeroed.
         let (codes, scales, sums) = unsafe { (codes.written(), scales.written(), sums.written()) };
         Self {
@@ -170,18 +153,17 @@ impl Int8Rows {
             cols,
             group,
             #[cfg(target_arch = "x86_64")]
-            sides: turned(rows, groups, &scales, &sums),
+            turned: turned(rows, (cols, group), &codes, &scales, &sums),
             codes,
             scales,
             sums,
         }
     }
 
-    /// Of each group the scales and sums of sixteen rows from `first` on, a multiple of 16.
+    /// The codes of sixteen rows, and their scales and sums; there are at least [`super::amx::FROM`] in all.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn sides(&self, first: usize) -> &[Side] {
-        let groups = self.cols / self.group;
-        &self.sides[first / BLOCK * groups..][..groups]
+    pub(super) fn block(&self, block: usize) -> (&[i8], &[Side]) {
+        self.turned.block(block, self.cols, self.group)
     }
 
     /// Rows of activations.
@@ -195,9 +177,9 @@ impl Int8Rows {
         rows.start / parts..rows.end / parts
     }
 
-    /// `[rows, cols]`, padded.
+    /// `[rows, cols]`
     pub(super) fn codes(&self) -> &[i8] {
-        bytemuck::cast_slice(&self.codes)
+        &bytemuck::cast_slice(&self.codes)[..self.rows * self.cols]
     }
 
     /// Whether it was rounded so, in groups of so many elements.
@@ -207,21 +189,20 @@ impl Int8Rows {
     }
 }
 
-/// What [`Int8Rows::sides`] reads.
+/// What [`Int8Rows::block`] reads.
 #[cfg(target_arch = "x86_64")]
-fn turned(rows: usize, groups: usize, scales: &[f32], sums: &[f32]) -> Vec<Side> {
+fn turned(
+    rows: usize,
+    shape: (usize, usize),
+    codes: &[Line],
+    scales: &[f32],
+    sums: &[f32],
+) -> TileRows {
     if super::Int8Level::detect() != super::Int8Level::Amx || rows < super::amx::FROM {
-        return Vec::new();
+        return TileRows::default();
     }
-    let zero = Side { scales: [0.0; BLOCK], sums: [0.0; BLOCK] };
-    let mut sides = vec![zero; rows.div_ceil(BLOCK) * groups];
-    for row in 0..rows {
-        let own = scales[row * groups..].iter().zip(&sums[row * groups..]);
-        for (side, (scale, sum)) in sides[row / BLOCK * groups..][..groups].iter_mut().zip(own) {
-            (side.scales[row % BLOCK], side.sums[row % BLOCK]) = (*scale, *sum);
-        }
-    }
-    sides
+    let codes: &[i8] = bytemuck::cast_slice(codes);
+    TileRows::new(shape, &codes[..rows * shape.0], scales, sums)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The product over threads: tiles of outputs are shared out.
 
-use super::{Int8Level, Int8Rows, PackedWeight, Rounding, activations::PAD, pack::TILE, portable};
+use super::{Int8Level, Int8Rows, PackedWeight, Rounding, pack::TILE, portable};
 use crate::{
     cpu::{Activation, Level, shared::SharedOut},
     pool,
@@ -18,8 +18,7 @@ use {
     },
 };
 
-/// Rows of activations that stay in the second-level cache while tiles go by; AMX unpacks a tile
-/// once for all of them.
+/// Rows of activations that stay in the second-level cache while tiles go by.
 const ROWS: usize = 192;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
@@ -109,7 +108,7 @@ pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]
     let work = 2 * gate.weight.rows * x.rows * gate.weight.cols;
     share(level, x, (gate.weight.tiles(), work), |range| {
         blocks(x, range, |tiles, rows, [a, b]| {
-            let each = rows.len().next_multiple_of(PAD) * TILE;
+            let each = rows.len() * TILE;
             // One weight after the other: memory is read fastest in one go.
             for (weight, block) in [(&gate, &mut *a), (&up, &mut *b)] {
                 weight.compute(level, x, tiles.clone(), rows.clone(), (block, each));
@@ -148,7 +147,7 @@ fn share(
 }
 
 /// Calls `some` for all tiles of the range and all rows of codes, as many tiles at a time as a block
-/// has room for, with rows padded as those of codes are.
+/// has room for.
 fn blocks(
     x: &Int8Rows,
     tiles: Range<usize>,
@@ -157,7 +156,7 @@ fn blocks(
     BLOCKS.with_borrow_mut(|scratch| {
         for first in (0..x.rows).step_by(ROWS) {
             let rows = first..(first + ROWS).min(x.rows);
-            let room = (ROWS / rows.len().next_multiple_of(PAD)).max(TOGETHER);
+            let room = (ROWS / rows.len()).max(TOGETHER);
             for tile in tiles.clone().step_by(room) {
                 some(tile..(tile + room).min(tiles.end), rows.clone(), scratch);
             }
@@ -176,7 +175,7 @@ impl Product<'_> {
 
     fn tiles(&self, level: Int8Level, x: &Int8Rows, tiles: Range<usize>) {
         blocks(x, tiles, |tiles, rows, [block, _]| {
-            let each = rows.len().next_multiple_of(PAD) * TILE;
+            let each = rows.len() * TILE;
             self.compute(level, x, tiles.clone(), rows.clone(), (&mut *block, each));
             self.store(tiles, x.outputs(rows), block, each);
         });
@@ -255,6 +254,17 @@ fn some_tiles(
     (out, each): (&mut [f32], usize),
 ) {
     #[cfg(target_arch = "x86_64")]
+    if amx_rows(level, x) {
+        // SAFETY: the level was detected, and `share` has laid out the registers.
+        return unsafe {
+            match w.scale_type {
+                DType::BF16 => amx::tiles::<Bf16>(w, tiles, x, rows, (out, each)),
+                DType::F16 => amx::tiles::<F16>(w, tiles, x, rows, (out, each)),
+                _ => amx::tiles::<F32>(w, tiles, x, rows, (out, each)),
+            }
+        };
+    }
+    #[cfg(target_arch = "x86_64")]
     let (tiles, out) = if level == Int8Level::Amx && x.rows <= vnni::FEW {
         let middle = tiles.start + tiles.len() / vnni::RUNS * vnni::RUNS;
         let (own, rest) = out.split_at_mut((middle - tiles.start) * each);
@@ -279,16 +289,6 @@ pub(super) fn one_tile(
     out: &mut [f32],
 ) {
     match level {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the level was detected, and `share` has laid out the registers; shapes were
-        // checked by the caller.
-        Int8Level::Amx if amx_rows(level, x) => unsafe {
-            match w.scale_type {
-                DType::BF16 => amx::tile::<Bf16>(w, tile, x, rows, out),
-                DType::F16 => amx::tile::<F16>(w, tile, x, rows, out),
-                _ => amx::tile::<F32>(w, tile, x, rows, out),
-            }
-        },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
         Int8Level::Amx => unsafe { vnni::tile::<Far>(w, tile, x, rows, out) },

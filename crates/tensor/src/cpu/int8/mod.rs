@@ -30,6 +30,8 @@ mod neon;
 mod pack;
 mod portable;
 #[cfg(target_arch = "x86_64")]
+mod tile_rows;
+#[cfg(target_arch = "x86_64")]
 mod vnni;
 mod widen;
 

@@ -12,7 +12,7 @@ use std::{arch::x86_64::*, ops::Range};
 
 /// Lines that two parts of rows ask for at each group beside their weights: those are nine, and there
 /// is time for twice as many.
-pub(super) const SOON: usize = 7;
+const SOON: usize = 7;
 
 /// How a record's scales and biases are stored.
 pub(super) trait Scales {
@@ -222,11 +222,11 @@ unsafe fn block<S: Scales, A: Ahead, const NIBBLES: bool, const M: usize, const 
         let scales = x.scales.as_ptr().add(first * groups);
         let sums = x.sums.as_ptr().add(first * groups);
         let mut acc = [[_mm512_setzero_ps(); M]; PARTS];
-        let soon = (PARTS > 1).then(|| Lines::take(SOON * groups));
+        let mut soon = (PARTS > 1).then(|| Lines::take(SOON * groups));
         for g in 0..groups {
             let record = records.add(g * record_bytes);
-            if let Some(soon) = soon {
-                soon.fetch(g, groups);
+            if let Some(soon) = &mut soon {
+                soon.ask(SOON);
             }
             for (part, acc) in acc.iter_mut().enumerate() {
                 let x = codes.add(part * M * cols + g * group);
