@@ -60,6 +60,12 @@ impl Chunk {
         i / LINE * TILE + pair * LINE + i % LINE
     }
 
+    /// Puts one of its exceptions in its place.
+    pub(super) fn correct(&mut self, exception: Exception) {
+        let weight = &mut self.0[Self::place(exception.place() % (CHUNK * PANEL))];
+        *weight = bf16::from_le_bytes([weight.to_le_bytes()[0], exception.high()]);
+    }
+
     /// The weights of chunks that follow each other.
     pub(super) fn weights(chunks: &[Self]) -> &[bf16] {
         // SAFETY: a chunk is an array of them, without padding.
@@ -89,6 +95,11 @@ impl Exception {
 
     pub(super) fn place(self) -> usize {
         (self.0 >> 8) as usize
+    }
+
+    /// Which of its panel's chunks it is in.
+    pub(super) fn chunk(self) -> usize {
+        self.place() / (CHUNK * PANEL)
     }
 
     pub(super) fn high(self) -> u8 {
@@ -249,11 +260,7 @@ impl<'a> CodedPanel<'a> {
 
     /// Puts the exceptions in their places.
     fn correct(self, out: &mut [Chunk]) {
-        for e in self.exceptions() {
-            let (chunk, place) = (e.place() / (CHUNK * PANEL), e.place() % (CHUNK * PANEL));
-            let out = &mut out[chunk].0[Chunk::place(place)];
-            *out = bf16::from_le_bytes([out.to_le_bytes()[0], e.high()]);
-        }
+        self.exceptions().iter().for_each(|e| out[e.chunk()].correct(*e));
     }
 
     /// The weights of an output.

@@ -7,6 +7,7 @@ use super::{
     coded::Chunk,
     fma,
     pack::{CHUNK, PANEL, Panel},
+    rounded::ROWS as BLOCK,
 };
 use crate::{
     cpu::{
@@ -137,6 +138,13 @@ impl Product<'_> {
                 self.blocks(rows, panel, |rows, out| {
                     // SAFETY: the level was detected, or asked for by a test that has checked it.
                     unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) }
+                });
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Panel::Coded(w), Some(x)) if level == DenseLevel::Amx && rows.0.len() <= BLOCK => {
+                self.blocks(rows, panel, |rows, out| {
+                    // SAFETY: as above, and the caller has laid out the registers.
+                    unsafe { amx::coded(x.blocks(rows), w, out) }
                 });
             }
             #[cfg(target_arch = "x86_64")]

@@ -65,12 +65,22 @@ pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
     let (blocks, out) = (from.blocks().as_ptr(), out.as_mut_ptr().cast::<u16>());
     for i in 0..from.blocks().len() / CODED {
         // SAFETY: the caller's promise.
-        unsafe {
-            let from = blocks.add(i * CODED);
-            (0..CODED).step_by(64).for_each(|line| Far::ask(from.add(line)));
-            store::<TILE>(block(from, upper), out.add(tile_line(i, 0)));
-        }
+        unsafe { unpack(blocks.add(i * CODED), upper, out.add(tile_line(i, 0))) };
     }
+}
+
+/// A block without exceptions to its lines of a chunk; asks for one that comes later.
+///
+/// # Safety
+/// `from` is one, and `to` the first of the lines.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(in super::super) unsafe fn unpack(from: *const u8, table: __m512i, to: *mut u16) {
+    Far::ask(from);
+    Far::ask(from.wrapping_add(64));
+    Far::ask(from.wrapping_add(128));
+    // SAFETY: the caller's promise.
+    unsafe { store::<TILE>(block(from, table), to) };
 }
 
 /// The upper bytes, in each lane of a register.
