@@ -196,10 +196,10 @@ impl Job<'_> {
                     if SCALED {
                         scale.add::<R, $i>(acc);
                     }
+                    self.ask::<$i>(record);
                     unpack.lines::<LINES>();
                 };
             }
-            self.ask(record);
             asm!("tilezero tmm0", options(nostack));
             quarter!(0);
             load_rows(x, group);
@@ -224,13 +224,13 @@ impl Job<'_> {
         }
     }
 
-    /// Asks for what comes later.
+    /// Asks for a quarter of what comes later: for every second line, as the processor adds its neighbour.
     #[inline(always)]
-    fn ask(&self, record: *const u8) {
+    fn ask<const QUARTER: usize>(&self, record: *const u8) {
         if !self.asks {
             return;
         }
-        for line in (0..self.record_bytes).step_by(64) {
+        for line in (128 * QUARTER..self.record_bytes).step_by(4 * 128) {
             Far::ask(record.wrapping_add(line));
         }
     }
