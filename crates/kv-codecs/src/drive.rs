@@ -282,8 +282,14 @@ impl<H: Heads> Call<'_, H> {
             let piece = &pieces[piece];
             OWN.with_borrow_mut(|Own { scratch, totals, out }| {
                 self.start(piece, part, scratch);
+                let spans = spans(piece, self.geometry.block_tokens);
+                if spans.len() == 1 {
+                    self.attend(piece, part, spans.start, scratch);
+                    let seen = |head: usize| self.layer.seen(&scratch.heads[head]);
+                    return self.finish(seen, out, cell);
+                }
                 totals.resize_with(self.together, Attended::default);
-                for (i, span) in spans(piece, self.geometry.block_tokens).enumerate() {
+                for (i, span) in spans.enumerate() {
                     self.attend(piece, part, span, scratch);
                     for (total, head) in totals.iter_mut().zip(&scratch.heads) {
                         let seen = self.layer.seen(head);
@@ -294,7 +300,7 @@ impl<H: Heads> Call<'_, H> {
                         }
                     }
                 }
-                self.finish(totals, out, cell);
+                self.finish(|head| &totals[head], out, cell);
             });
         })
     }
@@ -333,7 +339,8 @@ impl<H: Heads> Call<'_, H> {
             .collect();
         let ranges: Vec<_> = pieces.iter().map(|p| p.tokens.clone()).collect();
         pool::grid(&ranges, self.parts(), self.width(), |piece, part, cell| {
-            self.finish(&totals[piece * self.parts() + part], &mut Vec::new(), cell);
+            let totals = &totals[piece * self.parts() + part];
+            self.finish(|head| &totals[head], &mut Vec::new(), cell);
         })
     }
 
@@ -360,16 +367,25 @@ impl<H: Heads> Call<'_, H> {
     }
 
     /// Writes what the heads of a part have seen, token by token.
-    fn finish(&self, totals: &[Attended], out: &mut Vec<f32>, cell: &mut GridCell) {
+    fn finish<'s>(
+        &self,
+        seen: impl Fn(usize) -> &'s Attended,
+        out: &mut Vec<f32>,
+        cell: &mut GridCell,
+    ) {
         let (d, group) = (self.geometry.head_dim, self.group());
-        let wide = totals.first().map_or(0, Attended::width);
+        let (rows, wide) = (seen(0).rows(), seen(0).width());
         out.resize(self.width() + wide, 0.0);
         let (token, row) = out.split_at_mut(self.width());
-        let rows = totals.first().map_or(0, Attended::rows);
         for first in (0..rows).step_by(group) {
             for (head, out) in token.chunks_exact_mut(d).enumerate() {
-                totals[head / group].finish(first + head % group, row);
-                out.copy_from_slice(&row[..d]);
+                let (seen, at) = (seen(head / group), first + head % group);
+                if wide == d {
+                    seen.finish(at, out);
+                } else {
+                    seen.finish(at, row);
+                    out.copy_from_slice(&row[..d]);
+                }
                 self.layer.restore(out);
             }
             cell.push(token);

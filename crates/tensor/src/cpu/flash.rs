@@ -29,6 +29,8 @@ pub struct FlashTile {
     scores: Vec<f32>,
     wide: Vec<f32>,
     arithmetic: Arithmetic,
+    /// Whether it has seen nothing since the start.
+    fresh: bool,
     #[cfg(target_arch = "x86_64")]
     rounded: rounded::Rounded,
 }
@@ -72,6 +74,15 @@ impl Attended {
         fill(&mut self.max, rows, f32::NEG_INFINITY);
         fill(&mut self.sum, rows, 0.0);
         fill(&mut self.acc, rows * d, 0.0);
+    }
+
+    /// Room for `rows` rows that are to be written.
+    #[cfg(target_arch = "x86_64")]
+    fn resize(&mut self, rows: usize, d: usize) {
+        self.d = d;
+        self.max.resize(rows, f32::NEG_INFINITY);
+        self.sum.resize(rows, 0.0);
+        self.acc.resize(rows * d, 0.0);
     }
 
     /// How many rows.
@@ -206,15 +217,16 @@ impl FlashTile {
         soft_cap: Option<f32>,
         arithmetic: Arithmetic,
     ) {
-        (self.soft_cap, self.dk) = (soft_cap, q.len() / rows.max(1));
-        self.state.clear(rows, d);
+        (self.soft_cap, self.dk, self.fresh) = (soft_cap, q.len() / rows.max(1), true);
         let rounds = arithmetic == Arithmetic::Rounded && Self::rounds(self.dk, d);
         self.arithmetic = if rounds { arithmetic } else { Arithmetic::Exact };
         #[cfg(target_arch = "x86_64")]
         if rounds {
+            self.state.resize(rows, d);
             self.rounded.start(q, rows, d, soft_cap);
             return;
         }
+        self.state.clear(rows, d);
         self.q.clear();
         self.q.extend_from_slice(q);
         self.turned.clear();
@@ -222,11 +234,14 @@ impl FlashTile {
 
     /// Forgets what was seen, for the same queries over other keys.
     pub fn restart(&mut self) {
-        self.state.clear(self.state.max.len(), self.state.d);
+        if std::mem::replace(&mut self.fresh, true) {
+            return;
+        }
         #[cfg(target_arch = "x86_64")]
         if self.arithmetic == Arithmetic::Rounded {
-            self.rounded.restart();
+            return self.rounded.restart();
         }
+        self.state.clear(self.state.max.len(), self.state.d);
     }
 
     /// Uses `level` instead of the best one; for tests.
@@ -273,6 +288,7 @@ impl FlashTile {
             k.len() == tokens(v) * self.dk && v.len() == tokens(v) * d
         };
         assert!(pages.iter().all(fits), "shapes");
+        self.fresh = false;
         #[cfg(target_arch = "x86_64")]
         if self.arithmetic == Arithmetic::Rounded
             && let Some(products) = rounded::Products::detect()

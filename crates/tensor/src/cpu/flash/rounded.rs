@@ -248,7 +248,7 @@ impl Rounded {
 
     /// Writes what the rows have seen.
     pub(super) fn settle(&self, out: &mut Attended) {
-        out.clear(self.rows, self.d);
+        out.resize(self.rows, self.d);
         for row in 0..self.rows {
             let state = &self.state[row / BLOCK];
             out.max[row] = state.max[row % BLOCK];
