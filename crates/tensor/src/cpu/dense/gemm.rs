@@ -7,7 +7,6 @@ use super::{
     coded::Chunk,
     fma,
     pack::{CHUNK, PANEL, Panel},
-    rounded::ROWS as BLOCK,
 };
 use crate::{
     cpu::{
@@ -21,7 +20,7 @@ use half::bf16;
 use std::{cell::RefCell, ops::Range};
 #[cfg(target_arch = "x86_64")]
 use {
-    super::{amx, coded::avx2, dot},
+    super::{amx, coded::avx2, dot, rounded::ROWS as BLOCK},
     crate::cpu::tiles::Configured,
 };
 
