@@ -1,12 +1,25 @@
 //! How far ahead of products their weights are asked for. The hardware does not look beyond a page, and a
 //! line that comes from memory takes as long as the products of dozens.
 
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, sync::OnceLock};
+
+/// Whether Intel made the processor: what its cores wait for, and so what helps, differs from AMD's.
+pub(super) fn intel() -> bool {
+    static INTEL: OnceLock<bool> = OnceLock::new();
+    *INTEL.get_or_init(|| {
+        let vendor = __cpuid(0);
+        [vendor.ebx, vendor.edx, vendor.ecx]
+            == [b"Genu", b"ineI", b"ntel"].map(|part| u32::from_le_bytes(*part))
+    })
+}
 
 /// A way to ask for lines of weights that come later. They may lie past the last.
 pub(super) trait Ahead {
     /// Whether that helps one row, which waits for memory; several gain by it anyway.
     const ALWAYS: bool;
+    /// Lines of what attention reads next that sixteen rows ask for at each group, beside the nine of their
+    /// weights. Intel's are faster without.
+    const SOON: usize = 0;
     /// Asks for the line that is to come after the one at `line`: a hint, nothing is read.
     fn ask(line: *const u8);
 }
@@ -29,6 +42,7 @@ impl Ahead for Never {
 
 impl Ahead for Near {
     const ALWAYS: bool = false;
+    const SOON: usize = 7;
 
     #[inline(always)]
     fn ask(line: *const u8) {

@@ -8,7 +8,7 @@ use super::{
     pack::{self, BLOCK, CHUNK, PANEL, tile_line},
     rounded::{ROWS, TILE},
 };
-use crate::cpu::ahead::{Ahead, Near};
+use crate::cpu::ahead::{Ahead, Far, Near, Never, intel};
 use half::bf16;
 use std::arch::x86_64::*;
 
@@ -20,11 +20,11 @@ pub(super) trait Weights: Copy {
     /// Tiles of inputs.
     fn tiles(self) -> usize;
 
-    /// The products of `M` rows.
+    /// The products of `M` rows; asks for weights that come later.
     ///
     /// # Safety
     /// Each of `x` is a line of the first of as many tiles, and the machine has AVX-512 F, BW and BF16.
-    unsafe fn sums<const M: usize>(self, x: [*const bf16; M]) -> [Sums; M];
+    unsafe fn sums<A: Ahead, const M: usize>(self, x: [*const bf16; M]) -> [Sums; M];
 }
 
 /// The products of `rows` rows of activations with a panel; rows of `out` are a panel long.
@@ -46,23 +46,27 @@ pub(super) unsafe fn panel<W: Weights>(x: &[bf16], rows: usize, w: W, out: &mut 
     // SAFETY: the assertions: row `i` begins a line of its block's first tile.
     unsafe {
         macro_rules! step {
-            ($m:literal) => {
+            ($m:literal, $ahead:ty) => {
                 while rows - i >= $m {
                     let mut from = [x; $m];
                     for (m, from) in from.iter_mut().enumerate() {
                         *from = x.add((i + m) / ROWS * block + (i + m) % ROWS * CHUNK);
                     }
-                    store(w.sums(from), out.add(i * PANEL));
+                    store(w.sums::<$ahead, $m>(from), out.add(i * PANEL));
                     i += $m;
                 }
             };
         }
-        step!(6);
-        step!(5);
-        step!(4);
-        step!(3);
-        step!(2);
-        step!(1);
+        step!(6, Near);
+        step!(5, Near);
+        step!(4, Near);
+        step!(3, Near);
+        step!(2, Near);
+        // One row's weights keep up with what AMD's processors fetch by themselves, and are slower with more.
+        if intel() {
+            step!(1, Far);
+        }
+        step!(1, Never);
     }
 }
 
@@ -73,7 +77,7 @@ impl Weights for &[bf16] {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn sums<const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
+    unsafe fn sums<A: Ahead, const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
         let mut sums = [[_mm512_setzero_ps(); PANEL / 16]; M];
         for pair in 0..self.tiles() * CHUNK / 2 {
             let w = self.as_ptr().wrapping_add(tile_line(pair, 0));
@@ -86,8 +90,8 @@ impl Weights for &[bf16] {
                     line(2).read_unaligned(),
                     line(3).read_unaligned(),
                 ];
-                if M > 1 && M < 6 {
-                    fetch::<4>(self.as_ptr().wrapping_add(pair * BLOCK).cast());
+                if M < 6 {
+                    ask::<A, 4>(self.as_ptr().wrapping_add(pair * BLOCK).cast());
                 }
                 add(&mut sums, x, pair, ws);
             }
@@ -103,7 +107,7 @@ impl Weights for CodedPanel<'_> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn sums<const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
+    unsafe fn sums<A: Ahead, const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
         let mut sums = [[_mm512_setzero_ps(); PANEL / 16]; M];
         let (table, blocks) = (avx512::table(self), self.blocks().as_ptr());
         let (mut pair, mut exceptions) = (0, self.exceptions());
@@ -115,9 +119,7 @@ impl Weights for CodedPanel<'_> {
                 while pair < next {
                     let w = blocks.add(pair * CODED);
                     let ws = avx512::block(w, table);
-                    if M > 1 {
-                        fetch::<3>(w);
-                    }
+                    ask::<A, 3>(w);
                     add(&mut sums, x, pair, ws);
                     pair += 1;
                 }
@@ -156,11 +158,10 @@ unsafe fn add<const M: usize>(
     }
 }
 
-/// Asks for `LINES` lines further on, for a few rows. One row's keep up with what the processor fetches
-/// by itself, and are slower with more.
+/// Asks for `LINES` lines further on.
 #[inline]
-fn fetch<const LINES: usize>(w: *const u8) {
-    (0..LINES).for_each(|line| Near::ask(w.wrapping_add(64 * line)));
+fn ask<A: Ahead, const LINES: usize>(w: *const u8) {
+    (0..LINES).for_each(|line| A::ask(w.wrapping_add(64 * line)));
 }
 
 /// # Safety

@@ -14,7 +14,7 @@ use {
     },
     crate::{
         DType,
-        cpu::ahead::{Far, Near},
+        cpu::ahead::{Far, Near, intel},
     },
 };
 
@@ -244,6 +244,12 @@ fn amx_rows(level: Int8Level, x: &Int8Rows) -> bool {
     level == Int8Level::Amx && x.rows >= amx::FROM
 }
 
+/// Whether few rows read several runs of tiles abreast.
+#[cfg(target_arch = "x86_64")]
+fn streams(level: Int8Level) -> bool {
+    matches!(level, Int8Level::Amx | Int8Level::Vnni) && intel()
+}
+
 /// The outputs of several tiles for some rows of `x`; each has `each` elements of `out`.
 fn some_tiles(
     level: Int8Level,
@@ -265,7 +271,7 @@ fn some_tiles(
         };
     }
     #[cfg(target_arch = "x86_64")]
-    let (tiles, out) = if level == Int8Level::Amx && x.rows <= vnni::FEW {
+    let (tiles, out) = if streams(level) && x.rows <= vnni::FEW {
         let middle = tiles.start + tiles.len() / vnni::RUNS * vnni::RUNS;
         let (own, rest) = out.split_at_mut((middle - tiles.start) * each);
         // SAFETY: the level was detected; shapes were checked by the caller.
@@ -291,10 +297,12 @@ pub(super) fn one_tile(
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
-        Int8Level::Amx => unsafe { vnni::tile::<Far>(w, tile, x, rows, out) },
+        Int8Level::Amx | Int8Level::Vnni if intel() => unsafe {
+            vnni::tile::<Far>(w, tile, x, rows, out);
+        },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Int8Level::Vnni => unsafe { vnni::tile::<Near>(w, tile, x, rows, out) },
+        Int8Level::Amx | Int8Level::Vnni => unsafe { vnni::tile::<Near>(w, tile, x, rows, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Int8Level::AvxVnni => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },

@@ -10,10 +10,6 @@ use crate::{
 };
 use std::{arch::x86_64::*, ops::Range};
 
-/// Lines that two parts of rows ask for at each group beside their weights: those are nine, and there
-/// is time for twice as many.
-const SOON: usize = 7;
-
 /// How a record's scales and biases are stored.
 pub(super) trait Scales {
     /// Bytes of sixteen.
@@ -181,21 +177,18 @@ unsafe fn blocks<S: Scales, const NIBBLES: bool, A: Ahead>(
     unsafe {
         macro_rules! step {
             ($m:literal) => {
-                step!($m, 1);
-            };
-            ($m:literal, $parts:literal) => {
-                while rows.end - i >= $m * $parts {
+                while rows.end - i >= $m {
                     if A::ALWAYS || $m >= 4 {
-                        block::<S, A, NIBBLES, $m, $parts>(w, records, x, i, out);
+                        block::<S, A, NIBBLES, $m>(w, records, x, i, out);
                     } else {
-                        block::<S, Never, NIBBLES, $m, $parts>(w, records, x, i, out);
+                        block::<S, Never, NIBBLES, $m>(w, records, x, i, out);
                     }
-                    i += $m * $parts;
-                    out = out.add($m * $parts * TILE);
+                    i += $m;
+                    out = out.add($m * TILE);
                 }
             };
         }
-        step!(8, 2);
+        step!(16);
         step!(8);
         step!(4);
         step!(2);
@@ -203,11 +196,9 @@ unsafe fn blocks<S: Scales, const NIBBLES: bool, A: Ahead>(
     }
 }
 
-/// `PARTS` times `M` rows of activations against one tile. The parts take turns at each group, so that
-/// memory is read at an even pace: one after the other, the first would wait for the tile, and the
-/// second find it in the cache.
+/// `M` rows of activations against one tile.
 #[inline(always)]
-unsafe fn block<S: Scales, A: Ahead, const NIBBLES: bool, const M: usize, const PARTS: usize>(
+unsafe fn block<S: Scales, A: Ahead, const NIBBLES: bool, const M: usize>(
     w: &PackedWeight,
     records: *const u8,
     x: &Int8Rows,
@@ -221,31 +212,23 @@ unsafe fn block<S: Scales, A: Ahead, const NIBBLES: bool, const M: usize, const 
         let codes = x.codes().as_ptr().add(first * cols);
         let scales = x.scales.as_ptr().add(first * groups);
         let sums = x.sums.as_ptr().add(first * groups);
-        let mut acc = [[_mm512_setzero_ps(); M]; PARTS];
-        let mut soon = (PARTS > 1).then(|| Lines::take(SOON * groups));
+        let mut acc = [_mm512_setzero_ps(); M];
+        let mut soon = (M == 16).then(|| Lines::take(A::SOON * groups));
         for g in 0..groups {
             let record = records.add(g * record_bytes);
             if let Some(soon) = &mut soon {
-                soon.ask(SOON);
+                soon.ask(A::SOON);
             }
-            for (part, acc) in acc.iter_mut().enumerate() {
-                let x = codes.add(part * M * cols + g * group);
-                let dots = match part {
-                    0 => dots::<A, NIBBLES, M>(record, x, cols, group),
-                    _ => dots::<Never, NIBBLES, M>(record, x, cols, group),
-                };
-                if part == 0 {
-                    A::ask(record.add(code_bytes));
-                }
-                let s = S::load(record.add(code_bytes));
-                let b = S::load(record.add(code_bytes + S::BYTES));
-                for (m, acc) in acc.iter_mut().enumerate() {
-                    let at = (part * M + m) * groups + g;
-                    *acc = scaled(dots[m], (s, b), (*scales.add(at), *sums.add(at)), *acc);
-                }
+            let dots = dots::<A, NIBBLES, M>(record, codes.add(g * group), cols, group);
+            A::ask(record.add(code_bytes));
+            let s = S::load(record.add(code_bytes));
+            let b = S::load(record.add(code_bytes + S::BYTES));
+            for (m, acc) in acc.iter_mut().enumerate() {
+                let at = m * groups + g;
+                *acc = scaled(dots[m], (s, b), (*scales.add(at), *sums.add(at)), *acc);
             }
         }
-        for (m, acc) in acc.as_flattened().iter().enumerate() {
+        for (m, acc) in acc.iter().enumerate() {
             _mm512_storeu_ps(out.add(m * TILE), *acc);
         }
     }
@@ -314,7 +297,7 @@ unsafe fn nibble_dots<A: Ahead, const M: usize>(
             for m in 0..M {
                 let x = x.add(m * cols + chunk * 8);
                 low[m] = _mm512_dpbusd_epi32(low[m], w0, broadcast(x));
-                if M <= 4 {
+                if M <= 8 {
                     high[m] = _mm512_dpbusd_epi32(high[m], w1, broadcast(x.add(4)));
                 } else {
                     low[m] = _mm512_dpbusd_epi32(low[m], w1, broadcast(x.add(4)));
@@ -348,7 +331,7 @@ unsafe fn byte_dots<A: Ahead, const M: usize>(
             for m in 0..M {
                 let x = x.add(m * cols + chunk * 8);
                 even[m] = _mm512_dpbusd_epi32(even[m], w0, broadcast(x));
-                if M <= 4 {
+                if M <= 8 {
                     odd[m] = _mm512_dpbusd_epi32(odd[m], w1, broadcast(x.add(4)));
                 } else {
                     even[m] = _mm512_dpbusd_epi32(even[m], w1, broadcast(x.add(4)));
