@@ -244,12 +244,6 @@ fn amx_rows(level: Int8Level, x: &Int8Rows) -> bool {
     level == Int8Level::Amx && x.rows >= amx::FROM
 }
 
-/// Whether few rows read several runs of tiles abreast.
-#[cfg(target_arch = "x86_64")]
-fn streams(level: Int8Level) -> bool {
-    matches!(level, Int8Level::Amx | Int8Level::Vnni) && intel()
-}
-
 /// The outputs of several tiles for some rows of `x`; each has `each` elements of `out`.
 fn some_tiles(
     level: Int8Level,
@@ -271,18 +265,39 @@ fn some_tiles(
         };
     }
     #[cfg(target_arch = "x86_64")]
-    let (tiles, out) = if streams(level) && x.rows <= vnni::FEW {
-        let middle = tiles.start + tiles.len() / vnni::RUNS * vnni::RUNS;
-        let (own, rest) = out.split_at_mut((middle - tiles.start) * each);
-        // SAFETY: the level was detected; shapes were checked by the caller.
-        unsafe { vnni::runs(w, tiles.start..middle, x, rows.clone(), (own, each)) };
-        (middle..tiles.end, rest)
-    } else {
-        (tiles, out)
+    let (tiles, out) = {
+        let done = abreast(level, w, tiles.clone(), x, rows.clone(), (&mut *out, each));
+        (tiles.start + done..tiles.end, &mut out[done * each..])
     };
     for (tile, out) in tiles.zip(out.chunks_mut(each)) {
         one_tile(level, w, tile, x, rows.clone(), out);
     }
+}
+
+/// As [`some_tiles`] for the first of them, where few rows read several runs abreast; says how many these are.
+#[cfg(target_arch = "x86_64")]
+fn abreast(
+    level: Int8Level,
+    w: &PackedWeight,
+    tiles: Range<usize>,
+    x: &Int8Rows,
+    rows: Range<usize>,
+    out: (&mut [f32], usize),
+) -> usize {
+    let streams = vnni::streams(x.rows);
+    if streams == 1 || !matches!(level, Int8Level::Amx | Int8Level::Vnni) || !intel() {
+        return 0;
+    }
+    let whole = tiles.len() / streams * streams;
+    let tiles = tiles.start..tiles.start + whole;
+    // SAFETY: the level was detected; shapes were checked by the caller.
+    unsafe {
+        match streams {
+            2 => vnni::abreast::<2>(w, tiles, x, rows, out),
+            _ => vnni::abreast::<4>(w, tiles, x, rows, out),
+        }
+    }
+    whole
 }
 
 /// A tile's sixteen outputs for some rows of `x`; `out` rows are `TILE` long.
@@ -374,7 +389,7 @@ mod tests {
             (5, 32, DType::BF16),
             (6, 64, DType::F16),
         ] {
-            let (rows, cols, m) = (53, 256, 39);
+            let (rows, cols, m) = (101, 256, 39);
             let affine = weight(bits, group, dtype, rows, cols);
             let packed = PackedWeight::new(&affine);
             let x: Vec<f32> = noise(m * cols, 9).collect();
@@ -403,11 +418,12 @@ mod tests {
                 let mut got = vec![0.0; m * rows];
                 matmul_with(level, &q, &packed, Some(&bias), &mut got);
                 assert_eq!(got, want, "{level:?}, {bits} bits");
-                for i in 0..m {
-                    let alone = Int8Rows::new(&x[i * cols..][..cols], cols, group, Rounding::Int8);
-                    let mut one = vec![0.0; rows];
-                    matmul_with(level, &alone, &packed, Some(&bias), &mut one);
-                    assert_eq!(one, want[i * rows..][..rows], "{level:?} row {i}");
+                for (i, batch) in (0..m).map(|i| (i, 1)).chain([(3, 2), (5, 3), (1, 4), (2, 8)]) {
+                    let some = &x[i * cols..][..batch * cols];
+                    let some = Int8Rows::new(some, cols, group, Rounding::Int8);
+                    let mut got = vec![0.0; batch * rows];
+                    matmul_with(level, &some, &packed, Some(&bias), &mut got);
+                    assert_eq!(got, want[i * rows..][..batch * rows], "{level:?} {batch} at {i}");
                 }
             }
         }

@@ -70,63 +70,71 @@ macro_rules! as_stored {
     };
 }
 
-/// Tiles that few rows read in turn, a group of each.
-pub(super) const RUNS: usize = 4;
-/// Rows that they do so for.
-pub(super) const FEW: usize = 2;
+/// Tiles that so many rows read in turn, a group of each: memory gives a fifth more to several streams
+/// than to one.
+pub(super) fn streams(rows: usize) -> usize {
+    match rows {
+        1..=4 => 4,
+        8 => 2,
+        _ => 1,
+    }
+}
 
-/// As [`super::portable::tile`] for every [`RUNS`]th of `tiles` and those that follow it up to the next, all
-/// at once; `out` has `each` elements a tile. Memory gives a fifth more to several streams than to one.
+/// As [`super::portable::tile`] for every `R`th of `tiles` and those that follow it up to the next, all at
+/// once; `out` has `each` elements a tile.
 ///
 /// # Safety
-/// As [`tile`]; `tiles` are a multiple of [`RUNS`] and `rows` at most [`FEW`].
+/// As [`tile`]; `R` are the [`streams`] of `rows`, and `tiles` a multiple of it.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma")]
-pub(super) unsafe fn runs(
+pub(super) unsafe fn abreast<const R: usize>(
     w: &PackedWeight,
     tiles: Range<usize>,
     x: &Int8Rows,
     rows: Range<usize>,
     (out, each): (&mut [f32], usize),
 ) {
-    let run = tiles.len() / RUNS;
+    let run = tiles.len() / R;
     assert!(out.len() >= tiles.len() * each && each >= rows.len() * TILE);
     assert!(rows.end <= x.rows && x.cols == w.cols && tiles.end <= w.tiles());
     for first in 0..run {
         let at = |r: usize| first + r * run;
-        let records = std::array::from_fn(|r| w.tile(tiles.start + at(r)).as_ptr());
+        let records: [_; R] = std::array::from_fn(|r| w.tile(tiles.start + at(r)).as_ptr());
         let out = std::array::from_fn(|r| out[at(r) * each..].as_mut_ptr());
         // SAFETY: the caller's promise, and shapes were checked.
         unsafe {
-            match rows.len() {
-                1 => as_stored!(w, abreast::<Near, 1>(w, records, x, rows.start, out)),
-                _ => as_stored!(w, abreast::<Near, 2>(w, records, x, rows.start, out)),
+            match (R, rows.len()) {
+                (4, 1) => as_stored!(w, in_turn::<1, R>(w, records, x, rows.start, out)),
+                (4, 2) => as_stored!(w, in_turn::<2, R>(w, records, x, rows.start, out)),
+                (4, 3) => as_stored!(w, in_turn::<3, R>(w, records, x, rows.start, out)),
+                (4, _) => as_stored!(w, in_turn::<4, R>(w, records, x, rows.start, out)),
+                _ => as_stored!(w, in_turn::<8, R>(w, records, x, rows.start, out)),
             }
         }
     }
 }
 
-/// `M` rows of activations against several tiles, which take turns at each group.
+/// `M` rows of activations against `R` tiles, which take turns at each group.
 #[inline(always)]
-unsafe fn abreast<S: Scales, const NIBBLES: bool, A: Ahead, const M: usize>(
+unsafe fn in_turn<S: Scales, const NIBBLES: bool, const M: usize, const R: usize>(
     w: &PackedWeight,
-    records: [*const u8; RUNS],
+    records: [*const u8; R],
     x: &Int8Rows,
     first: usize,
-    out: [*mut f32; RUNS],
+    out: [*mut f32; R],
 ) {
     let (groups, cols, group) = (w.groups(), w.cols, w.group);
     let (record_bytes, code_bytes) = (w.record_bytes(), w.code_bytes());
-    // SAFETY: `runs` has checked the shapes.
+    // SAFETY: `abreast` has checked the shapes.
     unsafe {
         let codes = x.codes().as_ptr().add(first * cols);
         let scales = x.scales.as_ptr().add(first * groups);
         let sums = x.sums.as_ptr().add(first * groups);
-        let mut acc = [[_mm512_setzero_ps(); M]; RUNS];
+        let mut acc = [[_mm512_setzero_ps(); M]; R];
         for g in 0..groups {
             for (records, acc) in records.iter().zip(&mut acc) {
                 let record = records.add(g * record_bytes);
-                let dots = dots::<A, NIBBLES, M>(record, codes.add(g * group), cols, group);
-                A::ask(record.add(code_bytes));
+                let dots = dots::<Near, NIBBLES, M>(record, codes.add(g * group), cols, group);
+                Near::ask(record.add(code_bytes));
                 let s = S::load(record.add(code_bytes));
                 let b = S::load(record.add(code_bytes + S::BYTES));
                 for (m, acc) in acc.iter_mut().enumerate() {
