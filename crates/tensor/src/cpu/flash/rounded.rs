@@ -15,7 +15,7 @@ mod tests;
 mod unit;
 
 use super::Attended;
-use crate::cpu::{Floats, Level, kernels};
+use crate::cpu::{Floats, Level, ahead::intel, kernels};
 use softmax::{Seen, Shift};
 use std::{ops::Range, sync::OnceLock};
 use unit::{BLOCK, CHUNK, Chunk, SIDE, Sums, Tile, Unit};
@@ -27,6 +27,8 @@ pub(super) enum Products {
     Tiles,
     /// AVX-512 BF16.
     Vectors,
+    /// AVX-512, by multiply-adds.
+    Fused,
     /// What AMX does, in plain Rust.
     #[cfg(test)]
     Emulated,
@@ -42,7 +44,11 @@ impl Products {
         if !vectors {
             return Vec::new();
         }
-        let mut all = vec![Self::Vectors];
+        let mut all = if intel() {
+            vec![Self::Fused, Self::Vectors]
+        } else {
+            vec![Self::Vectors, Self::Fused]
+        };
         if crate::cpu::tiles::bf16() {
             all.insert(0, Self::Tiles);
         }
@@ -146,7 +152,8 @@ impl Rounded {
         unsafe {
             match products {
                 Products::Tiles => self.step_in::<amx::Registers>(pages),
-                Products::Vectors => self.step_in::<dot::Vectors>(pages),
+                Products::Fused => self.step_in::<dot::Vectors<dot::Fused>>(pages),
+                Products::Vectors => self.step_in::<dot::Vectors<dot::Native>>(pages),
                 #[cfg(test)]
                 Products::Emulated => self.step_in::<tests::Emulated>(pages),
             }

@@ -1,15 +1,58 @@
-//! AVX-512 BF16: two products for sixteen sums an instruction.
+//! AVX-512: two products of `bf16` for sixteen sums.
 
 use super::unit::{BLOCK, Chunk, SIDE, Sums, Unit};
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, marker::PhantomData};
 
 /// The vector registers.
-pub(super) struct Vectors;
+pub(super) struct Vectors<P>(PhantomData<P>);
+
+/// How the products of a pair of inputs are added.
+pub(super) trait Pairs {
+    /// # Safety
+    /// The machine has AVX-512 F and BF16.
+    unsafe fn add(sums: __m512, left: __m512i, right: __m512i) -> __m512;
+}
+
+/// By the instruction for it.
+pub(super) struct Native;
+
+/// By two multiply-adds, in that instruction's order: the bits are the same, but for numbers below the
+/// normal ones. Intel's processors begin two of these a cycle, and one of the others in two.
+pub(super) struct Fused;
+
+impl Pairs for Native {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn add(sums: __m512, left: __m512i, right: __m512i) -> __m512 {
+        _mm512_dpbf16_ps(sums, bf16s(left), bf16s(right))
+    }
+}
+
+impl Pairs for Fused {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn add(sums: __m512, left: __m512i, right: __m512i) -> __m512 {
+        let sums = _mm512_fmadd_ps(second(left), second(right), sums);
+        _mm512_fmadd_ps(first(left), first(right), sums)
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn first(pairs: __m512i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn second(pairs: __m512i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x1_0000)))
+}
 
 /// Lines whose sums are in registers together.
 const LINES: usize = 8;
 
-impl Unit for Vectors {
+impl<P: Pairs> Unit for Vectors<P> {
     type Ready = ();
 
     unsafe fn ready() {}
@@ -23,7 +66,7 @@ impl Unit for Vectors {
     ) {
         for first in (0..BLOCK).step_by(LINES) {
             // SAFETY: the machine has the instructions; the rest is the caller's promise.
-            unsafe { lines::<ADD>(left, right, chunks, first, sums) };
+            unsafe { lines::<P, ADD>(left, right, chunks, first, sums) };
         }
     }
 }
@@ -33,7 +76,7 @@ impl Unit for Vectors {
 /// # Safety
 /// As [`Unit::multiply`].
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn lines<const ADD: bool>(
+unsafe fn lines<P: Pairs, const ADD: bool>(
     left: *const Chunk,
     right: *const Chunk,
     chunks: usize,
@@ -53,11 +96,11 @@ unsafe fn lines<const ADD: bool>(
             let lines = left.add(chunk).cast::<i32>().add(first * SIDE);
             let columns = right.add(chunk).cast::<__m512i>();
             for pair in 0..SIDE {
-                let right = [bf16s(*columns.add(pair)), bf16s(*columns.add(SIDE + pair))];
+                let right = [*columns.add(pair), *columns.add(SIDE + pair)];
                 for (line, acc) in acc.iter_mut().enumerate() {
-                    let left = bf16s(_mm512_set1_epi32(*lines.add(line * SIDE + pair)));
-                    acc[0] = _mm512_dpbf16_ps(acc[0], left, right[0]);
-                    acc[1] = _mm512_dpbf16_ps(acc[1], left, right[1]);
+                    let left = _mm512_set1_epi32(*lines.add(line * SIDE + pair));
+                    acc[0] = P::add(acc[0], left, right[0]);
+                    acc[1] = P::add(acc[1], left, right[1]);
                 }
             }
         }
