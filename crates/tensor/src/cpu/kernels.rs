@@ -31,6 +31,15 @@ impl<E> Rows<E> {
         Self { ptr, rows, stride, next: std::ptr::null() }
     }
 
+    /// The rows from one on.
+    #[inline(always)]
+    unsafe fn from(self, row: usize) -> Self {
+        let at = row * self.stride;
+        let next = if self.next.is_null() { self.next } else { self.next.wrapping_add(at) };
+        // SAFETY: the caller has so many rows.
+        Self { ptr: unsafe { self.ptr.add(at) }, rows: self.rows - row, next, ..self }
+    }
+
     /// Prefetches elements `from..from + n` of what comes next.
     #[inline(always)]
     unsafe fn prefetch<L: Lanes>(&self, from: usize, n: usize) {
@@ -188,8 +197,7 @@ kernel! {
 unsafe fn dot_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
     x: *const f32,
     x_stride: usize,
-    w: *const E,
-    w_stride: usize,
+    w: Rows<E>,
     k: usize,
     out: *mut f32,
     out_stride: usize,
@@ -199,9 +207,11 @@ unsafe fn dot_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
         let mut acc = [[L::splat(0.0); N]; M];
         let mut p = 0;
         while p + L::LANES <= k {
+            // As many lines as are read here: all at once would stand before what is read next.
+            w.prefetch::<L>(N * p, N * L::LANES);
             let mut ws = [L::splat(0.0); N];
             for (j, wj) in ws.iter_mut().enumerate() {
-                *wj = E::load(w.add(j * w_stride + p));
+                *wj = E::load(w.ptr.add(j * w.stride + p));
             }
             for (i, row) in acc.iter_mut().enumerate() {
                 let xi = L::load(x.add(i * x_stride + p));
@@ -215,7 +225,7 @@ unsafe fn dot_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
             for (i, row) in acc.iter_mut().enumerate() {
                 let xi = L::load_part(x.add(i * x_stride + p), k - p);
                 for (j, a) in row.iter_mut().enumerate() {
-                    *a = xi.mul_add(E::load_part(w.add(j * w_stride + p), k - p), *a);
+                    *a = xi.mul_add(E::load_part(w.ptr.add(j * w.stride + p), k - p), *a);
                 }
             }
         }
@@ -245,14 +255,11 @@ unsafe fn dot_rows<L: Lanes, E: Element, const M: usize>(
     unsafe {
         let mut j = 0;
         while j + 4 <= w.rows {
-            let wj = w.ptr.add(j * w.stride);
-            w.prefetch::<L>(j * w.stride, 4 * w.stride);
-            dot_tile::<L, E, M, 4>(x, x_stride, wj, w.stride, k, out.add(j), out_stride);
+            dot_tile::<L, E, M, 4>(x, x_stride, w.from(j), k, out.add(j), out_stride);
             j += 4;
         }
         while j < w.rows {
-            let wj = w.ptr.add(j * w.stride);
-            dot_tile::<L, E, M, 1>(x, x_stride, wj, w.stride, k, out.add(j), out_stride);
+            dot_tile::<L, E, M, 1>(x, x_stride, w.from(j), k, out.add(j), out_stride);
             j += 1;
         }
     }
