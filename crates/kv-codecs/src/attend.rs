@@ -128,13 +128,19 @@ impl Heads for Floating<'_> {
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
             // the same places whatever else is in the step.
             let tokens = step * size..(blocks.end * size).min(piece.seq.kv_len);
-            let after = piece.seq.blocks[..span.end].get(blocks.end);
+            let at = |i: usize, kv_head| {
+                let block = piece.seq.blocks[..span.end].get(i)?;
+                self.reader.in_place(*block, kv_head)
+            };
             for (head, kv_head) in heads.iter_mut().zip(kv_heads.clone()) {
-                let next = if kv_head + 1 < kv_heads.end {
-                    self.reader.in_place(piece.seq.blocks[step], kv_head + 1)
-                } else {
-                    after.and_then(|&block| self.reader.in_place(block, kv_heads.start))
-                };
+                let last = kv_head + 1 == kv_heads.end;
+                let next = [0, 1].map(|i| {
+                    if last {
+                        at(blocks.end + i, kv_heads.start)
+                    } else {
+                        at(step + i, kv_head + 1)
+                    }
+                });
                 let mut pages = [(Floats::F32(&[]), Floats::F32(&[])); STEP_BLOCKS];
                 let read = pages.iter_mut().zip(&mut *room).zip(blocks.clone());
                 for ((page, (k, v)), index) in read {

@@ -35,6 +35,9 @@ pub struct FlashTile {
     rounded: rounded::Rounded,
 }
 
+/// Keys and values of some tokens.
+type Page<'a> = (Floats<'a>, Floats<'a>);
+
 /// How attention treats its operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arithmetic {
@@ -266,16 +269,16 @@ impl FlashTile {
     /// Attends to some pages.
     ///
     /// # Shapes
-    /// Keys `[n_i, dk]` and values `[n_i, d]` of each page; `next` is the page after them, if it
-    /// is known where it lies, and is only prefetched. `visible(row)` is the range of their
+    /// Keys `[n_i, dk]` and values `[n_i, d]` of each page; `next` are the two pages after them, if it
+    /// is known where they lie, and are only prefetched. `visible(row)` is the range of their
     /// tokens, counted over all pages, that the row may see.
     ///
     /// # Panics
     /// When the lengths differ from these.
     pub fn step(
         &mut self,
-        pages: &[(Floats<'_>, Floats<'_>)],
-        next: Option<(Floats<'_>, Floats<'_>)>,
+        pages: &[Page<'_>],
+        next: [Option<Page<'_>>; 2],
         visible: impl Fn(usize) -> Range<usize>,
     ) {
         let (rows, d) = (self.state.max.len(), self.state.d);
@@ -284,9 +287,7 @@ impl FlashTile {
         if rows == 0 || n == 0 {
             return;
         }
-        let fits = |(k, v): &(Floats<'_>, Floats<'_>)| {
-            k.len() == tokens(v) * self.dk && v.len() == tokens(v) * d
-        };
+        let fits = |(k, v): &Page<'_>| k.len() == tokens(v) * self.dk && v.len() == tokens(v) * d;
         assert!(pages.iter().all(fits), "shapes");
         self.fresh = false;
         #[cfg(target_arch = "x86_64")]
@@ -301,8 +302,8 @@ impl FlashTile {
 
     fn step_exactly(
         &mut self,
-        pages: &[(Floats<'_>, Floats<'_>)],
-        next: Option<(Floats<'_>, Floats<'_>)>,
+        pages: &[Page<'_>],
+        next: [Option<Page<'_>>; 2],
         n: usize,
         visible: impl Fn(usize) -> Range<usize>,
     ) {
@@ -310,7 +311,12 @@ impl FlashTile {
         let tokens = |v: &Floats<'_>| v.len() / d;
         let level = self.level.unwrap_or_else(Level::detect);
         self.scores.resize((rows * n).max(self.scores.len()), 0.0);
-        let after = |i: usize| pages.get(i + 1).copied().or(next);
+        let after = |i: usize| {
+            [i + 1, i + 2].map(|i| match i.checked_sub(pages.len()) {
+                None => Some(pages[i]),
+                Some(i) => next[i],
+            })
+        };
         let mut first = 0;
         if rows >= TURN_FROM && self.turned.is_empty() {
             // Room for the vectors of the level with the most lanes.
@@ -320,17 +326,17 @@ impl FlashTile {
             unsafe { kernels::turn_rows(level, q, dk, self.turned.as_mut_ptr()) };
         }
         for (i, (k, v)) in pages.iter().enumerate() {
-            let next = after(i).map(|(k, _)| k);
+            let next = after(i).map(|page| page.map(|(k, _)| k));
             let out = RowsMut { ptr: self.scores[first..].as_mut_ptr(), stride: n };
             if rows < WIDEN_FROM {
                 dots(level, &self.q, rows, *k, tokens(v), next, out);
             } else {
                 let wide = k.widened(&mut self.wide);
                 if rows < TURN_FROM {
-                    dots(level, &self.q, rows, Floats::F32(wide), tokens(v), None, out);
+                    dots(level, &self.q, rows, Floats::F32(wide), tokens(v), [None; 2], out);
                 } else {
                     let x = Turned { ptr: self.turned.as_ptr(), rows };
-                    let soon = [next.map_or(Soon::NONE, soon), soon(*v)];
+                    let soon = [next[0].map_or(Soon::NONE, soon), soon(*v)];
                     let k = Rows::new(wide.as_ptr(), tokens(v), dk);
                     // SAFETY: the lengths were checked; `out` is rows x n.
                     unsafe { kernels::dot_turned(level, x, k, dk, out, soon) };
@@ -348,7 +354,8 @@ impl FlashTile {
             let p = Rows::new(self.scores[first..].as_ptr(), rows, n);
             let v = if rows < WIDEN_FROM { *v } else { Floats::F32(v.widened(&mut self.wide)) };
             let acc = RowsMut { ptr: self.state.acc.as_mut_ptr(), stride: d };
-            add_weighted(level, p, v, n_page, after(i).map(|(_, v)| v), acc);
+            let next = after(i).map(|page| page.map(|(_, v)| v));
+            add_weighted(level, p, v, n_page, next, acc);
             first += n_page;
         }
     }
@@ -366,7 +373,7 @@ fn dots(
     rows: usize,
     k: Floats<'_>,
     n: usize,
-    next: Option<Floats<'_>>,
+    next: [Option<Floats<'_>>; 2],
     out: RowsMut,
 ) {
     let dk = q.len() / rows;
@@ -374,13 +381,13 @@ fn dots(
     // SAFETY: `FlashTile::step` has checked the lengths; `out` is rows x n.
     unsafe {
         match k {
-            Floats::F32(k) => kernels::dot_block(level, q, stored(k, n, dk, None), dk, out),
+            Floats::F32(k) => kernels::dot_block(level, q, stored(k, n, dk, [None; 2]), dk, out),
             Floats::F16(k) => {
-                let next = next.and_then(Floats::as_f16);
+                let next = next.map(|x| x.and_then(Floats::as_f16));
                 kernels::dot_block_f16(level, q, stored(k, n, dk, next), dk, out);
             }
             Floats::Bf16(k) => {
-                let next = next.and_then(Floats::as_bf16);
+                let next = next.map(|x| x.and_then(Floats::as_bf16));
                 kernels::dot_block_bf16(level, q, stored(k, n, dk, next), dk, out);
             }
         }
@@ -393,30 +400,35 @@ fn add_weighted(
     p: Rows,
     v: Floats<'_>,
     n: usize,
-    next: Option<Floats<'_>>,
+    next: [Option<Floats<'_>>; 2],
     acc: RowsMut,
 ) {
     let d = v.len() / n;
     // SAFETY: `FlashTile::step` has checked the lengths; `p` is rows x n, `acc` rows x d.
     unsafe {
         match v {
-            Floats::F32(v) => kernels::weighted_rows(level, p, stored(v, n, d, None), d, acc),
+            Floats::F32(v) => kernels::weighted_rows(level, p, stored(v, n, d, [None; 2]), d, acc),
             Floats::F16(v) => {
-                let next = next.and_then(Floats::as_f16);
+                let next = next.map(|x| x.and_then(Floats::as_f16));
                 kernels::weighted_rows_f16(level, p, stored(v, n, d, next), d, acc);
             }
             Floats::Bf16(v) => {
-                let next = next.and_then(Floats::as_bf16);
+                let next = next.map(|x| x.and_then(Floats::as_bf16));
                 kernels::weighted_rows_bf16(level, p, stored(v, n, d, next), d, acc);
             }
         }
     }
 }
 
-/// Rows where they lie, and as many that will be read next.
-pub(super) fn stored<E>(x: &[E], rows: usize, stride: usize, next: Option<&[E]>) -> Rows<E> {
+/// Rows where they lie, and as many that will be read next, twice.
+pub(super) fn stored<E>(x: &[E], rows: usize, stride: usize, next: [Option<&[E]>; 2]) -> Rows<E> {
+    // A core of Intel's loses hints when too many are under way: it is told twice of each line, and once
+    // more when that is in the second-level cache.
+    let intel = super::intel();
+    let [next, later] = next.map(|x| x.map_or(std::ptr::null(), <[E]>::as_ptr));
     Rows {
-        next: next.map_or(std::ptr::null(), <[E]>::as_ptr),
+        next: [next, if intel { later } else { std::ptr::null() }],
+        near: intel && !next.is_null(),
         ..Rows::new(x.as_ptr(), rows, stride)
     }
 }

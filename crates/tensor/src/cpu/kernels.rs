@@ -21,38 +21,65 @@ pub(super) struct Rows<E = f32> {
     pub(super) ptr: *const E,
     pub(super) rows: usize,
     pub(super) stride: usize,
-    /// Where as many rows lie that will be read next; null for nowhere. They are prefetched while
-    /// these are read: all at once would only wait for memory.
-    pub(super) next: *const E,
+    /// Where as many rows lie that will be read next, and those after them; null for nowhere. They are
+    /// prefetched while these are read: all at once would only wait for memory.
+    pub(super) next: [*const E; 2],
+    /// Whether rows that are read a little later are brought from the second-level cache, too.
+    pub(super) near: bool,
 }
+
+/// Rows after which those are read that are brought near.
+const NEAR: usize = 4;
 
 impl<E> Rows<E> {
     pub(super) fn new(ptr: *const E, rows: usize, stride: usize) -> Self {
-        Self { ptr, rows, stride, next: std::ptr::null() }
+        Self { ptr, rows, stride, next: [std::ptr::null(); 2], near: false }
     }
 
     /// The rows from one on.
     #[inline(always)]
     unsafe fn from(self, row: usize) -> Self {
         let at = row * self.stride;
-        let next = if self.next.is_null() { self.next } else { self.next.wrapping_add(at) };
         // SAFETY: the caller has so many rows.
-        Self { ptr: unsafe { self.ptr.add(at) }, rows: self.rows - row, next, ..self }
+        let ptr = unsafe { self.ptr.add(at) };
+        Self { ptr, rows: self.rows - row, next: self.next_from(at), ..self }
+    }
+
+    /// What comes next, from an element on.
+    #[inline(always)]
+    fn next_from(&self, at: usize) -> [*const E; 2] {
+        self.next.map(|next| if next.is_null() { next } else { next.wrapping_add(at) })
     }
 
     /// Prefetches elements `from..from + n` of what comes next.
     #[inline(always)]
     unsafe fn prefetch<L: Lanes>(&self, from: usize, n: usize) {
-        if !self.next.is_null() {
-            let line = 64 / size_of::<E>();
-            let mut at = from;
-            while at < from + n {
+        for next in self.next {
+            if next.is_null() {
+                continue;
+            }
+            for line in 0..n / Self::LINE {
                 // SAFETY: a hint; the address is not read.
-                unsafe { L::prefetch(self.next.wrapping_add(at)) };
-                at += line;
+                unsafe { L::prefetch(next.wrapping_add(from + line * Self::LINE)) };
             }
         }
     }
+
+    /// Brings near, of the row that is [`NEAR`] after `row`, elements `from..from + n`; these may be of
+    /// several rows.
+    #[inline(always)]
+    unsafe fn prefetch_near<L: Lanes>(&self, row: usize, from: usize, n: usize) {
+        if self.near && row + NEAR < self.rows {
+            let ptr = self.ptr.wrapping_add((row + NEAR) * self.stride + from);
+            for line in 0..n / Self::LINE {
+                // SAFETY: as above.
+                unsafe { L::prefetch_near(ptr.wrapping_add(line * Self::LINE)) };
+            }
+        }
+    }
+
+    /// Elements of a cache line.
+    const LINE: usize = 64 / size_of::<E>();
 }
 
 /// A matrix of `f32`, to write.
@@ -209,6 +236,7 @@ unsafe fn dot_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
         while p + L::LANES <= k {
             // As many lines as are read here: all at once would stand before what is read next.
             w.prefetch::<L>(N * p, N * L::LANES);
+            w.prefetch_near::<L>(0, N * p, N * L::LANES);
             let mut ws = [L::splat(0.0); N];
             for (j, wj) in ws.iter_mut().enumerate() {
                 *wj = E::load(w.ptr.add(j * w.stride + p));
@@ -308,6 +336,7 @@ unsafe fn weighted_tile<L: Lanes, E: Element, const M: usize, const N: usize>(
         }
         for j in 0..v.rows {
             v.prefetch::<L>(j * N * L::LANES, N * L::LANES);
+            v.prefetch_near::<L>(j, 0, N * L::LANES);
             let mut vs = [L::splat(0.0); N];
             for (c, vc) in vs.iter_mut().enumerate() {
                 *vc = E::load(v.ptr.add(j * v.stride + c * L::LANES));
@@ -338,8 +367,7 @@ unsafe fn weighted_cols<L: Lanes, E: Element, const N: usize>(
     unsafe {
         // What comes next is asked for in the order in which it lies, whatever part of each row is read
         // here: then the processor itself looks further ahead.
-        let next = if v.next.is_null() { v.next } else { v.next.wrapping_add(from * v.rows) };
-        let v = Rows { ptr: v.ptr.add(from), next, ..v };
+        let v = Rows { ptr: v.ptr.add(from), next: v.next_from(from * v.rows), ..v };
         let mut i = 0;
         if L::WIDE {
             while i + 4 <= p.rows {
@@ -365,6 +393,11 @@ unsafe fn weighted_rows_body<L: Lanes, E: Element>(p: Rows, v: Rows<E>, d: usize
     // SAFETY: the caller's shapes.
     unsafe {
         let mut from = 0;
+        // Whole rows where registers hold the sums of so many.
+        while L::WIDE && p.rows <= 2 && from + 8 * L::LANES <= d {
+            weighted_cols::<L, E, 8>(p, v, acc, from);
+            from += 8 * L::LANES;
+        }
         while from + 4 * L::LANES <= d {
             weighted_cols::<L, E, 4>(p, v, acc, from);
             from += 4 * L::LANES;

@@ -29,6 +29,14 @@ mod unpack;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "x86_64")]
+use ahead::intel;
+/// As on x86-64.
+#[cfg(not(target_arch = "x86_64"))]
+fn intel() -> bool {
+    false
+}
+
 pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
 pub(crate) use elementwise::{HeadRows, add_scaled, norm_rotate};
 pub use flash::{Arithmetic, Attended, FlashTile};

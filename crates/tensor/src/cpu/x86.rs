@@ -178,6 +178,10 @@ impl Lanes for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
     }
     #[inline(always)]
+    unsafe fn prefetch_near<T>(line: *const T) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Self(unsafe { _mm512_set1_ps(x) })
     }

@@ -52,11 +52,11 @@ pub fn dot_rows(q: &[f32], k: DenseRows<'_>, d: usize, (out, stride): (&mut [f32
                 kernels::dot_block(level, q, Rows::new(k.as_ptr(), n, d), d, out);
             }
             Floats::F16(here) => {
-                let k = stored(here, n, d, k.next().and_then(Floats::as_f16));
+                let k = stored(here, n, d, [k.next().and_then(Floats::as_f16), None]);
                 kernels::dot_block_f16(level, q, k, d, out);
             }
             Floats::Bf16(here) => {
-                let k = stored(here, n, d, k.next().and_then(Floats::as_bf16));
+                let k = stored(here, n, d, [k.next().and_then(Floats::as_bf16), None]);
                 kernels::dot_block_bf16(level, q, k, d, out);
             }
         }
@@ -87,11 +87,11 @@ pub fn add_rows((p, stride): (&[f32], usize), v: DenseRows<'_>, d: usize, acc: &
                 kernels::weighted_rows(level, p, Rows::new(v.as_ptr(), n, d), d, acc);
             }
             Floats::F16(here) => {
-                let v = stored(here, n, d, v.next().and_then(Floats::as_f16));
+                let v = stored(here, n, d, [v.next().and_then(Floats::as_f16), None]);
                 kernels::weighted_rows_f16(level, p, v, d, acc);
             }
             Floats::Bf16(here) => {
-                let v = stored(here, n, d, v.next().and_then(Floats::as_bf16));
+                let v = stored(here, n, d, [v.next().and_then(Floats::as_bf16), None]);
                 kernels::weighted_rows_bf16(level, p, v, d, acc);
             }
         }

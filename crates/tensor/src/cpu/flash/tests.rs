@@ -52,7 +52,7 @@ fn pages_add_up_to_softmax_attention_on_every_level() {
                     (Floats::F32(&k[at * dk..to * dk]), Floats::F32(&v[at * d..to * d]))
                 })
                 .collect();
-            tile.step(&pages, None, |row| {
+            tile.step(&pages, [None; 2], |row| {
                 let clamp = |x: usize| x.clamp(start, end) - start;
                 clamp(seen(row).start)..clamp(seen(row).end)
             });
@@ -77,7 +77,7 @@ fn pages_add_up_to_softmax_attention_on_every_level() {
 fn a_sink_takes_weight_and_gives_nothing() {
     let mut tile = FlashTile::default();
     tile.start(&[1.0], 1, 1, None, Arithmetic::Exact);
-    tile.step(&[(Floats::F32(&[0.0]), Floats::F32(&[6.0]))], None, |_| 0..1);
+    tile.step(&[(Floats::F32(&[0.0]), Floats::F32(&[6.0]))], [None; 2], |_| 0..1);
     let mut state = tile.state().clone();
     state.sink(0, 2f32.ln());
     let mut out = [0.0];
@@ -97,8 +97,8 @@ fn a_row_alone_and_rows_in_company_agree_to_the_bit() {
         tile.force_level(level);
         let q = &q[rows.start * d..rows.end * d];
         tile.start(q, rows.len(), d, Some(3.0), Arithmetic::Exact);
-        tile.step(&pages[..1], None, |row| 0..((rows.start + row) * 3).min(n));
-        tile.step(&pages, None, |row| rows.start + row..2 * n - rows.start - row);
+        tile.step(&pages[..1], [None; 2], |row| 0..((rows.start + row) * 3).min(n));
+        tile.step(&pages, [None; 2], |row| rows.start + row..2 * n - rows.start - row);
         let mut out = vec![0.0; rows.len() * d];
         out.chunks_mut(d).enumerate().for_each(|(row, out)| tile.state().finish(row, out));
         out
