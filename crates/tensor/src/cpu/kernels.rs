@@ -28,7 +28,7 @@ pub(super) struct Rows<E = f32> {
     pub(super) near: bool,
 }
 
-/// Rows after which those are read that are brought near.
+/// How many rows ahead lines are brought near.
 const NEAR: usize = 4;
 
 impl<E> Rows<E> {
@@ -58,7 +58,7 @@ impl<E> Rows<E> {
             if next.is_null() {
                 continue;
             }
-            for line in 0..n / Self::LINE {
+            for line in 0..n.div_ceil(Self::LINE) {
                 // SAFETY: a hint; the address is not read.
                 unsafe { L::prefetch(next.wrapping_add(from + line * Self::LINE)) };
             }
@@ -71,7 +71,7 @@ impl<E> Rows<E> {
     unsafe fn prefetch_near<L: Lanes>(&self, row: usize, from: usize, n: usize) {
         if self.near && row + NEAR < self.rows {
             let ptr = self.ptr.wrapping_add((row + NEAR) * self.stride + from);
-            for line in 0..n / Self::LINE {
+            for line in 0..n.div_ceil(Self::LINE) {
                 // SAFETY: as above.
                 unsafe { L::prefetch_near(ptr.wrapping_add(line * Self::LINE)) };
             }
