@@ -2,7 +2,10 @@
 
 use crate::{
     ExactBlocks, KvCodecError, KvGeometry,
-    drive::{self, HeadScratch, Heads, PIECE_ROWS, Piece, ROUNDED_ROWS, STEP_BLOCKS, Scratch},
+    drive::{
+        self, HeadScratch, Heads, PIECE_ROWS, Piece, ROUNDED_ROWS, ROUNDED_STEP_BLOCKS,
+        STEP_BLOCKS, Scratch,
+    },
 };
 use std::ops::Range;
 use taper_base::BlockId;
@@ -101,11 +104,20 @@ struct Floating<'a> {
     reader: &'a dyn BlockReader,
 }
 
+impl Floating<'_> {
+    fn rounds(&self, params: &AttnParams) -> bool {
+        let d = self.geometry.head_dim;
+        params.arithmetic == Arithmetic::Rounded && FlashTile::rounds(d, d)
+    }
+}
+
 impl Heads for Floating<'_> {
     fn piece_rows(&self, params: &AttnParams) -> usize {
-        let d = self.geometry.head_dim;
-        let rounds = params.arithmetic == Arithmetic::Rounded && FlashTile::rounds(d, d);
-        if rounds { ROUNDED_ROWS } else { PIECE_ROWS }
+        if self.rounds(params) { ROUNDED_ROWS } else { PIECE_ROWS }
+    }
+
+    fn step_blocks(&self, params: &AttnParams) -> usize {
+        if self.rounds(params) { ROUNDED_STEP_BLOCKS } else { STEP_BLOCKS }
     }
 
     fn start(&self, piece: &Piece<'_>, q: &[f32], head: &mut HeadScratch) {
@@ -123,8 +135,9 @@ impl Heads for Floating<'_> {
         let size = self.geometry.block_tokens;
         let Scratch { heads, blocks: room, .. } = scratch;
         heads.iter_mut().for_each(|head| head.tile.restart());
-        for step in span.clone().step_by(STEP_BLOCKS) {
-            let blocks = step..(step + STEP_BLOCKS).min(span.end);
+        let together = self.step_blocks(piece.params);
+        for step in span.clone().step_by(together) {
+            let blocks = step..(step + together).min(span.end);
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
             // the same places whatever else is in the step.
             let tokens = step * size..(blocks.end * size).min(piece.seq.kv_len);
@@ -141,7 +154,7 @@ impl Heads for Floating<'_> {
                         at(step + i, kv_head + 1)
                     }
                 });
-                let mut pages = [(Floats::F32(&[]), Floats::F32(&[])); STEP_BLOCKS];
+                let mut pages = [(Floats::F32(&[]), Floats::F32(&[])); ROUNDED_STEP_BLOCKS];
                 let read = pages.iter_mut().zip(&mut *room).zip(blocks.clone());
                 for ((page, (k, v)), index) in read {
                     let n = size.min(piece.seq.kv_len - index * size);

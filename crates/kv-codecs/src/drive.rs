@@ -18,9 +18,11 @@ use taper_tensor::{
 pub(crate) const PIECE_ROWS: usize = 64;
 /// The same where keys and values are laid out anew for them, a step at a time: they stay in the second-level
 /// cache.
-pub(crate) const ROUNDED_ROWS: usize = 512;
+pub(crate) const ROUNDED_ROWS: usize = 1024;
 /// Blocks whose scores are softened together.
 pub(crate) const STEP_BLOCKS: usize = 4;
+/// The same of [`ROUNDED_ROWS`], whose weighted sums go through memory once a step.
+pub(crate) const ROUNDED_STEP_BLOCKS: usize = 8;
 /// Blocks after which a row's softmax starts anew, to be merged with what was before. Where a step
 /// has too few rows for all threads, these spans are shared out; the cut is the same for all steps,
 /// so that no result depends on who computed it.
@@ -82,7 +84,7 @@ pub(crate) struct Scratch {
     /// One of each KV head that a task has.
     pub(crate) heads: Vec<HeadScratch>,
     /// Keys and values of each block of a step.
-    pub(crate) blocks: [(Vec<f32>, Vec<f32>); STEP_BLOCKS],
+    pub(crate) blocks: [(Vec<f32>, Vec<f32>); ROUNDED_STEP_BLOCKS],
     pub(crate) coded: CodedScratch,
     /// Query rows of a head, scaled.
     q: Vec<f32>,
@@ -111,6 +113,11 @@ pub(crate) trait Heads: Sync {
     /// Query rows that best walk over the keys together.
     fn piece_rows(&self, _params: &AttnParams) -> usize {
         PIECE_ROWS
+    }
+
+    /// Blocks whose scores are softened together.
+    fn step_blocks(&self, _params: &AttnParams) -> usize {
+        STEP_BLOCKS
     }
 
     /// Takes the query rows of a KV head, `[rows, head_dim]`, scaled.
@@ -360,7 +367,8 @@ impl<H: Heads> Call<'_, H> {
 
     fn attend(&self, piece: &Piece<'_>, part: usize, span: usize, scratch: &mut Scratch) {
         let all = piece.blocks(self.geometry.block_tokens);
-        let from = all.start.max(span * SPAN_BLOCKS) / STEP_BLOCKS * STEP_BLOCKS;
+        let step = self.layer.step_blocks(piece.params);
+        let from = all.start.max(span * SPAN_BLOCKS) / step * step;
         let blocks = from..all.end.min((span + 1) * SPAN_BLOCKS);
         let kv_heads = part * self.together..(part + 1) * self.together;
         self.layer.attend(piece, kv_heads, blocks, scratch);

@@ -22,7 +22,7 @@ pub(crate) mod shared;
     not(target_arch = "x86_64"),
     expect(dead_code, reason = "only kernels of x86-64 ask for what was announced")
 )]
-mod soon;
+pub(crate) mod soon;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 mod unpack;

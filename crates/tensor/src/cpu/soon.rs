@@ -91,6 +91,19 @@ fn prefetch(line: *const i8) {
     let _ = line;
 }
 
+/// Asks for a line that is read or written in a moment, into the first-level cache.
+#[inline(always)]
+pub(crate) fn near<T>(line: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; the address is not read.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

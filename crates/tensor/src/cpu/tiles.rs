@@ -26,6 +26,15 @@ macro_rules! ahead {
 }
 pub(crate) use ahead;
 
+/// Room between two instructions for tiles. Where another thread has half of the core, one that comes right
+/// after another takes twice as long; eight other instructions between them are enough, and these are free.
+macro_rules! apart {
+    () => {
+        ".rept 8\nnop\n.endr"
+    };
+}
+pub(crate) use apart;
+
 /// Whether the processor has products of 8-bit integers and the system lets this process use them.
 pub(crate) fn int8() -> bool {
     // Leaf 7: bit 24 is AMX-TILE, bit 25 AMX-INT8.

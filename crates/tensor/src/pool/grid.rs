@@ -1,8 +1,16 @@
 //! A matrix made in parallel.
 
 use super::run;
-use crate::cpu::shared::{SharedOut, Unwritten};
+use crate::cpu::{
+    shared::{SharedOut, Unwritten},
+    soon,
+};
 use std::ops::Range;
+
+/// Rows that are asked for before they are written: they lie apart, and hardware does not foresee them.
+const AHEAD: usize = 2;
+/// Elements of a cache line.
+const LINE: usize = 16;
 
 /// Some rows of one column part of a matrix, written from the first row on.
 #[derive(Debug)]
@@ -27,6 +35,12 @@ impl GridCell {
         unsafe { self.out.write(self.at, values) };
         self.at += self.stride;
         self.left -= 1;
+        if self.left > AHEAD {
+            let next = self.at + AHEAD * self.stride;
+            for at in (next..next + self.width).step_by(LINE) {
+                soon::near(self.out.at(at));
+            }
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! written as assembly.
 
 use super::unit::{Chunk, Sums, Unit};
-use crate::cpu::tiles::{Config, Configured, ahead};
+use crate::cpu::tiles::{Config, Configured, ahead, apart};
 use std::arch::asm;
 
 /// The registers of this machine: 0 to 3 sum, 4 and 5 hold the left operand, 6 and 7 the right.
@@ -10,29 +10,36 @@ pub(super) struct Registers;
 
 /// The loop over chunks, between what the sums begin with and where they go.
 macro_rules! product {
-    ([$($begin:literal),*], $left:ident, $right:ident, $chunks:ident, $sums:ident) => {
+    ([$($begin:expr),*], $left:ident, $right:ident, $chunks:ident, $sums:ident) => {
         asm!(
             $($begin,)*
             "2:",
             "tileloadd tmm4, [{left} + {line}*1]",
-            "tileloadd tmm6, [{right} + {line}*1]",
             ahead!("{left} + {chunk}"),
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{right} + {line}*1 + 1024]",
+            "tileloadd tmm6, [{right} + {line}*1]",
             ahead!("{right} + {chunk}"),
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            apart!(),
+            "tileloadd tmm7, [{right} + {line}*1 + 1024]",
+            ahead!("{right} + {chunk} + 1024"),
             "tdpbf16ps tmm1, tmm4, tmm7",
+            apart!(),
             "tileloadd tmm5, [{left} + {line}*1 + 1024]",
             ahead!("{left} + {chunk} + 1024"),
             "tdpbf16ps tmm2, tmm5, tmm6",
-            ahead!("{right} + {chunk} + 1024"),
+            apart!(),
             "tdpbf16ps tmm3, tmm5, tmm7",
+            apart!(),
             "add {left}, {chunk}",
             "add {right}, {chunk}",
             "dec {chunks}",
             "jnz 2b",
             "tilestored [{sums} + {row}*1], tmm0",
+            apart!(),
             "tilestored [{sums} + {row}*1 + 64], tmm1",
+            apart!(),
             "tilestored [{sums} + {row}*1 + 2048], tmm2",
+            apart!(),
             "tilestored [{sums} + {row}*1 + 2112], tmm3",
             left = inout(reg) $left => _,
             right = inout(reg) $right => _,
@@ -69,9 +76,13 @@ impl Unit for Registers {
                 product!(
                     [
                         "tileloadd tmm0, [{sums} + {row}*1]",
+                        apart!(),
                         "tileloadd tmm1, [{sums} + {row}*1 + 64]",
+                        apart!(),
                         "tileloadd tmm2, [{sums} + {row}*1 + 2048]",
-                        "tileloadd tmm3, [{sums} + {row}*1 + 2112]"
+                        apart!(),
+                        "tileloadd tmm3, [{sums} + {row}*1 + 2112]",
+                        apart!()
                     ],
                     left,
                     right,
