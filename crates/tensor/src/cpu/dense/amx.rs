@@ -2,12 +2,13 @@
 //! written as assembly.
 
 use super::{
+    beside::Beside,
     coded::{BLOCKS, CODED, Chunk, CodedPanel, avx512},
-    pack::{self, PANEL, tile_line},
+    pack::{self, OUTPUTS, PANEL, tile_line},
     rounded::{ROWS, TILE},
     tiles::{STEP, Unit},
 };
-use crate::cpu::tiles::{Config, ahead};
+use crate::cpu::tiles::{Config, ahead, apart};
 use half::bf16;
 use std::arch::asm;
 
@@ -24,78 +25,86 @@ pub(super) fn layout() -> Config {
     (0..8).fold(Config::default(), |config, register| config.with(register, 16, 64))
 }
 
+/// Loads a tile of lines one after the other, and asks for the one so many bytes later.
+macro_rules! load {
+    ($register:literal, $from:expr, $later:expr) => {
+        asm!(
+            concat!("tileloadd ", $register, ", [{from} + {line}*1]"),
+            ahead!("{from} + {later}"),
+            from = in(reg) $from,
+            line = in(reg) 64usize,
+            later = const $later,
+            options(nostack, readonly)
+        )
+    };
+}
+
+/// Adds the product of two tiles.
+macro_rules! multiply {
+    ($sums:literal, $x:literal, $w:literal) => {
+        asm!(concat!("tdpbf16ps ", $sums, ", ", $x, ", ", $w), apart!(), options(nostack, nomem))
+    };
+}
+
+/// Stores sums to rows of a panel.
+macro_rules! store {
+    ($register:literal, $to:expr) => {
+        asm!(
+            concat!("tilestored [{to} + {row}*1], ", $register),
+            apart!(),
+            to = in(reg) $to,
+            row = in(reg) 4 * PANEL,
+            options(nostack)
+        )
+    };
+}
+
+/// Zeros all sums.
+unsafe fn clear() {
+    // SAFETY: the caller has laid out the registers.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            options(nostack, nomem)
+        );
+    }
+}
+
 impl Unit for Registers {
-    unsafe fn sums(x: &[*const bf16], w: *const bf16, chunks: usize, out: *mut f32) {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn sums(
+        x: &[*const bf16],
+        w: *const bf16,
+        chunks: usize,
+        out: *mut f32,
+        beside: &mut impl Beside,
+    ) {
+        let [first, rest @ ..] = x else { return };
         // SAFETY: registers are configured, and each address covers its tiles.
         unsafe {
-            match *x {
-                [first, second, ..] => asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    "2:",
-                    "tileloadd tmm6, [{w} + {line}*1]",
-                    "tileloadd tmm4, [{x0} + {line}*1]",
-                    ahead!("{x0} + {tile}"),
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{w} + {line}*1 + {tile}]",
-                    ahead!("{w} + {step}"),
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{x1} + {line}*1]",
-                    ahead!("{x1} + {tile}"),
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    ahead!("{w} + {step} + {tile}"),
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    "add {x0}, {tile}",
-                    "add {x1}, {tile}",
-                    "add {w}, {step}",
-                    "dec {chunks}",
-                    "jnz 2b",
-                    "tilestored [{to} + {panel}*1], tmm0",
-                    "tilestored [{to} + {panel}*1 + 64], tmm1",
-                    "tilestored [{to} + {panel}*1 + {below}], tmm2",
-                    "tilestored [{to} + {panel}*1 + {below} + 64], tmm3",
-                    w = inout(reg) w => _,
-                    x0 = inout(reg) first => _,
-                    x1 = inout(reg) second => _,
-                    chunks = inout(reg) chunks => _,
-                    to = in(reg) out,
-                    line = in(reg) 64usize,
-                    panel = in(reg) 4 * PANEL,
-                    tile = const 2 * TILE,
-                    step = const 2 * STEP,
-                    below = const 4 * ROWS * PANEL,
-                    options(nostack)
-                ),
-                [first] => asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "2:",
-                    "tileloadd tmm4, [{x0} + {line}*1]",
-                    "tileloadd tmm6, [{w} + {line}*1]",
-                    ahead!("{w} + {step}"),
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{w} + {line}*1 + {tile}]",
-                    ahead!("{w} + {step} + {tile}"),
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "add {x0}, {tile}",
-                    "add {w}, {step}",
-                    "dec {chunks}",
-                    "jnz 2b",
-                    "tilestored [{to} + {panel}*1], tmm0",
-                    "tilestored [{to} + {panel}*1 + 64], tmm1",
-                    w = inout(reg) w => _,
-                    x0 = inout(reg) first => _,
-                    chunks = inout(reg) chunks => _,
-                    to = in(reg) out,
-                    line = in(reg) 64usize,
-                    panel = in(reg) 4 * PANEL,
-                    tile = const 2 * TILE,
-                    step = const 2 * STEP,
-                    options(nostack)
-                ),
-                [] => {}
+            clear();
+            for chunk in 0..chunks {
+                let (x, w) = (chunk * TILE, w.add(chunk * STEP));
+                load!("tmm4", first.add(x), 2 * TILE);
+                load!("tmm6", w, 2 * STEP);
+                multiply!("tmm0", "tmm4", "tmm6");
+                load!("tmm7", w.add(pack::TILE), 2 * STEP);
+                multiply!("tmm1", "tmm4", "tmm7");
+                beside.next();
+                if let [second, ..] = rest {
+                    load!("tmm5", second.add(x), 2 * TILE);
+                    multiply!("tmm2", "tmm5", "tmm6");
+                    multiply!("tmm3", "tmm5", "tmm7");
+                }
+            }
+            store!("tmm0", out);
+            store!("tmm1", out.add(OUTPUTS));
+            if !rest.is_empty() {
+                store!("tmm2", out.add(ROWS * PANEL));
+                store!("tmm3", out.add(ROWS * PANEL + OUTPUTS));
             }
         }
     }
@@ -120,7 +129,7 @@ pub(super) unsafe fn coded(x: &[bf16], w: CodedPanel<'_>, out: &mut [f32]) {
     let (table, mut exceptions) = (avx512::table(w), w.exceptions());
     // SAFETY: the caller's promise, and the shapes that were asserted.
     unsafe {
-        asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack));
+        clear();
         for step in 0..chunks + LAG {
             let (blocks, to) = (step.min(chunks - 1), step % RING);
             let blocks = w.blocks().as_ptr().add(blocks * BLOCKS * CODED);

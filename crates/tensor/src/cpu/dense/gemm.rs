@@ -4,6 +4,7 @@
 use super::tiles;
 use super::{
     Bf16Rows, DenseLevel, PackedDense,
+    beside::{Beside, PIECE},
     coded::Chunk,
     fma,
     pack::{CHUNK, PANEL, Panel},
@@ -13,6 +14,7 @@ use crate::{
         Floats, Level,
         kernels::{Rows, RowsMut},
         shared::SharedOut,
+        soon,
     },
     pool,
 };
@@ -33,6 +35,8 @@ const CACHED: usize = 512 << 10;
 /// Most rows whose products unpack a panel as they go, two at a time; more have it unpacked first.
 #[cfg(target_arch = "x86_64")]
 const FEW: usize = 4;
+/// Outputs of a cache line.
+const LINE: usize = 16;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
@@ -189,18 +193,58 @@ impl Sums<'_> {
     }
 
     /// Writes a panel's outputs, with what is added to them, where a row has `width`.
-    pub(super) fn store(&self, width: usize, rows: Range<usize>, panel: usize, block: &mut Block) {
-        let column = panel * PANEL;
-        let n = PANEL.min(width - column);
-        for (i, values) in rows.zip(block.chunks_exact_mut(PANEL)) {
-            let (values, at) = (&mut values[..n], i * width + column);
-            let (bias, residual) =
-                (self.bias.map(|b| &b[column..]), self.residual.map(|r| &r[at..]));
-            for added in bias.into_iter().chain(residual) {
-                values.iter_mut().zip(added).for_each(|(v, a)| *v += a);
+    fn store(&self, width: usize, rows: Range<usize>, panel: usize, block: &mut Block) {
+        for (row, values) in rows.zip(block.chunks_exact_mut(PANEL)) {
+            self.put(width, (row, panel * PANEL), values);
+        }
+    }
+
+    /// Writes outputs of a row of `width` from a column on, with what is added to them; what is past the
+    /// row's end is left out.
+    fn put(&self, width: usize, (row, column): (usize, usize), values: &mut [f32]) {
+        let n = values.len().min(width.saturating_sub(column));
+        if n == 0 {
+            return;
+        }
+        let (values, at) = (&mut values[..n], row * width + column);
+        let (bias, residual) = (self.bias.map(|b| &b[column..]), self.residual.map(|r| &r[at..]));
+        for added in bias.into_iter().chain(residual) {
+            values.iter_mut().zip(added).for_each(|(v, a)| *v += a);
+        }
+        // SAFETY: this task alone owns the columns of its panels.
+        unsafe { self.out.write(at, values) };
+    }
+
+    /// The same of a piece, compiled for the instructions of whoever calls it.
+    #[inline(always)]
+    pub(super) fn put_piece(
+        &self,
+        width: usize,
+        (row, column): (usize, usize),
+        piece: &mut [f32; PIECE],
+    ) {
+        if column + PIECE > width {
+            return self.put(width, (row, column), piece);
+        }
+        let at = row * width + column;
+        let (bias, residual) = (self.bias.map(|b| &b[column..]), self.residual.map(|r| &r[at..]));
+        for added in [bias, residual].into_iter().flatten() {
+            let added = &added[..PIECE];
+            piece.iter_mut().zip(added).for_each(|(v, a)| *v += a);
+        }
+        // SAFETY: as above.
+        unsafe { self.out.write_array(at, piece) };
+    }
+
+    /// Asks for where a piece of a row goes, and for what is added to it.
+    #[inline(always)]
+    pub(super) fn ask(&self, width: usize, (row, column): (usize, usize)) {
+        let at = row * width + column;
+        for line in 0..PIECE / LINE {
+            soon::near(self.out.at(0).wrapping_add(at + line * LINE));
+            if let Some(residual) = self.residual {
+                soon::near(residual.as_ptr().wrapping_add(at + line * LINE));
             }
-            // SAFETY: this task alone owns the columns of its panels.
-            unsafe { self.out.write(at, values) };
         }
     }
 }
@@ -216,7 +260,7 @@ pub(super) unsafe fn configured(level: DenseLevel) -> Option<Configured> {
 }
 
 /// The sums of a panel's `bf16` outputs for rows in `bf16`; false where the level does not multiply
-/// those.
+/// those. Tile registers leave `beside` its turns.
 #[cfg_attr(
     not(target_arch = "x86_64"),
     allow(unused_variables, unreachable_code, reason = "x86-64 alone multiplies them")
@@ -227,12 +271,13 @@ pub(super) fn rounded(
     rows: Range<usize>,
     w: &[bf16],
     out: &mut Block,
+    beside: &mut impl Beside,
 ) -> bool {
     match level {
         #[cfg(target_arch = "x86_64")]
         DenseLevel::Amx => {
             // SAFETY: the caller has laid out the registers.
-            unsafe { tiles::panel::<amx::Registers>(x.blocks(rows), w, out) };
+            unsafe { tiles::panel::<amx::Registers>(x.blocks(rows), w, out, beside) };
         }
         #[cfg(target_arch = "x86_64")]
         DenseLevel::Avx512Bf16 => {
@@ -242,7 +287,7 @@ pub(super) fn rounded(
         #[cfg(test)]
         DenseLevel::Emulated => {
             // SAFETY: any machine has it.
-            unsafe { tiles::panel::<super::tests::Emulated>(x.blocks(rows), w, out) };
+            unsafe { tiles::panel::<super::tests::Emulated>(x.blocks(rows), w, out, beside) };
         }
         _ => return false,
     }
@@ -265,7 +310,7 @@ fn multiply(
     out: &mut Block,
 ) {
     if let (Floats::Bf16(w), Some(x)) = (weights, x.rounded)
-        && rounded(level, x, rows.clone(), w, out)
+        && rounded(level, x, rows.clone(), w, out, &mut ())
     {
         return;
     }

@@ -17,6 +17,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod beside;
 mod coded;
 #[cfg(target_arch = "x86_64")]
 mod dot;
@@ -60,7 +61,7 @@ impl DenseLevel {
     pub fn available() -> Vec<Self> {
         let mut levels = Vec::new();
         #[cfg(target_arch = "x86_64")]
-        if super::tiles::bf16() {
+        if super::tiles::bf16() && coded::avx512::available() {
             levels.push(Self::Amx);
         }
         #[cfg(target_arch = "x86_64")]

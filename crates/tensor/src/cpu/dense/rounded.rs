@@ -6,6 +6,7 @@ use crate::{
         Level,
         elementwise::norm_row,
         shared::{SharedOut, Unwritten},
+        soon,
     },
     pool,
 };
@@ -124,8 +125,7 @@ impl Bf16Out {
     /// When they are not inside.
     pub(super) unsafe fn put(self, row: usize, first: usize, values: &[f32]) {
         assert!(first.is_multiple_of(CHUNK) && first + values.len() <= self.cols, "inside the row");
-        let size = self.cols.div_ceil(CHUNK) * TILE;
-        let mut at = row / ROWS * size + first / CHUNK * TILE + row % ROWS * CHUNK;
+        let mut at = self.place(row, first);
         let (whole, rest) = values.as_chunks::<CHUNK>();
         for values in whole {
             // SAFETY: a line of the row; the caller's promise.
@@ -138,6 +138,33 @@ impl Bf16Out {
             // SAFETY: as above.
             unsafe { self.data.write_array(at, &line(&padded)) };
         }
+    }
+
+    /// [`Self::put`] of a tile's line, compiled for the instructions of whoever calls it.
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    #[inline(always)]
+    pub(super) unsafe fn put_line(self, row: usize, first: usize, values: &[f32; CHUNK]) {
+        assert!(first.is_multiple_of(CHUNK) && first + CHUNK <= self.cols, "inside the row");
+        // SAFETY: a line of the row; the caller's promise.
+        unsafe { self.data.write_array(self.place(row, first), &rounded(values)) };
+    }
+
+    /// Asks for where the tile's line of a row is that has the element.
+    #[inline(always)]
+    pub(super) fn ask(self, row: usize, element: usize) {
+        soon::near(self.data.at(0).wrapping_add(self.place(row, element)));
+    }
+
+    /// Where the tile's line of a row is that has the element.
+    #[inline(always)]
+    fn place(self, row: usize, element: usize) -> usize {
+        let size = self.cols.div_ceil(CHUNK) * TILE;
+        row / ROWS * size + element / CHUNK * TILE + row % ROWS * CHUNK
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{
     Bf16Rows, DenseLevel, DenseRows, PackedDense, Product, Sums,
+    beside::Beside,
     pack::{LINE, OUTPUTS, PANEL, tile_line},
     products,
     rounded::{ROWS, TILE},
@@ -17,7 +18,14 @@ use half::{bf16, f16};
 pub(super) struct Emulated;
 
 impl tiles::Unit for Emulated {
-    unsafe fn sums(x: &[*const bf16], w: *const bf16, chunks: usize, out: *mut f32) {
+    unsafe fn sums(
+        x: &[*const bf16],
+        w: *const bf16,
+        chunks: usize,
+        out: *mut f32,
+        beside: &mut impl Beside,
+    ) {
+        (0..chunks).for_each(|_| beside.next());
         for (block, &x) in x.iter().enumerate() {
             // SAFETY: the caller's promise.
             let x = unsafe { std::slice::from_raw_parts(x, chunks * TILE) };

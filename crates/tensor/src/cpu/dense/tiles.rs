@@ -2,6 +2,7 @@
 //! inputs an instruction.
 
 use super::{
+    beside::Beside,
     pack::{self, CHUNK, OUTPUTS, PANEL},
     rounded::{ROWS, TILE},
 };
@@ -13,12 +14,18 @@ pub(super) const STEP: usize = CHUNK * PANEL;
 /// Tile registers, or what stands for them in a test.
 pub(super) trait Unit {
     /// The products of one or two blocks of rows with two times sixteen outputs. Rows of `out` are
-    /// a panel long, and the second block's follow the first's.
+    /// a panel long, and the second block's follow the first's. `beside` gets its turns meanwhile.
     ///
     /// # Safety
     /// Each of `x` points to `chunks` tiles of activations, `w` to 32 outputs of as many in a
     /// panel, `out` to these outputs of sixteen rows a block, and the unit is ready.
-    unsafe fn sums(x: &[*const bf16], w: *const bf16, chunks: usize, out: *mut f32);
+    unsafe fn sums(
+        x: &[*const bf16],
+        w: *const bf16,
+        chunks: usize,
+        out: *mut f32,
+        beside: &mut impl Beside,
+    );
 }
 
 /// The products of blocks of sixteen rows with a panel; rows of `out` are a panel long.
@@ -28,7 +35,12 @@ pub(super) trait Unit {
 ///
 /// # Panics
 /// When the panel has another number of inputs, or `out` is too short.
-pub(super) unsafe fn panel<U: Unit>(x: &[bf16], w: &[bf16], out: &mut [f32]) {
+pub(super) unsafe fn panel<U: Unit>(
+    x: &[bf16],
+    w: &[bf16],
+    out: &mut [f32],
+    beside: &mut impl Beside,
+) {
     let chunks = w.len() / STEP;
     let block = chunks * TILE;
     let blocks = x.len() / block;
@@ -46,6 +58,7 @@ pub(super) unsafe fn panel<U: Unit>(x: &[bf16], w: &[bf16], out: &mut [f32]) {
                     w.add(first / OUTPUTS * pack::TILE),
                     chunks,
                     out,
+                    beside,
                 );
             }
         }

@@ -6,15 +6,17 @@
 
 use super::{
     Bf16Rows, DenseLevel,
+    beside::{Outputs, PIECE, Part, TURNS, Writing},
     coded::Chunk,
     gemm::{self, Block, Sums},
     pack::{CHUNK, PANEL},
+    rounded::Bf16Out,
 };
 use crate::{
     cpu::{Activation, Level, int8::PackedWeight},
     pool,
 };
-use std::{cell::RefCell, ops::Range};
+use std::cell::RefCell;
 
 /// Rows that go by a panel at once: two blocks.
 const STEP: usize = 32;
@@ -23,7 +25,9 @@ const CACHED: usize = 1 << 20;
 
 thread_local! {
     static WIDE: RefCell<Vec<Chunk>> = const { RefCell::new(Vec::new()) };
-    static OUTPUTS: RefCell<[Box<Block>; 2]> = RefCell::new([gemm::block(), gemm::block()]);
+    /// Outputs that are summed, and those that are written meanwhile, of two panels at most.
+    static OUTPUTS: RefCell<[[Box<Block>; 2]; 2]> =
+        RefCell::new([(); 2].map(|()| [(); 2].map(|()| gemm::block())));
 }
 
 /// A panel of a quantized matrix.
@@ -44,11 +48,31 @@ pub(crate) fn products(level: DenseLevel, x: &Bf16Rows, all: &[(&PackedWeight, S
     pool::guided(list.len(), 1, |range| {
         let list = &list[range];
         let sets: Vec<_> = list.iter().map(|&(product, panel)| [(all[product].0, panel)]).collect();
-        sweep(level, x, &sets, |set, rows, [block]| {
-            let (product, panel) = list[set];
-            all[product].1.store(all[product].0.rows(), rows, panel, block);
-        });
+        sweep(level, x, &sets, Stored { all, list });
     });
+}
+
+/// Outputs of [`products`].
+struct Stored<'a> {
+    all: &'a [(&'a PackedWeight, Sums<'a>)],
+    /// The product and the panel of each set.
+    list: &'a [(usize, usize)],
+}
+
+impl Outputs<1> for Stored<'_> {
+    #[inline(always)]
+    fn ask(&self, set: usize, row: usize, column: usize) {
+        let (product, panel) = self.list[set];
+        let (weight, sums) = &self.all[product];
+        sums.ask(weight.rows(), (row, panel * PANEL + column));
+    }
+
+    #[inline(always)]
+    fn write(&mut self, set: usize, row: usize, column: usize, [piece]: [&mut [f32; PIECE]; 1]) {
+        let (product, panel) = self.list[set];
+        let (weight, sums) = &self.all[product];
+        sums.put_piece(weight.rows(), (row, panel * PANEL + column), piece);
+    }
 }
 
 /// `activation(x Gᵀ + bias) * (x Uᵀ + bias)` for two matrices of one shape, rounded for the next product.
@@ -73,39 +97,59 @@ pub(crate) fn gated(
         pool::guided(n.div_ceil(PANEL), 1, |range| {
             let sets: Vec<_> =
                 range.clone().map(|panel| [(gate.0, panel), (up.0, panel)]).collect();
-            sweep(level, x, &sets, |set, rows, [a, b]| {
-                let columns = (range.start + set) * PANEL..n.min((range.start + set + 1) * PANEL);
-                for (bias, block) in [(gate.1, &mut *a), (up.1, &mut *b)] {
-                    add_bias(bias.map(|bias| &bias[columns.clone()]), rows.len(), block);
-                }
-                let elements = rows.len() * PANEL;
-                // SAFETY: both blocks hold so many.
-                unsafe {
-                    activation.kernel()(float, a.as_ptr(), b.as_ptr(), elements, a.as_mut_ptr());
-                }
-                for (row, values) in rows.zip(a.chunks_exact(PANEL)) {
-                    // SAFETY: this task alone has the panel's columns.
-                    unsafe { out.put(row, columns.start, &values[..columns.len()]) };
-                }
-            });
+            let biases = [gate.1, up.1];
+            sweep(level, x, &sets, Gated { activation, float, biases, n, first: range.start, out });
         });
     })
 }
 
-fn add_bias(bias: Option<&[f32]>, rows: usize, block: &mut Block) {
-    let Some(bias) = bias else { return };
-    for row in block.chunks_exact_mut(PANEL).take(rows) {
-        row.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
+/// Outputs of [`gated`].
+struct Gated<'a> {
+    activation: Activation,
+    float: Level,
+    biases: [Option<&'a [f32]>; 2],
+    n: usize,
+    /// The panel of the first set.
+    first: usize,
+    out: Bf16Out,
+}
+
+impl Outputs<2> for Gated<'_> {
+    #[inline(always)]
+    fn ask(&self, set: usize, row: usize, column: usize) {
+        self.out.ask(row, (self.first + set) * PANEL + column);
+    }
+
+    #[inline(always)]
+    fn write(&mut self, set: usize, row: usize, column: usize, [a, b]: [&mut [f32; PIECE]; 2]) {
+        let column = (self.first + set) * PANEL + column;
+        let n = self.n.saturating_sub(column).min(PIECE);
+        if n == 0 {
+            return;
+        }
+        for (bias, values) in self.biases.iter().zip([&mut *a, &mut *b]) {
+            if let Some(bias) = bias {
+                values.iter_mut().zip(&bias[column..column + n]).for_each(|(v, b)| *v += b);
+            }
+        }
+        // SAFETY: both hold so many; this task alone has the panel's columns.
+        unsafe {
+            self.activation.kernel()(self.float, a.as_ptr(), b.as_ptr(), PIECE, a.as_mut_ptr());
+            if n == PIECE {
+                self.out.put_line(row, column, a);
+            } else {
+                self.out.put(row, column, &a[..n]);
+            }
+        }
     }
 }
 
-/// Calls `each` with the outputs of every set of panels, for all rows: the set's number, the rows, and
-/// their outputs of each of its panels.
+/// Multiplies every set of panels with all rows.
 fn sweep<const N: usize>(
     level: DenseLevel,
     x: &Bf16Rows,
     sets: &[[Panel<'_>; N]],
-    mut each: impl FnMut(usize, Range<usize>, &mut [&mut Block; N]),
+    mut outputs: impl Outputs<N>,
 ) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the level was detected, or asked for by a test that has checked it.
@@ -114,25 +158,41 @@ fn sweep<const N: usize>(
     let together = (CACHED / (N * chunks * size_of::<Chunk>())).max(1);
     WIDE.with_borrow_mut(|wide| {
         wide.resize(wide.len().max(together.min(sets.len()) * N * chunks), Chunk::ZERO);
-        OUTPUTS.with_borrow_mut(|[first, second]| {
+        OUTPUTS.with_borrow_mut(|[sums, written]| {
+            let (mut sums, mut written) = (sums, written);
+            let mut last = None;
             for (group, some) in sets.chunks(together).enumerate() {
                 let panels = some.iter().flatten().zip(wide.chunks_exact_mut(chunks));
                 panels.for_each(|((weight, panel), wide)| weight.widen(*panel, wide));
                 for from in (0..x.rows()).step_by(STEP) {
                     let rows = from..(from + STEP).min(x.rows());
                     for (i, wide) in (0..some.len()).zip(wide.chunks_exact(N * chunks)) {
-                        let mut blocks = [&mut **first, &mut **second];
-                        let blocks =
-                            blocks.first_chunk_mut::<N>().unwrap_or_else(|| unreachable!());
-                        for (wide, block) in wide.chunks_exact(chunks).zip(blocks.iter_mut()) {
-                            let weights = Chunk::weights(wide);
-                            let known = gemm::rounded(level, x, rows.clone(), weights, block);
+                        let part = Part { set: group * together + i, rows: rows.clone() };
+                        let blocks = last.take().map(|last| (last, first::<N>(written)));
+                        let turns = N * chunks * TURNS;
+                        let mut beside = Writing::new(&mut outputs, blocks, part.clone(), turns);
+                        let panels = wide.chunks_exact(chunks).zip(first::<N>(sums));
+                        for (wide, block) in panels {
+                            let (rows, weights) = (rows.clone(), Chunk::weights(wide));
+                            let known = gemm::rounded(level, x, rows, weights, block, &mut beside);
                             assert!(known, "a level that multiplies bf16");
                         }
-                        each(group * together + i, rows.clone(), blocks);
+                        beside.finish();
+                        last = Some(part);
+                        std::mem::swap(&mut sums, &mut written);
                     }
                 }
             }
+            if let Some(last) = last {
+                let blocks = Some((last.clone(), first::<N>(written)));
+                Writing::new(&mut outputs, blocks, last, 1).finish();
+            }
         });
     });
+}
+
+/// The blocks of `N` panels.
+fn first<const N: usize>(blocks: &mut [Box<Block>; 2]) -> [&mut Block; N] {
+    let mut blocks = blocks.iter_mut();
+    std::array::from_fn(|_| &mut **blocks.next().unwrap_or_else(|| unreachable!("two at most")))
 }

@@ -9,7 +9,10 @@ use half::bf16;
 #[cfg(target_arch = "x86_64")]
 use {
     super::vnni::{Bf16, F16, F32, Scales},
-    crate::DType,
+    crate::{
+        DType,
+        cpu::ahead::{Ahead, Near},
+    },
     std::arch::x86_64::*,
 };
 
@@ -101,6 +104,9 @@ unsafe fn tile_of<S: Scales, const NIBBLES: bool>(w: &PackedWeight, tile: usize,
             let record = record.as_ptr();
             let sides =
                 (S::load(record.add(code_bytes)), S::load(record.add(code_bytes + S::BYTES)));
+            for line in (0..step).step_by(64) {
+                Near::ask(record.wrapping_add(line));
+            }
             for line in (0..code_bytes).step_by(64) {
                 let codes = _mm512_loadu_si512(record.add(line).cast());
                 macro_rules! pair {
