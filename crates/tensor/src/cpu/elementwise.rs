@@ -18,7 +18,7 @@ pub enum Activation {
     GeluTanh,
 }
 
-type Gated = unsafe fn(Level, *const f32, *const f32, usize, *mut f32);
+pub(super) type Gated = unsafe fn(Level, *const f32, *const f32, usize, *mut f32);
 
 impl Activation {
     pub(super) fn kernel(self) -> Gated {

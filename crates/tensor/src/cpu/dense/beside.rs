@@ -5,6 +5,7 @@
 //! where the next ones go is asked for meanwhile.
 
 use super::{gemm::Block, pack::PANEL};
+use crate::cpu::soon;
 use std::ops::Range;
 
 /// Outputs of a piece: half of a row of a panel.
@@ -25,60 +26,60 @@ impl Beside for () {
     fn next(&mut self) {}
 }
 
-/// Where the outputs of sets of `N` panels go.
-pub(super) trait Outputs<const N: usize> {
+/// Where the outputs of `N` panels of one place go. It holds all that leads there, as what is beside products
+/// rarely stays in the first-level cache.
+pub(super) trait Place<const N: usize>: Copy {
     /// Asks for where a piece goes; its first column counts from the panel's.
-    fn ask(&self, set: usize, row: usize, column: usize);
+    fn ask(&self, row: usize, column: usize);
     /// Takes a piece of each of the panels, to write what comes of them.
-    fn write(&mut self, set: usize, row: usize, column: usize, pieces: [&mut [f32; PIECE]; N]);
+    fn write(&self, row: usize, column: usize, pieces: [&mut [f32; PIECE]; N]);
 }
 
-/// Some rows of a set.
+/// Some rows of a place.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
-    pub(super) set: usize,
+pub(super) struct Part<P> {
+    pub(super) place: P,
     pub(super) rows: Range<usize>,
 }
 
-impl Part {
+impl<P> Part<P> {
     fn pieces(&self) -> usize {
         self.rows.len() * PIECES
     }
 
     /// The row and the first column of a piece.
+    #[inline(always)]
     fn piece(&self, index: usize) -> (usize, usize) {
         (self.rows.start + index / PIECES, index % PIECES * PIECE)
     }
 }
 
 /// Outputs on their way, and others that are being summed.
-pub(super) struct Writing<'a, O, const N: usize> {
-    outputs: &'a mut O,
+pub(super) struct Writing<'a, P, const N: usize> {
     /// What is written.
-    from: Option<(Part, [&'a mut Block; N])>,
+    from: Option<(Part<P>, [&'a mut Block; N])>,
     written: usize,
     /// What is asked for.
-    to: Part,
+    to: Part<P>,
     asked: usize,
     /// Turns from piece to piece, and those until the next.
     every: usize,
     wait: usize,
 }
 
-impl<'a, O: Outputs<N>, const N: usize> Writing<'a, O, N> {
+impl<'a, P: Place<N>, const N: usize> Writing<'a, P, N> {
     /// Writes `from` and asks for `to` within so many turns.
     pub(super) fn new(
-        outputs: &'a mut O,
-        from: Option<(Part, [&'a mut Block; N])>,
-        to: Part,
+        from: Option<(Part<P>, [&'a mut Block; N])>,
+        to: Part<P>,
         turns: usize,
     ) -> Self {
         let pieces = from.as_ref().map_or(0, |(part, _)| part.pieces()).max(to.pieces());
         let every = (turns / pieces.max(1)).max(1);
-        Self { outputs, from, written: 0, to, asked: 0, every, wait: every }
+        Self { from, written: 0, to, asked: 0, every, wait: every }
     }
 
-    /// Writes a piece; false when there is none left.
+    /// Writes a piece, and asks for the one after it; false when there is none left.
     #[inline(always)]
     fn write(&mut self) -> bool {
         let Some((part, blocks)) = &mut self.from else { return false };
@@ -86,11 +87,14 @@ impl<'a, O: Outputs<N>, const N: usize> Writing<'a, O, N> {
             return false;
         }
         let (row, column) = part.piece(self.written);
-        let at = (row - part.rows.start) * PANEL + column;
         let pieces = blocks.each_mut().map(|block| {
-            block[at..].first_chunk_mut::<PIECE>().unwrap_or_else(|| unreachable!("rows of panels"))
+            let (pieces, _) = block.as_chunks_mut::<PIECE>();
+            let next = pieces[self.written].as_ptr().wrapping_add(PIECE);
+            soon::near(next);
+            soon::near(next.wrapping_add(PIECE / 2));
+            &mut pieces[self.written]
         });
-        self.outputs.write(part.set, row, column, pieces);
+        part.place.write(row, column, pieces);
         self.written += 1;
         true
     }
@@ -101,7 +105,7 @@ impl<'a, O: Outputs<N>, const N: usize> Writing<'a, O, N> {
     }
 }
 
-impl<O: Outputs<N>, const N: usize> Beside for Writing<'_, O, N> {
+impl<P: Place<N>, const N: usize> Beside for Writing<'_, P, N> {
     #[inline(always)]
     fn next(&mut self) {
         self.wait -= 1;
@@ -111,7 +115,7 @@ impl<O: Outputs<N>, const N: usize> Beside for Writing<'_, O, N> {
         self.wait = self.every;
         if self.asked < self.to.pieces() {
             let (row, column) = self.to.piece(self.asked);
-            self.outputs.ask(self.to.set, row, column);
+            self.to.place.ask(row, column);
             self.asked += 1;
         }
         self.write();

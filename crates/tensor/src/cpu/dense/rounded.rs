@@ -124,23 +124,23 @@ impl Bf16Out {
     /// # Panics
     /// When they are not inside.
     pub(super) unsafe fn put(self, row: usize, first: usize, values: &[f32]) {
-        assert!(first.is_multiple_of(CHUNK) && first + values.len() <= self.cols, "inside the row");
-        let mut at = self.place(row, first);
-        let (whole, rest) = values.as_chunks::<CHUNK>();
-        for values in whole {
-            // SAFETY: a line of the row; the caller's promise.
-            unsafe { self.data.write_array(at, &line(values)) };
-            at += TILE;
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn avx512(out: Bf16Out, row: usize, first: usize, values: &[f32]) {
+            // SAFETY: forwarded.
+            unsafe { out.put_all(row, first, values) }
         }
-        if !rest.is_empty() {
-            let mut padded = [0.0; CHUNK];
-            padded[..rest.len()].copy_from_slice(rest);
-            // SAFETY: as above.
-            unsafe { self.data.write_array(at, &line(&padded)) };
+        // SAFETY: the machine has the level; the rest is the caller's promise.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if super::coded::avx512::available() {
+                return avx512(self, row, first, values);
+            }
+            self.put_all(row, first, values);
         }
     }
 
-    /// [`Self::put`] of a tile's line, compiled for the instructions of whoever calls it.
+    /// [`Self::put`], compiled for the instructions of whoever calls it.
     ///
     /// # Safety
     /// As there.
@@ -148,10 +148,21 @@ impl Bf16Out {
     /// # Panics
     /// As there.
     #[inline(always)]
-    pub(super) unsafe fn put_line(self, row: usize, first: usize, values: &[f32; CHUNK]) {
-        assert!(first.is_multiple_of(CHUNK) && first + CHUNK <= self.cols, "inside the row");
-        // SAFETY: a line of the row; the caller's promise.
-        unsafe { self.data.write_array(self.place(row, first), &rounded(values)) };
+    pub(super) unsafe fn put_all(self, row: usize, first: usize, values: &[f32]) {
+        assert!(first.is_multiple_of(CHUNK) && first + values.len() <= self.cols, "inside the row");
+        let mut at = self.place(row, first);
+        let (whole, rest) = values.as_chunks::<CHUNK>();
+        for values in whole {
+            // SAFETY: a line of the row; the caller's promise.
+            unsafe { self.data.write_array(at, &rounded(values)) };
+            at += TILE;
+        }
+        if !rest.is_empty() {
+            let mut padded = [0.0; CHUNK];
+            padded[..rest.len()].copy_from_slice(rest);
+            // SAFETY: as above.
+            unsafe { self.data.write_array(at, &rounded(&padded)) };
+        }
     }
 
     /// Asks for where the tile's line of a row is that has the element.
@@ -169,20 +180,6 @@ impl Bf16Out {
 }
 
 /// What a tile has of a row.
-fn line(values: &[f32; CHUNK]) -> [bf16; CHUNK] {
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    fn avx512(values: &[f32; CHUNK]) -> [bf16; CHUNK] {
-        rounded(values)
-    }
-    #[cfg(target_arch = "x86_64")]
-    if super::coded::avx512::available() {
-        // SAFETY: the machine has the level.
-        return unsafe { avx512(values) };
-    }
-    rounded(values)
-}
-
 #[inline(always)]
 fn rounded(values: &[f32; CHUNK]) -> [bf16; CHUNK] {
     let mut line = [bf16::ZERO; CHUNK];

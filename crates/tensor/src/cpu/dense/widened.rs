@@ -6,14 +6,14 @@
 
 use super::{
     Bf16Rows, DenseLevel,
-    beside::{Outputs, PIECE, Part, TURNS, Writing},
+    beside::{PIECE, Part, Place, TURNS, Writing},
     coded::Chunk,
     gemm::{self, Block, Sums},
     pack::{CHUNK, PANEL},
     rounded::Bf16Out,
 };
 use crate::{
-    cpu::{Activation, Level, int8::PackedWeight},
+    cpu::{Activation, Level, elementwise::Gated as Kernel, int8::PackedWeight},
     pool,
 };
 use std::cell::RefCell;
@@ -48,30 +48,32 @@ pub(crate) fn products(level: DenseLevel, x: &Bf16Rows, all: &[(&PackedWeight, S
     pool::guided(list.len(), 1, |range| {
         let list = &list[range];
         let sets: Vec<_> = list.iter().map(|&(product, panel)| [(all[product].0, panel)]).collect();
-        sweep(level, x, &sets, Stored { all, list });
+        sweep(level, x, &sets, |set| {
+            let (product, panel) = list[set];
+            let (weight, sums) = &all[product];
+            Stored { sums: *sums, width: weight.rows(), column: panel * PANEL }
+        });
     });
 }
 
-/// Outputs of [`products`].
+/// Where outputs of a panel of [`products`] go.
+#[derive(Clone, Copy)]
 struct Stored<'a> {
-    all: &'a [(&'a PackedWeight, Sums<'a>)],
-    /// The product and the panel of each set.
-    list: &'a [(usize, usize)],
+    sums: Sums<'a>,
+    width: usize,
+    /// The panel's first.
+    column: usize,
 }
 
-impl Outputs<1> for Stored<'_> {
+impl Place<1> for Stored<'_> {
     #[inline(always)]
-    fn ask(&self, set: usize, row: usize, column: usize) {
-        let (product, panel) = self.list[set];
-        let (weight, sums) = &self.all[product];
-        sums.ask(weight.rows(), (row, panel * PANEL + column));
+    fn ask(&self, row: usize, column: usize) {
+        self.sums.ask(self.width, (row, self.column + column));
     }
 
     #[inline(always)]
-    fn write(&mut self, set: usize, row: usize, column: usize, [piece]: [&mut [f32; PIECE]; 1]) {
-        let (product, panel) = self.list[set];
-        let (weight, sums) = &self.all[product];
-        sums.put_piece(weight.rows(), (row, panel * PANEL + column), piece);
+    fn write(&self, row: usize, column: usize, [piece]: [&mut [f32; PIECE]; 1]) {
+        self.sums.put_piece(self.width, (row, self.column + column), piece);
     }
 }
 
@@ -98,31 +100,35 @@ pub(crate) fn gated(
             let sets: Vec<_> =
                 range.clone().map(|panel| [(gate.0, panel), (up.0, panel)]).collect();
             let biases = [gate.1, up.1];
-            sweep(level, x, &sets, Gated { activation, float, biases, n, first: range.start, out });
+            sweep(level, x, &sets, |set| {
+                let column = (range.start + set) * PANEL;
+                Gated { kernel: activation.kernel(), float, biases, n, column, out }
+            });
         });
     })
 }
 
-/// Outputs of [`gated`].
+/// Where outputs of a panel of [`gated`] go.
+#[derive(Clone, Copy)]
 struct Gated<'a> {
-    activation: Activation,
+    kernel: Kernel,
     float: Level,
     biases: [Option<&'a [f32]>; 2],
     n: usize,
-    /// The panel of the first set.
-    first: usize,
+    /// The panel's first.
+    column: usize,
     out: Bf16Out,
 }
 
-impl Outputs<2> for Gated<'_> {
+impl Place<2> for Gated<'_> {
     #[inline(always)]
-    fn ask(&self, set: usize, row: usize, column: usize) {
-        self.out.ask(row, (self.first + set) * PANEL + column);
+    fn ask(&self, row: usize, column: usize) {
+        self.out.ask(row, self.column + column);
     }
 
     #[inline(always)]
-    fn write(&mut self, set: usize, row: usize, column: usize, [a, b]: [&mut [f32; PIECE]; 2]) {
-        let column = (self.first + set) * PANEL + column;
+    fn write(&self, row: usize, column: usize, [a, b]: [&mut [f32; PIECE]; 2]) {
+        let column = self.column + column;
         let n = self.n.saturating_sub(column).min(PIECE);
         if n == 0 {
             return;
@@ -134,22 +140,18 @@ impl Outputs<2> for Gated<'_> {
         }
         // SAFETY: both hold so many; this task alone has the panel's columns.
         unsafe {
-            self.activation.kernel()(self.float, a.as_ptr(), b.as_ptr(), PIECE, a.as_mut_ptr());
-            if n == PIECE {
-                self.out.put_line(row, column, a);
-            } else {
-                self.out.put(row, column, &a[..n]);
-            }
+            (self.kernel)(self.float, a.as_ptr(), b.as_ptr(), PIECE, a.as_mut_ptr());
+            self.out.put_all(row, column, &a[..n]);
         }
     }
 }
 
-/// Multiplies every set of panels with all rows.
-fn sweep<const N: usize>(
+/// Multiplies every set of panels with all rows; `place` says where a set's outputs go.
+fn sweep<P: Place<N>, const N: usize>(
     level: DenseLevel,
     x: &Bf16Rows,
     sets: &[[Panel<'_>; N]],
-    mut outputs: impl Outputs<N>,
+    place: impl Fn(usize) -> P,
 ) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the level was detected, or asked for by a test that has checked it.
@@ -167,10 +169,11 @@ fn sweep<const N: usize>(
                 for from in (0..x.rows()).step_by(STEP) {
                     let rows = from..(from + STEP).min(x.rows());
                     for (i, wide) in (0..some.len()).zip(wide.chunks_exact(N * chunks)) {
-                        let part = Part { set: group * together + i, rows: rows.clone() };
+                        let place = place(group * together + i);
+                        let part = Part { place, rows: rows.clone() };
                         let blocks = last.take().map(|last| (last, first::<N>(written)));
                         let turns = N * chunks * TURNS;
-                        let mut beside = Writing::new(&mut outputs, blocks, part.clone(), turns);
+                        let mut beside = Writing::new(blocks, part.clone(), turns);
                         let panels = wide.chunks_exact(chunks).zip(first::<N>(sums));
                         for (wide, block) in panels {
                             let (rows, weights) = (rows.clone(), Chunk::weights(wide));
@@ -185,7 +188,7 @@ fn sweep<const N: usize>(
             }
             if let Some(last) = last {
                 let blocks = Some((last.clone(), first::<N>(written)));
-                Writing::new(&mut outputs, blocks, last, 1).finish();
+                Writing::new(blocks, last, 1).finish();
             }
         });
     });
