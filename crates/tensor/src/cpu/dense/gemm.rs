@@ -35,8 +35,6 @@ const CACHED: usize = 512 << 10;
 /// Most rows whose products unpack a panel as they go, two at a time; more have it unpacked first.
 #[cfg(target_arch = "x86_64")]
 const FEW: usize = 4;
-/// Outputs of a cache line.
-const LINE: usize = 16;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
@@ -238,7 +236,13 @@ impl Sums<'_> {
 
     /// Asks for where a piece of a row goes, and for what is added to it.
     #[inline(always)]
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "asked beside tiles, which x86-64 alone has")
+    )]
     pub(super) fn ask(&self, width: usize, (row, column): (usize, usize)) {
+        /// Outputs of a cache line.
+        const LINE: usize = 16;
         let at = row * width + column;
         for line in 0..PIECE / LINE {
             soon::near(self.out.at(0).wrapping_add(at + line * LINE));

@@ -17,6 +17,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "x86-64 alone has tiles"))]
 mod beside;
 mod coded;
 #[cfg(target_arch = "x86_64")]
