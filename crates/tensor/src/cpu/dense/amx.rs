@@ -6,9 +6,9 @@ use super::{
     coded::{BLOCKS, CODED, Chunk, CodedPanel, avx512},
     pack::{self, OUTPUTS, PANEL, tile_line},
     rounded::{ROWS, TILE},
-    tiles::{STEP, Unit},
+    tiles::{STEP, TOGETHER, Unit},
 };
-use crate::cpu::tiles::{Config, ahead, apart};
+use crate::cpu::tiles::{Config, apart};
 use half::bf16;
 use std::arch::asm;
 
@@ -17,7 +17,7 @@ const LAG: usize = 2;
 /// Chunks that memory holds.
 const RING: usize = LAG + 1;
 
-/// The registers of this machine: 0 to 3 sum, 4 and 5 hold activations, 6 and 7 weights.
+/// The registers of this machine: 0 to 5 sum, 6 holds weights, 7 activations.
 pub(super) struct Registers;
 
 /// How they are laid out.
@@ -25,17 +25,25 @@ pub(super) fn layout() -> Config {
     (0..8).fold(Config::default(), |config, register| config.with(register, 16, 64))
 }
 
-/// Loads a tile of lines one after the other, and asks for the one so many bytes later.
+/// Loads a tile, with so many bytes from line to line.
 macro_rules! load {
-    ($register:literal, $from:expr, $later:expr) => {
+    ($register:literal, $from:expr, $line:expr) => {
+        load!("tileloadd ", $register, $from, $line)
+    };
+    ($load:literal, $register:literal, $from:expr, $line:expr) => {
         asm!(
-            concat!("tileloadd ", $register, ", [{from} + {line}*1]"),
-            ahead!("{from} + {later}"),
+            concat!($load, $register, ", [{from} + {line}*1]"),
             from = in(reg) $from,
-            line = in(reg) 64usize,
-            later = const $later,
+            line = in(reg) $line as usize,
             options(nostack, readonly)
         )
+    };
+}
+
+/// Loads a tile of weights. They come by once, and leave the first-level cache to activations.
+macro_rules! stream {
+    ($register:literal, $from:expr) => {
+        load!("tileloaddt1 ", $register, $from, 64)
     };
 }
 
@@ -43,6 +51,20 @@ macro_rules! load {
 macro_rules! multiply {
     ($sums:literal, $x:literal, $w:literal) => {
         asm!(concat!("tdpbf16ps ", $sums, ", ", $x, ", ", $w), apart!(), options(nostack, nomem))
+    };
+}
+
+/// Zeros sums, which go to rows of a panel.
+macro_rules! clear {
+    ($register:literal, $to:expr) => {
+        asm!(concat!("tilezero ", $register), options(nostack, nomem))
+    };
+}
+
+/// Loads sums from rows of a panel.
+macro_rules! resume {
+    ($register:literal, $from:expr) => {
+        load!($register, $from, 4 * PANEL)
     };
 }
 
@@ -59,54 +81,85 @@ macro_rules! store {
     };
 }
 
-/// Zeros all sums.
-unsafe fn clear() {
-    // SAFETY: the caller has laid out the registers.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            options(nostack, nomem)
-        );
-    }
-}
-
 impl Unit for Registers {
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn sums(
         x: &[*const bf16],
         w: *const bf16,
         chunks: usize,
-        out: *mut f32,
+        (out, more): (*mut f32, bool),
         beside: &mut impl Beside,
     ) {
-        let [first, rest @ ..] = x else { return };
-        // SAFETY: registers are configured, and each address covers its tiles.
+        // SAFETY: forwarded.
         unsafe {
-            clear();
-            for chunk in 0..chunks {
-                let (x, w) = (chunk * TILE, w.add(chunk * STEP));
-                load!("tmm4", first.add(x), 2 * TILE);
-                load!("tmm6", w, 2 * STEP);
-                multiply!("tmm0", "tmm4", "tmm6");
-                load!("tmm7", w.add(pack::TILE), 2 * STEP);
-                multiply!("tmm1", "tmm4", "tmm7");
-                beside.next();
-                if let [second, ..] = rest {
-                    load!("tmm5", second.add(x), 2 * TILE);
-                    multiply!("tmm2", "tmm5", "tmm6");
-                    multiply!("tmm3", "tmm5", "tmm7");
-                }
-            }
-            store!("tmm0", out);
-            store!("tmm1", out.add(OUTPUTS));
-            if !rest.is_empty() {
-                store!("tmm2", out.add(ROWS * PANEL));
-                store!("tmm3", out.add(ROWS * PANEL + OUTPUTS));
+            match *x {
+                [a] => sums([a], w, chunks, (out, more), beside),
+                [a, b] => sums([a, b], w, chunks, (out, more), beside),
+                [a, b, c, ..] => sums([a, b, c], w, chunks, (out, more), beside),
+                [] => {}
             }
         }
+    }
+}
+
+/// [`Unit::sums`] of so many blocks. Tiles of weights are loaded once, and those of activations twice,
+/// the second time from the first-level cache, so that there are registers for six sums.
+#[inline(always)]
+unsafe fn sums<const BLOCKS: usize>(
+    x: [*const bf16; BLOCKS],
+    w: *const bf16,
+    chunks: usize,
+    (out, more): (*mut f32, bool),
+    beside: &mut impl Beside,
+) {
+    const { assert!(BLOCKS > 0 && BLOCKS <= TOGETHER) };
+    macro_rules! all_sums {
+        ($each:ident) => {
+            $each!("tmm0", out);
+            $each!("tmm1", out.add(OUTPUTS));
+            if BLOCKS > 1 {
+                $each!("tmm2", out.add(ROWS * PANEL));
+                $each!("tmm3", out.add(ROWS * PANEL + OUTPUTS));
+            }
+            if BLOCKS > 2 {
+                $each!("tmm4", out.add(2 * ROWS * PANEL));
+                $each!("tmm5", out.add(2 * ROWS * PANEL + OUTPUTS));
+            }
+        };
+    }
+    // SAFETY: registers are configured, and each address covers its tiles.
+    unsafe {
+        if more {
+            all_sums!(resume);
+        } else {
+            all_sums!(clear);
+        }
+        for chunk in 0..chunks {
+            let (x, w) = (x.map(|x| x.add(chunk * TILE)), w.add(chunk * STEP));
+            stream!("tmm6", w);
+            load!("tmm7", x[0], 64);
+            multiply!("tmm0", "tmm7", "tmm6");
+            if BLOCKS > 1 {
+                load!("tmm7", x[1], 64);
+                multiply!("tmm2", "tmm7", "tmm6");
+            }
+            if BLOCKS > 2 {
+                load!("tmm7", x[2], 64);
+                multiply!("tmm4", "tmm7", "tmm6");
+            }
+            beside.next();
+            stream!("tmm6", w.add(pack::TILE));
+            if BLOCKS > 2 {
+                multiply!("tmm5", "tmm7", "tmm6");
+                load!("tmm7", x[1], 64);
+            }
+            if BLOCKS > 1 {
+                multiply!("tmm3", "tmm7", "tmm6");
+                load!("tmm7", x[0], 64);
+            }
+            multiply!("tmm1", "tmm7", "tmm6");
+        }
+        all_sums!(store);
     }
 }
 
@@ -129,7 +182,7 @@ pub(super) unsafe fn coded(x: &[bf16], w: CodedPanel<'_>, out: &mut [f32]) {
     let (table, mut exceptions) = (avx512::table(w), w.exceptions());
     // SAFETY: the caller's promise, and the shapes that were asserted.
     unsafe {
-        clear();
+        asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack));
         for step in 0..chunks + LAG {
             let (blocks, to) = (step.min(chunks - 1), step % RING);
             let blocks = w.blocks().as_ptr().add(blocks * BLOCKS * CODED);

@@ -22,7 +22,7 @@ impl tiles::Unit for Emulated {
         x: &[*const bf16],
         w: *const bf16,
         chunks: usize,
-        out: *mut f32,
+        (out, more): (*mut f32, bool),
         beside: &mut impl Beside,
     ) {
         (0..chunks).for_each(|_| beside.next());
@@ -34,7 +34,9 @@ impl tiles::Unit for Emulated {
                 let sums = unsafe {
                     std::slice::from_raw_parts_mut(out.add((block * ROWS + row) * PANEL), 32)
                 };
-                sums.fill(0.0);
+                if !more {
+                    sums.fill(0.0);
+                }
                 for pair in 0..chunks * 16 {
                     let x = &x[pair / 16 * TILE + row * 32 + pair % 16 * 2..][..2];
                     // SAFETY: as above: a pair of inputs of 32 outputs.

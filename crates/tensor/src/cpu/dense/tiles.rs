@@ -10,11 +10,17 @@ use half::bf16;
 
 /// Elements between two tiles of the same outputs: what 32 inputs are of a panel.
 pub(super) const STEP: usize = CHUNK * PANEL;
+/// Blocks of rows that are multiplied together.
+pub(super) const TOGETHER: usize = 3;
+/// Steps of inputs of these blocks that stay in the first-level cache while a panel's outputs go by. What
+/// comes from the second-level cache takes as long as the products.
+const NEAR: usize = 8;
 
 /// Tile registers, or what stands for them in a test.
 pub(super) trait Unit {
-    /// The products of one or two blocks of rows with two times sixteen outputs. Rows of `out` are
-    /// a panel long, and the second block's follow the first's. `beside` gets its turns meanwhile.
+    /// The products of [`TOGETHER`] blocks of rows, or fewer, with two times sixteen outputs. Rows of `out`
+    /// are a panel long, and a block's follow those of the one before; sums are added to what is there if
+    /// there is `more`. `beside` gets its turns meanwhile.
     ///
     /// # Safety
     /// Each of `x` points to `chunks` tiles of activations, `w` to 32 outputs of as many in a
@@ -23,7 +29,7 @@ pub(super) trait Unit {
         x: &[*const bf16],
         w: *const bf16,
         chunks: usize,
-        out: *mut f32,
+        out: (*mut f32, bool),
         beside: &mut impl Beside,
     );
 }
@@ -49,17 +55,20 @@ pub(super) unsafe fn panel<U: Unit>(
     let (x, w, out) = (x.as_ptr(), w.as_ptr(), out.as_mut_ptr());
     // SAFETY: the assertions, and the caller's promise.
     unsafe {
-        for i in (0..blocks).step_by(2) {
-            let from = [x.add(i * block), x.wrapping_add((i + 1) * block)];
-            for first in (0..PANEL).step_by(2 * OUTPUTS) {
-                let out = out.add(i * ROWS * PANEL + first);
-                U::sums(
-                    &from[..(blocks - i).min(2)],
-                    w.add(first / OUTPUTS * pack::TILE),
-                    chunks,
-                    out,
-                    beside,
-                );
+        for i in (0..blocks).step_by(TOGETHER) {
+            let together = (blocks - i).min(TOGETHER);
+            for k in (0..chunks).step_by(NEAR) {
+                let from: [_; TOGETHER] =
+                    std::array::from_fn(|b| x.wrapping_add((i + b) * block + k * TILE));
+                for first in (0..PANEL).step_by(2 * OUTPUTS) {
+                    U::sums(
+                        &from[..together],
+                        w.add(k * STEP + first / OUTPUTS * pack::TILE),
+                        (chunks - k).min(NEAR),
+                        (out.add(i * ROWS * PANEL + first), k > 0),
+                        beside,
+                    );
+                }
             }
         }
     }

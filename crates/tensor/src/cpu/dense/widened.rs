@@ -18,8 +18,8 @@ use crate::{
 };
 use std::cell::RefCell;
 
-/// Rows that go by a panel at once: two blocks.
-const STEP: usize = 32;
+/// Rows that go by a panel at once: blocks that tiles multiply together.
+const STEP: usize = 48;
 /// Widened panels that stay in the second-level cache while rows go by, in bytes.
 const CACHED: usize = 1 << 20;
 
