@@ -133,8 +133,12 @@ impl Engine for LlamaCpp {
             }
             Work::Decode { depth, batch } => {
                 let context = (depth + decode) * batch;
-                // Filling the caches is not timed, and takes minutes: all processors do it.
-                let fill = available_parallelism().map_or(threads, NonZero::get);
+                // Filling the caches is not timed, and takes minutes: all processors do it. But several
+                // sequences are a batch, which that many threads decode, too.
+                let fill = match batch {
+                    1 => available_parallelism().map_or(threads, NonZero::get),
+                    _ => threads,
+                };
                 format!(
                     "-npp {depth} -ntg {decode} -npl {batch} -c {context} -tb {fill} -fa on \
                      --output-format jsonl"
