@@ -133,8 +133,8 @@ impl Engine for LlamaCpp {
             }
             Work::Decode { depth, batch } => {
                 let context = (depth + decode) * batch;
-                // Filling the caches is not timed, and takes minutes: all processors do it. But several
-                // sequences are a batch, which that many threads decode, too.
+                // Filling a cache is not timed, and takes minutes: all processors do it. Several sequences
+                // are a batch when they decode, too, so these have no more threads than we do.
                 let fill = match batch {
                     1 => available_parallelism().map_or(threads, NonZero::get),
                     _ => threads,
