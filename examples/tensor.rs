@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let maps = [
         ("dense", Linear::new(dense)),
         ("quantized", Linear::new(affine.clone())),
-        ("packed", Linear::new(affine).pack(Rounding::Int8)),
+        ("packed", Linear::new(affine).pack(Rounding::Phased)),
     ];
     let x = (0..3 * IN).map(|i| (i as f32 * 0.11).cos()).collect();
     let x = ops::from_host_f32(x, &[3, IN])?; // three tokens

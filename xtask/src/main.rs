@@ -35,7 +35,7 @@ enum Task {
         device: String,
     },
     /// Compare the perplexity of held-out text with transformers'.
-    Ppl(subject::Subject),
+    Ppl(ppl::Options),
     /// Find needles in haystacks, and compare with transformers' answers.
     Niah(niah::Options),
     /// Measure what the codecs of the KV cache cost and keep, and write docs/kv-codecs.md; use
@@ -65,7 +65,7 @@ fn main() -> anyhow::Result<()> {
             parity::run(&root(), filter.as_deref(), device::open(&device)?.as_ref())
         }
         Task::Bench(bench) => bench::run(&root(), &bench),
-        Task::Ppl(subject) => ppl::run(&root(), &subject),
+        Task::Ppl(options) => ppl::run(&root(), &options),
         Task::Kv(options) => kv::run(&root(), &options),
         Task::Niah(options) => niah::run(&root(), &options),
         Task::Ci(options) => ci::run(&root(), &options),

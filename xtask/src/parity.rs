@@ -60,7 +60,7 @@ fn check(dir: &Path, gpu: Option<&Gpu>) -> Result<(usize, f32, Option<f32>)> {
     let exact = check_with(dir, &expected, Activations::F32, gpu)?;
     let served = match gpu {
         Some(_) => None,
-        None => Some(check_with(dir, &expected, Activations::Int8, None).context("as served")?),
+        None => Some(check_with(dir, &expected, Activations::Phased, None).context("as served")?),
     };
     Ok((expected.prompt.len(), exact, served))
 }

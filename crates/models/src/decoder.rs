@@ -289,7 +289,7 @@ impl Model for Decoder {
             x = layer.forward(spec, id, (&x, next), &ropes, kv, phase)?;
         }
         let x = ops::take_rows(&x, batch.logits_at)?;
-        let logits = self.head.forward(&self.norm.forward(&x)?, phase)?;
+        let logits = self.head.forward_few(&self.norm.forward(&x)?, phase)?;
         match spec.logit_soft_cap {
             Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
             None => Ok(logits),

@@ -91,21 +91,24 @@ pub enum Activations {
     /// Weights are repacked for their kernels, and the activations of quantized ones rounded to 16
     /// bits a group, which takes two 8-bit products.
     Int16,
-    /// Fast: as [`Self::Int16`], but rounded to 8 bits; prompts are multiplied in `bf16` where that is
-    /// faster ([`Rounding::widens_prefill`], [`FlashTile::rounds`]). On a GPU, products of many rows round weights and
-    /// activations to f16 instead of either.
+    /// Fast: as [`Self::Int16`] for prompts, or in `bf16` where the processor is faster at that, attention of
+    /// prompts too; what follows a prompt is rounded to 8 bits. On a GPU, products of many rows round weights
+    /// and activations to f16 instead of either.
+    Phased,
+    /// As [`Self::Phased`], but prompts are rounded to 8 bits, too.
     Int8,
 }
 
 impl Activations {
     /// What `--dtype` takes.
-    pub const DTYPES: [&str; 3] = ["auto", "float16", "float32"];
+    pub const DTYPES: [&str; 4] = ["auto", "int8", "float16", "float32"];
 
     /// By its name among [`Self::DTYPES`].
     #[must_use]
     pub fn of_dtype(name: &str) -> Option<Self> {
         match name {
-            "auto" => Some(Self::Int8),
+            "auto" => Some(Self::Phased),
+            "int8" => Some(Self::Int8),
             "float16" => Some(Self::Int16),
             "float32" => Some(Self::F32),
             _ => None,
@@ -115,8 +118,11 @@ impl Activations {
     /// Whether prompts have an arithmetic of their own: that of products with weights, or that of
     /// attention with heads of so many elements.
     pub(crate) fn prefill_apart(self, head_dim: usize) -> bool {
-        let products = self.rounding().is_some_and(Rounding::widens_prefill);
-        products || self == Self::Int8 && FlashTile::rounds(head_dim, head_dim)
+        match self {
+            Self::Phased => true,
+            Self::Int8 => FlashTile::rounds(head_dim, head_dim),
+            Self::Int16 | Self::F32 => false,
+        }
     }
 
     /// How the host's kernels round; `None` if not at all.
@@ -124,6 +130,7 @@ impl Activations {
         match self {
             Self::F32 => None,
             Self::Int16 => Some(Rounding::Int16),
+            Self::Phased => Some(Rounding::Phased),
             Self::Int8 => Some(Rounding::Int8),
         }
     }

@@ -69,10 +69,11 @@ pub(crate) struct EngineArgs {
     /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
     #[arg(long, value_name = "FILE")]
     pub(crate) metallib: Option<PathBuf>,
-    /// Arithmetic of products with quantized weights. auto rounds activations to 8 bits a group, and
-    /// those of prompts to bf16 where the processor has tiles for it (AMX); float16 to 16, which
-    /// makes a single sequence hardly slower, and long prompts and many sequences up to half as
-    /// fast; float32 is exact, and slow.
+    /// Arithmetic of products with quantized weights. auto rounds activations of answers to 8 bits a
+    /// group, and those of prompts to bf16 where the processor is fast at that (AMX, AVX-512 BF16 of
+    /// AMD), elsewhere to 16 bits; int8 rounds all to 8 bits, with prompts up to 1.8 times as fast where
+    /// there is no AMX; float16 all to 16, which makes a single sequence hardly slower, and long prompts
+    /// and many sequences up to half as fast; float32 is exact, and slow.
     #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
@@ -274,7 +275,7 @@ impl EngineArgs {
     }
 
     pub(crate) fn activations(&self) -> Activations {
-        Activations::of_dtype(&self.dtype).unwrap_or(Activations::Int8)
+        Activations::of_dtype(&self.dtype).unwrap_or(Activations::Phased)
     }
 
     /// What a compressed cache keeps exactly.

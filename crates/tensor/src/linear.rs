@@ -187,8 +187,8 @@ impl Linear {
 
     /// The same map for speed: weights are repacked. Activations of a quantized weight are rounded
     /// group by group (see [`cpu::int8`]), those of a `bf16` weight to `bf16` where the processor
-    /// multiplies that (see [`cpu::dense`]). Where [`Rounding::widens_prefill`], prompts are multiplied
-    /// with quantized weights as with `bf16` ones.
+    /// multiplies that (see [`cpu::dense`]). Prompts are multiplied with quantized weights as with `bf16`
+    /// ones, or rounded to 16 bits (see [`Rounding`]).
     #[must_use]
     pub fn pack(self, rounding: Rounding) -> Self {
         Self { matrix: self.matrix.pack(rounding), ..self }
@@ -219,6 +219,20 @@ impl Linear {
             return self.multiply(x, None, None);
         }
         let out = host::read("linear", x, |x| self.apply(&mut Input::new(x, phase), None))?;
+        host::tensor(out, &[t, self.out_features()])
+    }
+
+    /// As [`Self::forward`] for the few rows whose logits are asked for, in an arithmetic of its own where weights
+    /// would be widened for prompts.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_few(&self, x: &Tensor, phase: Phase) -> Result<Tensor> {
+        let t = self.check(x)?;
+        if let Some(x) = x.on_gpu() {
+            return self.multiply(x, None, None);
+        }
+        let out = host::read("linear", x, |x| self.apply(&mut Input::few(x, phase), None))?;
         host::tensor(out, &[t, self.out_features()])
     }
 

@@ -189,7 +189,7 @@ impl<'a> Own<'a> {
         let config = config(shape)?;
         let weights = Checkpoint::from_static(&config, checkpoint(shape)?.leak())?;
         let options =
-            LoadOptions { max_model_len: None, activations: Activations::Int8, gpu: Some(gpu) };
+            LoadOptions { max_model_len: None, activations: Activations::Phased, gpu: Some(gpu) };
         let model = taper_models::load(&weights, options)?;
         gpu.wait()?;
         println!(

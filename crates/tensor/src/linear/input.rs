@@ -17,6 +17,8 @@ pub(super) struct Input<'a> {
     x: &'a [f32],
     norm: Option<&'a RmsNorm>,
     phase: Phase,
+    /// Whether so few rows are asked for, even of prompts, that widening weights for them does not pay.
+    few: bool,
     normed: Option<Vec<f32>>,
     rounded: Option<Int8Rows>,
     halved: Option<Bf16Rows>,
@@ -24,7 +26,12 @@ pub(super) struct Input<'a> {
 
 impl<'a> Input<'a> {
     pub(super) fn new(x: &'a [f32], phase: Phase) -> Self {
-        Self { x, norm: None, phase, normed: None, rounded: None, halved: None }
+        Self { x, norm: None, phase, few: false, normed: None, rounded: None, halved: None }
+    }
+
+    /// Few rows of a phase.
+    pub(super) fn few(x: &'a [f32], phase: Phase) -> Self {
+        Self { few: true, ..Self::new(x, phase) }
     }
 
     /// The rows after a norm.
@@ -34,7 +41,7 @@ impl<'a> Input<'a> {
 
     /// Whether these rows are multiplied with quantized weights as with `bf16` ones.
     pub(super) fn widens(&self, rounding: Rounding) -> bool {
-        rounding.widens(self.phase)
+        !self.few && rounding.widens(self.phase)
     }
 
     fn floats(&mut self) -> &[f32] {
@@ -66,6 +73,7 @@ impl<'a> Input<'a> {
     /// Rounded for products with `weight` and others of its groups.
     pub(super) fn rounded(&mut self, weight: &PackedWeight, rounding: Rounding) -> &Int8Rows {
         let (x, norm, group) = (self.x, self.norm, weight.group());
+        let rounding = rounding.of_phase(self.phase);
         let fresh = || match norm {
             None => Int8Rows::new(x, weight.cols(), group, rounding),
             Some(n) => Int8Rows::normed(x, n.gains(), n.eps(), group, rounding),

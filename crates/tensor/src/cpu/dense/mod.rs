@@ -91,6 +91,16 @@ impl DenseLevel {
         matches!(self, Self::Fma(Level::Avx2 | Level::Avx512))
     }
 
+    /// Whether it multiplies `bf16` faster than other instructions do integers of 16 bits. Of Intel's processors
+    /// those without tile registers begin a `vdpbf16ps` every other cycle only.
+    pub(crate) fn widens(self) -> bool {
+        match self {
+            Self::Amx => true,
+            Self::Avx512Bf16 => !super::intel(),
+            _ => false,
+        }
+    }
+
     /// Whether it reads activations in `bf16`.
     pub(crate) fn rounds(self, weights: DType) -> bool {
         weights == DType::BF16 && !matches!(self, Self::Fma(_))

@@ -18,27 +18,32 @@ pub enum Rounding {
     Int8,
     /// 16 bits: a second row of 8 bits holds what the first leaves, and every product takes two.
     Int16,
+    /// Answers to 8 bits. Prompts, whose errors the answers find in the cache, to `bf16` where the processor
+    /// multiplies that fast, elsewhere to 16 bits.
+    Phased,
 }
 
 impl Rounding {
     /// Rows of codes for a row of activations.
     pub(super) fn parts(self) -> usize {
         match self {
-            Self::Int8 => 1,
+            Self::Int8 | Self::Phased => 1,
             Self::Int16 => 2,
         }
     }
 
-    /// Whether tokens of prompts are multiplied with quantized weights as with `bf16` ones: where tile
-    /// registers do that.
-    #[must_use]
-    pub fn widens_prefill(self) -> bool {
-        self.widens(Phase::Prefill)
+    /// What integers tokens of a phase are rounded to.
+    pub(crate) fn of_phase(self, phase: Phase) -> Self {
+        match (self, phase) {
+            (Self::Phased, Phase::Prefill) => Self::Int16,
+            (Self::Phased, Phase::Decode) => Self::Int8,
+            _ => self,
+        }
     }
 
-    /// Whether tokens of this phase are.
+    /// Whether tokens of a phase are multiplied in `bf16`, with weights that are widened to it.
     pub(crate) fn widens(self, phase: Phase) -> bool {
-        phase == Phase::Prefill && self == Self::Int8 && DenseLevel::detect() == DenseLevel::Amx
+        self == Self::Phased && phase == Phase::Prefill && DenseLevel::detect().widens()
     }
 }
 

@@ -1,0 +1,75 @@
+//! What a packed map rounds activations of prompts and of answers to.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use taper_tensor::{
+    AffineFormat, AffineWeight, Bytes, DType, Linear, Phase, Rounding, Tensor, Weight, ops,
+    quantize,
+};
+
+const COLS: usize = 256;
+const OUT: usize = 80;
+
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        (s >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    // Sums of noise are nearly Gaussian, as activations are.
+    (0..n).map(|_| (0..6).map(|_| next()).sum()).collect()
+}
+
+fn linear() -> Linear {
+    let format = AffineFormat { bits: 4, group: 64 };
+    let parts = quantize(&noise(OUT * COLS, 1), COLS, format, DType::F32).unwrap();
+    let floats = |bytes| (DType::F32, Bytes::from_vec(bytes));
+    let (scales, biases) = (floats(parts.scales), floats(parts.biases));
+    let codes = Bytes::from_vec(parts.codes);
+    let weight = AffineWeight::new(format, (OUT, COLS), codes, scales, biases).unwrap();
+    Linear::new(Weight::Affine(weight))
+}
+
+fn values(x: &Tensor) -> Vec<f32> {
+    ops::with_host_f32(x, <[f32]>::to_vec).unwrap()
+}
+
+/// Root of the mean square of differences.
+fn off(got: &[f32], want: &[f32]) -> f64 {
+    let squares = got.iter().zip(want).map(|(g, w)| f64::from(g - w).powi(2));
+    (squares.sum::<f64>() / want.len() as f64).sqrt()
+}
+
+#[test]
+fn prompts_are_nearer_than_answers() {
+    let x = ops::from_host_f32(noise(20 * COLS, 2), &[20, COLS]).unwrap();
+    let exact = values(&linear().forward(&x, Phase::Decode).unwrap());
+    let error = |rounding, phase| {
+        off(&values(&linear().pack(rounding).forward(&x, phase).unwrap()), &exact)
+    };
+    let answers = error(Rounding::Phased, Phase::Decode);
+    assert!(error(Rounding::Phased, Phase::Prefill) < answers / 2.0);
+    assert_eq!(error(Rounding::Int8, Phase::Prefill), answers);
+    let packed = linear().pack(Rounding::Phased);
+    let few = off(&values(&packed.forward_few(&x, Phase::Prefill).unwrap()), &exact);
+    assert!(few < answers / 100.0);
+    assert_eq!(off(&values(&packed.forward_few(&x, Phase::Decode).unwrap()), &exact), answers);
+}
+
+#[test]
+fn rows_do_not_depend_on_the_batch() {
+    let (rows, linear) = (noise(20 * COLS, 3), linear().pack(Rounding::Phased));
+    let x = ops::from_host_f32(rows.clone(), &[20, COLS]).unwrap();
+    for phase in [Phase::Prefill, Phase::Decode] {
+        let all = values(&linear.forward(&x, phase).unwrap());
+        let all_few = values(&linear.forward_few(&x, phase).unwrap());
+        for (i, row) in rows.chunks(COLS).enumerate() {
+            let row = ops::from_host_f32(row.to_vec(), &[1, COLS]).unwrap();
+            let own = i * OUT..(i + 1) * OUT;
+            assert_eq!(values(&linear.forward(&row, phase).unwrap()), all[own.clone()]);
+            assert_eq!(values(&linear.forward_few(&row, phase).unwrap()), all_few[own]);
+        }
+    }
+}
