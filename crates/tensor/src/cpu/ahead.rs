@@ -6,11 +6,22 @@ use std::{arch::x86_64::*, sync::OnceLock};
 /// Whether Intel made the processor: what its cores wait for, and so what helps, differs from AMD's.
 pub(super) fn intel() -> bool {
     static INTEL: OnceLock<bool> = OnceLock::new();
-    *INTEL.get_or_init(|| {
-        let vendor = __cpuid(0);
-        [vendor.ebx, vendor.edx, vendor.ecx]
-            == [b"Genu", b"ineI", b"ntel"].map(|part| u32::from_le_bytes(*part))
+    *INTEL.get_or_init(|| made_by([b"Genu", b"ineI", b"ntel"]))
+}
+
+/// Whether it is AMD's Zen 5, or what came after it.
+pub(super) fn zen5() -> bool {
+    static ZEN5: OnceLock<bool> = OnceLock::new();
+    *ZEN5.get_or_init(|| {
+        // The family's base, and what is added to it.
+        let version = __cpuid(1).eax;
+        made_by([b"Auth", b"enti", b"cAMD"]) && (version >> 8 & 15) + (version >> 20 & 255) >= 0x1a
     })
+}
+
+fn made_by(name: [&[u8; 4]; 3]) -> bool {
+    let vendor = __cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx] == name.map(|part| u32::from_le_bytes(*part))
 }
 
 /// A way to ask for lines of weights that come later. They may lie past the last.
@@ -26,8 +37,8 @@ pub(super) trait Ahead {
 
 /// Not at all.
 pub(super) struct Never;
-/// Into the first-level cache, a page ahead: AMD's Zen 4, and Intel's where several runs of weights are read
-/// at a time.
+/// Into the first-level cache, a page ahead: AMD's, and Intel's where several runs of weights are read at a
+/// time.
 pub(super) struct Near;
 /// Into the second-level cache, two pages ahead: Intel's, whose first-level cache waits for no more than
 /// sixteen lines at a time.

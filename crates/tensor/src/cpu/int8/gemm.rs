@@ -14,7 +14,7 @@ use {
     },
     crate::{
         DType,
-        cpu::ahead::{Far, Near, intel},
+        cpu::ahead::{Far, Near, intel, zen5},
     },
 };
 
@@ -285,7 +285,9 @@ fn abreast(
     out: (&mut [f32], usize),
 ) -> usize {
     let streams = vnni::streams(x.rows);
-    if streams == 1 || !matches!(level, Int8Level::Amx | Int8Level::Vnni) || !intel() {
+    // Zen 5 is slower at that with eight rows, and with codes of eight bits.
+    let gains = intel() || zen5() && w.nibbles && x.rows < FEW_ROWS;
+    if streams == 1 || !matches!(level, Int8Level::Amx | Int8Level::Vnni) || !gains {
         return 0;
     }
     let whole = tiles.len() / streams * streams;
