@@ -214,12 +214,7 @@ impl Linear {
     /// # Errors
     /// Another shape or type, or a device without a kernel.
     pub fn forward(&self, x: &Tensor, phase: Phase) -> Result<Tensor> {
-        let t = self.check(x)?;
-        if let Some(x) = x.on_gpu() {
-            return self.multiply(x, None, None);
-        }
-        let out = host::read("linear", x, |x| self.apply(&mut Input::new(x, phase), None))?;
-        host::tensor(out, &[t, self.out_features()])
+        self.of_rows(x, |rows| Input::new(rows, phase))
     }
 
     /// As [`Self::forward`] for the few rows whose logits are asked for, in an arithmetic of its own where weights
@@ -228,11 +223,16 @@ impl Linear {
     /// # Errors
     /// As [`Self::forward`].
     pub fn forward_few(&self, x: &Tensor, phase: Phase) -> Result<Tensor> {
+        self.of_rows(x, |rows| Input::few(rows, phase))
+    }
+
+    /// Applies the map to rows that are made an input.
+    fn of_rows(&self, x: &Tensor, input: impl Fn(&[f32]) -> Input<'_>) -> Result<Tensor> {
         let t = self.check(x)?;
         if let Some(x) = x.on_gpu() {
             return self.multiply(x, None, None);
         }
-        let out = host::read("linear", x, |x| self.apply(&mut Input::few(x, phase), None))?;
+        let out = host::read("linear", x, |x| self.apply(&mut input(x), None))?;
         host::tensor(out, &[t, self.out_features()])
     }
 
