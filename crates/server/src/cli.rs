@@ -71,8 +71,8 @@ pub(crate) struct EngineArgs {
     pub(crate) metallib: Option<PathBuf>,
     /// Arithmetic of products with quantized weights. auto rounds activations of answers to 8 bits a
     /// group, and those of prompts to bf16 where the processor is fast at that (AMX, AVX-512 BF16 of
-    /// AMD), elsewhere to 16 bits; int8 rounds all to 8 bits, with prompts up to 1.8 times as fast where
-    /// there is no AMX; float16 all to 16, which makes a single sequence hardly slower, and long prompts
+    /// AMD), elsewhere to 16 bits; int8 rounds all to 8 bits, for faster prompts where there is no AMX;
+    /// float16 all to 16, which makes a single sequence hardly slower, and long prompts
     /// and many sequences up to half as fast; float32 is exact, and slow.
     #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
