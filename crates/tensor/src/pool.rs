@@ -12,7 +12,7 @@ mod topology;
 
 pub use grid::{GridCell, grid};
 
-use crate::{Result, TensorError};
+use crate::{Result, TensorError, cpu::next};
 use std::{
     any::Any,
     cell::{Cell, UnsafeCell},
@@ -20,7 +20,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+        atomic::{
+            AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::{Duration, Instant},
 };
@@ -94,6 +97,44 @@ pub fn guided(len: usize, least: usize, task: impl Fn(Range<usize>) + Sync) {
         cuts.push(at);
     }
     run(cuts.len() - 1, |i| task(cuts[i]..cuts[i + 1]));
+}
+
+/// Cuts `0..parts` into a lane for each thread, which goes through it from its start, so that what it asks
+/// memory for ahead serves its next range; who is done helps the others. A thread's `task` is given its ranges,
+/// each half of what is left of a lane.
+pub fn lanes(parts: usize, task: impl Fn(&mut dyn Iterator<Item = Range<usize>>) + Sync) {
+    let threads = threads().min(parts);
+    let cut = |i: usize| i * parts / threads;
+    let lane = |i: usize| Lane { next: AtomicUsize::new(cut(i)), end: cut(i + 1) };
+    let lanes: Vec<_> = (0..threads).map(lane).collect();
+    run(threads, |own| {
+        let mut order = lanes[own..].iter().chain(&lanes[..own]).peekable();
+        task(&mut std::iter::from_fn(|| {
+            loop {
+                if let Some(range) = order.peek()?.draw() {
+                    return Some(range);
+                }
+                order.next();
+            }
+        }));
+    });
+}
+
+/// What is left of a thread's parts, in a pair of cache lines of its own.
+#[repr(align(128))]
+struct Lane {
+    next: AtomicUsize,
+    end: usize,
+}
+
+impl Lane {
+    /// Half of what is left, at least one.
+    fn draw(&self) -> Option<Range<usize>> {
+        let half = |at: usize| at + (self.end - at).div_ceil(2);
+        let more = |at: usize| (at < self.end).then(|| half(at));
+        let at = self.next.fetch_update(Relaxed, Relaxed, more).ok()?;
+        Some(at..half(at))
+    }
 }
 
 /// Runs `task(index, item)` for every item.
@@ -239,6 +280,7 @@ impl Shared {
         let mut spins = 0u32;
         while self.active.load(SeqCst) != 0 {
             spins += 1;
+            next::wait();
             if spins < 2000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
     }
@@ -273,6 +315,7 @@ impl Shared {
                 if let Some(gate) = open() {
                     return gate;
                 }
+                next::wait();
                 std::hint::spin_loop();
             }
             if start.elapsed() > SPIN {

@@ -17,6 +17,7 @@ mod kernels;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+pub(crate) mod next;
 pub(crate) mod shared;
 #[cfg_attr(
     not(target_arch = "x86_64"),

@@ -1,6 +1,7 @@
 //! One output, written by many tasks in disjoint pieces.
 
 use bytemuck::Pod;
+use std::ops::Range;
 
 /// A slice whose parts are handed out by the caller's own reckoning.
 #[derive(Debug, Clone, Copy)]
@@ -93,5 +94,34 @@ impl<T: Copy> Unwritten<T> {
         // SAFETY: the capacity was asked for, and the caller's promise.
         unsafe { self.buffer.set_len(self.len) };
         self.buffer
+    }
+}
+
+/// Where a range falls in sections of these lengths, which follow each other: in which, and where in it.
+pub(crate) fn sections(
+    lens: impl Iterator<Item = usize>,
+    range: Range<usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut first = 0;
+    let own = move |(i, len): (usize, usize)| {
+        let end = first + len;
+        let own = range.start.clamp(first, end) - first..range.end.clamp(first, end) - first;
+        first = end;
+        (i, own)
+    };
+    lens.enumerate().map(own).filter(|(_, own)| !own.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_falls_in_the_sections_that_it_touches() {
+        let fall = |range| Vec::from_iter(sections([3, 0, 2, 4].into_iter(), range));
+        assert_eq!(fall(0..9), [(0, 0..3), (2, 0..2), (3, 0..4)]);
+        assert_eq!(fall(2..4), [(0, 2..3), (2, 0..1)]);
+        assert_eq!(fall(5..6), [(3, 0..1)]);
+        assert_eq!(fall(3..3), []);
     }
 }

@@ -16,7 +16,7 @@ use std::{
 const LINE: usize = 64;
 
 /// Lines of memory, one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Lines {
     /// The first one's address.
     at: usize,
@@ -36,15 +36,18 @@ thread_local! {
 /// Announces memory that will be read, in this order, after the next products. What was announced
 /// before is forgotten.
 pub fn read_soon(memory: &[&[u8]]) {
-    let lines = |m: &&[u8]| Lines { at: m.as_ptr() as usize, lines: m.len().div_ceil(LINE) };
     let mut later = LATER.lock().unwrap_or_else(PoisonError::into_inner);
     later.clear();
-    later.extend(memory.iter().rev().map(lines));
+    later.extend(memory.iter().rev().map(|m| Lines::of(m)));
     ANY.store(!later.is_empty(), Relaxed);
 }
 
 impl Lines {
     const NONE: Self = Self { at: 0, lines: 0 };
+
+    pub(super) fn of(memory: &[u8]) -> Self {
+        Self { at: memory.as_ptr() as usize, lines: memory.len().div_ceil(LINE) }
+    }
 
     /// At most `most` lines of what was announced.
     pub(super) fn take(most: usize) -> Self {

@@ -37,6 +37,20 @@ fn guided_ranges_cover_everything_once() {
 }
 
 #[test]
+fn lanes_cover_everything_once() {
+    for parts in [0, 1, 2, 7, 64, 9497] {
+        let counts: Vec<_> = (0..parts).map(|_| AtomicU32::new(0)).collect();
+        lanes(parts, |ranges| {
+            for range in ranges {
+                assert!(!range.is_empty());
+                counts[range].iter().for_each(|c| _ = c.fetch_add(1, SeqCst));
+            }
+        });
+        assert!(counts.iter().all(|c| c.load(SeqCst) == 1), "{parts}");
+    }
+}
+
+#[test]
 fn callers_from_several_threads_and_nested_calls_are_served() {
     let pool = Pool::new(3);
     std::thread::scope(|scope| {

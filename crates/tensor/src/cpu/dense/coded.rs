@@ -165,6 +165,11 @@ impl Coded {
         self.data.len() + self.panels.iter().map(Code::bytes).sum::<usize>()
     }
 
+    /// The blocks of all panels.
+    pub(super) fn blocks(&self) -> &[u8] {
+        self.data.as_slice()
+    }
+
     pub(super) fn panel(&self, panel: usize) -> CodedPanel<'_> {
         let size = self.cols / 2 * CODED;
         let blocks = &self.data.as_slice()[panel * size..][..size];

@@ -13,7 +13,8 @@ use crate::{
     cpu::{
         Floats, Level,
         kernels::{Rows, RowsMut},
-        shared::SharedOut,
+        next,
+        shared::{SharedOut, sections},
         soon,
     },
     pool,
@@ -32,8 +33,8 @@ const STEP: usize = 48;
 const ROWS: usize = 2 * STEP;
 /// Rows of activations that stay in the second-level cache while a task's panels go by, in bytes.
 const CACHED: usize = 512 << 10;
-/// Most rows whose products unpack a panel as they go, two at a time; more have it unpacked first.
-#[cfg(target_arch = "x86_64")]
+/// Most rows whose products wait for memory, which is read fastest in order. They unpack a panel as they go,
+/// two at a time; more have it unpacked first.
 const FEW: usize = 4;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
@@ -85,7 +86,8 @@ pub(crate) struct Sums<'a> {
 pub(crate) fn products(level: DenseLevel, x: DenseRows<'_>, all: &[Product<'_>]) {
     let rows = x.x.len() / x.cols.max(1);
     all.iter().for_each(|p| p.check(level, x, rows));
-    let total = all.iter().map(|p| p.weight.panels()).sum();
+    let panels = || all.iter().map(|p| p.weight.panels());
+    let total = panels().sum();
     let step = (CACHED / (4 * x.cols.max(1))).clamp(STEP, ROWS) / STEP * STEP;
     // What is unpacked first, is unpacked once for all rows.
     let unpacked = all.iter().any(|p| p.weight.is_unpacked_for(level));
@@ -96,18 +98,19 @@ pub(crate) fn products(level: DenseLevel, x: DenseRows<'_>, all: &[Product<'_>])
         let _tiles = unsafe { configured(level) };
         for from in (0..rows).step_by(together) {
             let rows = (from..(from + together).min(rows), step);
-            let mut first = 0;
-            for product in all {
-                let panels = product.weight.panels();
-                for panel in range.start.max(first)..range.end.min(first + panels) {
-                    product.panel(level, x, rows.clone(), panel - first);
-                }
-                first += panels;
+            for (i, panels) in sections(panels(), range.clone()) {
+                panels.for_each(|panel| all[i].panel(level, x, rows.clone(), panel));
             }
         }
     };
     if rows * x.cols * total * PANEL < PARALLEL_FROM {
         share(0..total);
+    } else if rows <= FEW {
+        let stream = |range| {
+            sections(panels(), range).map(|(i, panels)| all[i].weight.memory(panels.start)).take(1)
+        };
+        let first = all.first().map_or(&[][..], |p| p.weight.memory(0));
+        next::lanes(first.as_ptr().addr(), total, stream, share);
     } else {
         pool::guided(total, 2, share);
     }

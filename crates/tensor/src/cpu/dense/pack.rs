@@ -131,6 +131,15 @@ impl PackedDense {
         })
     }
 
+    /// The memory of panels, from one on.
+    pub(super) fn memory(&self, panel: usize) -> &[u8] {
+        let data = match &self.data {
+            Data::Plain(data) => data.as_slice(),
+            Data::Coded(data) => data.blocks(),
+        };
+        data.get(data.len() / self.panels().max(1) * panel..).unwrap_or_default()
+    }
+
     /// A row as f32: what a token's embedding is.
     ///
     /// # Panics

@@ -1,33 +1,30 @@
 //! The product over threads: tiles of outputs are shared out.
 
-use super::{Int8Level, Int8Rows, PackedWeight, Rounding, pack::TILE, portable};
-use crate::{
-    cpu::{Activation, Level, shared::SharedOut},
-    pool,
+use super::{
+    Int8Level, Int8Rows, PackedWeight, Rounding,
+    pack::TILE,
+    portable,
+    tiles::{Tiles, share},
 };
+use crate::cpu::{Activation, Level, shared::SharedOut};
 use std::{cell::RefCell, ops::Range};
 #[cfg(target_arch = "x86_64")]
 use {
     super::{
         amx, avx2_many,
+        tiles::in_tile_registers,
         vnni::{self, Bf16, F16, F32},
     },
     crate::{
         DType,
-        cpu::ahead::{Far, Near, intel, zen5},
+        cpu::ahead::{Far, Near, intel},
     },
 };
 
 /// Rows of activations that stay in the second-level cache while tiles go by.
 const ROWS: usize = 192;
-/// Below this many multiply-adds, waking other threads costs more than it gains.
-const PARALLEL_FROM: usize = 1 << 16;
-
 /// Tiles whose outputs are written together, at least: rows of the output are pages apart.
 const TOGETHER: usize = 4;
-/// Below so many rows weights come from memory, which is read fastest in runs: of so many tiles at least.
-const FEW_ROWS: usize = 8;
-const FEW_ROWS_TILES: usize = 4;
 
 type Block = [f32; TOGETHER * ROWS * TILE];
 
@@ -83,19 +80,7 @@ pub(crate) fn products(x: &Int8Rows, all: &[Product<'_>]) {
 
 fn products_at(level: Int8Level, x: &Int8Rows, all: &[Product<'_>]) {
     all.iter().for_each(|p| p.check(x));
-    let total = all.iter().map(|p| p.weight.tiles()).sum();
-    let work = all.iter().map(|p| p.weight.rows * x.rows * p.weight.cols).sum();
-    share(level, x, (total, work), |range| {
-        let mut first = 0;
-        for product in all {
-            let tiles = product.weight.tiles();
-            let own = range.start.max(first)..range.end.min(first + tiles);
-            if !own.is_empty() {
-                product.tiles(level, x, own.start - first..own.end - first);
-            }
-            first += tiles;
-        }
-    });
+    share(level, x, all, |product, tiles| product.tiles(level, x, tiles));
 }
 
 /// `out = gate(x G) * (x U)`, `[m, n]`, for two weights of one shape.
@@ -105,13 +90,12 @@ pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]
     up.check(x);
     assert_eq!(gate.weight.rows, up.weight.rows, "gate and up have one shape");
     let float = Level::detect();
-    let work = 2 * gate.weight.rows * x.rows * gate.weight.cols;
-    share(level, x, (gate.weight.tiles(), work), |range| {
-        blocks(x, range, |tiles, rows, [a, b]| {
+    share(level, x, &[gate], |gate, tiles| {
+        blocks(x, tiles, |tiles, rows, [a, b]| {
             let each = rows.len() * TILE;
             // One weight after the other: memory is read fastest in one go.
-            for (weight, block) in [(&gate, &mut *a), (&up, &mut *b)] {
-                weight.compute(level, x, tiles.clone(), rows.clone(), (block, each));
+            for (weight, block) in [(gate, &mut *a), (&up, &mut *b)] {
+                weight.compute(level, x, tiles, rows.clone(), (block, each));
             }
             let outputs = x.outputs(rows);
             let n = outputs.len() * TILE;
@@ -124,41 +108,18 @@ pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]
     });
 }
 
-/// Hands out ranges of tiles.
-fn share(
-    level: Int8Level,
-    x: &Int8Rows,
-    (tiles, work): (usize, usize),
-    task: impl Fn(Range<usize>) + Sync,
-) {
-    #[cfg(target_arch = "x86_64")]
-    let task = |range| {
-        // SAFETY: the level was detected.
-        let _tiles = amx_rows(level, x).then(|| unsafe { amx::configure(x) });
-        task(range);
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (level, x);
-    if work < PARALLEL_FROM {
-        task(0..tiles);
-    } else {
-        pool::guided(tiles, if x.rows < FEW_ROWS { FEW_ROWS_TILES } else { 1 }, task);
-    }
-}
-
 /// Calls `some` for all tiles of the range and all rows of codes, as many tiles at a time as a block
 /// has room for.
-fn blocks(
-    x: &Int8Rows,
-    tiles: Range<usize>,
-    mut some: impl FnMut(Range<usize>, Range<usize>, &mut [Block; 2]),
-) {
+fn blocks(x: &Int8Rows, tiles: Tiles, mut some: impl FnMut(Tiles, Range<usize>, &mut [Block; 2])) {
     BLOCKS.with_borrow_mut(|scratch| {
         for first in (0..x.rows).step_by(ROWS) {
             let rows = first..(first + ROWS).min(x.rows);
             let room = (ROWS / rows.len()).max(TOGETHER);
-            for tile in tiles.clone().step_by(room) {
-                some(tile..(tile + room).min(tiles.end), rows.clone(), scratch);
+            let mut rest = tiles;
+            while rest.run > 0 {
+                let (now, later) = rest.split(room);
+                some(now, rows.clone(), scratch);
+                rest = later;
             }
         }
     });
@@ -173,10 +134,10 @@ impl Product<'_> {
         assert!(self.residual.is_none_or(|r| r.len() == x.len() * w.rows), "residual is [m, n]");
     }
 
-    fn tiles(&self, level: Int8Level, x: &Int8Rows, tiles: Range<usize>) {
+    fn tiles(&self, level: Int8Level, x: &Int8Rows, tiles: Tiles) {
         blocks(x, tiles, |tiles, rows, [block, _]| {
             let each = rows.len() * TILE;
-            self.compute(level, x, tiles.clone(), rows.clone(), (&mut *block, each));
+            self.compute(level, x, tiles, rows.clone(), (&mut *block, each));
             self.store(tiles, x.outputs(rows), block, each);
         });
     }
@@ -186,13 +147,13 @@ impl Product<'_> {
         &self,
         level: Int8Level,
         x: &Int8Rows,
-        tiles: Range<usize>,
+        tiles: Tiles,
         rows: Range<usize>,
         (block, each): (&mut [f32], usize),
     ) {
         let outputs = x.outputs(rows.clone()).len();
-        some_tiles(level, self.weight, tiles.clone(), x, rows, (&mut *block, each));
-        for (tile, block) in tiles.zip(block.chunks_mut(each)) {
+        some_tiles(level, self.weight, tiles, x, rows, (&mut *block, each));
+        for (tile, block) in tiles.iter().zip(block.chunks_mut(each)) {
             if x.rounding == Rounding::Int16 {
                 add_pairs(&mut block[..2 * outputs * TILE]);
             }
@@ -205,10 +166,10 @@ impl Product<'_> {
     }
 
     /// Writes the outputs of tiles, each `each` elements of the block, with what is added to them.
-    fn store(&self, tiles: Range<usize>, rows: Range<usize>, block: &mut [f32], each: usize) {
+    fn store(&self, tiles: Tiles, rows: Range<usize>, block: &mut [f32], each: usize) {
         let width = self.weight.rows;
         for (i, row) in rows.enumerate() {
-            for (tile, block) in tiles.clone().zip(block.chunks_mut(each)) {
+            for (tile, block) in tiles.iter().zip(block.chunks_mut(each)) {
                 let at = row * width + tile * TILE;
                 let n = TILE.min(width - tile * TILE);
                 let (outputs, _) = block.as_chunks_mut::<TILE>();
@@ -238,23 +199,18 @@ fn add_pairs(block: &mut [f32]) {
     }
 }
 
-/// Whether a level multiplies these rows in tile registers.
-#[cfg(target_arch = "x86_64")]
-fn amx_rows(level: Int8Level, x: &Int8Rows) -> bool {
-    level == Int8Level::Amx && x.rows >= amx::FROM
-}
-
 /// The outputs of several tiles for some rows of `x`; each has `each` elements of `out`.
 fn some_tiles(
     level: Int8Level,
     w: &PackedWeight,
-    tiles: Range<usize>,
+    tiles: Tiles,
     x: &Int8Rows,
     rows: Range<usize>,
     (out, each): (&mut [f32], usize),
 ) {
     #[cfg(target_arch = "x86_64")]
-    if amx_rows(level, x) {
+    if in_tile_registers(level, x) {
+        let tiles = tiles.first..tiles.first + tiles.run;
         // SAFETY: the level was detected, and `share` has laid out the registers.
         return unsafe {
             match w.scale_type {
@@ -265,41 +221,18 @@ fn some_tiles(
         };
     }
     #[cfg(target_arch = "x86_64")]
-    let (tiles, out) = {
-        let done = abreast(level, w, tiles.clone(), x, rows.clone(), (&mut *out, each));
-        (tiles.start + done..tiles.end, &mut out[done * each..])
-    };
-    for (tile, out) in tiles.zip(out.chunks_mut(each)) {
+    if tiles.runs > 1 {
+        // SAFETY: as above, and these rows read so many runs.
+        return unsafe {
+            match tiles.runs {
+                2 => vnni::abreast::<2>(w, tiles, x, rows, (out, each)),
+                _ => vnni::abreast::<4>(w, tiles, x, rows, (out, each)),
+            }
+        };
+    }
+    for (tile, out) in tiles.iter().zip(out.chunks_mut(each)) {
         one_tile(level, w, tile, x, rows.clone(), out);
     }
-}
-
-/// As [`some_tiles`] for the first of them, where few rows read several runs abreast; says how many these are.
-#[cfg(target_arch = "x86_64")]
-fn abreast(
-    level: Int8Level,
-    w: &PackedWeight,
-    tiles: Range<usize>,
-    x: &Int8Rows,
-    rows: Range<usize>,
-    out: (&mut [f32], usize),
-) -> usize {
-    let streams = vnni::streams(x.rows);
-    // Zen 5 is slower at that with eight rows, and with codes of eight bits.
-    let gains = intel() || zen5() && w.nibbles && x.rows < FEW_ROWS;
-    if streams == 1 || !matches!(level, Int8Level::Amx | Int8Level::Vnni) || !gains {
-        return 0;
-    }
-    let whole = tiles.len() / streams * streams;
-    let tiles = tiles.start..tiles.start + whole;
-    // SAFETY: the level was detected; shapes were checked by the caller.
-    unsafe {
-        match streams {
-            2 => vnni::abreast::<2>(w, tiles, x, rows, out),
-            _ => vnni::abreast::<4>(w, tiles, x, rows, out),
-        }
-    }
-    whole
 }
 
 /// A tile's sixteen outputs for some rows of `x`; `out` rows are `TILE` long.

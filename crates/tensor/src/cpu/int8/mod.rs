@@ -33,6 +33,7 @@ mod pack;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod tile_rows;
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 mod widen;

@@ -105,8 +105,13 @@ impl PackedWeight {
 
     /// The records of a tile.
     pub(super) fn tile(&self, tile: usize) -> &[u8] {
+        self.run(tile, 1)
+    }
+
+    /// The records of tiles that follow each other.
+    pub(super) fn run(&self, first: usize, tiles: usize) -> &[u8] {
         let bytes = self.tile_bytes();
-        &self.data.as_slice()[tile * bytes..][..bytes]
+        &self.data.as_slice()[first * bytes..][..tiles * bytes]
     }
 
     /// Where input `k` of a group stands among the codes of row `r`: byte, and shift within it.

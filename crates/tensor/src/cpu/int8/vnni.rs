@@ -1,6 +1,6 @@
 //! AVX-512 VNNI: four products of four inputs for sixteen rows an instruction.
 
-use super::{Int8Rows, PackedWeight, pack::TILE};
+use super::{Int8Rows, PackedWeight, pack::TILE, tiles::Tiles};
 use crate::{
     DType,
     cpu::{
@@ -70,7 +70,7 @@ macro_rules! as_stored {
     };
 }
 
-/// Tiles that so many rows read in turn, a group of each: memory gives a fifth more to several streams
+/// Runs of tiles that so many rows read in turn, a group of each: memory gives a fifth more to several streams
 /// than to one.
 pub(super) fn streams(rows: usize) -> usize {
     match rows {
@@ -80,26 +80,24 @@ pub(super) fn streams(rows: usize) -> usize {
     }
 }
 
-/// As [`super::portable::tile`] for every `R`th of `tiles` and those that follow it up to the next, all at
-/// once; `out` has `each` elements a tile.
+/// As [`super::portable::tile`] for `R` runs of tiles, all at once; `out` has `each` elements a tile.
 ///
 /// # Safety
-/// As [`tile`]; `R` are the [`streams`] of `rows`, and `tiles` a multiple of it.
+/// As [`tile`]; `R` are the [`streams`] of `rows`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma")]
 pub(super) unsafe fn abreast<const R: usize>(
     w: &PackedWeight,
-    tiles: Range<usize>,
+    tiles: Tiles,
     x: &Int8Rows,
     rows: Range<usize>,
     (out, each): (&mut [f32], usize),
 ) {
-    let run = tiles.len() / R;
-    assert!(out.len() >= tiles.len() * each && each >= rows.len() * TILE);
-    assert!(rows.end <= x.rows && x.cols == w.cols && tiles.end <= w.tiles());
-    for first in 0..run {
-        let at = |r: usize| first + r * run;
-        let records: [_; R] = std::array::from_fn(|r| w.tile(tiles.start + at(r)).as_ptr());
-        let out = std::array::from_fn(|r| out[at(r) * each..].as_mut_ptr());
+    let Tiles { first, run, step, runs } = tiles;
+    assert!(runs == R && out.len() >= runs * run * each && each >= rows.len() * TILE);
+    assert!(rows.end <= x.rows && x.cols == w.cols);
+    for i in first..first + run {
+        let records: [_; R] = std::array::from_fn(|r| w.tile(i + r * step).as_ptr());
+        let out = std::array::from_fn(|r| out[(r * run + i - first) * each..].as_mut_ptr());
         // SAFETY: the caller's promise, and shapes were checked.
         unsafe {
             match (R, rows.len()) {

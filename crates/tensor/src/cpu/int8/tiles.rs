@@ -1,0 +1,191 @@
+//! How tiles of weights are shared out among threads.
+
+use super::{Int8Level, Int8Rows, gemm::Product};
+use crate::{
+    cpu::{next, shared::sections},
+    pool,
+};
+use std::ops::Range;
+#[cfg(target_arch = "x86_64")]
+use {
+    super::{amx, vnni},
+    crate::cpu::ahead::{intel, zen5},
+};
+
+/// Below this many multiply-adds, waking other threads costs more than it gains.
+const PARALLEL_FROM: usize = 1 << 16;
+/// Up to so many rows memory is what products wait for, and it is read fastest in order.
+const FEW_ROWS: usize = 8;
+
+/// Some tiles of a weight: runs of neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tiles {
+    /// Of the first run.
+    pub(super) first: usize,
+    /// Tiles of a run.
+    pub(super) run: usize,
+    /// From the start of a run to that of the next.
+    pub(super) step: usize,
+    pub(super) runs: usize,
+}
+
+impl Tiles {
+    pub(super) fn range(range: Range<usize>) -> Self {
+        Self { first: range.start, run: range.len(), step: 0, runs: 1 }
+    }
+
+    pub(super) fn len(self) -> usize {
+        self.run * self.runs
+    }
+
+    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
+        let run = move |r| (0..self.run).map(move |i| self.first + r * self.step + i);
+        (0..self.runs).flat_map(run)
+    }
+
+    /// The first of each run, at most `most` together, and the others.
+    pub(super) fn split(self, most: usize) -> (Self, Self) {
+        let run = self.run.min(most / self.runs);
+        let rest = Self { first: self.first + run, run: self.run - run, ..self };
+        (Self { run, ..self }, rest)
+    }
+}
+
+/// Calls `task` for all tiles of all weights, some at a time.
+pub(super) fn share<'a>(
+    level: Int8Level,
+    x: &Int8Rows,
+    all: &'a [Product<'a>],
+    task: impl Fn(&'a Product<'a>, Tiles) + Sync,
+) {
+    let all_tiles = || all.iter().map(|p| p.weight.tiles());
+    let some = |range| {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was detected.
+        let _tiles = in_tile_registers(level, x).then(|| unsafe { amx::configure(x) });
+        for (i, own) in sections(all_tiles(), range) {
+            task(&all[i], Tiles::range(own));
+        }
+    };
+    let work: usize = all.iter().map(|p| p.weight.rows * x.rows * p.weight.cols).sum();
+    if work < PARALLEL_FROM {
+        some(0..all_tiles().sum());
+    } else if x.rows > FEW_ROWS || in_tile_registers(level, x) {
+        pool::guided(all_tiles().sum(), 1, some);
+    } else {
+        share_in_order(level, x, all, task);
+    }
+}
+
+/// The same, every thread going through neighbours.
+fn share_in_order<'a>(
+    level: Int8Level,
+    x: &Int8Rows,
+    all: &'a [Product<'a>],
+    task: impl Fn(&'a Product<'a>, Tiles) + Sync,
+) {
+    let runs: Vec<_> =
+        all.iter().map(|p| Runs::new(p.weight.tiles(), streams(level, x, p))).collect();
+    let parts = || runs.iter().map(|r| r.parts());
+    let pieces = |range| {
+        sections(parts(), range)
+            .flat_map(|(i, own)| runs[i].tiles(own).into_iter().map(move |t| (&all[i], t)))
+            .filter(|(_, tiles)| tiles.run > 0)
+    };
+    let first = |range| {
+        let (product, tiles) = pieces(range).next()?;
+        let run = move |r| product.weight.run(tiles.first + r * tiles.step, tiles.run);
+        Some((0..tiles.runs).map(run))
+    };
+    let key = all.first().map_or(0, |p| p.weight.data.as_slice().as_ptr().addr());
+    next::lanes(
+        key,
+        parts().sum(),
+        |range| first(range).into_iter().flatten(),
+        |range| {
+            pieces(range).for_each(|(product, tiles)| task(product, tiles));
+        },
+    );
+}
+
+/// A weight's tiles as few rows read them: as many runs as are read at a time, and what is left of them. A
+/// part is a tile of each run, or one of those left.
+#[derive(Debug, Clone, Copy)]
+struct Runs {
+    runs: usize,
+    /// Tiles of a run.
+    run: usize,
+    left: usize,
+}
+
+impl Runs {
+    fn new(tiles: usize, runs: usize) -> Self {
+        Self { runs, run: tiles / runs, left: tiles % runs }
+    }
+
+    fn parts(self) -> usize {
+        self.run + self.left
+    }
+
+    /// The tiles of some parts, of either kind.
+    fn tiles(self, parts: Range<usize>) -> [Tiles; 2] {
+        let Self { runs, run, .. } = self;
+        let (start, end) = (parts.start.min(run), parts.end.min(run));
+        let left = |part: usize| part.max(run) - run + run * runs;
+        [
+            Tiles { first: start, run: end - start, step: run, runs },
+            Tiles::range(left(parts.start)..left(parts.end)),
+        ]
+    }
+}
+
+/// Runs of tiles that these rows read at a time.
+fn streams(level: Int8Level, x: &Int8Rows, product: &Product<'_>) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if matches!(level, Int8Level::Amx | Int8Level::Vnni) {
+        // Zen 5 is slower at that with eight rows, and with codes of eight bits.
+        if intel() || zen5() && product.weight.nibbles && x.rows < FEW_ROWS {
+            return vnni::streams(x.rows);
+        }
+    }
+    let _ = (level, x, product);
+    1
+}
+
+/// Whether a level multiplies these rows in tile registers.
+pub(super) fn in_tile_registers(level: Int8Level, x: &Int8Rows) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return level == Int8Level::Amx && x.rows >= amx::FROM;
+    #[cfg(not(target_arch = "x86_64"))]
+    return {
+        let _ = (level, x);
+        false
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tile_is_in_one_part() {
+        for (tiles, runs) in [(16, 4), (19, 4), (3, 4), (7, 2), (5, 1)] {
+            let all = Runs::new(tiles, runs);
+            for cut in 0..=all.parts() {
+                let pieces = [0..cut, cut..all.parts()].map(|parts| all.tiles(parts));
+                let mut seen: Vec<_> = pieces.into_iter().flatten().flat_map(Tiles::iter).collect();
+                seen.sort_unstable();
+                assert_eq!(seen, Vec::from_iter(0..tiles), "{tiles} in {runs}, cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn runs_are_split_together() {
+        let all = Tiles { first: 2, run: 5, step: 8, runs: 2 };
+        let (first, rest) = all.split(7);
+        assert_eq!(Vec::from_iter(first.iter()), [2, 3, 4, 10, 11, 12]);
+        assert_eq!(Vec::from_iter(rest.iter()), [5, 6, 13, 14]);
+        assert_eq!(all.len(), first.len() + rest.len());
+    }
+}
