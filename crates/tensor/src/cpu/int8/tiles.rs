@@ -143,8 +143,8 @@ impl Runs {
 fn streams(level: Int8Level, x: &Int8Rows, product: &Product<'_>) -> usize {
     #[cfg(target_arch = "x86_64")]
     if matches!(level, Int8Level::Amx | Int8Level::Vnni) {
-        // Zen 5 is slower at that with eight rows, and with codes of eight bits.
-        if intel() || zen5() && product.weight.nibbles && x.rows < FEW_ROWS {
+        // Zen 5 is slower at that with one row or eight, and with codes of eight bits.
+        if intel() || zen5() && product.weight.nibbles && (2..FEW_ROWS).contains(&x.rows) {
             return vnni::streams(x.rows);
         }
     }
