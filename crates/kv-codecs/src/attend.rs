@@ -3,8 +3,8 @@
 use crate::{
     ExactBlocks, KvCodecError, KvGeometry,
     drive::{
-        self, HeadScratch, Heads, PIECE_ROWS, Piece, ROUNDED_ROWS, ROUNDED_STEP_BLOCKS,
-        STEP_BLOCKS, Scratch,
+        self, FLOAT_SPAN_BLOCKS, HeadScratch, Heads, PIECE_ROWS, Piece, ROUNDED_ROWS,
+        ROUNDED_STEP_BLOCKS, SPAN_BLOCKS, STEP_BLOCKS, Scratch,
     },
 };
 use std::ops::Range;
@@ -111,6 +111,48 @@ impl Floating<'_> {
     }
 }
 
+impl Floating<'_> {
+    /// Some blocks of few query rows, whose keys and values are read in place: first all heads' keys, then
+    /// all their values, in the order in which memory has them.
+    fn step_in_order(
+        &self,
+        piece: &Piece<'_>,
+        kv_heads: Range<usize>,
+        (blocks, end): (Range<usize>, usize),
+        heads: &mut [HeadScratch],
+    ) {
+        let (size, all) = (self.geometry.block_tokens, kv_heads.len());
+        let first = blocks.start * size;
+        let tokens = first..(blocks.end * size).min(piece.seq.kv_len);
+        let page = |place: usize| {
+            let block = piece.seq.blocks[..end].get(place / all)?;
+            self.reader.in_place(*block, kv_heads.start + place % all)
+        };
+        // Of a page: its head, the first of its tokens in the step, and how many elements of it are used.
+        let used = |place: usize| {
+            let from = place / all * size - first;
+            (place % all, from, size.min(tokens.len() - from) * self.geometry.head_dim)
+        };
+        let places = blocks.start * all..blocks.end * all;
+        heads.iter_mut().for_each(|head| head.tile.expect(tokens.len()));
+        for place in places.clone() {
+            let Some((k, _)) = page(place) else { continue };
+            let (head, from, n) = used(place);
+            let next = [1, 2].map(|ahead| page(place + ahead).map(|(k, _)| k));
+            heads[head].tile.score(from, k.slice(0..n), next);
+        }
+        for head in &mut *heads {
+            head.tile.soften(|row| piece.sees_of(row, tokens.clone()));
+        }
+        for place in places {
+            let Some((_, v)) = page(place) else { continue };
+            let (head, from, n) = used(place);
+            let next = [1, 2].map(|ahead| page(place + ahead).map(|(_, v)| v));
+            heads[head].tile.weigh(from, v.slice(0..n), next);
+        }
+    }
+}
+
 impl Heads for Floating<'_> {
     fn piece_rows(&self, params: &AttnParams) -> usize {
         if self.rounds(params) { ROUNDED_ROWS } else { PIECE_ROWS }
@@ -118,6 +160,10 @@ impl Heads for Floating<'_> {
 
     fn step_blocks(&self, params: &AttnParams) -> usize {
         if self.rounds(params) { ROUNDED_STEP_BLOCKS } else { STEP_BLOCKS }
+    }
+
+    fn span_blocks(&self, params: &AttnParams) -> usize {
+        if self.rounds(params) { SPAN_BLOCKS } else { FLOAT_SPAN_BLOCKS }
     }
 
     fn start(&self, piece: &Piece<'_>, q: &[f32], head: &mut HeadScratch) {
@@ -136,8 +182,13 @@ impl Heads for Floating<'_> {
         let Scratch { heads, blocks: room, .. } = scratch;
         heads.iter_mut().for_each(|head| head.tile.restart());
         let together = self.step_blocks(piece.params);
+        let in_order = FlashTile::reads_in_place(piece.len()) && !self.rounds(piece.params);
         for step in span.clone().step_by(together) {
             let blocks = step..(step + together).min(span.end);
+            if in_order && self.reader.in_place(piece.seq.blocks[step], kv_heads.start).is_some() {
+                self.step_in_order(piece, kv_heads.clone(), (blocks, span.end), heads);
+                continue;
+            }
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
             // the same places whatever else is in the step.
             let tokens = step * size..(blocks.end * size).min(piece.seq.kv_len);

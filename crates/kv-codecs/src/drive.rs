@@ -24,9 +24,12 @@ pub(crate) const STEP_BLOCKS: usize = 4;
 /// The same of [`ROUNDED_ROWS`], whose weighted sums go through memory once a step.
 pub(crate) const ROUNDED_STEP_BLOCKS: usize = 8;
 /// Blocks after which a row's softmax starts anew, to be merged with what was before. Where a step
-/// has too few rows for all threads, these spans are shared out; the cut is the same for all steps,
-/// so that no result depends on who computed it.
-const SPAN_BLOCKS: usize = 64;
+/// has too few rows for all threads, these spans are shared out; the cut is the same for all steps of one
+/// arithmetic, so that no result depends on who computed it.
+pub(crate) const SPAN_BLOCKS: usize = 64;
+/// The same of floats as they are: a span of a few KV heads would be read in pieces, so spans are short enough
+/// that a task takes all heads, and memory is read in order.
+pub(crate) const FLOAT_SPAN_BLOCKS: usize = 16;
 /// Query rows up to which a task takes several KV heads: the heads of a block lie one after the other,
 /// and memory is read fastest in one go. More rows are better kept in the cache.
 const FEW_ROWS: usize = 16;
@@ -120,6 +123,11 @@ pub(crate) trait Heads: Sync {
         STEP_BLOCKS
     }
 
+    /// Blocks of a span, whole steps.
+    fn span_blocks(&self, _params: &AttnParams) -> usize {
+        SPAN_BLOCKS
+    }
+
     /// Takes the query rows of a KV head, `[rows, head_dim]`, scaled.
     fn start(&self, piece: &Piece<'_>, q: &[f32], head: &mut HeadScratch);
 
@@ -153,11 +161,11 @@ pub(crate) fn attend(
     let rows = piece_rows(layer.piece_rows(params), t * group, geometry.kv_heads);
     let pieces = pieces(batch, params, (group, rows));
     let out = ops::with_host_f32(q, |q| {
-        let spans = |p: &Piece<'_>| spans(p, geometry.block_tokens).len();
-        let most = pieces.iter().map(spans).max().unwrap_or(0);
-        let together = together(&pieces, geometry.kv_heads, most);
-        let call = Call { geometry, heads, q, layer, together };
-        if most > 1 && pieces.len() * call.parts() < 2 * pool::threads() {
+        let span = layer.span_blocks(params);
+        let mut call = Call { geometry, heads, q, layer, span, together: 1 };
+        let most = pieces.iter().map(|p| call.spans(p).len()).max().unwrap_or(0);
+        call.together = together(&pieces, geometry.kv_heads, most);
+        if most > 1 && pieces.len() * call.parts() < TASKS * pool::threads() {
             call.by_spans(&pieces)
         } else {
             call.by_pieces(&pieces)
@@ -251,18 +259,14 @@ fn together(pieces: &[Piece<'_>], kv_heads: usize, spans: usize) -> usize {
     (1..=kv_heads).rev().find(enough).unwrap_or(1)
 }
 
-/// The spans that a piece's blocks are in.
-fn spans(piece: &Piece<'_>, block_tokens: usize) -> Range<usize> {
-    let blocks = piece.blocks(block_tokens);
-    blocks.start / SPAN_BLOCKS..blocks.end.div_ceil(SPAN_BLOCKS)
-}
-
 /// What the tasks of one call share.
 struct Call<'a, H> {
     geometry: KvGeometry,
     heads: usize,
     q: &'a [f32],
     layer: &'a H,
+    /// Blocks of a span.
+    span: usize,
     /// KV heads of a task.
     together: usize,
 }
@@ -270,6 +274,12 @@ struct Call<'a, H> {
 impl<H: Heads> Call<'_, H> {
     fn group(&self) -> usize {
         self.heads / self.geometry.kv_heads
+    }
+
+    /// The spans that a piece's blocks are in.
+    fn spans(&self, piece: &Piece<'_>) -> Range<usize> {
+        let blocks = piece.blocks(self.geometry.block_tokens);
+        blocks.start / self.span..blocks.end.div_ceil(self.span)
     }
 
     /// Parts that the KV heads are in.
@@ -289,7 +299,7 @@ impl<H: Heads> Call<'_, H> {
             let piece = &pieces[piece];
             OWN.with_borrow_mut(|Own { scratch, totals, out }| {
                 self.start(piece, part, scratch);
-                let spans = spans(piece, self.geometry.block_tokens);
+                let spans = self.spans(piece);
                 if spans.len() == 1 {
                     self.attend(piece, part, spans.start, scratch);
                     let seen = |head: usize| self.layer.seen(&scratch.heads[head]);
@@ -319,8 +329,7 @@ impl<H: Heads> Call<'_, H> {
         for piece in pieces {
             for part in 0..self.parts() {
                 first.push(tasks.len());
-                let spans = spans(piece, self.geometry.block_tokens);
-                tasks.extend(spans.map(|span| (piece, part, span)));
+                tasks.extend(self.spans(piece).map(|span| (piece, part, span)));
             }
         }
         first.push(tasks.len());
@@ -368,8 +377,8 @@ impl<H: Heads> Call<'_, H> {
     fn attend(&self, piece: &Piece<'_>, part: usize, span: usize, scratch: &mut Scratch) {
         let all = piece.blocks(self.geometry.block_tokens);
         let step = self.layer.step_blocks(piece.params);
-        let from = all.start.max(span * SPAN_BLOCKS) / step * step;
-        let blocks = from..all.end.min((span + 1) * SPAN_BLOCKS);
+        let from = all.start.max(span * self.span) / step * step;
+        let blocks = from..all.end.min((span + 1) * self.span);
         let kv_heads = part * self.together..(part + 1) * self.together;
         self.layer.attend(piece, kv_heads, blocks, scratch);
     }

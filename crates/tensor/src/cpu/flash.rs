@@ -27,6 +27,8 @@ pub struct FlashTile {
     turned: Vec<f32>,
     state: Attended,
     scores: Vec<f32>,
+    /// Tokens of a step.
+    tokens: usize,
     wide: Vec<f32>,
     arithmetic: Arithmetic,
     /// Whether it has seen nothing since the start.
@@ -307,57 +309,108 @@ impl FlashTile {
         n: usize,
         visible: impl Fn(usize) -> Range<usize>,
     ) {
-        let (rows, d, dk) = (self.state.max.len(), self.state.d, self.dk);
-        let tokens = |v: &Floats<'_>| v.len() / d;
-        let level = self.level.unwrap_or_else(Level::detect);
-        self.scores.resize((rows * n).max(self.scores.len()), 0.0);
         let after = |i: usize| {
             [i + 1, i + 2].map(|i| match i.checked_sub(pages.len()) {
                 None => Some(pages[i]),
                 Some(i) => next[i],
             })
         };
+        let d = self.state.d;
+        self.expect(n);
         let mut first = 0;
-        if rows >= TURN_FROM && self.turned.is_empty() {
+        for (i, &(k, v)) in pages.iter().enumerate() {
+            self.score_page(first, k, after(i).map(|page| page.map(|(k, _)| k)), Some(v));
+            first += v.len() / d;
+        }
+        self.soften(visible);
+        let mut first = 0;
+        for (i, &(_, v)) in pages.iter().enumerate() {
+            self.weigh(first, v, after(i).map(|page| page.map(|(_, v)| v)));
+            first += v.len() / d;
+        }
+    }
+
+    /// Whether so many rows read pages where they lie. Then several tiles may take turns at a step, page by
+    /// page as memory has them: each is told with [`Self::expect`] how many tokens the step has, and given its
+    /// keys with [`Self::score`]; then they [`Self::soften`], and get the values with [`Self::weigh`]. That is
+    /// [`Self::step`] in parts, to the bit, unless [`Self::rounds`].
+    #[must_use]
+    pub fn reads_in_place(rows: usize) -> bool {
+        rows < WIDEN_FROM
+    }
+
+    /// A step over so many tokens begins.
+    pub fn expect(&mut self, tokens: usize) {
+        (self.fresh, self.tokens) = (false, tokens);
+        self.scores.resize((self.state.rows() * tokens).max(self.scores.len()), 0.0);
+    }
+
+    /// Scores the keys `k [n, dk]` of a step's tokens from `first` on; of the pages that are read after
+    /// this one, as far as it is known where they lie, lines are asked for meanwhile.
+    ///
+    /// # Panics
+    /// When the step has not so many tokens.
+    pub fn score(&mut self, first: usize, k: Floats<'_>, next: [Option<Floats<'_>>; 2]) {
+        self.score_page(first, k, next, None);
+    }
+
+    /// The same; `v` are values that are read soon.
+    fn score_page(
+        &mut self,
+        first: usize,
+        k: Floats<'_>,
+        next: [Option<Floats<'_>>; 2],
+        v: Option<Floats<'_>>,
+    ) {
+        let (rows, dk) = (self.state.rows(), self.dk);
+        let (tokens, level) = (k.len() / dk, self.level.unwrap_or_else(Level::detect));
+        assert!(k.len() == tokens * dk && first + tokens <= self.tokens, "the step's tokens");
+        let out = RowsMut { ptr: self.scores[first..].as_mut_ptr(), stride: self.tokens };
+        if rows < WIDEN_FROM {
+            return dots(level, &self.q, rows, k, tokens, next, out);
+        }
+        let wide = k.widened(&mut self.wide);
+        if rows < TURN_FROM {
+            return dots(level, &self.q, rows, Floats::F32(wide), tokens, [None; 2], out);
+        }
+        if self.turned.is_empty() {
             // Room for the vectors of the level with the most lanes.
             self.turned.resize(rows.next_multiple_of(TURN_FROM) * dk, 0.0);
             let q = Rows::new(self.q.as_ptr(), rows, dk);
             // SAFETY: `q` is rows x dk, and there is room for whole vectors of rows.
             unsafe { kernels::turn_rows(level, q, dk, self.turned.as_mut_ptr()) };
         }
-        for (i, (k, v)) in pages.iter().enumerate() {
-            let next = after(i).map(|page| page.map(|(k, _)| k));
-            let out = RowsMut { ptr: self.scores[first..].as_mut_ptr(), stride: n };
-            if rows < WIDEN_FROM {
-                dots(level, &self.q, rows, *k, tokens(v), next, out);
-            } else {
-                let wide = k.widened(&mut self.wide);
-                if rows < TURN_FROM {
-                    dots(level, &self.q, rows, Floats::F32(wide), tokens(v), [None; 2], out);
-                } else {
-                    let x = Turned { ptr: self.turned.as_ptr(), rows };
-                    let soon = [next[0].map_or(Soon::NONE, soon), soon(*v)];
-                    let k = Rows::new(wide.as_ptr(), tokens(v), dk);
-                    // SAFETY: the lengths were checked; `out` is rows x n.
-                    unsafe { kernels::dot_turned(level, x, k, dk, out, soon) };
-                }
-            }
-            first += tokens(v);
-        }
-        for row in 0..rows {
+        let x = Turned { ptr: self.turned.as_ptr(), rows };
+        let soon = [next[0], v].map(|page| page.map_or(Soon::NONE, soon));
+        let k = Rows::new(wide.as_ptr(), tokens, dk);
+        // SAFETY: the lengths were checked; `out` has the step's tokens for each row.
+        unsafe { kernels::dot_turned(level, x, k, dk, out, soon) };
+    }
+
+    /// Turns the step's scores into weights: [`Attended::soften`] of all rows.
+    ///
+    /// # Panics
+    /// When what a row may see is not in the step.
+    pub fn soften(&mut self, visible: impl Fn(usize) -> Range<usize>) {
+        let (n, level) = (self.tokens, self.level.unwrap_or_else(Level::detect));
+        for row in 0..self.state.rows() {
             let scores = &mut self.scores[row * n..][..n];
             self.state.soften_at(level, row, scores, visible(row), self.soft_cap);
         }
-        let mut first = 0;
-        for (i, (_, v)) in pages.iter().enumerate() {
-            let n_page = tokens(v);
-            let p = Rows::new(self.scores[first..].as_ptr(), rows, n);
-            let v = if rows < WIDEN_FROM { *v } else { Floats::F32(v.widened(&mut self.wide)) };
-            let acc = RowsMut { ptr: self.state.acc.as_mut_ptr(), stride: d };
-            let next = after(i).map(|page| page.map(|(_, v)| v));
-            add_weighted(level, p, v, n_page, next, acc);
-            first += n_page;
-        }
+    }
+
+    /// Adds the values `v [n, d]` of a step's tokens from `first` on, weighted; `next` as for keys.
+    ///
+    /// # Panics
+    /// As [`Self::score`].
+    pub fn weigh(&mut self, first: usize, v: Floats<'_>, next: [Option<Floats<'_>>; 2]) {
+        let (rows, d) = (self.state.rows(), self.state.d);
+        let (tokens, level) = (v.len() / d, self.level.unwrap_or_else(Level::detect));
+        assert!(v.len() == tokens * d && first + tokens <= self.tokens, "the step's tokens");
+        let p = Rows::new(self.scores[first..].as_ptr(), rows, self.tokens);
+        let v = if rows < WIDEN_FROM { v } else { Floats::F32(v.widened(&mut self.wide)) };
+        let acc = RowsMut { ptr: self.state.acc.as_mut_ptr(), stride: d };
+        add_weighted(level, p, v, tokens, next, acc);
     }
 }
 
