@@ -135,20 +135,40 @@ impl Floating<'_> {
         };
         let places = blocks.start * all..blocks.end * all;
         heads.iter_mut().for_each(|head| head.tile.expect(tokens.len()));
-        for place in places.clone() {
-            let Some((k, _)) = page(place) else { continue };
-            let (head, from, n) = used(place);
-            let next = [1, 2].map(|ahead| page(place + ahead).map(|(k, _)| k));
-            heads[head].tile.score(from, k.slice(0..n), next);
-        }
+        each_page(
+            places.clone(),
+            |place| page(place).map(|(k, _)| k),
+            |place, k, next| {
+                let (head, from, n) = used(place);
+                heads[head].tile.score(from, k.slice(0..n), next);
+            },
+        );
         for head in &mut *heads {
             head.tile.soften(|row| piece.sees_of(row, tokens.clone()));
         }
-        for place in places {
-            let Some((_, v)) = page(place) else { continue };
-            let (head, from, n) = used(place);
-            let next = [1, 2].map(|ahead| page(place + ahead).map(|(_, v)| v));
-            heads[head].tile.weigh(from, v.slice(0..n), next);
+        each_page(
+            places,
+            |place| page(place).map(|(_, v)| v),
+            |place, v, next| {
+                let (head, from, n) = used(place);
+                heads[head].tile.weigh(from, v.slice(0..n), next);
+            },
+        );
+    }
+}
+
+/// Calls `visit` with every page, and the two after it.
+fn each_page<'a>(
+    places: Range<usize>,
+    page: impl Fn(usize) -> Option<Floats<'a>>,
+    mut visit: impl FnMut(usize, Floats<'a>, [Option<Floats<'a>>; 2]),
+) {
+    let mut ahead = [0, 1].map(|i| page(places.start + i));
+    for place in places {
+        let [this, next] = ahead;
+        ahead = [next, page(place + 2)];
+        if let Some(this) = this {
+            visit(place, this, ahead);
         }
     }
 }

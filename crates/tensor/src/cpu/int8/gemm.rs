@@ -153,7 +153,7 @@ impl Product<'_> {
     ) {
         let outputs = x.outputs(rows.clone()).len();
         some_tiles(level, self.weight, tiles, x, rows, (&mut *block, each));
-        for (tile, block) in tiles.iter().zip(block.chunks_mut(each)) {
+        for (tile, block) in tiles.ranges().flatten().zip(block.chunks_mut(each)) {
             if x.rounding == Rounding::Int16 {
                 add_pairs(&mut block[..2 * outputs * TILE]);
             }
@@ -167,9 +167,15 @@ impl Product<'_> {
 
     /// Writes the outputs of tiles, each `each` elements of the block, with what is added to them.
     fn store(&self, tiles: Tiles, rows: Range<usize>, block: &mut [f32], each: usize) {
+        for (run, block) in tiles.ranges().zip(block.chunks_mut(tiles.run * each)) {
+            self.store_run(run, rows.clone(), block, each);
+        }
+    }
+
+    fn store_run(&self, run: Range<usize>, rows: Range<usize>, block: &mut [f32], each: usize) {
         let width = self.weight.rows;
         for (i, row) in rows.enumerate() {
-            for (tile, block) in tiles.iter().zip(block.chunks_mut(each)) {
+            for (tile, block) in run.clone().zip(block.chunks_mut(each)) {
                 let at = row * width + tile * TILE;
                 let n = TILE.min(width - tile * TILE);
                 let (outputs, _) = block.as_chunks_mut::<TILE>();
@@ -230,7 +236,7 @@ fn some_tiles(
             }
         };
     }
-    for (tile, out) in tiles.iter().zip(out.chunks_mut(each)) {
+    for (tile, out) in tiles.ranges().flatten().zip(out.chunks_mut(each)) {
         one_tile(level, w, tile, x, rows.clone(), out);
     }
 }

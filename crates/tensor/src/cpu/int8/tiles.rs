@@ -38,9 +38,10 @@ impl Tiles {
         self.run * self.runs
     }
 
-    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
-        let run = move |r| (0..self.run).map(move |i| self.first + r * self.step + i);
-        (0..self.runs).flat_map(run)
+    /// The runs.
+    pub(super) fn ranges(self) -> impl Iterator<Item = Range<usize>> {
+        let first = move |r| self.first + r * self.step;
+        (0..self.runs).map(move |r| first(r)..first(r) + self.run)
     }
 
     /// The first of each run, at most `most` together, and the others.
@@ -173,7 +174,8 @@ mod tests {
             let all = Runs::new(tiles, runs);
             for cut in 0..=all.parts() {
                 let pieces = [0..cut, cut..all.parts()].map(|parts| all.tiles(parts));
-                let mut seen: Vec<_> = pieces.into_iter().flatten().flat_map(Tiles::iter).collect();
+                let mut seen: Vec<_> =
+                    pieces.into_iter().flatten().flat_map(Tiles::ranges).flatten().collect();
                 seen.sort_unstable();
                 assert_eq!(seen, Vec::from_iter(0..tiles), "{tiles} in {runs}, cut at {cut}");
             }
@@ -184,8 +186,8 @@ mod tests {
     fn runs_are_split_together() {
         let all = Tiles { first: 2, run: 5, step: 8, runs: 2 };
         let (first, rest) = all.split(7);
-        assert_eq!(Vec::from_iter(first.iter()), [2, 3, 4, 10, 11, 12]);
-        assert_eq!(Vec::from_iter(rest.iter()), [5, 6, 13, 14]);
+        assert_eq!(Vec::from_iter(first.ranges()), [2..5, 10..13]);
+        assert_eq!(Vec::from_iter(rest.ranges()), [5..7, 13..15]);
         assert_eq!(all.len(), first.len() + rest.len());
     }
 }
