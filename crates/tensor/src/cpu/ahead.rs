@@ -40,6 +40,8 @@ pub(super) struct Never;
 /// Into the first-level cache, a page ahead: AMD's, and Intel's where several runs of weights are read at a
 /// time.
 pub(super) struct Near;
+/// The same for one row, too: Zen 5, which reads a tenth faster so.
+pub(super) struct NearAlways;
 /// Into the second-level cache, two pages ahead: Intel's, whose first-level cache waits for no more than
 /// sixteen lines at a time.
 pub(super) struct Far;
@@ -59,6 +61,16 @@ impl Ahead for Near {
     fn ask(line: *const u8) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(4096).cast()) }
+    }
+}
+
+impl Ahead for NearAlways {
+    const ALWAYS: bool = true;
+    const SOON: usize = Near::SOON;
+
+    #[inline(always)]
+    fn ask(line: *const u8) {
+        Near::ask(line);
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     pack::{self, BLOCK, CHUNK, PANEL, tile_line},
     rounded::{ROWS, TILE},
 };
-use crate::cpu::ahead::{Ahead, Far, Near, Never, intel};
+use crate::cpu::ahead::{Ahead, Far, Near, Never, intel, zen5};
 use half::bf16;
 use std::arch::x86_64::*;
 
@@ -62,9 +62,13 @@ pub(super) unsafe fn panel<W: Weights>(x: &[bf16], rows: usize, w: W, out: &mut 
         step!(4, Near);
         step!(3, Near);
         step!(2, Near);
-        // One row's weights keep up with what AMD's processors fetch by themselves, and are slower with more.
+        // One row's weights keep up with what AMD's processors before Zen 5 fetch by themselves, and are slower
+        // with more.
         if intel() {
             step!(1, Far);
+        }
+        if zen5() {
+            step!(1, Near);
         }
         step!(1, Never);
     }

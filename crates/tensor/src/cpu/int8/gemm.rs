@@ -17,7 +17,7 @@ use {
     },
     crate::{
         DType,
-        cpu::ahead::{Far, Near, intel},
+        cpu::ahead::{Far, Near, NearAlways, intel, zen5},
     },
 };
 
@@ -255,6 +255,11 @@ pub(super) fn one_tile(
         // SAFETY: the level was detected; shapes were checked by the caller.
         Int8Level::Amx | Int8Level::Vnni if intel() => unsafe {
             vnni::tile::<Far>(w, tile, x, rows, out);
+        },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Int8Level::Amx | Int8Level::Vnni if zen5() => unsafe {
+            vnni::tile::<NearAlways>(w, tile, x, rows, out);
         },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.

@@ -9,7 +9,7 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use {
     super::{amx, vnni},
-    crate::cpu::ahead::{intel, zen5},
+    crate::cpu::ahead::intel,
 };
 
 /// Below this many multiply-adds, waking other threads costs more than it gains.
@@ -85,12 +85,12 @@ fn share_in_order<'a>(
     all: &'a [Product<'a>],
     task: impl Fn(&'a Product<'a>, Tiles) + Sync,
 ) {
-    let runs: Vec<_> =
-        all.iter().map(|p| Runs::new(p.weight.tiles(), streams(level, x, p))).collect();
-    let parts = || runs.iter().map(|r| r.parts());
+    let streams = streams(level, x);
+    let runs = |p: &Product<'_>| Runs::new(p.weight.tiles(), streams);
+    let parts = || all.iter().map(|p| runs(p).parts());
     let pieces = |range| {
         sections(parts(), range)
-            .flat_map(|(i, own)| runs[i].tiles(own).into_iter().map(move |t| (&all[i], t)))
+            .flat_map(|(i, own)| runs(&all[i]).tiles(own).into_iter().map(move |t| (&all[i], t)))
             .filter(|(_, tiles)| tiles.run > 0)
     };
     let first = |range| {
@@ -140,16 +140,13 @@ impl Runs {
     }
 }
 
-/// Runs of tiles that these rows read at a time.
-fn streams(level: Int8Level, x: &Int8Rows, product: &Product<'_>) -> usize {
+/// Runs of tiles that these rows read at a time. AMD's processors read one faster, in order.
+fn streams(level: Int8Level, x: &Int8Rows) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if matches!(level, Int8Level::Amx | Int8Level::Vnni) {
-        // Zen 5 is slower at that with one row or eight, and with codes of eight bits.
-        if intel() || zen5() && product.weight.nibbles && (2..FEW_ROWS).contains(&x.rows) {
-            return vnni::streams(x.rows);
-        }
+    if matches!(level, Int8Level::Amx | Int8Level::Vnni) && intel() {
+        return vnni::streams(x.rows);
     }
-    let _ = (level, x, product);
+    let _ = (level, x);
     1
 }
 
