@@ -482,6 +482,7 @@ pub(super) fn stored<E>(x: &[E], rows: usize, stride: usize, next: [Option<&[E]>
     Rows {
         next: [next, if intel { later } else { std::ptr::null() }],
         near: intel && !next.is_null(),
+        nearest: super::zen5(),
         ..Rows::new(x.as_ptr(), rows, stride)
     }
 }

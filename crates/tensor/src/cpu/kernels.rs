@@ -26,6 +26,8 @@ pub(super) struct Rows<E = f32> {
     pub(super) next: [*const E; 2],
     /// Whether rows that are read a little later are brought from the second-level cache, too.
     pub(super) near: bool,
+    /// Whether what comes next is brought into the first-level cache at once.
+    pub(super) nearest: bool,
 }
 
 /// How many rows ahead lines are brought near.
@@ -33,7 +35,7 @@ const NEAR: usize = 4;
 
 impl<E> Rows<E> {
     pub(super) fn new(ptr: *const E, rows: usize, stride: usize) -> Self {
-        Self { ptr, rows, stride, next: [std::ptr::null(); 2], near: false }
+        Self { ptr, rows, stride, next: [std::ptr::null(); 2], near: false, nearest: false }
     }
 
     /// The rows from one on.
@@ -59,8 +61,9 @@ impl<E> Rows<E> {
                 continue;
             }
             for line in 0..n.div_ceil(Self::LINE) {
+                let line = next.wrapping_add(from + line * Self::LINE);
                 // SAFETY: a hint; the address is not read.
-                unsafe { L::prefetch(next.wrapping_add(from + line * Self::LINE)) };
+                unsafe { if self.nearest { L::prefetch_near(line) } else { L::prefetch(line) } }
             }
         }
     }
