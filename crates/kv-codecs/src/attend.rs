@@ -109,9 +109,7 @@ impl Floating<'_> {
         let d = self.geometry.head_dim;
         params.arithmetic == Arithmetic::Rounded && FlashTile::rounds(d, d)
     }
-}
 
-impl Floating<'_> {
     /// Some blocks of few query rows, whose keys and values are read in place: first all heads' keys, then
     /// all their values, in the order in which memory has them.
     fn step_in_order(
