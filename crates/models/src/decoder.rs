@@ -192,16 +192,16 @@ impl Layer {
         (parameters + more, bytes + more_bytes)
     }
 
-    /// Attention's output, plus `x` where no norm stands between.
+    /// What attention reads off, and the rows of `x` that it belongs to: those of `kept`, or all.
     fn attention(
         &self,
         model: &Spec,
         id: LayerId,
-        x: &Tensor,
+        (x, kept): (&Tensor, Option<&[u32]>),
         ropes: &[RopeAngles],
         kv: &mut dyn KvSession,
         phase: Phase,
-    ) -> Result<Tensor, ModelError> {
+    ) -> Result<(Tensor, Tensor), ModelError> {
         let (t, d) = (x.dims()[0], model.head_dim);
         let [q, k, v] = self.qkv.forward_normed(x, &self.norm, phase)?;
         let rows = Projected {
@@ -224,21 +224,31 @@ impl Layer {
         };
         let attended = kv.attend(id, &rows, &params)?;
         let attended = attended.reshape((t, model.heads * d))?;
-        let next = matches!(self.mlp, FeedForward::Dense(_)).then_some(&self.mlp_norm);
-        add_output(&self.out, &attended, x, (self.post_attn_norm.as_ref(), next), phase)
+        match kept {
+            Some(rows) => Ok((ops::take_rows(&attended, rows)?, ops::take_rows(x, rows)?)),
+            None => Ok((attended, x.clone())),
+        }
     }
 
-    /// The layer's output. The norm of the layer after it is `next` to read it.
+    /// The layer's output for the rows of `kept`, or all. The norm of the layer after it is `next` to read it.
     fn forward(
         &self,
         model: &Spec,
         id: LayerId,
-        (x, next): (&Tensor, Option<&RmsNorm>),
+        (x, kept, next): (&Tensor, Option<&[u32]>, Option<&RmsNorm>),
         ropes: &[RopeAngles],
         kv: &mut dyn KvSession,
         phase: Phase,
     ) -> Result<Tensor, ModelError> {
-        let x = self.attention(model, id, x, ropes, kv, phase)?;
+        let (attended, x) = self.attention(model, id, (x, kept), ropes, kv, phase)?;
+        if x.dims()[0] == 0 {
+            return Ok(x);
+        }
+        let norms = (
+            self.post_attn_norm.as_ref(),
+            matches!(self.mlp, FeedForward::Dense(_)).then_some(&self.mlp_norm),
+        );
+        let x = add_output(&self.out, &attended, &x, norms, phase)?;
         match &self.mlp {
             FeedForward::Dense(Gated { gate_up, down }) => {
                 let (norm, activation) = (&self.mlp_norm, model.activation);
@@ -284,11 +294,13 @@ impl Model for Decoder {
         if let Some(scale) = spec.embed_scale {
             x = ops::scale(&x, scale)?;
         }
+        let all = batch.logits_at.iter().copied().eq(0..batch.tokens.len() as u32);
         for (id, layer) in (0u16..).map(LayerId).zip(&self.layers) {
             let next = self.layers.get(usize::from(id.0) + 1).map(|layer| &layer.norm);
-            x = layer.forward(spec, id, (&x, next), &ropes, kv, phase)?;
+            // Of the last layer nobody reads the other rows, once it has their keys and values.
+            let kept = (next.is_none() && !all).then_some(batch.logits_at);
+            x = layer.forward(spec, id, (&x, kept, next), &ropes, kv, phase)?;
         }
-        let x = ops::take_rows(&x, batch.logits_at)?;
         let logits = self.head.forward_few(&self.norm.forward(&x)?, phase)?;
         match spec.logit_soft_cap {
             Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
