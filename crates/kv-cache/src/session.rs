@@ -1,7 +1,7 @@
 //! One step's view of the cache.
 
-use crate::{ExactRoom, KvCache, KvCacheError, KvConfig};
-use std::sync::Arc;
+use crate::{ExactRoom, KvCache, KvCacheError, KvConfig, cache::Table};
+use std::{collections::HashMap, sync::Arc};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, KvCodecError, SeqSpan};
 use taper_tensor::{Projected, Tensor, cpu};
@@ -103,7 +103,7 @@ impl PagedSession<'_> {
         }
         let KvConfig { scheme, geometry, .. } = &self.cache.config;
         let codec = Arc::clone(scheme.codec(layer.index()));
-        let (geometry, exact) = (*geometry, self.room(layer).is_some());
+        let (geometry, exact) = (*geometry, room(&self.cache.config, layer).is_some());
         let pages = &mut self.cache.pages[layer.index()];
         codec.encode(geometry, k, v, &self.slots, pages)?;
         if exact {
@@ -133,27 +133,29 @@ impl PagedSession<'_> {
         });
         cpu::read_soon(&sides.flatten().collect::<Vec<_>>());
     }
+}
 
-    /// The step's sequences as a layer's codec sees them.
-    fn batch(&self, layer: LayerId) -> AttnBatch<'_> {
-        let room = self.room(layer);
-        let exact = |i: usize| -> Option<ExactBlocks<'_>> {
-            Some(ExactBlocks { tokens: room?.tokens, blocks: self.exact.get(i)? })
-        };
-        let span = |(i, range): (usize, &SeqRange)| SeqSpan {
-            q_len: range.len,
-            kv_len: range.start + range.len,
-            blocks: self.cache.blocks(range.seq),
-            exact: exact(i),
-        };
-        AttnBatch { seqs: self.ranges.iter().enumerate().map(span).collect() }
-    }
+/// Room for a layer's exact rows. Layers whose rows are exact themselves have none.
+fn room(config: &KvConfig, layer: LayerId) -> Option<ExactRoom> {
+    let KvConfig { scheme, geometry, exact, .. } = config;
+    exact.filter(|_| scheme.codec(layer.index()).exact_block_bytes(*geometry).is_some())
+}
 
-    /// Room for a layer's exact rows. Layers whose rows are exact themselves have none.
-    fn room(&self, layer: LayerId) -> Option<ExactRoom> {
-        let KvConfig { scheme, geometry, exact, .. } = &self.cache.config;
-        exact.filter(|_| scheme.codec(layer.index()).exact_block_bytes(*geometry).is_some())
-    }
+/// A step's sequences as a layer's codec sees them, with the exact blocks beside their own where there is
+/// room for such.
+fn batch<'b>(
+    ranges: &[SeqRange],
+    tables: &'b HashMap<SeqId, Table>,
+    (room, exact): (Option<ExactRoom>, &'b [Vec<Option<BlockId>>]),
+) -> AttnBatch<'b> {
+    let exact = |i: usize| Some(ExactBlocks { tokens: room?.tokens, blocks: exact.get(i)? });
+    let span = |(i, range): (usize, &SeqRange)| SeqSpan {
+        q_len: range.len,
+        kv_len: range.start + range.len,
+        blocks: tables.get(&range.seq).map_or(&[], |t| t.blocks.as_slice()),
+        exact: exact(i),
+    };
+    AttnBatch { seqs: ranges.iter().enumerate().map(span).collect() }
 }
 
 impl KvSession for PagedSession<'_> {
@@ -163,18 +165,22 @@ impl KvSession for PagedSession<'_> {
         rows: &Projected<'_>,
         params: &AttnParams,
     ) -> Result<Tensor, KvCacheError> {
-        let layers = self.cache.pages.len();
-        let pages = self.cache.pages.get(layer.index());
-        let pages = pages.ok_or(KvCacheError::Layer { layer, layers })?;
-        let KvConfig { scheme, geometry, .. } = &self.cache.config;
-        let (codec, geometry) = (Arc::clone(scheme.codec(layer.index())), *geometry);
-        if let Some(out) = codec.attend_new(geometry, rows, pages, &self.batch(layer), params)? {
+        let (ranges, exact) = (&self.ranges, &self.exact);
+        let KvCache { config, pages, tables, .. } = &mut *self.cache;
+        let layers = pages.len();
+        let own = pages.get_mut(layer.index()).ok_or(KvCacheError::Layer { layer, layers })?;
+        let (codec, g) = (Arc::clone(config.scheme.codec(layer.index())), config.geometry);
+        let room = room(config, layer);
+        let seqs = batch(ranges, tables, (room, exact));
+        if let Some(out) = codec.attend_new(g, rows, &self.slots, own, &seqs, params)? {
+            self.announce_next(layer);
             return Ok(out);
         }
         let [q, k, v] = rows.turned().map_err(KvCodecError::from)?;
         self.store(layer, &k, &v)?;
-        let pages = &self.cache.pages[layer.index()];
         self.announce_next(layer);
-        Ok(codec.attend(geometry, &q, pages, &self.batch(layer), params)?)
+        let KvCache { pages, tables, .. } = &*self.cache;
+        let seqs = batch(&self.ranges, tables, (room, &self.exact));
+        Ok(codec.attend(g, &q, &pages[layer.index()], &seqs, params)?)
     }
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use taper_base::BlockId;
 use taper_tensor::{
     Tensor,
-    cpu::{Arithmetic, Attended, FlashTile, Floats},
+    cpu::{Arithmetic, Attended, FlashTile, Floats, HeadRows},
 };
 
 /// A packed step: the query tokens of several sequences, one after the other.
@@ -96,6 +96,17 @@ pub fn attend_blocks(
     params: &AttnParams,
 ) -> Result<Tensor, KvCodecError> {
     drive::attend(geometry, q, &Floating { geometry, reader }, batch, params)
+}
+
+/// The same of queries that are still to be normed and rotated.
+pub(crate) fn attend_block_rows(
+    geometry: KvGeometry,
+    q: HeadRows<'_>,
+    reader: &dyn BlockReader,
+    batch: &AttnBatch<'_>,
+    params: &AttnParams,
+) -> Result<Tensor, KvCodecError> {
+    drive::attend_rows(geometry, q, &Floating { geometry, reader }, batch, params)
 }
 
 /// Heads whose blocks are read as floats.

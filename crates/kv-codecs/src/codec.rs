@@ -112,19 +112,20 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError>;
 
-    /// Writes the rows of a step of one token a sequence and attends to all up to there, in one go; `None`,
-    /// with nothing written, where a codec does not, or not for such rows.
+    /// Writes a step's rows into their slots and attends to all up to there, in one go; `None`, with nothing
+    /// written, where a codec does not, or not for such rows.
     ///
     /// # Shapes
-    /// As [`Projected`]'s -> `[t, heads, head_dim]`.
+    /// As [`Projected`]'s -> `[t, heads, head_dim]`; `slots`: `t` of them.
     ///
     /// # Errors
-    /// Another shape or type, or a block outside the pages.
+    /// Another shape or type, or a slot or block outside the pages.
     fn attend_new(
         &self,
         _geometry: KvGeometry,
         _rows: &Projected<'_>,
-        _pages: &LayerPages,
+        _slots: &[usize],
+        _pages: &mut LayerPages,
         _batch: &AttnBatch<'_>,
         _params: &AttnParams,
     ) -> Result<Option<Tensor>, KvCodecError> {

@@ -7,11 +7,16 @@
 
 use crate::{
     AttnBatch, AttnParams, BlockBytes, BlockReader, KvCodec, KvCodecError, KvGeometry, LayerPages,
-    attend_blocks, drive,
+    attend::{attend_block_rows, attend_blocks},
+    drive,
 };
-use half::{bf16, f16};
+use half::bf16;
 use taper_base::BlockId;
-use taper_tensor::{AlignedBytes, DType, Tensor, TensorError, cpu::Floats, ops, pool};
+use taper_tensor::{
+    AlignedBytes, DType, Projected, Tensor, TensorError,
+    cpu::{self, Floats, HeadRows},
+    ops, pool,
+};
 
 /// Stores rows as plain floats. Lossless in f32; else each element is rounded to nearest.
 #[derive(Debug, Clone, Copy)]
@@ -38,8 +43,7 @@ impl DenseCodec {
     fn write(self, row: &[f32], out: &mut [u8]) {
         match self.dtype {
             DType::F16 => {
-                let out = bytemuck::cast_slice_mut::<_, f16>(out);
-                half::slice::HalfFloatSliceExt::convert_from_f32_slice(out, row);
+                cpu::f32_to_f16(row, bytemuck::cast_slice_mut(out));
             }
             DType::BF16 => {
                 let out = bytemuck::cast_slice_mut::<_, bf16>(out);
@@ -62,32 +66,49 @@ impl DenseCodec {
         ((block * g.kv_heads + head) * g.block_tokens + token) * g.head_dim * self.width()
     }
 
-    fn encode_side(
+    /// Writes keys and values into their slots.
+    fn write_rows(
         self,
         g: KvGeometry,
-        x: &Tensor,
+        [k, v]: [HeadRows<'_>; 2],
         slots: &[usize],
-        pages: &mut AlignedBytes,
+        pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
-        if *x.dims() != [slots.len(), g.kv_heads, g.head_dim] {
-            let expected = "k and v [slots, kv_heads, head_dim]";
-            return Err(KvCodecError::Shape { expected, got: x.dims().to_vec() });
+        for x in [k, v] {
+            if x.dims() != [slots.len(), g.kv_heads, g.head_dim] {
+                let expected = "k and v [slots, kv_heads, head_dim]";
+                return Err(KvCodecError::Shape { expected, got: x.dims().to_vec() });
+            }
         }
-        check_slots(g, slots, pages.len() / self.side_bytes(g))?;
-        let (bytes, block_bytes) = (g.head_dim * self.width(), self.side_bytes(g));
-        let mut blocks = touched_blocks(slots, g.block_tokens, pages.as_mut_slice(), block_bytes);
-        ops::with_host_f32(x, |x| {
-            let tokens: Vec<_> = x.chunks_exact(g.kv_heads * g.head_dim).collect();
-            pool::for_each(&mut blocks, |_, block| {
-                for &(token, offset) in &block.tokens {
-                    for (head, row) in tokens[token].chunks_exact(g.head_dim).enumerate() {
-                        let at = self.offset(g, 0, head, offset);
-                        self.write(row, &mut block.bytes[at..at + bytes]);
-                    }
-                }
-            });
-        })?;
+        let block_bytes = self.side_bytes(g);
+        check_slots(g, slots, pages.k.len().min(pages.v.len()) / block_bytes)?;
+        let touched = |pages| touched_blocks(slots, g.block_tokens, pages, block_bytes);
+        let [keys, values] = [&mut pages.k, &mut pages.v].map(|x| touched(x.as_mut_slice()));
+        let mut blocks: Vec<_> = keys.into_iter().zip(values).collect();
+        pool::for_each(&mut blocks, |_, (key, value)| {
+            let mut row = vec![0.0; g.head_dim];
+            for (x, block) in [(k, key), (v, value)] {
+                self.write_block(g, x, block, &mut row);
+            }
+        });
         Ok(())
+    }
+
+    /// Writes the rows of one block, each by way of `row`.
+    fn write_block(
+        self,
+        g: KvGeometry,
+        x: HeadRows<'_>,
+        block: &mut TouchedBlock<'_>,
+        row: &mut [f32],
+    ) {
+        for &(token, offset) in &block.tokens {
+            for head in 0..g.kv_heads {
+                x.turn(token, head, 1.0, row);
+                let at = self.offset(g, 0, head, offset);
+                self.write(row, &mut block.bytes[at..at + g.head_dim * self.width()]);
+            }
+        }
     }
 
     fn decode_side(
@@ -107,6 +128,17 @@ impl DenseCodec {
             }
         }
         Ok(ops::from_host_f32(out, &[slots.len(), g.kv_heads, g.head_dim])?)
+    }
+
+    /// Reads pages that have the blocks of a batch.
+    fn reader<'a>(
+        self,
+        geometry: KvGeometry,
+        pages: &'a LayerPages,
+        batch: &AttnBatch<'_>,
+    ) -> Result<Reader<'a>, KvCodecError> {
+        drive::check_blocks(geometry, batch, pages.k.len() / self.side_bytes(geometry))?;
+        Ok(Reader { codec: self, geometry, pages })
     }
 
     fn side_bytes(self, g: KvGeometry) -> usize {
@@ -220,8 +252,37 @@ impl KvCodec for DenseCodec {
         slots: &[usize],
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
-        self.encode_side(geometry, k, slots, &mut pages.k)?;
-        self.encode_side(geometry, v, slots, &mut pages.v)
+        let rows = |x: &Tensor| match *x.dims() {
+            [_, heads, d] => Ok((heads, d)),
+            _ => {
+                let expected = "k and v [slots, kv_heads, head_dim]";
+                Err(KvCodecError::Shape { expected, got: x.dims().to_vec() })
+            }
+        };
+        let (of_k, of_v) = (rows(k)?, rows(v)?);
+        ops::with_host_f32(k, |k| {
+            let k = HeadRows::plain(k, of_k.0, of_k.1);
+            ops::with_host_f32(v, |v| {
+                let v = HeadRows::plain(v, of_v.0, of_v.1);
+                self.write_rows(geometry, [k, v], slots, pages)
+            })
+        })??
+    }
+
+    fn attend_new(
+        &self,
+        geometry: KvGeometry,
+        rows: &Projected<'_>,
+        slots: &[usize],
+        pages: &mut LayerPages,
+        batch: &AttnBatch<'_>,
+        params: &AttnParams,
+    ) -> Result<Option<Tensor>, KvCodecError> {
+        rows.with_host(|[q, k, v]| {
+            self.write_rows(geometry, [k, v], slots, pages)?;
+            let reader = self.reader(geometry, pages, batch)?;
+            attend_block_rows(geometry, q, &reader, batch, params).map(Some)
+        })?
     }
 
     fn decode(
@@ -242,8 +303,7 @@ impl KvCodec for DenseCodec {
         batch: &AttnBatch<'_>,
         params: &AttnParams,
     ) -> Result<Tensor, KvCodecError> {
-        drive::check_blocks(geometry, batch, pages.k.len() / self.side_bytes(geometry))?;
-        let reader = Reader { codec: *self, geometry, pages };
+        let reader = self.reader(geometry, pages, batch)?;
         attend_blocks(geometry, q, &reader, batch, params)
     }
 }

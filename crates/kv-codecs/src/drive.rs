@@ -8,7 +8,7 @@ use std::{cell::RefCell, ops::Range};
 use taper_base::BlockId;
 use taper_tensor::{
     Tensor,
-    cpu::{Attended, FlashTile},
+    cpu::{Attended, FlashTile, HeadRows},
     ops,
     pool::{self, GridCell},
 };
@@ -148,10 +148,27 @@ pub(crate) trait Heads: Sync {
     fn restore(&self, _row: &mut [f32]) {}
 }
 
-/// Causal grouped-query attention.
+/// Causal grouped-query attention of queries as they are, `q [t, heads, head_dim]`.
 pub(crate) fn attend(
     geometry: KvGeometry,
     q: &Tensor,
+    layer: &impl Heads,
+    batch: &AttnBatch<'_>,
+    params: &AttnParams,
+) -> Result<Tensor, KvCodecError> {
+    let &[_, heads, d] = q.dims() else {
+        let expected = "q [t, heads, head_dim]";
+        return Err(KvCodecError::Shape { expected, got: q.dims().to_vec() });
+    };
+    ops::with_host_f32(q, |q| {
+        attend_rows(geometry, HeadRows::plain(q, heads, d), layer, batch, params)
+    })?
+}
+
+/// The same of queries that are still to be normed and rotated.
+pub(crate) fn attend_rows(
+    geometry: KvGeometry,
+    q: HeadRows<'_>,
     layer: &impl Heads,
     batch: &AttnBatch<'_>,
     params: &AttnParams,
@@ -160,27 +177,25 @@ pub(crate) fn attend(
     let group = heads / geometry.kv_heads;
     let rows = piece_rows(layer.piece_rows(params), t * group, geometry.kv_heads);
     let pieces = pieces(batch, params, (group, rows));
-    let out = ops::with_host_f32(q, |q| {
-        let span = layer.span_blocks(params);
-        let mut call = Call { geometry, heads, q, layer, span, together: 1 };
-        let most = pieces.iter().map(|p| call.spans(p).len()).max().unwrap_or(0);
-        call.together = together(&pieces, geometry.kv_heads, most);
-        if most > 1 && pieces.len() * call.parts() < TASKS * pool::threads() {
-            call.by_spans(&pieces)
-        } else {
-            call.by_pieces(&pieces)
-        }
-    })?;
+    let span = layer.span_blocks(params);
+    let mut call = Call { geometry, heads, q, layer, span, together: 1 };
+    let most = pieces.iter().map(|p| call.spans(p).len()).max().unwrap_or(0);
+    call.together = together(&pieces, geometry.kv_heads, most);
+    let out = if most > 1 && pieces.len() * call.parts() < TASKS * pool::threads() {
+        call.by_spans(&pieces)
+    } else {
+        call.by_pieces(&pieces)
+    };
     Ok(ops::from_host_f32(out, &[t, heads, geometry.head_dim])?)
 }
 
 fn check(
     geometry: KvGeometry,
-    q: &Tensor,
+    q: HeadRows<'_>,
     batch: &AttnBatch<'_>,
 ) -> Result<(usize, usize), KvCodecError> {
+    let [t, heads, d] = q.dims();
     let shape = |expected| KvCodecError::Shape { expected, got: q.dims().to_vec() };
-    let &[t, heads, d] = q.dims() else { return Err(shape("q [t, heads, head_dim]")) };
     if d != geometry.head_dim || heads == 0 || !heads.is_multiple_of(geometry.kv_heads) {
         return Err(shape("q with the cache's head_dim and a multiple of its heads"));
     }
@@ -263,7 +278,7 @@ fn together(pieces: &[Piece<'_>], kv_heads: usize, spans: usize) -> usize {
 struct Call<'a, H> {
     geometry: KvGeometry,
     heads: usize,
-    q: &'a [f32],
+    q: HeadRows<'a>,
     layer: &'a H,
     /// Blocks of a span.
     span: usize,
@@ -361,14 +376,15 @@ impl<H: Heads> Call<'_, H> {
     }
 
     fn start(&self, piece: &Piece<'_>, part: usize, scratch: &mut Scratch) {
-        let width = self.group() * self.geometry.head_dim;
+        let (d, group) = (self.geometry.head_dim, self.group());
         let Scratch { heads, q, .. } = scratch;
         heads.resize_with(self.together, HeadScratch::default);
+        q.resize(piece.len() * d, 0.0);
         for (i, head) in heads.iter_mut().enumerate() {
-            q.clear();
-            for row in piece.tokens.clone() {
-                let at = (row * self.geometry.kv_heads + part * self.together + i) * width;
-                q.extend(self.q[at..at + width].iter().map(|x| x * piece.params.scale));
+            let first = (part * self.together + i) * group;
+            for (row, out) in q.chunks_exact_mut(d).enumerate() {
+                let token = piece.tokens.start + row / group;
+                self.q.turn(token, first + row % group, piece.params.scale, out);
             }
             self.layer.start(piece, q, head);
         }

@@ -281,7 +281,8 @@ impl KvCodec for GpuCodec {
         &self,
         geometry: KvGeometry,
         rows: &Projected<'_>,
-        pages: &LayerPages,
+        _slots: &[usize],
+        pages: &mut LayerPages,
         batch: &AttnBatch<'_>,
         params: &AttnParams,
     ) -> Result<Option<Tensor>, KvCodecError> {

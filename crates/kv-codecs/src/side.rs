@@ -2,7 +2,7 @@
 //! that attention needs of them.
 
 use crate::KvGeometry;
-use half::{f16, slice::HalfFloatSliceExt};
+use half::f16;
 use std::fmt;
 use taper_tensor::{
     AlignedBytes,
@@ -12,6 +12,7 @@ use taper_tensor::{
             AffineQueries, AffineScales, AffineWeights, CodeLevel, Codes, Int8Queries, TILE_ROWS,
             prefetch,
         },
+        f32_to_f16,
     },
 };
 
@@ -194,7 +195,7 @@ pub(crate) fn put_halves(bytes: &mut [u8], row: &[f32]) {
     for (bytes, row) in bytes.chunks_mut(2 * SOME).zip(row.chunks(SOME)) {
         let (mut floats, mut halves) = ([0.0; SOME], [f16::ZERO; SOME]);
         floats.iter_mut().zip(row).for_each(|(f, x)| *f = x.clamp(-MOST, MOST));
-        halves.convert_from_f32_slice(&floats);
+        f32_to_f16(&floats, &mut halves);
         for (bytes, half) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(&halves[..row.len()]) {
             *bytes = half.to_le_bytes();
         }

@@ -1,7 +1,8 @@
 //! Rotary position embedding (Su et al. 2021), the half-split form that Hugging Face checkpoints use.
 
 use crate::{
-    Linear, Result, RmsNorm, Tensor, TensorError, cpu,
+    Linear, Result, RmsNorm, Tensor, TensorError,
+    cpu::HeadRows,
     gpu::{self, Resident},
     host, pool,
 };
@@ -96,6 +97,26 @@ impl Projected<'_> {
         let v = self.v.reshape(k.dims())?;
         Ok([q, k, v])
     }
+
+    /// Calls `f` with queries, keys and values in the host's memory, not yet normed or rotated.
+    ///
+    /// # Errors
+    /// Another shape or type.
+    pub fn with_host<R>(&self, f: impl FnOnce([HeadRows<'_>; 3]) -> R) -> Result<R> {
+        self.check()?;
+        check(self.v, self.head_dim, None, None)?;
+        let (q_norm, k_norm) = self.norms.unzip();
+        let (op, d, rope) = ("attention", self.head_dim, self.rope);
+        let width = |x| host::dims2(op, x).map(|(_, width)| width);
+        let widths = (width(self.q)?, width(self.k)?, width(self.v)?);
+        host::read(op, self.q, |q| {
+            let q = heads((q, widths.0), d, q_norm, rope);
+            host::read(op, self.k, |k| {
+                let k = heads((k, widths.1), d, k_norm, rope);
+                host::read(op, self.v, |v| f([q, k, heads((v, widths.2), d, None, None)]))
+            })
+        })??
+    }
 }
 
 /// Norms each head of each token, and rotates it: of queries and keys at once.
@@ -123,16 +144,21 @@ pub fn norm_rope(
     }
     let one = |x: &Tensor, norm: Option<&RmsNorm>| {
         let (t, token) = host::dims2("rope", x)?;
-        let rows = cpu::HeadRows {
-            token,
-            head: head_dim,
-            norm: norm.map(|n| (n.gains(), n.eps())),
-            angles: rope.map(|r| (r.cos.host(), r.sin.host(), r.pairs)),
-        };
-        let out = host::read("rope", x, |x| cpu::norm_rotate(x, rows))?;
+        let out = host::read("rope", x, |x| heads((x, token), head_dim, norm, rope).turned())?;
         host::tensor(out, &[t, token / head_dim, head_dim])
     };
     Ok([one(x, x_norm)?, one(y, y_norm)?])
+}
+
+fn heads<'a>(
+    (x, token): (&'a [f32], usize),
+    head: usize,
+    norm: Option<&'a RmsNorm>,
+    rope: Option<&'a RopeAngles>,
+) -> HeadRows<'a> {
+    let norm = norm.map(|n| (n.gains(), n.eps()));
+    let angles = rope.map(|r| (r.cos.host(), r.sin.host(), r.pairs));
+    HeadRows { x, token, head, norm, angles }
 }
 
 fn check(

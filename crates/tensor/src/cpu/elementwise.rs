@@ -7,7 +7,7 @@ use super::{
 use crate::pool;
 
 /// Elements a task should have at least.
-const CHUNK: usize = 1 << 13;
+pub(super) const CHUNK: usize = 1 << 13;
 
 /// The gate of a feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,42 +62,6 @@ pub(super) unsafe fn norm_row(level: Level, x: *const f32, w: &[f32], eps: f32, 
     }
 }
 
-/// Rows of attention heads, normed and rotated.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct HeadRows<'a> {
-    /// Elements of a token.
-    pub(crate) token: usize,
-    /// Elements of a head.
-    pub(crate) head: usize,
-    /// Gains and epsilon of the norm of each head.
-    pub(crate) norm: Option<(&'a [f32], f32)>,
-    /// Cosines and sines, `[tokens, pairs]`, and pairs a token.
-    pub(crate) angles: Option<(&'a [f32], &'a [f32], usize)>,
-}
-
-/// Norms and rotates each head of each token.
-pub(crate) fn norm_rotate(x: &[f32], rows: HeadRows<'_>) -> Vec<f32> {
-    let HeadRows { token, head, norm, angles } = rows;
-    let level = Level::detect();
-    fill(x.len(), (CHUNK / token).max(1) * token, |out, range| {
-        for at in range.step_by(head) {
-            // SAFETY: a whole head of each; the angles are those of the head's token.
-            unsafe {
-                let (from, to) = (x[at..][..head].as_ptr(), out.at(at));
-                match norm {
-                    Some((gains, eps)) => norm_row(level, from, gains, eps, to),
-                    None => to.copy_from_nonoverlapping(from, head),
-                }
-                if let Some((cos, sin, pairs)) = angles {
-                    let first = at / token * pairs;
-                    let (cos, sin) = (&cos[first..][..pairs], &sin[first..][..pairs]);
-                    kernels::rotate(level, to, pairs, cos.as_ptr(), sin.as_ptr());
-                }
-            }
-        }
-    })
-}
-
 /// `activation(gate) * up`.
 ///
 /// # Panics
@@ -139,7 +103,7 @@ pub fn add(x: &[f32], y: &[f32]) -> Vec<f32> {
 }
 
 /// A new buffer of `len` elements, all of which `task` writes, range by range.
-fn fill(
+pub(super) fn fill(
     len: usize,
     least: usize,
     task: impl Fn(SharedOut, std::ops::Range<usize>) + Sync,

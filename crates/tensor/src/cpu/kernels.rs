@@ -167,6 +167,10 @@ kernel! {
     widen_f16 = widen_body[f16](x: *const f16, n: usize, out: *mut f32)
 }
 kernel! {
+    /// `out[i] = x[i]`, rounded.
+    narrow_f16 = narrow_f16_body(x: *const f32, n: usize, out: *mut f16)
+}
+kernel! {
     /// The largest of `n` elements, at least one.
     row_max = row_max_body(x: *const f32, n: usize) -> f32
 }

@@ -81,6 +81,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn load_bf16_of_pairs<const SECOND: bool>(p: *const bf16) -> Self;
     unsafe fn store(self, p: *mut f32);
     unsafe fn store_part(self, p: *mut f32, n: usize);
+    /// As many halves, rounded to the nearest, ties to even.
+    unsafe fn store_f16(self, p: *mut f16);
     unsafe fn add(self, o: Self) -> Self;
     unsafe fn sub(self, o: Self) -> Self;
     unsafe fn mul(self, o: Self) -> Self;
@@ -181,6 +183,11 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn store_part(self, _: *mut f32, _: usize) {}
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        // SAFETY: the caller passes a writable element.
+        unsafe { *p = f16::from_f32(self.0) }
+    }
     #[inline(always)]
     unsafe fn add(self, o: Self) -> Self {
         Self(self.0 + o.0)

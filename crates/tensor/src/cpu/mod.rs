@@ -12,6 +12,7 @@ mod elementwise;
 mod flash;
 mod floats;
 mod gemm;
+mod heads;
 pub mod int8;
 mod kernels;
 mod lanes;
@@ -44,13 +45,14 @@ fn zen5() -> bool {
 }
 
 pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
-pub(crate) use elementwise::{HeadRows, add_scaled, norm_rotate};
+pub(crate) use elementwise::add_scaled;
 pub use flash::{Arithmetic, Attended, FlashTile};
 pub use floats::Floats;
 pub(crate) use gemm::matmul_to;
 pub use gemm::{RowSource, matmul};
+pub use heads::HeadRows;
 pub use soon::read_soon;
-pub use unpack::{bf16_to_f32, f16_to_f32, unpack_affine};
+pub use unpack::{bf16_to_f32, f16_to_f32, f32_to_f16, unpack_affine};
 
 use std::sync::OnceLock;
 

@@ -68,6 +68,10 @@ impl Lanes for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        unsafe { vst1_u16(p.cast(), vreinterpret_u16_f16(vcvt_f16_f32(self.0))) }
+    }
+    #[inline(always)]
     unsafe fn add(self, o: Self) -> Self {
         Self(unsafe { vaddq_f32(self.0, o.0) })
     }

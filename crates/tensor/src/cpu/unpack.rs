@@ -13,6 +13,16 @@ pub fn f16_to_f32(x: &[f16], out: &mut [f32]) {
     unsafe { kernels::widen_f16(Level::detect(), x.as_ptr(), x.len(), out.as_mut_ptr()) };
 }
 
+/// Rounds to the nearest `f16`, ties to even.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn f32_to_f16(x: &[f32], out: &mut [f16]) {
+    assert_eq!(x.len(), out.len(), "one length");
+    // SAFETY: the lengths are equal.
+    unsafe { kernels::narrow_f16(Level::detect(), x.as_ptr(), x.len(), out.as_mut_ptr()) };
+}
+
 /// Widens `bf16`.
 ///
 /// # Panics

@@ -23,6 +23,9 @@ unsafe fn avx2_mask(n: usize) -> __m256i {
 
 // Functions and no closures: those would not be compiled for the level.
 
+/// To the nearest, ties to even.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+
 /// Both halves added.
 #[inline(always)]
 unsafe fn half(x: __m256) -> __m128 {
@@ -97,6 +100,10 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn store_part(self, p: *mut f32, n: usize) {
         unsafe { _mm256_maskstore_ps(p, avx2_mask(n), self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<NEAREST>(self.0)) }
     }
     #[inline(always)]
     unsafe fn add(self, o: Self) -> Self {
@@ -222,6 +229,10 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn store_part(self, p: *mut f32, n: usize) {
         unsafe { _mm512_mask_storeu_ps(p, ((1u32 << n) - 1) as __mmask16, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<NEAREST>(self.0)) }
     }
     #[inline(always)]
     unsafe fn add(self, o: Self) -> Self {

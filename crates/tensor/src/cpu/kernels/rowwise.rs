@@ -1,6 +1,7 @@
 //! Rows and elements, one after the other.
 
 use super::super::lanes::{Element, Lanes};
+use half::f16;
 
 /// Runs the first block for whole vectors, and the second for what is left. A macro and not a
 /// function with closures: a closure is not compiled for the level, and its instructions become calls.
@@ -73,6 +74,18 @@ pub(super) unsafe fn widen_body<L: Lanes, E: Element>(x: *const E, n: usize, out
                 E::load_part::<L>(x.add(i), rest).store_part(out.add(i), rest);
             }
         );
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn narrow_f16_body<L: Lanes>(x: *const f32, n: usize, out: *mut f16) {
+    // SAFETY: `n` elements of each.
+    unsafe {
+        by_lanes!(L, n, |i| { L::load(x.add(i)).store_f16(out.add(i)) }, |i, rest| {
+            for e in i..i + rest {
+                *out.add(e) = f16::from_f32(*x.add(e));
+            }
+        });
     }
 }
 
