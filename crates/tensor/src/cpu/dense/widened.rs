@@ -21,7 +21,7 @@ use std::cell::RefCell;
 /// Rows that go by a panel at once: blocks that tiles multiply together.
 const STEP: usize = 48;
 /// Widened panels that stay in the second-level cache while rows go by, in bytes.
-const CACHED: usize = 1 << 20;
+const CACHED: usize = 512 << 10;
 
 thread_local! {
     static WIDE: RefCell<Vec<Chunk>> = const { RefCell::new(Vec::new()) };
