@@ -211,7 +211,8 @@ impl Layer {
             head_dim: d,
             norms: self.qk_norm.as_ref().map(|(q, k)| (q, k)),
             rope: self.spec.rope.map(|rope| &ropes[rope]),
-            next: Some(&self.out),
+            // Rows are chosen from it first where not all are kept.
+            next: kept.is_none().then_some(&self.out),
         };
         let params = AttnParams {
             scale: model.attn_scale,
