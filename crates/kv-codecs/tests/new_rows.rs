@@ -34,7 +34,8 @@ impl Step {
         let (mut slots, mut positions) = (Vec::new(), Vec::new());
         let mut spans = Vec::new();
         for &(start, len, blocks) in seqs {
-            let slot = |i| blocks[i / G.block_tokens] as usize * G.block_tokens + i % G.block_tokens;
+            let slot =
+                |i| blocks[i / G.block_tokens] as usize * G.block_tokens + i % G.block_tokens;
             slots.extend((start..start + len).map(slot));
             positions.extend((start..start + len).map(|i| i as u32));
             let blocks: Vec<_> = blocks.iter().map(|&b| BlockId(b)).collect();

@@ -44,8 +44,8 @@ fn zen5() -> bool {
     false
 }
 
-pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
 pub(crate) use elementwise::add_scaled;
+pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
 pub use flash::{Arithmetic, Attended, FlashTile};
 pub use floats::Floats;
 pub(crate) use gemm::matmul_to;

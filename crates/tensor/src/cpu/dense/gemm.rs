@@ -33,9 +33,10 @@ const STEP: usize = 48;
 const ROWS: usize = 2 * STEP;
 /// Rows of activations that stay in the second-level cache while a task's panels go by, in bytes.
 const CACHED: usize = 512 << 10;
-/// Most rows whose products wait for memory, which is read fastest in order. They unpack a panel as they go,
-/// two at a time; more have it unpacked first.
+/// Most rows that unpack a panel as they go, two at a time; more have it unpacked first.
 const FEW: usize = 4;
+/// Most rows whose products wait for memory, which is read fastest in order.
+const IN_ORDER: usize = 8;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
@@ -105,7 +106,7 @@ pub(crate) fn products(level: DenseLevel, x: DenseRows<'_>, all: &[Product<'_>])
     };
     if rows * x.cols * total * PANEL < PARALLEL_FROM {
         share(0..total);
-    } else if rows <= FEW {
+    } else if rows <= IN_ORDER {
         let stream = |range| {
             sections(panels(), range).map(|(i, panels)| all[i].weight.memory(panels.start)).take(1)
         };

@@ -1,10 +1,7 @@
 //! How tiles of weights are shared out among threads.
 
 use super::{Int8Level, Int8Rows, gemm::Product};
-use crate::{
-    cpu::{next, shared::sections},
-    pool,
-};
+use crate::cpu::{next, shared::sections};
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use {
@@ -14,8 +11,6 @@ use {
 
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
-/// Up to so many rows memory is what products wait for, and it is read fastest in order.
-const FEW_ROWS: usize = 8;
 
 /// Some tiles of a weight: runs of neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,34 +47,9 @@ impl Tiles {
     }
 }
 
-/// Calls `task` for all tiles of all weights, some at a time.
+/// Calls `task` for all tiles of all weights, some at a time, every thread going through neighbours: memory is
+/// read fastest in order.
 pub(super) fn share<'a>(
-    level: Int8Level,
-    x: &Int8Rows,
-    all: &'a [Product<'a>],
-    task: impl Fn(&'a Product<'a>, Tiles) + Sync,
-) {
-    let all_tiles = || all.iter().map(|p| p.weight.tiles());
-    let some = |range| {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the level was detected.
-        let _tiles = in_tile_registers(level, x).then(|| unsafe { amx::configure(x) });
-        for (i, own) in sections(all_tiles(), range) {
-            task(&all[i], Tiles::range(own));
-        }
-    };
-    let work: usize = all.iter().map(|p| p.weight.rows * x.rows * p.weight.cols).sum();
-    if work < PARALLEL_FROM {
-        some(0..all_tiles().sum());
-    } else if x.rows > FEW_ROWS || in_tile_registers(level, x) {
-        pool::guided(all_tiles().sum(), 1, some);
-    } else {
-        share_in_order(level, x, all, task);
-    }
-}
-
-/// The same, every thread going through neighbours.
-fn share_in_order<'a>(
     level: Int8Level,
     x: &Int8Rows,
     all: &'a [Product<'a>],
@@ -93,20 +63,24 @@ fn share_in_order<'a>(
             .flat_map(|(i, own)| runs(&all[i]).tiles(own).into_iter().map(move |t| (&all[i], t)))
             .filter(|(_, tiles)| tiles.run > 0)
     };
+    let some = |range| {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was detected.
+        let _tiles = in_tile_registers(level, x).then(|| unsafe { amx::configure(x) });
+        pieces(range).for_each(|(product, tiles)| task(product, tiles));
+    };
+    let work: usize = all.iter().map(|p| p.weight.rows * x.rows * p.weight.cols).sum();
+    let total = parts().sum();
+    if work < PARALLEL_FROM {
+        return some(0..total);
+    }
     let first = |range| {
         let (product, tiles) = pieces(range).next()?;
         let run = move |r| product.weight.run(tiles.first + r * tiles.step, tiles.run);
         Some((0..tiles.runs).map(run))
     };
     let key = all.first().map_or(0, |p| p.weight.data.as_slice().as_ptr().addr());
-    next::lanes(
-        key,
-        parts().sum(),
-        |range| first(range).into_iter().flatten(),
-        |range| {
-            pieces(range).for_each(|(product, tiles)| task(product, tiles));
-        },
-    );
+    next::lanes(key, total, |range| first(range).into_iter().flatten(), some);
 }
 
 /// A weight's tiles as few rows read them: as many runs as are read at a time, and what is left of them. A
@@ -143,7 +117,8 @@ impl Runs {
 /// Runs of tiles that these rows read at a time. AMD's processors read one faster, in order.
 fn streams(level: Int8Level, x: &Int8Rows) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if matches!(level, Int8Level::Amx | Int8Level::Vnni) && intel() {
+    if matches!(level, Int8Level::Amx | Int8Level::Vnni) && intel() && !in_tile_registers(level, x)
+    {
         return vnni::streams(x.rows);
     }
     let _ = (level, x);
