@@ -114,10 +114,13 @@ impl PagedSession<'_> {
 
     /// Says which blocks the layer after this one will read.
     fn announce_next(&self, layer: LayerId) {
+        if self.ranges.len() < FETCH_FROM || !cpu::reads_soon() {
+            return;
+        }
         let KvConfig { scheme, geometry, .. } = &self.cache.config;
         let next = (layer.index() + 1) % self.cache.pages.len();
         let (pages, bytes) = (&self.cache.pages[next], scheme.codec(next).block_bytes(*geometry));
-        if self.ranges.len() < FETCH_FROM || pages.gpu.is_some() {
+        if pages.gpu.is_some() {
             return;
         }
         let blocks = |range: &SeqRange| {

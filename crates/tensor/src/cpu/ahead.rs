@@ -29,7 +29,7 @@ pub(super) trait Ahead {
     /// Whether that helps one row, which waits for memory; several gain by it anyway.
     const ALWAYS: bool;
     /// Lines of what attention reads next that sixteen rows ask for at each group, beside the nine of their
-    /// weights. Intel's are faster without.
+    /// weights. Intel's and Zen 5 are faster without.
     const SOON: usize = 0;
     /// Asks for the line that is to come after the one at `line`: a hint, nothing is read.
     fn ask(line: *const u8);
@@ -66,7 +66,6 @@ impl Ahead for Near {
 
 impl Ahead for NearAlways {
     const ALWAYS: bool = true;
-    const SOON: usize = Near::SOON;
 
     #[inline(always)]
     fn ask(line: *const u8) {

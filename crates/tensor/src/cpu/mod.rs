@@ -51,7 +51,7 @@ pub use floats::Floats;
 pub(crate) use gemm::matmul_to;
 pub use gemm::{RowSource, matmul};
 pub use heads::HeadRows;
-pub use soon::read_soon;
+pub use soon::{read_soon, reads_soon};
 pub use unpack::{bf16_to_f32, f16_to_f32, f32_to_f16, unpack_affine};
 
 use std::sync::OnceLock;

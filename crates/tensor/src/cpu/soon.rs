@@ -4,6 +4,11 @@
 //! attention of as many sequences waits for memory. So who knows what attention will read says so, and
 //! products ask for a few lines of it now and then. A hint: nothing is read, and no result depends on it.
 
+#[cfg(target_arch = "x86_64")]
+use super::{
+    ahead::{intel, zen5},
+    int8::Int8Level,
+};
 use std::{
     cell::Cell,
     sync::{
@@ -31,6 +36,15 @@ static ANY: AtomicBool = AtomicBool::new(false);
 thread_local! {
     /// What this thread has taken from there and not asked for yet.
     static OWN: Cell<Lines> = const { Cell::new(Lines::NONE) };
+}
+
+/// Whether this machine asks for what is announced. That is a gain on AMD's processors before Zen 5.
+#[must_use]
+pub fn reads_soon() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return Int8Level::detect() == Int8Level::Vnni && !intel() && !zen5();
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
 }
 
 /// Announces memory that will be read, in this order, after the next products. What was announced

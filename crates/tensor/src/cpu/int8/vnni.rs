@@ -219,7 +219,7 @@ unsafe fn block<S: Scales, A: Ahead, const NIBBLES: bool, const M: usize>(
         let scales = x.scales.as_ptr().add(first * groups);
         let sums = x.sums.as_ptr().add(first * groups);
         let mut acc = [_mm512_setzero_ps(); M];
-        let mut soon = (M == 16).then(|| Lines::take(A::SOON * groups));
+        let mut soon = (M == 16 && A::SOON > 0).then(|| Lines::take(A::SOON * groups));
         for g in 0..groups {
             let record = records.add(g * record_bytes);
             if let Some(soon) = &mut soon {
