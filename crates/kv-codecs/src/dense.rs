@@ -18,6 +18,9 @@ use taper_tensor::{
     ops, pool,
 };
 
+/// What is written.
+const ROWS: &str = "k and v [slots, kv_heads, head_dim]";
+
 /// Stores rows as plain floats. Lossless in f32; else each element is rounded to nearest.
 #[derive(Debug, Clone, Copy)]
 pub struct DenseCodec {
@@ -76,8 +79,7 @@ impl DenseCodec {
     ) -> Result<(), KvCodecError> {
         for x in [k, v] {
             if x.dims() != [slots.len(), g.kv_heads, g.head_dim] {
-                let expected = "k and v [slots, kv_heads, head_dim]";
-                return Err(KvCodecError::Shape { expected, got: x.dims().to_vec() });
+                return Err(KvCodecError::Shape { expected: ROWS, got: x.dims().to_vec() });
             }
         }
         let block_bytes = self.side_bytes(g);
@@ -252,19 +254,15 @@ impl KvCodec for DenseCodec {
         slots: &[usize],
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
-        let rows = |x: &Tensor| match *x.dims() {
+        let shape = |x: &Tensor| match *x.dims() {
             [_, heads, d] => Ok((heads, d)),
-            _ => {
-                let expected = "k and v [slots, kv_heads, head_dim]";
-                Err(KvCodecError::Shape { expected, got: x.dims().to_vec() })
-            }
+            _ => Err(KvCodecError::Shape { expected: ROWS, got: x.dims().to_vec() }),
         };
-        let (of_k, of_v) = (rows(k)?, rows(v)?);
+        let (of_k, of_v) = (shape(k)?, shape(v)?);
         ops::with_host_f32(k, |k| {
             let k = HeadRows::plain(k, of_k.0, of_k.1);
             ops::with_host_f32(v, |v| {
-                let v = HeadRows::plain(v, of_v.0, of_v.1);
-                self.write_rows(geometry, [k, v], slots, pages)
+                self.write_rows(geometry, [k, HeadRows::plain(v, of_v.0, of_v.1)], slots, pages)
             })
         })??
     }

@@ -192,7 +192,8 @@ impl Layer {
         (parameters + more, bytes + more_bytes)
     }
 
-    /// What attention reads off, and the rows of `x` that it belongs to: those of `kept`, or all.
+    /// Attention's result for the rows of `kept`, or all, and these rows of `x`: what its projection is added
+    /// to.
     fn attention(
         &self,
         model: &Spec,
@@ -231,7 +232,8 @@ impl Layer {
         }
     }
 
-    /// The layer's output for the rows of `kept`, or all. The norm of the layer after it is `next` to read it.
+    /// The layer's output for the rows of `kept`, or all. The norm of the layer after it is `next` to read
+    /// that.
     fn forward(
         &self,
         model: &Spec,

@@ -34,6 +34,7 @@ const ROWS: usize = 2 * STEP;
 /// Rows of activations that stay in the second-level cache while a task's panels go by, in bytes.
 const CACHED: usize = 512 << 10;
 /// Most rows that unpack a panel as they go, two at a time; more have it unpacked first.
+#[cfg(target_arch = "x86_64")]
 const FEW: usize = 4;
 /// Most rows whose products wait for memory, which is read fastest in order.
 const IN_ORDER: usize = 8;

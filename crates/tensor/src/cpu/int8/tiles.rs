@@ -126,14 +126,9 @@ fn streams(level: Int8Level, x: &Int8Rows) -> usize {
 }
 
 /// Whether a level multiplies these rows in tile registers.
+#[cfg(target_arch = "x86_64")]
 pub(super) fn in_tile_registers(level: Int8Level, x: &Int8Rows) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return level == Int8Level::Amx && x.rows >= amx::FROM;
-    #[cfg(not(target_arch = "x86_64"))]
-    return {
-        let _ = (level, x);
-        false
-    };
+    level == Int8Level::Amx && x.rows >= amx::FROM
 }
 
 #[cfg(test)]
