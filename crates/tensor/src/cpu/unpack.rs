@@ -119,4 +119,23 @@ mod tests {
         bf16_to_f32(&x.map(bf16::from_f32), &mut out);
         assert_eq!(out, x.map(|v| bf16::from_f32(v).to_f32()));
     }
+
+    #[test]
+    fn halves_are_rounded_alike_at_every_level() {
+        let mut x: Vec<f32> =
+            (0..40_000u32).map(|i| f32::from_bits(i.wrapping_mul(107_377))).collect();
+        x.extend([65_504.0, 65_519.99, 65_520.0, 1e9, -1e9, f32::INFINITY, -0.0, 6e-8, 2.9e-8]);
+        // Ties: halfway between neighbours, above an even and an odd one.
+        x.extend([1.0 + 0.000_488_281_25, 1.0 + 3.0 * 0.000_488_281_25, 2.0f32.powi(-25)]);
+        let want: Vec<_> = x.iter().map(|&x| f16::from_f32(x)).collect();
+        for level in Level::available() {
+            let mut out = vec![f16::ZERO; x.len()];
+            // SAFETY: the machine has the level; the lengths are equal.
+            unsafe { kernels::narrow_f16(level, x.as_ptr(), x.len(), out.as_mut_ptr()) };
+            let same =
+                |(a, b): (&f16, &f16)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+            let other = out.iter().zip(&want).position(|pair| !same(pair));
+            assert_eq!(other.map(|i| x[i]), None, "{level:?}");
+        }
+    }
 }
