@@ -173,8 +173,8 @@ impl Experts {
                 continue;
             }
             let own = ops::take_rows(x, &rows)?;
-            let inner = expert.gate_up.forward_gated(&own, norm, activation, Phase::Decode)?;
-            let x = expert.down.forward(&inner, Phase::Decode)?;
+            let Gated { gate_up, down } = expert;
+            let x = gate_up.forward_down(down, &own, norm, activation, None, Phase::Decode)?;
             parts.push(WeightedRows { x, rows, weights });
         }
         Ok(ops::add_weighted_rows(x, &parts)?)

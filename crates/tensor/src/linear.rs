@@ -1,15 +1,16 @@
 //! Linear maps over any weight format.
 
+mod gated;
 mod input;
 mod placed;
 
 use crate::{
     AffineWeight, Bytes, DType, DenseWeight, Phase, Result, RmsNorm, Tensor, TensorError,
     cpu::{
-        self, Activation, Floats, RowSource,
-        dense::{DenseLevel, PackedDense, Sums, widened},
-        int8::{self, PackedWeight, Product, Rounding},
-        shared::{SharedOut, Unwritten},
+        Floats, RowSource,
+        dense::{PackedDense, Sums},
+        int8::{PackedWeight, Product, Rounding},
+        shared::SharedOut,
     },
     dense::FloatBytes,
     gpu::{GpuWeight, Resident},
@@ -387,114 +388,5 @@ impl<const N: usize> LinearGroup<N> {
     #[must_use]
     pub fn parts(&self) -> &[Linear; N] {
         &self.parts
-    }
-}
-
-impl LinearGroup<2> {
-    /// `activation(gate(norm(x))) * up(norm(x))`, where the first map is the gate.
-    ///
-    /// # Shapes
-    /// `x [t, in]` -> `[t, out]`.
-    ///
-    /// # Errors
-    /// As [`Linear::forward`], or the maps differ in their outputs.
-    pub fn forward_gated(
-        &self,
-        x: &Tensor,
-        norm: &RmsNorm,
-        activation: Activation,
-        phase: Phase,
-    ) -> Result<Tensor> {
-        let [gate, up] = &self.parts;
-        let shape = self.check_gated(x, norm)?;
-        if let Some(x) = x.on_gpu() {
-            return self.multiply_gated(x, norm, activation, None);
-        }
-        let out = host::read("gated", x, |x| {
-            let mut input = Input::normed(x, norm, phase);
-            match [&gate.matrix, &up.matrix] {
-                [Matrix::Packed(g, r), Matrix::Packed(u, s)]
-                    if (g.group(), r) == (u.group(), s) && !input.widens(*r) =>
-                {
-                    let mut out = Unwritten::new(shape[0] * shape[1]);
-                    let shared = out.shared();
-                    let both = [gate.product(g, None, shared), up.product(u, None, shared)];
-                    int8::gated(input.rounded(g, *r), activation, both);
-                    // SAFETY: the products cover it.
-                    unsafe { out.written() }
-                }
-                _ => {
-                    let [g, u] = apply([(gate, None), (up, None)], &mut input);
-                    cpu::gated(activation, &g, &u)
-                }
-            }
-        })?;
-        host::tensor(out, &shape)
-    }
-
-    /// The shape of what [`Self::forward_gated`] gives.
-    fn check_gated(&self, x: &Tensor, norm: &RmsNorm) -> Result<[usize; 2]> {
-        let [gate, up] = &self.parts;
-        if up.out_features() != gate.out_features() {
-            let got = [up.out_features(), up.in_features()];
-            return Err(TensorError::shape("gated", "two maps of one shape", &got));
-        }
-        Ok([self.check(x, norm)?, gate.out_features()])
-    }
-
-    /// `down(activation(gate(norm(x))) * up(norm(x))) + residual`: a feed-forward as a whole, so that what
-    /// is between the maps need not be stored. `next` as in [`Linear::forward_add`].
-    ///
-    /// # Shapes
-    /// `x [t, in]`, `residual [t, out]` -> `[t, out]`.
-    ///
-    /// # Errors
-    /// As [`Self::forward_gated`] and [`Linear::forward_add`].
-    pub fn forward_down(
-        &self,
-        down: &Linear,
-        x: &Tensor,
-        norm: &RmsNorm,
-        activation: Activation,
-        residual: Option<(&Tensor, Option<&RmsNorm>)>,
-        phase: Phase,
-    ) -> Result<Tensor> {
-        let [gate, up] = &self.parts;
-        if let ([Matrix::Packed(g, r), Matrix::Packed(u, _)], Matrix::Packed(d, _)) =
-            ([&gate.matrix, &up.matrix], &down.matrix)
-            && r.widens(phase)
-            && g.rows() == u.rows()
-            && g.rows() == d.cols()
-        {
-            let shape = [self.check(x, norm)?, down.out_features()];
-            residual.map_or(Ok(()), |(residual, _)| Linear::check_residual(residual, shape))?;
-            let level = DenseLevel::detect();
-            let maps = [(&**g, gate.bias()), (&**u, up.bias())];
-            let inner = host::read("gated", x, |x| {
-                let mut input = Input::normed(x, norm, phase);
-                widened::gated(level, input.halved(g.cols()), activation, maps)
-            })?;
-            let mut out = Unwritten::new(shape[0] * shape[1]);
-            let to = out.shared();
-            match residual {
-                Some((residual, _)) => host::read("linear", residual, |r| {
-                    widened::products(level, &inner, &[(&**d, down.sums(Some(r), to))]);
-                })?,
-                None => widened::products(level, &inner, &[(&**d, down.sums(None, to))]),
-            }
-            // SAFETY: the product covers it.
-            return host::tensor(unsafe { out.written() }, &shape);
-        }
-        let inner = match x.on_gpu() {
-            Some(there) => {
-                self.check_gated(x, norm)?;
-                self.multiply_gated(there, norm, activation, Some(down))?
-            }
-            None => self.forward_gated(x, norm, activation, phase)?,
-        };
-        match residual {
-            Some((residual, next)) => down.forward_add(&inner, residual, next, phase),
-            None => down.forward(&inner, phase),
-        }
     }
 }

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, Linear, Phase, Rounding, Tensor, Weight, ops,
+    AffineFormat, AffineWeight, Bytes, DType, Linear, LinearGroup, Phase, RmsNorm, Rounding,
+    Tensor, Weight,
+    ops::{self, Activation},
     quantize,
 };
 
@@ -23,12 +25,17 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 }
 
 fn linear() -> Linear {
-    let format = AffineFormat { bits: 4, group: 64 };
-    let parts = quantize(&noise(OUT * COLS, 1), COLS, format, DType::F32).unwrap();
+    random((OUT, COLS), 64, 1)
+}
+
+/// A map `[out, in]` of four bits in groups of so many inputs.
+fn random((rows, cols): (usize, usize), group: usize, seed: u64) -> Linear {
+    let format = AffineFormat { bits: 4, group };
+    let parts = quantize(&noise(rows * cols, seed), cols, format, DType::F32).unwrap();
     let floats = |bytes| (DType::F32, Bytes::from_vec(bytes));
     let (scales, biases) = (floats(parts.scales), floats(parts.biases));
     let codes = Bytes::from_vec(parts.codes);
-    let weight = AffineWeight::new(format, (OUT, COLS), codes, scales, biases).unwrap();
+    let weight = AffineWeight::new(format, (rows, cols), codes, scales, biases).unwrap();
     Linear::new(Weight::Affine(weight))
 }
 
@@ -70,6 +77,33 @@ fn rows_do_not_depend_on_the_batch() {
             let own = i * OUT..(i + 1) * OUT;
             assert_eq!(values(&linear.forward(&row, phase).unwrap()), all[own.clone()]);
             assert_eq!(values(&linear.forward_few(&row, phase).unwrap()), all_few[own]);
+        }
+    }
+}
+
+#[test]
+fn a_feed_forward_is_its_maps_one_after_the_other() {
+    const INNER: usize = 640;
+    let norm = RmsNorm::new(noise(COLS, 5), 1e-6);
+    for (group, rounding) in
+        [(32, Rounding::Int8), (64, Rounding::Phased), (128, Rounding::Int8), (64, Rounding::Int16)]
+    {
+        let maps = [6, 7].map(|seed| random((INNER, COLS), 64, seed));
+        let both = LinearGroup::new(maps).unwrap().pack(rounding);
+        let down = random((COLS, INNER), group, 8).pack(rounding);
+        for (t, phase) in [
+            (1, Phase::Decode),
+            (7, Phase::Decode),
+            (16, Phase::Decode),
+            (200, Phase::Decode),
+            (9, Phase::Prefill),
+        ] {
+            let x = ops::from_host_f32(noise(t * COLS, 9), &[t, COLS]).unwrap();
+            let inner = both.forward_gated(&x, &norm, Activation::Silu, phase).unwrap();
+            let want = values(&down.forward_add(&inner, &x, None, phase).unwrap());
+            let residual = Some((&x, None));
+            let got = both.forward_down(&down, &x, &norm, Activation::Silu, residual, phase);
+            assert_eq!(values(&got.unwrap()), want, "{group}, {rounding:?}: {t} rows, {phase:?}");
         }
     }
 }

@@ -212,6 +212,11 @@ kernel! {
 }
 
 kernel! {
+    /// Copies `n` pieces of `size` elements, a multiple of 16, that are `stride` apart, one behind the other:
+    /// in vectors, as those are read at once from what was just written in such.
+    gather = gather_body(x: *const f32, stride: usize, size: usize, n: usize, out: *mut f32)
+}
+kernel! {
     /// Rounds `n` elements, a multiple of `group`, to 8 bits a group: `x = scale * code`. Writes `n`
     /// codes, and a scale and its product with the sum of the codes for each group.
     round_row = round_row_body(

@@ -4,7 +4,13 @@
 use super::tile_rows::{Side, TileRows};
 use crate::{
     Phase,
-    cpu::{Level, dense::DenseLevel, elementwise::norm_row, kernels, shared::Unwritten},
+    cpu::{
+        Level,
+        dense::DenseLevel,
+        elementwise::norm_row,
+        kernels,
+        shared::{SharedOut, Unwritten},
+    },
     pool,
 };
 use bytemuck::{Pod, Zeroable};
@@ -113,43 +119,54 @@ impl Int8Rows {
         rounding: Rounding,
     ) -> Self {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows");
+        let (level, rows) = (Level::detect(), x.len() / cols);
+        Self::filled((rows, cols), group, rounding, |to| {
+            pool::ranges(rows, (CHUNK / cols).max(1), |range| {
+                ROW.with_borrow_mut(|scratch| {
+                    scratch.resize(cols, 0.0);
+                    let own = scratch.as_mut_ptr();
+                    for i in range {
+                        let mut row = x[i * cols..].as_ptr();
+                        // SAFETY: all have `cols` elements, and a row is one task's.
+                        unsafe {
+                            if let Some((gains, eps)) = norm {
+                                norm_row(level, row, gains, eps, own);
+                                row = own;
+                            }
+                            to.put(level, i, 0..cols / group, (row, own));
+                        }
+                    }
+                });
+            });
+        })
+    }
+
+    /// Rows that `fill` rounds, all of them.
+    pub(super) fn filled(
+        (rows, cols): (usize, usize),
+        group: usize,
+        rounding: Rounding,
+        fill: impl FnOnce(Int8Out),
+    ) -> Self {
         assert!(group > 0 && cols.is_multiple_of(group), "whole groups");
-        let (groups, level, parts) = (cols / group, Level::detect(), rounding.parts());
-        let rows = x.len() / cols * parts;
+        let (groups, rows) = (cols / group, rows * rounding.parts());
         let (mut codes, mut scales, mut sums) = (
             Unwritten::<Line>::new((rows * cols).div_ceil(64)),
             Unwritten::new(rows * groups),
             Unwritten::new(rows * groups),
         );
-        let (c, s, t) = (codes.shared().cast(), scales.shared(), sums.shared());
-        let round = |row: *const f32, i: usize| {
-            let (codes, scales, sums) = (c.at(i * cols), s.at(i * groups), t.at(i * groups));
-            // SAFETY: a row has `cols` elements, and the places of row `i` are inside.
-            unsafe { kernels::round_row(level, row, cols, group, codes, scales, sums) }
+        let out = Int8Out {
+            rounding,
+            cols,
+            group,
+            codes: codes.shared().cast(),
+            scales: scales.shared(),
+            sums: sums.shared(),
         };
-        pool::ranges(x.len() / cols, (CHUNK / cols).max(1), |range| {
-            ROW.with_borrow_mut(|scratch| {
-                scratch.resize(cols, 0.0);
-                for i in range {
-                    let (mut row, first) = (x[i * cols..].as_ptr(), i * parts);
-                    let own = scratch.as_mut_ptr();
-                    if let Some((gains, eps)) = norm {
-                        // SAFETY: all have `cols` elements.
-                        unsafe { norm_row(level, row, gains, eps, own) };
-                        row = own;
-                    }
-                    round(row, first);
-                    if rounding == Rounding::Int16 {
-                        let (codes, scales) = (c.at(first * cols), s.at(first * groups));
-                        // SAFETY: as above; codes and scales were written.
-                        unsafe { kernels::round_rest(level, row, cols, group, codes, scales, own) };
-                        round(own, first + 1);
-                    }
-                }
-            });
-        });
+        fill(out);
+        let behind = out.codes.len() - rows * cols;
         // SAFETY: nobody else uses what the last line has behind the last row.
-        unsafe { c.at(rows * cols).write_bytes(0, c.len() - rows * cols) };
+        unsafe { out.codes.at(rows * cols).write_bytes(0, behind) };
         // SAFETY: every row was rounded, and the rest zeroed.
         let (codes, scales, sums) = unsafe { (codes.written(), scales.written(), sums.written()) };
         Self {
@@ -191,6 +208,54 @@ impl Int8Rows {
     #[must_use]
     pub fn is(&self, group: usize, rounding: Rounding) -> bool {
         self.group == group && self.rounding == rounding
+    }
+}
+
+/// Where tasks put rows that they round.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Int8Out {
+    rounding: Rounding,
+    cols: usize,
+    group: usize,
+    codes: SharedOut<i8>,
+    scales: SharedOut,
+    sums: SharedOut,
+}
+
+impl Int8Out {
+    /// Elements of a group.
+    pub(super) fn group(self) -> usize {
+        self.group
+    }
+
+    /// Rounds some groups of a row, whose elements are at `x`; at `rest` is room for as many, which may be
+    /// themselves.
+    ///
+    /// # Safety
+    /// The level is available, the row and its groups are inside, and no other task has them.
+    pub(super) unsafe fn put(
+        self,
+        level: Level,
+        row: usize,
+        groups: Range<usize>,
+        (x, rest): (*const f32, *mut f32),
+    ) {
+        let (parts, group, n) = (self.rounding.parts(), self.group, groups.len() * self.group);
+        let places = |part: usize| {
+            let row = row * parts + part;
+            let at = row * (self.cols / group) + groups.start;
+            (self.codes.at(at * group), self.scales.at(at), self.sums.at(at))
+        };
+        let (codes, scales, sums) = places(0);
+        // SAFETY: the caller's promise.
+        unsafe {
+            kernels::round_row(level, x, n, group, codes, scales, sums);
+            if self.rounding == Rounding::Int16 {
+                kernels::round_rest(level, x, n, group, codes, scales, rest);
+                let (codes, scales, sums) = places(1);
+                kernels::round_row(level, rest, n, group, codes, scales, sums);
+            }
+        }
     }
 }
 

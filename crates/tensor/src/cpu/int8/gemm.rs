@@ -6,7 +6,7 @@ use super::{
     portable,
     tiles::{Tiles, share},
 };
-use crate::cpu::{Activation, Level, shared::SharedOut};
+use crate::cpu::shared::SharedOut;
 use std::{cell::RefCell, ops::Range};
 #[cfg(target_arch = "x86_64")]
 use {
@@ -22,11 +22,11 @@ use {
 };
 
 /// Rows of activations that stay in the second-level cache while tiles go by.
-const ROWS: usize = 192;
+pub(super) const ROWS: usize = 192;
 /// Tiles whose outputs are written together, at least: rows of the output are pages apart.
 const TOGETHER: usize = 4;
 
-type Block = [f32; TOGETHER * ROWS * TILE];
+pub(super) type Block = [f32; TOGETHER * ROWS * TILE];
 
 thread_local! {
     static BLOCKS: RefCell<Box<[Block; 2]>> =
@@ -83,34 +83,13 @@ fn products_at(level: Int8Level, x: &Int8Rows, all: &[Product<'_>]) {
     share(level, x, all, |product, tiles| product.tiles(level, x, tiles));
 }
 
-/// `out = gate(x G) * (x U)`, `[m, n]`, for two weights of one shape.
-pub(crate) fn gated(x: &Int8Rows, kind: Activation, [gate, up]: [Product<'_>; 2]) {
-    let level = Int8Level::detect();
-    gate.check(x);
-    up.check(x);
-    assert_eq!(gate.weight.rows, up.weight.rows, "gate and up have one shape");
-    let float = Level::detect();
-    share(level, x, &[gate], |gate, tiles| {
-        blocks(x, tiles, |tiles, rows, [a, b]| {
-            let each = rows.len() * TILE;
-            // One weight after the other: memory is read fastest in one go.
-            for (weight, block) in [(gate, &mut *a), (&up, &mut *b)] {
-                weight.compute(level, x, tiles, rows.clone(), (block, each));
-            }
-            let outputs = x.outputs(rows);
-            let n = outputs.len() * TILE;
-            for (a, b) in a.chunks_mut(each).zip(b.chunks(each)).take(tiles.len()) {
-                // SAFETY: both hold `n` elements.
-                unsafe { kind.kernel()(float, a.as_ptr(), b.as_ptr(), n, a.as_mut_ptr()) };
-            }
-            gate.store(tiles, outputs, a, each);
-        });
-    });
-}
-
 /// Calls `some` for all tiles of the range and all rows of codes, as many tiles at a time as a block
 /// has room for.
-fn blocks(x: &Int8Rows, tiles: Tiles, mut some: impl FnMut(Tiles, Range<usize>, &mut [Block; 2])) {
+pub(super) fn blocks(
+    x: &Int8Rows,
+    tiles: Tiles,
+    mut some: impl FnMut(Tiles, Range<usize>, &mut [Block; 2]),
+) {
     BLOCKS.with_borrow_mut(|scratch| {
         for first in (0..x.rows).step_by(ROWS) {
             let rows = first..(first + ROWS).min(x.rows);
@@ -126,7 +105,7 @@ fn blocks(x: &Int8Rows, tiles: Tiles, mut some: impl FnMut(Tiles, Range<usize>, 
 }
 
 impl Product<'_> {
-    fn check(&self, x: &Int8Rows) {
+    pub(super) fn check(&self, x: &Int8Rows) {
         let w = self.weight;
         assert!(x.cols == w.cols && x.group == w.group, "activations rounded for this weight");
         assert_eq!(self.out.len(), x.len() * w.rows, "out is [m, n]");
@@ -143,7 +122,7 @@ impl Product<'_> {
     }
 
     /// Outputs of tiles with their bias, for some rows of codes; each tile has `each` elements.
-    fn compute(
+    pub(super) fn compute(
         &self,
         level: Int8Level,
         x: &Int8Rows,
@@ -166,7 +145,7 @@ impl Product<'_> {
     }
 
     /// Writes the outputs of tiles, each `each` elements of the block, with what is added to them.
-    fn store(&self, tiles: Tiles, rows: Range<usize>, block: &mut [f32], each: usize) {
+    pub(super) fn store(&self, tiles: Tiles, rows: Range<usize>, block: &mut [f32], each: usize) {
         for (run, block) in tiles.ranges().zip(block.chunks_mut(tiles.run * each)) {
             self.store_run(run, rows.clone(), block, each);
         }

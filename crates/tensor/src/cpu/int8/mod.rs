@@ -26,6 +26,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_many;
 mod blocks;
+mod gated;
 mod gemm;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -39,7 +40,8 @@ mod vnni;
 mod widen;
 
 pub use activations::{Int8Rows, Rounding};
-pub(crate) use gemm::{Product, gated, products};
+pub(crate) use gated::{gated, gated_rounded};
+pub(crate) use gemm::{Product, products};
 pub use gemm::{matmul, matmul_with};
 pub use pack::PackedWeight;
 

@@ -274,6 +274,22 @@ pub(super) unsafe fn rotate_body<L: Lanes>(
     }
 }
 
+#[inline(always)]
+pub(super) unsafe fn gather_body<L: Lanes>(
+    x: *const f32,
+    stride: usize,
+    size: usize,
+    n: usize,
+    out: *mut f32,
+) {
+    for piece in 0..n {
+        for i in (0..size).step_by(L::LANES) {
+            // SAFETY: the caller's shapes; sizes are multiples of a vector.
+            unsafe { L::load(x.add(piece * stride + i)).store(out.add(piece * size + i)) };
+        }
+    }
+}
+
 /// Plain Rust that the compiler vectorises for each level: nothing here is rounded differently.
 #[inline(always)]
 pub(super) unsafe fn round_row_body<L: Lanes>(
