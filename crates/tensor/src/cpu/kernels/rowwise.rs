@@ -321,11 +321,14 @@ pub(super) unsafe fn round_rest_body<L: Lanes>(
     scales: *const f32,
     rest: *mut f32,
 ) {
-    for i in 0..n {
+    for g in 0..n / group {
         // SAFETY: the caller's shapes.
         unsafe {
-            let rounded = f32::from(*codes.add(i)) * *scales.add(i / group);
-            *rest.add(i) = *x.add(i) - rounded;
+            let scale = *scales.add(g);
+            for i in g * group..(g + 1) * group {
+                let rounded = f32::from(*codes.add(i)) * scale;
+                *rest.add(i) = *x.add(i) - rounded;
+            }
         }
     }
 }
