@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Rounding, Tensor, Weight,
-    ops,
+    AffineFormat, AffineWeight, Answers, Bytes, DType, DenseWeight, Linear, Phase, Rounding,
+    Tensor, Weight, ops,
 };
 
 const OUT: usize = 64;
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let maps = [
         ("dense", Linear::new(dense)),
         ("quantized", Linear::new(affine.clone())),
-        ("packed", Linear::new(affine).pack(Rounding::Phased)),
+        ("packed", Linear::new(affine).pack(Rounding::Phased { answers: Answers::Int16 })),
     ];
     let x = (0..3 * IN).map(|i| (i as f32 * 0.11).cos()).collect();
     let x = ops::from_host_f32(x, &[3, IN])?; // three tokens

@@ -86,6 +86,7 @@ const STEPS: &[Step] = &[
     step("tidy", "crate directions, file lengths and other rules", Run(&["{xtask}", "tidy"])),
     step("parity", "logits and greedy tokens against transformers", Run(&["{xtask}", "parity"])),
     step("ppl", "perplexity of held-out text against transformers", Run(&["{xtask}", "ppl"])),
+    step("ppl-answers", "the same of text as an answer", Run(&["{xtask}", "ppl", "--answers"])),
     step(
         "niah",
         "needles in haystacks of 2k and 8k tokens against transformers",

@@ -11,13 +11,14 @@ use indicatif::ProgressBar;
 use serde::Deserialize;
 use std::{collections::BTreeMap, fs, path::Path, time::Instant};
 use taper_base::TokenId;
+use taper_models::{Activations, Answers};
 use taper_tensor::pool;
 
 /// Largest difference of the perplexity, in percent, where the cache holds halves at least.
 const TOLERANCE_PERCENT: f64 = 0.1;
 
 /// Largest mean KL divergence from the `f32` forward of the same weights, in nats, for such caches too; and
-/// where activations have 8 bits in every product with quantized weights, as those of answers have.
+/// where activations have 8 bits in every product with quantized weights.
 const TOLERANCE_KL: f64 = 1e-4;
 const EIGHT_BITS_KL: f64 = 1e-3;
 
@@ -119,7 +120,11 @@ pub(crate) fn run(root: &Path, Options { subject, answers }: &Options) -> Result
         ppl_off.abs() <= TOLERANCE_PERCENT,
         "the perplexity differs by more than {TOLERANCE_PERCENT} %"
     );
-    let eight = *answers || subject.dtype == "int8";
+    let eight = match subject.activations()? {
+        Activations::Int8 => true,
+        Activations::Phased { answers: Answers::Int8 } => *answers,
+        _ => false,
+    };
     let most = if eight { EIGHT_BITS_KL } else { TOLERANCE_KL };
     ensure!(kl <= most, "a KL of more than {most:e}");
     Ok(())

@@ -29,6 +29,9 @@ pub(crate) struct Subject {
     /// Arithmetic, as `taper serve` takes it.
     #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
+    /// Sequences that run together, by which `--dtype auto` chooses.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) max_num_seqs: usize,
     /// Where to run: cpu, cuda, metal, or a library of kernels for the host runner.
     #[arg(long, default_value = "cpu", value_name = "NAME")]
     pub(crate) device: String,
@@ -43,9 +46,13 @@ impl Subject {
         self.model.clone().unwrap_or_else(|| root.join(DEFAULT))
     }
 
+    pub(crate) fn activations(&self) -> Result<Activations> {
+        Activations::of_dtype(&self.dtype, self.max_num_seqs).context("--dtype")
+    }
+
     /// Loads the model with a cache of so many tokens.
     pub(crate) fn runner(&self, root: &Path, tokens: usize) -> Result<Runner> {
-        let activations = Activations::of_dtype(&self.dtype).context("--dtype")?;
+        let activations = self.activations()?;
         let (gpu, kept) = (crate::device::open(&self.device)?, Some(Exact::DEFAULT));
         Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, activations, gpu.as_ref())
     }

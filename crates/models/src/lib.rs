@@ -13,3 +13,4 @@ pub use error::ModelError;
 pub use families::{FAMILIES, load};
 pub use model::{Activations, Batch, LoadOptions, Model, ModelInfo};
 pub use taper_kv_cache::KvSession;
+pub use taper_tensor::Answers;

@@ -3,7 +3,7 @@
 use crate::{KvSession, ModelError};
 use std::fmt;
 use taper_base::{Phase, TokenId};
-use taper_tensor::{Rounding, Tensor, cpu::FlashTile, gpu::Gpu};
+use taper_tensor::{Answers, Rounding, Tensor, cpu::FlashTile, gpu::Gpu};
 
 /// Tokens of one step: those of several sequences, one after the other, never padded.
 #[derive(Debug, Clone, Copy)]
@@ -91,11 +91,13 @@ pub enum Activations {
     /// Weights are repacked for their kernels, and the activations of quantized ones rounded to 16
     /// bits a group, which takes two 8-bit products.
     Int16,
-    /// Fast: as [`Self::Int16`] for prompts, or in `bf16` where the processor is faster at that, attention of
-    /// prompts too; what follows a prompt is rounded to 8 bits. On a GPU, products of many rows round weights
-    /// and activations to f16 instead of either.
-    Phased,
-    /// As [`Self::Phased`], but prompts are rounded to 8 bits, too.
+    /// As [`Self::Int16`] for prompts, or in `bf16` where the processor is faster at that, attention of prompts
+    /// too. On a GPU, products of many rows round weights and activations to f16 instead of either.
+    Phased {
+        /// What follows a prompt is rounded to.
+        answers: Answers,
+    },
+    /// Fast: prompts are rounded to 8 bits, too.
     Int8,
 }
 
@@ -103,11 +105,11 @@ impl Activations {
     /// What `--dtype` takes.
     pub const DTYPES: [&str; 4] = ["auto", "int8", "float16", "float32"];
 
-    /// By its name among [`Self::DTYPES`].
+    /// By its name among [`Self::DTYPES`], where at most so many sequences run together.
     #[must_use]
-    pub fn of_dtype(name: &str) -> Option<Self> {
+    pub fn of_dtype(name: &str, sequences: usize) -> Option<Self> {
         match name {
-            "auto" => Some(Self::Phased),
+            "auto" => Some(Self::Phased { answers: Answers::of_sequences(sequences) }),
             "int8" => Some(Self::Int8),
             "float16" => Some(Self::Int16),
             "float32" => Some(Self::F32),
@@ -119,7 +121,7 @@ impl Activations {
     /// attention with heads of so many elements.
     pub(crate) fn prefill_apart(self, head_dim: usize) -> bool {
         match self {
-            Self::Phased => true,
+            Self::Phased { .. } => true,
             Self::Int8 => FlashTile::rounds(head_dim, head_dim),
             Self::Int16 | Self::F32 => false,
         }
@@ -130,8 +132,22 @@ impl Activations {
         match self {
             Self::F32 => None,
             Self::Int16 => Some(Rounding::Int16),
-            Self::Phased => Some(Rounding::Phased),
+            Self::Phased { answers } => Some(Rounding::Phased { answers }),
             Self::Int8 => Some(Rounding::Int8),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_spares_bits_where_several_sequences_run() {
+        let answers = |sequences| Activations::of_dtype("auto", sequences);
+        assert_eq!(answers(1), Some(Activations::Phased { answers: Answers::Int16 }));
+        assert_eq!(answers(2), Some(Activations::Phased { answers: Answers::Int8 }));
+        assert!(Activations::DTYPES.iter().all(|name| Activations::of_dtype(name, 2).is_some()));
+        assert_eq!(Activations::of_dtype("float8", 1), None);
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     cli::ChatArgs,
     conversation::Conversation,
-    model::{ModelSource, RunningModel, describe},
+    model::{ModelSource, Requests, RunningModel, describe},
 };
 use anyhow::Result;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -12,7 +12,7 @@ const HELP: &str = "/reset forgets the conversation, /quit ends, Ctrl-C stops an
 
 pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
     let source = ModelSource::find(args.answer.model.as_deref())?;
-    let model = RunningModel::start(&source, &args.answer.engine, 1)?;
+    let model = RunningModel::start(&source, &args.answer.engine, Requests::ONE)?;
     let mut conversation = Conversation::new(model, &args.answer)?;
     let terminal = io::stdin().is_terminal();
     eprintln!("{} ({})", conversation.model().name, describe(&source));

@@ -69,11 +69,11 @@ pub(crate) struct EngineArgs {
     /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
     #[arg(long, value_name = "FILE")]
     pub(crate) metallib: Option<PathBuf>,
-    /// Arithmetic of products with quantized weights. auto rounds activations of answers to 8 bits a
-    /// group, and those of prompts to bf16 where the processor is fast at that (AMX, AVX-512 BF16 of
-    /// AMD), elsewhere to 16 bits; int8 rounds all to 8 bits, for faster prompts where there is no AMX;
-    /// float16 all to 16, which makes a single sequence hardly slower, and long prompts
-    /// and many sequences up to half as fast; float32 is exact, and slow.
+    /// Arithmetic of products with quantized weights. auto rounds activations of prompts to bf16 where the
+    /// processor is fast at that (AMX, AVX-512 BF16 of AMD), elsewhere to 16 bits a group, and those of
+    /// answers to 16 bits with --max-num-seqs 1, as that costs one sequence little, otherwise to 8; int8
+    /// rounds all to 8 bits, for faster prompts where there is no AMX; float16 all to 16, which makes long
+    /// prompts and many sequences up to half as fast; float32 is exact, and slow.
     #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
@@ -106,9 +106,9 @@ pub(crate) struct EngineArgs {
     /// Bytes for the KV cache, instead of a share of the memory.
     #[arg(long, value_name = "BYTES")]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
-    /// Sequences computed together.
-    #[arg(long, default_value_t = 256, value_name = "N")]
-    pub(crate) max_num_seqs: u32,
+    /// Sequences computed together [default: 256 for a server, 1 for a conversation].
+    #[arg(long, value_name = "N")]
+    pub(crate) max_num_seqs: Option<u32>,
     /// Tokens computed together; long prompts are cut into pieces of this size.
     #[arg(long, default_value_t = 512, value_name = "TOKENS")]
     pub(crate) max_num_batched_tokens: u32,
@@ -274,8 +274,9 @@ impl EngineArgs {
         Ok(Some(gpu::open_with(&self.device, self.metallib.as_deref())?))
     }
 
-    pub(crate) fn activations(&self) -> Activations {
-        Activations::of_dtype(&self.dtype).unwrap_or(Activations::Phased)
+    /// How products are computed where at most so many sequences run together.
+    pub(crate) fn activations(&self, sequences: u32) -> Activations {
+        Activations::of_dtype(&self.dtype, sequences as usize).unwrap_or_default()
     }
 
     /// What a compressed cache keeps exactly.

@@ -11,21 +11,26 @@ use std::{
     io,
     path::{Path, PathBuf},
 };
+use taper_models::Activations;
 use taper_tensor::cpu::{codes::CodeLevel, dense::DenseLevel, int8::Int8Level};
 
 /// Names the weights, whose bytes are all read, and the arithmetic.
 ///
 /// # Errors
 /// A file cannot be read.
-pub(crate) fn identity(source: &ModelSource, args: &EngineArgs) -> Result<String> {
+pub(crate) fn identity(
+    source: &ModelSource,
+    args: &EngineArgs,
+    activations: Activations,
+) -> Result<String> {
     let weights = match source.dir() {
         None => Sha256::new_with_prefix(builtin::CONFIG).chain_update(builtin::WEIGHTS).finalize(),
         Some(dir) => hash_dir(dir)?,
     };
     let levels = (Int8Level::detect(), DenseLevel::detect(), CodeLevel::detect());
     let version = env!("CARGO_PKG_VERSION");
-    let EngineArgs { dtype, max_model_len, .. } = args;
-    Ok(format!("{version} {weights:x} {dtype} {max_model_len:?} {levels:?}"))
+    let max_model_len = args.max_model_len;
+    Ok(format!("{version} {weights:x} {activations:?} {max_model_len:?} {levels:?}"))
 }
 
 /// Hash of config.json and of all weights.

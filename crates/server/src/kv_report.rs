@@ -101,7 +101,7 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
         "the text has {} tokens, and all up to {first} are read exactly; give a longer --text, a larger --context or a smaller --kv-recent-tokens",
         ids.len(),
     );
-    let activations = Activations::of_dtype(&args.dtype).unwrap_or_default();
+    let activations = Activations::of_dtype(&args.dtype, 1).unwrap_or_default();
     let options = LoadOptions { max_model_len: None, activations, gpu: None };
     let model = load(&weights, options).with_context(loading)?;
     let info = model.info().clone();

@@ -154,9 +154,29 @@ pub(crate) struct RunningModel {
     pub(crate) sampling: SamplingParams,
 }
 
+/// Requests that an engine takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Requests {
+    /// Sequences computed together, where the flags leave it open.
+    pub(crate) together: u32,
+    /// Requests that may wait.
+    pub(crate) waiting: u32,
+}
+
+impl Requests {
+    /// Those of a conversation.
+    pub(crate) const ONE: Self = Self { together: 1, waiting: 1 };
+}
+
 impl RunningModel {
     /// Loads a model and starts its engine.
-    pub(crate) fn start(source: &ModelSource, args: &EngineArgs, max_waiting: u32) -> Result<Self> {
+    pub(crate) fn start(
+        source: &ModelSource,
+        args: &EngineArgs,
+        requests: Requests,
+    ) -> Result<Self> {
+        let max_num_seqs = args.max_num_seqs.unwrap_or(requests.together);
+        let activations = args.activations(max_num_seqs);
         if let Some(threads) = args.threads {
             taper_tensor::pool::set_threads(threads.into())?;
         }
@@ -166,7 +186,7 @@ impl RunningModel {
         let gpu = args.gpu()?;
         let options = LoadOptions {
             max_model_len: args.max_model_len.map(|n| n as usize),
-            activations: args.activations(),
+            activations,
             gpu: gpu.as_ref(),
         };
         let free = memory::available_bytes()?;
@@ -192,12 +212,12 @@ impl RunningModel {
         let offers = offers.iter().map(offer).collect::<Result<_>>()?;
         let config = EngineConfig {
             max_model_len: args.max_model_len,
-            max_num_seqs: args.max_num_seqs,
+            max_num_seqs,
             max_num_batched_tokens: args.max_num_batched_tokens,
-            max_waiting,
+            max_waiting: requests.waiting,
             scheme: resolve(&spec)?,
             offers,
-            disk: disk(source, args)?,
+            disk: disk(source, args, activations)?,
             exact: args.exact(),
             prefix_caching: args.prefix_caching(),
             kv_budget: kv_budget(args, free, &*model, gpu.as_ref())?,
@@ -210,14 +230,18 @@ impl RunningModel {
 }
 
 /// Where prefixes are kept, if they are.
-fn disk(source: &ModelSource, args: &EngineArgs) -> Result<Option<KvDisk>> {
+fn disk(
+    source: &ModelSource,
+    args: &EngineArgs,
+    activations: Activations,
+) -> Result<Option<KvDisk>> {
     let Some(dir) = args.kv_offloading_dir.clone() else { return Ok(None) };
     ensure!(args.device == "cpu", "--kv-offloading-dir works on the CPU only, not with --device");
     ensure!(args.prefix_caching(), "--kv-offloading-dir keeps prefixes: it needs prefix caching");
     let size = args.kv_offloading_size;
     ensure!(size > 0.0 && size.is_finite(), "--kv-offloading-size must be above 0");
     let max_bytes = (size * (1u64 << 30) as f64) as u64;
-    Ok(Some(KvDisk { dir, max_bytes, model: identity::identity(source, args)? }))
+    Ok(Some(KvDisk { dir, max_bytes, model: identity::identity(source, args, activations)? }))
 }
 
 /// `free` is the memory before the model was loaded.

@@ -3,7 +3,7 @@
 use crate::{
     cli::RunArgs,
     conversation::Conversation,
-    model::{ModelSource, RunningModel},
+    model::{ModelSource, Requests, RunningModel},
 };
 use anyhow::Result;
 use std::io::Read;
@@ -15,7 +15,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         std::io::stdin().read_to_string(&mut prompt)?;
     }
     let source = ModelSource::find(args.answer.model.as_deref())?;
-    let model = RunningModel::start(&source, &args.answer.engine, 1)?;
+    let model = RunningModel::start(&source, &args.answer.engine, Requests::ONE)?;
     let mut conversation = Conversation::new(model, &args.answer)?;
     let cost =
         if args.raw { conversation.complete(&prompt)? } else { conversation.say(&prompt)? };

@@ -4,7 +4,7 @@ use crate::{
     cli::ServeArgs,
     interrupt::signalled,
     memory::human,
-    model::{ModelSource, RunningModel, describe},
+    model::{ModelSource, Requests, RunningModel, describe},
 };
 use anyhow::{Context, Result};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -12,6 +12,9 @@ use taper_base::Engine;
 use taper_chat::{ReasoningFormat, ToolFormat};
 use taper_openai_server::{AppState, ServerConfig};
 use tokio::net::TcpListener;
+
+/// Sequences computed together if nobody says otherwise.
+const SEQUENCES: u32 = 256;
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     let source = ModelSource::find(args.model.as_deref())?;
@@ -23,8 +26,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
             format!("cannot listen on {address}; choose another --port, or stop what uses it")
         })?;
         let loading = {
-            let (source, engine, waiting) = (source.clone(), args.engine.clone(), args.max_waiting);
-            tokio::task::spawn_blocking(move || RunningModel::start(&source, &engine, waiting))
+            let (source, engine) = (source.clone(), args.engine.clone());
+            let requests = Requests { together: SEQUENCES, waiting: args.max_waiting };
+            tokio::task::spawn_blocking(move || RunningModel::start(&source, &engine, requests))
         };
         let model = tokio::select! {
             model = loading => model??,

@@ -38,7 +38,7 @@ mod tensor;
 pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
 pub use bytes::{AlignedBytes, ByteOwner, Bytes};
 pub use candle_core::{DType, Device};
-pub use cpu::int8::Rounding;
+pub use cpu::int8::{Answers, Rounding};
 pub use dense::DenseWeight;
 pub use embedding::Embedding;
 pub use error::{Result, TensorError};

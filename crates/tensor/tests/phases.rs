@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, Linear, LinearGroup, Phase, RmsNorm, Rounding,
-    Tensor, Weight,
+    AffineFormat, AffineWeight, Answers, Bytes, DType, Linear, LinearGroup, Phase, RmsNorm,
+    Rounding, Tensor, Weight,
     ops::{self, Activation},
     quantize,
 };
+
+const FAST: Rounding = Rounding::Phased { answers: Answers::Int8 };
+const CAREFUL: Rounding = Rounding::Phased { answers: Answers::Int16 };
 
 const COLS: usize = 256;
 const OUT: usize = 80;
@@ -56,10 +59,12 @@ fn prompts_are_nearer_than_answers() {
     let error = |rounding, phase| {
         off(&values(&linear().pack(rounding).forward(&x, phase).unwrap()), &exact)
     };
-    let answers = error(Rounding::Phased, Phase::Decode);
-    assert!(error(Rounding::Phased, Phase::Prefill) < answers / 2.0);
+    let answers = error(FAST, Phase::Decode);
+    assert!(error(FAST, Phase::Prefill) < answers / 2.0);
+    assert!(error(CAREFUL, Phase::Decode) < answers / 100.0);
+    assert_eq!(error(CAREFUL, Phase::Prefill), error(FAST, Phase::Prefill));
     assert_eq!(error(Rounding::Int8, Phase::Prefill), answers);
-    let packed = linear().pack(Rounding::Phased);
+    let packed = linear().pack(FAST);
     let few = off(&values(&packed.forward_few(&x, Phase::Prefill).unwrap()), &exact);
     assert!(few < answers / 100.0);
     assert_eq!(off(&values(&packed.forward_few(&x, Phase::Decode).unwrap()), &exact), answers);
@@ -67,9 +72,11 @@ fn prompts_are_nearer_than_answers() {
 
 #[test]
 fn rows_do_not_depend_on_the_batch() {
-    let (rows, linear) = (noise(20 * COLS, 3), linear().pack(Rounding::Phased));
+    let rows = noise(20 * COLS, 3);
     let x = ops::from_host_f32(rows.clone(), &[20, COLS]).unwrap();
-    for phase in [Phase::Prefill, Phase::Decode] {
+    let phases = [(FAST, Phase::Prefill), (FAST, Phase::Decode), (CAREFUL, Phase::Decode)];
+    for (rounding, phase) in phases {
+        let linear = linear().pack(rounding);
         let all = values(&linear.forward(&x, phase).unwrap());
         let all_few = values(&linear.forward_few(&x, phase).unwrap());
         for (i, row) in rows.chunks(COLS).enumerate() {
@@ -86,7 +93,7 @@ fn a_feed_forward_is_its_maps_one_after_the_other() {
     const INNER: usize = 640;
     let norm = RmsNorm::new(noise(COLS, 5), 1e-6);
     for (group, rounding) in
-        [(32, Rounding::Int8), (64, Rounding::Phased), (128, Rounding::Int8), (64, Rounding::Int16)]
+        [(32, Rounding::Int8), (64, FAST), (128, Rounding::Int8), (64, Rounding::Int16)]
     {
         let maps = [6, 7].map(|seed| random((INNER, COLS), 64, seed));
         let both = LinearGroup::new(maps).unwrap().pack(rounding);

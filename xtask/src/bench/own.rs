@@ -43,8 +43,9 @@ impl OwnArgs {
         Ok(())
     }
 
-    pub(crate) fn activations(&self) -> Result<Activations> {
-        Activations::of_dtype(&self.dtype).context("--dtype")
+    /// Where at most so many sequences run together.
+    pub(crate) fn activations(&self, sequences: usize) -> Result<Activations> {
+        Activations::of_dtype(&self.dtype, sequences).context("--dtype")
     }
 
     /// Loads a checkpoint, with a cache for what `works` ask of it.
@@ -55,7 +56,9 @@ impl OwnArgs {
             Work::FirstToken => 0,
         };
         let tokens = works.iter().map(room).max().unwrap_or(0);
-        let (codec, activations) = (&self.kv_cache_dtype, self.activations()?);
+        let together = |work: &Work| if let Work::Decode { batch, .. } = work { *batch } else { 1 };
+        let sequences = works.iter().map(together).max().unwrap_or(1);
+        let (codec, activations) = (&self.kv_cache_dtype, self.activations(sequences)?);
         Runner::load(dir, codec, Some(Exact::DEFAULT), tokens, activations, None)
     }
 

@@ -24,9 +24,12 @@ pub(crate) struct PrefixArgs {
     settings: OwnArgs,
 }
 
+/// As many as are at most sent together.
+const SEQUENCES: u32 = 4;
+
 pub(crate) fn run(args: &PrefixArgs) -> Result<()> {
     args.settings.set_threads()?;
-    let activations = args.settings.activations()?;
+    let activations = args.settings.activations(SEQUENCES as usize)?;
     let length = args.tokens + args.own + 2;
     let weights = Checkpoint::open(&args.model)?;
     let options = LoadOptions { max_model_len: Some(length as usize), activations, gpu: None };
@@ -35,9 +38,9 @@ pub(crate) fn run(args: &PrefixArgs) -> Result<()> {
     let vocab = model.info().vocab as u32;
     let config = EngineConfig {
         max_model_len: Some(length),
-        max_num_seqs: 4,
+        max_num_seqs: SEQUENCES,
         max_num_batched_tokens: args.settings.chunk as u32,
-        max_waiting: 4,
+        max_waiting: SEQUENCES,
         scheme: taper_kv_codecs::parse(&args.settings.kv_cache_dtype)?.into(),
         offers: Vec::new(),
         disk: None,

@@ -24,32 +24,56 @@ pub enum Rounding {
     Int8,
     /// 16 bits: a second row of 8 bits holds what the first leaves, and every product takes two.
     Int16,
-    /// Answers to 8 bits. Prompts, whose errors the answers find in the cache, to `bf16` where the processor
-    /// multiplies that fast, elsewhere to 16 bits.
-    Phased,
+    /// Prompts, whose errors the answers find in the cache, to `bf16` where the processor multiplies that fast,
+    /// elsewhere to 16 bits.
+    Phased {
+        /// What follows them.
+        answers: Answers,
+    },
+}
+
+/// What answers are rounded to where prompts have an arithmetic of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answers {
+    /// As [`Rounding::Int8`].
+    Int8,
+    /// As [`Rounding::Int16`].
+    Int16,
+}
+
+impl Answers {
+    /// What costs little speed where at most so many sequences run together: one alone waits for memory, and
+    /// has time for two products; several would wait for these.
+    #[must_use]
+    pub fn of_sequences(sequences: usize) -> Self {
+        if sequences <= 1 { Self::Int16 } else { Self::Int8 }
+    }
 }
 
 impl Rounding {
     /// Rows of codes for a row of activations.
     pub(super) fn parts(self) -> usize {
         match self {
-            Self::Int8 | Self::Phased => 1,
-            Self::Int16 => 2,
+            Self::Int8 | Self::Phased { answers: Answers::Int8 } => 1,
+            Self::Int16 | Self::Phased { answers: Answers::Int16 } => 2,
         }
     }
 
     /// What integers tokens of a phase are rounded to.
     pub(crate) fn of_phase(self, phase: Phase) -> Self {
         match (self, phase) {
-            (Self::Phased, Phase::Prefill) => Self::Int16,
-            (Self::Phased, Phase::Decode) => Self::Int8,
+            (Self::Phased { .. }, Phase::Prefill) => Self::Int16,
+            (Self::Phased { answers: Answers::Int16 }, Phase::Decode) => Self::Int16,
+            (Self::Phased { answers: Answers::Int8 }, Phase::Decode) => Self::Int8,
             _ => self,
         }
     }
 
     /// Whether tokens of a phase are multiplied in `bf16`, with weights that are widened to it.
     pub(crate) fn widens(self, phase: Phase) -> bool {
-        self == Self::Phased && phase == Phase::Prefill && DenseLevel::detect().widens()
+        matches!(self, Self::Phased { .. })
+            && phase == Phase::Prefill
+            && DenseLevel::detect().widens()
     }
 }
 
