@@ -82,8 +82,8 @@ struct Groups<'a> {
 }
 
 impl Groups<'_> {
-    /// Takes the outputs of tiles: rounds groups that are whole, and leaves the others to whom has the last tile
-    /// of one.
+    /// Takes the outputs of tiles: rounds groups that are whole, and leaves each other group to the task that has
+    /// the last of its tiles.
     fn put(&self, tiles: Tiles, rows: &Range<usize>, [a, b]: [&mut [f32]; 2], each: usize) {
         let unit = self.out.group() / TILE;
         for (run, tiles) in tiles.ranges().zip(a.chunks_mut(tiles.run * each)) {
@@ -105,6 +105,9 @@ impl Groups<'_> {
         (tiles, each): (&[f32], usize),
         scratch: &mut [f32],
     ) {
+        if groups.is_empty() {
+            return;
+        }
         let (level, n) = (Level::detect(), tiles.len() / each);
         let line = scratch[..n * TILE].as_mut_ptr();
         for (i, row) in self.x.outputs(rows.clone()).enumerate() {
