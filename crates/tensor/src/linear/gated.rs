@@ -58,25 +58,10 @@ impl LinearGroup<2> {
         if let Some(x) = x.on_gpu() {
             return self.multiply_gated(x, norm, activation, None);
         }
-        let out = host::read("gated", x, |x| {
-            let mut input = Input::normed(x, norm, phase);
-            match [&gate.matrix, &up.matrix] {
-                [Matrix::Packed(g, r), Matrix::Packed(u, s)]
-                    if (g.group(), r) == (u.group(), s) && !input.widens(*r) =>
-                {
-                    let mut out = Unwritten::new(shape[0] * shape[1]);
-                    let shared = out.shared();
-                    let both = [gate.product(g, None, shared), up.product(u, None, shared)];
-                    int8::gated(input.rounded(g, *r), activation, both);
-                    // SAFETY: the products cover it.
-                    unsafe { out.written() }
-                }
-                _ => {
-                    let [g, u] = apply([(gate, None), (up, None)], &mut input);
-                    cpu::gated(activation, &g, &u)
-                }
-            }
+        let [g, u] = host::read("gated", x, |x| {
+            apply([(gate, None), (up, None)], &mut Input::normed(x, norm, phase))
         })?;
+        let out = cpu::gated(activation, &g, &u);
         host::tensor(out, &shape)
     }
 
@@ -164,7 +149,7 @@ impl LinearGroup<2> {
             let shared = between.shared();
             let both = [gate.product(g, None, shared), up.product(u, None, shared)];
             let (x, rounding) = (input.rounded(g, *r), r.of_phase(phase));
-            Inner::Rounded(int8::gated_rounded(x, activation, both, d.group(), rounding))
+            Inner::Rounded(int8::gated(x, activation, both, d.group(), rounding))
         })?;
         Ok(Some(inner))
     }

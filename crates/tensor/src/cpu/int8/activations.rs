@@ -62,9 +62,8 @@ impl Rounding {
     /// What integers tokens of a phase are rounded to.
     pub(crate) fn of_phase(self, phase: Phase) -> Self {
         match (self, phase) {
-            (Self::Phased { .. }, Phase::Prefill) => Self::Int16,
-            (Self::Phased { answers: Answers::Int16 }, Phase::Decode) => Self::Int16,
             (Self::Phased { answers: Answers::Int8 }, Phase::Decode) => Self::Int8,
+            (Self::Phased { .. }, _) => Self::Int16,
             _ => self,
         }
     }
@@ -274,7 +273,7 @@ impl Int8Out {
         // SAFETY: the caller's promise.
         unsafe {
             kernels::round_row(level, x, n, group, codes, scales, sums);
-            if self.rounding == Rounding::Int16 {
+            if parts > 1 {
                 kernels::round_rest(level, x, n, group, codes, scales, rest);
                 let (codes, scales, sums) = places(1);
                 kernels::round_row(level, rest, n, group, codes, scales, sums);
@@ -336,6 +335,8 @@ mod tests {
         let (one, two) =
             (Int8Rows::new(&x, 64, 32, Rounding::Int8), Int8Rows::new(&x, 64, 32, Rounding::Int16));
         assert_eq!((one.len(), one.rows, two.len(), two.rows), (3, 3, 3, 6));
+        let answers = Rounding::Phased { answers: Answers::Int16 };
+        assert_eq!(Int8Rows::new(&x, 64, 32, answers).codes(), two.codes());
         let value = |q: &Int8Rows, row: usize, k: usize| {
             f32::from(q.codes()[row * 64 + k]) * q.scales[row * 2 + k / 32]
         };

@@ -3,7 +3,7 @@
 use super::{
     Int8Level, Int8Rows, Rounding,
     activations::Int8Out,
-    gemm::{Block, Product, ROWS, blocks},
+    gemm::{Product, ROWS, blocks},
     pack::TILE,
     tiles::{Tiles, share},
 };
@@ -13,63 +13,42 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::AcqRel},
 };
 
-/// `out = gate(x G) * (x U)`, `[m, n]`, for two weights of one shape; the gate's `out` is written.
-pub(crate) fn gated(x: &Int8Rows, kind: Activation, both: [Product<'_>; 2]) {
-    shared_out(x, kind, &both, |tiles, rows, [outputs, _], each| {
-        both[0].store(tiles, x.outputs(rows), outputs, each);
-    });
-}
-
-/// As [`gated`], rounded for a product with groups of so many inputs. The gate's `out` has room for what tasks
-/// leave each other, and is not all written.
+/// `gate(x G) * (x U)`, `[m, n]`, for two weights of one shape, rounded for a product with groups of so many
+/// inputs. The gate's `out` has room for what tasks leave each other, and is not all written.
 ///
 /// # Panics
-/// When groups are not whole tiles, or rows not whole groups.
-pub(crate) fn gated_rounded(
+/// When shapes differ, groups are not whole tiles, or rows not whole groups.
+pub(crate) fn gated(
     x: &Int8Rows,
     kind: Activation,
-    both: [Product<'_>; 2],
+    [gate, up]: [Product<'_>; 2],
     group: usize,
     rounding: Rounding,
 ) -> Int8Rows {
-    assert!(group.is_multiple_of(TILE), "groups are whole tiles");
-    let n = both[0].weight.rows;
-    Int8Rows::filled((x.len(), n), group, rounding, |out| {
-        let left = (0..x.rows.div_ceil(ROWS) * (n / group)).map(|_| AtomicUsize::new(group / TILE));
-        let groups = Groups { x, product: &both[0], out, left: left.collect() };
-        shared_out(x, kind, &both, |tiles, rows, outputs, each| {
-            groups.put(tiles, &rows, outputs, each);
-        });
-    })
-}
-
-/// Calls `done` for tiles and rows of codes with their outputs, `each` elements a tile, and room for as many.
-fn shared_out(
-    x: &Int8Rows,
-    kind: Activation,
-    both: &[Product<'_>; 2],
-    done: impl Fn(Tiles, Range<usize>, [&mut [f32]; 2], usize) + Sync,
-) {
-    let (level, float) = (Int8Level::detect(), Level::detect());
-    let [gate, up] = both;
     gate.check(x);
     up.check(x);
     assert_eq!(gate.weight.rows, up.weight.rows, "gate and up have one shape");
-    share(level, x, std::slice::from_ref(gate), |gate, tiles| {
-        blocks(x, tiles, |tiles, rows, [a, b]: &mut [Block; 2]| {
-            let each = rows.len() * TILE;
-            // One weight after the other: memory is read fastest in one go.
-            for (product, block) in [(gate, &mut *a), (up, &mut *b)] {
-                product.compute(level, x, tiles, rows.clone(), (block, each));
-            }
-            let n = x.outputs(rows.clone()).len() * TILE;
-            for (a, b) in a.chunks_mut(each).zip(b.chunks(each)).take(tiles.len()) {
-                // SAFETY: both hold `n` elements.
-                unsafe { kind.kernel()(float, a.as_ptr(), b.as_ptr(), n, a.as_mut_ptr()) };
-            }
-            done(tiles, rows, [a, b], each);
+    assert!(group.is_multiple_of(TILE), "groups are whole tiles");
+    let (level, float, n) = (Int8Level::detect(), Level::detect(), gate.weight.rows);
+    Int8Rows::filled((x.len(), n), group, rounding, |out| {
+        let left = (0..x.rows.div_ceil(ROWS) * (n / group)).map(|_| AtomicUsize::new(group / TILE));
+        let groups = Groups { x, product: &gate, out, left: left.collect() };
+        share(level, x, &[gate], |gate, tiles| {
+            blocks(x, tiles, |tiles, rows, [a, b]| {
+                let each = rows.len() * TILE;
+                // One weight after the other: memory is read fastest in one go.
+                for (product, block) in [(gate, &mut *a), (&up, &mut *b)] {
+                    product.compute(level, x, tiles, rows.clone(), (block, each));
+                }
+                let n = x.outputs(rows.clone()).len() * TILE;
+                for (a, b) in a.chunks_mut(each).zip(b.chunks(each)).take(tiles.len()) {
+                    // SAFETY: both hold `n` elements.
+                    unsafe { kind.kernel()(float, a.as_ptr(), b.as_ptr(), n, a.as_mut_ptr()) };
+                }
+                groups.put(tiles, &rows, [a, b], each);
+            });
         });
-    });
+    })
 }
 
 /// Groups of outputs that are rounded when all tiles of one are there.
@@ -82,8 +61,8 @@ struct Groups<'a> {
 }
 
 impl Groups<'_> {
-    /// Takes the outputs of tiles: rounds groups that are whole, and leaves each other group to the task that has
-    /// the last of its tiles.
+    /// Takes the outputs of tiles in the first block, `each` elements a tile; the second is free. Rounds groups that
+    /// are whole, and leaves each other group to the task that has the last of its tiles.
     fn put(&self, tiles: Tiles, rows: &Range<usize>, [a, b]: [&mut [f32]; 2], each: usize) {
         let unit = self.out.group() / TILE;
         for (run, tiles) in tiles.ranges().zip(a.chunks_mut(tiles.run * each)) {

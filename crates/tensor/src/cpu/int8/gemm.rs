@@ -1,7 +1,7 @@
 //! The product over threads: tiles of outputs are shared out.
 
 use super::{
-    Int8Level, Int8Rows, PackedWeight, Rounding,
+    Int8Level, Int8Rows, PackedWeight,
     pack::TILE,
     portable,
     tiles::{Tiles, share},
@@ -26,7 +26,7 @@ pub(super) const ROWS: usize = 192;
 /// Tiles whose outputs are written together, at least: rows of the output are pages apart.
 const TOGETHER: usize = 4;
 
-pub(super) type Block = [f32; TOGETHER * ROWS * TILE];
+type Block = [f32; TOGETHER * ROWS * TILE];
 
 thread_local! {
     static BLOCKS: RefCell<Box<[Block; 2]>> =
@@ -133,7 +133,7 @@ impl Product<'_> {
         let outputs = x.outputs(rows.clone()).len();
         some_tiles(level, self.weight, tiles, x, rows, (&mut *block, each));
         for (tile, block) in tiles.ranges().flatten().zip(block.chunks_mut(each)) {
-            if x.rounding == Rounding::Int16 {
+            if x.rounding.parts() > 1 {
                 add_pairs(&mut block[..2 * outputs * TILE]);
             }
             if let Some(bias) = self.bias {
@@ -270,7 +270,7 @@ pub(super) fn one_tile(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AffineFormat, AffineWeight, Bytes, DType, cpu::RowSource};
+    use crate::{AffineFormat, AffineWeight, Bytes, DType, Rounding, cpu::RowSource};
     use half::{bf16, f16};
 
     fn noise(n: usize, seed: u64) -> impl Iterator<Item = f32> {

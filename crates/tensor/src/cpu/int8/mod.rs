@@ -41,7 +41,7 @@ mod vnni;
 mod widen;
 
 pub use activations::{Answers, Int8Rows, Rounding};
-pub(crate) use gated::{gated, gated_rounded};
+pub(crate) use gated::gated;
 pub(crate) use gemm::{Product, products};
 pub use gemm::{matmul, matmul_with};
 pub use pack::PackedWeight;
