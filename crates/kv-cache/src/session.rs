@@ -24,7 +24,7 @@ pub trait KvSession {
         &mut self,
         layer: LayerId,
         rows: &Projected<'_>,
-        params: &AttnParams,
+        params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCacheError>;
 }
 
@@ -166,7 +166,7 @@ impl KvSession for PagedSession<'_> {
         &mut self,
         layer: LayerId,
         rows: &Projected<'_>,
-        params: &AttnParams,
+        params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCacheError> {
         let (ranges, exact) = (&self.ranges, &self.exact);
         let KvCache { config, pages, tables, .. } = &mut *self.cache;

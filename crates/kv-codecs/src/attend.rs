@@ -36,22 +36,24 @@ pub struct SeqSpan<'a> {
 
 /// What attention computes, beside the operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttnParams {
+pub struct AttnParams<'a> {
     /// Multiplies `q · k`.
     pub scale: f32,
     /// A token sees itself and the `window - 1` tokens before it.
     pub window: Option<usize>,
     /// `cap * tanh(score / cap)` before the softmax.
     pub soft_cap: Option<f32>,
+    /// Scores that join each query head's softmax and have no value, `[heads]`. Not computed on GPUs yet.
+    pub sinks: Option<&'a [f32]>,
     /// Whether operands may be rounded. Codecs and GPUs that have one arithmetic keep to it.
     pub arithmetic: Arithmetic,
 }
 
-impl AttnParams {
+impl AttnParams<'_> {
     /// Over all tokens, as exact as the codec has it.
     #[must_use]
     pub const fn new(scale: f32) -> Self {
-        Self { scale, window: None, soft_cap: None, arithmetic: Arithmetic::Exact }
+        Self { scale, window: None, soft_cap: None, sinks: None, arithmetic: Arithmetic::Exact }
     }
 }
 
@@ -93,7 +95,7 @@ pub fn attend_blocks(
     q: &Tensor,
     reader: &dyn BlockReader,
     batch: &AttnBatch<'_>,
-    params: &AttnParams,
+    params: &AttnParams<'_>,
 ) -> Result<Tensor, KvCodecError> {
     drive::attend(geometry, q, &Floating { geometry, reader }, batch, params)
 }
@@ -104,7 +106,7 @@ pub(crate) fn attend_block_rows(
     q: HeadRows<'_>,
     reader: &dyn BlockReader,
     batch: &AttnBatch<'_>,
-    params: &AttnParams,
+    params: &AttnParams<'_>,
 ) -> Result<Tensor, KvCodecError> {
     drive::attend_rows(geometry, q, &Floating { geometry, reader }, batch, params)
 }
@@ -116,7 +118,7 @@ struct Floating<'a> {
 }
 
 impl Floating<'_> {
-    fn rounds(&self, params: &AttnParams) -> bool {
+    fn rounds(&self, params: &AttnParams<'_>) -> bool {
         let d = self.geometry.head_dim;
         params.arithmetic == Arithmetic::Rounded && FlashTile::rounds(d, d)
     }
@@ -183,15 +185,15 @@ fn each_page<'a>(
 }
 
 impl Heads for Floating<'_> {
-    fn piece_rows(&self, params: &AttnParams) -> usize {
+    fn piece_rows(&self, params: &AttnParams<'_>) -> usize {
         if self.rounds(params) { ROUNDED_ROWS } else { PIECE_ROWS }
     }
 
-    fn step_blocks(&self, params: &AttnParams) -> usize {
+    fn step_blocks(&self, params: &AttnParams<'_>) -> usize {
         if self.rounds(params) { ROUNDED_STEP_BLOCKS } else { STEP_BLOCKS }
     }
 
-    fn span_blocks(&self, params: &AttnParams) -> usize {
+    fn span_blocks(&self, params: &AttnParams<'_>) -> usize {
         if self.rounds(params) { SPAN_BLOCKS } else { FLOAT_SPAN_BLOCKS }
     }
 

@@ -127,7 +127,7 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         _slots: &[usize],
         _pages: &mut LayerPages,
         _batch: &AttnBatch<'_>,
-        _params: &AttnParams,
+        _params: &AttnParams<'_>,
     ) -> Result<Option<Tensor>, KvCodecError> {
         Ok(None)
     }
@@ -261,7 +261,7 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         q: &Tensor,
         pages: &LayerPages,
         batch: &AttnBatch<'_>,
-        params: &AttnParams,
+        params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCodecError>;
 }
 
@@ -312,6 +312,9 @@ pub enum KvCodecError {
         /// Elements of a head.
         head_dim: usize,
     },
+    /// [`AttnParams::sinks`] on a GPU.
+    #[error("attention sinks are not computed on a GPU yet")]
+    Sinks,
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] TensorError),

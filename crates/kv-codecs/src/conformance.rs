@@ -124,14 +124,14 @@ struct Case {
     /// Query tokens and tokens of each sequence.
     seqs: Vec<(usize, usize)>,
     exact: Option<Exact>,
-    params: AttnParams,
+    params: AttnParams<'static>,
 }
 
 type Pair = (Vec<f32>, Vec<f32>);
 /// Blocks of a sequence, its keys and its values.
 type Rows = (Vec<BlockId>, Vec<f32>, Vec<f32>);
 
-const PLAIN: AttnParams = AttnParams::new(0.2);
+const PLAIN: AttnParams<'_> = AttnParams::new(0.2);
 const EXACT: Exact = Exact { sink_tokens: 32, recent_tokens: 64 };
 
 /// Every format of a side once.

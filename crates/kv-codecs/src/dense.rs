@@ -274,7 +274,7 @@ impl KvCodec for DenseCodec {
         slots: &[usize],
         pages: &mut LayerPages,
         batch: &AttnBatch<'_>,
-        params: &AttnParams,
+        params: &AttnParams<'_>,
     ) -> Result<Option<Tensor>, KvCodecError> {
         rows.with_host(|[q, k, v]| {
             self.write_rows(geometry, [k, v], slots, pages)?;
@@ -299,7 +299,7 @@ impl KvCodec for DenseCodec {
         q: &Tensor,
         pages: &LayerPages,
         batch: &AttnBatch<'_>,
-        params: &AttnParams,
+        params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCodecError> {
         let reader = self.reader(geometry, pages, batch)?;
         attend_blocks(geometry, q, &reader, batch, params)

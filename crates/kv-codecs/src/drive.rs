@@ -39,7 +39,7 @@ const TASKS: usize = 4;
 /// Some query tokens of one sequence.
 pub(crate) struct Piece<'a> {
     pub(crate) seq: SeqSpan<'a>,
-    pub(crate) params: &'a AttnParams,
+    pub(crate) params: &'a AttnParams<'a>,
     /// Their rows in the batch.
     tokens: Range<usize>,
     /// Tokens of the sequence up to and with the first of them.
@@ -114,17 +114,17 @@ thread_local! {
 /// The keys and values of one layer, by head.
 pub(crate) trait Heads: Sync {
     /// Query rows that best walk over the keys together.
-    fn piece_rows(&self, _params: &AttnParams) -> usize {
+    fn piece_rows(&self, _params: &AttnParams<'_>) -> usize {
         PIECE_ROWS
     }
 
     /// Blocks whose scores are softened together.
-    fn step_blocks(&self, _params: &AttnParams) -> usize {
+    fn step_blocks(&self, _params: &AttnParams<'_>) -> usize {
         STEP_BLOCKS
     }
 
     /// Blocks of a span, whole steps.
-    fn span_blocks(&self, _params: &AttnParams) -> usize {
+    fn span_blocks(&self, _params: &AttnParams<'_>) -> usize {
         SPAN_BLOCKS
     }
 
@@ -154,7 +154,7 @@ pub(crate) fn attend(
     q: &Tensor,
     layer: &impl Heads,
     batch: &AttnBatch<'_>,
-    params: &AttnParams,
+    params: &AttnParams<'_>,
 ) -> Result<Tensor, KvCodecError> {
     let &[_, heads, d] = q.dims() else {
         let expected = "q [t, heads, head_dim]";
@@ -171,14 +171,15 @@ pub(crate) fn attend_rows(
     q: HeadRows<'_>,
     layer: &impl Heads,
     batch: &AttnBatch<'_>,
-    params: &AttnParams,
+    params: &AttnParams<'_>,
 ) -> Result<Tensor, KvCodecError> {
-    let (t, heads) = check(geometry, q, batch)?;
+    let (t, heads) = check(geometry, q, batch, params)?;
     let group = heads / geometry.kv_heads;
     let rows = piece_rows(layer.piece_rows(params), t * group, geometry.kv_heads);
     let pieces = pieces(batch, params, (group, rows));
     let span = layer.span_blocks(params);
-    let mut call = Call { geometry, heads, q, layer, span, together: 1 };
+    let sinks = params.sinks;
+    let mut call = Call { geometry, heads, q, layer, span, sinks, together: 1 };
     let most = pieces.iter().map(|p| call.spans(p).len()).max().unwrap_or(0);
     call.together = together(&pieces, geometry.kv_heads, most);
     let out = if most > 1 && pieces.len() * call.parts() < TASKS * pool::threads() {
@@ -193,9 +194,13 @@ fn check(
     geometry: KvGeometry,
     q: HeadRows<'_>,
     batch: &AttnBatch<'_>,
+    params: &AttnParams<'_>,
 ) -> Result<(usize, usize), KvCodecError> {
     let [t, heads, d] = q.dims();
     let shape = |expected| KvCodecError::Shape { expected, got: q.dims().to_vec() };
+    if params.sinks.is_some_and(|sinks| sinks.len() != heads) {
+        return Err(shape("q with as many heads as there are sinks"));
+    }
     if d != geometry.head_dim || heads == 0 || !heads.is_multiple_of(geometry.kv_heads) {
         return Err(shape("q with the cache's head_dim and a multiple of its heads"));
     }
@@ -237,7 +242,7 @@ fn piece_rows(best: usize, rows: usize, kv_heads: usize) -> usize {
 /// Cuts the batch's query tokens into pieces of so many rows, a group of them a token.
 fn pieces<'a>(
     batch: &AttnBatch<'a>,
-    params: &'a AttnParams,
+    params: &'a AttnParams<'a>,
     (group, rows): (usize, usize),
 ) -> Vec<Piece<'a>> {
     let step = (rows / group).max(1);
@@ -282,6 +287,7 @@ struct Call<'a, H> {
     layer: &'a H,
     /// Blocks of a span.
     span: usize,
+    sinks: Option<&'a [f32]>,
     /// KV heads of a task.
     together: usize,
 }
@@ -318,7 +324,7 @@ impl<H: Heads> Call<'_, H> {
                 if spans.len() == 1 {
                     self.attend(piece, part, spans.start, scratch);
                     let seen = |head: usize| self.layer.seen(&scratch.heads[head]);
-                    return self.finish(seen, out, cell);
+                    return self.finish(part, seen, out, cell);
                 }
                 totals.resize_with(self.together, Attended::default);
                 for (i, span) in spans.enumerate() {
@@ -332,7 +338,7 @@ impl<H: Heads> Call<'_, H> {
                         }
                     }
                 }
-                self.finish(|head| &totals[head], out, cell);
+                self.finish(part, |head| &totals[head], out, cell);
             });
         })
     }
@@ -371,7 +377,7 @@ impl<H: Heads> Call<'_, H> {
         let ranges: Vec<_> = pieces.iter().map(|p| p.tokens.clone()).collect();
         pool::grid(&ranges, self.parts(), self.width(), |piece, part, cell| {
             let totals = &totals[piece * self.parts() + part];
-            self.finish(|head| &totals[head], &mut Vec::new(), cell);
+            self.finish(part, |head| &totals[head], &mut Vec::new(), cell);
         })
     }
 
@@ -402,6 +408,7 @@ impl<H: Heads> Call<'_, H> {
     /// Writes what the heads of a part have seen, token by token.
     fn finish<'s>(
         &self,
+        part: usize,
         seen: impl Fn(usize) -> &'s Attended,
         out: &mut Vec<f32>,
         cell: &mut GridCell,
@@ -410,13 +417,15 @@ impl<H: Heads> Call<'_, H> {
         let (rows, wide) = (seen(0).rows(), seen(0).width());
         out.resize(self.width() + wide, 0.0);
         let (token, row) = out.split_at_mut(self.width());
+        let first_head = part * self.together * group;
         for first in (0..rows).step_by(group) {
             for (head, out) in token.chunks_exact_mut(d).enumerate() {
                 let (seen, at) = (seen(head / group), first + head % group);
+                let sink = self.sinks.map(|sinks| sinks[first_head + head]);
                 if wide == d {
-                    seen.finish(at, out);
+                    seen.finish(at, sink, out);
                 } else {
-                    seen.finish(at, row);
+                    seen.finish(at, sink, row);
                     out.copy_from_slice(&row[..d]);
                 }
                 self.layer.restore(out);

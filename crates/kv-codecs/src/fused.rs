@@ -41,7 +41,7 @@ pub(crate) fn attend(
     pages: &Pages<'_>,
     q: &Tensor,
     batch: &AttnBatch<'_>,
-    params: &AttnParams,
+    params: &AttnParams<'_>,
 ) -> Result<Tensor, KvCodecError> {
     let g = pages.geometry;
     let blocks = |(bytes, region): (&[u8], usize)| bytes.len() / (region * g.kv_heads);

@@ -129,9 +129,12 @@ pub(crate) fn outside(slot: usize, slots: usize) -> KvCodecError {
     KvCodecError::Slot { slot, slots }
 }
 
-fn scoring(params: &AttnParams) -> Scoring {
-    let AttnParams { scale, window, soft_cap, .. } = *params;
-    Scoring { scale, window, soft_cap }
+pub(crate) fn scoring(params: &AttnParams<'_>) -> Result<Scoring, KvCodecError> {
+    let AttnParams { scale, window, soft_cap, sinks, arithmetic: _ } = *params;
+    match sinks {
+        Some(_) => Err(KvCodecError::Sinks),
+        None => Ok(Scoring { scale, window, soft_cap }),
+    }
 }
 
 /// Rows that stay and the blocks that take them, as they are encoded.
@@ -284,7 +287,7 @@ impl KvCodec for GpuCodec {
         _slots: &[usize],
         pages: &mut LayerPages,
         batch: &AttnBatch<'_>,
-        params: &AttnParams,
+        params: &AttnParams<'_>,
     ) -> Result<Option<Tensor>, KvCodecError> {
         let Some((k_pages, v_pages)) = &pages.gpu else { return Ok(None) };
         if batch.seqs.iter().any(|seq| seq.q_len > 1) {
@@ -300,7 +303,7 @@ impl KvCodec for GpuCodec {
         let q = rows.q.reshape((t, heads, geometry.head_dim))?;
         let group = check_batch(geometry, &q, batch, room)?;
         let plan = self.plan(shape, batch, group)?;
-        Ok(attention::attend_new(shape, rows, (k_pages, v_pages), &plan, &scoring(params))?)
+        Ok(attention::attend_new(shape, rows, (k_pages, v_pages), &plan, &scoring(params)?)?)
     }
 
     fn attend(
@@ -309,14 +312,14 @@ impl KvCodec for GpuCodec {
         q: &Tensor,
         pages: &LayerPages,
         batch: &AttnBatch<'_>,
-        params: &AttnParams,
+        params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCodecError> {
         let shape = self.shape(geometry)?;
         let group =
             check_batch(geometry, q, batch, room(pages.k.len(), self.block_bytes(geometry).k))?;
         let Some((k_pages, v_pages)) = &pages.gpu else { return Err(outside(0, 0)) };
         let plan = self.plan(shape, batch, group)?;
-        Ok(attention::attend(shape, q, (k_pages, v_pages), &plan, &scoring(params))?)
+        Ok(attention::attend(shape, q, (k_pages, v_pages), &plan, &scoring(params)?)?)
     }
 }
 
@@ -335,5 +338,16 @@ impl GpuCodec {
 impl fmt::Debug for GpuCodec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GpuCodec").field("dtype", &self.dtype).field("gpu", &self.gpu).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sinks_are_refused() {
+        let sinks = AttnParams { sinks: Some(&[1.0]), ..AttnParams::new(1.0) };
+        assert!(matches!(scoring(&sinks), Err(KvCodecError::Sinks)));
     }
 }

@@ -7,7 +7,7 @@
 use crate::{
     AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
     LayerPages, Scheme, SideFormat, TrellisCode, compact,
-    gpu::{Cached, check_batch, known, moves, outside, room},
+    gpu::{Cached, check_batch, known, moves, outside, room, scoring},
     gpu_staged::Staged,
     polar::{Polar, sketch_rotation, standard_rotation},
     taper::TaperSide,
@@ -22,7 +22,7 @@ use taper_tensor::{
     KeyScorer, Tensor,
     gpu::{
         Buffer, Gpu,
-        attention::{BLOCK_TOKENS, Scoring},
+        attention::BLOCK_TOKENS,
         coded::{
             CodedCache, CodedPages, CodedPlan, CodedSequence, CodedSide, ExactSlots, ExactTokens,
             RowFormat, Signs, Writes,
@@ -290,7 +290,7 @@ impl KvCodec for GpuCodedCodec {
         q: &Tensor,
         pages: &LayerPages,
         batch: &AttnBatch<'_>,
-        params: &AttnParams,
+        params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCodecError> {
         let cache = self.cache(g)?;
         let group = check_batch(g, q, batch, room(pages.k.len(), self.block_bytes(g).k))?;
@@ -305,10 +305,9 @@ impl KvCodec for GpuCodedCodec {
         let seqs: Vec<_> = batch.seqs.iter().map(own).collect();
         let key = (seqs, tokens, group);
         let plan = self.plan.get(&key, || Ok(CodedPlan::new(&self.gpu, &key.0, tokens, group)?))?;
-        let AttnParams { scale, window, soft_cap, .. } = *params;
         let exact = exact.map(|(k, v)| (k, v));
         let pages = CodedPages { coded: (k, v), exact };
-        Ok(cache.attend(q, pages, &plan, &Scoring { scale, window, soft_cap })?)
+        Ok(cache.attend(q, pages, &plan, &scoring(params)?)?)
     }
 }
 

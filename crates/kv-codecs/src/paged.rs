@@ -326,7 +326,7 @@ impl KvCodec for PagedCodec {
         q: &Tensor,
         pages: &LayerPages,
         batch: &AttnBatch<'_>,
-        params: &AttnParams,
+        params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCodecError> {
         let plan = self.plan(g)?;
         let pages = Pages {

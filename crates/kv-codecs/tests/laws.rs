@@ -89,7 +89,7 @@ impl Case {
         Self { codec, geometry, pages, blocks, k, v }
     }
 
-    fn attend(&self, q: &Tensor, kv_len: usize, params: &AttnParams) -> Vec<f32> {
+    fn attend(&self, q: &Tensor, kv_len: usize, params: &AttnParams<'_>) -> Vec<f32> {
         let q_len = q.dims()[0];
         let batch =
             AttnBatch { seqs: vec![SeqSpan { q_len, kv_len, blocks: &self.blocks, exact: None }] };
@@ -108,7 +108,7 @@ fn values(x: &Tensor) -> Vec<f32> {
 }
 
 /// Dense softmax attention in f64 over what the codec decodes to.
-fn oracle(case: &Case, q: &Tensor, kv_len: usize, params: &AttnParams) -> Vec<f64> {
+fn oracle(case: &Case, q: &Tensor, kv_len: usize, params: &AttnParams<'_>) -> Vec<f64> {
     let g = case.geometry;
     let slots = slots(g, &case.blocks, kv_len);
     let (k, v) = case.codec.decode(g, &slots, &case.pages).unwrap();
@@ -116,7 +116,12 @@ fn oracle(case: &Case, q: &Tensor, kv_len: usize, params: &AttnParams) -> Vec<f6
 }
 
 /// Dense softmax attention in f64; the queries are the last tokens.
-fn softmax(g: KvGeometry, q: &Tensor, (k, v): (&[f32], &[f32]), params: &AttnParams) -> Vec<f64> {
+fn softmax(
+    g: KvGeometry,
+    q: &Tensor,
+    (k, v): (&[f32], &[f32]),
+    params: &AttnParams<'_>,
+) -> Vec<f64> {
     let (qs, kv_len) = (values(q), k.len() / (g.kv_heads * g.head_dim));
     let (t, heads, d) = (q.dims()[0], q.dims()[1], g.head_dim);
     let mut out = vec![0.0; t * heads * d];
@@ -134,7 +139,8 @@ fn softmax(g: KvGeometry, q: &Tensor, (k, v): (&[f32], &[f32]), params: &AttnPar
             };
             let scores: Vec<_> = (start..end).map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let sink = params.sinks.map_or(0.0, |sinks| (f64::from(sinks[head]) - max).exp());
+            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum::<f64>() + sink;
             for (s, j) in scores.iter().zip(start..end) {
                 let value = &v[(j * g.kv_heads + kv_head) * d..][..d];
                 for (o, x) in out[(token * heads + head) * d..].iter_mut().zip(value) {
@@ -160,6 +166,7 @@ proptest! {
         q_share in 0.0f64..1.0,
         window in prop::option::of(1usize..70),
         soft_cap in prop::option::of(0.5f32..5.0),
+        sink in prop::option::of(-3.0f32..4.0),
         rounded in any::<bool>(),
         seed in 0u64..1000,
     ) {
@@ -185,7 +192,8 @@ proptest! {
         let q = tensor(q_len, kv_heads * group, head_dim, seed + 7);
         let arithmetic = if rounded { Arithmetic::Rounded } else { Arithmetic::Exact };
         let scale = (head_dim as f32).powf(-0.5);
-        let params = AttnParams { scale, window, soft_cap, arithmetic };
+        let sinks: Option<Vec<_>> = sink.map(|s| (0..kv_heads * group).map(|h| s + h as f32 * 0.3).collect());
+        let params = AttnParams { scale, window, soft_cap, sinks: sinks.as_deref(), arithmetic };
         let tolerance = if rounded { tolerance.max(ROUNDED) } else { tolerance };
         let got = case.attend(&q, len, &params);
         for (g, w) in got.iter().zip(oracle(&case, &q, len, &params)) {
@@ -206,7 +214,8 @@ proptest! {
 fn a_row_over_many_blocks_is_the_same_alone_and_in_company() {
     let (len, q_len, d) = (700, 60, 32);
     let geometry = KvGeometry { kv_heads: 4, head_dim: d, block_tokens: 4 };
-    let exact = AttnParams::new(0.25);
+    let sinks = [0.5, -1.0, 2.0, 0.0, 1.0, -3.0, 4.0, 0.25];
+    let exact = AttnParams { sinks: Some(&sinks), ..AttnParams::new(0.25) };
     let rounded = AttnParams { arithmetic: Arithmetic::Rounded, ..exact };
     let all = CODECS.iter().flat_map(|&(name, _, tolerance)| {
         [(name, tolerance, exact), (name, tolerance.max(ROUNDED), rounded)]
@@ -243,6 +252,10 @@ fn what_does_not_fit_is_refused() {
         assert!(slot(attend(&q, 4, &[BlockId(99)])), "no such block");
         let shape = |r| matches!(r, Err(KvCodecError::Shape { .. }));
         assert!(shape(attend(&tensor(1, 3, 8, 3), 9, &case.blocks)), "heads");
+        let sinks = AttnParams { sinks: Some(&[0.0; 3]), ..params };
+        let seqs = vec![SeqSpan { q_len: 1, kv_len: 9, blocks: &case.blocks, exact: None }];
+        let got = case.codec.attend(geometry, &q, &case.pages, &AttnBatch { seqs }, &sinks);
+        assert!(shape(got), "sinks");
         assert!(shape(attend(&tensor(1, 4, 16, 3), 9, &case.blocks)), "head_dim");
         let (k, v) = (tensor(1, 2, 8, 5), tensor(1, 2, 8, 6));
         let encode = case.codec.encode(geometry, &k, &v, &[1000], &mut case.pages);

@@ -219,6 +219,7 @@ impl Layer {
             scale: model.attn_scale,
             window: self.spec.window,
             soft_cap: model.attn_soft_cap,
+            sinks: None,
             arithmetic: match phase {
                 Phase::Prefill => Arithmetic::Rounded,
                 Phase::Decode => Arithmetic::Exact,

@@ -177,22 +177,23 @@ impl Attended {
         &mut self.acc
     }
 
-    /// Adds `logit` to a row's softmax as a key without a value (an attention sink).
-    pub fn sink(&mut self, row: usize, logit: f32) {
-        let max = self.max[row].max(logit);
-        let shrink = (self.max[row] - max).exp();
-        self.sum[row] = self.sum[row] * shrink + (logit - max).exp();
-        self.acc[row * self.d..][..self.d].iter_mut().for_each(|a| *a *= shrink);
-        self.max[row] = max;
-    }
-
-    /// Writes the attended values of `row`; zeros when it saw nothing.
+    /// Writes the attended values of `row`; zeros when it saw nothing. A `sink` is a score that takes its part
+    /// of the softmax and has no value (gpt-oss, arXiv 2508.10925).
     ///
     /// # Panics
     /// When `out` is not one value long.
-    pub fn finish(&self, row: usize, out: &mut [f32]) {
+    pub fn finish(&self, row: usize, sink: Option<f32>, out: &mut [f32]) {
         let acc = &self.acc[row * self.d..][..self.d];
-        let s = if self.sum[row] > 0.0 { 1.0 / self.sum[row] } else { 0.0 };
+        let (max, sum) = (self.max[row], self.sum[row]);
+        let s = match sink {
+            Some(sink) => {
+                let top = max.max(sink);
+                let shrink = (max - top).exp();
+                shrink / (sum * shrink + (sink - top).exp())
+            }
+            None if sum > 0.0 => 1.0 / sum,
+            None => 0.0,
+        };
         assert_eq!(out.len(), self.d, "one value");
         out.iter_mut().zip(acc).for_each(|(o, a)| *o = a * s);
     }

@@ -64,7 +64,7 @@ fn pages_add_up_to_softmax_attention_on_every_level() {
         total.merge(tile.state());
         for row in 0..rows {
             let mut got = vec![0.0; d];
-            total.finish(row, &mut got);
+            total.finish(row, None, &mut got);
             let want = dense(&q[row * dk..][..dk], &k, &v, d, None, seen(row));
             for (g, w) in got.iter().zip(want) {
                 assert!((f64::from(*g) - w).abs() < 2e-5, "{level:?} row {row}: {g} {w}");
@@ -78,11 +78,16 @@ fn a_sink_takes_weight_and_gives_nothing() {
     let mut tile = FlashTile::default();
     tile.start(&[1.0], 1, 1, None, Arithmetic::Exact);
     tile.step(&[(Floats::F32(&[0.0]), Floats::F32(&[6.0]))], [None; 2], |_| 0..1);
-    let mut state = tile.state().clone();
-    state.sink(0, 2f32.ln());
     let mut out = [0.0];
-    state.finish(0, &mut out);
-    assert!((out[0] - 2.0).abs() < 1e-6);
+    for (sink, want) in
+        [(Some(2f32.ln()), 2.0), (Some(-200.0), 6.0), (Some(200.0), 0.0), (None, 6.0)]
+    {
+        tile.state().finish(0, sink, &mut out);
+        assert!((out[0] - want).abs() < 1e-6, "{sink:?}: {out:?}");
+    }
+    tile.start(&[1.0], 1, 1, None, Arithmetic::Exact);
+    tile.state().finish(0, Some(-1.0), &mut out);
+    assert_eq!(out, [0.0], "nothing was seen");
 }
 
 #[test]
@@ -100,7 +105,7 @@ fn a_row_alone_and_rows_in_company_agree_to_the_bit() {
         tile.step(&pages[..1], [None; 2], |row| 0..((rows.start + row) * 3).min(n));
         tile.step(&pages, [None; 2], |row| rows.start + row..2 * n - rows.start - row);
         let mut out = vec![0.0; rows.len() * d];
-        out.chunks_mut(d).enumerate().for_each(|(row, out)| tile.state().finish(row, out));
+        out.chunks_mut(d).enumerate().for_each(|(row, out)| tile.state().finish(row, None, out));
         out
     };
     for level in Level::available() {

@@ -137,7 +137,7 @@ impl Case {
         let mut seen = Attended::default();
         tile.settle(&mut seen);
         let mut out = vec![0.0; rows.len() * self.d];
-        out.chunks_mut(self.d).enumerate().for_each(|(row, out)| seen.finish(row, out));
+        out.chunks_mut(self.d).enumerate().for_each(|(row, out)| seen.finish(row, None, out));
         out
     }
 
