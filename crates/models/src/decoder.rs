@@ -38,6 +38,8 @@ pub(crate) struct Spec {
     pub(crate) activation: Activation,
     pub(crate) attn_scale: f32,
     pub(crate) attn_soft_cap: Option<f32>,
+    /// A learned score without a value in every head's softmax (gpt-oss).
+    pub(crate) attn_sinks: bool,
     pub(crate) logit_soft_cap: Option<f32>,
     pub(crate) embed_scale: Option<f32>,
     /// The output projection is the token table.
@@ -74,6 +76,7 @@ struct Layer {
     norm: RmsNorm,
     qkv: LinearGroup<3>,
     qk_norm: Option<(RmsNorm, RmsNorm)>,
+    sinks: Option<Vec<f32>>,
     out: Linear,
     /// Gemma's norm of the attention's output.
     post_attn_norm: Option<RmsNorm>,
@@ -138,6 +141,7 @@ impl Layer {
                 |side| norm(spec, weights, &format!("{attn}.{side}_norm.weight"), spec.head_dim);
             Ok::<_, ModelError>((one("q")?, one("k")?))
         });
+        let sinks = spec.attn_sinks.then(|| weights.vector(&format!("{attn}.sinks"), spec.heads));
         let qkv = parts(
             spec,
             weights,
@@ -164,6 +168,7 @@ impl Layer {
             norm: gains("input_layernorm")?,
             qkv: LinearGroup::new(qkv)?,
             qk_norm: qk_norm.transpose()?,
+            sinks: sinks.transpose()?,
             out: weights.linear(&format!("{attn}.o_proj"), q, hidden, spec.out_bias)?,
             post_attn_norm,
             mlp_norm,
@@ -219,7 +224,7 @@ impl Layer {
             scale: model.attn_scale,
             window: self.spec.window,
             soft_cap: model.attn_soft_cap,
-            sinks: None,
+            sinks: self.sinks.as_deref(),
             arithmetic: match phase {
                 Phase::Prefill => Arithmetic::Rounded,
                 Phase::Decode => Arithmetic::Exact,

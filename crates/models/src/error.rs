@@ -35,6 +35,12 @@ pub enum ModelError {
         /// Its value.
         value: String,
     },
+    /// A family that no GPU runs.
+    #[error("{family} models run on the CPU only so far")]
+    CpuOnly {
+        /// The family.
+        family: &'static str,
+    },
     /// A batch that does not hold together.
     #[error("batch: {what}: expected {expected}, got {got}")]
     Batch {

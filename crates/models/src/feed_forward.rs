@@ -19,6 +19,10 @@ pub(crate) struct ExpertSpec {
     pub(crate) intermediate: usize,
     /// Whether the weights of the chosen ones are made to sum to one.
     pub(crate) normalise: bool,
+    /// Whether router and experts have biases.
+    pub(crate) bias: bool,
+    /// What the router is called.
+    pub(crate) router: &'static str,
 }
 
 /// `down(activation(gate(x)) * up(x))`.
@@ -73,7 +77,7 @@ pub(crate) enum FeedForward {
 }
 
 impl FeedForward {
-    /// The experts below `at`, one tensor each as Hugging Face has them, or stacked as MLX does.
+    /// The experts below `at`.
     pub(crate) fn experts(
         model: &Spec,
         spec: ExpertSpec,
@@ -81,24 +85,14 @@ impl FeedForward {
         at: &str,
     ) -> Result<Self, ModelError> {
         let (hidden, inner, n) = (model.hidden, spec.intermediate, spec.experts);
-        let load = |name: &str, inputs, outputs| {
-            let stacked = format!("{at}.switch_mlp.{name}");
-            if weights.has(&format!("{stacked}.weight")) {
-                let all = weights.stacked(&stacked, n, outputs, inputs)?;
-                return Ok(all.into_iter().map(Linear::new).collect());
-            }
-            let one =
-                |e| weights.linear(&format!("{at}.experts.{e}.{name}"), inputs, outputs, false);
-            (0..n).map(one).collect::<Result<Vec<_>, _>>()
-        };
-        let gates = load("gate_proj", hidden, inner)?;
-        let ups = load("up_proj", hidden, inner)?;
-        let downs = load("down_proj", inner, hidden)?;
+        let gates = maps(spec, weights, at, "gate_proj", (hidden, inner))?;
+        let ups = maps(spec, weights, at, "up_proj", (hidden, inner))?;
+        let downs = maps(spec, weights, at, "down_proj", (inner, hidden))?;
         let mut experts = Vec::with_capacity(n);
         for ((gate, up), down) in gates.into_iter().zip(ups).zip(downs) {
             experts.push(Gated { gate_up: LinearGroup::new([gate, up])?, down });
         }
-        let router = weights.linear(&format!("{at}.gate"), hidden, n, false)?;
+        let router = weights.linear(&format!("{at}.{}", spec.router), hidden, n, spec.bias)?;
         let experts = Place::Host(experts);
         Ok(Self::Experts(Experts { router, experts, spec }))
     }
@@ -125,6 +119,35 @@ impl FeedForward {
             }
         }
     }
+}
+
+/// One map of every expert: a tensor each, as Hugging Face has most, stacked, as MLX has them, or transposed, with
+/// the outputs of gate and up in turns, as transformers writes gpt-oss.
+fn maps(
+    spec: ExpertSpec,
+    weights: &Checkpoint,
+    at: &str,
+    name: &str,
+    shape: (usize, usize),
+) -> Result<Vec<Linear>, ModelError> {
+    let ExpertSpec { experts: n, bias, .. } = spec;
+    for place in ["switch_mlp", "experts"] {
+        let prefix = format!("{at}.{place}.{name}");
+        if weights.has(&format!("{prefix}.weight")) {
+            return Ok(weights.stacked(&prefix, n, shape, bias)?);
+        }
+    }
+    let (fused, part) = match name {
+        "gate_proj" => ("gate_up_proj", (0, 2)),
+        "up_proj" => ("gate_up_proj", (1, 2)),
+        _ => (name, (0, 1)),
+    };
+    let transposed = format!("{at}.experts.{fused}");
+    if weights.has(&transposed) {
+        return Ok(weights.transposed(&transposed, n, shape, part)?);
+    }
+    let one = |e| weights.linear(&format!("{at}.experts.{e}.{name}"), shape.0, shape.1, bias);
+    Ok((0..n).map(one).collect::<Result<_, _>>()?)
 }
 
 /// Weights of some maps, and bytes they take.
@@ -207,9 +230,13 @@ fn choose(logits: &[f32], spec: ExpertSpec) -> Vec<(Vec<u32>, Vec<f32>)> {
 mod tests {
     use super::*;
 
+    fn spec(experts: usize, chosen: usize, normalise: bool) -> ExpertSpec {
+        ExpertSpec { experts, chosen, intermediate: 1, normalise, bias: false, router: "gate" }
+    }
+
     #[test]
     fn the_largest_logits_are_chosen_and_weighted() {
-        let spec = ExpertSpec { experts: 4, chosen: 2, intermediate: 1, normalise: false };
+        let spec = spec(4, 2, false);
         let logits = [0.0, 2f32.ln(), 0.0, 5f32.ln(), 1.0, 1.0, 1.0, 1.0];
         let plain = choose(&logits, spec);
         let rows: Vec<_> = plain.iter().map(|(rows, _)| rows.as_slice()).collect();
@@ -224,7 +251,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_number_shows() {
-        let spec = ExpertSpec { experts: 3, chosen: 1, intermediate: 1, normalise: true };
+        let spec = spec(3, 1, true);
         let chosen = choose(&[0.0, f32::NAN, 1.0], spec);
         assert!(chosen[1].1[0].is_nan());
     }

@@ -180,24 +180,13 @@ impl Checkpoint {
         self.matrix(prefix, &[rows], cols)
     }
 
-    /// The `count` matrices of `prefix.weight`, `[count, rows, cols]`: MLX's layout of experts.
-    ///
-    /// # Errors
-    /// As [`Self::weight`].
-    pub fn stacked(
+    /// The matrix of all rows, which the files may count in several dimensions.
+    pub(crate) fn matrix(
         &self,
         prefix: &str,
-        count: usize,
-        rows: usize,
+        rows: &[usize],
         cols: usize,
-    ) -> Result<Vec<Weight>, WeightsError> {
-        let all = self.matrix(prefix, &[count, rows], cols)?;
-        let wrap = |source| WeightsError::Tensor { name: format!("{prefix}.weight"), source };
-        (0..count).map(|i| all.row_range(i * rows, rows).map_err(wrap)).collect()
-    }
-
-    /// The matrix of all rows, which the files may count in several dimensions.
-    fn matrix(&self, prefix: &str, rows: &[usize], cols: usize) -> Result<Weight, WeightsError> {
+    ) -> Result<Weight, WeightsError> {
         let name = format!("{prefix}.weight");
         if self.has(&format!("{prefix}.scales")) {
             return self.affine(prefix, &name, rows, cols).map(Weight::Affine);
@@ -346,7 +335,11 @@ pub(crate) fn float_type(name: &str, dtype: Dtype) -> Result<DType, WeightsError
     }
 }
 
-fn expect_shape(name: &str, got: &[usize], expected: &[usize]) -> Result<(), WeightsError> {
+pub(crate) fn expect_shape(
+    name: &str,
+    got: &[usize],
+    expected: &[usize],
+) -> Result<(), WeightsError> {
     if got == expected {
         return Ok(());
     }

@@ -5,6 +5,7 @@
 mod checkpoint;
 mod convert;
 mod error;
+mod experts;
 mod quantization;
 mod shard;
 

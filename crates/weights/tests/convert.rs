@@ -280,6 +280,9 @@ fn what_cannot_be_converted_is_named() {
     ];
     let e = error(json!({}), &experts, &four);
     assert!(matches!(e, ConvertError::Layout { .. }), "{e}");
+    let transposed = ("mlp.experts.gate_up_proj", "F32", &[2, 64, 4][..], vec![0; 2048]);
+    let e = error(json!({}), &[transposed], &four);
+    assert!(matches!(e, ConvertError::Layout { .. }), "{e}");
     let e = error(json!({}), &[("a.weight", "F8_E4M3", &[1, 64], vec![0; 64])], &four);
     assert!(matches!(&e, ConvertError::DType { name, .. } if name == "a.weight"), "{e}");
     assert!(!dst.exists());

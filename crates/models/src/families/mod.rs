@@ -1,6 +1,7 @@
 //! The families, and the registry that picks one by `model_type`.
 
 mod gemma3;
+mod gpt_oss;
 mod llama;
 mod phi3;
 mod qwen;
@@ -20,6 +21,7 @@ use taper_weights::Checkpoint;
 pub const FAMILIES: &[&str] = &[
     "gemma3",
     "gemma3_text",
+    "gpt_oss",
     "llama",
     "mistral",
     "phi3",
@@ -49,6 +51,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
         "llama" => llama::llama(config, options),
         "mistral" => llama::mistral(config, options),
         "gemma3" | "gemma3_text" => gemma3::gemma3(config, options),
+        "gpt_oss" => gpt_oss::gpt_oss(config, options),
         "phi3" => phi3::phi3(config, options),
         "smollm3" => smollm3::smollm3(config, options),
         other => return Err(ModelError::UnknownFamily { model_type: other.to_owned() }),
@@ -92,6 +95,7 @@ fn common(
         activation: Activation::Silu,
         attn_scale: (shape.head_dim() as f32).powf(-0.5),
         attn_soft_cap: None,
+        attn_sinks: false,
         logit_soft_cap: None,
         embed_scale: None,
         tied: shape.tied(false),

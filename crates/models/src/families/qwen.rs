@@ -65,6 +65,8 @@ pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec
             chosen,
             intermediate: mixture.moe_intermediate_size,
             normalise: mixture.norm_topk_prob,
+            bias: false,
+            router: "gate",
         });
     }
     Ok(spec)

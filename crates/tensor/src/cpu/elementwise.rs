@@ -16,6 +16,9 @@ pub enum Activation {
     Silu,
     /// The tanh approximation of GELU (Hendrycks & Gimpel 2016).
     GeluTanh,
+    /// `g * sigmoid(1.702 g) * (u + 1)` of a gate `g` of at most 7 and of `u` from -7 to 7 (gpt-oss, arXiv
+    /// 2508.10925). Not computed on GPUs yet.
+    SwigluOai,
 }
 
 pub(super) type Gated = unsafe fn(Level, *const f32, *const f32, usize, *mut f32);
@@ -25,6 +28,7 @@ impl Activation {
         match self {
             Self::Silu => kernels::silu_mul,
             Self::GeluTanh => kernels::gelu_tanh_mul,
+            Self::SwigluOai => kernels::swiglu_oai,
         }
     }
 }
@@ -150,9 +154,27 @@ mod tests {
                     0.5 * v * (1.0 + (c * (v + 0.044_715 * v * v * v)).tanh()) * v
                 }),
             );
+            let out = gated(Activation::SwigluOai, &x, &up);
+            close(
+                &out,
+                x.iter().map(f).map(|v| {
+                    let (g, u) = (v.min(7.0), v.clamp(-7.0, 7.0));
+                    g / (1.0 + (-1.702 * g).exp()) * (u + 1.0)
+                }),
+            );
             let mut out = x.clone();
             soft_cap(&mut out, 5.0);
             close(&out, x.iter().map(f).map(|v| 5.0 * (v / 5.0).tanh()));
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_stays_so() {
+        for activation in [Activation::Silu, Activation::GeluTanh, Activation::SwigluOai] {
+            let (x, bad) = ([1.0; 3], [1.0, f32::NAN, 1.0]);
+            for out in [gated(activation, &x, &bad), gated(activation, &bad, &x)] {
+                assert!(out[1].is_nan() && out[0].is_finite(), "{activation:?}: {out:?}");
+            }
         }
     }
 

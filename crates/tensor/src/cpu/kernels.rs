@@ -203,6 +203,10 @@ kernel! {
     gelu_tanh_mul = gelu_tanh_mul_body(gate: *const f32, up: *const f32, n: usize, out: *mut f32)
 }
 kernel! {
+    /// [`Activation::SwigluOai`](super::Activation::SwigluOai); `out` may be `gate`.
+    swiglu_oai = swiglu_oai_body(gate: *const f32, up: *const f32, n: usize, out: *mut f32)
+}
+kernel! {
     /// `out[i] = x[i] + y[i]`.
     add = add_body(x: *const f32, y: *const f32, n: usize, out: *mut f32)
 }

@@ -87,7 +87,9 @@ pub(super) trait Lanes: Copy {
     unsafe fn sub(self, o: Self) -> Self;
     unsafe fn mul(self, o: Self) -> Self;
     unsafe fn div(self, o: Self) -> Self;
+    /// The larger; `o` if that is not a number.
     unsafe fn max(self, o: Self) -> Self;
+    /// The smaller; `o` if that is not a number.
     unsafe fn min(self, o: Self) -> Self;
     /// `self * b + c`, rounded once.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
@@ -206,11 +208,11 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn max(self, o: Self) -> Self {
-        Self(self.0.max(o.0))
+        Self(if self.0 > o.0 { self.0 } else { o.0 })
     }
     #[inline(always)]
     unsafe fn min(self, o: Self) -> Self {
-        Self(self.0.min(o.0))
+        Self(if self.0 < o.0 { self.0 } else { o.0 })
     }
     // Without FMA hardware `mul_add` is a library call; two roundings are the lesser evil.
     #[inline(always)]

@@ -265,7 +265,7 @@ fn product(
         group_shift: weight.group_shift(),
         scale_type: weight.scale_type,
         packed: u32::from(weight.packed),
-        gate: gate.map_or(0, ops::gate),
+        gate: ops::gate(gate)?,
     };
     let [data, scales] = weight.operands();
     x.gpu().launch(&Launch {

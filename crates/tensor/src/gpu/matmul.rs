@@ -239,7 +239,7 @@ impl GpuWeight {
             end0: end(0),
             end1: end(1),
             flags: flag(bias.is_some(), BIAS) | flag(product.residual.is_some(), RESIDUAL),
-            gate: product.gate.map_or(0, ops::gate),
+            gate: ops::gate(product.gate)?,
             shares: sums.shares,
             wide: sums.wide,
             tall: sums.tall,
@@ -284,7 +284,7 @@ impl GpuWeight {
                 | flag(norm.is_some(), PREPARE_NORM)
                 | flag(bias.is_some(), NEXT_BIAS)
                 | flag(product.residual.is_some(), NEXT_RESIDUAL),
-            gate: product.gate.map_or(0, ops::gate),
+            gate: ops::gate(product.gate)?,
             shares: sums.shares,
             wide: sums.wide,
             tall: sums.tall,

@@ -41,11 +41,15 @@ const THREADS: u32 = 256;
 /// Elements of the largest head that `norm_rope` takes.
 const MAX_HEAD: usize = 256;
 
-/// As kernels number activations.
-pub(crate) fn gate(activation: Activation) -> u32 {
+/// As kernels number activations; 0 for none.
+pub(crate) fn gate(activation: Option<Activation>) -> Result<u32> {
     match activation {
-        Activation::Silu => 1,
-        Activation::GeluTanh => 2,
+        None => Ok(0),
+        Some(Activation::Silu) => Ok(1),
+        Some(Activation::GeluTanh) => Ok(2),
+        Some(Activation::SwigluOai) => {
+            Err(TensorError::Device { op: "swiglu_oai", device: "gpu".to_owned() })
+        }
     }
 }
 
@@ -153,7 +157,7 @@ impl Elements {
         let n = count("elements", x.len())?;
         let (kernel, kind, value) = match self {
             Self::Add => ("add", 0, 0.0),
-            Self::Gated(activation) => ("gated", gate(activation), 0.0),
+            Self::Gated(activation) => ("gated", gate(Some(activation))?, 0.0),
             Self::Scale(s) => ("scale", 0, s),
             Self::SoftCap(cap) => ("soft_cap", 0, cap),
         };

@@ -341,7 +341,7 @@ impl GpuWeight {
             flags: flag(gains.is_some(), NORM)
                 | flag(bias.is_some(), BIAS)
                 | flag(product.residual.is_some(), RESIDUAL),
-            gate: product.gate.map_or(0, ops::gate),
+            gate: ops::gate(product.gate)?,
             groups: groups as u32,
             eps: product.norm.map_or(0.0, RmsNorm::eps),
         };

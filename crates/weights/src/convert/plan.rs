@@ -207,6 +207,9 @@ type Tensors<'a> = (String, Vec<&'a RawTensor>);
 fn stacked<'a>(sorted: Vec<(&String, &'a RawTensor)>) -> Result<Vec<Tensors<'a>>, ConvertError> {
     let (mut all, mut places) = (Vec::<Tensors<'a>>::new(), HashMap::<String, usize>::new());
     for (name, raw) in sorted {
+        if name.ends_with(".experts.gate_up_proj") && raw.shape.len() == 3 {
+            return Err(ConvertError::Layout { what: "experts that are transposed (gpt-oss)" });
+        }
         let Some((before, (number, after))) =
             name.split_once(".experts.").and_then(|(b, rest)| Some((b, rest.split_once('.')?)))
         else {

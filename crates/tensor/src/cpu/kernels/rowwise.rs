@@ -230,6 +230,26 @@ pub(super) unsafe fn gelu_tanh_mul_body<L: Lanes>(
 }
 
 #[inline(always)]
+pub(super) unsafe fn swiglu_oai_body<L: Lanes>(
+    gate: *const f32,
+    up: *const f32,
+    n: usize,
+    out: *mut f32,
+) {
+    const ALPHA: f32 = 1.702;
+    const LIMIT: f32 = 7.0;
+    // SAFETY: `n` elements of each.
+    unsafe {
+        let (least, most, one) = (L::splat(-LIMIT), L::splat(LIMIT), L::splat(1.0));
+        // The operand that may be not a number comes second, to stay so.
+        zip!(L, gate, up, n, out, |g, u| {
+            let (g, u) = (most.min(g), least.max(most.min(u)));
+            g.mul(sigmoid(g.mul(L::splat(ALPHA)))).mul(u.add(one))
+        });
+    }
+}
+
+#[inline(always)]
 unsafe fn capped<L: Lanes>(x: L, cap: f32) -> L {
     // tanh y = 2 sigmoid(2 y) - 1
     // SAFETY: same level.

@@ -1,0 +1,128 @@
+//! gpt-oss (arXiv 2508.10925): experts with biases and a clamped gate, attention sinks, every other layer with a
+//! window.
+
+use super::common;
+use crate::{
+    LoadOptions, ModelError,
+    config::{self, Shape},
+    decoder::Spec,
+    feed_forward::ExpertSpec,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use taper_tensor::ops::Activation;
+
+const FAMILY: &str = "gpt_oss";
+
+#[derive(Deserialize)]
+struct Own {
+    num_local_experts: usize,
+    num_experts_per_tok: usize,
+    attention_bias: Option<bool>,
+    sliding_window: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    swiglu_alpha: Option<f64>,
+    swiglu_limit: Option<f64>,
+}
+
+pub(super) fn gpt_oss(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    if options.gpu.is_some() {
+        return Err(ModelError::CpuOnly { family: FAMILY });
+    }
+    config::require(FAMILY, config, "hidden_act", &["silu"])?;
+    let config = &with_published_defaults(config);
+    let shape: Shape = config::parse(FAMILY, config)?;
+    let own: Own = config::parse(FAMILY, config)?;
+    own.check()?;
+    let rope = config::rope(FAMILY, config, 150_000.0)?;
+    let mut spec = common(FAMILY, &shape, &rope, options)?;
+    let bias = own.attention_bias.unwrap_or(true);
+    (spec.qkv_bias, spec.out_bias) = (bias, bias);
+    spec.attn_sinks = true;
+    spec.activation = Activation::SwigluOai;
+    let experts = ExpertSpec {
+        experts: own.num_local_experts,
+        chosen: own.num_experts_per_tok,
+        intermediate: spec.intermediate,
+        normalise: true,
+        bias: true,
+        router: "router",
+    };
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        let slides = match own.layer_types.as_ref().and_then(|types| types.get(i)) {
+            Some(kind) => kind == "sliding_attention",
+            None => i.is_multiple_of(2),
+        };
+        layer.window = own.sliding_window.filter(|_| slides);
+        layer.experts = Some(experts);
+    }
+    Ok(spec)
+}
+
+impl Own {
+    fn check(&self) -> Result<(), ModelError> {
+        let bad = |field, value| Err(ModelError::Unsupported { family: FAMILY, field, value });
+        let (experts, chosen) = (self.num_local_experts, self.num_experts_per_tok);
+        if chosen == 0 || chosen > experts {
+            return bad("num_experts_per_tok", format!("{chosen} of {experts}"));
+        }
+        for (field, value, known) in
+            [("swiglu_alpha", self.swiglu_alpha, 1.702), ("swiglu_limit", self.swiglu_limit, 7.0)]
+        {
+            if let Some(value) = value.filter(|&v| v != known) {
+                return bad(field, value.to_string());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What transformers takes where config.json says nothing.
+fn with_published_defaults(config: &Value) -> Value {
+    let mut config = config.clone();
+    let Some(fields) = config.as_object_mut() else { return config };
+    fields.entry("head_dim").or_insert_with(|| json!(64));
+    fields.entry("sliding_window").or_insert_with(|| json!(128));
+    let given = |key| fields.get(key).is_some_and(|v| !v.is_null());
+    if !given("rope_parameters") && !given("rope_scaling") {
+        let yarn = json!({
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            "original_max_position_embeddings": 4096,
+        });
+        fields.insert("rope_scaling".to_owned(), yarn);
+    }
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Value {
+        json!({"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3,
+               "num_attention_heads": 2, "max_position_embeddings": 131_072, "num_local_experts": 4,
+               "num_experts_per_tok": 2})
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_published() {
+        let spec = gpt_oss(&config(), LoadOptions::default()).unwrap();
+        let windows: Vec<_> = spec.layers.iter().map(|l| l.window).collect();
+        assert_eq!(windows, [Some(128), None, Some(128)]);
+        assert_eq!((spec.head_dim, spec.qkv_bias, spec.out_bias), (64, true, true));
+    }
+
+    #[test]
+    fn other_gates_and_choices_are_refused() {
+        for (field, value) in [
+            ("num_experts_per_tok", json!(5)),
+            ("swiglu_limit", json!(6.0)),
+            ("swiglu_alpha", json!(1.0)),
+        ] {
+            let mut config = config();
+            config[field] = value;
+            let error = gpt_oss(&config, LoadOptions::default()).unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+    }
+}

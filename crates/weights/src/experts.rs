@@ -1,0 +1,122 @@
+//! Experts: many maps of one shape in one tensor.
+
+use crate::{Checkpoint, WeightsError, checkpoint::expect_shape};
+use taper_tensor::{Bytes, DType, DenseWeight, Linear, Weight, pool};
+
+/// Biases of several maps, `[maps, out]`.
+struct Biases {
+    name: String,
+    dtype: DType,
+    bytes: Bytes,
+}
+
+impl Biases {
+    /// Gives a map its own, of `parts` that take turns in a row the one at `part`.
+    fn of(
+        &self,
+        index: usize,
+        maps: usize,
+        (part, parts): (usize, usize),
+        map: Linear,
+    ) -> Result<Linear, WeightsError> {
+        let row = share(self.bytes.as_slice(), index, maps);
+        let own = columns(row, self.dtype.size_in_bytes(), 1, (part, parts));
+        let wrap = |source| WeightsError::Tensor { name: self.name.clone(), source };
+        map.with_bias(self.dtype, own).map_err(wrap)
+    }
+}
+
+impl Checkpoint {
+    /// The `count` maps of `prefix.weight`, `[count, out, in]`, with `prefix.bias`, `[count, out]`, when `bias`
+    /// says that they have such: MLX's layout.
+    ///
+    /// # Errors
+    /// As [`Self::weight`].
+    pub fn stacked(
+        &self,
+        prefix: &str,
+        count: usize,
+        (inputs, outputs): (usize, usize),
+        bias: bool,
+    ) -> Result<Vec<Linear>, WeightsError> {
+        let all = self.matrix(prefix, &[count, outputs], inputs)?;
+        let biases = match bias {
+            true => Some(self.biases(format!("{prefix}.bias"), count, outputs)?),
+            false => None,
+        };
+        let wrap = |source| WeightsError::Tensor { name: format!("{prefix}.weight"), source };
+        let one = |i| {
+            let map = Linear::new(all.row_range(i * outputs, outputs).map_err(wrap)?);
+            match &biases {
+                Some(biases) => biases.of(i, count, (0, 1), map),
+                None => Ok(map),
+            }
+        };
+        (0..count).map(one).collect()
+    }
+
+    /// Of the maps of `name`, `[count, in, out * parts]`, with `name_bias`, `[count, out * parts]`, whose outputs
+    /// take turns, those at `part`: how transformers writes the experts of gpt-oss.
+    ///
+    /// # Errors
+    /// As [`Self::weight`]; such tensors are never quantized.
+    pub fn transposed(
+        &self,
+        name: &str,
+        count: usize,
+        (inputs, outputs): (usize, usize),
+        (part, parts): (usize, usize),
+    ) -> Result<Vec<Linear>, WeightsError> {
+        let width = outputs.saturating_mul(parts);
+        let (dtype, shape, bytes) = self.floats(name)?;
+        expect_shape(name, shape, &[count, inputs, width])?;
+        let biases = self.biases(format!("{name}_bias"), count, width)?;
+        let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
+        let one = |i| {
+            let own = share(bytes.as_slice(), i, count);
+            let own = columns(own, dtype.size_in_bytes(), inputs, (part, parts));
+            let weight = DenseWeight::new((outputs, inputs), dtype, own).map_err(wrap)?;
+            biases.of(i, count, (part, parts), Linear::new(Weight::Dense(weight)))
+        };
+        pool::map(count, one).into_iter().collect()
+    }
+
+    fn biases(&self, name: String, count: usize, outputs: usize) -> Result<Biases, WeightsError> {
+        let (dtype, shape, bytes) = self.floats(&name)?;
+        expect_shape(&name, shape, &[count, outputs])?;
+        Ok(Biases { name, dtype, bytes })
+    }
+}
+
+/// What one of `count` has of a tensor.
+fn share(bytes: &[u8], index: usize, count: usize) -> &[u8] {
+    let each = bytes.len() / count.max(1);
+    &bytes[index * each..][..each]
+}
+
+/// Every `parts`th column, from the one at `part` on, of a matrix of so many rows, as a row each.
+fn columns(matrix: &[u8], element: usize, rows: usize, (part, parts): (usize, usize)) -> Bytes {
+    let width = matrix.len() / (rows * element).max(1);
+    let mut out = vec![0; rows * (width / parts) * element];
+    for (r, row) in matrix.chunks_exact((width * element).max(1)).enumerate() {
+        let own = row.chunks_exact(element).skip(part).step_by(parts);
+        for (to, from) in out.chunks_exact_mut(rows * element).zip(own) {
+            to[r * element..][..element].copy_from_slice(from);
+        }
+    }
+    Bytes::from_vec(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_become_rows_part_by_part() {
+        let matrix = [10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 60, 61, 70, 71, 80, 81];
+        let of = |part| columns(&matrix, 2, 2, (part, 2)).as_slice().to_vec();
+        assert_eq!(of(0), [10, 11, 50, 51, 30, 31, 70, 71]);
+        assert_eq!(of(1), [20, 21, 60, 61, 40, 41, 80, 81]);
+        assert_eq!(columns(&matrix, 1, 1, (0, 1)).as_slice(), matrix);
+    }
+}
