@@ -1,15 +1,21 @@
 //! Which tokens can be drawn, and the draw.
 
 use crate::{
-    exp::{mass, moment},
+    exp::{exp, mass, moment, units},
     scan::{CHUNK, Scanned, by_rank},
 };
+use multiversion::multiversion;
 use std::cmp::Ordering;
 use taper_base::{SamplingParams, TokenId};
 
-/// Candidates tried for `top_p` before the whole row is gathered: peaked distributions, the usual
-/// ones, need a handful.
-const NUCLEUS_TRIES: [usize; 2] = [64, 1024];
+/// Candidates tried for `top_p` first: peaked distributions, the usual ones, need a handful.
+const NUCLEUS_TRY: usize = 64;
+
+/// Of so many tokens one is looked at to guess where the nucleus of another distribution ends.
+const SAMPLED: usize = 32;
+
+/// Tokens whose masses are added up together.
+const BLOCK: usize = 8 * CHUNK;
 
 /// From this scaled distance on there is no mass.
 const MASSLESS: f32 = -28.5;
@@ -186,7 +192,7 @@ impl<'a> Candidates<'a> {
             }
             Self::All { row, inv_t } => {
                 let of = |x: f32| mass((x - row.max) * inv_t);
-                let sums = chunk_masses(row, *inv_t);
+                let sums = block_masses(row, *inv_t);
                 let mut left = point(sums.iter().sum());
                 let mut first = 0;
                 for sum in sums {
@@ -194,7 +200,7 @@ impl<'a> Candidates<'a> {
                         break;
                     }
                     left -= sum;
-                    first += CHUNK;
+                    first += BLOCK;
                 }
                 let mut id = first;
                 for &x in &row.logits[first.min(row.logits.len())..] {
@@ -231,13 +237,15 @@ fn nucleus(
     candidate: impl Fn(TokenId, f32) -> Candidate,
     surprise_over_best: impl Fn(&Candidate) -> f32,
 ) -> Vec<Candidate> {
-    let target = target(top_p, chunk_masses(row, inv_t).iter().sum());
+    let total_of_row = block_masses(row, inv_t).iter().sum();
+    let target = target(top_p, total_of_row);
+    let cuts: [&dyn Fn() -> Option<f32>; 3] = [
+        &|| row.loose_cut(NUCLEUS_TRY),
+        &|| Some(likely_cut(row, inv_t, total_of_row - target)),
+        &|| Some(f32::MIN),
+    ];
     let mut kept = Vec::new();
-    for cut in NUCLEUS_TRIES.into_iter().filter_map(|k| row.loose_cut(k)).chain([f32::MIN]) {
-        // The next try has 16 times the tokens, none of them likelier.
-        if cut > f32::MIN && !kept.is_empty() && total(&kept).saturating_mul(32) < target {
-            continue;
-        }
+    for cut in cuts.iter().filter_map(|cut| cut()) {
         kept.clear();
         row.for_each_at_least(cut, |id, x| kept.push(candidate(id, x)));
         // All tokens down to the cut are here: they begin the order of the whole row.
@@ -249,17 +257,50 @@ fn nucleus(
     kept
 }
 
-/// Mass of every [`CHUNK`] tokens.
-pub(crate) fn chunk_masses(row: &Scanned<'_>, inv_t: f32) -> Vec<u64> {
-    let d = |x: f32| (x - row.max) * inv_t;
-    let chunks = row.logits.chunks(CHUNK).zip(&row.chunk_max);
-    chunks
-        .map(
-            |(chunk, &best)| {
-                if d(best) < MASSLESS { 0 } else { chunk.iter().map(|&x| mass(d(x))).sum() }
-            },
-        )
-        .collect()
+/// A logit below which lies half of the mass `rest`, as far as a part of the row tells.
+fn likely_cut(row: &Scanned<'_>, inv_t: f32, rest: u64) -> f32 {
+    // A bucket is a part of a nat; the last one that matters is the last with a mass.
+    const PARTS: f32 = 32.0;
+    let mut masses = [0u64; (-MASSLESS * PARTS) as usize];
+    for &x in row.logits.iter().step_by(SAMPLED) {
+        let d = (x - row.max) * inv_t;
+        if let Some(bucket) = masses.get_mut((-d * PARTS) as usize) {
+            *bucket += mass(d);
+        }
+    }
+    let mut left = rest / (2 * SAMPLED as u64);
+    let mut kept = masses.len();
+    while let Some(less) = kept.checked_sub(1).and_then(|last| left.checked_sub(masses[last])) {
+        (left, kept) = (less, kept - 1);
+    }
+    (row.max - kept as f32 / PARTS / inv_t).max(f32::MIN)
+}
+
+/// Mass of every [`BLOCK`] tokens.
+pub(crate) fn block_masses(row: &Scanned<'_>, inv_t: f32) -> Vec<u64> {
+    let any = |best: &f32| (best - row.max) * inv_t >= MASSLESS;
+    let blocks = row.logits.chunks(BLOCK).zip(row.chunk_max.chunks(BLOCK / CHUNK));
+    let mass = |(block, best): (&[f32], &[f32])| match best.iter().any(any) {
+        true => total_mass(block, row.max, inv_t),
+        false => 0,
+    };
+    blocks.map(mass).collect()
+}
+
+/// Mass of some tokens.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn total_mass(logits: &[f32], max: f32, inv_t: f32) -> u64 {
+    // Floats first: vectors have twice as many of them as of masses.
+    let mut shares = [0.0; BLOCK];
+    let shares = &mut shares[..logits.len()];
+    for (share, &x) in shares.iter_mut().zip(logits) {
+        *share = exp((x - max) * inv_t);
+    }
+    let mut sum = 0;
+    for &share in shares.iter() {
+        sum += units(share);
+    }
+    sum
 }
 
 /// Locally typical sampling, as `TypicalLogitsWarper` of Hugging Face transformers: tokens by how

@@ -31,7 +31,7 @@ pub(crate) const UNIT: u64 = 1 << 40;
 
 /// A number from 0 to 1 in units of 2^-40, rounded to the nearest.
 #[inline(always)]
-fn units(x: f32) -> u64 {
+pub(crate) fn units(x: f32) -> u64 {
     // In [2^52, 2^53) the low bits of a double are the integer.
     const TWO_52: f64 = 4_503_599_627_370_496.0;
     let scaled = f64::from(x) * UNIT as f64 + TWO_52;

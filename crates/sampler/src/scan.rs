@@ -1,6 +1,7 @@
 //! Passes over a whole row: maxima by chunk, and the k best without sorting the row.
 
 use crate::SamplerError;
+use multiversion::multiversion;
 use std::cmp::Ordering;
 use taper_base::TokenId;
 
@@ -23,34 +24,49 @@ pub(crate) struct Scanned<'a> {
     pub(crate) max: f32,
 }
 
+/// A whole number for a logit: 0 for negative infinity, more for more, most for positive infinity and what is not a
+/// number. Largest whole numbers are found by vectors, largest floats are not.
+#[inline(always)]
+fn key(x: f32) -> u32 {
+    ordered(x.to_bits()).wrapping_sub(LEAST)
+}
+
+/// The logit of a key; of both zeros the positive one has the larger key.
+fn logit(key: u32) -> f32 {
+    f32::from_bits(ordered(key.wrapping_add(LEAST)))
+}
+
+/// Bits of floats in the order of signed numbers, and back.
+#[inline(always)]
+const fn ordered(bits: u32) -> u32 {
+    bits ^ ((bits as i32 >> 31) as u32 >> 1)
+}
+
+const LEAST: u32 = ordered(f32::NEG_INFINITY.to_bits());
+
+/// The largest key of each [`CHUNK`] logits.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn chunk_keys(logits: &[f32]) -> Vec<u32> {
+    let mut keys = Vec::with_capacity(logits.len().div_ceil(CHUNK));
+    for chunk in logits.chunks(CHUNK) {
+        let mut largest = 0;
+        for &x in chunk {
+            largest = key(x).max(largest);
+        }
+        keys.push(largest);
+    }
+    keys
+}
+
 impl<'a> Scanned<'a> {
     pub(crate) fn new(logits: &'a [f32]) -> Result<Self, SamplerError> {
-        const LANES: usize = 16;
-        let mut bad = [false; LANES];
-        let mut max = f32::NEG_INFINITY;
-        let mut chunk_max = Vec::with_capacity(logits.len().div_ceil(CHUNK));
-        for chunk in logits.chunks(CHUNK) {
-            let (groups, tail) = chunk.as_chunks::<LANES>();
-            let mut lanes = [f32::NEG_INFINITY; LANES];
-            for group in groups {
-                for ((m, b), &x) in lanes.iter_mut().zip(&mut bad).zip(group) {
-                    *m = if x > *m { x } else { *m };
-                    // Both of the values that are refused fail this, and nothing else does.
-                    *b |= !matches!(x.partial_cmp(&f32::INFINITY), Some(Ordering::Less));
-                }
-            }
-            for &x in tail {
-                lanes[0] = if x > lanes[0] { x } else { lanes[0] };
-                bad[0] |= x.is_nan() || x == f32::INFINITY;
-            }
-            let m = lanes.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m });
-            max = if m > max { m } else { max };
-            chunk_max.push(m);
-        }
-        if bad.contains(&true) {
+        let keys = chunk_keys(logits);
+        let largest = keys.iter().copied().max().unwrap_or(0);
+        if largest >= key(f32::INFINITY) {
             let first = logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY);
             return Err(SamplerError::NotANumber { token: first.unwrap_or(0) as TokenId });
         }
+        let (chunk_max, max) = (keys.into_iter().map(logit).collect(), logit(largest));
         if max == f32::NEG_INFINITY {
             return Err(SamplerError::NoCandidate);
         }
