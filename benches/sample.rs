@@ -42,7 +42,8 @@ fn choices(c: &mut Criterion) {
         }),
     ];
     let prompt: Vec<u32> = (0..4096).map(|i| i * 31).collect();
-    for (shape, source) in [("peaked", row(2.0, 20)), ("wide", row(2.5, 0)), ("flat", row(1.0, 0))] {
+    for (shape, source) in [("peaked", row(2.0, 20)), ("wide", row(2.5, 0)), ("flat", row(1.0, 0))]
+    {
         let mut group = c.benchmark_group(shape);
         let mut logits = source.clone();
         group.bench_function("copy alone", |b| {

@@ -239,9 +239,11 @@ fn nucleus(
 ) -> Vec<Candidate> {
     let total_of_row = block_masses(row, inv_t).iter().sum();
     let target = target(top_p, total_of_row);
-    let cuts: [&dyn Fn() -> Option<f32>; 3] = [
+    let rest = total_of_row - target;
+    let cuts: [&dyn Fn() -> Option<f32>; 4] = [
         &|| row.loose_cut(NUCLEUS_TRY),
-        &|| Some(likely_cut(row, inv_t, total_of_row - target)),
+        &|| Some(likely_cut(row, inv_t, rest / 5 * 4)),
+        &|| Some(likely_cut(row, inv_t, rest / 4)),
         &|| Some(f32::MIN),
     ];
     let mut kept = Vec::new();
@@ -257,7 +259,7 @@ fn nucleus(
     kept
 }
 
-/// A logit below which lies half of the mass `rest`, as far as a part of the row tells.
+/// A logit below which lies at most the mass `rest`, as far as a part of the row tells.
 fn likely_cut(row: &Scanned<'_>, inv_t: f32, rest: u64) -> f32 {
     // A bucket is a part of a nat; the last one that matters is the last with a mass.
     const PARTS: f32 = 32.0;
@@ -268,7 +270,7 @@ fn likely_cut(row: &Scanned<'_>, inv_t: f32, rest: u64) -> f32 {
             *bucket += mass(d);
         }
     }
-    let mut left = rest / (2 * SAMPLED as u64);
+    let mut left = rest / SAMPLED as u64;
     let mut kept = masses.len();
     while let Some(less) = kept.checked_sub(1).and_then(|last| left.checked_sub(masses[last])) {
         (left, kept) = (less, kept - 1);

@@ -86,10 +86,14 @@ impl<'a> Scanned<'a> {
         for (c, _) in self.chunk_max.iter().enumerate().filter(|(_, m)| **m >= cut) {
             let first = c * CHUNK;
             let end = (first + CHUNK).min(self.logits.len());
+            // Nobody could guess which tokens these are: they are listed without a branch.
+            let (mut these, mut n) = ([0; CHUNK], 0);
             for (i, &x) in self.logits[first..end].iter().enumerate() {
-                if x >= cut {
-                    f((first + i) as TokenId, x);
-                }
+                these[n] = i;
+                n += usize::from(x >= cut);
+            }
+            for &i in &these[..n] {
+                f((first + i) as TokenId, self.logits[first + i]);
             }
         }
     }
