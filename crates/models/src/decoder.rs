@@ -99,25 +99,18 @@ impl Decoder {
         let rounding = options.activations.rounding();
         let embed = match (options.gpu, rounding) {
             (Some(gpu), _) => embed.on(gpu, rounding.is_none())?,
-            (None, None) => embed,
-            (None, Some(rounding)) => embed.pack(rounding),
+            // Of a table that is no head too, rows are read now and then: it stays in its file.
+            (None, Some(rounding)) if spec.tied => embed.pack(rounding),
+            (None, _) => embed,
         };
+        // Before the layers: while a matrix is repacked it is in memory twice, and this is the largest.
+        let head = head(&spec, weights, &format!("{root}lm_head"), &embed, options)?;
         let layer = |(i, &layer): (usize, &LayerSpec)| {
             let layer = Layer::load(&spec, layer, weights, &format!("{prefix}layers.{i}"))?;
             layer.placed(options)
         };
         let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
         let norm = norm(&spec, weights, &format!("{prefix}norm.weight"), spec.hidden)?;
-        let head = if spec.tied {
-            embed.as_linear()
-        } else {
-            weights.linear(&format!("{root}lm_head"), spec.hidden, spec.vocab, false)?
-        };
-        let head = match (options.gpu, rounding) {
-            (Some(gpu), _) => head.on(gpu, rounding.is_none())?,
-            (None, None) => head,
-            (None, Some(rounding)) => head.pack(rounding),
-        };
         let prefill_apart =
             options.gpu.is_none() && options.activations.prefill_apart(spec.head_dim);
         let info = ModelInfo { prefill_apart, ..info(&spec, &embed, &layers, &head) };
@@ -316,6 +309,26 @@ impl Model for Decoder {
             None => Ok(logits),
         }
     }
+}
+
+/// The output projection: the token table, or a matrix of its own.
+fn head(
+    spec: &Spec,
+    weights: &Checkpoint,
+    name: &str,
+    embed: &Embedding,
+    options: LoadOptions<'_>,
+) -> Result<Linear, ModelError> {
+    let head = match spec.tied {
+        true => embed.as_linear(),
+        false => weights.linear(name, spec.hidden, spec.vocab, false)?,
+    };
+    let rounding = options.activations.rounding();
+    Ok(match (options.gpu, rounding) {
+        (Some(gpu), _) => head.on(gpu, rounding.is_none())?,
+        (None, None) => head,
+        (None, Some(rounding)) => head.pack(rounding),
+    })
 }
 
 /// A norm with the family's offset.
