@@ -89,6 +89,14 @@ pub(crate) fn rope(
     Ok(rope)
 }
 
+/// Whether a layer has the sliding window: what `layer_types` says of it, or else the family.
+pub(crate) fn slides(layer_types: Option<&[String]>, layer: usize, otherwise: bool) -> bool {
+    match layer_types.and_then(|types| types.get(layer)) {
+        Some(kind) => kind == "sliding_attention",
+        None => otherwise,
+    }
+}
+
 /// Fails when a field that changes the arithmetic has another value than the family implements.
 pub(crate) fn require(
     family: &'static str,

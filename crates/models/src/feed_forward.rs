@@ -25,6 +25,18 @@ pub(crate) struct ExpertSpec {
     pub(crate) router: &'static str,
 }
 
+impl ExpertSpec {
+    /// Refuses a choice of none, or of more than there are.
+    pub(crate) fn check(self, family: &'static str) -> Result<(), ModelError> {
+        let Self { experts, chosen, .. } = self;
+        if chosen > 0 && chosen <= experts {
+            return Ok(());
+        }
+        let (field, value) = ("num_experts_per_tok", format!("{chosen} of {experts}"));
+        Err(ModelError::Unsupported { family, field, value })
+    }
+}
+
 /// `down(activation(gate(x)) * up(x))`.
 #[derive(Debug)]
 pub(crate) struct Gated {

@@ -240,14 +240,9 @@ fn nucleus(
     let total_of_row = block_masses(row, inv_t).iter().sum();
     let target = target(top_p, total_of_row);
     let rest = total_of_row - target;
-    let cuts: [&dyn Fn() -> Option<f32>; 4] = [
-        &|| row.loose_cut(NUCLEUS_TRY),
-        &|| Some(likely_cut(row, inv_t, rest / 5 * 4)),
-        &|| Some(likely_cut(row, inv_t, rest / 4)),
-        &|| Some(f32::MIN),
-    ];
+    let guesses = [rest / 5 * 4, rest / 4].into_iter().map(|rest| likely_cut(row, inv_t, rest));
     let mut kept = Vec::new();
-    for cut in cuts.iter().filter_map(|cut| cut()) {
+    for cut in row.loose_cut(NUCLEUS_TRY).into_iter().chain(guesses).chain([f32::MIN]) {
         kept.clear();
         row.for_each_at_least(cut, |id, x| kept.push(candidate(id, x)));
         // All tokens down to the cut are here: they begin the order of the whole row.

@@ -60,10 +60,8 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     let pattern = own.sliding_window_pattern.unwrap_or(6).max(1);
     let window = own.sliding_window.or(Some(4096));
     for (i, layer) in spec.layers.iter_mut().enumerate() {
-        let local = match own.layer_types.as_ref().and_then(|types| types.get(i)) {
-            Some(kind) => kind == "sliding_attention",
-            None => !(i + 1).is_multiple_of(pattern),
-        };
+        let otherwise = !(i + 1).is_multiple_of(pattern);
+        let local = config::slides(own.layer_types.as_deref(), i, otherwise);
         *layer = if local {
             LayerSpec { rope: Some(LOCAL), window, experts: None }
         } else {

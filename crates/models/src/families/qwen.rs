@@ -52,22 +52,19 @@ pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec
     let mut spec = qwen(family, config, options)?;
     spec.qk_norm = true;
     let mixture: Mixture = config::parse(family, config)?;
-    let (experts, chosen) = (mixture.num_experts, mixture.num_experts_per_tok);
-    if chosen == 0 || chosen > experts {
-        let (field, value) = ("num_experts_per_tok", format!("{chosen} of {experts}"));
-        return Err(ModelError::Unsupported { family, field, value });
-    }
+    let experts = ExpertSpec {
+        experts: mixture.num_experts,
+        chosen: mixture.num_experts_per_tok,
+        intermediate: mixture.moe_intermediate_size,
+        normalise: mixture.norm_topk_prob,
+        bias: false,
+        router: "gate",
+    };
+    experts.check(family)?;
     let step = mixture.decoder_sparse_step.unwrap_or(1).max(1);
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let sparse = !mixture.mlp_only_layers.contains(&i) && (i + 1).is_multiple_of(step);
-        layer.experts = sparse.then_some(ExpertSpec {
-            experts,
-            chosen,
-            intermediate: mixture.moe_intermediate_size,
-            normalise: mixture.norm_topk_prob,
-            bias: false,
-            router: "gate",
-        });
+        layer.experts = sparse.then_some(experts);
     }
     Ok(spec)
 }
@@ -87,10 +84,7 @@ fn qwen(
     let window = windows.sliding_window.filter(|_| windows.use_sliding_window);
     let from = windows.max_window_layers.unwrap_or(usize::MAX);
     for (i, layer) in spec.layers.iter_mut().enumerate() {
-        let slides = match windows.layer_types.as_ref().and_then(|types| types.get(i)) {
-            Some(kind) => kind == "sliding_attention",
-            None => i >= from,
-        };
+        let slides = config::slides(windows.layer_types.as_deref(), i, i >= from);
         layer.window = window.filter(|_| slides);
     }
     Ok(spec)

@@ -40,10 +40,7 @@ pub(super) fn smollm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
             Some(&flag) => flag != 0,
             None => !(i + 1).is_multiple_of(interval),
         };
-        let slides = match own.layer_types.as_ref().and_then(|types| types.get(i)) {
-            Some(kind) => kind == "sliding_attention",
-            None => !rotates,
-        };
+        let slides = config::slides(own.layer_types.as_deref(), i, !rotates);
         layer.rope = rotates.then_some(0);
         layer.window = window.filter(|_| slides);
     }
