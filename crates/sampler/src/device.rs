@@ -2,7 +2,7 @@
 
 use crate::{
     Choice, SamplerError,
-    candidates::{block_masses, inverse, share},
+    candidates::{inverse, share, total_mass},
     logprobs::LogSoftmax,
     scan::Scanned,
 };
@@ -111,7 +111,7 @@ impl DeviceLogits {
         let unknown = SamplerError::UnknownToken { token, vocab };
         let logit = *logits.get(token as usize).ok_or(unknown)?;
         let row = Scanned::new(logits)?;
-        let mass = block_masses(&row, 1.0).iter().sum();
+        let mass = total_mass(&row, 1.0);
         Ok(Self { logit, max: row.max, mass, top: row.top(usize::from(n)) })
     }
 }

@@ -44,13 +44,13 @@ pub(crate) fn units(x: f32) -> u64 {
 /// Masses are integers because their sums then do not depend on the order of addition: whichever
 /// way the candidates are found, the same set and the same token come out. A token less likely
 /// than the best by 2^-41 has no mass and is never drawn.
-#[inline(always)]
+#[cfg(test)]
 pub(crate) fn mass(d: f32) -> u64 {
     units(exp(d))
 }
 
 /// What a token of that mass adds to the mean of the distances `-d`, likewise.
-#[inline(always)]
+#[cfg(test)]
 pub(crate) fn moment(d: f32) -> u64 {
     units(exp(d) * -d)
 }

@@ -1,6 +1,6 @@
 //! Passes over a whole row: maxima by chunk, and the k best without sorting the row.
 
-use crate::SamplerError;
+use crate::{SamplerError, kept::Cut};
 use multiversion::multiversion;
 use std::cmp::Ordering;
 use taper_base::TokenId;
@@ -27,12 +27,12 @@ pub(crate) struct Scanned<'a> {
 /// A whole number for a logit: 0 for negative infinity, more for more, most for positive infinity and what is not a
 /// number. Largest whole numbers are found by vectors, largest floats are not.
 #[inline(always)]
-fn key(x: f32) -> u32 {
+pub(crate) fn key(x: f32) -> u32 {
     ordered(x.to_bits()).wrapping_sub(LEAST)
 }
 
 /// The logit of a key; of both zeros the positive one has the larger key.
-fn logit(key: u32) -> f32 {
+pub(crate) fn logit(key: u32) -> f32 {
     f32::from_bits(ordered(key.wrapping_add(LEAST)))
 }
 
@@ -107,6 +107,15 @@ impl<'a> Scanned<'a> {
         let mut maxima = self.chunk_max.clone();
         let (_, kth, _) = maxima.select_nth_unstable_by(k - 1, |a, b| by_rank((*a, 0), (*b, 0)));
         Some(*kth)
+    }
+
+    /// The `k`th likeliest token; `None` where so many are all, or there are not as many.
+    pub(crate) fn kth(&self, k: usize) -> Option<Cut> {
+        if k == 0 || k >= self.logits.len() {
+            return None;
+        }
+        let top = self.top(k);
+        top.get(k - 1).map(|&(logit, id)| Cut { logit, id })
     }
 
     /// The `k` likeliest tokens of finite logit, likeliest first.

@@ -1,7 +1,10 @@
 //! The filters against a straightforward reference that sorts the whole row, and known answers.
 
 use super::*;
-use crate::rng::draw_bits;
+use crate::{
+    exp::{mass, moment},
+    rng::draw_bits,
+};
 use proptest::prelude::*;
 
 /// Ids and masses by ascending id.
@@ -117,6 +120,22 @@ proptest! {
         prop_assert_eq!(got.ids(), want.iter().map(|c| c.0).collect::<Vec<_>>());
         for bits in bits.into_iter().chain([0, u64::MAX]) {
             prop_assert_eq!(got.draw(bits), reference_draw(&want, bits));
+        }
+    }
+}
+
+/// A bucket of the first histogram has more tokens than are put in order at once, equal ones among them.
+#[test]
+fn close_rows_are_parted_again() {
+    for steps in [3, 1 << 20] {
+        let near = |i| (draw_bits(7, i) % steps) as f32 * (1e-3 / steps as f32);
+        let row: Vec<f32> = (0..20_000).map(near).collect();
+        for p in [1e-3, 0.3, 0.9] {
+            for (top_p, typical_p) in [(p, 1.0), (1.0, p), (0.8, p)] {
+                let params = SamplingParams { top_p, typical_p, ..SamplingParams::default() };
+                let want: Vec<_> = reference(&row, &params).iter().map(|c| c.0).collect();
+                assert_eq!(kept(&row, &params), want, "{params:?}");
+            }
         }
     }
 }
