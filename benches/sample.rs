@@ -1,10 +1,11 @@
-//! Time of one choice over a vocabulary of 151,936 tokens, the copy of the row included.
+//! Time of one choice over a vocabulary of 151,936 tokens by one thread and by all, the copy of the row included.
 #![allow(missing_docs)] // what criterion's macros generate
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use taper_base::SamplingParams;
 use taper_sampler::{Sampler, draw_bits};
+use taper_tensor::pool::Kernels;
 
 const VOCAB: usize = 151_936;
 
@@ -55,6 +56,12 @@ fn choices(c: &mut Criterion) {
                 b.iter(|| {
                     logits.copy_from_slice(&source);
                     sampler.sample(black_box(&mut logits), &[])
+                });
+            });
+            group.bench_function(format!("{name}, all threads"), |b| {
+                b.iter(|| {
+                    logits.copy_from_slice(&source);
+                    sampler.sample_on(&Kernels, black_box(&mut logits), &[])
                 });
             });
         }

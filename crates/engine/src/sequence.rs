@@ -5,6 +5,7 @@ use taper_base::{
     TokenLogprobs,
 };
 use taper_sampler::{Choice, DeviceDraw, Sampler, SamplerError, token_logprobs};
+use taper_tensor::pool;
 
 /// A request's tokens, sampler and listener.
 #[derive(Debug)]
@@ -85,11 +86,14 @@ impl Sequence {
         rows: impl Iterator<Item = &'a [f32]>,
     ) -> Result<(), GenerationError> {
         let Some(prompt) = &mut self.prompt_logprobs else { return Ok(()) };
-        for (at, row) in (first + 1..).zip(rows) {
-            if at < self.prompt_len {
-                let entry = token_logprobs(row, self.tokens[at], prompt.top);
-                prompt.entries[at] = Some(entry.map_err(|e| error(at - 1, &e))?);
-            }
+        let rows: Vec<_> = (first + 1..self.prompt_len).zip(rows).collect();
+        let (top, tokens) = (prompt.top, &self.tokens);
+        let entries = pool::map(rows.len(), |i| {
+            let (at, row) = rows[i];
+            token_logprobs(row, tokens[at], top).map_err(|e| error(at - 1, &e))
+        });
+        for ((at, _), entry) in rows.into_iter().zip(entries) {
+            prompt.entries[at] = Some(entry?);
         }
         Ok(())
     }
@@ -108,7 +112,8 @@ impl Sequence {
 
     /// Chooses the next token from its logits.
     pub(crate) fn choose(&self, logits: &mut [f32]) -> Result<Choice, GenerationError> {
-        self.sampler.sample(logits, self.banned()).map_err(|e| error(self.tokens.len() - 1, &e))
+        let choice = self.sampler.sample_on(&pool::Kernels, logits, self.banned());
+        choice.map_err(|e| error(self.tokens.len() - 1, &e))
     }
 
     /// What a device that has the logits must know to choose the next token; `None` where the logits

@@ -162,9 +162,14 @@ fn outcomes(
     }
     let sequences = &*sequences;
     let mut chosen: Vec<_> = sampling.into_iter().map(|work| (work, None)).collect();
-    pool::for_each(&mut chosen, |_, ((_, id, row), choice)| {
+    let choose = |((_, id, row), choice): &mut ((_, _, &mut [f32]), _)| {
         *choice = sequences.get(id).map(|sequence| sequence.choose(row));
-    });
+    };
+    // Of few rows each is shared out among the threads.
+    match chosen.len() < pool::threads() {
+        true => chosen.iter_mut().for_each(choose),
+        false => pool::for_each(&mut chosen, |_, row| choose(row)),
+    }
     for ((at, ..), choice) in chosen {
         outcomes[at].1 = match choice {
             Some(Ok(choice)) => Outcome::Token { choice },

@@ -2,8 +2,9 @@
 
 use crate::{
     kept::{ByDistance, Cut, Kept, Scale},
-    passes::{BLOCK, Blocks, Live, moments, weigh},
+    passes::{BLOCK, Blocks, LEAST_BLOCKS, Live, moments, weigh},
     scan::{CHUNK, Scanned, key, logit},
+    threads::{Threads, by_parts},
 };
 use taper_base::{SamplingParams, TokenId};
 
@@ -11,8 +12,8 @@ use taper_base::{SamplingParams, TokenId};
 const MASSLESS: f32 = -28.5;
 
 /// What the filters leave.
-#[derive(Debug)]
-pub(crate) struct Candidates<'a> {
+pub(crate) struct Candidates<'a, T> {
+    threads: &'a T,
     pub(crate) row: &'a Scanned<'a>,
     pub(crate) blocks: Blocks<'a>,
     pub(crate) kept: Kept,
@@ -39,9 +40,9 @@ pub(crate) fn inverse(temperature: f32) -> f32 {
 }
 
 /// The mass of a row.
-pub(crate) fn total_mass(row: &Scanned<'_>, inv_t: f32) -> u64 {
+pub(crate) fn total_mass(row: &Scanned<'_>, inv_t: f32, threads: &impl Threads) -> u64 {
     let scale = Scale { max: row.max, inv_t };
-    Candidates::down_to(row, scale, floor(scale, MASSLESS)).total()
+    Candidates::down_to(row, scale, floor(scale, MASSLESS), threads).total()
 }
 
 /// The least logit, and all that equal it, whose scaled distance is at least `least`, which is at most 0.
@@ -57,8 +58,8 @@ fn floor(scale: Scale, least: f32) -> Cut {
     Cut { logit: logit(from), id: TokenId::MAX }
 }
 
-impl<'a> Candidates<'a> {
-    pub(crate) fn select(row: &'a Scanned<'a>, params: &SamplingParams) -> Self {
+impl<'a, T: Threads> Candidates<'a, T> {
+    pub(crate) fn select(row: &'a Scanned<'a>, params: &SamplingParams, threads: &'a T) -> Self {
         let scale = Scale { max: row.max, inv_t: inverse(params.temperature) };
         // `min_p * p_best <= p`, in logarithms.
         let mut cut = floor(scale, params.min_p.ln().max(MASSLESS));
@@ -66,13 +67,14 @@ impl<'a> Candidates<'a> {
         if let Some(kth) = row.kth(params.top_k as usize) {
             cut = cut.nearer(kth);
         }
-        let mut this = Self::down_to(row, scale, cut);
+        let mut this = Self::down_to(row, scale, cut, threads);
         if params.top_p < 1.0 {
             this.keep_nucleus(target(params.top_p, this.total()));
         }
         if params.typical_p < 1.0 {
             let total = this.total();
-            let mean = mean(moments(&this.blocks, &this.kept, &this.live), total);
+            let moments = this.pass(|row, kept, live| moments(row, kept, live));
+            let mean = mean(moments.iter().sum(), total);
             let order = ByDistance { scale, mean, last: -MASSLESS };
             this.keep_prefix(order, target(params.typical_p, total));
         }
@@ -80,21 +82,30 @@ impl<'a> Candidates<'a> {
     }
 
     /// The tokens down to a cut.
-    fn down_to(row: &'a Scanned<'a>, scale: Scale, cut: Cut) -> Self {
+    fn down_to(row: &'a Scanned<'a>, scale: Scale, cut: Cut, threads: &'a T) -> Self {
         let blocks = row.chunk_max.chunks(BLOCK / CHUNK).zip(0..);
         let live = blocks.map(|(_, block)| Live { block, mass: 0 }).collect();
         let kept = Kept { scale, cut, near: None };
-        let mut this = Self { row, blocks: Blocks::new(row.logits), kept, live };
+        let mut this = Self { threads, row, blocks: Blocks::new(row.logits), kept, live };
         this.weigh();
         this
     }
 
     /// Finds the mass of every block, and lets those go that are not reached.
     pub(crate) fn weigh(&mut self) {
-        let Self { row, blocks, kept, live } = self;
+        let Self { row, kept, live, .. } = self;
         let maxima = |live: &Live| row.chunk_max.chunks(BLOCK / CHUNK).nth(live.block as usize);
         live.retain(|live| maxima(live).is_some_and(|m| m.iter().any(|m| *m >= kept.cut.logit)));
-        weigh(blocks, kept, live);
+        self.pass(weigh);
+    }
+
+    /// A pass over all blocks that are left: its result for each of their parts.
+    pub(crate) fn pass<R: Send>(
+        &mut self,
+        pass: impl Fn(&Blocks<'_>, &Kept, &mut [Live]) -> R + Sync,
+    ) -> Vec<R> {
+        let Self { threads, blocks, kept, live, .. } = self;
+        by_parts(*threads, live, LEAST_BLOCKS, |live| pass(blocks, kept, live))
     }
 
     pub(crate) fn total(&self) -> u64 {

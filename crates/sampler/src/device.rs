@@ -1,7 +1,7 @@
 //! Choices that a device makes: what it is told, and what comes back.
 
 use crate::{
-    Choice, SamplerError,
+    Alone, Choice, SamplerError, Threads,
     candidates::{inverse, share, total_mass},
     logprobs::LogSoftmax,
     scan::Scanned,
@@ -107,11 +107,20 @@ impl DeviceLogits {
     /// # Errors
     /// As [`token_logprobs`](crate::token_logprobs).
     pub fn read(logits: &[f32], token: TokenId, n: u8) -> Result<Self, SamplerError> {
+        Self::read_on(logits, token, n, &Alone)
+    }
+
+    pub(crate) fn read_on(
+        logits: &[f32],
+        token: TokenId,
+        n: u8,
+        threads: &impl Threads,
+    ) -> Result<Self, SamplerError> {
         let vocab = logits.len();
         let unknown = SamplerError::UnknownToken { token, vocab };
         let logit = *logits.get(token as usize).ok_or(unknown)?;
         let row = Scanned::new(logits)?;
-        let mass = total_mass(&row, 1.0);
+        let mass = total_mass(&row, 1.0, threads);
         Ok(Self { logit, max: row.max, mass, top: row.top(usize::from(n)) })
     }
 }

@@ -48,7 +48,7 @@ impl Scale {
 }
 
 /// An order of tokens, equals by ascending id.
-pub(crate) trait Order: Copy {
+pub(crate) trait Order: Copy + Sync {
     /// A number for a logit that does not fall along the order.
     fn key(self, logit: f32) -> f32;
     /// The keys of all that can be drawn.

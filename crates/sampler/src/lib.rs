@@ -14,9 +14,11 @@ mod prefix;
 mod rng;
 mod sampler;
 mod scan;
+mod threads;
 
 pub use device::{DeviceDraw, DeviceEdit, DeviceEdits, DeviceLogits};
 pub use error::SamplerError;
 pub use logprobs::token_logprobs;
 pub use rng::draw_bits;
 pub use sampler::{Choice, Sampler};
+pub use threads::{Alone, Threads};

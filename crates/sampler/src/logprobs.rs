@@ -1,6 +1,6 @@
 //! Log probabilities: log-softmax of the raw logits, before bias, penalties, temperature, filters.
 
-use crate::{DeviceLogits, SamplerError, exp::UNIT};
+use crate::{DeviceLogits, SamplerError, Threads, exp::UNIT};
 use taper_base::{TokenId, TokenLogprob, TokenLogprobs};
 
 /// The log-softmax of one row, without the row.
@@ -12,8 +12,8 @@ pub(crate) struct LogSoftmax {
 }
 
 impl LogSoftmax {
-    pub(crate) fn new(logits: &[f32], n: u8) -> Result<Self, SamplerError> {
-        Ok(Self::of(&DeviceLogits::read(logits, 0, n)?))
+    pub(crate) fn new(logits: &[f32], n: u8, threads: &impl Threads) -> Result<Self, SamplerError> {
+        Ok(Self::of(&DeviceLogits::read_on(logits, 0, n, threads)?))
     }
 
     pub(crate) fn of(row: &DeviceLogits) -> Self {

@@ -13,6 +13,9 @@ use taper_base::TokenId;
 /// Tokens whose shares are computed together.
 pub(crate) const BLOCK: usize = 2 * CHUNK;
 
+/// Blocks that a thread looks at, at least.
+pub(crate) const LEAST_BLOCKS: usize = 64;
+
 /// Logits by blocks, the last filled up with negative infinity.
 #[derive(Debug)]
 pub(crate) struct Blocks<'a> {

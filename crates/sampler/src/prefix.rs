@@ -6,7 +6,8 @@
 use crate::{
     candidates::Candidates,
     kept::{ByLikelihood, Order},
-    passes::{Buckets, Edge, edges, histogram},
+    passes::{BUCKETS, Buckets, Edge, edges, histogram},
+    threads::Threads,
 };
 use std::cmp::Ordering;
 
@@ -19,7 +20,7 @@ const FEW: usize = 4096;
 /// Histograms that look for it: as many as floats have bits for.
 const PASSES: usize = 2;
 
-impl Candidates<'_> {
+impl<T: Threads> Candidates<'_, T> {
     /// Keeps the likeliest tokens whose mass reaches `target`.
     pub(crate) fn keep_nucleus(&mut self, target: u64) {
         let cut = self.kept.cut;
@@ -42,9 +43,10 @@ impl Candidates<'_> {
     pub(crate) fn keep_prefix<O: Order>(&mut self, order: O, target: u64) {
         let mut buckets = Buckets::new(order.keys());
         for pass in 1.. {
-            let masses = histogram(&self.blocks, &self.kept, (order, buckets), &self.live);
+            let masses = self.pass(|row, kept, live| histogram(row, kept, (order, buckets), live));
             let (bucket, before) = bucket_of(&masses, target);
-            let mut last = edges(&self.blocks, &self.kept, (order, buckets, bucket), &self.live);
+            let here = (order, buckets, bucket);
+            let mut last = self.pass(|row, kept, live| edges(row, kept, here, live)).concat();
             if last.len() <= FEW || pass == PASSES {
                 return self.keep_until(order, &mut last, target - before);
             }
@@ -62,10 +64,11 @@ impl Candidates<'_> {
 }
 
 /// The bucket in which a prefix with the mass `target` ends, and the mass before it.
-fn bucket_of(masses: &[u64], target: u64) -> (u32, u64) {
+fn bucket_of(masses: &[[u64; BUCKETS]], target: u64) -> (u32, u64) {
+    let mass = |bucket| masses.iter().map(|masses| masses[bucket]).sum::<u64>();
     let (mut bucket, mut before) = (0, 0);
-    while bucket + 1 < masses.len() && before + masses[bucket] < target {
-        before += masses[bucket];
+    while bucket + 1 < BUCKETS && before + mass(bucket) < target {
+        before += mass(bucket);
         bucket += 1;
     }
     (bucket as u32, before)

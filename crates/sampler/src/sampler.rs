@@ -1,7 +1,7 @@
 //! The sampler of one sequence.
 
 use crate::{
-    SamplerError,
+    Alone, SamplerError, Threads,
     candidates::Candidates,
     device::DeviceDraw,
     logprobs::LogSoftmax,
@@ -69,11 +69,24 @@ impl Sampler {
     /// The row has the wrong length, a logit is NaN or positive infinity, no token is left, or
     /// `logit_bias` or the history name a token outside the vocabulary.
     pub fn sample(&self, logits: &mut [f32], banned: &[TokenId]) -> Result<Choice, SamplerError> {
+        self.sample_on(&Alone, logits, banned)
+    }
+
+    /// [`Self::sample`] by several threads. The choice is the same.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sample_on(
+        &self,
+        threads: &impl Threads,
+        logits: &mut [f32],
+        banned: &[TokenId],
+    ) -> Result<Choice, SamplerError> {
         if logits.len() != self.vocab as usize {
             return Err(SamplerError::WrongVocab { got: logits.len(), vocab: self.vocab });
         }
         let params = &self.params;
-        let raw = params.logprobs.map(|n| LogSoftmax::new(logits, n)).transpose()?;
+        let raw = params.logprobs.map(|n| LogSoftmax::new(logits, n, threads)).transpose()?;
         let mut edits = Edits::new(logits, raw.is_some());
         edits.apply(params, &self.seen)?;
         edits.ban(banned)?;
@@ -83,7 +96,7 @@ impl Sampler {
         let token = if params.temperature == 0.0 {
             row.argmax()
         } else {
-            Candidates::select(&row, params).draw(draw_bits(params.seed, self.position))
+            Candidates::select(&row, params, threads).draw(draw_bits(params.seed, self.position))
         };
         let logprobs = raw.map(|raw| {
             let changed = former.iter().find(|(id, _)| *id == token).map(|(_, x)| *x);

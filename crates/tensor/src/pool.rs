@@ -161,6 +161,19 @@ pub fn map<T: Send>(tasks: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
     results.into_iter().flatten().collect()
 }
 
+/// The threads of kernels, for a sampler; in a task of theirs, the thread alone.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Kernels;
+
+impl taper_sampler::Threads for Kernels {
+    fn count(&self) -> usize {
+        if BUSY.get() { 1 } else { threads() }
+    }
+    fn for_each<T: Send>(&self, items: &mut [T], task: impl Fn(&mut T) + Sync) {
+        for_each(items, |_, item| task(item));
+    }
+}
+
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
 #[derive(Clone, Copy)]

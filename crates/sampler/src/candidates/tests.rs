@@ -2,10 +2,23 @@
 
 use super::*;
 use crate::{
+    Alone,
     exp::{mass, moment},
     rng::draw_bits,
 };
 use proptest::prelude::*;
+
+/// One thread that takes the parts of three.
+struct Three;
+
+impl Threads for Three {
+    fn count(&self) -> usize {
+        3
+    }
+    fn for_each<T: Send>(&self, items: &mut [T], task: impl Fn(&mut T) + Sync) {
+        Alone.for_each(items, task);
+    }
+}
 
 /// Ids and masses by ascending id.
 fn reference(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, u64)> {
@@ -64,7 +77,7 @@ fn reference_draw(kept: &[(TokenId, u64)], bits: u64) -> TokenId {
 
 fn kept(logits: &[f32], params: &SamplingParams) -> Vec<TokenId> {
     let row = Scanned::new(logits).unwrap();
-    Candidates::select(&row, params).ids()
+    Candidates::select(&row, params, &Three).ids()
 }
 
 fn rows() -> impl Strategy<Value = Vec<f32>> {
@@ -116,7 +129,7 @@ proptest! {
     ) {
         let want = reference(&logits, &params);
         let row = Scanned::new(&logits).unwrap();
-        let got = Candidates::select(&row, &params);
+        let got = Candidates::select(&row, &params, &Alone);
         prop_assert_eq!(got.ids(), want.iter().map(|c| c.0).collect::<Vec<_>>());
         for bits in bits.into_iter().chain([0, u64::MAX]) {
             prop_assert_eq!(got.draw(bits), reference_draw(&want, bits));
