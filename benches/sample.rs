@@ -1,10 +1,11 @@
-//! Time of one choice over a vocabulary of 151,936 tokens by one thread and by all, the copy of the row included.
+//! Time of one choice over a vocabulary of 151,936 tokens by one thread and by all, the copy of the row included, which
+//! as many threads make: so each has a part of it in its cache, as in the engine.
 #![allow(missing_docs)] // what criterion's macros generate
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use taper_base::SamplingParams;
-use taper_sampler::{Sampler, draw_bits};
+use taper_sampler::{Alone, Sampler, Threads, draw_bits};
 use taper_tensor::pool::Kernels;
 
 const VOCAB: usize = 151_936;
@@ -20,8 +21,14 @@ fn row(deviation: f32, peaks: usize) -> Vec<f32> {
     row
 }
 
+fn copy(threads: &impl Threads, to: &mut [f32], from: &[f32]) {
+    let each = to.len().div_ceil(threads.count());
+    let mut parts: Vec<_> = to.chunks_mut(each).zip(from.chunks(each)).collect();
+    threads.for_each(&mut parts, |(to, from)| to.copy_from_slice(from));
+}
+
 fn choices(c: &mut Criterion) {
-    let base = SamplingParams { seed: 1, ..SamplingParams::default() };
+    let base = SamplingParams::default();
     let with = |f: fn(&mut SamplingParams)| {
         let mut params = base.clone();
         f(&mut params);
@@ -37,6 +44,7 @@ fn choices(c: &mut Criterion) {
         }),
         ("min_p 0.05", with(|p| p.min_p = 0.05)),
         ("typical_p 0.9", with(|p| p.typical_p = 0.9)),
+        ("top_p 0.95, typical_p 0.9", with(|p| (p.top_p, p.typical_p) = (0.95, 0.9))),
         ("greedy, logprobs 20", SamplingParams { logprobs: Some(20), ..SamplingParams::greedy() }),
         ("top_k 50, penalties over 4096 tokens", {
             SamplingParams { top_k: 50, repetition_penalty: 1.1, ..base.clone() }
@@ -48,20 +56,26 @@ fn choices(c: &mut Criterion) {
         let mut group = c.benchmark_group(shape);
         let mut logits = source.clone();
         group.bench_function("copy alone", |b| {
-            b.iter(|| black_box(&mut logits).copy_from_slice(black_box(&source)));
+            b.iter(|| copy(&Alone, black_box(&mut logits), black_box(&source)));
+        });
+        group.bench_function("copy alone, all threads", |b| {
+            b.iter(|| copy(&Kernels, black_box(&mut logits), black_box(&source)));
         });
         for (name, params) in &cases {
-            let sampler = Sampler::new(params, &prompt, VOCAB as u32);
+            let with = |seed| SamplingParams { seed, ..params.clone() };
+            let samplers: Vec<_> =
+                (0..64).map(|seed| Sampler::new(&with(seed), &prompt, VOCAB as u32)).collect();
+            let mut next = samplers.iter().cycle();
             group.bench_function(*name, |b| {
                 b.iter(|| {
-                    logits.copy_from_slice(&source);
-                    sampler.sample(black_box(&mut logits), &[])
+                    copy(&Alone, &mut logits, &source);
+                    next.next().map(|s| s.sample(black_box(&mut logits), &[]))
                 });
             });
             group.bench_function(format!("{name}, all threads"), |b| {
                 b.iter(|| {
-                    logits.copy_from_slice(&source);
-                    sampler.sample_on(&Kernels, black_box(&mut logits), &[])
+                    copy(&Kernels, &mut logits, &source);
+                    next.next().map(|s| s.sample_on(&Kernels, black_box(&mut logits), &[]))
                 });
             });
         }

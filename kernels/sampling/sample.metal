@@ -11,8 +11,10 @@
 //
 // A token's mass is a whole number of 2^-40 of the likeliest's, so that sums do not depend on their
 // order and the same token comes out as on the host. Tokens are ranked by logit, or by how near they are to
-// the entropy, then by id; every filter keeps the first of that order. A histogram over the ranks finds the
-// narrow range in which a filter ends, and what lies there is put in order.
+// the entropy, then by id; every filter keeps the first of that order. What the last of top_p and typical_p keeps
+// is drawn from without finding it: a token is refused if too much comes before it, and the next is drawn from
+// that. Where other filters end, a histogram over the ranks finds the narrow range, and what lies there is put
+// in order.
 // Grid: x rows. Threads: 1024. Reference: taper_sampler::Sampler.
 #include "taper/common.h"
 #include "taper/sums.h"
@@ -40,23 +42,19 @@ struct SampleParams {
     uint rows;
 };
 
-// e^x for -87 <= x <= 0, rounded after each operation as the host's.
+// e^x for -87 <= x <= 0, each operation rounded once, as the host's.
 INLINE float exponential(float x) {
 #pragma clang fp contract(off)
-    const float scaled = x * 1.44269504088896341f;
-    const float shifted = scaled + 12582912.0f;
+    const float shifted = fma(x, 1.44269504088896341f, 12582912.0f);
     const float n = shifted - 12582912.0f;
-    const float n_high = n * 0.6933594f, n_low = n * -2.1219444e-4f;
-    const float r = (x - n_high) - n_low;
-    float p = 1.9875691e-4f * r;
-    p = p + 1.3982e-3f, p = p * r;
-    p = p + 8.333452e-3f, p = p * r;
-    p = p + 4.1665796e-2f, p = p * r;
-    p = p + 1.6666665e-1f, p = p * r;
-    p = p + 0.5f;
+    const float r = fma(n, 2.1219444e-4f, fma(n, -0.6933594f, x));
+    float p = fma(1.9875691e-4f, r, 1.3982e-3f);
+    p = fma(p, r, 8.333452e-3f);
+    p = fma(p, r, 4.1665796e-2f);
+    p = fma(p, r, 1.6666665e-1f);
+    p = fma(p, r, 0.5f);
     const float square = r * r;
-    p = p * square, p = p + r;
-    const float y = p + 1.0f;
+    const float y = fma(p, square, r) + 1.0f;
     return y * as_type<float>((as_type<uint>(shifted) + 127u) << 23);
 }
 
@@ -83,17 +81,17 @@ INLINE void read_ahead(device const float* x, uint id, uint step, uint limit, th
     UNROLL for (int i = 0; i < AHEAD; ++i) v[i] = id + uint(i) * step < limit ? v[i] : -INFINITY;
 }
 
-// Whether a token comes before another, or is it.
-INLINE bool ranks(float x, uint id, float other, uint other_id) {
-    return x > other || (x == other && id <= other_id);
+// Whether a token comes before an end: equals come before it whose id is less.
+INLINE bool ranks(float x, uint id, float last, uint end_id) {
+    return x > last || (x == last && id < end_id);
 }
 
-// Which tokens: those of one bucket of the ranks, of one bucket within it, and up to a rank. NONE is any.
+// Which tokens: those of one bucket of the ranks, of one bucket within it, and before an end. NONE is any.
 struct Part {
     uint coarse;
     uint fine;
     float last;
-    uint last_id;
+    uint end_id;
 };
 
 struct Row {
@@ -102,12 +100,12 @@ struct Row {
     float largest;
     float inv_t;
     float min_d;
-    // Whether tokens are ranked by how far their distances from the likeliest are from the mean, of those up
-    // to the last one by logit.
+    // Whether tokens are ranked by how far their distances from the likeliest are from the mean, of those before
+    // an end by logit.
     bool typical;
     float mean;
     float last;
-    uint last_id;
+    uint end_id;
 };
 
 INLINE ulong mass_of(thread const Row& row, float v) {
@@ -125,7 +123,7 @@ INLINE float rank_of(thread const Row& row, float v, uint id) {
 #pragma clang fp contract(off)
     if (!row.typical) return v;
     const float d = (v - row.largest) * row.inv_t;
-    if (!(d > MASSLESS && d >= row.min_d && ranks(v, id, row.last, row.last_id))) return -INFINITY;
+    if (!(d > MASSLESS && d >= row.min_d && ranks(v, id, row.last, row.end_id))) return -INFINITY;
     const float off = d + row.mean;
     return -abs(off);
 }
@@ -151,7 +149,7 @@ INLINE bool has(thread const Row& row, float rank, uint id, thread const Part& p
     if (!(rank > -INFINITY)) return false;
     if (part.coarse != NONE && coarse(row, rank) != part.coarse) return false;
     if (part.fine != NONE && fine(row, rank, part.coarse) != part.fine) return false;
-    return ranks(rank, id, part.last, part.last_id);
+    return ranks(rank, id, part.last, part.end_id);
 }
 
 struct Shared {
@@ -233,16 +231,16 @@ INLINE uint gather(thread const Row& row, thread const Part& part, thread const 
     uint before = 0;
     for (uint i = 0; tid < n && i < n; ++i) before += ranks(at.ranks[i], at.ids[i], rank, id) ? 1 : 0;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (tid < n) at.ranks[before - 1] = rank, at.ids[before - 1] = id;
+    if (tid < n) at.ranks[before] = rank, at.ids[before] = id;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     return n;
 }
 
-// Where in the order of all tokens a filter ends, and the mass up to there.
+// Where in the order of all tokens a filter ends, and the mass before.
 struct End {
     bool known;
     float last;
-    uint last_id;
+    uint end_id;
     ulong mass;
 };
 
@@ -268,7 +266,7 @@ INLINE bool find(
     return true;
 }
 
-// The last of the first `goal` tokens, or of those that have as much mass; all where there are not so
+// The end of the first `goal` tokens, or of those that have as much mass; of all where there are not so
 // many. Unknown where too many are equal.
 INLINE End filter_end(
     thread const Row& row, thread const Bin& all, bool by_mass, ulong goal, thread const Shared& at, uint tid)
@@ -293,12 +291,12 @@ INLINE End filter_end(
     bin.count = tid < n ? 1 : 0, bin.count_before = tid;
     bin.mass = own, bin.mass_before = prefix(own, at.sums, tid, bin.mass_total) - own;
     find(bin, by_mass, goal, at, tid, bucket);
-    end.last = at.ranks[bucket[0]], end.last_id = at.ids[bucket[0]];
-    end.mass = mass_before + bucket[3] + mass_of(row, row.x[end.last_id]);
+    end.last = at.ranks[bucket[0]], end.end_id = at.ids[bucket[0]] + 1;
+    end.mass = mass_before + bucket[3] + mass_of(row, row.x[end.end_id - 1]);
     return end;
 }
 
-// The mass of the tokens up to `end`, or their moments, in 32 parts of the ids from `first` on, each of
+// The mass of the tokens before `end`, or their moments, in 32 parts of the ids from `first` on, each of
 // `each` ids: one a simdgroup.
 INLINE void part_masses(
     thread const Row& row, thread const End& end, bool moments, uint first, uint each, uint limit,
@@ -311,7 +309,7 @@ INLINE void part_masses(
         read_ahead(row.x, id, 32, to, v);
         UNROLL for (int i = 0; i < AHEAD; ++i) {
             const uint own = id + uint(i) * 32;
-            if (!ranks(rank_of(row, v[i], own), own, end.last, end.last_id)) continue;
+            if (!ranks(rank_of(row, v[i], own), own, end.last, end.end_id)) continue;
             sum += moments ? moment_of(row, v[i]) : mass_of(row, v[i]);
         }
     }
@@ -327,19 +325,50 @@ INLINE ulong sum_of_parts(thread const Shared& at) {
     return total;
 }
 
-// The token up to `end` in whose mass the fraction `bits` / 2^64 of the total falls, by ascending id.
-INLINE uint draw(thread const Row& row, thread const End& end, ulong bits, thread const Shared& at, uint tid) {
-    uint first = 0, limit = row.vocab, each = row.vocab;
-    ulong left = 0;
-    do {
-        each = (each + 31) / 32;
-        part_masses(row, end, false, first, each, limit, at, tid);
-        if (limit - first == row.vocab) left = high(bits, sum_of_parts(at));
+// The mass of all tokens before `end`, or their moments.
+INLINE ulong total_of(thread const Row& row, thread const End& end, bool moments, thread const Shared& at, uint tid) {
+    part_masses(row, end, moments, 0, (row.vocab + 31) / 32, row.vocab, at, tid);
+    return sum_of_parts(at);
+}
+
+// The token before `end` in whose mass the fraction `bits` / 2^64 of the total falls, by ascending id. The sums are
+// those that the total was found by.
+INLINE uint draw(
+    thread const Row& row, thread const End& end, ulong total, ulong bits, thread const Shared& at, uint tid)
+{
+    uint first = 0, limit = row.vocab, each = (row.vocab + 31) / 32;
+    ulong left = high(bits, total);
+    for (;;) {
         uint part = 0;
         while (part < 31 && left >= at.sums[part]) left -= at.sums[part++];
         first += part * each, limit = min(first + each, limit);
-    } while (each > 1);
-    return first;
+        if (each == 1) return first;
+        each = (each + 31) / 32;
+        part_masses(row, end, false, first, each, limit, at, tid);
+    }
+}
+
+// 64 more random bits: a step of SplitMix64.
+INLINE ulong redraw(ulong bits) {
+    ulong z = bits + 0x9e3779b97f4a7c15ul;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ul;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebul;
+    return z ^ (z >> 31);
+}
+
+// A token of the shortest prefix of those before `end` whose mass reaches the goal; of all of them where it is 0.
+// One drawn from more is refused if as much comes before it, and the next is drawn from that.
+INLINE uint draw_prefix(
+    thread const Row& row, End end, ulong total, ulong goal, ulong bits, thread const Shared& at, uint tid)
+{
+    for (;;) {
+        const uint token = draw(row, end, total, bits, at, tid);
+        if (goal == 0) return token;
+        const End before = {true, rank_of(row, row.x[token], token), token, 0};
+        total = total_of(row, before, false, at, tid);
+        if (total < goal) return token;
+        end = before, bits = redraw(bits);
+    }
 }
 
 // The likeliest token, whose logit the row then has; NONE if the row cannot be chosen from.
@@ -381,7 +410,7 @@ INLINE bool list(
     if (n > 0) {
         const End end = filter_end(row, all, false, n, at, tid);
         if (!end.known) return false;
-        const Part part = {NONE, NONE, end.last, end.last_id};
+        const Part part = {NONE, NONE, end.last, end.end_id};
         listed = gather(row, part, at, tid);
         if (tid < listed) {
             const uint id = at.ids[tid];
@@ -390,8 +419,7 @@ INLINE bool list(
     }
     row.inv_t = 1.0f, row.min_d = -INFINITY;
     const End last = {true, -INFINITY, NONE, 0};
-    part_masses(row, last, false, 0, (row.vocab + 31) / 32, row.vocab, at, tid);
-    const ulong total = sum_of_parts(at);
+    const ulong total = total_of(row, last, false, at, tid);
     if (tid == 0) {
         record[1] = as_type<uint>(row.largest);
         record[2] = uint(total), record[3] = uint(total >> 32), record[4] = listed;
@@ -399,19 +427,20 @@ INLINE bool list(
     return true;
 }
 
-// Ranks the tokens up to `end` by how near they are to the entropy. A token's distance from it is that of
-// its distance from the likeliest from the mean one, which is rounded down to a multiple of 2^-24.
-INLINE void rank_typical(thread Row& row, thread const End& end, thread const Shared& at, uint tid) {
-    part_masses(row, end, true, 0, (row.vocab + 31) / 32, row.vocab, at, tid);
-    const ulong moments = sum_of_parts(at);
-    uint steps = uint(moments / end.mass);
-    ulong rest = moments % end.mass;
+// Ranks the tokens before `end` by how near they are to the entropy, and returns the end of all of these. A
+// token's distance from it is that of its distance from the likeliest from the mean one, which is rounded down to a
+// multiple of 2^-24.
+INLINE End rank_typical(thread Row& row, thread const End& end, ulong moments, ulong total) {
+    uint steps = uint(moments / total);
+    ulong rest = moments % total;
     for (uint i = 0; i < 24; ++i) {
         rest *= 2, steps *= 2;
-        if (rest >= end.mass) rest -= end.mass, steps += 1;
+        if (rest >= total) rest -= total, steps += 1;
     }
     row.typical = true, row.mean = float(steps) * 5.9604644775390625e-8f;
-    row.last = end.last, row.last_id = end.last_id;
+    row.last = end.last, row.end_id = end.end_id;
+    const End all = {true, 4 * MASSLESS, NONE, total};
+    return all;
 }
 
 // A share of a mass in 2^-32, rounded up; 0 is none.
@@ -421,20 +450,28 @@ INLINE ulong part_of(ulong mass, uint share) {
     return max(share * (mass >> 32) + ((low + NONE) >> 32), ulong(1));
 }
 
-// Where the last filter ends, in the order that the row then has.
-INLINE End filters(thread Row& row, Bin all, thread const SampleRow& want, thread const Shared& at, uint tid) {
+// Whether a filter's end has to be known: of top_k, and of what is followed by another.
+INLINE bool has_ends(thread const SampleRow& want) {
+    return want.inv_t > 0.0f && (want.top_k > 0 || (want.top_p > 0 && want.typical_p > 0));
+}
+
+// Draws from what the filters leave; NONE where too many equal tokens are at the end of one.
+INLINE uint choose(
+    thread Row& row, thread const Bin& all, thread const SampleRow& want, thread const Shared& at, uint tid)
+{
+    const bool typical = want.typical_p > 0;
     End end = {true, -INFINITY, NONE, all.mass_total};
-    for (uint pass = 0; pass < 3 && end.known; ++pass) {
-        ulong goal = want.top_k;
-        if (pass > 0) goal = part_of(end.mass, pass == 1 ? want.top_p : want.typical_p);
-        if (goal == 0) continue;
-        if (pass == 2) {
-            rank_typical(row, end, at, tid);
-            all = histogram(row, NONE, at, tid);
-        }
-        end = filter_end(row, all, pass > 0, goal, at, tid);
+    if (want.top_k > 0) end = filter_end(row, all, false, want.top_k, at, tid);
+    if (end.known && want.top_p > 0 && typical) {
+        end = filter_end(row, all, true, part_of(end.mass, want.top_p), at, tid);
     }
-    return end;
+    if (!end.known) return NONE;
+    const ulong moments = typical ? total_of(row, end, true, at, tid) : 0;
+    const ulong total = total_of(row, end, false, at, tid);
+    const ulong goal = part_of(total, typical ? want.typical_p : want.top_p);
+    if (typical) end = rank_typical(row, end, moments, total);
+    const ulong bits = ulong(want.bits_high) << 32 | want.bits_low;
+    return draw_prefix(row, end, total, goal, bits, at, tid);
 }
 
 kernel void sample(
@@ -455,8 +492,7 @@ kernel void sample(
     threadgroup ulong found[4];
     const Shared at = {counts, lows, highs, ranks, ids, sums, found};
     const SampleRow want = rows[at_row];
-    const bool draws = want.inv_t > 0.0f, is_edited = want.edited != NONE;
-    const bool filtered = draws && (want.top_k > 0 || want.top_p > 0 || want.typical_p > 0);
+    const bool is_edited = want.edited != NONE;
     device const float* own = logits + size_t(want.row) * p.vocab;
     device uint* record = out + p.rows + at_row * DETAILS;
     Row row = {own, p.vocab, -INFINITY, want.inv_t, want.min_d, false, 0.0f, 0.0f, 0};
@@ -465,20 +501,16 @@ kernel void sample(
     uint token = 0;
     if (want.listed > 0 || !is_edited) {
         token = scan(row, at, tid);
-        const bool counted = want.listed > 1 || (filtered && !is_edited);
+        const bool counted = want.listed > 1 || (has_ends(want) && !is_edited);
         if (token != NONE && counted) all = histogram(row, NONE, at, tid);
     }
     if (token != NONE && want.listed > 0 && !list(row, all, want.listed - 1, record, at, tid)) token = NONE;
     if (token != NONE && is_edited) {
         row.x = copies + size_t(want.edited) * p.vocab;
         token = scan(row, at, tid);
-        if (token != NONE && filtered) all = histogram(row, NONE, at, tid);
+        if (token != NONE && has_ends(want)) all = histogram(row, NONE, at, tid);
     }
-    if (token != NONE && draws) {
-        const End end = filters(row, all, want, at, tid);
-        const ulong bits = ulong(want.bits_high) << 32 | want.bits_low;
-        token = end.known ? draw(row, end, bits, at, tid) : NONE;
-    }
+    if (token != NONE && want.inv_t > 0.0f) token = choose(row, all, want, at, tid);
     if (tid == 0) out[at_row] = token;
     if (tid == 0 && token != NONE && want.listed > 0) record[0] = as_type<uint>(own[token]);
 }

@@ -1,8 +1,9 @@
 //! Which tokens can be drawn, and the draw.
 
 use crate::{
-    kept::{ByDistance, Cut, Kept, Scale},
-    passes::{BLOCK, Blocks, LEAST_BLOCKS, Live, moments, weigh},
+    kept::{Cut, Distance, Kept, Order, Scale},
+    passes::{BLOCK, Blocks, LEAST_BLOCKS, Live, weigh},
+    prefix::Prefix,
     scan::{CHUNK, Scanned, key, logit},
     threads::{Threads, by_parts},
 };
@@ -11,7 +12,7 @@ use taper_base::{SamplingParams, TokenId};
 /// From this scaled distance on there is no mass.
 const MASSLESS: f32 = -28.5;
 
-/// What the filters leave.
+/// What filters leave.
 pub(crate) struct Candidates<'a, T> {
     threads: &'a T,
     pub(crate) row: &'a Scanned<'a>,
@@ -42,7 +43,9 @@ pub(crate) fn inverse(temperature: f32) -> f32 {
 /// The mass of a row.
 pub(crate) fn total_mass(row: &Scanned<'_>, inv_t: f32, threads: &impl Threads) -> u64 {
     let scale = Scale { max: row.max, inv_t };
-    Candidates::down_to(row, scale, floor(scale, MASSLESS), threads).total()
+    let mut all = Candidates::down_to(row, scale, floor(scale, MASSLESS), threads);
+    all.weigh();
+    all.total()
 }
 
 /// The least logit, and all that equal it, whose scaled distance is at least `least`, which is at most 0.
@@ -55,30 +58,49 @@ fn floor(scale: Scale, least: f32) -> Cut {
             false => below = middle,
         }
     }
-    Cut { logit: logit(from), id: TokenId::MAX }
+    Cut::all(logit(from))
 }
 
 impl<'a, T: Threads> Candidates<'a, T> {
+    /// What `min_p` and `top_k` leave.
     pub(crate) fn select(row: &'a Scanned<'a>, params: &SamplingParams, threads: &'a T) -> Self {
         let scale = Scale { max: row.max, inv_t: inverse(params.temperature) };
         // `min_p * p_best <= p`, in logarithms.
         let mut cut = floor(scale, params.min_p.ln().max(MASSLESS));
-        // `min_p` and `top_k` both keep a prefix of the same order, so it does not matter which comes first.
+        // Both keep a prefix of the same order, so it does not matter which comes first.
         if let Some(kth) = row.kth(params.top_k as usize) {
             cut = cut.nearer(kth);
         }
-        let mut this = Self::down_to(row, scale, cut, threads);
+        Self::down_to(row, scale, cut, threads)
+    }
+
+    /// Draws one of what `top_p` and `typical_p` leave of these.
+    pub(crate) fn choose(mut self, params: &SamplingParams, bits: u64) -> TokenId {
+        match self.prefix(params) {
+            Some(prefix) => self.draw_prefix(prefix, bits),
+            None => self.draw(bits),
+        }
+    }
+
+    /// Weighs what is left before the last filter, and says what that leaves of it, where there is one.
+    fn prefix(&mut self, params: &SamplingParams) -> Option<Prefix> {
+        let is_typical = params.typical_p < 1.0;
         if params.top_p < 1.0 {
-            this.keep_nucleus(target(params.top_p, this.total()));
+            self.weigh();
+            let target = target(params.top_p, self.total());
+            if !is_typical {
+                return Some(Prefix { order: Order::Likelihood, target });
+            }
+            self.keep_nucleus(target);
         }
-        if params.typical_p < 1.0 {
-            let total = this.total();
-            let moments = this.pass(|row, kept, live| moments(row, kept, live));
-            let mean = mean(moments.iter().sum(), total);
-            let order = ByDistance { scale, mean, last: -MASSLESS };
-            this.keep_prefix(order, target(params.typical_p, total));
+        if !is_typical {
+            self.weigh();
+            return None;
         }
-        this
+        let moments = self.weigh_by(weigh::<true>);
+        let total = self.total();
+        let distance = Distance { scale: self.kept.scale, mean: mean(moments, total) };
+        Some(Prefix { order: Order::Typical(distance), target: target(params.typical_p, total) })
     }
 
     /// The tokens down to a cut.
@@ -86,26 +108,27 @@ impl<'a, T: Threads> Candidates<'a, T> {
         let blocks = row.chunk_max.chunks(BLOCK / CHUNK).zip(0..);
         let live = blocks.map(|(_, block)| Live { block, mass: 0 }).collect();
         let kept = Kept { scale, cut, near: None };
-        let mut this = Self { threads, row, blocks: Blocks::new(row.logits), kept, live };
-        this.weigh();
-        this
+        Self { threads, row, blocks: Blocks::new(row.logits), kept, live }
+    }
+
+    /// Of these, the tokens down to a nearer cut.
+    pub(crate) fn part(&self, cut: Cut) -> Self {
+        let mut part = Self { live: self.live.clone(), ..*self };
+        part.kept.cut = cut;
+        part.weigh();
+        part
     }
 
     /// Finds the mass of every block, and lets those go that are not reached.
     pub(crate) fn weigh(&mut self) {
-        let Self { row, kept, live, .. } = self;
-        let maxima = |live: &Live| row.chunk_max.chunks(BLOCK / CHUNK).nth(live.block as usize);
-        live.retain(|live| maxima(live).is_some_and(|m| m.iter().any(|m| *m >= kept.cut.logit)));
-        self.pass(weigh);
+        self.weigh_by(weigh::<false>);
     }
 
-    /// A pass over all blocks that are left: its result for each of their parts.
-    pub(crate) fn pass<R: Send>(
-        &mut self,
-        pass: impl Fn(&Blocks<'_>, &Kept, &mut [Live]) -> R + Sync,
-    ) -> Vec<R> {
-        let Self { threads, blocks, kept, live, .. } = self;
-        by_parts(*threads, live, LEAST_BLOCKS, |live| pass(blocks, kept, live))
+    fn weigh_by(&mut self, pass: impl Fn(&Blocks<'_>, &Kept, &mut [Live]) -> u64 + Sync) -> u64 {
+        let Self { threads, row, blocks, kept, live } = self;
+        let maxima = |live: &Live| row.chunk_max.chunks(BLOCK / CHUNK).nth(live.block as usize);
+        live.retain(|live| maxima(live).is_some_and(|m| m.iter().any(|m| *m >= kept.cut.logit)));
+        by_parts(*threads, live, LEAST_BLOCKS, |_, live| pass(blocks, kept, live)).iter().sum()
     }
 
     pub(crate) fn total(&self) -> u64 {
@@ -134,12 +157,6 @@ impl<'a, T: Threads> Candidates<'a, T> {
     fn masses(&self, live: Live) -> impl Iterator<Item = (TokenId, u64)> {
         let tokens = (live.first()..).zip(self.blocks.get(live.block));
         tokens.map(|(id, &logit)| (id, self.kept.mass(logit, id)))
-    }
-
-    #[cfg(test)]
-    pub(crate) fn ids(&self) -> Vec<TokenId> {
-        let tokens = self.live.iter().flat_map(|live| self.masses(*live));
-        tokens.filter(|(_, mass)| *mass > 0).map(|(id, _)| id).collect()
     }
 }
 

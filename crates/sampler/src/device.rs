@@ -13,7 +13,7 @@ use taper_base::{SamplingParams, TokenId};
 ///
 /// The device computes what [`Sampler`](crate::Sampler) documents: masses in units of 2^-40 of the
 /// likeliest token's, tokens ranked by logit (for `typical_p` by their distance from the mean) and then
-/// by id, the draw over ascending ids.
+/// by id, draws over ascending ids, the bits after a token that is refused by SplitMix64.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceDraw {
     /// What changes of the row before.
@@ -119,7 +119,7 @@ impl DeviceLogits {
         let vocab = logits.len();
         let unknown = SamplerError::UnknownToken { token, vocab };
         let logit = *logits.get(token as usize).ok_or(unknown)?;
-        let row = Scanned::new(logits)?;
+        let row = Scanned::new(logits, threads)?;
         let mass = total_mass(&row, 1.0, threads);
         Ok(Self { logit, max: row.max, mass, top: row.top(usize::from(n)) })
     }

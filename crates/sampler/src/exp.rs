@@ -9,18 +9,18 @@ pub(crate) fn exp(x: f32) -> f32 {
     // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to an integer.
     const ROUND: f32 = 12_582_912.0;
     let x = if x > -87.0 { x } else { -87.0 };
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     // ln 2 in two parts, the first with so few bits that n * LN2_HI is exact (Cody and Waite).
-    let r = (x - n * 0.693_359_4) - n * -2.121_944_4e-4;
+    let r = n.mul_add(2.121_944_4e-4, n.mul_add(-0.693_359_4, x));
     // Cephes expf: minimax polynomial of (e^r - 1 - r) / r^2.
-    let mut p = 1.987_569_1e-4;
-    p = p * r + 1.398_2e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 5e-1;
-    let y = p * (r * r) + r + 1.0;
+    let mut p = 1.987_569_1e-4f32;
+    p = p.mul_add(r, 1.398_2e-3);
+    p = p.mul_add(r, 8.333_452e-3);
+    p = p.mul_add(r, 4.166_579_6e-2);
+    p = p.mul_add(r, 1.666_666_5e-1);
+    p = p.mul_add(r, 5e-1);
+    let y = p.mul_add(r * r, r) + 1.0;
     // The low bits of `shifted` hold n.
     let scale = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
     y * scale
@@ -34,7 +34,7 @@ pub(crate) const UNIT: u64 = 1 << 40;
 pub(crate) fn units(x: f32) -> u64 {
     // In [2^52, 2^53) the low bits of a double are the integer.
     const TWO_52: f64 = 4_503_599_627_370_496.0;
-    let scaled = f64::from(x) * UNIT as f64 + TWO_52;
+    let scaled = f64::from(x).mul_add(UNIT as f64, TWO_52);
     scaled.to_bits() - TWO_52.to_bits()
 }
 

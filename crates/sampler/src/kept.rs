@@ -5,26 +5,30 @@
 use crate::{
     exp::{exp, units},
     passes::BLOCK,
-    scan::by_rank,
 };
-use std::{cmp::Ordering, ops::Range};
 use taper_base::TokenId;
 
-/// The last token that is kept, by likelihood.
+/// Tokens are kept down to this logit, and of its equals those whose id is less than `end`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Cut {
     pub(crate) logit: f32,
-    pub(crate) id: TokenId,
+    pub(crate) end: TokenId,
 }
 
 impl Cut {
+    /// Keeps all down to a logit.
+    pub(crate) fn all(logit: f32) -> Self {
+        Self { logit, end: TokenId::MAX }
+    }
+
     pub(crate) fn keeps(self, logit: f32, id: TokenId) -> bool {
-        by_rank((logit, id), (self.logit, self.id)) != Ordering::Greater
+        logit > self.logit || (logit == self.logit && id < self.end)
     }
 
     /// That of two which keeps less.
     pub(crate) fn nearer(self, other: Self) -> Self {
-        if self.keeps(other.logit, other.id) { other } else { self }
+        let less = other.logit > self.logit || (other.logit == self.logit && other.end < self.end);
+        if less { other } else { self }
     }
 }
 
@@ -45,65 +49,49 @@ impl Scale {
     pub(crate) fn share(self, logit: f32) -> f32 {
         exp(self.d(logit))
     }
+
+    pub(crate) fn mass(self, logit: f32) -> u64 {
+        units(self.share(logit))
+    }
+}
+
+/// The scaled distance of logits from the best, and the mean of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Distance {
+    pub(crate) scale: Scale,
+    pub(crate) mean: f32,
+}
+
+impl Distance {
+    /// How far a logit is from the mean.
+    #[inline(always)]
+    fn of(self, logit: f32) -> f32 {
+        (-self.scale.d(logit) - self.mean).abs()
+    }
 }
 
 /// An order of tokens, equals by ascending id.
-pub(crate) trait Order: Copy + Sync {
-    /// A number for a logit that does not fall along the order.
-    fn key(self, logit: f32) -> f32;
-    /// The keys of all that can be drawn.
-    fn keys(self) -> Range<f32>;
-    /// Drops the tokens after one with this key.
-    fn keep(self, kept: &mut Kept, key: f32, id: TokenId);
-}
-
-/// The likeliest first.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ByLikelihood {
-    pub(crate) max: f32,
-    pub(crate) last: f32,
+pub(crate) enum Order {
+    /// The likeliest first.
+    Likelihood,
+    /// Those first whose distance from the best is nearest the mean.
+    Typical(Distance),
 }
 
-impl Order for ByLikelihood {
-    #[inline(always)]
-    fn key(self, logit: f32) -> f32 {
-        -logit
-    }
-    fn keys(self) -> Range<f32> {
-        -self.max..-self.last
-    }
-    fn keep(self, kept: &mut Kept, key: f32, id: TokenId) {
-        kept.cut = kept.cut.nearer(Cut { logit: -key, id });
-    }
-}
-
-/// Those first whose distance from the best is nearest the mean of it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ByDistance {
-    pub(crate) scale: Scale,
-    pub(crate) mean: f32,
-    pub(crate) last: f32,
-}
-
-impl Order for ByDistance {
-    #[inline(always)]
-    fn key(self, logit: f32) -> f32 {
-        (-self.scale.d(logit) - self.mean).abs()
-    }
-    fn keys(self) -> Range<f32> {
-        0.0..self.last
-    }
-    fn keep(self, kept: &mut Kept, key: f32, id: TokenId) {
-        kept.near = Some(Near { order: self, key, id });
-    }
-}
-
-/// The last token that is kept, by distance.
+/// Tokens are kept up to this far from the mean, and of its equals those whose id is less than `end`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Near {
-    order: ByDistance,
-    key: f32,
-    id: TokenId,
+    distance: Distance,
+    far: f32,
+    end: TokenId,
+}
+
+impl Near {
+    fn keeps(self, logit: f32, id: TokenId) -> bool {
+        let far = self.distance.of(logit);
+        far < self.far || (far == self.far && id < self.end)
+    }
 }
 
 /// Which tokens are kept.
@@ -115,15 +103,20 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// Drops a token and all that come after it in an order.
+    pub(crate) fn drop_from(&mut self, order: Order, logit: f32, id: TokenId) {
+        match order {
+            Order::Likelihood => self.cut = Cut { logit, end: id },
+            Order::Typical(distance) => {
+                self.near = Some(Near { distance, far: distance.of(logit), end: id });
+            }
+        }
+    }
+
     /// The mass of a token.
     pub(crate) fn mass(&self, logit: f32, id: TokenId) -> u64 {
-        let near = |near: Near| match near.order.key(logit).partial_cmp(&near.key) {
-            Some(Ordering::Less) => true,
-            Some(Ordering::Equal) => id <= near.id,
-            _ => false,
-        };
-        match self.cut.keeps(logit, id) && self.near.is_none_or(near) {
-            true => units(self.scale.share(logit)),
+        match self.cut.keeps(logit, id) && self.near.is_none_or(|near| near.keeps(logit, id)) {
+            true => self.scale.mass(logit),
             false => 0,
         }
     }
@@ -131,30 +124,35 @@ impl Kept {
     /// The shares of a block whose first token is `first`.
     #[inline(always)]
     pub(crate) fn shares(&self, logits: &[f32; BLOCK], first: TokenId, shares: &mut [f32; BLOCK]) {
-        let least = if first <= self.cut.id { self.cut.logit } else { self.cut.logit.next_up() };
+        let Self { scale, cut, near } = *self;
+        let least = if first < cut.end { cut.logit } else { cut.logit.next_up() };
+        let Some(near) = near else {
+            for (share, &x) in shares.iter_mut().zip(logits) {
+                let all = scale.share(x);
+                *share = if x >= least { all } else { 0.0 };
+            }
+            return drop_equals(shares, first, cut.end, |i| logits[i] == cut.logit);
+        };
+        let most = if first < near.end { near.far.next_up() } else { near.far };
         for (share, &x) in shares.iter_mut().zip(logits) {
-            let all = self.scale.share(x);
-            *share = if x >= least { all } else { 0.0 };
+            let (all, far) = (scale.share(x), near.distance.of(x));
+            *share = if x >= least && far < most { all } else { 0.0 };
         }
-        for i in equals(first, self.cut.id) {
-            shares[i] = if logits[i] == self.cut.logit { 0.0 } else { shares[i] };
-        }
-        let Some(near) = self.near else { return };
-        let end = if first <= near.id { near.key.next_up() } else { near.key };
-        for (share, &x) in shares.iter_mut().zip(logits) {
-            *share = if near.order.key(x) < end { *share } else { 0.0 };
-        }
-        for i in equals(first, near.id) {
-            shares[i] = if near.order.key(logits[i]) == near.key { 0.0 } else { shares[i] };
-        }
+        drop_equals(shares, first, cut.end, |i| logits[i] == cut.logit);
+        drop_equals(shares, first, near.end, |i| near.distance.of(logits[i]) == near.far);
     }
 }
 
-/// Where in the block from `first` on the equals of its token `last` are that come after it.
+/// Drops the equals of a bound in the block from `first` on, if the bound's end is within it.
 #[inline(always)]
-fn equals(first: TokenId, last: TokenId) -> Range<usize> {
-    match last.checked_sub(first) {
-        Some(at) if (at as usize) < BLOCK => at as usize + 1..BLOCK,
-        _ => 0..0,
+fn drop_equals(
+    shares: &mut [f32; BLOCK],
+    first: TokenId,
+    end: TokenId,
+    is_equal: impl Fn(usize) -> bool,
+) {
+    let Some(at) = end.checked_sub(first) else { return };
+    for (i, share) in shares.iter_mut().enumerate().skip(at as usize) {
+        *share = if is_equal(i) { 0.0 } else { *share };
     }
 }

@@ -15,6 +15,15 @@ pub fn draw_bits(seed: u64, position: u64) -> u64 {
     u64::from(w1) << 32 | u64::from(w0)
 }
 
+/// 64 more random bits, where those before drew a token that a filter drops: a step of SplitMix64
+/// (Steele, Lea and Flood 2014).
+pub(crate) fn redraw(bits: u64) -> u64 {
+    let mut z = bits.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
 /// Low word, high word.
 fn words(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
@@ -49,6 +58,13 @@ mod tests {
             ),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
+    }
+
+    /// The first numbers of `java.util.SplittableRandom`'s generator from 0 on: the state is a multiple of its step.
+    #[test]
+    fn redraws_are_those_of_split_mix() {
+        let step = 0x9E37_79B9_7F4A_7C15;
+        assert_eq!([redraw(0), redraw(step)], [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4]);
     }
 
     #[test]

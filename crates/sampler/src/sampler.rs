@@ -30,6 +30,10 @@ pub struct Choice {
 /// The order is vLLM's: `logit_bias`; repetition, frequency and presence penalty; banned tokens;
 /// temperature; `min_p`; `top_k`; `top_p`; then `typical_p`. Each filter sees the distribution
 /// that the one before it left. Of equally likely tokens the lower id comes first everywhere.
+///
+/// A draw is over ascending ids. What the last of `top_p` and `typical_p` keeps is drawn from by rejection: first
+/// from all that the filters before it left; after a token that it does not keep, from what comes before that token
+/// in its order.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
@@ -92,11 +96,12 @@ impl Sampler {
         edits.ban(banned)?;
         let (logits, former) = edits.finish();
 
-        let row = Scanned::new(logits)?;
+        let row = Scanned::new(logits, threads)?;
         let token = if params.temperature == 0.0 {
             row.argmax()
         } else {
-            Candidates::select(&row, params, threads).draw(draw_bits(params.seed, self.position))
+            let bits = draw_bits(params.seed, self.position);
+            Candidates::select(&row, params, threads).choose(params, bits)
         };
         let logprobs = raw.map(|raw| {
             let changed = former.iter().find(|(id, _)| *id == token).map(|(_, x)| *x);

@@ -1,6 +1,10 @@
 //! Passes over a whole row: maxima by chunk, and the k best without sorting the row.
 
-use crate::{SamplerError, kept::Cut};
+use crate::{
+    SamplerError,
+    kept::Cut,
+    threads::{Threads, by_parts},
+};
 use multiversion::multiversion;
 use std::cmp::Ordering;
 use taper_base::TokenId;
@@ -44,23 +48,27 @@ const fn ordered(bits: u32) -> u32 {
 
 const LEAST: u32 = ordered(f32::NEG_INFINITY.to_bits());
 
+/// Chunks that a thread looks at, at least.
+const LEAST_CHUNKS: usize = 128;
+
 /// The largest key of each [`CHUNK`] logits.
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn chunk_keys(logits: &[f32]) -> Vec<u32> {
-    let mut keys = Vec::with_capacity(logits.len().div_ceil(CHUNK));
-    for chunk in logits.chunks(CHUNK) {
+fn chunk_keys(logits: &[f32], keys: &mut [u32]) {
+    for (chunk, of_chunk) in logits.chunks(CHUNK).zip(keys) {
         let mut largest = 0;
         for &x in chunk {
             largest = key(x).max(largest);
         }
-        keys.push(largest);
+        *of_chunk = largest;
     }
-    keys
 }
 
 impl<'a> Scanned<'a> {
-    pub(crate) fn new(logits: &'a [f32]) -> Result<Self, SamplerError> {
-        let keys = chunk_keys(logits);
+    pub(crate) fn new(logits: &'a [f32], threads: &impl Threads) -> Result<Self, SamplerError> {
+        let mut keys = vec![0; logits.len().div_ceil(CHUNK)];
+        by_parts(threads, &mut keys, LEAST_CHUNKS, |first, keys| {
+            chunk_keys(&logits[first * CHUNK..], keys);
+        });
         let largest = keys.iter().copied().max().unwrap_or(0);
         if largest >= key(f32::INFINITY) {
             let first = logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY);
@@ -115,7 +123,7 @@ impl<'a> Scanned<'a> {
             return None;
         }
         let top = self.top(k);
-        top.get(k - 1).map(|&(logit, id)| Cut { logit, id })
+        top.get(k - 1).map(|&(logit, id)| Cut { logit, end: id + 1 })
     }
 
     /// The `k` likeliest tokens of finite logit, likeliest first.
@@ -138,6 +146,7 @@ impl<'a> Scanned<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Alone;
 
     #[test]
     fn refuses_what_is_no_logit() {
@@ -146,12 +155,12 @@ mod tests {
                 let mut row = vec![0.5; len];
                 row[len - 1] = bad;
                 let want = SamplerError::NotANumber { token: len as TokenId - 1 };
-                assert_eq!(Scanned::new(&row).err(), Some(want));
+                assert_eq!(Scanned::new(&row, &Alone).err(), Some(want));
             }
             let row = vec![f32::NEG_INFINITY; len];
-            assert_eq!(Scanned::new(&row).err(), Some(SamplerError::NoCandidate));
+            assert_eq!(Scanned::new(&row, &Alone).err(), Some(SamplerError::NoCandidate));
         }
-        assert_eq!(Scanned::new(&[]).err(), Some(SamplerError::NoCandidate));
+        assert_eq!(Scanned::new(&[], &Alone).err(), Some(SamplerError::NoCandidate));
     }
 
     #[test]
@@ -160,7 +169,7 @@ mod tests {
         row[7] = -0.0;
         row[200] = 3.0;
         row[100] = 3.0;
-        let s = Scanned::new(&row).unwrap();
+        let s = Scanned::new(&row, &Alone).unwrap();
         assert_eq!(s.argmax(), 100);
         assert_eq!(s.top(4), [(3.0, 100), (3.0, 200), (1.0, 0), (1.0, 1)]);
         assert_eq!(s.top(1000).len(), 400);

@@ -21,15 +21,18 @@ impl Threads for Alone {
     }
 }
 
-/// Runs `pass` for parts of at least so many items, one a thread; its results are in order.
+/// Runs `pass` for parts of at least so many items, one a thread, with the index of the first; its results are in
+/// order.
 pub(crate) fn by_parts<T: Send, R: Send>(
     threads: &impl Threads,
     items: &mut [T],
     least: usize,
-    pass: impl Fn(&mut [T]) -> R + Sync,
+    pass: impl Fn(usize, &mut [T]) -> R + Sync,
 ) -> Vec<R> {
     let each = items.len().div_ceil(threads.count().max(1)).max(least);
-    let mut parts: Vec<_> = items.chunks_mut(each).map(|part| (part, None)).collect();
-    threads.for_each(&mut parts, |(part, result)| *result = Some(pass(part)));
-    parts.into_iter().filter_map(|(_, result)| result).collect()
+    let firsts = (0..).step_by(each);
+    let mut parts: Vec<_> =
+        firsts.zip(items.chunks_mut(each)).map(|(first, part)| (first, part, None)).collect();
+    threads.for_each(&mut parts, |(first, part, result)| *result = Some(pass(*first, part)));
+    parts.into_iter().filter_map(|(_, _, result)| result).collect()
 }

@@ -10,17 +10,27 @@ fn sample_at(params: &SamplingParams, logits: &[f32], position: u64) -> TokenId 
     sampler.sample(&mut logits.to_vec(), &[]).unwrap().token
 }
 
-/// 100,000 draws against the probabilities; the bound is the 99.99 % quantile for 7 degrees of
-/// freedom. Seeds are fixed, so this passes always or never.
+/// 100,000 draws against the probabilities of the tokens that are kept; the bound is the 99.99 % quantile for as many
+/// degrees of freedom. Seeds are fixed, so this passes always or never.
 #[test]
 fn draws_follow_the_distribution() {
     let logits = [0.0f32, 1.0, 2.0, 0.5, -1.0, 1.5, 0.25, -0.5];
-    for (temperature, seeds_vary) in [(1.0, false), (0.7, true), (1.8, false)] {
-        let weights = logits.map(|x| f64::from(x / temperature).exp());
-        let total: f64 = weights.iter().sum();
+    let base = SamplingParams { seed: 7, ..SamplingParams::default() };
+    let all = &[0, 1, 2, 3, 4, 5, 6, 7][..];
+    for (params, seeds_vary, kept, bound) in [
+        (base.clone(), false, all, 29.9),
+        (SamplingParams { temperature: 0.7, ..base.clone() }, true, all, 29.9),
+        (SamplingParams { temperature: 1.8, ..base.clone() }, false, all, 29.9),
+        // Probabilities: 0.051, 0.139, 0.379, 0.085, 0.019, 0.230, 0.066, 0.031.
+        (SamplingParams { top_p: 0.6, ..base.clone() }, false, &[2, 5], 15.2),
+        (SamplingParams { top_p: 0.8, ..base.clone() }, true, &[1, 2, 3, 5], 21.2),
+        // The entropy is 1.70 nats, the surprises of these 1.97 and 1.47.
+        (SamplingParams { typical_p: 0.35, ..base }, false, &[1, 5], 15.2),
+    ] {
+        let exp = |&id: &usize| f64::from(logits[id] / params.temperature).exp();
+        let total: f64 = kept.iter().map(exp).sum();
         let mut counts = [0u32; 8];
         let n = 100_000;
-        let params = SamplingParams { temperature, seed: 7, ..SamplingParams::default() };
         let mut along = Sampler::new(&params, &[], 8);
         for seed in 0..n {
             let token = if seeds_vary {
@@ -32,15 +42,13 @@ fn draws_follow_the_distribution() {
             };
             counts[token as usize] += 1;
         }
-        let chi2: f64 = counts
-            .iter()
-            .zip(weights)
-            .map(|(&c, w)| {
-                let want = n as f64 * w / total;
-                (f64::from(c) - want).powi(2) / want
-            })
-            .sum();
-        assert!(chi2 < 29.9, "chi-square {chi2} at temperature {temperature}: {counts:?}");
+        let of = |id: &usize| {
+            let want = n as f64 * exp(id) / total;
+            (f64::from(counts[*id]) - want).powi(2) / want
+        };
+        let chi2: f64 = kept.iter().map(of).sum();
+        assert!(chi2 < bound, "chi-square {chi2}: {counts:?} {params:?}");
+        assert_eq!(kept.iter().map(|&id| u64::from(counts[id])).sum::<u64>(), n);
     }
 }
 

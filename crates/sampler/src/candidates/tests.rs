@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     Alone,
     exp::{mass, moment},
-    rng::draw_bits,
+    rng::{draw_bits, redraw},
 };
 use proptest::prelude::*;
 
@@ -20,64 +20,98 @@ impl Threads for Three {
     }
 }
 
-/// Ids and masses by ascending id.
-fn reference(logits: &[f32], params: &SamplingParams) -> Vec<(TokenId, u64)> {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let inv_t = (1.0 / params.temperature).min(f32::MAX);
-    let mut all: Vec<(f32, TokenId, f32)> =
-        logits.iter().zip(0..).map(|(&x, id)| (x, id, (x - max) * inv_t)).collect();
-    all.sort_by(|a, b| b.0.partial_cmp(&a.0).unwrap().then(a.1.cmp(&b.1)));
-    all.retain(|c| c.2 >= params.min_p.ln());
-    if params.top_k > 0 {
-        all.truncate(params.top_k as usize);
-    }
-    let mut all: Vec<(TokenId, f32, u64)> =
-        all.into_iter().map(|(_, id, d)| (id, d, mass(d))).filter(|c| c.2 > 0).collect();
-    let prefix = |all: &mut Vec<(TokenId, f32, u64)>, p: f32| {
-        let total: u64 = all.iter().map(|c| c.2).sum();
-        let share = (f64::from(p) * 2f64.powi(32)).ceil() as u128;
-        let target = ((share * u128::from(total)).div_ceil(1 << 32) as u64).clamp(1, total);
-        let mut before = 0;
-        all.retain(|c| {
-            let keep = before < target;
-            before += c.2;
-            keep
-        });
-    };
-    if params.top_p < 1.0 {
-        prefix(&mut all, params.top_p);
-    }
-    all.sort_by_key(|c| c.0);
-    if params.typical_p < 1.0 {
-        let total: u64 = all.iter().map(|c| c.2).sum();
-        let moments: u64 = all.iter().map(|c| moment(c.1)).sum();
-        let mean = mean(moments, total);
-        all.sort_by(|a, b| {
-            let (x, y) = ((-a.1 - mean).abs(), (-b.1 - mean).abs());
-            x.total_cmp(&y).then(a.0.cmp(&b.0))
-        });
-        prefix(&mut all, params.typical_p);
-        all.sort_by_key(|c| c.0);
-    }
-    all.into_iter().map(|(id, _, m)| (id, m)).collect()
+/// Ids and masses in the order of the last filter, and how many of them it leaves.
+struct Reference {
+    order: Vec<(TokenId, u64)>,
+    kept: usize,
 }
 
-fn reference_draw(kept: &[(TokenId, u64)], bits: u64) -> TokenId {
-    let total: u128 = kept.iter().map(|c| u128::from(c.1)).sum();
-    let point = (u128::from(bits) * total) >> 64;
-    let mut sum = 0u128;
-    for &(id, m) in kept {
-        sum += u128::from(m);
-        if point < sum {
-            return id;
+impl Reference {
+    fn new(logits: &[f32], params: &SamplingParams) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let inv_t = (1.0 / params.temperature).min(f32::MAX);
+        let mut all: Vec<(f32, TokenId, f32)> =
+            logits.iter().zip(0..).map(|(&x, id)| (x, id, (x - max) * inv_t)).collect();
+        all.sort_by(|a, b| b.0.partial_cmp(&a.0).unwrap().then(a.1.cmp(&b.1)));
+        all.retain(|c| c.2 >= params.min_p.ln());
+        if params.top_k > 0 {
+            all.truncate(params.top_k as usize);
+        }
+        let mut all: Vec<(TokenId, f32, u64)> =
+            all.into_iter().map(|(_, id, d)| (id, d, mass(d))).filter(|c| c.2 > 0).collect();
+        let prefix = |all: &[(TokenId, f32, u64)], p: f32| {
+            let total: u64 = all.iter().map(|c| c.2).sum();
+            let share = (f64::from(p) * 2f64.powi(32)).ceil() as u128;
+            let target = ((share * u128::from(total)).div_ceil(1 << 32) as u64).clamp(1, total);
+            let mut before = 0;
+            let reaches = |c: &(TokenId, f32, u64)| {
+                before += c.2;
+                before >= target
+            };
+            all.iter().position(reaches).unwrap() + 1
+        };
+        let mut kept = prefix(&all, params.top_p);
+        if params.typical_p < 1.0 {
+            all.truncate(kept);
+            let total: u64 = all.iter().map(|c| c.2).sum();
+            let moments: u64 = all.iter().map(|c| moment(c.1)).sum();
+            let mean = mean(moments, total);
+            all.sort_by(|a, b| {
+                let (x, y) = ((-a.1 - mean).abs(), (-b.1 - mean).abs());
+                x.total_cmp(&y).then(a.0.cmp(&b.0))
+            });
+            kept = prefix(&all, params.typical_p);
+        }
+        Self { order: all.into_iter().map(|(id, _, m)| (id, m)).collect(), kept }
+    }
+
+    fn ids(&self) -> Vec<TokenId> {
+        let mut ids: Vec<_> = self.order[..self.kept].iter().map(|c| c.0).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Of all first, then of what comes before the token drawn, until that is kept.
+    fn draw(&self, mut bits: u64) -> TokenId {
+        let mut left = &self.order[..];
+        loop {
+            let token = by_mass(left, bits);
+            let at = left.iter().position(|c| c.0 == token).unwrap();
+            if at < self.kept {
+                return token;
+            }
+            (left, bits) = (&left[..at], redraw(bits));
         }
     }
-    unreachable!("the point is below the total")
 }
 
+fn by_mass(tokens: &[(TokenId, u64)], bits: u64) -> TokenId {
+    let mut tokens = tokens.to_vec();
+    tokens.sort_unstable();
+    let total: u128 = tokens.iter().map(|c| u128::from(c.1)).sum();
+    let point = (u128::from(bits) * total) >> 64;
+    let mut sum = 0u128;
+    let passes = |c: &&(TokenId, u64)| {
+        sum += u128::from(c.1);
+        point < sum
+    };
+    tokens.iter().find(passes).unwrap().0
+}
+
+/// The tokens of which [`Candidates::choose`] draws, by ascending id.
 fn kept(logits: &[f32], params: &SamplingParams) -> Vec<TokenId> {
-    let row = Scanned::new(logits).unwrap();
-    Candidates::select(&row, params, &Three).ids()
+    let row = Scanned::new(logits, &Three).unwrap();
+    let mut left = Candidates::select(&row, params, &Three);
+    let prefix = left.prefix(params);
+    let mut ids: Vec<_> = (0..logits.len() as TokenId).collect();
+    ids.retain(|&id| {
+        prefix.is_none_or(|prefix| {
+            let mut before = left.part(left.kept.cut);
+            before.keep_before(prefix.order, id);
+            before.total() < prefix.target
+        }) && left.kept.mass(logits[id as usize], id) > 0
+    });
+    ids
 }
 
 fn rows() -> impl Strategy<Value = Vec<f32>> {
@@ -127,27 +161,33 @@ proptest! {
         params in params(),
         bits in prop::collection::vec(any::<u64>(), 4),
     ) {
-        let want = reference(&logits, &params);
-        let row = Scanned::new(&logits).unwrap();
-        let got = Candidates::select(&row, &params, &Alone);
-        prop_assert_eq!(got.ids(), want.iter().map(|c| c.0).collect::<Vec<_>>());
+        let want = Reference::new(&logits, &params);
+        let row = Scanned::new(&logits, &Three).unwrap();
         for bits in bits.into_iter().chain([0, u64::MAX]) {
-            prop_assert_eq!(got.draw(bits), reference_draw(&want, bits));
+            let got = Candidates::select(&row, &params, &Alone).choose(&params, bits);
+            prop_assert_eq!(got, want.draw(bits));
+        }
+        if logits.len() < 400 {
+            prop_assert_eq!(kept(&logits, &params), want.ids());
         }
     }
 }
 
-/// A bucket of the first histogram has more tokens than are put in order at once, equal ones among them.
+/// Hardly any two logits are the same, and all of them are.
 #[test]
-fn close_rows_are_parted_again() {
-    for steps in [3, 1 << 20] {
+fn close_rows() {
+    for steps in [1, 3, 1 << 20] {
         let near = |i| (draw_bits(7, i) % steps) as f32 * (1e-3 / steps as f32);
-        let row: Vec<f32> = (0..20_000).map(near).collect();
+        let logits: Vec<f32> = (0..20_000).map(near).collect();
+        let row = Scanned::new(&logits, &Three).unwrap();
         for p in [1e-3, 0.3, 0.9] {
             for (top_p, typical_p) in [(p, 1.0), (1.0, p), (0.8, p)] {
                 let params = SamplingParams { top_p, typical_p, ..SamplingParams::default() };
-                let want: Vec<_> = reference(&row, &params).iter().map(|c| c.0).collect();
-                assert_eq!(kept(&row, &params), want, "{params:?}");
+                let want = Reference::new(&logits, &params);
+                for bits in (0..40).map(|i| draw_bits(1, i)) {
+                    let got = Candidates::select(&row, &params, &Three).choose(&params, bits);
+                    assert_eq!(got, want.draw(bits), "{params:?}");
+                }
             }
         }
     }

@@ -79,7 +79,7 @@ pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
 /// [`taper_sampler::Sampler`] chooses. Four bytes a token come back, and 180 more where log
 /// probabilities are wanted, which are those of the row before it is edited. `None` where the host has to
 /// look at the row: it has a NaN, positive infinity or nothing finite, or more than a thousand equal logits
-/// where a filter ends.
+/// where `top_k` ends, or `top_p` before `typical_p`.
 ///
 /// # Shapes
 /// `logits [rows, vocab]`, `n` draws -> `n` tokens.

@@ -60,7 +60,7 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
         // More tokens in a bucket than are put in order at once.
         (6000, Spread::Normal(0.02)),
         (900, Spread::Plateau),
-        // More equal ones than that, so that the host has to choose, where there is a filter.
+        // More equal ones than that, so that the host has to choose, where a filter's end has to be known.
         (5000, Spread::Flat),
     ];
     for (i, (vocab, spread)) in rows.into_iter().enumerate() {
@@ -130,7 +130,7 @@ impl Case {
     fn is_for_the_host(&self) -> bool {
         let p = &self.params;
         let greedy = p.temperature == 0.0;
-        let filtered = !greedy && (p.top_k > 0 || p.top_p < 1.0 || p.typical_p < 1.0);
+        let filtered = !greedy && (p.top_k > 0 || (p.top_p < 1.0 && p.typical_p < 1.0));
         matches!(self.spread, Spread::Flat) && (filtered || p.logprobs.is_some_and(|n| n > 0))
     }
 
