@@ -6,8 +6,8 @@
 // then a record of DETAILS words a row: logit of the token, largest logit, mass of the softmax (low and high
 // word), tokens listed, and their ids and logits, likeliest first. A record is written where its row asks
 // for one, and is of the logits, wherever the token is chosen. A token is NONE where a row that is read has
-// a NaN or positive infinity, has nothing finite, or has more than CANDIDATES equal logits where a filter
-// ends: the host chooses then.
+// a NaN or positive infinity, has nothing finite, or has more than CANDIDATES equal logits where top_k ends, or
+// top_p before typical_p: the host chooses then.
 //
 // A token's mass is a whole number of 2^-40 of the likeliest's, so that sums do not depend on their
 // order and the same token comes out as on the host. Tokens are ranked by logit, or by how near they are to

@@ -16,10 +16,10 @@ const MASSLESS: f32 = -28.5;
 pub(crate) struct Candidates<'a, T> {
     threads: &'a T,
     pub(crate) row: &'a Scanned<'a>,
-    pub(crate) blocks: Blocks<'a>,
+    blocks: Blocks<'a>,
     pub(crate) kept: Kept,
     /// By ascending block.
-    pub(crate) live: Vec<Live>,
+    live: Vec<Live>,
 }
 
 /// A share in units of 2^-32, rounded up.
@@ -84,18 +84,14 @@ impl<'a, T: Threads> Candidates<'a, T> {
 
     /// Weighs what is left before the last filter, and says what that leaves of it, where there is one.
     fn prefix(&mut self, params: &SamplingParams) -> Option<Prefix> {
-        let is_typical = params.typical_p < 1.0;
-        if params.top_p < 1.0 {
+        let (is_nucleus, is_typical) = (params.top_p < 1.0, params.typical_p < 1.0);
+        if is_nucleus || !is_typical {
             self.weigh();
             let target = target(params.top_p, self.total());
             if !is_typical {
-                return Some(Prefix { order: Order::Likelihood, target });
+                return is_nucleus.then_some(Prefix { order: Order::Likelihood, target });
             }
             self.keep_nucleus(target);
-        }
-        if !is_typical {
-            self.weigh();
-            return None;
         }
         let moments = self.weigh_by(weigh::<true>);
         let total = self.total();

@@ -108,7 +108,7 @@ impl<'a> Scanned<'a> {
 
     /// A logit such that at least `k` tokens reach it and, mostly, few more: the k-th largest
     /// chunk maximum. `None` with fewer than `k` chunks.
-    pub(crate) fn loose_cut(&self, k: usize) -> Option<f32> {
+    fn loose_cut(&self, k: usize) -> Option<f32> {
         if k == 0 || k > self.chunk_max.len() {
             return None;
         }
