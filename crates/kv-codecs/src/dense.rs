@@ -9,6 +9,7 @@ use crate::{
     AttnBatch, AttnParams, BlockBytes, BlockReader, KvCodec, KvCodecError, KvGeometry, LayerPages,
     attend::{attend_block_rows, attend_blocks},
     drive,
+    side::LARGEST_HALF,
 };
 use half::bf16;
 use taper_base::BlockId;
@@ -43,9 +44,11 @@ impl DenseCodec {
         self.dtype.size_in_bytes()
     }
 
-    fn write(self, row: &[f32], out: &mut [u8]) {
+    /// Writes a row; what is too large for a half becomes the largest, and `row` is changed so.
+    fn write(self, row: &mut [f32], out: &mut [u8]) {
         match self.dtype {
             DType::F16 => {
+                row.iter_mut().for_each(|x| *x = x.clamp(-LARGEST_HALF, LARGEST_HALF));
                 cpu::f32_to_f16(row, bytemuck::cast_slice_mut(out));
             }
             DType::BF16 => {

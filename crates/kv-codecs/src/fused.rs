@@ -184,14 +184,16 @@ impl Step<'_> {
             for (i, head) in heads.iter_mut().enumerate() {
                 let part = self.part(index, i, count);
                 let CodedHead { q, scores, .. } = &mut head.coded;
-                let n = part.rows();
                 scores.resize(self.piece.len() * width, 0.0);
                 let scores = (&mut scores[part.tokens.start..], width);
                 let k = part.region(pages.k, pages.exact_k);
                 match part.here {
-                    Place::Exact(_) => exact::dots(&pages.plan.halves, k, &q.floats, n, scores),
+                    Place::Exact(_) => {
+                        let n = part.tokens.len();
+                        exact::dots(&pages.plan.halves, k, &q.floats, n, scores);
+                    }
                     Place::Coded(_) => {
-                        let products = &mut scratch.products;
+                        let (n, products) = (part.rows(), &mut scratch.products);
                         pages.plan.k.scores(k, q, n, pages.precision, products, scores);
                     }
                 }
@@ -215,14 +217,16 @@ impl Step<'_> {
             for (i, head) in heads.iter_mut().enumerate() {
                 let part = self.part(index, i, count);
                 let CodedHead { state, scores, .. } = &mut head.coded;
-                let (n, sums) = (part.rows(), state.sums());
+                let sums = state.sums();
                 let weights = (&scores[part.tokens.start..], width);
                 let v = part.region(pages.v, pages.exact_v);
                 match part.here {
                     Place::Exact(_) => {
+                        let n = part.tokens.len();
                         exact::add(&plan.halves, v, weights, n, sums, plan.v.width());
                     }
                     Place::Coded(_) => {
+                        let n = part.rows();
                         plan.v.add(v, weights, n, pages.precision, &mut scratch.products, sums);
                     }
                 }

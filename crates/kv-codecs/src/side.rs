@@ -181,11 +181,11 @@ pub(crate) fn half_at(bytes: &[u8], at: usize) -> f32 {
 }
 
 /// The largest half.
-const MOST: f32 = 65_504.0;
+pub(crate) const LARGEST_HALF: f32 = 65_504.0;
 
 /// Writes a half at a byte offset; what is too large becomes the largest.
 pub(crate) fn put_half(bytes: &mut [u8], at: usize, x: f32) {
-    let x = f16::from_f32(x.clamp(-MOST, MOST));
+    let x = f16::from_f32(x.clamp(-LARGEST_HALF, LARGEST_HALF));
     bytes[at..at + 2].copy_from_slice(&x.to_le_bytes());
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn put_halves(bytes: &mut [u8], row: &[f32]) {
     const SOME: usize = 64;
     for (bytes, row) in bytes.chunks_mut(2 * SOME).zip(row.chunks(SOME)) {
         let (mut floats, mut halves) = ([0.0; SOME], [f16::ZERO; SOME]);
-        floats.iter_mut().zip(row).for_each(|(f, x)| *f = x.clamp(-MOST, MOST));
+        floats.iter_mut().zip(row).for_each(|(f, x)| *f = x.clamp(-LARGEST_HALF, LARGEST_HALF));
         f32_to_f16(&floats, &mut halves);
         for (bytes, half) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(&halves[..row.len()]) {
             *bytes = half.to_le_bytes();

@@ -9,6 +9,7 @@ mod tests;
 use super::{
     Floats, Level,
     kernels::{self, Rows, RowsMut, Soon, Turned},
+    unseen::Unseen,
 };
 use std::ops::Range;
 
@@ -31,6 +32,8 @@ pub struct FlashTile {
     tokens: usize,
     wide: Vec<f32>,
     arithmetic: Arithmetic,
+    /// What each row sees of the step's tokens, where some row does not see all; else none.
+    seen: Vec<Range<usize>>,
     /// Whether it has seen nothing since the start.
     fresh: bool,
     #[cfg(target_arch = "x86_64")]
@@ -191,8 +194,9 @@ impl Attended {
                 let shrink = (max - top).exp();
                 shrink / (sum * shrink + (sink - top).exp())
             }
-            None if sum > 0.0 => 1.0 / sum,
-            None => 0.0,
+            None if sum == 0.0 => 0.0,
+            // A sum that is not a number shows that something it saw was none.
+            None => 1.0 / sum,
         };
         assert_eq!(out.len(), self.d, "one value");
         out.iter_mut().zip(acc).for_each(|(o, a)| *o = a * s);
@@ -394,9 +398,14 @@ impl FlashTile {
     /// When what a row may see is not in the step.
     pub fn soften(&mut self, visible: impl Fn(usize) -> Range<usize>) {
         let (n, level) = (self.tokens, self.level.unwrap_or_else(Level::detect));
-        for row in 0..self.state.rows() {
+        self.seen.clear();
+        self.seen.extend((0..self.state.rows()).map(visible));
+        for (row, seen) in self.seen.iter().enumerate() {
             let scores = &mut self.scores[row * n..][..n];
-            self.state.soften_at(level, row, scores, visible(row), self.soft_cap);
+            self.state.soften_at(level, row, scores, seen.clone(), self.soft_cap);
+        }
+        if self.seen.iter().all(|seen| *seen == (0..n)) {
+            self.seen.clear();
         }
     }
 
@@ -408,6 +417,17 @@ impl FlashTile {
         let (rows, d) = (self.state.rows(), self.state.d);
         let (tokens, level) = (v.len() / d, self.level.unwrap_or_else(Level::detect));
         assert!(v.len() == tokens * d && first + tokens <= self.tokens, "the step's tokens");
+        let hidden = |token: usize| self.seen.iter().any(|seen| !seen.contains(&(first + token)));
+        let unseen = (!self.seen.is_empty()).then(|| Unseen::find(v, d, hidden)).flatten();
+        let cleared = unseen.as_ref().map(|unseen| unseen.cleared(v, d));
+        if let Some(unseen) = unseen {
+            let weight = |row: usize, token: usize| {
+                let seen = self.seen[row].contains(&(first + token));
+                seen.then(|| self.scores[row * self.tokens + first + token])
+            };
+            unseen.add(v, d, weight, &mut self.state.acc);
+        }
+        let v = cleared.as_deref().map_or(v, Floats::F32);
         let p = Rows::new(self.scores[first..].as_ptr(), rows, self.tokens);
         let v = if rows < WIDEN_FROM { v } else { Floats::F32(v.widened(&mut self.wide)) };
         let acc = RowsMut { ptr: self.state.acc.as_mut_ptr(), stride: d };

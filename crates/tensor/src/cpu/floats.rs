@@ -45,6 +45,25 @@ impl<'a> Floats<'a> {
         }
     }
 
+    /// Whether none is infinite or not a number.
+    pub(crate) fn all_finite(self) -> bool {
+        // Exponents of ones. Integers, without a branch: the loops become vectors.
+        match self {
+            Self::F32(x) => {
+                let bad = |x: &f32| u32::from(x.to_bits() & 0x7f80_0000 == 0x7f80_0000);
+                x.iter().fold(0, |any, x| any | bad(x)) == 0
+            }
+            Self::F16(x) => {
+                let bad = |x: &f16| u16::from(x.to_bits() & 0x7c00 == 0x7c00);
+                x.iter().fold(0, |any, x| any | bad(x)) == 0
+            }
+            Self::Bf16(x) => {
+                let bad = |x: &bf16| u16::from(x.to_bits() & 0x7f80 == 0x7f80);
+                x.iter().fold(0, |any, x| any | bad(x)) == 0
+            }
+        }
+    }
+
     pub(crate) fn as_bytes(self) -> &'a [u8] {
         match self {
             Self::F32(x) => bytemuck::cast_slice(x),

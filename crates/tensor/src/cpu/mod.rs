@@ -28,6 +28,7 @@ pub(crate) mod soon;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 mod unpack;
+mod unseen;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

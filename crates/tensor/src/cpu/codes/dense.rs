@@ -4,6 +4,7 @@ use crate::cpu::{
     Floats, Level,
     flash::stored,
     kernels::{self, Rows, RowsMut},
+    unseen::Unseen,
 };
 
 /// Rows, and where as many lie that will be read soon: they are prefetched while these are read.
@@ -63,7 +64,8 @@ pub fn dot_rows(q: &[f32], k: DenseRows<'_>, d: usize, (out, stride): (&mut [f32
     }
 }
 
-/// `acc[i] += sum_j p[i][j] * v[j]`; the rows of `p` are a stride apart.
+/// `acc[i] += sum_j p[i][j] * v[j]`; the rows of `p` are a stride apart. A value of weight zero adds
+/// nothing, whatever it holds.
 ///
 /// # Shapes
 /// `p`: `[rows, n]` of a stride, `v [n, d]`, `acc [rows, d]`.
@@ -77,6 +79,14 @@ pub fn add_rows((p, stride): (&[f32], usize), v: DenseRows<'_>, d: usize, acc: &
         return;
     }
     super::check_rows((p.len(), stride), rows, n);
+    let unseen =
+        Unseen::find(v.here, d, |token| (0..rows).any(|row| p[row * stride + token] == 0.0));
+    let cleared = unseen.as_ref().map(|unseen| unseen.cleared(v.here, d));
+    if let Some(unseen) = unseen {
+        let weight = |row: usize, token: usize| Some(p[row * stride + token]).filter(|&p| p != 0.0);
+        unseen.add(v.here, d, weight, acc);
+    }
+    let v = cleared.as_deref().map_or(v, |cleared| DenseRows::last(Floats::F32(cleared)));
     let level = Level::detect();
     let p = Rows::new(p.as_ptr(), rows, stride);
     let acc = RowsMut { ptr: acc.as_mut_ptr(), stride: d };

@@ -79,8 +79,10 @@ unsafe fn weigh_rows<const R: usize, const N: usize>(
             for (r, products) in products.iter_mut().enumerate() {
                 let p = _mm512_loadu_ps(p.add(r * stride + 16 * i));
                 likely[r] = _mm512_max_ps(p, likely[r]);
-                products[i] = _mm512_mul_ps(p, gamma);
-                most[r] = _mm512_max_ps(most[r], products[i]);
+                // What has no weight may be anything.
+                let some = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(p, zero);
+                products[i] = _mm512_maskz_mul_ps(some, p, gamma);
+                most[r] = _mm512_max_ps(products[i], most[r]);
             }
         }
         let (likely, most) = (maxima(likely), maxima(most));
@@ -169,12 +171,16 @@ unsafe fn weigh_any(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]
     unsafe {
         let (mut likely, mut most) = (0, _mm512_setzero_ps());
         let least = _mm512_set1_ps(threshold);
-        let at =
-            |i: usize| (_mm512_loadu_ps(p.as_ptr().add(i)), _mm512_loadu_ps(gamma.as_ptr().add(i)));
+        // What has no weight may be anything.
+        let at = |i: usize| {
+            let p = _mm512_loadu_ps(p.as_ptr().add(i));
+            let some = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(p, _mm512_setzero_ps());
+            (p, _mm512_maskz_mul_ps(some, p, _mm512_loadu_ps(gamma.as_ptr().add(i))))
+        };
         for i in (0..p.len()).step_by(16) {
-            let (p, g) = at(i);
+            let (p, product) = at(i);
             likely |= _mm512_cmp_ps_mask::<_CMP_GE_OQ>(p, least);
-            most = _mm512_max_ps(most, _mm512_mul_ps(p, g));
+            most = _mm512_max_ps(product, most);
         }
         let most = _mm512_reduce_max_ps(most);
         if likely == 0 || most <= 0.0 {
@@ -183,8 +189,7 @@ unsafe fn weigh_any(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]
         }
         let inverse = _mm512_set1_ps(255.0 / most);
         for i in (0..p.len()).step_by(16) {
-            let (p, g) = at(i);
-            let w = _mm512_mul_ps(_mm512_mul_ps(p, g), inverse);
+            let w = _mm512_mul_ps(at(i).1, inverse);
             store_weights(w, weights.as_mut_ptr().add(i));
         }
         most / 255.0

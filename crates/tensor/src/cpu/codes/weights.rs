@@ -6,6 +6,7 @@ use super::{
 };
 
 /// Weights times the scales of their values, as bytes: `p[i][j] * gamma[j] = scales[i] * weights[i][j]`.
+/// Where `p` is 0 the scale may be anything.
 /// A row's scale and weights are 0 when all its `p` are below `threshold`. The rows of `p` are a stride
 /// apart.
 ///
@@ -57,14 +58,16 @@ fn weigh_rows(
 #[inline(always)]
 fn weigh_body(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
     let likely = largest(p.iter().copied());
-    let most = largest(p.iter().zip(gamma).map(|(p, g)| p * g));
+    // What has no weight may be anything.
+    let product = |(&p, &g): (&f32, &f32)| if p > 0.0 { p * g } else { 0.0 };
+    let most = largest(p.iter().zip(gamma).map(product));
     if likely < threshold || most <= 0.0 {
         weights.fill(0);
         return 0.0;
     }
     let inverse = 255.0 / most;
-    for ((w, &p), &g) in weights.iter_mut().zip(p).zip(gamma) {
-        *w = (p * g * inverse + ROUND).to_bits() as u8;
+    for (w, pg) in weights.iter_mut().zip(p.iter().zip(gamma)) {
+        *w = (product(pg) * inverse + ROUND).to_bits() as u8;
     }
     most / 255.0
 }

@@ -15,7 +15,7 @@ mod tests;
 mod unit;
 
 use super::Attended;
-use crate::cpu::{Floats, Level, ahead::intel, kernels};
+use crate::cpu::{Floats, Level, ahead::intel, kernels, unseen::Unseen};
 use softmax::{Seen, Shift};
 use std::{ops::Range, sync::OnceLock};
 use unit::{BLOCK, CHUNK, Chunk, SIDE, Sums, Tile, Unit};
@@ -104,6 +104,36 @@ struct Operands {
     rows: Vec<Chunk>,
 }
 
+/// Values that are not finite and that some row does not see, left out.
+struct Cleared {
+    /// Of which pages, and what is read in their place.
+    values: Vec<(usize, Vec<f32>)>,
+    /// Rows that do see some of them.
+    damaged: Vec<usize>,
+}
+
+impl Cleared {
+    fn new(
+        pages: &[(Floats<'_>, Floats<'_>)],
+        d: usize,
+        rows: usize,
+        visible: &impl Fn(usize) -> Range<usize>,
+    ) -> Self {
+        let (mut values, mut damaged, mut first) = (Vec::new(), Vec::new(), 0);
+        for (page, &(_, v)) in pages.iter().enumerate() {
+            let sees = |row: usize, token: usize| visible(row).contains(&(first + token));
+            let unseen = Unseen::find(v, d, |token| (0..rows).any(|row| !sees(row, token)));
+            if let Some(unseen) = unseen {
+                let any = |&row: &usize| unseen.tokens().iter().any(|&token| sees(row, token));
+                damaged.extend((0..rows).filter(any));
+                values.push((page, unseen.cleared(v, d)));
+            }
+            first += v.len() / d;
+        }
+        Self { values, damaged }
+    }
+}
+
 fn grow<T: Clone>(v: &mut Vec<T>, n: usize, x: T) {
     if v.len() < n {
         v.resize(n, x);
@@ -148,6 +178,12 @@ impl Rounded {
         let group = |first: usize| Seen::new((first..rows.min(first + BLOCK)).map(&visible));
         self.seen.clear();
         self.seen.extend((0..rows).step_by(BLOCK).map(group));
+        let Cleared { values, damaged } = Cleared::new(pages, self.d, rows, &visible);
+        let mut whole = pages.to_vec();
+        for (page, values) in &values {
+            whole[*page].1 = Floats::F32(values);
+        }
+        let pages = &whole[..];
         // SAFETY: the machine has what was detected, or asked for by a test that has checked it.
         unsafe {
             match products {
@@ -157,6 +193,15 @@ impl Rounded {
                 #[cfg(test)]
                 Products::Emulated => self.step_in::<tests::Emulated>(pages),
             }
+        }
+        damaged.into_iter().for_each(|row| self.damage(row));
+    }
+
+    /// A row has seen a value that is not finite.
+    fn damage(&mut self, row: usize) {
+        let blocks = self.d / BLOCK;
+        for sums in &mut self.acc[row / BLOCK * blocks..][..blocks] {
+            sums.0.iter_mut().for_each(|line| line[row % BLOCK] = f32::NAN);
         }
     }
 
