@@ -1,7 +1,11 @@
 //! What the server is told when it starts.
 
+use crate::{
+    access::{AllowedHosts, AllowedOrigins},
+    keys::ApiKeys,
+};
 use serde_json::{Map, Value};
-use std::{fmt, hint::black_box, time::Duration};
+use std::time::Duration;
 use taper_base::SamplingParams;
 use taper_chat::{ReasoningFormat, ToolFormat};
 
@@ -11,12 +15,21 @@ pub struct ServerConfig {
     /// Names that requests may use; the first stands in answers to requests that name none, and in
     /// the metrics.
     pub served_model_names: Vec<String>,
-    /// Any of these opens `/v1/*`, `/tokenize` and `/detokenize`; with none, everything is open.
+    /// Any of these opens every route but `/health`, `/ready`, `/version` and `/metrics`; with
+    /// none, everything is open.
     pub api_keys: ApiKeys,
-    /// Origins of web pages that may call; empty turns CORS off, `*` allows any.
-    pub cors_origins: Vec<String>,
-    /// Longer bodies get 413.
+    /// Web pages of other origins are refused with 403.
+    pub allowed_origins: AllowedOrigins,
+    /// Requests by other names are refused with 403.
+    pub allowed_hosts: AllowedHosts,
+    /// Longer bodies get 413; compressed ones count as what comes out.
     pub max_body_bytes: usize,
+    /// How long the head of a request may take to come, and how long a connection may stay idle.
+    pub header_timeout: Duration,
+    /// How long a body may take to come; every 64 KiB of it add a second.
+    pub body_timeout: Duration,
+    /// How long a client may read nothing while there is something to read.
+    pub write_timeout: Duration,
     /// Take fields that the API does not have. Fields that it has and this server does not honour
     /// are refused all the same.
     pub allow_unknown_fields: bool,
@@ -41,8 +54,12 @@ impl Default for ServerConfig {
         Self {
             served_model_names: vec!["taper".to_owned()],
             api_keys: ApiKeys::default(),
-            cors_origins: Vec::new(),
-            max_body_bytes: 32 << 20,
+            allowed_origins: AllowedOrigins::default(),
+            allowed_hosts: AllowedHosts::default(),
+            max_body_bytes: 16 << 20,
+            header_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(60),
             allow_unknown_fields: false,
             enable_auto_tool_choice: true,
             tool_format: ToolFormat::None,
@@ -63,60 +80,32 @@ impl ServerConfig {
     }
 }
 
-/// Keys that open the API. They are never printed.
-#[derive(Clone, Default)]
-pub struct ApiKeys(Vec<String>);
-
-impl ApiKeys {
-    /// Nobody needs a key.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Compares with every key, each in a time that depends on the length of `key` alone, so that
-    /// answers cannot be timed to guess a key byte by byte.
-    #[must_use]
-    pub fn accept(&self, key: &str) -> bool {
-        self.0.iter().fold(false, |found, own| found | same(own.as_bytes(), key.as_bytes()))
-    }
-}
-
-fn same(own: &[u8], given: &[u8]) -> bool {
-    let mut difference = u8::from(own.len() != given.len());
-    for (i, byte) in given.iter().enumerate() {
-        // An index that wraps keeps the work the same whatever the key's own length.
-        let other = own.get(i % own.len().max(1)).copied().unwrap_or(0);
-        difference = black_box(difference | (byte ^ other));
-    }
-    black_box(difference) == 0
-}
-
-impl<S: Into<String>> FromIterator<S> for ApiKeys {
-    fn from_iter<I: IntoIterator<Item = S>>(keys: I) -> Self {
-        // An empty key would let everybody in who sends an empty header.
-        Self(keys.into_iter().map(Into::into).filter(|k: &String| !k.is_empty()).collect())
-    }
-}
-
-impl fmt::Debug for ApiKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} keys", self.0.len())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_match_whole_and_do_not_print() {
-        let keys: ApiKeys = ["secret", "other"].into_iter().collect();
-        assert!(keys.accept("secret") && keys.accept("other"));
-        for wrong in ["", "s", "secre", "secret ", "secretsecret", "Secret"] {
-            assert!(!keys.accept(wrong), "{wrong:?}");
-        }
-        assert_eq!(format!("{keys:?}"), "2 keys");
-        assert!([""].into_iter().collect::<ApiKeys>().is_empty());
-    }
+/// Why a server does not start as it was told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A key is empty or blank.
+    #[error("API key {number} is empty")]
+    EmptyApiKey {
+        /// Its place in the list, from 1.
+        number: usize,
+    },
+    /// A key cannot be sent.
+    #[error("API key {number} has a character that is not printable ASCII, or a blank")]
+    ApiKeyCharacters {
+        /// Its place in the list, from 1.
+        number: usize,
+    },
+    /// An allowed origin is none.
+    #[error("'{origin}' is not an origin; origins are like https://example.com:8443")]
+    Origin {
+        /// What was given.
+        origin: String,
+    },
+    /// An allowed host is none.
+    #[error("'{host}' is not a host name")]
+    Host {
+        /// What was given.
+        host: String,
+    },
 }

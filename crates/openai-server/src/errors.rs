@@ -28,9 +28,33 @@ pub enum ApiError {
         /// The limit.
         limit: usize,
     },
+    /// The body came too slowly.
+    #[error("the body did not come in time")]
+    BodyTimeout,
+    /// The body has more values than anybody needs, and each takes memory.
+    #[error("the body has more than {limit} values, and this server reads no more")]
+    TooManyValues {
+        /// The limit.
+        limit: usize,
+    },
     /// The body claims to be something else than JSON.
     #[error("the content type must be application/json")]
     UnsupportedMediaType,
+    /// The body is compressed in a way that this server does not know.
+    #[error("the content encoding must be gzip, deflate or none")]
+    UnsupportedEncoding,
+    /// A text has more bytes than the tokens of the longest prompt can stand for.
+    #[error(
+        "this model's maximum context length is {max} tokens, and a text of {bytes} bytes has more"
+    )]
+    TextTooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// Longest sequence in tokens.
+        max: u32,
+        /// The field that holds the text.
+        param: &'static str,
+    },
     /// A field holds the wrong type.
     #[error("invalid type for '{param}': {detail}")]
     InvalidType {
@@ -86,6 +110,12 @@ pub enum ApiError {
     /// The key is missing or wrong.
     #[error("incorrect API key provided")]
     InvalidApiKey,
+    /// The request came by a name that is not one of this server's.
+    #[error("this server does not answer to the host name of the request")]
+    HostNotAllowed,
+    /// A web page of another origin sent the request.
+    #[error("web pages of this origin may not call this server")]
+    OriginNotAllowed,
     /// No such route.
     #[error("unknown request URL: {method} {path}")]
     UnknownUrl {
@@ -123,6 +153,9 @@ pub enum ApiError {
     /// The server finishes what it has and takes nothing new.
     #[error("the server is shutting down")]
     Draining,
+    /// Large requests are waiting for one another.
+    #[error("too many large requests at once")]
+    Busy,
     /// The engine dropped the request without a word.
     #[error("the engine ended without an answer")]
     EngineGone,
@@ -143,6 +176,10 @@ pub struct ErrorClass {
     /// `param` of the body: the field at fault.
     pub param: Option<String>,
 }
+
+/// Messages quote what came, and what came may be megabytes.
+const LONGEST_MESSAGE: usize = 2000;
+const LONGEST_PARAM: usize = 200;
 
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
@@ -173,6 +210,14 @@ impl ApiError {
             Self::NotAnObject => bad("invalid_type", None),
             Self::UnreadableBody => bad("unreadable_body", None),
             Self::BodyTooLarge { .. } => (S::PAYLOAD_TOO_LARGE, INVALID, "body_too_large", None),
+            Self::BodyTimeout => (S::REQUEST_TIMEOUT, INVALID, "body_timeout", None),
+            Self::TooManyValues { .. } => bad("too_many_values", None),
+            Self::TextTooLong { param, .. } => bad("context_length_exceeded", Some(param)),
+            Self::HostNotAllowed => (S::FORBIDDEN, INVALID, "host_not_allowed", None),
+            Self::OriginNotAllowed => (S::FORBIDDEN, INVALID, "origin_not_allowed", None),
+            Self::UnsupportedEncoding => {
+                (S::UNSUPPORTED_MEDIA_TYPE, INVALID, "unsupported_encoding", None)
+            }
             Self::UnsupportedMediaType => {
                 (S::UNSUPPORTED_MEDIA_TYPE, INVALID, "unsupported_media_type", None)
             }
@@ -230,6 +275,7 @@ impl ApiError {
             },
             Self::NoChatTemplate => bad("no_chat_template", Some("messages")),
             Self::Draining => (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None),
+            Self::Busy => (S::SERVICE_UNAVAILABLE, SERVER, "busy", None),
             Self::EngineGone => fail("engine_gone"),
             Self::Internal => fail("internal_error"),
         };
@@ -241,13 +287,21 @@ impl ApiError {
         let class = self.class();
         ErrorBody {
             error: ErrorDetail {
-                message: self.to_string(),
+                message: clipped(self.to_string(), LONGEST_MESSAGE),
                 kind: class.kind,
-                param: class.param,
+                param: class.param.map(|param| clipped(param, LONGEST_PARAM)),
                 code: class.code,
             },
         }
     }
+}
+
+fn clipped(mut text: String, longest: usize) -> String {
+    if text.len() > longest {
+        text.truncate(text.floor_char_boundary(longest));
+        text.push('…');
+    }
+    text
 }
 
 /// `{"error": {...}}`
@@ -271,7 +325,8 @@ impl IntoResponse for ApiError {
         if class.status.is_server_error() {
             tracing::error!(code = class.code, error = %self, "request failed");
         } else {
-            tracing::debug!(code = class.code, error = %self, "request refused");
+            // The message may quote the prompt.
+            tracing::debug!(code = class.code, param = class.param, "request refused");
         }
         let mut response = (class.status, Json(self.body())).into_response();
         let headers = response.headers_mut();

@@ -4,12 +4,13 @@
 use crate::{
     errors::ApiError,
     metrics::{Ended, Metrics},
+    record::Record,
     state::{AppState, InFlight, Phase},
     wire::{CompletionDetails, PromptDetails, Usage},
 };
 use std::{
     future::poll_fn,
-    sync::atomic::Ordering::Relaxed,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
     time::Instant,
 };
@@ -48,6 +49,7 @@ pub(crate) struct Generation {
     phases: watch::Receiver<Phase>,
     /// Choices of one prompt.
     n: usize,
+    record: Arc<Record>,
     _in_flight: InFlight,
 }
 
@@ -84,7 +86,8 @@ impl Generation {
     /// Queues every request; `n` says how many of them share a prompt.
     pub(crate) fn submit(
         state: &AppState,
-        requests: Vec<GenRequest>,
+        record: Arc<Record>,
+        requests: impl Iterator<Item = GenRequest>,
         n: usize,
         text: &TextOptions,
         prompt_param: &'static str,
@@ -93,7 +96,7 @@ impl Generation {
         if state.0.phase() != Phase::Serving {
             return Err(ApiError::Draining);
         }
-        let mut choices = Vec::with_capacity(requests.len());
+        let mut choices = Vec::new();
         for request in requests {
             let (sender, receiver) = mpsc::unbounded_channel();
             // Until the engine has taken it, nothing can be cancelled or counted.
@@ -113,7 +116,8 @@ impl Generation {
             choice.events = Some(receiver);
             choices.push(choice);
         }
-        Ok(Self { choices, turn: 0, phases: state.0.phases(), n: n.max(1), _in_flight: in_flight })
+        let (phases, n) = (state.0.phases(), n.max(1));
+        Ok(Self { choices, turn: 0, phases, n, record, _in_flight: in_flight })
     }
 
     /// The next step of any choice; `None` when all are over. An error ends all of them.
@@ -177,6 +181,12 @@ impl Generation {
         }
         usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
         usage
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.record.count(&self.usage(0));
     }
 }
 

@@ -1,23 +1,32 @@
 //! OpenAI-compatible HTTP over any engine: see the README below.
 #![doc = include_str!("../README.md")]
 
+mod access;
 mod config;
 mod decode;
 mod errors;
 mod generation;
+mod intake;
+mod keys;
+mod linger;
 mod logprobs;
 mod messages;
 mod metrics;
 mod prepare;
 mod random;
+mod record;
 mod routes;
+mod scan;
 mod serve;
 mod sse;
 mod state;
+mod throughput;
 mod wire;
 
-pub use config::{ApiKeys, ServerConfig};
+pub use access::{AllowedHosts, AllowedOrigins};
+pub use config::{ConfigError, ServerConfig};
 pub use errors::{ApiError, ErrorClass};
+pub use keys::ApiKeys;
 pub use routes::router;
 pub use serve::serve;
 pub use state::AppState;

@@ -1,8 +1,9 @@
 //! From wire messages and tools to those that templates take, with every check on the way.
 
 use crate::{
+    decode::either,
     errors::ApiError,
-    wire::{WireContent, WireMessage, WirePart, WireRole, WireTool},
+    wire::{WireCalled, WireContent, WireMessage, WirePart, WireRole, WireTool},
 };
 use taper_chat::{Content, ContentPart, Message, Role, Tool, ToolCall};
 
@@ -11,10 +12,27 @@ pub(crate) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
     if wire.is_empty() {
         return Err(ApiError::value("messages", "must hold at least one message"));
     }
-    wire.into_iter().enumerate().map(|(i, m)| message(m, &format!("messages[{i}]"))).collect()
+    let mut legacy = LegacyCalls(0);
+    let one = |(i, m)| message(m, &format!("messages[{i}]"), &mut legacy);
+    wire.into_iter().enumerate().map(one).collect()
 }
 
-fn message(wire: WireMessage, at: &str) -> Result<Message, ApiError> {
+/// Numbers calls from before calls had identifiers; the answer to one follows it.
+struct LegacyCalls(usize);
+
+impl LegacyCalls {
+    /// Nine letters and digits: some templates want just that.
+    fn id(&self) -> String {
+        format!("call{:05}", self.0 % 100_000)
+    }
+
+    fn call(&mut self, called: WireCalled) -> ToolCall {
+        self.0 += 1;
+        ToolCall { id: self.id(), name: called.name, arguments: called.arguments }
+    }
+}
+
+fn message(wire: WireMessage, at: &str, legacy: &mut LegacyCalls) -> Result<Message, ApiError> {
     let field = |name: &str| format!("{at}.{name}");
     let assistant = wire.role == WireRole::Assistant;
     let only = |name, who| Err(ApiError::value(field(name), format!("is only for {who} messages")));
@@ -25,16 +43,18 @@ fn message(wire: WireMessage, at: &str) -> Result<Message, ApiError> {
     if wire.audio.is_some() {
         return unsupported("audio");
     }
-    if wire.function_call.is_some() {
-        return unsupported("function_call");
-    }
     if wire.annotations.is_some_and(|a| !a.is_empty()) {
         return unsupported("annotations");
     }
     if !assistant && wire.tool_calls.is_some() {
         return only("tool_calls", "assistant");
     }
-    if !assistant && wire.reasoning_content.is_some() {
+    if !assistant && wire.function_call.is_some() {
+        return only("function_call", "assistant");
+    }
+    let (name, other) = (field("reasoning_content"), field("reasoning"));
+    let reasoning = either((&name, wire.reasoning_content), (&other, wire.reasoning))?;
+    if !assistant && reasoning.is_some() {
         return only("reasoning_content", "assistant");
     }
     match (wire.role, &wire.tool_call_id) {
@@ -53,9 +73,11 @@ fn message(wire: WireMessage, at: &str) -> Result<Message, ApiError> {
         let (name, arguments) = (call.function.name, call.function.arguments);
         tool_calls.push(ToolCall { id: call.id, name, arguments });
     }
+    tool_calls.extend(wire.function_call.map(|called| legacy.call(called)));
+    let function = wire.role == WireRole::Function;
     let content = match wire.content {
         Some(content) => Some(convert(content, &field("content"))?),
-        None if assistant && (!tool_calls.is_empty() || wire.reasoning_content.is_some()) => None,
+        None if assistant && (!tool_calls.is_empty() || reasoning.is_some()) => None,
         None => return Err(ApiError::MissingParameter { param: field("content") }),
     };
     Ok(Message {
@@ -64,13 +86,13 @@ fn message(wire: WireMessage, at: &str) -> Result<Message, ApiError> {
             WireRole::Developer => Role::Developer,
             WireRole::User => Role::User,
             WireRole::Assistant => Role::Assistant,
-            WireRole::Tool => Role::Tool,
+            WireRole::Tool | WireRole::Function => Role::Tool,
         },
         content,
         name: wire.name,
-        reasoning_content: wire.reasoning_content,
+        reasoning_content: reasoning,
         tool_calls,
-        tool_call_id: wire.tool_call_id,
+        tool_call_id: wire.tool_call_id.or_else(|| function.then(|| legacy.id())),
     })
 }
 
@@ -128,10 +150,6 @@ pub(crate) fn tools(wire: Vec<WireTool>) -> Result<Vec<Tool>, ApiError> {
         };
         if function.name.is_empty() {
             return Err(ApiError::value(format!("{at}.function.name"), "must not be empty"));
-        }
-        if function.strict == Some(true) {
-            let detail = "true is not supported yet: arguments are not held to the schema";
-            return Err(ApiError::unsupported(format!("{at}.function.strict"), detail));
         }
         Ok(Tool {
             name: function.name,

@@ -2,15 +2,20 @@
 
 use crate::{
     config::ServerConfig,
+    decode::either,
     errors::ApiError,
     random::{choice_seed, random_u64},
     wire::SamplingFields,
 };
+use std::collections::BTreeSet;
 use taper_base::{EngineInfo, GenRequest, InvalidParam, SamplingParams, StopRules, SubmitError};
 use taper_chat::TextOptions;
 
 /// OpenAI takes 4 stop strings and vLLM any number; each costs time on every byte of output.
 const MAX_STOP_STRINGS: usize = 16;
+
+/// Bytes of all stop strings together; each costs several bytes of memory for each choice.
+const MAX_STOP_BYTES: usize = 4096;
 
 /// Parameters of a request, checked.
 #[derive(Debug)]
@@ -81,24 +86,38 @@ fn stop_rules(
     if max_tokens.is_some_and(|max| min_tokens > max) {
         return Err(ApiError::value("min_tokens", "must not be above max_tokens"));
     }
-    let token_ids = fields.stop_token_ids.clone().unwrap_or_default();
-    if let Some(at) = token_ids.iter().position(|id| *id >= info.vocab_size) {
+    let ids = fields.stop_token_ids.as_deref().unwrap_or_default();
+    if let Some(at) = ids.iter().position(|id| *id >= info.vocab_size) {
         return Err(outside_vocabulary(format!("stop_token_ids[{at}]"), info));
     }
+    let token_ids: BTreeSet<u32> = ids.iter().copied().collect();
     let ignore_eos = fields.ignore_eos.unwrap_or(false);
+    // Until there are `min_tokens`, neither these nor the model's own can be chosen.
+    let own = if ignore_eos { &[] } else { info.eos_token_ids.as_slice() };
+    let banned = token_ids.len() + own.iter().filter(|id| !token_ids.contains(id)).count();
+    if min_tokens > 0 && banned >= info.vocab_size as usize {
+        let detail = "with 'min_tokens' no token is left to choose from";
+        return Err(ApiError::value("stop_token_ids", detail));
+    }
+    let token_ids = token_ids.into_iter().collect();
     Ok(StopRules { max_tokens, min_tokens, token_ids, ignore_eos })
 }
 
 fn stop_strings(fields: &SamplingFields) -> Result<Vec<String>, ApiError> {
-    let stop = fields.stop.as_ref().map_or_else(Vec::new, |s| s.0.clone());
+    let stop = fields.stop.as_ref().map_or(&[][..], |s| &s.0);
     if stop.len() > MAX_STOP_STRINGS {
         let detail = format!("takes at most {MAX_STOP_STRINGS} strings, got {}", stop.len());
+        return Err(ApiError::value("stop", detail));
+    }
+    let bytes: usize = stop.iter().map(String::len).sum();
+    if bytes > MAX_STOP_BYTES {
+        let detail = format!("takes at most {MAX_STOP_BYTES} bytes in all, got {bytes}");
         return Err(ApiError::value("stop", detail));
     }
     if stop.iter().any(String::is_empty) {
         return Err(ApiError::value("stop", "a stop string must not be empty"));
     }
-    Ok(stop)
+    Ok(stop.to_vec())
 }
 
 fn sampling(
@@ -113,10 +132,15 @@ fn sampling(
         Some(k) => u32::try_from(k)
             .map_err(|_| ApiError::value("top_k", format!("must be -1, 0 or more, got {k}")))?,
     };
+    let repetition_penalty = either(
+        ("repetition_penalty", fields.repetition_penalty),
+        ("repeat_penalty", fields.repeat_penalty),
+    )?;
     let mut logit_bias = Vec::new();
     for (key, bias) in fields.logit_bias.iter().flatten() {
         let param = format!("logit_bias.{key}");
-        let Ok(id) = key.parse::<u32>() else {
+        // "07" and "+7" would be further entries for token 7.
+        let Some(id) = key.parse::<u32>().ok().filter(|id| id.to_string() == *key) else {
             return Err(ApiError::value(param, "the key must be a token id"));
         };
         if id >= info.vocab_size {
@@ -130,7 +154,7 @@ fn sampling(
         top_p: fields.top_p.unwrap_or(default.top_p),
         min_p: fields.min_p.unwrap_or(default.min_p),
         typical_p: fields.typical_p.unwrap_or(default.typical_p),
-        repetition_penalty: fields.repetition_penalty.unwrap_or(default.repetition_penalty),
+        repetition_penalty: repetition_penalty.unwrap_or(default.repetition_penalty),
         presence_penalty: fields.presence_penalty.unwrap_or(default.presence_penalty),
         frequency_penalty: fields.frequency_penalty.unwrap_or(default.frequency_penalty),
         logit_bias: if fields.logit_bias.is_some() {
@@ -138,7 +162,8 @@ fn sampling(
         } else {
             default.logit_bias.clone()
         },
-        seed: fields.seed.map_or_else(random_u64, i64::cast_unsigned),
+        // -1 is the word of vLLM and llama.cpp for none.
+        seed: fields.seed.filter(|s| *s != -1).map_or_else(random_u64, i64::cast_unsigned),
         logprobs,
     };
     sampling.validate().map_err(|e: InvalidParam| ApiError::Submit {
@@ -174,25 +199,25 @@ fn stream(fields: &SamplingFields) -> Result<Option<StreamParams>, ApiError> {
 }
 
 impl Params {
-    /// One engine request a choice: `n` of each prompt, side by side.
+    /// One engine request a choice: `n` of each prompt, side by side. Each is made when it is
+    /// taken: most that are refused are so at the first.
     pub(crate) fn requests(
         &self,
-        prompts: &[Vec<u32>],
+        prompts: &[&[u32]],
         prompt_logprobs: Option<u8>,
-    ) -> Vec<GenRequest> {
-        let mut requests = Vec::with_capacity(prompts.len() * self.n as usize);
-        for prompt in prompts {
-            for _ in 0..self.n {
-                let seed = choice_seed(self.sampling.seed, requests.len() as u64);
-                requests.push(GenRequest {
-                    prompt: prompt.clone(),
-                    sampling: SamplingParams { seed, ..self.sampling.clone() },
-                    stop: self.stop.clone(),
-                    prompt_logprobs,
-                    kv_bits: self.kv_bits,
-                });
-            }
-        }
-        requests
+    ) -> impl Iterator<Item = GenRequest> {
+        let n = self.n as usize;
+        (0..prompts.len() * n).filter_map(move |choice| {
+            Some(GenRequest {
+                prompt: prompts.get(choice / n)?.to_vec(),
+                sampling: SamplingParams {
+                    seed: choice_seed(self.sampling.seed, choice as u64),
+                    ..self.sampling.clone()
+                },
+                stop: self.stop.clone(),
+                prompt_logprobs,
+                kv_bits: self.kv_bits,
+            })
+        })
     }
 }

@@ -3,10 +3,22 @@
 use crate::{
     routes::router,
     state::{AppState, Phase},
+    throughput,
 };
-use axum::serve::ListenerExt;
-use std::{future::Future, io, time::Duration};
-use tokio::{net::TcpListener, sync::oneshot, time};
+use axum::serve::Listener;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
+};
+use std::{future::Future, io, pin::pin, time::Duration};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time,
+};
+use tokio_io_timeout::TimeoutStream;
 
 /// How long connections may take to close once nothing runs any more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -20,39 +32,58 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// # Errors
 /// The socket failed.
 pub async fn serve(
-    listener: TcpListener,
+    mut listener: TcpListener,
     state: AppState,
     shutdown: impl Future<Output = ()> + Send + 'static,
     drain_timeout: Duration,
 ) -> io::Result<()> {
-    // Tokens are small packets: Nagle's algorithm would hold them back.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "no TCP_NODELAY");
-        }
-    });
-    let (drained, closing) = oneshot::channel();
-    let drain_state = state.clone();
-    let drain = async move {
-        shutdown.await;
-        drain_state.set_phase(Phase::Draining);
-        tracing::info!(in_flight = drain_state.in_flight(), "draining");
-        if time::timeout(drain_timeout, drain_state.idle()).await.is_err() {
-            tracing::warn!(in_flight = drain_state.in_flight(), "drain timed out");
-            drain_state.set_phase(Phase::Stopped);
-            // Long enough to send everyone the error.
-            let _ = time::timeout(CLOSE_TIMEOUT, drain_state.idle()).await;
-        }
-        let _ = drained.send(());
-    };
-    let server = axum::serve(listener, router(state)).with_graceful_shutdown(drain);
+    let service = TowerToHyperService::new(router(state.clone()));
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(state.0.config.header_timeout);
+    let connections = GracefulShutdown::new();
+    // Ends with this function.
+    let mut reports = JoinSet::new();
+    reports.spawn(throughput::report(state.clone()));
+    let mut drained = pin!(drain(&state, shutdown, drain_timeout));
+    loop {
+        let (stream, _) = tokio::select! {
+            accepted = Listener::accept(&mut listener) => accepted,
+            () = &mut drained => break,
+        };
+        let io = TokioIo::new(Box::pin(patient(stream, state.0.config.write_timeout)));
+        let connection = connections.watch(http.serve_connection(io, service.clone()));
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection ended early");
+            }
+        });
+    }
+    drop(listener);
     // A client that never finishes sending its request must not keep the process alive.
-    let overdue = async {
-        let _ = closing.await;
-        time::sleep(CLOSE_TIMEOUT).await;
-    };
-    tokio::select! {
-        ended = server.into_future() => ended,
-        () = overdue => Ok(()),
+    let _ = time::timeout(CLOSE_TIMEOUT, connections.shutdown()).await;
+    Ok(())
+}
+
+/// A connection that breaks when its client stops reading.
+fn patient(stream: TcpStream, timeout: Duration) -> TimeoutStream<TcpStream> {
+    // Tokens are small packets: Nagle's algorithm would hold them back.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY");
+    }
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(timeout));
+    stream
+}
+
+/// Waits for the signal, and then for what runs.
+async fn drain(state: &AppState, shutdown: impl Future<Output = ()>, drain_timeout: Duration) {
+    shutdown.await;
+    state.set_phase(Phase::Draining);
+    tracing::info!(in_flight = state.in_flight(), "draining");
+    if time::timeout(drain_timeout, state.idle()).await.is_err() {
+        tracing::warn!(in_flight = state.in_flight(), "drain timed out");
+        state.set_phase(Phase::Stopped);
+        // Long enough to send everyone the error.
+        let _ = time::timeout(CLOSE_TIMEOUT, state.idle()).await;
     }
 }

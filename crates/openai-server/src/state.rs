@@ -1,9 +1,9 @@
 //! What every handler sees, and the phases of the server's life.
 
-use crate::{config::ServerConfig, errors::ApiError, metrics::Metrics};
+use crate::{config::ServerConfig, errors::ApiError, intake::Intake, metrics::Metrics};
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{SystemTime, UNIX_EPOCH},
@@ -23,6 +23,9 @@ pub(crate) struct Shared {
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) config: ServerConfig,
     pub(crate) metrics: Metrics,
+    pub(crate) intake: Intake,
+    /// Bytes of the longest token.
+    longest_token: OnceLock<usize>,
     pub(crate) started: u64,
     ready: AtomicBool,
     phase: watch::Sender<Phase>,
@@ -49,12 +52,15 @@ impl AppState {
         config: ServerConfig,
     ) -> Self {
         let metrics = Metrics::new(config.model_name(), engine.info());
+        let intake = Intake::new(&config);
         Self(Arc::new(Shared {
             engine,
             tokenizer,
             template,
             config,
             metrics,
+            intake,
+            longest_token: OnceLock::new(),
             started: unix_time(),
             ready: AtomicBool::new(true),
             phase: watch::Sender::new(Phase::Serving),
@@ -95,6 +101,23 @@ impl Shared {
 
     pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
+    }
+
+    /// Refuses a text that cannot fit whatever its tokens are: tokenizing it first would take
+    /// seconds and a hundred times its memory.
+    pub(crate) fn check_text(&self, text: &str, param: &'static str) -> Result<(), ApiError> {
+        let max = self.engine.info().max_model_len;
+        if text.len() <= max as usize {
+            return Ok(());
+        }
+        let longest = *self.longest_token.get_or_init(|| {
+            let ids = 0..u32::try_from(self.tokenizer.vocab_size()).unwrap_or(u32::MAX);
+            ids.map(|id| self.tokenizer.token_bytes(id).len()).max().unwrap_or(0).max(1)
+        });
+        if text.len() > longest.saturating_mul(max as usize) {
+            return Err(ApiError::TextTooLong { bytes: text.len(), max, param });
+        }
+        Ok(())
     }
 
     /// Checks the `model` field. Absent is accepted, as vLLM does: one server has one model.

@@ -135,12 +135,31 @@ pub(crate) struct ServeArgs {
     pub(crate) port: u16,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// Key that clients must send; several may be given [default: none needed].
-    #[arg(long, value_name = "KEY", num_args = 1..)]
+    /// Key that clients must send; for several, use commas or give the flag again [default: none
+    /// needed].
+    ///
+    /// All users of this machine can see the flags of its processes: --api-key-file and the
+    /// variable hide the key from them.
+    #[arg(
+        long,
+        value_name = "KEY",
+        value_delimiter = ',',
+        env = "TAPER_API_KEY",
+        hide_env_values = true
+    )]
     pub(crate) api_key: Vec<String>,
-    /// Origins of web pages that may call, or "*" [default: none].
-    #[arg(long, value_name = "ORIGIN", num_args = 1..)]
+    /// File of such keys, one a line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Origins of web pages that may call, as https://example.com; "*" is any. For several, use
+    /// commas or give the flag again [default: none].
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allowed_origins: Vec<String>,
+    /// Host names that requests may come by, besides localhost, 127.0.0.1 and [::1]; "*" is any.
+    /// For several, use commas or give the flag again [default: only those three on a loopback
+    /// address without keys, otherwise any].
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
+    pub(crate) allowed_hosts: Vec<String>,
     /// Let the model decide to call tools. On by default; `=false` turns it off.
     #[arg(long, num_args = 0..=1, default_value_t = true, default_missing_value = "true")]
     pub(crate) enable_auto_tool_choice: bool,
@@ -156,9 +175,12 @@ pub(crate) struct ServeArgs {
     /// Accept request fields that the OpenAI API does not have.
     #[arg(long)]
     pub(crate) allow_unknown_fields: bool,
-    /// Largest request body, in MiB.
-    #[arg(long, default_value_t = 32, value_name = "MIB")]
+    /// Largest request body, in MiB; compressed bodies count as what comes out.
+    #[arg(long, default_value_t = 16, value_name = "MIB")]
     pub(crate) max_body_mib: usize,
+    /// What is logged to standard error. info has a line for each request. RUST_LOG overrides it.
+    #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub(crate) log_level: String,
     /// Seconds that running requests may take to finish after Ctrl-C or SIGTERM.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub(crate) drain_timeout: u64,
@@ -353,9 +375,9 @@ mod tests {
         let flags = Cli::parse_from(["taper", "--port", "9000", "--enable-auto-tool-choice=false"]);
         assert_eq!(flags.serve.port, 9000);
         assert!(!flags.serve.enable_auto_tool_choice);
-        let named = Cli::parse_from(["taper", "serve", "m", "--api-key", "a", "b"]);
+        let named = Cli::parse_from(["taper", "serve", "--api-key", "a,b", "--api-key", "c", "m"]);
         let Some(Command::Serve(args)) = named.command else { panic!("serve") };
         assert_eq!(args.model.as_deref(), Some("m"));
-        assert_eq!(args.api_key, ["a", "b"]);
+        assert_eq!(args.api_key, ["a", "b", "c"]);
     }
 }

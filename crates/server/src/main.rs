@@ -1,5 +1,6 @@
 //! `taper`: serves language models over the OpenAI API, from one binary.
 
+mod access;
 mod chat;
 mod cli;
 mod conversation;
@@ -20,6 +21,7 @@ mod serve;
 use clap::Parser;
 use cli::{Cli, Command};
 use std::{io::IsTerminal, process::ExitCode};
+use tracing_subscriber::EnvFilter;
 
 /// Steps take and give back buffers of megabytes; the system's allocator maps and clears them anew
 /// each time.
@@ -28,7 +30,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    start_logging();
+    start_logging(match &cli.command {
+        None => &cli.serve.log_level,
+        Some(Command::Serve(args)) => &args.log_level,
+        Some(_) => "warn",
+    });
     let done = match cli.command {
         None => serve::serve(&cli.serve),
         Some(Command::Serve(args)) => serve::serve(&args),
@@ -61,11 +67,12 @@ fn explain(error: &anyhow::Error) -> String {
     })
 }
 
-/// Logs go to standard error, as `RUST_LOG` says; warnings only by default.
-fn start_logging() {
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
-        .from_env_lossy();
+/// Logs go to standard error, as `RUST_LOG` says. Without it our own crates log at `level`, and
+/// others log warnings.
+fn start_logging(level: &str) {
+    let others = if level == "error" { "error" } else { "warn" };
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new(format!("{others},taper={level}")));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

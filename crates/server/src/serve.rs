@@ -1,6 +1,7 @@
 //! `taper serve`: the model over HTTP.
 
 use crate::{
+    access::Access,
     cli::ServeArgs,
     interrupt::signalled,
     memory::human,
@@ -25,6 +26,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("cannot listen on {address}; choose another --port, or stop what uses it")
         })?;
+        let access = Access::new(args, listener.local_addr()?.ip().is_loopback())?;
         let loading = {
             let (source, engine) = (source.clone(), args.engine.clone());
             let requests = Requests { together: SEQUENCES, waiting: args.max_waiting };
@@ -34,7 +36,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
             model = loading => model??,
             () = signalled() => return Ok(()),
         };
-        let config = config(args, &model);
+        let config = config(args, access, &model);
         announce(&source, &model, &config, listener.local_addr()?);
         let engine: Arc<dyn Engine> = Arc::clone(&model.engine) as Arc<dyn Engine>;
         let state = AppState::new(engine, model.tokenizer, model.template, config);
@@ -59,13 +61,14 @@ fn force_exit() {
     std::process::exit(130);
 }
 
-fn config(args: &ServeArgs, model: &RunningModel) -> ServerConfig {
+fn config(args: &ServeArgs, access: Access, model: &RunningModel) -> ServerConfig {
     let source = model.template.as_ref().map_or("", |t| t.source());
     let names = &args.served_model_name;
     ServerConfig {
         served_model_names: if names.is_empty() { vec![model.name.clone()] } else { names.clone() },
-        api_keys: args.api_key.iter().cloned().collect(),
-        cors_origins: args.allowed_origins.clone(),
+        api_keys: access.keys,
+        allowed_origins: access.origins,
+        allowed_hosts: access.hosts,
         max_body_bytes: args.max_body_mib << 20,
         allow_unknown_fields: args.allow_unknown_fields,
         enable_auto_tool_choice: args.enable_auto_tool_choice,

@@ -94,7 +94,8 @@ fn who_hangs_up_frees_what_was_held() {
         let body = endless.to_string();
         write!(
             socket,
-            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            server.address,
             body.len()
         )
         .unwrap();

@@ -3,16 +3,17 @@
 use super::{
     chat_output::{ChatOutput, Whole, delta_out},
     chat_prompt::{PromptFields, render},
-    tokenize::blocking,
 };
 use crate::{
     FINGERPRINT,
-    decode::Body,
+    decode::{Body, either},
     errors::ApiError,
     generation::{Generation, Step},
+    intake::{Payload, prepare},
     messages,
     prepare::{Params, StreamParams, params},
     random::random_id,
+    record::Record,
     sse::{self, Chunks},
     state::{AppState, unix_time},
     wire::{
@@ -21,36 +22,29 @@ use crate::{
     },
 };
 use axum::{
-    Json,
-    body::Bytes,
-    extract::{State, rejection::BytesRejection},
-    http::HeaderMap,
+    Extension, Json,
+    extract::State,
     response::{IntoResponse, Response},
 };
+use std::sync::Arc;
 use taper_base::FinishReason;
 use taper_chat::{ParserOptions, Tool, ToolFormat, starts_in_reasoning};
 
 pub(super) async fn handle(
     State(state): State<AppState>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Extension(record): Extension<Arc<Record>>,
+    payload: Payload,
 ) -> Result<Response, ApiError> {
     let config = &state.0.config;
-    let mut body = Body::parse(&headers, body, config.max_body_bytes)?;
-    let wire: ChatRequest = body.read()?;
-    let fields: SamplingFields = body.read()?;
-    body.read::<InertFields>()?;
-    body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
-    let model = state.0.model(wire.model.as_deref())?.to_owned();
-    let plan_state = state.clone();
-    let plan = blocking(move || plan(&plan_state, wire, &fields)).await?;
-
-    let requests = plan.params.requests(std::slice::from_ref(&plan.prompt), None);
-    let count = requests.len();
-    let generation = Generation::submit(&state, requests, count, &plan.params.text, "messages")?;
+    let plan = prepare(&state, payload, plan).await?;
+    let count = plan.params.n as usize;
+    let prompts = [plan.prompt.as_slice()];
+    let requests = plan.params.requests(&prompts, None);
+    let text = &plan.params.text;
+    let generation = Generation::submit(&state, record, requests, count, text, "messages")?;
     let output = || ChatOutput::new(plan.parser.clone(), &state.0.tokenizer, plan.one_call);
     let outputs = (0..count).map(|_| output());
-    let head = Head { id: random_id("chatcmpl"), created: unix_time(), model };
+    let head = Head { id: random_id("chatcmpl"), created: unix_time(), model: plan.model };
     match plan.params.stream {
         Some(params) => {
             let choices = outputs.map(Streamed::new).collect();
@@ -66,6 +60,7 @@ pub(super) async fn handle(
 
 /// A request, checked and tokenized.
 struct Plan {
+    model: String,
     params: Params,
     prompt: Vec<u32>,
     parser: ParserOptions,
@@ -73,8 +68,13 @@ struct Plan {
     logprobs: bool,
 }
 
-fn plan(state: &AppState, wire: ChatRequest, fields: &SamplingFields) -> Result<Plan, ApiError> {
+fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     let (config, info) = (&state.0.config, state.0.engine.info());
+    let wire: ChatRequest = body.read()?;
+    let fields: SamplingFields = body.read()?;
+    body.read::<InertFields>()?;
+    body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
+    let model = state.0.model(wire.model.as_deref())?.to_owned();
     let max_tokens = max_tokens(&wire)?;
     let logprobs = wire.logprobs.unwrap_or(false);
     if wire.top_logprobs.is_some() && !logprobs {
@@ -84,7 +84,7 @@ fn plan(state: &AppState, wire: ChatRequest, fields: &SamplingFields) -> Result<
         return Err(ApiError::unsupported("modalities", "only [\"text\"] is supported"));
     }
     let top = logprobs.then(|| wire.top_logprobs.unwrap_or(0));
-    let params = params(fields, max_tokens, top, config, info)?;
+    let params = params(&fields, max_tokens, top, config, info)?;
     let tools = chosen_tools(
         state,
         messages::tools(wire.tools.unwrap_or_default())?,
@@ -98,6 +98,7 @@ fn plan(state: &AppState, wire: ChatRequest, fields: &SamplingFields) -> Result<
             tools,
             kwargs: wire.chat_template_kwargs,
             enable_thinking: wire.enable_thinking,
+            think: wire.think,
             add_generation_prompt: wire.add_generation_prompt,
             continue_final_message: wire.continue_final_message,
         },
@@ -112,18 +113,13 @@ fn plan(state: &AppState, wire: ChatRequest, fields: &SamplingFields) -> Result<
     // The template writes special tokens itself.
     let prompt = state.0.tokenizer.encode(&prompt, false)?;
     let one_call = wire.parallel_tool_calls == Some(false);
-    Ok(Plan { params, prompt, parser, one_call, logprobs })
+    Ok(Plan { model, params, prompt, parser, one_call, logprobs })
 }
 
 fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
-    if let (Some(old), Some(new)) = (wire.max_tokens, wire.max_completion_tokens)
-        && old != new
-    {
-        let detail = "max_tokens and max_completion_tokens are given and differ";
-        return Err(ApiError::value("max_completion_tokens", detail));
-    }
     let name = if wire.max_tokens.is_some() { "max_tokens" } else { "max_completion_tokens" };
-    match wire.max_tokens.or(wire.max_completion_tokens) {
+    let new = ("max_completion_tokens", wire.max_completion_tokens);
+    match either(("max_tokens", wire.max_tokens), new)? {
         Some(0) => Err(ApiError::value(name, "must be at least 1")),
         max => Ok(max),
     }

@@ -1,8 +1,8 @@
 //! From a conversation to a prompt.
 
-use crate::{errors::ApiError, state::AppState};
+use crate::{decode::either, errors::ApiError, state::AppState};
 use serde_json::{Map, Value};
-use taper_chat::{Message, TemplateRequest, Tool};
+use taper_chat::{Content, ContentPart, Message, TemplateRequest, Tool};
 
 /// What the template is rendered with.
 #[derive(Debug)]
@@ -11,6 +11,7 @@ pub(super) struct PromptFields {
     pub(super) tools: Vec<Tool>,
     pub(super) kwargs: Option<Map<String, Value>>,
     pub(super) enable_thinking: Option<bool>,
+    pub(super) think: Option<bool>,
     pub(super) add_generation_prompt: Option<bool>,
     pub(super) continue_final_message: Option<bool>,
 }
@@ -18,7 +19,7 @@ pub(super) struct PromptFields {
 /// Variables that have fields of their own: set twice, one of them would be ignored.
 const RESERVED: &[&str] = &["messages", "tools", "add_generation_prompt", "continue_final_message"];
 
-/// Renders the prompt.
+/// Renders the prompt, if it can fit.
 pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<String, ApiError> {
     let template = state.0.template.as_ref().ok_or(ApiError::NoChatTemplate)?;
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
@@ -31,14 +32,27 @@ pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<String, A
         }
         kwargs.insert(name, value);
     }
-    if let Some(thinking) = fields.enable_thinking {
+    let thinking = ("enable_thinking", fields.enable_thinking);
+    if let Some(thinking) = either(thinking, ("think", fields.think))? {
         kwargs.insert("enable_thinking".to_owned(), Value::Bool(thinking));
     }
-    Ok(template.render(&TemplateRequest {
+    for message in &fields.messages {
+        match &message.content {
+            Some(Content::Text(text)) => state.0.check_text(text, "messages")?,
+            Some(Content::Parts(parts)) => {
+                let mut texts = parts.iter().map(|ContentPart::Text(text)| text);
+                texts.try_for_each(|text| state.0.check_text(text, "messages"))?;
+            }
+            None => {}
+        }
+    }
+    let prompt = template.render(&TemplateRequest {
         messages: &fields.messages,
         tools: &fields.tools,
         add_generation_prompt,
         continue_final_message,
         kwargs: &kwargs,
-    })?)
+    })?;
+    state.0.check_text(&prompt, "messages")?;
+    Ok(prompt)
 }

@@ -1,14 +1,15 @@
 //! `POST /v1/completions`: text on from text, without a template.
 
-use super::tokenize::blocking;
 use crate::{
     FINGERPRINT,
     decode::Body,
     errors::ApiError,
     generation::{Generation, Step},
+    intake::{Payload, prepare},
     logprobs::Legacy,
     prepare::{Params, StreamParams, params},
     random::random_id,
+    record::Record,
     sse::{self, Chunks},
     state::{AppState, unix_time},
     wire::{
@@ -17,14 +18,12 @@ use crate::{
     },
 };
 use axum::{
-    Json,
-    body::Bytes,
-    extract::{State, rejection::BytesRejection},
-    http::HeaderMap,
+    Extension, Json,
+    extract::State,
     response::{IntoResponse, Response},
 };
 use std::sync::Arc;
-use taper_base::{FinishReason, SamplingParams, TokenLogprobs};
+use taper_base::{FinishReason, SamplingParams, SubmitError, TokenLogprobs};
 use taper_chat::Tokenizer;
 
 /// What OpenAI and vLLM generate when nobody says how much.
@@ -32,23 +31,15 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 
 pub(super) async fn handle(
     State(state): State<AppState>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Extension(record): Extension<Arc<Record>>,
+    payload: Payload,
 ) -> Result<Response, ApiError> {
     let config = &state.0.config;
-    let mut body = Body::parse(&headers, body, config.max_body_bytes)?;
-    let wire: CompletionRequest = body.read()?;
-    let fields: SamplingFields = body.read()?;
-    body.read::<InertFields>()?;
-    body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
-    let model = state.0.model(wire.model.as_deref())?.to_owned();
-    let plan_state = state.clone();
-    let plan = blocking(move || plan(&plan_state, &wire, &fields)).await?;
-
-    let tokens: Vec<Vec<u32>> = plan.prompts.iter().map(|p| p.tokens.to_vec()).collect();
+    let plan = prepare(&state, payload, plan).await?;
+    let tokens: Vec<&[u32]> = plan.prompts.iter().map(|p| &*p.tokens).collect();
     let requests = plan.params.requests(&tokens, plan.prompt_logprobs);
-    let n = plan.params.n as usize;
-    let generation = Generation::submit(&state, requests, n, &plan.params.text, "prompt")?;
+    let (n, text) = (plan.params.n as usize, &plan.params.text);
+    let generation = Generation::submit(&state, record, requests, n, text, "prompt")?;
     let choices = plan.prompts.iter().flat_map(|prompt| {
         (0..n).map(|_| Output {
             tokenizer: state.0.tokenizer.clone(),
@@ -61,7 +52,7 @@ pub(super) async fn handle(
     let writer = Writer {
         id: random_id("cmpl"),
         created: unix_time(),
-        model,
+        model: plan.model,
         choices: choices.collect(),
         params: plan
             .params
@@ -76,6 +67,7 @@ pub(super) async fn handle(
 
 /// A request, checked and tokenized.
 struct Plan {
+    model: String,
     params: Params,
     prompts: Vec<Source>,
     prompt_logprobs: Option<u8>,
@@ -92,11 +84,13 @@ struct Source {
     tokens: Arc<[u32]>,
 }
 
-fn plan(
-    state: &AppState,
-    wire: &CompletionRequest,
-    fields: &SamplingFields,
-) -> Result<Plan, ApiError> {
+fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
+    let config = &state.0.config;
+    let wire: CompletionRequest = body.read()?;
+    let fields: SamplingFields = body.read()?;
+    body.read::<InertFields>()?;
+    body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
+    let model = state.0.model(wire.model.as_deref())?.to_owned();
     if wire.suffix.as_ref().is_some_and(|s| !s.is_empty()) {
         let detail = "this server does not fill in the middle";
         return Err(ApiError::unsupported("suffix", detail));
@@ -111,9 +105,9 @@ fn plan(
     if score_only && !echo {
         return Err(ApiError::value("max_tokens", "must be at least 1 without 'echo'"));
     }
-    let (config, info) = (&state.0.config, state.0.engine.info());
+    let info = state.0.engine.info();
     // The engine makes at least one token; when only the prompt is asked for, it is stopped before.
-    let params = params(fields, Some(asked.max(1)), wire.logprobs, config, info)?;
+    let params = params(&fields, Some(asked.max(1)), wire.logprobs, config, info)?;
     if wire.best_of.is_some_and(|best_of| best_of != params.n) {
         return Err(ApiError::unsupported("best_of", "must be equal to 'n'"));
     }
@@ -133,19 +127,28 @@ fn plan(
         _ => score_only.then_some(0),
     };
     let logprobs = wire.logprobs.is_some();
-    Ok(Plan { params, prompts, prompt_logprobs, echo, score_only, logprobs })
+    Ok(Plan { model, params, prompts, prompt_logprobs, echo, score_only, logprobs })
 }
 
 fn source(state: &AppState, prompt: &Prompt, special: bool) -> Result<Source, ApiError> {
     let tokenizer = &state.0.tokenizer;
     Ok(match prompt {
         Prompt::Text(text) => {
+            state.0.check_text(text, "prompt")?;
             Source { text: text.as_str().into(), tokens: tokenizer.encode(text, special)?.into() }
         }
-        Prompt::Tokens(tokens) => Source {
-            text: tokenizer.decode(tokens, false)?.into(),
-            tokens: tokens.as_slice().into(),
-        },
+        Prompt::Tokens(tokens) => {
+            let (prompt, max) = (tokens.len(), state.0.engine.info().max_model_len);
+            if prompt > max as usize {
+                let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
+                let source = SubmitError::TooLong { prompt, new: 1, max };
+                return Err(ApiError::Submit { source, prompt_param: "prompt" });
+            }
+            Source {
+                text: tokenizer.decode(tokens, false)?.into(),
+                tokens: tokens.as_slice().into(),
+            }
+        }
     })
 }
 

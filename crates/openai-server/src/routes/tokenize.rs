@@ -4,33 +4,45 @@ use super::chat_prompt::{PromptFields, render};
 use crate::{
     decode::Body,
     errors::ApiError,
+    intake::{Payload, prepare},
     messages,
     state::AppState,
     wire::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse},
 };
 use axum::{
     Json,
-    body::Bytes,
-    extract::{State, rejection::BytesRejection},
-    http::HeaderMap,
+    extract::State,
+    response::{IntoResponse, Response},
 };
+
+/// Most tokens that are made into text at a time.
+const MOST_TOKENS: usize = 1 << 20;
 
 pub(super) async fn tokenize(
     State(state): State<AppState>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<TokenizeResponse>, ApiError> {
-    let config = &state.0.config;
-    let mut body = Body::parse(&headers, body, config.max_body_bytes)?;
+    payload: Payload,
+) -> Result<Response, ApiError> {
+    prepare(&state, payload, tokens_of).await
+}
+
+pub(super) async fn detokenize(
+    State(state): State<AppState>,
+    payload: Payload,
+) -> Result<Response, ApiError> {
+    prepare(&state, payload, text_of).await
+}
+
+/// The answer is written here too: it is as long as the request.
+fn tokens_of(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
     let wire: TokenizeRequest = body.read()?;
-    body.finish(&[], config.allow_unknown_fields)?;
+    body.finish(&[], state.0.config.allow_unknown_fields)?;
     state.0.model(wire.model.as_deref())?;
     let strings = wire.return_token_strs.unwrap_or(false);
-    let (state2, max_model_len) = (state.clone(), state.0.engine.info().max_model_len);
-    let tokens = blocking(move || text_tokens(&state2, wire)).await?;
-    let token_strs =
-        strings.then(|| tokens.iter().map(|t| state.0.tokenizer.token_text(*t)).collect());
-    Ok(Json(TokenizeResponse { count: tokens.len(), max_model_len, tokens, token_strs }))
+    let tokens = text_tokens(state, wire)?;
+    let text = |token: &u32| state.0.tokenizer.token_text(*token);
+    let token_strs = strings.then(|| tokens.iter().map(text).collect());
+    let (count, max_model_len) = (tokens.len(), state.0.engine.info().max_model_len);
+    Ok(Json(TokenizeResponse { count, max_model_len, tokens, token_strs }).into_response())
 }
 
 fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiError> {
@@ -45,12 +57,14 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
                 ("tools", wire.tools.is_some()),
                 ("chat_template_kwargs", wire.chat_template_kwargs.is_some()),
                 ("enable_thinking", wire.enable_thinking.is_some()),
+                ("think", wire.think.is_some()),
                 ("add_generation_prompt", wire.add_generation_prompt.is_some()),
                 ("continue_final_message", wire.continue_final_message.is_some()),
             ];
             if let Some((name, _)) = only_messages.iter().find(|(_, set)| *set) {
                 return Err(ApiError::value(*name, "only goes with 'messages'"));
             }
+            state.0.check_text(&prompt, "prompt")?;
             Ok(tokenizer.encode(&prompt, wire.add_special_tokens.unwrap_or(true))?)
         }
         (None, Some(wire_messages)) => {
@@ -59,6 +73,7 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
                 tools: messages::tools(wire.tools.unwrap_or_default())?,
                 kwargs: wire.chat_template_kwargs,
                 enable_thinking: wire.enable_thinking,
+                think: wire.think,
                 add_generation_prompt: wire.add_generation_prompt,
                 continue_final_message: wire.continue_final_message,
             };
@@ -69,30 +84,19 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
     }
 }
 
-pub(super) async fn detokenize(
-    State(state): State<AppState>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<DetokenizeResponse>, ApiError> {
-    let config = &state.0.config;
-    let mut body = Body::parse(&headers, body, config.max_body_bytes)?;
+fn text_of(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
     let wire: DetokenizeRequest = body.read()?;
-    body.finish(&[], config.allow_unknown_fields)?;
+    body.finish(&[], state.0.config.allow_unknown_fields)?;
     state.0.model(wire.model.as_deref())?;
+    if wire.tokens.len() > MOST_TOKENS {
+        let detail = format!("takes at most {MOST_TOKENS} tokens, got {}", wire.tokens.len());
+        return Err(ApiError::value("tokens", detail));
+    }
     let vocab = state.0.engine.info().vocab_size;
     if let Some(at) = wire.tokens.iter().position(|t| *t >= vocab) {
         let detail = format!("is outside the vocabulary of {vocab} tokens");
         return Err(ApiError::value(format!("tokens[{at}]"), detail));
     }
-    Ok(Json(DetokenizeResponse { prompt: state.0.tokenizer.decode(&wire.tokens, false)? }))
-}
-
-/// Long texts take long to tokenize: other connections must not wait for that.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| {
-        tracing::error!(%error, "a request's preparation panicked");
-        ApiError::Internal
-    })?
+    let prompt = state.0.tokenizer.decode(&wire.tokens, false)?;
+    Ok(Json(DetokenizeResponse { prompt }).into_response())
 }

@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`.
 
-use super::{ChunkUsage, Usage};
+use super::{AnyObject, Anything, ChunkUsage, Usage, whole};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -10,9 +10,12 @@ use std::fmt;
 pub(crate) struct ChatRequest {
     pub(crate) model: Option<String>,
     pub(crate) messages: Vec<WireMessage>,
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) max_tokens: Option<u32>,
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) max_completion_tokens: Option<u32>,
     pub(crate) logprobs: Option<bool>,
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) top_logprobs: Option<u8>,
     pub(crate) tools: Option<Vec<WireTool>>,
     pub(crate) tool_choice: Option<ToolChoice>,
@@ -20,6 +23,8 @@ pub(crate) struct ChatRequest {
     pub(crate) modalities: Option<Vec<String>>,
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
     pub(crate) enable_thinking: Option<bool>,
+    /// Ollama's name for it.
+    pub(crate) think: Option<bool>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,
 }
@@ -29,25 +34,47 @@ pub(crate) struct WireMessage {
     pub(crate) role: WireRole,
     pub(crate) content: Option<WireContent>,
     pub(crate) name: Option<String>,
-    #[serde(alias = "reasoning")]
     pub(crate) reasoning_content: Option<String>,
+    /// Another name for it; some clients send both.
+    pub(crate) reasoning: Option<String>,
     pub(crate) tool_calls: Option<Vec<WireToolCall>>,
     pub(crate) tool_call_id: Option<String>,
     /// Clients send answers back as they came, with these fields in them.
     pub(crate) refusal: Option<String>,
-    pub(crate) annotations: Option<Vec<Value>>,
-    pub(crate) audio: Option<Value>,
-    pub(crate) function_call: Option<Value>,
+    pub(crate) annotations: Option<Vec<Anything>>,
+    pub(crate) audio: Option<Anything>,
+    /// What calls were before there were several.
+    pub(crate) function_call: Option<WireCalled>,
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<AnyObject>,
+    #[serde(rename = "provider_specific_fields")]
+    _provider_specific_fields: Option<AnyObject>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WireRole {
     System,
     Developer,
     User,
     Assistant,
     Tool,
+    /// The answer to a `function_call`.
+    Function,
+}
+
+impl<'de> Deserialize<'de> for WireRole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const NAMES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
+        match String::deserialize(deserializer)?.as_str() {
+            "system" => Ok(Self::System),
+            "developer" => Ok(Self::Developer),
+            "user" => Ok(Self::User),
+            "assistant" => Ok(Self::Assistant),
+            "tool" => Ok(Self::Tool),
+            "function" => Ok(Self::Function),
+            other => Err(de::Error::unknown_variant(other, NAMES)),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -62,12 +89,14 @@ pub(crate) struct WirePart {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) text: Option<String>,
-    pub(crate) refusal: Option<Value>,
-    pub(crate) image_url: Option<Value>,
-    pub(crate) input_audio: Option<Value>,
-    pub(crate) video_url: Option<Value>,
-    pub(crate) audio_url: Option<Value>,
-    pub(crate) file: Option<Value>,
+    pub(crate) refusal: Option<Anything>,
+    pub(crate) image_url: Option<Anything>,
+    pub(crate) input_audio: Option<Anything>,
+    pub(crate) video_url: Option<Anything>,
+    pub(crate) audio_url: Option<Anything>,
+    pub(crate) file: Option<Anything>,
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<AnyObject>,
 }
 
 impl<'de> Deserialize<'de> for WireContent {
@@ -102,12 +131,16 @@ pub(crate) struct WireToolCall {
     /// Present when a client puts streamed deltas together by hand.
     #[serde(rename = "index")]
     _index: Option<u32>,
+    #[serde(rename = "provider_specific_fields")]
+    _provider_specific_fields: Option<AnyObject>,
 }
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct WireCalled {
     pub(crate) name: String,
     pub(crate) arguments: String,
+    #[serde(rename = "provider_specific_fields")]
+    _provider_specific_fields: Option<AnyObject>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -115,6 +148,8 @@ pub(crate) struct WireTool {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) function: Option<WireFunction>,
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<AnyObject>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -134,11 +169,21 @@ pub(crate) enum ToolChoice {
 
 impl<'de> Deserialize<'de> for ToolChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match Value::deserialize(deserializer)? {
-            Value::String(mode) => Ok(Self::Mode(mode)),
-            Value::Object(_) => Ok(Self::Named),
-            _ => Err(de::Error::custom("expected a string or an object")),
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = ToolChoice;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an object")
+            }
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<ToolChoice, E> {
+                Ok(ToolChoice::Mode(v.to_owned()))
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<ToolChoice, A::Error> {
+                while map.next_entry::<Anything, Anything>()?.is_some() {}
+                Ok(ToolChoice::Named)
+            }
         }
+        deserializer.deserialize_any(V)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Fields that several routes share.
 
+use super::{AnyObject, Anything, whole};
 use serde::{Deserialize, Deserializer, Serialize, de};
-use serde_json::{Map, Value};
 use std::{collections::BTreeMap, fmt};
 
 /// How tokens are chosen and when to stop. Names as OpenAI and vLLM have them.
@@ -10,39 +10,52 @@ pub(crate) struct SamplingFields {
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
     /// vLLM's -1 and 0 both mean all.
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) top_k: Option<i64>,
     pub(crate) min_p: Option<f32>,
     pub(crate) typical_p: Option<f32>,
     pub(crate) repetition_penalty: Option<f32>,
+    /// llama.cpp's and Ollama's name for it.
+    pub(crate) repeat_penalty: Option<f32>,
     pub(crate) presence_penalty: Option<f32>,
     pub(crate) frequency_penalty: Option<f32>,
     pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) seed: Option<i64>,
     pub(crate) stop: Option<OneOrMany>,
     pub(crate) stop_token_ids: Option<Vec<u32>>,
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) min_tokens: Option<u32>,
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) include_stop_str_in_output: Option<bool>,
     pub(crate) skip_special_tokens: Option<bool>,
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) n: Option<u32>,
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
     pub(crate) response_format: Option<ResponseFormat>,
     /// SwiftLM's and mlx-lm's.
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) kv_bits: Option<u32>,
 }
 
-/// Standard fields that cannot change an answer; they are only checked for their type.
+/// Fields that cannot change an answer; they are only checked for their type.
 #[derive(Debug, Deserialize)]
 #[expect(dead_code, reason = "read for the type check alone")]
 pub(crate) struct InertFields {
     pub(crate) user: Option<String>,
-    pub(crate) metadata: Option<Map<String, Value>>,
+    pub(crate) metadata: Option<AnyObject>,
     pub(crate) store: Option<bool>,
     pub(crate) service_tier: Option<String>,
     pub(crate) safety_identifier: Option<String>,
     pub(crate) prompt_cache_key: Option<String>,
     pub(crate) prompt_cache_retention: Option<String>,
+    /// Anthropic's, through proxies: prefixes are cached unasked.
+    pub(crate) cache_control: Option<AnyObject>,
+    /// llama.cpp's: likewise.
+    pub(crate) cache_prompt: Option<bool>,
+    /// LiteLLM's.
+    pub(crate) provider_specific_fields: Option<AnyObject>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -58,7 +71,7 @@ pub(crate) struct ResponseFormat {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     #[serde(rename = "json_schema")]
-    _json_schema: Option<Value>,
+    _json_schema: Option<Anything>,
 }
 
 /// A string or a list of strings.

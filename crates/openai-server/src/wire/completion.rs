@@ -1,17 +1,21 @@
 //! `/v1/completions`.
 
-use super::{ChunkUsage, Usage};
+use super::{ChunkUsage, Usage, whole};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
+use std::fmt;
 
 /// The route's own fields; the sampling ones are in `SamplingFields`.
 #[derive(Debug, Deserialize)]
 pub(crate) struct CompletionRequest {
     pub(crate) model: Option<String>,
     pub(crate) prompt: Prompts,
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) max_tokens: Option<u32>,
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) logprobs: Option<u8>,
     pub(crate) echo: Option<bool>,
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) best_of: Option<u32>,
     pub(crate) suffix: Option<String>,
     pub(crate) add_special_tokens: Option<bool>,
@@ -29,25 +33,80 @@ pub(crate) enum Prompt {
 
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let expected = "expected a string, a list of strings, a list of token ids or a list of \
-                        lists of token ids";
-        let value = Value::deserialize(deserializer)?;
-        let token = |v: &Value| v.as_u64().and_then(|t| u32::try_from(t).ok());
-        let tokens = |list: &[Value]| list.iter().map(token).collect::<Option<Vec<_>>>();
-        let read = || match &value {
-            Value::String(text) => Some(vec![Prompt::Text(text.clone())]),
-            Value::Array(list) if list.iter().all(Value::is_number) => {
-                Some(vec![Prompt::Tokens(tokens(list)?)])
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = Prompts;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a string, a list of strings, a list of token ids or a list of lists of \
+                     token ids",
+                )
             }
-            Value::Array(list) if list.iter().all(Value::is_string) => {
-                list.iter().map(|v| Some(Prompt::Text(v.as_str()?.to_owned()))).collect()
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<Prompts, E> {
+                Ok(Prompts(vec![Prompt::Text(v.to_owned())]))
             }
-            Value::Array(list) => {
-                list.iter().map(|v| Some(Prompt::Tokens(tokens(v.as_array()?)?))).collect()
+            /// The first element says what the others must be.
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Prompts, A::Error> {
+                match seq.next_element()? {
+                    None => Ok(Prompts(vec![Prompt::Tokens(Vec::new())])),
+                    Some(First::Token(token)) => {
+                        let mut tokens = vec![token];
+                        while let Some(token) = seq.next_element()? {
+                            tokens.push(token);
+                        }
+                        Ok(Prompts(vec![Prompt::Tokens(tokens)]))
+                    }
+                    Some(First::Prompt(first @ Prompt::Text(_))) => {
+                        let mut prompts = vec![first];
+                        while let Some(text) = seq.next_element()? {
+                            prompts.push(Prompt::Text(text));
+                        }
+                        Ok(Prompts(prompts))
+                    }
+                    Some(First::Prompt(first @ Prompt::Tokens(_))) => {
+                        let mut prompts = vec![first];
+                        while let Some(tokens) = seq.next_element()? {
+                            prompts.push(Prompt::Tokens(tokens));
+                        }
+                        Ok(Prompts(prompts))
+                    }
+                }
             }
-            _ => None,
-        };
-        read().map(Self).ok_or_else(|| de::Error::custom(expected))
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+/// The first element of a list of prompts, or of a prompt that is a list.
+enum First {
+    Token(u32),
+    Prompt(Prompt),
+}
+
+impl<'de> Deserialize<'de> for First {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = First;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, a token id or a list of token ids")
+            }
+            fn visit_u64<E: de::Error>(self, v: u64) -> Result<First, E> {
+                let token = u32::try_from(v).map(First::Token);
+                token.map_err(|_| E::invalid_value(de::Unexpected::Unsigned(v), &self))
+            }
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<First, E> {
+                Ok(First::Prompt(Prompt::Text(v.to_owned())))
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<First, A::Error> {
+                let mut tokens = Vec::new();
+                while let Some(token) = seq.next_element()? {
+                    tokens.push(token);
+                }
+                Ok(First::Prompt(Prompt::Tokens(tokens)))
+            }
+        }
+        deserializer.deserialize_any(V)
     }
 }
 

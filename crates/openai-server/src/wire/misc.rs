@@ -32,6 +32,7 @@ pub(crate) struct TokenizeRequest {
     pub(crate) tools: Option<Vec<WireTool>>,
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
     pub(crate) enable_thinking: Option<bool>,
+    pub(crate) think: Option<bool>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,
 }

@@ -3,11 +3,13 @@
 mod chat;
 mod common;
 mod completion;
+mod lenient;
 mod misc;
 mod unsupported;
 
 pub(crate) use chat::*;
 pub(crate) use common::*;
 pub(crate) use completion::*;
+pub(crate) use lenient::*;
 pub(crate) use misc::*;
 pub(crate) use unsupported::*;

@@ -1,38 +1,61 @@
 //! Fields of OpenAI's and vLLM's APIs that would change the answer and are not honoured (yet).
 
-/// Of both completion routes. Each is answered with 400 unless it is null.
-pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
-    ("add_special_tokens", "is not supported on this route"),
-    ("allowed_token_ids", "is not supported yet"),
-    ("audio", "is not supported: this server answers in text"),
-    ("bad_words", "is not supported yet"),
-    ("best_of", "is not supported on this route"),
-    ("chat_template", "is not taken from requests; start the server with one"),
-    ("documents", "is not supported yet"),
-    ("echo", "is not supported on this route"),
-    ("function_call", "is deprecated; use 'tool_choice'"),
-    ("functions", "is deprecated; use 'tools'"),
-    ("guided_choice", "is not supported yet"),
-    ("guided_decoding_backend", "is not supported yet"),
-    ("guided_grammar", "is not supported yet"),
-    ("guided_json", "is not supported yet"),
-    ("guided_regex", "is not supported yet"),
-    ("guided_whitespace_pattern", "is not supported yet"),
-    ("include_reasoning", "is not supported yet"),
-    ("length_penalty", "is not supported: there is no beam search"),
-    ("mm_processor_kwargs", "is not supported: this server takes text"),
-    ("prediction", "is not supported yet"),
-    ("priority", "is not supported yet"),
-    ("prompt_embeds", "is not supported"),
-    ("prompt_logprobs", "is not supported; use 'echo' with 'logprobs' on /v1/completions"),
-    ("reasoning_effort", "is not supported; use 'enable_thinking' or 'chat_template_kwargs'"),
-    ("return_token_ids", "is not supported yet"),
-    ("return_tokens_as_token_ids", "is not supported yet"),
-    ("spaces_between_special_tokens", "is not supported yet"),
-    ("structured_outputs", "is not supported yet"),
-    ("suffix", "is not supported: this server does not fill in the middle"),
-    ("truncate_prompt_tokens", "is not supported: prompts are never cut"),
-    ("use_beam_search", "is not supported"),
-    ("verbosity", "is not supported"),
-    ("web_search_options", "is not supported"),
+use super::Glance::{self, Bool, Empty, Null, Number};
+
+/// A field that is answered with 400 unless it is null, or asks for what happens anyway.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unsupported {
+    pub(crate) name: &'static str,
+    pub(crate) why: &'static str,
+    /// The value that asks for nothing; null where there is none.
+    pub(crate) harmless: Glance,
+}
+
+const fn field(name: &'static str, why: &'static str, harmless: Glance) -> Unsupported {
+    Unsupported { name, why, harmless }
+}
+
+/// Fields of both completion routes.
+pub(crate) const UNSUPPORTED: &[Unsupported] = &[
+    field("add_special_tokens", "is not supported on this route", Null),
+    field("allowed_token_ids", "is not supported yet", Null),
+    field("audio", "is not supported: this server answers in text", Null),
+    field("bad_words", "is not supported yet", Empty),
+    field("best_of", "is not supported on this route", Number(1.0)),
+    field("chat_template", "is not taken from requests; start the server with one", Null),
+    field("documents", "is not supported yet", Empty),
+    field("echo", "is not supported on this route", Bool(false)),
+    field("function_call", "is deprecated; use 'tool_choice'", Null),
+    field("functions", "is deprecated; use 'tools'", Empty),
+    field("guided_choice", "is not supported yet", Null),
+    field("guided_decoding_backend", "is not supported yet", Null),
+    field("guided_grammar", "is not supported yet", Null),
+    field("guided_json", "is not supported yet", Null),
+    field("guided_regex", "is not supported yet", Null),
+    field("guided_whitespace_pattern", "is not supported yet", Null),
+    field("include_reasoning", "is not supported yet", Bool(true)),
+    field("length_penalty", "is not supported: there is no beam search", Number(1.0)),
+    field("mm_processor_kwargs", "is not supported: this server takes text", Null),
+    field("prediction", "is not supported yet", Null),
+    field("priority", "is not supported yet", Number(0.0)),
+    field("prompt_embeds", "is not supported", Null),
+    field(
+        "prompt_logprobs",
+        "is not supported; use 'echo' with 'logprobs' on /v1/completions",
+        Null,
+    ),
+    field(
+        "reasoning_effort",
+        "is not supported; use 'enable_thinking' or 'chat_template_kwargs'",
+        Null,
+    ),
+    field("return_token_ids", "is not supported yet", Bool(false)),
+    field("return_tokens_as_token_ids", "is not supported yet", Bool(false)),
+    field("spaces_between_special_tokens", "is not supported yet", Bool(true)),
+    field("structured_outputs", "is not supported yet", Null),
+    field("suffix", "is not supported: this server does not fill in the middle", Empty),
+    field("truncate_prompt_tokens", "is not supported: prompts are never cut", Null),
+    field("use_beam_search", "is not supported", Bool(false)),
+    field("verbosity", "is not supported", Null),
+    field("web_search_options", "is not supported", Null),
 ];

@@ -38,7 +38,7 @@ async fn every_parameter_reaches_the_engine() {
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "typical_p": 0.95,
         "repetition_penalty": 1.1, "presence_penalty": 0.25, "frequency_penalty": -0.25,
         "logit_bias": { "65": -100, "66": 5.5 }, "seed": 42, "max_tokens": 99, "min_tokens": 2,
-        "stop_token_ids": [10, 11], "ignore_eos": true, "logprobs": true, "top_logprobs": 3,
+        "stop_token_ids": [11, 10, 11], "ignore_eos": true, "logprobs": true, "top_logprobs": 3,
         "user": "me", "metadata": { "a": "b" }, "store": false, "service_tier": "auto",
         "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h",
         "response_format": { "type": "text" }, "modalities": ["text"], "n": 1,
@@ -96,8 +96,10 @@ async fn seeds_repeat_and_choices_differ() {
     assert_eq!(one, texts(&app.chat(json!({ "seed": 7, "n": 3 })).await));
     assert_eq!(one[0], "7");
     assert!(one[0] != one[1] && one[1] != one[2] && one[0] != one[2]);
-    // A negative seed is a seed.
-    assert_eq!(texts(&app.chat(json!({ "seed": -1 })).await), ["ffffffffffffffff"]);
+    // A negative seed is a seed, but for -1, which stands for none.
+    assert_eq!(texts(&app.chat(json!({ "seed": -2 })).await), ["fffffffffffffffe"]);
+    let random = texts(&app.chat(json!({ "seed": -1 })).await);
+    assert_ne!(random, texts(&app.chat(json!({ "seed": -1 })).await));
     let unseeded = texts(&app.chat(json!({})).await);
     assert_ne!(unseeded, texts(&app.chat(json!({})).await));
 }

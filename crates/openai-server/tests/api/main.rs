@@ -8,9 +8,13 @@
     reason = "helpers of tests are tests"
 )]
 
+mod browsers;
 mod chat;
 mod completions;
 mod info;
+mod lenient;
+mod limits;
+mod log;
 mod malformed;
 mod serving;
 mod stream;

@@ -62,9 +62,9 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
             "unsupported_value",
         ),
         (
-            user(json!([{ "type": "text", "text": "a", "cache_control": {} }])),
+            user(json!([{ "type": "text", "text": "a", "cache_control": 5 }])),
             "messages[0].content[0].cache_control",
-            "unknown_parameter",
+            "invalid_type",
         ),
         (
             message(json!({ "role": "user", "content": "x", "mood": "good" })),
@@ -171,9 +171,9 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
             "missing_required_parameter",
         ),
         (
-            tool(json!({ "type": "function", "function": { "name": "f", "strict": true } })),
+            tool(json!({ "type": "function", "function": { "name": "f", "strict": "yes" } })),
             "tools[0].function.strict",
-            "unsupported_value",
+            "invalid_type",
         ),
         (
             tool(json!({ "type": "function", "function": { "name": "f", "speed": 1 } })),
@@ -203,7 +203,38 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
         ),
         (json!({ "user": 5 }), "user", "invalid_type"),
         (json!({ "metadata": "x" }), "metadata", "invalid_type"),
-        (json!({ "functions": [] }), "functions", "unsupported_parameter"),
+        (json!({ "functions": [f] }), "functions", "unsupported_parameter"),
+        (json!({ "use_beam_search": true }), "use_beam_search", "unsupported_parameter"),
+        (json!({ "max_tokens": 2.5 }), "max_tokens", "invalid_type"),
+        (json!({ "max_tokens": 1e20 }), "max_tokens", "invalid_value"),
+        (json!({ "logit_bias": { "07": 1 } }), "logit_bias.07", "invalid_value"),
+        (json!({ "logit_bias": { "+7": 1 } }), "logit_bias.+7", "invalid_value"),
+        (
+            json!({ "stop_token_ids": Vec::from_iter(0..262), "min_tokens": 2 }),
+            "stop_token_ids",
+            "invalid_value",
+        ),
+        (
+            json!({ "repetition_penalty": 1.1, "repeat_penalty": 1.2 }),
+            "repeat_penalty",
+            "invalid_value",
+        ),
+        (json!({ "enable_thinking": true, "think": false }), "think", "invalid_value"),
+        (json!({ "think": "high" }), "think", "invalid_type"),
+        (
+            message(
+                json!({ "role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "b" }),
+            ),
+            "messages[0].reasoning",
+            "invalid_value",
+        ),
+        (
+            message(
+                json!({ "role": "user", "content": "x", "function_call": { "name": "f", "arguments": "" } }),
+            ),
+            "messages[0].function_call",
+            "invalid_value",
+        ),
         (json!({ "guided_json": {} }), "guided_json", "unsupported_parameter"),
         (json!({ "reasoning_effort": "high" }), "reasoning_effort", "unsupported_parameter"),
         (json!({ "echo": true }), "echo", "unsupported_parameter"),
@@ -216,8 +247,11 @@ fn completions() -> Vec<(Value, &'static str, &'static str)> {
         (json!({}), "prompt", "missing_required_parameter"),
         (json!({ "prompt": null }), "prompt", "invalid_type"),
         (json!({ "prompt": {} }), "prompt", "invalid_type"),
-        (json!({ "prompt": [1, "a"] }), "prompt", "invalid_type"),
-        (json!({ "prompt": [-1] }), "prompt", "invalid_type"),
+        (json!({ "prompt": [1, "a"] }), "prompt[1]", "invalid_type"),
+        (json!({ "prompt": [-1] }), "prompt[0]", "invalid_type"),
+        (json!({ "prompt": [[1], [true]] }), "prompt[1][0]", "invalid_type"),
+        (json!({ "prompt": ["a", 1] }), "prompt[1]", "invalid_type"),
+        (json!({ "prompt": vec![1; 5000] }), "prompt", "context_length_exceeded"),
         (json!({ "prompt": "" }), "prompt", "empty_prompt"),
         (json!({ "prompt": [] }), "prompt", "empty_prompt"),
         (json!({ "prompt": vec!["a"; 100], "n": 2 }), "prompt", "invalid_value"),
@@ -274,6 +308,9 @@ async fn what_is_no_json_object() {
         ("[]", "invalid_type"),
         ("\"x\"", "invalid_type"),
         ("null", "invalid_type"),
+        ("5", "invalid_type"),
+        ("{\"a\": 1} x", "invalid_json"),
+        ("{\"a\": [1, }", "invalid_json"),
     ] {
         let (status, answer) = app.post_text("/v1/chat/completions", body).await;
         assert_eq!(status, StatusCode::BAD_REQUEST);

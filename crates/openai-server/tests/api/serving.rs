@@ -195,3 +195,63 @@ async fn an_idle_server_ends_at_once_though_a_client_dawdles() {
     server.stop();
     server.ended().await;
 }
+
+#[tokio::test]
+async fn heads_and_bodies_that_never_come_are_given_up() {
+    let soon = Duration::from_millis(200);
+    let config = ServerConfig { header_timeout: soon, body_timeout: soon, ..config() };
+    let server = start(config, Reply::Text("x".into()), LONG).await;
+    let start = std::time::Instant::now();
+    let mut half = TcpStream::connect(server.address).await.unwrap();
+    half.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n").await.unwrap();
+    let mut silent = TcpStream::connect(server.address).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
+    let mut bodiless = TcpStream::connect(server.address).await.unwrap();
+    bodiless.write_all(head.as_bytes()).await.unwrap();
+    // A byte now and then does not help.
+    let mut dripping = TcpStream::connect(server.address).await.unwrap();
+    dripping.write_all(head.as_bytes()).await.unwrap();
+    let drip = tokio::spawn(async move {
+        for _ in 0..20 {
+            sleep(Duration::from_millis(50)).await;
+            if dripping.write_all(b" ").await.is_err() {
+                break;
+            }
+        }
+        read_until(&mut dripping, "body_timeout").await
+    });
+    read_all(&mut half).await;
+    read_all(&mut silent).await;
+    let answer = read_until(&mut bodiless, "body_timeout").await;
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    assert!(drip.await.unwrap().starts_with("HTTP/1.1 408"));
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_is_given_up() {
+    let config = ServerConfig { write_timeout: Duration::from_millis(200), ..config() };
+    // More than the sockets' buffers hold.
+    let server = start(config, Reply::Text("x".repeat(200_000)), LONG).await;
+    let body = chat(json!({ "stream": true })).to_string();
+    let client = server.post(&body).await;
+    eventually("it runs", || server.app.engine.count() == 1).await;
+    eventually("it is given up", || server.app.state.in_flight() == 0).await;
+    drop(client);
+}
+
+#[tokio::test]
+async fn who_sends_too_much_still_reads_why() {
+    let config = ServerConfig { max_body_bytes: 1000, ..config() };
+    let server = start(config, Reply::Text("x".into()), LONG).await;
+    let mut client = server.post(&"x".repeat(20 << 20)).await;
+    let answer = read_until(&mut client, "body_too_large").await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    // Chunked, so that nobody knows the length.
+    let mut client = TcpStream::connect(server.address).await.unwrap();
+    let head = "POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+    let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
+    client.write_all((head.to_owned() + &chunk.repeat(32) + "0\r\n\r\n").as_bytes()).await.unwrap();
+    let answer = read_until(&mut client, "body_too_large").await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+}

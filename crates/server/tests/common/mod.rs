@@ -31,7 +31,11 @@ impl Server {
     /// Serves on a free port; `args` are flags, and a model perhaps.
     pub(crate) fn start(args: &[&str]) -> Self {
         let start = Instant::now();
-        let mut child = Command::new(BINARY)
+        let mut command = Command::new(BINARY);
+        if !args.contains(&"--log-level") {
+            command.env("RUST_LOG", "warn");
+        }
+        let mut child = command
             .args(["serve", "--port", "0"])
             .args(args)
             .stdout(Stdio::piped())

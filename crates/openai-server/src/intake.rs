@@ -1,0 +1,162 @@
+//! Bodies on their way in: how many bytes of them are held, and how many are prepared, at a time.
+//!
+//! A body of 16 MiB is in memory as bytes, as fields, as a prompt and as tokens, and takes seconds
+//! to tokenize. Few of them at a time are work, and many are an attack. Small ones never wait for
+//! large ones.
+
+use crate::{
+    access::from_browser, config::ServerConfig, decode::Body, errors::ApiError, state::AppState,
+};
+use axum::{
+    body::{Body as HttpBody, Bytes},
+    extract::{FromRequest, Request},
+    http::{HeaderMap, header},
+};
+use http_body_util::BodyExt;
+use std::{num::NonZero, sync::Arc, thread::available_parallelism, time::Duration};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout, timeout_at},
+};
+
+/// Bodies up to this size wait for nobody but each other.
+const SMALL: usize = 256 << 10;
+
+/// Bytes of large bodies that are held at a time, unless one alone may have more.
+const HELD: usize = 64 << 20;
+
+/// Bytes that add a second to the time that a body may take.
+const BYTES_A_SECOND: usize = 64 << 10;
+
+/// How long a large body may wait for others.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The limits on what comes in.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    /// Large bodies, in KiB.
+    held: Arc<Semaphore>,
+    /// Preparations that run at a time.
+    small: Arc<Semaphore>,
+    large: Arc<Semaphore>,
+}
+
+impl Intake {
+    pub(crate) fn new(config: &ServerConfig) -> Self {
+        let cores = available_parallelism().map_or(1, NonZero::get);
+        let slots = |n| Arc::new(Semaphore::new(n));
+        Self {
+            held: slots(kib(HELD.max(config.max_body_bytes)) as usize),
+            small: slots(cores.max(2)),
+            // The model needs the processor too.
+            large: slots((cores / 4).max(1)),
+        }
+    }
+
+    async fn hold(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let permit = Arc::clone(&self.held).acquire_many_owned(kib(bytes));
+        timeout(PATIENCE, permit).await.map_err(|_| ApiError::Busy)?.map_err(|_| ApiError::Internal)
+    }
+}
+
+fn kib(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
+}
+
+/// The bytes of a body that may be JSON, and its share of what may be held.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    bytes: Vec<u8>,
+    held: Option<OwnedSemaphorePermit>,
+}
+
+impl FromRequest<AppState> for Payload {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        check_headers(&parts.headers)?;
+        let (config, intake) = (&state.0.config, &state.0.intake);
+        let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
+        let length = length.and_then(|v| v.parse().ok());
+        if length.is_some_and(|length: usize| length > config.max_body_bytes) {
+            return Err(ApiError::BodyTooLarge { limit: config.max_body_bytes });
+        }
+        read(body, length, config, intake).await
+    }
+}
+
+/// A page on another origin may send text/plain, a form, or nothing as a content type without a
+/// preflight; only JSON needs one. Programs may leave it out, and curl calls everything a form.
+fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
+    if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        return Err(ApiError::UnsupportedEncoding);
+    }
+    let kind = headers.get(header::CONTENT_TYPE).map(|kind| kind.to_str().unwrap_or_default());
+    let essence = kind.map(|k| k.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
+    match essence.as_deref() {
+        Some("application/json") => Ok(()),
+        None | Some("application/x-www-form-urlencoded") if !from_browser(headers) => Ok(()),
+        _ => Err(ApiError::UnsupportedMediaType),
+    }
+}
+
+async fn read(
+    mut body: HttpBody,
+    length: Option<usize>,
+    config: &ServerConfig,
+    intake: &Intake,
+) -> Result<Payload, ApiError> {
+    let limit = config.max_body_bytes;
+    let mut payload = Payload { bytes: Vec::new(), held: None };
+    let mut deadline = Instant::now() + config.body_timeout;
+    loop {
+        let frame = timeout_at(deadline, body.frame()).await.map_err(|_| ApiError::BodyTimeout)?;
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|_| ApiError::UnreadableBody)?;
+        let Ok(data): Result<Bytes, _> = frame.into_data() else { continue };
+        let size = payload.bytes.len() + data.len();
+        if size > limit {
+            return Err(ApiError::BodyTooLarge { limit });
+        }
+        if payload.held.is_none() && size > SMALL {
+            let waited = Instant::now();
+            payload.held = Some(intake.hold(length.unwrap_or(limit)).await?);
+            deadline += waited.elapsed();
+            payload.bytes.reserve_exact(length.unwrap_or(size) - payload.bytes.len());
+        }
+        deadline += Duration::from_secs_f64(data.len() as f64 / BYTES_A_SECOND as f64);
+        payload.bytes.extend_from_slice(&data);
+    }
+    // What is held for a length that was not known is more than enough.
+    let excess = |held: &OwnedSemaphorePermit| {
+        held.num_permits().saturating_sub(kib(payload.bytes.len()) as usize)
+    };
+    if let Some(held) = &mut payload.held {
+        drop(held.split(excess(held)));
+    }
+    Ok(payload)
+}
+
+/// Parses and prepares a request away from the async threads, so that no other connection waits
+/// for it. The work goes on if its client goes away, and so it keeps its place.
+pub(crate) async fn prepare<T: Send + 'static>(
+    state: &AppState,
+    payload: Payload,
+    work: impl FnOnce(&AppState, Body) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let intake = &state.0.intake;
+    let turns = if payload.bytes.len() <= SMALL { &intake.small } else { &intake.large };
+    let turn = Arc::clone(turns).acquire_owned().await.map_err(|_| ApiError::Internal)?;
+    let state = state.clone();
+    let done = tokio::task::spawn_blocking(move || {
+        let Payload { bytes, held } = payload;
+        let result = Body::parse(bytes).and_then(|body| work(&state, body));
+        drop((turn, held));
+        result
+    });
+    done.await.map_err(|error| {
+        tracing::error!(%error, "a request's preparation panicked");
+        ApiError::Internal
+    })?
+}

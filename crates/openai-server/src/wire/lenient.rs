@@ -1,0 +1,168 @@
+//! How values are read that clients write in more than one way, or whose contents do not matter.
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, Unexpected},
+};
+use std::{fmt, marker::PhantomData};
+
+/// A whole number, also where it is written as `2.0`: some languages know no other numbers.
+pub(crate) fn whole<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<i128>,
+{
+    Ok(Option::<Whole<T>>::deserialize(deserializer)?.map(|whole| whole.0))
+}
+
+struct Whole<T>(T);
+
+impl<'de, T: TryFrom<i128>> Deserialize<'de> for Whole<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V<T>(PhantomData<T>);
+        impl<T: TryFrom<i128>> de::Visitor<'_> for V<T> {
+            type Value = Whole<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number ({})", std::any::type_name::<T>())
+            }
+            fn visit_u64<E: de::Error>(self, v: u64) -> Result<Whole<T>, E> {
+                let whole = T::try_from(i128::from(v)).map(Whole);
+                whole.map_err(|_| E::invalid_value(Unexpected::Unsigned(v), &self))
+            }
+            fn visit_i64<E: de::Error>(self, v: i64) -> Result<Whole<T>, E> {
+                let whole = T::try_from(i128::from(v)).map(Whole);
+                whole.map_err(|_| E::invalid_value(Unexpected::Signed(v), &self))
+            }
+            fn visit_f64<E: de::Error>(self, v: f64) -> Result<Whole<T>, E> {
+                if v.fract() != 0.0 {
+                    return Err(E::invalid_type(Unexpected::Float(v), &self));
+                }
+                // The cast saturates, far outside of every type that is asked for.
+                let whole = T::try_from(v as i128).map(Whole);
+                whole.map_err(|_| E::invalid_value(Unexpected::Float(v), &self))
+            }
+        }
+        deserializer.deserialize_any(V(PhantomData))
+    }
+}
+
+/// Any value; only that it is there matters. Nothing is built from it. (serde's `IgnoredAny` would
+/// be reported as a field that nobody knows.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Anything;
+
+/// An object with any contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AnyObject;
+
+impl<'de> Deserialize<'de> for Anything {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = Anything;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any value")
+            }
+            fn visit_bool<E>(self, _: bool) -> Result<Anything, E> {
+                Ok(Anything)
+            }
+            fn visit_i64<E>(self, _: i64) -> Result<Anything, E> {
+                Ok(Anything)
+            }
+            fn visit_u64<E>(self, _: u64) -> Result<Anything, E> {
+                Ok(Anything)
+            }
+            fn visit_f64<E>(self, _: f64) -> Result<Anything, E> {
+                Ok(Anything)
+            }
+            fn visit_str<E>(self, _: &str) -> Result<Anything, E> {
+                Ok(Anything)
+            }
+            fn visit_unit<E>(self) -> Result<Anything, E> {
+                Ok(Anything)
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Anything, A::Error> {
+                while seq.next_element::<Anything>()?.is_some() {}
+                Ok(Anything)
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Anything, A::Error> {
+                while map.next_entry::<Anything, Anything>()?.is_some() {}
+                Ok(Anything)
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+impl<'de> Deserialize<'de> for AnyObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = AnyObject;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<AnyObject, A::Error> {
+                while map.next_entry::<Anything, Anything>()?.is_some() {}
+                Ok(AnyObject)
+            }
+        }
+        deserializer.deserialize_map(V)
+    }
+}
+
+/// A value at the top of a body, as far as it matters for fields that are not honoured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Glance {
+    Null,
+    Bool(bool),
+    Number(f64),
+    /// An empty text, list or object.
+    Empty,
+    Other,
+}
+
+impl<'de> Deserialize<'de> for Glance {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = Glance;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any value")
+            }
+            fn visit_bool<E>(self, v: bool) -> Result<Glance, E> {
+                Ok(Glance::Bool(v))
+            }
+            fn visit_i64<E>(self, v: i64) -> Result<Glance, E> {
+                Ok(Glance::Number(v as f64))
+            }
+            fn visit_u64<E>(self, v: u64) -> Result<Glance, E> {
+                Ok(Glance::Number(v as f64))
+            }
+            fn visit_f64<E>(self, v: f64) -> Result<Glance, E> {
+                Ok(Glance::Number(v))
+            }
+            fn visit_str<E>(self, v: &str) -> Result<Glance, E> {
+                Ok(if v.is_empty() { Glance::Empty } else { Glance::Other })
+            }
+            fn visit_unit<E>(self) -> Result<Glance, E> {
+                Ok(Glance::Null)
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Glance, A::Error> {
+                let mut glance = Glance::Empty;
+                while seq.next_element::<de::IgnoredAny>()?.is_some() {
+                    glance = Glance::Other;
+                }
+                Ok(glance)
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Glance, A::Error> {
+                let mut glance = Glance::Empty;
+                while map.next_entry::<de::IgnoredAny, de::IgnoredAny>()?.is_some() {
+                    glance = Glance::Other;
+                }
+                Ok(glance)
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}

@@ -1,0 +1,130 @@
+//! Who may call the server, and what it writes down of that.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
+mod common;
+
+use common::{Server, chat, fails};
+use serde_json::json;
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Command, Stdio},
+};
+
+/// Sends a head and a body, and returns the status and everything.
+fn raw(address: &str, head: &str, body: &str) -> (u16, String) {
+    let mut socket = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    write!(socket, "{head}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+        .unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
+}
+
+#[test]
+fn an_empty_key_stops_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |text: &str| {
+        let path = dir.path().join("keys");
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    for key in ["", " ", "good,", "\t"] {
+        let error = fails(&["serve", "--port", "0", "--api-key", key]);
+        assert!(error.contains("is empty") && error.contains("--api-key"), "{error}");
+    }
+    assert!(fails(&["serve", "--port", "0", "--api-key", "two words"]).contains("ASCII"));
+    let blank = file("\n  \n");
+    assert!(fails(&["serve", "--port", "0", "--api-key-file", &blank]).contains("has no key"));
+    let missing = ["serve", "--port", "0", "--api-key-file", "/nothing/here"];
+    assert!(fails(&missing).contains("/nothing/here"));
+    let output = Command::new(env!("CARGO_BIN_EXE_taper"))
+        .args(["serve", "--port", "0"])
+        .env("TAPER_API_KEY", "")
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("is empty"), "{error}");
+    for flag in ["--allowed-origins", "--allowed-hosts"] {
+        assert!(fails(&["serve", "--port", "0", flag, "a b"]).contains(flag));
+    }
+}
+
+#[test]
+fn keys_come_from_flags_and_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    fs::write(&path, "first\n\n  second  \r\n").unwrap();
+    let server =
+        Server::start(&["--api-key", "third,fourth", "--api-key-file", path.to_str().unwrap()]);
+    let models = |key: &str| {
+        let head = format!("GET /v1/models HTTP/1.1\r\nHost: any\r\nAuthorization: Bearer {key}");
+        raw(&server.address, &head, "").0
+    };
+    for key in ["first", "second", "third", "fourth"] {
+        assert_eq!(models(key), 200, "{key}");
+    }
+    for key in ["", "third,fourth", "fifth"] {
+        assert_eq!(models(key), 401, "{key:?}");
+    }
+}
+
+#[test]
+fn pages_and_foreign_names_do_not_reach_a_local_server() {
+    let server = Server::shared();
+    let body = chat("Hello!", json!({ "max_tokens": 2 })).to_string();
+    let ask = |headers: &str| {
+        let head = format!("POST /v1/chat/completions HTTP/1.1\r\n{headers}");
+        raw(&server.address, &head, &body)
+    };
+    let address = &server.address;
+    let own = format!("Host: {address}");
+    for (headers, status) in [
+        (own.clone(), 200),
+        (format!("{own}\r\nContent-Type: application/x-www-form-urlencoded"), 200),
+        ("Host: localhost:1234".into(), 200),
+        ("Host: rebound.example:8000".into(), 403),
+        (format!("{own}\r\nOrigin: https://evil.example"), 403),
+        (format!("{own}\r\nOrigin: https://evil.example\r\nContent-Type: application/json"), 403),
+        (format!("{own}\r\nSec-Fetch-Site: cross-site"), 403),
+        (format!("{own}\r\nOrigin: http://{address}\r\nContent-Type: application/json"), 200),
+        (format!("{own}\r\nOrigin: http://{address}"), 415),
+    ] {
+        let (got, answer) = ask(&headers);
+        assert_eq!(got, status, "{headers}\n{answer}");
+    }
+}
+
+#[test]
+fn each_request_is_a_line_of_the_log() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_taper"))
+        .args(["serve", "--port", "0"])
+        .env_remove("RUST_LOG")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let address = lines
+        .filter_map(|l| Some(l.strip_prefix("serving on http://")?.split(',').next()?.to_owned()));
+    let mut address = address;
+    let address = address.next().unwrap();
+    let body = chat("attack at dawn", json!({ "max_tokens": 2 })).to_string();
+    let head =
+        format!("POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nX-Request-Id: mine-7");
+    let (status, answer) = raw(&address, &head, &body);
+    assert!(status == 200 && answer.contains("x-request-id: mine-7"), "{answer}");
+    let log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut log = log.filter(|line| line.contains("/v1/chat/completions"));
+    let line = log.next().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(
+        line.contains("POST /v1/chat/completions 200 in ") && line.contains("mine-7"),
+        "{line}"
+    );
+    assert!(line.contains("2 output tokens") && !line.contains("dawn"), "{line}");
+}
