@@ -11,7 +11,9 @@ mod quantize;
 
 pub use quantize::{AffineParts, quantize, quantize_row};
 
-use crate::{Bytes, DType, Result, TensorError, cpu, cpu::RowSource, dense::FloatBytes};
+use crate::{
+    Bytes, DType, Result, TensorError, cpu, cpu::RowSource, dense::FloatBytes, dense::product,
+};
 
 /// Bits a code and codes a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -66,7 +68,7 @@ impl AffineWeight {
     /// of `dtype`.
     ///
     /// # Errors
-    /// The format is unknown, or a buffer has another length.
+    /// The format is unknown, a buffer has another length, or the matrix is larger than memory can be.
     pub fn new(
         format: AffineFormat,
         (rows, cols): (usize, usize),
@@ -75,7 +77,9 @@ impl AffineWeight {
         biases: (DType, Bytes),
     ) -> Result<Self> {
         format.check(cols)?;
-        let expected = rows * format.row_bytes(cols);
+        // Every weight is counted, as what unpacks them makes a float of each.
+        product("affine weight", &[rows, cols, size_of::<f32>()])?;
+        let expected = product("affine weight", &[rows, format.row_bytes(cols)])?;
         if codes.len() != expected {
             let got = codes.len();
             return Err(TensorError::Bytes { what: "affine weight", expected, got });
@@ -154,10 +158,13 @@ impl AffineWeight {
     /// Rows `range` as a matrix of its own, over the same memory.
     pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {
         let row = self.format.row_bytes(self.cols);
-        let groups = self.cols / self.format.group;
+        let (groups, end) = (self.cols / self.format.group, first.checked_add(rows)?);
+        if end > self.rows {
+            return None;
+        }
         Some(Self {
             rows,
-            codes: self.codes.slice(first * row..(first + rows) * row)?,
+            codes: self.codes.slice(first * row..end * row)?,
             scales: self.scales.slice(first * groups, rows * groups)?,
             biases: self.biases.slice(first * groups, rows * groups)?,
             ..self.clone()
@@ -186,6 +193,37 @@ impl RowSource for AffineWeight {
             for ((codes, s), b) in row.chunks_exact_mut(group).zip(&scales).zip(&biases) {
                 codes.iter_mut().for_each(|c| *c = *c * s + b);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_whose_product_wraps_are_refused() {
+        let none = || Bytes::from_vec(Vec::new());
+        let floats = || (DType::F16, none());
+        for bits in AffineFormat::BITS {
+            let format = AffineFormat { bits, group: 32 };
+            for shape in [(1 << 32, 1 << 32), (1 << 59, 32), (1 << 58, 64), (2, 1 << 63)] {
+                let error = AffineWeight::new(format, shape, none(), floats(), floats());
+                let wraps = matches!(error, Err(TensorError::TooLarge { .. }));
+                assert!(wraps, "{shape:?} of {bits} bits");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_past_the_end_are_none() {
+        let format = AffineFormat { bits: 4, group: 32 };
+        let bytes = |n| Bytes::from_vec(vec![0; n]);
+        let side = || (DType::F16, bytes(4));
+        let w = AffineWeight::new(format, (2, 32), bytes(32), side(), side()).unwrap();
+        assert!(w.row_range(1, 1).is_some());
+        for (first, rows) in [(1, 2), (usize::MAX, 1), (1, usize::MAX), (1 << 63, 1 << 63)] {
+            assert!(w.row_range(first, rows).is_none(), "{rows} from {first}");
         }
     }
 }

@@ -72,7 +72,8 @@ impl Bytes {
     /// A window, relative to this one; `None` when it is not inside.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
-        let (start, end) = (self.range.start + range.start, self.range.start + range.end);
+        let start = self.range.start.checked_add(range.start)?;
+        let end = self.range.start.checked_add(range.end)?;
         (range.start <= range.end && end <= self.range.end)
             .then(|| Self { owner: Arc::clone(&self.owner), range: start..end })
     }
@@ -253,7 +254,7 @@ impl fmt::Debug for AlignedBytes {
 
 // SAFETY: the memory is owned and plain; shared access is read-only.
 unsafe impl Send for AlignedBytes {}
-// SAFETY: as above.
+// SAFETY: the memory is owned and plain; shared access is read-only.
 unsafe impl Sync for AlignedBytes {}
 
 #[cfg(test)]
@@ -269,6 +270,9 @@ mod tests {
         assert!(w.slice(1..5).is_none());
         let turned = Range { start: 3, end: 2 };
         assert!(w.slice(turned).is_none());
+        for wraps in [0..usize::MAX, usize::MAX - 1..usize::MAX, usize::MAX - 1..1] {
+            assert!(w.slice(wraps.clone()).is_none(), "{wraps:?}");
+        }
         assert!(Bytes::new(Arc::new(vec![0u8; 3]), 1..4).is_none());
     }
 

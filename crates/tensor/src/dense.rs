@@ -7,6 +7,15 @@ use crate::{
 use half::{bf16, f16};
 use std::borrow::Cow;
 
+/// How many elements or bytes a shape has.
+///
+/// # Errors
+/// [`TensorError::TooLarge`]: kernels trust the sizes of a weight, so a product must not wrap.
+pub(crate) fn product(what: &'static str, shape: &[usize]) -> Result<usize> {
+    let product = shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+    product.ok_or_else(|| TensorError::TooLarge { what, shape: shape.to_vec() })
+}
+
 /// Floats of any stored type, read as `f32`.
 #[derive(Debug, Clone)]
 pub(crate) struct FloatBytes {
@@ -19,7 +28,7 @@ impl FloatBytes {
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(TensorError::DType { op: what, got: dtype });
         }
-        let expected = n * dtype.size_in_bytes();
+        let expected = product(what, &[n, dtype.size_in_bytes()])?;
         if bytes.len() != expected {
             return Err(TensorError::Bytes { what, expected, got: bytes.len() });
         }
@@ -76,7 +85,8 @@ impl FloatBytes {
 
     pub(crate) fn slice(&self, first: usize, n: usize) -> Option<Self> {
         let size = self.dtype.size_in_bytes();
-        let bytes = self.bytes.slice(first * size..(first + n) * size)?;
+        let end = first.checked_add(n)?.checked_mul(size)?;
+        let bytes = self.bytes.slice(first.checked_mul(size)?..end)?;
         Some(Self { dtype: self.dtype, bytes })
     }
 }
@@ -94,9 +104,11 @@ impl DenseWeight {
     /// `data`: `[rows, cols]` of `dtype`, row-major.
     ///
     /// # Errors
-    /// `dtype` is no float, or the buffer has another length.
+    /// `dtype` is no float, the buffer has another length, or the matrix is larger than memory can be.
     pub fn new((rows, cols): (usize, usize), dtype: DType, data: Bytes) -> Result<Self> {
-        Ok(Self { rows, cols, data: FloatBytes::new("dense weight", dtype, data, rows * cols)? })
+        let what = "dense weight";
+        let data = FloatBytes::new(what, dtype, data, product(what, &[rows, cols])?)?;
+        Ok(Self { rows, cols, data })
     }
 
     /// Element type in memory.
@@ -122,7 +134,8 @@ impl DenseWeight {
     }
 
     pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {
-        let data = self.data.slice(first * self.cols, rows * self.cols)?;
+        let (first, n) = (first.checked_mul(self.cols)?, rows.checked_mul(self.cols)?);
+        let data = self.data.slice(first, n)?;
         Some(Self { rows, cols: self.cols, data })
     }
 }
@@ -142,5 +155,36 @@ impl RowSource for DenseWeight {
 
     fn floats(&self) -> Option<Floats<'_>> {
         Some(self.data.floats())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_whose_product_wraps_are_refused() {
+        let none = || Bytes::from_vec(Vec::new());
+        for shape in [(1 << 32, 1 << 32), (usize::MAX, 2), (1 << 62, 1), (2, 1 << 63)] {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let Err(error) = DenseWeight::new(shape, dtype, none()) else {
+                    panic!("{shape:?} of {dtype:?} has no bytes");
+                };
+                // (2^62, 1) of halves does not wrap: its bytes are missing.
+                let wraps = matches!(error, TensorError::TooLarge { .. });
+                let fits = shape == (1 << 62, 1) && dtype != DType::F32;
+                assert_eq!(wraps, !fits, "{shape:?} of {dtype:?}: {error}");
+            }
+        }
+        assert!(DenseWeight::new((0, 7), DType::F32, none()).is_ok());
+    }
+
+    #[test]
+    fn rows_past_the_end_are_none() {
+        let w = DenseWeight::new((2, 3), DType::F16, Bytes::from_vec(vec![0; 12])).unwrap();
+        assert!(w.row_range(1, 1).is_some());
+        for (first, rows) in [(1, 2), (usize::MAX, 1), (1, usize::MAX), (1 << 63, 1 << 63)] {
+            assert!(w.row_range(first, rows).is_none(), "{rows} from {first}");
+        }
     }
 }

@@ -36,6 +36,22 @@ pub enum TensorError {
         /// The length that came.
         got: usize,
     },
+    /// A shape with more elements than memory can have bytes.
+    #[error("{what}: shape {shape:?} is larger than the address space")]
+    TooLarge {
+        /// What has the shape.
+        what: &'static str,
+        /// The sizes whose product overflows.
+        shape: Vec<usize>,
+    },
+    /// A set of vector instructions that this processor lacks, or nobody knows.
+    #[error("this processor has no level {name:?}; it has {available}")]
+    Level {
+        /// The level asked for.
+        name: String,
+        /// Those there are, best first.
+        available: String,
+    },
     /// An index past the end.
     #[error("{op}: index {index} is not below {limit}")]
     Index {

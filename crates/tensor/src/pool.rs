@@ -19,7 +19,7 @@ use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError,
         atomic::{
             AtomicU64, AtomicUsize,
             Ordering::{Relaxed, SeqCst},
@@ -208,7 +208,8 @@ struct Shared {
 // SAFETY: `job` is written while the gate is closed and nobody is active, and read by workers that
 // have made themselves active and then found the gate open.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: `job` is written while the gate is closed and nobody is active, and read by workers that
+// have made themselves active and then found the gate open.
 unsafe impl Sync for Shared {}
 
 impl Pool {
@@ -235,9 +236,14 @@ impl Pool {
 
     fn run(&self, tasks: usize, task: &Task<'_>) {
         // Another thread's job is running: waiting for it would take longer than doing it here.
-        let Ok(_turn) = self.turn.try_lock() else {
-            (0..tasks).for_each(task);
-            return;
+        let turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            // It guards no data, so a thread that died with it has left nothing half done.
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                (0..tasks).for_each(task);
+                return;
+            }
         };
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes, and `close` waits for all users.
@@ -258,6 +264,8 @@ impl Pool {
         }
         shared.close();
         let theirs = lock(&shared.panic).take();
+        // A guard that is dropped while its thread panics poisons the lock.
+        drop(turn);
         if let Some(payload) = own.err().or(theirs) {
             resume_unwind(payload);
         }

@@ -78,7 +78,7 @@ impl Ahead for Far {
 
     #[inline(always)]
     fn ask(line: *const u8) {
-        // SAFETY: as above.
+        // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.wrapping_add(8192).cast()) }
     }
 }

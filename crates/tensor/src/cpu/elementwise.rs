@@ -58,7 +58,7 @@ pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
 /// `x` and `out` have as many elements as `w`.
 pub(super) unsafe fn norm_row(level: Level, x: *const f32, w: &[f32], eps: f32, out: *mut f32) {
     let n = w.len();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `x` and `out` have as many elements as `w`.
     unsafe {
         let squares = kernels::sum_squares(level, x, n);
         let s = 1.0 / (squares / n as f32 + eps).sqrt();

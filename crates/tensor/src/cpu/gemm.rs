@@ -58,7 +58,7 @@ pub(crate) fn matmul_to(
     let (n, k) = (w.rows(), w.cols());
     let m = x.len().checked_div(k).unwrap_or(0);
     assert_eq!(x.len(), m * k, "x is [m, {k}]");
-    assert_eq!(shared.len(), m * n, "out is [{m}, {n}]");
+    assert_eq!(Some(shared.len()), m.checked_mul(n), "out is [{m}, {n}]");
     assert!(bias.is_none_or(|b| b.len() == n), "bias is [{n}]");
     if m == 0 || n == 0 {
         return;

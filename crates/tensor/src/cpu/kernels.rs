@@ -75,7 +75,7 @@ impl<E> Rows<E> {
         if self.near && row + NEAR < self.rows {
             let ptr = self.ptr.wrapping_add((row + NEAR) * self.stride + from);
             for line in 0..n.div_ceil(Self::LINE) {
-                // SAFETY: as above.
+                // SAFETY: a hint; the address is not read.
                 unsafe { L::prefetch_near(ptr.wrapping_add(line * Self::LINE)) };
             }
         }
@@ -102,26 +102,26 @@ macro_rules! kernel {
         /// `level` is one of [`Level::available`], and pointers are valid for the stated shapes.
         pub(super) unsafe fn $name(level: Level, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx2,fma,f16c,bmi2")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: compiled for the level; the rest is the caller's promise.
+                // SAFETY: compiled for the level; pointers are valid for the shapes of `$name`.
                 unsafe { $body::<$crate::cpu::x86::Avx512 $(, $e)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+            #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: as above.
+                // SAFETY: compiled for the level; pointers are valid for the shapes of `$name`.
                 unsafe { $body::<$crate::cpu::x86::Avx2 $(, $e)?>($($arg),*) }
             }
             // SAFETY: the machine has the level; pointers are the caller's promise.
             unsafe {
                 match level {
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx512 => avx512($($arg),*),
+                    Level::Avx512(_) => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx2 => avx2($($arg),*),
+                    Level::Avx2(_) => avx2($($arg),*),
                     #[cfg(target_arch = "aarch64")]
-                    Level::Neon => $body::<$crate::cpu::neon::Neon $(, $e)?>($($arg),*),
+                    Level::Neon(_) => $body::<$crate::cpu::neon::Neon $(, $e)?>($($arg),*),
                     _ => $body::<Portable $(, $e)?>($($arg),*),
                 }
             }
@@ -311,7 +311,7 @@ unsafe fn dot_rows<L: Lanes, E: Element, const M: usize>(
 
 #[inline(always)]
 unsafe fn dot_block_body<L: Lanes, E: Element>(x: Rows, w: Rows<E>, k: usize, out: RowsMut) {
-    // SAFETY: the caller's shapes.
+    // SAFETY: `x` and `w` have `k` elements a row, and `out` an element a row of each.
     unsafe {
         let at = |i: usize| (x.ptr.add(i * x.stride), out.ptr.add(i * out.stride));
         let mut i = 0;
@@ -379,7 +379,8 @@ unsafe fn weighted_cols<L: Lanes, E: Element, const N: usize>(
     acc: RowsMut,
     from: usize,
 ) {
-    // SAFETY: the caller's shapes.
+    // SAFETY: `p` has a weight a row of `v`, and rows of `v` and `acc` have `N` vectors from `from`
+    // on.
     unsafe {
         // What comes next is asked for in the order in which it lies, whatever part of each row is read
         // here: then the processor itself looks further ahead.
@@ -406,7 +407,7 @@ unsafe fn weighted_cols<L: Lanes, E: Element, const N: usize>(
 
 #[inline(always)]
 unsafe fn weighted_rows_body<L: Lanes, E: Element>(p: Rows, v: Rows<E>, d: usize, acc: RowsMut) {
-    // SAFETY: the caller's shapes.
+    // SAFETY: `p` has a weight a row of `v`, and rows of `v` and `acc` have `d` elements.
     unsafe {
         let mut from = 0;
         // Whole rows where registers hold the sums of so many.

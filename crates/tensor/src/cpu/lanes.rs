@@ -25,13 +25,13 @@ pub(super) trait Element: Copy + Default {
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const Self) -> L {
-        // SAFETY: forwarded.
+        // SAFETY: as many elements are readable, as [`Lanes::load`] demands.
         unsafe { L::load(p) }
     }
 
     #[inline(always)]
     unsafe fn load_part<L: Lanes>(p: *const Self, n: usize) -> L {
-        // SAFETY: forwarded.
+        // SAFETY: the caller keeps the contract of `Element::load_part`.
         unsafe { L::load_part(p, n) }
     }
 }
@@ -39,7 +39,7 @@ impl Element for f32 {
 impl Element for f16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const Self) -> L {
-        // SAFETY: forwarded.
+        // SAFETY: as many elements are readable, as [`Lanes::load`] demands.
         unsafe { L::load_f16(p) }
     }
 }
@@ -47,7 +47,7 @@ impl Element for f16 {
 impl Element for bf16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const Self) -> L {
-        // SAFETY: forwarded.
+        // SAFETY: as many elements are readable, as [`Lanes::load`] demands.
         unsafe { L::load_bf16(p) }
     }
 }
@@ -116,7 +116,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn turn(x: *const f32, x_stride: usize, out: *mut f32, out_stride: usize) {
         for i in 0..Self::LANES {
             for j in 0..Self::LANES {
-                // SAFETY: the caller's shapes.
+                // SAFETY: `x` and `out` have as many rows and columns as there are lanes.
                 unsafe { *out.add(j * out_stride + i) = *x.add(i * x_stride + j) };
             }
         }
@@ -126,7 +126,7 @@ pub(super) trait Lanes: Copy {
     /// `e^self` to 2 ulp; the Cephes polynomial on [-ln 2 / 2, ln 2 / 2].
     #[inline(always)]
     unsafe fn exp(self) -> Self {
-        // SAFETY: the caller upholds the trait's contract.
+        // SAFETY: the caller is compiled for the level; only registers are read.
         unsafe {
             let x = self.max(Self::splat(-104.0)).min(Self::splat(88.72));
             let n = x.mul(Self::splat(std::f32::consts::LOG2_E)).round();

@@ -9,6 +9,7 @@ mod ahead;
 pub mod codes;
 pub mod dense;
 mod elementwise;
+pub mod features;
 mod flash;
 mod floats;
 mod gemm;
@@ -55,45 +56,14 @@ pub use heads::HeadRows;
 pub use soon::{read_soon, reads_soon};
 pub use unpack::{bf16_to_f32, f16_to_f32, f32_to_f16, unpack_affine};
 
-use std::sync::OnceLock;
-
-/// A set of vector instructions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    /// x86-64 with AVX-512 F.
-    Avx512,
-    /// x86-64 with AVX2 and FMA.
-    Avx2,
-    /// aarch64.
-    Neon,
-    /// Any machine.
-    Portable,
-}
-
-impl Level {
-    /// The best level of this machine.
-    #[must_use]
-    pub fn detect() -> Self {
-        static LEVEL: OnceLock<Level> = OnceLock::new();
-        *LEVEL.get_or_init(|| Self::available().first().copied().unwrap_or(Self::Portable))
-    }
-
-    /// Every level of this machine, best first; for tests that compare them.
-    #[must_use]
-    pub fn available() -> Vec<Self> {
-        let mut levels = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx2") {
-                levels.push(Self::Avx512);
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                levels.push(Self::Avx2);
-            }
-        }
-        #[cfg(target_arch = "aarch64")]
-        levels.push(Self::Neon);
-        levels.push(Self::Portable);
-        levels
+features::levels! {
+    /// A set of vector instructions.
+    pub enum Level {
+        /// x86-64 with AVX-512.
+        Avx512(Avx512),
+        /// x86-64 with AVX2 and FMA.
+        Avx2(Avx2),
+        /// aarch64.
+        Neon(Neon),
     }
 }

@@ -12,7 +12,7 @@ pub(crate) struct SharedOut<T = f32> {
 
 // SAFETY: `write` and `at` leave it to the caller that pieces do not overlap.
 unsafe impl<T: Send> Send for SharedOut<T> {}
-// SAFETY: as above.
+// SAFETY: `write` and `at` leave it to the caller that pieces do not overlap.
 unsafe impl<T: Send> Sync for SharedOut<T> {}
 
 impl<T: Copy> SharedOut<T> {

@@ -42,7 +42,7 @@ thread_local! {
 #[must_use]
 pub fn reads_soon() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return Int8Level::detect() == Int8Level::Vnni && !intel() && !zen5();
+    return matches!(Int8Level::detect(), Int8Level::Vnni(_)) && !intel() && !zen5();
     #[cfg(not(target_arch = "x86_64"))]
     return false;
 }

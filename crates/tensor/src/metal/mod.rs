@@ -65,7 +65,8 @@ struct Open {
 // SAFETY: devices, queues, libraries and pipelines may be used from any thread; command buffers and
 // encoders only under the lock of `open`.
 unsafe impl Send for Metal {}
-// SAFETY: as above.
+// SAFETY: devices, queues, libraries and pipelines may be used from any thread; command buffers and
+// encoders only under the lock of `open`.
 unsafe impl Sync for Metal {}
 
 fn failed(what: &'static str, message: impl fmt::Display) -> TensorError {

@@ -79,6 +79,52 @@ fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
     }
 }
 
+/// How many threads run a job. Each task waits until there are as many as threads, so none does two.
+fn threads_of_a_job(pool: &Pool) -> usize {
+    let (begun, deadline) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(10));
+    let ids = Mutex::new(std::collections::HashSet::new());
+    pool.run(pool.threads, &|_| {
+        lock(&ids).insert(std::thread::current().id());
+        begun.fetch_add(1, SeqCst);
+        while begun.load(SeqCst) < pool.threads && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+    });
+    lock(&ids).len()
+}
+
+#[test]
+fn after_a_panic_all_threads_work_again() {
+    let pool = Pool::new(3);
+    assert_eq!(threads_of_a_job(&pool), 3);
+    // The caller's own task panics, and then a worker's.
+    for caller in [true, false] {
+        let here = std::thread::current().id();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(3, &|_| {
+                let own = std::thread::current().id() == here;
+                std::thread::sleep(Duration::from_millis(20));
+                // Every thread has a task: each sleeps in its own.
+                assert!(own != caller, "a task");
+            });
+        }));
+        assert!(result.is_err());
+        assert!(!pool.turn.is_poisoned());
+        assert_eq!(threads_of_a_job(&pool), 3);
+    }
+}
+
+#[test]
+fn a_poisoned_turn_is_taken_all_the_same() {
+    let pool = Pool::new(3);
+    let died = catch_unwind(AssertUnwindSafe(|| {
+        let _turn = pool.turn.lock();
+        panic!("with the turn");
+    }));
+    assert!(died.is_err() && pool.turn.is_poisoned());
+    assert_eq!(threads_of_a_job(&pool), 3);
+}
+
 #[test]
 fn results_are_in_order_and_ranges_cover() {
     assert_eq!(map(100, |i| i * i), (0..100).map(|i| i * i).collect::<Vec<_>>());

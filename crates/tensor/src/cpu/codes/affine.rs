@@ -138,15 +138,15 @@ impl Affine {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level and the lengths are checked.
-            CodeLevel::Vbmi => unsafe { super::affine_vbmi::dots(self, q, rows, scales, out) },
+            CodeLevel::Vbmi(_) => unsafe { super::affine_vbmi::dots(self, q, rows, scales, out) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            CodeLevel::Avx2 if self.whole_rings() => unsafe {
+            // SAFETY: the machine has the level and the lengths are checked.
+            CodeLevel::Avx2(_) if self.whole_rings() => unsafe {
                 super::affine_avx2::dots(self, q, rows, scales, out);
             },
             #[cfg(target_arch = "aarch64")]
-            // SAFETY: as above.
-            CodeLevel::Neon if self.whole_rings() => unsafe {
+            // SAFETY: the machine has the level and the lengths are checked.
+            CodeLevel::Neon(_) if self.whole_rings() => unsafe {
                 super::affine_neon::dots(self, q, rows.here, scales, out);
             },
             _ => self.dots_body(q, rows.here, scales, out),
@@ -203,17 +203,17 @@ impl Affine {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level and the lengths are checked.
-            CodeLevel::Vbmi => unsafe {
+            CodeLevel::Vbmi(_) => unsafe {
                 super::affine_vbmi::add_weighted(self, weights, rows, scales, acc);
             },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            CodeLevel::Avx2 if self.whole_rings() => unsafe {
+            // SAFETY: the machine has the level and the lengths are checked.
+            CodeLevel::Avx2(_) if self.whole_rings() => unsafe {
                 super::affine_avx2::add_weighted(self, weights, rows, scales, acc);
             },
             #[cfg(target_arch = "aarch64")]
-            // SAFETY: as above.
-            CodeLevel::Neon if self.whole_rings() => unsafe {
+            // SAFETY: the machine has the level and the lengths are checked.
+            CodeLevel::Neon(_) if self.whole_rings() => unsafe {
                 super::affine_neon::add_weighted(self, weights, rows.here, scales, acc);
             },
             _ => self.add_body(weights, rows.here, scales, acc),
@@ -333,10 +333,10 @@ impl AffineScales {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level and the vectors have their lengths.
-            CodeLevel::Vbmi => unsafe { super::affine_vbmi::scales(rows, shape, order, self) },
+            CodeLevel::Vbmi(_) => unsafe { super::affine_vbmi::scales(rows, shape, order, self) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            CodeLevel::Avx2 => unsafe { super::affine_avx2::scales(rows, shape, order, self) },
+            // SAFETY: the machine has the level and the vectors have their lengths.
+            CodeLevel::Avx2(_) => unsafe { super::affine_avx2::scales(rows, shape, order, self) },
             _ => {
                 self.set_body(rows, shape);
                 if order == Order::Elements {
@@ -417,12 +417,14 @@ impl AffineWeights {
                     }
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: the machine has the level; all have `n` elements.
-                    CodeLevel::Vbmi => unsafe {
+                    CodeLevel::Vbmi(_) => unsafe {
                         super::affine_vbmi::weigh(p, of, largest, high, low)
                     },
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: as above; rows are whole tiles.
-                    CodeLevel::Avx2 => unsafe { super::affine_avx2::weigh(p, of, largest, ints) },
+                    CodeLevel::Avx2(_) => unsafe {
+                        super::affine_avx2::weigh(p, of, largest, ints)
+                    },
                     _ => weigh_body(p, of, largest, ints),
                 };
                 self.scale.push(scale);

@@ -21,7 +21,7 @@ impl Source {
     /// There is one, and the caller is compiled for AVX2.
     #[inline(always)]
     unsafe fn ring<const NIBBLES: bool>(self, row: usize, element: usize) -> __m128i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that there is one, and the caller is compiled for AVX2.
         unsafe {
             let row = self.rows.add(row * self.bytes);
             if !NIBBLES {
@@ -54,7 +54,7 @@ impl Source {
 ///
 /// # Safety
 /// The lengths are those that it checks, and rows are whole rings.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn dots(
     shape: Affine,
     q: &AffineQueries,
@@ -64,7 +64,8 @@ pub(super) unsafe fn dots(
 ) {
     let source = Source::new(shape, rows);
     for row in (0..q.rows()).step_by(QUERIES) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the lengths are those that it checks, and rows are whole
+        // rings.
         unsafe {
             match (shape.bits, q.rows() - row) {
                 (8, 1) => dots_of::<false, 1>(source, q, row, scales, out),
@@ -140,7 +141,7 @@ unsafe fn four_sums([a, b, c, d]: [__m256i; 4]) -> __m128i {
 ///
 /// # Safety
 /// The lengths are those that it checks, and rows are whole rings.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn add_weighted(
     shape: Affine,
     weights: &AffineWeights,
@@ -151,7 +152,8 @@ pub(super) unsafe fn add_weighted(
     let source = Source::new(shape, rows);
     let m = acc.len() / shape.d;
     for row in (0..m).step_by(WEIGHTS) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the lengths are those that it checks, and rows are whole
+        // rings.
         unsafe {
             macro_rules! add {
                 ($m:expr) => {
@@ -230,7 +232,7 @@ unsafe fn add_of<const NIBBLES: bool, const R: usize>(
 ///
 /// # Safety
 /// The vectors have room for the scales of `rows`, which are whole tiles.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut AffineScales) {
     let (n, bytes) = (out.n, shape.row_bytes());
     let [plus, minus] = shape.flips();
@@ -267,7 +269,7 @@ pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut 
 ///
 /// # Safety
 /// All slices have the length of `p`, a multiple of four.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn weigh(
     p: &[f32],
     (scale, bias): (&[f32], &[f32]),

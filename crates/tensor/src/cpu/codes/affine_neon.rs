@@ -13,7 +13,7 @@ use std::arch::aarch64::*;
 /// There is one.
 #[inline(always)]
 unsafe fn ring(row: *const u8, element: usize, bits: usize) -> uint8x16_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that there is one.
     unsafe {
         if bits == 8 {
             return vld1q_u8(row.add(element));
@@ -28,7 +28,7 @@ unsafe fn ring(row: *const u8, element: usize, bits: usize) -> uint8x16_t {
 ///
 /// # Safety
 /// The lengths are those that it checks, and rows are whole rings.
-#[target_feature(enable = "neon")]
+#[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn dots(
     shape: Affine,
     q: &AffineQueries,
@@ -70,7 +70,7 @@ pub(super) unsafe fn dots(
 ///
 /// # Safety
 /// The lengths are those that it checks, and rows are whole rings.
-#[target_feature(enable = "neon")]
+#[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn add_weighted(
     shape: Affine,
     weights: &AffineWeights,

@@ -94,7 +94,7 @@ unsafe fn four(x: &[u8]) -> __m512i {
 ///
 /// # Safety
 /// The lengths are those that it checks.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn dots(
     shape: Affine,
     q: &AffineQueries,
@@ -105,7 +105,7 @@ pub(super) unsafe fn dots(
     let source = Source::new(shape, rows);
     let mut row = 0;
     while row < q.rows() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the lengths are those that it checks.
         unsafe {
             match (shape.bits, q.rows() - row) {
                 (8, 1) => dots_of::<false, 1>(source, q, row, scales, out),
@@ -163,7 +163,7 @@ unsafe fn unit_of_dots<const NIBBLES: bool, const R: usize>(
     unit: usize,
 ) -> [__m512i; R] {
     let units = source.shape.units();
-    // SAFETY: forwarded.
+    // SAFETY: the caller has checked the lengths, and is compiled for AVX-512 VNNI.
     unsafe {
         let mut queries = [[[_mm512_setzero_si512(); 2]; 4]; R];
         for r in 0..R {
@@ -203,7 +203,7 @@ unsafe fn unit_of_dots<const NIBBLES: bool, const R: usize>(
 ///
 /// # Safety
 /// The lengths are those that it checks.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn add_weighted(
     shape: Affine,
     weights: &AffineWeights,
@@ -216,7 +216,7 @@ pub(super) unsafe fn add_weighted(
     let mut row = 0;
     while row < m {
         for unit in 0..shape.units() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the lengths are those that it checks.
             unsafe {
                 match (shape.bits, m - row) {
                     (8, 1) => add_of::<false, 1>(source, weights, row, scales, unit, acc),
@@ -302,7 +302,7 @@ unsafe fn add_of<const NIBBLES: bool, const R: usize>(
 ///
 /// # Safety
 /// The vectors have room for the scales of `rows`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut AffineScales) {
     let (n, bytes) = (out.n, shape.row_bytes());
     let [plus, minus] = shape.flips();
@@ -341,7 +341,7 @@ pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut 
 ///
 /// # Safety
 /// All slices have the length of `p`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn weigh(
     p: &[f32],
     (scale, bias): (&[f32], &[f32]),

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 /// # Safety
 /// `codes` are whole tiles of nibbles, `out` as many of [`TILE`].
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
     // SAFETY: the caller's promise; the plan's table has 64 bytes.
     unsafe {
@@ -54,7 +54,7 @@ const PADDED: usize = TOGETHER * 5 * TILE / 8 + RING;
 
 /// # Safety
 /// `codes` are whole tiles of `bytes`, at most 40; `out` as many of [`TILE`].
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn expand(
     plan: &Plan,
     order: Order,
@@ -87,7 +87,7 @@ pub(super) unsafe fn expand(
 
 /// # Safety
 /// `out` are pairs of tiles, `codes` as many packed ones and [`RING`] bytes more.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn expand_of<const ELEMENTS: bool, const TABLES: usize>(
     plan: &Plan,
     bytes: usize,
@@ -123,14 +123,14 @@ unsafe fn expand_of<const ELEMENTS: bool, const TABLES: usize>(
 ///
 /// # Safety
 /// `out` are pairs of tiles, `codes` as many packed ones.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn expand_bytes<const ELEMENTS: bool>(
     plan: &Plan,
     bytes: usize,
     mut codes: *const u8,
     out: &mut [u8],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `out` are pairs of tiles, `codes` as many packed ones.
     unsafe {
         let (even, odd) = (tables::<4>(&plan.turned), tables::<4>(&plan.table));
         let before = _mm_setr_epi8(7, 0, 1, 2, 3, 4, 5, 6, 15, 8, 9, 10, 11, 12, 13, 14);
@@ -157,15 +157,15 @@ unsafe fn expand_bytes<const ELEMENTS: bool>(
 /// # Safety
 /// They are readable.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn twice(x: *const u8) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that they are readable.
     unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(x.cast())) }
 }
 
 /// The first parts of a table, sixteen entries each.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn tables<const TABLES: usize>(table: &[u8; 64]) -> [__m256i; TABLES] {
     let mut tables = [_mm256_setzero_si256(); TABLES];
     for (part, entries) in tables.iter_mut().zip(table.as_chunks::<RING>().0) {
@@ -177,7 +177,7 @@ fn tables<const TABLES: usize>(table: &[u8; 64]) -> [__m256i; TABLES] {
 
 /// The entries of windows; a table of sixteen repeats.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn entries<const TABLES: usize>(tables: &[__m256i; TABLES], windows: __m256i) -> __m256i {
     match tables.first_chunk::<4>() {
         // Bits 4 and 5 become the highest of their bytes.
@@ -188,7 +188,7 @@ fn entries<const TABLES: usize>(tables: &[__m256i; TABLES], windows: __m256i) ->
 
 /// Entries by their numbers' lowest four bits, and by the highest two bits of bytes of `part` their table.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn pick(tables: &[__m256i; 4], low: __m256i, part: __m256i) -> __m256i {
     let [a, b, c, d] = tables.map(|table| _mm256_shuffle_epi8(table, low));
     let lower = _mm256_add_epi8(part, part);
@@ -201,11 +201,11 @@ fn pick(tables: &[__m256i; 4], low: __m256i, part: __m256i) -> __m256i {
 /// # Safety
 /// `out` has room for both tiles.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn store<const ELEMENTS: bool>(rows: [__m256i; TILE_ROWS], out: &mut [u8]) {
     let rows = if ELEMENTS { turned(rows) } else { rows };
     for (r, row) in rows.into_iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `out` has room for both tiles.
         unsafe {
             let to = out.as_mut_ptr().add(r * RING);
             _mm256_storeu2_m128i(to.add(TILE).cast(), to.cast(), row);
@@ -215,7 +215,7 @@ unsafe fn store<const ELEMENTS: bool>(rows: [__m256i; TILE_ROWS], out: &mut [u8]
 
 /// Four rows of 16 elements as 16 elements of four rows, in either half.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn turned([a, b, c, d]: [__m256i; TILE_ROWS]) -> [__m256i; TILE_ROWS] {
     let (ab, cd) = (_mm256_unpacklo_epi8(a, b), _mm256_unpacklo_epi8(c, d));
     let (more_ab, more_cd) = (_mm256_unpackhi_epi8(a, b), _mm256_unpackhi_epi8(c, d));
@@ -244,7 +244,7 @@ macro_rules! by_rows {
 
 /// # Safety
 /// The lengths are those of [`super::dots`].
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn dots(
     q: &Int8Queries,
     tiles: &[u8],
@@ -260,7 +260,7 @@ pub(super) unsafe fn dots(
 
 /// # Safety
 /// As [`dots`]; there are `R` query rows from `first` on, and `out` begins with theirs.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dots_of<const R: usize>(
     q: &Int8Queries,
     first: usize,
@@ -291,9 +291,9 @@ unsafe fn dots_of<const R: usize>(
 /// # Safety
 /// `tiles` has a tile for each ring of `codes`.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dot_group<const R: usize>(codes: &[&[i8]; R], tiles: &[u8]) -> [__m128i; R] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `tiles` has a tile for each ring of `codes`.
     unsafe {
         let ones = _mm256_set1_epi16(1);
         let offset = _mm256_set1_epi8(-128);
@@ -323,7 +323,7 @@ unsafe fn dot_group<const R: usize>(codes: &[&[i8]; R], tiles: &[u8]) -> [__m128
 
 /// # Safety
 /// The lengths are those of [`super::add_weighted`].
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn add_weighted(weights: &[u8], scale: &[f32], tiles: &[u8], acc: &mut [f32]) {
     let (n, padded) = (weights.len() / scale.len(), acc.len() / scale.len());
     let wide: Vec<u16> = weights.iter().copied().map(u16::from).collect();
@@ -336,7 +336,7 @@ pub(super) unsafe fn add_weighted(weights: &[u8], scale: &[f32], tiles: &[u8], a
 
 /// # Safety
 /// As [`add_weighted`], of `R` rows.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_of<const R: usize>(weights: &[u16], scale: &[f32], tiles: &[u8], acc: &mut [f32]) {
     let (n, padded) = (weights.len() / R, acc.len() / R);
     for eight in (0..padded).step_by(8) {
@@ -373,7 +373,7 @@ unsafe fn add_of<const R: usize>(weights: &[u16], scale: &[f32], tiles: &[u8], a
 ///
 /// # Safety
 /// There are two bytes an element.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn halves(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize {
     let eights = out.as_chunks_mut::<8>().0;
     for (x, out) in bytes.as_chunks::<16>().0.iter().zip(&mut *eights) {
@@ -391,7 +391,7 @@ pub(super) unsafe fn halves(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize
 ///
 /// # Safety
 /// The machine has AVX2.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn unpack_centre(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize {
     let whole = (out.len() / 8).min(bytes.len().saturating_sub(1) / 7);
     // Each code in a lane of 64 bits, in the order in which the lower halves are put together.

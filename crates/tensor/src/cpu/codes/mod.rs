@@ -60,7 +60,7 @@ pub use weights::weigh;
 pub use wide::{WIDE_STATES, WideTrellis, WideWindows};
 pub use windows::{Order, Windows};
 
-use std::sync::OnceLock;
+use super::features::levels;
 
 /// Elements of a ring.
 pub const RING: usize = 16;
@@ -105,51 +105,15 @@ pub fn prefetch(bytes: &[u8]) {
     let _ = bytes;
 }
 
-/// A way to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CodeLevel {
-    /// x86-64 with AVX-512 VBMI and VNNI.
-    Vbmi,
-    /// x86-64 with AVX2 and F16C.
-    Avx2,
-    /// aarch64 with dot products.
-    Neon,
-    /// Any machine.
-    Portable,
-}
-
-impl CodeLevel {
-    /// Every level of this machine, best first.
-    #[must_use]
-    pub fn available() -> Vec<Self> {
-        let mut levels = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512vbmi")
-            && is_x86_feature_detected!("avx512vnni")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("f16c")
-        {
-            levels.push(Self::Vbmi);
-        }
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-            levels.push(Self::Avx2);
-        }
-        #[cfg(target_arch = "aarch64")]
-        if std::arch::is_aarch64_feature_detected!("dotprod") {
-            levels.push(Self::Neon);
-        }
-        levels.push(Self::Portable);
-        levels
-    }
-
-    /// The best level of this machine.
-    #[must_use]
-    pub fn detect() -> Self {
-        static LEVEL: OnceLock<CodeLevel> = OnceLock::new();
-        *LEVEL.get_or_init(|| Self::available().first().copied().unwrap_or(Self::Portable))
+levels! {
+    /// A way to compute.
+    pub enum CodeLevel {
+        /// x86-64 with AVX-512 VBMI and VNNI.
+        Vbmi(Avx512Vbmi),
+        /// x86-64 with AVX2 and F16C.
+        Avx2(Avx2),
+        /// aarch64 with dot products.
+        Neon(DotProd),
     }
 }
 
@@ -183,7 +147,7 @@ impl Int8Queries {
             self.offsets.push(128 * sum);
         }
         #[cfg(target_arch = "x86_64")]
-        if CodeLevel::detect() == CodeLevel::Vbmi {
+        if let CodeLevel::Vbmi(_) = CodeLevel::detect() {
             self.parity.resize(self.codes.len(), 0);
             // SAFETY: the machine has the level, and rings are whole.
             unsafe { vbmi_rows::by_parity(&self.codes, &mut self.parity) };
@@ -259,20 +223,21 @@ pub fn dots(
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the lengths are checked.
-        CodeLevel::Vbmi => unsafe { vbmi::dots(q, tiles, scaling, out) },
+        CodeLevel::Vbmi(_) => unsafe { vbmi::dots(q, tiles, scaling, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        CodeLevel::Avx2 => unsafe { avx2::dots(q, tiles, scaling, out) },
+        // SAFETY: the machine has the level and the lengths are checked.
+        CodeLevel::Avx2(_) => unsafe { avx2::dots(q, tiles, scaling, out) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        CodeLevel::Neon => unsafe { neon::dots(q, tiles, scaling, out) },
+        // SAFETY: the machine has the level and the lengths are checked.
+        CodeLevel::Neon(_) => unsafe { neon::dots(q, tiles, scaling, out) },
         _ => portable::dots(q, tiles, scaling, out),
     }
 }
 
 /// Refuses rows that do not fit.
 fn check_rows((len, stride): (usize, usize), rows: usize, n: usize) {
-    assert!(rows > 0 && stride >= n && len >= (rows - 1) * stride + n, "rows of {n}");
+    let needed = rows.checked_sub(1).and_then(|r| r.checked_mul(stride)?.checked_add(n));
+    assert!(stride >= n && needed.is_some_and(|needed| len >= needed), "rows of {n}");
 }
 
 /// `acc[i][e] += scale[i] * sum_j weights[i][j] * tile row j [e]`.
@@ -303,13 +268,13 @@ pub fn add_weighted(
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the lengths are checked.
-        CodeLevel::Vbmi => unsafe { vbmi::add_weighted(weights, scale, tiles, acc) },
+        CodeLevel::Vbmi(_) => unsafe { vbmi::add_weighted(weights, scale, tiles, acc) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        CodeLevel::Avx2 => unsafe { avx2::add_weighted(weights, scale, tiles, acc) },
+        // SAFETY: the machine has the level and the lengths are checked.
+        CodeLevel::Avx2(_) => unsafe { avx2::add_weighted(weights, scale, tiles, acc) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        CodeLevel::Neon => unsafe { neon::add_weighted(weights, scale, tiles, acc) },
+        // SAFETY: the machine has the level and the lengths are checked.
+        CodeLevel::Neon(_) => unsafe { neon::add_weighted(weights, scale, tiles, acc) },
         _ => portable::add_weighted(weights, scale, tiles, acc),
     }
 }

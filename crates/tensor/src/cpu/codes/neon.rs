@@ -48,7 +48,7 @@ unsafe fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 
 /// # Safety
 /// `codes` are whole tiles of `bytes`, at most 48; `out` as many of [`TILE`].
-#[target_feature(enable = "neon")]
+#[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn expand(plan: &Plan, bytes: usize, codes: &[u8], out: &mut [u8]) {
     // SAFETY: the caller's promise; the plan's arrays have 64 bytes.
     unsafe {
@@ -73,7 +73,7 @@ pub(super) unsafe fn expand(plan: &Plan, bytes: usize, codes: &[u8], out: &mut [
 
 /// # Safety
 /// `codes` are whole tiles of nibbles, `out` as many of [`TILE`].
-#[target_feature(enable = "neon")]
+#[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
     // SAFETY: the caller's promise; the plan's table has 64 bytes.
     unsafe {

@@ -11,22 +11,22 @@ macro_rules! compiled {
         $(#[$doc])*
         $vis fn $name(level: CodeLevel, $($arg: $ty),*) $(-> $out)? {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
             unsafe fn avx512($($arg: $ty),*) $(-> $out)? {
                 $body($($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2")]
+            #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn avx2($($arg: $ty),*) $(-> $out)? {
                 $body($($arg),*)
             }
             match level {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the machine has the level.
-                CodeLevel::Vbmi => unsafe { avx512($($arg),*) },
+                CodeLevel::Vbmi(_) => unsafe { avx512($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
-                CodeLevel::Avx2 => unsafe { avx2($($arg),*) },
+                // SAFETY: the machine has the level.
+                CodeLevel::Avx2(_) => unsafe { avx2($($arg),*) },
                 _ => $body($($arg),*),
             }
         }
@@ -64,7 +64,7 @@ pub fn powers(level: CodeLevel, codes: &[u8], base: i32, factor: f32, out: &mut 
     let done = match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level, the length is checked, and the roots are step 0 and more.
-        CodeLevel::Vbmi => unsafe {
+        CodeLevel::Vbmi(_) => unsafe {
             let roots = &POWERS[-STEPS.start() as usize..];
             super::vbmi_rows::powers(codes, roots, (base, STEPS), factor, out)
         },
@@ -101,7 +101,7 @@ pub(super) fn round_row(level: CodeLevel, x: &[f32], codes: &mut [i8]) -> (f32, 
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level, and vectors are whole.
-        CodeLevel::Vbmi if x.len().is_multiple_of(16) && codes.len() >= x.len() => unsafe {
+        CodeLevel::Vbmi(_) if x.len().is_multiple_of(16) && codes.len() >= x.len() => unsafe {
             super::vbmi_rows::round_row(x, codes)
         },
         _ => round_plainly(level, x, codes),
@@ -148,7 +148,7 @@ pub fn sylvester(level: CodeLevel, x: &mut [f32], len: usize, before: &[f32], af
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level, and there are as many factors.
-        CodeLevel::Vbmi if len >= 16 => unsafe {
+        CodeLevel::Vbmi(_) if len >= 16 => unsafe {
             super::vbmi_rows::sylvester(x, len, before, after);
         },
         _ => turn_plainly(level, x, len, before, after),
@@ -194,10 +194,10 @@ pub fn halves(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32]) {
     let done = match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the length is checked.
-        CodeLevel::Vbmi => unsafe { super::vbmi_rows::halves(bytes, factor, out) },
+        CodeLevel::Vbmi(_) => unsafe { super::vbmi_rows::halves(bytes, factor, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        CodeLevel::Avx2 => unsafe { super::avx2::halves(bytes, factor, out) },
+        // SAFETY: the machine has the level and the length is checked.
+        CodeLevel::Avx2(_) => unsafe { super::avx2::halves(bytes, factor, out) },
         _ => 0,
     };
     for (x, out) in bytes.as_chunks::<2>().0[done..].iter().zip(&mut out[done..]) {
@@ -214,10 +214,10 @@ pub fn unpack_centre(level: CodeLevel, bytes: &[u8], factor: f32, out: &mut [f32
     let done = match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level and the length is checked.
-        CodeLevel::Vbmi => unsafe { super::vbmi_rows::unpack_centre(bytes, factor, out) },
+        CodeLevel::Vbmi(_) => unsafe { super::vbmi_rows::unpack_centre(bytes, factor, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        CodeLevel::Avx2 => unsafe { super::avx2::unpack_centre(bytes, factor, out) },
+        // SAFETY: the machine has the level and the length is checked.
+        CodeLevel::Avx2(_) => unsafe { super::avx2::unpack_centre(bytes, factor, out) },
         _ => 0,
     };
     let rest = bytes[done / 8 * 7..].chunks(7).zip(out[done..].chunks_mut(8));
@@ -249,7 +249,7 @@ pub fn centre_dots(
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level, lengths are checked, and vectors are whole.
-        CodeLevel::Vbmi if d.is_multiple_of(64) => unsafe {
+        CodeLevel::Vbmi(_) if d.is_multiple_of(64) => unsafe {
             super::vbmi_rows::centre_dots(bytes, factor, q, d, offsets);
         },
         _ => {

@@ -489,3 +489,13 @@ fn every_level_finds_walks_as_near() {
         }
     }
 }
+
+#[test]
+fn strides_whose_product_wraps_are_refused() {
+    for (len, stride) in [(8, 1 << 63), (8, usize::MAX), (7, 4), (8, 3)] {
+        let refused = std::panic::catch_unwind(|| check_rows((len, stride), 3, 4));
+        assert!(refused.is_err(), "{len} with a stride of {stride}");
+    }
+    check_rows((12, 4), 3, 4);
+    check_rows((14, 5), 3, 4);
+}

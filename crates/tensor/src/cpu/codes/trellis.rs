@@ -53,10 +53,10 @@ impl Trellis {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level.
-            CodeLevel::Vbmi => unsafe { trellis_lanes::encode_avx512(self, x, symbols) },
+            CodeLevel::Vbmi(_) => unsafe { trellis_lanes::encode_avx512(self, x, symbols) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            CodeLevel::Avx2 => unsafe { trellis_lanes::encode_avx2(self, x, symbols) },
+            // SAFETY: the machine has the level.
+            CodeLevel::Avx2(_) => unsafe { trellis_lanes::encode_avx2(self, x, symbols) },
             _ => self.encode_plainly(x, symbols),
         }
     }
@@ -72,7 +72,7 @@ impl Trellis {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level.
-            CodeLevel::Vbmi => unsafe {
+            CodeLevel::Vbmi(_) => unsafe {
                 trellis_lanes::fit(self, symbols, x, &mut along, &mut energy);
             },
             _ => {

@@ -226,7 +226,7 @@ impl Walkers for __m256 {
 ///
 /// # Safety
 /// The machine has the level.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn encode_avx512(trellis: &Trellis, x: &[f32], symbols: &mut [u8]) {
     // SAFETY: compiled for the level of the lanes.
     unsafe {
@@ -242,7 +242,7 @@ pub(super) unsafe fn encode_avx512(trellis: &Trellis, x: &[f32], symbols: &mut [
 ///
 /// # Safety
 /// The machine has the level.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn encode_avx2(trellis: &Trellis, x: &[f32], symbols: &mut [u8]) {
     // SAFETY: compiled for the level of the lanes.
     unsafe {
@@ -258,7 +258,7 @@ pub(super) unsafe fn encode_avx2(trellis: &Trellis, x: &[f32], symbols: &mut [u8
 ///
 /// # Safety
 /// The machine has the level.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn fit(
     trellis: &Trellis,
     symbols: &[u8],

@@ -14,9 +14,10 @@ use std::arch::x86_64::*;
 
 /// # Safety
 /// `codes` are whole tiles of `bytes < 64`, `out` as many of [`TILE`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn expand(plan: &Plan, layout: Layout, codes: Codes<'_>, out: &mut [u8]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `codes` are whole tiles of `bytes < 64`, `out` as many of
+    // [`TILE`].
     unsafe {
         with_source!(plan, layout, codes, |source| expand_from(source, out));
     }
@@ -38,7 +39,7 @@ unsafe fn expand_from(source: impl Source, out: &mut [u8]) {
 ///
 /// # Safety
 /// `table` has 512 entries, `codes` whole groups of `rings` tiles, `out` as many of [`TILE`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn expand_wide(
     table: &[u8],
     order: Order,
@@ -52,7 +53,8 @@ pub(super) unsafe fn expand_wide(
         Order::Rows => i as u8,
         Order::Elements => (i % TILE_ROWS * RING + i / TILE_ROWS) as u8,
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `table` has 512 entries, `codes` whole groups of `rings`
+    // tiles, `out` as many of [`TILE`].
     unsafe {
         let load = |x: *const u8| _mm512_loadu_si512(x.cast());
         let (shift, turn) = (load(shift.as_ptr()), load(turn.as_ptr()));
@@ -104,7 +106,9 @@ unsafe fn dot_block<S: Pairs, const R: usize, const G: usize>(
     (scaling, j): (Scaling<'_>, usize),
     (out, stride): (*mut f32, usize),
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `source` holds `G` groups of `rings` tiles from `first` on,
+    // `q` those rows of `rings` rings, `scaling` what belongs to them; `out` has rows `stride`
+    // apart.
     unsafe {
         let (codes, next, bytes) = source.place();
         let (from, next) = (codes.add(first * bytes), next.wrapping_add(first * bytes));
@@ -208,14 +212,14 @@ unsafe fn word_sums(a: __m512i, b: __m512i) -> __m512i {
 
 /// # Safety
 /// The lengths are those of [`super::dots`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512dq")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn dots(
     q: &Int8Queries,
     tiles: &[u8],
     scaling: Scaling<'_>,
     out: (&mut [f32], usize),
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the lengths are those of [`super::dots`].
     unsafe { dots_from(q, Expanded(tiles.as_ptr()), scaling, out) }
 }
 
@@ -223,14 +227,14 @@ pub(super) unsafe fn dots(
 ///
 /// # Safety
 /// As [`dots`], with as many packed tiles.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512dq")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn dots_packed(
     q: &Int8Queries,
     (plan, layout, codes): (&Plan, Layout, Codes<'_>),
     scaling: Scaling<'_>,
     out: (&mut [f32], usize),
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of [`dots`], with as many packed tiles.
     unsafe {
         match layout {
             Layout::Windows { bytes: 32, lead: 2 } => {
@@ -303,7 +307,8 @@ unsafe fn add_block<S: Source, const R: usize, const E: usize>(
     acc: *mut f32,
     stride: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `weights` has `R` rows of `n`; `source` `n / 4` groups of
+    // `rings` tiles, of which `E` from `first` on are used; `acc` `R` rows `stride` apart.
     unsafe {
         let (codes, next, bytes) = source.place();
         let mut sums = [[_mm512_setzero_si512(); E]; R];
@@ -353,9 +358,9 @@ unsafe fn add_block<S: Source, const R: usize, const E: usize>(
 
 /// # Safety
 /// The lengths are those of [`super::add_weighted`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn add_weighted(weights: &[u8], scale: &[f32], tiles: &[u8], acc: &mut [f32]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the lengths are those of [`super::add_weighted`].
     unsafe { add_from(weights, scale, Expanded(tiles.as_ptr()), acc) }
 }
 
@@ -363,14 +368,14 @@ pub(super) unsafe fn add_weighted(weights: &[u8], scale: &[f32], tiles: &[u8], a
 ///
 /// # Safety
 /// As [`add_weighted`], with as many packed tiles.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn add_packed(
     weights: &[u8],
     scale: &[f32],
     (plan, layout, codes): (&Plan, Layout, Codes<'_>),
     acc: &mut [f32],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of [`add_weighted`], with as many packed tiles.
     unsafe {
         with_source!(plan, layout, codes, |source| add_from(weights, scale, source, acc));
     }

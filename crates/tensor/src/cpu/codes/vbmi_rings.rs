@@ -70,7 +70,7 @@ impl<const BYTES: usize> Pairs for RingWords<BYTES> {
 
     #[inline(always)]
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Pairs::two`.
         unsafe { self.entries(beside::<BYTES>(a, b)) }
     }
 
@@ -88,7 +88,8 @@ impl<const BYTES: usize> Pairs for RingWords<BYTES> {
 /// There are such tiles of 16 or 24 bytes, `b` behind `a`, and the caller is compiled for AVX-512.
 #[inline(always)]
 unsafe fn beside<const BYTES: usize>(a: *const u8, b: *const u8) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that there are such tiles of 16 or 24 bytes, `b` behind `a`, and
+    // the caller is compiled for AVX-512.
     unsafe {
         if BYTES == 16 {
             let a = _mm512_castsi128_si512(_mm_loadu_si128(a.cast()));

@@ -7,10 +7,10 @@ use std::{arch::x86_64::*, ops::RangeInclusive};
 ///
 /// # Safety
 /// `bytes` holds a half for each element of `out`.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn halves(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize {
     let whole = out.len() / 16;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `bytes` holds a half for each element of `out`.
     unsafe {
         let factor = _mm512_set1_ps(factor);
         for i in 0..whole {
@@ -75,10 +75,10 @@ impl Centre {
 ///
 /// # Safety
 /// `bytes` holds seven bits for each element of `out`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn unpack_centre(bytes: &[u8], factor: f32, out: &mut [f32]) -> usize {
     let whole = out.len() / TILE;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `bytes` holds seven bits for each element of `out`.
     unsafe {
         let centre = Centre::new(factor);
         for i in 0..whole {
@@ -95,7 +95,7 @@ pub(super) unsafe fn unpack_centre(bytes: &[u8], factor: f32, out: &mut [f32]) -
 ///
 /// # Safety
 /// `q` has a row of `d` elements, a multiple of 64, for each offset, and `bytes` seven bits an element.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn centre_dots(
     bytes: &[u8],
     factor: f32,
@@ -103,7 +103,8 @@ pub(super) unsafe fn centre_dots(
     d: usize,
     offsets: &mut [f32],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `q` has a row of `d` elements, a multiple of 64, for each
+    // offset, and `bytes` seven bits an element.
     unsafe {
         let centre = Centre::new(factor);
         let (fours, rest) = offsets.as_chunks_mut::<4>();
@@ -134,7 +135,7 @@ unsafe fn centre_block<const R: usize>(
     q: *const f32,
     d: usize,
 ) -> [f32; R] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of [`centre_dots`].
     unsafe {
         let mut sums = [_mm512_setzero_ps(); R];
         for i in 0..d / TILE {
@@ -169,7 +170,7 @@ unsafe fn centre_block<const R: usize>(
 ///
 /// # Safety
 /// There is a code for each element of `out`, and 32 roots.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn powers(
     codes: &[u8],
     roots: &[f32],
@@ -178,7 +179,7 @@ pub(super) unsafe fn powers(
     out: &mut [f32],
 ) -> usize {
     let whole = out.len() / 16;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that there is a code for each element of `out`, and 32 roots.
     unsafe {
         // Steps are counted from the first, whose octave has exponent 1; a root has that of 1.
         let exponent = _mm512_set1_epi32(126 << 23);
@@ -210,7 +211,7 @@ pub(super) unsafe fn powers(
 
 /// # Safety
 /// `x` is whole rows of `len`, a power of two from 16 on, and there are as many factors of either kind.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn sylvester(x: &mut [f32], len: usize, before: &[f32], after: &[f32]) {
     // SAFETY: the caller's promise: rows are as many vectors.
     unsafe {
@@ -295,9 +296,9 @@ unsafe fn mix<const NEGATIVE: __mmask16>(v: __m512, partner: __m512) -> __m512 {
 ///
 /// # Safety
 /// `x` is whole vectors of 16, and there are as many codes.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn round_row(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `x` is whole vectors of 16, and there are as many codes.
     unsafe {
         let at = |i: usize| x.as_ptr().add(i);
         let mut most = _mm512_setzero_ps();
@@ -323,9 +324,9 @@ pub(super) unsafe fn round_row(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
 ///
 /// # Safety
 /// `codes` are whole rings, and `out` as many.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn by_parity(codes: &[i8], out: &mut [i8]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `codes` are whole rings, and `out` as many.
     unsafe {
         let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
         for (codes, out) in codes.chunks_exact(RING).zip(out.chunks_exact_mut(RING)) {

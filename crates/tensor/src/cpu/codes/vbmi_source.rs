@@ -83,7 +83,7 @@ impl Pairs for Expanded {
 
     #[inline(always)]
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Pairs::two`.
         unsafe { [self.tile(a), self.tile(b)] }
     }
 }
@@ -91,7 +91,7 @@ impl Pairs for Expanded {
 impl Source for Expanded {
     #[inline(always)]
     unsafe fn tile(&self, at: *const u8) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Source::tile`.
         unsafe { _mm512_loadu_si512(at.cast()) }
     }
 }
@@ -127,7 +127,7 @@ impl Pairs for Nibbles {
 
     #[inline(always)]
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Pairs::two`.
         unsafe {
             let x = both(a, b);
             let high = _mm512_srli_epi16::<4>(x);
@@ -139,7 +139,7 @@ impl Pairs for Nibbles {
 impl Source for Nibbles {
     #[inline(always)]
     unsafe fn tile(&self, at: *const u8) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Source::tile`.
         unsafe {
             let x = _mm512_broadcast_i64x4(_mm256_loadu_si256(at.cast()));
             let x = _mm512_srlv_epi16(x, self.shift);
@@ -223,7 +223,7 @@ impl Pairs for ByteRows {
 
     #[inline(always)]
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Pairs::two`.
         unsafe {
             let codes = both(a, b);
             let second = ByteWindows::second(codes);
@@ -276,7 +276,7 @@ impl Pairs for ByteElements {
 
     #[inline(always)]
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Pairs::two`.
         unsafe {
             let codes = _mm512_permutexvar_epi8(self.gather, both(a, b));
             let second = ByteWindows::second(codes);
@@ -288,7 +288,7 @@ impl Pairs for ByteElements {
 impl Source for ByteElements {
     #[inline(always)]
     unsafe fn tile(&self, at: *const u8) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Source::tile`.
         unsafe { self.one.tile(at) }
     }
 }
@@ -351,7 +351,7 @@ impl<const BYTES: usize> Pairs for Packed<BYTES> {
 
     #[inline(always)]
     unsafe fn alone(&self, a: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Pairs::alone`.
         unsafe { [self.tile(a); 2] }
     }
 }

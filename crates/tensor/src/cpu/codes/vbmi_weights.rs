@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 /// # Safety
 /// The lengths are those of [`super::weigh`], with whole vectors of 16.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn weigh(
     p: (&[f32], usize),
     gamma: &[f32],
@@ -13,7 +13,8 @@ pub(super) unsafe fn weigh(
     weights: &mut [u8],
     scales: &mut [f32],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the lengths are those of [`super::weigh`], with whole
+    // vectors of 16.
     unsafe {
         match gamma.len() / 16 {
             2 => weigh_short::<2>(p, gamma, threshold, weights, scales),
@@ -70,7 +71,7 @@ unsafe fn weigh_rows<const R: usize, const N: usize>(
     threshold: f32,
     weights: *mut u8,
 ) -> [f32; R] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of [`weigh_short`].
     unsafe {
         let zero = _mm512_setzero_ps();
         let (mut likely, mut most, mut products) = ([zero; 4], [zero; 4], [[zero; N]; R]);
@@ -138,7 +139,8 @@ unsafe fn quarter_max(x: __m512) -> __m128 {
 /// There is room for sixteen, and the caller is compiled for AVX-512.
 #[inline(always)]
 unsafe fn store_weights(w: __m512, at: *mut u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that there is room for sixteen, and the caller is compiled for
+    // AVX-512.
     unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w))) };
 }
 
@@ -148,7 +150,8 @@ unsafe fn store_weights(w: __m512, at: *mut u8) {
 /// There is room for 64, and the caller is compiled for AVX-512.
 #[inline(always)]
 unsafe fn store_four([a, b, c, d]: [__m512; 4], inverse: __m512, at: *mut u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that there is room for 64, and the caller is compiled for
+    // AVX-512.
     unsafe {
         let (a, b) = (_mm512_mul_ps(a, inverse), _mm512_mul_ps(b, inverse));
         let (c, d) = (_mm512_mul_ps(c, inverse), _mm512_mul_ps(d, inverse));
@@ -165,9 +168,9 @@ unsafe fn store_four([a, b, c, d]: [__m512; 4], inverse: __m512, at: *mut u8) {
 ///
 /// # Safety
 /// As [`weigh`], with one row.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 unsafe fn weigh_any(p: &[f32], gamma: &[f32], threshold: f32, weights: &mut [u8]) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of [`weigh`], with one row.
     unsafe {
         let (mut likely, mut most) = (0, _mm512_setzero_ps());
         let least = _mm512_set1_ps(threshold);

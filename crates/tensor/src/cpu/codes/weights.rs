@@ -29,7 +29,7 @@ pub fn weigh(
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level, lengths are checked, and vectors are whole.
-        CodeLevel::Vbmi if n.is_multiple_of(16) => unsafe {
+        CodeLevel::Vbmi(_) if n.is_multiple_of(16) => unsafe {
             super::vbmi_weights::weigh((p, stride), gamma, threshold, weights, scales);
         },
         _ => weigh_plainly(level, (p, stride), gamma, threshold, weights, scales),

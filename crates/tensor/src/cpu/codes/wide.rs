@@ -71,7 +71,7 @@ impl WideWindows {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level, the table 512 entries, and lengths are checked.
-            CodeLevel::Vbmi => unsafe {
+            CodeLevel::Vbmi(_) => unsafe {
                 super::vbmi::expand_wide(table, order, rings, codes.here, out);
             },
             _ => expand(table, order, rings, codes.here, out),
@@ -177,13 +177,15 @@ impl WideTrellis {
         match level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level.
-            CodeLevel::Vbmi => unsafe { self.encode_vector(x, symbols) },
+            CodeLevel::Vbmi(_) => unsafe { self.encode_vector(x, symbols) },
             _ => self.encode_body(x, symbols),
         }
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c"
+    )]
     unsafe fn encode_vector(&self, x: &[f32], symbols: &mut [u8]) {
         self.encode_body(x, symbols);
     }

@@ -118,28 +118,28 @@ impl Windows {
         match (level, self.layout) {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the level and the lengths are checked.
-            (CodeLevel::Vbmi, layout) => unsafe {
+            (CodeLevel::Vbmi(_), layout) => unsafe {
                 super::vbmi::expand(self.plan(order), layout, codes, out);
             },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            (CodeLevel::Avx2, Layout::Nibbles) => unsafe {
+            // SAFETY: the machine has the level and the lengths are checked.
+            (CodeLevel::Avx2(_), Layout::Nibbles) => unsafe {
                 super::avx2::expand_nibbles(self.plan(order), codes.here, out);
             },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above; five bits an element are 40 bytes a tile.
-            (CodeLevel::Avx2, Layout::Windows { bytes, lead }) => unsafe {
+            // SAFETY: the machine has the level, and the lengths are checked; five bits an element are 40 bytes a tile.
+            (CodeLevel::Avx2(_), Layout::Windows { bytes, lead }) => unsafe {
                 let tile = (bytes, self.bits + lead);
                 super::avx2::expand(self.plan(order), order, tile, codes.here, out);
             },
             #[cfg(target_arch = "aarch64")]
-            // SAFETY: as above.
-            (CodeLevel::Neon, Layout::Nibbles) => unsafe {
+            // SAFETY: the machine has the level, and the lengths are checked; five bits an element are 40 bytes a tile.
+            (CodeLevel::Neon(_), Layout::Nibbles) => unsafe {
                 super::neon::expand_nibbles(self.plan(order), codes.here, out);
             },
             #[cfg(target_arch = "aarch64")]
-            // SAFETY: as above; five bits an element are 40 bytes a tile.
-            (CodeLevel::Neon, Layout::Windows { bytes, .. }) => unsafe {
+            // SAFETY: the machine has the level, and the lengths are checked; five bits an element are 40 bytes a tile.
+            (CodeLevel::Neon(_), Layout::Windows { bytes, .. }) => unsafe {
                 super::neon::expand(self.plan(order), bytes, codes.here, out);
             },
             (_, Layout::Nibbles) => portable::expand_nibbles(self.plan(order), codes.here, out),
@@ -163,7 +163,7 @@ impl Windows {
         out: (&mut [f32], usize),
     ) {
         #[cfg(target_arch = "x86_64")]
-        if level == CodeLevel::Vbmi && q.rows() <= FUSED_ROWS && q.rows() > 0 {
+        if matches!(level, CodeLevel::Vbmi(_)) && q.rows() <= FUSED_ROWS && q.rows() > 0 {
             let n = scaling.gamma.len();
             let tiles = n / TILE_ROWS * (q.width() / RING);
             assert!(n.is_multiple_of(TILE_ROWS), "whole tiles");
@@ -193,7 +193,7 @@ impl Windows {
         acc: &mut [f32],
     ) {
         #[cfg(target_arch = "x86_64")]
-        if level == CodeLevel::Vbmi && scale.len() <= FUSED_ROWS && !scale.is_empty() {
+        if matches!(level, CodeLevel::Vbmi(_)) && scale.len() <= FUSED_ROWS && !scale.is_empty() {
             let (n, padded) = (weights.len() / scale.len(), acc.len() / scale.len());
             let tiles = n / TILE_ROWS * (padded / RING);
             assert!(n.is_multiple_of(TILE_ROWS) && weights.len() == n * scale.len(), "weights");

@@ -82,7 +82,7 @@ macro_rules! store {
 }
 
 impl Unit for Registers {
-    #[target_feature(enable = "avx512f,avx512bw")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn sums(
         x: &[*const bf16],
         w: *const bf16,
@@ -90,7 +90,7 @@ impl Unit for Registers {
         (out, more): (*mut f32, bool),
         beside: &mut impl Beside,
     ) {
-        // SAFETY: forwarded.
+        // SAFETY: the caller keeps the contract of `Unit::sums`.
         unsafe {
             match *x {
                 [a] => sums([a], w, chunks, (out, more), beside),
@@ -174,7 +174,7 @@ unsafe fn sums<const BLOCKS: usize>(
 ///
 /// # Panics
 /// When the panel has another number of inputs, or `out` is too short.
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn coded(x: &[bf16], w: CodedPanel<'_>, out: &mut [f32]) {
     let chunks = w.chunks();
     assert!(x.len() == chunks * TILE && out.len() >= ROWS * PANEL, "a block of as many inputs");

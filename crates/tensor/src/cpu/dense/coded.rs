@@ -26,6 +26,8 @@ pub(super) mod avx512;
 mod tests;
 
 use super::pack::{BLOCK, CHUNK, LINE, PANEL, TILE, put_row};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::features::{Avx2, Avx512, Avx512Vbmi};
 use crate::{AlignedBytes, cpu::shared::SharedOut, pool};
 use half::bf16;
 
@@ -236,14 +238,14 @@ impl<'a> CodedPanel<'a> {
     pub(super) fn decode(self, out: &mut [Chunk]) {
         assert_eq!(out.len(), self.chunks(), "a panel");
         #[cfg(target_arch = "x86_64")]
-        if avx512::available() {
+        if Avx512::detect().is_some() {
             // SAFETY: the machine has what it takes, and there are as many chunks.
             unsafe { avx512::panel(self, out) };
             return self.correct(out);
         }
         #[cfg(target_arch = "x86_64")]
-        if avx2::available() {
-            // SAFETY: as above.
+        if Avx2::detect().is_some() {
+            // SAFETY: the machine has what it takes, and there are as many chunks.
             unsafe { avx2::panel(self, out) };
             return self.correct(out);
         }
@@ -328,13 +330,13 @@ fn index(indices: &[u8; 128], high: usize) -> u8 {
 /// Codes a block, and says whether it has weights that are exceptions.
 fn encode(block: &[bf16; BLOCK], indices: &[u8; 128], to: &mut [u8; CODED]) -> bool {
     #[cfg(target_arch = "x86_64")]
-    if avx512::encodes() {
+    if Avx512Vbmi::detect().is_some() {
         // SAFETY: the machine has what it takes.
         return unsafe { avx512::encode(block, indices, to) };
     }
     #[cfg(target_arch = "x86_64")]
-    if avx2::available() {
-        // SAFETY: as above.
+    if Avx2::detect().is_some() {
+        // SAFETY: the machine has what it takes.
         return unsafe { avx2::encode(block, indices, to) };
     }
     encode_portable(block, indices, to)

@@ -36,7 +36,7 @@ pub(super) trait Weights: Copy {
 ///
 /// # Panics
 /// When the panel has another number of inputs, or `out` is too short.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn panel<W: Weights>(x: &[bf16], rows: usize, w: W, out: &mut [f32]) {
     let block = w.tiles() * TILE;
     assert!(x.len() == rows.div_ceil(ROWS) * block, "same inputs");
@@ -80,7 +80,7 @@ impl Weights for &[bf16] {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn sums<A: Ahead, const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
         let mut sums = [[_mm512_setzero_ps(); PANEL / 16]; M];
         for pair in 0..self.tiles() * CHUNK / 2 {
@@ -110,7 +110,7 @@ impl Weights for CodedPanel<'_> {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn sums<A: Ahead, const M: usize>(self, x: [*const bf16; M]) -> [Sums; M] {
         let mut sums = [[_mm512_setzero_ps(); PANEL / 16]; M];
         let (table, blocks) = (avx512::table(self), self.blocks().as_ptr());
@@ -145,7 +145,7 @@ impl Weights for CodedPanel<'_> {
 /// # Safety
 /// As [`Weights::sums`]; the rows have the pair.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn add<const M: usize>(
     sums: &mut [Sums; M],
     x: [*const bf16; M],
@@ -154,7 +154,7 @@ unsafe fn add<const M: usize>(
 ) {
     let at = pair / (CHUNK / 2) * TILE + pair % (CHUNK / 2) * 2;
     for (m, sums) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of [`Weights::sums`]; the rows have the pair.
         let x = unsafe { _mm512_set1_epi32(x[m].add(at).cast::<i32>().read_unaligned()) };
         for (sum, w) in sums.iter_mut().zip(&w) {
             *sum = _mm512_dpbf16_ps(*sum, bf16s(x), bf16s(*w));
@@ -171,18 +171,18 @@ fn ask<A: Ahead, const LINES: usize>(w: *const u8) {
 /// # Safety
 /// `out` has room for `M` panels.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn store<const M: usize>(sums: [Sums; M], out: *mut f32) {
     for (m, sums) in sums.iter().enumerate() {
         for (v, sum) in sums.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `out` has room for `M` panels.
             unsafe { _mm512_storeu_ps(out.add(m * PANEL + v * 16), *sum) };
         }
     }
 }
 
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn bf16s(x: __m512i) -> __m512bh {
     // SAFETY: both are 64 bytes, and any bits are bfloats.
     unsafe { std::mem::transmute(x) }

@@ -55,7 +55,7 @@ macro_rules! rows {
                 output: usize,
             ) -> L {
                 let row = 2 * pair + usize::from(SECOND);
-                // SAFETY: forwarded.
+                // SAFETY: a pair of vectors is readable, as `load_of_pair` demands.
                 unsafe { Self::load(panel.add(row * PANEL + output)) }
             }
         }
@@ -75,14 +75,15 @@ impl PairElement for bf16 {
         pair: usize,
         output: usize,
     ) -> L {
-        // SAFETY: forwarded.
+        // SAFETY: the caller keeps the contract of `PairElement::load_of_pair`.
         unsafe { L::load_bf16_of_pairs::<SECOND>(panel.add(tile_line(pair, output))) }
     }
 }
 
 #[inline(always)]
 unsafe fn panel_body<L: Lanes, E: PairElement>(x: Rows, w: *const E, k: usize, out: RowsMut) {
-    // SAFETY: the caller's shapes.
+    // SAFETY: `x` has `k` elements a row, `w` a panel of `k` inputs, and `out` room for a panel a
+    // row.
     unsafe {
         // A row that is left alone takes more outputs at a time, for there is room.
         let alone = matches!(x.rows % 6, 1 | 4);
@@ -120,7 +121,8 @@ unsafe fn columns<L: Lanes, E: PairElement, const V: usize>(
     let mut first = 0;
     while first < PANEL {
         let mut i = 0;
-        // SAFETY: the caller's shapes.
+        // SAFETY: `x` has `k` elements a row, `w` a panel of `k` inputs, and `out` room for a panel
+        // a row.
         unsafe {
             macro_rules! step {
                 ($m:literal) => {

@@ -140,14 +140,16 @@ impl Product<'_> {
                 self.blocks(rows, panel, |rows, out| multiply(level, x, rows, weights, out));
             }
             #[cfg(target_arch = "x86_64")]
-            (Panel::Coded(w), Some(x)) if level == DenseLevel::Avx512Bf16 => {
+            (Panel::Coded(w), Some(x)) if matches!(level, DenseLevel::Avx512Bf16(_)) => {
                 self.blocks(rows, panel, |rows, out| {
                     // SAFETY: the level was detected, or asked for by a test that has checked it.
                     unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) }
                 });
             }
             #[cfg(target_arch = "x86_64")]
-            (Panel::Coded(w), Some(x)) if level == DenseLevel::Amx && rows.0.len() <= BLOCK => {
+            (Panel::Coded(w), Some(x))
+                if matches!(level, DenseLevel::Amx(_)) && rows.0.len() <= BLOCK =>
+            {
                 self.blocks(rows, panel, |rows, out| {
                     // SAFETY: as above, and the caller has laid out the registers.
                     unsafe { amx::coded(x.blocks(rows), w, out) }
@@ -235,7 +237,7 @@ impl Sums<'_> {
             let added = &added[..PIECE];
             piece.iter_mut().zip(added).for_each(|(v, a)| *v += a);
         }
-        // SAFETY: as above.
+        // SAFETY: this task alone owns the columns of its panels.
         unsafe { self.out.write_array(at, piece) };
     }
 
@@ -264,8 +266,8 @@ impl Sums<'_> {
 /// The machine has the level.
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn configured(level: DenseLevel) -> Option<Configured> {
-    // SAFETY: the caller's promise.
-    (level == DenseLevel::Amx).then(|| unsafe { Configured::new(&amx::layout()) })
+    // SAFETY: the caller promises that the machine has the level.
+    matches!(level, DenseLevel::Amx(_)).then(|| unsafe { Configured::new(&amx::layout()) })
 }
 
 /// The sums of a panel's `bf16` outputs for rows in `bf16`; false where the level does not multiply
@@ -284,12 +286,12 @@ pub(super) fn rounded(
 ) -> bool {
     match level {
         #[cfg(target_arch = "x86_64")]
-        DenseLevel::Amx => {
+        DenseLevel::Amx(_) => {
             // SAFETY: the caller has laid out the registers.
             unsafe { tiles::panel::<amx::Registers>(x.blocks(rows), w, out, beside) };
         }
         #[cfg(target_arch = "x86_64")]
-        DenseLevel::Avx512Bf16 => {
+        DenseLevel::Avx512Bf16(_) => {
             // SAFETY: the level was detected, or asked for by a test that has checked it.
             unsafe { dot::panel(x.blocks(rows.clone()), rows.len(), w, out) };
         }

@@ -38,17 +38,20 @@ pub(crate) use gemm::{DenseRows, Product, Sums, products};
 pub use pack::PackedDense;
 pub(crate) use rounded::Bf16Rows;
 
-use super::Level;
-use crate::DType;
-use std::sync::OnceLock;
+use super::{
+    Level,
+    features::{AmxBf16, Avx512Bf16, named},
+};
+use crate::{DType, Result, TensorError};
+use std::{fmt, str::FromStr, sync::OnceLock};
 
 /// A way to compute the products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum DenseLevel {
     /// x86-64 with AMX for `bf16` weights; other types are multiplied as at [`Self::Fma`].
-    Amx,
+    Amx(AmxBf16),
     /// x86-64 with AVX-512 BF16 for `bf16` weights; other types as at [`Self::Fma`].
-    Avx512Bf16,
+    Avx512Bf16(Avx512Bf16),
     /// Fused multiply-adds.
     Fma(Level),
     /// What AMX does, in plain Rust.
@@ -56,19 +59,35 @@ pub enum DenseLevel {
     Emulated,
 }
 
+/// Names without tokens, as those of other levels.
+impl fmt::Debug for DenseLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amx(_) => f.write_str("Amx"),
+            Self::Avx512Bf16(_) => f.write_str("Avx512Bf16"),
+            Self::Fma(level) => f.debug_tuple("Fma").field(level).finish(),
+            #[cfg(test)]
+            Self::Emulated => f.write_str("Emulated"),
+        }
+    }
+}
+
+/// By the name that `Debug` writes, as `Fma(Avx2)`; a level that this machine lacks is an error.
+impl FromStr for DenseLevel {
+    type Err = TensorError;
+
+    fn from_str(name: &str) -> Result<Self> {
+        named(&Self::available(), name)
+    }
+}
+
 impl DenseLevel {
     /// Every level of this machine, best first.
     #[must_use]
     pub fn available() -> Vec<Self> {
         let mut levels = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        if super::tiles::bf16() && coded::avx512::available() {
-            levels.push(Self::Amx);
-        }
-        #[cfg(target_arch = "x86_64")]
-        if coded::avx512::available() && is_x86_feature_detected!("avx512bf16") {
-            levels.push(Self::Avx512Bf16);
-        }
+        levels.extend(AmxBf16::detect().map(Self::Amx));
+        levels.extend(Avx512Bf16::detect().map(Self::Avx512Bf16));
         levels.extend(Level::available().into_iter().map(Self::Fma));
         levels
     }
@@ -88,15 +107,15 @@ impl DenseLevel {
 
     /// Whether few rows are multiplied with coded weights by AVX2.
     fn unpacks(self) -> bool {
-        matches!(self, Self::Fma(Level::Avx2 | Level::Avx512))
+        matches!(self, Self::Fma(Level::Avx2(_) | Level::Avx512(_)))
     }
 
     /// Whether it multiplies `bf16` faster than other instructions do integers of 16 bits. Of Intel's processors
     /// those without tile registers begin a `vdpbf16ps` every other cycle only.
     pub(crate) fn widens(self) -> bool {
         match self {
-            Self::Amx => true,
-            Self::Avx512Bf16 => !super::intel(),
+            Self::Amx(_) => true,
+            Self::Avx512Bf16(_) => !super::intel(),
             _ => false,
         }
     }

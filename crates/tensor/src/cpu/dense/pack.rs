@@ -112,7 +112,7 @@ impl PackedDense {
     /// Whether a level multiplies many rows with panels that were unpacked before, which takes so long
     /// beside its products that it is done once.
     pub(super) fn is_unpacked_for(&self, level: DenseLevel) -> bool {
-        let fast = !matches!(level, DenseLevel::Avx512Bf16 | DenseLevel::Fma(_));
+        let fast = !matches!(level, DenseLevel::Avx512Bf16(_) | DenseLevel::Fma(_));
         matches!(self.data, Data::Coded(_)) && fast
     }
 

@@ -125,15 +125,15 @@ impl Bf16Out {
     /// When they are not inside.
     pub(super) unsafe fn put(self, row: usize, first: usize, values: &[f32]) {
         #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx512f,avx512bw")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
         unsafe fn avx512(out: Bf16Out, row: usize, first: usize, values: &[f32]) {
-            // SAFETY: forwarded.
+            // SAFETY: no other task writes there, as the caller of `put` promises.
             unsafe { out.put_all(row, first, values) }
         }
         // SAFETY: the machine has the level; the rest is the caller's promise.
         unsafe {
             #[cfg(target_arch = "x86_64")]
-            if super::coded::avx512::available() {
+            if crate::cpu::features::Avx512::detect().is_some() {
                 return avx512(self, row, first, values);
             }
             self.put_all(row, first, values);
@@ -153,14 +153,14 @@ impl Bf16Out {
         let mut at = self.place(row, first);
         let (whole, rest) = values.as_chunks::<CHUNK>();
         for values in whole {
-            // SAFETY: a line of the row; the caller's promise.
+            // SAFETY: a line of the row, where no other task writes.
             unsafe { self.data.write_array(at, &rounded(values)) };
             at += TILE;
         }
         if !rest.is_empty() {
             let mut padded = [0.0; CHUNK];
             padded[..rest.len()].copy_from_slice(rest);
-            // SAFETY: as above.
+            // SAFETY: a line of the row, where no other task writes.
             unsafe { self.data.write_array(at, &rounded(&padded)) };
         }
     }

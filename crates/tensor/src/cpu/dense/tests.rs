@@ -27,7 +27,7 @@ impl tiles::Unit for Emulated {
     ) {
         (0..chunks).for_each(|_| beside.next());
         for (block, &x) in x.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: `x` and `w` have as many tiles as the caller says, and `out` a panel a row.
             let x = unsafe { std::slice::from_raw_parts(x, chunks * TILE) };
             for row in 0..ROWS {
                 // SAFETY: as above: 32 outputs of a row.

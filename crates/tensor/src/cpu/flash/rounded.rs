@@ -15,7 +15,13 @@ mod tests;
 mod unit;
 
 use super::Attended;
-use crate::cpu::{Floats, Level, ahead::intel, kernels, unseen::Unseen};
+use crate::cpu::{
+    Floats, Level,
+    ahead::intel,
+    features::{AmxBf16, Avx512Bf16},
+    kernels,
+    unseen::Unseen,
+};
 use softmax::{Seen, Shift};
 use std::{ops::Range, sync::OnceLock};
 use unit::{BLOCK, CHUNK, Chunk, SIDE, Sums, Tile, Unit};
@@ -24,34 +30,25 @@ use unit::{BLOCK, CHUNK, Chunk, SIDE, Sums, Tile, Unit};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Products {
     /// AMX.
-    Tiles,
+    Tiles(AmxBf16),
     /// AVX-512 BF16.
-    Vectors,
+    Vectors(Avx512Bf16),
     /// AVX-512, by multiply-adds.
-    Fused,
-    /// What AMX does, in plain Rust.
+    Fused(Avx512Bf16),
+    /// What AMX does, in plain Rust between vectors.
     #[cfg(test)]
-    Emulated,
+    Emulated(Avx512Bf16),
 }
 
 impl Products {
     /// Those of this machine, best first.
     pub(super) fn available() -> Vec<Self> {
-        let vectors = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512bf16");
-        if !vectors {
+        let Some(vectors) = Avx512Bf16::detect() else {
             return Vec::new();
-        }
-        let mut all = if intel() {
-            vec![Self::Fused, Self::Vectors]
-        } else {
-            vec![Self::Vectors, Self::Fused]
         };
-        if crate::cpu::tiles::bf16() {
-            all.insert(0, Self::Tiles);
-        }
+        let mut all: Vec<_> = AmxBf16::detect().map(Self::Tiles).into_iter().collect();
+        let (native, fused) = (Self::Vectors(vectors), Self::Fused(vectors));
+        all.extend(if intel() { [fused, native] } else { [native, fused] });
         all
     }
 
@@ -184,14 +181,14 @@ impl Rounded {
             whole[*page].1 = Floats::F32(values);
         }
         let pages = &whole[..];
-        // SAFETY: the machine has what was detected, or asked for by a test that has checked it.
+        // SAFETY: the products hold the token of their features.
         unsafe {
             match products {
-                Products::Tiles => self.step_in::<amx::Registers>(pages),
-                Products::Fused => self.step_in::<dot::Vectors<dot::Fused>>(pages),
-                Products::Vectors => self.step_in::<dot::Vectors<dot::Native>>(pages),
+                Products::Tiles(_) => self.step_in::<amx::Registers>(pages),
+                Products::Fused(_) => self.step_in::<dot::Vectors<dot::Fused>>(pages),
+                Products::Vectors(_) => self.step_in::<dot::Vectors<dot::Native>>(pages),
                 #[cfg(test)]
-                Products::Emulated => self.step_in::<tests::Emulated>(pages),
+                Products::Emulated(_) => self.step_in::<tests::Emulated>(pages),
             }
         }
         damaged.into_iter().for_each(|row| self.damage(row));
@@ -207,7 +204,7 @@ impl Rounded {
 
     /// # Safety
     /// The machine has the unit.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn step_in<U: Unit>(&mut self, pages: &[(Floats<'_>, Floats<'_>)]) {
         let tokens = pages.iter().map(|(_, v)| v.len()).sum::<usize>() / self.d;
         let Operands { keys, values, scores, weights, rows } = &mut self.step;
@@ -232,13 +229,13 @@ impl Rounded {
     ///
     /// # Safety
     /// The unit is ready, and operands are laid out.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn attend<U: Unit>(&mut self, group: usize, blocks: usize) {
         let live = self.seen[group].blocks();
         if live.is_empty() {
             return;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the unit is ready, and operands are laid out.
         unsafe { self.score::<U>(group, live.clone()) };
         self.soften(group, live.clone());
         let (d, Operands { values, weights, .. }) = (self.d / BLOCK, &self.step);
@@ -254,7 +251,7 @@ impl Rounded {
     ///
     /// # Safety
     /// As [`Self::attend`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn score<U: Unit>(&mut self, group: usize, blocks: Range<usize>) {
         let (chunks, seen) = (self.dk / CHUNK, &self.seen[group]);
         let queries = self.queries[group * chunks..][..chunks].as_ptr();
@@ -266,7 +263,7 @@ impl Rounded {
             if let Some(cap) = self.soft_cap {
                 let all = scores.0.as_flattened_mut();
                 // SAFETY: as many elements.
-                unsafe { kernels::soft_cap(Level::Avx512, all.as_mut_ptr(), all.len(), cap) };
+                unsafe { kernels::soft_cap(Level::detect(), all.as_mut_ptr(), all.len(), cap) };
             }
             if !seen.all(block) {
                 seen.hide(block, scores);
@@ -275,7 +272,7 @@ impl Rounded {
     }
 
     /// Turns the scores of a group into weights, and brings what it has seen to its new maxima.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     fn soften(&mut self, group: usize, blocks: Range<usize>) {
         let (d, state) = (self.d / BLOCK, &mut self.state[group]);
         let scores = &self.step.scores[blocks.clone()];

@@ -270,7 +270,8 @@ impl Int8Out {
             (self.codes.at(at * group), self.scales.at(at), self.sums.at(at))
         };
         let (codes, scales, sums) = places(0);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the level is available, the row and its groups are
+        // inside, and no other task has them.
         unsafe {
             kernels::round_row(level, x, n, group, codes, scales, sums);
             if parts > 1 {
@@ -291,7 +292,7 @@ fn turned(
     scales: &[f32],
     sums: &[f32],
 ) -> TileRows {
-    if super::Int8Level::detect() != super::Int8Level::Amx || rows < super::amx::FROM {
+    if !matches!(super::Int8Level::detect(), super::Int8Level::Amx(_)) || rows < super::amx::FROM {
         return TileRows::default();
     }
     let codes: &[i8] = bytemuck::cast_slice(codes);

@@ -11,14 +11,11 @@ type Tile<'a> = &'a dyn Fn(&PackedWeight, usize, &Int8Rows, Range<usize>, &mut [
 
 /// Every way to compute a tile of any rows here, by name.
 fn for_each_way(mut f: impl FnMut(&str, Tile<'_>)) {
-    for level in Int8Level::available().into_iter().filter(|&l| l != Int8Level::Amx) {
+    for level in Int8Level::available().into_iter().filter(|&l| !matches!(l, Int8Level::Amx(_))) {
         f(&format!("{level:?}"), &|w, t, x, rows, out| one_tile(level, w, t, x, rows, out));
     }
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512vnni")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("f16c")
-    {
+    if crate::cpu::features::Avx512Vnni::detect().is_some() {
         // SAFETY: the instructions were detected; shapes are `check`'s.
         f("AvxVnni's twin", &|w, t, x, rows, out| unsafe {
             super::avx2::tile_evex(w, t, x, rows, out);

@@ -40,7 +40,7 @@ const GROUP: usize = 128;
 pub(super) unsafe fn configure(x: &Int8Rows) -> Configured {
     let (rows, inputs) = (if x.rows <= 8 { 8 } else { BLOCK }, part(x.group));
     let config = Config::default().with(0, rows, 64).with(1, rows, inputs).with(2, inputs / 4, 64);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that [`tiles::int8`](crate::cpu::tiles::int8) holds.
     unsafe { Configured::new(&config) }
 }
 
@@ -49,7 +49,7 @@ pub(super) unsafe fn configure(x: &Int8Rows) -> Configured {
 ///
 /// # Safety
 /// [`configure`] with `x` is in force on this thread, and the machine has AVX-512 F, BW and VL.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn tiles<S: Scales>(
     w: &PackedWeight,
     tiles: Range<usize>,
@@ -239,7 +239,7 @@ impl Job<'_> {
 /// Rows of activations into their register.
 #[inline(always)]
 unsafe fn load_rows(from: *const i8, group: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: sixteen rows of `group` codes are readable, and the registers are laid out.
     unsafe {
         asm!("tileloadd tmm1, [{} + {}*1]", in(reg) from, in(reg) part(group), options(nostack));
     }
@@ -248,7 +248,7 @@ unsafe fn load_rows(from: *const i8, group: usize) {
 /// Weights into theirs.
 #[inline(always)]
 unsafe fn load_weights(from: *const u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: a tile of weights is readable, and the registers are laid out.
     unsafe { asm!("tileloadd tmm2, [{} + {}*1]", in(reg) from, in(reg) 64usize, options(nostack)) };
 }
 
@@ -291,7 +291,7 @@ impl Scale {
         let (s, b) = self.weights;
         let rows = QUARTER * R / 4..(QUARTER + 1) * R / 4;
         for (i, acc) in rows.clone().zip(&mut acc[rows]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the sums' scratch holds this quarter of `R` rows, and the caller is compiled for AVX-512.
             unsafe {
                 let dot = _mm512_cvtepi32_ps(_mm512_load_si512(self.sums.add(i * TILE).cast()));
                 let scale = _mm512_mul_ps(s, _mm512_set1_ps((*self.side).scales[i]));

@@ -18,7 +18,7 @@ tile_at!(
     ///
     /// # Safety
     /// The machine has AVX-VNNI, AVX2, FMA and F16C. Shapes are those of `w` and `x`.
-    tile_vnni, Vnni<Vex>, 2, "avx2,fma,f16c,avxvnni"
+    tile_vnni, Vnni<Vex>, 2, "avxvnni,avx2,fma,f16c"
 );
 
 /// How far ahead of its use a line of weights is asked for, in bytes.
@@ -164,7 +164,7 @@ struct Vex;
 impl Dpbusd for Vex {
     #[inline(always)]
     unsafe fn dpbusd(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Dpbusd::dpbusd`.
         unsafe { _mm256_dpbusd_avx_epi32(sum, w, x) }
     }
 }
@@ -180,7 +180,7 @@ impl<I: Dpbusd> Dots<2> for Vnni<I> {
         x: [*const i8; M],
         group: usize,
     ) -> [[Avx2; 2]; M] {
-        // SAFETY: forwarded.
+        // SAFETY: the caller keeps the contract of `Dots::dots`.
         unsafe {
             // Two chains a register, so that one row alone does not wait for its own last sum.
             let mut even = zeros::<M>();
@@ -223,7 +223,7 @@ struct Evex;
 impl Dpbusd for Evex {
     #[inline(always)]
     unsafe fn dpbusd(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Dpbusd::dpbusd`.
         unsafe { _mm256_dpbusd_epi32(sum, w, x) }
     }
 }
@@ -234,5 +234,5 @@ tile_at!(
     ///
     /// # Safety
     /// The machine has AVX-512 VL and VNNI. Shapes are those of `w` and `x`.
-    tile_evex, Vnni<Evex>, 2, "avx2,fma,f16c,avx512vl,avx512vnni"
+    tile_evex, Vnni<Evex>, 2, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
 );

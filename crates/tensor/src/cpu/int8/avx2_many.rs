@@ -123,17 +123,17 @@ unsafe fn fours<const PARTS: usize>(
 /// # Safety
 /// AVX2 and F16C, and that many elements.
 #[inline]
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sides<E: Element>(floats: &[u8]) -> [[Avx2; 2]; 2] {
     let p: *const E = floats.as_ptr().cast();
     let at = |n: usize| p.wrapping_add(n * Avx2::LANES);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises AVX2 and F16C, and that many elements.
     unsafe { [[E::load(at(0)), E::load(at(1))], [E::load(at(2)), E::load(at(3))]] }
 }
 
 /// A byte for each code of a group: four inputs of sixteen outputs a line.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn unpack<const PARTS: usize>(codes: &[u8], to: &mut Unpacked<PARTS>) {
     let (lines, _) = codes.as_chunks::<LINE>();
     let (pairs, _) = to.0.as_flattened_mut().as_chunks_mut::<{ 2 * LINE }>();
@@ -154,7 +154,7 @@ fn unpack<const PARTS: usize>(codes: &[u8], to: &mut Unpacked<PARTS>) {
 /// # Safety
 /// AVX2. Each row has [`PART`] codes for each of the parts.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dots<const PARTS: usize>(
     weights: &Unpacked<PARTS>,
     x: *const i8,
@@ -219,7 +219,7 @@ macro_rules! add {
 /// # Safety
 /// AVX2. `weights` are aligned to 32 bytes, a byte a code, and each row has `PART` codes.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn part_words(weights: *const u8, x: *const i8, stride: usize) -> [[__m256i; 2]; TOGETHER] {
     let (a0, a1, b0, b1, c0, c1, d0, d1);
     // SAFETY: reads what the caller promises.

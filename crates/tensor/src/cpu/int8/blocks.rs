@@ -51,11 +51,13 @@ macro_rules! tile_at {
                 rows: std::ops::Range<usize>,
                 out: &mut [f32],
             ) {
-                // SAFETY: forwarded.
+                // SAFETY: the shapes are those of `w` and `x`, and this is compiled for the
+                // products.
                 unsafe { super::blocks::blocks::<$dots, $n, E, NIBBLES>(w, tile, x, rows, out) }
             }
             use $crate::DType;
-            // SAFETY: forwarded.
+            // SAFETY: the caller promises that `codes` has the group's codes for the whole tile,
+            // and each of `x` points to `group` more.
             unsafe {
                 match (w.scale_type, w.nibbles) {
                     (DType::BF16, true) => stored::<half::bf16, true>(w, tile, x, rows, out),

@@ -60,7 +60,7 @@ pub fn matmul(x: &Int8Rows, w: &PackedWeight, bias: Option<&[f32]>, out: &mut [f
 /// [`matmul`] at a level of one's choice.
 ///
 /// # Panics
-/// As [`matmul`], and when this machine lacks the level.
+/// As [`matmul`].
 pub fn matmul_with(
     level: Int8Level,
     x: &Int8Rows,
@@ -68,7 +68,6 @@ pub fn matmul_with(
     bias: Option<&[f32]>,
     out: &mut [f32],
 ) {
-    assert!(Int8Level::available().contains(&level), "this machine lacks {level:?}");
     let out = SharedOut::new(out);
     products_at(level, x, &[Product { weight: w, bias, residual: None, out }]);
 }
@@ -232,37 +231,39 @@ pub(super) fn one_tile(
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
-        Int8Level::Amx | Int8Level::Vnni if intel() => unsafe {
+        Int8Level::Amx(_) | Int8Level::Vnni(_) if intel() => unsafe {
             vnni::tile::<Far>(w, tile, x, rows, out);
         },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Int8Level::Amx | Int8Level::Vnni if zen5() => unsafe {
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        Int8Level::Amx(_) | Int8Level::Vnni(_) if zen5() => unsafe {
             vnni::tile::<NearAlways>(w, tile, x, rows, out);
         },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Int8Level::Amx | Int8Level::Vnni => unsafe { vnni::tile::<Near>(w, tile, x, rows, out) },
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        Int8Level::Amx(_) | Int8Level::Vnni(_) => unsafe {
+            vnni::tile::<Near>(w, tile, x, rows, out)
+        },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Int8Level::AvxVnni => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        Int8Level::AvxVnni(_) => unsafe { super::avx2::tile_vnni(w, tile, x, rows, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Int8Level::Avx2 if avx2_many::takes(w, x) => unsafe {
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        Int8Level::Avx2(_) if avx2_many::takes(w, x) => unsafe {
             avx2_many::tile(w, tile, x, rows, out);
         },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Int8Level::Avx2 => unsafe { super::avx2::tile(w, tile, x, rows, out) },
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        Int8Level::Avx2(_) => unsafe { super::avx2::tile(w, tile, x, rows, out) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        Int8Level::I8mm => unsafe { super::neon::tile_i8mm(w, tile, x, rows, out) },
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        Int8Level::I8mm(_) => unsafe { super::neon::tile_i8mm(w, tile, x, rows, out) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        Int8Level::DotProd => unsafe { super::neon::tile_dotprod(w, tile, x, rows, out) },
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        Int8Level::DotProd(_) => unsafe { super::neon::tile_dotprod(w, tile, x, rows, out) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        Int8Level::Neon => unsafe { super::neon::tile(w, tile, x, rows, out) },
+        // SAFETY: the level was detected; shapes were checked by the caller.
+        Int8Level::Neon(_) => unsafe { super::neon::tile(w, tile, x, rows, out) },
         _ => portable::tile(w, tile, x, rows, out),
     }
 }

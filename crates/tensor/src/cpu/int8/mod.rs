@@ -46,72 +46,24 @@ pub(crate) use gemm::{Product, products};
 pub use gemm::{matmul, matmul_with};
 pub use pack::PackedWeight;
 
-use std::sync::OnceLock;
+use super::features::levels;
 
-/// A way to compute the integer products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Int8Level {
-    /// x86-64 with AMX for sixteen rows at a time; AVX-512 VNNI does the rest.
-    Amx,
-    /// x86-64 with AVX-512 VNNI.
-    Vnni,
-    /// x86-64 with AVX-VNNI.
-    AvxVnni,
-    /// x86-64 with AVX2.
-    Avx2,
-    /// aarch64 with 8-bit matrix products.
-    I8mm,
-    /// aarch64 with dot products.
-    DotProd,
-    /// aarch64.
-    Neon,
-    /// Any machine.
-    Portable,
-}
-
-impl Int8Level {
-    /// Every level of this machine, best first.
-    #[must_use]
-    pub fn available() -> Vec<Self> {
-        let mut levels = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512vnni")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-        {
-            if super::tiles::int8() {
-                levels.push(Self::Amx);
-            }
-            levels.push(Self::Vnni);
-        }
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-        {
-            if is_x86_feature_detected!("avxvnni") {
-                levels.push(Self::AvxVnni);
-            }
-            levels.push(Self::Avx2);
-        }
-        #[cfg(target_arch = "aarch64")]
-        {
-            if std::arch::is_aarch64_feature_detected!("i8mm") {
-                levels.push(Self::I8mm);
-            }
-            if std::arch::is_aarch64_feature_detected!("dotprod") {
-                levels.push(Self::DotProd);
-            }
-            levels.push(Self::Neon);
-        }
-        levels.push(Self::Portable);
-        levels
-    }
-
-    /// The best level of this machine.
-    #[must_use]
-    pub fn detect() -> Self {
-        static LEVEL: OnceLock<Int8Level> = OnceLock::new();
-        *LEVEL.get_or_init(|| Self::available().first().copied().unwrap_or(Self::Portable))
+levels! {
+    /// A way to compute the integer products.
+    pub enum Int8Level {
+        /// x86-64 with AMX for sixteen rows at a time; AVX-512 VNNI does the rest.
+        Amx(AmxInt8),
+        /// x86-64 with AVX-512 VNNI.
+        Vnni(Avx512Vnni),
+        /// x86-64 with AVX-VNNI.
+        AvxVnni(AvxVnni),
+        /// x86-64 with AVX2.
+        Avx2(Avx2),
+        /// aarch64 with 8-bit matrix products.
+        I8mm(I8mm),
+        /// aarch64 with dot products.
+        DotProd(DotProd),
+        /// aarch64.
+        Neon(Neon),
     }
 }

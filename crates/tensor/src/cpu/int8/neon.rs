@@ -118,7 +118,7 @@ impl Dots<4> for Plain {
     ) -> [[Neon; 4]; M] {
         // A 16-bit lane takes eight products of at most 15 * 127, or two of 128 * 127.
         let chunks = if NIBBLES { 4 } else { 1 };
-        // SAFETY: forwarded.
+        // SAFETY: the caller keeps the contract of `Dots::dots`.
         unsafe {
             let mut sums = correction::<NIBBLES, M>(x, group);
             for first in (0..group / 8).step_by(chunks) {
@@ -215,7 +215,7 @@ impl<I: LaneDot> Dots<4> for ByLane<I> {
         x: [*const i8; M],
         group: usize,
     ) -> [[Neon; 4]; M] {
-        // SAFETY: forwarded.
+        // SAFETY: the caller keeps the contract of `Dots::dots`.
         unsafe {
             let mut sums = if I::UNSIGNED {
                 [[vdupq_n_s32(0); 4]; M]
@@ -253,7 +253,7 @@ impl Dots<4> for Matrix {
         x: [*const i8; M],
         group: usize,
     ) -> [[Neon; 4]; M] {
-        // SAFETY: forwarded.
+        // SAFETY: the caller keeps the contract of `Dots::dots`.
         unsafe {
             if M == 1 {
                 return ByLane::<Usdot>::dots::<NIBBLES, M>(codes, x, group);

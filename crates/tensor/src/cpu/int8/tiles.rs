@@ -117,7 +117,9 @@ impl Runs {
 /// Runs of tiles that these rows read at a time. AMD's processors read one faster, in order.
 fn streams(level: Int8Level, x: &Int8Rows) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if matches!(level, Int8Level::Amx | Int8Level::Vnni) && intel() && !in_tile_registers(level, x)
+    if matches!(level, Int8Level::Amx(_) | Int8Level::Vnni(_))
+        && intel()
+        && !in_tile_registers(level, x)
     {
         return vnni::streams(x.rows);
     }
@@ -128,7 +130,7 @@ fn streams(level: Int8Level, x: &Int8Rows) -> usize {
 /// Whether a level multiplies these rows in tile registers.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn in_tile_registers(level: Int8Level, x: &Int8Rows) -> bool {
-    level == Int8Level::Amx && x.rows >= amx::FROM
+    matches!(level, Int8Level::Amx(_)) && x.rows >= amx::FROM
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ impl Scales for Bf16 {
     const BYTES: usize = 32;
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Scales::load`.
         unsafe {
             let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
@@ -42,7 +42,7 @@ impl Scales for F16 {
     const BYTES: usize = 32;
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Scales::load`.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
 }
@@ -51,7 +51,7 @@ impl Scales for F32 {
     const BYTES: usize = 64;
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Scales::load`.
         unsafe { _mm512_loadu_ps(p.cast()) }
     }
 }
@@ -84,7 +84,7 @@ pub(super) fn streams(rows: usize) -> usize {
 ///
 /// # Safety
 /// As [`tile`]; `R` are the [`streams`] of `rows`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn abreast<const R: usize>(
     w: &PackedWeight,
     tiles: Tiles,
@@ -153,7 +153,7 @@ unsafe fn in_turn<S: Scales, const NIBBLES: bool, const M: usize, const R: usize
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW, VL and VNNI. Shapes are those of `w` and `x`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn tile<A: Ahead>(
     w: &PackedWeight,
     tile: usize,
@@ -161,7 +161,8 @@ pub(super) unsafe fn tile<A: Ahead>(
     rows: Range<usize>,
     out: &mut [f32],
 ) {
-    // SAFETY: forwarded.
+    // SAFETY: the caller promises that the machine has AVX-512 F, BW, VL and VNNI. Shapes are those
+    // of `w` and `x`.
     unsafe {
         as_stored!(w, blocks::<A>(w, tile, x, rows, out));
     }
@@ -265,7 +266,7 @@ unsafe fn dots<A: Ahead, const NIBBLES: bool, const M: usize>(
     cols: usize,
     group: usize,
 ) -> [__m512i; M] {
-    // SAFETY: the caller's promise.
+    // SAFETY: `codes` has the group for the whole tile, and each of `x` points to `group` more.
     unsafe {
         match NIBBLES {
             true => nibble_dots::<A, M>(record, x, cols, group),
@@ -324,7 +325,7 @@ unsafe fn byte_dots<A: Ahead, const M: usize>(
     cols: usize,
     group: usize,
 ) -> [__m512i; M] {
-    // SAFETY: as above.
+    // SAFETY: `group` codes of each row and their weights are readable.
     unsafe {
         let mut even = [_mm512_setzero_si512(); M];
         let mut odd = [_mm512_setzero_si512(); M];

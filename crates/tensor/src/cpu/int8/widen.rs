@@ -11,7 +11,10 @@ use {
     super::vnni::{Bf16, F16, F32, Scales},
     crate::{
         DType,
-        cpu::ahead::{Ahead, Near},
+        cpu::{
+            ahead::{Ahead, Near},
+            features::Avx512Bf16,
+        },
     },
     std::arch::x86_64::*,
 };
@@ -44,7 +47,7 @@ impl PackedWeight {
         }
         for (part, tile) in tiles.enumerate() {
             #[cfg(target_arch = "x86_64")]
-            if fast() {
+            if Avx512Bf16::detect().is_some() {
                 // SAFETY: the machine has the instructions, and the length was checked.
                 unsafe { tile_avx512(self, tile, out.as_mut_ptr().add(part * WIDE)) };
                 continue;
@@ -68,17 +71,13 @@ impl PackedWeight {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-fn fast() -> bool {
-    is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512bf16")
-}
-
 /// # Safety
 /// AVX-512 with what is enabled here; `out` is the first of the tile's outputs in a panel.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn tile_avx512(w: &PackedWeight, tile: usize, out: *mut bf16) {
-    // SAFETY: forwarded.
+    // SAFETY: the caller promises AVX-512 with what is enabled here; `out` is the first of the
+    // tile's outputs in a panel.
     unsafe {
         match (w.scale_type, w.nibbles) {
             (DType::BF16, true) => tile_of::<Bf16, true>(w, tile, out),

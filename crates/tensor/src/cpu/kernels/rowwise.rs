@@ -342,7 +342,7 @@ pub(super) unsafe fn round_rest_body<L: Lanes>(
     rest: *mut f32,
 ) {
     for g in 0..n / group {
-        // SAFETY: the caller's shapes.
+        // SAFETY: `x`, `codes` and `rest` have `n` elements, and `scales` one a group.
         unsafe {
             let scale = *scales.add(g);
             for i in g * group..(g + 1) * group {
@@ -376,7 +376,7 @@ unsafe fn round_group(x: &[f32], codes: *mut i8) -> (f32, f32) {
         let shifted = v * inverse + 12_582_912.0;
         let rounded = shifted.to_bits() as i32 - 12_582_912.0f32.to_bits() as i32;
         sum += rounded;
-        // SAFETY: as above.
+        // SAFETY: as many codes as elements.
         unsafe { *codes.add(i) = rounded as i8 };
     }
     (scale, scale * sum as f32)

@@ -50,7 +50,7 @@ const MOST_LANES: usize = 16;
 
 #[inline(always)]
 pub(super) unsafe fn turn_rows_body<L: Lanes>(x: Rows, k: usize, out: *mut f32) {
-    // SAFETY: the caller's shapes.
+    // SAFETY: `x` has `k` elements a row, and `out` room for whole vectors of rows.
     unsafe {
         let mut row = 0;
         while row < x.rows {
@@ -78,7 +78,7 @@ pub(super) unsafe fn dot_turned_body<L: Lanes>(
     out: RowsMut,
     soon: [Soon; 2],
 ) {
-    // SAFETY: the caller's shapes.
+    // SAFETY: `x` and `w` have `k` elements a row, and `out` an element a row of each.
     unsafe {
         let mut row = 0;
         while row < x.rows {
@@ -151,7 +151,8 @@ unsafe fn tile<L: Lanes, const V: usize, const N: usize>(
     k: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's shapes.
+    // SAFETY: `x` has `V` vectors of rows and `w` `N` rows of `k` elements, and `out` room for
+    // their products.
     unsafe {
         let zero = [[L::splat(0.0); V]; N];
         // Sums of 1, 2, 4, 8 and 16 lanes; but for the last each waits for another such.
@@ -199,7 +200,7 @@ unsafe fn turn<L: Lanes>(
     out: *mut f32,
     out_stride: usize,
 ) {
-    // SAFETY: the caller's shapes.
+    // SAFETY: the rows have the elements, and `out` room for a vector of rows of each.
     unsafe {
         if rows == L::LANES && cols == L::LANES {
             L::turn(x, x_stride, out, out_stride);

@@ -14,15 +14,11 @@ type Half = [__m256i; 4];
 /// How far ahead of the products the weights are fetched, in bytes.
 const AHEAD: usize = 2048;
 
-pub(in super::super) fn available() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
-}
-
 /// As [`super::encode_portable`].
 ///
 /// # Safety
 /// The machine has AVX2.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn encode(
     block: &[bf16; BLOCK],
     indices: &[u8; 128],
@@ -48,7 +44,7 @@ pub(super) unsafe fn encode(
         let [low, high] = [_mm256_set1_epi8(15), _mm256_set1_epi8(0xf0_u8 as i8)];
         let first = _mm256_and_si256(coded[0], low);
         let second = _mm256_and_si256(_mm256_slli_epi16::<4>(coded[1]), high);
-        // SAFETY: as above.
+        // SAFETY: two of eight registers of weights, and room for six.
         unsafe { to.add(4 + part).write_unaligned(_mm256_or_si256(first, second)) };
     }
     const { assert!(NONE == 0x80) };
@@ -57,7 +53,7 @@ pub(super) unsafe fn encode(
 
 /// The indices of upper bytes, whatever their signs.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn looked_up(indices: &[u8; 128], high: __m256i) -> __m256i {
     let magnitude = _mm256_and_si256(high, _mm256_set1_epi8(127));
     let mut out = _mm256_setzero_si256();
@@ -77,7 +73,7 @@ fn looked_up(indices: &[u8; 128], high: __m256i) -> __m256i {
 ///
 /// # Safety
 /// The machine has AVX2, and `out` is as many chunks as the panel.
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
     let (table, out) = (table(from), out.as_mut_ptr().cast::<bf16>());
     for (pair, block) in from.blocks().as_chunks::<CODED>().0.iter().enumerate() {
@@ -98,10 +94,11 @@ pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
 ///
 /// # Safety
 /// The machine has AVX2 and FMA, rows of `x` have the panel's inputs, and `out` room for a panel a row.
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) unsafe fn products(x: Rows, w: CodedPanel<'_>, out: RowsMut) {
     let mut row = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the machine has AVX2 and FMA, rows of `x` have the panel's
+    // inputs, and `out` room for a panel a row.
     unsafe {
         while row < x.rows {
             let (from, to) = (x.ptr.add(row * x.stride), out.ptr.add(row * out.stride));
@@ -122,7 +119,7 @@ pub(in super::super) unsafe fn products(x: Rows, w: CodedPanel<'_>, out: RowsMut
 /// # Safety
 /// As [`products`].
 #[inline]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn outputs<const M: usize, const H: usize>(
     x: [*const f32; M],
     w: CodedPanel<'_>,
@@ -171,7 +168,7 @@ unsafe fn outputs<const M: usize, const H: usize>(
 /// # Safety
 /// The rows have the pair.
 #[inline]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add<const M: usize, const H: usize>(
     sums: &mut [[[__m256; 4]; H]; M],
     half: usize,
@@ -186,7 +183,7 @@ unsafe fn add<const M: usize, const H: usize>(
         let odd = _mm256_castsi256_ps(_mm256_and_si256(words, upper));
         for (sums, x) in sums.iter_mut().zip(x) {
             let sum = &mut sums[half][v];
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the rows have the pair.
             let [a, b] = unsafe { [*x.add(2 * pair), *x.add(2 * pair + 1)] };
             *sum = _mm256_fmadd_ps(_mm256_set1_ps(a), even, *sum);
             *sum = _mm256_fmadd_ps(_mm256_set1_ps(b), odd, *sum);
@@ -196,7 +193,7 @@ unsafe fn add<const M: usize, const H: usize>(
 
 /// The upper bytes, in each lane of a register.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn table(panel: CodedPanel<'_>) -> __m256i {
     // SAFETY: sixteen bytes.
     _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(panel.table().as_ptr().cast()) })
@@ -204,7 +201,7 @@ fn table(panel: CodedPanel<'_>) -> __m256i {
 
 /// Half a block without exceptions.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn half(from: &[u8; CODED], half: usize, table: __m256i) -> Half {
     let mut out = [_mm256_setzero_si256(); 4];
     for part in 0..2 {
@@ -224,7 +221,7 @@ fn half(from: &[u8; CODED], half: usize, table: __m256i) -> Half {
 
 /// A block with its exceptions, `[outputs][2 inputs]`.
 #[cold]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn corrected(from: &[u8; CODED], table: __m256i, exceptions: &[Exception]) -> [[u8; 2]; BLOCK] {
     let mut words = [[0; 2]; BLOCK];
     for i in 0..2 {

@@ -11,20 +11,11 @@ use std::arch::x86_64::*;
 /// A block of 64 outputs and two inputs, sixteen outputs a register.
 pub(in super::super) type Registers = [__m512i; 4];
 
-pub(in super::super) fn available() -> bool {
-    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")
-}
-
-/// Whether the machine has what [`encode`] takes.
-pub(super) fn encodes() -> bool {
-    available() && is_x86_feature_detected!("avx512vbmi")
-}
-
 /// As [`super::encode_portable`].
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW and VBMI.
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn encode(
     block: &[bf16; BLOCK],
     indices: &[u8; 128],
@@ -59,12 +50,13 @@ pub(super) unsafe fn encode(
 ///
 /// # Safety
 /// The machine has AVX-512 F and BW, and `out` is as many chunks as the panel.
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
     let upper = table(from);
     let (blocks, out) = (from.blocks().as_ptr(), out.as_mut_ptr().cast::<u16>());
     for i in 0..from.blocks().len() / CODED {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the machine has AVX-512 F and BW, and `out` is as many
+        // chunks as the panel.
         unsafe { unpack(blocks.add(i * CODED), upper, out.add(tile_line(i, 0))) };
     }
 }
@@ -74,18 +66,18 @@ pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
 /// # Safety
 /// `from` is one, and `to` the first of the lines.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(in super::super) unsafe fn unpack(from: *const u8, table: __m512i, to: *mut u16) {
     Far::ask(from);
     Far::ask(from.wrapping_add(64));
     Far::ask(from.wrapping_add(128));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `from` is one, and `to` the first of the lines.
     unsafe { store::<TILE>(block(from, table), to) };
 }
 
 /// The upper bytes, in each lane of a register.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(in super::super) fn table(panel: CodedPanel<'_>) -> __m512i {
     // SAFETY: sixteen bytes.
     _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(panel.table().as_ptr().cast()) })
@@ -96,9 +88,9 @@ pub(in super::super) fn table(panel: CodedPanel<'_>) -> __m512i {
 /// # Safety
 /// `from` is one.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(in super::super) unsafe fn block(from: *const u8, table: __m512i) -> Registers {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `from` is one.
     let [first, second, indices] = unsafe {
         [
             _mm512_loadu_si512(from.cast()),
@@ -121,7 +113,7 @@ pub(in super::super) unsafe fn block(from: *const u8, table: __m512i) -> Registe
 ///
 /// # Safety
 /// As [`block`].
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(in super::super) unsafe fn corrected(
     from: *const u8,
     table: __m512i,
@@ -144,10 +136,10 @@ pub(in super::super) unsafe fn corrected(
 /// # Safety
 /// `to` has room for a block whose lines are `APART`.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn store<const APART: usize>(block: Registers, to: *mut u16) {
     for (i, words) in block.iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `to` has room for a block whose lines are `APART`.
         unsafe { _mm512_storeu_si512(to.add(APART * i).cast(), *words) };
     }
 }

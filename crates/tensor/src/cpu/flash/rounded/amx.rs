@@ -59,7 +59,7 @@ impl Unit for Registers {
     unsafe fn ready() -> Configured {
         let layout =
             (0..8).fold(Config::default(), |config, register| config.with(register, 16, 64));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Unit::ready`.
         unsafe { Configured::new(&layout) }
     }
 

@@ -22,7 +22,7 @@ pub(super) struct Fused;
 
 impl Pairs for Native {
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn add(sums: __m512, left: __m512i, right: __m512i) -> __m512 {
         _mm512_dpbf16_ps(sums, bf16s(left), bf16s(right))
     }
@@ -30,7 +30,7 @@ impl Pairs for Native {
 
 impl Pairs for Fused {
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn add(sums: __m512, left: __m512i, right: __m512i) -> __m512 {
         let sums = _mm512_fmadd_ps(second(left), second(right), sums);
         _mm512_fmadd_ps(first(left), first(right), sums)
@@ -38,13 +38,13 @@ impl Pairs for Fused {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn first(pairs: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))
 }
 
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn second(pairs: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x1_0000)))
 }
@@ -75,7 +75,7 @@ impl<P: Pairs> Unit for Vectors<P> {
 ///
 /// # Safety
 /// As [`Unit::multiply`].
-#[target_feature(enable = "avx512f,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn lines<P: Pairs, const ADD: bool>(
     left: *const Chunk,
     right: *const Chunk,
@@ -84,7 +84,7 @@ unsafe fn lines<P: Pairs, const ADD: bool>(
     sums: *mut Sums,
 ) {
     let mut acc = [[_mm512_setzero_ps(); 2]; LINES];
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of [`Unit::multiply`].
     unsafe {
         let out = sums.cast::<f32>().add(first * BLOCK);
         if ADD {
@@ -114,14 +114,14 @@ unsafe fn lines<P: Pairs, const ADD: bool>(
 /// # Safety
 /// `sums` has the line.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn load(sums: *const f32, line: usize, half: usize) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `sums` has the line.
     unsafe { _mm512_loadu_ps(sums.add(line * BLOCK + half * SIDE)) }
 }
 
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) fn bf16s(x: __m512i) -> __m512bh {
     // SAFETY: both are 64 bytes, and any bits are bfloats.
     unsafe { std::mem::transmute(x) }

@@ -16,18 +16,18 @@ trait Element: Copy {
 
 impl Element for f32 {
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn rounded(from: *const Self) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Element::rounded`.
         unsafe { joined(_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(SIDE))) }
     }
 }
 
 impl Element for f16 {
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn rounded(from: *const Self) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Element::rounded`.
         unsafe {
             let low = _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()));
             joined(low, _mm512_cvtph_ps(_mm256_loadu_si256(from.add(SIDE).cast())))
@@ -37,16 +37,16 @@ impl Element for f16 {
 
 impl Element for bf16 {
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     unsafe fn rounded(from: *const Self) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Element::rounded`.
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
 }
 
 /// Both vectors rounded, one after the other.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) fn joined(low: __m512, high: __m512) -> __m512i {
     // SAFETY: both are 64 bytes of plain bits.
     unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(high, low)) }
@@ -74,7 +74,7 @@ fn place<const LINES: bool>(row: usize, width: usize) -> (usize, usize) {
 ///
 /// # Panics
 /// When `out` has no room for them.
-#[target_feature(enable = "avx512f,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn put<E: Element, const LINES: bool>(
     rows: &[E],
     first: usize,
@@ -98,7 +98,7 @@ fn put<E: Element, const LINES: bool>(
 }
 
 /// The same of any floats.
-#[target_feature(enable = "avx512f,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn put_floats<const LINES: bool>(
     rows: Floats<'_>,
     first: usize,
@@ -126,7 +126,7 @@ fn fill<const LINES: bool>(row: usize, width: usize, out: &mut [Chunk]) {
 }
 
 /// Keys as a left operand, `[32 keys][chunk of width]`, padded with zeros.
-#[target_feature(enable = "avx512f,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) fn keys<'a>(pages: impl Iterator<Item = Floats<'a>>, width: usize, out: &mut [Chunk]) {
     let mut row = 0;
     for page in pages {
@@ -137,7 +137,7 @@ pub(super) fn keys<'a>(pages: impl Iterator<Item = Floats<'a>>, width: usize, ou
 
 /// Values as a left operand whose lines are elements, `[32 elements][chunk of keys]`, padded with zeros.
 /// `rows` is room for as many chunks.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) fn values<'a>(
     pages: impl Iterator<Item = Floats<'a>>,
     width: usize,
@@ -166,7 +166,7 @@ pub(super) fn values<'a>(
 ///
 /// # Safety
 /// `from` has 32 rows, `width` elements apart.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn turn_pairs(from: *const bf16, width: usize, out: &mut Chunk) {
     let (low, high) = (interleaved(0), interleaved(SIDE as i16));
     let mut pairs = [Tile::default(); 2];
@@ -187,7 +187,7 @@ unsafe fn turn_pairs(from: *const bf16, width: usize, out: &mut Chunk) {
 }
 
 /// Which words of two vectors make pairs: those from `first` on, in turn.
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn interleaved(first: i16) -> __m512i {
     let mut words = [0i16; 2 * SIDE];
     for (i, pair) in words.chunks_exact_mut(2).enumerate() {
@@ -203,7 +203,7 @@ fn interleaved(first: i16) -> __m512i {
 /// # Safety
 /// `from` has sixteen lines of sixteen pairs, `line` pairs apart.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn turn(from: *const u32, line: usize, out: &mut Tile) {
     // SAFETY: the caller's promise. Vectors are moved as they are, whatever they hold.
     unsafe { Avx512::turn(from.cast(), line, out.0.as_mut_ptr().cast(), SIDE) };
@@ -211,7 +211,7 @@ unsafe fn turn(from: *const u32, line: usize, out: &mut Tile) {
 
 /// Queries as a right operand, `[32 rows][chunk of width]`, padded with zeros. `rows` is room for
 /// as many chunks.
-#[target_feature(enable = "avx512f,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) fn queries(q: &[f32], width: usize, rows: &mut [Chunk], out: &mut [Chunk]) {
     let last = put::<_, false>(q, 0, width, rows);
     fill::<false>(last, width, rows);
@@ -230,9 +230,10 @@ pub(super) fn queries(q: &[f32], width: usize, rows: &mut [Chunk], out: &mut [Ch
 ///
 /// # Safety
 /// `sums` has sixteen lines of 32 columns; `out` has `rows <= 16` rows of sixteen elements.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn turn_sums(sums: *const f32, rows: usize, out: *mut f32, stride: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `sums` has sixteen lines of 32 columns; `out` has `rows <=
+    // 16` rows of sixteen elements.
     unsafe {
         if rows == SIDE {
             Avx512::turn(sums, BLOCK, out, stride);

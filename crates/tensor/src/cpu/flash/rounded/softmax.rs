@@ -42,7 +42,7 @@ impl Seen {
     }
 
     /// Scores of keys that a row does not see become minus infinity.
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     pub(super) fn hide(&self, block: usize, scores: &mut Sums) {
         for half in 0..2 {
             // SAFETY: sixteen lanes of each.
@@ -68,7 +68,7 @@ impl Seen {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) fn load(from: &[f32; BLOCK]) -> Numbers {
     let from = from.as_ptr();
     // SAFETY: 32 numbers.
@@ -76,7 +76,7 @@ pub(super) fn load(from: &[f32; BLOCK]) -> Numbers {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) fn store(x: Numbers, to: &mut [f32; BLOCK]) {
     // SAFETY: 32 numbers.
     unsafe {
@@ -87,7 +87,7 @@ pub(super) fn store(x: Numbers, to: &mut [f32; BLOCK]) {
 
 /// The largest of a row's scores and `max`.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) fn largest(scores: &Sums, max: Numbers) -> Numbers {
     let [mut a, mut b] = max;
     for line in &scores.0 {
@@ -106,7 +106,7 @@ pub(super) struct Shift {
 impl Shift {
     /// Rows that have seen nothing yet stay as they are.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512dq")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     pub(super) fn new(old: Numbers, new: Numbers) -> Self {
         let mut shift = Self { by: new, shrink: new };
         for half in 0..2 {
@@ -122,7 +122,7 @@ impl Shift {
 
     /// Whether some row's weights shrink.
     #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     pub(super) fn shrinks(&self) -> bool {
         let one = _mm512_set1_ps(1.0);
         let changed = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(self.shrink[0], one)
@@ -132,14 +132,14 @@ impl Shift {
 
     /// A row's number, at the new maximum.
     #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     pub(super) fn shrunk(&self, [a, b]: Numbers) -> Numbers {
         [_mm512_mul_ps(a, self.shrink[0]), _mm512_mul_ps(b, self.shrink[1])]
     }
 
     /// Brings sums there.
     #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     pub(super) fn scale(&self, sums: &mut Sums) {
         for line in &mut sums.0 {
             store(self.shrunk(load(line)), line);
@@ -148,7 +148,7 @@ impl Shift {
 
     /// Weights of a block of keys, as a right operand, and the sums of these and of `sum`.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     pub(super) fn weights(&self, scores: &Sums, sum: Numbers, out: &mut Chunk) -> Numbers {
         let [mut a, mut b] = sum;
         let pairs = pairs();
@@ -173,7 +173,7 @@ impl Shift {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512dq")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     fn weight(&self, x: Numbers, half: usize) -> __m512 {
         exp2(_mm512_fmsub_ps(x[half], _mm512_set1_ps(LOG2_E), self.by[half]))
     }
@@ -181,7 +181,7 @@ impl Shift {
 
 /// Words of two vectors of sixteen, in turn.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn pairs() -> __m512i {
     // The word from the second vector above that from the first.
     let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -193,7 +193,7 @@ fn pairs() -> __m512i {
 
 /// `2^x` to 3e-6 of it, exact at integers; 0 at minus infinity.
 #[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn exp2(x: __m512) -> __m512 {
     // What x is above its floor; `_mm512_scalef_ps` takes the floor.
     let f = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x);

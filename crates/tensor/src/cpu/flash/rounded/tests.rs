@@ -6,6 +6,7 @@ use super::{
 };
 use crate::cpu::{
     Attended, Floats,
+    features::Avx512Bf16,
     flash::tests::{dense, noise},
 };
 use half::{bf16, f16};
@@ -29,7 +30,7 @@ impl Unit for Emulated {
         chunks: usize,
         sums: *mut Sums,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Unit::multiply`.
         let (left, right, sums) = unsafe {
             let operand = |x| std::slice::from_raw_parts(x, chunks);
             (operand(left), operand(right), &mut *sums)
@@ -53,9 +54,7 @@ impl Unit for Emulated {
 /// What this machine has, and the emulation, which wants AVX-512 for what is not products.
 fn units() -> Vec<Products> {
     let mut all = Products::available();
-    if !all.is_empty() {
-        all.push(Products::Emulated);
-    }
+    all.extend(Avx512Bf16::detect().map(Products::Emulated));
     all
 }
 
