@@ -1,9 +1,12 @@
 //! A sink for callers without an async runtime.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-    mpsc,
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    time::Duration,
 };
 use taper_base::{Event, EventSink};
 
@@ -39,6 +42,16 @@ impl EventSink for ChannelSink {
 pub struct Events {
     receiver: mpsc::Receiver<Event>,
     closed: Arc<AtomicBool>,
+}
+
+impl Events {
+    /// The next event, if it comes within this time.
+    ///
+    /// # Errors
+    /// It has not come yet, or the last event has.
+    pub fn next_within(&mut self, time: Duration) -> Result<Event, RecvTimeoutError> {
+        self.receiver.recv_timeout(time)
+    }
 }
 
 impl Iterator for Events {

@@ -66,6 +66,12 @@ pub fn resolve(name: &str, cache: &CacheDir) -> Result<Resolved, HubError> {
             None => Ok(Resolved { dir: dir.to_owned(), id: None, commit: None }),
         };
     }
+    if dir.exists() {
+        return Err(HubError::NotADirectory { path: dir.to_owned() });
+    }
+    if is_path(name) {
+        return Err(HubError::NoDirectory { name: name.to_owned() });
+    }
     let id: ModelId = name.parse()?;
     let not_cached = || HubError::NotCached { id: id.clone(), cache: cache.0.clone() };
     let commit = cache.commit(&id).ok_or_else(not_cached)?;
@@ -77,6 +83,13 @@ pub fn resolve(name: &str, cache: &CacheDir) -> Result<Resolved, HubError> {
         Some(missing) => Err(HubError::Incomplete { id, missing }),
         None => Ok(Resolved { dir, id: Some(id), commit: Some(commit) }),
     }
+}
+
+/// Whether a name can only be meant as a path: those on the hub have one slash, inside.
+fn is_path(name: &str) -> bool {
+    let id = name.split('@').next().unwrap_or(name);
+    let has_edge = id.starts_with(['.', '/', '~']) || id.ends_with('/') || id.contains('\\');
+    has_edge || id.matches('/').count() != 1
 }
 
 /// A snapshot of a model in the cache.

@@ -6,15 +6,29 @@ use std::{io, path::PathBuf};
 /// Why a model was not found or not downloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// Neither a directory nor `org/name`.
+    /// Not `org/name`.
     #[error(
-        "{name:?} is neither a directory nor a model name: {reason}; names look like org/name or org/name@revision"
+        "{name:?} is not the name of a model on the hub: {reason}; names look like org/name or org/name@revision"
     )]
     BadName {
         /// As given.
         name: String,
         /// What is wrong with it.
         reason: &'static str,
+    },
+    /// A path, or a name without an organisation, where nothing is.
+    #[error("there is no directory {name}, and models on the hub are named org/name")]
+    NoDirectory {
+        /// As given.
+        name: String,
+    },
+    /// A path that leads to a file.
+    #[error(
+        "{} is a file; give the directory that holds config.json and the *.safetensors files", path.display()
+    )]
+    NotADirectory {
+        /// The file.
+        path: PathBuf,
     },
     /// A directory without a file that every model has.
     #[error("{} is not a model directory: it has no {missing}", dir.display())]

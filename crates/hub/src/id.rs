@@ -52,7 +52,7 @@ impl FromStr for ModelId {
             None => (text, None),
         };
         let Some((org, model)) = name.split_once('/') else {
-            return bad("there is no such directory, and an organisation is missing");
+            return bad("the organisation is missing");
         };
         // These become paths and URLs, so that nothing else is let through.
         let plain = |s: &str, extra: &str| {

@@ -278,7 +278,16 @@ fn directories_win_and_must_be_models() {
     let cache = CacheDir::new(dir.path().join("none"));
     let model = dir.path().join("model");
     let name = model.to_str().unwrap();
-    assert!(matches!(resolve(name, &cache), Err(HubError::BadName { .. })));
+    for path in [name, "./nope", "~/nope", "nope", "nope/", "a/b/c", ""] {
+        let error = resolve(path, &cache).unwrap_err();
+        assert!(matches!(error, HubError::NoDirectory { .. }), "{path}: {error}");
+        assert!(error.to_string().contains(&format!("no directory {path}")), "{error}");
+    }
+    assert!(matches!(resolve("a/b?c", &cache), Err(HubError::BadName { .. })));
+    fs::write(&model, "").unwrap();
+    let error = resolve(name, &cache).unwrap_err();
+    assert!(matches!(error, HubError::NotADirectory { .. }), "{error}");
+    fs::remove_file(&model).unwrap();
     fs::create_dir(&model).unwrap();
     assert!(matches!(resolve(name, &cache), Err(HubError::NotAModel { .. })));
     fs::write(model.join("config.json"), "{}").unwrap();

@@ -1,8 +1,8 @@
 //! The command line.
 
-use crate::{kv_report::KvReportArgs, kv_scheme::KvArgs};
+use crate::{kv_report::KvReportArgs, kv_scheme::KvArgs, sizes};
 use clap::{Args, Parser, Subcommand};
-use std::{net::IpAddr, path::PathBuf};
+use std::path::PathBuf;
 use taper_chat::{ReasoningFormat, ToolFormat};
 use taper_kv_codecs::Exact;
 use taper_models::Activations;
@@ -18,8 +18,12 @@ Examples:
   taper kv-report ./Qwen3-0.6B-4bit            which KV codec is safe for this model
   taper download mlx-community/Qwen3-0.6B-4bit fetch a model from the Hugging Face hub
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
+  taper ps                                     what the server on this machine does
 
-Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json).";
+Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json).
+
+Numbers of tokens may end in k or m (4k is 4000) or in K or M (4K is 4096). Sizes may also end in
+KB, MB, GB (decimal) or KiB, MiB, GiB (binary).";
 
 /// Serves language models over the OpenAI API, from one binary.
 #[derive(Debug, Parser)]
@@ -48,20 +52,41 @@ pub(crate) enum Command {
     /// this length does not show, such as answers from far back in a long context, it cannot tell.
     KvReport(KvReportArgs),
     /// Fetch a model from the Hugging Face hub; an interrupted download goes on where it stopped.
+    #[command(visible_alias = "pull")]
     Download(DownloadArgs),
     /// List the models that were downloaded.
+    #[command(visible_alias = "ls")]
     List,
+    /// Show what a running server serves, and how busy it is.
+    Ps(PsArgs),
     /// Check every GPU kernel against the CPU, on the GPU that is there.
     Doctor(DoctorArgs),
     /// Quantize a model; the result is an MLX checkpoint, which mlx-lm loads too.
     Convert(ConvertArgs),
 }
 
-/// Which model, and how it is run.
+/// A model, as the first word or as a flag.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ModelArg {
+    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
+    model: Option<String>,
+    /// Another way to name the model.
+    #[arg(long = "model", short, value_name = "MODEL", conflicts_with = "model")]
+    model_flag: Option<String>,
+}
+
+impl ModelArg {
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.model.as_deref().or(self.model_flag.as_deref())
+    }
+}
+
+/// How a model is run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArgs {
-    /// Longest sequence, prompt and output together [default: the model's own, as far as memory goes].
-    #[arg(long, value_name = "TOKENS")]
+    /// Longest sequence, prompt and output together, such as 32k [default: the model's own, as far as
+    /// memory goes].
+    #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens::<u32>)]
     pub(crate) max_model_len: Option<u32>,
     /// Where the model runs: cpu, cuda or metal. A GPU needs a build with the feature of its name.
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda", "metal"])]
@@ -79,11 +104,11 @@ pub(crate) struct EngineArgs {
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     /// First tokens of a sequence that a compressed KV cache keeps as f16 too.
-    #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS")]
+    #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_sink_tokens: usize,
     /// Recent tokens that a compressed KV cache keeps as f16 too: a token reads exactly from the
     /// last multiple of so many on. 0, with no sinks either, reads all tokens from their codes.
-    #[arg(long, default_value_t = Exact::DEFAULT.recent_tokens, value_name = "TOKENS")]
+    #[arg(long, default_value_t = Exact::DEFAULT.recent_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_recent_tokens: usize,
     /// Let requests that begin alike share keys and values. On by default.
     #[arg(long, overrides_with = "no_enable_prefix_caching")]
@@ -97,20 +122,20 @@ pub(crate) struct EngineArgs {
     /// what prompts say can be computed from it.
     #[arg(long, value_name = "DIR")]
     pub(crate) kv_offloading_dir: Option<PathBuf>,
-    /// Room for that directory's files, in GiB; those that were used longest ago make room.
-    #[arg(long, default_value_t = 10.0, value_name = "GIB")]
+    /// Room for that directory's files, in GiB or such as 500MiB; those that were used longest ago make room.
+    #[arg(long, default_value_t = 10.0, value_name = "GIB", value_parser = sizes::gib)]
     pub(crate) kv_offloading_size: f64,
     /// Share of the free memory that weights and KV cache may take.
     #[arg(long, default_value_t = 0.6, value_name = "FRACTION")]
     pub(crate) gpu_memory_utilization: f64,
-    /// Bytes for the KV cache, instead of a share of the memory.
-    #[arg(long, value_name = "BYTES")]
+    /// Bytes for the KV cache, such as 4GiB, instead of a share of the memory.
+    #[arg(long, value_name = "BYTES", value_parser = sizes::bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
     /// Sequences computed together [default: 256 for a server, 1 for a conversation].
     #[arg(long, value_name = "N")]
     pub(crate) max_num_seqs: Option<u32>,
     /// Tokens computed together; long prompts are cut into pieces of this size.
-    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = sizes::tokens::<u32>)]
     pub(crate) max_num_batched_tokens: u32,
     /// Threads that compute [default: one a core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -122,14 +147,15 @@ pub(crate) struct EngineArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
-    pub(crate) model: Option<String>,
-    /// Name in the API; several may be given [default: the model's].
-    #[arg(long, value_name = "NAME", num_args = 1..)]
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// Name in the API [default: the model's]. Several are separated by commas, or each has the flag.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) served_model_name: Vec<String>,
-    /// Address to listen on; 0.0.0.0 opens the server to the network.
+    /// Address to listen on, or a name: localhost listens on all addresses of that name. 0.0.0.0
+    /// opens the server to the network.
     #[arg(long, default_value = "127.0.0.1")]
-    pub(crate) host: IpAddr,
+    pub(crate) host: String,
     /// Port to listen on; 0 picks a free one.
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
@@ -161,7 +187,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
     /// Let the model decide to call tools. On by default; `=false` turns it off.
-    #[arg(long, num_args = 0..=1, default_value_t = true, default_missing_value = "true")]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true")]
     pub(crate) enable_auto_tool_choice: bool,
     /// How the model writes tool calls: none or hermes [default: what its template shows].
     #[arg(long, value_name = "NAME")]
@@ -189,9 +215,6 @@ pub(crate) struct ServeArgs {
 /// How answers are made.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AnswerArgs {
-    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
-    #[arg(long, short)]
-    pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     /// A system message.
@@ -201,7 +224,7 @@ pub(crate) struct AnswerArgs {
     #[arg(long)]
     pub(crate) think: bool,
     /// Most tokens of an answer.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens::<u32>)]
     pub(crate) max_tokens: Option<u32>,
     /// 0 is greedy [default: the model's].
     #[arg(long)]
@@ -215,6 +238,9 @@ pub(crate) struct AnswerArgs {
 pub(crate) struct RunArgs {
     /// The prompt; "-" reads standard input.
     pub(crate) prompt: String,
+    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
+    #[arg(long, short)]
+    pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) answer: AnswerArgs,
     /// Continue the prompt as it is, without the chat template.
@@ -225,15 +251,17 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
     pub(crate) answer: AnswerArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
-    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
     /// Context lengths to plan memory for, in tokens.
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens::<u64>)]
     pub(crate) context: Vec<u64>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -249,6 +277,16 @@ pub(crate) struct DownloadArgs {
     /// Branch, tag or commit.
     #[arg(long)]
     pub(crate) revision: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    /// Where the server is.
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    pub(crate) url: String,
+    /// Key that the server wants.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -371,13 +409,72 @@ mod tests {
     fn serve_is_the_default_and_takes_its_flags_without_being_named() {
         let bare = Cli::parse_from(["taper"]);
         assert!(bare.command.is_none());
-        assert_eq!((bare.serve.port, bare.serve.model), (8000, None));
+        assert_eq!((bare.serve.port, bare.serve.model.name()), (8000, None));
         let flags = Cli::parse_from(["taper", "--port", "9000", "--enable-auto-tool-choice=false"]);
         assert_eq!(flags.serve.port, 9000);
         assert!(!flags.serve.enable_auto_tool_choice);
         let named = Cli::parse_from(["taper", "serve", "--api-key", "a,b", "--api-key", "c", "m"]);
         let Some(Command::Serve(args)) = named.command else { panic!("serve") };
-        assert_eq!(args.model.as_deref(), Some("m"));
+        assert_eq!(args.model.name(), Some("m"));
         assert_eq!(args.api_key, ["a", "b", "c"]);
+    }
+
+    fn serve_args(words: &[&str]) -> ServeArgs {
+        let named = Cli::try_parse_from([&["taper", "serve"], words].concat()).unwrap();
+        let Some(Command::Serve(args)) = named.command else { panic!("serve") };
+        args
+    }
+
+    #[test]
+    fn no_flag_swallows_the_model() {
+        let lists = ["--served-model-name", "a,b", "--served-model-name", "c", "./m"];
+        let args = serve_args(&lists);
+        assert_eq!(
+            (args.model.name(), &args.served_model_name[..]),
+            (Some("./m"), &["a", "b", "c"].map(String::from)[..])
+        );
+        let args = serve_args(&["--enable-auto-tool-choice", "./m"]);
+        assert_eq!((args.model.name(), args.enable_auto_tool_choice), (Some("./m"), true));
+    }
+
+    #[test]
+    fn a_model_is_a_word_or_a_flag() {
+        for words in [["serve", "m"].as_slice(), &["serve", "-m", "m"], &["--model", "m"]] {
+            let cli = Cli::try_parse_from([&["taper"], words].concat()).unwrap();
+            let args = match cli.command {
+                Some(Command::Serve(args)) => args,
+                _ => cli.serve,
+            };
+            assert_eq!(args.model.name(), Some("m"), "{words:?}");
+        }
+        for command in ["chat", "inspect", "kv-report"] {
+            for words in [["m"].as_slice(), &["-m", "m"], &["--model", "m"]] {
+                let words = [&["taper", command], words].concat();
+                assert!(Cli::try_parse_from(&words).is_ok(), "{words:?}");
+            }
+        }
+        assert!(Cli::try_parse_from(["taper", "serve", "m", "-m", "n"]).is_err());
+    }
+
+    #[test]
+    fn commands_have_the_names_of_other_programs_too() {
+        let command = |words: &[&str]| Cli::try_parse_from(words).unwrap().command;
+        assert!(matches!(command(&["taper", "pull", "a/b"]), Some(Command::Download(_))));
+        assert!(matches!(command(&["taper", "ls"]), Some(Command::List)));
+    }
+
+    #[test]
+    fn counts_and_sizes_take_suffixes() {
+        let args = serve_args(&[
+            "--max-model-len=32k",
+            "--max-num-batched-tokens=1K",
+            "--kv-cache-memory-bytes=64MiB",
+            "--kv-offloading-size=512MiB",
+            "--kv-sink-tokens=1K",
+        ]);
+        let engine = args.engine;
+        assert_eq!((engine.max_model_len, engine.max_num_batched_tokens), (Some(32_000), 1024));
+        assert_eq!(engine.kv_cache_memory_bytes, Some(64 << 20));
+        assert_eq!((engine.kv_offloading_size, engine.kv_sink_tokens), (0.5, 1024));
     }
 }

@@ -1,10 +1,16 @@
 //! Answers in the terminal: a conversation over the engine, without HTTP.
 
-use crate::{cli::AnswerArgs, interrupt::Interrupt, model::RunningModel};
+use crate::{
+    cli::AnswerArgs,
+    interrupt::{Busy, Interrupted, Interrupts},
+    model::RunningModel,
+    output::{Out, OutputError, note},
+    sizes::count,
+};
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
 use std::{
-    io::{self, Write},
+    sync::mpsc::RecvTimeoutError,
     time::{Duration, Instant},
 };
 use taper_base::{Engine, Event, FinishReason, GenRequest, SamplingParams, StopRules, TokenId};
@@ -14,13 +20,16 @@ use taper_chat::{
 };
 use taper_engine::channel;
 
+/// How often a computation that says nothing is asked whether it should stop.
+const CHECK: Duration = Duration::from_millis(50);
+
 /// A model, its settings and what was said so far.
 #[derive(Debug)]
 pub(crate) struct Conversation {
     model: RunningModel,
     args: AnswerArgs,
     messages: Vec<Message>,
-    interrupt: Interrupt,
+    interrupts: Interrupts,
 }
 
 /// What an answer cost.
@@ -31,12 +40,14 @@ pub(crate) struct Cost {
     pub(crate) first_token: Duration,
     pub(crate) total: Duration,
     pub(crate) finish: Option<FinishReason>,
+    /// The signal that cut it short.
+    pub(crate) stopped: Option<Interrupted>,
 }
 
 impl Conversation {
     pub(crate) fn new(model: RunningModel, args: &AnswerArgs) -> Result<Self> {
-        let interrupt = Interrupt::listen()?;
-        let mut new = Self { model, args: args.clone(), messages: Vec::new(), interrupt };
+        let interrupts = Interrupts::listen()?;
+        let mut new = Self { model, args: args.clone(), messages: Vec::new(), interrupts };
         new.reset();
         Ok(new)
     }
@@ -54,7 +65,8 @@ impl Conversation {
     /// Answers a message, on standard output as it comes, and remembers both.
     pub(crate) fn say(&mut self, text: &str) -> Result<Cost> {
         self.messages.push(Message::text(Role::User, text));
-        let done = self.answer();
+        let busy = self.interrupts.busy();
+        let done = self.answer(&busy);
         let (message, cost) = match done {
             Ok(done) => done,
             Err(error) => {
@@ -73,14 +85,16 @@ impl Conversation {
 
     /// Continues a text as it is.
     pub(crate) fn complete(&mut self, text: &str) -> Result<Cost> {
+        let busy = self.interrupts.busy();
         let prompt = self.model.tokenizer.encode(text, true)?;
         let plain = OutputParser::new(ParserOptions::default());
-        self.generate(prompt, plain).map(|(_, cost)| cost)
+        self.generate(prompt, plain, &busy).map(|(_, cost)| cost)
     }
 
-    fn answer(&mut self) -> Result<(ParsedMessage, Cost)> {
+    fn answer(&self, busy: &Busy) -> Result<(ParsedMessage, Cost)> {
         let template = self.model.template.as_ref();
-        let template = template.context("the model has no chat template; use --raw")?;
+        let template = template
+            .context("there is no chat template, so only `taper run --raw` can continue a text")?;
         let mut kwargs = Map::new();
         kwargs.insert("enable_thinking".into(), Value::Bool(self.args.think));
         let prompt = template.render(&TemplateRequest {
@@ -97,13 +111,14 @@ impl Conversation {
             ..ParserOptions::default()
         });
         let tokens = self.model.tokenizer.encode(&prompt, false)?;
-        self.generate(tokens, parser)
+        self.generate(tokens, parser, busy)
     }
 
     fn generate(
         &self,
         prompt: Vec<TokenId>,
         mut parser: OutputParser,
+        busy: &Busy,
     ) -> Result<(ParsedMessage, Cost)> {
         let prompt_tokens = prompt.len();
         let request = GenRequest {
@@ -114,7 +129,7 @@ impl Conversation {
             kv_bits: None,
         };
         let mut text = TextStream::new(&self.model.tokenizer, TextOptions::default())?;
-        let (sink, events) = channel();
+        let (sink, mut events) = channel();
         let start = Instant::now();
         self.model.engine.submit(request, sink)?;
         let (mut message, mut screen) = (ParsedMessage::default(), Screen::default());
@@ -124,8 +139,15 @@ impl Conversation {
             first_token: Duration::ZERO,
             total: start.elapsed(),
             finish: None,
+            stopped: None,
         };
-        for event in events {
+        while cost.stopped.is_none() {
+            cost.stopped = busy.check().err();
+            let event = match events.next_within(CHECK) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
             let deltas = match event {
                 Event::Started { .. } | Event::Prompt(_) => continue,
                 Event::Token(token) => {
@@ -147,12 +169,9 @@ impl Conversation {
                 screen.show(&delta)?;
                 message.apply(delta);
             }
-            if self.interrupt.take() {
-                break;
-            }
         }
         cost.total = start.elapsed();
-        screen.end()?;
+        writeln!(Out)?;
         Ok((message, cost))
     }
 
@@ -171,31 +190,23 @@ struct Screen {
 }
 
 impl Screen {
-    fn show(&mut self, delta: &Delta) -> io::Result<()> {
-        let mut out = io::stdout().lock();
+    fn show(&mut self, delta: &Delta) -> Result<(), OutputError> {
         match delta {
             Delta::Reasoning(text) => {
                 if !std::mem::replace(&mut self.reasoning, true) {
-                    writeln!(out, "<think>")?;
+                    writeln!(Out, "<think>")?;
                 }
-                out.write_all(text.as_bytes())?;
+                write!(Out, "{text}")
             }
             Delta::Content(text) => {
                 if self.reasoning && !self.answered {
-                    write!(out, "\n</think>\n\n")?;
+                    write!(Out, "\n</think>\n\n")?;
                 }
                 self.answered = true;
-                out.write_all(text.as_bytes())?;
+                write!(Out, "{text}")
             }
-            Delta::ToolCallStart { .. } | Delta::ToolCallArguments { .. } => {}
+            Delta::ToolCallStart { .. } | Delta::ToolCallArguments { .. } => Ok(()),
         }
-        out.flush()
-    }
-
-    fn end(&self) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        writeln!(out)?;
-        out.flush()
     }
 }
 
@@ -212,10 +223,10 @@ impl Cost {
             Some(FinishReason::Length) => ", cut by the length limit",
             None => ", stopped",
         };
-        eprintln!(
-            "[{} prompt tokens, {} tokens, first after {:.0} ms{speed}{end}]",
-            self.prompt_tokens,
-            self.tokens,
+        note!(
+            "[{}, {}, first after {:.0} ms{speed}{end}]",
+            count(self.prompt_tokens, "prompt token"),
+            count(self.tokens, "token"),
             self.first_token.as_secs_f64() * 1e3,
         );
     }

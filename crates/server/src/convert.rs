@@ -1,15 +1,19 @@
 //! `taper convert`: dense checkpoints to quantized ones that mlx-lm loads too.
 
-use crate::{cli::ConvertArgs, memory::human, model::ModelSource};
-use anyhow::{Result, bail};
+use crate::{
+    cli::ConvertArgs,
+    model::ModelSource,
+    output::Out,
+    sizes::{count, human},
+};
+use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use taper_tensor::AffineFormat;
 use taper_weights::{ConvertOptions, convert};
 
 pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
-    let ModelSource::Dir(src) = ModelSource::find(Some(&args.model))? else {
-        bail!("name a model directory");
-    };
+    let source = ModelSource::find(Some(&args.model))?;
+    let src = source.dir().context("name a model directory")?;
     let format = AffineFormat { bits: args.bits, group: args.group };
     let options = ConvertOptions { high_bits: args.high_bits, ..ConvertOptions::new(format) };
     let bar = ProgressBar::new(0);
@@ -18,21 +22,22 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     ) {
         bar.set_style(style);
     }
-    let report = convert(&src, &args.out, &options, &mut |done, total| {
+    let report = convert(src, &args.out, &options, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    println!(
-        "{}: {}, {:.2} bits a weight; {} tensors quantized, {} copied",
+    writeln!(
+        Out,
+        "{}: {}, {:.2} bits a weight; {} quantized, {} copied",
         args.out.display(),
         human(report.bytes),
         report.bits_per_weight(),
-        report.quantized,
+        count(report.quantized, "tensor"),
         report.copied,
-    );
+    )?;
     for name in &report.left_dense {
-        println!("left dense, since groups of {} do not divide its rows: {name}", args.group);
+        writeln!(Out, "left dense, since groups of {} do not divide its rows: {name}", args.group)?;
     }
     Ok(())
 }

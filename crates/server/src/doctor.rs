@@ -1,7 +1,11 @@
 //! `taper doctor`: every GPU kernel against the CPU.
 
-use crate::{cli::DoctorArgs, memory};
-use anyhow::{Context, Result, bail};
+use crate::{
+    cli::DoctorArgs,
+    output::Out,
+    sizes::{count, human},
+};
+use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use taper_kv_codecs::conformance;
 use taper_tensor::gpu::{self, Gpu};
@@ -9,7 +13,7 @@ use taper_tensor::gpu::{self, Gpu};
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     let gpu = find(args)?;
     let memory = gpu.memory()?;
-    println!("{}, {} free", gpu.name(), memory::human(memory.free));
+    writeln!(Out, "{}, {} free", gpu.name(), human(memory.free))?;
     let mut kernels: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
     for (i, check) in conformance::checks(false).iter().enumerate() {
         let (passed, failed) = kernels.entry(check.family).or_default();
@@ -22,18 +26,19 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
             None => *passed += 1,
             Some(why) => {
                 *failed += 1;
-                println!("  {} {}: {why}", check.family, check.name);
+                writeln!(Out, "  {} {}: {why}", check.family, check.name)?;
             }
         }
     }
     let mut failures = 0;
     for (family, (passed, failed)) in kernels {
         let verdict = if failed == 0 { "pass" } else { "FAIL" };
-        println!("{family:<12} {verdict}  {passed} of {} checks", passed + failed);
+        writeln!(Out, "{family:<12} {verdict}  {passed} of {} checks", passed + failed)?;
         failures += failed;
     }
     if failures > 0 {
-        bail!("{failures} checks failed: do not use this GPU, and please report it");
+        let checks = count(failures as usize, "check");
+        bail!("{checks} failed: do not use this GPU, and please report it");
     }
     Ok(())
 }
@@ -43,7 +48,15 @@ fn find(args: &DoctorArgs) -> Result<Gpu> {
     if let Some(kind) = &args.device {
         return Ok(gpu::open_with(kind, args.metallib.as_deref())?);
     }
-    let mut tried = gpu::KINDS.iter().map(|kind| gpu::open(kind));
-    let found = tried.find_map(Result::ok);
-    found.context("no GPU: this build supports none that is here; see --device and docs/cuda.md")
+    let mut reasons = Vec::new();
+    for kind in gpu::KINDS {
+        match gpu::open(kind) {
+            Ok(gpu) => return Ok(gpu),
+            Err(error) => reasons.push(format!("{kind}: {error}")),
+        }
+    }
+    bail!(
+        "no GPU was found ({}); docs/cuda.md and docs/metal.md say how to build for one",
+        reasons.join("; ")
+    )
 }

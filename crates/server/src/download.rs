@@ -1,19 +1,30 @@
 //! `taper download` and `taper list`: models of the Hugging Face hub.
 
-use crate::{cli::DownloadArgs, memory::human};
-use anyhow::{Context, Result};
+use crate::{
+    cli::DownloadArgs,
+    output::{Out, note},
+    sizes::{count, human},
+};
+use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::path::Path;
 use taper_hub::{HubConfig, ModelId, Progress, catalogue, download};
 
 pub(crate) fn run(args: &DownloadArgs) -> Result<()> {
-    let mut id: ModelId = args.id.parse()?;
+    let parsed: Result<ModelId, _> = args.id.parse();
+    ensure!(
+        parsed.is_ok() || !Path::new(&args.id).is_dir(),
+        "{} is a directory of this machine, which `taper serve` takes as it is; a download needs a name such as org/name",
+        args.id
+    );
+    let mut id = parsed?;
     if let Some(revision) = &args.revision {
         id = id.with_revision(revision)?;
     }
     let config = HubConfig::from_env()?;
     let done = download(&id, &config, &mut Bar(ProgressBar::hidden()))?;
-    println!("{}", done.dir.display());
-    eprintln!("serve it with: taper serve {id}");
+    writeln!(Out, "{}", done.dir.display())?;
+    note!("serve it with: taper serve {id}");
     Ok(())
 }
 
@@ -21,11 +32,11 @@ pub(crate) fn list() -> Result<()> {
     let config = HubConfig::from_env()?;
     let models = catalogue(&config.cache).context("reading the cache")?;
     if models.is_empty() {
-        eprintln!("no models yet; fetch one with: taper download org/name");
+        note!("no models yet; fetch one with: taper download org/name");
     }
     for model in models {
         let state = if model.complete { "" } else { "  incomplete; download it again" };
-        println!("{:<48} {:>12}{state}", model.name, human(model.size_bytes));
+        writeln!(Out, "{:<48} {:>12}{state}", model.name, human(model.size_bytes))?;
     }
     Ok(())
 }
@@ -40,7 +51,7 @@ impl Progress for Bar {
         if let Ok(style) = ProgressStyle::with_template(style) {
             self.0.set_style(style);
         }
-        eprintln!("{files} files, {}", human(total_bytes));
+        note!("{}, {}", count(files, "file"), human(total_bytes));
     }
 
     fn started(&mut self, file: &str, _: u64, present_bytes: u64) {

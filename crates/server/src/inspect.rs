@@ -2,8 +2,10 @@
 
 use crate::{
     cli::InspectArgs,
-    memory::{available_bytes, human},
+    memory::available_bytes,
     model::{ModelSource, describe},
+    output::Out,
+    sizes::{count, human},
 };
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -16,26 +18,26 @@ use taper_weights::Checkpoint;
 const STEP_TOKENS: u32 = 512;
 
 pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
-    let source = ModelSource::find(args.model.as_deref())?;
+    let source = ModelSource::find(args.model.name())?;
     let weights = source.checkpoint()?;
     let model = taper_models::load(&weights, LoadOptions::default())?;
     let info = model.info();
-    println!("{} ({})", source.name(), describe(&source));
-    let row = |name: &str, value: String| println!("  {name:<22}{value}");
-    row("architecture", info.family.to_owned());
-    row("parameters", format!("{:.1} M", info.parameters as f64 / 1e6));
-    row("weights", format!("{} ({})", human(info.weight_bytes), formats(&weights)));
+    writeln!(Out, "{} ({})", source.name(), describe(&source))?;
+    let row = |name: &str, value: String| writeln!(Out, "  {name:<22}{value}");
+    row("architecture", info.family.to_owned())?;
+    row("parameters", format!("{:.1} M", info.parameters as f64 / 1e6))?;
+    row("weights", format!("{} ({})", human(info.weight_bytes), formats(&weights)))?;
     let bits = info.weight_bytes as f64 * 8.0 / info.parameters as f64;
-    row("bits a weight", format!("{bits:.2}"));
+    row("bits a weight", format!("{bits:.2}"))?;
     let heads = format!("{} query, {} key/value", info.heads, info.kv_heads);
-    row("layers", format!("{} of {heads} heads x {}", info.layers, info.head_dim));
-    row("vocabulary", info.vocab.to_string());
-    row("context", format!("{} tokens", info.max_positions));
+    row("layers", format!("{} of {heads} heads x {}", info.layers, info.head_dim))?;
+    row("vocabulary", info.vocab.to_string())?;
+    row("context", format!("{} tokens", info.max_positions))?;
     memory_table(args, info)?;
     if args.tensors {
-        println!();
+        writeln!(Out)?;
         for t in weights.list() {
-            println!("  {:<60} {:<5} {:?}", t.name, t.dtype, t.shape);
+            writeln!(Out, "  {:<60} {:<5} {:?}", t.name, t.dtype, t.shape)?;
         }
     }
     Ok(())
@@ -58,8 +60,8 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
         kv_budget: KvBudget::Tokens(1),
         eos_token_ids: Vec::new(),
     };
-    println!("\n  memory with a KV cache of {name}; {} are free", human(free));
-    println!("  {:>10} {:>12} {:>12} {:>12}", "context", "KV cache", "exact", "total");
+    writeln!(Out, "\n  memory with a KV cache of {name}; {} are free", human(free))?;
+    writeln!(Out, "  {:>10} {:>12} {:>12} {:>12}", "context", "KV cache", "exact", "total")?;
     let max = info.max_positions as u64;
     let mut lengths = args.context.clone();
     if lengths.is_empty() {
@@ -78,7 +80,7 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
             () => "  fits",
         };
         let [coded, exact, total] = [coded, exact, total].map(human);
-        println!("  {tokens:>10} {coded:>12} {exact:>12} {total:>12}{verdict}");
+        writeln!(Out, "  {tokens:>10} {coded:>12} {exact:>12} {total:>12}{verdict}")?;
     }
     Ok(())
 }
@@ -97,6 +99,6 @@ fn formats(weights: &Checkpoint) -> String {
         };
         *counts.entry(format).or_default() += 1;
     }
-    let one = |(format, n): (&String, &usize)| format!("{format}: {n} tensors");
+    let one = |(format, n): (&String, &usize)| format!("{format}: {}", count(*n, "tensor"));
     counts.iter().map(one).collect::<Vec<_>>().join("; ")
 }

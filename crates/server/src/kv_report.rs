@@ -4,11 +4,13 @@ mod measure;
 mod report;
 
 use crate::{
-    interrupt::Interrupt,
+    cli::ModelArg,
+    interrupt::Interrupts,
     kv_scheme::SchemeSpec,
     model::{ModelSource, describe, load},
+    sizes,
 };
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Prefill, Truth};
@@ -34,13 +36,13 @@ const PROBE_ERROR: f64 = 0.09;
 
 #[derive(Debug, Args)]
 pub(crate) struct KvReportArgs {
-    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
-    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
     /// A text like those that the model will serve [default: a built-in one, in English].
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
     /// Tokens of it to run, as one sequence.
-    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) context: usize,
     /// Codecs to measure, named as --kv-cache-dtype takes them.
     #[arg(long, value_name = "TYPE", value_delimiter = ',', default_values = CODECS)]
@@ -63,10 +65,10 @@ pub(crate) struct KvReportArgs {
     #[arg(long, default_value = "float32", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     /// First tokens that are kept as f16 too, as `taper serve` has them.
-    #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS")]
+    #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_sink_tokens: usize,
     /// Recent tokens that are kept as f16 too, as `taper serve` has them.
-    #[arg(long, default_value_t = Exact::DEFAULT.recent_tokens, value_name = "TOKENS")]
+    #[arg(long, default_value_t = Exact::DEFAULT.recent_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_recent_tokens: usize,
     /// Threads that compute [default: one a core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -81,8 +83,7 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
     if let Some(threads) = args.threads {
         taper_tensor::pool::set_threads(threads.into())?;
     }
-    let interrupt = Interrupt::listen()?;
-    let source = ModelSource::find(args.model.as_deref())?;
+    let source = ModelSource::find(args.model.name())?;
     let loading = || format!("loading {}", describe(&source));
     let weights = Arc::new(source.checkpoint().with_context(loading)?);
     let tokenizer = source.tokenizer().with_context(loading)?;
@@ -104,6 +105,9 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
     let activations = Activations::of_dtype(&args.dtype, 1).unwrap_or_default();
     let options = LoadOptions { max_model_len: None, activations, gpu: None };
     let model = load(&weights, options).with_context(loading)?;
+    // Until here there is nothing to show, and a signal ends the process at once.
+    let interrupts = Interrupts::listen()?;
+    let busy = interrupts.busy();
     let info = model.info().clone();
     ensure!(
         ids.len() <= info.max_positions,
@@ -116,7 +120,7 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
     bar.set_style(ProgressStyle::with_template("{msg:>12} {wide_bar} {percent} % {eta}")?);
     let step = |tokens: usize| {
         bar.inc(tokens as u64);
-        if interrupt.take() { bail!("interrupted") } else { Ok(()) }
+        Ok(busy.check()?)
     };
     let prefill = Prefill { model: &*model, ids: &ids, exact, step: &step };
     bar.set_message(args.reference.clone());

@@ -1,4 +1,6 @@
 //! `taper`: serves language models over the OpenAI API, from one binary.
+// `println!` panics when its pipe is closed or its disk full: see `output`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod access;
 mod chat;
@@ -8,20 +10,31 @@ mod convert;
 mod doctor;
 mod download;
 mod generation_config;
+mod hints;
 mod identity;
 mod inspect;
 mod interrupt;
 mod kv_report;
 mod kv_scheme;
+mod listen;
 mod memory;
 mod model;
+mod output;
+mod prompt;
+mod ps;
 mod run;
 mod serve;
+mod sizes;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use std::{io::IsTerminal, process::ExitCode};
+use interrupt::Interrupted;
+use output::{OutputError, note};
+use std::{ffi::OsString, io::IsTerminal, process::ExitCode};
 use tracing_subscriber::EnvFilter;
+
+/// What a shell reports of a program that wrote into a closed pipe.
+const CLOSED_PIPE: u8 = 141;
 
 /// Steps take and give back buffers of megabytes; the system's allocator maps and clears them anew
 /// each time.
@@ -29,31 +42,53 @@ use tracing_subscriber::EnvFilter;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match parse(std::env::args_os().collect()) {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     start_logging(match &cli.command {
         None => &cli.serve.log_level,
         Some(Command::Serve(args)) => &args.log_level,
         Some(_) => "warn",
     });
-    let done = match cli.command {
+    run_command(&cli).map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+}
+
+/// Reads the command line. Help, the version and mistakes are printed here.
+fn parse(args: Vec<OsString>) -> Result<Cli, ExitCode> {
+    let unknown = hints::unknown_command(&args);
+    let parsed = unknown.map_or_else(|| Cli::try_parse_from(args), Err);
+    parsed.map_err(|answer| match answer.print() {
+        Err(error) if !answer.use_stderr() => fail(&OutputError::from(error).into()),
+        // Clap's own codes are 0 for help, and 2.
+        _ => u8::try_from(answer.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
+    })
+}
+
+fn run_command(cli: &Cli) -> anyhow::Result<()> {
+    match &cli.command {
         None => serve::serve(&cli.serve),
-        Some(Command::Serve(args)) => serve::serve(&args),
-        Some(Command::Run(args)) => run::run(&args),
-        Some(Command::Chat(args)) => chat::chat(&args),
-        Some(Command::Inspect(args)) => inspect::inspect(&args),
-        Some(Command::KvReport(args)) => kv_report::run(&args),
-        Some(Command::Download(args)) => download::run(&args),
+        Some(Command::Serve(args)) => serve::serve(args),
+        Some(Command::Run(args)) => run::run(args),
+        Some(Command::Chat(args)) => chat::chat(args),
+        Some(Command::Inspect(args)) => inspect::inspect(args),
+        Some(Command::KvReport(args)) => kv_report::run(args),
+        Some(Command::Download(args)) => download::run(args),
         Some(Command::List) => download::list(),
-        Some(Command::Doctor(args)) => doctor::run(&args),
-        Some(Command::Convert(args)) => convert::run(&args),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", explain(&error));
-            ExitCode::FAILURE
-        }
+        Some(Command::Ps(args)) => ps::run(args),
+        Some(Command::Doctor(args)) => doctor::run(args),
+        Some(Command::Convert(args)) => convert::run(args),
     }
+}
+
+/// Says what went wrong, and with which code the process ends.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    if error.downcast_ref::<OutputError>().is_some_and(OutputError::is_closed) {
+        return ExitCode::from(CLOSED_PIPE);
+    }
+    note!("error: {}", explain(error));
+    let interrupted = error.downcast_ref::<Interrupted>();
+    interrupted.map_or(ExitCode::FAILURE, |stop| stop.exit_code())
 }
 
 /// The error and its causes in one line. Most messages quote their cause; it is not said again.
@@ -77,5 +112,7 @@ fn start_logging(level: &str) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
+        // These would go to standard error too, and panic if that is closed.
+        .log_internal_errors(false)
         .init();
 }

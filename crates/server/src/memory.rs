@@ -1,4 +1,4 @@
-//! How much memory there is, and how to say it.
+//! How much memory there is.
 
 use anyhow::{Context, Result};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
@@ -12,9 +12,4 @@ pub(crate) fn available_bytes() -> Result<u64> {
     let system = System::new_with_specifics(what).context("cannot tell the free memory")?;
     let limit = system.cgroup_limits().map_or(u64::MAX, |c| c.free_memory);
     Ok(system.available_memory().min(limit))
-}
-
-/// 1536 -> "1.5 KiB".
-pub(crate) fn human(bytes: u64) -> String {
-    indicatif::BinaryBytes(bytes).to_string()
 }

@@ -3,9 +3,10 @@
 use crate::{
     cli::{EngineArgs, TemplateChoice},
     generation_config::GenerationConfig,
-    identity,
+    hints, identity,
     kv_scheme::SchemeSpec,
     memory,
+    sizes::human,
 };
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -54,7 +55,9 @@ pub(crate) enum ModelSource {
 impl ModelSource {
     pub(crate) fn find(name: Option<&str>) -> Result<Self> {
         let Some(name) = name else { return Ok(Self::Builtin) };
-        let found = taper_hub::resolve(name, &HubConfig::from_env()?.cache)?;
+        let cache = HubConfig::from_env()?.cache;
+        let found = taper_hub::resolve(name, &cache)
+            .map_err(|error| hints::missing_model(error, name, &cache))?;
         Ok(match found.id {
             Some(id) => Self::Hub { id: id.name().to_owned(), dir: found.dir },
             None => Self::Dir(found.dir),
@@ -266,8 +269,8 @@ fn kv_budget(
     ensure!(
         allowed > weights,
         "the weights take {} and may take {} ({share} of the free memory); close other programs, raise --gpu-memory-utilization or use a smaller model",
-        memory::human(weights),
-        memory::human(allowed),
+        human(weights),
+        human(allowed),
     );
     Ok(KvBudget::Bytes(allowed - weights))
 }

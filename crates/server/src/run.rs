@@ -14,11 +14,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         prompt.clear();
         std::io::stdin().read_to_string(&mut prompt)?;
     }
-    let source = ModelSource::find(args.answer.model.as_deref())?;
+    let source = ModelSource::find(args.model.as_deref())?;
     let model = RunningModel::start(&source, &args.answer.engine, Requests::ONE)?;
     let mut conversation = Conversation::new(model, &args.answer)?;
     let cost =
         if args.raw { conversation.complete(&prompt)? } else { conversation.say(&prompt)? };
     cost.report();
-    Ok(())
+    cost.stopped.map_or(Ok(()), |stop| Err(stop.into()))
 }

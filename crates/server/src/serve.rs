@@ -3,62 +3,89 @@
 use crate::{
     access::Access,
     cli::ServeArgs,
-    interrupt::signalled,
-    memory::human,
+    interrupt::{Busy, Interrupts},
+    listen::listen,
     model::{ModelSource, Requests, RunningModel, describe},
+    output::{Out, note},
+    sizes::human,
 };
 use anyhow::{Context, Result};
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 use taper_base::Engine;
 use taper_chat::{ReasoningFormat, ToolFormat};
 use taper_openai_server::{AppState, ServerConfig};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, task::JoinSet};
 
 /// Sequences computed together if nobody says otherwise.
 const SEQUENCES: u32 = 256;
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
-    let source = ModelSource::find(args.model.as_deref())?;
+    let interrupts = Interrupts::listen()?;
+    let source = ModelSource::find(args.model.name())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
-        // A taken port should be known before a long load.
-        let address = SocketAddr::new(args.host, args.port);
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on {address}; choose another --port, or stop what uses it")
-        })?;
-        let access = Access::new(args, listener.local_addr()?.ip().is_loopback())?;
-        let loading = {
-            let (source, engine) = (source.clone(), args.engine.clone());
-            let requests = Requests { together: SEQUENCES, waiting: args.max_waiting };
-            tokio::task::spawn_blocking(move || RunningModel::start(&source, &engine, requests))
-        };
-        let model = tokio::select! {
-            model = loading => model??,
-            () = signalled() => return Ok(()),
-        };
-        let config = config(args, access, &model);
-        announce(&source, &model, &config, listener.local_addr()?);
-        let engine: Arc<dyn Engine> = Arc::clone(&model.engine) as Arc<dyn Engine>;
-        let state = AppState::new(engine, model.tokenizer, model.template, config);
-        let drain = Duration::from_secs(args.drain_timeout);
-        let shutdown = async {
-            signalled().await;
-            eprintln!("\nfinishing what runs; again to stop at once");
-            tokio::spawn(async {
-                signalled().await;
-                force_exit();
-            });
-        };
-        taper_openai_server::serve(listener, state, shutdown, drain).await?;
-        model.engine.stop();
-        Ok(())
-    })
+    let served = runtime.block_on(serve_until_stopped(args, &source, interrupts.busy()));
+    // A load or a template that takes long must not hold up the end of the process.
+    runtime.shutdown_background();
+    served
 }
 
-/// The second Ctrl-C: the user does not want to wait for anything.
-#[expect(clippy::disallowed_methods, reason = "nothing is left to save")]
-fn force_exit() {
-    std::process::exit(130);
+/// The first signal ends a load at once, and lets running requests finish.
+async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy) -> Result<()> {
+    // A taken port should be known before a long load.
+    let listeners = listen(&args.host, args.port).await?;
+    let addresses = listeners.iter().map(TcpListener::local_addr);
+    let local = addresses.collect::<io::Result<Vec<_>>>()?.iter().all(|a| a.ip().is_loopback());
+    let access = Access::new(args, local)?;
+    let loading = {
+        let (source, engine) = (source.clone(), args.engine.clone());
+        let requests = Requests { together: SEQUENCES, waiting: args.max_waiting };
+        tokio::task::spawn_blocking(move || RunningModel::start(&source, &engine, requests))
+    };
+    let model = tokio::select! {
+        model = loading => model??,
+        stop = busy.stopped() => return Err(stop.into()),
+    };
+    let config = config(args, access, &model);
+    let address = address(&args.host, &listeners)?;
+    write!(Out, "{}", announcement(source, &model, &config, &address))?;
+    let engine: Arc<dyn Engine> = Arc::clone(&model.engine) as Arc<dyn Engine>;
+    let state = AppState::new(engine, model.tokenizer, model.template, config);
+    let drain = Duration::from_secs(args.drain_timeout);
+    let busy = Arc::new(busy);
+    let mut servers = JoinSet::new();
+    for listener in listeners {
+        let (state, busy) = (state.clone(), Arc::clone(&busy));
+        let shutdown = async move {
+            busy.stopped().await;
+        };
+        servers.spawn(taper_openai_server::serve(listener, state, shutdown, drain));
+    }
+    let notice = async {
+        busy.stopped().await;
+        note!("\nfinishing what runs; again to stop at once");
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        ended = all(servers) => ended?,
+        () = notice => {}
+    }
+    model.engine.stop();
+    Ok(())
+}
+
+/// Resolves when all have ended, or with the first error.
+async fn all(mut servers: JoinSet<io::Result<()>>) -> Result<()> {
+    while let Some(ended) = servers.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+/// Where a client on this machine finds the server.
+fn address(host: &str, listeners: &[TcpListener]) -> Result<String> {
+    let first = listeners.first().context("no address to listen on")?.local_addr()?;
+    let is_name = host.parse::<IpAddr>().is_err() && !host.starts_with('[');
+    Ok(if is_name { format!("{host}:{}", first.port()) } else { first.to_string() })
 }
 
 fn config(args: &ServeArgs, access: Access, model: &RunningModel) -> ServerConfig {
@@ -79,22 +106,24 @@ fn config(args: &ServeArgs, access: Access, model: &RunningModel) -> ServerConfi
     }
 }
 
-fn announce(
+/// All that is printed before requests come. It is written at once, so that a reader who closes
+/// the pipe after some line of it does not end the server.
+fn announcement(
     source: &ModelSource,
     model: &RunningModel,
     config: &ServerConfig,
-    address: SocketAddr,
-) {
+    address: &str,
+) -> String {
     let info = model.engine.info();
     let (name, at) = (config.model_name(), format!("http://{address}"));
-    println!(
+    let what = format!(
         "{name}: {}, {} {:.0} M parameters, {}",
         describe(source),
         model.family,
         model.parameters as f64 / 1e6,
         human(info.weight_bytes),
     );
-    println!(
+    let settings = format!(
         "context {} tokens, KV cache {} for {} tokens ({}), tools {}, reasoning {}",
         info.max_model_len,
         info.kv_cache_dtype,
@@ -103,12 +132,19 @@ fn announce(
         config.tool_format,
         config.reasoning_format,
     );
-    println!("serving on {at}, API under {at}/v1. Try:\n");
-    println!(
-        "  curl {at}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{{\"model\": \"{name}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n"
-    );
-    println!(
-        "  python -c 'from openai import OpenAI; c = OpenAI(base_url=\"{at}/v1\", api_key=\"-\"); print(c.chat.completions.create(model=\"{name}\", messages=[{{\"role\": \"user\", \"content\": \"What is 12 + 30?\"}}]).choices[0].message.content)'\n"
-    );
-    println!("  curl {at}/metrics\n\nCtrl-C stops.");
+    format!(
+        r#"{what}
+{settings}
+serving on {at}, API under {at}/v1. Try:
+
+  curl {at}/v1/chat/completions -H 'Content-Type: application/json' \
+    -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+  python -c 'from openai import OpenAI; c = OpenAI(base_url="{at}/v1", api_key="-"); print(c.chat.completions.create(model="{name}", messages=[{{"role": "user", "content": "What is 12 + 30?"}}]).choices[0].message.content)'
+
+  curl {at}/metrics
+
+Ctrl-C stops.
+"#
+    )
 }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{fails, model_dir::ModelDir, taper, text};
+use common::{Server, fails, model_dir::ModelDir, taper, text};
 
 fn works(args: &[&str], stdin: &str) -> (String, String) {
     let output = taper(args, stdin);
@@ -22,6 +22,8 @@ fn run_answers_once() {
     let (out, err) = works(&["run", "Hello!", "--max-tokens", "2"], "");
     assert!(out.starts_with("Hello") && out.len() < 12, "{out}");
     assert!(err.contains("cut by the length limit"), "{err}");
+    let one = works(&["run", "Hello!", "--max-tokens", "1"], "").1;
+    assert!(one.contains(" prompt tokens, 1 token, "), "{one}");
     let thought = works(&["run", "What is 345 + 678?", "--think"], "").0;
     assert!(thought.contains("<think>") && thought.contains("</think>"), "{thought}");
     let raw = works(&["run", "--raw", "The borrow checker", "--max-tokens", "8"], "").0;
@@ -92,7 +94,8 @@ fn convert_makes_a_model_that_answers() {
 #[test]
 fn every_command_has_help() {
     let (out, _) = works(&["--help"], "");
-    for command in ["serve", "run", "chat", "inspect", "download", "list", "convert"] {
+    let commands = ["serve", "run", "chat", "inspect", "download", "list", "ps", "convert", "pull"];
+    for command in commands {
         assert!(out.contains(command));
         let (own, _) = works(&[command, "--help"], "");
         assert!(own.contains("Usage: taper") && own.contains("--"), "{own}");
@@ -107,7 +110,9 @@ fn mistakes_are_named() {
         &["serve", "--frobnicate"],
         &["run", "x", "--frobnicate"],
         &["serve", "--port", "99999"],
-        &["serve", "--host", "nowhere"],
+        &["serve", "--max-model-len", "4 thousand"],
+        &["serve", "--kv-cache-memory-bytes", "much"],
+        &["srve", "--port", "0"],
         &["serve", "--tool-call-parser", "smoke"],
         &["serve", "--dtype", "int1"],
         &["run"],
@@ -117,7 +122,13 @@ fn mistakes_are_named() {
         assert_eq!(output.status.code(), Some(2), "{args:?}\n{err}");
         assert!(err.contains("error: ") && err.contains("--help"), "{err}");
     }
-    assert!(fails(&["run", "x", "--model", "/nothing/here"]).contains("/nothing/here"));
+    let nothing = fails(&["run", "x", "--model", "/nothing/here"]);
+    assert!(nothing.contains("no directory /nothing/here"), "{nothing}");
+    assert!(fails(&["serve", "./nope"]).contains("there is no directory ./nope"));
+    assert!(fails(&["serve", "Cargo.toml"]).contains("Cargo.toml is a file"));
+    assert!(fails(&["serve", "--host", ""]).contains("--host"));
+    assert!(fails(&["pull", "src"]).contains("taper serve"));
+    assert!(fails(&["pull", "name"]).contains("organisation is missing"));
     assert!(fails(&["run", "x", "--kv-cache-dtype", "int1"]).contains("int1"));
     let config = |json| fails(&["run", "x", "--additional-config", json]);
     assert!(config("{\"kv_schema\": 1}").contains("expected `kv_scheme`"));
@@ -129,4 +140,25 @@ fn mistakes_are_named() {
     assert!(fails(&["run", "x", "--kv-offloading-dir", "/dev/null"]).contains("/dev/null"));
     assert!(fails(&["run", "x", "--temperature", "9"]).contains("temperature"));
     assert!(fails(&["run", "--raw", ""]).contains("empty"));
+}
+
+#[test]
+fn ps_says_what_a_server_serves() {
+    let server = Server::start(&["--served-model-name", "one,two", "--api-key", "k"]);
+    let url = format!("http://{}", server.address);
+    let (out, _) = works(&["ps", "--url", &format!("{url}/v1/"), "--api-key", "k"], "");
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(lines.len(), 3, "{out}");
+    assert!(lines[1].starts_with("one ") && lines[2].starts_with("two "), "{out}");
+    assert!(lines[1].ends_with("0.0%"), "{out}");
+    assert!(fails(&["ps", "--url", &url]).contains("--api-key"));
+    drop(server);
+    assert!(fails(&["ps", "--url", &url]).contains("start one with `taper serve`"));
+}
+
+#[test]
+fn a_host_name_is_all_its_addresses() {
+    let server = Server::start(&["--host", "localhost"]);
+    assert!(server.address.starts_with("localhost:"), "{}", server.address);
+    assert_eq!(server.get("/health").status, 200);
 }

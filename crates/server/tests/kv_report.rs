@@ -91,6 +91,6 @@ fn ctrl_c_ends_it_with_what_was_measured() {
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     let output = child.wait_with_output().unwrap();
     let err = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert_eq!(output.status.code(), Some(130), "{err}");
     assert!(err.contains("error: interrupted") && !err.contains("panicked"), "{err}");
 }

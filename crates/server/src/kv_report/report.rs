@@ -4,6 +4,7 @@ use super::{
     KvReportArgs,
     measure::{Loss, Prefill, Truth},
 };
+use crate::output::Out;
 use anyhow::Result;
 use serde_json::{Value, json};
 use taper_kv_cache::Prices;
@@ -68,10 +69,11 @@ impl Report {
     pub(super) fn print(&self, args: &KvReportArgs, complete: bool) -> Result<()> {
         let best = self.recommended(args).filter(|_| complete);
         if args.json {
-            println!("{}", serde_json::to_string_pretty(&self.json(args, best))?);
+            writeln!(Out, "{}", serde_json::to_string_pretty(&self.json(args, best))?)?;
             return Ok(());
         }
-        println!(
+        writeln!(
+            Out,
             "{}: {} tokens, {} of them compared with a cache of {}{}\n",
             self.model,
             self.tokens,
@@ -81,9 +83,10 @@ impl Report {
                 "; the first {} tokens and those since the last multiple of {} are exact, as served",
                 e.sink_tokens, e.recent_tokens
             )),
-        );
+        )?;
         let width = self.rows.iter().map(|r| r.name.len()).max().unwrap_or(0).clamp(8, 40);
-        println!(
+        writeln!(
+            Out,
             "{:<width$} {:>13} {:>12} {:>11} {:>11} {:>19}",
             "codec",
             "bytes a token",
@@ -91,18 +94,19 @@ impl Report {
             "mean KL",
             "largest KL",
             "same first choice %"
-        );
+        )?;
         for Row { name, bytes, loss } in &self.rows {
-            println!(
+            writeln!(
+                Out,
                 "{name:<width$} {bytes:>13.0} {:>12.3} {:>11.2e} {:>11.2e} {:>19.2}",
                 bytes / self.f16,
                 loss.mean_kl,
                 loss.max_kl,
                 loss.same * 100.0
-            );
+            )?;
         }
         if complete {
-            println!("\n{}", self.advice(args, best));
+            writeln!(Out, "\n{}", self.advice(args, best))?;
         }
         Ok(())
     }

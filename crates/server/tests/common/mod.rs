@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const BINARY: &str = env!("CARGO_BIN_EXE_taper");
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_taper");
 /// Longer than any build of any machine should need.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -128,14 +128,22 @@ impl Server {
     }
 
     pub(crate) fn wait(&mut self) -> ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(start.elapsed() < PATIENCE, "the server does not end");
-            thread::sleep(Duration::from_millis(20));
+        wait(&mut self.child)
+    }
+}
+
+/// Waits for a process that must end; it is killed if it does not.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
         }
+        if start.elapsed() > PATIENCE {
+            let _ = child.kill();
+            panic!("the process does not end");
+        }
+        thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -157,15 +165,20 @@ pub(crate) fn chat(text: &str, fields: Value) -> Value {
     body
 }
 
-/// Runs a command to its end.
-pub(crate) fn taper(args: &[&str], stdin: &str) -> Output {
-    let mut child = Command::new(BINARY)
+/// A command with pipes for all it reads and writes.
+pub(crate) fn taper_child(args: &[&str]) -> Child {
+    Command::new(BINARY)
         .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("the executable starts");
+        .expect("the executable starts")
+}
+
+/// Runs a command to its end.
+pub(crate) fn taper(args: &[&str], stdin: &str) -> Output {
+    let mut child = taper_child(args);
     // A command that reads nothing may have closed it.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     let mut err = child.stderr.take().unwrap();

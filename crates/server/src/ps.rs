@@ -1,0 +1,95 @@
+//! `taper ps`: what a running server serves, and how busy it is.
+
+use crate::{cli::PsArgs, output::Out};
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use std::time::Duration;
+
+/// A server that is alive answers these routes at once.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Model {
+    id: String,
+}
+
+pub(crate) fn run(args: &PsArgs) -> Result<()> {
+    let server = args.url.trim_end_matches('/').trim_end_matches("/v1");
+    let client = Client::new(args.api_key.as_deref());
+    let models = client.get(&format!("{server}/v1/models"))?;
+    let models: Models = serde_json::from_str(&models)
+        .with_context(|| format!("{server} does not speak OpenAI's API"))?;
+    let metrics = client.get(&format!("{server}/metrics"))?;
+    let value = |name: &str| metric(&metrics, name);
+    let used = 100.0 * value("vllm:kv_cache_usage_perc");
+    writeln!(Out, "{:<40} {:>8} {:>8} {:>9}", "model", "running", "waiting", "KV cache")?;
+    for Model { id } in models.data {
+        writeln!(
+            Out,
+            "{id:<40} {:>8} {:>8} {used:>8.1}%",
+            value("vllm:num_requests_running"),
+            value("vllm:num_requests_waiting"),
+        )?;
+    }
+    Ok(())
+}
+
+struct Client {
+    agent: ureq::Agent,
+    authorization: Option<String>,
+}
+
+impl Client {
+    fn new(key: Option<&str>) -> Self {
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(PATIENCE))
+            .http_status_as_error(false)
+            // No environment variable changes what is asked.
+            .proxy(None);
+        let authorization = key.map(|key| format!("Bearer {key}"));
+        Self { agent: config.build().into(), authorization }
+    }
+
+    fn get(&self, url: &str) -> Result<String> {
+        let mut request = self.agent.get(url);
+        if let Some(authorization) = &self.authorization {
+            request = request.header("Authorization", authorization);
+        }
+        let mut answer = request.call().with_context(|| {
+            format!("no server answers at {url}; start one with `taper serve`, or name another with --url")
+        })?;
+        match answer.status().as_u16() {
+            200 => answer.body_mut().read_to_string().with_context(|| format!("reading {url}")),
+            401 => bail!("{url} wants a key that it knows; give one with --api-key"),
+            status => bail!("{url} answered with status {status}; is it Taper that serves there?"),
+        }
+    }
+}
+
+/// The sum of a metric over its labels.
+fn metric(page: &str, name: &str) -> f64 {
+    let values = page.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        rest.starts_with(['{', ' ']).then(|| line.rsplit(' ').next()?.parse::<f64>().ok())?
+    });
+    values.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_read_with_and_without_labels() {
+        let page = "# HELP a:b x\na:b{model=\"x y\"} 2\na:b_total{model=\"x\"} 7\na:c 1.5\na:b 1\n";
+        assert_eq!(
+            (metric(page, "a:b"), metric(page, "a:c"), metric(page, "a:d")),
+            (3.0, 1.5, 0.0)
+        );
+    }
+}
