@@ -67,6 +67,11 @@ const STEPS: &[Step] = &[
     ),
     step("aarch64", "tests of the kernels for aarch64 under qemu", Run(&["bash", ".ci/aarch64"])),
     step(
+        "levels",
+        "tests of the kernels on lesser x86-64 processors under qemu",
+        Run(&["bash", ".ci/levels"]),
+    ),
+    step(
         "kernels",
         "the GPU kernels on the host runner, planted bugs, and the committed PTX",
         Run(&["bash", ".ci/kernels"]),

@@ -74,6 +74,9 @@ fn lines(path: &str, text: &str) -> Vec<Finding> {
         if lint && !may_be_unsafe {
             findings.push(Finding::error(path, i + 1, "this crate has no business with `unsafe`"));
         }
+        if line.split_once("// SAFETY:").is_some_and(|(_, why)| says_nothing(why)) {
+            findings.push(Finding::error(path, i + 1, "a SAFETY comment that names no condition"));
+        }
         if !may_read && ENVIRONMENT.iter().any(|e| code.contains(e)) {
             findings.push(Finding::error(
                 path,
@@ -83,6 +86,16 @@ fn lines(path: &str, text: &str) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// What refers to a condition without naming it.
+const EMPTY_WORDS: [&str; 5] =
+    ["as above", "forwarded", "the caller's promise", "the caller's shapes", "see above"];
+
+/// Whether the reason why something is safe is one of these words alone. A reason that goes on in the next
+/// line has no full stop.
+fn says_nothing(why: &str) -> bool {
+    why.trim().strip_suffix('.').is_some_and(|why| EMPTY_WORDS.contains(&why))
 }
 
 fn machine_paths(path: &str, text: &str) -> Vec<Finding> {
@@ -148,6 +161,19 @@ mod tests {
         assert_eq!(found("crates/tensor/src/a.rs", &line), []);
         let comment = format!("// about allow({UNSAFE_LINT})\n");
         assert_eq!(found("crates/models/src/a.rs", &comment), []);
+    }
+
+    #[test]
+    fn safety_comments_name_a_condition() {
+        for words in EMPTY_WORDS {
+            assert_eq!(
+                found("crates/tensor/src/a.rs", &format!("  // SAFETY: {words}.\n")),
+                [(2, false)]
+            );
+        }
+        let good =
+            "// SAFETY: as above, and `x` has a row.\n// SAFETY: the caller's promise that `x`\n";
+        assert_eq!(found("crates/tensor/src/a.rs", good), []);
     }
 
     #[test]
