@@ -242,7 +242,7 @@ pub(super) fn one_tile(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
         Int8Level::Amx(_) | Int8Level::Vnni(_) => unsafe {
-            vnni::tile::<Near>(w, tile, x, rows, out)
+            vnni::tile::<Near>(w, tile, x, rows, out);
         },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected; shapes were checked by the caller.
