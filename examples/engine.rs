@@ -32,8 +32,10 @@ fn main() -> Result<()> {
 
     // The engine deals in tokens: templates and text are somebody else's (see the chat example).
     let text = "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n<think>\n";
+    let prompt = tokenizer.encode(text, false)?;
+    let mut stream = TextStream::new(&tokenizer, &TextOptions::default(), &prompt)?;
     let request = GenRequest {
-        prompt: tokenizer.encode(text, false)?,
+        prompt,
         sampling: SamplingParams::greedy(),
         stop: StopRules { max_tokens: Some(100), ..StopRules::default() },
         prompt_logprobs: None,
@@ -42,7 +44,6 @@ fn main() -> Result<()> {
     let (sink, events) = channel();
     engine.submit(request, sink)?;
 
-    let mut stream = TextStream::new(&tokenizer, TextOptions::default())?;
     for event in events {
         match event {
             Event::Token(token) => print!("{}", stream.push(&token)?.text),

@@ -23,7 +23,8 @@ enum Stage {
     /// The first token is treated unlike the others.
     FirstDiffers { decoder: Arc<DecoderWrapper>, first: bool },
     /// The last token is treated unlike the others.
-    LastDiffers { decoder: Arc<DecoderWrapper>, held: Option<String> },
+    /// `owed` is what the last token of a prompt gains when another follows.
+    LastDiffers { decoder: Arc<DecoderWrapper>, held: Option<String>, owed: String },
     /// Byte-level BPE: all tokens become one text, by way of bytes.
     ByteLevel { pending: Vec<u8> },
     /// Runs of tokens `<0xNN>` become text when they are UTF-8, else one U+FFFD each.
@@ -54,6 +55,20 @@ impl Chain {
     /// Takes a token's text and gives back text that is certain.
     pub(crate) fn push(&mut self, token: String) -> tokenizers::Result<String> {
         self.run(vec![token], false)
+    }
+
+    /// Takes the end of a prompt, whose text is known: what was decoded of it stays inside. Bytes
+    /// of an unfinished character wait for the rest.
+    pub(crate) fn follow(&mut self, mut tokens: Vec<String>) -> tokenizers::Result<()> {
+        for stage in &mut self.stages {
+            let mut out = Vec::new();
+            for token in tokens {
+                stage.push(token, &mut out)?;
+            }
+            stage.leave_prompt(&mut out)?;
+            tokens = out;
+        }
+        Ok(())
     }
 
     /// The end: what was held back.
@@ -140,7 +155,11 @@ fn add(
             stages.push(Stage::FirstDiffers { decoder: Arc::new(decoder.clone()), first: true });
         }
         DecoderWrapper::BPE(_) => {
-            stages.push(Stage::LastDiffers { decoder: Arc::new(decoder.clone()), held: None });
+            stages.push(Stage::LastDiffers {
+                decoder: Arc::new(decoder.clone()),
+                held: None,
+                owed: String::new(),
+            });
         }
         // It drops repetitions, which speech recognizers make.
         DecoderWrapper::CTC(_) => return Err(Unsupported(name(decoder))),
@@ -177,7 +196,10 @@ impl Stage {
                     out.push(after_another(decoder, token)?);
                 }
             }
-            Self::LastDiffers { decoder, held } => {
+            Self::LastDiffers { decoder, held, owed } => {
+                if !owed.is_empty() {
+                    out.push(std::mem::take(owed));
+                }
                 if let Some(before) = held.replace(token) {
                     out.push(before_another(decoder, before)?);
                 }
@@ -217,9 +239,26 @@ impl Stage {
         Ok(())
     }
 
+    /// The prompt ends here: gives its last text on, and keeps what the next token can change.
+    fn leave_prompt(&mut self, out: &mut Vec<String>) -> tokenizers::Result<()> {
+        match self {
+            Self::LastDiffers { decoder, held, owed } => {
+                if let Some(last) = held.take() {
+                    let alone = decoder.decode_chain(vec![last.clone()])?.concat();
+                    let followed = before_another(decoder, last)?;
+                    followed.strip_prefix(&alone).unwrap_or_default().clone_into(owed);
+                    out.push(alone);
+                }
+            }
+            Self::ByteFallback { run } => out.push(certain_utf8(run)),
+            _ => {}
+        }
+        Ok(())
+    }
+
     fn finish(&mut self, out: &mut Vec<String>) -> tokenizers::Result<()> {
         match self {
-            Self::LastDiffers { decoder, held } => {
+            Self::LastDiffers { decoder, held, .. } => {
                 if let Some(last) = held.take() {
                     out.extend(decoder.decode_chain(vec![last])?);
                 }

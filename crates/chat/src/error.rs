@@ -122,4 +122,12 @@ pub enum ChatError {
     /// A stop string is empty, so that it would match at once.
     #[error("a stop string must not be empty")]
     EmptyStopString,
+    /// Stop strings that would take too much memory.
+    #[error("the stop strings have {bytes} bytes together; at most {limit} are allowed")]
+    LongStopStrings {
+        /// Bytes of all of them.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
 }

@@ -1,6 +1,7 @@
 //! Text around a language model: see the README below.
 #![doc = include_str!("../README.md")]
 
+mod added;
 mod decoding;
 mod detokenizer;
 mod error;
@@ -18,7 +19,7 @@ pub use output::{
     Delta, OutputParser, ParsedMessage, ParserOptions, ReasoningFormat, ToolCallIds, ToolFormat,
     starts_in_reasoning,
 };
-pub use stop::{StopMatch, StopStrings};
+pub use stop::{StopMatch, StopPatterns, StopStrings};
 pub use template::{ChatTemplate, TemplateRequest};
 pub use text::{TextOptions, TextStep, TextStream};
 pub use tokenizer::Tokenizer;

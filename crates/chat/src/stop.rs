@@ -1,6 +1,19 @@
 //! Stop strings, found across tokens without ever letting a part of one out.
 
 use crate::ChatError;
+use std::sync::Arc;
+
+/// Several stop strings, prepared for the search. Cloning shares them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StopPatterns(Arc<[Pattern]>);
+
+/// One string with its Knuth-Morris-Pratt table.
+#[derive(Debug, PartialEq, Eq)]
+struct Pattern {
+    text: String,
+    /// `fallback[n]`: length of the longest proper border of the first `n` bytes.
+    fallback: Vec<u32>,
+}
 
 /// Finds the first of several strings in a stream of text.
 ///
@@ -8,20 +21,12 @@ use crate::ChatError;
 /// become a match is held back, so that the result is the same however the text is cut.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
-    patterns: Vec<Pattern>,
+    patterns: StopPatterns,
+    /// Bytes of each pattern that stand at the end of the text so far.
+    matched: Vec<usize>,
     include: bool,
     held: String,
     stopped: bool,
-}
-
-/// One string with its Knuth-Morris-Pratt table.
-#[derive(Debug, Clone)]
-struct Pattern {
-    text: String,
-    /// `fallback[n]`: length of the longest proper border of the first `n` bytes.
-    fallback: Vec<usize>,
-    /// Bytes matched at the end of the text so far.
-    matched: usize,
 }
 
 /// What [`StopStrings::push`] made of a text.
@@ -33,47 +38,63 @@ pub struct StopMatch {
     pub stop: Option<String>,
 }
 
+impl StopPatterns {
+    /// Bytes of all strings together. The search needs four more bytes for each of them.
+    pub const MAX_BYTES: usize = 1 << 20;
+
+    /// Prepares the strings.
+    ///
+    /// # Errors
+    /// A string is empty, or they are longer than [`Self::MAX_BYTES`] together.
+    pub fn new(stop: Vec<String>) -> Result<Self, ChatError> {
+        if stop.iter().any(String::is_empty) {
+            return Err(ChatError::EmptyStopString);
+        }
+        let bytes = stop.iter().map(String::len).fold(0, usize::saturating_add);
+        if bytes > Self::MAX_BYTES {
+            return Err(ChatError::LongStopStrings { bytes, limit: Self::MAX_BYTES });
+        }
+        Ok(Self(stop.into_iter().map(Pattern::new).collect()))
+    }
+}
+
 impl Pattern {
     fn new(text: String) -> Self {
         let bytes = text.as_bytes();
-        let mut fallback = vec![0; bytes.len() + 1];
+        let mut fallback = vec![0u32; bytes.len() + 1];
         let mut border = 0;
         for n in 1..bytes.len() {
             while border > 0 && bytes[border] != bytes[n] {
-                border = fallback[border];
+                border = fallback[border] as usize;
             }
             if bytes[border] == bytes[n] {
                 border += 1;
             }
-            fallback[n + 1] = border;
+            // `StopPatterns::MAX_BYTES` keeps lengths far below 32 bits.
+            fallback[n + 1] = border as u32;
         }
-        Self { text, fallback, matched: 0 }
+        Self { text, fallback }
     }
 
     /// Takes one byte; true when the whole string stands at the end of the text.
-    fn step(&mut self, byte: u8) -> bool {
+    fn step(&self, matched: &mut usize, byte: u8) -> bool {
         let bytes = self.text.as_bytes();
-        while self.matched > 0 && bytes[self.matched] != byte {
-            self.matched = self.fallback[self.matched];
+        while *matched > 0 && bytes.get(*matched) != Some(&byte) {
+            *matched = self.fallback[*matched] as usize;
         }
-        if bytes[self.matched] == byte {
-            self.matched += 1;
+        if bytes[*matched] == byte {
+            *matched += 1;
         }
-        self.matched == bytes.len()
+        *matched == bytes.len()
     }
 }
 
 impl StopStrings {
-    /// Looks for `stop`; with `include` the one found is part of the text that comes out.
-    ///
-    /// # Errors
-    /// A string is empty.
-    pub fn new(stop: Vec<String>, include: bool) -> Result<Self, ChatError> {
-        if stop.iter().any(String::is_empty) {
-            return Err(ChatError::EmptyStopString);
-        }
-        let patterns = stop.into_iter().map(Pattern::new).collect();
-        Ok(Self { patterns, include, held: String::new(), stopped: false })
+    /// Looks for `patterns`; with `include` the one found is part of the text that comes out.
+    #[must_use]
+    pub fn new(patterns: StopPatterns, include: bool) -> Self {
+        let matched = vec![0; patterns.0.len()];
+        Self { patterns, matched, include, held: String::new(), stopped: false }
     }
 
     /// Takes text and gives back what is safe to send. After a match nothing comes any more.
@@ -81,7 +102,7 @@ impl StopStrings {
         if self.stopped {
             return StopMatch::default();
         }
-        if self.patterns.is_empty() {
+        if self.matched.is_empty() {
             return StopMatch { text: text.to_owned(), stop: None };
         }
         let before = self.held.len();
@@ -89,8 +110,10 @@ impl StopStrings {
         out.push_str(text);
         for (at, byte) in text.bytes().enumerate() {
             let mut found: Option<&Pattern> = None;
-            for pattern in &mut self.patterns {
-                if pattern.step(byte) && found.is_none_or(|f| f.text.len() < pattern.text.len()) {
+            for (pattern, matched) in self.patterns.0.iter().zip(&mut self.matched) {
+                if pattern.step(matched, byte)
+                    && found.is_none_or(|f| f.text.len() < pattern.text.len())
+                {
                     found = Some(pattern);
                 }
             }
@@ -102,7 +125,7 @@ impl StopStrings {
             }
         }
         // Strings begin with a whole character, so this never splits one.
-        let hold = self.patterns.iter().map(|p| p.matched).max().unwrap_or(0);
+        let hold = self.matched.iter().copied().max().unwrap_or(0);
         self.held = out.split_off(out.len() - hold);
         StopMatch { text: out, stop: None }
     }
@@ -116,9 +139,7 @@ impl StopStrings {
 
     /// The end of the text: what was held back is no stop string after all.
     pub fn finish(&mut self) -> String {
-        for pattern in &mut self.patterns {
-            pattern.matched = 0;
-        }
+        self.matched.fill(0);
         std::mem::take(&mut self.held)
     }
 }

@@ -1,17 +1,20 @@
 //! Tokens to text, up to a stop string: the piece that every front end shares.
 
-use crate::{ChatError, Detokenizer, StopStrings, Tokenizer};
-use taper_base::GeneratedToken;
+use crate::{ChatError, Detokenizer, ParserOptions, StopPatterns, StopStrings, Tokenizer};
+use std::sync::Arc;
+use taper_base::{GeneratedToken, TokenId};
 
 /// How a [`TextStream`] makes text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextOptions {
     /// Strings that end the text.
-    pub stop: Vec<String>,
+    pub stop: StopPatterns,
     /// The stop string or stop token that ended the text is part of it.
     pub include_stop_str_in_output: bool,
     /// Leave special tokens out of the text.
     pub skip_special_tokens: bool,
+    /// Special tokens that are text all the same: see [`Self::keep_tags`].
+    pub tags: Arc<[TokenId]>,
     /// The text of this many tokens is not searched for stop strings.
     pub min_tokens: u32,
 }
@@ -19,11 +22,23 @@ pub struct TextOptions {
 impl Default for TextOptions {
     fn default() -> Self {
         Self {
-            stop: Vec::new(),
+            stop: StopPatterns::default(),
+            tags: Arc::default(),
             include_stop_str_in_output: false,
             skip_special_tokens: true,
             min_tokens: 0,
         }
+    }
+}
+
+impl TextOptions {
+    /// Lets tags that are special tokens reach the parser although special tokens are skipped. The
+    /// parser, in return, keeps them out of the content.
+    pub fn keep_tags(&mut self, tokenizer: &Tokenizer, parser: &mut ParserOptions) {
+        let special = |tag: &&str| tokenizer.token_id(tag).filter(|id| tokenizer.is_special(*id));
+        let tags: Vec<TokenId> = parser.tags().iter().filter_map(special).collect();
+        parser.hide_tags = self.skip_special_tokens && !tags.is_empty();
+        self.tags = tags.into();
     }
 }
 
@@ -48,14 +63,21 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// A stream for one generation.
+    /// A stream for one generation, which goes on where `prompt` ends.
     ///
     /// # Errors
-    /// A stop string is empty.
-    pub fn new(tokenizer: &Tokenizer, options: TextOptions) -> Result<Self, ChatError> {
+    /// The tokenizer cannot decode the prompt.
+    pub fn new(
+        tokenizer: &Tokenizer,
+        options: &TextOptions,
+        prompt: &[TokenId],
+    ) -> Result<Self, ChatError> {
+        let skip = options.skip_special_tokens;
+        let mut detokenizer = tokenizer.continuation(skip, prompt)?;
+        detokenizer.keep(Arc::clone(&options.tags));
         Ok(Self {
-            detokenizer: tokenizer.detokenizer(options.skip_special_tokens),
-            stop: StopStrings::new(options.stop, options.include_stop_str_in_output)?,
+            detokenizer,
+            stop: StopStrings::new(options.stop.clone(), options.include_stop_str_in_output),
             include_stop: options.include_stop_str_in_output,
             min_tokens: options.min_tokens,
             tokens: 0,

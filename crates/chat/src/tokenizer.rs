@@ -1,8 +1,13 @@
 //! A model's tokenizer, as `tokenizer.json` and `tokenizer_config.json` describe it.
 
-use crate::{ChatError, Detokenizer, decoding::Chain};
+use crate::{
+    ChatError, Detokenizer,
+    added::{self, Added, Beside},
+    decoding::Chain,
+};
 use serde::Deserialize;
 use std::{
+    collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -33,9 +38,12 @@ pub(crate) struct TokenizerConfig {
     pub(crate) bos_token: Option<TokenText>,
     #[serde(default)]
     pub(crate) eos_token: Option<TokenText>,
+    /// Added tokens by their number, which `tokenizer.json` may lack.
+    #[serde(default)]
+    pub(crate) added_tokens_decoder: BTreeMap<TokenId, Added>,
 }
 
-/// A token in `tokenizer_config.json`: its text, or an object that holds it.
+/// A token as the JSON files name it: its text, or an object that holds it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum TokenText {
@@ -74,17 +82,19 @@ impl fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` and, if there is one, `tokenizer_config.json` of a model's directory.
+    /// Reads `tokenizer.json` of a model's directory, and what the files beside it add:
+    /// `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
     ///
     /// # Errors
-    /// A file is missing or broken; the error names it.
+    /// `tokenizer.json` is missing, or a file is broken; the error names it.
     pub fn load(dir: &Path) -> Result<Self, ChatError> {
         let path = dir.join("tokenizer.json");
         let json = crate::template::read(&path)?;
         let config_path = dir.join("tokenizer_config.json");
         let config =
             if config_path.exists() { Some(crate::template::read(&config_path)?) } else { None };
-        Self::build(&json, &path, config.as_deref(), &config_path)
+        let beside = Beside::read(dir);
+        Self::build(&json, &path, config.as_deref(), &config_path, beside)
     }
 
     /// The same from memory.
@@ -100,6 +110,7 @@ impl Tokenizer {
             Path::new("tokenizer.json"),
             tokenizer_config_json,
             Path::new("tokenizer_config.json"),
+            Beside::default(),
         )
     }
 
@@ -108,6 +119,7 @@ impl Tokenizer {
         path: &Path,
         config: Option<&[u8]>,
         config_path: &Path,
+        beside: Beside,
     ) -> Result<Self, ChatError> {
         let broken = |source| ChatError::Tokenizer { path: path.to_owned(), source };
         let mut tokenizer = parse(json).map_err(broken)?;
@@ -117,11 +129,12 @@ impl Tokenizer {
         let chain = Chain::new(tokenizer.get_decoder()).map_err(|unsupported| {
             ChatError::UnsupportedDecoder { path: path.to_owned(), decoder: unsupported.0 }
         })?;
-        let config = match config {
+        let mut config = match config {
             None => TokenizerConfig::default(),
             Some(bytes) => serde_json::from_slice(bytes)
                 .map_err(|source| ChatError::Json { path: PathBuf::from(config_path), source })?,
         };
+        added::complete(&mut tokenizer, &mut config, beside).map_err(broken)?;
         Ok(Self { inner: Arc::new(Inner { tokenizer, chain, config }) })
     }
 
@@ -189,7 +202,10 @@ impl Tokenizer {
     /// Whether a token is special, such as an end-of-turn mark.
     #[must_use]
     pub fn is_special(&self, id: TokenId) -> bool {
-        self.inner.tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|t| t.special)
+        let tokenizer = &self.inner.tokenizer;
+        tokenizer
+            .id_to_token(id)
+            .is_some_and(|token| tokenizer.get_added_vocabulary().is_special_token(&token))
     }
 
     /// The beginning-of-sequence token, as `tokenizer_config.json` names it.
@@ -202,6 +218,21 @@ impl Tokenizer {
     #[must_use]
     pub fn eos_token(&self) -> Option<&str> {
         self.inner.config.eos_token.as_ref().map(TokenText::as_str)
+    }
+
+    /// An incremental decoder for what a model writes after `prompt`: decoded as its continuation,
+    /// not as the beginning of a text, which some tokenizers begin without a space.
+    ///
+    /// # Errors
+    /// The tokenizer cannot decode the prompt.
+    pub fn continuation(
+        &self,
+        skip_special_tokens: bool,
+        prompt: &[TokenId],
+    ) -> Result<Detokenizer, ChatError> {
+        let mut detokenizer = self.detokenizer(skip_special_tokens);
+        detokenizer.follow(prompt)?;
+        Ok(detokenizer)
     }
 
     /// An incremental decoder for one sequence: what it gives back, put together, is what

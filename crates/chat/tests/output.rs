@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code, reason = "shared with the tests of tokens")]
+mod common;
+
 use proptest::prelude::*;
 use taper_chat::{
     ChatError, Delta, OutputParser, ParsedMessage, ParserOptions, ReasoningFormat, ToolFormat,
@@ -351,4 +354,40 @@ proptest! {
             prop_assert_eq!(message.content.unwrap_or_default(), text);
         }
     }
+}
+
+#[test]
+fn tags_that_are_special_tokens_reach_the_parser_and_never_the_content() {
+    use taper_chat::{TextOptions, TextStream};
+    let mut json = common::byte_level_json();
+    json["added_tokens"][1]["special"] = true.into();
+    let mut close = json["added_tokens"][1].clone();
+    (close["id"], close["content"]) = (262.into(), "</tool_call>".into());
+    json["added_tokens"].as_array_mut().unwrap().push(close);
+    let tokenizer = common::build(&json);
+    let run = |text: &str, known: &str| {
+        let mut options = ParserOptions {
+            tools: ToolFormat::Hermes,
+            known_tools: Some(vec![known.to_owned()]),
+            ..ParserOptions::default()
+        };
+        let mut text_options = TextOptions::default();
+        text_options.keep_tags(&tokenizer, &mut options);
+        let mut stream = TextStream::new(&tokenizer, &text_options, &[]).unwrap();
+        let mut parser = OutputParser::new(options);
+        let mut message = ParsedMessage::default();
+        for id in tokenizer.encode(text, false).unwrap() {
+            let token = taper_base::GeneratedToken { id, logprobs: None, stops: false };
+            let step = stream.push(&token).unwrap();
+            parser.push(&step.text).into_iter().for_each(|delta| message.apply(delta));
+        }
+        parser.finish().into_iter().for_each(|delta| message.apply(delta));
+        message
+    };
+    let text = "hi<|end|><tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call></tool_call>";
+    let message = run(text, "f");
+    assert_eq!((message.content.as_deref(), message.tool_calls.len()), (Some("hi"), 1));
+    let message = run(text, "g");
+    assert_eq!(message.content.as_deref(), Some("hi{\"name\": \"f\", \"arguments\": {}}"));
+    assert!(message.tool_calls.is_empty());
 }

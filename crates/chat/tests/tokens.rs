@@ -13,7 +13,9 @@ use proptest::prelude::*;
 use serde_json::json;
 use std::fs;
 use taper_base::{GeneratedToken, TokenId};
-use taper_chat::{ChatError, StopMatch, StopStrings, TextOptions, TextStep, TextStream, Tokenizer};
+use taper_chat::{
+    ChatError, StopMatch, StopPatterns, StopStrings, TextOptions, TextStep, TextStream, Tokenizer,
+};
 
 fn pieces(tokenizer: &Tokenizer, ids: &[TokenId], skip: bool) -> Vec<String> {
     let mut detokenizer = tokenizer.detokenizer(skip);
@@ -125,8 +127,12 @@ fn broken_files_are_named() {
     assert_eq!((tokenizer.bos_token(), tokenizer.eos_token()), (None, Some("<|end|>")));
 }
 
+fn patterns(strings: &[&str]) -> StopPatterns {
+    StopPatterns::new(strings.iter().map(|&s| s.to_owned()).collect()).unwrap()
+}
+
 fn stop(strings: &[&str], include: bool) -> StopStrings {
-    StopStrings::new(strings.iter().map(|&s| s.to_owned()).collect(), include).unwrap()
+    StopStrings::new(patterns(strings), include)
 }
 
 fn found(text: &str, stop: Option<&str>) -> StopMatch {
@@ -157,10 +163,9 @@ fn stop_strings_across_pieces() {
     assert_eq!(stop(&["\n\n"], false).push("a\n"), found("a", None));
     assert_eq!(stop(&["éa"], false).push("xéa"), found("x", Some("éa")));
     assert_eq!(stop(&[], false).push("x"), found("x", None));
-    assert!(matches!(
-        StopStrings::new(vec![String::new()], false),
-        Err(ChatError::EmptyStopString)
-    ));
+    assert!(matches!(StopPatterns::new(vec![String::new()]), Err(ChatError::EmptyStopString)));
+    let long = vec!["a".repeat(StopPatterns::MAX_BYTES), "b".to_owned()];
+    assert!(matches!(StopPatterns::new(long), Err(ChatError::LongStopStrings { .. })));
 }
 
 fn token(id: TokenId) -> GeneratedToken {
@@ -168,7 +173,7 @@ fn token(id: TokenId) -> GeneratedToken {
 }
 
 fn run(options: TextOptions, tokens: &[GeneratedToken]) -> (String, Option<String>) {
-    let mut stream = TextStream::new(&byte_level(), options).unwrap();
+    let mut stream = TextStream::new(&byte_level(), &options, &[]).unwrap();
     let mut text = String::new();
     let mut stop = None;
     for token in tokens {
@@ -185,7 +190,7 @@ fn run(options: TextOptions, tokens: &[GeneratedToken]) -> (String, Option<Strin
 #[test]
 fn text_stream() {
     let bytes = |text: &str| text.bytes().map(|b| token(b.into())).collect::<Vec<_>>();
-    let with = |stop: &str| TextOptions { stop: vec![stop.to_owned()], ..TextOptions::default() };
+    let with = |stop: &str| TextOptions { stop: patterns(&[stop]), ..TextOptions::default() };
     let some = |s: &str| Some(s.to_owned());
     assert_eq!(run(with("👋"), &bytes("hi 👋 there")), ("hi ".to_owned(), some("👋")));
     let include = TextOptions { include_stop_str_in_output: true, ..with("👋") };
@@ -213,6 +218,57 @@ fn first_stop(text: &str, strings: &[String]) -> Option<(usize, String)> {
         let ended = strings.iter().filter(|s| text.as_bytes()[..end].ends_with(s.as_bytes()));
         ended.max_by_key(|s| s.len()).map(|s| (end - s.len(), s.clone()))
     })
+}
+
+fn continued(tokenizer: &Tokenizer, prompt: &[TokenId], ids: &[TokenId]) -> String {
+    let mut detokenizer = tokenizer.continuation(true, prompt).unwrap();
+    let mut text: String = ids.iter().map(|&id| detokenizer.push(id).unwrap()).collect();
+    text.push_str(&detokenizer.finish().unwrap());
+    text
+}
+
+#[test]
+fn generated_text_goes_on_where_the_prompt_ends() {
+    for json in every_decoder().into_iter().skip(1).take(3) {
+        let tokenizer = build(&json);
+        let whole = tokenizer.decode(&[257, 257, 258], true).unwrap();
+        let prompt = tokenizer.decode(&[257], true).unwrap();
+        assert_eq!(prompt + &continued(&tokenizer, &[257], &[257, 258]), whole);
+    }
+    // A prompt that shows nothing leaves the beginning to the answer.
+    assert_eq!(continued(&llama(), &[266], &[257]), "a");
+    assert_eq!(continued(&llama(), &[266, 257], &[257]), " a");
+    // The rest of a character that the prompt began.
+    assert_eq!(continued(&llama(), &[257, 0xC3], &[0xA9]), "é");
+    assert_eq!(continued(&byte_level(), &[65, 0xC3], &[0xA9]), "é");
+    // A character that the prompt finished is not told again.
+    assert_eq!(continued(&llama(), &[257, 0xC3, 0xA9], &[0xC3, 0xA9]), "é");
+}
+
+#[test]
+fn added_tokens_of_other_files_are_known() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+    let mut json = byte_level_json();
+    json["added_tokens"].as_array_mut().unwrap().truncate(1);
+    write("tokenizer.json", &json.to_string());
+    let text = "a<tool_call>b";
+    let tokens = || Tokenizer::load(dir.path()).unwrap().encode(text, false).unwrap();
+    assert!(tokens().len() > 3);
+    write("added_tokens.json", r#"{"<tool_call>": 259}"#);
+    assert_eq!(tokens(), [64 + 33, 259, 64 + 34]);
+    write("added_tokens.json", "{,}");
+    let config = r#"{"added_tokens_decoder": {"259": {"content": "<tool_call>", "special": true},
+                     "999": {"content": "<far>", "special": false}}}"#;
+    write("tokenizer_config.json", config);
+    assert_eq!(tokens(), [64 + 33, 259, 64 + 34]);
+    let tokenizer = Tokenizer::load(dir.path()).unwrap();
+    assert!(tokenizer.is_special(259));
+    assert_eq!(tokenizer.token_id("<far>"), None);
+    write("special_tokens_map.json", r#"{"bos_token": "<|end|>", "eos_token": {"content": "he"}}"#);
+    let tokenizer = Tokenizer::load(dir.path()).unwrap();
+    assert_eq!((tokenizer.bos_token(), tokenizer.eos_token()), (Some("<|end|>"), Some("he")));
+    assert!(tokenizer.is_special(256));
 }
 
 proptest! {
@@ -243,7 +299,7 @@ proptest! {
         strings in proptest::collection::vec("[abé]{1,4}", 0..4),
         cut in 1usize..5,
     ) {
-        let mut s = StopStrings::new(strings.clone(), false).unwrap();
+        let mut s = StopStrings::new(StopPatterns::new(strings.clone()).unwrap(), false);
         let (mut out, mut stop) = (String::new(), None);
         let chars: Vec<char> = text.chars().collect();
         for piece in chars.chunks(cut) {

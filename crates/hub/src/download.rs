@@ -55,7 +55,7 @@ pub fn download(
     progress.planned(jobs.len(), total);
     check_room(id, &jobs, &dir)?;
     for (file, blob) in &jobs {
-        if length(blob) == Some(file.size_bytes) {
+        if transfer::is_whole(file, blob) {
             progress.started(&file.name, file.size_bytes, file.size_bytes);
         } else {
             let url = client.file_url(&snapshot.commit, &file.name);

@@ -148,7 +148,7 @@ pub enum HubError {
         got_bytes: u64,
     },
     /// The bytes are not those that the hub lists. They are thrown away.
-    #[error("{file} arrived damaged: its SHA-256 is not the one that the hub lists; run it again")]
+    #[error("{file} arrived damaged: its hash is not the one that the hub lists; run it again")]
     WrongHash {
         /// The file.
         file: String,

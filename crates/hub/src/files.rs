@@ -43,11 +43,15 @@ pub(crate) fn first_missing(dir: &Path) -> Result<Option<String>, HubError> {
     if lacks(CONFIG) {
         return Ok(Some(CONFIG.to_owned()));
     }
+    // A single file counts before an index, which may be left over: the weights are read so, too.
+    if !lacks(SINGLE) {
+        return Ok(None);
+    }
     let index = dir.join(INDEX);
     let text = match fs::read(&index) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return Ok(lacks(SINGLE).then(|| SINGLE.to_owned()));
+            return Ok(Some(SINGLE.to_owned()));
         }
         Err(e) => return Err(HubError::io(index)(e)),
     };
@@ -87,5 +91,7 @@ mod tests {
         assert_eq!(missing(), None);
         write(INDEX, "{");
         assert!(matches!(first_missing(dir.path()), Err(HubError::Io { .. })));
+        write(SINGLE, "");
+        assert_eq!(missing(), None);
     }
 }

@@ -7,6 +7,7 @@ mod config;
 mod download;
 mod error;
 mod files;
+mod hash;
 mod id;
 mod progress;
 mod transfer;

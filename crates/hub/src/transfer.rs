@@ -3,8 +3,8 @@
 use crate::{
     HubError, Progress,
     client::{Client, RemoteFile, header, network},
+    hash::Hash,
 };
-use sha2::{Digest, Sha256};
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read, Write},
@@ -20,6 +20,22 @@ pub(crate) fn part_path(blob: &Path) -> PathBuf {
     blob.with_extension("part")
 }
 
+/// Whether a blob that is there is the file. One gets its name only after its hash was right, so
+/// that of large files the length is enough; files of Git itself are small, and hashed again.
+pub(crate) fn is_whole(file: &RemoteFile, blob: &Path) -> bool {
+    if fs::metadata(blob).ok().map(|m| m.len()) != Some(file.size_bytes) {
+        return false;
+    }
+    let mut hash = Hash::new(file);
+    match &hash {
+        Hash::GitBlob(_) => {
+            let read = File::open(blob).and_then(|mut blob| io::copy(&mut blob, &mut hash));
+            read.is_ok() && hash.is_of(file)
+        }
+        Hash::Sha256(_) | Hash::Unknown => true,
+    }
+}
+
 /// A file on its way. What has arrived stays when the connection breaks; the next attempt asks for
 /// the rest only.
 struct Part<'a> {
@@ -27,7 +43,7 @@ struct Part<'a> {
     path: PathBuf,
     out: File,
     present: u64,
-    hash: Sha256,
+    hash: Hash,
 }
 
 /// Fetches a file to `blob`.
@@ -39,7 +55,7 @@ pub(crate) fn fetch(
     progress: &mut dyn Progress,
 ) -> Result<(), HubError> {
     let mut part = Part::open(file, part_path(blob))?;
-    if blob.is_file() {
+    if is_whole(file, blob) {
         // Another process finished it between our look and our lock.
         progress.started(&file.name, file.size_bytes, file.size_bytes);
         return Ok(());
@@ -71,7 +87,7 @@ impl<'a> Part<'a> {
             }
             Err(TryLockError::Error(e)) => return Err(HubError::io(path)(e)),
         }
-        let mut part = Self { file, path, out, present: 0, hash: Sha256::new() };
+        let mut part = Self { file, path, out, present: 0, hash: Hash::new(file) };
         let length = part.out.metadata().map_err(HubError::io(&part.path))?.len();
         if length > file.size_bytes {
             part.restart()?;
@@ -86,7 +102,7 @@ impl<'a> Part<'a> {
     }
 
     fn restart(&mut self) -> Result<(), HubError> {
-        (self.present, self.hash) = (0, Sha256::new());
+        (self.present, self.hash) = (0, Hash::new(self.file));
         self.out.set_len(0).map_err(self.io())
     }
 
@@ -105,7 +121,7 @@ impl<'a> Part<'a> {
                 Err(e) => return Err(network(url)(ureq::Error::Io(e))),
             };
             self.out.write_all(&buffer[..n]).map_err(self.io())?;
-            self.hash.update(&buffer[..n]);
+            self.hash.write_all(&buffer[..n]).map_err(self.io())?;
             self.present += n as u64;
             progress.advanced(n as u64);
         }
@@ -119,7 +135,7 @@ impl<'a> Part<'a> {
             return Err(HubError::WrongSize { file, expected_bytes, got_bytes });
         }
         let failed = self.io();
-        if self.file.sha256.as_ref().is_some_and(|want| *want != hex(&self.hash.finalize())) {
+        if !self.hash.is_of(self.file) {
             fs::remove_file(&self.path).map_err(failed)?;
             return Err(HubError::WrongHash { file });
         }
@@ -133,8 +149,4 @@ fn continues_at(start: u64, response: &Response<Body>) -> bool {
     let range = || header(response.headers(), "content-range")?.strip_prefix("bytes ");
     let first = || range()?.split_once('-')?.0.parse().ok();
     start == 0 || response.status() == StatusCode::PARTIAL_CONTENT && first() == Some(start)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -3,7 +3,7 @@
 
 mod stand_in;
 
-use stand_in::{COMMIT, Fault, StandIn, sha256};
+use stand_in::{COMMIT, Fault, StandIn, git_hash, sha256};
 use std::fs;
 use taper_hub::{
     CacheDir, HubConfig, HubError, ModelId, Progress, Token, catalogue, download, resolve,
@@ -192,6 +192,25 @@ fn damage_is_noticed_and_thrown_away() {
     assert!(
         matches!(error, HubError::WrongSize { expected_bytes: 1_000_000, got_bytes, .. } if got_bytes > 1_000_000)
     );
+}
+
+#[test]
+fn files_of_git_are_verified_too() {
+    // Known to Git as this: the empty file.
+    assert_eq!(git_hash(b""), "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391");
+    let hub = hub();
+    hub.faults("config.json", &[Fault::Damage]);
+    let error = fails(&hub, &hub.config(), "org/name");
+    assert!(matches!(&error, HubError::WrongHash { file } if file == "config.json"), "{error}");
+    let got = download(&id("org/name"), &hub.config(), &mut ()).unwrap();
+    // A blob of the right length and other bytes is fetched again.
+    let config = got.dir.join("config.json");
+    let (blob, text) = (fs::canonicalize(&config).unwrap(), fs::read(&config).unwrap());
+    fs::write(&blob, vec![b'x'; text.len()]).unwrap();
+    hub.seen();
+    download(&id("org/name"), &hub.config(), &mut ()).unwrap();
+    assert_eq!(fs::read(&config).unwrap(), text);
+    assert_eq!(hub.sent("config.json"), [text.len()]);
 }
 
 #[test]

@@ -38,25 +38,75 @@ impl Shape {
         self.tie_word_embeddings.unwrap_or(default)
     }
 
-    /// Refuses shapes that would divide by zero or not divide at all.
+    /// Refuses shapes that would divide by zero or not divide at all, and sizes that no model has.
     pub(crate) fn check(&self, family: &'static str) -> Result<(), ModelError> {
         let (heads, kv_heads) = (self.num_attention_heads, self.kv_heads());
+        size(family, "vocab_size", self.vocab_size, MAX_SIZE)?;
+        size(family, "hidden_size", self.hidden_size, MAX_SIZE)?;
+        size(family, "intermediate_size", self.intermediate_size, MAX_SIZE)?;
+        size(family, "num_attention_heads", heads, MAX_HEADS)?;
+        size(family, "num_key_value_heads", kv_heads, MAX_HEADS)?;
+        size(family, "head_dim", self.head_dim(), MAX_HEAD_DIM)?;
+        size(family, "num_hidden_layers", self.num_hidden_layers, usize::from(u16::MAX))?;
+        size(family, "max_position_embeddings", self.max_position_embeddings, MAX_POSITIONS)?;
+        if !(0.0..=1.0).contains(&self.rms_norm_eps) {
+            let (value, range) = (self.rms_norm_eps.to_string(), "it must be from 0 to 1".into());
+            return Err(ModelError::OutOfRange { family, field: "rms_norm_eps", value, range });
+        }
         let bad = |field, value: usize| {
             Err(ModelError::Unsupported { family, field, value: value.to_string() })
         };
-        if heads == 0 || self.hidden_size == 0 || self.vocab_size == 0 {
-            return bad("num_attention_heads, hidden_size or vocab_size", 0);
-        }
-        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        if !heads.is_multiple_of(kv_heads) {
             return bad("num_key_value_heads", kv_heads);
         }
-        if self.head_dim() == 0 || !self.head_dim().is_multiple_of(2) {
+        if !self.head_dim().is_multiple_of(2) {
             return bad("head_dim", self.head_dim());
         }
-        if self.num_hidden_layers == 0 || self.num_hidden_layers > usize::from(u16::MAX) {
-            return bad("num_hidden_layers", self.num_hidden_layers);
-        }
         Ok(())
+    }
+}
+
+/// Rows or columns of a matrix: 64 times the largest vocabulary there is.
+pub(crate) const MAX_SIZE: usize = 1 << 24;
+const MAX_HEADS: usize = 1 << 14;
+const MAX_HEAD_DIM: usize = 1 << 13;
+/// Experts a layer.
+pub(crate) const MAX_EXPERTS: usize = 1 << 16;
+/// Positions are 32 bits.
+const MAX_POSITIONS: usize = i32::MAX as usize;
+
+/// Refuses a count of nothing, and one that no model has: tables are made by them.
+pub(crate) fn size(
+    family: &'static str,
+    field: &'static str,
+    value: usize,
+    max: usize,
+) -> Result<(), ModelError> {
+    if (1..=max).contains(&value) {
+        return Ok(());
+    }
+    let (value, range) = (value.to_string(), format!("it must be from 1 to {max}"));
+    Err(ModelError::OutOfRange { family, field, value, range })
+}
+
+/// The configuration with a setting of two names under the first of them.
+pub(crate) fn one_name(
+    config: &Value,
+    first: &'static str,
+    second: &'static str,
+) -> Result<Value, ModelError> {
+    let mut config = config.clone();
+    let Some(fields) = config.as_object_mut() else { return Ok(config) };
+    let Some(other) = fields.shift_remove(second).filter(|v| !v.is_null()) else {
+        return Ok(config);
+    };
+    match fields.get(first).filter(|v| !v.is_null()) {
+        Some(value) if *value != other => Err(ModelError::Contradiction { first, second }),
+        Some(_) => Ok(config),
+        None => {
+            fields.insert(first.to_owned(), other);
+            Ok(config)
+        }
     }
 }
 
@@ -65,25 +115,44 @@ pub(crate) fn parse<T: DeserializeOwned>(
     family: &'static str,
     config: &Value,
 ) -> Result<T, ModelError> {
-    T::deserialize(config).map_err(|source| ModelError::Config { family, source })
+    serde_path_to_error::deserialize(config).map_err(|error| {
+        let field = error.path().to_string();
+        ModelError::Config { family, field, source: error.into_inner() }
+    })
 }
 
-/// The rotary settings of a model with one set of them: `rope_parameters`, or the older
-/// `rope_theta` and `rope_scaling`.
+/// A section of settings; one that is null or empty says nothing, as in transformers.
+pub(crate) fn section<'a>(config: &'a Value, key: &str) -> Option<&'a Value> {
+    config.get(key).filter(|v| !v.is_null() && v.as_object().is_none_or(|o| !o.is_empty()))
+}
+
+/// The rotary settings of a model with one set of them. As in transformers, `rope_scaling` counts
+/// before `rope_parameters`, and the section before what stands beside it. An angle base is never
+/// dropped: two different ones are refused.
 pub(crate) fn rope(
     family: &'static str,
     config: &Value,
     default_theta: f64,
 ) -> Result<RopeConfig, ModelError> {
-    let section = |key: &str| config.get(key).filter(|v| !v.is_null());
-    let mut rope = match section("rope_parameters").or_else(|| section("rope_scaling")) {
-        Some(value) => parse::<RopeConfig>(family, value)?,
-        None => RopeConfig::default(),
+    let read = |key| section(config, key).map(|v| parse::<RopeConfig>(family, v)).transpose();
+    let (scaling, parameters) = (read("rope_scaling")?, read("rope_parameters")?);
+    let number = |key: &str| match config.get(key).filter(|v| !v.is_null()) {
+        Some(value) => parse::<f64>(family, value).map(Some),
+        None => Ok(None),
     };
-    let number = |key: &str| config.get(key).and_then(Value::as_f64);
-    rope.rope_theta = rope.rope_theta.or(number("rope_theta")).or(Some(default_theta));
-    rope.partial_rotary_factor = rope.partial_rotary_factor.or(number("partial_rotary_factor"));
-    let outer = number("original_max_position_embeddings");
+    let other = parameters.as_ref().and_then(|p| p.rope_theta);
+    let partial = parameters.as_ref().and_then(|p| p.partial_rotary_factor);
+    let mut rope = scaling.or(parameters).unwrap_or_default();
+    let beside = number("rope_theta")?;
+    rope.rope_theta = rope.rope_theta.or(beside).or(other);
+    if other.is_some() && rope.rope_theta != other {
+        let (first, second) = ("rope_theta", "rope_parameters.rope_theta");
+        return Err(ModelError::Contradiction { first, second });
+    }
+    rope.rope_theta.get_or_insert(default_theta);
+    rope.partial_rotary_factor =
+        rope.partial_rotary_factor.or(number("partial_rotary_factor")?).or(partial);
+    let outer = number("original_max_position_embeddings")?;
     // Phi-3 keeps it beside the section, and transformers lets that one win.
     rope.original_max_position_embeddings = outer.or(rope.original_max_position_embeddings);
     Ok(rope)
@@ -111,3 +180,6 @@ pub(crate) fn require(
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

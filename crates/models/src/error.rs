@@ -17,10 +17,12 @@ pub enum ModelError {
         model_type: String,
     },
     /// config.json lacks a field or has one of another type.
-    #[error("config.json does not describe a {family} model: {source}")]
+    #[error("config.json does not describe a {family} model: {field}: {source}")]
     Config {
         /// The family.
         family: &'static str,
+        /// Path of the field; `.` for the whole.
+        field: String,
         /// Which field, and why.
         #[source]
         source: serde_json::Error,
@@ -34,6 +36,28 @@ pub enum ModelError {
         field: &'static str,
         /// Its value.
         value: String,
+    },
+    /// A number of config.json that no model has, or that contradicts another.
+    #[error("config.json: {field} = {value} is out of range for {family}: {range}")]
+    OutOfRange {
+        /// The family.
+        family: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        range: String,
+    },
+    /// Two names of one setting with two values.
+    #[error(
+        "config.json: {first} and {second} are two names of one setting, and differ; remove one of them"
+    )]
+    Contradiction {
+        /// One name.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
     },
     /// A family that no GPU runs.
     #[error("{family} models run on the CPU only so far")]

@@ -1,7 +1,7 @@
 //! What follows attention in a layer: a gated projection, or a choice among many (a mixture of
 //! experts, Shazeer et al. 2017; without a shared one, as in Qwen 3).
 
-use crate::{LoadOptions, ModelError, decoder::Spec};
+use crate::{LoadOptions, ModelError, config, decoder::Spec};
 use taper_tensor::{
     Linear, LinearGroup, Phase, RmsNorm, Tensor,
     gpu::{Routing, StackedExperts},
@@ -28,7 +28,9 @@ pub(crate) struct ExpertSpec {
 impl ExpertSpec {
     /// Refuses a choice of none, or of more than there are.
     pub(crate) fn check(self, family: &'static str) -> Result<(), ModelError> {
-        let Self { experts, chosen, .. } = self;
+        let Self { experts, chosen, intermediate, .. } = self;
+        config::size(family, "num_experts", experts, config::MAX_EXPERTS)?;
+        config::size(family, "moe_intermediate_size", intermediate, config::MAX_SIZE)?;
         if chosen > 0 && chosen <= experts {
             return Ok(());
         }

@@ -48,7 +48,9 @@ impl RopeConfig {
 
     /// The table of frequencies.
     pub(crate) fn table(&self, c: RopeContext) -> Result<RopeTable, ModelError> {
+        self.check(c)?;
         let dim = (c.head_dim as f64 * self.partial_rotary_factor.unwrap_or(1.0)) as usize / 2 * 2;
+        // As in transformers: the newer name counts.
         let kind = self.rope_type.as_deref().or(self.r#type.as_deref());
         match kind.unwrap_or("default") {
             "default" => Ok(table(self.base(dim), 1.0)),
@@ -61,6 +63,43 @@ impl RopeConfig {
             "longrope" | "su" => self.longrope(c, dim),
             other => Err(unsupported(c, "rope_type", other)),
         }
+    }
+
+    /// Refuses numbers that make no angles, before anything is computed from them.
+    fn check(&self, c: RopeContext) -> Result<(), ModelError> {
+        for (field, value, (low, high)) in [
+            ("rope_theta", self.rope_theta, (1.0, 1e15)),
+            ("partial_rotary_factor", self.partial_rotary_factor, (0.0, 1.0)),
+            ("factor", self.factor, (1e-6, 1e6)),
+            (
+                "original_max_position_embeddings",
+                self.original_max_position_embeddings,
+                (1.0, 1e10),
+            ),
+            ("attention_factor", self.attention_factor, (0.0, 1e6)),
+            ("low_freq_factor", self.low_freq_factor, (1e-6, 1e6)),
+            ("high_freq_factor", self.high_freq_factor, (1e-6, 1e6)),
+            ("beta_fast", self.beta_fast, (0.0, 1e6)),
+            ("beta_slow", self.beta_slow, (0.0, 1e6)),
+            ("mscale", self.mscale, (0.0, 1e6)),
+            ("mscale_all_dim", self.mscale_all_dim, (0.0, 1e6)),
+        ] {
+            if let Some(value) = value.filter(|v| !(low..=high).contains(v)) {
+                let range = format!("it must be from {low} to {high}");
+                let (family, value) = (c.family, value.to_string());
+                return Err(ModelError::OutOfRange { family, field, value, range });
+            }
+        }
+        let lists = [("short_factor", &self.short_factor), ("long_factor", &self.long_factor)];
+        for (field, list) in lists {
+            let bad = |v: &&f64| !(1e-6..=1e6).contains(*v);
+            if let Some(value) = list.iter().flatten().find(bad) {
+                let range = "each must be from 1e-6 to 1e6".to_owned();
+                let (family, value) = (c.family, value.to_string());
+                return Err(ModelError::OutOfRange { family, field, value, range });
+            }
+        }
+        Ok(())
     }
 
     fn theta(&self) -> f64 {

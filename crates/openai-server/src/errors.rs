@@ -271,7 +271,9 @@ impl ApiError {
                 ChatError::GenerationPromptAndContinue | ChatError::NothingToContinue => {
                     bad("invalid_value", Some("continue_final_message"))
                 }
-                ChatError::EmptyStopString => bad("invalid_value", Some("stop")),
+                ChatError::EmptyStopString | ChatError::LongStopStrings { .. } => {
+                    bad("invalid_value", Some("stop"))
+                }
             },
             Self::NoChatTemplate => bad("no_chat_template", Some("messages")),
             Self::Draining => (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None),

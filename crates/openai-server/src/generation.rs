@@ -103,7 +103,7 @@ impl Generation {
             let mut choice = Choice {
                 state: state.clone(),
                 events: None,
-                text: TextStream::new(&state.0.tokenizer, text.clone())?,
+                text: TextStream::new(&state.0.tokenizer, text, &request.prompt)?,
                 arrived: Instant::now(),
                 first_token: None,
                 last_token: None,

@@ -7,9 +7,9 @@ use crate::{
     random::{choice_seed, random_u64},
     wire::SamplingFields,
 };
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 use taper_base::{EngineInfo, GenRequest, InvalidParam, SamplingParams, StopRules, SubmitError};
-use taper_chat::TextOptions;
+use taper_chat::{StopPatterns, TextOptions};
 
 /// OpenAI takes 4 stop strings and vLLM any number; each costs time on every byte of output.
 const MAX_STOP_STRINGS: usize = 16;
@@ -65,7 +65,8 @@ pub(crate) fn params(
     Ok(Params {
         sampling: sampling(fields, logprobs, &config.default_sampling, info)?,
         text: TextOptions {
-            stop: stop_strings(fields)?,
+            stop: StopPatterns::new(stop_strings(fields)?)?,
+            tags: Arc::default(),
             include_stop_str_in_output: fields.include_stop_str_in_output.unwrap_or(false),
             skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
             min_tokens: stop.min_tokens,

@@ -98,7 +98,9 @@ pub(crate) struct EngineArgs {
     /// processor is fast at that (AMX, AVX-512 BF16 of AMD), elsewhere to 16 bits a group, and those of
     /// answers to 16 bits with --max-num-seqs 1, as that costs one sequence little, otherwise to 8; int8
     /// rounds all to 8 bits, for faster prompts where there is no AMX; float16 all to 16, which makes long
-    /// prompts and many sequences up to half as fast; float32 is exact, and slow.
+    /// prompts and many sequences up to half as fast; float32 is exact, and slow,
+    /// and reads weights from the model's files while it runs: these must not be changed or cut short
+    /// meanwhile, as that ends the process with SIGBUS.
     #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]

@@ -87,8 +87,7 @@ impl Conversation {
     pub(crate) fn complete(&mut self, text: &str) -> Result<Cost> {
         let busy = self.interrupts.busy();
         let prompt = self.model.tokenizer.encode(text, true)?;
-        let plain = OutputParser::new(ParserOptions::default());
-        self.generate(prompt, plain, &busy).map(|(_, cost)| cost)
+        self.generate(prompt, ParserOptions::default(), &busy).map(|(_, cost)| cost)
     }
 
     fn answer(&self, busy: &Busy) -> Result<(ParsedMessage, Cost)> {
@@ -104,12 +103,12 @@ impl Conversation {
             continue_final_message: false,
             kwargs: &kwargs,
         })?;
-        let parser = OutputParser::new(ParserOptions {
+        let parser = ParserOptions {
             reasoning: ReasoningFormat::detect(template.source()),
             tools: ToolFormat::None,
             starts_in_reasoning: starts_in_reasoning(&prompt),
             ..ParserOptions::default()
-        });
+        };
         let tokens = self.model.tokenizer.encode(&prompt, false)?;
         self.generate(tokens, parser, busy)
     }
@@ -117,10 +116,14 @@ impl Conversation {
     fn generate(
         &self,
         prompt: Vec<TokenId>,
-        mut parser: OutputParser,
+        mut parser: ParserOptions,
         busy: &Busy,
     ) -> Result<(ParsedMessage, Cost)> {
         let prompt_tokens = prompt.len();
+        let mut options = TextOptions::default();
+        options.keep_tags(&self.model.tokenizer, &mut parser);
+        let mut parser = OutputParser::new(parser);
+        let mut text = TextStream::new(&self.model.tokenizer, &options, &prompt)?;
         let request = GenRequest {
             prompt,
             sampling: self.sampling(),
@@ -128,7 +131,6 @@ impl Conversation {
             prompt_logprobs: None,
             kv_bits: None,
         };
-        let mut text = TextStream::new(&self.model.tokenizer, TextOptions::default())?;
         let (sink, mut events) = channel();
         let start = Instant::now();
         self.model.engine.submit(request, sink)?;

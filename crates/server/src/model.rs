@@ -11,7 +11,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
-    fs,
+    fs, io,
     panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{
@@ -98,17 +98,16 @@ impl ModelSource {
         }
     }
 
-    fn generation_config(&self) -> Result<GenerationConfig> {
-        match self.dir() {
-            None => GenerationConfig::parse(builtin::GENERATION),
-            Some(dir) => {
-                let path = dir.join("generation_config.json");
-                if !path.is_file() {
-                    return Ok(GenerationConfig::default());
+    fn generation_config(&self) -> GenerationConfig {
+        let Some(dir) = self.dir() else { return GenerationConfig::parse(builtin::GENERATION) };
+        let path = dir.join("generation_config.json");
+        match fs::read(&path) {
+            Ok(json) => GenerationConfig::parse(&json),
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!("{} is left out: {error}", path.display());
                 }
-                let json =
-                    fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-                GenerationConfig::parse(&json)
+                GenerationConfig::default()
             }
         }
     }
@@ -200,7 +199,7 @@ impl RunningModel {
             let text = || {
                 let tokenizer = source.tokenizer().with_context(loading)?;
                 let template = source.template(&args.template(), &tokenizer)?;
-                anyhow::Ok((tokenizer, template, source.generation_config()?))
+                anyhow::Ok((tokenizer, template, source.generation_config()))
             };
             let text = text();
             (model.join().unwrap_or_else(|panic| resume_unwind(panic)), text)
@@ -227,7 +226,7 @@ impl RunningModel {
             eos_token_ids: generation.eos_token_ids(weights.config())?,
         };
         let engine = Arc::new(LocalEngine::start(model, &config)?);
-        let sampling = generation.sampling()?;
+        let sampling = generation.sampling();
         Ok(Self { name, family, parameters, engine, tokenizer, template, sampling })
     }
 }

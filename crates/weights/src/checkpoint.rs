@@ -47,7 +47,10 @@ impl Checkpoint {
     pub fn open(dir: &Path) -> Result<Self, WeightsError> {
         let config = read_object(&dir.join("config.json"))?.into();
         let mut tensors = HashMap::new();
-        if dir.join(INDEX).is_file() {
+        // As in transformers: beside a single file an index is left over and names other files.
+        if dir.join(SINGLE).is_file() {
+            tensors.extend(shard::open(&dir.join(SINGLE))?);
+        } else if dir.join(INDEX).is_file() {
             let mut unlisted = Vec::new();
             for (path, names) in sharded(dir)? {
                 let mut found: HashMap<_, _> = shard::open(&path)?.into_iter().collect();
@@ -63,8 +66,6 @@ impl Checkpoint {
             for (name, raw) in unlisted {
                 tensors.entry(name).or_insert(raw);
             }
-        } else if dir.join(SINGLE).is_file() {
-            tensors.extend(shard::open(&dir.join(SINGLE))?);
         } else {
             return Err(WeightsError::NoWeights { dir: dir.to_owned() });
         }

@@ -45,7 +45,7 @@ pub enum WeightsError {
         file: String,
     },
     /// A shard's header is broken, or the file is shorter than its header says.
-    #[error("{} is damaged or truncated: {source}", path.display())]
+    #[error("{} is damaged or truncated: {source}; download or copy it again", path.display())]
     Shard {
         /// The file.
         path: PathBuf,

@@ -140,6 +140,19 @@ fn indexes_that_lie_are_reported() {
 }
 
 #[test]
+fn an_index_beside_a_single_file_is_left_over() {
+    let (config, file) = (config().to_string(), safetensors(&small(), 0));
+    for index in ["{", r#"{"weight_map": {"gone": "model-00001-of-00002.safetensors"}}"#] {
+        let checkpoint = open(&[
+            ("config.json", config.as_bytes()),
+            ("model.safetensors.index.json", index.as_bytes()),
+            ("model.safetensors", &file),
+        ]);
+        assert!(checkpoint.unwrap().has("q.weight"));
+    }
+}
+
+#[test]
 fn where_two_shards_hold_a_tensor_the_index_decides() {
     let one = |x| safetensors(&[("a", "F32", &[1], floats([x]))], 0);
     let two =

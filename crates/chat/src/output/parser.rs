@@ -2,7 +2,7 @@
 
 use super::{
     Delta, ParsedMessage, ReasoningFormat, ToolCallIds, ToolFormat,
-    hermes::{Call, Step},
+    hermes::{CLOSE, Call, Step},
 };
 
 const THINK: &str = "<think>";
@@ -22,6 +22,24 @@ pub struct ParserOptions {
     pub known_tools: Option<Vec<String>>,
     /// Seed of the ids of tool calls; `None` makes them random.
     pub id_seed: Option<u64>,
+    /// Tags are special tokens, which content never shows: one that opens or closes nothing is
+    /// dropped. See [`TextOptions::keep_tags`](crate::TextOptions::keep_tags).
+    pub hide_tags: bool,
+}
+
+impl ParserOptions {
+    /// The tags that the formats look for.
+    #[must_use]
+    pub fn tags(&self) -> Vec<&'static str> {
+        let mut tags = Vec::new();
+        if self.reasoning != ReasoningFormat::None {
+            tags.extend([THINK, END_THINK]);
+        }
+        if self.tools != ToolFormat::None {
+            tags.extend([TOOL_CALL, CLOSE]);
+        }
+        tags
+    }
 }
 
 /// Splits what a model writes into reasoning, content and tool calls.
@@ -172,11 +190,19 @@ impl OutputParser {
             return;
         }
         self.tag.push(c);
-        let tags: [Option<&'static str>; 2] = match self.mode {
-            Mode::Reasoning => [Some(END_THINK), (!self.has_reasoning).then_some(THINK)],
+        let hidden = |tag| self.options.hide_tags.then_some(tag);
+        let tags: [Option<&'static str>; 4] = match self.mode {
+            Mode::Reasoning => [
+                Some(END_THINK),
+                (!self.has_reasoning).then_some(THINK).or(hidden(THINK)),
+                hidden(TOOL_CALL),
+                hidden(CLOSE),
+            ],
             _ => [
                 (self.options.reasoning != ReasoningFormat::None).then_some(THINK),
                 (self.options.tools != ToolFormat::None).then_some(TOOL_CALL),
+                hidden(END_THINK),
+                hidden(CLOSE),
             ],
         };
         let begun = tags.into_iter().flatten().find(|tag| tag.starts_with(&self.tag));
@@ -201,7 +227,12 @@ impl OutputParser {
     }
 
     fn enter(&mut self, tag: &str) {
+        let reasoning = matches!(self.mode, Mode::Reasoning);
         match tag {
+            // These open or close nothing here, and come only where tags are hidden.
+            CLOSE => {}
+            TOOL_CALL if reasoning => {}
+            END_THINK if !reasoning => {}
             TOOL_CALL => self.mode = Mode::Call(Call::new()),
             END_THINK => {
                 self.breaks.clear();
@@ -211,7 +242,7 @@ impl OutputParser {
                 self.mode = Mode::Content;
             }
             // The model may repeat the tag that the prompt ended with.
-            _ if matches!(self.mode, Mode::Reasoning) => {}
+            _ if reasoning => {}
             _ => {
                 if !self.has_content {
                     self.space.clear();
@@ -275,9 +306,11 @@ impl OutputParser {
         }
     }
 
-    /// It was no call: the opening tag is text, and what follows is read again.
+    /// It was no call: the opening tag is text unless it is hidden, and what follows is read again.
     fn reject(&mut self, call: Call) {
-        TOOL_CALL.chars().for_each(|c| self.text(c));
+        if !self.options.hide_tags {
+            TOOL_CALL.chars().for_each(|c| self.text(c));
+        }
         let text = call.into_held();
         // From `finish` there is no reading under way.
         if self.input.is_empty() {

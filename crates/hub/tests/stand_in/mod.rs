@@ -185,7 +185,7 @@ fn route(
         head += &format!("Location: {to}/store/{name}\r\nX-Linked-Etag: \"{tag}\"\r\n");
         return none(&format!("302 Found\r\n{head}X-Linked-Size: {size}\r\n"));
     }
-    head += &format!("ETag: \"{}\"\r\n", &sha256(bytes)[..40]);
+    head += &format!("ETag: \"{}\"\r\n", git_hash(bytes));
     let mut bytes = bytes.clone();
     if matches!(fault, Some(Fault::Damage)) {
         bytes[0] ^= 1;
@@ -211,7 +211,7 @@ fn listing(state: &State) -> String {
         let hash = sha256(bytes);
         let lfs = format!(r#","lfs":{{"sha256":"{hash}","size":{size},"pointerSize":134}}"#);
         let lfs = if name.ends_with(".safetensors") { lfs } else { String::new() };
-        format!(r#"{{"rfilename":"{name}","size":{size},"blobId":"{}"{lfs}}}"#, &hash[..40])
+        format!(r#"{{"rfilename":"{name}","size":{size},"blobId":"{}"{lfs}}}"#, git_hash(bytes))
     };
     let siblings: Vec<_> = state.files.iter().map(entry).collect();
     format!(r#"{{"id":"org/name","sha":"{COMMIT}","siblings":[{}]}}"#, siblings.join(","))
@@ -219,4 +219,11 @@ fn listing(state: &State) -> String {
 
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Git's name for a file.
+pub fn git_hash(bytes: &[u8]) -> String {
+    let header = format!("blob {}\0", bytes.len());
+    let hash = sha1::Sha1::new_with_prefix(header).chain_update(bytes).finalize();
+    hash.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -20,10 +20,8 @@ struct Own {
     query_pre_attn_scalar: Option<f32>,
     sliding_window: Option<usize>,
     /// Every n-th layer is global, where `layer_types` is missing.
-    #[serde(alias = "_sliding_window_pattern")]
     sliding_window_pattern: Option<usize>,
     layer_types: Option<Vec<String>>,
-    rope_parameters: Option<PerKind>,
     rope_local_base_freq: Option<f64>,
     attn_logit_softcapping: Option<f32>,
     final_logit_softcapping: Option<f32>,
@@ -39,20 +37,32 @@ struct PerKind {
 pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_activation", &["gelu_pytorch_tanh"])?;
     let config = &with_published_defaults(config);
+    let config = &config::one_name(config, "sliding_window_pattern", "_sliding_window_pattern")?;
     let shape: Shape = config::parse(FAMILY, config)?;
     let own: Own = config::parse(FAMILY, config)?;
     if own.use_bidirectional_attention == Some(true) {
         let (field, value) = ("use_bidirectional_attention", "true".to_owned());
         return Err(ModelError::Unsupported { family: FAMILY, field, value });
     }
-    let (global, local) = ropes(config, own.rope_parameters, own.rope_local_base_freq)?;
+    let (global, local) = ropes(config, own.rope_local_base_freq)?;
     let mut spec = common(FAMILY, &shape, &global, options)?;
     spec.ropes.push(local.table(context(FAMILY, &shape, options))?);
     spec.norm_offset = 1.0;
     spec.post_norms = true;
     spec.qk_norm = true;
     spec.activation = Activation::GeluTanh;
-    spec.attn_scale = own.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5);
+    let scalar = own.query_pre_attn_scalar.unwrap_or(256.0);
+    for (field, value) in [
+        ("query_pre_attn_scalar", Some(scalar)),
+        ("attn_logit_softcapping", own.attn_logit_softcapping),
+        ("final_logit_softcapping", own.final_logit_softcapping),
+    ] {
+        if let Some(value) = value.filter(|v| !(1e-6..=1e6).contains(v)) {
+            let (value, range) = (value.to_string(), "it must be from 1e-6 to 1e6".to_owned());
+            return Err(ModelError::OutOfRange { family: FAMILY, field, value, range });
+        }
+    }
+    spec.attn_scale = scalar.powf(-0.5);
     spec.attn_soft_cap = own.attn_logit_softcapping;
     spec.logit_soft_cap = own.final_logit_softcapping;
     spec.embed_scale = Some((spec.hidden as f32).sqrt());
@@ -71,20 +81,30 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     Ok(spec)
 }
 
-/// Frequencies of the global and of the local layers.
-fn ropes(
-    config: &Value,
-    parameters: Option<PerKind>,
-    local_theta: Option<f64>,
-) -> Result<(RopeConfig, RopeConfig), ModelError> {
+/// Frequencies of the global and of the local layers. As in transformers, `rope_scaling` changes
+/// what `rope_parameters` says of the global ones.
+fn ropes(config: &Value, local_theta: Option<f64>) -> Result<(RopeConfig, RopeConfig), ModelError> {
     let local_theta = local_theta.unwrap_or(10_000.0);
-    let Some(PerKind { full_attention, sliding_attention }) = parameters else {
+    let parameters = config::section(config, "rope_parameters");
+    let kind = |name: &str| parameters.and_then(|p| config::section(p, name));
+    let (full, sliding) = (kind("full_attention"), kind("sliding_attention"));
+    if full.is_none() && sliding.is_none() {
         let global = config::rope(FAMILY, config, 1_000_000.0)?;
         return Ok((global, RopeConfig::with_theta(local_theta)));
+    }
+    let mut whole = config.clone();
+    if let Some(fields) = whole.as_object_mut() {
+        let scaling = config::section(config, "rope_scaling").and_then(Value::as_object);
+        let mut merged = full.and_then(Value::as_object).cloned().unwrap_or_default();
+        merged.extend(scaling.cloned().unwrap_or_default());
+        fields.shift_remove("rope_scaling");
+        fields.insert("rope_parameters".to_owned(), merged.into());
+    }
+    let global = config::rope(FAMILY, &whole, 1_000_000.0)?;
+    let mut local = match sliding {
+        Some(section) => config::parse::<RopeConfig>(FAMILY, section)?,
+        None => RopeConfig::default(),
     };
-    let mut global = full_attention.unwrap_or_default();
-    global.rope_theta.get_or_insert(1_000_000.0);
-    let mut local = sliding_attention.unwrap_or_default();
     local.rope_theta.get_or_insert(local_theta);
     Ok((global, local))
 }

@@ -30,6 +30,7 @@ pub(super) fn gpt_oss(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
         return Err(ModelError::CpuOnly { family: FAMILY });
     }
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
+    let config = &config::one_name(config, "num_local_experts", "num_experts")?;
     let config = &with_published_defaults(config);
     let shape: Shape = config::parse(FAMILY, config)?;
     let own: Own = config::parse(FAMILY, config)?;
@@ -75,11 +76,12 @@ impl Own {
 /// What transformers takes where config.json says nothing.
 fn with_published_defaults(config: &Value) -> Value {
     let mut config = config.clone();
+    let says = |key| config::section(&config, key).is_some();
+    let ropes = says("rope_parameters") || says("rope_scaling");
     let Some(fields) = config.as_object_mut() else { return config };
     fields.entry("head_dim").or_insert_with(|| json!(64));
     fields.entry("sliding_window").or_insert_with(|| json!(128));
-    let given = |key| fields.get(key).is_some_and(|v| !v.is_null());
-    if !given("rope_parameters") && !given("rope_scaling") {
+    if !ropes {
         let yarn = json!({
             "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
             "original_max_position_embeddings": 4096,

@@ -44,7 +44,24 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
         Some(text) if model_type == "gemma3" => (text, "language_model."),
         _ => (config, ""),
     };
-    let spec = match model_type {
+    let spec = spec(model_type, config, options)?;
+    let tied = spec.tied;
+    let model = Decoder::load(spec, weights, root, options)?;
+    weights.expect_all_used(|name| {
+        let tied_head = tied && name.starts_with(&format!("{root}lm_head."));
+        let elsewhere = !root.is_empty() && !name.starts_with(root);
+        tied_head || elsewhere || name.ends_with("rotary_emb.inv_freq")
+    })?;
+    Ok(Box::new(model))
+}
+
+/// What config.json says of a model of a family.
+pub(crate) fn spec(
+    model_type: &str,
+    config: &Value,
+    options: LoadOptions<'_>,
+) -> Result<Spec, ModelError> {
+    match model_type {
         "qwen3" => qwen::qwen3(config, options),
         "qwen3_moe" => qwen::qwen3_moe(config, options),
         "qwen2" => qwen::qwen2(config, options),
@@ -54,16 +71,8 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
         "gpt_oss" => gpt_oss::gpt_oss(config, options),
         "phi3" => phi3::phi3(config, options),
         "smollm3" => smollm3::smollm3(config, options),
-        other => return Err(ModelError::UnknownFamily { model_type: other.to_owned() }),
-    }?;
-    let tied = spec.tied;
-    let model = Decoder::load(spec, weights, root, options)?;
-    weights.expect_all_used(|name| {
-        let tied_head = tied && name.starts_with(&format!("{root}lm_head."));
-        let elsewhere = !root.is_empty() && !name.starts_with(root);
-        tied_head || elsewhere || name.ends_with("rotary_emb.inv_freq")
-    })?;
-    Ok(Box::new(model))
+        other => Err(ModelError::UnknownFamily { model_type: other.to_owned() }),
+    }
 }
 
 /// What most families agree on: pre-norms, no biases, SiLU, one rotary table in every layer.

@@ -35,7 +35,6 @@ pub(super) fn qwen3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
 
 #[derive(Deserialize)]
 struct Mixture {
-    #[serde(alias = "num_local_experts")]
     num_experts: usize,
     num_experts_per_tok: usize,
     moe_intermediate_size: usize,
@@ -49,6 +48,7 @@ struct Mixture {
 
 pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let family = "qwen3_moe";
+    let config = &config::one_name(config, "num_experts", "num_local_experts")?;
     let mut spec = qwen(family, config, options)?;
     spec.qk_norm = true;
     let mixture: Mixture = config::parse(family, config)?;

@@ -84,7 +84,7 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
         return Err(ApiError::unsupported("modalities", "only [\"text\"] is supported"));
     }
     let top = logprobs.then(|| wire.top_logprobs.unwrap_or(0));
-    let params = params(&fields, max_tokens, top, config, info)?;
+    let mut params = params(&fields, max_tokens, top, config, info)?;
     let tools = chosen_tools(
         state,
         messages::tools(wire.tools.unwrap_or_default())?,
@@ -103,13 +103,15 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
             continue_final_message: wire.continue_final_message,
         },
     )?;
-    let parser = ParserOptions {
+    let mut parser = ParserOptions {
         reasoning: config.reasoning_format,
         tools: if names.is_empty() { ToolFormat::None } else { config.tool_format },
         starts_in_reasoning: starts_in_reasoning(&prompt),
         known_tools: Some(names),
         id_seed: None,
+        hide_tags: false,
     };
+    params.text.keep_tags(&state.0.tokenizer, &mut parser);
     // The template writes special tokens itself.
     let prompt = state.0.tokenizer.encode(&prompt, false)?;
     let one_call = wire.parallel_tool_calls == Some(false);
