@@ -7,7 +7,9 @@
 
 mod plan;
 mod pool;
+mod prompts;
 mod scheduler;
+mod sequence;
 
 pub use plan::{Admission, AdmitError, Admitted, SeqOutcome, SeqWork, StepPlan};
 pub use pool::{BlockPool, CountingPool, NoRoom};

@@ -13,6 +13,9 @@ pub struct Admission {
     pub max_new: u32,
     /// The logits of every prompt token are wanted, not only those of the last one.
     pub all_logits: bool,
+    /// Who asks. A client with many open sequences is moved back behind clients with few.
+    /// `None` is a client of its own.
+    pub client: Option<u64>,
 }
 
 /// Why a sequence was not admitted.

@@ -1,12 +1,11 @@
-//! The state machine: a queue, the running sequences in order of admission, and the plan at hand.
+//! The state machine: a queue, the running sequences, and the plan at hand.
 
-use crate::{Admission, AdmitError, Admitted, BlockPool, SeqOutcome, SeqWork, StepPlan};
+use crate::{
+    Admission, AdmitError, BlockPool, SeqOutcome, StepPlan,
+    sequence::{Budget, Seq},
+};
 use std::collections::VecDeque;
-use taper_base::{SeqId, TokenId};
-
-/// Share of the pool, in percent, that stays free when a sequence starts while others run: without
-/// it the newcomer would take the last blocks and be preempted by the next decode.
-const WATERMARK_PERCENT: u32 = 1;
+use taper_base::SeqId;
 
 /// Limits of a step and of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,90 +31,19 @@ impl Default for SchedulerConfig {
     }
 }
 
-#[derive(Debug)]
-struct Seq {
-    id: SeqId,
-    /// Prompt, then output.
-    tokens: Vec<TokenId>,
-    prompt_len: u32,
-    max_new: u32,
-    all_logits: bool,
-    /// Prompt tokens whose logits have been delivered.
-    logits_done: u32,
-    /// Leading tokens whose keys and values are in the cache. Below `len()` while it lives: the
-    /// newest token is computed by the step that samples its successor.
-    computed: u32,
-    preempted_before: bool,
-    planned: Option<SeqWork>,
-}
-
-impl Seq {
-    fn len(&self) -> u32 {
-        // Admission refuses what exceeds u32 tokens.
-        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
-    }
-
-    fn generated(&self) -> u32 {
-        self.len() - self.prompt_len
-    }
-
-    fn remaining(&self) -> u32 {
-        self.len() - self.computed
-    }
-
-    fn decodes(&self) -> bool {
-        self.remaining() == 1 && self.generated() > 0
-    }
-
-    /// The largest chunk within the budgets, or `None` where they leave no token.
-    fn chunk(&self, budget: &Budget) -> Option<SeqWork> {
-        let mut len = self.remaining().min(budget.tokens);
-        if self.all_logits {
-            // Rows are wanted from `logits_done` on; tokens before it cost none.
-            let free = self.logits_done.saturating_sub(self.computed);
-            len = len.min(free.saturating_add(budget.rows));
-        }
-        let mut end = self.computed + len;
-        let mut samples = end == self.len() && self.max_new > 0;
-        if samples && budget.rows == 0 {
-            (len, end, samples) = (len - 1, end - 1, false);
-        }
-        if len == 0 {
-            return None;
-        }
-        let rows = if self.all_logits && self.logits_done < self.prompt_len {
-            end.saturating_sub(self.computed.max(self.logits_done))
-        } else {
-            u32::from(samples)
-        };
-        Some(SeqWork { id: self.id, start: self.computed, len, samples, logit_rows: rows })
-    }
-}
-
-/// What is left of a step.
-#[derive(Debug)]
-struct Budget {
-    tokens: u32,
-    rows: u32,
-}
-
-impl Budget {
-    fn spend(&mut self, work: &SeqWork) {
-        self.tokens -= work.len;
-        self.rows -= work.logit_rows;
-    }
-}
-
 /// Continuous batching: [`admit`](Self::admit) at any time, then [`plan`](Self::plan), run it,
 /// [`commit`](Self::commit), and again. [`cancel`](Self::cancel) at any moment between two calls.
 ///
 /// The same pool must be passed to every call, and nothing else may take its blocks.
 #[derive(Debug)]
 pub struct Scheduler {
-    config: SchedulerConfig,
-    waiting: VecDeque<Seq>,
-    /// In order of admission: the oldest is preempted last.
-    running: Vec<Seq>,
+    pub(crate) config: SchedulerConfig,
+    /// By place.
+    pub(crate) waiting: VecDeque<Seq>,
+    /// By place: the first is preempted last.
+    pub(crate) running: Vec<Seq>,
+    /// Sequences admitted so far.
+    arrivals: u64,
 }
 
 impl Scheduler {
@@ -134,7 +62,7 @@ impl Scheduler {
             max_logit_rows: rows,
             max_waiting: config.max_waiting.max(1),
         };
-        Self { config, waiting: VecDeque::new(), running: Vec::new() }
+        Self { config, waiting: VecDeque::new(), running: Vec::new(), arrivals: 0 }
     }
 
     /// The limits in use.
@@ -166,7 +94,7 @@ impl Scheduler {
     /// # Errors
     /// It can never run, or there is no room in the queue; nothing changes.
     pub fn admit(&mut self, admission: Admission, pool: &dyn BlockPool) -> Result<(), AdmitError> {
-        let Admission { id, prompt, max_new, all_logits } = admission;
+        let Admission { id, ref prompt, max_new, client, .. } = admission;
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt { id });
         }
@@ -184,18 +112,25 @@ impl Scheduler {
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(AdmitError::QueueFull { limit: self.config.max_waiting });
         }
-        self.waiting.push_back(Seq {
-            id,
-            tokens: prompt,
-            prompt_len,
-            max_new,
-            all_logits,
-            logits_done: 0,
-            computed: 0,
-            preempted_before: false,
-            planned: None,
-        });
+        let place = self.next_place(client);
+        self.enqueue(Seq::new(admission, prompt_len, place));
         Ok(())
+    }
+
+    /// Places follow the order of arrival, but each open sequence of a client moves its next one
+    /// back by as many arrivals as may run at a time. So the queue is shared among clients, and
+    /// still nobody is overtaken without end.
+    fn next_place(&mut self, client: Option<u64>) -> (u64, u64) {
+        let arrival = self.arrivals;
+        self.arrivals += 1;
+        let all = self.running.iter().chain(&self.waiting);
+        let open = all.filter(|s| client.is_some() && s.client == client).count() as u64;
+        (arrival + open * u64::from(self.config.max_num_seqs), arrival)
+    }
+
+    pub(crate) fn enqueue(&mut self, seq: Seq) {
+        let at = self.waiting.partition_point(|other| other.place < seq.place);
+        self.waiting.insert(at, seq);
     }
 
     /// What the next step computes; empty when there is nothing to do.
@@ -209,18 +144,7 @@ impl Scheduler {
             seq.planned = None;
         }
         self.plan_decodes(pool, &mut budget, &mut plan);
-        for seq in self.running.iter_mut().filter(|s| !s.decodes()) {
-            // Blocks of a prefill were reserved when it started.
-            seq.planned = seq.chunk(&budget);
-            if let Some(work) = seq.planned {
-                budget.spend(&work);
-                plan.works.push(work);
-            }
-        }
-        // Whoever was preempted in this step would come straight back otherwise.
-        if plan.preempted.is_empty() {
-            self.start_waiting(pool, &mut budget, &mut plan);
-        }
+        self.plan_prompts(pool, budget, &mut plan);
         plan
     }
 
@@ -231,7 +155,7 @@ impl Scheduler {
             let seq = &mut self.running[i];
             if seq.decodes() {
                 if pool.grow(seq.id, seq.len()).is_err() {
-                    self.preempt_newest(pool, plan);
+                    self.preempt_last(pool, plan);
                     continue;
                 }
                 seq.planned = seq.chunk(budget);
@@ -244,86 +168,14 @@ impl Scheduler {
         }
     }
 
-    fn preempt_newest(&mut self, pool: &mut dyn BlockPool, plan: &mut StepPlan) {
+    fn preempt_last(&mut self, pool: &mut dyn BlockPool, plan: &mut StepPlan) {
         if let Some(mut seq) = self.running.pop() {
             pool.release(seq.id);
             seq.computed = 0;
             seq.preempted_before = true;
             plan.preempted.push(seq.id);
-            self.waiting.push_front(seq);
+            self.enqueue(seq);
         }
-    }
-
-    fn start_waiting(
-        &mut self,
-        pool: &mut dyn BlockPool,
-        budget: &mut Budget,
-        plan: &mut StepPlan,
-    ) {
-        while self.running.len() < self.config.max_num_seqs as usize && budget.tokens > 0 {
-            let Some(mut seq) = self.waiting.pop_front() else { break };
-            if self.prefix_is_coming(&seq, pool) {
-                self.waiting.push_front(seq);
-                break;
-            }
-            let Some((cached, work)) = self.try_start(&mut seq, pool, budget) else {
-                self.waiting.push_front(seq);
-                break;
-            };
-            budget.spend(&work);
-            plan.works.push(work);
-            let resumed = seq.preempted_before;
-            plan.admitted.push(Admitted { id: seq.id, cached_tokens: cached, resumed });
-            self.running.push(seq);
-        }
-    }
-
-    /// A running prompt begins like this one and computes what both have in common: it is waited
-    /// for, not computed twice. Prompts make progress in every step, so nobody waits for ever.
-    fn prefix_is_coming(&self, seq: &Seq, pool: &dyn BlockPool) -> bool {
-        let unit = pool.prefix_tokens() as usize;
-        if unit == 0 || seq.all_logits {
-            return false;
-        }
-        self.running.iter().any(|other| {
-            let common = other.tokens.iter().zip(&seq.tokens).take_while(|(a, b)| a == b).count();
-            // The last token of a sequence is never taken from the cache.
-            let common = common.min(seq.tokens.len() - 1) / unit * unit;
-            common > other.computed as usize
-        })
-    }
-
-    /// Reserves the blocks of the whole prefill and plans its first chunk, or changes nothing.
-    fn try_start(
-        &self,
-        seq: &mut Seq,
-        pool: &mut dyn BlockPool,
-        budget: &Budget,
-    ) -> Option<(u32, SeqWork)> {
-        let cached = if seq.all_logits && seq.logits_done < seq.prompt_len {
-            0 // Tokens from the cache have no logits.
-        } else {
-            // The last token is computed in any case: its logits choose the next one.
-            let reusable = &seq.tokens[..seq.tokens.len() - 1];
-            pool.adopt_prefix(seq.id, reusable).min(seq.len() - 1)
-        };
-        seq.computed = cached;
-        let block = pool.block_tokens();
-        let need = seq.len().div_ceil(block).saturating_sub(cached / block);
-        // Alone, a sequence must start whatever it leaves free, or it would wait for ever.
-        let reserve = if self.running.is_empty() {
-            0
-        } else {
-            pool.total().div_ceil(100 / WATERMARK_PERCENT)
-        };
-        let work = seq.chunk(budget).filter(|_| need.saturating_add(reserve) <= pool.free());
-        let started = work.filter(|_| pool.grow(seq.id, seq.len()).is_ok());
-        if started.is_none() {
-            pool.release(seq.id);
-            seq.computed = 0;
-        }
-        seq.planned = started;
-        started.map(|work| (cached, work))
     }
 
     /// Records that the last plan ran.

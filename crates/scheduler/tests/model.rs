@@ -93,7 +93,9 @@ impl World {
     fn admit(&mut self, prompt: u32, max_new: u32, all_logits: bool) {
         let id = SeqId(self.next_id);
         self.next_id += 1;
-        let admission = Admission { id, prompt: (0..prompt).collect(), max_new, all_logits };
+        let prompt_tokens = (0..prompt).collect();
+        let admission =
+            Admission { id, prompt: prompt_tokens, max_new, all_logits, client: None };
         let capacity = self.pool.total() * self.pool.block_tokens();
         match self.scheduler.admit(admission, &self.pool) {
             Ok(()) => {
@@ -178,11 +180,7 @@ impl World {
             k.holds_blocks = true;
             assert!(plan.works.iter().any(|w| w.id == a.id));
         }
-        // First come, first served: whoever waits came after all that run, preempted ones included.
-        let last_running =
-            self.live.iter().filter(|(_, k)| k.holds_blocks).map(|(id, _)| *id).max();
-        let first_waiting = self.live.iter().find(|(_, k)| !k.holds_blocks).map(|(id, _)| *id);
-        assert!(first_waiting.is_none_or(|w| last_running < Some(w)), "out of turn");
+        self.check_first(plan, decoding);
         let mut ids: Vec<SeqId> = plan.works.iter().map(|w| w.id).collect();
         for id in decoding {
             assert!(ids.contains(id) || plan.preempted.contains(id), "{id:?} stalls");
@@ -204,6 +202,17 @@ impl World {
                 assert_eq!(w.logit_rows, u32::from(w.samples));
             }
         }
+    }
+
+    /// The first prompt by arrival has half of what the decodes leave, whatever came after it.
+    fn check_first(&self, plan: &StepPlan, decoding: &[SeqId]) {
+        let decodes = plan.works.iter().filter(|w| decoding.contains(&w.id)).count() as u32;
+        let left = self.scheduler.config().max_num_batched_tokens - decodes;
+        let prompts = self.live.iter().filter(|(id, k)| k.holds_blocks && !decoding.contains(id));
+        let Some((id, k)) = prompts.min_by_key(|(id, _)| **id) else { return };
+        let len = plan.works.iter().find(|w| w.id == *id).map_or(0, |w| w.len);
+        let owed = if k.all_logits { 1 } else { left.div_ceil(2) };
+        assert!(len >= owed.min(k.len() - k.computed), "{id:?} has {len} of {left} tokens");
     }
 
     /// Without new ones, all end. The oldest advances in every step, so that the tokens of all,
@@ -255,6 +264,63 @@ proptest! {
         let pool = CountingPool::new(blocks, block_tokens);
         let plans = play(config, pool.clone(), &calls);
         prop_assert_eq!(plans, play(config, pool, &calls), "the same calls give the same plans");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whoever is there when a stream of shorter prompts begins is done within a bound that does not
+    /// depend on the stream.
+    #[test]
+    fn a_stream_of_shorter_prompts_starves_nobody(
+        first in prop::collection::vec((1u32..400, 1u32..10), 1..6),
+        stream in prop::collection::vec((1u32..30, 1u32..4), 1..4),
+        tokens in 16u32..64,
+        blocks in 120u32..400,
+    ) {
+        let config = SchedulerConfig {
+            max_num_batched_tokens: tokens,
+            max_num_seqs: 8,
+            max_logit_rows: 64,
+            max_waiting: 1000,
+        };
+        let mut world = World::new(config, CountingPool::new(blocks, 4));
+        for &(prompt, max_new) in &first {
+            world.admit(prompt, max_new, false);
+        }
+        // Half of what at most eight decodes leave is the first prompt's. Each may be computed again
+        // for every one before it, and waits once for those of the stream that run.
+        let own: u32 = first.iter().map(|(prompt, new)| 2 * prompt / (tokens - 8) + new + 10).sum();
+        let bound = own * (1 + first.len() as u32);
+        for _ in 0..bound {
+            for &(prompt, max_new) in &stream {
+                world.admit(prompt, max_new, false);
+            }
+            world.step(None, None);
+        }
+        let left = world.live.keys().filter(|id| id.0 < first.len() as u64).count();
+        prop_assert_eq!(left, 0);
+    }
+
+    /// With room for all, a prompt that is shorter than the others and than half a step is computed
+    /// in the step after it came.
+    #[test]
+    fn a_short_prompt_waits_for_one_step(
+        long in prop::collection::vec(100u32..3000, 1..12),
+        short in 1u32..=100,
+        steps in 0usize..20,
+    ) {
+        let config = SchedulerConfig { max_num_batched_tokens: 256, ..SchedulerConfig::default() };
+        let mut world = World::new(config, CountingPool::new(10_000, 32));
+        for prompt in long {
+            world.admit(prompt, 50, false);
+        }
+        (0..steps).for_each(|_| world.step(None, None));
+        let id = SeqId(world.next_id);
+        world.admit(short, 1, false);
+        world.step(None, None);
+        prop_assert!(!world.live.contains_key(&id), "it has its token");
     }
 }
 

@@ -15,7 +15,8 @@ fn config(tokens: u32, seqs: u32) -> SchedulerConfig {
 }
 
 fn request(id: u64, prompt: u32, max_new: u32) -> Admission {
-    Admission { id: SeqId(id), prompt: (0..prompt).collect(), max_new, all_logits: false }
+    let prompt = (0..prompt).collect();
+    Admission { id: SeqId(id), prompt, max_new, all_logits: false, client: None }
 }
 
 /// Commits a token for each work that samples.
@@ -48,21 +49,21 @@ fn a_long_prompt_runs_in_chunks_while_others_decode() {
     assert_eq!(short(&step(&mut s, &mut pool)), [(0, 0, 2, true)]);
     s.admit(request(1, 20, 2), &pool).unwrap();
     s.admit(request(2, 3, 2), &pool).unwrap();
-    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 2, 1, true), (1, 0, 7, false)]);
-    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 3, 1, true), (1, 7, 7, false)]);
-    // The last chunk leaves a token of the budget to the next in the queue.
+    // Half of the seven tokens that are left, rounded up, is the first prompt's.
     let plan = step(&mut s, &mut pool);
-    assert_eq!(short(&plan), [(0, 4, 1, true), (1, 14, 6, true), (2, 0, 1, false)]);
+    assert_eq!(short(&plan), [(0, 2, 1, true), (2, 0, 3, true), (1, 0, 4, false)]);
     assert_eq!((plan.tokens(), plan.logit_rows()), (8, 2));
     let plan = step(&mut s, &mut pool);
-    assert_eq!(short(&plan), [(0, 5, 1, true), (1, 20, 1, true), (2, 1, 2, true)]);
-    // Sequence 1 has both of its tokens and is gone, without a word in the outcome.
+    assert_eq!(short(&plan), [(0, 3, 1, true), (2, 3, 1, true), (1, 4, 6, false)]);
+    // Sequence 2 has both of its tokens and is gone, without a word in the outcome.
     assert_eq!(s.running(), 2);
-    assert_eq!(pool.held(SeqId(1)), 0);
+    assert_eq!(pool.held(SeqId(2)), 0);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 4, 1, true), (1, 10, 7, false)]);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 5, 1, true), (1, 17, 3, true)]);
 }
 
 #[test]
-fn the_newest_is_preempted_and_comes_back_first_with_its_tokens() {
+fn the_last_is_preempted_and_comes_back_first_with_its_tokens() {
     // Each takes two blocks to start; 0 then wants a third.
     let mut pool = CountingPool::new(6, 2);
     let mut s = Scheduler::new(config(16, 4));
@@ -292,12 +293,45 @@ fn a_prompt_waits_for_the_common_part_of_one_that_is_being_computed() {
         &pool,
     )
     .unwrap();
-    // What comes after it waits too: nobody is overtaken.
+    // Nobody else waits with it.
     s.admit(Admission { prompt: vec![77; 3], ..request(2, 1, 2) }, &pool).unwrap();
-    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 0, 8, false)]);
-    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 8, 8, false)]);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(2, 0, 3, true), (0, 0, 5, false)]);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(2, 3, 1, true), (0, 5, 7, false)]);
     // Both blocks are computed; the third step has room for it.
-    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 16, 4, true), (1, 0, 4, false)]);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 12, 8, true)]);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 20, 1, true), (1, 0, 7, false)]);
+}
+
+#[test]
+fn only_who_came_earlier_is_waited_for() {
+    let mut pool = Forgetful(CountingPool::new(100, 4));
+    let mut s = Scheduler::new(config(8, 4));
+    s.admit(request(0, 20, 1), &pool).unwrap();
+    step(&mut s, &mut pool);
+    // It waits for eight tokens of sequence 0, and is then about to start.
+    let prompt = [&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], &[99; 40][..]].concat();
+    s.admit(Admission { prompt: prompt.clone(), ..request(1, 1, 1) }, &pool).unwrap();
+    // The common prefix of these and sequence 1 is their whole prompt, which they compute themselves.
+    let mut steps = 0;
+    for id in 2.. {
+        let same = Admission { prompt: prompt[..4].to_vec(), ..request(id, 1, 1) };
+        s.admit(same, &pool).unwrap();
+        if step(&mut s, &mut pool).admitted.iter().any(|a| a.id == SeqId(1)) {
+            break;
+        }
+        steps += 1;
+        assert!(steps < 8, "a stream of later prompts holds it up");
+    }
+}
+
+#[test]
+fn a_second_choice_of_a_long_prompt_holds_up_nobody() {
+    let mut pool = Forgetful(CountingPool::new(100, 4));
+    let mut s = Scheduler::new(config(16, 4));
+    s.admit(request(0, 100, 2), &pool).unwrap();
+    s.admit(request(1, 100, 2), &pool).unwrap();
+    s.admit(Admission { prompt: vec![77; 3], ..request(2, 1, 1) }, &pool).unwrap();
+    assert_eq!(short(&step(&mut s, &mut pool)), [(2, 0, 3, true), (0, 0, 13, false)]);
 }
 
 #[test]
@@ -307,4 +341,61 @@ fn a_prompt_whose_logits_are_all_wanted_waits_for_nobody() {
     s.admit(request(0, 8, 2), &pool).unwrap();
     s.admit(Admission { all_logits: true, ..request(1, 8, 2) }, &pool).unwrap();
     assert_eq!(short(&step(&mut s, &mut pool)), [(0, 0, 8, true), (1, 0, 4, false)]);
+}
+
+#[test]
+fn a_short_prompt_behind_long_ones_runs_in_the_next_step() {
+    let mut pool = CountingPool::new(10_000, 32);
+    let mut s = Scheduler::new(config(512, 256));
+    for id in 0..6 {
+        let prompt = (0..6000).map(|t| id as u32 * 6000 + t).collect();
+        s.admit(Admission { prompt, ..request(id, 1, 20) }, &pool).unwrap();
+    }
+    step(&mut s, &mut pool);
+    s.admit(request(6, 1, 1), &pool).unwrap();
+    let plan = step(&mut s, &mut pool);
+    assert_eq!(short(&plan), [(6, 0, 1, true), (0, 512, 511, false)]);
+    // Long ones of one length do not slow each other down: they run one after the other.
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 1023, 512, false)]);
+    assert_eq!(s.running(), 1);
+}
+
+#[test]
+fn nobody_passes_one_that_waits_for_room() {
+    let mut pool = CountingPool::new(20, 4);
+    let mut s = Scheduler::new(config(8, 4));
+    s.admit(request(0, 40, 1), &pool).unwrap();
+    step(&mut s, &mut pool);
+    // Nine blocks are free beside the watermark. This one needs them all, and is not yet its turn.
+    s.admit(request(1, 36, 1), &pool).unwrap();
+    s.admit(request(2, 1, 1), &pool).unwrap();
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 8, 8, false)]);
+    // One of eight blocks leaves room for both.
+    assert!(s.cancel(SeqId(1), &mut pool));
+    s.admit(request(3, 32, 1), &pool).unwrap();
+    s.admit(request(4, 1, 1), &pool).unwrap();
+    assert_eq!(short(&step(&mut s, &mut pool)), [(2, 0, 1, true), (0, 16, 7, false)]);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(4, 0, 1, true), (0, 23, 7, false)]);
+}
+
+#[test]
+fn choices_of_one_client_do_not_hold_up_another_client() {
+    let mut pool = CountingPool::new(10_000, 4);
+    let mut s = Scheduler::new(config(64, 8));
+    for id in 0..1280 {
+        let client = Some(id / 128);
+        s.admit(Admission { client, ..request(id, 2, 4) }, &pool).unwrap();
+    }
+    s.admit(Admission { client: Some(99), ..request(5000, 2, 4) }, &pool).unwrap();
+    let (mut started, mut ahead) = (false, 0);
+    while !started {
+        let plan = step(&mut s, &mut pool);
+        for admitted in plan.admitted {
+            match admitted.id == SeqId(5000) {
+                true => started = true,
+                false => ahead += u32::from(!started),
+            }
+        }
+    }
+    assert!(ahead < 900, "{ahead} of 1280 came first");
 }

@@ -1,0 +1,147 @@
+//! A sequence in the queue or running, and what a step has left for it.
+
+use crate::{Admission, SeqWork};
+use taper_base::{SeqId, TokenId};
+
+/// Where a sequence stands in the order of service: the lower, the earlier. The second number is
+/// the order of arrival.
+pub(crate) type Place = (u64, u64);
+
+/// A running sequence computes what another one begins with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Awaited {
+    /// The one that runs.
+    pub(crate) place: Place,
+    /// It computes their common tokens up to here.
+    pub(crate) until: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Seq {
+    pub(crate) id: SeqId,
+    pub(crate) place: Place,
+    pub(crate) client: Option<u64>,
+    /// Prompt, then output.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) prompt_len: u32,
+    pub(crate) max_new: u32,
+    pub(crate) all_logits: bool,
+    /// Prompt tokens whose logits have been delivered.
+    pub(crate) logits_done: u32,
+    /// Leading tokens whose keys and values are in the cache. Below `len()` while it lives: the
+    /// newest token is computed by the step that samples its successor.
+    pub(crate) computed: u32,
+    pub(crate) preempted_before: bool,
+    /// Found once, as comparing long prompts in every step takes time.
+    pub(crate) awaited: Option<Awaited>,
+    pub(crate) planned: Option<SeqWork>,
+}
+
+impl Seq {
+    pub(crate) fn new(admission: Admission, prompt_len: u32, place: Place) -> Self {
+        let Admission { id, prompt, max_new, all_logits, client } = admission;
+        Self {
+            id,
+            place,
+            client,
+            tokens: prompt,
+            prompt_len,
+            max_new,
+            all_logits,
+            logits_done: 0,
+            computed: 0,
+            preempted_before: false,
+            awaited: None,
+            planned: None,
+        }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        // Admission refuses what exceeds u32 tokens.
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn generated(&self) -> u32 {
+        self.len() - self.prompt_len
+    }
+
+    pub(crate) fn remaining(&self) -> u32 {
+        self.len() - self.computed
+    }
+
+    pub(crate) fn decodes(&self) -> bool {
+        self.remaining() == 1 && self.generated() > 0
+    }
+
+    /// Which of two prompts comes first in what a step has left: the one that is done sooner.
+    pub(crate) fn rank(&self) -> (u32, Place) {
+        (self.remaining(), self.place)
+    }
+
+    /// What `other` is about to compute of the tokens that both begin with: they will be in the
+    /// cache, in whole units of `unit` tokens.
+    ///
+    /// Only who came earlier is waited for. Later ones come without end.
+    pub(crate) fn awaits(&self, other: &Self, unit: u32) -> Option<Awaited> {
+        // The last token of a sequence is never taken from the cache.
+        let whole = |n: u32| n.min(self.len() - 1) / unit * unit;
+        if other.place.1 >= self.place.1 || whole(other.len()) <= other.computed {
+            return None;
+        }
+        let common = other.tokens.iter().zip(&self.tokens).take_while(|(a, b)| a == b).count();
+        let until = whole(u32::try_from(common).unwrap_or(u32::MAX));
+        (until > other.computed).then_some(Awaited { place: other.place, until })
+    }
+
+    /// The largest chunk within the budgets, or `None` where they leave no token.
+    pub(crate) fn chunk(&self, budget: &Budget) -> Option<SeqWork> {
+        let mut len = self.remaining().min(budget.tokens);
+        if self.all_logits {
+            // Rows are wanted from `logits_done` on; tokens before it cost none.
+            let free = self.logits_done.saturating_sub(self.computed);
+            len = len.min(free.saturating_add(budget.rows));
+        }
+        let mut end = self.computed + len;
+        let mut samples = end == self.len() && self.max_new > 0;
+        if samples && budget.rows == 0 {
+            (len, end, samples) = (len - 1, end - 1, false);
+        }
+        if len == 0 {
+            return None;
+        }
+        let rows = if self.all_logits && self.logits_done < self.prompt_len {
+            end.saturating_sub(self.computed.max(self.logits_done))
+        } else {
+            u32::from(samples)
+        };
+        Some(SeqWork { id: self.id, start: self.computed, len, samples, logit_rows: rows })
+    }
+}
+
+/// What is left of a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Budget {
+    pub(crate) tokens: u32,
+    pub(crate) rows: u32,
+}
+
+impl Budget {
+    pub(crate) fn spend(&mut self, work: &SeqWork) {
+        self.tokens -= work.len;
+        self.rows -= work.logit_rows;
+    }
+
+    /// Takes half away, rounded up, but no more than `tokens`, and returns it.
+    pub(crate) fn split(&mut self, tokens: u32) -> Self {
+        let half =
+            Self { tokens: self.tokens.div_ceil(2).min(tokens), rows: self.rows.div_ceil(2) };
+        self.tokens -= half.tokens;
+        self.rows -= half.rows;
+        half
+    }
+
+    pub(crate) fn join(&mut self, other: Self) {
+        self.tokens += other.tokens;
+        self.rows += other.rows;
+    }
+}
