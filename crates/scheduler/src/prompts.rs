@@ -177,12 +177,7 @@ impl Scheduler {
 /// Takes what is in the cache of a sequence and the blocks of its whole prefill, or nothing if fewer
 /// than `spare` blocks would stay free or the step has nothing left for it. Returns the tokens that
 /// were in the cache.
-fn reserve(
-    seq: &mut Seq,
-    spare: u32,
-    pool: &mut dyn BlockPool,
-    budget: &Budget,
-) -> Option<u32> {
+fn reserve(seq: &mut Seq, spare: u32, pool: &mut dyn BlockPool, budget: &Budget) -> Option<u32> {
     let cached = if seq.all_logits && seq.logits_done < seq.prompt_len {
         0 // Tokens from the cache have no logits.
     } else {

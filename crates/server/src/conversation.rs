@@ -112,6 +112,7 @@ impl Conversation {
             stop: StopRules { max_tokens: self.args.max_tokens, ..StopRules::default() },
             prompt_logprobs: None,
             kv_bits: None,
+            client: None,
         };
         let mut text = TextStream::new(&self.model.tokenizer, TextOptions::default())?;
         let (sink, events) = channel();
