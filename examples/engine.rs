@@ -40,6 +40,7 @@ fn main() -> Result<()> {
         stop: StopRules { max_tokens: Some(100), ..StopRules::default() },
         prompt_logprobs: None,
         kv_bits: None,
+        client: None,
     };
     let (sink, events) = channel();
     engine.submit(request, sink)?;

@@ -14,6 +14,10 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     fn info(&self) -> &EngineInfo;
     /// Counters and gauges as they stand now.
     fn stats(&self) -> EngineStats;
+    /// `false` once the engine has ended without being asked to. It does not come back.
+    fn is_alive(&self) -> bool {
+        true
+    }
 }
 
 /// What an engine serves.
@@ -141,6 +145,24 @@ pub enum SubmitError {
         /// Its length.
         limit: u32,
     },
+    /// This client has its share of the queue; others still find room.
+    #[error(
+        "{open} requests of this client are open, and the queue of {limit} has only {free} places left for others"
+    )]
+    ClientQueueFull {
+        /// Requests of the client that have not ended.
+        open: u32,
+        /// Places that are left.
+        free: u32,
+        /// Length of the queue.
+        limit: u32,
+    },
+    /// Every token would end the output before `min_tokens`.
+    #[error("no token is left to choose from: before min_tokens, no stop token can be chosen")]
+    NoCandidate,
+    /// The engine has ended without being asked to.
+    #[error("the engine has failed; the server must be restarted")]
+    EngineDead,
     /// The engine takes no more requests.
     #[error("the engine is shutting down")]
     ShuttingDown,

@@ -1,17 +1,21 @@
 //! Vocabulary shared by every Taper crate: see the README below.
 #![doc = include_str!("../README.md")]
 
+mod backlog;
 mod engine;
 mod ids;
 mod phase;
 mod request;
 mod sampling;
+mod tokens;
 
+pub use backlog::Backlog;
 pub use engine::{Engine, EngineInfo, EngineStats, KvBits, SubmitError};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
 pub use phase::Phase;
 pub use request::{
-    Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError, StopRules,
-    TokenLogprob, TokenLogprobs,
+    ErrorId, Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError,
+    StopRules, TokenLogprob, TokenLogprobs,
 };
 pub use sampling::{InvalidParam, SamplingParams};
+pub use tokens::TokenSet;

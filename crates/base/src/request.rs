@@ -1,10 +1,14 @@
 //! One generation: what is asked and what comes back.
 
-use crate::{SamplingParams, TokenId};
-use std::{fmt, sync::Arc};
+use crate::{SamplingParams, SubmitError, TokenId, TokenSet};
+use std::{
+    fmt,
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::Arc,
+};
 
 /// A request for tokens. Text, templates and parsing are the caller's.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct GenRequest {
     /// At least one token.
     pub prompt: Vec<TokenId>,
@@ -17,6 +21,9 @@ pub struct GenRequest {
     /// Bits an element of the KV cache, one of [`EngineInfo::kv_bits`](crate::EngineInfo); `None`
     /// is the engine's own choice.
     pub kv_bits: Option<u32>,
+    /// Who asks, as a number. The queue is shared among clients: one with many open requests does not
+    /// keep out the others. `None` is a client of its own.
+    pub client: Option<u64>,
 }
 
 /// When a generation ends. Stop strings are the text layer's business: it drops the stream.
@@ -27,7 +34,7 @@ pub struct StopRules {
     /// No stop token, the model's own included, can be chosen before this many tokens.
     pub min_tokens: u32,
     /// Stop tokens beside the model's own.
-    pub token_ids: Vec<TokenId>,
+    pub token_ids: TokenSet,
     /// Go on after the model's own end-of-sequence tokens.
     pub ignore_eos: bool,
 }
@@ -99,15 +106,59 @@ pub enum GenerationError {
         position: u32,
     },
     /// The device or a kernel failed; the other requests of the step fail with it.
-    #[error("a model step failed: {source}")]
+    #[error("a model step failed; the server's log has the details under error id {id}")]
     Step {
-        /// The backend's own error.
+        /// Names the error in the log.
+        id: ErrorId,
+        /// The backend's own error. It may name paths and devices, and is not for clients.
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
+    /// The request leaves no token to choose from, as when all are stop tokens before `min_tokens`.
+    #[error("no token is left to choose from at position {position}")]
+    NoCandidate {
+        /// Index of the token whose successor was to be chosen.
+        position: u32,
+    },
+    /// The scheduler refused what [`Engine::submit`](crate::Engine::submit) had taken.
+    #[error(transparent)]
+    NotAdmitted(#[from] SubmitError),
+    /// A bug of the engine.
+    #[error("internal error; the server's log has the details under error id {id}")]
+    Internal {
+        /// Names the error in the log.
+        id: ErrorId,
+        /// What went wrong. It is not for clients.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// The listener stopped reading, and the request was cancelled.
+    #[error("the request was cancelled because its output was not read")]
+    NotRead,
+    /// The engine has ended without being asked to.
+    #[error("the engine has failed; the server must be restarted")]
+    EngineDead,
     /// The engine is stopping.
     #[error("the engine is shutting down")]
     ShuttingDown,
+}
+
+/// Names one occurrence of an error, for clients to quote and for operators to find in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorId(u64);
+
+impl ErrorId {
+    /// Another one each time.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(RandomState::new().build_hasher().finish())
+    }
+}
+
+impl fmt::Display for ErrorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
 }
 
 /// Where the engine puts a request's events. It must not block.

@@ -8,32 +8,41 @@ use std::{
     },
     time::Duration,
 };
-use taper_base::{Event, EventSink};
+use taper_base::{Backlog, Event, EventSink, GenerationError};
 
-/// A sink and the events that come out of it.
+/// A sink and the events that come out of it. A request whose events pile up unread is cancelled, at
+/// [`Backlog::MAX_BYTES`].
 #[must_use]
 pub fn channel() -> (Box<dyn EventSink>, Events) {
     let (sender, receiver) = mpsc::channel();
-    let closed = Arc::new(AtomicBool::new(false));
-    let sink = ChannelSink { sender, closed: Arc::clone(&closed) };
-    (Box::new(sink), Events { receiver, closed })
+    let shared = Arc::new(Shared::default());
+    let sink = ChannelSink { sender, shared: Arc::clone(&shared) };
+    (Box::new(sink), Events { receiver, shared, over: false })
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    closed: AtomicBool,
+    backlog: Backlog,
 }
 
 /// The engine's side.
 #[derive(Debug)]
 pub struct ChannelSink {
     sender: mpsc::Sender<Event>,
-    closed: Arc<AtomicBool>,
+    shared: Arc<Shared>,
 }
 
 impl EventSink for ChannelSink {
     fn send(&mut self, event: Event) {
-        // A failed send means that nobody listens, which `is_closed` reports.
-        let _ = self.sender.send(event);
+        if self.shared.backlog.add(&event) {
+            // A failed send means that nobody listens, which `is_closed` reports.
+            let _ = self.sender.send(event);
+        }
     }
 
     fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
+        self.shared.closed.load(Ordering::Relaxed) || self.shared.backlog.overflowed()
     }
 }
 
@@ -41,7 +50,8 @@ impl EventSink for ChannelSink {
 #[derive(Debug)]
 pub struct Events {
     receiver: mpsc::Receiver<Event>,
-    closed: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+    over: bool,
 }
 
 impl Events {
@@ -58,12 +68,18 @@ impl Iterator for Events {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
-        self.receiver.recv().ok()
+        if let Ok(event) = self.receiver.recv() {
+            self.shared.backlog.remove(&event);
+            return Some(event);
+        }
+        let cancelled = !self.over && self.shared.backlog.overflowed();
+        self.over = true;
+        cancelled.then_some(Event::Failed(GenerationError::NotRead))
     }
 }
 
 impl Drop for Events {
     fn drop(&mut self) {
-        self.closed.store(true, Ordering::Relaxed);
+        self.shared.closed.store(true, Ordering::Relaxed);
     }
 }

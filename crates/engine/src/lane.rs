@@ -1,7 +1,8 @@
 //! Requests over one cache: their scheduler, and their steps.
 
 use crate::{
-    sequence::Sequence,
+    listener::Listener,
+    sequence::{Sequence, internal},
     stats::{Gauges, add, set},
     step::{self, Outcome},
     worker::{Command, Shared},
@@ -10,10 +11,10 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, atomic::Ordering},
 };
-use taper_base::{Event, EventSink, GenRequest, GenerationError, SeqId, TokenId};
+use taper_base::{Event, GenRequest, GenerationError, SeqId, SubmitError, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, UnitName};
 use taper_scheduler::{
-    Admission, BlockPool, NoRoom, Scheduler, SchedulerConfig, SeqOutcome, StepPlan,
+    Admission, AdmitError, BlockPool, NoRoom, Scheduler, SchedulerConfig, SeqOutcome, StepPlan,
 };
 
 /// A cache and the requests that run over it.
@@ -79,8 +80,7 @@ impl Lane {
             self.end(id, Some(Event::Failed(GenerationError::ShuttingDown)), shared);
         }
         for (_, mut loading) in self.loading.drain() {
-            shared.closed_one();
-            loading.sequence.send(Event::Failed(GenerationError::ShuttingDown));
+            loading.sequence.end(Some(Event::Failed(GenerationError::ShuttingDown)));
         }
         self.update_gauges(shared);
     }
@@ -90,21 +90,21 @@ impl Lane {
         id: SeqId,
         request: GenRequest,
         max_new: u32,
-        sink: Box<dyn EventSink>,
+        listener: Listener,
         shared: &Shared,
     ) {
-        let prompt = request.prompt.clone();
+        let (prompt, client) = (request.prompt.clone(), request.client);
         let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
-        let sequence = Sequence::new(request, max_new, &shared.eos, vocab, sink);
+        let sequence = Sequence::new(request, max_new, &shared.eos, vocab, listener);
         let all_logits = sequence.wants_prompt_logprobs();
-        let admission = Admission { id, prompt, max_new, all_logits };
+        let admission = Admission { id, prompt, max_new, all_logits, client };
         let units = match admission.prompt.split_last() {
             // The last token is computed in any case, and with all logits every one.
             Some((_, reusable)) if !all_logits => self.cache.on_disk(reusable),
             _ => Vec::new(),
         };
         let Some(&(last, _)) = units.last() else {
-            return self.queue(sequence, admission, shared);
+            return self.queue(sequence, admission);
         };
         let units = units.into();
         self.loading.insert(id, Loading { sequence, admission, units, last });
@@ -142,31 +142,27 @@ impl Lane {
             return self.load_next(id, shared);
         }
         let Some(loading) = self.loading.remove(&id) else { return };
-        let Loading { sequence, admission, units, .. } = loading;
+        let Loading { mut sequence, admission, units, .. } = loading;
         if !good && !closed {
             self.cache.forget(units.into_iter().map(|(_, name)| name));
         }
         if closed {
             add(&shared.stats.cancelled, 1);
-            shared.closed_one();
+            sequence.end(None);
         } else {
-            self.queue(sequence, admission, shared);
+            self.queue(sequence, admission);
         }
         self.update_gauges(shared);
     }
 
-    fn queue(&mut self, mut sequence: Sequence, admission: Admission, shared: &Shared) {
+    fn queue(&mut self, mut sequence: Sequence, admission: Admission) {
         let id = admission.id;
         match self.scheduler.admit(admission, &Pool(&mut self.cache)) {
             Ok(()) => {
                 self.sequences.insert(id, sequence);
             }
             // `submit` has checked what the scheduler checks; this is for a rule it lacks.
-            Err(error) => {
-                let source = Arc::new(error);
-                sequence.send(Event::Failed(GenerationError::Step { source }));
-                shared.closed_one();
-            }
+            Err(error) => sequence.end(Some(Event::Failed(refusal(error)))),
         }
     }
 
@@ -183,11 +179,10 @@ impl Lane {
     fn end(&mut self, id: SeqId, last: Option<Event>, shared: &Shared) {
         self.scheduler.cancel(id, &mut Pool(&mut self.cache));
         if let Some(mut sequence) = self.sequences.remove(&id) {
-            shared.closed_one();
-            if let Some(event) = last {
+            if last.is_some() {
                 self.update_gauges(shared);
-                sequence.send(event);
             }
+            sequence.end(last);
         }
     }
 
@@ -246,6 +241,20 @@ impl Lane {
     }
 }
 
+/// What the scheduler's refusal means to whoever asked.
+fn refusal(error: AdmitError) -> GenerationError {
+    GenerationError::NotAdmitted(match error {
+        AdmitError::QueueFull { limit } => SubmitError::QueueFull { limit },
+        AdmitError::NeverFits { need_tokens, capacity_tokens } => {
+            SubmitError::NeverFits { need: need_tokens, capacity: capacity_tokens }
+        }
+        AdmitError::EmptyPrompt { .. } => SubmitError::EmptyPrompt,
+        AdmitError::DuplicateId { .. } => {
+            return internal(Arc::new(error), "the scheduler refused a request");
+        }
+    })
+}
+
 /// The cache as the scheduler sees it.
 struct Pool<'a>(&'a mut KvCache);
 
@@ -282,4 +291,21 @@ impl BlockPool for Pool<'_> {
 
 fn blocks(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_by_the_scheduler_is_no_failed_step() {
+        let never = AdmitError::NeverFits { need_tokens: 9, capacity_tokens: 8 };
+        let expected = SubmitError::NeverFits { need: 9, capacity: 8 };
+        assert!(matches!(refusal(never), GenerationError::NotAdmitted(e) if e == expected));
+        let full = refusal(AdmitError::QueueFull { limit: 3 });
+        let expected = SubmitError::QueueFull { limit: 3 };
+        assert!(matches!(full, GenerationError::NotAdmitted(e) if e == expected));
+        let bug = refusal(AdmitError::DuplicateId { id: SeqId(1) });
+        assert!(matches!(bug, GenerationError::Internal { .. }));
+    }
 }

@@ -4,7 +4,9 @@
 mod channel;
 mod config;
 mod lane;
+mod listener;
 mod local;
+mod open;
 mod pass;
 mod sequence;
 mod stats;

@@ -4,18 +4,23 @@ use crate::{
     EngineConfig, EngineError, KvDisk,
     config::EnginePlan,
     lane::Lane,
+    listener::Listener,
+    open::Open,
+    sequence,
     stats::SharedStats,
+    step,
     worker::{Command, Shared, Worker},
 };
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc,
     },
     thread::JoinHandle,
 };
-use taper_base::{Engine, EngineInfo, EngineStats, EventSink, GenRequest, SubmitError};
+use taper_base::{Engine, EngineInfo, EngineStats, EventSink, GenRequest, SubmitError, TokenSet};
 use taper_kv_cache::{DiskTier, KvConfig};
 use taper_models::Model;
 use taper_scheduler::SchedulerConfig;
@@ -25,9 +30,11 @@ use taper_scheduler::SchedulerConfig;
 pub struct LocalEngine {
     info: EngineInfo,
     stats: Arc<SharedStats>,
+    eos: TokenSet,
     /// Requests that have not ended.
-    open: Arc<AtomicU32>,
-    max_open: u32,
+    open: Arc<Open>,
+    /// The thread has not panicked.
+    alive: Arc<AtomicBool>,
     /// `None` once stopping: nothing is sent after [`Command::Stop`], so nothing is left unread.
     commands: RwLock<Option<mpsc::Sender<Command>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -54,7 +61,6 @@ impl LocalEngine {
             prefix_caching: config.prefix_caching,
             weight_bytes: model.info().weight_bytes,
         };
-        let open = Arc::new(AtomicU32::new(0));
         let limits = SchedulerConfig {
             max_num_batched_tokens: config.max_num_batched_tokens,
             max_num_seqs: config.max_num_seqs,
@@ -71,24 +77,27 @@ impl LocalEngine {
         let disk = config.disk.as_ref().map(open_disk).transpose()?;
         let tier = disk.as_ref().map(|(tier, _)| Arc::clone(tier));
         let stats = Arc::new(SharedStats::new(caches.len(), tier));
+        let eos: TokenSet = info.eos_token_ids.iter().copied().collect();
         let shared = Shared {
             disk,
             commands: commands.clone(),
             model,
-            eos: info.eos_token_ids.clone(),
+            eos: eos.clone(),
             stats: Arc::clone(&stats),
-            open: Arc::clone(&open),
         };
         let lanes = caches.into_iter().enumerate();
         let lanes = lanes.map(|(index, kv)| Lane::new(index, kv, limits, &shared)).collect();
         let worker = Worker::new(shared, lanes);
         let builder = std::thread::Builder::new().name("taper-engine".into());
-        let thread = builder.spawn(move || worker.run(&inbox))?;
+        let alive = Arc::new(AtomicBool::new(true));
+        let living = Arc::clone(&alive);
+        let thread = builder.spawn(move || run(worker, inbox, &living))?;
         Ok(Self {
             info,
             stats,
-            open,
-            max_open: config.max_waiting.saturating_add(config.max_num_seqs),
+            eos,
+            open: Arc::new(Open::new(config.max_waiting.saturating_add(config.max_num_seqs))),
+            alive,
             commands: RwLock::new(Some(commands)),
             thread: Mutex::new(Some(thread)),
         })
@@ -125,7 +134,7 @@ impl LocalEngine {
         if prompt == 0 {
             return Err(SubmitError::EmptyPrompt);
         }
-        let tokens = request.prompt.iter().chain(&request.stop.token_ids);
+        let tokens = request.prompt.iter().chain(&*request.stop.token_ids);
         if let Some(&token) = tokens.into_iter().find(|&&t| t >= vocab) {
             return Err(SubmitError::UnknownToken { token, vocab });
         }
@@ -133,6 +142,11 @@ impl LocalEngine {
             return Err(SubmitError::UnknownToken { token, vocab });
         }
         request.sampling.validate()?;
+        if request.stop.min_tokens > 0
+            && sequence::stops(request, &self.eos).len() >= vocab as usize
+        {
+            return Err(SubmitError::NoCandidate);
+        }
         let wanted = request.stop.max_tokens;
         let new = wanted.unwrap_or_else(|| max.saturating_sub(prompt));
         // A full context leaves no room for the first token.
@@ -146,18 +160,23 @@ impl LocalEngine {
 
 impl Engine for LocalEngine {
     fn submit(&self, request: GenRequest, sink: Box<dyn EventSink>) -> Result<(), SubmitError> {
+        if !self.is_alive() {
+            return Err(SubmitError::EngineDead);
+        }
         let (lane, max_new) = (self.lane(&request)?, self.max_new(&request)?);
-        if self.open.fetch_add(1, Ordering::Relaxed) >= self.max_open {
-            self.open.fetch_sub(1, Ordering::Relaxed);
-            return Err(SubmitError::QueueFull { limit: self.max_open });
-        }
+        let listener = Listener::new(sink, self.open.enter(request.client)?);
+        let command = Command::Submit { lane, request, max_new, listener };
         let commands = self.commands.read().unwrap_or_else(PoisonError::into_inner);
-        let command = Command::Submit { lane, request, max_new, sink };
-        if commands.as_ref().is_some_and(|c| c.send(command).is_ok()) {
-            return Ok(());
+        let refused = match commands.as_ref() {
+            Some(commands) => commands.send(command).err().map(|unsent| unsent.0),
+            None => Some(command),
+        };
+        let Some(command) = refused else { return Ok(()) };
+        if let Command::Submit { mut listener, .. } = command {
+            listener.dismiss();
         }
-        self.open.fetch_sub(1, Ordering::Relaxed);
-        Err(SubmitError::ShuttingDown)
+        // It may have died since.
+        Err(if self.is_alive() { SubmitError::ShuttingDown } else { SubmitError::EngineDead })
     }
 
     fn info(&self) -> &EngineInfo {
@@ -167,6 +186,21 @@ impl Engine for LocalEngine {
     fn stats(&self) -> EngineStats {
         self.stats.snapshot()
     }
+
+    fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+}
+
+/// The engine's thread. A panic outside a step leaves the scheduler and the cache in an unknown state:
+/// the engine is dead, and everyone who waits for it is told.
+fn run(mut worker: Worker, inbox: mpsc::Receiver<Command>, alive: &AtomicBool) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run(&inbox))) {
+        alive.store(false, Ordering::Release);
+        tracing::error!(panic = step::panic_text(&*panic), "the engine died");
+    }
+    // The requests that are left tell their listeners when they are dropped.
+    drop((worker, inbox));
 }
 
 impl Drop for LocalEngine {

@@ -1,11 +1,16 @@
 //! One request while it runs.
 
+use crate::listener::Listener;
+use std::sync::Arc;
 use taper_base::{
-    Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenId,
-    TokenLogprobs,
+    ErrorId, Event, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenId,
+    TokenLogprobs, TokenSet,
 };
 use taper_sampler::{Choice, DeviceDraw, Sampler, SamplerError, token_logprobs};
 use taper_tensor::pool;
+
+/// More bans than this are not worth telling a device about in every step.
+const MAX_BANNED_ON_DEVICE: usize = 1024;
 
 /// A request's tokens, sampler and listener.
 #[derive(Debug)]
@@ -15,11 +20,11 @@ pub(crate) struct Sequence {
     prompt_len: usize,
     max_new: usize,
     min_new: usize,
-    /// Ends the generation when chosen.
-    stops: Vec<TokenId>,
+    /// End the generation when chosen.
+    stops: TokenSet,
     sampler: Sampler,
     prompt_logprobs: Option<PromptLogprobs>,
-    sink: Box<dyn EventSink>,
+    listener: Listener,
 }
 
 #[derive(Debug)]
@@ -32,14 +37,11 @@ impl Sequence {
     pub(crate) fn new(
         request: GenRequest,
         max_new: u32,
-        eos: &[TokenId],
+        eos: &TokenSet,
         vocab: u32,
-        sink: Box<dyn EventSink>,
+        listener: Listener,
     ) -> Self {
-        let mut stops = request.stop.token_ids;
-        if !request.stop.ignore_eos {
-            stops.extend_from_slice(eos);
-        }
+        let stops = stops(&request, eos);
         let prompt_len = request.prompt.len();
         let entries = |top| PromptLogprobs { top, entries: vec![None; prompt_len] };
         Self {
@@ -50,7 +52,7 @@ impl Sequence {
             min_new: request.stop.min_tokens as usize,
             stops,
             prompt_logprobs: request.prompt_logprobs.map(entries),
-            sink,
+            listener,
         }
     }
 
@@ -72,11 +74,19 @@ impl Sequence {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.sink.is_closed()
+        self.listener.is_closed()
     }
 
     pub(crate) fn send(&mut self, event: Event) {
-        self.sink.send(event);
+        self.listener.send(event);
+    }
+
+    /// Ends the request: with a last event, or without where nobody listens.
+    pub(crate) fn end(&mut self, last: Option<Event>) {
+        match last {
+            Some(event) => self.listener.end(event),
+            None => self.listener.dismiss(),
+        }
     }
 
     /// Takes the logits of tokens `first..` as log probabilities of the prompt tokens after them.
@@ -90,7 +100,7 @@ impl Sequence {
         let (top, tokens) = (prompt.top, &self.tokens);
         let entries = pool::map(rows.len(), |i| {
             let (at, row) = rows[i];
-            token_logprobs(row, tokens[at], top).map_err(|e| error(at - 1, &e))
+            token_logprobs(row, tokens[at], top).map_err(|e| error(at - 1, e, false))
         });
         for ((at, _), entry) in rows.into_iter().zip(entries) {
             prompt.entries[at] = Some(entry?);
@@ -101,7 +111,7 @@ impl Sequence {
     /// The whole prompt has run: reports its log probabilities, once.
     pub(crate) fn prompt_done(&mut self) {
         if let Some(prompt) = self.prompt_logprobs.take() {
-            self.sink.send(Event::Prompt(prompt.entries));
+            self.listener.send(Event::Prompt(prompt.entries));
         }
     }
 
@@ -112,14 +122,19 @@ impl Sequence {
 
     /// Chooses the next token from its logits.
     pub(crate) fn choose(&self, logits: &mut [f32]) -> Result<Choice, GenerationError> {
-        let choice = self.sampler.sample_on(&pool::Kernels, logits, self.banned());
-        choice.map_err(|e| error(self.tokens.len() - 1, &e))
+        let banned = self.banned();
+        let choice = self.sampler.sample_on(&pool::Kernels, logits, banned);
+        choice.map_err(|e| error(self.tokens.len() - 1, e, !banned.is_empty()))
     }
 
     /// What a device that has the logits must know to choose the next token; `None` where the logits
     /// are wanted here.
     pub(crate) fn on_device(&self) -> Option<DeviceDraw> {
-        self.sampler.on_device(self.banned()).filter(|_| self.prompt_logprobs.is_none())
+        let banned = self.banned();
+        if self.prompt_logprobs.is_some() || banned.len() > MAX_BANNED_ON_DEVICE {
+            return None;
+        }
+        self.sampler.on_device(banned)
     }
 
     /// Tokens that would end the generation too early.
@@ -131,10 +146,10 @@ impl Sequence {
     /// Appends and reports a chosen token; tells whether it was the last.
     pub(crate) fn accept(&mut self, choice: Choice) -> Option<FinishReason> {
         let id = choice.token;
-        let stops = self.stops.contains(&id);
+        let stops = self.stops.has(id);
         self.tokens.push(id);
         self.sampler.accept(id);
-        self.sink.send(Event::Token(GeneratedToken { id, logprobs: choice.logprobs, stops }));
+        self.listener.send(Event::Token(GeneratedToken { id, logprobs: choice.logprobs, stops }));
         if stops {
             Some(FinishReason::Stop)
         } else if self.is_full() {
@@ -145,7 +160,63 @@ impl Sequence {
     }
 }
 
-fn error(position: usize, cause: &SamplerError) -> GenerationError {
-    tracing::warn!(position, %cause, "no token can be chosen");
-    GenerationError::NonFiniteLogits { position: u32::try_from(position).unwrap_or(u32::MAX) }
+/// The tokens that end a request.
+pub(crate) fn stops(request: &GenRequest, eos: &TokenSet) -> TokenSet {
+    match request.stop.ignore_eos {
+        true => request.stop.token_ids.clone(),
+        // In the order in which most often nothing is copied.
+        false if request.stop.token_ids.is_empty() => eos.clone(),
+        false => request.stop.token_ids.union(eos),
+    }
+}
+
+/// What a sampler's error means to whoever asked. Without a token left, it is the request's fault if
+/// it bans some, and the model's otherwise.
+fn error(position: usize, cause: SamplerError, bans: bool) -> GenerationError {
+    let at = u32::try_from(position).unwrap_or(u32::MAX);
+    match cause {
+        SamplerError::NoCandidate if bans => {
+            tracing::debug!(position, "the request leaves no token to choose from");
+            GenerationError::NoCandidate { position: at }
+        }
+        SamplerError::NoCandidate | SamplerError::NotANumber { .. } => {
+            tracing::warn!(position, %cause, "no token can be chosen");
+            GenerationError::NonFiniteLogits { position: at }
+        }
+        SamplerError::WrongVocab { .. } | SamplerError::UnknownToken { .. } => {
+            internal(Arc::new(cause), "no token can be chosen")
+        }
+    }
+}
+
+/// A bug: it is logged, and whoever asked learns where to find it.
+pub(crate) fn internal(
+    source: Arc<dyn std::error::Error + Send + Sync>,
+    what: &str,
+) -> GenerationError {
+    let id = ErrorId::random();
+    tracing::error!(%id, error = %source, "{what}");
+    GenerationError::Internal { id, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_of_the_sampler_keeps_its_meaning() {
+        let of = |cause, bans| error(7, cause, bans);
+        assert!(matches!(
+            of(SamplerError::NoCandidate, true),
+            GenerationError::NoCandidate { position: 7 }
+        ));
+        for (cause, bans) in
+            [(SamplerError::NoCandidate, false), (SamplerError::NotANumber { token: 3 }, true)]
+        {
+            assert!(matches!(of(cause, bans), GenerationError::NonFiniteLogits { position: 7 }));
+        }
+        let bug = of(SamplerError::WrongVocab { got: 3, vocab: 9 }, false);
+        assert!(matches!(bug, GenerationError::Internal { .. }));
+        assert!(!bug.to_string().contains("vocabulary"), "{bug}");
+    }
 }

@@ -6,11 +6,12 @@ use crate::{
     stats::{SharedStats, add},
 };
 use std::{
+    any::Any,
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
-use taper_base::{FinishReason, GenerationError, SeqId};
+use taper_base::{ErrorId, FinishReason, GenerationError, SeqId};
 use taper_kv_cache::KvCache;
 use taper_models::{Model, ModelError};
 use taper_sampler::Choice;
@@ -60,11 +61,12 @@ pub(crate) fn run(
     match result {
         Ok(outcomes) => outcomes,
         Err(error) => {
-            tracing::error!(%error, "a model step failed");
+            let id = ErrorId::random();
+            tracing::error!(%id, %error, "a model step failed");
             let source: Arc<dyn std::error::Error + Send + Sync> = Arc::new(error);
             let failed = |w: &SeqWork| {
                 let source = Arc::clone(&source);
-                (*w, Outcome::Failed(GenerationError::Step { source }))
+                (*w, Outcome::Failed(GenerationError::Step { id, source }))
             };
             plan.works.iter().map(failed).collect()
         }
@@ -73,11 +75,14 @@ pub(crate) fn run(
 
 /// A panic inside a kernel or the sampler is a bug; it must not take the engine with it.
 fn guarded<T>(step: impl FnOnce() -> Result<T, StepError>) -> Result<T, StepError> {
-    catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<String>().map(String::as_str);
-        let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("unknown");
-        Err(StepError::Panic { message: text.to_owned() })
-    })
+    catch_unwind(AssertUnwindSafe(step))
+        .unwrap_or_else(|panic| Err(StepError::Panic { message: panic_text(&*panic).to_owned() }))
+}
+
+/// What a panic says.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown")
 }
 
 /// What a GPU that has the logits chooses, for each of their rows: four bytes of a row come back, and a
@@ -186,7 +191,8 @@ pub(crate) const PROMPT_ONLY: FinishReason = FinishReason::Length;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use taper_base::{Event, EventSink, GenRequest, SamplingParams, StopRules};
+    use crate::{listener::Listener, open::Open};
+    use taper_base::{Event, EventSink, GenRequest, SamplingParams, TokenSet};
 
     struct Nobody;
 
@@ -206,11 +212,12 @@ mod tests {
             let request = GenRequest {
                 prompt,
                 sampling: SamplingParams::greedy(),
-                stop: StopRules::default(),
                 prompt_logprobs,
-                kv_bits: None,
+                ..GenRequest::default()
             };
-            Sequence::new(request, 9, &[], 4, Box::new(Nobody))
+            let ticket = Arc::new(Open::new(1)).enter(None).unwrap();
+            let listener = Listener::new(Box::new(Nobody), ticket);
+            Sequence::new(request, 9, &TokenSet::default(), 4, listener)
         };
         let mut sequences: HashMap<_, _> = [
             (SeqId(1), sequence(vec![1, 2], None)),

@@ -1,19 +1,15 @@
 //! The engine's thread: takes commands, and gives every lane its turn.
 
-use crate::{lane::Lane, stats::SharedStats};
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-    mpsc,
-};
-use taper_base::{EventSink, GenRequest, SeqId, TokenId};
+use crate::{lane::Lane, listener::Listener, stats::SharedStats};
+use std::sync::{Arc, mpsc};
+use taper_base::{GenRequest, SeqId, TokenSet};
 use taper_kv_cache::DiskTier;
 use taper_models::Model;
 
 /// What callers ask of the thread.
 pub(crate) enum Command {
     /// Runs a request over the cache of a lane.
-    Submit { lane: usize, request: GenRequest, max_new: u32, sink: Box<dyn EventSink> },
+    Submit { lane: usize, request: GenRequest, max_new: u32, listener: Listener },
     /// The disk has read a unit for a request that waits for it.
     Loaded { lane: usize, id: SeqId, unit: usize, rows: Option<Vec<u8>> },
     /// Ends the thread.
@@ -24,21 +20,12 @@ pub(crate) enum Command {
 pub(crate) struct Shared {
     pub(crate) model: Box<dyn Model>,
     /// The model's own end-of-sequence tokens.
-    pub(crate) eos: Vec<TokenId>,
+    pub(crate) eos: TokenSet,
     pub(crate) stats: Arc<SharedStats>,
-    /// Requests that have not ended.
-    pub(crate) open: Arc<AtomicU32>,
     /// Where prefixes are kept, and what names the model there.
     pub(crate) disk: Option<(Arc<DiskTier>, String)>,
     /// For what other threads have to tell this one.
     pub(crate) commands: mpsc::Sender<Command>,
-}
-
-impl Shared {
-    /// A request has ended.
-    pub(crate) fn closed_one(&self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// What the thread owns.
@@ -54,7 +41,7 @@ impl Worker {
         Self { shared, lanes, next: 0 }
     }
 
-    pub(crate) fn run(mut self, inbox: &mpsc::Receiver<Command>) {
+    pub(crate) fn run(&mut self, inbox: &mpsc::Receiver<Command>) {
         while self.take_commands(inbox) {
             self.lanes.iter_mut().for_each(|lane| lane.turn(&self.shared));
         }
@@ -70,10 +57,10 @@ impl Worker {
                 inbox.try_recv()
             };
             match command {
-                Ok(Command::Submit { lane, request, max_new, sink }) => {
+                Ok(Command::Submit { lane, request, max_new, listener }) => {
                     let id = SeqId(self.next);
                     self.next += 1;
-                    self.lanes[lane].admit(id, request, max_new, sink, &self.shared);
+                    self.lanes[lane].admit(id, request, max_new, listener, &self.shared);
                 }
                 Ok(Command::Loaded { lane, id, unit, rows }) => {
                     self.lanes[lane].loaded(id, unit, rows, &self.shared);

@@ -68,7 +68,7 @@ fn goes_on(wrong: impl Fn() -> Result<Vec<f32>, ModelError> + Send + Sync + 'sta
     for (i, events) in first.into_iter().enumerate() {
         let answer = collect(events);
         match answer.error {
-            Some(GenerationError::Step { source }) => message = Some(source.to_string()),
+            Some(GenerationError::Step { source, .. }) => message = Some(source.to_string()),
             Some(other) => panic!("{other:?}"),
             // It was submitted after the step that failed.
             None => assert_eq!(answer.tokens, chain(&[20 + i as u32], 40)),
@@ -105,8 +105,11 @@ fn errors_keep_their_cause() {
     let model =
         Mock::new(|_| Err(ModelError::Batch { what: "a broken device", expected: 1, got: 2 }));
     let error = ask(&model.start(&config()), greedy(&[11], 3)).error.unwrap();
-    assert!(error.source().is_some());
-    assert!(error.to_string().starts_with("a model step failed: "), "{error}");
+    assert!(error.source().is_some_and(|e| e.to_string().contains("a broken device")));
+    let GenerationError::Step { id, .. } = &error else { panic!("{error:?}") };
+    let text = error.to_string();
+    assert!(text.starts_with("a model step failed") && text.contains(&id.to_string()), "{text}");
+    assert!(!text.contains("broken"), "what failed is for the log: {text}");
 }
 
 #[test]

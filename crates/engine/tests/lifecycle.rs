@@ -9,7 +9,7 @@ use common::{
 };
 use std::time::Duration;
 use taper_base::{
-    Engine, Event, FinishReason, GenRequest, GenerationError, StopRules, SubmitError,
+    Engine, Event, FinishReason, GenRequest, GenerationError, StopRules, SubmitError, TokenSet,
 };
 use taper_engine::{EngineConfig, KvBudget, channel};
 
@@ -25,7 +25,7 @@ fn the_output_ends_where_the_rules_say() {
     let rules = |max, min, ids: &[u32]| StopRules {
         max_tokens: Some(max),
         min_tokens: min,
-        token_ids: ids.to_vec(),
+        token_ids: ids.iter().copied().collect(),
         ignore_eos: false,
     };
     assert_eq!(stopped(rules(40, 0, &[])), (whole.clone(), FinishReason::Length));
@@ -51,7 +51,7 @@ fn the_models_own_end_counts_unless_it_is_ignored() {
     let rules = |min, ignore_eos| StopRules {
         max_tokens: Some(12),
         min_tokens: min,
-        token_ids: Vec::new(),
+        token_ids: TokenSet::default(),
         ignore_eos,
     };
     let run = |stop| ask(&engine, GenRequest { stop, ..greedy(&[11, 12, 13], 0) });
@@ -158,7 +158,7 @@ fn what_can_never_run_is_refused_at_once() {
     assert_eq!(refuse(|r| r.prompt.clear()), SubmitError::EmptyPrompt);
     assert_eq!(refuse(|r| r.prompt[1] = 64), SubmitError::UnknownToken { token: 64, vocab });
     let unknown = SubmitError::UnknownToken { token: u32::MAX, vocab };
-    assert_eq!(refuse(|r| r.stop.token_ids = vec![1, u32::MAX]), unknown);
+    assert_eq!(refuse(|r| r.stop.token_ids = vec![1, u32::MAX].into()), unknown);
     assert_eq!(refuse(|r| r.sampling.logit_bias = vec![(u32::MAX, 1.0)]), unknown);
     let param = refuse(|r| r.sampling.temperature = f32::NAN);
     assert!(matches!(param, SubmitError::InvalidParam(p) if p.name == "temperature"));
@@ -247,4 +247,73 @@ fn no_request_that_was_taken_while_stopping_goes_without_an_end() {
             scope.spawn(|| engine.stop());
         });
     }
+}
+
+#[test]
+fn a_listener_that_stops_reading_is_cancelled() {
+    let mut model = chain_model();
+    model.info_mut().max_positions = 1 << 20;
+    let engine = model.start(&EngineConfig { kv_budget: KvBudget::Tokens(1 << 20), ..config() });
+    let mut request = greedy(&[11, 12], 100_000);
+    request.sampling.logprobs = Some(20);
+    let events = submit(&engine, request);
+    wait_for(&engine, "the end of it", |s| s.cancelled == 1);
+    settled(&engine);
+    let answer = collect(events);
+    assert!(matches!(answer.error, Some(GenerationError::NotRead)));
+    // What fits the bound was kept.
+    assert!((1000..50_000).contains(&answer.tokens.len()), "{}", answer.tokens.len());
+    assert_eq!(answer.tokens[..50], chain(&[11, 12], 50));
+}
+
+#[test]
+fn what_leaves_no_token_is_refused_up_front_or_fails_as_what_it_is() {
+    let engine = chain_model().start(&config());
+    let all: TokenSet = (0..Mock::VOCAB).collect();
+    let stop = |min_tokens, ids: &TokenSet, ignore_eos| StopRules {
+        max_tokens: Some(5),
+        min_tokens,
+        token_ids: ids.clone(),
+        ignore_eos,
+    };
+    let refused = |stop| {
+        let (sink, _events) = channel();
+        engine.submit(GenRequest { stop, ..greedy(&[11], 0) }, sink).unwrap_err()
+    };
+    assert_eq!(refused(stop(2, &all, true)), SubmitError::NoCandidate);
+    let but_eos: TokenSet = (0..Mock::VOCAB).filter(|t| *t != EOS).collect();
+    assert_eq!(refused(stop(2, &but_eos, false)), SubmitError::NoCandidate, "it counts, too");
+    // Without a minimum the first token ends it.
+    let answer = ask(&engine, GenRequest { stop: stop(0, &all, true), ..greedy(&[11], 0) });
+    assert_eq!(answer.finish, Some(FinishReason::Stop));
+    // The one token that is not banned is one that the model never chooses.
+    let model = Mock::new(|batch| {
+        let mut rows = Mock::rows(batch, common::next_token);
+        rows.iter_mut().skip(7).step_by(Mock::VOCAB as usize).for_each(|x| *x = f32::NEG_INFINITY);
+        Ok(rows)
+    });
+    let engine = model.start(&config());
+    let but_seven: TokenSet = (0..Mock::VOCAB).filter(|t| *t != 7).collect();
+    let answer = ask(&engine, GenRequest { stop: stop(2, &but_seven, true), ..greedy(&[11], 0) });
+    assert!(
+        matches!(answer.error, Some(GenerationError::NoCandidate { position: 0 })),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn one_client_leaves_places_in_the_queue_to_others() {
+    let (model, permits) = chain_model().gated();
+    let engine = model.start(&EngineConfig { max_num_seqs: 2, max_waiting: 6, ..config() });
+    let of = |client| GenRequest { client, ..greedy(&[11], 4) };
+    let own: Vec<_> = (0..4).map(|_| submit(&engine, of(Some(1)))).collect();
+    let (sink, _events) = channel();
+    let refused = engine.submit(of(Some(1)), sink).unwrap_err();
+    assert_eq!(refused, SubmitError::ClientQueueFull { open: 4, free: 4, limit: 8 });
+    let other = submit(&engine, of(Some(2)));
+    drop(permits);
+    for events in own.into_iter().chain([other]) {
+        assert_eq!(collect(events).tokens, chain(&[11], 4));
+    }
+    assert_eq!(ask(&engine, of(Some(1))).tokens, chain(&[11], 4), "its places are free again");
 }

@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use taper_base::{GenerationError, SubmitError};
+use taper_base::{ErrorId, GenerationError, SubmitError};
 use taper_chat::ChatError;
 
 /// Why a request was refused or failed.
@@ -187,6 +187,34 @@ const SERVER: &str = "server_error";
 /// Status, `type`, `code`, `param`.
 type Row<'a> = (StatusCode, &'static str, &'static str, Option<&'a str>);
 
+fn bad<'a>(code: &'static str, param: Option<&'a str>) -> Row<'a> {
+    (StatusCode::BAD_REQUEST, INVALID, code, param)
+}
+
+fn dead() -> Row<'static> {
+    (StatusCode::SERVICE_UNAVAILABLE, SERVER, "engine_dead", None)
+}
+
+/// The part of the table for what the engine does not take. `prompt` is the field of the prompt.
+fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
+    match source {
+        SubmitError::EmptyPrompt => bad("empty_prompt", prompt),
+        SubmitError::TooLong { .. } => bad("context_length_exceeded", prompt),
+        SubmitError::NeverFits { .. } => bad("kv_cache_too_small", prompt),
+        SubmitError::UnknownToken { .. } => bad("unknown_token", prompt),
+        SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
+        SubmitError::NoCandidate => bad("no_token_left", Some("stop_token_ids")),
+        SubmitError::InvalidParam(p) => bad("invalid_value", Some(p.name)),
+        SubmitError::QueueFull { .. } | SubmitError::ClientQueueFull { .. } => {
+            (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", None)
+        }
+        SubmitError::EngineDead => dead(),
+        SubmitError::ShuttingDown => {
+            (StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
+        }
+    }
+}
+
 impl ApiError {
     pub(crate) fn value(param: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::InvalidValue { param: param.into(), detail: detail.into() }
@@ -201,9 +229,6 @@ impl ApiError {
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         use StatusCode as S;
-        fn bad<'a>(code: &'static str, param: Option<&'a str>) -> Row<'a> {
-            (StatusCode::BAD_REQUEST, INVALID, code, param)
-        }
         let fail = |code| (S::INTERNAL_SERVER_ERROR, SERVER, code, None);
         let (status, kind, code, param) = match self {
             Self::InvalidJson(_) => bad("invalid_json", None),
@@ -233,23 +258,15 @@ impl ApiError {
             Self::MethodNotAllowed { .. } => {
                 (S::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed", None)
             }
-            Self::Submit { source, prompt_param } => match source {
-                SubmitError::EmptyPrompt => bad("empty_prompt", Some(prompt_param)),
-                SubmitError::TooLong { .. } => bad("context_length_exceeded", Some(prompt_param)),
-                SubmitError::NeverFits { .. } => bad("kv_cache_too_small", Some(prompt_param)),
-                SubmitError::UnknownToken { .. } => bad("unknown_token", Some(prompt_param)),
-                SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
-                SubmitError::InvalidParam(p) => bad("invalid_value", Some(p.name)),
-                SubmitError::QueueFull { .. } => {
-                    (S::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", None)
-                }
-                SubmitError::ShuttingDown => {
-                    (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
-                }
-            },
+            Self::Submit { source, prompt_param } => refused(source, Some(prompt_param)),
             Self::Generation(source) => match source {
                 GenerationError::NonFiniteLogits { .. } => fail("non_finite_logits"),
+                GenerationError::NoCandidate { .. } => bad("no_token_left", Some("stop_token_ids")),
+                GenerationError::NotAdmitted(source) => refused(source, None),
                 GenerationError::Step { .. } => fail("step_failed"),
+                GenerationError::Internal { .. } => fail("internal_error"),
+                GenerationError::NotRead => (S::REQUEST_TIMEOUT, INVALID, "output_not_read", None),
+                GenerationError::EngineDead => dead(),
                 GenerationError::ShuttingDown => {
                     (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
                 }
@@ -284,12 +301,25 @@ impl ApiError {
         ErrorClass { status, kind, code, param: param.map(str::to_owned) }
     }
 
+    /// The message for the client. Of a fault of this server that may name paths or devices, it only
+    /// says where the log has more.
+    fn message(&self) -> String {
+        match self {
+            Self::Chat(error) if self.class().status.is_server_error() => {
+                let id = ErrorId::random();
+                tracing::error!(%id, %error, "the tokenizer or the chat template failed");
+                format!("internal error; the server's log has the details under error id {id}")
+            }
+            _ => self.to_string(),
+        }
+    }
+
     /// The body, as it also travels in a stream.
     pub(crate) fn body(&self) -> ErrorBody {
         let class = self.class();
         ErrorBody {
             error: ErrorDetail {
-                message: clipped(self.to_string(), LONGEST_MESSAGE),
+                message: clipped(self.message(), LONGEST_MESSAGE),
                 kind: class.kind,
                 param: class.param.map(|param| clipped(param, LONGEST_PARAM)),
                 code: class.code,

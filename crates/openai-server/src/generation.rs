@@ -5,6 +5,7 @@ use crate::{
     errors::ApiError,
     metrics::{Ended, Metrics},
     record::Record,
+    sink::{Events, channel},
     state::{AppState, InFlight, Phase},
     wire::{CompletionDetails, PromptDetails, Usage},
 };
@@ -15,10 +16,10 @@ use std::{
     time::Instant,
 };
 use taper_base::{
-    Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenLogprobs,
+    Backlog, Event, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenLogprobs,
 };
 use taper_chat::{TextOptions, TextStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 /// What happens to a choice next.
 #[derive(Debug)]
@@ -57,7 +58,7 @@ pub(crate) struct Generation {
 struct Choice {
     state: AppState,
     /// `None` once the choice is over.
-    events: Option<mpsc::UnboundedReceiver<(Instant, Event)>>,
+    events: Option<Events>,
     text: TextStream,
     arrived: Instant,
     first_token: Option<Instant>,
@@ -65,21 +66,6 @@ struct Choice {
     prompt_tokens: u64,
     completion_tokens: u64,
     cached_tokens: u64,
-}
-
-/// The engine's end of a choice. Events are stamped here, so that a client that reads slowly does
-/// not count as an engine that is slow.
-struct Sink(mpsc::UnboundedSender<(Instant, Event)>);
-
-impl EventSink for Sink {
-    fn send(&mut self, event: Event) {
-        // Nobody listening is no error: `is_closed` says so to the engine.
-        let _ = self.0.send((Instant::now(), event));
-    }
-
-    fn is_closed(&self) -> bool {
-        self.0.is_closed()
-    }
 }
 
 impl Generation {
@@ -96,9 +82,10 @@ impl Generation {
         if state.0.phase() != Phase::Serving {
             return Err(ApiError::Draining);
         }
+        let backlog = Arc::new(Backlog::default());
         let mut choices = Vec::new();
         for request in requests {
-            let (sender, receiver) = mpsc::unbounded_channel();
+            let (sink, events) = channel(&backlog);
             // Until the engine has taken it, nothing can be cancelled or counted.
             let mut choice = Choice {
                 state: state.clone(),
@@ -111,9 +98,9 @@ impl Generation {
                 completion_tokens: 0,
                 cached_tokens: 0,
             };
-            let submitted = state.0.engine.submit(request, Box::new(Sink(sender)));
+            let submitted = state.0.engine.submit(request, Box::new(sink));
             submitted.map_err(|source| ApiError::Submit { source, prompt_param })?;
-            choice.events = Some(receiver);
+            choice.events = Some(events);
             choices.push(choice);
         }
         let (phases, n) = (state.0.phases(), n.max(1));
@@ -199,7 +186,7 @@ fn poll_any(choices: &mut [Choice], turn: &mut usize, cx: &mut Context<'_>) -> P
         let index = (*turn + step) % count;
         let Some(events) = choices.get_mut(index).and_then(|c| c.events.as_mut()) else { continue };
         live = true;
-        if let Poll::Ready(event) = events.poll_recv(cx) {
+        if let Poll::Ready(event) = events.poll(cx) {
             *turn = index + 1;
             return Poll::Ready(Some((index, event)));
         }

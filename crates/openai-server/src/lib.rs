@@ -18,6 +18,7 @@ mod record;
 mod routes;
 mod scan;
 mod serve;
+mod sink;
 mod sse;
 mod state;
 mod throughput;

@@ -207,7 +207,8 @@ impl Params {
         prompts: &[&[u32]],
         prompt_logprobs: Option<u8>,
     ) -> impl Iterator<Item = GenRequest> {
-        let n = self.n as usize;
+        // Its choices are one client's.
+        let (n, client) = (self.n as usize, random_u64());
         (0..prompts.len() * n).filter_map(move |choice| {
             Some(GenRequest {
                 prompt: prompts.get(choice / n)?.to_vec(),
@@ -218,6 +219,7 @@ impl Params {
                 stop: self.stop.clone(),
                 prompt_logprobs,
                 kv_bits: self.kv_bits,
+                client: Some(client),
             })
         })
     }

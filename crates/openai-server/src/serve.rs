@@ -29,8 +29,10 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// the socket stays open, so that clients see the refusal and not a reset. After `drain_timeout`
 /// what still runs ends with an error.
 ///
+/// An engine that dies ends it in the same way.
+///
 /// # Errors
-/// The socket failed.
+/// The engine died.
 pub async fn serve(
     mut listener: TcpListener,
     state: AppState,
@@ -61,7 +63,10 @@ pub async fn serve(
     drop(listener);
     // A client that never finishes sending its request must not keep the process alive.
     let _ = time::timeout(CLOSE_TIMEOUT, connections.shutdown()).await;
-    Ok(())
+    match state.0.engine.is_alive() {
+        true => Ok(()),
+        false => Err(io::Error::other("the engine has failed; the log says why")),
+    }
 }
 
 /// A connection that breaks when its client stops reading.
@@ -77,7 +82,10 @@ fn patient(stream: TcpStream, timeout: Duration) -> TimeoutStream<TcpStream> {
 
 /// Waits for the signal, and then for what runs.
 async fn drain(state: &AppState, shutdown: impl Future<Output = ()>, drain_timeout: Duration) {
-    shutdown.await;
+    tokio::select! {
+        () = shutdown => {}
+        () = state.engine_died() => tracing::error!("the engine has failed; the server ends"),
+    }
     state.set_phase(Phase::Draining);
     tracing::info!(in_flight = state.in_flight(), "draining");
     if time::timeout(drain_timeout, state.idle()).await.is_err() {

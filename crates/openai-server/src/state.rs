@@ -6,11 +6,14 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use taper_base::Engine;
 use taper_chat::{ChatTemplate, Tokenizer};
-use tokio::sync::watch;
+use tokio::{sync::watch, time};
+
+/// How often the server looks whether its engine lives.
+const LOOK_AT_ENGINE: Duration = Duration::from_millis(100);
 
 /// The server without its socket; cheap to clone.
 #[derive(Clone, Debug)]
@@ -83,6 +86,14 @@ impl AppState {
         self.0.phase.send_replace(phase);
     }
 
+    /// Resolves when the engine has died.
+    pub(crate) async fn engine_died(&self) {
+        let mut looks = time::interval(LOOK_AT_ENGINE);
+        while self.0.engine.is_alive() {
+            looks.tick().await;
+        }
+    }
+
     /// Resolves when no request is being answered.
     pub(crate) async fn idle(&self) {
         // The sender lives in `self`, so waiting cannot fail.
@@ -92,7 +103,8 @@ impl AppState {
 
 impl Shared {
     pub(crate) fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Relaxed) && self.phase() == Phase::Serving
+        let ready = self.ready.load(Ordering::Relaxed) && self.engine.is_alive();
+        ready && self.phase() == Phase::Serving
     }
 
     pub(crate) fn phase(&self) -> Phase {

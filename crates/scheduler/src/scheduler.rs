@@ -7,6 +7,9 @@ use crate::{
 use std::collections::VecDeque;
 use taper_base::SeqId;
 
+/// Later arrivals that may overtake a sequence for each other one that its client has open.
+const CLIENT_STEP: u64 = 256;
+
 /// Limits of a step and of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulerConfig {
@@ -118,14 +121,14 @@ impl Scheduler {
     }
 
     /// Places follow the order of arrival, but each open sequence of a client moves its next one
-    /// back by as many arrivals as may run at a time. So the queue is shared among clients, and
-    /// still nobody is overtaken without end.
+    /// back by [`CLIENT_STEP`] arrivals. So the queue is shared among clients, and still nobody is
+    /// overtaken without end.
     fn next_place(&mut self, client: Option<u64>) -> (u64, u64) {
         let arrival = self.arrivals;
         self.arrivals += 1;
         let all = self.running.iter().chain(&self.waiting);
         let open = all.filter(|s| client.is_some() && s.client == client).count() as u64;
-        (arrival + open * u64::from(self.config.max_num_seqs), arrival)
+        (arrival + open * CLIENT_STEP, arrival)
     }
 
     pub(crate) fn enqueue(&mut self, seq: Seq) {

@@ -130,6 +130,7 @@ impl Conversation {
             stop: StopRules { max_tokens: self.args.max_tokens, ..StopRules::default() },
             prompt_logprobs: None,
             kv_bits: None,
+            client: None,
         };
         let (sink, mut events) = channel();
         let start = Instant::now();

@@ -80,7 +80,7 @@ fn first_token(engine: &LocalEngine, prompt: Vec<TokenId>) -> Result<(f64, u32)>
     let (sink, events) = channel();
     let start = Instant::now();
     engine.submit(
-        GenRequest { prompt, sampling, stop, prompt_logprobs: None, kv_bits: None },
+        GenRequest { prompt, sampling, stop, prompt_logprobs: None, kv_bits: None, client: None },
         sink,
     )?;
     let (mut seconds, mut cached) = (None, 0);

@@ -178,6 +178,7 @@ pub(crate) fn greedy(prompt: &[TokenId], max_tokens: u32) -> GenRequest {
         stop: StopRules { max_tokens: Some(max_tokens), ignore_eos: true, ..StopRules::default() },
         prompt_logprobs: None,
         kv_bits: None,
+        client: None,
     }
 }
 

@@ -39,9 +39,13 @@ pub(super) async fn model(
     Ok(Json(card(&state, id)))
 }
 
-/// The process answers.
-pub(super) async fn health(State(state): State<AppState>) -> Json<Value> {
-    Json(json!({ "status": "ok", "model": state.0.config.model_name() }))
+/// The process answers, and its engine lives.
+pub(super) async fn health(State(state): State<AppState>) -> (StatusCode, Json<Value>) {
+    let (code, status) = match state.0.engine.is_alive() {
+        true => (StatusCode::OK, "ok"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "the engine has failed"),
+    };
+    (code, Json(json!({ "status": status, "model": state.0.config.model_name() })))
 }
 
 /// Requests are taken: what a load balancer asks.

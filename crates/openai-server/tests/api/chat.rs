@@ -3,7 +3,7 @@
 use crate::support::{App, Reply, chat, config};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-use taper_base::{GenerationError, SamplingParams, SubmitError};
+use taper_base::{ErrorId, GenerationError, SamplingParams, SubmitError};
 use taper_openai_server::ServerConfig;
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn every_parameter_reaches_the_engine() {
     );
     assert_eq!(request.stop.max_tokens, Some(99));
     assert_eq!(request.stop.min_tokens, 2);
-    assert_eq!(request.stop.token_ids, [10, 11]);
+    assert_eq!(&*request.stop.token_ids, [10, 11]);
     assert!(request.stop.ignore_eos);
 }
 
@@ -233,7 +233,13 @@ async fn unicode_comes_out_whole() {
 
 #[tokio::test]
 async fn engine_errors_have_their_status() {
-    let step = GenerationError::Step { source: std::sync::Arc::new(std::fmt::Error) };
+    let source = std::sync::Arc::new(std::io::Error::other("/secret/path panicked"));
+    let id = ErrorId::random();
+    let step = GenerationError::Step { id, source: source.clone() };
+    let internal = GenerationError::Internal { id, source };
+    let share = SubmitError::ClientQueueFull { open: 4, free: 4, limit: 9 };
+    let never = SubmitError::NeverFits { need: 9, capacity: 8 };
+    let invalid = "invalid_request_error";
     let cases = [
         (Reply::Refuse(SubmitError::QueueFull { limit: 9 }), 429, "rate_limit_error", "queue_full"),
         (Reply::Refuse(SubmitError::ShuttingDown), 503, "server_error", "shutting_down"),
@@ -251,13 +257,34 @@ async fn engine_errors_have_their_status() {
             "non_finite_logits",
         ),
         (Reply::Gone("so".into()), 500, "server_error", "engine_gone"),
+        (Reply::Fail(String::new(), internal), 500, "server_error", "internal_error"),
+        (Reply::Refuse(share), 429, "rate_limit_error", "queue_full"),
+        (Reply::Refuse(SubmitError::NoCandidate), 400, invalid, "no_token_left"),
+        (Reply::Refuse(SubmitError::EngineDead), 503, "server_error", "engine_dead"),
+        (
+            Reply::Fail("so ".into(), GenerationError::EngineDead),
+            503,
+            "server_error",
+            "engine_dead",
+        ),
+        (Reply::Fail(String::new(), never.into()), 400, invalid, "kv_cache_too_small"),
+        (
+            Reply::Fail("so".into(), GenerationError::NoCandidate { position: 3 }),
+            400,
+            invalid,
+            "no_token_left",
+        ),
     ];
     for (reply, status, kind, code) in cases {
         let app = App::new(reply);
         let (got, body) = app.post("/v1/chat/completions", &chat(json!({}))).await;
         assert_eq!(got.as_u16(), status, "{body}");
         assert_eq!((&body["error"]["type"], &body["error"]["code"]), (&json!(kind), &json!(code)));
-        assert!(!body["error"]["message"].as_str().unwrap().is_empty());
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(!message.is_empty() && !message.contains("secret"), "{message}");
+        if matches!(code, "step_failed" | "internal_error") {
+            assert!(message.contains(&id.to_string()), "{message}");
+        }
         // The server serves on.
         app.engine.say(Reply::Text("fine".into()));
         assert_eq!(app.chat(json!({})).await["choices"][0]["message"]["content"], "fine");
@@ -273,4 +300,14 @@ async fn a_choice_that_is_refused_cancels_the_others() {
     let (status, _) = app.post("/v1/chat/completions", &chat(json!({ "n": 2 }))).await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(app.engine.held_open(), 0);
+}
+
+#[tokio::test]
+async fn choices_of_one_request_are_one_client() {
+    let app = App::text("x");
+    app.chat(json!({ "n": 3 })).await;
+    app.chat(json!({})).await;
+    let clients: Vec<_> = app.engine.seen.lock().unwrap().iter().map(|r| r.client).collect();
+    assert!(clients[0].is_some() && clients[..3].iter().all(|c| *c == clients[0]), "{clients:?}");
+    assert_ne!(clients[0], clients[3]);
 }

@@ -3,6 +3,7 @@
 use crate::support::{App, Reply, chat, config};
 use serde_json::json;
 use std::time::Duration;
+use taper_base::{Event, GeneratedToken};
 use taper_openai_server::{ServerConfig, serve};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -254,4 +255,36 @@ async fn who_sends_too_much_still_reads_why() {
     client.write_all((head.to_owned() + &chunk.repeat(32) + "0\r\n\r\n").as_bytes()).await.unwrap();
     let answer = read_until(&mut client, "body_too_large").await;
     assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_dead_engine_ends_the_server_with_an_error() {
+    let drain = Duration::from_secs(1);
+    let server = start(config(), Reply::Text("x".to_owned()), drain).await;
+    assert_eq!(server.app.get("/health").await.0.as_u16(), 200);
+    server.app.engine.dead.store(true, std::sync::atomic::Ordering::Relaxed);
+    for path in ["/health", "/ready"] {
+        assert_eq!(server.app.get(path).await.0.as_u16(), 503, "{path}");
+    }
+    let ended = timeout(Duration::from_secs(5), server.task).await.expect("the server ends");
+    assert!(ended.unwrap().unwrap_err().to_string().contains("engine"));
+}
+
+#[tokio::test]
+async fn a_client_that_stops_reading_is_cancelled() {
+    let server = start(config(), Reply::Hold("x".to_owned()), Duration::from_secs(1)).await;
+    let mut stream = server.post(&chat(json!({ "stream": true })).to_string()).await;
+    eventually("it runs", || server.app.engine.held_open() == 1).await;
+    // It reads nothing, and the connection takes only so much.
+    let token = |id| GeneratedToken { id, logprobs: None, stops: false };
+    let sent = (0..10_000_000u32)
+        .take_while(|_| {
+            let mut held = server.app.engine.held.lock().unwrap();
+            held[0].send(Event::Token(token(u32::from(b'a'))));
+            !held[0].is_closed()
+        })
+        .count();
+    assert!(sent < 9_000_000, "it never ended");
+    server.app.engine.held.lock().unwrap().clear();
+    assert!(read_until(&mut stream, "output_not_read").await.contains("data: "));
 }

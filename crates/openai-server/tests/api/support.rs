@@ -7,7 +7,10 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use serde_json::{Map, Value, json};
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 use taper_base::{
     Engine, EngineInfo, EngineStats, Event, EventSink, FinishReason, GenRequest, GeneratedToken,
     GenerationError, SubmitError, TokenId, TokenLogprob, TokenLogprobs,
@@ -44,6 +47,7 @@ pub(crate) struct Mock {
     pub(crate) seen: Mutex<Vec<GenRequest>>,
     pub(crate) held: Mutex<Vec<Box<dyn EventSink>>>,
     pub(crate) cached: Mutex<u32>,
+    pub(crate) dead: AtomicBool,
 }
 
 impl Mock {
@@ -130,6 +134,10 @@ impl Engine for Mock {
 
     fn info(&self) -> &EngineInfo {
         &self.info
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.dead.load(Ordering::Relaxed)
     }
 
     fn stats(&self) -> EngineStats {
@@ -246,6 +254,7 @@ impl App {
             seen: Mutex::default(),
             held: Mutex::default(),
             cached: Mutex::new(0),
+            dead: AtomicBool::new(false),
         });
         let template = ChatTemplate::from_source(TEMPLATE, None, None).unwrap();
         let state = AppState::new(engine.clone(), tokenizer(), Some(template), config);
