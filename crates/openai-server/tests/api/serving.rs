@@ -69,15 +69,16 @@ async fn get(stream: &mut TcpStream, path: &str) {
 async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut all = Vec::new();
     let read = async {
-        let mut part = [0; 4096];
+        let mut part = [0; 64 << 10];
         loop {
-            let text = String::from_utf8_lossy(&all).into_owned();
-            if text.contains(wanted) {
-                return text;
-            }
             let n = stream.read(&mut part).await.unwrap();
-            assert!(n > 0, "closed before {wanted:?}: {text}");
+            // Only what is new, and as much before it as may belong to the words.
+            let from = all.len().saturating_sub(wanted.len());
             all.extend_from_slice(&part[..n]);
+            if all[from..].windows(wanted.len()).any(|window| window == wanted.as_bytes()) {
+                return String::from_utf8_lossy(&all).into_owned();
+            }
+            assert!(n > 0, "closed before {wanted:?}");
         }
     };
     timeout(Duration::from_secs(5), read).await.expect("it comes in time")
