@@ -25,6 +25,7 @@ fn main() -> Result<()> {
         disk: None,
         exact: None,
         prefix_caching: true,
+        idle: None,
         kv_budget: KvBudget::Tokens(1024),
         eos_token_ids: end,
     };
@@ -41,6 +42,7 @@ fn main() -> Result<()> {
         prompt_logprobs: None,
         kv_bits: None,
         client: None,
+        cache_salt: None,
     };
     let (sink, events) = channel();
     engine.submit(request, sink)?;

@@ -89,8 +89,8 @@ impl Runner {
             None => taper_kv_codecs::parse(kv_dtype)?,
         };
         let tokens_of_cache = blocks * geometry.block_tokens;
-        let room =
-            |tokens| ExactRoom { tokens, sequences: SEQUENCES, step_tokens: tokens_of_cache };
+        let size = geometry.block_tokens;
+        let room = |tokens| ExactRoom::for_sequences(tokens, SEQUENCES, tokens_of_cache, size);
         let cache = KvCache::new(KvConfig {
             exact: exact.map(room),
             ..KvConfig::new(codec, info.layers, geometry, blocks)

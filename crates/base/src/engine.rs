@@ -69,6 +69,10 @@ pub struct EngineStats {
     pub kv_blocks_idle: u32,
     /// KV blocks there are.
     pub kv_blocks_total: u32,
+    /// Blocks of exact tokens that are promised to sequences, of `kv_exact_blocks_total`.
+    pub kv_exact_blocks_used: u32,
+    /// Blocks of exact tokens that can be promised; 0 where the cache keeps none.
+    pub kv_exact_blocks_total: u32,
     /// Bytes of the blocks in use and of the exact tokens beside them.
     pub kv_used_bytes: u64,
     /// Those of the exact tokens.

@@ -24,6 +24,9 @@ pub struct GenRequest {
     /// Who asks, as a number. The queue is shared among clients: one with many open requests does not
     /// keep out the others. `None` is a client of its own.
     pub client: Option<u64>,
+    /// Keys and values are shared only with requests of the same salt, and those without one among
+    /// themselves.
+    pub cache_salt: Option<Arc<str>>,
 }
 
 /// When a generation ends. Stop strings are the text layer's business: it drops the stream.

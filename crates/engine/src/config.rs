@@ -1,6 +1,6 @@
 //! What an engine is made with, and why it cannot be.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 use taper_base::{KvBits, TokenId};
 use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme};
 use taper_kv_codecs::{Exact, KvGeometry};
@@ -28,6 +28,8 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Prefixes are kept on disk too, and found there after a restart.
     pub disk: Option<KvDisk>,
+    /// Memory is given back to the system after some time without requests; `None` keeps it.
+    pub idle: Option<KvIdle>,
     /// Memory for the cache.
     pub kv_budget: KvBudget,
     /// The model's own end-of-sequence tokens.
@@ -52,6 +54,15 @@ pub struct KvDisk {
     pub max_bytes: u64,
     /// Names the weights and the arithmetic: rows computed by others are not found.
     pub model: String,
+}
+
+/// What becomes of the cache's memory while there are no requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvIdle {
+    /// How long after the last request memory is given back.
+    pub after: Duration,
+    /// Bytes of prefixes that stay, the latest ones; `None` is a quarter of the weights' bytes.
+    pub keep_bytes: Option<u64>,
 }
 
 /// What an engine will hold.
@@ -194,17 +205,17 @@ impl EngineConfig {
                 return Err(EngineError::Exact { block: geometry.block_tokens });
             }
         }
-        kv.exact = self.exact.filter(|_| compressed).map(|tokens| ExactRoom {
-            tokens,
-            sequences: self.max_num_seqs as usize,
-            step_tokens: (u64::from(self.max_num_batched_tokens).min(wanted)) as usize,
-        });
+        let (sequences, step) = (self.max_num_seqs as usize, self.max_num_batched_tokens as usize);
+        let room =
+            |tokens| ExactRoom::for_sequences(tokens, sequences, step, geometry.block_tokens);
+        kv.exact = self.exact.filter(|_| compressed).map(room);
         let block = geometry.block_tokens as u64;
         kv.blocks = match budget {
             KvBudget::Tokens(tokens) => usize::try_from(tokens.div_ceil(block)),
             KvBudget::Bytes(bytes) => {
                 let full = u64::from(self.max_num_seqs) * wanted.div_ceil(block);
-                usize::try_from(divide(&mut kv, bytes).min(full))
+                let tokens = wanted.min(USUAL_TOKENS);
+                usize::try_from(divide(&mut kv, bytes, self.max_num_seqs, tokens).min(full))
             }
         }
         .unwrap_or(usize::MAX);
@@ -221,17 +232,37 @@ impl EngineConfig {
     }
 }
 
-/// Share of the budget that exact rows may take before fewer sequences run at a time.
-const EXACT_SHARE: u64 = 4;
+/// Length of the sequences for which exact blocks and blocks of codes run out together. Longer ones
+/// leave exact blocks over, shorter ones blocks of codes.
+const USUAL_TOKENS: u64 = 1000;
 
-/// Divides a budget among blocks and the exact rows beside them; returns the number of blocks.
-fn divide(kv: &mut KvConfig, bytes: u64) -> u64 {
+/// Share of the budget that the exact tokens of a step may take; beyond it steps are shorter.
+const STEP_SHARE: u64 = 16;
+
+/// Exact blocks beyond those of the usual sequences: prompts that are being computed need one more.
+const SPARE: u64 = 4;
+
+/// Divides a budget among blocks and the exact rows beside them, so that both serve the same number
+/// of sequences of `tokens` tokens; returns the number of blocks.
+fn divide(kv: &mut KvConfig, bytes: u64, sequences: u32, tokens: u64) -> u64 {
     let (coded, exact) = (kv.bytes_per_block().max(1), kv.bytes_per_exact_block().max(1));
     let size = kv.geometry.block_tokens;
-    let most = usize::try_from(bytes / EXACT_SHARE / exact).unwrap_or(usize::MAX);
-    kv.exact = kv.exact.map(|room| room.within(most, size));
-    let exact_blocks = kv.exact.map_or(0, |room| room.blocks(size) as u64);
+    let Some(room) = &mut kv.exact else { return bytes / coded };
+    let step = room.step_tokens.div_ceil(size) as u64;
+    let step = step.min((bytes / STEP_SHARE / exact).max(1));
+    room.step_tokens = room.step_tokens.min(step as usize * size);
+    let each = ((room.tokens.sink_tokens + room.tokens.recent_tokens) / size) as u64;
+    let blocks = tokens.div_ceil(size as u64);
+    let fixed = step + SPARE + each;
+    let rest = bytes.saturating_sub(fixed * exact);
+    let fit = rest / (blocks * coded + each.min(blocks) * exact);
+    let exact_blocks = fixed + fit.min(u64::from(sequences)) * each;
     // Where there are fewer blocks than that, each may have an exact one.
-    let each = bytes / (coded + exact);
-    if exact_blocks >= each { each } else { (bytes - exact_blocks * exact) / coded }
+    let both = bytes / (coded + exact);
+    let (exact_blocks, blocks) = match exact_blocks >= both {
+        true => (both, both),
+        false => (exact_blocks, (bytes - exact_blocks * exact) / coded),
+    };
+    room.blocks = usize::try_from(exact_blocks).unwrap_or(usize::MAX);
+    blocks
 }

@@ -10,6 +10,7 @@ use crate::{
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
 };
 use taper_base::{Event, GenRequest, GenerationError, SeqId, SubmitError, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, UnitName};
@@ -26,7 +27,14 @@ pub(crate) struct Lane {
     sequences: HashMap<SeqId, Sequence>,
     /// Requests whose prefixes are being read from disk.
     loading: HashMap<SeqId, Loading>,
+    /// When there was last something to do.
+    busy: Instant,
+    /// Memory that may be given back once nothing was to do for a while.
+    holds_memory: bool,
 }
+
+/// A unit that the disk has not read after so long is computed instead.
+const DISK_DEADLINE: Duration = Duration::from_secs(3);
 
 /// A request that waits for the disk.
 struct Loading {
@@ -36,6 +44,8 @@ struct Loading {
     units: VecDeque<(usize, UnitName)>,
     /// The last one.
     last: usize,
+    /// When the disk last gave a unit.
+    since: Instant,
 }
 
 impl Lane {
@@ -46,12 +56,17 @@ impl Lane {
         shared: &Shared,
     ) -> Self {
         set(&shared.stats.lanes[index].kv_blocks_total, kv.blocks);
+        let step = kv.exact.map_or(u32::MAX, |room| blocks(room.step_tokens));
+        let max_num_batched_tokens = limits.max_num_batched_tokens.min(step);
+        let limits = SchedulerConfig { max_num_batched_tokens, ..limits };
         let mut cache = KvCache::new(kv);
         if let Some((tier, model)) = &shared.disk {
             cache = cache.with_disk(Arc::clone(tier), model);
         }
         let (sequences, loading) = (HashMap::new(), HashMap::new());
-        Self { index, cache, scheduler: Scheduler::new(limits), sequences, loading }
+        let scheduler = Scheduler::new(limits);
+        let busy = Instant::now();
+        Self { index, cache, scheduler, sequences, loading, busy, holds_memory: false }
     }
 
     /// There is nothing to do; what is being loaded will be heard of.
@@ -59,11 +74,22 @@ impl Lane {
         self.sequences.is_empty()
     }
 
+    /// How long an idle lane may go without a [`Self::turn`]; `None` is for ever.
+    pub(crate) fn next_turn(&self, shared: &Shared) -> Option<Duration> {
+        if !self.loading.is_empty() {
+            return Some(Duration::from_millis(500));
+        }
+        let idle = shared.idle.filter(|_| self.holds_memory)?;
+        Some(idle.after.saturating_sub(self.busy.elapsed()))
+    }
+
     /// One step, if there is anything to do.
     pub(crate) fn turn(&mut self, shared: &Shared) {
+        self.check_loading(shared);
         if self.is_idle() {
-            return;
+            return self.give_back(shared);
         }
+        (self.busy, self.holds_memory) = (Instant::now(), true);
         self.cancel_closed(shared);
         let plan = self.scheduler.plan(&mut Pool(&mut self.cache));
         self.announce(&plan, shared);
@@ -72,6 +98,47 @@ impl Lane {
             self.step(&plan, shared);
             self.update_gauges(shared);
         }
+    }
+
+    /// Gives memory back after some time without requests.
+    fn give_back(&mut self, shared: &Shared) {
+        let Some(idle) = shared.idle.filter(|_| self.holds_memory && self.loading.is_empty())
+        else {
+            return;
+        };
+        if self.busy.elapsed() >= idle.after {
+            self.cache.give_back(idle.keep_bytes);
+            self.holds_memory = false;
+            self.update_gauges(shared);
+        }
+    }
+
+    /// Ends those who no longer wait for the disk, and lets those run that have waited too long.
+    fn check_loading(&mut self, shared: &Shared) {
+        let over = |l: &Loading| l.sequence.is_closed() || l.since.elapsed() >= DISK_DEADLINE;
+        let over: Vec<_> =
+            self.loading.iter().filter(|(_, l)| over(l)).map(|(&id, _)| id).collect();
+        for id in over {
+            if self.loading.get(&id).is_some_and(|loading| !loading.sequence.is_closed()) {
+                tracing::warn!("the disk does not answer; a kept KV prefix is computed again");
+            }
+            self.loading_ends(id, shared);
+        }
+    }
+
+    /// A request that waited for the disk runs, unless nobody listens any more.
+    fn loading_ends(&mut self, id: SeqId, shared: &Shared) {
+        let Some(Loading { mut sequence, admission, .. }) = self.loading.remove(&id) else {
+            return;
+        };
+        if sequence.is_closed() {
+            self.cache.set_salt(id, None);
+            add(&shared.stats.cancelled, 1);
+            sequence.end(None);
+        } else {
+            self.queue(sequence, admission);
+        }
+        self.update_gauges(shared);
     }
 
     /// Ends every request.
@@ -93,6 +160,7 @@ impl Lane {
         listener: Listener,
         shared: &Shared,
     ) {
+        self.cache.set_salt(id, request.cache_salt.clone());
         let (prompt, client) = (request.prompt.clone(), request.client);
         let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
         let sequence = Sequence::new(request, max_new, &shared.eos, vocab, listener);
@@ -100,14 +168,15 @@ impl Lane {
         let admission = Admission { id, prompt, max_new, all_logits, client };
         let units = match admission.prompt.split_last() {
             // The last token is computed in any case, and with all logits every one.
-            Some((_, reusable)) if !all_logits => self.cache.on_disk(reusable),
+            Some((_, reusable)) if !all_logits => self.cache.on_disk(id, reusable),
             _ => Vec::new(),
         };
         let Some(&(last, _)) = units.last() else {
             return self.queue(sequence, admission);
         };
         let units = units.into();
-        self.loading.insert(id, Loading { sequence, admission, units, last });
+        self.loading
+            .insert(id, Loading { sequence, admission, units, last, since: Instant::now() });
         (0..self.cache.loads_ahead()).for_each(|_| self.load_next(id, shared));
         self.update_gauges(shared);
     }
@@ -131,28 +200,22 @@ impl Lane {
         rows: Option<Vec<u8>>,
         shared: &Shared,
     ) {
-        let Some(loading) = self.loading.get(&id) else { return };
+        let Some(loading) = self.loading.get_mut(&id) else { return };
+        loading.since = Instant::now();
+        (self.busy, self.holds_memory) = (loading.since, true);
         let tokens = &loading.admission.prompt;
         let closed = loading.sequence.is_closed();
-        let good = !closed && rows.is_some_and(|rows| self.cache.restore(tokens, unit, &rows));
+        let good = !closed && rows.is_some_and(|rows| self.cache.restore(id, tokens, unit, &rows));
         if good {
             add(&shared.stats.disk_hit_tokens, self.cache.prefix_tokens());
         }
         if good && unit != loading.last {
             return self.load_next(id, shared);
         }
-        let Some(loading) = self.loading.remove(&id) else { return };
-        let Loading { mut sequence, admission, units, .. } = loading;
         if !good && !closed {
-            self.cache.forget(units.into_iter().map(|(_, name)| name));
+            self.cache.forget(loading.units.drain(..).map(|(_, name)| name));
         }
-        if closed {
-            add(&shared.stats.cancelled, 1);
-            sequence.end(None);
-        } else {
-            self.queue(sequence, admission);
-        }
-        self.update_gauges(shared);
+        self.loading_ends(id, shared);
     }
 
     fn queue(&mut self, mut sequence: Sequence, admission: Admission) {
@@ -162,7 +225,10 @@ impl Lane {
                 self.sequences.insert(id, sequence);
             }
             // `submit` has checked what the scheduler checks; this is for a rule it lacks.
-            Err(error) => sequence.end(Some(Event::Failed(refusal(error)))),
+            Err(error) => {
+                self.cache.set_salt(id, None);
+                sequence.end(Some(Event::Failed(refusal(error))));
+            }
         }
     }
 
@@ -178,6 +244,7 @@ impl Lane {
     /// of it is left: who has read it finds the room free and the gauges settled.
     fn end(&mut self, id: SeqId, last: Option<Event>, shared: &Shared) {
         self.scheduler.cancel(id, &mut Pool(&mut self.cache));
+        self.cache.set_salt(id, None);
         if let Some(mut sequence) = self.sequences.remove(&id) {
             if last.is_some() {
                 self.update_gauges(shared);
@@ -235,6 +302,8 @@ impl Lane {
         let usage = self.cache.usage();
         set(&gauges.kv_blocks_used, usage.used_blocks);
         set(&gauges.kv_blocks_idle, usage.idle_blocks);
+        set(&gauges.kv_exact_blocks_used, usage.promised_exact_blocks);
+        set(&gauges.kv_exact_blocks_total, usage.total_exact_blocks);
         let exact = usage.exact_blocks as u64 * usage.bytes_per_exact_block;
         gauges.kv_exact_bytes.store(exact, Ordering::Relaxed);
         gauges.kv_used_bytes.store(usage.used_bytes(), Ordering::Relaxed);
@@ -282,6 +351,10 @@ impl BlockPool for Pool<'_> {
 
     fn prefix_tokens(&self) -> u32 {
         blocks(self.0.prefix_tokens())
+    }
+
+    fn may_share(&self, a: SeqId, b: SeqId) -> bool {
+        self.0.salt(a) == self.0.salt(b)
     }
 
     fn adopt_prefix(&mut self, id: SeqId, tokens: &[TokenId]) -> u32 {

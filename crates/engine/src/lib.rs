@@ -14,5 +14,5 @@ mod step;
 mod worker;
 
 pub use channel::{ChannelSink, Events, channel};
-pub use config::{EngineConfig, EngineError, EnginePlan, KvBudget, KvDisk, KvOffer};
+pub use config::{EngineConfig, EngineError, EnginePlan, KvBudget, KvDisk, KvIdle, KvOffer};
 pub use local::LocalEngine;

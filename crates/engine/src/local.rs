@@ -1,7 +1,7 @@
 //! The engine of one process: a thread that owns the model's cache and the scheduler.
 
 use crate::{
-    EngineConfig, EngineError, KvDisk,
+    EngineConfig, EngineError, KvDisk, KvIdle,
     config::EnginePlan,
     lane::Lane,
     listener::Listener,
@@ -9,7 +9,7 @@ use crate::{
     sequence,
     stats::SharedStats,
     step,
-    worker::{Command, Shared, Worker},
+    worker::{Command, Idle, Shared, Worker},
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -78,7 +78,13 @@ impl LocalEngine {
         let tier = disk.as_ref().map(|(tier, _)| Arc::clone(tier));
         let stats = Arc::new(SharedStats::new(caches.len(), tier));
         let eos: TokenSet = info.eos_token_ids.iter().copied().collect();
+        let a_quarter = info.weight_bytes / 4;
+        let idle = config.idle.map(|KvIdle { after, keep_bytes }| Idle {
+            after,
+            keep_bytes: keep_bytes.unwrap_or(a_quarter),
+        });
         let shared = Shared {
+            idle,
             disk,
             commands: commands.clone(),
             model,

@@ -15,6 +15,8 @@ pub(crate) struct Gauges {
     pub(crate) kv_blocks_used: AtomicU32,
     pub(crate) kv_blocks_idle: AtomicU32,
     pub(crate) kv_blocks_total: AtomicU32,
+    pub(crate) kv_exact_blocks_used: AtomicU32,
+    pub(crate) kv_exact_blocks_total: AtomicU32,
     pub(crate) kv_used_bytes: AtomicU64,
     pub(crate) kv_exact_bytes: AtomicU64,
 }
@@ -53,6 +55,8 @@ impl SharedStats {
             kv_blocks_used: sum(|lane| &lane.kv_blocks_used),
             kv_blocks_idle: sum(|lane| &lane.kv_blocks_idle),
             kv_blocks_total: sum(|lane| &lane.kv_blocks_total),
+            kv_exact_blocks_used: sum(|lane| &lane.kv_exact_blocks_used),
+            kv_exact_blocks_total: sum(|lane| &lane.kv_exact_blocks_total),
             kv_used_bytes: bytes(|lane| &lane.kv_used_bytes),
             kv_exact_bytes: bytes(|lane| &lane.kv_exact_bytes),
             prompt_tokens: counter(&self.prompt_tokens),

@@ -1,7 +1,10 @@
 //! The engine's thread: takes commands, and gives every lane its turn.
 
 use crate::{lane::Lane, listener::Listener, stats::SharedStats};
-use std::sync::{Arc, mpsc};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 use taper_base::{GenRequest, SeqId, TokenSet};
 use taper_kv_cache::DiskTier;
 use taper_models::Model;
@@ -24,8 +27,17 @@ pub(crate) struct Shared {
     pub(crate) stats: Arc<SharedStats>,
     /// Where prefixes are kept, and what names the model there.
     pub(crate) disk: Option<(Arc<DiskTier>, String)>,
+    /// When memory is given back, and how much stays.
+    pub(crate) idle: Option<Idle>,
     /// For what other threads have to tell this one.
     pub(crate) commands: mpsc::Sender<Command>,
+}
+
+/// What an engine without requests does with its memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Idle {
+    pub(crate) after: Duration,
+    pub(crate) keep_bytes: u64,
 }
 
 /// What the thread owns.
@@ -48,11 +60,22 @@ impl Worker {
         self.lanes.iter_mut().for_each(|lane| lane.shut_down(&self.shared));
     }
 
+    /// Waits for a command, or until a lane wants its turn.
+    fn wait(&self, inbox: &mpsc::Receiver<Command>) -> Result<Command, mpsc::TryRecvError> {
+        match self.lanes.iter().filter_map(|lane| lane.next_turn(&self.shared)).min() {
+            None => inbox.recv().map_err(|_| mpsc::TryRecvError::Disconnected),
+            Some(time) => inbox.recv_timeout(time).map_err(|error| match error {
+                mpsc::RecvTimeoutError::Timeout => mpsc::TryRecvError::Empty,
+                mpsc::RecvTimeoutError::Disconnected => mpsc::TryRecvError::Disconnected,
+            }),
+        }
+    }
+
     /// Waits for a command when there is nothing else to do; `false` ends the thread.
     fn take_commands(&mut self, inbox: &mpsc::Receiver<Command>) -> bool {
         loop {
             let command = if self.lanes.iter().all(Lane::is_idle) {
-                inbox.recv().map_err(|_| mpsc::TryRecvError::Disconnected)
+                self.wait(inbox)
             } else {
                 inbox.try_recv()
             };

@@ -5,8 +5,9 @@
 mod common;
 
 use common::{Numbers, ask, collect, config, greedy, settled, submit, tiny, wait_for};
+use std::time::{Duration, Instant};
 use taper_base::{Engine, GenRequest};
-use taper_engine::{EngineConfig, KvBudget};
+use taper_engine::{EngineConfig, KvBudget, KvDisk, KvIdle};
 use taper_kv_cache::KvScheme;
 use taper_kv_codecs::{Exact, KvGeometry};
 
@@ -129,7 +130,11 @@ fn bytes_of_mixed_layers_are_counted_to_the_byte() {
     assert_eq!(info.kv_exact_bytes as usize % (f16 * (LAYERS - 1)), 0, "f16 is exact itself");
     ask(&engine, greedy(&Numbers(1).prompt(100, VOCAB), 5));
     wait_for(&engine, "idle blocks", |s| s.kv_blocks_idle == 3 && s.kv_blocks_used == 0);
-    assert_eq!(engine.stats().kv_exact_bytes as usize, f16 * (LAYERS - 1), "of one sink's block");
+    assert_eq!(engine.stats().kv_exact_bytes, 0, "the sink's exact rows are idle, too");
+    let events = submit(&engine, greedy(&Numbers(1).prompt(100, VOCAB), 150));
+    wait_for(&engine, "a second recent block", |s| s.kv_blocks_used > 4);
+    assert_eq!(engine.stats().kv_exact_bytes as usize % (f16 * (LAYERS - 1)), 0);
+    collect(events);
 }
 
 #[test]
@@ -139,7 +144,68 @@ fn idle_blocks_and_their_bytes_are_reported() {
     ask(&engine, greedy(&Numbers(1).prompt(100, VOCAB), 5));
     wait_for(&engine, "idle blocks", |s| s.kv_blocks_idle == 3 && s.kv_blocks_used == 0);
     let (info, stats) = (engine.info(), engine.stats());
-    assert_eq!(stats.kv_used_bytes, stats.kv_exact_bytes, "the exact rows of a sink");
-    assert!(stats.kv_exact_bytes > 0 && stats.kv_exact_bytes < info.kv_exact_bytes);
+    let used = (stats.kv_used_bytes, stats.kv_exact_bytes, stats.kv_exact_blocks_used);
+    assert_eq!(used, (0, 0, 0), "what is idle is not in use");
     assert!(info.kv_exact_bytes < info.kv_capacity_bytes);
+}
+
+/// Requests without a salt, or with another one, find nothing of those that have one.
+#[test]
+fn salts_keep_prefixes_apart() {
+    let engine = tiny(&config());
+    let prompt = Numbers(11).prompt(100, VOCAB);
+    let ask_with = |salt: Option<&str>| {
+        let request = GenRequest { cache_salt: salt.map(Into::into), ..greedy(&prompt, 4) };
+        ask(&engine, request).cached
+    };
+    let salts = [None, Some("a"), Some("b"), Some("a"), None];
+    assert_eq!(salts.map(ask_with), [0, 0, 0, 96, 96]);
+    settled(&engine);
+}
+
+/// After some time without requests only the latest prefixes stay.
+#[test]
+fn idle_memory_is_given_back() {
+    let after = Duration::from_millis(300);
+    let idle = |keep_bytes| Some(KvIdle { after, keep_bytes: Some(keep_bytes) });
+    for (keep, kept) in [(0, 0), (u64::MAX, 96)] {
+        let engine = tiny(&EngineConfig { idle: idle(keep), ..config() });
+        let prompt = Numbers(12).prompt(100, VOCAB);
+        let want = ask(&engine, greedy(&prompt, 8));
+        assert!(engine.stats().kv_blocks_idle > 0);
+        if keep == 0 {
+            wait_for(&engine, "memory given back", |s| s.kv_blocks_idle == 0);
+        } else {
+            std::thread::sleep(2 * after);
+        }
+        let got = ask(&engine, greedy(&prompt, 8));
+        assert_eq!((got.cached, got.tokens), (kept, want.tokens));
+        settled(&engine);
+    }
+}
+
+/// A file that never ends to be read stands for a disk that hangs.
+#[cfg(unix)]
+#[test]
+fn a_disk_that_hangs_delays_a_request_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = Numbers(13).prompt(100, VOCAB);
+    let disk = KvDisk { dir: dir.path().to_owned(), max_bytes: 1 << 30, model: "tiny".into() };
+    let on_disk = EngineConfig { disk: Some(disk), ..config() };
+    let want = ask(&tiny(&on_disk), greedy(&prompt, 4)).tokens;
+    let engine = tiny(&on_disk);
+    for file in std::fs::read_dir(dir.path()).unwrap() {
+        let path = file.unwrap().path();
+        std::fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    }
+    let cancelled = submit(&engine, greedy(&prompt, 4));
+    wait_for(&engine, "waiting", |s| s.waiting == 1);
+    drop(cancelled);
+    wait_for(&engine, "cancelled", |s| s.cancelled == 1);
+    let start = Instant::now();
+    let got = ask(&engine, greedy(&prompt, 4));
+    assert_eq!((got.cached, got.tokens), (0, want));
+    drop(engine);
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
 }

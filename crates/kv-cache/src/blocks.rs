@@ -1,6 +1,7 @@
 //! The blocks of the pool: who holds how much of them, and which keep exact rows beside their codes.
 
 use crate::prefix::PrefixIndex;
+use std::ops::Range;
 use taper_base::BlockId;
 
 #[derive(Debug)]
@@ -13,6 +14,8 @@ pub(crate) struct Blocks {
     /// The exact block beside each block.
     exact: Vec<Option<BlockId>>,
     free_exact: Vec<BlockId>,
+    /// Exact blocks beside idle blocks.
+    idle_exact: usize,
 }
 
 impl Blocks {
@@ -24,6 +27,7 @@ impl Blocks {
             index: PrefixIndex::default(),
             exact: vec![None; blocks],
             free_exact: ids(exact),
+            idle_exact: 0,
         }
     }
 
@@ -32,19 +36,30 @@ impl Blocks {
         self.free.len() + self.index.idle()
     }
 
-    pub(crate) fn free_exact(&self) -> usize {
-        self.free_exact.len()
+    /// Exact blocks that can be taken.
+    pub(crate) fn available_exact(&self) -> usize {
+        self.free_exact.len() + self.idle_exact
+    }
+
+    /// Sequences that hold a block.
+    pub(crate) fn holders(&self, block: BlockId) -> u32 {
+        self.holders[block.0 as usize]
+    }
+
+    /// Forgets the idle block that was held longest ago, of those that fit.
+    fn evict(&mut self, with_exact: bool) -> Option<BlockId> {
+        let exact = &self.exact;
+        let block = self.index.evict(|b| !with_exact || exact[b.0 as usize].is_some())?;
+        self.idle_exact -= usize::from(self.exact(block).is_some());
+        self.drop_exact(block);
+        Some(block)
     }
 
     /// A block without contents, for one sequence.
     pub(crate) fn take(&mut self) -> Option<BlockId> {
         let block = match self.free.pop() {
             Some(block) => block,
-            None => {
-                let block = self.index.evict(|_| true)?;
-                self.drop_exact(block);
-                block
-            }
+            None => self.evict(false)?,
         };
         self.holders[block.0 as usize] = 1;
         Some(block)
@@ -52,7 +67,11 @@ impl Blocks {
 
     /// One more sequence holds a published block.
     pub(crate) fn share(&mut self, block: BlockId) {
-        self.holders[block.0 as usize] += 1;
+        let holders = &mut self.holders[block.0 as usize];
+        *holders += 1;
+        if *holders == 1 {
+            self.idle_exact -= usize::from(self.exact(block).is_some());
+        }
         self.index.wake(block);
     }
 
@@ -66,10 +85,37 @@ impl Blocks {
         let holders = &mut self.holders[block.0 as usize];
         *holders -= 1;
         match *holders {
-            0 if published => self.index.rest(block),
+            0 if published => {
+                self.idle_exact += usize::from(self.exact(block).is_some());
+                self.index.rest(block);
+            }
             0 => self.free.push(block),
             _ => {}
         }
+    }
+
+    /// Forgets idle blocks, the longest unused first, while `keeps(blocks, exact blocks)` says no to
+    /// what is left.
+    pub(crate) fn forget_idle(&mut self, keeps: impl Fn(usize, usize) -> bool) {
+        while !keeps(self.index.idle(), self.idle_exact) {
+            let Some(block) = self.evict(false) else { return };
+            self.free.push(block);
+        }
+    }
+
+    /// Stretches of blocks and of exact blocks without contents. The first ones are taken next.
+    pub(crate) fn free_runs(&mut self) -> [Vec<Range<usize>>; 2] {
+        [&mut self.free, &mut self.free_exact].map(|free| {
+            free.sort_unstable_by_key(|block| std::cmp::Reverse(block.0));
+            let mut runs: Vec<Range<usize>> = Vec::new();
+            for index in free.iter().rev().map(|block| block.0 as usize) {
+                match runs.last_mut() {
+                    Some(run) if run.end == index => run.end += 1,
+                    _ => runs.push(index..index + 1),
+                }
+            }
+            runs
+        })
     }
 
     /// The exact block beside a block.
@@ -83,11 +129,7 @@ impl Blocks {
             return true;
         }
         if self.free_exact.is_empty() {
-            let exact = &self.exact;
-            let Some(idle) = self.index.evict(|b| exact[b.0 as usize].is_some()) else {
-                return false;
-            };
-            self.drop_exact(idle);
+            let Some(idle) = self.evict(true) else { return false };
             self.free.push(idle);
         }
         self.exact[block.0 as usize] = self.free_exact.pop();

@@ -6,7 +6,7 @@ use crate::{
     keep::Kept,
     prefix::{Node, ROOT},
 };
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 use taper_base::{BlockId, SeqId, TokenId};
 use taper_kv_codecs::{Exact, KvGeometry, LayerPages};
 
@@ -32,31 +32,24 @@ pub struct KvConfig {
 pub struct ExactRoom {
     /// Which tokens.
     pub tokens: Exact,
-    /// Sequences that may hold blocks at a time.
-    pub sequences: usize,
-    /// Tokens of a step.
+    /// Exact blocks there are, shared by all sequences.
+    pub blocks: usize,
+    /// Tokens of a step. A step reads all of its own tokens exactly, so blocks for them stay free.
     pub step_tokens: usize,
 }
 
 impl ExactRoom {
-    /// Exact blocks that any one sequence needs beside its part of a step.
-    fn per_sequence(self, block_tokens: usize) -> usize {
-        // The last two are begun, and not full.
-        (self.tokens.sink_tokens + self.tokens.recent_tokens) / block_tokens + 2
-    }
-
-    /// Exact blocks in all.
+    /// Room for so many sequences at any position, prompts included.
     #[must_use]
-    pub fn blocks(self, block_tokens: usize) -> usize {
-        self.sequences * self.per_sequence(block_tokens) + self.step_tokens.div_ceil(block_tokens)
-    }
-
-    /// The same for as many sequences as fit so many exact blocks, at least one.
-    #[must_use]
-    pub fn within(self, blocks: usize, block_tokens: usize) -> Self {
-        let rest = blocks.saturating_sub(self.step_tokens.div_ceil(block_tokens));
-        let sequences = (rest / self.per_sequence(block_tokens)).clamp(1, self.sequences.max(1));
-        Self { sequences, ..self }
+    pub fn for_sequences(
+        tokens: Exact,
+        sequences: usize,
+        step_tokens: usize,
+        block_tokens: usize,
+    ) -> Self {
+        let each = (tokens.sink_tokens + tokens.recent_tokens) / block_tokens + 1;
+        let blocks = sequences * each + step_tokens.div_ceil(block_tokens);
+        Self { tokens, blocks, step_tokens }
     }
 }
 
@@ -92,7 +85,7 @@ impl KvConfig {
     #[must_use]
     pub fn exact_blocks(&self) -> usize {
         // No block has two exact blocks beside it.
-        self.exact.map_or(0, |e| e.blocks(self.geometry.block_tokens).min(self.blocks))
+        self.exact.map_or(0, |e| e.blocks.min(self.blocks))
     }
 
     /// Bytes of all blocks, the exact ones included.
@@ -114,14 +107,18 @@ pub struct KvUsage {
     pub total_blocks: usize,
     /// Bytes of one block over all layers.
     pub bytes_per_block: u64,
-    /// Exact blocks beside used and idle ones.
+    /// Exact blocks beside used ones.
     pub exact_blocks: usize,
+    /// Exact blocks that sequences hold or may still ask for.
+    pub promised_exact_blocks: usize,
+    /// Exact blocks that can be promised: all but those that a step needs for its own tokens.
+    pub total_exact_blocks: usize,
     /// Bytes of one exact block over all layers.
     pub bytes_per_exact_block: u64,
 }
 
 impl KvUsage {
-    /// Bytes of the blocks that sequences hold and of all exact blocks in use.
+    /// Bytes of the blocks that sequences hold and of the exact blocks beside them.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.used_blocks as u64 * self.bytes_per_block
@@ -139,6 +136,10 @@ pub(crate) struct Table {
     pub(crate) units: Vec<UnitName>,
     /// First block that may have an exact block that is not a sink's.
     recent: usize,
+    /// Tokens whose rows are in the cache.
+    computed: usize,
+    /// Exact blocks beside those of sinks that the sequence may have between two steps.
+    promised: usize,
 }
 
 /// The cache of one engine.
@@ -149,6 +150,14 @@ pub struct KvCache {
     pub(crate) tables: HashMap<SeqId, Table>,
     pub(crate) blocks: Blocks,
     pub(crate) kept: Option<Kept>,
+    /// Sequences whose prefixes are not for everybody.
+    pub(crate) salts: HashMap<SeqId, Arc<str>>,
+    /// Sequences of the last step.
+    last_step: Vec<SeqId>,
+    /// Exact blocks promised to all sequences, those of sinks left out.
+    promised: usize,
+    /// Held blocks of sinks.
+    held_sinks: usize,
     /// Pages that are written from now on are huge ones.
     huge_pages: bool,
 }
@@ -175,7 +184,18 @@ impl KvCache {
         };
         let pages = (0..config.layers).map(layer).collect();
         let blocks = Blocks::new(config.blocks, exact_blocks);
-        Self { config, pages, tables: HashMap::new(), blocks, kept: None, huge_pages: false }
+        Self {
+            config,
+            pages,
+            tables: HashMap::new(),
+            blocks,
+            kept: None,
+            salts: HashMap::new(),
+            last_step: Vec::new(),
+            promised: 0,
+            held_sinks: 0,
+            huge_pages: false,
+        }
     }
 
     /// The shape it was made with.
@@ -192,7 +212,9 @@ impl KvCache {
             idle_blocks: self.blocks.index.idle(),
             total_blocks: self.config.blocks,
             bytes_per_block: self.config.bytes_per_block(),
-            exact_blocks: self.config.exact_blocks() - self.blocks.free_exact(),
+            exact_blocks: self.config.exact_blocks() - self.blocks.available_exact(),
+            promised_exact_blocks: self.promised + self.held_sinks,
+            total_exact_blocks: self.promisable(),
             bytes_per_exact_block: self.config.bytes_per_exact_block(),
         }
     }
@@ -201,15 +223,15 @@ impl KvCache {
     /// changes.
     ///
     /// # Errors
-    /// [`KvCacheError::Full`], [`KvCacheError::Sequences`].
+    /// [`KvCacheError::Full`], [`KvCacheError::NoExact`].
     pub fn grow(&mut self, seq: SeqId, tokens: usize) -> Result<(), KvCacheError> {
-        self.check_room(seq)?;
         let held = self.tables.get(&seq).map_or(0, |t| t.blocks.len());
         let needed = tokens.div_ceil(self.config.geometry.block_tokens).saturating_sub(held);
         let free = self.blocks.available();
         if needed > free {
             return Err(KvCacheError::Full { needed, free });
         }
+        self.promise(seq, tokens, held..held + needed)?;
         let table = self.tables.entry(seq).or_default();
         table.blocks.extend((0..needed).filter_map(|_| self.blocks.take()));
         let bytes = table.blocks.len() as u64 * self.config.bytes_per_block();
@@ -220,22 +242,13 @@ impl KvCache {
         Ok(())
     }
 
-    /// Exact rows are reserved for so many sequences.
-    fn check_room(&self, seq: SeqId) -> Result<(), KvCacheError> {
-        match self.config.exact {
-            Some(ExactRoom { sequences, .. })
-                if !self.tables.contains_key(&seq) && self.tables.len() >= sequences =>
-            {
-                Err(KvCacheError::Sequences { limit: sequences })
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Gives a sequence's blocks back. Those that were published stay until their room is needed.
     pub fn release(&mut self, seq: SeqId) {
         let Some(table) = self.tables.remove(&seq) else { return };
         let sinks = self.sink_blocks();
+        self.promised -= table.promised;
+        let held = table.blocks.iter().take(sinks).filter(|&&b| self.blocks.holders(b) == 1);
+        self.held_sinks -= held.count();
         // The end of a sequence is the least likely to be met again.
         for (index, &block) in table.blocks.iter().enumerate().rev() {
             self.blocks.put_back(block, index < sinks);
@@ -261,17 +274,25 @@ impl KvCache {
     /// and returns how many tokens that is.
     pub fn adopt(&mut self, seq: SeqId, tokens: &[TokenId]) -> usize {
         let (size, unit) = (self.config.geometry.block_tokens, self.prefix_tokens());
-        if unit == 0 || self.tables.contains_key(&seq) || self.check_room(seq).is_err() {
+        if unit == 0 || self.tables.contains_key(&seq) {
             return 0;
         }
-        let mut chain = self.blocks.index.find(tokens, size);
+        let salt = self.salt(seq).cloned();
+        let mut chain = self.blocks.index.find(tokens, size, salt.as_ref());
         let reused = chain.len() * size / unit * unit;
         chain.truncate(reused / size);
+        let sinks = chain.iter().take(self.sink_blocks());
+        let woken = sinks.filter(|&&(_, b)| self.blocks.holders(b) == 0).count();
+        if woken > self.unpromised() {
+            return 0;
+        }
         if reused > 0 {
+            self.held_sinks += woken;
             chain.iter().for_each(|&(_, block)| self.blocks.share(block));
             let (nodes, blocks) = chain.into_iter().unzip();
             let recent = reused / size;
-            self.tables.insert(seq, Table { blocks, nodes, units: Vec::new(), recent });
+            let table = Table { blocks, nodes, recent, computed: reused, ..Table::default() };
+            self.tables.insert(seq, table);
         }
         reused
     }
@@ -284,9 +305,42 @@ impl KvCache {
         let full = tokens.chunks_exact(self.config.geometry.block_tokens).zip(&table.blocks);
         for (tokens, &block) in full.skip(table.nodes.len()) {
             let before = table.nodes.last().copied().unwrap_or(ROOT);
-            table.nodes.push(self.blocks.index.publish(block, before, tokens));
+            let salt = self.salts.get(&seq);
+            table.nodes.push(self.blocks.index.publish(block, before, tokens, salt));
         }
         self.keep(seq, tokens);
+    }
+
+    /// Gives memory back to the system: that of blocks without contents, and that of prefixes that
+    /// nobody holds, the longest unused first, until these take `keep` bytes at most.
+    pub fn give_back(&mut self, keep: u64) {
+        let config = &self.config;
+        let (coded, beside) = (config.bytes_per_block(), config.bytes_per_exact_block());
+        self.blocks.forget_idle(|n, exact| n as u64 * coded + exact as u64 * beside <= keep);
+        let [runs, exact_runs] = self.blocks.free_runs();
+        for (layer, pages) in self.pages.iter_mut().enumerate() {
+            let codec = config.scheme.codec(layer);
+            let bytes = codec.block_bytes(config.geometry);
+            runs.iter().for_each(|run| pages.discard(bytes, run));
+            if let Some(bytes) = codec.exact_block_bytes(config.geometry) {
+                exact_runs.iter().for_each(|run| pages.discard_exact(bytes, run));
+            }
+        }
+    }
+
+    /// Keeps a sequence's prefix apart: it is shared only among sequences of the same salt. To be
+    /// called before the sequence gets its first block.
+    pub fn set_salt(&mut self, seq: SeqId, salt: Option<Arc<str>>) {
+        match salt {
+            Some(salt) => self.salts.insert(seq, salt),
+            None => self.salts.remove(&seq),
+        };
+    }
+
+    /// The salt of a sequence.
+    #[must_use]
+    pub fn salt(&self, seq: SeqId) -> Option<&Arc<str>> {
+        self.salts.get(&seq)
     }
 
     /// Opens a step in which these sequences compute these tokens.
@@ -297,26 +351,99 @@ impl KvCache {
         PagedSession::new(self, ranges)
     }
 
+    /// Exact blocks that can be promised.
+    fn promisable(&self) -> usize {
+        let size = self.config.geometry.block_tokens;
+        match self.config.exact {
+            // Each block has one of its own.
+            Some(_) if self.config.exact_blocks() == self.config.blocks => self.config.blocks,
+            Some(room) => room.blocks.saturating_sub(room.step_tokens.div_ceil(size)),
+            None => 0,
+        }
+    }
+
+    /// Exact blocks that are not promised to anybody.
+    fn unpromised(&self) -> usize {
+        self.promisable().saturating_sub(self.promised + self.held_sinks)
+    }
+
+    /// Exact blocks beside sinks that a sequence needs to get to `tokens` tokens, beyond what a step
+    /// has for its own tokens.
+    ///
+    /// A step that computes `n` tokens of a prompt reads `recent_tokens / size + ceil(n / size)`
+    /// blocks exactly at most. Of these, one beside the recent ones is promised, so that the parts
+    /// of several prompts that are rounded up do not exceed the blocks of the step.
+    fn recent_needed(&self, room: ExactRoom, computed: usize, tokens: usize) -> usize {
+        let size = self.config.geometry.block_tokens;
+        let (sinks, end) = (self.sink_blocks(), tokens.div_ceil(size));
+        if tokens > computed + 1 {
+            let prompt = room.tokens.recent_tokens / size + 1;
+            return prompt.min(end.saturating_sub(sinks));
+        }
+        let first = room.tokens.recent_from(tokens.saturating_sub(1)) / size;
+        end.saturating_sub(first.max(sinks))
+    }
+
+    /// Sets exact blocks apart for a sequence of `tokens` tokens that gets the blocks `new`.
+    fn promise(
+        &mut self,
+        seq: SeqId,
+        tokens: usize,
+        new: std::ops::Range<usize>,
+    ) -> Result<(), KvCacheError> {
+        let Some(room) = self.config.exact else { return Ok(()) };
+        let (computed, before) = self.tables.get(&seq).map_or((0, 0), |t| (t.computed, t.promised));
+        let promised = self.recent_needed(room, computed, tokens);
+        let sinks = new.end.min(self.sink_blocks()).saturating_sub(new.start);
+        let needed = promised.saturating_sub(before) + sinks;
+        let free = self.unpromised();
+        if needed > free {
+            return Err(KvCacheError::NoExact { needed, free });
+        }
+        self.tables.entry(seq).or_default().promised = promised;
+        self.promised = self.promised - before + promised;
+        self.held_sinks += sinks;
+        Ok(())
+    }
+
+    /// Takes back the exact blocks of the last step that no later token reads, then places those of
+    /// this one.
+    pub(crate) fn place_exact(&mut self, ranges: &[SeqRange]) -> Result<(), KvCacheError> {
+        let Some(room) = self.config.exact else { return Ok(()) };
+        for seq in std::mem::take(&mut self.last_step) {
+            let computed = self.tables.get(&seq).map_or(0, |t| t.computed);
+            self.drop_before(seq, room.tokens.recent_from(computed));
+        }
+        self.last_step.extend(ranges.iter().map(|range| range.seq));
+        ranges.iter().try_for_each(|range| self.place_exact_of(range, room))
+    }
+
+    /// Takes back exact blocks of a sequence before its recent tokens.
+    fn drop_before(&mut self, seq: SeqId, token: usize) {
+        let (recent, sinks) = (token / self.config.geometry.block_tokens, self.sink_blocks());
+        let Some(table) = self.tables.get_mut(&seq) else { return };
+        for index in table.recent.max(sinks)..recent.min(table.blocks.len()) {
+            self.blocks.drop_exact(table.blocks[index]);
+        }
+        table.recent = recent;
+    }
+
     pub(crate) fn sink_blocks(&self) -> usize {
         let size = self.config.geometry.block_tokens;
         self.config.exact.map_or(0, |e| e.tokens.sink_tokens / size)
     }
 
-    /// Puts exact blocks where a step reads and writes them, and takes those back that no later
-    /// token reads.
-    pub(crate) fn place_exact(&mut self, range: &SeqRange) -> Result<(), KvCacheError> {
-        let Some(ExactRoom { tokens, .. }) = self.config.exact else { return Ok(()) };
+    fn place_exact_of(&mut self, range: &SeqRange, room: ExactRoom) -> Result<(), KvCacheError> {
         let (size, sinks) = (self.config.geometry.block_tokens, self.sink_blocks());
+        let from = room.tokens.recent_from(range.start);
+        self.drop_before(range.seq, from);
+        let end = range.start + range.len;
         let Some(table) = self.tables.get_mut(&range.seq) else { return Ok(()) };
-        let recent = tokens.recent_from(range.start) / size;
-        for index in table.recent.max(sinks)..recent.min(table.blocks.len()) {
-            self.blocks.drop_exact(table.blocks[index]);
-        }
-        table.recent = recent;
-        let end = (range.start + range.len).div_ceil(size);
-        for index in (0..sinks.min(end)).chain(recent.max(sinks)..end) {
+        table.computed = end;
+        let end = end.div_ceil(size);
+        for index in (0..sinks.min(end)).chain((from / size).max(sinks)..end) {
             if !self.blocks.add_exact(table.blocks[index]) {
-                return Err(KvCacheError::NoExact { blocks: self.config.exact_blocks() });
+                return Err(KvCacheError::NoExact { needed: 1, free: 0 });
             }
         }
         Ok(())

@@ -8,8 +8,9 @@
 //! NAME.kv:  "taperkv1"  name, 32 bytes  length of the rows, u64 little-endian  rows
 //!           SHA-256 of all of that
 //! ```
-//! Files are written under another name and renamed when they are whole. Reading and writing has
-//! threads of its own. A file that is damaged is reported, forgotten and written anew.
+//! Files are written under a random name and renamed when they are whole; only their owner reads them.
+//! Several processes may share a directory: before a file makes room, those of others are counted, too.
+//! Reading and writing has threads of its own. A file that is damaged is reported, forgotten and written anew.
 
 use crate::KvCacheError;
 use sha2::{Digest, Sha256};
@@ -24,7 +25,7 @@ use std::{
         mpsc,
     },
     thread::{self, JoinHandle},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 use taper_base::TokenId;
 
@@ -39,6 +40,11 @@ const ABANDONED: Duration = Duration::from_secs(3600);
 /// Bytes that may wait to be written; what comes beyond is not kept.
 const MAX_PENDING: u64 = 256 << 20;
 
+/// Files of other processes are counted again after so long.
+const COUNT_EVERY: Duration = Duration::from_secs(2);
+/// Closing waits so long for files that are being written or read.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
+
 /// A unit's rows and all before it, as a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitName([u8; HASH]);
@@ -48,6 +54,18 @@ impl UnitName {
     #[must_use]
     pub fn root(identity: &str) -> Self {
         Self(Sha256::digest(identity).into())
+    }
+
+    /// What stands before the first unit of prompts of a salt.
+    pub(crate) fn salted(&self, salt: Option<&Arc<str>>) -> Self {
+        let Some(salt) = salt else { return *self };
+        Self(
+            Sha256::new_with_prefix(self.0)
+                .chain_update("salt")
+                .chain_update(&**salt)
+                .finalize()
+                .into(),
+        )
     }
 
     /// The unit of these tokens after this one.
@@ -115,6 +133,8 @@ struct Shared {
     dir: PathBuf,
     max_bytes: u64,
     index: Mutex<Index>,
+    /// When the directory's files were last counted.
+    counted: Mutex<Instant>,
     pending: AtomicU64,
     written: Counters,
 }
@@ -165,11 +185,12 @@ impl DiskTier {
         create_private(dir).map_err(failed)?;
         let index = Mutex::new(scan(dir).map_err(failed)?);
         // What cannot be written should be known now, and not with the first request.
-        let probe = dir.join(format!("{}.{UNFINISHED}", std::process::id()));
-        fs::write(&probe, []).and_then(|()| fs::remove_file(&probe)).map_err(failed)?;
+        unfinished(dir).map_err(failed)?;
+        warn_if_others_read(dir);
         let pending = AtomicU64::new(0);
         let written = Counters::default();
-        let shared = Shared { dir: dir.to_owned(), max_bytes, index, pending, written };
+        let counted = Mutex::new(Instant::now());
+        let shared = Shared { dir: dir.to_owned(), max_bytes, index, counted, pending, written };
         let shared = Arc::new(shared);
         shared.make_room(0);
         let (writes, to_write) = mpsc::channel::<ToWrite>();
@@ -210,11 +231,17 @@ impl DiskTier {
         }
     }
 
-    /// Reads a unit's rows; `done` gets them on another thread, or `None` where they are not whole.
+    /// Reads a unit's rows; `done` gets them on another thread, or `None` where they are not whole. It
+    /// is called at once with `None` where nothing can be read any more.
     /// Units come in the order in which they were asked for.
     pub fn load(&self, name: UnitName, done: impl FnOnce(Option<Vec<u8>>) + Send + 'static) {
-        if let Some(reads) = &self.reads {
-            let _ = reads.send((name, Box::new(done)));
+        let read = (name, Box::new(done) as Loaded);
+        let unread = match &self.reads {
+            Some(reads) => reads.send(read).err().map(|error| error.0),
+            None => Some(read),
+        };
+        if let Some((_, done)) = unread {
+            done(None);
         }
     }
 
@@ -238,12 +265,21 @@ impl DiskTier {
     }
 }
 
-/// Writes what is pending.
+/// Writes what is pending. A disk that hangs is left alone after some seconds: its threads end with
+/// the process.
 impl Drop for DiskTier {
     fn drop(&mut self) {
         (self.writes, self.reads) = (None, None);
+        let start = Instant::now();
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
+            while !thread.is_finished() && start.elapsed() < CLOSE_WITHIN {
+                thread::sleep(Duration::from_millis(1));
+            }
+            if !thread.is_finished() {
+                tracing::error!(
+                    "the disk of the KV cache does not answer; what was to be written is lost"
+                );
+            } else if thread.join().is_err() {
                 tracing::error!("a thread of the KV cache's disk tier panicked");
             }
         }
@@ -260,6 +296,7 @@ impl Shared {
         let bytes = (HEAD + rows.len() + HASH) as u64;
         let known = self.index().files.contains_key(&name);
         if !known && bytes <= self.max_bytes {
+            self.count_again();
             self.make_room(bytes);
             match self.write_file(name, rows) {
                 Ok(()) => {
@@ -276,23 +313,33 @@ impl Shared {
     }
 
     fn write_file(&self, name: UnitName, rows: &[u8]) -> io::Result<()> {
-        let unfinished = format!("{}-{}.{UNFINISHED}", name.file(), std::process::id());
-        let unfinished = self.dir.join(unfinished);
-        let write = || {
-            let head = [&MAGIC[..], &name.0, &(rows.len() as u64).to_le_bytes()].concat();
-            let hash = Sha256::new_with_prefix(&head).chain_update(rows).finalize();
-            let mut file = fs::File::create(&unfinished)?;
-            file.write_all(&head)?;
-            file.write_all(rows)?;
-            file.write_all(&hash)?;
-            // The system's own times are coarser than those of reading.
-            file.set_modified(SystemTime::now())?;
-            drop(file);
-            fs::rename(&unfinished, self.dir.join(name.file()))
+        let head = [&MAGIC[..], &name.0, &(rows.len() as u64).to_le_bytes()].concat();
+        let hash = Sha256::new_with_prefix(&head).chain_update(rows).finalize();
+        let mut file = match unfinished(&self.dir) {
+            // Somebody has removed the directory.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                create_private(&self.dir)?;
+                unfinished(&self.dir)?
+            }
+            file => file?,
         };
-        write().inspect_err(|_| {
-            let _ = fs::remove_file(&unfinished);
-        })
+        file.write_all(&head)?;
+        file.write_all(rows)?;
+        file.write_all(&hash)?;
+        // The system's own times are coarser than those of reading.
+        file.as_file().set_modified(SystemTime::now())?;
+        file.persist(self.dir.join(name.file()))?;
+        Ok(())
+    }
+
+    /// Counts the files of the directory again, those of other processes too, unless that was done
+    /// just now. Where it cannot be read, nothing is known to be there.
+    fn count_again(&self) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if counted.elapsed() >= COUNT_EVERY {
+            *self.index() = scan(&self.dir).unwrap_or_default();
+            *counted = Instant::now();
+        }
     }
 
     /// Removes the files that were used longest ago until so many bytes more would fit.
@@ -312,8 +359,13 @@ impl Shared {
 
     fn read(&self, name: UnitName) -> Option<Vec<u8>> {
         let path = self.dir.join(name.file());
-        let rows = fs::read(&path).map_err(|e| e.to_string()).and_then(|file| rows(name, file));
-        match rows {
+        let file = fs::read(&path);
+        if file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            // Another process needed its room.
+            self.index().remove(name);
+            return None;
+        }
+        match file.map_err(|e| e.to_string()).and_then(|file| rows(name, file)) {
             Ok(rows) => {
                 self.index().touch(name);
                 // The order of use outlives the process as the files' times.
@@ -337,6 +389,24 @@ fn create_private(dir: &Path) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(dir)
+}
+
+/// A file of a random name that did not exist, which only its owner reads. It is removed unless it is
+/// renamed.
+fn unfinished(dir: &Path) -> io::Result<tempfile::NamedTempFile> {
+    tempfile::Builder::new().suffix(&format!(".{UNFINISHED}")).tempfile_in(dir)
+}
+
+/// Names of files tell who asked what, so others should not even list them.
+fn warn_if_others_read(dir: &Path) {
+    #[cfg(unix)]
+    if fs::metadata(dir)
+        .is_ok_and(|meta| std::os::unix::fs::PermissionsExt::mode(&meta.permissions()) & 0o077 != 0)
+    {
+        tracing::warn!(dir = %dir.display(), "others can read the directory of KV prefixes; chmod 700 keeps them out");
+    }
+    #[cfg(not(unix))]
+    let _ = dir;
 }
 
 /// The rows of a file that is whole and the right one.
@@ -375,7 +445,7 @@ fn scan(dir: &Path) -> io::Result<Index> {
                     let _ = fs::remove_file(entry.path());
                 }
             }
-            _ => tracing::warn!(file = %entry.path().display(), "not a file of the KV cache"),
+            _ => tracing::debug!(file = %entry.path().display(), "not a file of the KV cache"),
         }
     }
     found.sort();

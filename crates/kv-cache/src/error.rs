@@ -15,17 +15,13 @@ pub enum KvCacheError {
         /// Blocks free.
         free: usize,
     },
-    /// Exact rows of all sequences that may run are taken.
-    #[error("the KV cache keeps exact tokens for {limit} sequences, and they are all running")]
-    Sequences {
-        /// How many.
-        limit: usize,
-    },
-    /// A step needs more exact blocks than were planned for.
-    #[error("the KV cache's {blocks} exact blocks are too few for this step")]
+    /// No exact block is free.
+    #[error("the KV cache has no room for exact tokens: {needed} more blocks needed, {free} free")]
     NoExact {
-        /// Exact blocks there are.
-        blocks: usize,
+        /// Exact blocks needed.
+        needed: usize,
+        /// Exact blocks free.
+        free: usize,
     },
     /// A step names tokens for which the sequence has no room.
     #[error("sequence {seq:?} has room for {room} tokens, and the step ends at {end}")]

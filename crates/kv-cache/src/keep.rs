@@ -37,9 +37,10 @@ impl KvCache {
     pub(crate) fn keep(&mut self, seq: SeqId, tokens: &[TokenId]) {
         let (unit, blocks) = (self.prefix_tokens(), self.unit_blocks());
         let (Some(kept), Some(table)) = (&self.kept, self.tables.get_mut(&seq)) else { return };
+        let root = kept.root.salted(self.salts.get(&seq));
         let first = table.units.len();
         for tokens in tokens.chunks_exact(unit).take(table.nodes.len() / blocks).skip(first) {
-            let before = table.units.last().unwrap_or(&kept.root);
+            let before = table.units.last().unwrap_or(&root);
             table.units.push(before.next(tokens));
         }
         let (Some(kept), Some(table)) = (&self.kept, self.tables.get(&seq)) else { return };
@@ -104,15 +105,15 @@ impl KvCache {
         block.map(|block| block.0 as usize)
     }
 
-    /// The units of a prompt that are on disk and not in memory, in order: index and name. They
+    /// The units of a sequence's prompt that are on disk and not in memory, in order: index and name. They
     /// follow those in memory without a gap, and there is room for them.
     #[must_use]
-    pub fn on_disk(&self, tokens: &[TokenId]) -> Vec<(usize, UnitName)> {
+    pub fn on_disk(&self, seq: SeqId, tokens: &[TokenId]) -> Vec<(usize, UnitName)> {
         let Some(kept) = &self.kept else { return Vec::new() };
         let (unit, blocks) = (self.prefix_tokens(), self.unit_blocks());
-        let known =
-            self.blocks.index.find(tokens, self.config.geometry.block_tokens).len() / blocks;
-        let mut name = kept.root;
+        let (size, salt) = (self.config.geometry.block_tokens, self.salt(seq));
+        let known = self.blocks.index.find(tokens, size, salt).len() / blocks;
+        let mut name = kept.root.salted(salt);
         let names = tokens.chunks_exact(unit).map(|tokens| {
             name = name.next(tokens);
             name
@@ -145,13 +146,14 @@ impl KvCache {
         (BYTES / self.unit_bytes(0).max(1)).clamp(1, 32)
     }
 
-    /// Puts a unit of a prompt, as it was read, into idle blocks. `false`: what comes before it is
+    /// Puts a unit of a sequence's prompt, as it was read, into idle blocks. `false`: what comes before it is
     /// gone, there is no room, or the rows are of another size.
-    pub fn restore(&mut self, tokens: &[TokenId], index: usize, rows: &[u8]) -> bool {
+    pub fn restore(&mut self, seq: SeqId, tokens: &[TokenId], index: usize, rows: &[u8]) -> bool {
         let (size, blocks) = (self.config.geometry.block_tokens, self.unit_blocks());
         let end = (index + 1) * blocks;
         let Some(tokens) = tokens.get(..end * size) else { return false };
-        let chain = self.blocks.index.find(tokens, size);
+        let salt = self.salt(seq).cloned();
+        let chain = self.blocks.index.find(tokens, size, salt.as_ref());
         if chain.len() == end {
             return true;
         }
@@ -161,7 +163,8 @@ impl KvCache {
         }
         // Held, so that they are not what makes room.
         before.iter().for_each(|&(_, block)| self.blocks.share(block));
-        let done = self.fill(tokens, before.last().map_or(ROOT, |b| b.0), index, rows);
+        let node = before.last().map_or(ROOT, |b| b.0);
+        let done = self.fill(tokens, (node, salt.as_ref()), index, rows);
         let sinks = self.sink_blocks();
         for (at, &(_, block)) in before.iter().enumerate().rev() {
             self.blocks.put_back(block, at < sinks);
@@ -169,7 +172,13 @@ impl KvCache {
         done
     }
 
-    fn fill(&mut self, tokens: &[TokenId], mut before: Node, index: usize, rows: &[u8]) -> bool {
+    fn fill(
+        &mut self,
+        tokens: &[TokenId],
+        (mut before, salt): (Node, Option<&Arc<str>>),
+        index: usize,
+        rows: &[u8],
+    ) -> bool {
         let (size, blocks, sinks) =
             (self.config.geometry.block_tokens, self.unit_blocks(), self.sink_blocks());
         let first = index * blocks;
@@ -188,7 +197,7 @@ impl KvCache {
         }
         let sequence = tokens.chunks_exact(size).skip(first);
         for (&block, tokens) in taken.iter().zip(sequence) {
-            before = self.blocks.index.publish(block, before, tokens);
+            before = self.blocks.index.publish(block, before, tokens, salt);
         }
         for (at, &block) in taken.iter().enumerate().rev() {
             self.blocks.put_back(block, first + at < sinks);

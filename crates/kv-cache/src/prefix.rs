@@ -5,7 +5,10 @@
 //! their hash: two prompts never meet by accident). A published block that no sequence holds is
 //! *idle*: it stays until its room is needed, the longest unused first.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 use taper_base::{BlockId, TokenId};
 
 /// Names a block's contents and all before it; never given twice.
@@ -18,6 +21,15 @@ pub(crate) const ROOT: Node = 0;
 struct Name {
     before: Node,
     tokens: Box<[TokenId]>,
+    /// Of a first block: who may share it. Later ones have the first one's node before them.
+    salt: Option<Arc<str>>,
+}
+
+impl Name {
+    fn new(before: Node, tokens: &[TokenId], salt: Option<&Arc<str>>) -> Self {
+        let salt = salt.filter(|_| before == ROOT).cloned();
+        Self { before, tokens: tokens.into(), salt }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -33,11 +45,16 @@ pub(crate) struct PrefixIndex {
 
 impl PrefixIndex {
     /// The blocks of the longest known chain of whole blocks that `tokens` begin with.
-    pub(crate) fn find(&self, tokens: &[TokenId], block_tokens: usize) -> Vec<(Node, BlockId)> {
+    pub(crate) fn find(
+        &self,
+        tokens: &[TokenId],
+        block_tokens: usize,
+        salt: Option<&Arc<str>>,
+    ) -> Vec<(Node, BlockId)> {
         let mut chain = Vec::new();
         let mut before = ROOT;
         for tokens in tokens.chunks_exact(block_tokens) {
-            let Some(&found) = self.blocks.get(&Name { before, tokens: tokens.into() }) else {
+            let Some(&found) = self.blocks.get(&Name::new(before, tokens, salt)) else {
                 break;
             };
             chain.push(found);
@@ -48,8 +65,14 @@ impl PrefixIndex {
 
     /// Makes a block known; of two with the same contents the first stays. Returns the contents'
     /// node.
-    pub(crate) fn publish(&mut self, block: BlockId, before: Node, tokens: &[TokenId]) -> Node {
-        let name = Name { before, tokens: tokens.into() };
+    pub(crate) fn publish(
+        &mut self,
+        block: BlockId,
+        before: Node,
+        tokens: &[TokenId],
+        salt: Option<&Arc<str>>,
+    ) -> Node {
+        let name = Name::new(before, tokens, salt);
         if let Some(&(node, _)) = self.blocks.get(&name) {
             return node;
         }

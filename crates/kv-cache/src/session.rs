@@ -74,9 +74,7 @@ impl<'a> PagedSession<'a> {
 
     fn place_exact(&mut self) -> Result<(), KvCacheError> {
         let size = self.cache.config.geometry.block_tokens;
-        for range in &self.ranges {
-            self.cache.place_exact(range)?;
-        }
+        self.cache.place_exact(&self.ranges)?;
         for range in &self.ranges {
             let blocks = self.cache.blocks(range.seq);
             let exact: Vec<_> = blocks.iter().map(|&b| self.cache.blocks.exact(b)).collect();

@@ -18,7 +18,7 @@ fn config(blocks: usize) -> KvConfig {
 fn compressed(blocks: usize, sequences: usize) -> KvConfig {
     let codec = taper_kv_codecs::parse("turbo4").unwrap();
     let tokens = Exact { sink_tokens: 4, recent_tokens: 8 };
-    let exact = Some(ExactRoom { tokens, sequences, step_tokens: 16 });
+    let exact = Some(ExactRoom::for_sequences(tokens, sequences, 16, BLOCK));
     KvConfig { scheme: codec.into(), exact, ..config(blocks) }
 }
 
@@ -72,6 +72,44 @@ fn a_prefix_is_shared_while_it_is_held_and_after() {
 }
 
 #[test]
+fn memory_is_given_back_the_longest_unused_first() {
+    let mut c = KvCache::new(compressed(40, 2));
+    let prompts = [[1; 8], [2; 8]];
+    for (seq, tokens) in (1..).map(SeqId).zip(&prompts) {
+        c.grow(seq, 8).unwrap();
+        c.session(&[SeqRange { seq, start: 0, len: 8 }]).unwrap();
+        c.publish(seq, tokens);
+        c.release(seq);
+    }
+    assert_eq!(c.usage().idle_blocks, 4);
+    let one = 2 * c.config().bytes_per_block() + c.config().bytes_per_exact_block();
+    c.give_back(one);
+    assert_eq!(c.usage().idle_blocks, 2);
+    assert_eq!((c.adopt(SeqId(3), &prompts[0]), c.adopt(SeqId(4), &prompts[1])), (0, 8));
+    c.give_back(0);
+    assert_eq!(c.usage().used_blocks, 2, "what is held stays");
+    c.release(SeqId(4));
+    c.give_back(0);
+    assert_eq!((c.usage().idle_blocks, c.usage().exact_blocks), (0, 0));
+    c.grow(SeqId(5), 160).unwrap();
+}
+
+#[test]
+fn prefixes_of_different_salts_are_not_shared() {
+    let mut c = KvCache::new(config(12));
+    let tokens = [3; 8];
+    let salts = [None, Some("a"), Some("b"), Some("a"), None];
+    for (id, salt) in (1..).map(SeqId).zip(salts) {
+        c.set_salt(id, salt.map(Into::into));
+        let known = c.adopt(id, &tokens);
+        let before = salts[..id.0 as usize - 1].contains(&salt);
+        assert_eq!(known, if before { 8 } else { 0 }, "{salt:?}");
+        c.grow(id, 8).unwrap();
+        c.publish(id, &tokens);
+    }
+}
+
+#[test]
 fn without_prefix_caching_nothing_is_found() {
     let mut c = KvCache::new(KvConfig { prefix_caching: false, ..config(6) });
     c.grow(SeqId(1), 8).unwrap();
@@ -102,8 +140,8 @@ fn exact_blocks_follow_the_recent_tokens() {
     let mut c = KvCache::new(compressed(16, 2));
     let bytes = c.config().bytes_per_exact_block();
     assert_eq!(bytes, 3 * 2 * 2 * 4 * 8 * 2);
-    // Two sequences of a sink, eight recent tokens and two blocks begun, and a step of sixteen.
-    assert_eq!(c.config().exact_blocks(), 2 * (1 + 2 + 2) + 4);
+    // Two sequences of a sink, eight recent tokens and a block begun, and a step of sixteen.
+    assert_eq!(c.config().exact_blocks(), 2 * (1 + 2 + 1) + 4);
     c.grow(SeqId(1), 30).unwrap();
     let mut step = |start, len| {
         c.session(&[SeqRange { seq: SeqId(1), start, len }]).unwrap();
@@ -130,7 +168,7 @@ fn sinks_stay_with_a_prefix_and_reuse_is_by_whole_recent_parts() {
     }
     c.publish(SeqId(1), &tokens);
     c.release(SeqId(1));
-    assert_eq!((c.usage().idle_blocks, c.usage().exact_blocks), (5, 1), "the sink's exact rows");
+    assert_eq!((c.usage().idle_blocks, c.usage().exact_blocks), (5, 0), "nobody holds the sink's");
     assert_eq!(c.prefix_tokens(), 8);
     assert_eq!(c.adopt(SeqId(2), &tokens), 16, "twenty are known");
     c.grow(SeqId(2), 23).unwrap();
@@ -139,13 +177,24 @@ fn sinks_stay_with_a_prefix_and_reuse_is_by_whole_recent_parts() {
 }
 
 #[test]
-fn exact_rows_are_for_so_many_sequences() {
-    let mut c = KvCache::new(compressed(16, 2));
-    c.grow(SeqId(1), 4).unwrap();
-    c.grow(SeqId(2), 4).unwrap();
-    assert!(matches!(c.grow(SeqId(3), 4), Err(KvCacheError::Sequences { limit: 2 })));
-    c.grow(SeqId(2), 8).unwrap();
-    assert_eq!(c.adopt(SeqId(3), &[1; 8]), 0);
+fn exact_blocks_are_promised_by_need() {
+    let mut c = KvCache::new(compressed(40, 2));
+    // Eight can be promised: a prompt gets a sink, its recent tokens and a block begun.
+    c.grow(SeqId(1), 23).unwrap();
+    c.grow(SeqId(2), 23).unwrap();
+    assert_eq!((c.usage().promised_exact_blocks, c.usage().total_exact_blocks), (8, 8));
+    let full = c.grow(SeqId(3), 4).unwrap_err();
+    assert!(matches!(full, KvCacheError::NoExact { needed: 1, free: 0 }), "{full}");
+    assert_eq!(c.blocks(SeqId(3)), [], "nothing has changed");
+    // Once the prompt is computed it holds less.
+    for (start, len) in [(0, 16), (16, 7)] {
+        c.session(&[SeqRange { seq: SeqId(1), start, len }]).unwrap();
+    }
+    c.grow(SeqId(1), 24).unwrap();
+    assert_eq!(c.usage().promised_exact_blocks, 8 - 1);
+    c.grow(SeqId(3), 4).unwrap();
+    (1..4).for_each(|i| c.release(SeqId(i)));
+    assert_eq!((c.usage().promised_exact_blocks, c.usage().used_bytes()), (0, 0));
 }
 
 #[test]
@@ -251,9 +300,11 @@ proptest! {
             held.sort_by_key(|b| b.0);
             held.dedup();
             prop_assert_eq!(c.usage().used_blocks, held.len());
+            let usage = c.usage();
+            prop_assert!(usage.promised_exact_blocks <= usage.total_exact_blocks);
         }
         running.iter().for_each(|(id, ..)| c.release(*id));
-        prop_assert_eq!(c.usage().used_blocks, 0);
+        prop_assert_eq!((c.usage().used_bytes(), c.usage().promised_exact_blocks), (0, 0));
         c.grow(SeqId(9999), 24 * BLOCK).unwrap();
         prop_assert_eq!((c.usage().idle_blocks, c.usage().exact_blocks), (0, 0));
     }

@@ -20,7 +20,7 @@ const LIMIT: u64 = 1 << 30;
 fn cache(codecs: &[&str], exact: Option<Exact>, tier: &Arc<DiskTier>, model: &str) -> KvCache {
     let geometry = KvGeometry { kv_heads: 2, head_dim: 64, block_tokens: BLOCK };
     let codecs: Vec<_> = codecs.iter().map(|c| taper_kv_codecs::parse(c).unwrap()).collect();
-    let room = |tokens| ExactRoom { tokens, sequences: 4, step_tokens: 512 };
+    let room = |tokens| ExactRoom::for_sequences(tokens, 4, 512, BLOCK);
     let config = KvConfig {
         exact: exact.map(room),
         prefix_caching: true,
@@ -47,12 +47,12 @@ fn compute(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) {
 /// Reads all units of a prompt that the disk has, and says how many could be used.
 fn restore(cache: &mut KvCache, tokens: &[TokenId]) -> usize {
     let mut restored = 0;
-    let units = cache.on_disk(tokens);
+    let units = cache.on_disk(SeqId(90), tokens);
     for &(unit, name) in &units {
         let (sender, rows) = mpsc::channel();
         cache.load(name, move |rows| sender.send(rows).unwrap());
         match rows.recv().unwrap() {
-            Some(rows) if cache.restore(tokens, unit, &rows) => restored += 1,
+            Some(rows) if cache.restore(SeqId(90), tokens, unit, &rows) => restored += 1,
             _ => {
                 cache.forget(units.iter().map(|unit| unit.1));
                 break;
@@ -116,7 +116,7 @@ fn another_cache_finds_the_same_rows() {
         let mut second = cache(codecs, exact, &tier, "model");
         assert_eq!(restore(&mut second, &tokens[..300]), whole, "{codecs:?}");
         assert_eq!(second.usage().used_blocks, 0, "nobody holds them yet");
-        assert_eq!(second.on_disk(&tokens[..300]), [], "they are in memory now");
+        assert_eq!(second.on_disk(SeqId(90), &tokens[..300]), [], "they are in memory now");
         assert_eq!(second.adopt(SeqId(7), &tokens[..300]), whole * unit);
         // The rest of the prompt is computed, and then both say the same, bit for bit.
         let rest = whole * unit;
@@ -127,10 +127,30 @@ fn another_cache_finds_the_same_rows() {
         assert_eq!(found, seen(&mut alone, SeqId(1), at_rest), "{codecs:?}");
         assert_eq!(want.len(), found.len());
         // Other weights, other codecs and other tokens find nothing.
-        assert_eq!(cache(codecs, exact, &tier, "x").on_disk(&tokens), []);
-        assert_eq!(cache(&["f32", "f32"], None, &tier, "model").on_disk(&tokens), []);
-        assert_eq!(second.on_disk(&tokens[1..]), []);
+        assert_eq!(cache(codecs, exact, &tier, "x").on_disk(SeqId(90), &tokens), []);
+        assert_eq!(cache(&["f32", "f32"], None, &tier, "model").on_disk(SeqId(90), &tokens), []);
+        assert_eq!(second.on_disk(SeqId(90), &tokens[1..]), []);
     }
+}
+
+#[test]
+fn salts_keep_prefixes_apart_on_disk_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = prompt();
+    let open = || Arc::new(DiskTier::open(dir.path(), LIMIT).unwrap());
+    {
+        let mut first = cache(&["f16", "f16"], None, &open(), "model");
+        first.set_salt(SeqId(1), Some("mine".into()));
+        compute(&mut first, SeqId(1), &tokens[..128]);
+    }
+    let mut second = cache(&["f16", "f16"], None, &open(), "model");
+    assert_eq!(restore(&mut second, &tokens[..128]), 0, "without a salt");
+    second.set_salt(SeqId(90), Some("yours".into()));
+    assert_eq!(restore(&mut second, &tokens[..128]), 0, "with another");
+    second.set_salt(SeqId(90), Some("mine".into()));
+    assert_eq!(restore(&mut second, &tokens[..128]), 4);
+    assert_eq!(second.adopt(SeqId(2), &tokens[..128]), 0, "in memory likewise");
+    assert_eq!(second.adopt(SeqId(90), &tokens[..128]), 128);
 }
 
 #[test]
@@ -147,7 +167,8 @@ fn damaged_and_foreign_files_are_not_used() {
         drop(first);
         drop(tier);
         let tier = open();
-        for (_, unit) in cache(&all_codecs, None, &tier, "model").on_disk(&tokens[..128]) {
+        for (_, unit) in cache(&all_codecs, None, &tier, "model").on_disk(SeqId(90), &tokens[..128])
+        {
             names.push(unit);
         }
     }
@@ -230,6 +251,62 @@ fn what_is_written_is_counted() {
         std::thread::yield_now();
     }
     assert_eq!(tier.written(), Written { blocks: 10, bytes: tier.bytes() });
+}
+
+fn store_one(tier: &DiskTier, i: u32) -> UnitName {
+    let name = UnitName::root("model").next(&[i]);
+    tier.store(name, 1, vec![7; 1000]);
+    let start = std::time::Instant::now();
+    while !tier.holds(&name) && start.elapsed().as_secs() < 10 {
+        std::thread::yield_now();
+    }
+    name
+}
+
+#[cfg(unix)]
+#[test]
+fn files_are_their_owners_alone_also_in_a_directory_that_was_there() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let tier = DiskTier::open(dir.path(), LIMIT).unwrap();
+    store_one(&tier, 1);
+    let files = files(dir.path());
+    assert_eq!(files.len(), 1);
+    assert_eq!(fs::metadata(&files[0]).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_directory_that_was_removed_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner = dir.path().join("prefixes");
+    let tier = DiskTier::open(&inner, LIMIT).unwrap();
+    fs::remove_dir_all(&inner).unwrap();
+    let name = store_one(&tier, 1);
+    assert!(tier.holds(&name));
+    assert_eq!(files(&inner).len(), 1);
+}
+
+/// A limit is for the directory, whoever writes there; a file that another process has removed is
+/// one that is not there.
+#[test]
+fn processes_share_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let [one, two] = [0, 1].map(|_| DiskTier::open(dir.path(), 3500).unwrap());
+    let first = store_one(&one, 1);
+    for i in 2..4 {
+        store_one(&one, i);
+    }
+    // Files of others are counted every two seconds.
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    for i in 4..6 {
+        store_one(&two, i);
+    }
+    assert!(files(dir.path()).len() <= 3, "{:?}", files(dir.path()));
+    let (sender, got) = mpsc::channel();
+    one.load(first, move |rows| sender.send(rows).unwrap());
+    assert_eq!(got.recv().unwrap(), None);
+    assert!(!one.holds(&first));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::{
     AttnBatch, AttnParams, DenseCodec, Exact, GpuCodec, KeptBlock, KeptRow, PagedCodec, Scheme,
     compact, gpu_coded::GpuCodedCodec,
 };
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 use taper_base::BlockId;
 use taper_tensor::{
     AlignedBytes, DType, KeyScorer, Projected, Tensor, TensorError,
@@ -69,6 +69,18 @@ impl LayerPages {
     pub fn prefer_huge_pages(&self) {
         self.k.prefer_huge_pages();
         self.v.prefer_huge_pages();
+    }
+
+    /// Gives the memory of consecutive blocks without contents back to the system; a GPU keeps its own.
+    pub fn discard(&mut self, bytes: BlockBytes, blocks: &Range<usize>) {
+        self.k.discard(blocks.start * bytes.k..blocks.end * bytes.k);
+        self.v.discard(blocks.start * bytes.v..blocks.end * bytes.v);
+    }
+
+    /// As [`Self::discard`], of exact blocks.
+    pub fn discard_exact(&mut self, bytes: BlockBytes, blocks: &Range<usize>) {
+        self.exact_k.discard(blocks.start * bytes.k..blocks.end * bytes.k);
+        self.exact_v.discard(blocks.start * bytes.v..blocks.end * bytes.v);
     }
 
     /// The same with room for exact blocks, of [`KvCodec::exact_block_bytes`].

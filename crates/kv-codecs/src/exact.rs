@@ -25,8 +25,9 @@ pub struct Exact {
 }
 
 impl Exact {
-    /// Takes nine tenths off the divergence of any codec (`cargo xtask kv` measures it).
-    pub const DEFAULT: Self = Self { sink_tokens: 32, recent_tokens: 256 };
+    /// The most that leaves room for three times as many sequences of 1,000 tokens as `f16`, with
+    /// codes of 4 bits; docs/architecture.md has the sum. 256 recent tokens divide the divergence by three.
+    pub const DEFAULT: Self = Self { sink_tokens: 32, recent_tokens: 32 };
 
     /// First of the recent tokens of a query at a position.
     #[must_use]

@@ -136,7 +136,9 @@ impl Metrics {
 
     fn write(&self, out: &mut String, info: &EngineInfo, stats: &EngineStats) -> fmt::Result {
         let label = &self.label;
-        let usage = f64::from(stats.kv_blocks_used) / f64::from(stats.kv_blocks_total.max(1));
+        let share = |used: u32, total: u32| f64::from(used) / f64::from(total.max(1));
+        let exact = share(stats.kv_exact_blocks_used, stats.kv_exact_blocks_total);
+        let usage = share(stats.kv_blocks_used, stats.kv_blocks_total).max(exact);
         let mut one = |name: &str, kind: &str, help: &str, value: f64| {
             writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{{label}}} {value}")
         };
@@ -145,7 +147,12 @@ impl Metrics {
         one("vllm:num_requests_running", g, "Requests with a part in the current step.", running)?;
         let waiting = f64::from(stats.waiting);
         one("vllm:num_requests_waiting", g, "Requests in the queue.", waiting)?;
-        one("vllm:kv_cache_usage_perc", g, "Share of the KV blocks in use, from 0 to 1.", usage)?;
+        one(
+            "vllm:kv_cache_usage_perc",
+            g,
+            "Share of the KV blocks in use, or of exact blocks if that is more, from 0 to 1.",
+            usage,
+        )?;
         let n = stats.preemptions as f64;
         one("vllm:num_preemptions_total", c, "Sequences thrown back into the queue.", n)?;
         let n = stats.prompt_tokens as f64;

@@ -17,6 +17,9 @@ const MAX_STOP_STRINGS: usize = 16;
 /// Bytes of all stop strings together; each costs several bytes of memory for each choice.
 const MAX_STOP_BYTES: usize = 4096;
 
+/// Bytes of a salt; each shared prefix keeps its own.
+const MAX_SALT_BYTES: usize = 256;
+
 /// Parameters of a request, checked.
 #[derive(Debug)]
 pub(crate) struct Params {
@@ -26,6 +29,7 @@ pub(crate) struct Params {
     pub(crate) n: u32,
     pub(crate) stream: Option<StreamParams>,
     pub(crate) kv_bits: Option<u32>,
+    pub(crate) cache_salt: Option<Arc<str>>,
 }
 
 /// How a stream reports usage.
@@ -75,7 +79,18 @@ pub(crate) fn params(
         n,
         stream: stream(fields)?,
         kv_bits: fields.kv_bits,
+        cache_salt: cache_salt(fields)?,
     })
+}
+
+/// vLLM refuses an empty one, which would be no salt at all.
+fn cache_salt(fields: &SamplingFields) -> Result<Option<Arc<str>>, ApiError> {
+    let Some(salt) = &fields.cache_salt else { return Ok(None) };
+    if salt.is_empty() || salt.len() > MAX_SALT_BYTES {
+        let detail = format!("must have between 1 and {MAX_SALT_BYTES} bytes");
+        return Err(ApiError::value("cache_salt", detail));
+    }
+    Ok(Some(salt.as_str().into()))
 }
 
 fn stop_rules(
@@ -220,6 +235,7 @@ impl Params {
                 prompt_logprobs,
                 kv_bits: self.kv_bits,
                 client: Some(client),
+                cache_salt: self.cache_salt.clone(),
             })
         })
     }

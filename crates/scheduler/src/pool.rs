@@ -31,6 +31,11 @@ pub trait BlockPool {
     fn prefix_tokens(&self) -> u32 {
         0
     }
+    /// Whether two sequences may share blocks at all.
+    fn may_share(&self, a: SeqId, b: SeqId) -> bool {
+        let _ = (a, b);
+        true
+    }
     /// Gives a sequence that holds nothing the blocks whose contents are already those of its
     /// leading tokens, and returns how many tokens that is. The default finds none.
     fn adopt_prefix(&mut self, id: SeqId, tokens: &[TokenId]) -> u32 {

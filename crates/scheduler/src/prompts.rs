@@ -79,7 +79,7 @@ impl Scheduler {
         budget: &Budget,
         plan: &mut StepPlan,
     ) -> Starts {
-        let Some(at) = self.first_that_can_start(pool.prefix_tokens()) else {
+        let Some(at) = self.first_that_can_start(pool) else {
             return Starts::Any;
         };
         let place = self.waiting[at].place;
@@ -100,12 +100,11 @@ impl Scheduler {
         budget: &Budget,
         plan: &mut StepPlan,
     ) -> Starts {
-        let unit = pool.prefix_tokens();
         let Ok(at) = self.waiting.binary_search_by_key(&place, |s| s.place) else { return starts };
-        if starts == Starts::Closed || self.prefix_is_coming(at, unit) {
+        if starts == Starts::Closed || self.prefix_is_coming(at, pool) {
             return starts;
         }
-        let Some(first) = self.first_that_can_start(unit) else { return starts };
+        let Some(first) = self.first_that_can_start(pool) else { return starts };
         if at == first {
             return if self.start(at, 0, pool, budget, plan) { starts } else { Starts::Closed };
         }
@@ -119,14 +118,15 @@ impl Scheduler {
     }
 
     /// The first in the queue that does not wait for another's prefix.
-    fn first_that_can_start(&mut self, unit: u32) -> Option<usize> {
-        (0..self.waiting.len()).find(|&at| !self.prefix_is_coming(at, unit))
+    fn first_that_can_start(&mut self, pool: &dyn BlockPool) -> Option<usize> {
+        (0..self.waiting.len()).find(|&at| !self.prefix_is_coming(at, pool))
     }
 
     /// A running prompt begins like this one and computes what both have in common: it is waited
     /// for, not computed twice. Every prompt that runs advances in the end, so nobody waits for
     /// ever; those behind it in the queue need not wait with it.
-    fn prefix_is_coming(&mut self, at: usize, unit: u32) -> bool {
+    fn prefix_is_coming(&mut self, at: usize, pool: &dyn BlockPool) -> bool {
+        let unit = pool.prefix_tokens();
         let running = &self.running;
         let seq = &mut self.waiting[at];
         if unit == 0 || seq.all_logits {
@@ -137,7 +137,8 @@ impl Scheduler {
             found.is_ok_and(|i| running[i].computed < awaited.until)
         });
         if seq.awaited.is_none() {
-            seq.awaited = running.iter().find_map(|other| seq.awaits(other, unit));
+            let mut others = running.iter().filter(|other| pool.may_share(other.id, seq.id));
+            seq.awaited = others.find_map(|other| seq.awaits(other, unit));
         }
         seq.awaited.is_some()
     }

@@ -2,8 +2,9 @@
 
 use crate::{kv_report::KvReportArgs, kv_scheme::KvArgs, sizes};
 use clap::{Args, Parser, Subcommand};
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 use taper_chat::{ReasoningFormat, ToolFormat};
+use taper_engine::KvIdle;
 use taper_kv_codecs::Exact;
 use taper_models::Activations;
 use taper_tensor::gpu::{self, Gpu};
@@ -133,6 +134,13 @@ pub(crate) struct EngineArgs {
     /// Bytes for the KV cache, such as 4GiB, instead of a share of the memory.
     #[arg(long, value_name = "BYTES", value_parser = sizes::bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
+    /// Give memory of the KV cache back to the system after so many seconds without a request; 0 keeps it.
+    /// Only prefixes that nobody uses are given up, the longest unused first.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    pub(crate) kv_idle_seconds: u64,
+    /// Bytes of prefixes that stay in memory then, such as 1GiB [default: a quarter of the weights' size].
+    #[arg(long, value_name = "BYTES", value_parser = sizes::bytes)]
+    pub(crate) kv_idle_memory_bytes: Option<u64>,
     /// Sequences computed together [default: 256 for a server, 1 for a conversation].
     #[arg(long, value_name = "N")]
     pub(crate) max_num_seqs: Option<u32>,
@@ -345,6 +353,12 @@ impl EngineArgs {
     pub(crate) fn exact(&self) -> Option<Exact> {
         let (sink_tokens, recent_tokens) = (self.kv_sink_tokens, self.kv_recent_tokens);
         (sink_tokens + recent_tokens > 0).then_some(Exact { sink_tokens, recent_tokens })
+    }
+
+    /// What becomes of the cache's memory while there are no requests.
+    pub(crate) fn idle(&self) -> Option<KvIdle> {
+        let after = Duration::from_secs(self.kv_idle_seconds);
+        (!after.is_zero()).then_some(KvIdle { after, keep_bytes: self.kv_idle_memory_bytes })
     }
 
     pub(crate) fn prefix_caching(&self) -> bool {

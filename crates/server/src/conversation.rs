@@ -131,6 +131,7 @@ impl Conversation {
             prompt_logprobs: None,
             kv_bits: None,
             client: None,
+            cache_salt: None,
         };
         let (sink, mut events) = channel();
         let start = Instant::now();

@@ -12,7 +12,11 @@ use std::{
     path::{Path, PathBuf},
 };
 use taper_models::Activations;
-use taper_tensor::cpu::{codes::CodeLevel, dense::DenseLevel, int8::Int8Level};
+use taper_tensor::cpu::{self, codes::CodeLevel, dense::DenseLevel, int8::Int8Level};
+
+/// Raise it with every change after which keys and values of the same tokens have other bits, or lie
+/// elsewhere in a block: kernels of products and attention, norms, rotary angles, KV codecs.
+const ROWS_VERSION: u32 = 1;
 
 /// Names the weights, whose bytes are all read, and the arithmetic.
 ///
@@ -27,10 +31,16 @@ pub(crate) fn identity(
         None => Sha256::new_with_prefix(builtin::CONFIG).chain_update(builtin::WEIGHTS).finalize(),
         Some(dir) => hash_dir(dir)?,
     };
-    let levels = (Int8Level::detect(), DenseLevel::detect(), CodeLevel::detect());
-    let version = env!("CARGO_PKG_VERSION");
+    let build = (env!("CARGO_PKG_VERSION"), ROWS_VERSION, std::env::consts::ARCH);
     let max_model_len = args.max_model_len;
-    Ok(format!("{version} {weights:x} {activations:?} {max_model_len:?} {levels:?}"))
+    let arithmetic = arithmetic();
+    Ok(format!("{build:?} {weights:x} {activations:?} {max_model_len:?} {arithmetic}"))
+}
+
+/// What this processor computes with: instructions, and what kernels choose among them by vendor.
+fn arithmetic() -> String {
+    let levels = (Int8Level::detect(), DenseLevel::detect(), CodeLevel::detect());
+    format!("{levels:?} intel: {}", cpu::chooses_as_intel())
 }
 
 /// Hash of config.json and of all weights.
@@ -48,4 +58,17 @@ fn hash_dir(dir: &Path) -> Result<sha2::digest::Output<Sha256>> {
         all.update(hash.finalize());
     }
     Ok(all.finalize())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_hold_the_choices_of_vendors() {
+        let name = arithmetic();
+        let intel = cpu::chooses_as_intel();
+        assert!(name.ends_with(&format!("intel: {intel}")), "{name}");
+        assert!(name.contains(&format!("{:?}", CodeLevel::detect())), "{name}");
+    }
 }

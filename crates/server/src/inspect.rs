@@ -57,6 +57,7 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
         disk: None,
         exact: Some(Exact::DEFAULT),
         prefix_caching: true,
+        idle: None,
         kv_budget: KvBudget::Tokens(1),
         eos_token_ids: Vec::new(),
     };

@@ -222,6 +222,7 @@ impl RunningModel {
             disk: disk(source, args, activations)?,
             exact: args.exact(),
             prefix_caching: args.prefix_caching(),
+            idle: args.idle(),
             kv_budget: kv_budget(args, free, &*model, gpu.as_ref())?,
             eos_token_ids: generation.eos_token_ids(weights.config())?,
         };

@@ -199,6 +199,26 @@ impl AlignedBytes {
         }
     }
 
+    /// Gives the memory of these bytes back to the system, as far as they are whole pages of a large
+    /// buffer. What they hold afterwards is not said: they are to be written before they are read.
+    pub fn discard(&mut self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Memory::Map(map) = &self.memory {
+            // The largest pages of systems that run here; the map itself begins with a page.
+            const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
+            let (start, end) =
+                (range.start.next_multiple_of(PAGE), range.end.min(self.len) / PAGE * PAGE);
+            if start < end {
+                let advice = memmap2::UncheckedAdvice::DontNeed;
+                // SAFETY: pages of a private map without a file read as what was there or as zeros
+                // afterwards, which are bytes too, and the exclusive borrow says that nobody looks.
+                let _ = unsafe { map.unchecked_advise_range(advice, start, end - start) };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
     /// Room for the bytes and for moving their start up to the alignment. Asking the allocator for
     /// the alignment itself would make it write the zeros, and so take the memory at once.
     fn layout(len: usize) -> Option<alloc::Layout> {

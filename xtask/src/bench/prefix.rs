@@ -46,6 +46,7 @@ pub(crate) fn run(args: &PrefixArgs) -> Result<()> {
         disk: None,
         exact: Some(Exact::DEFAULT),
         prefix_caching: true,
+        idle: None,
         kv_budget: KvBudget::Tokens(2 * u64::from(length)),
         eos_token_ids: Vec::new(),
     };
@@ -80,7 +81,15 @@ fn first_token(engine: &LocalEngine, prompt: Vec<TokenId>) -> Result<(f64, u32)>
     let (sink, events) = channel();
     let start = Instant::now();
     engine.submit(
-        GenRequest { prompt, sampling, stop, prompt_logprobs: None, kv_bits: None, client: None },
+        GenRequest {
+            prompt,
+            sampling,
+            stop,
+            prompt_logprobs: None,
+            kv_bits: None,
+            client: None,
+            cache_salt: None,
+        },
         sink,
     )?;
     let (mut seconds, mut cached) = (None, 0);

@@ -60,6 +60,7 @@ pub(crate) fn config() -> EngineConfig {
         disk: None,
         exact: None,
         prefix_caching: true,
+        idle: None,
         kv_budget: KvBudget::Tokens(16_384),
         eos_token_ids: vec![EOS],
     }
@@ -179,6 +180,7 @@ pub(crate) fn greedy(prompt: &[TokenId], max_tokens: u32) -> GenRequest {
         prompt_logprobs: None,
         kv_bits: None,
         client: None,
+        cache_salt: None,
     }
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct SamplingFields {
     /// SwiftLM's and mlx-lm's.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) kv_bits: Option<u32>,
+    /// vLLM's.
+    pub(crate) cache_salt: Option<String>,
 }
 
 /// Fields that cannot change an answer; they are only checked for their type.

@@ -69,6 +69,17 @@ async fn every_parameter_reaches_the_engine() {
 }
 
 #[tokio::test]
+async fn a_salt_reaches_the_engine_and_an_empty_one_is_refused() {
+    let app = App::text("Hello!");
+    app.chat(json!({ "cache_salt": "team" })).await;
+    assert_eq!(app.engine.last().cache_salt.as_deref(), Some("team"));
+    for salt in [json!(""), json!("x".repeat(257)), json!(7)] {
+        let body = chat(json!({ "cache_salt": salt }));
+        assert_eq!(app.post("/v1/chat/completions", &body).await.0, 400);
+    }
+}
+
+#[tokio::test]
 async fn what_a_request_leaves_out_comes_from_the_model() {
     let default_sampling =
         SamplingParams { temperature: 0.6, top_k: 20, top_p: 0.95, ..SamplingParams::default() };

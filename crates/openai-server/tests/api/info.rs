@@ -73,7 +73,7 @@ async fn metrics_have_the_names_of_vllm() {
     for line in [
         format!("vllm:num_requests_running{{{label}}} 2"),
         format!("vllm:num_requests_waiting{{{label}}} 3"),
-        format!("vllm:kv_cache_usage_perc{{{label}}} 0.25"),
+        format!("vllm:kv_cache_usage_perc{{{label}}} 0.3"),
         format!("vllm:num_preemptions_total{{{label}}} 4"),
         format!("vllm:prompt_tokens_total{{{label}}} 101"),
         format!("vllm:generation_tokens_total{{{label}}} 202"),

@@ -147,6 +147,8 @@ impl Engine for Mock {
             kv_blocks_used: 5,
             kv_blocks_idle: 3,
             kv_blocks_total: 20,
+            kv_exact_blocks_used: 12,
+            kv_exact_blocks_total: 40,
             kv_used_bytes: 1100,
             kv_exact_bytes: 100,
             prompt_tokens: 101,

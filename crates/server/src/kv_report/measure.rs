@@ -48,7 +48,7 @@ impl Prefill<'_> {
         let geometry =
             KvGeometry { kv_heads: info.kv_heads, head_dim: info.head_dim, block_tokens: BLOCK };
         let blocks = self.ids.len().div_ceil(BLOCK);
-        let room = |tokens| ExactRoom { tokens, sequences: 1, step_tokens: STEP };
+        let room = |tokens| ExactRoom::for_sequences(tokens, 1, STEP, KvConfig::BLOCK_TOKENS);
         KvConfig {
             exact: self.exact.map(room),
             ..KvConfig::new(scheme.clone(), info.layers, geometry, blocks)

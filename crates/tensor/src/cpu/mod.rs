@@ -46,6 +46,13 @@ fn zen5() -> bool {
     false
 }
 
+/// Whether kernels choose as for processors by Intel: of equal instructions other vendors are fast at
+/// others, and some choices change the rounding.
+#[must_use]
+pub fn chooses_as_intel() -> bool {
+    intel()
+}
+
 pub(crate) use elementwise::add_scaled;
 pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
 pub use flash::{Arithmetic, Attended, FlashTile};
