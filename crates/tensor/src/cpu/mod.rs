@@ -34,7 +34,7 @@ mod unseen;
 mod x86;
 
 #[cfg(target_arch = "x86_64")]
-use ahead::intel;
+use ahead::{intel, zen5};
 /// As on x86-64.
 #[cfg(not(target_arch = "x86_64"))]
 fn intel() -> bool {

@@ -1,9 +1,9 @@
 //! The products of attention over floats of any stored type.
 
 use crate::cpu::{
-    Floats, Level,
-    ahead::{intel, zen5},
+    Floats, Level, intel,
     kernels::{self, Rows, RowsMut, Soon},
+    zen5,
 };
 
 pub(super) fn soon(x: Floats<'_>) -> Soon {
