@@ -28,12 +28,6 @@ struct Own {
     use_bidirectional_attention: Option<bool>,
 }
 
-#[derive(Deserialize)]
-struct PerKind {
-    full_attention: Option<RopeConfig>,
-    sliding_attention: Option<RopeConfig>,
-}
-
 pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_activation", &["gelu_pytorch_tanh"])?;
     let config = &with_published_defaults(config);
