@@ -245,9 +245,9 @@ impl DiskTier {
         }
     }
 
-    /// Takes a unit for lost; the next store of it writes it anew.
+    /// Takes a unit for lost and removes its file; the next store of it writes it anew.
     pub fn forget(&self, name: UnitName) {
-        self.shared.index().remove(name);
+        self.shared.discard(name);
     }
 
     /// What was written so far.
@@ -289,6 +289,13 @@ impl Drop for DiskTier {
 impl Shared {
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets a unit. Its file goes too, or it would be found when files are counted again.
+    fn discard(&self, name: UnitName) {
+        self.index().remove(name);
+        // Another process may have removed it.
+        let _ = fs::remove_file(self.dir.join(name.file()));
     }
 
     fn write(&self, unit: &ToWrite) {
@@ -345,15 +352,13 @@ impl Shared {
     /// Removes the files that were used longest ago until so many bytes more would fit.
     fn make_room(&self, bytes: u64) {
         loop {
-            let mut index = self.index();
+            let index = self.index();
             let Some((_, &oldest)) = index.order.first_key_value() else { return };
             if index.bytes.saturating_add(bytes) <= self.max_bytes {
                 return;
             }
-            index.remove(oldest);
             drop(index);
-            // Another process may have removed it.
-            let _ = fs::remove_file(self.dir.join(oldest.file()));
+            self.discard(oldest);
         }
     }
 
@@ -375,7 +380,7 @@ impl Shared {
             }
             Err(why) => {
                 tracing::warn!(file = %path.display(), why, "a kept KV prefix cannot be used");
-                self.index().remove(name);
+                self.discard(name);
                 None
             }
         }

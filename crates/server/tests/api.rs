@@ -132,8 +132,8 @@ fn big_small_big_big_answers_alike_and_counts_what_it_reused() {
     let mixed = r#"{"kv_scheme": {"default": "turbo4", "layers": {"0": "f16", "-1": "taper3"}}}"#;
     for (flag, cache, unit) in [
         ("--kv-cache-dtype", "auto", 32),
-        ("--kv-cache-dtype", "taper4", 256),
-        ("--additional-config", mixed, 256),
+        ("--kv-cache-dtype", "taper4", 32),
+        ("--additional-config", mixed, 32),
     ] {
         let server = Server::start(&[flag, cache]);
         let off = Server::start(&[flag, cache, "--no-enable-prefix-caching"]);
@@ -230,7 +230,7 @@ fn kv_bits_choose_a_cache_or_are_refused() {
 /// Prefixes outlive the server, in a directory; what is damaged there is computed again.
 #[test]
 fn a_restarted_server_finds_its_prefixes_on_disk() {
-    for (cache, unit) in [("auto", 32), ("taper4", 256)] {
+    for (cache, unit) in [("auto", 32), ("taper4", 32)] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_str().unwrap();
         let flags = ["--kv-cache-dtype", cache, "--kv-offloading-dir", path];
