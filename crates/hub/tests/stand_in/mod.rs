@@ -122,7 +122,7 @@ fn answer(state: &Mutex<State>, storage: bool, mut stream: TcpStream) -> Option<
         .map(|(name, value): (String, String)| (name, value.trim().to_owned()))
         .collect();
     let header = |name: &str| headers.get(name).cloned();
-    let (mut head, body, fault) = {
+    let (mut head, body, whole, fault) = {
         let mut state = state.lock().ok()?;
         let (head, body, fault) = route(&mut state, storage, &path, header("range").as_deref());
         let sent = match fault {
@@ -132,11 +132,11 @@ fn answer(state: &Mutex<State>, storage: bool, mut stream: TcpStream) -> Option<
         };
         let (range, token) = (header("range"), header("authorization"));
         state.seen.push(Seen { path, storage, range, token, sent_bytes: sent });
-        (head, body[..sent].to_vec(), fault.map(|f| (f, body.len())))
+        (head, body[..sent].to_vec(), body.len(), fault)
     };
-    let length = fault.map_or(body.len(), |(_, whole)| whole);
-    if !matches!(fault, Some((Fault::Short(_), _))) && !head.contains("Content-Length") {
-        head += &format!("Content-Length: {length}\r\n");
+    // Of HEAD too: what GET would send.
+    if !matches!(fault, Some(Fault::Short(_))) && !head.contains("Content-Length") {
+        head += &format!("Content-Length: {whole}\r\n");
     }
     write!(stream, "HTTP/1.1 {head}Connection: close\r\n\r\n").ok()?;
     stream.write_all(&body).ok()?;
