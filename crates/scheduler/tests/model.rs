@@ -302,11 +302,11 @@ proptest! {
         prop_assert_eq!(left, 0);
     }
 
-    /// With room for all, a prompt that is shorter than the others and than half a step is computed
-    /// in the step after it came.
+    /// With room for all, a prompt that is shorter than half a step and than what is left of the others is
+    /// computed in the step after it came.
     #[test]
     fn a_short_prompt_waits_for_one_step(
-        long in prop::collection::vec(100u32..3000, 1..12),
+        long in prop::collection::vec(6000u32..8000, 1..12),
         short in 1u32..=100,
         steps in 0usize..20,
     ) {
