@@ -30,7 +30,7 @@ impl Hash {
     }
 
     /// Whether the bytes are the file's.
-    pub(crate) fn is_of(self, file: &RemoteFile) -> bool {
+    pub(crate) fn matches(self, file: &RemoteFile) -> bool {
         match self {
             Self::Sha256(hash) => file.sha256.as_ref() == Some(&hex(&hash.finalize())),
             Self::GitBlob(hash) => file.etag.eq_ignore_ascii_case(&hex(&hash.finalize())),

@@ -30,7 +30,7 @@ pub(crate) fn is_whole(file: &RemoteFile, blob: &Path) -> bool {
     match &hash {
         Hash::GitBlob(_) => {
             let read = File::open(blob).and_then(|mut blob| io::copy(&mut blob, &mut hash));
-            read.is_ok() && hash.is_of(file)
+            read.is_ok() && hash.matches(file)
         }
         Hash::Sha256(_) | Hash::Unknown => true,
     }
@@ -135,7 +135,7 @@ impl<'a> Part<'a> {
             return Err(HubError::WrongSize { file, expected_bytes, got_bytes });
         }
         let failed = self.io();
-        if !self.hash.is_of(self.file) {
+        if !self.hash.matches(self.file) {
             fs::remove_file(&self.path).map_err(failed)?;
             return Err(HubError::WrongHash { file });
         }
