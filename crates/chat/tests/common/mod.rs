@@ -1,4 +1,5 @@
 //! Small tokenizers, made here.
+#![allow(clippy::needless_pass_by_value, reason = "callers write values in place")]
 
 use serde_json::{Map, Value, json};
 use taper_chat::Tokenizer;
@@ -24,7 +25,6 @@ pub(crate) fn build(json: &Value) -> Tokenizer {
     Tokenizer::from_bytes(json.to_string().as_bytes(), None).unwrap()
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "callers write them in place")]
 fn json(vocab: &[String], merges: Value, added: Vec<Value>, rest: Value) -> Value {
     let vocab: Map<String, Value> =
         vocab.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
