@@ -1,3 +1,5 @@
+//! Bounds of numbers, and settings with two names.
+
 use super::*;
 use crate::{LoadOptions, families};
 use serde_json::json;
