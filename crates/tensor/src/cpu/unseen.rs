@@ -24,6 +24,7 @@ impl Unseen {
     }
 
     /// The tokens.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn tokens(&self) -> &[usize] {
         &self.tokens
     }
