@@ -55,7 +55,7 @@ async fn main() -> Result<()> {
         client.read_to_string(&mut answer).await.unwrap_or(0);
         println!("{answer}");
     };
-    Ok(serve(listener, state, shutdown, Duration::from_secs(1)).await?)
+    Ok(serve(vec![listener], state, shutdown, Duration::from_secs(1)).await?)
 }
 
 #[test]

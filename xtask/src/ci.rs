@@ -74,7 +74,7 @@ const STEPS: &[Step] = &[
     step(
         "kernels",
         "the GPU kernels on the host runner, planted bugs, and the committed PTX",
-        Run(&["bash", ".ci/kernels"]),
+        Run(&["bash", ".ci/kernels", "{xtask}"]),
     ),
     step("metal", "the Metal backend checked for Apple silicon", Run(&["bash", ".ci/metal"])),
     step("fmt", "formatting", Run(&["cargo", "fmt", "--all", "--check"])),
@@ -86,7 +86,17 @@ const STEPS: &[Step] = &[
     step(
         "clippy-cuda",
         "lints of the CUDA backend",
-        Run(&["cargo", "clippy", "-p", "xtask", "--features", "cuda", "--", "--deny", "warnings"]),
+        Run(&[
+            "cargo",
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--features",
+            "xtask/cuda",
+            "--",
+            "--deny",
+            "warnings",
+        ]),
     ),
     step("tidy", "crate directions, file lengths and other rules", Run(&["{xtask}", "tidy"])),
     step("parity", "logits and greedy tokens against transformers", Run(&["{xtask}", "parity"])),

@@ -1,4 +1,4 @@
-//! The server on its socket, and its end.
+//! The server on its sockets, and its end.
 
 use crate::{
     routes::router,
@@ -6,6 +6,7 @@ use crate::{
     throughput,
 };
 use axum::serve::Listener;
+use futures_util::future::{pending, select_all};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -23,10 +24,10 @@ use tokio_io_timeout::TimeoutStream;
 /// How long connections may take to close once nothing runs any more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Serves until `shutdown` resolves and what runs then has finished.
+/// Serves on all `listeners` until `shutdown` resolves and what runs then has finished.
 ///
 /// From then on new generations get 503, `/ready` says no and every answer closes its connection;
-/// the socket stays open, so that clients see the refusal and not a reset. After `drain_timeout`
+/// the sockets stay open, so that clients see the refusal and not a reset. After `drain_timeout`
 /// what still runs ends with an error.
 ///
 /// An engine that dies ends it in the same way.
@@ -34,7 +35,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// # Errors
 /// The engine died.
 pub async fn serve(
-    mut listener: TcpListener,
+    mut listeners: Vec<TcpListener>,
     state: AppState,
     shutdown: impl Future<Output = ()> + Send + 'static,
     drain_timeout: Duration,
@@ -48,8 +49,8 @@ pub async fn serve(
     reports.spawn(throughput::report(state.clone()));
     let mut drained = pin!(drain(&state, shutdown, drain_timeout));
     loop {
-        let (stream, _) = tokio::select! {
-            accepted = Listener::accept(&mut listener) => accepted,
+        let stream = tokio::select! {
+            stream = accept(&mut listeners) => stream,
             () = &mut drained => break,
         };
         let io = TokioIo::new(Box::pin(patient(stream, state.0.config.write_timeout)));
@@ -60,13 +61,23 @@ pub async fn serve(
             }
         });
     }
-    drop(listener);
+    drop(listeners);
     // A client that never finishes sending its request must not keep the process alive.
     let _ = time::timeout(CLOSE_TIMEOUT, connections.shutdown()).await;
     match state.0.engine.is_alive() {
         true => Ok(()),
         false => Err(io::Error::other("the engine has failed; the log says why")),
     }
+}
+
+/// The next connection to any of the listeners; never, without any.
+async fn accept(listeners: &mut [TcpListener]) -> TcpStream {
+    let accepts: Vec<_> = listeners.iter_mut().map(|l| Box::pin(Listener::accept(l))).collect();
+    if accepts.is_empty() {
+        return pending().await;
+    }
+    let ((stream, _), ..) = select_all(accepts).await;
+    stream
 }
 
 /// A connection that breaks when its client stops reading.

@@ -14,7 +14,7 @@ use std::{io, net::IpAddr, sync::Arc, time::Duration};
 use taper_base::Engine;
 use taper_chat::{ReasoningFormat, ToolFormat};
 use taper_openai_server::{AppState, ServerConfig};
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::net::TcpListener;
 
 /// Sequences computed together if nobody says otherwise.
 const SEQUENCES: u32 = 256;
@@ -51,33 +51,12 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     let engine: Arc<dyn Engine> = Arc::clone(&model.engine) as Arc<dyn Engine>;
     let state = AppState::new(engine, model.tokenizer, model.template, config);
     let drain = Duration::from_secs(args.drain_timeout);
-    let busy = Arc::new(busy);
-    let mut servers = JoinSet::new();
-    for listener in listeners {
-        let (state, busy) = (state.clone(), Arc::clone(&busy));
-        let shutdown = async move {
-            busy.stopped().await;
-        };
-        servers.spawn(taper_openai_server::serve(listener, state, shutdown, drain));
-    }
-    let notice = async {
+    let shutdown = async move {
         busy.stopped().await;
         note!("\nfinishing what runs; again to stop at once");
-        std::future::pending::<()>().await;
     };
-    tokio::select! {
-        ended = all(servers) => ended?,
-        () = notice => {}
-    }
+    taper_openai_server::serve(listeners, state, shutdown, drain).await?;
     model.engine.stop();
-    Ok(())
-}
-
-/// Resolves when all have ended, or with the first error.
-async fn all(mut servers: JoinSet<io::Result<()>>) -> Result<()> {
-    while let Some(ended) = servers.join_next().await {
-        ended??;
-    }
     Ok(())
 }
 

@@ -28,7 +28,7 @@ async fn start(config: ServerConfig, reply: Reply, drain: Duration) -> Server {
     let shutdown = async {
         let _ = stopped.await;
     };
-    let task = tokio::spawn(serve(listener, app.state.clone(), shutdown, drain));
+    let task = tokio::spawn(serve(vec![listener], app.state.clone(), shutdown, drain));
     Server { app, address, stop: Some(stop), task }
 }
 
@@ -103,6 +103,28 @@ async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 const LONG: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn every_listener_is_served() {
+    let app = App::with(config(), Reply::Seed);
+    let (one, two) = (
+        TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        TcpListener::bind("127.0.0.1:0").await.unwrap(),
+    );
+    let addresses = [one.local_addr().unwrap(), two.local_addr().unwrap()];
+    let (stop, stopped) = oneshot::channel::<()>();
+    let shutdown = async {
+        let _ = stopped.await;
+    };
+    let task = tokio::spawn(serve(vec![one, two], app.state.clone(), shutdown, LONG));
+    for address in addresses.repeat(3) {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        get(&mut stream, "/ready").await;
+        read_until(&mut stream, "200 OK").await;
+    }
+    stop.send(()).unwrap();
+    timeout(Duration::from_secs(5), task).await.expect("the server ends").unwrap().unwrap();
+}
 
 #[tokio::test]
 async fn a_client_that_goes_away_cancels() {
