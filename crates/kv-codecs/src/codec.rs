@@ -99,8 +99,9 @@ fn room(block: usize, blocks: usize) -> AlignedBytes {
 /// Laws, tested for every codec: `decode` after `encode` gives the row back within the codec's
 /// stated error, and `attend` equals `decode` followed by softmax attention within the rounding of
 /// its sums, where what a sequence keeps exactly takes the place of what was decoded. A query row's
-/// result does not depend on the other rows of the batch. Attention after `compact` is attention
-/// over the rows that were kept.
+/// result does not depend on the other rows of the batch, and no bit of it on what it may not see:
+/// later tokens, tokens outside its window, and what pages held before, NaN and infinities
+/// included. Attention after `compact` is attention over the rows that were kept.
 pub trait KvCodec: Send + Sync + fmt::Debug {
     /// As `--kv-cache-dtype` takes it.
     fn name(&self) -> &str;
@@ -150,14 +151,14 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Writes those rows that have a slot among the exact blocks into it. Codecs without exact
-    /// blocks write nothing.
+    /// Writes those rows that have a slot among the exact blocks into it. A codec that has exact blocks
+    /// must implement this.
     ///
     /// # Shapes
     /// `k`, `v`: `[t, kv_heads, head_dim]` f32; `slots`: `t` of them.
     ///
     /// # Errors
-    /// Another shape or type, or a slot outside the exact blocks.
+    /// Another shape or type, a slot outside the exact blocks, or a codec without such blocks.
     fn encode_exact(
         &self,
         _geometry: KvGeometry,
@@ -166,7 +167,7 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         _slots: &[Option<usize>],
         _pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
-        Ok(())
+        Err(KvCodecError::NoExactRows { codec: self.name().to_owned() })
     }
 
     /// Reads rows back: the oracle for tests.
@@ -309,6 +310,12 @@ pub enum KvCodecError {
         tokens: Exact,
         /// Tokens of a block.
         block: usize,
+    },
+    /// [`KvCodec::encode_exact`] of a codec that keeps no rows beside its own.
+    #[error("a KV cache of {codec} keeps no exact rows beside its own")]
+    NoExactRows {
+        /// The codec.
+        codec: String,
     },
     /// Rows to keep that are not for these blocks.
     #[error("{rows} rows do not fill {blocks} different blocks")]

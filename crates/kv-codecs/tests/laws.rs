@@ -263,6 +263,29 @@ fn what_does_not_fit_is_refused() {
     }
 }
 
+/// Exact rows are written, or refused: never dropped.
+#[test]
+fn a_codec_without_exact_blocks_refuses_exact_rows() {
+    let geometry = KvGeometry { kv_heads: 2, head_dim: 8, block_tokens: 4 };
+    for (name, ..) in CODECS {
+        let mut case = Case::new(name, geometry, 4, 1);
+        let bytes = case.codec.exact_block_bytes(geometry);
+        if let Some(bytes) = bytes {
+            let block = case.codec.block_bytes(geometry);
+            case.pages = LayerPages::zeroed(block, 1).with_exact(bytes, 1);
+        }
+        let slots: Vec<_> = (0..4).map(Some).collect();
+        let done = case.codec.encode_exact(geometry, &case.k, &case.v, &slots, &mut case.pages);
+        match bytes {
+            Some(_) => done.unwrap(),
+            None => assert!(
+                matches!(done, Err(KvCodecError::NoExactRows { codec }) if codec == name),
+                "{name}"
+            ),
+        }
+    }
+}
+
 /// What a query reads exactly takes the place of what was decoded, however the step is cut.
 #[test]
 fn exact_blocks_take_the_place_of_codes() {
