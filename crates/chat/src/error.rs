@@ -103,6 +103,17 @@ pub enum ChatError {
         #[source]
         source: minijinja::Error,
     },
+    /// The template makes more or longer texts, lists and maps than a prompt can need.
+    #[error("the chat template needs more than {limit} MiB at line {line}: {source}")]
+    TemplateOutOfMemory {
+        /// Line in the template, counted from 1; 0 if unknown.
+        line: usize,
+        /// The limit in MiB.
+        limit: usize,
+        /// The template engine's own error.
+        #[source]
+        source: minijinja::Error,
+    },
     /// `add_generation_prompt` and `continue_final_message` exclude each other.
     #[error("add_generation_prompt and continue_final_message cannot both be set")]
     GenerationPromptAndContinue,

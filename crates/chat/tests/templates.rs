@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 use std::{fs, path::Path};
 use taper_chat::{
-    ChatError, ChatTemplate, Content, Message, Role, TemplateRequest, Tool, ToolCall,
+    ChatError, ChatTemplate, Content, ContentPart, Message, Role, TemplateRequest, Tool, ToolCall,
 };
 
 fn data(name: &str) -> String {
@@ -125,15 +125,114 @@ fn broken_templates_fail_at_load() {
     broken("{{ messages[0].content.frobnicate() }}", 1, "one user message", "no method named");
     broken("{{ messages[0].x.y }}", 1, "one user message", "undefined");
     broken("{{ messages[0].x.y() }}", 1, "one user message", "undefined");
+}
+
+/// Conversations that nobody has asked for never keep a template from loading.
+#[test]
+fn what_a_template_cannot_do_is_the_requests_error() {
+    let user = [Message::text(Role::User, "hi")];
     let system = "{% if messages[0].role == 'system' %}{{ messages[0].content.nope() }}{% endif %}";
-    broken(system, 1, "a system message", "no method named nope");
-    let tools = "{{ messages[0].content }}\n{% if tools %}{{ tools[0].nope.nope }}{% endif %}";
-    broken(tools, 2, "tools", "undefined");
-    let calls = "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | nope }}{% endif %}{% endfor %}";
-    broken(calls, 1, "a tool's round trip", "unknown filter");
-    let thinking =
-        "{% if enable_thinking is defined and not enable_thinking %}{{ nope() }}{% endif %}";
-    broken(thinking, 1, "enable_thinking off", "unknown function");
+    let template = ChatTemplate::from_source(system, None, None).unwrap();
+    assert_eq!(render(&template, &user).unwrap(), "");
+    let error = render(&template, &[Message::text(Role::System, "hi")]).unwrap_err();
+    assert!(matches!(&error, ChatError::Render { line: 1, .. }), "{error}");
+    assert!(error.to_string().contains("no method named nope"), "{error}");
+
+    let nullable = "{{ messages[0].content }}{% for t in tools or [] %}{% for n, p in t.function.parameters.properties.items() %}{{ ' ' + n + ':' + p.type }}{% endfor %}{% endfor %}";
+    let template = ChatTemplate::from_source(nullable, None, None).unwrap();
+    assert_eq!(render(&template, &user).unwrap(), "hi");
+    let ask = |kind: Value| {
+        let parameters = Some(json!({ "type": "object", "properties": { "n": { "type": kind } } }));
+        let tools = [Tool { name: "f".to_owned(), description: None, parameters, strict: None }];
+        template.render(&TemplateRequest {
+            messages: &user,
+            tools: &tools,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs: &Map::new(),
+        })
+    };
+    assert_eq!(ask(json!("string")).unwrap(), "hi n:string");
+    let error = ask(json!(["string", "null"])).unwrap_err();
+    assert!(error.to_string().contains("unsupported operand"), "{error}");
+
+    // A plain chat breaks, one with tools works.
+    let only_tools = "{{ tools[0].function.name }}";
+    assert!(ChatTemplate::from_source(only_tools, None, None).is_ok());
+}
+
+#[test]
+fn parts_are_given_to_templates_that_go_through_them() {
+    let loops = "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text | trim }}{% endfor %}{% endif %}{% endfor %}";
+    let mut message = Message::text(Role::User, "");
+    message.content = Some(Content::Parts(
+        ["one ", " two"].map(|text| ContentPart::Text(text.to_owned())).to_vec(),
+    ));
+    let template = ChatTemplate::from_source(loops, None, None).unwrap();
+    assert_eq!(render(&template, std::slice::from_ref(&message)).unwrap(), "<user>onetwo");
+    let continued = template.render(&TemplateRequest {
+        messages: std::slice::from_ref(&message),
+        tools: &[],
+        add_generation_prompt: false,
+        continue_final_message: true,
+        kwargs: &Map::new(),
+    });
+    assert!(matches!(continued, Ok(_) | Err(ChatError::NothingToContinue)), "{continued:?}");
+    // The others get one text.
+    for source in ["{{ messages[0].content }}", "{{ messages[0].content | tojson }}"] {
+        let template = ChatTemplate::from_source(source, None, None).unwrap();
+        let prompt = render(&template, std::slice::from_ref(&message)).unwrap();
+        assert!(prompt.replace("\\n", "\n").contains("one \n two"), "{prompt}");
+    }
+}
+
+/// Each would take gigabytes. The conversation says when, so that loading does not notice.
+#[test]
+fn hostile_templates_end_in_an_error() {
+    let bodies = [
+        "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(64) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(64) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(64) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x | length }}",
+        "{% set ns = namespace(x='x' * 90000000, l=[]) %}{% for i in range(99) %}{% set ns.l = ns.l + [ns.x ~ i] %}{% endfor %}",
+        "{% set ns = namespace(x='xx') %}{% for i in range(64) %}{% set ns.x = ns.x.replace('x', 'xx') %}{% endfor %}",
+        "{% set ns = namespace(x='xx') %}{% for i in range(64) %}{% set ns.x = ns.x | replace('x', 'xx') %}{% endfor %}",
+        "{% set ns = namespace(x='xx') %}{% for i in range(64) %}{% set ns.x = [ns.x, ns.x] | join(ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='xx') %}{% for i in range(64) %}{% set ns.x = '%s%s' % (ns.x, ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='xx') %}{% for i in range(64) %}{% set ns.x = '%s%s' | format(ns.x, ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='xx') %}{% for i in range(64) %}{% set ns.x = '{0}{0}'.format(ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='xx') %}{% for i in range(64) %}{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}{% endfor %}",
+        "{% macro f(x, n) %}{% if n %}{{ f(x ~ x, n - 1) }}{% endif %}{% endmacro %}{{ f('xxxxxxxx', 64) }}",
+        "{% set x = 'x' * 99999999 %}{{ [x] * 99 }}",
+        "{{ 'x' * n * n * n * n }}",
+        "{{ '%9999999999d' % n }}",
+        "{{ '%*d' % (n * n * n, n) }}",
+        "{{ '{:>9999999999}'.format(n) }}",
+        "{{ 'x' | center(n * n * n) }}{{ 'x'.ljust(n * n * n) }}",
+        "{{ ('x\n' * n * n) | indent(n * n) }}",
+        "{% for i in range(n) %}{% for j in range(n) %}{{ 'xxxxxxxxxxxxxxxx' * n }}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}",
+        "{% set ns = namespace(x={}) %}{% for i in range(100000) %}{% set ns.x = {'x': ns.x} %}{% endfor %}",
+        "{% set ns = namespace(x=none) %}{% for i in range(100000) %}{% set ns.x = namespace(x=ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x=none) %}{% for i in range(100000) %}{% set y = namespace() %}{% set y.x = ns.x %}{% set ns.x = y %}{% endfor %}",
+        "{% set ns = namespace(x=()) %}{% for i in range(100000) %}{% set ns.x = (ns.x, 1) %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = ns.x | reverse %}{% set ns.x = {'x': ns.x}.items() %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = ns.x | batch(1) %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = [{'a': 1, 'b': ns.x}] | groupby('a') %}{% endfor %}",
+    ];
+    for body in bodies {
+        let source = format!(
+            "{{% if messages[0].content == 'now' %}}{{% set n = 9999 %}}{body}{{% endif %}}"
+        );
+        let template = ChatTemplate::from_source(&source, None, None).unwrap();
+        let error = render(&template, &[Message::text(Role::User, "now")]).unwrap_err();
+        assert!(matches!(error, ChatError::TemplateOutOfMemory { .. }), "{body}: {error:?}");
+        assert!(error.to_string().contains("256 MiB"), "{error}");
+    }
+    // One that computes its constants while it compiles.
+    for constant in ["{{ ('x' * 99999999) ~ ('x' * 99999999) }}", "{{ ['x' * 99999999] * 99 }}"] {
+        let error = ChatTemplate::from_source(constant, None, None).unwrap_err();
+        assert!(matches!(error, ChatError::BrokenTemplate { while_doing: "compiling", .. }));
+    }
 }
 
 #[test]
@@ -280,6 +379,14 @@ fn where_templates_are_found() {
     assert_eq!(render(&loaded().unwrap(), &hi).unwrap(), "json");
     put("chat_template.jinja", "jinja {{ messages[0].content }}\n");
     assert_eq!(render(&loaded().unwrap(), &hi).unwrap(), "jinja hi");
+    // A file of its own has the same special tokens.
+    let other = dir.path().join("other.jinja");
+    put("other.jinja", "{{ bos_token }}{{ unk_token }}|{{ messages[0].content }}");
+    put("tokenizer_config.json", r#"{"bos_token": null, "unk_token": "<unk>"}"#);
+    put("special_tokens_map.json", r#"{"bos_token": "<s>"}"#);
+    let template = ChatTemplate::load_file(&other, dir.path()).unwrap();
+    assert_eq!(render(&template, &hi).unwrap(), "<s><unk>|hi");
+
     put("chat_template.jinja", "\n{{ nope() }}");
     let error = loaded().unwrap_err();
     assert!(

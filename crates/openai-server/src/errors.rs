@@ -284,7 +284,9 @@ impl ApiError {
                 ChatError::Tokenization { .. } => fail("tokenizer_failed"),
                 ChatError::TemplateRaised { .. } => bad("invalid_value", Some("messages")),
                 ChatError::Render { .. } => bad("template_failed", Some("messages")),
-                ChatError::TemplateOutOfFuel { .. } => bad("template_failed", Some("messages")),
+                ChatError::TemplateOutOfFuel { .. } | ChatError::TemplateOutOfMemory { .. } => {
+                    bad("template_failed", Some("messages"))
+                }
                 ChatError::GenerationPromptAndContinue | ChatError::NothingToContinue => {
                     bad("invalid_value", Some("continue_final_message"))
                 }

@@ -122,7 +122,10 @@ impl ModelSource {
         };
         match (choice, self.dir()) {
             (TemplateChoice::None, _) => Ok(None),
-            (TemplateChoice::File(file), _) => {
+            (TemplateChoice::File(file), Some(dir)) => {
+                Ok(Some(ChatTemplate::load_file(file, dir)?))
+            }
+            (TemplateChoice::File(file), None) => {
                 let source = fs::read_to_string(file)
                     .with_context(|| format!("reading {}", file.display()))?;
                 let template = from_source(&source).with_context(|| file.display().to_string())?;

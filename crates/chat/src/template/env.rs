@@ -1,10 +1,8 @@
 //! The template environment of Hugging Face transformers, on minijinja.
 
-use super::{json::tojson, time};
+use super::{filters, memory, methods, operators, python, time};
 use minijinja::{
-    AutoEscape, Environment, Error, ErrorKind, State, Value,
-    syntax::SyntaxConfig,
-    value::{ValueKind, from_args},
+    AutoEscape, Environment, Error, ErrorKind, Output, State, Value, syntax::SyntaxConfig,
 };
 use std::{fmt, time::SystemTime};
 
@@ -32,23 +30,36 @@ pub(super) fn environment() -> Environment<'static> {
     }
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_fuel(Some(FUEL));
-    env.set_unknown_method_callback(method);
-    env.add_filter("tojson", tojson);
+    env.set_unknown_method_callback(methods::method);
+    env.set_formatter(write);
+    filters::add_to(&mut env);
+    operators::add_to(&mut env);
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", |format: &str| {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         time::strftime(format, now.as_secs().cast_signed())
-    });
-    // In Jinja whatever has a length and elements is a sequence.
-    env.add_test("sequence", |value: &Value| {
-        value.is_undefined()
-            || matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
     });
     env
 }
 
 pub(super) fn fix_time(env: &mut Environment<'static>, unix_seconds: i64) {
     env.add_function("strftime_now", move |format: &str| time::strftime(format, unix_seconds));
+}
+
+/// Writes a value to the prompt.
+fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    let written = match value.as_str() {
+        Some(text) => {
+            memory::write(state, text.len())?;
+            out.write_str(text)
+        }
+        None => {
+            let text = python::str(value)?;
+            memory::write(state, text.len())?;
+            out.write_str(&text)
+        }
+    };
+    written.map_err(Error::from)
 }
 
 fn raise_exception(message: &Value) -> Result<Value, Error> {
@@ -76,57 +87,12 @@ pub(super) fn reason(error: &Error) -> String {
     }
 }
 
-/// Python's methods: a few that minijinja-contrib lacks, then its own.
-fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    let Some(text) = value.as_str() else {
-        return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args);
-    };
-    match name {
-        "removeprefix" => {
-            let (prefix,): (&str,) = from_args(args)?;
-            Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)))
-        }
-        "removesuffix" => {
-            let (suffix,): (&str,) = from_args(args)?;
-            Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)))
-        }
-        "partition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            let (head, tail) = text.split_once(separator).unwrap_or((text, ""));
-            let found = if head.len() < text.len() { separator } else { "" };
-            Ok(list([head, found, tail]))
-        }
-        "rpartition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            let (head, tail) = text.rsplit_once(separator).unwrap_or(("", text));
-            let found = if tail.len() < text.len() { separator } else { "" };
-            Ok(list([head, found, tail]))
-        }
-        "rsplit" => {
-            let (separator, limit): (Option<&str>, Option<i64>) = from_args(args)?;
-            let pieces = limit.and_then(|n| usize::try_from(n).ok()).map_or(usize::MAX, |n| n + 1);
-            let mut parts: Vec<&str> = match separator {
-                Some(separator) => text.rsplitn(pieces, separator).collect(),
-                None if pieces == usize::MAX => text.split_whitespace().rev().collect(),
-                None => text.trim_end().rsplitn(pieces, char::is_whitespace).collect(),
-            };
-            parts.reverse();
-            Ok(list(parts))
-        }
-        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
-    }
-}
-
-fn list<'a>(parts: impl IntoIterator<Item = &'a str>) -> Value {
-    parts.into_iter().map(Value::from).collect()
-}
-
+/// Writes Jinja's tags as the engine knows them.
+///
 /// `{% generation %}` marks what an assistant says, for training masks; a prompt ignores it. It
-/// becomes an `if` that always holds, with the same effect on whitespace and lines.
-pub(super) fn without_generation_tags(source: &str) -> String {
-    if !source.contains("generation") {
-        return source.to_owned();
-    }
+/// becomes an `if` that always holds, with the same effect on whitespace and lines. The line break
+/// after `{% raw %}` stays, as in Jinja.
+pub(super) fn known_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(at) = rest.find("{%") {
@@ -139,6 +105,13 @@ pub(super) fn without_generation_tags(source: &str) -> String {
         let replacement = match word {
             "generation" => "if true",
             "endgeneration" => "endif",
+            // The engine takes one line break away, so it is given one more.
+            "raw" if !inside.ends_with('-') => {
+                out.push_str(inside);
+                out.push_str("%}\n");
+                rest = &tag[end + 2..];
+                continue;
+            }
             _ => continue,
         };
         out.push_str(&inside.replace(word, replacement));
@@ -154,14 +127,20 @@ mod tests {
 
     fn render(source: &str) -> String {
         let mut env = environment();
-        env.add_template_owned("t", without_generation_tags(source)).unwrap();
-        env.get_template("t").unwrap().render(()).unwrap()
+        env.add_template_owned("t", known_tags(source)).unwrap();
+        operators::render(&env, "t", Value::from(())).unwrap()
     }
 
     #[test]
     fn generation_tags_vanish_like_any_block() {
         assert_eq!(render("a\n  {% generation %}\nb\n  {% endgeneration %}\nc"), "a\nb\nc");
         assert_eq!(render("a {%- generation -%} b {%- endgeneration -%} c"), "abc");
+    }
+
+    #[test]
+    fn line_breaks_at_the_start_of_raw_text_stay() {
+        assert_eq!(render("{% raw %}\n{{ a }}\n{% endraw %}\nb"), "\n{{ a }}\nb");
+        assert_eq!(render("{% raw -%}\n a{% endraw %}"), "a");
     }
 
     #[test]
@@ -175,6 +154,46 @@ mod tests {
             render("{{ 'x' is sequence }}{{ {} is sequence }}{{ 1 is sequence }}"),
             "TrueTrueFalse"
         );
+        let same = [
+            ("{{ none is iterable }}{{ 1 is iterable }}{{ x is iterable }}", "FalseFalseTrue"),
+            ("{{ [5, 4, 3, 2, 1][3:0:-1] | join }}{{ 'abcd'[::-1] }}{{ 'aé'[-1:] }}", "234dcbaé"),
+            ("{{ [1, 2][0:] is sequence }}{{ (1, 2)[:1] }}", "True(1,)"),
+            ("{{ 'a-b-c' | replace('-', '+', 1) }}{{ 'abc'.index('c') }}", "a+b-c2"),
+            ("{{ x | length }}{{ x[1:] | length }}{{ none | string }}", "00None"),
+            (
+                "{{ 1e16 }} {{ 1.0 }} {{ 7 / 2 }} {{ 6 / 2 }} {{ 7 // 2 }} {{ -7 % 3 }}",
+                "1e+16 1.0 3.5 3.0 3 2",
+            ),
+            (
+                "{{ [1, 'a', none, true, 1.5, {'k': 'it\\'s'}] }}",
+                "[1, 'a', None, True, 1.5, {'k': \"it's\"}]",
+            ),
+            (
+                "{{ '%s is %d%%' % ('x', 3) }}{{ 'ab' * 2 }}{{ 2 * [1] }}{{ 'a' * -1 }}",
+                "x is 3%abab[1, 1]",
+            ),
+            ("{{ true + 1 }}{{ [1] + [2] }}{{ (1,) + (2,) }}{{ 1 ~ none }}", "2[1, 2](1, 2)1None"),
+            (
+                "{{ 'a  b c'.split(none, 1) }}{{ ' a  b '.rsplit(maxsplit=1) }}",
+                "['a', 'b c'][' a', 'b']",
+            ),
+            (
+                "{{ 'abcabc'.find('c', 3) }}{{ 'abc'.startswith(('x', 'a')) }}{{ 'abc'.center(6, '*') }}",
+                "5True*abc**",
+            ),
+            (
+                "{{ 'a\nb\n\nc' | indent(2) }}|{{ 'a\nb' | indent('> ', true) }}",
+                "a\n  b\n\n  c|> a\n> b",
+            ),
+            (
+                "{{ true is number }}{{ 'Ab'.swapcase() }}{{ '7'.zfill(3) }}{{ 'a b_c d' | wordcount }}",
+                "TrueaB0073",
+            ),
+            ("{{ [{'a': {'b': 1}}, {'a': {'b': 2}}] | join('-', attribute='a.b') }}", "1-2"),
+        ];
+        for (source, right) in same {
+            assert_eq!(render(source), right, "{source}");
+        }
         assert_eq!(render("{{ 'x' is iterable }}{{ ('a,b').split(',')[-1] }}"), "Trueb");
     }
 }

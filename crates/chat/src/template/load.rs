@@ -20,20 +20,40 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ChatError> {
         .map_err(|source| ChatError::Json { path: path.to_owned(), source })
 }
 
-pub(super) fn find(dir: &Path) -> Result<Sources, ChatError> {
-    let config_path = dir.join("tokenizer_config.json");
-    let mut config: Map<String, Value> = read_json(&config_path)?.unwrap_or_default();
+fn read_text(path: &Path) -> Result<String, ChatError> {
+    String::from_utf8(read(path)?).map_err(|error| ChatError::Read {
+        path: path.to_owned(),
+        source: std::io::Error::new(std::io::ErrorKind::InvalidData, error),
+    })
+}
+
+const CONFIG: &str = "tokenizer_config.json";
+
+/// `bos_token` and its like, of two files that complete each other.
+fn special_tokens(
+    dir: &Path,
+    config: &Map<String, Value>,
+) -> Result<Map<String, Value>, ChatError> {
     let map: Map<String, Value> =
         read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
-    let special_tokens = map.iter().chain(&config).filter_map(special_token).collect();
+    Ok(map.iter().chain(config).filter_map(special_token).collect())
+}
+
+/// A template from a file of its own, with the special tokens of a model's directory.
+pub(super) fn file(file: &Path, dir: &Path) -> Result<Sources, ChatError> {
+    let config: Map<String, Value> = read_json(&dir.join(CONFIG))?.unwrap_or_default();
+    let special_tokens = special_tokens(dir, &config)?;
+    Ok(Sources { file: file.to_owned(), main: read_text(file)?, tool_use: None, special_tokens })
+}
+
+pub(super) fn find(dir: &Path) -> Result<Sources, ChatError> {
+    let config_path = dir.join(CONFIG);
+    let mut config: Map<String, Value> = read_json(&config_path)?.unwrap_or_default();
+    let special_tokens = special_tokens(dir, &config)?;
 
     let jinja = dir.join("chat_template.jinja");
     if jinja.exists() {
-        let bytes = read(&jinja)?;
-        let main = String::from_utf8(bytes).map_err(|error| ChatError::Read {
-            path: jinja.clone(),
-            source: std::io::Error::new(std::io::ErrorKind::InvalidData, error),
-        })?;
+        let main = read_text(&jinja)?;
         let tool_use = dir.join("additional_chat_templates").join("tool_use.jinja");
         let tool_use = if tool_use.exists() {
             Some(String::from_utf8_lossy(&read(&tool_use)?).into_owned())

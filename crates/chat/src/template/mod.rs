@@ -1,9 +1,15 @@
 //! Chat templates: conversations to prompts.
 
+mod constants;
 mod env;
+mod filters;
 mod json;
 mod load;
+mod memory;
+mod methods;
+mod operators;
 mod probe;
+mod python;
 mod time;
 mod values;
 
@@ -36,9 +42,10 @@ pub struct TemplateRequest<'a> {
 
 /// A model's chat template, rendered as Hugging Face transformers does. Cloning is cheap.
 ///
-/// Loading renders probe conversations, so that a template that cannot work fails there. What it
-/// takes is learnt at the same time: content as text or as parts, a call's arguments as a mapping
-/// or as text, ids of any length or of nine characters.
+/// Loading renders probe conversations. A template that renders none of them fails there. Others
+/// show what they take: content as text or as parts, a call's arguments as a mapping or as text,
+/// ids of any length or of nine characters. A conversation that a template cannot write is that
+/// request's error.
 #[derive(Clone)]
 pub struct ChatTemplate {
     inner: Arc<Inner>,
@@ -89,6 +96,15 @@ impl ChatTemplate {
         Self::build(load::find(dir)?)
     }
 
+    /// Reads a template from a file of its own. The special tokens are those of the model's
+    /// directory.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the template is broken; the error names file, line and reason.
+    pub fn load_file(file: &Path, dir: &Path) -> Result<Self, ChatError> {
+        Self::build(load::file(file, dir)?)
+    }
+
     /// Compiles a template and renders probe conversations with it.
     ///
     /// # Errors
@@ -115,15 +131,17 @@ impl ChatTemplate {
     fn build(sources: Sources) -> Result<Self, ChatError> {
         let mut env = env::environment();
         let mut add = |name: &'static str, source: String| {
-            env.add_template_owned(name, env::without_generation_tags(&source)).map_err(
-                |error| ChatError::BrokenTemplate {
+            let text = env::known_tags(&source);
+            let checked = constants::check(&text, env.syntax());
+            checked.and_then(|()| env.add_template_owned(name, text)).map_err(|error| {
+                ChatError::BrokenTemplate {
                     file: sources.file.clone(),
                     line: error.line().unwrap_or(0),
                     while_doing: "compiling",
                     reason: env::reason(&error),
                     source: error,
-                },
-            )?;
+                }
+            })?;
             Ok::<_, ChatError>(Named { name, source, traits: Traits::default() })
         };
         let main = add(DEFAULT, sources.main)?;
@@ -217,18 +235,20 @@ impl Inner {
         for (name, value) in request.kwargs {
             context.insert(name.clone(), value.clone());
         }
-        self.env
-            .get_template(named.name)
-            .and_then(|template| template.render(Jinja::from(Serde(context))))
-            .map_err(|source| {
-                if let Some(message) = env::raised(&source) {
-                    return ChatError::TemplateRaised { message };
-                }
-                if source.kind() == ErrorKind::OutOfFuel {
-                    return ChatError::TemplateOutOfFuel { fuel: env::FUEL, source };
-                }
+        operators::render(&self.env, named.name, Jinja::from(Serde(context))).map_err(|source| {
+            if let Some(message) = env::raised(&source) {
+                return ChatError::TemplateRaised { message };
+            }
+            if memory::caused(&source) {
                 let line = source.line().unwrap_or(0);
-                ChatError::Render { line, reason: env::reason(&source), source }
-            })
+                let limit = memory::LIMIT >> 20;
+                return ChatError::TemplateOutOfMemory { line, limit, source };
+            }
+            if source.kind() == ErrorKind::OutOfFuel {
+                return ChatError::TemplateOutOfFuel { fuel: env::FUEL, source };
+            }
+            let line = source.line().unwrap_or(0);
+            ChatError::Render { line, reason: env::reason(&source), source }
+        })
     }
 }

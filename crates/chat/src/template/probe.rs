@@ -1,8 +1,12 @@
-//! Probe conversations: what a template takes, and whether it works at all.
+//! Probe conversations: what a template takes, and whether it renders anything at all.
+//!
+//! A probe is an invented conversation, which a working template may well refuse or break on. So a
+//! probe only teaches how to write a conversation; what a template cannot do is the error of the
+//! request that asks for it.
 
 use super::{Inner, Named, TemplateRequest};
-use crate::{ChatError, Message, Role, Tool, ToolCall};
-use serde_json::{Map, Value, json};
+use crate::{ChatError, Content, ContentPart, Message, Role, Tool, ToolCall};
+use serde_json::{Map, json};
 use std::path::Path;
 
 /// What a template takes.
@@ -10,6 +14,8 @@ use std::path::Path;
 pub(super) struct Traits {
     /// Content must be a list of parts.
     pub(super) typed_content: bool,
+    /// Whose content may be a list of parts.
+    pub(super) parts: PartsOf,
     /// The arguments of a call must be text.
     pub(super) text_arguments: bool,
     /// Ids of calls must have nine characters.
@@ -20,124 +26,176 @@ pub(super) struct Traits {
     pub(super) knows_developer: bool,
 }
 
-/// Stands in the probes' texts, to be found in the prompts.
+/// The roles whose content a template goes through part by part.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PartsOf {
+    system: bool,
+    user: bool,
+    assistant: bool,
+    tool: bool,
+}
+
+impl PartsOf {
+    pub(super) fn role(self, role: Role) -> bool {
+        match role {
+            Role::System | Role::Developer => self.system,
+            Role::User => self.user,
+            Role::Assistant => self.assistant,
+            Role::Tool => self.tool,
+        }
+    }
+
+    fn role_mut(&mut self, role: Role) -> &mut bool {
+        match role {
+            Role::System | Role::Developer => &mut self.system,
+            Role::User => &mut self.user,
+            Role::Assistant => &mut self.assistant,
+            Role::Tool => &mut self.tool,
+        }
+    }
+}
+
+/// Stand in the probes' texts, to be found in the prompts.
 const MARK: &str = "probe-7Q";
+const SECOND_MARK: &str = "probe-8Q";
 const TOOL: &str = "probe_tool_7q";
 
-/// A conversation to try.
-struct Probe {
-    what: &'static str,
-    messages: Vec<Message>,
-    tools: Vec<Tool>,
-    add_generation_prompt: bool,
-    kwargs: Map<String, Value>,
+/// What is rendered, and by which template.
+struct Prober<'a> {
+    inner: &'a Inner,
+    named: &'a Named,
 }
 
-impl Probe {
-    fn new(what: &'static str, messages: &[Message], tools: &[Tool]) -> Self {
-        Self {
-            what,
-            messages: messages.to_vec(),
-            tools: tools.to_vec(),
-            add_generation_prompt: true,
-            kwargs: Map::new(),
-        }
-    }
-
-    fn run(&self, inner: &Inner, named: &Named, traits: &Traits) -> Result<String, ChatError> {
-        let request = TemplateRequest {
-            messages: &self.messages,
-            tools: &self.tools,
-            add_generation_prompt: self.add_generation_prompt,
-            continue_final_message: false,
-            kwargs: &self.kwargs,
-        };
-        inner.render(named, traits, &request, None)
-    }
-
-    /// A template may refuse a probe by `raise_exception`; it may not break.
-    fn check(
+impl Prober<'_> {
+    fn run(
         &self,
-        inner: &Inner,
-        named: &Named,
         traits: &Traits,
-        file: &Path,
-    ) -> Result<Option<String>, ChatError> {
-        match self.run(inner, named, traits) {
-            Ok(prompt) => Ok(Some(prompt)),
-            Err(ChatError::TemplateRaised { .. }) => Ok(None),
-            Err(ChatError::Render { source, .. } | ChatError::TemplateOutOfFuel { source, .. }) => {
-                Err(ChatError::BrokenTemplate {
-                    file: file.to_owned(),
-                    line: source.line().unwrap_or(0),
-                    while_doing: self.what,
-                    reason: super::env::reason(&source),
-                    source,
-                })
-            }
-            Err(other) => Err(other),
-        }
+        messages: &[Message],
+        tools: &[Tool],
+    ) -> Result<String, ChatError> {
+        let request = TemplateRequest {
+            messages,
+            tools,
+            // A conversation that the assistant ended is finished.
+            add_generation_prompt: messages.last().is_none_or(|m| m.role != Role::Assistant),
+            continue_final_message: false,
+            kwargs: &Map::new(),
+        };
+        self.inner.render(self.named, traits, &request, None)
     }
 }
 
-/// Renders every probe.
+/// Learns what a template takes.
+///
+/// # Errors
+/// The template breaks on a plain chat, and on every other conversation too.
 pub(super) fn probe(inner: &Inner, named: &Named, file: &Path) -> Result<Traits, ChatError> {
-    let system = Message::text(Role::System, "Be brief.");
-    let user = Message::text(Role::User, MARK);
-    let assistant = Message::text(Role::Assistant, "Yes?");
-    let tools = [tool()];
-    // A template of its own for tools never sees a request without.
-    let some: &[Tool] = if named.name == super::TOOL_USE { &tools } else { &[] };
+    let prober = Prober { inner, named };
     let mut traits =
         Traits { knows_developer: named.source.contains("developer"), ..Traits::default() };
+    let user = Message::text(Role::User, MARK);
+    // A template of its own for tools never sees a request without.
+    let tools = if named.name == super::TOOL_USE { vec![tool()] } else { Vec::new() };
 
-    let plain = Probe::new("one user message", std::slice::from_ref(&user), some);
-    let shows_mark =
-        |traits: &Traits| plain.run(inner, named, traits).is_ok_and(|prompt| prompt.contains(MARK));
+    let plain = std::slice::from_ref(&user);
+    let shows_mark = |traits: &Traits| {
+        prober.run(traits, plain, &tools).is_ok_and(|prompt| prompt.contains(MARK))
+    };
     let typed = Traits { typed_content: true, ..traits };
     if !shows_mark(&traits) && shows_mark(&typed) {
         traits = typed;
     }
-    plain.check(inner, named, &traits, file)?;
-
-    let mut probes = vec![
-        Probe::new("a system message", &[system.clone(), user.clone()], some),
-        Probe::new("two turns", &[user.clone(), assistant.clone(), user.clone()], some),
-    ];
-    let mut finished = Probe::new("a finished turn", &[user.clone(), assistant], some);
-    finished.add_generation_prompt = false;
-    probes.push(finished);
-    for (what, enable) in [("enable_thinking on", true), ("enable_thinking off", false)] {
-        let mut thinking = Probe::new(what, std::slice::from_ref(&user), some);
-        thinking.kwargs.insert("enable_thinking".to_owned(), enable.into());
-        probes.push(thinking);
+    settle_calls(&prober, &mut traits);
+    if named.name != super::TOOL_USE {
+        renders_something(&prober, &traits, file)?;
     }
-    for probe in &probes {
-        probe.check(inner, named, &traits, file)?;
+    for role in [Role::System, Role::User, Role::Assistant, Role::Tool] {
+        *traits.parts.role_mut(role) = takes_parts(&prober, &traits, role, &tools);
     }
-
-    for messages in [vec![user.clone()], vec![system, user.clone()]] {
-        let with_tools = Probe::new("tools", &messages, &tools);
-        let prompt = with_tools.check(inner, named, &traits, file)?;
-        traits.shows_tools |= prompt.is_some_and(|prompt| prompt.contains(TOOL));
-    }
-    let round_trip = Probe::new("a tool's round trip", &called_tool(&user), &tools);
-    settle_calls(&round_trip, inner, named, &mut traits, file)?;
+    let system = Message::text(Role::System, "Be brief.");
+    traits.shows_tools = [vec![user.clone()], vec![system, user]].iter().any(|messages| {
+        prober.run(&traits, messages, &[tool()]).is_ok_and(|prompt| prompt.contains(TOOL))
+    });
     Ok(traits)
 }
 
-/// A tool with the kinds of members that schemas have.
+/// A template that breaks on whatever it gets is broken. To refuse by `raise_exception` is to work.
+fn renders_something(prober: &Prober<'_>, traits: &Traits, file: &Path) -> Result<(), ChatError> {
+    let works = |result: &Result<String, ChatError>| {
+        matches!(result, Ok(_) | Err(ChatError::TemplateRaised { .. }))
+    };
+    let user = Message::text(Role::User, MARK);
+    let plain = prober.run(traits, std::slice::from_ref(&user), &[]);
+    if works(&plain) {
+        return Ok(());
+    }
+    let system = Message::text(Role::System, "Be brief.");
+    let turns = vec![
+        user.clone(),
+        Message::text(Role::Assistant, "Yes?"),
+        Message::text(Role::User, "No."),
+    ];
+    let conversations = [
+        (vec![system.clone(), user.clone()], vec![]),
+        (turns, vec![]),
+        (vec![user.clone()], vec![tool()]),
+        (vec![system, user], vec![tool()]),
+        (called_tool(), vec![tool()]),
+    ];
+    if conversations.iter().any(|(messages, tools)| works(&prober.run(traits, messages, tools))) {
+        return Ok(());
+    }
+    plain.map(drop).map_err(|error| match error {
+        ChatError::Render { source, .. }
+        | ChatError::TemplateOutOfFuel { source, .. }
+        | ChatError::TemplateOutOfMemory { source, .. } => ChatError::BrokenTemplate {
+            file: file.to_owned(),
+            line: source.line().unwrap_or(0),
+            while_doing: "one user message",
+            reason: super::env::reason(&source),
+            source,
+        },
+        other => other,
+    })
+}
+
+/// Whether a role's parts appear in the prompt as texts, not as a list's brackets and quotes.
+fn takes_parts(prober: &Prober<'_>, traits: &Traits, role: Role, tools: &[Tool]) -> bool {
+    let texts = [MARK, SECOND_MARK].map(|text| ContentPart::Text(text.to_owned()));
+    let parts = Content::Parts(texts.to_vec());
+    let text = |role: Role| Message::text(role, "Hm.");
+    let mut messages = match role {
+        Role::System | Role::Developer => vec![text(role), text(Role::User)],
+        Role::User => vec![text(role)],
+        Role::Assistant => vec![text(Role::User), text(role), text(Role::User)],
+        Role::Tool => called_tool(),
+    };
+    let calls_tool = [tool()];
+    let tools = if role == Role::Tool { &calls_tool } else { tools };
+    for message in messages.iter_mut().filter(|m| m.role == role) {
+        message.content = Some(parts.clone());
+    }
+    let mut all = *traits;
+    *all.parts.role_mut(role) = true;
+    let shown = prober.run(&all, &messages, tools).unwrap_or_default();
+    // A list that is written as such has its keys beside the texts.
+    let quoted = [
+        format!("'text': '{MARK}'"),
+        format!("\"text\": \"{MARK}\""),
+        format!("\"text\":\"{MARK}\""),
+    ];
+    shown.contains(MARK)
+        && shown.contains(SECOND_MARK)
+        && !quoted.iter().any(|text| shown.contains(text))
+}
+
 fn tool() -> Tool {
     Tool {
         name: TOOL.to_owned(),
         description: Some("Looks something up.".to_owned()),
         parameters: Some(json!({
             "type": "object",
-            "properties": {
-                "query": { "type": "string", "description": "What to look up." },
-                "kinds": { "type": "array", "items": { "type": "string" } },
-                "limit": { "type": ["integer", "null"], "enum": [1, 2] },
-            },
+            "properties": { "query": { "type": "string", "description": "What to look up." } },
             "required": ["query"],
         })),
         strict: None,
@@ -145,40 +203,26 @@ fn tool() -> Tool {
 }
 
 /// A question, a call, the tool's answer.
-fn called_tool(user: &Message) -> Vec<Message> {
+fn called_tool() -> Vec<Message> {
     let id = "call_0123456789abcdefABCDEF00".to_owned();
-    let arguments = r#"{"query": "x", "limit": 1}"#.to_owned();
+    let arguments = r#"{"query": "x"}"#.to_owned();
     let mut call = Message::text(Role::Assistant, "");
     call.tool_calls = vec![ToolCall { id: id.clone(), name: TOOL.to_owned(), arguments }];
     let mut answer = Message::text(Role::Tool, "Found it.");
     answer.name = Some(TOOL.to_owned());
     answer.tool_call_id = Some(id);
-    vec![user.clone(), call, answer]
+    vec![Message::text(Role::User, MARK), call, answer]
 }
 
-/// Finds a way of writing calls that the template takes. Refusing all of them is allowed.
-fn settle_calls(
-    probe: &Probe,
-    inner: &Inner,
-    named: &Named,
-    traits: &mut Traits,
-    file: &Path,
-) -> Result<(), ChatError> {
-    let (mut refused, mut first_error) = (false, None);
+/// Finds a way of writing calls that the template takes; a mapping and whole ids where none is.
+fn settle_calls(prober: &Prober<'_>, traits: &mut Traits) {
     for nine_character_ids in [false, true] {
         for text_arguments in [false, true] {
             let candidate = Traits { text_arguments, nine_character_ids, ..*traits };
-            match probe.check(inner, named, &candidate, file) {
-                Ok(Some(_)) => {
-                    *traits = candidate;
-                    return Ok(());
-                }
-                Ok(None) => refused = true,
-                Err(error) => {
-                    first_error.get_or_insert(error);
-                }
+            if prober.run(&candidate, &called_tool(), &[tool()]).is_ok() {
+                *traits = candidate;
+                return;
             }
         }
     }
-    first_error.filter(|_| !refused).map_or(Ok(()), Err)
 }

@@ -1,7 +1,7 @@
 //! Messages and tools as the values that templates see.
 
 use super::probe::Traits;
-use crate::{Content, Message, Role, Tool, ToolCall};
+use crate::{Content, ContentPart, Message, Role, Tool, ToolCall};
 use serde_json::{Map, Value, json};
 
 /// The conversation; `tag` is appended to the last message's text.
@@ -28,14 +28,7 @@ fn message(message: &Message, traits: &Traits, tag: &str) -> Value {
         role => role,
     };
     put("role", role.as_str().into());
-    // Templates add texts; none at all would break them, as vLLM found.
-    let mut text = message.content.as_ref().map(Content::to_text).unwrap_or_default();
-    text.push_str(tag);
-    if traits.typed_content {
-        put("content", json!([{ "type": "text", "text": text }]));
-    } else {
-        put("content", text.into());
-    }
+    put("content", content(message, traits, tag));
     if let Some(name) = &message.name {
         put("name", name.as_str().into());
     }
@@ -51,6 +44,24 @@ fn message(message: &Message, traits: &Traits, tag: &str) -> Value {
         put("tool_call_id", call_id(id, traits).into());
     }
     Value::Object(out)
+}
+
+/// The content, with `tag` behind its last text.
+fn content(message: &Message, traits: &Traits, tag: &str) -> Value {
+    let part = |text: String| json!({ "type": "text", "text": text });
+    if let Some(Content::Parts(parts)) = &message.content
+        && (traits.typed_content || traits.parts.role(message.role))
+    {
+        let last = parts.len().saturating_sub(1);
+        let texts = parts.iter().enumerate().map(|(i, ContentPart::Text(text))| {
+            part(format!("{text}{}", if i == last { tag } else { "" }))
+        });
+        return texts.collect();
+    }
+    // Templates add texts; none at all would break them, as vLLM found.
+    let mut text = message.content.as_ref().map(Content::to_text).unwrap_or_default();
+    text.push_str(tag);
+    if traits.typed_content { json!([part(text)]) } else { Value::String(text) }
 }
 
 fn tool_call(call: &ToolCall, traits: &Traits) -> Value {
