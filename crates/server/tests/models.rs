@@ -79,8 +79,6 @@ fn tokenizers_and_templates_that_are_damaged() {
     refused(DENSE, |dir| dir.write(file, "{"), &[file]);
     refused(DENSE, chat_template("a\n{% if %}"), &[file, "line 2", "compil"]);
     refused(DENSE, chat_template("{{ messages | frobnicate }}"), &[file, "line 1", "frobnicate"]);
-    let with_tools = "{% if tools %}{{ tools.nothing.at_all }}{% endif %}{{ messages }}";
-    refused(DENSE, chat_template(with_tools), &[file, "line 1", "tool"]);
     refused(DENSE, chat_template("{% for i in range(10) %}{{ i.x.y }}{% endfor %}"), &[file]);
     let missing = |dir: &ModelDir| {
         dir.edit(file, |c| drop(c.as_object_mut().unwrap().remove("chat_template")));
@@ -118,6 +116,19 @@ fn a_model_without_a_template_serves_completions() {
     assert_eq!(server.ask("/v1/completions", &body)["usage"]["completion_tokens"], 4);
     let reply = server.post("/v1/chat/completions", &common::chat("Hi", json!({})));
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (400, &json!("no_chat_template")));
+}
+
+#[test]
+fn a_template_that_fails_with_tools_serves_chat_without_them() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let source = "{% if tools %}{{ tools.nothing.at_all }}{% endif %}{{ messages }}";
+    std::fs::write(file.path(), source).unwrap();
+    let server = Server::start(&["--chat-template", file.path().to_str().unwrap()]);
+    let short = |fields| common::chat("Hi", fields);
+    assert_eq!(server.post("/v1/chat/completions", &short(json!({ "max_tokens": 2 }))).status, 200);
+    let tools = json!([{ "type": "function", "function": { "name": "now" } }]);
+    let reply = server.post("/v1/chat/completions", &short(json!({ "tools": tools })));
+    assert_eq!(reply.status, 400, "{}", reply.body);
 }
 
 #[test]
