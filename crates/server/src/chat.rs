@@ -7,13 +7,17 @@ use crate::{
     output::{OutputError, note},
     prompt::Prompt,
 };
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 const HELP: &str = "/reset forgets the conversation, /quit ends, Ctrl-C stops an answer";
 
 pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
     let source = ModelSource::find(args.model.name())?;
     let model = RunningModel::start(&source, &args.answer.engine, Requests::ONE)?;
+    ensure!(
+        model.template.is_some(),
+        "a conversation needs a chat template; `taper run --raw` continues a text without one"
+    );
     let mut conversation = Conversation::new(model, &args.answer)?;
     let mut prompt = Prompt::open()?;
     note!("{} ({})", conversation.model().name, describe(&source));
@@ -23,7 +27,10 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
             "" => {}
             "/quit" | "/exit" => break,
             "/help" => help(&prompt),
-            "/reset" => conversation.reset(),
+            "/reset" => {
+                conversation.reset();
+                note!("(the conversation is forgotten)");
+            }
             text => say(&mut conversation, text)?,
         }
     }

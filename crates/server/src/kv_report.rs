@@ -80,6 +80,8 @@ pub(crate) struct KvReportArgs {
 
 pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
     ensure!(args.bits.is_none_or(|b| (2.0..=8.0).contains(&b)), "--bits must be from 2 to 8");
+    // Names are wrong at once, not after minutes of measuring.
+    args.codecs.iter().try_for_each(|name| codec(name).map(drop))?;
     if let Some(threads) = args.threads {
         taper_tensor::pool::set_threads(threads.into())?;
     }

@@ -139,6 +139,7 @@ fn mistakes_are_named() {
     assert!(fails(&size).contains("above 0"));
     assert!(fails(&["run", "x", "--kv-offloading-dir", "/dev/null"]).contains("/dev/null"));
     assert!(fails(&["run", "x", "--temperature", "9"]).contains("temperature"));
+    assert!(fails(&["chat", "--chat-template", "none"]).contains("run --raw"));
     assert!(fails(&["run", "--raw", ""]).contains("empty"));
 }
 
