@@ -73,7 +73,7 @@ const MAX_HEAD_DIM: usize = 1 << 13;
 /// Experts a layer.
 pub(crate) const MAX_EXPERTS: usize = 1 << 16;
 /// Positions are 32 bits.
-const MAX_POSITIONS: usize = i32::MAX as usize;
+pub(crate) const MAX_POSITIONS: usize = i32::MAX as usize;
 
 /// Refuses a count of nothing, and one that no model has: tables are made by them.
 pub(crate) fn size(
@@ -159,10 +159,25 @@ pub(crate) fn rope(
 }
 
 /// Whether a layer has the sliding window: what `layer_types` says of it, or else the family.
-pub(crate) fn slides(layer_types: Option<&[String]>, layer: usize, otherwise: bool) -> bool {
-    match layer_types.and_then(|types| types.get(layer)) {
-        Some(kind) => kind == "sliding_attention",
-        None => otherwise,
+pub(crate) fn slides(
+    family: &'static str,
+    layer_types: Option<&[String]>,
+    layer: usize,
+    otherwise: bool,
+) -> Result<bool, ModelError> {
+    const FIELD: &str = "layer_types";
+    let Some(types) = layer_types else { return Ok(otherwise) };
+    match types.get(layer).map(String::as_str) {
+        Some("sliding_attention") => Ok(true),
+        Some("full_attention") => Ok(false),
+        Some(other) => {
+            Err(ModelError::Unsupported { family, field: FIELD, value: other.to_owned() })
+        }
+        None => {
+            let value = format!("{} entries", types.len());
+            let range = "each layer needs one".to_owned();
+            Err(ModelError::OutOfRange { family, field: FIELD, value, range })
+        }
     }
 }
 

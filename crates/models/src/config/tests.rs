@@ -84,3 +84,28 @@ fn two_names_of_one_setting_agree_or_are_refused() {
     let error = one(json!({"a": 1, "b": 2})).unwrap_err();
     assert!(error.to_string().contains("a and b"), "{error}");
 }
+
+#[test]
+fn layer_settings_that_no_model_has_are_refused() {
+    let refused = |family: &str, field: &str, value: Value| {
+        let mut config = config();
+        config["rope_theta"] = json!(1e4);
+        (config["use_sliding_window"], config["sliding_window"]) = (json!(true), json!(8));
+        config["layer_types"] = json!(["full_attention", "sliding_attention"]);
+        config["partial_rotary_factor"] = Value::Null;
+        families::spec(family, &config, LoadOptions::default()).expect(family);
+        config[field] = value.clone();
+        let error = families::spec(family, &config, LoadOptions::default());
+        let error = error.map(|_| ()).expect_err(&format!("{family} {value}")).to_string();
+        assert!(error.contains(field), "{family}, {field} = {value}: {error}");
+    };
+    for family in ["qwen2", "qwen3", "smollm3", "mistral", "gemma3_text"] {
+        for window in [json!(0), json!(-1), json!(1_000_000_000_000u64), json!(4.5)] {
+            refused(family, "sliding_window", window);
+        }
+    }
+    for family in ["qwen2", "qwen3", "smollm3", "gemma3_text"] {
+        refused(family, "layer_types", json!(["full_attention"]));
+        refused(family, "layer_types", json!(["full_attention", "linear_attention"]));
+    }
+}

@@ -65,7 +65,7 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     let window = own.sliding_window.or(Some(4096));
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let otherwise = !(i + 1).is_multiple_of(pattern);
-        let local = config::slides(own.layer_types.as_deref(), i, otherwise);
+        let local = config::slides(FAMILY, own.layer_types.as_deref(), i, otherwise)?;
         *layer = if local {
             LayerSpec { rope: Some(LOCAL), window, experts: None }
         } else {

@@ -51,7 +51,7 @@ pub(super) fn gpt_oss(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
     };
     experts.check(FAMILY)?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {
-        let slides = config::slides(own.layer_types.as_deref(), i, i.is_multiple_of(2));
+        let slides = config::slides(FAMILY, own.layer_types.as_deref(), i, i.is_multiple_of(2))?;
         layer.window = own.sliding_window.filter(|_| slides);
         layer.experts = Some(experts);
     }

@@ -9,7 +9,7 @@ mod smollm3;
 
 use crate::{
     LoadOptions, Model, ModelError,
-    config::Shape,
+    config::{self, Shape},
     decoder::{Decoder, LayerSpec, Spec},
     rope::{RopeConfig, RopeContext},
 };
@@ -61,7 +61,7 @@ pub(crate) fn spec(
     config: &Value,
     options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
-    match model_type {
+    let spec = match model_type {
         "qwen3" => qwen::qwen3(config, options),
         "qwen3_moe" => qwen::qwen3_moe(config, options),
         "qwen2" => qwen::qwen2(config, options),
@@ -72,7 +72,11 @@ pub(crate) fn spec(
         "phi3" => phi3::phi3(config, options),
         "smollm3" => smollm3::smollm3(config, options),
         other => Err(ModelError::UnknownFamily { model_type: other.to_owned() }),
+    }?;
+    for window in spec.layers.iter().filter_map(|layer| layer.window) {
+        config::size(spec.family, "sliding_window", window, config::MAX_POSITIONS)?;
     }
+    Ok(spec)
 }
 
 /// What most families agree on: pre-norms, no biases, SiLU, one rotary table in every layer.

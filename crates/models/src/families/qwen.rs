@@ -84,7 +84,7 @@ fn qwen(
     let window = windows.sliding_window.filter(|_| windows.use_sliding_window);
     let from = windows.max_window_layers.unwrap_or(usize::MAX);
     for (i, layer) in spec.layers.iter_mut().enumerate() {
-        let slides = config::slides(windows.layer_types.as_deref(), i, i >= from);
+        let slides = config::slides(family, windows.layer_types.as_deref(), i, i >= from)?;
         layer.window = window.filter(|_| slides);
     }
     Ok(spec)

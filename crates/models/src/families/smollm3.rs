@@ -40,7 +40,7 @@ pub(super) fn smollm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
             Some(&flag) => flag != 0,
             None => !(i + 1).is_multiple_of(interval),
         };
-        let slides = config::slides(own.layer_types.as_deref(), i, !rotates);
+        let slides = config::slides("smollm3", own.layer_types.as_deref(), i, !rotates)?;
         layer.rope = rotates.then_some(0);
         layer.window = window.filter(|_| slides);
     }
