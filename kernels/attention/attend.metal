@@ -28,7 +28,7 @@ struct WriteParams {
 };
 
 struct bf16 { ushort bits; };
-inline void store_kv(device half* p, size_t i, float x) { p[i] = half(x); }
+inline void store_kv(device half* p, size_t i, float x) { p[i] = half(clamped(x)); }
 inline void store_kv(device float* p, size_t i, float x) { p[i] = x; }
 inline void store_kv(device bf16* p, size_t i, float x) {
     const uint u = as_type<uint>(x);
@@ -120,6 +120,25 @@ template <> inline void load_values<128, 4, half>(device const half* row, uint l
     out[2] = float(as_type<half>(ushort(v.y))), out[3] = float(as_type<half>(ushort(v.y >> 16)));
 }
 
+// acc += weights and values of a block's first tokens. SOME: some row does not see all of them. Then its
+// weight is zero, and the value may be anything, for which zero times it is not zero.
+template <typename KV, int D, int ROWS, bool SOME>
+INLINE void add_values(
+    device const KV* values, uint tokens, uint lane, uint d, threadgroup const float* weights,
+    thread float (*acc)[(D ? D : MAX_DIM) / 32])
+{
+    enum { PER_LANE = (D ? D : MAX_DIM) / 32 };
+    UNROLL_BY(ROWS == 4 ? 16 : 8) for (uint j = 0; j < tokens; ++j) {
+        float v[PER_LANE];
+        load_values<D, PER_LANE>(values + j * d, lane, d, v);
+        UNROLL for (int r = 0; r < ROWS; ++r) {
+            const float e = weights[r * BLOCK + j];
+            const bool left = SOME && e == 0.0f;
+            UNROLL for (int i = 0; i < PER_LANE; ++i) acc[r][i] = left ? acc[r][i] : fma(e, v[i], acc[r][i]);
+        }
+    }
+}
+
 template <typename KV, int D, int ROWS>
 void attend(
     device const float* q, device const KV* k_pages, device const KV* v_pages,
@@ -185,14 +204,10 @@ void attend(
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
         device const KV* values = v_pages + base;
-        UNROLL_BY(ROWS == 4 ? 16 : 8) for (uint j = 0; j < tokens; ++j) {
-            float v[PER_LANE];
-            load_values<D, PER_LANE>(values + j * d, lane, d, v);
-            UNROLL for (int r = 0; r < ROWS; ++r) {
-                const float e = mine[r * BLOCK + j];
-                UNROLL for (int i = 0; i < PER_LANE; ++i) acc[r][i] = fma(e, v[i], acc[r][i]);
-            }
-        }
+        // The first row does not see the last token, or the last row not the first one.
+        const bool some = first_end < b * BLOCK + tokens || (p.window && b * BLOCK + p.window < last_end);
+        if (some) add_values<KV, D, ROWS, true>(values, tokens, lane, d, mine, acc);
+        else add_values<KV, D, ROWS, false>(values, tokens, lane, d, mine, acc);
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 
@@ -299,7 +314,7 @@ kernel void attend_merge(
     threadgroup float totals[MERGE_THREADS / 32];
     device const float* w = weights + size_t(row) * p.spans * 2;
     float top = NOTHING;
-    for (uint s = tid; s < p.spans; s += MERGE_THREADS) top = w[s * 2 + 1] > 0.0f ? max(top, w[s * 2]) : top;
+    for (uint s = tid; s < p.spans; s += MERGE_THREADS) top = w[s * 2 + 1] != 0.0f ? max(top, w[s * 2]) : top;
     top = simd_max(top);
     if (lane == 0) tops[sg] = top;
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -311,7 +326,7 @@ kernel void attend_merge(
     for (uint first = 0; first < p.spans; first += MERGE_THREADS) {
         const uint n = min(p.spans - first, uint(MERGE_THREADS)), s = first + tid;
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        const bool any = tid < n && w[s * 2 + 1] > 0.0f;
+        const bool any = tid < n && w[s * 2 + 1] != 0.0f;
         const float fade = any ? exp(w[s * 2] - top) : 0.0f;
         fades[tid] = fade;
         total += any ? w[s * 2 + 1] * fade : 0.0f;

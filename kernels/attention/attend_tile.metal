@@ -102,10 +102,13 @@ INLINE void score(
 // `element_of(m)`.
 INLINE uint element_of(uint g, int m) { return (uint(m / 8) * 8 + g) * 8 + uint(m % 8); }
 
-template <int D, int SETS>
+//
+// SOME: of rows that are `own` alone, and of their tokens `seen`. Other values may be anything, and
+// zero times what is not a number is none.
+template <int D, int SETS, bool SOME>
 INLINE void add_values(
     device const half* values, uint last, uint lane, threadgroup const ushort* weights,
-    thread const float* fade, thread float (*acc)[D / 8])
+    thread const float* fade, uint2 seen, thread const bool* own_row, thread float (*acc)[D / 8])
 {
     const uint g = lane / 4, t = lane % 4;
     TileB b[SETS][2];
@@ -120,7 +123,8 @@ INLINE void add_values(
         UNROLL for (int h = 0; h < 2; ++h) {
             UNROLL for (int k = 0; k < 4; ++k) {
                 const uint token = min(uint(16 * h + k) + 4 * t, last);
-                const uint4 v = *(device const uint4*)(values + token * D + element_of(g, 8 * i));
+                uint4 v = *(device const uint4*)(values + token * D + element_of(g, 8 * i));
+                if (SOME && (token < seen.x || token >= seen.y)) v.x = 0, v.y = 0, v.z = 0, v.w = 0;
                 raw[h][k][0] = v.x, raw[h][k][1] = v.y, raw[h][k][2] = v.z, raw[h][k][3] = v.w;
             }
         }
@@ -139,11 +143,26 @@ INLINE void add_values(
                 tile_to_lanes(c[n], lane, sum);
                 UNROLL for (int u = 0; u < 2; ++u) {
                     thread float& to = acc[n][8 * i + 2 * m + u];
-                    to = fma(to, fade[n], sum[2 * u] + sum[2 * u + 1]);
+                    const float with = fma(to, fade[n], sum[2 * u] + sum[2 * u + 1]);
+                    to = !SOME || own_row[n] ? with : to;
                 }
             }
         }
     }
+}
+
+// Whether some value of a block's first tokens is not finite.
+template <int D> INLINE bool any_broken(device const half* values, uint tokens, uint lane) {
+    float broken = 0.0f;
+    for (uint i = lane; i < tokens * D / 8; i += 32) {
+        const uint4 v = *(device const uint4*)(values + 8 * i);
+        const uint words[4] = {v.x, v.y, v.z, v.w};
+        UNROLL for (int w = 0; w < 4; ++w) {
+            const bool low = (words[w] & 0x7c00u) == 0x7c00u, high = (words[w] & 0x7c000000u) == 0x7c000000u;
+            broken = low || high ? 1.0f : broken;
+        }
+    }
+    return simd_max(broken) > 0.0f;
 }
 
 // Where the rows of q come from, and of new keys and values.
@@ -258,8 +277,8 @@ INLINE void attend(
         if (!value) norm_and_turn<D>(key_gains, p.k_eps, angles, x);
         UNROLL for (int j = 0; j < D / 32; ++j) {
             const uint d = lane + 32 * uint(j);
-            if (value) v_pages[base + token * D + d] = half(x[j]);
-            else k_pages[base + (d / 8 * BLOCK + token) * 8 + d % 8] = half(x[j]);
+            if (value) v_pages[base + token * D + d] = half(clamped(x[j]));
+            else k_pages[base + (d / 8 * BLOCK + token) * 8 + d % 8] = half(clamped(x[j]));
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
@@ -313,7 +332,21 @@ INLINE void attend(
             top[n] = next;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
-        add_values<D, SETS>(v_pages + base, last, lane, mine, fade, acc);
+        // The first row does not see the last token, or the last row not the first one.
+        const bool some = first_end < b * BLOCK + tokens || (p.window && b * BLOCK + p.window < last_end);
+        if (some && any_broken<D>(v_pages + base, tokens, lane)) {
+            for (uint own_token = 0; own_token < count; ++own_token) {
+                const uint end = first_end + own_token, block = b * BLOCK;
+                uint2 seen;
+                seen.x = p.window && end > block + p.window ? end - p.window - block : 0;
+                seen.y = end > block ? end - block : 0;
+                bool own_row[SETS];
+                UNROLL for (int n = 0; n < SETS; ++n) own_row[n] = (uint(4 * n) + t) / heads == own_token;
+                add_values<D, SETS, true>(v_pages + base, last, lane, mine, fade, seen, own_row, acc);
+            }
+        } else {
+            add_values<D, SETS, false>(v_pages + base, last, lane, mine, fade, uint2(), (thread const bool*)0, acc);
+        }
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 

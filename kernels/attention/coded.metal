@@ -54,7 +54,7 @@ kernel void coded_merge(
     const uint wide = (p.head_dim + RING - 1) / RING * RING;
     device const float* w = weights + size_t(row) * p.spans * 2;
     float top = NOTHING;
-    for (uint s = tid; s < p.spans; s += 256) top = w[s * 2 + 1] > 0.0f ? max(top, w[s * 2]) : top;
+    for (uint s = tid; s < p.spans; s += 256) top = w[s * 2 + 1] != 0.0f ? max(top, w[s * 2]) : top;
     top = simd_max(top);
     if (lane == 0) tops[sg] = top;
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -63,7 +63,7 @@ kernel void coded_merge(
     for (uint first = 0; first < p.spans; first += 256) {
         const uint n = min(p.spans - first, 256u), s = first + tid;
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        const bool any = tid < n && w[s * 2 + 1] > 0.0f;
+        const bool any = tid < n && w[s * 2 + 1] != 0.0f;
         const float fade = any ? exp(w[s * 2] - top) : 0.0f;
         fades[tid] = fade;
         total += any ? w[s * 2 + 1] * fade : 0.0f;

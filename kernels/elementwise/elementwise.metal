@@ -34,7 +34,7 @@ kernel void to_half(
     uint i [[thread_position_in_grid]])
 {
     // What f16 cannot hold becomes its largest number.
-    if (i < p.n) out[i] = half(min(max(x[i], -65504.0f), 65504.0f));
+    if (i < p.n) out[i] = half(clamped(x[i]));
 }
 
 struct RowsParams {

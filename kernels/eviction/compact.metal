@@ -143,7 +143,7 @@ kernel void gather_exact(
             const Rows rows = {from, p.format, d, (d + RING - 1) / RING, p.group};
             const uint own = slot.x % BLOCK;
             const float x = element_of(rows, own, e, row_scale(rows, own), levels, p.keys != 0);
-            bits = as_type<ushort>(half(min(max(x, -65504.0f), 65504.0f)));
+            bits = as_type<ushort>(half(clamped(x)));
         }
     }
     out[(size_t(at.x) * p.heads + at.y) * region + i] = ushort(bits);

@@ -48,7 +48,8 @@ template <int BITS, int GROUP> struct Blocks {
 };
 
 INLINE uint halves(float a, float b) { return uint(as_type<ushort>(half(a))) | uint(as_type<ushort>(half(b))) << 16; }
-INLINE float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
+// NaN becomes finite here, and comes back by the sum of what is multiplied.
+INLINE float limited(float x) { return min(max(x, -65504.0f), 65504.0f); }
 
 // Codes of a word as pairs of halves, in the order that `order_of` gives x. The last two of four bits
 // are 16 times too large.
@@ -274,8 +275,8 @@ INLINE void matvec(
                     float sum = 0.0f;
                     UNROLL for (int j = 0; j < 8; ++j) {
                         sum += v[j];
-                        rest[j] = clamped(v[j] - float(half(clamped(v[j]))));
-                        v[j] = clamped(v[j]);
+                        rest[j] = limited(v[j] - float(half(limited(v[j]))));
+                        v[j] = limited(v[j]);
                     }
                     *(threadgroup uint4*)(xs + column) = order_of<BITS>(v);
                     *(threadgroup uint4*)(xs + STRIDE + column) = order_of<BITS>(rest);

@@ -3,6 +3,7 @@
 use crate::{
     KvCacheError, KvScheme, PagedSession, SeqRange, UnitName,
     blocks::Blocks,
+    finite::Watched,
     keep::Kept,
     prefix::{Node, ROOT},
 };
@@ -140,6 +141,8 @@ pub(crate) struct Table {
     computed: usize,
     /// Exact blocks beside those of sinks that the sequence may have between two steps.
     promised: usize,
+    /// First token whose keys and values are not finite.
+    pub(crate) broken: Option<usize>,
 }
 
 /// The cache of one engine.
@@ -158,6 +161,8 @@ pub struct KvCache {
     promised: usize,
     /// Held blocks of sinks.
     held_sinks: usize,
+    /// Rows of the last step that nobody has asked yet whether they are finite.
+    pub(crate) watched: Vec<Watched>,
     /// Pages that are written from now on are huge ones.
     huge_pages: bool,
 }
@@ -194,6 +199,7 @@ impl KvCache {
             last_step: Vec::new(),
             promised: 0,
             held_sinks: 0,
+            watched: Vec::new(),
             huge_pages: false,
         }
     }
@@ -245,6 +251,7 @@ impl KvCache {
     /// Gives a sequence's blocks back. Those that were published stay until their room is needed.
     pub fn release(&mut self, seq: SeqId) {
         let Some(table) = self.tables.remove(&seq) else { return };
+        self.watched.retain(|watched| watched.is_of(&self.tables));
         let sinks = self.sink_blocks();
         self.promised -= table.promised;
         let held = table.blocks.iter().take(sinks).filter(|&&b| self.blocks.holders(b) == 1);
@@ -297,11 +304,14 @@ impl KvCache {
         reused
     }
 
-    /// Makes a sequence's full blocks known to others; `tokens` are those whose rows are computed.
+    /// Makes a sequence's full blocks known to others; `tokens` are those whose rows are computed. Blocks
+    /// from the first row on that is not finite stay the sequence's own.
     pub fn publish(&mut self, seq: SeqId, tokens: &[TokenId]) {
+        self.take_watched();
         let Some(table) = self.tables.get_mut(&seq).filter(|_| self.config.prefix_caching) else {
             return;
         };
+        let tokens = &tokens[..table.broken.map_or(tokens.len(), |at| at.min(tokens.len()))];
         let full = tokens.chunks_exact(self.config.geometry.block_tokens).zip(&table.blocks);
         for (tokens, &block) in full.skip(table.nodes.len()) {
             let before = table.nodes.last().copied().unwrap_or(ROOT);

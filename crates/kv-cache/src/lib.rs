@@ -5,6 +5,7 @@ mod blocks;
 mod cache;
 mod disk;
 mod error;
+mod finite;
 mod keep;
 mod prefix;
 mod prices;

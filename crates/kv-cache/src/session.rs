@@ -1,10 +1,10 @@
 //! One step's view of the cache.
 
-use crate::{ExactRoom, KvCache, KvCacheError, KvConfig, cache::Table};
+use crate::{ExactRoom, KvCache, KvCacheError, KvConfig, cache::Table, finite::Watched};
 use std::{collections::HashMap, sync::Arc};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, KvCodecError, SeqSpan};
-use taper_tensor::{Projected, Tensor, cpu};
+use taper_tensor::{FiniteRows, Projected, Tensor, cpu};
 
 /// Sequences from which on a layer's blocks are fetched while products compute.
 const FETCH_FROM: usize = 16;
@@ -110,6 +110,18 @@ impl PagedSession<'_> {
         Ok(())
     }
 
+    /// Looks whether a step's keys and values are finite, so that no other are published. Those of the last
+    /// layer tell of all layers: what is not finite travels along the residual stream, and a token attends to
+    /// itself.
+    fn watch(&mut self, layer: LayerId, rows: &Projected<'_>) -> Result<(), KvCacheError> {
+        let last = layer.index() + 1 == self.cache.pages.len();
+        if last && self.cache.config.prefix_caching {
+            let finite = FiniteRows::new(rows.k, rows.v).map_err(KvCodecError::from)?;
+            self.cache.watched.push(Watched::new(finite, &self.ranges));
+        }
+        Ok(())
+    }
+
     /// Says which blocks the layer after this one will read.
     fn announce_next(&self, layer: LayerId) {
         if self.ranges.len() < FETCH_FROM || !cpu::reads_soon() {
@@ -166,6 +178,7 @@ impl KvSession for PagedSession<'_> {
         rows: &Projected<'_>,
         params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCacheError> {
+        self.watch(layer, rows)?;
         let (ranges, exact) = (&self.ranges, &self.exact);
         let KvCache { config, pages, tables, .. } = &mut *self.cache;
         let layers = pages.len();

@@ -52,9 +52,10 @@ INLINE uint weight_place(uint kind, uint token) {
     return kind == NIBBLES ? token : token / 16 * 16 + token % 4 * 4 + token % 16 / 4;
 }
 
-// A ring of four tokens, as they lie.
+// A ring of four tokens, as they lie. Rows of halves and affine ones may hold anything where nobody looks: of
+// tokens outside of `seen`, first and last, the nearest inside is taken, whose product with zero is zero.
 template <int KIND>
-INLINE void load_values(Rows v, uint ring, uint first, uint last, uint t, thread uint (*words)[5]) {
+INLINE void load_values(Rows v, uint ring, uint first, uint2 seen, uint t, thread uint (*words)[5]) {
     if (KIND == NIBBLES) {
         device const uint4* from = (device const uint4*)(v.region + (first / 4 + t) * v.rings * 32 + ring * 32);
         const uint4 a = from[0], b = from[1];
@@ -64,14 +65,15 @@ INLINE void load_values(Rows v, uint ring, uint first, uint last, uint t, thread
         UNROLL for (int i = 0; i < 4; ++i) load_codes<KIND>(v, first + value_token(KIND, t, uint(i)), ring, words[i]);
     } else if (IS_SPLIT(KIND)) {
         UNROLL for (int i = 0; i < 4; ++i) {
-            load_affine<KIND == AFFINE4 ? 4 : 8>(v, min(first + value_token(KIND, t, uint(i)), last), ring, words[i]);
+            const uint token = min(max(first + value_token(KIND, t, uint(i)), seen.x), seen.y);
+            load_affine<KIND == AFFINE4 ? 4 : 8>(v, token, ring, words[i]);
         }
     }
 }
 
 // Its elements of tile j.
 template <int KIND>
-INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool nibbles, uint t, threadgroup const ushort* lut, thread const uint (*words)[5], thread uint* a, thread uint* rest) {
+INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint2 seen, bool nibbles, uint t, threadgroup const ushort* lut, thread const uint (*words)[5], thread uint* a, thread uint* rest) {
     uint x[2][4], left[2][4];
     UNROLL for (int i = 0; i < 4; ++i) {
         if (KIND == NIBBLES) {
@@ -86,7 +88,7 @@ INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool ni
                 x[r][i] = bits_of_half(value), left[r][i] = rest_of_half(value);
             }
         } else {
-            const uint token = min(first + value_token(KIND, t, uint(i)), last);
+            const uint token = min(max(first + value_token(KIND, t, uint(i)), seen.x), seen.y);
             UNROLL for (int r = 0; r < 2; ++r) {
                 x[r][i] = half_bits_at(v, token, ring * RING + (nibbles ? uint(j + 8 * r) : uint(2 * j + r)));
             }
@@ -99,9 +101,9 @@ INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint last, bool ni
 }
 
 // acc = acc * fade + unit * sum over tokens of weights and values: of row t, elements in rows g and g + 8 of
-// each tile. What is added past the last ring is never read.
+// each tile; only if it is the lane's `own_row`. What is added past the last ring is never read.
 template <int KIND, int RINGS>
-INLINE void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup const ushort* lut, threadgroup const ushort* weights, float fade, float unit, thread float (*acc)[2]) {
+INLINE void add_rows(Rows v, bool nibbles, uint2 seen, bool own_row, uint lane, threadgroup const ushort* lut, threadgroup const ushort* weights, float fade, float unit, thread float (*acc)[2]) {
     enum { OWN = RINGS / 8 };
     const uint g = lane / 4, t = lane % 4;
     TileB b[2];
@@ -112,21 +114,40 @@ INLINE void add_rows(Rows v, bool nibbles, uint last, uint lane, threadgroup con
     UNROLL for (int o = 0; o < OWN; ++o) {
         const uint ring = min(g * OWN + uint(o), v.rings - 1);
         uint words[2][4][5];
-        UNROLL for (int h = 0; h < 2; ++h) load_values<KIND>(v, ring, uint(16 * h), last, t, words[h]);
+        UNROLL for (int h = 0; h < 2; ++h) load_values<KIND>(v, ring, uint(16 * h), seen, t, words[h]);
         UNROLL for (int j = 0; j < 8; ++j) {
             TileC c;
             tile_zero(c);
             UNROLL for (int h = 0; h < 2; ++h) {
                 uint a[4], rest[4];
-                value_pairs<KIND>(v, ring, j, uint(16 * h), last, nibbles, t, lut, words[h], a, rest);
+                value_pairs<KIND>(v, ring, j, uint(16 * h), seen, nibbles, t, lut, words[h], a, rest);
                 multiply_pairs<KIND>(c, a, rest, b[h], lane);
             }
             float sum[4];
             tile_to_lanes(c, lane, sum);
             thread float* to = acc[8 * o + j];
-            to[0] = fma(to[0], fade, unit * (sum[0] + sum[1]));
-            to[1] = fma(to[1], fade, unit * (sum[2] + sum[3]));
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float with = fma(to[r], fade, unit * (sum[2 * r] + sum[2 * r + 1]));
+                to[r] = KIND > SCALAR || own_row ? with : to[r];
+            }
         }
+    }
+}
+
+// The same of all rows of the tile, in the block that begins at token `first`. Codes are finite whoever sees
+// them; of others that some row does not see all of, each token's rows are added on their own.
+template <int KIND, int RINGS>
+INLINE void add_block(Rows v, bool nibbles, CodedTile tile, uint window, uint first, uint tokens, uint own_token, uint lane, threadgroup const ushort* lut, threadgroup const ushort* weights, float fade, float unit, thread float (*acc)[2]) {
+    const uint last_end = tile.end + tile.count - 1;
+    const bool all = tile.end >= first + tokens && (!window || first + window >= last_end);
+    const uint turns = KIND > SCALAR || all ? 1 : tile.count;
+    for (uint turn = 0; turn < turns; ++turn) {
+        const uint end = turns > 1 ? tile.end + turn : last_end;
+        if (end <= first) continue;
+        const uint behind = window && end > first + window ? end - window - first : 0;
+        uint2 seen;
+        seen.x = min(behind, tokens - 1), seen.y = min(end - first, tokens) - 1;
+        add_rows<KIND, RINGS>(v, nibbles, seen, turns == 1 || own_token == turn, lane, lut, weights, fade, unit, acc);
     }
 }
 
@@ -259,12 +280,18 @@ INLINE void attend(
             best = seen[i] ? max(best, s) : best;
         }
         const float next = max(top, row_max(best)), fade = exp(top - next);
-        const float largest_v = simd_max(v_scale), unit = largest_v > 0.0f ? largest_v : 1.0f, v_part = v_scale / unit;
-        float total = 0.0f;
+        // Weights are halves: the largest scale of what the row sees becomes one.
+        float parts[4], largest = 0.0f, total = 0.0f;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            parts[i] = simd_shuffle(v_scale, ushort(uint(i / 2 * 16) + key_token(k_kind, g, uint(i % 2))));
+            largest = seen[i] ? max(largest, parts[i]) : largest;
+        }
+        largest = row_max(largest);
+        const float unit = largest > 0.0f ? largest : 1.0f, inverse = 1.0f / unit;
         UNROLL for (int i = 0; i < 4; ++i) {
             const uint own = uint(i / 2 * 16) + key_token(k_kind, g, uint(i % 2));
             const float e = seen[i] ? exp(scores[i] - next) : 0.0f;
-            const float x = e * simd_shuffle(v_part, ushort(own));
+            const float x = seen[i] ? e * (parts[i] * inverse) : 0.0f;
             const uint place = weight_place(v_kind, own);
             mine[2 * t * BLOCK + place] = ushort(bits_of_half(x));
             mine[(2 * t + 1) * BLOCK + place] = ushort(rest_of_half(x));
@@ -273,7 +300,7 @@ INLINE void attend(
         weight = fma(weight, fade, row_sum(total));
         top = next;
         simdgroup_barrier(mem_flags::mem_threadgroup);
-#define ADD(KIND) add_rows<KIND, RINGS>(v, nibbles, last, lane, luts + (SHARED ? 0 : LEVELS), mine, fade, unit, acc)
+#define ADD(KIND) add_block<KIND, RINGS>(v, nibbles, tile, p.window, b * BLOCK, tokens, t / heads, lane, luts + (SHARED ? 0 : LEVELS), mine, fade, unit, acc)
         WITH_KIND(V_ONLY, v_kind, ADD)
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }

@@ -18,6 +18,9 @@ using namespace metal;
 #define UNROLL_BY(N) TAPER_PRAGMA(clang loop unroll_count(N))
 #endif
 
+// What a half holds of a number: one that is too large becomes the largest half, and NaN stays NaN.
+INLINE float clamped(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
+
 // On NVIDIA GPUs the launches of a step overlap: the threadgroups of one start while the last ones of
 // the one before it are still running, and wait, so that little time passes between the two. A kernel
 // waits first of all; one that begins with EARLY_LAUNCH waits where it calls `previous_launch_done`, and

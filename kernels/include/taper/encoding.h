@@ -29,7 +29,6 @@ struct Room {
     threadgroup float* costs;    // of a wide trellis's walks [64]
 };
 
-inline float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
 inline void put_half(device uchar* p, float x) { *(device ushort*)p = as_type<ushort>(half(clamped(x))); }
 inline bool finite(float x) { return abs(x) <= 3.4e38f; }
 

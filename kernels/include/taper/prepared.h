@@ -6,7 +6,6 @@
 enum { PREPARE_NORM = 1, PREPARE_WIDE = 2 };
 
 INLINE uint halves(float a, float b) { return uint(as_type<ushort>(half(a))) | uint(as_type<ushort>(half(b))) << 16; }
-INLINE float clamped(float x) { return min(max(x, -65504.0f), 65504.0f); }
 
 // Eight columns of a row, from `i` on, as halves in their order.
 INLINE void store_halves(thread float* v, device uint* row, uint i, uint bits, uint flags) {

@@ -30,7 +30,7 @@ pub(crate) struct Fixture {
     pub(crate) greedy: Vec<TokenId>,
 }
 
-fn fixture_dir() -> PathBuf {
+pub(crate) fn fixture_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity/qwen3-bf16")
 }
 

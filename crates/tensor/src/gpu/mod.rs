@@ -54,6 +54,7 @@ pub(crate) use matmul::{Next, Order, Prepared};
 pub use ops::sum_words;
 pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub(crate) use resident::Resident;
+pub(crate) use sampling::{NONE as NO_TOKEN, launch_argmax};
 pub use sampling::{Sampled, argmax, sample};
 pub(crate) use weight::{GpuWeight, Product};
 

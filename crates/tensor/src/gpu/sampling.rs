@@ -1,6 +1,6 @@
 //! Choosing tokens where the logits are.
 
-use super::{Launch, Operand, count, edits, params};
+use super::{Buffer, Launch, Operand, count, edits, params};
 use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
 use taper_sampler::{DeviceDraw, DeviceLogits};
 
@@ -29,7 +29,7 @@ params!(
 );
 
 /// A token or a copy that is not there.
-const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 /// Threads of both kernels.
 const THREADS: u32 = 1024;
 /// Most tokens whose log probabilities `sample` lists.
@@ -62,6 +62,11 @@ fn on_gpu<'a>(op: &'static str, logits: &'a Tensor) -> Result<(&'a GpuTensor, us
 /// # Errors
 /// Another shape, or the logits are not on a GPU.
 pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
+    launch_argmax(logits)?.read(0, logits.dims()[0])
+}
+
+/// As [`argmax`], with its answer left on the GPU.
+pub(crate) fn launch_argmax(logits: &Tensor) -> Result<Buffer> {
     let (x, rows, vocab) = on_gpu("argmax", logits)?;
     let tokens = x.gpu().temporary(4 * rows)?;
     x.gpu().launch(&Launch {
@@ -72,7 +77,7 @@ pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
         operands: &[Operand::In(&x.buffer, x.offset), Operand::Out(&tokens, 0)],
         params: bytemuck::bytes_of(&ArgmaxParams { vocab: count("argmax", vocab)? }),
     })?;
-    tokens.read(0, rows)
+    Ok(tokens)
 }
 
 /// A token for each of `draws`, which name a row of logits on a GPU: the same that

@@ -16,12 +16,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "b < p.sinks || b >= tile.recent",
         "b < p.sinks",
     ),
-    mutant(
-        "coded",
-        "the values' scale left out",
-        "e * simd_shuffle(v_part, ushort(own))",
-        "e / unit",
-    ),
+    mutant("coded", "the values' scale left out", "e * (parts[i] * inverse)", "e / unit"),
     mutant(
         "coded",
         "the window one too wide",
@@ -37,8 +32,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "another token's affine codes",
-        "min(first + value_token(KIND, t, uint(i)), last), ring, words[i]",
-        "min(first + t, last), ring, words[i]",
+        "min(max(first + value_token(KIND, t, uint(i)), seen.x), seen.y);\n            load_affine",
+        "min(max(first + t, seen.x), seen.y);\n            load_affine",
+    ),
+    mutant(
+        "coded",
+        "rows that a token does not see weighed by zero",
+        "seen.x = min(behind, tokens - 1), seen.y = min(end - first, tokens) - 1;",
+        "seen.x = 0, seen.y = tokens - 1;",
+    ),
+    mutant(
+        "coded",
+        "rows that another token sees added",
+        "turns == 1 || own_token == turn, lane",
+        "true, lane",
     ),
     mutant(
         "coded",

@@ -5,7 +5,7 @@ use crate::{
     AffineFormat, DType, Linear, Phase, Projected, Result, RmsNorm, RopeAngles, RopeTable, Tensor,
     TensorError,
     gpu::{
-        Gpu,
+        Buffer, Gpu,
         attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence},
     },
 };
@@ -127,6 +127,10 @@ impl Case {
         }
         let page = total * BLOCK_TOKENS * row * dtype.size_in_bytes();
         let pages = (gpu.allocate(page)?, gpu.allocate(page)?);
+        // What nobody wrote is not a number.
+        for side in [&pages.0, &pages.1] {
+            side.write(0, &vec![0xff; page])?;
+        }
         let newest = self.new.map(|norms| self.newest(rng, norms)?.there(gpu)).transpose()?;
         let turned = newest.as_ref().map(|n| n.projected(head_dim, None).turned()).transpose()?;
         let turned = turned.map(|rows| rows.map(|x| x.flatten_all()?.to_vec1::<f32>()));
@@ -198,7 +202,68 @@ impl Case {
         outs.push(attention::attend(self.shape, &q, pages, &plan, &self.scoring)?);
         let pair =
             |out: &Tensor| Ok(Pair { got: out.flatten_all()?.to_vec1()?, want: want.clone() });
-        outs.iter().map(pair).collect()
+        let mut pairs = outs.iter().map(pair).collect::<Result<Vec<_>>>()?;
+        if let Some(whole) = outs.last() {
+            self.break_tokens(gpu, &tables, pages)?;
+            let broken = attention::attend(self.shape, &q, pages, &plan, &self.scoring)?;
+            pairs.push(self.unbroken(&whole.flatten_all()?.to_vec1()?, &broken)?);
+        }
+        Ok(pairs)
+    }
+
+    /// Tokens of each sequence that are replaced by what is not a number: its first and its last one.
+    fn broken(&self, kv_len: usize) -> [usize; 2] {
+        [0, kv_len - 1]
+    }
+
+    fn break_tokens(
+        &self,
+        gpu: &Gpu,
+        tables: &[Vec<u32>],
+        pages: (&Buffer, &Buffer),
+    ) -> Result<()> {
+        let KvShape { kv_heads, head_dim, .. } = self.shape;
+        let mut slots = Vec::new();
+        for (&(_, kv_len), blocks) in self.seqs.iter().zip(tables) {
+            let size = BLOCK_TOKENS;
+            slots.extend(
+                self.broken(kv_len).map(|i| blocks[i / size] * size as u32 + (i % size) as u32),
+            );
+        }
+        slots.dedup();
+        let dims = [slots.len(), kv_heads, head_dim];
+        let side = |x: f32| {
+            let x = vec![x; dims.iter().product()];
+            Tensor::from_vec(x, dims.as_slice(), &crate::Device::Cpu)?.to_gpu(gpu)
+        };
+        attention::write(
+            self.shape,
+            &side(f32::NAN)?,
+            &side(f32::NAN)?,
+            &gpu.upload(&slots)?,
+            pages,
+        )
+    }
+
+    /// Answers that see no such token are what they were, to the bit, and no other is a number.
+    fn unbroken(&self, whole: &[f32], broken: &Tensor) -> Result<Pair> {
+        let broken: Vec<f32> = broken.flatten_all()?.to_vec1()?;
+        let width = self.shape.kv_heads * self.group * self.shape.head_dim;
+        let mut rows = whole.chunks(width).zip(broken.chunks(width));
+        let (mut got, mut want) = (Vec::new(), Vec::new());
+        for &(q_len, kv_len) in &self.seqs {
+            for (token, (whole, broken)) in rows.by_ref().take(q_len).enumerate() {
+                let end = kv_len - q_len + token + 1;
+                let start = self.scoring.window.map_or(0, |w| end.saturating_sub(w));
+                let sees = self.broken(kv_len).iter().any(|at| (start..end).contains(at));
+                let right = |(a, b): (&f32, &f32)| {
+                    if sees { !b.is_finite() } else { a.to_bits() == b.to_bits() }
+                };
+                got.push(f32::from(u8::from(whole.iter().zip(broken).all(right))));
+                want.push(1.0);
+            }
+        }
+        Ok(Pair { got, want })
     }
 
     /// A norm's sum of new rows is taken in another order than the reference's, so that now and then an

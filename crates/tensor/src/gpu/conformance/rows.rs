@@ -2,7 +2,7 @@
 
 use super::{Pair, data::Rng};
 use crate::{
-    Result, RmsNorm, RopeTable,
+    FiniteRows, Result, RmsNorm, RopeTable,
     gpu::{self, Gpu},
     norm_rope,
     ops::{self, Activation},
@@ -15,6 +15,7 @@ pub(super) enum Case {
     Rope { tokens: usize, heads: usize, head: usize, pairs: usize, norm: bool },
     Elements { rows: usize, cols: usize },
     Argmax { rows: usize, vocab: usize },
+    Finite { rows: usize, cols: usize },
 }
 
 pub(super) fn cases() -> Vec<Case> {
@@ -30,6 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
     for (rows, vocab) in [(1, 5), (2, 1024), (3, 1025), (1, 5000)] {
         cases.push(Case::Argmax { rows, vocab });
     }
+    cases.extend([(4, 8), (9, 1025)].map(|(rows, cols)| Case::Finite { rows, cols }));
     cases
 }
 
@@ -38,7 +40,7 @@ impl Case {
         match self {
             Self::Norm { .. } | Self::Rope { .. } => "rows",
             Self::Elements { .. } => "elementwise",
-            Self::Argmax { .. } => "argmax",
+            Self::Argmax { .. } | Self::Finite { .. } => "argmax",
         }
     }
 
@@ -63,6 +65,7 @@ impl Case {
             }
             Self::Elements { rows, cols } => elements(gpu, rng, rows, cols),
             Self::Argmax { rows, vocab } => argmax(gpu, rng, rows, vocab),
+            Self::Finite { rows, cols } => Ok(vec![finite(gpu, rng, rows, cols)?]),
         }
     }
 }
@@ -129,6 +132,22 @@ fn argmax(gpu: &Gpu, rng: &mut Rng, rows: usize, vocab: usize) -> Result<Vec<Pai
     Ok(vec![Pair { got, want }])
 }
 
+/// Rows of two tensors, some with one element that is not finite.
+fn finite(gpu: &Gpu, rng: &mut Rng, rows: usize, cols: usize) -> Result<Pair> {
+    let (mut x, mut y) = (rng.vector(rows * cols), rng.vector(rows * cols));
+    let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+    for (row, bad) in (0..rows).step_by(2).zip(bad.into_iter().cycle()) {
+        let side = if row % 4 == 0 { &mut x } else { &mut y };
+        side[row * cols + rng.below(cols)] = bad;
+    }
+    let [x, y] = [x, y].map(|side| ops::from_host_f32(side, &[rows, cols]));
+    let (x, y) = (x?, y?);
+    let numbers = |finite: Vec<bool>| finite.into_iter().map(|f| f32::from(u8::from(f))).collect();
+    let want = numbers(FiniteRows::new(&x, &y)?.read()?);
+    let got = numbers(FiniteRows::new(&x.to_gpu(gpu)?, &y.to_gpu(gpu)?)?.read()?);
+    Ok(Pair { got, want })
+}
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -139,6 +158,7 @@ impl fmt::Display for Case {
             }
             Self::Elements { rows, cols } => write!(f, "elementwise {rows}x{cols}"),
             Self::Argmax { rows, vocab } => write!(f, "argmax {rows}x{vocab}"),
+            Self::Finite { rows, cols } => write!(f, "finite rows {rows}x{cols}"),
         }
     }
 }
