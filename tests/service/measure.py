@@ -6,7 +6,8 @@
 bodies     eight bodies of 30 MB at once, 8 MB of stop strings with n = 32, 10 million stop tokens:
            status, seconds and growth of memory, and how fast a neighbour's tokens come meanwhile
 fair       a one-token prompt behind six prompts of 6,000 tokens: seconds to its answer
-sequences  how many of 160 clients of 1,000 tokens run at once in 256 MiB of KV cache, by cache type
+sequences  how many of 160 clients of 1,000 tokens run at once in 256 MiB of KV cache, by cache type:
+           the median over the time in which others wait
 idle       resident memory after the start, after load, and after a minute without requests
 
 It starts a server with the demo model for each, on a port of its own. It needs only Python's
@@ -152,23 +153,24 @@ def fair(taper):
 
 
 def sequences(taper):
-    most = {}
+    median = {}
     for kind in ("f16", "taper4", "turbo4"):
         args = ("--kv-cache-memory-bytes", str(256 << 20), "--kv-cache-dtype", kind)
         with Server(taper, *args) as server:
             with futures.ThreadPoolExecutor(160) as clients:
-                jobs = [clients.submit(complete, server, 900, 100, seed) for seed in range(160)]
-                running, usage = 0, 0
+                jobs = [clients.submit(complete, server, 500, 500, seed) for seed in range(160)]
+                running, usage = [0], 0
                 while not all(job.done() for job in jobs):
-                    running = max(running, server.metric("vllm:num_requests_running"))
+                    if server.metric("vllm:num_requests_waiting"):
+                        running.append(server.metric("vllm:num_requests_running"))
                     usage = max(usage, server.metric("vllm:kv_cache_usage_perc"))
                     time.sleep(0.05)
                 statuses = sorted({job.result()[0] for job in jobs})
-            most[kind] = running
+            median[kind] = sorted(running)[len(running) // 2]
             gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting",
                       "vllm:kv_cache_usage_perc", "taper:kv_cache_used_bytes")
             left = {name: server.metric(name) for name in gauges}
-            print(f"sequences: {kind}: {running:.0f} at once ({running / most['f16']:.2f} of f16), usage up "
+            print(f"sequences: {kind}: {median[kind]:.0f} at once ({median[kind] / median['f16']:.2f} of f16), usage up "
                   f"to {usage:.2f}, preemptions {server.metric('vllm:num_preemptions_total'):.0f}, status "
                   f"{statuses}; afterwards {left}", flush=True)
 

@@ -77,6 +77,8 @@ pub struct EngineStats {
     pub kv_used_bytes: u64,
     /// Those of the exact tokens.
     pub kv_exact_bytes: u64,
+    /// Tokens of prompts that a step takes where several requests share it.
+    pub step_prompt_tokens: u32,
     /// Prompt tokens computed.
     pub prompt_tokens: u64,
     /// Tokens generated.

@@ -2,6 +2,7 @@
 
 use crate::{
     listener::Listener,
+    pace::Pace,
     sequence::{Sequence, internal},
     stats::{Gauges, add, set},
     step::{self, Outcome},
@@ -24,6 +25,7 @@ pub(crate) struct Lane {
     index: usize,
     cache: KvCache,
     scheduler: Scheduler,
+    pace: Pace,
     sequences: HashMap<SeqId, Sequence>,
     /// Requests whose prefixes are being read from disk.
     loading: HashMap<SeqId, Loading>,
@@ -65,8 +67,9 @@ impl Lane {
         }
         let (sequences, loading) = (HashMap::new(), HashMap::new());
         let scheduler = Scheduler::new(limits);
+        let pace = Pace::new(max_num_batched_tokens);
         let busy = Instant::now();
-        Self { index, cache, scheduler, sequences, loading, busy, holds_memory: false }
+        Self { index, cache, scheduler, pace, sequences, loading, busy, holds_memory: false }
     }
 
     /// There is nothing to do; what is being loaded will be heard of.
@@ -91,11 +94,14 @@ impl Lane {
         }
         (self.busy, self.holds_memory) = (Instant::now(), true);
         self.cancel_closed(shared);
+        self.scheduler.limit_prompts(self.pace.tokens(self.sequences.len()));
         let plan = self.scheduler.plan(&mut Pool(&mut self.cache));
         self.announce(&plan, shared);
         self.update_gauges(shared);
         if !plan.is_empty() {
+            let since = Instant::now();
             self.step(&plan, shared);
+            self.pace.learn(plan.tokens(), since.elapsed());
             self.update_gauges(shared);
         }
     }
@@ -304,6 +310,7 @@ impl Lane {
         set(&gauges.kv_blocks_idle, usage.idle_blocks);
         set(&gauges.kv_exact_blocks_used, usage.promised_exact_blocks);
         set(&gauges.kv_exact_blocks_total, usage.total_exact_blocks);
+        gauges.step_prompt_tokens.store(self.pace.tokens(2), Ordering::Relaxed);
         let exact = usage.exact_blocks as u64 * usage.bytes_per_exact_block;
         gauges.kv_exact_bytes.store(exact, Ordering::Relaxed);
         gauges.kv_used_bytes.store(usage.used_bytes(), Ordering::Relaxed);

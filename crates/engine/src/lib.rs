@@ -7,6 +7,7 @@ mod lane;
 mod listener;
 mod local;
 mod open;
+mod pace;
 mod pass;
 mod sequence;
 mod stats;

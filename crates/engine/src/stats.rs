@@ -19,6 +19,7 @@ pub(crate) struct Gauges {
     pub(crate) kv_exact_blocks_total: AtomicU32,
     pub(crate) kv_used_bytes: AtomicU64,
     pub(crate) kv_exact_bytes: AtomicU64,
+    pub(crate) step_prompt_tokens: AtomicU32,
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +60,7 @@ impl SharedStats {
             kv_exact_blocks_total: sum(|lane| &lane.kv_exact_blocks_total),
             kv_used_bytes: bytes(|lane| &lane.kv_used_bytes),
             kv_exact_bytes: bytes(|lane| &lane.kv_exact_bytes),
+            step_prompt_tokens: sum(|lane| &lane.step_prompt_tokens),
             prompt_tokens: counter(&self.prompt_tokens),
             generation_tokens: counter(&self.generation_tokens),
             preemptions: counter(&self.preemptions),

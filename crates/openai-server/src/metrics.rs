@@ -170,6 +170,8 @@ impl Metrics {
         let n = stats.disk_written_bytes as f64;
         one("taper:disk_prefix_cache_written_bytes_total", c, "Bytes of their files.", n)?;
         one("taper:engine_steps_total", c, "Model steps.", stats.steps as f64)?;
+        let n = f64::from(stats.step_prompt_tokens);
+        one("taper:step_prompt_tokens", g, "Tokens of prompts in a step that requests share.", n)?;
         let n = info.kv_capacity_bytes as f64;
         one("taper:kv_cache_capacity_bytes", g, "Bytes reserved for the KV cache.", n)?;
         let n = info.kv_exact_bytes as f64;

@@ -47,6 +47,7 @@ pub struct Scheduler {
     pub(crate) running: Vec<Seq>,
     /// Sequences admitted so far.
     arrivals: u64,
+    prompt_tokens: u32,
 }
 
 impl Scheduler {
@@ -65,13 +66,20 @@ impl Scheduler {
             max_logit_rows: rows,
             max_waiting: config.max_waiting.max(1),
         };
-        Self { config, waiting: VecDeque::new(), running: Vec::new(), arrivals: 0 }
+        let (waiting, running) = (VecDeque::new(), Vec::new());
+        Self { config, waiting, running, arrivals: 0, prompt_tokens: u32::MAX }
     }
 
     /// The limits in use.
     #[must_use]
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
+    }
+
+    /// Tokens of prompts in each step from now on, at least 1 and at most; `max_num_batched_tokens`
+    /// bounds them besides. No limit at first.
+    pub fn limit_prompts(&mut self, tokens: u32) {
+        self.prompt_tokens = tokens.max(1);
     }
 
     /// Nothing waits and nothing runs.
@@ -147,6 +155,7 @@ impl Scheduler {
             seq.planned = None;
         }
         self.plan_decodes(pool, &mut budget, &mut plan);
+        budget.tokens = budget.tokens.min(self.prompt_tokens);
         self.plan_prompts(pool, budget, &mut plan);
         plan
     }

@@ -399,3 +399,18 @@ fn choices_of_one_client_do_not_hold_up_another_client() {
     }
     assert!(ahead < 50, "{ahead} of 1280 came first");
 }
+
+#[test]
+fn prompts_are_limited_besides_and_decodes_are_not() {
+    let mut pool = CountingPool::new(100, 4);
+    let mut s = Scheduler::new(config(16, 4));
+    s.admit(request(0, 2, 9), &pool).unwrap();
+    step(&mut s, &mut pool);
+    s.admit(request(1, 20, 2), &pool).unwrap();
+    s.limit_prompts(3);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 2, 1, true), (1, 0, 3, false)]);
+    s.limit_prompts(0);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 3, 1, true), (1, 3, 1, false)]);
+    s.limit_prompts(u32::MAX);
+    assert_eq!(short(&step(&mut s, &mut pool)), [(0, 4, 1, true), (1, 4, 15, false)]);
+}

@@ -151,6 +151,7 @@ impl Engine for Mock {
             kv_exact_blocks_total: 40,
             kv_used_bytes: 1100,
             kv_exact_bytes: 100,
+            step_prompt_tokens: 256,
             prompt_tokens: 101,
             generation_tokens: 202,
             preemptions: 4,
