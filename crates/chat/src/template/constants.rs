@@ -2,13 +2,13 @@
 
 use super::memory;
 use minijinja::{
-    Error,
+    Error, Value,
     machinery::{Token, tokenize},
     syntax::SyntaxConfig,
 };
 
 /// Refuses a template whose constants would multiply to something too large: a `*` may multiply
-/// the texts of its tag by any number in it.
+/// the texts and lists of its tag by the numbers in it.
 pub(super) fn check(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
     let mut total = 0_usize;
     let mut tag = Tag::default();
@@ -20,8 +20,12 @@ pub(super) fn check(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
             }
             Token::Mul => tag.times += 1,
             Token::Pow => tag.power = true,
-            Token::Int(n) => tag.numbers.push(usize::try_from(n).unwrap_or(usize::MAX)),
-            Token::Int128(_) => tag.numbers.push(usize::MAX),
+            Token::Int(n) => tag.number(usize::try_from(n).unwrap_or(usize::MAX)),
+            Token::Int128(_) => tag.number(usize::MAX),
+            // A whole one repeats as well; too large ones saturate.
+            Token::Float(x) => tag.number(x.ceil() as usize),
+            // An element of a list or a tuple.
+            Token::Comma => tag.length = tag.length.saturating_add(size_of::<Value>()),
             Token::Str(text) => tag.length = tag.length.saturating_add(text.len()),
             Token::String(text) => tag.length = tag.length.saturating_add(text.len()),
             _ => {}
@@ -35,20 +39,24 @@ struct Tag {
     length: usize,
     times: usize,
     power: bool,
-    numbers: Vec<usize>,
+    /// Their sum, as the engine may add them up.
+    numbers: usize,
 }
 
 impl Tag {
-    /// Bytes that the tag's texts could become.
-    fn largest(mut self) -> usize {
+    fn number(&mut self, n: usize) {
+        self.numbers = self.numbers.saturating_add(n);
+    }
+
+    /// Bytes that the tag's texts and lists could become.
+    fn largest(self) -> usize {
         if self.times == 0 || self.length == 0 {
             return self.length;
         }
         if self.power {
             return usize::MAX;
         }
-        self.numbers.sort_unstable_by(|a, b| b.cmp(a));
-        let factors = self.numbers.iter().take(self.times);
-        factors.fold(self.length, |length, n| length.saturating_mul((*n).max(1)))
+        let times = u32::try_from(self.times).unwrap_or(u32::MAX);
+        self.length.saturating_mul(self.numbers.max(1).saturating_pow(times))
     }
 }

@@ -63,7 +63,7 @@ fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Resu
 }
 
 fn raise_exception(message: &Value) -> Result<Value, Error> {
-    let message = message.to_string();
+    let message = python::str(message)?;
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
 }
 

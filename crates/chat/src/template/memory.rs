@@ -16,6 +16,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
+    time::{Duration, Instant},
 };
 
 /// Bytes of strings, lists and maps. At the limit what is no longer used is swept, which must free
@@ -27,6 +28,12 @@ const STRING_LIMIT: usize = 128 << 20;
 
 /// How deeply lists and maps may lie in each other: their functions recurse.
 const DEPTH: usize = 100;
+
+/// Elements that a value may have, each counted wherever it appears: comparisons go through all of them.
+const ELEMENTS: usize = 1 << 24;
+
+/// How long a rendering may take. Fuel counts a step, whatever it goes through.
+const TIME: Duration = Duration::from_secs(10);
 
 /// How often a namespace or a macro may be stored in another value. Chains of these recurse too,
 /// and show no depth.
@@ -100,8 +107,9 @@ pub(super) fn check_length(bytes: usize) -> Result<(), Error> {
 }
 
 /// What a rendering holds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Budget {
+    since: Instant,
     containers: Arc<AtomicUsize>,
     strings: Vec<Weak<str>>,
     string_bytes: usize,
@@ -110,7 +118,21 @@ struct Budget {
 }
 
 impl Budget {
+    fn new() -> Self {
+        let containers = Arc::default();
+        let since = Instant::now();
+        Self { since, containers, strings: Vec::new(), string_bytes: 0, written: 0, handles: 0 }
+    }
+
+    fn tick(&self) -> Result<(), Error> {
+        if self.since.elapsed() > TIME {
+            return Err(Error::from(ErrorKind::OutOfFuel));
+        }
+        Ok(())
+    }
+
     fn reserve(&mut self, bytes: usize) -> Result<(), Error> {
+        self.tick()?;
         if self.held().saturating_add(bytes) <= LIMIT {
             return Ok(());
         }
@@ -144,11 +166,9 @@ impl Budget {
 
     /// How deeply a value with these in it reaches.
     fn depth<'a>(&mut self, items: impl Iterator<Item = &'a Value>) -> Result<Nesting, Error> {
-        let mut all = Nesting { depth: 0, handle: false };
-        for item in items {
-            let nesting = nesting(item);
-            all.depth = all.depth.max(nesting.depth);
-            all.handle |= nesting.handle;
+        let all = items.fold(Nesting::NONE, |all, item| all.and(nesting(item)));
+        if all.elements > ELEMENTS {
+            return Err(too_large("lists and maps hold too many elements"));
         }
         if all.depth >= DEPTH {
             return Err(too_large("lists and maps are nested too deeply"));
@@ -164,7 +184,7 @@ impl Budget {
 }
 
 fn budget<'a>(state: &'a mut State<'_, '_>) -> &'a mut Budget {
-    state.get_or_insert_extension_with(Budget::default)
+    state.get_or_insert_extension_with(Budget::new)
 }
 
 /// The part of a list or map in the count.
@@ -183,8 +203,22 @@ impl Drop for Share {
 #[derive(Debug, Clone, Copy)]
 struct Nesting {
     depth: usize,
+    /// Itself, and what is in it.
+    elements: usize,
     /// Holds something other than text, numbers, lists and maps.
     handle: bool,
+}
+
+impl Nesting {
+    const NONE: Self = Self { depth: 0, elements: 1, handle: false };
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            depth: self.depth.max(other.depth),
+            elements: self.elements.saturating_add(other.elements),
+            handle: self.handle || other.handle,
+        }
+    }
 }
 
 /// How many fresh lists a filter's result may have inside each other: `batch` makes two. What lies deeper
@@ -204,16 +238,15 @@ fn reach(value: &Value, fresh: usize) -> Nesting {
     }
     let is_list = matches!(value.kind(), ValueKind::Seq);
     if !is_list && !is_plain_map(value) {
-        return Nesting { depth: 0, handle: value.as_object().is_some() };
+        return Nesting { handle: value.as_object().is_some(), ..Nesting::NONE };
     }
-    let mut all = Nesting { depth: 0, handle: false };
+    let mut all = Nesting::NONE;
     if fresh > 0
         && let Ok(items) = value.try_iter()
     {
         for item in items {
             let item = if is_list { item } else { value.get_item(&item).unwrap_or_default() };
-            let Nesting { depth, handle } = reach(&item, fresh - 1);
-            all = Nesting { depth: all.depth.max(depth), handle: all.handle || handle };
+            all = all.and(reach(&item, fresh - 1));
         }
     }
     Nesting { depth: all.depth + 1, ..all }
@@ -346,10 +379,25 @@ pub(super) fn charge(state: &mut State<'_, '_>, value: Value) -> Result<Value, E
     }
 }
 
-/// Lets a value into a namespace.
+/// Lets a value into a namespace, unless the namespace could be in it: nothing would end that goes through
+/// one.
 pub(super) fn store(state: &mut State<'_, '_>, value: Value) -> Result<Value, Error> {
-    budget(state).depth(std::iter::once(&value))?;
+    if budget(state).depth(std::iter::once(&value))?.handle {
+        let detail = "a namespace cannot hold namespaces, macros and other objects";
+        return Err(Error::new(ErrorKind::InvalidOperation, detail));
+    }
     Ok(value)
+}
+
+/// Fails when a rendering has taken too long.
+pub(super) fn tick(state: &mut State<'_, '_>) -> Result<Value, Error> {
+    budget(state).tick()?;
+    Ok(Value::from(()))
+}
+
+/// Makes sure of room for a list of so many small texts.
+pub(super) fn pieces(state: &mut State<'_, '_>, count: usize) -> Result<(), Error> {
+    budget(state).reserve(count.saturating_mul(size_of::<Value>() + OVERHEAD))
 }
 
 /// Counts text that is written to the prompt, or to a block that is captured.

@@ -45,10 +45,13 @@ fn list_method(
     match name {
         "index" => {
             let (what,): (&Value,) = from_args(args)?;
-            let place = value.try_iter()?.position(|item| item == *what);
-            let absent =
-                || Error::new(ErrorKind::InvalidOperation, format!("{what:?} is not in list"));
-            place.map(Value::from).ok_or_else(absent)
+            match value.try_iter()?.position(|item| item == *what) {
+                Some(place) => Ok(Value::from(place)),
+                None => {
+                    let detail = format!("{} is not in list", python::str(what)?);
+                    Err(Error::new(ErrorKind::InvalidOperation, detail))
+                }
+            }
         }
         "copy" => {
             let () = from_args(args)?;
@@ -90,7 +93,11 @@ fn text_method(
             };
             Ok(Value::from(Tuple::from(parts.map(Value::from))))
         }
-        "split" | "rsplit" => split(text, name == "rsplit", args),
+        "split" | "rsplit" => split(state, text, name == "rsplit", args),
+        "splitlines" => {
+            memory::pieces(state, text.matches(['\n', '\r']).count() + 1)?;
+            contrib(state, value, name, args)
+        }
         "find" | "rfind" | "index" | "rindex" => find(text, name, args),
         "startswith" | "endswith" => affix(text, name == "startswith", args),
         "count" => {
@@ -167,13 +174,18 @@ pub(super) fn joined(
     memory::string(state, out.take())
 }
 
-fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
+fn split(state: &mut State, text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
     let (separator, limit, kwargs): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
     let separator = separator.or(kwargs.get("sep")?).filter(|s| !s.is_none());
     let limit = limit.or(kwargs.get("maxsplit")?);
     kwargs.assert_all_used()?;
     let pieces =
         limit.and_then(|n| usize::try_from(n).ok()).map_or(usize::MAX, |n| n.saturating_add(1));
+    let count = match separator.as_ref().and_then(|s| s.as_str()) {
+        None => text.split_whitespace().count(),
+        Some(separator) => text.matches(separator).count() + 1,
+    };
+    memory::pieces(state, count.min(pieces))?;
     let wrong = |detail: &'static str| Error::new(ErrorKind::InvalidOperation, detail);
     let mut parts: Vec<&str> = match &separator {
         None => return Ok(list(split_whitespace(text, from_right, pieces))),

@@ -20,6 +20,9 @@ const CONCAT: &str = "operator~";
 const SLICE: &str = "operator[:]";
 const CHARGE: &str = "operator.charge";
 const STORE: &str = "operator.store";
+const TICK: &str = "operator.tick";
+const OTHER_TEMPLATE: &str = "operator.include";
+const MANY_LISTS: &str = "operator**";
 
 pub(super) fn add_to(env: &mut Environment<'static>) {
     env.add_filter(ADD, |state: &mut State, a: &Value, b: &Value| add(state, a, b));
@@ -39,6 +42,12 @@ pub(super) fn add_to(env: &mut Environment<'static>) {
     );
     env.add_filter(CHARGE, |state: &mut State, value: Value| memory::charge(state, value));
     env.add_filter(STORE, |state: &mut State, value: Value| memory::store(state, value));
+    env.add_filter(TICK, |state: &mut State, _: &Value| memory::tick(state));
+    let refused = |what: &'static str| {
+        move |_: &Value| Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, what))
+    };
+    env.add_filter(OTHER_TEMPLATE, refused("a chat template cannot load other templates"));
+    env.add_filter(MANY_LISTS, refused("a call takes the elements of two lists at most"));
 }
 
 /// Renders a template of the environment with these operators.
@@ -102,6 +111,15 @@ fn expand<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
         Instruction::Rem => vec![call(REM, 2)],
         Instruction::StringConcat => vec![call(CONCAT, 2)],
         Instruction::Slice => vec![call(SLICE, 4)],
+        Instruction::Iterate(_) => vec![
+            Instruction::LoadConst(Value::from(())),
+            call(TICK, 1),
+            Instruction::DiscardTop,
+            instruction.clone(),
+        ],
+        // They would run the engine's own instructions.
+        Instruction::Include(_) | Instruction::LoadBlocks => vec![call(OTHER_TEMPLATE, 1)],
+        Instruction::UnpackLists(3..) => vec![call(MANY_LISTS, 1)],
         Instruction::SetAttr(_) => {
             vec![Instruction::Swap, call(STORE, 1), Instruction::Swap, instruction.clone()]
         }
@@ -168,7 +186,7 @@ fn is_list(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
 }
 
-fn add(state: &mut State<'_, '_>, a: &Value, b: &Value) -> Result<Value, Error> {
+pub(super) fn add(state: &mut State<'_, '_>, a: &Value, b: &Value) -> Result<Value, Error> {
     if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
         memory::check_length(a.len().saturating_add(b.len()))?;
         return memory::string(state, [a, b].concat());
@@ -258,6 +276,8 @@ pub(super) fn formatted(
         largest = largest.max(size);
     }
     let each = largest.saturating_add(400).saturating_mul(fields);
+    // What fills a width may take four bytes.
+    let widths = widths.saturating_mul(4);
     memory::check_length(format.len().saturating_add(widths).saturating_add(each))?;
     minijinja::formatting::format(style, format, arguments)
 }
