@@ -101,7 +101,8 @@ impl Lane {
         if !plan.is_empty() {
             let since = Instant::now();
             self.step(&plan, shared);
-            self.pace.learn(plan.tokens(), since.elapsed());
+            let prompts = plan.works.iter().map(|work| work.len).filter(|&len| len > 1).sum();
+            self.pace.learn(prompts, since.elapsed());
             self.update_gauges(shared);
         }
     }

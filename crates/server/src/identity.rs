@@ -16,7 +16,7 @@ use taper_tensor::cpu::{self, codes::CodeLevel, dense::DenseLevel, int8::Int8Lev
 
 /// Raise it with every change after which keys and values of the same tokens have other bits, or lie
 /// elsewhere in a block: kernels of products and attention, norms, rotary angles, KV codecs.
-const ROWS_VERSION: u32 = 1;
+const ROWS_VERSION: u32 = 2;
 
 /// Names the weights, whose bytes are all read, and the arithmetic.
 ///

@@ -143,10 +143,11 @@ INLINE void add_block(Rows v, bool nibbles, CodedTile tile, uint window, uint fi
     const uint turns = KIND > SCALAR || all ? 1 : tile.count;
     for (uint turn = 0; turn < turns; ++turn) {
         const uint end = turns > 1 ? tile.end + turn : last_end;
-        if (end <= first) continue;
         const uint behind = window && end > first + window ? end - window - first : 0;
+        // It sees nothing of the block.
+        if (end <= first || behind >= tokens) continue;
         uint2 seen;
-        seen.x = min(behind, tokens - 1), seen.y = min(end - first, tokens) - 1;
+        seen.x = behind, seen.y = min(end - first, tokens) - 1;
         add_rows<KIND, RINGS>(v, nibbles, seen, turns == 1 || own_token == turn, lane, lut, weights, fade, unit, acc);
     }
 }

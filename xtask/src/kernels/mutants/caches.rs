@@ -38,8 +38,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "rows that a token does not see weighed by zero",
-        "seen.x = min(behind, tokens - 1), seen.y = min(end - first, tokens) - 1;",
+        "seen.x = behind, seen.y = min(end - first, tokens) - 1;",
         "seen.x = 0, seen.y = tokens - 1;",
+    ),
+    mutant(
+        "coded",
+        "a block behind a row's window added",
+        "end <= first || behind >= tokens",
+        "end <= first",
     ),
     mutant(
         "coded",
