@@ -101,6 +101,7 @@ impl Lane {
         if !plan.is_empty() {
             let since = Instant::now();
             self.step(&plan, shared);
+            // Answers have one token each.
             let prompts = plan.works.iter().map(|work| work.len).filter(|&len| len > 1).sum();
             self.pace.learn(prompts, since.elapsed());
             self.update_gauges(shared);

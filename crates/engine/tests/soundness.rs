@@ -6,17 +6,14 @@ mod common;
 
 use common::{Numbers, ask, config, fixture_dir, greedy, settled, wait_for};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering},
-};
+use std::{fs, path::Path};
 use taper_base::{GenerationError, TokenId};
 use taper_engine::{EngineConfig, KvDisk, LocalEngine};
 use taper_kv_cache::KvScheme;
 use taper_kv_codecs::Exact;
 use taper_models::LoadOptions;
 use taper_weights::Checkpoint;
+use tempfile::tempdir;
 
 const VOCAB: u32 = 320;
 /// The token whose embedding is not a number.
@@ -38,29 +35,6 @@ const CACHES: [(&str, Option<Exact>); 12] = [
     ("taper4", Some(EXACT)),
     ("f16+taper4", Some(Exact { sink_tokens: 32, recent_tokens: 32 })),
 ];
-
-/// A directory that is removed in the end.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "taper-soundness-{}-{}",
-            std::process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        );
-        let dir = std::env::temp_dir().join(name);
-        fs::create_dir_all(&dir).unwrap();
-        Self(dir)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// The fixture with a head of its own and, if it is to be damaged, an embedding that is not a number.
 fn checkpoint(to: &Path, damaged: bool) {
@@ -135,13 +109,13 @@ fn says(engine: &LocalEngine, prompt: &[TokenId]) -> Vec<TokenId> {
 
 #[test]
 fn only_requests_with_a_damaged_token_fail() {
-    let (sound, damaged) = (Dir::new(), Dir::new());
-    checkpoint(&sound.0, false);
-    checkpoint(&damaged.0, true);
+    let (sound, damaged) = (tempdir().unwrap(), tempdir().unwrap());
+    checkpoint(sound.path(), false);
+    checkpoint(damaged.path(), true);
     for (name, exact) in CACHES {
         for prefix_caching in [true, false] {
             let config = EngineConfig { prefix_caching, ..with(name, exact, None) };
-            let (want, got) = (engine(&sound.0, &config), engine(&damaged.0, &config));
+            let (want, got) = (engine(sound.path(), &config), engine(damaged.path(), &config));
             let label = format!("{name} {exact:?} {prefix_caching}");
             fails(&got, &[BAD; 31], &label);
             for prompt in clean() {
@@ -165,24 +139,25 @@ fn only_requests_with_a_damaged_token_fail() {
 
 #[test]
 fn nothing_of_a_damaged_token_outlives_a_restart() {
-    let damaged = Dir::new();
-    checkpoint(&damaged.0, true);
-    let sound = Dir::new();
-    checkpoint(&sound.0, false);
+    let damaged = tempdir().unwrap();
+    checkpoint(damaged.path(), true);
+    let sound = tempdir().unwrap();
+    checkpoint(sound.path(), false);
     for (name, exact) in CACHES {
-        let kept = Dir::new();
-        let disk = KvDisk { dir: kept.0.clone(), max_bytes: 1 << 30, model: "damaged".to_owned() };
+        let kept = tempdir().unwrap();
+        let disk =
+            KvDisk { dir: kept.path().to_owned(), max_bytes: 1 << 30, model: "damaged".to_owned() };
         let config = with(name, exact, Some(disk));
-        let want = engine(&sound.0, &with(name, exact, None));
+        let want = engine(sound.path(), &with(name, exact, None));
         {
-            let first = engine(&damaged.0, &config);
+            let first = engine(damaged.path(), &config);
             for (bad, _) in spoiled() {
                 ask(&first, greedy(&bad, 4));
             }
             settled(&first);
             wait_for(&first, "prefixes on disk", |s| s.disk_written_blocks > 0);
         }
-        let second = engine(&damaged.0, &config);
+        let second = engine(damaged.path(), &config);
         for (bad, after) in spoiled() {
             let label = format!("{name} {exact:?} {}", bad.len());
             assert_eq!(says(&second, &after), says(&want, &after), "{label}");

@@ -52,11 +52,11 @@ impl FiniteRows {
     ///
     /// # Errors
     /// The GPU does not answer.
-    pub fn read(&self) -> Result<Vec<bool>> {
-        match &self.0 {
-            Answer::Here(finite) => Ok(finite.clone()),
+    pub fn read(self) -> Result<Vec<bool>> {
+        match self.0 {
+            Answer::Here(finite) => Ok(finite),
             Answer::There(tokens, rows) => {
-                let tokens = tokens.read::<u32>(0, *rows)?;
+                let tokens = tokens.read::<u32>(0, rows)?;
                 Ok(tokens.into_iter().map(|token| token != gpu::NO_TOKEN).collect())
             }
         }

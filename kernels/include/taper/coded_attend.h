@@ -144,8 +144,8 @@ INLINE void add_block(Rows v, bool nibbles, CodedTile tile, uint window, uint fi
     for (uint turn = 0; turn < turns; ++turn) {
         const uint end = turns > 1 ? tile.end + turn : last_end;
         const uint behind = window && end > first + window ? end - window - first : 0;
-        // It sees nothing of the block.
-        if (end <= first || behind >= tokens) continue;
+        // This token sees nothing of the block; of all together, one does.
+        if (turns > 1 && (end <= first || behind >= tokens)) continue;
         uint2 seen;
         seen.x = behind, seen.y = min(end - first, tokens) - 1;
         add_rows<KIND, RINGS>(v, nibbles, seen, turns == 1 || own_token == turn, lane, lut, weights, fade, unit, acc);

@@ -39,7 +39,7 @@ struct Tag {
     length: usize,
     times: usize,
     power: bool,
-    /// Their sum, as the engine may add them up.
+    /// Their sum.
     numbers: usize,
 }
 
@@ -56,7 +56,13 @@ impl Tag {
         if self.power {
             return usize::MAX;
         }
-        let times = u32::try_from(self.times).unwrap_or(u32::MAX);
-        self.length.saturating_mul(self.numbers.max(1).saturating_pow(times))
+        // Numbers may be added before they multiply. Of so many factors with a given sum, the product is
+        // largest where all are the same; more factors than 64 are no better, or beyond all bounds.
+        let product = |k: usize| {
+            let exponent = u32::try_from(k).unwrap_or(u32::MAX);
+            self.numbers.div_ceil(k).max(1).saturating_pow(exponent)
+        };
+        let factor = (1..=self.times.min(64)).map(product).max().unwrap_or(1);
+        self.length.saturating_mul(factor)
     }
 }

@@ -29,7 +29,13 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let long: &[_] = if quick { &[(1, 513)] } else { &[(1, 513), (2, 1100), (1, 512), (1, 3)] };
     add("turbo4", (1, 4, 128), long, None, PLAIN);
     add("taper4", (1, 2, 64), long, Some(EXACT), PLAIN);
-    let window = AttnParams { window: Some(33), ..PLAIN };
+    let windowed = |tokens| AttnParams { window: Some(tokens), ..PLAIN };
+    let window = windowed(33);
+    // The last token's window begins with a block, and the tokens before it see some of the one before.
+    let (block, at_block) = (windowed(BLOCK_TOKENS), &[(4, 3 * BLOCK_TOKENS)]);
+    for name in ["turbo4", "taper3", "affine8"] {
+        add(name, (1, 1, 64), at_block, None, block);
+    }
     add("taper3", (1, 3, 64), &[(1, 100), (7, 90), (1, 20), (1, 1030)], None, window);
     // Rows that begin at odd bytes.
     add("turbo3-qjl", (2, 4, 24), short, Some(EXACT), PLAIN);
@@ -42,15 +48,12 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
             let seqs = vec![(5, 5), (3, 70), (40, 150), (1, 90)];
             let params = if j == 0 { window } else { PLAIN };
             let (kv_heads, head_dim, group) = (1, [64, 128][i % 2], 1 + (i + j) % 4);
-            let codec = name;
-            let broken = true;
-            let case = Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken };
-            cases.push(case);
+            let (codec, broken) = (name, true);
+            cases.push(Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken });
         }
-        // The last window begins with a block, which the tokens before it see something of.
         let (kv_heads, head_dim, group) = (1, 64, 1);
-        let params = AttnParams { window: Some(32), ..PLAIN };
-        let (codec, seqs, exact, broken) = (name, vec![(4, 96)], None, true);
+        let (codec, seqs, exact, broken) = (name, at_block.to_vec(), None, true);
+        let params = block;
         cases.push(Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken });
     }
     cases
@@ -105,8 +108,8 @@ impl Case {
         Ok((got, want))
     }
 
-    /// Tokens of a sequence that are not numbers: the last one, most times, and where there is a window, the first and
-    /// the one before the last one's window.
+    /// Tokens of a sequence that are not numbers: the last one, most times, and where there is a window,
+    /// the first and the one before the last one's window.
     fn broken_tokens(&self, kv_len: usize) -> impl Iterator<Item = usize> + use<> {
         let before = self.params.window.and_then(|w| kv_len.checked_sub(w + 1));
         let first = self.params.window.map(|_| 0);

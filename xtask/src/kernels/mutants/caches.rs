@@ -49,6 +49,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "coded",
+        "a block behind the last row's window left out",
+        "turns > 1 && (end <= first",
+        "(end <= first",
+    ),
+    mutant(
+        "coded",
         "rows that another token sees added",
         "turns == 1 || own_token == turn, lane",
         "true, lane",
