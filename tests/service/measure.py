@@ -4,9 +4,11 @@
     python3 tests/service/measure.py [--taper target/release/taper] [bodies|fair|sequences|idle ...]
 
 bodies     eight bodies of 30 MB at once, 8 MB of stop strings with n = 32, 10 million stop tokens:
-           status, seconds and growth of memory, and how fast a neighbour's tokens come meanwhile
+           status, seconds and growth of memory, and how long a neighbour's 300 tokens take
+           meanwhile, beside how long while the same bodies go to a program that drops them: the
+           clients need this machine's processors, too
 fair       a one-token prompt behind six prompts of 6,000 tokens: seconds to its answer
-sequences  how many of 160 clients of 1,000 tokens run at once in 256 MiB of KV cache, by cache type:
+sequences  how many of 160 clients of 960 + 40 tokens run at once in 256 MiB of KV cache, by cache type:
            the median over the time in which others wait
 idle       resident memory after the start, after load, and after a minute without requests
 
@@ -21,35 +23,18 @@ import json
 import random
 import socket
 import subprocess
+import sys
 import threading
 import time
 
 VOCABULARY = 8000
 
 
-class Server:
-    """A running server and what the system and its metrics say of it."""
+class Address:
+    """What listens on a port of this machine."""
 
-    def __init__(self, taper, *args):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        command = [taper, "serve", "--port", str(self.port), *args]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.time() + 60
-        while time.time() < until and self.process.poll() is None:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                if self.get("/ready")[0] == 200:
-                    return
-            time.sleep(0.05)
-        raise SystemExit(f"the server did not start: {' '.join(command)}")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait()
+    def __init__(self, port):
+        self.port = port
 
     def get(self, path):
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -68,6 +53,31 @@ class Server:
             return answer.status, answer.read().decode()
         except (OSError, http.client.HTTPException) as error:
             return 0, repr(error)
+
+
+class Server(Address):
+    """A running server and what the system and its metrics say of it."""
+
+    def __init__(self, taper, *args):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            super().__init__(free.getsockname()[1])
+        command = [taper, "serve", "--port", str(self.port), *args]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.time() + 60
+        while time.time() < until and self.process.poll() is None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if self.get("/ready")[0] == 200:
+                    return
+            time.sleep(0.05)
+        raise SystemExit(f"the server did not start: {' '.join(command)}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
 
     def resident(self, field="VmRSS"):
         """Megabytes."""
@@ -111,32 +121,64 @@ def bodies(taper):
                                    b'"min_tokens":40,"stop_token_ids":[' + b",".join(
                                        [b"7"] * 10_000_000) + b"]}"),
     }
+    sink = subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True)
+    elsewhere = Address(int(sink.stdout.readline()))
     for name, (path, body) in kinds.items():
         with Server(taper) as server:
             complete(server, 10, 300)
-            alone = sorted(complete(server, 10, 300, seed)[1] for seed in range(5))[2]
-            before, times = server.resident(), []
-            done = threading.Event()
-
-            def neighbour():
-                while not done.is_set():
-                    times.append(complete(server, 10, 300, len(times))[1])
-
-            def send(_):
-                start = time.time()
-                return server.post(path, body)[0], time.time() - start
-
-            other = threading.Thread(target=neighbour)
-            other.start()
-            with futures.ThreadPoolExecutor(8) as clients:
-                answers = list(clients.map(send, range(8)))
-            done.set()
-            other.join()
+            alone = middle(complete(server, 10, 300, seed)[1] for seed in range(5))
+            before = server.resident()
+            rounds = [attack(server, server, path, body) for _ in range(5)]
             peak = server.resident("VmHWM")
+            control = [attack(server, elsewhere, path, body)[1] for _ in range(5)]
+            answers = [answer for answers, _ in rounds for answer in answers]
+            slow, other = middle(slowest for _, slowest in rounds), middle(control)
             statuses = sorted({status for status, _ in answers})
             print(f"bodies: 8 x {name}: status {statuses}, slowest {max(t for _, t in answers):.2f} s, "
-                  f"memory {before:.0f} -> {peak:.0f} MB (+{peak - before:.0f}), "
-                  f"neighbour {max(times) / alone:.2f} times its time alone", flush=True)
+                  f"memory {before:.0f} -> {peak:.0f} MB (+{peak - before:.0f}), neighbour "
+                  f"{slow / alone:.2f} times its time alone, {other / alone:.2f} with the bodies "
+                  f"elsewhere, so {slow / other:.2f}", flush=True)
+    sink.kill()
+
+
+# Answers 413 when a head has come, as the server does, and drops the rest.
+SINK = """
+import socket, threading
+listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+print(listener.getsockname()[1], flush=True)
+def answer(link):
+    with link:
+        link.recv(1 << 16)
+        link.sendall(b"HTTP/1.1 413 Too Large\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
+while True:
+    threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+def middle(values):
+    values = sorted(values)
+    return values[len(values) // 2]
+
+
+def attack(server, target, path, body):
+    """Eight clients send a body to the target: their answers, and the slowest of a neighbour's."""
+    times, done = [], threading.Event()
+
+    def neighbour():
+        while not done.is_set():
+            times.append(complete(server, 10, 300, len(times))[1])
+
+    def send(_):
+        start = time.time()
+        return target.post(path, body)[0], time.time() - start
+
+    other = threading.Thread(target=neighbour)
+    other.start()
+    with futures.ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(send, range(8)))
+    done.set()
+    other.join()
+    return answers, max(times)
 
 
 def fair(taper):
@@ -158,7 +200,7 @@ def sequences(taper):
         args = ("--kv-cache-memory-bytes", str(256 << 20), "--kv-cache-dtype", kind)
         with Server(taper, *args) as server:
             with futures.ThreadPoolExecutor(160) as clients:
-                jobs = [clients.submit(complete, server, 500, 500, seed) for seed in range(160)]
+                jobs = [clients.submit(complete, server, 960, 40, seed) for seed in range(160)]
                 running, usage = [0], 0
                 while not all(job.done() for job in jobs):
                     if server.metric("vllm:num_requests_waiting"):
@@ -166,7 +208,7 @@ def sequences(taper):
                     usage = max(usage, server.metric("vllm:kv_cache_usage_perc"))
                     time.sleep(0.05)
                 statuses = sorted({job.result()[0] for job in jobs})
-            median[kind] = sorted(running)[len(running) // 2]
+            median[kind] = middle(running)
             gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting",
                       "vllm:kv_cache_usage_perc", "taper:kv_cache_used_bytes")
             left = {name: server.metric(name) for name in gauges}

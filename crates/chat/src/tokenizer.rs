@@ -45,7 +45,7 @@ pub(crate) struct TokenizerConfig {
 
 /// A token as the JSON files name it: its text, or an object that holds it.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a token's text, or an object with its content")]
 pub(crate) enum TokenText {
     Plain(String),
     Added { content: String },

@@ -186,6 +186,14 @@ fn parts_are_given_to_templates_that_go_through_them() {
     }
 }
 
+#[test]
+fn constants_that_multiply_a_little_are_fine() {
+    let rules = ["{{ ('-' * 60) ~ ('=' * 60) ~ ('-' * 60) ~ ('=' * 60) }}", "{{ [1, 2] * 9 * 9 }}"];
+    for source in rules {
+        ChatTemplate::from_source(source, None, None).unwrap();
+    }
+}
+
 /// Each would end the process or keep it busy for hours.
 #[test]
 fn templates_of_other_ill_will_end_in_an_error() {

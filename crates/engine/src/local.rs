@@ -156,9 +156,9 @@ impl LocalEngine {
         let wanted = request.stop.max_tokens;
         let new = wanted.unwrap_or_else(|| max.saturating_sub(prompt));
         // A full context leaves no room for the first token.
-        let needed = prompt.saturating_add(if wanted.is_none() { new.max(1) } else { new });
-        if needed > max {
-            return Err(SubmitError::TooLong { prompt, new: new.max(1), max });
+        let least = if wanted.is_none() { new.max(1) } else { new }.max(request.stop.min_tokens);
+        if prompt.saturating_add(least) > max {
+            return Err(SubmitError::TooLong { prompt, new: least.max(1), max });
         }
         Ok(new)
     }

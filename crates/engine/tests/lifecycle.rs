@@ -171,6 +171,11 @@ fn what_can_never_run_is_refused_at_once() {
         r.stop.max_tokens = None;
     };
     assert_eq!(refuse(full), long(100, 1));
+    let least = |r: &mut GenRequest| {
+        r.stop.max_tokens = None;
+        r.stop.min_tokens = 99;
+    };
+    assert_eq!(refuse(least), long(2, 99));
     assert_eq!(ask(&engine, greedy(&[11, 12], 5)).tokens, chain(&[11, 12], 5));
     assert_eq!(engine.stats().waiting, 0);
 }

@@ -125,8 +125,14 @@ impl AllowedHosts {
 /// The name without its port, as names are compared.
 fn host_of(text: &str) -> Option<String> {
     let authority: Authority = text.parse().ok()?;
+    // The parser takes "[::1]evil" and "localhost:abc".
+    let port = text.strip_prefix(authority.host())?;
+    let digits = if port.is_empty() { "" } else { port.strip_prefix(':')? };
+    if !digits.is_empty() && digits.parse::<u16>().is_err() {
+        return None;
+    }
     let host = authority.host().trim_end_matches('.').to_ascii_lowercase();
-    (!host.is_empty() && !text.contains('@')).then_some(host)
+    (!host.is_empty()).then_some(host)
 }
 
 #[cfg(test)]
@@ -166,8 +172,9 @@ mod tests {
         {
             assert!(ask(host), "{host}");
         }
-        for host in ["evil.example", "localhost.evil.example", "127.0.0.1.evil", "x@localhost", ""]
-        {
+        let foreign = ["evil.example", "localhost.evil.example", "127.0.0.1.evil"];
+        let odd = ["x@localhost", "", "[::1]evil", "localhost:abc", "localhost:70000", ":80"];
+        for host in foreign.into_iter().chain(odd) {
             assert!(!ask(host), "{host}");
         }
         assert!(own.allow(&"/".parse().unwrap(), &headers(&[])), "HTTP/1.0");

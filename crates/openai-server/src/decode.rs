@@ -172,15 +172,20 @@ fn located(path: &serde_path_to_error::Path, error: &serde_json::Error) -> ApiEr
     let detail = detail.rsplit_once(" at line ").map_or(detail.as_str(), |(what, _)| what);
     let at = path.to_string();
     let at = if at == "." { String::new() } else { at };
-    // serde reports a missing field at its parent, by name, in this one form.
-    if let Some(name) =
-        detail.strip_prefix("missing field `").and_then(|rest| rest.split('`').next())
-    {
+    // serde reports fields that are missing or there twice at their parent, by name, in this form.
+    let named = |what: &str| {
+        let name = detail.strip_prefix(what)?.strip_prefix(" field `")?.split('`').next()?;
         let dot = if at.is_empty() { "" } else { "." };
-        return ApiError::MissingParameter { param: format!("{at}{dot}{name}") };
+        Some(format!("{at}{dot}{name}"))
+    };
+    if let Some(param) = named("missing") {
+        return ApiError::MissingParameter { param };
+    }
+    if let Some(param) = named("duplicate") {
+        return ApiError::value(param, "is there twice");
     }
     let detail = detail.to_owned();
-    let values = ["invalid value", "unknown variant", "duplicate field"];
+    let values = ["invalid value", "unknown variant"];
     if values.iter().any(|kind| detail.starts_with(kind)) {
         return ApiError::InvalidValue { param: at, detail };
     }

@@ -21,7 +21,7 @@ impl Access {
             keys.extend(keys_of(file)?);
         }
         let keys = ApiKeys::new(keys).context(
-            "a key must not be empty; leave --api-key and TAPER_API_KEY out to serve without keys",
+            "--api-key or TAPER_API_KEY has no valid key; leave both out to serve without keys",
         )?;
         let origins = AllowedOrigins::new(&args.allowed_origins).context("--allowed-origins")?;
         // A web page can have its own name point to this machine. It cannot have a key.
@@ -37,8 +37,14 @@ impl Access {
 fn keys_of(file: &Path) -> Result<Vec<String>> {
     let text = fs::read_to_string(file)
         .with_context(|| format!("cannot read --api-key-file {}", file.display()))?;
-    let keys: Vec<String> =
-        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    // Editors of one maker write this mark in front of UTF-8.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let lines = text.lines().map(str::trim);
+    let keys: Vec<String> = lines
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(str::to_owned)
+        .collect();
     ensure!(!keys.is_empty(), "--api-key-file {} has no key", file.display());
+    ApiKeys::new(&keys).with_context(|| format!("--api-key-file {}", file.display()))?;
     Ok(keys)
 }

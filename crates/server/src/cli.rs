@@ -1,7 +1,7 @@
 //! The command line.
 
 use crate::{kv_report::KvReportArgs, kv_scheme::KvArgs, sizes};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 use std::{path::PathBuf, time::Duration};
 use taper_chat::{ReasoningFormat, ToolFormat};
 use taper_engine::KvIdle;
@@ -25,6 +25,9 @@ Models are directories in Hugging Face or MLX layout (config.json, *.safetensors
 
 Numbers of tokens may end in k or m (4k is 4000) or in K or M (4K is 4096). Sizes may also end in
 KB, MB, GB (decimal) or KiB, MiB, GiB (binary).";
+
+/// More is a mistake: threads that have no core wait for each other in every product.
+const MOST_THREADS: i64 = 256;
 
 /// Serves language models over the OpenAI API, from one binary.
 #[derive(Debug, Parser)]
@@ -126,7 +129,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) kv_offloading_dir: Option<PathBuf>,
     /// Room for that directory's files, in GiB or such as 500MiB; those that were used longest ago make room.
-    #[arg(long, default_value_t = 10.0, value_name = "GIB", value_parser = sizes::gib)]
+    #[arg(long, default_value_t = 10.0, value_name = "GIB", value_parser = sizes::gib, requires = "kv_offloading_dir")]
     pub(crate) kv_offloading_size: f64,
     /// Share of the free memory that weights and KV cache may take.
     #[arg(long, default_value_t = 0.6, value_name = "FRACTION")]
@@ -147,8 +150,8 @@ pub(crate) struct EngineArgs {
     /// Tokens computed together; long prompts are cut into pieces of this size.
     #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = sizes::tokens::<u32>)]
     pub(crate) max_num_batched_tokens: u32,
-    /// Threads that compute [default: one a core].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    /// Threads that compute [default: one a core]. More than cores make every step slower.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST_THREADS))]
     pub(crate) threads: Option<u16>,
     /// A chat template file instead of the model's own, or "none" to serve completions only.
     #[arg(long, value_name = "FILE")]
@@ -160,7 +163,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     /// Name in the API [default: the model's]. Several are separated by commas, or each has the flag.
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Vec<String>,
     /// Address to listen on, or a name: localhost listens on all addresses of that name. 0.0.0.0
     /// opens the server to the network.
@@ -184,7 +187,7 @@ pub(crate) struct ServeArgs {
         hide_env_values = true
     )]
     pub(crate) api_key: Vec<String>,
-    /// File of such keys, one a line.
+    /// File of such keys, one a line. Empty lines and lines that begin with # are left out.
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Origins of web pages that may call, as https://example.com; "*" is any. For several, use
@@ -212,8 +215,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) allow_unknown_fields: bool,
     /// Largest request body, in MiB; compressed bodies count as what comes out.
-    #[arg(long, default_value_t = 16, value_name = "MIB")]
-    pub(crate) max_body_mib: usize,
+    #[arg(long, default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) max_body_mib: u16,
     /// What is logged to standard error. info has a line for each request. RUST_LOG overrides it.
     #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub(crate) log_level: String,
@@ -234,13 +237,13 @@ pub(crate) struct AnswerArgs {
     #[arg(long)]
     pub(crate) think: bool,
     /// Most tokens of an answer.
-    #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens::<u32>)]
+    #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens::<u32>, allow_negative_numbers = true)]
     pub(crate) max_tokens: Option<u32>,
     /// 0 is greedy [default: the model's].
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Makes sampling reproducible.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
 }
 
@@ -271,7 +274,7 @@ pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     /// Context lengths to plan memory for, in tokens.
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens::<u64>)]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::some_tokens)]
     pub(crate) context: Vec<u64>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -375,122 +378,4 @@ impl EngineArgs {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
-
-    /// `docs/cli.md`: the long help of every command.
-    fn reference() -> String {
-        let mut cli = Cli::command().term_width(96);
-        cli.build();
-        let mut page = String::from(
-            "# The command line\n\n\
-             Made from the program's own help; do not edit. To make it again:\n\n\
-             ```sh\ncargo test -p server -- --ignored rewrite_the_reference\n```\n",
-        );
-        let mut add = |name: &str, command: &mut clap::Command| {
-            let help = command.render_long_help().to_string();
-            let lines: Vec<_> = help.lines().map(str::trim_end).collect();
-            page += &format!("\n## {name}\n\n```text\n{}\n```\n", lines.join("\n").trim_end());
-        };
-        add("taper", &mut cli.clone());
-        for command in cli.get_subcommands_mut().filter(|c| c.get_name() != "help") {
-            let name = format!("taper {}", command.get_name());
-            add(&name, command);
-        }
-        page
-    }
-
-    #[test]
-    fn the_reference_is_current() {
-        let committed = std::fs::read_to_string(REFERENCE).unwrap().replace("\r\n", "\n");
-        let again = "run `cargo test -p server -- --ignored rewrite_the_reference`";
-        assert!(committed == reference(), "docs/cli.md is not what the program says; {again}");
-    }
-
-    #[test]
-    #[ignore = "writes docs/cli.md"]
-    fn rewrite_the_reference() {
-        std::fs::write(REFERENCE, reference()).unwrap();
-    }
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn serve_is_the_default_and_takes_its_flags_without_being_named() {
-        let bare = Cli::parse_from(["taper"]);
-        assert!(bare.command.is_none());
-        assert_eq!((bare.serve.port, bare.serve.model.name()), (8000, None));
-        let flags = Cli::parse_from(["taper", "--port", "9000", "--enable-auto-tool-choice=false"]);
-        assert_eq!(flags.serve.port, 9000);
-        assert!(!flags.serve.enable_auto_tool_choice);
-        let named = Cli::parse_from(["taper", "serve", "--api-key", "a,b", "--api-key", "c", "m"]);
-        let Some(Command::Serve(args)) = named.command else { panic!("serve") };
-        assert_eq!(args.model.name(), Some("m"));
-        assert_eq!(args.api_key, ["a", "b", "c"]);
-    }
-
-    fn serve_args(words: &[&str]) -> ServeArgs {
-        let named = Cli::try_parse_from([&["taper", "serve"], words].concat()).unwrap();
-        let Some(Command::Serve(args)) = named.command else { panic!("serve") };
-        args
-    }
-
-    #[test]
-    fn no_flag_swallows_the_model() {
-        let lists = ["--served-model-name", "a,b", "--served-model-name", "c", "./m"];
-        let args = serve_args(&lists);
-        assert_eq!(
-            (args.model.name(), &args.served_model_name[..]),
-            (Some("./m"), &["a", "b", "c"].map(String::from)[..])
-        );
-        let args = serve_args(&["--enable-auto-tool-choice", "./m"]);
-        assert_eq!((args.model.name(), args.enable_auto_tool_choice), (Some("./m"), true));
-    }
-
-    #[test]
-    fn a_model_is_a_word_or_a_flag() {
-        for words in [["serve", "m"].as_slice(), &["serve", "-m", "m"], &["--model", "m"]] {
-            let cli = Cli::try_parse_from([&["taper"], words].concat()).unwrap();
-            let args = match cli.command {
-                Some(Command::Serve(args)) => args,
-                _ => cli.serve,
-            };
-            assert_eq!(args.model.name(), Some("m"), "{words:?}");
-        }
-        for command in ["chat", "inspect", "kv-report"] {
-            for words in [["m"].as_slice(), &["-m", "m"], &["--model", "m"]] {
-                let words = [&["taper", command], words].concat();
-                assert!(Cli::try_parse_from(&words).is_ok(), "{words:?}");
-            }
-        }
-        assert!(Cli::try_parse_from(["taper", "serve", "m", "-m", "n"]).is_err());
-    }
-
-    #[test]
-    fn commands_have_the_names_of_other_programs_too() {
-        let command = |words: &[&str]| Cli::try_parse_from(words).unwrap().command;
-        assert!(matches!(command(&["taper", "pull", "a/b"]), Some(Command::Download(_))));
-        assert!(matches!(command(&["taper", "ls"]), Some(Command::List)));
-    }
-
-    #[test]
-    fn counts_and_sizes_take_suffixes() {
-        let args = serve_args(&[
-            "--max-model-len=32k",
-            "--max-num-batched-tokens=1K",
-            "--kv-cache-memory-bytes=64MiB",
-            "--kv-offloading-size=512MiB",
-            "--kv-sink-tokens=1K",
-        ]);
-        let engine = args.engine;
-        assert_eq!((engine.max_model_len, engine.max_num_batched_tokens), (Some(32_000), 1024));
-        assert_eq!(engine.kv_cache_memory_bytes, Some(64 << 20));
-        assert_eq!((engine.kv_offloading_size, engine.kv_sink_tokens), (0.5, 1024));
-    }
-}
+mod tests;

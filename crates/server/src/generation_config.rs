@@ -19,7 +19,7 @@ pub(crate) struct GenerationConfig {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a token's number or a list of them")]
 enum OneOrMany {
     One(TokenId),
     Many(Vec<TokenId>),
@@ -62,8 +62,21 @@ impl GenerationConfig {
         config
     }
 
-    /// Tokens that end a generation: the file's, or else those of config.json.
-    pub(crate) fn eos_token_ids(&self, config: &Value) -> Result<Vec<TokenId>> {
+    /// Tokens that end a generation: the file's, or else those of config.json. What is no token of
+    /// the model is left out, with a warning.
+    pub(crate) fn eos_token_ids(&self, config: &Value, vocab: usize) -> Result<Vec<TokenId>> {
+        let mut ids = self.named_eos(config)?;
+        ids.retain(|id| {
+            let known = (*id as usize) < vocab;
+            if !known {
+                tracing::warn!("eos_token_id {id} is left out, the model has {vocab} tokens");
+            }
+            known
+        });
+        Ok(ids)
+    }
+
+    fn named_eos(&self, config: &Value) -> Result<Vec<TokenId>> {
         if let Some(ids) = self.eos_token_id.clone() {
             return Ok(ids.tokens());
         }
@@ -112,12 +125,13 @@ mod tests {
     #[test]
     fn stop_tokens_come_from_either_file() {
         let eos = |own: &str, config: Value| {
-            GenerationConfig::parse(own.as_bytes()).eos_token_ids(&config).unwrap()
+            GenerationConfig::parse(own.as_bytes()).eos_token_ids(&config, 10).unwrap()
         };
         assert_eq!(eos(r#"{"eos_token_id": [3, 4]}"#, json!({"eos_token_id": 5})), [3, 4]);
         assert_eq!(eos("{}", json!({"eos_token_id": 5})), [5]);
         assert_eq!(eos("{}", json!({"text_config": {"eos_token_id": [1, 2]}})), [1, 2]);
         assert!(eos("{}", json!({})).is_empty());
+        assert_eq!(eos(r#"{"eos_token_id": [3, 10]}"#, json!({})), [3], "no token of the model");
     }
 
     #[test]
@@ -140,6 +154,6 @@ mod tests {
         assert_eq!(config.sampling(), SamplingParams { top_k: 7, ..SamplingParams::default() });
         let config = parse(r#"{"temperature": -1, "eos_token_id": 4}"#);
         assert_eq!(config.sampling(), SamplingParams::default());
-        assert_eq!(config.eos_token_ids(&json!({})).unwrap(), [4]);
+        assert_eq!(config.eos_token_ids(&json!({}), 10).unwrap(), [4]);
     }
 }

@@ -10,6 +10,7 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Map;
 use std::{
     fs, io,
     panic::resume_unwind,
@@ -21,8 +22,8 @@ use std::{
     thread,
     time::Duration,
 };
-use taper_base::SamplingParams;
-use taper_chat::{ChatError, ChatTemplate, Tokenizer};
+use taper_base::{Engine, SamplingParams};
+use taper_chat::{ChatError, ChatTemplate, Message, Role, TemplateRequest, Tokenizer};
 use taper_engine::{EngineConfig, KvBudget, KvDisk, KvOffer, LocalEngine};
 use taper_hub::HubConfig;
 use taper_models::{Activations, LoadOptions, Model};
@@ -227,11 +228,43 @@ impl RunningModel {
             prefix_caching: args.prefix_caching(),
             idle: args.idle(),
             kv_budget: kv_budget(args, free, &*model, gpu.as_ref())?,
-            eos_token_ids: generation.eos_token_ids(weights.config())?,
+            eos_token_ids: generation.eos_token_ids(weights.config(), model.info().vocab)?,
         };
         let engine = Arc::new(LocalEngine::start(model, &config)?);
         let sampling = generation.sampling();
         Ok(Self { name, family, parameters, engine, tokenizer, template, sampling })
+    }
+}
+
+impl RunningModel {
+    /// Why no chat can be answered, if none can: plain completions may work all the same.
+    pub(crate) fn no_chat(&self) -> Option<String> {
+        let messages = [Message::text(Role::User, "Hello")];
+        let prompt = self.template.as_ref()?.render(&TemplateRequest {
+            messages: &messages,
+            tools: &[],
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs: &Map::new(),
+        });
+        let prompt = match prompt {
+            Ok(prompt) => prompt,
+            Err(error) => return Some(format!("the template cannot write one message: {error}")),
+        };
+        let info = self.engine.info();
+        match self.tokenizer.encode(&prompt, false) {
+            Err(error) => Some(error.to_string()),
+            Ok(tokens) if tokens.is_empty() => Some("the template writes nothing".to_owned()),
+            Ok(tokens) if tokens.iter().any(|id| *id >= info.vocab_size) => {
+                Some(format!("the tokenizer has tokens above the model's {}", info.vocab_size))
+            }
+            Ok(tokens) if tokens.len() >= info.max_model_len as usize => Some(format!(
+                "one word takes {} tokens and the context has {}",
+                tokens.len(),
+                info.max_model_len
+            )),
+            Ok(_) => None,
+        }
     }
 }
 

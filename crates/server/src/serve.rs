@@ -45,6 +45,9 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
         model = loading => model??,
         stop = busy.stopped() => return Err(stop.into()),
     };
+    if let Some(why) = model.no_chat() {
+        tracing::warn!("no chat can be answered: {why}");
+    }
     let config = config(args, access, &model);
     let address = address(&args.host, &listeners)?;
     write!(Out, "{}", announcement(source, &model, &config, &address))?;
@@ -75,7 +78,7 @@ fn config(args: &ServeArgs, access: Access, model: &RunningModel) -> ServerConfi
         api_keys: access.keys,
         allowed_origins: access.origins,
         allowed_hosts: access.hosts,
-        max_body_bytes: args.max_body_mib << 20,
+        max_body_bytes: usize::from(args.max_body_mib) << 20,
         allow_unknown_fields: args.allow_unknown_fields,
         enable_auto_tool_choice: args.enable_auto_tool_choice,
         tool_format: args.tool_call_parser.unwrap_or_else(|| ToolFormat::detect(source)),

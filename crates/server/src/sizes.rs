@@ -38,6 +38,17 @@ pub(crate) fn tokens<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     whole(number, unit)
 }
 
+/// A number of tokens that is not 0.
+///
+/// # Errors
+/// It is no such number, or too large.
+pub(crate) fn some_tokens(text: &str) -> Result<u64, String> {
+    match tokens(text)? {
+        0 => Err("must be above 0".to_owned()),
+        tokens => Ok(tokens),
+    }
+}
+
 /// A number of bytes: `1073741824`, `1GiB`, `1G`, `1GB` (1000000000).
 ///
 /// # Errors
@@ -151,6 +162,8 @@ mod tests {
             assert!(error.contains(why), "{text}: {error}");
         }
         assert_eq!(tokens::<u64>("5G"), Ok(5 << 30));
+        assert_eq!(some_tokens("4K"), Ok(4096));
+        assert!(some_tokens("0").unwrap_err().contains("above 0"));
     }
 
     #[test]

@@ -37,7 +37,12 @@ fn an_empty_key_stops_the_start() {
         assert!(error.contains("is empty") && error.contains("--api-key"), "{error}");
     }
     assert!(fails(&["serve", "--port", "0", "--api-key", "two words"]).contains("ASCII"));
-    let blank = file("\n  \n");
+    for bad in ["good\ntwo words\n", "# comment\nk\u{e4}se\n"] {
+        let bad = file(bad);
+        let error = fails(&["serve", "--port", "0", "--api-key-file", &bad]);
+        assert!(error.contains("--api-key-file") && error.contains("ASCII"), "{error}");
+    }
+    let blank = file("\u{feff}\n  \n# none yet\n");
     assert!(fails(&["serve", "--port", "0", "--api-key-file", &blank]).contains("has no key"));
     let missing = ["serve", "--port", "0", "--api-key-file", "/nothing/here"];
     assert!(fails(&missing).contains("/nothing/here"));
@@ -57,7 +62,7 @@ fn an_empty_key_stops_the_start() {
 fn keys_come_from_flags_and_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
-    fs::write(&path, "first\n\n  second  \r\n").unwrap();
+    fs::write(&path, "\u{feff}first\n# of Bob\n\n  second  \r\n").unwrap();
     let server =
         Server::start(&["--api-key", "third,fourth", "--api-key-file", path.to_str().unwrap()]);
     let models = |key: &str| {
@@ -67,7 +72,7 @@ fn keys_come_from_flags_and_files() {
     for key in ["first", "second", "third", "fourth"] {
         assert_eq!(models(key), 200, "{key}");
     }
-    for key in ["", "third,fourth", "fifth"] {
+    for key in ["", "third,fourth", "fifth", "# of Bob"] {
         assert_eq!(models(key), 401, "{key:?}");
     }
 }

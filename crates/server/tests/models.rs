@@ -7,6 +7,10 @@ mod common;
 
 use common::{Server, fails, model_dir::ModelDir};
 use serde_json::{Value, json};
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+};
 
 const DENSE: &str = "qwen3-bf16";
 const SHARDED: &str = "qwen3-sharded";
@@ -116,6 +120,27 @@ fn a_model_without_a_template_serves_completions() {
     assert_eq!(server.ask("/v1/completions", &body)["usage"]["completion_tokens"], 4);
     let reply = server.post("/v1/chat/completions", &common::chat("Hi", json!({})));
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (400, &json!("no_chat_template")));
+}
+
+#[test]
+fn a_server_that_can_answer_no_chat_says_so() {
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    let empty = empty.path().to_str().unwrap();
+    for (flags, why) in
+        [(["--max-model-len", "1"], "the context has 1"), (["--chat-template", empty], "nothing")]
+    {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_taper"))
+            .args([&["serve", "--port", "0"], &flags[..]].concat())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let warning = log.find(|line| line.contains("no chat can be answered"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(warning.is_some_and(|w| w.contains(why)), "{flags:?}");
+    }
 }
 
 #[test]

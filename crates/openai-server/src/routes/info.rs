@@ -7,8 +7,8 @@ use crate::{
 };
 use axum::{
     Json,
-    extract::{Path, State},
-    http::{StatusCode, header},
+    extract::{Path, State, rejection::PathRejection},
+    http::{StatusCode, Uri, header},
     response::IntoResponse,
 };
 use serde_json::{Value, json};
@@ -33,8 +33,11 @@ pub(super) async fn models(State(state): State<AppState>) -> Json<ModelList> {
 /// Names may hold slashes, as `owner/name`.
 pub(super) async fn model(
     State(state): State<AppState>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
+    uri: Uri,
 ) -> Result<Json<ModelCard>, ApiError> {
+    // Not UTF-8, so it names no model.
+    let id = id.map_or_else(|_| uri.path().to_owned(), |Path(id)| id);
     let id = state.0.model(Some(&id))?;
     Ok(Json(card(&state, id)))
 }

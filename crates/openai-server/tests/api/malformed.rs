@@ -220,6 +220,11 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
             "invalid_value",
         ),
         (json!({ "enable_thinking": true, "think": false }), "think", "invalid_value"),
+        (
+            json!({ "think": true, "chat_template_kwargs": { "enable_thinking": false } }),
+            "chat_template_kwargs.enable_thinking",
+            "invalid_value",
+        ),
         (json!({ "think": "high" }), "think", "invalid_type"),
         (
             message(
