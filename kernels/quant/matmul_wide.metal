@@ -12,6 +12,13 @@
 #include "taper/wide.h"
 #include "taper/widened.h"
 
+// How matrix units find their operands; only NVIDIA's look.
+#ifdef __METAL_VERSION__
+#define SWIZZLED
+#else
+#define SWIZZLED __attribute__((aligned(1024)))
+#endif
+
 enum { T = 64, TN = 128, TK = 64, THREADS = 128, STAGES = 3, X_STAGES = STAGES + 1 };
 
 struct MatmulParams {
@@ -154,7 +161,7 @@ kernel void matmul_wide_q##BITS##_g##GROUP( \
     uint lane [[thread_index_in_simdgroup]]) \
 { \
     EARLY_LAUNCH; \
-    threadgroup uint4 memory[X_STAGES * T * TK / 8 + STAGES * (TN * TK * BITS / 128 + TN * (TK > GROUP ? TK / GROUP : 1) / 4)] __attribute__((aligned(1024))); \
+    threadgroup uint4 memory[X_STAGES * T * TK / 8 + STAGES * (TN * TK * BITS / 128 + TN * (TK > GROUP ? TK / GROUP : 1) / 4)] SWIZZLED; \
     multiply<BITS, GROUP>(data, scales, x, sums, p, at, tid, sg, lane, memory); \
 }
 MATMUL(4, 32)

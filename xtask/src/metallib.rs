@@ -8,6 +8,9 @@ use std::{
 };
 use taper_tensor::gpu::{FAMILIES, stamp};
 
+/// The oldest macOS that may read it; else it is the newest that the compiler knows.
+const OLDEST: &str = "-mmacosx-version-min=14.0";
+
 /// Choices of `cargo xtask metallib`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -24,7 +27,7 @@ pub(crate) struct Options {
 pub(crate) enum MetallibError {
     /// Not a Mac, or one without Apple's tools.
     #[error(
-        "{} cannot be run ({source}): metallibs are made on a Mac with Xcode; without one Metal compiles the kernels when they are first used",
+        "{} cannot be run ({source}): metallibs are made on a Mac with Xcode (and, from Xcode 26 on, `xcodebuild -downloadComponent MetalToolchain`); without one Metal compiles the kernels when they are first used",
         program.display()
     )]
     NoXcrun { program: PathBuf, source: io::Error },
@@ -49,14 +52,14 @@ pub(crate) fn run(options: &Options) -> Result<(), MetallibError> {
         fs::write(&source, text)
             .map_err(|error| MetallibError::File { path: source.clone(), source: error })?;
         // As the backend has Metal compile them.
-        let args = ["-sdk", "macosx", "metal", "-std=metal3.1", "-fno-fast-math", "-c"];
+        let args = ["-sdk", "macosx", "metal", OLDEST, "-std=metal3.1", "-fno-fast-math", "-c"];
         let mut command = Command::new(&options.xcrun);
         command.args(args).arg(&source).arg("-o").arg(&object);
         finish(command, &options.xcrun, &name)?;
         objects.push(object);
     }
     let mut command = Command::new(&options.xcrun);
-    command.args(["-sdk", "macosx", "metallib"]).args(&objects).arg("-o").arg(&options.out);
+    command.args(["-sdk", "macosx", "metallib", OLDEST]).args(&objects).arg("-o").arg(&options.out);
     finish(command, &options.xcrun, "linking")?;
     println!("{} is written; use it with --metallib", options.out.display());
     Ok(())

@@ -43,10 +43,10 @@ enum Kind {
     Scores(scores::Case),
 }
 
-/// All checks; `quick` has fewer shapes, for slow devices.
+/// All checks of what a GPU may be asked to run; `quick` has fewer shapes, for slow devices.
 #[must_use]
-pub fn checks(quick: bool) -> Vec<Check> {
-    let plain = conformance::checks(quick).into_iter().map(|check| Check {
+pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
+    let plain = conformance::checks(gpu, quick).into_iter().map(|check| Check {
         family: check.family,
         name: check.name.clone(),
         tolerance: check.tolerance,

@@ -15,7 +15,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     let memory = gpu.memory()?;
     writeln!(Out, "{}, {} free", gpu.name(), human(memory.free))?;
     let mut kernels: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
-    for (i, check) in conformance::checks(false).iter().enumerate() {
+    for (i, check) in conformance::checks(&gpu, false).iter().enumerate() {
         let (passed, failed) = kernels.entry(check.family).or_default();
         let why = match check.run(&gpu, i as u64 + 1) {
             Ok(outcome) if outcome.passed => None,

@@ -78,10 +78,10 @@ INLINE void value_pairs(Rows v, uint ring, int j, uint first, uint2 seen, bool n
     UNROLL for (int i = 0; i < 4; ++i) {
         if (KIND == NIBBLES) {
             const uint word = words[j / 2][j % 2];
-            x[0][i] = level(lut, (i > 0 ? word >> (8 * i - 1) : word << 1) & 30u);
-            x[1][i] = level(lut, word >> (8 * i + 3) & 30u);
+            x[0][i] = code_level(lut, (i > 0 ? word >> (8 * i - 1) : word << 1) & 30u);
+            x[1][i] = code_level(lut, word >> (8 * i + 3) & 30u);
         } else if (KIND > SCALAR) {
-            UNROLL for (int r = 0; r < 2; ++r) x[r][i] = level(lut, code_at<KIND>(words[i], 2 * j + r));
+            UNROLL for (int r = 0; r < 2; ++r) x[r][i] = code_level(lut, code_at<KIND>(words[i], 2 * j + r));
         } else if (IS_SPLIT(KIND)) {
             UNROLL for (int r = 0; r < 2; ++r) {
                 const float value = affine_value<KIND == AFFINE4 ? 4 : 8>(words[i], 2 * j + r);

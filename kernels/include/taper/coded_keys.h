@@ -46,7 +46,7 @@ INLINE uint packed(uint low, uint high) { return low | high << 16; }
 INLINE uint bits_of_half(float x) { return as_type<ushort>(half(x)); }
 INLINE uint rest_of_half(float x) { return bits_of_half(x - float(half(x))); }
 
-INLINE uint level(threadgroup const ushort* lut, uint at) {
+INLINE uint code_level(threadgroup const ushort* lut, uint at) {
     return *(threadgroup const ushort*)((threadgroup const uchar*)lut + at);
 }
 
@@ -67,8 +67,8 @@ INLINE void key_pairs(Rows k, uint ring, uint low, uint high, threadgroup const 
         UNROLL for (int e = 0; e < 16; ++e) {
             const uint word = words[e / 4];
             const int shift = e % 4 * 8;
-            x[0][e] = level(lut, (shift > 0 ? word >> (shift - 1) : word << 1) & 30u);
-            x[1][e] = level(lut, word >> (shift + 3) & 30u);
+            x[0][e] = code_level(lut, (shift > 0 ? word >> (shift - 1) : word << 1) & 30u);
+            x[1][e] = code_level(lut, word >> (shift + 3) & 30u);
         }
     } else if (KIND == SIGNS) {
         UNROLL for (int r = 0; r < 2; ++r) {
@@ -82,8 +82,8 @@ INLINE void key_pairs(Rows k, uint ring, uint low, uint high, threadgroup const 
             load_codes<KIND>(k, r ? high : low, ring, words);
             UNROLL for (int e = 0; e < 16; ++e) {
                 const uint at = code_at<KIND>(words, e);
-                x[r][e] = level(lut, at);
-                if (IS_SPLIT(KIND)) left[r][e] = level(lut + REST, at);
+                x[r][e] = code_level(lut, at);
+                if (IS_SPLIT(KIND)) left[r][e] = code_level(lut + REST, at);
             }
         }
     } else if (IS_SPLIT(KIND)) {

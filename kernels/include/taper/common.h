@@ -18,6 +18,13 @@ using namespace metal;
 #define UNROLL_BY(N) TAPER_PRAGMA(clang loop unroll_count(N))
 #endif
 
+// Apple's compiler fuses products and sums whatever its options say, and results would depend on which it
+// fuses; where a fused one is meant, the kernels say `fma`.
+#ifdef __METAL_VERSION__
+#pragma METAL fp contract(off)
+#pragma clang fp contract(off)
+#endif
+
 // What a half holds of a number: one that is too large becomes the largest half, and NaN stays NaN.
 INLINE float clamped(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
 

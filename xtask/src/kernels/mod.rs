@@ -7,6 +7,8 @@
 
 pub(crate) mod check;
 mod clang;
+#[cfg(test)]
+mod memory;
 mod mutants;
 mod params;
 mod rewrite;

@@ -19,8 +19,9 @@ use objc2::{
 use objc2_foundation::{NSString, NSURL};
 use objc2_metal::{
     MTLBarrierScope, MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer, MTLCommandEncoder,
-    MTLCommandQueue, MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineState,
-    MTLCreateSystemDefaultDevice, MTLDevice, MTLDispatchType, MTLLanguageVersion, MTLLibrary,
+    MTLCommandQueue, MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineDescriptor,
+    MTLComputePipelineState, MTLCopyAllDevices, MTLCreateSystemDefaultDevice, MTLDevice,
+    MTLDispatchType, MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLPipelineOption,
     MTLResourceOptions, MTLSize,
 };
 use std::{
@@ -34,12 +35,18 @@ use std::{
 
 type Object<T> = Retained<ProtocolObject<T>>;
 
-/// Launches after which a command buffer is sent off, so that the GPU starts while the host goes on.
-const LAUNCHES: usize = 256;
+/// Launches after which a command buffer is sent off, so that the GPU starts while the host goes on: the
+/// first since the host waited, and later ones.
+const LAUNCHES: [usize; 2] = [16, 48];
 /// Bytes of a page of memory: Apple silicon's, or an older Mac's.
 const PAGE: usize = if cfg!(target_arch = "aarch64") { 16 << 10 } else { 4 << 10 };
-/// Bytes from which a copy to the GPU is waited for, so that its staging memory can go.
-const LARGE: usize = 64 << 20;
+/// Bytes of copies to the GPU that may be under way: from then on they are waited for, so that their
+/// staging memory goes.
+const STAGED: usize = 64 << 20;
+
+// Without this framework a program of the command line has no default device.
+#[link(name = "CoreGraphics", kind = "framework")]
+unsafe extern "C" {}
 
 struct Metal {
     device: Object<dyn MTLDevice>,
@@ -58,8 +65,10 @@ struct Open {
     encoder: Option<Object<dyn MTLComputeCommandEncoder>>,
     hazards: Hazards,
     launches: usize,
-    /// The last one that was sent off.
-    sent: Option<Object<dyn MTLCommandBuffer>>,
+    /// Bytes of the copies since the host last waited.
+    staged: usize,
+    /// What was sent off since then, in order.
+    sent: Vec<Object<dyn MTLCommandBuffer>>,
 }
 
 // SAFETY: devices, queues, libraries and pipelines may be used from any thread; command buffers and
@@ -87,7 +96,13 @@ impl Gpu {
         #[cfg(planted_type_error)]
         let _: u32 = MTLCreateSystemDefaultDevice();
         let missing = || failed("find a GPU", "this Mac has no Metal device");
-        let device = MTLCreateSystemDefaultDevice().ok_or_else(missing)?;
+        // Sessions without a screen may have no default.
+        let device = MTLCreateSystemDefaultDevice().or_else(|| MTLCopyAllDevices().firstObject());
+        let device = device.ok_or_else(missing)?;
+        if !device.supportsFamily(MTLGPUFamily::Apple7) {
+            let message = format!("{} is no GPU of Apple silicon; use --device cpu", device.name());
+            return Err(failed("find a GPU", message));
+        }
         let queue = device.newCommandQueue().ok_or_else(missing)?;
         let compiled = metallib.map(|file| compiled(&device, file)).transpose()?;
         Ok(Self::new(Box::new(Metal {
@@ -155,19 +170,39 @@ impl Open {
         self.end_encoder();
         if let Some(commands) = self.commands.take() {
             commands.commit();
-            self.sent = Some(commands);
+            self.sent.push(commands);
         }
         self.launches = 0;
     }
 
+    /// Sends off, once enough has come together.
+    fn send_if_full(&mut self) {
+        self.launches += 1;
+        if self.launches >= LAUNCHES[usize::from(!self.sent.is_empty())] {
+            self.send();
+        }
+    }
+
+    /// The first error of all that was sent off: what came after it may have read its results.
     fn wait(&mut self) -> Result<()> {
         self.send();
-        let Some(sent) = self.sent.take() else { return Ok(()) };
-        sent.waitUntilCompleted();
-        match sent.error() {
+        self.staged = 0;
+        let sent = std::mem::take(&mut self.sent);
+        // A queue runs its command buffers in order.
+        if let Some(last) = sent.last() {
+            last.waitUntilCompleted();
+        }
+        match sent.iter().find_map(|commands| commands.error()) {
             Some(error) => Err(failed("run kernels", error.localizedDescription())),
             None => Ok(()),
         }
+    }
+}
+
+impl Drop for Open {
+    /// Metal ends the process when an encoder goes that was not ended.
+    fn drop(&mut self) {
+        self.send();
     }
 }
 
@@ -237,7 +272,15 @@ impl Metal {
         let library = self.library(launch.family)?;
         let function = library.newFunctionWithName(&NSString::from_str(launch.kernel));
         let function = function.ok_or_else(|| failed("find kernel", launch.kernel))?;
-        let pipeline = self.device.newComputePipelineStateWithFunction_error(&function);
+        let descriptor = MTLComputePipelineDescriptor::new();
+        descriptor.setComputeFunction(Some(&function));
+        // Else the compiler may take more registers than so many threads have.
+        descriptor.setMaxTotalThreadsPerThreadgroup(launch.threads as usize);
+        let pipeline = self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
+            &descriptor,
+            MTLPipelineOption::None,
+            None,
+        );
         let pipeline = pipeline.map_err(|e| failed("compile kernel", e.localizedDescription()))?;
         let threads = pipeline.maxTotalThreadsPerThreadgroup();
         if threads < launch.threads as usize || pipeline.threadExecutionWidth() != 32 {
@@ -298,7 +341,8 @@ impl Backend for Metal {
             }
             let mut open = lock(&self.open);
             self.copy(&mut open, (&staging, 0), (self.buffer(to), offset), bytes.len())?;
-            if bytes.len() >= LARGE { open.wait() } else { Ok(()) }
+            open.staged += bytes.len();
+            if open.staged >= STAGED { open.wait() } else { Ok(()) }
         })
     }
 
@@ -342,10 +386,7 @@ impl Backend for Metal {
                 MTLSize { width: x, height: y, depth: z },
                 MTLSize { width: launch.threads as usize, height: 1, depth: 1 },
             );
-            open.launches += 1;
-            if open.launches >= LAUNCHES {
-                open.send();
-            }
+            open.send_if_full();
             Ok(())
         })
     }
@@ -355,6 +396,8 @@ impl Backend for Metal {
     }
 
     fn memory(&self) -> Result<Memory> {
+        // Staging memory would count.
+        self.wait()?;
         let total = self.device.recommendedMaxWorkingSetSize();
         let used = self.device.currentAllocatedSize() as u64;
         Ok(Memory { free: total.saturating_sub(used), total })

@@ -76,7 +76,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "coded_more",
         "what halves leave of a sketched key's levels dropped",
-        "left[r][e] = level(lut + REST, at)",
+        "left[r][e] = code_level(lut + REST, at)",
         "left[r][e] = 0u",
     ),
     mutant(

@@ -110,6 +110,11 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
 }
 
 impl Case {
+    /// Whether it is for GPUs whose matrix units are fast.
+    pub(super) fn tiled(&self) -> bool {
+        self.tiled
+    }
+
     pub(super) fn family(&self) -> &'static str {
         if self.tiled { "attend_tile" } else { "attend" }
     }

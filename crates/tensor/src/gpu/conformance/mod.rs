@@ -43,18 +43,20 @@ enum Case {
     Experts(experts::Case),
 }
 
-/// All checks; `quick` has fewer shapes, for slow devices.
+/// All checks of what a GPU may be asked to run; `quick` has fewer shapes, for slow devices.
 #[must_use]
-pub fn checks(quick: bool) -> Vec<Check> {
+pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
+    let (fast, wide) = (gpu.has_fast_tiles(), gpu.has_wide_tiles());
     let mut all = Vec::new();
     let products = products::cases(quick).into_iter().map(Case::Product);
     let rows = rows::cases().into_iter().map(Case::Rows);
-    let attention = attention::cases(quick).into_iter().map(Case::Attention);
+    let attention = attention::cases(quick).into_iter().filter(|case| fast || !case.tiled());
+    let attention = attention.map(Case::Attention);
     let sampling = sampling::cases(quick).into_iter().map(Case::Sampling);
     let experts = experts::cases(quick).into_iter().map(Case::Experts);
     for case in products.chain(rows).chain(attention).chain(sampling).chain(experts) {
         let (family, name, tolerance) = match &case {
-            Case::Product(c) => (c.family(), c.to_string(), c.tolerance()),
+            Case::Product(c) => (c.family(fast, wide), c.to_string(), c.tolerance()),
             Case::Rows(c) => (c.family(), c.to_string(), 1e-5),
             Case::Attention(c) => (c.family(), c.to_string(), c.tolerance()),
             // The same tokens, the same log probabilities: whole numbers are summed.

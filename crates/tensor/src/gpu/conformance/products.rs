@@ -147,12 +147,16 @@ impl Case {
         self.rounded && self.tokens > 1 && self.stored.has_tiles() && whole
     }
 
-    pub(super) fn family(&self) -> &'static str {
+    /// Whose kernels run on a GPU that has fast tiles, and wide ones.
+    pub(super) fn family(&self, fast: bool, wide: bool) -> &'static str {
+        let one = self.rounded && self.stored.has_tiles() && self.tokens == 1;
         match self.kind {
             Kind::Embed => "embed",
-            _ if self.rounded && self.stored.has_tiles() && self.tokens == 1 => "matvec_tile",
-            _ if self.tiled() && self.tokens > 32 && self.stored.bits() == 4 => "matmul_wide",
-            _ if self.tiled() => "matmul_tile",
+            _ if fast && one => "matvec_tile",
+            _ if wide && self.tiled() && self.tokens > 32 && self.stored.bits() == 4 => {
+                "matmul_wide"
+            }
+            _ if fast && self.tiled() => "matmul_tile",
             _ if self.rounded && self.tokens >= 5 => "matmul",
             _ => "matvec",
         }
