@@ -8,7 +8,7 @@ bodies     eight bodies of 30 MB at once, 8 MB of stop strings with n = 32, 10 m
            meanwhile, beside how long while the same bodies go to a program that drops them: the
            clients need this machine's processors, too
 fair       a one-token prompt behind six prompts of 6,000 tokens: seconds to its answer
-sequences  how many of 160 clients of 960 + 40 tokens run at once in 256 MiB of KV cache, by cache type:
+sequences  how many of 160 clients of 500 + 500 tokens run at once in 256 MiB of KV cache, by cache type:
            the median over the time in which others wait
 idle       resident memory after the start, after load, and after a minute without requests
 
@@ -200,7 +200,7 @@ def sequences(taper):
         args = ("--kv-cache-memory-bytes", str(256 << 20), "--kv-cache-dtype", kind)
         with Server(taper, *args) as server:
             with futures.ThreadPoolExecutor(160) as clients:
-                jobs = [clients.submit(complete, server, 960, 40, seed) for seed in range(160)]
+                jobs = [clients.submit(complete, server, 500, 500, seed) for seed in range(160)]
                 running, usage = [0], 0
                 while not all(job.done() for job in jobs):
                     if server.metric("vllm:num_requests_waiting"):
