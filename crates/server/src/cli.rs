@@ -21,7 +21,8 @@ Examples:
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
   taper ps                                     what the server on this machine does
 
-Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json).
+Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json), or
+GGUF files.
 
 Numbers of tokens may end in k or m (4k is 4000) or in K or M (4K is 4096). Sizes may also end in
 KB, MB, GB (decimal) or KiB, MiB, GiB (binary).";

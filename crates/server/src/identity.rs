@@ -27,9 +27,12 @@ pub(crate) fn identity(
     args: &EngineArgs,
     activations: Activations,
 ) -> Result<String> {
-    let weights = match source.dir() {
-        None => Sha256::new_with_prefix(builtin::CONFIG).chain_update(builtin::WEIGHTS).finalize(),
-        Some(dir) => hash_dir(dir)?,
+    let weights = match source {
+        ModelSource::Builtin => {
+            Sha256::new_with_prefix(builtin::CONFIG).chain_update(builtin::WEIGHTS).finalize()
+        }
+        ModelSource::Dir(dir) | ModelSource::Hub { dir, .. } => hash_dir(dir)?,
+        ModelSource::Gguf { file, .. } => hash_files(file.paths().to_vec())?,
     };
     let build = (env!("CARGO_PKG_VERSION"), ROWS_VERSION, std::env::consts::ARCH);
     let max_model_len = args.max_model_len;
@@ -50,6 +53,10 @@ fn hash_dir(dir: &Path) -> Result<sha2::digest::Output<Sha256>> {
     files.retain(|file| file.extension().is_some_and(|e| e == "safetensors"));
     files.push(dir.join("config.json"));
     files.sort();
+    hash_files(files)
+}
+
+fn hash_files(files: Vec<PathBuf>) -> Result<sha2::digest::Output<Sha256>> {
     let mut all = Sha256::new();
     for path in files {
         let reading = || format!("reading {}", path.display());

@@ -28,7 +28,7 @@ use taper_engine::{EngineConfig, KvBudget, KvDisk, KvOffer, LocalEngine};
 use taper_hub::HubConfig;
 use taper_models::{Activations, LoadOptions, Model};
 use taper_tensor::gpu::Gpu;
-use taper_weights::Checkpoint;
+use taper_weights::{Checkpoint, Gguf};
 
 /// The demo model, as its directory would hold it.
 pub(crate) mod builtin {
@@ -46,6 +46,11 @@ pub(crate) mod builtin {
 pub(crate) enum ModelSource {
     Builtin,
     Dir(PathBuf),
+    /// One file of llama.cpp's format.
+    Gguf {
+        path: PathBuf,
+        file: Arc<Gguf>,
+    },
     /// Downloaded: `org/name`, and where it lies.
     Hub {
         id: String,
@@ -56,6 +61,10 @@ pub(crate) enum ModelSource {
 impl ModelSource {
     pub(crate) fn find(name: Option<&str>) -> Result<Self> {
         let Some(name) = name else { return Ok(Self::Builtin) };
+        if let Some(path) = gguf_file(Path::new(name)) {
+            let file = Arc::new(Gguf::open(&path)?);
+            return Ok(Self::Gguf { path, file });
+        }
         let cache = HubConfig::from_env()?.cache;
         let found = taper_hub::resolve(name, &cache)
             .map_err(|error| hints::missing_model(error, name, &cache))?;
@@ -65,10 +74,10 @@ impl ModelSource {
         })
     }
 
-    /// Its directory; the built-in model has none.
+    /// Its directory; the built-in model and GGUF files have none.
     pub(crate) fn dir(&self) -> Option<&Path> {
         match self {
-            Self::Builtin => None,
+            Self::Builtin | Self::Gguf { .. } => None,
             Self::Dir(dir) | Self::Hub { dir, .. } => Some(dir),
         }
     }
@@ -78,6 +87,9 @@ impl ModelSource {
         match self {
             Self::Builtin => builtin::NAME.to_owned(),
             Self::Hub { id, .. } => id.clone(),
+            Self::Gguf { path, .. } => {
+                path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+            }
             Self::Dir(dir) => {
                 let full = dir.canonicalize().unwrap_or_else(|_| dir.clone());
                 full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
@@ -86,21 +98,32 @@ impl ModelSource {
     }
 
     pub(crate) fn checkpoint(&self) -> Result<Checkpoint> {
-        Ok(match self.dir() {
-            None => Checkpoint::from_static(builtin::CONFIG, builtin::WEIGHTS)?,
-            Some(dir) => Checkpoint::open(dir)?,
+        Ok(match self {
+            Self::Builtin => Checkpoint::from_static(builtin::CONFIG, builtin::WEIGHTS)?,
+            Self::Dir(dir) | Self::Hub { dir, .. } => Checkpoint::open(dir)?,
+            Self::Gguf { file, .. } => file.checkpoint()?,
         })
     }
 
-    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, ChatError> {
-        match self.dir() {
-            None => Tokenizer::from_bytes(builtin::TOKENIZER, Some(builtin::TOKENIZER_CONFIG)),
-            Some(dir) => Tokenizer::load(dir),
-        }
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer> {
+        Ok(match self {
+            Self::Builtin => {
+                Tokenizer::from_bytes(builtin::TOKENIZER, Some(builtin::TOKENIZER_CONFIG))?
+            }
+            Self::Dir(dir) | Self::Hub { dir, .. } => Tokenizer::load(dir)?,
+            Self::Gguf { file, .. } => {
+                let (tokenizer, config) = file.tokenizer_files()?;
+                Tokenizer::from_bytes(&tokenizer, Some(&config))?
+            }
+        })
     }
 
     fn generation_config(&self) -> GenerationConfig {
-        let Some(dir) = self.dir() else { return GenerationConfig::parse(builtin::GENERATION) };
+        let dir = match self {
+            Self::Builtin => return GenerationConfig::parse(builtin::GENERATION),
+            Self::Gguf { .. } => return GenerationConfig::default(),
+            Self::Dir(dir) | Self::Hub { dir, .. } => dir,
+        };
         let path = dir.join("generation_config.json");
         match fs::read(&path) {
             Ok(json) => GenerationConfig::parse(&json),
@@ -133,19 +156,48 @@ impl ModelSource {
                 Ok(Some(template))
             }
             (TemplateChoice::Model, None) => {
+                if let Self::Gguf { path, file } = self {
+                    let source = file.chat_template().with_context(|| {
+                        format!("{} has no chat template; {OTHER_TEMPLATES}", path.display())
+                    })?;
+                    return Ok(Some(
+                        from_source(source).with_context(|| path.display().to_string())?,
+                    ));
+                }
                 let config: serde_json::Value = serde_json::from_slice(builtin::TOKENIZER_CONFIG)?;
                 let source = config.get("chat_template").and_then(|t| t.as_str());
                 Ok(Some(from_source(source.context("the demo model has a template")?)?))
             }
             (TemplateChoice::Model, Some(dir)) => match ChatTemplate::load(dir) {
                 Ok(template) => Ok(Some(template)),
-                Err(error @ ChatError::NoTemplate { .. }) => bail!(
-                    "{error}; pass --chat-template FILE, or --chat-template none to serve completions only"
-                ),
+                Err(error @ ChatError::NoTemplate { .. }) => bail!("{error}; {OTHER_TEMPLATES}"),
                 Err(error) => Err(error.into()),
             },
         }
     }
+}
+
+/// What to do without a chat template.
+const OTHER_TEMPLATES: &str =
+    "pass --chat-template FILE, or --chat-template none to serve completions only";
+
+/// The GGUF file that a path means: itself, or the one in a directory of nothing else.
+fn gguf_file(path: &Path) -> Option<PathBuf> {
+    let is_gguf = |path: &Path| {
+        path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && path.is_file()
+    };
+    if is_gguf(path) {
+        return Some(path.to_owned());
+    }
+    if path.join("config.json").exists() {
+        return None;
+    }
+    let inside = fs::read_dir(path).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut files: Vec<PathBuf> = inside.filter(|path| is_gguf(path)).collect();
+    files.sort();
+    // Parts of one file follow each other.
+    let name = files.first()?.file_name()?.to_string_lossy().into_owned();
+    (files.len() == 1 || name.contains("-00001-of-")).then(|| files.swap_remove(0))
 }
 
 /// A model that answers.
@@ -347,5 +399,6 @@ pub(crate) fn describe(source: &ModelSource) -> String {
     match source {
         ModelSource::Builtin => "built-in demo model".to_owned(),
         ModelSource::Dir(dir) | ModelSource::Hub { dir, .. } => dir.display().to_string(),
+        ModelSource::Gguf { path, .. } => path.display().to_string(),
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     Quantization, WeightsError,
+    gguf::BlockTensor,
     shard::{self, RawTensor},
 };
 use safetensors::Dtype;
@@ -23,6 +24,8 @@ pub struct Checkpoint {
     config: Value,
     quantization: Quantization,
     tensors: HashMap<String, RawTensor>,
+    /// Matrices of a GGUF file, which are repacked when they are asked for.
+    blocks: HashMap<String, BlockTensor>,
     used: Mutex<HashSet<String>>,
 }
 
@@ -69,7 +72,7 @@ impl Checkpoint {
         } else {
             return Err(WeightsError::NoWeights { dir: dir.to_owned() });
         }
-        Self::new(config, tensors)
+        Self::new(config, tensors, HashMap::new())
     }
 
     /// A checkpoint that is in memory: `config.json` and one safetensors file.
@@ -81,12 +84,16 @@ impl Checkpoint {
         let config = parse_object(config_path, config)?.into();
         let owner: Arc<dyn ByteOwner> = Arc::new(weights);
         let tensors = shard::list(&owner, Path::new(SINGLE))?;
-        Self::new(config, tensors.into_iter().collect())
+        Self::new(config, tensors.into_iter().collect(), HashMap::new())
     }
 
-    fn new(config: Value, tensors: HashMap<String, RawTensor>) -> Result<Self, WeightsError> {
+    pub(crate) fn new(
+        config: Value,
+        tensors: HashMap<String, RawTensor>,
+        blocks: HashMap<String, BlockTensor>,
+    ) -> Result<Self, WeightsError> {
         let quantization = Quantization::from_config(&config)?;
-        Ok(Self { config, quantization, tensors, used: Mutex::default() })
+        Ok(Self { config, quantization, tensors, blocks, used: Mutex::default() })
     }
 
     /// `config.json`.
@@ -108,33 +115,44 @@ impl Checkpoint {
     /// Whether a tensor is there.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.tensors.contains_key(name) || self.blocks.contains_key(name)
     }
 
     /// Every tensor, by name.
     #[must_use]
     pub fn list(&self) -> Vec<TensorInfo> {
-        let sorted: BTreeMap<_, _> = self.tensors.iter().collect();
-        let info = |(name, t): (&String, &RawTensor)| TensorInfo {
+        let info = |name: &String, dtype: String, shape: &[usize], bytes: &Bytes| TensorInfo {
             name: name.clone(),
-            dtype: format!("{:?}", t.dtype),
-            shape: t.shape.clone(),
-            bytes: t.bytes.len() as u64,
+            dtype,
+            shape: shape.to_vec(),
+            bytes: bytes.len() as u64,
         };
-        sorted.into_iter().map(info).collect()
+        let plain = self.tensors.iter();
+        let plain = plain.map(|(n, t)| info(n, format!("{:?}", t.dtype), &t.shape, &t.bytes));
+        let blocks = self.blocks.iter();
+        let blocks = blocks.map(|(n, t)| info(n, format!("{:?}", t.kind), &t.shape, &t.bytes));
+        let mut all: Vec<_> = plain.chain(blocks).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    fn stored(&self) -> impl Iterator<Item = (&String, &Bytes)> {
+        let plain = self.tensors.iter().map(|(name, t)| (name, &t.bytes));
+        plain.chain(self.blocks.iter().map(|(name, t)| (name, &t.bytes)))
     }
 
     /// Bytes of all tensors.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.tensors.values().map(|t| t.bytes.len() as u64).sum()
+        self.stored().map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
     /// Bytes of the tensors that were asked for so far: how far loading has come.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.iter().filter_map(|n| self.tensors.get(n)).map(|t| t.bytes.len() as u64).sum()
+        let used = self.stored().filter(|(name, _)| used.contains(*name));
+        used.map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
     /// Reads one byte of every page of every tensor, so that later reads find them in memory.
@@ -142,8 +160,8 @@ impl Checkpoint {
     pub fn page_in(&self, mut progress: impl FnMut(u64)) {
         const PAGE: usize = 4096;
         const PIECE: usize = 4 << 20;
-        for tensor in self.tensors.values() {
-            for piece in tensor.bytes.as_slice().chunks(PIECE) {
+        for (_, bytes) in self.stored() {
+            for piece in bytes.as_slice().chunks(PIECE) {
                 std::hint::black_box(piece.iter().step_by(PAGE).fold(0u8, |sum, b| sum ^ b));
                 progress(piece.len() as u64);
             }
@@ -189,6 +207,10 @@ impl Checkpoint {
         cols: usize,
     ) -> Result<Weight, WeightsError> {
         let name = format!("{prefix}.weight");
+        if let Some(blocks) = self.blocks.get(&name) {
+            self.use_tensor(&name);
+            return affine_blocks(name, blocks, rows, cols);
+        }
         if self.has(&format!("{prefix}.scales")) {
             return self.affine(prefix, &name, rows, cols).map(Weight::Affine);
         }
@@ -269,7 +291,8 @@ impl Checkpoint {
     /// [`WeightsError::UnusedTensors`].
     pub fn expect_all_used(&self, known: impl Fn(&str) -> bool) -> Result<(), WeightsError> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let names = self.tensors.keys().filter(|n| !used.contains(*n) && !known(n));
+        let names = self.stored().map(|(name, _)| name);
+        let names = names.filter(|n| !used.contains(*n) && !known(n));
         let unused: BTreeSet<_> = names.collect();
         match unused.first() {
             None => Ok(()),
@@ -282,9 +305,26 @@ impl Checkpoint {
     fn raw(&self, name: &str) -> Result<&RawTensor, WeightsError> {
         let missing = || WeightsError::MissingTensor { name: name.to_owned() };
         let raw = self.tensors.get(name).ok_or_else(missing)?;
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+        self.use_tensor(name);
         Ok(raw)
     }
+
+    fn use_tensor(&self, name: &str) {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+    }
+}
+
+fn affine_blocks(
+    name: String,
+    blocks: &BlockTensor,
+    rows: &[usize],
+    cols: usize,
+) -> Result<Weight, WeightsError> {
+    expect_shape(&name, &blocks.shape, &[rows, &[cols]].concat())?;
+    let weight = blocks.affine(rows.iter().product(), cols).map(Weight::Affine);
+    // The pages of the file are not needed again.
+    blocks.bytes.release();
+    weight.map_err(|source| WeightsError::Tensor { name, source })
 }
 
 /// Shards of an index, with the tensors each must hold.

@@ -15,6 +15,15 @@ pub enum WeightsError {
         #[source]
         source: io::Error,
     },
+    /// A GGUF file is damaged, or of a kind that is not read.
+    #[error("{}: {source}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: crate::GgufError,
+    },
     /// A JSON file is no JSON, or lacks what it must have.
     #[error("{}: {source}", path.display())]
     Json {

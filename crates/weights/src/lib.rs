@@ -6,10 +6,12 @@ mod checkpoint;
 mod convert;
 mod error;
 mod experts;
+mod gguf;
 mod quantization;
 mod shard;
 
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use convert::{ConvertError, ConvertOptions, ConvertReport, Override, convert};
 pub use error::WeightsError;
+pub use gguf::{Gguf, GgufError};
 pub use quantization::Quantization;

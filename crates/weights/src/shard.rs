@@ -41,13 +41,23 @@ impl ByteOwner for Mapped {
 
 /// Maps a file and lists its tensors.
 pub(crate) fn open(path: &Path) -> Result<Vec<(String, RawTensor)>, WeightsError> {
+    list(&owner(path)?, path)
+}
+
+/// All bytes of a mapped file.
+pub(crate) fn map(path: &Path) -> Result<Bytes, WeightsError> {
+    let owner = owner(path)?;
+    let all = 0..owner.bytes().len();
+    Ok(Bytes::new(owner, all).unwrap_or_else(|| Bytes::from_vec(Vec::new())))
+}
+
+fn owner(path: &Path) -> Result<Arc<dyn ByteOwner>, WeightsError> {
     let io = |source| WeightsError::Io { path: path.to_owned(), source };
     let file = File::open(path).map_err(io)?;
     // SAFETY: the map is read-only; as every engine that maps weights, we ask the user not to
     // truncate a checkpoint while it is served.
     let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-    let owner: Arc<dyn ByteOwner> = Arc::new(Mapped(map));
-    list(&owner, path)
+    Ok(Arc::new(Mapped(map)))
 }
 
 /// Lists the tensors of a file that is in memory; `path` is for messages.

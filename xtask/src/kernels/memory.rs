@@ -25,7 +25,8 @@ pub(super) fn of_kernels(ptx: &str) -> Vec<(&str, usize)> {
 /// Bytes of a line as `.shared .align 4 .b8 name[1024];` or `.shared .align 8 .u64 name;`.
 fn declared(line: &str) -> usize {
     let mut words = line.split_whitespace().skip(3);
-    let element = words.next().map_or("", |word| word.trim_start_matches(['.', 'b', 'f', 's', 'u']));
+    let element =
+        words.next().map_or("", |word| word.trim_start_matches(['.', 'b', 'f', 's', 'u']));
     let bits: usize = element.parse().unwrap_or(usize::MAX);
     let count = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     let count: usize = count.map_or(Ok(1), |(n, _)| n.parse()).unwrap_or(usize::MAX);

@@ -1,0 +1,210 @@
+//! Files made here, and what becomes of them.
+
+use super::*;
+use serde_json::Value;
+use taper_tensor::cpu::RowSource;
+
+const HEAD: usize = 32;
+
+/// A file in the making.
+#[derive(Default)]
+struct Maker {
+    pairs: Vec<u8>,
+    pair_count: u64,
+    infos: Vec<u8>,
+    data: Vec<u8>,
+    tensor_count: u64,
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+impl Maker {
+    fn pair(&mut self, key: &str, kind: u32, value: &[u8]) -> &mut Self {
+        text(&mut self.pairs, key);
+        self.pairs.extend(kind.to_le_bytes());
+        self.pairs.extend(value);
+        self.pair_count += 1;
+        self
+    }
+
+    fn word(&mut self, key: &str, value: &str) -> &mut Self {
+        let mut bytes = Vec::new();
+        text(&mut bytes, value);
+        self.pair(key, 8, &bytes)
+    }
+
+    fn number(&mut self, key: &str, value: u32) -> &mut Self {
+        self.pair(key, 4, &value.to_le_bytes())
+    }
+
+    fn words(&mut self, key: &str, words: &[&str]) -> &mut Self {
+        let mut bytes =
+            [8u32.to_le_bytes().as_slice(), &(words.len() as u64).to_le_bytes()].concat();
+        words.iter().for_each(|w| text(&mut bytes, w));
+        self.pair(key, 9, &bytes)
+    }
+
+    fn tensor(&mut self, name: &str, kind: u32, sizes: &[u64], data: &[u8]) -> &mut Self {
+        text(&mut self.infos, name);
+        self.infos.extend((sizes.len() as u32).to_le_bytes());
+        sizes.iter().for_each(|n| self.infos.extend(n.to_le_bytes()));
+        self.infos.extend(kind.to_le_bytes());
+        self.infos.extend((self.data.len() as u64).to_le_bytes());
+        self.data.extend(data);
+        self.data.resize(self.data.len().next_multiple_of(32), 0);
+        self.tensor_count += 1;
+        self
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        out.extend(self.tensor_count.to_le_bytes());
+        out.extend(self.pair_count.to_le_bytes());
+        out.extend(&self.pairs);
+        out.extend(&self.infos);
+        out.resize(out.len().next_multiple_of(32), 0);
+        out.extend(&self.data);
+        out
+    }
+}
+
+/// A small llama: tokens, one matrix of queries in Q8_0, a norm.
+fn llama() -> Maker {
+    let mut maker = Maker::default();
+    maker.word("general.architecture", "llama");
+    for (key, value) in [
+        ("block_count", 1),
+        ("context_length", 128),
+        ("embedding_length", 32),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 1),
+    ] {
+        maker.number(&format!("llama.{key}"), value);
+    }
+    maker.word("tokenizer.ggml.model", "gpt2").word("tokenizer.ggml.pre", "smollm");
+    maker.words("tokenizer.ggml.tokens", &["a", "b", "ab", "<end>"]);
+    maker.words("tokenizer.ggml.merges", &["a b"]);
+    maker.number("tokenizer.ggml.eos_token_id", 3);
+    maker.tensor("token_embd.weight", 0, &[32, 4], &[0; 512]);
+    // Row r of the file holds r, 32 times.
+    let row = |r: u8| [&[0x00, 0x3c], [r; 32].as_slice()].concat();
+    let rows: Vec<u8> = (0..32).flat_map(row).collect();
+    maker.tensor("blk.0.attn_q.weight", 8, &[32, 32], &rows);
+    maker.tensor("output_norm.weight", 0, &[32], &[0; 128]);
+    maker
+}
+
+fn open(bytes: &[u8]) -> Result<Gguf, WeightsError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    Gguf::open(&path)
+}
+
+#[test]
+fn a_file_is_a_checkpoint_with_its_tokenizer() {
+    let gguf = open(&llama().bytes()).unwrap();
+    let checkpoint = gguf.checkpoint().unwrap();
+    let config = checkpoint.config();
+    assert_eq!((&config["model_type"], &config["hidden_size"]), (&"llama".into(), &32.into()));
+    assert_eq!(config["eos_token_id"], serde_json::json!([3]));
+    assert_eq!(config["tie_word_embeddings"], true);
+    assert!(checkpoint.has("model.norm.weight"));
+    let (tokenizer, _) = gguf.tokenizer_files().unwrap();
+    let tokenizer: Value = serde_json::from_slice(&tokenizer).unwrap();
+    assert_eq!(tokenizer["model"]["vocab"]["ab"], 2);
+}
+
+#[test]
+fn rows_of_heads_are_those_of_hugging_face() {
+    let checkpoint = open(&llama().bytes()).unwrap().checkpoint().unwrap();
+    let queries = checkpoint.weight("model.layers.0.self_attn.q_proj", HEAD, 32).unwrap();
+    let taper_tensor::Weight::Affine(queries) = queries else { panic!("repacked") };
+    let mut out = vec![0.0; HEAD * 32];
+    queries.read_rows(0, &mut out);
+    let firsts: Vec<f32> = out.chunks(32).map(|row| row[31]).collect();
+    let expected: Vec<f32> =
+        (0..16).map(|i| 2.0 * i as f32).chain((0..16).map(|i| 2.0 * i as f32 + 1.0)).collect();
+    assert_eq!(firsts, expected);
+}
+
+#[test]
+fn every_cut_and_every_changed_byte_is_an_error_or_a_checkpoint() {
+    let whole = llama().bytes();
+    for n in 0..whole.len() {
+        if let Ok(gguf) = open(&whole[..n]) {
+            assert!(gguf.checkpoint().is_err(), "cut to {n}");
+        }
+    }
+    let header = whole.len() - 2000;
+    for at in 0..header {
+        for byte in [0, 0x7f, 0xff] {
+            let mut changed = whole.clone();
+            changed[at] = byte;
+            if let Ok(gguf) = open(&changed) {
+                let _ = gguf.tokenizer_files();
+                if let Ok(checkpoint) = gguf.checkpoint() {
+                    let _ = checkpoint.weight("model.layers.0.self_attn.q_proj", HEAD, 32);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_read_is_named() {
+    let why = |maker: &Maker| open(&maker.bytes()).unwrap().checkpoint().unwrap_err().to_string();
+    let mut other = llama();
+    other.tensor("blk.0.attn_k.weight", 16, &[32, 32], &[]);
+    assert!(why(&other).contains("blk.0.attn_k.weight") && why(&other).contains("Q4_K"));
+    let mut other = llama();
+    other.tensor("blk.0.ssm_a", 0, &[1], &[0; 4]);
+    assert!(why(&other).contains("blk.0.ssm_a"));
+    let mut other = llama();
+    other.word("general.architecture", "mamba");
+    assert!(why(&other).contains("mamba"));
+    assert!(open(b"not one").unwrap_err().to_string().contains("GGUF"));
+}
+
+/// Blocks of bytes `(37 i + 11) mod 256` with halves of 0.5 and 0.25 where scales stand, and what
+/// ggml's own `dequantize_row_*` (gguf 0.19 of PyPI) makes of them.
+#[test]
+fn blocks_are_what_ggml_makes_of_them() {
+    for (kind, scales, expected) in GOLDENS {
+        let kind = BlockType::of(kind).unwrap();
+        let (weights, size) = kind.block();
+        let mut block: Vec<u8> = (0..size).map(|i| (37 * i + 11) as u8).collect();
+        for (i, &at) in scales.iter().enumerate() {
+            let half = if i == 0 { 0x3800u16 } else { 0x3400 };
+            block[at..at + 2].copy_from_slice(&half.to_le_bytes());
+        }
+        let matrix = blocks::repack(kind, (1, weights), &Bytes::from_vec(block), |r| r).unwrap();
+        let mut out = vec![0.0; weights];
+        matrix.read_rows(0, &mut out);
+        let range = out.iter().fold(0f32, |m, v| m.max(v.abs()));
+        // Only Q6_K gets other steps.
+        let tolerance = if kind == BlockType::Q6_K { range / 200.0 } else { 0.0 };
+        for (at, want) in expected {
+            assert!((out[at] - want).abs() <= tolerance, "{kind:?} {at}: {} {want}", out[at]);
+        }
+    }
+}
+
+/// ggml's number, where the halves stand, and some weights.
+type Golden = (u32, &'static [usize], [(usize, f32); 6]);
+
+#[rustfmt::skip]
+const GOLDENS: [Golden; 8] = [
+    (2, &[0], [(0, -1.5), (1, 1.0), (15, -4.0), (17, -0.5), (30, -1.5), (31, 0.0)]),
+    (3, &[0, 2], [(0, 7.75), (1, 2.25), (15, 5.25), (17, 6.25), (30, 5.25), (31, 6.25)]),
+    (6, &[0], [(0, 4.5), (1, -1.0), (15, -6.0), (17, 0.0), (30, 7.0), (31, 0.5)]),
+    (7, &[0, 2], [(0, 9.75), (1, 12.25), (15, 15.25), (17, 2.75), (30, 1.75), (31, 2.75)]),
+    (8, &[0], [(0, 42.5), (1, 61.0), (15, -64.0), (17, -27.0), (30, -42.5), (31, -24.0)]),
+    (12, &[0, 2], [(0, 157.75), (17, -12.75), (45, 0.0), (100, 47.5), (170, -7.5), (255, 24.25)]),
+    (13, &[0, 2], [(0, 405.75), (17, -12.75), (45, 20.0), (100, 117.5), (170, 292.5), (255, 54.25)]),
+    (14, &[208], [(0, -715.5), (17, 256.0), (45, 294.0), (100, 1261.5), (170, 884.5), (255, -30.0)]),
+];
