@@ -21,14 +21,14 @@ Examples:
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
   taper ps                                     what the server on this machine does
 
-Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json), or
-GGUF files.
+Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json),
+or GGUF files.
 
 Numbers of tokens may end in k or m (4k is 4000) or in K or M (4K is 4096). Sizes may also end in
 KB, MB, GB (decimal) or KiB, MiB, GiB (binary).";
 
 /// More is a mistake: threads that have no core wait for each other in every product.
-const MOST_THREADS: i64 = 256;
+const MOST_THREADS: i64 = 1024;
 
 /// Serves language models over the OpenAI API, from one binary.
 #[derive(Debug, Parser)]

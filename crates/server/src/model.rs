@@ -286,9 +286,7 @@ impl RunningModel {
         let sampling = generation.sampling();
         Ok(Self { name, family, parameters, engine, tokenizer, template, sampling })
     }
-}
 
-impl RunningModel {
     /// Why no chat can be answered, if none can: plain completions may work all the same.
     pub(crate) fn no_chat(&self) -> Option<String> {
         let messages = [Message::text(Role::User, "Hello")];

@@ -1,14 +1,13 @@
 //! Threadgroup memory of the kernels, by their PTX: Metal has 32 KiB, and refuses to start what wants more.
 
 /// What Metal grants a threadgroup (Apple's feature set tables, every family of GPUs of Apple silicon).
-pub(super) const MOST: usize = 32 << 10;
+const MOST: usize = 32 << 10;
 
 /// Families that a backend asks for only if its matrix units are fast, which Metal's does not say of any.
-pub(super) const NOT_FOR_METAL: [&str; 4] =
-    ["attend_tile", "matmul_tile", "matmul_wide", "matvec_tile"];
+const NOT_FOR_METAL: [&str; 4] = ["attend_tile", "matmul_tile", "matmul_wide", "matvec_tile"];
 
 /// Each kernel of a PTX with the bytes that a threadgroup of it shares.
-pub(super) fn of_kernels(ptx: &str) -> Vec<(&str, usize)> {
+fn of_kernels(ptx: &str) -> Vec<(&str, usize)> {
     let mut kernels: Vec<(&str, usize)> = Vec::new();
     for line in ptx.lines().map(str::trim) {
         if let Some(name) = line.strip_prefix(".visible .entry ") {

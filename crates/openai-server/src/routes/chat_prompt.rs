@@ -25,21 +25,19 @@ pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<String, A
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
     let add_generation_prompt = fields.add_generation_prompt.unwrap_or(!continue_final_message);
     let mut kwargs = state.0.config.default_chat_template_kwargs.clone();
-    let kwargs_given = fields.kwargs.unwrap_or_default();
-    for (name, value) in &kwargs_given {
+    let thinking = either(("enable_thinking", fields.enable_thinking), ("think", fields.think))?;
+    for (name, value) in fields.kwargs.into_iter().flatten() {
         if RESERVED.contains(&name.as_str()) {
             let param = format!("chat_template_kwargs.{name}");
             return Err(ApiError::value(param, "this is a field of the request itself"));
         }
-        kwargs.insert(name.clone(), value.clone());
-    }
-    let thinking = ("enable_thinking", fields.enable_thinking);
-    if let Some(thinking) = either(thinking, ("think", fields.think))? {
-        let asked = kwargs_given.get("enable_thinking").map(|v| v == &Value::Bool(thinking));
-        if asked == Some(false) {
+        if name == "enable_thinking" && thinking.is_some_and(|asked| value != Value::Bool(asked)) {
             let detail = "the field 'enable_thinking' or 'think' says something else";
             return Err(ApiError::value("chat_template_kwargs.enable_thinking", detail));
         }
+        kwargs.insert(name, value);
+    }
+    if let Some(thinking) = thinking {
         kwargs.insert("enable_thinking".to_owned(), Value::Bool(thinking));
     }
     for message in &fields.messages {

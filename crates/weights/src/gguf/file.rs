@@ -8,8 +8,7 @@
 //! `docs/gguf.md` of ggml.
 
 use super::GgufError;
-use std::{collections::BTreeMap, ops::Range};
-use taper_tensor::Bytes;
+use std::collections::BTreeMap;
 
 /// Dimensions of a tensor; ggml has no more.
 const MOST_DIMENSIONS: usize = 4;
@@ -46,8 +45,8 @@ pub(super) struct Header {
 }
 
 impl Header {
-    pub(super) fn read(bytes: &Bytes) -> Result<Self, GgufError> {
-        let mut reader = Reader { bytes: bytes.as_slice(), at: 0 };
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, GgufError> {
+        let mut reader = Reader { bytes, at: 0 };
         if reader.take(4)? != b"GGUF" {
             return Err(GgufError::new("it is not a GGUF file"));
         }
@@ -93,9 +92,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8], GgufError> {
-        let end = self.at.checked_add(n);
-        let range: Option<Range<usize>> = end.map(|end| self.at..end);
-        let taken = range.and_then(|range| self.bytes.get(range));
+        let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..n));
         let taken = taken.ok_or_else(|| GgufError::new("it ends in its header; copy it again"))?;
         self.at += n;
         Ok(taken)

@@ -19,7 +19,7 @@ use file::{Entry, Header, Keys, Meta};
 use names::Changes;
 use safetensors::Dtype;
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
 };
 use taper_tensor::{AffineWeight, Bytes, TensorError};
@@ -55,7 +55,8 @@ impl BlockTensor {
 #[derive(Debug)]
 pub struct Gguf {
     paths: Vec<PathBuf>,
-    header: Header,
+    /// Of the first part.
+    meta: BTreeMap<String, Meta>,
     /// Its tensors, with the bytes of the part that has them.
     tensors: Vec<(Entry, Bytes)>,
 }
@@ -66,22 +67,25 @@ impl Gguf {
     /// # Errors
     /// A file is missing, damaged or truncated.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let first = part(path, 1).unwrap_or_else(|| path.to_owned());
-        let (mut header, mut tensors) = read(&first)?;
-        let mut paths = vec![first];
-        let count = match header.meta.get("split.count") {
+        let whole = read(path)?;
+        let count = match whole.0.get("split.count") {
             Some(Meta::Whole(n)) => u16::try_from(*n).unwrap_or(u16::MAX),
             _ => 1,
         };
-        for number in 2..=count {
-            let broken =
-                || GgufError::new("it is split, and its name does not end in -00001-of-0000N.gguf");
-            let other = part(path, number).ok_or_else(|| named(path, broken()))?;
-            tensors.extend(read(&other)?.1);
-            paths.push(other);
+        if count <= 1 {
+            let (meta, tensors) = whole;
+            return Ok(Self { paths: vec![path.to_owned()], meta, tensors });
         }
-        header.tensors.clear();
-        Ok(Self { paths, header, tensors })
+        let broken =
+            || GgufError::new("it is split, and its name does not end in -00001-of-0000N.gguf");
+        let paths = (1..=count).map(|n| part(path, n).ok_or_else(|| named(path, broken())));
+        let paths: Vec<PathBuf> = paths.collect::<Result<_, _>>()?;
+        // Only the first has all the metadata.
+        let (meta, mut tensors) = read(&paths[0])?;
+        for path in &paths[1..] {
+            tensors.extend(read(path)?.1);
+        }
+        Ok(Self { paths, meta, tensors })
     }
 
     /// The file, or all parts of it.
@@ -143,7 +147,7 @@ impl Gguf {
     /// The chat template, if the file has one.
     #[must_use]
     pub fn chat_template(&self) -> Option<&str> {
-        match self.header.meta.get("tokenizer.chat_template")? {
+        match self.meta.get("tokenizer.chat_template")? {
             Meta::Text(template) => Some(template),
             _ => None,
         }
@@ -154,8 +158,8 @@ impl Gguf {
     }
 
     fn keys(&self) -> Result<Keys<'_>, GgufError> {
-        match self.header.meta.get("general.architecture") {
-            Some(Meta::Text(architecture)) => Ok(Keys { meta: &self.header.meta, architecture }),
+        match self.meta.get("general.architecture") {
+            Some(Meta::Text(architecture)) => Ok(Keys { meta: &self.meta, architecture }),
             _ => Err(GgufError::new("its metadata has no general.architecture")),
         }
     }
@@ -167,7 +171,8 @@ impl Gguf {
         Ok(Seen {
             vocab: vocab.ok_or_else(missing)?,
             tied: find("output.weight").is_none(),
-            attention_bias: find("blk.0.attn_q.bias").is_some(),
+            // Qwen 2 has biases of queries, keys and values alone, and needs no setting for that.
+            attention_bias: find("blk.0.attn_output.bias").is_some(),
             mlp_bias: find("blk.0.ffn_gate.bias").is_some(),
             divisors: None,
         })
@@ -207,12 +212,13 @@ fn part(path: &Path, number: u16) -> Option<PathBuf> {
     Some(path.with_file_name(format!("{start}-{number:05}-of-{total}")))
 }
 
-/// A file's header, and its tensors with the bytes of the whole file.
-fn read(path: &Path) -> Result<(Header, Vec<(Entry, Bytes)>), WeightsError> {
+/// A file's metadata, and its tensors with the bytes of the whole file.
+type Part = (BTreeMap<String, Meta>, Vec<(Entry, Bytes)>);
+
+fn read(path: &Path) -> Result<Part, WeightsError> {
     let bytes = shard::map(path)?;
-    let header = Header::read(&bytes).map_err(|e| named(path, e))?;
-    let tensors = header.tensors.iter().map(|entry| (entry.clone(), bytes.clone())).collect();
-    Ok((header, tensors))
+    let Header { meta, tensors } = Header::read(bytes.as_slice()).map_err(|e| named(path, e))?;
+    Ok((meta, tensors.into_iter().map(|entry| (entry, bytes.clone())).collect()))
 }
 
 /// A tensor's own bytes.

@@ -19,7 +19,7 @@ impl Changes {
 }
 
 /// Names of a layer's parts: llama.cpp's, Hugging Face's.
-const PARTS: [(&str, &str); 19] = [
+const PARTS: [(&str, &str); 18] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -39,7 +39,6 @@ const PARTS: [(&str, &str); 19] = [
     // Families with norms behind attention and feed-forward.
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
-    ("pre_ffw_norm", "pre_feedforward_layernorm"),
 ];
 
 /// A tensor's name here, if it is known. What is not keeps its own name, and nobody asks for it.

@@ -120,6 +120,32 @@ fn a_file_is_a_checkpoint_with_its_tokenizer() {
 }
 
 #[test]
+fn parts_are_found_by_their_names_and_only_where_there_are_some() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, maker: &Maker| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, maker.bytes()).unwrap();
+        path
+    };
+    assert!(Gguf::open(&write("best-model-of-2025.gguf", &llama())).is_ok());
+    let mut first = llama();
+    first.number("split.count", 2);
+    let mut second = Maker::default();
+    second.number("split.count", 2).tensor("output.weight", 0, &[32, 4], &[0; 512]);
+    let first = write("m-00001-of-00002.gguf", &first);
+    assert!(Gguf::open(&first).unwrap_err().to_string().contains("m-00002-of-00002.gguf"));
+    let second = write("m-00002-of-00002.gguf", &second);
+    for path in [&first, &second] {
+        let gguf = Gguf::open(path).unwrap();
+        assert_eq!(gguf.paths(), [first.clone(), second.clone()]);
+        assert!(gguf.checkpoint().unwrap().has("lm_head.weight"));
+    }
+    let mut lost = llama();
+    lost.number("split.count", 2);
+    assert!(Gguf::open(&write("lost.gguf", &lost)).unwrap_err().to_string().contains("split"));
+}
+
+#[test]
 fn rows_of_heads_are_those_of_hugging_face() {
     let checkpoint = open(&llama().bytes()).unwrap().checkpoint().unwrap();
     let queries = checkpoint.weight("model.layers.0.self_attn.q_proj", HEAD, 32).unwrap();
