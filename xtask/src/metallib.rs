@@ -8,8 +8,8 @@ use std::{
 };
 use taper_tensor::gpu::{FAMILIES, stamp};
 
-/// The oldest macOS that may read it; else it is the newest that the compiler knows.
-const OLDEST: &str = "-mmacosx-version-min=14.0";
+/// The oldest macOS that may read a metallib; else it is the newest that the compiler knows.
+const OLDEST: &str = "14.0";
 
 /// Choices of `cargo xtask metallib`.
 #[derive(Debug, Args)]
@@ -52,14 +52,17 @@ pub(crate) fn run(options: &Options) -> Result<(), MetallibError> {
         fs::write(&source, text)
             .map_err(|error| MetallibError::File { path: source.clone(), source: error })?;
         // As the backend has Metal compile them.
-        let args = ["-sdk", "macosx", "metal", OLDEST, "-std=metal3.1", "-fno-fast-math", "-c"];
+        let args = ["-sdk", "macosx", "metal", "-std=metal3.1", "-fno-fast-math", "-c"];
         let mut command = Command::new(&options.xcrun);
         command.args(args).arg(&source).arg("-o").arg(&object);
+        command.arg(format!("-mmacosx-version-min={OLDEST}"));
         finish(command, &options.xcrun, &name)?;
         objects.push(object);
     }
     let mut command = Command::new(&options.xcrun);
-    command.args(["-sdk", "macosx", "metallib", OLDEST]).args(&objects).arg("-o").arg(&options.out);
+    // It is not known whether the linker takes the compiler's flag.
+    command.env("MACOSX_DEPLOYMENT_TARGET", OLDEST);
+    command.args(["-sdk", "macosx", "metallib"]).args(&objects).arg("-o").arg(&options.out);
     finish(command, &options.xcrun, "linking")?;
     println!("{} is written; use it with --metallib", options.out.display());
     Ok(())
@@ -103,6 +106,7 @@ mod tests {
         let calls = fs::read_to_string(dir.path().join("calls")).unwrap();
         let calls: Vec<_> = calls.lines().collect();
         assert_eq!(calls.len(), FAMILIES.len() + 2, "{calls:#?}");
+        assert!(calls[0].ends_with("-mmacosx-version-min=14.0"), "{}", calls[0]);
         let last = calls[calls.len() - 1];
         assert!(last.starts_with("-sdk macosx metallib") && last.contains("stamp.air"), "{last}");
         assert!(last.ends_with(&format!("-o {}", out.display())), "{last}");
