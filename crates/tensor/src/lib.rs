@@ -24,6 +24,7 @@ mod dense;
 mod embedding;
 mod error;
 mod finite;
+mod gated_delta;
 pub mod gpu;
 mod host;
 mod key_scores;
@@ -44,6 +45,9 @@ pub use dense::DenseWeight;
 pub use embedding::Embedding;
 pub use error::{Result, TensorError};
 pub use finite::FiniteRows;
+pub use gated_delta::{
+    GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, RecurrentSegment, RunSegments,
+};
 pub use key_scores::KeyScorer;
 pub use linear::{Linear, LinearGroup, Weight, WeightFormat};
 pub use norm::RmsNorm;

@@ -81,6 +81,18 @@ pub fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
     })
 }
 
+/// `out = silu(gate) * up` of one row, on the calling thread.
+///
+/// # Panics
+/// When the lengths differ.
+pub(crate) fn silu_mul_row(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    assert!(gate.len() == up.len() && up.len() == out.len(), "rows of one length");
+    // SAFETY: all three have so many elements.
+    unsafe {
+        kernels::silu_mul(Level::detect(), gate.as_ptr(), up.as_ptr(), gate.len(), out.as_mut_ptr());
+    }
+}
+
 /// `acc += b y`.
 ///
 /// # Panics

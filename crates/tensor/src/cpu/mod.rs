@@ -53,7 +53,7 @@ pub fn chooses_as_intel() -> bool {
     intel()
 }
 
-pub(crate) use elementwise::add_scaled;
+pub(crate) use elementwise::{add_scaled, silu_mul_row};
 pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
 pub use flash::{Arithmetic, Attended, FlashTile};
 pub use floats::Floats;
