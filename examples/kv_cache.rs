@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use taper_base::{LayerId, SeqId};
-use taper_kv_cache::{KvCache, KvConfig, KvSession, SeqRange};
+use taper_kv_cache::{KvCache, KvConfig, SeqRange, StateSession};
 use taper_kv_codecs::{AttnParams, KvGeometry};
 use taper_tensor::{Projected, ops};
 

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 use taper_base::{KvBits, TokenId};
-use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme};
+use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme, RecurrentConfig};
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::ModelInfo;
 
@@ -126,6 +126,14 @@ pub enum EngineError {
         /// The setting.
         name: &'static str,
     },
+    /// Prefixes on disk, of a model whose states are not written there.
+    #[error(
+        "{family} has recurrent layers, whose prefixes cannot be kept on disk yet; leave --kv-offloading-size out"
+    )]
+    NoDisk {
+        /// The model's family.
+        family: &'static str,
+    },
     /// The directory for prefixes cannot be used.
     #[error(transparent)]
     Disk(#[from] KvCacheError),
@@ -162,6 +170,9 @@ impl EngineConfig {
             tokens @ KvBudget::Tokens(_) => tokens,
         };
         let schemes = std::iter::once(&self.scheme).chain(self.offers.iter().map(|o| &o.scheme));
+        if self.disk.is_some() && !model.recurrent.is_empty() {
+            return Err(EngineError::NoDisk { family: model.family });
+        }
         let mut plan = EnginePlan { caches: Vec::new(), max_model_len: u32::MAX };
         for scheme in schemes {
             let (cache, max_model_len) = self.plan_one(scheme, budget, model)?;
@@ -210,11 +221,14 @@ impl EngineConfig {
             |tokens| ExactRoom::for_sequences(tokens, sequences, step, geometry.block_tokens);
         kv.exact = self.exact.filter(|_| compressed).map(room);
         let block = geometry.block_tokens as u64;
+        let tokens = wanted.min(USUAL_TOKENS);
+        kv.recurrent = recurrent(&kv, model, budget, self.max_num_seqs, tokens);
         kv.blocks = match budget {
             KvBudget::Tokens(tokens) => usize::try_from(tokens.div_ceil(block)),
             KvBudget::Bytes(bytes) => {
                 let full = u64::from(self.max_num_seqs) * wanted.div_ceil(block);
-                let tokens = wanted.min(USUAL_TOKENS);
+                let states = kv.recurrent.as_ref().map_or(0, |r| r.slots as u64);
+                let bytes = bytes.saturating_sub(states * kv.bytes_per_state());
                 usize::try_from(divide(&mut kv, bytes, self.max_num_seqs, tokens).min(full))
             }
         }
@@ -235,6 +249,41 @@ impl EngineConfig {
 /// Length of the sequences for which exact blocks and blocks of codes run out together. Longer ones
 /// leave exact blocks over, shorter ones blocks of codes.
 const USUAL_TOKENS: u64 = 1000;
+
+/// Tokens between two snapshots of recurrent states: at least, and at most.
+const SNAPSHOT_TOKENS: (u64, u64) = (256, 2048);
+
+/// The recurrent states of a model: one for each sequence that runs, and, for the prefix cache, a snapshot
+/// for each. A snapshot takes no more memory than the keys and values between it and the one before,
+/// unless these would be too far apart.
+fn recurrent(
+    kv: &KvConfig,
+    model: &ModelInfo,
+    budget: KvBudget,
+    sequences: u32,
+    tokens: u64,
+) -> Option<RecurrentConfig> {
+    if model.recurrent.is_empty() {
+        return None;
+    }
+    let mut config =
+        RecurrentConfig { layers: model.recurrent.clone(), slots: 0, interval: usize::MAX };
+    let (state, block) = (config.bytes_per_slot().max(1), kv.bytes_per_block().max(1));
+    let size = kv.geometry.block_tokens as u64;
+    let each = if kv.prefix_caching { 2 } else { 1 };
+    let running = match budget {
+        KvBudget::Tokens(_) => u64::from(sequences),
+        KvBudget::Bytes(bytes) => {
+            let sequence = tokens.div_ceil(size) * block + each * state;
+            (bytes / sequence).clamp(1, u64::from(sequences))
+        }
+    };
+    let (least, most) = SNAPSHOT_TOKENS;
+    let interval = state.div_ceil(block).saturating_mul(size).clamp(least, most);
+    config.slots = usize::try_from(running * each).unwrap_or(usize::MAX);
+    config.interval = usize::try_from(interval.next_multiple_of(least)).unwrap_or(usize::MAX);
+    Some(config)
+}
 
 /// Share of the budget that the exact tokens of a step may take; beyond it steps are shorter.
 const STEP_SHARE: u64 = 16;

@@ -105,6 +105,7 @@ fn caches_share_the_memory_and_are_counted_together() {
 fn one_layer() -> taper_models::ModelInfo {
     taper_models::ModelInfo {
         family: "none",
+        recurrent: Vec::new(),
         layers: 1,
         heads: 1,
         kv_heads: 1,

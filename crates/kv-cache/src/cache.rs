@@ -1,131 +1,16 @@
 //! Blocks and who holds them.
 
 use crate::{
-    KvCacheError, KvScheme, PagedSession, SeqRange, UnitName,
+    ExactRoom, KvCacheError, KvConfig, KvUsage, PagedSession, SeqRange, UnitName,
     blocks::Blocks,
     finite::Watched,
     keep::Kept,
     prefix::{Node, ROOT},
+    states::States,
 };
 use std::{collections::HashMap, sync::Arc};
 use taper_base::{BlockId, SeqId, TokenId};
-use taper_kv_codecs::{Exact, KvGeometry, LayerPages};
-
-/// Shape of a cache.
-#[derive(Debug, Clone)]
-pub struct KvConfig {
-    /// Encodes rows and attends over them, layer by layer.
-    pub scheme: KvScheme,
-    /// Layers with keys and values.
-    pub layers: usize,
-    /// Shape of each layer's rows, and tokens a block.
-    pub geometry: KvGeometry,
-    /// Blocks there are, shared by all sequences.
-    pub blocks: usize,
-    /// Tokens that are kept exactly beside a compressed cache.
-    pub exact: Option<ExactRoom>,
-    /// Computed blocks are found again by sequences that begin with the same tokens.
-    pub prefix_caching: bool,
-}
-
-/// Room for exact rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExactRoom {
-    /// Which tokens.
-    pub tokens: Exact,
-    /// Exact blocks there are, shared by all sequences.
-    pub blocks: usize,
-    /// Tokens of a step. A step reads all of its own tokens exactly, so blocks for them stay free.
-    pub step_tokens: usize,
-}
-
-impl ExactRoom {
-    /// Room for so many sequences at any position, prompts included.
-    #[must_use]
-    pub fn for_sequences(
-        tokens: Exact,
-        sequences: usize,
-        step_tokens: usize,
-        block_tokens: usize,
-    ) -> Self {
-        let each = (tokens.sink_tokens + tokens.recent_tokens) / block_tokens + 1;
-        let blocks = sequences * each + step_tokens.div_ceil(block_tokens);
-        Self { tokens, blocks, step_tokens }
-    }
-}
-
-impl KvConfig {
-    /// Tokens of a block that serves best: a multiple of every kernel's tile.
-    pub const BLOCK_TOKENS: usize = 32;
-
-    /// A cache that keeps nothing exactly and finds nothing again.
-    #[must_use]
-    pub fn new(
-        scheme: impl Into<KvScheme>,
-        layers: usize,
-        geometry: KvGeometry,
-        blocks: usize,
-    ) -> Self {
-        let scheme = scheme.into();
-        Self { scheme, layers, geometry, blocks, exact: None, prefix_caching: false }
-    }
-
-    /// Bytes of one block over all layers, keys and values.
-    #[must_use]
-    pub fn bytes_per_block(&self) -> u64 {
-        self.scheme.block_bytes(self.layers, self.geometry)
-    }
-
-    /// Bytes of one exact block over all layers, keys and values.
-    #[must_use]
-    pub fn bytes_per_exact_block(&self) -> u64 {
-        self.scheme.exact_block_bytes(self.layers, self.geometry)
-    }
-
-    /// Exact blocks there are.
-    #[must_use]
-    pub fn exact_blocks(&self) -> usize {
-        // No block has two exact blocks beside it.
-        self.exact.map_or(0, |e| e.blocks.min(self.blocks))
-    }
-
-    /// Bytes of all blocks, the exact ones included.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes_per_block() * self.blocks as u64
-            + self.bytes_per_exact_block() * self.exact_blocks() as u64
-    }
-}
-
-/// Blocks in use and what they weigh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvUsage {
-    /// Blocks held by sequences.
-    pub used_blocks: usize,
-    /// Blocks that nobody holds and whose contents may be met again; they count as free.
-    pub idle_blocks: usize,
-    /// Blocks there are.
-    pub total_blocks: usize,
-    /// Bytes of one block over all layers.
-    pub bytes_per_block: u64,
-    /// Exact blocks beside used ones.
-    pub exact_blocks: usize,
-    /// Exact blocks that sequences hold or may still ask for.
-    pub promised_exact_blocks: usize,
-    /// Exact blocks that can be promised: all but those that a step needs for its own tokens.
-    pub total_exact_blocks: usize,
-    /// Bytes of one exact block over all layers.
-    pub bytes_per_exact_block: u64,
-}
-
-impl KvUsage {
-    /// Bytes of the blocks that sequences hold and of the exact blocks beside them.
-    #[must_use]
-    pub fn used_bytes(&self) -> u64 {
-        self.used_blocks as u64 * self.bytes_per_block
-            + self.exact_blocks as u64 * self.bytes_per_exact_block
-    }
-}
+use taper_kv_codecs::LayerPages;
 
 /// What a sequence holds.
 #[derive(Debug, Default)]
@@ -153,6 +38,7 @@ pub struct KvCache {
     pub(crate) tables: HashMap<SeqId, Table>,
     pub(crate) blocks: Blocks,
     pub(crate) kept: Option<Kept>,
+    pub(crate) states: Option<States>,
     /// Sequences whose prefixes are not for everybody.
     pub(crate) salts: HashMap<SeqId, Arc<str>>,
     /// Sequences of the last step.
@@ -189,12 +75,14 @@ impl KvCache {
         };
         let pages = (0..config.layers).map(layer).collect();
         let blocks = Blocks::new(config.blocks, exact_blocks);
+        let states = config.recurrent.as_ref().map(|r| States::new(r, config.prefix_unit()));
         Self {
             config,
             pages,
             tables: HashMap::new(),
             blocks,
             kept: None,
+            states,
             salts: HashMap::new(),
             last_step: Vec::new(),
             promised: 0,
@@ -222,6 +110,9 @@ impl KvCache {
             promised_exact_blocks: self.promised + self.held_sinks,
             total_exact_blocks: self.promisable(),
             bytes_per_exact_block: self.config.bytes_per_exact_block(),
+            states: self.states.as_ref().map_or(0, States::running),
+            snapshots: self.states.as_ref().map_or(0, States::snapshots),
+            bytes_per_state: self.config.bytes_per_state(),
         }
     }
 
@@ -229,7 +120,7 @@ impl KvCache {
     /// changes.
     ///
     /// # Errors
-    /// [`KvCacheError::Full`], [`KvCacheError::NoExact`].
+    /// [`KvCacheError::Full`], [`KvCacheError::NoExact`], [`KvCacheError::NoState`].
     pub fn grow(&mut self, seq: SeqId, tokens: usize) -> Result<(), KvCacheError> {
         let held = self.tables.get(&seq).map_or(0, |t| t.blocks.len());
         let needed = tokens.div_ceil(self.config.geometry.block_tokens).saturating_sub(held);
@@ -237,7 +128,13 @@ impl KvCache {
         if needed > free {
             return Err(KvCacheError::Full { needed, free });
         }
+        if let Some(states) = &self.states {
+            states.check_start(seq)?;
+        }
         self.promise(seq, tokens, held..held + needed)?;
+        if let Some(states) = &mut self.states {
+            states.start(seq)?;
+        }
         let table = self.tables.entry(seq).or_default();
         table.blocks.extend((0..needed).filter_map(|_| self.blocks.take()));
         let bytes = table.blocks.len() as u64 * self.config.bytes_per_block();
@@ -250,6 +147,9 @@ impl KvCache {
 
     /// Gives a sequence's blocks back. Those that were published stay until their room is needed.
     pub fn release(&mut self, seq: SeqId) {
+        if let Some(states) = &mut self.states {
+            states.release(seq);
+        }
         let Some(table) = self.tables.remove(&seq) else { return };
         self.watched.retain(|watched| watched.is_of(&self.tables));
         let sinks = self.sink_blocks();
@@ -272,9 +172,10 @@ impl KvCache {
     /// recent part: what a query reads does not then depend on whether blocks were reused.
     #[must_use]
     pub fn prefix_tokens(&self) -> usize {
-        let unit = self.config.exact.map_or(0, |e| e.tokens.recent_tokens);
-        let unit = unit.max(self.config.geometry.block_tokens);
-        if self.config.prefix_caching { unit } else { 0 }
+        match &self.states {
+            Some(states) => states.interval(),
+            None => self.config.prefix_unit(),
+        }
     }
 
     /// Gives a sequence that holds nothing the blocks that are known to hold its leading tokens,
@@ -286,11 +187,20 @@ impl KvCache {
         }
         let salt = self.salt(seq).cloned();
         let mut chain = self.blocks.index.find(tokens, size, salt.as_ref());
-        let reused = chain.len() * size / unit * unit;
+        let mut reused = chain.len() * size / unit * unit;
+        if let Some(states) = &self.states {
+            let nodes: Vec<_> = chain[..reused / size].iter().map(|&(node, _)| node).collect();
+            reused = states.longest(&nodes, size);
+        }
         chain.truncate(reused / size);
         let sinks = chain.iter().take(self.sink_blocks());
         let woken = sinks.filter(|&&(_, b)| self.blocks.holders(b) == 0).count();
         if woken > self.unpromised() {
+            return 0;
+        }
+        if let (Some(states), Some(&(last, _))) = (&mut self.states, chain.last())
+            && !states.adopt(seq, last, reused)
+        {
             return 0;
         }
         if reused > 0 {
@@ -318,12 +228,18 @@ impl KvCache {
             let salt = self.salts.get(&seq);
             table.nodes.push(self.blocks.index.publish(block, before, tokens, salt));
         }
+        if let Some(states) = &mut self.states {
+            states.publish(seq, &table.nodes, self.config.geometry.block_tokens);
+        }
         self.keep(seq, tokens);
     }
 
     /// Gives memory back to the system: that of blocks without contents, and that of prefixes that
     /// nobody holds, the longest unused first, until these take `keep` bytes at most.
     pub fn give_back(&mut self, keep: u64) {
+        if let Some(states) = &mut self.states {
+            states.give_back(keep);
+        }
         let config = &self.config;
         let (coded, beside) = (config.bytes_per_block(), config.bytes_per_exact_block());
         self.blocks.forget_idle(|n, exact| n as u64 * coded + exact as u64 * beside <= keep);

@@ -41,6 +41,32 @@ pub enum KvCacheError {
         /// Layers there are.
         layers: usize,
     },
+    /// No recurrent state is free.
+    #[error("all {states} recurrent states are held by running sequences")]
+    NoState {
+        /// States there are.
+        states: usize,
+    },
+    /// A step does not go on where the sequence's recurrent state is.
+    #[error(
+        "the recurrent state of sequence {seq:?} has seen {at} tokens, and the step starts at {start}"
+    )]
+    StateAt {
+        /// The sequence.
+        seq: SeqId,
+        /// Tokens that its state has seen.
+        at: usize,
+        /// First token of the step.
+        start: usize,
+    },
+    /// A recurrent layer that the cache was not made for.
+    #[error("recurrent layer {layer} is not one of the cache's {layers}")]
+    Recurrent {
+        /// The offender, counted among recurrent layers.
+        layer: usize,
+        /// Recurrent layers there are.
+        layers: usize,
+    },
     /// A scheme without layers.
     #[error("a KV scheme needs a codec for at least one layer")]
     NoLayers,

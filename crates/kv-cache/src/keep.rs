@@ -17,14 +17,16 @@ pub(crate) struct Kept {
 
 impl KvCache {
     /// The same with its prefixes kept on disk too. `model` names everything but this cache's own
-    /// shape that rows depend on: weights and arithmetic. Without prefix caching nothing is kept.
+    /// shape that rows depend on: weights and arithmetic. Without prefix caching nothing is kept, and
+    /// nothing of a model with recurrent layers: their states are not written.
     #[must_use]
     pub fn with_disk(mut self, tier: Arc<DiskTier>, model: &str) -> Self {
         let c = &self.config;
         let codecs: Vec<_> = (0..c.layers).map(|layer| c.scheme.codec(layer).name()).collect();
         let exact = c.exact.map(|room| room.tokens);
         let identity = format!("{model}\n{:?}\n{codecs:?}\n{exact:?}", c.geometry);
-        self.kept = c.prefix_caching.then(|| Kept { tier, root: UnitName::root(&identity) });
+        let keeps = c.prefix_caching && self.states.is_none();
+        self.kept = keeps.then(|| Kept { tier, root: UnitName::root(&identity) });
         self
     }
 

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod cache;
+mod config;
 mod disk;
 mod error;
 mod finite;
@@ -11,10 +12,13 @@ mod prefix;
 mod prices;
 mod scheme;
 mod session;
+mod states;
 
-pub use cache::{ExactRoom, KvCache, KvConfig, KvUsage};
+pub use cache::KvCache;
+pub use config::{ExactRoom, KvConfig, KvUsage};
 pub use disk::{DiskTier, UnitName, Written};
 pub use error::KvCacheError;
 pub use prices::Prices;
 pub use scheme::KvScheme;
-pub use session::{KvSession, PagedSession, SeqRange};
+pub use session::{PagedSession, SeqRange, StateSession};
+pub use states::RecurrentConfig;

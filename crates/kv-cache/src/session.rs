@@ -4,15 +4,15 @@ use crate::{ExactRoom, KvCache, KvCacheError, KvConfig, cache::Table, finite::Wa
 use std::{collections::HashMap, sync::Arc};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, KvCodecError, SeqSpan};
-use taper_tensor::{FiniteRows, Projected, Tensor, cpu};
+use taper_tensor::{FiniteRows, Projected, RunSegments, Tensor, cpu};
 
 /// Sequences from which on a layer's blocks are fetched while products compute.
 const FETCH_FROM: usize = 16;
 /// Bytes of a layer that are fetched, at most: a part of a third-level cache.
 const FETCH_BYTES: usize = 16 << 20;
 
-/// What a model asks of the cache.
-pub trait KvSession {
+/// What a model asks of the cache: the state that its layers keep from step to step.
+pub trait StateSession {
     /// Stores this step's keys and values of a layer and attends over all up to here.
     ///
     /// # Shapes
@@ -26,6 +26,13 @@ pub trait KvSession {
         rows: &Projected<'_>,
         params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCacheError>;
+
+    /// Runs a recurrent layer, counted among recurrent layers, over the step's tokens: `f` gets each
+    /// sequence's rows with its state, in one call or, where a snapshot is due in between, in several.
+    ///
+    /// # Errors
+    /// An unknown layer, or an error of `f`.
+    fn recur(&mut self, layer: usize, f: &mut RunSegments<'_>) -> Result<(), KvCacheError>;
 }
 
 /// Tokens of a sequence that a step computes.
@@ -68,6 +75,9 @@ impl<'a> PagedSession<'a> {
             Self { cache, ranges: ranges.to_vec(), slots, exact: vec![], exact_slots: vec![] };
         if session.cache.config.exact.is_some() {
             session.place_exact()?;
+        }
+        if let Some(states) = &mut session.cache.states {
+            states.begin(ranges)?;
         }
         Ok(session)
     }
@@ -171,7 +181,7 @@ fn batch<'b>(
     AttnBatch { seqs: ranges.iter().enumerate().map(span).collect() }
 }
 
-impl KvSession for PagedSession<'_> {
+impl StateSession for PagedSession<'_> {
     fn attend(
         &mut self,
         layer: LayerId,
@@ -196,5 +206,12 @@ impl KvSession for PagedSession<'_> {
         let KvCache { pages, tables, .. } = &*self.cache;
         let seqs = batch(&self.ranges, tables, (room, &self.exact));
         Ok(codec.attend(g, &q, &pages[layer.index()], &seqs, params)?)
+    }
+
+    fn recur(&mut self, layer: usize, f: &mut RunSegments<'_>) -> Result<(), KvCacheError> {
+        match &mut self.cache.states {
+            Some(states) => states.run(layer, &self.ranges, f),
+            None => Err(KvCacheError::Recurrent { layer, layers: 0 }),
+        }
     }
 }

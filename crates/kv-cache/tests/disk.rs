@@ -64,7 +64,7 @@ fn restore(cache: &mut KvCache, tokens: &[TokenId]) -> usize {
 
 /// All stored bytes of a sequence's leading blocks, layer by layer, by attending to them.
 fn seen(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) -> Vec<f32> {
-    use taper_kv_cache::KvSession;
+    use taper_kv_cache::StateSession;
     use taper_kv_codecs::AttnParams;
     use taper_tensor::Projected;
     let start = tokens.len() - 1;

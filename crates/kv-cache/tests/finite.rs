@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use taper_base::{LayerId, SeqId, TokenId};
-use taper_kv_cache::{ExactRoom, KvCache, KvConfig, KvSession, SeqRange};
+use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange, StateSession};
 use taper_kv_codecs::{AttnParams, Exact, KvGeometry};
 use taper_tensor::{Projected, Tensor, ops};
 

@@ -1,7 +1,7 @@
 //! What follows attention in a layer: a gated projection, or a choice among many (a mixture of
 //! experts, Shazeer et al. 2017; without a shared one, as in Qwen 3).
 
-use crate::{LoadOptions, ModelError, config, decoder::Spec};
+use crate::{LoadOptions, ModelError, config, spec::Spec};
 use taper_tensor::{
     Linear, LinearGroup, Phase, RmsNorm, Tensor,
     gpu::{Routing, StackedExperts},

@@ -6,11 +6,13 @@ mod decoder;
 mod error;
 mod families;
 mod feed_forward;
+mod mixers;
 mod model;
 mod rope;
+mod spec;
 
 pub use error::ModelError;
 pub use families::{FAMILIES, load};
 pub use model::{Activations, Batch, LoadOptions, Model, ModelInfo};
-pub use taper_kv_cache::KvSession;
+pub use taper_kv_cache::StateSession;
 pub use taper_tensor::Answers;

@@ -1,6 +1,6 @@
 //! The model seam.
 
-use crate::{KvSession, ModelError};
+use crate::{ModelError, StateSession};
 use std::fmt;
 use taper_base::{Phase, TokenId};
 use taper_tensor::{Answers, Rounding, Tensor, cpu::FlashTile, gpu::Gpu};
@@ -31,7 +31,7 @@ pub trait Model: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// A token outside the vocabulary, or a session that was opened for other tokens.
-    fn forward(&self, batch: &Batch<'_>, kv: &mut dyn KvSession) -> Result<Tensor, ModelError>;
+    fn forward(&self, batch: &Batch<'_>, kv: &mut dyn StateSession) -> Result<Tensor, ModelError>;
 }
 
 /// What the engine must know of a model.
@@ -41,6 +41,8 @@ pub struct ModelInfo {
     pub family: &'static str,
     /// Layers with a KV cache.
     pub layers: usize,
+    /// Elements (f32) that each layer with a recurrent state keeps for a sequence; empty for most models.
+    pub recurrent: Vec<usize>,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads.

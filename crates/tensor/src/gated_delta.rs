@@ -200,7 +200,8 @@ impl GatedDelta {
                 return Err(TensorError::shape(OP, expected, &got));
             }
         }
-        let mixed: Vec<_> = segments.iter_mut().map(|segment| self.mix(rows.qkv, segment)).collect();
+        let mixed: Vec<_> =
+            segments.iter_mut().map(|segment| self.mix(rows.qkv, segment)).collect();
         let mut heads = Vec::with_capacity(segments.len() * shape.value_heads);
         for (segment, mixed) in segments.iter_mut().zip(&mixed) {
             let (_, matrices) = segment.state.split_at_mut(shape.history());

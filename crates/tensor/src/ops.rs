@@ -35,6 +35,42 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     host::tensor(host::read("add", x, both)??, x.dims())
 }
 
+/// `x * sigmoid(gate)`, element by element, on the host.
+///
+/// # Errors
+/// The shapes differ, another type, or a tensor on a GPU.
+pub fn mul_sigmoid(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
+    same_shape("mul_sigmoid", x, gate)?;
+    on_host("mul_sigmoid", &[x, gate])?;
+    let gates = host::read("mul_sigmoid", gate, <[f32]>::to_vec)?;
+    let mut out = host::read("mul_sigmoid", x, <[f32]>::to_vec)?;
+    out.iter_mut().zip(gates).for_each(|(x, gate)| *x /= 1.0 + (-gate).exp());
+    host::tensor(out, x.dims())
+}
+
+/// Two halves of every head's row, each with its heads side by side, on the host.
+///
+/// # Shapes
+/// `x [t, heads * 2 * head_dim]` -> twice `[t, heads * head_dim]`.
+///
+/// # Errors
+/// Another shape or type, or a tensor on a GPU.
+pub fn split_heads(x: &Tensor, head_dim: usize) -> Result<[Tensor; 2]> {
+    let (t, n) = host::dims2("split_heads", x)?;
+    on_host("split_heads", &[x])?;
+    if head_dim == 0 || !n.is_multiple_of(2 * head_dim) {
+        let expected = format!("[t, heads * 2 * {head_dim}]");
+        return Err(TensorError::shape("split_heads", expected, x.dims()));
+    }
+    let half = |first| {
+        host::read("split_heads", x, |x| {
+            let heads = x.chunks_exact(head_dim).skip(first).step_by(2);
+            heads.flatten().copied().collect::<Vec<f32>>()
+        })
+    };
+    Ok([host::tensor(half(0)?, &[t, n / 2])?, host::tensor(half(1)?, &[t, n / 2])?])
+}
+
 /// `x * s`.
 ///
 /// # Errors
@@ -160,6 +196,14 @@ fn both_on_gpu<'a>(
     }
 }
 
+/// That no operand is on a GPU.
+fn on_host(op: &'static str, operands: &[&Tensor]) -> Result<()> {
+    match operands.iter().any(|x| x.on_gpu().is_some()) {
+        true => Err(TensorError::Device { op, device: "a GPU".into() }),
+        false => Ok(()),
+    }
+}
+
 fn same_shape(op: &'static str, x: &Tensor, y: &Tensor) -> Result<()> {
     if x.dims() == y.dims() {
         return Ok(());
@@ -179,6 +223,19 @@ mod tests {
         assert!(gated(Activation::Silu, &x, &y).is_err());
         assert!(crate::RmsNorm::new(vec![1.0; 2], 0.0).forward(&x).is_err());
         assert!(matches!(take_rows(&x, &[2]), Err(TensorError::Index { index: 2, .. })));
+    }
+
+    #[test]
+    fn heads_split_and_gates_multiply() {
+        let x = from_host_f32((0..8).map(|v| v as f32).collect(), &[1, 8]).unwrap();
+        let [left, right] = split_heads(&x, 2).unwrap();
+        let read = |x: &Tensor| with_host_f32(x, <[f32]>::to_vec).unwrap();
+        assert_eq!(read(&left), [0.0, 1.0, 4.0, 5.0]);
+        assert_eq!(read(&right), [2.0, 3.0, 6.0, 7.0]);
+        assert!(split_heads(&x, 3).is_err());
+        let zero = from_host_f32(vec![0.0; 4], &[1, 4]).unwrap();
+        assert_eq!(read(&mul_sigmoid(&right, &zero).unwrap()), [1.0, 1.5, 3.0, 3.5]);
+        assert!(mul_sigmoid(&x, &zero).is_err());
     }
 
     #[test]

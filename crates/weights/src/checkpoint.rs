@@ -182,8 +182,17 @@ impl Checkpoint {
     /// # Errors
     /// It is missing or of another shape or type.
     pub fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>, WeightsError> {
-        let (dtype, shape, bytes) = self.floats(name)?;
-        expect_shape(name, shape, &[n])?;
+        self.array(name, &[n])
+    }
+
+    /// The floats of a small tensor of this shape.
+    ///
+    /// # Errors
+    /// It is missing or of another shape or type.
+    pub fn array(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
+        let (dtype, got, bytes) = self.floats(name)?;
+        expect_shape(name, got, shape)?;
+        let n = got.iter().product();
         let wrap = |source| WeightsError::Tensor { name: name.into(), source };
         let row = DenseWeight::new((1, n), dtype, bytes).map_err(wrap)?;
         let mut out = vec![0.0; n];

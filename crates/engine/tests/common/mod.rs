@@ -15,7 +15,7 @@ use taper_base::{
     TokenLogprobs,
 };
 use taper_engine::{EngineConfig, Events, KvBudget, LocalEngine, channel};
-use taper_models::{Batch, KvSession, LoadOptions, Model, ModelError, ModelInfo};
+use taper_models::{Batch, LoadOptions, Model, ModelError, ModelInfo, StateSession};
 use taper_tensor::{Device, Tensor};
 use taper_weights::Checkpoint;
 
@@ -97,6 +97,7 @@ impl Mock {
     ) -> Self {
         let info = ModelInfo {
             family: "mock",
+            recurrent: Vec::new(),
             layers: 2,
             heads: 1,
             kv_heads: 1,
@@ -143,7 +144,7 @@ impl Model for Mock {
         &self.info
     }
 
-    fn forward(&self, batch: &Batch<'_>, _: &mut dyn KvSession) -> Result<Tensor, ModelError> {
+    fn forward(&self, batch: &Batch<'_>, _: &mut dyn StateSession) -> Result<Tensor, ModelError> {
         if let Some(permits) = &self.permits {
             let _ = permits.lock().unwrap().recv();
         }

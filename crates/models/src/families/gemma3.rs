@@ -4,8 +4,8 @@ use super::{common, context};
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    decoder::{LayerSpec, Spec},
     rope::RopeConfig,
+    spec::{LayerSpec, Spec},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -67,9 +67,9 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
         let otherwise = !(i + 1).is_multiple_of(pattern);
         let local = config::slides(FAMILY, own.layer_types.as_deref(), i, otherwise)?;
         *layer = if local {
-            LayerSpec { rope: Some(LOCAL), window, experts: None }
+            LayerSpec::attention(Some(LOCAL), window)
         } else {
-            LayerSpec { rope: Some(GLOBAL), window: None, experts: None }
+            LayerSpec::attention(Some(GLOBAL), None)
         };
     }
     Ok(spec)

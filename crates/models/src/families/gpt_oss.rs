@@ -5,8 +5,8 @@ use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    decoder::Spec,
     feed_forward::ExpertSpec,
+    spec::Spec,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ pub(super) fn gpt_oss(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
     experts.check(FAMILY)?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let slides = config::slides(FAMILY, own.layer_types.as_deref(), i, i.is_multiple_of(2))?;
-        layer.window = own.sliding_window.filter(|_| slides);
+        layer.set_window(own.sliding_window.filter(|_| slides));
         layer.experts = Some(experts);
     }
     Ok(spec)
@@ -94,6 +94,7 @@ fn with_published_defaults(config: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::LayerSpec;
 
     fn config() -> Value {
         json!({"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3,
@@ -104,7 +105,7 @@ mod tests {
     #[test]
     fn what_is_not_said_is_as_published() -> Result<(), ModelError> {
         let spec = gpt_oss(&config(), LoadOptions::default())?;
-        let windows: Vec<_> = spec.layers.iter().map(|l| l.window).collect();
+        let windows: Vec<_> = spec.layers.iter().map(LayerSpec::window).collect();
         assert_eq!(windows, [Some(128), None, Some(128)]);
         assert_eq!((spec.head_dim, spec.qkv_bias, spec.out_bias), (64, true, true));
         Ok(())

@@ -4,7 +4,7 @@ use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    decoder::Spec,
+    spec::Spec,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -27,7 +27,7 @@ pub(super) fn llama(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
 
 pub(super) fn mistral(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let (mut spec, own) = build("mistral", config, options)?;
-    spec.layers.iter_mut().for_each(|layer| layer.window = own.sliding_window);
+    spec.layers.iter_mut().for_each(|layer| layer.set_window(own.sliding_window));
     Ok(spec)
 }
 

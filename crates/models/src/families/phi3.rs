@@ -4,7 +4,7 @@ use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    decoder::Spec,
+    spec::Spec,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -21,6 +21,6 @@ pub(super) fn phi3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mod
     let rope = config::rope("phi3", config, 10_000.0)?;
     let mut spec = common("phi3", &shape, &rope, options)?;
     spec.fused = true;
-    spec.layers.iter_mut().for_each(|layer| layer.window = own.sliding_window);
+    spec.layers.iter_mut().for_each(|layer| layer.set_window(own.sliding_window));
     Ok(spec)
 }

@@ -4,8 +4,8 @@ use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    decoder::Spec,
     feed_forward::ExpertSpec,
+    spec::Spec,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -85,7 +85,7 @@ fn qwen(
     let from = windows.max_window_layers.unwrap_or(usize::MAX);
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let slides = config::slides(family, windows.layer_types.as_deref(), i, i >= from)?;
-        layer.window = window.filter(|_| slides);
+        layer.set_window(window.filter(|_| slides));
     }
     Ok(spec)
 }

@@ -4,7 +4,7 @@ use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    decoder::Spec,
+    spec::{LayerSpec, Spec},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -41,8 +41,7 @@ pub(super) fn smollm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
             None => !(i + 1).is_multiple_of(interval),
         };
         let slides = config::slides("smollm3", own.layer_types.as_deref(), i, !rotates)?;
-        layer.rope = rotates.then_some(0);
-        layer.window = window.filter(|_| slides);
+        *layer = LayerSpec::attention(rotates.then_some(0), window.filter(|_| slides));
     }
     Ok(spec)
 }

@@ -89,7 +89,13 @@ pub(crate) fn silu_mul_row(gate: &[f32], up: &[f32], out: &mut [f32]) {
     assert!(gate.len() == up.len() && up.len() == out.len(), "rows of one length");
     // SAFETY: all three have so many elements.
     unsafe {
-        kernels::silu_mul(Level::detect(), gate.as_ptr(), up.as_ptr(), gate.len(), out.as_mut_ptr());
+        kernels::silu_mul(
+            Level::detect(),
+            gate.as_ptr(),
+            up.as_ptr(),
+            gate.len(),
+            out.as_mut_ptr(),
+        );
     }
 }
 

@@ -53,8 +53,8 @@ pub fn chooses_as_intel() -> bool {
     intel()
 }
 
-pub(crate) use elementwise::{add_scaled, silu_mul_row};
 pub use elementwise::{Activation, add, gated, rms_norm, soft_cap};
+pub(crate) use elementwise::{add_scaled, silu_mul_row};
 pub use flash::{Arithmetic, Attended, FlashTile};
 pub use floats::Floats;
 pub(crate) use gemm::matmul_to;

@@ -1,0 +1,145 @@
+//! Shape of a cache, and what of it is in use.
+
+use crate::{KvScheme, RecurrentConfig};
+use taper_kv_codecs::{Exact, KvGeometry};
+
+/// Shape of a cache.
+#[derive(Debug, Clone)]
+pub struct KvConfig {
+    /// Encodes rows and attends over them, layer by layer.
+    pub scheme: KvScheme,
+    /// Layers with keys and values.
+    pub layers: usize,
+    /// Shape of each layer's rows, and tokens a block.
+    pub geometry: KvGeometry,
+    /// Blocks there are, shared by all sequences.
+    pub blocks: usize,
+    /// Tokens that are kept exactly beside a compressed cache.
+    pub exact: Option<ExactRoom>,
+    /// Computed blocks are found again by sequences that begin with the same tokens.
+    pub prefix_caching: bool,
+    /// States of layers that keep no keys and values.
+    pub recurrent: Option<RecurrentConfig>,
+}
+
+/// Room for exact rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExactRoom {
+    /// Which tokens.
+    pub tokens: Exact,
+    /// Exact blocks there are, shared by all sequences.
+    pub blocks: usize,
+    /// Tokens of a step. A step reads all of its own tokens exactly, so blocks for them stay free.
+    pub step_tokens: usize,
+}
+
+impl ExactRoom {
+    /// Room for so many sequences at any position, prompts included.
+    #[must_use]
+    pub fn for_sequences(
+        tokens: Exact,
+        sequences: usize,
+        step_tokens: usize,
+        block_tokens: usize,
+    ) -> Self {
+        let each = (tokens.sink_tokens + tokens.recent_tokens) / block_tokens + 1;
+        let blocks = sequences * each + step_tokens.div_ceil(block_tokens);
+        Self { tokens, blocks, step_tokens }
+    }
+}
+
+impl KvConfig {
+    /// Tokens of a block that serves best: a multiple of every kernel's tile.
+    pub const BLOCK_TOKENS: usize = 32;
+
+    /// A cache that keeps nothing exactly and finds nothing again.
+    #[must_use]
+    pub fn new(
+        scheme: impl Into<KvScheme>,
+        layers: usize,
+        geometry: KvGeometry,
+        blocks: usize,
+    ) -> Self {
+        let scheme = scheme.into();
+        let (exact, recurrent) = (None, None);
+        Self { scheme, layers, geometry, blocks, exact, prefix_caching: false, recurrent }
+    }
+
+    /// Bytes of one block over all layers, keys and values.
+    #[must_use]
+    pub fn bytes_per_block(&self) -> u64 {
+        self.scheme.block_bytes(self.layers, self.geometry)
+    }
+
+    /// Bytes of one exact block over all layers, keys and values.
+    #[must_use]
+    pub fn bytes_per_exact_block(&self) -> u64 {
+        self.scheme.exact_block_bytes(self.layers, self.geometry)
+    }
+
+    /// Exact blocks there are.
+    #[must_use]
+    pub fn exact_blocks(&self) -> usize {
+        // No block has two exact blocks beside it.
+        self.exact.map_or(0, |e| e.blocks.min(self.blocks))
+    }
+
+    /// Bytes of a sequence's recurrent state.
+    #[must_use]
+    pub fn bytes_per_state(&self) -> u64 {
+        self.recurrent.as_ref().map_or(0, RecurrentConfig::bytes_per_slot)
+    }
+
+    /// Bytes of all blocks, the exact ones included, and of all recurrent states.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let states = self.recurrent.as_ref().map_or(0, |r| r.slots as u64);
+        self.bytes_per_block() * self.blocks as u64
+            + self.bytes_per_exact_block() * self.exact_blocks() as u64
+            + self.bytes_per_state() * states
+    }
+
+    /// Tokens of which prefixes of keys and values are reused a multiple, 0 when none is.
+    pub(crate) fn prefix_unit(&self) -> usize {
+        let recent = self.exact.map_or(0, |e| e.tokens.recent_tokens);
+        if self.prefix_caching { recent.max(self.geometry.block_tokens) } else { 0 }
+    }
+}
+
+/// Blocks in use and what they weigh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvUsage {
+    /// Blocks held by sequences.
+    pub used_blocks: usize,
+    /// Blocks that nobody holds and whose contents may be met again; they count as free.
+    pub idle_blocks: usize,
+    /// Blocks there are.
+    pub total_blocks: usize,
+    /// Bytes of one block over all layers.
+    pub bytes_per_block: u64,
+    /// Exact blocks beside used ones.
+    pub exact_blocks: usize,
+    /// Exact blocks that sequences hold or may still ask for.
+    pub promised_exact_blocks: usize,
+    /// Exact blocks that can be promised: all but those that a step needs for its own tokens.
+    pub total_exact_blocks: usize,
+    /// Bytes of one exact block over all layers.
+    pub bytes_per_exact_block: u64,
+    /// Recurrent states that sequences hold.
+    pub states: usize,
+    /// Snapshots of recurrent states, at which prefixes are taken up again.
+    pub snapshots: usize,
+    /// Bytes of one recurrent state over all layers.
+    pub bytes_per_state: u64,
+}
+
+impl KvUsage {
+    /// Bytes of the blocks that sequences hold, of the exact blocks beside them, and of their recurrent
+    /// states.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.used_blocks as u64 * self.bytes_per_block
+            + self.exact_blocks as u64 * self.bytes_per_exact_block
+            + self.states as u64 * self.bytes_per_state
+    }
+}

@@ -1,0 +1,339 @@
+//! Recurrent states: one slot per running sequence, and snapshots at which prefixes are taken up again.
+//!
+//! Keys and values of a prefix can be cut anywhere; a recurrent state is that of its last token alone. So
+//! the cache copies states at every multiple of an interval, and a sequence with a known prefix starts at
+//! the last of these. Slots of both kinds come from one pool, and running sequences come first: the
+//! snapshot that was used longest ago makes room.
+
+use crate::{KvCacheError, SeqRange, prefix::Node};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+};
+use taper_base::SeqId;
+use taper_tensor::{RecurrentSegment, RunSegments, TensorError};
+
+/// Shape of a model's recurrent states.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecurrentConfig {
+    /// Elements (f32) that each recurrent layer keeps for a sequence.
+    pub layers: Vec<usize>,
+    /// States there are, those of running sequences and snapshots together.
+    pub slots: usize,
+    /// Tokens between two snapshots; the cache rounds it up to whole prefix units.
+    pub interval: usize,
+}
+
+impl RecurrentConfig {
+    /// Bytes of one state over all layers.
+    #[must_use]
+    pub fn bytes_per_slot(&self) -> u64 {
+        4 * self.layers.iter().sum::<usize>() as u64
+    }
+}
+
+/// Index of a slot.
+type Slot = usize;
+
+/// A snapshot of a step whose blocks are not published yet.
+#[derive(Debug)]
+struct Pending {
+    seq: SeqId,
+    /// Tokens that it has seen.
+    tokens: usize,
+    slot: Slot,
+}
+
+/// State of a running sequence.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    slot: Slot,
+    /// Tokens that it has seen.
+    tokens: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct States {
+    /// Elements of each layer in a slot.
+    layers: Vec<Range<usize>>,
+    /// 0 without snapshots.
+    interval: usize,
+    /// Contents; empty while a slot was never used.
+    slots: Vec<Vec<f32>>,
+    free: Vec<Slot>,
+    held: HashMap<SeqId, Held>,
+    pending: Vec<Pending>,
+    /// Snapshots by the last block of their prefix.
+    snapshots: HashMap<Node, (u64, Slot)>,
+    /// Snapshots by when they were last used.
+    used: BTreeMap<u64, Node>,
+    clock: u64,
+}
+
+impl States {
+    /// `unit`: tokens of which prefixes are reused a multiple; 0 takes no snapshots.
+    pub(crate) fn new(config: &RecurrentConfig, unit: usize) -> Self {
+        let mut end = 0;
+        let layers = config.layers.iter().map(|&n| {
+            end += n;
+            end - n..end
+        });
+        let interval = if unit == 0 { 0 } else { config.interval.max(1).next_multiple_of(unit) };
+        Self {
+            layers: layers.collect(),
+            interval,
+            slots: vec![Vec::new(); config.slots],
+            free: (0..config.slots).rev().collect(),
+            held: HashMap::new(),
+            pending: Vec::new(),
+            snapshots: HashMap::new(),
+            used: BTreeMap::new(),
+            clock: 0,
+        }
+    }
+
+    /// Tokens between two snapshots; 0 without.
+    pub(crate) fn interval(&self) -> usize {
+        self.interval
+    }
+
+    /// States of running sequences.
+    pub(crate) fn running(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Snapshots that can be met again.
+    pub(crate) fn snapshots(&self) -> usize {
+        self.snapshots.len()
+    }
+
+    fn len(&self) -> usize {
+        self.layers.last().map_or(0, |layer| layer.end)
+    }
+
+    /// A free slot; the snapshot that was used longest ago makes room.
+    fn take(&mut self) -> Option<Slot> {
+        self.free.pop().or_else(|| self.evict())
+    }
+
+    fn evict(&mut self) -> Option<Slot> {
+        let (_, node) = self.used.pop_first()?;
+        self.snapshots.remove(&node).map(|(_, slot)| slot)
+    }
+
+    /// Whether [`Self::start`] would find room.
+    pub(crate) fn check_start(&self, seq: SeqId) -> Result<(), KvCacheError> {
+        match self.held.contains_key(&seq) || !self.free.is_empty() || !self.snapshots.is_empty() {
+            true => Ok(()),
+            false => Err(KvCacheError::NoState { states: self.slots.len() }),
+        }
+    }
+
+    /// A state of zeros for a sequence that has none.
+    pub(crate) fn start(&mut self, seq: SeqId) -> Result<(), KvCacheError> {
+        if self.held.contains_key(&seq) {
+            return Ok(());
+        }
+        let slot = self.take().ok_or(KvCacheError::NoState { states: self.slots.len() })?;
+        let len = self.len();
+        self.slots[slot].clear();
+        self.slots[slot].resize(len, 0.0);
+        self.held.insert(seq, Held { slot, tokens: 0 });
+        Ok(())
+    }
+
+    /// Tokens of the longest prefix with a snapshot, of one whose blocks have these nodes.
+    pub(crate) fn longest(&self, nodes: &[Node], block_tokens: usize) -> usize {
+        let step = self.interval / block_tokens.max(1);
+        let known = |&n: &usize| self.snapshots.contains_key(&nodes[n * step - 1]);
+        let found = (1..=nodes.len().checked_div(step).unwrap_or(0)).rev().find(known);
+        found.unwrap_or(0) * self.interval
+    }
+
+    /// Copies the snapshot after so many tokens for a sequence without a state. `false`: it is gone, or
+    /// there is no room.
+    pub(crate) fn adopt(&mut self, seq: SeqId, last: Node, tokens: usize) -> bool {
+        let Some(&(_, from)) = self.snapshots.get(&last) else { return false };
+        self.touch(last);
+        // Before a slot is taken: this snapshot may be the one that makes room.
+        let copy = self.slots[from].clone();
+        let Some(slot) = self.take() else { return false };
+        self.slots[slot] = copy;
+        self.held.insert(seq, Held { slot, tokens });
+        true
+    }
+
+    fn touch(&mut self, node: Node) {
+        self.clock += 1;
+        if let Some((since, _)) = self.snapshots.get_mut(&node) {
+            self.used.remove(since);
+            *since = self.clock;
+            self.used.insert(self.clock, node);
+        }
+    }
+
+    /// Gives a sequence's state back.
+    pub(crate) fn release(&mut self, seq: SeqId) {
+        self.free.extend(self.held.remove(&seq).map(|held| held.slot));
+        self.drop_pending(seq);
+    }
+
+    fn drop_pending(&mut self, seq: SeqId) {
+        for pending in self.pending.extract_if(.., |pending| pending.seq == seq) {
+            self.free.push(pending.slot);
+        }
+    }
+
+    /// Begins a step: states move on by these ranges, and there are slots for the snapshots on their way,
+    /// as far as there is room.
+    pub(crate) fn begin(&mut self, ranges: &[SeqRange]) -> Result<(), KvCacheError> {
+        for &SeqRange { seq, start, .. } in ranges {
+            let at = self.held.get(&seq).map_or(0, |held| held.tokens);
+            if !self.held.contains_key(&seq) || at != start {
+                return Err(KvCacheError::StateAt { seq, at, start });
+            }
+        }
+        for &SeqRange { seq, start, len } in ranges {
+            self.drop_pending(seq);
+            let end = start + len;
+            if let Some(held) = self.held.get_mut(&seq) {
+                held.tokens = end;
+            }
+            if self.interval == 0 {
+                continue;
+            }
+            // The last ones first: they are more likely to be of use.
+            for n in (start / self.interval + 1..=end / self.interval).rev() {
+                let Some(slot) = self.take() else { break };
+                let len = self.len();
+                self.slots[slot].resize(len, 0.0);
+                self.pending.push(Pending { seq, tokens: n * self.interval, slot });
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a layer over a step's ranges, whose rows follow one another. A range is cut where a snapshot
+    /// is due.
+    pub(crate) fn run(
+        &mut self,
+        layer: usize,
+        ranges: &[SeqRange],
+        f: &mut RunSegments<'_>,
+    ) -> Result<(), KvCacheError> {
+        let Some(own) = self.layers.get(layer).cloned() else {
+            return Err(KvCacheError::Recurrent { layer, layers: self.layers.len() });
+        };
+        let mut open = Vec::with_capacity(ranges.len());
+        let mut row = 0;
+        for &SeqRange { seq, start, len } in ranges {
+            let Some(&Held { slot, .. }) = self.held.get(&seq) else {
+                return Err(KvCacheError::StateAt { seq, at: 0, start });
+            };
+            open.push(Open { seq, slot, row, at: start, end: start + len, state: Vec::new() });
+            row += len;
+        }
+        let result = self.run_open(&own, open, f);
+        result.map_err(|error| KvCacheError::Codec(error.into()))
+    }
+
+    fn run_open(
+        &mut self,
+        own: &Range<usize>,
+        mut open: Vec<Open>,
+        f: &mut RunSegments<'_>,
+    ) -> Result<(), TensorError> {
+        open.retain(|o| o.at < o.end);
+        while !open.is_empty() {
+            for o in &mut open {
+                o.state = std::mem::take(&mut self.slots[o.slot]);
+            }
+            let interval = self.interval;
+            let segment = |o: &'_ mut Open| {
+                let to = o.next_cut(interval);
+                let rows = o.row..o.row + to - o.at;
+                (o.row, o.at) = (rows.end, to);
+                rows
+            };
+            let rows: Vec<_> = open.iter_mut().map(segment).collect();
+            let states = open.iter_mut().map(|o| &mut o.state[own.clone()]);
+            let mut segments: Vec<_> = rows
+                .into_iter()
+                .zip(states)
+                .map(|(rows, state)| RecurrentSegment { rows, state })
+                .collect();
+            let result = f(&mut segments);
+            for o in &mut open {
+                self.slots[o.slot] = std::mem::take(&mut o.state);
+            }
+            result?;
+            open.iter().for_each(|o| self.snapshot(o, own));
+            open.retain(|o| o.at < o.end);
+        }
+        Ok(())
+    }
+
+    /// Copies a layer's state where a snapshot is due.
+    fn snapshot(&mut self, open: &Open, own: &Range<usize>) {
+        let due = |p: &&Pending| p.seq == open.seq && p.tokens == open.at;
+        let Some(slot) = self.pending.iter().find(due).map(|p| p.slot) else { return };
+        let mut copy = std::mem::take(&mut self.slots[slot]);
+        copy[own.clone()].copy_from_slice(&self.slots[open.slot][own.clone()]);
+        self.slots[slot] = copy;
+    }
+
+    /// Makes the snapshots of a sequence's last step known, as far as its blocks are: `nodes` are those of
+    /// its leading blocks. One that is not finite is dropped.
+    pub(crate) fn publish(&mut self, seq: SeqId, nodes: &[Node], block_tokens: usize) {
+        let own: Vec<_> = self.pending.extract_if(.., |pending| pending.seq == seq).collect();
+        for Pending { tokens, slot, .. } in own {
+            let last = (tokens / block_tokens).checked_sub(1);
+            let node = last.and_then(|last| nodes.get(last)).copied();
+            let finite = self.slots[slot].iter().all(|x| x.is_finite());
+            match node.filter(|node| finite && !self.snapshots.contains_key(node)) {
+                Some(node) => {
+                    self.clock += 1;
+                    self.snapshots.insert(node, (self.clock, slot));
+                    self.used.insert(self.clock, node);
+                }
+                None => self.free.push(slot),
+            }
+        }
+    }
+
+    /// Gives memory back: of slots that are free, and of snapshots until they take `keep` bytes at most.
+    pub(crate) fn give_back(&mut self, keep: u64) {
+        let bytes = 4 * self.len() as u64;
+        while self.snapshots.len() as u64 * bytes > keep {
+            let Some(slot) = self.evict() else { break };
+            self.free.push(slot);
+        }
+        for &slot in &self.free {
+            self.slots[slot] = Vec::new();
+        }
+    }
+}
+
+/// A range that a layer still runs over.
+#[derive(Debug)]
+struct Open {
+    seq: SeqId,
+    slot: Slot,
+    /// The next token's row in the step.
+    row: usize,
+    /// The next token in its sequence, and where the range ends.
+    at: usize,
+    end: usize,
+    /// The slot's contents while the layer runs.
+    state: Vec<f32>,
+}
+
+impl Open {
+    /// Where the next segment ends.
+    fn next_cut(&self, interval: usize) -> usize {
+        match interval {
+            0 => self.end,
+            n => self.end.min((self.at / n + 1) * n),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Qwen 3.5 and later, dense: Gated DeltaNet in most layers, gated attention in every fourth.
+
+use super::common;
+use crate::{
+    LoadOptions, ModelError,
+    config::{self, Shape},
+    decoder::Names,
+    spec::{LayerSpec, MixerSpec, Spec},
+};
+use serde::Deserialize;
+use serde_json::Value;
+use taper_tensor::GatedDeltaShape;
+use taper_weights::Checkpoint;
+
+const FAMILY: &str = "qwen3_5";
+const MAX_DELTA: usize = 1 << 14;
+
+#[derive(Deserialize)]
+struct Own {
+    #[serde(default = "kernel")]
+    linear_conv_kernel_dim: usize,
+    #[serde(default = "head_dim")]
+    linear_key_head_dim: usize,
+    #[serde(default = "head_dim")]
+    linear_value_head_dim: usize,
+    #[serde(default = "key_heads")]
+    linear_num_key_heads: usize,
+    #[serde(default = "value_heads")]
+    linear_num_value_heads: usize,
+    /// Every so many layers attention, where `layer_types` is missing.
+    full_attention_interval: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    #[serde(default)]
+    attention_bias: bool,
+    attn_output_gate: Option<bool>,
+}
+
+fn kernel() -> usize {
+    4
+}
+
+fn head_dim() -> usize {
+    128
+}
+
+fn key_heads() -> usize {
+    16
+}
+
+fn value_heads() -> usize {
+    32
+}
+
+pub(super) fn qwen3_5(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    if options.gpu.is_some() {
+        return Err(ModelError::CpuOnly { family: FAMILY });
+    }
+    config::require(FAMILY, config, "hidden_act", &["silu"])?;
+    let shape: Shape = config::parse(FAMILY, config)?;
+    let own: Own = config::parse(FAMILY, config)?;
+    if own.attn_output_gate == Some(false) {
+        let (field, value) = ("attn_output_gate", "false".to_owned());
+        return Err(ModelError::Unsupported { family: FAMILY, field, value });
+    }
+    let mut rope = config::rope(FAMILY, config, 10_000.0)?;
+    rope.partial_rotary_factor.get_or_insert(0.25);
+    let mut spec = common(FAMILY, &shape, &rope, options)?;
+    spec.norm_offset = 1.0;
+    spec.qk_norm = true;
+    spec.gated_attention = true;
+    (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
+    let delta = own.delta()?;
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        if own.is_linear(i)? {
+            *layer = LayerSpec { mixer: MixerSpec::GatedDelta(delta), experts: None };
+        }
+    }
+    let attention = |layer: &LayerSpec| matches!(layer.mixer, MixerSpec::Attention(_));
+    if !spec.layers.iter().any(attention) {
+        let (value, range) = ("no full_attention".to_owned(), "one layer needs it".to_owned());
+        return Err(ModelError::OutOfRange { family: FAMILY, field: "layer_types", value, range });
+    }
+    Ok(spec)
+}
+
+impl Own {
+    fn delta(&self) -> Result<GatedDeltaShape, ModelError> {
+        for (field, value) in [
+            ("linear_conv_kernel_dim", self.linear_conv_kernel_dim),
+            ("linear_key_head_dim", self.linear_key_head_dim),
+            ("linear_value_head_dim", self.linear_value_head_dim),
+            ("linear_num_key_heads", self.linear_num_key_heads),
+            ("linear_num_value_heads", self.linear_num_value_heads),
+        ] {
+            config::size(FAMILY, field, value, MAX_DELTA)?;
+        }
+        let (field, value) = ("linear_num_value_heads", self.linear_num_value_heads);
+        if !value.is_multiple_of(self.linear_num_key_heads) {
+            return Err(ModelError::Unsupported {
+                family: FAMILY,
+                field,
+                value: value.to_string(),
+            });
+        }
+        Ok(GatedDeltaShape {
+            key_heads: self.linear_num_key_heads,
+            value_heads: self.linear_num_value_heads,
+            key_dim: self.linear_key_head_dim,
+            value_dim: self.linear_value_head_dim,
+            kernel: self.linear_conv_kernel_dim,
+        })
+    }
+
+    fn is_linear(&self, layer: usize) -> Result<bool, ModelError> {
+        const FIELD: &str = "layer_types";
+        let Some(types) = &self.layer_types else {
+            let interval = self.full_attention_interval.unwrap_or(4).max(1);
+            return Ok(!(layer + 1).is_multiple_of(interval));
+        };
+        match types.get(layer).map(String::as_str) {
+            Some("linear_attention") => Ok(true),
+            Some("full_attention") => Ok(false),
+            Some(other) => {
+                let (family, value) = (FAMILY, other.to_owned());
+                Err(ModelError::Unsupported { family, field: FIELD, value })
+            }
+            None => {
+                let value = format!("{} entries", types.len());
+                let range = "each layer needs one".to_owned();
+                Err(ModelError::OutOfRange { family: FAMILY, field: FIELD, value, range })
+            }
+        }
+    }
+}
+
+/// MLX's files have 1 added to the norms already. Their convolutions tell: these are `[channels, kernel, 1]`
+/// there and `[channels, 1, kernel]` in Hugging Face's.
+pub(super) fn stored_norms(
+    spec: &mut Spec,
+    weights: &Checkpoint,
+    names: &Names,
+) -> Result<(), ModelError> {
+    let delta = spec.layers.iter().enumerate().find_map(|(i, layer)| match layer.mixer {
+        MixerSpec::GatedDelta(shape) => Some((i, shape)),
+        MixerSpec::Attention(_) => None,
+    });
+    let Some((i, shape)) = delta else { return Ok(()) };
+    let name = format!("{}layers.{i}.linear_attn.conv1d.weight", names.decoder);
+    if weights.floats(&name)?.1 == [shape.channels(), shape.kernel, 1] {
+        spec.norm_offset = 0.0;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn config() -> Value {
+        json!({"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 4,
+               "num_attention_heads": 2, "max_position_embeddings": 16})
+    }
+
+    fn linear(config: &Value) -> Result<Vec<bool>, ModelError> {
+        let spec = qwen3_5(config, LoadOptions::default())?;
+        let linear = |l: &LayerSpec| matches!(l.mixer, MixerSpec::GatedDelta(_));
+        Ok(spec.layers.iter().map(linear).collect())
+    }
+
+    #[test]
+    fn every_fourth_layer_attends_unless_layer_types_says_otherwise() -> Result<(), ModelError> {
+        let mut config = config();
+        assert_eq!(linear(&config)?, [true, true, true, false]);
+        config["full_attention_interval"] = json!(2);
+        assert_eq!(linear(&config)?, [true, false, true, false]);
+        let (full, delta) = ("full_attention", "linear_attention");
+        config["layer_types"] = json!([full, delta, delta, delta]);
+        assert_eq!(linear(&config)?, [false, true, true, true]);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_not_run_is_refused_by_name() {
+        for (field, value) in [
+            ("layer_types", json!(["full_attention"])),
+            ("layer_types", json!(vec!["chunked_attention"; 4])),
+            ("layer_types", json!(vec!["linear_attention"; 4])),
+            ("linear_num_value_heads", json!(17)),
+            ("linear_key_head_dim", json!(0)),
+            ("linear_value_head_dim", json!(1u64 << 40)),
+            ("attn_output_gate", json!(false)),
+        ] {
+            let mut config = config();
+            config[field] = value;
+            let error = linear(&config).unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+    }
+}

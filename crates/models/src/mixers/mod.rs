@@ -1,0 +1,81 @@
+//! How a layer's tokens read each other: attention, or a recurrence.
+
+mod attention;
+mod gated_delta;
+
+use crate::{
+    LoadOptions, ModelError, StateSession,
+    spec::{LayerSpec, MixerSpec, Spec},
+};
+use std::fmt;
+use taper_base::Phase;
+use taper_tensor::{Linear, RmsNorm, RopeAngles, Tensor};
+use taper_weights::Checkpoint;
+
+pub(crate) use attention::Attention;
+pub(crate) use gated_delta::GatedDeltaNet;
+
+/// The part of a layer in which tokens of a sequence meet, up to its output projection.
+pub(crate) trait Mixer: Send + Sync + fmt::Debug {
+    /// What the output projection reads.
+    ///
+    /// # Shapes
+    /// `x [t, hidden]` -> `[t, in features of out]`.
+    ///
+    /// # Errors
+    /// A session that was opened for other tokens, or an operation's error.
+    fn mix(
+        &self,
+        x: &Tensor,
+        norm: &RmsNorm,
+        step: &Step<'_>,
+        state: &mut dyn StateSession,
+    ) -> Result<Tensor, ModelError>;
+
+    /// The output projection.
+    fn out(&self) -> &Linear;
+
+    /// Weights in all, and bytes they take.
+    fn size(&self) -> (u64, u64);
+}
+
+/// What the layers of a step share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Step<'a> {
+    pub(crate) spec: &'a Spec,
+    /// Of each of [`Spec::ropes`].
+    pub(crate) ropes: &'a [RopeAngles],
+    pub(crate) phase: Phase,
+    /// The output projection reads the mixer's rows as they come, all of them.
+    pub(crate) whole: bool,
+}
+
+/// How many layers of each kind of state come before one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Place {
+    pub(crate) attention: u16,
+    pub(crate) recurrent: usize,
+}
+
+/// Loads a layer's mixer, below `at`, where and as it will run.
+pub(crate) fn load(
+    spec: &Spec,
+    layer: LayerSpec,
+    place: &mut Place,
+    weights: &Checkpoint,
+    at: &str,
+    options: LoadOptions<'_>,
+) -> Result<Box<dyn Mixer>, ModelError> {
+    Ok(match layer.mixer {
+        MixerSpec::Attention(own) => {
+            let id = place.attention;
+            place.attention += 1;
+            Box::new(Attention::load(spec, own, id, weights, at)?.placed(options)?)
+        }
+        MixerSpec::GatedDelta(shape) => {
+            let id = place.recurrent;
+            place.recurrent += 1;
+            Box::new(GatedDeltaNet::load(spec, shape, id, weights, at)?.placed(options)?)
+        }
+    })
+}
