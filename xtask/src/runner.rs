@@ -4,7 +4,7 @@ use crate::kv::gaussian;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use taper_base::{LayerId, Phase, SeqId, TokenId};
-use taper_kv_cache::{ExactRoom, KvCache, KvConfig, RecurrentConfig, SeqRange};
+use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::{Activations, Batch, LoadOptions, Model};
 use taper_tensor::{
@@ -91,14 +91,9 @@ impl Runner {
         let tokens_of_cache = blocks * geometry.block_tokens;
         let size = geometry.block_tokens;
         let room = |tokens| ExactRoom::for_sequences(tokens, SEQUENCES, tokens_of_cache, size);
-        let states = RecurrentConfig {
-            layers: info.recurrent.clone(),
-            slots: SEQUENCES,
-            interval: geometry.block_tokens,
-        };
         let cache = KvCache::new(KvConfig {
             exact: exact.map(room),
-            recurrent: (!info.recurrent.is_empty()).then_some(states),
+            recurrent: info.states(SEQUENCES, 0),
             ..KvConfig::new(codec, info.layers, geometry, blocks)
         });
         Ok(Self { model, cache })

@@ -263,11 +263,7 @@ fn recurrent(
     sequences: u32,
     tokens: u64,
 ) -> Option<RecurrentConfig> {
-    if model.recurrent.is_empty() {
-        return None;
-    }
-    let mut config =
-        RecurrentConfig { layers: model.recurrent.clone(), slots: 0, interval: usize::MAX };
+    let mut config = model.states(0, 0)?;
     let (state, block) = (config.bytes_per_slot().max(1), kv.bytes_per_block().max(1));
     let size = kv.geometry.block_tokens as u64;
     let each = if kv.prefix_caching { 2 } else { 1 };

@@ -3,6 +3,7 @@
 use crate::{ModelError, StateSession};
 use std::fmt;
 use taper_base::{Phase, TokenId};
+use taper_kv_cache::RecurrentConfig;
 use taper_tensor::{Answers, Rounding, Tensor, cpu::FlashTile, gpu::Gpu};
 
 /// Tokens of one step: those of several sequences, one after the other, never padded.
@@ -69,6 +70,14 @@ impl ModelInfo {
     #[must_use]
     pub fn phase(&self, phase: Phase) -> Phase {
         if self.prefill_apart { phase } else { Phase::Decode }
+    }
+
+    /// What a cache with so many recurrent states needs to know, of a model that has such; see
+    /// [`RecurrentConfig`].
+    #[must_use]
+    pub fn states(&self, slots: usize, interval: usize) -> Option<RecurrentConfig> {
+        let layers = self.recurrent.clone();
+        (!layers.is_empty()).then_some(RecurrentConfig { layers, slots, interval })
     }
 }
 

@@ -31,6 +31,10 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
     row("bits a weight", format!("{bits:.2}"))?;
     let heads = format!("{} query, {} key/value", info.heads, info.kv_heads);
     row("layers", format!("{} of {heads} heads x {}", info.layers, info.head_dim))?;
+    if let Some(states) = info.states(1, 0) {
+        let bytes = human(states.bytes_per_slot());
+        row("recurrent layers", format!("{}, {bytes} a sequence", states.layers.len()))?;
+    }
     row("vocabulary", info.vocab.to_string())?;
     row("context", format!("{} tokens", info.max_positions))?;
     memory_table(args, info)?;
@@ -62,7 +66,8 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
         eos_token_ids: Vec::new(),
     };
     writeln!(Out, "\n  memory with a KV cache of {name}; {} are free", human(free))?;
-    writeln!(Out, "  {:>10} {:>12} {:>12} {:>12}", "context", "KV cache", "exact", "total")?;
+    let beside = if info.recurrent.is_empty() { "exact" } else { "exact, states" };
+    writeln!(Out, "  {:>10} {:>12} {:>14} {:>12}", "context", "KV cache", beside, "total")?;
     let max = info.max_positions as u64;
     let mut lengths = args.context.clone();
     if lengths.is_empty() {
@@ -81,7 +86,7 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
             () => "  fits",
         };
         let [coded, exact, total] = [coded, exact, total].map(human);
-        writeln!(Out, "  {tokens:>10} {coded:>12} {exact:>12} {total:>12}{verdict}")?;
+        writeln!(Out, "  {tokens:>10} {coded:>12} {exact:>14} {total:>12}{verdict}")?;
     }
     Ok(())
 }

@@ -51,6 +51,7 @@ impl Prefill<'_> {
         let room = |tokens| ExactRoom::for_sequences(tokens, 1, STEP, KvConfig::BLOCK_TOKENS);
         KvConfig {
             exact: self.exact.map(room),
+            recurrent: info.states(1, 0),
             ..KvConfig::new(scheme.clone(), info.layers, geometry, blocks)
         }
     }

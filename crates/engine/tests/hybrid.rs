@@ -1,0 +1,136 @@
+//! A model with recurrent layers answers as if nothing were shared, cut or preempted.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
+mod common;
+
+use common::{Numbers, ask, collect, config, greedy, settled, submit, wait_for};
+use std::{fs, path::Path};
+use taper_base::{Engine, GenRequest};
+use taper_engine::{EngineConfig, EngineError, KvBudget, KvDisk, LocalEngine};
+use taper_models::{Activations, Answers, LoadOptions, Model};
+use taper_weights::Checkpoint;
+
+const VOCAB: u32 = 320;
+/// Tokens between two snapshots of this model.
+const INTERVAL: u32 = 256;
+
+/// The tiny Qwen 3.5, allowed longer sequences than its file says.
+fn model(activations: Activations) -> Box<dyn Model> {
+    let fixture =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity/qwen3_5-bf16");
+    let dir = tempfile::tempdir().unwrap();
+    let config = fs::read_to_string(fixture.join("config.json")).unwrap();
+    let longer =
+        config.replace("\"max_position_embeddings\": 512", "\"max_position_embeddings\": 8192");
+    assert_ne!(config, longer);
+    fs::write(dir.path().join("config.json"), longer).unwrap();
+    fs::copy(fixture.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    let weights = Checkpoint::open(dir.path()).unwrap();
+    let options = LoadOptions { activations, ..LoadOptions::default() };
+    taper_models::load(&weights, options).unwrap()
+}
+
+fn engine(config: &EngineConfig) -> LocalEngine {
+    LocalEngine::start(model(Activations::F32), config).unwrap()
+}
+
+fn plain() -> EngineConfig {
+    EngineConfig { prefix_caching: false, ..config() }
+}
+
+#[test]
+fn a_long_shared_prefix_is_computed_but_for_one_interval() {
+    let mut numbers = Numbers(7);
+    let stem = numbers.prompt(2000, VOCAB);
+    let with = |numbers: &mut Numbers| [stem.clone(), numbers.prompt(30, VOCAB)].concat();
+    let requests = [with(&mut numbers), with(&mut numbers)].map(|prompt| greedy(&prompt, 20));
+    let (shared, alone) = (engine(&config()), engine(&plain()));
+    for (request, least) in requests.into_iter().zip([0, 2000 - INTERVAL]) {
+        let (got, want) = (ask(&shared, request.clone()), ask(&alone, request));
+        assert_eq!(got.tokens, want.tokens);
+        assert_eq!(want.cached, 0);
+        assert!(got.cached >= least, "{} tokens were there", got.cached);
+    }
+    settled(&shared);
+}
+
+#[test]
+fn however_prompts_are_cut_the_answer_is_one() {
+    let mut numbers = Numbers(11);
+    let prompts: Vec<_> = [300, 20, 301, 77].map(|n| numbers.prompt(n, VOCAB)).to_vec();
+    for activations in [Activations::F32, Activations::Phased { answers: Answers::Int8 }] {
+        let answers = |chunk, caching| {
+            let config = EngineConfig {
+                max_num_batched_tokens: chunk,
+                max_num_seqs: 4,
+                prefix_caching: caching,
+                ..config()
+            };
+            let engine = LocalEngine::start(model(activations), &config).unwrap();
+            let open: Vec<_> = prompts.iter().map(|p| submit(&engine, greedy(p, 30))).collect();
+            open.into_iter().map(|events| collect(events).tokens).collect::<Vec<_>>()
+        };
+        let whole = answers(1024, false);
+        for (chunk, caching) in [(37, false), (4, true), (256, true)] {
+            assert_eq!(answers(chunk, caching), whole, "{activations:?}, steps of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn a_crowd_under_pressure_says_what_each_says_alone() {
+    let mut numbers = Numbers(5);
+    let stem = numbers.prompt(600, VOCAB);
+    let requests: Vec<GenRequest> = (0..10)
+        .map(|i| greedy(&[&stem[..60 * i + 20], &numbers.prompt(30, VOCAB)].concat(), 60))
+        .collect();
+    let roomy = engine(&plain());
+    let alone: Vec<_> = requests.iter().map(|r| ask(&roomy, r.clone()).tokens).collect();
+    let tight = engine(&EngineConfig {
+        kv_budget: KvBudget::Tokens(1100),
+        max_num_batched_tokens: 64,
+        max_num_seqs: 3,
+        ..config()
+    });
+    let open: Vec<_> = requests.iter().map(|r| submit(&tight, r.clone())).collect();
+    let crowd: Vec<_> = open.into_iter().map(|events| collect(events).tokens).collect();
+    assert_eq!(crowd, alone);
+    settled(&tight);
+}
+
+#[test]
+fn sequences_are_preempted_and_go_on() {
+    let mut numbers = Numbers(6);
+    let requests: Vec<_> = (0..6).map(|_| greedy(&numbers.prompt(40, VOCAB), 120)).collect();
+    let roomy = engine(&plain());
+    let alone: Vec<_> = requests.iter().map(|r| ask(&roomy, r.clone()).tokens).collect();
+    let tight = engine(&EngineConfig { kv_budget: KvBudget::Tokens(320), ..config() });
+    let open: Vec<_> = requests.iter().map(|r| submit(&tight, r.clone())).collect();
+    let crowd: Vec<_> = open.into_iter().map(|events| collect(events).tokens).collect();
+    assert_eq!(crowd, alone);
+    assert!(tight.stats().preemptions > 0, "the cache was meant to be too small");
+    wait_for(&tight, "an empty cache", |s| s.kv_blocks_used == 0);
+}
+
+#[test]
+fn prefixes_on_disk_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = KvDisk { dir: dir.path().into(), max_bytes: 1 << 20, model: "m".into() };
+    let config = EngineConfig { disk: Some(disk), ..config() };
+    let error = LocalEngine::start(model(Activations::F32), &config).unwrap_err();
+    assert!(matches!(error, EngineError::NoDisk { family: "qwen3_5" }), "{error}");
+}
+
+/// States are part of the memory that a budget gives.
+#[test]
+fn a_budget_pays_for_states_and_blocks() {
+    let model = model(Activations::F32);
+    let bytes = 8 << 20;
+    let config = EngineConfig { kv_budget: KvBudget::Bytes(bytes), max_num_seqs: 8, ..config() };
+    let plan = config.plan(model.info()).unwrap();
+    let kv = &plan.caches[0];
+    let states = kv.recurrent.as_ref().unwrap();
+    assert_eq!((states.slots, states.interval), (16, INTERVAL as usize));
+    assert!(kv.bytes() <= bytes && kv.bytes() > bytes * 9 / 10, "{} of {bytes}", kv.bytes());
+}
