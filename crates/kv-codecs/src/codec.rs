@@ -255,7 +255,7 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         for (first, block) in (0..tokens).step_by(g.block_tokens).zip(blocks) {
             let n = g.block_tokens.min(tokens - first);
             let slots: Vec<_> = (0..n).map(|i| block.0 as usize * g.block_tokens + i).collect();
-            let keys = self.decode(g, &slots, pages)?.0.flatten_all()?.to_vec1::<f32>()?;
+            let keys = self.decode(g, &slots, pages)?.0.to_vec()?;
             scorer.score(&keys, g.kv_heads, &mut out, first)?;
         }
         Ok(out)
@@ -358,7 +358,7 @@ pub fn parse(name: &str) -> Result<Arc<dyn KvCodec>, KvCodecError> {
             return Ok(Arc::new(PagedCodec::new(name, scheme)));
         }
     };
-    Ok(Arc::new(DenseCodec::new(dtype)?))
+    Ok(Arc::new(DenseCodec::new(dtype)))
 }
 
 /// Bits an element of a codec that has the same for keys and values, its scales not counted: 16 of

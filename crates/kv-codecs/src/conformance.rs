@@ -334,7 +334,7 @@ impl Case {
     /// Squared distance of rows from what they were, relative to their lengths: the mean, as of
     /// equally good codes another rounding may choose another one.
     fn distance(&self, rows: &[f32], decoded: &Tensor) -> Result<Vec<f32>, KvCodecError> {
-        let decoded = decoded.flatten_all()?.to_vec1::<f32>()?;
+        let decoded = decoded.to_vec()?;
         let one = |(row, got): (&[f32], &[f32])| {
             let energy: f32 = row.iter().map(|x| x * x).sum();
             row.iter().zip(got).map(|(x, y)| (x - y) * (x - y)).sum::<f32>() / energy

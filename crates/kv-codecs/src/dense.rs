@@ -14,7 +14,7 @@ use crate::{
 use half::bf16;
 use taper_base::BlockId;
 use taper_tensor::{
-    AlignedBytes, DType, Projected, Tensor, TensorError,
+    AlignedBytes, DType, Projected, Tensor,
     cpu::{self, Floats, HeadRows},
     ops, pool,
 };
@@ -30,14 +30,9 @@ pub struct DenseCodec {
 
 impl DenseCodec {
     /// A codec of this element type.
-    ///
-    /// # Errors
-    /// It is none of f32, f16, bf16.
-    pub fn new(dtype: DType) -> Result<Self, KvCodecError> {
-        match dtype {
-            DType::F32 | DType::F16 | DType::BF16 => Ok(Self { dtype }),
-            got => Err(TensorError::DType { op: "kv cache", got }.into()),
-        }
+    #[must_use]
+    pub fn new(dtype: DType) -> Self {
+        Self { dtype }
     }
 
     fn width(self) -> usize {
@@ -55,7 +50,7 @@ impl DenseCodec {
                 let out = bytemuck::cast_slice_mut::<_, bf16>(out);
                 half::slice::HalfFloatSliceExt::convert_from_f32_slice(out, row);
             }
-            _ => out.copy_from_slice(bytemuck::cast_slice(row)),
+            DType::F32 => out.copy_from_slice(bytemuck::cast_slice(row)),
         }
     }
 

@@ -300,7 +300,7 @@ impl KvCodec for GpuCodec {
             return Err(KvCodecError::Shape { expected, got: rows.q.dims().to_vec() });
         };
         let heads = width.checked_div(geometry.head_dim).unwrap_or(0);
-        let q = rows.q.reshape((t, heads, geometry.head_dim))?;
+        let q = rows.q.reshape(&[t, heads, geometry.head_dim])?;
         let group = check_batch(geometry, &q, batch, room)?;
         let plan = self.plan(shape, batch, group)?;
         Ok(attention::attend_new(shape, rows, (k_pages, v_pages), &plan, &scoring(params)?)?)

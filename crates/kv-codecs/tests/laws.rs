@@ -94,7 +94,7 @@ impl Case {
         let batch =
             AttnBatch { seqs: vec![SeqSpan { q_len, kv_len, blocks: &self.blocks, exact: None }] };
         let out = self.codec.attend(self.geometry, q, &self.pages, &batch, params).unwrap();
-        out.flatten_all().unwrap().to_vec1().unwrap()
+        out.to_vec().unwrap()
     }
 }
 
@@ -104,7 +104,7 @@ fn slots(g: KvGeometry, blocks: &[BlockId], len: usize) -> Vec<usize> {
 }
 
 fn values(x: &Tensor) -> Vec<f32> {
-    x.flatten_all().unwrap().to_vec1().unwrap()
+    x.to_vec().unwrap()
 }
 
 /// Dense softmax attention in f64 over what the codec decodes to.
@@ -202,7 +202,7 @@ proptest! {
         // Prefill and token-by-token agree to the bit.
         let width = kv_heads * group * head_dim;
         for token in 0..q_len {
-            let one = q.narrow(0, token, 1).unwrap();
+            let one = q.entries(token..token + 1).unwrap();
             let alone = case.attend(&one, len - q_len + token + 1, &params);
             prop_assert_eq!(&alone, &got[token * width..][..width]);
         }
@@ -228,7 +228,7 @@ fn a_row_over_many_blocks_is_the_same_alone_and_in_company() {
             assert!((f64::from(*g) - w).abs() < tolerance, "{name}: {g} {w}");
         }
         for (token, got) in got.chunks_exact(8 * d).enumerate().step_by(3) {
-            let one = q.narrow(0, token, 1).unwrap();
+            let one = q.entries(token..token + 1).unwrap();
             let alone = case.attend(&one, len - q_len + token + 1, &params);
             assert_eq!(alone, got, "{name}, token {token}");
         }
@@ -313,7 +313,7 @@ fn exact_blocks_take_the_place_of_codes() {
         let q = tensor(len, 4, d, 5);
         let got = attend(&q, len, &places).unwrap();
         for at in 0..len {
-            let one = q.narrow(0, at, 1).unwrap();
+            let one = q.entries(at..at + 1).unwrap();
             let alone = attend(&one, at + 1, &places).unwrap();
             assert_eq!(alone, got[at * 4 * d..][..4 * d], "{name}, token {at}");
             // Codes that nobody reads may be anything: decode, and put what is exact over it.

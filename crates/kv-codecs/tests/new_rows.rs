@@ -50,7 +50,7 @@ fn filled(codec: &dyn KvCodec) -> LayerPages {
     let mut pages = LayerPages::zeroed(codec.block_bytes(G), BLOCKS);
     let slots: Vec<_> = (0..BLOCKS * G.block_tokens).collect();
     let side = |seed| {
-        rows(slots.len(), G.kv_heads, seed).reshape((slots.len(), G.kv_heads, G.head_dim)).unwrap()
+        rows(slots.len(), G.kv_heads, seed).reshape(&[slots.len(), G.kv_heads, G.head_dim]).unwrap()
     };
     codec.encode(G, &side(5), &side(6), &slots, &mut pages).unwrap();
     pages

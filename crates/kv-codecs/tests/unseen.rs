@@ -100,7 +100,7 @@ impl Cache {
         let batch = AttnBatch { seqs: vec![span] };
         let q = rows(&q[at.start * width..at.end * width], HEADS);
         let out = self.codec.attend(G, &q, &self.pages, &batch, params).unwrap();
-        let out: Vec<f32> = out.flatten_all().unwrap().to_vec1().unwrap();
+        let out: Vec<f32> = out.to_vec().unwrap();
         out.chunks(width).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
     }
 }

@@ -25,9 +25,6 @@ pub(crate) struct FloatBytes {
 
 impl FloatBytes {
     pub(crate) fn new(what: &'static str, dtype: DType, bytes: Bytes, n: usize) -> Result<Self> {
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-            return Err(TensorError::DType { op: what, got: dtype });
-        }
         let expected = product(what, &[n, dtype.size_in_bytes()])?;
         if bytes.len() != expected {
             return Err(TensorError::Bytes { what, expected, got: bytes.len() });
@@ -57,7 +54,7 @@ impl FloatBytes {
         Cow::Owned(match dtype {
             DType::F16 => x.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
             DType::BF16 => x.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
-            _ => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            DType::F32 => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
         })
     }
 
@@ -75,7 +72,7 @@ impl FloatBytes {
         match self.dtype {
             DType::F16 => Floats::F16(self.typed()),
             DType::BF16 => Floats::Bf16(self.typed()),
-            _ => Floats::F32(self.typed()),
+            DType::F32 => Floats::F32(self.typed()),
         }
     }
 

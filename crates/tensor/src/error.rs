@@ -1,6 +1,6 @@
 //! Errors of the tensor layer.
 
-use candle_core::DType;
+use crate::DType;
 
 /// Result of a tensor operation.
 pub type Result<T> = std::result::Result<T, TensorError>;
@@ -19,7 +19,7 @@ pub enum TensorError {
         got: Vec<usize>,
     },
     /// An element type the operation does not take.
-    #[error("{op}: element type {got:?} is not supported")]
+    #[error("{op}: element type {got} is not supported")]
     DType {
         /// The operation.
         op: &'static str,
@@ -99,9 +99,6 @@ pub enum TensorError {
         /// Threads there are, once kernels have run.
         running: Option<usize>,
     },
-    /// candle's own error.
-    #[error(transparent)]
-    Candle(#[from] candle_core::Error),
 }
 
 impl TensorError {

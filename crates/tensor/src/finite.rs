@@ -42,8 +42,8 @@ impl FiniteRows {
             let rows = all.chunks_exact(width.max(1));
             rows.map(|row| Floats::F32(row).all_finite()).collect()
         };
-        let mut all = host::read("finite rows", x, finite)?;
-        let other = host::read("finite rows", y, finite)?;
+        let mut all = host::read(x, finite)?;
+        let other = host::read(y, finite)?;
         all.iter_mut().zip(other).for_each(|(all, other)| *all &= other);
         Ok(Self(Answer::Here(all)))
     }

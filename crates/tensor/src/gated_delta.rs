@@ -175,7 +175,7 @@ impl GatedDelta {
             if *x.dims() != [t, width] {
                 return Err(TensorError::shape(OP, format!("[{t}, {width}]"), x.dims()).into());
             }
-            rows.push(host::read(OP, x, <[f32]>::to_vec)?);
+            rows.push(host::read(x, <[f32]>::to_vec)?);
         }
         let [qkv, z, b, a] = rows.as_slice() else { unreachable!("four inputs") };
         let mut out = vec![0.0; t * values];
@@ -392,7 +392,7 @@ mod tests {
             }
             Ok::<_, TensorError>(())
         });
-        (host::read("test", &out.unwrap(), <[f32]>::to_vec).unwrap(), state)
+        (host::read(&out.unwrap(), <[f32]>::to_vec).unwrap(), state)
     }
 
     #[test]
@@ -415,7 +415,7 @@ mod tests {
                 RecurrentSegment { rows: 5..9, state: second },
             ])
         });
-        let out = host::read("test", &out.unwrap(), <[f32]>::to_vec).unwrap();
+        let out = host::read(&out.unwrap(), <[f32]>::to_vec).unwrap();
         let (alone, state) = run(5, &[5]);
         // Rows of `inputs` depend on their number, so the first five are compared by the longer run.
         let (longer, longer_state) = run(9, &[5, 9]);

@@ -4,8 +4,8 @@
 //!
 //! # For contributors
 //!
-//! The only crate that knows of candle and of devices: [`Tensor`] is the currency between layers, on
-//! the host or on a GPU ([`gpu`]), and every operation runs where its input is. Weights are [`Linear`]s and [`Embedding`]s over dense or
+//! The only crate that knows of devices: [`Tensor`] is the currency between layers, on the host or on
+//! a GPU ([`gpu`]), and every operation runs where its input is. Weights are [`Linear`]s and [`Embedding`]s over dense or
 //! MLX-affine storage that stays mapped; [`ops`] holds the fused operations a transformer needs.
 //!
 //! On the CPU activations are `f32`, and every output row is computed in an order that does not
@@ -17,10 +17,13 @@
 
 mod affine;
 mod bytes;
+#[cfg(feature = "candle")]
+mod candle;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod dense;
+mod dtype;
 mod embedding;
 mod error;
 mod finite;
@@ -39,9 +42,9 @@ mod tensor;
 
 pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
 pub use bytes::{AlignedBytes, ByteOwner, Bytes};
-pub use candle_core::{DType, Device};
 pub use cpu::int8::{Answers, Rounding};
 pub use dense::DenseWeight;
+pub use dtype::DType;
 pub use embedding::Embedding;
 pub use error::{Result, TensorError};
 pub use finite::FiniteRows;

@@ -233,7 +233,7 @@ impl Linear {
         if let Some(x) = x.on_gpu() {
             return self.multiply(x, None, None);
         }
-        let out = host::read("linear", x, |x| self.apply(&mut input(x), None))?;
+        let out = host::read(x, |x| self.apply(&mut input(x), None))?;
         host::tensor(out, &[t, self.out_features()])
     }
 
@@ -257,8 +257,8 @@ impl Linear {
         if let (Some(x), Some(residual)) = (x.on_gpu(), residual.on_gpu()) {
             return self.multiply(x, Some(residual), next);
         }
-        let out = host::read("linear", x, |x| {
-            host::read("linear", residual, |r| self.apply(&mut Input::new(x, phase), Some(r)))
+        let out = host::read(x, |x| {
+            host::read(residual, |r| self.apply(&mut Input::new(x, phase), Some(r)))
         })??;
         host::tensor(out, &shape)
     }
@@ -365,7 +365,7 @@ impl<const N: usize> LinearGroup<N> {
         if let Some(x) = x.on_gpu() {
             return self.multiply(x, norm);
         }
-        let outputs = host::read("linear group", x, |x| {
+        let outputs = host::read(x, |x| {
             let mut input = Input::normed(x, norm, phase);
             apply(self.parts.each_ref().map(|part| (part, None)), &mut input)
         })?;

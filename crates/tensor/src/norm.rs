@@ -32,7 +32,7 @@ impl RmsNorm {
         if let Some(x) = x.on_gpu() {
             return Ok(gpu::rms_norm(x, self)?.into());
         }
-        let out = host::read("rms_norm", x, |x| cpu::rms_norm(x, self.gains(), self.eps))?;
+        let out = host::read(x, |x| cpu::rms_norm(x, self.gains(), self.eps))?;
         host::tensor(out, x.dims())
     }
 

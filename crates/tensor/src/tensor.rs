@@ -1,20 +1,34 @@
 //! The currency between layers.
 
 use crate::{
-    DType, Device, Result, TensorError,
+    Result, TensorError,
     gpu::{Buffer, Gpu, Prepared},
 };
-use candle_core::{IndexOp, Shape, WithDType};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-/// An array on the host, or f32 activations on a GPU. Cheap to clone.
+/// An array of f32, on the host or on a GPU. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Tensor(Repr);
 
 #[derive(Debug, Clone)]
 enum Repr {
-    Host(candle_core::Tensor),
+    Host(HostTensor),
     Gpu(GpuTensor),
+}
+
+/// Contiguous f32 on the host.
+#[derive(Debug, Clone)]
+pub(crate) struct HostTensor {
+    data: Arc<Vec<f32>>,
+    /// Of `data`.
+    range: Range<usize>,
+    dims: Vec<usize>,
+}
+
+impl HostTensor {
+    pub(crate) fn as_slice(&self) -> &[f32] {
+        &self.data[self.range.clone()]
+    }
 }
 
 /// Contiguous f32 on a GPU.
@@ -54,30 +68,21 @@ impl Tensor {
     /// A tensor on the host that takes over `data`.
     ///
     /// # Errors
-    /// The shape has another number of elements.
-    pub fn from_vec<D: WithDType>(
-        data: Vec<D>,
-        shape: impl Into<Shape>,
-        device: &Device,
-    ) -> Result<Self> {
-        let shape: Shape = shape.into();
-        Ok(Self(Repr::Host(candle_core::Tensor::from_vec(data, shape, device)?)))
-    }
-
-    /// A tensor of ones on the host.
-    ///
-    /// # Errors
-    /// The device cannot have it.
-    pub fn ones(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
-        let shape: Shape = shape.into();
-        Ok(Self(Repr::Host(candle_core::Tensor::ones(shape, dtype, device)?)))
+    /// The dimensions have another number of elements.
+    pub fn from_vec(data: Vec<f32>, dims: &[usize]) -> Result<Self> {
+        let range = 0..data.len();
+        if dims.iter().product::<usize>() != data.len() {
+            let expected = format!("{} elements", data.len());
+            return Err(TensorError::shape("tensor", expected, dims));
+        }
+        Ok(Self(Repr::Host(HostTensor { data: Arc::new(data), range, dims: dims.to_vec() })))
     }
 
     /// Length of each dimension.
     #[must_use]
     pub fn dims(&self) -> &[usize] {
         match &self.0 {
-            Repr::Host(x) => x.dims(),
+            Repr::Host(x) => &x.dims,
             Repr::Gpu(x) => &x.dims,
         }
     }
@@ -99,30 +104,22 @@ impl Tensor {
     /// A copy on a GPU.
     ///
     /// # Errors
-    /// It is not f32, or there is no room.
+    /// There is no room.
     pub fn to_gpu(&self, gpu: &Gpu) -> Result<Self> {
-        let data = crate::host::read("to_gpu", self, |x| gpu.upload(x))??;
+        let data = crate::host::read(self, |x| gpu.upload(x))??;
         let dims = self.dims().to_vec();
         Ok(GpuTensor { buffer: Arc::new(data), offset: 0, dims, prepared: None }.into())
     }
 
     /// The tensor on the host: itself, or a copy once the GPU has computed it.
-    pub(crate) fn to_host(&self) -> Result<candle_core::Tensor> {
+    pub(crate) fn to_host(&self) -> Result<HostTensor> {
         match &self.0 {
             Repr::Host(x) => Ok(x.clone()),
             Repr::Gpu(x) => {
                 let data: Vec<f32> = x.buffer.read(x.offset, x.len())?;
-                Ok(candle_core::Tensor::from_vec(data, x.dims.as_slice(), &Device::Cpu)?)
+                let range = 0..data.len();
+                Ok(HostTensor { data: Arc::new(data), range, dims: x.dims.clone() })
             }
-        }
-    }
-
-    /// Element type.
-    #[must_use]
-    pub fn dtype(&self) -> DType {
-        match &self.0 {
-            Repr::Host(x) => x.dtype(),
-            Repr::Gpu(_) => DType::F32,
         }
     }
 
@@ -130,72 +127,48 @@ impl Tensor {
     ///
     /// # Errors
     /// It has another number of elements.
-    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
-        let shape: Shape = shape.into();
-        match &self.0 {
-            Repr::Host(x) => Ok(Self(Repr::Host(x.reshape(shape)?))),
-            Repr::Gpu(x) if shape.elem_count() == x.len() => {
-                Ok(GpuTensor { dims: shape.into_dims(), ..x.clone() }.into())
-            }
-            Repr::Gpu(x) => {
-                Err(TensorError::shape("reshape", format!("{} elements", x.len()), shape.dims()))
-            }
+    pub fn reshape(&self, dims: &[usize]) -> Result<Self> {
+        let (len, dims) = (self.dims().iter().product::<usize>(), dims.to_vec());
+        if dims.iter().product::<usize>() != len {
+            return Err(TensorError::shape("reshape", format!("{len} elements"), &dims));
         }
+        Ok(match &self.0 {
+            Repr::Host(x) => Self(Repr::Host(HostTensor { dims, ..x.clone() })),
+            Repr::Gpu(x) => GpuTensor { dims, ..x.clone() }.into(),
+        })
     }
 
-    /// One dimension, on the host.
+    /// Entries of the first dimension, on the host; nothing is copied that is there.
+    ///
+    /// # Errors
+    /// They are not inside, or as the GPU's errors.
+    pub fn entries(&self, entries: Range<usize>) -> Result<Self> {
+        let mut x = self.to_host()?;
+        let limit = x.dims.first().copied().unwrap_or(0);
+        if entries.start > entries.end || entries.end > limit {
+            return Err(TensorError::Index { op: "entries", index: entries.end, limit: limit + 1 });
+        }
+        let size = x.dims[1..].iter().product::<usize>();
+        let start = x.range.start;
+        x.range = start + entries.start * size..start + entries.end * size;
+        x.dims[0] = entries.len();
+        Ok(Self(Repr::Host(x)))
+    }
+
+    /// All elements, the last dimension's side by side.
     ///
     /// # Errors
     /// As the GPU's errors.
-    pub fn flatten_all(&self) -> Result<Self> {
-        self.reshape(self.dims().iter().product::<usize>())
+    pub fn to_vec(&self) -> Result<Vec<f32>> {
+        Ok(self.to_host()?.as_slice().to_vec())
     }
 
-    /// Two dimensions exchanged, on the host.
+    /// The rows of a matrix.
     ///
     /// # Errors
-    /// It has fewer than two.
-    pub fn t(&self) -> Result<Self> {
-        Ok(Self(Repr::Host(self.to_host()?.t()?)))
-    }
-
-    /// `len` entries of dimension `dim` from `start` on, on the host.
-    ///
-    /// # Errors
-    /// They are not inside.
-    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
-        Ok(Self(Repr::Host(self.to_host()?.narrow(dim, start, len)?)))
-    }
-
-    /// Entry `index` of the first dimension, on the host.
-    ///
-    /// # Errors
-    /// There is no such entry.
-    pub fn get(&self, index: usize) -> Result<Self> {
-        Ok(Self(Repr::Host(self.to_host()?.i(index)?)))
-    }
-
-    /// The elements of a vector.
-    ///
-    /// # Errors
-    /// Another shape or type.
-    pub fn to_vec1<D: WithDType>(&self) -> Result<Vec<D>> {
-        Ok(self.to_host()?.to_vec1()?)
-    }
-
-    /// The elements of a matrix.
-    ///
-    /// # Errors
-    /// Another shape or type.
-    pub fn to_vec2<D: WithDType>(&self) -> Result<Vec<Vec<D>>> {
-        Ok(self.to_host()?.to_vec2()?)
-    }
-
-    /// The elements of three dimensions.
-    ///
-    /// # Errors
-    /// Another shape or type.
-    pub fn to_vec3<D: WithDType>(&self) -> Result<Vec<Vec<Vec<D>>>> {
-        Ok(self.to_host()?.to_vec3()?)
+    /// Another shape, or as the GPU's errors.
+    pub fn to_vec2(&self) -> Result<Vec<Vec<f32>>> {
+        let (_, n) = crate::host::dims2("to_vec2", self)?;
+        Ok(self.to_host()?.as_slice().chunks(n.max(1)).map(<[f32]>::to_vec).collect())
     }
 }

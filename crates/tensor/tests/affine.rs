@@ -2,26 +2,24 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use candle_core::safetensors::MmapedSafetensors;
 use half::{bf16, f16};
-use std::path::PathBuf;
+use safetensors::SafeTensors;
+use std::{fs, path::PathBuf};
 use taper_tensor::{
     AffineFormat, AffineParts, AffineWeight, Bytes, DType, TensorError, quantize, quantize_row,
 };
 
-struct Fixture(MmapedSafetensors);
+struct Fixture(SafeTensors<'static>);
 
 impl Fixture {
-    #[allow(unsafe_code, reason = "candle maps the file; nobody writes to it")]
     fn open() -> Self {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let path = root.join("tests/fixtures/affine.safetensors");
-        // SAFETY: nothing changes the file while the test runs.
-        Self(unsafe { MmapedSafetensors::new(path) }.unwrap())
+        let file = fs::read(root.join("tests/fixtures/affine.safetensors")).unwrap();
+        Self(SafeTensors::deserialize(file.leak()).unwrap())
     }
 
     fn bytes(&self, name: &str) -> &[u8] {
-        self.0.get(name).unwrap().data()
+        self.0.tensor(name).unwrap().data()
     }
 
     /// Widened to `f32`.
@@ -31,7 +29,7 @@ impl Fixture {
         match dtype {
             DType::F16 => chunks.map(|c| f16::from_bits(half(c)).to_f32()).collect(),
             DType::BF16 => chunks.map(|c| bf16::from_bits(half(c)).to_f32()).collect(),
-            _ => chunks.map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect(),
+            DType::F32 => chunks.map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect(),
         }
     }
 }
@@ -105,7 +103,6 @@ fn what_cannot_be_quantized_is_an_error() {
     assert!(matches!(error(96, format, DType::F32), TensorError::UnsupportedAffine { .. }));
     assert!(matches!(error(0, format, DType::F32), TensorError::UnsupportedAffine { .. }));
     assert!(matches!(error(128, format, DType::F32), TensorError::Bytes { .. }));
-    assert!(matches!(error(64, format, DType::U32), TensorError::DType { .. }));
     let short = quantize_row(&values, format, DType::F32, (&mut [0; 95], &mut [0; 12], &mut []));
     assert!(matches!(short, Err(TensorError::Bytes { expected: 96, got: 95, .. })));
 }

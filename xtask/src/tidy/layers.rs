@@ -52,9 +52,11 @@ const PLACES: [Place; 17] = [
     side("taper-openai-server", &["taper-base", "taper-chat"]),
 ];
 
-/// Names of crates that only the tensor crate may know.
+/// Names of crates that only the tensor crate may know, of those of the product.
 const BACKENDS: [&str; 4] = ["candle", "cudarc", "objc2", "metal"];
 const TENSOR: &str = "taper-tensor";
+/// They show how both are used together.
+const EXAMPLES: &str = "examples";
 
 /// A member of the workspace.
 #[derive(Debug, Clone, Default)]
@@ -113,6 +115,7 @@ pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
         let name = &package.name;
         for Dependency { name: of, .. } in &package.dependencies {
             if name != TENSOR
+                && name != EXAMPLES
                 && BACKENDS.iter().any(|b| of == b || of.starts_with(&format!("{b}-")))
             {
                 error(format!("{name} depends on {of}, which only {TENSOR} may name"));

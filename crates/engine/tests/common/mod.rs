@@ -16,7 +16,7 @@ use taper_base::{
 };
 use taper_engine::{EngineConfig, Events, KvBudget, LocalEngine, channel};
 use taper_models::{Batch, LoadOptions, Model, ModelError, ModelInfo, StateSession};
-use taper_tensor::{Device, Tensor};
+use taper_tensor::Tensor;
 use taper_weights::Checkpoint;
 
 /// The end-of-sequence token of every engine here.
@@ -150,7 +150,7 @@ impl Model for Mock {
         }
         let rows = (self.forward)(batch)?;
         let shape = (rows.len() / self.info.vocab, self.info.vocab);
-        Ok(Tensor::from_vec(rows, shape, &Device::Cpu)?)
+        Ok(Tensor::from_vec(rows, &[shape.0, shape.1])?)
     }
 }
 

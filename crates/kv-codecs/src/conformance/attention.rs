@@ -92,7 +92,7 @@ impl Case {
         };
         let seqs = self.seqs.iter().enumerate().map(span).collect();
         let out = codec.attend(filled.g, &there, &pages, &AttnBatch { seqs }, &self.params)?;
-        let (mut got, mut want) = (out.flatten_all()?.to_vec1()?, self.softmax(&filled, &q)?);
+        let (mut got, mut want) = (out.to_vec()?, self.softmax(&filled, &q)?);
         let width = heads * self.head_dim;
         let mut rows = got.chunks_mut(width).zip(want.chunks_mut(width));
         for &(q_len, kv_len) in &self.seqs {
@@ -124,7 +124,7 @@ impl Case {
         let (d, heads) = (self.head_dim, self.kv_heads * self.group);
         let (mut out, mut queries) = (Vec::with_capacity(q.len()), q.chunks_exact(d));
         let flat = |(k, v): (Tensor, Tensor)| -> Result<_, KvCodecError> {
-            Ok((k.flatten_all()?.to_vec1::<f32>()?, v.flatten_all()?.to_vec1::<f32>()?))
+            Ok((k.to_vec()?, v.to_vec()?))
         };
         for (&(q_len, kv_len), (blocks, ..)) in self.seqs.iter().zip(&filled.seqs) {
             let slots = slots(blocks, kv_len);

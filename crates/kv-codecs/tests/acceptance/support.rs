@@ -115,7 +115,7 @@ pub(crate) fn rows(g: KvGeometry, x: &[f32]) -> Tensor {
 }
 
 pub(crate) fn values(x: &Tensor) -> Vec<f32> {
-    x.flatten_all().unwrap().to_vec1().unwrap()
+    x.to_vec().unwrap()
 }
 
 /// One KV head of 128 in blocks of 64.

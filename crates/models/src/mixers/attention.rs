@@ -103,7 +103,7 @@ impl Mixer for Attention {
                 Phase::Decode => Arithmetic::Exact,
             },
         };
-        let attended = state.attend(self.id, &rows, &params)?.reshape((t, model.heads * d))?;
+        let attended = state.attend(self.id, &rows, &params)?.reshape(&[t, model.heads * d])?;
         Ok(match gate {
             Some(gate) => ops::mul_sigmoid(&attended, &gate)?,
             None => attended,

@@ -33,7 +33,7 @@ pub fn quantize(
     format: AffineFormat,
     dtype: DType,
 ) -> Result<AffineParts> {
-    check(format, cols, dtype)?;
+    format.check(cols)?;
     if !values.len().is_multiple_of(cols) {
         let (got, what) = (values.len() * 4, "values to quantize");
         return Err(TensorError::Bytes { what, expected: got.next_multiple_of(cols * 4), got });
@@ -69,7 +69,7 @@ pub fn quantize_row(
     dtype: DType,
     (codes, scales, biases): (&mut [u8], &mut [u8], &mut [u8]),
 ) -> Result<()> {
-    check(format, values.len(), dtype)?;
+    format.check(values.len())?;
     let groups = values.len() / format.group * dtype.size_in_bytes();
     let wanted = [
         ("codes of a row", format.row_bytes(values.len()), codes.len()),
@@ -80,14 +80,6 @@ pub fn quantize_row(
         return Err(TensorError::Bytes { what, expected, got });
     }
     quantize_groups(values, format, storing(dtype), (codes, scales, biases));
-    Ok(())
-}
-
-fn check(format: AffineFormat, cols: usize, dtype: DType) -> Result<()> {
-    format.check(cols)?;
-    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-        return Err(TensorError::DType { op: "quantize", got: dtype });
-    }
     Ok(())
 }
 
@@ -150,7 +142,7 @@ fn storing(dtype: DType) -> fn(f32, &mut [u8]) {
     match dtype {
         DType::F16 => |x, out| out.copy_from_slice(&f16::from_f32(x).to_le_bytes()),
         DType::BF16 => |x, out| out.copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
-        _ => |x, out| out.copy_from_slice(&x.to_le_bytes()),
+        DType::F32 => |x, out| out.copy_from_slice(&x.to_le_bytes()),
     }
 }
 
@@ -159,6 +151,6 @@ pub(super) fn rounding(dtype: DType) -> fn(f32) -> f32 {
     match dtype {
         DType::F16 => |x| f16::from_f32(x).to_f32(),
         DType::BF16 => |x| bf16::from_f32(x).to_f32(),
-        _ => |x| x,
+        DType::F32 => |x| x,
     }
 }

@@ -58,7 +58,7 @@ impl LinearGroup<2> {
         if let Some(x) = x.on_gpu() {
             return self.multiply_gated(x, norm, activation, None);
         }
-        let [g, u] = host::read("gated", x, |x| {
+        let [g, u] = host::read(x, |x| {
             apply([(gate, None), (up, None)], &mut Input::normed(x, norm, phase))
         })?;
         let out = cpu::gated(activation, &g, &u);
@@ -103,7 +103,7 @@ impl LinearGroup<2> {
             match residual {
                 Some((residual, _)) => {
                     Linear::check_residual(residual, shape)?;
-                    host::read("linear", residual, |r| inner.multiply(down, weight, Some(r), to))?;
+                    host::read(residual, |r| inner.multiply(down, weight, Some(r), to))?;
                 }
                 None => inner.multiply(down, weight, None, to),
             }
@@ -138,7 +138,7 @@ impl LinearGroup<2> {
         if [s, q] != [r; 2] || g.group() != u.group() {
             return Ok(None);
         }
-        let inner = host::read("gated", x, |x| {
+        let inner = host::read(x, |x| {
             let mut input = Input::normed(x, norm, phase);
             if input.widens(*r) {
                 let maps = [(&**g, gate.bias()), (&**u, up.bias())];

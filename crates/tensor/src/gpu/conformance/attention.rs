@@ -138,7 +138,7 @@ impl Case {
         }
         let newest = self.new.map(|norms| self.newest(rng, norms)?.there(gpu)).transpose()?;
         let turned = newest.as_ref().map(|n| n.projected(head_dim, None).turned()).transpose()?;
-        let turned = turned.map(|rows| rows.map(|x| x.flatten_all()?.to_vec1::<f32>()));
+        let turned = turned.map(|rows| rows.map(|x| x.to_vec()));
         let turned = turned.map(|[q, k, v]| Ok::<_, TensorError>([q?, k?, v?])).transpose()?;
         let mut tables = Vec::new();
         let (mut want, mut queries) = (Vec::new(), Vec::new());
@@ -161,7 +161,7 @@ impl Case {
                 let there = |x: &[f32]| {
                     let dims = [old, kv_heads, head_dim];
                     let x = x[..old * row].to_vec();
-                    Tensor::from_vec(x, dims.as_slice(), &crate::Device::Cpu)?.to_gpu(gpu)
+                    Tensor::from_vec(x, &dims)?.to_gpu(gpu)
                 };
                 let slots = gpu.upload(&slots[..old])?;
                 let pages = (&pages.0, &pages.1);
@@ -174,7 +174,7 @@ impl Case {
         }
         let tokens = self.seqs.iter().map(|s| s.0).sum();
         let dims = [tokens, heads, head_dim];
-        let q = Tensor::from_vec(queries, dims.as_slice(), &crate::Device::Cpu)?.to_gpu(gpu)?;
+        let q = Tensor::from_vec(queries, &dims)?.to_gpu(gpu)?;
         let seqs: Vec<_> = self
             .seqs
             .iter()
@@ -194,8 +194,8 @@ impl Case {
             let cols = heads * head_dim;
             let next = Linear::new(rng.affine(format, DType::F16, 72, cols)?);
             let placed = next.clone().on(gpu, false)?;
-            let got = attend_new(newest, Some(&placed))?.reshape((tokens, cols))?;
-            let want = Tensor::from_vec(want, (tokens, cols), &crate::Device::Cpu)?;
+            let got = attend_new(newest, Some(&placed))?.reshape(&[tokens, cols])?;
+            let want = Tensor::from_vec(want, &[tokens, cols])?;
             let got = placed.forward(&got, Phase::Decode)?;
             return Ok(vec![Pair::of(&got, &next.forward(&want, Phase::Decode)?)?]);
         }
@@ -205,13 +205,12 @@ impl Case {
         }
         // What that wrote is there for whoever reads it next.
         outs.push(attention::attend(self.shape, &q, pages, &plan, &self.scoring)?);
-        let pair =
-            |out: &Tensor| Ok(Pair { got: out.flatten_all()?.to_vec1()?, want: want.clone() });
+        let pair = |out: &Tensor| Ok(Pair { got: out.to_vec()?, want: want.clone() });
         let mut pairs = outs.iter().map(pair).collect::<Result<Vec<_>>>()?;
         if let Some(whole) = outs.last() {
             self.break_tokens(gpu, &tables, pages)?;
             let broken = attention::attend(self.shape, &q, pages, &plan, &self.scoring)?;
-            pairs.push(self.unbroken(&whole.flatten_all()?.to_vec1()?, &broken)?);
+            pairs.push(self.unbroken(&whole.to_vec()?, &broken)?);
         }
         Ok(pairs)
     }
@@ -239,7 +238,7 @@ impl Case {
         let dims = [slots.len(), kv_heads, head_dim];
         let side = |x: f32| {
             let x = vec![x; dims.iter().product()];
-            Tensor::from_vec(x, dims.as_slice(), &crate::Device::Cpu)?.to_gpu(gpu)
+            Tensor::from_vec(x, &dims)?.to_gpu(gpu)
         };
         attention::write(
             self.shape,
@@ -252,7 +251,7 @@ impl Case {
 
     /// Answers that see no such token are what they were, to the bit, and no other is a number.
     fn unbroken(&self, whole: &[f32], broken: &Tensor) -> Result<Pair> {
-        let broken: Vec<f32> = broken.flatten_all()?.to_vec1()?;
+        let broken: Vec<f32> = broken.to_vec()?;
         let width = self.shape.kv_heads * self.group * self.shape.head_dim;
         let mut rows = whole.chunks(width).zip(broken.chunks(width));
         let (mut got, mut want) = (Vec::new(), Vec::new());

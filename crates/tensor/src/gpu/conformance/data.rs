@@ -1,8 +1,6 @@
 //! Random tensors and weights.
 
-use crate::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Device, Result, Tensor, Weight,
-};
+use crate::{AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Result, Tensor, Weight};
 use half::{bf16, f16};
 
 /// xorshift64*, with sums of uniforms for a normal distribution.
@@ -45,7 +43,7 @@ impl Rng {
                 row.iter_mut().for_each(|x| *x *= 100.0);
             }
         }
-        Tensor::from_vec(data, dims, &Device::Cpu)
+        Tensor::from_vec(data, dims)
     }
 
     fn floats(&mut self, dtype: DType, n: usize, scale: f32) -> Bytes {

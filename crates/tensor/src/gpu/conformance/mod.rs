@@ -103,7 +103,7 @@ impl Pair {
                 got.dims(),
             ));
         }
-        let flat = |x: &Tensor| x.flatten_all()?.to_vec1();
+        let flat = |x: &Tensor| x.to_vec();
         Ok(Self { got: flat(got)?, want: flat(want)? })
     }
 
