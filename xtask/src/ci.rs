@@ -99,6 +99,11 @@ const STEPS: &[Step] = &[
         ]),
     ),
     step("tidy", "crate directions, file lengths and other rules", Run(&["{xtask}", "tidy"])),
+    step(
+        "package",
+        "every library as it would be published, and programs that use them so",
+        Run(&["{xtask}", "package"]),
+    ),
     step("parity", "logits and greedy tokens against transformers", Run(&["{xtask}", "parity"])),
     step("ppl", "perplexity of held-out text against transformers", Run(&["{xtask}", "ppl"])),
     step("ppl-answers", "the same of text as an answer", Run(&["{xtask}", "ppl", "--answers"])),

@@ -7,6 +7,7 @@ mod kernels;
 mod kv;
 mod metallib;
 mod niah;
+mod package;
 mod parity;
 mod ppl;
 mod runner;
@@ -45,6 +46,8 @@ enum Task {
     Kernels(kernels::Options),
     /// Compile the GPU kernels with Apple's compiler, on a Mac with Xcode.
     Metallib(metallib::Options),
+    /// Package every library, and build programs outside the workspace on the packages.
+    Package,
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
     Tidy,
     /// Run everything that must hold before a change goes in.
@@ -71,6 +74,7 @@ fn main() -> anyhow::Result<()> {
         Task::Ci(options) => ci::run(&root(), &options),
         Task::Kernels(options) => kernels::run(&root(), &options),
         Task::Metallib(options) => Ok(metallib::run(&options)?),
+        Task::Package => package::run(&root()),
         Task::Tidy => tidy::run(&root()),
     }
 }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
-use taper_tensor::gpu::{FAMILIES, stamp};
+use taper_kernels::{SOURCES, stamp};
 
 /// The oldest macOS that may read a metallib; else it is the newest that the compiler knows.
 const OLDEST: &str = "14.0";
@@ -44,7 +44,7 @@ pub(crate) fn run(options: &Options) -> Result<(), MetallibError> {
         .map_err(|source| MetallibError::File { path: std::env::temp_dir(), source })?;
     let stamp =
         ("stamp".to_owned(), format!("#include <metal_stdlib>\nkernel void {}() {{}}\n", stamp()));
-    let sources = FAMILIES.iter().map(|f| (f.name.to_owned(), f.metal_source())).chain([stamp]);
+    let sources = SOURCES.iter().map(|s| (s.name.to_owned(), s.metal())).chain([stamp]);
     let mut objects = Vec::new();
     for (name, text) in sources {
         let source = work.path().join(format!("{name}.metal"));
@@ -105,13 +105,13 @@ mod tests {
         run(&Options { out: out.clone(), xcrun: xcrun.clone() }).unwrap();
         let calls = fs::read_to_string(dir.path().join("calls")).unwrap();
         let calls: Vec<_> = calls.lines().collect();
-        assert_eq!(calls.len(), FAMILIES.len() + 2, "{calls:#?}");
+        assert_eq!(calls.len(), SOURCES.len() + 2, "{calls:#?}");
         assert!(calls[0].ends_with("-mmacosx-version-min=14.0"), "{}", calls[0]);
         let last = calls[calls.len() - 1];
         assert!(last.starts_with("-sdk macosx metallib") && last.contains("stamp.air"), "{last}");
         assert!(last.ends_with(&format!("-o {}", out.display())), "{last}");
         fs::write(&xcrun, "#!/bin/sh\necho no metal >&2\nexit 72\n").unwrap();
         let error = run(&Options { out, xcrun }).unwrap_err();
-        assert_eq!(error.to_string(), format!("{}: no metal", FAMILIES[0].name));
+        assert_eq!(error.to_string(), format!("{}: no metal", SOURCES[0].name));
     }
 }

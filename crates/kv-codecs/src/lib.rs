@@ -29,6 +29,9 @@ mod tiles;
 mod trellis;
 mod turbo;
 
+pub use taper_base;
+pub use taper_tensor;
+
 pub use attend::{AttnBatch, AttnParams, BlockReader, SeqSpan, attend_blocks};
 pub use codebook::Codebook;
 pub use codec::{BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, bits, parse, parse_on};

@@ -87,22 +87,22 @@ impl Clang {
     ) -> Result<PathBuf> {
         let file = |ending: &str| self.work.join(format!("{name}.{}.{ending}", target.name()));
         let (msl, expanded, rewritten) = (file("metal"), file("i"), file("cl"));
-        fs::write(&msl, change(family, family.metal_source()))?;
+        fs::write(&msl, change(family, family.source.metal()))?;
         let mut args = vec!["-E", "-P", "-Iinclude", "-isystem", "include"];
         args.extend(LANGUAGE);
         args.push(if target == Target::Host { HOST[0] } else { PTX[0] });
         args.extend(["-o", path_str(&expanded)?]);
         self.run(&args, &[&msl])?;
         let text = fs::read_to_string(&expanded)?;
-        let text = rewrite::kernels(&text, target).with_context(|| family.path)?;
+        let text = rewrite::kernels(&text, target).with_context(|| family.source.path)?;
         fs::write(&rewritten, text)?;
         Ok(rewritten)
     }
 
     /// A family as PTX. The first line names the compiler.
     pub(super) fn ptx(&self, family: &Family) -> Result<String> {
-        let source = self.source(family, Target::Ptx, family.name, &|_, text| text)?;
-        let out = self.work.join(format!("{}.ptx", family.name));
+        let source = self.source(family, Target::Ptx, family.source.name, &|_, text| text)?;
+        let out = self.work.join(format!("{}.ptx", family.source.name));
         let mut args = LANGUAGE.to_vec();
         args.extend(PTX);
         args.extend([PTX_EXTENSIONS, "-S", "-o", path_str(&out)?]);
@@ -110,7 +110,7 @@ impl Clang {
         let text = fs::read_to_string(&out)?;
         let kept = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());
         let kept: Vec<_> = kept.filter(|line| !line.is_empty()).collect();
-        let (version, path) = (&self.version, family.path);
+        let (version, path) = (&self.version, family.source.path);
         let text = occupied(kept.join("\n"));
         Ok(format!("// clang {version} from kernels/{path}\n{text}\n"))
     }
@@ -123,8 +123,8 @@ impl Clang {
         self.run(&args, &[&runner_source])?;
         FAMILIES
             .par_iter()
-            .try_for_each(|family| self.compile(family, family.name, &|_, text| text))?;
-        self.link("kernels", FAMILIES.iter().map(|f| self.object(f.name)).collect())
+            .try_for_each(|family| self.compile(family, family.source.name, &|_, text| text))?;
+        self.link("kernels", FAMILIES.iter().map(|f| self.object(f.source.name)).collect())
     }
 
     /// The same after [`Self::host_library`], with another text of one family; `unit` names its
@@ -136,7 +136,9 @@ impl Clang {
         change: &Change<'_>,
     ) -> Result<PathBuf> {
         self.compile(changed, unit, change)?;
-        let object = |f: &Family| self.object(if f.name == changed.name { unit } else { f.name });
+        let object = |f: &Family| {
+            self.object(if f.source.name == changed.source.name { unit } else { f.source.name })
+        };
         self.link(unit, FAMILIES.iter().map(object).collect())
     }
 
@@ -150,7 +152,7 @@ impl Clang {
         let mut args = LANGUAGE.to_vec();
         args.extend(HOST);
         args.extend(["-c", "-o", path_str(&object)?]);
-        self.run(&args, &[&source]).with_context(|| family.path)
+        self.run(&args, &[&source]).with_context(|| family.source.path)
     }
 
     /// Links objects and the runner.

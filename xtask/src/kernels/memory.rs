@@ -35,8 +35,7 @@ fn declared(line: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{fs, path::Path};
-    use taper_tensor::gpu::FAMILIES;
+    use taper_kernels::SOURCES;
 
     #[test]
     fn declarations_are_read() {
@@ -48,11 +47,10 @@ mod tests {
 
     #[test]
     fn what_metal_runs_fits() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/ptx");
-        for family in FAMILIES.iter().filter(|f| !NOT_FOR_METAL.contains(&f.name)) {
-            let ptx = fs::read_to_string(folder.join(format!("{}.ptx", family.name))).unwrap();
+        for source in SOURCES.iter().filter(|s| !NOT_FOR_METAL.contains(&s.name)) {
+            let ptx = source.ptx().unwrap();
             let kernels = of_kernels(&ptx);
-            assert!(!kernels.is_empty(), "{}", family.name);
+            assert!(!kernels.is_empty(), "{}", source.name);
             for (kernel, bytes) in kernels {
                 assert!(bytes <= MOST, "{kernel}: {bytes} bytes");
             }

@@ -11,16 +11,14 @@ mod clang;
 mod memory;
 mod mutants;
 mod params;
+mod ptx;
 mod rewrite;
 
 use anyhow::{Context, Result, bail, ensure};
 use clang::{Clang, Target};
 use clap::Args;
 use rayon::prelude::*;
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 use taper_tensor::gpu::{FAMILIES, Family};
 
 /// Choices of `cargo xtask kernels`.
@@ -59,7 +57,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         return check::run(library, only, options.seed, options.quick, options.first);
     }
     let families: Vec<_> =
-        FAMILIES.iter().filter(|f| only.is_none_or(|name| name == f.name)).collect();
+        FAMILIES.iter().filter(|f| only.is_none_or(|name| name == f.source.name)).collect();
     ensure!(!families.is_empty(), "no family of this name");
     let clang = Clang::new(root, &options.clang)?;
     for family in &families {
@@ -78,28 +76,27 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     if !options.no_mutants {
         mutants::run(&clang, only)?;
     }
-    families.par_iter().try_for_each(|family| ptx(root, &clang, family, options.write))
+    families.par_iter().try_for_each(|family| ptx(root, &clang, family, options.write))?;
+    match options.write {
+        true => ptx::write_manifest(root),
+        false => ptx::compare_manifest(root),
+    }
 }
 
 /// Builds a family's PTX and compares it with the committed one, or writes it.
 fn ptx(root: &Path, clang: &Clang, family: &Family, write: bool) -> Result<()> {
-    let path = root.join("kernels/ptx").join(format!("{}.ptx", family.name));
-    let fresh = clang.ptx(family)?;
+    let (source, fresh) = (family.source, clang.ptx(family)?);
     if write {
-        fs::write(&path, fresh).with_context(|| format!("writing {}", path.display()))?;
-        println!("{} is written", path.display());
-        return Ok(());
+        return ptx::write(root, source.name, &fresh);
     }
-    let old = fs::read_to_string(&path).with_context(|| {
-        format!("reading {}; make it with `cargo xtask kernels --write`", path.display())
-    })?;
+    let old = source.ptx().with_context(|| format!("the PTX of {}", source.name))?;
     let version = |text: &str| text.lines().next().map(str::to_owned);
     if version(&old) != version(&fresh) {
-        println!("{}: made by another clang, so not compared", family.name);
+        println!("{}: made by another clang, so not compared", source.name);
     } else if old != fresh {
-        bail!("{} is stale: run `cargo xtask kernels --write`", path.display());
+        bail!("the PTX of {} is stale: run `cargo xtask kernels --write`", source.name);
     } else {
-        println!("{}.ptx is what its source gives", family.name);
+        println!("{}.ptx is what its source gives", source.name);
     }
     Ok(())
 }

@@ -350,11 +350,11 @@ fn all() -> impl Iterator<Item = &'static Mutant> {
 impl Mutant {
     /// The family of kernels, if what is changed is in its source.
     fn family(&self) -> Result<&'static Family> {
-        let Some(family) = FAMILIES.iter().find(|f| f.name == self.family) else {
+        let Some(family) = FAMILIES.iter().find(|f| f.source.name == self.family) else {
             bail!("no family {}", self.family);
         };
         ensure!(
-            family.metal_source().contains(self.from),
+            family.source.metal().contains(self.from),
             "{}: {:?} is not in the source any more",
             self.family,
             self.from

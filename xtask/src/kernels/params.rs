@@ -5,7 +5,7 @@ use taper_tensor::gpu::Family;
 
 /// Fails unless each parameter struct of a family has the same fields in Rust.
 pub(super) fn compare(family: &Family) -> Result<()> {
-    let (path, text) = (family.path, family.metal_source());
+    let (path, text) = (family.source.path, family.source.metal());
     for (name, fields) in family.params {
         let got = fields_of(&text, name).with_context(|| format!("struct {name} in {path}"))?;
         let want: Vec<_> = fields.iter().map(|(n, t)| (msl(t), *n)).collect();

@@ -22,8 +22,9 @@ const fn side(name: &'static str, also: &'static [&'static str]) -> Place {
 }
 
 /// The directions of `docs/architecture.md`.
-const PLACES: [Place; 17] = [
+const PLACES: [Place; 18] = [
     tier("taper-base", 0),
+    tier("taper-kernels", 0),
     Place { name: "taper-tensor", tier: Some(1), also: &["taper-sampler"] },
     tier("taper-weights", 2),
     tier("taper-kv-codecs", 2),

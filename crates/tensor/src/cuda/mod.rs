@@ -12,19 +12,19 @@ mod sender;
 
 use crate::{
     Result, TensorError,
-    gpu::{Backend, FAMILIES, Gpu, Handle, Launch, MatmulOperands, Memory},
+    gpu::{Backend, Gpu, Handle, Launch, MatmulOperands, Memory},
 };
 use cudarc::driver::{result as cu, sys};
 use library::Blas;
 use replay::Replay;
 use sender::{Graph, Sender};
 use std::{
-    borrow::Cow,
     collections::HashMap,
     ffi::CString,
     fmt,
     sync::{Mutex, MutexGuard, PoisonError},
 };
+use taper_kernels::Source;
 
 /// One GPU, and the stream on which everything runs in order.
 struct Cuda {
@@ -102,14 +102,14 @@ impl Cuda {
         if let Some(&module) = modules.get(family) {
             return Ok(module);
         }
-        let found = FAMILIES.iter().find(|f| f.name == family);
         let unknown = || TensorError::Gpu { what: "find kernels", message: family.to_owned() };
-        let ptx = found.ok_or_else(unknown)?.ptx;
+        let source = Source::find(family).ok_or_else(unknown)?;
+        let ptx = source.ptx().map_err(failed("unpack kernels"))?;
         let ptx = match self.sender.overlaps {
-            true => overlap::enable(ptx, self.capability).into(),
-            false => Cow::Borrowed(ptx),
+            true => overlap::enable(&ptx, self.capability),
+            false => ptx,
         };
-        let ptx = CString::new(&*ptx).map_err(failed("read PTX"))?;
+        let ptx = CString::new(ptx).map_err(failed("read PTX"))?;
         // SAFETY: PTX text that ends with a zero.
         let module = unsafe { cu::module::load_data(ptx.as_ptr().cast()) };
         let module = module.map_err(failed("compile kernels"))?;

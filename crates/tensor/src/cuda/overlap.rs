@@ -93,14 +93,15 @@ pub(super) unsafe fn launch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::FAMILIES;
+    use taper_kernels::SOURCES;
 
     #[test]
     fn every_kernel_waits_for_the_launch_before_it() {
-        for family in FAMILIES {
-            let ptx = enable(family.ptx, HOPPER);
+        for family in SOURCES {
+            let text = family.ptx().unwrap();
+            let ptx = enable(&text, HOPPER);
             assert!(ptx.contains(".version 8.0\n.target sm_90a\n"), "{}", family.name);
-            let later = enable(family.ptx, HOPPER + 1);
+            let later = enable(&text, HOPPER + 1);
             assert!(later.contains(".version 7.8\n.target sm_90\n"), "{}", family.name);
             assert!(!ptx.contains("/*"), "{}", family.name);
             let mut kernels = ptx.split(".visible .entry ").skip(1);

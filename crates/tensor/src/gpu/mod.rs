@@ -44,7 +44,7 @@ pub(crate) use backend::Pages;
 pub(crate) use backend::{Backend, Handle};
 pub use backend::{Buffer, Gpu, Memory};
 pub use experts::{Routing, StackedExperts};
-pub use families::{FAMILIES, Family, stamp};
+pub use families::{FAMILIES, Family};
 #[cfg(all(feature = "metal", target_os = "macos"))]
 pub(crate) use hazards::Hazards;
 #[cfg(feature = "gpu-host")]

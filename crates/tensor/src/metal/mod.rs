@@ -10,7 +10,7 @@
 
 use crate::{
     Bytes, Result, TensorError,
-    gpu::{Backend, FAMILIES, Gpu, Handle, Hazards, Launch, Memory, Pages, stamp},
+    gpu::{Backend, Gpu, Handle, Hazards, Launch, Memory, Pages},
 };
 use objc2::{
     rc::{Retained, autoreleasepool},
@@ -123,7 +123,7 @@ fn compiled(device: &ProtocolObject<dyn MTLDevice>, file: &Path) -> Result<Objec
     let url = NSURL::fileURLWithPath(&NSString::from_str(path));
     let library = device.newLibraryWithURL_error(&url);
     let library = library.map_err(|e| failed(what, e.localizedDescription()))?;
-    if library.newFunctionWithName(&NSString::from_str(&stamp())).is_none() {
+    if library.newFunctionWithName(&NSString::from_str(&taper_kernels::stamp())).is_none() {
         let message = "is of another version; make it anew with `cargo xtask metallib`";
         return Err(failed(what, format!("{path} {message}")));
     }
@@ -250,8 +250,8 @@ impl Metal {
         if let Some(library) = libraries.get(family) {
             return Ok(library.clone());
         }
-        let found = FAMILIES.iter().find(|f| f.name == family);
-        let source = found.ok_or_else(|| failed("find kernels", family))?.metal_source();
+        let found = taper_kernels::Source::find(family);
+        let source = found.ok_or_else(|| failed("find kernels", family))?.metal();
         let options = MTLCompileOptions::new();
         options.setLanguageVersion(MTLLanguageVersion::Version3_1);
         // Kernels compare with infinities and rely on the order of additions.
