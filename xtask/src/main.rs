@@ -52,7 +52,7 @@ enum Task {
     Tidy,
     /// Run everything that must hold before a change goes in.
     Ci(ci::Options),
-    /// Measure speed; use `cargo run --release -p xtask -- bench ...` for figures that count.
+    /// Measure speed, of a release build.
     #[command(subcommand)]
     Bench(bench::Bench),
 }

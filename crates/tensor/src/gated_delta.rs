@@ -168,20 +168,17 @@ impl GatedDelta {
     ) -> std::result::Result<Tensor, E> {
         let (values, heads) = (self.shape.values(), self.shape.value_heads);
         let (t, _) = host::dims2(OP, inputs.qkv)?;
-        let widths = [self.shape.channels(), values, heads, heads];
-        let parts = [inputs.qkv, inputs.z, inputs.b, inputs.a];
-        let mut rows = Vec::with_capacity(parts.len());
-        for (x, width) in parts.into_iter().zip(widths) {
-            if *x.dims() != [t, width] {
-                return Err(TensorError::shape(OP, format!("[{t}, {width}]"), x.dims()).into());
-            }
-            rows.push(host::read(x, <[f32]>::to_vec)?);
-        }
-        let [qkv, z, b, a] = rows.as_slice() else { unreachable!("four inputs") };
+        let host = |x: &Tensor, width| match *x.dims() == [t, width] {
+            true => x.to_host(),
+            false => Err(TensorError::shape(OP, format!("[{t}, {width}]"), x.dims())),
+        };
+        let qkv = host(inputs.qkv, self.shape.channels())?;
+        let (z, b, a) = (host(inputs.z, values)?, host(inputs.b, heads)?, host(inputs.a, heads)?);
+        let rows = Rows { qkv: qkv.as_slice(), b: b.as_slice(), a: a.as_slice() };
         let mut out = vec![0.0; t * values];
-        over(&mut |segments| self.run(&Rows { qkv, b, a }, segments, &mut out))?;
+        over(&mut |segments| self.run(&rows, segments, &mut out))?;
         let normed = rms_norm(&out, &self.norm, self.norm_eps);
-        Ok(host::tensor(gated(Activation::Silu, z, &normed), &[t, values])?)
+        Ok(host::tensor(gated(Activation::Silu, z.as_slice(), &normed), &[t, values])?)
     }
 
     /// Segments of different sequences.
