@@ -218,7 +218,7 @@ pub(crate) const TEMPLATE: &str = r#"{%- if tools %}<|im_start|>tools
 pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         served_model_names: vec!["mock".to_owned(), "org/mock".to_owned()],
-        tool_format: ToolFormat::Hermes,
+        tool_format: "hermes".parse::<ToolFormat>().unwrap(),
         reasoning_format: ReasoningFormat::Think,
         ..ServerConfig::default()
     }
