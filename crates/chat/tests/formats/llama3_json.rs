@@ -64,11 +64,12 @@ fn what_is_no_call_of_llama3_is_untouched() {
         "<|python_tag|>",
         "<|python",
         "```json\n\"42\"\n```",
-        &long,
     ] {
         untouched("llama3_json", text);
     }
-    // Text that keeps looking like a call costs no more than its length allows.
-    let message = OutputParser::parse(options("llama3_json"), &nested);
-    assert_eq!(message.content, Some(nested));
+    // Text that keeps looking like a call is held back, and read again, only so far.
+    for text in [long, nested] {
+        let message = OutputParser::parse(options("llama3_json"), &text);
+        assert_eq!(message.content, Some(text));
+    }
 }
