@@ -78,17 +78,19 @@ impl Routes {
     }
 
     fn into_router(self, state: &AppState) -> Router<AppState> {
-        let keys = middleware::from_fn_with_state(state.clone(), gate::keys);
         let protected = self
             .protected
             .fallback(not_found)
             .method_not_allowed_fallback(wrong_method)
-            .layer(keys);
-        let open = self
-            .open
+            .with_state(state.clone());
+        // The protected routes are one service behind the check, so that an answer without a key
+        // has nothing of a route, not even the methods that it allows.
+        let keys = middleware::from_fn_with_state(state.clone(), gate::keys);
+        let guarded = Router::new().fallback_service(protected).layer(keys);
+        self.open
             .method_not_allowed_fallback(wrong_method)
-            .layer(middleware::from_fn(gate::quiet));
-        protected.merge(open)
+            .layer(middleware::from_fn(gate::quiet))
+            .merge(guarded)
     }
 }
 
