@@ -128,7 +128,7 @@ pub enum ChatError {
         /// The name given.
         name: String,
         /// The names there are.
-        choices: &'static [&'static str],
+        choices: Vec<&'static str>,
     },
     /// A stop string is empty, so that it would match at once.
     #[error("a stop string must not be empty")]

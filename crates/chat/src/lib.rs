@@ -16,8 +16,8 @@ pub use detokenizer::Detokenizer;
 pub use error::ChatError;
 pub use message::{Content, ContentPart, Message, Role, Tool, ToolCall};
 pub use output::{
-    Delta, OutputParser, ParsedMessage, ParserOptions, ReasoningFormat, ToolCallIds, ToolFormat,
-    starts_in_reasoning,
+    CallWriter, Delta, KnownTools, OutputFormat, OutputParser, ParsedMessage, ParserOptions,
+    ReasoningFormat, Span, SpanParser, ToolCallIds, ToolFormat, starts_in_reasoning,
 };
 pub use stop::{StopMatch, StopPatterns, StopStrings};
 pub use template::{ChatTemplate, TemplateRequest};

@@ -35,10 +35,13 @@ impl TextOptions {
     /// Lets tags that are special tokens reach the parser although special tokens are skipped. The
     /// parser, in return, keeps them out of the content.
     pub fn keep_tags(&mut self, tokenizer: &Tokenizer, parser: &mut ParserOptions) {
-        let special = |tag: &&str| tokenizer.token_id(tag).filter(|id| tokenizer.is_special(*id));
-        let tags: Vec<TokenId> = parser.tags().iter().filter_map(special).collect();
-        parser.hide_tags = self.skip_special_tokens && !tags.is_empty();
-        self.tags = tags.into();
+        let special = |tag: &'static str| {
+            let id = tokenizer.token_id(tag).filter(|id| tokenizer.is_special(*id))?;
+            Some((tag, id))
+        };
+        let (tags, ids): (Vec<_>, Vec<_>) = parser.tags().into_iter().filter_map(special).unzip();
+        parser.hidden_tags = if self.skip_special_tokens { tags } else { Vec::new() };
+        self.tags = ids.into();
     }
 }
 

@@ -6,14 +6,30 @@
 mod common;
 
 use proptest::prelude::*;
+use std::sync::Arc;
 use taper_chat::{
-    ChatError, Delta, OutputParser, ParsedMessage, ParserOptions, ReasoningFormat, ToolFormat,
+    ChatError, Delta, KnownTools, OutputParser, ParsedMessage, ParserOptions, ReasoningFormat,
+    Tool, ToolFormat,
 };
+
+fn format(name: &str) -> ToolFormat {
+    name.parse().unwrap()
+}
+
+fn known(names: &[&str]) -> KnownTools {
+    let tool = |&name: &&str| Tool {
+        name: name.to_owned(),
+        description: None,
+        parameters: None,
+        strict: None,
+    };
+    KnownTools::from(names.iter().map(tool).collect::<Arc<[Tool]>>())
+}
 
 fn options() -> ParserOptions {
     ParserOptions {
         reasoning: ReasoningFormat::Think,
-        tools: ToolFormat::Hermes,
+        tools: format("hermes"),
         id_seed: Some(1),
         ..ParserOptions::default()
     }
@@ -171,10 +187,7 @@ fn broken_arguments_stand_once_told() {
 
 #[test]
 fn unknown_names_stay_content() {
-    let known = |names: &[&str]| ParserOptions {
-        known_tools: Some(names.iter().map(|&n| n.to_owned()).collect()),
-        ..options()
-    };
+    let known = |names: &[&str]| ParserOptions { known_tools: known(names), ..options() };
     assert_eq!(OutputParser::parse(known(&["bash"]), LS).tool_calls.len(), 1);
     for names in [&[][..], &["bas"], &["bash2"]] {
         let message = OutputParser::parse(known(names), LS);
@@ -260,9 +273,8 @@ fn calls_are_told_while_they_are_written() {
 fn format_names() {
     assert_eq!("qwen3".parse::<ReasoningFormat>().unwrap(), ReasoningFormat::Think);
     assert_eq!("deepseek_r1".parse::<ReasoningFormat>().unwrap(), ReasoningFormat::ThinkOpen);
-    assert_eq!("hermes".parse::<ToolFormat>().unwrap(), ToolFormat::Hermes);
-    for name in ToolFormat::NAMES {
-        assert_eq!(name.parse::<ToolFormat>().unwrap().to_string(), *name);
+    for name in ToolFormat::names() {
+        assert_eq!(name.parse::<ToolFormat>().unwrap().to_string(), name);
     }
     for name in ReasoningFormat::NAMES {
         assert_eq!(name.parse::<ReasoningFormat>().unwrap().to_string(), *name);
@@ -271,11 +283,9 @@ fn format_names() {
     assert!(matches!(error, ChatError::UnknownFormat { .. }));
     assert_eq!(
         error.to_string(),
-        "there is no tool-call parser named \"llama9\"; choose from none, hermes"
+        "there is no tool-call parser named \"llama9\"; choose from none, hermes, llama3_json, mistral, qwen3_coder"
     );
     assert!("x".parse::<ReasoningFormat>().unwrap_err().to_string().contains("qwen3"));
-    assert_eq!(ToolFormat::detect("..<tool_call>.."), ToolFormat::Hermes);
-    assert_eq!(ToolFormat::detect("<tool_call><function=x>"), ToolFormat::None);
     assert_eq!(ReasoningFormat::detect("{{ '</think>' }}"), ReasoningFormat::Think);
     assert_eq!(ReasoningFormat::detect(""), ReasoningFormat::None);
 }
@@ -367,8 +377,8 @@ fn tags_that_are_special_tokens_reach_the_parser_and_never_the_content() {
     let tokenizer = common::build(&json);
     let run = |text: &str, known: &str| {
         let mut options = ParserOptions {
-            tools: ToolFormat::Hermes,
-            known_tools: Some(vec![known.to_owned()]),
+            tools: format("hermes"),
+            known_tools: self::known(&[known]),
             ..ParserOptions::default()
         };
         let mut text_options = TextOptions::default();

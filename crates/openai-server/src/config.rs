@@ -62,7 +62,7 @@ impl Default for ServerConfig {
             write_timeout: Duration::from_secs(60),
             allow_unknown_fields: false,
             enable_auto_tool_choice: true,
-            tool_format: ToolFormat::None,
+            tool_format: ToolFormat::NONE,
             reasoning_format: ReasoningFormat::None,
             default_sampling: SamplingParams::default(),
             default_chat_template_kwargs: Map::new(),

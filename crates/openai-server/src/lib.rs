@@ -28,7 +28,7 @@ pub use access::{AllowedHosts, AllowedOrigins};
 pub use config::{ConfigError, ServerConfig};
 pub use errors::{ApiError, ErrorClass};
 pub use keys::ApiKeys;
-pub use routes::router;
+pub use routes::{route_table, router};
 pub use serve::serve;
 pub use state::AppState;
 

@@ -35,12 +35,12 @@ pub(crate) struct Record {
     sent: AtomicBool,
     prompt_tokens: AtomicU64,
     output_tokens: AtomicU64,
-    /// Health checks come every few seconds.
-    quiet: bool,
+    /// It is logged for debugging only.
+    quiet: AtomicBool,
 }
 
 impl Record {
-    pub(crate) fn new(request: &Request, quiet: bool) -> Arc<Self> {
+    pub(crate) fn new(request: &Request) -> Arc<Self> {
         Arc::new(Self {
             id: given_id(request.headers()).unwrap_or_else(|| random_id("req")),
             method: request.method().clone(),
@@ -50,8 +50,13 @@ impl Record {
             sent: AtomicBool::new(false),
             prompt_tokens: AtomicU64::new(0),
             output_tokens: AtomicU64::new(0),
-            quiet,
+            quiet: AtomicBool::new(false),
         })
+    }
+
+    /// Leaves the request out of the log, unless it is a log for debugging.
+    pub(crate) fn be_quiet(&self) {
+        self.quiet.store(true, Relaxed);
     }
 
     /// The answer's `x-request-id`.
@@ -89,7 +94,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        if self.quiet {
+        if self.quiet.load(Relaxed) {
             tracing::debug!("{}", self.text());
         } else {
             tracing::info!("{}", self.text());

@@ -1,8 +1,11 @@
 //! The command line.
 
 use crate::{kv_report::KvReportArgs, kv_scheme::KvArgs, sizes};
-use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
-use std::{path::PathBuf, time::Duration};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
+};
+use std::{iter, path::PathBuf, time::Duration};
 use taper_chat::{ReasoningFormat, ToolFormat};
 use taper_engine::KvIdle;
 use taper_kv_codecs::Exact;
@@ -203,9 +206,9 @@ pub(crate) struct ServeArgs {
     /// Let the model decide to call tools. On by default; `=false` turns it off.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true")]
     pub(crate) enable_auto_tool_choice: bool,
-    /// How the model writes tool calls: none or hermes [default: what its template shows].
-    #[arg(long, value_name = "NAME")]
-    pub(crate) tool_call_parser: Option<ToolFormat>,
+    /// How the model writes tool calls; auto takes what its chat template shows.
+    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = ToolParser::names())]
+    pub(crate) tool_call_parser: ToolParser,
     /// How the model marks reasoning: none, qwen3 or deepseek_r1 [default: what its template shows].
     #[arg(long, value_name = "NAME")]
     pub(crate) reasoning_parser: Option<ReasoningFormat>,
@@ -336,6 +339,33 @@ pub(crate) enum TemplateChoice {
     Model,
     File(PathBuf),
     None,
+}
+
+/// What `--tool-call-parser` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ToolParser {
+    /// The format that the chat template shows.
+    Auto,
+    Named(ToolFormat),
+}
+
+impl ToolParser {
+    /// Takes `auto` and the names of all formats.
+    fn names() -> impl TypedValueParser<Value = Self> {
+        let names = iter::once("auto").chain(ToolFormat::names());
+        PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
+            "auto" => Ok(Self::Auto),
+            name => name.parse().map(Self::Named),
+        })
+    }
+
+    /// The format, for a model with this chat template.
+    pub(crate) fn format(self, template: &str) -> ToolFormat {
+        match self {
+            Self::Auto => ToolFormat::detect(template),
+            Self::Named(format) => format,
+        }
+    }
 }
 
 impl EngineArgs {

@@ -105,7 +105,7 @@ impl Conversation {
         })?;
         let parser = ParserOptions {
             reasoning: ReasoningFormat::detect(template.source()),
-            tools: ToolFormat::None,
+            tools: ToolFormat::NONE,
             starts_in_reasoning: starts_in_reasoning(&prompt),
             ..ParserOptions::default()
         };

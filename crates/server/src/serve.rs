@@ -12,7 +12,7 @@ use crate::{
 use anyhow::{Context, Result};
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
 use taper_base::Engine;
-use taper_chat::{ReasoningFormat, ToolFormat};
+use taper_chat::ReasoningFormat;
 use taper_openai_server::{AppState, ServerConfig};
 use tokio::net::TcpListener;
 
@@ -81,7 +81,7 @@ fn config(args: &ServeArgs, access: Access, model: &RunningModel) -> ServerConfi
         max_body_bytes: usize::from(args.max_body_mib) << 20,
         allow_unknown_fields: args.allow_unknown_fields,
         enable_auto_tool_choice: args.enable_auto_tool_choice,
-        tool_format: args.tool_call_parser.unwrap_or_else(|| ToolFormat::detect(source)),
+        tool_format: args.tool_call_parser.format(source),
         reasoning_format: args.reasoning_parser.unwrap_or_else(|| ReasoningFormat::detect(source)),
         default_sampling: model.sampling.clone(),
         ..ServerConfig::default()

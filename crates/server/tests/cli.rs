@@ -122,6 +122,10 @@ fn mistakes_are_named() {
         assert_eq!(output.status.code(), Some(2), "{args:?}\n{err}");
         assert!(err.contains("error: ") && err.contains("--help"), "{err}");
     }
+    let formats = text(&taper(&["serve", "--tool-call-parser", "smoke"], "").stderr);
+    for name in ["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"] {
+        assert!(formats.contains(name), "{formats}");
+    }
     let nothing = fails(&["run", "x", "--model", "/nothing/here"]);
     assert!(nothing.contains("no directory /nothing/here"), "{nothing}");
     assert!(fails(&["serve", "./nope"]).contains("there is no directory ./nope"));

@@ -1,5 +1,6 @@
 //! Names of the output formats, and how to tell them from a chat template.
 
+use super::formats::{FORMATS, OutputFormat};
 use crate::ChatError;
 use std::{fmt, str::FromStr};
 
@@ -16,15 +17,9 @@ pub enum ReasoningFormat {
     ThinkOpen,
 }
 
-/// How a model writes tool calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum ToolFormat {
-    /// It does not: everything is content.
-    #[default]
-    None,
-    /// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, as Hermes and Qwen write it.
-    Hermes,
-}
+/// How a model writes tool calls: one of the named formats, a format of your own, or not at all.
+#[derive(Clone, Copy, Default)]
+pub struct ToolFormat(Option<&'static dyn OutputFormat>);
 
 impl ReasoningFormat {
     /// Every name that [`FromStr`] takes; those of vLLM's `--reasoning-parser`.
@@ -38,16 +33,37 @@ impl ReasoningFormat {
 }
 
 impl ToolFormat {
+    /// It does not: everything is content.
+    pub const NONE: Self = Self(None);
+
+    /// A format that need not be among the named ones.
+    #[must_use]
+    pub const fn new(format: &'static dyn OutputFormat) -> Self {
+        Self(Some(format))
+    }
+
     /// Every name that [`FromStr`] takes; those of vLLM's `--tool-call-parser`.
-    pub const NAMES: &'static [&'static str] = &["none", "hermes"];
+    #[must_use]
+    pub fn names() -> Vec<&'static str> {
+        ["none"].into_iter().chain(FORMATS.iter().map(|f| f.name())).collect()
+    }
 
     /// The format that a chat template speaks of.
     #[must_use]
     pub fn detect(template_source: &str) -> Self {
-        // Qwen3-Coder's XML stands between the same tags.
-        let hermes =
-            template_source.contains("<tool_call>") && !template_source.contains("<function=");
-        if hermes { Self::Hermes } else { Self::None }
+        Self(FORMATS.iter().copied().find(|f| f.detect(template_source)))
+    }
+
+    /// The format, if there is one.
+    #[must_use]
+    pub fn get(self) -> Option<&'static dyn OutputFormat> {
+        self.0
+    }
+
+    /// Whether everything is content.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self.0.is_none()
     }
 }
 
@@ -62,7 +78,7 @@ impl FromStr for ReasoningFormat {
             _ => Err(ChatError::UnknownFormat {
                 kind: "reasoning parser",
                 name: name.to_owned(),
-                choices: Self::NAMES,
+                choices: Self::NAMES.to_vec(),
             }),
         }
     }
@@ -72,15 +88,15 @@ impl FromStr for ToolFormat {
     type Err = ChatError;
 
     fn from_str(name: &str) -> Result<Self, ChatError> {
-        match name {
-            "" | "none" => Ok(Self::None),
-            "hermes" => Ok(Self::Hermes),
-            _ => Err(ChatError::UnknownFormat {
-                kind: "tool-call parser",
-                name: name.to_owned(),
-                choices: Self::NAMES,
-            }),
+        if matches!(name, "" | "none") {
+            return Ok(Self::NONE);
         }
+        let format = FORMATS.iter().copied().find(|f| f.name() == name);
+        format.map(Self::new).ok_or_else(|| ChatError::UnknownFormat {
+            kind: "tool-call parser",
+            name: name.to_owned(),
+            choices: Self::names(),
+        })
     }
 }
 
@@ -96,12 +112,24 @@ impl fmt::Display for ReasoningFormat {
 
 impl fmt::Display for ToolFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Hermes => "hermes",
-        })
+        f.write_str(self.0.map_or("none", OutputFormat::name))
     }
 }
+
+impl fmt::Debug for ToolFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ToolFormat({self})")
+    }
+}
+
+/// Formats are equal if their names are.
+impl PartialEq for ToolFormat {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.map(OutputFormat::name) == other.0.map(OutputFormat::name)
+    }
+}
+
+impl Eq for ToolFormat {}
 
 /// Whether a rendered prompt leaves `<think>` open, so that the output begins with reasoning.
 ///

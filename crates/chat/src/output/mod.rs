@@ -1,13 +1,14 @@
 //! Reasoning and tool calls in what a model writes, found while it is written.
 
+mod driver;
 mod format;
-mod hermes;
+mod formats;
 mod ids;
-mod parser;
 
+pub use driver::{OutputParser, ParserOptions};
 pub use format::{ReasoningFormat, ToolFormat, starts_in_reasoning};
+pub use formats::{CallWriter, KnownTools, OutputFormat, Span, SpanParser};
 pub use ids::ToolCallIds;
-pub use parser::{OutputParser, ParserOptions};
 
 use crate::ToolCall;
 

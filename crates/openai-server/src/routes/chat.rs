@@ -90,12 +90,12 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
         messages::tools(wire.tools.unwrap_or_default())?,
         wire.tool_choice.as_ref(),
     )?;
-    let names: Vec<String> = tools.iter().map(|t| t.name.clone()).collect();
+    let tools: Arc<[Tool]> = tools.into();
     let prompt = render(
         state,
         PromptFields {
             messages: messages::messages(wire.messages)?,
-            tools,
+            tools: Arc::clone(&tools),
             kwargs: wire.chat_template_kwargs,
             enable_thinking: wire.enable_thinking,
             think: wire.think,
@@ -105,11 +105,10 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     )?;
     let mut parser = ParserOptions {
         reasoning: config.reasoning_format,
-        tools: if names.is_empty() { ToolFormat::None } else { config.tool_format },
+        tools: if tools.is_empty() { ToolFormat::NONE } else { config.tool_format },
         starts_in_reasoning: starts_in_reasoning(&prompt),
-        known_tools: Some(names),
-        id_seed: None,
-        hide_tags: false,
+        known_tools: tools.into(),
+        ..ParserOptions::default()
     };
     params.text.keep_tags(&state.0.tokenizer, &mut parser);
     // The template writes special tokens itself.
@@ -162,7 +161,7 @@ fn chosen_tools(
         let detail = "'auto' tool choice is turned off; start the server with it on";
         return Err(ApiError::unsupported("tool_choice", detail));
     }
-    if !tools.is_empty() && config.tool_format == ToolFormat::None {
+    if !tools.is_empty() && config.tool_format.is_none() {
         let detail = "'auto' needs a tool-call parser; start the server with one";
         return Err(ApiError::unsupported("tool_choice", detail));
     }

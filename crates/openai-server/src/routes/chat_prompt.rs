@@ -2,13 +2,14 @@
 
 use crate::{decode::either, errors::ApiError, state::AppState};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 use taper_chat::{Content, ContentPart, Message, TemplateRequest, Tool};
 
 /// What the template is rendered with.
 #[derive(Debug)]
 pub(super) struct PromptFields {
     pub(super) messages: Vec<Message>,
-    pub(super) tools: Vec<Tool>,
+    pub(super) tools: Arc<[Tool]>,
     pub(super) kwargs: Option<Map<String, Value>>,
     pub(super) enable_thinking: Option<bool>,
     pub(super) think: Option<bool>,

@@ -7,6 +7,7 @@ use crate::{
     state::{AppState, Phase},
 };
 use axum::{
+    Extension,
     extract::{Request, State},
     http::{HeaderValue, Method, header},
     middleware::Next,
@@ -14,13 +15,9 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// Routes that need no key: they say nothing of what is asked and answered. Every other path is
-/// guarded, so that a new route is too.
-const OPEN: &[&str] = &["/health", "/ready", "/version", "/metrics"];
-
 /// Keeps a record of the request and gives the answer its id.
 pub(super) async fn record(request: Request, next: Next) -> Response {
-    let record = Record::new(&request, OPEN.contains(&request.uri().path()));
+    let record = Record::new(&request);
     let mut request = lingering(request);
     request.extensions_mut().insert(Arc::clone(&record));
     let mut response = next.run(request).await;
@@ -31,11 +28,27 @@ pub(super) async fn record(request: Request, next: Next) -> Response {
     response.map(|body| record.answer(status, body))
 }
 
-/// Refuses whom the server does not know.
+/// Keeps requests of open routes out of the log: health checks come every few seconds.
+pub(super) async fn quiet(
+    Extension(record): Extension<Arc<Record>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    record.be_quiet();
+    next.run(request).await
+}
+
+/// Refuses requests that come from where none may come from. This is asked before the key, so that
+/// a stranger learns nothing of it.
 pub(super) async fn gate(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    let mut response = match refusal(&state, &request) {
-        Some(error) => error.into_response(),
-        None => next.run(request).await,
+    let config = &state.0.config;
+    let (uri, headers) = (request.uri(), request.headers());
+    let mut response = if !config.allowed_hosts.allow(uri, headers) {
+        ApiError::HostNotAllowed.into_response()
+    } else if !config.allowed_origins.allow(headers) {
+        ApiError::OriginNotAllowed.into_response()
+    } else {
+        next.run(request).await
     };
     if state.0.phase() != Phase::Serving {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -43,25 +56,19 @@ pub(super) async fn gate(State(state): State<AppState>, request: Request, next: 
     response
 }
 
-/// Where a request comes from first, then its key, so that a stranger learns nothing; then whether
-/// the server takes requests at all.
-fn refusal(state: &AppState, request: &Request) -> Option<ApiError> {
-    let config = &state.0.config;
-    let (uri, headers) = (request.uri(), request.headers());
-    if !config.allowed_hosts.allow(uri, headers) {
-        return Some(ApiError::HostNotAllowed);
+/// Refuses requests without a key, then those that the server takes no more.
+pub(super) async fn keys(
+    State(state): State<AppState>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    if !authorized(&state, &request) {
+        return Err(ApiError::InvalidApiKey);
     }
-    if !config.allowed_origins.allow(headers) {
-        return Some(ApiError::OriginNotAllowed);
+    if request.method() == Method::POST && state.0.phase() != Phase::Serving {
+        return Err(ApiError::Draining);
     }
-    if OPEN.contains(&uri.path()) {
-        return None;
-    }
-    if !authorized(state, request) {
-        return Some(ApiError::InvalidApiKey);
-    }
-    let drains = request.method() == Method::POST && state.0.phase() != Phase::Serving;
-    drains.then_some(ApiError::Draining)
+    Ok(next.run(request).await)
 }
 
 fn authorized(state: &AppState, request: &Request) -> bool {

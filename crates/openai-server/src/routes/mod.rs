@@ -13,7 +13,7 @@ use axum::{
     Router,
     http::{Method, Uri},
     middleware,
-    routing::{get, post},
+    routing::{MethodRouter, get, post},
 };
 use tower_http::decompression::RequestDecompressionLayer;
 
@@ -21,19 +21,8 @@ use tower_http::decompression::RequestDecompressionLayer;
 /// application, without the timeouts and the graceful end that `serve` gives.
 pub fn router(state: AppState) -> Router {
     let cors = state.0.config.allowed_origins.cors();
-    let router = Router::new()
-        .route("/v1/chat/completions", post(chat::handle))
-        .route("/v1/completions", post(completions::handle))
-        .route("/v1/models", get(info::models))
-        .route("/v1/models/{*id}", get(info::model))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/health", get(info::health))
-        .route("/ready", get(info::ready))
-        .route("/version", get(info::version))
-        .route("/metrics", get(info::metrics))
-        .fallback(not_found)
-        .method_not_allowed_fallback(wrong_method)
+    let router = routes()
+        .into_router(&state)
         // Encodings that it does not know are refused where the body is read.
         .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(state.clone(), gate::gate))
@@ -43,6 +32,66 @@ pub fn router(state: AppState) -> Router {
         None => router,
     };
     router.layer(middleware::from_fn(gate::record))
+}
+
+/// Every route of the API: its path, and whether it is open to callers without an API key.
+#[must_use]
+pub fn route_table() -> Vec<(&'static str, bool)> {
+    routes().table
+}
+
+fn routes() -> Routes {
+    Routes::default()
+        .protected("/v1/chat/completions", post(chat::handle))
+        .protected("/v1/completions", post(completions::handle))
+        .protected("/v1/models", get(info::models))
+        .protected("/v1/models/{*id}", get(info::model))
+        .protected("/tokenize", post(tokenize::tokenize))
+        .protected("/detokenize", post(tokenize::detokenize))
+        // These say nothing of what is asked and answered.
+        .open("/health", get(info::health))
+        .open("/ready", get(info::ready))
+        .open("/version", get(info::version))
+        .open("/metrics", get(info::metrics))
+}
+
+/// Routes in two groups. Those of the protected group, and every path that has no route, are behind
+/// the API keys; a route is open only by a call to [`Routes::open`].
+#[derive(Default)]
+struct Routes {
+    protected: Router<AppState>,
+    open: Router<AppState>,
+    table: Vec<(&'static str, bool)>,
+}
+
+impl Routes {
+    fn protected(mut self, path: &'static str, methods: MethodRouter<AppState>) -> Self {
+        self.protected = self.protected.route(path, methods);
+        self.table.push((path, false));
+        self
+    }
+
+    fn open(mut self, path: &'static str, methods: MethodRouter<AppState>) -> Self {
+        self.open = self.open.route(path, methods);
+        self.table.push((path, true));
+        self
+    }
+
+    fn into_router(self, state: &AppState) -> Router<AppState> {
+        let protected = self
+            .protected
+            .fallback(not_found)
+            .method_not_allowed_fallback(wrong_method)
+            .with_state(state.clone());
+        // The protected routes are one service behind the check, so that an answer without a key
+        // has nothing of a route, not even the methods that it allows.
+        let keys = middleware::from_fn_with_state(state.clone(), gate::keys);
+        let guarded = Router::new().fallback_service(protected).layer(keys);
+        self.open
+            .method_not_allowed_fallback(wrong_method)
+            .layer(middleware::from_fn(gate::quiet))
+            .merge(guarded)
+    }
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {

@@ -70,7 +70,7 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
         (None, Some(wire_messages)) => {
             let fields = PromptFields {
                 messages: messages::messages(wire_messages)?,
-                tools: messages::tools(wire.tools.unwrap_or_default())?,
+                tools: messages::tools(wire.tools.unwrap_or_default())?.into(),
                 kwargs: wire.chat_template_kwargs,
                 enable_thinking: wire.enable_thinking,
                 think: wire.think,

@@ -11,11 +11,13 @@
 mod browsers;
 mod chat;
 mod completions;
+mod formats;
 mod info;
 mod lenient;
 mod limits;
 mod log;
 mod malformed;
+mod routes;
 mod serving;
 mod stream;
 mod support;

@@ -27,6 +27,8 @@ pub(crate) const VOCAB: u32 = 262;
 pub(crate) enum Reply {
     /// Says this, then the end-of-sequence token; `max_tokens` cuts it short.
     Text(String),
+    /// Says these tokens, then the end-of-sequence token.
+    Tokens(Vec<TokenId>),
     /// Says a number that follows from the seed.
     Seed,
     /// Refuses.
@@ -103,14 +105,17 @@ impl Engine for Mock {
                 entries.map(|(i, id)| if i == 0 { None } else { logprobs(*id, Some(top)) });
             events.send(Event::Prompt(entries.collect()));
         }
-        let text = match &reply {
-            Reply::Text(t) | Reply::Fail(t, _) | Reply::Gone(t) | Reply::Hold(t) => t.clone(),
-            Reply::Seed => format!("{:x}", request.sampling.seed),
+        let says: Vec<TokenId> = match &reply {
+            Reply::Text(t) | Reply::Fail(t, _) | Reply::Gone(t) | Reply::Hold(t) => {
+                bytes(t).collect()
+            }
+            Reply::Tokens(tokens) => tokens.clone(),
+            Reply::Seed => bytes(&format!("{:x}", request.sampling.seed)).collect(),
             Reply::Refuse(_) => unreachable!(),
         };
         let mut left = request.stop.max_tokens.unwrap_or(u32::MAX);
-        let ends = matches!(reply, Reply::Text(_) | Reply::Seed);
-        for id in bytes(&text).chain(ends.then_some(EOS)) {
+        let ends = matches!(reply, Reply::Text(_) | Reply::Tokens(_) | Reply::Seed);
+        for id in says.into_iter().chain(ends.then_some(EOS)) {
             if left == 0 {
                 events.send(Event::Finished(FinishReason::Length));
                 return Ok(());
@@ -124,7 +129,9 @@ impl Engine for Mock {
             }
         }
         match reply {
-            Reply::Text(_) | Reply::Seed => events.send(Event::Finished(FinishReason::Stop)),
+            Reply::Text(_) | Reply::Tokens(_) | Reply::Seed => {
+                events.send(Event::Finished(FinishReason::Stop));
+            }
             Reply::Fail(_, error) => events.send(Event::Failed(error)),
             Reply::Hold(_) => self.held.lock().unwrap().push(events),
             Reply::Gone(_) | Reply::Refuse(_) => {}
@@ -177,17 +184,25 @@ fn byte_letters() -> Vec<char> {
         .collect()
 }
 
+/// Tokens 0 to 255 are bytes; added tokens follow.
 pub(crate) fn tokenizer() -> Tokenizer {
-    let vocab: Map<String, Value> =
-        byte_letters().iter().enumerate().map(|(b, c)| (c.to_string(), json!(b))).collect();
     let added =
         ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"];
+    let added: Vec<(&str, bool)> =
+        added.iter().enumerate().map(|(i, text)| (*text, i < 2)).collect();
+    tokenizer_with(&added)
+}
+
+/// A tokenizer with these added tokens, some of which are special.
+pub(crate) fn tokenizer_with(added: &[(&str, bool)]) -> Tokenizer {
+    let vocab: Map<String, Value> =
+        byte_letters().iter().enumerate().map(|(b, c)| (c.to_string(), json!(b))).collect();
     let added: Vec<Value> = added
         .iter()
         .enumerate()
-        .map(|(i, t)| {
-            json!({ "id": 256 + i, "content": t, "single_word": false, "lstrip": false,
-                    "rstrip": false, "normalized": false, "special": i < 2 })
+        .map(|(i, (text, special))| {
+            json!({ "id": 256 + i, "content": text, "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false, "special": special })
         })
         .collect();
     let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
@@ -218,7 +233,7 @@ pub(crate) const TEMPLATE: &str = r#"{%- if tools %}<|im_start|>tools
 pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         served_model_names: vec!["mock".to_owned(), "org/mock".to_owned()],
-        tool_format: ToolFormat::Hermes,
+        tool_format: "hermes".parse::<ToolFormat>().unwrap(),
         reasoning_format: ReasoningFormat::Think,
         ..ServerConfig::default()
     }
@@ -240,6 +255,15 @@ impl App {
     }
 
     pub(crate) fn with(config: ServerConfig, reply: Reply) -> Self {
+        Self::of_model(config, reply, tokenizer(), TEMPLATE)
+    }
+
+    pub(crate) fn of_model(
+        config: ServerConfig,
+        reply: Reply,
+        tokenizer: Tokenizer,
+        template: &str,
+    ) -> Self {
         let engine = Arc::new(Mock {
             info: EngineInfo {
                 max_model_len: 4096,
@@ -259,8 +283,8 @@ impl App {
             cached: Mutex::new(0),
             dead: AtomicBool::new(false),
         });
-        let template = ChatTemplate::from_source(TEMPLATE, None, None).unwrap();
-        let state = AppState::new(engine.clone(), tokenizer(), Some(template), config);
+        let template = ChatTemplate::from_source(template, Some("<s>"), Some("</s>")).unwrap();
+        let state = AppState::new(engine.clone(), tokenizer, Some(template), config);
         Self { router: router(state.clone()), engine, state }
     }
 

@@ -105,7 +105,7 @@ async fn with_none_the_model_sees_no_tools_and_calls_are_text() {
 
 #[tokio::test]
 async fn auto_needs_a_parser_and_the_switch() {
-    let no_parser = ServerConfig { tool_format: ToolFormat::None, ..config() };
+    let no_parser = ServerConfig { tool_format: ToolFormat::NONE, ..config() };
     let switched_off = ServerConfig { enable_auto_tool_choice: false, ..config() };
     for config in [no_parser, switched_off] {
         let app = App::with(config, Reply::Text("x".into()));

@@ -2,12 +2,11 @@
 
 use super::{
     Delta, ParsedMessage, ReasoningFormat, ToolCallIds, ToolFormat,
-    hermes::{CLOSE, Call, Step},
+    formats::{CallWriter, KnownTools, Span, SpanParser},
 };
 
 const THINK: &str = "<think>";
 const END_THINK: &str = "</think>";
-const TOOL_CALL: &str = "<tool_call>";
 
 /// What an [`OutputParser`] looks for.
 #[derive(Debug, Clone, Default)]
@@ -18,13 +17,13 @@ pub struct ParserOptions {
     pub tools: ToolFormat,
     /// The prompt left reasoning open: see [`starts_in_reasoning`](crate::starts_in_reasoning).
     pub starts_in_reasoning: bool,
-    /// The tools of the request; a call of any other stays content. `None` takes every name.
-    pub known_tools: Option<Vec<String>>,
+    /// The tools of the request; a call of any other stays content.
+    pub known_tools: KnownTools,
     /// Seed of the ids of tool calls; `None` makes them random.
     pub id_seed: Option<u64>,
-    /// Tags are special tokens, which content never shows: one that opens or closes nothing is
-    /// dropped. See [`TextOptions::keep_tags`](crate::TextOptions::keep_tags).
-    pub hide_tags: bool,
+    /// Tags that are special tokens, which content never shows: one that opens or closes nothing
+    /// is dropped. See [`TextOptions::keep_tags`](crate::TextOptions::keep_tags).
+    pub hidden_tags: Vec<&'static str>,
 }
 
 impl ParserOptions {
@@ -35,8 +34,9 @@ impl ParserOptions {
         if self.reasoning != ReasoningFormat::None {
             tags.extend([THINK, END_THINK]);
         }
-        if self.tools != ToolFormat::None {
-            tags.extend([TOOL_CALL, CLOSE]);
+        if let Some(format) = self.tools.get() {
+            tags.extend(format.openers());
+            tags.extend(format.marks());
         }
         tags
     }
@@ -51,8 +51,8 @@ impl ParserOptions {
 /// breaks at its ends, and those that follow `</think>`, are dropped. Tool calls inside are
 /// reasoning. A further block begins on a new line.
 ///
-/// **Tool calls** stand between `<tool_call>` and `</tool_call>`. One that is not JSON, has a name
-/// that is empty or unknown, or arguments that are no object, stays in the content as it was
+/// **Tool calls** are read by the [`OutputFormat`](crate::OutputFormat). One that is malformed, has
+/// a name that is empty or unknown, or arguments that are no object, stays in the content as it was
 /// written. Where the name comes first and the arguments next, they are told as they come, and
 /// what was told stands even if the arguments turn out broken. A forgotten closing tag does no
 /// harm to a complete call.
@@ -90,7 +90,16 @@ pub struct OutputParser {
 enum Mode {
     Content,
     Reasoning,
-    Call(Call),
+    Calls(OpenSpan),
+}
+
+/// Text that holds calls, being read.
+#[derive(Debug)]
+struct OpenSpan {
+    opener: &'static str,
+    parser: Box<dyn SpanParser>,
+    /// Calls of the message before it.
+    calls_before: usize,
 }
 
 /// A text and how much of it has been read, in bytes.
@@ -139,8 +148,11 @@ impl OutputParser {
             let tag = std::mem::take(&mut self.tag);
             tag.chars().for_each(|c| self.text(c));
             match std::mem::replace(&mut self.mode, Mode::Content) {
-                Mode::Call(call) if !call.is_told() => self.reject(call),
-                Mode::Call(_) => break,
+                Mode::Calls(mut span) => {
+                    let rest = span.parser.finish(&mut self.writer());
+                    let rest = self.leave(&span, rest);
+                    self.read(rest);
+                }
                 mode => {
                     self.mode = mode;
                     break;
@@ -181,75 +193,83 @@ impl OutputParser {
     }
 
     fn step(&mut self, c: char) {
-        if let Mode::Call(call) = &mut self.mode {
-            let known_tools = self.options.known_tools.as_deref();
-            let step = call.step(c, &|name: &str| {
-                known_tools.is_none_or(|known| known.iter().any(|k| k == name))
-            });
-            self.call_step(step);
+        if let Mode::Calls(span) = &mut self.mode {
+            let mut writer =
+                CallWriter { out: &mut self.out, ids: &mut self.ids, calls: &mut self.calls };
+            if let Span::Over { rest: text } = span.parser.push(c, &mut writer)
+                && let Mode::Calls(span) = std::mem::replace(&mut self.mode, Mode::Content)
+            {
+                let text = self.leave(&span, text);
+                self.input.push(Input { text, at: 0 });
+            }
             return;
         }
         self.tag.push(c);
-        let hidden = |tag| self.options.hide_tags.then_some(tag);
-        let tags: [Option<&'static str>; 4] = match self.mode {
-            Mode::Reasoning => [
-                Some(END_THINK),
-                (!self.has_reasoning).then_some(THINK).or(hidden(THINK)),
-                hidden(TOOL_CALL),
-                hidden(CLOSE),
-            ],
-            _ => [
-                (self.options.reasoning != ReasoningFormat::None).then_some(THINK),
-                (self.options.tools != ToolFormat::None).then_some(TOOL_CALL),
-                hidden(END_THINK),
-                hidden(CLOSE),
-            ],
-        };
-        let begun = tags.into_iter().flatten().find(|tag| tag.starts_with(&self.tag));
-        match begun {
-            Some(tag) if tag.len() == self.tag.len() => {
+        while !self.tag.is_empty() {
+            let whole = self.tags().find(|tag| *tag == self.tag);
+            if let Some(tag) = whole {
                 self.tag.clear();
                 self.enter(tag);
-            }
-            Some(_) => {}
-            None => {
-                // Tags hold `<` at their beginning only.
-                self.tag.pop();
-                let text = std::mem::take(&mut self.tag);
-                text.chars().for_each(|c| self.text(c));
-                if c == '<' && !text.is_empty() {
-                    self.tag.push(c);
-                } else {
-                    self.text(c);
-                }
+            } else if self.tags().any(|tag| tag.starts_with(&self.tag)) {
+                return;
+            } else {
+                let first = self.tag.remove(0);
+                self.text(first);
             }
         }
     }
 
-    fn enter(&mut self, tag: &str) {
-        let reasoning = matches!(self.mode, Mode::Reasoning);
-        match tag {
-            // These open or close nothing here, and come only where tags are hidden.
-            CLOSE => {}
-            TOOL_CALL if reasoning => {}
-            END_THINK if !reasoning => {}
-            TOOL_CALL => self.mode = Mode::Call(Call::new()),
-            END_THINK => {
+    /// The tags that mean something here, or that must not be seen.
+    fn tags(&self) -> impl Iterator<Item = &'static str> {
+        let reads = matches!(self.mode, Mode::Content);
+        let (opens, closes) = match self.mode {
+            Mode::Reasoning => (!self.has_reasoning, true),
+            _ => (self.options.reasoning != ReasoningFormat::None, false),
+        };
+        let calls = self.options.tools.get().filter(|_| reads).map_or(&[][..], |f| f.openers());
+        let think = [opens.then_some(THINK), closes.then_some(END_THINK)];
+        let hidden = self.options.hidden_tags.iter().copied();
+        think.into_iter().flatten().chain(calls.iter().copied()).chain(hidden)
+    }
+
+    fn enter(&mut self, tag: &'static str) {
+        if matches!(self.mode, Mode::Reasoning) {
+            // The model may repeat the tag that the prompt ended with.
+            if tag == END_THINK {
                 self.breaks.clear();
                 self.had_reasoning |= self.has_reasoning;
                 self.has_reasoning = false;
                 self.after_think = true;
                 self.mode = Mode::Content;
             }
-            // The model may repeat the tag that the prompt ended with.
-            _ if reasoning => {}
-            _ => {
-                if !self.has_content {
-                    self.space.clear();
-                }
-                self.mode = Mode::Reasoning;
-            }
+            return;
         }
+        if tag == THINK {
+            if !self.has_content {
+                self.space.clear();
+            }
+            self.mode = Mode::Reasoning;
+        } else if let Some(format) = self.options.tools.get().filter(|f| f.openers().contains(&tag))
+        {
+            let parser = format.open(tag, &self.options.known_tools);
+            self.mode = Mode::Calls(OpenSpan { opener: tag, parser, calls_before: self.calls });
+        }
+        // Any other tag is hidden, and opens and closes nothing here.
+    }
+
+    fn writer(&mut self) -> CallWriter<'_> {
+        CallWriter { out: &mut self.out, ids: &mut self.ids, calls: &mut self.calls }
+    }
+
+    /// A span is over. If it told nothing its opener is content, unless it is hidden. Returns the
+    /// text that is to be read again.
+    fn leave(&mut self, span: &OpenSpan, rest: String) -> String {
+        if self.calls > span.calls_before {
+            self.beside_call = true;
+        } else if !self.options.hidden_tags.contains(&span.opener) {
+            span.opener.chars().for_each(|c| self.text(c));
+        }
+        rest
     }
 
     /// A character that belongs to no tag.
@@ -275,8 +295,7 @@ impl OutputParser {
         }
         self.after_think = false;
         self.space.push(c);
-        let plain = (self.options.reasoning, self.options.tools)
-            == (ReasoningFormat::None, ToolFormat::None);
+        let plain = self.options.reasoning == ReasoningFormat::None && self.options.tools.is_none();
         if c.is_whitespace() && !plain {
             return;
         }
@@ -284,57 +303,6 @@ impl OutputParser {
         let drop_space = self.beside_call && !self.has_content;
         self.content(if drop_space { text.trim_start() } else { &text });
         self.beside_call = false;
-    }
-
-    fn call_step(&mut self, step: Step) {
-        match step {
-            Step::More => {}
-            Step::Reject => {
-                if let Mode::Call(call) = std::mem::replace(&mut self.mode, Mode::Content) {
-                    self.reject(call);
-                }
-            }
-            Step::Start { name, arguments } | Step::Whole { name, arguments } => {
-                self.start(name, arguments);
-            }
-            Step::Arguments(text) => self.arguments(&text),
-            Step::End => self.mode = Mode::Content,
-            Step::Beyond(text) => {
-                self.mode = Mode::Content;
-                self.input.push(Input { text, at: 0 });
-            }
-        }
-    }
-
-    /// It was no call: the opening tag is text unless it is hidden, and what follows is read again.
-    fn reject(&mut self, call: Call) {
-        if !self.options.hide_tags {
-            TOOL_CALL.chars().for_each(|c| self.text(c));
-        }
-        let text = call.into_held();
-        // From `finish` there is no reading under way.
-        if self.input.is_empty() {
-            self.read(text);
-        } else {
-            self.input.push(Input { text, at: 0 });
-        }
-    }
-
-    fn start(&mut self, name: String, arguments: String) {
-        self.beside_call = true;
-        let (index, id) = (self.calls, self.ids.next_id());
-        self.calls += 1;
-        self.out.push(Delta::ToolCallStart { index, id, name });
-        self.out.push(Delta::ToolCallArguments { index, fragment: arguments });
-    }
-
-    fn arguments(&mut self, text: &str) {
-        if let Some(Delta::ToolCallArguments { fragment, .. }) = self.out.last_mut() {
-            fragment.push_str(text);
-        } else {
-            let (index, fragment) = (self.calls.saturating_sub(1), text.to_owned());
-            self.out.push(Delta::ToolCallArguments { index, fragment });
-        }
     }
 
     fn content(&mut self, text: &str) {

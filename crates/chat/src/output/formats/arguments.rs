@@ -1,0 +1,152 @@
+//! The JSON object of a call's arguments, passed on while it is read.
+
+use super::CallWriter;
+
+/// Follows brackets and strings of JSON without checking more.
+#[derive(Debug, Default)]
+pub(super) struct Brackets {
+    pub(super) depth: u32,
+    pub(super) in_string: bool,
+    pub(super) escaped: bool,
+}
+
+impl Brackets {
+    pub(super) fn step(&mut self, c: char) {
+        if self.in_string {
+            match c {
+                _ if self.escaped => self.escaped = false,
+                '\\' => self.escaped = true,
+                '"' => self.in_string = false,
+                _ => {}
+            }
+            return;
+        }
+        match c {
+            '"' => self.in_string = true,
+            '{' | '[' => self.depth += 1,
+            '}' | ']' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+}
+
+/// Texts that end a call whose JSON is broken. They are empty where a format has none.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ends {
+    /// Ends it outside strings.
+    pub(super) outside: &'static str,
+    /// Ends it inside a string. Valid JSON never holds this text.
+    pub(super) in_string: &'static str,
+}
+
+/// What a character made of a JSON text.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Scanned {
+    /// It may begin an end.
+    Held,
+    /// The end has been read.
+    End,
+    /// This text is no end.
+    Text(String),
+}
+
+/// Reads JSON up to its end, and finds the texts that end it too early.
+#[derive(Debug)]
+pub(super) struct Scanner {
+    pub(super) brackets: Brackets,
+    ends: Ends,
+    held: String,
+}
+
+impl Scanner {
+    /// Begins behind the bracket that opens an object.
+    pub(super) fn in_object(ends: Ends) -> Self {
+        Self { brackets: Brackets { depth: 1, ..Brackets::default() }, ends, held: String::new() }
+    }
+
+    pub(super) fn push(&mut self, c: char) -> Scanned {
+        let end = if self.brackets.in_string { self.ends.in_string } else { self.ends.outside };
+        self.held.push(c);
+        if self.held == end {
+            self.held.clear();
+            return Scanned::End;
+        }
+        if end.starts_with(&self.held) {
+            return Scanned::Held;
+        }
+        self.held.pop();
+        let mut text = std::mem::take(&mut self.held);
+        if end.starts_with(c) { &mut self.held } else { &mut text }.push(c);
+        text.chars().for_each(|c| self.brackets.step(c));
+        Scanned::Text(text)
+    }
+
+    /// What was held back, at the end of the output.
+    pub(super) fn take_held(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// What a character made of the arguments.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Read {
+    /// They go on.
+    More,
+    /// They are no JSON object, and nothing has been told.
+    Rejected,
+    /// Their closing bracket has been read.
+    Done,
+    /// A text that ends broken JSON has been read.
+    End,
+}
+
+/// The arguments of a call, from behind their opening bracket on.
+///
+/// The call is told once the first key, or the closing bracket, shows that they are JSON.
+#[derive(Debug)]
+pub(super) struct Arguments {
+    name: String,
+    scanner: Scanner,
+    /// The bracket and the white space behind it, as long as nothing is told.
+    untold: Option<String>,
+}
+
+impl Arguments {
+    pub(super) fn new(name: String, ends: Ends) -> Self {
+        Self { name, scanner: Scanner::in_object(ends), untold: Some("{".to_owned()) }
+    }
+
+    pub(super) fn is_told(&self) -> bool {
+        self.untold.is_none()
+    }
+
+    pub(super) fn push(&mut self, c: char, calls: &mut CallWriter<'_>) -> Read {
+        if let Some(begin) = &mut self.untold {
+            match c {
+                '"' | '}' => {
+                    calls.start(&self.name);
+                    calls.arguments(begin);
+                    self.untold = None;
+                }
+                c if c.is_ascii_whitespace() => {
+                    begin.push(c);
+                    return Read::More;
+                }
+                _ => return Read::Rejected,
+            }
+        }
+        match self.scanner.push(c) {
+            Scanned::Held => Read::More,
+            Scanned::End => Read::End,
+            Scanned::Text(text) => {
+                calls.arguments(&text);
+                if self.scanner.brackets.depth == 0 { Read::Done } else { Read::More }
+            }
+        }
+    }
+
+    /// The output ends here: what was held back was part of the arguments.
+    pub(super) fn finish(&mut self, calls: &mut CallWriter<'_>) {
+        calls.arguments(&self.scanner.take_held());
+    }
+}
