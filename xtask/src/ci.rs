@@ -117,6 +117,11 @@ const STEPS: &[Step] = &[
         "GGUF files of the fixtures against their safetensors",
         Run(&["{python}", "tests/gguf/check_fixtures.py", "{debug}/taper"]),
     ),
+    step(
+        "gguf-answer",
+        "a question to SmolLM2 from a GGUF file of PyPI",
+        Run(&["{python}", "tests/gguf/check_answer.py", "{debug}/taper"]),
+    ),
     step("release", "the release build", Run(&["cargo", "build", "--release", "-p", "server"])),
     step("fresh-start", "the release server starts bare, answers and ends", FreshStart),
     step(
