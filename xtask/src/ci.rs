@@ -117,6 +117,16 @@ const STEPS: &[Step] = &[
         "conversions against mlx-lm, bit for bit",
         Run(&["{python}", "tests/fixtures/check_convert.py", "all", "{debug}/examples/convert"]),
     ),
+    step(
+        "gguf",
+        "GGUF files of the fixtures against their safetensors",
+        Run(&["{python}", "tests/gguf/check_fixtures.py", "{debug}/taper"]),
+    ),
+    step(
+        "gguf-answer",
+        "a question to SmolLM2 from a GGUF file of PyPI",
+        Run(&["{python}", "tests/gguf/check_answer.py", "{debug}/taper"]),
+    ),
     step("release", "the release build", Run(&["cargo", "build", "--release", "-p", "server"])),
     step("fresh-start", "the release server starts bare, answers and ends", FreshStart),
     step(

@@ -1,0 +1,179 @@
+"""Compares what Taper makes of a GGUF file with what it makes of the same weights in other files.
+
+    python check_fixtures.py TAPER
+
+1. Every checkpoint of tests/fixtures/parity that GGUF can express is written as a GGUF file, in floats. The
+   log-probabilities of a prompt and of its continuation must be those of the safetensors files.
+2. A checkpoint is written in every type of blocks, and its values, as gguf-py reads these blocks, in F32. Both
+   must have the same log-probabilities.
+
+Everything runs with `--dtype float32 --kv-cache-dtype f32`, so that nothing else is rounded. `max` is the largest difference of a log-probability. Needs
+requirements.txt beside this file.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+
+import from_hf
+from served import serve
+
+ROOT = Path(__file__).resolve().parents[2]
+PARITY = ROOT / "tests/fixtures/parity"
+# Any tokenizer does: prompts are given as tokens.
+TOKENIZER = ROOT / "crates/server/models/demo/tokenizer.json"
+
+# What GGUF cannot say, and why.
+LEFT_OUT = {
+    "gemma3-mixed-layers-f16": "which layers slide is fixed",
+    "mistral-window-bf16": "llama has no window",
+    "qwen2-window-f16": "qwen2 has no window",
+    "smollm3-window-f16": "smollm3 has no window",
+    "qwen3-moe-mixed-layers": "qwen3moe has experts in every layer",
+}
+# Settings that llama.cpp fixes for an architecture; the checkpoint is run with these.
+FIXED = {
+    "gemma3-bf16": {"query_pre_attn_scalar": 32, "sliding_window_pattern": 6},
+    "smollm3-bf16": {"no_rope_layers": [1, 1, 1, 0]},
+}
+# Files that hold a rounded number: divisors of frequencies (llama3), the factor of attention (longrope).
+ROUNDED = {"llama-llama3-bf16": 5e-5, "phi3-longrope-long-bf16": 1e-4, "phi3-longrope-short-bf16": 1e-4}
+
+# Bounds of part 2. Scales of K-quants are rounded to halves, and Q6_K gets codes of 8 bits.
+BLOCKS = {
+    Type.Q4_0: 0, Type.Q4_1: 0, Type.Q5_0: 0, Type.Q5_1: 0, Type.Q8_0: 0, Type.Q4_K: 1e-2, Type.Q5_K: 3e-2,
+    Type.Q6_K: 2e-1,
+}
+
+
+def scores(taper, model, vocabulary):
+    """Log-probabilities of a prompt of random tokens, and of 20 more that are chosen greedily."""
+    draw = random.Random(1)
+    prompt = [draw.randrange(vocabulary) for _ in range(60)]
+    with serve(taper, model, "--dtype", "float32", "--kv-cache-dtype", "f32") as server:
+        answer = server.post("/v1/completions", prompt=prompt, max_tokens=20, temperature=0, echo=True,
+                             logprobs=0, ignore_eos=True)
+    found = answer["choices"][0]["logprobs"]["token_logprobs"][1:]
+    assert len(found) == 79, f"{len(found)} log-probabilities"
+    return np.array(found)
+
+
+class Tally:
+    passed = failed = 0
+
+    def row(self, name, a, b, bound):
+        largest = float(np.abs(a - b).max())
+        good = largest <= bound
+        self.passed, self.failed = self.passed + good, self.failed + (not good)
+        verdict = "equal" if largest == 0 else f"max {largest:.1e}, bound {bound:.0e}"
+        print(f"{name:<28} {verdict}{'' if good else '  FAILED'}", flush=True)
+
+
+def checkpoint(source, target):
+    """A copy of a fixture with a tokenizer, and with what llama.cpp fixes."""
+    shutil.copytree(source, target)
+    config = json.loads((source / "config.json").read_text())
+    (config.get("text_config") or config).update(FIXED.get(source.name, {}))
+    (target / "config.json").write_text(json.dumps(config))
+    shutil.copy(TOKENIZER, target)
+
+
+def check_fixtures(taper, work, tally):
+    for source in sorted(PARITY.iterdir()):
+        config = from_hf.config_of(source)
+        known = config["model_type"] in from_hf.ARCHITECTURES
+        if "quantization" in config or not known or source.name in LEFT_OUT:
+            continue
+        copy, file = work / source.name, work / f"{source.name}.gguf"
+        checkpoint(source, copy)
+        from_hf.write(copy, file)
+        a, b = (scores(taper, model, config["vocab_size"]) for model in (copy, file))
+        tally.row(source.name, a, b, ROUNDED.get(source.name, 0))
+
+
+def wide_checkpoint(target):
+    """A Qwen 3 whose rows are whole blocks of 256."""
+    source = PARITY / "qwen3-bf16"
+    shutil.copytree(source, target)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32, "num_attention_heads": 8,
+               "num_key_value_heads": 2, "num_hidden_layers": 2, "tie_word_embeddings": False}
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "model.safetensors").unlink()
+    shutil.copy(TOKENIZER, target)
+    shapes = {"model.embed_tokens": (320, 256), "lm_head": (320, 256), "model.norm": (256,)}
+    for i in range(2):
+        layer = f"model.layers.{i}"
+        shapes |= {f"{layer}.{name}": shape for name, shape in {
+            "input_layernorm": (256,), "post_attention_layernorm": (256,), "self_attn.q_norm": (32,),
+            "self_attn.k_norm": (32,), "self_attn.q_proj": (256, 256), "self_attn.k_proj": (64, 256),
+            "self_attn.v_proj": (64, 256), "self_attn.o_proj": (256, 256), "mlp.gate_proj": (512, 256),
+            "mlp.up_proj": (512, 256), "mlp.down_proj": (256, 512)}.items()}
+    draw = np.random.default_rng(1)
+    return {f"{name}.weight": (draw.standard_normal(shape) / 16 if len(shape) == 2 else
+                               1 + draw.standard_normal(shape) / 8).astype(np.float32)
+            for name, shape in shapes.items()}
+
+
+def random_blocks(kind, shape, draw):
+    """K-quants with random codes and scales, of about the size that weights have."""
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = draw.integers(0, 256, (shape[0], shape[1] // 256, size), np.uint8)
+    # d of Q6_K stands behind its 6-bit codes and scales; the others begin with d and dmin.
+    at, count, size = (208, 1, 2e-5) if kind == Type.Q6_K else (0, 2, 3e-4)
+    halves = draw.uniform(0.5 * size, size, (*blocks.shape[:2], count)).astype(np.float16)
+    if count == 2:
+        # The minimum takes away about half of the largest code.
+        halves[..., 1] *= np.float16(15 if kind == Type.Q5_K else 7)
+    blocks[..., at:at + 2 * count] = halves.view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
+def check_blocks(taper, work, tally):
+    model = work / "wide"
+    tensors = wide_checkpoint(model)
+    for kind, bound in BLOCKS.items():
+        draw, stored = np.random.default_rng(2), {}
+
+        def quantized(name, values):
+            if values.ndim < 2:
+                return values, None
+            k_quant = kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K)
+            stored[name] = random_blocks(kind, values.shape, draw) if k_quant else gguf.quants.quantize(values, kind)
+            return stored[name], kind
+
+        def widened(name, values):
+            return (gguf.quants.dequantize(stored[name], kind) if name in stored else values), None
+
+        found = []
+        for way in (quantized, widened):
+            file = work / f"wide-{kind.name}-{way.__name__}.gguf"
+            writer = from_hf.Writer(model, file)
+            writer.tensors = tensors
+            writer.write(way)
+            found.append(scores(taper, file, 320))
+        tally.row(kind.name, *found, bound)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("taper", type=Path, help="the program")
+    taper = parser.parse_args().taper.resolve()
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as work:
+        check_fixtures(taper, Path(work), tally)
+        check_blocks(taper, Path(work), tally)
+    print(f"{tally.passed} passed, {tally.failed} failed")
+    sys.exit(tally.failed > 0)
+
+
+if __name__ == "__main__":
+    main()
