@@ -11,7 +11,7 @@ use taper_tensor::gpu::Gpu;
 
 /// Largest difference of a logit, relative to the range of the reference's logits, in `f32`.
 const TOLERANCE: f32 = 1e-4;
-/// The same as served, with activations rounded to 8 bits a group or to `bf16`. What it guards
+/// [`TOLERANCE`] as served, with activations rounded to 8 bits a group or to `bf16`. What it guards
 /// against is a wrong kernel; `cargo xtask ppl` says what rounding costs a trained model.
 const SERVED_TOLERANCE: f32 = 0.1;
 

@@ -57,7 +57,7 @@ impl Subject {
         Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, activations, gpu.as_ref())
     }
 
-    /// The same weights in `f32` throughout, on the host, if the settings ask for anything less.
+    /// A runner of these weights in `f32` throughout, on the host, if the settings ask for anything less.
     pub(crate) fn exact_runner(&self, root: &Path, tokens: usize) -> Result<Option<Runner>> {
         if self.dtype == "float32" && self.kv_cache_dtype == "f32" {
             return Ok(None);

@@ -75,7 +75,7 @@ pub struct EngineStats {
     pub kv_exact_blocks_total: u32,
     /// Bytes of the blocks in use and of the exact tokens beside them.
     pub kv_used_bytes: u64,
-    /// Those of the exact tokens.
+    /// Bytes of uncompressed tokens, included in `kv_used_bytes`.
     pub kv_exact_bytes: u64,
     /// Tokens of prompts that a step takes where several requests share it.
     pub step_prompt_tokens: u32,

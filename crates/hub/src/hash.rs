@@ -10,9 +10,9 @@ const SHA1_HEX: usize = 40;
 
 /// A hash of the kind that the hub lists for a file, over the bytes written so far.
 pub(crate) enum Hash {
-    /// Of the bytes: files in Git LFS.
+    /// SHA-256 of the bytes: files in Git LFS.
     Sha256(Sha256),
-    /// Of Git's header and the bytes: files in Git itself.
+    /// SHA-1 of Git's header and the bytes: files in Git itself.
     GitBlob(Sha1),
     /// The server names the file by something else, as some mirrors do: there is only its length.
     Unknown,

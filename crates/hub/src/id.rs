@@ -23,7 +23,7 @@ impl ModelId {
         self.revision.as_deref().unwrap_or("main")
     }
 
-    /// The same model at another revision.
+    /// This model at another revision.
     ///
     /// # Errors
     /// [`HubError::BadName`].

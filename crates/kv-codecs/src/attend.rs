@@ -100,7 +100,7 @@ pub fn attend_blocks(
     drive::attend(geometry, q, &Floating { geometry, reader }, batch, params)
 }
 
-/// The same of queries that are still to be normed and rotated.
+/// Like [`attend_blocks`], but applies QK-norm and RoPE to the queries first.
 pub(crate) fn attend_block_rows(
     geometry: KvGeometry,
     q: HeadRows<'_>,

@@ -25,9 +25,9 @@ pub struct KvGeometry {
 /// Bytes of one block of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockBytes {
-    /// Of the keys.
+    /// Bytes of the keys.
     pub k: usize,
-    /// Of the values.
+    /// Bytes of the values.
     pub v: usize,
 }
 
@@ -83,7 +83,7 @@ impl LayerPages {
         self.exact_v.discard(blocks.start * bytes.v..blocks.end * bytes.v);
     }
 
-    /// The same with room for exact blocks, of [`KvCodec::exact_block_bytes`].
+    /// Adds zeroed room for `blocks` exact blocks of [`KvCodec::exact_block_bytes`].
     #[must_use]
     pub fn with_exact(self, bytes: BlockBytes, blocks: usize) -> Self {
         Self { exact_k: room(bytes.k, blocks), exact_v: room(bytes.v, blocks), ..self }

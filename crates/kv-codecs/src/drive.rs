@@ -16,19 +16,19 @@ use taper_tensor::{
 /// Query rows that walk over the keys together: enough to reuse a widened block, few enough to
 /// stay in the first-level cache.
 pub(crate) const PIECE_ROWS: usize = 64;
-/// The same where keys and values are laid out anew for them, a step at a time: they stay in the second-level
-/// cache.
+/// [`PIECE_ROWS`] for arithmetic that repacks keys and values one step at a time. The repacked step stays in
+/// the second-level cache.
 pub(crate) const ROUNDED_ROWS: usize = 1024;
 /// Blocks whose scores are softened together.
 pub(crate) const STEP_BLOCKS: usize = 4;
-/// The same of [`ROUNDED_ROWS`], whose weighted sums go through memory once a step.
+/// [`STEP_BLOCKS`] for steps of [`ROUNDED_ROWS`]: their weighted sums go through memory once a step.
 pub(crate) const ROUNDED_STEP_BLOCKS: usize = 8;
 /// Blocks after which a row's softmax starts anew, to be merged with what was before. Where a step
 /// has too few rows for all threads, these spans are shared out; the cut is the same for all steps of one
 /// arithmetic, so that no result depends on who computed it.
 pub(crate) const SPAN_BLOCKS: usize = 64;
-/// The same of floats as they are: a span of a few KV heads would be read in pieces, so spans are short enough
-/// that a task takes all heads, and memory is read in order.
+/// [`SPAN_BLOCKS`] for a cache of plain floats. These spans are short enough that one task takes all KV heads,
+/// and so reads memory in order.
 pub(crate) const FLOAT_SPAN_BLOCKS: usize = 16;
 /// Query rows up to which a task takes several KV heads: the heads of a block lie one after the other,
 /// and memory is read fastest in one go. More rows are better kept in the cache.
@@ -165,7 +165,7 @@ pub(crate) fn attend(
     })?
 }
 
-/// The same of queries that are still to be normed and rotated.
+/// Like [`attend`], but applies QK-norm and RoPE to the queries first.
 pub(crate) fn attend_rows(
     geometry: KvGeometry,
     q: HeadRows<'_>,

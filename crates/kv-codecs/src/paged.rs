@@ -25,7 +25,7 @@ use taper_tensor::{
 pub(crate) struct Plan {
     pub(crate) k: Box<dyn Side>,
     pub(crate) v: Box<dyn Side>,
-    /// Of the exact blocks.
+    /// Layout of the exact blocks.
     pub(crate) halves: HalfSide,
 }
 
@@ -53,14 +53,14 @@ impl PagedCodec {
         Self { name: name.to_owned(), scheme, precision, plans: RwLock::default() }
     }
 
-    /// The same with another threshold for [`Self::SPARSE_V`]; 0 skips nothing.
+    /// Replaces the threshold [`Self::SPARSE_V`]; 0 skips nothing.
     #[must_use]
     pub fn with_sparse_v(mut self, threshold: f32) -> Self {
         self.precision.sparse_v = threshold;
         self
     }
 
-    /// The same on other instructions than the best of this machine.
+    /// Uses `level` instead of the best instructions of this machine.
     #[must_use]
     pub fn with_level(mut self, level: CodeLevel) -> Self {
         self.precision.level = level;

@@ -119,7 +119,7 @@ impl Polar {
         self.encode_rotated(&u, scales)
     }
 
-    /// The same for a row that is rotated already.
+    /// Encodes a row that is already rotated; see [`Self::encode`].
     ///
     /// # Panics
     /// When `x` is not one row.

@@ -20,7 +20,7 @@ pub struct Rotation {
     order: usize,
     /// The signs of each round.
     rounds: Vec<Vec<f32>>,
-    /// The same divided by `sqrt(d)`.
+    /// The signs of each round divided by `sqrt(d)`.
     scaled: Vec<Vec<f32>>,
     ones: Vec<f32>,
     /// `1 / sqrt(d)`.
@@ -37,7 +37,7 @@ impl Rotation {
         Self::with_rounds(d, seed, if d <= 64 { 2 } else { 1 })
     }
 
-    /// The same with that many rounds.
+    /// A rotation of `rounds` rounds; see [`Self::new`].
     ///
     /// # Errors
     /// As [`Self::new`].

@@ -87,9 +87,9 @@ impl SideFormat {
 /// The formats of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scheme {
-    /// Of the keys.
+    /// Format of the keys.
     pub k: SideFormat,
-    /// Of the values.
+    /// Format of the values.
     pub v: SideFormat,
 }
 

@@ -21,7 +21,7 @@ use taper_tensor::{
 pub(crate) struct Queries {
     /// `[rows, d]`, scaled and in the side's space.
     pub(crate) floats: Vec<f32>,
-    /// The same, rounded as the side wants it.
+    /// The rows of `floats` rounded to int8.
     pub(crate) int8: Int8Queries,
     pub(crate) affine: AffineQueries,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Products {
     pub(crate) affine: AffineScratch,
 }
 
-/// The same, of affine codes.
+/// Buffers that attention over affine codes reuses.
 #[derive(Debug, Default)]
 pub(crate) struct AffineScratch {
     pub(crate) scales: AffineScales,
@@ -98,7 +98,7 @@ impl<'a> Region<'a> {
 pub(crate) struct Stays<'a> {
     pub(crate) region: &'a [u8],
     pub(crate) offset: usize,
-    /// The same in halves, in the side's space.
+    /// The row as halves in the side's space, where an exact block has it.
     pub(crate) exact: Option<&'a [u8]>,
 }
 

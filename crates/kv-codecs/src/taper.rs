@@ -147,7 +147,7 @@ impl TaperSide {
         self.position(region, offset).map_or(0.0, |position| power(position - 128))
     }
 
-    /// Of the first `n` rows, times the table's step.
+    /// Scales of the first `n` rows, times the table's step.
     fn gammas(&self, region: &[u8], n: usize, level: CodeLevel, out: &mut Vec<f32>) {
         let codes = &region[self.scales_at()..][..n];
         out.resize(n, 0.0);

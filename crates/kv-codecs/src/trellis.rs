@@ -58,7 +58,7 @@ enum Encoder {
 /// Factors on the direction that the encoder tries: more pay where the code is fine.
 const FEW: [f32; 3] = [1.0, 0.92, 1.08];
 const MANY: [f32; 5] = [0.99, 0.93, 0.87, 1.05, 1.11];
-/// Of the wide code, whose walks take longer to find.
+/// Factors of the wide code. It tries only one, as its walks take longer to find.
 const ONE: [f32; 1] = [1.0];
 /// Rows encoded together: enough to fill all lanes, few enough to stay in the first-level cache.
 const TOGETHER: usize = 8;
@@ -174,7 +174,7 @@ impl TrellisCode {
         self.encode_scaled(x, self.scales())
     }
 
-    /// The same of rows of `d` elements, which together take less time.
+    /// Encodes rows of `d` elements, which takes less time than one call a row.
     ///
     /// # Panics
     /// When `x` is not whole rows.

@@ -26,9 +26,9 @@ pub struct DeviceDraw {
     pub top_k: u32,
     /// Share of the mass that is kept, in units of 2^-32; 0 keeps all.
     pub top_p: u32,
-    /// The same of the tokens nearest the entropy, after the others.
+    /// Share of the mass that typical sampling keeps, in units of 2^-32; 0 keeps all. It is applied last.
     pub typical_p: u32,
-    /// Of the draw.
+    /// Random bits of the draw.
     pub bits: u64,
     /// Whether log probabilities are wanted, and for how many of the likeliest tokens.
     pub logprobs: Option<u8>,
@@ -91,7 +91,7 @@ impl DeviceDraw {
 /// What log probabilities of a row are made of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceLogits {
-    /// Of the chosen token.
+    /// Logit of the chosen token.
     pub logit: f32,
     /// The largest.
     pub max: f32,

@@ -37,7 +37,7 @@ impl Default for SchedulerConfig {
 /// Continuous batching: [`admit`](Self::admit) at any time, then [`plan`](Self::plan), run it,
 /// [`commit`](Self::commit), and again. [`cancel`](Self::cancel) at any moment between two calls.
 ///
-/// The same pool must be passed to every call, and nothing else may take its blocks.
+/// Every call must get one and the same pool, and nothing else may take its blocks.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,

@@ -16,7 +16,7 @@ enum Call {
         max_new: u32,
         all_logits: bool,
     },
-    /// Of the sequence that this index hits, between plan and commit or outside.
+    /// Cancels the sequence that this index hits, between plan and commit or outside.
     Cancel {
         index: usize,
         mid_step: bool,

@@ -222,7 +222,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Those of a conversation.
+    /// The limits of a conversation in the terminal: one request at a time.
     pub(crate) const ONE: Self = Self { together: 1, waiting: 1 };
 }
 

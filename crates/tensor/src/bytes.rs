@@ -112,7 +112,7 @@ impl Bytes {
         self.range.is_empty()
     }
 
-    /// The same bytes at an address that is a multiple of `align`: itself when it already is, else
+    /// These bytes at an address that is a multiple of `align`: itself when it already is, else
     /// a copy. File formats align to 8 bytes at best, and some to nothing.
     #[must_use]
     pub fn aligned_to(self, align: usize) -> Self {

@@ -186,7 +186,7 @@ impl Linear {
         Self { matrix, bias: None }
     }
 
-    /// The same map for speed: weights are repacked. Activations of a quantized weight are rounded
+    /// Repacks the weights for speed. Activations of a quantized weight are rounded
     /// group by group (see [`cpu::int8`]), those of a `bf16` weight to `bf16` where the processor
     /// multiplies that (see [`cpu::dense`]). Prompts are multiplied with quantized weights as with `bf16`
     /// ones, or rounded to 16 bits (see [`Rounding`]).

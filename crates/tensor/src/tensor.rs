@@ -123,7 +123,7 @@ impl Tensor {
         }
     }
 
-    /// The same elements in another shape.
+    /// These elements in another shape.
     ///
     /// # Errors
     /// It has another number of elements.

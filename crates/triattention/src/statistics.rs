@@ -17,9 +17,9 @@ pub struct HeadStatistics {
 pub struct Concentration {
     /// Mean resultant length `|E q_f| / E|q_f|`, the mean of all bands.
     pub bands: f64,
-    /// The same with bands weighted by `E|q_f|`.
+    /// Mean resultant length, with bands weighted by `E|q_f|`.
     pub weighted: f64,
-    /// Of the band with the largest `E|q_f|`.
+    /// Resultant length of the band with the largest `E|q_f|`.
     pub dominant: f64,
     /// `sum |E q_f|^2 / sum (E|q_f|)^2`.
     pub energy: f64,

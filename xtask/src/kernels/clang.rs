@@ -127,7 +127,7 @@ impl Clang {
         self.link("kernels", FAMILIES.iter().map(|f| self.object(f.source.name)).collect())
     }
 
-    /// The same after [`Self::host_library`], with another text of one family; `unit` names its
+    /// Links the library of [`Self::host_library`] again with another text of one family; `unit` names its
     /// files.
     pub(super) fn changed_library(
         &self,

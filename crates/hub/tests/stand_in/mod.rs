@@ -31,7 +31,7 @@ pub enum Fault {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub path: String,
-    /// Of the storage behind the hub, not the hub itself.
+    /// Whether it went to the storage behind the hub, not to the hub itself.
     pub storage: bool,
     pub range: Option<String>,
     pub token: Option<String>,

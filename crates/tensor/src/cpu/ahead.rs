@@ -40,7 +40,7 @@ pub(super) struct Never;
 /// Into the first-level cache, a page ahead: AMD's, and Intel's where several runs of weights are read at a
 /// time.
 pub(super) struct Near;
-/// The same for one row, too: Zen 5, which reads a tenth faster so.
+/// Like [`Near`], and for a single row too: Zen 5, which reads a tenth faster so.
 pub(super) struct NearAlways;
 /// Into the second-level cache, two pages ahead: Intel's, whose first-level cache waits for no more than
 /// sixteen lines at a time.

@@ -28,7 +28,7 @@ pub struct FlashTile {
     dk: usize,
     /// `[rows, dk]`.
     q: Vec<f32>,
-    /// The same for [`kernels::dot_turned`], once it was wanted.
+    /// The queries in the order of [`kernels::dot_turned`], made when first needed.
     turned: Vec<f32>,
     state: Attended,
     scores: Vec<f32>,
@@ -363,7 +363,7 @@ impl FlashTile {
         self.score_page(first, k, next, None);
     }
 
-    /// The same; `v` are values that are read soon.
+    /// Like [`Self::score`]; `v` are values that are read soon.
     fn score_page(
         &mut self,
         first: usize,

@@ -44,7 +44,7 @@ impl<'a> HeadRows<'a> {
         unsafe { self.turn_to(token * self.token + head * self.head, scale, out.as_mut_ptr()) };
     }
 
-    /// The same of the head that begins at an element.
+    /// Like [`Self::turn`], for the head that begins at element `at`.
     ///
     /// # Safety
     /// `out` has room for a head.

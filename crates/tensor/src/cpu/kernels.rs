@@ -135,11 +135,11 @@ kernel! {
     dot_block = dot_block_body[f32](x: Rows, w: Rows, k: usize, out: RowsMut)
 }
 kernel! {
-    /// The same over halves.
+    /// `dot_block` over `f16`.
     dot_block_f16 = dot_block_body[f16](x: Rows, w: Rows<f16>, k: usize, out: RowsMut)
 }
 kernel! {
-    /// The same over bfloats.
+    /// `dot_block` over `bf16`.
     dot_block_bf16 = dot_block_body[bf16](x: Rows, w: Rows<bf16>, k: usize, out: RowsMut)
 }
 kernel! {
@@ -155,11 +155,11 @@ kernel! {
     weighted_rows = weighted_rows_body[f32](p: Rows, v: Rows, d: usize, acc: RowsMut)
 }
 kernel! {
-    /// The same over halves.
+    /// `weighted_rows` over `f16`.
     weighted_rows_f16 = weighted_rows_body[f16](p: Rows, v: Rows<f16>, d: usize, acc: RowsMut)
 }
 kernel! {
-    /// The same over bfloats.
+    /// `weighted_rows` over `bf16`.
     weighted_rows_bf16 = weighted_rows_body[bf16](p: Rows, v: Rows<bf16>, d: usize, acc: RowsMut)
 }
 kernel! {

@@ -66,7 +66,7 @@ pub(super) trait Lanes: Copy {
     /// Hints that a cache line will be read soon. It reads nothing: any address will do.
     #[inline(always)]
     unsafe fn prefetch<T>(_line: *const T) {}
-    /// The same for a line that the second-level cache has, or soon will.
+    /// Hints that a line will be read soon that the second-level cache has, or soon will.
     #[inline(always)]
     unsafe fn prefetch_near<T>(_line: *const T) {}
     unsafe fn splat(x: f32) -> Self;

@@ -30,7 +30,7 @@ impl<T: Copy> SharedOut<T> {
         self.ptr.wrapping_add(index)
     }
 
-    /// The same memory as elements of another type, which any bytes are and `T` is whole ones of.
+    /// This memory as elements of another plain type, whose size divides that of `T`.
     pub(crate) fn cast<U: Pod>(self) -> SharedOut<U> {
         const { assert!(align_of::<U>() <= align_of::<T>()) };
         const { assert!(size_of::<T>().is_multiple_of(size_of::<U>())) };

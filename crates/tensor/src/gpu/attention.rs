@@ -241,7 +241,7 @@ pub fn attend(
     plan.run(shape, q, (family, &kernel), &operands, scoring, None)
 }
 
-/// The same of one token a sequence from what the projections gave, which also writes the tokens' keys and
+/// Attention of one token a sequence from the output of the projections; also writes the tokens' keys and
 /// values into the pages. Where a product is next and takes halves, nothing but these is in the result. `None`
 /// where there is no kernel for it: what [`Projected::turned`] gives is to be written then, and attended to.
 ///

@@ -44,7 +44,7 @@ struct Layout {
     /// What stays together.
     width: usize,
     rings: usize,
-    /// Of the head's region.
+    /// Bytes of the head's region.
     region: usize,
 }
 
@@ -174,7 +174,7 @@ pub fn compact(shape: KvShape, (k, v): (&Buffer, &Buffer), moves: &Moves) -> Res
     Ok(())
 }
 
-/// The same of exact blocks beside codes, on the GPU.
+/// Like [`Moves`], for exact blocks beside codes, on the GPU.
 #[derive(Debug)]
 pub struct ExactMoves(Moves);
 

@@ -134,7 +134,8 @@ impl StackedExperts {
         add(&x, &y, &routes, places.as_ref(), chosen).map(Tensor::from)
     }
 
-    /// The same for many tokens: those of each expert together. The host has to know how many each has.
+    /// The path for many tokens: each expert's tokens are multiplied together. The host has to know how many
+    /// each has.
     fn grouped(
         &self,
         x: &GpuTensor,

@@ -263,7 +263,7 @@ impl GpuWeight {
         })
     }
 
-    /// The same, and what the next product makes of it.
+    /// Adds the shares of a product, and prepares the input of the next product.
     fn next(
         &self,
         sums: &Sums<'_>,

@@ -69,8 +69,7 @@ pub fn open(kind: &str) -> Result<Gpu> {
     open_with(kind, None)
 }
 
-/// The same with kernels that were compiled ahead of time: a file of `cargo xtask metallib`, which is
-/// for Metal.
+/// Opens a GPU with kernels that were compiled ahead of time: a file of `cargo xtask metallib`, for Metal.
 ///
 /// # Errors
 /// As [`open`]; or the file cannot be read, is for other kernels, or not for this kind of GPU.

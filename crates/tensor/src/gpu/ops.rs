@@ -24,11 +24,11 @@ params!(
     }
 );
 params!(
-    /// Of the kernels that take one element a thread.
+    /// Parameters of the kernels that take one element a thread.
     ElementParams { n: u32, kind: u32, value: f32 }
 );
 params!(
-    /// Of `take_rows` and `add_bias`.
+    /// Parameters of `take_rows` and `add_bias`.
     RowsParams { n: u32, cols: u32 }
 );
 params!(

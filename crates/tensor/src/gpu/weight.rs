@@ -198,7 +198,7 @@ impl GpuWeight {
         tile_name(self.format, self.scale_type).filter(|_| self.gpu().has_fast_tiles())
     }
 
-    /// The same, if the product with `x` can be made of tiles of its own.
+    /// [`Self::tile_kernel`], if the product with `x` consists of whole tiles.
     pub(super) fn tiles(&self, x: &GpuTensor) -> Option<(&'static str, u8)> {
         let whole = self.cols.is_multiple_of(TILE_COLS) && x.offset.is_multiple_of(16);
         self.tile_kernel().filter(|_| whole)
@@ -259,7 +259,8 @@ impl GpuWeight {
         Ok(outs)
     }
 
-    /// The same into tensors that lie one after the other; and what is next, if it was made at once.
+    /// Multiplies into tensors that lie one after the other. Returns the input of the next product, if it was
+    /// made at once.
     pub(crate) fn multiply_to(
         &self,
         x: &GpuTensor,

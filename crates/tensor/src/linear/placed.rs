@@ -31,7 +31,7 @@ impl Matrix {
 }
 
 impl Linear {
-    /// The same map on a GPU, for inputs that are there. Unless it is to be `exact`, products of many
+    /// Copies the weights to a GPU, for inputs that are there. Unless it is to be `exact`, products of many
     /// rows may round weights and activations to f16.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Linear {
 }
 
 impl<const N: usize> LinearGroup<N> {
-    /// The same maps on a GPU, as one where their formats agree. `exact` as in [`Linear::on`].
+    /// Copies the weights to a GPU, as one matrix where their formats agree. `exact` is that of [`Linear::on`].
     ///
     /// # Errors
     /// As [`Linear::on`].

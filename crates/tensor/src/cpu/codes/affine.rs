@@ -355,7 +355,7 @@ impl AffineScales {
         }
     }
 
-    /// The same elements from flipped codes: `scale c + bias = |scale| (c ^ flip) + bias'`.
+    /// Makes all scales positive by flipping codes: `scale c + bias = |scale| (c ^ flip) + bias'`.
     fn make_positive(&mut self, shape: Affine) {
         let [plus, minus] = shape.flips();
         for ((scale, bias), flip) in self.scale.iter_mut().zip(&mut self.bias).zip(&mut self.flip) {
@@ -379,7 +379,7 @@ pub struct AffineWeights {
     /// `int = 256 high + low`, in their place where bytes are multiplied.
     pub(super) high: Vec<u8>,
     pub(super) low: Vec<u8>,
-    /// Of the integers, and the sum of weighted biases: `[m, groups]`.
+    /// Scale of the integers, and sum of weighted biases: `[m, groups]`.
     pub(super) scale: Vec<f32>,
     pub(super) bias: Vec<f32>,
 }

@@ -1,4 +1,4 @@
-//! The same two products over plain floats, for sides of a cache that are not coded.
+//! Attention's two products over plain floats, for sides of a cache that are not coded.
 
 use crate::cpu::{
     Floats, Level,

@@ -121,7 +121,7 @@ levels! {
 #[derive(Debug, Default, Clone)]
 pub struct Int8Queries {
     codes: Vec<i8>,
-    /// The same, of each ring the even elements first; for the level that wants it.
+    /// The codes with each ring's even elements first; for the level that wants it.
     #[cfg(target_arch = "x86_64")]
     parity: Vec<i8>,
     scales: Vec<f32>,

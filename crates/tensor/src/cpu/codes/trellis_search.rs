@@ -21,7 +21,7 @@ const BRANCHES: usize = 16;
 /// A ring whose best walk may begin elsewhere.
 struct Open<const M: usize> {
     ring: usize,
-    /// Of the best closed walk so far.
+    /// Cost of the best closed walk so far.
     cost: f32,
     /// What walks from each memory cost at least; infinite for those walked already.
     bounds: [f32; M],
@@ -42,7 +42,7 @@ impl<const M: usize> Open<M> {
 
 /// A walk to be tried.
 struct Trial {
-    /// Of the open rings.
+    /// Index among the open rings.
     ring: usize,
     start: usize,
     bound: f32,

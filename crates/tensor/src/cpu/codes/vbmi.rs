@@ -223,7 +223,7 @@ pub(super) unsafe fn dots(
     unsafe { dots_from(q, Expanded(tiles.as_ptr()), scaling, out) }
 }
 
-/// The same over packed codes.
+/// [`dots`] over packed codes.
 ///
 /// # Safety
 /// As [`dots`], with as many packed tiles.
@@ -364,7 +364,7 @@ pub(super) unsafe fn add_weighted(weights: &[u8], scale: &[f32], tiles: &[u8], a
     unsafe { add_from(weights, scale, Expanded(tiles.as_ptr()), acc) }
 }
 
-/// The same over packed codes.
+/// [`add_weighted`] over packed codes.
 ///
 /// # Safety
 /// As [`add_weighted`], with as many packed tiles.

@@ -28,7 +28,7 @@ pub(super) trait Pairs: Copy {
     /// There are such tiles, `b` behind `a`, and the caller is compiled for AVX-512 VBMI.
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2];
 
-    /// The same of a tile that has none beside it; what the other's places hold is of no account.
+    /// Expands a single tile. The places of the second tile hold anything.
     ///
     /// # Safety
     /// There is such a tile, and the caller is compiled for AVX-512 VBMI.
@@ -39,7 +39,7 @@ pub(super) trait Pairs: Copy {
     }
 }
 
-/// The same one at a time.
+/// Tiles expanded one at a time.
 pub(super) trait Source: Pairs {
     /// # Safety
     /// There is such a tile, and the caller is compiled for AVX-512 VBMI.

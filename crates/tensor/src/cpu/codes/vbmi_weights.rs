@@ -144,7 +144,7 @@ unsafe fn store_weights(w: __m512, at: *mut u8) {
     unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(w))) };
 }
 
-/// The same of four vectors, at most 255 and multiplied first.
+/// Multiplies four vectors by `inverse`, limits them to 255 and stores them as bytes.
 ///
 /// # Safety
 /// There is room for 64, and the caller is compiled for AVX-512.

@@ -74,7 +74,7 @@ impl Chunk {
         unsafe { std::slice::from_raw_parts(chunks.as_ptr().cast(), size_of_val(chunks) / 2) }
     }
 
-    /// The same, to write.
+    /// The weights of the chunks, mutable.
     pub(crate) fn weights_mut(chunks: &mut [Self]) -> &mut [bf16] {
         let n = size_of_val(chunks) / 2;
         // SAFETY: as above, and any bytes are bfloats.

@@ -13,11 +13,11 @@ kernel! {
     panel_f32 = panel_body[f32](x: Rows, w: *const f32, k: usize, out: RowsMut)
 }
 kernel! {
-    /// The same over halves.
+    /// `panel_f32` over `f16` weights.
     panel_f16 = panel_body[f16](x: Rows, w: *const f16, k: usize, out: RowsMut)
 }
 kernel! {
-    /// The same over bfloats.
+    /// `panel_f32` over `bf16` weights.
     panel_bf16 = panel_body[bf16](x: Rows, w: *const bf16, k: usize, out: RowsMut)
 }
 

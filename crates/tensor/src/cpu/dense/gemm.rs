@@ -220,7 +220,7 @@ impl Sums<'_> {
         unsafe { self.out.write(at, values) };
     }
 
-    /// The same of a piece, compiled for the instructions of whoever calls it.
+    /// Like [`Self::put`] for one piece of a panel, compiled for the instructions of the caller.
     #[inline(always)]
     pub(super) fn put_piece(
         &self,

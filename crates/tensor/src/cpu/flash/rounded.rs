@@ -41,7 +41,7 @@ pub(super) enum Products {
 }
 
 impl Products {
-    /// Those of this machine, best first.
+    /// The kinds of products that this machine has, best first.
     pub(super) fn available() -> Vec<Self> {
         let Some(vectors) = Avx512Bf16::detect() else {
             return Vec::new();

@@ -15,7 +15,7 @@ const PARALLEL_FROM: usize = 1 << 16;
 /// Some tiles of a weight: runs of neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tiles {
-    /// Of the first run.
+    /// First tile of the first run.
     pub(super) first: usize,
     /// Tiles of a run.
     pub(super) run: usize,

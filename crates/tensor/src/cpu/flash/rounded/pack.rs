@@ -97,7 +97,7 @@ fn put<E: Element, const LINES: bool>(
     last
 }
 
-/// The same of any floats.
+/// Puts rows of any float type; see [`put`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn put_floats<const LINES: bool>(
     rows: Floats<'_>,
