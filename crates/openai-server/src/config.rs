@@ -15,8 +15,8 @@ pub struct ServerConfig {
     /// Names that requests may use; the first stands in answers to requests that name none, and in
     /// the metrics.
     pub served_model_names: Vec<String>,
-    /// Any of these opens every route but `/health`, `/ready`, `/version` and `/metrics`; with
-    /// none, everything is open.
+    /// A request to a protected route needs one of these. [`route_table`](crate::route_table) says
+    /// which routes are protected. With no keys, everything is open.
     pub api_keys: ApiKeys,
     /// Web pages of other origins are refused with 403.
     pub allowed_origins: AllowedOrigins,

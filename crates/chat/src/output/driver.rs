@@ -193,18 +193,24 @@ impl OutputParser {
     }
 
     fn step(&mut self, c: char) {
-        if let Mode::Calls(span) = &mut self.mode {
-            let mut writer =
-                CallWriter { out: &mut self.out, ids: &mut self.ids, calls: &mut self.calls };
-            if let Span::Over { rest: text } = span.parser.push(c, &mut writer)
-                && let Mode::Calls(span) = std::mem::replace(&mut self.mode, Mode::Content)
-            {
-                let text = self.leave(&span, text);
-                self.input.push(Input { text, at: 0 });
+        match std::mem::replace(&mut self.mode, Mode::Content) {
+            Mode::Calls(mut span) => match span.parser.push(c, &mut self.writer()) {
+                Span::Open => self.mode = Mode::Calls(span),
+                Span::Over { rest } => {
+                    let text = self.leave(&span, rest);
+                    self.input.push(Input { text, at: 0 });
+                }
+            },
+            mode => {
+                self.mode = mode;
+                self.tag.push(c);
+                self.find_tag();
             }
-            return;
         }
-        self.tag.push(c);
+    }
+
+    /// Takes from the front of `tag` what is a tag, or cannot become one.
+    fn find_tag(&mut self) {
         while !self.tag.is_empty() {
             let whole = self.tags().find(|tag| *tag == self.tag);
             if let Some(tag) = whole {

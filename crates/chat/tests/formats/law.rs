@@ -92,3 +92,20 @@ proptest! {
         }
     }
 }
+
+/// A model that repeats itself must not make the parser read the same text over and over. If it
+/// did, this test would take minutes.
+#[test]
+fn repetitions_cost_no_more_than_their_length() {
+    for format in FORMATS {
+        for piece in
+            ["<tool_call>", "<function=", "<function=f>", "[TOOL_CALLS]", "[TOOL_CALLS][", "{"]
+        {
+            for piece in [piece.to_owned(), format!("{piece} "), format!("{piece}{{\"")] {
+                let text = piece.repeat(5_000);
+                let message = OutputParser::parse(options(format), &text);
+                assert_eq!(message.content, Some(text), "{format} {piece}");
+            }
+        }
+    }
+}

@@ -31,7 +31,7 @@ fn mistral_lists() {
     // Text behind, a second list, a repeated opener, an object without a list, a lost bracket.
     check(&format!("{}\nextra data", list(f)), "extra data", &[r#"f {"a": 1}"#]);
     check(&format!("{}{}", list(f), list(g)), "", &[r#"f {"a": 1}"#, "f {}"]);
-    check(&format!("[TOOL_CALLS] [TOOL_CALLS] [{f}]"), "", &[r#"f {"a": 1}"#]);
+    check(&format!("[TOOL_CALLS] [TOOL_CALLS] [{f}]"), "[TOOL_CALLS]", &[r#"f {"a": 1}"#]);
     check(&format!("[TOOL_CALLS] {f}, {g}"), &format!(", {g}"), &[r#"f {"a": 1}"#]);
     check(&format!("[TOOL_CALLS] [{f}"), "", &[r#"f {"a": 1}"#]);
     check(&format!("[TOOL_CALLS] [{f}, "), "", &[r#"f {"a": 1}"#]);
@@ -80,6 +80,7 @@ fn what_is_no_call_of_mistral_is_untouched() {
         "[TOOL_CALLS]",
         "[TOOL_CALLS][",
         "[TOOL_CALLS] []",
+        "[TOOL_CALLS] [, ,",
         "[TOOL_CALLS] not json at all",
         "[TOOL_CALLS] 42",
         r#"[TOOL_CALLS] ["f"]"#,

@@ -56,7 +56,7 @@ fn qwen3_coder_values_have_the_types_of_the_schema() {
     };
     for (key, value, expected) in [
         ("int", "42", json!(42)),
-        ("float", "3.14", json!(3.14)),
+        ("float", "2.75", json!(2.75)),
         ("bool", "true", json!(true)),
         ("object", "{\"width\": 10, \n \"height\": 20}", json!({ "width": 10, "height": 20 })),
         ("list", "[\"a\", {\"b\": false}]", json!(["a", { "b": false }])),

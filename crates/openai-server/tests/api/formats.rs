@@ -221,3 +221,15 @@ async fn a_call_behind_a_special_python_tag() {
     assert_eq!(status, StatusCode::OK, "{body}");
     assert_eq!(body["choices"][0]["message"]["content"], "print(1)");
 }
+
+#[tokio::test]
+async fn a_special_token_that_is_repeated_does_not_show() {
+    let model = &MODELS[3];
+    let app = model.app();
+    let call = r#"[{"name": "get_weather", "arguments": {}}]"#;
+    let text = format!("[TOOL_CALLS] [TOOL_CALLS] {call}[ARGS]");
+    app.engine.say(Reply::Tokens(model.tokenizer().encode(&text, false).unwrap()));
+    let body = app.chat(json!({ "tools": tools() })).await;
+    let message = &body["choices"][0]["message"];
+    assert_eq!((&message["content"], whole_calls(message).len()), (&Value::Null, 1), "{body}");
+}

@@ -55,14 +55,12 @@ struct Reader {
 
 #[derive(Debug)]
 enum State {
-    /// Nothing but white space, or a repeated opener, so far. Holds what may be one.
+    /// Nothing but white space so far.
     Begin,
-    /// The opener may be repeated; holds how much of it has been read.
-    Again(String),
+    /// In a list, between objects. `told` says whether one of them was a call.
+    List { told: bool },
     /// An object, in a list or alone.
     Object { call: JsonCall, in_list: bool },
-    /// In a list, behind an object.
-    Between,
     /// A name.
     Name(String),
     /// Behind a name, in a mark that begins with a bracket.
@@ -81,6 +79,15 @@ impl Reader {
         Span::Over { rest: std::mem::take(&mut self.read) }
     }
 
+    /// Whether what comes next belongs to a call that was told.
+    fn is_told(&self) -> bool {
+        match &self.state {
+            State::Object { call, .. } => call.is_told(),
+            State::Arguments(arguments) => arguments.is_told(),
+            _ => false,
+        }
+    }
+
     fn enter(&mut self, state: State) -> Span {
         self.state = state;
         Span::Open
@@ -94,16 +101,6 @@ impl Reader {
     fn step(&mut self, c: char, calls: &mut CallWriter<'_>) -> Span {
         match &mut self.state {
             State::Begin => self.begin(c, calls),
-            State::Again(opener) => {
-                opener.push(c);
-                match opener.as_str() {
-                    OPEN => self.enter(State::Begin),
-                    // One bracket is a list's unless the opener goes on.
-                    part if OPEN.starts_with(part) => Span::Open,
-                    part if part.len() == 1 + c.len_utf8() => self.object(c, true, calls),
-                    _ => self.over(),
-                }
-            }
             State::Object { call, in_list } => {
                 let in_list = *in_list;
                 match call.push(c, calls) {
@@ -111,16 +108,16 @@ impl Reader {
                     Step::Rejected => self.over(),
                     Step::Done if in_list => {
                         self.read.clear();
-                        self.enter(State::Between)
+                        self.enter(State::List { told: true })
                     }
                     Step::Done => Span::closed(),
                     Step::End => Span::Over { rest: OPEN.to_owned() },
                     Step::Beyond(rest) => Span::Over { rest },
                 }
             }
-            State::Between => match c {
+            State::List { told } => match c {
                 '{' => self.object(c, true, calls),
-                ']' => Span::closed(),
+                ']' if *told => Span::closed(),
                 c if c == ',' || c.is_ascii_whitespace() => Span::Open,
                 _ => self.over(),
             },
@@ -145,7 +142,7 @@ impl Reader {
     fn begin(&mut self, c: char, calls: &mut CallWriter<'_>) -> Span {
         match c {
             c if c.is_ascii_whitespace() => Span::Open,
-            '[' => self.enter(State::Again(c.to_string())),
+            '[' => self.enter(State::List { told: false }),
             '{' => self.object(c, false, calls),
             c => {
                 self.state = State::Name(String::new());
@@ -205,7 +202,9 @@ fn in_name(c: char) -> bool {
 
 impl SpanParser for Reader {
     fn push(&mut self, c: char, calls: &mut CallWriter<'_>) -> Span {
-        self.read.push(c);
+        if !self.is_told() {
+            self.read.push(c);
+        }
         self.step(c, calls)
     }
 
@@ -217,7 +216,7 @@ impl SpanParser for Reader {
                 String::new()
             }
             // The list's own bracket is missing.
-            State::Between => String::new(),
+            State::List { told: true } => String::new(),
             _ => std::mem::take(&mut self.read),
         }
     }
