@@ -30,7 +30,6 @@ use own::OwnArgs;
 use peer::{Engine, Peer, Settings};
 use report::{Line, Report, Spread};
 use std::{
-    ffi::OsStr,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -111,9 +110,10 @@ pub(crate) struct CellArgs {
 
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
     if cfg!(debug_assertions) {
-        // Started by cargo, which says where it is; a program that was copied has nothing to build.
-        if let Some(cargo) = std::env::var_os("CARGO") {
-            return in_release(&cargo);
+        // Where this program was copied to there may be nothing to build with.
+        let cargo = Path::new(env!("CARGO"));
+        if cargo.exists() {
+            return in_release(cargo);
         }
         eprintln!("this is a debug build: its figures do not count");
     }
@@ -141,7 +141,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
 }
 
 /// Builds for release, and measures with that.
-fn in_release(cargo: &OsStr) -> Result<()> {
+fn in_release(cargo: &Path) -> Result<()> {
     let features = [("cuda", cfg!(feature = "cuda")), ("metal", cfg!(feature = "metal"))];
     let features: Vec<_> = features.iter().filter(|f| f.1).map(|f| f.0).collect();
     let mut command = Command::new(cargo);
