@@ -10,7 +10,7 @@ use taper_base::BlockId;
 use taper_kv_codecs::{
     Arithmetic, AttnBatch, AttnParams, KvCodecError, KvGeometry, LayerPages, SeqSpan, parse,
 };
-use taper_tensor::ops;
+use taper_tensor::Tensor;
 
 const CODECS: [&str; 9] =
     ["f16", "turbo4", "turbo3", "turbo2", "taper4", "taper3", "taper2", "affine8", "turbo3-qjl"];
@@ -24,7 +24,7 @@ fn attend(c: &mut Criterion) -> Result<(), KvCodecError> {
     let g = KvGeometry { kv_heads: 1, head_dim: 128, block_tokens: 64 };
     let blocks: Vec<_> = (0..(TOKENS / g.block_tokens) as u32).map(BlockId).collect();
     let slots: Vec<_> = (0..TOKENS).collect();
-    let x = ops::from_host_f32(noise(TOKENS * 128), &[TOKENS, 1, 128])?;
+    let x = Tensor::from_vec(noise(TOKENS * 128), &[TOKENS, 1, 128])?;
     for heads in [1, 4, 8] {
         let mut group = c.benchmark_group(format!("attend, {heads} query heads"));
         group.throughput(Throughput::Elements(TOKENS as u64));
@@ -32,7 +32,7 @@ fn attend(c: &mut Criterion) -> Result<(), KvCodecError> {
             let codec = parse(name)?;
             let mut pages = LayerPages::zeroed(codec.block_bytes(g), blocks.len());
             codec.encode(g, &x, &x, &slots, &mut pages)?;
-            let q = ops::from_host_f32(noise(heads * 128), &[1, heads, 128])?;
+            let q = Tensor::from_vec(noise(heads * 128), &[1, heads, 128])?;
             let seqs = vec![SeqSpan { q_len: 1, kv_len: TOKENS, blocks: &blocks, exact: None }];
             let batch = AttnBatch { seqs };
             let params = AttnParams::new(0.05);
@@ -56,8 +56,8 @@ fn prompt(c: &mut Criterion) -> Result<(), KvCodecError> {
     let g = KvGeometry { kv_heads: 8, head_dim: 128, block_tokens: 32 };
     let blocks: Vec<_> = (0..(TOKENS / g.block_tokens) as u32).map(BlockId).collect();
     let slots: Vec<_> = (0..TOKENS).collect();
-    let x = ops::from_host_f32(noise(TOKENS * 8 * 128), &[TOKENS, 8, 128])?;
-    let q = ops::from_host_f32(noise(QUERIES * 16 * 128), &[QUERIES, 16, 128])?;
+    let x = Tensor::from_vec(noise(TOKENS * 8 * 128), &[TOKENS, 8, 128])?;
+    let q = Tensor::from_vec(noise(QUERIES * 16 * 128), &[QUERIES, 16, 128])?;
     let mut group = c.benchmark_group("attend, a prompt");
     group.sample_size(10);
     group.throughput(Throughput::Elements((16 * QUERIES * (TOKENS - QUERIES / 2)) as u64));
@@ -81,7 +81,7 @@ fn prompt(c: &mut Criterion) -> Result<(), KvCodecError> {
 
 fn encode(c: &mut Criterion) -> Result<(), KvCodecError> {
     let g = KvGeometry { kv_heads: 1, head_dim: 128, block_tokens: 64 };
-    let x = ops::from_host_f32(noise(64 * 128), &[64, 1, 128])?;
+    let x = Tensor::from_vec(noise(64 * 128), &[64, 1, 128])?;
     let slots: Vec<_> = (0..64).collect();
     let mut group = c.benchmark_group("encode a block");
     group.throughput(Throughput::Elements(2 * 64));

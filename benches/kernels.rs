@@ -7,7 +7,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use least::Least;
 use std::time::Duration;
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Weight,
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Tensor, Weight,
     cpu::{
         Floats,
         codes::{
@@ -16,7 +16,6 @@ use taper_tensor::{
         },
         int8::{Int8Level, Int8Rows, PackedWeight, Rounding, matmul_with},
     },
-    ops,
 };
 
 fn linear(c: &mut Criterion) {
@@ -28,7 +27,7 @@ fn linear(c: &mut Criterion) {
     };
     let linear = Linear::new(Weight::Dense(weight));
     for m in [1usize, 16, 512] {
-        let Ok(x) = ops::from_host_f32(vec![0.5; m * k], &[m, k]) else { return };
+        let Ok(x) = Tensor::from_vec(vec![0.5; m * k], &[m, k]) else { return };
         group.throughput(Throughput::Elements((m * n * k) as u64));
         group.bench_function(BenchmarkId::from_parameter(m), |b| {
             b.iter(|| linear.forward(&x, Phase::Decode));

@@ -4,7 +4,7 @@ use anyhow::Result;
 use taper_base::{LayerId, SeqId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange, StateSession};
 use taper_kv_codecs::{AttnParams, KvGeometry};
-use taper_tensor::{Projected, ops};
+use taper_tensor::{Projected, Tensor};
 
 fn main() -> Result<()> {
     let geometry = KvGeometry { kv_heads: 2, head_dim: 32, block_tokens: 16 };
@@ -23,9 +23,9 @@ fn main() -> Result<()> {
     let mut session = cache.session(&ranges)?;
     for layer in [LayerId(0), LayerId(1)] {
         // Four query heads over two key/value heads; the two sequences lie one after the other.
-        let q = ops::from_host_f32(vec![0.5; t * 4 * 32], &[t, 4 * 32])?;
+        let q = Tensor::from_vec(vec![0.5; t * 4 * 32], &[t, 4 * 32])?;
         let kv = (0..t * 2 * 32).map(|i| (i as f32 * 0.1).sin()).collect();
-        let kv = ops::from_host_f32(kv, &[t, 2 * 32])?;
+        let kv = Tensor::from_vec(kv, &[t, 2 * 32])?;
         let params = AttnParams::new(0.18);
         let (k, v) = (&kv, &kv);
         let rows = Projected { q: &q, k, v, head_dim: 32, norms: None, rope: None, next: None };

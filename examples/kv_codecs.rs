@@ -12,7 +12,7 @@ fn main() -> Result<()> {
     let geometry = KvGeometry { kv_heads: 2, head_dim: 64, block_tokens: 32 };
     let rows = |heads: usize, step: f32| -> Result<Tensor> {
         let values = (0..TOKENS * heads * 64).map(|i| (i as f32 * step).sin()).collect();
-        Ok(ops::from_host_f32(values, &[TOKENS, heads, 64])?)
+        Ok(Tensor::from_vec(values, &[TOKENS, heads, 64])?)
     };
     let (q, k, v) = (rows(HEADS, 0.017)?, rows(2, 0.031)?, rows(2, 0.043)?);
 

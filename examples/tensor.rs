@@ -36,7 +36,7 @@ fn main() -> Result<()> {
         ("packed", Linear::new(affine).pack(Rounding::Phased { answers: Answers::Int16 })),
     ];
     let x = (0..3 * IN).map(|i| (i as f32 * 0.11).cos()).collect();
-    let x = ops::from_host_f32(x, &[3, IN])?; // three tokens
+    let x = Tensor::from_vec(x, &[3, IN])?; // three tokens
     let exact = values(&maps[0].1.forward(&x, Phase::Decode)?)?;
     let norm: f32 = exact.iter().map(|a| a * a).sum();
     for (name, map) in &maps {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use std::path::Path;
-use taper_tensor::{Phase, ops};
+use taper_tensor::{Phase, Tensor, ops};
 use taper_weights::Checkpoint;
 
 const DIR: &str =
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     let down = checkpoint.linear(name, inner, hidden, false)?;
     println!("{name}: {inner} -> {hidden}, {format}, {} bytes", down.bytes());
 
-    let x = ops::from_host_f32(vec![1.0; inner], &[1, inner])?;
+    let x = Tensor::from_vec(vec![1.0; inner], &[1, inner])?;
     let y = ops::with_host_f32(&down.forward(&x, Phase::Decode)?, |y| y[..4].to_vec())?;
     println!("row sums: {y:?} ...");
     if let Err(error) = checkpoint.linear(name, inner, hidden + 1, false) {

@@ -1,5 +1,6 @@
 //! `cargo xtask package`: every library as it would be published, and a program that uses it so.
 
+use crate::tidy;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::{
@@ -25,7 +26,7 @@ impl Library {
 }
 
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let metadata = metadata(root)?;
+    let metadata = tidy::metadata(root)?;
     let target = metadata["target_directory"].as_str().context("a target directory")?;
     let target = Path::new(target);
     let libraries = libraries(&metadata)?;
@@ -64,15 +65,6 @@ fn succeed(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("running {command:?}"))?;
     ensure!(status.success(), "{command:?} failed");
     Ok(())
-}
-
-fn metadata(root: &Path) -> Result<Value> {
-    let out = cargo(root)
-        .args(["metadata", "--no-deps", "--format-version", "1"])
-        .output()
-        .context("running cargo metadata")?;
-    ensure!(out.status.success(), "cargo metadata failed");
-    Ok(serde_json::from_slice(&out.stdout)?)
 }
 
 /// Members that may be published: `publish` is missing.

@@ -142,7 +142,7 @@ impl Runner {
         let KvConfig { geometry: g, layers, .. } = *self.cache.config();
         let rows = |len: usize, seed: usize| {
             let rows = gaussian(len * g.kv_heads * g.head_dim, seed as u64);
-            ops::from_host_f32(rows, &[len, g.kv_heads, g.head_dim])
+            Tensor::from_vec(rows, &[len, g.kv_heads, g.head_dim])
         };
         let seq = SeqId(seq);
         let mut sets: Vec<Tensor> = Vec::new();

@@ -5,6 +5,10 @@
 #[allow(dead_code, reason = "shared with the tests of tokens")]
 mod common;
 
+#[path = "common/pieces.rs"]
+mod pieces;
+
+use pieces::{cut, streamed};
 use proptest::prelude::*;
 use std::sync::Arc;
 use taper_chat::{
@@ -37,16 +41,6 @@ fn options() -> ParserOptions {
 
 fn parse(text: &str) -> ParsedMessage {
     OutputParser::parse(options(), text)
-}
-
-fn streamed(options: ParserOptions, pieces: &[&str]) -> ParsedMessage {
-    let mut parser = OutputParser::new(options);
-    let mut message = ParsedMessage::default();
-    for piece in pieces {
-        parser.push(piece).into_iter().for_each(|delta| message.apply(delta));
-    }
-    parser.finish().into_iter().for_each(|delta| message.apply(delta));
-    message
 }
 
 /// Content, then `name arguments` of each call.
@@ -343,16 +337,7 @@ proptest! {
     #[test]
     fn cutting_changes_nothing(text in texts(), cuts in proptest::collection::vec(0usize..400, 0..12), open: bool) {
         let options = ParserOptions { starts_in_reasoning: open, ..options() };
-        let mut cuts: Vec<usize> =
-            cuts.into_iter().filter(|&at| at < text.len() && text.is_char_boundary(at)).collect();
-        cuts.sort_unstable();
-        cuts.push(text.len());
-        let mut pieces = Vec::new();
-        let mut from = 0;
-        for to in cuts {
-            pieces.push(&text[from..to]);
-            from = to;
-        }
+        let pieces = cut(&text, cuts);
         prop_assert_eq!(streamed(options.clone(), &pieces), OutputParser::parse(options, &text));
     }
 

@@ -59,7 +59,7 @@ pub(crate) fn logits(
         })
         .map_err(ModelError::from)?;
     }
-    Ok(ops::from_host_f32(all, &[rows, info.vocab]).map_err(ModelError::from)?)
+    Ok(Tensor::from_vec(all, &[rows, info.vocab]).map_err(ModelError::from)?)
 }
 
 impl Pass {

@@ -198,10 +198,8 @@ impl KvCache {
         if woken > self.unpromised() {
             return 0;
         }
-        if let (Some(states), Some(&(last, _))) = (&mut self.states, chain.last())
-            && !states.adopt(seq, last, reused)
-        {
-            return 0;
+        if let (Some(states), Some(&(last, _))) = (&mut self.states, chain.last()) {
+            states.adopt(seq, last, reused);
         }
         if reused > 0 {
             self.held_sinks += woken;

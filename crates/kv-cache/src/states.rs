@@ -62,6 +62,8 @@ pub(crate) struct States {
     slots: Vec<Vec<f32>>,
     free: Vec<Slot>,
     held: HashMap<SeqId, Held>,
+    /// Snapshots at which sequences without a state begin, and the tokens these have seen.
+    adopted: HashMap<SeqId, (Node, usize)>,
     pending: Vec<Pending>,
     /// Snapshots by the last block of their prefix.
     snapshots: HashMap<Node, (u64, Slot)>,
@@ -85,6 +87,7 @@ impl States {
             slots: vec![Vec::new(); config.slots],
             free: (0..config.slots).rev().collect(),
             held: HashMap::new(),
+            adopted: HashMap::new(),
             pending: Vec::new(),
             snapshots: HashMap::new(),
             used: BTreeMap::new(),
@@ -123,22 +126,31 @@ impl States {
 
     /// Whether [`Self::start`] would find room.
     pub(crate) fn check_start(&self, seq: SeqId) -> Result<(), KvCacheError> {
-        match self.held.contains_key(&seq) || !self.free.is_empty() || !self.snapshots.is_empty() {
-            true => Ok(()),
-            false => Err(KvCacheError::NoState { states: self.slots.len() }),
-        }
+        let known = |(node, _): &(Node, usize)| self.snapshots.contains_key(node);
+        let room = !self.free.is_empty() || !self.snapshots.is_empty();
+        let can =
+            self.held.contains_key(&seq) || (room && self.adopted.get(&seq).is_none_or(known));
+        can.then_some(()).ok_or(KvCacheError::NoState { states: self.slots.len() })
     }
 
-    /// A state of zeros for a sequence that has none.
+    /// A state for a sequence that has none: a copy of the snapshot that it adopted, or zeros.
     pub(crate) fn start(&mut self, seq: SeqId) -> Result<(), KvCacheError> {
         if self.held.contains_key(&seq) {
             return Ok(());
         }
-        let slot = self.take().ok_or(KvCacheError::NoState { states: self.slots.len() })?;
-        let len = self.len();
-        self.slots[slot].clear();
-        self.slots[slot].resize(len, 0.0);
-        self.held.insert(seq, Held { slot, tokens: 0 });
+        let none = KvCacheError::NoState { states: self.slots.len() };
+        // Before a slot is taken: the snapshot may be the one that makes room.
+        let (state, tokens) = match self.adopted.get(&seq) {
+            Some(&(node, tokens)) => match self.snapshots.get(&node) {
+                Some(&(_, slot)) => (self.slots[slot].clone(), tokens),
+                None => return Err(none),
+            },
+            None => (vec![0.0; self.len()], 0),
+        };
+        let slot = self.take().ok_or(none)?;
+        self.slots[slot] = state;
+        self.adopted.remove(&seq);
+        self.held.insert(seq, Held { slot, tokens });
         Ok(())
     }
 
@@ -150,17 +162,11 @@ impl States {
         found.unwrap_or(0) * self.interval
     }
 
-    /// Copies the snapshot after so many tokens for a sequence without a state. `false`: it is gone, or
-    /// there is no room.
-    pub(crate) fn adopt(&mut self, seq: SeqId, last: Node, tokens: usize) -> bool {
-        let Some(&(_, from)) = self.snapshots.get(&last) else { return false };
+    /// A sequence without a state is to begin at the snapshot after so many tokens. It is copied when the
+    /// sequence starts: one that waits for room asks again and again.
+    pub(crate) fn adopt(&mut self, seq: SeqId, last: Node, tokens: usize) {
         self.touch(last);
-        // Before a slot is taken: this snapshot may be the one that makes room.
-        let copy = self.slots[from].clone();
-        let Some(slot) = self.take() else { return false };
-        self.slots[slot] = copy;
-        self.held.insert(seq, Held { slot, tokens });
-        true
+        self.adopted.insert(seq, (last, tokens));
     }
 
     fn touch(&mut self, node: Node) {
@@ -175,6 +181,7 @@ impl States {
     /// Gives a sequence's state back.
     pub(crate) fn release(&mut self, seq: SeqId) {
         self.free.extend(self.held.remove(&seq).map(|held| held.slot));
+        self.adopted.remove(&seq);
         self.drop_pending(seq);
     }
 

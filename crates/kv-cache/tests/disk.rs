@@ -11,7 +11,7 @@ use taper_kv_cache::{
     DiskTier, ExactRoom, KvCache, KvCacheError, KvConfig, KvScheme, SeqRange, UnitName, Written,
 };
 use taper_kv_codecs::{Exact, KvGeometry};
-use taper_tensor::ops;
+use taper_tensor::{Tensor, ops};
 
 const BLOCK: usize = 32;
 const LAYERS: usize = 2;
@@ -37,7 +37,7 @@ fn compute(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) {
         let side = |side: f32| {
             let value = |i: usize| (tokens[i / 128] as f32 * 0.37 + i as f32 * side).sin();
             let rows = (0..tokens.len() * 128).map(|i| value(i) + f32::from(layer)).collect();
-            ops::from_host_f32(rows, &[tokens.len(), 2, 64]).unwrap()
+            Tensor::from_vec(rows, &[tokens.len(), 2, 64]).unwrap()
         };
         session.store(LayerId(layer), &side(0.011), &side(0.017)).unwrap();
     }
@@ -73,7 +73,7 @@ fn seen(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) -> Vec<f32> {
     let params = AttnParams::new(0.2);
     let row = |heads: usize, by: f32| {
         let row = (0..heads * 64).map(|i| (i as f32 * by).cos()).collect();
-        ops::from_host_f32(row, &[1, heads * 64]).unwrap()
+        Tensor::from_vec(row, &[1, heads * 64]).unwrap()
     };
     let [q, k, v] = [row(4, 0.3), row(2, 0.1), row(2, 0.2)];
     let rows = Projected { q: &q, k: &k, v: &v, head_dim: 64, norms: None, rope: None, next: None };

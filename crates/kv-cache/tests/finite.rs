@@ -4,7 +4,7 @@
 use taper_base::{LayerId, SeqId, TokenId};
 use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange, StateSession};
 use taper_kv_codecs::{AttnParams, Exact, KvGeometry};
-use taper_tensor::{Projected, Tensor, ops};
+use taper_tensor::{Projected, Tensor};
 
 const LAYERS: u16 = 2;
 const WIDTH: usize = 2 * 8;
@@ -25,7 +25,7 @@ fn cache(codec: &str) -> KvCache {
 fn step(cache: &mut KvCache, ranges: &[SeqRange], bad: Option<(u16, usize, bool, f32)>) {
     let t: usize = ranges.iter().map(|range| range.len).sum();
     let ones = || vec![1.0; t * WIDTH];
-    let tensor = |x: Vec<f32>| ops::from_host_f32(x, &[t, WIDTH]).unwrap();
+    let tensor = |x: Vec<f32>| Tensor::from_vec(x, &[t, WIDTH]).unwrap();
     let q: Tensor = tensor(ones());
     let mut session = cache.session(ranges).unwrap();
     for layer in 0..LAYERS {

@@ -4,7 +4,7 @@
 use taper_base::{LayerId, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, KvConfig, RecurrentConfig, SeqRange, StateSession};
 use taper_kv_codecs::{AttnParams, KvGeometry};
-use taper_tensor::{Projected, ops};
+use taper_tensor::{Projected, Tensor};
 
 const WIDTH: usize = 8;
 const INTERVAL: usize = 8;
@@ -32,7 +32,7 @@ fn step(
     bad: Option<(usize, f32)>,
 ) -> Vec<f32> {
     let t: usize = ranges.iter().map(|range| range.len).sum();
-    let x = ops::from_host_f32(vec![1.0; t * WIDTH], &[t, WIDTH]).unwrap();
+    let x = Tensor::from_vec(vec![1.0; t * WIDTH], &[t, WIDTH]).unwrap();
     let rows =
         Projected { q: &x, k: &x, v: &x, head_dim: WIDTH, norms: None, rope: None, next: None };
     let at: Vec<_> = ranges.iter().flat_map(|r| r.start..r.start + r.len).collect();
@@ -129,9 +129,26 @@ fn the_only_snapshot_can_be_adopted_into_its_own_room() {
     step(&mut c, &[range(1, 0, 12)], &tokens, None);
     c.publish(SeqId(1), &tokens);
     assert_eq!(c.adopt(SeqId(2), &tokens), 8);
-    assert_eq!((c.usage().states, c.usage().snapshots), (2, 0));
     c.grow(SeqId(2), 12).unwrap();
+    assert_eq!((c.usage().states, c.usage().snapshots), (2, 0));
     assert_eq!(step(&mut c, &[range(2, 8, 4)], &tokens, None), [sum(&tokens)]);
+}
+
+/// A sequence that waits for blocks adopts and lets go before every step: nothing is copied for that.
+#[test]
+fn a_prefix_that_is_adopted_and_let_go_takes_no_state() {
+    let mut c = cache(3);
+    let tokens = prompt(12, 1);
+    c.grow(SeqId(1), 12).unwrap();
+    step(&mut c, &[range(1, 0, 12)], &tokens, None);
+    c.publish(SeqId(1), &tokens);
+    for _ in 0..3 {
+        assert_eq!(c.adopt(SeqId(2), &tokens), 8);
+        assert_eq!((c.usage().states, c.usage().snapshots), (1, 1));
+        c.release(SeqId(2));
+    }
+    c.grow(SeqId(2), 12).unwrap();
+    assert_eq!(step(&mut c, &[range(2, 0, 4)], &tokens, None), [sum(&tokens[..4])], "from zero");
 }
 
 #[test]

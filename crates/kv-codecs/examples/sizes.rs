@@ -5,7 +5,7 @@
 //! ```
 
 use taper_kv_codecs::{KvCodecError, KvGeometry, LayerPages, parse};
-use taper_tensor::ops;
+use taper_tensor::{Tensor, ops};
 
 const TOKENS: usize = 1024;
 
@@ -27,7 +27,7 @@ fn main() -> Result<(), KvCodecError> {
     let g = KvGeometry { kv_heads: 2, head_dim: 128, block_tokens: 64 };
     let shape = [TOKENS, g.kv_heads, g.head_dim];
     let values = rows(TOKENS * g.kv_heads * g.head_dim, 1);
-    let x = ops::from_host_f32(values.clone(), &shape)?;
+    let x = Tensor::from_vec(values.clone(), &shape)?;
     let slots: Vec<_> = (0..TOKENS).collect();
     println!("{:>12} {:>14} {:>14} {:>14}", "codec", "bytes a token", "error of K", "error of V");
     for name in names {

@@ -18,7 +18,6 @@ use taper_tensor::{
         attention::BLOCK_TOKENS,
         conformance::{self, Outcome},
     },
-    ops,
 };
 
 /// One kernel in one form.
@@ -236,7 +235,7 @@ impl Case {
 
     fn tensor(&self, x: &[f32]) -> Result<Tensor, KvCodecError> {
         let rows = x.len() / (self.kv_heads * self.head_dim);
-        Ok(ops::from_host_f32(x.to_vec(), &[rows, self.kv_heads, self.head_dim])?)
+        Ok(Tensor::from_vec(x.to_vec(), &[rows, self.kv_heads, self.head_dim])?)
     }
 
     fn fill(&self, seqs: Vec<Rows>) -> Result<Filled, KvCodecError> {

@@ -127,7 +127,7 @@ impl DenseCodec {
                 self.floats(&pages.as_slice()[at..at + bytes]).widen(row);
             }
         }
-        Ok(ops::from_host_f32(out, &[slots.len(), g.kv_heads, g.head_dim])?)
+        Ok(Tensor::from_vec(out, &[slots.len(), g.kv_heads, g.head_dim])?)
     }
 
     /// Reads pages that have the blocks of a batch.

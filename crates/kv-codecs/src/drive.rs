@@ -187,7 +187,7 @@ pub(crate) fn attend_rows(
     } else {
         call.by_pieces(&pieces)
     };
-    Ok(ops::from_host_f32(out, &[t, heads, geometry.head_dim])?)
+    Ok(Tensor::from_vec(out, &[t, heads, geometry.head_dim])?)
 }
 
 fn check(

@@ -21,7 +21,6 @@ use taper_tensor::{
         compact::Moves,
         key_scores,
     },
-    ops,
 };
 
 /// A dense codec whose pages are on a GPU.
@@ -245,7 +244,7 @@ impl KvCodec for GpuCodec {
                         out.extend((0..head_dim).map(|e| head[at(slot % BLOCK_TOKENS, e)]));
                     }
                 }
-                Ok(ops::from_host_f32(out, &[slots.len(), kv_heads, head_dim])?)
+                Ok(Tensor::from_vec(out, &[slots.len(), kv_heads, head_dim])?)
             };
         Ok((side(k_pages, &at_k)?, side(v_pages, &at_v)?))
     }

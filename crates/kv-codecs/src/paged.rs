@@ -207,7 +207,7 @@ fn decode_side(
             read(region, offset, row);
         }
     }
-    Ok(ops::from_host_f32(out, &[slots.len(), g.kv_heads, g.head_dim])?)
+    Ok(Tensor::from_vec(out, &[slots.len(), g.kv_heads, g.head_dim])?)
 }
 
 impl KvCodec for PagedCodec {

@@ -51,7 +51,7 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 
 fn tensor(x: Vec<f32>, heads: usize) -> Tensor {
     let t = x.len() / (heads * G.head_dim);
-    ops::from_host_f32(x, &[t, heads, G.head_dim]).unwrap()
+    Tensor::from_vec(x, &[t, heads, G.head_dim]).unwrap()
 }
 
 fn values(x: &Tensor) -> Vec<f32> {

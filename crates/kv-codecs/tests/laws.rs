@@ -8,7 +8,7 @@ use taper_kv_codecs::{
     Arithmetic, AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvCodecError, KvGeometry,
     LayerPages, SeqSpan, parse,
 };
-use taper_tensor::{Tensor, ops};
+use taper_tensor::Tensor;
 
 /// How near a row must come back.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +55,7 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 }
 
 fn tensor(t: usize, h: usize, d: usize, seed: u64) -> Tensor {
-    ops::from_host_f32(noise(t * h * d, seed), &[t, h, d]).unwrap()
+    Tensor::from_vec(noise(t * h * d, seed), &[t, h, d]).unwrap()
 }
 
 /// How far off attention may be that rounds its operands to `bf16`.

@@ -20,7 +20,7 @@ const STEPS: [&[(usize, usize, &[u32])]; 3] = [
 
 fn rows(t: usize, heads: usize, seed: usize) -> Tensor {
     let x = (0..t * heads * G.head_dim).map(|i| ((i * 37 + seed * 101) as f32 * 0.013).sin());
-    ops::from_host_f32(x.collect(), &[t, heads * G.head_dim]).unwrap()
+    Tensor::from_vec(x.collect(), &[t, heads * G.head_dim]).unwrap()
 }
 
 struct Step {

@@ -7,7 +7,7 @@ use taper_kv_codecs::{
     Arithmetic, AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvGeometry, LayerPages,
     SeqSpan, parse,
 };
-use taper_tensor::{Tensor, ops};
+use taper_tensor::Tensor;
 
 const CODECS: [&str; 18] = [
     "f32",
@@ -47,7 +47,7 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 }
 
 fn rows(values: &[f32], heads: usize) -> Tensor {
-    ops::from_host_f32(values.to_vec(), &[values.len() / heads / G.head_dim, heads, G.head_dim])
+    Tensor::from_vec(values.to_vec(), &[values.len() / heads / G.head_dim, heads, G.head_dim])
         .unwrap()
 }
 

@@ -3,7 +3,7 @@
 use crate::{
     Batch, LoadOptions, Model, ModelError, ModelInfo, StateSession,
     feed_forward::{FeedForward, Gated, size},
-    mixers::{self, Mixer, Place, Step},
+    mixers::{self, Mixer, StateIds, Step},
     spec::{LayerSpec, MixerSpec, Spec},
 };
 use taper_base::Phase;
@@ -61,10 +61,10 @@ impl Decoder {
         };
         // Before the layers: while a matrix is repacked it is in memory twice, and this is the largest.
         let head = head(&spec, weights, &names.head, &embed, options)?;
-        let mut place = Place::default();
+        let mut ids = StateIds::default();
         let layer = |(i, &layer): (usize, &LayerSpec)| {
             let at = format!("{prefix}layers.{i}");
-            Layer::load(&spec, layer, &mut place, weights, &at, options)
+            Layer::load(&spec, layer, &mut ids, weights, &at, options)
         };
         let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
         let norm = norm(&spec, weights, &format!("{prefix}norm.weight"), spec.hidden)?;
@@ -79,7 +79,7 @@ impl Layer {
     fn load(
         spec: &Spec,
         layer: LayerSpec,
-        place: &mut Place,
+        ids: &mut StateIds,
         weights: &Checkpoint,
         at: &str,
         options: LoadOptions<'_>,
@@ -99,7 +99,7 @@ impl Layer {
         };
         Ok(Self {
             norm: gains("input_layernorm")?,
-            mixer: mixers::load(spec, layer, place, weights, at, options)?,
+            mixer: mixers::load(spec, layer, ids, weights, at, options)?,
             post_attn_norm,
             mlp_norm,
             mlp: mlp.placed(options)?,

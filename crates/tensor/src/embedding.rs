@@ -1,7 +1,7 @@
 //! Token embeddings.
 
 use crate::{
-    Linear, Result, Rounding, Tensor, TensorError, Weight, gpu::Gpu, host, linear::Matrix, pool,
+    Linear, Result, Rounding, Tensor, TensorError, Weight, gpu::Gpu, linear::Matrix, pool,
 };
 
 /// A table of token vectors in any weight format.
@@ -49,7 +49,7 @@ impl Embedding {
         let mut out = vec![0.0; tokens.len() * hidden];
         let mut rows: Vec<_> = out.chunks_exact_mut(hidden).zip(tokens).collect();
         pool::for_each(&mut rows, |_, (row, token)| self.0.read_row(**token as usize, row));
-        host::tensor(out, &[tokens.len(), hidden])
+        Tensor::from_vec(out, &[tokens.len(), hidden])
     }
 
     /// The output projection that shares this table ("tied" embeddings).

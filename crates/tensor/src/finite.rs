@@ -69,11 +69,11 @@ mod tests {
 
     #[test]
     fn a_row_is_finite_when_both_of_its_sides_are() {
-        let side = |x: [f32; 6]| ops::from_host_f32(x.to_vec(), &[3, 2]).unwrap();
+        let side = |x: [f32; 6]| Tensor::from_vec(x.to_vec(), &[3, 2]).unwrap();
         let x = side([1.0, f32::MIN, 0.0, 0.0, f32::NEG_INFINITY, 0.0]);
         let y = side([0.0, 1.0, f32::NAN, 0.0, 1.0, 1.0]);
         assert_eq!(FiniteRows::new(&x, &y).unwrap().read().unwrap(), [true, false, false]);
-        let other = ops::from_host_f32(vec![0.0; 2], &[1, 2]).unwrap();
+        let other = Tensor::from_vec(vec![0.0; 2], &[1, 2]).unwrap();
         assert!(matches!(FiniteRows::new(&x, &other), Err(TensorError::Shape { .. })));
     }
 }

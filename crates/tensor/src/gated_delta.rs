@@ -178,7 +178,7 @@ impl GatedDelta {
         let mut out = vec![0.0; t * values];
         over(&mut |segments| self.run(&rows, segments, &mut out))?;
         let normed = rms_norm(&out, &self.norm, self.norm_eps);
-        Ok(host::tensor(gated(Activation::Silu, z.as_slice(), &normed), &[t, values])?)
+        Ok(Tensor::from_vec(gated(Activation::Silu, z.as_slice(), &normed), &[t, values])?)
     }
 
     /// Segments of different sequences.
@@ -373,7 +373,7 @@ mod tests {
         let mut seed = 10;
         widths.map(|width| {
             seed += 1;
-            host::tensor(noise(t * width, seed), &[t, width]).unwrap()
+            Tensor::from_vec(noise(t * width, seed), &[t, width]).unwrap()
         })
     }
 

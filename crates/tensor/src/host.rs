@@ -7,11 +7,6 @@ pub(crate) fn read<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
     Ok(f(x.to_host()?.as_slice()))
 }
 
-/// A host tensor that takes over `data`.
-pub(crate) fn tensor(data: Vec<f32>, dims: &[usize]) -> Result<Tensor> {
-    Tensor::from_vec(data, dims)
-}
-
 pub(crate) fn dims2(op: &'static str, x: &Tensor) -> Result<(usize, usize)> {
     match *x.dims() {
         [t, k] => Ok((t, k)),

@@ -234,7 +234,7 @@ impl Linear {
             return self.multiply(x, None, None);
         }
         let out = host::read(x, |x| self.apply(&mut input(x), None))?;
-        host::tensor(out, &[t, self.out_features()])
+        Tensor::from_vec(out, &[t, self.out_features()])
     }
 
     /// Applies the map and adds `residual`. A norm that is `next` to read the result, before other maps, may be
@@ -260,7 +260,7 @@ impl Linear {
         let out = host::read(x, |x| {
             host::read(residual, |r| self.apply(&mut Input::new(x, phase), Some(r)))
         })??;
-        host::tensor(out, &shape)
+        Tensor::from_vec(out, &shape)
     }
 
     fn check_residual(residual: &Tensor, shape: [usize; 2]) -> Result<()> {
@@ -371,7 +371,7 @@ impl<const N: usize> LinearGroup<N> {
         })?;
         let mut tensors = Vec::with_capacity(N);
         for (out, part) in outputs.into_iter().zip(&self.parts) {
-            tensors.push(host::tensor(out, &[t, part.out_features()])?);
+            tensors.push(Tensor::from_vec(out, &[t, part.out_features()])?);
         }
         let got = [tensors.len()];
         tensors

@@ -19,7 +19,7 @@ pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tenso
         return Ok(Elements::Gated(activation).of(gate, up)?.into());
     }
     let both = |g: &[f32]| host::read(up, |u| cpu::gated(activation, g, u));
-    host::tensor(host::read(gate, both)??, gate.dims())
+    Tensor::from_vec(host::read(gate, both)??, gate.dims())
 }
 
 /// `x + y`, element by element.
@@ -32,7 +32,7 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
         return Ok(Elements::Add.of(x, y)?.into());
     }
     let both = |x: &[f32]| host::read(y, |y| cpu::add(x, y));
-    host::tensor(host::read(x, both)??, x.dims())
+    Tensor::from_vec(host::read(x, both)??, x.dims())
 }
 
 /// `x * sigmoid(gate)`, element by element, on the host.
@@ -45,7 +45,7 @@ pub fn mul_sigmoid(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
     let gates = host::read(gate, <[f32]>::to_vec)?;
     let mut out = host::read(x, <[f32]>::to_vec)?;
     out.iter_mut().zip(gates).for_each(|(x, gate)| *x /= 1.0 + (-gate).exp());
-    host::tensor(out, x.dims())
+    Tensor::from_vec(out, x.dims())
 }
 
 /// Two halves of every head's row, each with its heads side by side, on the host.
@@ -68,7 +68,7 @@ pub fn split_heads(x: &Tensor, head_dim: usize) -> Result<[Tensor; 2]> {
             heads.flatten().copied().collect::<Vec<f32>>()
         })
     };
-    Ok([host::tensor(half(0)?, &[t, n / 2])?, host::tensor(half(1)?, &[t, n / 2])?])
+    Ok([Tensor::from_vec(half(0)?, &[t, n / 2])?, Tensor::from_vec(half(1)?, &[t, n / 2])?])
 }
 
 /// `x * s`.
@@ -80,7 +80,7 @@ pub fn scale(x: &Tensor, s: f32) -> Result<Tensor> {
         return Ok(Elements::Scale(s).of(x, x)?.into());
     }
     let out = host::read(x, |x| x.iter().map(|v| v * s).collect())?;
-    host::tensor(out, x.dims())
+    Tensor::from_vec(out, x.dims())
 }
 
 /// `cap * tanh(x / cap)` (Gemma 2's logit cap).
@@ -93,7 +93,7 @@ pub fn soft_cap(x: &Tensor, cap: f32) -> Result<Tensor> {
     }
     let mut out = host::read(x, <[f32]>::to_vec)?;
     cpu::soft_cap(&mut out, cap);
-    host::tensor(out, x.dims())
+    Tensor::from_vec(out, x.dims())
 }
 
 /// The rows `ids` of `x`, in that order.
@@ -115,7 +115,7 @@ pub fn take_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
     host::read(x, |x| {
         ids.iter().for_each(|&id| out.extend_from_slice(&x[id as usize * n..][..n]));
     })?;
-    host::tensor(out, &[ids.len(), n])
+    Tensor::from_vec(out, &[ids.len(), n])
 }
 
 /// Rows that are added to others.
@@ -163,7 +163,7 @@ pub fn add_weighted_rows(base: &Tensor, parts: &[WeightedRows]) -> Result<Tensor
         }
         cpu::add_scaled(out, 1.0, &sum);
     });
-    host::tensor(out, &[t, n])
+    Tensor::from_vec(out, &[t, n])
 }
 
 /// Reads a tensor's elements as f32 on the host, for kernels of other crates. From a GPU they are
@@ -173,14 +173,6 @@ pub fn add_weighted_rows(base: &Tensor, parts: &[WeightedRows]) -> Result<Tensor
 /// Another type or device.
 pub fn with_host_f32<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
     host::read(x, f)
-}
-
-/// A host tensor over `data`.
-///
-/// # Errors
-/// The shape does not have `data.len()` elements.
-pub fn from_host_f32(data: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
-    host::tensor(data, shape)
 }
 
 /// Two operands on one GPU; `None` when both are on the host.
@@ -217,8 +209,8 @@ mod tests {
 
     #[test]
     fn shapes_are_checked() {
-        let x = from_host_f32(vec![1.0; 6], &[2, 3]).unwrap();
-        let y = from_host_f32(vec![1.0; 6], &[3, 2]).unwrap();
+        let x = Tensor::from_vec(vec![1.0; 6], &[2, 3]).unwrap();
+        let y = Tensor::from_vec(vec![1.0; 6], &[3, 2]).unwrap();
         assert!(add(&x, &y).is_err());
         assert!(gated(Activation::Silu, &x, &y).is_err());
         assert!(crate::RmsNorm::new(vec![1.0; 2], 0.0).forward(&x).is_err());
@@ -227,21 +219,21 @@ mod tests {
 
     #[test]
     fn heads_split_and_gates_multiply() {
-        let x = from_host_f32((0..8).map(|v| v as f32).collect(), &[1, 8]).unwrap();
+        let x = Tensor::from_vec((0..8).map(|v| v as f32).collect(), &[1, 8]).unwrap();
         let [left, right] = split_heads(&x, 2).unwrap();
         let read = |x: &Tensor| with_host_f32(x, <[f32]>::to_vec).unwrap();
         assert_eq!(read(&left), [0.0, 1.0, 4.0, 5.0]);
         assert_eq!(read(&right), [2.0, 3.0, 6.0, 7.0]);
         assert!(split_heads(&x, 3).is_err());
-        let zero = from_host_f32(vec![0.0; 4], &[1, 4]).unwrap();
+        let zero = Tensor::from_vec(vec![0.0; 4], &[1, 4]).unwrap();
         assert_eq!(read(&mul_sigmoid(&right, &zero).unwrap()), [1.0, 1.5, 3.0, 3.5]);
         assert!(mul_sigmoid(&x, &zero).is_err());
     }
 
     #[test]
     fn weighted_rows_are_added_where_they_belong() {
-        let base = host::tensor(vec![1.0, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
-        let x = |data: &[f32]| host::tensor(data.to_vec(), &[data.len() / 2, 2]).unwrap();
+        let base = Tensor::from_vec(vec![1.0, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+        let x = |data: &[f32]| Tensor::from_vec(data.to_vec(), &[data.len() / 2, 2]).unwrap();
         let part = |data, rows, weights| WeightedRows { x: x(data), rows, weights };
         let parts = [
             part(&[10.0, 20.0, 30.0, 40.0], vec![1, 0], vec![0.5, 2.0]),
@@ -260,7 +252,7 @@ mod tests {
 
     #[test]
     fn rows_and_views() {
-        let x = from_host_f32((0..6).map(|v| v as f32).collect(), &[2, 3]).unwrap();
+        let x = Tensor::from_vec((0..6).map(|v| v as f32).collect(), &[2, 3]).unwrap();
         let r = take_rows(&x, &[1, 0, 1]).unwrap().to_vec2().unwrap();
         assert_eq!(r, [[3.0, 4.0, 5.0], [0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]);
         let second = scale(&x.entries(1..2).unwrap(), 2.0).unwrap().to_vec2().unwrap();

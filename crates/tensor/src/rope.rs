@@ -145,7 +145,7 @@ pub fn norm_rope(
     let one = |x: &Tensor, norm: Option<&RmsNorm>| {
         let (t, token) = host::dims2("rope", x)?;
         let out = host::read(x, |x| heads((x, token), head_dim, norm, rope).turned())?;
-        host::tensor(out, &[t, token / head_dim, head_dim])
+        Tensor::from_vec(out, &[t, token / head_dim, head_dim])
     };
     Ok([one(x, x_norm)?, one(y, y_norm)?])
 }
@@ -194,7 +194,7 @@ mod tests {
     fn pairs_turn_by_their_angle_and_the_rest_stays() {
         let table = RopeTable::new(vec![1.0, 0.25], 1.0);
         let x: Vec<f32> = (0..12).map(|v| v as f32).collect();
-        let x = host::tensor(x, &[2, 6]).unwrap();
+        let x = Tensor::from_vec(x, &[2, 6]).unwrap();
         let angles = table.angles(&[0, 3]);
         let [y, same] = norm_rope([(&x, None); 2], 6, Some(&angles)).unwrap();
         let y = y.to_vec().unwrap();
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn another_number_of_positions_is_refused() {
-        let x = host::tensor(vec![0.0; 8], &[2, 4]).unwrap();
+        let x = Tensor::from_vec(vec![0.0; 8], &[2, 4]).unwrap();
         let angles = RopeTable::new(vec![1.0], 1.0).angles(&[0]);
         let rotated = norm_rope([(&x, None); 2], 4, Some(&angles));
         assert!(matches!(rotated, Err(TensorError::Shape { op: "rope", .. })));

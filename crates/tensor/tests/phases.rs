@@ -54,7 +54,7 @@ fn off(got: &[f32], want: &[f32]) -> f64 {
 
 #[test]
 fn prompts_are_nearer_than_answers() {
-    let x = ops::from_host_f32(noise(20 * COLS, 2), &[20, COLS]).unwrap();
+    let x = Tensor::from_vec(noise(20 * COLS, 2), &[20, COLS]).unwrap();
     let exact = values(&linear().forward(&x, Phase::Decode).unwrap());
     let error = |rounding, phase| {
         off(&values(&linear().pack(rounding).forward(&x, phase).unwrap()), &exact)
@@ -73,14 +73,14 @@ fn prompts_are_nearer_than_answers() {
 #[test]
 fn rows_do_not_depend_on_the_batch() {
     let rows = noise(20 * COLS, 3);
-    let x = ops::from_host_f32(rows.clone(), &[20, COLS]).unwrap();
+    let x = Tensor::from_vec(rows.clone(), &[20, COLS]).unwrap();
     let phases = [(FAST, Phase::Prefill), (FAST, Phase::Decode), (CAREFUL, Phase::Decode)];
     for (rounding, phase) in phases {
         let linear = linear().pack(rounding);
         let all = values(&linear.forward(&x, phase).unwrap());
         let all_few = values(&linear.forward_few(&x, phase).unwrap());
         for (i, row) in rows.chunks(COLS).enumerate() {
-            let row = ops::from_host_f32(row.to_vec(), &[1, COLS]).unwrap();
+            let row = Tensor::from_vec(row.to_vec(), &[1, COLS]).unwrap();
             let own = i * OUT..(i + 1) * OUT;
             assert_eq!(values(&linear.forward(&row, phase).unwrap()), all[own.clone()]);
             assert_eq!(values(&linear.forward_few(&row, phase).unwrap()), all_few[own]);
@@ -105,7 +105,7 @@ fn a_feed_forward_is_its_maps_one_after_the_other() {
             (200, Phase::Decode),
             (9, Phase::Prefill),
         ] {
-            let x = ops::from_host_f32(noise(t * COLS, 9), &[t, COLS]).unwrap();
+            let x = Tensor::from_vec(noise(t * COLS, 9), &[t, COLS]).unwrap();
             let inner = both.forward_gated(&x, &norm, Activation::Silu, phase).unwrap();
             let want = values(&down.forward_add(&inner, &x, None, phase).unwrap());
             let residual = Some((&x, None));

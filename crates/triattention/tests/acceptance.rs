@@ -3,7 +3,7 @@
 
 use taper_base::BlockId;
 use taper_kv_codecs::{KvGeometry, LayerPages, parse};
-use taper_tensor::ops::from_host_f32;
+use taper_tensor::Tensor;
 use taper_triattention::{
     Complex, HeadStatistics, OFFSETS, QueryStatistics, Rope, key_scorer,
     reference::{norm_weights, score_cached, score_unrotated, synthetic_query},
@@ -190,7 +190,7 @@ fn scores_of_four_bit_keys_rank_as_exact_ones() {
         let mut pages = LayerPages::zeroed(codec.block_bytes(g), blocks.len());
         let slots: Vec<_> =
             (0..n as usize).map(|i| blocks[i / 32].0 as usize * 32 + i % 32).collect();
-        let rows = from_host_f32(keys, &[n as usize, 2, 128]).unwrap();
+        let rows = Tensor::from_vec(keys, &[n as usize, 2, 128]).unwrap();
         codec.encode(g, &rows, &rows, &slots, &mut pages).unwrap();
         let got = codec.key_scores(g, &scorer, &pages, (&blocks, n as usize)).unwrap();
         for (got, exact) in got.chunks(n as usize).zip(exact.chunks(n as usize)) {

@@ -8,7 +8,7 @@ use taper_base::BlockId;
 use taper_kv_codecs::{
     AttnBatch, AttnParams, KeptBlock, KeptRow, KvCodec, KvGeometry, LayerPages, SeqSpan, parse_on,
 };
-use taper_tensor::{KeyScorer, Tensor, gpu::Gpu, ops};
+use taper_tensor::{KeyScorer, Tensor, gpu::Gpu};
 
 /// What to measure.
 #[derive(Debug, clap::Args)]
@@ -92,7 +92,7 @@ impl Layer {
         let (k, v) = (noise(1, ROWS * row), noise(2, ROWS * row));
         let tensor = |x: &[f32], rows: usize| -> Result<Tensor> {
             let x = x[..rows * row].to_vec();
-            Ok(ops::from_host_f32(x, &[rows, g.kv_heads, g.head_dim])?.to_gpu(gpu)?)
+            Ok(Tensor::from_vec(x, &[rows, g.kv_heads, g.head_dim])?.to_gpu(gpu)?)
         };
         let mut write_time = 0.0;
         for seq in 0..n {
@@ -114,7 +114,7 @@ impl Layer {
 
     fn attend(&self, gpu: &Gpu, heads: usize) -> Result<f64> {
         let (n, d) = (self.blocks.len(), self.g.head_dim);
-        let q = ops::from_host_f32(noise(3, n * heads * d), &[n, heads, d])?.to_gpu(gpu)?;
+        let q = Tensor::from_vec(noise(3, n * heads * d), &[n, heads, d])?.to_gpu(gpu)?;
         let params = AttnParams::new((d as f32).sqrt().recip());
         let span = |blocks| SeqSpan { q_len: 1, kv_len: self.depth, blocks, exact: None };
         let batch = AttnBatch { seqs: self.blocks.iter().map(|b| span(&b[..])).collect() };

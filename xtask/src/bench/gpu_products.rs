@@ -4,7 +4,7 @@ use super::shape::Random;
 use anyhow::Result;
 use std::time::Instant;
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, Linear, Phase, Tensor, Weight, gpu::Gpu, ops,
+    AffineFormat, AffineWeight, Bytes, DType, Linear, Phase, Tensor, Weight, gpu::Gpu,
 };
 
 /// Rows and columns of the matrices of Qwen3-8B: q, k and v; o; gate and up; down.
@@ -43,7 +43,7 @@ fn product(gpu: &Gpu, (rows, cols): (usize, usize), tokens: usize, exact: bool) 
         .map(|_| Ok(Linear::new(Weight::Affine(weight.clone())).on(gpu, exact)?))
         .collect::<Result<Vec<_>>>()?;
     let x = (0..tokens * cols).map(|i| (i % 17) as f32 / 8.0 - 1.0).collect();
-    let x: Tensor = ops::from_host_f32(x, &[tokens, cols])?.to_gpu(gpu)?;
+    let x: Tensor = Tensor::from_vec(x, &[tokens, cols])?.to_gpu(gpu)?;
     let mut best = f64::MAX;
     for _ in 0..4 {
         gpu.wait()?;

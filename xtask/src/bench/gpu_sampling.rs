@@ -6,6 +6,7 @@ use std::time::Instant;
 use taper_base::SamplingParams;
 use taper_sampler::Sampler;
 use taper_tensor::{
+    Tensor,
     gpu::{self, Gpu},
     ops,
 };
@@ -43,7 +44,7 @@ pub(super) fn run(gpu: &Gpu) -> Result<()> {
     let most = ROWS[ROWS.len() - 1];
     let logits: Vec<f32> = (0..most * VOCAB).map(|_| normal()).collect();
     let tensor =
-        |n: usize| ops::from_host_f32(logits[..n * VOCAB].to_vec(), &[n, VOCAB])?.to_gpu(gpu);
+        |n: usize| Tensor::from_vec(logits[..n * VOCAB].to_vec(), &[n, VOCAB])?.to_gpu(gpu);
     for (name, params) in kinds {
         let mut times = String::new();
         for n in ROWS {

@@ -3,7 +3,7 @@
 use super::{CODECS, HEAD, digits, divergence, gaussian, report::Table, row_bytes};
 use anyhow::Result;
 use taper_kv_codecs::{Codebook, Foreign, LayerPages, Rotation, parse};
-use taper_tensor::ops;
+use taper_tensor::{Tensor, ops};
 
 const TOKENS: usize = 4096;
 const D: usize = 128;
@@ -18,7 +18,7 @@ fn through(name: &str, k: &[f32], v: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {
     let tokens = k.len() / D;
     let slots: Vec<_> = (0..tokens).collect();
     let mut pages = LayerPages::zeroed(codec.block_bytes(HEAD), tokens.div_ceil(HEAD.block_tokens));
-    let tensor = |x: &[f32]| ops::from_host_f32(x.to_vec(), &[tokens, 1, D]);
+    let tensor = |x: &[f32]| Tensor::from_vec(x.to_vec(), &[tokens, 1, D]);
     codec.encode(HEAD, &tensor(k)?, &tensor(v)?, &slots, &mut pages)?;
     let (k, v) = codec.decode(HEAD, &slots, &pages)?;
     let host = |x| ops::with_host_f32(x, <[f32]>::to_vec);

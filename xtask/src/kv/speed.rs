@@ -5,7 +5,7 @@ use anyhow::Result;
 use std::time::Instant;
 use taper_base::BlockId;
 use taper_kv_codecs::{AttnBatch, AttnParams, KvGeometry, LayerPages, SeqSpan, parse};
-use taper_tensor::{AlignedBytes, ops};
+use taper_tensor::{AlignedBytes, Tensor};
 
 /// A layer of Qwen3-0.6B.
 const LAYER: KvGeometry = KvGeometry { kv_heads: 8, head_dim: 128, block_tokens: 32 };
@@ -42,10 +42,9 @@ fn best(mut call: impl FnMut() -> Result<()>) -> Result<f64> {
 
 pub(super) fn table(depths: &[usize]) -> Result<Table> {
     let (heads, d) = (LAYER.kv_heads, LAYER.head_dim);
-    let rows =
-        |seed| ops::from_host_f32(gaussian(DISTINCT * heads * d, seed), &[DISTINCT, heads, d]);
+    let rows = |seed| Tensor::from_vec(gaussian(DISTINCT * heads * d, seed), &[DISTINCT, heads, d]);
     let (k, v) = (rows(1)?, rows(2)?);
-    let q = ops::from_host_f32(gaussian(HEADS * d, 3), &[1, HEADS, d])?;
+    let q = Tensor::from_vec(gaussian(HEADS * d, 3), &[1, HEADS, d])?;
     let params = AttnParams::new(2.0 / (d as f32).sqrt());
     let mut table = Vec::new();
     let mut f16 = Vec::new();

@@ -70,7 +70,8 @@ fn files(root: &Path) -> Result<Vec<String>> {
     Ok(names.map(str::to_owned).collect())
 }
 
-fn metadata(root: &Path) -> Result<Value> {
+/// What cargo says of the workspace's members.
+pub(crate) fn metadata(root: &Path) -> Result<Value> {
     let args = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
     let text = output(Command::new(env!("CARGO")).current_dir(root).args(args))?;
     serde_json::from_str(&text).context("reading cargo metadata")

@@ -1,6 +1,9 @@
 //! Cutting changes nothing, and nothing is lost, whatever the text.
 
-use crate::{FORMATS, options, streamed};
+use crate::{
+    FORMATS, options,
+    pieces::{cut, streamed},
+};
 use proptest::prelude::*;
 use taper_chat::{KnownTools, OutputParser};
 
@@ -64,16 +67,7 @@ proptest! {
         if any {
             options.known_tools = KnownTools::any();
         }
-        let mut cuts: Vec<usize> =
-            cuts.into_iter().filter(|&at| at < text.len() && text.is_char_boundary(at)).collect();
-        cuts.sort_unstable();
-        cuts.push(text.len());
-        let mut pieces = Vec::new();
-        let mut from = 0;
-        for to in cuts {
-            pieces.push(&text[from..to]);
-            from = to;
-        }
+        let pieces = cut(&text, cuts);
         prop_assert_eq!(streamed(options.clone(), &pieces), OutputParser::parse(options.clone(), &text));
         let chars: Vec<String> = text.chars().map(String::from).collect();
         let chars: Vec<&str> = chars.iter().map(String::as_str).collect();

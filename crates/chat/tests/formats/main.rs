@@ -9,13 +9,15 @@ mod law;
 mod llama3_json;
 mod mistral;
 mod own;
+#[path = "../common/pieces.rs"]
+mod pieces;
 mod qwen3_coder;
 
+use pieces::streamed;
 use serde_json::{Value, json};
 use std::{fs, path::Path, sync::Arc};
 use taper_chat::{
-    Delta, KnownTools, OutputParser, ParsedMessage, ParserOptions, ReasoningFormat, Tool,
-    ToolFormat,
+    Delta, KnownTools, OutputParser, ParserOptions, ReasoningFormat, Tool, ToolFormat,
 };
 
 const FORMATS: &[&str] = &["hermes", "llama3_json", "mistral", "qwen3_coder"];
@@ -56,16 +58,6 @@ pub(crate) fn options(format: &str) -> ParserOptions {
         id_seed: Some(1),
         ..ParserOptions::default()
     }
-}
-
-pub(crate) fn streamed(options: ParserOptions, pieces: &[&str]) -> ParsedMessage {
-    let mut parser = OutputParser::new(options);
-    let mut message = ParsedMessage::default();
-    for piece in pieces {
-        parser.push(piece).into_iter().for_each(|delta| message.apply(delta));
-    }
-    parser.finish().into_iter().for_each(|delta| message.apply(delta));
-    message
 }
 
 /// One character at a time, and every way to cut a text in two.

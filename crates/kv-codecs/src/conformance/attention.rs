@@ -5,7 +5,6 @@ use crate::{AttnBatch, AttnParams, ExactBlocks, KvCodecError, SeqSpan, parse_on}
 use taper_tensor::{
     Tensor,
     gpu::{Gpu, attention::BLOCK_TOKENS},
-    ops,
 };
 
 pub(super) fn cases(quick: bool) -> Vec<Case> {
@@ -77,7 +76,7 @@ impl Case {
         let tokens: usize = self.seqs.iter().map(|s| s.0).sum();
         let mut state = seed ^ 0x5eed;
         let q = noise(&mut state, tokens * heads * self.head_dim);
-        let there = ops::from_host_f32(q.clone(), &[tokens, heads, self.head_dim])?.to_gpu(gpu)?;
+        let there = Tensor::from_vec(q.clone(), &[tokens, heads, self.head_dim])?.to_gpu(gpu)?;
         let codec = parse_on(self.codec, gpu)?;
         let mut pages = self.pages(&*codec);
         upload(gpu, &filled, &mut pages)?;

@@ -6,7 +6,6 @@ use taper_base::BlockId;
 use taper_tensor::{
     Tensor, TensorError,
     gpu::{Buffer, Gpu, attention::BLOCK_TOKENS},
-    ops,
 };
 
 pub(super) const PLAIN_CODECS: [&str; 3] = ["f32", "f16", "bf16"];
@@ -22,7 +21,7 @@ pub(super) fn plain(name: &str, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCod
     let n = (BLOCKS - 1) * BLOCK_TOKENS;
     let mut state = seed;
     let mut tensor = || {
-        let rows = ops::from_host_f32(noise(&mut state, n * 48), &[n, G.kv_heads, G.head_dim])?;
+        let rows = Tensor::from_vec(noise(&mut state, n * 48), &[n, G.kv_heads, G.head_dim])?;
         rows.to_gpu(gpu)
     };
     let (k, v) = (tensor()?, tensor()?);

@@ -5,9 +5,8 @@ use crate::{KvCodecError, KvGeometry, LayerPages, parse_on, rotation::split_mix}
 use std::fmt;
 use taper_base::BlockId;
 use taper_tensor::{
-    KeyScorer,
+    KeyScorer, Tensor,
     gpu::{Gpu, attention::BLOCK_TOKENS},
-    ops,
 };
 
 #[derive(Debug, Clone)]
@@ -50,7 +49,7 @@ impl Case {
         let bias = noise(&mut state, kv_heads * d);
         let mut keys = noise(&mut state, tokens * kv_heads * d);
         keys.iter_mut().enumerate().for_each(|(i, k)| *k += 2.0 * bias[i % bias.len()]);
-        let rows = ops::from_host_f32(keys, &[tokens, kv_heads, d])?.to_gpu(gpu)?;
+        let rows = Tensor::from_vec(keys, &[tokens, kv_heads, d])?.to_gpu(gpu)?;
         let slots = super::slots(&blocks, tokens);
         codec.encode(g, &rows, &rows, &slots, &mut pages)?;
         let heads = kv_heads * group;

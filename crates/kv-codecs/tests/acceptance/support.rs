@@ -4,7 +4,7 @@ use taper_base::BlockId;
 use taper_kv_codecs::{
     AttnBatch, AttnParams, KvCodec, KvGeometry, LayerPages, PagedCodec, Scheme, SeqSpan,
 };
-use taper_tensor::{Tensor, ops};
+use taper_tensor::Tensor;
 
 /// Independent `N(0, 1)`; seeds have nothing to do with those of rotations.
 pub(crate) fn gaussian(n: usize, seed: u64) -> Vec<f32> {
@@ -102,7 +102,7 @@ impl Stored {
         let blocks: Vec<_> =
             (0..self.tokens.div_ceil(self.geometry.block_tokens) as u32).map(BlockId).collect();
         let seqs = vec![SeqSpan { q_len: 1, kv_len: self.tokens, blocks: &blocks, exact: None }];
-        let q = ops::from_host_f32(q.to_vec(), &[1, q.len() / d, d]).unwrap();
+        let q = Tensor::from_vec(q.to_vec(), &[1, q.len() / d, d]).unwrap();
         let params = AttnParams::new(scale);
         let batch = AttnBatch { seqs };
         values(&codec.attend(self.geometry, &q, &self.pages, &batch, &params).unwrap())
@@ -111,7 +111,7 @@ impl Stored {
 
 pub(crate) fn rows(g: KvGeometry, x: &[f32]) -> Tensor {
     let tokens = x.len() / (g.kv_heads * g.head_dim);
-    ops::from_host_f32(x.to_vec(), &[tokens, g.kv_heads, g.head_dim]).unwrap()
+    Tensor::from_vec(x.to_vec(), &[tokens, g.kv_heads, g.head_dim]).unwrap()
 }
 
 pub(crate) fn values(x: &Tensor) -> Vec<f32> {

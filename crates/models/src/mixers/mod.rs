@@ -50,9 +50,9 @@ pub(crate) struct Step<'a> {
     pub(crate) whole: bool,
 }
 
-/// How many layers of each kind of state come before one.
+/// How many layers of each kind of state come before one: what numbers its state.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Place {
+pub(crate) struct StateIds {
     pub(crate) attention: u16,
     pub(crate) recurrent: usize,
 }
@@ -61,20 +61,20 @@ pub(crate) struct Place {
 pub(crate) fn load(
     spec: &Spec,
     layer: LayerSpec,
-    place: &mut Place,
+    ids: &mut StateIds,
     weights: &Checkpoint,
     at: &str,
     options: LoadOptions<'_>,
 ) -> Result<Box<dyn Mixer>, ModelError> {
     Ok(match layer.mixer {
         MixerSpec::Attention(own) => {
-            let id = place.attention;
-            place.attention += 1;
+            let id = ids.attention;
+            ids.attention += 1;
             Box::new(Attention::load(spec, own, id, weights, at)?.placed(options)?)
         }
         MixerSpec::GatedDelta(shape) => {
-            let id = place.recurrent;
-            place.recurrent += 1;
+            let id = ids.recurrent;
+            ids.recurrent += 1;
             Box::new(GatedDeltaNet::load(spec, shape, id, weights, at)?.placed(options)?)
         }
     })

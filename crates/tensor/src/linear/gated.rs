@@ -62,7 +62,7 @@ impl LinearGroup<2> {
             apply([(gate, None), (up, None)], &mut Input::normed(x, norm, phase))
         })?;
         let out = cpu::gated(activation, &g, &u);
-        host::tensor(out, &shape)
+        Tensor::from_vec(out, &shape)
     }
 
     /// The shape of what [`Self::forward_gated`] gives.
@@ -108,7 +108,7 @@ impl LinearGroup<2> {
                 None => inner.multiply(down, weight, None, to),
             }
             // SAFETY: the product covers it.
-            return host::tensor(unsafe { out.written() }, &shape);
+            return Tensor::from_vec(unsafe { out.written() }, &shape);
         }
         let inner = match x.on_gpu() {
             Some(there) => self.multiply_gated(there, norm, activation, Some(down))?,

@@ -2,7 +2,7 @@
 
 use super::{Pair, data::Rng};
 use crate::{
-    AffineFormat, DType, Linear, LinearGroup, Phase, Result, Weight,
+    AffineFormat, DType, Linear, LinearGroup, Phase, Result, Tensor, Weight,
     gpu::{Gpu, Routing, StackedExperts},
     ops::{self, Activation, WeightedRows},
 };
@@ -80,7 +80,7 @@ impl Case {
             experts.push((LinearGroup::new(gate_up)?, self.linear(rng, hidden, inner)?));
         }
         let x = rng.tensor(&[t, hidden])?;
-        let normed = ops::from_host_f32(rng.vector(t * hidden), &[t, hidden])?;
+        let normed = Tensor::from_vec(rng.vector(t * hidden), &[t, hidden])?;
         // Quarters, so that there are equal ones.
         let logits = (0..t * self.experts).map(|_| (rng.normal() * 4.0).round() / 4.0);
         let logits: Vec<f32> = logits.collect();
@@ -102,7 +102,7 @@ impl Case {
         let want = ops::add_weighted_rows(&x, &parts)?;
         let maps: Vec<_> = experts.iter().map(|(gate_up, down)| (gate_up, down)).collect();
         let stacked = StackedExperts::new(gpu, &maps, self.exact)?;
-        let logits = ops::from_host_f32(logits, &[t, self.experts])?;
+        let logits = Tensor::from_vec(logits, &[t, self.experts])?;
         let (x, normed, logits) = (x.to_gpu(gpu)?, normed.to_gpu(gpu)?, logits.to_gpu(gpu)?);
         let got = stacked.forward_add(&x, &normed, &logits, self.routing, Activation::Silu)?;
         Ok(vec![Pair::of(&got, &want)?])

@@ -2,7 +2,7 @@
 
 use super::{Pair, data::Rng};
 use crate::{
-    FiniteRows, Result, RmsNorm, RopeTable,
+    FiniteRows, Result, RmsNorm, RopeTable, Tensor,
     gpu::{self, Gpu},
     norm_rope,
     ops::{self, Activation},
@@ -125,7 +125,7 @@ fn argmax(gpu: &Gpu, rng: &mut Rng, rows: usize, vocab: usize) -> Result<Vec<Pai
     data.extend(last(f32::NEG_INFINITY, f32::NEG_INFINITY));
     want.extend([-1.0; 3]);
     let rows = rows + 3;
-    let logits = ops::from_host_f32(data, &[rows, vocab])?.to_gpu(gpu)?;
+    let logits = Tensor::from_vec(data, &[rows, vocab])?.to_gpu(gpu)?;
     // Errors are measured by the largest number, so that what is no token must not be that.
     let number = |t: u32| if t == u32::MAX { -1.0 } else { t as f32 };
     let got = gpu::argmax(&logits)?.into_iter().map(number).collect();
@@ -140,7 +140,7 @@ fn finite(gpu: &Gpu, rng: &mut Rng, rows: usize, cols: usize) -> Result<Pair> {
         let side = if row % 4 == 0 { &mut x } else { &mut y };
         side[row * cols + rng.below(cols)] = bad;
     }
-    let [x, y] = [x, y].map(|side| ops::from_host_f32(side, &[rows, cols]));
+    let [x, y] = [x, y].map(|side| Tensor::from_vec(side, &[rows, cols]));
     let (x, y) = (x?, y?);
     let numbers = |finite: Vec<bool>| finite.into_iter().map(|f| f32::from(u8::from(f))).collect();
     let want = numbers(FiniteRows::new(&x, &y)?.read()?);

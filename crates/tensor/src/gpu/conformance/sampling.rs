@@ -4,7 +4,6 @@ use super::{Pair, data::Rng};
 use crate::{
     Result, Tensor, TensorError,
     gpu::{self, Gpu, Sampled, edits},
-    ops,
 };
 use std::fmt;
 use taper_base::SamplingParams;
@@ -206,7 +205,7 @@ impl Case {
         let draws: Vec<_> = draws.collect();
         let all = [&[1.0; 1][..]].into_iter().flat_map(|x| x.repeat(vocab));
         let data: Vec<f32> = all.chain(rows.into_iter().flatten()).collect();
-        let logits = ops::from_host_f32(data, &[draws.len() + 1, vocab])?.to_gpu(gpu)?;
+        let logits = Tensor::from_vec(data, &[draws.len() + 1, vocab])?.to_gpu(gpu)?;
         let got = gpu::sample(&logits, &draws)?;
         let edited = self.edited(&logits, (&samplers, &draws), &host_rows, &banned)?;
         let host = self.is_for_the_host();
