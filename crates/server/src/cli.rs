@@ -314,6 +314,9 @@ pub(crate) struct DoctorArgs {
     /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
     #[arg(long, requires = "device", value_name = "FILE")]
     pub(crate) metallib: Option<PathBuf>,
+    /// Write what was found as JSON, for a report.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

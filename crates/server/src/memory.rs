@@ -8,8 +8,20 @@ use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 /// # Errors
 /// The system does not say.
 pub(crate) fn available_bytes() -> Result<u64> {
-    let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(what).context("cannot tell the free memory")?;
+    let system = system()?;
     let limit = system.cgroup_limits().map_or(u64::MAX, |c| c.free_memory);
     Ok(system.available_memory().min(limit))
+}
+
+/// Bytes that this machine has.
+///
+/// # Errors
+/// The system does not say.
+pub(crate) fn total_bytes() -> Result<u64> {
+    Ok(system()?.total_memory())
+}
+
+fn system() -> Result<System> {
+    let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    System::new_with_specifics(what).context("cannot tell the free memory")
 }
