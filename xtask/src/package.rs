@@ -56,7 +56,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 }
 
 fn cargo(dir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO"));
+    // Not `env!("CARGO")`: without rustup's proxy, a dependency's rust-toolchain file would count.
+    let mut command = Command::new("cargo");
     command.current_dir(dir);
     command
 }
