@@ -135,10 +135,7 @@ pub enum SubmitError {
     #[error(transparent)]
     InvalidParam(#[from] InvalidParam),
     /// No cache of that many bits.
-    #[error(
-        "kv_bits {asked} is not served here; {}. Start the server with --additional-config '{{\"kv_bits\": {{\"{asked}\": \"CODEC\"}}}}' to offer it",
-        served(offered)
-    )]
+    #[error("kv_bits {asked} is not served here; {}", served(offered))]
     KvBits {
         /// What was asked for.
         asked: u32,

@@ -60,7 +60,23 @@ impl Events {
     /// # Errors
     /// It has not come yet, or the last event has.
     pub fn next_within(&mut self, time: Duration) -> Result<Event, RecvTimeoutError> {
-        self.receiver.recv_timeout(time)
+        match self.receiver.recv_timeout(time) {
+            Ok(event) => {
+                self.shared.backlog.remove(&event);
+                Ok(event)
+            }
+            Err(RecvTimeoutError::Disconnected) if self.was_cancelled() => {
+                Ok(Event::Failed(GenerationError::NotRead))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the end is that of a request that nobody read. It is so once.
+    fn was_cancelled(&mut self) -> bool {
+        let cancelled = !self.over && self.shared.backlog.overflowed();
+        self.over = true;
+        cancelled
     }
 }
 
@@ -72,14 +88,46 @@ impl Iterator for Events {
             self.shared.backlog.remove(&event);
             return Some(event);
         }
-        let cancelled = !self.over && self.shared.backlog.overflowed();
-        self.over = true;
-        cancelled.then_some(Event::Failed(GenerationError::NotRead))
+        self.was_cancelled().then_some(Event::Failed(GenerationError::NotRead))
     }
 }
 
 impl Drop for Events {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taper_base::GeneratedToken;
+
+    fn token() -> Event {
+        Event::Token(GeneratedToken { id: 1, logprobs: None, stops: false })
+    }
+
+    #[test]
+    fn what_is_read_makes_room_however_it_is_read() {
+        let (mut sink, mut events) = channel();
+        // More than a reader may leave unread.
+        for _ in 0..2 * Backlog::MAX_BYTES / size_of::<GeneratedToken>() {
+            sink.send(token());
+            assert!(matches!(events.next_within(Duration::ZERO), Ok(Event::Token(_))));
+        }
+        assert!(!sink.is_closed());
+    }
+
+    #[test]
+    fn a_request_that_nobody_reads_fails_once() {
+        let (mut sink, mut events) = channel();
+        while !sink.is_closed() {
+            sink.send(token());
+        }
+        drop(sink);
+        let mut next = || events.next_within(Duration::ZERO);
+        let last = std::iter::from_fn(|| next().ok()).last();
+        assert!(matches!(last, Some(Event::Failed(GenerationError::NotRead))));
+        assert!(next().is_err());
     }
 }

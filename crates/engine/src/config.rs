@@ -88,7 +88,7 @@ pub enum KvBudget {
 pub enum EngineError {
     /// The cache cannot hold one sequence of the length asked for.
     #[error(
-        "a sequence of {wanted} tokens needs more KV cache than the {capacity} tokens that fit {budget_bytes} bytes; lower --max-model-len, raise --gpu-memory-utilization or choose a smaller --kv-cache-dtype"
+        "a sequence of {wanted} tokens needs more KV cache than the {capacity} tokens that fit {budget_bytes} bytes"
     )]
     TooLong {
         /// Tokens asked for.
@@ -100,7 +100,7 @@ pub enum EngineError {
     },
     /// Longer than the model was made for.
     #[error(
-        "--max-model-len {wanted} is longer than the {max} positions of this model's config.json"
+        "a context of {wanted} tokens is longer than the {max} positions of this model's config.json"
     )]
     BeyondModel {
         /// Tokens asked for.
@@ -109,7 +109,9 @@ pub enum EngineError {
         max: u64,
     },
     /// Exact tokens that are no whole blocks.
-    #[error("--kv-sink-tokens and --kv-recent-tokens must be multiples of {block}, or both 0")]
+    #[error(
+        "the sink tokens and recent tokens that stay exact must be multiples of {block}, or both 0"
+    )]
     Exact {
         /// Tokens of a block.
         block: usize,
@@ -127,9 +129,7 @@ pub enum EngineError {
         name: &'static str,
     },
     /// Prefixes on disk, of a model whose states are not written there.
-    #[error(
-        "{family} has recurrent layers, whose prefixes cannot be kept on disk yet; leave --kv-offloading-size out"
-    )]
+    #[error("{family} has recurrent layers, whose prefixes cannot be kept on disk yet")]
     NoDisk {
         /// The model's family.
         family: &'static str,
@@ -190,9 +190,9 @@ impl EngineConfig {
         model: &ModelInfo,
     ) -> Result<(KvConfig, u32), EngineError> {
         let limits = [
-            ("--max-num-seqs", self.max_num_seqs),
-            ("--max-num-batched-tokens", self.max_num_batched_tokens),
-            ("--max-model-len", self.max_model_len.unwrap_or(1)),
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("max_model_len", self.max_model_len.unwrap_or(1)),
         ];
         if let Some(&(name, _)) = limits.iter().find(|(_, n)| *n == 0) {
             return Err(EngineError::Zero { name });

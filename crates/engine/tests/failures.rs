@@ -142,11 +142,11 @@ fn an_engine_that_cannot_work_does_not_start() {
         EngineError::Zero { name } => name,
         other => panic!("{other}"),
     };
-    assert_eq!(zero(fails(EngineConfig { max_num_seqs: 0, ..config() })), "--max-num-seqs");
+    assert_eq!(zero(fails(EngineConfig { max_num_seqs: 0, ..config() })), "max_num_seqs");
     let tokens = EngineConfig { max_num_batched_tokens: 0, ..config() };
-    assert_eq!(zero(fails(tokens)), "--max-num-batched-tokens");
+    assert_eq!(zero(fails(tokens)), "max_num_batched_tokens");
     let length = EngineConfig { max_model_len: Some(0), ..config() };
-    assert_eq!(zero(fails(length)), "--max-model-len");
+    assert_eq!(zero(fails(length)), "max_model_len");
     let beyond = fails(EngineConfig { max_model_len: Some(4097), ..config() });
     assert!(matches!(beyond, EngineError::BeyondModel { wanted: 4097, max: 4096 }));
     let asked = EngineConfig { max_model_len: Some(2000), ..config() };

@@ -39,7 +39,7 @@ pub enum HubError {
         missing: String,
     },
     /// Never downloaded, at least not at this revision.
-    #[error("{id} is not in {}; run `taper download {id}`", cache.display())]
+    #[error("{id} is not in {}", cache.display())]
     NotCached {
         /// The model.
         id: ModelId,
@@ -47,7 +47,7 @@ pub enum HubError {
         cache: PathBuf,
     },
     /// A download that was interrupted, or one of another tool that took a part only.
-    #[error("{id} is in the cache without {missing}; run `taper download {id}` to fetch the rest")]
+    #[error("{id} is in the cache without {missing}")]
     Incomplete {
         /// The model.
         id: ModelId,

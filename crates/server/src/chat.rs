@@ -3,7 +3,7 @@
 use crate::{
     cli::ChatArgs,
     conversation::Conversation,
-    model::{ModelSource, Requests, RunningModel, describe},
+    model::{self, Requests},
     output::{OutputError, note},
     prompt::Prompt,
 };
@@ -12,15 +12,15 @@ use anyhow::{Result, ensure};
 const HELP: &str = "/reset forgets the conversation, /quit ends, Ctrl-C stops an answer";
 
 pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
-    let source = ModelSource::find(args.model.name())?;
-    let model = RunningModel::start(&source, &args.answer.engine, Requests::ONE)?;
+    let source = model::find(args.model.name())?;
+    let model = model::start(&source, &args.answer.engine, Requests::ONE)?;
     ensure!(
         model.template.is_some(),
         "a conversation needs a chat template; `taper run --raw` continues a text without one"
     );
-    let mut conversation = Conversation::new(model, &args.answer)?;
+    let mut conversation = Conversation::new(&model, &args.answer)?;
     let mut prompt = Prompt::open()?;
-    note!("{} ({})", conversation.model().name, describe(&source));
+    note!("{} ({source})", model.name);
     help(&prompt);
     while let Some(message) = prompt.read()? {
         match message.trim() {
@@ -42,9 +42,9 @@ fn help(prompt: &Prompt) {
 }
 
 /// One bad turn, such as a full context, does not end the conversation.
-fn say(conversation: &mut Conversation, text: &str) -> Result<()> {
+fn say(conversation: &mut Conversation<'_>, text: &str) -> Result<()> {
     match conversation.say(text) {
-        Ok(cost) => cost.report(),
+        Ok(shown) => shown.report(),
         Err(error) if error.is::<OutputError>() => return Err(error),
         Err(error) => note!("error: {}", crate::explain(&error)),
     }

@@ -1,16 +1,16 @@
 //! The command line.
 
-use crate::{kv_report::KvReportArgs, kv_scheme::KvArgs, sizes};
+use crate::{kv_args::KvArgs, kv_report::KvReportArgs, sizes};
 use clap::{
     Args, Parser, Subcommand,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
 use std::{iter, path::PathBuf, time::Duration};
+use taper::{
+    Activations, ChatTemplateFrom, Exact, KvIdle, Options,
+    gpu::{self, Gpu},
+};
 use taper_chat::{ReasoningFormat, ToolFormat};
-use taper_engine::KvIdle;
-use taper_kv_codecs::Exact;
-use taper_models::Activations;
-use taper_tensor::gpu::{self, Gpu};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -251,6 +251,16 @@ pub(crate) struct AnswerArgs {
     pub(crate) seed: u64,
 }
 
+impl AnswerArgs {
+    /// What the facade takes.
+    pub(crate) fn options(&self) -> Options {
+        let mut options = Options::default().seed(self.seed).think(self.think);
+        options.max_tokens = self.max_tokens;
+        options.temperature = self.temperature;
+        options
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// The prompt; "-" reads standard input.
@@ -336,14 +346,6 @@ pub(crate) struct ConvertArgs {
     pub(crate) high_bits: Option<u8>,
 }
 
-/// Where a `--chat-template` comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum TemplateChoice {
-    Model,
-    File(PathBuf),
-    None,
-}
-
 /// What `--tool-call-parser` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolParser {
@@ -381,11 +383,6 @@ impl EngineArgs {
         Ok(Some(gpu::open_with(&self.device, self.metallib.as_deref())?))
     }
 
-    /// How products are computed where at most so many sequences run together.
-    pub(crate) fn activations(&self, sequences: u32) -> Activations {
-        Activations::of_dtype(&self.dtype, sequences as usize).unwrap_or_default()
-    }
-
     /// What a compressed cache keeps exactly.
     pub(crate) fn exact(&self) -> Option<Exact> {
         let (sink_tokens, recent_tokens) = (self.kv_sink_tokens, self.kv_recent_tokens);
@@ -402,11 +399,11 @@ impl EngineArgs {
         !self.no_enable_prefix_caching
     }
 
-    pub(crate) fn template(&self) -> TemplateChoice {
+    pub(crate) fn template(&self) -> ChatTemplateFrom {
         match self.chat_template.as_deref() {
-            None => TemplateChoice::Model,
-            Some("none") => TemplateChoice::None,
-            Some(file) => TemplateChoice::File(file.into()),
+            None => ChatTemplateFrom::Model,
+            Some("none") => ChatTemplateFrom::Nowhere,
+            Some(file) => ChatTemplateFrom::File(file.into()),
         }
     }
 }

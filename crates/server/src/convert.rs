@@ -2,7 +2,7 @@
 
 use crate::{
     cli::ConvertArgs,
-    model::ModelSource,
+    model,
     output::Out,
     sizes::{count, human},
 };
@@ -12,7 +12,7 @@ use taper_tensor::AffineFormat;
 use taper_weights::{ConvertOptions, convert};
 
 pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
-    let source = ModelSource::find(Some(&args.model))?;
+    let source = model::find(Some(&args.model))?;
     let src = source.dir().context("name a model directory")?;
     let format = AffineFormat { bits: args.bits, group: args.group };
     let options = ConvertOptions { high_bits: args.high_bits, ..ConvertOptions::new(format) };

@@ -2,7 +2,6 @@
 
 use crate::{
     cli::DoctorArgs,
-    memory,
     output::Out,
     sizes::{count, human},
 };
@@ -58,7 +57,7 @@ impl Report {
             arch: std::env::consts::ARCH,
             os: System::long_os_version().ok(),
             kernel: System::kernel_version().ok(),
-            host_memory_bytes: memory::total_bytes().ok(),
+            host_memory_bytes: taper::total_bytes().ok(),
             metallib: args.metallib.is_some(),
             gpu: None,
             error: None,

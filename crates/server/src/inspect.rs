@@ -2,13 +2,13 @@
 
 use crate::{
     cli::InspectArgs,
-    memory::available_bytes,
-    model::{ModelSource, describe},
+    model,
     output::Out,
     sizes::{count, human},
 };
 use anyhow::Result;
 use std::collections::BTreeMap;
+use taper::available_bytes;
 use taper_engine::{EngineConfig, KvBudget};
 use taper_kv_codecs::Exact;
 use taper_models::{LoadOptions, ModelInfo};
@@ -18,11 +18,11 @@ use taper_weights::Checkpoint;
 const STEP_TOKENS: u32 = 512;
 
 pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
-    let source = ModelSource::find(args.model.name())?;
+    let source = model::find(args.model.name())?;
     let weights = source.checkpoint()?;
     let model = taper_models::load(&weights, LoadOptions::default())?;
     let info = model.info();
-    writeln!(Out, "{} ({})", source.name(), describe(&source))?;
+    writeln!(Out, "{} ({source})", source.name())?;
     let row = |name: &str, value: String| writeln!(Out, "  {name:<22}{value}");
     row("architecture", info.family.to_owned())?;
     row("parameters", format!("{:.1} M", info.parameters as f64 / 1e6))?;
@@ -48,7 +48,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
 }
 
 fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
-    let scheme = args.kv.spec()?.resolve(info.layers, None)?;
+    let scheme = args.kv.plan()?.resolve(info.layers, None)?;
     let free = available_bytes()?;
     let name = scheme.to_string();
     let config = EngineConfig {

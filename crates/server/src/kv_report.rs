@@ -3,19 +3,14 @@
 mod measure;
 mod report;
 
-use crate::{
-    cli::ModelArg,
-    interrupt::Interrupts,
-    kv_scheme::SchemeSpec,
-    model::{ModelSource, describe, load},
-    sizes,
-};
+use crate::{cli::ModelArg, interrupt::Interrupts, model, sizes};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Prefill, Truth};
 use report::{Layers, Report, Row};
 use std::{fs, path::PathBuf, sync::Arc};
+use taper::KvPlan;
 use taper_kv_cache::{KvScheme, Prices};
 use taper_kv_codecs::{Exact, KvCodec};
 use taper_models::{Activations, LoadOptions, ModelInfo};
@@ -85,10 +80,9 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
     if let Some(threads) = args.threads {
         taper_tensor::pool::set_threads(threads.into())?;
     }
-    let source = ModelSource::find(args.model.name())?;
-    let loading = || format!("loading {}", describe(&source));
-    let weights = Arc::new(source.checkpoint().with_context(loading)?);
-    let tokenizer = source.tokenizer().with_context(loading)?;
+    let source = model::find(args.model.name())?;
+    let weights = Arc::new(source.checkpoint()?);
+    let tokenizer = source.tokenizer()?;
     let text = match &args.text {
         Some(file) => {
             fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?
@@ -106,7 +100,11 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
     );
     let activations = Activations::of_dtype(&args.dtype, 1).unwrap_or_default();
     let options = LoadOptions { max_model_len: None, activations, gpu: None };
-    let model = load(&weights, options).with_context(loading)?;
+    let loading = model::loading_bar();
+    let progress = model::reporter(&loading).into();
+    let model = taper::load_weights(&weights, options, Some(&progress));
+    loading.finish_and_clear();
+    let model = model.with_context(|| format!("loading {source}"))?;
     // Until here there is nothing to show, and a signal ends the process at once.
     let interrupts = Interrupts::listen()?;
     let busy = interrupts.busy();
@@ -155,7 +153,7 @@ fn measure_all(
     }
     if let Some(bits) = args.bits {
         let prices = prices(info.layers, prefill, truth, bar)?;
-        let spec = SchemeSpec::Bits { bits, prices: Some(prices.clone()) };
+        let spec = KvPlan::Bits { bits, prices: Some(prices.clone()) };
         let scheme = spec.resolve(info.layers, None)?;
         row(&scheme, report)?;
         report.layers = Some(Layers { scheme: scheme.to_string(), bits, prices });

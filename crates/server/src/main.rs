@@ -9,15 +9,12 @@ mod conversation;
 mod convert;
 mod doctor;
 mod download;
-mod generation_config;
 mod hints;
-mod identity;
 mod inspect;
 mod interrupt;
+mod kv_args;
 mod kv_report;
-mod kv_scheme;
 mod listen;
-mod memory;
 mod model;
 mod output;
 mod prompt;
@@ -91,15 +88,21 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     interrupted.map_or(ExitCode::FAILURE, |stop| stop.exit_code())
 }
 
-/// The error and its causes in one line. Most messages quote their cause; it is not said again.
+/// The error, its causes and what to do about it, in one line. Most messages quote their cause; it is
+/// not said again.
 fn explain(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |mut text, cause| {
+    let mut text = error.chain().map(ToString::to_string).fold(String::new(), |mut text, cause| {
         if !text.contains(&cause) {
             text.push_str(if text.is_empty() { "" } else { ": " });
             text.push_str(&cause);
         }
         text
-    })
+    });
+    if let Some(advice) = hints::advice(error) {
+        text.push_str("; ");
+        text.push_str(&advice);
+    }
+    text
 }
 
 /// Logs go to standard error, as `RUST_LOG` says. Without it our own crates log at `level`, and

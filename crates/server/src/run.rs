@@ -3,7 +3,7 @@
 use crate::{
     cli::RunArgs,
     conversation::Conversation,
-    model::{ModelSource, Requests, RunningModel},
+    model::{self, Requests},
 };
 use anyhow::Result;
 use std::io::Read;
@@ -14,11 +14,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         prompt.clear();
         std::io::stdin().read_to_string(&mut prompt)?;
     }
-    let source = ModelSource::find(args.model.as_deref())?;
-    let model = RunningModel::start(&source, &args.answer.engine, Requests::ONE)?;
-    let mut conversation = Conversation::new(model, &args.answer)?;
-    let cost =
+    let source = model::find(args.model.as_deref())?;
+    let model = model::start(&source, &args.answer.engine, Requests::ONE)?;
+    let mut conversation = Conversation::new(&model, &args.answer)?;
+    let shown =
         if args.raw { conversation.complete(&prompt)? } else { conversation.say(&prompt)? };
-    cost.report();
-    cost.stopped.map_or(Ok(()), |stop| Err(stop.into()))
+    shown.report();
+    shown.stopped.map_or(Ok(()), |stop| Err(stop.into()))
 }

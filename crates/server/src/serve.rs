@@ -5,12 +5,13 @@ use crate::{
     cli::ServeArgs,
     interrupt::{Busy, Interrupts},
     listen::listen,
-    model::{ModelSource, Requests, RunningModel, describe},
+    model::{self, Requests},
     output::{Out, note},
     sizes::human,
 };
 use anyhow::{Context, Result};
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
+use taper::{ModelSource, Taper};
 use taper_base::Engine;
 use taper_chat::ReasoningFormat;
 use taper_openai_server::{AppState, ServerConfig};
@@ -21,7 +22,7 @@ const SEQUENCES: u32 = 256;
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     let interrupts = Interrupts::listen()?;
-    let source = ModelSource::find(args.model.name())?;
+    let source = model::find(args.model.name())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(serve_until_stopped(args, &source, interrupts.busy()));
     // A load or a template that takes long must not hold up the end of the process.
@@ -39,7 +40,7 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     let loading = {
         let (source, engine) = (source.clone(), args.engine.clone());
         let requests = Requests { together: SEQUENCES, waiting: args.max_waiting };
-        tokio::task::spawn_blocking(move || RunningModel::start(&source, &engine, requests))
+        tokio::task::spawn_blocking(move || model::start(&source, &engine, requests))
     };
     let model = tokio::select! {
         model = loading => model??,
@@ -70,7 +71,7 @@ fn address(host: &str, listeners: &[TcpListener]) -> Result<String> {
     Ok(if is_name { format!("{host}:{}", first.port()) } else { first.to_string() })
 }
 
-fn config(args: &ServeArgs, access: Access, model: &RunningModel) -> ServerConfig {
+fn config(args: &ServeArgs, access: Access, model: &Taper) -> ServerConfig {
     let source = model.template.as_ref().map_or("", |t| t.source());
     let names = &args.served_model_name;
     ServerConfig {
@@ -92,15 +93,14 @@ fn config(args: &ServeArgs, access: Access, model: &RunningModel) -> ServerConfi
 /// the pipe after some line of it does not end the server.
 fn announcement(
     source: &ModelSource,
-    model: &RunningModel,
+    model: &Taper,
     config: &ServerConfig,
     address: &str,
 ) -> String {
     let info = model.engine.info();
     let (name, at) = (config.model_name(), format!("http://{address}"));
     let what = format!(
-        "{name}: {}, {} {:.0} M parameters, {}",
-        describe(source),
+        "{name}: {source}, {} {:.0} M parameters, {}",
         model.family,
         model.parameters as f64 / 1e6,
         human(info.weight_bytes),

@@ -40,7 +40,7 @@ pub enum WeightsError {
         dir: PathBuf,
     },
     /// The index names a file that is not there.
-    #[error("shard {} is missing; the download may be incomplete: run `taper download` again", path.display())]
+    #[error("shard {} is missing; the download may be incomplete", path.display())]
     MissingShard {
         /// The file.
         path: PathBuf,
@@ -100,7 +100,7 @@ pub enum WeightsError {
     },
     /// A quantization other than MLX affine.
     #[error(
-        "quantization method {method:?} is not supported; use an MLX affine checkpoint, or convert a dense one with `taper convert`"
+        "quantization method {method:?} is not supported; use a dense checkpoint, or one in MLX's affine format"
     )]
     UnsupportedQuantization {
         /// As config.json names it.

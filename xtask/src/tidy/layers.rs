@@ -22,7 +22,7 @@ const fn side(name: &'static str, also: &'static [&'static str]) -> Place {
 }
 
 /// The directions of `docs/architecture.md`.
-const PLACES: [Place; 18] = [
+const PLACES: [Place; 19] = [
     tier("taper-base", 0),
     tier("taper-kernels", 0),
     Place { name: "taper-tensor", tier: Some(1), also: &["taper-sampler"] },
@@ -34,16 +34,11 @@ const PLACES: [Place; 18] = [
     tier("taper-models", 4),
     tier("taper-speculative", 5),
     Place { name: "taper-engine", tier: Some(6), also: &["taper-sampler", "taper-scheduler"] },
+    Place { name: "taper", tier: Some(7), also: &["taper-chat", "taper-hub"] },
     Place {
         name: "server",
-        tier: Some(7),
-        also: &[
-            "taper-scheduler",
-            "taper-chat",
-            "taper-hub",
-            "taper-longctx",
-            "taper-openai-server",
-        ],
+        tier: Some(8),
+        also: &["taper-chat", "taper-hub", "taper-longctx", "taper-openai-server"],
     },
     side("taper-sampler", &["taper-base"]),
     side("taper-scheduler", &["taper-base"]),

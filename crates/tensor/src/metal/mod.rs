@@ -100,7 +100,7 @@ impl Gpu {
         let device = MTLCreateSystemDefaultDevice().or_else(|| MTLCopyAllDevices().firstObject());
         let device = device.ok_or_else(missing)?;
         if !device.supportsFamily(MTLGPUFamily::Apple7) {
-            let message = format!("{} is no GPU of Apple silicon; use --device cpu", device.name());
+            let message = format!("{} is no GPU of Apple silicon", device.name());
             return Err(failed("find a GPU", message));
         }
         let queue = device.newCommandQueue().ok_or_else(missing)?;

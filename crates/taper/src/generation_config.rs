@@ -1,6 +1,5 @@
 //! `generation_config.json`: the sampling that a model's makers recommend, and its stop tokens.
 
-use anyhow::{Context, Result};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use taper_base::{SamplingParams, TokenId};
@@ -64,7 +63,11 @@ impl GenerationConfig {
 
     /// Tokens that end a generation: the file's, or else those of config.json. What is no token of
     /// the model is left out, with a warning.
-    pub(crate) fn eos_token_ids(&self, config: &Value, vocab: usize) -> Result<Vec<TokenId>> {
+    pub(crate) fn eos_token_ids(
+        &self,
+        config: &Value,
+        vocab: usize,
+    ) -> Result<Vec<TokenId>, serde_json::Error> {
         let mut ids = self.named_eos(config)?;
         ids.retain(|id| {
             let known = (*id as usize) < vocab;
@@ -76,16 +79,13 @@ impl GenerationConfig {
         Ok(ids)
     }
 
-    fn named_eos(&self, config: &Value) -> Result<Vec<TokenId>> {
+    fn named_eos(&self, config: &Value) -> Result<Vec<TokenId>, serde_json::Error> {
         if let Some(ids) = self.eos_token_id.clone() {
             return Ok(ids.tokens());
         }
         let text = config.get("text_config").and_then(|t| t.get("eos_token_id"));
         match config.get("eos_token_id").or(text).filter(|v| !v.is_null()) {
-            Some(ids) => {
-                let ids = OneOrMany::deserialize(ids).context("eos_token_id in config.json")?;
-                Ok(ids.tokens())
-            }
+            Some(ids) => Ok(OneOrMany::deserialize(ids)?.tokens()),
             None => Ok(Vec::new()),
         }
     }

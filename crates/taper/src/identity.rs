@@ -1,10 +1,6 @@
 //! What keys and values depend on beside tokens and cache: the name under which they are kept.
 
-use crate::{
-    cli::EngineArgs,
-    model::{ModelSource, builtin},
-};
-use anyhow::{Context, Result};
+use crate::{Error, ModelSource, Result};
 use sha2::{Digest, Sha256};
 use std::{
     fs::{self, File},
@@ -24,18 +20,17 @@ const ROWS_VERSION: u32 = 2;
 /// A file cannot be read.
 pub(crate) fn identity(
     source: &ModelSource,
-    args: &EngineArgs,
+    max_model_len: Option<u32>,
     activations: Activations,
 ) -> Result<String> {
     let weights = match source {
-        ModelSource::Builtin => {
-            Sha256::new_with_prefix(builtin::CONFIG).chain_update(builtin::WEIGHTS).finalize()
+        ModelSource::Static(model) => {
+            Sha256::new_with_prefix(model.config).chain_update(model.weights).finalize()
         }
         ModelSource::Dir(dir) | ModelSource::Hub { dir, .. } => hash_dir(dir)?,
         ModelSource::Gguf { file, .. } => hash_files(file.paths().to_vec())?,
     };
     let build = (env!("CARGO_PKG_VERSION"), ROWS_VERSION, std::env::consts::ARCH);
-    let max_model_len = args.max_model_len;
     let arithmetic = arithmetic();
     Ok(format!("{build:?} {weights:x} {activations:?} {max_model_len:?} {arithmetic}"))
 }
@@ -48,8 +43,8 @@ fn arithmetic() -> String {
 
 /// Hash of config.json and of all weights.
 fn hash_dir(dir: &Path) -> Result<sha2::digest::Output<Sha256>> {
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<io::Result<_>>()?;
+    let list = || fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<io::Result<Vec<_>>>();
+    let mut files = list().map_err(|source| Error::Read { path: dir.to_owned(), source })?;
     files.retain(|file| file.extension().is_some_and(|e| e == "safetensors"));
     files.push(dir.join("config.json"));
     files.sort();
@@ -59,9 +54,9 @@ fn hash_dir(dir: &Path) -> Result<sha2::digest::Output<Sha256>> {
 fn hash_files(files: Vec<PathBuf>) -> Result<sha2::digest::Output<Sha256>> {
     let mut all = Sha256::new();
     for path in files {
-        let reading = || format!("reading {}", path.display());
         let mut hash = Sha256::new();
-        io::copy(&mut File::open(&path).with_context(reading)?, &mut hash).with_context(reading)?;
+        let read = File::open(&path).and_then(|mut file| io::copy(&mut file, &mut hash));
+        read.map_err(|source| Error::Read { path, source })?;
         all.update(hash.finalize());
     }
     Ok(all.finalize())

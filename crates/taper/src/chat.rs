@@ -1,0 +1,137 @@
+//! A conversation.
+
+use crate::{Answer, Error, Result, Stream, Taper};
+use serde_json::{Map, Value};
+use taper_base::SamplingParams;
+use taper_chat::{
+    Message, ParserOptions, ReasoningFormat, Role, TemplateRequest, ToolFormat, starts_in_reasoning,
+};
+
+/// How answers are made.
+#[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// Most tokens of an answer; `None` leaves it to the context.
+    pub max_tokens: Option<u32>,
+    /// 0 is greedy; `None` takes what the model's makers recommend.
+    pub temperature: Option<f32>,
+    /// Makes sampling reproducible.
+    pub seed: u64,
+    /// Lets a reasoning model reason before it answers.
+    pub think: bool,
+}
+
+impl Options {
+    /// A limit for the tokens of an answer.
+    #[must_use]
+    pub fn max_tokens(self, tokens: u32) -> Self {
+        Self { max_tokens: Some(tokens), ..self }
+    }
+
+    /// A temperature; 0 is greedy.
+    #[must_use]
+    pub fn temperature(self, temperature: f32) -> Self {
+        Self { temperature: Some(temperature), ..self }
+    }
+
+    /// A seed.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// Whether a reasoning model reasons before it answers.
+    #[must_use]
+    pub fn think(self, think: bool) -> Self {
+        Self { think, ..self }
+    }
+
+    /// Sampling by these options, and else by the model's own.
+    pub(crate) fn sampling(&self, model: &Taper) -> SamplingParams {
+        let own = model.sampling.clone();
+        let temperature = self.temperature.unwrap_or(own.temperature);
+        SamplingParams { temperature, seed: self.seed, ..own }
+    }
+}
+
+/// A conversation: what was said so far, and how answers are made.
+#[derive(Debug, Clone)]
+pub struct Chat<'a> {
+    model: &'a Taper,
+    messages: Vec<Message>,
+    /// How answers are made.
+    pub options: Options,
+}
+
+impl<'a> Chat<'a> {
+    pub(crate) fn new(model: &'a Taper) -> Self {
+        Self { model, messages: Vec::new(), options: Options::default() }
+    }
+
+    /// Begins anew, with a system message.
+    #[must_use]
+    pub fn system(mut self, text: &str) -> Self {
+        self.messages = vec![Message::text(Role::System, text)];
+        self
+    }
+
+    /// How answers are made.
+    #[must_use]
+    pub fn options(self, options: Options) -> Self {
+        Self { options, ..self }
+    }
+
+    /// What was said so far.
+    #[must_use]
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// Forgets all but the system message.
+    pub fn reset(&mut self) {
+        self.messages.retain(|message| message.role == Role::System);
+    }
+
+    /// Answers a message, and remembers both.
+    ///
+    /// # Errors
+    /// As [`Self::stream`], or the generation failed; nothing is remembered then.
+    pub fn say(&mut self, text: &str) -> Result<Answer> {
+        let answer = self.stream(text)?.answer()?;
+        self.remember(text, &answer);
+        Ok(answer)
+    }
+
+    /// Answers a message part by part. Neither is remembered before [`Self::remember`].
+    ///
+    /// # Errors
+    /// There is no chat template, it refuses the conversation, or the engine refuses the request.
+    pub fn stream(&self, text: &str) -> Result<Stream> {
+        let template = self.model.template.as_ref().ok_or(Error::NoTemplate)?;
+        let mut messages = self.messages.clone();
+        messages.push(Message::text(Role::User, text));
+        let mut kwargs = Map::new();
+        kwargs.insert("enable_thinking".into(), Value::Bool(self.options.think));
+        let prompt = template.render(&TemplateRequest {
+            messages: &messages,
+            tools: &[],
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs: &kwargs,
+        })?;
+        let parser = ParserOptions {
+            reasoning: ReasoningFormat::detect(template.source()),
+            tools: ToolFormat::NONE,
+            starts_in_reasoning: starts_in_reasoning(&prompt),
+            ..ParserOptions::default()
+        };
+        let tokens = self.model.tokenizer.encode(&prompt, false)?;
+        Stream::start(self.model, tokens, parser, &self.options)
+    }
+
+    /// Adds a message and its answer to what was said.
+    pub fn remember(&mut self, text: &str, answer: &Answer) {
+        self.messages.push(Message::text(Role::User, text));
+        self.messages.push(answer.into());
+    }
+}

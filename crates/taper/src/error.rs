@@ -1,0 +1,143 @@
+//! Why a model cannot be used.
+
+use crate::kv_plan::KvPlanError;
+use std::{io, path::PathBuf};
+use taper_base::{GenerationError, SubmitError};
+use taper_chat::ChatError;
+use taper_engine::EngineError;
+use taper_hub::HubError;
+use taper_kv_cache::KvCacheError;
+use taper_models::ModelError;
+use taper_tensor::TensorError;
+use taper_weights::WeightsError;
+
+/// Why a model cannot be loaded, or gives no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model was not found by its name.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    /// Its files cannot be read.
+    #[error("loading {model}: {source}")]
+    Weights {
+        /// The model.
+        model: String,
+        /// Why.
+        source: WeightsError,
+    },
+    /// Taper has no such model, or its settings are out of range.
+    #[error("loading {model}: {source}")]
+    Model {
+        /// The model.
+        model: String,
+        /// Why.
+        source: ModelError,
+    },
+    /// Its tokenizer or chat template cannot be used.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// Its tokenizer cannot be read.
+    #[error("loading {model}: {source}")]
+    Tokenizer {
+        /// The model.
+        model: String,
+        /// Why.
+        source: ChatError,
+    },
+    /// The model comes without a chat template.
+    #[error("{} has no chat template", path.display())]
+    ModelHasNoTemplate {
+        /// The model's file or directory.
+        path: PathBuf,
+    },
+    /// A conversation with a model that has no chat template.
+    #[error("there is no chat template, so text can only be continued as it is")]
+    NoTemplate,
+    /// The stop tokens are no tokens.
+    #[error("eos_token_id in config.json: {0}")]
+    Eos(serde_json::Error),
+    /// The codecs of the KV cache.
+    #[error(transparent)]
+    KvPlan(#[from] KvPlanError),
+    /// The KV cache.
+    #[error(transparent)]
+    KvCache(#[from] KvCacheError),
+    /// The engine cannot start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The GPU, or the threads that compute.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// An unknown arithmetic.
+    #[error("there is no dtype {name:?}; choose from {}", taper_models::Activations::DTYPES.join(", "))]
+    Dtype {
+        /// What was asked for.
+        name: String,
+    },
+    /// A share of the memory that is none.
+    #[error("the share of the free memory must be above 0 and at most 1, not {share}")]
+    MemoryShare {
+        /// What was asked for.
+        share: f64,
+    },
+    /// The weights alone take more than is allowed.
+    #[error(
+        "the weights take {} and may take {} ({share} of the free memory)",
+        human(*weights),
+        human(*allowed)
+    )]
+    NoMemory {
+        /// Bytes of the weights.
+        weights: u64,
+        /// Bytes that may be used.
+        allowed: u64,
+        /// Share of the free memory.
+        share: f64,
+    },
+    /// Prefixes on disk where they cannot be kept.
+    #[error("prefixes are kept on disk on the CPU only, and only with prefix caching")]
+    NoDisk,
+    /// The operating system does not say how much memory there is.
+    #[error("cannot tell the free memory")]
+    UnknownMemory,
+    /// A file cannot be read.
+    #[error("reading {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The engine refuses a request.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// A generation failed.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
+    /// The engine has stopped.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+/// 1536 -> "1.50 KiB".
+fn human(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let power = (bytes.max(1).ilog2() / 10).min(4);
+    match power {
+        0 => format!("{bytes} B"),
+        p => format!("{:.2} {}", bytes as f64 / (1u64 << (10 * p)) as f64, units[p as usize]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        let all = [0, 1023, 1536, 3 << 20, 5 << 40, u64::MAX].map(human);
+        let want = ["0 B", "1023 B", "1.50 KiB", "3.00 MiB", "5.00 TiB", "16777216.00 TiB"];
+        assert_eq!(all, want);
+    }
+}

@@ -1,0 +1,125 @@
+//! Language models in a few lines: see the README below.
+#![doc = include_str!("../README.md")]
+
+mod answer;
+mod builder;
+mod chat;
+mod error;
+mod generation_config;
+mod identity;
+mod kv_plan;
+mod load;
+mod memory;
+mod source;
+
+pub use answer::{Answer, Part, Stream};
+pub use builder::{Builder, ChatTemplateFrom, Progress};
+pub use chat::{Chat, Options};
+pub use error::Error;
+pub use kv_plan::{KvPlan, KvPlanError, LayerSpan};
+pub use load::load_weights;
+pub use memory::{available_bytes, total_bytes};
+pub use source::{ModelSource, StaticModel};
+
+// What the functions here take and return.
+pub use taper_base::{FinishReason, SamplingParams};
+pub use taper_chat::{ChatTemplate, Delta, Message, Role, Tokenizer};
+pub use taper_engine::{KvIdle, LocalEngine};
+pub use taper_kv_codecs::Exact;
+pub use taper_models::Activations;
+pub use taper_tensor::gpu;
+
+use std::sync::Arc;
+use taper_chat::{Content, TemplateRequest};
+
+/// Result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A model that answers: its engine, and the text around it.
+///
+/// The engine runs on its own thread and takes requests from any thread; [`Self::chat`] and
+/// [`Self::complete`] are the short way to it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Taper {
+    /// Its name, such as `Qwen/Qwen3-0.6B`.
+    pub name: String,
+    /// Its architecture, as `model_type` of config.json names it.
+    pub family: &'static str,
+    /// Number of its weights.
+    pub parameters: u64,
+    /// What computes.
+    pub engine: Arc<LocalEngine>,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// How a conversation becomes a prompt; `None` where only plain text can be continued.
+    pub template: Option<ChatTemplate>,
+    /// Sampling that the model's makers recommend.
+    pub sampling: SamplingParams,
+}
+
+impl Taper {
+    /// Settings for a model: a directory, a GGUF file, or the name of one that was downloaded.
+    #[must_use]
+    pub fn builder(model: &str) -> Builder {
+        Builder::named(model)
+    }
+
+    /// A conversation.
+    #[must_use]
+    pub fn chat(&self) -> Chat<'_> {
+        Chat::new(self)
+    }
+
+    /// Continues a text as it is, without a chat template.
+    ///
+    /// # Errors
+    /// The text cannot be tokenized, or the engine refuses the request.
+    pub fn complete(&self, text: &str, options: &Options) -> Result<Stream> {
+        let prompt = self.tokenizer.encode(text, true)?;
+        Stream::start(self, prompt, taper_chat::ParserOptions::default(), options)
+    }
+
+    /// Why no chat can be answered, if none can. Plain text may be continued all the same.
+    #[must_use]
+    pub fn no_chat(&self) -> Option<String> {
+        let messages = [Message::text(Role::User, "Hello")];
+        let prompt = self.template.as_ref()?.render(&TemplateRequest {
+            messages: &messages,
+            tools: &[],
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs: &serde_json::Map::new(),
+        });
+        let prompt = match prompt {
+            Ok(prompt) => prompt,
+            Err(error) => return Some(format!("the template cannot write one message: {error}")),
+        };
+        let info = taper_base::Engine::info(&*self.engine);
+        match self.tokenizer.encode(&prompt, false) {
+            Err(error) => Some(error.to_string()),
+            Ok(tokens) if tokens.is_empty() => Some("the template writes nothing".to_owned()),
+            Ok(tokens) if tokens.iter().any(|id| *id >= info.vocab_size) => {
+                Some(format!("the tokenizer has tokens above the model's {}", info.vocab_size))
+            }
+            Ok(tokens) if tokens.len() >= info.max_model_len as usize => Some(format!(
+                "one word takes {} tokens and the context has {}",
+                tokens.len(),
+                info.max_model_len
+            )),
+            Ok(_) => None,
+        }
+    }
+}
+
+/// The message that an answer becomes in a conversation.
+impl From<&Answer> for Message {
+    fn from(answer: &Answer) -> Self {
+        Self {
+            content: answer.message.content.clone().map(Content::Text),
+            reasoning_content: answer.message.reasoning.clone(),
+            tool_calls: answer.message.tool_calls.clone(),
+            ..Self::text(Role::Assistant, "")
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! From settings to a running engine.
+
+use crate::{
+    Builder, Error, KvPlan, ModelSource, Result, Taper, builder::Progress, identity, memory,
+};
+use std::{
+    panic::resume_unwind,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+use taper_engine::{EngineConfig, KvBudget, KvDisk, KvOffer, LocalEngine};
+use taper_models::{Activations, LoadOptions, Model, ModelError};
+use taper_weights::Checkpoint;
+
+/// How often progress is reported.
+const REPORT: Duration = Duration::from_millis(20);
+
+/// Loads a model and starts its engine.
+pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
+    if let Some(threads) = settings.threads {
+        taper_tensor::pool::set_threads(threads)?;
+    }
+    let activations = settings.activations()?;
+    let weights = Arc::new(source.checkpoint()?);
+    let gpu = settings.gpu.as_ref();
+    let options =
+        LoadOptions { max_model_len: settings.max_model_len.map(|n| n as usize), activations, gpu };
+    let free = memory::available_bytes()?;
+    // A tokenizer takes as long as the weights of a small model, so both are read at once; and a
+    // broken template should not cost a long wait for the weights of a large one.
+    let (model, text) = thread::scope(|scope| {
+        let model = scope.spawn(|| load_weights(&weights, options, settings.progress.as_ref()));
+        let text = || {
+            let tokenizer = source.tokenizer()?;
+            let template = source.template(&settings.chat_template, &tokenizer)?;
+            Ok::<_, Error>((tokenizer, template, source.generation_config()))
+        };
+        let text = text();
+        (model.join().unwrap_or_else(|panic| resume_unwind(panic)), text)
+    });
+    let (tokenizer, template, generation) = text?;
+    let model = model.map_err(|e| Error::Model { model: source.to_string(), source: e })?;
+    let (family, parameters) = (model.info().family, model.info().parameters);
+    let resolve = |plan: &KvPlan| plan.resolve(model.info().layers, gpu);
+    let offer = |(bits, plan): &(u32, KvPlan)| {
+        Ok::<_, Error>(KvOffer { bits: *bits, scheme: resolve(plan)? })
+    };
+    let config = EngineConfig {
+        max_model_len: settings.max_model_len,
+        max_num_seqs: settings.max_num_seqs,
+        max_num_batched_tokens: settings.max_num_batched_tokens,
+        max_waiting: settings.max_waiting,
+        scheme: resolve(&settings.kv)?,
+        offers: settings.kv_offers.iter().map(offer).collect::<Result<_>>()?,
+        disk: disk(settings, source, activations)?,
+        exact: settings.kv_exact,
+        prefix_caching: settings.prefix_caching,
+        idle: settings.kv_idle,
+        kv_budget: kv_budget(settings, free, &*model)?,
+        eos_token_ids: generation
+            .eos_token_ids(weights.config(), model.info().vocab)
+            .map_err(Error::Eos)?,
+    };
+    let engine = Arc::new(LocalEngine::start(model, &config)?);
+    let (name, sampling) = (source.name(), generation.sampling());
+    Ok(Taper { name, family, parameters, engine, tokenizer, template, sampling })
+}
+
+/// Where prefixes are kept, if they are.
+fn disk(
+    settings: &Builder,
+    source: &ModelSource,
+    activations: Activations,
+) -> Result<Option<KvDisk>> {
+    let Some((dir, max_bytes)) = settings.kv_disk.clone() else { return Ok(None) };
+    if settings.gpu.is_some() || !settings.prefix_caching {
+        return Err(Error::NoDisk);
+    }
+    let model = identity::identity(source, settings.max_model_len, activations)?;
+    Ok(Some(KvDisk { dir, max_bytes, model }))
+}
+
+/// `free` is the memory before the model was loaded.
+fn kv_budget(settings: &Builder, free: u64, model: &dyn Model) -> Result<KvBudget> {
+    if let Some(bytes) = settings.kv_bytes {
+        return Ok(KvBudget::Bytes(bytes));
+    }
+    let share = settings.memory_share;
+    if !(share > 0.0 && share <= 1.0) {
+        return Err(Error::MemoryShare { share });
+    }
+    let weights = model.info().weight_bytes;
+    // On a GPU the weights are there already.
+    let free = match &settings.gpu {
+        Some(gpu) => gpu.memory()?.free + weights,
+        None => free,
+    };
+    let allowed = (free as f64 * share) as u64;
+    match allowed.checked_sub(weights) {
+        None | Some(0) => Err(Error::NoMemory { weights, allowed, share }),
+        Some(rest) => Ok(KvBudget::Bytes(rest)),
+    }
+}
+
+/// Builds a model. Weights that are not repacked stay mapped; they are read once, so that the first
+/// request does not wait for the disk.
+///
+/// `progress(done, total)` counts bytes of the weights. They are counted a second time when they are
+/// read once.
+///
+/// # Errors
+/// Taper has no such model, or a tensor is missing or of another shape than the model's.
+pub fn load_weights(
+    weights: &Checkpoint,
+    options: LoadOptions<'_>,
+    progress: Option<&Progress>,
+) -> std::result::Result<Box<dyn Model>, ModelError> {
+    let report = |done| {
+        if let Some(progress) = progress {
+            progress.report(done, weights.bytes());
+        }
+    };
+    let done = AtomicBool::new(false);
+    let model = thread::scope(|scope| {
+        let reporter = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                report(weights.used_bytes());
+                thread::park_timeout(REPORT);
+            }
+        });
+        let model = taper_models::load(weights, options);
+        done.store(true, Ordering::Relaxed);
+        reporter.thread().unpark();
+        model
+    })?;
+    let mapped = options.gpu.is_none() && options.activations == Activations::F32;
+    // What the system does not tell is no reason to fail: the pages come when they are needed.
+    if mapped && weights.bytes() < memory::available_bytes().unwrap_or(0) {
+        let mut read = 0;
+        weights.page_in(|bytes| {
+            read += bytes;
+            report(read);
+        });
+    }
+    Ok(model)
+}

