@@ -18,16 +18,9 @@ fn main() -> Result<()> {
     let config = EngineConfig {
         max_model_len: Some(512),
         max_num_seqs: 8,
-        max_num_batched_tokens: 256,
-        max_waiting: 16,
-        scheme: taper_kv_codecs::parse("f16")?.into(),
-        offers: Vec::new(),
-        disk: None,
-        exact: None,
-        prefix_caching: true,
-        idle: None,
         kv_budget: KvBudget::Tokens(1024),
         eos_token_ids: end,
+        ..EngineConfig::default()
     };
     let engine = LocalEngine::start(model, &config)?;
 

@@ -6,7 +6,8 @@ use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme, RecurrentConfi
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::ModelInfo;
 
-/// Settings of an engine.
+/// Settings of an engine. Name those that matter and take the rest from [`Default`], as further ones
+/// may come: `EngineConfig { max_num_seqs: 8, ..EngineConfig::default() }`.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// Longest sequence; `None` is the model's own, lowered to what the cache holds.
@@ -34,6 +35,26 @@ pub struct EngineConfig {
     pub kv_budget: KvBudget,
     /// The model's own end-of-sequence tokens.
     pub eos_token_ids: Vec<TokenId>,
+}
+
+/// A server of 256 sequences with an `f16` cache of 1 GiB, and no stop tokens.
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_model_len: None,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 512,
+            max_waiting: 1024,
+            scheme: KvScheme::default(),
+            offers: Vec::new(),
+            exact: Some(Exact::DEFAULT),
+            prefix_caching: true,
+            disk: None,
+            idle: None,
+            kv_budget: KvBudget::Bytes(1 << 30),
+            eos_token_ids: Vec::new(),
+        }
+    }
 }
 
 /// A scheme that requests name by its bits.

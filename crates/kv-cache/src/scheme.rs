@@ -12,6 +12,13 @@ pub struct KvScheme {
     layers: BTreeMap<usize, Arc<dyn KvCodec>>,
 }
 
+/// `f16` for all layers.
+impl Default for KvScheme {
+    fn default() -> Self {
+        taper_kv_codecs::f16().into()
+    }
+}
+
 impl From<Arc<dyn KvCodec>> for KvScheme {
     fn from(default: Arc<dyn KvCodec>) -> Self {
         Self { default, layers: BTreeMap::new() }

@@ -361,6 +361,12 @@ pub fn parse(name: &str) -> Result<Arc<dyn KvCodec>, KvCodecError> {
     Ok(Arc::new(DenseCodec::new(dtype)))
 }
 
+/// Keys and values as halves: [`parse`]'s `f16`.
+#[must_use]
+pub fn f16() -> Arc<dyn KvCodec> {
+    Arc::new(DenseCodec::new(DType::F16))
+}
+
 /// Bits an element of a codec that has the same for keys and values, its scales not counted: 16 of
 /// `f16`, 4 of `turbo4`; `None` for unknown names and for codecs such as `turbo4v2`.
 #[must_use]

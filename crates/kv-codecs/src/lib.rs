@@ -34,7 +34,9 @@ pub use taper_tensor;
 
 pub use attend::{AttnBatch, AttnParams, BlockReader, SeqSpan, attend_blocks};
 pub use codebook::Codebook;
-pub use codec::{BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, bits, parse, parse_on};
+pub use codec::{
+    BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, bits, f16, parse, parse_on,
+};
 pub use compact::{KeptBlock, KeptRow};
 pub use dense::DenseCodec;
 pub use exact::{Exact, ExactBlocks};

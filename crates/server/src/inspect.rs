@@ -10,7 +10,6 @@ use anyhow::Result;
 use std::collections::BTreeMap;
 use taper::available_bytes;
 use taper_engine::{EngineConfig, KvBudget};
-use taper_kv_codecs::Exact;
 use taper_models::{LoadOptions, ModelInfo};
 use taper_weights::Checkpoint;
 
@@ -52,18 +51,10 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
     let free = available_bytes()?;
     let name = scheme.to_string();
     let config = EngineConfig {
-        max_model_len: None,
         max_num_seqs: 1,
         max_num_batched_tokens: STEP_TOKENS,
-        max_waiting: 1,
         scheme,
-        offers: Vec::new(),
-        disk: None,
-        exact: Some(Exact::DEFAULT),
-        prefix_caching: true,
-        idle: None,
-        kv_budget: KvBudget::Tokens(1),
-        eos_token_ids: Vec::new(),
+        ..EngineConfig::default()
     };
     writeln!(Out, "\n  memory with a KV cache of {name}; {} are free", human(free))?;
     let beside = if info.recurrent.is_empty() { "exact" } else { "exact, states" };

@@ -5,7 +5,6 @@ use anyhow::{Context, Result, ensure};
 use std::{path::PathBuf, time::Instant};
 use taper_base::{Engine, Event, GenRequest, SamplingParams, StopRules, TokenId};
 use taper_engine::{EngineConfig, KvBudget, LocalEngine, channel};
-use taper_kv_codecs::Exact;
 use taper_models::LoadOptions;
 use taper_weights::Checkpoint;
 
@@ -42,13 +41,8 @@ pub(crate) fn run(args: &PrefixArgs) -> Result<()> {
         max_num_batched_tokens: args.settings.chunk as u32,
         max_waiting: SEQUENCES,
         scheme: taper_kv_codecs::parse(&args.settings.kv_cache_dtype)?.into(),
-        offers: Vec::new(),
-        disk: None,
-        exact: Some(Exact::DEFAULT),
-        prefix_caching: true,
-        idle: None,
         kv_budget: KvBudget::Tokens(2 * u64::from(length)),
-        eos_token_ids: Vec::new(),
+        ..EngineConfig::default()
     };
     let engine = LocalEngine::start(model, &config)?;
     // One short prompt: the first step of a process takes memory and starts threads.

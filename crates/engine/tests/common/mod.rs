@@ -51,18 +51,14 @@ pub(crate) fn fixture() -> Fixture {
 
 pub(crate) fn config() -> EngineConfig {
     EngineConfig {
-        max_model_len: None,
         max_num_seqs: 64,
         max_num_batched_tokens: 256,
         max_waiting: 256,
         scheme: taper_kv_codecs::parse("f32").unwrap().into(),
-        offers: Vec::new(),
-        disk: None,
         exact: None,
-        prefix_caching: true,
-        idle: None,
         kv_budget: KvBudget::Tokens(16_384),
         eos_token_ids: vec![EOS],
+        ..EngineConfig::default()
     }
 }
 
