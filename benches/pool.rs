@@ -5,7 +5,7 @@
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use rayon::prelude::*;
 use std::{hint::black_box, ops::Range, time::Duration};
-use taper_tensor::pool;
+use taper_cpu::pool;
 
 /// Parts of a job that a thread can take.
 const PARTS: usize = 8;

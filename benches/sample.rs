@@ -4,8 +4,8 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
-use taper_base::SamplingParams;
-use taper_sampler::{Alone, Sampler, Threads, draw_bits};
+use taper_base::{Alone, SamplingParams, Threads};
+use taper_sampler::{Sampler, draw_bits};
 use taper_tensor::pool::Kernels;
 
 const VOCAB: usize = 151_936;

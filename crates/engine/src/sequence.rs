@@ -3,10 +3,10 @@
 use crate::listener::Listener;
 use std::sync::Arc;
 use taper_base::{
-    ErrorId, Event, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenId,
+    DeviceDraw, ErrorId, Event, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenId,
     TokenLogprobs, TokenSet,
 };
-use taper_sampler::{Choice, DeviceDraw, Sampler, SamplerError, token_logprobs};
+use taper_sampler::{Choice, Sampler, SamplerError, token_logprobs};
 use taper_tensor::pool;
 
 /// More bans than this are not worth telling a device about in every step.

@@ -6,7 +6,6 @@ mod attend;
 mod codebook;
 mod codec;
 mod compact;
-pub mod conformance;
 mod dense;
 mod drive;
 mod exact;

@@ -5,9 +5,9 @@ use crate::{
     passes::{BLOCK, Blocks, LEAST_BLOCKS, Live, weigh},
     prefix::Prefix,
     scan::{CHUNK, Scanned, key, logit},
-    threads::{Threads, by_parts},
+    threads::by_parts,
 };
-use taper_base::{SamplingParams, TokenId};
+use taper_base::{SamplingParams, Threads, TokenId};
 
 /// From this scaled distance on there is no mass.
 const MASSLESS: f32 = -28.5;

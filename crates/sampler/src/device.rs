@@ -1,128 +1,55 @@
-//! Choices that a device makes: what it is told, and what comes back.
+//! Choices that a device makes: from sampling parameters, and back to a choice.
 
 use crate::{
-    Alone, Choice, SamplerError, Threads,
+    Choice, SamplerError,
     candidates::{inverse, share, total_mass},
     logprobs::LogSoftmax,
     scan::Scanned,
 };
-use taper_base::{SamplingParams, TokenId};
+use taper_base::{Alone, DeviceDraw, DeviceEdits, DeviceLogits, SamplingParams, Threads, TokenId};
 
-/// One choice by temperature, `min_p`, `top_k`, `top_p`, `typical_p` and a draw, for a device that has
-/// the row.
+/// What a device is told.
+pub(crate) fn device_draw(params: &SamplingParams, bits: u64, edits: DeviceEdits) -> DeviceDraw {
+    let logprobs = params.logprobs;
+    if params.temperature == 0.0 {
+        let (inv_t, min_d) = (0.0, f32::NEG_INFINITY);
+        let (top_k, top_p, typical_p) = (0, 0, 0);
+        return DeviceDraw { edits, inv_t, min_d, top_k, top_p, typical_p, bits, logprobs };
+    }
+    // A share that rounds up to the whole keeps all.
+    let part = |p: f32| u32::try_from(share(p)).unwrap_or(0);
+    DeviceDraw {
+        edits,
+        inv_t: inverse(params.temperature),
+        min_d: params.min_p.ln(),
+        top_k: params.top_k,
+        top_p: part(params.top_p),
+        typical_p: part(params.typical_p),
+        bits,
+        logprobs,
+    }
+}
+
+/// What a device must read for `token` and the `n` likeliest.
 ///
-/// The device computes what [`Sampler`](crate::Sampler) documents: masses in units of 2^-40 of the
-/// likeliest token's, tokens ranked by logit (for `typical_p` by their distance from the mean) and then
-/// by id, draws over ascending ids, the bits after a token that is refused by SplitMix64.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeviceDraw {
-    /// What changes of the row before.
-    pub edits: DeviceEdits,
-    /// What logits are multiplied by; 0 takes the likeliest token, and no filter is in force.
-    pub inv_t: f32,
-    /// Tokens whose scaled logit is further below the likeliest's are not kept.
-    pub min_d: f32,
-    /// The likeliest so many tokens are kept; 0 keeps all.
-    pub top_k: u32,
-    /// Share of the mass that is kept, in units of 2^-32; 0 keeps all.
-    pub top_p: u32,
-    /// Share of the mass that typical sampling keeps, in units of 2^-32; 0 keeps all. It is applied last.
-    pub typical_p: u32,
-    /// Random bits of the draw.
-    pub bits: u64,
-    /// Whether log probabilities are wanted, and for how many of the likeliest tokens.
-    pub logprobs: Option<u8>,
+/// # Errors
+/// As [`token_logprobs`](crate::token_logprobs).
+pub fn read_logits(logits: &[f32], token: TokenId, n: u8) -> Result<DeviceLogits, SamplerError> {
+    read_logits_on(logits, token, n, &Alone)
 }
 
-/// Bias, penalties and bans of a row, in the order that [`Sampler`](crate::Sampler) documents.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct DeviceEdits {
-    /// The tokens that change, each once. Without any the row stays as it comes.
-    pub tokens: Vec<DeviceEdit>,
-    /// Divides positive logits of tokens seen, and multiplies others.
-    pub repetition: f32,
-    /// Is taken off for each time that a token stands in the output.
-    pub frequency: f32,
-    /// Is taken off once of tokens that stand in the output.
-    pub presence: f32,
-}
-
-/// What changes of one token's logit.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DeviceEdit {
-    /// The token.
-    pub token: TokenId,
-    /// Is added; `-0.0`, which changes no number, where there is none.
-    pub bias: f32,
-    /// How often the token stands in the output, if penalties are its: it is there or in the prompt.
-    pub seen: Option<u32>,
-    /// The token is not to be chosen.
-    pub banned: bool,
-}
-
-impl DeviceDraw {
-    pub(crate) fn new(params: &SamplingParams, bits: u64, edits: DeviceEdits) -> Self {
-        let logprobs = params.logprobs;
-        if params.temperature == 0.0 {
-            let (inv_t, min_d) = (0.0, f32::NEG_INFINITY);
-            return Self { edits, inv_t, min_d, top_k: 0, top_p: 0, typical_p: 0, bits, logprobs };
-        }
-        // A share that rounds up to the whole keeps all.
-        let part = |p: f32| u32::try_from(share(p)).unwrap_or(0);
-        Self {
-            edits,
-            inv_t: inverse(params.temperature),
-            min_d: params.min_p.ln(),
-            top_k: params.top_k,
-            top_p: part(params.top_p),
-            typical_p: part(params.typical_p),
-            bits,
-            logprobs,
-        }
-    }
-
-    /// Whether it is the likeliest token of a row, edited or not, and nothing else.
-    #[must_use]
-    pub fn is_argmax(&self) -> bool {
-        self.inv_t == 0.0 && self.logprobs.is_none()
-    }
-}
-
-/// What log probabilities of a row are made of.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeviceLogits {
-    /// Logit of the chosen token.
-    pub logit: f32,
-    /// The largest.
-    pub max: f32,
-    /// Mass of the row at temperature 1, in units of 2^-40 of the likeliest token's.
-    pub mass: u64,
-    /// The likeliest tokens of finite logit, likeliest first, as many as were asked for.
-    pub top: Vec<(f32, TokenId)>,
-}
-
-impl DeviceLogits {
-    /// What a device must read for `token` and the `n` likeliest.
-    ///
-    /// # Errors
-    /// As [`token_logprobs`](crate::token_logprobs).
-    pub fn read(logits: &[f32], token: TokenId, n: u8) -> Result<Self, SamplerError> {
-        Self::read_on(logits, token, n, &Alone)
-    }
-
-    pub(crate) fn read_on(
-        logits: &[f32],
-        token: TokenId,
-        n: u8,
-        threads: &impl Threads,
-    ) -> Result<Self, SamplerError> {
-        let vocab = logits.len();
-        let unknown = SamplerError::UnknownToken { token, vocab };
-        let logit = *logits.get(token as usize).ok_or(unknown)?;
-        let row = Scanned::new(logits, threads)?;
-        let mass = total_mass(&row, 1.0, threads);
-        Ok(Self { logit, max: row.max, mass, top: row.top(usize::from(n)) })
-    }
+pub(crate) fn read_logits_on(
+    logits: &[f32],
+    token: TokenId,
+    n: u8,
+    threads: &impl Threads,
+) -> Result<DeviceLogits, SamplerError> {
+    let vocab = logits.len();
+    let unknown = SamplerError::UnknownToken { token, vocab };
+    let logit = *logits.get(token as usize).ok_or(unknown)?;
+    let row = Scanned::new(logits, threads)?;
+    let mass = total_mass(&row, 1.0, threads);
+    Ok(DeviceLogits { logit, max: row.max, mass, top: row.top(usize::from(n)) })
 }
 
 impl Choice {
@@ -138,6 +65,7 @@ impl Choice {
 mod tests {
     use super::*;
     use crate::Sampler;
+    use taper_base::DeviceEdit;
 
     #[test]
     fn what_is_read_makes_the_same_choice() {
@@ -146,7 +74,7 @@ mod tests {
             let params =
                 SamplingParams { temperature, logprobs: Some(n), top_k: 50, ..Default::default() };
             let want = Sampler::new(&params, &[], 900).sample(&mut row.clone(), &[]).unwrap();
-            let read = DeviceLogits::read(&row, want.token, n).unwrap();
+            let read = read_logits(&row, want.token, n).unwrap();
             assert_eq!(Choice::of_device(want.token, Some(&read)), want);
         }
     }

@@ -16,9 +16,8 @@ mod sampler;
 mod scan;
 mod threads;
 
-pub use device::{DeviceDraw, DeviceEdit, DeviceEdits, DeviceLogits};
+pub use device::read_logits;
 pub use error::SamplerError;
 pub use logprobs::token_logprobs;
 pub use rng::draw_bits;
 pub use sampler::{Choice, Sampler};
-pub use threads::{Alone, Threads};

@@ -1,7 +1,11 @@
 //! Log probabilities: log-softmax of the raw logits, before bias, penalties, temperature, filters.
 
-use crate::{DeviceLogits, SamplerError, Threads, exp::UNIT};
-use taper_base::{TokenId, TokenLogprob, TokenLogprobs};
+use crate::{
+    SamplerError,
+    device::{read_logits, read_logits_on},
+    exp::UNIT,
+};
+use taper_base::{DeviceLogits, Threads, TokenId, TokenLogprob, TokenLogprobs};
 
 /// The log-softmax of one row, without the row.
 #[derive(Debug)]
@@ -13,7 +17,7 @@ pub(crate) struct LogSoftmax {
 
 impl LogSoftmax {
     pub(crate) fn new(logits: &[f32], n: u8, threads: &impl Threads) -> Result<Self, SamplerError> {
-        Ok(Self::of(&DeviceLogits::read_on(logits, 0, n, threads)?))
+        Ok(Self::of(&read_logits_on(logits, 0, n, threads)?))
     }
 
     pub(crate) fn of(row: &DeviceLogits) -> Self {
@@ -45,6 +49,6 @@ pub fn token_logprobs(
     token: TokenId,
     n: u8,
 ) -> Result<TokenLogprobs, SamplerError> {
-    let row = DeviceLogits::read(logits, token, n)?;
+    let row = read_logits(logits, token, n)?;
     Ok(LogSoftmax::of(&row).chosen(token, row.logit))
 }

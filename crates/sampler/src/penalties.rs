@@ -1,11 +1,8 @@
 //! Changes to single logits: bias, penalties, bans. Their cost is by token seen, not by vocabulary.
 
-use crate::{
-    SamplerError,
-    device::{DeviceEdit, DeviceEdits},
-};
+use crate::SamplerError;
 use std::collections::HashMap;
-use taper_base::{SamplingParams, TokenId};
+use taper_base::{DeviceEdit, DeviceEdits, SamplingParams, TokenId};
 
 /// How often each token seen so far stands in the output; those of the prompt alone stand at 0.
 #[derive(Debug, Clone, Default)]

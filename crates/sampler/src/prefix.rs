@@ -9,9 +9,8 @@ use crate::{
     kept::{Cut, Order},
     rng::redraw,
     scan::by_rank,
-    threads::Threads,
 };
-use taper_base::TokenId;
+use taper_base::{Threads, TokenId};
 
 /// Tokens that have one part in so many of the mass are put in order.
 const NARROW: u64 = 128;

@@ -1,15 +1,15 @@
 //! The sampler of one sequence.
 
 use crate::{
-    Alone, SamplerError, Threads,
+    SamplerError,
     candidates::Candidates,
-    device::DeviceDraw,
+    device::device_draw,
     logprobs::LogSoftmax,
     penalties::{Edits, Seen},
     rng::draw_bits,
     scan::Scanned,
 };
-use taper_base::{SamplingParams, TokenId, TokenLogprobs};
+use taper_base::{Alone, DeviceDraw, SamplingParams, Threads, TokenId, TokenLogprobs};
 
 /// A token chosen by [`Sampler::sample`].
 #[derive(Debug, Clone, PartialEq)]
@@ -63,7 +63,7 @@ impl Sampler {
     pub fn on_device(&self, banned: &[TokenId]) -> Option<DeviceDraw> {
         let params = &self.params;
         let edits = self.seen.on_device(params, banned)?;
-        Some(DeviceDraw::new(params, draw_bits(params.seed, self.position), edits))
+        Some(device_draw(params, draw_bits(params.seed, self.position), edits))
     }
 
     /// Chooses the token at the current position. `logits` is left with bias, penalties and bans

@@ -1,13 +1,9 @@
 //! Passes over a whole row: maxima by chunk, and the k best without sorting the row.
 
-use crate::{
-    SamplerError,
-    kept::Cut,
-    threads::{Threads, by_parts},
-};
+use crate::{SamplerError, kept::Cut, threads::by_parts};
 use multiversion::multiversion;
 use std::cmp::Ordering;
-use taper_base::TokenId;
+use taper_base::{Threads, TokenId};
 
 /// Logits summarised by one maximum.
 pub(crate) const CHUNK: usize = 64;
@@ -146,7 +142,7 @@ impl<'a> Scanned<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Alone;
+    use taper_base::Alone;
 
     #[test]
     fn refuses_what_is_no_logit() {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::{collections::BTreeMap, fs, path::Path, time::Instant};
 use sysinfo::System;
-use taper_kv_codecs::conformance::{self, Check};
+use taper_conformance::Check;
 use taper_tensor::gpu::{self, Gpu};
 
 /// What `--report` writes: all that a maintainer needs to know of this machine.
@@ -92,7 +92,7 @@ fn examine(args: &DoctorArgs, report: &mut Report) -> Result<()> {
     let free = gpu.memory()?.free;
     writeln!(Out, "{}, {} free", gpu.name(), human(free))?;
     report.gpu = Some(GpuReport { name: gpu.name().to_owned(), free_bytes: free });
-    for (seed, check) in (1..).zip(conformance::checks(&gpu, false)) {
+    for (seed, check) in (1..).zip(taper_conformance::checks(&gpu, false)) {
         let checked = perform(&check, &gpu, seed);
         if let Some(why) = checked.why() {
             writeln!(Out, "  {} {}: {why}", checked.family, checked.name)?;

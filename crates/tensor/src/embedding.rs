@@ -13,7 +13,7 @@ impl Embedding {
     /// `weight [vocab, hidden]`.
     #[must_use]
     pub fn new(weight: Weight) -> Self {
-        Self(Matrix::Stored(weight))
+        Self(weight.into())
     }
 
     /// As [`Linear::pack`]; [`Self::as_linear`] then shares the repacked table.
@@ -43,12 +43,13 @@ impl Embedding {
         if let Some(&token) = tokens.iter().find(|&&t| t as usize >= limit) {
             return Err(TensorError::Index { op: "embedding", index: token as usize, limit });
         }
-        if let Matrix::Gpu(table) = &self.0 {
-            return Ok(table.rows_of(tokens)?.into());
-        }
+        let table = match &self.0 {
+            Matrix::Gpu(table) => return Ok(table.rows_of(tokens)?.into()),
+            Matrix::Host(table) => table,
+        };
         let mut out = vec![0.0; tokens.len() * hidden];
         let mut rows: Vec<_> = out.chunks_exact_mut(hidden).zip(tokens).collect();
-        pool::for_each(&mut rows, |_, (row, token)| self.0.read_row(**token as usize, row));
+        pool::for_each(&mut rows, |_, (row, token)| table.read_row(**token as usize, row));
         Tensor::from_vec(out, &[tokens.len(), hidden])
     }
 

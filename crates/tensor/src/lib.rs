@@ -15,17 +15,11 @@
 
 #![allow(unsafe_code, reason = "vector loads, aligned memory and disjoint parallel writes")]
 
-mod affine;
-mod bytes;
 #[cfg(feature = "candle")]
 mod candle;
-pub mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod dense;
-mod dtype;
 mod embedding;
-mod error;
 mod finite;
 mod gated_delta;
 pub mod gpu;
@@ -36,24 +30,21 @@ mod linear;
 mod metal;
 mod norm;
 pub mod ops;
-pub mod pool;
 mod rope;
 mod tensor;
 
-pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
-pub use bytes::{AlignedBytes, ByteOwner, Bytes};
-pub use cpu::int8::{Answers, Rounding};
-pub use dense::DenseWeight;
-pub use dtype::DType;
 pub use embedding::Embedding;
-pub use error::{Result, TensorError};
 pub use finite::FiniteRows;
 pub use gated_delta::{
     GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, RecurrentSegment, RunSegments,
 };
 pub use key_scores::KeyScorer;
-pub use linear::{Linear, LinearGroup, Weight, WeightFormat};
+pub use linear::{Linear, LinearGroup};
 pub use norm::RmsNorm;
 pub use rope::{Projected, RopeAngles, RopeTable, norm_rope};
-pub use taper_base::Phase;
+pub use taper_cpu::{
+    self as cpu, AffineFormat, AffineParts, AffineWeight, AlignedBytes, Answers, ByteOwner, Bytes,
+    DType, DenseWeight, Phase, Result, Rounding, TensorError, Weight, WeightFormat, pool, quantize,
+    quantize_row,
+};
 pub use tensor::Tensor;

@@ -1,170 +1,59 @@
 //! Linear maps over any weight format.
 
 mod gated;
-mod input;
 mod placed;
 
 use crate::{
-    AffineWeight, Bytes, DType, DenseWeight, Phase, Result, RmsNorm, Tensor, TensorError,
+    Bytes, DType, Phase, Result, RmsNorm, Rounding, Tensor, TensorError, Weight,
     cpu::{
-        Floats, RowSource,
-        dense::{PackedDense, Sums},
-        int8::{PackedWeight, Product, Rounding},
-        shared::SharedOut,
+        maps::{self, Input, Map, apply},
+        read_floats,
     },
-    dense::FloatBytes,
     gpu::{GpuWeight, Resident},
     host,
 };
-use input::{Input, apply};
-use std::{fmt, sync::Arc};
 
-/// How a matrix is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum WeightFormat {
-    /// Plain floats.
-    Dense(DType),
-    /// MLX affine quantization.
-    Affine(crate::AffineFormat),
-}
-
-impl fmt::Display for WeightFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Dense(dtype) => write!(f, "{}", dtype.as_str()),
-            Self::Affine(a) => write!(f, "{}-bit, group {}", a.bits, a.group),
-        }
-    }
-}
-
-/// A matrix `[out, in]` in its stored format.
-#[derive(Debug, Clone)]
-pub enum Weight {
-    /// Plain floats.
-    Dense(DenseWeight),
-    /// MLX affine quantization.
-    Affine(AffineWeight),
-}
-
-impl Weight {
-    /// How it is stored.
-    #[must_use]
-    pub fn format(&self) -> WeightFormat {
-        match self {
-            Self::Dense(w) => WeightFormat::Dense(w.dtype()),
-            Self::Affine(w) => WeightFormat::Affine(w.format()),
-        }
-    }
-
-    /// Bytes in memory or mapped.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        match self {
-            Self::Dense(w) => w.bytes(),
-            Self::Affine(w) => w.bytes(),
-        }
-    }
-
-    /// Rows `first..first + rows` over the same memory: how a fused checkpoint tensor is split.
-    ///
-    /// # Errors
-    /// The range is not inside.
-    pub fn row_range(&self, first: usize, rows: usize) -> Result<Self> {
-        let part = match self {
-            Self::Dense(w) => w.row_range(first, rows).map(Self::Dense),
-            Self::Affine(w) => w.row_range(first, rows).map(Self::Affine),
-        };
-        let limit = self.rows() + 1;
-        part.ok_or(TensorError::Index { op: "row_range", index: first + rows, limit })
-    }
-
-    fn source(&self) -> &dyn RowSource {
-        match self {
-            Self::Dense(w) => w,
-            Self::Affine(w) => w,
-        }
-    }
-}
-
-impl RowSource for Weight {
-    fn rows(&self) -> usize {
-        self.source().rows()
-    }
-
-    fn cols(&self) -> usize {
-        self.source().cols()
-    }
-
-    fn read_rows(&self, first: usize, out: &mut [f32]) {
-        self.source().read_rows(first, out);
-    }
-
-    fn floats(&self) -> Option<Floats<'_>> {
-        self.source().floats()
-    }
-}
-
-/// A matrix as a layer holds it: as stored, or repacked for its kernels.
+/// A matrix as a layer holds it.
 #[derive(Debug, Clone)]
 pub(crate) enum Matrix {
-    Stored(Weight),
-    Packed(Arc<PackedWeight>, Rounding),
-    Dense(Arc<PackedDense>),
+    Host(maps::Matrix),
     Gpu(GpuWeight),
 }
 
 impl Matrix {
     pub(crate) fn rows(&self) -> usize {
         match self {
-            Self::Stored(w) => w.rows(),
-            Self::Packed(w, _) => w.rows(),
-            Self::Dense(w) => w.rows(),
+            Self::Host(w) => w.rows(),
             Self::Gpu(w) => w.rows(),
         }
     }
 
     pub(crate) fn cols(&self) -> usize {
         match self {
-            Self::Stored(w) => w.cols(),
-            Self::Packed(w, _) => w.cols(),
-            Self::Dense(w) => w.cols(),
+            Self::Host(w) => w.cols(),
             Self::Gpu(w) => w.cols(),
         }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
         match self {
-            Self::Stored(w) => w.bytes(),
-            Self::Packed(w, _) => w.bytes(),
-            Self::Dense(w) => w.bytes(),
+            Self::Host(w) => w.bytes(),
             Self::Gpu(w) => w.bytes(),
         }
     }
 
-    pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
-        match self {
-            Self::Stored(w) => w.read_rows(row, out),
-            Self::Packed(w, _) => w.read_row(row, out),
-            Self::Dense(w) => w.read_row(row, out),
-            Self::Gpu(_) => unreachable!("an embedding on a GPU looks its rows up there"),
-        }
-    }
-
-    /// Repacks what is stored; those bytes are let go.
+    /// Repacks what is stored on the host; those bytes are let go.
     pub(crate) fn pack(self, rounding: Rounding) -> Self {
         match self {
-            Self::Stored(Weight::Affine(w)) => {
-                let packed = PackedWeight::new(&w);
-                w.release();
-                Self::Packed(Arc::new(packed), rounding)
-            }
-            Self::Stored(Weight::Dense(w)) => {
-                let packed = PackedDense::new(&w);
-                w.release();
-                Self::Dense(Arc::new(packed))
-            }
-            packed => packed,
+            Self::Host(w) => Self::Host(w.pack(rounding)),
+            there @ Self::Gpu(_) => there,
         }
+    }
+}
+
+impl From<Weight> for Matrix {
+    fn from(weight: Weight) -> Self {
+        Self::Host(maps::Matrix::Stored(weight))
     }
 }
 
@@ -179,7 +68,7 @@ impl Linear {
     /// A map without bias, computed in f32.
     #[must_use]
     pub fn new(weight: Weight) -> Self {
-        Self::over(Matrix::Stored(weight))
+        Self::over(weight.into())
     }
 
     pub(crate) fn over(matrix: Matrix) -> Self {
@@ -187,8 +76,8 @@ impl Linear {
     }
 
     /// Repacks the weights for speed. Activations of a quantized weight are rounded
-    /// group by group (see [`cpu::int8`]), those of a `bf16` weight to `bf16` where the processor
-    /// multiplies that (see [`cpu::dense`]). Prompts are multiplied with quantized weights as with `bf16`
+    /// group by group (see [`crate::cpu::int8`]), those of a `bf16` weight to `bf16` where the processor
+    /// multiplies that (see [`crate::cpu::dense`]). Prompts are multiplied with quantized weights as with `bf16`
     /// ones, or rounded to 16 bits (see [`Rounding`]).
     #[must_use]
     pub fn pack(self, rounding: Rounding) -> Self {
@@ -200,9 +89,7 @@ impl Linear {
     /// # Errors
     /// The buffer has another length or is no float.
     pub fn with_bias(mut self, dtype: DType, bytes: Bytes) -> Result<Self> {
-        let n = self.out_features();
-        let mut bias = vec![0.0; n];
-        FloatBytes::new("bias", dtype, bytes, n)?.read(0, &mut bias);
+        let bias = read_floats("bias", dtype, bytes, self.out_features())?;
         self.bias = Some(Resident::new(bias));
         Ok(self)
     }
@@ -233,7 +120,8 @@ impl Linear {
         if let Some(x) = x.on_gpu() {
             return self.multiply(x, None, None);
         }
-        let out = host::read(x, |x| self.apply(&mut input(x), None))?;
+        let map = self.map(None)?;
+        let [out] = host::read(x, |x| apply([map], &mut input(x)))?;
         Tensor::from_vec(out, &[t, self.out_features()])
     }
 
@@ -257,9 +145,9 @@ impl Linear {
         if let (Some(x), Some(residual)) = (x.on_gpu(), residual.on_gpu()) {
             return self.multiply(x, Some(residual), next);
         }
-        let out = host::read(x, |x| {
-            host::read(residual, |r| self.apply(&mut Input::new(x, phase), Some(r)))
-        })??;
+        let [out] = host::read(x, |x| {
+            host::read(residual, |r| Ok(apply([self.map(Some(r))?], &mut Input::new(x, phase))))
+        })???;
         Tensor::from_vec(out, &shape)
     }
 
@@ -281,26 +169,21 @@ impl Linear {
         }
     }
 
-    fn apply(&self, x: &mut Input<'_>, residual: Option<&[f32]>) -> Vec<f32> {
-        let [out] = apply([(self, residual)], x);
-        out
-    }
-
     fn bias(&self) -> Option<&[f32]> {
         self.bias.as_ref().map(Resident::host)
     }
 
-    fn sums<'a>(&'a self, residual: Option<&'a [f32]>, out: SharedOut) -> Sums<'a> {
-        Sums { bias: self.bias(), residual, out }
-    }
-
-    fn product<'a>(
-        &'a self,
-        weight: &'a PackedWeight,
-        residual: Option<&'a [f32]>,
-        out: SharedOut,
-    ) -> Product<'a> {
-        Product { weight, bias: self.bias(), residual, out }
+    /// The map on the host.
+    ///
+    /// # Errors
+    /// It is on a GPU.
+    fn map<'a>(&'a self, residual: Option<&'a [f32]>) -> Result<Map<'a>> {
+        match &self.matrix {
+            Matrix::Host(matrix) => Ok(Map { matrix, bias: self.bias(), residual }),
+            Matrix::Gpu(there) => {
+                Err(TensorError::Device { op: "linear", device: there.gpu().name() })
+            }
+        }
     }
 
     /// Inputs.
@@ -365,10 +248,14 @@ impl<const N: usize> LinearGroup<N> {
         if let Some(x) = x.on_gpu() {
             return self.multiply(x, norm);
         }
-        let outputs = host::read(x, |x| {
-            let mut input = Input::normed(x, norm, phase);
-            apply(self.parts.each_ref().map(|part| (part, None)), &mut input)
-        })?;
+        let mut maps = Vec::with_capacity(N);
+        for part in &self.parts {
+            maps.push(part.map(None)?);
+        }
+        let got = [maps.len()];
+        let maps: [Map<'_>; N] =
+            maps.try_into().map_err(|_| TensorError::shape("linear group", "every map", &got))?;
+        let outputs = host::read(x, |x| apply(maps, &mut Input::normed(x, norm.on_host(), phase)))?;
         let mut tensors = Vec::with_capacity(N);
         for (out, part) in outputs.into_iter().zip(&self.parts) {
             tensors.push(Tensor::from_vec(out, &[t, part.out_features()])?);

@@ -1,7 +1,8 @@
 //! Root-mean-square normalisation (Zhang & Sennrich 2019).
 
 use crate::{
-    Result, Tensor, TensorError, cpu,
+    Result, Tensor, TensorError,
+    cpu::{self, maps::Norm},
     gpu::{self, Resident},
     host,
 };
@@ -42,6 +43,10 @@ impl RmsNorm {
             return Err(TensorError::shape(op, format!("[.., {n}]"), x.dims()));
         }
         Ok(())
+    }
+
+    pub(crate) fn on_host(&self) -> Norm<'_> {
+        Norm { gains: self.gains(), eps: self.eps }
     }
 
     pub(crate) fn gains(&self) -> &[f32] {

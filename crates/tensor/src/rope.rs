@@ -158,7 +158,7 @@ fn heads<'a>(
 ) -> HeadRows<'a> {
     let norm = norm.map(|n| (n.gains(), n.eps()));
     let angles = rope.map(|r| (r.cos.host(), r.sin.host(), r.pairs));
-    HeadRows { x, token, head, norm, angles }
+    HeadRows::new((x, token), head, norm, angles)
 }
 
 fn check(

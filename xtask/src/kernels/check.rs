@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 use std::{collections::BTreeMap, path::Path, time::Instant};
-use taper_kv_codecs::conformance::{self, Check};
+use taper_conformance::Check;
 use taper_tensor::gpu::{Gpu, HostOptions};
 
 /// Runs the checks of a library of kernels.
@@ -23,7 +23,7 @@ pub(super) fn run(
 
 /// Runs the checks until one fails.
 fn until_failure(gpu: &Gpu, family: Option<&str>, seed: u64, quick: bool) -> Result<()> {
-    let checks = conformance::checks(gpu, quick);
+    let checks = taper_conformance::checks(gpu, quick);
     for (i, check) in of_family(&checks, family) {
         let outcome = check.run(gpu, data_seed(seed, i))?;
         ensure!(outcome.passed, "{}: error {:.1e}", check.name, outcome.error);
@@ -60,7 +60,7 @@ pub(crate) fn all(
         seconds: f64,
     }
     let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
-    let checks = conformance::checks(gpu, quick);
+    let checks = taper_conformance::checks(gpu, quick);
     for (i, check) in of_family(&checks, family) {
         let start = Instant::now();
         let outcome = check.run(gpu, data_seed(seed, i));

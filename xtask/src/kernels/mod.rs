@@ -1,7 +1,7 @@
 //! `cargo xtask kernels`: the GPU kernels on any machine.
 //!
 //! Each file under `kernels/` is compiled by clang as C++ for OpenCL, twice: for the host, where a
-//! runner with one fiber a GPU thread runs every check of `taper_tensor::gpu::conformance` under
+//! runner with one fiber a GPU thread runs every check of `taper_conformance` under
 //! AddressSanitizer, in a fixed and in random orders; and to PTX, which is committed, so that users of
 //! NVIDIA GPUs need no clang. Bugs planted in the kernels show that the checks would find them.
 

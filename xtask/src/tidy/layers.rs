@@ -22,22 +22,24 @@ const fn side(name: &'static str, also: &'static [&'static str]) -> Place {
 }
 
 /// The directions of `docs/architecture.md`.
-const PLACES: [Place; 19] = [
+const PLACES: [Place; 21] = [
     tier("taper-base", 0),
     tier("taper-kernels", 0),
-    Place { name: "taper-tensor", tier: Some(1), also: &["taper-sampler"] },
-    tier("taper-weights", 2),
-    tier("taper-kv-codecs", 2),
-    tier("taper-triattention", 2),
-    tier("taper-moe-streaming", 2),
-    tier("taper-kv-cache", 3),
-    tier("taper-models", 4),
-    tier("taper-speculative", 5),
-    Place { name: "taper-engine", tier: Some(6), also: &["taper-sampler", "taper-scheduler"] },
-    Place { name: "taper", tier: Some(7), also: &["taper-chat", "taper-hub"] },
+    tier("taper-cpu", 1),
+    tier("taper-tensor", 2),
+    tier("taper-weights", 3),
+    tier("taper-kv-codecs", 3),
+    tier("taper-triattention", 3),
+    tier("taper-moe-streaming", 3),
+    Place { name: "taper-conformance", tier: Some(4), also: &["taper-sampler"] },
+    tier("taper-kv-cache", 4),
+    tier("taper-models", 5),
+    tier("taper-speculative", 6),
+    Place { name: "taper-engine", tier: Some(7), also: &["taper-sampler", "taper-scheduler"] },
+    Place { name: "taper", tier: Some(8), also: &["taper-chat", "taper-hub"] },
     Place {
         name: "server",
-        tier: Some(8),
+        tier: Some(9),
         also: &["taper-chat", "taper-hub", "taper-longctx", "taper-openai-server"],
     },
     side("taper-sampler", &["taper-base"]),

@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::{
-    Alone,
     exp::{mass, moment},
     rng::{draw_bits, redraw},
 };
 use proptest::prelude::*;
+use taper_base::Alone;
 
 /// One thread that takes the parts of three.
 struct Three;

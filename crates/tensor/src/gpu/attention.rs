@@ -77,7 +77,8 @@ impl KvShape {
     }
 
     /// Whether there are kernels for heads of this size alone.
-    pub(super) fn is_typed(self) -> bool {
+    #[must_use]
+    pub fn is_typed(self) -> bool {
         self.dtype == DType::F16 && matches!(self.head_dim, 64 | 128 | 256)
     }
 
@@ -127,14 +128,21 @@ impl Plan {
         Self::with(gpu, shape, seqs, group, shape.is_typed() && gpu.has_fast_tiles())
     }
 
-    /// As [`Self::new`], on the matrix units or not; there are such kernels for [`KvShape::is_typed`].
-    pub(super) fn with(
+    /// As [`Self::new`], on the matrix units or not.
+    ///
+    /// # Errors
+    /// There is no memory, or no such kernel: the matrix units are for [`KvShape::is_typed`].
+    pub fn with(
         gpu: &Gpu,
         shape: KvShape,
         seqs: &[Sequence<'_>],
         group: usize,
         tiled: bool,
     ) -> Result<Self> {
+        if tiled && !shape.is_typed() {
+            let expected = "f16 heads of 64, 128 or 256";
+            return Err(TensorError::shape("attention tiles", expected, &[shape.head_dim]));
+        }
         let longest = seqs.iter().map(|s| s.q_len).max().unwrap_or(0);
         let more = if tiled { 8 } else { 16 };
         let rows = if shape.is_typed() && (longest > 1 || group > 4) { more } else { 4 };

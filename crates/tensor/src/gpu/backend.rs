@@ -204,12 +204,15 @@ impl Gpu {
         self.0.backend.launch(launch)
     }
 
-    pub(crate) fn has_fast_tiles(&self) -> bool {
+    /// Whether there are matrix units, and kernels for them.
+    #[must_use]
+    pub fn has_fast_tiles(&self) -> bool {
         self.0.backend.has_fast_tiles()
     }
 
     /// Whether there are matrix units for four simdgroups together.
-    pub(crate) fn has_wide_tiles(&self) -> bool {
+    #[must_use]
+    pub fn has_wide_tiles(&self) -> bool {
         self.0.backend.has_wide_tiles()
     }
 

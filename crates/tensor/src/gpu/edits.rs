@@ -2,7 +2,7 @@
 
 use super::{Launch, Operand, count, params};
 use crate::{Result, TensorError, tensor::GpuTensor};
-use taper_sampler::{DeviceDraw, DeviceEdit};
+use taper_base::{DeviceDraw, DeviceEdit};
 
 params!(
     /// Of `edit_logits`.

@@ -21,7 +21,6 @@ pub mod coded;
 mod coded_format;
 mod coded_plan;
 pub mod compact;
-pub mod conformance;
 mod edits;
 mod experts;
 mod families;
@@ -55,7 +54,7 @@ pub use ops::sum_words;
 pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub(crate) use resident::Resident;
 pub(crate) use sampling::{NONE as NO_TOKEN, launch_argmax};
-pub use sampling::{Sampled, argmax, sample};
+pub use sampling::{Sampled, argmax, edit, sample};
 pub(crate) use weight::{GpuWeight, Product};
 
 /// Kinds of GPUs, as `--device` takes them.

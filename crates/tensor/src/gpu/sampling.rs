@@ -2,7 +2,7 @@
 
 use super::{Buffer, Launch, Operand, count, edits, params};
 use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
-use taper_sampler::{DeviceDraw, DeviceLogits};
+use taper_base::{DeviceDraw, DeviceLogits};
 
 params!(
     /// Of `argmax`.
@@ -80,8 +80,23 @@ pub(crate) fn launch_argmax(logits: &Tensor) -> Result<Buffer> {
     Ok(tokens)
 }
 
+/// Copies of the rows of logits on a GPU that `draws` name, with the edits of each made.
+///
+/// # Shapes
+/// `logits [rows, vocab]`, `n` draws -> `[n, vocab]`.
+///
+/// # Errors
+/// Another shape, a row or token that is not there, or the logits are not on a GPU.
+pub fn edit(logits: &Tensor, draws: &[&(usize, DeviceDraw)]) -> Result<Tensor> {
+    let (x, rows, vocab) = on_gpu("edit", logits)?;
+    if let Some(&&(index, _)) = draws.iter().find(|(row, _)| *row >= rows) {
+        return Err(TensorError::Index { op: "edit", index, limit: rows });
+    }
+    Ok(edits::edited(x, vocab, draws)?.into())
+}
+
 /// A token for each of `draws`, which name a row of logits on a GPU: the same that
-/// [`taper_sampler::Sampler`] chooses. Four bytes a token come back, and 180 more where log
+/// `taper_sampler::Sampler` chooses. Four bytes a token come back, and 180 more where log
 /// probabilities are wanted, which are those of the row before it is edited. `None` where the host has to
 /// look at the row: it has a NaN, positive infinity or nothing finite, or more than a thousand equal logits
 /// where `top_k` ends, or `top_p` before `typical_p`.

@@ -1,42 +1,14 @@
 //! Feed-forwards: a gated pair of maps, and the one that follows.
 
-use super::{Input, Linear, LinearGroup, Matrix, apply};
+use super::{Linear, LinearGroup};
 use crate::{
     Phase, Result, RmsNorm, Tensor, TensorError,
     cpu::{
         self, Activation,
-        dense::{Bf16Rows, DenseLevel, widened},
-        int8::{self, Int8Rows, PackedWeight},
-        shared::{SharedOut, Unwritten},
+        maps::{Input, apply, gated_down},
     },
     host,
 };
-
-/// What is between the maps, as the last one reads it.
-enum Inner {
-    /// For weights that are widened.
-    Halved(Bf16Rows),
-    Rounded(Int8Rows),
-}
-
-impl Inner {
-    /// `self Wᵀ + bias + residual` for the weight of `map`; all of `out` is written.
-    fn multiply(
-        &self,
-        map: &Linear,
-        weight: &PackedWeight,
-        residual: Option<&[f32]>,
-        out: SharedOut,
-    ) {
-        match self {
-            Self::Halved(x) => {
-                let sums = map.sums(residual, out);
-                widened::products(DenseLevel::detect(), x, &[(weight, sums)]);
-            }
-            Self::Rounded(x) => int8::products(x, &[map.product(weight, residual, out)]),
-        }
-    }
-}
 
 impl LinearGroup<2> {
     /// `activation(gate(norm(x))) * up(norm(x))`, where the first map is the gate.
@@ -58,9 +30,8 @@ impl LinearGroup<2> {
         if let Some(x) = x.on_gpu() {
             return self.multiply_gated(x, norm, activation, None);
         }
-        let [g, u] = host::read(x, |x| {
-            apply([(gate, None), (up, None)], &mut Input::normed(x, norm, phase))
-        })?;
+        let maps = [gate.map(None)?, up.map(None)?];
+        let [g, u] = host::read(x, |x| apply(maps, &mut Input::normed(x, norm.on_host(), phase)))?;
         let out = cpu::gated(activation, &g, &u);
         Tensor::from_vec(out, &shape)
     }
@@ -93,22 +64,23 @@ impl LinearGroup<2> {
         phase: Phase,
     ) -> Result<Tensor> {
         let [t, inner] = self.check_gated(x, norm)?;
-        if let Matrix::Packed(weight, _) = &down.matrix
-            && weight.cols() == inner
-            && let Some(inner) = self.inner(down, x, norm, activation, phase)?
-        {
+        if x.on_gpu().is_none() && down.in_features() == inner {
             let shape = [t, down.out_features()];
-            let mut out = Unwritten::new(shape[0] * shape[1]);
-            let to = out.shared();
-            match residual {
+            let fused = |x: &[f32], r: Option<&[f32]>| {
+                let maps = [self.parts[0].map(None)?, self.parts[1].map(None)?];
+                let input = Input::normed(x, norm.on_host(), phase);
+                Ok::<_, TensorError>(gated_down(maps, down.map(r)?, activation, input))
+            };
+            let out = match residual {
                 Some((residual, _)) => {
                     Linear::check_residual(residual, shape)?;
-                    host::read(residual, |r| inner.multiply(down, weight, Some(r), to))?;
+                    host::read(x, |x| host::read(residual, |r| fused(x, Some(r))))???
                 }
-                None => inner.multiply(down, weight, None, to),
+                None => host::read(x, |x| fused(x, None))??,
+            };
+            if let Some(out) = out {
+                return Tensor::from_vec(out, &shape);
             }
-            // SAFETY: the product covers it.
-            return Tensor::from_vec(unsafe { out.written() }, &shape);
         }
         let inner = match x.on_gpu() {
             Some(there) => self.multiply_gated(there, norm, activation, Some(down))?,
@@ -118,39 +90,5 @@ impl LinearGroup<2> {
             Some((residual, next)) => down.forward_add(&inner, residual, next, phase),
             None => down.forward(&inner, phase),
         }
-    }
-
-    /// What `down` reads, in the form it reads it in, where all three maps are packed and computed alike.
-    fn inner(
-        &self,
-        down: &Linear,
-        x: &Tensor,
-        norm: &RmsNorm,
-        activation: Activation,
-        phase: Phase,
-    ) -> Result<Option<Inner>> {
-        let [gate, up] = &self.parts;
-        let (Matrix::Packed(g, r), Matrix::Packed(u, s), Matrix::Packed(d, q)) =
-            (&gate.matrix, &up.matrix, &down.matrix)
-        else {
-            return Ok(None);
-        };
-        if [s, q] != [r; 2] || g.group() != u.group() {
-            return Ok(None);
-        }
-        let inner = host::read(x, |x| {
-            let mut input = Input::normed(x, norm, phase);
-            if input.widens(*r) {
-                let maps = [(&**g, gate.bias()), (&**u, up.bias())];
-                let x = input.halved(g.cols());
-                return Inner::Halved(widened::gated(DenseLevel::detect(), x, activation, maps));
-            }
-            let mut between = Unwritten::new(x.len() / g.cols() * g.rows());
-            let shared = between.shared();
-            let both = [gate.product(g, None, shared), up.product(u, None, shared)];
-            let (x, rounding) = (input.rounded(g, *r), r.of_phase(phase));
-            Inner::Rounded(int8::gated(x, activation, both, d.group(), rounding))
-        })?;
-        Ok(Some(inner))
     }
 }

@@ -3,7 +3,7 @@
 use super::{Linear, LinearGroup, Matrix};
 use crate::{
     Result, RmsNorm, Tensor, TensorError,
-    cpu::Activation,
+    cpu::{Activation, maps},
     gpu::{Elements, Gpu, GpuWeight, Next, Order, Product, Resident},
     tensor::GpuTensor,
 };
@@ -18,13 +18,13 @@ pub(super) struct Stacked {
 impl Matrix {
     pub(crate) fn on(self, gpu: &Gpu, exact: bool) -> Result<Self> {
         match self {
-            Self::Stored(weight) => match GpuWeight::stack(gpu, &[&weight], exact)? {
-                Some(there) => Ok(Self::Gpu(there)),
-                None => Ok(Self::Stored(weight)),
-            },
-            Self::Packed(..) | Self::Dense(_) => {
-                Err(TensorError::Device { op: "repacked weight", device: gpu.name() })
+            Self::Host(maps::Matrix::Stored(weight)) => {
+                match GpuWeight::stack(gpu, &[&weight], exact)? {
+                    Some(there) => Ok(Self::Gpu(there)),
+                    None => Ok(weight.into()),
+                }
             }
+            Self::Host(_) => Err(TensorError::Device { op: "repacked weight", device: gpu.name() }),
             Self::Gpu(weight) => Ok(Self::Gpu(weight)),
         }
     }
@@ -43,7 +43,7 @@ impl Linear {
     pub(super) fn check_place(&self, x: &Tensor) -> Result<()> {
         match (&self.matrix, x.gpu()) {
             (Matrix::Gpu(w), Some(gpu)) if gpu.is(w.gpu()) => Ok(()),
-            (Matrix::Stored(_) | Matrix::Packed(..) | Matrix::Dense(_), None) => Ok(()),
+            (Matrix::Host(_), None) => Ok(()),
             (_, gpu) => {
                 let device = gpu.map_or_else(|| "cpu".into(), Gpu::name);
                 Err(TensorError::Device { op: "linear", device })
@@ -175,7 +175,7 @@ impl Linear {
 
     fn stored(&self) -> Option<&crate::Weight> {
         match &self.matrix {
-            Matrix::Stored(weight) => Some(weight),
+            Matrix::Host(maps::Matrix::Stored(weight)) => Some(weight),
             _ => None,
         }
     }

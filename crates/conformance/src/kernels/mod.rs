@@ -1,0 +1,118 @@
+//! Every kernel against the CPU, on random and awkward shapes: what `cargo xtask kernels` runs on the
+//! host runner, and `taper doctor` on a GPU.
+
+mod attention;
+mod data;
+mod experts;
+mod products;
+mod rows;
+mod sampling;
+
+use data::Rng;
+use taper_tensor::gpu::Gpu;
+use taper_tensor::{Result, Tensor};
+
+/// One kernel in one form.
+#[derive(Debug, Clone)]
+pub(crate) struct Check {
+    /// The file of kernels it belongs to.
+    pub(crate) family: &'static str,
+    /// The kernel and its shape.
+    pub(crate) name: String,
+    /// Largest error allowed, as [`Outcome::error`] is measured.
+    pub(crate) tolerance: f64,
+    case: Case,
+}
+
+/// How far from the CPU a kernel was.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// Largest difference of an element, as a share of the reference's largest; infinite if any
+    /// element is no number.
+    pub error: f64,
+    /// Whether it is within the check's tolerance.
+    pub passed: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Case {
+    Product(products::Case),
+    Rows(rows::Case),
+    Attention(attention::Case),
+    Sampling(sampling::Case),
+    Experts(experts::Case),
+}
+
+/// All checks of what a GPU may be asked to run; `quick` has fewer shapes, for slow devices.
+pub(crate) fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
+    let (fast, wide) = (gpu.has_fast_tiles(), gpu.has_wide_tiles());
+    let mut all = Vec::new();
+    let products = products::cases(quick).into_iter().map(Case::Product);
+    let rows = rows::cases().into_iter().map(Case::Rows);
+    let attention = attention::cases(quick).into_iter().filter(|case| fast || !case.tiled());
+    let attention = attention.map(Case::Attention);
+    let sampling = sampling::cases(quick).into_iter().map(Case::Sampling);
+    let experts = experts::cases(quick).into_iter().map(Case::Experts);
+    for case in products.chain(rows).chain(attention).chain(sampling).chain(experts) {
+        let (family, name, tolerance) = match &case {
+            Case::Product(c) => (c.family(fast, wide), c.to_string(), c.tolerance()),
+            Case::Rows(c) => (c.family(), c.to_string(), 1e-5),
+            Case::Attention(c) => (c.family(), c.to_string(), c.tolerance()),
+            // The same tokens, the same log probabilities: whole numbers are summed.
+            Case::Experts(c) => ("experts", c.to_string(), c.tolerance()),
+            Case::Sampling(c) => (c.family(), c.to_string(), 0.0),
+        };
+        all.push(Check { family, name, tolerance, case });
+    }
+    all
+}
+
+impl Check {
+    /// Runs it with random data of a seed.
+    ///
+    /// # Errors
+    /// The kernel could not be run.
+    pub(crate) fn run(&self, gpu: &Gpu, seed: u64) -> Result<Outcome> {
+        let mut rng = Rng::new(seed);
+        let pairs = match &self.case {
+            Case::Product(case) => case.run(gpu, &mut rng)?,
+            Case::Rows(case) => case.run(gpu, &mut rng)?,
+            Case::Attention(case) => case.run(gpu, &mut rng)?,
+            Case::Sampling(case) => case.run(gpu, &mut rng)?,
+            Case::Experts(case) => case.run(gpu, &mut rng)?,
+        };
+        let error = pairs.iter().map(|p| p.error()).fold(0.0, f64::max);
+        Ok(Outcome { error, passed: error <= self.tolerance })
+    }
+}
+
+/// What a kernel gave, and what it should have.
+#[derive(Debug)]
+struct Pair {
+    got: Vec<f32>,
+    want: Vec<f32>,
+}
+
+impl Pair {
+    fn of(got: &Tensor, want: &Tensor) -> Result<Self> {
+        if got.dims() != want.dims() {
+            return Err(taper_tensor::TensorError::shape(
+                "check",
+                format!("{:?}", want.dims()),
+                got.dims(),
+            ));
+        }
+        let flat = |x: &Tensor| x.to_vec();
+        Ok(Self { got: flat(got)?, want: flat(want)? })
+    }
+
+    fn error(&self) -> f64 {
+        if self.got.len() != self.want.len() || self.got.iter().any(|x| !x.is_finite()) {
+            return f64::INFINITY;
+        }
+        let largest =
+            self.want.iter().map(|w| f64::from(w.abs())).fold(f64::MIN_POSITIVE, f64::max);
+        let pairs = self.got.iter().zip(&self.want);
+        pairs.map(|(&g, &w)| f64::from((g - w).abs())).fold(0.0, f64::max) / largest
+    }
+}

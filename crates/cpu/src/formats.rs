@@ -1,0 +1,96 @@
+//! How checkpoints store weights: what lies in their files, and what one row of it is as floats.
+
+mod affine;
+mod dense;
+
+pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
+pub use dense::{DenseWeight, read_floats};
+pub(crate) use dense::{FloatBytes, product};
+
+use crate::{DType, Floats, Result, RowSource, TensorError};
+use std::fmt;
+
+/// How a matrix is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightFormat {
+    /// Plain floats.
+    Dense(DType),
+    /// MLX affine quantization.
+    Affine(AffineFormat),
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dense(dtype) => write!(f, "{}", dtype.as_str()),
+            Self::Affine(a) => write!(f, "{}-bit, group {}", a.bits, a.group),
+        }
+    }
+}
+
+/// A matrix `[out, in]` in its stored format.
+#[derive(Debug, Clone)]
+pub enum Weight {
+    /// Plain floats.
+    Dense(DenseWeight),
+    /// MLX affine quantization.
+    Affine(AffineWeight),
+}
+
+impl Weight {
+    /// How it is stored.
+    #[must_use]
+    pub fn format(&self) -> WeightFormat {
+        match self {
+            Self::Dense(w) => WeightFormat::Dense(w.dtype()),
+            Self::Affine(w) => WeightFormat::Affine(w.format()),
+        }
+    }
+
+    /// Bytes in memory or mapped.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Dense(w) => w.bytes(),
+            Self::Affine(w) => w.bytes(),
+        }
+    }
+
+    /// Rows `first..first + rows` over the same memory: how a fused checkpoint tensor is split.
+    ///
+    /// # Errors
+    /// The range is not inside.
+    pub fn row_range(&self, first: usize, rows: usize) -> Result<Self> {
+        let part = match self {
+            Self::Dense(w) => w.row_range(first, rows).map(Self::Dense),
+            Self::Affine(w) => w.row_range(first, rows).map(Self::Affine),
+        };
+        let limit = self.rows() + 1;
+        part.ok_or(TensorError::Index { op: "row_range", index: first + rows, limit })
+    }
+
+    pub(crate) fn source(&self) -> &dyn RowSource {
+        match self {
+            Self::Dense(w) => w,
+            Self::Affine(w) => w,
+        }
+    }
+}
+
+impl RowSource for Weight {
+    fn rows(&self) -> usize {
+        self.source().rows()
+    }
+
+    fn cols(&self) -> usize {
+        self.source().cols()
+    }
+
+    fn read_rows(&self, first: usize, out: &mut [f32]) {
+        self.source().read_rows(first, out);
+    }
+
+    fn floats(&self) -> Option<Floats<'_>> {
+        self.source().floats()
+    }
+}

@@ -1,0 +1,109 @@
+//! Linear maps over weights as they are stored or repacked: slices in, vectors out.
+
+mod gated;
+mod input;
+
+pub use gated::gated_down;
+pub use input::{Input, Norm, apply};
+
+use crate::{
+    RowSource, Weight,
+    dense::{PackedDense, Sums},
+    int8::{PackedWeight, Product, Rounding},
+    shared::SharedOut,
+};
+use std::sync::Arc;
+
+/// A matrix `[out, in]` as products read it.
+#[derive(Debug, Clone)]
+pub enum Matrix {
+    /// As it is stored; products are computed in `f32`.
+    Stored(Weight),
+    /// Quantized weights, repacked for products with rounded activations.
+    Packed(Arc<PackedWeight>, Rounding),
+    /// Floats, repacked.
+    Dense(Arc<PackedDense>),
+}
+
+impl Matrix {
+    /// Outputs.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Stored(w) => w.rows(),
+            Self::Packed(w, _) => w.rows(),
+            Self::Dense(w) => w.rows(),
+        }
+    }
+
+    /// Inputs.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::Stored(w) => w.cols(),
+            Self::Packed(w, _) => w.cols(),
+            Self::Dense(w) => w.cols(),
+        }
+    }
+
+    /// Bytes in memory or mapped.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Stored(w) => w.bytes(),
+            Self::Packed(w, _) => w.bytes(),
+            Self::Dense(w) => w.bytes(),
+        }
+    }
+
+    /// A row as floats.
+    ///
+    /// # Panics
+    /// When there is no such row, or `out` has another length than it.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Self::Stored(w) => w.read_rows(row, out),
+            Self::Packed(w, _) => w.read_row(row, out),
+            Self::Dense(w) => w.read_row(row, out),
+        }
+    }
+
+    /// Repacks what is stored; those bytes are let go.
+    #[must_use]
+    pub fn pack(self, rounding: Rounding) -> Self {
+        match self {
+            Self::Stored(Weight::Affine(w)) => {
+                let packed = PackedWeight::new(&w);
+                w.release();
+                Self::Packed(Arc::new(packed), rounding)
+            }
+            Self::Stored(Weight::Dense(w)) => {
+                let packed = PackedDense::new(&w);
+                w.release();
+                Self::Dense(Arc::new(packed))
+            }
+            packed => packed,
+        }
+    }
+}
+
+/// A map `y = x Wᵀ + bias + residual`.
+#[derive(Debug, Clone, Copy)]
+pub struct Map<'a> {
+    /// `[out, in]`
+    pub matrix: &'a Matrix,
+    /// `[out]`
+    pub bias: Option<&'a [f32]>,
+    /// `[rows of x, out]`
+    pub residual: Option<&'a [f32]>,
+}
+
+impl<'a> Map<'a> {
+    fn sums(&self, out: SharedOut) -> Sums<'a> {
+        Sums { bias: self.bias, residual: self.residual, out }
+    }
+
+    fn product(&self, weight: &'a PackedWeight, out: SharedOut) -> Product<'a> {
+        Product { weight, bias: self.bias, residual: self.residual, out }
+    }
+}
