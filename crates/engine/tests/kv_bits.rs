@@ -74,8 +74,7 @@ fn bits_that_are_not_offered_are_refused_with_those_that_are() {
     let engine = tiny(&with("turbo4", &[(8, "affine8")]));
     let error = refused(&engine, 3);
     assert_eq!(error, SubmitError::KvBits { asked: 3, offered: vec![4, 8] });
-    let text = error.to_string();
-    assert!(text.contains("4 or 8") && text.contains(r#"{"kv_bits": {"3": "CODEC"}}"#), "{text}");
+    assert!(error.to_string().ends_with("leave it out, or say 4 or 8"), "{error}");
     let engine = tiny(&with("turbo4v2", &[]));
     assert_eq!(refused(&engine, 4), SubmitError::KvBits { asked: 4, offered: vec![] });
     wait_for(&engine, "nothing held", |s| s.running == 0);
