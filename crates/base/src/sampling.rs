@@ -24,8 +24,8 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens, each in [-100, 100].
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// Seed of this request's own generator. The same seed gives the same tokens in every run and
-    /// in every batch.
+    /// Seed of this request's own generator. Equal seeds give equal tokens in every run and in
+    /// every batch.
     pub seed: u64,
     /// Report the chosen token's log probability and this many of the likeliest ones.
     pub logprobs: Option<u8>,

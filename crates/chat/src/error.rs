@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Every error of this crate. Those of loading name the file.
+/// Every error of this crate. Loading errors name the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
     /// A file is missing or cannot be read.

@@ -234,7 +234,8 @@ impl AlignedBytes {
 
     /// The bytes, to write.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the borrow is exclusive.
+        // SAFETY: `ptr` points to `len` initialised bytes that this value owns, and the borrow is
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 

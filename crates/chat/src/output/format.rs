@@ -12,8 +12,8 @@ pub enum ReasoningFormat {
     None,
     /// `<think>..</think>`, as Qwen3 writes it.
     Think,
-    /// The same, and the output begins inside it even if the prompt does not open it, as with
-    /// DeepSeek-R1.
+    /// `<think>..</think>`, where the output begins inside the block even if the prompt does not
+    /// open it, as with DeepSeek-R1.
     ThinkOpen,
 }
 

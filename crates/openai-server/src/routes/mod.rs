@@ -55,8 +55,8 @@ fn routes() -> Routes {
         .open("/metrics", get(info::metrics))
 }
 
-/// Routes in two groups. Those of the protected group, and every path that has no route, are behind
-/// the API keys; a route is open only by a call to [`Routes::open`].
+/// Routes in two groups. The protected group, and every path that has no route, are behind the API
+/// keys; a route is open only by a call to [`Routes::open`].
 #[derive(Default)]
 struct Routes {
     protected: Router<AppState>,

@@ -113,7 +113,8 @@ macro_rules! kernel {
                 // SAFETY: compiled for the level; pointers are valid for the shapes of `$name`.
                 unsafe { $body::<$crate::cpu::x86::Avx2 $(, $e)?>($($arg),*) }
             }
-            // SAFETY: the machine has the level; pointers are the caller's promise.
+            // SAFETY: `level` was detected; pointers are valid for the shapes of `$name`, by its
+            // contract.
             unsafe {
                 match level {
                     #[cfg(target_arch = "x86_64")]

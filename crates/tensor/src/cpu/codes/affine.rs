@@ -421,7 +421,8 @@ impl AffineWeights {
                         super::affine_vbmi::weigh(p, of, largest, high, low)
                     },
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: as above; rows are whole tiles.
+                    // SAFETY: the machine has AVX2; all slices have `n` elements, a multiple of
+                    // four.
                     CodeLevel::Avx2(_) => unsafe {
                         super::affine_avx2::weigh(p, of, largest, ints)
                     },

@@ -76,7 +76,8 @@ impl<const BYTES: usize> Pairs for RingWords<BYTES> {
 
     #[inline(always)]
     unsafe fn alone(&self, a: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise; the mask keeps the load inside the tile.
+        // SAFETY: there is a tile at `a`, and the mask keeps the load inside it; the caller is
+        // compiled for AVX-512 VBMI.
         unsafe { self.entries(_mm512_maskz_loadu_epi8((1 << BYTES) - 1, a.cast())) }
     }
 }

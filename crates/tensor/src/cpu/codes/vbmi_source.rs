@@ -338,8 +338,8 @@ impl<const BYTES: usize> Pairs for Packed<BYTES> {
 
     #[inline(always)]
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise. Loads of 32 bytes go beyond the first tile and begin before the
-        // second.
+        // SAFETY: there are tiles at `a` and, behind it, at `b`, so that a load of 32 bytes may go
+        // beyond the first and begin before the second; the caller is compiled for AVX-512 VBMI.
         unsafe {
             if BYTES != 24 {
                 return [self.tile(a), self.tile(b)];
@@ -359,7 +359,8 @@ impl<const BYTES: usize> Pairs for Packed<BYTES> {
 impl<const BYTES: usize> Source for Packed<BYTES> {
     #[inline(always)]
     unsafe fn tile(&self, at: *const u8) -> __m512i {
-        // SAFETY: the caller's promise; masks keep loads inside the tile.
+        // SAFETY: there is a tile at `at`, and masks keep loads inside it; the caller is compiled
+        // for AVX-512 VBMI.
         unsafe {
             let tile = match BYTES {
                 16 => _mm512_castsi128_si512(_mm_loadu_si128(at.cast())),

@@ -77,7 +77,8 @@ impl Chunk {
     /// The weights of the chunks, mutable.
     pub(crate) fn weights_mut(chunks: &mut [Self]) -> &mut [bf16] {
         let n = size_of_val(chunks) / 2;
-        // SAFETY: as above, and any bytes are bfloats.
+        // SAFETY: a chunk is an array of bfloats without padding, any bytes are bfloats, and the
+        // borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(chunks.as_mut_ptr().cast(), n) }
     }
 }

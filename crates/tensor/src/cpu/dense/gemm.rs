@@ -151,7 +151,8 @@ impl Product<'_> {
                 if matches!(level, DenseLevel::Amx(_)) && rows.0.len() <= BLOCK =>
             {
                 self.blocks(rows, panel, |rows, out| {
-                    // SAFETY: as above, and the caller has laid out the registers.
+                    // SAFETY: the level was detected, and the caller has laid out the tile
+                    // registers.
                     unsafe { amx::coded(x.blocks(rows), w, out) }
                 });
             }

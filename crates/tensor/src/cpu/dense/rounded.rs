@@ -130,7 +130,7 @@ impl Bf16Out {
             // SAFETY: no other task writes there, as the caller of `put` promises.
             unsafe { out.put_all(row, first, values) }
         }
-        // SAFETY: the machine has the level; the rest is the caller's promise.
+        // SAFETY: AVX-512 was detected where it is used, and no other task writes these elements.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if crate::cpu::features::Avx512::detect().is_some() {

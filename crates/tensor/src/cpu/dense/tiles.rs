@@ -53,7 +53,8 @@ pub(super) unsafe fn panel<U: Unit>(
     assert!(w.len() == chunks * STEP && x.len() == blocks * block, "same inputs");
     assert!(out.len() >= blocks * ROWS * PANEL, "room for the outputs");
     let (x, w, out) = (x.as_ptr(), w.as_ptr(), out.as_mut_ptr());
-    // SAFETY: the assertions, and the caller's promise.
+    // SAFETY: the assertions give the shapes; the machine has the unit, and its registers are laid
+    // out.
     unsafe {
         for i in (0..blocks).step_by(TOGETHER) {
             let together = (blocks - i).min(TOGETHER);

@@ -216,7 +216,8 @@ impl Rounded {
         grow(weights, blocks, ZERO);
         pack::keys(pages.iter().map(|(k, _)| *k), self.dk, keys);
         pack::values(pages.iter().map(|(_, v)| *v), self.d, rows, values);
-        // SAFETY: the caller's promise; operands have been laid out.
+        // SAFETY: the machine has the unit, and `keys`, `rows`, `scores` and `weights` have just
+        // been grown to the step's shapes.
         unsafe {
             let _ready = U::ready();
             for group in 0..self.state.len() {

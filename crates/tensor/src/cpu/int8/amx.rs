@@ -78,7 +78,8 @@ pub(super) unsafe fn tiles<S: Scales>(
             each,
         };
         let out = out[(first - rows.start) * TILE..].as_mut_ptr();
-        // SAFETY: the caller's promise, and shapes were checked.
+        // SAFETY: the layout of `x` is in force on this thread and the machine has AVX-512; slices
+        // were cut to the job's tiles and rows.
         unsafe {
             match (job.rows <= 8, if w.nibbles { w.group } else { 0 }) {
                 (true, 0) => job.run::<S, 8, 0>(out),
@@ -138,8 +139,9 @@ impl Job<'_> {
         let mut ring = MaybeUninit::<Ring>::uninit();
         let ring = ring.as_mut_ptr();
         let mut places = Places { product: 0, scaled: 0, out };
-        // SAFETY: the caller's promise. What a station finds before the one before it has begun is never
-        // scaled, and past the last group the first two stations work on it again.
+        // SAFETY: the job's pointers cover its steps, and the tile registers are laid out. What a
+        // station finds before the one before it has begun is never scaled, and past the last group
+        // the first two stations work on it again.
         unsafe {
             let mut acc = [_mm512_setzero_ps(); R];
             for step in 0..2 * LAG {
@@ -263,7 +265,7 @@ impl Unpack {
     #[inline(always)]
     unsafe fn lines<const LINES: usize>(&mut self) {
         for _ in 0..LINES {
-            // SAFETY: the caller's promise: 64 bytes to read, and 128 to write.
+            // SAFETY: `from` has 64 bytes to read, and `to` 128 to write, aligned to 64.
             unsafe {
                 let mask = _mm512_set1_epi8(15);
                 let both = _mm512_loadu_si512(self.from.cast());

@@ -163,7 +163,8 @@ unsafe fn dots<const PARTS: usize>(
     let ones = _mm256_set1_epi16(1);
     let mut sums = [[_mm256_setzero_si256(); 2]; TOGETHER];
     for (part, weights) in weights.0.iter().enumerate() {
-        // SAFETY: the caller's promise; a part is a multiple of the buffer's alignment.
+        // SAFETY: the machine has AVX2, and each row has `PART` codes for each part; a part is a
+        // multiple of the buffer's alignment.
         let words = unsafe { part_words(weights.as_ptr(), x.add(part * PART), stride) };
         for m in 0..TOGETHER {
             for n in 0..2 {

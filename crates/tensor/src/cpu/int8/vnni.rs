@@ -98,7 +98,8 @@ pub(super) unsafe fn abreast<const R: usize>(
     for i in first..first + run {
         let records: [_; R] = std::array::from_fn(|r| w.tile(i + r * step).as_ptr());
         let out = std::array::from_fn(|r| out[(r * run + i - first) * each..].as_mut_ptr());
-        // SAFETY: the caller's promise, and shapes were checked.
+        // SAFETY: the machine has AVX-512 VNNI, `R` are the `streams` of these rows, and the
+        // assertions give the shapes.
         unsafe {
             match (R, rows.len()) {
                 (4, 1) => as_stored!(w, in_turn::<1, R>(w, records, x, rows.start, out)),

@@ -122,7 +122,7 @@ pub(in super::super) unsafe fn corrected(
     #[repr(align(64))]
     struct Aligned([[u8; 2]; BLOCK]);
     let mut words = Aligned([[0; 2]; BLOCK]);
-    // SAFETY: the caller's promise, and there is room for a block.
+    // SAFETY: `from` is a coded block, as `block` needs it, and `words` has room for a block.
     unsafe {
         store::<LINE>(block(from, table), words.0.as_mut_ptr().cast());
         for e in exceptions {
