@@ -83,7 +83,7 @@ pub struct EngineStats {
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generation_tokens: u64,
-    /// Sequences thrown back into the queue for want of KV blocks.
+    /// Sequences preempted because the KV cache was full.
     pub preemptions: u64,
     /// Requests that ended because nobody listened.
     pub cancelled: u64,

@@ -15,7 +15,7 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
-    /// A tool's answer.
+    /// A tool's result.
     Tool,
 }
 
@@ -42,11 +42,11 @@ pub struct Message {
     pub content: Option<Content>,
     /// The speaker's name, for templates that show it.
     pub name: Option<String>,
-    /// What an assistant thought before it answered.
+    /// An assistant's reasoning before its reply.
     pub reasoning_content: Option<String>,
     /// Tools that an assistant called.
     pub tool_calls: Vec<ToolCall>,
-    /// The call that a tool's message answers.
+    /// The call whose result a tool's message holds.
     pub tool_call_id: Option<String>,
 }
 
@@ -99,7 +99,7 @@ pub enum ContentPart {
 /// A tool call by the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Identifies the call in the tool's answer.
+    /// Identifies the call in the tool's result.
     pub id: String,
     /// The tool.
     pub name: String,

@@ -1,4 +1,4 @@
-//! Tokens to text, up to a stop string: the piece that every front end shares.
+//! Tokens to text, up to a stop string: the part that every front end shares.
 
 use crate::{ChatError, Detokenizer, ParserOptions, StopPatterns, StopStrings, Tokenizer};
 use std::sync::Arc;

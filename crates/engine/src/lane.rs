@@ -77,7 +77,7 @@ impl Lane {
         self.sequences.is_empty()
     }
 
-    /// How long an idle lane may go without a [`Self::turn`]; `None` is for ever.
+    /// How long this may stay idle before the next [`Self::turn`]; `None` is for ever.
     pub(crate) fn next_turn(&self, shared: &Shared) -> Option<Duration> {
         if !self.loading.is_empty() {
             return Some(Duration::from_millis(500));
@@ -101,7 +101,7 @@ impl Lane {
         if !plan.is_empty() {
             let since = Instant::now();
             self.step(&plan, shared);
-            // Answers have one token each.
+            // Decodes have one token each.
             let prompts = plan.works.iter().map(|work| work.len).filter(|&len| len > 1).sum();
             self.pace.learn(prompts, since.elapsed());
             self.update_gauges(shared);

@@ -164,7 +164,7 @@ pub enum HubError {
     BadReply {
         /// What was asked for.
         url: String,
-        /// What is wrong with the answer.
+        /// What is wrong with the response.
         reason: String,
     },
     /// The disk.

@@ -221,7 +221,7 @@ impl Heads for Floating<'_> {
                 continue;
             }
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
-            // the same places whatever else is in the step.
+            // the same positions whatever else is in the step.
             let tokens = step * size..(blocks.end * size).min(piece.seq.kv_len);
             let at = |i: usize, kv_head| {
                 let block = piece.seq.blocks[..span.end].get(i)?;

@@ -98,7 +98,7 @@ fn room(block: usize, blocks: usize) -> AlignedBytes {
 ///
 /// Laws, tested for every codec: `decode` after `encode` gives the row back within the codec's
 /// stated error, and `attend` equals `decode` followed by softmax attention within the rounding of
-/// its sums, where what a sequence keeps exactly takes the place of what was decoded. A query row's
+/// its sums, where rows that a sequence keeps exactly replace decoded ones. A query row's
 /// result does not depend on the other rows of the batch, and no bit of it on what it may not see:
 /// later tokens, tokens outside its window, and what pages held before, NaN and infinities
 /// included. Attention after `compact` is attention over the rows that were kept.

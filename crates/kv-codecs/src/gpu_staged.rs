@@ -1,7 +1,7 @@
 //! Blocks brought from a GPU to the host, and those of a compressed cache back.
 //!
-//! Both have the same bytes in other places: on a GPU head regions begin at multiples of 16, and keys
-//! of exact blocks stand as its kernels read them.
+//! Both have the same bytes at other offsets: on a GPU head regions begin at multiples of 16, and
+//! keys of exact blocks stand as its kernels read them.
 
 use crate::{
     KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry, LayerPages, Scheme, gpu::outside,

@@ -26,7 +26,7 @@ pub(crate) struct Queries {
     pub(crate) affine: AffineQueries,
 }
 
-/// The query rows of a KV head, and what they have seen.
+/// The query rows of a KV head, and their attention so far.
 #[derive(Debug, Default)]
 pub(crate) struct CodedHead {
     pub(crate) q: Queries,

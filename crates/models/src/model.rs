@@ -28,7 +28,7 @@ pub trait Model: Send + Sync + fmt::Debug {
     ///
     /// # Shapes
     /// Returns logits `[logits_at.len(), vocab]` f32. A token's logits do not depend on the other
-    /// sequences of the batch, nor on how its sequence was cut into steps.
+    /// sequences of the batch, nor on how its prompt is chunked.
     ///
     /// # Errors
     /// A token outside the vocabulary, or a session that was opened for other tokens.

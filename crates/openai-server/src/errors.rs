@@ -1,4 +1,4 @@
-//! Everything that can go wrong with a request, and the one table that says how it is answered.
+//! Everything that can go wrong with a request, and the one table of its HTTP responses.
 
 use axum::{
     Json,
@@ -164,7 +164,7 @@ pub enum ApiError {
     Internal,
 }
 
-/// How an error is answered: HTTP status, and `type`, `code` and `param` of the body.
+/// HTTP response of an error: status, and `type`, `code` and `param` of the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorClass {
     /// HTTP status.
@@ -225,7 +225,7 @@ impl ApiError {
     }
 
     /// The table. Every match is written out, with no catch-all arm, so that a new variant of this
-    /// or of a wrapped enum does not compile until somebody has decided how it is answered.
+    /// or of a wrapped enum does not compile until somebody has decided on its response.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         use StatusCode as S;

@@ -33,7 +33,7 @@ impl ApiKeys {
     }
 
     /// Compares with every key, each in a time that depends on the length of `key` alone, so that
-    /// answers cannot be timed to guess a key byte by byte.
+    /// responses cannot be timed to guess a key byte by byte.
     #[must_use]
     pub fn accept(&self, key: &str) -> bool {
         self.0.iter().fold(false, |found, own| found | same(own.as_bytes(), key.as_bytes()))

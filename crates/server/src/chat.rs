@@ -41,7 +41,7 @@ fn help(prompt: &Prompt) {
     note!("{HELP}{}", prompt.help());
 }
 
-/// One bad turn, such as a full context, does not end the conversation.
+/// One failed message, such as a full context, does not end the conversation.
 fn say(conversation: &mut Conversation, text: &str) -> Result<()> {
     match conversation.say(text) {
         Ok(cost) => cost.report(),

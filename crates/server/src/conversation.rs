@@ -32,7 +32,7 @@ pub(crate) struct Conversation {
     interrupts: Interrupts,
 }
 
-/// What an answer cost.
+/// Tokens and time of a reply.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cost {
     pub(crate) prompt_tokens: usize,
@@ -186,7 +186,7 @@ impl Conversation {
     }
 }
 
-/// Standard output: reasoning set apart from the answer.
+/// Standard output: reasoning set apart from the reply.
 #[derive(Debug, Default)]
 struct Screen {
     reasoning: bool,

@@ -200,7 +200,7 @@ fn gguf_file(path: &Path) -> Option<PathBuf> {
     (files.len() == 1 || name.contains("-00001-of-")).then(|| files.swap_remove(0))
 }
 
-/// A model that answers.
+/// A model that is loaded and ready to generate.
 #[derive(Debug)]
 pub(crate) struct RunningModel {
     pub(crate) name: String,
@@ -287,7 +287,7 @@ impl RunningModel {
         Ok(Self { name, family, parameters, engine, tokenizer, template, sampling })
     }
 
-    /// Why no chat can be answered, if none can: plain completions may work all the same.
+    /// Why there is no chat, if there is none: plain completions may work all the same.
     pub(crate) fn no_chat(&self) -> Option<String> {
         let messages = [Message::text(Role::User, "Hello")];
         let prompt = self.template.as_ref()?.render(&TemplateRequest {

@@ -6,7 +6,7 @@ mod slab;
 use memmap2::{MmapMut, MmapOptions};
 use std::{alloc, fmt, ops::Range, ptr::NonNull, sync::Arc};
 
-/// Who keeps bytes in place.
+/// Owner of memory that [`Bytes`] borrows from.
 pub trait ByteOwner: Send + Sync {
     /// All of them.
     fn bytes(&self) -> &[u8];
@@ -147,7 +147,7 @@ enum Memory {
     /// From the system, for large buffers: allocators keep books of every page that they hand out,
     /// which for a cache of gigabytes that is hardly used costs more than the pages that are.
     Map(MmapMut),
-    /// A piece of a map that others have pieces of.
+    /// A part of a mapping that others have parts of.
     Piece { _slab: Arc<slab::Slab> },
 }
 

@@ -9,7 +9,7 @@ use crate::{Result, TensorError};
 /// ```
 ///
 /// A product, as a query has it with a key, and a weighted sum of the moduli of the pairs that a rotary
-/// embedding turns. `taper-triattention` makes such a scorer; a cache's codec runs it over its pages.
+/// embedding rotates. `taper-triattention` makes such a scorer; a cache's codec runs it over its pages.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyScorer {
     heads: usize,

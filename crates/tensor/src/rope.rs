@@ -72,7 +72,7 @@ pub struct Projected<'a> {
     pub head_dim: usize,
     /// Of each head of queries and of keys.
     pub norms: Option<(&'a RmsNorm, &'a RmsNorm)>,
-    /// How queries and keys turn.
+    /// Angles by which queries and keys are rotated.
     pub rope: Option<&'a RopeAngles>,
     /// What is next multiplied with attention's result, if nothing else reads that: it may come as this
     /// product alone takes it.

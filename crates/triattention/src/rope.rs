@@ -1,7 +1,7 @@
 //! Rotary embeddings as complex numbers.
 //!
 //! In the half layout elements `f` and `f + d / 2` of a head are real and imaginary part of band `f`,
-//! which a position `p` turns by `p omega_f`.
+//! which a position `p` rotates by `p omega_f`.
 
 use crate::TriAttentionError;
 use std::ops::{Add, Mul};
@@ -77,7 +77,7 @@ pub const OFFSETS: [u32; 17] = {
     offsets
 };
 
-/// A rotary embedding that turns all elements of a head.
+/// A rotary embedding that rotates all elements of a head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     omega: Vec<f64>,
@@ -163,7 +163,7 @@ impl Rope {
     }
 
     /// What the mean over [`OFFSETS`] leaves of each band: the mean of `e^(i omega_f offset)`. Its modulus
-    /// is near 1 for bands that turn slowly and small for others, so the mean is a low-pass.
+    /// is near 1 for bands that rotate slowly and small for others, so the mean is a low-pass.
     #[must_use]
     pub fn ahead(&self) -> Vec<Complex> {
         let mean = |&w: &f64| {

@@ -11,7 +11,7 @@ struct Biases {
 }
 
 impl Biases {
-    /// Gives a map its own, of `parts` that take turns in a row the one at `part`.
+    /// Gives a map its own biases: those at `part` where a row interleaves `parts` maps.
     fn of(
         &self,
         index: usize,

@@ -225,7 +225,7 @@ impl OutputParser {
         }
     }
 
-    /// The tags that mean something here, or that must not be seen.
+    /// The tags that mean something here, or that must not be shown.
     fn tags(&self) -> impl Iterator<Item = &'static str> {
         let reads = matches!(self.mode, Mode::Content);
         let (opens, closes) = match self.mode {

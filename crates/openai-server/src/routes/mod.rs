@@ -48,7 +48,7 @@ fn routes() -> Routes {
         .protected("/v1/models/{*id}", get(info::model))
         .protected("/tokenize", post(tokenize::tokenize))
         .protected("/detokenize", post(tokenize::detokenize))
-        // These say nothing of what is asked and answered.
+        // These say nothing of prompts and outputs.
         .open("/health", get(info::health))
         .open("/ready", get(info::ready))
         .open("/version", get(info::version))
@@ -83,7 +83,7 @@ impl Routes {
             .fallback(not_found)
             .method_not_allowed_fallback(wrong_method)
             .with_state(state.clone());
-        // The protected routes are one service behind the check, so that an answer without a key
+        // The protected routes are one service behind the check, so that a response without a key
         // has nothing of a route, not even the methods that it allows.
         let keys = middleware::from_fn_with_state(state.clone(), gate::keys);
         let guarded = Router::new().fallback_service(protected).layer(keys);

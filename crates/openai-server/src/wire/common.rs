@@ -41,7 +41,7 @@ pub(crate) struct SamplingFields {
     pub(crate) cache_salt: Option<String>,
 }
 
-/// Fields that cannot change an answer; they are only checked for their type.
+/// Fields that cannot change the output; they are only checked for their type.
 #[derive(Debug, Deserialize)]
 #[expect(dead_code, reason = "read for the type check alone")]
 pub(crate) struct InertFields {

@@ -56,7 +56,7 @@ pub fn quantize(
     Ok(parts)
 }
 
-/// Quantizes one row into the given places.
+/// Quantizes one row into the given slices.
 ///
 /// # Shapes
 /// `values`: `[cols]`; the outputs as a row of [`AffineParts`].

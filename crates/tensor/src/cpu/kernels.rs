@@ -217,8 +217,8 @@ kernel! {
 }
 
 kernel! {
-    /// Copies `n` pieces of `size` elements, a multiple of 16, that are `stride` apart, one behind the other:
-    /// in vectors, as those are read at once from what was just written in such.
+    /// Copies `n` parts of `size` elements, a multiple of 16, that are `stride` apart, one behind
+    /// the other: in vectors, as those are read at once from what was just written in such.
     gather = gather_body(x: *const f32, stride: usize, size: usize, n: usize, out: *mut f32)
 }
 kernel! {

@@ -21,7 +21,7 @@ type Starts = [Lines; STREAMS];
 
 #[derive(Default)]
 struct Next {
-    /// A weight's address and what was read first after it, at a place that the address says.
+    /// A weight's address and what was read first after it, in a slot that the address chooses.
     after: Vec<(usize, Starts)>,
     /// The weight that was read last.
     last: usize,

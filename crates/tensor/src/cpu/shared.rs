@@ -1,4 +1,4 @@
-//! One output, written by many tasks in disjoint pieces.
+//! One output, written by many tasks in disjoint parts.
 
 use bytemuck::Pod;
 use std::ops::Range;
@@ -10,9 +10,9 @@ pub(crate) struct SharedOut<T = f32> {
     len: usize,
 }
 
-// SAFETY: `write` and `at` leave it to the caller that pieces do not overlap.
+// SAFETY: `write` and `at` leave it to the caller that parts do not overlap.
 unsafe impl<T: Send> Send for SharedOut<T> {}
-// SAFETY: `write` and `at` leave it to the caller that pieces do not overlap.
+// SAFETY: `write` and `at` leave it to the caller that parts do not overlap.
 unsafe impl<T: Send> Sync for SharedOut<T> {}
 
 impl<T: Copy> SharedOut<T> {

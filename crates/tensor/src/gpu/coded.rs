@@ -110,8 +110,8 @@ pub struct CodedCache {
 }
 
 impl CodedCache {
-    /// Checks that there are kernels for it, and places its tables. `sketch` is the second rotation of
-    /// keys that have one.
+    /// Checks that there are kernels for it, and uploads its tables. `sketch` is the second
+    /// rotation of keys that have one.
     ///
     /// # Errors
     /// There are no kernels for heads of this size or for these sides, or there is no memory.

@@ -85,8 +85,8 @@ pub struct CodedSequence {
     pub blocks: Vec<(u32, Option<u32>)>,
 }
 
-/// Which tokens are read exactly: the first ones, and those from the last multiple of `recent` up to
-/// the query.
+/// Tokens that are read uncompressed: the first ones, and those from the last multiple of `recent`
+/// to the query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExactTokens {
     /// Tokens at the beginning.

@@ -65,7 +65,7 @@ pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
     launch_argmax(logits)?.read(0, logits.dims()[0])
 }
 
-/// As [`argmax`], with its answer left on the GPU.
+/// As [`argmax`], with its result left on the GPU.
 pub(crate) fn launch_argmax(logits: &Tensor) -> Result<Buffer> {
     let (x, rows, vocab) = on_gpu("argmax", logits)?;
     let tokens = x.gpu().temporary(4 * rows)?;

@@ -34,7 +34,7 @@ impl Source {
         }
     }
 
-    /// Asks for the bytes of a unit of the row in this row's place in what is read next.
+    /// Prefetches the bytes of a unit of the corresponding row of what is read next.
     #[inline(always)]
     fn ahead(self, row: usize, element: usize) {
         let at = row * self.bytes + element * self.shape.bits / 8;

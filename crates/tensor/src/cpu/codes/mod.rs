@@ -15,7 +15,7 @@
 //! Scalar codes of four bits may stand in an order of their own ([`Windows::nibbles`]); windows of
 //! nine bits go from ring to ring ([`WideWindows`]).
 //!
-//! [`Windows::expand`] turns tiles into bytes, [`dots`] multiplies them with int8 queries, and
+//! [`Windows::expand`] expands tiles to bytes, [`dots`] multiplies them with int8 queries, and
 //! [`add_weighted`] sums them under u8 weights. Every level gives the same integers, and rounds
 //! them to floats in the same order; the portable code is the definition.
 

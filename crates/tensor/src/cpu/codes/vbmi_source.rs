@@ -12,11 +12,11 @@ pub(super) enum Pair {
     /// The first halves of both, then the second halves.
     Halves,
     /// Even elements of both, then odd ones: those of `a` and then of `b`, rows of elements; or those of
-    /// both in turns of two, elements of rows.
+    /// both interleaved by two, elements of rows.
     Parity,
 }
 
-/// Tiles one after the other, and what is read next likewise, two at a time.
+/// Pairs of consecutive tiles, both of what is read and of what is read next.
 pub(super) trait Pairs: Copy {
     /// How [`Self::two`] arranges tiles.
     const PAIR: Pair;
@@ -28,7 +28,7 @@ pub(super) trait Pairs: Copy {
     /// There are such tiles, `b` behind `a`, and the caller is compiled for AVX-512 VBMI.
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2];
 
-    /// Expands a single tile. The places of the second tile hold anything.
+    /// Expands a single tile. The elements of the second tile hold anything.
     ///
     /// # Safety
     /// There is such a tile, and the caller is compiled for AVX-512 VBMI.
@@ -56,8 +56,8 @@ pub(super) unsafe fn both(a: *const u8, b: *const u8) -> __m512i {
     }
 }
 
-/// Brings the lines nearer that stand at `at` among those read next: into the second-level cache, as the
-/// misses of the first are few at a time.
+/// Prefetches the lines that stand at `at` among those read next: into the second-level cache, as
+/// the misses of the first are few at a time.
 ///
 /// # Safety
 /// The caller is compiled for AVX-512.
@@ -232,7 +232,7 @@ impl Pairs for ByteRows {
     }
 }
 
-/// Such codes for values: bytes of four rows side by side, two of `a` and two of `b` in turn.
+/// Such codes for values: bytes of four rows side by side, two of `a` and two of `b` interleaved.
 #[derive(Clone, Copy)]
 pub(super) struct ByteElements {
     one: Packed<32>,

@@ -194,7 +194,7 @@ pub(super) fn tile_line(pair: usize, row: usize) -> usize {
     chunk * CHUNK * PANEL + row / OUTPUTS * TILE + line * LINE + row % OUTPUTS * 2
 }
 
-/// Writes at most a chunk's inputs of a row to their places.
+/// Writes at most a chunk's inputs of a row to their positions.
 pub(super) fn put_row<E: Copy>(from: &[E], row: usize, tiles: bool, to: &mut [E]) {
     for (k, &x) in from.iter().enumerate() {
         to[place(row, k, tiles)] = x;

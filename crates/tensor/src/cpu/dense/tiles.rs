@@ -20,7 +20,7 @@ const NEAR: usize = 8;
 pub(super) trait Unit {
     /// The products of [`TOGETHER`] blocks of rows, or fewer, with two times sixteen outputs. Rows of `out`
     /// are a panel long, and a block's follow those of the one before; sums are added to what is there if
-    /// there is `more`. `beside` gets its turns meanwhile.
+    /// there is `more`. `beside` runs meanwhile.
     ///
     /// # Safety
     /// Each of `x` points to `chunks` tiles of activations, `w` to 32 outputs of as many in a

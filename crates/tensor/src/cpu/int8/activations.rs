@@ -24,15 +24,15 @@ pub enum Rounding {
     Int8,
     /// 16 bits: a second row of 8 bits holds what the first leaves, and every product takes two.
     Int16,
-    /// Prompts, whose errors the answers find in the cache, to `bf16` where the processor multiplies that fast,
-    /// elsewhere to 16 bits.
+    /// Prefill, whose errors stay in the KV cache, is rounded to `bf16` where the processor
+    /// multiplies that fast, elsewhere to 16 bits.
     Phased {
-        /// What follows them.
+        /// Rounding of decode.
         answers: Answers,
     },
 }
 
-/// What answers are rounded to where prompts have an arithmetic of their own.
+/// Rounding of decode where prefill has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answers {
     /// As [`Rounding::Int8`].

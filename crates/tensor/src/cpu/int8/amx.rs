@@ -175,8 +175,8 @@ impl Job<'_> {
         let last = self.steps - 1;
         let multiplied = step.saturating_sub(LAG);
         let record = self.records.wrapping_add(step.min(last) * self.record_bytes);
-        // SAFETY: each address is inside what it points to: groups are at most the last, and a place of the
-        // ring holds the largest.
+        // SAFETY: each address is inside what it points to: groups are at most the last, and a slot
+        // of the ring holds the largest.
         unsafe {
             let mut unpack =
                 Unpack { from: record, to: (&raw mut (*ring).codes[step % RING]).cast() };

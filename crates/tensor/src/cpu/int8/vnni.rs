@@ -70,8 +70,8 @@ macro_rules! as_stored {
     };
 }
 
-/// Runs of tiles that so many rows read in turn, a group of each: memory gives a fifth more to several streams
-/// than to one.
+/// Runs of tiles that so many rows read interleaved, a group of each: memory gives a fifth more to
+/// several streams than to one.
 pub(super) fn streams(rows: usize) -> usize {
     match rows {
         1..=4 => 4,
@@ -112,7 +112,7 @@ pub(super) unsafe fn abreast<const R: usize>(
     }
 }
 
-/// `M` rows of activations against `R` tiles, which take turns at each group.
+/// `M` rows of activations against `R` tiles, interleaved by group.
 #[inline(always)]
 unsafe fn in_turn<S: Scales, const NIBBLES: bool, const M: usize, const R: usize>(
     w: &PackedWeight,

@@ -69,7 +69,7 @@ fn place<const LINES: bool>(row: usize, width: usize) -> (usize, usize) {
     }
 }
 
-/// Rounds rows of `width` elements and puts them to their places from row `first` on; returns the row after
+/// Rounds rows of `width` elements and writes them from row `first` on; returns the row after
 /// the last.
 ///
 /// # Panics
@@ -187,7 +187,7 @@ unsafe fn turn_pairs(from: *const bf16, width: usize, out: &mut Chunk) {
     }
 }
 
-/// Which words of two vectors make pairs: those from `first` on, in turn.
+/// Which words of two vectors make pairs: those from `first` on, alternating.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn interleaved(first: i16) -> __m512i {
     let mut words = [0i16; 2 * SIDE];
