@@ -37,7 +37,7 @@ pub struct EngineInfo {
     pub kv_capacity_tokens: u64,
     /// Bytes reserved for the KV cache, `kv_exact_bytes` included.
     pub kv_capacity_bytes: u64,
-    /// Those for the tokens that stay exact beside a compressed cache.
+    /// Bytes of uncompressed tokens, included in `kv_capacity_bytes`.
     pub kv_exact_bytes: u64,
     /// Whether requests that begin alike share their KV blocks.
     pub prefix_caching: bool,
@@ -115,7 +115,7 @@ pub enum SubmitError {
         /// The limit.
         max: u32,
     },
-    /// It would not fit the KV cache even alone.
+    /// The request can never fit the KV cache.
     #[error("the request needs {need} tokens of KV cache and the cache holds {capacity}")]
     NeverFits {
         /// Tokens needed.
@@ -142,13 +142,13 @@ pub enum SubmitError {
     KvBits {
         /// What was asked for.
         asked: u32,
-        /// What there is.
+        /// KV-cache bits that the engine offers.
         offered: Vec<u32>,
     },
     /// Try again later.
     #[error("the queue of {limit} requests is full")]
     QueueFull {
-        /// Its length.
+        /// Requests that the queue holds.
         limit: u32,
     },
     /// This client has its share of the queue; others still find room.

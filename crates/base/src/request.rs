@@ -76,7 +76,7 @@ pub struct GeneratedToken {
     pub id: TokenId,
     /// When asked for.
     pub logprobs: Option<TokenLogprobs>,
-    /// It is a stop token: it counts, but is no part of the text.
+    /// Whether this is a stop token: it is counted, but is no part of the text.
     pub stops: bool,
 }
 

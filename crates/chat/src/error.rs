@@ -37,7 +37,7 @@ pub enum ChatError {
     UnsupportedDecoder {
         /// The file.
         path: PathBuf,
-        /// Its decoder's type, as the file names it.
+        /// Type of the decoder, as `tokenizer.json` names it.
         decoder: &'static str,
     },
     /// The tokenizer refused a text or a token.

@@ -110,7 +110,7 @@ pub struct ToolCall {
 /// A tool that the model may call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
     /// What it is for.
     pub description: Option<String>,

@@ -48,9 +48,9 @@ impl CacheDir {
 pub struct Resolved {
     /// Holds config.json and the weights.
     pub dir: PathBuf,
-    /// Its name on the hub; `None` for a directory that the user named.
+    /// Id of the model on the hub; `None` for a directory that the user named.
     pub id: Option<ModelId>,
-    /// Its commit on the hub.
+    /// Commit of the model on the hub.
     pub commit: Option<String>,
 }
 
@@ -97,7 +97,7 @@ fn is_path(name: &str) -> bool {
 pub struct CachedModel {
     /// `org/name`.
     pub name: String,
-    /// Its commit.
+    /// Commit of the snapshot.
     pub commit: String,
     /// Branches and tags that point to it.
     pub revisions: Vec<String>,

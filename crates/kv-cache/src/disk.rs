@@ -33,7 +33,7 @@ const MAGIC: &[u8; 8] = b"taperkv1";
 const HASH: usize = 32;
 const HEAD: usize = MAGIC.len() + HASH + 8;
 const EXTENSION: &str = "kv";
-/// Of files that are being written.
+/// Extension of files that are being written.
 const UNFINISHED: &str = "tmp";
 /// A file that was left unfinished so long ago is nobody's any more.
 const ABANDONED: Duration = Duration::from_secs(3600);

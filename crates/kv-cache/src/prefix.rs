@@ -21,7 +21,7 @@ pub(crate) const ROOT: Node = 0;
 struct Name {
     before: Node,
     tokens: Box<[TokenId]>,
-    /// Of a first block: who may share it. Later ones have the first one's node before them.
+    /// Who may share a first block. Later blocks need none: the first one's node is in their chain.
     salt: Option<Arc<str>>,
 }
 

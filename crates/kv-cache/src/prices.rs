@@ -20,7 +20,7 @@ impl Prices {
     /// Layers at each end that cost [`Self::END`] times as much, as vLLM keeps them at 8 bits.
     const ENDS: usize = 2;
     const END: f64 = 2.0;
-    /// Of keys, where values cost 1: most models lose more by theirs.
+    /// Price of keys, where values cost 1: most models lose more by errors of keys.
     const KEYS: f64 = 2.0;
 
     /// For models that were not measured.

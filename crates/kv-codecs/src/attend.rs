@@ -24,9 +24,9 @@ pub struct AttnBatch<'a> {
 /// One sequence's part of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct SeqSpan<'a> {
-    /// Its query tokens; they are the last of its `kv_len` tokens.
+    /// Query tokens; they are the last of the sequence's `kv_len` tokens.
     pub q_len: usize,
-    /// Its tokens in the cache, this step's included.
+    /// Tokens of the sequence in the cache, this step's included.
     pub kv_len: usize,
     /// Where they are.
     pub blocks: &'a [BlockId],

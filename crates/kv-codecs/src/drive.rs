@@ -40,7 +40,7 @@ const TASKS: usize = 4;
 pub(crate) struct Piece<'a> {
     pub(crate) seq: SeqSpan<'a>,
     pub(crate) params: &'a AttnParams<'a>,
-    /// Their rows in the batch.
+    /// Rows of the query tokens in the batch.
     tokens: Range<usize>,
     /// Tokens of the sequence up to and with the first of them.
     first_end: usize,
@@ -60,7 +60,7 @@ impl Piece<'_> {
         self.params.window.map_or(0, |w| end.saturating_sub(w))..end
     }
 
-    /// Those among `tokens`, counted from the first of these.
+    /// Positions that a row attends to among `tokens`, counted from the first of these.
     pub(crate) fn sees_of(&self, row: usize, tokens: Range<usize>) -> Range<usize> {
         let clamp = |x: usize| x.clamp(tokens.start, tokens.end) - tokens.start;
         let seen = self.sees(row);

@@ -184,7 +184,7 @@ pub(crate) fn standard_rotation(d: usize) -> Result<Rotation, KvCodecError> {
     Rotation::new(d, SEED)
 }
 
-/// That of their sketches.
+/// A rotation of the paged codecs' sketches.
 ///
 /// # Errors
 /// As [`Rotation::new`].

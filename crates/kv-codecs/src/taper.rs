@@ -162,7 +162,7 @@ impl TaperSide {
         unpack_centre(CodeLevel::detect(), bytes, factor, out);
     }
 
-    /// Its codes, and what they are multiplied by.
+    /// Codes of a block's centre, and the factor that they are multiplied by.
     fn stored_centre<'a>(&self, region: &'a [u8]) -> (&'a [u8], f32) {
         let at = self.centre_at();
         (&region[at + 4..], half_at(region, at + 2))

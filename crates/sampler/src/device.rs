@@ -93,7 +93,7 @@ impl DeviceDraw {
 pub struct DeviceLogits {
     /// Logit of the chosen token.
     pub logit: f32,
-    /// The largest.
+    /// Largest logit of the row.
     pub max: f32,
     /// Mass of the row at temperature 1, in units of 2^-40 of the likeliest token's.
     pub mass: u64,

@@ -31,7 +31,7 @@ const CODECS: [&str; 11] = [
 
 /// The codec that prices are measured with: of few bits, so that its error stands out.
 const PROBE: [&str; 2] = ["taper2v0", "taper0v2"];
-/// Its relative squared error (`docs/kv-codecs.md`, Gaussian rows).
+/// Relative squared error of the probe (`docs/kv-codecs.md`, Gaussian rows).
 const PROBE_ERROR: f64 = 0.09;
 
 #[derive(Debug, Args)]

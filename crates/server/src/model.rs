@@ -74,7 +74,7 @@ impl ModelSource {
         })
     }
 
-    /// Its directory; the built-in model and GGUF files have none.
+    /// Directory of the model; the built-in model and GGUF files have none.
     pub(crate) fn dir(&self) -> Option<&Path> {
         match self {
             Self::Builtin | Self::Gguf { .. } => None,

@@ -8,7 +8,7 @@ use std::{alloc, fmt, ops::Range, ptr::NonNull, sync::Arc};
 
 /// Owner of memory that [`Bytes`] borrows from.
 pub trait ByteOwner: Send + Sync {
-    /// All of them.
+    /// The owned bytes.
     fn bytes(&self) -> &[u8];
 
     /// Whether they are whole pages of a file's map: what lies beside them in their pages is mapped
@@ -112,7 +112,7 @@ impl Bytes {
         self.range.is_empty()
     }
 
-    /// These bytes at an address that is a multiple of `align`: itself when it already is, else
+    /// The bytes at an address that is a multiple of `align`: `self` when it already is, else
     /// a copy. File formats align to 8 bytes at best, and some to nothing.
     #[must_use]
     pub fn aligned_to(self, align: usize) -> Self {

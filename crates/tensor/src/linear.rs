@@ -327,7 +327,7 @@ impl Linear {
 #[derive(Debug, Clone)]
 pub struct LinearGroup<const N: usize> {
     parts: [Linear; N],
-    /// All of them, one below the other, on a GPU.
+    /// All maps, one below the other, on a GPU.
     stacked: Option<placed::Stacked>,
 }
 

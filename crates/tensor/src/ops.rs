@@ -188,7 +188,7 @@ fn both_on_gpu<'a>(
     }
 }
 
-/// That no operand is on a GPU.
+/// Checks that no operand is on a GPU.
 fn on_host(op: &'static str, operands: &[&Tensor]) -> Result<()> {
     match operands.iter().any(|x| x.on_gpu().is_some()) {
         true => Err(TensorError::Device { op, device: "a GPU".into() }),

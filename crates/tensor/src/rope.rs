@@ -70,7 +70,7 @@ pub struct Projected<'a> {
     pub v: &'a Tensor,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Of each head of queries and of keys.
+    /// QK-norm: norms of each head of queries and of keys.
     pub norms: Option<(&'a RmsNorm, &'a RmsNorm)>,
     /// Angles by which queries and keys are rotated.
     pub rope: Option<&'a RopeAngles>,
@@ -80,7 +80,7 @@ pub struct Projected<'a> {
 }
 
 impl Projected<'_> {
-    /// That norms and angles fit queries and keys.
+    /// Checks that norms and angles fit queries and keys.
     pub(crate) fn check(&self) -> Result<()> {
         let (q_norm, k_norm) = self.norms.unzip();
         check(self.q, self.head_dim, q_norm, self.rope)?;

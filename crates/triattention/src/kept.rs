@@ -16,7 +16,7 @@ impl Kept {
         Self { rows, before }
     }
 
-    /// Their indices, ascending.
+    /// Indices of the kept rows, ascending.
     #[must_use]
     pub fn rows(&self) -> &[usize] {
         &self.rows

@@ -85,7 +85,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Of heads of `head_dim` elements: `omega_f = theta^(-2 f / head_dim)`.
+    /// RoPE for heads of `head_dim` elements: `omega_f = theta^(-2 f / head_dim)`.
     ///
     /// # Errors
     /// `head_dim` is odd or 0, or `theta` is no positive number.
@@ -101,8 +101,8 @@ impl Rope {
         Self::of_frequencies((0..head_dim / 2).map(omega).collect(), 1.0)
     }
 
-    /// Of any frequencies (as llama 3 and YaRN scale them), one for each band; `scale` multiplies
-    /// rotated queries and keys (YaRN's attention factor, else 1).
+    /// RoPE with any frequencies (as llama 3 and YaRN scale them), one for each band; `scale`
+    /// multiplies rotated queries and keys (YaRN's attention factor, else 1).
     ///
     /// # Errors
     /// There are none, or a number is not finite.
@@ -123,7 +123,7 @@ impl Rope {
         self.omega.len()
     }
 
-    /// Of each band, in radians a token.
+    /// Frequency of each band, in radians per token.
     #[must_use]
     pub fn frequencies(&self) -> &[f64] {
         &self.omega

@@ -3,7 +3,7 @@
 
 use crate::{Complex, TriAttentionError};
 
-/// Of one query head.
+/// Statistics of one query head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadStatistics {
     /// `E[q_f]`: the centre of each band.
@@ -78,7 +78,7 @@ pub struct QueryStatistics {
 }
 
 impl QueryStatistics {
-    /// Of `heads` query heads of `head_dim` elements.
+    /// Empty statistics for `heads` query heads of `head_dim` elements.
     ///
     /// # Errors
     /// No heads, or heads of an odd size or none.

@@ -32,7 +32,7 @@ pub struct Checkpoint {
 /// A tensor's name, type, shape and size, for listings.
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
-    /// Its name in the file.
+    /// Name of the tensor in the file.
     pub name: String,
     /// Element type in safetensors' spelling.
     pub dtype: String,

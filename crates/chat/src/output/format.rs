@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 /// How a model marks its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ReasoningFormat {
-    /// It does not: everything is content.
+    /// The model does not mark reasoning: everything is content.
     #[default]
     None,
     /// `<think>..</think>`, as Qwen3 writes it.
@@ -33,7 +33,7 @@ impl ReasoningFormat {
 }
 
 impl ToolFormat {
-    /// It does not: everything is content.
+    /// No tool calls: everything is content.
     pub const NONE: Self = Self(None);
 
     /// A format that need not be among the named ones.

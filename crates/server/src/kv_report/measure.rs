@@ -36,7 +36,7 @@ pub(super) struct Truth {
 pub(super) struct Loss {
     /// Mean Kullback-Leibler divergence of the next token's distribution, in nats.
     pub(super) mean_kl: f64,
-    /// The largest.
+    /// Largest divergence at a position, in nats.
     pub(super) max_kl: f64,
     /// Share of positions where the likeliest token is the same.
     pub(super) same: f64,

@@ -9,7 +9,7 @@ pub(super) fn intel() -> bool {
     *INTEL.get_or_init(|| made_by([b"Genu", b"ineI", b"ntel"]))
 }
 
-/// Whether it is AMD's Zen 5, or what came after it.
+/// Whether the processor is AMD's Zen 5 or a later one.
 pub(super) fn zen5() -> bool {
     static ZEN5: OnceLock<bool> = OnceLock::new();
     *ZEN5.get_or_init(|| {

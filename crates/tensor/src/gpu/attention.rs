@@ -9,7 +9,7 @@ use crate::{DType, Projected, Result, RmsNorm, Tensor, TensorError, tensor::GpuT
 use std::sync::Arc;
 
 params!(
-    /// Of `kv_write_*`.
+    /// Parameters of `kv_write_*`.
     WriteParams { n: u32, kv_heads: u32, head_dim: u32 }
 );
 params!(
@@ -17,7 +17,7 @@ params!(
     AttendTile { row: u32, count: u32, end: u32, table: u32 }
 );
 params!(
-    /// Of `attend_*`.
+    /// Parameters of `attend_*`.
     AttendParams {
         q_heads: u32,
         kv_heads: u32,
@@ -34,7 +34,7 @@ params!(
     }
 );
 params!(
-    /// Of `attend_merge`.
+    /// Parameters of `attend_merge`.
     MergeParams { head_dim: u32, spans: u32 }
 );
 

@@ -5,11 +5,11 @@ use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
 use taper_sampler::{DeviceDraw, DeviceLogits};
 
 params!(
-    /// Of `argmax`.
+    /// Parameters of `argmax`.
     ArgmaxParams { vocab: u32 }
 );
 params!(
-    /// Of `sample`.
+    /// Parameters of `sample`.
     SampleParams { vocab: u32, rows: u32 }
 );
 params!(

@@ -257,7 +257,7 @@ pub struct AffineQueries {
     pub(super) high: Vec<i8>,
     pub(super) low: Vec<i8>,
     pub(super) scales: Vec<f32>,
-    /// Of each unit: `[rows, units]`.
+    /// Sums of each unit's elements: `[rows, units]`.
     pub(super) sums: Vec<f32>,
 }
 
@@ -312,7 +312,7 @@ pub struct AffineScales {
     pub(super) n: usize,
     pub(super) scale: Vec<f32>,
     pub(super) bias: Vec<f32>,
-    /// Of values, whose scales are made positive: what their codes are combined with.
+    /// What codes of values are combined with to make their scales positive.
     pub(super) flip: Vec<u8>,
 }
 

@@ -266,7 +266,7 @@ pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut 
     }
 }
 
-/// As the portable one.
+/// As the portable `weigh_body`.
 ///
 /// # Safety
 /// All slices have the length of `p`, a multiple of four.

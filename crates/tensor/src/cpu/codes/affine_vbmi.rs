@@ -19,7 +19,7 @@ pub(super) struct Source {
     pub(super) shape: Affine,
     pub(super) rows: *const u8,
     pub(super) next: *const u8,
-    /// Of a row.
+    /// Bytes of a row.
     pub(super) bytes: usize,
 }
 
@@ -338,7 +338,7 @@ pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut 
     }
 }
 
-/// As the portable one.
+/// As the portable `weigh_body`.
 ///
 /// # Safety
 /// All slices have the length of `p`.

@@ -33,7 +33,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Of codes of `bits` bits whose window starts `lead` bits early.
+    /// For codes of `bits` bits whose window starts `lead` bits early.
     pub(super) fn new(bits: usize, lead: usize) -> Self {
         let mut words = Self { bytes: [[0; RING]; 2], factors: [[0; RING / 2]; 2] };
         let ring = 2 * bits;

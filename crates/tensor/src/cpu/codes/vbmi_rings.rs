@@ -21,7 +21,7 @@ pub(super) struct RingWords<const BYTES: usize> {
 impl<const BYTES: usize> RingWords<BYTES> {
     const RING_BYTES: usize = BYTES / TILE_ROWS;
 
-    /// Of each word the bytes: a ring's last, and all of them.
+    /// Bytes of each word: a ring's last one, then all of the ring's.
     const GATHER: [u8; TILE] = {
         let (mut gather, mut i) = ([0; TILE], 0);
         while i < TILE {

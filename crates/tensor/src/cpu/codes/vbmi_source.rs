@@ -154,7 +154,7 @@ impl Source for Nibbles {
 /// shifts of 16 bits do not.
 #[derive(Clone, Copy)]
 struct ByteWindows {
-    /// Of a byte's first code, by its own bits and above them those before.
+    /// Table for a byte's first code, indexed by its own bits and above them the bits before.
     even: __m512i,
     odd: __m512i,
 }
@@ -189,13 +189,13 @@ impl ByteWindows {
     }
 }
 
-/// Such codes for scores, where they lie.
+/// Codes of [`ByteWindows`] for scores, in place.
 #[derive(Clone, Copy)]
 pub(super) struct ByteRows {
     codes: *const u8,
     next: *const u8,
     windows: ByteWindows,
-    /// Of each byte the one before it in its ring.
+    /// Index of the byte before each byte in its ring.
     before: __m512i,
 }
 
@@ -232,13 +232,14 @@ impl Pairs for ByteRows {
     }
 }
 
-/// Such codes for values: bytes of four rows side by side, two of `a` and two of `b` interleaved.
+/// Codes of [`ByteWindows`] for values: bytes of four rows side by side, two of `a` and two of `b`
+/// interleaved.
 #[derive(Clone, Copy)]
 pub(super) struct ByteElements {
     one: Packed<32>,
     windows: ByteWindows,
     gather: __m512i,
-    /// Of each four bytes those before them in their rings.
+    /// Indices of the bytes before each four bytes in their rings.
     before: __m512i,
 }
 

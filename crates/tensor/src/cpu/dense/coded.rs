@@ -35,8 +35,8 @@ use half::bf16;
 pub(super) const CODED: usize = BLOCK * 3 / 2;
 /// Blocks of a chunk.
 pub(super) const BLOCKS: usize = CHUNK / 2;
-/// Of how many weights one may be an exception: a block in eight then has one, and takes a few times as
-/// long to unpack, about half of what decoding gains.
+/// One weight of so many may be an exception: a block in eight then has one, and takes a few times
+/// as long to unpack, about half of what decoding gains.
 const RARE: usize = 1024;
 /// How many panels are looked at before a matrix is coded.
 const SAMPLES: usize = 8;
@@ -128,7 +128,7 @@ pub(super) struct Coded {
 }
 
 impl Coded {
-    /// Whether it is worth it: exceptions are rare. They are counted in some panels.
+    /// Whether coding a matrix pays: exceptions are rare. They are counted in some panels.
     pub(super) fn pays(from: &[bf16], cols: usize) -> bool {
         let panel = PANEL * cols;
         if from.is_empty() || !cols.is_multiple_of(CHUNK) || panel > Exception::PLACES {

@@ -45,7 +45,7 @@ pub struct PackedDense {
 #[derive(Debug)]
 enum Data {
     Plain(AlignedBytes),
-    /// Of `bf16`.
+    /// Weights of `bf16`, coded.
     Coded(Coded),
 }
 

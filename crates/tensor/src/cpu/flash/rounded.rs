@@ -103,7 +103,7 @@ struct Operands {
 
 /// Values that are not finite and that some row does not see, left out.
 struct Cleared {
-    /// Of which pages, and what is read instead of them.
+    /// Indices of pages, and the values that are read instead of theirs.
     values: Vec<(usize, Vec<f32>)>,
     /// Rows that do see some of them.
     damaged: Vec<usize>,

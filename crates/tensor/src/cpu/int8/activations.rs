@@ -227,7 +227,7 @@ impl Int8Rows {
         &bytemuck::cast_slice(&self.codes)[..self.rows * self.cols]
     }
 
-    /// Whether it was rounded so, in groups of so many elements.
+    /// Whether the rows were rounded by `rounding` in groups of `group` elements.
     #[must_use]
     pub fn is(&self, group: usize, rounding: Rounding) -> bool {
         self.group == group && self.rounding == rounding

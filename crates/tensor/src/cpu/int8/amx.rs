@@ -103,7 +103,7 @@ struct Job<'a> {
     /// Groups of all tiles.
     steps: usize,
     codes: *const i8,
-    /// Of each group of a tile.
+    /// Scales and sums of each group of activations.
     sides: &'a [Side],
     group: usize,
     /// Whether weights are asked for ahead, which the first rows do.

@@ -18,7 +18,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Of at most 32 rows; the others have no keys.
+    /// Takes the ranges of at most 32 rows; the others have no keys.
     pub(super) fn new(rows: impl Iterator<Item = Range<usize>>) -> Self {
         let mut seen = Self { from: [0; BLOCK], to: [0; BLOCK] };
         for ((from, to), row) in seen.from.iter_mut().zip(&mut seen.to).zip(rows) {
