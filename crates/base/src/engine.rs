@@ -20,12 +20,12 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     }
 }
 
-/// What an engine serves.
+/// What an engine serves: its model, limits and memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineInfo {
     /// Longest sequence, prompt and output together, in tokens.
     pub max_model_len: u32,
-    /// Tokens are below this.
+    /// Size of the vocabulary: token ids are below this.
     pub vocab_size: u32,
     /// The model's own end-of-sequence tokens.
     pub eos_token_ids: Vec<TokenId>,
@@ -48,7 +48,7 @@ pub struct EngineInfo {
 /// A value of [`GenRequest::kv_bits`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvBits {
-    /// What requests say.
+    /// Value of the request's field `kv_bits`.
     pub bits: u32,
     /// The KV scheme they get.
     pub kv_cache_dtype: String,
@@ -67,7 +67,7 @@ pub struct EngineStats {
     pub kv_blocks_used: u32,
     /// KV blocks that nobody holds and whose contents may be used again; they count as free.
     pub kv_blocks_idle: u32,
-    /// KV blocks there are.
+    /// KV blocks in all.
     pub kv_blocks_total: u32,
     /// Blocks of exact tokens that are promised to sequences, of `kv_exact_blocks_total`.
     pub kv_exact_blocks_used: u32,
@@ -87,7 +87,7 @@ pub struct EngineStats {
     pub preemptions: u64,
     /// Requests that ended because nobody listened.
     pub cancelled: u64,
-    /// Model steps.
+    /// Steps run: forward passes over a batch.
     pub steps: u64,
     /// KV blocks written to disk.
     pub disk_written_blocks: u64,

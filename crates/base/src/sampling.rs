@@ -5,7 +5,7 @@ use crate::TokenId;
 /// Parameters of one request's sampler. Names and meanings follow vLLM and the OpenAI API.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// 0 means greedy.
+    /// Sampling temperature; 0 means greedy.
     pub temperature: f32,
     /// Keep the `top_k` likeliest tokens; 0 keeps all.
     pub top_k: u32,
@@ -55,9 +55,9 @@ impl Default for SamplingParams {
 pub struct InvalidParam {
     /// The parameter, as the API names it.
     pub name: &'static str,
-    /// The range in words.
+    /// Allowed range, in words.
     pub expected: &'static str,
-    /// What came.
+    /// Value that the request had.
     pub got: f64,
 }
 

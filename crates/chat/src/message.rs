@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-/// Who says a message.
+/// Role of a message's author.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -36,7 +36,7 @@ impl Role {
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// Who says it.
+    /// Role of the author.
     pub role: Role,
     /// What is said; templates see `""` for `None`, as with vLLM.
     pub content: Option<Content>,
@@ -65,7 +65,7 @@ impl Message {
     }
 }
 
-/// What a message says.
+/// Content of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// A text.
@@ -101,7 +101,7 @@ pub enum ContentPart {
 pub struct ToolCall {
     /// Identifies the call in the tool's result.
     pub id: String,
-    /// The tool.
+    /// Name of the tool.
     pub name: String,
     /// JSON text, as the model wrote it: it need not be valid.
     pub arguments: String,
@@ -112,7 +112,7 @@ pub struct ToolCall {
 pub struct Tool {
     /// Name of the function.
     pub name: String,
-    /// What it is for.
+    /// Description of the function, for the model.
     pub description: Option<String>,
     /// JSON schema of its arguments.
     pub parameters: Option<Value>,

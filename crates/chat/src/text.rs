@@ -45,7 +45,7 @@ impl TextOptions {
     }
 }
 
-/// What a token added.
+/// Text that a token added.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TextStep {
     /// Text that is safe to send.

@@ -11,9 +11,9 @@ use taper_models::ModelInfo;
 pub struct EngineConfig {
     /// Longest sequence; `None` is the model's own, lowered to what the cache holds.
     pub max_model_len: Option<u32>,
-    /// Sequences in a step.
+    /// Maximum number of sequences in a step.
     pub max_num_seqs: u32,
-    /// Tokens in a step.
+    /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: u32,
     /// Requests that may be open beside the `max_num_seqs` that run.
     pub max_waiting: u32,
@@ -39,9 +39,9 @@ pub struct EngineConfig {
 /// A scheme that requests name by its bits.
 #[derive(Debug, Clone)]
 pub struct KvOffer {
-    /// What requests say.
+    /// Value of the request's field `kv_bits`.
     pub bits: u32,
-    /// What they get.
+    /// KV codecs of the cache that serves such requests.
     pub scheme: KvScheme,
 }
 
@@ -70,7 +70,7 @@ pub struct KvIdle {
 pub struct EnginePlan {
     /// The cache of [`EngineConfig::scheme`], then one an offer.
     pub caches: Vec<KvConfig>,
-    /// Longest sequence.
+    /// Maximum length of a sequence, in tokens.
     pub max_model_len: u32,
 }
 

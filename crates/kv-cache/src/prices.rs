@@ -10,9 +10,9 @@ const ERRORS: [(u8, f64); 4] = [(2, 0.0900), (3, 0.0232), (4, 0.0061), (8, 2.9e-
 /// What a relative squared error of one costs, by layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prices {
-    /// In the keys.
+    /// Price of an error in the keys, by layer.
     pub k: Vec<f64>,
-    /// In the values.
+    /// Price of an error in the values, by layer.
     pub v: Vec<f64>,
 }
 

@@ -28,7 +28,7 @@ pub struct SeqSpan<'a> {
     pub q_len: usize,
     /// Tokens of the sequence in the cache, this step's included.
     pub kv_len: usize,
-    /// Where they are.
+    /// Blocks of the sequence, in order.
     pub blocks: &'a [BlockId],
     /// What is kept exactly of them; `None` reads codes only.
     pub exact: Option<ExactBlocks<'a>>,
@@ -37,7 +37,7 @@ pub struct SeqSpan<'a> {
 /// What attention computes, beside the operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnParams<'a> {
-    /// Multiplies `q · k`.
+    /// Factor of `q · k`, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// A token sees itself and the `window - 1` tokens before it.
     pub window: Option<usize>,

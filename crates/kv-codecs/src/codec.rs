@@ -25,9 +25,9 @@ pub struct KvGeometry {
 /// Bytes of one block of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockBytes {
-    /// Bytes of the keys.
+    /// Bytes of a block's keys.
     pub k: usize,
-    /// Bytes of the values.
+    /// Bytes of a block's values.
     pub v: usize,
 }
 

@@ -28,7 +28,7 @@ pub enum Scale {
 pub struct Coded {
     /// One level index an element.
     pub codes: Vec<u8>,
-    /// `|x|`.
+    /// `|x|`: norm of the row.
     pub norm: f32,
     /// `<u, c>`.
     pub along: f32,

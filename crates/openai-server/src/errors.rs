@@ -167,11 +167,11 @@ pub enum ApiError {
 /// HTTP response of an error: status, and `type`, `code` and `param` of the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorClass {
-    /// HTTP status.
+    /// HTTP status of the response.
     pub status: StatusCode,
-    /// `type` of the body.
+    /// Field `type` of the error object.
     pub kind: &'static str,
-    /// `code` of the body.
+    /// Field `code` of the error object.
     pub code: &'static str,
     /// `param` of the body: the field at fault.
     pub param: Option<String>,

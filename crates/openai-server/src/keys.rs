@@ -26,7 +26,7 @@ impl ApiKeys {
         Ok(Self(keys))
     }
 
-    /// Nobody needs a key.
+    /// Whether there are no keys, so that nobody needs one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

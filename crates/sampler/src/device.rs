@@ -50,7 +50,7 @@ pub struct DeviceEdits {
 /// What changes of one token's logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceEdit {
-    /// The token.
+    /// Id of the chosen token.
     pub token: TokenId,
     /// Is added; `-0.0`, which changes no number, where there is none.
     pub bias: f32,

@@ -14,7 +14,7 @@ use taper_base::{SamplingParams, TokenId, TokenLogprobs};
 /// A token chosen by [`Sampler::sample`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// The token.
+    /// Id of the chosen token.
     pub token: TokenId,
     /// When asked for: see [`token_logprobs`](crate::token_logprobs) for what they mean.
     pub logprobs: Option<TokenLogprobs>,

@@ -7,7 +7,7 @@ use taper_base::{SeqId, TokenId};
 pub struct Admission {
     /// Not in use by a sequence that waits or runs.
     pub id: SeqId,
-    /// At least one token.
+    /// Token ids of the prompt; at least one.
     pub prompt: Vec<TokenId>,
     /// At most this many tokens are generated; 0 computes the prompt only.
     pub max_new: u32,
@@ -54,7 +54,7 @@ pub enum AdmitError {
 /// The part of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeqWork {
-    /// Whose.
+    /// The sequence that is computed.
     pub id: SeqId,
     /// Index in the sequence, prompt first, of the first token to compute. The KV cache holds the
     /// tokens before it.
@@ -105,7 +105,7 @@ impl StepPlan {
         self.works.is_empty()
     }
 
-    /// Tokens of all works.
+    /// Tokens that the step computes.
     #[must_use]
     pub fn tokens(&self) -> u32 {
         self.works.iter().map(|w| w.len).sum()

@@ -100,13 +100,13 @@ impl Bytes {
         self.owner.release(self.range.clone());
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// No bytes at all.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
@@ -156,7 +156,7 @@ impl AlignedBytes {
     /// From this length on, memory comes from the system.
     const MAPPED_FROM: usize = 1 << 20;
 
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
         let Some(layout) = Self::layout(len) else { capacity_overflow(len) };
@@ -232,20 +232,20 @@ impl AlignedBytes {
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 
-    /// The bytes, to write.
+    /// The bytes, mutable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: `ptr` points to `len` initialised bytes that this value owns, and the borrow is
         // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// No bytes at all.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

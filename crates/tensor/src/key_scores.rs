@@ -42,7 +42,7 @@ impl KeyScorer {
         Ok(Self { heads, head_dim, vectors, weights })
     }
 
-    /// Query heads.
+    /// Number of query heads.
     #[must_use]
     pub fn heads(&self) -> usize {
         self.heads
@@ -54,13 +54,13 @@ impl KeyScorer {
         self.head_dim
     }
 
-    /// `[heads, head_dim]`.
+    /// Vectors of the products, `[heads, head_dim]`.
     #[must_use]
     pub fn vectors(&self) -> &[f32] {
         &self.vectors
     }
 
-    /// `[heads, head_dim / 2]`.
+    /// Weights of the moduli, `[heads, head_dim / 2]`.
     #[must_use]
     pub fn weights(&self) -> &[f32] {
         &self.weights

@@ -47,7 +47,7 @@ pub enum Weight {
 }
 
 impl Weight {
-    /// How it is stored.
+    /// Format in which the weight is stored.
     #[must_use]
     pub fn format(&self) -> WeightFormat {
         match self {
@@ -303,13 +303,13 @@ impl Linear {
         Product { weight, bias: self.bias(), residual, out }
     }
 
-    /// Inputs.
+    /// Number of inputs.
     #[must_use]
     pub fn in_features(&self) -> usize {
         self.matrix.cols()
     }
 
-    /// Outputs.
+    /// Number of outputs.
     #[must_use]
     pub fn out_features(&self) -> usize {
         self.matrix.rows()
@@ -384,7 +384,7 @@ impl<const N: usize> LinearGroup<N> {
         self.parts.first().map_or(Ok(0), |first| first.check(x))
     }
 
-    /// The maps.
+    /// The group's maps.
     #[must_use]
     pub fn parts(&self) -> &[Linear; N] {
         &self.parts

@@ -121,9 +121,9 @@ pub fn take_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
 /// Rows that are added to others.
 #[derive(Debug)]
 pub struct WeightedRows {
-    /// `[rows.len(), n]`.
+    /// Rows to add, `[rows.len(), n]`.
     pub x: Tensor,
-    /// Where they go.
+    /// Indices of the rows that these are added to.
     pub rows: Vec<u32>,
     /// What they are multiplied with.
     pub weights: Vec<f32>,

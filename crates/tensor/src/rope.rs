@@ -62,9 +62,9 @@ pub struct RopeAngles {
 /// `q [t, heads * head_dim]`, `k`, `v` `[t, kv_heads * head_dim]`, f32.
 #[derive(Debug, Clone, Copy)]
 pub struct Projected<'a> {
-    /// Queries.
+    /// Queries, before norm and RoPE.
     pub q: &'a Tensor,
-    /// Keys.
+    /// Keys, before norm and RoPE.
     pub k: &'a Tensor,
     /// Values.
     pub v: &'a Tensor,

@@ -22,7 +22,7 @@ impl Kept {
         &self.rows
     }
 
-    /// How many go.
+    /// Number of tokens that are evicted.
     #[must_use]
     pub fn evicted(&self) -> usize {
         self.before - self.rows.len()

@@ -16,7 +16,7 @@ pub struct Complex {
 }
 
 impl Complex {
-    /// `e^(i angle)`.
+    /// `e^(i angle)`: a rotation by `angle` radians.
     #[must_use]
     pub fn turn(angle: f64) -> Self {
         Self { re: angle.cos(), im: angle.sin() }
@@ -129,7 +129,7 @@ impl Rope {
         &self.omega
     }
 
-    /// What multiplies rotated rows.
+    /// Factor of rotated rows, as YaRN has it.
     #[must_use]
     pub fn scale(&self) -> f64 {
         self.scale

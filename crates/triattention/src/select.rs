@@ -5,7 +5,7 @@ use crate::{Kept, TriAttentionError};
 /// When keys are evicted, and how many stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Tokens that stay.
+    /// Number of tokens to keep.
     pub keep: usize,
     /// An eviction comes when there are so many more.
     pub every: usize,
@@ -53,9 +53,9 @@ pub enum Sharing {
 /// Scores of a layer's keys, as [`KeyScorer`](taper_tensor::KeyScorer) gives them.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerScores<'a> {
-    /// `[heads, tokens]`.
+    /// Scores, `[heads, tokens]`.
     pub scores: &'a [f32],
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
 }
 

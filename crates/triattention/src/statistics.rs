@@ -8,7 +8,7 @@ use crate::{Complex, TriAttentionError};
 pub struct HeadStatistics {
     /// `E[q_f]`: the centre of each band.
     pub mean: Vec<Complex>,
-    /// `E|q_f|`.
+    /// `E|q_f|`: mean modulus of each band.
     pub modulus: Vec<f64>,
 }
 
@@ -121,7 +121,7 @@ impl QueryStatistics {
         Ok(())
     }
 
-    /// Tokens so far.
+    /// Tokens that were counted so far.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tokens

@@ -36,9 +36,9 @@ pub struct TensorInfo {
     pub name: String,
     /// Element type in safetensors' spelling.
     pub dtype: String,
-    /// Dimensions.
+    /// Dimensions of the tensor.
     pub shape: Vec<usize>,
-    /// Bytes in the file.
+    /// Bytes of the tensor in the file.
     pub bytes: u64,
 }
 
@@ -96,7 +96,7 @@ impl Checkpoint {
         Ok(Self { config, quantization, tensors, blocks, used: Mutex::default() })
     }
 
-    /// `config.json`.
+    /// Contents of `config.json`.
     #[must_use]
     pub fn config(&self) -> &Value {
         &self.config

@@ -49,7 +49,7 @@ pub struct ParsedMessage {
 }
 
 impl ParsedMessage {
-    /// Adds a part.
+    /// Adds a delta to the message.
     pub fn apply(&mut self, delta: Delta) {
         match delta {
             Delta::Reasoning(text) => self.reasoning.get_or_insert_default().push_str(&text),

@@ -98,7 +98,7 @@ impl Attended {
         self.acc.resize(rows * d, 0.0);
     }
 
-    /// How many rows.
+    /// Number of query rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.max.len()

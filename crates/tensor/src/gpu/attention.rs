@@ -56,7 +56,7 @@ pub struct KvShape {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// f16, bf16 or f32.
+    /// Element type of keys and values: f16, bf16 or f32.
     pub dtype: DType,
 }
 
@@ -97,7 +97,7 @@ pub struct Sequence<'a> {
     pub q_len: usize,
     /// Its tokens in the cache.
     pub kv_len: usize,
-    /// Where they are.
+    /// Blocks of the sequence, in order.
     pub blocks: &'a [u32],
 }
 
@@ -165,7 +165,7 @@ impl Plan {
 /// What attention computes beside the operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scoring {
-    /// Multiplies `q · k`.
+    /// Factor of `q · k`, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// A token sees itself and the `window - 1` tokens before it.
     pub window: Option<usize>,

@@ -89,7 +89,7 @@ pub struct CodedSequence {
 /// to the query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExactTokens {
-    /// Tokens at the beginning.
+    /// Tokens at the beginning that are read uncompressed.
     pub sinks: usize,
     /// Where the recent ones begin is a multiple of this; above 0.
     pub recent: usize,

@@ -79,14 +79,14 @@ impl StackedExperts {
         Ok(Self { gate_up, down, experts: n, exact })
     }
 
-    /// Weights in all.
+    /// Number of weights of all experts.
     #[must_use]
     pub fn elements(&self) -> u64 {
         let of = |w: &GpuWeight| (w.rows() * w.cols()) as u64;
         of(&self.gate_up) + of(&self.down)
     }
 
-    /// Bytes they take.
+    /// Bytes of the weights of all experts.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.gate_up.bytes() + self.down.bytes()

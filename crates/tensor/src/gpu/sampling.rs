@@ -40,7 +40,7 @@ const DETAILS: usize = 5 + 2 * LISTED;
 /// A token that a GPU chose, and what its log probabilities are made of, if they were asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
-    /// The token.
+    /// Id of the chosen token.
     pub token: u32,
     /// Logits that were read beside.
     pub logits: Option<DeviceLogits>,

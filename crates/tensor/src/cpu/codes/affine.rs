@@ -17,7 +17,7 @@ use half::f16;
 pub struct Affine {
     /// Elements of a row.
     pub d: usize,
-    /// 4 or 8.
+    /// Bits of an element: 4 or 8.
     pub bits: usize,
     /// Elements that share a scale: 32, or a multiple of 64.
     pub group: usize,
@@ -298,7 +298,7 @@ impl AffineQueries {
         }
     }
 
-    /// How many rows.
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.scales.len()

@@ -78,13 +78,13 @@ impl PackedDense {
         Self { rows, cols, dtype, data }
     }
 
-    /// Outputs.
+    /// Number of outputs.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Number of inputs.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
