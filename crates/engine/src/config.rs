@@ -28,7 +28,7 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Prefixes are kept on disk too, and found there after a restart.
     pub disk: Option<KvDisk>,
-    /// Memory is given back to the system after some time without requests; `None` keeps it.
+    /// Memory is returned to the system after some time without requests; `None` keeps it.
     pub idle: Option<KvIdle>,
     /// Memory for the cache.
     pub kv_budget: KvBudget,
@@ -59,7 +59,7 @@ pub struct KvDisk {
 /// What becomes of the cache's memory while there are no requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvIdle {
-    /// How long after the last request memory is given back.
+    /// How long after the last request memory is returned to the system.
     pub after: Duration,
     /// Bytes of prefixes that stay, the latest ones; `None` is a quarter of the weights' bytes.
     pub keep_bytes: Option<u64>,

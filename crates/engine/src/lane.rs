@@ -31,7 +31,7 @@ pub(crate) struct Lane {
     loading: HashMap<SeqId, Loading>,
     /// When there was last something to do.
     busy: Instant,
-    /// Memory that may be given back once nothing was to do for a while.
+    /// Whether there is memory that may be returned to the system after a while without requests.
     holds_memory: bool,
 }
 
@@ -42,7 +42,7 @@ const DISK_DEADLINE: Duration = Duration::from_secs(3);
 struct Loading {
     sequence: Sequence,
     admission: Admission,
-    /// Units still to be asked for.
+    /// Units that are still to be requested.
     units: VecDeque<(usize, UnitName)>,
     /// The last one.
     last: usize,
@@ -189,7 +189,7 @@ impl Lane {
         self.update_gauges(shared);
     }
 
-    /// Asks for the next unit of a request that waits for the disk.
+    /// Requests the next unit for a request that waits for the disk.
     fn load_next(&mut self, id: SeqId, shared: &Shared) {
         let next = self.loading.get_mut(&id).and_then(|loading| loading.units.pop_front());
         let Some((unit, name)) = next else { return };

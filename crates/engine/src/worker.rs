@@ -9,7 +9,7 @@ use taper_base::{GenRequest, SeqId, TokenSet};
 use taper_kv_cache::DiskTier;
 use taper_models::Model;
 
-/// What callers ask of the thread.
+/// Commands to the thread.
 pub(crate) enum Command {
     /// Runs a request over one of the KV caches.
     Submit { lane: usize, request: GenRequest, max_new: u32, listener: Listener },
@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     pub(crate) stats: Arc<SharedStats>,
     /// Where prefixes are kept, and what names the model there.
     pub(crate) disk: Option<(Arc<DiskTier>, String)>,
-    /// When memory is given back, and how much stays.
+    /// When memory is returned to the system, and how much is kept.
     pub(crate) idle: Option<Idle>,
     /// For what other threads have to tell this one.
     pub(crate) commands: mpsc::Sender<Command>,

@@ -233,7 +233,7 @@ impl DiskTier {
 
     /// Reads a unit's rows; `done` gets them on another thread, or `None` where they are not whole. It
     /// is called at once with `None` where nothing can be read any more.
-    /// Units come in the order in which they were asked for.
+    /// Units come in the order in which they were requested.
     pub fn load(&self, name: UnitName, done: impl FnOnce(Option<Vec<u8>>) + Send + 'static) {
         let read = (name, Box::new(done) as Loaded);
         let unread = match &self.reads {

@@ -126,7 +126,7 @@ impl KvCache {
         there.take(room).collect()
     }
 
-    /// Asks for a unit's rows; see [`DiskTier::load`].
+    /// Requests a unit's rows; see [`DiskTier::load`].
     pub fn load(&self, name: UnitName, done: impl FnOnce(Option<Vec<u8>>) + Send + 'static) {
         match &self.kept {
             Some(kept) => kept.tier.load(name, done),
@@ -141,7 +141,7 @@ impl KvCache {
         }
     }
 
-    /// Units that may be asked for at a time without taking much memory.
+    /// Units that may be requested at a time without taking much memory.
     #[must_use]
     pub fn loads_ahead(&self) -> usize {
         const BYTES: usize = 64 << 20;

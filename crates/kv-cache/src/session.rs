@@ -11,7 +11,7 @@ const FETCH_FROM: usize = 16;
 /// Bytes of a layer that are fetched, at most: a part of a third-level cache.
 const FETCH_BYTES: usize = 16 << 20;
 
-/// What a model asks of the cache: the state that its layers keep from step to step.
+/// What a model needs of the cache: the state that its layers keep from step to step.
 pub trait StateSession {
     /// Stores this step's keys and values of a layer and attends over all up to here.
     ///

@@ -64,7 +64,7 @@ impl LayerPages {
         }
     }
 
-    /// Asks for huge pages for the blocks that were not written yet, as
+    /// Requests huge pages for the blocks that were not written yet, as
     /// [`AlignedBytes::prefer_huge_pages`].
     pub fn prefer_huge_pages(&self) {
         self.k.prefer_huge_pages();
@@ -125,8 +125,8 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError>;
 
-    /// Writes a step's rows into their slots and attends to all up to there, in one go; `None`, with nothing
-    /// written, where a codec does not, or not for such rows.
+    /// Writes a step's rows into their slots and attends to all up to there, in one launch; `None`,
+    /// with nothing written, where a codec does not, or not for such rows.
     ///
     /// # Shapes
     /// As [`Projected`]'s -> `[t, heads, head_dim]`; `slots`: `t` of them.
@@ -197,7 +197,7 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         self.decode(geometry, slots, pages)
     }
 
-    /// Builds blocks anew from rows that stay: row `i` of `rows` becomes row `i % block_tokens` of
+    /// Builds blocks anew from kept rows: row `i` of `rows` becomes row `i % block_tokens` of
     /// block `i / block_tokens` of `into`. All rows are read before one is written, so that blocks
     /// may take rows from each other; other rows of the blocks of `into` are lost. An exact block is
     /// filled from exact rows, and from decoded ones where there are none.
@@ -320,7 +320,7 @@ pub enum KvCodecError {
     /// Rows to keep that are not for these blocks.
     #[error("{rows} rows do not fill {blocks} different blocks")]
     Compact {
-        /// Rows that stay.
+        /// Rows that are kept.
         rows: usize,
         /// Blocks that were to take them.
         blocks: usize,

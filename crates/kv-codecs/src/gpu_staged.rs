@@ -100,7 +100,7 @@ impl Staged {
         Ok(Self { pages, blocks, exact })
     }
 
-    /// A slot, or a row that stays, or a block that takes some, among these blocks.
+    /// A slot, a kept row, or a block that kept rows are moved to, among these blocks.
     pub(crate) fn slot(&self, g: KvGeometry, slot: usize) -> usize {
         at(&self.blocks, slot / g.block_tokens) * g.block_tokens + slot % g.block_tokens
     }

@@ -93,7 +93,7 @@ impl<'a> Region<'a> {
     }
 }
 
-/// A row that stays when others go.
+/// A row that is kept when others are evicted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stays<'a> {
     pub(crate) region: &'a [u8],

@@ -1,4 +1,4 @@
-//! What the server is told when it starts.
+//! Configuration of the server.
 
 use crate::{
     access::{AllowedHosts, AllowedOrigins},
@@ -80,7 +80,7 @@ impl ServerConfig {
     }
 }
 
-/// Why a server does not start as it was told.
+/// Why a server cannot start with its configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {

@@ -187,9 +187,9 @@ impl AlignedBytes {
         Self { memory: Memory::Piece { _slab: slab }, ptr, len }
     }
 
-    /// Asks for huge pages where nothing was written yet: what is read again and again is read faster
-    /// from them, and up to 2 MiB may be taken in vain. Small buffers stay as they are, and so does
-    /// everything on a system without huge pages.
+    /// Requests huge pages where nothing was written yet: what is read again and again is read
+    /// faster from them, and up to 2 MiB may be taken in vain. Small buffers stay as they are, and
+    /// so does everything on a system without huge pages.
     pub fn prefer_huge_pages(&self) {
         if let Memory::Map(map) = &self.memory {
             #[cfg(target_os = "linux")]

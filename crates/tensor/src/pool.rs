@@ -99,8 +99,8 @@ pub fn guided(len: usize, least: usize, task: impl Fn(Range<usize>) + Sync) {
     run(cuts.len() - 1, |i| task(cuts[i]..cuts[i + 1]));
 }
 
-/// Cuts `0..parts` into a run for each thread, which goes through it from its start, so that what it asks
-/// memory for ahead serves its next range; who is done helps the others. A thread's `task` is given its ranges,
+/// Cuts `0..parts` into a run for each thread, which goes through it from its start, so that what it prefetches
+/// serves its next range; who is done helps the others. A thread's `task` is given its ranges,
 /// each half of what is left of a run.
 pub fn lanes(parts: usize, task: impl Fn(&mut dyn Iterator<Item = Range<usize>>) + Sync) {
     let threads = threads().min(parts);

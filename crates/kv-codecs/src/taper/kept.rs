@@ -1,4 +1,4 @@
-//! Blocks of rows that stay after an eviction.
+//! Blocks of the rows that an eviction keeps.
 //!
 //! Values are moved as they are. So are keys whose blocks have one centre. A block whose keys come
 //! from several blocks takes that of their centres which leaves the least to encode anew, or the

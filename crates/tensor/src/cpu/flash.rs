@@ -356,7 +356,7 @@ impl FlashTile {
     }
 
     /// Scores the keys `k [n, dk]` of a step's tokens from `first` on; of the pages that are read after
-    /// this one, as far as it is known where they lie, lines are asked for meanwhile.
+    /// this one, as far as it is known where they lie, lines are prefetched meanwhile.
     ///
     /// # Panics
     /// When the step has not so many tokens.

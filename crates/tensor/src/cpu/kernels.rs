@@ -383,8 +383,8 @@ unsafe fn weighted_cols<L: Lanes, E: Element, const N: usize>(
     // SAFETY: `p` has a weight a row of `v`, and rows of `v` and `acc` have `N` vectors from `from`
     // on.
     unsafe {
-        // What comes next is asked for in the order in which it lies, whatever part of each row is read
-        // here: then the processor itself looks further ahead.
+        // What comes next is prefetched in the order in which it lies, whatever part of each row is
+        // read here: then the processor itself looks further ahead.
         let v = Rows { ptr: v.ptr.add(from), next: v.next_from(from * v.rows), ..v };
         let mut i = 0;
         if L::WIDE {

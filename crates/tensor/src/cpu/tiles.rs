@@ -11,7 +11,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// Asks for a tile of the next step, of sixteen lines. Loads of tiles wait for the
+/// Prefetches a tile of the next step, of sixteen lines. Loads of tiles wait for the
 /// second-level cache one after the other where another thread has half of the core.
 macro_rules! ahead {
     ($from:literal) => {

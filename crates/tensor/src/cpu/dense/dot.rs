@@ -20,7 +20,7 @@ pub(super) trait Weights: Copy {
     /// Tiles of inputs.
     fn tiles(self) -> usize;
 
-    /// The products of `M` rows; asks for weights that come later.
+    /// The products of `M` rows; prefetches weights that come later.
     ///
     /// # Safety
     /// Each of `x` is a line of the first of as many tiles, and the machine has AVX-512 F, BW and BF16.
@@ -164,7 +164,7 @@ unsafe fn add<const M: usize>(
     }
 }
 
-/// Asks for `LINES` lines further on.
+/// Prefetches `LINES` lines further on.
 #[inline]
 fn ask<A: Ahead, const LINES: usize>(w: *const u8) {
     (0..LINES).for_each(|line| A::ask(w.wrapping_add(64 * line)));

@@ -165,7 +165,7 @@ impl Bf16Out {
         }
     }
 
-    /// Asks for where the tile's line of a row is that has the element.
+    /// Prefetches the tile's line of a row that has the element.
     #[inline(always)]
     pub(super) fn ask(self, row: usize, element: usize) {
         soon::near(self.data.at(0).wrapping_add(self.place(row, element)));

@@ -106,7 +106,7 @@ struct Job<'a> {
     /// Scales and sums of each group of activations.
     sides: &'a [Side],
     group: usize,
-    /// Whether weights are asked for ahead, which the first rows do.
+    /// Whether weights are prefetched, which the first rows do.
     asks: bool,
     /// Rows of the block.
     rows: usize,
@@ -226,7 +226,8 @@ impl Job<'_> {
         }
     }
 
-    /// Asks for a quarter of what comes later: for every second line, as the processor adds its neighbour.
+    /// Prefetches a quarter of what comes later: for every second line, as the processor adds its
+    /// neighbour.
     #[inline(always)]
     fn ask<const QUARTER: usize>(&self, record: *const u8) {
         if !self.asks {

@@ -21,7 +21,7 @@ tile_at!(
     tile_vnni, Vnni<Vex>, 2, "avxvnni,avx2,fma,f16c"
 );
 
-/// How far ahead of its use a line of weights is asked for, in bytes.
+/// How far ahead of its use a line of weights is prefetched, in bytes.
 pub(super) const AHEAD: usize = 2048;
 
 /// The two registers of one row of activations.

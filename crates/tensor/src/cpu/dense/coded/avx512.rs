@@ -61,7 +61,7 @@ pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
     }
 }
 
-/// A block without exceptions to its lines of a chunk; asks for one that comes later.
+/// A block without exceptions to its lines of a chunk; prefetches one that comes later.
 ///
 /// # Safety
 /// `from` is one, and `to` the first of the lines.
