@@ -67,7 +67,7 @@ pub trait BlockReader: Sync {
         tokens: usize,
         scratch: &'a mut Vec<f32>,
     ) -> Floats<'a>;
-    /// Values, likewise.
+    /// Values of a head's tokens.
     fn v<'a>(
         &'a self,
         block: BlockId,

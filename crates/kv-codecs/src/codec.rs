@@ -42,9 +42,10 @@ pub struct LayerPages {
     pub exact_k: AlignedBytes,
     /// Values of the exact blocks.
     pub exact_v: AlignedBytes,
-    /// Both on a GPU, once a codec has written there; the host's memory then stays untouched.
+    /// Keys and values on a GPU, once a codec has written there; the host's memory then stays
+    /// untouched.
     pub gpu: Option<(Buffer, Buffer)>,
-    /// The exact blocks of both, likewise.
+    /// Exact keys and values on a GPU, once a codec has written there.
     pub gpu_exact: Option<(Buffer, Buffer)>,
 }
 
@@ -184,7 +185,8 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         pages: &LayerPages,
     ) -> Result<(Tensor, Tensor), KvCodecError>;
 
-    /// Reads rows of the exact blocks back, likewise. Codecs without exact blocks read their own.
+    /// Reads rows of the exact blocks back, as [`Self::decode`] does with codes. Codecs without
+    /// exact blocks decode instead.
     ///
     /// # Errors
     /// As [`Self::decode`].

@@ -79,7 +79,7 @@ impl Sampler {
     /// [`Self::sample`] by several threads. The choice is the same.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::sample`].
     pub fn sample_on(
         &self,
         threads: &impl Threads,

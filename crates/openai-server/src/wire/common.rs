@@ -54,7 +54,7 @@ pub(crate) struct InertFields {
     pub(crate) prompt_cache_retention: Option<String>,
     /// Anthropic's, through proxies: prefixes are cached unasked.
     pub(crate) cache_control: Option<AnyObject>,
-    /// llama.cpp's: likewise.
+    /// llama.cpp's: prefixes are cached unasked.
     pub(crate) cache_prompt: Option<bool>,
     /// LiteLLM's.
     pub(crate) provider_specific_fields: Option<AnyObject>,

@@ -4,7 +4,7 @@
 //! product with a row is, group by group, `scale * sum(q code) + bias * sum(q)`, and the weighted sum
 //! of a column is `sum((w scale) code) + sum(w bias)`: products of integers, and little else.
 //!
-//! Queries are rounded to 15 bits and weights likewise, so that what 8-bit codes keep is not lost
+//! Queries and weights are rounded to 15 bits, so that what 8-bit codes keep is not lost
 //! here. Either is two bytes for the instructions that multiply bytes. Every level gives the same
 //! integers, and rounds them to floats in the same order.
 

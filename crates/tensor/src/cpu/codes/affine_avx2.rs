@@ -11,7 +11,7 @@ use std::{arch::x86_64::*, array::from_fn};
 
 /// Query rows that are multiplied with what was widened once.
 const QUERIES: usize = 2;
-/// Rows of weights likewise.
+/// Rows of weights that are multiplied with what was widened once.
 const WEIGHTS: usize = 4;
 
 impl Source {

@@ -143,10 +143,10 @@ impl Bf16Out {
     /// [`Self::put`], compiled for the instructions of whoever calls it.
     ///
     /// # Safety
-    /// As there.
+    /// As [`Self::put`].
     ///
     /// # Panics
-    /// As there.
+    /// As [`Self::put`].
     #[inline(always)]
     pub(super) unsafe fn put_all(self, row: usize, first: usize, values: &[f32]) {
         assert!(first.is_multiple_of(CHUNK) && first + values.len() <= self.cols, "inside the row");

@@ -77,7 +77,7 @@ impl Dots<2> for Plain {
         x: [*const i8; M],
         group: usize,
     ) -> [[Avx2; 2]; M] {
-        // SAFETY: forwarded; groups are multiples of 32 inputs.
+        // SAFETY: the caller keeps the contract of `Dots::dots`; groups are multiples of 32 inputs.
         unsafe {
             let mut sums = zeros::<M>();
             for part in (0..group).step_by(32) {

@@ -53,7 +53,7 @@ pub(super) unsafe fn tile(
     assert!(rows.end <= x.rows && x.cols == w.cols && x.group == w.group);
     let end = rows.end - rows.len() % TOGETHER;
     let (whole, rest) = out.split_at_mut((end - rows.start) * TILE);
-    // SAFETY: forwarded, and shapes were checked.
+    // SAFETY: the machine has the level, by this function's contract, and shapes were checked.
     unsafe {
         match w.group / PART {
             1 => fours::<1>(w, tile, x, rows.start, whole),
