@@ -79,7 +79,7 @@ pub(super) unsafe fn tiles<S: Scales>(
         };
         let out = out[(first - rows.start) * TILE..].as_mut_ptr();
         // SAFETY: the layout of `x` is in force on this thread and the machine has AVX-512; slices
-        // were cut to the job's tiles and rows.
+        // fit the tiles and rows by the assertions above.
         unsafe {
             match (job.rows <= 8, if w.nibbles { w.group } else { 0 }) {
                 (true, 0) => job.run::<S, 8, 0>(out),
