@@ -1,4 +1,4 @@
-//! taper-chat: a prompt with a tool, and the call in the model's answer while it is written.
+//! taper-chat: a prompt with a tool, and the call in the model's output while it is written.
 
 use anyhow::{Context, Result};
 use std::path::Path;

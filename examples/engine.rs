@@ -1,4 +1,4 @@
-//! taper-base and taper-engine: a model answers, token by token.
+//! taper-base and taper-engine: a model generates, token by token.
 
 use anyhow::Result;
 use std::{io::Write, path::Path};

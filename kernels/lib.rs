@@ -1,7 +1,7 @@
 //! Taper's GPU kernels as data: Metal sources, and the PTX that clang makes of them.
 #![doc = include_str!("README.md")]
 
-/// A file of kernels.
+/// A source file of kernels.
 #[derive(Debug, Clone, Copy)]
 pub struct Source {
     /// The file's name, without its ending.
@@ -26,7 +26,7 @@ macro_rules! sources {
                 ptx: include_bytes!(concat!("ptx/", $name, ".ptx.gz")),
             };
         )*
-        /// All files.
+        /// All source files.
         pub static SOURCES: &[&Source] = &[$(&$id),*];
     };
 }

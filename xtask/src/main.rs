@@ -37,7 +37,7 @@ enum Task {
     },
     /// Compare the perplexity of held-out text with transformers'.
     Ppl(ppl::Options),
-    /// Find needles in haystacks, and compare with transformers' answers.
+    /// Find needles in haystacks, and compare with transformers' outputs.
     Niah(niah::Options),
     /// Measure what the codecs of the KV cache cost and keep, and write docs/kv-codecs.md; use
     /// `cargo run --release -p xtask -- kv`.

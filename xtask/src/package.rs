@@ -90,7 +90,8 @@ fn unpack(target: &Path, to: &Path, library: &Library) -> Result<()> {
     succeed(Command::new("tar").arg("xzf").arg(&file).arg("-C").arg(to))
 }
 
-/// The program of tests/outside beside the unpacked libraries, which it takes in place of the registry's. With
+/// The program of tests/outside beside the unpacked libraries, which it takes instead of the
+/// registry's. With
 /// `uses` it depends on these instead, and does nothing.
 fn outside(
     root: &Path,

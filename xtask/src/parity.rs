@@ -114,7 +114,7 @@ fn check_with(
     Ok(difference)
 }
 
-/// Several sequences with prefixes of the prompt, each cut at another place, in shared steps.
+/// Several sequences with prefixes of the prompt, each cut at another position, in shared steps.
 fn mixed(runner: &mut Runner, prompt: &[TokenId], whole: &[Vec<f32>]) -> Result<()> {
     let sizes = [1usize, 5, 17, 40];
     let mut done = [0usize; 4];

@@ -29,7 +29,7 @@ const STEP: usize = 512;
 pub(crate) struct Options {
     #[command(flatten)]
     subject: Subject,
-    /// Take the text as an answer, in whose arithmetic it is computed, not as a prompt.
+    /// Compute the text in the arithmetic of decode instead of prefill.
     #[arg(long)]
     answers: bool,
 }

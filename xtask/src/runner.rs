@@ -34,7 +34,7 @@ pub(crate) struct Piece<'a> {
     pub(crate) seq: u64,
     pub(crate) start: usize,
     pub(crate) tokens: &'a [TokenId],
-    /// What they are: of a prompt, or of an answer.
+    /// Whether they are prefilled or decoded.
     pub(crate) phase: Phase,
 }
 
@@ -44,7 +44,7 @@ impl<'a> Piece<'a> {
         Self { seq, start, tokens, phase: Phase::Prefill }
     }
 
-    /// Tokens of an answer.
+    /// Generated tokens.
     pub(crate) fn answer(seq: u64, start: usize, tokens: &'a [TokenId]) -> Self {
         Self { seq, start, tokens, phase: Phase::Decode }
     }
@@ -99,8 +99,8 @@ impl Runner {
         Ok(Self { model, cache })
     }
 
-    /// Runs pieces as one packed step, or one of each phase where the model has two, and returns the
-    /// logits of every token of every piece, or of each piece's last token only.
+    /// Runs chunks as one packed step, or one of each phase where the model has two, and returns
+    /// the logits of every token of every chunk, or of each chunk's last token only.
     pub(crate) fn step(&mut self, pieces: &[Piece<'_>], last_only: bool) -> Result<Vec<Vec<f32>>> {
         let mut rows = vec![Vec::new(); pieces.len()];
         for phase in [Phase::Prefill, Phase::Decode] {
@@ -124,7 +124,7 @@ impl Runner {
         Ok(rows.concat())
     }
 
-    /// Runs pieces as one packed step; the most likely token after each. From a GPU only the tokens
+    /// Runs chunks as one packed step; the most likely token after each. From a GPU only the tokens
     /// come back.
     pub(crate) fn greedy(&mut self, pieces: &[Piece<'_>]) -> Result<Vec<TokenId>> {
         let logits = self.forward(pieces, true)?;
@@ -137,7 +137,7 @@ impl Runner {
 
     /// Puts random rows of unit variance into the cache, as the first `tokens` of a sequence: what
     /// decoding at this depth costs is known without the time of a prompt. Layers and stretches of
-    /// tokens take turns with a few sets of rows.
+    /// tokens share a few sets of rows.
     pub(crate) fn fill(&mut self, seq: u64, tokens: usize) -> Result<()> {
         let KvConfig { geometry: g, layers, .. } = *self.cache.config();
         let rows = |len: usize, seed: usize| {
@@ -167,7 +167,7 @@ impl Runner {
         self.model
     }
 
-    /// As [`Self::step`], of pieces of one phase, with logits as the model gives them,
+    /// As [`Self::step`], of chunks of one phase, with logits as the model gives them,
     /// `[tokens, vocab]`.
     pub(crate) fn forward(&mut self, pieces: &[Piece<'_>], last_only: bool) -> Result<Tensor> {
         let (mut tokens, mut positions, mut logits_at) = (Vec::new(), Vec::new(), Vec::new());

@@ -94,7 +94,7 @@ impl Subject {
         }
     }
 
-    /// Tokens that end an answer.
+    /// Tokens that end generation.
     pub(crate) fn stop_tokens(&self, root: &Path) -> Result<Vec<TokenId>> {
         let dir = self.dir(root);
         let generation = dir.join("generation_config.json");

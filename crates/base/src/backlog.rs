@@ -48,7 +48,7 @@ impl Backlog {
         self.bytes.fetch_sub(size(event), Ordering::Relaxed);
     }
 
-    /// An event was dropped.
+    /// Whether an event was dropped because the backlog was full.
     #[must_use]
     pub fn overflowed(&self) -> bool {
         self.overflowed.load(Ordering::Relaxed)

@@ -20,12 +20,12 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     }
 }
 
-/// What an engine serves.
+/// What an engine serves: its model, limits and memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineInfo {
     /// Longest sequence, prompt and output together, in tokens.
     pub max_model_len: u32,
-    /// Tokens are below this.
+    /// Size of the vocabulary: token ids are below this.
     pub vocab_size: u32,
     /// The model's own end-of-sequence tokens.
     pub eos_token_ids: Vec<TokenId>,
@@ -37,7 +37,7 @@ pub struct EngineInfo {
     pub kv_capacity_tokens: u64,
     /// Bytes reserved for the KV cache, `kv_exact_bytes` included.
     pub kv_capacity_bytes: u64,
-    /// Those for the tokens that stay exact beside a compressed cache.
+    /// Bytes of uncompressed tokens, included in `kv_capacity_bytes`.
     pub kv_exact_bytes: u64,
     /// Whether requests that begin alike share their KV blocks.
     pub prefix_caching: bool,
@@ -48,7 +48,7 @@ pub struct EngineInfo {
 /// A value of [`GenRequest::kv_bits`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvBits {
-    /// What requests say.
+    /// Value of the request's field `kv_bits`.
     pub bits: u32,
     /// The KV scheme they get.
     pub kv_cache_dtype: String,
@@ -67,7 +67,7 @@ pub struct EngineStats {
     pub kv_blocks_used: u32,
     /// KV blocks that nobody holds and whose contents may be used again; they count as free.
     pub kv_blocks_idle: u32,
-    /// KV blocks there are.
+    /// KV blocks in all.
     pub kv_blocks_total: u32,
     /// Blocks of exact tokens that are promised to sequences, of `kv_exact_blocks_total`.
     pub kv_exact_blocks_used: u32,
@@ -83,11 +83,11 @@ pub struct EngineStats {
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generation_tokens: u64,
-    /// Sequences thrown back into the queue for want of KV blocks.
+    /// Sequences preempted because the KV cache was full.
     pub preemptions: u64,
     /// Requests that ended because nobody listened.
     pub cancelled: u64,
-    /// Model steps.
+    /// Steps run: forward passes over a batch.
     pub steps: u64,
     /// KV blocks written to disk.
     pub disk_written_blocks: u64,
@@ -115,7 +115,7 @@ pub enum SubmitError {
         /// The limit.
         max: u32,
     },
-    /// It would not fit the KV cache even alone.
+    /// The request can never fit the KV cache.
     #[error("the request needs {need} tokens of KV cache and the cache holds {capacity}")]
     NeverFits {
         /// Tokens needed.
@@ -139,13 +139,13 @@ pub enum SubmitError {
     KvBits {
         /// What was asked for.
         asked: u32,
-        /// What there is.
+        /// KV-cache bits that the engine offers.
         offered: Vec<u32>,
     },
     /// Try again later.
     #[error("the queue of {limit} requests is full")]
     QueueFull {
-        /// Its length.
+        /// Requests that the queue holds.
         limit: u32,
     },
     /// This client has its share of the queue; others still find room.

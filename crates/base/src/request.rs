@@ -10,11 +10,11 @@ use std::{
 /// A request for tokens. Text, templates and parsing are the caller's.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GenRequest {
-    /// At least one token.
+    /// Token ids of the prompt; at least one.
     pub prompt: Vec<TokenId>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
-    /// When to stop.
+    /// Stop tokens and the maximum length of the output.
     pub stop: StopRules,
     /// Report log probabilities of the prompt's own tokens, with this many of the likeliest.
     pub prompt_logprobs: Option<u8>,
@@ -54,7 +54,7 @@ pub enum FinishReason {
 /// A token and its log probability under the sampler's distribution before filters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenLogprob {
-    /// The token.
+    /// Id of the token.
     pub id: TokenId,
     /// Natural logarithm of its probability.
     pub logprob: f32,
@@ -72,11 +72,11 @@ pub struct TokenLogprobs {
 /// One new token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GeneratedToken {
-    /// The token.
+    /// Id of the token.
     pub id: TokenId,
-    /// When asked for.
+    /// Log probabilities, when the request asked for them.
     pub logprobs: Option<TokenLogprobs>,
-    /// It is a stop token: it counts, but is no part of the text.
+    /// Whether this is a stop token: it is counted, but is no part of the text.
     pub stops: bool,
 }
 
@@ -151,7 +151,7 @@ pub enum GenerationError {
 pub struct ErrorId(u64);
 
 impl ErrorId {
-    /// Another one each time.
+    /// Makes a new random id.
     #[must_use]
     pub fn random() -> Self {
         Self(RandomState::new().build_hasher().finish())

@@ -5,7 +5,7 @@ use crate::TokenId;
 /// Parameters of one request's sampler. Names and meanings follow vLLM and the OpenAI API.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// 0 means greedy.
+    /// Sampling temperature; 0 means greedy.
     pub temperature: f32,
     /// Keep the `top_k` likeliest tokens; 0 keeps all.
     pub top_k: u32,
@@ -24,8 +24,8 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens, each in [-100, 100].
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// Seed of this request's own generator. The same seed gives the same tokens in every run and
-    /// in every batch.
+    /// Seed of this request's own generator. Equal seeds give equal tokens in every run and in
+    /// every batch.
     pub seed: u64,
     /// Report the chosen token's log probability and this many of the likeliest ones.
     pub logprobs: Option<u8>,
@@ -55,9 +55,9 @@ impl Default for SamplingParams {
 pub struct InvalidParam {
     /// The parameter, as the API names it.
     pub name: &'static str,
-    /// The range in words.
+    /// Allowed range, in words.
     pub expected: &'static str,
-    /// What came.
+    /// Value that the request had.
     pub got: f64,
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct Chain {
 enum Stage {
     /// No decoder: tokens are joined by spaces.
     Spaced { first: bool },
-    /// Each token by itself, whatever its place.
+    /// Each token by itself, whatever its position.
     Each(Arc<DecoderWrapper>),
     /// The first token is treated unlike the others.
     FirstDiffers { decoder: Arc<DecoderWrapper>, first: bool },
@@ -29,7 +29,7 @@ enum Stage {
     ByteLevel { pending: Vec<u8> },
     /// Runs of tokens `<0xNN>` become text when they are UTF-8, else one U+FFFD each.
     ByteFallback { run: Vec<u8> },
-    /// From here on all tokens are pieces of one.
+    /// From here on all tokens are parts of one.
     Fuse,
     /// Drops some of one character at the ends of the fused text.
     StripFused { character: char, start: usize, stop: usize, tail: usize },
@@ -116,7 +116,7 @@ fn add(
     stages: &mut Vec<Stage>,
     fused: &mut bool,
 ) -> Result<(), Unsupported> {
-    // Behind a fuse there is one token, in pieces: only its ends can be changed.
+    // Behind a fuse there is one token, in parts: only its ends can be changed.
     if *fused {
         return match decoder {
             DecoderWrapper::Fuse(_) => Ok(()),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Every error of this crate. Those of loading name the file.
+/// Every error of this crate. Loading errors name the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
     /// A file is missing or cannot be read.
@@ -37,7 +37,7 @@ pub enum ChatError {
     UnsupportedDecoder {
         /// The file.
         path: PathBuf,
-        /// Its decoder's type, as the file names it.
+        /// Type of the decoder, as `tokenizer.json` names it.
         decoder: &'static str,
     },
     /// The tokenizer refused a text or a token.

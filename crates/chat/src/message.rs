@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-/// Who says a message.
+/// Role of a message's author.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -15,7 +15,7 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
-    /// A tool's answer.
+    /// A tool's result.
     Tool,
 }
 
@@ -36,17 +36,17 @@ impl Role {
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// Who says it.
+    /// Role of the author.
     pub role: Role,
     /// What is said; templates see `""` for `None`, as with vLLM.
     pub content: Option<Content>,
     /// The speaker's name, for templates that show it.
     pub name: Option<String>,
-    /// What an assistant thought before it answered.
+    /// An assistant's reasoning before its reply.
     pub reasoning_content: Option<String>,
     /// Tools that an assistant called.
     pub tool_calls: Vec<ToolCall>,
-    /// The call that a tool's message answers.
+    /// The call whose result a tool's message holds.
     pub tool_call_id: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl Message {
     }
 }
 
-/// What a message says.
+/// Content of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// A text.
@@ -99,9 +99,9 @@ pub enum ContentPart {
 /// A tool call by the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Identifies the call in the tool's answer.
+    /// Identifies the call in the tool's result.
     pub id: String,
-    /// The tool.
+    /// Name of the tool.
     pub name: String,
     /// JSON text, as the model wrote it: it need not be valid.
     pub arguments: String,
@@ -110,9 +110,9 @@ pub struct ToolCall {
 /// A tool that the model may call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// What it is for.
+    /// Description of the function, for the model.
     pub description: Option<String>,
     /// JSON schema of its arguments.
     pub parameters: Option<Value>,

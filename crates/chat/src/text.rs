@@ -1,4 +1,4 @@
-//! Tokens to text, up to a stop string: the piece that every front end shares.
+//! Tokens to text, up to a stop string: the part that every front end shares.
 
 use crate::{ChatError, Detokenizer, ParserOptions, StopPatterns, StopStrings, Tokenizer};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl TextOptions {
     }
 }
 
-/// What a token added.
+/// Text that a token added.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TextStep {
     /// Text that is safe to send.

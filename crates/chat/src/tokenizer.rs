@@ -97,7 +97,7 @@ impl Tokenizer {
         Self::build(&json, &path, config.as_deref(), &config_path, beside)
     }
 
-    /// The same from memory.
+    /// Builds a tokenizer from the contents of `tokenizer.json` and `tokenizer_config.json`.
     ///
     /// # Errors
     /// One of them is broken; the error names it as if it were a file.

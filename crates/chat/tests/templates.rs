@@ -303,7 +303,7 @@ fn refusals_are_no_faults() {
 fn endless_templates_end() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     broken(endless, 1, "one user message", "ran out of fuel");
-    // Not seen by a probe: the error comes with the request.
+    // Not found by a probe: the error comes with the request.
     let source = format!("{{% if messages[0].content == 'loop' %}}{endless}{{% endif %}}");
     let template = ChatTemplate::from_source(&source, None, None).unwrap();
     let error = render(&template, &[Message::text(Role::User, "loop")]).unwrap_err();

@@ -235,7 +235,7 @@ fn generated_text_goes_on_where_the_prompt_ends() {
         let prompt = tokenizer.decode(&[257], true).unwrap();
         assert_eq!(prompt + &continued(&tokenizer, &[257], &[257, 258]), whole);
     }
-    // A prompt that shows nothing leaves the beginning to the answer.
+    // A prompt that shows nothing leaves the beginning to the output.
     assert_eq!(continued(&llama(), &[266], &[257]), "a");
     assert_eq!(continued(&llama(), &[266, 257], &[257]), " a");
     // The rest of a character that the prompt began.

@@ -1,4 +1,4 @@
-//! Checks of blocks built anew from rows that stay.
+//! Checks of blocks built anew from kept rows.
 
 use super::{Case, EXACT, PLAIN, Pair, noise, upload};
 use taper_base::BlockId;

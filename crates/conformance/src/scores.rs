@@ -22,7 +22,8 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let names = ["f16", "bf16", "f32"].into_iter().chain(super::FORMATS);
     let mut cases = Vec::new();
     for (i, codec) in names.enumerate() {
-        // More heads than a threadgroup takes at once; one token, a block and not, young blocks.
+        // More heads than a threadgroup takes at once; one token, whole and partial blocks, blocks
+        // being filled.
         let shapes = [(2, 4, 128), (1, 11, 64), (2, 1, 24), (1, 3, 80), (1, 2, 256), (3, 8, 16)];
         let lengths = [129, 77, 32, 1, 65, 300];
         for j in 0..if quick { 2 } else { shapes.len() } {

@@ -1,5 +1,5 @@
-//! How far ahead of products their weights are asked for. The hardware does not look beyond a page, and a
-//! line that comes from memory takes as long as the products of dozens.
+//! How far ahead of products their weights are prefetched. The hardware does not look beyond a
+//! page, and a line that comes from memory takes as long as the products of dozens.
 
 use std::{arch::x86_64::*, sync::OnceLock};
 
@@ -9,7 +9,7 @@ pub(super) fn intel() -> bool {
     *INTEL.get_or_init(|| made_by([b"Genu", b"ineI", b"ntel"]))
 }
 
-/// Whether it is AMD's Zen 5, or what came after it.
+/// Whether the processor is AMD's Zen 5 or a later one.
 pub(super) fn zen5() -> bool {
     static ZEN5: OnceLock<bool> = OnceLock::new();
     *ZEN5.get_or_init(|| {
@@ -24,14 +24,14 @@ fn made_by(name: [&[u8; 4]; 3]) -> bool {
     [vendor.ebx, vendor.edx, vendor.ecx] == name.map(|part| u32::from_le_bytes(*part))
 }
 
-/// A way to ask for lines of weights that come later. They may lie past the last.
+/// A way to prefetch lines of weights that come later. They may lie past the last.
 pub(super) trait Ahead {
     /// Whether that helps one row, which waits for memory; several gain by it anyway.
     const ALWAYS: bool;
-    /// Lines of what attention reads next that sixteen rows ask for at each group, beside the nine of their
-    /// weights. Intel's and Zen 5 are faster without.
+    /// Lines of what attention reads next that sixteen rows prefetch at each group, beside the nine
+    /// of their weights. Intel's and Zen 5 are faster without.
     const SOON: usize = 0;
-    /// Asks for the line that is to come after the one at `line`: a hint, nothing is read.
+    /// Prefetches the line that is to come after the one at `line`: a hint, nothing is read.
     fn ask(line: *const u8);
 }
 

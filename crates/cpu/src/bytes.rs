@@ -6,9 +6,9 @@ mod slab;
 use memmap2::{MmapMut, MmapOptions};
 use std::{alloc, fmt, ops::Range, ptr::NonNull, sync::Arc};
 
-/// Who keeps bytes in place.
+/// Owner of memory that [`Bytes`] borrows from.
 pub trait ByteOwner: Send + Sync {
-    /// All of them.
+    /// The owned bytes.
     fn bytes(&self) -> &[u8];
 
     /// Whether they are whole pages of a file's map: what lies beside them in their pages is mapped
@@ -100,19 +100,19 @@ impl Bytes {
         self.owner.release(self.range.clone());
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// No bytes at all.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// These bytes at an address that is a multiple of `align`: itself when it already is, else
+    /// The bytes at an address that is a multiple of `align`: `self` when it already is, else
     /// a copy. File formats align to 8 bytes at best, and some to nothing.
     #[must_use]
     pub fn aligned_to(self, align: usize) -> Self {
@@ -147,7 +147,7 @@ enum Memory {
     /// From the system, for large buffers: allocators keep books of every page that they hand out,
     /// which for a cache of gigabytes that is hardly used costs more than the pages that are.
     Map(MmapMut),
-    /// A piece of a map that others have pieces of.
+    /// A part of a mapping that others have parts of.
     Piece { _slab: Arc<slab::Slab> },
 }
 
@@ -156,7 +156,7 @@ impl AlignedBytes {
     /// From this length on, memory comes from the system.
     const MAPPED_FROM: usize = 1 << 20;
 
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
         let Some(layout) = Self::layout(len) else { capacity_overflow(len) };
@@ -187,9 +187,9 @@ impl AlignedBytes {
         Self { memory: Memory::Piece { _slab: slab }, ptr, len }
     }
 
-    /// Asks for huge pages where nothing was written yet: what is read again and again is read faster
-    /// from them, and up to 2 MiB may be taken in vain. Small buffers stay as they are, and so does
-    /// everything on a system without huge pages.
+    /// Requests huge pages where nothing was written yet: what is read again and again is read
+    /// faster from them, and up to 2 MiB may be taken in vain. Small buffers stay as they are, and
+    /// so does everything on a system without huge pages.
     pub fn prefer_huge_pages(&self) {
         if let Memory::Map(map) = &self.memory {
             #[cfg(target_os = "linux")]
@@ -232,19 +232,20 @@ impl AlignedBytes {
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 
-    /// The bytes, to write.
+    /// The bytes, mutable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the borrow is exclusive.
+        // SAFETY: `ptr` points to `len` initialised bytes that this value owns, and the borrow is
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// No bytes at all.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

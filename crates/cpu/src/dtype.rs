@@ -14,7 +14,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Its usual name.
+    /// Usual name of the type.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

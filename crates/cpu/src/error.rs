@@ -49,7 +49,7 @@ pub enum TensorError {
     Level {
         /// The level asked for.
         name: String,
-        /// Those there are, best first.
+        /// Levels that the processor has, best first.
         available: String,
     },
     /// An index past the end.
@@ -59,7 +59,7 @@ pub enum TensorError {
         op: &'static str,
         /// The offender.
         index: usize,
-        /// Its bound.
+        /// Bound that the index must be below.
         limit: usize,
     },
     /// A quantization that no kernel handles.

@@ -19,7 +19,7 @@ pub(super) use products::stored;
 
 /// A few query rows on their way over the keys.
 ///
-/// Feed the keys in order, cut at the same places for every row; then a row's result does not
+/// Feed the keys in order, cut at the same positions for every row; then a row's result does not
 /// depend on the other rows, and keys that a row may not see leave it as it is, bit for bit.
 #[derive(Debug, Default)]
 pub struct FlashTile {
@@ -36,9 +36,10 @@ pub struct FlashTile {
     tokens: usize,
     wide: Vec<f32>,
     arithmetic: Arithmetic,
-    /// What each row sees of the step's tokens, where some row does not see all; else none.
+    /// The step's tokens that each row attends to, where some row does not attend to all; else
+    /// none.
     seen: Vec<Range<usize>>,
-    /// Whether it has seen nothing since the start.
+    /// Whether no keys were processed since the start.
     fresh: bool,
     #[cfg(target_arch = "x86_64")]
     rounded: rounded::Rounded,
@@ -57,7 +58,7 @@ pub enum Arithmetic {
     Rounded,
 }
 
-/// What some rows have seen so far: their softmax and the values weighted by it.
+/// Attention of some rows so far: the running softmax and the values weighted by it.
 #[derive(Debug, Default, Clone)]
 pub struct Attended {
     d: usize,
@@ -76,7 +77,7 @@ const WIDEN_FROM: usize = 8;
 const TURN_FROM: usize = 16;
 
 impl Attended {
-    /// `rows` rows that have seen nothing.
+    /// `rows` rows that have attended to no keys.
     pub fn clear(&mut self, rows: usize, d: usize) {
         let fill = |v: &mut Vec<f32>, n: usize, x: f32| {
             v.clear();
@@ -97,7 +98,7 @@ impl Attended {
         self.acc.resize(rows * d, 0.0);
     }
 
-    /// How many rows.
+    /// Number of query rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.max.len()
@@ -132,8 +133,8 @@ impl Attended {
         }
     }
 
-    /// Turns the scores of a row's next keys into weights relative to its new maximum, and brings
-    /// what it has seen to that maximum. Scores outside `seen` become 0; a row that sees nothing
+    /// Softmax of the scores of a row's next keys, relative to its new maximum; rescales
+    /// the row's earlier sums to that maximum. Scores outside `seen` become 0; a row without keys
     /// stays as it is. The values under the weights are the caller's to add.
     ///
     /// # Panics
@@ -246,7 +247,7 @@ impl FlashTile {
         self.turned.clear();
     }
 
-    /// Forgets what was seen, for the same queries over other keys.
+    /// Drops the attention so far, for the same queries over other keys.
     pub fn restart(&mut self) {
         if std::mem::replace(&mut self.fresh, true) {
             return;
@@ -263,7 +264,7 @@ impl FlashTile {
         self.level = Some(level);
     }
 
-    /// Brings together what was seen since the start, for [`Self::state`].
+    /// Merges the attention since the start, for [`Self::state`].
     pub fn settle(&mut self) {
         #[cfg(target_arch = "x86_64")]
         if self.arithmetic == Arithmetic::Rounded {
@@ -271,7 +272,7 @@ impl FlashTile {
         }
     }
 
-    /// What was seen from the start to [`Self::settle`].
+    /// The attention from the start to [`Self::settle`].
     #[must_use]
     pub fn state(&self) -> &Attended {
         &self.state
@@ -339,7 +340,7 @@ impl FlashTile {
         }
     }
 
-    /// Whether so many rows read pages where they lie. Then several tiles may take turns at a step, page by
+    /// Whether so many rows read pages in place. Then several tiles may share a step, page by
     /// page as memory has them: each is told with [`Self::expect`] how many tokens the step has, and given its
     /// keys with [`Self::score`]; then they [`Self::soften`], and get the values with [`Self::weigh`]. That is
     /// [`Self::step`] in parts, to the bit, unless [`Self::rounds`].
@@ -355,7 +356,7 @@ impl FlashTile {
     }
 
     /// Scores the keys `k [n, dk]` of a step's tokens from `first` on; of the pages that are read after
-    /// this one, as far as it is known where they lie, lines are asked for meanwhile.
+    /// this one, as far as it is known where they lie, lines are prefetched meanwhile.
     ///
     /// # Panics
     /// When the step has not so many tokens.
@@ -396,10 +397,10 @@ impl FlashTile {
         unsafe { kernels::dot_turned(level, x, k, dk, out, soon) };
     }
 
-    /// Turns the step's scores into weights: [`Attended::soften`] of all rows.
+    /// Softmax of the step's scores: [`Attended::soften`] of all rows.
     ///
     /// # Panics
-    /// When what a row may see is not in the step.
+    /// When the range of a row is not inside the step.
     pub fn soften(&mut self, visible: impl Fn(usize) -> Range<usize>) {
         let (n, level) = (self.tokens, self.level.unwrap_or_else(Level::detect));
         self.seen.clear();

@@ -16,7 +16,7 @@ pub enum Floats<'a> {
 }
 
 impl<'a> Floats<'a> {
-    /// How many.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -26,7 +26,7 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// None at all.
+    /// Whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -113,7 +113,8 @@ macro_rules! kernel {
                 // SAFETY: compiled for the level; pointers are valid for the shapes of `$name`.
                 unsafe { $body::<$crate::x86::Avx2 $(, $e)?>($($arg),*) }
             }
-            // SAFETY: the machine has the level; pointers are the caller's promise.
+            // SAFETY: `level` was detected; pointers are valid for the shapes of `$name`, by its
+            // contract.
             unsafe {
                 match level {
                     #[cfg(target_arch = "x86_64")]
@@ -216,8 +217,8 @@ kernel! {
 }
 
 kernel! {
-    /// Copies `n` pieces of `size` elements, a multiple of 16, that are `stride` apart, one behind the other:
-    /// in vectors, as those are read at once from what was just written in such.
+    /// Copies `n` parts of `size` elements, a multiple of 16, that are `stride` apart, one behind
+    /// the other: in vectors, as those are read at once from what was just written in such.
     gather = gather_body(x: *const f32, stride: usize, size: usize, n: usize, out: *mut f32)
 }
 kernel! {
@@ -382,8 +383,8 @@ unsafe fn weighted_cols<L: Lanes, E: Element, const N: usize>(
     // SAFETY: `p` has a weight a row of `v`, and rows of `v` and `acc` have `N` vectors from `from`
     // on.
     unsafe {
-        // What comes next is asked for in the order in which it lies, whatever part of each row is read
-        // here: then the processor itself looks further ahead.
+        // What comes next is prefetched in the order in which it lies, whatever part of each row is
+        // read here: then the processor itself looks further ahead.
         let v = Rows { ptr: v.ptr.add(from), next: v.next_from(from * v.rows), ..v };
         let mut i = 0;
         if L::WIDE {

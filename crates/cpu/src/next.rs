@@ -2,8 +2,8 @@
 //!
 //! Between the products of a step are parts that one thread does, and one thread ends before the other;
 //! memory is idle meanwhile. Layers follow each other in the same order every time, so a thread remembers
-//! what it read first after a weight, and asks for that when it has read the weight again and waits. A hint:
-//! nothing is read, and no result depends on it.
+//! what it read first after a weight, and prefetches that when it has read the weight again and waits. A
+//! hint: nothing is read, and no result depends on it.
 
 use super::soon::Lines;
 use crate::pool;
@@ -11,7 +11,7 @@ use std::{cell::RefCell, ops::Range};
 
 /// Streams that a thread reads at a time, at most.
 const STREAMS: usize = 4;
-/// Bytes that are asked for, at most: a part of the second-level cache.
+/// Bytes that are prefetched, at most: a part of the second-level cache.
 const BYTES: usize = 256 << 10;
 /// Weights that are remembered, a power of two.
 const PLACES: usize = 1 << 10;
@@ -21,11 +21,11 @@ type Starts = [Lines; STREAMS];
 
 #[derive(Default)]
 struct Next {
-    /// A weight's address and what was read first after it, at a place that the address says.
+    /// A weight's address and what was read first after it, in a slot that the address chooses.
     after: Vec<(usize, Starts)>,
     /// The weight that was read last.
     last: usize,
-    /// What is to be asked for.
+    /// What is still to be prefetched.
     rest: Starts,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn lanes<'a, S: Iterator<Item = &'a [u8]>>(
     });
 }
 
-/// Asks for a line of each stream that this thread reads next.
+/// Prefetches a line of each stream that this thread reads next.
 pub(crate) fn wait() {
     NEXT.with_borrow_mut(|next| next.rest.iter_mut().for_each(|lines| lines.ask(1)));
 }

@@ -35,7 +35,7 @@ const SPIN: Duration = Duration::from_micros(200);
 static POOL: OnceLock<Pool> = OnceLock::new();
 
 thread_local! {
-    /// This thread runs a task: what it starts in turn runs here, one after the other.
+    /// This thread runs a task: what the task starts runs here too, one after the other.
     static BUSY: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -99,9 +99,9 @@ pub fn guided(len: usize, least: usize, task: impl Fn(Range<usize>) + Sync) {
     run(cuts.len() - 1, |i| task(cuts[i]..cuts[i + 1]));
 }
 
-/// Cuts `0..parts` into a lane for each thread, which goes through it from its start, so that what it asks
-/// memory for ahead serves its next range; who is done helps the others. A thread's `task` is given its ranges,
-/// each half of what is left of a lane.
+/// Cuts `0..parts` into a run for each thread, which goes through it from its start, so that what it prefetches
+/// serves its next range; who is done helps the others. A thread's `task` is given its ranges,
+/// each half of what is left of a run.
 pub fn lanes(parts: usize, task: impl Fn(&mut dyn Iterator<Item = Range<usize>>) + Sync) {
     let threads = threads().min(parts);
     let cut = |i: usize| i * parts / threads;
@@ -249,7 +249,7 @@ impl Pool {
         // SAFETY: only the lifetime changes, and `close` waits for all users.
         let task = unsafe { std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task) };
         let job = Job { task, tasks };
-        // SAFETY: the gate is closed, nobody is active, and the turn is ours.
+        // SAFETY: the gate is closed, nobody is active, and this thread holds the lock.
         unsafe { *shared.job.get() = Some(job) };
         shared.next.store(0, SeqCst);
         shared.gate.fetch_add(1, SeqCst);

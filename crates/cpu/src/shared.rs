@@ -1,4 +1,4 @@
-//! One output, written by many tasks in disjoint pieces.
+//! One output, written by many tasks in disjoint parts.
 
 use bytemuck::Pod;
 use std::ops::Range;
@@ -10,9 +10,9 @@ pub(crate) struct SharedOut<T = f32> {
     len: usize,
 }
 
-// SAFETY: `write` and `at` leave it to the caller that pieces do not overlap.
+// SAFETY: `write` and `at` leave it to the caller that parts do not overlap.
 unsafe impl<T: Send> Send for SharedOut<T> {}
-// SAFETY: `write` and `at` leave it to the caller that pieces do not overlap.
+// SAFETY: `write` and `at` leave it to the caller that parts do not overlap.
 unsafe impl<T: Send> Sync for SharedOut<T> {}
 
 impl<T: Copy> SharedOut<T> {
@@ -43,7 +43,8 @@ impl<T: Copy> SharedOut<T> {
     /// No other task writes there, and the memory outlives the call.
     pub(crate) unsafe fn write(self, index: usize, values: &[T]) {
         assert!(index + values.len() <= self.len, "inside the output");
-        // SAFETY: the assertion, and the caller's promise.
+        // SAFETY: the assertion keeps the range inside; no other task writes it, and the memory
+        // lives.
         unsafe { self.ptr.add(index).copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     }
 
@@ -54,7 +55,8 @@ impl<T: Copy> SharedOut<T> {
     #[inline]
     pub(crate) unsafe fn write_array<const N: usize>(self, index: usize, values: &[T; N]) {
         assert!(index + N <= self.len, "inside the output");
-        // SAFETY: the assertion, and the caller's promise.
+        // SAFETY: the assertion keeps the range inside; no other task writes it, and the memory
+        // lives.
         unsafe { self.ptr.add(index).cast::<[T; N]>().write(*values) };
     }
 
@@ -64,7 +66,8 @@ impl<T: Copy> SharedOut<T> {
     /// They are initialised, no other task uses them, and the memory outlives the slice.
     pub(crate) unsafe fn slice<'a>(self, index: usize, n: usize) -> &'a mut [T] {
         assert!(index + n <= self.len, "inside the output");
-        // SAFETY: the assertion, and the caller's promise.
+        // SAFETY: the assertion keeps the range inside; it is initialised, no other task uses it,
+        // and the memory outlives the slice.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(index), n) }
     }
 }
@@ -91,7 +94,8 @@ impl<T: Copy> Unwritten<T> {
     /// # Safety
     /// Every element was written.
     pub(crate) unsafe fn written(mut self) -> Vec<T> {
-        // SAFETY: the capacity was asked for, and the caller's promise.
+        // SAFETY: the capacity is at least `len`, and every element was written, by this function's
+        // contract.
         unsafe { self.buffer.set_len(self.len) };
         self.buffer
     }

@@ -2,7 +2,8 @@
 //!
 //! Sixteen rows of activations take twice as long to multiply as their weights take to arrive, while
 //! attention of as many sequences waits for memory. So who knows what attention will read says so, and
-//! products ask for a few lines of it now and then. A hint: nothing is read, and no result depends on it.
+//! products prefetch a few lines of it now and then. A hint: nothing is read, and no result depends on
+//! it.
 
 #[cfg(target_arch = "x86_64")]
 use super::{
@@ -28,17 +29,18 @@ pub(super) struct Lines {
     lines: usize,
 }
 
-/// What was announced and not asked for yet; the last is next.
+/// What was announced and not prefetched yet; the last is next.
 static LATER: Mutex<Vec<Lines>> = Mutex::new(Vec::new());
 /// Whether that is anything.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// What this thread has taken from there and not asked for yet.
+    /// What this thread has taken from there and not prefetched yet.
     static OWN: Cell<Lines> = const { Cell::new(Lines::NONE) };
 }
 
-/// Whether this machine asks for what is announced. That is a gain on AMD's processors before Zen 5.
+/// Whether this machine prefetches what is announced. That is a gain on AMD's processors before Zen
+/// 5.
 #[must_use]
 pub fn reads_soon() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -85,7 +87,7 @@ impl Lines {
         first
     }
 
-    /// Asks for the first lines, at most so many, which are then no longer in `self`.
+    /// Prefetches the first lines, at most so many, which are then no longer in `self`.
     #[inline(always)]
     pub(super) fn ask(&mut self, most: usize) {
         let first = self.split(most);
@@ -95,7 +97,7 @@ impl Lines {
     }
 }
 
-/// Asks for a line, into the second-level cache.
+/// Prefetches a line into the second-level cache.
 #[inline(always)]
 fn prefetch(line: *const i8) {
     #[cfg(target_arch = "x86_64")]
@@ -108,7 +110,7 @@ fn prefetch(line: *const i8) {
     let _ = line;
 }
 
-/// Asks for a line that is read or written in a moment, into the first-level cache.
+/// Prefetches a line that is read or written in a moment into the first-level cache.
 #[inline(always)]
 pub(crate) fn near<T>(line: *const T) {
     #[cfg(target_arch = "x86_64")]

@@ -11,7 +11,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// Asks for a tile of the next step, of sixteen lines. Loads of tiles wait for the
+/// Prefetches a tile of the next step, of sixteen lines. Loads of tiles wait for the
 /// second-level cache one after the other where another thread has half of the core.
 macro_rules! ahead {
     ($from:literal) => {
@@ -122,7 +122,8 @@ impl Configured {
     /// # Safety
     /// A feature test of this module held.
     pub(crate) unsafe fn new(config: &Config) -> Self {
-        // SAFETY: the caller's promise, and the layout is of palette 1.
+        // SAFETY: a feature test held, so the processor has tile registers and the system lets it
+        // use them; the layout is of palette 1.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const *config, options(nostack, readonly)) };
         Self(PhantomData)
     }

@@ -29,7 +29,7 @@ impl Unseen {
         &self.tokens
     }
 
-    /// The values with zeros in their place.
+    /// The values with zeros instead of them.
     pub(super) fn cleared(&self, v: Floats<'_>, d: usize) -> Vec<f32> {
         let mut out = vec![0.0; v.len()];
         v.widen(&mut out);

@@ -12,9 +12,9 @@ use taper_models::ModelInfo;
 pub struct EngineConfig {
     /// Longest sequence; `None` is the model's own, lowered to what the cache holds.
     pub max_model_len: Option<u32>,
-    /// Sequences in a step.
+    /// Maximum number of sequences in a step.
     pub max_num_seqs: u32,
-    /// Tokens in a step.
+    /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: u32,
     /// Requests that may be open beside the `max_num_seqs` that run.
     pub max_waiting: u32,
@@ -29,7 +29,7 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Prefixes are kept on disk too, and found there after a restart.
     pub disk: Option<KvDisk>,
-    /// Memory is given back to the system after some time without requests; `None` keeps it.
+    /// Memory is returned to the system after some time without requests; `None` keeps it.
     pub idle: Option<KvIdle>,
     /// Memory for the cache.
     pub kv_budget: KvBudget,
@@ -60,9 +60,9 @@ impl Default for EngineConfig {
 /// A scheme that requests name by its bits.
 #[derive(Debug, Clone)]
 pub struct KvOffer {
-    /// What requests say.
+    /// Value of the request's field `kv_bits`.
     pub bits: u32,
-    /// What they get.
+    /// KV codecs of the cache that serves such requests.
     pub scheme: KvScheme,
 }
 
@@ -80,7 +80,7 @@ pub struct KvDisk {
 /// What becomes of the cache's memory while there are no requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvIdle {
-    /// How long after the last request memory is given back.
+    /// How long after the last request memory is returned to the system.
     pub after: Duration,
     /// Bytes of prefixes that stay, the latest ones; `None` is a quarter of the weights' bytes.
     pub keep_bytes: Option<u64>,
@@ -91,7 +91,7 @@ pub struct KvIdle {
 pub struct EnginePlan {
     /// The cache of [`EngineConfig::scheme`], then one an offer.
     pub caches: Vec<KvConfig>,
-    /// Longest sequence.
+    /// Maximum length of a sequence, in tokens.
     pub max_model_len: u32,
 }
 

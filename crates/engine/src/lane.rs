@@ -31,7 +31,7 @@ pub(crate) struct Lane {
     loading: HashMap<SeqId, Loading>,
     /// When there was last something to do.
     busy: Instant,
-    /// Memory that may be given back once nothing was to do for a while.
+    /// Whether there is memory that may be returned to the system after a while without requests.
     holds_memory: bool,
 }
 
@@ -42,7 +42,7 @@ const DISK_DEADLINE: Duration = Duration::from_secs(3);
 struct Loading {
     sequence: Sequence,
     admission: Admission,
-    /// Units still to be asked for.
+    /// Units that are still to be requested.
     units: VecDeque<(usize, UnitName)>,
     /// The last one.
     last: usize,
@@ -77,7 +77,7 @@ impl Lane {
         self.sequences.is_empty()
     }
 
-    /// How long an idle lane may go without a [`Self::turn`]; `None` is for ever.
+    /// How long this may stay idle before the next [`Self::turn`]; `None` is for ever.
     pub(crate) fn next_turn(&self, shared: &Shared) -> Option<Duration> {
         if !self.loading.is_empty() {
             return Some(Duration::from_millis(500));
@@ -101,7 +101,7 @@ impl Lane {
         if !plan.is_empty() {
             let since = Instant::now();
             self.step(&plan, shared);
-            // Answers have one token each.
+            // Decodes have one token each.
             let prompts = plan.works.iter().map(|work| work.len).filter(|&len| len > 1).sum();
             self.pace.learn(prompts, since.elapsed());
             self.update_gauges(shared);
@@ -189,7 +189,7 @@ impl Lane {
         self.update_gauges(shared);
     }
 
-    /// Asks for the next unit of a request that waits for the disk.
+    /// Requests the next unit for a request that waits for the disk.
     fn load_next(&mut self, id: SeqId, shared: &Shared) {
         let next = self.loading.get_mut(&id).and_then(|loading| loading.units.pop_front());
         let Some((unit, name)) = next else { return };

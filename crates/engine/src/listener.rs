@@ -1,4 +1,4 @@
-//! Whoever waits for a request's events, and its place in the queue.
+//! Whoever waits for a request's events, and its slot in the queue.
 
 use crate::open::Ticket;
 use taper_base::{Event, EventSink, GenerationError};
@@ -25,7 +25,7 @@ impl Listener {
         self.sink.send(event);
     }
 
-    /// Sends the last event. Whoever has read it finds the place in the queue free.
+    /// Sends the last event. Whoever has read it finds the slot in the queue free.
     pub(crate) fn end(&mut self, last: Event) {
         drop(self.ticket.take());
         self.sink.send(last);

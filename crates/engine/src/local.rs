@@ -123,7 +123,7 @@ impl LocalEngine {
         }
     }
 
-    /// The lane whose cache has the bits that a request asks for.
+    /// Index of the KV cache that has the bits a request asks for.
     fn lane(&self, request: &GenRequest) -> Result<usize, SubmitError> {
         let Some(asked) = request.kv_bits else { return Ok(0) };
         let found = self.info.kv_bits.iter().find(|offer| offer.bits == asked);

@@ -19,7 +19,7 @@ struct Counts {
     clients: HashMap<u64, u32>,
 }
 
-/// A place in the queue, given back when it is dropped.
+/// A slot in the queue, released when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     open: Arc<Open>,
@@ -35,7 +35,7 @@ impl Open {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place. A client may hold no more places than it leaves free, so that there is always
+    /// Takes a slot. A client may hold no more slots than it leaves free, so that there is always
     /// one for another.
     pub(crate) fn enter(self: &Arc<Self>, client: Option<u64>) -> Result<Ticket, SubmitError> {
         let mut counts = self.counts();

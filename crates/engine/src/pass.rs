@@ -1,5 +1,5 @@
-//! A plan's tokens through the model: at once, or prompts and answers one after the other where the
-//! model computes them differently.
+//! Runs a plan's tokens through the model: together, or prefill and decode one after the other
+//! where the model computes them differently.
 
 use crate::sequence::Sequence;
 use std::{collections::HashMap, ops::Range};
@@ -40,7 +40,7 @@ pub(crate) fn logits(
     plan: &StepPlan,
 ) -> Result<Tensor, PassError> {
     let info = model.info();
-    // A prompt that was preempted and the answer that follows it are computed in this order.
+    // A prompt that was preempted and the output that follows it are computed in this order.
     let phases: &[_] =
         if info.prefill_apart { &[Phase::Prefill, Phase::Decode] } else { &[Phase::Decode] };
     let passes = phases.iter().map(|&phase| Pass::new(info, phase, sequences, plan));

@@ -7,7 +7,7 @@ use std::sync::{
 use taper_base::EngineStats;
 use taper_kv_cache::{DiskTier, Written};
 
-/// What a lane has at the moment.
+/// Current load of one KV cache and its scheduler.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
     pub(crate) running: AtomicU32,

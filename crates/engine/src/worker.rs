@@ -1,4 +1,4 @@
-//! The engine's thread: takes commands, and gives every lane its turn.
+//! The engine's thread: takes commands, and runs a step of every KV cache in order.
 
 use crate::{lane::Lane, listener::Listener, stats::SharedStats};
 use std::{
@@ -9,9 +9,9 @@ use taper_base::{GenRequest, SeqId, TokenSet};
 use taper_kv_cache::DiskTier;
 use taper_models::Model;
 
-/// What callers ask of the thread.
+/// Commands to the thread.
 pub(crate) enum Command {
-    /// Runs a request over the cache of a lane.
+    /// Runs a request over one of the KV caches.
     Submit { lane: usize, request: GenRequest, max_new: u32, listener: Listener },
     /// The disk has read a unit for a request that waits for it.
     Loaded { lane: usize, id: SeqId, unit: usize, rows: Option<Vec<u8>> },
@@ -19,7 +19,7 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// What all lanes use.
+/// What the schedulers of all KV caches share.
 pub(crate) struct Shared {
     pub(crate) model: Box<dyn Model>,
     /// The model's own end-of-sequence tokens.
@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     pub(crate) stats: Arc<SharedStats>,
     /// Where prefixes are kept, and what names the model there.
     pub(crate) disk: Option<(Arc<DiskTier>, String)>,
-    /// When memory is given back, and how much stays.
+    /// When memory is returned to the system, and how much is kept.
     pub(crate) idle: Option<Idle>,
     /// For what other threads have to tell this one.
     pub(crate) commands: mpsc::Sender<Command>,
@@ -43,7 +43,7 @@ pub(crate) struct Idle {
 /// What the thread owns.
 pub(crate) struct Worker {
     shared: Shared,
-    /// One a KV scheme. Their steps take turns.
+    /// One per KV scheme. Their steps alternate.
     lanes: Vec<Lane>,
     next: u64,
 }
@@ -60,7 +60,7 @@ impl Worker {
         self.lanes.iter_mut().for_each(|lane| lane.shut_down(&self.shared));
     }
 
-    /// Waits for a command, or until a lane wants its turn.
+    /// Waits for a command, or until a step is due.
     fn wait(&self, inbox: &mpsc::Receiver<Command>) -> Result<Command, mpsc::TryRecvError> {
         match self.lanes.iter().filter_map(|lane| lane.next_turn(&self.shared)).min() {
             None => inbox.recv().map_err(|_| mpsc::TryRecvError::Disconnected),

@@ -114,7 +114,7 @@ fn errors_keep_their_cause() {
 
 #[test]
 fn only_the_requests_of_the_step_fail() {
-    // The step fails while one request runs and another waits for its place.
+    // The step fails while one request runs and another waits in the queue.
     let broken = Arc::new(AtomicBool::new(true));
     let once = Arc::clone(&broken);
     let (model, permits) = Mock::new(move |batch| {

@@ -1,4 +1,4 @@
-//! A model with recurrent layers answers as if nothing were shared, cut or preempted.
+//! A model with recurrent layers generates as if nothing were shared, cut or preempted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
 

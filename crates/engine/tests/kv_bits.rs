@@ -16,7 +16,7 @@ fn scheme(name: &str) -> KvScheme {
     taper_kv_codecs::parse(name).unwrap().into()
 }
 
-/// Few bits and few exact tokens, so that answers over different caches differ.
+/// Few bits and few exact tokens, so that outputs over different caches differ.
 fn with(name: &str, offers: &[(u32, &str)]) -> EngineConfig {
     let offers = offers.iter().map(|&(bits, name)| KvOffer { bits, scheme: scheme(name) });
     EngineConfig {

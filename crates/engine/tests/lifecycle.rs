@@ -95,7 +95,7 @@ fn a_request_that_nobody_reads_is_dropped_wherever_it_is() {
     assert!(matches!(decoding.next(), Some(Event::Token(_))));
     drop(queued);
     drop(decoding);
-    // A long prompt takes the free place, and goes in the middle of its prefill.
+    // A long prompt takes the free slot, and goes in the middle of its prefill.
     let prefilling = submit(&engine, greedy(&[41; 900], 1000));
     for _ in 0..6 {
         permits.send(()).unwrap();

@@ -1,4 +1,4 @@
-//! A model that computes prompts in another way than answers: each token is computed as what it is to
+//! A model whose prefill and decode differ: each token is computed as what it is to
 //! its request, whatever runs beside it and however often it is preempted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]

@@ -1,4 +1,4 @@
-//! Requests that begin alike share keys and values, and answer as if they did not.
+//! Requests with a common prefix share its KV blocks, and generate as if they did not.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
 

@@ -120,7 +120,8 @@ fn only_requests_with_a_damaged_token_fail() {
             fails(&got, &[BAD; 31], &label);
             for prompt in clean() {
                 assert_eq!(says(&got, &prompt), says(&want, &prompt), "{label} {}", prompt.len());
-                // The prompt's answer fails, too, where it comes to the damaged token; here none does.
+                // The prompt's output fails, too, where it comes to the damaged token; here none
+                // does.
                 fails(&got, &[&prompt[..], &[BAD]].concat(), &label);
             }
             for (bad, after) in spoiled() {

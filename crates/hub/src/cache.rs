@@ -21,7 +21,7 @@ impl CacheDir {
         Self(path.into())
     }
 
-    /// Where it is.
+    /// Directory of the cache.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
@@ -48,9 +48,9 @@ impl CacheDir {
 pub struct Resolved {
     /// Holds config.json and the weights.
     pub dir: PathBuf,
-    /// Its name on the hub; `None` for a directory that the user named.
+    /// Id of the model on the hub; `None` for a directory that the user named.
     pub id: Option<ModelId>,
-    /// Its commit on the hub.
+    /// Commit of the model on the hub.
     pub commit: Option<String>,
 }
 
@@ -95,17 +95,17 @@ fn is_path(name: &str) -> bool {
 /// A snapshot of a model in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedModel {
-    /// `org/name`.
+    /// Model id, `org/name`.
     pub name: String,
-    /// Its commit.
+    /// Commit of the snapshot.
     pub commit: String,
     /// Branches and tags that point to it.
     pub revisions: Vec<String>,
-    /// Bytes of its files.
+    /// Bytes of the snapshot's files.
     pub size_bytes: u64,
     /// Whether it can be loaded. Snapshots of other formats are not listed at all.
     pub complete: bool,
-    /// Where it is.
+    /// Directory of the snapshot.
     pub dir: PathBuf,
 }
 

@@ -9,7 +9,7 @@ use ureq::{
     http::{HeaderMap, Response, StatusCode},
 };
 
-/// No answer, or no further bytes, for so long: the connection is dead.
+/// No response, or no further bytes, for so long: the connection is dead.
 const STALLED: Duration = Duration::from_secs(60);
 
 const MAX_REDIRECTS: usize = 10;

@@ -41,7 +41,7 @@ pub struct HubConfig {
     pub endpoint: String,
     /// For private and gated models.
     pub token: Option<Token>,
-    /// Download nothing.
+    /// Use downloaded models only, without network access.
     pub offline: bool,
     /// Attempts after a failed one, counted anew whenever bytes have arrived.
     pub retries: u32,

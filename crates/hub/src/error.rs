@@ -78,7 +78,7 @@ pub enum HubError {
         /// The hub.
         endpoint: String,
     },
-    /// Its authors want a click first.
+    /// The model is gated: its licence must be accepted on the hub first.
     #[error(
         "{id} is gated: accept the licence at {endpoint}/{}, then log in with `hf auth login` or set HF_TOKEN", id.name()
     )]
@@ -164,7 +164,7 @@ pub enum HubError {
     BadReply {
         /// What was asked for.
         url: String,
-        /// What is wrong with the answer.
+        /// What is wrong with the response.
         reason: String,
     },
     /// The disk.

@@ -145,7 +145,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Gives a sequence's blocks back. Those that were published stay until their room is needed.
+    /// Frees a sequence's blocks. Published ones are kept until they are evicted.
     pub fn release(&mut self, seq: SeqId) {
         if let Some(states) = &mut self.states {
             states.release(seq);

@@ -3,7 +3,7 @@
 use crate::{KvScheme, RecurrentConfig};
 use taper_kv_codecs::{Exact, KvGeometry};
 
-/// Shape of a cache.
+/// Configuration of a cache.
 #[derive(Debug, Clone)]
 pub struct KvConfig {
     /// Encodes rows and attends over them, layer by layer.
@@ -25,7 +25,7 @@ pub struct KvConfig {
 /// Room for exact rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExactRoom {
-    /// Which tokens.
+    /// Tokens whose rows are kept exact.
     pub tokens: Exact,
     /// Exact blocks there are, shared by all sequences.
     pub blocks: usize,
@@ -77,7 +77,7 @@ impl KvConfig {
         self.scheme.exact_block_bytes(self.layers, self.geometry)
     }
 
-    /// Exact blocks there are.
+    /// Exact blocks in all.
     #[must_use]
     pub fn exact_blocks(&self) -> usize {
         // No block has two exact blocks beside it.
@@ -113,7 +113,7 @@ pub struct KvUsage {
     pub used_blocks: usize,
     /// Blocks that nobody holds and whose contents may be met again; they count as free.
     pub idle_blocks: usize,
-    /// Blocks there are.
+    /// Blocks in all.
     pub total_blocks: usize,
     /// Bytes of one block over all layers.
     pub bytes_per_block: u64,

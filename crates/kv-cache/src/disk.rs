@@ -33,7 +33,7 @@ const MAGIC: &[u8; 8] = b"taperkv1";
 const HASH: usize = 32;
 const HEAD: usize = MAGIC.len() + HASH + 8;
 const EXTENSION: &str = "kv";
-/// Of files that are being written.
+/// Extension of files that are being written.
 const UNFINISHED: &str = "tmp";
 /// A file that was left unfinished so long ago is nobody's any more.
 const ABANDONED: Duration = Duration::from_secs(3600);
@@ -233,7 +233,7 @@ impl DiskTier {
 
     /// Reads a unit's rows; `done` gets them on another thread, or `None` where they are not whole. It
     /// is called at once with `None` where nothing can be read any more.
-    /// Units come in the order in which they were asked for.
+    /// Units come in the order in which they were requested.
     pub fn load(&self, name: UnitName, done: impl FnOnce(Option<Vec<u8>>) + Send + 'static) {
         let read = (name, Box::new(done) as Loaded);
         let unread = match &self.reads {

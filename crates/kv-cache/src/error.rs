@@ -54,7 +54,7 @@ pub enum KvCacheError {
     StateAt {
         /// The sequence.
         seq: SeqId,
-        /// Tokens that its state has seen.
+        /// Tokens that its state has processed.
         at: usize,
         /// First token of the step.
         start: usize,

@@ -16,9 +16,9 @@ pub(crate) struct Kept {
 }
 
 impl KvCache {
-    /// The same with its prefixes kept on disk too. `model` names everything but this cache's own
-    /// shape that rows depend on: weights and arithmetic. Without prefix caching nothing is kept, and
-    /// nothing of a model with recurrent layers: their states are not written.
+    /// Keeps prefixes on disk too, in `tier`. `model` names everything that rows depend on beside
+    /// the cache's own shape: weights and arithmetic. Nothing is kept without prefix caching, nor
+    /// for a model with recurrent layers, whose states are not written.
     #[must_use]
     pub fn with_disk(mut self, tier: Arc<DiskTier>, model: &str) -> Self {
         let c = &self.config;
@@ -126,7 +126,7 @@ impl KvCache {
         there.take(room).collect()
     }
 
-    /// Asks for a unit's rows; see [`DiskTier::load`].
+    /// Requests a unit's rows; see [`DiskTier::load`].
     pub fn load(&self, name: UnitName, done: impl FnOnce(Option<Vec<u8>>) + Send + 'static) {
         match &self.kept {
             Some(kept) => kept.tier.load(name, done),
@@ -141,7 +141,7 @@ impl KvCache {
         }
     }
 
-    /// Units that may be asked for at a time without taking much memory.
+    /// Units that may be requested at a time without taking much memory.
     #[must_use]
     pub fn loads_ahead(&self) -> usize {
         const BYTES: usize = 64 << 20;

@@ -3,7 +3,7 @@
 //! A full block whose rows are computed can be *published*: its name is its tokens and the name of
 //! the block before it (the chain of vLLM's prefix caching, with the tokens themselves in place of
 //! their hash: two prompts never meet by accident). A published block that no sequence holds is
-//! *idle*: it stays until its room is needed, the longest unused first.
+//! *idle*: it is kept until it is evicted, the least recently used first.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,7 +21,7 @@ pub(crate) const ROOT: Node = 0;
 struct Name {
     before: Node,
     tokens: Box<[TokenId]>,
-    /// Of a first block: who may share it. Later ones have the first one's node before them.
+    /// Who may share a first block. Later blocks need none: the first one's node is in their chain.
     salt: Option<Arc<str>>,
 }
 

@@ -10,9 +10,9 @@ const ERRORS: [(u8, f64); 4] = [(2, 0.0900), (3, 0.0232), (4, 0.0061), (8, 2.9e-
 /// What a relative squared error of one costs, by layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prices {
-    /// In the keys.
+    /// Price of an error in the keys, by layer.
     pub k: Vec<f64>,
-    /// In the values.
+    /// Price of an error in the values, by layer.
     pub v: Vec<f64>,
 }
 
@@ -20,7 +20,7 @@ impl Prices {
     /// Layers at each end that cost [`Self::END`] times as much, as vLLM keeps them at 8 bits.
     const ENDS: usize = 2;
     const END: f64 = 2.0;
-    /// Of keys, where values cost 1: most models lose more by theirs.
+    /// Price of keys, where values cost 1: most models lose more by errors of keys.
     const KEYS: f64 = 2.0;
 
     /// For models that were not measured.

@@ -11,7 +11,7 @@ const FETCH_FROM: usize = 16;
 /// Bytes of a layer that are fetched, at most: a part of a third-level cache.
 const FETCH_BYTES: usize = 16 << 20;
 
-/// What a model asks of the cache: the state that its layers keep from step to step.
+/// What a model needs of the cache: the state that its layers keep from step to step.
 pub trait StateSession {
     /// Stores this step's keys and values of a layer and attends over all up to here.
     ///
@@ -120,9 +120,9 @@ impl PagedSession<'_> {
         Ok(())
     }
 
-    /// Looks whether a step's keys and values are finite, so that no other are published. Those of the last
-    /// layer tell of all layers: what is not finite travels along the residual stream, and a token attends to
-    /// itself.
+    /// Checks that a step's keys and values are finite before their blocks are published. Checking
+    /// the last layer is enough: a non-finite value travels along the residual stream, and a token
+    /// attends to itself.
     fn watch(&mut self, layer: LayerId, rows: &Projected<'_>) -> Result<(), KvCacheError> {
         let last = layer.index() + 1 == self.cache.pages.len();
         if last && self.cache.config.prefix_caching {

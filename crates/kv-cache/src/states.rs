@@ -62,7 +62,8 @@ pub(crate) struct States {
     slots: Vec<Vec<f32>>,
     free: Vec<Slot>,
     held: HashMap<SeqId, Held>,
-    /// Snapshots at which sequences without a state begin, and the tokens these have seen.
+    /// Snapshots at which sequences without a state begin, and the tokens that these have
+    /// processed.
     adopted: HashMap<SeqId, (Node, usize)>,
     pending: Vec<Pending>,
     /// Snapshots by the last block of their prefix.

@@ -29,7 +29,7 @@ fn cache(codecs: &[&str], exact: Option<Exact>, tier: &Arc<DiskTier>, model: &st
     KvCache::new(config).with_disk(Arc::clone(tier), model)
 }
 
-/// Rows that depend on the token and its place.
+/// Rows that depend on the token and its position.
 fn compute(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) {
     cache.grow(seq, tokens.len()).unwrap();
     let mut session = cache.session(&[SeqRange { seq, start: 0, len: tokens.len() }]).unwrap();
@@ -197,7 +197,7 @@ fn damaged_and_foreign_files_are_not_used() {
         let mut second = cache(&all_codecs, None, &tier, "model");
         assert_eq!(restore(&mut second, &tokens[..128]), 0);
         assert!(!tier.holds(&names[0]), "it is known to be of no use");
-        // What is computed instead takes the place of the damaged file.
+        // What is computed instead replaces the damaged file.
         compute(&mut second, SeqId(1), &tokens[..128]);
         drop((second, tier));
         let tier = open();

@@ -55,7 +55,7 @@ fn round(bits: usize, table: &[f32], x: &[f32]) -> (Vec<f32>, f64) {
 }
 
 /// Normal quantiles in `2^bits` slices: each memory has a branch into every slice, in an order of
-/// its own, and each branch a place of its own in the slice.
+/// its own, and each branch an index of its own in the slice.
 fn start(bits: usize, state_bits: usize, seed: u64) -> Vec<f32> {
     let (memories, branches) = (1usize << (state_bits - bits), 1usize << bits);
     let mut sorted = gaussian(64 << state_bits, 5);

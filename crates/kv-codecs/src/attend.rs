@@ -24,11 +24,11 @@ pub struct AttnBatch<'a> {
 /// One sequence's part of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct SeqSpan<'a> {
-    /// Its query tokens; they are the last of its `kv_len` tokens.
+    /// Query tokens; they are the last of the sequence's `kv_len` tokens.
     pub q_len: usize,
-    /// Its tokens in the cache, this step's included.
+    /// Tokens of the sequence in the cache, this step's included.
     pub kv_len: usize,
-    /// Where they are.
+    /// Blocks of the sequence, in order.
     pub blocks: &'a [BlockId],
     /// What is kept exactly of them; `None` reads codes only.
     pub exact: Option<ExactBlocks<'a>>,
@@ -37,7 +37,7 @@ pub struct SeqSpan<'a> {
 /// What attention computes, beside the operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnParams<'a> {
-    /// Multiplies `q · k`.
+    /// Factor of `q · k`, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// A token sees itself and the `window - 1` tokens before it.
     pub window: Option<usize>,
@@ -67,7 +67,7 @@ pub trait BlockReader: Sync {
         tokens: usize,
         scratch: &'a mut Vec<f32>,
     ) -> Floats<'a>;
-    /// Values, likewise.
+    /// Values of a head's tokens.
     fn v<'a>(
         &'a self,
         block: BlockId,
@@ -221,7 +221,7 @@ impl Heads for Floating<'_> {
                 continue;
             }
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
-            // the same places whatever else is in the step.
+            // the same positions whatever else is in the step.
             let tokens = step * size..(blocks.end * size).min(piece.seq.kv_len);
             let at = |i: usize, kv_head| {
                 let block = piece.seq.blocks[..span.end].get(i)?;

@@ -16,9 +16,9 @@ use crate::special::{half_tail_of_beta, ln_gamma, normal_tail};
 /// Levels, thresholds and distortion of a scalar quantizer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Codebook {
-    /// Ascending.
+    /// Levels, ascending.
     pub levels: Vec<f64>,
-    /// The middles between neighbours.
+    /// Thresholds: the middles between neighbouring levels.
     pub thresholds: Vec<f64>,
     /// Mean squared error relative to the variance.
     pub distortion: f64,

@@ -25,9 +25,9 @@ pub struct KvGeometry {
 /// Bytes of one block of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockBytes {
-    /// Bytes of the keys.
+    /// Bytes of a block's keys.
     pub k: usize,
-    /// Bytes of the values.
+    /// Bytes of a block's values.
     pub v: usize,
 }
 
@@ -42,9 +42,10 @@ pub struct LayerPages {
     pub exact_k: AlignedBytes,
     /// Values of the exact blocks.
     pub exact_v: AlignedBytes,
-    /// Both on a GPU, once a codec has written there; the host's memory then stays untouched.
+    /// Keys and values on a GPU, once a codec has written there; the host's memory then stays
+    /// untouched.
     pub gpu: Option<(Buffer, Buffer)>,
-    /// The exact blocks of both, likewise.
+    /// Exact keys and values on a GPU, once a codec has written there.
     pub gpu_exact: Option<(Buffer, Buffer)>,
 }
 
@@ -64,7 +65,7 @@ impl LayerPages {
         }
     }
 
-    /// Asks for huge pages for the blocks that were not written yet, as
+    /// Requests huge pages for the blocks that were not written yet, as
     /// [`AlignedBytes::prefer_huge_pages`].
     pub fn prefer_huge_pages(&self) {
         self.k.prefer_huge_pages();
@@ -98,7 +99,7 @@ fn room(block: usize, blocks: usize) -> AlignedBytes {
 ///
 /// Laws, tested for every codec: `decode` after `encode` gives the row back within the codec's
 /// stated error, and `attend` equals `decode` followed by softmax attention within the rounding of
-/// its sums, where what a sequence keeps exactly takes the place of what was decoded. A query row's
+/// its sums, where rows that a sequence keeps exactly replace decoded ones. A query row's
 /// result does not depend on the other rows of the batch, and no bit of it on what it may not see:
 /// later tokens, tokens outside its window, and what pages held before, NaN and infinities
 /// included. Attention after `compact` is attention over the rows that were kept.
@@ -125,8 +126,8 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError>;
 
-    /// Writes a step's rows into their slots and attends to all up to there, in one go; `None`, with nothing
-    /// written, where a codec does not, or not for such rows.
+    /// Writes a step's rows into their slots and attends to all up to there, in one launch; `None`,
+    /// with nothing written, where a codec does not, or not for such rows.
     ///
     /// # Shapes
     /// As [`Projected`]'s -> `[t, heads, head_dim]`; `slots`: `t` of them.
@@ -184,7 +185,8 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         pages: &LayerPages,
     ) -> Result<(Tensor, Tensor), KvCodecError>;
 
-    /// Reads rows of the exact blocks back, likewise. Codecs without exact blocks read their own.
+    /// Reads rows of the exact blocks back, as [`Self::decode`] does with codes. Codecs without
+    /// exact blocks decode instead.
     ///
     /// # Errors
     /// As [`Self::decode`].
@@ -197,7 +199,7 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         self.decode(geometry, slots, pages)
     }
 
-    /// Builds blocks anew from rows that stay: row `i` of `rows` becomes row `i % block_tokens` of
+    /// Builds blocks anew from kept rows: row `i` of `rows` becomes row `i % block_tokens` of
     /// block `i / block_tokens` of `into`. All rows are read before one is written, so that blocks
     /// may take rows from each other; other rows of the blocks of `into` are lost. An exact block is
     /// filled from exact rows, and from decoded ones where there are none.
@@ -320,7 +322,7 @@ pub enum KvCodecError {
     /// Rows to keep that are not for these blocks.
     #[error("{rows} rows do not fill {blocks} different blocks")]
     Compact {
-        /// Rows that stay.
+        /// Rows that are kept.
         rows: usize,
         /// Blocks that were to take them.
         blocks: usize,

@@ -1,4 +1,4 @@
-//! Blocks built anew from rows that stay, as eviction needs them.
+//! Compaction: blocks built anew from the rows that an eviction keeps.
 
 use crate::{
     KvCodecError, KvGeometry,
@@ -8,7 +8,7 @@ use crate::{
 use taper_base::BlockId;
 use taper_tensor::{AlignedBytes, pool};
 
-/// A row that stays when others are evicted.
+/// A row that is kept when others are evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeptRow {
     /// Where it is.
@@ -17,7 +17,7 @@ pub struct KeptRow {
     pub exact: Option<usize>,
 }
 
-/// A block that takes rows that stay.
+/// A block that kept rows are moved to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeptBlock {
     /// Which one.

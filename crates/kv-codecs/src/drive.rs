@@ -1,4 +1,4 @@
-//! How a step's attention is shared out: pieces of query rows, KV heads, and spans of keys.
+//! How a step's attention is shared out: tiles of query rows, KV heads, and spans of keys.
 
 use crate::{
     AttnBatch, AttnParams, KvCodecError, KvGeometry, SeqSpan,
@@ -19,7 +19,7 @@ pub(crate) const PIECE_ROWS: usize = 64;
 /// [`PIECE_ROWS`] for arithmetic that repacks keys and values one step at a time. The repacked step stays in
 /// the second-level cache.
 pub(crate) const ROUNDED_ROWS: usize = 1024;
-/// Blocks whose scores are softened together.
+/// Blocks whose scores go through the softmax together.
 pub(crate) const STEP_BLOCKS: usize = 4;
 /// [`STEP_BLOCKS`] for steps of [`ROUNDED_ROWS`]: their weighted sums go through memory once a step.
 pub(crate) const ROUNDED_STEP_BLOCKS: usize = 8;
@@ -40,7 +40,7 @@ const TASKS: usize = 4;
 pub(crate) struct Piece<'a> {
     pub(crate) seq: SeqSpan<'a>,
     pub(crate) params: &'a AttnParams<'a>,
-    /// Their rows in the batch.
+    /// Rows of the query tokens in the batch.
     tokens: Range<usize>,
     /// Tokens of the sequence up to and with the first of them.
     first_end: usize,
@@ -60,7 +60,7 @@ impl Piece<'_> {
         self.params.window.map_or(0, |w| end.saturating_sub(w))..end
     }
 
-    /// Those among `tokens`, counted from the first of these.
+    /// Positions that a row attends to among `tokens`, counted from the first of these.
     pub(crate) fn sees_of(&self, row: usize, tokens: Range<usize>) -> Range<usize> {
         let clamp = |x: usize| x.clamp(tokens.start, tokens.end) - tokens.start;
         let seen = self.sees(row);
@@ -93,7 +93,7 @@ pub(crate) struct Scratch {
     q: Vec<f32>,
 }
 
-/// A KV head's query rows, and what they have seen: one or the other.
+/// A KV head's query rows and their attention so far; one field or the other is in use.
 #[derive(Debug, Default)]
 pub(crate) struct HeadScratch {
     pub(crate) tile: FlashTile,
@@ -118,7 +118,7 @@ pub(crate) trait Heads: Sync {
         PIECE_ROWS
     }
 
-    /// Blocks whose scores are softened together.
+    /// Blocks whose scores go through the softmax together.
     fn step_blocks(&self, _params: &AttnParams<'_>) -> usize {
         STEP_BLOCKS
     }
@@ -141,7 +141,7 @@ pub(crate) trait Heads: Sync {
         scratch: &mut Scratch,
     );
 
-    /// What a head's rows have seen.
+    /// Attention of a head's rows so far.
     fn seen<'s>(&self, head: &'s HeadScratch) -> &'s Attended;
 
     /// Brings an attended row back from the values' space.
@@ -239,7 +239,7 @@ fn piece_rows(best: usize, rows: usize, kv_heads: usize) -> usize {
     piece
 }
 
-/// Cuts the batch's query tokens into pieces of so many rows, a group of them a token.
+/// Cuts the batch's query tokens into tiles of `rows` query rows, of which a token has `group`.
 fn pieces<'a>(
     batch: &AttnBatch<'a>,
     params: &'a AttnParams<'a>,
@@ -254,7 +254,7 @@ fn pieces<'a>(
         while start < seq.q_len {
             let mut end = (start + step).min(seq.q_len);
             if let Some(exact) = seq.exact.filter(|e| e.tokens.recent_tokens > 0) {
-                // All rows of a piece read the same blocks exactly.
+                // All rows of a tile read the same blocks exactly.
                 let next = exact.tokens.recent_from(before + start) + exact.tokens.recent_tokens;
                 end = end.min(next - before);
             }
@@ -297,7 +297,7 @@ impl<H: Heads> Call<'_, H> {
         self.heads / self.geometry.kv_heads
     }
 
-    /// The spans that a piece's blocks are in.
+    /// The spans that a tile's blocks are in.
     fn spans(&self, piece: &Piece<'_>) -> Range<usize> {
         let blocks = piece.blocks(self.geometry.block_tokens);
         blocks.start / self.span..blocks.end.div_ceil(self.span)
@@ -313,7 +313,7 @@ impl<H: Heads> Call<'_, H> {
         self.together * self.group() * self.geometry.head_dim
     }
 
-    /// One task for each piece and part.
+    /// One task for each tile and part.
     fn by_pieces(&self, pieces: &[Piece<'_>]) -> Vec<f32> {
         let ranges: Vec<_> = pieces.iter().map(|p| p.tokens.clone()).collect();
         pool::grid(&ranges, self.parts(), self.width(), |piece, part, cell| {
@@ -343,7 +343,7 @@ impl<H: Heads> Call<'_, H> {
         })
     }
 
-    /// One task for each piece, part and span; for few rows over many keys.
+    /// One task for each tile, part and span; for few rows over many keys.
     fn by_spans(&self, pieces: &[Piece<'_>]) -> Vec<f32> {
         let mut tasks = Vec::new();
         let mut first = Vec::new();
@@ -363,7 +363,7 @@ impl<H: Heads> Call<'_, H> {
                 heads.map(|head| self.layer.seen(head).clone()).collect::<Vec<_>>()
             })
         });
-        // The first span of each piece and part takes the others in.
+        // The first span of each tile and part takes the others in.
         let totals: Vec<_> = first
             .windows(2)
             .map(|own| {
@@ -405,7 +405,7 @@ impl<H: Heads> Call<'_, H> {
         self.layer.attend(piece, kv_heads, blocks, scratch);
     }
 
-    /// Writes what the heads of a part have seen, token by token.
+    /// Writes the attention output of a part's heads, token by token.
     fn finish<'s>(
         &self,
         part: usize,

@@ -20,7 +20,8 @@ use taper_tensor::cpu::codes::{add_rows, dot_rows};
 pub struct Exact {
     /// The first tokens of a sequence (attention sinks; Xiao et al., arXiv 2309.17453).
     pub sink_tokens: usize,
-    /// A query reads exactly from the last multiple of this on, up to itself.
+    /// Recent tokens kept exact: the window starts at the last multiple of this and ends at the
+    /// query.
     pub recent_tokens: usize,
 }
 

@@ -27,11 +27,11 @@ const D: usize = 128;
 pub enum Foreign {
     /// llama.cpp-turboquant's `turbo2`.
     Fork2,
-    /// Its `turbo3`.
+    /// llama.cpp-turboquant's `turbo3`.
     Fork3,
-    /// Its `turbo4` until June 2026, whose levels are too close.
+    /// llama.cpp-turboquant's `turbo4` until June 2026, whose levels are too close.
     Fork4Early,
-    /// Its `turbo4` since.
+    /// llama.cpp-turboquant's `turbo4` since June 2026.
     Fork4,
     /// SwiftLM's keys.
     SwiftLmKey,

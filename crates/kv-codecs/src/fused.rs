@@ -21,7 +21,7 @@ use taper_tensor::{
 };
 
 /// Head regions between that which is read and that which is prefetched meanwhile: one takes as long as
-/// memory does to answer.
+/// memory does to respond.
 const AHEAD: usize = 6;
 
 /// A layer's pages and how to read them.
@@ -109,7 +109,7 @@ impl Pages<'_> {
     }
 }
 
-/// Blocks whose scores are softened together.
+/// Blocks whose scores go through the softmax together.
 struct Step<'a> {
     pages: &'a Pages<'a>,
     piece: &'a Piece<'a>,
@@ -158,7 +158,7 @@ impl Part {
 
 impl Step<'_> {
     /// The step's tokens. Blocks are read whole but for the sequence's last, so that a row's sums
-    /// are cut at the same places whatever else is in the batch.
+    /// are cut at the same positions whatever else is in the batch.
     fn tokens(&self) -> Range<usize> {
         let size = self.pages.geometry.block_tokens;
         self.blocks.start * size..(self.blocks.end * size).min(self.piece.seq.kv_len)

@@ -136,7 +136,7 @@ pub(crate) fn scoring(params: &AttnParams<'_>) -> Result<Scoring, KvCodecError> 
     }
 }
 
-/// Rows that stay and the blocks that take them, as they are encoded.
+/// Kept rows and the blocks that they are moved to, as they are encoded.
 pub(crate) fn moves(
     gpu: &Gpu,
     rows: &[KeptRow],

@@ -1,7 +1,7 @@
 //! Blocks brought from a GPU to the host, and those of a compressed cache back.
 //!
-//! Both have the same bytes in other places: on a GPU head regions begin at multiples of 16, and keys
-//! of exact blocks stand as its kernels read them.
+//! Both have the same bytes at other offsets: on a GPU head regions begin at multiples of 16, and
+//! keys of exact blocks stand as its kernels read them.
 
 use crate::{
     KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry, LayerPages, Scheme, gpu::outside,
@@ -100,7 +100,7 @@ impl Staged {
         Ok(Self { pages, blocks, exact })
     }
 
-    /// A slot, or a row that stays, or a block that takes some, among these blocks.
+    /// A slot, a kept row, or a block that kept rows are moved to, among these blocks.
     pub(crate) fn slot(&self, g: KvGeometry, slot: usize) -> usize {
         at(&self.blocks, slot / g.block_tokens) * g.block_tokens + slot % g.block_tokens
     }

@@ -28,7 +28,7 @@ pub enum Scale {
 pub struct Coded {
     /// One level index an element.
     pub codes: Vec<u8>,
-    /// `|x|`.
+    /// `|x|`: norm of the row.
     pub norm: f32,
     /// `<u, c>`.
     pub along: f32,
@@ -184,7 +184,7 @@ pub(crate) fn standard_rotation(d: usize) -> Result<Rotation, KvCodecError> {
     Rotation::new(d, SEED)
 }
 
-/// That of their sketches.
+/// A rotation of the paged codecs' sketches.
 ///
 /// # Errors
 /// As [`Rotation::new`].

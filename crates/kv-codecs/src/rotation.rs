@@ -63,7 +63,7 @@ impl Rotation {
         Ok(Self { d, paley, order, rounds, scaled, ones: vec![1.0; d], norms: vec![norm; d] })
     }
 
-    /// Elements of a row.
+    /// Elements of a row that is rotated.
     #[must_use]
     pub fn dim(&self) -> usize {
         self.d

@@ -97,7 +97,7 @@ pub struct Scheme {
 const GROUP: usize = 64;
 
 impl Scheme {
-    /// The grammar, for messages.
+    /// Grammar of codec names, for messages.
     pub const NAMES: [&str; 6] = [
         "affine<4|8>[g<32|64|128>]",
         "turbo<K>[v<V>]",

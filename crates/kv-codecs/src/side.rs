@@ -26,7 +26,7 @@ pub(crate) struct Queries {
     pub(crate) affine: AffineQueries,
 }
 
-/// The query rows of a KV head, and what they have seen.
+/// The query rows of a KV head, and their attention so far.
 #[derive(Debug, Default)]
 pub(crate) struct CodedHead {
     pub(crate) q: Queries,
@@ -93,7 +93,7 @@ impl<'a> Region<'a> {
     }
 }
 
-/// A row that stays when others go.
+/// A row that is kept when others are evicted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stays<'a> {
     pub(crate) region: &'a [u8],
@@ -189,7 +189,7 @@ pub(crate) fn put_half(bytes: &mut [u8], at: usize, x: f32) {
     bytes[at..at + 2].copy_from_slice(&x.to_le_bytes());
 }
 
-/// Writes halves one after the other, likewise.
+/// Writes halves one after the other; what is too large becomes the largest.
 pub(crate) fn put_halves(bytes: &mut [u8], row: &[f32]) {
     const SOME: usize = 64;
     for (bytes, row) in bytes.chunks_mut(2 * SOME).zip(row.chunks(SOME)) {

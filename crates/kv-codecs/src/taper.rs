@@ -11,9 +11,9 @@
 //! keys spend the code on it (Qwen2: the bias is ten times what varies). So keys are coded relative
 //! to their block's mean, which costs attention one product a block.
 //!
-//! *Young blocks.* The mean of a block is not known when its first row comes. The first rows
+//! *Blocks being filled.* The mean of a block is not known when its first row comes. The first rows
 //! therefore lie as halves in the room that the block's later codes will need; the row that no
-//! longer fits turns them into codes about their mean, shrunk towards zero where the rows show
+//! longer fits replaces them by codes about their mean, shrunk towards zero where the rows show
 //! none (James & Stein 1961). What a block holds depends on its rows alone, never on how many came
 //! at a time, and the most recent keys of a sequence are exact.
 
@@ -119,7 +119,8 @@ impl TaperSide {
         (code > 0).then(|| self.base(region) + code)
     }
 
-    /// Stores a scale by its place. Larger ones than the block has seen move its base, exactly.
+    /// Stores a scale by its position. One that is larger than all of the block's moves its base,
+    /// exactly.
     fn put_position(&self, region: &mut [u8], offset: usize, position: Option<i32>) {
         let at = self.scales_at();
         let Some(position) = position else {
@@ -161,7 +162,7 @@ impl TaperSide {
         unpack_centre(CodeLevel::detect(), bytes, factor, out);
     }
 
-    /// Its codes, and what they are multiplied by.
+    /// Codes of a block's centre, and the factor that they are multiplied by.
     fn stored_centre<'a>(&self, region: &'a [u8]) -> (&'a [u8], f32) {
         let at = self.centre_at();
         (&region[at + 4..], half_at(region, at + 2))
@@ -186,7 +187,7 @@ impl TaperSide {
         }
     }
 
-    /// Turns the rows of a young block into codes.
+    /// Encodes the rows that a block being filled keeps as halves.
     fn mature(&self, region: &mut [u8]) {
         let d = self.d;
         let mut rows: Vec<_> = (0..self.young * d).map(|i| half_at(region, 2 * i)).collect();

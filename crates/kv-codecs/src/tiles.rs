@@ -98,7 +98,7 @@ impl Layout {
         out
     }
 
-    /// Brings a token's codes to another place.
+    /// Moves a token's codes to another position.
     pub(crate) fn copy(self, (from, token): (&[u8], usize), (to, at): (&mut [u8], usize)) {
         if self.nibbles.is_some() {
             return self.put(to, at, &self.get(from, token));

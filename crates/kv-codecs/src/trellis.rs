@@ -17,7 +17,7 @@ use taper_tensor::cpu::codes::{
     CodeLevel, RING, Trellis, WIDE_STATES, WideTrellis, WideWindows, Windows,
 };
 
-/// Bits of a state.
+/// Bits of a trellis state.
 pub const STATE_BITS: usize = 6;
 
 /// Bits of a state of the wide code.
@@ -105,13 +105,13 @@ impl TrellisCode {
         Self { bits: 3, trellis, levels: table.to_vec(), entries: entries.to_vec(), step }
     }
 
-    /// Bits an element.
+    /// Bits per element.
     #[must_use]
     pub fn bits(&self) -> usize {
         self.bits
     }
 
-    /// Bits of a state.
+    /// Bits of a trellis state.
     #[must_use]
     pub fn state_bits(&self) -> usize {
         self.entries.len().ilog2() as usize

@@ -182,7 +182,7 @@ fn keys_of_several_blocks_stay_within_the_codecs_error() {
 #[test]
 fn keys_that_fill_gaps_leave_the_others_alone() {
     for (name, _) in CENTRED {
-        // Tokens 40 and 41 go; the last two of the sequence take their places.
+        // Tokens 40 and 41 go; the last two of the sequence fill their slots.
         let mut cache = cache(name, 1.0);
         let kept: Vec<_> = (0..144).map(|i| if i == 40 || i == 41 { i + 104 } else { i }).collect();
         let before = cache.keep(&kept);

@@ -286,7 +286,7 @@ fn a_codec_without_exact_blocks_refuses_exact_rows() {
     }
 }
 
-/// What a query reads exactly takes the place of what was decoded, however the step is cut.
+/// Rows that a query reads exactly replace decoded ones, however the step is cut.
 #[test]
 fn exact_blocks_take_the_place_of_codes() {
     let (len, size, d) = (90, 8, 20);

@@ -1,4 +1,4 @@
-//! What a query may not see never enters its answer, whatever it holds.
+//! What a query may not attend to never changes its output, whatever it holds.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{ops::Range, sync::Arc};

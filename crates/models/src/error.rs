@@ -34,7 +34,7 @@ pub enum ModelError {
         family: &'static str,
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
     },
     /// A number of config.json that no model has, or that contradicts another.
@@ -44,7 +44,7 @@ pub enum ModelError {
         family: &'static str,
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
         /// What it must be.
         range: String,
@@ -56,7 +56,7 @@ pub enum ModelError {
     Contradiction {
         /// One name.
         first: &'static str,
-        /// The other.
+        /// The other name.
         second: &'static str,
     },
     /// A family that no GPU runs.

@@ -136,7 +136,7 @@ impl FeedForward {
 }
 
 /// One map of every expert: a tensor each, as Hugging Face has most, stacked, as MLX has them, or transposed, with
-/// the outputs of gate and up in turns, as transformers writes gpt-oss.
+/// the outputs of gate and up interleaved, as transformers writes gpt-oss.
 fn maps(
     spec: ExpertSpec,
     weights: &Checkpoint,
@@ -218,8 +218,8 @@ impl Experts {
     }
 }
 
-/// The rows that each expert gets, and what its answers count. Where logits are equal, the first
-/// expert is taken.
+/// The rows routed to each expert, and the weights of its outputs. Where logits are equal, the
+/// first expert is taken.
 fn choose(logits: &[f32], spec: ExpertSpec) -> Vec<(Vec<u32>, Vec<f32>)> {
     let mut chosen = vec![(Vec::new(), Vec::new()); spec.experts];
     let mut order: Vec<usize> = Vec::new();

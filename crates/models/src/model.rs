@@ -9,7 +9,7 @@ use taper_tensor::{Answers, Rounding, Tensor, cpu::FlashTile, gpu::Gpu};
 /// Tokens of one step: those of several sequences, one after the other, never padded.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
-    /// `t` tokens.
+    /// Token ids of the batch, `[t]`.
     pub tokens: &'a [TokenId],
     /// The position of each in its sequence.
     pub positions: &'a [u32],
@@ -28,7 +28,7 @@ pub trait Model: Send + Sync + fmt::Debug {
     ///
     /// # Shapes
     /// Returns logits `[logits_at.len(), vocab]` f32. A token's logits do not depend on the other
-    /// sequences of the batch, nor on how its sequence was cut into steps.
+    /// sequences of the batch, nor on how its prompt is chunked.
     ///
     /// # Errors
     /// A token outside the vocabulary, or a session that was opened for other tokens.
@@ -52,13 +52,13 @@ pub struct ModelInfo {
     pub head_dim: usize,
     /// Size of the residual stream.
     pub hidden: usize,
-    /// Logits a token.
+    /// Size of the vocabulary: logits per token.
     pub vocab: usize,
     /// Longest sequence that the configuration allows.
     pub max_positions: usize,
-    /// Weights in all.
+    /// Number of weights.
     pub parameters: u64,
-    /// Bytes they take.
+    /// Bytes of the weights in memory or mapped.
     pub weight_bytes: u64,
     /// Tokens of prompts are computed in another arithmetic than those that follow, in batches of
     /// their own.
@@ -113,7 +113,7 @@ pub enum Activations {
 }
 
 impl Activations {
-    /// What `--dtype` takes.
+    /// Values of `--dtype`.
     pub const DTYPES: [&str; 4] = ["auto", "int8", "float16", "float32"];
 
     /// By its name among [`Self::DTYPES`], where at most so many sequences run together.

@@ -154,7 +154,7 @@ impl RopeConfig {
                 _ => mscale(1.0),
             }
         });
-        // The pair that turns `rotations` times over the original context.
+        // The pair that rotates `rotations` times over the original context.
         let correction = |rotations: f64| {
             dim as f64 * (original / (rotations * std::f64::consts::TAU)).ln()
                 / (2.0 * self.theta().ln())

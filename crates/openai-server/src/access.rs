@@ -1,9 +1,9 @@
 //! Who may call from a browser: origins of web pages, and names by which this server is reached.
 //!
 //! A server on somebody's own machine is reachable from every page that this person opens. The
-//! page cannot read an answer without CORS, but it can make the model work; and a page whose name
-//! is rebound to 127.0.0.1 can read answers too, as its own server's. Origins stop the first, hosts
-//! the second.
+//! page cannot read a response without CORS, but it can make the model work; and a page whose name
+//! is rebound to 127.0.0.1 can read responses too, as its own server's. Origins stop the first,
+//! hosts the second.
 
 use crate::config::ConfigError;
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header, uri::Authority};
@@ -41,7 +41,7 @@ impl AllowedOrigins {
         Ok(allowed)
     }
 
-    /// Answers preflights and lets allowed pages read answers; `None` where no page may.
+    /// Handles preflights and lets allowed pages read responses; `None` where no page may.
     pub(crate) fn cors(&self) -> Option<CorsLayer> {
         let origin = match self {
             Self { any: true, .. } => AllowOrigin::any(),

@@ -1,4 +1,4 @@
-//! What the server is told when it starts.
+//! Configuration of the server.
 
 use crate::{
     access::{AllowedHosts, AllowedOrigins},
@@ -12,8 +12,8 @@ use taper_chat::{ReasoningFormat, ToolFormat};
 /// Everything but the engine and the tokenizer.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Names that requests may use; the first stands in answers to requests that name none, and in
-    /// the metrics.
+    /// Names that requests may use; the first stands in responses to requests that name none, and
+    /// in the metrics.
     pub served_model_names: Vec<String>,
     /// A request to a protected route needs one of these. [`route_table`](crate::route_table) says
     /// which routes are protected. With no keys, everything is open.
@@ -80,20 +80,20 @@ impl ServerConfig {
     }
 }
 
-/// Why a server does not start as it was told.
+/// Why a server cannot start with its configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A key is empty or blank.
     #[error("API key {number} is empty")]
     EmptyApiKey {
-        /// Its place in the list, from 1.
+        /// Its index in the list, from 1.
         number: usize,
     },
     /// A key cannot be sent.
     #[error("API key {number} has a character that is not printable ASCII, or a blank")]
     ApiKeyCharacters {
-        /// Its place in the list, from 1.
+        /// Its index in the list, from 1.
         number: usize,
     },
     /// An allowed origin is none.

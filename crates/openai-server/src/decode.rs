@@ -73,7 +73,7 @@ impl Body {
     }
 
     /// Refuses what nobody has read. `unsupported` are fields of the API, or of vLLM, that would
-    /// change the answer and are not honoured yet: `allow_unknown` does not excuse those.
+    /// change the output and are not honoured yet: `allow_unknown` does not excuse those.
     pub(crate) fn finish(
         self,
         unsupported: &[Unsupported],

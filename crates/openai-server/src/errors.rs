@@ -1,4 +1,4 @@
-//! Everything that can go wrong with a request, and the one table that says how it is answered.
+//! Everything that can go wrong with a request, and the one table of its HTTP responses.
 
 use axum::{
     Json,
@@ -164,14 +164,14 @@ pub enum ApiError {
     Internal,
 }
 
-/// How an error is answered: HTTP status, and `type`, `code` and `param` of the body.
+/// HTTP response of an error: status, and `type`, `code` and `param` of the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorClass {
-    /// HTTP status.
+    /// HTTP status of the response.
     pub status: StatusCode,
-    /// `type` of the body.
+    /// Field `type` of the error object.
     pub kind: &'static str,
-    /// `code` of the body.
+    /// Field `code` of the error object.
     pub code: &'static str,
     /// `param` of the body: the field at fault.
     pub param: Option<String>,
@@ -225,7 +225,7 @@ impl ApiError {
     }
 
     /// The table. Every match is written out, with no catch-all arm, so that a new variant of this
-    /// or of a wrapped enum does not compile until somebody has decided how it is answered.
+    /// or of a wrapped enum does not compile until somebody has decided on its response.
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         use StatusCode as S;

@@ -139,7 +139,7 @@ async fn read(
 }
 
 /// Parses and prepares a request away from the async threads, so that no other connection waits
-/// for it. The work goes on if its client goes away, and so it keeps its place.
+/// for it. The work goes on if its client goes away, and so it keeps its slot.
 pub(crate) async fn prepare<T: Send + 'static>(
     state: &AppState,
     payload: Payload,

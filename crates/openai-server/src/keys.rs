@@ -26,14 +26,14 @@ impl ApiKeys {
         Ok(Self(keys))
     }
 
-    /// Nobody needs a key.
+    /// Whether there are no keys, so that nobody needs one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Compares with every key, each in a time that depends on the length of `key` alone, so that
-    /// answers cannot be timed to guess a key byte by byte.
+    /// responses cannot be timed to guess a key byte by byte.
     #[must_use]
     pub fn accept(&self, key: &str) -> bool {
         self.0.iter().fold(false, |found, own| found | same(own.as_bytes(), key.as_bytes()))

@@ -32,5 +32,5 @@ pub use routes::{route_table, router};
 pub use serve::serve;
 pub use state::AppState;
 
-/// `system_fingerprint`: answers with the same one come from the same code.
+/// `system_fingerprint`: responses with an equal one come from the same code.
 const FINGERPRINT: &str = concat!("taper-", env!("CARGO_PKG_VERSION"));

@@ -1,6 +1,6 @@
-//! Bodies of requests that were answered before they were read.
+//! Bodies of requests whose response was sent before they were read.
 //!
-//! Most clients send a whole body before they look at the answer. If the connection is closed
+//! Most clients send a whole body before they look at the response. If the connection is closed
 //! under them, they see a broken pipe, and never the error that explains it.
 
 use axum::{

@@ -17,7 +17,7 @@ pub(crate) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError>
     wire.into_iter().enumerate().map(one).collect()
 }
 
-/// Numbers calls from before calls had identifiers; the answer to one follows it.
+/// Numbers calls from before calls had identifiers; the result of one follows it.
 struct LegacyCalls(usize);
 
 impl LegacyCalls {

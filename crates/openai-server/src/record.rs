@@ -1,4 +1,4 @@
-//! One line in the log for each request, when its answer has been sent. Never a word of a prompt.
+//! One line in the log for each request, when its response has been sent. Never a word of a prompt.
 
 use crate::{random::random_id, wire::Usage};
 use axum::{
@@ -17,14 +17,14 @@ use std::{
     time::Instant,
 };
 
-/// Identifies a request in answers and in the log.
+/// Identifies a request in responses and in the log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// nginx's status for a client that went away before there was an answer.
+/// nginx's status for a client that went away before there was a response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// What is known of a request. It is logged when nobody needs it any more: the handler, the
-/// generation and the answer's body each hold it.
+/// generation and the response's body each hold it.
 #[derive(Debug)]
 pub(crate) struct Record {
     id: String,
@@ -59,7 +59,7 @@ impl Record {
         self.quiet.store(true, Relaxed);
     }
 
-    /// The answer's `x-request-id`.
+    /// The response's `x-request-id`.
     pub(crate) fn id(&self) -> Option<HeaderValue> {
         HeaderValue::from_str(&self.id).ok()
     }
@@ -70,7 +70,7 @@ impl Record {
         self.output_tokens.fetch_add(usage.completion_tokens, Relaxed);
     }
 
-    /// The answer's body, which holds the record until it is sent.
+    /// The response's body, which holds the record until it is sent.
     pub(crate) fn answer(self: Arc<Self>, status: StatusCode, body: Body) -> Body {
         self.status.store(status.as_u16(), Relaxed);
         self.sent.store(body.is_end_stream(), Relaxed);

@@ -26,7 +26,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves on all `listeners` until `shutdown` resolves and what runs then has finished.
 ///
-/// From then on new generations get 503, `/ready` says no and every answer closes its connection;
+/// From then on new generations get 503, `/ready` says no and every response closes its connection;
 /// the sockets stay open, so that clients see the refusal and not a reset. After `drain_timeout`
 /// what still runs ends with an error.
 ///

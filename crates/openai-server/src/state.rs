@@ -76,7 +76,7 @@ impl AppState {
         self.0.ready.store(ready, Ordering::Relaxed);
     }
 
-    /// Requests that are being answered.
+    /// Requests in progress.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         *self.0.in_flight.borrow()
@@ -94,7 +94,7 @@ impl AppState {
         }
     }
 
-    /// Resolves when no request is being answered.
+    /// Resolves when no request is in progress.
     pub(crate) async fn idle(&self) {
         // The sender lives in `self`, so waiting cannot fail.
         let _ = self.0.in_flight.subscribe().wait_for(|n| *n == 0).await;

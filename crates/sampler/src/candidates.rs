@@ -107,7 +107,7 @@ impl<'a, T: Threads> Candidates<'a, T> {
         Self { threads, row, blocks: Blocks::new(row.logits), kept, live }
     }
 
-    /// Of these, the tokens down to a nearer cut.
+    /// The candidates down to a nearer cut.
     pub(crate) fn part(&self, cut: Cut) -> Self {
         let mut part = Self { live: self.live.clone(), ..*self };
         part.kept.cut = cut;

@@ -49,7 +49,7 @@ pub(crate) fn mass(d: f32) -> u64 {
     units(exp(d))
 }
 
-/// What a token of that mass adds to the mean of the distances `-d`, likewise.
+/// What a token of that mass adds to the mean of the distances `-d`, in the units of [`mass`].
 #[cfg(test)]
 pub(crate) fn moment(d: f32) -> u64 {
     units(exp(d) * -d)

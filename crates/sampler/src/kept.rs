@@ -25,7 +25,7 @@ impl Cut {
         logit > self.logit || (logit == self.logit && id < self.end)
     }
 
-    /// That of two which keeps less.
+    /// The cut of two that keeps less.
     pub(crate) fn nearer(self, other: Self) -> Self {
         let less = other.logit > self.logit || (other.logit == self.logit && other.end < self.end);
         if less { other } else { self }
@@ -75,7 +75,7 @@ impl Distance {
 pub(crate) enum Order {
     /// The likeliest first.
     Likelihood,
-    /// Those first whose distance from the best is nearest the mean.
+    /// Tokens first whose distance from the best is nearest the mean (typical sampling).
     Typical(Distance),
 }
 

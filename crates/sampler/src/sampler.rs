@@ -14,7 +14,7 @@ use taper_base::{Alone, DeviceDraw, SamplingParams, Threads, TokenId, TokenLogpr
 /// A token chosen by [`Sampler::sample`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// The token.
+    /// Id of the chosen token.
     pub token: TokenId,
     /// When asked for: see [`token_logprobs`](crate::token_logprobs) for what they mean.
     pub logprobs: Option<TokenLogprobs>,
@@ -79,7 +79,7 @@ impl Sampler {
     /// [`Self::sample`] by several threads. The choice is the same.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::sample`].
     pub fn sample_on(
         &self,
         threads: &impl Threads,

@@ -7,7 +7,7 @@ use taper_base::{SeqId, TokenId};
 pub struct Admission {
     /// Not in use by a sequence that waits or runs.
     pub id: SeqId,
-    /// At least one token.
+    /// Token ids of the prompt; at least one.
     pub prompt: Vec<TokenId>,
     /// At most this many tokens are generated; 0 computes the prompt only.
     pub max_new: u32,
@@ -24,10 +24,10 @@ pub enum AdmitError {
     /// Try again later.
     #[error("the queue of {limit} sequences is full")]
     QueueFull {
-        /// Its length.
+        /// Sequences that the queue holds.
         limit: u32,
     },
-    /// It could not finish even with the whole cache to itself.
+    /// The sequence can never fit the KV cache, even with the whole cache to itself.
     #[error(
         "the sequence needs {need_tokens} tokens of KV cache and the cache holds {capacity_tokens}"
     )]
@@ -54,7 +54,7 @@ pub enum AdmitError {
 /// The part of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeqWork {
-    /// Whose.
+    /// The sequence that is computed.
     pub id: SeqId,
     /// Index in the sequence, prompt first, of the first token to compute. The KV cache holds the
     /// tokens before it.
@@ -79,11 +79,11 @@ impl SeqWork {
 /// A sequence that left the queue in this step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admitted {
-    /// Whose.
+    /// The admitted sequence.
     pub id: SeqId,
     /// Leading tokens that were in the cache already and are not computed.
     pub cached_tokens: u32,
-    /// It had run before and was preempted.
+    /// Whether the sequence had run before and was preempted.
     pub resumed: bool,
 }
 
@@ -105,7 +105,7 @@ impl StepPlan {
         self.works.is_empty()
     }
 
-    /// Tokens of all works.
+    /// Tokens that the step computes.
     #[must_use]
     pub fn tokens(&self) -> u32 {
         self.works.iter().map(|w| w.len).sum()
@@ -121,10 +121,10 @@ impl StepPlan {
 /// What became of a sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeqOutcome {
-    /// Whose.
+    /// The sequence of the outcome.
     pub id: SeqId,
     /// The token that was chosen, where the work sampled.
     pub new_token: Option<TokenId>,
-    /// It leaves the scheduler and its blocks go back.
+    /// Whether the sequence ends: it leaves the scheduler, and its blocks are freed.
     pub finished: bool,
 }

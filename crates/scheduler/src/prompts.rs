@@ -23,8 +23,9 @@ enum Starts {
 impl Scheduler {
     /// Gives prompts what the decodes left of a step.
     ///
-    /// Half is for the first prompt by place, which so advances whatever comes after it. The rest
-    /// goes to the prompts that are done soonest: a short one does not wait for the long ones.
+    /// Half is for the first prompt of the queue's order, so that it advances whatever comes after
+    /// it. The rest goes to the prompts that are done soonest: a short one does not wait for the
+    /// long ones.
     pub(crate) fn plan_prompts(
         &mut self,
         pool: &mut dyn BlockPool,
@@ -91,7 +92,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts one in the queue, if it is its turn and there is room.
+    /// Starts one in the queue, if it is the next one and there is room.
     fn start_in_turn(
         &mut self,
         place: Place,

@@ -41,9 +41,9 @@ impl Default for SchedulerConfig {
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
-    /// By place.
+    /// In the order of the queue: see [`Self::next_place`].
     pub(crate) waiting: VecDeque<Seq>,
-    /// By place: the first is preempted last.
+    /// In the order of the queue: the first is preempted last.
     pub(crate) running: Vec<Seq>,
     /// Sequences admitted so far.
     arrivals: u64,

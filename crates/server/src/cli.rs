@@ -16,13 +16,13 @@ const EXAMPLES: &str = "\
 Examples:
   taper                                        serve the built-in demo model on 127.0.0.1:8000
   taper serve ./Qwen3-0.6B-4bit --port 9000    serve a model directory
-  taper run \"Hello\"                            one answer on standard output
-  taper chat --model ./Qwen3-0.6B-4bit         a conversation in the terminal
-  taper inspect ./Qwen3-0.6B-4bit              what a model is, and whether it fits
-  taper kv-report ./Qwen3-0.6B-4bit            which KV codec is safe for this model
+  taper run \"Hello\"                            one reply on standard output
+  taper chat --model ./Qwen3-0.6B-4bit         chat in the terminal
+  taper inspect ./Qwen3-0.6B-4bit              show a model and its memory needs
+  taper kv-report ./Qwen3-0.6B-4bit            find a safe KV codec for a model
   taper download mlx-community/Qwen3-0.6B-4bit fetch a model from the Hugging Face hub
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
-  taper ps                                     what the server on this machine does
+  taper ps                                     show what a server on this machine does
 
 Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json),
 or GGUF files.
@@ -45,40 +45,40 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve a model over HTTP, with OpenAI's API.
+    /// Serve a model over an OpenAI-compatible HTTP API.
     Serve(ServeArgs),
-    /// Answer one prompt.
+    /// Generate one reply to a prompt and print it.
     Run(RunArgs),
-    /// Talk in the terminal.
+    /// Chat with a model in the terminal.
     Chat(ChatArgs),
-    /// Show a model's architecture, formats and memory needs.
+    /// Show a model's architecture, weight formats and memory needs.
     Inspect(InspectArgs),
-    /// Measure what each KV codec costs a model, and recommend one.
+    /// Measure the quality loss of each KV-cache codec on a model, and recommend one.
     ///
-    /// Runs a text over a cache of every codec and compares the distributions of the next token
-    /// with those of an f16 cache: the way to a safe --kv-cache-dtype for a model. What a text of
-    /// this length does not show, such as answers from far back in a long context, it cannot tell.
+    /// Runs one text with each codec and compares the next-token distributions with those of an f16
+    /// cache. Use it to choose --kv-cache-dtype. It cannot show losses that appear only in contexts
+    /// longer than its text.
     KvReport(KvReportArgs),
-    /// Fetch a model from the Hugging Face hub; an interrupted download goes on where it stopped.
+    /// Download a model from the Hugging Face hub; resumes interrupted downloads.
     #[command(visible_alias = "pull")]
     Download(DownloadArgs),
-    /// List the models that were downloaded.
+    /// List downloaded models.
     #[command(visible_alias = "ls")]
     List,
-    /// Show what a running server serves, and how busy it is.
+    /// Show what a running server serves and how busy it is.
     Ps(PsArgs),
-    /// Check every GPU kernel against the CPU, on the GPU that is there.
+    /// Check every GPU kernel of this machine against the CPU.
     Doctor(DoctorArgs),
-    /// Quantize a model; the result is an MLX checkpoint, which mlx-lm loads too.
+    /// Quantize a model to an MLX checkpoint, which mlx-lm can load too.
     Convert(ConvertArgs),
 }
 
-/// A model, as the first word or as a flag.
+/// A model, as an argument or as a flag.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArg {
-    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
+    /// Model directory, GGUF file or downloaded Hugging Face id [default: the built-in demo model].
     model: Option<String>,
-    /// Another way to name the model.
+    /// The model, as a flag instead of an argument.
     #[arg(long = "model", short, value_name = "MODEL", conflicts_with = "model")]
     model_flag: Option<String>,
 }
@@ -92,72 +92,82 @@ impl ModelArg {
 /// How a model is run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArgs {
-    /// Longest sequence, prompt and output together, such as 32k [default: the model's own, as far as
-    /// memory goes].
+    /// Maximum length of a sequence: prompt and output together, such as 32k [default: the model's
+    /// own limit, or less if memory is short].
     #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens::<u32>)]
     pub(crate) max_model_len: Option<u32>,
-    /// Where the model runs: cpu, cuda or metal. A GPU needs a build with the feature of its name.
+    /// Device to run on; cuda and metal need a build with the feature of that name.
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda", "metal"])]
     pub(crate) device: String,
-    /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
+    /// Precompiled Metal kernels from `cargo xtask metallib`, for --device metal.
     #[arg(long, value_name = "FILE")]
     pub(crate) metallib: Option<PathBuf>,
-    /// Arithmetic of products with quantized weights. auto rounds activations of prompts to bf16 where the
-    /// processor is fast at that (AMX, AVX-512 BF16 of AMD), elsewhere to 16 bits a group, and those of
-    /// answers to 16 bits with --max-num-seqs 1, as that costs one sequence little, otherwise to 8; int8
-    /// rounds all to 8 bits, for faster prompts where there is no AMX; float16 all to 16, which makes long
-    /// prompts and many sequences up to half as fast; float32 is exact, and slow,
-    /// and reads weights from the model's files while it runs: these must not be changed or cut short
-    /// meanwhile, as that ends the process with SIGBUS.
+    /// Precision of activations in products with quantized weights.
+    ///
+    /// auto: prefill uses bf16 where the processor is fast at it (AMX, or AVX-512 BF16 on AMD),
+    /// otherwise 16 bits; decode uses 16 bits with --max-num-seqs 1, otherwise 8.
+    ///
+    /// int8: 8 bits everywhere. Faster prefill on processors without AMX.
+    ///
+    /// float16: 16 bits everywhere. Long prompts and large batches run at down to half the speed.
+    ///
+    /// float32: exact and slow. Weights are read from the model's files while it runs; changing or
+    /// truncating them meanwhile ends the process with SIGBUS.
     #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
-    /// First tokens of a sequence that a compressed KV cache keeps as f16 too.
+    /// First tokens of each sequence that a compressed KV cache keeps in f16.
     #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_sink_tokens: usize,
-    /// Recent tokens that a compressed KV cache keeps as f16 too: a token reads exactly from the
-    /// last multiple of so many on. 0, with no sinks either, reads all tokens from their codes.
+    /// Recent tokens of each sequence that a compressed KV cache keeps in f16.
+    ///
+    /// The window starts at the last multiple of this number. With 0 here and 0 sink tokens, every
+    /// token is read from the compressed cache.
     #[arg(long, default_value_t = Exact::DEFAULT.recent_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_recent_tokens: usize,
-    /// Let requests that begin alike share keys and values. On by default.
+    /// Reuse the KV cache of shared prompt prefixes. This is the default.
     #[arg(long, overrides_with = "no_enable_prefix_caching")]
     pub(crate) enable_prefix_caching: bool,
-    /// Compute every prompt from its first token.
+    /// Disable prefix caching: compute every prompt from its first token.
     #[arg(long)]
     pub(crate) no_enable_prefix_caching: bool,
-    /// Keep computed prompts in this directory too, and find them there after a restart. Several
-    /// servers and models may share one. Only a model with the same weights, arithmetic and KV
-    /// cache uses what is there; all weights are read at the start to make sure. Keep it private:
-    /// what prompts say can be computed from it.
+    /// Keep the prefix cache in this directory too, so that it survives restarts.
+    ///
+    /// Several servers and models may share one directory: an entry is used only by a model with
+    /// the same weights, arithmetic and KV cache. To check this, all weights are read at startup.
+    /// Keep the directory private: prompts can be recovered from it.
     #[arg(long, value_name = "DIR")]
     pub(crate) kv_offloading_dir: Option<PathBuf>,
-    /// Room for that directory's files, in GiB or such as 500MiB; those that were used longest ago make room.
+    /// Maximum size of --kv-offloading-dir in GiB, or with a unit, such as 500MiB; the least
+    /// recently used files are deleted first.
     #[arg(long, default_value_t = 10.0, value_name = "GIB", value_parser = sizes::gib, requires = "kv_offloading_dir")]
     pub(crate) kv_offloading_size: f64,
-    /// Share of the free memory that weights and KV cache may take.
+    /// Fraction of the free memory that weights and KV cache may use.
     #[arg(long, default_value_t = 0.6, value_name = "FRACTION")]
     pub(crate) gpu_memory_utilization: f64,
-    /// Bytes for the KV cache, such as 4GiB, instead of a share of the memory.
+    /// Size of the KV cache, such as 4GiB; replaces --gpu-memory-utilization.
     #[arg(long, value_name = "BYTES", value_parser = sizes::bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
-    /// Give memory of the KV cache back to the system after so many seconds without a request; 0 keeps it.
-    /// Only prefixes that nobody uses are given up, the longest unused first.
+    /// Seconds without a request after which KV-cache memory is returned to the system; 0 keeps it.
+    ///
+    /// Only unused prefixes are evicted, the least recently used first.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub(crate) kv_idle_seconds: u64,
-    /// Bytes of prefixes that stay in memory then, such as 1GiB [default: a quarter of the weights' size].
+    /// Bytes of prefixes to keep in memory after --kv-idle-seconds, such as 1GiB [default: a
+    /// quarter of the weights' size].
     #[arg(long, value_name = "BYTES", value_parser = sizes::bytes)]
     pub(crate) kv_idle_memory_bytes: Option<u64>,
-    /// Sequences computed together [default: 256 for a server, 1 for a conversation].
+    /// Maximum number of sequences in a batch [default: 256 for a server, 1 for run and chat].
     #[arg(long, value_name = "N")]
     pub(crate) max_num_seqs: Option<u32>,
-    /// Tokens computed together; long prompts are cut into pieces of this size.
+    /// Maximum number of tokens in a step; longer prompts are prefilled in chunks of this size.
     #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = sizes::tokens::<u32>)]
     pub(crate) max_num_batched_tokens: u32,
-    /// Threads that compute [default: one a core]. More than cores make every step slower.
+    /// Compute threads [default: one per core]. More threads than cores slow every step.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST_THREADS))]
     pub(crate) threads: Option<u16>,
-    /// A chat template file instead of the model's own, or "none" to serve completions only.
+    /// Chat template file to use instead of the model's own; "none" serves completions only.
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<String>,
 }
@@ -166,11 +176,13 @@ pub(crate) struct EngineArgs {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Name in the API [default: the model's]. Several are separated by commas, or each has the flag.
+    /// Model name in the API [default: the model's]. Separate several with commas, or repeat the
+    /// flag.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Vec<String>,
-    /// Address to listen on, or a name: localhost listens on all addresses of that name. 0.0.0.0
-    /// opens the server to the network.
+    /// Address or host name to listen on; 0.0.0.0 opens the server to the network.
+    ///
+    /// A name, such as localhost, listens on all of its addresses.
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,
     /// Port to listen on; 0 picks a free one.
@@ -178,11 +190,11 @@ pub(crate) struct ServeArgs {
     pub(crate) port: u16,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// Key that clients must send; for several, use commas or give the flag again [default: none
-    /// needed].
+    /// API key that clients must send [default: none]. Separate several with commas, or repeat the
+    /// flag.
     ///
-    /// All users of this machine can see the flags of its processes: --api-key-file and the
-    /// variable hide the key from them.
+    /// Other users of this machine can see the flags of a process. --api-key-file and the
+    /// environment variable hide the key from them.
     #[arg(
         long,
         value_name = "KEY",
@@ -191,62 +203,65 @@ pub(crate) struct ServeArgs {
         hide_env_values = true
     )]
     pub(crate) api_key: Vec<String>,
-    /// File of such keys, one a line. Empty lines and lines that begin with # are left out.
+    /// File with API keys, one per line. Empty lines and lines that begin with # are ignored.
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Origins of web pages that may call, as https://example.com; "*" is any. For several, use
-    /// commas or give the flag again [default: none].
+    /// Origins of web pages that may call the API, such as https://example.com; "*" allows any
+    /// [default: none]. Separate several with commas, or repeat the flag.
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allowed_origins: Vec<String>,
-    /// Host names that requests may come by, besides localhost, 127.0.0.1 and [::1]; "*" is any.
-    /// For several, use commas or give the flag again [default: only those three on a loopback
-    /// address without keys, otherwise any].
+    /// Host names that requests may use, beside localhost, 127.0.0.1 and [::1]; "*" allows any.
+    /// Separate several with commas, or repeat the flag.
+    ///
+    /// By default only those three are allowed on a loopback address without API keys, and any host
+    /// otherwise.
     #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
-    /// Let the model decide to call tools. On by default; `=false` turns it off.
+    /// Let the model decide to call tools; `=false` disables this.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true")]
     pub(crate) enable_auto_tool_choice: bool,
-    /// How the model writes tool calls; auto takes what its chat template shows.
+    /// Format of the model's tool calls; auto detects it from the chat template.
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = ToolParser::names())]
     pub(crate) tool_call_parser: ToolParser,
-    /// How the model marks reasoning: none, qwen3 or deepseek_r1 [default: what its template shows].
+    /// Format of the model's reasoning: none, qwen3 or deepseek_r1 [default: detected from the chat
+    /// template].
     #[arg(long, value_name = "NAME")]
     pub(crate) reasoning_parser: Option<ReasoningFormat>,
-    /// Requests that may wait before new ones are refused.
+    /// Maximum number of queued requests; more are rejected.
     #[arg(long, default_value_t = 1024, value_name = "N")]
     pub(crate) max_waiting: u32,
-    /// Accept request fields that the OpenAI API does not have.
+    /// Accept request fields that the OpenAI API does not define.
     #[arg(long)]
     pub(crate) allow_unknown_fields: bool,
-    /// Largest request body, in MiB; compressed bodies count as what comes out.
+    /// Maximum size of a request body in MiB, after decompression.
     #[arg(long, default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) max_body_mib: u16,
-    /// What is logged to standard error. info has a line for each request. RUST_LOG overrides it.
+    /// Log level on standard error; info logs a line per request. RUST_LOG overrides it.
     #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub(crate) log_level: String,
-    /// Seconds that running requests may take to finish after Ctrl-C or SIGTERM.
+    /// Seconds that running requests get to finish after Ctrl-C or SIGTERM.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub(crate) drain_timeout: u64,
 }
 
-/// How answers are made.
+/// How replies are generated.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AnswerArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// A system message.
+    /// System message.
     #[arg(long)]
     pub(crate) system: Option<String>,
-    /// Let the model reason before it answers.
+    /// Let the model reason before it replies.
     #[arg(long)]
     pub(crate) think: bool,
-    /// Most tokens of an answer.
+    /// Maximum number of tokens to generate.
     #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens::<u32>, allow_negative_numbers = true)]
     pub(crate) max_tokens: Option<u32>,
-    /// 0 is greedy [default: the model's].
+    /// Sampling temperature; 0 is greedy [default: the model's].
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
-    /// Makes sampling reproducible.
+    /// Seed of the sampler.
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
 }
@@ -265,7 +280,7 @@ impl AnswerArgs {
 pub(crate) struct RunArgs {
     /// The prompt; "-" reads standard input.
     pub(crate) prompt: String,
-    /// A model directory, or a Hugging Face id that was downloaded [default: the built-in demo model].
+    /// Model directory, GGUF file or downloaded Hugging Face id [default: the built-in demo model].
     #[arg(long, short)]
     pub(crate) model: Option<String>,
     #[command(flatten)]
@@ -299,49 +314,49 @@ pub(crate) struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DownloadArgs {
-    /// `org/name`, with `@revision` if another than main is wanted.
+    /// Model id, `org/name` or `org/name@revision`.
     pub(crate) id: String,
-    /// Branch, tag or commit.
+    /// Branch, tag or commit [default: main].
     #[arg(long)]
     pub(crate) revision: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
-    /// Where the server is.
+    /// Address of the server.
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub(crate) url: String,
-    /// Key that the server wants.
+    /// API key of the server.
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// The GPU: cuda or metal [default: whichever this build supports].
+    /// GPU to check: cuda or metal [default: the one that this build supports].
     #[arg(long, value_parser = ["cuda", "metal"])]
     pub(crate) device: Option<String>,
-    /// Kernels that `cargo xtask metallib` has compiled, for --device metal.
+    /// Precompiled Metal kernels from `cargo xtask metallib`, for --device metal.
     #[arg(long, requires = "device", value_name = "FILE")]
     pub(crate) metallib: Option<PathBuf>,
-    /// Write what was found as JSON, for a report.
+    /// Write the results to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
-    /// A model directory, or a Hugging Face id that was downloaded, with dense weights.
+    /// Model to quantize: a directory or a downloaded Hugging Face id, with unquantized weights.
     pub(crate) model: String,
     /// Directory to write.
     pub(crate) out: PathBuf,
-    /// Bits a weight: 2, 3, 4, 5, 6 or 8.
+    /// Bits per weight: 2, 3, 4, 5, 6 or 8.
     #[arg(long, default_value_t = 4)]
     pub(crate) bits: u8,
     /// Weights that share a scale: 32, 64 or 128.
     #[arg(long, default_value_t = 64)]
     pub(crate) group: usize,
-    /// Bits for the layers that suffer most, as mlx-lm's mixed recipes choose them.
+    /// Bits for the most sensitive layers, chosen as in mlx-lm's mixed recipes.
     #[arg(long, value_name = "BITS")]
     pub(crate) high_bits: Option<u8>,
 }

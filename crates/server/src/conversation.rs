@@ -74,7 +74,7 @@ fn show(mut stream: Stream, busy: &Busy) -> Result<Shown> {
     Ok(Shown { answer: stream.give_up(), stopped })
 }
 
-/// Standard output: reasoning set apart from the answer.
+/// Standard output: reasoning set apart from the reply.
 #[derive(Debug, Default)]
 struct Screen {
     reasoning: bool,

@@ -1,4 +1,4 @@
-//! `taper inspect`: what a model is, and whether it fits.
+//! `taper inspect`: a model's architecture, formats and memory needs.
 
 use crate::{
     cli::InspectArgs,

@@ -9,20 +9,27 @@ use taper::KvPlan;
 /// How keys and values are stored.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct KvArgs {
-    /// How keys and values are stored: auto (f16), f16, bf16, f32, affine8, affine4, turbo2 to
-    /// turbo5, taper2 to taper4, or keys and values apart as in turbo4v2; turbo2-qjl to turbo5-qjl
-    /// give a bit of each key to a sketch, taper3-l9 is taper3 with more states.
+    /// KV-cache codec: auto (f16), f16, bf16, f32, affine8, affine4, turbo2 to turbo5 or taper2 to
+    /// taper4.
+    ///
+    /// Names such as turbo4v2 set keys and values apart. turbo2-qjl to turbo5-qjl spend one bit of
+    /// each key on a QJL sketch. taper3-l9 is taper3 with more trellis states.
     #[arg(long, default_value = "auto", value_name = "TYPE")]
     pub(crate) kv_cache_dtype: String,
-    /// The same by layer, as JSON:
-    /// {"kv_scheme": "taper4"},
-    /// {"kv_scheme": {"default": "taper3", "layers": {"0-1": "taper4", "-1": "f16"}}} (-1 is the
-    /// last layer),
-    /// {"kv_scheme": ["f16", "taper4", ...]} (one for each layer), or
-    /// {"kv_scheme": {"bits": 3.5, "prices": {"k": [...], "v": [...]}}}: taper codecs of so many
-    /// bits in the mean, more where an error costs more. `taper kv-report` measures prices.
-    /// {"kv_bits": {"8": "affine8", "4": "taper4"}} has further caches that a request chooses with
-    /// its field `kv_bits`; all have equal parts of the memory.
+    /// KV codecs by layer, and further KV caches, as JSON.
+    ///
+    /// {"kv_scheme": "taper4"}
+    ///   One codec for all layers.
+    /// {"kv_scheme": {"default": "taper3", "layers": {"0-1": "taper4", "-1": "f16"}}}
+    ///   Exceptions by layer; -1 is the last layer.
+    /// {"kv_scheme": ["f16", "taper4", ...]}
+    ///   One codec per layer.
+    /// {"kv_scheme": {"bits": 3.5, "prices": {"k": [...], "v": [...]}}}
+    ///   taper codecs with this many bits on average, more where errors cost more.
+    ///   `taper kv-report` measures the prices.
+    /// {"kv_bits": {"8": "affine8", "4": "taper4"}}
+    ///   Further caches, which a request selects with its field `kv_bits`.
+    ///   All caches get equal shares of the memory.
     #[arg(long, value_name = "JSON", verbatim_doc_comment)]
     pub(crate) additional_config: Option<String>,
 }

@@ -26,46 +26,49 @@ const CODECS: [&str; 11] = [
 
 /// The codec that prices are measured with: of few bits, so that its error stands out.
 const PROBE: [&str; 2] = ["taper2v0", "taper0v2"];
-/// Its relative squared error (`docs/kv-codecs.md`, Gaussian rows).
+/// Relative squared error of the probe (`docs/kv-codecs.md`, Gaussian rows).
 const PROBE_ERROR: f64 = 0.09;
 
 #[derive(Debug, Args)]
 pub(crate) struct KvReportArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// A text like those that the model will serve [default: a built-in one, in English].
+    /// Text to measure on; use one like those the model will serve [default: a built-in English
+    /// text].
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
-    /// Tokens of it to run, as one sequence.
+    /// Tokens of the text to run, as one sequence.
     #[arg(long, default_value_t = 2048, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) context: usize,
-    /// Codecs to measure, named as --kv-cache-dtype takes them.
+    /// Codecs to measure, named as in --kv-cache-dtype.
     #[arg(long, value_name = "TYPE", value_delimiter = ',', default_values = CODECS)]
     pub(crate) codecs: Vec<String>,
-    /// The cache that all are compared with.
+    /// KV cache to compare with.
     #[arg(long, default_value = "f16", value_parser = ["f16", "f32"])]
     pub(crate) reference: String,
-    /// Largest mean KL divergence, in nats, of a codec that is recommended.
+    /// Largest mean KL divergence of a recommended codec, in nats.
     #[arg(long, default_value_t = 0.005, value_name = "NATS")]
     pub(crate) max_kl: f64,
-    /// Least share of equal first choices, in percent, of a codec that is recommended.
+    /// Smallest top-1 agreement of a recommended codec, in percent.
     #[arg(long, default_value_t = 97.0, value_name = "PERCENT")]
     pub(crate) min_same: f64,
-    /// Measure what an error costs in each layer too, and propose taper codecs by layer of so many
-    /// bits in the mean.
+    /// Also measure the sensitivity of each layer, and propose taper codecs per layer with this
+    /// many bits on average.
     #[arg(long, value_name = "BITS")]
     pub(crate) bits: Option<f64>,
-    /// Arithmetic: float32, or as `taper serve` takes it. Rounded activations make a difference of
-    /// their own of the smallest one, and hide what good codecs cost.
+    /// Precision of activations: float32, or as in `taper serve`.
+    ///
+    /// Rounded activations add an error of their own, as large as that of the best codecs, and hide
+    /// what these cost.
     #[arg(long, default_value = "float32", value_parser = Activations::DTYPES)]
     pub(crate) dtype: String,
-    /// First tokens that are kept as f16 too, as `taper serve` has them.
+    /// First tokens that are kept in f16, as in `taper serve`.
     #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_sink_tokens: usize,
-    /// Recent tokens that are kept as f16 too, as `taper serve` has them.
+    /// Recent tokens that are kept in f16, as in `taper serve`.
     #[arg(long, default_value_t = Exact::DEFAULT.recent_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_recent_tokens: usize,
-    /// Threads that compute [default: one a core].
+    /// Compute threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
     /// Print JSON.

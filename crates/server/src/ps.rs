@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::time::Duration;
 
-/// A server that is alive answers these routes at once.
+/// A server that is alive responds to these routes at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Deserialize)]

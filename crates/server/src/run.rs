@@ -1,4 +1,4 @@
-//! `taper run`: one answer.
+//! `taper run`: one reply.
 
 use crate::{
     cli::RunArgs,

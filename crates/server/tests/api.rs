@@ -277,7 +277,7 @@ fn a_seed_is_honoured() {
     assert!((1..6).any(|seed| draw(seed) != draw(42)));
 }
 
-/// Fields on top of a good chat, and the parameter and code that the answer names.
+/// Fields on top of a good chat, and the parameter and code that the response names.
 fn malformed() -> Vec<(Value, &'static str, &'static str)> {
     let (kind, value) = ("invalid_type", "invalid_value");
     let (unknown, lacks) = ("unknown_parameter", "missing_required_parameter");

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-/// A conversation, seen and typed as by a user.
+/// A conversation, read and typed as by a user.
 struct Terminal {
     child: Child,
     keys: File,
@@ -120,7 +120,7 @@ fn ctrl_c_clears_the_line_and_leaves_when_it_comes_twice() {
     terminal.type_keys(CTRL_C);
     terminal.shows("Ctrl-C again");
     terminal.shows("> ");
-    // The next answer is whole.
+    // The next reply is whole.
     terminal.type_keys("Hello!\r");
     terminal.shows(REPLY);
     terminal.shows("> ");

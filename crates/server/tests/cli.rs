@@ -1,4 +1,4 @@
-//! The command line: answers in the terminal, inspection, help and mistakes.
+//! The command line: replies in the terminal, inspection, help and mistakes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
 
@@ -46,7 +46,7 @@ fn chat_remembers_until_it_is_reset() {
     assert!(lines[1].contains("Zane"), "{out}");
     assert_eq!(lines[2], "Hello! How can I help you today?");
     assert!(err.matches("/reset forgets").count() >= 2, "{err}");
-    // The end of the input ends it too, and an answer that does not fit does not.
+    // The end of the input ends it too, and a reply that does not fit does not.
     let flags = ["chat", "--max-model-len", "96", "--max-tokens", "20"];
     let long = "word ".repeat(200);
     let (out, err) = works(&flags, &format!("{long}\nHello!"));

@@ -87,7 +87,7 @@ fn who_hangs_up_frees_what_was_held() {
     assert!(server.metric("vllm:kv_cache_usage_perc") > 0.0);
     drop(open);
     server.wait_until_idle();
-    // Also a client that waits for the whole answer, and goes before it comes.
+    // Also a client that waits for the whole response, and goes before it comes.
     let gone = {
         use std::io::Write;
         let mut socket = std::net::TcpStream::connect(&server.address).unwrap();

@@ -80,7 +80,7 @@ fn an_answer_is_interrupted_before_its_first_token_too() {
         assert!(child.try_wait().unwrap().is_none(), "it ended");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The answer begins in a moment; before, a signal ends the process with the same status.
+    // The response begins in a moment; before, a signal ends the process with the same status.
     std::thread::sleep(Duration::from_millis(500));
     signal(&child, "-INT");
     let (status, output) = ended(child);

@@ -90,7 +90,8 @@ impl GenerationConfig {
         }
     }
 
-    /// Sampling where a request says nothing. Makers who turn sampling off get greedy decoding.
+    /// Sampling where a request says nothing. Where the model's makers disable sampling, decoding
+    /// is greedy.
     pub(crate) fn sampling(&self) -> SamplingParams {
         let base = SamplingParams::default();
         let greedy = self.do_sample == Some(false);

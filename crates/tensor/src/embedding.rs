@@ -59,7 +59,7 @@ impl Embedding {
         Linear::over(self.0.clone())
     }
 
-    /// `(vocab, hidden)`.
+    /// Shape of the table, `(vocab, hidden)`.
     #[must_use]
     pub fn shape(&self) -> (usize, usize) {
         (self.0.rows(), self.0.cols())

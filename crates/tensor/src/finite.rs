@@ -9,7 +9,7 @@ use crate::{
 
 /// Which rows of two tensors have no infinity and no NaN in either.
 ///
-/// On a GPU the rows are looked at where they are; the host waits for the answer when it asks.
+/// On a GPU the rows are looked at where they are; the host waits for the result when it asks.
 #[derive(Debug)]
 pub struct FiniteRows(Answer);
 
@@ -51,7 +51,7 @@ impl FiniteRows {
     /// Whether each row is finite.
     ///
     /// # Errors
-    /// The GPU does not answer.
+    /// The GPU does not respond.
     pub fn read(self) -> Result<Vec<bool>> {
         match self.0 {
             Answer::Here(finite) => Ok(finite),

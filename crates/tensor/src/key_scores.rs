@@ -9,7 +9,7 @@ use crate::{Result, TensorError};
 /// ```
 ///
 /// A product, as a query has it with a key, and a weighted sum of the moduli of the pairs that a rotary
-/// embedding turns. `taper-triattention` makes such a scorer; a cache's codec runs it over its pages.
+/// embedding rotates. `taper-triattention` makes such a scorer; a cache's codec runs it over its pages.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyScorer {
     heads: usize,
@@ -42,7 +42,7 @@ impl KeyScorer {
         Ok(Self { heads, head_dim, vectors, weights })
     }
 
-    /// Query heads.
+    /// Number of query heads.
     #[must_use]
     pub fn heads(&self) -> usize {
         self.heads
@@ -54,13 +54,13 @@ impl KeyScorer {
         self.head_dim
     }
 
-    /// `[heads, head_dim]`.
+    /// Vectors of the products, `[heads, head_dim]`.
     #[must_use]
     pub fn vectors(&self) -> &[f32] {
         &self.vectors
     }
 
-    /// `[heads, head_dim / 2]`.
+    /// Weights of the moduli, `[heads, head_dim / 2]`.
     #[must_use]
     pub fn weights(&self) -> &[f32] {
         &self.weights

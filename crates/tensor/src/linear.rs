@@ -186,13 +186,13 @@ impl Linear {
         }
     }
 
-    /// Inputs.
+    /// Number of inputs.
     #[must_use]
     pub fn in_features(&self) -> usize {
         self.matrix.cols()
     }
 
-    /// Outputs.
+    /// Number of outputs.
     #[must_use]
     pub fn out_features(&self) -> usize {
         self.matrix.rows()
@@ -210,7 +210,7 @@ impl Linear {
 #[derive(Debug, Clone)]
 pub struct LinearGroup<const N: usize> {
     parts: [Linear; N],
-    /// All of them, one below the other, on a GPU.
+    /// All maps, one below the other, on a GPU.
     stacked: Option<placed::Stacked>,
 }
 
@@ -271,7 +271,7 @@ impl<const N: usize> LinearGroup<N> {
         self.parts.first().map_or(Ok(0), |first| first.check(x))
     }
 
-    /// The maps.
+    /// The group's maps.
     #[must_use]
     pub fn parts(&self) -> &[Linear; N] {
         &self.parts

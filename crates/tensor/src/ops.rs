@@ -121,9 +121,9 @@ pub fn take_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
 /// Rows that are added to others.
 #[derive(Debug)]
 pub struct WeightedRows {
-    /// `[rows.len(), n]`.
+    /// Rows to add, `[rows.len(), n]`.
     pub x: Tensor,
-    /// Where they go.
+    /// Indices of the rows that these are added to.
     pub rows: Vec<u32>,
     /// What they are multiplied with.
     pub weights: Vec<f32>,
@@ -188,7 +188,7 @@ fn both_on_gpu<'a>(
     }
 }
 
-/// That no operand is on a GPU.
+/// Checks that no operand is on a GPU.
 fn on_host(op: &'static str, operands: &[&Tensor]) -> Result<()> {
     match operands.iter().any(|x| x.on_gpu().is_some()) {
         true => Err(TensorError::Device { op, device: "a GPU".into() }),

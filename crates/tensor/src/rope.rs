@@ -62,17 +62,17 @@ pub struct RopeAngles {
 /// `q [t, heads * head_dim]`, `k`, `v` `[t, kv_heads * head_dim]`, f32.
 #[derive(Debug, Clone, Copy)]
 pub struct Projected<'a> {
-    /// Queries.
+    /// Queries, before norm and RoPE.
     pub q: &'a Tensor,
-    /// Keys.
+    /// Keys, before norm and RoPE.
     pub k: &'a Tensor,
     /// Values.
     pub v: &'a Tensor,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Of each head of queries and of keys.
+    /// QK-norm: norms of each head of queries and of keys.
     pub norms: Option<(&'a RmsNorm, &'a RmsNorm)>,
-    /// How queries and keys turn.
+    /// Angles by which queries and keys are rotated.
     pub rope: Option<&'a RopeAngles>,
     /// What is next multiplied with attention's result, if nothing else reads that: it may come as this
     /// product alone takes it.
@@ -80,7 +80,7 @@ pub struct Projected<'a> {
 }
 
 impl Projected<'_> {
-    /// That norms and angles fit queries and keys.
+    /// Checks that norms and angles fit queries and keys.
     pub(crate) fn check(&self) -> Result<()> {
         let (q_norm, k_norm) = self.norms.unzip();
         check(self.q, self.head_dim, q_norm, self.rope)?;

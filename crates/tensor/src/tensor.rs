@@ -20,7 +20,7 @@ enum Repr {
 #[derive(Debug, Clone)]
 pub(crate) struct HostTensor {
     data: Arc<Vec<f32>>,
-    /// Of `data`.
+    /// Elements of `data` that the tensor has.
     range: Range<usize>,
     dims: Vec<usize>,
 }
@@ -123,7 +123,7 @@ impl Tensor {
         }
     }
 
-    /// These elements in another shape.
+    /// Reshapes the tensor; nothing is copied.
     ///
     /// # Errors
     /// It has another number of elements.

@@ -1,4 +1,4 @@
-//! What a packed map rounds activations of prompts and of answers to.
+//! What a packed map rounds activations to in prefill and in decode.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

@@ -35,7 +35,7 @@ pub enum TriAttentionError {
         keep: usize,
         /// Tokens beyond them before an eviction.
         every: usize,
-        /// First and latest tokens that always stay.
+        /// First and latest tokens that are always kept.
         protected: usize,
     },
     /// Scores that do not belong together, or to these tokens.

@@ -1,8 +1,8 @@
-//! The rows that stay, and where they go.
+//! The rows that an eviction keeps, and where they are moved to.
 
 use crate::TriAttentionError;
 
-/// Rows of a cache that stay, ascending.
+/// Rows of a cache that are kept, ascending.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
     rows: Vec<usize>,
@@ -16,13 +16,13 @@ impl Kept {
         Self { rows, before }
     }
 
-    /// Their indices, ascending.
+    /// Indices of the kept rows, ascending.
     #[must_use]
     pub fn rows(&self) -> &[usize] {
         &self.rows
     }
 
-    /// How many go.
+    /// Number of tokens that are evicted.
     #[must_use]
     pub fn evicted(&self) -> usize {
         self.before - self.rows.len()
@@ -51,7 +51,7 @@ impl Kept {
     }
 }
 
-/// Where the rows that stay go: row `i` of the cache will be what row `rows()[i]` is.
+/// Where the kept rows are moved to: row `i` of the cache will be what row `rows()[i]` is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moves {
     order: Vec<usize>,
@@ -79,7 +79,7 @@ impl Moves {
 
     /// The blocks of `block_tokens` tokens that are to be built anew: the index of each in the
     /// sequence's table, and the rows that it takes. Those that hold what they did are left out; so are
-    /// those that are empty now, which may be given back.
+    /// those that are empty now, which may be freed.
     ///
     /// Put together, the rows are what `KvCodec::compact` takes only if all but the last block given are
     /// full: that is so, as only a sequence's last block is not.

@@ -1,4 +1,4 @@
-//! TriAttention: which keys of a KV cache stay when others are evicted.
+//! TriAttention: which keys of a KV cache are kept when others are evicted.
 #![doc = include_str!("../README.md")]
 
 mod error;

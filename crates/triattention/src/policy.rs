@@ -14,7 +14,7 @@ pub struct Evictions {
     pub tokens: u64,
 }
 
-/// The policy for a model: what to score keys with, when to evict, and which tokens stay.
+/// The policy for a model: what to score keys with, when to evict, and which tokens to keep.
 #[derive(Debug, Clone)]
 pub struct TriAttention {
     rope: Rope,

@@ -41,8 +41,8 @@ pub fn score_unrotated(
     Ok(trig + square * norm(head, &key))
 }
 
-/// From a cached key, with no need of its position: `A_f = Re(E q_f conj k_f)` and `B_f = Im(...)` turn
-/// with the present alone.
+/// From a cached key, with no need of its position: `A_f = Re(E q_f conj k_f)` and `B_f = Im(...)`
+/// rotate with the present alone.
 ///
 /// # Errors
 /// As [`score_unrotated`].
@@ -66,8 +66,8 @@ pub fn score_cached(
     Ok(rope.scale() * (trig + norm(head, &key)))
 }
 
-/// A query whose product with a cached key is `S_trig`: only turns depend on the offset, so their mean
-/// is one factor a band ([`Rope::ahead`]).
+/// A query whose product with a cached key is `S_trig`: only rotations depend on the offset, so
+/// their mean is one factor a band ([`Rope::ahead`]).
 ///
 /// # Shapes
 /// `[head_dim]`.

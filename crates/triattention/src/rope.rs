@@ -1,7 +1,7 @@
 //! Rotary embeddings as complex numbers.
 //!
 //! In the half layout elements `f` and `f + d / 2` of a head are real and imaginary part of band `f`,
-//! which a position `p` turns by `p omega_f`.
+//! which a position `p` rotates by `p omega_f`.
 
 use crate::TriAttentionError;
 use std::ops::{Add, Mul};
@@ -16,7 +16,7 @@ pub struct Complex {
 }
 
 impl Complex {
-    /// `e^(i angle)`.
+    /// `e^(i angle)`: a rotation by `angle` radians.
     #[must_use]
     pub fn turn(angle: f64) -> Self {
         Self { re: angle.cos(), im: angle.sin() }
@@ -77,7 +77,7 @@ pub const OFFSETS: [u32; 17] = {
     offsets
 };
 
-/// A rotary embedding that turns all elements of a head.
+/// A rotary embedding that rotates all elements of a head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     omega: Vec<f64>,
@@ -85,7 +85,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Of heads of `head_dim` elements: `omega_f = theta^(-2 f / head_dim)`.
+    /// RoPE for heads of `head_dim` elements: `omega_f = theta^(-2 f / head_dim)`.
     ///
     /// # Errors
     /// `head_dim` is odd or 0, or `theta` is no positive number.
@@ -101,8 +101,8 @@ impl Rope {
         Self::of_frequencies((0..head_dim / 2).map(omega).collect(), 1.0)
     }
 
-    /// Of any frequencies (as llama 3 and YaRN scale them), one for each band; `scale` multiplies
-    /// rotated queries and keys (YaRN's attention factor, else 1).
+    /// RoPE with any frequencies (as llama 3 and YaRN scale them), one for each band; `scale`
+    /// multiplies rotated queries and keys (YaRN's attention factor, else 1).
     ///
     /// # Errors
     /// There are none, or a number is not finite.
@@ -123,13 +123,13 @@ impl Rope {
         self.omega.len()
     }
 
-    /// Of each band, in radians a token.
+    /// Frequency of each band, in radians per token.
     #[must_use]
     pub fn frequencies(&self) -> &[f64] {
         &self.omega
     }
 
-    /// What multiplies rotated rows.
+    /// Factor of rotated rows, as YaRN has it.
     #[must_use]
     pub fn scale(&self) -> f64 {
         self.scale
@@ -163,7 +163,7 @@ impl Rope {
     }
 
     /// What the mean over [`OFFSETS`] leaves of each band: the mean of `e^(i omega_f offset)`. Its modulus
-    /// is near 1 for bands that turn slowly and small for others, so the mean is a low-pass.
+    /// is near 1 for bands that rotate slowly and small for others, so the mean is a low-pass.
     #[must_use]
     pub fn ahead(&self) -> Vec<Complex> {
         let mean = |&w: &f64| {

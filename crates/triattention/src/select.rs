@@ -1,17 +1,17 @@
-//! From scores to the tokens that stay.
+//! From scores to the tokens that are kept.
 
 use crate::{Kept, TriAttentionError};
 
-/// When keys are evicted, and how many stay.
+/// When keys are evicted, and how many are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Tokens that stay.
+    /// Number of tokens to keep.
     pub keep: usize,
-    /// An eviction comes when there are so many more.
+    /// Tokens beyond `keep` at which an eviction runs.
     pub every: usize,
-    /// First tokens of the text that always stay; a prompt that must not be thinned out is one.
+    /// First tokens of the text that are always kept, such as a prompt that must not be evicted.
     pub prefix: usize,
-    /// Latest tokens that always stay.
+    /// Latest tokens that are always kept.
     pub window: usize,
 }
 
@@ -19,7 +19,7 @@ impl Budget {
     /// Refuses what cannot be kept.
     ///
     /// # Errors
-    /// Nothing stays, `every` is 0, or more is protected than stays.
+    /// `keep` or `every` is 0, or more is protected than kept.
     pub fn check(self) -> Result<(), TriAttentionError> {
         let Self { keep, every, prefix, window } = self;
         let protected = prefix.saturating_add(window);
@@ -53,20 +53,20 @@ pub enum Sharing {
 /// Scores of a layer's keys, as [`KeyScorer`](taper_tensor::KeyScorer) gives them.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerScores<'a> {
-    /// `[heads, tokens]`.
+    /// Scores, `[heads, tokens]`.
     pub scores: &'a [f32],
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
 }
 
 /// Deviations below this are none.
 const LEAST_DEVIATION: f64 = 1e-6;
 
-/// Chooses the tokens that stay: those with the **highest** scores, which is what attention is going to
-/// look at, beside the protected ones.
+/// Chooses the tokens to keep: those with the **highest** scores, which is what attention is going
+/// to look at, beside the protected ones.
 ///
 /// Each query head's scores are first brought to mean 0 and deviation 1 over the tokens that may go
-/// (heads differ in scale). Of equally good tokens the later one stays.
+/// (heads differ in scale). Among equal scores the later token is kept.
 ///
 /// `positions[i]` is the position in the text of row `i` of the cache, in any order.
 ///

@@ -3,12 +3,12 @@
 
 use crate::{Complex, TriAttentionError};
 
-/// Of one query head.
+/// Statistics of one query head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadStatistics {
     /// `E[q_f]`: the centre of each band.
     pub mean: Vec<Complex>,
-    /// `E|q_f|`.
+    /// `E|q_f|`: mean modulus of each band.
     pub modulus: Vec<f64>,
 }
 
@@ -78,7 +78,7 @@ pub struct QueryStatistics {
 }
 
 impl QueryStatistics {
-    /// Of `heads` query heads of `head_dim` elements.
+    /// Empty statistics for `heads` query heads of `head_dim` elements.
     ///
     /// # Errors
     /// No heads, or heads of an odd size or none.
@@ -121,7 +121,7 @@ impl QueryStatistics {
         Ok(())
     }
 
-    /// Tokens so far.
+    /// Tokens that were counted so far.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tokens

@@ -29,16 +29,16 @@ pub struct Checkpoint {
     used: Mutex<HashSet<String>>,
 }
 
-/// A tensor's name, type and place, for listings.
+/// A tensor's name, type, shape and size, for listings.
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
-    /// Its name in the file.
+    /// Name of the tensor in the file.
     pub name: String,
     /// Element type in safetensors' spelling.
     pub dtype: String,
-    /// Dimensions.
+    /// Dimensions of the tensor.
     pub shape: Vec<usize>,
-    /// Bytes in the file.
+    /// Bytes of the tensor in the file.
     pub bytes: u64,
 }
 
@@ -96,7 +96,7 @@ impl Checkpoint {
         Ok(Self { config, quantization, tensors, blocks, used: Mutex::default() })
     }
 
-    /// `config.json`.
+    /// Contents of `config.json`.
     #[must_use]
     pub fn config(&self) -> &Value {
         &self.config
@@ -156,7 +156,7 @@ impl Checkpoint {
     }
 
     /// Reads one byte of every page of every tensor, so that later reads find them in memory.
-    /// `progress` gets the bytes of each piece.
+    /// `progress` gets the bytes of each chunk.
     pub fn page_in(&self, mut progress: impl FnMut(u64)) {
         const PAGE: usize = 4096;
         const PIECE: usize = 4 << 20;
@@ -293,8 +293,8 @@ impl Checkpoint {
         Ok(Embedding::new(self.weight(prefix, vocab, hidden)?))
     }
 
-    /// Fails when tensors were never asked for: an architecture that skips weights answers wrongly
-    /// and says nothing. `known(name)` tells of tensors that may be skipped.
+    /// Fails when tensors were never asked for: an architecture that skips weights computes wrong
+    /// outputs and says nothing. `known(name)` tells of tensors that may be skipped.
     ///
     /// # Errors
     /// [`WeightsError::UnusedTensors`].

@@ -114,7 +114,7 @@ pub enum WeightsError {
         /// What is wrong.
         reason: &'static str,
     },
-    /// A weight that the architecture never asked for: it would be ignored, and answers be wrong.
+    /// A weight that the architecture never asked for: it would be ignored, and outputs be wrong.
     #[error(
         "the checkpoint holds {count} tensors that this architecture does not use, such as {example:?}: config.json does not describe these weights"
     )]

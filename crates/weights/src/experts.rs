@@ -11,7 +11,7 @@ struct Biases {
 }
 
 impl Biases {
-    /// Gives a map its own, of `parts` that take turns in a row the one at `part`.
+    /// Gives a map its own biases: those at `part` where a row interleaves `parts` maps.
     fn of(
         &self,
         index: usize,
@@ -55,8 +55,9 @@ impl Checkpoint {
         (0..count).map(one).collect()
     }
 
-    /// Of the maps of `name`, `[count, in, out * parts]`, with `name_bias`, `[count, out * parts]`, whose outputs
-    /// take turns, those at `part`: how transformers writes the experts of gpt-oss.
+    /// Loads the experts of the maps `name`, `[count, in, out * parts]`, with biases `name_bias`,
+    /// `[count, out * parts]`. Output columns interleave `parts` maps; this takes those at `part`,
+    /// as transformers stores the gate and up projections of gpt-oss.
     ///
     /// # Errors
     /// As [`Self::weight`]; such tensors are never quantized.

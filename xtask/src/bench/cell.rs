@@ -143,7 +143,8 @@ const USUAL: &[(&str, &[Peer])] = &[
     ("first-token", &[LlamaCpp]),
 ];
 
-/// Ratio ours / the peer's, median of one sitting with two threads. Prefill: on a machine with AMX.
+/// Our speed over the peer's: median of alternating runs in one session with two threads. Prefill:
+/// on a machine with AMX.
 const GOALS: &[(Peer, &str, f64)] = &[
     (LlamaCpp, "prefill-512", 6.0),
     (LlamaCpp, "prefill-4096", 6.0),

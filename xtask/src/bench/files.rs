@@ -65,7 +65,7 @@ impl Files {
         Ok(dir)
     }
 
-    /// These weights for llama.cpp, quantized by its own program. `pure` keeps the embedding at
+    /// The weights for llama.cpp, quantized by its own program. `pure` keeps the embedding at
     /// the bits of the rest, where llama.cpp would choose more for a tied one.
     pub(crate) fn gguf(
         &self,

@@ -134,7 +134,8 @@ pub(super) struct Bandwidth {
 
 /// Bytes that are read to measure it, where so many are free: far more than caches hold.
 const READ: u64 = 4 << 30;
-/// Threadgroups that read, in turns: multiples of an H100's multiprocessors; the fastest counts.
+/// Threadgroups that read, one setting after the other: multiples of an H100's multiprocessors; the
+/// fastest counts.
 const READERS: [u32; 4] = [264, 528, 1056, 2112];
 
 impl Bandwidth {

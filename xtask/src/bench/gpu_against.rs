@@ -1,4 +1,5 @@
-//! `cargo xtask bench cuda --against llama.cpp`: a GPU's speeds beside another engine's, in turns.
+//! `cargo xtask bench cuda --against llama.cpp`: a GPU's speeds beside another engine's, in
+//! alternating runs.
 
 use super::{
     cell::Work,
@@ -24,7 +25,7 @@ pub(crate) struct AgainstArgs {
     /// Compare with this engine, on random weights of the same shapes (its own, in Q4_0).
     #[arg(long, value_name = "ENGINE")]
     against: Option<GpuPeer>,
-    /// Measurements of each, in turn; the median is shown with its range.
+    /// Alternating measurements of each; the median is shown with its range.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
     /// Folder for the peer's models and programs.

@@ -10,7 +10,7 @@ use taper_tensor::{
 /// Rows and columns of the matrices of Qwen3-8B: q, k and v; o; gate and up; down.
 const SHAPES: [(usize, usize); 4] = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)];
 const GROUP: usize = 64;
-/// Weights of different places, so that no cache holds them all.
+/// Weights at different addresses, so that no cache holds them all.
 const BYTES: usize = 400 << 20;
 
 /// Prints the bandwidth of 4-bit matrices, for exact products and for those of the default.

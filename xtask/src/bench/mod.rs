@@ -73,7 +73,7 @@ pub(crate) struct CpuArgs {
     /// beside another engine also first-token, -8bit or -bf16 behind a name, wide- before it.
     #[arg(long, value_delimiter = ',', value_name = "CELL")]
     cells: Vec<String>,
-    /// Measurements of a cell, beside another engine in turn, each in a process of its own; the
+    /// Measurements of a cell, alternating with another engine's, each in a process of its own; the
     /// median is shown with its range.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
@@ -182,7 +182,7 @@ fn alone(model: &Path, args: &CpuArgs) -> Result<()> {
     Ok(())
 }
 
-/// Measures every cell in turns with another engine.
+/// Measures every cell, alternating with another engine.
 fn compare(root: &Path, peer: Peer, args: &CpuArgs) -> Result<()> {
     let files = Files::new(&args.work.clone().unwrap_or_else(|| root.join("target/bench")))?;
     let cores = thread::available_parallelism().map_or(1, usize::from);

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Resident memory of a server that has answered nothing yet.
+/// Resident memory of a server that has had no request yet.
 const MAX_RESIDENT_BYTES: u64 = 150_000_000;
 
 pub(crate) fn run(runner: &Runner) -> Done {

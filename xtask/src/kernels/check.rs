@@ -31,7 +31,8 @@ fn until_failure(gpu: &Gpu, family: Option<&str>, seed: u64, quick: bool) -> Res
     Ok(())
 }
 
-/// The checks of a family with their numbers among all: they have the same data alone and in company.
+/// The checks of a family with their numbers among all: they have the same data alone and with
+/// others.
 fn of_family<'a>(
     checks: &'a [Check],
     family: Option<&'a str>,

@@ -30,7 +30,7 @@ pub(super) fn write_manifest(root: &Path) -> Result<()> {
     fs::write(&path, manifest(root)?).with_context(|| format!("writing {}", path.display()))
 }
 
-/// That the committed hashes are those of the committed texts.
+/// Checks that the committed hashes are those of the committed texts.
 pub(super) fn compare_manifest(root: &Path) -> Result<()> {
     let path = root.join(MANIFEST);
     let said = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 const KERNEL: &str = "kernel void ";
 const THREADGROUP: &str = "__local ";
-/// What a kernel begins with that waits for the launch before it at a place of its own.
+/// What a kernel begins with that waits for the launch before it at a point of its own.
 const EARLY: &str = "msl_early_launch();";
 /// What other kernels for PTX begin with.
 const WAIT: &str = "    msl_early_launch(); previous_launch_done();\n";

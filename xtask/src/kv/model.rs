@@ -138,7 +138,7 @@ fn write_model(dir: &Path, ratio: f32, bands: Bands) -> Result<()> {
         seed += 1;
         let mut x = gaussian(shape.iter().product(), seed);
         if name.ends_with("k_proj.bias") && bands == Bands::Slow {
-            // Element i turns with element i + d / 2, the slower the larger i is.
+            // Element i rotates with element i + d / 2, the slower the larger i is.
             let quarter = |i: usize| i % (HEAD_DIM / 2) / (HEAD_DIM / 4);
             x.iter_mut().enumerate().for_each(|(i, x)| *x *= [0.0, 2f32.sqrt()][quarter(i)]);
         }

@@ -1,4 +1,4 @@
-//! Greedy generation of many answers in packed steps.
+//! Greedy generation of many sequences in packed steps.
 
 use crate::runner::{Piece, Runner, argmax};
 use anyhow::Result;
@@ -27,7 +27,7 @@ impl Job {
     }
 }
 
-/// A sequence in progress: the prompt and its answer so far.
+/// A sequence in progress: the prompt and its output so far.
 struct Active {
     job: usize,
     tokens: Vec<TokenId>,
@@ -37,7 +37,7 @@ struct Active {
 }
 
 /// Runs all jobs until a stop token or their limit. `computed` hears of prompt tokens, `answered`
-/// of a job's index and its answer without the stop token.
+/// of a job's index and its output without the stop token.
 pub(super) fn generate(
     load: impl FnOnce(usize) -> Result<Runner>,
     jobs: &[Job],

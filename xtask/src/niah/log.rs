@@ -15,7 +15,7 @@ pub(super) struct Line {
     pub(super) settings: String,
     pub(super) ctx: usize,
     pub(super) depth_permille: usize,
-    /// Of what the user says.
+    /// Hash of the user's message.
     pub(super) message_sha256: String,
     pub(super) right: bool,
     pub(super) answer: String,

@@ -5,8 +5,8 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use std::path::Path;
 
-/// A crate's place: it may depend on every crate of a lower tier, and on those it names. Crates
-/// without a tier hang off the side: they see what they name and are seen by who names them.
+/// A crate's tier: it may depend on every crate of a lower tier, and on those it names. Crates
+/// without a tier hang off the side: they use what they name and are used by who names them.
 struct Place {
     name: &'static str,
     tier: Option<u8>,

@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: the rules of `docs/architecture.md` that a machine can check.
 
 mod layers;
+mod prose;
 mod source;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -43,6 +44,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         // What is not text, such as weights, has no lines to check.
         if let Ok(text) = fs::read_to_string(root.join(path)) {
             findings.extend(source::check(path, &text));
+            findings.extend(prose::check(path, &text));
         }
     }
     let packages = layers::packages(root, &metadata(root)?)?;

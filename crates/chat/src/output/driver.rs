@@ -53,8 +53,8 @@ impl ParserOptions {
 ///
 /// **Tool calls** are read by the [`OutputFormat`](crate::OutputFormat). One that is malformed, has
 /// a name that is empty or unknown, or arguments that are no object, stays in the content as it was
-/// written. Where the name comes first and the arguments next, they are told as they come, and
-/// what was told stands even if the arguments turn out broken. A forgotten closing tag does no
+/// written. Where the name comes first and the arguments next, they are streamed as they come, and
+/// what was streamed stands even if the arguments turn out broken. A forgotten closing tag does no
 /// harm to a complete call.
 ///
 /// **Content** is the rest. White space around calls is dropped at the beginning and at the end of
@@ -225,7 +225,7 @@ impl OutputParser {
         }
     }
 
-    /// The tags that mean something here, or that must not be seen.
+    /// The tags that mean something here, or that must not be shown.
     fn tags(&self) -> impl Iterator<Item = &'static str> {
         let reads = matches!(self.mode, Mode::Content);
         let (opens, closes) = match self.mode {
@@ -267,8 +267,8 @@ impl OutputParser {
         CallWriter { out: &mut self.out, ids: &mut self.ids, calls: &mut self.calls }
     }
 
-    /// A span is over. If it told nothing its opener is content, unless it is hidden. Returns the
-    /// text that is to be read again.
+    /// A span is over. If it emitted nothing, its opener is content, unless it is hidden. Returns
+    /// the text that is to be read again.
     fn leave(&mut self, span: &OpenSpan, rest: String) -> String {
         if self.calls > span.calls_before {
             self.beside_call = true;

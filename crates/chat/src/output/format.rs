@@ -7,13 +7,13 @@ use std::{fmt, str::FromStr};
 /// How a model marks its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ReasoningFormat {
-    /// It does not: everything is content.
+    /// The model does not mark reasoning: everything is content.
     #[default]
     None,
     /// `<think>..</think>`, as Qwen3 writes it.
     Think,
-    /// The same, and the output begins inside it even if the prompt does not open it, as with
-    /// DeepSeek-R1.
+    /// `<think>..</think>`, where the output begins inside the block even if the prompt does not
+    /// open it, as with DeepSeek-R1.
     ThinkOpen,
 }
 
@@ -33,7 +33,7 @@ impl ReasoningFormat {
 }
 
 impl ToolFormat {
-    /// It does not: everything is content.
+    /// No tool calls: everything is content.
     pub const NONE: Self = Self(None);
 
     /// A format that need not be among the named ones.

@@ -12,7 +12,7 @@ pub use ids::ToolCallIds;
 
 use crate::ToolCall;
 
-/// A piece of a parsed message.
+/// A part of a parsed message, streamed as a delta.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
     /// More reasoning.
@@ -21,7 +21,7 @@ pub enum Delta {
     Content(String),
     /// A tool call begins; its arguments follow.
     ToolCallStart {
-        /// The call's place among the message's calls, from 0.
+        /// Index of the call among the message's calls, from 0.
         index: usize,
         /// The call's id.
         id: String,
@@ -30,7 +30,7 @@ pub enum Delta {
     },
     /// More of a call's arguments.
     ToolCallArguments {
-        /// The call's place.
+        /// Index of the call.
         index: usize,
         /// Concatenated, these are the JSON text of the arguments.
         fragment: String,
@@ -49,7 +49,7 @@ pub struct ParsedMessage {
 }
 
 impl ParsedMessage {
-    /// Adds a piece.
+    /// Adds a delta to the message.
     pub fn apply(&mut self, delta: Delta) {
         match delta {
             Delta::Reasoning(text) => self.reasoning.get_or_insert_default().push_str(&text),

@@ -39,7 +39,7 @@ struct Tag {
     length: usize,
     times: usize,
     power: bool,
-    /// Their sum.
+    /// Sum of the numbers.
     numbers: usize,
 }
 

@@ -79,7 +79,7 @@ pub(super) fn raised(error: &Error) -> Option<String> {
     None
 }
 
-/// Kind and detail, without the place, which is told apart.
+/// Kind and detail, without the location, which is reported separately.
 pub(super) fn reason(error: &Error) -> String {
     match error.detail() {
         Some(detail) => format!("{}: {detail}", error.kind()),

@@ -69,7 +69,7 @@ pub(super) fn render(
 }
 
 fn call(name: &'static str, arguments: u16) -> Instruction<'static> {
-    // The last number would be a place in the engine's cache of filters; this one is outside it.
+    // The last number would be an index into the engine's cache of filters; this one is outside it.
     Instruction::ApplyFilter(name, Some(arguments), !0)
 }
 
@@ -322,7 +322,7 @@ fn slice(
     memory::sequence(state, kept, memory::is_tuple(value))
 }
 
-/// The places that Python's slice of a sequence of `len` takes.
+/// The indices that Python's slice of a sequence of `len` takes.
 fn places(
     len: usize,
     start: Option<i64>,

@@ -202,7 +202,7 @@ fn tool() -> Tool {
     }
 }
 
-/// A question, a call, the tool's answer.
+/// A question, a call, the tool's result.
 fn called_tool() -> Vec<Message> {
     let id = "call_0123456789abcdefABCDEF00".to_owned();
     let arguments = r#"{"query": "x"}"#.to_owned();

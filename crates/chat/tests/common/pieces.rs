@@ -1,8 +1,8 @@
-//! Model output in pieces.
+//! Model output in chunks.
 
 use taper_chat::{OutputParser, ParsedMessage, ParserOptions};
 
-/// What a parser makes of a text that comes in pieces.
+/// What a parser makes of a text that comes in chunks.
 pub(crate) fn streamed(options: ParserOptions, pieces: &[&str]) -> ParsedMessage {
     let mut parser = OutputParser::new(options);
     let mut message = ParsedMessage::default();

@@ -116,7 +116,7 @@ fn templates_show_their_formats() {
     assert!(ToolFormat::detect("").is_none());
 }
 
-/// Deltas of a text that comes in pieces: the calls' names, then what each piece added.
+/// Deltas of a text that comes in chunks: the calls' names, then what each chunk added.
 fn told(format: &str, pieces: &[&str]) -> Vec<String> {
     let mut parser = OutputParser::new(options(format));
     let of = |delta| match delta {

@@ -186,7 +186,7 @@ impl Case {
             _ if self.tiled() && self.independent_outputs() < 8 => 1e-2,
             _ if self.tiled() || self.rounded && self.tokens >= 5 => 2e-3,
             // Errors are compared with the largest output, and an activation may leave only small
-            // ones of large sums: 1.3e-5 was seen, in any order of threads.
+            // ones of large sums: 1.3e-5 was measured, in any order of threads.
             Kind::Gated(_) => 5e-5,
             _ => 1e-5,
         }

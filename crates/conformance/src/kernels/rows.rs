@@ -87,7 +87,7 @@ fn elements(gpu: &Gpu, rng: &mut Rng, rows: usize, cols: usize) -> Result<Vec<Pa
     Ok(pairs)
 }
 
-/// The sum of so many pieces of 16 bytes, in halves, which a float holds exactly.
+/// The sum of so many chunks of 16 bytes, in halves, which a float holds exactly.
 fn words(gpu: &Gpu, rng: &mut Rng, pieces: usize) -> Result<Pair> {
     let words: Vec<u32> = rng.vector(4 * pieces).iter().map(|x| x.to_bits()).collect();
     let buffer = gpu.allocate(16 * pieces)?;

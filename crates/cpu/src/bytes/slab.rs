@@ -15,10 +15,10 @@ const HUGE: usize = 2 << 20;
 /// Bytes of a map. What nothing is written to takes no memory.
 const SLAB: usize = 256 << 20;
 
-/// A map that lives as long as somebody holds a piece of it.
+/// A map that lives as long as somebody holds a part of it.
 pub(super) struct Slab(MmapRaw);
 
-/// The map that pieces are cut from.
+/// The map that parts are cut from.
 struct Current {
     slab: Weak<Slab>,
     /// Offset of what is not given away.

@@ -4,7 +4,7 @@
 //! product with a row is, group by group, `scale * sum(q code) + bias * sum(q)`, and the weighted sum
 //! of a column is `sum((w scale) code) + sum(w bias)`: products of integers, and little else.
 //!
-//! Queries are rounded to 15 bits and weights likewise, so that what 8-bit codes keep is not lost
+//! Queries and weights are rounded to 15 bits, so that what 8-bit codes keep is not lost
 //! here. Either is two bytes for the instructions that multiply bytes. Every level gives the same
 //! integers, and rounds them to floats in the same order.
 
@@ -17,7 +17,7 @@ use half::f16;
 pub struct Affine {
     /// Elements of a row.
     pub d: usize,
-    /// 4 or 8.
+    /// Bits of an element: 4 or 8.
     pub bits: usize,
     /// Elements that share a scale: 32, or a multiple of 64.
     pub group: usize,
@@ -257,7 +257,7 @@ pub struct AffineQueries {
     pub(super) high: Vec<i8>,
     pub(super) low: Vec<i8>,
     pub(super) scales: Vec<f32>,
-    /// Of each unit: `[rows, units]`.
+    /// Sums of each unit's elements: `[rows, units]`.
     pub(super) sums: Vec<f32>,
 }
 
@@ -298,7 +298,7 @@ impl AffineQueries {
         }
     }
 
-    /// How many rows.
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.scales.len()
@@ -312,7 +312,7 @@ pub struct AffineScales {
     pub(super) n: usize,
     pub(super) scale: Vec<f32>,
     pub(super) bias: Vec<f32>,
-    /// Of values, whose scales are made positive: what their codes are combined with.
+    /// What codes of values are combined with to make their scales positive.
     pub(super) flip: Vec<u8>,
 }
 
@@ -421,7 +421,8 @@ impl AffineWeights {
                         super::affine_vbmi::weigh(p, of, largest, high, low)
                     },
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: as above; rows are whole tiles.
+                    // SAFETY: the machine has AVX2; all slices have `n` elements, a multiple of
+                    // four.
                     CodeLevel::Avx2(_) => unsafe {
                         super::affine_avx2::weigh(p, of, largest, ints)
                     },

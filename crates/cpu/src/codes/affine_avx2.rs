@@ -11,7 +11,7 @@ use std::{arch::x86_64::*, array::from_fn};
 
 /// Query rows that are multiplied with what was widened once.
 const QUERIES: usize = 2;
-/// Rows of weights likewise.
+/// Rows of weights that are multiplied with what was widened once.
 const WEIGHTS: usize = 4;
 
 impl Source {
@@ -34,7 +34,7 @@ impl Source {
         }
     }
 
-    /// Asks for the bytes of a unit of the row in this row's place in what is read next.
+    /// Prefetches the bytes of a unit of the corresponding row of what is read next.
     #[inline(always)]
     fn ahead(self, row: usize, element: usize) {
         let at = row * self.bytes + element * self.shape.bits / 8;
@@ -241,7 +241,8 @@ pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut 
     let order_of = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     for first in (0..n).step_by(TILE_ROWS) {
         for group in 0..shape.groups() {
-            // SAFETY: four bytes of each of four rows; the caller's promise.
+            // SAFETY: reads four bytes of each of four rows, which are whole tiles; the vectors of
+            // `out` have room for the scales of all rows.
             unsafe {
                 let from = rows.as_ptr().add(first * bytes + shape.code_bytes() + 4 * group);
                 let pairs = _mm_i32gather_epi32::<1>(from.cast(), apart);
@@ -265,7 +266,7 @@ pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut 
     }
 }
 
-/// As the portable one.
+/// As the portable `weigh_body`.
 ///
 /// # Safety
 /// All slices have the length of `p`, a multiple of four.
@@ -277,7 +278,8 @@ pub(super) unsafe fn weigh(
     ints: &mut [i16],
 ) -> (f32, f32) {
     let n = p.len();
-    // SAFETY: the caller's promise; the last four are read and written as four.
+    // SAFETY: all slices have `n` elements, a multiple of four; the last four are loaded and stored
+    // as four, not eight.
     unsafe {
         let load = |x: &[f32], first: usize| {
             if n - first < 8 {

@@ -19,7 +19,7 @@ pub(super) struct Source {
     pub(super) shape: Affine,
     pub(super) rows: *const u8,
     pub(super) next: *const u8,
-    /// Of a row.
+    /// Bytes of a row.
     pub(super) bytes: usize,
 }
 
@@ -306,7 +306,8 @@ unsafe fn add_of<const NIBBLES: bool, const R: usize>(
 pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut AffineScales) {
     let (n, bytes) = (out.n, shape.row_bytes());
     let [plus, minus] = shape.flips();
-    // SAFETY: four bytes of each row that the mask names; the caller's promise.
+    // SAFETY: reads four bytes of each row that the mask names; the vectors of `out` have room for
+    // the scales of all rows.
     unsafe {
         let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         let apart = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(bytes as i32));
@@ -337,7 +338,7 @@ pub(super) unsafe fn scales(rows: &[u8], shape: Affine, order: Order, out: &mut 
     }
 }
 
-/// As the portable one.
+/// As the portable `weigh_body`.
 ///
 /// # Safety
 /// All slices have the length of `p`.
@@ -350,7 +351,7 @@ pub(super) unsafe fn weigh(
     low: &mut [u8],
 ) -> (f32, f32) {
     let n = p.len();
-    // SAFETY: the caller's promise; masks keep loads and stores inside.
+    // SAFETY: all slices have `n` elements; masks keep the last loads and stores inside.
     unsafe {
         let (mut most, mut sum) = (_mm512_setzero_ps(), _mm512_setzero_ps());
         for first in (0..n).step_by(KEYS) {

@@ -7,7 +7,8 @@ use std::arch::x86_64::*;
 /// `codes` are whole tiles of nibbles, `out` as many of [`TILE`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
-    // SAFETY: the caller's promise; the plan's table has 64 bytes.
+    // SAFETY: each chunk of `codes` has 32 bytes and each of `out` has `TILE`; the plan's table has
+    // 64.
     unsafe {
         let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(plan.table.as_ptr().cast()));
         let low = _mm256_set1_epi8(15);
@@ -32,7 +33,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Of codes of `bits` bits whose window starts `lead` bits early.
+    /// For codes of `bits` bits whose window starts `lead` bits early.
     pub(super) fn new(bits: usize, lead: usize) -> Self {
         let mut words = Self { bytes: [[0; RING]; 2], factors: [[0; RING / 2]; 2] };
         let ring = 2 * bits;
@@ -94,7 +95,8 @@ unsafe fn expand_of<const ELEMENTS: bool, const TABLES: usize>(
     mut codes: *const u8,
     out: &mut [u8],
 ) {
-    // SAFETY: the caller's promise; the plan's arrays have their lengths.
+    // SAFETY: `codes` has the packed tiles of `out` and `RING` bytes more, so that whole loads stay
+    // inside; the plan's arrays have the lengths that are loaded.
     unsafe {
         let tables = tables::<TABLES>(&plan.table);
         let Words { bytes: places, factors } = &plan.words;
@@ -253,7 +255,8 @@ pub(super) unsafe fn dots(
 ) {
     for first in (0..q.rows()).step_by(ROWS) {
         let out = &mut out[first * stride..];
-        // SAFETY: the caller's promise, of some of its rows.
+        // SAFETY: `q`, `tiles` and `out` have the lengths of `super::dots`; from row `first` on
+        // there are as many rows as the macro takes.
         unsafe { by_rows!(q.rows() - first, dots_of(q, first, tiles, scaling, (out, stride))) }
     }
 }
@@ -329,7 +332,8 @@ pub(super) unsafe fn add_weighted(weights: &[u8], scale: &[f32], tiles: &[u8], a
     let wide: Vec<u16> = weights.iter().copied().map(u16::from).collect();
     let rows = wide.chunks(ROWS * n).zip(scale.chunks(ROWS)).zip(acc.chunks_mut(ROWS * padded));
     for ((weights, scale), acc) in rows {
-        // SAFETY: the caller's promise, of some of its rows.
+        // SAFETY: the lengths are those of `super::add_weighted`, and the chunks cut them by whole
+        // rows.
         unsafe { by_rows!(scale.len(), add_of(weights, scale, tiles, acc)) }
     }
 }

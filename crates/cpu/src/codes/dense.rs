@@ -12,7 +12,7 @@ use crate::{
 pub struct DenseRows<'a> {
     /// The rows.
     pub here: Floats<'a>,
-    /// The others, of the same type.
+    /// Rows that are read next, of the same type.
     pub next: Option<Floats<'a>>,
 }
 

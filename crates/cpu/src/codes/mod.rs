@@ -15,7 +15,7 @@
 //! Scalar codes of four bits may stand in an order of their own ([`Windows::nibbles`]); windows of
 //! nine bits go from ring to ring ([`WideWindows`]).
 //!
-//! [`Windows::expand`] turns tiles into bytes, [`dots`] multiplies them with int8 queries, and
+//! [`Windows::expand`] expands tiles to bytes, [`dots`] multiplies them with int8 queries, and
 //! [`add_weighted`] sums them under u8 weights. Every level gives the same integers, and rounds
 //! them to floats in the same order; the portable code is the definition.
 
@@ -106,7 +106,7 @@ pub fn prefetch(bytes: &[u8]) {
 }
 
 levels! {
-    /// A way to compute.
+    /// Instruction sets of the code kernels.
     pub enum CodeLevel {
         /// x86-64 with AVX-512 VBMI and VNNI.
         Vbmi(Avx512Vbmi),
@@ -154,7 +154,7 @@ impl Int8Queries {
         }
     }
 
-    /// How many rows.
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.scales.len()
@@ -177,7 +177,7 @@ pub struct Scaling<'a> {
 }
 
 impl<'a> Scaling<'a> {
-    /// Nothing is added.
+    /// Scales without anything to add.
     #[must_use]
     pub fn of(gamma: &'a [f32]) -> Self {
         Self { gamma, offsets: None }

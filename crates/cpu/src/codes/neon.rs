@@ -33,7 +33,8 @@ impl Pairs {
 /// The machine has the dot products.
 #[inline(always)]
 unsafe fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: the caller's promise; registers alone.
+    // SAFETY: the caller checked that the machine has the dot products; the instruction uses
+    // registers alone.
     unsafe {
         asm!(
             "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
@@ -50,7 +51,8 @@ unsafe fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 /// `codes` are whole tiles of `bytes`, at most 48; `out` as many of [`TILE`].
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn expand(plan: &Plan, bytes: usize, codes: &[u8], out: &mut [u8]) {
-    // SAFETY: the caller's promise; the plan's arrays have 64 bytes.
+    // SAFETY: a tile is copied to an array before it is loaded, `out` is whole tiles, and the
+    // plan's arrays have 64 bytes.
     unsafe {
         let table = vld1q_u8_x4(plan.table.as_ptr());
         for (codes, out) in codes.chunks_exact(bytes).zip(out.chunks_exact_mut(TILE)) {
@@ -75,7 +77,8 @@ pub(super) unsafe fn expand(plan: &Plan, bytes: usize, codes: &[u8], out: &mut [
 /// `codes` are whole tiles of nibbles, `out` as many of [`TILE`].
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn expand_nibbles(plan: &Plan, codes: &[u8], out: &mut [u8]) {
-    // SAFETY: the caller's promise; the plan's table has 64 bytes.
+    // SAFETY: each chunk of `codes` has 16 bytes, as have both halves of `out`; the plan's table
+    // has 64.
     unsafe {
         let table = vld1q_u8(plan.table.as_ptr());
         for (codes, out) in

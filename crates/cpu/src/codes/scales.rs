@@ -40,7 +40,7 @@ pub const OCTAVE: i32 = 24;
 /// Steps of the smallest and the largest power: octaves of normal numbers.
 const STEPS: RangeInclusive<i32> = -126 * OCTAVE..=128 * OCTAVE - 1;
 
-/// Of all steps: a root of its octave times a power of two, which is exact.
+/// Powers of all steps: a root of the octave times a power of two, which is exact.
 static POWERS: LazyLock<Vec<f32>> = LazyLock::new(|| {
     let power = |step: i32| {
         let root = (f64::from(step.rem_euclid(OCTAVE)) / f64::from(OCTAVE)).exp2() as f32;

@@ -79,10 +79,10 @@ struct Walks<L, const M: usize> {
     x: [L; RING],
     /// How far each element is from the nearest level of a branch, where branches have several.
     misses: [[L; BRANCHES]; RING],
-    /// By where walks are: before an element and after it, in turn.
+    /// By where walks are: before an element and after it, alternating.
     costs: [L; M],
     after: [L; M],
-    /// Where from, by place: bits of each memory.
+    /// Where from, by position: bits of each memory.
     choices: [L; RING],
 }
 

@@ -21,7 +21,7 @@ pub(super) struct RingWords<const BYTES: usize> {
 impl<const BYTES: usize> RingWords<BYTES> {
     const RING_BYTES: usize = BYTES / TILE_ROWS;
 
-    /// Of each word the bytes: a ring's last, and all of them.
+    /// Bytes of each word: a ring's last one, then all of the ring's.
     const GATHER: [u8; TILE] = {
         let (mut gather, mut i) = ([0; TILE], 0);
         while i < TILE {
@@ -76,7 +76,8 @@ impl<const BYTES: usize> Pairs for RingWords<BYTES> {
 
     #[inline(always)]
     unsafe fn alone(&self, a: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise; the mask keeps the load inside the tile.
+        // SAFETY: there is a tile at `a`, and the mask keeps the load inside it; the caller is
+        // compiled for AVX-512 VBMI.
         unsafe { self.entries(_mm512_maskz_loadu_epi8((1 << BYTES) - 1, a.cast())) }
     }
 }

@@ -37,7 +37,8 @@ impl Centre {
     unsafe fn new(factor: f32) -> Self {
         let gather: [u8; 64] = std::array::from_fn(|i| (i / 8 * 7 + (i % 8).min(6)) as u8);
         let shift: [u8; 64] = std::array::from_fn(|i| (i % 8 * 7) as u8);
-        // SAFETY: whole vectors, and the caller's promise.
+        // SAFETY: both arrays have the 64 bytes of a vector, and the caller is compiled for the
+        // level.
         unsafe {
             let load = |x: &[u8; 64]| _mm512_loadu_si512(x.as_ptr().cast());
             Self { gather: load(&gather), shift: load(&shift), factor: _mm512_set1_ps(factor) }
@@ -48,7 +49,8 @@ impl Centre {
     /// `bytes` has 56 bytes, and the caller is compiled for the level.
     #[inline(always)]
     unsafe fn part(&self, bytes: *const u8) -> [__m512; 4] {
-        // SAFETY: the caller's promise; the mask keeps the load inside.
+        // SAFETY: `bytes` has 56 bytes, to which the mask keeps the load; the caller is compiled
+        // for the level.
         unsafe {
             let x = _mm512_maskz_loadu_epi8((1 << Self::BYTES) - 1, bytes.cast());
             let words = _mm512_permutexvar_epi8(self.gather, x);
@@ -213,7 +215,8 @@ pub(super) unsafe fn powers(
 /// `x` is whole rows of `len`, a power of two from 16 on, and there are as many factors of either kind.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 pub(super) unsafe fn sylvester(x: &mut [f32], len: usize, before: &[f32], after: &[f32]) {
-    // SAFETY: the caller's promise: rows are as many vectors.
+    // SAFETY: `x` is whole rows of `len` elements, a multiple of 16, with as many factors; each arm
+    // takes rows or parts of that many vectors.
     unsafe {
         match len / 16 {
             1 => in_registers::<1>(x, before, after),

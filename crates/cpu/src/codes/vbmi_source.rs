@@ -12,11 +12,11 @@ pub(super) enum Pair {
     /// The first halves of both, then the second halves.
     Halves,
     /// Even elements of both, then odd ones: those of `a` and then of `b`, rows of elements; or those of
-    /// both in turns of two, elements of rows.
+    /// both interleaved by two, elements of rows.
     Parity,
 }
 
-/// Tiles one after the other, and what is read next likewise, two at a time.
+/// Pairs of consecutive tiles, both of what is read and of what is read next.
 pub(super) trait Pairs: Copy {
     /// How [`Self::two`] arranges tiles.
     const PAIR: Pair;
@@ -28,7 +28,7 @@ pub(super) trait Pairs: Copy {
     /// There are such tiles, `b` behind `a`, and the caller is compiled for AVX-512 VBMI.
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2];
 
-    /// Expands a single tile. The places of the second tile hold anything.
+    /// Expands a single tile. The elements of the second tile hold anything.
     ///
     /// # Safety
     /// There is such a tile, and the caller is compiled for AVX-512 VBMI.
@@ -56,8 +56,8 @@ pub(super) unsafe fn both(a: *const u8, b: *const u8) -> __m512i {
     }
 }
 
-/// Brings the lines nearer that stand at `at` among those read next: into the second-level cache, as the
-/// misses of the first are few at a time.
+/// Prefetches the lines that stand at `at` among those read next: into the second-level cache, as
+/// the misses of the first are few at a time.
 ///
 /// # Safety
 /// The caller is compiled for AVX-512.
@@ -154,7 +154,7 @@ impl Source for Nibbles {
 /// shifts of 16 bits do not.
 #[derive(Clone, Copy)]
 struct ByteWindows {
-    /// Of a byte's first code, by its own bits and above them those before.
+    /// Table for a byte's first code, indexed by its own bits and above them the bits before.
     even: __m512i,
     odd: __m512i,
 }
@@ -189,13 +189,13 @@ impl ByteWindows {
     }
 }
 
-/// Such codes for scores, where they lie.
+/// Codes of [`ByteWindows`] for scores, in place.
 #[derive(Clone, Copy)]
 pub(super) struct ByteRows {
     codes: *const u8,
     next: *const u8,
     windows: ByteWindows,
-    /// Of each byte the one before it in its ring.
+    /// Index of the byte before each byte in its ring.
     before: __m512i,
 }
 
@@ -232,13 +232,14 @@ impl Pairs for ByteRows {
     }
 }
 
-/// Such codes for values: bytes of four rows side by side, two of `a` and two of `b` in turn.
+/// Codes of [`ByteWindows`] for values: bytes of four rows side by side, two of `a` and two of `b`
+/// interleaved.
 #[derive(Clone, Copy)]
 pub(super) struct ByteElements {
     one: Packed<32>,
     windows: ByteWindows,
     gather: __m512i,
-    /// Of each four bytes those before them in their rings.
+    /// Indices of the bytes before each four bytes in their rings.
     before: __m512i,
 }
 
@@ -338,8 +339,8 @@ impl<const BYTES: usize> Pairs for Packed<BYTES> {
 
     #[inline(always)]
     unsafe fn two(&self, a: *const u8, b: *const u8) -> [__m512i; 2] {
-        // SAFETY: the caller's promise. Loads of 32 bytes go beyond the first tile and begin before the
-        // second.
+        // SAFETY: there are tiles at `a` and, behind it, at `b`, so that a load of 32 bytes may go
+        // beyond the first and begin before the second; the caller is compiled for AVX-512 VBMI.
         unsafe {
             if BYTES != 24 {
                 return [self.tile(a), self.tile(b)];
@@ -359,7 +360,8 @@ impl<const BYTES: usize> Pairs for Packed<BYTES> {
 impl<const BYTES: usize> Source for Packed<BYTES> {
     #[inline(always)]
     unsafe fn tile(&self, at: *const u8) -> __m512i {
-        // SAFETY: the caller's promise; masks keep loads inside the tile.
+        // SAFETY: there is a tile at `at`, and masks keep loads inside it; the caller is compiled
+        // for AVX-512 VBMI.
         unsafe {
             let tile = match BYTES {
                 16 => _mm512_castsi128_si512(_mm_loadu_si128(at.cast())),

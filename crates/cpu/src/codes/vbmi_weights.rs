@@ -44,7 +44,8 @@ unsafe fn weigh_short<const N: usize>(
     let (mut p, mut weights) = (p.as_ptr(), weights.as_mut_ptr());
     let (fours, rest) = scales.as_chunks_mut::<4>();
     let (twos, ones) = rest.as_chunks_mut::<2>();
-    // SAFETY: the caller's promise. No address is used that is not a row's.
+    // SAFETY: the lengths are those of `super::weigh`, with `N` whole vectors a row; an address
+    // past the last row is made but never used.
     unsafe {
         for scales in fours {
             *scales = weigh_rows::<4, N>((p, stride), gamma, threshold, weights);

@@ -30,7 +30,7 @@ pub struct WideWindows {
 }
 
 impl WideWindows {
-    /// Over these entries.
+    /// Codes over the entries of `table`.
     #[must_use]
     pub fn new(table: &[i8; WIDE_STATES]) -> Self {
         let rows = table.iter().map(|&t| t as u8 ^ 0x80).collect();

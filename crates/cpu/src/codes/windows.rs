@@ -85,7 +85,7 @@ impl Windows {
         Self { layout: Layout::Nibbles, ..Self::new(4, 0, &wide) }
     }
 
-    /// Bits an element.
+    /// Bits per element.
     #[must_use]
     pub fn bits(&self) -> usize {
         self.bits

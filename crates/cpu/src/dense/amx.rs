@@ -180,7 +180,8 @@ pub(super) unsafe fn coded(x: &[bf16], w: CodedPanel<'_>, out: &mut [f32]) {
     assert!(x.len() == chunks * TILE && out.len() >= ROWS * PANEL, "a block of as many inputs");
     let mut ring = [Chunk::ZERO; RING];
     let (table, mut exceptions) = (avx512::table(w), w.exceptions());
-    // SAFETY: the caller's promise, and the shapes that were asserted.
+    // SAFETY: tile registers are laid out and the machine has AVX-512 F and BW, by this function's
+    // contract; the assertion gives the shapes.
     unsafe {
         asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack));
         for step in 0..chunks + LAG {

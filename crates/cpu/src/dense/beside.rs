@@ -1,18 +1,18 @@
 //! Outputs that are written while the next ones are summed.
 //!
 //! A product of tiles leaves most of the processor idle, and outputs wait for the caches. So a block's
-//! outputs stay near until the next block is multiplied, where a piece of them is written now and then; and
-//! where the next ones go is asked for meanwhile.
+//! outputs stay near until the next block is multiplied, where a part of them is written now and then;
+//! and where the next ones go is prefetched meanwhile.
 
 use super::{gemm::Block, pack::PANEL};
 use crate::soon;
 use std::ops::Range;
 
-/// Outputs of a piece: half of a row of a panel.
+/// Outputs written at once: half of a row of a panel.
 pub(super) const PIECE: usize = PANEL / 2;
-/// Pieces of a row.
+/// Such parts of a row.
 const PIECES: usize = PANEL / PIECE;
-/// Turns beside 32 inputs of a panel.
+/// Calls of [`Beside::next`] per 32 inputs of a panel.
 pub(super) const TURNS: usize = 2;
 
 /// What goes on beside products.
@@ -26,16 +26,16 @@ impl Beside for () {
     fn next(&mut self) {}
 }
 
-/// Where the outputs of `N` panels of one place go. It holds all that leads there, as what is beside products
-/// rarely stays in the first-level cache.
+/// Where the outputs of `N` panels go. It holds all pointers that lead there, as what is beside
+/// products rarely stays in the first-level cache.
 pub(super) trait Place<const N: usize>: Copy {
-    /// Asks for where a piece goes; its first column counts from the panel's.
+    /// Prefetches the destination of a part; its first column counts from the panel's.
     fn ask(&self, row: usize, column: usize);
-    /// Takes a piece of each of the panels, to write what comes of them.
+    /// Writes a part of each of the panels.
     fn write(&self, row: usize, column: usize, pieces: [&mut [f32; PIECE]; N]);
 }
 
-/// Some rows of a place.
+/// Some rows of a destination.
 #[derive(Debug, Clone)]
 pub(super) struct Part<P> {
     pub(super) place: P,
@@ -47,7 +47,7 @@ impl<P> Part<P> {
         self.rows.len() * PIECES
     }
 
-    /// The row and the first column of a piece.
+    /// The row and the first column of a part.
     #[inline(always)]
     fn piece(&self, index: usize) -> (usize, usize) {
         (self.rows.start + index / PIECES, index % PIECES * PIECE)
@@ -59,16 +59,16 @@ pub(super) struct Writing<'a, P, const N: usize> {
     /// What is written.
     from: Option<(Part<P>, [&'a mut Block; N])>,
     written: usize,
-    /// What is asked for.
+    /// What is prefetched.
     to: Part<P>,
     asked: usize,
-    /// Turns from piece to piece, and those until the next.
+    /// Calls from one part to the next, and those that remain.
     every: usize,
     wait: usize,
 }
 
 impl<'a, P: Place<N>, const N: usize> Writing<'a, P, N> {
-    /// Writes `from` and asks for `to` within so many turns.
+    /// Writes `from` and prefetches `to` within so many calls.
     pub(super) fn new(
         from: Option<(Part<P>, [&'a mut Block; N])>,
         to: Part<P>,
@@ -79,7 +79,7 @@ impl<'a, P: Place<N>, const N: usize> Writing<'a, P, N> {
         Self { from, written: 0, to, asked: 0, every, wait: every }
     }
 
-    /// Writes a piece, and asks for the one after it; false when there is none left.
+    /// Writes a part, and prefetches the one after it; false when there is none left.
     #[inline(always)]
     fn write(&mut self) -> bool {
         let Some((part, blocks)) = &mut self.from else { return false };

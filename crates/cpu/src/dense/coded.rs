@@ -35,8 +35,8 @@ use half::bf16;
 pub(super) const CODED: usize = BLOCK * 3 / 2;
 /// Blocks of a chunk.
 pub(super) const BLOCKS: usize = CHUNK / 2;
-/// Of how many weights one may be an exception: a block in eight then has one, and takes a few times as
-/// long to unpack, about half of what decoding gains.
+/// One weight of so many may be an exception: a block in eight then has one, and takes a few times
+/// as long to unpack, about half of what decoding gains.
 const RARE: usize = 1024;
 /// How many panels are looked at before a matrix is coded.
 const SAMPLES: usize = 8;
@@ -56,13 +56,13 @@ impl Chunk {
         std::array::from_fn(|i| self.0[Self::place(pair * BLOCK + i)])
     }
 
-    /// Where a weight stands, by its place in a chunk's blocks.
+    /// Where a weight stands, by its index in a chunk's blocks.
     const fn place(i: usize) -> usize {
         let (pair, i) = (i / BLOCK, i % BLOCK);
         i / LINE * TILE + pair * LINE + i % LINE
     }
 
-    /// Puts one of its exceptions in its place.
+    /// Writes one of its exceptions to its index.
     pub(super) fn correct(&mut self, exception: Exception) {
         let weight = &mut self.0[Self::place(exception.place() % (CHUNK * PANEL))];
         *weight = bf16::from_le_bytes([weight.to_le_bytes()[0], exception.high()]);
@@ -77,12 +77,13 @@ impl Chunk {
     /// The weights of the chunks, mutable.
     pub(crate) fn weights_mut(chunks: &mut [Self]) -> &mut [bf16] {
         let n = size_of_val(chunks) / 2;
-        // SAFETY: as above, and any bytes are bfloats.
+        // SAFETY: a chunk is an array of bfloats without padding, any bytes are bfloats, and the
+        // borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(chunks.as_mut_ptr().cast(), n) }
     }
 }
 
-/// A weight whose upper byte is not in the table: that byte, and above it the weight's place in its
+/// A weight whose upper byte is not in the table: that byte, and above it the weight's index in its
 /// panel's blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Exception(u32);
@@ -114,7 +115,7 @@ impl Exception {
 struct Code {
     /// Upper bytes.
     table: [u8; 16],
-    /// In the order of their places.
+    /// In the order of their indices.
     exceptions: Box<[Exception]>,
 }
 
@@ -127,7 +128,7 @@ pub(super) struct Coded {
 }
 
 impl Coded {
-    /// Whether it is worth it: exceptions are rare. They are counted in some panels.
+    /// Whether coding a matrix pays: exceptions are rare. They are counted in some panels.
     pub(super) fn pays(from: &[bf16], cols: usize) -> bool {
         let panel = PANEL * cols;
         if from.is_empty() || !cols.is_multiple_of(CHUNK) || panel > Exception::PLACES {
@@ -265,7 +266,7 @@ impl<'a> CodedPanel<'a> {
         self.correct(out);
     }
 
-    /// Puts the exceptions in their places.
+    /// Writes the exceptions to their indices.
     fn correct(self, out: &mut [Chunk]) {
         self.exceptions().iter().for_each(|e| out[e.chunk()].correct(*e));
     }
@@ -294,7 +295,7 @@ fn upper(x: bf16) -> usize {
 
 /// How often each upper byte without its sign occurs in rows of `cols`, counted in every fourth chunk.
 fn histogram(from: &[bf16], cols: usize) -> [usize; 128] {
-    // Four counters each: increments of one place wait for each other.
+    // Four counters each: increments of one address wait for each other.
     let mut counts = [[0u32; 128]; 4];
     for row in from.chunks_exact(cols) {
         for four in row.chunks_exact(CHUNK).step_by(4).flat_map(|chunk| chunk.as_chunks::<4>().0) {
@@ -357,7 +358,7 @@ fn encode_portable(block: &[bf16; BLOCK], indices: &[u8; 128], to: &mut [u8; COD
     seen & NONE != 0
 }
 
-/// A weight of a block by its place there, if it is no exception.
+/// A weight of a block by its index there, if it is no exception.
 fn weight(block: &[u8; CODED], i: usize, table: &[u8; 16]) -> bf16 {
     let pair = block[BLOCK + byte(i % (BLOCK / 2))];
     let index = if i < BLOCK / 2 { pair & 15 } else { pair >> 4 };

@@ -20,7 +20,7 @@ pub(super) trait Weights: Copy {
     /// Tiles of inputs.
     fn tiles(self) -> usize;
 
-    /// The products of `M` rows; asks for weights that come later.
+    /// The products of `M` rows; prefetches weights that come later.
     ///
     /// # Safety
     /// Each of `x` is a line of the first of as many tiles, and the machine has AVX-512 F, BW and BF16.
@@ -85,7 +85,8 @@ impl Weights for &[bf16] {
         let mut sums = [[_mm512_setzero_ps(); PANEL / 16]; M];
         for pair in 0..self.tiles() * CHUNK / 2 {
             let w = self.as_ptr().wrapping_add(tile_line(pair, 0));
-            // SAFETY: a block of the slice, and the caller's promise.
+            // SAFETY: reads one block of the slice; each of `x` has as many tiles; the machine has
+            // AVX-512 F, BW and BF16.
             unsafe {
                 let line = |tile: usize| w.wrapping_add(tile * pack::TILE).cast::<__m512i>();
                 let ws = [
@@ -118,7 +119,8 @@ impl Weights for CodedPanel<'_> {
         loop {
             let pairs = self.tiles() * CHUNK / 2;
             let next = exceptions.first().map_or(pairs, |e| e.place() / BLOCK);
-            // SAFETY: blocks of the panel, and the caller's promise.
+            // SAFETY: reads blocks of the panel; each of `x` has as many tiles; the machine has
+            // AVX-512 F, BW and BF16.
             unsafe {
                 while pair < next {
                     let w = blocks.add(pair * CODED);
@@ -162,7 +164,7 @@ unsafe fn add<const M: usize>(
     }
 }
 
-/// Asks for `LINES` lines further on.
+/// Prefetches `LINES` lines further on.
 #[inline]
 fn ask<A: Ahead, const LINES: usize>(w: *const u8) {
     (0..LINES).for_each(|line| A::ask(w.wrapping_add(64 * line)));

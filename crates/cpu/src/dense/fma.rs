@@ -182,7 +182,7 @@ unsafe fn input<L: Lanes, E: PairElement, const M: usize, const V: usize, const 
     first: usize,
     acc: &mut [[L; V]; M],
 ) {
-    // SAFETY: as `block`.
+    // SAFETY: `block` passes `M` rows that have this input, and a panel that has the pair.
     unsafe {
         let mut ws = [L::splat(0.0); V];
         for (v, to) in ws.iter_mut().enumerate() {

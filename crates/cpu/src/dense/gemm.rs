@@ -151,7 +151,8 @@ impl Product<'_> {
                 if matches!(level, DenseLevel::Amx(_)) && rows.0.len() <= BLOCK =>
             {
                 self.blocks(rows, panel, |rows, out| {
-                    // SAFETY: as above, and the caller has laid out the registers.
+                    // SAFETY: the level was detected, and the caller has laid out the tile
+                    // registers.
                     unsafe { amx::coded(x.blocks(rows), w, out) }
                 });
             }
@@ -220,7 +221,8 @@ impl Sums<'_> {
         unsafe { self.out.write(at, values) };
     }
 
-    /// Like [`Self::put`] for one piece of a panel, compiled for the instructions of the caller.
+    /// Like [`Self::put`] for one part of a panel's row, compiled for the instructions of the
+    /// caller.
     #[inline(always)]
     pub(super) fn put_piece(
         &self,
@@ -241,7 +243,7 @@ impl Sums<'_> {
         unsafe { self.out.write_array(at, piece) };
     }
 
-    /// Asks for where a piece of a row goes, and for what is added to it.
+    /// Prefetches the destination of a part of a row, and what is added to it.
     #[inline(always)]
     #[cfg_attr(
         not(target_arch = "x86_64"),
@@ -271,7 +273,7 @@ pub(super) unsafe fn configured(level: DenseLevel) -> Option<Configured> {
 }
 
 /// The sums of a panel's `bf16` outputs for rows in `bf16`; false where the level does not multiply
-/// those. Tile registers leave `beside` its turns.
+/// those. With tile registers, `beside` runs meanwhile.
 #[cfg_attr(
     not(target_arch = "x86_64"),
     allow(unused_variables, unreachable_code, reason = "x86-64 alone multiplies them")

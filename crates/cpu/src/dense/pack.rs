@@ -44,7 +44,7 @@ pub struct PackedDense {
 #[derive(Debug)]
 enum Data {
     Plain(AlignedBytes),
-    /// Of `bf16`.
+    /// Weights of `bf16`, coded.
     Coded(Coded),
 }
 
@@ -77,13 +77,13 @@ impl PackedDense {
         Self { rows, cols, dtype, data }
     }
 
-    /// Outputs.
+    /// Number of outputs.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Number of inputs.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
@@ -193,7 +193,7 @@ pub(super) fn tile_line(pair: usize, row: usize) -> usize {
     chunk * CHUNK * PANEL + row / OUTPUTS * TILE + line * LINE + row % OUTPUTS * 2
 }
 
-/// Writes at most a chunk's inputs of a row to their places.
+/// Writes at most a chunk's inputs of a row to their positions.
 pub(super) fn put_row<E: Copy>(from: &[E], row: usize, tiles: bool, to: &mut [E]) {
     for (k, &x) in from.iter().enumerate() {
         to[place(row, k, tiles)] = x;

@@ -130,7 +130,7 @@ impl Bf16Out {
             // SAFETY: no other task writes there, as the caller of `put` promises.
             unsafe { out.put_all(row, first, values) }
         }
-        // SAFETY: the machine has the level; the rest is the caller's promise.
+        // SAFETY: AVX-512 was detected where it is used, and no other task writes these elements.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if crate::features::Avx512::detect().is_some() {
@@ -143,10 +143,10 @@ impl Bf16Out {
     /// [`Self::put`], compiled for the instructions of whoever calls it.
     ///
     /// # Safety
-    /// As there.
+    /// As [`Self::put`].
     ///
     /// # Panics
-    /// As there.
+    /// As [`Self::put`].
     #[inline(always)]
     pub(super) unsafe fn put_all(self, row: usize, first: usize, values: &[f32]) {
         assert!(first.is_multiple_of(CHUNK) && first + values.len() <= self.cols, "inside the row");
@@ -165,7 +165,7 @@ impl Bf16Out {
         }
     }
 
-    /// Asks for where the tile's line of a row is that has the element.
+    /// Prefetches the tile's line of a row that has the element.
     #[inline(always)]
     pub(super) fn ask(self, row: usize, element: usize) {
         soon::near(self.data.at(0).wrapping_add(self.place(row, element)));

@@ -1,4 +1,4 @@
-//! Every level against f64, and rows alone against rows in company.
+//! Every level against f64, and rows alone against rows in a batch.
 
 use super::{
     Bf16Rows, DenseLevel, DenseRows, PackedDense, Product, Sums,
@@ -30,7 +30,7 @@ impl tiles::Unit for Emulated {
             // SAFETY: `x` and `w` have as many tiles as the caller says, and `out` a panel a row.
             let x = unsafe { std::slice::from_raw_parts(x, chunks * TILE) };
             for row in 0..ROWS {
-                // SAFETY: as above: 32 outputs of a row.
+                // SAFETY: `out` has a panel of 32 outputs for each row.
                 let sums = unsafe {
                     std::slice::from_raw_parts_mut(out.add((block * ROWS + row) * PANEL), 32)
                 };
@@ -39,7 +39,7 @@ impl tiles::Unit for Emulated {
                 }
                 for pair in 0..chunks * 16 {
                     let x = &x[pair / 16 * TILE + row * 32 + pair % 16 * 2..][..2];
-                    // SAFETY: as above: a pair of inputs of 32 outputs.
+                    // SAFETY: `w` has as many tiles as `x`, so there is a line at each `at`.
                     for (tile, sums) in sums.chunks_mut(OUTPUTS).enumerate() {
                         let at = tile_line(pair, tile * OUTPUTS);
                         let w = unsafe { std::slice::from_raw_parts(w.add(at), LINE) };

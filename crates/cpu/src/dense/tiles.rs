@@ -20,7 +20,7 @@ const NEAR: usize = 8;
 pub(super) trait Unit {
     /// The products of [`TOGETHER`] blocks of rows, or fewer, with two times sixteen outputs. Rows of `out`
     /// are a panel long, and a block's follow those of the one before; sums are added to what is there if
-    /// there is `more`. `beside` gets its turns meanwhile.
+    /// there is `more`. `beside` runs meanwhile.
     ///
     /// # Safety
     /// Each of `x` points to `chunks` tiles of activations, `w` to 32 outputs of as many in a
@@ -53,7 +53,8 @@ pub(super) unsafe fn panel<U: Unit>(
     assert!(w.len() == chunks * STEP && x.len() == blocks * block, "same inputs");
     assert!(out.len() >= blocks * ROWS * PANEL, "room for the outputs");
     let (x, w, out) = (x.as_ptr(), w.as_ptr(), out.as_mut_ptr());
-    // SAFETY: the assertions, and the caller's promise.
+    // SAFETY: the assertions give the shapes; the machine has the unit, and its registers are laid
+    // out.
     unsafe {
         for i in (0..blocks).step_by(TOGETHER) {
             let together = (blocks - i).min(TOGETHER);

@@ -103,7 +103,7 @@ struct Operands {
 
 /// Values that are not finite and that some row does not see, left out.
 struct Cleared {
-    /// Of which pages, and what is read in their place.
+    /// Indices of pages, and the values that are read instead of theirs.
     values: Vec<(usize, Vec<f32>)>,
     /// Rows that do see some of them.
     damaged: Vec<usize>,
@@ -154,7 +154,7 @@ impl Rounded {
         self.restart();
     }
 
-    /// Forgets what was seen.
+    /// Drops the attention so far.
     pub(super) fn restart(&mut self) {
         let groups = self.rows.div_ceil(BLOCK);
         let fresh = Group { max: [f32::NEG_INFINITY; BLOCK], sum: [0.0; BLOCK] };
@@ -194,7 +194,7 @@ impl Rounded {
         damaged.into_iter().for_each(|row| self.damage(row));
     }
 
-    /// A row has seen a value that is not finite.
+    /// A row has attended to a value that is not finite.
     fn damage(&mut self, row: usize) {
         let blocks = self.d / BLOCK;
         for sums in &mut self.acc[row / BLOCK * blocks..][..blocks] {
@@ -216,7 +216,8 @@ impl Rounded {
         grow(weights, blocks, ZERO);
         pack::keys(pages.iter().map(|(k, _)| *k), self.dk, keys);
         pack::values(pages.iter().map(|(_, v)| *v), self.d, rows, values);
-        // SAFETY: the caller's promise; operands have been laid out.
+        // SAFETY: the machine has the unit, and `keys`, `rows`, `scores` and `weights` have just
+        // been grown to the step's shapes.
         unsafe {
             let _ready = U::ready();
             for group in 0..self.state.len() {
@@ -271,7 +272,7 @@ impl Rounded {
         }
     }
 
-    /// Turns the scores of a group into weights, and brings what it has seen to its new maxima.
+    /// Softmax of a group's scores; rescales its earlier sums to its new maxima.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     fn soften(&mut self, group: usize, blocks: Range<usize>) {
         let (d, state) = (self.d / BLOCK, &mut self.state[group]);
@@ -295,7 +296,7 @@ impl Rounded {
         softmax::store(sum, &mut state.sum);
     }
 
-    /// Writes what the rows have seen.
+    /// Writes the attention of the rows.
     pub(super) fn settle(&self, out: &mut Attended) {
         out.resize(self.rows, self.d);
         for row in 0..self.rows {

@@ -1,4 +1,4 @@
-//! Every level against f64, and rows alone against rows in company.
+//! Every level against f64, and rows alone against rows in a batch.
 
 use super::*;
 

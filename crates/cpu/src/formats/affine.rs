@@ -19,16 +19,16 @@ use crate::{
 /// Bits a code and codes a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AffineFormat {
-    /// 2, 3, 4, 5, 6 or 8.
+    /// Bits of an element: 2, 3, 4, 5, 6 or 8.
     pub bits: u8,
-    /// 32, 64 or 128.
+    /// Elements that share a scale: 32, 64 or 128.
     pub group: usize,
 }
 
 impl AffineFormat {
-    /// Widths there are.
+    /// Supported bits per element.
     pub const BITS: [u8; 6] = [2, 3, 4, 5, 6, 8];
-    /// Group sizes there are.
+    /// Supported group sizes.
     pub const GROUPS: [usize; 3] = [32, 64, 128];
 
     /// Bytes of the codes of a row of `cols` weights, a multiple of 8.

@@ -23,15 +23,15 @@ pub enum Rounding {
     Int8,
     /// 16 bits: a second row of 8 bits holds what the first leaves, and every product takes two.
     Int16,
-    /// Prompts, whose errors the answers find in the cache, to `bf16` where the processor multiplies that fast,
-    /// elsewhere to 16 bits.
+    /// Prefill, whose errors stay in the KV cache, is rounded to `bf16` where the processor
+    /// multiplies that fast, elsewhere to 16 bits.
     Phased {
-        /// What follows them.
+        /// Rounding of decode.
         answers: Answers,
     },
 }
 
-/// What answers are rounded to where prompts have an arithmetic of their own.
+/// Rounding of decode where prefill has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answers {
     /// As [`Rounding::Int8`].
@@ -226,7 +226,7 @@ impl Int8Rows {
         &bytemuck::cast_slice(&self.codes)[..self.rows * self.cols]
     }
 
-    /// Whether it was rounded so, in groups of so many elements.
+    /// Whether the rows were rounded by `rounding` in groups of `group` elements.
     #[must_use]
     pub fn is(&self, group: usize, rounding: Rounding) -> bool {
         self.group == group && self.rounding == rounding

@@ -78,7 +78,8 @@ pub(super) unsafe fn tiles<S: Scales>(
             each,
         };
         let out = out[(first - rows.start) * TILE..].as_mut_ptr();
-        // SAFETY: the caller's promise, and shapes were checked.
+        // SAFETY: the layout of `x` is in force on this thread and the machine has AVX-512; slices
+        // fit the tiles and rows by the assertions above.
         unsafe {
             match (job.rows <= 8, if w.nibbles { w.group } else { 0 }) {
                 (true, 0) => job.run::<S, 8, 0>(out),
@@ -102,10 +103,10 @@ struct Job<'a> {
     /// Groups of all tiles.
     steps: usize,
     codes: *const i8,
-    /// Of each group of a tile.
+    /// Scales and sums of each group of activations.
     sides: &'a [Side],
     group: usize,
-    /// Whether weights are asked for ahead, which the first rows do.
+    /// Whether weights are prefetched, which the first rows do.
     asks: bool,
     /// Rows of the block.
     rows: usize,
@@ -138,8 +139,9 @@ impl Job<'_> {
         let mut ring = MaybeUninit::<Ring>::uninit();
         let ring = ring.as_mut_ptr();
         let mut places = Places { product: 0, scaled: 0, out };
-        // SAFETY: the caller's promise. What a station finds before the one before it has begun is never
-        // scaled, and past the last group the first two stations work on it again.
+        // SAFETY: the job's pointers cover its steps, and the tile registers are laid out. What a
+        // station finds before the one before it has begun is never scaled, and past the last group
+        // the first two stations work on it again.
         unsafe {
             let mut acc = [_mm512_setzero_ps(); R];
             for step in 0..2 * LAG {
@@ -173,8 +175,8 @@ impl Job<'_> {
         let last = self.steps - 1;
         let multiplied = step.saturating_sub(LAG);
         let record = self.records.wrapping_add(step.min(last) * self.record_bytes);
-        // SAFETY: each address is inside what it points to: groups are at most the last, and a place of the
-        // ring holds the largest.
+        // SAFETY: each address is inside what it points to: groups are at most the last, and a slot
+        // of the ring holds the largest.
         unsafe {
             let mut unpack =
                 Unpack { from: record, to: (&raw mut (*ring).codes[step % RING]).cast() };
@@ -224,7 +226,8 @@ impl Job<'_> {
         }
     }
 
-    /// Asks for a quarter of what comes later: for every second line, as the processor adds its neighbour.
+    /// Prefetches a quarter of what comes later: for every second line, as the processor adds its
+    /// neighbour.
     #[inline(always)]
     fn ask<const QUARTER: usize>(&self, record: *const u8) {
         if !self.asks {
@@ -263,7 +266,7 @@ impl Unpack {
     #[inline(always)]
     unsafe fn lines<const LINES: usize>(&mut self) {
         for _ in 0..LINES {
-            // SAFETY: the caller's promise: 64 bytes to read, and 128 to write.
+            // SAFETY: `from` has 64 bytes to read, and `to` 128 to write, aligned to 64.
             unsafe {
                 let mask = _mm512_set1_epi8(15);
                 let both = _mm512_loadu_si512(self.from.cast());

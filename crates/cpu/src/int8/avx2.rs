@@ -21,7 +21,7 @@ tile_at!(
     tile_vnni, Vnni<Vex>, 2, "avxvnni,avx2,fma,f16c"
 );
 
-/// How far ahead of its use a line of weights is asked for, in bytes.
+/// How far ahead of its use a line of weights is prefetched, in bytes.
 pub(super) const AHEAD: usize = 2048;
 
 /// The two registers of one row of activations.
@@ -77,7 +77,7 @@ impl Dots<2> for Plain {
         x: [*const i8; M],
         group: usize,
     ) -> [[Avx2; 2]; M] {
-        // SAFETY: forwarded; groups are multiples of 32 inputs.
+        // SAFETY: the caller keeps the contract of `Dots::dots`; groups are multiples of 32 inputs.
         unsafe {
             let mut sums = zeros::<M>();
             for part in (0..group).step_by(32) {

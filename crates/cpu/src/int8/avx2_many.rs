@@ -53,7 +53,7 @@ pub(super) unsafe fn tile(
     assert!(rows.end <= x.rows && x.cols == w.cols && x.group == w.group);
     let end = rows.end - rows.len() % TOGETHER;
     let (whole, rest) = out.split_at_mut((end - rows.start) * TILE);
-    // SAFETY: forwarded, and shapes were checked.
+    // SAFETY: the machine has the level, by this function's contract, and shapes were checked.
     unsafe {
         match w.group / PART {
             1 => fours::<1>(w, tile, x, rows.start, whole),
@@ -163,7 +163,8 @@ unsafe fn dots<const PARTS: usize>(
     let ones = _mm256_set1_epi16(1);
     let mut sums = [[_mm256_setzero_si256(); 2]; TOGETHER];
     for (part, weights) in weights.0.iter().enumerate() {
-        // SAFETY: the caller's promise; a part is a multiple of the buffer's alignment.
+        // SAFETY: the machine has AVX2, and each row has `PART` codes for each part; a part is a
+        // multiple of the buffer's alignment.
         let words = unsafe { part_words(weights.as_ptr(), x.add(part * PART), stride) };
         for m in 0..TOGETHER {
             for n in 0..2 {

@@ -14,8 +14,8 @@ pub(super) const LINE: usize = 64;
 /// that level.
 pub(super) trait Dots<const N: usize> {
     type Lanes: Lanes;
-    /// How far ahead of its use a line of weights is asked for, in bytes, where the hardware does not
-    /// look far enough. It may lie in the next tile, or past the last.
+    /// How far ahead of its use a line of weights is prefetched, in bytes, where the hardware does
+    /// not look far enough. It may lie in the next tile, or past the last.
     const AHEAD: Option<usize> = None;
 
     /// `sum q c` of one group for each of `M` rows of activations.

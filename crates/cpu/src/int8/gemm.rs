@@ -206,7 +206,7 @@ fn some_tiles(
     }
     #[cfg(target_arch = "x86_64")]
     if tiles.runs > 1 {
-        // SAFETY: as above, and these rows read so many runs.
+        // SAFETY: the level was detected, and `streams` gave the number of runs for these rows.
         return unsafe {
             match tiles.runs {
                 2 => vnni::abreast::<2>(w, tiles, x, rows, (out, each)),

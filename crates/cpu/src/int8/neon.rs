@@ -169,9 +169,9 @@ trait LaneDot {
     unsafe fn dot<const LANE: i32>(sum: int32x4_t, w: uint8x16_t, x: int8x8_t) -> int32x4_t;
 }
 
-/// Of `dotprod`.
+/// The instruction of `dotprod`.
 struct Sdot;
-/// Of `i8mm`.
+/// The instruction of `i8mm`.
 struct Usdot;
 
 macro_rules! lane_dot {
@@ -185,7 +185,8 @@ macro_rules! lane_dot {
                 w: uint8x16_t,
                 x: int8x8_t,
             ) -> int32x4_t {
-                // SAFETY: the caller's promise; registers alone.
+                // SAFETY: the caller checked that the machine has the instruction; it uses
+                // registers alone.
                 unsafe {
                     asm!(
                         concat!($instruction, " {sum:v}.4s, {w:v}.16b, {x:v}.4b[{lane}]"),

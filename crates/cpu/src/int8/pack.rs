@@ -55,19 +55,19 @@ impl PackedWeight {
         packed
     }
 
-    /// Outputs.
+    /// Number of outputs.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Number of inputs.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Inputs a scale.
+    /// Inputs that share a scale.
     #[must_use]
     pub fn group(&self) -> usize {
         self.group

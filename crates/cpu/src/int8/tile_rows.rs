@@ -16,7 +16,7 @@ pub(super) struct Side {
 
 /// Rows in blocks of sixteen; those that the last block lacks are zeros.
 ///
-/// What a register loads lies together: lines a row apart would all want the same few places of the
+/// What a register loads lies together: lines a row apart would all want the same few sets of the
 /// first-level cache.
 #[derive(Debug, Default)]
 pub(super) struct TileRows {

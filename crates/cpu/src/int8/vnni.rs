@@ -70,8 +70,8 @@ macro_rules! as_stored {
     };
 }
 
-/// Runs of tiles that so many rows read in turn, a group of each: memory gives a fifth more to several streams
-/// than to one.
+/// Runs of tiles that so many rows read interleaved, a group of each: memory gives a fifth more to
+/// several streams than to one.
 pub(super) fn streams(rows: usize) -> usize {
     match rows {
         1..=4 => 4,
@@ -98,7 +98,8 @@ pub(super) unsafe fn abreast<const R: usize>(
     for i in first..first + run {
         let records: [_; R] = std::array::from_fn(|r| w.tile(i + r * step).as_ptr());
         let out = std::array::from_fn(|r| out[(r * run + i - first) * each..].as_mut_ptr());
-        // SAFETY: the caller's promise, and shapes were checked.
+        // SAFETY: the machine has AVX-512 VNNI, `R` are the `streams` of these rows, and the
+        // assertions give the shapes.
         unsafe {
             match (R, rows.len()) {
                 (4, 1) => as_stored!(w, in_turn::<1, R>(w, records, x, rows.start, out)),
@@ -111,7 +112,7 @@ pub(super) unsafe fn abreast<const R: usize>(
     }
 }
 
-/// `M` rows of activations against `R` tiles, which take turns at each group.
+/// `M` rows of activations against `R` tiles, interleaved by group.
 #[inline(always)]
 unsafe fn in_turn<S: Scales, const NIBBLES: bool, const M: usize, const R: usize>(
     w: &PackedWeight,

@@ -44,7 +44,7 @@ const LINE: usize = 64;
 /// Vectors of rows, and keys, whose products are under way together.
 const VECTORS: usize = 2;
 const KEYS: usize = 4;
-/// Keys whose scores are turned back together: a multiple of every level's lanes.
+/// Keys whose scores are transposed back together: a multiple of every level's lanes.
 const BLOCK: usize = MOST_LANES;
 const MOST_LANES: usize = 16;
 

@@ -7,7 +7,8 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Rows that are asked for before they are written: they lie apart, and hardware does not foresee them.
+/// Rows that are prefetched before they are written: they lie apart, and hardware does not foresee
+/// them.
 const AHEAD: usize = 2;
 /// Elements of a cache line.
 const LINE: usize = 16;

@@ -72,7 +72,7 @@ impl StandIn {
         config
     }
 
-    /// The next answers for a file, in order.
+    /// The next responses for a file, in order.
     pub fn faults(&self, file: &str, faults: &[Fault]) {
         self.state.lock().unwrap().faults.insert(file.to_owned(), faults.to_vec());
     }

@@ -1,12 +1,12 @@
-//! Blocks of rows that stay after an eviction.
+//! Blocks of the rows that an eviction keeps.
 //!
 //! Values are moved as they are. So are keys whose blocks have one centre. A block whose keys come
 //! from several blocks takes that of their centres which leaves the least to encode anew, or the
 //! mean of them all; a key of another centre keeps its codes if the centres are nearer than what
 //! coding it again would cost, and is coded again else: from its exact row, if there is one. Then
 //! its error is that of the codec once more, so whoever moves keys many times should fill the gaps
-//! that eviction leaves rather than shift all that follows. A block of few keys becomes young again,
-//! and adds no error.
+//! that eviction leaves rather than shift all that follows. A block of few keys keeps them as
+//! halves again, and adds no error.
 
 use super::{TaperSide, shrunk_mean};
 use crate::side::{Side, Stays, half_at, put_half};

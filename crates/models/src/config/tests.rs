@@ -22,7 +22,7 @@ fn hostile_numbers_are_refused_by_the_name_of_their_field() {
             let error = error.map(|_| ()).expect_err(&format!("{field} = {value}")).to_string();
             assert!(error.contains(&field), "{field} = {value}: {error}");
         }
-        // Zero may be an answer, but never a panic.
+        // Zero may be a result, but never a panic.
         let mut config = config();
         config[&field] = json!(0);
         let _ = families::spec("llama", &config, LoadOptions::default());

@@ -43,7 +43,7 @@ pub(crate) trait Mixer: Send + Sync + fmt::Debug {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step<'a> {
     pub(crate) spec: &'a Spec,
-    /// Of each of [`Spec::ropes`].
+    /// Angles of each of [`Spec::ropes`].
     pub(crate) ropes: &'a [RopeAngles],
     pub(crate) phase: Phase,
     /// The output projection reads the mixer's rows as they come, all of them.

@@ -11,7 +11,7 @@ use crate::{
 use taper_base::FinishReason;
 use taper_chat::{Delta, OutputParser, ParsedMessage, ParserOptions, Tokenizer};
 
-/// What a piece means for the message.
+/// What a delta means for the message.
 #[derive(Debug, Default)]
 pub(super) struct Update {
     pub(super) deltas: Vec<Delta>,
@@ -92,7 +92,7 @@ impl ChatOutput {
     }
 }
 
-/// One choice that is answered whole.
+/// One choice that is returned whole.
 #[derive(Debug)]
 pub(super) struct Whole {
     pub(super) output: ChatOutput,

@@ -72,7 +72,7 @@ struct Plan {
     prompts: Vec<Source>,
     prompt_logprobs: Option<u8>,
     echo: bool,
-    /// `max_tokens: 0` with `echo`: the prompt and its log probabilities are the answer.
+    /// `max_tokens: 0` with `echo`: the prompt and its log probabilities are the response.
     score_only: bool,
     logprobs: bool,
 }

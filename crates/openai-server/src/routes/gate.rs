@@ -15,7 +15,7 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// Keeps a record of the request and gives the answer its id.
+/// Keeps a record of the request and gives the response its id.
 pub(super) async fn record(request: Request, next: Next) -> Response {
     let record = Record::new(&request);
     let mut request = lingering(request);

@@ -42,7 +42,7 @@ pub(super) async fn model(
     Ok(Json(card(&state, id)))
 }
 
-/// The process answers, and its engine lives.
+/// The process responds, and its engine is alive.
 pub(super) async fn health(State(state): State<AppState>) -> (StatusCode, Json<Value>) {
     let (code, status) = match state.0.engine.is_alive() {
         true => (StatusCode::OK, "ok"),

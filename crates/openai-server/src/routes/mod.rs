@@ -48,15 +48,15 @@ fn routes() -> Routes {
         .protected("/v1/models/{*id}", get(info::model))
         .protected("/tokenize", post(tokenize::tokenize))
         .protected("/detokenize", post(tokenize::detokenize))
-        // These say nothing of what is asked and answered.
+        // These say nothing of prompts and outputs.
         .open("/health", get(info::health))
         .open("/ready", get(info::ready))
         .open("/version", get(info::version))
         .open("/metrics", get(info::metrics))
 }
 
-/// Routes in two groups. Those of the protected group, and every path that has no route, are behind
-/// the API keys; a route is open only by a call to [`Routes::open`].
+/// Routes in two groups. The protected group, and every path that has no route, are behind the API
+/// keys; a route is open only by a call to [`Routes::open`].
 #[derive(Default)]
 struct Routes {
     protected: Router<AppState>,
@@ -83,7 +83,7 @@ impl Routes {
             .fallback(not_found)
             .method_not_allowed_fallback(wrong_method)
             .with_state(state.clone());
-        // The protected routes are one service behind the check, so that an answer without a key
+        // The protected routes are one service behind the check, so that a response without a key
         // has nothing of a route, not even the methods that it allows.
         let keys = middleware::from_fn_with_state(state.clone(), gate::keys);
         let guarded = Router::new().fallback_service(protected).layer(keys);

@@ -32,7 +32,7 @@ pub(super) async fn detokenize(
     prepare(&state, payload, text_of).await
 }
 
-/// The answer is written here too: it is as long as the request.
+/// The response is written here too: it is as long as the request.
 fn tokens_of(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
     let wire: TokenizeRequest = body.read()?;
     body.finish(&[], state.0.config.allow_unknown_fields)?;

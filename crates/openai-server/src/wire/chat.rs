@@ -39,7 +39,7 @@ pub(crate) struct WireMessage {
     pub(crate) reasoning: Option<String>,
     pub(crate) tool_calls: Option<Vec<WireToolCall>>,
     pub(crate) tool_call_id: Option<String>,
-    /// Clients send answers back as they came, with these fields in them.
+    /// Clients send replies back as they came, with these fields in them.
     pub(crate) refusal: Option<String>,
     pub(crate) annotations: Option<Vec<Anything>>,
     pub(crate) audio: Option<Anything>,
@@ -58,7 +58,7 @@ pub(crate) enum WireRole {
     User,
     Assistant,
     Tool,
-    /// The answer to a `function_call`.
+    /// The result of a `function_call`.
     Function,
 }
 
@@ -187,7 +187,7 @@ impl<'de> Deserialize<'de> for ToolChoice {
     }
 }
 
-/// The whole answer.
+/// The whole response.
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatResponse<'a> {
     pub(crate) id: &'a str,

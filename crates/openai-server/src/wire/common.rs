@@ -41,7 +41,7 @@ pub(crate) struct SamplingFields {
     pub(crate) cache_salt: Option<String>,
 }
 
-/// Fields that cannot change an answer; they are only checked for their type.
+/// Fields that cannot change the output; they are only checked for their type.
 #[derive(Debug, Deserialize)]
 #[expect(dead_code, reason = "read for the type check alone")]
 pub(crate) struct InertFields {
@@ -54,7 +54,7 @@ pub(crate) struct InertFields {
     pub(crate) prompt_cache_retention: Option<String>,
     /// Anthropic's, through proxies: prefixes are cached unasked.
     pub(crate) cache_control: Option<AnyObject>,
-    /// llama.cpp's: likewise.
+    /// llama.cpp's: prefixes are cached unasked.
     pub(crate) cache_prompt: Option<bool>,
     /// LiteLLM's.
     pub(crate) provider_specific_fields: Option<AnyObject>,

@@ -110,7 +110,7 @@ impl<'de> Deserialize<'de> for First {
     }
 }
 
-/// The whole answer, and one event of a stream: the legacy API has one shape for both.
+/// The whole response, and one event of a stream: the legacy API has one shape for both.
 #[derive(Debug, Serialize)]
 pub(crate) struct CompletionResponse<'a> {
     pub(crate) id: &'a str,

@@ -1,8 +1,8 @@
-//! Fields of OpenAI's and vLLM's APIs that would change the answer and are not honoured (yet).
+//! Fields of OpenAI's and vLLM's APIs that would change the output and are not honoured (yet).
 
 use super::Glance::{self, Bool, Empty, Null, Number};
 
-/// A field that is answered with 400 unless it is null, or asks for what happens anyway.
+/// A field that gets a 400 unless it is null, or asks for what happens anyway.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unsupported {
     pub(crate) name: &'static str,

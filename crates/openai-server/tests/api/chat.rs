@@ -1,4 +1,4 @@
-//! Chat answers that come whole: parameters, shapes, usage, log probabilities.
+//! Chat responses that come whole: parameters, shapes, usage, log probabilities.
 
 use crate::support::{App, Reply, chat, config};
 use axum::http::StatusCode;

@@ -138,7 +138,7 @@ fn whole_calls(message: &Value) -> Vec<(String, String)> {
     calls.map(|call| (of(call, "name"), of(call, "arguments"))).collect()
 }
 
-/// The calls of a stream, and how many pieces their arguments came in.
+/// The calls of a stream, and how many chunks their arguments came in.
 fn streamed_calls(chunks: &[Value]) -> (Vec<(String, String)>, usize) {
     let deltas = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array());
     let (mut calls, mut pieces): (Vec<(String, String)>, _) = (Vec::new(), 0);

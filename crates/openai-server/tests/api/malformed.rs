@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 use taper_openai_server::ServerConfig;
 
-/// Fields on top of a good chat, and the field and code that the answer must name.
+/// Fields on top of a good chat, and the field and code that the response must name.
 fn chats() -> Vec<(Value, &'static str, &'static str)> {
     let message = |m: Value| json!({ "messages": [m] });
     let user = |content: Value| json!({ "messages": [{ "role": "user", "content": content }] });

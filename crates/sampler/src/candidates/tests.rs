@@ -1,4 +1,4 @@
-//! The filters against a straightforward reference that sorts the whole row, and known answers.
+//! The filters against a straightforward reference that sorts the whole row, and known results.
 
 use super::*;
 use crate::{

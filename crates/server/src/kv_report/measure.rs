@@ -11,7 +11,7 @@ use taper_tensor::{ops, pool};
 pub(super) const BLOCK: usize = KvConfig::BLOCK_TOKENS;
 /// Tokens of a step: Ctrl-C waits for one.
 const STEP: usize = 256;
-/// Bytes of the reference's logits that are kept; longer texts are scored at fewer places.
+/// Bytes of the reference's logits that are kept; longer texts are scored at fewer positions.
 const TRUTH_BYTES: usize = 256 << 20;
 
 /// A text, the model that reads it, and how its tokens are kept.
@@ -23,11 +23,11 @@ pub(super) struct Prefill<'a> {
     pub(super) step: &'a dyn Fn(usize) -> Result<()>,
 }
 
-/// The reference's logits at some places.
+/// The reference's logits at some positions.
 pub(super) struct Truth {
     /// Ascending.
     pub(super) places: Vec<usize>,
-    /// A row a place.
+    /// One row per position.
     logits: Vec<Vec<f32>>,
 }
 
@@ -36,9 +36,9 @@ pub(super) struct Truth {
 pub(super) struct Loss {
     /// Mean Kullback-Leibler divergence of the next token's distribution, in nats.
     pub(super) mean_kl: f64,
-    /// The largest.
+    /// Largest divergence at a position, in nats.
     pub(super) max_kl: f64,
-    /// Share of places where the likeliest token is the same.
+    /// Share of positions where the likeliest token is the same.
     pub(super) same: f64,
 }
 

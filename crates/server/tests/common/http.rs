@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-/// A whole answer.
+/// A whole response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -28,7 +28,7 @@ pub(crate) fn send(address: &str, method: &str, path: &str, body: Option<&str>) 
     Reply { status, body: text }
 }
 
-/// Sends a request and reads the head of the answer.
+/// Sends a request and reads the head of the response.
 fn open(address: &str, method: &str, path: &str, body: Option<&str>) -> (u16, Body) {
     let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -38,7 +38,7 @@ fn open(address: &str, method: &str, path: &str, body: Option<&str>) -> (u16, Bo
          Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len(),
     );
-    // A server that refuses a long body answers before it has read all of it.
+    // A server that refuses a long body responds before it has read all of it.
     let _ = socket.write_all(request.as_bytes());
     let mut reader = BufReader::new(socket);
     let mut line = String::new();

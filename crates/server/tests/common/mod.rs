@@ -1,4 +1,4 @@
-//! The `taper` executable as a process, and a small HTTP client that can hang up in mid-answer.
+//! The `taper` executable as a process, and a small HTTP client that can hang up in mid-response.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod http;
@@ -82,7 +82,7 @@ impl Server {
         self.post_text(path, &body.to_string())
     }
 
-    /// An answer that must be good.
+    /// A response that must be good.
     pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
         let reply = self.post(path, body);
         assert_eq!(reply.status, 200, "{body}\n{}", reply.body);

@@ -45,7 +45,8 @@ struct Cuda {
 // SAFETY: the driver's handles may be used from any thread that has made the context current, which
 // `enter` does.
 unsafe impl Send for Cuda {}
-// SAFETY: as above; the driver orders concurrent calls.
+// SAFETY: the driver orders concurrent calls on these handles, and every call makes the context
+// current with `enter`.
 unsafe impl Sync for Cuda {}
 
 fn failed<E: fmt::Debug>(what: &'static str) -> impl Fn(E) -> TensorError {

@@ -28,8 +28,8 @@ pub(super) fn is_there(capability: i32) -> bool {
     capability >= HOPPER
 }
 
-/// PTX with the instructions that are comments in it, for a GPU that has them. Those of `sm_90a` are for
-/// [`HOPPER`] alone.
+/// PTX with its commented-out instructions enabled, for a GPU that has them. Instructions of
+/// `sm_90a` are enabled for [`HOPPER`] alone.
 pub(super) fn enable(ptx: &str, capability: i32) -> String {
     let (version, target) = if capability == HOPPER { ("8.0", "sm_90a") } else { ("7.8", "sm_90") };
     let ptx = ptx.replacen(".version 7.0", &format!(".version {version}"), 1);

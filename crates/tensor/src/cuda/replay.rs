@@ -3,7 +3,7 @@
 //! A launch takes the host some microseconds, often longer than the kernel runs. One step of
 //! decoding launches what the step before it launched: the same kernels, over the same memory, with
 //! the same parameters (what differs from token to token lies in memory). So launches are collected
-//! into runs, and a run that was seen before becomes a graph, which the driver launches as a whole.
+//! into runs, and a run that occurs again becomes a graph, which the driver launches as a whole.
 //! Work stays in order: whoever copies, waits or frees flushes first.
 
 use crate::gpu::Launch;
@@ -128,7 +128,7 @@ impl<G> Replay<G> {
         self.flush(stream)
     }
 
-    /// Sends what waits, for someone who waits for it in turn.
+    /// Sends the queued launches, for a caller that waits for them.
     pub(super) fn settle<S: Stream<Graph = G>>(&mut self, stream: &S) -> Result<(), DriverError> {
         self.limit = FIRST;
         self.flush(stream)

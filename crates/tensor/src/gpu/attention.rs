@@ -9,7 +9,7 @@ use crate::{DType, Projected, Result, RmsNorm, Tensor, TensorError, tensor::GpuT
 use std::sync::Arc;
 
 params!(
-    /// Of `kv_write_*`.
+    /// Parameters of `kv_write_*`.
     WriteParams { n: u32, kv_heads: u32, head_dim: u32 }
 );
 params!(
@@ -17,7 +17,7 @@ params!(
     AttendTile { row: u32, count: u32, end: u32, table: u32 }
 );
 params!(
-    /// Of `attend_*`.
+    /// Parameters of `attend_*`.
     AttendParams {
         q_heads: u32,
         kv_heads: u32,
@@ -34,7 +34,7 @@ params!(
     }
 );
 params!(
-    /// Of `attend_merge`.
+    /// Parameters of `attend_merge`.
     MergeParams { head_dim: u32, spans: u32 }
 );
 
@@ -56,7 +56,7 @@ pub struct KvShape {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// f16, bf16 or f32.
+    /// Element type of keys and values: f16, bf16 or f32.
     pub dtype: DType,
 }
 
@@ -98,7 +98,7 @@ pub struct Sequence<'a> {
     pub q_len: usize,
     /// Its tokens in the cache.
     pub kv_len: usize,
-    /// Where they are.
+    /// Blocks of the sequence, in order.
     pub blocks: &'a [u32],
 }
 
@@ -173,7 +173,7 @@ impl Plan {
 /// What attention computes beside the operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scoring {
-    /// Multiplies `q · k`.
+    /// Factor of `q · k`, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// A token sees itself and the `window - 1` tokens before it.
     pub window: Option<usize>,

@@ -15,9 +15,9 @@ pub(crate) struct Handle(pub(crate) u64);
 /// Bytes of a GPU's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// Not in use by anybody.
+    /// Bytes that nobody uses.
     pub free: u64,
-    /// In all.
+    /// Bytes of memory in all.
     pub total: u64,
 }
 
@@ -279,7 +279,7 @@ impl Pages {
 }
 
 impl Buffer {
-    /// Where it is.
+    /// GPU that the memory is on.
     #[must_use]
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
@@ -289,13 +289,13 @@ impl Buffer {
         self.handle
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// No bytes at all.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0

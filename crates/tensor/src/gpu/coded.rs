@@ -20,7 +20,7 @@ params!(
     EncodeRun { block: u32, offset: u32, row: u32, count: u32 }
 );
 params!(
-    /// Of `encode_*`, but `encode_exact`.
+    /// Parameters of `encode_*`, but `encode_exact`.
     EncodeParams {
         kv_heads: u32,
         head_dim: u32,
@@ -37,7 +37,7 @@ params!(
     }
 );
 params!(
-    /// Of `encode_exact`.
+    /// Parameters of `encode_exact`.
     ExactParams { rows: u32, kv_heads: u32, head_dim: u32, order: u32, k_rounds: u32, v_rounds: u32 }
 );
 params!(
@@ -45,7 +45,7 @@ params!(
     CodedTile { row: u32, count: u32, end: u32, table: u32, recent: u32 }
 );
 params!(
-    /// Of `attend_coded_*`.
+    /// Parameters of `attend_coded_*`.
     CodedParams {
         q_heads: u32,
         kv_heads: u32,
@@ -68,7 +68,7 @@ params!(
     }
 );
 params!(
-    /// Of `coded_merge`.
+    /// Parameters of `coded_merge`.
     CodedMergeParams { head_dim: u32, spans: u32, rounds: u32, order: u32 }
 );
 
@@ -110,8 +110,8 @@ pub struct CodedCache {
 }
 
 impl CodedCache {
-    /// Checks that there are kernels for it, and places its tables. `sketch` is the second rotation of
-    /// keys that have one.
+    /// Checks that there are kernels for it, and uploads its tables. `sketch` is the second
+    /// rotation of keys that have one.
     ///
     /// # Errors
     /// There are no kernels for heads of this size or for these sides, or there is no memory.

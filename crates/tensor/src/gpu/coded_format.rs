@@ -89,11 +89,11 @@ pub struct CodedSide {
 /// A rotation by random signs and Hadamard matrices.
 #[derive(Debug, Clone, Default)]
 pub struct Signs {
-    /// Of each round, an element each.
+    /// Signs of each round, one per element.
     pub rounds: Vec<Vec<f32>>,
     /// Paley's matrix `[order, order]`; empty for order 1.
     pub paley: Vec<f32>,
-    /// Of Paley's matrix.
+    /// Rows of Paley's matrix.
     pub order: usize,
 }
 

@@ -85,11 +85,11 @@ pub struct CodedSequence {
     pub blocks: Vec<(u32, Option<u32>)>,
 }
 
-/// Which tokens are read exactly: the first ones, and those from the last multiple of `recent` up to
-/// the query.
+/// Tokens that are read uncompressed: the first ones, and those from the last multiple of `recent`
+/// to the query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExactTokens {
-    /// Tokens at the beginning.
+    /// Tokens at the beginning that are read uncompressed.
     pub sinks: usize,
     /// Where the recent ones begin is a multiple of this; above 0.
     pub recent: usize,

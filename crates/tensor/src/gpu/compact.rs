@@ -10,11 +10,11 @@ use super::{
 use crate::{DType, Result, TensorError};
 
 params!(
-    /// Of `gather_rows`.
+    /// Parameters of `gather_rows`.
     GatherParams { rows: u32, heads: u32, region: u32, layout: u32, width: u32, rings: u32 }
 );
 params!(
-    /// Of `gather_exact`.
+    /// Parameters of `gather_exact`.
     GatherExactParams {
         rows: u32,
         heads: u32,

@@ -5,7 +5,7 @@ use crate::{Result, TensorError, tensor::GpuTensor};
 use taper_base::{DeviceDraw, DeviceEdit};
 
 params!(
-    /// Of `edit_logits`.
+    /// Parameters of `edit_logits`.
     EditParams { vocab: u32 }
 );
 params!(

@@ -4,11 +4,11 @@ use super::{Buffer, Gpu, GpuWeight, Launch, Operand, Product, count, ops, params
 use crate::{Linear, LinearGroup, Result, Tensor, TensorError, ops::Activation, tensor::GpuTensor};
 
 params!(
-    /// Of `route`.
+    /// Parameters of `route`.
     RouteParams { experts: u32, chosen: u32, normalise: u32 }
 );
 params!(
-    /// Of `experts_*`.
+    /// Parameters of `experts_*`.
     ExpertParams {
         rows: u32,
         cols: u32,
@@ -20,7 +20,7 @@ params!(
     }
 );
 params!(
-    /// Of `add_experts`.
+    /// Parameters of `add_experts`.
     AddExpertsParams { n: u32, cols: u32, chosen: u32, placed: u32 }
 );
 
@@ -79,14 +79,14 @@ impl StackedExperts {
         Ok(Self { gate_up, down, experts: n, exact })
     }
 
-    /// Weights in all.
+    /// Number of weights of all experts.
     #[must_use]
     pub fn elements(&self) -> u64 {
         let of = |w: &GpuWeight| (w.rows() * w.cols()) as u64;
         of(&self.gate_up) + of(&self.down)
     }
 
-    /// Bytes they take.
+    /// Bytes of the weights of all experts.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.gate_up.bytes() + self.down.bytes()

@@ -6,7 +6,7 @@ use taper_kernels::Source;
 /// Kernels that are compiled together.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
-    /// Their file.
+    /// File with the family's kernels.
     pub source: &'static Source,
     /// The parameter structs, as Rust lays them out: name, and name and type of each field.
     pub params: &'static [(&'static str, &'static [(&'static str, &'static str)])],
@@ -19,7 +19,7 @@ macro_rules! family {
     };
 }
 
-/// All of them.
+/// All families of kernels.
 pub const FAMILIES: &[Family] = &[
     family!(MATVEC, [weight::MatvecParams]),
     family!(MATVEC_TILE, [weight::MatvecParams]),

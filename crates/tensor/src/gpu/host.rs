@@ -158,7 +158,7 @@ impl Backend for Host {
         let before: Vec<_> = inputs.iter().map(|&h| self.digest(h)).collect();
         let at =
             |o: &super::Operand<'_>| (address(o.buffer().handle()) + o.offset()) as *mut c_void;
-        // A copy of its own, so that reading past its end is seen.
+        // A copy of its own, so that reading past its end is detected.
         let params = self.allocate(launch.params.len())?;
         self.upload(params, 0, launch.params)?;
         let mut buffers: Vec<_> = launch.operands.iter().map(at).collect();

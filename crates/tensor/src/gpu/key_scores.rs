@@ -8,11 +8,11 @@ use super::{
 use crate::{KeyScorer, Result, TensorError};
 
 params!(
-    /// Of `key_scores_*`.
+    /// Parameters of `key_scores_*`.
     KeyScoreParams { heads: u32, kv_heads: u32, head_dim: u32, tokens: u32 }
 );
 params!(
-    /// Of `coded_key_scores`.
+    /// Parameters of `coded_key_scores`.
     CodedKeyScoreParams {
         heads: u32,
         kv_heads: u32,

@@ -10,12 +10,12 @@ use crate::{Result, RmsNorm, tensor::GpuTensor};
 use std::sync::Arc;
 
 params!(
-    /// Of `matmul_prepare`.
+    /// Parameters of `matmul_prepare`.
     PrepareParams { cols: u32, bits: u32, flags: u32, eps: f32 }
 );
 
 params!(
-    /// Of `matmul_next`.
+    /// Parameters of `matmul_next`.
     NextParams {
         width: u32,
         bits: u32,
@@ -29,7 +29,7 @@ params!(
 );
 
 params!(
-    /// Of `matmul_*` and `matmul_tile_*`.
+    /// Parameters of `matmul_*` and `matmul_tile_*`.
     MatmulParams {
         tokens: u32,
         rows: u32,
@@ -44,7 +44,7 @@ params!(
 );
 
 params!(
-    /// Of `matmul_finish`.
+    /// Parameters of `matmul_finish`.
     FinishParams {
         tokens: u32,
         rows: u32,
@@ -73,7 +73,7 @@ const NEXT_RESIDUAL: u32 = 8;
 /// The order in which tiles take halves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Order {
-    /// Of a weight.
+    /// Bits of a weight.
     bits: u8,
     /// Four simdgroups multiply together.
     wide: bool,
@@ -96,9 +96,9 @@ impl Order {
 /// The product that reads a product's outputs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Next<'a> {
-    /// Of what this norm makes of them, and with weights like these.
+    /// It reads the outputs through this norm, with weights of the same kind.
     Normed(&'a RmsNorm),
-    /// Of what they are; nothing else reads them, and they are not stored if this order can be.
+    /// It alone reads the outputs, as they are; they are not stored if this order can be.
     Alone(Order),
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Such halves of activations as they are.
+    /// Halves of activations as they are, without a norm.
     pub(super) fn of(halves: Arc<Buffer>, order: Order) -> Self {
         Self { halves, order, norm: None }
     }

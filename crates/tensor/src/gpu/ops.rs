@@ -5,11 +5,11 @@ use crate::{Result, RmsNorm, TensorError, ops::Activation, tensor::GpuTensor};
 use std::sync::Arc;
 
 params!(
-    /// Of `rms_norm`.
+    /// Parameters of `rms_norm`.
     NormParams { cols: u32, eps: f32 }
 );
 params!(
-    /// Of `norm_rope`.
+    /// Parameters of `norm_rope`.
     RopeParams {
         x_heads: u32,
         y_heads: u32,
@@ -32,7 +32,7 @@ params!(
     RowsParams { n: u32, cols: u32 }
 );
 params!(
-    /// Of `sum_words`.
+    /// Parameters of `sum_words`.
     SumParams { pieces: u32, threads: u32 }
 );
 

@@ -5,11 +5,11 @@ use crate::{Result, Tensor, TensorError, tensor::GpuTensor};
 use taper_base::{DeviceDraw, DeviceLogits};
 
 params!(
-    /// Of `argmax`.
+    /// Parameters of `argmax`.
     ArgmaxParams { vocab: u32 }
 );
 params!(
-    /// Of `sample`.
+    /// Parameters of `sample`.
     SampleParams { vocab: u32, rows: u32 }
 );
 params!(
@@ -40,7 +40,7 @@ const DETAILS: usize = 5 + 2 * LISTED;
 /// A token that a GPU chose, and what its log probabilities are made of, if they were asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
-    /// The token.
+    /// Id of the chosen token.
     pub token: u32,
     /// Logits that were read beside.
     pub logits: Option<DeviceLogits>,
@@ -65,7 +65,7 @@ pub fn argmax(logits: &Tensor) -> Result<Vec<u32>> {
     launch_argmax(logits)?.read(0, logits.dims()[0])
 }
 
-/// As [`argmax`], with its answer left on the GPU.
+/// As [`argmax`], with its result left on the GPU.
 pub(crate) fn launch_argmax(logits: &Tensor) -> Result<Buffer> {
     let (x, rows, vocab) = on_gpu("argmax", logits)?;
     let tokens = x.gpu().temporary(4 * rows)?;

@@ -12,7 +12,7 @@ use crate::{
 use std::sync::Arc;
 
 params!(
-    /// Of `matvec_*`.
+    /// Parameters of `matvec_*`.
     MatvecParams {
         tokens: u32,
         rows: u32,
@@ -30,7 +30,7 @@ params!(
 );
 
 params!(
-    /// Of `embed_*` and `widen_*`.
+    /// Parameters of `embed_*` and `widen_*`.
     EmbedParams { cols: u32, group_shift: u32, scale_type: u32, packed: u32, first: u32 }
 );
 

@@ -18,7 +18,7 @@ pub struct ConvertOptions {
 }
 
 impl ConvertOptions {
-    /// The same format everywhere, in files of 5 GiB, as mlx-lm has them.
+    /// One format for every matrix, in files of 5 GiB, as mlx-lm has them.
     #[must_use]
     pub fn new(format: AffineFormat) -> Self {
         Self { format, high_bits: None, overrides: Vec::new(), max_shard_bytes: 5 << 30 }

@@ -55,9 +55,9 @@ impl BlockTensor {
 #[derive(Debug)]
 pub struct Gguf {
     paths: Vec<PathBuf>,
-    /// Of the first part.
+    /// Metadata of the first part.
     meta: BTreeMap<String, Meta>,
-    /// Its tensors, with the bytes of the part that has them.
+    /// Tensors of all parts, with the bytes of the part that has them.
     tensors: Vec<(Entry, Bytes)>,
 }
 

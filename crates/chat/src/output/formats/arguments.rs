@@ -90,11 +90,11 @@ impl Scanner {
 /// What a character made of the arguments.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Read {
-    /// They go on.
+    /// The arguments go on.
     More,
-    /// They are no JSON object, and nothing has been told.
+    /// The arguments are no JSON object, and nothing has been emitted.
     Rejected,
-    /// Their closing bracket has been read.
+    /// The arguments' closing bracket has been read.
     Done,
     /// A text that ends broken JSON has been read.
     End,
@@ -102,12 +102,12 @@ pub(super) enum Read {
 
 /// The arguments of a call, from behind their opening bracket on.
 ///
-/// The call is told once the first key, or the closing bracket, shows that they are JSON.
+/// The call is emitted once the first key, or the closing bracket, shows that they are JSON.
 #[derive(Debug)]
 pub(super) struct Arguments {
     name: String,
     scanner: Scanner,
-    /// The bracket and the white space behind it, as long as nothing is told.
+    /// The bracket and the white space behind it, as long as nothing is emitted.
     untold: Option<String>,
 }
 

@@ -45,7 +45,7 @@ impl OutputFormat for Hermes {
 #[derive(Debug)]
 struct Reader {
     call: JsonCall,
-    /// All that was read, as long as nothing is told.
+    /// All that was read, as long as nothing is emitted.
     read: String,
     /// What was read behind the call's object.
     tail: Option<String>,

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 /// its name. It bounds what is held back, and read again, for text that only looks like a call.
 const MAX_UNMARKED: usize = 8 << 10;
 
-/// Members that a call without a mark may have before it is told.
+/// Members that a call without a mark may have before it is emitted.
 const MEMBERS: [&str; 5] = ["name", "arguments", "parameters", "type", "id"];
 
 /// How a format writes such objects.
@@ -28,13 +28,13 @@ pub(super) struct Rules {
 /// What a character made of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It goes on.
+    /// The call goes on.
     More,
-    /// This is no call, and nothing has been told.
+    /// This is no call, and nothing has been emitted.
     Rejected,
-    /// Its closing bracket has been read, and it has been told.
+    /// The call's closing bracket has been read, and the call has been emitted.
     Done,
-    /// A text that ends broken JSON has been read; the call has been told.
+    /// A text that ends broken JSON has been read; the call has been emitted.
     End,
     /// The call was over before; this text is none of it.
     Beyond(String),
@@ -42,8 +42,8 @@ pub(super) enum Step {
 
 /// A call from its opening bracket on, with white space before it.
 ///
-/// Where the name comes first and the arguments next, the arguments are told as they come. A call
-/// in another order is told as a whole.
+/// Where the name comes first and the arguments next, the arguments are streamed as they come. A
+/// call in another order is emitted as a whole.
 #[derive(Debug)]
 pub(super) struct JsonCall {
     rules: Rules,
@@ -60,7 +60,7 @@ pub(super) struct JsonCall {
 
 #[derive(Debug)]
 enum State {
-    /// Nothing told yet.
+    /// Nothing emitted yet.
     Buffer,
     /// Inside the arguments.
     Arguments(Arguments),
@@ -200,7 +200,7 @@ impl JsonCall {
         c.is_ascii_alphanumeric() || "{}[]:,\"+-.".contains(c)
     }
 
-    /// The object is complete and has not been told.
+    /// The object is complete and has not been emitted.
     fn whole(&mut self, calls: &mut CallWriter<'_>) -> Step {
         let call = whole(&self.held, self.rules.unmarked);
         match call.filter(|(name, _)| self.tools.has(name)) {

@@ -46,7 +46,7 @@ impl OutputFormat for Llama3Json {
 #[derive(Debug)]
 struct Reader {
     call: JsonCall,
-    /// What was read behind the opener and has not been told, or behind the call.
+    /// What was read behind the opener and has not been emitted, or behind the call.
     read: String,
     /// The call is complete.
     done: bool,

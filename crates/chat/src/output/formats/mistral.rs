@@ -74,12 +74,12 @@ enum State {
 }
 
 impl Reader {
-    /// What was read and told in no call is content.
+    /// What was read and emitted in no call is content.
     fn over(&mut self) -> Span {
         Span::Over { rest: std::mem::take(&mut self.read) }
     }
 
-    /// Whether what comes next belongs to a call that was told.
+    /// Whether what comes next belongs to a call that was emitted.
     fn is_told(&self) -> bool {
         match &self.state {
             State::Object { call, .. } => call.is_told(),

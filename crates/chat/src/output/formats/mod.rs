@@ -13,7 +13,7 @@ use crate::Tool;
 use serde_json::Value;
 use std::{fmt, sync::Arc};
 
-/// Every format that has a name. Detection asks them in this order.
+/// Every format that has a name, in the order of detection.
 pub(super) static FORMATS: &[&dyn OutputFormat] =
     &[&hermes::Hermes, &llama3_json::Llama3Json, &mistral::Mistral, &qwen3_coder::Qwen3Coder];
 
@@ -41,7 +41,7 @@ pub trait OutputFormat: Sync {
 
 /// Reads one span: what follows an opener, up to the end of the calls in it.
 ///
-/// A call that was told stands. Text that belongs to no call is returned and becomes content.
+/// A call that was emitted stands. Text that belongs to no call is returned and becomes content.
 pub trait SpanParser: fmt::Debug + Send {
     /// Reads one character and tells the calls that it completes or continues.
     fn push(&mut self, c: char, calls: &mut CallWriter<'_>) -> Span;
@@ -56,8 +56,8 @@ pub trait SpanParser: fmt::Debug + Send {
 pub enum Span {
     /// The next character belongs to it, too.
     Open,
-    /// It is over. The driver reads `rest` again as content. If the span told no call, `rest` is
-    /// all that followed the opener, and the opener itself becomes content.
+    /// The span is over. The driver reads `rest` again as content. If the span emitted no call,
+    /// `rest` is all that followed the opener, and the opener itself becomes content.
     Over {
         /// The text at the span's end that belongs to no call.
         rest: String,

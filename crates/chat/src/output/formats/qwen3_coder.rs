@@ -52,9 +52,9 @@ struct Reader {
     state: State,
     /// The function's name.
     name: String,
-    /// Parameters so far; `None` as long as the call is not told.
+    /// Parameters so far; `None` as long as the call is not emitted.
     parameters: Option<usize>,
-    /// What was read since the opener, or the last parameter of a call that is told.
+    /// What was read since the opener, or the last parameter of a call that is emitted.
     read: String,
 }
 
@@ -75,7 +75,7 @@ enum State {
 }
 
 impl Reader {
-    /// What was read and told in no call is content.
+    /// What was read and emitted in no call is content.
     fn over(&mut self) -> Span {
         Span::Over { rest: std::mem::take(&mut self.read) }
     }
@@ -124,7 +124,7 @@ impl Reader {
         }
     }
 
-    /// Text where a tag should be: it ends a call that is told.
+    /// Text where a tag should be: it ends a call that is emitted.
     fn stray(&mut self, calls: &mut CallWriter<'_>) -> Span {
         if self.parameters.is_some() {
             calls.arguments("}");
@@ -271,7 +271,7 @@ impl ValueReader {
         }
     }
 
-    /// The output ends inside the value, which is told as far as it came.
+    /// The output ends inside the value, which is emitted as far as it came.
     fn finish(&mut self, calls: &mut CallWriter<'_>) {
         for c in std::mem::take(&mut self.held).chars() {
             self.put(c, calls);

@@ -78,7 +78,8 @@ pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
     let (table, out) = (table(from), out.as_mut_ptr().cast::<bf16>());
     for (pair, block) in from.blocks().as_chunks::<CODED>().0.iter().enumerate() {
         for i in 0..2 {
-            // SAFETY: the caller's promise: a line of the plain layout has sixteen outputs.
+            // SAFETY: `out` is as many chunks as the panel, and a line of its layout has sixteen
+            // outputs.
             unsafe {
                 for (v, words) in half(block, i, table).iter().enumerate() {
                     let at = tile_line(pair, 32 * i + 8 * v);
@@ -129,7 +130,8 @@ unsafe fn outputs<const M: usize, const H: usize>(
     let mut sums = [[[_mm256_setzero_ps(); 4]; H]; M];
     let (table, blocks) = (table(w), w.blocks().as_chunks::<CODED>().0);
     let (mut pair, mut exceptions) = (0, w.exceptions());
-    // SAFETY: the caller's promise; a hint reads nothing.
+    // SAFETY: the machine has AVX2 and FMA, rows of `x` have the panel's inputs and `out` has a
+    // panel a row; a prefetch may have any address.
     unsafe {
         loop {
             let next = exceptions.first().map_or(blocks.len(), |e| e.place() / BLOCK);

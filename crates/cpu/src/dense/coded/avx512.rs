@@ -61,7 +61,7 @@ pub(super) unsafe fn panel(from: CodedPanel<'_>, out: &mut [Chunk]) {
     }
 }
 
-/// A block without exceptions to its lines of a chunk; asks for one that comes later.
+/// A block without exceptions to its lines of a chunk; prefetches one that comes later.
 ///
 /// # Safety
 /// `from` is one, and `to` the first of the lines.
@@ -122,7 +122,7 @@ pub(in super::super) unsafe fn corrected(
     #[repr(align(64))]
     struct Aligned([[u8; 2]; BLOCK]);
     let mut words = Aligned([[0; 2]; BLOCK]);
-    // SAFETY: the caller's promise, and there is room for a block.
+    // SAFETY: `from` is a coded block, as `block` needs it, and `words` has room for a block.
     unsafe {
         store::<LINE>(block(from, table), words.0.as_mut_ptr().cast());
         for e in exceptions {

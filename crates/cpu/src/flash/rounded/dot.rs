@@ -65,7 +65,8 @@ impl<P: Pairs> Unit for Vectors<P> {
         sums: *mut Sums,
     ) {
         for first in (0..BLOCK).step_by(LINES) {
-            // SAFETY: the machine has the instructions; the rest is the caller's promise.
+            // SAFETY: the machine has the instructions; `left`, `right` and `sums` have the shapes
+            // that the trait asks of the caller.
             unsafe { lines::<P, ADD>(left, right, chunks, first, sums) };
         }
     }

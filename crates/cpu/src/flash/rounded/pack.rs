@@ -69,7 +69,7 @@ fn place<const LINES: bool>(row: usize, width: usize) -> (usize, usize) {
     }
 }
 
-/// Rounds rows of `width` elements and puts them to their places from row `first` on; returns the row after
+/// Rounds rows of `width` elements and writes them from row `first` on; returns the row after
 /// the last.
 ///
 /// # Panics
@@ -170,7 +170,8 @@ pub(super) fn values<'a>(
 unsafe fn turn_pairs(from: *const bf16, width: usize, out: &mut Chunk) {
     let (low, high) = (interleaved(0), interleaved(SIDE as i16));
     let mut pairs = [Tile::default(); 2];
-    // SAFETY: the caller's promise; tiles are sixteen vectors each.
+    // SAFETY: `from` has 32 rows, `width` elements apart, of which one vector each is read; a tile
+    // is sixteen vectors.
     unsafe {
         for pair in 0..SIDE {
             let first = _mm512_loadu_si512(from.add(2 * pair * width).cast());
@@ -186,7 +187,7 @@ unsafe fn turn_pairs(from: *const bf16, width: usize, out: &mut Chunk) {
     }
 }
 
-/// Which words of two vectors make pairs: those from `first` on, in turn.
+/// Which words of two vectors make pairs: those from `first` on, alternating.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn interleaved(first: i16) -> __m512i {
     let mut words = [0i16; 2 * SIDE];
@@ -205,7 +206,8 @@ fn interleaved(first: i16) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn turn(from: *const u32, line: usize, out: &mut Tile) {
-    // SAFETY: the caller's promise. Vectors are moved as they are, whatever they hold.
+    // SAFETY: `from` has sixteen lines, `line` apart, and `out` is as large. Vectors are moved as
+    // they are, whatever they hold.
     unsafe { Avx512::turn(from.cast(), line, out.0.as_mut_ptr().cast(), SIDE) };
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Of at most 32 rows; the others see nothing.
+    /// Takes the ranges of at most 32 rows; the others have no keys.
     pub(super) fn new(rows: impl Iterator<Item = Range<usize>>) -> Self {
         let mut seen = Self { from: [0; BLOCK], to: [0; BLOCK] };
         for ((from, to), row) in seen.from.iter_mut().zip(&mut seen.to).zip(rows) {
@@ -104,7 +104,7 @@ pub(super) struct Shift {
 }
 
 impl Shift {
-    /// Rows that have seen nothing yet stay as they are.
+    /// Rows that have attended to no keys yet stay as they are.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
     pub(super) fn new(old: Numbers, new: Numbers) -> Self {
@@ -179,7 +179,7 @@ impl Shift {
     }
 }
 
-/// Words of two vectors of sixteen, in turn.
+/// Words of two vectors of sixteen, interleaved.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn pairs() -> __m512i {

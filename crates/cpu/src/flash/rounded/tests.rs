@@ -1,4 +1,4 @@
-//! Every unit against f64, rows alone against rows in company, and prompts cut anywhere.
+//! Every unit against f64, rows alone against rows in a batch, and prompts chunked anywhere.
 
 use super::{
     Products, Rounded,

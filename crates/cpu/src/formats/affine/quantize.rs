@@ -7,11 +7,11 @@ use half::{bf16, f16};
 /// A quantized matrix in the bytes that a checkpoint stores, little-endian.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AffineParts {
-    /// u32 `[rows, cols * bits / 32]`.
+    /// Packed codes: u32 `[rows, cols * bits / 32]`.
     pub codes: Vec<u8>,
-    /// `[rows, cols / group]` of the dtype asked for.
+    /// Scales: `[rows, cols / group]` of the dtype asked for.
     pub scales: Vec<u8>,
-    /// As `scales`.
+    /// Biases, in the type and layout of `scales`.
     pub biases: Vec<u8>,
 }
 
@@ -56,7 +56,7 @@ pub fn quantize(
     Ok(parts)
 }
 
-/// Quantizes one row into the given places.
+/// Quantizes one row into the given slices.
 ///
 /// # Shapes
 /// `values`: `[cols]`; the outputs as a row of [`AffineParts`].
