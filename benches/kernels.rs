@@ -7,14 +7,14 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use least::Least;
 use std::time::Duration;
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Tensor, Weight,
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Rounding, Tensor, Weight,
     cpu::{
         Floats,
         codes::{
             CodeLevel, Codes, DenseRows, Int8Queries, Scaling, TILE_ROWS, Windows, add_rows,
             dot_rows,
         },
-        int8::{Int8Level, Int8Rows, PackedWeight, Rounding, matmul_with},
+        int8::{Int8Level, Int8Rows, PackedWeight, matmul_with},
     },
 };
 

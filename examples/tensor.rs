@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use taper_tensor::{
-    AffineFormat, AffineWeight, Answers, Bytes, DType, DenseWeight, Linear, Phase, Rounding,
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Linear, Phase, Precision, Rounding,
     Tensor, Weight, ops,
 };
 
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let maps = [
         ("dense", Linear::new(dense)),
         ("quantized", Linear::new(affine.clone())),
-        ("packed", Linear::new(affine).pack(Rounding::Phased { answers: Answers::Int16 })),
+        ("packed", Linear::new(affine).pack(Precision::Mixed { decode: Rounding::Int16 })),
     ];
     let x = (0..3 * IN).map(|i| (i as f32 * 0.11).cos()).collect();
     let x = Tensor::from_vec(x, &[3, IN])?; // three tokens

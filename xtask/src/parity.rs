@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use safetensors::SafeTensors;
 use std::{fs, path::Path};
 use taper_base::TokenId;
-use taper_models::{Activations, Answers, ModelError};
+use taper_models::{ModelError, Precision, Rounding};
 use taper_tensor::gpu::Gpu;
 
 /// Largest difference of a logit, relative to the range of the reference's logits, in `f32`.
@@ -62,7 +62,7 @@ pub(crate) fn run(root: &Path, filter: Option<&str>, gpu: Option<&Gpu>) -> Resul
 /// weights as stored.
 fn check(dir: &Path, gpu: Option<&Gpu>) -> Result<(usize, f32, Option<f32>)> {
     let expected = read(&dir.join("expected.safetensors"))?;
-    let exact = check_with(dir, &expected, Activations::F32, gpu)?;
+    let exact = check_with(dir, &expected, Precision::F32, gpu)?;
     let served = match gpu {
         Some(_) => None,
         None => Some(served(dir, &expected).context("as served")?),
@@ -72,20 +72,20 @@ fn check(dir: &Path, gpu: Option<&Gpu>) -> Result<(usize, f32, Option<f32>)> {
 
 /// The larger of both arithmetics' differences.
 fn served(dir: &Path, expected: &Expected) -> Result<f32> {
-    let [one, many] = [Answers::Int16, Answers::Int8]
-        .map(|answers| check_with(dir, expected, Activations::Phased { answers }, None));
+    let [one, many] = [Rounding::Int16, Rounding::Int8]
+        .map(|decode| check_with(dir, expected, Precision::Mixed { decode }, None));
     Ok(one?.max(many?))
 }
 
 fn check_with(
     dir: &Path,
     expected: &Expected,
-    activations: Activations,
+    precision: Precision,
     gpu: Option<&Gpu>,
 ) -> Result<f32> {
-    let exact = activations == Activations::F32;
+    let exact = precision == Precision::F32;
     let room = expected.prompt.len() + expected.greedy.len();
-    let mut runner = Runner::load(dir, "f32", None, room, activations, gpu)?;
+    let mut runner = Runner::load(dir, "f32", None, room, precision, gpu)?;
     let prompt = expected.prompt.as_slice();
 
     let whole = runner.step(&[Piece::prompt(0, 0, prompt)], false)?;

@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use serde::Deserialize;
 use std::{collections::BTreeMap, fs, path::Path, time::Instant};
 use taper_base::TokenId;
-use taper_models::{Activations, Answers};
+use taper_models::{Precision, Rounding};
 use taper_tensor::pool;
 
 /// Largest difference of the perplexity, in percent, where the cache holds halves at least.
@@ -120,9 +120,9 @@ pub(crate) fn run(root: &Path, Options { subject, answers }: &Options) -> Result
         ppl_off.abs() <= TOLERANCE_PERCENT,
         "the perplexity differs by more than {TOLERANCE_PERCENT} %"
     );
-    let eight = match subject.activations()? {
-        Activations::Int8 => true,
-        Activations::Phased { answers: Answers::Int8 } => *answers,
+    let eight = match subject.precision()? {
+        Precision::Int8 => true,
+        Precision::Mixed { decode: Rounding::Int8 } => *answers,
         _ => false,
     };
     let most = if eight { EIGHT_BITS_KL } else { TOLERANCE_KL };

@@ -6,7 +6,7 @@ use std::path::Path;
 use taper_base::{LayerId, Phase, SeqId, TokenId};
 use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::{Exact, KvGeometry};
-use taper_models::{Activations, Batch, LoadOptions, Model};
+use taper_models::{Batch, LoadOptions, Model, Precision};
 use taper_tensor::{
     Tensor,
     gpu::{self, Gpu},
@@ -58,11 +58,11 @@ impl Runner {
         kv_dtype: &str,
         exact: Option<Exact>,
         tokens: usize,
-        activations: Activations,
+        precision: Precision,
         gpu: Option<&Gpu>,
     ) -> Result<Self> {
         let weights = Checkpoint::open(dir)?;
-        let options = LoadOptions { max_model_len: Some(tokens), activations, gpu };
+        let options = LoadOptions { max_model_len: Some(tokens), precision, gpu };
         let model = taper_models::load(&weights, options)
             .with_context(|| format!("loading {}", dir.display()))?;
         Self::over(model, kv_dtype, exact, tokens, gpu)

@@ -10,7 +10,7 @@ use std::{
 use taper_base::TokenId;
 use taper_chat::{ChatTemplate, Message, Role, TemplateRequest, Tokenizer};
 use taper_kv_codecs::Exact;
-use taper_models::Activations;
+use taper_models::Precision;
 
 /// The model that Taper ships, which the fixtures were measured with.
 const DEFAULT: &str = "crates/server/models/demo";
@@ -27,7 +27,7 @@ pub(crate) struct Subject {
     #[arg(long, default_value = "f16", value_name = "NAME")]
     pub(crate) kv_cache_dtype: String,
     /// Arithmetic, as `taper serve` takes it.
-    #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
+    #[arg(long, default_value = "auto", value_parser = Precision::DTYPES)]
     pub(crate) dtype: String,
     /// Sequences that run together, by which `--dtype auto` chooses.
     #[arg(long, default_value_t = 1, value_name = "N")]
@@ -46,15 +46,15 @@ impl Subject {
         self.model.clone().unwrap_or_else(|| root.join(DEFAULT))
     }
 
-    pub(crate) fn activations(&self) -> Result<Activations> {
-        Activations::of_dtype(&self.dtype, self.max_num_seqs).context("--dtype")
+    pub(crate) fn precision(&self) -> Result<Precision> {
+        Precision::of_dtype(&self.dtype, self.max_num_seqs).context("--dtype")
     }
 
     /// Loads the model with a cache of so many tokens.
     pub(crate) fn runner(&self, root: &Path, tokens: usize) -> Result<Runner> {
-        let activations = self.activations()?;
+        let precision = self.precision()?;
         let (gpu, kept) = (crate::device::open(&self.device)?, Some(Exact::DEFAULT));
-        Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, activations, gpu.as_ref())
+        Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, precision, gpu.as_ref())
     }
 
     /// A runner of these weights in `f32` throughout, on the host, if the settings ask for anything less.
@@ -62,7 +62,7 @@ impl Subject {
         if self.dtype == "float32" && self.kv_cache_dtype == "f32" {
             return Ok(None);
         }
-        let f32 = Activations::F32;
+        let f32 = Precision::F32;
         Runner::load(&self.dir(root), "f32", Some(Exact::DEFAULT), tokens, f32, None).map(Some)
     }
 

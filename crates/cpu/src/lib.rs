@@ -31,6 +31,7 @@ pub mod maps;
 mod neon;
 mod next;
 pub mod pool;
+mod precision;
 mod shared;
 #[cfg_attr(
     not(target_arch = "x86_64"),
@@ -77,7 +78,7 @@ pub use formats::{
 pub(crate) use gemm::matmul_to;
 pub use gemm::{RowSource, matmul};
 pub use heads::HeadRows;
-pub use int8::{Answers, Rounding};
+pub use precision::{Precision, Rounding};
 pub use soon::{read_soon, reads_soon};
 pub use taper_base::Phase;
 pub use unpack::{bf16_to_f32, f16_to_f32, f32_to_f16, unpack_affine};

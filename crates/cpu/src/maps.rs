@@ -7,9 +7,9 @@ pub use gated::gated_down;
 pub use input::{Input, Norm, apply};
 
 use crate::{
-    RowSource, Weight,
+    Precision, RowSource, Weight,
     dense::{PackedDense, Sums},
-    int8::{PackedWeight, Product, Rounding},
+    int8::{PackedWeight, Product},
     shared::SharedOut,
 };
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub enum Matrix {
     /// As it is stored; products are computed in `f32`.
     Stored(Weight),
     /// Quantized weights, repacked for products with rounded activations.
-    Packed(Arc<PackedWeight>, Rounding),
+    Packed(Arc<PackedWeight>, Precision),
     /// Floats, repacked.
     Dense(Arc<PackedDense>),
 }
@@ -68,14 +68,17 @@ impl Matrix {
         }
     }
 
-    /// Repacks what is stored; those bytes are let go.
+    /// Repacks what is stored for a precision; those bytes are let go. Exact products read what is stored.
     #[must_use]
-    pub fn pack(self, rounding: Rounding) -> Self {
+    pub fn pack(self, precision: Precision) -> Self {
+        if precision == Precision::F32 {
+            return self;
+        }
         match self {
             Self::Stored(Weight::Affine(w)) => {
                 let packed = PackedWeight::new(&w);
                 w.release();
-                Self::Packed(Arc::new(packed), rounding)
+                Self::Packed(Arc::new(packed), precision)
             }
             Self::Stored(Weight::Dense(w)) => {
                 let packed = PackedDense::new(&w);

@@ -8,7 +8,7 @@ use common::{Numbers, ask, collect, config, greedy, settled, submit, wait_for};
 use std::{fs, path::Path};
 use taper_base::{Engine, GenRequest};
 use taper_engine::{EngineConfig, EngineError, KvBudget, KvDisk, LocalEngine};
-use taper_models::{Activations, Answers, LoadOptions, Model};
+use taper_models::{LoadOptions, Model, Precision, Rounding};
 use taper_weights::Checkpoint;
 
 const VOCAB: u32 = 320;
@@ -16,7 +16,7 @@ const VOCAB: u32 = 320;
 const INTERVAL: u32 = 256;
 
 /// The tiny Qwen 3.5, allowed longer sequences than its file says.
-fn model(activations: Activations) -> Box<dyn Model> {
+fn model(precision: Precision) -> Box<dyn Model> {
     let fixture =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity/qwen3_5-bf16");
     let dir = tempfile::tempdir().unwrap();
@@ -27,12 +27,12 @@ fn model(activations: Activations) -> Box<dyn Model> {
     fs::write(dir.path().join("config.json"), longer).unwrap();
     fs::copy(fixture.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
     let weights = Checkpoint::open(dir.path()).unwrap();
-    let options = LoadOptions { activations, ..LoadOptions::default() };
+    let options = LoadOptions { precision, ..LoadOptions::default() };
     taper_models::load(&weights, options).unwrap()
 }
 
 fn engine(config: &EngineConfig) -> LocalEngine {
-    LocalEngine::start(model(Activations::F32), config).unwrap()
+    LocalEngine::start(model(Precision::F32), config).unwrap()
 }
 
 fn plain() -> EngineConfig {
@@ -59,7 +59,7 @@ fn a_long_shared_prefix_is_computed_but_for_one_interval() {
 fn however_prompts_are_cut_the_answer_is_one() {
     let mut numbers = Numbers(11);
     let prompts: Vec<_> = [300, 20, 301, 77].map(|n| numbers.prompt(n, VOCAB)).to_vec();
-    for activations in [Activations::F32, Activations::Phased { answers: Answers::Int8 }] {
+    for precision in [Precision::F32, Precision::Mixed { decode: Rounding::Int8 }] {
         let answers = |chunk, caching| {
             let config = EngineConfig {
                 max_num_batched_tokens: chunk,
@@ -67,13 +67,13 @@ fn however_prompts_are_cut_the_answer_is_one() {
                 prefix_caching: caching,
                 ..config()
             };
-            let engine = LocalEngine::start(model(activations), &config).unwrap();
+            let engine = LocalEngine::start(model(precision), &config).unwrap();
             let open: Vec<_> = prompts.iter().map(|p| submit(&engine, greedy(p, 30))).collect();
             open.into_iter().map(|events| collect(events).tokens).collect::<Vec<_>>()
         };
         let whole = answers(1024, false);
         for (chunk, caching) in [(37, false), (4, true), (256, true)] {
-            assert_eq!(answers(chunk, caching), whole, "{activations:?}, steps of {chunk}");
+            assert_eq!(answers(chunk, caching), whole, "{precision:?}, steps of {chunk}");
         }
     }
 }
@@ -118,14 +118,14 @@ fn prefixes_on_disk_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let disk = KvDisk { dir: dir.path().into(), max_bytes: 1 << 20, model: "m".into() };
     let config = EngineConfig { disk: Some(disk), ..config() };
-    let error = LocalEngine::start(model(Activations::F32), &config).unwrap_err();
+    let error = LocalEngine::start(model(Precision::F32), &config).unwrap_err();
     assert!(matches!(error, EngineError::NoDisk { family: "qwen3_5" }), "{error}");
 }
 
 /// States are part of the memory that a budget gives.
 #[test]
 fn a_budget_pays_for_states_and_blocks() {
-    let model = model(Activations::F32);
+    let model = model(Precision::F32);
     let bytes = 8 << 20;
     let config = EngineConfig { kv_budget: KvBudget::Bytes(bytes), max_num_seqs: 8, ..config() };
     let plan = config.plan(model.info()).unwrap();

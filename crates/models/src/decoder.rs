@@ -52,12 +52,10 @@ impl Decoder {
     ) -> Result<Self, ModelError> {
         let prefix = &names.decoder;
         let embed = weights.embedding(&format!("{prefix}embed_tokens"), spec.vocab, spec.hidden)?;
-        let rounding = options.activations.rounding();
-        let embed = match (options.gpu, rounding) {
-            (Some(gpu), _) => embed.on(gpu, rounding.is_none())?,
-            // Of a table that is no head too, rows are read now and then: it stays in its file.
-            (None, Some(rounding)) if spec.tied => embed.pack(rounding),
-            (None, _) => embed,
+        // Of a table that is no head too, rows are read now and then: on the CPU it stays in its file.
+        let embed = match options.gpu.is_some() || spec.tied {
+            true => embed.place(options.place())?,
+            false => embed,
         };
         // Before the layers: while a matrix is repacked it is in memory twice, and this is the largest.
         let head = head(&spec, weights, &names.head, &embed, options)?;
@@ -68,8 +66,7 @@ impl Decoder {
         };
         let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
         let norm = norm(&spec, weights, &format!("{prefix}norm.weight"), spec.hidden)?;
-        let prefill_apart =
-            options.gpu.is_none() && options.activations.prefill_apart(spec.head_dim);
+        let prefill_apart = options.gpu.is_none() && options.precision.prefill_apart(spec.head_dim);
         let info = ModelInfo { prefill_apart, ..info(&spec, &embed, &layers, &head) };
         Ok(Self { info, spec, embed, layers, norm, head })
     }
@@ -215,12 +212,7 @@ fn head(
         true => embed.as_linear(),
         false => weights.linear(name, spec.hidden, spec.vocab, false)?,
     };
-    let rounding = options.activations.rounding();
-    Ok(match (options.gpu, rounding) {
-        (Some(gpu), _) => head.on(gpu, rounding.is_none())?,
-        (None, None) => head,
-        (None, Some(rounding)) => head.pack(rounding),
-    })
+    Ok(head.place(options.place())?)
 }
 
 /// A norm with the family's offset.

@@ -3,7 +3,7 @@
 
 use crate::{LoadOptions, ModelError, config, spec::Spec};
 use taper_tensor::{
-    Linear, LinearGroup, Phase, RmsNorm, Tensor,
+    Linear, LinearGroup, Phase, Precision, RmsNorm, Tensor,
     gpu::{Routing, StackedExperts},
     ops::{self, Activation, WeightedRows},
 };
@@ -50,15 +50,8 @@ impl Gated {
     /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let Self { gate_up, down } = self;
-        let rounding = options.activations.rounding();
-        let exact = rounding.is_none();
-        Ok(match (options.gpu, rounding) {
-            (Some(gpu), _) => Self { gate_up: gate_up.on(gpu, exact)?, down: down.on(gpu, exact)? },
-            (None, None) => Self { gate_up, down },
-            (None, Some(rounding)) => {
-                Self { gate_up: gate_up.pack(rounding), down: down.pack(rounding) }
-            }
-        })
+        let place = options.place();
+        Ok(Self { gate_up: gate_up.place(place)?, down: down.place(place)? })
     }
 
     fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -175,7 +168,7 @@ impl Experts {
     fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let Self { router, experts: Place::Host(experts), spec } = self else { return Ok(self) };
         if let Some(gpu) = options.gpu {
-            let exact = options.activations.rounding().is_none();
+            let exact = options.precision == Precision::F32;
             let maps: Vec<_> = experts.iter().map(|e| (&e.gate_up, &e.down)).collect();
             let experts = Place::Gpu(StackedExperts::new(gpu, &maps, exact)?);
             return Ok(Self { router: router.on(gpu, true)?, experts, spec });

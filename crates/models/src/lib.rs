@@ -13,6 +13,6 @@ mod spec;
 
 pub use error::ModelError;
 pub use families::{FAMILIES, load};
-pub use model::{Activations, Batch, LoadOptions, Model, ModelInfo};
+pub use model::{Batch, LoadOptions, Model, ModelInfo};
 pub use taper_kv_cache::StateSession;
-pub use taper_tensor::Answers;
+pub use taper_tensor::{Precision, Rounding};

@@ -4,7 +4,7 @@ use crate::{ModelError, StateSession};
 use std::fmt;
 use taper_base::{Phase, TokenId};
 use taper_kv_cache::RecurrentConfig;
-use taper_tensor::{Answers, Rounding, Tensor, cpu::FlashTile, gpu::Gpu};
+use taper_tensor::{Place, Precision, Tensor, gpu::Gpu};
 
 /// Tokens of one step: those of several sequences, one after the other, never padded.
 #[derive(Debug, Clone, Copy)]
@@ -87,78 +87,15 @@ pub struct LoadOptions<'a> {
     /// Longest sequence that will be run; `None` is the configuration's. Models with two sets of
     /// rotary frequencies (longrope) choose by it, once and for every request.
     pub max_model_len: Option<usize>,
-    /// How products with quantized weights are computed.
-    pub activations: Activations,
+    /// How precisely it computes.
+    pub precision: Precision,
     /// Where it runs; `None` is the CPU.
     pub gpu: Option<&'a Gpu>,
 }
 
-/// Arithmetic of the products of quantized weights with activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Activations {
-    /// Exact: weights are widened to f32.
-    #[default]
-    F32,
-    /// Weights are repacked for their kernels, and the activations of quantized ones rounded to 16
-    /// bits a group, which takes two 8-bit products.
-    Int16,
-    /// As [`Self::Int16`] for prompts, or in `bf16` where the processor is faster at that, attention of prompts
-    /// too. On a GPU, products of many rows round weights and activations to f16 instead of either.
-    Phased {
-        /// What follows a prompt is rounded to.
-        answers: Answers,
-    },
-    /// Fast: prompts are rounded to 8 bits, too.
-    Int8,
-}
-
-impl Activations {
-    /// Values of `--dtype`.
-    pub const DTYPES: [&str; 4] = ["auto", "int8", "float16", "float32"];
-
-    /// By its name among [`Self::DTYPES`], where at most so many sequences run together.
-    #[must_use]
-    pub fn of_dtype(name: &str, sequences: usize) -> Option<Self> {
-        match name {
-            "auto" => Some(Self::Phased { answers: Answers::of_sequences(sequences) }),
-            "int8" => Some(Self::Int8),
-            "float16" => Some(Self::Int16),
-            "float32" => Some(Self::F32),
-            _ => None,
-        }
-    }
-
-    /// Whether prompts have an arithmetic of their own: that of products with weights, or that of
-    /// attention with heads of so many elements.
-    pub(crate) fn prefill_apart(self, head_dim: usize) -> bool {
-        match self {
-            Self::Phased { .. } => true,
-            Self::Int8 => FlashTile::rounds(head_dim, head_dim),
-            Self::Int16 | Self::F32 => false,
-        }
-    }
-
-    /// How the host's kernels round; `None` if not at all.
-    pub(crate) fn rounding(self) -> Option<Rounding> {
-        match self {
-            Self::F32 => None,
-            Self::Int16 => Some(Rounding::Int16),
-            Self::Phased { answers } => Some(Rounding::Phased { answers }),
-            Self::Int8 => Some(Rounding::Int8),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn auto_spares_bits_where_several_sequences_run() {
-        let answers = |sequences| Activations::of_dtype("auto", sequences);
-        assert_eq!(answers(1), Some(Activations::Phased { answers: Answers::Int16 }));
-        assert_eq!(answers(2), Some(Activations::Phased { answers: Answers::Int8 }));
-        assert!(Activations::DTYPES.iter().all(|name| Activations::of_dtype(name, 2).is_some()));
-        assert_eq!(Activations::of_dtype("float8", 1), None);
+impl<'a> LoadOptions<'a> {
+    /// Where and how precisely maps are computed.
+    pub(crate) fn place(&self) -> Place<'a> {
+        Place { gpu: self.gpu, precision: self.precision }
     }
 }

@@ -7,7 +7,7 @@ use clap::{
 };
 use std::{iter, path::PathBuf, time::Duration};
 use taper::{
-    Activations, ChatTemplateFrom, Exact, KvIdle, Options,
+    ChatTemplateFrom, Exact, KvIdle, Options, Precision,
     gpu::{self, Gpu},
 };
 use taper_chat::{ReasoningFormat, ToolFormat};
@@ -113,7 +113,7 @@ pub(crate) struct EngineArgs {
     ///
     /// float32: exact and slow. Weights are read from the model's files while it runs; changing or
     /// truncating them meanwhile ends the process with SIGBUS.
-    #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
+    #[arg(long, default_value = "auto", value_parser = Precision::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
     pub(crate) kv: KvArgs,

@@ -13,7 +13,7 @@ use std::{fs, path::PathBuf, sync::Arc};
 use taper::KvPlan;
 use taper_kv_cache::{KvScheme, Prices};
 use taper_kv_codecs::{Exact, KvCodec};
-use taper_models::{Activations, LoadOptions, ModelInfo};
+use taper_models::{LoadOptions, ModelInfo, Precision};
 
 /// 24 documents that the demo model was not trained on.
 const TEXT: &str = include_str!("../../../tests/fixtures/heldout.txt");
@@ -60,7 +60,7 @@ pub(crate) struct KvReportArgs {
     ///
     /// Rounded activations add an error of their own, as large as that of the best codecs, and hide
     /// what these cost.
-    #[arg(long, default_value = "float32", value_parser = Activations::DTYPES)]
+    #[arg(long, default_value = "float32", value_parser = Precision::DTYPES)]
     pub(crate) dtype: String,
     /// First tokens that are kept in f16, as in `taper serve`.
     #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
@@ -101,8 +101,8 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
         "the text has {} tokens, and all up to {first} are read exactly; give a longer --text, a larger --context or a smaller --kv-recent-tokens",
         ids.len(),
     );
-    let activations = Activations::of_dtype(&args.dtype, 1).unwrap_or_default();
-    let options = LoadOptions { max_model_len: None, activations, gpu: None };
+    let precision = Precision::of_dtype(&args.dtype, 1).unwrap_or_default();
+    let options = LoadOptions { max_model_len: None, precision, gpu: None };
     let loading = model::loading_bar();
     let progress = model::reporter(&loading).into();
     let model = taper::load_weights(&weights, options, Some(&progress));

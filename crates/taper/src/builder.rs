@@ -4,7 +4,7 @@ use crate::{Error, KvPlan, ModelSource, Result, Taper, load};
 use std::{fmt, path::PathBuf, sync::Arc};
 use taper_engine::KvIdle;
 use taper_kv_codecs::Exact;
-use taper_models::Activations;
+use taper_models::Precision;
 use taper_tensor::gpu::Gpu;
 
 /// Where a chat template comes from.
@@ -183,7 +183,7 @@ impl Builder {
         Self { threads: Some(threads), ..self }
     }
 
-    /// Arithmetic of products with quantized weights, one of [`Activations::DTYPES`] ["auto"].
+    /// Arithmetic of products with quantized weights, one of [`Precision::DTYPES`] ["auto"].
     #[must_use]
     pub fn dtype(self, name: &str) -> Self {
         Self { dtype: name.to_owned(), ..self }
@@ -208,8 +208,8 @@ impl Builder {
     }
 
     /// The arithmetic, for so many sequences.
-    pub(crate) fn activations(&self) -> Result<Activations> {
-        let found = Activations::of_dtype(&self.dtype, self.max_num_seqs as usize);
+    pub(crate) fn precision(&self) -> Result<Precision> {
+        let found = Precision::of_dtype(&self.dtype, self.max_num_seqs as usize);
         found.ok_or_else(|| Error::Dtype { name: self.dtype.clone() })
     }
 

@@ -70,7 +70,7 @@ pub enum Error {
     #[error(transparent)]
     Tensor(#[from] TensorError),
     /// An unknown arithmetic.
-    #[error("there is no dtype {name:?}; choose from {}", taper_models::Activations::DTYPES.join(", "))]
+    #[error("there is no dtype {name:?}; choose from {}", taper_models::Precision::DTYPES.join(", "))]
     Dtype {
         /// What was asked for.
         name: String,

@@ -7,7 +7,7 @@ use std::{
     io,
     path::{Path, PathBuf},
 };
-use taper_models::Activations;
+use taper_models::Precision;
 use taper_tensor::cpu::{self, codes::CodeLevel, dense::DenseLevel, int8::Int8Level};
 
 /// Raise it with every change after which keys and values of the same tokens have other bits, or lie
@@ -21,7 +21,7 @@ const ROWS_VERSION: u32 = 2;
 pub(crate) fn identity(
     source: &ModelSource,
     max_model_len: Option<u32>,
-    activations: Activations,
+    precision: Precision,
 ) -> Result<String> {
     let weights = match source {
         ModelSource::Static(model) => {
@@ -32,7 +32,7 @@ pub(crate) fn identity(
     };
     let build = (env!("CARGO_PKG_VERSION"), ROWS_VERSION, std::env::consts::ARCH);
     let arithmetic = arithmetic();
-    Ok(format!("{build:?} {weights:x} {activations:?} {max_model_len:?} {arithmetic}"))
+    Ok(format!("{build:?} {weights:x} {precision:?} {max_model_len:?} {arithmetic}"))
 }
 
 /// What this processor computes with: instructions, and what kernels choose among them by vendor.

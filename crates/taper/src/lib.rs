@@ -26,7 +26,7 @@ pub use taper_base::{FinishReason, SamplingParams};
 pub use taper_chat::{ChatTemplate, Delta, Message, Role, Tokenizer};
 pub use taper_engine::{KvIdle, LocalEngine};
 pub use taper_kv_codecs::Exact;
-pub use taper_models::Activations;
+pub use taper_models::Precision;
 pub use taper_tensor::gpu;
 
 use std::sync::Arc;

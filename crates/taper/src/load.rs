@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 use taper_engine::{EngineConfig, KvBudget, KvDisk, KvOffer, LocalEngine};
-use taper_models::{Activations, LoadOptions, Model, ModelError};
+use taper_models::{LoadOptions, Model, ModelError, Precision};
 use taper_weights::Checkpoint;
 
 /// How often progress is reported.
@@ -24,11 +24,11 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     if let Some(threads) = settings.threads {
         taper_tensor::pool::set_threads(threads)?;
     }
-    let activations = settings.activations()?;
+    let precision = settings.precision()?;
     let weights = Arc::new(source.checkpoint()?);
     let gpu = settings.gpu.as_ref();
     let options =
-        LoadOptions { max_model_len: settings.max_model_len.map(|n| n as usize), activations, gpu };
+        LoadOptions { max_model_len: settings.max_model_len.map(|n| n as usize), precision, gpu };
     let free = memory::available_bytes()?;
     // A tokenizer takes as long as the weights of a small model, so both are read at once; and a
     // broken template should not cost a long wait for the weights of a large one.
@@ -56,7 +56,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         max_waiting: settings.max_waiting,
         scheme: resolve(&settings.kv)?,
         offers: settings.kv_offers.iter().map(offer).collect::<Result<_>>()?,
-        disk: disk(settings, source, activations)?,
+        disk: disk(settings, source, precision)?,
         exact: settings.kv_exact,
         prefix_caching: settings.prefix_caching,
         idle: settings.kv_idle,
@@ -71,16 +71,12 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
 }
 
 /// Where prefixes are kept, if they are.
-fn disk(
-    settings: &Builder,
-    source: &ModelSource,
-    activations: Activations,
-) -> Result<Option<KvDisk>> {
+fn disk(settings: &Builder, source: &ModelSource, precision: Precision) -> Result<Option<KvDisk>> {
     let Some((dir, max_bytes)) = settings.kv_disk.clone() else { return Ok(None) };
     if settings.gpu.is_some() || !settings.prefix_caching {
         return Err(Error::NoDisk);
     }
-    let model = identity::identity(source, settings.max_model_len, activations)?;
+    let model = identity::identity(source, settings.max_model_len, precision)?;
     Ok(Some(KvDisk { dir, max_bytes, model }))
 }
 
@@ -137,7 +133,7 @@ pub fn load_weights(
         reporter.thread().unpark();
         model
     })?;
-    let mapped = options.gpu.is_none() && options.activations == Activations::F32;
+    let mapped = options.gpu.is_none() && options.precision == Precision::F32;
     // What the system does not tell is no reason to fail: the pages come when they are needed.
     if mapped && weights.bytes() < memory::available_bytes().unwrap_or(0) {
         let mut read = 0;

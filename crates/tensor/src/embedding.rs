@@ -1,7 +1,7 @@
 //! Token embeddings.
 
 use crate::{
-    Linear, Result, Rounding, Tensor, TensorError, Weight, gpu::Gpu, linear::Matrix, pool,
+    Linear, Place, Precision, Result, Tensor, TensorError, Weight, gpu::Gpu, linear::Matrix, pool,
 };
 
 /// A table of token vectors in any weight format.
@@ -18,8 +18,16 @@ impl Embedding {
 
     /// As [`Linear::pack`]; [`Self::as_linear`] then shares the repacked table.
     #[must_use]
-    pub fn pack(self, rounding: Rounding) -> Self {
-        Self(self.0.pack(rounding))
+    pub fn pack(self, precision: Precision) -> Self {
+        Self(self.0.pack(precision))
+    }
+
+    /// The table where and as it will be used.
+    ///
+    /// # Errors
+    /// As [`Self::on`].
+    pub fn place(self, place: Place<'_>) -> Result<Self> {
+        Ok(Self(self.0.place(place)?))
     }
 
     /// The table on a GPU: tensors that it gives are there, and so is all that is computed from them.

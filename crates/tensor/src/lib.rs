@@ -39,12 +39,12 @@ pub use gated_delta::{
     GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, RecurrentSegment, RunSegments,
 };
 pub use key_scores::KeyScorer;
-pub use linear::{Linear, LinearGroup};
+pub use linear::{Linear, LinearGroup, Place};
 pub use norm::RmsNorm;
 pub use rope::{Projected, RopeAngles, RopeTable, norm_rope};
 pub use taper_cpu::{
-    self as cpu, AffineFormat, AffineParts, AffineWeight, AlignedBytes, Answers, ByteOwner, Bytes,
-    DType, DenseWeight, Phase, Result, Rounding, TensorError, Weight, WeightFormat, pool, quantize,
-    quantize_row,
+    self as cpu, AffineFormat, AffineParts, AffineWeight, AlignedBytes, ByteOwner, Bytes, DType,
+    DenseWeight, Phase, Precision, Result, Rounding, TensorError, Weight, WeightFormat, pool,
+    quantize, quantize_row,
 };
 pub use tensor::Tensor;

@@ -4,14 +4,24 @@ mod gated;
 mod placed;
 
 use crate::{
-    Bytes, DType, Phase, Result, RmsNorm, Rounding, Tensor, TensorError, Weight,
+    Bytes, DType, Phase, Precision, Result, RmsNorm, Tensor, TensorError, Weight,
     cpu::{
         maps::{self, Input, Map, apply},
         read_floats,
     },
-    gpu::{GpuWeight, Resident},
+    gpu::{Gpu, GpuWeight, Resident},
     host,
 };
+
+/// Where maps are computed, and how precisely.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Place<'a> {
+    /// The GPU; `None` is the CPU.
+    pub gpu: Option<&'a Gpu>,
+    /// How activations are rounded. On a GPU, products of many rows round weights and activations to `f16`
+    /// unless it is [`Precision::F32`].
+    pub precision: Precision,
+}
 
 /// A matrix as a layer holds it.
 #[derive(Debug, Clone)]
@@ -43,9 +53,9 @@ impl Matrix {
     }
 
     /// Repacks what is stored on the host; those bytes are let go.
-    pub(crate) fn pack(self, rounding: Rounding) -> Self {
+    pub(crate) fn pack(self, precision: Precision) -> Self {
         match self {
-            Self::Host(w) => Self::Host(w.pack(rounding)),
+            Self::Host(w) => Self::Host(w.pack(precision)),
             there @ Self::Gpu(_) => there,
         }
     }
@@ -75,13 +85,13 @@ impl Linear {
         Self { matrix, bias: None }
     }
 
-    /// Repacks the weights for speed. Activations of a quantized weight are rounded
+    /// Repacks the weights for speed, unless they are to be exact. Activations of a quantized weight are rounded
     /// group by group (see [`crate::cpu::int8`]), those of a `bf16` weight to `bf16` where the processor
     /// multiplies that (see [`crate::cpu::dense`]). Prompts are multiplied with quantized weights as with `bf16`
-    /// ones, or rounded to 16 bits (see [`Rounding`]).
+    /// ones, or rounded to 16 bits (see [`Precision`]).
     #[must_use]
-    pub fn pack(self, rounding: Rounding) -> Self {
-        Self { matrix: self.matrix.pack(rounding), ..self }
+    pub fn pack(self, precision: Precision) -> Self {
+        Self { matrix: self.matrix.pack(precision), ..self }
     }
 
     /// Adds a bias of [`Self::out_features`] floats.
@@ -232,8 +242,8 @@ impl<const N: usize> LinearGroup<N> {
 
     /// As [`Linear::pack`], for every map.
     #[must_use]
-    pub fn pack(self, rounding: Rounding) -> Self {
-        Self { parts: self.parts.map(|part| part.pack(rounding)), ..self }
+    pub fn pack(self, precision: Precision) -> Self {
+        Self { parts: self.parts.map(|part| part.pack(precision)), ..self }
     }
 
     /// Applies every map to `norm(x)`, in the arithmetic of a phase.

@@ -3,14 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use taper_tensor::{
-    AffineFormat, AffineWeight, Answers, Bytes, DType, Linear, LinearGroup, Phase, RmsNorm,
+    AffineFormat, AffineWeight, Bytes, DType, Linear, LinearGroup, Phase, Precision, RmsNorm,
     Rounding, Tensor, Weight,
     ops::{self, Activation},
     quantize,
 };
 
-const FAST: Rounding = Rounding::Phased { answers: Answers::Int8 };
-const CAREFUL: Rounding = Rounding::Phased { answers: Answers::Int16 };
+const FAST: Precision = Precision::Mixed { decode: Rounding::Int8 };
+const CAREFUL: Precision = Precision::Mixed { decode: Rounding::Int16 };
 
 const COLS: usize = 256;
 const OUT: usize = 80;
@@ -63,7 +63,7 @@ fn prompts_are_nearer_than_answers() {
     assert!(error(FAST, Phase::Prefill) < answers / 2.0);
     assert!(error(CAREFUL, Phase::Decode) < answers / 100.0);
     assert_eq!(error(CAREFUL, Phase::Prefill), error(FAST, Phase::Prefill));
-    assert_eq!(error(Rounding::Int8, Phase::Prefill), answers);
+    assert_eq!(error(Precision::Int8, Phase::Prefill), answers);
     let packed = linear().pack(FAST);
     let few = off(&values(&packed.forward_few(&x, Phase::Prefill).unwrap()), &exact);
     assert!(few < answers / 100.0);
@@ -93,7 +93,7 @@ fn a_feed_forward_is_its_maps_one_after_the_other() {
     const INNER: usize = 640;
     let norm = RmsNorm::new(noise(COLS, 5), 1e-6);
     for (group, rounding) in
-        [(32, Rounding::Int8), (64, FAST), (128, Rounding::Int8), (64, Rounding::Int16)]
+        [(32, Precision::Int8), (64, FAST), (128, Precision::Int8), (64, Precision::Int16)]
     {
         let maps = [6, 7].map(|seed| random((INNER, COLS), 64, seed));
         let both = LinearGroup::new(maps).unwrap().pack(rounding);

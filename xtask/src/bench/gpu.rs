@@ -14,7 +14,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, json};
 use std::{fmt, time::Instant};
-use taper_models::{Activations, Answers, LoadOptions, Model};
+use taper_models::{LoadOptions, Model, Precision, Rounding};
 use taper_tensor::gpu::{self, Gpu};
 use taper_weights::Checkpoint;
 
@@ -191,7 +191,7 @@ impl<'a> Own<'a> {
         let weights = Checkpoint::from_static(&config, checkpoint(shape)?.leak())?;
         let options = LoadOptions {
             max_model_len: None,
-            activations: Activations::Phased { answers: Answers::Int8 },
+            precision: Precision::Mixed { decode: Rounding::Int8 },
             gpu: Some(gpu),
         };
         let model = taper_models::load(&weights, options)?;

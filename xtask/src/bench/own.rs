@@ -5,7 +5,7 @@ use crate::runner::{Piece, Runner};
 use anyhow::{Context, Result, bail};
 use std::{path::Path, time::Instant};
 use taper_kv_codecs::Exact;
-use taper_models::Activations;
+use taper_models::Precision;
 
 /// How it is measured.
 #[derive(Debug, Clone, clap::Args)]
@@ -27,7 +27,7 @@ pub(crate) struct OwnArgs {
     #[arg(long)]
     pub(crate) fill: bool,
     /// Arithmetic of products with quantized weights, as `taper serve` takes it.
-    #[arg(long, default_value = "auto", value_parser = Activations::DTYPES)]
+    #[arg(long, default_value = "auto", value_parser = Precision::DTYPES)]
     pub(crate) dtype: String,
     /// Threads [default: one a core].
     #[arg(long)]
@@ -44,8 +44,8 @@ impl OwnArgs {
     }
 
     /// Where at most so many sequences run together.
-    pub(crate) fn activations(&self, sequences: usize) -> Result<Activations> {
-        Activations::of_dtype(&self.dtype, sequences).context("--dtype")
+    pub(crate) fn precision(&self, sequences: usize) -> Result<Precision> {
+        Precision::of_dtype(&self.dtype, sequences).context("--dtype")
     }
 
     /// Loads a checkpoint, with a cache for what `works` ask of it.
@@ -58,8 +58,8 @@ impl OwnArgs {
         let tokens = works.iter().map(room).max().unwrap_or(0);
         let together = |work: &Work| if let Work::Decode { batch, .. } = work { *batch } else { 1 };
         let sequences = works.iter().map(together).max().unwrap_or(1);
-        let (codec, activations) = (&self.kv_cache_dtype, self.activations(sequences)?);
-        Runner::load(dir, codec, Some(Exact::DEFAULT), tokens, activations, None)
+        let (codec, precision) = (&self.kv_cache_dtype, self.precision(sequences)?);
+        Runner::load(dir, codec, Some(Exact::DEFAULT), tokens, precision, None)
     }
 
     /// Tokens a second, once a sample, after a run that warms up.

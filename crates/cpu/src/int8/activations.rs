@@ -3,10 +3,9 @@
 #[cfg(target_arch = "x86_64")]
 use super::tile_rows::{Side, TileRows};
 use crate::{
-    Phase, pool,
+    Rounding, pool,
     {
         Level,
-        dense::DenseLevel,
         elementwise::norm_row,
         kernels,
         shared::{SharedOut, Unwritten},
@@ -14,66 +13,6 @@ use crate::{
 };
 use bytemuck::{Pod, Zeroable};
 use std::{cell::RefCell, ops::Range};
-
-/// What activations are rounded to, group by group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Rounding {
-    /// 8 bits: `x = scale * code`, off by at most a 254th of the group's largest magnitude.
-    #[default]
-    Int8,
-    /// 16 bits: a second row of 8 bits holds what the first leaves, and every product takes two.
-    Int16,
-    /// Prefill, whose errors stay in the KV cache, is rounded to `bf16` where the processor
-    /// multiplies that fast, elsewhere to 16 bits.
-    Phased {
-        /// Rounding of decode.
-        answers: Answers,
-    },
-}
-
-/// Rounding of decode where prefill has its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answers {
-    /// As [`Rounding::Int8`].
-    Int8,
-    /// As [`Rounding::Int16`].
-    Int16,
-}
-
-impl Answers {
-    /// What costs little speed where at most so many sequences run together: one alone waits for memory, and
-    /// has time for two products; several would wait for these.
-    #[must_use]
-    pub fn of_sequences(sequences: usize) -> Self {
-        if sequences <= 1 { Self::Int16 } else { Self::Int8 }
-    }
-}
-
-impl Rounding {
-    /// Rows of codes for a row of activations.
-    pub(super) fn parts(self) -> usize {
-        match self {
-            Self::Int8 | Self::Phased { answers: Answers::Int8 } => 1,
-            Self::Int16 | Self::Phased { answers: Answers::Int16 } => 2,
-        }
-    }
-
-    /// What integers tokens of a phase are rounded to.
-    pub(crate) fn of_phase(self, phase: Phase) -> Self {
-        match (self, phase) {
-            (Self::Phased { answers: Answers::Int8 }, Phase::Decode) => Self::Int8,
-            (Self::Phased { .. }, _) => Self::Int16,
-            _ => self,
-        }
-    }
-
-    /// Whether tokens of a phase are multiplied in `bf16`, with weights that are widened to it.
-    pub(crate) fn widens(self, phase: Phase) -> bool {
-        matches!(self, Self::Phased { .. })
-            && phase == Phase::Prefill
-            && DenseLevel::detect().widens()
-    }
-}
 
 /// Rows of activations, rounded group by group.
 #[derive(Debug, Default)]
@@ -335,8 +274,6 @@ mod tests {
         let (one, two) =
             (Int8Rows::new(&x, 64, 32, Rounding::Int8), Int8Rows::new(&x, 64, 32, Rounding::Int16));
         assert_eq!((one.len(), one.rows, two.len(), two.rows), (3, 3, 3, 6));
-        let answers = Rounding::Phased { answers: Answers::Int16 };
-        assert_eq!(Int8Rows::new(&x, 64, 32, answers).codes(), two.codes());
         let value = |q: &Int8Rows, row: usize, k: usize| {
             f32::from(q.codes()[row * 64 + k]) * q.scales[row * 2 + k / 32]
         };

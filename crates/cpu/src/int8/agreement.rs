@@ -1,9 +1,7 @@
 //! Every level of this machine against the definition, to the bit.
 
-use super::{
-    Int8Level, Int8Rows, PackedWeight, Rounding, gemm::one_tile, matmul_with, pack::TILE, portable,
-};
-use crate::{AffineFormat, AffineWeight, Bytes, DType};
+use super::{Int8Level, Int8Rows, PackedWeight, gemm::one_tile, matmul_with, pack::TILE, portable};
+use crate::{AffineFormat, AffineWeight, Bytes, DType, Rounding};
 use half::{bf16, f16};
 use std::ops::Range;
 

@@ -1,13 +1,13 @@
 //! A feed-forward's gate: two products, and what becomes of them while they are in the first-level cache.
 
 use super::{
-    Int8Level, Int8Rows, Rounding,
+    Int8Level, Int8Rows,
     activations::Int8Out,
     gemm::{Product, ROWS, blocks},
     pack::TILE,
     tiles::{Tiles, share},
 };
-use crate::{Activation, Level, kernels};
+use crate::{Activation, Level, Rounding, kernels};
 use std::{
     ops::Range,
     sync::atomic::{AtomicUsize, Ordering::AcqRel},

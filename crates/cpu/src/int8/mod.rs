@@ -12,7 +12,7 @@
 //!
 //! Rounding to 8 bits moves the demo model's next token by a KL divergence of 7e-4, in all products alike. So a
 //! second row of codes can hold what the first leaves (below 1e-6), which costs little where weights have to
-//! come from memory anyway. With [`Rounding::Phased`] rows of prompts are multiplied in another way where the
+//! come from memory anyway. With [`Precision::Mixed`](crate::Precision::Mixed) rows of prompts are multiplied in another way where the
 //! processor is fast at it: weights are widened to `bf16`, panel by panel, for [`dense`](super::dense), where
 //! nothing has to be scaled between products and activations keep eight bits each instead of eight below a
 //! group's largest (6e-5).
@@ -40,7 +40,7 @@ mod tiles;
 mod vnni;
 mod widen;
 
-pub use activations::{Answers, Int8Rows, Rounding};
+pub use activations::Int8Rows;
 pub(crate) use gated::gated;
 pub(crate) use gemm::{Product, products};
 pub use gemm::{matmul, matmul_with};

@@ -2,9 +2,9 @@
 
 use super::{Map, Matrix};
 use crate::{
-    DType, Level, Phase,
+    DType, Level, Phase, Precision, Rounding,
     dense::{self, Bf16Rows, DenseLevel, DenseRows, widened},
-    int8::{self, Int8Rows, PackedWeight, Rounding},
+    int8::{self, Int8Rows, PackedWeight},
     matmul_to, rms_norm,
     shared::Unwritten,
 };
@@ -51,8 +51,8 @@ impl<'a> Input<'a> {
     }
 
     /// Whether these rows are multiplied with quantized weights as with `bf16` ones.
-    pub(super) fn widens(&self, rounding: Rounding) -> bool {
-        !self.few && rounding.widens(self.phase)
+    pub(super) fn widens(&self, precision: Precision) -> bool {
+        !self.few && precision.widens(self.phase)
     }
 
     /// How many rows of so many elements there are.
@@ -61,8 +61,9 @@ impl<'a> Input<'a> {
     }
 
     /// How activations of this phase are rounded.
-    pub(super) fn rounding(&self, rounding: Rounding) -> Rounding {
-        rounding.of_phase(self.phase)
+    pub(super) fn rounding(&self, precision: Precision) -> Rounding {
+        // What is exact is not packed.
+        precision.rounding(self.phase).unwrap_or(Rounding::Int16)
     }
 
     fn floats(&mut self) -> &[f32] {
@@ -92,9 +93,9 @@ impl<'a> Input<'a> {
     }
 
     /// Rounded for products with `weight` and others of its groups.
-    pub(super) fn rounded(&mut self, weight: &PackedWeight, rounding: Rounding) -> &Int8Rows {
+    pub(super) fn rounded(&mut self, weight: &PackedWeight, precision: Precision) -> &Int8Rows {
         let (x, norm, group) = (self.x, self.norm, weight.group());
-        let rounding = self.rounding(rounding);
+        let rounding = self.rounding(precision);
         let fresh = || match norm {
             None => Int8Rows::new(x, weight.cols(), group, rounding),
             Some(n) => Int8Rows::normed(x, n.gains, n.eps, group, rounding),
@@ -144,11 +145,11 @@ pub fn apply<const N: usize>(maps: [Map<'_>; N], x: &mut Input<'_>) -> [Vec<f32>
                 let level = DenseLevel::detect();
                 dense::products(level, x.dense(level, weight.dtype(), weight.cols()), &products);
             }
-            Matrix::Packed(weight, rounding) if x.widens(*rounding) => {
+            Matrix::Packed(weight, precision) if x.widens(*precision) => {
                 let mut products = Vec::with_capacity(N);
                 for (i, map) in maps.iter().enumerate().skip(first) {
                     if let Matrix::Packed(w, r) = map.matrix
-                        && r == rounding
+                        && r == precision
                     {
                         done[i] = true;
                         products.push((&**w, map.sums(shared[i])));
@@ -157,17 +158,17 @@ pub fn apply<const N: usize>(maps: [Map<'_>; N], x: &mut Input<'_>) -> [Vec<f32>
                 let rows = x.halved(weight.cols());
                 widened::products(DenseLevel::detect(), rows, &products);
             }
-            Matrix::Packed(weight, rounding) => {
+            Matrix::Packed(weight, precision) => {
                 let mut products = Vec::with_capacity(N);
                 for (i, map) in maps.iter().enumerate().skip(first) {
                     if let Matrix::Packed(w, r) = map.matrix
-                        && (w.group(), r) == (weight.group(), rounding)
+                        && (w.group(), r) == (weight.group(), precision)
                     {
                         done[i] = true;
                         products.push(map.product(w, shared[i]));
                     }
                 }
-                int8::products(x.rounded(weight, *rounding), &products);
+                int8::products(x.rounded(weight, *precision), &products);
             }
         }
     }

@@ -56,13 +56,8 @@ impl Attention {
 
     /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let rounding = options.activations.rounding();
-        let exact = rounding.is_none();
-        let (qkv, out) = match (options.gpu, rounding) {
-            (Some(gpu), _) => (self.qkv.on(gpu, exact)?, self.out.on(gpu, exact)?),
-            (None, None) => (self.qkv, self.out),
-            (None, Some(rounding)) => (self.qkv.pack(rounding), self.out.pack(rounding)),
-        };
+        let place = options.place();
+        let (qkv, out) = (self.qkv.place(place)?, self.out.place(place)?);
         Ok(Self { qkv, out, ..self })
     }
 }

@@ -53,8 +53,8 @@ impl GatedDeltaNet {
 
     /// As it will run; there is no GPU for it.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let Some(rounding) = options.activations.rounding() else { return Ok(self) };
-        let (projections, out) = (self.projections.pack(rounding), self.out.pack(rounding));
+        let place = options.place();
+        let (projections, out) = (self.projections.place(place)?, self.out.place(place)?);
         Ok(Self { projections, out, ..self })
     }
 }

@@ -1,8 +1,8 @@
 //! Linear maps on a GPU.
 
-use super::{Linear, LinearGroup, Matrix};
+use super::{Linear, LinearGroup, Matrix, Place};
 use crate::{
-    Result, RmsNorm, Tensor, TensorError,
+    Precision, Result, RmsNorm, Tensor, TensorError,
     cpu::{Activation, maps},
     gpu::{Elements, Gpu, GpuWeight, Next, Order, Product, Resident},
     tensor::GpuTensor,
@@ -15,7 +15,20 @@ pub(super) struct Stacked {
     bias: Option<Resident>,
 }
 
+impl Place<'_> {
+    fn is_exact(&self) -> bool {
+        self.precision == Precision::F32
+    }
+}
+
 impl Matrix {
+    pub(crate) fn place(self, place: Place<'_>) -> Result<Self> {
+        match place.gpu {
+            Some(gpu) => self.on(gpu, place.is_exact()),
+            None => Ok(self.pack(place.precision)),
+        }
+    }
+
     pub(crate) fn on(self, gpu: &Gpu, exact: bool) -> Result<Self> {
         match self {
             Self::Host(maps::Matrix::Stored(weight)) => {
@@ -31,6 +44,14 @@ impl Matrix {
 }
 
 impl Linear {
+    /// The map where and as it will be computed: on a GPU, or repacked for the CPU.
+    ///
+    /// # Errors
+    /// As [`Self::on`].
+    pub fn place(self, place: Place<'_>) -> Result<Self> {
+        Ok(Self { matrix: self.matrix.place(place)?, ..self })
+    }
+
     /// Copies the weights to a GPU, for inputs that are there. Unless it is to be `exact`, products of many
     /// rows may round weights and activations to f16.
     ///
@@ -85,6 +106,17 @@ impl Linear {
 }
 
 impl<const N: usize> LinearGroup<N> {
+    /// The maps where and as they will be computed.
+    ///
+    /// # Errors
+    /// As [`Linear::on`].
+    pub fn place(self, place: Place<'_>) -> Result<Self> {
+        match place.gpu {
+            Some(gpu) => self.on(gpu, place.is_exact()),
+            None => Ok(self.pack(place.precision)),
+        }
+    }
+
     /// Copies the weights to a GPU, as one matrix where their formats agree. `exact` is that of [`Linear::on`].
     ///
     /// # Errors
