@@ -51,9 +51,16 @@ pub(super) fn claims(simulated: &Table, text: &Table) -> Vec<String> {
 pub(super) fn markdown(tables: &[Table], claims: &[String]) -> String {
     let mut out = String::from(
         "# KV codecs, measured\n\n\
-         Written by `cargo run --release -p xtask -- kv`; the figures are also in `kv-codecs.csv`. \
-         The codecs are defined in `crates/kv-codecs`. KL is the Kullback-Leibler divergence from \
-         the uncompressed cache, in nats.\n\n![KL against bytes](kv-codecs.svg)\n\n",
+         Written by `cargo run --release -p xtask -- kv`; the figures are also in\n\
+         [kv-codecs.csv](kv-codecs.csv).\n\
+         \n\
+         How to read this page: a codec is a value of `--kv-cache-dtype`. `taper4` has 4 bits a value,\n\
+         `taper4v3` 4 for keys and 3 for values. Smaller rows mean longer contexts in the same memory; a\n\
+         smaller KL (Kullback-Leibler divergence from the uncompressed cache, in nats) means answers nearer\n\
+         to those of an uncompressed cache. Start with `taper4`, or run `taper kv-report MODEL` to measure\n\
+         your own model.\n\
+         \n\
+         ![KL against bytes](kv-codecs.svg)\n\n",
     );
     for line in claims {
         out += line;
