@@ -6,6 +6,8 @@
    log-probabilities of a prompt and of its continuation must be those of the safetensors files.
 2. A checkpoint is written in every type of blocks, and its values, as gguf-py reads these blocks, in F32. Both
    must have the same log-probabilities.
+3. `taper convert` makes a directory of every one of these files. It must have the log-probabilities of the
+   file; with `--dtype float32`, those of the values that gguf-py reads from the blocks.
 
 Everything runs with `--dtype float32 --kv-cache-dtype f32`, so that nothing else is rounded. `max` is the largest difference of a log-probability. Needs
 requirements.txt beside this file.
@@ -15,6 +17,7 @@ import argparse
 import json
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -66,6 +69,14 @@ def scores(taper, model, vocabulary):
     return np.array(found)
 
 
+def converted(taper, file, *flags):
+    """The directory that `taper convert` makes of a file."""
+    target = file.with_name(f"{file.stem}-mlx{''.join(flags)}")
+    command = [taper, "convert", file, target, "--to", "mlx", *flags]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return target
+
+
 class Tally:
     passed = failed = 0
 
@@ -74,7 +85,7 @@ class Tally:
         good = largest <= bound
         self.passed, self.failed = self.passed + good, self.failed + (not good)
         verdict = "equal" if largest == 0 else f"max {largest:.1e}, bound {bound:.0e}"
-        print(f"{name:<28} {verdict}{'' if good else '  FAILED'}", flush=True)
+        print(f"{name:<40} {verdict}{'' if good else '  FAILED'}", flush=True)
 
 
 def checkpoint(source, target):
@@ -95,8 +106,10 @@ def check_fixtures(taper, work, tally):
         copy, file = work / source.name, work / f"{source.name}.gguf"
         checkpoint(source, copy)
         from_hf.write(copy, file)
-        a, b = (scores(taper, model, config["vocab_size"]) for model in (copy, file))
+        models = (copy, file, converted(taper, file))
+        a, b, c = (scores(taper, model, config["vocab_size"]) for model in models)
         tally.row(source.name, a, b, ROUNDED.get(source.name, 0))
+        tally.row(f"{source.name}, converted", b, c, 0)
 
 
 def wide_checkpoint(target):
@@ -160,7 +173,11 @@ def check_blocks(taper, work, tally):
             writer.tensors = tensors
             writer.write(way)
             found.append(scores(taper, file, 320))
+            if way is quantized:
+                kept, floats = converted(taper, file), converted(taper, file, "--dtype", "float32")
         tally.row(kind.name, *found, bound)
+        tally.row(f"{kind.name}, converted", found[0], scores(taper, kept, 320), 0)
+        tally.row(f"{kind.name}, to floats", found[1], scores(taper, floats, 320), 0)
 
 
 def main():

@@ -5,7 +5,7 @@
 //! become 8 bits with one scale of their own, whose steps are a quarter of Q6_K's.
 
 use half::f16;
-use taper_tensor::{AffineFormat, AffineWeight, Bytes, DType, TensorError, pool};
+use taper_tensor::{AffineFormat, AffineParts, AffineWeight, Bytes, DType, TensorError, pool};
 
 /// Weights of a group.
 const GROUP: usize = 32;
@@ -62,12 +62,31 @@ impl BlockType {
         }
     }
 
-    /// Bits of the codes that it becomes.
-    fn bits(self) -> u8 {
-        match self {
+    /// The affine format that it becomes.
+    pub(crate) fn format(self) -> AffineFormat {
+        let bits = match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q4_K => 4,
             Self::Q5_0 | Self::Q5_1 | Self::Q5_K => 5,
             Self::Q8_0 | Self::Q6_K => 8,
+        };
+        AffineFormat { bits, group: GROUP }
+    }
+
+    /// The values of whole blocks, as ggml has them.
+    pub(crate) fn decode(self, blocks: &[u8], out: &mut [f32]) {
+        let (weights, bytes) = self.block();
+        for (b, out) in blocks.chunks_exact(bytes).zip(out.chunks_exact_mut(weights)) {
+            let mut out = out.chunks_exact_mut(GROUP);
+            if self == Self::Q6_K {
+                out.enumerate().for_each(|(j, out)| out.copy_from_slice(&sixths(b, j)));
+                continue;
+            }
+            self.groups(b, |group| {
+                let Some(out) = out.next() else { return };
+                for (out, code) in out.iter_mut().zip(group.codes) {
+                    *out = group.scale * f32::from(code) + group.bias;
+                }
+            });
         }
     }
 
@@ -185,7 +204,23 @@ pub(crate) fn repack(
     blocks: &Bytes,
     source: impl Fn(usize) -> usize + Sync,
 ) -> Result<AffineWeight, TensorError> {
-    let format = AffineFormat { bits: kind.bits(), group: GROUP };
+    let parts = parts(kind, (rows, cols), blocks, source)?;
+    let side = |bytes| (DType::F16, Bytes::from_vec(bytes));
+    let (scales, biases) = (side(parts.scales), side(parts.biases));
+    AffineWeight::new(kind.format(), (rows, cols), Bytes::from_vec(parts.codes), scales, biases)
+}
+
+/// What [`repack`] makes a matrix of: codes, and scales and biases in f16.
+///
+/// # Errors
+/// The shape is too large, or does not fit the bytes.
+pub(crate) fn parts(
+    kind: BlockType,
+    (rows, cols): (usize, usize),
+    blocks: &Bytes,
+    source: impl Fn(usize) -> usize + Sync,
+) -> Result<AffineParts, TensorError> {
+    let format = kind.format();
     let (weights, bytes) = kind.block();
     let expected = rows.checked_mul(cols / weights).and_then(|n| n.checked_mul(bytes));
     if !cols.is_multiple_of(weights) || expected != Some(blocks.len()) {
@@ -213,6 +248,5 @@ pub(crate) fn repack(
             });
         }
     });
-    let side = |bytes| (DType::F16, Bytes::from_vec(bytes));
-    AffineWeight::new(format, (rows, cols), Bytes::from_vec(codes), side(scales), side(biases))
+    Ok(AffineParts { codes, scales, biases })
 }

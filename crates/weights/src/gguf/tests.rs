@@ -8,7 +8,7 @@ const HEAD: usize = 32;
 
 /// A file in the making.
 #[derive(Default)]
-struct Maker {
+pub(crate) struct Maker {
     pairs: Vec<u8>,
     pair_count: u64,
     infos: Vec<u8>,
@@ -22,7 +22,7 @@ fn text(out: &mut Vec<u8>, text: &str) {
 }
 
 impl Maker {
-    fn pair(&mut self, key: &str, kind: u32, value: &[u8]) -> &mut Self {
+    pub(crate) fn pair(&mut self, key: &str, kind: u32, value: &[u8]) -> &mut Self {
         text(&mut self.pairs, key);
         self.pairs.extend(kind.to_le_bytes());
         self.pairs.extend(value);
@@ -30,24 +30,30 @@ impl Maker {
         self
     }
 
-    fn word(&mut self, key: &str, value: &str) -> &mut Self {
+    pub(crate) fn word(&mut self, key: &str, value: &str) -> &mut Self {
         let mut bytes = Vec::new();
         text(&mut bytes, value);
         self.pair(key, 8, &bytes)
     }
 
-    fn number(&mut self, key: &str, value: u32) -> &mut Self {
+    pub(crate) fn number(&mut self, key: &str, value: u32) -> &mut Self {
         self.pair(key, 4, &value.to_le_bytes())
     }
 
-    fn words(&mut self, key: &str, words: &[&str]) -> &mut Self {
+    pub(crate) fn words(&mut self, key: &str, words: &[&str]) -> &mut Self {
         let mut bytes =
             [8u32.to_le_bytes().as_slice(), &(words.len() as u64).to_le_bytes()].concat();
         words.iter().for_each(|w| text(&mut bytes, w));
         self.pair(key, 9, &bytes)
     }
 
-    fn tensor(&mut self, name: &str, kind: u32, sizes: &[u64], data: &[u8]) -> &mut Self {
+    pub(crate) fn tensor(
+        &mut self,
+        name: &str,
+        kind: u32,
+        sizes: &[u64],
+        data: &[u8],
+    ) -> &mut Self {
         text(&mut self.infos, name);
         self.infos.extend((sizes.len() as u32).to_le_bytes());
         sizes.iter().for_each(|n| self.infos.extend(n.to_le_bytes()));
@@ -59,7 +65,7 @@ impl Maker {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         out.extend(self.tensor_count.to_le_bytes());
@@ -73,7 +79,7 @@ impl Maker {
 }
 
 /// A small llama: tokens, one matrix of queries in Q8_0, a norm.
-fn llama() -> Maker {
+pub(crate) fn llama() -> Maker {
     let mut maker = Maker::default();
     maker.word("general.architecture", "llama");
     for (key, value) in [
