@@ -50,10 +50,15 @@ FIXED = {
 # Files that hold a rounded number: divisors of frequencies (llama3), the factor of attention (longrope).
 ROUNDED = {"llama-llama3-bf16": 5e-5, "phi3-longrope-long-bf16": 1e-4, "phi3-longrope-short-bf16": 1e-4}
 
-# Bounds of part 2. Scales of K-quants are rounded to halves, and Q6_K gets codes of 8 bits.
+# Bounds of part 2. Scales of K-quants are rounded to halves; Q2_K, Q3_K and Q6_K get codes of 8 bits.
 BLOCKS = {
     Type.Q4_0: 0, Type.Q4_1: 0, Type.Q5_0: 0, Type.Q5_1: 0, Type.Q8_0: 0, Type.Q4_K: 1e-2, Type.Q5_K: 3e-2,
-    Type.Q6_K: 2e-1,
+    Type.Q6_K: 2e-1, Type.Q2_K: 2e-1, Type.Q3_K: 2e-1,
+}
+# K-quants: where their halves stand, how many there are, their size, and dmin over d.
+K_QUANTS = {
+    Type.Q2_K: (80, 2, 3e-3, 1.5), Type.Q3_K: (108, 1, 8e-4, 1), Type.Q4_K: (0, 2, 3e-4, 7),
+    Type.Q5_K: (0, 2, 3e-4, 15), Type.Q6_K: (208, 1, 2e-5, 1),
 }
 
 
@@ -140,12 +145,10 @@ def random_blocks(kind, shape, draw):
     """K-quants with random codes and scales, of about the size that weights have."""
     _, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = draw.integers(0, 256, (shape[0], shape[1] // 256, size), np.uint8)
-    # d of Q6_K stands behind its 6-bit codes and scales; the others begin with d and dmin.
-    at, count, size = (208, 1, 2e-5) if kind == Type.Q6_K else (0, 2, 3e-4)
+    at, count, size, ratio = K_QUANTS[kind]
     halves = draw.uniform(0.5 * size, size, (*blocks.shape[:2], count)).astype(np.float16)
-    if count == 2:
-        # The minimum takes away about half of the largest code.
-        halves[..., 1] *= np.float16(15 if kind == Type.Q5_K else 7)
+    # The minimum takes away about half of the largest code.
+    halves[..., 1:] *= np.float16(ratio)
     blocks[..., at:at + 2 * count] = halves.view(np.uint8)
     return blocks.reshape(shape[0], -1)
 
@@ -159,8 +162,8 @@ def check_blocks(taper, work, tally):
         def quantized(name, values):
             if values.ndim < 2:
                 return values, None
-            k_quant = kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K)
-            stored[name] = random_blocks(kind, values.shape, draw) if k_quant else gguf.quants.quantize(values, kind)
+            stored[name] = (random_blocks(kind, values.shape, draw) if kind in K_QUANTS else
+                            gguf.quants.quantize(values, kind))
             return stored[name], kind
 
         def widened(name, values):

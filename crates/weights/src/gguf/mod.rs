@@ -258,7 +258,7 @@ fn floats(entry: &Entry, file: &Bytes, changes: Changes) -> Result<RawTensor, Gg
         other => {
             return Err(GgufError::new(format!(
                 "tensor {:?} has ggml's type {other}, which is not read; these are: F32, F16, BF16, \
-                 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K",
+                 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K",
                 entry.name
             )));
         }
