@@ -9,8 +9,8 @@
 3. `taper convert` makes a directory of every one of these files. It must have the log-probabilities of the
    file; with `--dtype float32`, those of the values that gguf-py reads from the blocks.
 
-Everything runs with `--dtype float32 --kv-cache-dtype f32`, so that nothing else is rounded. `max` is the largest difference of a log-probability. Needs
-requirements.txt beside this file.
+Everything runs with `--dtype float32 --kv-cache-dtype f32`, so that nothing else is rounded. `max` is the
+largest difference of a log-probability. Needs requirements.txt beside this file.
 """
 
 import argparse
