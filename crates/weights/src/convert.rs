@@ -297,6 +297,10 @@ fn complete_config(
             DType::F16 => "float16",
             DType::BF16 => "bfloat16",
         };
+        // The older name of the field is read everywhere; the newer one may be there already.
+        if config.contains_key("dtype") {
+            config.insert("dtype".to_owned(), name.into());
+        }
         config.insert("torch_dtype".to_owned(), name.into());
     }
     // Where the field is missing, readers differ in whether a head in the files is used.
