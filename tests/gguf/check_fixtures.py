@@ -6,15 +6,18 @@
    log-probabilities of a prompt and of its continuation must be those of the safetensors files.
 2. A checkpoint is written in every type of blocks, and its values, as gguf-py reads these blocks, in F32. Both
    must have the same log-probabilities.
+3. `taper convert` makes a directory of every one of these files. It must have the log-probabilities of the
+   file; with `--dtype float32`, those of the values that gguf-py reads from the blocks.
 
-Everything runs with `--dtype float32 --kv-cache-dtype f32`, so that nothing else is rounded. `max` is the largest difference of a log-probability. Needs
-requirements.txt beside this file.
+Everything runs with `--dtype float32 --kv-cache-dtype f32`, so that nothing else is rounded. `max` is the
+largest difference of a log-probability. Needs requirements.txt beside this file.
 """
 
 import argparse
 import json
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -47,10 +50,15 @@ FIXED = {
 # Files that hold a rounded number: divisors of frequencies (llama3), the factor of attention (longrope).
 ROUNDED = {"llama-llama3-bf16": 5e-5, "phi3-longrope-long-bf16": 1e-4, "phi3-longrope-short-bf16": 1e-4}
 
-# Bounds of part 2. Scales of K-quants are rounded to halves, and Q6_K gets codes of 8 bits.
+# Bounds of part 2. Scales of K-quants are rounded to halves; Q2_K, Q3_K and Q6_K get codes of 8 bits.
 BLOCKS = {
     Type.Q4_0: 0, Type.Q4_1: 0, Type.Q5_0: 0, Type.Q5_1: 0, Type.Q8_0: 0, Type.Q4_K: 1e-2, Type.Q5_K: 3e-2,
-    Type.Q6_K: 2e-1,
+    Type.Q6_K: 2e-1, Type.Q2_K: 2e-1, Type.Q3_K: 2e-1,
+}
+# K-quants: where their halves stand, how many there are, their size, and dmin over d.
+K_QUANTS = {
+    Type.Q2_K: (80, 2, 3e-3, 1.5), Type.Q3_K: (108, 1, 8e-4, 1), Type.Q4_K: (0, 2, 3e-4, 7),
+    Type.Q5_K: (0, 2, 3e-4, 15), Type.Q6_K: (208, 1, 2e-5, 1),
 }
 
 
@@ -66,6 +74,14 @@ def scores(taper, model, vocabulary):
     return np.array(found)
 
 
+def converted(taper, file, *flags):
+    """The directory that `taper convert` makes of a file."""
+    target = file.with_name(f"{file.stem}-mlx{''.join(flags)}")
+    command = [taper, "convert", file, target, "--to", "mlx", *flags]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return target
+
+
 class Tally:
     passed = failed = 0
 
@@ -74,7 +90,7 @@ class Tally:
         good = largest <= bound
         self.passed, self.failed = self.passed + good, self.failed + (not good)
         verdict = "equal" if largest == 0 else f"max {largest:.1e}, bound {bound:.0e}"
-        print(f"{name:<28} {verdict}{'' if good else '  FAILED'}", flush=True)
+        print(f"{name:<40} {verdict}{'' if good else '  FAILED'}", flush=True)
 
 
 def checkpoint(source, target):
@@ -95,8 +111,10 @@ def check_fixtures(taper, work, tally):
         copy, file = work / source.name, work / f"{source.name}.gguf"
         checkpoint(source, copy)
         from_hf.write(copy, file)
-        a, b = (scores(taper, model, config["vocab_size"]) for model in (copy, file))
+        models = (copy, file, converted(taper, file))
+        a, b, c = (scores(taper, model, config["vocab_size"]) for model in models)
         tally.row(source.name, a, b, ROUNDED.get(source.name, 0))
+        tally.row(f"{source.name}, converted", b, c, 0)
 
 
 def wide_checkpoint(target):
@@ -127,12 +145,10 @@ def random_blocks(kind, shape, draw):
     """K-quants with random codes and scales, of about the size that weights have."""
     _, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = draw.integers(0, 256, (shape[0], shape[1] // 256, size), np.uint8)
-    # d of Q6_K stands behind its 6-bit codes and scales; the others begin with d and dmin.
-    at, count, size = (208, 1, 2e-5) if kind == Type.Q6_K else (0, 2, 3e-4)
+    at, count, size, ratio = K_QUANTS[kind]
     halves = draw.uniform(0.5 * size, size, (*blocks.shape[:2], count)).astype(np.float16)
-    if count == 2:
-        # The minimum takes away about half of the largest code.
-        halves[..., 1] *= np.float16(15 if kind == Type.Q5_K else 7)
+    # The minimum takes away about half of the largest code.
+    halves[..., 1:] *= np.float16(ratio)
     blocks[..., at:at + 2 * count] = halves.view(np.uint8)
     return blocks.reshape(shape[0], -1)
 
@@ -146,8 +162,8 @@ def check_blocks(taper, work, tally):
         def quantized(name, values):
             if values.ndim < 2:
                 return values, None
-            k_quant = kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K)
-            stored[name] = random_blocks(kind, values.shape, draw) if k_quant else gguf.quants.quantize(values, kind)
+            stored[name] = (random_blocks(kind, values.shape, draw) if kind in K_QUANTS else
+                            gguf.quants.quantize(values, kind))
             return stored[name], kind
 
         def widened(name, values):
@@ -160,7 +176,11 @@ def check_blocks(taper, work, tally):
             writer.tensors = tensors
             writer.write(way)
             found.append(scores(taper, file, 320))
+            if way is quantized:
+                kept, floats = converted(taper, file), converted(taper, file, "--dtype", "float32")
         tally.row(kind.name, *found, bound)
+        tally.row(f"{kind.name}, converted", found[0], scores(taper, kept, 320), 0)
+        tally.row(f"{kind.name}, to floats", found[1], scores(taper, floats, 320), 0)
 
 
 def main():

@@ -22,6 +22,7 @@ Examples:
   taper kv-report ./Qwen3-0.6B-4bit            find a safe KV codec for a model
   taper download mlx-community/Qwen3-0.6B-4bit fetch a model from the Hugging Face hub
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
+  taper convert model.gguf ./out               convert a GGUF file for mlx-lm
   taper ps                                     show what a server on this machine does
 
 Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json),
@@ -69,7 +70,7 @@ pub(crate) enum Command {
     Ps(PsArgs),
     /// Check every GPU kernel of this machine against the CPU.
     Doctor(DoctorArgs),
-    /// Quantize a model to an MLX checkpoint, which mlx-lm can load too.
+    /// Quantize a model, or convert a GGUF file, to an MLX checkpoint, which mlx-lm can load too.
     Convert(ConvertArgs),
 }
 
@@ -346,19 +347,30 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
-    /// Model to quantize: a directory or a downloaded Hugging Face id, with unquantized weights.
+    /// Model directory or downloaded Hugging Face id with unquantized weights, or a GGUF file.
     pub(crate) model: String,
     /// Directory to write.
     pub(crate) out: PathBuf,
-    /// Bits per weight: 2, 3, 4, 5, 6 or 8.
-    #[arg(long, default_value_t = 4)]
-    pub(crate) bits: u8,
-    /// Weights that share a scale: 32, 64 or 128.
-    #[arg(long, default_value_t = 64)]
-    pub(crate) group: usize,
+    /// Format to write: a directory that mlx-lm and Taper load.
+    #[arg(long, value_parser = ["mlx"], default_value = "mlx", value_name = "FORMAT")]
+    pub(crate) to: String,
+    /// Bits per weight: 2, 3, 4, 5, 6 or 8 [default: 4; a GGUF file's own].
+    #[arg(long)]
+    pub(crate) bits: Option<u8>,
+    /// Weights that share a scale: 32, 64 or 128 [default: 64; a GGUF file's own].
+    #[arg(long)]
+    pub(crate) group: Option<usize>,
     /// Bits for the most sensitive layers, chosen as in mlx-lm's mixed recipes.
     #[arg(long, value_name = "BITS")]
     pub(crate) high_bits: Option<u8>,
+    /// Write floats of this type instead of quantized weights.
+    #[arg(
+        long,
+        value_parser = ["float16", "bfloat16", "float32"],
+        conflicts_with_all = ["bits", "group", "high_bits"],
+        value_name = "TYPE"
+    )]
+    pub(crate) dtype: Option<String>,
 }
 
 /// What `--tool-call-parser` says.

@@ -89,6 +89,11 @@ fn convert_makes_a_model_that_answers() {
     assert!(fails(&["convert", dense.path(), out]).contains(out), "nothing is overwritten");
     let error = fails(&["convert", dense.path(), other, "--bits", "7"]);
     assert!(error.contains('7'), "{error}");
+    assert!(fails(&["convert", dense.path(), other, "--to", "gguf"]).contains("mlx"));
+    let error = fails(&["convert", dense.path(), other, "--dtype", "float16", "--bits", "4"]);
+    assert!(error.contains("--bits"), "{error}");
+    works(&["convert", dense.path(), other, "--to", "mlx", "--dtype", "float16"], "");
+    assert!(works(&["inspect", other, "--tensors"], "").0.contains("F16"));
 }
 
 #[test]

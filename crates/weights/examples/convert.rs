@@ -2,14 +2,15 @@
 
 use std::{error::Error, path::Path};
 use taper_tensor::AffineFormat;
-use taper_weights::{ConvertOptions, Override, convert};
+use taper_weights::{ConvertOptions, Override, TargetFormat, convert};
 
 const USAGE: &str = "usage: convert SRC DST [--bits 4] [--group 64] [--high-bits 6] \
                      [--shard-bytes N] [--layer PATTERN=BITS|dense]...";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let (mut paths, mut layers) = (Vec::new(), Vec::new());
-    let mut options = ConvertOptions::new(AffineFormat { bits: 4, group: 64 });
+    let mut format = AffineFormat { bits: 4, group: 64 };
+    let mut options = ConvertOptions::new(format);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         if !arg.starts_with("--") {
@@ -18,19 +19,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let value = args.next().ok_or(USAGE)?;
         match arg.as_str() {
-            "--bits" => options.format.bits = value.parse()?,
-            "--group" => options.format.group = value.parse()?,
+            "--bits" => format.bits = value.parse()?,
+            "--group" => format.group = value.parse()?,
             "--high-bits" => options.high_bits = Some(value.parse()?),
             "--shard-bytes" => options.max_shard_bytes = value.parse()?,
             "--layer" => layers.push(value),
             _ => return Err(USAGE.into()),
         }
     }
+    options.target = TargetFormat::Affine(format);
     for layer in layers {
         let (pattern, bits) = layer.split_once('=').ok_or(USAGE)?;
         let format = match bits {
             "dense" => None,
-            bits => Some(AffineFormat { bits: bits.parse()?, ..options.format }),
+            bits => Some(AffineFormat { bits: bits.parse()?, ..format }),
         };
         options.overrides.push(Override { pattern: pattern.to_owned(), format });
     }

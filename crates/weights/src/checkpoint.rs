@@ -106,6 +106,10 @@ impl Checkpoint {
         &self.tensors
     }
 
+    pub(crate) fn blocks(&self) -> &HashMap<String, BlockTensor> {
+        &self.blocks
+    }
+
     /// The quantization section of `config.json`.
     #[must_use]
     pub fn quantization(&self) -> &Quantization {

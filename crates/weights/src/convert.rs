@@ -1,22 +1,28 @@
-//! Dense checkpoints to MLX's quantized ones, as `mlx_lm.convert -q` writes them.
+//! Dense checkpoints and GGUF files to MLX's checkpoints.
 //!
-//! The tensors are those of mlx-lm bit for bit (on the CPU; see `tests/fixtures/README.md`), and
+//! Dense ones are quantized as `mlx_lm.convert -q` does it. The tensors are those of mlx-lm bit for bit (on the CPU; see `tests/fixtures/README.md`), and
 //! mlx-lm loads the result. Unlike mlx-lm this needs no model class and no more memory than some
 //! rows: headers are written first, and every part goes to its place as it is made. Element types
 //! stay those of the source, where mlx-lm casts to `torch_dtype`.
+//!
+//! The blocks of a GGUF file become MLX's codes, scales and biases, or are read and quantized anew.
 
 mod error;
+mod gguf;
 mod options;
 mod plan;
+mod source;
 mod staging;
 
 pub use error::ConvertError;
-pub use options::{ConvertOptions, Override};
+pub use options::{ConvertOptions, Override, TargetFormat};
 
-use crate::{Checkpoint, WeightsError, checkpoint, shard::RawTensor};
-use plan::{Entry, Plan};
+use crate::{Checkpoint, Gguf, WeightsError, checkpoint};
+use half::{bf16, f16};
+use plan::{Entry, Form, Plan};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use source::Source;
 use staging::{Staging, check_vacant, write_error};
 use std::{
     collections::BTreeMap,
@@ -24,17 +30,14 @@ use std::{
     io::{Seek, SeekFrom, Write},
     path::Path,
 };
-use taper_tensor::{AffineFormat, DenseWeight, cpu::RowSource, quantize};
-
-/// Weights that are widened at a time.
-const CHUNK: usize = 1 << 21;
+use taper_tensor::{AffineFormat, AffineParts, DType, quantize};
 
 /// What was written.
 #[derive(Debug, Clone)]
 pub struct ConvertReport {
-    /// Tensors of the source that were quantized.
+    /// Tensors that are quantized now, or were and stay so.
     pub quantized: usize,
-    /// Tensors that were copied.
+    /// All other tensors.
     pub copied: usize,
     /// Matrices among the copied, because the groups do not divide their rows.
     pub left_dense: Vec<String>,
@@ -54,7 +57,8 @@ impl ConvertReport {
     }
 }
 
-/// Converts the checkpoint in `src` into the new directory `dst`.
+/// Converts the checkpoint `src`, a directory or a GGUF file, into the new directory `dst`. Of a
+/// split file, any part will do.
 ///
 /// `progress(done_bytes, total_bytes)` counts bytes of the source. A conversion that fails or is
 /// interrupted leaves nothing at `dst`.
@@ -70,28 +74,27 @@ pub fn convert(
 ) -> Result<ConvertReport, ConvertError> {
     options.check()?;
     check_vacant(dst)?;
-    let mut config = checkpoint::read_object(&src.join("config.json"))?;
-    let given = |key| config.get(key).is_some_and(|v| !v.is_null());
-    if given("quantization") || given("quantization_config") {
-        return Err(ConvertError::AlreadyQuantized { path: src.to_owned() });
-    }
-    if given("vision_config") {
-        return Err(ConvertError::Layout { what: "a model with a vision tower" });
-    }
-    let source = Checkpoint::open(src)?;
-    if source.tensors().keys().any(|name| name.ends_with(".scales")) {
-        return Err(ConvertError::AlreadyQuantized { path: src.to_owned() });
-    }
+    let gguf = src.is_file().then(|| Gguf::open(src)).transpose()?;
+    let source = match &gguf {
+        Some(file) => file.checkpoint()?,
+        None => directory(src, options)?,
+    };
+    let Value::Object(mut config) = source.config().clone() else {
+        return Err(ConvertError::Layout { what: "a configuration that is no object" });
+    };
     let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
-    let plan = Plan::new(source.tensors(), tied, options)?;
+    let plan = Plan::new(&source, gguf.is_some(), tied, options)?;
     let stage = Staging::new(dst)?;
     let files = write_shards(&plan, &stage, progress)?;
+    match &gguf {
+        Some(file) => gguf::companions(file, &mut config, &stage)?,
+        None => copy_companions(src, &stage)?,
+    }
     complete_config(&mut config, src, &plan, options);
     write_json(&stage.path("config.json"), &config)?;
     write_json(&stage.path(checkpoint::INDEX), &index(&plan, &files))?;
-    copy_companions(src, &stage)?;
     stage.publish()?;
-    let quantized = plan.entries.iter().filter(|e| e.format.is_some()).count();
+    let quantized = plan.entries.iter().filter(|e| e.form.format().is_some()).count();
     Ok(ConvertReport {
         quantized,
         copied: plan.entries.len() - quantized,
@@ -100,6 +103,27 @@ pub fn convert(
         shards: files.len(),
         left_dense: plan.left_dense,
     })
+}
+
+/// A directory of floats, which may be quantized.
+fn directory(src: &Path, options: &ConvertOptions) -> Result<Checkpoint, ConvertError> {
+    let config = checkpoint::read_object(&src.join("config.json"))?;
+    let given = |key| config.get(key).is_some_and(|v| !v.is_null());
+    let quantized = || ConvertError::AlreadyQuantized { path: src.to_owned() };
+    if given("quantization") || given("quantization_config") {
+        return Err(quantized());
+    }
+    if given("vision_config") {
+        return Err(ConvertError::Layout { what: "a model with a vision tower" });
+    }
+    if options.target == TargetFormat::Stored {
+        return Err(ConvertError::NoBlocks { path: src.to_owned() });
+    }
+    let source = Checkpoint::open(src)?;
+    match source.tensors().keys().any(|name| name.ends_with(".scales")) {
+        true => Err(quantized()),
+        false => Ok(source),
+    }
 }
 
 /// Writes every file and returns their names.
@@ -152,15 +176,21 @@ fn write_entry(
         at[i] += bytes.len() as u64;
         Ok(())
     };
-    for raw in &entry.raws {
-        match (entry.format, raw.shape.as_slice()) {
-            (Some(format), &[rows, cols]) => {
-                write_matrix(&entry.name, raw, (rows, cols), format, &mut put, advance)?;
+    for source in &entry.sources {
+        match entry.form {
+            Form::Copy => {
+                put(0, source.bytes().as_slice())?;
+                advance(source.bytes().len() as u64);
             }
-            _ => {
-                put(0, raw.bytes.as_slice())?;
-                advance(raw.bytes.len() as u64);
+            Form::Cast(dtype) => source.read(&entry.name, &mut |values, bytes| {
+                put(0, &cast(&entry.name, values, dtype)?)?;
+                advance(bytes);
+                Ok(())
+            })?,
+            Form::Quantize(format) => {
+                quantized(&entry.name, *source, format, &mut put, advance)?;
             }
+            Form::Repack(_) => repacked(&entry.name, *source, &mut put, advance)?,
         }
     }
     Ok(())
@@ -169,33 +199,74 @@ fn write_entry(
 /// Appends bytes to an output of an entry.
 type Put<'a> = dyn FnMut(usize, &[u8]) -> Result<(), ConvertError> + 'a;
 
+fn put_parts(parts: &AffineParts, put: &mut Put<'_>) -> Result<(), ConvertError> {
+    let parts = [&parts.codes, &parts.scales, &parts.biases];
+    parts.into_iter().enumerate().try_for_each(|(i, part)| put(i, part))
+}
+
 /// Quantizes a matrix; `put(i, bytes)` appends to codes, scales or biases.
-fn write_matrix(
+fn quantized(
     name: &str,
-    raw: &RawTensor,
-    (rows, cols): (usize, usize),
+    source: Source<'_>,
     format: AffineFormat,
     put: &mut Put<'_>,
     advance: &mut dyn FnMut(u64),
 ) -> Result<(), ConvertError> {
     let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
-    let dtype = checkpoint::float_type(name, raw.dtype)?;
-    let weight = DenseWeight::new((rows, cols), dtype, raw.bytes.clone()).map_err(wrap)?;
-    let step = (CHUNK / cols).clamp(1, rows.max(1));
-    let mut values = vec![0.0; step * cols];
-    for first in (0..rows).step_by(step) {
-        let values = &mut values[..step.min(rows - first) * cols];
-        weight.read_rows(first, values);
-        if !values.iter().all(|v| v.is_finite()) {
-            return Err(ConvertError::NotFinite { name: name.to_owned() });
-        }
-        let parts = quantize(values, cols, format, dtype).map_err(wrap)?;
-        for (i, part) in [&parts.codes, &parts.scales, &parts.biases].into_iter().enumerate() {
-            put(i, part)?;
-        }
-        advance((values.len() * dtype.size_in_bytes()) as u64);
+    let dtype = checkpoint::float_type(name, source.dtype())?;
+    let (_, cols) = source.matrix();
+    source.read(name, &mut |values, bytes| {
+        put_parts(&quantize(values, cols, format, dtype).map_err(wrap)?, put)?;
+        advance(bytes);
+        Ok(())
+    })
+}
+
+/// Writes blocks of a GGUF file as the affine matrix that they are.
+fn repacked(
+    name: &str,
+    source: Source<'_>,
+    put: &mut Put<'_>,
+    advance: &mut dyn FnMut(u64),
+) -> Result<(), ConvertError> {
+    let Source::Blocks(blocks) = source else { return Ok(()) };
+    let (rows, cols) = source.matrix();
+    let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
+    let parts = blocks.parts(rows, cols).map_err(wrap)?;
+    let finite = |b: &[u8; 2]| f16::from_le_bytes(*b).is_finite();
+    let mut sides = [&parts.scales, &parts.biases].into_iter();
+    if !sides.all(|side| side.as_chunks().0.iter().all(finite)) {
+        return Err(ConvertError::NotFinite { name: name.to_owned() });
     }
+    put_parts(&parts, put)?;
+    blocks.bytes.release();
+    advance(blocks.bytes.len() as u64);
     Ok(())
+}
+
+/// The bytes of values in another type.
+fn cast(name: &str, values: &[f32], dtype: DType) -> Result<Vec<u8>, ConvertError> {
+    let mut out = Vec::with_capacity(values.len() * dtype.size_in_bytes());
+    let mut finite = true;
+    for &value in values {
+        match dtype {
+            DType::F32 => out.extend(value.to_le_bytes()),
+            DType::F16 => {
+                let half = f16::from_f32(value);
+                finite &= half.is_finite();
+                out.extend(half.to_le_bytes());
+            }
+            DType::BF16 => {
+                let half = bf16::from_f32(value);
+                finite &= half.is_finite();
+                out.extend(half.to_le_bytes());
+            }
+        }
+    }
+    match finite {
+        true => Ok(out),
+        false => Err(ConvertError::Overflow { name: name.to_owned(), dtype }),
+    }
 }
 
 /// The fields that mlx-lm adds, drops and sorts.
@@ -212,12 +283,26 @@ fn complete_config(
             ("mode".to_owned(), json!("affine")),
         ])
     };
-    let mut quantization = section(options.format);
-    let own = plan.own_formats.iter().map(|(layer, f)| (layer.clone(), section(*f).into()));
-    quantization.extend(own);
-    // The second name is the one that the Hub's model tree reads.
-    config.insert("quantization_config".to_owned(), quantization.clone().into());
-    config.insert("quantization".to_owned(), quantization.into());
+    if let Some(format) = plan.format {
+        let mut quantization = section(format);
+        let own = plan.own_formats.iter().map(|(layer, f)| (layer.clone(), section(*f).into()));
+        quantization.extend(own);
+        // The second name is the one that the Hub's model tree reads.
+        config.insert("quantization_config".to_owned(), quantization.clone().into());
+        config.insert("quantization".to_owned(), quantization.into());
+    }
+    if let TargetFormat::Dense(dtype) = options.target {
+        let name = match dtype {
+            DType::F32 => "float32",
+            DType::F16 => "float16",
+            DType::BF16 => "bfloat16",
+        };
+        // The older name of the field is read everywhere; the newer one may be there already.
+        if config.contains_key("dtype") {
+            config.insert("dtype".to_owned(), name.into());
+        }
+        config.insert("torch_dtype".to_owned(), name.into());
+    }
     // Where the field is missing, readers differ in whether a head in the files is used.
     if plan.entries.iter().any(|e| e.name == "lm_head.weight") {
         config.entry("tie_word_embeddings").or_insert(json!(false));

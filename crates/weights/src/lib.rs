@@ -11,7 +11,7 @@ mod quantization;
 mod shard;
 
 pub use checkpoint::{Checkpoint, TensorInfo};
-pub use convert::{ConvertError, ConvertOptions, ConvertReport, Override, convert};
+pub use convert::{ConvertError, ConvertOptions, ConvertReport, Override, TargetFormat, convert};
 pub use error::WeightsError;
 pub use gguf::{Gguf, GgufError};
 pub use quantization::Quantization;

@@ -12,9 +12,10 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
 };
-use taper_tensor::AffineFormat;
+use taper_tensor::{AffineFormat, DType};
 use taper_weights::{
-    Checkpoint, ConvertError, ConvertOptions, ConvertReport, Override, WeightsError, convert,
+    Checkpoint, ConvertError, ConvertOptions, ConvertReport, Override, TargetFormat, WeightsError,
+    convert,
 };
 
 fn parity(name: &str) -> PathBuf {
@@ -195,6 +196,20 @@ fn companions_are_copied_and_the_end_token_is_the_generation_configs() {
             "tokenizer.model",
         ]
     );
+}
+
+#[test]
+fn floats_are_cast_and_config_json_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
+    let norm: Tensor<'_> = ("norm.weight", "F32", &[2], floats([1.0, -0.5]));
+    model(&src, &json!({"model_type": "x", "dtype": "float32"}), &[norm]);
+    let half = ConvertOptions::with_target(TargetFormat::Dense(DType::F16));
+    let report = run(&src, &dst, &half).unwrap();
+    assert_eq!((report.quantized, report.copied, report.bytes), (0, 1, 4));
+    assert_eq!(tensors(&dst)["norm.weight"], ("F16".to_owned(), vec![2], vec![0, 60, 0, 184]));
+    let config = read_json(&dst.join("config.json"));
+    assert_eq!((&config["dtype"], &config["torch_dtype"]), (&json!("float16"), &json!("float16")));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::WeightsError;
 use std::{io, path::PathBuf};
-use taper_tensor::AffineFormat;
+use taper_tensor::{AffineFormat, DType};
 
 /// Every way in which a conversion can fail. Nothing is left at the destination.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,25 @@ pub enum ConvertError {
     NothingToQuantize {
         /// Weights a scale.
         group: usize,
+    },
+    /// Layers have formats of their own, and the model is not quantized.
+    #[error(
+        "single layers can have other bits only where the model is quantized; choose its bits too"
+    )]
+    OverrideAlone,
+    /// Blocks are to be kept, and a directory of safetensors has none.
+    #[error("{} holds no blocks of ggml to keep; choose bits, or a type of floats", path.display())]
+    NoBlocks {
+        /// The source.
+        path: PathBuf,
+    },
+    /// A value beyond the largest of the type asked for.
+    #[error("tensor {name:?} holds values that {dtype} does not; choose another type of floats")]
+    Overflow {
+        /// The tensor.
+        name: String,
+        /// The type.
+        dtype: DType,
     },
     /// MLX has another layout for these weights than the source.
     #[error("{what} cannot be converted yet; use a checkpoint that mlx-lm converted")]

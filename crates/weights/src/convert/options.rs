@@ -1,13 +1,26 @@
 //! What to quantize, and how finely.
 
 use super::ConvertError;
-use taper_tensor::AffineFormat;
+use taper_tensor::{AffineFormat, DType};
+
+/// What becomes of matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetFormat {
+    /// They are quantized, each layer that the options say nothing else of in this format.
+    Affine(AffineFormat),
+    /// They are written as floats of this type, and so is everything else.
+    Dense(DType),
+    /// Blocks of a GGUF file become the codes, scales and biases that Taper computes with when it
+    /// serves the file. Q4_0 to Q8_0 keep their values; scales of Q4_K and Q5_K are rounded to f16,
+    /// and Q2_K, Q3_K and Q6_K become 8 bits in groups of 32. Floats stay floats.
+    Stored,
+}
 
 /// How to convert.
 #[derive(Debug, Clone)]
 pub struct ConvertOptions {
-    /// Of every layer that nothing below says otherwise of.
-    pub format: AffineFormat,
+    /// What becomes of matrices.
+    pub target: TargetFormat,
     /// mlx-lm's mixed recipes (`mixed_3_6`, `mixed_4_6`, ...): more bits for the head, and for
     /// value and down projections of the first and last eighth and every third layer between.
     pub high_bits: Option<u8>,
@@ -21,13 +34,23 @@ impl ConvertOptions {
     /// One format for every matrix, in files of 5 GiB, as mlx-lm has them.
     #[must_use]
     pub fn new(format: AffineFormat) -> Self {
-        Self { format, high_bits: None, overrides: Vec::new(), max_shard_bytes: 5 << 30 }
+        Self::with_target(TargetFormat::Affine(format))
+    }
+
+    /// The same target everywhere, in files of 5 GiB.
+    #[must_use]
+    pub fn with_target(target: TargetFormat) -> Self {
+        Self { target, high_bits: None, overrides: Vec::new(), max_shard_bytes: 5 << 30 }
     }
 
     pub(super) fn check(&self) -> Result<(), ConvertError> {
-        let high = self.high_bits.map(|bits| AffineFormat { bits, ..self.format });
+        let TargetFormat::Affine(format) = self.target else {
+            let own = self.high_bits.is_some() || !self.overrides.is_empty();
+            return if own { Err(ConvertError::OverrideAlone) } else { Ok(()) };
+        };
+        let high = self.high_bits.map(|bits| AffineFormat { bits, ..format });
         let own = self.overrides.iter().filter_map(|o| o.format);
-        let mut all = [self.format].into_iter().chain(high).chain(own);
+        let mut all = [format].into_iter().chain(high).chain(own);
         // A group divides itself, so this asks whether the format exists.
         match all.find(|f| f.check(f.group).is_err()) {
             Some(format) => Err(ConvertError::UnknownFormat { format }),

@@ -1,11 +1,11 @@
 //! Which tensors are written, in what form, and where: everything but the arithmetic.
 
-use super::{ConvertError, ConvertOptions, options::is_sensitive};
-use crate::shard::RawTensor;
+use super::{ConvertError, ConvertOptions, TargetFormat, options::is_sensitive, source::Source};
+use crate::checkpoint::Checkpoint;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, ops::Range};
-use taper_tensor::AffineFormat;
+use taper_tensor::{AffineFormat, DType};
 
 /// A tensor of the source, or the same of every expert, and what becomes of it.
 #[derive(Debug)]
@@ -13,11 +13,29 @@ pub(super) struct Entry<'a> {
     /// In the destination.
     pub(super) name: String,
     /// One, or one an expert: mlx-lm stacks those.
-    pub(super) raws: Vec<&'a RawTensor>,
-    /// `None`: copied.
-    pub(super) format: Option<AffineFormat>,
+    pub(super) sources: Vec<Source<'a>>,
+    pub(super) form: Form,
     /// One for a copy; codes, scales and biases otherwise.
     pub(super) outputs: Vec<Output>,
+}
+
+/// What becomes of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Copy,
+    Cast(DType),
+    Quantize(AffineFormat),
+    /// Blocks of a GGUF file, in the format that these become.
+    Repack(AffineFormat),
+}
+
+impl Form {
+    pub(super) fn format(self) -> Option<AffineFormat> {
+        match self {
+            Self::Quantize(format) | Self::Repack(format) => Some(format),
+            Self::Copy | Self::Cast(_) => None,
+        }
+    }
 }
 
 /// A tensor of the destination.
@@ -35,6 +53,8 @@ pub(super) struct Output {
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) entries: Vec<Entry<'a>>,
+    /// The model's format.
+    pub(super) format: Option<AffineFormat>,
     /// Layers whose format is not the model's, in order.
     pub(super) own_formats: Vec<(String, AffineFormat)>,
     /// Matrices that the model's groups do not divide.
@@ -45,41 +65,88 @@ pub(super) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     pub(super) fn new(
-        tensors: &'a HashMap<String, RawTensor>,
+        source: &'a Checkpoint,
+        from_gguf: bool,
         tied: bool,
         options: &ConvertOptions,
     ) -> Result<Self, ConvertError> {
         // What mlx-lm drops: a head that is the embedding, and frequencies that are computed.
         let dropped =
             |name: &str| (tied && name == "lm_head.weight") || name.contains("rotary_emb.inv_freq");
-        let mut sorted: Vec<_> = tensors.iter().filter(|(name, _)| !dropped(name)).collect();
+        let floats = source.tensors().iter().map(|(name, raw)| (name, Source::Floats(raw)));
+        let blocks = source.blocks().iter().map(|(name, b)| (name, Source::Blocks(b)));
+        let mut sorted: Vec<_> = floats.chain(blocks).filter(|(name, _)| !dropped(name)).collect();
         sorted.sort_by_key(|(name, _)| natural(name));
         let sorted = stacked(sorted)?;
-        let choice = Choice::new(&sorted, options);
+        let choice = Choice::new(&sorted, from_gguf, options);
+        let format = match options.target {
+            TargetFormat::Affine(format) => Some(format),
+            TargetFormat::Dense(_) | TargetFormat::Stored => None,
+        };
         let (entries, shards, own_formats) = (Vec::new(), Vec::new(), Vec::new());
-        let mut plan = Self { entries, own_formats, left_dense: Vec::new(), shards };
+        let mut plan = Self { entries, format, own_formats, left_dense: Vec::new(), shards };
         let mut matched = vec![false; options.overrides.len()];
-        for (name, raws) in sorted {
-            let format = match layer_of(&name, raws[0])? {
-                None => None,
-                Some((layer, cols)) => {
-                    for (hit, o) in matched.iter_mut().zip(&options.overrides) {
-                        *hit |= o.matches(layer);
-                    }
-                    plan.layer(layer, cols, &choice)?
-                }
-            };
-            let outputs = outputs(&name, &raws, format);
-            plan.entries.push(Entry { name, raws, format, outputs });
+        for (name, sources) in sorted {
+            let form = plan.form(&name, sources[0], &choice, &mut matched)?;
+            let outputs = outputs(&name, &sources, form);
+            plan.entries.push(Entry { name, sources, form, outputs });
         }
         if let Some((_, o)) = matched.iter().zip(&options.overrides).find(|(hit, _)| !**hit) {
             return Err(ConvertError::UnmatchedOverride { pattern: o.pattern.clone() });
         }
-        if plan.entries.iter().all(|e| e.format.is_none()) {
-            return Err(ConvertError::NothingToQuantize { group: options.format.group });
+        match plan.format {
+            Some(format) if plan.entries.iter().all(|e| e.form.format().is_none()) => {
+                return Err(ConvertError::NothingToQuantize { group: format.group });
+            }
+            Some(_) => {}
+            None => plan.choose_format(),
         }
         plan.lay_out(options.max_shard_bytes);
         Ok(plan)
+    }
+
+    fn form(
+        &mut self,
+        name: &str,
+        source: Source<'_>,
+        choice: &Choice<'_>,
+        matched: &mut [bool],
+    ) -> Result<Form, ConvertError> {
+        let layer = layer_of(name, source)?;
+        let format = match (choice.options.target, layer) {
+            (TargetFormat::Dense(dtype), _) => return Ok(Form::Cast(dtype)),
+            (TargetFormat::Stored, _) | (_, None) => None,
+            (TargetFormat::Affine(default), Some((layer, cols))) => {
+                for (hit, o) in matched.iter_mut().zip(&choice.options.overrides) {
+                    *hit |= o.matches(layer);
+                }
+                self.layer(layer, cols, default, choice)?
+            }
+        };
+        Ok(match (format, source) {
+            (Some(format), _) => Form::Quantize(format),
+            (None, Source::Blocks(blocks)) if choice.options.target == TargetFormat::Stored => {
+                Form::Repack(blocks.kind.format())
+            }
+            (None, Source::Blocks(_)) => Form::Cast(DType::F16),
+            // GGUF has norms in F32 whatever the model had, and MLX would compute in F32 with them.
+            (None, Source::Floats(_)) if choice.from_gguf && source.narrows() => {
+                Form::Cast(DType::F16)
+            }
+            (None, Source::Floats(_)) => Form::Copy,
+        })
+    }
+
+    /// The format that most layers have becomes the model's.
+    fn choose_format(&mut self) {
+        let layers = self.entries.iter().filter_map(|e| {
+            Some((e.name.strip_suffix(".weight").unwrap_or(&e.name).to_owned(), e.form.format()?))
+        });
+        let layers: Vec<_> = layers.collect();
+        let count = |format: AffineFormat| layers.iter().filter(|(_, f)| *f == format).count();
+        self.format = layers.iter().map(|(_, f)| *f).max_by_key(|f| (count(*f), f.bits));
+        let own = layers.into_iter().filter(|(_, f)| Some(*f) != self.format);
+        self.own_formats = own.collect();
     }
 
     /// The format of a matrix, noted where config.json must say it.
@@ -87,10 +154,10 @@ impl<'a> Plan<'a> {
         &mut self,
         layer: &str,
         cols: usize,
+        default: AffineFormat,
         choice: &Choice<'_>,
     ) -> Result<Option<AffineFormat>, ConvertError> {
-        let default = choice.options.format;
-        let Some(own) = choice.own(layer) else {
+        let Some(own) = choice.own(layer, default) else {
             if cols.is_multiple_of(default.group) {
                 return Ok(Some(default));
             }
@@ -154,7 +221,7 @@ impl<'a> Plan<'a> {
 
     /// Weights of the source that are kept.
     pub(super) fn parameters(&self) -> u64 {
-        self.raws().map(|raw| raw.shape.iter().product::<usize>() as u64).sum()
+        self.sources().map(|source| source.elements() as u64).sum()
     }
 
     pub(super) fn output_bytes(&self) -> u64 {
@@ -162,34 +229,35 @@ impl<'a> Plan<'a> {
     }
 
     pub(super) fn source_bytes(&self) -> u64 {
-        self.raws().map(|raw| raw.bytes.len() as u64).sum()
+        self.sources().map(|source| source.bytes().len() as u64).sum()
     }
 
-    fn raws(&self) -> impl Iterator<Item = &RawTensor> {
-        self.entries.iter().flat_map(|e| e.raws.iter().copied())
+    fn sources(&self) -> impl Iterator<Item = Source<'a>> {
+        self.entries.iter().flat_map(|e| e.sources.iter().copied())
     }
 }
 
 /// What the options say of a layer.
 struct Choice<'a> {
     options: &'a ConvertOptions,
+    from_gguf: bool,
     layers: usize,
 }
 
 impl<'a> Choice<'a> {
-    fn new(tensors: &[Tensors<'_>], options: &'a ConvertOptions) -> Self {
+    fn new(tensors: &[Tensors<'_>], from_gguf: bool, options: &'a ConvertOptions) -> Self {
         let index = |name: &str| name.split('.').find_map(|s| s.parse::<usize>().ok());
         let last = tensors.iter().filter_map(|(name, _)| index(name)).max();
-        Self { options, layers: last.map_or(0, |last| last.saturating_add(1)) }
+        Self { options, from_gguf, layers: last.map_or(0, |last| last.saturating_add(1)) }
     }
 
     /// The layer's own format (`Some(None)`: floats), or `None` where it has the model's.
-    fn own(&self, layer: &str) -> Option<Option<AffineFormat>> {
+    fn own(&self, layer: &str, default: AffineFormat) -> Option<Option<AffineFormat>> {
         let options = self.options;
         let chosen = options.overrides.iter().rev().find(|o| o.matches(layer));
         let high = || {
             let bits = options.high_bits.filter(|_| is_sensitive(layer, self.layers))?;
-            Some(Some(AffineFormat { bits, ..options.format }))
+            Some(Some(AffineFormat { bits, ..default }))
         };
         // What chooses among experts: mlx-lm's own choice, where no recipe takes its place.
         let router = || {
@@ -201,19 +269,19 @@ impl<'a> Choice<'a> {
 }
 
 /// A name in the destination, and what goes there.
-type Tensors<'a> = (String, Vec<&'a RawTensor>);
+type Tensors<'a> = (String, Vec<Source<'a>>);
 
 /// Experts' tensors together, as MLX has them: `experts.3.up_proj` to `switch_mlp.up_proj`.
-fn stacked<'a>(sorted: Vec<(&String, &'a RawTensor)>) -> Result<Vec<Tensors<'a>>, ConvertError> {
+fn stacked<'a>(sorted: Vec<(&String, Source<'a>)>) -> Result<Vec<Tensors<'a>>, ConvertError> {
     let (mut all, mut places) = (Vec::<Tensors<'a>>::new(), HashMap::<String, usize>::new());
-    for (name, raw) in sorted {
-        if name.ends_with(".experts.gate_up_proj") && raw.shape.len() == 3 {
+    for (name, source) in sorted {
+        if name.ends_with(".experts.gate_up_proj") && source.shape().len() == 3 {
             return Err(ConvertError::Layout { what: "experts that are transposed (gpt-oss)" });
         }
         let Some((before, (number, after))) =
             name.split_once(".experts.").and_then(|(b, rest)| Some((b, rest.split_once('.')?)))
         else {
-            all.push((name.clone(), vec![raw]));
+            all.push((name.clone(), vec![source]));
             continue;
         };
         let to = format!("{before}.switch_mlp.{after}");
@@ -221,52 +289,59 @@ fn stacked<'a>(sorted: Vec<(&String, &'a RawTensor)>) -> Result<Vec<Tensors<'a>>
             all.push((to, Vec::new()));
             all.len() - 1
         });
-        let raws = &mut all[place].1;
-        let fits = raws.first().is_none_or(|r| r.shape == raw.shape && r.dtype == raw.dtype);
-        if number.parse() != Ok(raws.len()) || !fits || raw.shape.len() != 2 {
+        let sources = &mut all[place].1;
+        let same = |s: &Source<'_>| s.shape() == source.shape() && s.dtype() == source.dtype();
+        let fits = sources.first().is_none_or(same);
+        if number.parse() != Ok(sources.len()) || !fits || source.shape().len() != 2 {
             return Err(ConvertError::Layout { what: "experts that are not all of one kind" });
         }
-        raws.push(raw);
+        sources.push(source);
     }
     Ok(all)
 }
 
-/// The layer and row length of a matrix that MLX holds in a `Linear` or an `Embedding`.
-fn layer_of<'a>(name: &'a str, raw: &RawTensor) -> Result<Option<(&'a str, usize)>, ConvertError> {
-    let (Some(layer), &[_, cols]) = (name.strip_suffix(".weight"), raw.shape.as_slice()) else {
-        return Ok(None);
+/// The layer and row length of a matrix that MLX holds in a `Linear` or an `Embedding`, or of
+/// experts' matrices that are stacked already.
+fn layer_of<'a>(
+    name: &'a str,
+    source: Source<'_>,
+) -> Result<Option<(&'a str, usize)>, ConvertError> {
+    let Some(layer) = name.strip_suffix(".weight") else { return Ok(None) };
+    let cols = match source.shape() {
+        &[_, cols] => cols,
+        &[_, _, cols] if layer.contains(".switch_mlp.") => cols,
+        _ => return Ok(None),
     };
-    if !matches!(raw.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-        let got = format!("{:?}", raw.dtype);
+    if !matches!(source.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+        let got = format!("{:?}", source.dtype());
         return Err(ConvertError::DType { name: name.to_owned(), got });
     }
     Ok((cols > 0).then_some((layer, cols)))
 }
 
-fn outputs(name: &str, raws: &[&RawTensor], format: Option<AffineFormat>) -> Vec<Output> {
-    let (raw, count) = (raws[0], raws.len());
-    let stack = |shape: &[usize]| match count {
-        1 => shape.to_vec(),
-        _ => [&[count], shape].concat(),
+fn outputs(name: &str, sources: &[Source<'_>], form: Form) -> Vec<Output> {
+    let (source, count) = (sources[0], sources.len());
+    let (shape, size) = (source.shape(), |dtype: Dtype| dtype.bitsize() / 8);
+    let experts = Some(count).filter(|n| *n > 1);
+    let output = |name: String, dtype, shape: &[usize]| {
+        let shape: Vec<usize> = experts.into_iter().chain(shape.iter().copied()).collect();
+        let bytes = shape.iter().product::<usize>() * size(dtype);
+        Output { name, dtype, shape, bytes: bytes as u64, offset: 0 }
     };
-    let output = |name: String, dtype, shape: Vec<usize>, bytes: usize| Output {
-        name,
-        dtype,
-        shape,
-        bytes: bytes as u64,
-        offset: 0,
+    let (Some(format), [rows @ .., cols]) = (form.format(), shape) else {
+        let dtype = match form {
+            Form::Cast(DType::F32) => Dtype::F32,
+            Form::Cast(DType::F16) => Dtype::F16,
+            Form::Cast(DType::BF16) => Dtype::BF16,
+            _ => source.dtype(),
+        };
+        return vec![output(name.to_owned(), dtype, shape)];
     };
-    let (Some(format), &[rows, cols]) = (format, raw.shape.as_slice()) else {
-        let bytes = count * raw.bytes.len();
-        return vec![output(name.to_owned(), raw.dtype, stack(&raw.shape), bytes)];
-    };
-    let (layer, row) = (name.strip_suffix(".weight").unwrap_or(name), format.row_bytes(cols));
-    let (groups, size) = (cols / format.group, raw.dtype.bitsize() / 8);
-    let part = |suffix| {
-        let bytes = count * rows * groups * size;
-        output(format!("{layer}.{suffix}"), raw.dtype, stack(&[rows, groups]), bytes)
-    };
-    let codes = output(name.to_owned(), Dtype::U32, stack(&[rows, row / 4]), count * rows * row);
+    let layer = name.strip_suffix(".weight").unwrap_or(name);
+    let with = |cols: usize| [rows, &[cols]].concat();
+    let groups = with(cols / format.group);
+    let part = |suffix| output(format!("{layer}.{suffix}"), source.dtype(), &groups);
+    let codes = output(name.to_owned(), Dtype::U32, &with(format.row_bytes(*cols) / 4));
     vec![codes, part("scales"), part("biases")]
 }
 

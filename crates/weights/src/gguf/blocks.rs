@@ -1,11 +1,11 @@
 //! ggml's blocks of codes as MLX's affine format: `w = scale * code + bias` in groups of 32.
 //!
 //! Q4_0 to Q8_0 are exactly that, with 4, 5 or 8 bits. Q4_K and Q5_K are, but for scales that are
-//! products of two numbers, here rounded to halves. Q6_K has a scale for 16 weights; its groups
-//! become 8 bits with one scale of their own, whose steps are a quarter of Q6_K's.
+//! products of two numbers, here rounded to halves. Q2_K, Q3_K and Q6_K have a scale for 16 weights;
+//! their groups become 8 bits with one scale of their own.
 
 use half::f16;
-use taper_tensor::{AffineFormat, AffineWeight, Bytes, DType, TensorError, pool};
+use taper_tensor::{AffineFormat, AffineParts, AffineWeight, Bytes, DType, TensorError, pool};
 
 /// Weights of a group.
 const GROUP: usize = 32;
@@ -19,6 +19,8 @@ pub(crate) enum BlockType {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2_K,
+    Q3_K,
     Q4_K,
     Q5_K,
     Q6_K,
@@ -41,6 +43,8 @@ impl BlockType {
             6 => Self::Q5_0,
             7 => Self::Q5_1,
             8 => Self::Q8_0,
+            10 => Self::Q2_K,
+            11 => Self::Q3_K,
             12 => Self::Q4_K,
             13 => Self::Q5_K,
             14 => Self::Q6_K,
@@ -56,24 +60,57 @@ impl BlockType {
             Self::Q5_0 => (32, 22),
             Self::Q5_1 => (32, 24),
             Self::Q8_0 => (32, 34),
+            Self::Q2_K => (256, 84),
+            Self::Q3_K => (256, 110),
             Self::Q4_K => (256, 144),
             Self::Q5_K => (256, 176),
             Self::Q6_K => (256, 210),
         }
     }
 
-    /// Bits of the codes that it becomes.
-    fn bits(self) -> u8 {
-        match self {
+    /// The affine format that it becomes.
+    pub(crate) fn format(self) -> AffineFormat {
+        let bits = match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q4_K => 4,
             Self::Q5_0 | Self::Q5_1 | Self::Q5_K => 5,
-            Self::Q8_0 | Self::Q6_K => 8,
+            Self::Q8_0 | Self::Q2_K | Self::Q3_K | Self::Q6_K => 8,
+        };
+        AffineFormat { bits, group: GROUP }
+    }
+
+    /// What reads weights `32 j` to `32 j + 31` of a block, where 16 of them share a scale.
+    fn fine(self) -> Option<fn(&[u8], usize) -> [f32; GROUP]> {
+        match self {
+            Self::Q2_K => Some(seconds),
+            Self::Q3_K => Some(thirds),
+            Self::Q6_K => Some(sixths),
+            _ => None,
+        }
+    }
+
+    /// The values of whole blocks, as ggml has them.
+    pub(crate) fn decode(self, blocks: &[u8], out: &mut [f32]) {
+        let (weights, bytes) = self.block();
+        for (b, out) in blocks.chunks_exact(bytes).zip(out.chunks_exact_mut(weights)) {
+            let mut out = out.chunks_exact_mut(GROUP);
+            if let Some(values) = self.fine() {
+                out.enumerate().for_each(|(j, out)| out.copy_from_slice(&values(b, j)));
+                continue;
+            }
+            self.groups(b, |group| {
+                let Some(out) = out.next() else { return };
+                for (out, code) in out.iter_mut().zip(group.codes) {
+                    *out = group.scale * f32::from(code) + group.bias;
+                }
+            });
         }
     }
 
     /// Reads a block; `each` gets its groups in order. The drawings are in ggml's `ggml-quants.c`.
     fn groups(self, b: &[u8], mut each: impl FnMut(Group)) {
         match self {
+            Self::Q2_K => (0..8).for_each(|j| each(eighths(seconds(b, j)))),
+            Self::Q3_K => (0..8).for_each(|j| each(eighths(thirds(b, j)))),
             Self::Q4_0 => each(centred(nibbles(&b[2..]), half(b, 0), 8.0)),
             Self::Q4_1 => {
                 each(Group { codes: nibbles(&b[4..]), scale: half(b, 0), bias: half(b, 2) });
@@ -144,6 +181,31 @@ fn scaled(b: &[u8], j: usize, codes: [u8; GROUP]) -> Group {
     Group { codes, scale: d * f32::from(scale), bias: -dmin * f32::from(min) }
 }
 
+/// Weights `32 j` to `32 j + 31` of a block of Q2_K: `d * scale * code - dmin * min`, both with 4
+/// bits.
+fn seconds(b: &[u8], j: usize) -> [f32; GROUP] {
+    let (h, s, d, dmin) = (j / 4, j % 4, half(b, 80), half(b, 82));
+    std::array::from_fn(|l| {
+        let both = b[2 * j + l / 16];
+        let code = b[16 + 32 * h + l] >> (2 * s) & 3;
+        d * f32::from(both & 15) * f32::from(code) - dmin * f32::from(both >> 4)
+    })
+}
+
+/// Weights `32 j` to `32 j + 31` of a block of Q3_K: `d * (scale - 32) * code`, whose third bit is
+/// apart and takes away 4 where it is not set.
+fn thirds(b: &[u8], j: usize) -> [f32; GROUP] {
+    let (h, s, d) = (j / 4, j % 4, half(b, 108));
+    let scales = &b[96..108];
+    std::array::from_fn(|l| {
+        let i = 2 * j + l / 16;
+        let low = if i < 8 { scales[i] & 15 } else { scales[i - 8] >> 4 };
+        let scale = low | (scales[8 + i % 4] >> (2 * (i / 4)) & 3) << 4;
+        let code = b[32 + 32 * h + l] >> (2 * s) & 3 | (b[l] >> j & 1) << 2;
+        d * (f32::from(scale) - 32.0) * (f32::from(code) - 4.0)
+    })
+}
+
 /// Weights `32 j` to `32 j + 31` of a block of Q6_K.
 fn sixths(b: &[u8], j: usize) -> [f32; GROUP] {
     let (h, g, d) = (j / 4, j % 4, half(b, 208));
@@ -185,7 +247,23 @@ pub(crate) fn repack(
     blocks: &Bytes,
     source: impl Fn(usize) -> usize + Sync,
 ) -> Result<AffineWeight, TensorError> {
-    let format = AffineFormat { bits: kind.bits(), group: GROUP };
+    let parts = parts(kind, (rows, cols), blocks, source)?;
+    let side = |bytes| (DType::F16, Bytes::from_vec(bytes));
+    let (scales, biases) = (side(parts.scales), side(parts.biases));
+    AffineWeight::new(kind.format(), (rows, cols), Bytes::from_vec(parts.codes), scales, biases)
+}
+
+/// What [`repack`] makes a matrix of: codes, and scales and biases in f16.
+///
+/// # Errors
+/// The shape is too large, or does not fit the bytes.
+pub(crate) fn parts(
+    kind: BlockType,
+    (rows, cols): (usize, usize),
+    blocks: &Bytes,
+    source: impl Fn(usize) -> usize + Sync,
+) -> Result<AffineParts, TensorError> {
+    let format = kind.format();
     let (weights, bytes) = kind.block();
     let expected = rows.checked_mul(cols / weights).and_then(|n| n.checked_mul(bytes));
     if !cols.is_multiple_of(weights) || expected != Some(blocks.len()) {
@@ -213,6 +291,5 @@ pub(crate) fn repack(
             });
         }
     });
-    let side = |bytes| (DType::F16, Bytes::from_vec(bytes));
-    AffineWeight::new(format, (rows, cols), Bytes::from_vec(codes), side(scales), side(biases))
+    Ok(AffineParts { codes, scales, biases })
 }

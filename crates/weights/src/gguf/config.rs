@@ -84,6 +84,8 @@ fn own(keys: Keys<'_>, fields: &mut Map<String, Value>) -> Result<(), GgufError>
             set("moe_intermediate_size", keys.need("expert_feed_forward_length")?.into());
             // The files do not say it, and llama.cpp always does it.
             set("norm_topk_prob", true.into());
+            set("decoder_sparse_step", 1.into());
+            set("mlp_only_layers", json!([]));
             return Ok(());
         }
         "gemma3" => {

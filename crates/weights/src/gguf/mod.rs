@@ -22,7 +22,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
 };
-use taper_tensor::{AffineWeight, Bytes, TensorError};
+use taper_tensor::{AffineParts, AffineWeight, Bytes, TensorError, pool};
 
 /// What is wrong with a file, without its name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +48,23 @@ impl BlockTensor {
     /// As a matrix of all rows.
     pub(crate) fn affine(&self, rows: usize, cols: usize) -> Result<AffineWeight, TensorError> {
         blocks::repack(self.kind, (rows, cols), &self.bytes, |r| self.changes.source(r))
+    }
+
+    /// What [`Self::affine`] is made of.
+    pub(crate) fn parts(&self, rows: usize, cols: usize) -> Result<AffineParts, TensorError> {
+        blocks::parts(self.kind, (rows, cols), &self.bytes, |r| self.changes.source(r))
+    }
+
+    /// The values of the rows of `cols` that fill `out`, as ggml has them.
+    pub(crate) fn read_rows(&self, first: usize, cols: usize, out: &mut [f32]) {
+        let (weights, bytes) = self.kind.block();
+        let row = cols / weights * bytes;
+        let mut rows: Vec<_> = out.chunks_exact_mut(cols.max(1)).collect();
+        pool::for_each(&mut rows, |r, out| {
+            let at = self.changes.source(first + r) * row;
+            let blocks = self.bytes.as_slice().get(at..at + row).unwrap_or_default();
+            self.kind.decode(blocks, out);
+        });
     }
 }
 
@@ -241,7 +258,7 @@ fn floats(entry: &Entry, file: &Bytes, changes: Changes) -> Result<RawTensor, Gg
         other => {
             return Err(GgufError::new(format!(
                 "tensor {:?} has ggml's type {other}, which is not read; these are: F32, F16, BF16, \
-                 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K",
+                 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K",
                 entry.name
             )));
         }
@@ -267,4 +284,4 @@ fn values(bytes: &[u8]) -> Vec<f32> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -8,7 +8,7 @@ const HEAD: usize = 32;
 
 /// A file in the making.
 #[derive(Default)]
-struct Maker {
+pub(crate) struct Maker {
     pairs: Vec<u8>,
     pair_count: u64,
     infos: Vec<u8>,
@@ -22,7 +22,7 @@ fn text(out: &mut Vec<u8>, text: &str) {
 }
 
 impl Maker {
-    fn pair(&mut self, key: &str, kind: u32, value: &[u8]) -> &mut Self {
+    pub(crate) fn pair(&mut self, key: &str, kind: u32, value: &[u8]) -> &mut Self {
         text(&mut self.pairs, key);
         self.pairs.extend(kind.to_le_bytes());
         self.pairs.extend(value);
@@ -30,24 +30,30 @@ impl Maker {
         self
     }
 
-    fn word(&mut self, key: &str, value: &str) -> &mut Self {
+    pub(crate) fn word(&mut self, key: &str, value: &str) -> &mut Self {
         let mut bytes = Vec::new();
         text(&mut bytes, value);
         self.pair(key, 8, &bytes)
     }
 
-    fn number(&mut self, key: &str, value: u32) -> &mut Self {
+    pub(crate) fn number(&mut self, key: &str, value: u32) -> &mut Self {
         self.pair(key, 4, &value.to_le_bytes())
     }
 
-    fn words(&mut self, key: &str, words: &[&str]) -> &mut Self {
+    pub(crate) fn words(&mut self, key: &str, words: &[&str]) -> &mut Self {
         let mut bytes =
             [8u32.to_le_bytes().as_slice(), &(words.len() as u64).to_le_bytes()].concat();
         words.iter().for_each(|w| text(&mut bytes, w));
         self.pair(key, 9, &bytes)
     }
 
-    fn tensor(&mut self, name: &str, kind: u32, sizes: &[u64], data: &[u8]) -> &mut Self {
+    pub(crate) fn tensor(
+        &mut self,
+        name: &str,
+        kind: u32,
+        sizes: &[u64],
+        data: &[u8],
+    ) -> &mut Self {
         text(&mut self.infos, name);
         self.infos.extend((sizes.len() as u32).to_le_bytes());
         sizes.iter().for_each(|n| self.infos.extend(n.to_le_bytes()));
@@ -59,7 +65,7 @@ impl Maker {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         out.extend(self.tensor_count.to_le_bytes());
@@ -73,7 +79,7 @@ impl Maker {
 }
 
 /// A small llama: tokens, one matrix of queries in Q8_0, a norm.
-fn llama() -> Maker {
+pub(crate) fn llama() -> Maker {
     let mut maker = Maker::default();
     maker.word("general.architecture", "llama");
     for (key, value) in [
@@ -208,13 +214,17 @@ fn blocks_are_what_ggml_makes_of_them() {
             let half = if i == 0 { 0x3800u16 } else { 0x3400 };
             block[at..at + 2].copy_from_slice(&half.to_le_bytes());
         }
+        let mut exact = vec![0.0; weights];
+        kind.decode(&block, &mut exact);
         let matrix = blocks::repack(kind, (1, weights), &Bytes::from_vec(block), |r| r).unwrap();
         let mut out = vec![0.0; weights];
         matrix.read_rows(0, &mut out);
         let range = out.iter().fold(0f32, |m, v| m.max(v.abs()));
-        // Only Q6_K gets other steps.
-        let tolerance = if kind == BlockType::Q6_K { range / 200.0 } else { 0.0 };
+        // These get other steps.
+        let other = matches!(kind, BlockType::Q2_K | BlockType::Q3_K | BlockType::Q6_K);
+        let tolerance = if other { range / 200.0 } else { 0.0 };
         for (at, want) in expected {
+            assert_eq!(exact[at], want, "{kind:?} {at}");
             assert!((out[at] - want).abs() <= tolerance, "{kind:?} {at}: {} {want}", out[at]);
         }
     }
@@ -224,12 +234,14 @@ fn blocks_are_what_ggml_makes_of_them() {
 type Golden = (u32, &'static [usize], [(usize, f32); 6]);
 
 #[rustfmt::skip]
-const GOLDENS: [Golden; 8] = [
+const GOLDENS: [Golden; 10] = [
     (2, &[0], [(0, -1.5), (1, 1.0), (15, -4.0), (17, -0.5), (30, -1.5), (31, 0.0)]),
     (3, &[0, 2], [(0, 7.75), (1, 2.25), (15, 5.25), (17, 6.25), (30, 5.25), (31, 6.25)]),
     (6, &[0], [(0, 4.5), (1, -1.0), (15, -6.0), (17, 0.0), (30, 7.0), (31, 0.5)]),
     (7, &[0, 2], [(0, 9.75), (1, 12.25), (15, 15.25), (17, 2.75), (30, 1.75), (31, 2.75)]),
     (8, &[0], [(0, 42.5), (1, 61.0), (15, -64.0), (17, -27.0), (30, -42.5), (31, -24.0)]),
+    (10, &[80, 82], [(0, 16.5), (17, -0.75), (45, 6.25), (100, 10.0), (170, 17.75), (255, 2.25)]),
+    (11, &[108], [(0, 40.5), (17, 64.0), (45, 5.5), (100, 0.0), (170, -19.5), (255, 21.0)]),
     (12, &[0, 2], [(0, 157.75), (17, -12.75), (45, 0.0), (100, 47.5), (170, -7.5), (255, 24.25)]),
     (13, &[0, 2], [(0, 405.75), (17, -12.75), (45, 20.0), (100, 117.5), (170, 292.5), (255, 54.25)]),
     (14, &[208], [(0, -715.5), (17, 256.0), (45, 294.0), (100, 1261.5), (170, 884.5), (255, -30.0)]),

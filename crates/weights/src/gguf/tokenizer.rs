@@ -129,10 +129,11 @@ pub(super) fn files(keys: Keys<'_>) -> Result<(Value, Value), GgufError> {
     };
     let tokenizer =
         with_bos(tokenizer, vocabulary.flag("add_bos_token").unwrap_or(bos), &vocabulary);
-    let mut config = json!({});
-    for role in ["bos", "eos"] {
+    // Other classes of transformers would change what tokenizer.json says.
+    let mut config = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    for (role, name) in [("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")] {
         if let Some((_, token)) = vocabulary.token(role) {
-            config[format!("{role}_token")] = token.into();
+            config[format!("{name}_token")] = token.into();
         }
     }
     if let Some(Meta::Text(template)) = keys.meta.get("tokenizer.chat_template") {
