@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: the rules of `docs/architecture.md` that a machine can check.
 
 mod layers;
+mod models;
 mod prose;
 mod source;
 
@@ -47,6 +48,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
             findings.extend(prose::check(path, &text));
         }
     }
+    let page = fs::read_to_string(root.join("docs/models.md")).unwrap_or_default();
+    findings.extend(models::check(&page, taper_models::FAMILIES));
     let packages = layers::packages(root, &metadata(root)?)?;
     findings.extend(layers::check(&packages));
     findings.extend(present(root, &packages)?);

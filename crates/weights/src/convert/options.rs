@@ -37,7 +37,7 @@ impl ConvertOptions {
         Self::with_target(TargetFormat::Affine(format))
     }
 
-    /// The same target everywhere, in files of 5 GiB.
+    /// One target for every matrix, in files of 5 GiB.
     #[must_use]
     pub fn with_target(target: TargetFormat) -> Self {
         Self { target, high_bits: None, overrides: Vec::new(), max_shard_bytes: 5 << 30 }
