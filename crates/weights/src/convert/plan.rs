@@ -307,9 +307,9 @@ fn layer_of<'a>(
     source: Source<'_>,
 ) -> Result<Option<(&'a str, usize)>, ConvertError> {
     let Some(layer) = name.strip_suffix(".weight") else { return Ok(None) };
-    let cols = match source.shape() {
-        &[_, cols] => cols,
-        &[_, _, cols] if layer.contains(".switch_mlp.") => cols,
+    let cols = match *source.shape() {
+        [_, cols] => cols,
+        [_, _, cols] if layer.contains(".switch_mlp.") => cols,
         _ => return Ok(None),
     };
     if !matches!(source.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16) {

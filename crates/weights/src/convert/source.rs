@@ -6,6 +6,9 @@ use half::f16;
 use safetensors::Dtype;
 use taper_tensor::{Bytes, DenseWeight, cpu::RowSource};
 
+/// Takes values, and the bytes that they have in their file.
+type Each<'a> = dyn FnMut(&[f32], u64) -> Result<(), ConvertError> + 'a;
+
 /// Weights that are widened at a time.
 const CHUNK: usize = 1 << 21;
 
@@ -60,11 +63,7 @@ impl<'a> Source<'a> {
     }
 
     /// Gives all values to `each`, some rows at a time, with the bytes that these have here.
-    pub(super) fn read(
-        self,
-        name: &str,
-        each: &mut dyn FnMut(&[f32], u64) -> Result<(), ConvertError>,
-    ) -> Result<(), ConvertError> {
+    pub(super) fn read(self, name: &str, each: &mut Each<'_>) -> Result<(), ConvertError> {
         let (rows, cols) = self.matrix();
         let dense = match self {
             Self::Blocks(_) => None,

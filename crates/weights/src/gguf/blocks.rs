@@ -10,6 +10,9 @@ use taper_tensor::{AffineFormat, AffineParts, AffineWeight, Bytes, DType, Tensor
 /// Weights of a group.
 const GROUP: usize = 32;
 
+/// Weights `32 j` to `32 j + 31` of a block.
+type Fine = fn(&[u8], usize) -> [f32; GROUP];
+
 /// Types of blocks that are read, by ggml's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(non_camel_case_types, reason = "ggml's names")]
@@ -79,7 +82,7 @@ impl BlockType {
     }
 
     /// What reads weights `32 j` to `32 j + 31` of a block, where 16 of them share a scale.
-    fn fine(self) -> Option<fn(&[u8], usize) -> [f32; GROUP]> {
+    fn fine(self) -> Option<Fine> {
         match self {
             Self::Q2_K => Some(seconds),
             Self::Q3_K => Some(thirds),
