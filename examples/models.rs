@@ -5,14 +5,14 @@ use std::path::Path;
 use taper_base::{Phase, SeqId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::KvGeometry;
-use taper_models::{Batch, FAMILIES, LoadOptions};
+use taper_models::{Batch, LoadOptions, model_types};
 use taper_tensor::ops;
 use taper_weights::Checkpoint;
 
 const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/parity/gemma3-bf16");
 
 fn main() -> Result<()> {
-    println!("families: {}", FAMILIES.join(", "));
+    println!("families: {}", model_types().collect::<Vec<_>>().join(", "));
     let model = taper_models::load(&Checkpoint::open(Path::new(DIR))?, LoadOptions::default())?;
     let info = model.info();
     println!("{}: {} layers, {} parameters", info.family, info.layers, info.parameters);

@@ -48,6 +48,8 @@ enum Task {
     Metallib(metallib::Options),
     /// Package every library, and build programs outside the workspace on the packages.
     Package,
+    /// Write the parts of the documents that are made of the code.
+    Docs,
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
     Tidy,
     /// Run everything that must hold before a change goes in.
@@ -75,6 +77,7 @@ fn main() -> anyhow::Result<()> {
         Task::Kernels(options) => kernels::run(&root(), &options),
         Task::Metallib(options) => Ok(metallib::run(&options)?),
         Task::Package => package::run(&root()),
+        Task::Docs => tidy::models::write(&root()),
         Task::Tidy => tidy::run(&root()),
     }
 }

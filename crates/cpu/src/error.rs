@@ -7,6 +7,7 @@ pub type Result<T> = std::result::Result<T, TensorError>;
 
 /// What can go wrong with tensors.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TensorError {
     /// Operands do not fit together.
     #[error("{op}: expected {expected}, got shape {got:?}")]

@@ -106,6 +106,7 @@ pub enum KvBudget {
 
 /// Why an engine cannot start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EngineError {
     /// The cache cannot hold one sequence of the length asked for.
     #[error(

@@ -5,6 +5,7 @@ use std::{io, path::PathBuf};
 
 /// Why a model was not found or not downloaded.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum HubError {
     /// Not `org/name`.
     #[error(

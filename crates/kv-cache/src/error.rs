@@ -6,6 +6,7 @@ use taper_kv_codecs::KvCodecError;
 
 /// What can go wrong with the cache.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum KvCacheError {
     /// No block is free.
     #[error("the KV cache is full: {needed} more blocks needed, {free} free")]

@@ -282,6 +282,7 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
 
 /// Errors of the codecs.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum KvCodecError {
     /// No such codec.
     #[error("unknown KV cache type {name:?}; there are: {}, {}", NAMES.join(", "), Scheme::NAMES.join(", "))]

@@ -6,12 +6,13 @@ use taper_weights::WeightsError;
 
 /// Why a model cannot be loaded or run.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ModelError {
     /// config.json has no `model_type`.
     #[error("config.json has no \"model_type\"; is it a language model's?")]
     NoModelType,
     /// A family that is not here yet.
-    #[error("model_type {model_type:?} is not supported; there are: {}", crate::FAMILIES.join(", "))]
+    #[error("model_type {model_type:?} is not supported; there are: {}", crate::model_types().collect::<Vec<_>>().join(", "))]
     UnknownFamily {
         /// As config.json says.
         model_type: String,

@@ -12,7 +12,7 @@ mod rope;
 mod spec;
 
 pub use error::ModelError;
-pub use families::{FAMILIES, load};
+pub use families::{FAMILIES, Family, load, model_types};
 pub use model::{Batch, LoadOptions, Model, ModelInfo};
 pub use taper_kv_cache::StateSession;
 pub use taper_tensor::{Precision, Rounding};

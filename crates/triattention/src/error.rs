@@ -4,6 +4,7 @@ use taper_tensor::TensorError;
 
 /// Errors of statistics, scores and choices.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TriAttentionError {
     /// Rows, statistics or frequencies for heads of another size.
     #[error("{what}: expected {expected} elements, got {got}")]

@@ -5,6 +5,7 @@ use taper_tensor::TensorError;
 
 /// Every way in which a checkpoint can be wrong.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WeightsError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]

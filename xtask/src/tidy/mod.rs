@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: the rules of `docs/architecture.md` that a machine can check.
 
 mod layers;
-mod models;
+pub(crate) mod models;
 mod prose;
 mod source;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         }
     }
     let page = fs::read_to_string(root.join("docs/models.md")).unwrap_or_default();
-    findings.extend(models::check(&page, taper_models::FAMILIES));
+    findings.extend(models::check(&page));
     let packages = layers::packages(root, &metadata(root)?)?;
     findings.extend(layers::check(&packages));
     findings.extend(present(root, &packages)?);

@@ -1,31 +1,51 @@
-//! docs/models.md against the registry of model families.
+//! The table of docs/models.md, made of the registry of model families.
 
 use super::Finding;
-use std::collections::BTreeSet;
+use anyhow::{Context, Result};
+use std::{fmt::Write as _, fs, path::Path};
+use taper_models::{FAMILIES, Family};
+use taper_weights::Gguf;
 
 const PAGE: &str = "docs/models.md";
-const BEGIN: &str = "<!-- models:begin -->";
+const BEGIN: &str = "<!-- models:begin -->\n";
 const END: &str = "<!-- models:end -->";
 
-/// Compares the first column of the page's table with the `model_type`s that there are.
-pub(super) fn check(page: &str, families: &[&str]) -> Vec<Finding> {
-    let table = page.lines().zip(1..).skip_while(|(line, _)| *line != BEGIN);
-    let mut missing: BTreeSet<_> = families.iter().copied().collect();
-    let mut findings = Vec::new();
-    for (line, number) in table.take_while(|(line, _)| *line != END) {
-        let first = line.split('|').nth(1).unwrap_or_default();
-        // What stands between backticks, but for the heading.
-        for name in first.split('`').skip(1).step_by(2).filter(|name| *name != "model_type") {
-            if !missing.remove(name) {
-                let message = format!("there is no model_type {name:?}, or it stands there twice");
-                findings.push(Finding::error(PAGE, number, message));
-            }
-        }
+/// The page must have the table that the registry gives.
+pub(super) fn check(page: &str) -> Vec<Finding> {
+    let message = "the table is not the registry's: run `cargo xtask docs`";
+    let same = parts(page).is_some_and(|[_, table, _]| table == self::table());
+    if same { Vec::new() } else { vec![Finding::error(PAGE, 1, message)] }
+}
+
+/// Writes the table into the page.
+pub(crate) fn write(root: &Path) -> Result<()> {
+    let path = root.join(PAGE);
+    let page = fs::read_to_string(&path).with_context(|| format!("reading {PAGE}"))?;
+    let [before, _, after] = parts(&page).context("the page has no place for the table")?;
+    fs::write(&path, [before, &table(), after].concat()).with_context(|| format!("writing {PAGE}"))
+}
+
+/// What is before the table, the table, and what is after it.
+fn parts(page: &str) -> Option<[&str; 3]> {
+    let begin = page.find(BEGIN)? + BEGIN.len();
+    let end = begin + page[begin..].find(END)?;
+    Some([&page[..begin], &page[begin..end], &page[end..]])
+}
+
+fn table() -> String {
+    let head = "| `model_type` | models | GPUs | architecture of GGUF files |\n";
+    let mut table = format!("{head}| --- | --- | --- | --- |\n");
+    for Family { model_types, models, gpu, .. } in FAMILIES {
+        let code = |names: &mut dyn Iterator<Item = &str>| {
+            names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+        };
+        let read = Gguf::ARCHITECTURES.iter().filter(|(_, of)| model_types.contains(of));
+        let (types, gguf) =
+            (code(&mut model_types.iter().copied()), code(&mut read.map(|(name, _)| *name)));
+        let gpu = if *gpu { "yes" } else { "no" };
+        let _ = writeln!(table, "| {types} | {models} | {gpu} | {gguf} |");
     }
-    for name in missing {
-        findings.push(Finding::error(PAGE, 1, format!("model_type {name:?} has no row")));
-    }
-    findings
+    table
 }
 
 #[cfg(test)]
@@ -33,13 +53,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_has_every_family_once() {
-        let page = |rows: &str| format!("`x`\n{BEGIN}\n| `model_type` |\n{rows}\n{END}\n`y`\n");
-        let found = |rows: &str| check(&page(rows), &["a", "b"]).len();
-        assert_eq!(found("| `a`, `b` | `z` |"), 0);
-        assert_eq!(found("| `a` |"), 1, "b is missing");
-        assert_eq!(found("| `a`, `b` |\n| `c` |"), 1, "c is none");
-        assert_eq!(found("| `a`, `b` |\n| `a` |"), 1, "a stands there twice");
-        assert_eq!(check("", &["a"]).len(), 1);
+    fn another_table_is_found() {
+        let page = |table: &str| format!("text\n{BEGIN}{table}{END}\nmore\n");
+        assert_eq!(check(&page(&table())), []);
+        assert_eq!(check(&page("| `qwen9` |\n")).len(), 1);
+        assert_eq!(check("no table").len(), 1);
+        assert!(table().contains("| `qwen3_moe` | Qwen 3 with experts | yes | `qwen3moe` |"));
     }
 }

@@ -26,9 +26,6 @@ struct Own {
 }
 
 pub(super) fn gpt_oss(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    if options.gpu.is_some() {
-        return Err(ModelError::CpuOnly { family: FAMILY });
-    }
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     let config = &config::one_name(config, "num_local_experts", "num_experts")?;
     let config = &with_published_defaults(config);

@@ -19,21 +19,52 @@ use serde_json::Value;
 use taper_tensor::ops::Activation;
 use taper_weights::Checkpoint;
 
-/// `model_type`s that [`load`] knows.
-pub const FAMILIES: &[&str] = &[
-    "gemma3",
-    "gemma3_text",
-    "gpt_oss",
-    "llama",
-    "mistral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_5",
-    "qwen3_5_text",
-    "qwen3_moe",
-    "smollm3",
+/// A family of models.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Family {
+    /// What `model_type` of config.json may say.
+    pub model_types: &'static [&'static str],
+    /// Models of it, as people call them.
+    pub models: &'static str,
+    /// Whether GPUs run it, too.
+    pub gpu: bool,
+    /// Reads config.json.
+    spec: fn(&Value, LoadOptions<'_>) -> Result<Spec, ModelError>,
+}
+
+/// Every family that [`load`] knows.
+pub static FAMILIES: &[Family] = &[
+    family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
+    family(&["gpt_oss"], "gpt-oss, not in MXFP4", false, gpt_oss::gpt_oss),
+    family(&["llama"], "Llama 2 to 3.3, SmolLM2; Mistral's GGUF files", true, llama::llama),
+    family(&["mistral"], "Mistral", true, llama::mistral),
+    family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
+    family(&["qwen2"], "Qwen 2, 2.5", true, qwen::qwen2),
+    family(&["qwen3"], "Qwen 3, dense", true, qwen::qwen3),
+    family(
+        &["qwen3_5", "qwen3_5_text"],
+        "Qwen 3.5 to 3.8, dense, text only",
+        false,
+        qwen3_5::qwen3_5,
+    ),
+    family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
+    family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
 ];
+
+const fn family(
+    model_types: &'static [&'static str],
+    models: &'static str,
+    gpu: bool,
+    spec: fn(&Value, LoadOptions<'_>) -> Result<Spec, ModelError>,
+) -> Family {
+    Family { model_types, models, gpu, spec }
+}
+
+/// Every `model_type`, in alphabetic order.
+pub fn model_types() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().flat_map(|family| family.model_types.iter().copied())
+}
 
 /// Builds the model that a checkpoint holds.
 ///
@@ -94,19 +125,13 @@ pub(crate) fn spec(
     config: &Value,
     options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
-    let spec = match model_type {
-        "qwen3" => qwen::qwen3(config, options),
-        "qwen3_5" | "qwen3_5_text" => qwen3_5::qwen3_5(config, options),
-        "qwen3_moe" => qwen::qwen3_moe(config, options),
-        "qwen2" => qwen::qwen2(config, options),
-        "llama" => llama::llama(config, options),
-        "mistral" => llama::mistral(config, options),
-        "gemma3" | "gemma3_text" => gemma3::gemma3(config, options),
-        "gpt_oss" => gpt_oss::gpt_oss(config, options),
-        "phi3" => phi3::phi3(config, options),
-        "smollm3" => smollm3::smollm3(config, options),
-        other => Err(ModelError::UnknownFamily { model_type: other.to_owned() }),
-    }?;
+    let family = FAMILIES.iter().find(|family| family.model_types.contains(&model_type));
+    let unknown = || ModelError::UnknownFamily { model_type: model_type.to_owned() };
+    let family = family.ok_or_else(unknown)?;
+    let spec = (family.spec)(config, options)?;
+    if options.gpu.is_some() && !family.gpu {
+        return Err(ModelError::CpuOnly { family: spec.family });
+    }
     for window in spec.layers.iter().filter_map(LayerSpec::window) {
         config::size(spec.family, "sliding_window", window, config::MAX_POSITIONS)?;
     }

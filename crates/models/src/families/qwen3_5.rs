@@ -52,9 +52,6 @@ fn value_heads() -> usize {
 }
 
 pub(super) fn qwen3_5(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    if options.gpu.is_some() {
-        return Err(ModelError::CpuOnly { family: FAMILY });
-    }
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     let shape: Shape = config::parse(FAMILY, config)?;
     let own: Own = config::parse(FAMILY, config)?;

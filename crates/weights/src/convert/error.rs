@@ -6,6 +6,7 @@ use taper_tensor::{AffineFormat, DType};
 
 /// Every way in which a conversion can fail. Nothing is left at the destination.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConvertError {
     /// The source cannot be read.
     #[error(transparent)]

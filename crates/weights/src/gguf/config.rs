@@ -15,7 +15,7 @@ pub(super) struct Seen {
 }
 
 /// Architectures that are read, and their `model_type`s.
-pub(super) const ARCHITECTURES: [(&str, &str); 7] = [
+pub(crate) const ARCHITECTURES: [(&str, &str); 7] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),

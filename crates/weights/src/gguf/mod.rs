@@ -79,6 +79,9 @@ pub struct Gguf {
 }
 
 impl Gguf {
+    /// Architectures that are read, and the `model_type` that each becomes.
+    pub const ARCHITECTURES: &[(&str, &str)] = &config::ARCHITECTURES;
+
     /// Maps a file and reads its header. Of a split file, any part finds the others beside it.
     ///
     /// # Errors
