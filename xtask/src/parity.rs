@@ -14,6 +14,9 @@ const TOLERANCE: f32 = 1e-4;
 /// [`TOLERANCE`] as served, with activations rounded to 8 bits a group or to `bf16`. What it guards
 /// against is a wrong kernel; `cargo xtask ppl` says what rounding costs a trained model.
 const SERVED_TOLERANCE: f32 = 0.1;
+/// [`SERVED_TOLERANCE`] of recurrent layers, whose states carry roundings on from token to token: 0.13 was
+/// measured on a processor with AVX-512 BF16 (Zen 4).
+const RECURRENT_TOLERANCE: f32 = 0.2;
 
 struct Expected {
     prompt: Vec<TokenId>,
@@ -90,7 +93,11 @@ fn check_with(
 
     let whole = runner.step(&[Piece::prompt(0, 0, prompt)], false)?;
     let difference = compare(&whole, &expected.logits)?;
-    let tolerance = if exact { TOLERANCE } else { SERVED_TOLERANCE };
+    let tolerance = match (exact, runner.info().recurrent.is_empty()) {
+        (true, _) => TOLERANCE,
+        (false, true) => SERVED_TOLERANCE,
+        (false, false) => RECURRENT_TOLERANCE,
+    };
     ensure!(difference <= tolerance, "logits differ by {difference:.1e} of their range");
 
     let mut last = whole[prompt.len() - 1].clone();

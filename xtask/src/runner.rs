@@ -162,6 +162,11 @@ impl Runner {
         Ok(())
     }
 
+    /// What the model is.
+    pub(crate) fn info(&self) -> &taper_models::ModelInfo {
+        self.model.info()
+    }
+
     /// The model, without its cache.
     pub(crate) fn into_model(self) -> Box<dyn Model> {
         self.model

@@ -13,7 +13,6 @@ use taper_base::BlockId;
 use taper_kv_codecs::{
     AttnParams, Exact, KvCodec, KvCodecError, KvGeometry, LayerPages, parse, parse_on,
 };
-use taper_sampler::draw_bits;
 use taper_tensor::{
     Tensor,
     gpu::{Gpu, attention::BLOCK_TOKENS},
@@ -173,10 +172,13 @@ fn encode_cases(quick: bool) -> Vec<Case> {
     cases
 }
 
-/// The next random word.
+/// Vigna's `splitmix64`: the next word. Planted bugs were chosen on its numbers.
 fn next_bits(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(1);
-    draw_bits(*state, 0)
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// About normal.
