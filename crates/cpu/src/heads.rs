@@ -23,9 +23,13 @@ pub struct HeadRows<'a> {
 
 impl<'a> HeadRows<'a> {
     /// `x [tokens, heads, head]`, to be left as it is.
+    ///
+    /// # Panics
+    /// When `x` is not whole tokens.
     #[must_use]
     pub fn plain(x: &'a [f32], heads: usize, head: usize) -> Self {
-        Self { x, token: heads * head, head, norm: None, angles: None }
+        // A product that is too large holds no whole number of tokens either, unless `x` is empty.
+        Self::new((x, heads.saturating_mul(head)), head, None, None)
     }
 
     /// Tokens of so many elements, in heads of so many, each to be normed (gains and epsilon) and rotated (cosines and
@@ -101,5 +105,29 @@ impl<'a> HeadRows<'a> {
                 unsafe { self.turn_to(at, 1.0, out.at(at)) };
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "whole heads and tokens")]
+    fn heads_of_nothing_hold_nothing() {
+        let _ = HeadRows::plain(&[1.0; 10], 1, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "whole heads and tokens")]
+    fn tokens_without_heads_hold_nothing() {
+        let _ = HeadRows::plain(&[1.0; 10], 0, 64);
+    }
+
+    #[test]
+    fn what_is_plain_stays_as_it_is() {
+        let x = [1.0, 2.0, 3.0, 4.0];
+        assert_eq!(HeadRows::plain(&x, 1, 2).turned(), x);
+        assert!(HeadRows::plain(&[], 2, 2).turned().is_empty());
     }
 }

@@ -8,7 +8,7 @@ use taper_kv_codecs::{KvCodec, KvCodecError};
 use taper_tensor::gpu::Gpu;
 
 /// Layers that a span may name at most, so that sums of them never overflow.
-const MOST_LAYERS: i64 = 1 << 20;
+const MOST_LAYERS: u64 = 1 << 20;
 
 /// Which codec each layer has.
 #[derive(Debug, Clone, PartialEq)]
@@ -238,7 +238,7 @@ impl LayerSpan {
     /// # Errors
     /// The text is none of these.
     pub fn parse(text: &str) -> Result<Self, KvPlanError> {
-        let number = |n: &str| n.parse::<i64>().ok().filter(|n| n.abs() < MOST_LAYERS);
+        let number = |n: &str| n.parse::<i64>().ok().filter(|n| n.unsigned_abs() < MOST_LAYERS);
         let (first, last) = match text.get(1..).and_then(|rest| rest.split_once('-')) {
             Some((_, last)) => (&text[..text.len() - last.len() - 1], last),
             None => (text, text),
@@ -291,6 +291,10 @@ mod tests {
             ("{\"layers\": {}}", "missing field `default`"),
             ("{\"default\": \"f16\", \"layers\": {\"x\": \"f16\"}}", "\"x\" are no layers"),
             ("{\"default\": \"f16\", \"layers\": {\"é\": \"f16\"}}", "\"é\" are no layers"),
+            (
+                "{\"default\": \"f16\", \"layers\": {\"-9223372036854775808\": \"f16\"}}",
+                "are no layers",
+            ),
             ("{\"default\": \"f16\", \"layers\": {\"0-6\": \"f16\"}}", "the model has 0-5"),
             ("{\"default\": \"f16\", \"layers\": {\"-7\": \"f16\"}}", "the model has 0-5"),
             ("{\"default\": \"f16\", \"layers\": {\"3-1\": \"f16\"}}", "3-1"),
