@@ -184,7 +184,7 @@ impl Backend for Cuda {
         self.wait()
     }
 
-    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+    fn launch(&self, launch: &Launch<'_>, _: u64) -> Result<()> {
         self.enter()?;
         let function = self.function(launch)?;
         let sent = self.replay().push(&self.sender, function, launch);

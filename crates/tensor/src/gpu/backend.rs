@@ -5,7 +5,7 @@ use crate::{Bytes, Result, TensorError};
 use std::{
     collections::{BTreeSet, HashMap},
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// A buffer as its backend knows it.
@@ -19,6 +19,30 @@ pub struct Memory {
     pub free: u64,
     /// Bytes of memory in all.
     pub total: u64,
+}
+
+/// What a backend has done since it was opened. Only backends over shared memory count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Kernels launched.
+    pub launches: u64,
+    /// Barriers between launches.
+    pub barriers: u64,
+    /// Encoders of launches.
+    pub encoders: u64,
+    /// Copies on the GPU.
+    pub blits: u64,
+    /// Command buffers sent off.
+    pub commits: u64,
+    /// Times that the host waited.
+    pub waits: u64,
+    /// Bytes that the host wrote where they belong.
+    pub written: u64,
+    /// Bytes that went through a staging buffer.
+    pub staged: u64,
+    /// Bytes of files that are read where they are mapped.
+    pub adopted: u64,
 }
 
 /// What runs kernels. Work is done in the order it was asked for; only `download` and `wait` wait.
@@ -44,8 +68,13 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Copies bytes out, after what was asked for before.
     fn download(&self, from: Handle, offset: usize, out: &mut [u8]) -> Result<()>;
 
-    /// Runs a kernel.
-    fn launch(&self, launch: &Launch<'_>) -> Result<()>;
+    /// Whether no work that is not done uses a buffer, where that makes a difference to `upload`.
+    fn is_idle(&self, _handle: Handle) -> bool {
+        true
+    }
+
+    /// Runs a kernel of about so many multiply-adds; 0 where they are few.
+    fn launch(&self, launch: &Launch<'_>, work: u64) -> Result<()>;
 
     /// Waits until everything that was asked for is done.
     fn wait(&self) -> Result<()>;
@@ -56,6 +85,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Bytes a second that the memory gives by its clock and width, where the driver knows them.
     fn peak_bandwidth(&self) -> Result<Option<u64>> {
         Ok(None)
+    }
+
+    /// What it has done.
+    fn counters(&self) -> Counters {
+        Counters::default()
     }
 
     /// Whether memory of steps may be larger than asked for and used again without being cleared;
@@ -176,14 +210,35 @@ impl Gpu {
             return self.allocate(bytes);
         }
         let size = bytes.max(256).next_power_of_two();
-        let mut pool = self.0.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        let handle = pool.get_mut(&size).and_then(BTreeSet::pop_first);
+        let handle = self.pool().get_mut(&size).and_then(BTreeSet::pop_first);
+        self.pooled(handle, bytes, size)
+    }
+
+    /// Memory for bytes that the host is about to write: no work that is not done uses it.
+    fn temporary_to_write(&self, bytes: usize) -> Result<Buffer> {
+        if !self.0.backend.may_pool() {
+            return self.allocate(bytes);
+        }
+        let size = bytes.max(256).next_power_of_two();
+        let mut pool = self.pool();
+        let handles = pool.entry(size).or_default();
+        let handle = handles.iter().copied().find(|&handle| self.0.backend.is_idle(handle));
+        handle.map(|handle| handles.remove(&handle));
         drop(pool);
+        self.pooled(handle, bytes, size)
+    }
+
+    /// A buffer of the pool, or a new one for it.
+    fn pooled(&self, handle: Option<Handle>, bytes: usize, size: usize) -> Result<Buffer> {
         let handle = match handle {
             Some(handle) => handle,
             None => self.0.backend.allocate(size)?,
         };
         Ok(Buffer { gpu: self.clone(), handle, bytes, pooled: Some(size), map: None })
+    }
+
+    fn pool(&self) -> MutexGuard<'_, HashMap<usize, BTreeSet<Handle>>> {
+        self.0.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A temporary with these contents.
@@ -192,16 +247,28 @@ impl Gpu {
     /// There is not so much memory.
     pub fn upload<T: bytemuck::Pod>(&self, data: &[T]) -> Result<Buffer> {
         let bytes: &[u8] = bytemuck::cast_slice(data);
-        let buffer = self.temporary(bytes.len())?;
+        let buffer = self.temporary_to_write(bytes.len())?;
         buffer.write(0, bytes)?;
         Ok(buffer)
     }
 
+    /// Runs a kernel of little work.
     pub(crate) fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.launch_work(launch, 0)
+    }
+
+    /// Runs a kernel of about so many multiply-adds.
+    pub(crate) fn launch_work(&self, launch: &Launch<'_>, work: usize) -> Result<()> {
         if launch.grid.contains(&0) {
             return Ok(());
         }
-        self.0.backend.launch(launch)
+        self.0.backend.launch(launch, work as u64)
+    }
+
+    /// What its backend has done.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.0.backend.counters()
     }
 
     /// Whether there are matrix units, and kernels for them.
@@ -354,8 +421,7 @@ impl Drop for Buffer {
             let _ = self.gpu.0.backend.wait();
         }
         let Some(size) = self.pooled else { return self.gpu.0.backend.free(self.handle) };
-        let mut pool = self.gpu.0.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        pool.entry(size).or_default().insert(self.handle);
+        self.gpu.pool().entry(size).or_default().insert(self.handle);
     }
 }
 

@@ -28,11 +28,17 @@ fn address(handle: Handle) -> usize {
 
 /// The library that `cargo xtask kernels` builds.
 #[derive(Debug)]
-struct Host {
+pub(crate) struct Runner {
     library: Library,
-    options: HostOptions,
-    /// The runner has one set of fibers.
+    /// It has one set of fibers.
     running: Mutex<()>,
+}
+
+/// The library as a GPU.
+#[derive(Debug)]
+struct Host {
+    runner: Runner,
+    options: HostOptions,
     /// Length of each buffer.
     lengths: Mutex<HashMap<u64, usize>>,
 }
@@ -54,14 +60,8 @@ impl Gpu {
     /// # Errors
     /// It cannot be loaded.
     pub fn host(library: &Path, options: HostOptions) -> Result<Self> {
-        // SAFETY: the library is ours and runs nothing when it is loaded.
-        let library = unsafe { Library::new(library) }.map_err(failed("load kernels"))?;
-        Ok(Self::new(Box::new(Host {
-            library,
-            options,
-            running: Mutex::default(),
-            lengths: Mutex::default(),
-        })))
+        let runner = Runner::open(library)?;
+        Ok(Self::new(Box::new(Host { runner, options, lengths: Mutex::default() })))
     }
 }
 
@@ -69,12 +69,75 @@ fn failed<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> TensorError
     move |e| TensorError::Gpu { what, message: e.to_string() }
 }
 
-impl Host {
+impl Runner {
+    pub(crate) fn open(library: &Path) -> Result<Self> {
+        // SAFETY: the library is ours and runs nothing when it is loaded.
+        let library = unsafe { Library::new(library) }.map_err(failed("load kernels"))?;
+        Ok(Self { library, running: Mutex::default() })
+    }
+
     fn symbol<T>(&self, name: &str) -> Result<Symbol<'_, T>> {
         // SAFETY: each caller asks for the type that the runner declares.
         unsafe { self.library.get(name.as_bytes()) }.map_err(failed("find kernel"))
     }
 
+    /// Memory whose ends are watched.
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        let allocate = self.symbol::<Allocate>("taper_alloc")?;
+        // SAFETY: any size is allowed.
+        match unsafe { allocate(bytes) } as u64 {
+            0 => Err(failed("allocate")(format!("no {bytes} bytes"))),
+            at => Ok(at),
+        }
+    }
+
+    fn free(&self, at: u64) {
+        if let Ok(free) = self.symbol::<Free>("taper_free") {
+            // SAFETY: it came from `taper_alloc` and is given back once.
+            unsafe { free(at as *mut c_void) };
+        }
+    }
+
+    /// Runs a kernel on buffers from these addresses on. The error says what went wrong inside.
+    pub(crate) fn run(
+        &self,
+        kernel: &str,
+        (grid, threads): ([u32; 3], u32),
+        buffers: &[*mut u8],
+        params: &[u8],
+        seed: u64,
+    ) -> std::result::Result<(), String> {
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = |e: TensorError| e.to_string();
+        let address = self.symbol::<*mut c_void>(kernel).map_err(text)?;
+        let run = self.symbol::<Run>("taper_launch").map_err(text)?;
+        // A copy of its own, so that reading past its end is detected.
+        let copy = self.allocate(params.len()).map_err(text)?;
+        // SAFETY: it has room for them.
+        unsafe { (copy as *mut u8).copy_from_nonoverlapping(params.as_ptr(), params.len()) };
+        let mut buffers: Vec<_> = buffers.iter().map(|at| at.cast::<c_void>()).collect();
+        buffers.push(copy as *mut c_void);
+        // SAFETY: the kernel takes these buffers; the runner reports what goes wrong inside.
+        let wrong = unsafe {
+            run(
+                address.try_as_raw_ptr().unwrap_or(std::ptr::null_mut()),
+                buffers.as_ptr(),
+                buffers.len() as u32,
+                grid.as_ptr(),
+                threads,
+                seed,
+            )
+        };
+        self.free(copy);
+        if wrong.is_null() {
+            return Ok(());
+        }
+        // SAFETY: a message that stays until the next launch.
+        Err(unsafe { CStr::from_ptr(wrong) }.to_string_lossy().into_owned())
+    }
+}
+
+impl Host {
     fn length(&self, handle: Handle) -> usize {
         let lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
         lengths.get(&handle.0).copied().unwrap_or(0)
@@ -98,12 +161,7 @@ impl Backend for Host {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Handle> {
-        let allocate = self.symbol::<Allocate>("taper_alloc")?;
-        // SAFETY: any size is allowed.
-        let at = unsafe { allocate(bytes) } as u64;
-        if at == 0 {
-            return Err(failed("allocate")(format!("no {bytes} bytes")));
-        }
+        let at = self.runner.allocate(bytes)?;
         self.lengths.lock().unwrap_or_else(PoisonError::into_inner).insert(at, bytes);
         Ok(Handle(at))
     }
@@ -119,10 +177,7 @@ impl Backend for Host {
             return;
         }
         self.lengths.lock().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
-        if let Ok(free) = self.symbol::<Free>("taper_free") {
-            // SAFETY: it came from `taper_alloc` and is given back once.
-            unsafe { free(handle.0 as *mut c_void) };
-        }
+        self.runner.free(handle.0);
     }
 
     fn upload(&self, to: Handle, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -145,10 +200,7 @@ impl Backend for Host {
         Ok(())
     }
 
-    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let kernel = self.symbol::<*mut c_void>(launch.kernel)?;
-        let run = self.symbol::<Run>("taper_launch")?;
+    fn launch(&self, launch: &Launch<'_>, _: u64) -> Result<()> {
         let inputs = launch.operands.iter().filter(|o| !o.is_written());
         let inputs = inputs.map(|o| o.buffer().handle());
         let written = |h: &Handle| {
@@ -156,37 +208,17 @@ impl Backend for Host {
         };
         let inputs: Vec<_> = inputs.filter(|h| self.options.check_inputs && !written(h)).collect();
         let before: Vec<_> = inputs.iter().map(|&h| self.digest(h)).collect();
-        let at =
-            |o: &super::Operand<'_>| (address(o.buffer().handle()) + o.offset()) as *mut c_void;
-        // A copy of its own, so that reading past its end is detected.
-        let params = self.allocate(launch.params.len())?;
-        self.upload(params, 0, launch.params)?;
-        let mut buffers: Vec<_> = launch.operands.iter().map(at).collect();
-        buffers.push(params.0 as *mut c_void);
-        // SAFETY: the kernel takes these buffers; the runner reports what goes wrong inside.
-        let wrong = unsafe {
-            run(
-                kernel.try_as_raw_ptr().unwrap_or(std::ptr::null_mut()),
-                buffers.as_ptr(),
-                buffers.len() as u32,
-                launch.grid.as_ptr(),
-                launch.threads,
-                self.options.seed,
-            )
-        };
-        self.free(params);
-        let message = |text: String| TensorError::Gpu {
+        let at = |o: &super::Operand<'_>| (address(o.buffer().handle()) + o.offset()) as *mut u8;
+        let buffers: Vec<_> = launch.operands.iter().map(at).collect();
+        let threads = (launch.grid, launch.threads);
+        let seed = self.options.seed;
+        let run = self.runner.run(launch.kernel, threads, &buffers, launch.params, seed);
+        let changed = inputs.iter().zip(before).position(|(&h, digest)| self.digest(h) != digest);
+        let changed = changed.map_or(Ok(()), |i| Err(format!("it changes its input {i}")));
+        run.and(changed).map_err(|text| TensorError::Gpu {
             what: "run kernel",
             message: format!("{}: {text}", launch.kernel),
-        };
-        if !wrong.is_null() {
-            // SAFETY: a message that stays until the next launch.
-            return Err(message(unsafe { CStr::from_ptr(wrong) }.to_string_lossy().into_owned()));
-        }
-        match inputs.iter().zip(before).position(|(&h, digest)| self.digest(h) != digest) {
-            Some(i) => Err(message(format!("it changes its input {i}"))),
-            None => Ok(()),
-        }
+        })
     }
 
     fn wait(&self) -> Result<()> {

@@ -24,7 +24,7 @@ pub mod compact;
 mod edits;
 mod experts;
 mod families;
-#[cfg(any(test, all(feature = "metal", target_os = "macos")))]
+#[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
 mod hazards;
 #[cfg(feature = "gpu-host")]
 mod host;
@@ -34,17 +34,19 @@ mod matmul;
 mod ops;
 mod resident;
 mod sampling;
+#[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
+pub(crate) mod unified;
 mod weight;
 
 #[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "only CUDA has a library"))]
 pub(crate) use backend::MatmulOperands;
-#[cfg(all(feature = "metal", target_os = "macos"))]
+#[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
 pub(crate) use backend::Pages;
 pub(crate) use backend::{Backend, Handle};
-pub use backend::{Buffer, Gpu, Memory};
+pub use backend::{Buffer, Counters, Gpu, Memory};
 pub use experts::{Routing, StackedExperts};
 pub use families::{FAMILIES, Family};
-#[cfg(all(feature = "metal", target_os = "macos"))]
+#[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
 pub(crate) use hazards::Hazards;
 #[cfg(feature = "gpu-host")]
 pub use host::HostOptions;
@@ -55,6 +57,8 @@ pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub(crate) use resident::Resident;
 pub(crate) use sampling::{NONE as NO_TOKEN, launch_argmax};
 pub use sampling::{Sampled, argmax, edit, sample};
+#[cfg(feature = "gpu-host")]
+pub use unified::fake::{FakeOptions, FakeUse};
 pub(crate) use weight::{GpuWeight, Product};
 
 /// Kinds of GPUs, as `--device` takes them.
