@@ -77,6 +77,11 @@ const STEPS: &[Step] = &[
         Run(&["bash", ".ci/kernels", "{xtask}"]),
     ),
     step("metal", "the Metal backend checked for Apple silicon", Run(&["bash", ".ci/metal"])),
+    step(
+        "unified",
+        "launches, copies and memory of a model on a fake of an Apple GPU",
+        Run(&["{xtask}", "unified"]),
+    ),
     step("fmt", "formatting", Run(&["cargo", "fmt", "--all", "--check"])),
     // With the CUDA backend, which replaces nothing: one build of the lints is enough.
     step(

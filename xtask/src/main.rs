@@ -13,6 +13,7 @@ mod ppl;
 mod runner;
 mod subject;
 mod tidy;
+mod unified;
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -31,7 +32,8 @@ enum Task {
     Parity {
         /// Only the fixtures whose name contains this.
         filter: Option<String>,
-        /// Where to run: cpu, cuda, metal, or a library of kernels for the host runner.
+        /// Where to run: cpu, cuda, metal, a library of kernels for the host runner, or `fake:` and the library for
+        /// a fake of an Apple GPU.
         #[arg(long, default_value = "cpu", value_name = "NAME")]
         device: String,
     },
@@ -46,6 +48,8 @@ enum Task {
     Kernels(kernels::Options),
     /// Compile the GPU kernels with Apple's compiler, on a Mac with Xcode.
     Metallib(metallib::Options),
+    /// Load and decode on a fake of an Apple GPU that counts launches, copies and memory.
+    Unified(unified::Options),
     /// Package every library, and build programs outside the workspace on the packages.
     Package,
     /// Write the parts of the documents that are made of the code.
@@ -76,6 +80,7 @@ fn main() -> anyhow::Result<()> {
         Task::Ci(options) => ci::run(&root(), &options),
         Task::Kernels(options) => kernels::run(&root(), &options),
         Task::Metallib(options) => Ok(metallib::run(&options)?),
+        Task::Unified(options) => unified::run(&options),
         Task::Package => package::run(&root()),
         Task::Docs => tidy::models::write(&root()),
         Task::Tidy => tidy::run(&root()),

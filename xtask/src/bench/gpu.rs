@@ -42,7 +42,12 @@ const EXPERTS: Shape = Shape {
     tied: false,
     experts: Some((128, 8)),
 };
-const SHAPES: [Shape; 4] = [shape::SMALL, MIDDLE, LARGE, EXPERTS];
+static SHAPES: [Shape; 4] = [shape::SMALL, MIDDLE, LARGE, EXPERTS];
+
+/// The shape of a name.
+pub(crate) fn shape_of(name: &str) -> Result<&'static Shape> {
+    SHAPES.iter().find(|shape| shape.name == name).with_context(|| format!("no shape {name}"))
+}
 
 /// What to measure.
 #[derive(Debug, clap::Args)]
@@ -98,8 +103,7 @@ pub(crate) fn run(device: &str, args: &GpuArgs) -> Result<()> {
     }
     gpu_cache::run(&gpu, &args.cache)?;
     for name in &args.shapes {
-        let shape = SHAPES.iter().find(|s| s.name == name);
-        let shape = shape.with_context(|| format!("no shape {name}"))?;
+        let shape = shape_of(name)?;
         let mut own = Own::load(&gpu, shape, args.steps)?;
         match args.against.peer(shape)? {
             Some(peer) => peer.compare(&mut own, &args.works(), bandwidth)?,

@@ -35,6 +35,9 @@ use std::{
     thread,
 };
 
+pub(crate) use gpu::shape_of as gpu_shape;
+pub(crate) use shape::Shape;
+
 /// What is measured.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {

@@ -71,7 +71,10 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         .collect();
     orders.into_iter().collect::<Result<()>>()?;
     if only.is_none() {
-        clang.parity(&library, "mlx-4bit")?;
+        let library = library.display();
+        for device in [library.to_string(), format!("fake:{library}")] {
+            clang.parity(&device, "mlx-4bit")?;
+        }
     }
     if !options.no_mutants {
         mutants::run(&clang, only)?;

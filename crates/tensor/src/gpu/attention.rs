@@ -376,14 +376,15 @@ impl Plan {
         if new.is_some() {
             operands.push(Operand::Out(halves.as_ref().unwrap_or(&out.buffer), 0));
         }
-        gpu.launch(&Launch {
+        let launch = Launch {
             family,
             kernel,
             grid,
             threads: 128,
             operands: &operands,
             params: bytemuck::bytes_of(&params),
-        })?;
+        };
+        gpu.launch_work(&launch, work(rows, self.spans, shape.head_dim))?;
         if spans > 0 {
             let params = MergeParams { head_dim: shape.head_dim as u32, spans: self.spans as u32 };
             gpu.launch(&Launch {
@@ -402,6 +403,11 @@ impl Plan {
         out.prepared = halves.zip(order).map(|(halves, order)| Prepared::of(halves, order).into());
         Ok(out.into())
     }
+}
+
+/// Multiply-adds, at most, of so many rows of queries.
+pub(super) fn work(rows: usize, spans: usize, head_dim: usize) -> usize {
+    2 * rows * spans * SPAN_TOKENS * head_dim
 }
 
 pub(super) fn on_gpu(x: &Tensor) -> Result<&GpuTensor> {

@@ -45,6 +45,24 @@ pub struct Counters {
     pub adopted: u64,
 }
 
+impl Counters {
+    /// What was done after `before` was read.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            launches: self.launches - before.launches,
+            barriers: self.barriers - before.barriers,
+            encoders: self.encoders - before.encoders,
+            blits: self.blits - before.blits,
+            commits: self.commits - before.commits,
+            waits: self.waits - before.waits,
+            written: self.written - before.written,
+            staged: self.staged - before.staged,
+            adopted: self.adopted - before.adopted,
+        }
+    }
+}
+
 /// What runs kernels. Work is done in the order it was asked for; only `download` and `wait` wait.
 pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// The device's name.
@@ -96,6 +114,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// not where accesses are checked.
     fn may_pool(&self) -> bool {
         true
+    }
+
+    /// Threadgroups of 256 threads that keep it busy: so many an H100 runs at a time.
+    fn threadgroups(&self) -> usize {
+        512
     }
 
     /// Whether the matrix units are so fast that even one row of activations is better multiplied
@@ -269,6 +292,10 @@ impl Gpu {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.0.backend.counters()
+    }
+
+    pub(crate) fn threadgroups(&self) -> usize {
+        self.0.backend.threadgroups()
     }
 
     /// Whether there are matrix units, and kernels for them.

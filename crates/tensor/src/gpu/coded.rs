@@ -7,7 +7,7 @@ pub use super::coded_format::{CodedSide, RowFormat, Signs};
 pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, Writes};
 use super::{
     Buffer, Gpu, Launch, Operand,
-    attention::{MAX_HEAD, Scoring, on_gpu},
+    attention::{MAX_HEAD, Scoring, on_gpu, work},
     coded_format::refused,
     count,
     key_scores::{CodedKeyScoreParams, Task},
@@ -361,7 +361,7 @@ impl CodedCache {
         let (family, kernel) = self.attend_kernel();
         let parts = plan.group.div_ceil(TILE_ROWS);
         let exact = pages.exact.unwrap_or(pages.coded);
-        self.gpu.launch(&Launch {
+        let launch = Launch {
             family,
             kernel: &kernel,
             grid: [plan.n_tiles, (self.kv_heads * parts) as u32, plan.spans as u32],
@@ -379,7 +379,8 @@ impl CodedCache {
                 Operand::Out(&weights, 0),
             ],
             params: bytemuck::bytes_of(&params),
-        })?;
+        };
+        self.gpu.launch_work(&launch, work(rows, plan.spans, self.head_dim))?;
         let out = GpuTensor::new(&self.gpu, &q.dims)?;
         let params = CodedMergeParams {
             head_dim: self.head_dim as u32,

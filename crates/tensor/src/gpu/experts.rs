@@ -269,7 +269,7 @@ fn product(
         gate: ops::gate(gate)?,
     };
     let [data, scales] = weight.operands();
-    x.gpu().launch(&Launch {
+    let launch = Launch {
         family: "experts",
         kernel: &format!("experts_{}", weight.kernel().0),
         grid: [count("experts", routes.pairs)?, count("experts", width.div_ceil(block))?, 1],
@@ -282,7 +282,8 @@ fn product(
             Operand::Out(&out.buffer, 0),
         ],
         params: bytemuck::bytes_of(&params),
-    })?;
+    };
+    x.gpu().launch_work(&launch, routes.pairs * rows * weight.cols())?;
     Ok(out)
 }
 

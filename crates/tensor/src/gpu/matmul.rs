@@ -194,14 +194,15 @@ impl GpuWeight {
         let [data, scales] = self.operands();
         let (n, m) = (blocks_n as u32, blocks_m as u32);
         let (x, y) = if tiling.tokens_first { (m, n) } else { (n, m) };
-        gpu.launch(&Launch {
+        let launch = Launch {
             family: tiling.family,
             kernel: &tiling.kernel,
             grid: [x, y, shares as u32],
             threads: tiling.threads,
             operands: &[data, scales, Operand::In(&half, 0), Operand::Out(&sums, 0)],
             params: bytemuck::bytes_of(&params),
-        })?;
+        };
+        gpu.launch_work(&launch, tokens * self.rows * self.cols)?;
         let sums =
             Sums { buffer: &sums, shares: shares as u32, wide: params.wide, tall: params.tall };
         let next = match product.next {
@@ -319,7 +320,7 @@ impl GpuWeight {
             kernel: format!("matmul_{}_t{tile}", self.kernel().0),
             tokens: tile,
             threads: 256,
-            enough: 512,
+            enough: self.gpu().threadgroups(),
             tokens_first: false,
         }
     }

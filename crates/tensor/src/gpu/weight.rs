@@ -367,14 +367,15 @@ impl GpuWeight {
                 ("matvec", format!("matvec_{name}_m{m}"), blocks, 4 * LANES)
             }
         };
-        self.gpu().launch(&Launch {
+        let launch = Launch {
             family,
             kernel: &kernel,
             grid: [blocks, params.tokens.div_ceil(m), 1],
             threads,
             operands: &operands,
             params: bytemuck::bytes_of(&params),
-        })
+        };
+        self.gpu().launch_work(&launch, x.len() * self.rows)
     }
 }
 

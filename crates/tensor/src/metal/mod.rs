@@ -180,6 +180,17 @@ impl Device for Metal {
         PAGE
     }
 
+    /// Two a core. The name of the architecture ends with a letter of its size; MLX reads it too.
+    fn threadgroups(&self) -> usize {
+        let name = autoreleasepool(|_| self.device.architecture().name().to_string());
+        match name.chars().last() {
+            Some('p') => 16,
+            Some('s') => 80,
+            Some('c' | 'd') => 160,
+            _ => 40,
+        }
+    }
+
     fn commands(&self) -> Result<Commands> {
         autoreleasepool(|_| {
             let buffer = self.queue.commandBuffer();

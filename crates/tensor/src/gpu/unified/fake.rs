@@ -301,6 +301,10 @@ impl Device for Fake {
         16 << 10
     }
 
+    fn threadgroups(&self) -> usize {
+        40
+    }
+
     fn commands(&self) -> Result<Commands> {
         let (steps, seen) = (Vec::new(), self.seen.clone());
         let recorded = Recorded { steps, encoding: false, done: false, error: None, seen };

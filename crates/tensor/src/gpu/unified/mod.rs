@@ -27,7 +27,7 @@ mod tests;
 
 /// Launches after which a command buffer is sent off, so that the GPU starts while the host goes on: the
 /// first since the host waited, and later ones.
-const LAUNCHES: [usize; 2] = [16, 48];
+const LAUNCHES: [usize; 2] = [16, 512];
 /// Multiply-adds after which it is sent off. macOS ends a command buffer that takes seconds; so much takes
 /// some 50 ms on an M1 when kernels reach an eighth of its speed.
 const WORK: u64 = 1 << 33;
@@ -69,6 +69,9 @@ pub(crate) trait Device: Send + Sync + fmt::Debug {
 
     /// Bytes of a page of memory.
     fn page(&self) -> usize;
+
+    /// Threadgroups of 256 threads that keep it busy.
+    fn threadgroups(&self) -> usize;
 
     /// Opens a command buffer.
     fn commands(&self) -> Result<Self::Commands>;
@@ -419,6 +422,10 @@ impl<D: Device> Backend for Unified<D> {
         // Staging buffers would count.
         self.wait()?;
         self.device.memory()
+    }
+
+    fn threadgroups(&self) -> usize {
+        self.device.threadgroups()
     }
 
     fn counters(&self) -> Counters {
