@@ -92,6 +92,12 @@ impl Source {
         Ok(text)
     }
 
+    /// Whether Metal's backend asks for it: it says of no GPU that its matrix units are fast.
+    #[must_use]
+    pub fn is_for_metal(&self) -> bool {
+        !["attend_tile", "matmul_tile", "matmul_wide", "matvec_tile"].contains(&self.name)
+    }
+
     /// The file with its headers in place, as Metal compiles it at run time: a text, with no
     /// directories to look in.
     #[must_use]

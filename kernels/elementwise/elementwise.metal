@@ -42,7 +42,8 @@ struct RowsParams {
     uint cols;
 };
 
-// out[r] = x[r] + y.
+// out[r] = x[r] + y. Only after a library's product, which Metal's backend has not.
+#ifndef __METAL_VERSION__
 kernel void add_bias(
     device const float* x [[buffer(0)]],
     device const float* y [[buffer(1)]],
@@ -52,6 +53,7 @@ kernel void add_bias(
 {
     if (i < p.n) out[i] = x[i] + y[i % p.cols];
 }
+#endif
 
 // out[r] = x[ids[r]].
 kernel void take_rows(

@@ -59,7 +59,12 @@ kernel void embed_##NAME( \
 { \
     const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type, p.packed}; \
     read_chunk<FORMAT, float>(w, out, ids[at.y], at.y, at.x * 128u + tid); \
-} \
+}
+FOR_EACH_FORMAT(EMBED)
+
+// Only backends with a library for dense products ask for it, and Metal's has none.
+#ifndef __METAL_VERSION__
+#define WIDEN(FORMAT, NAME) \
 kernel void widen_##NAME( \
     device const uint* data [[buffer(0)]], \
     device const uint* scales [[buffer(1)]], \
@@ -71,4 +76,5 @@ kernel void widen_##NAME( \
     const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type, p.packed}; \
     read_chunk<FORMAT, half>(w, out, p.first + at.y, at.y, at.x * 128u + tid); \
 }
-FOR_EACH_FORMAT(EMBED)
+FOR_EACH_FORMAT(WIDEN)
+#endif

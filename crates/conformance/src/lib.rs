@@ -49,13 +49,15 @@ pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
         tolerance: check.tolerance,
         case: Kind::Tensor(check),
     });
-    let attend = attention::cases(quick).into_iter().map(|case| Check {
+    let attended = |case: Case| Check {
         family: if case.codec.contains('-') { "coded_more" } else { "coded" },
         name: case.to_string(),
         // Exact rows are compared with what they were before they became halves.
         tolerance: 1e-4,
         case: Kind::Attend(case),
-    });
+    };
+    let attend = attention::cases(quick).into_iter().map(attended);
+    let more = attention::more_cases().into_iter().map(attended);
     let encode = encode_cases(quick).into_iter().map(|case| Check {
         family: "encode",
         name: case.to_string(),
@@ -81,7 +83,8 @@ pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
         tolerance: 1e-5,
         case: Kind::Scores(case),
     });
-    plain.chain(attend).chain(encode).chain(compact).chain(moved).chain(scores).collect()
+    let all = plain.chain(attend).chain(encode).chain(compact).chain(moved).chain(scores);
+    all.chain(more).collect()
 }
 
 impl Check {

@@ -1,9 +1,10 @@
 //! The checks on the host runner, or on a GPU.
 
+use super::registers;
 use anyhow::{Result, bail, ensure};
 use std::{collections::BTreeMap, path::Path, time::Instant};
 use taper_conformance::Check;
-use taper_tensor::gpu::{Gpu, HostOptions};
+use taper_tensor::gpu::{FakeOptions, Gpu, HostOptions};
 
 /// Runs the checks of a library of kernels.
 pub(super) fn run(
@@ -19,6 +20,15 @@ pub(super) fn run(
         return until_failure(&gpu, family, seed, quick);
     }
     all(&gpu, family, seed, quick, &order)
+}
+
+/// Runs the checks on a fake of an Apple GPU, and looks at what it was asked for.
+pub(super) fn unified(library: &Path, seed: u64) -> Result<()> {
+    let options = FakeOptions { seed: seed + 1, ..FakeOptions::default() };
+    let (gpu, seen) = Gpu::fake(Some(library), options)?;
+    all(&gpu, None, seed, false, "fake of an Apple GPU")?;
+    ensure!(seen.faults().is_empty(), "{:?}", seen.faults());
+    registers::check(&seen.kernels())
 }
 
 /// Runs the checks until one fails.

@@ -3,9 +3,6 @@
 /// What Metal grants a threadgroup (Apple's feature set tables, every family of GPUs of Apple silicon).
 const MOST: usize = 32 << 10;
 
-/// Families that a backend asks for only if its matrix units are fast, which Metal's does not say of any.
-const NOT_FOR_METAL: [&str; 4] = ["attend_tile", "matmul_tile", "matmul_wide", "matvec_tile"];
-
 /// Each kernel of a PTX with the bytes that a threadgroup of it shares.
 fn of_kernels(ptx: &str) -> Vec<(&str, usize)> {
     let mut kernels: Vec<(&str, usize)> = Vec::new();
@@ -43,11 +40,12 @@ mod tests {
                    st.shared.f32 z;\n.visible .entry b(\n";
         assert_eq!(of_kernels(ptx), [("a", 1032), ("b", 0)]);
         assert!(of_kernels(".visible .entry a(\n.shared .align 4 .what x[9];")[0].1 > MOST);
+        assert!(of_kernels(".visible .entry a(\n.shared .align 4 .b8 x[33792];")[0].1 > MOST);
     }
 
     #[test]
     fn what_metal_runs_fits() {
-        for source in SOURCES.iter().filter(|s| !NOT_FOR_METAL.contains(&s.name)) {
+        for source in SOURCES.iter().filter(|s| s.is_for_metal()) {
             let ptx = source.ptx().unwrap();
             let kernels = of_kernels(&ptx);
             assert!(!kernels.is_empty(), "{}", source.name);

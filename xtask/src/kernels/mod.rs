@@ -12,6 +12,7 @@ mod memory;
 mod mutants;
 mod params;
 mod ptx;
+mod registers;
 mod rewrite;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -46,6 +47,9 @@ pub(crate) struct Options {
     seed: u64,
     #[arg(long, hide = true)]
     quick: bool,
+    /// On a fake of an Apple GPU.
+    #[arg(long, hide = true)]
+    fake: bool,
     /// Ends at the first check that fails.
     #[arg(long, hide = true)]
     first: bool,
@@ -54,6 +58,9 @@ pub(crate) struct Options {
 pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let only = options.family.as_deref();
     if let Some(library) = &options.library {
+        if options.fake {
+            return check::unified(library, options.seed);
+        }
         return check::run(library, only, options.seed, options.quick, options.first);
     }
     let families: Vec<_> =
@@ -71,6 +78,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         .collect();
     orders.into_iter().collect::<Result<()>>()?;
     if only.is_none() {
+        clang.unified(&library)?;
         let library = library.display();
         for device in [library.to_string(), format!("fake:{library}")] {
             clang.parity(&device, "mlx-4bit")?;

@@ -11,7 +11,7 @@ use crate::{Result, gpu::Gpu};
 #[cfg(feature = "gpu-host")]
 use std::path::Path;
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fmt, mem,
     ptr::NonNull,
     sync::{
@@ -48,6 +48,7 @@ struct Seen {
     bytes: AtomicU64,
     most: AtomicU64,
     faults: Mutex<Vec<String>>,
+    kernels: Mutex<BTreeMap<String, u32>>,
 }
 
 impl FakeUse {
@@ -61,6 +62,12 @@ impl FakeUse {
     #[must_use]
     pub fn most_bytes(&self) -> u64 {
         self.0.most.load(Ordering::Relaxed)
+    }
+
+    /// Kernels that were launched, each with the most threads of a threadgroup.
+    #[must_use]
+    pub fn kernels(&self) -> BTreeMap<String, u32> {
+        lock(&self.0.kernels).clone()
     }
 
     /// What Metal would have ended the process for.
@@ -293,7 +300,10 @@ impl Device for Fake {
         drop(buffer);
     }
 
-    fn pipeline(&self, _: &Launch<'_>) -> Result<()> {
+    fn pipeline(&self, launch: &Launch<'_>) -> Result<()> {
+        let mut kernels = lock(&self.seen.0.kernels);
+        let threads = kernels.entry(launch.kernel.to_owned()).or_default();
+        *threads = launch.threads.max(*threads);
         Ok(())
     }
 
