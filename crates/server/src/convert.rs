@@ -19,8 +19,8 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
         _ => (source.dir().context("name a model directory or a GGUF file")?, false),
     };
     let target = target(args, is_gguf);
-    let options =
-        ConvertOptions { high_bits: args.high_bits, ..ConvertOptions::with_target(target) };
+    let mut options = ConvertOptions::with_target(target);
+    options.high_bits = args.high_bits;
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template(
         "converting {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left",

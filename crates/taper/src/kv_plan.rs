@@ -77,7 +77,7 @@ pub enum KvPlanError {
         text: String,
     },
     /// Layers that the model does not have.
-    #[error("kv_scheme speaks of layers {first}-{last}, and the model has 0-{}", layers.saturating_sub(1))]
+    #[error("the plan of KV codecs speaks of layers {first}-{last}, and the model has 0-{}", layers.saturating_sub(1))]
     Beyond {
         /// The first layer named.
         first: i64,
@@ -87,7 +87,7 @@ pub enum KvPlanError {
         layers: usize,
     },
     /// A list of another length than the model.
-    #[error("kv_scheme has {codecs} codecs, and the model {layers} layers")]
+    #[error("the plan of KV codecs has {codecs} codecs, and the model {layers} layers")]
     Count {
         /// Codecs listed.
         codecs: usize,
@@ -96,7 +96,7 @@ pub enum KvPlanError {
     },
     /// Prices of another number of layers than the model has.
     #[error(
-        "kv_scheme has prices of {keys} layers' keys and {values} layers' values, and the model {layers} layers"
+        "the plan of KV codecs has prices of {keys} layers' keys and {values} layers' values, and the model {layers} layers"
     )]
     PriceCount {
         /// Prices of keys.

@@ -1,11 +1,14 @@
-//! Dense checkpoints and GGUF files to MLX's checkpoints.
+//! Checkpoints of floats and GGUF files to MLX's checkpoints, which mlx-lm loads too.
 //!
-//! Dense ones are quantized as `mlx_lm.convert -q` does it. The tensors are those of mlx-lm bit for bit (on the CPU; see `tests/fixtures/README.md`), and
-//! mlx-lm loads the result. Unlike mlx-lm this needs no model class and no more memory than some
-//! rows: headers are written first, and every part goes to its place as it is made. Element types
-//! stay those of the source, where mlx-lm casts to `torch_dtype`.
+//! Floats are quantized as `mlx_lm.convert -q` does it, to the same bits (on the CPU; see
+//! `tests/fixtures/README.md`), or cast to another type of floats. What is not quantized keeps its type
+//! unless a type is asked for, where mlx-lm casts to `torch_dtype`.
 //!
 //! The blocks of a GGUF file become MLX's codes, scales and biases, or are read and quantized anew.
+//! Its floats become f16 where that loses nothing.
+//!
+//! Unlike mlx-lm this needs no model class and no more memory than some rows, or one matrix of blocks:
+//! headers are written first, and every part goes to its place as it is made.
 
 mod error;
 mod gguf;
@@ -34,6 +37,7 @@ use taper_tensor::{AffineFormat, AffineParts, DType, quantize};
 
 /// What was written.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ConvertReport {
     /// Tensors that are quantized now, or were and stay so.
     pub quantized: usize,

@@ -213,6 +213,23 @@ fn floats_are_cast_and_config_json_says_so() {
 }
 
 #[test]
+fn elements_smaller_than_a_byte_are_copied_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
+    let small: [Tensor<'_>; 3] = [
+        ("four", "F4", &[2, 3], vec![1, 2, 3]),
+        ("six", "F6_E2M3", &[4], vec![4, 5, 6]),
+        ("six2", "F6_E3M2", &[2, 4], vec![7; 6]),
+    ];
+    model(&src, &json!({}), &[&small[..], &[matrix("a.weight", &[2, 64])]].concat());
+    run(&src, &dst, &options(4, 64)).unwrap();
+    let (made, source) = (tensors(&dst), tensors(&src));
+    for (name, ..) in small {
+        assert_eq!(made[name], source[name]);
+    }
+}
+
+#[test]
 fn progress_rises_to_the_total() {
     let dir = tempfile::tempdir().unwrap();
     let mut seen = Vec::new();
@@ -244,7 +261,8 @@ fn what_a_killed_conversion_left_is_cleared_and_a_running_one_is_not() {
     let unfinished = dir.path().join(".dst.converting");
     fs::create_dir(&unfinished).unwrap();
     fs::write(unfinished.join("model-00001-of-00002.safetensors"), "half").unwrap();
-    let lock = File::create(unfinished.join(".lock")).unwrap();
+    let lock_path = dir.path().join(".dst.converting.lock");
+    let lock = File::create(&lock_path).unwrap();
     lock.lock().unwrap();
     let error = run(&src, &dst, &options(4, 64)).unwrap_err();
     assert!(matches!(error, ConvertError::Busy { .. }), "{error}");
@@ -252,8 +270,8 @@ fn what_a_killed_conversion_left_is_cleared_and_a_running_one_is_not() {
     drop(lock);
     fs::create_dir(&dst).unwrap(); // empty: allowed
     run(&src, &dst, &options(4, 64)).unwrap();
-    assert!(!unfinished.exists());
-    assert!(!dst.join(".lock").exists() && !dst.join("model-00001-of-00002.safetensors").exists());
+    assert!(!unfinished.exists() && !lock_path.exists());
+    assert!(!dst.join("model-00001-of-00002.safetensors").exists());
 }
 
 #[test]
@@ -267,7 +285,11 @@ fn what_cannot_be_converted_is_named() {
         run(&src, &dst, options).unwrap_err()
     };
     let good = [matrix("a.b.weight", &[2, 64])];
-    let with = |overrides: Vec<Override>| ConvertOptions { overrides, ..four.clone() };
+    let with = |overrides: Vec<Override>| {
+        let mut options = four.clone();
+        options.overrides = overrides;
+        options
+    };
 
     let e = error(json!({}), &good, &options(7, 64));
     assert!(matches!(e, ConvertError::UnknownFormat { .. }), "{e}");
@@ -298,6 +320,14 @@ fn what_cannot_be_converted_is_named() {
     let transposed = ("mlp.experts.gate_up_proj", "F32", &[2, 64, 4][..], vec![0; 2048]);
     let e = error(json!({}), &[transposed], &four);
     assert!(matches!(e, ConvertError::Layout { .. }), "{e}");
+    let stacked = matrix("mlp.switch_mlp.up_proj.weight", &[2, 64]);
+    let e = error(json!({}), &[matrix("mlp.experts.0.up_proj.weight", &[2, 64]), stacked], &four);
+    assert!(matches!(&e, ConvertError::NameTwice { name } if name.contains("switch_mlp")), "{e}");
+    let biases = matrix("a.b.biases", &[2, 1]);
+    let e = error(json!({}), &[matrix("a.b.weight", &[2, 64]), biases], &four);
+    assert!(matches!(&e, ConvertError::NameTwice { name } if name == "a.b.biases"), "{e}");
+    let e = error(json!({}), &[("a.weight", "F4", &[2, 64], vec![0; 64])], &four);
+    assert!(matches!(&e, ConvertError::DType { name, .. } if name == "a.weight"), "{e}");
     let e = error(json!({}), &[("a.weight", "F8_E4M3", &[1, 64], vec![0; 64])], &four);
     assert!(matches!(&e, ConvertError::DType { name, .. } if name == "a.weight"), "{e}");
     assert!(!dst.exists());

@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the rules of `docs/architecture.md` that a machine can check.
 
+mod comments;
 mod layers;
 pub(crate) mod models;
 mod prose;

@@ -1,6 +1,7 @@
 //! Rules for English: doc comments that can be read alone, and words that every reader knows.
 
-use super::Finding;
+use super::{Finding, comments::comments};
+use std::collections::BTreeSet;
 
 /// What no doc comment opens with: it refers to a neighbour that documentation shows elsewhere.
 const OPENERS: [&str; 6] = ["The same", "Likewise", "Those of", "Of the", "As above", "Ditto"];
@@ -31,11 +32,11 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
             let message = format!("a doc comment opens with {opener:?}: name the thing");
             findings.push(Finding::error(path, i + 1, message));
         }
-        let prose = if rust { comment(line) } else { Some(line) };
-        for (phrase, plain) in prose.into_iter().flat_map(private) {
-            let message = format!("{phrase:?} is no usual English; say: {plain}");
-            findings.push(Finding::error(path, i + 1, message));
-        }
+    }
+    let prose = if rust { comments(text) } else { text.lines().map(Some).collect() };
+    for (line, phrase, plain) in paragraphs(&prose).iter().flat_map(Paragraph::private) {
+        let message = format!("{phrase:?} is no usual English; say: {plain}");
+        findings.push(Finding::error(path, line, message));
     }
     findings
 }
@@ -51,21 +52,50 @@ fn opener(line: &str) -> Option<&'static str> {
     OPENERS.into_iter().find(opens)
 }
 
-/// What follows `//` in a line.
-fn comment(line: &str) -> Option<&str> {
-    line.split_once("//").map(|(_, words)| words)
+/// Lines of prose that belong together, joined by blanks, in lower case.
+#[derive(Default)]
+struct Paragraph {
+    words: String,
+    /// Where each line begins in `words`, and its number.
+    lines: Vec<(usize, usize)>,
 }
 
-/// The private phrases in some words.
-fn private(words: &str) -> Vec<(&'static str, &'static str)> {
-    let words = words.to_lowercase();
-    PRIVATE.into_iter().filter(|(phrase, _)| contains(&words, phrase)).collect()
+/// Joins lines that follow each other: a phrase may be wrapped.
+fn paragraphs(prose: &[Option<&str>]) -> Vec<Paragraph> {
+    let mut all = vec![Paragraph::default()];
+    for (i, line) in prose.iter().enumerate() {
+        // Marks of comments, quotations and lists.
+        let marks = |c: char| c.is_whitespace() || "/!>*-".contains(c);
+        let line = line.map(|line| line.trim_start_matches(marks).trim_end()).unwrap_or_default();
+        match all.last_mut() {
+            Some(last) if !line.is_empty() => {
+                last.lines.push((last.words.len(), i + 1));
+                last.words.push_str(&line.to_lowercase());
+                last.words.push(' ');
+            }
+            _ => all.push(Paragraph::default()),
+        }
+    }
+    all
 }
 
-/// Whether a phrase stands in a text as whole words; its last word may have another ending.
-fn contains(words: &str, phrase: &str) -> bool {
-    let begins = |at: usize| !words[..at].ends_with(char::is_alphanumeric);
-    words.match_indices(phrase).any(|(at, _)| begins(at))
+impl Paragraph {
+    /// The private phrases with the lines that they begin in, and what to say.
+    fn private(&self) -> Vec<(usize, &'static str, &'static str)> {
+        let line = |at| self.lines.iter().rev().find(|(start, _)| *start <= at).map(|(_, n)| *n);
+        let of = |(phrase, plain)| {
+            let places = places(&self.words, phrase).into_iter();
+            places.filter_map(move |at| Some((line(at)?, phrase, plain)))
+        };
+        let found: BTreeSet<_> = PRIVATE.into_iter().flat_map(of).collect();
+        found.into_iter().collect()
+    }
+}
+
+/// Where a phrase stands in a text as whole words; its last word may have another ending.
+fn places(words: &str, phrase: &str) -> Vec<usize> {
+    let begins = |at: &usize| !words[..*at].ends_with(char::is_alphanumeric);
+    words.match_indices(phrase).map(|(at, _)| at).filter(begins).collect()
 }
 
 #[cfg(test)]
@@ -108,6 +138,17 @@ mod tests {
             assert_eq!(lines("a.rs", &format!("//! {phrase}")), [1]);
             assert!(lines("a.rs", &format!("let x = \"{phrase}\";")).is_empty());
             assert!(lines("a.txt", &text).is_empty());
+        }
+    }
+
+    #[test]
+    fn wrapped_phrases_are_found_where_they_begin() {
+        for (phrase, _) in PRIVATE {
+            let (first, rest) = phrase.split_once(' ').unwrap();
+            assert_eq!(lines("a.rs", &format!("x;\n/// It {first}\n    /// {rest} x")), [2]);
+            assert_eq!(lines("a.md", &format!("x\n\n> It {first}\n> {rest}")), [3]);
+            assert!(lines("a.md", &format!("{first}\n\n{rest}")).is_empty());
+            assert!(lines("a.rs", &format!("// {first}\nlet x = 1;\n// {rest}")).is_empty());
         }
     }
 

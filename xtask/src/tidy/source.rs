@@ -1,6 +1,6 @@
 //! Rules for one file's text.
 
-use super::Finding;
+use super::{Finding, comments::comments};
 
 /// Lines from which a file should be split, and from which it must be.
 const LONG: usize = 500;
@@ -68,8 +68,8 @@ fn lines(path: &str, text: &str) -> Vec<Finding> {
     // A build script is told everything through the environment.
     let may_read = READS_ENVIRONMENT.contains(&path) || path.ends_with("/build.rs");
     let mut findings = Vec::new();
-    for (i, line) in text.lines().enumerate() {
-        let code = line.split("//").next().unwrap_or_default();
+    for (i, (line, comment)) in text.lines().zip(comments(text)).enumerate() {
+        let code = &line[..line.len() - comment.map_or(0, |words| words.len() + 2)];
         let lint =
             code.contains(UNSAFE_LINT) && (code.contains("allow") || code.contains("expect"));
         if lint && !may_be_unsafe {

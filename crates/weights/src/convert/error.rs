@@ -90,6 +90,12 @@ pub enum ConvertError {
         /// The type found.
         got: String,
     },
+    /// Two tensors of the source would have one name.
+    #[error("two tensors would be named {name:?}; use the checkpoint as its authors published it")]
+    NameTwice {
+        /// The name.
+        name: String,
+    },
     /// Infinite or NaN weights.
     #[error("tensor {name:?} holds NaN or infinities: the file is damaged; download it again")]
     NotFinite {
@@ -114,7 +120,7 @@ pub enum ConvertError {
     /// Another conversion writes the same destination.
     #[error("another conversion is writing {}; wait for it, or choose another destination", path.display())]
     Busy {
-        /// Where the unfinished files are.
+        /// The destination.
         path: PathBuf,
     },
     /// A file cannot be written.

@@ -5,6 +5,7 @@ use taper_tensor::{AffineFormat, DType};
 
 /// What becomes of matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TargetFormat {
     /// They are quantized, each layer that the options say nothing else of in this format.
     Affine(AffineFormat),
@@ -16,8 +17,9 @@ pub enum TargetFormat {
     Stored,
 }
 
-/// How to convert.
+/// How to convert. Begin with [`Self::new`] or [`Self::with_target`], and set fields.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ConvertOptions {
     /// What becomes of matrices.
     pub target: TargetFormat,

@@ -4,7 +4,10 @@ use super::{ConvertError, ConvertOptions, TargetFormat, options::is_sensitive, s
 use crate::checkpoint::Checkpoint;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use std::{collections::HashMap, ops::Range};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
 use taper_tensor::{AffineFormat, DType};
 
 /// A tensor of the source, or the same of every expert, and what becomes of it.
@@ -101,8 +104,19 @@ impl<'a> Plan<'a> {
             Some(_) => {}
             None => plan.choose_format(),
         }
+        plan.check_names()?;
         plan.lay_out(options.max_shard_bytes);
         Ok(plan)
+    }
+
+    /// Stacked experts and scales get names that other tensors of the source may have.
+    fn check_names(&self) -> Result<(), ConvertError> {
+        let mut names = HashSet::new();
+        let mut outputs = self.entries.iter().flat_map(|e| &e.outputs);
+        match outputs.find(|o| !names.insert(&o.name)) {
+            Some(o) => Err(ConvertError::NameTwice { name: o.name.clone() }),
+            None => Ok(()),
+        }
     }
 
     fn form(
@@ -321,12 +335,13 @@ fn layer_of<'a>(
 
 fn outputs(name: &str, sources: &[Source<'_>], form: Form) -> Vec<Output> {
     let (source, count) = (sources[0], sources.len());
-    let (shape, size) = (source.shape(), |dtype: Dtype| dtype.bitsize() / 8);
+    let shape = source.shape();
     let experts = Some(count).filter(|n| *n > 1);
-    let output = |name: String, dtype, shape: &[usize]| {
+    let output = |name: String, dtype: Dtype, shape: &[usize]| {
         let shape: Vec<usize> = experts.into_iter().chain(shape.iter().copied()).collect();
-        let bytes = shape.iter().product::<usize>() * size(dtype);
-        Output { name, dtype, shape, bytes: bytes as u64, offset: 0 }
+        // Not by whole bytes an element: some types have 4 bits, or 6.
+        let bits = shape.iter().map(|&n| n as u64).product::<u64>() * dtype.bitsize() as u64;
+        Output { name, dtype, shape, bytes: bits / 8, offset: 0 }
     };
     let (Some(format), [rows @ .., cols]) = (form.format(), shape) else {
         let dtype = match form {

@@ -42,7 +42,7 @@ pub(super) fn config(keys: Keys<'_>, seen: &Seen, stops: &[u32]) -> Result<Value
     let (_, model_type) = known.ok_or_else(|| {
         let names: Vec<_> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
         let own = keys.architecture;
-        GgufError::new(format!(
+        GgufError::unsupported(format!(
             "its architecture is {own:?}, and these are read from GGUF files: {}",
             names.join(", ")
         ))
@@ -114,7 +114,10 @@ fn own(keys: Keys<'_>, fields: &mut Map<String, Value>) -> Result<(), GgufError>
     }
     match experts {
         0 => Ok(()),
-        _ => Err(GgufError::new(format!("{} with experts is not read yet", keys.architecture))),
+        _ => Err(GgufError::unsupported(format!(
+            "{} with experts is not read yet",
+            keys.architecture
+        ))),
     }
 }
 
@@ -124,7 +127,8 @@ fn scaling(keys: Keys<'_>, seen: &Seen) -> Result<Option<Value>, GgufError> {
     let attention = keys.real("rope.scaling.attn_factor");
     if let Some([short, long]) = &seen.divisors {
         let original = original.unwrap_or(keys.need("context_length")?);
-        // With one list it is a matter of frequencies alone, as for Llama 3.1.
+        // Llama 3.1 has one list, which stands in both places, and scales no attention scores. Without
+        // the field longrope would compute a factor for them.
         let attention = attention.or((short == long).then_some(1.0));
         let mut section = json!({
             "rope_type": "longrope", "short_factor": short, "long_factor": long,
@@ -152,7 +156,7 @@ fn scaling(keys: Keys<'_>, seen: &Seen) -> Result<Option<Value>, GgufError> {
             Ok(Some(section))
         }
         (Some(other), _) => {
-            Err(GgufError::new(format!("its rotary scaling {other:?} is not read")))
+            Err(GgufError::unsupported(format!("its rotary scaling {other:?} is not read")))
         }
     }
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod blocks;
 mod config;
+mod error;
 mod file;
 mod names;
 mod tokenizer;
@@ -15,7 +16,9 @@ use crate::{
 };
 use blocks::BlockType;
 use config::Seen;
+pub use error::GgufError;
 use file::{Entry, Header, Keys, Meta};
+use half::{bf16, f16};
 use names::Changes;
 use safetensors::Dtype;
 use std::{
@@ -23,17 +26,6 @@ use std::{
     path::{Path, PathBuf},
 };
 use taper_tensor::{AffineParts, AffineWeight, Bytes, TensorError, pool};
-
-/// What is wrong with a file, without its name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct GgufError(String);
-
-impl GgufError {
-    fn new(what: impl Into<String>) -> Self {
-        Self(what.into())
-    }
-}
 
 /// A matrix of ggml's blocks, by the name that Hugging Face has for it.
 #[derive(Debug, Clone)]
@@ -96,9 +88,8 @@ impl Gguf {
             let (meta, tensors) = whole;
             return Ok(Self { paths: vec![path.to_owned()], meta, tensors });
         }
-        let broken =
-            || GgufError::new("it is split, and its name does not end in -00001-of-0000N.gguf");
-        let paths = (1..=count).map(|n| part(path, n).ok_or_else(|| named(path, broken())));
+        let unnamed = || named(path, GgufError::PartName);
+        let paths = (1..=count).map(|n| part(path, n).ok_or_else(unnamed));
         let paths: Vec<PathBuf> = paths.collect::<Result<_, _>>()?;
         // Only the first has all the metadata.
         let (meta, mut tensors) = read(&paths[0])?;
@@ -117,34 +108,28 @@ impl Gguf {
     /// Weights and configuration.
     ///
     /// # Errors
-    /// The architecture or a tensor's type is not served, or the metadata is incomplete.
+    /// The architecture or a tensor's type is not served, the metadata is incomplete, or two tensors
+    /// have one name.
     pub fn checkpoint(&self) -> Result<Checkpoint, WeightsError> {
         let build = || {
             let keys = self.keys()?;
             let mut seen = self.seen()?;
             let head = usize::try_from(config::head_dim(keys)?).unwrap_or(0).max(2);
             let (mut plain, mut blocks) = (HashMap::new(), HashMap::new());
+            let mut taken = HashMap::new();
             for (entry, bytes) in &self.tensors {
-                let Some(name) = names::of(keys.architecture, &entry.name) else {
+                let name = names::of(keys.architecture, &entry.name);
+                let place = name.clone().unwrap_or_else(|| entry.name.clone());
+                if let Some(other) = taken.insert(place, &entry.name) {
+                    return Err(twice(other, &entry.name));
+                }
+                let Some(name) = name else {
                     self.divisors(entry, bytes, &mut seen)?;
                     continue;
                 };
-                let changes = names::changes(keys.architecture, &entry.name, head);
-                let rows = entry.shape.first().copied().unwrap_or(0);
-                if changes.neighbours.is_some_and(|h| h % 2 != 0 || !rows.is_multiple_of(h)) {
-                    let shape = &entry.shape;
-                    let what = format!(
-                        "tensor {:?} of shape {shape:?} has no heads of {head}",
-                        entry.name
-                    );
-                    return Err(GgufError::new(what));
-                }
+                let changes = changes(keys, entry, head)?;
                 match BlockType::of(entry.kind) {
-                    Some(kind) => {
-                        let bytes = data(entry, bytes, kind.block())?;
-                        let shape = entry.shape.clone();
-                        blocks.insert(name, BlockTensor { kind, shape, bytes, changes });
-                    }
+                    Some(kind) => drop(blocks.insert(name, matrix(entry, bytes, kind, changes)?)),
                     None => drop(plain.insert(name, floats(entry, bytes, changes)?)),
                 }
             }
@@ -180,13 +165,13 @@ impl Gguf {
     fn keys(&self) -> Result<Keys<'_>, GgufError> {
         match self.meta.get("general.architecture") {
             Some(Meta::Text(architecture)) => Ok(Keys { meta: &self.meta, architecture }),
-            _ => Err(GgufError::new("its metadata has no general.architecture")),
+            _ => Err(GgufError::metadata("general.architecture")),
         }
     }
 
     fn seen(&self) -> Result<Seen, GgufError> {
         let find = |name: &str| self.tensors.iter().map(|(e, _)| e).find(|e| e.name == name);
-        let missing = || GgufError::new("it has no tensor \"token_embd.weight\"");
+        let missing = || GgufError::damaged("it has no tensor \"token_embd.weight\"");
         let vocab = find("token_embd.weight").and_then(|e| e.shape.first().copied());
         Ok(Seen {
             vocab: vocab.ok_or_else(missing)?,
@@ -205,20 +190,30 @@ impl Gguf {
             "rope_factors_short.weight" => &[0],
             "rope_factors_long.weight" => &[1],
             name => {
-                return Err(GgufError::new(format!(
+                return Err(GgufError::unsupported(format!(
                     "it has the tensor {name:?}, which this architecture has no use for"
                 )));
             }
         };
-        let raw = floats(entry, bytes, Changes::default())?;
-        if raw.dtype != Dtype::F32 {
-            return Err(GgufError::new(format!("tensor {:?} is not F32", entry.name)));
-        }
-        let list: Vec<f32> = values(raw.bytes.as_slice());
+        let list = values(&floats(entry, bytes, Changes::default())?);
         let all = seen.divisors.get_or_insert_default();
+        if places.iter().any(|&place| !all[place].is_empty()) {
+            let name = &entry.name;
+            return Err(GgufError::damaged(format!(
+                "tensor {name:?} divides frequencies that another one divides"
+            )));
+        }
         places.iter().for_each(|&place| all[place].clone_from(&list));
         Ok(())
     }
+}
+
+/// Two tensors that stand for one: none is known to be the right one.
+fn twice(one: &str, other: &str) -> GgufError {
+    GgufError::damaged(match one == other {
+        true => format!("it has the tensor {one:?} twice"),
+        false => format!("its tensors {one:?} and {other:?} are one and the same in a model"),
+    })
 }
 
 fn named(path: &Path, source: GgufError) -> WeightsError {
@@ -241,6 +236,18 @@ fn read(path: &Path) -> Result<Part, WeightsError> {
     Ok((meta, tensors.into_iter().map(|entry| (entry, bytes.clone())).collect()))
 }
 
+/// What the converter changed in a tensor; its rows must be those of whole heads.
+fn changes(keys: Keys<'_>, entry: &Entry, head: usize) -> Result<Changes, GgufError> {
+    let changes = names::changes(keys.architecture, &entry.name, head);
+    let rows = entry.shape.first().copied().unwrap_or(0);
+    if changes.neighbours.is_some_and(|h| h % 2 != 0 || !rows.is_multiple_of(h)) {
+        let (name, shape) = (&entry.name, &entry.shape);
+        let what = format!("tensor {name:?} of shape {shape:?} has no heads of {head}");
+        return Err(GgufError::damaged(what));
+    }
+    Ok(changes)
+}
+
 /// A tensor's own bytes.
 fn data(entry: &Entry, file: &Bytes, (weights, bytes): (usize, usize)) -> Result<Bytes, GgufError> {
     let all = entry.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
@@ -249,7 +256,24 @@ fn data(entry: &Entry, file: &Bytes, (weights, bytes): (usize, usize)) -> Result
     let size = whole.and_then(|n| (n / weights).checked_mul(bytes));
     let end = size.and_then(|size| entry.start.checked_add(size));
     let range = end.and_then(|end| file.slice(entry.start..end));
-    range.ok_or_else(|| file::damaged(&entry.name))
+    range.ok_or_else(|| GgufError::outside(&entry.name))
+}
+
+/// A matrix of blocks.
+fn matrix(
+    entry: &Entry,
+    file: &Bytes,
+    kind: BlockType,
+    changes: Changes,
+) -> Result<BlockTensor, GgufError> {
+    // What the converter changed in a vector is undone in floats only.
+    if entry.shape.len() < 2 || changes.plus_one {
+        let name = &entry.name;
+        let what = format!("tensor {name:?} is {kind:?}, which is read in matrices only");
+        return Err(GgufError::unsupported(what));
+    }
+    let bytes = data(entry, file, kind.block())?;
+    Ok(BlockTensor { kind, shape: entry.shape.clone(), bytes, changes })
 }
 
 /// A tensor of floats, as Hugging Face has it.
@@ -259,7 +283,7 @@ fn floats(entry: &Entry, file: &Bytes, changes: Changes) -> Result<RawTensor, Gg
         1 => (Dtype::F16, 2),
         30 => (Dtype::BF16, 2),
         other => {
-            return Err(GgufError::new(format!(
+            return Err(GgufError::unsupported(format!(
                 "tensor {:?} has ggml's type {other}, which is not read; these are: F32, F16, BF16, \
                  Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K",
                 entry.name
@@ -274,16 +298,24 @@ fn floats(entry: &Entry, file: &Bytes, changes: Changes) -> Result<RawTensor, Gg
         let moved = order.flat_map(|at| bytes.as_slice().get(at..at + row).unwrap_or_default());
         bytes = Bytes::from_vec(moved.copied().collect());
     }
-    if changes.plus_one && dtype == Dtype::F32 {
-        let gains = values(bytes.as_slice()).into_iter().flat_map(|g| (g - 1.0).to_le_bytes());
-        bytes = Bytes::from_vec(gains.collect());
+    let raw = RawTensor { dtype, shape: entry.shape.clone(), bytes };
+    if !changes.plus_one {
+        return Ok(raw);
     }
-    Ok(RawTensor { dtype, shape: entry.shape.clone(), bytes })
+    // In f32, which holds the difference whatever the file's type is.
+    let gains = values(&raw).into_iter().flat_map(|g| (g - 1.0).to_le_bytes());
+    Ok(RawTensor { dtype: Dtype::F32, bytes: Bytes::from_vec(gains.collect()), ..raw })
 }
 
-fn values(bytes: &[u8]) -> Vec<f32> {
-    let value = |b: &[u8]| b.try_into().map_or(0.0, f32::from_le_bytes);
-    bytes.chunks_exact(4).map(value).collect()
+/// What [`floats`] has read, in f32.
+fn values(raw: &RawTensor) -> Vec<f32> {
+    let bytes = raw.bytes.as_slice();
+    let (pairs, fours) = (bytes.as_chunks().0.iter(), bytes.as_chunks().0.iter());
+    match raw.dtype {
+        Dtype::F16 => pairs.map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+        Dtype::BF16 => pairs.map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        _ => fours.map(|b| f32::from_le_bytes(*b)).collect(),
+    }
 }
 
 #[cfg(test)]

@@ -41,7 +41,8 @@ const PARTS: [(&str, &str); 18] = [
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
-/// A tensor's name here, if it is known. What is not keeps its own name, and nobody asks for it.
+/// Hugging Face's name of a weight; `None` for what is no weight, such as divisors of rotary
+/// frequencies, or not known.
 pub(super) fn of(architecture: &str, name: &str) -> Option<String> {
     let (stem, kind) = name.rsplit_once('.')?;
     let own = match stem {

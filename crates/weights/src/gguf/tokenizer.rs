@@ -15,6 +15,10 @@ const UNKNOWN: i128 = 2;
 const CONTROL: i128 = 3;
 const USER_DEFINED: i128 = 4;
 
+/// Bytes of merges for each byte of tokens. Vocabularies have about 3; one of all runs of a letter
+/// would fill the memory.
+const MOST_MERGED: usize = 64;
+
 /// What SentencePiece writes for a blank.
 const BLANK: &str = "\u{2581}";
 
@@ -82,10 +86,12 @@ impl<'a> Vocabulary<'a> {
 
     /// Tokens that stand in texts as they are.
     fn added(&self) -> Vec<Value> {
-        let Some(Meta::List(kinds)) = self.meta.get(&key("token_type")) else { return Vec::new() };
-        let one = |(id, (kind, content)): (usize, (&Meta, &&str))| {
+        let Some(Meta::Numbers(kinds)) = self.meta.get(&key("token_type")) else {
+            return Vec::new();
+        };
+        let one = |(id, (kind, content)): (usize, (Meta, &&str))| {
             let Meta::Whole(kind @ (UNKNOWN | CONTROL | USER_DEFINED)) = kind else { return None };
-            let special = *kind != USER_DEFINED;
+            let special = kind != USER_DEFINED;
             Some(json!({
                 "id": id, "content": content, "special": special, "single_word": false,
                 "lstrip": false, "rstrip": false, "normalized": false,
@@ -104,7 +110,7 @@ fn key(name: &str) -> String {
 }
 
 fn texts<'a>(meta: &'a BTreeMap<String, Meta>, name: &str) -> Result<Vec<&'a str>, GgufError> {
-    let missing = || GgufError::new(format!("its metadata has no list tokenizer.ggml.{name}"));
+    let missing = || GgufError::metadata(key(name));
     let Some(Meta::List(list)) = meta.get(&key(name)) else { return Err(missing()) };
     let text = |m: &'a Meta| match m {
         Meta::Text(text) => Ok(text.as_str()),
@@ -118,13 +124,13 @@ pub(super) fn files(keys: Keys<'_>) -> Result<(Value, Value), GgufError> {
     let vocabulary = Vocabulary::read(keys.meta)?;
     let kind = match keys.meta.get(&key("model")) {
         Some(Meta::Text(kind)) => kind.as_str(),
-        _ => return Err(GgufError::new("its metadata has no tokenizer.ggml.model")),
+        _ => return Err(GgufError::metadata(key("model"))),
     };
     let (tokenizer, bos) = match kind {
         "gpt2" => byte_level(&vocabulary)?,
         "llama" => sentence_piece(&vocabulary)?,
         other => {
-            return Err(GgufError::new(format!("its tokenizer {other:?} is not read")));
+            return Err(GgufError::unsupported(format!("its tokenizer {other:?} is not read")));
         }
     };
     let tokenizer =
@@ -156,8 +162,9 @@ fn byte_level(vocabulary: &Vocabulary<'_>) -> Result<(Value, bool), GgufError> {
         Some(Meta::Text(pre)) => pre.as_str(),
         _ => "default",
     };
-    let unknown =
-        || GgufError::new(format!("its tokenizer splits texts as {pre:?}, which is not known"));
+    let unknown = || {
+        GgufError::unsupported(format!("its tokenizer splits texts as {pre:?}, which is not known"))
+    };
     let splits = splits(pre).ok_or_else(unknown)?;
     let pattern = |regex: &&str| json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
     let mut steps: Vec<Value> = splits.patterns.iter().map(pattern).collect();
@@ -212,18 +219,25 @@ fn sentence_piece(vocabulary: &Vocabulary<'_>) -> Result<(Value, bool), GgufErro
 
 /// All ways to make a token of two others. SentencePiece merges what has the highest score.
 fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<[String; 2]>, GgufError> {
-    let missing = || GgufError::new("its metadata has no list tokenizer.ggml.scores");
-    let Some(Meta::List(scores)) = vocabulary.meta.get(&key("scores")) else {
+    let missing = || GgufError::metadata(key("scores"));
+    let Some(Meta::Numbers(scores)) = vocabulary.meta.get(&key("scores")) else {
         return Err(missing());
     };
     let ids = vocabulary.ids();
-    let mut found = Vec::new();
-    for (id, (token, score)) in vocabulary.tokens.iter().zip(scores).enumerate() {
+    let most = MOST_MERGED * vocabulary.tokens.iter().map(|token| token.len()).sum::<usize>();
+    let (mut found, mut merged) = (Vec::new(), 0);
+    for (id, (token, score)) in vocabulary.tokens.iter().zip(scores.iter()).enumerate() {
         let Meta::Real(score) = score else { return Err(missing()) };
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if ids.contains_key(left) && ids.contains_key(right) {
-                found.push((*score, id, [left.to_owned(), right.to_owned()]));
+                merged += token.len();
+                if merged > most {
+                    let what =
+                        "its tokens are made of each other in more ways than any tokenizer's";
+                    return Err(GgufError::damaged(what));
+                }
+                found.push((score, id, [left.to_owned(), right.to_owned()]));
             }
         }
     }
