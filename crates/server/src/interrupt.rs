@@ -76,7 +76,7 @@ impl Interrupts {
 
 #[cfg(test)]
 impl Interrupts {
-    /// Those of a test, which come from [`Self::send`] only.
+    /// Signals of a test, which come from [`Self::send`] only.
     pub(crate) fn quiet() -> Self {
         Self(Arc::new(watch::Sender::new(State::Idle)))
     }
