@@ -100,8 +100,11 @@ pub(super) fn coded(case: &Case, gpu: &Gpu, seed: u64) -> Result<Vec<Pair>, KvCo
     let mut want = case.pages(&*codec);
     upload(gpu, &filled, &mut want)?;
     let both = |pages: &LayerPages| -> Result<_, KvCodecError> {
-        let sides = [&pages.gpu, &pages.gpu_exact].into_iter().flatten();
-        sides.flat_map(|(k, v)| [k, v]).map(bytes).collect::<Result<Vec<_>, _>>()
+        let mut sides: Vec<_> = pages.gpu.iter().flat_map(|(k, v)| [k, v]).collect();
+        if case.exact.is_some() {
+            sides.extend(case.exact_sides(pages)?);
+        }
+        sides.into_iter().map(bytes).collect::<Result<Vec<_>, _>>()
     };
     Ok(both(&pages)?.into_iter().zip(both(&want)?).collect())
 }

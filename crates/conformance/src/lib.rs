@@ -15,7 +15,7 @@ use taper_kv_codecs::{
 };
 use taper_tensor::{
     Tensor,
-    gpu::{Gpu, attention::BLOCK_TOKENS},
+    gpu::{Buffer, Gpu, attention::BLOCK_TOKENS},
 };
 
 /// One kernel in one form.
@@ -101,19 +101,8 @@ impl Check {
             Kind::Move(case) => compaction::coded(case, gpu, seed)?,
             Kind::Scores(case) => vec![case.run(gpu, seed)?],
         };
-        let error = pairs.iter().map(|(got, want)| error(got, want)).fold(0.0, f64::max);
-        Ok(Outcome { error, passed: error <= self.tolerance })
+        Ok(Outcome::of(pairs.iter().map(|(got, want)| (&**got, &**want)), self.tolerance))
     }
-}
-
-/// Largest difference relative to the largest number wanted.
-fn error(got: &[f32], want: &[f32]) -> f64 {
-    if got.len() != want.len() || got.iter().any(|x| !x.is_finite()) {
-        return f64::INFINITY;
-    }
-    let largest = want.iter().map(|w| f64::from(w.abs())).fold(f64::MIN_POSITIVE, f64::max);
-    let pairs = got.iter().zip(want);
-    pairs.map(|(&g, &w)| f64::from((g - w).abs())).fold(0.0, f64::max) / largest
 }
 
 #[derive(Debug, Clone)]
@@ -319,16 +308,14 @@ impl Case {
         if self.exact.is_some() {
             let mut want = self.pages(&*codec);
             upload(gpu, &filled, &mut want)?;
-            let (Some(got), Some(want)) = (&pages.gpu_exact, &want.gpu_exact) else {
-                return Ok(pairs);
-            };
-            for (got, want) in [(&got.0, &want.0), (&got.1, &want.1)] {
+            let (got, want) = (self.exact_sides(&pages)?, self.exact_sides(&want)?);
+            for (got, want) in got.into_iter().zip(want) {
                 let block = BLOCK_TOKENS * width;
                 for (blocks, k, _) in &filled.seqs {
                     // Whole blocks only: the rest was never written.
                     for block_id in &blocks[..k.len() / width / BLOCK_TOKENS] {
                         let at = block_id.0 as usize * block * 2;
-                        let side = |b: &taper_tensor::gpu::Buffer| -> Result<_, KvCodecError> {
+                        let side = |b: &Buffer| -> Result<_, KvCodecError> {
                             let halves = b.read::<f16>(at, block)?;
                             Ok(halves.iter().map(|x| x.to_f32()).collect::<Vec<_>>())
                         };
@@ -338,6 +325,13 @@ impl Case {
             }
         }
         Ok(pairs)
+    }
+
+    /// Exact rows on the GPU, keys and values. They must be there: what is missing was not compared.
+    fn exact_sides<'a>(&self, pages: &'a LayerPages) -> Result<[&'a Buffer; 2], KvCodecError> {
+        let missing = || KvCodecError::NoExactRows { codec: self.codec.to_owned() };
+        let (k, v) = pages.gpu_exact.as_ref().ok_or_else(missing)?;
+        Ok([k, v])
     }
 
     /// Squared distance of rows from what they were, relative to their lengths: the mean, as of
@@ -412,5 +406,18 @@ impl fmt::Display for Case {
             (_, Some(cap)) => write!(f, " cap {cap}"),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exact_rows_that_are_not_on_the_gpu_fail() {
+        let case = encode_cases(true).into_iter().find(|case| case.exact.is_some()).unwrap();
+        let pages = case.pages(&*parse(case.codec).unwrap());
+        let error = case.exact_sides(&pages).unwrap_err();
+        assert!(matches!(error, KvCodecError::NoExactRows { .. }), "{error}");
     }
 }

@@ -24,6 +24,7 @@ impl Rounding {
 
 /// Precision of the products of quantized weights with activations, and of attention in prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Precision {
     /// Exact: weights are widened to `f32`.
     #[default]

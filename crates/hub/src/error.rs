@@ -25,7 +25,7 @@ pub enum HubError {
     },
     /// A path that leads to a file.
     #[error(
-        "{} is a file; give the directory that holds config.json and the *.safetensors files", path.display()
+        "{} is a file; give the directory that holds config.json and the *.safetensors files, or a GGUF file, whose name ends in .gguf", path.display()
     )]
     NotADirectory {
         /// The file.

@@ -8,7 +8,7 @@
 use crate::{
     errors::ApiError,
     scan::scan,
-    wire::{Glance, Unsupported},
+    wire::{Glance, Unsupported, whole_numbers},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -184,12 +184,29 @@ fn located(path: &serde_path_to_error::Path, error: &serde_json::Error) -> ApiEr
     if let Some(param) = named("duplicate") {
         return ApiError::value(param, "is there twice");
     }
-    let detail = detail.to_owned();
+    let detail = in_terms_of_json(detail);
     let values = ["invalid value", "unknown variant"];
     if values.iter().any(|kind| detail.starts_with(kind)) {
         return ApiError::InvalidValue { param: at, detail };
     }
     ApiError::InvalidType { param: at, detail }
+}
+
+/// serde names what it expected as Rust does; who sends JSON does not know `f32`.
+fn in_terms_of_json(detail: &str) -> String {
+    let Some((got, expected)) = detail.rsplit_once(", expected ") else { return detail.to_owned() };
+    let expected = match expected {
+        "a map" => "an object",
+        "a sequence" => "a list",
+        "f32" => "a number",
+        other => whole_numbers(other).unwrap_or(other),
+    };
+    let got = match got {
+        "invalid type: map" => "invalid type: object",
+        "invalid type: sequence" => "invalid type: list",
+        other => other,
+    };
+    format!("{got}, expected {expected}")
 }
 
 /// `messages[0].content`, as OpenAI writes it.
@@ -205,5 +222,30 @@ fn path_of(path: &serde_ignored::Path<'_>) -> String {
         Path::Some { parent }
         | Path::NewtypeStruct { parent }
         | Path::NewtypeVariant { parent } => path_of(parent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_expected_is_named_as_json_has_it() {
+        for (serde, json) in [
+            ("invalid type: map, expected f32", "invalid type: object, expected a number"),
+            ("invalid type: sequence, expected a map", "invalid type: list, expected an object"),
+            ("invalid type: null, expected a sequence", "invalid type: null, expected a list"),
+            (
+                "invalid type: string \"f32\", expected a string",
+                "invalid type: string \"f32\", expected a string",
+            ),
+            (
+                "invalid value: integer `-1`, expected u32",
+                "invalid value: integer `-1`, expected a whole number from 0 to 4294967295",
+            ),
+            ("something else", "something else"),
+        ] {
+            assert_eq!(in_terms_of_json(serde), json);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `taper chat`: a conversation in the terminal.
 
 use crate::{
-    cli::ChatArgs,
+    cli::{ChatArgs, EngineArgs},
     conversation::Conversation,
     model::{self, Requests},
     output::{OutputError, note},
@@ -31,7 +31,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
                 conversation.reset();
                 note!("(the conversation is forgotten)");
             }
-            text => say(&mut conversation, text)?,
+            text => say(&mut conversation, text, &args.answer.engine)?,
         }
     }
     Ok(())
@@ -42,11 +42,11 @@ fn help(prompt: &Prompt) {
 }
 
 /// One bad turn, such as a full context, does not end the conversation.
-fn say(conversation: &mut Conversation<'_>, text: &str) -> Result<()> {
+fn say(conversation: &mut Conversation<'_>, text: &str, engine: &EngineArgs) -> Result<()> {
     match conversation.say(text) {
         Ok(shown) => shown.report(),
         Err(error) if error.is::<OutputError>() => return Err(error),
-        Err(error) => note!("error: {}", crate::explain(&error)),
+        Err(error) => note!("error: {}", crate::explain(&error, Some(engine))),
     }
     Ok(())
 }

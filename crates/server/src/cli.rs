@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::{kv_args::KvArgs, kv_report::KvReportArgs, sizes};
+use crate::{kv_args::KvArgs, kv_report::KvReportArgs, model::NoGpu, sizes};
 use clap::{
     Args, Parser, Subcommand,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
@@ -44,6 +44,19 @@ pub(crate) struct Cli {
     pub(crate) serve: ServeArgs,
 }
 
+impl Cli {
+    /// How a model is run, by commands that run one.
+    pub(crate) fn engine(&self) -> Option<&EngineArgs> {
+        match &self.command {
+            None => Some(&self.serve.engine),
+            Some(Command::Serve(args)) => Some(&args.engine),
+            Some(Command::Run(args)) => Some(&args.answer.engine),
+            Some(Command::Chat(args)) => Some(&args.answer.engine),
+            Some(_) => None,
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model over an OpenAI-compatible HTTP API.
@@ -78,9 +91,10 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArg {
     /// Model directory, GGUF file or downloaded Hugging Face id [default: the built-in demo model].
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     model: Option<String>,
     /// The model, as a flag instead of an argument.
-    #[arg(long = "model", short, value_name = "MODEL", conflicts_with = "model")]
+    #[arg(long = "model", short, value_name = "MODEL", conflicts_with = "model", value_parser = NonEmptyStringValueParser::new())]
     model_flag: Option<String>,
 }
 
@@ -95,7 +109,7 @@ impl ModelArg {
 pub(crate) struct EngineArgs {
     /// Maximum length of a sequence: prompt and output together, such as 32k [default: the model's
     /// own limit, or less if memory is short].
-    #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens::<u32>)]
+    #[arg(long, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
     pub(crate) max_model_len: Option<u32>,
     /// Device to run on; cuda and metal need a build with the feature of that name.
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda", "metal"])]
@@ -160,10 +174,10 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "BYTES", value_parser = sizes::bytes)]
     pub(crate) kv_idle_memory_bytes: Option<u64>,
     /// Maximum number of sequences in a batch [default: 256 for a server, 1 for run and chat].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_num_seqs: Option<u32>,
     /// Maximum number of tokens in a step; longer prompts are prefilled in chunks of this size.
-    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = sizes::tokens::<u32>)]
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
     pub(crate) max_num_batched_tokens: u32,
     /// Compute threads [default: one per core]. More threads than cores slow every step.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST_THREADS))]
@@ -263,7 +277,7 @@ pub(crate) struct AnswerArgs {
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Seed of the sampler.
-    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = sizes::seed)]
     pub(crate) seed: u64,
 }
 
@@ -282,7 +296,7 @@ pub(crate) struct RunArgs {
     /// The prompt; "-" reads standard input.
     pub(crate) prompt: String,
     /// Model directory, GGUF file or downloaded Hugging Face id [default: the built-in demo model].
-    #[arg(long, short)]
+    #[arg(long, short, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) answer: AnswerArgs,
@@ -304,7 +318,7 @@ pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     /// Context lengths to plan memory for, in tokens.
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::some_tokens)]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::some_tokens::<u64>)]
     pub(crate) context: Vec<u64>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -348,6 +362,7 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
     /// Model directory or downloaded Hugging Face id with unquantized weights, or a GGUF file.
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) model: String,
     /// Directory to write.
     pub(crate) out: PathBuf,
@@ -407,7 +422,8 @@ impl EngineArgs {
             anyhow::ensure!(self.metallib.is_none(), "--metallib needs --device metal");
             return Ok(None);
         }
-        Ok(Some(gpu::open_with(&self.device, self.metallib.as_deref())?))
+        let opened = gpu::open_with(&self.device, self.metallib.as_deref());
+        Ok(Some(opened.map_err(|source| NoGpu { device: self.device.clone(), source })?))
     }
 
     /// What a compressed cache keeps exactly.

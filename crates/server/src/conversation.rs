@@ -66,8 +66,9 @@ fn show(mut stream: Stream, busy: &Busy) -> Result<Shown> {
         stopped = busy.check().err();
         match stream.next_within(CHECK)? {
             Part::Delta(delta) => screen.show(&delta)?,
-            Part::Pending => {}
             Part::End => break,
+            // Nothing to show yet.
+            _ => {}
         }
     }
     writeln!(Out)?;

@@ -2,12 +2,14 @@
 
 use crate::{
     cli::ConvertArgs,
+    interrupt::{Busy, Interrupted, Interrupts},
     model,
     output::Out,
     sizes::{count, human},
 };
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use taper::ModelSource;
 use taper_tensor::{AffineFormat, DType};
 use taper_weights::{ConvertOptions, TargetFormat, convert};
@@ -27,11 +29,16 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     ) {
         bar.set_style(style);
     }
-    let report = convert(src, &args.out, &options, &mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    })?;
+    let interrupts = Interrupts::listen()?;
+    let converted = until_stopped(&interrupts.busy(), |check| {
+        convert(src, &args.out, &options, &mut |done, total| {
+            check();
+            bar.set_length(total);
+            bar.set_position(done);
+        })
+    });
     bar.finish_and_clear();
+    let report = converted??;
     writeln!(
         Out,
         "{}: {}, {:.2} bits a weight; {} quantized, {} copied",
@@ -50,6 +57,22 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     Ok(())
 }
 
+/// Works until a signal comes, as far as `work` calls what it is given. A conversion has no other way to
+/// stop before its end, and removes its unfinished files when it is unwound.
+fn until_stopped<T>(busy: &Busy, work: impl FnOnce(&dyn Fn()) -> T) -> Result<T, Interrupted> {
+    let check = || {
+        if let Err(stop) = busy.check() {
+            // Without the message of a panic.
+            resume_unwind(Box::new(stop));
+        }
+    };
+    let done = catch_unwind(AssertUnwindSafe(|| work(&check)));
+    done.map_err(|unwound| match unwound.downcast::<Interrupted>() {
+        Ok(stop) => *stop,
+        Err(panic) => resume_unwind(panic),
+    })
+}
+
 /// Blocks of a GGUF file are kept unless a flag asks for something else.
 fn target(args: &ConvertArgs, is_gguf: bool) -> TargetFormat {
     match args.dtype.as_deref() {
@@ -65,4 +88,34 @@ fn target(args: &ConvertArgs, is_gguf: bool) -> TargetFormat {
         bits: args.bits.unwrap_or(4),
         group: args.group.unwrap_or(64),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interrupt::Signal;
+    use std::{fs, path::Path};
+
+    #[test]
+    fn a_signal_leaves_nothing_behind() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let src = root.join("../../tests/fixtures/parity/qwen3-bf16");
+        let dir = tempfile::tempdir().unwrap();
+        let options = ConvertOptions::with_target(TargetFormat::Dense(DType::F16));
+        let interrupts = Interrupts::quiet();
+        let busy = interrupts.busy();
+        let mut steps = 0;
+        let stopped = until_stopped(&busy, |check| {
+            convert(&src, &dir.path().join("out"), &options, &mut |_, _| {
+                steps += 1;
+                if steps == 3 {
+                    assert!(fs::read_dir(dir.path()).unwrap().next().is_some(), "it has begun");
+                    interrupts.send(Signal::Interrupt);
+                }
+                check();
+            })
+        });
+        assert_eq!(stopped.unwrap_err(), Interrupted(Signal::Interrupt));
+        assert_eq!((steps, fs::read_dir(dir.path()).unwrap().count()), (3, 0));
+    }
 }

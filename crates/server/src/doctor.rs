@@ -5,7 +5,7 @@ use crate::{
     output::Out,
     sizes::{count, human},
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 use std::{collections::BTreeMap, fs, path::Path, time::Instant};
 use sysinfo::System;
@@ -141,7 +141,8 @@ impl Checked {
 /// The GPU that was asked for, or the first kind that opens.
 fn find(args: &DoctorArgs) -> Result<Gpu> {
     if let Some(kind) = &args.device {
-        return Ok(gpu::open_with(kind, args.metallib.as_deref())?);
+        let opened = gpu::open_with(kind, args.metallib.as_deref());
+        return opened.map_err(|error| anyhow!("{error}; docs/{kind}.md says what it needs"));
     }
     let mut reasons = Vec::new();
     for kind in gpu::KINDS {

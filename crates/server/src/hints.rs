@@ -1,16 +1,13 @@
 //! What a user probably meant.
 
-use crate::cli::Cli;
+use crate::{advice, cli::Cli};
 use clap::{CommandFactory, error::ErrorKind};
 use std::{
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
 };
-use taper::Error;
-use taper_engine::EngineError;
 use taper_hub::{CacheDir, HubError, catalogue};
-use taper_weights::WeightsError;
 
 /// Names less alike than this are not proposed.
 const ALIKE: f64 = 0.8;
@@ -38,68 +35,6 @@ pub(crate) fn unknown_command(args: &[OsString]) -> Option<clap::Error> {
     Some(cli.error(ErrorKind::InvalidSubcommand, text))
 }
 
-/// What to do about an error: the flag to change, or the command to run. Libraries know neither.
-pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
-    error.chain().find_map(|cause| {
-        let own = cause.downcast_ref().and_then(of_taper);
-        own.or_else(|| cause.downcast_ref().and_then(of_engine))
-            .or_else(|| cause.downcast_ref().and_then(of_hub))
-            .or_else(|| cause.downcast_ref().and_then(of_weights))
-    })
-}
-
-fn of_taper(error: &Error) -> Option<String> {
-    let advice = match error {
-        Error::Engine(error) => return of_engine(error),
-        Error::Hub(error) => return of_hub(error),
-        Error::Weights { source, .. } => return of_weights(source),
-        Error::NoMemory { .. } => {
-            "close other programs, raise --gpu-memory-utilization or use a smaller model"
-        }
-        Error::MemoryShare { .. } => "--gpu-memory-utilization sets it",
-        Error::ModelHasNoTemplate { .. } => {
-            "pass --chat-template FILE, or --chat-template none to serve completions only"
-        }
-        Error::NoTemplate => "`taper run --raw` does that",
-        _ => return None,
-    };
-    Some(advice.to_owned())
-}
-
-fn of_engine(error: &EngineError) -> Option<String> {
-    let advice = match error {
-        EngineError::TooLong { .. } => {
-            "lower --max-model-len, raise --gpu-memory-utilization or choose a smaller --kv-cache-dtype"
-        }
-        EngineError::BeyondModel { .. } => "lower --max-model-len",
-        EngineError::Exact { .. } => "change --kv-sink-tokens and --kv-recent-tokens",
-        EngineError::NoDisk { .. } => "leave --kv-offloading-dir out",
-        _ => return None,
-    };
-    Some(advice.to_owned())
-}
-
-fn of_hub(error: &HubError) -> Option<String> {
-    match error {
-        HubError::NotCached { id, .. } => Some(format!("run `taper download {id}`")),
-        HubError::Incomplete { id, .. } => {
-            Some(format!("run `taper download {id}` to fetch the rest"))
-        }
-        _ => None,
-    }
-}
-
-fn of_weights(error: &WeightsError) -> Option<String> {
-    let advice = match error {
-        WeightsError::MissingShard { .. } => "run `taper download` again",
-        WeightsError::UnsupportedQuantization { .. } => {
-            "`taper convert` quantizes a dense checkpoint"
-        }
-        _ => return None,
-    };
-    Some(advice.to_owned())
-}
-
 /// The error of a model that was not found, with names like it.
 pub(crate) fn missing_model(error: HubError, name: &str, cache: &CacheDir) -> anyhow::Error {
     use HubError::{BadName, NoDirectory, NotCached};
@@ -114,7 +49,7 @@ pub(crate) fn missing_model(error: HubError, name: &str, cache: &CacheDir) -> an
     if near.is_empty() {
         return error.into();
     }
-    let advice = of_hub(&error).map_or_else(String::new, |advice| format!("; {advice}"));
+    let advice = advice::of_hub(&error).map_or_else(String::new, |advice| format!("; {advice}"));
     anyhow::anyhow!("{error}{advice}{}", question(&near))
 }
 

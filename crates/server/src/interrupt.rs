@@ -74,6 +74,18 @@ impl Interrupts {
     }
 }
 
+#[cfg(test)]
+impl Interrupts {
+    /// Signals of a test, which come from [`Self::send`] only.
+    pub(crate) fn quiet() -> Self {
+        Self(Arc::new(watch::Sender::new(State::Idle)))
+    }
+
+    pub(crate) fn send(&self, signal: Signal) {
+        receive(&self.0, signal);
+    }
+}
+
 /// A signal has come.
 fn receive(state: &watch::Sender<State>, signal: Signal) {
     let was = state.send_replace(State::Stopping(signal));
@@ -163,16 +175,12 @@ impl Signals {
 mod tests {
     use super::*;
 
-    fn quiet() -> Interrupts {
-        Interrupts(Arc::new(watch::Sender::new(State::Idle)))
-    }
-
     #[test]
     fn a_signal_asks_busy_work_to_stop_and_is_forgotten_with_it() {
-        let interrupts = quiet();
+        let interrupts = Interrupts::quiet();
         let busy = interrupts.busy();
         assert_eq!(busy.check(), Ok(()));
-        receive(&interrupts.0, Signal::Terminate);
+        interrupts.send(Signal::Terminate);
         assert_eq!(busy.check(), Err(Interrupted(Signal::Terminate)));
         drop(busy);
         assert_eq!(interrupts.busy().check(), Ok(()), "the next answer is another one");
@@ -180,11 +188,11 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_hears_of_signals_before_and_after() {
-        let interrupts = quiet();
+        let interrupts = Interrupts::quiet();
         let busy = interrupts.busy();
         let late = async {
             tokio::task::yield_now().await;
-            receive(&interrupts.0, Signal::Interrupt);
+            interrupts.send(Signal::Interrupt);
         };
         let (heard, ()) = tokio::join!(busy.stopped(), late);
         assert_eq!(heard, Interrupted(Signal::Interrupt));

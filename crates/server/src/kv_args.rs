@@ -1,6 +1,6 @@
 //! `--kv-cache-dtype` and `--additional-config`: how keys and values are stored.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -46,7 +46,7 @@ impl KvArgs {
     fn additional(&self) -> Result<Additional> {
         match &self.additional_config {
             None => Ok(Additional::default()),
-            Some(json) => serde_json::from_str(json).context("--additional-config"),
+            Some(json) => parse(json),
         }
     }
 
@@ -74,6 +74,15 @@ impl KvArgs {
     }
 }
 
+fn parse(json: &str) -> Result<Additional> {
+    // A list would be taken for the fields in their order.
+    let object = serde_json::from_str::<Map<_, _>>(json);
+    let read = object.and_then(|fields| serde_json::from_value(Value::Object(fields)));
+    read.map_err(|error| {
+        anyhow!("--additional-config: {error}; write it as '{{\"kv_scheme\": \"taper4\"}}'")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,7 +96,11 @@ mod tests {
         let error = format!("{:#}", plan("auto", "{\"kv_schema\": \"f16\"}").unwrap_err());
         assert!(error.contains("kv_schema") && error.contains("kv_scheme"), "{error}");
         assert!(plan("f16", "{\"kv_scheme\": \"f16\"}").is_err(), "said twice");
-        assert!(plan("auto", "{").is_err());
+        for json in ["{", "[]", "[\"f16\", {}]", "kv.json", ""] {
+            let error = plan("auto", json).unwrap_err().to_string();
+            assert!(error.contains("--additional-config: "), "{error}");
+            assert!(error.contains("write it as '{\"kv_scheme\": \"taper4\"}'"), "{error}");
+        }
         assert_eq!(plan("bf16", "{}").unwrap(), KvPlan::All("bf16".to_owned()));
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct KvReportArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
     /// Tokens of the text to run, as one sequence.
-    #[arg(long, default_value_t = 2048, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS", value_parser = sizes::some_tokens::<usize>)]
     pub(crate) context: usize,
     /// Codecs to measure, named as in --kv-cache-dtype.
     #[arg(long, value_name = "TYPE", value_delimiter = ',', default_values = CODECS)]

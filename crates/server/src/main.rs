@@ -3,6 +3,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod access;
+mod advice;
 mod chat;
 mod cli;
 mod conversation;
@@ -24,7 +25,7 @@ mod serve;
 mod sizes;
 
 use clap::Parser;
-use cli::{Cli, Command};
+use cli::{Cli, Command, EngineArgs};
 use interrupt::Interrupted;
 use output::{OutputError, note};
 use std::{ffi::OsString, io::IsTerminal, process::ExitCode};
@@ -48,7 +49,8 @@ fn main() -> ExitCode {
         Some(Command::Serve(args)) => &args.log_level,
         Some(_) => "warn",
     });
-    run_command(&cli).map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+    let ended = run_command(&cli);
+    ended.map_or_else(|error| fail(&error, cli.engine()), |()| ExitCode::SUCCESS)
 }
 
 /// Reads the command line. Help, the version and mistakes are printed here.
@@ -56,7 +58,7 @@ fn parse(args: Vec<OsString>) -> Result<Cli, ExitCode> {
     let unknown = hints::unknown_command(&args);
     let parsed = unknown.map_or_else(|| Cli::try_parse_from(args), Err);
     parsed.map_err(|answer| match answer.print() {
-        Err(error) if !answer.use_stderr() => fail(&OutputError::from(error).into()),
+        Err(error) if !answer.use_stderr() => fail(&OutputError::from(error).into(), None),
         // Clap's own codes are 0 for help, and 2.
         _ => u8::try_from(answer.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
     })
@@ -79,18 +81,18 @@ fn run_command(cli: &Cli) -> anyhow::Result<()> {
 }
 
 /// Says what went wrong, and with which code the process ends.
-fn fail(error: &anyhow::Error) -> ExitCode {
+fn fail(error: &anyhow::Error, engine: Option<&EngineArgs>) -> ExitCode {
     if error.downcast_ref::<OutputError>().is_some_and(OutputError::is_closed) {
         return ExitCode::from(CLOSED_PIPE);
     }
-    note!("error: {}", explain(error));
+    note!("error: {}", explain(error, engine));
     let interrupted = error.downcast_ref::<Interrupted>();
     interrupted.map_or(ExitCode::FAILURE, |stop| stop.exit_code())
 }
 
 /// The error, its causes and what to do about it, in one line. Most messages quote their cause; it is
 /// not said again.
-fn explain(error: &anyhow::Error) -> String {
+fn explain(error: &anyhow::Error, engine: Option<&EngineArgs>) -> String {
     let mut text = error.chain().map(ToString::to_string).fold(String::new(), |mut text, cause| {
         if !text.contains(&cause) {
             text.push_str(if text.is_empty() { "" } else { ": " });
@@ -98,7 +100,7 @@ fn explain(error: &anyhow::Error) -> String {
         }
         text
     });
-    if let Some(advice) = hints::advice(error) {
+    if let Some(advice) = advice::advice(error, engine) {
         text.push_str("; ");
         text.push_str(&advice);
     }

@@ -3,19 +3,29 @@
 use crate::{cli::EngineArgs, hints};
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use taper::{Builder, ModelSource, StaticModel, Taper};
+use taper::{Builder, ModelSource, StaticModel, Taper, TensorError};
 use taper_hub::HubConfig;
 
 /// The demo model, as its directory would hold it.
-const DEMO: StaticModel = StaticModel {
-    name: "taper-demo",
-    title: "built-in demo model",
-    config: include_bytes!("../models/demo/config.json"),
-    weights: include_bytes!("../models/demo/model.safetensors"),
-    tokenizer: include_bytes!("../models/demo/tokenizer.json"),
-    tokenizer_config: include_bytes!("../models/demo/tokenizer_config.json"),
-    generation_config: include_bytes!("../models/demo/generation_config.json"),
-};
+const DEMO: StaticModel = StaticModel::new(
+    "taper-demo",
+    include_bytes!("../models/demo/config.json"),
+    include_bytes!("../models/demo/model.safetensors"),
+    include_bytes!("../models/demo/tokenizer.json"),
+)
+.title("built-in demo model")
+.tokenizer_config(include_bytes!("../models/demo/tokenizer_config.json"))
+.generation_config(include_bytes!("../models/demo/generation_config.json"));
+
+/// A GPU that was asked for and cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("--device {device}: {source}")]
+pub(crate) struct NoGpu {
+    /// As the flag names it.
+    pub(crate) device: String,
+    /// Why.
+    pub(crate) source: TensorError,
+}
 
 /// Finds a model by its name; none is the demo model.
 pub(crate) fn find(name: Option<&str>) -> Result<ModelSource> {

@@ -1,9 +1,10 @@
 //! `taper ps`: what a running server serves, and how busy it is.
 
 use crate::{cli::PsArgs, output::Out};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::time::Duration;
+use ureq::http::Uri;
 
 /// A server that is alive responds to these routes at once.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -19,7 +20,7 @@ struct Model {
 }
 
 pub(crate) fn run(args: &PsArgs) -> Result<()> {
-    let server = args.url.trim_end_matches('/').trim_end_matches("/v1");
+    let server = server(&args.url)?;
     let client = Client::new(args.api_key.as_deref());
     let models = client.get(&format!("{server}/v1/models"))?;
     let models: Models = serde_json::from_str(&models)
@@ -37,6 +38,19 @@ pub(crate) fn run(args: &PsArgs) -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// The address of a server, without the path of its API.
+fn server(url: &str) -> Result<&str> {
+    let is_address = url.parse::<Uri>().is_ok_and(|uri| {
+        matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some_and(|h| !h.is_empty())
+    });
+    ensure!(
+        is_address,
+        "--url {url:?} is not the address of a server; write it as http://127.0.0.1:8000"
+    );
+    Ok(url.trim_end_matches('/').trim_end_matches("/v1"))
 }
 
 struct Client {
@@ -83,6 +97,20 @@ fn metric(page: &str, name: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_have_a_scheme_and_a_host() {
+        for url in ["http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/"] {
+            assert_eq!(server(url).unwrap(), "http://a:1");
+        }
+        assert_eq!(server("https://a").unwrap(), "https://a");
+        for url in
+            ["", "foo", "foo:99", "127.0.0.1:8000", "http://", "http://a b", "ftp://a", "/v1"]
+        {
+            let error = server(url).unwrap_err().to_string();
+            assert!(error.contains("write it as http://127.0.0.1:8000"), "{url}: {error}");
+        }
+    }
 
     #[test]
     fn metrics_are_read_with_and_without_labels() {

@@ -5,15 +5,21 @@ use crate::{
     conversation::Conversation,
     model::{self, Requests},
 };
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use std::io::Read;
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let mut prompt = args.prompt.clone();
     if prompt == "-" {
         prompt.clear();
-        std::io::stdin().read_to_string(&mut prompt)?;
+        std::io::stdin().read_to_string(&mut prompt).context("reading standard input")?;
     }
+    // An unset variable of a shell, more often than not. Without a template it is refused where no
+    // token stands for the beginning of a text.
+    ensure!(
+        args.raw || !prompt.is_empty(),
+        "the prompt is empty; give a text, or \"-\" to read standard input"
+    );
     let source = model::find(args.model.as_deref())?;
     let model = model::start(&source, &args.answer.engine, Requests::ONE)?;
     let mut conversation = Conversation::new(&model, &args.answer)?;

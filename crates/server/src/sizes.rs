@@ -42,11 +42,19 @@ pub(crate) fn tokens<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
 ///
 /// # Errors
 /// It is no such number, or too large.
-pub(crate) fn some_tokens(text: &str) -> Result<u64, String> {
-    match tokens(text)? {
+pub(crate) fn some_tokens<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    match tokens::<u64>(text)? {
         0 => Err("must be above 0".to_owned()),
-        tokens => Ok(tokens),
+        _ => tokens(text),
     }
+}
+
+/// A seed of the sampler.
+///
+/// # Errors
+/// It is no such number.
+pub(crate) fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("must be a whole number from 0 to {}", u64::MAX))
 }
 
 /// A number of bytes: `1073741824`, `1GiB`, `1G`, `1GB` (1000000000).
@@ -162,8 +170,18 @@ mod tests {
             assert!(error.contains(why), "{text}: {error}");
         }
         assert_eq!(tokens::<u64>("5G"), Ok(5 << 30));
-        assert_eq!(some_tokens("4K"), Ok(4096));
-        assert!(some_tokens("0").unwrap_err().contains("above 0"));
+        assert_eq!((some_tokens("4K"), some_tokens("1")), (Ok(4096_u64), Ok(1_u32)));
+        for (text, why) in [("0", "above 0"), ("5G", "too large"), ("-1", "below 0")] {
+            assert!(some_tokens::<u32>(text).unwrap_err().contains(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn seeds_are_whole_numbers() {
+        assert_eq!((seed("0"), seed("18446744073709551615")), (Ok(0), Ok(u64::MAX)));
+        for text in ["-1", "1.5", "x", "", "18446744073709551616"] {
+            assert!(seed(text).unwrap_err().contains("whole number from 0"), "{text}");
+        }
     }
 
     #[test]

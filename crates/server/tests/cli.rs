@@ -152,6 +152,35 @@ fn mistakes_are_named() {
 }
 
 #[test]
+fn mistakes_have_a_next_step() {
+    let file = fails(&["run", "x", "--model", "Cargo.toml"]);
+    assert!(file.contains(".gguf") && file.contains("config.json"), "{file}");
+    let cache = fails(&["serve", "--port", "0", "--kv-cache-memory-bytes", "1"]);
+    assert!(cache.contains("raise --kv-cache-memory-bytes"), "{cache}");
+    let kept = fails(&["run", "x", "--kv-offloading-dir", "/dev/null/x"]);
+    assert!(kept.contains("/dev/null/x") && kept.contains("or leave it out"), "{kept}");
+    let template = fails(&["run", "x", "--chat-template", "/nope"]);
+    assert!(template.contains("/nope") && template.contains("Jinja template"), "{template}");
+    let gpu = fails(&["run", "x", "--device", "metal", "--metallib", "/nope"]);
+    assert!(gpu.contains("--device metal") && gpu.contains("docs/metal.md"), "{gpu}");
+    let config = fails(&["run", "x", "--additional-config", "{"]);
+    assert!(config.contains("write it as '{\"kv_scheme\""), "{config}");
+    let scheme = fails(&["ps", "--url", "127.0.0.1:8000"]);
+    assert!(scheme.contains("write it as http://"), "{scheme}");
+    assert!(fails(&["run", ""]).contains("\"-\" to read standard input"));
+    let dir = ModelDir::new("qwen3-bf16");
+    // No system has names so long.
+    let unwritten = dir.file(&"x".repeat(300));
+    let convert = fails(&["convert", dir.path(), unwritten.to_str().unwrap()]);
+    assert!(convert.contains("choose a destination"), "{convert}");
+    dir.remove("tokenizer.json");
+    let tokenizer = fails(&["run", "x", "--model", dir.path()]);
+    assert!(tokenizer.contains("tokenizer.json") && tokenizer.contains("copy it"), "{tokenizer}");
+    dir.remove("config.json");
+    assert!(fails(&["inspect", dir.path()]).contains("copy the missing file"));
+}
+
+#[test]
 fn ps_says_what_a_server_serves() {
     let server = Server::start(&["--served-model-name", "one,two", "--api-key", "k"]);
     let url = format!("http://{}", server.address);

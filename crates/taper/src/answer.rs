@@ -41,6 +41,7 @@ impl Answer {
 
 /// What a wait for an answer brought.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Part {
     /// More of the answer.
     Delta(Delta),
@@ -53,12 +54,12 @@ pub enum Part {
 /// An answer while it is written: an iterator of its parts. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Stream {
-    events: Events,
+    /// `None` after the end. Without them the engine gives a request up.
+    events: Option<Events>,
     text: TextStream,
     parser: OutputParser,
     ready: VecDeque<Delta>,
     start: Instant,
-    ended: bool,
     answer: Answer,
 }
 
@@ -73,14 +74,7 @@ impl Stream {
         let mut text = TextOptions::default();
         text.keep_tags(&model.tokenizer, &mut parser);
         let text = TextStream::new(&model.tokenizer, &text, &prompt)?;
-        let answer = Answer {
-            message: ParsedMessage::default(),
-            prompt_tokens: prompt.len(),
-            tokens: 0,
-            first_token: Duration::ZERO,
-            total: Duration::ZERO,
-            finish: None,
-        };
+        let prompt_tokens = prompt.len();
         let request = GenRequest {
             prompt,
             sampling: options.sampling(model),
@@ -93,33 +87,62 @@ impl Stream {
         let (sink, events) = channel();
         let start = Instant::now();
         model.engine.submit(request, sink)?;
-        let (parser, ready) = (OutputParser::new(parser), VecDeque::new());
-        Ok(Self { events, text, parser, ready, start, ended: false, answer })
+        Ok(Self::new(events, text, OutputParser::new(parser), prompt_tokens, start))
     }
 
-    /// The next part, if it comes within this time.
+    fn new(
+        events: Events,
+        text: TextStream,
+        parser: OutputParser,
+        prompt_tokens: usize,
+        start: Instant,
+    ) -> Self {
+        let answer = Answer {
+            message: ParsedMessage::default(),
+            prompt_tokens,
+            tokens: 0,
+            first_token: Duration::ZERO,
+            total: Duration::ZERO,
+            finish: None,
+        };
+        Self { events: Some(events), text, parser, ready: VecDeque::new(), start, answer }
+    }
+
+    /// The next part, if it comes within this time. Events that show nothing, such as tokens whose text
+    /// is held back, do not prolong it.
     ///
     /// # Errors
-    /// The generation failed.
+    /// The generation failed, or its text cannot be read; it has ended then.
     pub fn next_within(&mut self, time: Duration) -> Result<Part> {
+        // Such a time may be beyond what a clock can tell: there is no deadline then.
+        let deadline = Instant::now().checked_add(time);
+        let mut left = time;
         loop {
-            if let Some(delta) = self.ready.pop_front() {
-                self.answer.message.apply(delta.clone());
+            if let Some(delta) = self.next_ready() {
                 return Ok(Part::Delta(delta));
             }
-            if self.ended {
-                return Ok(Part::End);
-            }
-            let event = match self.events.next_within(time) {
-                Ok(event) => event,
+            let Some(events) = &mut self.events else { return Ok(Part::End) };
+            let taken = match events.next_within(left) {
+                Ok(event) => self.take(event),
                 Err(RecvTimeoutError::Timeout) => return Ok(Part::Pending),
-                Err(RecvTimeoutError::Disconnected) => {
-                    self.end();
-                    return Err(Error::Stopped);
-                }
+                Err(RecvTimeoutError::Disconnected) => Err(Error::Stopped),
             };
-            self.take(event)?;
+            if let Err(error) = taken {
+                self.end();
+                return Err(error);
+            }
+            left = deadline.map_or(time, |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() && self.ready.is_empty() && self.events.is_some() {
+                return Ok(Part::Pending);
+            }
         }
+    }
+
+    /// The next of what is ready, which becomes a part of the answer.
+    fn next_ready(&mut self) -> Option<Delta> {
+        let delta = self.ready.pop_front()?;
+        self.answer.message.apply(delta.clone());
+        Some(delta)
     }
 
     fn take(&mut self, event: Event) -> Result<()> {
@@ -133,22 +156,20 @@ impl Stream {
                 self.ready.extend(self.parser.push(&self.text.push(&token)?.text));
             }
             Event::Finished(reason) => {
-                self.answer.finish = Some(reason);
                 self.ready.extend(self.parser.push(&self.text.finish()?.text));
                 self.ready.extend(self.parser.finish());
+                self.answer.finish = Some(reason);
                 self.end();
             }
-            Event::Failed(error) => {
-                self.end();
-                return Err(error.into());
-            }
+            Event::Failed(error) => return Err(error.into()),
         }
         Ok(())
     }
 
     fn end(&mut self) {
-        self.ended = true;
-        self.answer.total = self.start.elapsed();
+        if self.events.take().is_some() {
+            self.answer.total = self.start.elapsed();
+        }
     }
 
     /// Waits for the rest, and returns the whole answer.
@@ -160,12 +181,11 @@ impl Stream {
         Ok(self.answer)
     }
 
-    /// What has come so far; the rest is given up.
+    /// What has come so far, read or not; the rest is given up.
     #[must_use]
     pub fn give_up(mut self) -> Answer {
-        if !self.ended {
-            self.end();
-        }
+        self.end();
+        while self.next_ready().is_some() {}
         self.answer
     }
 }
@@ -182,5 +202,83 @@ impl Iterator for Stream {
                 Err(error) => return Some(Err(error)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taper_base::{EventSink, GeneratedToken, GenerationError};
+    use taper_chat::Tokenizer;
+
+    const TOKENIZER: &[u8] =
+        br#"{"version": "1.0", "added_tokens": [], "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": {"a ": 0, "b ": 1, "": 2}, "unk_token": "a "}}"#;
+
+    fn stream() -> (Box<dyn EventSink>, Stream) {
+        let (sink, events) = channel();
+        let tokenizer = Tokenizer::from_bytes(TOKENIZER, None).unwrap();
+        let text = TextStream::new(&tokenizer, &TextOptions::default(), &[]).unwrap();
+        let parser = OutputParser::new(ParserOptions::default());
+        (sink, Stream::new(events, text, parser, 3, Instant::now()))
+    }
+
+    fn token(id: TokenId) -> Event {
+        Event::Token(GeneratedToken { id, logprobs: None, stops: false })
+    }
+
+    #[test]
+    fn events_that_show_nothing_do_not_prolong_a_wait() {
+        let (mut sink, mut stream) = stream();
+        for event in [Event::Started { cached_tokens: 0 }, Event::Prompt(vec![]), token(2)] {
+            sink.send(event);
+        }
+        for event in [token(0), Event::Finished(FinishReason::Stop)] {
+            sink.send(event);
+        }
+        let mut next = || stream.next_within(Duration::ZERO).unwrap();
+        assert_eq!([next(), next(), next()], [Part::Pending, Part::Pending, Part::Pending]);
+        let content = Part::Delta(Delta::Content("a ".to_owned()));
+        assert_eq!([next(), next(), next()], [content, Part::End, Part::End]);
+        assert_eq!((stream.answer.tokens, stream.answer.finish), (2, Some(FinishReason::Stop)));
+    }
+
+    #[test]
+    fn the_longest_wait_is_a_wait() {
+        let (mut sink, mut stream) = stream();
+        sink.send(Event::Started { cached_tokens: 0 });
+        sink.send(token(1));
+        let part = stream.next_within(Duration::MAX).unwrap();
+        assert_eq!(part, Part::Delta(Delta::Content("b ".to_owned())));
+    }
+
+    #[test]
+    fn what_was_not_read_yet_is_not_lost() {
+        let (mut sink, mut stream) = stream();
+        sink.send(token(0));
+        stream.next().unwrap().unwrap();
+        stream.ready.extend(["b ", "a "].map(|text| Delta::Content(text.to_owned())));
+        let answer = stream.give_up();
+        assert_eq!((answer.text(), answer.finish), ("a b a ", None));
+        assert!(sink.is_closed(), "the engine can give the request up");
+    }
+
+    #[test]
+    fn every_failure_ends_a_stream() {
+        // Decoders that fail are not known, but text that does ends a stream in the same place.
+        let (mut sink, mut failed) = stream();
+        for event in [token(0), Event::Failed(GenerationError::NotRead), token(1)] {
+            sink.send(event);
+        }
+        assert!(failed.next().unwrap().is_ok());
+        assert!(failed.next().unwrap().is_err());
+        assert!(failed.next().is_none(), "it has ended");
+        assert!(sink.is_closed(), "the engine can give the request up");
+        let answer = failed.give_up();
+        assert_eq!((answer.text(), answer.finish), ("a ", None));
+        let (sink, mut stream) = stream();
+        drop(sink);
+        assert!(matches!(stream.next(), Some(Err(Error::Stopped))));
+        assert!(stream.next().is_none());
     }
 }

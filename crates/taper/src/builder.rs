@@ -9,6 +9,7 @@ use taper_tensor::gpu::Gpu;
 
 /// Where a chat template comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum ChatTemplateFrom {
     /// The model.
     #[default]

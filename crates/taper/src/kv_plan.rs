@@ -12,6 +12,7 @@ const MOST_LAYERS: u64 = 1 << 20;
 
 /// Which codec each layer has.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub enum KvPlan {
     /// One codec for all layers, as [`taper_kv_codecs::parse`] names it.
     All(String),
@@ -59,8 +60,8 @@ pub enum KvPlanError {
         /// What was asked for.
         bits: f64,
     },
-    /// A price that is negative or no number.
-    #[error("prices must not be below 0")]
+    /// A price that is negative or no finite number.
+    #[error("prices must be numbers, and not below 0")]
     Price,
     /// An exception that names no codec.
     #[error("layers.{span} must be the name of a codec, not {got}")]
@@ -157,14 +158,8 @@ impl KvPlan {
             Value::Array(_) => Ok(Self::List(serde_json::from_value(json)?)),
             Value::Object(ref fields) if fields.contains_key("bits") => {
                 let BitsJson { bits, prices } = serde_json::from_value(json)?;
-                if !(2.0..=8.0).contains(&bits) {
-                    return Err(KvPlanError::Bits { bits });
-                }
                 let prices = prices.map(|PricesJson { k, v }| Prices { k, v });
-                let mut all = prices.iter().flat_map(|p| p.k.iter().chain(&p.v));
-                if !all.all(|p| *p >= 0.0 && p.is_finite()) {
-                    return Err(KvPlanError::Price);
-                }
+                check_bits(bits, prices.as_ref())?;
                 Ok(Self::Bits { bits, prices })
             }
             Value::Object(_) => {
@@ -221,6 +216,7 @@ impl KvPlan {
                 Ok(names)
             }
             Self::Bits { bits, prices } => {
+                check_bits(*bits, prices.as_ref())?;
                 let prices = prices.clone().unwrap_or_else(|| Prices::usual(layers));
                 let (keys, values) = (prices.k.len(), prices.v.len());
                 if (keys, values) != (layers, layers) {
@@ -229,6 +225,18 @@ impl KvPlan {
                 Ok(prices.share_out(*bits))
             }
         }
+    }
+}
+
+/// Whether bits can be shared out by these prices.
+fn check_bits(bits: f64, prices: Option<&Prices>) -> Result<(), KvPlanError> {
+    if !(2.0..=8.0).contains(&bits) {
+        return Err(KvPlanError::Bits { bits });
+    }
+    let mut all = prices.into_iter().flat_map(|p| p.k.iter().chain(&p.v));
+    match all.all(|p| *p >= 0.0 && p.is_finite()) {
+        true => Ok(()),
+        false => Err(KvPlanError::Price),
     }
 }
 
@@ -280,6 +288,21 @@ mod tests {
         is(r#"{"bits": 3}"#, "taper4v3 (2-3: taper3v2, 4-5: taper3)");
         let prices = r#"{"bits": 3, "prices": {"k": [1,1,1,1,1,9], "v": [1,1,1,1,1,0]}}"#;
         is(prices, "taper3 (5: taper4v2)");
+    }
+
+    #[test]
+    fn plans_that_were_not_read_are_checked_too() {
+        let plan = |bits, price| {
+            let prices = Some(Prices { k: vec![1.0; 2], v: vec![1.0, price] });
+            KvPlan::Bits { bits, prices }.resolve(2, None).map(drop)
+        };
+        assert!(plan(3.0, 1.0).is_ok());
+        for bits in [f64::NAN, f64::INFINITY, -3.0, 1.9, 8.1] {
+            assert!(matches!(plan(bits, 1.0), Err(KvPlanError::Bits { .. })), "{bits}");
+        }
+        for price in [f64::NAN, f64::INFINITY, -1.0] {
+            assert!(matches!(plan(3.0, price), Err(KvPlanError::Price)), "{price}");
+        }
     }
 
     #[test]

@@ -22,12 +22,15 @@ pub use memory::{available_bytes, total_bytes};
 pub use source::{ModelSource, StaticModel};
 
 // What the functions here take and return.
-pub use taper_base::{FinishReason, SamplingParams};
-pub use taper_chat::{ChatTemplate, Delta, Message, Role, Tokenizer};
-pub use taper_engine::{KvIdle, LocalEngine};
-pub use taper_kv_codecs::Exact;
-pub use taper_models::Precision;
-pub use taper_tensor::gpu;
+pub use taper_base::{Engine, FinishReason, GenerationError, SamplingParams, SubmitError};
+pub use taper_chat::{ChatError, ChatTemplate, Delta, Message, ParsedMessage, Role, Tokenizer};
+pub use taper_engine::{EngineError, KvIdle, LocalEngine};
+pub use taper_hub::HubError;
+pub use taper_kv_cache::{KvCacheError, KvScheme, Prices};
+pub use taper_kv_codecs::{Exact, KvCodecError};
+pub use taper_models::{LoadOptions, Model, ModelError, Precision};
+pub use taper_tensor::{TensorError, gpu};
+pub use taper_weights::{Checkpoint, Gguf, WeightsError};
 
 use std::sync::Arc;
 use taper_chat::{Content, TemplateRequest};

@@ -12,6 +12,7 @@ use taper_weights::{Checkpoint, Gguf, WeightsError};
 
 /// The files of a model that is compiled into a program.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct StaticModel {
     /// Its name in the API.
     pub name: &'static str,
@@ -29,8 +30,41 @@ pub struct StaticModel {
     pub generation_config: &'static [u8],
 }
 
+impl StaticModel {
+    /// A model with nothing but what each has: its title is its name, and its other files are empty.
+    #[must_use]
+    pub const fn new(
+        name: &'static str,
+        config: &'static [u8],
+        weights: &'static [u8],
+        tokenizer: &'static [u8],
+    ) -> Self {
+        let (tokenizer_config, generation_config) = (b"{}", b"{}");
+        Self { name, title: name, config, weights, tokenizer, tokenizer_config, generation_config }
+    }
+
+    /// What it is called in messages.
+    #[must_use]
+    pub const fn title(self, title: &'static str) -> Self {
+        Self { title, ..self }
+    }
+
+    /// tokenizer_config.json, with a chat template if the model can chat.
+    #[must_use]
+    pub const fn tokenizer_config(self, json: &'static [u8]) -> Self {
+        Self { tokenizer_config: json, ..self }
+    }
+
+    /// generation_config.json
+    #[must_use]
+    pub const fn generation_config(self, json: &'static [u8]) -> Self {
+        Self { generation_config: json, ..self }
+    }
+}
+
 /// Where a model is.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum ModelSource {
     /// In the program itself.
     Static(StaticModel),

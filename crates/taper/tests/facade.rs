@@ -4,8 +4,7 @@ use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
-use taper::{Builder, ChatTemplateFrom, Delta, Error, FinishReason, Options, Taper};
-use taper_base::Engine;
+use taper::{Builder, ChatTemplateFrom, Delta, Engine, Error, FinishReason, Options, Taper};
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/models/demo");
 

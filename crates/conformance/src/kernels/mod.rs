@@ -28,10 +28,34 @@ pub(crate) struct Check {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcome {
     /// Largest difference of an element, as a share of the reference's largest; infinite if any
-    /// element is no number.
+    /// element of either is no number, or there is none.
     pub error: f64,
     /// Whether it is within the check's tolerance.
     pub passed: bool,
+}
+
+impl Outcome {
+    /// Of what a kernel gave and what it should have. Nothing to compare is a failure too.
+    pub(crate) fn of<'a>(
+        pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>,
+        tolerance: f64,
+    ) -> Self {
+        let worst = pairs.map(|(got, want)| error(got, want)).reduce(f64::max);
+        let error = worst.unwrap_or(f64::INFINITY);
+        Self { error, passed: error <= tolerance }
+    }
+}
+
+/// Largest difference relative to the largest number wanted.
+fn error(got: &[f32], want: &[f32]) -> f64 {
+    // `f64::max` passes over NaN, so a reference that is broken would excuse anything.
+    if got.len() != want.len() || want.is_empty() || got.iter().chain(want).any(|x| !x.is_finite())
+    {
+        return f64::INFINITY;
+    }
+    let largest = want.iter().map(|w| f64::from(w.abs())).fold(f64::MIN_POSITIVE, f64::max);
+    let pairs = got.iter().zip(want);
+    pairs.map(|(&g, &w)| f64::from((g - w).abs())).fold(0.0, f64::max) / largest
 }
 
 #[derive(Debug, Clone)]
@@ -81,8 +105,7 @@ impl Check {
             Case::Sampling(case) => case.run(gpu, &mut rng)?,
             Case::Experts(case) => case.run(gpu, &mut rng)?,
         };
-        let error = pairs.iter().map(|p| p.error()).fold(0.0, f64::max);
-        Ok(Outcome { error, passed: error <= self.tolerance })
+        Ok(Outcome::of(pairs.iter().map(|p| (&*p.got, &*p.want)), self.tolerance))
     }
 }
 
@@ -105,14 +128,32 @@ impl Pair {
         let flat = |x: &Tensor| x.to_vec();
         Ok(Self { got: flat(got)?, want: flat(want)? })
     }
+}
 
-    fn error(&self) -> f64 {
-        if self.got.len() != self.want.len() || self.got.iter().any(|x| !x.is_finite()) {
-            return f64::INFINITY;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbers_that_were_compared_pass() {
+        let passes = |pairs: &[(&[f32], &[f32])]| Outcome::of(pairs.iter().copied(), 0.1).passed;
+        let good: (&[f32], &[f32]) = (&[1.0, 2.0], &[1.0, 2.1]);
+        assert!(passes(&[good]) && passes(&[good, (&[0.0], &[0.0])]));
+        assert!(!passes(&[]), "no pairs");
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        let bad: [(&[f32], &[f32]); 8] = [
+            (&[], &[]),
+            (&[1.0], &[]),
+            (&[1.0], &[1.0, 1.0]),
+            (&[1.0, 1.0], &[1.0, nan]),
+            (&[nan], &[nan]),
+            (&[inf], &[inf]),
+            (&[1.0], &[inf]),
+            (&[1.0], &[2.0]),
+        ];
+        for pair in bad {
+            assert!(!passes(&[pair]), "{pair:?}");
+            assert!(!passes(&[good, pair, good]), "{pair:?} among others");
         }
-        let largest =
-            self.want.iter().map(|w| f64::from(w.abs())).fold(f64::MIN_POSITIVE, f64::max);
-        let pairs = self.got.iter().zip(&self.want);
-        pairs.map(|(&g, &w)| f64::from((g - w).abs())).fold(0.0, f64::max) / largest
     }
 }

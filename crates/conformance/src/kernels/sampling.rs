@@ -209,10 +209,12 @@ impl Case {
         let got = gpu::sample(&logits, &draws)?;
         let edited = self.edited(&logits, (&samplers, &draws), &host_rows, &banned)?;
         let host = self.is_for_the_host();
+        // As many as were asked for, or some would not be compared.
+        let choices = Pair { got: vec![got.len() as f32], want: vec![want.len() as f32] };
         let want = want.into_iter().map(|choice| choice.filter(|_| !host));
         let pairs = got.into_iter().zip(want);
         let pairs = pairs.map(|(got, want)| Pair { got: numbers(got), want: numbers(want) });
-        Ok(pairs.chain(edited).collect())
+        Ok(pairs.chain(edited).chain([choices]).collect())
     }
 
     /// Every bit of the rows that are edited.

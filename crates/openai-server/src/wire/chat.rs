@@ -1,9 +1,11 @@
 //! `/v1/chat/completions`.
 
-use super::{AnyObject, Anything, ChunkUsage, Usage, whole};
+use super::{AnyObject, Anything, ChunkUsage, Usage, from_objects, whole};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 use std::fmt;
+
+from_objects!(WireMessage, WirePart, WireToolCall, WireCalled, WireTool, WireFunction);
 
 /// The route's own fields; the sampling ones are in `SamplingFields`.
 #[derive(Debug, Deserialize)]
@@ -30,6 +32,7 @@ pub(crate) struct ChatRequest {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
 pub(crate) struct WireMessage {
     pub(crate) role: WireRole,
     pub(crate) content: Option<WireContent>,
@@ -85,6 +88,7 @@ pub(crate) enum WireContent {
 
 /// One content part; which field it has depends on `type`.
 #[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
 pub(crate) struct WirePart {
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -123,6 +127,7 @@ impl<'de> Deserialize<'de> for WireContent {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
 pub(crate) struct WireToolCall {
     pub(crate) id: String,
     #[serde(rename = "type")]
@@ -136,6 +141,7 @@ pub(crate) struct WireToolCall {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
 pub(crate) struct WireCalled {
     pub(crate) name: String,
     pub(crate) arguments: String,
@@ -144,6 +150,7 @@ pub(crate) struct WireCalled {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
 pub(crate) struct WireTool {
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -153,6 +160,7 @@ pub(crate) struct WireTool {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
 pub(crate) struct WireFunction {
     pub(crate) name: String,
     pub(crate) description: Option<String>,

@@ -1,8 +1,10 @@
 //! Fields that several routes share.
 
-use super::{AnyObject, Anything, whole};
+use super::{AnyObject, Anything, from_objects, whole};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{collections::BTreeMap, fmt};
+
+from_objects!(StreamOptions, ResponseFormat);
 
 /// How tokens are chosen and when to stop. Names as OpenAI and vLLM have them.
 #[derive(Debug, Default, Deserialize)]
@@ -61,6 +63,7 @@ pub(crate) struct InertFields {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
     pub(crate) continuous_usage_stats: Option<bool>,
@@ -69,6 +72,7 @@ pub(crate) struct StreamOptions {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
 pub(crate) struct ResponseFormat {
     #[serde(rename = "type")]
     pub(crate) kind: String,

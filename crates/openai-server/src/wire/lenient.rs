@@ -15,6 +15,16 @@ where
     Ok(Option::<Whole<T>>::deserialize(deserializer)?.map(|whole| whole.0))
 }
 
+/// The numbers of a type, by Rust's name for it.
+pub(crate) fn whole_numbers(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "u8" => "a whole number from 0 to 255",
+        "u32" => "a whole number from 0 to 4294967295",
+        "i64" => "a whole number from -9223372036854775808 to 9223372036854775807",
+        _ => return None,
+    })
+}
+
 struct Whole<T>(T);
 
 impl<'de, T: TryFrom<i128>> Deserialize<'de> for Whole<T> {
@@ -23,7 +33,8 @@ impl<'de, T: TryFrom<i128>> Deserialize<'de> for Whole<T> {
         impl<T: TryFrom<i128>> de::Visitor<'_> for V<T> {
             type Value = Whole<T>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a whole number ({})", std::any::type_name::<T>())
+                let numbers = whole_numbers(std::any::type_name::<T>());
+                f.write_str(numbers.unwrap_or("a whole number"))
             }
             fn visit_u64<E: de::Error>(self, v: u64) -> Result<Whole<T>, E> {
                 let whole = T::try_from(i128::from(v)).map(Whole);
@@ -45,6 +56,33 @@ impl<'de, T: TryFrom<i128>> Deserialize<'de> for Whole<T> {
         deserializer.deserialize_any(V(PhantomData))
     }
 }
+
+/// Reads structs, which are derived as `remote = "Self"`, from objects only: serde would take a list for
+/// their fields in the order that Rust has them.
+macro_rules! from_objects {
+    ($($name:ident),+) => {$(
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct V;
+                impl<'de> serde::de::Visitor<'de> for V {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        f.write_str("an object")
+                    }
+                    fn visit_map<A: serde::de::MapAccess<'de>>(
+                        self,
+                        map: A,
+                    ) -> Result<$name, A::Error> {
+                        // The derived function, which is not that of the trait.
+                        $name::deserialize(serde::de::value::MapAccessDeserializer::new(map))
+                    }
+                }
+                deserializer.deserialize_map(V)
+            }
+        }
+    )+};
+}
+pub(crate) use from_objects;
 
 /// Any value; only that it is there matters. Nothing is built from it. (serde's `IgnoredAny` would
 /// be reported as a field that nobody knows.)

@@ -9,6 +9,13 @@ use taper_openai_server::ServerConfig;
 fn chats() -> Vec<(Value, &'static str, &'static str)> {
     let message = |m: Value| json!({ "messages": [m] });
     let user = |content: Value| json!({ "messages": [{ "role": "user", "content": content }] });
+    // What structs of so many fields would be in other formats than JSON.
+    let list = |fields: usize, first: &str| {
+        let mut list = vec![Value::Null; fields];
+        list[0] = json!(first);
+        list[1] = json!("x");
+        Value::from(list)
+    };
     let tool = |t: Value| json!({ "tools": [t] });
     let f = json!({ "type": "function", "function": { "name": "f" } });
     vec![
@@ -16,6 +23,12 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
         (json!({ "messages": "Hi" }), "messages", "invalid_type"),
         (json!({ "messages": [] }), "messages", "invalid_value"),
         (json!({ "messages": ["Hi"] }), "messages[0]", "invalid_type"),
+        (json!({ "messages": [[]] }), "messages[0]", "invalid_type"),
+        (json!({ "messages": [list(13, "user")] }), "messages[0]", "invalid_type"),
+        (user(json!([list(9, "text")])), "messages[0].content[0]", "invalid_type"),
+        (tool(list(3, "function")), "tools[0]", "invalid_type"),
+        (json!({ "stream_options": [true, null, null] }), "stream_options", "invalid_type"),
+        (json!({ "response_format": ["text", null] }), "response_format", "invalid_type"),
         (message(json!({ "content": "x" })), "messages[0].role", "missing_required_parameter"),
         (message(json!({ "role": "robot", "content": "x" })), "messages[0].role", "invalid_value"),
         (message(json!({ "role": 3, "content": "x" })), "messages[0].role", "invalid_type"),

@@ -124,6 +124,13 @@ fn settings_that_make_no_sense_are_refused() {
         &["serve", "--threads", "3000"],
         &["inspect", "--context", "4k,0"],
         &["run", "x", "--seed", "-1"],
+        &["run", "x", "--max-model-len", "0"],
+        &["serve", "--max-num-seqs", "0"],
+        &["serve", "--max-num-batched-tokens", "0"],
+        &["kv-report", "--context", "0"],
+        &["run", "x", "--model", ""],
+        &["serve", ""],
+        &["convert", "", "out"],
         &["run", "x", "--max-tokens", "-1"],
     ] {
         let error = Cli::try_parse_from([&["taper"], words].concat()).unwrap_err().to_string();
