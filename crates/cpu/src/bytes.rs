@@ -7,7 +7,13 @@ use memmap2::{MmapMut, MmapOptions};
 use std::{alloc, fmt, ops::Range, ptr::NonNull, sync::Arc};
 
 /// Owner of memory that [`Bytes`] borrows from.
-pub trait ByteOwner: Send + Sync {
+///
+/// # Safety
+/// GPUs read the memory by its address, without a borrow, for as long as anyone holds the owner. So
+/// [`Self::bytes`] always gives the same bytes at the same address, nobody writes them, they live as long
+/// as the owner wherever it is moved, and [`Self::release`] leaves them what they are. Where
+/// [`Self::is_mapped`] is true, all that it says holds too.
+pub unsafe trait ByteOwner: Send + Sync {
     /// The owned bytes.
     fn bytes(&self) -> &[u8];
 
@@ -23,19 +29,23 @@ pub trait ByteOwner: Send + Sync {
     }
 }
 
-impl ByteOwner for Vec<u8> {
+// SAFETY: a shared vector neither moves its bytes nor changes them, and they are in no file's map.
+unsafe impl ByteOwner for Vec<u8> {
     fn bytes(&self) -> &[u8] {
         self
     }
 }
 
-impl ByteOwner for &'static [u8] {
+// SAFETY: a static slice stays where it is for ever, and is taken for no file's map.
+unsafe impl ByteOwner for &'static [u8] {
     fn bytes(&self) -> &[u8] {
         self
     }
 }
 
-impl ByteOwner for AlignedBytes {
+// SAFETY: its memory stays where it is until it is dropped, and writing takes an exclusive borrow, which
+// nobody has of a shared owner; it is no file's map.
+unsafe impl ByteOwner for AlignedBytes {
     fn bytes(&self) -> &[u8] {
         self.as_slice()
     }

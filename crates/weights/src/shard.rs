@@ -18,7 +18,9 @@ pub(crate) struct RawTensor {
 /// A mapped file.
 struct Mapped(Mmap);
 
-impl ByteOwner for Mapped {
+// SAFETY: the map stays where it is until it is dropped, is whole pages of a file and never written; as
+// `owner` says, we ask the user to leave the file alone meanwhile. Pages that were dropped come back.
+unsafe impl ByteOwner for Mapped {
     fn bytes(&self) -> &[u8] {
         &self.0
     }

@@ -78,6 +78,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "const float often = row.frequency * count;\n    y = y - often;",
         "y = fma(-row.frequency, count, y);",
     ),
+    mutant(
+        "edit",
+        "products and sums that may be fused",
+        "INLINE float edited(float x, Edit edit, EditRow row) {\n#pragma clang fp contract(off)\n",
+        "INLINE float edited(float x, Edit edit, EditRow row) {\n",
+    ),
     mutant("edit", "presence of what is in the prompt alone", "if (count > 0.0f) y", "y"),
     mutant("edit", "one time too many", "float(edit.seen - 1)", "float(edit.seen)"),
     mutant(

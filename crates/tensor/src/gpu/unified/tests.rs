@@ -209,7 +209,8 @@ static PAGES: Pages = Pages([1; 16384]);
 
 struct Map;
 
-impl ByteOwner for Map {
+// SAFETY: a static stays where it is, is whole pages, and nobody writes it.
+unsafe impl ByteOwner for Map {
     fn bytes(&self) -> &[u8] {
         &PAGES.0
     }
