@@ -33,6 +33,7 @@ macro_rules! sources {
 
 sources! {
     MATVEC = "quant" "matvec";
+    MATVEC_ROWS = "quant" "matvec_rows";
     MATVEC_TILE = "quant" "matvec_tile";
     MATMUL = "quant" "matmul";
     MATMUL_TILE = "quant" "matmul_tile";
@@ -95,7 +96,8 @@ impl Source {
     /// Whether Metal's backend asks for it: it says of no GPU that its matrix units are fast.
     #[must_use]
     pub fn is_for_metal(&self) -> bool {
-        !["attend_tile", "matmul_tile", "matmul_wide", "matvec_tile"].contains(&self.name)
+        let fast = ["attend_tile", "matmul_tile", "matmul_wide", "matvec", "matvec_tile"];
+        !fast.contains(&self.name)
     }
 
     /// The file with its headers in place, as Metal compiles it at run time: a text, with no

@@ -282,7 +282,8 @@ kernel void attend_##NAME##_d##D##_r##ROWS( \
     threadgroup float merge[2 * ROWS]; \
     attend<KV, D, ROWS>(q, k_pages, v_pages, blocks, tiles, out, sums, weights, p, at, tid, sg, lane, qs, ps, merge); \
 }
-#define ATTENDS(NAME, KV, D, SIZE) ATTEND(NAME, KV, D, SIZE, 4) ATTEND(NAME, KV, D, SIZE, 16)
+// Rows share what is read of keys and values; more than 8 would not fit an Apple GPU's registers.
+#define ATTENDS(NAME, KV, D, SIZE) ATTEND(NAME, KV, D, SIZE, 4) ATTEND(NAME, KV, D, SIZE, 8)
 // d0 takes any size of a head.
 ATTENDS(f16, half, 64, 64)
 ATTENDS(f16, half, 128, 128)

@@ -33,6 +33,8 @@ pub struct Check {
 #[derive(Debug, Clone)]
 enum Kind {
     Tensor(kernels::Check),
+    /// As on a GPU whose matrix units are slow.
+    Slow(kernels::Check),
     Attend(Case),
     Encode(Case),
     Compact(&'static str),
@@ -43,12 +45,16 @@ enum Kind {
 /// All checks of what a GPU may be asked to run; `quick` has fewer shapes, for slow devices.
 #[must_use]
 pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
-    let plain = kernels::checks(gpu, quick).into_iter().map(|check| Check {
+    let of = |check: kernels::Check, kind: fn(kernels::Check) -> Kind| Check {
         family: check.family,
         name: check.name.clone(),
         tolerance: check.tolerance,
-        case: Kind::Tensor(check),
-    });
+        case: kind(check),
+    };
+    let plain = kernels::checks(gpu, quick).into_iter().map(|check| of(check, Kind::Tensor));
+    let slow = kernels::checks(&gpu.with_slow_tiles(), quick).into_iter();
+    let slow = slow.filter(|check| gpu.has_fast_tiles() && check.family == "matvec_rows");
+    let slow = slow.map(|check| of(check, Kind::Slow));
     let attended = |case: Case| Check {
         family: if case.codec.contains('-') { "coded_more" } else { "coded" },
         name: case.to_string(),
@@ -84,7 +90,7 @@ pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
         case: Kind::Scores(case),
     });
     let all = plain.chain(attend).chain(encode).chain(compact).chain(moved).chain(scores);
-    all.chain(more).collect()
+    all.chain(more).chain(slow).collect()
 }
 
 impl Check {
@@ -95,6 +101,7 @@ impl Check {
     pub fn run(&self, gpu: &Gpu, seed: u64) -> Result<Outcome, KvCodecError> {
         let pairs = match &self.case {
             Kind::Tensor(check) => return Ok(check.run(gpu, seed)?),
+            Kind::Slow(check) => return Ok(check.run(&gpu.with_slow_tiles(), seed)?),
             Kind::Attend(case) => vec![case.attend(gpu, seed)?],
             Kind::Encode(case) => case.encode(gpu, seed)?,
             Kind::Compact(name) => compaction::plain(name, gpu, seed)?,

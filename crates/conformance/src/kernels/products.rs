@@ -158,7 +158,8 @@ impl Case {
             }
             _ if fast && self.tiled() => "matmul_tile",
             _ if self.rounded && self.tokens >= 5 => "matmul",
-            _ => "matvec",
+            _ if fast => "matvec",
+            _ => "matvec_rows",
         }
     }
 

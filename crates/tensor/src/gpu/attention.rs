@@ -144,8 +144,7 @@ impl Plan {
             return Err(TensorError::shape("attention tiles", expected, &[shape.head_dim]));
         }
         let longest = seqs.iter().map(|s| s.q_len).max().unwrap_or(0);
-        let more = if tiled { 8 } else { 16 };
-        let rows = if shape.is_typed() && (longest > 1 || group > 4) { more } else { 4 };
+        let rows = if shape.is_typed() && (longest > 1 || group > 4) { 8 } else { 4 };
         let step = (rows / group).max(1);
         let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for seq in seqs {

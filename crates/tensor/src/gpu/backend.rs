@@ -161,7 +161,9 @@ pub(crate) struct MatmulOperands<'a> {
 pub struct Gpu(Arc<Shared>);
 
 struct Shared {
-    backend: Box<dyn Backend>,
+    backend: Arc<dyn Backend>,
+    /// Whether it is treated as if its matrix units were slow.
+    slow: bool,
     /// Buffers of finished temporaries, by size. The lowest is taken, so that a step which does what
     /// the one before it did has the same memory for it.
     pool: Mutex<HashMap<usize, BTreeSet<Handle>>>,
@@ -170,7 +172,15 @@ struct Shared {
 impl Gpu {
     #[allow(dead_code, reason = "each backend is a feature")]
     pub(crate) fn new(backend: Box<dyn Backend>) -> Self {
-        Self(Arc::new(Shared { backend, pool: Mutex::default() }))
+        Self(Arc::new(Shared { backend: backend.into(), slow: false, pool: Mutex::default() }))
+    }
+
+    /// The GPU with the kernels that are launched where matrix units are slow, as on Apple's: for checks of
+    /// these.
+    #[must_use]
+    pub fn with_slow_tiles(&self) -> Self {
+        let backend = Arc::clone(&self.0.backend);
+        Self(Arc::new(Shared { backend, slow: true, pool: Mutex::default() }))
     }
 
     /// Name of the device.
@@ -301,17 +311,17 @@ impl Gpu {
     /// Whether there are matrix units, and kernels for them.
     #[must_use]
     pub fn has_fast_tiles(&self) -> bool {
-        self.0.backend.has_fast_tiles()
+        !self.0.slow && self.0.backend.has_fast_tiles()
     }
 
     /// Whether there are matrix units for four simdgroups together.
     #[must_use]
     pub fn has_wide_tiles(&self) -> bool {
-        self.0.backend.has_wide_tiles()
+        !self.0.slow && self.0.backend.has_wide_tiles()
     }
 
     pub(crate) fn has_matmul(&self) -> bool {
-        self.0.backend.has_matmul()
+        !self.0.slow && self.0.backend.has_matmul()
     }
 
     pub(crate) fn matmul(&self, operands: MatmulOperands<'_>) -> Result<()> {

@@ -22,6 +22,7 @@ macro_rules! family {
 /// All families of kernels.
 pub const FAMILIES: &[Family] = &[
     family!(MATVEC, [weight::MatvecParams]),
+    family!(MATVEC_ROWS, [weight::MatvecParams]),
     family!(MATVEC_TILE, [weight::MatvecParams]),
     family!(MATMUL, [matmul::MatmulParams, matmul::FinishParams]),
     family!(MATMUL_TILE, [matmul::PrepareParams, matmul::NextParams, matmul::MatmulParams]),

@@ -322,7 +322,6 @@ impl GpuWeight {
         }
         let tokens = x.len() / self.cols;
         let (name, rows) = self.kernel();
-        let m = if tokens == 1 { 1 } else { 4 };
         let tiles = self.tile_kernel().filter(|_| !self.exact && tokens == 1);
         let of = self.rows.div_ceil(TILE);
         let groups = of.div_ceil(of.div_ceil(AT_A_TIME).max(1));
@@ -358,13 +357,18 @@ impl GpuWeight {
             product.residual.map_or(x_in, |r| Operand::In(&r.buffer, r.offset)),
             Operand::Out(&out.buffer, out.offset),
         ];
-        let (family, kernel, blocks, threads) = match tiles {
+        let few = if tokens == 1 { 1 } else { 4 };
+        let blocks = |of: u32| params.rows.div_ceil(of);
+        let (family, kernel, blocks, threads, m) = match tiles {
             Some((name, _)) => {
-                ("matvec_tile", format!("matvec_tile_{name}_m1"), params.groups, 256)
+                ("matvec_tile", format!("matvec_tile_{name}_m1"), params.groups, 256, 1)
+            }
+            None if self.gpu().has_fast_tiles() => {
+                ("matvec", format!("matvec_{name}_m{few}"), blocks(rows), 4 * LANES, few)
             }
             None => {
-                let blocks = params.rows.div_ceil(rows);
-                ("matvec", format!("matvec_{name}_m{m}"), blocks, 4 * LANES)
+                let m = if tokens == 2 { 2 } else { few };
+                ("matvec_rows", format!("matvec_rows_{name}_m{m}"), blocks(8), 2 * LANES, m)
             }
         };
         let launch = Launch {
