@@ -122,6 +122,7 @@ void matmul(
     }
 }
 
+// 16 bytes are stored at a time, so the arrays are of these.
 #define MATMUL(FORMAT, NAME, TM) \
 kernel void matmul_##NAME##_t##TM( \
     device const uint* data [[buffer(0)]], \
@@ -133,9 +134,9 @@ kernel void matmul_##NAME##_t##TM( \
     uint tid [[thread_index_in_threadgroup]], \
     uint sg [[simdgroup_index_in_threadgroup]]) \
 { \
-    threadgroup half ws[TN * STRIDE]; \
-    threadgroup half xs[TM * STRIDE]; \
-    matmul<FORMAT, TM>(data, scales, x, sums, p, at, tid, sg, ws, xs); \
+    threadgroup uint4 ws[TN * STRIDE / 8]; \
+    threadgroup uint4 xs[TM * STRIDE / 8]; \
+    matmul<FORMAT, TM>(data, scales, x, sums, p, at, tid, sg, (threadgroup half*)ws, (threadgroup half*)xs); \
 }
 #define MATMULS(FORMAT, NAME) MATMUL(FORMAT, NAME, 16) MATMUL(FORMAT, NAME, 64)
 FOR_EACH_FORMAT(MATMULS)

@@ -2,23 +2,43 @@
 
 use super::{Object, failed, lock};
 use crate::{Result, gpu::Launch};
-use objc2::runtime::ProtocolObject;
+use objc2::{rc::autoreleasepool, runtime::ProtocolObject};
 use objc2_foundation::{NSString, NSURL};
 use objc2_metal::{
     MTLCompileOptions, MTLComputePipelineDescriptor, MTLComputePipelineState, MTLDevice,
     MTLLanguageVersion, MTLLibrary, MTLPipelineOption,
 };
-use std::{collections::HashMap, path::Path, sync::Mutex};
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+use taper_kernels::{SOURCES, Source};
 
-/// The kernels of a device. The MSL of a family is compiled when it is first used, into a library and
-/// pipelines of our own, or comes compiled from a metallib.
+/// Families that are compiled side by side when a device is opened.
+const COMPILERS: usize = 4;
+
+/// The kernels of a device. The MSL of each family is compiled into a library, or comes compiled from a
+/// metallib; a kernel's pipeline is made when it is first launched.
 pub(super) struct Kernels {
     device: Object<dyn MTLDevice>,
     /// All kernels, where they were compiled ahead of time.
     compiled: Option<Object<dyn MTLLibrary>>,
-    libraries: Mutex<HashMap<&'static str, Object<dyn MTLLibrary>>>,
+    libraries: Vec<(&'static Source, OnceLock<Library>)>,
     pipelines: Mutex<HashMap<String, Object<dyn MTLComputePipelineState>>>,
 }
+
+// SAFETY: devices, libraries and pipelines may be used from any thread.
+unsafe impl Send for Kernels {}
+// SAFETY: devices, libraries and pipelines may be used from any thread.
+unsafe impl Sync for Kernels {}
+
+/// A family, or the compiler's word on it.
+type Library = std::result::Result<Object<dyn MTLLibrary>, String>;
 
 /// The kernels of a metallib.
 fn compiled(device: &ProtocolObject<dyn MTLDevice>, file: &Path) -> Result<Object<dyn MTLLibrary>> {
@@ -35,12 +55,50 @@ fn compiled(device: &ProtocolObject<dyn MTLDevice>, file: &Path) -> Result<Objec
 }
 
 impl Kernels {
-    pub(super) fn new(device: &Object<dyn MTLDevice>, metallib: Option<&Path>) -> Result<Self> {
-        Ok(Self {
+    /// The kernels of a metallib; or all families, which begin to be compiled while the model is loaded.
+    pub(super) fn new(
+        device: &Object<dyn MTLDevice>,
+        metallib: Option<&Path>,
+    ) -> Result<Arc<Self>> {
+        let sources = SOURCES.iter().filter(|source| source.is_for_metal());
+        let kernels = Arc::new(Self {
             compiled: metallib.map(|file| compiled(device, file)).transpose()?,
             device: device.clone(),
-            libraries: Mutex::default(),
+            libraries: sources.map(|&source| (source, OnceLock::new())).collect(),
             pipelines: Mutex::default(),
+        });
+        if kernels.compiled.is_none() {
+            kernels.compile_ahead();
+        }
+        Ok(kernels)
+    }
+
+    fn compile_ahead(self: &Arc<Self>) {
+        let next = Arc::new(AtomicUsize::new(0));
+        for _ in 0..COMPILERS {
+            let (kernels, next) = (Arc::clone(self), Arc::clone(&next));
+            let work = move || {
+                while let Some((source, library)) =
+                    kernels.libraries.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    library.get_or_init(|| kernels.compile(source));
+                }
+            };
+            // Without a thread a family is compiled when it is first used.
+            let _ = thread::Builder::new().name("taper-metal".into()).spawn(work);
+        }
+    }
+
+    fn compile(&self, source: &Source) -> Library {
+        autoreleasepool(|_| {
+            let options = MTLCompileOptions::new();
+            options.setLanguageVersion(MTLLanguageVersion::Version3_1);
+            // Kernels compare with infinities and rely on the order of additions.
+            #[expect(deprecated, reason = "the newer setting needs macOS 15")]
+            options.setFastMathEnabled(false);
+            let text = NSString::from_str(&source.metal());
+            let library = self.device.newLibraryWithSource_options_error(&text, Some(&options));
+            library.map_err(|e| e.localizedDescription().to_string())
         })
     }
 
@@ -48,30 +106,17 @@ impl Kernels {
         if let Some(compiled) = &self.compiled {
             return Ok(compiled.clone());
         }
-        let mut libraries = lock(&self.libraries);
-        if let Some(library) = libraries.get(family) {
-            return Ok(library.clone());
-        }
-        let found = taper_kernels::Source::find(family);
-        let source = found.ok_or_else(|| failed("find kernels", family))?.metal();
-        let options = MTLCompileOptions::new();
-        options.setLanguageVersion(MTLLanguageVersion::Version3_1);
-        // Kernels compare with infinities and rely on the order of additions.
-        #[expect(deprecated, reason = "the newer setting needs macOS 15")]
-        options.setFastMathEnabled(false);
-        let source = NSString::from_str(&source);
-        let library = self.device.newLibraryWithSource_options_error(&source, Some(&options));
-        let library = library.map_err(|e| failed("compile kernels", e.localizedDescription()))?;
-        libraries.insert(family, library.clone());
-        Ok(library)
+        let found = self.libraries.iter().find(|(source, _)| source.name == family);
+        let (source, library) = found.ok_or_else(|| failed("find kernels", family))?;
+        let library = library.get_or_init(|| self.compile(source));
+        library.clone().map_err(|message| failed("compile kernels", message))
     }
 
     pub(super) fn pipeline(
         &self,
         launch: &Launch<'_>,
     ) -> Result<Object<dyn MTLComputePipelineState>> {
-        let mut pipelines = lock(&self.pipelines);
-        if let Some(pipeline) = pipelines.get(launch.kernel) {
+        if let Some(pipeline) = lock(&self.pipelines).get(launch.kernel) {
             return Ok(pipeline.clone());
         }
         let library = self.library(launch.family)?;
@@ -92,7 +137,7 @@ impl Kernels {
             let message = format!("{}: {threads} threads a threadgroup at most", launch.kernel);
             return Err(failed("run kernel", message));
         }
-        pipelines.insert(launch.kernel.to_owned(), pipeline.clone());
+        lock(&self.pipelines).insert(launch.kernel.to_owned(), pipeline.clone());
         Ok(pipeline)
     }
 }

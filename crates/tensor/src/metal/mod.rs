@@ -29,7 +29,7 @@ use std::{
     fmt,
     path::Path,
     ptr::NonNull,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 type Object<T> = Retained<ProtocolObject<T>>;
@@ -45,7 +45,7 @@ unsafe extern "C" {}
 struct Metal {
     device: Object<dyn MTLDevice>,
     queue: Object<dyn MTLCommandQueue>,
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
     residency: Residency,
 }
 
