@@ -78,6 +78,11 @@ const STEPS: &[Step] = &[
     ),
     step("metal", "the Metal backend checked for Apple silicon", Run(&["bash", ".ci/metal"])),
     step(
+        "planted",
+        "faults planted in the backend for shared memory",
+        Run(&["bash", ".ci/planted"]),
+    ),
+    step(
         "unified",
         "launches, copies and memory of a model on a fake of an Apple GPU",
         Run(&["{xtask}", "unified"]),

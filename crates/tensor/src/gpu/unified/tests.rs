@@ -241,3 +241,12 @@ fn mapped_bytes_are_read_where_they_lie_and_stay_until_work_is_done() {
     drop((out, gpu));
     assert_eq!(seen.bytes(), 0);
 }
+
+#[test]
+fn a_device_that_goes_waits_for_its_work() {
+    let (gpu, seen) = gpu(FakeOptions::default());
+    let [a, b, out] = [(); 3].map(|()| gpu.upload(&[1u32; WORDS]).unwrap());
+    launch(&gpu, &a, &b, &out, 0).unwrap();
+    drop((a, b, out, gpu));
+    assert_eq!((seen.faults(), seen.bytes()), (Vec::new(), 0));
+}
