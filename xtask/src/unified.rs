@@ -63,13 +63,57 @@ fn check(shape: &Shape, options: &Options) -> Result<()> {
     gpu.wait()?;
     let share = memory(shape, &*model, &gpu, &seen);
     ensure!(share <= options.memory, "memory above {} of the weights", options.memory);
+    let weights = read_bytes(shape, model.info().weight_bytes);
     let steps = decode(model, &gpu)?;
+    if let (None, Some(step)) = (shape.experts, steps.last()) {
+        expected(weights, step.launches);
+    }
     for step in &steps {
         ensure!(shape.experts.is_some() || step.encoders <= options.encoders, "too many encoders");
         ensure!(shape.experts.is_some() || step.blits <= options.blits, "too many copies");
     }
     ensure!(seen.faults().is_empty(), "{:?}", seen.faults());
     Ok(())
+}
+
+/// Bytes of the weights that a step of decoding reads: all, but for an embedding that is no projection.
+fn read_bytes(shape: &Shape, weights: u64) -> u64 {
+    let embedding = if shape.tied { 0 } else { (bench::VOCAB * shape.hidden) as u64 * 9 / 16 };
+    weights - embedding
+}
+
+/// Bytes a second of an Apple GPU's memory, in GB, and which have so many.
+const CHIPS: [(f64, &str); 8] = [
+    (68.0, "M1"),
+    (100.0, "M2, M3"),
+    (120.0, "M4"),
+    (153.0, "M5, M3 Pro"),
+    (200.0, "M1 Pro, M2 Pro"),
+    (273.0, "M4 Pro"),
+    (400.0, "M1 Max, M2 Max, M3 Max"),
+    (546.0, "M4 Max"),
+];
+/// Shares of it that products reach: what users of other engines report of small and of large models.
+const REACHED: [f64; 2] = [0.5, 0.8];
+/// Seconds that a launch takes which waits for the one before it.
+const LAUNCH: f64 = 2e-6;
+
+/// Prints what a step should take, by the bytes that it reads and its launches.
+fn expected(bytes: u64, launches: u64) {
+    let fixed = LAUNCH * launches as f64;
+    println!(
+        "  expected tokens a second of one sequence: {:.0} MB read at {:.0} to {:.0} % of the memory's speed, \
+         and {launches} launches of {:.0} microseconds",
+        bytes as f64 / 1e6,
+        100.0 * REACHED[0],
+        100.0 * REACHED[1],
+        1e6 * LAUNCH
+    );
+    for (speed, chips) in CHIPS {
+        let tokens = |share: f64| 1.0 / (bytes as f64 / (1e9 * speed * share) + fixed);
+        let [low, high] = REACHED.map(tokens);
+        println!("    {speed:>4} GB/s {low:>6.0} to {high:>4.0}  {chips}");
+    }
 }
 
 /// Prints what the weights take, and gives it as a share of their size.
@@ -97,18 +141,9 @@ fn decode(model: Box<dyn Model>, gpu: &Gpu) -> Result<Vec<Counters>> {
             steps.push(gpu.counters().since(before));
         }
     }
-    for step in &steps {
-        println!(
-            "  a step: {} launches, {} barriers, {} encoders, {} command buffers, {} copies, {} waits, \
-             {} bytes written",
-            step.launches,
-            step.barriers,
-            step.encoders,
-            step.commits,
-            step.blits,
-            step.waits,
-            step.written
-        );
+    if let Some(step) = steps.last() {
+        let counts: Vec<_> = step.named().iter().map(|(name, n)| format!("{name} {n}")).collect();
+        println!("  a step: {}", counts.join(", "));
     }
     Ok(steps)
 }

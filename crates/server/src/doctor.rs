@@ -34,6 +34,8 @@ struct Report {
 struct GpuReport {
     name: String,
     free_bytes: u64,
+    /// What the backend has done, where it counts.
+    counters: BTreeMap<&'static str, u64>,
 }
 
 /// What a check found.
@@ -91,7 +93,6 @@ fn examine(args: &DoctorArgs, report: &mut Report) -> Result<()> {
     let gpu = find(args)?;
     let free = gpu.memory()?.free;
     writeln!(Out, "{}, {} free", gpu.name(), human(free))?;
-    report.gpu = Some(GpuReport { name: gpu.name().to_owned(), free_bytes: free });
     for (seed, check) in (1..).zip(taper_conformance::checks(&gpu, false)) {
         let checked = perform(&check, &gpu, seed);
         if let Some(why) = checked.why() {
@@ -99,6 +100,8 @@ fn examine(args: &DoctorArgs, report: &mut Report) -> Result<()> {
         }
         report.checks.push(checked);
     }
+    let counters = gpu.counters().named().into();
+    report.gpu = Some(GpuReport { name: gpu.name(), free_bytes: free, counters });
     report.passed = report.checks.iter().filter(|check| check.passed).count();
     report.failed = report.checks.len() - report.passed;
     let mut families: BTreeMap<&str, (u32, u32)> = BTreeMap::new();

@@ -36,7 +36,7 @@ use std::{
 };
 
 pub(crate) use gpu::shape_of as gpu_shape;
-pub(crate) use shape::Shape;
+pub(crate) use shape::{Shape, VOCAB};
 
 /// What is measured.
 #[derive(Debug, Subcommand)]

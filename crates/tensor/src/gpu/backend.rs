@@ -61,6 +61,22 @@ impl Counters {
             adopted: self.adopted - before.adopted,
         }
     }
+
+    /// All of them, with their names.
+    #[must_use]
+    pub fn named(self) -> [(&'static str, u64); 9] {
+        [
+            ("launches", self.launches),
+            ("barriers", self.barriers),
+            ("encoders", self.encoders),
+            ("blits", self.blits),
+            ("commits", self.commits),
+            ("waits", self.waits),
+            ("written", self.written),
+            ("staged", self.staged),
+            ("adopted", self.adopted),
+        ]
+    }
 }
 
 /// What runs kernels. Work is done in the order it was asked for; only `download` and `wait` wait.
