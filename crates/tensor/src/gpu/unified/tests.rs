@@ -1,3 +1,5 @@
+//! The backend over a device that does its work late and in an odd order.
+
 use super::{
     LAUNCHES, STAGED, WORK,
     fake::{FakeOptions, FakeUse, Run, with_kernels},
