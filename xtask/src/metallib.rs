@@ -114,6 +114,7 @@ mod tests {
         assert!(last.ends_with(&format!("-o {}", out.display())), "{last}");
         fs::write(&xcrun, "#!/bin/sh\necho no metal >&2\nexit 72\n").unwrap();
         let error = run(&Options { out, xcrun }).unwrap_err();
-        assert_eq!(error.to_string(), format!("{}: no metal", SOURCES[0].name));
+        let first = SOURCES.iter().find(|s| s.is_for_metal()).map_or("", |s| s.name);
+        assert_eq!(error.to_string(), format!("{first}: no metal"));
     }
 }

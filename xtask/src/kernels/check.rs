@@ -24,7 +24,8 @@ pub(super) fn run(
 
 /// Runs the checks on a fake of an Apple GPU, and looks at what it was asked for.
 pub(super) fn unified(library: &Path, seed: u64) -> Result<()> {
-    let options = FakeOptions { seed: seed + 1, ..FakeOptions::default() };
+    // So little work that launches are cut into several.
+    let options = FakeOptions { seed: seed + 1, work: 1 << 14, ..FakeOptions::default() };
     let (gpu, seen) = Gpu::fake(Some(library), options)?;
     all(&gpu, None, seed, false, "fake of an Apple GPU")?;
     ensure!(seen.faults().is_empty(), "{:?}", seen.faults());

@@ -5,7 +5,7 @@
 //! compiler counts in its own way, so this is an estimate.
 
 use anyhow::{Result, ensure};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use taper_kernels::SOURCES;
 
 /// Registers of 32 bits that threads of one threadgroup have together: 1,024 of them are started with at most 52
@@ -32,20 +32,25 @@ const NOT_COMPILED: [&str; 2] = ["widen_", "add_bias"];
 /// Compares what was launched with what there is.
 pub(super) fn check(launched: &BTreeMap<String, u32>) -> Result<()> {
     let mut wrong = Vec::new();
-    let mut kernels = 0;
+    let mut there = BTreeSet::new();
     for source in SOURCES.iter().filter(|source| source.is_for_metal()) {
         let all = of_kernels(&source.ptx()?).into_iter();
         let compiled = all.filter(|(name, _)| !NOT_COMPILED.iter().any(|n| name.starts_with(n)));
         for (name, registers) in compiled {
-            kernels += 1;
             match launched.get(&name) {
                 None => wrong.push(format!("{name}: no path of Metal's launches it")),
                 Some(&threads) => wrong.extend(too_many(&name, registers, threads)),
             }
+            there.insert(name);
         }
     }
+    let missing = launched.keys().filter(|name| !there.contains(*name));
+    wrong.extend(missing.map(|name| format!("{name}: is launched, and not compiled for Metal")));
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-    println!("{kernels} kernels: each is launched on an Apple GPU, and its threads have registers");
+    println!(
+        "{} kernels: each is launched on an Apple GPU, and its threads have registers",
+        there.len()
+    );
     Ok(())
 }
 
@@ -288,5 +293,7 @@ mod tests {
     fn kernels_that_are_not_launched_are_named() {
         let error = check(&BTreeMap::new()).unwrap_err().to_string();
         assert!(error.contains("sample: no path of Metal's launches it"), "{error}");
+        let error = check(&[("widen_q4".to_owned(), 128)].into()).unwrap_err().to_string();
+        assert!(error.contains("widen_q4: is launched, and not compiled for Metal"), "{error}");
     }
 }

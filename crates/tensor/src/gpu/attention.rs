@@ -365,6 +365,7 @@ impl Plan {
             flags: order.map_or(0, Order::flags),
         };
         let mut operands = operands.to_vec();
+        let tiles = operands.len() + 1;
         operands.extend([
             Operand::In(&self.blocks, 0),
             Operand::In(&self.tiles, 0),
@@ -383,7 +384,8 @@ impl Plan {
             operands: &operands,
             params: bytemuck::bytes_of(&params),
         };
-        gpu.launch_work(&launch, work(rows, self.spans, shape.head_dim))?;
+        let tile = (tiles, size_of::<AttendTile>());
+        launch.over_tiles(gpu, tile, work(rows, self.spans, shape.head_dim))?;
         if spans > 0 {
             let params = MergeParams { head_dim: shape.head_dim as u32, spans: self.spans as u32 };
             gpu.launch(&Launch {

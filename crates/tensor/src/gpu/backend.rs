@@ -1,6 +1,6 @@
 //! A GPU, its memory, and what runs on it.
 
-use super::Launch;
+use super::{Launch, Operand};
 use crate::{Bytes, Result, TensorError};
 use std::{
     collections::{BTreeSet, HashMap},
@@ -87,6 +87,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Memory of exactly so many bytes; its contents are anything.
     fn allocate(&self, bytes: usize) -> Result<Handle>;
 
+    /// As [`Self::allocate`], for what is of use while a step runs.
+    fn allocate_scratch(&self, bytes: usize) -> Result<Handle> {
+        self.allocate(bytes)
+    }
+
     /// A buffer over bytes of a file's map where they lie, and its byte at which they begin, if the
     /// device reads them there. They are never written, and stay as long as the buffer.
     fn adopt(&self, _bytes: &Bytes) -> Result<Option<(Handle, usize)>> {
@@ -110,8 +115,19 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Runs a kernel of about so many multiply-adds; 0 where they are few.
     fn launch(&self, launch: &Launch<'_>, work: u64) -> Result<()>;
 
+    /// Multiply-adds that one launch should not exceed, so that the device is not taken for stuck.
+    fn most_work(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Waits until everything that was asked for is done.
     fn wait(&self) -> Result<()>;
+
+    /// As [`Self::wait`]; an error is left to who asks for it.
+    fn drain(&self) {
+        // Where errors stay, whoever waits next is told.
+        let _ = self.wait();
+    }
 
     /// Memory there is.
     fn memory(&self) -> Result<Memory>;
@@ -235,8 +251,22 @@ impl Gpu {
     /// # Errors
     /// There is not so much memory.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        let handle = self.0.backend.allocate(bytes.max(1))?;
+        // Kernels may take what they never read, and are given a few bytes for it.
+        let handle = self.or_trimmed(|backend| backend.allocate(bytes.max(16)))?;
         Ok(Buffer { gpu: self.clone(), handle, bytes, pooled: None, map: None })
+    }
+
+    /// Memory; where there is not enough, once more without what the pool holds.
+    fn or_trimmed(&self, allocate: impl Fn(&dyn Backend) -> Result<Handle>) -> Result<Handle> {
+        allocate(&*self.0.backend).or_else(|error| {
+            let pool = std::mem::take(&mut *self.pool());
+            if pool.values().all(BTreeSet::is_empty) {
+                return Err(error);
+            }
+            self.0.backend.drain();
+            pool.into_values().flatten().for_each(|handle| self.0.backend.free(handle));
+            allocate(&*self.0.backend)
+        })
     }
 
     /// Bytes of a file's map as a buffer, without a copy, and its byte at which they begin. `None` where
@@ -281,7 +311,7 @@ impl Gpu {
     fn pooled(&self, handle: Option<Handle>, bytes: usize, size: usize) -> Result<Buffer> {
         let handle = match handle {
             Some(handle) => handle,
-            None => self.0.backend.allocate(size)?,
+            None => self.or_trimmed(|backend| backend.allocate_scratch(size))?,
         };
         Ok(Buffer { gpu: self.clone(), handle, bytes, pooled: Some(size), map: None })
     }
@@ -311,7 +341,17 @@ impl Gpu {
         if launch.grid.contains(&0) {
             return Ok(());
         }
+        let ours = |o: &Operand<'_>| Arc::ptr_eq(&o.buffer().gpu.0.backend, &self.0.backend);
+        if !launch.operands.iter().all(ours) {
+            let message = format!("{}: an operand is on another GPU", launch.kernel);
+            return Err(TensorError::Gpu { what: "run kernel", message });
+        }
         self.0.backend.launch(launch, work as u64)
+    }
+
+    /// Multiply-adds that one launch should not exceed.
+    pub(crate) fn most_work(&self) -> u64 {
+        self.0.backend.most_work()
     }
 
     /// What its backend has done.
@@ -469,9 +509,8 @@ impl fmt::Debug for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.map.is_some() {
-            // What was launched may read the map, which is about to go. It has failed for whoever
-            // launched it, if it fails.
-            let _ = self.gpu.0.backend.wait();
+            // What was launched may read the map, which is about to go.
+            self.gpu.0.backend.drain();
         }
         let Some(size) = self.pooled else { return self.gpu.0.backend.free(self.handle) };
         self.gpu.pool().entry(size).or_default().insert(self.handle);

@@ -380,7 +380,8 @@ impl CodedCache {
             ],
             params: bytemuck::bytes_of(&params),
         };
-        self.gpu.launch_work(&launch, work(rows, plan.spans, self.head_dim))?;
+        let tile = (6, size_of::<CodedTile>());
+        launch.over_tiles(&self.gpu, tile, work(rows, plan.spans, self.head_dim))?;
         let out = GpuTensor::new(&self.gpu, &q.dims)?;
         let params = CodedMergeParams {
             head_dim: self.head_dim as u32,

@@ -57,7 +57,7 @@ pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
 pub(crate) use resident::Resident;
 pub(crate) use sampling::{NONE as NO_TOKEN, launch_argmax};
 pub use sampling::{Sampled, argmax, edit, sample};
-#[cfg(feature = "gpu-host")]
+#[cfg(any(test, feature = "gpu-host"))]
 pub use unified::fake::{FakeOptions, FakeUse};
 pub(crate) use weight::{GpuWeight, Product};
 

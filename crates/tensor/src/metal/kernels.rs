@@ -15,12 +15,28 @@ use std::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
-    thread,
+    thread::{self, JoinHandle},
 };
 use taper_kernels::{SOURCES, Source};
 
 /// Families that are compiled side by side when a device is opened.
 const COMPILERS: usize = 4;
+
+/// The threads that compile ahead. They are waited for, so that none compiles while the program ends.
+pub(super) struct Ahead {
+    next: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.next.store(usize::MAX / 2, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // What it would have compiled is compiled when it is used.
+            let _ = thread.join();
+        }
+    }
+}
 
 /// The kernels of a device. The MSL of each family is compiled into a library, or comes compiled from a
 /// metallib; a kernel's pipeline is made when it is first launched.
@@ -55,27 +71,25 @@ fn compiled(device: &ProtocolObject<dyn MTLDevice>, file: &Path) -> Result<Objec
 }
 
 impl Kernels {
-    /// The kernels of a metallib; or all families, which begin to be compiled while the model is loaded.
+    /// The kernels of a metallib, or all families.
     pub(super) fn new(
         device: &Object<dyn MTLDevice>,
         metallib: Option<&Path>,
     ) -> Result<Arc<Self>> {
         let sources = SOURCES.iter().filter(|source| source.is_for_metal());
-        let kernels = Arc::new(Self {
+        Ok(Arc::new(Self {
             compiled: metallib.map(|file| compiled(device, file)).transpose()?,
             device: device.clone(),
             libraries: sources.map(|&source| (source, OnceLock::new())).collect(),
             pipelines: Mutex::default(),
-        });
-        if kernels.compiled.is_none() {
-            kernels.compile_ahead();
-        }
-        Ok(kernels)
+        }))
     }
 
-    fn compile_ahead(self: &Arc<Self>) {
+    /// Begins to compile all families, where there is no metallib.
+    pub(super) fn compile_ahead(self: &Arc<Self>) -> Ahead {
         let next = Arc::new(AtomicUsize::new(0));
-        for _ in 0..COMPILERS {
+        let mut threads = Vec::new();
+        for _ in 0..if self.compiled.is_none() { COMPILERS } else { 0 } {
             let (kernels, next) = (Arc::clone(self), Arc::clone(&next));
             let work = move || {
                 while let Some((source, library)) =
@@ -85,8 +99,9 @@ impl Kernels {
                 }
             };
             // Without a thread a family is compiled when it is first used.
-            let _ = thread::Builder::new().name("taper-metal".into()).spawn(work);
+            threads.extend(thread::Builder::new().name("taper-metal".into()).spawn(work));
         }
+        Ahead { next, threads }
     }
 
     fn compile(&self, source: &Source) -> Library {

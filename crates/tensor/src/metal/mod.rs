@@ -12,7 +12,7 @@ use crate::{
         unified::{Device, Unified},
     },
 };
-use kernels::Kernels;
+use kernels::{Ahead, Kernels};
 use objc2::{
     rc::{Retained, autoreleasepool},
     runtime::ProtocolObject,
@@ -46,6 +46,8 @@ struct Metal {
     device: Object<dyn MTLDevice>,
     queue: Object<dyn MTLCommandQueue>,
     kernels: Arc<Kernels>,
+    /// Held for its end.
+    _ahead: Ahead,
     residency: Residency,
 }
 
@@ -56,9 +58,9 @@ unsafe impl Send for Metal {}
 // behind a lock.
 unsafe impl Sync for Metal {}
 
-/// Memory that both sides see.
+/// Memory that both sides see, and whether it is in the residency set.
 #[derive(Clone)]
-struct Shared(Object<dyn MTLBuffer>);
+struct Shared(Object<dyn MTLBuffer>, bool);
 
 // SAFETY: buffers may be used from any thread.
 unsafe impl Send for Shared {}
@@ -109,14 +111,15 @@ impl Gpu {
         let queue = device.newCommandQueue().ok_or_else(missing)?;
         let kernels = Kernels::new(&device, metallib)?;
         let residency = Residency::new(&device, &queue);
-        Ok(Self::new(Box::new(Unified::new(Metal { device, queue, kernels, residency }))))
+        let metal = Metal { device, queue, _ahead: kernels.compile_ahead(), kernels, residency };
+        Ok(Self::new(Box::new(Unified::new(metal))))
     }
 }
 
 impl Metal {
-    fn owned(&self, buffer: Object<dyn MTLBuffer>) -> Shared {
+    fn kept(&self, buffer: Object<dyn MTLBuffer>) -> Shared {
         self.residency.add(&buffer);
-        Shared(buffer)
+        Shared(buffer, true)
     }
 }
 
@@ -129,36 +132,37 @@ impl Device for Metal {
         self.device.name().to_string()
     }
 
+    fn scope<T>(work: impl FnOnce() -> T) -> T {
+        autoreleasepool(|_| work())
+    }
+
     fn memory(&self) -> Result<Memory> {
         let total = self.device.recommendedMaxWorkingSetSize();
         let used = self.device.currentAllocatedSize() as u64;
         Ok(Memory { free: total.saturating_sub(used), total })
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Shared> {
-        autoreleasepool(|_| {
-            let options = MTLResourceOptions::StorageModeShared;
-            let buffer = self.device.newBufferWithLength_options(bytes.max(1), options);
-            let none = || failed("allocate memory", format!("no {bytes} bytes"));
-            Ok(self.owned(buffer.ok_or_else(none)?))
-        })
+    fn allocate(&self, bytes: usize, kept: bool) -> Result<Shared> {
+        let options = MTLResourceOptions::StorageModeShared;
+        let buffer = self.device.newBufferWithLength_options(bytes.max(1), options);
+        let none = || failed("allocate memory", format!("no {bytes} bytes"));
+        let buffer = buffer.ok_or_else(none)?;
+        Ok(if kept { self.kept(buffer) } else { Shared(buffer, false) })
     }
 
     unsafe fn adopt(&self, pages: &Pages) -> Result<Option<Shared>> {
-        autoreleasepool(|_| {
-            let Some(start) = NonNull::new(pages.start as *mut c_void) else { return Ok(None) };
-            if pages.len > self.device.maxBufferLength() {
-                return Ok(None);
-            }
-            let options = MTLResourceOptions::StorageModeShared;
-            // SAFETY: whole pages, which the caller keeps.
-            let buffer = unsafe {
-                self.device.newBufferWithBytesNoCopy_length_options_deallocator(
-                    start, pages.len, options, None,
-                )
-            };
-            Ok(buffer.map(|buffer| self.owned(buffer)))
-        })
+        let Some(start) = NonNull::new(pages.start as *mut c_void) else { return Ok(None) };
+        if pages.len > self.device.maxBufferLength() {
+            return Ok(None);
+        }
+        let options = MTLResourceOptions::StorageModeShared;
+        // SAFETY: whole pages, which the caller keeps.
+        let buffer = unsafe {
+            self.device.newBufferWithBytesNoCopy_length_options_deallocator(
+                start, pages.len, options, None,
+            )
+        };
+        Ok(buffer.map(|buffer| self.kept(buffer)))
     }
 
     fn contents(&self, buffer: &Shared) -> NonNull<u8> {
@@ -166,14 +170,17 @@ impl Device for Metal {
     }
 
     fn release(&self, buffer: Shared) {
-        autoreleasepool(|_| {
+        if buffer.1 {
             self.residency.remove(&buffer.0);
-            drop(buffer);
-        });
+        }
+    }
+
+    fn settle(&self) {
+        self.residency.settle();
     }
 
     fn pipeline(&self, launch: &Launch<'_>) -> Result<Self::Pipeline> {
-        autoreleasepool(|_| self.kernels.pipeline(launch))
+        self.kernels.pipeline(launch)
     }
 
     fn page(&self) -> usize {
@@ -182,8 +189,7 @@ impl Device for Metal {
 
     /// Two a core. The name of the architecture ends with a letter of its size; MLX reads it too.
     fn threadgroups(&self) -> usize {
-        let name = autoreleasepool(|_| self.device.architecture().name().to_string());
-        match name.chars().last() {
+        match self.device.architecture().name().to_string().chars().last() {
             Some('p') => 16,
             Some('s') => 80,
             Some('c' | 'd') => 160,
@@ -192,21 +198,16 @@ impl Device for Metal {
     }
 
     fn commands(&self) -> Result<Commands> {
-        autoreleasepool(|_| {
-            let buffer = self.queue.commandBuffer();
-            let buffer = buffer.ok_or_else(|| failed("open a command buffer", "none is left"))?;
-            Ok(Commands { buffer, encoder: None })
-        })
+        let buffer = self.queue.commandBuffer();
+        let buffer = buffer.ok_or_else(|| failed("open a command buffer", "none is left"))?;
+        Ok(Commands { buffer, encoder: None })
     }
 
     fn open_encoder(&self, commands: &mut Commands) -> Result<()> {
-        autoreleasepool(|_| {
-            let kind = MTLDispatchType::Concurrent;
-            let encoder = commands.buffer.computeCommandEncoderWithDispatchType(kind);
-            commands.encoder =
-                Some(encoder.ok_or_else(|| failed("open an encoder", "none is left"))?);
-            Ok(())
-        })
+        let kind = MTLDispatchType::Concurrent;
+        let encoder = commands.buffer.computeCommandEncoderWithDispatchType(kind);
+        commands.encoder = Some(encoder.ok_or_else(|| failed("open an encoder", "none is left"))?);
+        Ok(())
     }
 
     fn barrier(&self, commands: &mut Commands) {
@@ -251,22 +252,21 @@ impl Device for Metal {
         (to, offset): (&Shared, usize),
         bytes: usize,
     ) -> Result<()> {
-        autoreleasepool(|_| {
-            let blit = commands.buffer.blitCommandEncoder();
-            let blit = blit.ok_or_else(|| failed("open an encoder", "none is left"))?;
-            // SAFETY: both ranges are inside their buffers, as the callers have checked.
-            unsafe {
-                blit.copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size(
-                    &from.0, 0, &to.0, offset, bytes,
-                );
-            }
-            blit.endEncoding();
-            Ok(())
-        })
+        let blit = commands.buffer.blitCommandEncoder();
+        let blit = blit.ok_or_else(|| failed("open an encoder", "none is left"))?;
+        // SAFETY: both ranges are inside their buffers, as the callers have checked.
+        unsafe {
+            blit.copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size(
+                &from.0, 0, &to.0, offset, bytes,
+            );
+        }
+        blit.endEncoding();
+        Ok(())
     }
 
     fn commit(&self, commands: &mut Commands) {
         self.residency.settle();
+        self.residency.used();
         commands.buffer.commit();
     }
 
@@ -280,11 +280,9 @@ impl Device for Metal {
     }
 
     fn error(&self, commands: &Commands) -> Option<String> {
-        autoreleasepool(|_| {
-            let error = commands.buffer.error().map(|e| e.localizedDescription().to_string());
-            let failed = commands.buffer.status() == MTLCommandBufferStatus::Error;
-            error.or_else(|| failed.then(|| "the command buffer failed without a reason".into()))
-        })
+        let error = commands.buffer.error().map(|e| e.localizedDescription().to_string());
+        let failed = commands.buffer.status() == MTLCommandBufferStatus::Error;
+        error.or_else(|| failed.then(|| "the command buffer failed without a reason".into()))
     }
 }
 

@@ -6,12 +6,12 @@
 
 #[cfg(feature = "gpu-host")]
 use super::super::host::Runner;
-use super::{Device, Launch, Memory, Pages, Unified, failed};
+use super::{Device, Launch, Memory, Pages, Unified, WORK, failed};
 use crate::{Result, gpu::Gpu};
 #[cfg(feature = "gpu-host")]
 use std::path::Path;
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashSet},
     fmt, mem,
     ptr::NonNull,
     sync::{
@@ -31,11 +31,13 @@ pub struct FakeOptions {
     pub fails: Option<u64>,
     /// Whether bytes of a file's map may be read where they lie.
     pub adopts: bool,
+    /// Multiply-adds of a command buffer.
+    pub work: u64,
 }
 
 impl Default for FakeOptions {
     fn default() -> Self {
-        Self { seed: 1, memory: 64 << 30, fails: None, adopts: true }
+        Self { seed: 1, memory: 64 << 30, fails: None, adopts: true, work: WORK }
     }
 }
 
@@ -119,9 +121,9 @@ struct Fake {
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<Commands>,
-    /// Command buffers that have been run.
-    run: u64,
+    waiting: Vec<Commands>,
+    /// Command buffers that were committed.
+    committed: u64,
     random: u64,
 }
 
@@ -143,6 +145,7 @@ pub(crate) struct FakeBuffer(Arc<Bytes>);
 #[derive(Debug)]
 struct Bytes {
     at: NonNull<u8>,
+    len: usize,
     /// What was allocated; nothing of a file's map.
     owned: Option<(std::alloc::Layout, FakeUse)>,
 }
@@ -169,7 +172,8 @@ pub(crate) struct Run {
     pub(crate) grid: [u32; 3],
     pub(crate) threads: u32,
     pub(crate) params: Vec<u8>,
-    operands: Vec<(FakeBuffer, usize)>,
+    /// With the byte at which each begins, and whether it is written.
+    operands: Vec<(FakeBuffer, usize, bool)>,
 }
 
 #[derive(Debug)]
@@ -184,9 +188,53 @@ enum Step {
 struct Recorded {
     steps: Vec<Step>,
     encoding: bool,
+    /// In the order in which they were committed, from one on.
+    number: u64,
     done: bool,
     error: Option<String>,
     seen: FakeUse,
+}
+
+/// Addresses of buffers that are read, and of those that are written.
+#[derive(Debug, Default)]
+struct Uses([HashSet<usize>; 2]);
+
+impl Uses {
+    fn add(&mut self, buffer: &FakeBuffer, written: bool) {
+        self.0[usize::from(written)].insert(buffer.0.at.as_ptr() as usize);
+    }
+
+    /// Whether one writes what the other uses.
+    fn clash(&self, other: &Self) -> bool {
+        let Self([read, written]) = self;
+        let Self([other_read, other_written]) = other;
+        !written.is_disjoint(other_written)
+            || !written.is_disjoint(other_read)
+            || !read.is_disjoint(other_written)
+    }
+
+    fn extend(&mut self, other: Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(own, other)| own.extend(other));
+    }
+}
+
+impl Recorded {
+    fn uses(&self) -> Uses {
+        let mut uses = Uses::default();
+        for step in &self.steps {
+            match step {
+                Step::Run(run) => {
+                    run.operands.iter().for_each(|(b, _, written)| uses.add(b, *written))
+                }
+                Step::Copy(from, to, ..) => {
+                    uses.add(from, false);
+                    uses.add(to, true);
+                }
+                Step::Barrier => {}
+            }
+        }
+        uses
+    }
 }
 
 impl Drop for Recorded {
@@ -212,18 +260,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Fake {
-    /// Runs the first `n` command buffers that wait.
-    fn run(&self, queue: &mut Queue, n: usize) {
-        for commands in queue.waiting.drain(..n).collect::<Vec<_>>() {
-            queue.run += 1;
-            let mut recorded = lock(&commands.0);
-            let steps = mem::take(&mut recorded.steps);
-            recorded.done = true;
-            recorded.error = match self.options.fails == Some(queue.run) {
-                true => Some(format!("command buffer {} failed", queue.run)),
-                false => self.steps(queue, steps).err(),
-            };
+    /// Runs the command buffer at a place of the queue, and before it those that it has to do with.
+    fn run(&self, queue: &mut Queue, place: usize) {
+        let (mut uses, mut wanted) = (Uses::default(), vec![false; place + 1]);
+        for at in (0..=place).rev() {
+            let own = lock(&queue.waiting[at].0).uses();
+            wanted[at] = at == place || uses.clash(&own);
+            if wanted[at] {
+                uses.extend(own);
+            }
         }
+        let mut wanted = wanted.into_iter();
+        let mut take = |_: &mut Commands| wanted.next().unwrap_or(false);
+        let taken: Vec<_> = queue.waiting.extract_if(.., &mut take).collect();
+        taken.iter().for_each(|commands| self.finish(queue, commands));
+    }
+
+    fn finish(&self, queue: &mut Queue, commands: &Commands) {
+        let mut recorded = lock(&commands.0);
+        let steps = mem::take(&mut recorded.steps);
+        recorded.done = true;
+        recorded.error = match self.options.fails == Some(recorded.number) {
+            true => Some(format!("command buffer {} failed", recorded.number)),
+            false => self.steps(queue, steps).err(),
+        };
     }
 
     fn steps(&self, queue: &mut Queue, steps: Vec<Step>) -> std::result::Result<(), String> {
@@ -247,7 +307,7 @@ impl Fake {
         while !runs.is_empty() {
             let run = runs.swap_remove(queue.below(runs.len()));
             // SAFETY: operands begin inside their buffers.
-            let at = |(buffer, offset): &(FakeBuffer, usize)| unsafe {
+            let at = |(buffer, offset, _): &(FakeBuffer, usize, bool)| unsafe {
                 buffer.0.at.add(*offset).as_ptr()
             };
             let operands: Vec<_> = run.operands.iter().map(at).collect();
@@ -271,7 +331,7 @@ impl Device for Fake {
         Ok(Memory { free: total.saturating_sub(self.seen.bytes()), total })
     }
 
-    fn allocate(&self, bytes: usize) -> Result<FakeBuffer> {
+    fn allocate(&self, bytes: usize, _: bool) -> Result<FakeBuffer> {
         let none = || failed("allocate memory", format!("no {bytes} bytes"));
         let layout = std::alloc::Layout::from_size_align(bytes.max(1), 256).map_err(|_| none())?;
         let size = layout.size() as u64;
@@ -284,12 +344,12 @@ impl Device for Fake {
         };
         self.seen.0.most.fetch_max(used, Ordering::Relaxed);
         let owned = Some((layout, self.seen.clone()));
-        Ok(FakeBuffer(Arc::new(Bytes { at, owned })))
+        Ok(FakeBuffer(Arc::new(Bytes { at, len: bytes, owned })))
     }
 
     unsafe fn adopt(&self, pages: &Pages) -> Result<Option<FakeBuffer>> {
         let at = NonNull::new(pages.start as *mut u8).filter(|_| self.options.adopts);
-        Ok(at.map(|at| FakeBuffer(Arc::new(Bytes { at, owned: None }))))
+        Ok(at.map(|at| FakeBuffer(Arc::new(Bytes { at, len: pages.len, owned: None }))))
     }
 
     fn contents(&self, buffer: &FakeBuffer) -> NonNull<u8> {
@@ -315,9 +375,14 @@ impl Device for Fake {
         40
     }
 
+    fn work(&self) -> u64 {
+        self.options.work
+    }
+
     fn commands(&self) -> Result<Commands> {
         let (steps, seen) = (Vec::new(), self.seen.clone());
-        let recorded = Recorded { steps, encoding: false, done: false, error: None, seen };
+        let recorded =
+            Recorded { steps, encoding: false, number: 0, done: false, error: None, seen };
         Ok(Commands(Arc::new(Mutex::new(recorded))))
     }
 
@@ -342,12 +407,21 @@ impl Device for Fake {
         if !lock(&commands.0).encoding {
             self.seen.fault("a launch outside of an encoder");
         }
+        // Metal's validation wants room for what the kernel's argument points to.
+        if operands.iter().any(|&(buffer, at)| at + 4 > buffer.0.len) {
+            self.seen.fault(&format!("{}: an operand without room for a word", launch.kernel));
+        }
         commands.record(Step::Run(Run {
             kernel: launch.kernel.to_owned(),
             grid: launch.grid,
             threads: launch.threads,
             params: launch.params.to_vec(),
-            operands: operands.iter().map(|&(buffer, at)| (buffer.clone(), at)).collect(),
+            operands: launch
+                .operands
+                .iter()
+                .zip(operands)
+                .map(|(operand, &(buffer, at))| (buffer.clone(), at, operand.is_written()))
+                .collect(),
         }));
     }
 
@@ -376,15 +450,20 @@ impl Device for Fake {
         if lock(&commands.0).encoding {
             self.seen.fault("commit while an encoder is open");
         }
-        lock(&self.queue).waiting.push_back(commands.clone());
+        let mut queue = lock(&self.queue);
+        queue.committed += 1;
+        lock(&commands.0).number = queue.committed;
+        queue.waiting.push(commands.clone());
     }
 
     /// Now and then it runs some of what waits, this or not.
     fn is_done(&self, commands: &Commands) -> bool {
         let mut queue = lock(&self.queue);
-        let n = queue.waiting.len() + 1;
-        let n = queue.below(n);
-        self.run(&mut queue, n);
+        let waiting = queue.waiting.len();
+        if waiting > 0 && queue.below(2) == 0 {
+            let place = queue.below(waiting);
+            self.run(&mut queue, place);
+        }
         lock(&commands.0).done
     }
 
@@ -392,7 +471,7 @@ impl Device for Fake {
         let mut queue = lock(&self.queue);
         let place = queue.waiting.iter().position(|c| Arc::ptr_eq(&c.0, &commands.0));
         if let Some(place) = place {
-            self.run(&mut queue, place + 1);
+            self.run(&mut queue, place);
         } else if !lock(&commands.0).done {
             self.seen.fault("waits for what was never committed");
         }

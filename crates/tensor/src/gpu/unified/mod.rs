@@ -11,10 +11,10 @@
 //!   buffer and a copy on the GPU, which ends the encoder.
 //! - Bytes are read where they lie, once the work that uses their buffer is done.
 
-use super::{Backend, Counters, Handle, Hazards, Launch, Memory, Pages};
+use super::{Backend, Counters, Handle, Launch, Memory, Pages};
 use crate::{Bytes, Result, TensorError};
+use state::{Slot, State};
 use std::{
-    collections::{HashMap, VecDeque},
     fmt,
     ptr::NonNull,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -22,19 +22,18 @@ use std::{
 
 #[cfg(any(test, feature = "gpu-host"))]
 pub(crate) mod fake;
+mod state;
 #[cfg(test)]
 mod tests;
 
-/// Launches after which a command buffer is sent off, so that the GPU starts while the host goes on: the
-/// first since the host waited, and later ones.
-const LAUNCHES: [usize; 2] = [16, 512];
-/// Multiply-adds after which it is sent off. macOS ends a command buffer that takes seconds; so much takes
+/// Multiply-adds after which a command buffer is sent off. macOS ends one that takes seconds; so much takes
 /// some 50 ms on an M1 when kernels reach an eighth of its speed.
-const WORK: u64 = 1 << 33;
+pub(crate) const WORK: u64 = 1 << 33;
 /// Bytes of staging buffers that may be in use: from then on they are waited for, so that they go.
 const STAGED: usize = 64 << 20;
 
-/// A GPU whose buffers the host sees. A queue runs command buffers in the order in which they were committed.
+/// A GPU whose buffers the host sees. Its queue starts command buffers in the order in which they were committed;
+/// those that share nothing may be done in another.
 pub(crate) trait Device: Send + Sync + fmt::Debug {
     /// Memory, counted by its owners: this, and each command buffer that uses it.
     type Buffer: Clone + Send;
@@ -49,8 +48,13 @@ pub(crate) trait Device: Send + Sync + fmt::Debug {
     /// Memory there is.
     fn memory(&self) -> Result<Memory>;
 
-    /// Memory of so many bytes, at least one.
-    fn allocate(&self, bytes: usize) -> Result<Self::Buffer>;
+    /// Does a piece of work whose temporary objects go at its end.
+    fn scope<T>(work: impl FnOnce() -> T) -> T {
+        work()
+    }
+
+    /// Memory of so many bytes. What is kept stays in place while nothing runs.
+    fn allocate(&self, bytes: usize, kept: bool) -> Result<Self::Buffer>;
 
     /// A buffer over whole pages of a file's map, or `None` where the device cannot read them there.
     ///
@@ -61,8 +65,11 @@ pub(crate) trait Device: Send + Sync + fmt::Debug {
     /// Where the host finds a buffer's bytes.
     fn contents(&self, buffer: &Self::Buffer) -> NonNull<u8>;
 
-    /// The owner lets go of a buffer. Command buffers hold on to those that they use.
+    /// The owner lets go of a buffer that no unfinished work uses.
     fn release(&self, buffer: Self::Buffer);
+
+    /// What was allocated and released is to count from now on.
+    fn settle(&self) {}
 
     /// Finds a kernel and compiles it if need be. Called without a lock.
     fn pipeline(&self, launch: &Launch<'_>) -> Result<Self::Pipeline>;
@@ -72,6 +79,11 @@ pub(crate) trait Device: Send + Sync + fmt::Debug {
 
     /// Threadgroups of 256 threads that keep it busy.
     fn threadgroups(&self) -> usize;
+
+    /// Multiply-adds after which a command buffer is sent off, and that one launch should not exceed.
+    fn work(&self) -> u64 {
+        WORK
+    }
 
     /// Opens a command buffer.
     fn commands(&self) -> Result<Self::Commands>;
@@ -109,7 +121,7 @@ pub(crate) trait Device: Send + Sync + fmt::Debug {
     /// Whether a committed command buffer has been run.
     fn is_done(&self, commands: &Self::Commands) -> bool;
 
-    /// Waits until a committed command buffer has been run, and all before it.
+    /// Waits until a committed command buffer has been run.
     fn wait(&self, commands: &Self::Commands);
 
     /// What went wrong in a command buffer that has been run.
@@ -123,150 +135,15 @@ pub(crate) struct Unified<D: Device> {
     state: Mutex<State<D>>,
 }
 
-/// A buffer, and the last command buffer that uses it.
-struct Slot<B> {
-    buffer: B,
-    last: u64,
-}
-
-/// What is known of memory and of work. Command buffers are numbered from one on.
-struct State<D: Device> {
-    slots: HashMap<Handle, Slot<D::Buffer>>,
-    last_handle: u64,
-    /// What has not been sent off, and is to have the number after `sent`'s last.
-    open: Option<D::Commands>,
-    encoding: bool,
-    hazards: Hazards,
-    launches: usize,
-    work: u64,
-    /// Bytes of the staging buffers since the host last waited.
-    staged: usize,
-    sent: VecDeque<D::Commands>,
-    /// Number of the last command buffer that is known to be done.
-    done: u64,
-    /// The first error that nobody has been told of.
-    error: Option<String>,
-    counters: Counters,
-}
-
 fn failed(what: &'static str, message: impl Into<String>) -> TensorError {
     TensorError::Gpu { what, message: message.into() }
 }
 
-impl<D: Device> State<D> {
-    fn new() -> Self {
-        Self {
-            slots: HashMap::new(),
-            last_handle: 0,
-            open: None,
-            encoding: false,
-            hazards: Hazards::default(),
-            launches: 0,
-            work: 0,
-            staged: 0,
-            sent: VecDeque::new(),
-            done: 0,
-            error: None,
-            counters: Counters::default(),
-        }
-    }
-
-    /// Number of the command buffer that is open, or is opened next.
-    fn number(&self) -> u64 {
-        self.done + self.sent.len() as u64 + 1
-    }
-
-    fn add(&mut self, buffer: D::Buffer) -> Handle {
-        self.last_handle += 1;
-        let handle = Handle(self.last_handle);
-        self.slots.insert(handle, Slot { buffer, last: 0 });
-        handle
-    }
-
-    fn slot(&self, handle: Handle) -> Result<&Slot<D::Buffer>> {
-        self.slots.get(&handle).ok_or_else(|| failed("find a buffer", "it was given back"))
-    }
-
-    /// Notes that the open command buffer uses this one.
-    fn used(&mut self, handle: Handle) {
-        let number = self.number();
-        if let Some(slot) = self.slots.get_mut(&handle) {
-            slot.last = number;
-        }
-    }
-
-    fn open(&mut self, device: &D) -> Result<()> {
-        if self.open.is_none() {
-            self.open = Some(device.commands()?);
-        }
-        Ok(())
-    }
-
-    fn end_encoder(&mut self, device: &D) {
-        if let Some(commands) = self.open.as_mut().filter(|_| self.encoding) {
-            device.end_encoder(commands);
-        }
-        self.encoding = false;
-        self.hazards.clear();
-    }
-
-    fn send(&mut self, device: &D) {
-        self.end_encoder(device);
-        if let Some(mut commands) = self.open.take() {
-            device.commit(&mut commands);
-            self.sent.push_back(commands);
-            self.counters.commits += 1;
-        }
-        (self.launches, self.work) = (0, 0);
-    }
-
-    /// Sends off, once enough has come together.
-    fn send_if_full(&mut self, device: &D, work: u64) {
-        self.launches += 1;
-        self.work = self.work.saturating_add(work);
-        let launches = LAUNCHES[usize::from(!self.sent.is_empty())];
-        if self.launches >= launches || self.work >= WORK {
-            self.send(device);
-        }
-    }
-
-    /// Takes note of what is done.
-    fn settle(&mut self, device: &D) {
-        while self.sent.front().is_some_and(|commands| device.is_done(commands)) {
-            self.settle_first(device);
-        }
-    }
-
-    fn settle_first(&mut self, device: &D) {
-        let Some(commands) = self.sent.pop_front() else { return };
-        self.done += 1;
-        if self.error.is_none() {
-            self.error = device.error(&commands);
-        }
-    }
-
-    fn is_idle(&self, handle: Handle) -> Result<bool> {
-        Ok(self.slot(handle)?.last <= self.done)
-    }
-
-    /// Waits until a command buffer is done. The first error since the host was last told of one is told
-    /// now: what came after it may have read its results.
-    fn wait_for(&mut self, device: &D, number: u64) -> Result<()> {
-        if number == self.number() {
-            self.send(device);
-        }
-        self.settle(device);
-        let ahead = number.saturating_sub(self.done).min(self.sent.len() as u64);
-        if ahead > 0 {
-            self.counters.waits += 1;
-            device.wait(&self.sent[ahead as usize - 1]);
-            (0..ahead).for_each(|_| self.settle_first(device));
-        }
-        if self.sent.is_empty() && self.open.is_none() {
-            self.staged = 0;
-        }
-        self.error.take().map_or(Ok(()), |message| Err(failed("run kernels", message)))
-    }
+/// # Safety
+/// So many bytes are there on both sides, and nobody else writes either.
+unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, bytes: usize) {
+    // SAFETY: as the caller says; a borrowed slice and memory of a device do not overlap.
+    unsafe { to.copy_from_nonoverlapping(from, bytes) };
 }
 
 impl<D: Device> Unified<D> {
@@ -274,8 +151,17 @@ impl<D: Device> Unified<D> {
         Self { device, state: Mutex::new(State::new()) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<D>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Does something with what is known, within a scope of the device.
+    fn with<T>(&self, work: impl FnOnce(&D, &mut State<D>) -> T) -> T {
+        let lock = || -> MutexGuard<'_, State<D>> {
+            self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        };
+        D::scope(|| work(&self.device, &mut lock()))
+    }
+
+    fn new_buffer(&self, bytes: usize, kept: bool) -> Result<Handle> {
+        let buffer = D::scope(|| self.device.allocate(bytes, kept))?;
+        Ok(self.with(|_, state| state.add(buffer)))
     }
 
     /// A copy by the GPU, after everything that was asked for before.
@@ -285,26 +171,23 @@ impl<D: Device> Unified<D> {
         (to, offset): (Handle, usize),
         bytes: &[u8],
     ) -> Result<()> {
-        let staging = self.device.allocate(bytes.len())?;
+        let staging = self.device.allocate(bytes.len(), false)?;
         let at = self.device.contents(&staging);
         // SAFETY: the staging buffer has room for them, and nobody else has it yet.
-        unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        unsafe { copy(NonNull::from(bytes).cast(), at, bytes.len()) };
         state.end_encoder(&self.device);
         state.open(&self.device)?;
         let target = state.slot(to)?.buffer.clone();
-        let copied = match state.open.as_mut() {
-            Some(commands) => self.device.copy(commands, &staging, (&target, offset), bytes.len()),
-            None => Ok(()),
-        };
-        self.device.release(staging);
-        copied?;
+        if let Some(commands) = state.open.as_mut() {
+            self.device.copy(commands, &staging, (&target, offset), bytes.len())?;
+        }
         state.used(to);
         state.counters.blits += 1;
         state.counters.staged += bytes.len() as u64;
         state.staged += bytes.len();
-        if state.staged >= STAGED {
+        if state.all_staged() >= STAGED {
             let number = state.number();
-            return state.wait_for(&self.device, number);
+            state.wait_for(&self.device, number);
         }
         Ok(())
     }
@@ -352,76 +235,103 @@ impl<D: Device> Backend for Unified<D> {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Handle> {
-        let buffer = self.device.allocate(bytes)?;
-        Ok(self.lock().add(buffer))
+        self.new_buffer(bytes, true)
+    }
+
+    fn allocate_scratch(&self, bytes: usize) -> Result<Handle> {
+        self.new_buffer(bytes, false)
     }
 
     fn adopt(&self, bytes: &Bytes) -> Result<Option<(Handle, usize)>> {
         let pages = Pages::around(bytes.as_slice(), self.device.page());
         // SAFETY: these are whole pages of a file's map, which the buffer's owner keeps as long as the
         // buffer; kernels only read them.
-        let Some(buffer) = (unsafe { self.device.adopt(&pages) })? else { return Ok(None) };
-        let mut state = self.lock();
-        state.counters.adopted += bytes.len() as u64;
-        Ok(Some((state.add(buffer), pages.offset)))
+        let adopted = D::scope(|| unsafe { self.device.adopt(&pages) })?;
+        Ok(adopted.map(|buffer| {
+            self.with(|_, state| {
+                state.counters.adopted += bytes.len() as u64;
+                (state.add(buffer), pages.offset)
+            })
+        }))
     }
 
     fn free(&self, handle: Handle) {
-        let slot = self.lock().slots.remove(&handle);
-        if let Some(slot) = slot {
-            self.device.release(slot.buffer);
-        }
+        self.with(|device, state| {
+            state.settle(device);
+            state.remove(device, handle);
+            device.settle();
+        });
     }
 
     fn upload(&self, to: Handle, offset: usize, bytes: &[u8]) -> Result<()> {
-        let mut state = self.lock();
-        state.settle(&self.device);
-        if !state.is_idle(to)? {
-            return self.copy_there(&mut state, (to, offset), bytes);
-        }
-        let at = self.device.contents(&state.slot(to)?.buffer);
-        // SAFETY: `Buffer` has checked that they fit; no work that is not done uses the buffer, and none is
-        // asked for under this lock.
-        unsafe { at.as_ptr().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        state.counters.written += bytes.len() as u64;
-        Ok(())
+        self.with(|device, state| {
+            state.settle(device);
+            // Copies on the GPU are of whole words.
+            let words = offset.is_multiple_of(4) && bytes.len().is_multiple_of(4);
+            if !state.is_idle(to)? && words {
+                return self.copy_there(state, (to, offset), bytes);
+            }
+            let Slot { buffer, last } = state.slot(to)?;
+            let (at, last) = (device.contents(buffer), *last);
+            state.wait_for(device, last);
+            // SAFETY: `Buffer` has checked that they fit; no work that is not done uses the buffer, and none is
+            // asked for under this lock.
+            unsafe { copy(NonNull::from(bytes).cast(), at.add(offset), bytes.len()) };
+            state.counters.written += bytes.len() as u64;
+            Ok(())
+        })
     }
 
     fn download(&self, from: Handle, offset: usize, out: &mut [u8]) -> Result<()> {
-        let mut state = self.lock();
-        let last = state.slot(from)?.last;
-        state.wait_for(&self.device, last)?;
-        let at = self.device.contents(&state.slot(from)?.buffer);
-        // SAFETY: `Buffer` has checked that they are there; all work that uses the buffer is done, and none is
-        // asked for under this lock.
-        unsafe { at.as_ptr().add(offset).copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
-        Ok(())
+        self.with(|device, state| {
+            let Slot { buffer, last } = state.slot(from)?;
+            let (at, last) = (device.contents(buffer), *last);
+            state.wait_for(device, last);
+            state.error(device, last)?;
+            // SAFETY: `Buffer` has checked that they are there; all work that uses the buffer is done, and none
+            // is asked for under this lock.
+            unsafe { copy(at.add(offset), NonNull::from(&mut *out).cast(), out.len()) };
+            Ok(())
+        })
     }
 
     fn is_idle(&self, handle: Handle) -> bool {
-        let mut state = self.lock();
-        state.settle(&self.device);
-        state.is_idle(handle).unwrap_or(false)
+        self.with(|device, state| {
+            state.settle(device);
+            state.is_idle(handle).unwrap_or(false)
+        })
     }
 
     fn launch(&self, launch: &Launch<'_>, work: u64) -> Result<()> {
-        let pipeline = self.device.pipeline(launch)?;
-        let mut state = self.lock();
-        self.encode(&mut state, launch, &pipeline)?;
-        state.send_if_full(&self.device, work);
-        Ok(())
+        let pipeline = D::scope(|| self.device.pipeline(launch))?;
+        self.with(|device, state| {
+            self.encode(state, launch, &pipeline)?;
+            state.send_if_full(device, work);
+            Ok(())
+        })
+    }
+
+    fn most_work(&self) -> u64 {
+        self.device.work()
     }
 
     fn wait(&self) -> Result<()> {
-        let mut state = self.lock();
-        let number = state.number();
-        state.wait_for(&self.device, number)
+        self.drain();
+        self.with(|device, state| state.new_error(device))
+    }
+
+    fn drain(&self) {
+        self.with(|device, state| {
+            let number = state.number();
+            state.wait_for(device, number);
+            device.settle();
+        });
     }
 
     fn memory(&self) -> Result<Memory> {
         // Staging buffers would count.
-        self.wait()?;
-        self.device.memory()
+        self.drain();
+        D::scope(|| self.device.memory())
     }
 
     fn threadgroups(&self) -> usize {
@@ -429,22 +339,13 @@ impl<D: Device> Backend for Unified<D> {
     }
 
     fn counters(&self) -> Counters {
-        self.lock().counters
+        self.with(|_, state| state.counters)
     }
 }
 
 impl<D: Device> Drop for Unified<D> {
     /// An encoder must be ended, and maps must outlive the work that reads them.
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let number = state.number();
-        // Whoever asked for the work is gone.
-        let _ = state.wait_for(&self.device, number);
-    }
-}
-
-impl<D: Device> fmt::Debug for State<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State").field("counters", &self.counters).finish_non_exhaustive()
+        self.drain();
     }
 }

@@ -1,15 +1,21 @@
 //! The backend over a device that does its work late and in an odd order.
 
 use super::{
-    LAUNCHES, STAGED, WORK,
+    STAGED, WORK,
     fake::{FakeOptions, FakeUse, Run, with_kernels},
+    state::LAUNCHES,
 };
 use crate::{
     Bytes, Result,
     gpu::{Buffer, Gpu, Launch, Operand},
 };
 use proptest::prelude::*;
-use std::sync::Arc;
+use std::{
+    alloc::{Layout, alloc},
+    ptr::NonNull,
+    slice,
+    sync::Arc,
+};
 use taper_cpu::ByteOwner;
 
 /// Words of each buffer in these tests.
@@ -30,16 +36,12 @@ fn gpu(options: FakeOptions) -> (Gpu, FakeUse) {
     with_kernels(Box::new(mix), options)
 }
 
+const MIX: Launch<'_> =
+    Launch { family: "", kernel: "mix", grid: [1; 3], threads: 32, operands: &[], params: &[0; 4] };
+
 fn launch(gpu: &Gpu, a: &Buffer, b: &Buffer, out: &Buffer, work: usize) -> Result<()> {
-    let launch = Launch {
-        family: "",
-        kernel: "mix",
-        grid: [1; 3],
-        threads: 32,
-        operands: &[Operand::In(a, 0), Operand::In(b, 0), Operand::Out(out, 0)],
-        params: &[0; 4],
-    };
-    gpu.launch_work(&launch, work)
+    let operands = &[Operand::In(a, 0), Operand::In(b, 0), Operand::Out(out, 0)];
+    gpu.launch_work(&Launch { operands, ..MIX }, work)
 }
 
 fn words(buffer: &Buffer) -> Vec<u32> {
@@ -162,20 +164,40 @@ fn a_temporary_to_write_is_one_that_nothing_uses() {
 }
 
 #[test]
-fn the_error_of_any_command_buffer_is_told_once() {
+fn an_error_is_told_to_all_that_may_depend_on_it_and_to_nobody_after() {
     for seed in 1..20 {
         let (gpu, _) = gpu(FakeOptions { seed, fails: Some(1), ..FakeOptions::default() });
-        let [a, b, out] = [(); 3].map(|()| gpu.upload(&[1u32; WORDS]).unwrap());
-        for _ in 0..LAUNCHES[0] + LAUNCHES[1] {
-            launch(&gpu, &a, &b, &out, 0).unwrap();
+        let [a, b, early, late, other] = [(); 5].map(|()| gpu.upload(&[1u32; WORDS]).unwrap());
+        let mapped = gpu.adopt(&Bytes::new(Arc::new(Map::new()), 0..64).unwrap()).unwrap();
+        for _ in 0..LAUNCHES[0] {
+            launch(&gpu, &a, &b, &early, 0).unwrap();
         }
+        (0..LAUNCHES[1]).for_each(|_| launch(&gpu, &early, &b, &late, 0).unwrap());
         assert!(gpu.counters().commits >= 2);
-        let error = out.read::<u32>(0, WORDS).unwrap_err().to_string();
-        assert!(error.contains("command buffer 1 failed"), "{error}");
+        // Waits, and leaves the error to whom it concerns.
+        drop(mapped);
+        assert!(gpu.memory().is_ok());
+        assert_eq!(words(&other), [1; WORDS]);
+        for buffer in [&late, &early, &late] {
+            let error = buffer.read::<u32>(0, WORDS).unwrap_err().to_string();
+            assert!(error.contains("command buffer 1 failed"), "{error}");
+        }
         gpu.wait().unwrap();
-        launch(&gpu, &a, &b, &out, 0).unwrap();
-        assert_eq!(words(&out), [4; WORDS]);
+        // What is done anew is sound.
+        launch(&gpu, &a, &b, &early, 0).unwrap();
+        launch(&gpu, &early, &b, &late, 0).unwrap();
+        assert_eq!((words(&early), words(&late)), (vec![4; WORDS], vec![13; WORDS]));
     }
+}
+
+#[test]
+fn whoever_waits_is_told_of_an_error_once() {
+    let (gpu, _) = gpu(FakeOptions { fails: Some(1), ..FakeOptions::default() });
+    let [a, b, out] = [(); 3].map(|()| gpu.upload(&[1u32; WORDS]).unwrap());
+    launch(&gpu, &a, &b, &out, 0).unwrap();
+    assert!(gpu.wait().unwrap_err().to_string().contains("command buffer 1 failed"));
+    gpu.wait().unwrap();
+    assert!(out.read::<u32>(0, WORDS).is_err(), "nothing was written");
 }
 
 #[test]
@@ -185,7 +207,10 @@ fn memory_that_is_not_there_is_an_error_and_nothing_is_lost() {
     assert!(gpu.allocate(600 << 10).unwrap_err().to_string().contains("614400 bytes"));
     assert_eq!(gpu.memory().unwrap().free, (1 << 20) - (600 << 10));
     drop(first);
-    gpu.allocate(600 << 10).unwrap();
+    // What the pool holds is given back before anything is refused.
+    drop(gpu.temporary(512 << 10).unwrap());
+    assert_eq!(seen.bytes(), 512 << 10);
+    drop(gpu.allocate(600 << 10).unwrap());
     assert_eq!(seen.bytes(), 0);
 }
 
@@ -203,18 +228,32 @@ fn staging_buffers_are_waited_for_before_they_fill_the_memory() {
     assert!(seen.most_bytes() < 2 * STAGED as u64, "{}", seen.most_bytes());
 }
 
-/// What is as good as a map: whole pages that stay for ever.
-#[repr(align(16384))]
-struct Pages([u8; 16384]);
+/// What is as good as a map: a page that stays, and whose bytes become useless when the map goes.
+struct Map(NonNull<u8>);
 
-static PAGES: Pages = Pages([1; 16384]);
+const PAGE: usize = 16384;
 
-struct Map;
+impl Map {
+    fn new() -> Self {
+        let layout = Layout::from_size_align(PAGE, PAGE).unwrap();
+        // SAFETY: a page is not empty.
+        let page = NonNull::new(unsafe { alloc(layout) }).unwrap();
+        // SAFETY: the page is new, and so long.
+        unsafe { page.write_bytes(1, PAGE) };
+        Self(page)
+    }
+}
 
-// SAFETY: a static stays where it is, is whole pages, and nobody writes it.
+// SAFETY: nobody writes the page before the map goes.
+unsafe impl Send for Map {}
+// SAFETY: nobody writes the page before the map goes.
+unsafe impl Sync for Map {}
+
+// SAFETY: the page is never given back, is whole, and nobody writes it before the map goes.
 unsafe impl ByteOwner for Map {
     fn bytes(&self) -> &[u8] {
-        &PAGES.0
+        // SAFETY: the page is so long and was written.
+        unsafe { slice::from_raw_parts(self.0.as_ptr(), PAGE) }
     }
 
     fn is_mapped(&self) -> bool {
@@ -222,26 +261,28 @@ unsafe impl ByteOwner for Map {
     }
 }
 
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the page is so long, and nobody borrows it any more.
+        unsafe { self.0.write_bytes(0xee, PAGE) };
+    }
+}
+
 #[test]
 fn mapped_bytes_are_read_where_they_lie_and_stay_until_work_is_done() {
-    let (gpu, seen) = gpu(FakeOptions::default());
-    let (a, at) = gpu.adopt(&Bytes::new(Arc::new(Map), 16..80).unwrap()).unwrap().unwrap();
-    let out = gpu.allocate(16).unwrap();
-    let operands = [Operand::In(&a, at), Operand::In(&a, at), Operand::Out(&out, 0)];
-    let run = Launch {
-        family: "",
-        kernel: "mix",
-        grid: [1; 3],
-        threads: 32,
-        operands: &operands,
-        params: &[0; 4],
-    };
-    gpu.launch(&run).unwrap();
-    drop(a);
-    assert_eq!(words(&out), [0x0404_0404; WORDS]);
-    assert_eq!((gpu.counters().adopted, seen.faults().len()), (64, 0));
-    drop((out, gpu));
-    assert_eq!(seen.bytes(), 0);
+    for seed in 1..20 {
+        let (gpu, seen) = gpu(FakeOptions { seed, ..FakeOptions::default() });
+        let map = Bytes::new(Arc::new(Map::new()), 16..80).unwrap();
+        let (a, at) = gpu.adopt(&map).unwrap().unwrap();
+        let out = gpu.allocate(16).unwrap();
+        let operands = [Operand::In(&a, at), Operand::In(&a, at), Operand::Out(&out, 0)];
+        gpu.launch(&Launch { operands: &operands, ..MIX }).unwrap();
+        drop((map, a));
+        assert_eq!(words(&out), [0x0404_0404; WORDS]);
+        assert_eq!((gpu.counters().adopted, seen.faults()), (64, Vec::new()));
+        drop((out, gpu));
+        assert_eq!(seen.bytes(), 0);
+    }
 }
 
 #[test]
@@ -251,4 +292,36 @@ fn a_device_that_goes_waits_for_its_work() {
     launch(&gpu, &a, &b, &out, 0).unwrap();
     drop((a, b, out, gpu));
     assert_eq!((seen.faults(), seen.bytes()), (Vec::new(), 0));
+}
+
+#[test]
+fn bytes_that_are_no_whole_words_wait_for_their_buffer() {
+    let (gpu, _) = gpu(FakeOptions::default());
+    let [a, b, out] = [(); 3].map(|()| gpu.upload(&[1u32; WORDS]).unwrap());
+    launch(&gpu, &a, &b, &out, 0).unwrap();
+    a.write(1, &[1]).unwrap();
+    assert_eq!((gpu.counters().blits, words(&a)[0], words(&out)[0]), (0, 0x101, 4));
+}
+
+#[test]
+fn work_over_tiles_is_cut_where_it_would_take_too_long() {
+    let (gpu, _) = gpu(FakeOptions { work: 100, ..FakeOptions::default() });
+    let [a, b, out] = [(); 3].map(|()| gpu.upload(&[1u32; 3 * WORDS]).unwrap());
+    let operands = &[Operand::In(&a, 0), Operand::In(&b, 0), Operand::Out(&out, 0)];
+    let run = Launch { grid: [3, 1, 1], operands, ..MIX };
+    // The kernel does a tile, whatever the grid; here the output's words stand for tiles.
+    run.over_tiles(&gpu, (2, 4 * WORDS), 300).unwrap();
+    assert_eq!(out.read::<u32>(0, 3 * WORDS).unwrap(), [4; 3 * WORDS]);
+    assert_eq!((gpu.counters().launches, gpu.counters().commits), (3, 3));
+    run.over_tiles(&gpu, (2, 4 * WORDS), 100).unwrap();
+    assert_eq!(gpu.counters().launches, 4);
+}
+
+#[test]
+fn buffers_of_another_device_are_refused() {
+    let [(one, _), (other, _)] = [(); 2].map(|()| gpu(FakeOptions::default()));
+    let [a, b] = [(); 2].map(|()| one.upload(&[1u32; WORDS]).unwrap());
+    let out = other.upload(&[1u32; WORDS]).unwrap();
+    let error = launch(&one, &a, &b, &out, 0).unwrap_err().to_string();
+    assert!(error.contains("an operand is on another GPU"), "{error}");
 }
