@@ -21,6 +21,7 @@ pub mod coded;
 mod coded_format;
 mod coded_plan;
 pub mod compact;
+mod counters;
 mod edits;
 mod experts;
 mod families;
@@ -43,7 +44,8 @@ pub(crate) use backend::MatmulOperands;
 #[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
 pub(crate) use backend::Pages;
 pub(crate) use backend::{Backend, Handle};
-pub use backend::{Buffer, Counters, Gpu, Memory};
+pub use backend::{Buffer, Gpu, Memory};
+pub use counters::Counters;
 pub use experts::{Routing, StackedExperts};
 pub use families::{FAMILIES, Family};
 #[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
