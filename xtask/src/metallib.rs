@@ -65,6 +65,8 @@ pub(crate) fn run(options: &Options) -> Result<(), MetallibError> {
     command.env("MACOSX_DEPLOYMENT_TARGET", OLDEST);
     command.args(["-sdk", "macosx", "metallib"]).args(&objects).arg("-o").arg(&options.out);
     finish(command, &options.xcrun, "linking")?;
+    fs::metadata(&options.out)
+        .map_err(|source| MetallibError::File { path: options.out.clone(), source })?;
     println!("{} is written; use it with --metallib", options.out.display());
     Ok(())
 }
@@ -76,7 +78,10 @@ fn finish(mut command: Command, program: &Path, what: &str) -> Result<(), Metall
     if output.status.success() {
         return Ok(());
     }
-    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let mut message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if message.is_empty() {
+        message = output.status.to_string();
+    }
     Err(MetallibError::Compiler { what: what.to_owned(), message })
 }
 
@@ -100,7 +105,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (xcrun, out) = (dir.path().join("xcrun"), dir.path().join("all.metallib"));
         let script = "#!/bin/sh\necho \"$@\" >> \"$(dirname \"$0\")/calls\"\n\
-            case \"$*\" in *-fno-fast-math*) grep -q 'kernel void' \"$7\" || exit 1;; esac\n";
+            case \"$*\" in *-fno-fast-math*) grep -q 'kernel void' \"$7\" || exit 1;; esac\n\
+            for last; do :; done; case \"$*\" in *\" metallib \"*) touch \"$last\";; esac\n";
         fs::write(&xcrun, script).unwrap();
         fs::set_permissions(&xcrun, fs::Permissions::from_mode(0o755)).unwrap();
         run(&Options { out: out.clone(), xcrun: xcrun.clone() }).unwrap();

@@ -19,8 +19,8 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = "qwen3-0.6b,qwen3-30b-a3b")]
     shapes: Vec<String>,
     /// Layers of a model with experts, of which all are alike; its whole weights would fill a small machine.
-    #[arg(long, default_value_t = 8)]
-    expert_layers: usize,
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    expert_layers: u16,
     /// The most memory that a loaded model may take, of its weights.
     #[arg(long, default_value_t = 1.02)]
     memory: f64,
@@ -42,10 +42,13 @@ const STEPS: usize = 4;
 const ALIGNED: usize = 64;
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    for name in &options.shapes {
-        let mut shape = *bench::gpu_shape(name)?;
+    ensure!(options.memory > 0.0, "--memory is a number above 0");
+    let shapes: Vec<_> =
+        options.shapes.iter().map(|n| bench::gpu_shape(n)).collect::<Result<_>>()?;
+    for shape in shapes {
+        let mut shape = *shape;
         if shape.experts.is_some() {
-            shape.layers = shape.layers.min(options.expert_layers);
+            shape.layers = shape.layers.min(options.expert_layers.into());
         }
         check(&shape, options)?;
     }
@@ -62,15 +65,22 @@ fn check(shape: &Shape, options: &Options) -> Result<()> {
     let model = taper_models::load(&weights, load)?;
     gpu.wait()?;
     let share = memory(shape, &*model, &gpu, &seen);
-    ensure!(share <= options.memory, "memory above {} of the weights", options.memory);
+    ensure!(
+        share <= options.memory,
+        "{share:.4} of the weights in memory, {} at most",
+        options.memory
+    );
     let weights = read_bytes(shape, model.info().weight_bytes);
     let steps = decode(model, &gpu)?;
     if let (None, Some(step)) = (shape.experts, steps.last()) {
         expected(weights, step.launches);
     }
     for step in &steps {
-        ensure!(shape.experts.is_some() || step.encoders <= options.encoders, "too many encoders");
-        ensure!(shape.experts.is_some() || step.blits <= options.blits, "too many copies");
+        let counts =
+            [("encoders", step.encoders, options.encoders), ("copies", step.blits, options.blits)];
+        for (what, n, most) in counts {
+            ensure!(shape.experts.is_some() || n <= most, "{n} {what} in a step, {most} at most");
+        }
     }
     ensure!(seen.faults().is_empty(), "{:?}", seen.faults());
     Ok(())

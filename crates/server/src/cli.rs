@@ -111,7 +111,7 @@ pub(crate) struct EngineArgs {
     /// own limit, or less if memory is short].
     #[arg(long, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
     pub(crate) max_model_len: Option<u32>,
-    /// Device to run on; cuda and metal need a build with the feature of that name.
+    /// Device to run on; cuda needs a build with that feature, metal is in every build for macOS.
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda", "metal"])]
     pub(crate) device: String,
     /// Precompiled Metal kernels from `cargo xtask metallib`, for --device metal.

@@ -28,6 +28,8 @@ struct Report {
     checks: Vec<Checked>,
     passed: usize,
     failed: usize,
+    /// The family whose checks run; none in a report that is complete.
+    running: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -66,6 +68,7 @@ impl Report {
             checks: Vec::new(),
             passed: 0,
             failed: 0,
+            running: None,
         }
     }
 
@@ -77,13 +80,21 @@ impl Report {
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     let mut report = Report::new(args);
+    if let Some(path) = &args.report {
+        // Before the work, so that it is not for nothing.
+        report.write(path)?;
+    }
     let verdict = examine(args, &mut report);
+    report.running = None;
     if let Some(path) = &args.report {
         if let Err(error) = &verdict {
             report.error = Some(format!("{error:#}"));
         }
-        report.write(path)?;
-        writeln!(Out, "{} is written", path.display())?;
+        match report.write(path) {
+            Ok(()) => writeln!(Out, "{} is written", path.display())?,
+            Err(error) if verdict.is_err() => writeln!(Out, "{error:#}")?,
+            Err(error) => return Err(error),
+        }
     }
     verdict
 }
@@ -94,6 +105,11 @@ fn examine(args: &DoctorArgs, report: &mut Report) -> Result<()> {
     let free = gpu.memory()?.free;
     writeln!(Out, "{}, {} free", gpu.name(), human(free))?;
     for (seed, check) in (1..).zip(taper_conformance::checks(&gpu, false)) {
+        if let Some(path) = args.report.as_ref().filter(|_| report.running != Some(check.family)) {
+            // A kernel may end the process.
+            report.running = Some(check.family);
+            report.write(path)?;
+        }
         let checked = perform(&check, &gpu, seed);
         if let Some(why) = checked.why() {
             writeln!(Out, "  {} {}: {why}", checked.family, checked.name)?;

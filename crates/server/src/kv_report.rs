@@ -9,7 +9,12 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Prefill, Truth};
 use report::{Layers, Report, Row};
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use taper::KvPlan;
 use taper_kv_cache::{KvScheme, Prices};
 use taper_kv_codecs::{Exact, KvCodec};
@@ -29,6 +34,42 @@ const PROBE: [&str; 2] = ["taper2v0", "taper0v2"];
 /// Relative squared error of the probe (`docs/kv-codecs.md`, Gaussian rows).
 const PROBE_ERROR: f64 = 0.09;
 
+/// Bytes of text that are read for each token that is wanted; tokens of words have some four.
+const BYTES: u64 = 64;
+
+/// The beginning of a text, enough for so many tokens.
+fn read(file: &Path, tokens: usize) -> Result<String> {
+    let most = BYTES.saturating_mul(tokens as u64);
+    let mut bytes = Vec::new();
+    let opened = File::open(file).and_then(|f| f.take(most).read_to_end(&mut bytes));
+    opened.with_context(|| format!("reading {}", file.display()))?;
+    let whole = bytes.len() as u64 == most;
+    String::from_utf8(bytes).or_else(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let mut bytes = error.into_bytes();
+        // The last letter may have been cut.
+        ensure!(whole && bytes.len() - valid < 4, "{} is no text in UTF-8", file.display());
+        bytes.truncate(valid);
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    })
+}
+
+fn nats(text: &str) -> std::result::Result<f64, String> {
+    within(text, f64::MAX)
+}
+
+fn percent(text: &str) -> std::result::Result<f64, String> {
+    within(text, 100.0)
+}
+
+fn within(text: &str, most: f64) -> std::result::Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|n| (0.0..=most).contains(n));
+    number.ok_or_else(|| match most == f64::MAX {
+        true => "not a number from 0 on".into(),
+        false => format!("not a number from 0 to {most}"),
+    })
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct KvReportArgs {
     #[command(flatten)]
@@ -47,10 +88,10 @@ pub(crate) struct KvReportArgs {
     #[arg(long, default_value = "f16", value_parser = ["f16", "f32"])]
     pub(crate) reference: String,
     /// Largest mean KL divergence of a recommended codec, in nats.
-    #[arg(long, default_value_t = 0.005, value_name = "NATS")]
+    #[arg(long, default_value_t = 0.005, value_name = "NATS", value_parser = nats)]
     pub(crate) max_kl: f64,
     /// Smallest top-1 agreement of a recommended codec, in percent.
-    #[arg(long, default_value_t = 97.0, value_name = "PERCENT")]
+    #[arg(long, default_value_t = 97.0, value_name = "PERCENT", value_parser = percent)]
     pub(crate) min_same: f64,
     /// Also measure the sensitivity of each layer, and propose taper codecs per layer with this
     /// many bits on average.
@@ -87,9 +128,7 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
     let weights = Arc::new(source.checkpoint()?);
     let tokenizer = source.tokenizer()?;
     let text = match &args.text {
-        Some(file) => {
-            fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?
-        }
+        Some(file) => read(file, args.context)?,
         None => TEXT.to_owned(),
     };
     let mut ids = tokenizer.encode(&text, true)?;
@@ -114,8 +153,10 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
     let info = model.info().clone();
     ensure!(
         ids.len() <= info.max_positions,
-        "--context {} is longer than the {} positions of this model",
+        "the text has {} tokens, of which --context {} are wanted; this model has {} positions, so give --context {} at most",
         ids.len(),
+        args.context,
+        info.max_positions,
         info.max_positions
     );
     let probes = if args.bits.is_some() { 2 * info.layers + 1 } else { 0 };

@@ -99,6 +99,13 @@ fn announcement(
 ) -> String {
     let info = model.engine.info();
     let (name, at) = (config.model_name(), format!("http://{address}"));
+    // What listens everywhere is reached from here by this name.
+    let here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
+    let open = if here == at || !config.api_keys.is_empty() {
+        ""
+    } else {
+        "\nwarning: everyone in the network may use it; --api-key asks for a key\n"
+    };
     let what = format!(
         "{name}: {source}, {} {:.0} M parameters, {}",
         model.family,
@@ -118,13 +125,13 @@ fn announcement(
         r#"{what}
 {settings}
 serving on {at}, API under {at}/v1. Try:
-
-  curl {at}/v1/chat/completions -H 'Content-Type: application/json' \
+{open}
+  curl {here}/v1/chat/completions -H 'Content-Type: application/json' \
     -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
-  python -c 'from openai import OpenAI; c = OpenAI(base_url="{at}/v1", api_key="-"); print(c.chat.completions.create(model="{name}", messages=[{{"role": "user", "content": "What is 12 + 30?"}}]).choices[0].message.content)'
+  python -c 'from openai import OpenAI; c = OpenAI(base_url="{here}/v1", api_key="-"); print(c.chat.completions.create(model="{name}", messages=[{{"role": "user", "content": "What is 12 + 30?"}}]).choices[0].message.content)'
 
-  curl {at}/metrics
+  curl {here}/metrics
 
 Ctrl-C stops.
 "#

@@ -46,7 +46,9 @@ static SHAPES: [Shape; 4] = [shape::SMALL, MIDDLE, LARGE, EXPERTS];
 
 /// The shape of a name.
 pub(crate) fn shape_of(name: &str) -> Result<&'static Shape> {
-    SHAPES.iter().find(|shape| shape.name == name).with_context(|| format!("no shape {name}"))
+    let names = || SHAPES.map(|shape| shape.name).join(", ");
+    let found = SHAPES.iter().find(|shape| shape.name == name);
+    found.with_context(|| format!("no shape `{name}`; there are {}", names()))
 }
 
 /// What to measure.

@@ -112,6 +112,16 @@ pub(crate) struct CellArgs {
 }
 
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
+    let built = match bench {
+        Bench::Cuda(_) => ("cuda", cfg!(feature = "cuda")),
+        Bench::Metal(_) => ("metal", cfg!(feature = "metal")),
+        _ => ("", true),
+    };
+    ensure!(
+        built.1,
+        "`cargo run --release -p xtask --features {0} -- bench {0}` measures there",
+        built.0
+    );
     if cfg!(debug_assertions) {
         // Where this program was copied to there may be nothing to build with.
         let cargo = Path::new(env!("CARGO"));

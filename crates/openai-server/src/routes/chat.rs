@@ -158,12 +158,13 @@ fn chosen_tools(
     }
     let config = &state.0.config;
     if !tools.is_empty() && !config.enable_auto_tool_choice {
-        let detail = "'auto' tool choice is turned off; start the server with it on";
-        return Err(ApiError::unsupported("tool_choice", detail));
+        let detail = "tools are turned off on this server";
+        return Err(ApiError::unsupported("tools", detail));
     }
     if !tools.is_empty() && config.tool_format.is_none() {
-        let detail = "'auto' needs a tool-call parser; start the server with one";
-        return Err(ApiError::unsupported("tool_choice", detail));
+        let detail = "no format of tool calls is known for this model; start the server with a tool-call parser, \
+                      such as hermes";
+        return Err(ApiError::unsupported("tools", detail));
     }
     Ok(tools)
 }

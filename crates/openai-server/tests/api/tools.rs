@@ -112,7 +112,7 @@ async fn auto_needs_a_parser_and_the_switch() {
         let (status, body) =
             app.post("/v1/chat/completions", &chat(json!({ "tools": tools() }))).await;
         assert_eq!(status, StatusCode::BAD_REQUEST);
-        assert_eq!(body["error"]["param"], "tool_choice");
+        assert_eq!(body["error"]["param"], "tools");
         app.chat(json!({ "tools": tools(), "tool_choice": "none" })).await;
         app.chat(json!({})).await;
     }
