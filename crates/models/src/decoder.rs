@@ -134,15 +134,22 @@ impl Layer {
             self.post_attn_norm.as_ref(),
             matches!(self.mlp, FeedForward::Dense(_)).then_some(&self.mlp_norm),
         );
-        let x = add_output(self.mixer.out(), &mixed, &x, norms, phase)?;
+        let x = match model.branch_scale {
+            Some(scale) => {
+                let mixed = self.mixer.out().forward(&mixed, phase)?;
+                ops::add(&x, &ops::scale(&mixed, scale)?)?
+            }
+            None => add_output(self.mixer.out(), &mixed, &x, norms, phase)?,
+        };
         match &self.mlp {
             FeedForward::Dense(Gated { gate_up, down }) => {
                 let (norm, activation) = (&self.mlp_norm, model.activation);
                 let inner =
                     |residual| gate_up.forward_down(down, &x, norm, activation, residual, phase);
-                match &self.post_mlp_norm {
-                    Some(norm) => Ok(ops::add(&x, &norm.forward(&inner(None)?)?)?),
-                    None => Ok(inner(Some((&x, next)))?),
+                match (&self.post_mlp_norm, model.branch_scale) {
+                    (Some(norm), _) => Ok(ops::add(&x, &norm.forward(&inner(None)?)?)?),
+                    (None, Some(scale)) => Ok(ops::add(&x, &ops::scale(&inner(None)?, scale)?)?),
+                    (None, None) => Ok(inner(Some((&x, next)))?),
                 }
             }
             FeedForward::Experts(e) => e.forward_add(&x, &self.mlp_norm, model.activation),
@@ -192,7 +199,10 @@ impl Model for Decoder {
             let kept = (next.is_none() && !all).then_some(batch.logits_at);
             x = layer.forward(&step, (&x, kept, next), state)?;
         }
-        let logits = self.head.forward_few(&self.norm.forward(&x)?, phase)?;
+        let mut logits = self.head.forward_few(&self.norm.forward(&x)?, phase)?;
+        if let Some(scale) = spec.logit_scale {
+            logits = ops::scale(&logits, scale)?;
+        }
         match spec.logit_soft_cap {
             Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
             None => Ok(logits),

@@ -35,6 +35,10 @@ pub(crate) struct Spec {
     pub(crate) attn_sinks: bool,
     pub(crate) logit_soft_cap: Option<f32>,
     pub(crate) embed_scale: Option<f32>,
+    /// What attention and feed-forward give is multiplied by it before the residual sum (Granite).
+    pub(crate) branch_scale: Option<f32>,
+    /// Logits are multiplied by it (Granite).
+    pub(crate) logit_scale: Option<f32>,
     /// The output projection is the token table.
     pub(crate) tied: bool,
     pub(crate) ropes: Vec<RopeTable>,

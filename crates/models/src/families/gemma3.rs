@@ -51,10 +51,7 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
         ("attn_logit_softcapping", own.attn_logit_softcapping),
         ("final_logit_softcapping", own.final_logit_softcapping),
     ] {
-        if let Some(value) = value.filter(|v| !(1e-6..=1e6).contains(v)) {
-            let (value, range) = (value.to_string(), "it must be from 1e-6 to 1e6".to_owned());
-            return Err(ModelError::OutOfRange { family: FAMILY, field, value, range });
-        }
+        value.map_or(Ok(()), |value| config::factor(FAMILY, field, value))?;
     }
     spec.attn_scale = scalar.powf(-0.5);
     spec.attn_soft_cap = own.attn_logit_softcapping;

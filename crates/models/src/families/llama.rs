@@ -1,4 +1,4 @@
-//! Llama 2 to 3.3, and Mistral, which adds a sliding window.
+//! Llama 2 to 3.3, and Mistral and Ministral, which add a sliding window.
 
 use super::common;
 use crate::{
@@ -16,6 +16,7 @@ struct Own {
     #[serde(default)]
     mlp_bias: bool,
     sliding_window: Option<usize>,
+    layer_types: Option<Vec<String>>,
 }
 
 pub(super) fn llama(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
@@ -28,6 +29,16 @@ pub(super) fn llama(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
 pub(super) fn mistral(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let (mut spec, own) = build("mistral", config, options)?;
     spec.layers.iter_mut().for_each(|layer| layer.set_window(own.sliding_window));
+    Ok(spec)
+}
+
+/// Mistral with a window in some layers.
+pub(super) fn ministral(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let (mut spec, own) = build("ministral", config, options)?;
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        let slides = config::slides("ministral", own.layer_types.as_deref(), i, true)?;
+        layer.set_window(own.sliding_window.filter(|_| slides));
+    }
     Ok(spec)
 }
 

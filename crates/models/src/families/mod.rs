@@ -1,11 +1,14 @@
 //! The families, and the registry that picks one by `model_type`.
 
+mod gemma;
 mod gemma3;
 mod gpt_oss;
+mod granite;
 mod llama;
 mod phi3;
 mod qwen;
 mod qwen3_5;
+mod seed_oss;
 mod smollm3;
 
 use crate::{
@@ -35,9 +38,18 @@ pub struct Family {
 
 /// Every family that [`load`] knows.
 pub static FAMILIES: &[Family] = &[
+    family(&["gemma"], "Gemma", true, gemma::gemma),
+    family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
     family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
     family(&["gpt_oss"], "gpt-oss, not in MXFP4", false, gpt_oss::gpt_oss),
-    family(&["llama"], "Llama 2 to 3.3, SmolLM2; Mistral's GGUF files", true, llama::llama),
+    family(&["granite"], "Granite 3 and 4, dense", true, granite::granite),
+    family(
+        &["iquestcoder", "llama", "xverse"],
+        "Llama 2 to 3.3, SmolLM2; Mistral's GGUF files",
+        true,
+        llama::llama,
+    ),
+    family(&["ministral"], "Ministral", true, llama::ministral),
     family(&["mistral"], "Mistral", true, llama::mistral),
     family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
     family(&["qwen2"], "Qwen 2, 2.5", true, qwen::qwen2),
@@ -49,6 +61,7 @@ pub static FAMILIES: &[Family] = &[
         qwen3_5::qwen3_5,
     ),
     family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
+    family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
     family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
 ];
 
@@ -171,6 +184,8 @@ fn common(
         attn_sinks: false,
         logit_soft_cap: None,
         embed_scale: None,
+        branch_scale: None,
+        logit_scale: None,
         tied: shape.tied(false),
         ropes: vec![rope.table(context(family, shape, options))?],
         layers: vec![layer; shape.num_hidden_layers],
