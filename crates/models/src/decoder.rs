@@ -82,10 +82,12 @@ impl Layer {
         options: LoadOptions<'_>,
     ) -> Result<Self, ModelError> {
         let gains = |name: &str| norm(spec, weights, &format!("{at}.{name}.weight"), spec.hidden);
-        let mlp = format!("{at}.mlp");
         let mlp = match layer.experts {
-            Some(experts) => FeedForward::experts(spec, experts, weights, &mlp)?,
-            None => FeedForward::Dense(gated(spec, weights, &mlp)?),
+            Some(experts) => {
+                let block = format!("{at}.{}", experts.names.block);
+                FeedForward::experts(spec, experts, weights, &block)?
+            }
+            None => FeedForward::Dense(gated(spec, weights, &format!("{at}.mlp"))?),
         };
         let post = "post_attention_layernorm";
         let (post_attn_norm, mlp_norm, post_mlp_norm) = if spec.post_norms {

@@ -1,5 +1,5 @@
 //! What follows attention in a layer: a gated projection, or a choice among many (a mixture of
-//! experts, Shazeer et al. 2017; without a shared one, as in Qwen 3).
+//! experts, Shazeer et al. 2017), with one beside them that every token goes through or without.
 
 use crate::{LoadOptions, ModelError, config, spec::Spec};
 use taper_tensor::{
@@ -21,8 +21,34 @@ pub(crate) struct ExpertSpec {
     pub(crate) normalise: bool,
     /// Whether router and experts have biases.
     pub(crate) bias: bool,
-    /// What the router is called.
+    pub(crate) names: ExpertNames,
+    /// Inner size of the expert that every token goes through, if there is one. A sigmoid says how much it counts.
+    pub(crate) shared: Option<usize>,
+}
+
+/// What a checkpoint calls the tensors of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpertNames {
+    /// What they are below in a layer.
+    pub(crate) block: &'static str,
     pub(crate) router: &'static str,
+    /// Gate, up and down projection of one expert in a tensor of its own.
+    pub(crate) maps: [&'static str; 3],
+    /// Whether tensors of all experts have their inputs first, and gate and up interleaved.
+    pub(crate) transposed: bool,
+}
+
+impl ExpertNames {
+    /// Qwen's, and most others'.
+    pub(crate) const QWEN: Self = Self {
+        block: "mlp",
+        router: "gate",
+        maps: ["gate_proj", "up_proj", "down_proj"],
+        transposed: false,
+    };
+    pub(crate) const GPT_OSS: Self = Self { router: "router", transposed: true, ..Self::QWEN };
+    pub(crate) const MIXTRAL: Self =
+        Self { block: "block_sparse_moe", maps: ["w1", "w3", "w2"], ..Self::QWEN };
 }
 
 impl ExpertSpec {
@@ -31,6 +57,9 @@ impl ExpertSpec {
         let Self { experts, chosen, intermediate, .. } = self;
         config::size(family, "num_experts", experts, config::MAX_EXPERTS)?;
         config::size(family, "moe_intermediate_size", intermediate, config::MAX_SIZE)?;
+        if let Some(shared) = self.shared {
+            config::size(family, "shared_expert_intermediate_size", shared, config::MAX_SIZE)?;
+        }
         if chosen > 0 && chosen <= experts {
             return Ok(());
         }
@@ -65,7 +94,15 @@ impl Gated {
 pub(crate) struct Experts {
     router: Linear,
     experts: Place,
+    shared: Option<Shared>,
     spec: ExpertSpec,
+}
+
+/// The expert that every token goes through, and what says how much it counts.
+#[derive(Debug)]
+struct Shared {
+    expert: Gated,
+    gate: Linear,
 }
 
 /// Where experts are.
@@ -99,9 +136,12 @@ impl FeedForward {
         for ((gate, up), down) in gates.into_iter().zip(ups).zip(downs) {
             experts.push(Gated { gate_up: LinearGroup::new([gate, up])?, down });
         }
-        let router = weights.linear(&format!("{at}.{}", spec.router), hidden, n, spec.bias)?;
+        let router =
+            weights.linear(&format!("{at}.{}", spec.names.router), hidden, n, spec.bias)?;
+        let shared = |inner| Shared::load(weights, &format!("{at}.shared_expert"), (hidden, inner));
+        let shared = spec.shared.map(shared).transpose()?;
         let experts = Place::Host(experts);
-        Ok(Self::Experts(Experts { router, experts, spec }))
+        Ok(Self::Experts(Experts { router, experts, shared, spec }))
     }
 
     /// Where and as it will run.
@@ -116,8 +156,9 @@ impl FeedForward {
     pub(crate) fn size(&self) -> (u64, u64) {
         match self {
             Self::Dense(gated) => size(gated.linears()),
-            Self::Experts(Experts { router, experts, .. }) => {
-                let (parameters, bytes) = size([router]);
+            Self::Experts(Experts { router, experts, shared, .. }) => {
+                let shared = shared.iter().flat_map(|s| s.expert.linears().chain([&s.gate]));
+                let (parameters, bytes) = size(shared.chain([router]));
                 let (more, more_bytes) = match experts {
                     Place::Host(experts) => size(experts.iter().flat_map(Gated::linears)),
                     Place::Gpu(stacked) => (stacked.elements(), stacked.bytes()),
@@ -128,8 +169,8 @@ impl FeedForward {
     }
 }
 
-/// One map of every expert: a tensor each, as Hugging Face has most, stacked, as MLX has them, or transposed, with
-/// the outputs of gate and up interleaved, as transformers writes gpt-oss.
+/// One map of every expert: a tensor each, as Hugging Face has most, stacked, as MLX has them, or gate and up of all
+/// in one, as transformers writes Qwen 3.5 and gpt-oss.
 fn maps(
     spec: ExpertSpec,
     weights: &Checkpoint,
@@ -137,7 +178,7 @@ fn maps(
     name: &str,
     shape: (usize, usize),
 ) -> Result<Vec<Linear>, ModelError> {
-    let ExpertSpec { experts: n, bias, .. } = spec;
+    let ExpertSpec { experts: n, bias, names, .. } = spec;
     for place in ["switch_mlp", "experts"] {
         let prefix = format!("{at}.{place}.{name}");
         if weights.has(&format!("{prefix}.weight")) {
@@ -149,11 +190,20 @@ fn maps(
         "up_proj" => ("gate_up_proj", (1, 2)),
         _ => (name, (0, 1)),
     };
-    let transposed = format!("{at}.experts.{fused}");
-    if weights.has(&transposed) {
-        return Ok(weights.transposed(&transposed, n, shape, part)?);
+    let all = format!("{at}.experts.{fused}");
+    if weights.has(&all) {
+        return Ok(match names.transposed {
+            true => weights.transposed(&all, n, shape, part)?,
+            false => weights.fused(&all, n, shape, part)?,
+        });
     }
-    let one = |e| weights.linear(&format!("{at}.experts.{e}.{name}"), shape.0, shape.1, bias);
+    let [gate, up, down] = names.maps;
+    let own = match name {
+        "gate_proj" => gate,
+        "up_proj" => up,
+        _ => down,
+    };
+    let one = |e| weights.linear(&format!("{at}.experts.{e}.{own}"), shape.0, shape.1, bias);
     Ok((0..n).map(one).collect::<Result<_, _>>()?)
 }
 
@@ -166,16 +216,19 @@ pub(crate) fn size<'a>(linears: impl IntoIterator<Item = &'a Linear>) -> (u64, u
 
 impl Experts {
     fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let Self { router, experts: Place::Host(experts), spec } = self else { return Ok(self) };
+        let Self { router, experts: Place::Host(experts), shared, spec } = self else {
+            return Ok(self);
+        };
+        let shared = shared.map(|shared| shared.placed(options)).transpose()?;
         if let Some(gpu) = options.gpu {
             let exact = options.precision == Precision::F32;
             let maps: Vec<_> = experts.iter().map(|e| (&e.gate_up, &e.down)).collect();
             let experts = Place::Gpu(StackedExperts::new(gpu, &maps, exact)?);
-            return Ok(Self { router: router.on(gpu, true)?, experts, spec });
+            return Ok(Self { router: router.on(gpu, true)?, experts, shared, spec });
         }
         let placed = experts.into_iter().map(|expert| expert.placed(options));
         let experts = Place::Host(placed.collect::<Result<_, _>>()?);
-        Ok(Self { router, experts, spec })
+        Ok(Self { router, experts, shared, spec })
     }
 
     /// `x + Σ weight · expert(norm(x))` over the experts of each row, in their order. Prompts have no
@@ -207,8 +260,39 @@ impl Experts {
             let x = gate_up.forward_down(down, &own, norm, activation, None, Phase::Decode)?;
             parts.push(WeightedRows { x, rows, weights });
         }
+        if let Some(Shared { expert: Gated { gate_up, down }, gate }) = &self.shared {
+            let counts = gate.forward(&normed, Phase::Decode)?;
+            let weights = ops::with_host_f32(&counts, |x| x.iter().map(|x| sigmoid(*x)).collect())?;
+            let rows = (0..x.dims()[0] as u32).collect();
+            let x = gate_up.forward_down(down, x, norm, activation, None, Phase::Decode)?;
+            parts.push(WeightedRows { x, rows, weights });
+        }
         Ok(ops::add_weighted_rows(x, &parts)?)
     }
+}
+
+impl Shared {
+    fn load(
+        weights: &Checkpoint,
+        at: &str,
+        (hidden, inner): (usize, usize),
+    ) -> Result<Self, ModelError> {
+        let one = |name: &str, (inputs, outputs)| {
+            weights.linear(&format!("{at}.{name}"), inputs, outputs, false)
+        };
+        let gate_up = [one("gate_proj", (hidden, inner))?, one("up_proj", (hidden, inner))?];
+        let gate_up = LinearGroup::new(gate_up)?;
+        let expert = Gated { gate_up, down: one("down_proj", (inner, hidden))? };
+        Ok(Self { expert, gate: weights.linear(&format!("{at}_gate"), hidden, 1, false)? })
+    }
+
+    fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
+        Ok(Self { expert: self.expert.placed(options)?, ..self })
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// The rows routed to each expert, and the weights of its outputs. Where logits are equal, the
@@ -238,7 +322,15 @@ mod tests {
     use super::*;
 
     fn spec(experts: usize, chosen: usize, normalise: bool) -> ExpertSpec {
-        ExpertSpec { experts, chosen, intermediate: 1, normalise, bias: false, router: "gate" }
+        ExpertSpec {
+            experts,
+            chosen,
+            intermediate: 1,
+            normalise,
+            bias: false,
+            names: ExpertNames::QWEN,
+            shared: None,
+        }
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub(crate) struct Spec {
     pub(crate) post_norms: bool,
     /// RMSNorm on each query and key head (Qwen 3, Gemma 3).
     pub(crate) qk_norm: bool,
+    /// RMSNorm on all queries of a token together, and on all its keys (OLMo).
+    pub(crate) qk_norm_whole: bool,
     pub(crate) qkv_bias: bool,
     pub(crate) out_bias: bool,
     pub(crate) mlp_bias: bool,

@@ -82,6 +82,32 @@ impl Checkpoint {
         pool::map(count, one).into_iter().collect()
     }
 
+    /// The experts of the maps `name`, `[count, out * parts, in]`: of each expert the rows of `part`, as transformers
+    /// stores the gate and up projections of Qwen 3.5.
+    ///
+    /// # Errors
+    /// As [`Self::weight`]; such tensors are never quantized.
+    pub fn fused(
+        &self,
+        name: &str,
+        count: usize,
+        (inputs, outputs): (usize, usize),
+        (part, parts): (usize, usize),
+    ) -> Result<Vec<Linear>, WeightsError> {
+        let (dtype, shape, bytes) = self.floats(name)?;
+        expect_shape(name, shape, &[count, outputs.saturating_mul(parts), inputs])?;
+        let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
+        let maps = count.saturating_mul(parts).max(1);
+        let each = bytes.as_slice().len() / maps;
+        let one = |i| {
+            let at = (i * parts + part) * each;
+            let own = bytes.slice(at..at + each).unwrap_or_else(|| Bytes::from_vec(Vec::new()));
+            let weight = DenseWeight::new((outputs, inputs), dtype, own).map_err(wrap)?;
+            Ok(Linear::new(Weight::Dense(weight)))
+        };
+        (0..count).map(one).collect()
+    }
+
     fn biases(&self, name: String, count: usize, outputs: usize) -> Result<Biases, WeightsError> {
         let (dtype, shape, bytes) = self.floats(&name)?;
         expect_shape(&name, shape, &[count, outputs])?;

@@ -5,7 +5,7 @@ use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    feed_forward::ExpertSpec,
+    feed_forward::{ExpertNames, ExpertSpec},
     spec::Spec,
 };
 use serde::Deserialize;
@@ -44,7 +44,8 @@ pub(super) fn gpt_oss(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
         intermediate: spec.intermediate,
         normalise: true,
         bias: true,
-        router: "router",
+        names: ExpertNames::GPT_OSS,
+        shared: None,
     };
     experts.check(FAMILY)?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {

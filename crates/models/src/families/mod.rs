@@ -5,6 +5,7 @@ mod gemma3;
 mod gpt_oss;
 mod granite;
 mod llama;
+mod mixtral;
 mod phi3;
 mod qwen;
 mod qwen3_5;
@@ -51,14 +52,23 @@ pub static FAMILIES: &[Family] = &[
     ),
     family(&["ministral"], "Ministral", true, llama::ministral),
     family(&["mistral"], "Mistral", true, llama::mistral),
+    family(&["mixtral"], "Mixtral", true, mixtral::mixtral),
+    family(&["olmoe"], "OLMoE", true, mixtral::olmoe),
     family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
     family(&["qwen2"], "Qwen 2, 2.5", true, qwen::qwen2),
+    family(&["qwen2_moe"], "Qwen 1.5 and 2 with experts", false, qwen::qwen2_moe),
     family(&["qwen3"], "Qwen 3, dense", true, qwen::qwen3),
     family(
         &["qwen3_5", "qwen3_5_text"],
         "Qwen 3.5 to 3.8, dense, text only",
         false,
         qwen3_5::qwen3_5,
+    ),
+    family(
+        &["qwen3_5_moe", "qwen3_5_moe_text"],
+        "Qwen 3.5 to 3.8 with experts, text only",
+        false,
+        qwen3_5::qwen3_5_moe,
     ),
     family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
     family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
@@ -104,7 +114,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
 }
 
 /// `model_type`s of models that see or hear, of which the language model is loaded.
-const MULTIMODAL: &[&str] = &["gemma3", "qwen3_5"];
+const MULTIMODAL: &[&str] = &["gemma3", "qwen3_5", "qwen3_5_moe"];
 
 /// The language model's configuration. Whether the head is the token table is said beside it by some.
 fn text_config(config: &Value, nested: Option<&Value>) -> Value {
@@ -173,6 +183,7 @@ fn common(
         norm_offset: 0.0,
         post_norms: false,
         qk_norm: false,
+        qk_norm_whole: false,
         qkv_bias: false,
         out_bias: false,
         mlp_bias: false,

@@ -4,7 +4,7 @@ use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    feed_forward::ExpertSpec,
+    feed_forward::{ExpertNames, ExpertSpec},
     spec::Spec,
 };
 use serde::Deserialize;
@@ -40,6 +40,8 @@ struct Mixture {
     moe_intermediate_size: usize,
     #[serde(default)]
     norm_topk_prob: bool,
+    /// Inner size of the expert of every token.
+    shared_expert_intermediate_size: Option<usize>,
     /// Every so many layers have experts, but for those of `mlp_only_layers`.
     decoder_sparse_step: Option<usize>,
     #[serde(default)]
@@ -47,10 +49,21 @@ struct Mixture {
 }
 
 pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    let family = "qwen3_moe";
     let config = &config::one_name(config, "num_experts", "num_local_experts")?;
-    let mut spec = qwen(family, config, options)?;
+    let mut spec = qwen("qwen3_moe", config, options)?;
     spec.qk_norm = true;
+    with_experts(spec, config)
+}
+
+/// Qwen 1.5 and 2 with experts: one more for every token.
+pub(super) fn qwen2_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let mut spec = qwen("qwen2_moe", config, options)?;
+    spec.qkv_bias = config.get("qkv_bias").and_then(Value::as_bool).unwrap_or(true);
+    with_experts(spec, config)
+}
+
+fn with_experts(mut spec: Spec, config: &Value) -> Result<Spec, ModelError> {
+    let family = spec.family;
     let mixture: Mixture = config::parse(family, config)?;
     let experts = ExpertSpec {
         experts: mixture.num_experts,
@@ -58,7 +71,8 @@ pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec
         intermediate: mixture.moe_intermediate_size,
         normalise: mixture.norm_topk_prob,
         bias: false,
-        router: "gate",
+        names: ExpertNames::QWEN,
+        shared: mixture.shared_expert_intermediate_size,
     };
     experts.check(family)?;
     let step = mixture.decoder_sparse_step.unwrap_or(1).max(1);

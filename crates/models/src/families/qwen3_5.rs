@@ -1,10 +1,11 @@
-//! Qwen 3.5 and later, dense: Gated DeltaNet in most layers, gated attention in every fourth.
+//! Qwen 3.5 and later: Gated DeltaNet in most layers, gated attention in every fourth.
 
 use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
     decoder::Names,
+    feed_forward::{ExpertNames, ExpertSpec},
     spec::{LayerSpec, MixerSpec, Spec},
 };
 use serde::Deserialize;
@@ -77,6 +78,38 @@ pub(super) fn qwen3_5(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
         let (value, range) = ("no full_attention".to_owned(), "one layer needs it".to_owned());
         return Err(ModelError::OutOfRange { family: FAMILY, field: "layer_types", value, range });
     }
+    Ok(spec)
+}
+
+#[derive(Deserialize)]
+struct Mixture {
+    num_experts: usize,
+    num_experts_per_tok: usize,
+    moe_intermediate_size: usize,
+    shared_expert_intermediate_size: usize,
+}
+
+/// With experts in every layer, and one more for every token.
+pub(super) fn qwen3_5_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let family = "qwen3_5_moe";
+    let mixture: Mixture = config::parse(family, config)?;
+    let mut config = config.clone();
+    if let Some(fields) = config.as_object_mut() {
+        // No layer is dense.
+        fields.entry("intermediate_size").or_insert_with(|| mixture.moe_intermediate_size.into());
+    }
+    let mut spec = Spec { family, ..qwen3_5(&config, options)? };
+    let experts = ExpertSpec {
+        experts: mixture.num_experts,
+        chosen: mixture.num_experts_per_tok,
+        intermediate: mixture.moe_intermediate_size,
+        normalise: true,
+        bias: false,
+        names: ExpertNames::QWEN,
+        shared: Some(mixture.shared_expert_intermediate_size),
+    };
+    experts.check(family)?;
+    spec.layers.iter_mut().for_each(|layer| layer.experts = Some(experts));
     Ok(spec)
 }
 

@@ -19,7 +19,9 @@ pub(crate) struct Attention {
     /// Counted among layers with keys and values.
     id: LayerId,
     qkv: LinearGroup<3>,
+    /// Of each head, and of all heads together.
     qk_norm: Option<(RmsNorm, RmsNorm)>,
+    qk_norm_whole: Option<(RmsNorm, RmsNorm)>,
     sinks: Option<Vec<f32>>,
     out: Linear,
 }
@@ -34,11 +36,12 @@ impl Attention {
     ) -> Result<Self, ModelError> {
         let (q, kv) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
         let attn = format!("{at}.self_attn");
-        let qk_norm = model.qk_norm.then(|| {
-            let one =
-                |side| norm(model, weights, &format!("{attn}.{side}_norm.weight"), model.head_dim);
-            Ok::<_, ModelError>((one("q")?, one("k")?))
-        });
+        let norms = |(q, k)| {
+            let one = |side, n| norm(model, weights, &format!("{attn}.{side}_norm.weight"), n);
+            Ok::<_, ModelError>((one("q", q)?, one("k", k)?))
+        };
+        let qk_norm = model.qk_norm.then(|| norms((model.head_dim, model.head_dim)));
+        let qk_norm_whole = model.qk_norm_whole.then(|| norms((q, kv)));
         let sinks = model.attn_sinks.then(|| weights.vector(&format!("{attn}.sinks"), model.heads));
         // The gate's rows are beside the query's, head by head.
         let q_rows = if model.gated_attention { 2 * q } else { q };
@@ -49,6 +52,7 @@ impl Attention {
             id: LayerId(id),
             qkv: LinearGroup::new(qkv)?,
             qk_norm: qk_norm.transpose()?,
+            qk_norm_whole: qk_norm_whole.transpose()?,
             sinks: sinks.transpose()?,
             out: weights.linear(&format!("{attn}.o_proj"), q, model.hidden, model.out_bias)?,
         })
@@ -72,6 +76,10 @@ impl Mixer for Attention {
     ) -> Result<Tensor, ModelError> {
         let (model, t, d) = (step.spec, x.dims()[0], step.spec.head_dim);
         let [q, k, v] = self.qkv.forward_normed(x, norm, step.phase)?;
+        let (q, k) = match &self.qk_norm_whole {
+            Some((q_norm, k_norm)) => (q_norm.forward(&q)?, k_norm.forward(&k)?),
+            None => (q, k),
+        };
         let (q, gate) = match model.gated_attention {
             true => {
                 let [q, gate] = ops::split_heads(&q, d)?;

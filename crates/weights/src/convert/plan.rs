@@ -285,6 +285,17 @@ impl<'a> Choice<'a> {
 /// A name in the destination, and what goes there.
 type Tensors<'a> = (String, Vec<Source<'a>>);
 
+/// Mixtral's names of an expert's maps as MLX has them: `w3.weight` to `up_proj.weight`.
+fn mlx_name(map: &str) -> String {
+    let (name, rest) = map.split_once('.').unwrap_or((map, ""));
+    match name {
+        "w1" => format!("gate_proj.{rest}"),
+        "w2" => format!("down_proj.{rest}"),
+        "w3" => format!("up_proj.{rest}"),
+        _ => map.to_owned(),
+    }
+}
+
 /// Experts' tensors together, as MLX has them: `experts.3.up_proj` to `switch_mlp.up_proj`.
 fn stacked<'a>(sorted: Vec<(&String, Source<'a>)>) -> Result<Vec<Tensors<'a>>, ConvertError> {
     let (mut all, mut places) = (Vec::<Tensors<'a>>::new(), HashMap::<String, usize>::new());
@@ -298,7 +309,7 @@ fn stacked<'a>(sorted: Vec<(&String, Source<'a>)>) -> Result<Vec<Tensors<'a>>, C
             all.push((name.clone(), vec![source]));
             continue;
         };
-        let to = format!("{before}.switch_mlp.{after}");
+        let to = format!("{before}.switch_mlp.{}", mlx_name(after));
         let place = *places.entry(to.clone()).or_insert_with(|| {
             all.push((to, Vec::new()));
             all.len() - 1
