@@ -224,7 +224,7 @@ impl Recorded {
         for step in &self.steps {
             match step {
                 Step::Run(run) => {
-                    run.operands.iter().for_each(|(b, _, written)| uses.add(b, *written))
+                    run.operands.iter().for_each(|(b, _, written)| uses.add(b, *written));
                 }
                 Step::Copy(from, to, ..) => {
                     uses.add(from, false);

@@ -85,9 +85,9 @@ proptest! {
                     buffers[at].write(4, &word.to_ne_bytes()).unwrap();
                 }
                 Ask::Launch(a, b, out) if out != a && out != b => {
-                    for i in 0..WORDS {
-                        model[out][i] = model[a][i].wrapping_mul(3).wrapping_add(model[b][i]);
-                    }
+                    let mixed = model[a].iter().zip(model[b]);
+                    let mixed: Vec<_> = mixed.map(|(a, b)| a.wrapping_mul(3).wrapping_add(b)).collect();
+                    model[out].copy_from_slice(&mixed);
                     launch(&gpu, &buffers[a], &buffers[b], &buffers[out], 0).unwrap();
                 }
                 Ask::Launch(..) => {}
