@@ -89,17 +89,18 @@ pub(crate) fn size(
     Err(ModelError::OutOfRange { family, field, value, range })
 }
 
-/// Refuses what is no factor.
-pub(crate) fn factor(
+/// Refuses what is no factor, of those that are there.
+pub(crate) fn factors(
     family: &'static str,
-    field: &'static str,
-    value: f32,
+    factors: &[(&'static str, Option<f32>)],
 ) -> Result<(), ModelError> {
-    if (1e-6..=1e6).contains(&value) {
-        return Ok(());
+    for &(field, value) in factors {
+        if let Some(value) = value.filter(|value| !(1e-6..=1e6).contains(value)) {
+            let (value, range) = (value.to_string(), "it must be from 1e-6 to 1e6".to_owned());
+            return Err(ModelError::OutOfRange { family, field, value, range });
+        }
     }
-    let (value, range) = (value.to_string(), "it must be from 1e-6 to 1e6".to_owned());
-    Err(ModelError::OutOfRange { family, field, value, range })
+    Ok(())
 }
 
 /// The configuration with a setting of two names under the first of them.

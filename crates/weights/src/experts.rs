@@ -94,17 +94,14 @@ impl Checkpoint {
         (inputs, outputs): (usize, usize),
         (part, parts): (usize, usize),
     ) -> Result<Vec<Linear>, WeightsError> {
+        let rows = outputs.saturating_mul(parts);
         let (dtype, shape, bytes) = self.floats(name)?;
-        expect_shape(name, shape, &[count, outputs.saturating_mul(parts), inputs])?;
+        expect_shape(name, shape, &[count, rows, inputs])?;
         let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
-        let maps = count.saturating_mul(parts).max(1);
-        let each = bytes.as_slice().len() / maps;
-        let one = |i| {
-            let at = (i * parts + part) * each;
-            let own = bytes.slice(at..at + each).unwrap_or_else(|| Bytes::from_vec(Vec::new()));
-            let weight = DenseWeight::new((outputs, inputs), dtype, own).map_err(wrap)?;
-            Ok(Linear::new(Weight::Dense(weight)))
-        };
+        let all = DenseWeight::new((count.saturating_mul(rows), inputs), dtype, bytes);
+        let all = Weight::Dense(all.map_err(wrap)?);
+        let one =
+            |i| Ok(Linear::new(all.row_range(i * rows + part * outputs, outputs).map_err(wrap)?));
         (0..count).map(one).collect()
     }
 

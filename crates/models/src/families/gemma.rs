@@ -1,12 +1,8 @@
 //! Gemma and Gemma 2: norms stored as `w - 1`, scaled embeddings; the second with four norms a layer, capped scores
 //! and logits, and a window in every other layer.
 
-use super::common;
-use crate::{
-    LoadOptions, ModelError,
-    config::{self, Shape},
-    spec::Spec,
-};
+use super::read;
+use crate::{LoadOptions, ModelError, config, spec::Spec};
 use serde::Deserialize;
 use serde_json::Value;
 use taper_tensor::ops::Activation;
@@ -32,13 +28,12 @@ pub(super) fn gemma(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
 pub(super) fn gemma2(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let (mut spec, own) = build(SECOND, config, options)?;
     let scalar = own.query_pre_attn_scalar.unwrap_or(256.0);
-    for (field, value) in [
+    let factors = [
         ("query_pre_attn_scalar", Some(scalar)),
         ("attn_logit_softcapping", own.attn_logit_softcapping),
         ("final_logit_softcapping", own.final_logit_softcapping),
-    ] {
-        value.map_or(Ok(()), |value| config::factor(SECOND, field, value))?;
-    }
+    ];
+    config::factors(SECOND, &factors)?;
     spec.post_norms = true;
     spec.attn_scale = scalar.powf(-0.5);
     spec.attn_soft_cap = own.attn_logit_softcapping;
@@ -65,15 +60,12 @@ fn build(
         // What transformers takes where nothing is said.
         fields.entry("head_dim").or_insert_with(|| 256.into());
     }
-    let config = &config;
-    let shape: Shape = config::parse(family, config)?;
-    let own: Own = config::parse(family, config)?;
+    let own: Own = config::parse(family, &config)?;
     if own.use_bidirectional_attention == Some(true) {
         let (field, value) = ("use_bidirectional_attention", "true".to_owned());
         return Err(ModelError::Unsupported { family, field, value });
     }
-    let rope = config::rope(family, config, 10_000.0)?;
-    let mut spec = common(family, &shape, &rope, options)?;
+    let (shape, mut spec) = read(family, &config, 10_000.0, options)?;
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.norm_offset = 1.0;
     spec.activation = Activation::GeluTanh;

@@ -46,13 +46,12 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     spec.qk_norm = true;
     spec.activation = Activation::GeluTanh;
     let scalar = own.query_pre_attn_scalar.unwrap_or(256.0);
-    for (field, value) in [
+    let factors = [
         ("query_pre_attn_scalar", Some(scalar)),
         ("attn_logit_softcapping", own.attn_logit_softcapping),
         ("final_logit_softcapping", own.final_logit_softcapping),
-    ] {
-        value.map_or(Ok(()), |value| config::factor(FAMILY, field, value))?;
-    }
+    ];
+    config::factors(FAMILY, &factors)?;
     spec.attn_scale = scalar.powf(-0.5);
     spec.attn_soft_cap = own.attn_logit_softcapping;
     spec.logit_soft_cap = own.final_logit_softcapping;

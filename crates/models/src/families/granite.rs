@@ -1,11 +1,7 @@
 //! Granite 3 and 4, dense: Llama with multipliers of embeddings, scores, branches and logits.
 
-use super::common;
-use crate::{
-    LoadOptions, ModelError,
-    config::{self, Shape},
-    spec::Spec,
-};
+use super::read;
+use crate::{LoadOptions, ModelError, config, spec::Spec};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -33,18 +29,15 @@ fn one() -> f32 {
 
 pub(super) fn granite(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
-    let shape: Shape = config::parse(FAMILY, config)?;
     let own: Own = config::parse(FAMILY, config)?;
-    for (field, value) in [
-        ("embedding_multiplier", own.embedding_multiplier),
-        ("attention_multiplier", own.attention_multiplier),
-        ("residual_multiplier", own.residual_multiplier),
-        ("logits_scaling", own.logits_scaling),
-    ] {
-        config::factor(FAMILY, field, value)?;
-    }
-    let rope = config::rope(FAMILY, config, 10_000.0)?;
-    let mut spec = common(FAMILY, &shape, &rope, options)?;
+    let factors = [
+        ("embedding_multiplier", Some(own.embedding_multiplier)),
+        ("attention_multiplier", Some(own.attention_multiplier)),
+        ("residual_multiplier", Some(own.residual_multiplier)),
+        ("logits_scaling", Some(own.logits_scaling)),
+    ];
+    config::factors(FAMILY, &factors)?;
+    let (_, mut spec) = read(FAMILY, config, 10_000.0, options)?;
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.mlp_bias = own.mlp_bias;
     let unless_one = |factor: f32| (factor != 1.0).then_some(factor);

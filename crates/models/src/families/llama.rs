@@ -1,11 +1,7 @@
 //! Llama 2 to 3.3, and Mistral and Ministral, which add a sliding window.
 
-use super::common;
-use crate::{
-    LoadOptions, ModelError,
-    config::{self, Shape},
-    spec::Spec,
-};
+use super::read;
+use crate::{LoadOptions, ModelError, config, spec::Spec};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -48,7 +44,5 @@ fn build(
     options: LoadOptions<'_>,
 ) -> Result<(Spec, Own), ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
-    let shape: Shape = config::parse(family, config)?;
-    let rope = config::rope(family, config, 10_000.0)?;
-    Ok((common(family, &shape, &rope, options)?, config::parse(family, config)?))
+    Ok((read(family, config, 10_000.0, options)?.1, config::parse(family, config)?))
 }

@@ -1,9 +1,8 @@
 //! Mixtral and OLMoE: experts in every layer.
 
-use super::common;
+use super::read;
 use crate::{
-    LoadOptions, ModelError,
-    config::{self, Shape},
+    LoadOptions, ModelError, config,
     feed_forward::{ExpertNames, ExpertSpec},
     spec::Spec,
 };
@@ -66,7 +65,6 @@ fn build(
 ) -> Result<(Spec, Own), ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
     let config = &config::one_name(config, "num_experts", "num_local_experts")?;
-    let shape: Shape = config::parse(family, config)?;
-    let rope = config::rope(family, config, if family == "mixtral" { 1e6 } else { 1e4 })?;
-    Ok((common(family, &shape, &rope, options)?, config::parse(family, config)?))
+    let theta = if family == "mixtral" { 1e6 } else { 1e4 };
+    Ok((read(family, config, theta, options)?.1, config::parse(family, config)?))
 }

@@ -161,6 +161,19 @@ pub(crate) fn spec(
     Ok(spec)
 }
 
+/// The shape that config.json gives, and what most families make of it and of its rotary settings.
+fn read(
+    family: &'static str,
+    config: &Value,
+    theta: f64,
+    options: LoadOptions<'_>,
+) -> Result<(Shape, Spec), ModelError> {
+    let shape: Shape = config::parse(family, config)?;
+    let rope = config::rope(family, config, theta)?;
+    let spec = common(family, &shape, &rope, options)?;
+    Ok((shape, spec))
+}
+
 /// What most families agree on: pre-norms, no biases, SiLU, one rotary table in every layer.
 fn common(
     family: &'static str,

@@ -1,9 +1,8 @@
 //! Qwen 2, 2.5 (biased projections) and Qwen 3 (normed heads, no bias), with experts or without.
 
-use super::common;
+use super::read;
 use crate::{
-    LoadOptions, ModelError,
-    config::{self, Shape},
+    LoadOptions, ModelError, config,
     feed_forward::{ExpertNames, ExpertSpec},
     spec::Spec,
 };
@@ -40,8 +39,6 @@ struct Mixture {
     moe_intermediate_size: usize,
     #[serde(default)]
     norm_topk_prob: bool,
-    /// Inner size of the expert of every token.
-    shared_expert_intermediate_size: Option<usize>,
     /// Every so many layers have experts, but for those of `mlp_only_layers`.
     decoder_sparse_step: Option<usize>,
     #[serde(default)]
@@ -52,17 +49,25 @@ pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec
     let config = &config::one_name(config, "num_experts", "num_local_experts")?;
     let mut spec = qwen("qwen3_moe", config, options)?;
     spec.qk_norm = true;
-    with_experts(spec, config)
+    with_experts(spec, config, None)
+}
+
+#[derive(Deserialize)]
+struct Shared {
+    /// Inner size of the expert of every token.
+    shared_expert_intermediate_size: usize,
+    qkv_bias: Option<bool>,
 }
 
 /// Qwen 1.5 and 2 with experts: one more for every token.
 pub(super) fn qwen2_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let mut spec = qwen("qwen2_moe", config, options)?;
-    spec.qkv_bias = config.get("qkv_bias").and_then(Value::as_bool).unwrap_or(true);
-    with_experts(spec, config)
+    let shared: Shared = config::parse("qwen2_moe", config)?;
+    spec.qkv_bias = shared.qkv_bias.unwrap_or(true);
+    with_experts(spec, config, Some(shared.shared_expert_intermediate_size))
 }
 
-fn with_experts(mut spec: Spec, config: &Value) -> Result<Spec, ModelError> {
+fn with_experts(mut spec: Spec, config: &Value, shared: Option<usize>) -> Result<Spec, ModelError> {
     let family = spec.family;
     let mixture: Mixture = config::parse(family, config)?;
     let experts = ExpertSpec {
@@ -72,7 +77,7 @@ fn with_experts(mut spec: Spec, config: &Value) -> Result<Spec, ModelError> {
         normalise: mixture.norm_topk_prob,
         bias: false,
         names: ExpertNames::QWEN,
-        shared: mixture.shared_expert_intermediate_size,
+        shared,
     };
     experts.check(family)?;
     let step = mixture.decoder_sparse_step.unwrap_or(1).max(1);
@@ -89,10 +94,8 @@ fn qwen(
     options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
-    let shape: Shape = config::parse(family, config)?;
     let windows: Windows = config::parse(family, config)?;
-    let rope = config::rope(family, config, 10_000.0)?;
-    let mut spec = common(family, &shape, &rope, options)?;
+    let (_, mut spec) = read(family, config, 10_000.0, options)?;
     let bias = windows.attention_bias.unwrap_or(false);
     (spec.qkv_bias, spec.out_bias) = (bias, bias);
     let window = windows.sliding_window.filter(|_| windows.use_sliding_window);

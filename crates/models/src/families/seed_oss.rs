@@ -1,11 +1,7 @@
 //! Seed-OSS: Llama with biases of queries, keys and values.
 
-use super::common;
-use crate::{
-    LoadOptions, ModelError,
-    config::{self, Shape},
-    spec::Spec,
-};
+use super::read;
+use crate::{LoadOptions, ModelError, config, spec::Spec};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -25,10 +21,8 @@ fn yes() -> bool {
 
 pub(super) fn seed_oss(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require("seed_oss", config, "hidden_act", &["silu"])?;
-    let shape: Shape = config::parse("seed_oss", config)?;
     let own: Own = config::parse("seed_oss", config)?;
-    let rope = config::rope("seed_oss", config, 10_000.0)?;
-    let mut spec = common("seed_oss", &shape, &rope, options)?;
+    let (_, mut spec) = read("seed_oss", config, 10_000.0, options)?;
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_out_bias);
     spec.mlp_bias = own.mlp_bias;
     Ok(spec)

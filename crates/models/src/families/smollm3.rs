@@ -1,9 +1,8 @@
 //! SmolLM 3: every fourth layer has no positions (NoPE).
 
-use super::common;
+use super::read;
 use crate::{
-    LoadOptions, ModelError,
-    config::{self, Shape},
+    LoadOptions, ModelError, config,
     spec::{LayerSpec, Spec},
 };
 use serde::Deserialize;
@@ -26,10 +25,8 @@ struct Own {
 
 pub(super) fn smollm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require("smollm3", config, "hidden_act", &["silu"])?;
-    let shape: Shape = config::parse("smollm3", config)?;
     let own: Own = config::parse("smollm3", config)?;
-    let rope = config::rope("smollm3", config, 2_000_000.0)?;
-    let mut spec = common("smollm3", &shape, &rope, options)?;
+    let (shape, mut spec) = read("smollm3", config, 2_000_000.0, options)?;
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.mlp_bias = own.mlp_bias;
     spec.tied = shape.tied(true);
