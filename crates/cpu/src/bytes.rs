@@ -105,6 +105,20 @@ impl Bytes {
         self.owner.is_mapped()
     }
 
+    /// Rows of `size` bytes, copied in the order of their numbers; `None` when one is not there.
+    #[must_use]
+    pub fn take_rows(&self, size: usize, rows: &[usize]) -> Option<Self> {
+        let mut copy = AlignedBytes::for_weights(size.checked_mul(rows.len())?);
+        if size > 0 {
+            for (to, &row) in copy.as_mut_slice().chunks_exact_mut(size).zip(rows) {
+                let at = row.checked_mul(size)?;
+                to.copy_from_slice(self.as_slice().get(at..at.checked_add(size)?)?);
+            }
+        }
+        let range = 0..copy.len();
+        Some(Self { owner: Arc::new(copy), range })
+    }
+
     /// Hints that they will not be read soon: the pages of a file map can go.
     pub fn release(&self) {
         self.owner.release(self.range.clone());

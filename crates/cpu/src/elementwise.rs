@@ -16,6 +16,10 @@ pub enum Activation {
     Silu,
     /// The tanh approximation of GELU (Hendrycks & Gimpel 2016).
     GeluTanh,
+    /// GELU itself: `x / 2 * (1 + erf(x / sqrt(2)))`. Not computed on GPUs yet.
+    Gelu,
+    /// `max(x, 0)²` (So et al., arXiv 2109.08668). Not computed on GPUs yet.
+    Relu2,
     /// `g * sigmoid(1.702 g) * (u + 1)` of a gate `g` of at most 7 and of `u` from -7 to 7 (gpt-oss, arXiv
     /// 2508.10925). Not computed on GPUs yet.
     SwigluOai,
@@ -28,7 +32,37 @@ impl Activation {
         match self {
             Self::Silu => kernels::silu_mul,
             Self::GeluTanh => kernels::gelu_tanh_mul,
+            Self::Gelu => gelu_mul,
+            Self::Relu2 => relu2_mul,
             Self::SwigluOai => kernels::swiglu_oai,
+        }
+    }
+}
+
+/// `out[i] = gelu(gate[i]) * up[i]`; `out` may be `gate`.
+///
+/// # Safety
+/// All three have `n` elements.
+unsafe fn gelu_mul(_: Level, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    let gelu = |x: f32| 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2));
+    for i in 0..n {
+        // SAFETY: the caller promises `n` elements.
+        unsafe { *out.add(i) = gelu(*gate.add(i)) * *up.add(i) };
+    }
+}
+
+/// `out[i] = max(gate[i], 0)² * up[i]`; `out` may be `gate`.
+///
+/// # Safety
+/// All three have `n` elements.
+unsafe fn relu2_mul(_: Level, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    for i in 0..n {
+        // SAFETY: the caller promises `n` elements.
+        unsafe {
+            let x = *gate.add(i);
+            // What is not a number stays so.
+            let positive = if x < 0.0 { 0.0 } else { x };
+            *out.add(i) = positive * positive * *up.add(i);
         }
     }
 }
@@ -78,6 +112,20 @@ pub fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
         let (at, n) = (range.start, range.len());
         // SAFETY: `n` elements of each from `at` on.
         unsafe { kernel(level, gate[at..].as_ptr(), up[at..].as_ptr(), n, out.at(at)) };
+    })
+}
+
+/// `activation(x)`.
+#[must_use]
+pub fn activate(activation: Activation, x: &[f32]) -> Vec<f32> {
+    const ONES: [f32; 256] = [1.0; 256];
+    let (level, kernel) = (Level::detect(), activation.kernel());
+    fill(x.len(), CHUNK, |out, range| {
+        for at in range.clone().step_by(ONES.len()) {
+            let n = ONES.len().min(range.end - at);
+            // SAFETY: `n` elements of each from `at` on.
+            unsafe { kernel(level, x[at..].as_ptr(), ONES.as_ptr(), n, out.at(at)) };
+        }
     })
 }
 

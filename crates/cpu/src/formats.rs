@@ -69,6 +69,19 @@ impl Weight {
         part.ok_or(TensorError::Index { op: "row_range", index: first + rows, limit })
     }
 
+    /// The rows of these numbers, in their order, copied: how a rotation by neighbours becomes one by halves.
+    ///
+    /// # Errors
+    /// A row is not there.
+    pub fn take_rows(&self, rows: &[usize]) -> Result<Self> {
+        let taken = match self {
+            Self::Dense(w) => w.take_rows(rows).map(Self::Dense),
+            Self::Affine(w) => w.take_rows(rows).map(Self::Affine),
+        };
+        let (index, limit) = (rows.iter().copied().max().unwrap_or(0), self.rows());
+        taken.ok_or(TensorError::Index { op: "take_rows", index, limit })
+    }
+
     pub(crate) fn source(&self) -> &dyn RowSource {
         match self {
             Self::Dense(w) => w,

@@ -67,7 +67,9 @@ pub fn chooses_as_intel() -> bool {
 
 pub use bytes::{AlignedBytes, ByteOwner, Bytes};
 pub use dtype::DType;
-pub use elementwise::{Activation, add, add_scaled, gated, rms_norm, silu_mul_row, soft_cap};
+pub use elementwise::{
+    Activation, activate, add, add_scaled, gated, rms_norm, silu_mul_row, soft_cap,
+};
 pub use error::{Result, TensorError};
 pub use flash::{Arithmetic, Attended, FlashTile};
 pub use floats::Floats;

@@ -4,11 +4,16 @@
 mod config;
 mod decoder;
 mod error;
+mod experts;
 mod families;
 mod feed_forward;
+mod layer;
 mod mixers;
 mod model;
+mod norms;
 mod rope;
+mod router;
+mod source;
 mod spec;
 
 pub use error::ModelError;

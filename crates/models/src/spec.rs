@@ -1,6 +1,10 @@
 //! What makes one model differ from another, as config.json says it.
 
-use crate::feed_forward::ExpertSpec;
+use crate::{
+    experts::ExpertSpec,
+    norms::{LayerNorms, NormKind},
+    source::Renames,
+};
 use taper_tensor::{GatedDeltaShape, RopeTable, ops::Activation};
 
 /// What makes one family differ from another.
@@ -9,7 +13,6 @@ pub(crate) struct Spec {
     pub(crate) family: &'static str,
     pub(crate) vocab: usize,
     pub(crate) hidden: usize,
-    pub(crate) intermediate: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
@@ -17,20 +20,28 @@ pub(crate) struct Spec {
     pub(crate) norm_eps: f32,
     /// Added to every norm's weight: Gemma and Qwen 3.5 store `w - 1`.
     pub(crate) norm_offset: f32,
-    /// Norms after attention and feed-forward too, before the residual sum (Gemma).
-    pub(crate) post_norms: bool,
-    /// RMSNorm on each query and key head (Qwen 3, Gemma 3).
-    pub(crate) qk_norm: bool,
-    /// RMSNorm on all queries of a token together, and on all its keys (OLMo).
-    pub(crate) qk_norm_whole: bool,
+    pub(crate) norm: NormKind,
+    pub(crate) norms: LayerNorms,
+    /// The feed-forward reads what the mixer reads, not what it gives (Cohere).
+    pub(crate) parallel: bool,
+    /// What the family calls its tensors.
+    pub(crate) renames: Renames,
+    pub(crate) top: TopNames,
+    pub(crate) qk_norm: Option<QkNorm>,
     pub(crate) qkv_bias: bool,
     pub(crate) out_bias: bool,
     pub(crate) mlp_bias: bool,
-    /// One tensor for query, key and value, and one for gate and up (Phi 3).
-    pub(crate) fused: bool,
-    /// `q_proj` has a gate beside each query head, whose sigmoid scales attention's result (Qwen 3.5).
-    pub(crate) gated_attention: bool,
+    pub(crate) head_bias: bool,
+    /// One tensor for query, key and value: `self_attn.qkv_proj` (Phi 3).
+    pub(crate) fused_qkv: bool,
+    /// One tensor for gate and up: `mlp.gate_up_proj` (Phi 3).
+    pub(crate) fused_mlp: bool,
+    /// Rotations turn neighbours, `(2i, 2i + 1)`, not halves. Rows of queries and keys are sorted when they are loaded.
+    pub(crate) interleaved: bool,
+    pub(crate) attention_gate: Option<AttentionGate>,
     pub(crate) activation: Activation,
+    /// Feed-forwards multiply their activation with a second projection.
+    pub(crate) gated_mlp: bool,
     pub(crate) attn_scale: f32,
     pub(crate) attn_soft_cap: Option<f32>,
     /// A learned score without a value in every head's softmax (gpt-oss).
@@ -47,42 +58,147 @@ pub(crate) struct Spec {
     pub(crate) layers: Vec<LayerSpec>,
 }
 
+impl Spec {
+    /// Whether GPUs have every operation that it takes.
+    pub(crate) fn runs_on_gpus(&self) -> bool {
+        let layer = |layer: &LayerSpec| {
+            let mixer = match layer.mixer {
+                MixerSpec::Attention(attention) => attention.q_scale.is_none(),
+                _ => false,
+            };
+            let mlp = match layer.mlp {
+                MlpSpec::None => false,
+                MlpSpec::Dense(_) => true,
+                // Their result is added to what they read.
+                MlpSpec::Experts(experts) => {
+                    let alone = self.norms.after_mlp.is_none() && self.branch_scale.is_none();
+                    experts.shared.is_none() && experts.route.is_plain() && alone
+                }
+            };
+            mixer && mlp
+        };
+        matches!(self.norm, NormKind::Rms | NormKind::RmsPlain)
+            && matches!(self.activation, Activation::Silu | Activation::GeluTanh)
+            && self.gated_mlp
+            && !self.parallel
+            && self.attention_gate.is_none()
+            && self.layers.iter().all(layer)
+    }
+}
+
 /// What makes one layer differ from another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LayerSpec {
     /// How tokens read each other.
     pub(crate) mixer: MixerSpec,
-    /// Experts instead of one feed-forward.
-    pub(crate) experts: Option<ExpertSpec>,
+    /// What follows.
+    pub(crate) mlp: MlpSpec,
+}
+
+/// A layer's feed-forward.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum MlpSpec {
+    /// The layer ends with its mixer.
+    None,
+    /// One, of this inner size.
+    Dense(usize),
+    Experts(ExpertSpec),
+}
+
+/// Norms of queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QkNorm {
+    /// Of each head, before it is rotated (Qwen 3, Gemma 3).
+    Head,
+    /// The same without weights.
+    HeadPlain,
+    /// Of each head, after it is rotated (Hunyuan).
+    Rotated,
+    /// Of all heads of a token together, before they are rotated (OLMo).
+    Whole,
+}
+
+/// What scales attention's result before its output projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttentionGate {
+    /// The sigmoid of a gate that stands beside each query head in `q_proj` (Qwen 3.5).
+    InQuery,
+    /// The sigmoid of `self_attn.gate_proj`, element by element.
+    Projected,
+    /// The sigmoid of `self_attn.gate_proj`, one a head.
+    ProjectedHead,
+}
+
+/// What a checkpoint calls the tensors around its layers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TopNames {
+    /// Where the decoder may be, with its dot, and the output projection then.
+    pub(crate) places: &'static [(&'static str, &'static str)],
+    pub(crate) embed: &'static str,
+    pub(crate) layers: &'static str,
+    pub(crate) norm: &'static str,
+}
+
+impl TopNames {
+    /// Llama's, and those of models that see: Hugging Face and MLX put these in different places.
+    pub(crate) const LLAMA: Self = Self {
+        places: &[
+            ("model.", "lm_head"),
+            ("model.language_model.", "lm_head"),
+            ("language_model.model.", "language_model.lm_head"),
+        ],
+        embed: "embed_tokens",
+        layers: "layers",
+        norm: "norm",
+    };
 }
 
 /// How a layer's tokens read each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum MixerSpec {
+    /// The layer is a feed-forward only.
+    None,
     Attention(AttentionSpec),
     GatedDelta(GatedDeltaShape),
 }
 
 /// What makes one layer's attention differ from another's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AttentionSpec {
     /// Index into [`Spec::ropes`]; `None` leaves positions out (NoPE).
     pub(crate) rope: Option<usize>,
     /// Sliding window in tokens.
     pub(crate) window: Option<usize>,
+    pub(crate) q_scale: Option<PositionScale>,
+}
+
+/// Queries of far positions are multiplied with `1 + beta * ln(1 + floor((position + offset) / every))` (Llama 4).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct PositionScale {
+    pub(crate) beta: f32,
+    pub(crate) every: f32,
+    pub(crate) offset: f32,
+}
+
+impl PositionScale {
+    pub(crate) fn at(self, position: u32) -> f32 {
+        1.0 + self.beta * (1.0 + ((position as f32 + self.offset) / self.every).floor()).ln()
+    }
+}
+
+impl MixerSpec {
+    /// Attention, and nothing special.
+    pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
+        Self::Attention(AttentionSpec { rope, window, q_scale: None })
+    }
 }
 
 impl LayerSpec {
-    /// A layer of attention and one feed-forward.
-    pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
-        Self { mixer: MixerSpec::Attention(AttentionSpec { rope, window }), experts: None }
-    }
-
     /// The sliding window, of a layer that has one.
     pub(crate) fn window(&self) -> Option<usize> {
         match self.mixer {
             MixerSpec::Attention(attention) => attention.window,
-            MixerSpec::GatedDelta(_) => None,
+            _ => None,
         }
     }
 

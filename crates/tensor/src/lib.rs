@@ -40,7 +40,7 @@ pub use gated_delta::{
 };
 pub use key_scores::KeyScorer;
 pub use linear::{Linear, LinearGroup, Place};
-pub use norm::RmsNorm;
+pub use norm::{LayerNorm, RmsNorm};
 pub use rope::{Projected, RopeAngles, RopeTable, norm_rope};
 pub use taper_cpu::{
     self as cpu, AffineFormat, AffineParts, AffineWeight, AlignedBytes, ByteOwner, Bytes, DType,

@@ -104,6 +104,38 @@ impl Linear {
         Ok(self)
     }
 
+    /// The map to so many outputs from the first, over the same memory: how a fused tensor is split.
+    ///
+    /// # Errors
+    /// They are not all there, or the weight was repacked or is on a GPU.
+    pub fn outputs(&self, first: usize, n: usize) -> Result<Self> {
+        let weight = self.stored_for("outputs")?.row_range(first, n)?;
+        let part = |bias: &Resident| bias.host().iter().skip(first).take(n).copied().collect();
+        let bias = self.bias.as_ref().map(|bias| Resident::new(part(bias)));
+        Ok(Self { matrix: weight.into(), bias })
+    }
+
+    /// The weight as its file has it.
+    fn stored_for(&self, op: &'static str) -> Result<&Weight> {
+        match &self.matrix {
+            Matrix::Host(maps::Matrix::Stored(weight)) => Ok(weight),
+            _ => Err(TensorError::Device { op, device: "a packed weight".into() }),
+        }
+    }
+
+    /// The map to the outputs of these numbers, in their order.
+    ///
+    /// # Errors
+    /// An output is not there, or the weight was repacked or is on a GPU.
+    pub fn take_outputs(&self, rows: &[usize]) -> Result<Self> {
+        let weight = self.stored_for("take_outputs")?.take_rows(rows)?;
+        let take = |bias: &Resident| {
+            let bias = bias.host();
+            Resident::new(rows.iter().filter_map(|&row| bias.get(row)).copied().collect())
+        };
+        Ok(Self { matrix: weight.into(), bias: self.bias.as_ref().map(take) })
+    }
+
     /// Applies the map in the arithmetic of a phase.
     ///
     /// # Shapes
@@ -246,14 +278,19 @@ impl<const N: usize> LinearGroup<N> {
         Self { parts: self.parts.map(|part| part.pack(precision)), ..self }
     }
 
-    /// Applies every map to `norm(x)`, in the arithmetic of a phase.
+    /// Applies every map to `norm(x)`, or to `x` itself without a norm, in the arithmetic of a phase.
     ///
     /// # Shapes
     /// `x [t, in]` -> `[t, out_i]` each.
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn forward_normed(&self, x: &Tensor, norm: &RmsNorm, phase: Phase) -> Result<[Tensor; N]> {
+    pub fn forward_normed(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        phase: Phase,
+    ) -> Result<[Tensor; N]> {
         let t = self.check(x, norm)?;
         if let Some(x) = x.on_gpu() {
             return self.multiply(x, norm);
@@ -265,7 +302,7 @@ impl<const N: usize> LinearGroup<N> {
         let got = [maps.len()];
         let maps: [Map<'_>; N] =
             maps.try_into().map_err(|_| TensorError::shape("linear group", "every map", &got))?;
-        let outputs = host::read(x, |x| apply(maps, &mut Input::normed(x, norm.on_host(), phase)))?;
+        let outputs = host::read(x, |x| apply(maps, &mut input(x, norm, phase)))?;
         let mut tensors = Vec::with_capacity(N);
         for (out, part) in outputs.into_iter().zip(&self.parts) {
             tensors.push(Tensor::from_vec(out, &[t, part.out_features()])?);
@@ -276,8 +313,10 @@ impl<const N: usize> LinearGroup<N> {
             .map_err(|_| TensorError::shape("linear group", "one output a part", &got))
     }
 
-    fn check(&self, x: &Tensor, norm: &RmsNorm) -> Result<usize> {
-        norm.check("linear group", x)?;
+    fn check(&self, x: &Tensor, norm: Option<&RmsNorm>) -> Result<usize> {
+        if let Some(norm) = norm {
+            norm.check("linear group", x)?;
+        }
         self.parts.first().map_or(Ok(0), |first| first.check(x))
     }
 
@@ -285,5 +324,13 @@ impl<const N: usize> LinearGroup<N> {
     #[must_use]
     pub fn parts(&self) -> &[Linear; N] {
         &self.parts
+    }
+}
+
+/// Rows on the host that maps read, normed if they are to be.
+fn input<'a>(x: &'a [f32], norm: Option<&'a RmsNorm>, phase: Phase) -> Input<'a> {
+    match norm {
+        Some(norm) => Input::normed(x, norm.on_host(), phase),
+        None => Input::new(x, phase),
     }
 }

@@ -22,6 +22,15 @@ pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tenso
     Tensor::from_vec(host::read(gate, both)??, gate.dims())
 }
 
+/// `activation(x)`, element by element, on the host.
+///
+/// # Errors
+/// Another type, or a tensor on a GPU.
+pub fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
+    on_host("activate", &[x])?;
+    Tensor::from_vec(host::read(x, |x| cpu::activate(activation, x))?, x.dims())
+}
+
 /// `x + y`, element by element.
 ///
 /// # Errors
@@ -35,17 +44,50 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(host::read(x, both)??, x.dims())
 }
 
-/// `x * sigmoid(gate)`, element by element, on the host.
+/// `x * sigmoid(gate)`, on the host: element by element, or with a gate for each of a row's equal parts.
+///
+/// # Shapes
+/// `x [t, n]`, `gate [t, m]` -> `[t, n]`, where `m` divides `n`.
 ///
 /// # Errors
-/// The shapes differ, another type, or a tensor on a GPU.
+/// The shapes do not fit, another type, or a tensor on a GPU.
 pub fn mul_sigmoid(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
-    same_shape("mul_sigmoid", x, gate)?;
-    on_host("mul_sigmoid", &[x, gate])?;
+    let (op, [(t, n), (rows, m)]) = ("mul_sigmoid", both_dims("mul_sigmoid", x, gate)?);
+    on_host(op, &[x, gate])?;
+    if rows != t || m == 0 || !n.is_multiple_of(m) {
+        return Err(TensorError::shape(op, format!("[{t}, a divisor of {n}]"), gate.dims()));
+    }
     let gates = host::read(gate, <[f32]>::to_vec)?;
     let mut out = host::read(x, <[f32]>::to_vec)?;
-    out.iter_mut().zip(gates).for_each(|(x, gate)| *x /= 1.0 + (-gate).exp());
+    for (part, gate) in out.chunks_exact_mut((n / m).max(1)).zip(gates) {
+        let divisor = 1.0 + (-gate).exp();
+        part.iter_mut().for_each(|x| *x /= divisor);
+    }
     Tensor::from_vec(out, x.dims())
+}
+
+/// Each row times its factor, on the host.
+///
+/// # Shapes
+/// `x [t, n]` and `t` factors -> as `x`.
+///
+/// # Errors
+/// Another number of factors, another shape or type, or a tensor on a GPU.
+pub fn scale_rows(x: &Tensor, factors: &[f32]) -> Result<Tensor> {
+    let (t, n) = host::dims2("scale_rows", x)?;
+    on_host("scale_rows", &[x])?;
+    if factors.len() != t {
+        return Err(TensorError::shape("scale_rows", format!("{t} factors"), &[factors.len()]));
+    }
+    let mut out = host::read(x, <[f32]>::to_vec)?;
+    for (row, factor) in out.chunks_exact_mut(n.max(1)).zip(factors) {
+        row.iter_mut().for_each(|x| *x *= factor);
+    }
+    Tensor::from_vec(out, x.dims())
+}
+
+fn both_dims(op: &'static str, x: &Tensor, y: &Tensor) -> Result<[(usize, usize); 2]> {
+    Ok([host::dims2(op, x)?, host::dims2(op, y)?])
 }
 
 /// Two halves of every head's row, each with its heads side by side, on the host.

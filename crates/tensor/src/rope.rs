@@ -23,6 +23,12 @@ impl RopeTable {
         Self { inv_freq, scale }
     }
 
+    /// Pairs of a head that turn.
+    #[must_use]
+    pub fn pairs(&self) -> usize {
+        self.inv_freq.len()
+    }
+
     /// Sines and cosines of `positions`, to be used by every layer of a step.
     #[must_use]
     pub fn angles(&self, positions: &[u32]) -> RopeAngles {

@@ -106,10 +106,10 @@ fn a_feed_forward_is_its_maps_one_after_the_other() {
             (9, Phase::Prefill),
         ] {
             let x = Tensor::from_vec(noise(t * COLS, 9), &[t, COLS]).unwrap();
-            let inner = both.forward_gated(&x, &norm, Activation::Silu, phase).unwrap();
+            let inner = both.forward_gated(&x, Some(&norm), Activation::Silu, phase).unwrap();
             let want = values(&down.forward_add(&inner, &x, None, phase).unwrap());
             let residual = Some((&x, None));
-            let got = both.forward_down(&down, &x, &norm, Activation::Silu, residual, phase);
+            let got = both.forward_down(&down, &x, Some(&norm), Activation::Silu, residual, phase);
             assert_eq!(values(&got.unwrap()), want, "{group}, {rounding:?}: {t} rows, {phase:?}");
         }
     }

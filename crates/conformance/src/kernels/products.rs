@@ -236,18 +236,19 @@ impl Case {
                 let bias = rows % 2 == 1;
                 let mut part = |i: usize| self.linear(rng, sizes[i], bias && i != 1);
                 let group = LinearGroup::new([part(0)?, part(1)?, part(2)?])?;
-                let want = group.forward_normed(&x, &norm, Phase::Decode)?;
-                let got = group.on(gpu, exact)?.forward_normed(&there, &norm, Phase::Decode)?;
+                let want = group.forward_normed(&x, Some(&norm), Phase::Decode)?;
+                let got =
+                    group.on(gpu, exact)?.forward_normed(&there, Some(&norm), Phase::Decode)?;
                 got.iter().zip(&want).map(|(g, w)| Pair::of(g, w)).collect()
             }
             Kind::Gated(activation) => {
                 let bias = rows % 2 == 1;
                 let mut part = || self.linear(rng, rows, bias);
                 let group = LinearGroup::new([part()?, part()?])?;
-                let want = group.forward_gated(&x, &norm, activation, Phase::Decode)?;
+                let want = group.forward_gated(&x, Some(&norm), activation, Phase::Decode)?;
                 let got = group.on(gpu, exact)?.forward_gated(
                     &there,
-                    &norm,
+                    Some(&norm),
                     activation,
                     Phase::Decode,
                 )?;
@@ -269,8 +270,8 @@ impl Case {
                              after: &LinearGroup<2>,
                              [x, residual]: [&Tensor; 2]| {
                     let (act, to) = (Activation::Silu, Some((residual, Some(&next))));
-                    let y = inner.forward_down(down, x, &norm, act, to, Phase::Decode)?;
-                    let [a, b] = after.forward_normed(&y, &next, Phase::Decode)?;
+                    let y = inner.forward_down(down, x, Some(&norm), act, to, Phase::Decode)?;
+                    let [a, b] = after.forward_normed(&y, Some(&next), Phase::Decode)?;
                     Ok::<_, TensorError>([y, a, b])
                 };
                 let want = chain(&inner, &down, &after, [&x, &residual])?;

@@ -157,6 +157,18 @@ impl AffineWeight {
         out
     }
 
+    /// The rows of these numbers, copied; `None` when one is not there.
+    pub(crate) fn take_rows(&self, rows: &[usize]) -> Option<Self> {
+        let groups = self.cols / self.format.group;
+        Some(Self {
+            rows: rows.len(),
+            codes: self.codes.take_rows(self.format.row_bytes(self.cols), rows)?,
+            scales: self.scales.take_rows(groups, rows)?,
+            biases: self.biases.take_rows(groups, rows)?,
+            ..self.clone()
+        })
+    }
+
     /// Rows `range` as a matrix of its own, over the same memory.
     pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {
         let row = self.format.row_bytes(self.cols);

@@ -79,6 +79,12 @@ impl FloatBytes {
         bytemuck::cast_slice(self.bytes.as_slice())
     }
 
+    /// Rows of `cols` elements, copied.
+    pub(crate) fn take_rows(&self, cols: usize, rows: &[usize]) -> Option<Self> {
+        let bytes = self.bytes.take_rows(cols * self.dtype.size_in_bytes(), rows)?;
+        Some(Self { dtype: self.dtype, bytes })
+    }
+
     pub(crate) fn slice(&self, first: usize, n: usize) -> Option<Self> {
         let size = self.dtype.size_in_bytes();
         let end = first.checked_add(n)?.checked_mul(size)?;
@@ -138,6 +144,12 @@ impl DenseWeight {
     #[must_use]
     pub fn stored(&self) -> Bytes {
         self.data.bytes.clone()
+    }
+
+    /// The rows of these numbers, copied; `None` when one is not there.
+    pub(crate) fn take_rows(&self, rows: &[usize]) -> Option<Self> {
+        let data = self.data.take_rows(self.cols, rows)?;
+        Some(Self { rows: rows.len(), cols: self.cols, data })
     }
 
     pub(crate) fn row_range(&self, first: usize, rows: usize) -> Option<Self> {

@@ -2,7 +2,7 @@
 //! and logits, and a window in every other layer.
 
 use super::read;
-use crate::{LoadOptions, ModelError, config, spec::Spec};
+use crate::{LoadOptions, ModelError, config, norms::LayerNorms, spec::Spec};
 use serde::Deserialize;
 use serde_json::Value;
 use taper_tensor::ops::Activation;
@@ -34,7 +34,7 @@ pub(super) fn gemma2(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
         ("final_logit_softcapping", own.final_logit_softcapping),
     ];
     config::factors(SECOND, &factors)?;
-    spec.post_norms = true;
+    spec.norms = LayerNorms::SANDWICH;
     spec.attn_scale = scalar.powf(-0.5);
     spec.attn_soft_cap = own.attn_logit_softcapping;
     spec.logit_soft_cap = own.final_logit_softcapping;

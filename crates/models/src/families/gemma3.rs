@@ -4,8 +4,9 @@ use super::{common, context};
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
+    norms::LayerNorms,
     rope::RopeConfig,
-    spec::{LayerSpec, Spec},
+    spec::{MixerSpec, QkNorm, Spec},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -42,8 +43,8 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     let mut spec = common(FAMILY, &shape, &global, options)?;
     spec.ropes.push(local.table(context(FAMILY, &shape, options))?);
     spec.norm_offset = 1.0;
-    spec.post_norms = true;
-    spec.qk_norm = true;
+    spec.norms = LayerNorms::SANDWICH;
+    spec.qk_norm = Some(QkNorm::Head);
     spec.activation = Activation::GeluTanh;
     let scalar = own.query_pre_attn_scalar.unwrap_or(256.0);
     let factors = [
@@ -62,10 +63,10 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let otherwise = !(i + 1).is_multiple_of(pattern);
         let local = config::slides(FAMILY, own.layer_types.as_deref(), i, otherwise)?;
-        *layer = if local {
-            LayerSpec::attention(Some(LOCAL), window)
+        layer.mixer = if local {
+            MixerSpec::attention(Some(LOCAL), window)
         } else {
-            LayerSpec::attention(Some(GLOBAL), None)
+            MixerSpec::attention(Some(GLOBAL), None)
         };
     }
     Ok(spec)

@@ -5,8 +5,9 @@ use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    feed_forward::{ExpertNames, ExpertSpec},
-    spec::Spec,
+    experts::{ExpertNames, ExpertSpec},
+    router::Route,
+    spec::{MlpSpec, Spec},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -38,20 +39,17 @@ pub(super) fn gpt_oss(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
     (spec.qkv_bias, spec.out_bias) = (bias, bias);
     spec.attn_sinks = true;
     spec.activation = Activation::SwigluOai;
+    let route = Route::softmax(own.num_experts_per_tok, true);
     let experts = ExpertSpec {
-        experts: own.num_local_experts,
-        chosen: own.num_experts_per_tok,
-        intermediate: spec.intermediate,
-        normalise: true,
         bias: true,
         names: ExpertNames::GPT_OSS,
-        shared: None,
+        ..ExpertSpec::new(own.num_local_experts, shape.intermediate_size, route)
     };
     experts.check(FAMILY)?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let slides = config::slides(FAMILY, own.layer_types.as_deref(), i, i.is_multiple_of(2))?;
         layer.set_window(own.sliding_window.filter(|_| slides));
-        layer.experts = Some(experts);
+        layer.mlp = MlpSpec::Experts(experts);
     }
     Ok(spec)
 }

@@ -16,8 +16,10 @@ use crate::{
     LoadOptions, Model, ModelError,
     config::{self, Shape},
     decoder::{Decoder, Names},
+    norms::{LayerNorms, NormKind},
     rope::{RopeConfig, RopeContext},
-    spec::{LayerSpec, Spec},
+    source::Source,
+    spec::{LayerSpec, MixerSpec, MlpSpec, Spec, TopNames},
 };
 use serde_json::Value;
 use taper_tensor::ops::Activation;
@@ -99,11 +101,12 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     let model_type = model_type.ok_or(ModelError::NoModelType)?;
     // Multimodal checkpoints keep the language model's configuration apart.
     let nested = config.get("text_config").filter(|_| MULTIMODAL.contains(&model_type));
-    let names = names(weights);
     let mut spec = spec(model_type, &text_config(config, nested), options)?;
-    qwen3_5::stored_norms(&mut spec, weights, &names)?;
+    let weights_by_name = Source::new(weights, spec.renames);
+    let names = names(weights_by_name, spec.top);
+    qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
     let tied = spec.tied;
-    let model = Decoder::load(spec, weights, &names, options)?;
+    let model = Decoder::load(spec, weights_by_name, &names, options)?;
     let Names { decoder, head } = &names;
     weights.expect_all_used(|name| {
         let head = name.strip_prefix(head.as_str()).is_some_and(|rest| rest.starts_with('.'));
@@ -125,13 +128,12 @@ fn text_config(config: &Value, nested: Option<&Value>) -> Value {
     text
 }
 
-/// Where a checkpoint has the language model: Hugging Face and MLX put it below a multimodal one
-/// differently.
-fn names(weights: &Checkpoint) -> Names {
-    let places =
-        [("model.language_model.", "lm_head"), ("language_model.model.", "language_model.lm_head")];
-    let has = |(decoder, _): &&(&str, &str)| weights.has(&format!("{decoder}embed_tokens.weight"));
-    let &(decoder, head) = places.iter().find(has).unwrap_or(&("model.", "lm_head"));
+/// Where a checkpoint has the language model: the first place where there is a token table.
+fn names(weights: Source<'_>, top: TopNames) -> Names {
+    let table = |decoder: &str| format!("{decoder}{}", top.embed);
+    let has = |(decoder, _): &&(&str, &str)| weights.has(&format!("{}.weight", table(decoder)));
+    let found = top.places.iter().find(has).or(top.places.first());
+    let &(decoder, head) = found.unwrap_or(&("model.", "lm_head"));
     Names { decoder: decoder.to_owned(), head: head.to_owned() }
 }
 
@@ -152,7 +154,7 @@ pub(crate) fn spec(
     let unknown = || ModelError::UnknownFamily { model_type: model_type.to_owned() };
     let family = family.ok_or_else(unknown)?;
     let spec = (family.spec)(config, options)?;
-    if options.gpu.is_some() && !family.gpu {
+    if options.gpu.is_some() && !(family.gpu && spec.runs_on_gpus()) {
         return Err(ModelError::CpuOnly { family: spec.family });
     }
     for window in spec.layers.iter().filter_map(LayerSpec::window) {
@@ -182,27 +184,34 @@ fn common(
     options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
     shape.check(family)?;
-    let layer = LayerSpec::attention(Some(0), None);
+    let mixer = MixerSpec::attention(Some(0), None);
+    let layer = LayerSpec { mixer, mlp: MlpSpec::Dense(shape.intermediate_size) };
     Ok(Spec {
         family,
         vocab: shape.vocab_size,
         hidden: shape.hidden_size,
-        intermediate: shape.intermediate_size,
         heads: shape.num_attention_heads,
         kv_heads: shape.kv_heads(),
         head_dim: shape.head_dim(),
         max_positions: shape.max_position_embeddings,
         norm_eps: shape.rms_norm_eps,
         norm_offset: 0.0,
-        post_norms: false,
-        qk_norm: false,
-        qk_norm_whole: false,
+        norm: NormKind::Rms,
+        norms: LayerNorms::PRE,
+        parallel: false,
+        renames: &[],
+        top: TopNames::LLAMA,
+        qk_norm: None,
         qkv_bias: false,
         out_bias: false,
         mlp_bias: false,
-        fused: false,
-        gated_attention: false,
+        head_bias: false,
+        fused_qkv: false,
+        fused_mlp: false,
+        interleaved: false,
+        attention_gate: None,
         activation: Activation::Silu,
+        gated_mlp: true,
         attn_scale: (shape.head_dim() as f32).powf(-0.5),
         attn_soft_cap: None,
         attn_sinks: false,

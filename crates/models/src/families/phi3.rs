@@ -20,7 +20,7 @@ pub(super) fn phi3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mod
     let own: Own = config::parse("phi3", config)?;
     let rope = config::rope("phi3", config, 10_000.0)?;
     let mut spec = common("phi3", &shape, &rope, options)?;
-    spec.fused = true;
+    (spec.fused_qkv, spec.fused_mlp) = (true, true);
     spec.layers.iter_mut().for_each(|layer| layer.set_window(own.sliding_window));
     Ok(spec)
 }

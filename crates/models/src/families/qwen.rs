@@ -3,8 +3,9 @@
 use super::read;
 use crate::{
     LoadOptions, ModelError, config,
-    feed_forward::{ExpertNames, ExpertSpec},
-    spec::Spec,
+    experts::{ExpertSpec, SharedSpec},
+    router::Route,
+    spec::{MlpSpec, QkNorm, Spec},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -28,7 +29,7 @@ pub(super) fn qwen2(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
 
 pub(super) fn qwen3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let mut spec = qwen("qwen3", config, options)?;
-    spec.qk_norm = true;
+    spec.qk_norm = Some(QkNorm::Head);
     Ok(spec)
 }
 
@@ -48,7 +49,7 @@ struct Mixture {
 pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let config = &config::one_name(config, "num_experts", "num_local_experts")?;
     let mut spec = qwen("qwen3_moe", config, options)?;
-    spec.qk_norm = true;
+    spec.qk_norm = Some(QkNorm::Head);
     with_experts(spec, config, None)
 }
 
@@ -70,20 +71,17 @@ pub(super) fn qwen2_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec
 fn with_experts(mut spec: Spec, config: &Value, shared: Option<usize>) -> Result<Spec, ModelError> {
     let family = spec.family;
     let mixture: Mixture = config::parse(family, config)?;
-    let experts = ExpertSpec {
-        experts: mixture.num_experts,
-        chosen: mixture.num_experts_per_tok,
-        intermediate: mixture.moe_intermediate_size,
-        normalise: mixture.norm_topk_prob,
-        bias: false,
-        names: ExpertNames::QWEN,
-        shared,
-    };
+    let route = Route::softmax(mixture.num_experts_per_tok, mixture.norm_topk_prob);
+    let experts = ExpertSpec::new(mixture.num_experts, mixture.moe_intermediate_size, route);
+    let shared = shared.map(|intermediate| SharedSpec { intermediate, gated: true });
+    let experts = ExpertSpec { shared, ..experts };
     experts.check(family)?;
     let step = mixture.decoder_sparse_step.unwrap_or(1).max(1);
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let sparse = !mixture.mlp_only_layers.contains(&i) && (i + 1).is_multiple_of(step);
-        layer.experts = sparse.then_some(experts);
+        if sparse {
+            layer.mlp = MlpSpec::Experts(experts);
+        }
     }
     Ok(spec)
 }
@@ -122,8 +120,9 @@ mod tests {
     #[test]
     fn layers_have_experts_by_the_step_unless_they_are_named() {
         let spec = qwen3_moe(&config(), LoadOptions::default()).unwrap();
-        let experts: Vec<_> = spec.layers.iter().map(|l| l.experts.map(|e| e.experts)).collect();
-        assert_eq!(experts, [None, Some(4), None, None]);
+        let experts = |mlp| matches!(mlp, MlpSpec::Experts(e) if e.experts == 4);
+        let experts: Vec<_> = spec.layers.iter().map(|l| experts(l.mlp)).collect();
+        assert_eq!(experts, [false, true, false, false]);
     }
 
     #[test]

@@ -5,13 +5,14 @@ use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
     decoder::Names,
-    feed_forward::{ExpertNames, ExpertSpec},
-    spec::{LayerSpec, MixerSpec, Spec},
+    experts::{ExpertSpec, SharedSpec},
+    router::Route,
+    source::Source,
+    spec::{AttentionGate, LayerSpec, MixerSpec, MlpSpec, QkNorm, Spec},
 };
 use serde::Deserialize;
 use serde_json::Value;
 use taper_tensor::GatedDeltaShape;
-use taper_weights::Checkpoint;
 
 const FAMILY: &str = "qwen3_5";
 const MAX_DELTA: usize = 1 << 14;
@@ -64,13 +65,13 @@ pub(super) fn qwen3_5(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
     rope.partial_rotary_factor.get_or_insert(0.25);
     let mut spec = common(FAMILY, &shape, &rope, options)?;
     spec.norm_offset = 1.0;
-    spec.qk_norm = true;
-    spec.gated_attention = true;
+    spec.qk_norm = Some(QkNorm::Head);
+    spec.attention_gate = Some(AttentionGate::InQuery);
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     let delta = own.delta()?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         if own.is_linear(i)? {
-            *layer = LayerSpec { mixer: MixerSpec::GatedDelta(delta), experts: None };
+            layer.mixer = MixerSpec::GatedDelta(delta);
         }
     }
     let attention = |layer: &LayerSpec| matches!(layer.mixer, MixerSpec::Attention(_));
@@ -99,17 +100,14 @@ pub(super) fn qwen3_5_moe(config: &Value, options: LoadOptions<'_>) -> Result<Sp
         fields.entry("intermediate_size").or_insert_with(|| mixture.moe_intermediate_size.into());
     }
     let mut spec = Spec { family, ..qwen3_5(&config, options)? };
+    let route = Route::softmax(mixture.num_experts_per_tok, true);
+    let intermediate = mixture.shared_expert_intermediate_size;
     let experts = ExpertSpec {
-        experts: mixture.num_experts,
-        chosen: mixture.num_experts_per_tok,
-        intermediate: mixture.moe_intermediate_size,
-        normalise: true,
-        bias: false,
-        names: ExpertNames::QWEN,
-        shared: Some(mixture.shared_expert_intermediate_size),
+        shared: Some(SharedSpec { intermediate, gated: true }),
+        ..ExpertSpec::new(mixture.num_experts, mixture.moe_intermediate_size, route)
     };
     experts.check(family)?;
-    spec.layers.iter_mut().for_each(|layer| layer.experts = Some(experts));
+    spec.layers.iter_mut().for_each(|layer| layer.mlp = MlpSpec::Experts(experts));
     Ok(spec)
 }
 
@@ -167,12 +165,12 @@ impl Own {
 /// there and `[channels, 1, kernel]` in Hugging Face's.
 pub(super) fn stored_norms(
     spec: &mut Spec,
-    weights: &Checkpoint,
+    weights: Source<'_>,
     names: &Names,
 ) -> Result<(), ModelError> {
     let delta = spec.layers.iter().enumerate().find_map(|(i, layer)| match layer.mixer {
         MixerSpec::GatedDelta(shape) => Some((i, shape)),
-        MixerSpec::Attention(_) => None,
+        _ => None,
     });
     let Some((i, shape)) = delta else { return Ok(()) };
     let name = format!("{}layers.{i}.linear_attn.conv1d.weight", names.decoder);

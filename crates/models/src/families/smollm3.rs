@@ -3,7 +3,7 @@
 use super::read;
 use crate::{
     LoadOptions, ModelError, config,
-    spec::{LayerSpec, Spec},
+    spec::{MixerSpec, Spec},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -38,7 +38,7 @@ pub(super) fn smollm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
             None => !(i + 1).is_multiple_of(interval),
         };
         let slides = config::slides("smollm3", own.layer_types.as_deref(), i, !rotates)?;
-        *layer = LayerSpec::attention(rotates.then_some(0), window.filter(|_| slides));
+        layer.mixer = MixerSpec::attention(rotates.then_some(0), window.filter(|_| slides));
     }
     Ok(spec)
 }

@@ -3,14 +3,15 @@
 use super::{Mixer, Step};
 use crate::{
     LoadOptions, ModelError, StateSession,
-    decoder::{norm, parts},
+    decoder::parts,
     feed_forward::size,
-    spec::{AttentionSpec, Spec},
+    norms::Input,
+    source::Source,
+    spec::{AttentionGate, AttentionSpec, QkNorm, Spec},
 };
 use taper_base::{LayerId, Phase};
 use taper_kv_codecs::{Arithmetic, AttnParams};
-use taper_tensor::{Linear, LinearGroup, Projected, RmsNorm, Tensor, ops};
-use taper_weights::Checkpoint;
+use taper_tensor::{Linear, LinearGroup, Projected, RmsNorm, Tensor, norm_rope, ops};
 
 /// A layer's attention.
 #[derive(Debug)]
@@ -19,10 +20,11 @@ pub(crate) struct Attention {
     /// Counted among layers with keys and values.
     id: LayerId,
     qkv: LinearGroup<3>,
-    /// Of each head, and of all heads together.
+    /// Of queries and of keys.
     qk_norm: Option<(RmsNorm, RmsNorm)>,
-    qk_norm_whole: Option<(RmsNorm, RmsNorm)>,
     sinks: Option<Vec<f32>>,
+    /// The gate's projection, if it has its own.
+    gate: Option<LinearGroup<1>>,
     out: Linear,
 }
 
@@ -31,29 +33,43 @@ impl Attention {
         model: &Spec,
         spec: AttentionSpec,
         id: u16,
-        weights: &Checkpoint,
+        weights: Source<'_>,
         at: &str,
     ) -> Result<Self, ModelError> {
         let (q, kv) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
         let attn = format!("{at}.self_attn");
-        let norms = |(q, k)| {
-            let one = |side, n| norm(model, weights, &format!("{attn}.{side}_norm.weight"), n);
-            Ok::<_, ModelError>((one("q", q)?, one("k", k)?))
-        };
-        let qk_norm = model.qk_norm.then(|| norms((model.head_dim, model.head_dim)));
-        let qk_norm_whole = model.qk_norm_whole.then(|| norms((q, kv)));
         let sinks = model.attn_sinks.then(|| weights.vector(&format!("{attn}.sinks"), model.heads));
         // The gate's rows are beside the query's, head by head.
-        let q_rows = if model.gated_attention { 2 * q } else { q };
+        let beside = model.attention_gate == Some(AttentionGate::InQuery);
+        let q_rows = if beside { 2 * q } else { q };
         let names = [("q_proj", q_rows), ("k_proj", kv), ("v_proj", kv)];
-        let qkv = parts(model, weights, model.hidden, model.qkv_bias, &attn, "qkv_proj", names)?;
+        let fused = model.fused_qkv.then_some("qkv_proj");
+        let qkv = parts(weights, model.hidden, model.qkv_bias, &attn, fused, names)?;
+        let order = spec.rope.filter(|_| model.interleaved).map(|rope| {
+            let turned = 2 * model.ropes.get(rope).map_or(0, |rope| rope.pairs());
+            halves(model.head_dim, turned)
+        });
+        let [q_proj, k_proj, v_proj] = qkv;
+        let (q_proj, k_proj) = match &order {
+            Some(order) => (sorted(&q_proj, order)?, sorted(&k_proj, order)?),
+            None => (q_proj, k_proj),
+        };
+        let gate_rows = match model.attention_gate {
+            Some(AttentionGate::Projected) => Some(q),
+            Some(AttentionGate::ProjectedHead) => Some(model.heads),
+            Some(AttentionGate::InQuery) | None => None,
+        };
+        let gate = |rows| {
+            let gate = weights.linear(&format!("{attn}.gate_proj"), model.hidden, rows, false)?;
+            Ok::<_, ModelError>(LinearGroup::new([gate])?)
+        };
         Ok(Self {
             spec,
             id: LayerId(id),
-            qkv: LinearGroup::new(qkv)?,
-            qk_norm: qk_norm.transpose()?,
-            qk_norm_whole: qk_norm_whole.transpose()?,
+            qkv: LinearGroup::new([q_proj, k_proj, v_proj])?,
+            qk_norm: qk_norm(model, weights, &attn, order.as_deref())?,
             sinks: sinks.transpose()?,
+            gate: gate_rows.map(gate).transpose()?,
             out: weights.linear(&format!("{attn}.o_proj"), q, model.hidden, model.out_bias)?,
         })
     }
@@ -62,40 +78,109 @@ impl Attention {
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let place = options.place();
         let (qkv, out) = (self.qkv.place(place)?, self.out.place(place)?);
-        Ok(Self { qkv, out, ..self })
+        let gate = self.gate.map(|gate| gate.place(place)).transpose()?;
+        Ok(Self { qkv, out, gate, ..self })
     }
+
+    /// Queries, keys and values, and what gates the result, `[t, heads * head_dim]` or `[t, heads]`.
+    fn project(
+        &self,
+        input: &Input<'_>,
+        step: &Step<'_>,
+    ) -> Result<([Tensor; 3], Option<Tensor>), ModelError> {
+        let Input { x, norm } = input;
+        let [q, k, v] = self.qkv.forward_normed(x, *norm, step.phase)?;
+        let (q, gate) = match (step.spec.attention_gate, &self.gate) {
+            (Some(AttentionGate::InQuery), _) => {
+                let [q, gate] = ops::split_heads(&q, step.spec.head_dim)?;
+                (q, Some(gate))
+            }
+            (_, Some(gate)) => {
+                let [gate] = gate.forward_normed(x, *norm, step.phase)?;
+                (q, Some(gate))
+            }
+            _ => (q, None),
+        };
+        let q = match self.spec.q_scale {
+            Some(scale) => {
+                let factors: Vec<_> = step.positions.iter().map(|&p| scale.at(p)).collect();
+                ops::scale_rows(&q, &factors)?
+            }
+            None => q,
+        };
+        Ok(([q, k, v], gate))
+    }
+}
+
+/// Norms of queries and keys. Weights are in the `order` that rows of a head were brought to.
+fn qk_norm(
+    model: &Spec,
+    weights: Source<'_>,
+    attn: &str,
+    order: Option<&[usize]>,
+) -> Result<Option<(RmsNorm, RmsNorm)>, ModelError> {
+    let (d, eps) = (model.head_dim, model.norm_eps);
+    let (q, k) = match model.qk_norm {
+        None => return Ok(None),
+        Some(QkNorm::HeadPlain) => {
+            let plain = RmsNorm::new(vec![1.0; d], eps);
+            return Ok(Some((plain.clone(), plain)));
+        }
+        Some(QkNorm::Head | QkNorm::Rotated) => (d, d),
+        Some(QkNorm::Whole) => (model.heads * d, model.kv_heads * d),
+    };
+    let one = |side, n| {
+        let mut gains = weights.vector(&format!("{attn}.{side}_norm.weight"), n)?;
+        gains.iter_mut().for_each(|g| *g += model.norm_offset);
+        if let Some(order) = order {
+            let heads = gains.chunks_exact(d);
+            gains = heads.flat_map(|head| order.iter().map(|&i| head[i])).collect();
+        }
+        Ok::<_, ModelError>(RmsNorm::new(gains, eps))
+    };
+    Ok(Some((one("q", q)?, one("k", k)?)))
+}
+
+/// The order of a head's rows in which pairs of neighbours, of the first `turned`, become pairs of halves.
+fn halves(head_dim: usize, turned: usize) -> Vec<usize> {
+    let turned = turned.min(head_dim);
+    let firsts = (0..turned).step_by(2);
+    firsts.clone().chain(firsts.map(|i| i + 1)).chain(turned..head_dim).collect()
+}
+
+/// A map with the rows of every head in an order.
+fn sorted(map: &Linear, order: &[usize]) -> Result<Linear, ModelError> {
+    let heads = (0..map.out_features()).step_by(order.len().max(1));
+    let rows: Vec<_> = heads.flat_map(|head| order.iter().map(move |i| head + i)).collect();
+    Ok(map.take_outputs(&rows)?)
 }
 
 impl Mixer for Attention {
     fn mix(
         &self,
-        x: &Tensor,
-        norm: &RmsNorm,
+        input: &Input<'_>,
         step: &Step<'_>,
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError> {
-        let (model, t, d) = (step.spec, x.dims()[0], step.spec.head_dim);
-        let [q, k, v] = self.qkv.forward_normed(x, norm, step.phase)?;
-        let (q, k) = match &self.qk_norm_whole {
-            Some((q_norm, k_norm)) => (q_norm.forward(&q)?, k_norm.forward(&k)?),
-            None => (q, k),
-        };
-        let (q, gate) = match model.gated_attention {
-            true => {
-                let [q, gate] = ops::split_heads(&q, d)?;
-                (q, Some(gate))
+        let (model, t, d) = (step.spec, input.x.dims()[0], step.spec.head_dim);
+        let ([mut q, mut k, v], gate) = self.project(input, step)?;
+        let mut rope = self.spec.rope.map(|rope| &step.ropes[rope]);
+        let mut norms = self.qk_norm.as_ref().map(|(q, k)| (q, k));
+        match (model.qk_norm, norms) {
+            (Some(QkNorm::Whole), Some((q_norm, k_norm))) => {
+                (q, k, norms) = (q_norm.forward(&q)?, k_norm.forward(&k)?, None);
             }
-            false => (q, None),
-        };
-        let rows = Projected {
-            q: &q,
-            k: &k,
-            v: &v,
-            head_dim: d,
-            norms: self.qk_norm.as_ref().map(|(q, k)| (q, k)),
-            rope: self.spec.rope.map(|rope| &step.ropes[rope]),
-            next: (step.whole && gate.is_none()).then_some(&self.out),
-        };
+            (Some(QkNorm::Rotated), Some((q_norm, k_norm))) => {
+                let rotated = norm_rope([(&q, None), (&k, None)], d, rope)?;
+                let [q_heads, k_heads] = rotated;
+                q = q_norm.forward(&q_heads)?.reshape(q.dims())?;
+                k = k_norm.forward(&k_heads)?.reshape(k.dims())?;
+                (rope, norms) = (None, None);
+            }
+            _ => {}
+        }
+        let next = (step.whole && gate.is_none()).then_some(&self.out);
+        let rows = Projected { q: &q, k: &k, v: &v, head_dim: d, norms, rope, next };
         let params = AttnParams {
             scale: model.attn_scale,
             window: self.spec.window,
@@ -118,6 +203,19 @@ impl Mixer for Attention {
     }
 
     fn size(&self) -> (u64, u64) {
-        size(self.qkv.parts().iter().chain([&self.out]))
+        let gate = self.gate.iter().flat_map(LinearGroup::parts);
+        size(self.qkv.parts().iter().chain([&self.out]).chain(gate))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_become_halves() {
+        assert_eq!(halves(8, 8), [0, 2, 4, 6, 1, 3, 5, 7]);
+        assert_eq!(halves(8, 4), [0, 2, 1, 3, 4, 5, 6, 7]);
+        assert_eq!(halves(4, 0), [0, 1, 2, 3]);
     }
 }

@@ -1,12 +1,13 @@
 //! Gated DeltaNet between its projections (Qwen 3.5).
 
 use super::{Mixer, Step};
-use crate::{LoadOptions, ModelError, StateSession, feed_forward::size, spec::Spec};
-use taper_tensor::{
-    GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, Linear, LinearGroup, RmsNorm,
-    Tensor,
+use crate::{
+    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
+    spec::Spec,
 };
-use taper_weights::Checkpoint;
+use taper_tensor::{
+    GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, Linear, LinearGroup, Tensor,
+};
 
 /// A layer's recurrence.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ impl GatedDeltaNet {
         model: &Spec,
         shape: GatedDeltaShape,
         id: usize,
-        weights: &Checkpoint,
+        weights: Source<'_>,
         at: &str,
     ) -> Result<Self, ModelError> {
         let at = format!("{at}.linear_attn");
@@ -60,7 +61,7 @@ impl GatedDeltaNet {
 }
 
 /// The convolution, `[channels, 1, kernel]` in Hugging Face's files and `[channels, kernel, 1]` in MLX's.
-fn conv(weights: &Checkpoint, at: &str, shape: GatedDeltaShape) -> Result<Vec<f32>, ModelError> {
+fn conv(weights: Source<'_>, at: &str, shape: GatedDeltaShape) -> Result<Vec<f32>, ModelError> {
     let name = format!("{at}.conv1d.weight");
     let (channels, kernel) = (shape.channels(), shape.kernel);
     let mlx = weights.floats(&name)?.1 == [channels, kernel, 1];
@@ -71,12 +72,11 @@ fn conv(weights: &Checkpoint, at: &str, shape: GatedDeltaShape) -> Result<Vec<f3
 impl Mixer for GatedDeltaNet {
     fn mix(
         &self,
-        x: &Tensor,
-        norm: &RmsNorm,
+        input: &Input<'_>,
         step: &Step<'_>,
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError> {
-        let [qkv, z, b, a] = &self.projections.forward_normed(x, norm, step.phase)?;
+        let [qkv, z, b, a] = &self.projections.forward_normed(&input.x, input.norm, step.phase)?;
         let inputs = GatedDeltaInputs { qkv, z, b, a };
         self.delta.forward(inputs, |run| Ok::<_, ModelError>(state.recur(self.id, run)?))
     }

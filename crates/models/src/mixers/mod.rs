@@ -5,12 +5,13 @@ mod gated_delta;
 
 use crate::{
     LoadOptions, ModelError, StateSession,
+    norms::Input,
+    source::Source,
     spec::{LayerSpec, MixerSpec, Spec},
 };
 use std::fmt;
 use taper_base::Phase;
-use taper_tensor::{Linear, RmsNorm, RopeAngles, Tensor};
-use taper_weights::Checkpoint;
+use taper_tensor::{Linear, RopeAngles, Tensor};
 
 pub(crate) use attention::Attention;
 pub(crate) use gated_delta::GatedDeltaNet;
@@ -20,14 +21,13 @@ pub(crate) trait Mixer: Send + Sync + fmt::Debug {
     /// What the output projection reads.
     ///
     /// # Shapes
-    /// `x [t, hidden]` -> `[t, in features of out]`.
+    /// Rows `[t, hidden]` -> `[t, in features of out]`.
     ///
     /// # Errors
     /// A session that was opened for other tokens, or an operation's error.
     fn mix(
         &self,
-        x: &Tensor,
-        norm: &RmsNorm,
+        input: &Input<'_>,
         step: &Step<'_>,
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError>;
@@ -45,6 +45,8 @@ pub(crate) struct Step<'a> {
     pub(crate) spec: &'a Spec,
     /// Angles of each of [`Spec::ropes`].
     pub(crate) ropes: &'a [RopeAngles],
+    /// Of each token in its sequence.
+    pub(crate) positions: &'a [u32],
     pub(crate) phase: Phase,
     /// The output projection reads the mixer's rows as they come, all of them.
     pub(crate) whole: bool,
@@ -57,25 +59,26 @@ pub(crate) struct StateIds {
     pub(crate) recurrent: usize,
 }
 
-/// Loads a layer's mixer, below `at`, where and as it will run.
+/// Loads a layer's mixer, below `at`, where and as it will run; `None` of a layer without one.
 pub(crate) fn load(
     spec: &Spec,
     layer: LayerSpec,
     ids: &mut StateIds,
-    weights: &Checkpoint,
+    weights: Source<'_>,
     at: &str,
     options: LoadOptions<'_>,
-) -> Result<Box<dyn Mixer>, ModelError> {
+) -> Result<Option<Box<dyn Mixer>>, ModelError> {
     Ok(match layer.mixer {
+        MixerSpec::None => None,
         MixerSpec::Attention(own) => {
             let id = ids.attention;
             ids.attention += 1;
-            Box::new(Attention::load(spec, own, id, weights, at)?.placed(options)?)
+            Some(Box::new(Attention::load(spec, own, id, weights, at)?.placed(options)?))
         }
         MixerSpec::GatedDelta(shape) => {
             let id = ids.recurrent;
             ids.recurrent += 1;
-            Box::new(GatedDeltaNet::load(spec, shape, id, weights, at)?.placed(options)?)
+            Some(Box::new(GatedDeltaNet::load(spec, shape, id, weights, at)?.placed(options)?))
         }
     })
 }

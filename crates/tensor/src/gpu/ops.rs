@@ -47,8 +47,13 @@ pub(crate) fn gate(activation: Option<Activation>) -> Result<u32> {
         None => Ok(0),
         Some(Activation::Silu) => Ok(1),
         Some(Activation::GeluTanh) => Ok(2),
-        Some(Activation::SwigluOai) => {
-            Err(TensorError::Device { op: "swiglu_oai", device: "gpu".to_owned() })
+        Some(other) => {
+            let op = match other {
+                Activation::Gelu => "gelu",
+                Activation::Relu2 => "relu2",
+                _ => "swiglu_oai",
+            };
+            Err(TensorError::Device { op, device: "gpu".to_owned() })
         }
     }
 }

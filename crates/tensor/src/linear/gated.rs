@@ -1,17 +1,17 @@
 //! Feed-forwards: a gated pair of maps, and the one that follows.
 
-use super::{Linear, LinearGroup};
+use super::{Linear, LinearGroup, input};
 use crate::{
     Phase, Result, RmsNorm, Tensor, TensorError,
     cpu::{
         self, Activation,
-        maps::{Input, apply, gated_down},
+        maps::{apply, gated_down},
     },
     host,
 };
 
 impl LinearGroup<2> {
-    /// `activation(gate(norm(x))) * up(norm(x))`, where the first map is the gate.
+    /// `activation(gate(norm(x))) * up(norm(x))`, where the first map is the gate; without a norm, of `x` itself.
     ///
     /// # Shapes
     /// `x [t, in]` -> `[t, out]`.
@@ -21,7 +21,7 @@ impl LinearGroup<2> {
     pub fn forward_gated(
         &self,
         x: &Tensor,
-        norm: &RmsNorm,
+        norm: Option<&RmsNorm>,
         activation: Activation,
         phase: Phase,
     ) -> Result<Tensor> {
@@ -31,13 +31,13 @@ impl LinearGroup<2> {
             return self.multiply_gated(x, norm, activation, None);
         }
         let maps = [gate.map(None)?, up.map(None)?];
-        let [g, u] = host::read(x, |x| apply(maps, &mut Input::normed(x, norm.on_host(), phase)))?;
+        let [g, u] = host::read(x, |x| apply(maps, &mut input(x, norm, phase)))?;
         let out = cpu::gated(activation, &g, &u);
         Tensor::from_vec(out, &shape)
     }
 
     /// The shape of what [`Self::forward_gated`] gives.
-    fn check_gated(&self, x: &Tensor, norm: &RmsNorm) -> Result<[usize; 2]> {
+    fn check_gated(&self, x: &Tensor, norm: Option<&RmsNorm>) -> Result<[usize; 2]> {
         let [gate, up] = &self.parts;
         if up.out_features() != gate.out_features() {
             let got = [up.out_features(), up.in_features()];
@@ -58,7 +58,7 @@ impl LinearGroup<2> {
         &self,
         down: &Linear,
         x: &Tensor,
-        norm: &RmsNorm,
+        norm: Option<&RmsNorm>,
         activation: Activation,
         residual: Option<(&Tensor, Option<&RmsNorm>)>,
         phase: Phase,
@@ -68,7 +68,7 @@ impl LinearGroup<2> {
             let shape = [t, down.out_features()];
             let fused = |x: &[f32], r: Option<&[f32]>| {
                 let maps = [self.parts[0].map(None)?, self.parts[1].map(None)?];
-                let input = Input::normed(x, norm.on_host(), phase);
+                let input = input(x, norm, phase);
                 Ok::<_, TensorError>(gated_down(maps, down.map(r)?, activation, input))
             };
             let out = match residual {

@@ -97,8 +97,8 @@ impl Linear {
         Ok(out.into())
     }
 
-    fn multiply_normed(&self, x: &GpuTensor, norm: &RmsNorm) -> Result<GpuTensor> {
-        let product = Product { norm: Some(norm), bias: self.bias.as_ref(), ..Product::default() };
+    fn multiply_normed(&self, x: &GpuTensor, norm: Option<&RmsNorm>) -> Result<GpuTensor> {
+        let product = Product { norm, bias: self.bias.as_ref(), ..Product::default() };
         let weight = self.weight_there()?;
         let [out] = weight.multiply(x, product, [weight.rows()])?;
         Ok(out)
@@ -157,7 +157,7 @@ impl<const N: usize> LinearGroup<N> {
         Self { parts, stacked: Some(Stacked { weight, bias }) }
     }
 
-    pub(super) fn multiply(&self, x: &GpuTensor, norm: &RmsNorm) -> Result<[Tensor; N]> {
+    pub(super) fn multiply(&self, x: &GpuTensor, norm: Option<&RmsNorm>) -> Result<[Tensor; N]> {
         let Some(Stacked { weight, bias }) = &self.stacked else {
             let mut outs = Vec::with_capacity(N);
             for part in &self.parts {
@@ -167,7 +167,7 @@ impl<const N: usize> LinearGroup<N> {
             let outs = outs.try_into();
             return outs.map_err(|_| TensorError::shape("linear group", "every map", &got));
         };
-        let product = Product { norm: Some(norm), bias: bias.as_ref(), ..Product::default() };
+        let product = Product { norm, bias: bias.as_ref(), ..Product::default() };
         let mut end = 0;
         let ends = self.parts.each_ref().map(|part| {
             end += part.out_features();
@@ -181,7 +181,7 @@ impl LinearGroup<2> {
     pub(super) fn multiply_gated(
         &self,
         x: &GpuTensor,
-        norm: &RmsNorm,
+        norm: Option<&RmsNorm>,
         activation: Activation,
         down: Option<&Linear>,
     ) -> Result<Tensor> {
@@ -192,8 +192,7 @@ impl LinearGroup<2> {
         };
         let next = down.and_then(|down| down.order(x.dims[0])).map(Next::Alone);
         let gate = Some(activation);
-        let product =
-            Product { norm: Some(norm), bias: bias.as_ref(), gate, next, ..Product::default() };
+        let product = Product { norm, bias: bias.as_ref(), gate, next, ..Product::default() };
         let [out] = weight.multiply(x, product, [weight.rows()])?;
         Ok(out.into())
     }

@@ -1,0 +1,319 @@
+//! A mixture of experts (Shazeer et al. 2017): each token goes through a few of many feed-forwards, and
+//! through one beside them that is every token's, in families that have one.
+
+use crate::{
+    LoadOptions, ModelError, config,
+    feed_forward::{Dense, Gated, Plain, size},
+    norms::Input,
+    router::Route,
+    source::Source,
+    spec::Spec,
+};
+use taper_tensor::{
+    Linear, LinearGroup, Phase, Precision, Tensor,
+    gpu::{Routing, StackedExperts},
+    ops::{self, Activation, WeightedRows},
+};
+
+/// Experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ExpertSpec {
+    pub(crate) experts: usize,
+    /// Inner size of one.
+    pub(crate) intermediate: usize,
+    pub(crate) route: Route,
+    /// Whether router and experts have biases.
+    pub(crate) bias: bool,
+    pub(crate) names: ExpertNames,
+    /// The expert that every token goes through, if there is one.
+    pub(crate) shared: Option<SharedSpec>,
+}
+
+/// An expert that every token goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SharedSpec {
+    /// Its inner size.
+    pub(crate) intermediate: usize,
+    /// A sigmoid says how much it counts (Qwen 2). Others take it whole.
+    pub(crate) gated: bool,
+}
+
+/// What a checkpoint calls the tensors of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpertNames {
+    /// What they are below in a layer.
+    pub(crate) block: &'static str,
+    pub(crate) router: &'static str,
+    /// Gate, up and down projection of one expert in a tensor of its own.
+    pub(crate) maps: [&'static str; 3],
+    /// Whether tensors of all experts have their inputs first, and gate and up interleaved.
+    pub(crate) transposed: bool,
+}
+
+impl ExpertNames {
+    /// Qwen's, and most others'.
+    pub(crate) const QWEN: Self = Self {
+        block: "mlp",
+        router: "gate",
+        maps: ["gate_proj", "up_proj", "down_proj"],
+        transposed: false,
+    };
+    pub(crate) const GPT_OSS: Self = Self { router: "router", transposed: true, ..Self::QWEN };
+    pub(crate) const MIXTRAL: Self =
+        Self { block: "block_sparse_moe", maps: ["w1", "w3", "w2"], ..Self::QWEN };
+}
+
+impl ExpertSpec {
+    /// Experts as Qwen names them, and none shared.
+    pub(crate) fn new(experts: usize, intermediate: usize, route: Route) -> Self {
+        let names = ExpertNames::QWEN;
+        Self { experts, intermediate, route, bias: false, names, shared: None }
+    }
+
+    /// Refuses sizes that no model has, and a choice that cannot be made.
+    pub(crate) fn check(self, family: &'static str) -> Result<(), ModelError> {
+        config::size(family, "num_experts", self.experts, config::MAX_EXPERTS)?;
+        config::size(family, "moe_intermediate_size", self.intermediate, config::MAX_SIZE)?;
+        if let Some(SharedSpec { intermediate, .. }) = self.shared {
+            let field = "shared_expert_intermediate_size";
+            config::size(family, field, intermediate, config::MAX_SIZE)?;
+        }
+        self.route.check(family, self.experts)
+    }
+}
+
+/// Experts, and what chooses among them. The choice is made in `f32`, whatever the activations: a
+/// rounded logit would send a token elsewhere.
+#[derive(Debug)]
+pub(crate) struct Experts {
+    router: Linear,
+    /// What is added to each expert's score for the choice.
+    bias: Option<Vec<f32>>,
+    experts: Place,
+    shared: Option<Shared>,
+    spec: ExpertSpec,
+    family: &'static str,
+}
+
+/// The expert that every token goes through, and what says how much it counts.
+#[derive(Debug)]
+struct Shared {
+    expert: Dense,
+    gate: Option<Linear>,
+}
+
+/// Where experts are.
+#[derive(Debug)]
+enum Place {
+    Host(Vec<Dense>),
+    Gpu(StackedExperts),
+}
+
+impl Experts {
+    /// The experts below `at`.
+    pub(crate) fn load(
+        model: &Spec,
+        spec: ExpertSpec,
+        weights: Source<'_>,
+        at: &str,
+    ) -> Result<Self, ModelError> {
+        let (hidden, inner, n) = (model.hidden, spec.intermediate, spec.experts);
+        let ups = maps(spec, weights, at, "up_proj", (hidden, inner))?;
+        let downs = maps(spec, weights, at, "down_proj", (inner, hidden))?;
+        let mut gates = match model.gated_mlp {
+            true => maps(spec, weights, at, "gate_proj", (hidden, inner))?,
+            false => Vec::new(),
+        }
+        .into_iter();
+        let mut experts = Vec::with_capacity(n);
+        for (up, down) in ups.into_iter().zip(downs) {
+            experts.push(match gates.next() {
+                Some(gate) => Dense::Gated(Gated { gate_up: LinearGroup::new([gate, up])?, down }),
+                None => Dense::Plain(Plain { up: LinearGroup::new([up])?, down }),
+            });
+        }
+        let router =
+            weights.linear(&format!("{at}.{}", spec.names.router), hidden, n, spec.bias)?;
+        let bias = spec.route.bias.map(|name| weights.vector(&format!("{at}.{name}"), n));
+        let shared = spec.shared.map(|shared| Shared::load(model, shared, weights, at));
+        let (bias, shared) = (bias.transpose()?, shared.transpose()?);
+        Ok(Self { router, bias, experts: Place::Host(experts), shared, spec, family: model.family })
+    }
+
+    /// Where and as they will run.
+    pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
+        let Place::Host(experts) = self.experts else { return Ok(self) };
+        let shared = self.shared.map(|shared| shared.placed(options)).transpose()?;
+        if let Some(gpu) = options.gpu {
+            let exact = options.precision == Precision::F32;
+            let gated = |expert: &Dense| matches!(expert, Dense::Gated(_));
+            if shared.is_some() || !self.spec.route.is_plain() || !experts.iter().all(gated) {
+                return Err(ModelError::CpuOnly { family: self.family });
+            }
+            let maps: Vec<_> = experts.iter().filter_map(both).collect();
+            let experts = Place::Gpu(StackedExperts::new(gpu, &maps, exact)?);
+            return Ok(Self { router: self.router.on(gpu, true)?, experts, shared: None, ..self });
+        }
+        let placed = experts.into_iter().map(|expert| expert.placed(options));
+        let experts = Place::Host(placed.collect::<Result<_, _>>()?);
+        Ok(Self { experts, shared, ..self })
+    }
+
+    /// Weights in all, and bytes they take.
+    pub(crate) fn size(&self) -> (u64, u64) {
+        let mut linears = vec![&self.router];
+        if let Some(Shared { expert, gate }) = &self.shared {
+            linears.extend(expert.linears());
+            linears.extend(gate);
+        }
+        let (parameters, bytes) = size(linears);
+        let (more, more_bytes) = match &self.experts {
+            Place::Host(experts) => size(experts.iter().flat_map(Dense::linears)),
+            Place::Gpu(stacked) => (stacked.elements(), stacked.bytes()),
+        };
+        (parameters + more, bytes + more_bytes)
+    }
+
+    /// `Σ weight · expert(x)` over the experts of each row, in their order, plus `residual`. Prompts have no
+    /// arithmetic of their own here: few rows go to an expert.
+    pub(crate) fn forward(
+        &self,
+        input: &Input<'_>,
+        activation: Activation,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor, ModelError> {
+        let normed = input.normed()?;
+        let logits = self.router.forward(&normed, Phase::Decode)?;
+        let experts = match &self.experts {
+            Place::Gpu(experts) => {
+                let Route { chosen, normalise, .. } = self.spec.route;
+                let routing = Routing { chosen, normalise: normalise.is_some() };
+                let x = residual.ok_or(ModelError::CpuOnly { family: self.family })?;
+                return Ok(experts.forward_add(x, &normed, &logits, routing, activation)?);
+            }
+            Place::Host(experts) => experts,
+        };
+        let chosen = ops::with_host_f32(&logits, |logits| self.choose(logits))?;
+        let mut parts = Vec::new();
+        for (expert, (rows, weights)) in experts.iter().zip(chosen) {
+            if rows.is_empty() {
+                continue;
+            }
+            let own = Input { x: ops::take_rows(&input.x, &rows)?, norm: input.norm };
+            let x = expert.forward(&own, activation, None, Phase::Decode)?;
+            parts.push(WeightedRows { x, rows, weights });
+        }
+        if let Some(shared) = &self.shared {
+            parts.push(shared.forward(input, &normed, activation)?);
+        }
+        match residual {
+            Some(x) => Ok(ops::add_weighted_rows(x, &parts)?),
+            None => {
+                let dims = normed.dims();
+                let zeros = Tensor::from_vec(vec![0.0; dims.iter().product()], dims)?;
+                Ok(ops::add_weighted_rows(&zeros, &parts)?)
+            }
+        }
+    }
+
+    /// The rows routed to each expert, and the weights of its outputs.
+    fn choose(&self, logits: &[f32]) -> Vec<(Vec<u32>, Vec<f32>)> {
+        let n = self.spec.experts;
+        let mut chosen = vec![(Vec::new(), Vec::new()); n];
+        for (row, logits) in (0u32..).zip(logits.chunks_exact(n)) {
+            for (expert, weight) in self.spec.route.choose(logits, self.bias.as_deref()) {
+                let (rows, weights) = &mut chosen[expert];
+                rows.push(row);
+                weights.push(weight);
+            }
+        }
+        chosen
+    }
+}
+
+/// Both maps of an expert with a gate.
+fn both(expert: &Dense) -> Option<(&LinearGroup<2>, &Linear)> {
+    match expert {
+        Dense::Gated(Gated { gate_up, down }) => Some((gate_up, down)),
+        Dense::Plain(_) => None,
+    }
+}
+
+/// One map of every expert: a tensor each, as Hugging Face has most, stacked, as MLX has them, or gate and up of all
+/// in one, as transformers writes Qwen 3.5 and gpt-oss.
+fn maps(
+    spec: ExpertSpec,
+    weights: Source<'_>,
+    at: &str,
+    name: &str,
+    shape: (usize, usize),
+) -> Result<Vec<Linear>, ModelError> {
+    let ExpertSpec { experts: n, bias, names, .. } = spec;
+    for place in ["switch_mlp", "experts"] {
+        let prefix = format!("{at}.{place}.{name}");
+        if weights.has(&format!("{prefix}.weight")) {
+            return Ok(weights.stacked(&prefix, n, shape, bias)?);
+        }
+    }
+    let (fused, part) = match name {
+        "gate_proj" => ("gate_up_proj", (0, 2)),
+        "up_proj" => ("gate_up_proj", (1, 2)),
+        _ => (name, (0, 1)),
+    };
+    let all = format!("{at}.experts.{fused}");
+    if weights.has(&all) {
+        return Ok(match names.transposed {
+            true => weights.transposed(&all, n, shape, part)?,
+            false => weights.fused(&all, n, shape, part)?,
+        });
+    }
+    let [gate, up, down] = names.maps;
+    let own = match name {
+        "gate_proj" => gate,
+        "up_proj" => up,
+        _ => down,
+    };
+    let one = |e| weights.linear(&format!("{at}.experts.{e}.{own}"), shape.0, shape.1, bias);
+    Ok((0..n).map(one).collect::<Result<_, _>>()?)
+}
+
+impl Shared {
+    /// That of the experts below `at`.
+    fn load(
+        model: &Spec,
+        spec: SharedSpec,
+        weights: Source<'_>,
+        at: &str,
+    ) -> Result<Self, ModelError> {
+        let at = format!("{at}.shared_expert");
+        let expert = Dense::load(model, weights, &at, spec.intermediate)?;
+        let gate = || weights.linear(&format!("{at}_gate"), model.hidden, 1, false);
+        Ok(Self { expert, gate: spec.gated.then(gate).transpose()? })
+    }
+
+    fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
+        Ok(Self { expert: self.expert.placed(options)?, ..self })
+    }
+
+    fn forward(
+        &self,
+        input: &Input<'_>,
+        normed: &Tensor,
+        activation: Activation,
+    ) -> Result<WeightedRows, ModelError> {
+        let rows: Vec<u32> = (0..normed.dims()[0] as u32).collect();
+        let weights = match &self.gate {
+            Some(gate) => {
+                let counts = gate.forward(normed, Phase::Decode)?;
+                ops::with_host_f32(&counts, |x| x.iter().map(|x| sigmoid(*x)).collect())?
+            }
+            None => vec![1.0; rows.len()],
+        };
+        let x = self.expert.forward(input, activation, None, Phase::Decode)?;
+        Ok(WeightedRows { x, rows, weights })
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}

@@ -1,0 +1,123 @@
+//! A checkpoint's tensors by one set of names.
+
+use taper_tensor::{Bytes, DType, Embedding, Linear, Weight};
+use taper_weights::{Checkpoint, WeightsError};
+
+/// What a family calls tensors that have other names in Llama: `(Llama's, the family's)`, whole parts between dots.
+/// Each is applied once, in this order.
+pub(crate) type Renames = &'static [(&'static str, &'static str)];
+
+/// A checkpoint whose tensors are asked for by Llama's names, whatever its family calls them.
+///
+/// Every method takes such a name, and is otherwise [`Checkpoint`]'s of its name. Errors tell the file's own name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    weights: &'a Checkpoint,
+    renames: Renames,
+}
+
+type Result<T> = std::result::Result<T, WeightsError>;
+
+impl<'a> Source<'a> {
+    pub(crate) fn new(weights: &'a Checkpoint, renames: Renames) -> Self {
+        Self { weights, renames }
+    }
+
+    /// What the file calls a tensor, or a module.
+    pub(crate) fn own(&self, name: &str) -> String {
+        self.renames.iter().fold(name.to_owned(), |name, (from, to)| renamed(&name, from, to))
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.weights.has(&self.own(name))
+    }
+
+    pub(crate) fn floats(&self, name: &str) -> Result<(DType, &'a [usize], Bytes)> {
+        self.weights.floats(&self.own(name))
+    }
+
+    pub(crate) fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
+        self.weights.vector(&self.own(name), n)
+    }
+
+    pub(crate) fn array(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        self.weights.array(&self.own(name), shape)
+    }
+
+    pub(crate) fn weight(&self, prefix: &str, rows: usize, cols: usize) -> Result<Weight> {
+        self.weights.weight(&self.own(prefix), rows, cols)
+    }
+
+    /// A map from `inputs` to `outputs`.
+    pub(crate) fn linear(
+        &self,
+        prefix: &str,
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+    ) -> Result<Linear> {
+        self.weights.linear(&self.own(prefix), inputs, outputs, bias)
+    }
+
+    pub(crate) fn embedding(&self, prefix: &str, rows: usize, cols: usize) -> Result<Embedding> {
+        self.weights.embedding(&self.own(prefix), rows, cols)
+    }
+
+    pub(crate) fn stacked(
+        &self,
+        prefix: &str,
+        count: usize,
+        shape: (usize, usize),
+        bias: bool,
+    ) -> Result<Vec<Linear>> {
+        self.weights.stacked(&self.own(prefix), count, shape, bias)
+    }
+
+    pub(crate) fn transposed(
+        &self,
+        name: &str,
+        count: usize,
+        shape: (usize, usize),
+        part: (usize, usize),
+    ) -> Result<Vec<Linear>> {
+        self.weights.transposed(&self.own(name), count, shape, part)
+    }
+
+    pub(crate) fn fused(
+        &self,
+        name: &str,
+        count: usize,
+        shape: (usize, usize),
+        part: (usize, usize),
+    ) -> Result<Vec<Linear>> {
+        self.weights.fused(&self.own(name), count, shape, part)
+    }
+}
+
+/// `name` with `to` in place of the first `from` that is whole parts between dots.
+fn renamed(name: &str, from: &str, to: &str) -> String {
+    let whole = |&at: &usize| {
+        let (before, after) = (&name[..at], &name[at + from.len()..]);
+        (before.is_empty() || before.ends_with('.')) && (after.is_empty() || after.starts_with('.'))
+    };
+    let found = name.match_indices(from).map(|(at, _)| at).find(whole);
+    found.map_or_else(
+        || name.to_owned(),
+        |at| format!("{}{to}{}", &name[..at], &name[at + from.len()..]),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_parts_are_renamed_once() {
+        let name = "model.layers.1.mlp.up_proj.weight";
+        assert_eq!(renamed(name, "mlp.up_proj", "ff.w3"), "model.layers.1.ff.w3.weight");
+        assert_eq!(renamed(name, "up", "w3"), name);
+        assert_eq!(renamed(name, "layers.1", "h.1"), "model.h.1.mlp.up_proj.weight");
+        assert_eq!(renamed("norm.norm", "norm", "n"), "n.norm");
+        assert_eq!(renamed("a.weight", "weight", "w"), "a.w");
+    }
+}
