@@ -17,6 +17,12 @@ pub enum ModelError {
         /// As config.json says.
         model_type: String,
     },
+    /// An encoder that is not here yet.
+    #[error("model_type {model_type:?} is no encoder that is supported; there are: {}", crate::ENCODERS.join(", "))]
+    UnknownEncoder {
+        /// As config.json says.
+        model_type: String,
+    },
     /// config.json lacks a field or has one of another type.
     #[error("config.json does not describe a {family} model: {field}: {source}")]
     Config {

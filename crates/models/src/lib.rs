@@ -3,6 +3,7 @@
 
 mod config;
 mod decoder;
+mod encoder;
 mod error;
 mod experts;
 mod families;
@@ -16,6 +17,7 @@ mod router;
 mod source;
 mod spec;
 
+pub use encoder::{ENCODERS, Encoder};
 pub use error::ModelError;
 pub use families::{FAMILIES, Family, load, model_types};
 pub use model::{Batch, LoadOptions, Model, ModelInfo};

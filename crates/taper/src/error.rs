@@ -109,6 +109,24 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// How texts become vectors is not said, or is not what Taper does.
+    #[error("{} asks for what is not supported: {what}", path.display())]
+    Embedding {
+        /// The file.
+        path: PathBuf,
+        /// What it asks for.
+        what: String,
+    },
+    /// A text of no tokens, or of too many.
+    #[error("text {text} has {got} tokens; from 1 to {most} are possible")]
+    TextLength {
+        /// Which of the texts, from 0.
+        text: usize,
+        /// Its tokens.
+        got: usize,
+        /// The most that the model reads.
+        most: usize,
+    },
     /// The engine refuses a request.
     #[error(transparent)]
     Submit(#[from] SubmitError),

@@ -4,21 +4,25 @@
 mod answer;
 mod builder;
 mod chat;
+mod embedder;
 mod error;
 mod generation_config;
 mod identity;
 mod kv_plan;
 mod load;
 mod memory;
+mod pooling;
 mod source;
 
 pub use answer::{Answer, Part, Stream};
 pub use builder::{Builder, ChatTemplateFrom, Progress};
 pub use chat::{Chat, Options};
+pub use embedder::Embedder;
 pub use error::Error;
 pub use kv_plan::{KvPlan, KvPlanError, LayerSpan};
 pub use load::load_weights;
 pub use memory::{available_bytes, total_bytes};
+pub use pooling::Pooling;
 pub use source::{ModelSource, StaticModel};
 
 // What the functions here take and return.
