@@ -1,8 +1,12 @@
 //! The fields that `config.json` of nearly every decoder has.
 
+mod fields;
+
 use crate::{ModelError, rope::RopeConfig};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
+
+pub(crate) use fields::{activation, biases, refuse, ropes_by_type, windows, with_defaults};
 
 /// Shape of a decoder, as Hugging Face names it.
 #[derive(Debug, Clone, Deserialize)]

@@ -9,7 +9,7 @@ use crate::{
     source::Source,
     spec::{LayerSpec, MixerSpec, Spec},
 };
-use taper_tensor::{Embedding, Linear, Tensor, ops};
+use taper_tensor::{Embedding, Linear, RmsNorm, Tensor, ops};
 
 /// What a checkpoint calls its tensors.
 #[derive(Debug, Clone)]
@@ -26,6 +26,8 @@ pub(crate) struct Decoder {
     info: ModelInfo,
     spec: Spec,
     embed: Embedding,
+    embed_norm: Option<RmsNorm>,
+    positions: Option<Embedding>,
     layers: Vec<Layer>,
     norm: Norm,
     head: Linear,
@@ -55,10 +57,24 @@ impl Decoder {
             Layer::load(&spec, layer, &mut ids, weights, &at, options)
         };
         let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
-        let norm = Norm::load(&spec, weights, &format!("{prefix}{}", top.norm), spec.hidden)?;
+        let offset = spec.last_norm_offset.unwrap_or(spec.norm_offset);
+        let last = format!("{prefix}{}", top.norm);
+        let norm = Norm::load_with(&spec, weights, &last, spec.hidden, (offset, spec.norm_eps))?;
+        let plain = || RmsNorm::new(vec![1.0; spec.hidden], spec.norm_eps);
+        let embed_norm = spec.embed_norm.then(plain);
+        let table = |name| {
+            let name = format!("{prefix}{name}");
+            Ok::<_, ModelError>(weights.embedding(&name, spec.max_positions, spec.hidden)?)
+        };
+        let positions = spec.learned_positions.map(table).transpose()?;
         let prefill_apart = options.gpu.is_none() && options.precision.prefill_apart(spec.head_dim);
-        let info = ModelInfo { prefill_apart, ..info(&spec, &embed, &layers, &head) };
-        Ok(Self { info, spec, embed, layers, norm, head })
+        let mut info = ModelInfo { prefill_apart, ..info(&spec, &embed, &layers, &head) };
+        if let Some(table) = &positions {
+            let (rows, columns) = table.shape();
+            info.parameters += (rows * columns) as u64;
+            info.weight_bytes += table.bytes();
+        }
+        Ok(Self { info, spec, embed, embed_norm, positions, layers, norm, head })
     }
 }
 
@@ -81,6 +97,12 @@ impl Model for Decoder {
         let mut x = self.embed.forward(batch.tokens)?;
         if let Some(scale) = spec.embed_scale {
             x = ops::scale(&x, scale)?;
+        }
+        if let Some(norm) = &self.embed_norm {
+            x = norm.forward(&x)?;
+        }
+        if let Some(table) = &self.positions {
+            x = ops::add(&x, &table.forward(batch.positions)?)?;
         }
         let all = batch.logits_at.iter().copied().eq(0..batch.tokens.len() as u32);
         let positions = batch.positions;

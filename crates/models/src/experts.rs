@@ -235,7 +235,7 @@ impl Experts {
 fn both(expert: &Dense) -> Option<(&LinearGroup<2>, &Linear)> {
     match expert {
         Dense::Gated(Gated { gate_up, down }) => Some((gate_up, down)),
-        Dense::Plain(_) => None,
+        _ => None,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
 };
 use taper_tensor::{
     Linear, LinearGroup, Phase, RmsNorm, Tensor,
-    ops::{self, Activation},
+    ops::{self, Activation, Xielu},
 };
 
 /// What a feed-forward's result is added to, and the norm that reads the sum next.
@@ -61,6 +61,10 @@ impl Plain {
 pub(crate) enum Dense {
     Gated(Gated),
     Plain(Plain),
+    /// With a norm of what the down projection reads (BitNet).
+    Normed(Gated, RmsNorm),
+    /// With an activation of numbers that the layer stores (Apertus).
+    Xielu(Plain, Xielu),
 }
 
 impl Dense {
@@ -75,12 +79,21 @@ impl Dense {
         let down = weights.linear(&format!("{at}.down_proj"), inner, hidden, bias)?;
         if !spec.gated_mlp {
             let up = weights.linear(&format!("{at}.up_proj"), hidden, inner, bias)?;
-            return Ok(Self::Plain(Plain { up: LinearGroup::new([up])?, down }));
+            let plain = Plain { up: LinearGroup::new([up])?, down };
+            return Ok(match spec.xielu {
+                true => Self::Xielu(plain, xielu(weights, &format!("{at}.act_fn"))?),
+                false => Self::Plain(plain),
+            });
         }
         let names = [("gate_proj", inner), ("up_proj", inner)];
         let fused = spec.fused_mlp.then_some("gate_up_proj");
         let gate_up = parts(weights, hidden, bias, at, fused, names)?;
-        Ok(Self::Gated(Gated { gate_up: LinearGroup::new(gate_up)?, down }))
+        let gated = Gated { gate_up: LinearGroup::new(gate_up)?, down };
+        if spec.sub_norms {
+            let gains = weights.vector(&format!("{at}.ffn_sub_norm.weight"), inner)?;
+            return Ok(Self::Normed(gated, RmsNorm::new(gains, spec.norm_eps)));
+        }
+        Ok(Self::Gated(gated))
     }
 
     /// Where and as it will run.
@@ -88,13 +101,15 @@ impl Dense {
         match self {
             Self::Gated(gated) => gated.placed(options).map(Self::Gated),
             Self::Plain(plain) => plain.placed(options).map(Self::Plain),
+            Self::Normed(gated, norm) => Ok(Self::Normed(gated.placed(options)?, norm)),
+            Self::Xielu(plain, curve) => Ok(Self::Xielu(plain.placed(options)?, curve)),
         }
     }
 
     pub(crate) fn linears(&self) -> Vec<&Linear> {
         match self {
-            Self::Gated(gated) => gated.linears().collect(),
-            Self::Plain(plain) => plain.linears().collect(),
+            Self::Gated(gated) | Self::Normed(gated, _) => gated.linears().collect(),
+            Self::Plain(plain) | Self::Xielu(plain, _) => plain.linears().collect(),
         }
     }
 
@@ -113,14 +128,48 @@ impl Dense {
             }
             Self::Plain(Plain { up, down }) => {
                 let [inner] = up.forward_normed(x, *norm, phase)?;
-                let inner = ops::activate(activation, &inner)?;
-                Ok(match residual {
-                    Some((residual, next)) => down.forward_add(&inner, residual, next, phase)?,
-                    None => down.forward(&inner, phase)?,
-                })
+                add_down(down, &ops::activate(activation, &inner)?, residual, phase)
+            }
+            Self::Normed(Gated { gate_up, down }, inner_norm) => {
+                let inner = gate_up.forward_gated(x, *norm, activation, phase)?;
+                add_down(down, &inner_norm.forward(&inner)?, residual, phase)
+            }
+            Self::Xielu(Plain { up, down }, curve) => {
+                let [inner] = up.forward_normed(x, *norm, phase)?;
+                add_down(down, &ops::xielu(*curve, &inner)?, residual, phase)
             }
         }
     }
+}
+
+/// `down(inner)`, plus `residual`.
+fn add_down(
+    down: &Linear,
+    inner: &Tensor,
+    residual: Residual<'_>,
+    phase: Phase,
+) -> Result<Tensor, ModelError> {
+    Ok(match residual {
+        Some((residual, next)) => down.forward_add(inner, residual, next, phase)?,
+        None => down.forward(inner, phase)?,
+    })
+}
+
+/// The numbers of the activation below `at`. Two of them are constants that not all files have.
+fn xielu(weights: Source<'_>, at: &str) -> Result<Xielu, ModelError> {
+    let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
+    let stored = |name: &str, shape: &[usize]| {
+        let values = weights.array(&format!("{at}.{name}"), shape)?;
+        Ok::<_, ModelError>(values.first().copied().unwrap_or_default())
+    };
+    let constant = |name: &str, otherwise| match weights.has(&format!("{at}.{name}")) {
+        true => stored(name, &[]),
+        false => Ok(otherwise),
+    };
+    let (beta, eps) = (constant("beta", 0.5)?, constant("eps", -1e-6)?);
+    let alpha_p = softplus(stored("alpha_p", &[1])?);
+    let alpha_n = beta + softplus(stored("alpha_n", &[1])?);
+    Ok(Xielu { alpha_p, alpha_n, beta, eps })
 }
 
 /// What a layer has.

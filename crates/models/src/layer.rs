@@ -32,17 +32,24 @@ impl Layer {
         options: LoadOptions<'_>,
     ) -> Result<Self, ModelError> {
         let norms = spec.norms;
-        let norm = |name: Option<&str>, of: bool| {
-            let name = name.filter(|_| of).map(|name| format!("{at}.{name}"));
-            name.map(|name| Norm::load(spec, weights, &name, spec.hidden)).transpose()
+        let place =
+            |name: Option<&str>, of: bool| name.filter(|_| of).map(|name| format!("{at}.{name}"));
+        let norm = |name, of| {
+            let norm = |name: String| Norm::load(spec, weights, &name, spec.hidden);
+            place(name, of).map(norm).transpose()
+        };
+        let after = |name, of| {
+            let own = (spec.norm_offset, spec.after_norm_eps.unwrap_or(spec.norm_eps));
+            let norm = |name: String| Norm::load_with(spec, weights, &name, spec.hidden, own);
+            place(name, of).map(norm).transpose()
         };
         let mixer = mixers::load(spec, layer, ids, weights, at, options)?;
         let mlp = FeedForward::load(spec, layer.mlp, weights, at, options)?;
         Ok(Self {
             norm: norm(norms.mixer, mixer.is_some() || spec.parallel)?,
-            after_mixer: norm(norms.after_mixer, mixer.is_some())?,
+            after_mixer: after(norms.after_mixer, mixer.is_some())?,
             mlp_norm: norm(norms.mlp, mlp.is_some())?,
-            after_mlp: norm(norms.after_mlp, mlp.is_some())?,
+            after_mlp: after(norms.after_mlp, mlp.is_some())?,
             mixer,
             mlp,
         })

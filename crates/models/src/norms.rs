@@ -67,12 +67,22 @@ impl Norm {
         name: &str,
         n: usize,
     ) -> Result<Self, ModelError> {
+        Self::load_with(spec, weights, name, n, (spec.norm_offset, spec.norm_eps))
+    }
+
+    /// A norm of the family's kind with an offset and an epsilon of its own.
+    pub(crate) fn load_with(
+        spec: &Spec,
+        weights: Source<'_>,
+        name: &str,
+        n: usize,
+        (offset, eps): (f32, f32),
+    ) -> Result<Self, ModelError> {
         let gains = || {
             let mut gains = weights.vector(&format!("{name}.weight"), n)?;
-            gains.iter_mut().for_each(|g| *g += spec.norm_offset);
+            gains.iter_mut().for_each(|g| *g += offset);
             Ok::<_, ModelError>(gains)
         };
-        let eps = spec.norm_eps;
         Ok(match spec.norm {
             NormKind::Rms => Self::Rms(RmsNorm::new(gains()?, eps)),
             NormKind::RmsPlain => Self::Rms(RmsNorm::new(vec![1.0; n], eps)),

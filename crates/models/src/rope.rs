@@ -46,6 +46,11 @@ impl RopeConfig {
         Self { rope_theta: Some(theta), ..Self::default() }
     }
 
+    /// These settings with another angle base.
+    pub(crate) fn at(self, theta: f64) -> Self {
+        Self { rope_theta: Some(theta), ..self }
+    }
+
     /// The table of frequencies.
     pub(crate) fn table(&self, c: RopeContext) -> Result<RopeTable, ModelError> {
         self.check(c)?;
@@ -58,6 +63,8 @@ impl RopeConfig {
                 let factor = self.need(c, "factor", self.factor)?;
                 Ok(table(self.base(dim).map(|f| f / factor), 1.0))
             }
+            // Up to the configured context it changes nothing; beyond, angles would depend on a sequence's length.
+            "dynamic" if c.run_positions <= c.max_positions => Ok(table(self.base(dim), 1.0)),
             "llama3" => self.llama3(c, dim),
             "yarn" => self.yarn(c, dim),
             "longrope" | "su" => self.longrope(c, dim),

@@ -14,13 +14,15 @@ pub(crate) type Renames = &'static [(&'static str, &'static str)];
 pub(crate) struct Source<'a> {
     weights: &'a Checkpoint,
     renames: Renames,
+    inputs_first: bool,
 }
 
 type Result<T> = std::result::Result<T, WeightsError>;
 
 impl<'a> Source<'a> {
-    pub(crate) fn new(weights: &'a Checkpoint, renames: Renames) -> Self {
-        Self { weights, renames }
+    /// With `inputs_first`, maps are stored as `[inputs, outputs]`.
+    pub(crate) fn new(weights: &'a Checkpoint, renames: Renames, inputs_first: bool) -> Self {
+        Self { weights, renames, inputs_first }
     }
 
     /// What the file calls a tensor, or a module.
@@ -56,7 +58,11 @@ impl<'a> Source<'a> {
         outputs: usize,
         bias: bool,
     ) -> Result<Linear> {
-        self.weights.linear(&self.own(prefix), inputs, outputs, bias)
+        let own = self.own(prefix);
+        match self.inputs_first {
+            true => self.weights.linear_of_inputs(&own, inputs, outputs, bias),
+            false => self.weights.linear(&own, inputs, outputs, bias),
+        }
     }
 
     pub(crate) fn embedding(&self, prefix: &str, rows: usize, cols: usize) -> Result<Embedding> {

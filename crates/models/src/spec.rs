@@ -22,8 +22,20 @@ pub(crate) struct Spec {
     pub(crate) norm_offset: f32,
     pub(crate) norm: NormKind,
     pub(crate) norms: LayerNorms,
+    /// Of norms of a mixer's or a feed-forward's output, where it is their own.
+    pub(crate) after_norm_eps: Option<f32>,
+    /// Of the norm before the output projection, where it is its own.
+    pub(crate) last_norm_offset: Option<f32>,
+    /// Rows of the token table are divided by the root of their mean square.
+    pub(crate) embed_norm: bool,
+    /// Norms of what the output and the down projection read: `self_attn.attn_sub_norm` and `mlp.ffn_sub_norm` (BitNet).
+    pub(crate) sub_norms: bool,
+    /// A table of positions whose rows are added to the embeddings (GPT-2).
+    pub(crate) learned_positions: Option<&'static str>,
     /// The feed-forward reads what the mixer reads, not what it gives (Cohere).
     pub(crate) parallel: bool,
+    /// Maps are stored with their inputs first (GPT-2).
+    pub(crate) inputs_first: bool,
     /// What the family calls its tensors.
     pub(crate) renames: Renames,
     pub(crate) top: TopNames,
@@ -32,8 +44,8 @@ pub(crate) struct Spec {
     pub(crate) out_bias: bool,
     pub(crate) mlp_bias: bool,
     pub(crate) head_bias: bool,
-    /// One tensor for query, key and value: `self_attn.qkv_proj` (Phi 3).
-    pub(crate) fused_qkv: bool,
+    /// One tensor for query, key and value: `self_attn.qkv_proj`.
+    pub(crate) fused_qkv: Option<FusedQkv>,
     /// One tensor for gate and up: `mlp.gate_up_proj` (Phi 3).
     pub(crate) fused_mlp: bool,
     /// Rotations turn neighbours, `(2i, 2i + 1)`, not halves. Rows of queries and keys are sorted when they are loaded.
@@ -42,6 +54,8 @@ pub(crate) struct Spec {
     pub(crate) activation: Activation,
     /// Feed-forwards multiply their activation with a second projection.
     pub(crate) gated_mlp: bool,
+    /// Feed-forwards have an activation of numbers that they store: xIELU, below `mlp.act_fn` (Apertus).
+    pub(crate) xielu: bool,
     pub(crate) attn_scale: f32,
     pub(crate) attn_soft_cap: Option<f32>,
     /// A learned score without a value in every head's softmax (gpt-oss).
@@ -103,6 +117,16 @@ pub(crate) enum MlpSpec {
     /// One, of this inner size.
     Dense(usize),
     Experts(ExpertSpec),
+}
+
+/// How rows of queries, keys and values lie in one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FusedQkv {
+    /// All queries, then all keys, then all values (Phi 3).
+    Rows,
+    /// The queries that share a head of keys and values, then that head's key and value; one such group after the
+    /// other (InternLM 2, GPT-NeoX).
+    Groups,
 }
 
 /// Norms of queries and keys.

@@ -31,6 +31,43 @@ pub fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(host::read(x, |x| cpu::activate(activation, x))?, x.dims())
 }
 
+/// Numbers of xIELU (arXiv 2411.13010).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Xielu {
+    /// Of the square of what is positive.
+    pub alpha_p: f32,
+    /// Of the exponential of what is negative.
+    pub alpha_n: f32,
+    /// Of the line through both.
+    pub beta: f32,
+    /// Exponents are no larger; it is a little below 0.
+    pub eps: f32,
+}
+
+/// `alpha_p x² + beta x` where `x` is positive, `alpha_n (exp(min(x, eps)) - 1 - x) + beta x` elsewhere, on the host.
+///
+/// # Errors
+/// Another type, or a tensor on a GPU.
+pub fn xielu(curve: Xielu, x: &Tensor) -> Result<Tensor> {
+    on_host("xielu", &[x])?;
+    let Xielu { alpha_p, alpha_n, beta, eps } = curve;
+    let mut out = host::read(x, <[f32]>::to_vec)?;
+    let mut rows: Vec<_> = out.chunks_mut(XIELU_CHUNK).collect();
+    pool::for_each(&mut rows, |_, row| {
+        for x in row.iter_mut() {
+            let curved = match *x > 0.0 {
+                true => alpha_p * *x * *x,
+                false => alpha_n * (x.min(eps).exp_m1() - *x),
+            };
+            *x = curved + beta * *x;
+        }
+    });
+    Tensor::from_vec(out, x.dims())
+}
+
+/// Elements a task.
+const XIELU_CHUNK: usize = 1024;
+
 /// `x + y`, element by element.
 ///
 /// # Errors

@@ -23,6 +23,19 @@ impl RopeTable {
         Self { inv_freq, scale }
     }
 
+    /// Rotates the other way round.
+    #[must_use]
+    pub fn reversed(mut self) -> Self {
+        self.inv_freq.iter_mut().for_each(|f| *f = -*f);
+        self
+    }
+
+    /// What sine and cosine are multiplied by.
+    #[must_use]
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
     /// Pairs of a head that turn.
     #[must_use]
     pub fn pairs(&self) -> usize {

@@ -105,6 +105,33 @@ impl Checkpoint {
         (0..count).map(one).collect()
     }
 
+    /// The map `prefix.weight`, `[in, out]`, with `prefix.bias` when `bias` says that there is one: GPT-2's layout.
+    ///
+    /// # Errors
+    /// As [`Self::weight`]; such tensors are never quantized.
+    pub fn linear_of_inputs(
+        &self,
+        prefix: &str,
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+    ) -> Result<Linear, WeightsError> {
+        let name = format!("{prefix}.weight");
+        let (dtype, shape, bytes) = self.floats(&name)?;
+        expect_shape(&name, shape, &[inputs, outputs])?;
+        let own = columns(bytes.as_slice(), dtype.size_in_bytes(), inputs, (0, 1));
+        let weight = DenseWeight::new((outputs, inputs), dtype, own);
+        let weight = weight.map_err(|source| WeightsError::Tensor { name, source })?;
+        let linear = Linear::new(Weight::Dense(weight));
+        if !bias {
+            return Ok(linear);
+        }
+        let name = format!("{prefix}.bias");
+        let (dtype, shape, bytes) = self.floats(&name)?;
+        expect_shape(&name, shape, &[outputs])?;
+        linear.with_bias(dtype, bytes).map_err(|source| WeightsError::Tensor { name, source })
+    }
+
     fn biases(&self, name: String, count: usize, outputs: usize) -> Result<Biases, WeightsError> {
         let (dtype, shape, bytes) = self.floats(&name)?;
         expect_shape(&name, shape, &[count, outputs])?;

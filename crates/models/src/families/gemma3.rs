@@ -5,7 +5,6 @@ use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
     norms::LayerNorms,
-    rope::RopeConfig,
     spec::{MixerSpec, QkNorm, Spec},
 };
 use serde::Deserialize;
@@ -39,7 +38,8 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
         let (field, value) = ("use_bidirectional_attention", "true".to_owned());
         return Err(ModelError::Unsupported { family: FAMILY, field, value });
     }
-    let (global, local) = ropes(config, own.rope_local_base_freq)?;
+    let local_theta = own.rope_local_base_freq.unwrap_or(10_000.0);
+    let (global, local) = config::ropes_by_type(FAMILY, config, 1_000_000.0, local_theta)?;
     let mut spec = common(FAMILY, &shape, &global, options)?;
     spec.ropes.push(local.table(context(FAMILY, &shape, options))?);
     spec.norm_offset = 1.0;
@@ -70,34 +70,6 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
         };
     }
     Ok(spec)
-}
-
-/// Frequencies of the global and of the local layers. As in transformers, `rope_scaling` changes
-/// what `rope_parameters` says of the global ones.
-fn ropes(config: &Value, local_theta: Option<f64>) -> Result<(RopeConfig, RopeConfig), ModelError> {
-    let local_theta = local_theta.unwrap_or(10_000.0);
-    let parameters = config::section(config, "rope_parameters");
-    let kind = |name: &str| parameters.and_then(|p| config::section(p, name));
-    let (full, sliding) = (kind("full_attention"), kind("sliding_attention"));
-    if full.is_none() && sliding.is_none() {
-        let global = config::rope(FAMILY, config, 1_000_000.0)?;
-        return Ok((global, RopeConfig::with_theta(local_theta)));
-    }
-    let mut whole = config.clone();
-    if let Some(fields) = whole.as_object_mut() {
-        let scaling = config::section(config, "rope_scaling").and_then(Value::as_object);
-        let mut merged = full.and_then(Value::as_object).cloned().unwrap_or_default();
-        merged.extend(scaling.cloned().unwrap_or_default());
-        fields.shift_remove("rope_scaling");
-        fields.insert("rope_parameters".to_owned(), merged.into());
-    }
-    let global = config::rope(FAMILY, &whole, 1_000_000.0)?;
-    let mut local = match sliding {
-        Some(section) => config::parse::<RopeConfig>(FAMILY, section)?,
-        None => RopeConfig::default(),
-    };
-    local.rope_theta.get_or_insert(local_theta);
-    Ok((global, local))
 }
 
 /// Published multimodal checkpoints leave out of `text_config` what equals the defaults.

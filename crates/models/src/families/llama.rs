@@ -1,4 +1,4 @@
-//! Llama 2 to 3.3, and Mistral and Ministral, which add a sliding window.
+//! Llama 2 to 3.3, and Mistral and Ministral, which add a sliding window; TeleChat 3 and MiMo.
 
 use super::read;
 use crate::{LoadOptions, ModelError, config, spec::Spec};
@@ -19,6 +19,20 @@ pub(super) fn llama(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
     let (mut spec, own) = build("llama", config, options)?;
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.mlp_bias = own.mlp_bias;
+    Ok(spec)
+}
+
+pub(super) fn telechat3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let (mut spec, _) = build("telechat3", config, options)?;
+    config::biases(&mut spec, config)?;
+    Ok(spec)
+}
+
+/// Llama with biases of queries, keys and values.
+pub(super) fn mimo(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    config::refuse("mimo", config, "use_sliding_window")?;
+    let (mut spec, _) = build("mimo", config, options)?;
+    spec.qkv_bias = true;
     Ok(spec)
 }
 

@@ -1,14 +1,32 @@
 //! The families, and the registry that picks one by `model_type`.
 
+mod apertus;
+mod bitnet;
+mod cohere;
+mod ernie4_5;
+mod exaone4;
 mod gemma;
 mod gemma3;
+mod glm;
+mod gpt2;
+mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod helium;
+mod hunyuan_v1_dense;
+mod internlm;
 mod llama;
+mod minicpm;
+mod ministral3;
 mod mixtral;
+mod muse_glimmer;
+mod nanochat;
+mod olmo;
 mod phi3;
+mod plain;
 mod qwen;
 mod qwen3_5;
+mod qwen_vl;
 mod seed_oss;
 mod smollm3;
 
@@ -41,24 +59,64 @@ pub struct Family {
 
 /// Every family that [`load`] knows.
 pub static FAMILIES: &[Family] = &[
+    family(&["apertus"], "Apertus", false, apertus::apertus),
+    family(&["arcee"], "AFM", false, plain::arcee),
+    family(&["bitnet"], "BitNet b1.58 in plain weights", false, bitnet::bitnet),
+    family(&["cohere"], "Command R, Aya", false, cohere::cohere),
+    family(&["cohere2"], "Command R7B and A", false, cohere::cohere2),
+    family(&["ernie4_5"], "ERNIE 4.5, dense", false, ernie4_5::ernie4_5),
+    family(&["exaone4"], "EXAONE 4", false, exaone4::exaone4),
     family(&["gemma"], "Gemma", true, gemma::gemma),
     family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
     family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
+    family(&["glm"], "GLM 4 9B of 2024, GLM Edge", false, glm::glm),
+    family(&["glm4"], "GLM 4 of 2025", false, glm::glm4),
+    family(&["gpt2"], "GPT-2", false, gpt2::gpt2),
+    family(&["gpt_bigcode"], "StarCoder 1", false, gpt2::gpt_bigcode),
+    family(&["gpt_neox"], "GPT-NeoX, Pythia", false, gpt_neox::gpt_neox),
     family(&["gpt_oss"], "gpt-oss, not in MXFP4", false, gpt_oss::gpt_oss),
     family(&["granite"], "Granite 3 and 4, dense", true, granite::granite),
+    family(&["granite_swa"], "Granite with windows", false, granite::granite_swa),
+    family(&["helium"], "Helium", false, helium::helium),
+    family(&["hunyuan_v1_dense"], "Hunyuan, dense", false, hunyuan_v1_dense::hunyuan_v1_dense),
+    family(&["internlm2"], "InternLM 2, 2.5", false, internlm::internlm2),
+    family(&["internlm3"], "InternLM 3", false, internlm::internlm3),
     family(
         &["iquestcoder", "llama", "xverse"],
         "Llama 2 to 3.3, SmolLM2; Mistral's GGUF files",
         true,
         llama::llama,
     ),
+    family(&["mimo"], "MiMo 7B", false, llama::mimo),
+    family(&["minicpm"], "MiniCPM 1, 2", false, minicpm::minicpm),
     family(&["ministral"], "Ministral", true, llama::ministral),
+    family(&["ministral3"], "Ministral 3", false, ministral3::ministral3),
     family(&["mistral"], "Mistral", true, llama::mistral),
+    family(&["mistral3"], "Mistral Small 3.1, Ministral 3, text only", false, ministral3::mistral3),
     family(&["mixtral"], "Mixtral", true, mixtral::mixtral),
+    family(
+        &["muse_glimmer", "muse_glimmer_text"],
+        "Muse Glimmer, text only",
+        false,
+        muse_glimmer::muse_glimmer,
+    ),
+    family(&["nanochat"], "nanochat", false, nanochat::nanochat),
+    family(&["nemotron"], "Nemotron 4, Minitron", false, plain::nemotron),
+    family(&["olmo"], "OLMo 1", false, olmo::olmo),
+    family(&["olmo2"], "OLMo 2", false, olmo::olmo2),
+    family(&["olmo3"], "OLMo 3", false, olmo::olmo3),
     family(&["olmoe"], "OLMoE", true, mixtral::olmoe),
+    family(&["phi"], "Phi 1, 1.5, 2", false, plain::phi),
     family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
     family(&["qwen2"], "Qwen 2, 2.5", true, qwen::qwen2),
+    family(
+        &["qwen2_5_vl", "qwen2_5_vl_text"],
+        "Qwen 2.5 VL, text only",
+        false,
+        qwen_vl::qwen2_5_vl,
+    ),
     family(&["qwen2_moe"], "Qwen 1.5 and 2 with experts", false, qwen::qwen2_moe),
+    family(&["qwen2_vl", "qwen2_vl_text"], "Qwen 2 VL, text only", false, qwen_vl::qwen2_vl),
     family(&["qwen3"], "Qwen 3, dense", true, qwen::qwen3),
     family(
         &["qwen3_5", "qwen3_5_text"],
@@ -73,8 +131,12 @@ pub static FAMILIES: &[Family] = &[
         qwen3_5::qwen3_5_moe,
     ),
     family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
+    family(&["qwen3_vl", "qwen3_vl_text"], "Qwen 3 VL, text only", false, qwen_vl::qwen3_vl),
     family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
     family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
+    family(&["stablelm"], "Stable LM", false, plain::stablelm),
+    family(&["starcoder2"], "StarCoder 2", false, plain::starcoder2),
+    family(&["telechat3"], "TeleChat 3", false, llama::telechat3),
 ];
 
 const fn family(
@@ -100,24 +162,36 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     let model_type = config.get("model_type").and_then(Value::as_str);
     let model_type = model_type.ok_or(ModelError::NoModelType)?;
     // Multimodal checkpoints keep the language model's configuration apart.
-    let nested = config.get("text_config").filter(|_| MULTIMODAL.contains(&model_type));
-    let mut spec = spec(model_type, &text_config(config, nested), options)?;
-    let weights_by_name = Source::new(weights, spec.renames);
+    let sees = MULTIMODAL.contains(&model_type);
+    let nested = config.get("text_config").filter(|_| sees);
+    let config = text_config(config, nested);
+    let mut spec = spec(model_type, &config, options)?;
+    let weights_by_name = Source::new(weights, spec.renames, spec.inputs_first);
     let names = names(weights_by_name, spec.top);
     qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
+    ministral3::stored_head(&mut spec, weights_by_name, &names, &config);
     let tied = spec.tied;
     let model = Decoder::load(spec, weights_by_name, &names, options)?;
     let Names { decoder, head } = &names;
     weights.expect_all_used(|name| {
         let head = name.strip_prefix(head.as_str()).is_some_and(|rest| rest.starts_with('.'));
-        let elsewhere = nested.is_some() && !head && !name.starts_with(decoder.as_str());
+        let elsewhere = sees && !head && !name.starts_with(decoder.as_str());
         (tied && head) || elsewhere || unused(model_type, name)
     })?;
     Ok(Box::new(model))
 }
 
 /// `model_type`s of models that see or hear, of which the language model is loaded.
-const MULTIMODAL: &[&str] = &["gemma3", "qwen3_5", "qwen3_5_moe"];
+const MULTIMODAL: &[&str] = &[
+    "gemma3",
+    "mistral3",
+    "muse_glimmer",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_vl",
+];
 
 /// The language model's configuration. Whether the head is the token table is said beside it by some.
 fn text_config(config: &Value, nested: Option<&Value>) -> Value {
@@ -142,6 +216,9 @@ fn names(weights: Source<'_>, top: TopNames) -> Names {
 fn unused(model_type: &str, name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
         || (model_type.starts_with("qwen3_5") && name.starts_with("mtp."))
+        || (model_type == "mimo" && name.starts_with("model.mtp_layers."))
+        || (model_type == "gpt2"
+            && (name.ends_with(".attn.bias") || name.ends_with(".masked_bias")))
 }
 
 /// What config.json says of a model of a family.
@@ -198,6 +275,12 @@ fn common(
         norm_offset: 0.0,
         norm: NormKind::Rms,
         norms: LayerNorms::PRE,
+        after_norm_eps: None,
+        last_norm_offset: None,
+        embed_norm: false,
+        sub_norms: false,
+        learned_positions: None,
+        inputs_first: false,
         parallel: false,
         renames: &[],
         top: TopNames::LLAMA,
@@ -206,12 +289,13 @@ fn common(
         out_bias: false,
         mlp_bias: false,
         head_bias: false,
-        fused_qkv: false,
+        fused_qkv: None,
         fused_mlp: false,
         interleaved: false,
         attention_gate: None,
         activation: Activation::Silu,
         gated_mlp: true,
+        xielu: false,
         attn_scale: (shape.head_dim() as f32).powf(-0.5),
         attn_soft_cap: None,
         attn_sinks: false,
@@ -234,3 +318,6 @@ fn context(family: &'static str, shape: &Shape, options: LoadOptions<'_>) -> Rop
         run_positions: options.max_model_len.unwrap_or(max_positions),
     }
 }
+
+#[cfg(test)]
+mod refusals;

@@ -4,7 +4,7 @@ use super::common;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    spec::Spec,
+    spec::{FusedQkv, Spec},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub(super) fn phi3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mod
     let own: Own = config::parse("phi3", config)?;
     let rope = config::rope("phi3", config, 10_000.0)?;
     let mut spec = common("phi3", &shape, &rope, options)?;
-    (spec.fused_qkv, spec.fused_mlp) = (true, true);
+    (spec.fused_qkv, spec.fused_mlp) = (Some(FusedQkv::Rows), true);
     spec.layers.iter_mut().for_each(|layer| layer.set_window(own.sliding_window));
     Ok(spec)
 }

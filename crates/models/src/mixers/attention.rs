@@ -7,7 +7,7 @@ use crate::{
     feed_forward::size,
     norms::Input,
     source::Source,
-    spec::{AttentionGate, AttentionSpec, QkNorm, Spec},
+    spec::{AttentionGate, AttentionSpec, FusedQkv, QkNorm, Spec},
 };
 use taper_base::{LayerId, Phase};
 use taper_kv_codecs::{Arithmetic, AttnParams};
@@ -23,6 +23,8 @@ pub(crate) struct Attention {
     /// Of queries and of keys.
     qk_norm: Option<(RmsNorm, RmsNorm)>,
     sinks: Option<Vec<f32>>,
+    /// Of what the output projection reads.
+    out_norm: Option<RmsNorm>,
     /// The gate's projection, if it has its own.
     gate: Option<LinearGroup<1>>,
     out: Linear,
@@ -43,8 +45,13 @@ impl Attention {
         let beside = model.attention_gate == Some(AttentionGate::InQuery);
         let q_rows = if beside { 2 * q } else { q };
         let names = [("q_proj", q_rows), ("k_proj", kv), ("v_proj", kv)];
-        let fused = model.fused_qkv.then_some("qkv_proj");
-        let qkv = parts(weights, model.hidden, model.qkv_bias, &attn, fused, names)?;
+        let qkv = match model.fused_qkv {
+            Some(FusedQkv::Groups) => grouped(model, weights, &attn)?,
+            other => {
+                let fused = other.map(|_| "qkv_proj");
+                parts(weights, model.hidden, model.qkv_bias, &attn, fused, names)?
+            }
+        };
         let order = spec.rope.filter(|_| model.interleaved).map(|rope| {
             let turned = 2 * model.ropes.get(rope).map_or(0, |rope| rope.pairs());
             halves(model.head_dim, turned)
@@ -59,6 +66,10 @@ impl Attention {
             Some(AttentionGate::ProjectedHead) => Some(model.heads),
             Some(AttentionGate::InQuery) | None => None,
         };
+        let out_norm = model.sub_norms.then(|| {
+            let gains = weights.vector(&format!("{attn}.attn_sub_norm.weight"), q)?;
+            Ok::<_, ModelError>(RmsNorm::new(gains, model.norm_eps))
+        });
         let gate = |rows| {
             let gate = weights.linear(&format!("{attn}.gate_proj"), model.hidden, rows, false)?;
             Ok::<_, ModelError>(LinearGroup::new([gate])?)
@@ -69,6 +80,7 @@ impl Attention {
             qkv: LinearGroup::new([q_proj, k_proj, v_proj])?,
             qk_norm: qk_norm(model, weights, &attn, order.as_deref())?,
             sinks: sinks.transpose()?,
+            out_norm: out_norm.transpose()?,
             gate: gate_rows.map(gate).transpose()?,
             out: weights.linear(&format!("{attn}.o_proj"), q, model.hidden, model.out_bias)?,
         })
@@ -110,6 +122,21 @@ impl Attention {
         };
         Ok(([q, k, v], gate))
     }
+}
+
+/// Queries, keys and values of one tensor that has them head by head of keys.
+fn grouped(model: &Spec, weights: Source<'_>, attn: &str) -> Result<[Linear; 3], ModelError> {
+    let (d, groups) = (model.head_dim, model.kv_heads);
+    let shared = model.heads / groups.max(1);
+    let all = (model.heads + 2 * groups) * d;
+    let whole = weights.linear(&format!("{attn}.qkv_proj"), model.hidden, all, model.qkv_bias)?;
+    // Of every group, so many heads from the one at `first` on.
+    let take = |first: usize, heads: usize| {
+        let group = |g: usize| (g * (shared + 2) + first) * d;
+        let rows: Vec<_> = (0..groups).flat_map(|g| group(g)..group(g) + heads * d).collect();
+        whole.take_outputs(&rows)
+    };
+    Ok([take(0, shared)?, take(shared, 1)?, take(shared + 1, 1)?])
 }
 
 /// Norms of queries and keys. Weights are in the `order` that rows of a head were brought to.
@@ -179,7 +206,8 @@ impl Mixer for Attention {
             }
             _ => {}
         }
-        let next = (step.whole && gate.is_none()).then_some(&self.out);
+        let alone = step.whole && gate.is_none() && self.out_norm.is_none();
+        let next = alone.then_some(&self.out);
         let rows = Projected { q: &q, k: &k, v: &v, head_dim: d, norms, rope, next };
         let params = AttnParams {
             scale: model.attn_scale,
@@ -192,8 +220,12 @@ impl Mixer for Attention {
             },
         };
         let attended = state.attend(self.id, &rows, &params)?.reshape(&[t, model.heads * d])?;
-        Ok(match gate {
+        let attended = match gate {
             Some(gate) => ops::mul_sigmoid(&attended, &gate)?,
+            None => attended,
+        };
+        Ok(match &self.out_norm {
+            Some(norm) => norm.forward(&attended)?,
             None => attended,
         })
     }

@@ -1,0 +1,66 @@
+//! Settings that change the arithmetic and that a family does not have are refused by their names.
+
+use super::spec;
+use crate::LoadOptions;
+use serde_json::{Value, json};
+
+fn small(field: &str, value: Value) -> Value {
+    let mut config = json!({
+        "vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "max_position_embeddings": 16, "head_dim": 8,
+    });
+    config[field] = value;
+    config
+}
+
+#[test]
+fn what_a_family_lacks_is_refused_by_name() {
+    for (family, field, value) in [
+        ("apertus", "hidden_act", json!("gelu")),
+        ("arcee", "hidden_act", json!("mish")),
+        ("bitnet", "quantization_config", json!({"quant_method": "bitnet"})),
+        ("cohere", "use_qk_norm", json!(true)),
+        ("cohere2", "logit_scale", json!(0.0)),
+        ("gpt2", "add_cross_attention", json!(true)),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
+        ("gpt2", "tie_word_embeddings", json!(false)),
+        ("granite_swa", "layer_rope_theta", json!([1e4])),
+        ("hunyuan_v1_dense", "use_cla", json!(true)),
+        ("mimo", "use_sliding_window", json!(true)),
+        ("mistral3", "model_type", json!("mistral4")),
+        ("muse_glimmer", "layer_rope_theta", json!([1e4, 5e3])),
+        ("muse_glimmer", "post_norm_eps", json!(-1.0)),
+        ("olmo", "clip_qkv", json!(8.0)),
+        ("olmo3", "layer_types", json!(["full_attention"])),
+        ("phi", "qk_layernorm", json!(true)),
+        ("phi", "tie_word_embeddings", json!(true)),
+        ("stablelm", "qk_layernorm", json!(true)),
+        ("starcoder2", "mlp_type", json!("gated")),
+    ] {
+        let error = spec(family, &small(field, value), LoadOptions::default()).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains(field), "{family}: {error}");
+    }
+}
+
+#[test]
+fn dynamic_scaling_is_refused_beyond_the_configured_context() {
+    let config = small("rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0}));
+    let run = |max_model_len| {
+        spec("internlm3", &config, LoadOptions { max_model_len, ..LoadOptions::default() })
+    };
+    assert!(run(None).is_ok() && run(Some(16)).is_ok());
+    assert!(run(Some(17)).unwrap_err().to_string().contains("dynamic"));
+}
+
+#[test]
+fn published_configurations_without_optional_fields_are_read() {
+    let none = || small("unused", Value::Null);
+    for family in ["apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4"] {
+        assert!(spec(family, &none(), LoadOptions::default()).is_ok(), "{family}");
+    }
+    let tied = spec("cohere", &none(), LoadOptions::default()).unwrap();
+    assert!(tied.tied && tied.parallel && tied.logit_scale == Some(0.0625));
+    let glm = spec("glm4", &none(), LoadOptions::default()).unwrap();
+    assert_eq!(glm.ropes.first().map(|rope| rope.pairs()), Some(2));
+}
