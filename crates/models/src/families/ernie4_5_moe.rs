@@ -1,0 +1,65 @@
+//! ERNIE 4.5 with experts: Llama whose rotations turn neighbours, experts chosen by a softmax and a bias.
+
+use super::{read, routed};
+use crate::{
+    LoadOptions, ModelError, config,
+    experts::ExpertSpec,
+    router::Route,
+    spec::{MlpSpec, Spec},
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+const FAMILY: &str = "ernie4_5_moe";
+
+#[derive(Deserialize)]
+struct Own {
+    #[serde(default)]
+    use_bias: bool,
+    #[serde(alias = "num_experts")]
+    moe_num_experts: usize,
+    #[serde(alias = "num_experts_per_tok")]
+    moe_k: usize,
+    moe_intermediate_size: usize,
+    moe_num_shared_experts: Option<usize>,
+    /// The least sum that divides weights.
+    moe_norm_min: Option<f32>,
+    // Layers from the first to the last of them, every so many, have experts.
+    moe_layer_start_index: Option<usize>,
+    moe_layer_end_index: Option<i64>,
+    moe_layer_interval: Option<usize>,
+}
+
+pub(super) fn ernie4_5_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    config::require(FAMILY, config, "hidden_act", &["silu"])?;
+    config::require(FAMILY, config, "moe_gate_act", &["softmax"])?;
+    let own: Own = config::parse(FAMILY, config)?;
+    if own.use_bias {
+        let (family, field, value) = (FAMILY, "use_bias", "true".to_owned());
+        return Err(ModelError::Unsupported { family, field, value });
+    }
+    let least = own.moe_norm_min.unwrap_or(1e-12);
+    if !(0.0..1.0).contains(&least) {
+        let (value, range) = (least.to_string(), "it must be from 0 to 1".to_owned());
+        return Err(ModelError::OutOfRange { family: FAMILY, field: "moe_norm_min", value, range });
+    }
+    let (shape, mut spec) = read(FAMILY, config, 500_000.0, options)?;
+    (spec.interleaved, spec.renames) = (true, routed::SHARED_EXPERTS);
+    spec.tied = shape.tied(true);
+    let bias = Some("moe_statics.e_score_correction_bias");
+    let route = Route { bias, least, ..Route::softmax(own.moe_k, true) };
+    let size = own.moe_intermediate_size;
+    let shared = routed::together(own.moe_num_shared_experts.unwrap_or(2), size);
+    let experts = ExpertSpec { shared, ..ExpertSpec::new(own.moe_num_experts, size, route) };
+    experts.check(FAMILY)?;
+    let first = own.moe_layer_start_index.unwrap_or(1);
+    // -1 is the last layer.
+    let last = usize::try_from(own.moe_layer_end_index.unwrap_or(-1)).unwrap_or(usize::MAX);
+    let interval = own.moe_layer_interval.unwrap_or(1).max(1);
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        if (first..=last).contains(&i) && (i + 1).is_multiple_of(interval) {
+            layer.mlp = MlpSpec::Experts(experts);
+        }
+    }
+    Ok(spec)
+}
