@@ -114,6 +114,8 @@ pub(crate) enum QkNorm {
     HeadPlain,
     /// Of each head, after it is rotated (Hunyuan).
     Rotated,
+    /// The same without weights, in layers that rotate (Llama 4).
+    RotatedPlain,
     /// Of all heads of a token together, before they are rotated (OLMo).
     Whole,
 }
@@ -127,6 +129,10 @@ pub(crate) enum AttentionGate {
     Projected,
     /// The sigmoid of `self_attn.gate_proj`, one a head.
     ProjectedHead,
+    /// The softplus of `self_attn.gate_proj`, `ln(1 + e^x)`, element by element (Laguna).
+    Softplus,
+    /// The same, one a head.
+    SoftplusHead,
 }
 
 /// What a checkpoint calls the tensors around its layers.

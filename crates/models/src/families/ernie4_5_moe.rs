@@ -16,9 +16,7 @@ const FAMILY: &str = "ernie4_5_moe";
 struct Own {
     #[serde(default)]
     use_bias: bool,
-    #[serde(alias = "num_experts")]
     moe_num_experts: usize,
-    #[serde(alias = "num_experts_per_tok")]
     moe_k: usize,
     moe_intermediate_size: usize,
     moe_num_shared_experts: Option<usize>,
@@ -33,6 +31,8 @@ struct Own {
 pub(super) fn ernie4_5_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     config::require(FAMILY, config, "moe_gate_act", &["softmax"])?;
+    let config = &config::one_name(config, "moe_num_experts", "num_experts")?;
+    let config = &config::one_name(config, "moe_k", "num_experts_per_tok")?;
     let own: Own = config::parse(FAMILY, config)?;
     if own.use_bias {
         let (family, field, value) = (FAMILY, "use_bias", "true".to_owned());

@@ -1,14 +1,24 @@
 //! The families, and the registry that picks one by `model_type`.
 
+mod afmoe;
+mod bailing_moe;
+mod cohere2_moe;
+mod ernie4_5_moe;
 mod gemma;
 mod gemma3;
 mod gpt_oss;
 mod granite;
+mod hunyuan_moe;
+mod laguna;
 mod llama;
+mod llama4;
+mod minimax;
 mod mixtral;
 mod phi3;
+mod phimoe;
 mod qwen;
 mod qwen3_5;
+mod routed;
 mod seed_oss;
 mod smollm3;
 
@@ -41,22 +51,43 @@ pub struct Family {
 
 /// Every family that [`load`] knows.
 pub static FAMILIES: &[Family] = &[
+    family(&["afmoe"], "Trinity", false, afmoe::afmoe),
+    family(&["bailing_moe"], "Ling, Ling 2", false, bailing_moe::bailing_moe),
+    family(&["cohere2_moe"], "Command A+", false, cohere2_moe::cohere2_moe),
+    family(&["dots1"], "dots.llm1", false, routed::dots1),
+    family(&["ernie4_5_moe"], "ERNIE 4.5 with experts", false, ernie4_5_moe::ernie4_5_moe),
+    family(&["exaone_moe"], "K-EXAONE", false, routed::exaone_moe),
     family(&["gemma"], "Gemma", true, gemma::gemma),
     family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
     family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
+    family(&["glm4_moe"], "GLM 4.5 to 4.7", false, routed::glm4_moe),
     family(&["gpt_oss"], "gpt-oss, not in MXFP4", false, gpt_oss::gpt_oss),
     family(&["granite"], "Granite 3 and 4, dense", true, granite::granite),
+    family(&["granitemoe"], "Granite 3 with experts", false, granite::granitemoe),
+    family(
+        &["granitemoeshared"],
+        "Granite with experts and a shared one",
+        false,
+        granite::granitemoeshared,
+    ),
+    family(&["hunyuan_v1_moe"], "Hunyuan A13B", false, hunyuan_moe::hunyuan_moe),
+    family(&["hy_v3"], "Hunyuan 3", false, routed::hy_v3),
     family(
         &["iquestcoder", "llama", "xverse"],
         "Llama 2 to 3.3, SmolLM2; Mistral's GGUF files",
         true,
         llama::llama,
     ),
+    family(&["laguna"], "Laguna", false, laguna::laguna),
+    family(&["llama4", "llama4_text"], "Llama 4, text only", false, llama4::llama4),
+    family(&["minimax"], "MiniMax M2 as it was first published", false, minimax::minimax),
+    family(&["minimax_m2"], "MiniMax M2", false, minimax::minimax_m2),
     family(&["ministral"], "Ministral", true, llama::ministral),
     family(&["mistral"], "Mistral", true, llama::mistral),
     family(&["mixtral"], "Mixtral", true, mixtral::mixtral),
     family(&["olmoe"], "OLMoE", true, mixtral::olmoe),
     family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
+    family(&["phimoe"], "Phi 3.5 with experts", false, phimoe::phimoe),
     family(&["qwen2"], "Qwen 2, 2.5", true, qwen::qwen2),
     family(&["qwen2_moe"], "Qwen 1.5 and 2 with experts", false, qwen::qwen2_moe),
     family(&["qwen3"], "Qwen 3, dense", true, qwen::qwen3),
@@ -73,8 +104,15 @@ pub static FAMILIES: &[Family] = &[
         qwen3_5::qwen3_5_moe,
     ),
     family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
+    family(
+        &["qwen3_vl_moe", "qwen3_vl_moe_text"],
+        "Qwen 3 VL with experts, text only",
+        false,
+        qwen::qwen3_vl_moe,
+    ),
     family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
     family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
+    family(&["solar_open"], "Solar Open", false, routed::solar_open),
 ];
 
 const fn family(
@@ -105,19 +143,22 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     let weights_by_name = Source::new(weights, spec.renames);
     let names = names(weights_by_name, spec.top);
     qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
-    let tied = spec.tied;
+    let (tied, top, layers) = (spec.tied, spec.top, spec.layers.len());
+    let drafts = drafts(config);
     let model = Decoder::load(spec, weights_by_name, &names, options)?;
     let Names { decoder, head } = &names;
     weights.expect_all_used(|name| {
         let head = name.strip_prefix(head.as_str()).is_some_and(|rest| rest.starts_with('.'));
         let elsewhere = nested.is_some() && !head && !name.starts_with(decoder.as_str());
-        (tied && head) || elsewhere || unused(model_type, name)
+        let layer = name.strip_prefix(decoder.as_str()).and_then(|n| n.strip_prefix(top.layers));
+        let draft = drafts && layer.is_some_and(|rest| beyond(rest, layers));
+        (tied && head) || elsewhere || draft || unused(model_type, name)
     })?;
     Ok(Box::new(model))
 }
 
 /// `model_type`s of models that see or hear, of which the language model is loaded.
-const MULTIMODAL: &[&str] = &["gemma3", "qwen3_5", "qwen3_5_moe"];
+const MULTIMODAL: &[&str] = &["gemma3", "llama4", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"];
 
 /// The language model's configuration. Whether the head is the token table is said beside it by some.
 fn text_config(config: &Value, nested: Option<&Value>) -> Value {
@@ -142,6 +183,31 @@ fn names(weights: Source<'_>, top: TopNames) -> Names {
 fn unused(model_type: &str, name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
         || (model_type.starts_with("qwen3_5") && name.starts_with("mtp."))
+}
+
+/// Whether config.json tells of heads for drafts, which files keep as layers after the last.
+fn drafts(config: &Value) -> bool {
+    ["num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"]
+        .iter()
+        .any(|field| config.get(field).and_then(Value::as_u64).is_some_and(|n| n > 0))
+}
+
+/// Whether what follows the name of all layers, `.7.norm.weight`, is of a layer after the last.
+fn beyond(rest: &str, layers: usize) -> bool {
+    let number = rest.strip_prefix('.').and_then(|rest| rest.split('.').next());
+    number.and_then(|n| n.parse().ok()).is_some_and(|n: usize| n >= layers)
+}
+
+/// The configuration with a value for a field that says nothing.
+fn with_default(config: &Value, field: &str, value: impl Into<Value>) -> Value {
+    let mut config = config.clone();
+    if let Some(fields) = config.as_object_mut() {
+        let field = fields.entry(field).or_insert(Value::Null);
+        if field.is_null() {
+            *field = value.into();
+        }
+    }
+    config
 }
 
 /// What config.json says of a model of a family.

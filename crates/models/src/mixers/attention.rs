@@ -55,8 +55,8 @@ impl Attention {
             None => (q_proj, k_proj),
         };
         let gate_rows = match model.attention_gate {
-            Some(AttentionGate::Projected) => Some(q),
-            Some(AttentionGate::ProjectedHead) => Some(model.heads),
+            Some(AttentionGate::Projected | AttentionGate::Softplus) => Some(q),
+            Some(AttentionGate::ProjectedHead | AttentionGate::SoftplusHead) => Some(model.heads),
             Some(AttentionGate::InQuery) | None => None,
         };
         let gate = |rows| {
@@ -67,7 +67,10 @@ impl Attention {
             spec,
             id: LayerId(id),
             qkv: LinearGroup::new([q_proj, k_proj, v_proj])?,
-            qk_norm: qk_norm(model, weights, &attn, order.as_deref())?,
+            qk_norm: match (model.qk_norm, spec.rope) {
+                (Some(QkNorm::RotatedPlain), None) => None,
+                _ => qk_norm(model, weights, &attn, order.as_deref())?,
+            },
             sinks: sinks.transpose()?,
             gate: gate_rows.map(gate).transpose()?,
             out: weights.linear(&format!("{attn}.o_proj"), q, model.hidden, model.out_bias)?,
@@ -122,7 +125,7 @@ fn qk_norm(
     let (d, eps) = (model.head_dim, model.norm_eps);
     let (q, k) = match model.qk_norm {
         None => return Ok(None),
-        Some(QkNorm::HeadPlain) => {
+        Some(QkNorm::HeadPlain | QkNorm::RotatedPlain) => {
             let plain = RmsNorm::new(vec![1.0; d], eps);
             return Ok(Some((plain.clone(), plain)));
         }
@@ -170,7 +173,7 @@ impl Mixer for Attention {
             (Some(QkNorm::Whole), Some((q_norm, k_norm))) => {
                 (q, k, norms) = (q_norm.forward(&q)?, k_norm.forward(&k)?, None);
             }
-            (Some(QkNorm::Rotated), Some((q_norm, k_norm))) => {
+            (Some(QkNorm::Rotated | QkNorm::RotatedPlain), Some((q_norm, k_norm))) => {
                 let rotated = norm_rope([(&q, None), (&k, None)], d, rope)?;
                 let [q_heads, k_heads] = rotated;
                 q = q_norm.forward(&q_heads)?.reshape(q.dims())?;
@@ -192,7 +195,12 @@ impl Mixer for Attention {
             },
         };
         let attended = state.attend(self.id, &rows, &params)?.reshape(&[t, model.heads * d])?;
+        let softplus = matches!(
+            model.attention_gate,
+            Some(AttentionGate::Softplus | AttentionGate::SoftplusHead)
+        );
         Ok(match gate {
+            Some(gate) if softplus => ops::mul_softplus(&attended, &gate)?,
             Some(gate) => ops::mul_sigmoid(&attended, &gate)?,
             None => attended,
         })
