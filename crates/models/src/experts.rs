@@ -29,6 +29,8 @@ pub(crate) struct ExpertSpec {
     pub(crate) shared: Option<SharedSpec>,
     /// The sum of all results is multiplied by it.
     pub(crate) scale: f32,
+    /// Limits of the activations of one, and of the shared one (Step 3.5).
+    pub(crate) limits: [Option<f32>; 2],
 }
 
 /// An expert that every token goes through.
@@ -80,7 +82,16 @@ impl ExpertSpec {
     /// Experts as Qwen names them, and none shared.
     pub(crate) fn new(experts: usize, intermediate: usize, route: Route) -> Self {
         let names = ExpertNames::QWEN;
-        Self { experts, intermediate, route, bias: false, names, shared: None, scale: 1.0 }
+        Self {
+            experts,
+            intermediate,
+            route,
+            bias: false,
+            names,
+            shared: None,
+            scale: 1.0,
+            limits: [None; 2],
+        }
     }
 
     /// Refuses sizes that no model has, and a choice that cannot be made.
@@ -141,7 +152,10 @@ impl Experts {
         let mut experts = Vec::with_capacity(n);
         for (up, down) in ups.into_iter().zip(downs) {
             experts.push(match gates.next() {
-                Some(gate) => Dense::Gated(Gated { gate_up: LinearGroup::new([gate, up])?, down }),
+                Some(gate) => {
+                    let (gate_up, limit) = (LinearGroup::new([gate, up])?, spec.limits[0]);
+                    Dense::Gated(Gated { gate_up, down, limit })
+                }
                 None => Dense::Plain(Plain { up: LinearGroup::new([up])?, down }),
             });
         }
@@ -153,7 +167,10 @@ impl Experts {
             let row = weights.floats(&name).is_ok_and(|(_, shape, _)| shape.len() == 2);
             if row { weights.array(&name, &[1, n]) } else { weights.array(&name, &[n]) }
         });
-        let shared = spec.shared.map(|shared| Shared::load(model, shared, weights, at));
+        let shared = spec.shared.map(|shared| {
+            let Shared { expert, gate } = Shared::load(model, shared, weights, at)?;
+            Ok::<_, ModelError>(Shared { expert: expert.limited(spec.limits[1]), gate })
+        });
         let (bias, shared) = (bias.transpose()?, shared.transpose()?);
         Ok(Self { router, bias, experts: Place::Host(experts), shared, spec, family: model.family })
     }
@@ -165,7 +182,8 @@ impl Experts {
         if let Some(gpu) = options.gpu {
             let exact = options.precision == Precision::F32;
             let gated = |expert: &Dense| matches!(expert, Dense::Gated(_));
-            let plain = self.spec.route.is_plain() && self.spec.scale == 1.0;
+            let ExpertSpec { route, scale, limits, .. } = self.spec;
+            let plain = route.is_plain() && scale == 1.0 && limits == [None; 2];
             if shared.is_some() || !plain || !experts.iter().all(gated) {
                 return Err(ModelError::CpuOnly { family: self.family });
             }
@@ -283,7 +301,7 @@ fn first_of(
 /// Both maps of an expert with a gate.
 fn both(expert: &Dense) -> Option<(&LinearGroup<2>, &Linear)> {
     match expert {
-        Dense::Gated(Gated { gate_up, down }) => Some((gate_up, down)),
+        Dense::Gated(Gated { gate_up, down, .. }) => Some((gate_up, down)),
         Dense::Plain(_) => None,
     }
 }

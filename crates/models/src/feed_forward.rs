@@ -21,14 +21,16 @@ pub(crate) type Residual<'a> = Option<(&'a Tensor, Option<&'a RmsNorm>)>;
 pub(crate) struct Gated {
     pub(crate) gate_up: LinearGroup<2>,
     pub(crate) down: Linear,
+    /// What the activation gives is at most this, and the other factor as far from zero.
+    pub(crate) limit: Option<f32>,
 }
 
 impl Gated {
     /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let Self { gate_up, down } = self;
+        let Self { gate_up, down, limit } = self;
         let place = options.place();
-        Ok(Self { gate_up: gate_up.place(place)?, down: down.place(place)? })
+        Ok(Self { gate_up: gate_up.place(place)?, down: down.place(place)?, limit })
     }
 
     pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -80,7 +82,15 @@ impl Dense {
         let names = [("gate_proj", inner), ("up_proj", inner)];
         let fused = spec.fused_mlp.then_some("gate_up_proj");
         let gate_up = parts(weights, hidden, bias, at, fused, names)?;
-        Ok(Self::Gated(Gated { gate_up: LinearGroup::new(gate_up)?, down }))
+        Ok(Self::Gated(Gated { gate_up: LinearGroup::new(gate_up)?, down, limit: None }))
+    }
+
+    /// The same with a limit of its activation, if it has a gate.
+    pub(crate) fn limited(mut self, limit: Option<f32>) -> Self {
+        if let Self::Gated(gated) = &mut self {
+            gated.limit = limit;
+        }
+        self
     }
 
     /// Where and as it will run.
@@ -108,19 +118,34 @@ impl Dense {
     ) -> Result<Tensor, ModelError> {
         let Input { x, norm } = input;
         match self {
-            Self::Gated(Gated { gate_up, down }) => {
+            Self::Gated(Gated { gate_up, down, limit: Some(limit) }) => {
+                let [gate, up] = gate_up.forward_normed(x, *norm, phase)?;
+                let inner = ops::clamped_swiglu(&gate, &up, *limit)?;
+                multiplied(down, &inner, residual, phase)
+            }
+            Self::Gated(Gated { gate_up, down, limit: None }) => {
                 Ok(gate_up.forward_down(down, x, *norm, activation, residual, phase)?)
             }
             Self::Plain(Plain { up, down }) => {
                 let [inner] = up.forward_normed(x, *norm, phase)?;
                 let inner = ops::activate(activation, &inner)?;
-                Ok(match residual {
-                    Some((residual, next)) => down.forward_add(&inner, residual, next, phase)?,
-                    None => down.forward(&inner, phase)?,
-                })
+                multiplied(down, &inner, residual, phase)
             }
         }
     }
+}
+
+/// `down(x)`, plus `residual`.
+fn multiplied(
+    down: &Linear,
+    x: &Tensor,
+    residual: Residual<'_>,
+    phase: Phase,
+) -> Result<Tensor, ModelError> {
+    Ok(match residual {
+        Some((residual, next)) => down.forward_add(x, residual, next, phase)?,
+        None => down.forward(x, phase)?,
+    })
 }
 
 /// What a layer has.

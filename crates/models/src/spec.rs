@@ -176,6 +176,8 @@ pub(crate) struct AttentionSpec {
     /// Sliding window in tokens.
     pub(crate) window: Option<usize>,
     pub(crate) q_scale: Option<PositionScale>,
+    /// Query heads, where a layer has not as many as [`Spec::heads`] says.
+    pub(crate) heads: Option<usize>,
 }
 
 /// Queries of far positions are multiplied with `1 + beta * ln(1 + floor((position + offset) / every))` (Llama 4).
@@ -195,7 +197,7 @@ impl PositionScale {
 impl MixerSpec {
     /// Attention, and nothing special.
     pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
-        Self::Attention(AttentionSpec { rope, window, q_scale: None })
+        Self::Attention(AttentionSpec { rope, window, q_scale: None, heads: None })
     }
 }
 

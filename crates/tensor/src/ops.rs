@@ -22,6 +22,21 @@ pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tenso
     Tensor::from_vec(host::read(gate, both)??, gate.dims())
 }
 
+/// `min(silu(gate), limit) * clamp(up, -limit, limit)`, element by element, on the host (Step 3.5).
+///
+/// # Errors
+/// The shapes differ, another type, or a tensor on a GPU.
+pub fn clamped_swiglu(gate: &Tensor, up: &Tensor, limit: f32) -> Result<Tensor> {
+    same_shape("clamped_swiglu", gate, up)?;
+    on_host("clamped_swiglu", &[gate, up])?;
+    let ups = host::read(up, <[f32]>::to_vec)?;
+    let mut out = host::read(gate, <[f32]>::to_vec)?;
+    for (gate, up) in out.iter_mut().zip(ups) {
+        *gate = (*gate / (1.0 + (-*gate).exp())).min(limit) * up.max(-limit).min(limit);
+    }
+    Tensor::from_vec(out, gate.dims())
+}
+
 /// `activation(x)`, element by element, on the host.
 ///
 /// # Errors

@@ -29,6 +29,10 @@ struct Own {
     use_mixed_mlp_moe: Option<bool>,
     use_qk_norm: Option<bool>,
     use_cla: Option<bool>,
+    use_mla: Option<bool>,
+    /// Layers without experts, the first ones.
+    #[serde(default)]
+    moe_layer_num_skipped: usize,
     #[serde(default)]
     attention_bias: bool,
 }
@@ -58,6 +62,7 @@ pub(super) fn hunyuan_moe(config: &Value, options: LoadOptions<'_>) -> Result<Sp
     let own: Own = config::parse(FAMILY, config)?;
     for (field, says, known) in [
         ("use_cla", own.use_cla, false),
+        ("use_mla", own.use_mla, false),
         ("use_mixed_mlp_moe", own.use_mixed_mlp_moe, true),
         ("use_qk_norm", own.use_qk_norm, true),
     ] {
@@ -71,7 +76,7 @@ pub(super) fn hunyuan_moe(config: &Value, options: LoadOptions<'_>) -> Result<Sp
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.renames = RENAMES;
     let inner = shape.intermediate_size;
-    for (i, layer) in spec.layers.iter_mut().enumerate() {
+    for (i, layer) in spec.layers.iter_mut().enumerate().skip(own.moe_layer_num_skipped) {
         let read = |field, numbers: &Option<PerLayer>, otherwise| match numbers {
             Some(numbers) => numbers.at(field, i),
             None => Ok(otherwise),

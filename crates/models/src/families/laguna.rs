@@ -9,7 +9,7 @@ use crate::{
     rope::RopeConfig,
     router::Route,
     source::Renames,
-    spec::{AttentionGate, MixerSpec, MlpSpec, QkNorm, Spec},
+    spec::{AttentionGate, AttentionSpec, MixerSpec, MlpSpec, QkNorm, Spec},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -51,14 +51,18 @@ pub(super) fn laguna(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     spec.qk_norm = Some(QkNorm::Head);
     spec.attention_gate = Some(own.gate()?);
     spec.renames = RENAMES;
-    own.check_heads(&shape)?;
+    if own.moe_apply_router_weight_on_input {
+        return Err(unsupported("moe_apply_router_weight_on_input", "true".to_owned()));
+    }
     let experts = own.experts();
     experts.check(FAMILY)?;
     let window = own.sliding_window.or(Some(512));
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let slides = config::slides(FAMILY, own.layer_types.as_deref(), i, false)?;
         let rope = if slides { LOCAL } else { 0 };
-        layer.mixer = MixerSpec::attention(Some(rope), window.filter(|_| slides));
+        let (window, heads) = (window.filter(|_| slides), own.heads(&shape, i)?);
+        let attention = AttentionSpec { rope: Some(rope), window, q_scale: None, heads };
+        layer.mixer = MixerSpec::Attention(attention);
         if routed::sparse(FAMILY, own.mlp_layer_types.as_deref(), i, i > 0)? {
             layer.mlp = MlpSpec::Experts(experts);
         }
@@ -76,15 +80,17 @@ impl Own {
         }
     }
 
-    /// Layers must have as many heads as the first line of the configuration says.
-    fn check_heads(&self, shape: &Shape) -> Result<(), ModelError> {
-        let heads = self.num_attention_heads_per_layer.iter().flatten();
-        match heads.copied().find(|&heads| heads != shape.num_attention_heads) {
-            Some(heads) => Err(unsupported("num_attention_heads_per_layer", heads.to_string())),
-            None if self.moe_apply_router_weight_on_input => {
-                Err(unsupported("moe_apply_router_weight_on_input", "true".to_owned()))
-            }
-            None => Ok(()),
+    /// Query heads of a layer, where the configuration says them layer by layer.
+    fn heads(&self, shape: &Shape, layer: usize) -> Result<Option<usize>, ModelError> {
+        const FIELD: &str = "num_attention_heads_per_layer";
+        let Some(heads) = &self.num_attention_heads_per_layer else { return Ok(None) };
+        let Some(&heads) = heads.get(layer) else {
+            return Err(unsupported(FIELD, format!("{} entries", heads.len())));
+        };
+        config::size(FAMILY, FIELD, heads, config::MAX_HEADS)?;
+        match heads.is_multiple_of(shape.kv_heads()) {
+            true => Ok(Some(heads)),
+            false => Err(unsupported(FIELD, heads.to_string())),
         }
     }
 

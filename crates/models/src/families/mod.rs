@@ -21,6 +21,7 @@ mod qwen3_5;
 mod routed;
 mod seed_oss;
 mod smollm3;
+mod step3p5;
 
 use crate::{
     LoadOptions, Model, ModelError,
@@ -113,6 +114,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
     family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
     family(&["solar_open"], "Solar Open", false, routed::solar_open),
+    family(&["step3p5"], "Step 3.5", false, step3p5::step3p5),
 ];
 
 const fn family(
@@ -140,6 +142,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     // Multimodal checkpoints keep the language model's configuration apart.
     let nested = config.get("text_config").filter(|_| MULTIMODAL.contains(&model_type));
     let mut spec = spec(model_type, &text_config(config, nested), options)?;
+    step3p5::stored(&mut spec, weights);
     let weights_by_name = Source::new(weights, spec.renames);
     let names = names(weights_by_name, spec.top);
     qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
@@ -151,7 +154,8 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
         let head = name.strip_prefix(head.as_str()).is_some_and(|rest| rest.starts_with('.'));
         let elsewhere = nested.is_some() && !head && !name.starts_with(decoder.as_str());
         let layer = name.strip_prefix(decoder.as_str()).and_then(|n| n.strip_prefix(top.layers));
-        let draft = drafts && layer.is_some_and(|rest| beyond(rest, layers));
+        let later = layer.is_some_and(|rest| beyond(rest, layers));
+        let draft = drafts && (later || name.split('.').any(|part| part.starts_with("mtp")));
         (tied && head) || elsewhere || draft || unused(model_type, name)
     })?;
     Ok(Box::new(model))
@@ -185,7 +189,7 @@ fn unused(model_type: &str, name: &str) -> bool {
         || (model_type.starts_with("qwen3_5") && name.starts_with("mtp."))
 }
 
-/// Whether config.json tells of heads for drafts, which files keep as layers after the last.
+/// Whether config.json tells of heads for drafts, which files keep as layers after the last, or below "mtp".
 fn drafts(config: &Value) -> bool {
     ["num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"]
         .iter()

@@ -36,9 +36,10 @@ impl Attention {
         weights: Source<'_>,
         at: &str,
     ) -> Result<Self, ModelError> {
-        let (q, kv) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
+        let heads = spec.heads.unwrap_or(model.heads);
+        let (q, kv) = (heads * model.head_dim, model.kv_heads * model.head_dim);
         let attn = format!("{at}.self_attn");
-        let sinks = model.attn_sinks.then(|| weights.vector(&format!("{attn}.sinks"), model.heads));
+        let sinks = model.attn_sinks.then(|| weights.vector(&format!("{attn}.sinks"), heads));
         // The gate's rows are beside the query's, head by head.
         let beside = model.attention_gate == Some(AttentionGate::InQuery);
         let q_rows = if beside { 2 * q } else { q };
@@ -56,7 +57,7 @@ impl Attention {
         };
         let gate_rows = match model.attention_gate {
             Some(AttentionGate::Projected | AttentionGate::Softplus) => Some(q),
-            Some(AttentionGate::ProjectedHead | AttentionGate::SoftplusHead) => Some(model.heads),
+            Some(AttentionGate::ProjectedHead | AttentionGate::SoftplusHead) => Some(heads),
             Some(AttentionGate::InQuery) | None => None,
         };
         let gate = |rows| {
@@ -69,7 +70,7 @@ impl Attention {
             qkv: LinearGroup::new([q_proj, k_proj, v_proj])?,
             qk_norm: match (model.qk_norm, spec.rope) {
                 (Some(QkNorm::RotatedPlain), None) => None,
-                _ => qk_norm(model, weights, &attn, order.as_deref())?,
+                _ => qk_norm(model, weights, &attn, (heads, order.as_deref()))?,
             },
             sinks: sinks.transpose()?,
             gate: gate_rows.map(gate).transpose()?,
@@ -120,7 +121,7 @@ fn qk_norm(
     model: &Spec,
     weights: Source<'_>,
     attn: &str,
-    order: Option<&[usize]>,
+    (heads, order): (usize, Option<&[usize]>),
 ) -> Result<Option<(RmsNorm, RmsNorm)>, ModelError> {
     let (d, eps) = (model.head_dim, model.norm_eps);
     let (q, k) = match model.qk_norm {
@@ -130,7 +131,7 @@ fn qk_norm(
             return Ok(Some((plain.clone(), plain)));
         }
         Some(QkNorm::Head | QkNorm::Rotated) => (d, d),
-        Some(QkNorm::Whole) => (model.heads * d, model.kv_heads * d),
+        Some(QkNorm::Whole) => (heads * d, model.kv_heads * d),
     };
     let one = |side, n| {
         let mut gains = weights.vector(&format!("{attn}.{side}_norm.weight"), n)?;
@@ -194,7 +195,8 @@ impl Mixer for Attention {
                 Phase::Decode => Arithmetic::Exact,
             },
         };
-        let attended = state.attend(self.id, &rows, &params)?.reshape(&[t, model.heads * d])?;
+        let heads = self.spec.heads.unwrap_or(model.heads);
+        let attended = state.attend(self.id, &rows, &params)?.reshape(&[t, heads * d])?;
         let softplus = matches!(
             model.attention_gate,
             Some(AttentionGate::Softplus | AttentionGate::SoftplusHead)
