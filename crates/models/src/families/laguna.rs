@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 const FAMILY: &str = "laguna";
 const RENAMES: Renames = &[("self_attn.gate_proj", "self_attn.g_proj")];
 /// Layers with a window have rotations of their own.
-const LOCAL: usize = 1;
+pub(super) const LOCAL: usize = 1;
 
 #[derive(Deserialize)]
 struct Own {
@@ -44,7 +44,7 @@ pub(super) fn laguna(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     let config = &with_default(config, "head_dim", 128);
     let (shape, own): (Shape, Own) = (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
-    let [global, local] = ropes(config)?;
+    let [global, local] = ropes(FAMILY, config, [(500_000.0, 0.5), (10_000.0, 1.0)])?;
     let mut spec = common(FAMILY, &shape, &global, options)?;
     spec.ropes.push(local.table(context(FAMILY, &shape, options))?);
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
@@ -115,16 +115,24 @@ fn unsupported(field: &'static str, value: String) -> ModelError {
     ModelError::Unsupported { family: FAMILY, field, value }
 }
 
-/// Rotations of layers that see all tokens, and of those with a window.
-fn ropes(config: &Value) -> Result<[RopeConfig; 2], ModelError> {
+/// Rotations of layers that see all tokens, and of those with a window: what `rope_parameters` says of each, or else
+/// an angle base and the part of a head that is rotated.
+pub(super) fn ropes(
+    family: &'static str,
+    config: &Value,
+    defaults: [(f64, f64); 2],
+) -> Result<[RopeConfig; 2], ModelError> {
     let parameters = config::section(config, "rope_parameters");
-    let one = |kind: &str, theta: f64, part: f64| match parameters {
-        None => config::parse(FAMILY, &json!({"rope_theta": theta, "partial_rotary_factor": part})),
+    let one = |kind: &str, (theta, part): (f64, f64)| match parameters {
+        None => config::parse(family, &json!({"rope_theta": theta, "partial_rotary_factor": part})),
         Some(parameters) => match config::section(parameters, kind) {
-            Some(section) => config::parse(FAMILY, section),
-            None => Err(unsupported("rope_parameters", format!("nothing of {kind}"))),
+            Some(section) => config::parse(family, section),
+            None => {
+                let (field, value) = ("rope_parameters", format!("nothing of {kind}"));
+                Err(ModelError::Unsupported { family, field, value })
+            }
         },
     };
-    let global = one("full_attention", 500_000.0, 0.5)?;
-    Ok([global, one("sliding_attention", 10_000.0, 1.0)?])
+    let [global, local] = defaults;
+    Ok([one("full_attention", global)?, one("sliding_attention", local)?])
 }

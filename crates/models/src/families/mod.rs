@@ -12,6 +12,7 @@ mod hunyuan_moe;
 mod laguna;
 mod llama;
 mod llama4;
+mod mellum;
 mod minimax;
 mod mixtral;
 mod phi3;
@@ -58,6 +59,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["dots1"], "dots.llm1", false, routed::dots1),
     family(&["ernie4_5_moe"], "ERNIE 4.5 with experts", false, ernie4_5_moe::ernie4_5_moe),
     family(&["exaone_moe"], "K-EXAONE", false, routed::exaone_moe),
+    family(&["flex_olmo"], "FlexOlmo", false, mixtral::flex_olmo),
     family(&["gemma"], "Gemma", true, gemma::gemma),
     family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
     family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
@@ -81,6 +83,7 @@ pub static FAMILIES: &[Family] = &[
     ),
     family(&["laguna"], "Laguna", false, laguna::laguna),
     family(&["llama4", "llama4_text"], "Llama 4, text only", false, llama4::llama4),
+    family(&["mellum"], "Mellum 2", false, mellum::mellum),
     family(&["minimax"], "MiniMax M2 as it was first published", false, minimax::minimax),
     family(&["minimax_m2"], "MiniMax M2", false, minimax::minimax_m2),
     family(&["ministral"], "Ministral", true, llama::ministral),
