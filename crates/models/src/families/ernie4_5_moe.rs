@@ -3,8 +3,10 @@
 use super::{read, routed};
 use crate::{
     LoadOptions, ModelError, config,
+    decoder::Names,
     experts::ExpertSpec,
     router::Route,
+    source::Source,
     spec::{MlpSpec, Spec},
 };
 use serde::Deserialize;
@@ -26,6 +28,18 @@ struct Own {
     moe_layer_start_index: Option<usize>,
     moe_layer_end_index: Option<i64>,
     moe_layer_interval: Option<usize>,
+}
+
+/// MLX leaves out the bias of the choice.
+pub(super) fn stored(spec: &mut Spec, weights: Source<'_>, names: &Names) {
+    for (i, layer) in spec.layers.iter_mut().enumerate().filter(|_| spec.family == FAMILY) {
+        let MlpSpec::Experts(experts) = &mut layer.mlp else { continue };
+        let at = format!("{}layers.{i}.mlp", names.decoder);
+        if weights.has(&format!("{at}.switch_mlp.up_proj.weight")) {
+            let bias = |name: &&str| weights.has(&format!("{at}.{name}"));
+            experts.route.bias = experts.route.bias.filter(bias);
+        }
+    }
 }
 
 pub(super) fn ernie4_5_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {

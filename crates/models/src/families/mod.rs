@@ -149,6 +149,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     let weights_by_name = Source::new(weights, spec.renames);
     let names = names(weights_by_name, spec.top);
     qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
+    ernie4_5_moe::stored(&mut spec, weights_by_name, &names);
     let (tied, top, layers) = (spec.tied, spec.top, spec.layers.len());
     let drafts = drafts(config);
     let model = Decoder::load(spec, weights_by_name, &names, options)?;
