@@ -73,7 +73,8 @@ impl ExpertNames {
         maps: ["gate_proj", "up_proj", "down_proj"],
         fused: Fused::Rows,
     };
-    pub(crate) const GPT_OSS: Self = Self { router: "router", fused: Fused::Interleaved, ..Self::QWEN };
+    pub(crate) const GPT_OSS: Self =
+        Self { router: "router", fused: Fused::Interleaved, ..Self::QWEN };
     pub(crate) const MIXTRAL: Self =
         Self { block: "block_sparse_moe", maps: ["w1", "w3", "w2"], ..Self::QWEN };
 }
@@ -286,13 +287,7 @@ const ROUTERS: &[&str] = &["gate.gate_proj", "gate.proj"];
 const BIASES: &[&str] = &["gate.e_score_correction_bias"];
 
 /// The first of these names that a file has, or `name`.
-fn first_of(
-    weights: Source<'_>,
-    at: &str,
-    name: &str,
-    others: &[&str],
-    suffix: &str,
-) -> String {
+fn first_of(weights: Source<'_>, at: &str, name: &str, others: &[&str], suffix: &str) -> String {
     let own = format!("{at}.{name}");
     let mut names = std::iter::once(own.clone()).chain(others.iter().map(|o| format!("{at}.{o}")));
     names.find(|name| weights.has(&format!("{name}{suffix}"))).unwrap_or(own)

@@ -309,7 +309,10 @@ mod tests {
         assert!(mul_sigmoid(&x, &zero).is_err());
         let gates = Tensor::from_vec(vec![200.0, 0.0], &[1, 2]).unwrap();
         let half = 3.0 * 2f32.ln();
-        assert_eq!(read(&mul_softplus(&right, &gates).unwrap()), [400.0, 600.0, 2.0 * half, 7.0 * 2f32.ln()]);
+        assert_eq!(
+            read(&mul_softplus(&right, &gates).unwrap()),
+            [400.0, 600.0, 2.0 * half, 7.0 * 2f32.ln()]
+        );
     }
 
     #[test]

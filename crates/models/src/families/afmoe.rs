@@ -48,7 +48,8 @@ pub(super) fn afmoe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
     if own.route_norm == Some(false) {
         return bad("route_norm", "false".to_owned());
     }
-    for (field, groups) in [("n_group", own.n_group), ("num_expert_groups", own.num_expert_groups)] {
+    for (field, groups) in [("n_group", own.n_group), ("num_expert_groups", own.num_expert_groups)]
+    {
         if let Some(groups) = groups.filter(|&groups| groups != 1) {
             return bad(field, groups.to_string());
         }

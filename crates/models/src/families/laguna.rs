@@ -43,7 +43,8 @@ struct Own {
 pub(super) fn laguna(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     let config = &with_default(config, "head_dim", 128);
-    let (shape, own): (Shape, Own) = (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
+    let (shape, own): (Shape, Own) =
+        (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
     let [global, local] = ropes(FAMILY, config, [(500_000.0, 0.5), (10_000.0, 1.0)])?;
     let mut spec = common(FAMILY, &shape, &global, options)?;
     spec.ropes.push(local.table(context(FAMILY, &shape, options))?);

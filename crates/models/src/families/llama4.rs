@@ -85,11 +85,8 @@ pub(super) fn llama4(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
 impl Own {
     fn experts(&self, size: usize) -> ExpertSpec {
         let chosen = self.num_experts_per_tok.unwrap_or(1);
-        let route = Route {
-            score: Score::Sigmoid,
-            weighs_input: true,
-            ..Route::softmax(chosen, false)
-        };
+        let route =
+            Route { score: Score::Sigmoid, weighs_input: true, ..Route::softmax(chosen, false) };
         ExpertSpec {
             names: ExpertNames { router: "router", fused: Fused::Transposed, ..ExpertNames::QWEN },
             shared: Some(SharedSpec { intermediate: size, gated: false }),

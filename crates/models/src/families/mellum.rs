@@ -30,7 +30,8 @@ pub(super) fn mellum(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     let config = &config::one_name(config, "num_experts", "num_local_experts")?;
     let config = &with_default(config, "head_dim", 128);
-    let (shape, own): (Shape, Own) = (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
+    let (shape, own): (Shape, Own) =
+        (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
     let [global, local] = laguna::ropes(FAMILY, config, [(500_000.0, 1.0), (10_000.0, 1.0)])?;
     let mut spec = common(FAMILY, &shape, &global, options)?;
     spec.ropes.push(local.table(context(FAMILY, &shape, options))?);

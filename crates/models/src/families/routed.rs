@@ -91,7 +91,8 @@ pub(super) fn sparse(
             Err(ModelError::Unsupported { family, field: FIELD, value: other.to_owned() })
         }
         None => {
-            let (value, range) = (format!("{} entries", types.len()), "each layer needs one".into());
+            let (value, range) =
+                (format!("{} entries", types.len()), "each layer needs one".into());
             Err(ModelError::OutOfRange { family, field: FIELD, value, range })
         }
     }
@@ -236,7 +237,7 @@ mod tests {
         for (field, value) in [
             ("n_group", json!(3)),
             ("num_experts_per_tok", json!(9)),
-            ("n_shared_experts", json!(1 << 40)),
+            ("n_shared_experts", json!(1_u64 << 40)),
             ("mlp_layer_types", json!(["dense"])),
             ("mlp_layer_types", json!(["dense", "sparse", "other"])),
             ("scoring_func", json!("softmax")),

@@ -77,7 +77,8 @@ pub(super) fn step3p5(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
     let config = &config::one_name(config, "num_key_value_heads", "num_attention_groups")?;
     let config = &with_default(config, "max_position_embeddings", 262_144);
     let config = &with_default(config, "rms_norm_eps", 1e-5);
-    let (shape, own): (Shape, Own) = (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
+    let (shape, own): (Shape, Own) =
+        (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
     own.check(&shape)?;
     let mut spec = common(FAMILY, &shape, &RopeConfig::with_theta(10_000.0), options)?;
     (spec.renames, spec.norm_offset) = (RENAMES, 1.0);
@@ -103,7 +104,8 @@ pub(super) fn step3p5(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
             heads: heads.map(|other| other.num_attention_heads),
         });
         let limits = [&own.swiglu_limits, &own.swiglu_limits_shared];
-        let limits = limits.map(|list| list.as_ref()?.get(i).copied()?.filter(|&limit| limit > 0.0));
+        let limits =
+            limits.map(|list| list.as_ref()?.get(i).copied()?.filter(|&limit| limit > 0.0));
         match (sparse.contains(&i), limits) {
             (true, limits) => {
                 let experts = ExpertSpec { limits, ..own.experts() };
