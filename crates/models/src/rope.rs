@@ -28,6 +28,11 @@ pub(crate) struct RopeConfig {
     // longrope
     short_factor: Option<Vec<f64>>,
     long_factor: Option<Vec<f64>>,
+    /// What rotated elements are multiplied with, of either factors (Phi 3.5 with experts).
+    short_mscale: Option<f64>,
+    long_mscale: Option<f64>,
+    /// Makes the angle base larger, whatever the length (Hunyuan).
+    alpha: Option<f64>,
 }
 
 /// What the frequencies depend on beside the section.
@@ -68,6 +73,11 @@ impl RopeConfig {
             "llama3" => self.llama3(c, dim),
             "yarn" => self.yarn(c, dim),
             "longrope" | "su" => self.longrope(c, dim),
+            "dynamic" if dim > 2 => {
+                let alpha = self.need(c, "alpha", self.alpha)?;
+                let larger = alpha.powf(dim as f64 / (dim as f64 - 2.0));
+                Ok(table(powers(self.theta() * larger, dim), 1.0))
+            }
             other => Err(unsupported(c, "rope_type", other)),
         }
     }
@@ -90,6 +100,9 @@ impl RopeConfig {
             ("beta_slow", self.beta_slow, (0.0, 1e6)),
             ("mscale", self.mscale, (0.0, 1e6)),
             ("mscale_all_dim", self.mscale_all_dim, (0.0, 1e6)),
+            ("short_mscale", self.short_mscale, (0.0, 1e6)),
+            ("long_mscale", self.long_mscale, (0.0, 1e6)),
+            ("alpha", self.alpha, (1e-6, 1e6)),
         ] {
             if let Some(value) = value.filter(|v| !(low..=high).contains(v)) {
                 let range = format!("it must be from {low} to {high}");
@@ -115,8 +128,7 @@ impl RopeConfig {
 
     /// `theta^(-2i/dim)`.
     fn base(&self, dim: usize) -> impl Iterator<Item = f64> {
-        let theta = self.theta();
-        (0..dim / 2).map(move |i| theta.powf(-(2.0 * i as f64) / dim as f64))
+        powers(self.theta(), dim)
     }
 
     fn need(&self, c: RopeContext, field: &'static str, x: Option<f64>) -> Result<f64, ModelError> {
@@ -192,11 +204,12 @@ impl RopeConfig {
             if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
         });
         let long = c.run_positions as f64 > original;
-        let (field, factors) = if long {
-            ("long_factor", &self.long_factor)
+        let (field, factors, own) = if long {
+            ("long_factor", &self.long_factor, self.long_mscale)
         } else {
-            ("short_factor", &self.short_factor)
+            ("short_factor", &self.short_factor, self.short_mscale)
         };
+        let attention = own.unwrap_or(attention);
         let factors = factors.as_ref().ok_or_else(|| unsupported(c, field, "nothing"))?;
         if factors.len() != dim / 2 {
             let got = format!("a list of {}, with {} pairs a head", factors.len(), dim / 2);
@@ -204,6 +217,11 @@ impl RopeConfig {
         }
         Ok(table(self.base(dim).zip(factors).map(|(f, ext)| f / ext), attention))
     }
+}
+
+/// `theta^(-2i/dim)`.
+fn powers(theta: f64, dim: usize) -> impl Iterator<Item = f64> {
+    (0..dim / 2).map(move |i| theta.powf(-(2.0 * i as f64) / dim as f64))
 }
 
 fn table(inv_freq: impl Iterator<Item = f64>, scale: f64) -> RopeTable {
