@@ -136,6 +136,7 @@ impl Own {
             key_dim: self.linear_key_head_dim,
             value_dim: self.linear_value_head_dim,
             kernel: self.linear_conv_kernel_dim,
+            decay_per_key: false,
         })
     }
 

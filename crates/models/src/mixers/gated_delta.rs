@@ -6,7 +6,8 @@ use crate::{
     spec::Spec,
 };
 use taper_tensor::{
-    GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, Linear, LinearGroup, Tensor,
+    GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, Linear, LinearGroup,
+    OutputGate, Tensor,
 };
 
 /// A layer's recurrence.
@@ -43,6 +44,9 @@ impl GatedDeltaNet {
             conv: conv(weights, &at, shape)?,
             a_log: weights.vector(&format!("{at}.A_log"), heads)?,
             dt_bias: weights.vector(&format!("{at}.dt_bias"), heads)?,
+            decay_floor: None,
+            write: 1.0,
+            gate: OutputGate::Silu,
             // This norm alone is stored as it is applied.
             norm: weights.vector(&format!("{at}.norm.weight"), shape.value_dim)?,
             norm_eps: model.norm_eps,
