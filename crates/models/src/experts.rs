@@ -128,7 +128,11 @@ impl Experts {
         let mut experts = Vec::with_capacity(n);
         for (up, down) in ups.into_iter().zip(downs) {
             experts.push(match gates.next() {
-                Some(gate) => Dense::Gated(Gated { gate_up: LinearGroup::new([gate, up])?, down }),
+                Some(gate) => Dense::Gated(Gated {
+                    gate_up: LinearGroup::new([gate, up])?,
+                    down,
+                    scales: None,
+                }),
                 None => Dense::Plain(Plain { up: LinearGroup::new([up])?, down }),
             });
         }
@@ -234,7 +238,7 @@ impl Experts {
 /// Both maps of an expert with a gate.
 fn both(expert: &Dense) -> Option<(&LinearGroup<2>, &Linear)> {
     match expert {
-        Dense::Gated(Gated { gate_up, down }) => Some((gate_up, down)),
+        Dense::Gated(Gated { gate_up, down, .. }) => Some((gate_up, down)),
         Dense::Plain(_) => None,
     }
 }

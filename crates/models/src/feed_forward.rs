@@ -21,14 +21,16 @@ pub(crate) type Residual<'a> = Option<(&'a Tensor, Option<&'a RmsNorm>)>;
 pub(crate) struct Gated {
     pub(crate) gate_up: LinearGroup<2>,
     pub(crate) down: Linear,
+    /// What the gate is multiplied by before its activation, and what the result is.
+    pub(crate) scales: Option<[f32; 2]>,
 }
 
 impl Gated {
     /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let Self { gate_up, down } = self;
+        let Self { gate_up, down, scales } = self;
         let place = options.place();
-        Ok(Self { gate_up: gate_up.place(place)?, down: down.place(place)? })
+        Ok(Self { gate_up: gate_up.place(place)?, down: down.place(place)?, scales })
     }
 
     pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -80,7 +82,8 @@ impl Dense {
         let names = [("gate_proj", inner), ("up_proj", inner)];
         let fused = spec.fused_mlp.then_some("gate_up_proj");
         let gate_up = parts(weights, hidden, bias, at, fused, names)?;
-        Ok(Self::Gated(Gated { gate_up: LinearGroup::new(gate_up)?, down }))
+        let gate_up = LinearGroup::new(gate_up)?;
+        Ok(Self::Gated(Gated { gate_up, down, scales: spec.mlp_scales }))
     }
 
     /// Where and as it will run.
@@ -108,7 +111,16 @@ impl Dense {
     ) -> Result<Tensor, ModelError> {
         let Input { x, norm } = input;
         match self {
-            Self::Gated(Gated { gate_up, down }) => {
+            Self::Gated(Gated { gate_up, down, scales: Some([before, after]) }) => {
+                let [gate, up] = gate_up.forward_normed(x, *norm, phase)?;
+                let inner = ops::gated(activation, &ops::scale(&gate, *before)?, &up)?;
+                let y = ops::scale(&down.forward(&inner, phase)?, *after)?;
+                Ok(match residual {
+                    Some((residual, _)) => ops::add(residual, &y)?,
+                    None => y,
+                })
+            }
+            Self::Gated(Gated { gate_up, down, scales: None }) => {
                 Ok(gate_up.forward_down(down, x, *norm, activation, residual, phase)?)
             }
             Self::Plain(Plain { up, down }) => {

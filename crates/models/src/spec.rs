@@ -2,10 +2,11 @@
 
 use crate::{
     experts::ExpertSpec,
+    mixers::{BesideSpec, DeltaSpec, Mamba2Spec, MambaSpec, ShortConvSpec},
     norms::{LayerNorms, NormKind},
     source::Renames,
 };
-use taper_tensor::{GatedDeltaShape, RopeTable, ops::Activation};
+use taper_tensor::{RopeTable, ops::Activation};
 
 /// What makes one family differ from another.
 #[derive(Debug, Clone)]
@@ -22,6 +23,8 @@ pub(crate) struct Spec {
     pub(crate) norm_offset: f32,
     pub(crate) norm: NormKind,
     pub(crate) norms: LayerNorms,
+    /// The norms of layers that attend, where they differ (OLMo Hybrid).
+    pub(crate) attention_norms: Option<LayerNorms>,
     /// The feed-forward reads what the mixer reads, not what it gives (Cohere).
     pub(crate) parallel: bool,
     /// What the family calls its tensors.
@@ -42,6 +45,8 @@ pub(crate) struct Spec {
     pub(crate) activation: Activation,
     /// Feed-forwards multiply their activation with a second projection.
     pub(crate) gated_mlp: bool,
+    /// What gates of feed-forwards are multiplied by before their activation, and what results are (Falcon-H1).
+    pub(crate) mlp_scales: Option<[f32; 2]>,
     pub(crate) attn_scale: f32,
     pub(crate) attn_soft_cap: Option<f32>,
     /// A learned score without a value in every head's softmax (gpt-oss).
@@ -159,7 +164,12 @@ pub(crate) enum MixerSpec {
     /// The layer is a feed-forward only.
     None,
     Attention(AttentionSpec),
-    GatedDelta(GatedDeltaShape),
+    GatedDelta(DeltaSpec),
+    Mamba(MambaSpec),
+    Mamba2(Mamba2Spec),
+    ShortConv(ShortConvSpec),
+    /// Attention and Mamba 2 read the same.
+    Beside(BesideSpec),
 }
 
 /// What makes one layer's attention differ from another's.
@@ -190,6 +200,23 @@ impl MixerSpec {
     /// Attention, and nothing special.
     pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
         Self::Attention(AttentionSpec { rope, window, q_scale: None })
+    }
+
+    /// Whether it keeps keys and values.
+    pub(crate) fn attends(&self) -> bool {
+        matches!(self, Self::Attention(_) | Self::Beside(_))
+    }
+
+    /// Elements of each state that it keeps of a sequence.
+    pub(crate) fn states(&self) -> Vec<usize> {
+        match self {
+            Self::None | Self::Attention(_) => vec![],
+            Self::GatedDelta(delta) => vec![delta.shape.state_len()],
+            Self::Mamba(mamba) => vec![mamba.conv().state_len(), mamba.scan.state_len()],
+            Self::Mamba2(mamba) => vec![mamba.shape.state_len()],
+            Self::ShortConv(conv) => vec![conv.shape.state_len()],
+            Self::Beside(both) => vec![both.mamba.shape.state_len()],
+        }
     }
 }
 

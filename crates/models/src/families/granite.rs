@@ -28,16 +28,22 @@ fn one() -> f32 {
 }
 
 pub(super) fn granite(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    config::require(FAMILY, config, "hidden_act", &["silu"])?;
-    let own: Own = config::parse(FAMILY, config)?;
+    let (_, spec) = read(FAMILY, config, 10_000.0, options)?;
+    multiplied(spec, config)
+}
+
+/// The model with Granite's multipliers and biases.
+pub(super) fn multiplied(mut spec: Spec, config: &Value) -> Result<Spec, ModelError> {
+    let family = spec.family;
+    config::require(family, config, "hidden_act", &["silu"])?;
+    let own: Own = config::parse(family, config)?;
     let factors = [
         ("embedding_multiplier", Some(own.embedding_multiplier)),
         ("attention_multiplier", Some(own.attention_multiplier)),
         ("residual_multiplier", Some(own.residual_multiplier)),
         ("logits_scaling", Some(own.logits_scaling)),
     ];
-    config::factors(FAMILY, &factors)?;
-    let (_, mut spec) = read(FAMILY, config, 10_000.0, options)?;
+    config::factors(family, &factors)?;
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.mlp_bias = own.mlp_bias;
     let unless_one = |factor: f32| (factor != 1.0).then_some(factor);

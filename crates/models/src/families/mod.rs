@@ -1,11 +1,19 @@
 //! The families, and the registry that picks one by `model_type`.
 
+mod falcon_h1;
 mod gemma;
 mod gemma3;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
+mod hybrid;
+mod jamba;
+mod lfm2;
 mod llama;
+mod mamba;
 mod mixtral;
+mod nemotron_h;
+mod olmo_hybrid;
 mod phi3;
 mod qwen;
 mod qwen3_5;
@@ -41,20 +49,37 @@ pub struct Family {
 
 /// Every family that [`load`] knows.
 pub static FAMILIES: &[Family] = &[
+    family(&["bamba"], "Bamba", false, falcon_h1::bamba),
+    family(&["falcon_h1"], "Falcon-H1", false, falcon_h1::falcon_h1),
+    family(&["falcon_mamba"], "Falcon Mamba", false, mamba::falcon_mamba),
     family(&["gemma"], "Gemma", true, gemma::gemma),
     family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
     family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
     family(&["gpt_oss"], "gpt-oss, not in MXFP4", false, gpt_oss::gpt_oss),
     family(&["granite"], "Granite 3 and 4, dense", true, granite::granite),
+    family(&["granitemoehybrid"], "Granite 4, hybrid", false, granite_hybrid::granitemoehybrid),
     family(
         &["iquestcoder", "llama", "xverse"],
         "Llama 2 to 3.3, SmolLM2; Mistral's GGUF files",
         true,
         llama::llama,
     ),
+    family(&["jamba"], "Jamba", false, jamba::jamba),
+    family(&["lfm2"], "LFM2", false, lfm2::lfm2),
+    family(&["lfm2_moe"], "LFM2 with experts", false, lfm2::lfm2_moe),
+    family(&["lfm3"], "LFM3", false, lfm2::lfm3),
+    family(&["mamba"], "Mamba", false, mamba::mamba),
+    family(&["mamba2"], "Mamba 2, Mamba-Codestral", false, mamba::mamba2),
     family(&["ministral"], "Ministral", true, llama::ministral),
     family(&["mistral"], "Mistral", true, llama::mistral),
     family(&["mixtral"], "Mixtral", true, mixtral::mixtral),
+    family(
+        &["nemotron_h"],
+        "Nemotron-H, Nemotron Nano 2 and 3, without latent experts",
+        false,
+        nemotron_h::nemotron_h,
+    ),
+    family(&["olmo_hybrid"], "OLMo Hybrid", false, olmo_hybrid::olmo_hybrid),
     family(&["olmoe"], "OLMoE", true, mixtral::olmoe),
     family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
     family(&["qwen2"], "Qwen 2, 2.5", true, qwen::qwen2),
@@ -73,6 +98,7 @@ pub static FAMILIES: &[Family] = &[
         qwen3_5::qwen3_5_moe,
     ),
     family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
+    family(&["qwen3_next"], "Qwen3-Next, Qwen3-Coder-Next", false, qwen3_5::qwen3_next),
     family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
     family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
 ];
@@ -102,6 +128,9 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     // Multimodal checkpoints keep the language model's configuration apart.
     let nested = config.get("text_config").filter(|_| MULTIMODAL.contains(&model_type));
     let mut spec = spec(model_type, &text_config(config, nested), options)?;
+    if let Some(renames) = lfm2::mlx_names(&spec, |name| weights.has(name)) {
+        spec.renames = renames;
+    }
     let weights_by_name = Source::new(weights, spec.renames);
     let names = names(weights_by_name, spec.top);
     qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
@@ -141,8 +170,12 @@ fn names(weights: Source<'_>, top: TopNames) -> Names {
 /// drafts.
 fn unused(model_type: &str, name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
-        || (model_type.starts_with("qwen3_5") && name.starts_with("mtp."))
+        || (DRAFTS.contains(&model_type) && name.starts_with("mtp."))
 }
+
+/// Families whose checkpoints may have heads for drafts.
+const DRAFTS: &[&str] =
+    &["nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"];
 
 /// What config.json says of a model of a family.
 pub(crate) fn spec(
@@ -198,6 +231,7 @@ fn common(
         norm_offset: 0.0,
         norm: NormKind::Rms,
         norms: LayerNorms::PRE,
+        attention_norms: None,
         parallel: false,
         renames: &[],
         top: TopNames::LLAMA,
@@ -212,6 +246,7 @@ fn common(
         attention_gate: None,
         activation: Activation::Silu,
         gated_mlp: true,
+        mlp_scales: None,
         attn_scale: (shape.head_dim() as f32).powf(-0.5),
         attn_soft_cap: None,
         attn_sinks: false,
