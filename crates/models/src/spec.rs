@@ -2,7 +2,7 @@
 
 use crate::{
     experts::ExpertSpec,
-    mixers::{BesideSpec, DeltaSpec, Mamba2Spec, MambaSpec, ShortConvSpec},
+    mixers::{BesideSpec, DeltaSpec, GriffinSpec, Mamba2Spec, MambaSpec, ShortConvSpec},
     norms::{LayerNorms, NormKind},
     source::Renames,
 };
@@ -168,6 +168,7 @@ pub(crate) enum MixerSpec {
     Mamba(MambaSpec),
     Mamba2(Mamba2Spec),
     ShortConv(ShortConvSpec),
+    Griffin(GriffinSpec),
     /// Attention and Mamba 2 read the same.
     Beside(BesideSpec),
 }
@@ -215,6 +216,7 @@ impl MixerSpec {
             Self::Mamba(mamba) => vec![mamba.conv().state_len(), mamba.scan.state_len()],
             Self::Mamba2(mamba) => vec![mamba.shape.state_len()],
             Self::ShortConv(conv) => vec![conv.shape.state_len()],
+            Self::Griffin(own) => vec![own.conv().state_len(), own.shape.width()],
             Self::Beside(both) => vec![both.mamba.shape.state_len()],
         }
     }

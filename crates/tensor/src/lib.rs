@@ -40,8 +40,9 @@ pub use linear::{Linear, LinearGroup, Place};
 pub use norm::{LayerNorm, RmsNorm};
 pub use recurrent::{
     CausalConv, ConvShape, GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape,
-    GatedNorm, Mamba2, Mamba2Params, Mamba2Shape, OutputGate, RecurrentSegment, RunSegments,
-    SelectiveScan, SelectiveScanInputs, SelectiveScanParams, SelectiveScanShape, ShortConv,
+    GatedNorm, HeadGate, Mamba2, Mamba2Params, Mamba2Shape, OutputGate, RecurrentSegment, RgLru,
+    RgLruParams, RgLruShape, RunSegments, SelectiveScan, SelectiveScanInputs, SelectiveScanParams,
+    SelectiveScanShape, ShortConv,
 };
 pub use rope::{Projected, RopeAngles, RopeTable, norm_rope};
 pub use taper_cpu::{

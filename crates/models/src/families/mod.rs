@@ -17,6 +17,7 @@ mod olmo_hybrid;
 mod phi3;
 mod qwen;
 mod qwen3_5;
+mod recurrent_gemma;
 mod seed_oss;
 mod smollm3;
 
@@ -99,6 +100,7 @@ pub static FAMILIES: &[Family] = &[
     ),
     family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
     family(&["qwen3_next"], "Qwen3-Next, Qwen3-Coder-Next", false, qwen3_5::qwen3_next),
+    family(&["recurrent_gemma"], "RecurrentGemma", false, recurrent_gemma::recurrent_gemma),
     family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
     family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
 ];

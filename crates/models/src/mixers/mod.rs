@@ -5,6 +5,7 @@ mod beside;
 mod gated_delta;
 mod mamba;
 mod mamba2;
+mod rg_lru;
 mod short_conv;
 
 use crate::{
@@ -23,6 +24,7 @@ pub(crate) use beside::{Beside, BesideSpec};
 pub(crate) use gated_delta::{DeltaLayout, DeltaSpec, GatedDeltaNet};
 pub(crate) use mamba::{Mamba, MambaSpec, ScanNorms};
 pub(crate) use mamba2::{Mamba2Spec, StateNorm, StateSpace};
+pub(crate) use rg_lru::{Griffin, GriffinSpec};
 pub(crate) use short_conv::{GatedConv, ShortConvSpec};
 
 /// The part of a layer in which tokens of a sequence meet, up to its output projection.
@@ -107,6 +109,9 @@ pub(crate) fn load(
         }
         MixerSpec::ShortConv(own) => {
             Some(Box::new(GatedConv::load(spec, own, id, weights, at)?.placed(options)?))
+        }
+        MixerSpec::Griffin(own) => {
+            Some(Box::new(Griffin::load(spec, own, id, weights, at)?.placed(options)?))
         }
         MixerSpec::Beside(own) => {
             let attention = Attention::load(spec, own.attention, attention, weights, at)?;

@@ -6,7 +6,7 @@
 
 use super::{
     CausalConv, Columns, ConvShape, Part, RecurrentSegment, RunSegments, check_segments, rows_of,
-    softplus,
+    sigmoid, softplus,
 };
 use crate::{
     Result, Tensor, TensorError,
@@ -263,10 +263,6 @@ struct Rows<'a> {
     qkv: Columns<'a>,
     b: &'a [f32],
     a: &'a [f32],
-}
-
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
 }
 
 /// One token: `S = diag(keep) S; d = write (v - Sᵀk); S += k dᵀ; out = Sᵀq`, with `S [key_dim, value_dim]`.

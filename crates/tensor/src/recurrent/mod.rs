@@ -7,6 +7,7 @@ mod conv;
 mod gated_delta;
 mod mamba;
 mod mamba2;
+mod rg_lru;
 mod short_conv;
 
 use crate::{Result, Tensor, TensorError, host};
@@ -19,6 +20,7 @@ pub use gated_delta::{
 };
 pub use mamba::{SelectiveScan, SelectiveScanInputs, SelectiveScanParams, SelectiveScanShape};
 pub use mamba2::{GatedNorm, Mamba2, Mamba2Params, Mamba2Shape};
+pub use rg_lru::{HeadGate, RgLru, RgLruParams, RgLruShape};
 pub use short_conv::ShortConv;
 
 /// Consecutive tokens of one sequence, and the state that the layer keeps for it.
@@ -132,6 +134,10 @@ impl<'a> Part<'a> {
 /// `ln(1 + exp(x))`, as torch computes it.
 fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// `sums += weights * x`, element by element.
