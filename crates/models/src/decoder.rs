@@ -7,7 +7,7 @@ use crate::{
     mixers::{StateIds, Step},
     norms::Norm,
     source::Source,
-    spec::{LayerSpec, MixerSpec, Spec},
+    spec::{LayerSpec, Spec},
 };
 use taper_tensor::{Embedding, Linear, RmsNorm, Tensor, ops};
 
@@ -170,12 +170,8 @@ fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> Mode
     let sizes = layers.iter().map(Layer::size).chain(own_head);
     let (parameters, bytes) = sizes.fold((0, 0), |(p, b), (more, bytes)| (p + more, b + bytes));
     let (vocab, hidden) = embed.shape();
-    let state = |layer: &LayerSpec| match layer.mixer {
-        MixerSpec::Attention(_) | MixerSpec::None => None,
-        MixerSpec::GatedDelta(shape) => Some(shape.state_len()),
-    };
-    let attends = |layer: &&LayerSpec| matches!(layer.mixer, MixerSpec::Attention(_));
-    let recurrent: Vec<_> = spec.layers.iter().filter_map(state).collect();
+    let attends = |layer: &&LayerSpec| layer.mixer.attends();
+    let recurrent: Vec<_> = spec.layers.iter().flat_map(|layer| layer.mixer.states()).collect();
     ModelInfo {
         family: spec.family,
         layers: spec.layers.iter().filter(attends).count(),

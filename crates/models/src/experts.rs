@@ -155,7 +155,7 @@ impl Experts {
             experts.push(match gates.next() {
                 Some(gate) => {
                     let (gate_up, limit) = (LinearGroup::new([gate, up])?, spec.limits[0]);
-                    Dense::Gated(Gated { gate_up, down, limit })
+                    Dense::Gated(Gated { gate_up, down, limit, scales: None })
                 }
                 None => Dense::Plain(Plain { up: LinearGroup::new([up])?, down }),
             });

@@ -23,14 +23,17 @@ pub(crate) struct Gated {
     pub(crate) down: Linear,
     /// What the activation gives is at most this, and the other factor as far from zero.
     pub(crate) limit: Option<f32>,
+    /// What the gate is multiplied by before its activation, and what the result is.
+    pub(crate) scales: Option<[f32; 2]>,
 }
 
 impl Gated {
     /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let Self { gate_up, down, limit } = self;
+        let Self { gate_up, down, limit, scales } = self;
         let place = options.place();
-        Ok(Self { gate_up: gate_up.place(place)?, down: down.place(place)?, limit })
+        let (gate_up, down) = (gate_up.place(place)?, down.place(place)?);
+        Ok(Self { gate_up, down, limit, scales })
     }
 
     pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -90,7 +93,8 @@ impl Dense {
         let names = [("gate_proj", inner), ("up_proj", inner)];
         let fused = spec.fused_mlp.then_some("gate_up_proj");
         let gate_up = parts(weights, hidden, bias, at, fused, names)?;
-        let gated = Gated { gate_up: LinearGroup::new(gate_up)?, down, limit: None };
+        let (gate_up, scales) = (LinearGroup::new(gate_up)?, spec.mlp_scales);
+        let gated = Gated { gate_up, down, limit: None, scales };
         if spec.sub_norms {
             let gains = weights.vector(&format!("{at}.ffn_sub_norm.weight"), inner)?;
             return Ok(Self::Normed(gated, RmsNorm::new(gains, spec.norm_eps)));
@@ -133,12 +137,21 @@ impl Dense {
     ) -> Result<Tensor, ModelError> {
         let Input { x, norm } = input;
         match self {
-            Self::Gated(Gated { gate_up, down, limit: Some(limit) }) => {
+            Self::Gated(Gated { gate_up, down, limit: Some(limit), .. }) => {
                 let [gate, up] = gate_up.forward_normed(x, *norm, phase)?;
                 let inner = ops::clamped_swiglu(&gate, &up, *limit)?;
                 add_down(down, &inner, residual, phase)
             }
-            Self::Gated(Gated { gate_up, down, limit: None }) => {
+            Self::Gated(Gated { gate_up, down, scales: Some([before, after]), .. }) => {
+                let [gate, up] = gate_up.forward_normed(x, *norm, phase)?;
+                let inner = ops::gated(activation, &ops::scale(&gate, *before)?, &up)?;
+                let y = ops::scale(&down.forward(&inner, phase)?, *after)?;
+                Ok(match residual {
+                    Some((residual, _)) => ops::add(residual, &y)?,
+                    None => y,
+                })
+            }
+            Self::Gated(Gated { gate_up, down, limit: None, scales: None }) => {
                 Ok(gate_up.forward_down(down, x, *norm, activation, residual, phase)?)
             }
             Self::Plain(Plain { up, down }) => {

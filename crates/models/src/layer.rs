@@ -31,7 +31,7 @@ impl Layer {
         at: &str,
         options: LoadOptions<'_>,
     ) -> Result<Self, ModelError> {
-        let norms = spec.norms;
+        let norms = spec.attention_norms.filter(|_| layer.mixer.attends()).unwrap_or(spec.norms);
         let place =
             |name: Option<&str>, of: bool| name.filter(|_| of).map(|name| format!("{at}.{name}"));
         let norm = |name, of| {
@@ -99,10 +99,7 @@ impl Layer {
                 let reads = self.mlp.as_ref().is_some_and(FeedForward::reads_normed);
                 let ahead = ahead.filter(|_| reads && !step.spec.parallel);
                 add_branch((&x, ahead), self.after_mixer.as_ref(), scale, |residual| {
-                    Ok(match residual {
-                        Some((x, next)) => mixer.out().forward_add(&mixed, x, next, step.phase)?,
-                        None => mixer.out().forward(&mixed, step.phase)?,
-                    })
+                    mixer.project(&mixed, residual, step.phase)
                 })?
             }
             None => x.clone(),

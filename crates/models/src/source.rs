@@ -25,9 +25,13 @@ impl<'a> Source<'a> {
         Self { weights, renames, inputs_first }
     }
 
-    /// What the file calls a tensor, or a module.
+    /// What the file calls a tensor, or a module: the family's name, or Llama's if only that is there.
     pub(crate) fn own(&self, name: &str) -> String {
-        self.renames.iter().fold(name.to_owned(), |name, (from, to)| renamed(&name, from, to))
+        let renames = self.renames.iter();
+        let own = renames.fold(name.to_owned(), |name, (from, to)| renamed(&name, from, to));
+        let there =
+            |name: &str| self.weights.has(name) || self.weights.has(&format!("{name}.weight"));
+        if own != name && !there(&own) && there(name) { name.to_owned() } else { own }
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -44,6 +48,16 @@ impl<'a> Source<'a> {
 
     pub(crate) fn array(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         self.weights.array(&self.own(name), shape)
+    }
+
+    /// The `n` floats of a small tensor of any shape.
+    pub(crate) fn flat(&self, name: &str, n: usize) -> Result<Vec<f32>> {
+        let shape = self.floats(name)?.1;
+        let fits = shape.iter().try_fold(1usize, |all, &d| all.checked_mul(d)) == Some(n);
+        match fits {
+            true => self.array(name, shape),
+            false => self.array(name, &[n]),
+        }
     }
 
     pub(crate) fn weight(&self, prefix: &str, rows: usize, cols: usize) -> Result<Weight> {

@@ -2,10 +2,11 @@
 
 use crate::{
     experts::ExpertSpec,
+    mixers::{BesideSpec, DeltaSpec, GriffinSpec, Mamba2Spec, MambaSpec, ShortConvSpec},
     norms::{LayerNorms, NormKind},
     source::Renames,
 };
-use taper_tensor::{GatedDeltaShape, RopeTable, ops::Activation};
+use taper_tensor::{RopeTable, ops::Activation};
 
 /// What makes one family differ from another.
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ pub(crate) struct Spec {
     pub(crate) sub_norms: bool,
     /// A table of positions whose rows are added to the embeddings (GPT-2).
     pub(crate) learned_positions: Option<&'static str>,
+    /// The norms of layers that attend, where they differ (OLMo Hybrid).
+    pub(crate) attention_norms: Option<LayerNorms>,
     /// The feed-forward reads what the mixer reads, not what it gives (Cohere).
     pub(crate) parallel: bool,
     /// Maps are stored with their inputs first (GPT-2).
@@ -56,6 +59,8 @@ pub(crate) struct Spec {
     pub(crate) gated_mlp: bool,
     /// Feed-forwards have an activation of numbers that they store: xIELU, below `mlp.act_fn` (Apertus).
     pub(crate) xielu: bool,
+    /// What gates of feed-forwards are multiplied by before their activation, and what results are (Falcon-H1).
+    pub(crate) mlp_scales: Option<[f32; 2]>,
     pub(crate) attn_scale: f32,
     pub(crate) attn_soft_cap: Option<f32>,
     /// A learned score without a value in every head's softmax (gpt-oss).
@@ -189,7 +194,13 @@ pub(crate) enum MixerSpec {
     /// The layer is a feed-forward only.
     None,
     Attention(AttentionSpec),
-    GatedDelta(GatedDeltaShape),
+    GatedDelta(DeltaSpec),
+    Mamba(MambaSpec),
+    Mamba2(Mamba2Spec),
+    ShortConv(ShortConvSpec),
+    Griffin(GriffinSpec),
+    /// Attention and Mamba 2 read the same.
+    Beside(BesideSpec),
 }
 
 /// What makes one layer's attention differ from another's.
@@ -222,6 +233,24 @@ impl MixerSpec {
     /// Attention, and nothing special.
     pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
         Self::Attention(AttentionSpec { rope, window, q_scale: None, heads: None })
+    }
+
+    /// Whether it keeps keys and values.
+    pub(crate) fn attends(&self) -> bool {
+        matches!(self, Self::Attention(_) | Self::Beside(_))
+    }
+
+    /// Elements of each state that it keeps of a sequence.
+    pub(crate) fn states(&self) -> Vec<usize> {
+        match self {
+            Self::None | Self::Attention(_) => vec![],
+            Self::GatedDelta(delta) => vec![delta.shape.state_len()],
+            Self::Mamba(mamba) => vec![mamba.conv().state_len(), mamba.scan.state_len()],
+            Self::Mamba2(mamba) => vec![mamba.shape.state_len()],
+            Self::ShortConv(conv) => vec![conv.shape.state_len()],
+            Self::Griffin(own) => vec![own.conv().state_len(), own.shape.width()],
+            Self::Beside(both) => vec![both.mamba.shape.state_len()],
+        }
     }
 }
 

@@ -21,7 +21,6 @@ mod candle;
 mod cuda;
 mod embedding;
 mod finite;
-mod gated_delta;
 pub mod gpu;
 mod host;
 mod key_scores;
@@ -30,17 +29,21 @@ mod linear;
 mod metal;
 mod norm;
 pub mod ops;
+mod recurrent;
 mod rope;
 mod tensor;
 
 pub use embedding::Embedding;
 pub use finite::FiniteRows;
-pub use gated_delta::{
-    GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, RecurrentSegment, RunSegments,
-};
 pub use key_scores::KeyScorer;
 pub use linear::{Linear, LinearGroup, Place};
 pub use norm::{LayerNorm, RmsNorm};
+pub use recurrent::{
+    CausalConv, ConvShape, GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape,
+    GatedNorm, HeadGate, Mamba2, Mamba2Params, Mamba2Shape, OutputGate, RecurrentSegment, RgLru,
+    RgLruParams, RgLruShape, RunSegments, SelectiveScan, SelectiveScanInputs, SelectiveScanParams,
+    SelectiveScanShape, ShortConv,
+};
 pub use rope::{Projected, RopeAngles, RopeTable, norm_rope};
 pub use taper_cpu::{
     self as cpu, AffineFormat, AffineParts, AffineWeight, AlignedBytes, ByteOwner, Bytes, DType,

@@ -8,6 +8,7 @@ use crate::{
 };
 
 pub use crate::cpu::Activation;
+use std::ops::Range;
 
 /// `activation(gate) * up`, element by element.
 ///
@@ -212,6 +213,52 @@ pub fn soft_cap(x: &Tensor, cap: f32) -> Result<Tensor> {
     Tensor::from_vec(out, x.dims())
 }
 
+/// Some columns of a matrix, on the host.
+///
+/// # Shapes
+/// `x [t, n]` -> `[t, columns.len()]`.
+///
+/// # Errors
+/// The columns are not all there, or another shape or type.
+pub fn columns(x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+    let (t, n) = host::dims2("columns", x)?;
+    if columns.start > columns.end || columns.end > n {
+        return Err(TensorError::Index { op: "columns", index: columns.end, limit: n });
+    }
+    let rows = |x: &[f32]| {
+        let rows = x.chunks_exact(n.max(1));
+        rows.flat_map(|row| &row[columns.clone()]).copied().collect::<Vec<_>>()
+    };
+    Tensor::from_vec(host::read(x, rows)?, &[t, columns.len()])
+}
+
+/// Matrices side by side, on the host.
+///
+/// # Shapes
+/// `[t, n_i]` each -> `[t, Σ n_i]`.
+///
+/// # Errors
+/// They differ in their rows, or another shape or type.
+pub fn join_columns(parts: &[&Tensor]) -> Result<Tensor> {
+    let op = "join_columns";
+    let dims = parts.iter().map(|x| host::dims2(op, x)).collect::<Result<Vec<_>>>()?;
+    let t = dims.first().map_or(0, |&(t, _)| t);
+    if let Some((x, _)) = parts.iter().zip(&dims).find(|(_, dims)| dims.0 != t) {
+        return Err(TensorError::shape(op, format!("[{t}, n]"), x.dims()));
+    }
+    let width: usize = dims.iter().map(|&(_, n)| n).sum();
+    let mut out = vec![0.0; t * width];
+    let mut first = 0;
+    for (x, &(_, n)) in parts.iter().zip(&dims) {
+        host::read(x, |x| {
+            let rows = out.chunks_exact_mut(width.max(1)).zip(x.chunks_exact(n.max(1)));
+            rows.for_each(|(row, x)| row[first..first + n].copy_from_slice(x));
+        })?;
+        first += n;
+    }
+    Tensor::from_vec(out, &[t, width])
+}
+
 /// The rows `ids` of `x`, in that order.
 ///
 /// # Shapes
@@ -370,6 +417,18 @@ mod tests {
         ));
         let short = [part(&[0.0, 0.0], vec![0], vec![])];
         assert!(matches!(add_weighted_rows(&base, &short), Err(TensorError::Shape { .. })));
+    }
+
+    #[test]
+    fn columns_part_and_join() {
+        let x = Tensor::from_vec((0..6).map(|v| v as f32).collect(), &[2, 3]).unwrap();
+        let (left, right) = (columns(&x, 0..1).unwrap(), columns(&x, 1..3).unwrap());
+        assert_eq!(right.to_vec2().unwrap(), [[1.0, 2.0], [4.0, 5.0]]);
+        let swapped = join_columns(&[&right, &left]).unwrap();
+        assert_eq!(swapped.to_vec2().unwrap(), [[1.0, 2.0, 0.0], [4.0, 5.0, 3.0]]);
+        assert!(matches!(columns(&x, 2..4), Err(TensorError::Index { index: 4, limit: 3, .. })));
+        let other = Tensor::from_vec(vec![0.0; 3], &[1, 3]).unwrap();
+        assert!(matches!(join_columns(&[&x, &other]), Err(TensorError::Shape { .. })));
     }
 
     #[test]

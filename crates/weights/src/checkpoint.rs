@@ -3,6 +3,7 @@
 use crate::{
     Quantization, WeightsError,
     gguf::BlockTensor,
+    json,
     shard::{self, RawTensor},
 };
 use safetensors::Dtype;
@@ -373,7 +374,11 @@ pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, WeightsErro
 }
 
 fn parse_object(path: PathBuf, text: &[u8]) -> Result<Map<String, Value>, WeightsError> {
-    serde_json::from_slice(text).map_err(|source| WeightsError::Json { path, source })
+    // The error of the text as it is says where it is wrong.
+    serde_json::from_slice(text).or_else(|source| {
+        serde_json::from_slice(&json::with_sections(text))
+            .map_err(|_| WeightsError::Json { path, source })
+    })
 }
 
 pub(crate) fn float_type(name: &str, dtype: Dtype) -> Result<DType, WeightsError> {

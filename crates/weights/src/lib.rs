@@ -7,6 +7,7 @@ mod convert;
 mod error;
 mod experts;
 mod gguf;
+mod json;
 mod quantization;
 mod shard;
 

@@ -152,6 +152,13 @@ fn build(
     config: &Value,
     options: LoadOptions<'_>,
 ) -> Result<(Shape, Spec), ModelError> {
+    let (shape, spec) = read(family, config, 10_000.0, options)?;
+    Ok((shape, multiplied(spec, config)?))
+}
+
+/// The model with Granite's multipliers and biases.
+pub(super) fn multiplied(mut spec: Spec, config: &Value) -> Result<Spec, ModelError> {
+    let family = spec.family;
     config::require(family, config, "hidden_act", &["silu"])?;
     let own: Own = config::parse(family, config)?;
     let factors = [
@@ -161,7 +168,6 @@ fn build(
         ("logits_scaling", Some(own.logits_scaling)),
     ];
     config::factors(family, &factors)?;
-    let (shape, mut spec) = read(family, config, 10_000.0, options)?;
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.mlp_bias = own.mlp_bias;
     let unless_one = |factor: f32| (factor != 1.0).then_some(factor);
@@ -169,5 +175,5 @@ fn build(
     spec.attn_scale = own.attention_multiplier;
     spec.branch_scale = unless_one(own.residual_multiplier);
     spec.logit_scale = unless_one(1.0 / own.logits_scaling);
-    Ok((shape, spec))
+    Ok(spec)
 }

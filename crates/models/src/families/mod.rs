@@ -9,6 +9,7 @@ mod cohere2_moe;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
+mod falcon_h1;
 mod gemma;
 mod gemma3;
 mod glm;
@@ -16,13 +17,18 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod helium;
 mod hunyuan_moe;
 mod hunyuan_v1_dense;
+mod hybrid;
 mod internlm;
+mod jamba;
 mod laguna;
+mod lfm2;
 mod llama;
 mod llama4;
+mod mamba;
 mod mellum;
 mod minicpm;
 mod minimax;
@@ -30,13 +36,16 @@ mod ministral3;
 mod mixtral;
 mod muse_glimmer;
 mod nanochat;
+mod nemotron_h;
 mod olmo;
+mod olmo_hybrid;
 mod phi3;
 mod phimoe;
 mod plain;
 mod qwen;
 mod qwen3_5;
 mod qwen_vl;
+mod recurrent_gemma;
 mod routed;
 mod seed_oss;
 mod smollm3;
@@ -75,6 +84,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["apertus"], "Apertus", false, apertus::apertus),
     family(&["arcee"], "AFM", false, plain::arcee),
     family(&["bailing_moe"], "Ling, Ling 2", false, bailing_moe::bailing_moe),
+    family(&["bamba"], "Bamba", false, falcon_h1::bamba),
     family(&["bitnet"], "BitNet b1.58 in plain weights", false, bitnet::bitnet),
     family(&["cohere"], "Command R, Aya", false, cohere::cohere),
     family(&["cohere2"], "Command R7B and A", false, cohere::cohere2),
@@ -84,6 +94,8 @@ pub static FAMILIES: &[Family] = &[
     family(&["ernie4_5_moe"], "ERNIE 4.5 with experts", false, ernie4_5_moe::ernie4_5_moe),
     family(&["exaone4"], "EXAONE 4", false, exaone4::exaone4),
     family(&["exaone_moe"], "K-EXAONE", false, routed::exaone_moe),
+    family(&["falcon_h1"], "Falcon-H1", false, falcon_h1::falcon_h1),
+    family(&["falcon_mamba"], "Falcon Mamba", false, mamba::falcon_mamba),
     family(&["flex_olmo"], "FlexOlmo", false, mixtral::flex_olmo),
     family(&["gemma"], "Gemma", true, gemma::gemma),
     family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
@@ -98,6 +110,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["granite"], "Granite 3 and 4, dense", true, granite::granite),
     family(&["granite_swa"], "Granite with windows", false, granite::granite_swa),
     family(&["granitemoe"], "Granite 3 with experts", false, granite::granitemoe),
+    family(&["granitemoehybrid"], "Granite 4, hybrid", false, granite_hybrid::granitemoehybrid),
     family(
         &["granitemoeshared"],
         "Granite with experts and a shared one",
@@ -116,8 +129,14 @@ pub static FAMILIES: &[Family] = &[
         true,
         llama::llama,
     ),
+    family(&["jamba"], "Jamba", false, jamba::jamba),
     family(&["laguna"], "Laguna", false, laguna::laguna),
+    family(&["lfm2"], "LFM2", false, lfm2::lfm2),
+    family(&["lfm2_moe"], "LFM2 with experts", false, lfm2::lfm2_moe),
+    family(&["lfm3"], "LFM3", false, lfm2::lfm3),
     family(&["llama4", "llama4_text"], "Llama 4, text only", false, llama4::llama4),
+    family(&["mamba"], "Mamba", false, mamba::mamba),
+    family(&["mamba2"], "Mamba 2, Mamba-Codestral", false, mamba::mamba2),
     family(&["mellum"], "Mellum 2", false, mellum::mellum),
     family(&["mimo"], "MiMo 7B", false, llama::mimo),
     family(&["minicpm"], "MiniCPM 1, 2", false, minicpm::minicpm),
@@ -136,9 +155,16 @@ pub static FAMILIES: &[Family] = &[
     ),
     family(&["nanochat"], "nanochat", false, nanochat::nanochat),
     family(&["nemotron"], "Nemotron 4, Minitron", false, plain::nemotron),
+    family(
+        &["nemotron_h"],
+        "Nemotron-H, Nemotron Nano 2 and 3, without latent experts",
+        false,
+        nemotron_h::nemotron_h,
+    ),
     family(&["olmo"], "OLMo 1", false, olmo::olmo),
     family(&["olmo2"], "OLMo 2", false, olmo::olmo2),
     family(&["olmo3"], "OLMo 3", false, olmo::olmo3),
+    family(&["olmo_hybrid"], "OLMo Hybrid", false, olmo_hybrid::olmo_hybrid),
     family(&["olmoe"], "OLMoE", true, mixtral::olmoe),
     family(&["phi"], "Phi 1, 1.5, 2", false, plain::phi),
     family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
@@ -166,6 +192,7 @@ pub static FAMILIES: &[Family] = &[
         qwen3_5::qwen3_5_moe,
     ),
     family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
+    family(&["qwen3_next"], "Qwen3-Next, Qwen3-Coder-Next", false, qwen3_5::qwen3_next),
     family(&["qwen3_vl", "qwen3_vl_text"], "Qwen 3 VL, text only", false, qwen_vl::qwen3_vl),
     family(
         &["qwen3_vl_moe", "qwen3_vl_moe_text"],
@@ -173,6 +200,7 @@ pub static FAMILIES: &[Family] = &[
         false,
         qwen::qwen3_vl_moe,
     ),
+    family(&["recurrent_gemma"], "RecurrentGemma", false, recurrent_gemma::recurrent_gemma),
     family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
     family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
     family(&["solar_open"], "Solar Open", false, routed::solar_open),
@@ -211,6 +239,9 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     let config = text_config(config, nested);
     let mut spec = spec(model_type, &config, options)?;
     step3p5::stored(&mut spec, weights);
+    if let Some(renames) = lfm2::mlx_names(&spec, |name| weights.has(name)) {
+        spec.renames = renames;
+    }
     let weights_by_name = Source::new(weights, spec.renames, spec.inputs_first);
     let names = names(weights_by_name, spec.top);
     qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
@@ -266,7 +297,7 @@ fn names(weights: Source<'_>, top: TopNames) -> Names {
 /// drafts.
 fn unused(model_type: &str, name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
-        || (model_type.starts_with("qwen3_5") && name.starts_with("mtp."))
+        || (DRAFTS.contains(&model_type) && name.starts_with("mtp."))
         || (model_type == "mimo" && name.starts_with("model.mtp_layers."))
         || (model_type == "gpt2"
             && (name.ends_with(".attn.bias") || name.ends_with(".masked_bias")))
@@ -296,6 +327,10 @@ fn with_default(config: &Value, field: &str, value: impl Into<Value>) -> Value {
     }
     config
 }
+
+/// Families whose checkpoints may have heads for drafts.
+const DRAFTS: &[&str] =
+    &["nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"];
 
 /// What config.json says of a model of a family.
 pub(crate) fn spec(
@@ -357,6 +392,7 @@ fn common(
         sub_norms: false,
         learned_positions: None,
         inputs_first: false,
+        attention_norms: None,
         parallel: false,
         renames: &[],
         top: TopNames::LLAMA,
@@ -372,6 +408,7 @@ fn common(
         activation: Activation::Silu,
         gated_mlp: true,
         xielu: false,
+        mlp_scales: None,
         attn_scale: (shape.head_dim() as f32).powf(-0.5),
         attn_soft_cap: None,
         attn_sinks: false,

@@ -81,7 +81,12 @@ pub(super) fn qwen2_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec
     with_experts(spec, config, Some(shared.shared_expert_intermediate_size))
 }
 
-fn with_experts(mut spec: Spec, config: &Value, shared: Option<usize>) -> Result<Spec, ModelError> {
+/// The model with experts, in the layers that config.json says.
+pub(super) fn with_experts(
+    mut spec: Spec,
+    config: &Value,
+    shared: Option<usize>,
+) -> Result<Spec, ModelError> {
     let family = spec.family;
     let mixture: Mixture = config::parse(family, config)?;
     let route = Route::softmax(mixture.num_experts_per_tok, mixture.norm_topk_prob);

@@ -1,14 +1,19 @@
-//! Qwen 3.5 and later: Gated DeltaNet in most layers, gated attention in every fourth.
+//! Qwen3-Next, Qwen 3.5 and later: Gated DeltaNet in most layers, gated attention in every fourth.
 
-use super::common;
+use super::{
+    common,
+    hybrid::{kind, require_attention, unknown, with_default},
+    qwen::with_experts,
+};
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
     decoder::Names,
     experts::{ExpertSpec, SharedSpec},
+    mixers::{DeltaLayout, DeltaSpec},
     router::Route,
     source::Source,
-    spec::{AttentionGate, LayerSpec, MixerSpec, MlpSpec, QkNorm, Spec},
+    spec::{AttentionGate, MixerSpec, MlpSpec, QkNorm, Spec},
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -54,32 +59,52 @@ fn value_heads() -> usize {
 }
 
 pub(super) fn qwen3_5(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    config::require(FAMILY, config, "hidden_act", &["silu"])?;
-    let shape: Shape = config::parse(FAMILY, config)?;
-    let own: Own = config::parse(FAMILY, config)?;
+    hybrid(FAMILY, config, DeltaLayout::Split, options)
+}
+
+/// What Qwen's families with Gated DeltaNet agree on.
+fn hybrid(
+    family: &'static str,
+    config: &Value,
+    layout: DeltaLayout,
+    options: LoadOptions<'_>,
+) -> Result<Spec, ModelError> {
+    config::require(family, config, "hidden_act", &["silu"])?;
+    let shape: Shape = config::parse(family, config)?;
+    let own: Own = config::parse(family, config)?;
     if own.attn_output_gate == Some(false) {
         let (field, value) = ("attn_output_gate", "false".to_owned());
-        return Err(ModelError::Unsupported { family: FAMILY, field, value });
+        return Err(ModelError::Unsupported { family, field, value });
     }
-    let mut rope = config::rope(FAMILY, config, 10_000.0)?;
+    let mut rope = config::rope(family, config, 10_000.0)?;
     rope.partial_rotary_factor.get_or_insert(0.25);
-    let mut spec = common(FAMILY, &shape, &rope, options)?;
+    let mut spec = common(family, &shape, &rope, options)?;
     spec.norm_offset = 1.0;
     spec.qk_norm = Some(QkNorm::Head);
     spec.attention_gate = Some(AttentionGate::InQuery);
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
-    let delta = own.delta()?;
+    let delta = DeltaSpec::qwen(own.delta(family)?, layout, spec.norm_eps);
     for (i, layer) in spec.layers.iter_mut().enumerate() {
-        if own.is_linear(i)? {
+        if own.is_linear(family, i)? {
             layer.mixer = MixerSpec::GatedDelta(delta);
         }
     }
-    let attention = |layer: &LayerSpec| matches!(layer.mixer, MixerSpec::Attention(_));
-    if !spec.layers.iter().any(attention) {
-        let (value, range) = ("no full_attention".to_owned(), "one layer needs it".to_owned());
-        return Err(ModelError::OutOfRange { family: FAMILY, field: "layer_types", value, range });
-    }
+    require_attention(family, "layer_types", &spec.layers)?;
     Ok(spec)
+}
+
+#[derive(Deserialize)]
+struct Shared {
+    shared_expert_intermediate_size: usize,
+}
+
+/// With experts in most layers, and one more for every token.
+pub(super) fn qwen3_next(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let family = "qwen3_next";
+    let config = &with_default(config, "norm_topk_prob", true);
+    let spec = hybrid(family, config, DeltaLayout::Grouped, options)?;
+    let shared: Shared = config::parse(family, config)?;
+    with_experts(spec, config, Some(shared.shared_expert_intermediate_size))
 }
 
 #[derive(Deserialize)]
@@ -112,53 +137,51 @@ pub(super) fn qwen3_5_moe(config: &Value, options: LoadOptions<'_>) -> Result<Sp
 }
 
 impl Own {
-    fn delta(&self) -> Result<GatedDeltaShape, ModelError> {
-        for (field, value) in [
-            ("linear_conv_kernel_dim", self.linear_conv_kernel_dim),
-            ("linear_key_head_dim", self.linear_key_head_dim),
-            ("linear_value_head_dim", self.linear_value_head_dim),
-            ("linear_num_key_heads", self.linear_num_key_heads),
-            ("linear_num_value_heads", self.linear_num_value_heads),
-        ] {
-            config::size(FAMILY, field, value, MAX_DELTA)?;
-        }
-        let (field, value) = ("linear_num_value_heads", self.linear_num_value_heads);
-        if !value.is_multiple_of(self.linear_num_key_heads) {
-            return Err(ModelError::Unsupported {
-                family: FAMILY,
-                field,
-                value: value.to_string(),
-            });
-        }
-        Ok(GatedDeltaShape {
+    fn delta(&self, family: &'static str) -> Result<GatedDeltaShape, ModelError> {
+        let shape = GatedDeltaShape {
             key_heads: self.linear_num_key_heads,
             value_heads: self.linear_num_value_heads,
             key_dim: self.linear_key_head_dim,
             value_dim: self.linear_value_head_dim,
             kernel: self.linear_conv_kernel_dim,
-        })
+            decay_per_key: false,
+        };
+        delta_shape(family, shape)
     }
 
-    fn is_linear(&self, layer: usize) -> Result<bool, ModelError> {
-        const FIELD: &str = "layer_types";
+    fn is_linear(&self, family: &'static str, layer: usize) -> Result<bool, ModelError> {
+        let field = "layer_types";
         let Some(types) = &self.layer_types else {
             let interval = self.full_attention_interval.unwrap_or(4).max(1);
             return Ok(!(layer + 1).is_multiple_of(interval));
         };
-        match types.get(layer).map(String::as_str) {
-            Some("linear_attention") => Ok(true),
-            Some("full_attention") => Ok(false),
-            Some(other) => {
-                let (family, value) = (FAMILY, other.to_owned());
-                Err(ModelError::Unsupported { family, field: FIELD, value })
-            }
-            None => {
-                let value = format!("{} entries", types.len());
-                let range = "each layer needs one".to_owned();
-                Err(ModelError::OutOfRange { family: FAMILY, field: FIELD, value, range })
-            }
+        match kind(family, field, types, layer)? {
+            "linear_attention" => Ok(true),
+            "full_attention" => Ok(false),
+            other => Err(unknown(family, field, other)),
         }
     }
+}
+
+/// Checks what config.json says of a layer's sizes.
+pub(super) fn delta_shape(
+    family: &'static str,
+    shape: GatedDeltaShape,
+) -> Result<GatedDeltaShape, ModelError> {
+    for (field, value) in [
+        ("linear_conv_kernel_dim", shape.kernel),
+        ("linear_key_head_dim", shape.key_dim),
+        ("linear_value_head_dim", shape.value_dim),
+        ("linear_num_key_heads", shape.key_heads),
+        ("linear_num_value_heads", shape.value_heads),
+    ] {
+        config::size(family, field, value, MAX_DELTA)?;
+    }
+    let (field, value) = ("linear_num_value_heads", shape.value_heads);
+    if !value.is_multiple_of(shape.key_heads) {
+        return Err(ModelError::Unsupported { family, field, value: value.to_string() });
+    }
+    Ok(shape)
 }
 
 /// MLX's files have 1 added to the norms already. Their convolutions tell: these are `[channels, kernel, 1]`
@@ -169,7 +192,7 @@ pub(super) fn stored_norms(
     names: &Names,
 ) -> Result<(), ModelError> {
     let delta = spec.layers.iter().enumerate().find_map(|(i, layer)| match layer.mixer {
-        MixerSpec::GatedDelta(shape) => Some((i, shape)),
+        MixerSpec::GatedDelta(delta) if spec.norm_offset != 0.0 => Some((i, delta.shape)),
         _ => None,
     });
     let Some((i, shape)) = delta else { return Ok(()) };
@@ -192,7 +215,7 @@ mod tests {
 
     fn linear(config: &Value) -> Result<Vec<bool>, ModelError> {
         let spec = qwen3_5(config, LoadOptions::default())?;
-        let linear = |l: &LayerSpec| matches!(l.mixer, MixerSpec::GatedDelta(_));
+        let linear = |l: &crate::spec::LayerSpec| matches!(l.mixer, MixerSpec::GatedDelta(_));
         Ok(spec.layers.iter().map(linear).collect())
     }
 
@@ -206,6 +229,20 @@ mod tests {
         config["layer_types"] = json!([full, delta, delta, delta]);
         assert_eq!(linear(&config)?, [false, true, true, true]);
         Ok(())
+    }
+
+    #[test]
+    fn qwen3_next_has_experts_and_rows_in_groups() {
+        let mut config = config();
+        let sizes = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4,
+                           "shared_expert_intermediate_size": 4, "mlp_only_layers": [1]});
+        config.as_object_mut().unwrap().extend(sizes.as_object().unwrap().clone());
+        let spec = qwen3_next(&config, LoadOptions::default()).unwrap();
+        let dense = |layer: &crate::spec::LayerSpec| matches!(layer.mlp, MlpSpec::Dense(_));
+        let dense: Vec<_> = spec.layers.iter().map(dense).collect();
+        assert_eq!(dense, [false, true, false, false]);
+        let MixerSpec::GatedDelta(delta) = spec.layers[0].mixer else { panic!("no recurrence") };
+        assert_eq!(delta.layout, DeltaLayout::Grouped);
     }
 
     #[test]

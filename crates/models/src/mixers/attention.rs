@@ -1,10 +1,10 @@
 //! Attention over the KV cache, with what the families add to it.
 
-use super::{Mixer, Step};
+use super::{Mixer, Step, project};
 use crate::{
     LoadOptions, ModelError, StateSession,
     decoder::parts,
-    feed_forward::size,
+    feed_forward::{Residual, size},
     norms::Input,
     source::Source,
     spec::{AttentionGate, AttentionSpec, FusedQkv, QkNorm, Spec},
@@ -240,8 +240,13 @@ impl Mixer for Attention {
         })
     }
 
-    fn out(&self) -> &Linear {
-        &self.out
+    fn project(
+        &self,
+        mixed: &Tensor,
+        residual: Residual<'_>,
+        phase: Phase,
+    ) -> Result<Tensor, ModelError> {
+        project(&self.out, mixed, residual, phase)
     }
 
     fn size(&self) -> (u64, u64) {

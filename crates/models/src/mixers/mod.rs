@@ -1,27 +1,38 @@
 //! How a layer's tokens read each other: attention, or a recurrence.
 
 mod attention;
+mod beside;
 mod gated_delta;
+mod mamba;
+mod mamba2;
+mod rg_lru;
+mod short_conv;
 
 use crate::{
     LoadOptions, ModelError, StateSession,
+    feed_forward::Residual,
     norms::Input,
     source::Source,
     spec::{LayerSpec, MixerSpec, Spec},
 };
 use std::fmt;
 use taper_base::Phase;
-use taper_tensor::{Linear, RopeAngles, Tensor};
+use taper_tensor::{ConvShape, Linear, RopeAngles, Tensor};
 
 pub(crate) use attention::Attention;
-pub(crate) use gated_delta::GatedDeltaNet;
+pub(crate) use beside::{Beside, BesideSpec};
+pub(crate) use gated_delta::{DeltaLayout, DeltaSpec, GatedDeltaNet};
+pub(crate) use mamba::{Mamba, MambaSpec, ScanNorms};
+pub(crate) use mamba2::{Mamba2Spec, StateNorm, StateSpace};
+pub(crate) use rg_lru::{Griffin, GriffinSpec};
+pub(crate) use short_conv::{GatedConv, ShortConvSpec};
 
 /// The part of a layer in which tokens of a sequence meet, up to its output projection.
 pub(crate) trait Mixer: Send + Sync + fmt::Debug {
-    /// What the output projection reads.
+    /// What [`Self::project`] reads.
     ///
     /// # Shapes
-    /// Rows `[t, hidden]` -> `[t, in features of out]`.
+    /// Rows `[t, hidden]` -> `[t, n]`, where `n` is the mixer's own.
     ///
     /// # Errors
     /// A session that was opened for other tokens, or an operation's error.
@@ -32,8 +43,19 @@ pub(crate) trait Mixer: Send + Sync + fmt::Debug {
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError>;
 
-    /// The output projection.
-    fn out(&self) -> &Linear;
+    /// The output projection of what was mixed, plus `residual`.
+    ///
+    /// # Shapes
+    /// Rows `[t, n]` of [`Self::mix`] -> `[t, hidden]`.
+    ///
+    /// # Errors
+    /// An operation's error.
+    fn project(
+        &self,
+        mixed: &Tensor,
+        residual: Residual<'_>,
+        phase: Phase,
+    ) -> Result<Tensor, ModelError>;
 
     /// Weights in all, and bytes they take.
     fn size(&self) -> (u64, u64);
@@ -68,17 +90,59 @@ pub(crate) fn load(
     at: &str,
     options: LoadOptions<'_>,
 ) -> Result<Option<Box<dyn Mixer>>, ModelError> {
+    let StateIds { attention, recurrent: id } = *ids;
+    ids.attention += u16::from(layer.mixer.attends());
+    ids.recurrent += layer.mixer.states().len();
     Ok(match layer.mixer {
         MixerSpec::None => None,
         MixerSpec::Attention(own) => {
-            let id = ids.attention;
-            ids.attention += 1;
-            Some(Box::new(Attention::load(spec, own, id, weights, at)?.placed(options)?))
+            Some(Box::new(Attention::load(spec, own, attention, weights, at)?.placed(options)?))
         }
-        MixerSpec::GatedDelta(shape) => {
-            let id = ids.recurrent;
-            ids.recurrent += 1;
-            Some(Box::new(GatedDeltaNet::load(spec, shape, id, weights, at)?.placed(options)?))
+        MixerSpec::GatedDelta(own) => {
+            Some(Box::new(GatedDeltaNet::load(spec, own, id, weights, at)?.placed(options)?))
+        }
+        MixerSpec::Mamba(own) => {
+            Some(Box::new(Mamba::load(spec, own, id, weights, at)?.placed(options)?))
+        }
+        MixerSpec::Mamba2(own) => {
+            Some(Box::new(StateSpace::load(spec, own, id, weights, at)?.placed(options)?))
+        }
+        MixerSpec::ShortConv(own) => {
+            Some(Box::new(GatedConv::load(spec, own, id, weights, at)?.placed(options)?))
+        }
+        MixerSpec::Griffin(own) => {
+            Some(Box::new(Griffin::load(spec, own, id, weights, at)?.placed(options)?))
+        }
+        MixerSpec::Beside(own) => {
+            let attention = Attention::load(spec, own.attention, attention, weights, at)?;
+            let mamba = StateSpace::load(spec, own.mamba, id, weights, at)?;
+            Some(Box::new(Beside::new(own, attention, mamba).placed(options)?))
         }
     })
+}
+
+/// An output projection, plus `residual`.
+fn project(
+    out: &Linear,
+    mixed: &Tensor,
+    residual: Residual<'_>,
+    phase: Phase,
+) -> Result<Tensor, ModelError> {
+    Ok(match residual {
+        Some((x, next)) => out.forward_add(mixed, x, next, phase)?,
+        None => out.forward(mixed, phase)?,
+    })
+}
+
+/// The weights `[channels, kernel]` of a convolution, which are `[channels, 1, kernel]` in Hugging Face's files and
+/// `[channels, kernel, 1]` in MLX's.
+fn convolution(
+    weights: Source<'_>,
+    name: &str,
+    ConvShape { channels, kernel }: ConvShape,
+) -> Result<Vec<f32>, ModelError> {
+    let name = format!("{name}.weight");
+    let mlx = weights.floats(&name)?.1 == [channels, kernel, 1];
+    let stored = if mlx { [channels, kernel, 1] } else { [channels, 1, kernel] };
+    Ok(weights.array(&name, &stored)?)
 }

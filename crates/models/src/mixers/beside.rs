@@ -1,0 +1,78 @@
+//! Attention and Mamba 2 that read the same rows, side by side (Falcon-H1).
+
+use super::{Attention, Mamba2Spec, Mixer, StateSpace, Step};
+use crate::{
+    LoadOptions, ModelError, StateSession, feed_forward::Residual, norms::Input,
+    spec::AttentionSpec,
+};
+use std::ops::Range;
+use taper_base::Phase;
+use taper_tensor::{Tensor, ops};
+
+/// Two mixers, and what their results are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct BesideSpec {
+    pub(crate) attention: AttentionSpec,
+    pub(crate) attention_scale: f32,
+    pub(crate) mamba: Mamba2Spec,
+    pub(crate) mamba_scale: f32,
+}
+
+/// A layer's mixers.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    spec: BesideSpec,
+    attention: Attention,
+    mamba: StateSpace,
+}
+
+impl Beside {
+    pub(crate) fn new(spec: BesideSpec, attention: Attention, mamba: StateSpace) -> Self {
+        Self { spec, attention, mamba }
+    }
+
+    /// As it will run; there is no GPU for it.
+    pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
+        let (attention, mamba) = (self.attention.placed(options)?, self.mamba.placed(options)?);
+        Ok(Self { attention, mamba, ..self })
+    }
+}
+
+impl Mixer for Beside {
+    /// Both results side by side, Mamba's first.
+    fn mix(
+        &self,
+        input: &Input<'_>,
+        step: &Step<'_>,
+        state: &mut dyn StateSession,
+    ) -> Result<Tensor, ModelError> {
+        let mamba = self.mamba.mix(input, step, state)?;
+        let attended = self.attention.mix(input, &Step { whole: false, ..*step }, state)?;
+        Ok(ops::join_columns(&[&mamba, &attended])?)
+    }
+
+    fn project(
+        &self,
+        mixed: &Tensor,
+        residual: Residual<'_>,
+        phase: Phase,
+    ) -> Result<Tensor, ModelError> {
+        let (inner, all) = (self.spec.mamba.shape.inner(), mixed.dims().last().copied());
+        let part = |mixer: &dyn Mixer, columns: Range<usize>, scale: f32| {
+            let projected = mixer.project(&ops::columns(mixed, columns)?, None, phase)?;
+            Ok::<_, ModelError>(ops::scale(&projected, scale)?)
+        };
+        let mamba = part(&self.mamba, 0..inner, self.spec.mamba_scale)?;
+        let attended = part(&self.attention, inner..all.unwrap_or(0), self.spec.attention_scale)?;
+        let sum = ops::add(&mamba, &attended)?;
+        match residual {
+            Some((x, _)) => Ok(ops::add(x, &sum)?),
+            None => Ok(sum),
+        }
+    }
+
+    fn size(&self) -> (u64, u64) {
+        let (attention, mamba) = (self.attention.size(), self.mamba.size());
+        (attention.0 + mamba.0, attention.1 + mamba.1)
+    }
+}
