@@ -31,8 +31,6 @@ pub(crate) struct RopeConfig {
     /// What rotated elements are multiplied with, of either factors (Phi 3.5 with experts).
     short_mscale: Option<f64>,
     long_mscale: Option<f64>,
-    /// Makes the angle base larger, whatever the length (Hunyuan).
-    alpha: Option<f64>,
 }
 
 /// What the frequencies depend on beside the section.
@@ -73,11 +71,6 @@ impl RopeConfig {
             "llama3" => self.llama3(c, dim),
             "yarn" => self.yarn(c, dim),
             "longrope" | "su" => self.longrope(c, dim),
-            "dynamic" if dim > 2 => {
-                let alpha = self.need(c, "alpha", self.alpha)?;
-                let larger = alpha.powf(dim as f64 / (dim as f64 - 2.0));
-                Ok(table(powers(self.theta() * larger, dim), 1.0))
-            }
             other => Err(unsupported(c, "rope_type", other)),
         }
     }
@@ -102,7 +95,6 @@ impl RopeConfig {
             ("mscale_all_dim", self.mscale_all_dim, (0.0, 1e6)),
             ("short_mscale", self.short_mscale, (0.0, 1e6)),
             ("long_mscale", self.long_mscale, (0.0, 1e6)),
-            ("alpha", self.alpha, (1e-6, 1e6)),
         ] {
             if let Some(value) = value.filter(|v| !(low..=high).contains(v)) {
                 let range = format!("it must be from {low} to {high}");
@@ -128,7 +120,8 @@ impl RopeConfig {
 
     /// `theta^(-2i/dim)`.
     fn base(&self, dim: usize) -> impl Iterator<Item = f64> {
-        powers(self.theta(), dim)
+        let theta = self.theta();
+        (0..dim / 2).map(move |i| theta.powf(-(2.0 * i as f64) / dim as f64))
     }
 
     fn need(&self, c: RopeContext, field: &'static str, x: Option<f64>) -> Result<f64, ModelError> {
@@ -217,11 +210,6 @@ impl RopeConfig {
         }
         Ok(table(self.base(dim).zip(factors).map(|(f, ext)| f / ext), attention))
     }
-}
-
-/// `theta^(-2i/dim)`.
-fn powers(theta: f64, dim: usize) -> impl Iterator<Item = f64> {
-    (0..dim / 2).map(move |i| theta.powf(-(2.0 * i as f64) / dim as f64))
 }
 
 fn table(inv_freq: impl Iterator<Item = f64>, scale: f64) -> RopeTable {

@@ -390,7 +390,8 @@ mod tests {
         assert!(split_heads(&x, 3).is_err());
         let zero = Tensor::from_vec(vec![0.0; 4], &[1, 4]).unwrap();
         assert_eq!(read(&mul_sigmoid(&right, &zero).unwrap()), [1.0, 1.5, 3.0, 3.5]);
-        assert!(mul_sigmoid(&x, &zero).is_err());
+        let three = Tensor::from_vec(vec![0.0; 3], &[1, 3]).unwrap();
+        assert!(mul_sigmoid(&x, &three).is_err());
         let gates = Tensor::from_vec(vec![200.0, 0.0], &[1, 2]).unwrap();
         let half = 3.0 * 2f32.ln();
         assert_eq!(

@@ -1,30 +1,18 @@
-//! Granite 3 and 4: Llama with multipliers of embeddings, scores, branches and logits; dense, or with experts.
-//! `granite_swa` has windows, attention sinks, and an angle base a layer.
+//! Granite 3 and 4, dense: Llama with multipliers of embeddings, scores, branches and logits. `granite_swa` has windows,
+//! attention sinks, and an angle base a layer.
 
 use super::{context, read};
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
-    experts::{ExpertNames, ExpertSpec, SharedSpec},
     rope::RopeContext,
-    router::Route,
-    source::Renames,
-    spec::{MixerSpec, MlpSpec, Spec},
+    spec::{MixerSpec, Spec},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 const FAMILY: &str = "granite";
 const WINDOWS: &str = "granite_swa";
-
-/// Maps of all experts are in one tensor, those of gate and up too; so are gate and up of the expert of all tokens.
-const RENAMES: Renames = &[
-    ("experts.gate_up_proj", "input_linear.weight"),
-    ("experts.down_proj", "output_linear.weight"),
-    ("block_sparse_moe.shared_expert", "shared_mlp"),
-    ("shared_mlp.gate_up_proj", "shared_mlp.input_linear"),
-    ("shared_mlp.down_proj", "shared_mlp.output_linear"),
-];
 
 #[derive(Deserialize)]
 struct Own {
@@ -46,15 +34,8 @@ fn one() -> f32 {
     1.0
 }
 
-#[derive(Deserialize)]
-struct Mixture {
-    num_local_experts: usize,
-    num_experts_per_tok: usize,
-    shared_intermediate_size: Option<usize>,
-}
-
 pub(super) fn granite(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    Ok(build(FAMILY, config, options)?.1)
+    build(FAMILY, config, options)
 }
 
 #[derive(Deserialize)]
@@ -68,7 +49,7 @@ pub(super) fn granite_swa(config: &Value, options: LoadOptions<'_>) -> Result<Sp
     let config = &config::with_defaults(config, &defaults);
     let shape: Shape = config::parse(WINDOWS, config)?;
     let own: Thetas = config::parse(WINDOWS, config)?;
-    let (_, mut spec) = build(WINDOWS, config, options)?;
+    let mut spec = build(WINDOWS, config, options)?;
     spec.attn_sinks = true;
     spec.tied = shape.tied(true);
     let fourths = |i: usize| !i.is_multiple_of(4);
@@ -114,46 +95,14 @@ fn own_ropes(
     Ok(layers)
 }
 
-pub(super) fn granitemoe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    with_experts("granitemoe", config, options)
-}
-
-/// Granite with one more expert, for every token.
-pub(super) fn granitemoeshared(
-    config: &Value,
-    options: LoadOptions<'_>,
-) -> Result<Spec, ModelError> {
-    with_experts("granitemoeshared", config, options)
-}
-
-fn with_experts(
+/// Granite's spec, under the name of a family of its kin.
+pub(super) fn build(
     family: &'static str,
     config: &Value,
     options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
-    let (shape, mut spec) = build(family, config, options)?;
-    spec.mlp_bias = false;
-    let mixture: Mixture = config::parse(family, config)?;
-    let route = Route::softmax(mixture.num_experts_per_tok, true);
-    let shared = mixture.shared_intermediate_size.filter(|&size| size > 0);
-    let experts = ExpertSpec {
-        names: ExpertNames { router: "router.layer", ..ExpertNames::MIXTRAL },
-        shared: shared.map(|intermediate| SharedSpec { intermediate, gated: false }),
-        ..ExpertSpec::new(mixture.num_local_experts, shape.intermediate_size, route)
-    };
-    experts.check(family)?;
-    (spec.renames, spec.fused_mlp) = (RENAMES, true);
-    spec.layers.iter_mut().for_each(|layer| layer.mlp = MlpSpec::Experts(experts));
-    Ok(spec)
-}
-
-fn build(
-    family: &'static str,
-    config: &Value,
-    options: LoadOptions<'_>,
-) -> Result<(Shape, Spec), ModelError> {
-    let (shape, spec) = read(family, config, 10_000.0, options)?;
-    Ok((shape, multiplied(spec, config)?))
+    let (_, spec) = read(family, config, 10_000.0, options)?;
+    multiplied(spec, config)
 }
 
 /// The model with Granite's multipliers and biases.

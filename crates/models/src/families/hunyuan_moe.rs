@@ -1,6 +1,6 @@
 //! Hunyuan A13B: queries and keys are normed after they are rotated, and one expert is every token's.
 
-use super::{read, routed};
+use super::{hunyuan_v1_dense::with_alpha, read, routed};
 use crate::{
     LoadOptions, ModelError, config,
     experts::{ExpertNames, ExpertSpec},
@@ -71,6 +71,7 @@ pub(super) fn hunyuan_moe(config: &Value, options: LoadOptions<'_>) -> Result<Sp
             return Err(ModelError::Unsupported { family, field, value });
         }
     }
+    let config = &with_alpha(FAMILY, config)?;
     let (shape, mut spec) = read(FAMILY, config, 10_000.0, options)?;
     spec.qk_norm = Some(QkNorm::Rotated);
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);

@@ -17,7 +17,11 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+<<<<<<< ours
 mod granite_hybrid;
+=======
+mod granite_moe;
+>>>>>>> theirs
 mod helium;
 mod hunyuan_moe;
 mod hunyuan_v1_dense;
@@ -109,13 +113,17 @@ pub static FAMILIES: &[Family] = &[
     family(&["gpt_oss"], "gpt-oss, not in MXFP4", false, gpt_oss::gpt_oss),
     family(&["granite"], "Granite 3 and 4, dense", true, granite::granite),
     family(&["granite_swa"], "Granite with windows", false, granite::granite_swa),
+<<<<<<< ours
     family(&["granitemoe"], "Granite 3 with experts", false, granite::granitemoe),
     family(&["granitemoehybrid"], "Granite 4, hybrid", false, granite_hybrid::granitemoehybrid),
+=======
+    family(&["granitemoe"], "Granite 3 with experts", false, granite_moe::granitemoe),
+>>>>>>> theirs
     family(
         &["granitemoeshared"],
         "Granite with experts and a shared one",
         false,
-        granite::granitemoeshared,
+        granite_moe::granitemoeshared,
     ),
     family(&["helium"], "Helium", false, helium::helium),
     family(&["hunyuan_v1_dense"], "Hunyuan, dense", false, hunyuan_v1_dense::hunyuan_v1_dense),
@@ -235,7 +243,6 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     // Multimodal checkpoints keep the language model's configuration apart.
     let sees = MULTIMODAL.contains(&model_type);
     let nested = config.get("text_config").filter(|_| sees);
-    let drafts = drafts(config);
     let config = text_config(config, nested);
     let mut spec = spec(model_type, &config, options)?;
     step3p5::stored(&mut spec, weights);
@@ -248,6 +255,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     ernie4_5_moe::stored(&mut spec, weights_by_name, &names);
     ministral3::stored_head(&mut spec, weights_by_name, &names, &config);
     let (tied, top, layers) = (spec.tied, spec.top, spec.layers.len());
+    let drafts = drafts(&config);
     let model = Decoder::load(spec, weights_by_name, &names, options)?;
     let Names { decoder, head } = &names;
     weights.expect_all_used(|name| {
