@@ -72,7 +72,7 @@ impl Shape {
 
 /// Rows or columns of a matrix: 64 times the largest vocabulary there is.
 pub(crate) const MAX_SIZE: usize = 1 << 24;
-const MAX_HEADS: usize = 1 << 14;
+pub(crate) const MAX_HEADS: usize = 1 << 14;
 const MAX_HEAD_DIM: usize = 1 << 13;
 /// Experts a layer.
 pub(crate) const MAX_EXPERTS: usize = 1 << 16;

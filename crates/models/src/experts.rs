@@ -27,6 +27,10 @@ pub(crate) struct ExpertSpec {
     pub(crate) names: ExpertNames,
     /// The expert that every token goes through, if there is one.
     pub(crate) shared: Option<SharedSpec>,
+    /// The sum of all results is multiplied by it.
+    pub(crate) scale: f32,
+    /// Limits of the activations of one, and of the shared one (Step 3.5).
+    pub(crate) limits: [Option<f32>; 2],
 }
 
 /// An expert that every token goes through.
@@ -46,8 +50,19 @@ pub(crate) struct ExpertNames {
     pub(crate) router: &'static str,
     /// Gate, up and down projection of one expert in a tensor of its own.
     pub(crate) maps: [&'static str; 3],
-    /// Whether tensors of all experts have their inputs first, and gate and up interleaved.
-    pub(crate) transposed: bool,
+    /// How tensors of all experts are.
+    pub(crate) fused: Fused,
+}
+
+/// Maps of all experts in one tensor, where a checkpoint has them so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fused {
+    /// Outputs first, gate's before up's.
+    Rows,
+    /// Inputs first, gate's outputs before up's (Llama 4).
+    Transposed,
+    /// Inputs first, outputs of gate and up in turns.
+    Interleaved,
 }
 
 impl ExpertNames {
@@ -56,9 +71,10 @@ impl ExpertNames {
         block: "mlp",
         router: "gate",
         maps: ["gate_proj", "up_proj", "down_proj"],
-        transposed: false,
+        fused: Fused::Rows,
     };
-    pub(crate) const GPT_OSS: Self = Self { router: "router", transposed: true, ..Self::QWEN };
+    pub(crate) const GPT_OSS: Self =
+        Self { router: "router", fused: Fused::Interleaved, ..Self::QWEN };
     pub(crate) const MIXTRAL: Self =
         Self { block: "block_sparse_moe", maps: ["w1", "w3", "w2"], ..Self::QWEN };
 }
@@ -67,7 +83,16 @@ impl ExpertSpec {
     /// Experts as Qwen names them, and none shared.
     pub(crate) fn new(experts: usize, intermediate: usize, route: Route) -> Self {
         let names = ExpertNames::QWEN;
-        Self { experts, intermediate, route, bias: false, names, shared: None }
+        Self {
+            experts,
+            intermediate,
+            route,
+            bias: false,
+            names,
+            shared: None,
+            scale: 1.0,
+            limits: [None; 2],
+        }
     }
 
     /// Refuses sizes that no model has, and a choice that cannot be made.
@@ -128,14 +153,25 @@ impl Experts {
         let mut experts = Vec::with_capacity(n);
         for (up, down) in ups.into_iter().zip(downs) {
             experts.push(match gates.next() {
-                Some(gate) => Dense::Gated(Gated { gate_up: LinearGroup::new([gate, up])?, down }),
+                Some(gate) => {
+                    let (gate_up, limit) = (LinearGroup::new([gate, up])?, spec.limits[0]);
+                    Dense::Gated(Gated { gate_up, down, limit })
+                }
                 None => Dense::Plain(Plain { up: LinearGroup::new([up])?, down }),
             });
         }
-        let router =
-            weights.linear(&format!("{at}.{}", spec.names.router), hidden, n, spec.bias)?;
-        let bias = spec.route.bias.map(|name| weights.vector(&format!("{at}.{name}"), n));
-        let shared = spec.shared.map(|shared| Shared::load(model, shared, weights, at));
+        let router = first_of(weights, at, spec.names.router, ROUTERS, ".weight");
+        let router = weights.linear(&router, hidden, n, spec.bias)?;
+        let bias = spec.route.bias.map(|name| {
+            let name = first_of(weights, at, name, BIASES, "");
+            // ERNIE has it as a matrix of one row.
+            let row = weights.floats(&name).is_ok_and(|(_, shape, _)| shape.len() == 2);
+            if row { weights.array(&name, &[1, n]) } else { weights.array(&name, &[n]) }
+        });
+        let shared = spec.shared.map(|shared| {
+            let Shared { expert, gate } = Shared::load(model, shared, weights, at)?;
+            Ok::<_, ModelError>(Shared { expert: expert.limited(spec.limits[1]), gate })
+        });
         let (bias, shared) = (bias.transpose()?, shared.transpose()?);
         Ok(Self { router, bias, experts: Place::Host(experts), shared, spec, family: model.family })
     }
@@ -147,7 +183,9 @@ impl Experts {
         if let Some(gpu) = options.gpu {
             let exact = options.precision == Precision::F32;
             let gated = |expert: &Dense| matches!(expert, Dense::Gated(_));
-            if shared.is_some() || !self.spec.route.is_plain() || !experts.iter().all(gated) {
+            let ExpertSpec { route, scale, limits, .. } = self.spec;
+            let plain = route.is_plain() && scale == 1.0 && limits == [None; 2];
+            if shared.is_some() || !plain || !experts.iter().all(gated) {
                 return Err(ModelError::CpuOnly { family: self.family });
             }
             let maps: Vec<_> = experts.iter().filter_map(both).collect();
@@ -199,12 +237,25 @@ impl Experts {
             if rows.is_empty() {
                 continue;
             }
-            let own = Input { x: ops::take_rows(&input.x, &rows)?, norm: input.norm };
+            let (own, weights) = match self.spec.route.weighs_input {
+                true => {
+                    let x = ops::scale_rows(&ops::take_rows(&normed, &rows)?, &weights)?;
+                    (Input { x, norm: None }, vec![1.0; rows.len()])
+                }
+                false => {
+                    let x = ops::take_rows(&input.x, &rows)?;
+                    (Input { x, norm: input.norm }, weights)
+                }
+            };
             let x = expert.forward(&own, activation, None, Phase::Decode)?;
             parts.push(WeightedRows { x, rows, weights });
         }
         if let Some(shared) = &self.shared {
             parts.push(shared.forward(input, &normed, activation)?);
+        }
+        if self.spec.scale != 1.0 {
+            let weights = parts.iter_mut().flat_map(|part| &mut part.weights);
+            weights.for_each(|weight| *weight *= self.spec.scale);
         }
         match residual {
             Some(x) => Ok(ops::add_weighted_rows(x, &parts)?),
@@ -231,10 +282,21 @@ impl Experts {
     }
 }
 
+/// What MLX calls routers of some families, below the block, and what it calls biases of the choice.
+const ROUTERS: &[&str] = &["gate.gate_proj", "gate.proj"];
+const BIASES: &[&str] = &["gate.e_score_correction_bias"];
+
+/// The first of these names that a file has, or `name`.
+fn first_of(weights: Source<'_>, at: &str, name: &str, others: &[&str], suffix: &str) -> String {
+    let own = format!("{at}.{name}");
+    let mut names = std::iter::once(own.clone()).chain(others.iter().map(|o| format!("{at}.{o}")));
+    names.find(|name| weights.has(&format!("{name}{suffix}"))).unwrap_or(own)
+}
+
 /// Both maps of an expert with a gate.
 fn both(expert: &Dense) -> Option<(&LinearGroup<2>, &Linear)> {
     match expert {
-        Dense::Gated(Gated { gate_up, down }) => Some((gate_up, down)),
+        Dense::Gated(Gated { gate_up, down, .. }) => Some((gate_up, down)),
         _ => None,
     }
 }
@@ -262,9 +324,15 @@ fn maps(
     };
     let all = format!("{at}.experts.{fused}");
     if weights.has(&all) {
-        return Ok(match names.transposed {
-            true => weights.transposed(&all, n, shape, part)?,
-            false => weights.fused(&all, n, shape, part)?,
+        let (inputs, width) = (shape.0, shape.1.saturating_mul(part.1));
+        let (_, dims, _) = weights.floats(&all)?;
+        return Ok(match names.fused {
+            Fused::Interleaved => weights.transposed(&all, n, shape, part)?,
+            // transformers may have turned them when it saved them.
+            Fused::Transposed if dims == [n, inputs, width] => {
+                weights.transposed_halves(&all, n, shape, part)?
+            }
+            Fused::Transposed | Fused::Rows => weights.fused(&all, n, shape, part)?,
         });
     }
     let [gate, up, down] = names.maps;

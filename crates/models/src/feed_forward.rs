@@ -21,14 +21,16 @@ pub(crate) type Residual<'a> = Option<(&'a Tensor, Option<&'a RmsNorm>)>;
 pub(crate) struct Gated {
     pub(crate) gate_up: LinearGroup<2>,
     pub(crate) down: Linear,
+    /// What the activation gives is at most this, and the other factor as far from zero.
+    pub(crate) limit: Option<f32>,
 }
 
 impl Gated {
     /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let Self { gate_up, down } = self;
+        let Self { gate_up, down, limit } = self;
         let place = options.place();
-        Ok(Self { gate_up: gate_up.place(place)?, down: down.place(place)? })
+        Ok(Self { gate_up: gate_up.place(place)?, down: down.place(place)?, limit })
     }
 
     pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -88,12 +90,20 @@ impl Dense {
         let names = [("gate_proj", inner), ("up_proj", inner)];
         let fused = spec.fused_mlp.then_some("gate_up_proj");
         let gate_up = parts(weights, hidden, bias, at, fused, names)?;
-        let gated = Gated { gate_up: LinearGroup::new(gate_up)?, down };
+        let gated = Gated { gate_up: LinearGroup::new(gate_up)?, down, limit: None };
         if spec.sub_norms {
             let gains = weights.vector(&format!("{at}.ffn_sub_norm.weight"), inner)?;
             return Ok(Self::Normed(gated, RmsNorm::new(gains, spec.norm_eps)));
         }
         Ok(Self::Gated(gated))
+    }
+
+    /// The same with a limit of its activation, if it has a gate.
+    pub(crate) fn limited(mut self, limit: Option<f32>) -> Self {
+        if let Self::Gated(gated) = &mut self {
+            gated.limit = limit;
+        }
+        self
     }
 
     /// Where and as it will run.
@@ -123,14 +133,19 @@ impl Dense {
     ) -> Result<Tensor, ModelError> {
         let Input { x, norm } = input;
         match self {
-            Self::Gated(Gated { gate_up, down }) => {
+            Self::Gated(Gated { gate_up, down, limit: Some(limit) }) => {
+                let [gate, up] = gate_up.forward_normed(x, *norm, phase)?;
+                let inner = ops::clamped_swiglu(&gate, &up, *limit)?;
+                add_down(down, &inner, residual, phase)
+            }
+            Self::Gated(Gated { gate_up, down, limit: None }) => {
                 Ok(gate_up.forward_down(down, x, *norm, activation, residual, phase)?)
             }
             Self::Plain(Plain { up, down }) => {
                 let [inner] = up.forward_normed(x, *norm, phase)?;
                 add_down(down, &ops::activate(activation, &inner)?, residual, phase)
             }
-            Self::Normed(Gated { gate_up, down }, inner_norm) => {
+            Self::Normed(Gated { gate_up, down, .. }, inner_norm) => {
                 let inner = gate_up.forward_gated(x, *norm, activation, phase)?;
                 add_down(down, &inner_norm.forward(&inner)?, residual, phase)
             }

@@ -28,6 +28,9 @@ pub(crate) struct RopeConfig {
     // longrope
     short_factor: Option<Vec<f64>>,
     long_factor: Option<Vec<f64>>,
+    /// What rotated elements are multiplied with, of either factors (Phi 3.5 with experts).
+    short_mscale: Option<f64>,
+    long_mscale: Option<f64>,
 }
 
 /// What the frequencies depend on beside the section.
@@ -90,6 +93,8 @@ impl RopeConfig {
             ("beta_slow", self.beta_slow, (0.0, 1e6)),
             ("mscale", self.mscale, (0.0, 1e6)),
             ("mscale_all_dim", self.mscale_all_dim, (0.0, 1e6)),
+            ("short_mscale", self.short_mscale, (0.0, 1e6)),
+            ("long_mscale", self.long_mscale, (0.0, 1e6)),
         ] {
             if let Some(value) = value.filter(|v| !(low..=high).contains(v)) {
                 let range = format!("it must be from {low} to {high}");
@@ -192,11 +197,12 @@ impl RopeConfig {
             if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
         });
         let long = c.run_positions as f64 > original;
-        let (field, factors) = if long {
-            ("long_factor", &self.long_factor)
+        let (field, factors, own) = if long {
+            ("long_factor", &self.long_factor, self.long_mscale)
         } else {
-            ("short_factor", &self.short_factor)
+            ("short_factor", &self.short_factor, self.short_mscale)
         };
+        let attention = own.unwrap_or(attention);
         let factors = factors.as_ref().ok_or_else(|| unsupported(c, field, "nothing"))?;
         if factors.len() != dim / 2 {
             let got = format!("a list of {}, with {} pairs a head", factors.len(), dim / 2);

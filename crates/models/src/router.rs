@@ -10,19 +10,31 @@ pub(crate) struct Route {
     pub(crate) score: Score,
     /// The weights of the chosen ones are made to sum to one; this is added to the sum that divides them.
     pub(crate) normalise: Option<f32>,
+    /// What divides them is at least this.
+    pub(crate) least: f32,
     /// Weights are multiplied by it.
     pub(crate) scale: f32,
     /// What the tensor is called, below the block, that is added to scores for the choice alone.
     pub(crate) bias: Option<&'static str>,
     pub(crate) groups: Option<Groups>,
+    /// Logits are `cap * tanh(logit / cap)`, with this cap, before anything is made of them (Laguna).
+    pub(crate) soft_cap: Option<f32>,
+    /// A weight multiplies what its expert reads, not what it gives (Llama 4).
+    pub(crate) weighs_input: bool,
 }
 
 /// What a router's logits are made to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Score {
     Softmax,
     /// Each for itself (DeepSeek V3).
     Sigmoid,
+    /// The best one, weighted by a softmax over those that are not much worse, then the best of the others the same
+    /// way (SparseMixer, arXiv 2409.12136; Phi 3.5).
+    SparseMixer {
+        /// How much worse, relative to the best one, or to the other where that is larger.
+        spread: f32,
+    },
 }
 
 /// Experts are chosen from the best groups only (DeepSeek V2 and V3).
@@ -38,8 +50,17 @@ pub(crate) struct Groups {
 impl Route {
     /// A softmax over all experts.
     pub(crate) fn softmax(chosen: usize, normalise: bool) -> Self {
-        let normalise = normalise.then_some(0.0);
-        Self { chosen, score: Score::Softmax, normalise, scale: 1.0, bias: None, groups: None }
+        Self {
+            chosen,
+            score: Score::Softmax,
+            normalise: normalise.then_some(0.0),
+            least: 0.0,
+            scale: 1.0,
+            bias: None,
+            groups: None,
+            soft_cap: None,
+            weighs_input: false,
+        }
     }
 
     /// A sigmoid of each, with a selection bias as Hugging Face names it, and no groups.
@@ -51,8 +72,9 @@ impl Route {
 
     /// Whether it is one that GPUs have.
     pub(crate) fn is_plain(&self) -> bool {
-        let Self { score, scale, bias, groups, .. } = *self;
-        score == Score::Softmax && scale == 1.0 && bias.is_none() && groups.is_none()
+        let Self { score, scale, bias, groups, soft_cap, weighs_input, .. } = *self;
+        let chooses = score == Score::Softmax && bias.is_none() && groups.is_none();
+        chooses && scale == 1.0 && soft_cap.is_none() && !weighs_input
     }
 
     /// Refuses a choice of none, or of more than there are, and groups that do not divide the experts.
@@ -77,6 +99,17 @@ impl Route {
     /// The experts of a row of logits, and their weights. `bias` is added for the choice alone. Where two are
     /// equal, the first expert is taken; what is not a number comes first.
     pub(crate) fn choose(&self, logits: &[f32], bias: Option<&[f32]>) -> Vec<(usize, f32)> {
+        let capped: Vec<f32>;
+        let logits = match self.soft_cap {
+            Some(cap) => {
+                capped = logits.iter().map(|x| cap * (x / cap).tanh()).collect();
+                &capped
+            }
+            None => logits,
+        };
+        if let Score::SparseMixer { spread } = self.score {
+            return sparse_mixer(logits, spread, self.chosen);
+        }
         let mut scores = self.score.of(logits);
         if bias.is_some() && self.score == Score::Softmax {
             let total: f32 = scores.iter().sum();
@@ -95,9 +128,9 @@ impl Route {
         order.truncate(self.chosen);
         let sum = |experts: &[usize]| experts.iter().map(|&e| scores[e]).sum::<f32>();
         let total = match (self.normalise, self.score) {
-            (Some(more), _) => sum(&order) + more,
-            (None, Score::Softmax) => scores.iter().sum(),
+            (Some(more), _) => sum(&order).max(self.least) + more,
             (None, Score::Sigmoid) => 1.0,
+            (None, _) => scores.iter().sum(),
         };
         order.into_iter().map(|e| (e, scores[e] / total * self.scale)).collect()
     }
@@ -107,13 +140,28 @@ impl Score {
     /// Scores of logits; those of a softmax still want to be divided by their sum.
     fn of(self, logits: &[f32]) -> Vec<f32> {
         match self {
-            Self::Softmax => {
+            Self::Softmax | Self::SparseMixer { .. } => {
                 let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 logits.iter().map(|x| (x - max).exp()).collect()
             }
             Self::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
         }
     }
+}
+
+/// The best experts one after the other, with the weights of [`Score::SparseMixer`]. Where two are equal, the first
+/// is taken; what is not a number comes first.
+fn sparse_mixer(logits: &[f32], spread: f32, chosen: usize) -> Vec<(usize, f32)> {
+    let mut left: Vec<usize> = (0..logits.len()).collect();
+    left.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    let one = |i: usize| {
+        let left = left.get(i..)?;
+        let (&best, max) = left.first().map(|best| (best, logits[*best]))?;
+        let far = |x: f32| (max - x) / x.abs().max(max) > spread;
+        let near = left.iter().map(|&e| logits[e]).filter(|&x| !far(x));
+        Some((best, 1.0 / near.map(|x| (x - max).exp()).sum::<f32>()))
+    };
+    (0..chosen).filter_map(one).collect()
 }
 
 impl Groups {
@@ -166,6 +214,30 @@ mod tests {
         let logits = [0.0, 3f32.ln(), 0.0, -(3f32.ln())];
         let chosen = route.choose(&logits, Some(&[0.0, -1.0, 0.1, 0.5]));
         assert!(near(&chosen, &[(3, 2.5 / 3.0), (2, 5.0 / 3.0)]), "{chosen:?}");
+    }
+
+    #[test]
+    fn experts_that_are_much_worse_do_not_count() {
+        let route = Route { score: Score::SparseMixer { spread: 0.2 }, ..Route::softmax(2, false) };
+        // Of those near 2, e^-0.2 is to be divided by; 1.8 is alone without the best one.
+        let chosen = route.choose(&[1.0, 2.0, 1.8, -2.0], None);
+        assert!(near(&chosen, &[(1, 1.0 / (1.0 + (-0.2f32).exp())), (2, 1.0)]), "{chosen:?}");
+        // Of negative ones, the other's size counts.
+        let chosen = route.choose(&[-1.0, -1.2, -2.0], None);
+        let first = 1.0 / (1.0 + (-0.2f32).exp());
+        assert!(near(&chosen, &[(0, first), (1, 1.0)]), "{chosen:?}");
+        let equal = route.choose(&[0.0; 3], None);
+        assert!(near(&equal, &[(0, 1.0 / 3.0), (1, 0.5)]), "{equal:?}");
+    }
+
+    #[test]
+    fn logits_are_capped_and_sums_have_a_least() {
+        let route = Route { soft_cap: Some(1.0), ..Route::sigmoid(1, false) };
+        let chosen = route.choose(&[100.0, 0.0], None);
+        assert!(near(&chosen, &[(0, 1.0 / (1.0 + (-1f32).exp()))]), "{chosen:?}");
+        let route = Route { least: 0.5, ..Route::softmax(1, true) };
+        let chosen = route.choose(&[0.0, 9f32.ln()], Some(&[1.0, 0.0]));
+        assert!(near(&chosen, &[(0, 0.2)]), "{chosen:?}");
     }
 
     #[test]

@@ -89,6 +89,16 @@ impl<'a> Source<'a> {
         self.weights.transposed(&self.own(name), count, shape, part)
     }
 
+    pub(crate) fn transposed_halves(
+        &self,
+        name: &str,
+        count: usize,
+        shape: (usize, usize),
+        part: (usize, usize),
+    ) -> Result<Vec<Linear>> {
+        self.weights.transposed_halves(&self.own(name), count, shape, part)
+    }
+
     pub(crate) fn fused(
         &self,
         name: &str,

@@ -138,6 +138,8 @@ pub(crate) enum QkNorm {
     HeadPlain,
     /// Of each head, after it is rotated (Hunyuan).
     Rotated,
+    /// The same without weights, in layers that rotate (Llama 4).
+    RotatedPlain,
     /// Of all heads of a token together, before they are rotated (OLMo).
     Whole,
 }
@@ -151,6 +153,10 @@ pub(crate) enum AttentionGate {
     Projected,
     /// The sigmoid of `self_attn.gate_proj`, one a head.
     ProjectedHead,
+    /// The softplus of `self_attn.gate_proj`, `ln(1 + e^x)`, element by element (Laguna).
+    Softplus,
+    /// The same, one a head.
+    SoftplusHead,
 }
 
 /// What a checkpoint calls the tensors around its layers.
@@ -194,6 +200,8 @@ pub(crate) struct AttentionSpec {
     /// Sliding window in tokens.
     pub(crate) window: Option<usize>,
     pub(crate) q_scale: Option<PositionScale>,
+    /// Query heads, where a layer has not as many as [`Spec::heads`] says.
+    pub(crate) heads: Option<usize>,
 }
 
 /// Queries of far positions are multiplied with `1 + beta * ln(1 + floor((position + offset) / every))` (Llama 4).
@@ -213,7 +221,7 @@ impl PositionScale {
 impl MixerSpec {
     /// Attention, and nothing special.
     pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
-        Self::Attention(AttentionSpec { rope, window, q_scale: None })
+        Self::Attention(AttentionSpec { rope, window, q_scale: None, heads: None })
     }
 }
 

@@ -22,6 +22,21 @@ pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tenso
     Tensor::from_vec(host::read(gate, both)??, gate.dims())
 }
 
+/// `min(silu(gate), limit) * clamp(up, -limit, limit)`, element by element, on the host (Step 3.5).
+///
+/// # Errors
+/// The shapes differ, another type, or a tensor on a GPU.
+pub fn clamped_swiglu(gate: &Tensor, up: &Tensor, limit: f32) -> Result<Tensor> {
+    same_shape("clamped_swiglu", gate, up)?;
+    on_host("clamped_swiglu", &[gate, up])?;
+    let ups = host::read(up, <[f32]>::to_vec)?;
+    let mut out = host::read(gate, <[f32]>::to_vec)?;
+    for (gate, up) in out.iter_mut().zip(ups) {
+        *gate = (*gate / (1.0 + (-*gate).exp())).min(limit) * up.max(-limit).min(limit);
+    }
+    Tensor::from_vec(out, gate.dims())
+}
+
 /// `activation(x)`, element by element, on the host.
 ///
 /// # Errors
@@ -89,7 +104,30 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// The shapes do not fit, another type, or a tensor on a GPU.
 pub fn mul_sigmoid(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
-    let (op, [(t, n), (rows, m)]) = ("mul_sigmoid", both_dims("mul_sigmoid", x, gate)?);
+    multiply_gates("mul_sigmoid", x, gate, |x, gate| x / (1.0 + (-gate).exp()))
+}
+
+/// `x * ln(1 + e^gate)`, on the host: element by element, or with a gate for each of a row's equal parts.
+///
+/// # Shapes
+/// `x [t, n]`, `gate [t, m]` -> `[t, n]`, where `m` divides `n`.
+///
+/// # Errors
+/// The shapes do not fit, another type, or a tensor on a GPU.
+pub fn mul_softplus(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
+    // Without overflow of e^gate, which is all there is of large ones.
+    let softplus = |gate: f32| gate.max(0.0) + (-gate.abs()).exp().ln_1p();
+    multiply_gates("mul_softplus", x, gate, |x, gate| x * softplus(gate))
+}
+
+/// What `f` makes of each element and of its gate.
+fn multiply_gates(
+    op: &'static str,
+    x: &Tensor,
+    gate: &Tensor,
+    f: impl Fn(f32, f32) -> f32,
+) -> Result<Tensor> {
+    let [(t, n), (rows, m)] = both_dims(op, x, gate)?;
     on_host(op, &[x, gate])?;
     if rows != t || m == 0 || !n.is_multiple_of(m) {
         return Err(TensorError::shape(op, format!("[{t}, a divisor of {n}]"), gate.dims()));
@@ -97,8 +135,7 @@ pub fn mul_sigmoid(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
     let gates = host::read(gate, <[f32]>::to_vec)?;
     let mut out = host::read(x, <[f32]>::to_vec)?;
     for (part, gate) in out.chunks_exact_mut((n / m).max(1)).zip(gates) {
-        let divisor = 1.0 + (-gate).exp();
-        part.iter_mut().for_each(|x| *x /= divisor);
+        part.iter_mut().for_each(|x| *x = f(*x, gate));
     }
     Tensor::from_vec(out, x.dims())
 }
@@ -306,7 +343,14 @@ mod tests {
         assert!(split_heads(&x, 3).is_err());
         let zero = Tensor::from_vec(vec![0.0; 4], &[1, 4]).unwrap();
         assert_eq!(read(&mul_sigmoid(&right, &zero).unwrap()), [1.0, 1.5, 3.0, 3.5]);
-        assert!(mul_sigmoid(&x, &zero).is_err());
+        let three = Tensor::from_vec(vec![0.0; 3], &[1, 3]).unwrap();
+        assert!(mul_sigmoid(&x, &three).is_err());
+        let gates = Tensor::from_vec(vec![200.0, 0.0], &[1, 2]).unwrap();
+        let half = 3.0 * 2f32.ln();
+        assert_eq!(
+            read(&mul_softplus(&right, &gates).unwrap()),
+            [400.0, 600.0, 2.0 * half, 7.0 * 2f32.ln()]
+        );
     }
 
     #[test]

@@ -20,7 +20,9 @@ impl Biases {
         map: Linear,
     ) -> Result<Linear, WeightsError> {
         let row = share(self.bytes.as_slice(), index, maps);
-        let own = columns(row, self.dtype.size_in_bytes(), 1, (part, parts));
+        let element = self.dtype.size_in_bytes();
+        let count = row.len() / element / parts.max(1);
+        let own = columns(row, element, 1, Columns { first: part, step: parts, count });
         let wrap = |source| WeightsError::Tensor { name: self.name.clone(), source };
         map.with_bias(self.dtype, own).map_err(wrap)
     }
@@ -69,15 +71,46 @@ impl Checkpoint {
         (part, parts): (usize, usize),
     ) -> Result<Vec<Linear>, WeightsError> {
         let width = outputs.saturating_mul(parts);
+        let biases = self.biases(format!("{name}_bias"), count, width)?;
+        let columns = Columns { first: part, step: parts, count: outputs };
+        let maps = self.turned(name, count, (inputs, width), columns)?;
+        let biased = |(i, map)| biases.of(i, count, (part, parts), map);
+        maps.into_iter().enumerate().map(biased).collect()
+    }
+
+    /// The experts of the maps `name`, `[count, in, out * parts]`, without biases: of each expert the columns of
+    /// `part`, side by side, as Llama 4 has gate and up projections.
+    ///
+    /// # Errors
+    /// As [`Self::weight`]; such tensors are never quantized.
+    pub fn transposed_halves(
+        &self,
+        name: &str,
+        count: usize,
+        (inputs, outputs): (usize, usize),
+        (part, parts): (usize, usize),
+    ) -> Result<Vec<Linear>, WeightsError> {
+        let first = part.saturating_mul(outputs);
+        let columns = Columns { first, step: 1, count: outputs };
+        self.turned(name, count, (inputs, outputs.saturating_mul(parts)), columns)
+    }
+
+    /// The maps to some of the columns of `name`, `[count, in, width]`.
+    fn turned(
+        &self,
+        name: &str,
+        count: usize,
+        (inputs, width): (usize, usize),
+        own: Columns,
+    ) -> Result<Vec<Linear>, WeightsError> {
         let (dtype, shape, bytes) = self.floats(name)?;
         expect_shape(name, shape, &[count, inputs, width])?;
-        let biases = self.biases(format!("{name}_bias"), count, width)?;
         let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
         let one = |i| {
-            let own = share(bytes.as_slice(), i, count);
-            let own = columns(own, dtype.size_in_bytes(), inputs, (part, parts));
-            let weight = DenseWeight::new((outputs, inputs), dtype, own).map_err(wrap)?;
-            biases.of(i, count, (part, parts), Linear::new(Weight::Dense(weight)))
+            let matrix = share(bytes.as_slice(), i, count);
+            let taken = columns(matrix, dtype.size_in_bytes(), inputs, own);
+            let weight = DenseWeight::new((own.count, inputs), dtype, taken).map_err(wrap)?;
+            Ok(Linear::new(Weight::Dense(weight)))
         };
         pool::map(count, one).into_iter().collect()
     }
@@ -119,7 +152,8 @@ impl Checkpoint {
         let name = format!("{prefix}.weight");
         let (dtype, shape, bytes) = self.floats(&name)?;
         expect_shape(&name, shape, &[inputs, outputs])?;
-        let own = columns(bytes.as_slice(), dtype.size_in_bytes(), inputs, (0, 1));
+        let all = Columns { first: 0, step: 1, count: outputs };
+        let own = columns(bytes.as_slice(), dtype.size_in_bytes(), inputs, all);
         let weight = DenseWeight::new((outputs, inputs), dtype, own);
         let weight = weight.map_err(|source| WeightsError::Tensor { name, source })?;
         let linear = Linear::new(Weight::Dense(weight));
@@ -145,13 +179,21 @@ fn share(bytes: &[u8], index: usize, count: usize) -> &[u8] {
     &bytes[index * each..][..each]
 }
 
-/// Every `parts`th column, from the one at `part` on, of a matrix of so many rows, as a row each.
-fn columns(matrix: &[u8], element: usize, rows: usize, (part, parts): (usize, usize)) -> Bytes {
+/// Some columns of a matrix: so many, from the first on, each `step` after the one before.
+#[derive(Debug, Clone, Copy)]
+struct Columns {
+    first: usize,
+    step: usize,
+    count: usize,
+}
+
+/// Columns of a matrix of so many rows, as a row each.
+fn columns(matrix: &[u8], element: usize, rows: usize, own: Columns) -> Bytes {
     let width = matrix.len() / (rows * element).max(1);
-    let mut out = vec![0; rows * (width / parts) * element];
+    let mut out = vec![0; rows * own.count * element];
     for (r, row) in matrix.chunks_exact((width * element).max(1)).enumerate() {
-        let own = row.chunks_exact(element).skip(part).step_by(parts);
-        for (to, from) in out.chunks_exact_mut(rows * element).zip(own) {
+        let taken = row.chunks_exact(element).skip(own.first).step_by(own.step.max(1));
+        for (to, from) in out.chunks_exact_mut(rows * element).zip(taken) {
             to[r * element..][..element].copy_from_slice(from);
         }
     }
@@ -165,9 +207,13 @@ mod tests {
     #[test]
     fn columns_become_rows_part_by_part() {
         let matrix = [10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 60, 61, 70, 71, 80, 81];
-        let of = |part| columns(&matrix, 2, 2, (part, 2)).as_slice().to_vec();
-        assert_eq!(of(0), [10, 11, 50, 51, 30, 31, 70, 71]);
-        assert_eq!(of(1), [20, 21, 60, 61, 40, 41, 80, 81]);
-        assert_eq!(columns(&matrix, 1, 1, (0, 1)).as_slice(), matrix);
+        let of = |first, step, count| {
+            columns(&matrix, 2, 2, Columns { first, step, count }).as_slice().to_vec()
+        };
+        assert_eq!(of(0, 2, 2), [10, 11, 50, 51, 30, 31, 70, 71]);
+        assert_eq!(of(1, 2, 2), [20, 21, 60, 61, 40, 41, 80, 81]);
+        assert_eq!(of(2, 1, 2), [30, 31, 70, 71, 40, 41, 80, 81]);
+        let all = Columns { first: 0, step: 1, count: 16 };
+        assert_eq!(columns(&matrix, 1, 1, all).as_slice(), matrix);
     }
 }

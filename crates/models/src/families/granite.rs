@@ -95,7 +95,8 @@ fn own_ropes(
     Ok(layers)
 }
 
-fn build(
+/// Granite's spec, under the name of a family of its kin.
+pub(super) fn build(
     family: &'static str,
     config: &Value,
     options: LoadOptions<'_>,

@@ -42,7 +42,7 @@ struct Theta {
 
 /// The configuration with an angle base that is `alpha^(d / (d - 2))` times larger in place of the "dynamic" scaling
 /// that says so, for heads of `d` elements.
-fn with_alpha(family: &'static str, config: &Value) -> Result<Value, ModelError> {
+pub(super) fn with_alpha(family: &'static str, config: &Value) -> Result<Value, ModelError> {
     let sections = ["rope_scaling", "rope_parameters"];
     let found = sections.iter().find_map(|name| config::section(config, name));
     let Some(section) = found else { return Ok(config.clone()) };

@@ -1,10 +1,11 @@
-//! Mixtral and OLMoE: experts in every layer.
+//! Mixtral, OLMoE and FlexOlmo: experts in every layer.
 
 use super::read;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
     experts::{ExpertNames, ExpertSpec},
+    norms::LayerNorms,
     router::Route,
     spec::{MlpSpec, QkNorm, Spec},
 };
@@ -38,17 +39,31 @@ pub(super) fn mixtral(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
 }
 
 pub(super) fn olmoe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    let (shape, mut spec, own) = build("olmoe", config, options)?;
+    olmo("olmoe", config, options)
+}
+
+/// OLMoE with norms after attention and experts, not before.
+pub(super) fn flex_olmo(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let spec = olmo("flex_olmo", config, options)?;
+    Ok(Spec { norms: LayerNorms::POST, ..spec })
+}
+
+fn olmo(
+    family: &'static str,
+    config: &Value,
+    options: LoadOptions<'_>,
+) -> Result<Spec, ModelError> {
+    let (shape, mut spec, own) = build(family, config, options)?;
     if let Some(clip) = own.clip_qkv {
         let (field, value) = ("clip_qkv", clip.to_string());
-        return Err(ModelError::Unsupported { family: "olmoe", field, value });
+        return Err(ModelError::Unsupported { family, field, value });
     }
     spec.qk_norm = Some(QkNorm::Whole);
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     let route = Route::softmax(own.num_experts_per_tok, own.norm_topk_prob);
     let experts = ExpertSpec::new(own.num_experts, shape.intermediate_size, route);
     spec.layers.iter_mut().for_each(|layer| layer.mlp = MlpSpec::Experts(experts));
-    experts.check("olmoe").map(|()| spec)
+    experts.check(family).map(|()| spec)
 }
 
 fn build(
@@ -58,7 +73,11 @@ fn build(
 ) -> Result<(Shape, Spec, Own), ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
     let config = &config::one_name(config, "num_experts", "num_local_experts")?;
-    let theta = if family == "mixtral" { 1e6 } else { 1e4 };
+    let theta = match family {
+        "mixtral" => 1e6,
+        "flex_olmo" => 5e5,
+        _ => 1e4,
+    };
     let (shape, spec) = read(family, config, theta, options)?;
     Ok((shape, spec, config::parse(family, config)?))
 }

@@ -1,9 +1,13 @@
 //! The families, and the registry that picks one by `model_type`.
 
+mod afmoe;
 mod apertus;
+mod bailing_moe;
 mod bitnet;
 mod cohere;
+mod cohere2_moe;
 mod ernie4_5;
+mod ernie4_5_moe;
 mod exaone4;
 mod gemma;
 mod gemma3;
@@ -12,23 +16,32 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granite_moe;
 mod helium;
+mod hunyuan_moe;
 mod hunyuan_v1_dense;
 mod internlm;
+mod laguna;
 mod llama;
+mod llama4;
+mod mellum;
 mod minicpm;
+mod minimax;
 mod ministral3;
 mod mixtral;
 mod muse_glimmer;
 mod nanochat;
 mod olmo;
 mod phi3;
+mod phimoe;
 mod plain;
 mod qwen;
 mod qwen3_5;
 mod qwen_vl;
+mod routed;
 mod seed_oss;
 mod smollm3;
+mod step3p5;
 
 use crate::{
     LoadOptions, Model, ModelError,
@@ -59,26 +72,43 @@ pub struct Family {
 
 /// Every family that [`load`] knows.
 pub static FAMILIES: &[Family] = &[
+    family(&["afmoe"], "Trinity", false, afmoe::afmoe),
     family(&["apertus"], "Apertus", false, apertus::apertus),
     family(&["arcee"], "AFM", false, plain::arcee),
+    family(&["bailing_moe"], "Ling, Ling 2", false, bailing_moe::bailing_moe),
     family(&["bitnet"], "BitNet b1.58 in plain weights", false, bitnet::bitnet),
     family(&["cohere"], "Command R, Aya", false, cohere::cohere),
     family(&["cohere2"], "Command R7B and A", false, cohere::cohere2),
+    family(&["cohere2_moe"], "Command A+", false, cohere2_moe::cohere2_moe),
+    family(&["dots1"], "dots.llm1", false, routed::dots1),
     family(&["ernie4_5"], "ERNIE 4.5, dense", false, ernie4_5::ernie4_5),
+    family(&["ernie4_5_moe"], "ERNIE 4.5 with experts", false, ernie4_5_moe::ernie4_5_moe),
     family(&["exaone4"], "EXAONE 4", false, exaone4::exaone4),
+    family(&["exaone_moe"], "K-EXAONE", false, routed::exaone_moe),
+    family(&["flex_olmo"], "FlexOlmo", false, mixtral::flex_olmo),
     family(&["gemma"], "Gemma", true, gemma::gemma),
     family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
     family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
     family(&["glm"], "GLM 4 9B of 2024, GLM Edge", false, glm::glm),
     family(&["glm4"], "GLM 4 of 2025", false, glm::glm4),
+    family(&["glm4_moe"], "GLM 4.5 to 4.7", false, routed::glm4_moe),
     family(&["gpt2"], "GPT-2", false, gpt2::gpt2),
     family(&["gpt_bigcode"], "StarCoder 1", false, gpt2::gpt_bigcode),
     family(&["gpt_neox"], "GPT-NeoX, Pythia", false, gpt_neox::gpt_neox),
     family(&["gpt_oss"], "gpt-oss, not in MXFP4", false, gpt_oss::gpt_oss),
     family(&["granite"], "Granite 3 and 4, dense", true, granite::granite),
     family(&["granite_swa"], "Granite with windows", false, granite::granite_swa),
+    family(&["granitemoe"], "Granite 3 with experts", false, granite_moe::granitemoe),
+    family(
+        &["granitemoeshared"],
+        "Granite with experts and a shared one",
+        false,
+        granite_moe::granitemoeshared,
+    ),
     family(&["helium"], "Helium", false, helium::helium),
     family(&["hunyuan_v1_dense"], "Hunyuan, dense", false, hunyuan_v1_dense::hunyuan_v1_dense),
+    family(&["hunyuan_v1_moe"], "Hunyuan A13B", false, hunyuan_moe::hunyuan_moe),
+    family(&["hy_v3"], "Hunyuan 3", false, routed::hy_v3),
     family(&["internlm2"], "InternLM 2, 2.5", false, internlm::internlm2),
     family(&["internlm3"], "InternLM 3", false, internlm::internlm3),
     family(
@@ -87,8 +117,13 @@ pub static FAMILIES: &[Family] = &[
         true,
         llama::llama,
     ),
+    family(&["laguna"], "Laguna", false, laguna::laguna),
+    family(&["llama4", "llama4_text"], "Llama 4, text only", false, llama4::llama4),
+    family(&["mellum"], "Mellum 2", false, mellum::mellum),
     family(&["mimo"], "MiMo 7B", false, llama::mimo),
     family(&["minicpm"], "MiniCPM 1, 2", false, minicpm::minicpm),
+    family(&["minimax"], "MiniMax M2 as it was first published", false, minimax::minimax),
+    family(&["minimax_m2"], "MiniMax M2", false, minimax::minimax_m2),
     family(&["ministral"], "Ministral", true, llama::ministral),
     family(&["ministral3"], "Ministral 3", false, ministral3::ministral3),
     family(&["mistral"], "Mistral", true, llama::mistral),
@@ -108,6 +143,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["olmoe"], "OLMoE", true, mixtral::olmoe),
     family(&["phi"], "Phi 1, 1.5, 2", false, plain::phi),
     family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
+    family(&["phimoe"], "Phi 3.5 with experts", false, phimoe::phimoe),
     family(&["qwen2"], "Qwen 2, 2.5", true, qwen::qwen2),
     family(
         &["qwen2_5_vl", "qwen2_5_vl_text"],
@@ -132,10 +168,18 @@ pub static FAMILIES: &[Family] = &[
     ),
     family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
     family(&["qwen3_vl", "qwen3_vl_text"], "Qwen 3 VL, text only", false, qwen_vl::qwen3_vl),
+    family(
+        &["qwen3_vl_moe", "qwen3_vl_moe_text"],
+        "Qwen 3 VL with experts, text only",
+        false,
+        qwen::qwen3_vl_moe,
+    ),
     family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
     family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
+    family(&["solar_open"], "Solar Open", false, routed::solar_open),
     family(&["stablelm"], "Stable LM", false, plain::stablelm),
     family(&["starcoder2"], "StarCoder 2", false, plain::starcoder2),
+    family(&["step3p5"], "Step 3.5", false, step3p5::step3p5),
     family(&["telechat3"], "TeleChat 3", false, llama::telechat3),
 ];
 
@@ -166,17 +210,23 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     let nested = config.get("text_config").filter(|_| sees);
     let config = text_config(config, nested);
     let mut spec = spec(model_type, &config, options)?;
+    step3p5::stored(&mut spec, weights);
     let weights_by_name = Source::new(weights, spec.renames, spec.inputs_first);
     let names = names(weights_by_name, spec.top);
     qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
+    ernie4_5_moe::stored(&mut spec, weights_by_name, &names);
     ministral3::stored_head(&mut spec, weights_by_name, &names, &config);
-    let tied = spec.tied;
+    let (tied, top, layers) = (spec.tied, spec.top, spec.layers.len());
+    let drafts = drafts(&config);
     let model = Decoder::load(spec, weights_by_name, &names, options)?;
     let Names { decoder, head } = &names;
     weights.expect_all_used(|name| {
         let head = name.strip_prefix(head.as_str()).is_some_and(|rest| rest.starts_with('.'));
         let elsewhere = sees && !head && !name.starts_with(decoder.as_str());
-        (tied && head) || elsewhere || unused(model_type, name)
+        let layer = name.strip_prefix(decoder.as_str()).and_then(|n| n.strip_prefix(top.layers));
+        let later = layer.is_some_and(|rest| beyond(rest, layers));
+        let draft = drafts && (later || name.split('.').any(|part| part.starts_with("mtp")));
+        (tied && head) || elsewhere || draft || unused(model_type, name)
     })?;
     Ok(Box::new(model))
 }
@@ -184,6 +234,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
 /// `model_type`s of models that see or hear, of which the language model is loaded.
 const MULTIMODAL: &[&str] = &[
     "gemma3",
+    "llama4",
     "mistral3",
     "muse_glimmer",
     "qwen2_5_vl",
@@ -191,6 +242,7 @@ const MULTIMODAL: &[&str] = &[
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_vl",
+    "qwen3_vl_moe",
 ];
 
 /// The language model's configuration. Whether the head is the token table is said beside it by some.
@@ -219,6 +271,31 @@ fn unused(model_type: &str, name: &str) -> bool {
         || (model_type == "mimo" && name.starts_with("model.mtp_layers."))
         || (model_type == "gpt2"
             && (name.ends_with(".attn.bias") || name.ends_with(".masked_bias")))
+}
+
+/// Whether config.json tells of heads for drafts, which files keep as layers after the last, or below "mtp".
+fn drafts(config: &Value) -> bool {
+    ["num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"]
+        .iter()
+        .any(|field| config.get(field).and_then(Value::as_u64).is_some_and(|n| n > 0))
+}
+
+/// Whether what follows the name of all layers, `.7.norm.weight`, is of a layer after the last.
+fn beyond(rest: &str, layers: usize) -> bool {
+    let number = rest.strip_prefix('.').and_then(|rest| rest.split('.').next());
+    number.and_then(|n| n.parse().ok()).is_some_and(|n: usize| n >= layers)
+}
+
+/// The configuration with a value for a field that says nothing.
+fn with_default(config: &Value, field: &str, value: impl Into<Value>) -> Value {
+    let mut config = config.clone();
+    if let Some(fields) = config.as_object_mut() {
+        let field = fields.entry(field).or_insert(Value::Null);
+        if field.is_null() {
+            *field = value.into();
+        }
+    }
+    config
 }
 
 /// What config.json says of a model of a family.

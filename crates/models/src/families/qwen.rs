@@ -3,7 +3,7 @@
 use super::read;
 use crate::{
     LoadOptions, ModelError, config,
-    experts::{ExpertSpec, SharedSpec},
+    experts::{ExpertNames, ExpertSpec, Fused, SharedSpec},
     router::Route,
     spec::{MlpSpec, QkNorm, Spec},
 };
@@ -51,6 +51,19 @@ pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec
     let mut spec = qwen("qwen3_moe", config, options)?;
     spec.qk_norm = Some(QkNorm::Head);
     with_experts(spec, config, None)
+}
+
+/// The language model of Qwen 3 VL with experts. Positions of text are alike in all three of their axes, so that it is
+/// rotated as in models of text.
+pub(super) fn qwen3_vl_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let config = &super::with_default(config, "norm_topk_prob", true);
+    let mut spec = qwen3_moe(config, options)?;
+    for layer in &mut spec.layers {
+        if let MlpSpec::Experts(experts) = &mut layer.mlp {
+            experts.names = ExpertNames { fused: Fused::Transposed, ..experts.names };
+        }
+    }
+    Ok(Spec { family: "qwen3_vl_moe", ..spec })
 }
 
 #[derive(Deserialize)]

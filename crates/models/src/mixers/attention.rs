@@ -38,9 +38,10 @@ impl Attention {
         weights: Source<'_>,
         at: &str,
     ) -> Result<Self, ModelError> {
-        let (q, kv) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
+        let heads = spec.heads.unwrap_or(model.heads);
+        let (q, kv) = (heads * model.head_dim, model.kv_heads * model.head_dim);
         let attn = format!("{at}.self_attn");
-        let sinks = model.attn_sinks.then(|| weights.vector(&format!("{attn}.sinks"), model.heads));
+        let sinks = model.attn_sinks.then(|| weights.vector(&format!("{attn}.sinks"), heads));
         // The gate's rows are beside the query's, head by head.
         let beside = model.attention_gate == Some(AttentionGate::InQuery);
         let q_rows = if beside { 2 * q } else { q };
@@ -62,8 +63,8 @@ impl Attention {
             None => (q_proj, k_proj),
         };
         let gate_rows = match model.attention_gate {
-            Some(AttentionGate::Projected) => Some(q),
-            Some(AttentionGate::ProjectedHead) => Some(model.heads),
+            Some(AttentionGate::Projected | AttentionGate::Softplus) => Some(q),
+            Some(AttentionGate::ProjectedHead | AttentionGate::SoftplusHead) => Some(heads),
             Some(AttentionGate::InQuery) | None => None,
         };
         let out_norm = model.sub_norms.then(|| {
@@ -78,7 +79,10 @@ impl Attention {
             spec,
             id: LayerId(id),
             qkv: LinearGroup::new([q_proj, k_proj, v_proj])?,
-            qk_norm: qk_norm(model, weights, &attn, order.as_deref())?,
+            qk_norm: match (model.qk_norm, spec.rope) {
+                (Some(QkNorm::RotatedPlain), None) => None,
+                _ => qk_norm(model, weights, &attn, (heads, order.as_deref()))?,
+            },
             sinks: sinks.transpose()?,
             out_norm: out_norm.transpose()?,
             gate: gate_rows.map(gate).transpose()?,
@@ -144,17 +148,17 @@ fn qk_norm(
     model: &Spec,
     weights: Source<'_>,
     attn: &str,
-    order: Option<&[usize]>,
+    (heads, order): (usize, Option<&[usize]>),
 ) -> Result<Option<(RmsNorm, RmsNorm)>, ModelError> {
     let (d, eps) = (model.head_dim, model.norm_eps);
     let (q, k) = match model.qk_norm {
         None => return Ok(None),
-        Some(QkNorm::HeadPlain) => {
+        Some(QkNorm::HeadPlain | QkNorm::RotatedPlain) => {
             let plain = RmsNorm::new(vec![1.0; d], eps);
             return Ok(Some((plain.clone(), plain)));
         }
         Some(QkNorm::Head | QkNorm::Rotated) => (d, d),
-        Some(QkNorm::Whole) => (model.heads * d, model.kv_heads * d),
+        Some(QkNorm::Whole) => (heads * d, model.kv_heads * d),
     };
     let one = |side, n| {
         let mut gains = weights.vector(&format!("{attn}.{side}_norm.weight"), n)?;
@@ -197,7 +201,7 @@ impl Mixer for Attention {
             (Some(QkNorm::Whole), Some((q_norm, k_norm))) => {
                 (q, k, norms) = (q_norm.forward(&q)?, k_norm.forward(&k)?, None);
             }
-            (Some(QkNorm::Rotated), Some((q_norm, k_norm))) => {
+            (Some(QkNorm::Rotated | QkNorm::RotatedPlain), Some((q_norm, k_norm))) => {
                 let rotated = norm_rope([(&q, None), (&k, None)], d, rope)?;
                 let [q_heads, k_heads] = rotated;
                 q = q_norm.forward(&q_heads)?.reshape(q.dims())?;
@@ -219,8 +223,14 @@ impl Mixer for Attention {
                 Phase::Decode => Arithmetic::Exact,
             },
         };
-        let attended = state.attend(self.id, &rows, &params)?.reshape(&[t, model.heads * d])?;
+        let heads = self.spec.heads.unwrap_or(model.heads);
+        let attended = state.attend(self.id, &rows, &params)?.reshape(&[t, heads * d])?;
+        let softplus = matches!(
+            model.attention_gate,
+            Some(AttentionGate::Softplus | AttentionGate::SoftplusHead)
+        );
         let attended = match gate {
+            Some(gate) if softplus => ops::mul_softplus(&attended, &gate)?,
             Some(gate) => ops::mul_sigmoid(&attended, &gate)?,
             None => attended,
         };
