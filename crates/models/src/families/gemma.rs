@@ -1,10 +1,10 @@
-//! Gemma and Gemma 2: norms stored as `w - 1`, scaled embeddings; the second with four norms a layer, capped scores
-//! and logits, and a window in every other layer.
+//! Gemma, Gemma 2 and VaultGemma: norms stored as `w - 1`, scaled embeddings; the others with capped scores
+//! and logits and a window in every other layer; the second with four norms a layer.
 
 use super::read;
 use crate::{LoadOptions, ModelError, config, norms::LayerNorms, spec::Spec};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use taper_tensor::ops::Activation;
 
 const SECOND: &str = "gemma2";
@@ -26,22 +26,40 @@ pub(super) fn gemma(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
 }
 
 pub(super) fn gemma2(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    let (mut spec, own) = build(SECOND, config, options)?;
+    later(SECOND, LayerNorms::SANDWICH, config, options)
+}
+
+/// Gemma 2 without norms after attention and feed-forward (arXiv 2510.15001).
+pub(super) fn vaultgemma(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    // What transformers takes where nothing is said.
+    let caps = [("attn_logit_softcapping", json!(50.0)), ("final_logit_softcapping", json!(30.0))];
+    let config = &config::with_defaults(config, &caps);
+    let norms = LayerNorms { mlp: Some("pre_feedforward_layernorm"), ..LayerNorms::PRE };
+    later("vaultgemma", norms, config, options)
+}
+
+fn later(
+    family: &'static str,
+    norms: LayerNorms,
+    config: &Value,
+    options: LoadOptions<'_>,
+) -> Result<Spec, ModelError> {
+    let (mut spec, own) = build(family, config, options)?;
     let scalar = own.query_pre_attn_scalar.unwrap_or(256.0);
     let factors = [
         ("query_pre_attn_scalar", Some(scalar)),
         ("attn_logit_softcapping", own.attn_logit_softcapping),
         ("final_logit_softcapping", own.final_logit_softcapping),
     ];
-    config::factors(SECOND, &factors)?;
-    spec.norms = LayerNorms::SANDWICH;
+    config::factors(family, &factors)?;
+    spec.norms = norms;
     spec.attn_scale = scalar.powf(-0.5);
     spec.attn_soft_cap = own.attn_logit_softcapping;
     spec.logit_soft_cap = own.final_logit_softcapping;
     let window = own.sliding_window.or(Some(4096));
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let even = i.is_multiple_of(2);
-        let slides = config::slides(SECOND, own.layer_types.as_deref(), i, even)?;
+        let slides = config::slides(family, own.layer_types.as_deref(), i, even)?;
         layer.set_window(window.filter(|_| slides));
     }
     Ok(spec)

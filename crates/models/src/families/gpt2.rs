@@ -1,9 +1,11 @@
-//! GPT-2, and StarCoder 1 (`gpt_bigcode`): learned positions instead of rotations.
+//! GPT-2, and StarCoder 1 (`gpt_bigcode`): learned positions instead of rotations. GPT-J has their fields, and rotates.
 
-use super::read;
+use super::{common, read};
 use crate::{
-    LoadOptions, ModelError, config,
-    norms::NormKind,
+    LoadOptions, ModelError,
+    config::{self, Shape},
+    norms::{LayerNorms, NormKind},
+    rope::RopeConfig,
     spec::{FusedQkv, MixerSpec, Spec, TopNames},
 };
 use serde::Deserialize;
@@ -43,12 +45,55 @@ pub(super) fn gpt_bigcode(config: &Value, options: LoadOptions<'_>) -> Result<Sp
     Ok(spec)
 }
 
-fn build(
-    family: &'static str,
-    config: &Value,
-    options: LoadOptions<'_>,
-) -> Result<(Spec, Own), ModelError> {
-    config::refuse(family, config, "add_cross_attention")?;
+/// Attention and feed-forward read one norm, neighbours of a part of each head are rotated.
+pub(super) fn gptj(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    #[derive(Deserialize)]
+    struct Rotary {
+        rotary_dim: Option<usize>,
+    }
+    let family = "gptj";
+    // A token table has no bias.
+    config::refuse(family, config, "tie_word_embeddings")?;
+    let config = config::with_defaults(config, &[("rotary_dim", json!(64))]);
+    let own: Rotary = config::parse(family, &config)?;
+    let config = &llama_names(&config)?;
+    let shape: Shape = config::parse(family, config)?;
+    shape.check(family)?;
+    let Some(turned) = own.rotary_dim.filter(|d| d.is_multiple_of(2) && *d <= shape.head_dim())
+    else {
+        let (field, value) = ("rotary_dim", format!("{:?}", own.rotary_dim));
+        return Err(ModelError::Unsupported { family, field, value });
+    };
+    let mut rope = RopeConfig::with_theta(10_000.0);
+    rope.partial_rotary_factor = Some(turned as f64 / shape.head_dim() as f64);
+    let mut spec = common(family, &shape, &rope, options)?;
+    spec.norm = NormKind::LayerBias;
+    (spec.norms, spec.parallel) = (LayerNorms::SHARED, true);
+    spec.interleaved = true;
+    (spec.mlp_bias, spec.head_bias) = (true, true);
+    spec.gated_mlp = false;
+    spec.activation =
+        config::activation(family, config, "activation_function", Activation::GeluTanh)?;
+    spec.renames = &[
+        ("input_layernorm", "ln_1"),
+        ("self_attn.o_proj", "self_attn.out_proj"),
+        ("self_attn", "attn"),
+        ("mlp.up_proj", "mlp.fc_in"),
+        ("mlp.down_proj", "mlp.fc_out"),
+    ];
+    spec.top = GPT2;
+    Ok(spec)
+}
+
+const GPT2: TopNames = TopNames {
+    places: &[("transformer.", "lm_head"), ("", "lm_head")],
+    embed: "wte",
+    layers: "h",
+    norm: "ln_f",
+};
+
+/// The configuration with Llama's names of its fields.
+fn llama_names(config: &Value) -> Result<Value, ModelError> {
     let mut config = config.clone();
     for (name, own) in [
         ("hidden_size", "n_embd"),
@@ -60,10 +105,19 @@ fn build(
     ] {
         config = config::one_name(&config, name, own)?;
     }
-    let hidden = config.get("hidden_size").and_then(Value::as_u64).unwrap_or(768);
+    let hidden = config.get("hidden_size").and_then(Value::as_u64).unwrap_or_default();
     let defaults =
         [("intermediate_size", json!(hidden.saturating_mul(4))), ("rms_norm_eps", json!(1e-5))];
-    let config = &config::with_defaults(&config, &defaults);
+    Ok(config::with_defaults(&config, &defaults))
+}
+
+fn build(
+    family: &'static str,
+    config: &Value,
+    options: LoadOptions<'_>,
+) -> Result<(Spec, Own), ModelError> {
+    config::refuse(family, config, "add_cross_attention")?;
+    let config = &llama_names(config)?;
     let own: Own = config::parse(family, config)?;
     let (shape, mut spec) = read(family, config, 10_000.0, options)?;
     spec.norm = NormKind::LayerBias;
@@ -87,11 +141,6 @@ fn build(
         ("mlp.up_proj", "mlp.c_fc"),
         ("mlp.down_proj", "mlp.c_proj"),
     ];
-    spec.top = TopNames {
-        places: &[("transformer.", "lm_head"), ("", "lm_head")],
-        embed: "wte",
-        layers: "h",
-        norm: "ln_f",
-    };
+    spec.top = GPT2;
     Ok((spec, own))
 }

@@ -3,7 +3,7 @@
 use super::read;
 use crate::{LoadOptions, ModelError, config, spec::Spec};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[derive(Deserialize)]
 struct Own {
@@ -20,6 +20,58 @@ pub(super) fn llama(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.mlp_bias = own.mlp_bias;
     Ok(spec)
+}
+
+/// Code World Model: Llama with windows in three of four layers.
+pub(super) fn cwm(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let defaults =
+        [("rms_norm_eps", json!(1e-5)), ("head_dim", json!(128)), ("sliding_window", json!(8192))];
+    let mut config = config::with_defaults(config, &defaults);
+    let says = |name| config::section(&config, name).is_some();
+    if !says("rope_parameters")
+        && !says("rope_scaling")
+        && let Some(fields) = config.as_object_mut()
+    {
+        let llama3 = json!({
+            "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        });
+        fields.insert("rope_scaling".to_owned(), llama3);
+    }
+    config::require("cwm", &config, "hidden_act", &["silu"])?;
+    let (_, mut spec) = read("cwm", &config, 1_000_000.0, options)?;
+    let fourths = |i: usize| !i.is_multiple_of(4);
+    let windows = config::windows("cwm", &config, spec.layers.len(), fourths)?;
+    spec.layers.iter_mut().zip(windows).for_each(|(layer, window)| layer.set_window(window));
+    Ok(spec)
+}
+
+/// What a model that sees has of Llama or Mistral. Published files leave out what equals Llama's defaults.
+pub(super) fn llava(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let defaults = [
+        ("vocab_size", json!(32_000)),
+        ("hidden_size", json!(4096)),
+        ("intermediate_size", json!(11_008)),
+        ("num_hidden_layers", json!(32)),
+        ("num_attention_heads", json!(32)),
+        ("max_position_embeddings", json!(2048)),
+    ];
+    let llama = &config::with_defaults(config, &defaults);
+    match config.get("model_type").and_then(Value::as_str) {
+        Some("llama") | None => self::llama(llama, options),
+        // Mistral's defaults differ, but for these.
+        Some("mistral") => {
+            let own = [("num_key_value_heads", json!(8)), ("intermediate_size", json!(14_336))];
+            mistral(
+                &config::with_defaults(&config::with_defaults(config, &own), &defaults),
+                options,
+            )
+        }
+        Some(other) => {
+            let (family, field) = ("llava", "text_config.model_type");
+            Err(ModelError::Unsupported { family, field, value: other.to_owned() })
+        }
+    }
 }
 
 pub(super) fn telechat3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {

@@ -8,7 +8,9 @@ mod cohere;
 mod cohere2_moe;
 mod ernie4_5;
 mod ernie4_5_moe;
+mod exaone;
 mod exaone4;
+mod falcon;
 mod falcon_h1;
 mod gemma;
 mod gemma3;
@@ -17,11 +19,8 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
-<<<<<<< ours
 mod granite_hybrid;
-=======
 mod granite_moe;
->>>>>>> theirs
 mod helium;
 mod hunyuan_moe;
 mod hunyuan_v1_dense;
@@ -93,11 +92,14 @@ pub static FAMILIES: &[Family] = &[
     family(&["cohere"], "Command R, Aya", false, cohere::cohere),
     family(&["cohere2"], "Command R7B and A", false, cohere::cohere2),
     family(&["cohere2_moe"], "Command A+", false, cohere2_moe::cohere2_moe),
+    family(&["cwm"], "Code World Model", false, llama::cwm),
     family(&["dots1"], "dots.llm1", false, routed::dots1),
     family(&["ernie4_5"], "ERNIE 4.5, dense", false, ernie4_5::ernie4_5),
     family(&["ernie4_5_moe"], "ERNIE 4.5 with experts", false, ernie4_5_moe::ernie4_5_moe),
+    family(&["exaone"], "EXAONE 3, 3.5", false, exaone::exaone),
     family(&["exaone4"], "EXAONE 4", false, exaone4::exaone4),
     family(&["exaone_moe"], "K-EXAONE", false, routed::exaone_moe),
+    family(&["falcon"], "Falcon with rotations", false, falcon::falcon),
     family(&["falcon_h1"], "Falcon-H1", false, falcon_h1::falcon_h1),
     family(&["falcon_mamba"], "Falcon Mamba", false, mamba::falcon_mamba),
     family(&["flex_olmo"], "FlexOlmo", false, mixtral::flex_olmo),
@@ -111,14 +113,11 @@ pub static FAMILIES: &[Family] = &[
     family(&["gpt_bigcode"], "StarCoder 1", false, gpt2::gpt_bigcode),
     family(&["gpt_neox"], "GPT-NeoX, Pythia", false, gpt_neox::gpt_neox),
     family(&["gpt_oss"], "gpt-oss, not in MXFP4", false, gpt_oss::gpt_oss),
+    family(&["gptj"], "GPT-J", false, gpt2::gptj),
     family(&["granite"], "Granite 3 and 4, dense", true, granite::granite),
     family(&["granite_swa"], "Granite with windows", false, granite::granite_swa),
-<<<<<<< ours
-    family(&["granitemoe"], "Granite 3 with experts", false, granite::granitemoe),
-    family(&["granitemoehybrid"], "Granite 4, hybrid", false, granite_hybrid::granitemoehybrid),
-=======
     family(&["granitemoe"], "Granite 3 with experts", false, granite_moe::granitemoe),
->>>>>>> theirs
+    family(&["granitemoehybrid"], "Granite 4, hybrid", false, granite_hybrid::granitemoehybrid),
     family(
         &["granitemoeshared"],
         "Granite with experts and a shared one",
@@ -137,12 +136,14 @@ pub static FAMILIES: &[Family] = &[
         true,
         llama::llama,
     ),
+    family(&["jais2"], "Jais 2", false, plain::jais2),
     family(&["jamba"], "Jamba", false, jamba::jamba),
     family(&["laguna"], "Laguna", false, laguna::laguna),
     family(&["lfm2"], "LFM2", false, lfm2::lfm2),
     family(&["lfm2_moe"], "LFM2 with experts", false, lfm2::lfm2_moe),
     family(&["lfm3"], "LFM3", false, lfm2::lfm3),
     family(&["llama4", "llama4_text"], "Llama 4, text only", false, llama4::llama4),
+    family(&["llava"], "LLaVA 1.5, 1.6, text only", false, llama::llava),
     family(&["mamba"], "Mamba", false, mamba::mamba),
     family(&["mamba2"], "Mamba 2, Mamba-Codestral", false, mamba::mamba2),
     family(&["mellum"], "Mellum 2", false, mellum::mellum),
@@ -216,6 +217,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["starcoder2"], "StarCoder 2", false, plain::starcoder2),
     family(&["step3p5"], "Step 3.5", false, step3p5::step3p5),
     family(&["telechat3"], "TeleChat 3", false, llama::telechat3),
+    family(&["vaultgemma"], "VaultGemma", false, gemma::vaultgemma),
 ];
 
 const fn family(
@@ -273,6 +275,7 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
 const MULTIMODAL: &[&str] = &[
     "gemma3",
     "llama4",
+    "llava",
     "mistral3",
     "muse_glimmer",
     "qwen2_5_vl",
@@ -307,8 +310,19 @@ fn unused(model_type: &str, name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
         || (DRAFTS.contains(&model_type) && name.starts_with("mtp."))
         || (model_type == "mimo" && name.starts_with("model.mtp_layers."))
-        || (model_type == "gpt2"
-            && (name.ends_with(".attn.bias") || name.ends_with(".masked_bias")))
+        || mask(model_type).is_some_and(|mask| {
+            name.ends_with(&format!(".{mask}.bias"))
+                || name.ends_with(&format!(".{mask}.masked_bias"))
+        })
+}
+
+/// Where older files of a family have the causal mask.
+fn mask(model_type: &str) -> Option<&'static str> {
+    match model_type {
+        "gpt2" | "gptj" => Some("attn"),
+        "gpt_neox" => Some("attention"),
+        _ => None,
+    }
 }
 
 /// Whether config.json tells of heads for drafts, which files keep as layers after the last, or below "mtp".

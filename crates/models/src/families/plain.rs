@@ -1,5 +1,5 @@
-//! Families whose feed-forward has one projection before its activation: AFM (`arcee`), Nemotron, StarCoder 2 and Phi 1
-//! to 2.
+//! Families whose feed-forward has one projection before its activation: AFM (`arcee`), Nemotron, Jais 2, StarCoder 2
+//! and Phi 1 to 2; and Stable LM, which has their norms.
 
 use super::{common, read};
 use crate::{
@@ -29,6 +29,18 @@ pub(super) fn nemotron(config: &Value, options: LoadOptions<'_>) -> Result<Spec,
     spec.norm_offset = 1.0;
     spec.gated_mlp = false;
     spec.activation = config::activation("nemotron", config, "hidden_act", Activation::Relu2)?;
+    config::biases(&mut spec, config)?;
+    Ok(spec)
+}
+
+/// Jais 2: Nemotron with plain LayerNorms, whole heads rotated, and biases.
+pub(super) fn jais2(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    let config = &layer_norms(config, "layer_norm_eps")?;
+    let biases = [("attention_bias", json!(true)), ("mlp_bias", json!(true))];
+    let config = &config::with_defaults(config, &biases);
+    let mut spec = partial("jais2", config, 1.0, options)?;
+    spec.gated_mlp = false;
+    spec.activation = config::activation("jais2", config, "hidden_act", Activation::Relu2)?;
     config::biases(&mut spec, config)?;
     Ok(spec)
 }

@@ -21,6 +21,8 @@ fn what_a_family_lacks_is_refused_by_name() {
         ("bitnet", "quantization_config", json!({"quant_method": "bitnet"})),
         ("cohere", "use_qk_norm", json!(true)),
         ("cohere2", "logit_scale", json!(0.0)),
+        ("falcon", "alibi", json!(true)),
+        ("gptj", "rotary_dim", json!(9)),
         ("gpt2", "add_cross_attention", json!(true)),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
         ("gpt2", "tie_word_embeddings", json!(false)),
