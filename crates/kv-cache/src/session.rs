@@ -27,6 +27,21 @@ pub trait StateSession {
         params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCacheError>;
 
+    /// Attends over the keys and values that a layer has stored in this step and before: what layers
+    /// without keys and values of their own do.
+    ///
+    /// # Shapes
+    /// `q [t, heads, head_dim]`, normed and rotated -> the same.
+    ///
+    /// # Errors
+    /// Shapes that do not fit the cache, or an unknown layer.
+    fn attend_stored(
+        &mut self,
+        layer: LayerId,
+        q: &Tensor,
+        params: &AttnParams<'_>,
+    ) -> Result<Tensor, KvCacheError>;
+
     /// Runs a recurrent layer, counted among recurrent layers, over the step's tokens: `f` gets each
     /// sequence's rows with its state, in one call or, where a snapshot is due in between, in several.
     ///
@@ -109,9 +124,9 @@ impl PagedSession<'_> {
         if layer.index() >= layers {
             return Err(KvCacheError::Layer { layer, layers });
         }
-        let KvConfig { scheme, geometry, .. } = &self.cache.config;
-        let codec = Arc::clone(scheme.codec(layer.index()));
-        let (geometry, exact) = (*geometry, room(&self.cache.config, layer).is_some());
+        let config = &self.cache.config;
+        let codec = Arc::clone(config.scheme.codec(layer.index()));
+        let (geometry, exact) = (config.geometry_of(layer.index()), room(config, layer).is_some());
         let pages = &mut self.cache.pages[layer.index()];
         codec.encode(geometry, k, v, &self.slots, pages)?;
         if exact {
@@ -137,9 +152,11 @@ impl PagedSession<'_> {
         if self.ranges.len() < FETCH_FROM || !cpu::reads_soon() {
             return;
         }
-        let KvConfig { scheme, geometry, .. } = &self.cache.config;
+        let config = &self.cache.config;
         let next = (layer.index() + 1) % self.cache.pages.len();
-        let (pages, bytes) = (&self.cache.pages[next], scheme.codec(next).block_bytes(*geometry));
+        let geometry = config.geometry_of(next);
+        let (pages, codec) = (&self.cache.pages[next], config.scheme.codec(next));
+        let bytes = codec.block_bytes(geometry);
         if pages.gpu.is_some() {
             return;
         }
@@ -160,8 +177,8 @@ impl PagedSession<'_> {
 
 /// Room for a layer's exact rows. Layers whose rows are exact themselves have none.
 fn room(config: &KvConfig, layer: LayerId) -> Option<ExactRoom> {
-    let KvConfig { scheme, geometry, exact, .. } = config;
-    exact.filter(|_| scheme.codec(layer.index()).exact_block_bytes(*geometry).is_some())
+    let (codec, geometry) = (config.scheme.codec(layer.index()), config.geometry_of(layer.index()));
+    config.exact.filter(|_| codec.exact_block_bytes(geometry).is_some())
 }
 
 /// A step's sequences as a layer's codec sees them, with the exact blocks beside their own where there is
@@ -193,7 +210,8 @@ impl StateSession for PagedSession<'_> {
         let KvCache { config, pages, tables, .. } = &mut *self.cache;
         let layers = pages.len();
         let own = pages.get_mut(layer.index()).ok_or(KvCacheError::Layer { layer, layers })?;
-        let (codec, g) = (Arc::clone(config.scheme.codec(layer.index())), config.geometry);
+        let (codec, g) =
+            (Arc::clone(config.scheme.codec(layer.index())), config.geometry_of(layer.index()));
         let room = room(config, layer);
         let seqs = batch(ranges, tables, (room, exact));
         if let Some(out) = codec.attend_new(g, rows, &self.slots, own, &seqs, params)? {
@@ -203,9 +221,21 @@ impl StateSession for PagedSession<'_> {
         let [q, k, v] = rows.turned().map_err(KvCodecError::from)?;
         self.store(layer, &k, &v)?;
         self.announce_next(layer);
-        let KvCache { pages, tables, .. } = &*self.cache;
-        let seqs = batch(&self.ranges, tables, (room, &self.exact));
-        Ok(codec.attend(g, &q, &pages[layer.index()], &seqs, params)?)
+        self.attend_stored(layer, &q, params)
+    }
+
+    fn attend_stored(
+        &mut self,
+        layer: LayerId,
+        q: &Tensor,
+        params: &AttnParams<'_>,
+    ) -> Result<Tensor, KvCacheError> {
+        let KvCache { config, pages, tables, .. } = &*self.cache;
+        let layers = pages.len();
+        let own = pages.get(layer.index()).ok_or(KvCacheError::Layer { layer, layers })?;
+        let seqs = batch(&self.ranges, tables, (room(config, layer), &self.exact));
+        let g = config.geometry_of(layer.index());
+        Ok(config.scheme.codec(layer.index()).attend(g, q, own, &seqs, params)?)
     }
 
     fn recur(&mut self, layer: usize, f: &mut RunSegments<'_>) -> Result<(), KvCacheError> {

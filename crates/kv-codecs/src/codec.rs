@@ -107,6 +107,14 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
     /// As `--kv-cache-dtype` takes it.
     fn name(&self) -> &str;
 
+    /// Fails where the codec cannot keep rows of this shape, which its other functions then refuse too.
+    ///
+    /// # Errors
+    /// [`KvCodecError::HeadDim`].
+    fn check(&self, _geometry: KvGeometry) -> Result<(), KvCodecError> {
+        Ok(())
+    }
+
     /// Bytes of one block of one layer.
     fn block_bytes(&self, geometry: KvGeometry) -> BlockBytes;
 

@@ -183,6 +183,7 @@ fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> Mode
         heads: spec.heads,
         kv_heads: spec.kv_heads,
         head_dim: spec.head_dim,
+        layer_heads: Vec::new(),
         hidden: spec.hidden,
         vocab: spec.vocab,
         max_positions: spec.max_positions,
