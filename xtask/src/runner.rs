@@ -134,8 +134,10 @@ impl Runner {
     /// decoding at this depth costs is known without the time of a prompt. Layers and stretches of
     /// tokens share a few sets of rows.
     pub(crate) fn fill(&mut self, seq: u64, tokens: usize) -> Result<()> {
-        let KvConfig { geometry: g, layers, ref layer_heads, .. } = *self.cache.config();
-        ensure!(layer_heads.is_empty(), "layers of different heads are not filled yet");
+        let config = self.cache.config();
+        let (g, layers) = (config.geometry, config.layers);
+        let alike = (0..layers).all(|layer| config.geometry_of(layer) == g);
+        ensure!(alike, "layers of different heads are not filled yet");
         let rows = |len: usize, seed: usize| {
             let rows = gaussian(len * g.kv_heads * g.head_dim, seed as u64);
             Tensor::from_vec(rows, &[len, g.kv_heads, g.head_dim])

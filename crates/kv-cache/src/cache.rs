@@ -67,7 +67,7 @@ impl KvCache {
         let exact_blocks = config.exact_blocks();
         let layer = |layer| {
             let (codec, geometry) = (config.scheme.codec(layer), config.geometry_of(layer));
-            let pages = LayerPages::zeroed(codec.block_bytes(geometry), config.blocks);
+            let pages = LayerPages::zeroed(config.block_bytes(layer), config.blocks);
             match codec.exact_block_bytes(geometry).filter(|_| exact_blocks > 0) {
                 Some(bytes) => pages.with_exact(bytes, exact_blocks),
                 None => pages,
@@ -244,7 +244,7 @@ impl KvCache {
         let [runs, exact_runs] = self.blocks.free_runs();
         for (layer, pages) in self.pages.iter_mut().enumerate() {
             let (codec, geometry) = (config.scheme.codec(layer), config.geometry_of(layer));
-            let bytes = codec.block_bytes(geometry);
+            let bytes = config.block_bytes(layer);
             runs.iter().for_each(|run| pages.discard(bytes, run));
             if let Some(bytes) = codec.exact_block_bytes(geometry) {
                 exact_runs.iter().for_each(|run| pages.discard_exact(bytes, run));

@@ -1,7 +1,7 @@
 //! Shape of a cache, and what of it is in use.
 
 use crate::{KvScheme, RecurrentConfig};
-use taper_kv_codecs::{Exact, KvCodecError, KvGeometry};
+use taper_kv_codecs::{BlockBytes, Exact, KvCodecError, KvGeometry};
 
 /// Heads of a layer's keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -10,6 +10,9 @@ pub struct KvHeads {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// A value is the end of its key, and what the rest of it would be is not read (latent attention): codecs of
+    /// plain floats keep keys only.
+    pub values_in_keys: bool,
 }
 
 /// Configuration of a cache.
@@ -82,7 +85,7 @@ impl KvConfig {
     #[must_use]
     pub fn geometry_of(&self, layer: usize) -> KvGeometry {
         match self.layer_heads.get(layer) {
-            Some(&KvHeads { kv_heads, head_dim }) => {
+            Some(&KvHeads { kv_heads, head_dim, .. }) => {
                 KvGeometry { kv_heads, head_dim, ..self.geometry }
             }
             None => self.geometry,
@@ -98,6 +101,14 @@ impl KvConfig {
         layers.try_for_each(|(layer, geometry)| self.scheme.codec(layer).check(geometry))
     }
 
+    /// Bytes of a layer's block.
+    pub(crate) fn block_bytes(&self, layer: usize) -> BlockBytes {
+        let codec = self.scheme.codec(layer);
+        let bytes = codec.block_bytes(self.geometry_of(layer));
+        let one = self.layer_heads.get(layer).is_some_and(|heads| heads.values_in_keys);
+        if one && codec.reads_values_in_keys() { BlockBytes { v: 0, ..bytes } } else { bytes }
+    }
+
     /// Shapes of all layers, in their order.
     fn geometries(&self) -> impl Iterator<Item = KvGeometry> {
         (0..self.layers).map(|layer| self.geometry_of(layer))
@@ -106,7 +117,7 @@ impl KvConfig {
     /// Bytes of one block over all layers, keys and values.
     #[must_use]
     pub fn bytes_per_block(&self) -> u64 {
-        self.scheme.block_bytes(self.geometries())
+        (0..self.layers).map(|layer| self.block_bytes(layer)).map(|b| (b.k + b.v) as u64).sum()
     }
 
     /// Bytes of one exact block over all layers, keys and values.

@@ -65,7 +65,7 @@ impl KvCache {
         let mut parts = Vec::new();
         for layer in 0..c.layers {
             let (codec, geometry) = (c.scheme.codec(layer), c.geometry_of(layer));
-            let block = codec.block_bytes(geometry);
+            let block = c.block_bytes(layer);
             parts.extend([(layer, Part::K, block.k), (layer, Part::V, block.v)]);
             let exact = codec.exact_block_bytes(geometry).filter(|_| sink && c.exact.is_some());
             if let Some(exact) = exact {

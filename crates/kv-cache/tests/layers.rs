@@ -4,11 +4,10 @@
 use taper_base::{LayerId, SeqId};
 use taper_kv_cache::{KvCache, KvConfig, KvHeads, SeqRange, StateSession};
 use taper_kv_codecs::{Arithmetic, AttnParams, KvCodecError, KvGeometry};
-use taper_tensor::{Projected, Tensor};
+use taper_tensor::{Projected, RopeTable, Tensor};
 
 const SEQ: SeqId = SeqId(7);
-const HEADS: [KvHeads; 2] =
-    [KvHeads { kv_heads: 2, head_dim: 8 }, KvHeads { kv_heads: 1, head_dim: 24 }];
+const HEADS: [KvHeads; 2] = [heads(2, 8), heads(1, 24)];
 const PARAMS: AttnParams<'_> = AttnParams {
     scale: 1.0,
     window: None,
@@ -16,6 +15,10 @@ const PARAMS: AttnParams<'_> = AttnParams {
     sinks: None,
     arithmetic: Arithmetic::Exact,
 };
+
+const fn heads(kv_heads: usize, head_dim: usize) -> KvHeads {
+    KvHeads { kv_heads, head_dim, values_in_keys: false }
+}
 
 fn config(codec: &str) -> KvConfig {
     let geometry = KvGeometry { kv_heads: 2, head_dim: 8, block_tokens: 4 };
@@ -30,7 +33,7 @@ fn rows(tokens: usize, width: usize, seed: usize) -> Tensor {
 
 /// Attends in a layer, with two query heads a head of keys.
 fn attend(session: &mut impl StateSession, layer: usize, tokens: usize) -> Tensor {
-    let KvHeads { kv_heads, head_dim } = HEADS[layer];
+    let KvHeads { kv_heads, head_dim, .. } = HEADS[layer];
     let width = kv_heads * head_dim;
     let (q, k, v) =
         (rows(tokens, 2 * width, 3), rows(tokens, width, layer), rows(tokens, width, 5));
@@ -45,7 +48,7 @@ fn each_layer_keeps_rows_of_its_own_shape() {
     let mut cache = KvCache::new(config);
     cache.grow(SEQ, 6).unwrap();
     let mut session = cache.session(&[SeqRange { seq: SEQ, start: 0, len: 6 }]).unwrap();
-    for (layer, KvHeads { kv_heads, head_dim }) in HEADS.into_iter().enumerate() {
+    for (layer, KvHeads { kv_heads, head_dim, .. }) in HEADS.into_iter().enumerate() {
         let out = attend(&mut session, layer, 6);
         assert_eq!(out.dims(), [6, 2 * kv_heads, head_dim]);
     }
@@ -57,15 +60,24 @@ fn stored_rows_are_read_again_as_they_were_attended_to() {
         let mut cache = KvCache::new(config(codec));
         cache.grow(SEQ, 6).unwrap();
         let mut session = cache.session(&[SeqRange { seq: SEQ, start: 0, len: 6 }]).unwrap();
-        for (layer, KvHeads { kv_heads, head_dim }) in HEADS.into_iter().enumerate() {
+        for (layer, KvHeads { kv_heads, head_dim, .. }) in HEADS.into_iter().enumerate() {
             let first = attend(&mut session, layer, 6).to_vec().unwrap();
             let q = rows(6, 2 * kv_heads * head_dim, 3);
             let q = q.reshape(&[6, 2 * kv_heads, head_dim]).unwrap();
-            let again = session.attend_stored(LayerId(layer as u16), &q, &PARAMS).unwrap();
+            let again = session.attend_stored(LayerId(layer as u16), &q, None, &PARAMS).unwrap();
             assert_eq!(first, again.to_vec().unwrap(), "{codec}, layer {layer}");
+            let (q, rows) = (taper_tensor::ops::take_rows, [1u32, 5]);
+            let flat = again.reshape(&[6, 2 * kv_heads * head_dim]).unwrap();
+            let wanted = q(&flat, &rows).unwrap().to_vec().unwrap();
+            let some = q(&self::rows(6, 2 * kv_heads * head_dim, 3), &rows).unwrap();
+            let some = some.reshape(&[2, 2 * kv_heads, head_dim]).unwrap();
+            let id = LayerId(layer as u16);
+            let few = session.attend_stored(id, &some, Some(&rows), &PARAMS).unwrap();
+            assert_eq!(few.to_vec().unwrap(), wanted, "{codec}, layer {layer}, of some rows");
         }
         let q = rows(6, 16, 0).reshape(&[6, 2, 8]).unwrap();
-        assert!(session.attend_stored(LayerId(2), &q, &PARAMS).is_err());
+        assert!(session.attend_stored(LayerId(2), &q, None, &PARAMS).is_err());
+        assert!(session.attend_stored(LayerId(0), &q, Some(&[1, 9]), &PARAMS).is_err());
     }
 }
 
@@ -78,4 +90,32 @@ fn a_codec_that_cannot_keep_a_layer_says_so_before_it_is_asked_to() {
     let mut plain = config("f16");
     plain.layer_heads[1].head_dim = 7;
     assert!(plain.check().is_ok());
+}
+
+#[test]
+fn values_at_the_ends_of_keys_take_no_room_of_their_own() {
+    let rope = RopeTable::new(vec![1.0, 0.1], 1.0).angles(&[0, 1, 2, 3, 4, 5]);
+    for (codec, saves) in [("f32", true), ("f16", true), ("turbo4", false)] {
+        let results = [false, true].map(|values_in_keys| {
+            let one = [KvHeads { values_in_keys, ..heads(1, 12) }];
+            let geometry = KvGeometry { kv_heads: 1, head_dim: 12, block_tokens: 4 };
+            let codec = taper_kv_codecs::parse(codec).unwrap();
+            let config =
+                KvConfig { layer_heads: one.to_vec(), ..KvConfig::new(codec, 1, geometry, 8) };
+            let bytes = config.bytes_per_block();
+            let mut cache = KvCache::new(config);
+            cache.grow(SEQ, 6).unwrap();
+            let mut session = cache.session(&[SeqRange { seq: SEQ, start: 0, len: 6 }]).unwrap();
+            let (q, k) = (rows(6, 24, 3), rows(6, 12, 1));
+            let (norms, rope, next) = (None, Some(&rope), None);
+            let rows = Projected { q: &q, k: &k, v: &k, head_dim: 12, norms, rope, next };
+            let out = session.attend(LayerId(0), &rows, &PARAMS).unwrap().to_vec().unwrap();
+            // The rotated elements are none of the value's.
+            let ends: Vec<_> = out.chunks_exact(12).flat_map(|head| head[4..].to_vec()).collect();
+            (bytes, ends)
+        });
+        let [(two, apart), (one, within)] = results;
+        assert_eq!(apart, within, "{codec}");
+        assert_eq!(one, if saves { two / 2 } else { two }, "{codec}");
+    }
 }

@@ -115,6 +115,12 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Whether values that are the ends of their keys can be read there: pages without room for values then
+    /// have all.
+    fn reads_values_in_keys(&self) -> bool {
+        false
+    }
+
     /// Bytes of one block of one layer.
     fn block_bytes(&self, geometry: KvGeometry) -> BlockBytes;
 

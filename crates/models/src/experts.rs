@@ -10,7 +10,7 @@ use crate::{
     spec::Spec,
 };
 use taper_tensor::{
-    Linear, LinearGroup, Phase, Precision, Tensor,
+    Linear, LinearGroup, Phase, Precision, RmsNorm, Tensor,
     gpu::{Routing, StackedExperts},
     ops::{self, Activation, WeightedRows},
 };
@@ -27,6 +27,10 @@ pub(crate) struct ExpertSpec {
     pub(crate) names: ExpertNames,
     /// The expert that every token goes through, if there is one.
     pub(crate) shared: Option<SharedSpec>,
+    /// The router reads the stream through a norm of its own, and weights have a factor for each expert (Gemma 4).
+    pub(crate) scaled_router: bool,
+    /// Outputs of the router, after those of the experts, that give back what they read (LongCat).
+    pub(crate) idle: usize,
 }
 
 /// An expert that every token goes through.
@@ -59,6 +63,9 @@ impl ExpertNames {
         transposed: false,
     };
     pub(crate) const GPT_OSS: Self = Self { router: "router", transposed: true, ..Self::QWEN };
+    /// Below the layer itself.
+    pub(crate) const GEMMA4: Self = Self { block: "", router: "router.proj", ..Self::QWEN };
+    pub(crate) const LONGCAT: Self = Self { router: "router.classifier", ..Self::QWEN };
     pub(crate) const MIXTRAL: Self =
         Self { block: "block_sparse_moe", maps: ["w1", "w3", "w2"], ..Self::QWEN };
 }
@@ -67,7 +74,16 @@ impl ExpertSpec {
     /// Experts as Qwen names them, and none shared.
     pub(crate) fn new(experts: usize, intermediate: usize, route: Route) -> Self {
         let names = ExpertNames::QWEN;
-        Self { experts, intermediate, route, bias: false, names, shared: None }
+        Self {
+            experts,
+            intermediate,
+            route,
+            bias: false,
+            names,
+            shared: None,
+            scaled_router: false,
+            idle: 0,
+        }
     }
 
     /// Refuses sizes that no model has, and a choice that cannot be made.
@@ -78,7 +94,8 @@ impl ExpertSpec {
             let field = "shared_expert_intermediate_size";
             config::size(family, field, intermediate, config::MAX_SIZE)?;
         }
-        self.route.check(family, self.experts)
+        config::size(family, "zero_expert_num", self.idle.saturating_add(1), config::MAX_EXPERTS)?;
+        self.route.check(family, self.experts + self.idle)
     }
 }
 
@@ -87,6 +104,8 @@ impl ExpertSpec {
 #[derive(Debug)]
 pub(crate) struct Experts {
     router: Linear,
+    /// What the router reads the stream through, and factors of the experts' weights.
+    scaled: Option<(RmsNorm, Vec<f32>)>,
     /// What is added to each expert's score for the choice.
     bias: Option<Vec<f32>>,
     experts: Place,
@@ -132,12 +151,25 @@ impl Experts {
                 None => Dense::Plain(Plain { up: LinearGroup::new([up])?, down }),
             });
         }
-        let router =
-            weights.linear(&format!("{at}.{}", spec.names.router), hidden, n, spec.bias)?;
-        let bias = spec.route.bias.map(|name| weights.vector(&format!("{at}.{name}"), n));
+        let router = weights.linear(
+            &format!("{at}.{}", spec.names.router),
+            hidden,
+            n + spec.idle,
+            spec.bias,
+        )?;
+        let scaled = || {
+            let mut gains = weights.vector(&format!("{at}.router.scale"), hidden)?;
+            gains.iter_mut().for_each(|gain| *gain *= (hidden as f32).powf(-0.5));
+            let factors = weights.vector(&format!("{at}.router.per_expert_scale"), n)?;
+            Ok::<_, ModelError>((RmsNorm::new(gains, model.norm_eps), factors))
+        };
+        let scaled = spec.scaled_router.then(scaled).transpose()?;
+        let bias =
+            spec.route.bias.map(|name| weights.vector(&format!("{at}.{name}"), n + spec.idle));
         let shared = spec.shared.map(|shared| Shared::load(model, shared, weights, at));
         let (bias, shared) = (bias.transpose()?, shared.transpose()?);
-        Ok(Self { router, bias, experts: Place::Host(experts), shared, spec, family: model.family })
+        let experts = Place::Host(experts);
+        Ok(Self { router, scaled, bias, experts, shared, spec, family: model.family })
     }
 
     /// Where and as they will run.
@@ -147,7 +179,12 @@ impl Experts {
         if let Some(gpu) = options.gpu {
             let exact = options.precision == Precision::F32;
             let gated = |expert: &Dense| matches!(expert, Dense::Gated(_));
-            if shared.is_some() || !self.spec.route.is_plain() || !experts.iter().all(gated) {
+            if shared.is_some()
+                || self.scaled.is_some()
+                || self.spec.idle > 0
+                || !self.spec.route.is_plain()
+                || !experts.iter().all(gated)
+            {
                 return Err(ModelError::CpuOnly { family: self.family });
             }
             let maps: Vec<_> = experts.iter().filter_map(both).collect();
@@ -183,7 +220,10 @@ impl Experts {
         residual: Option<&Tensor>,
     ) -> Result<Tensor, ModelError> {
         let normed = input.normed()?;
-        let logits = self.router.forward(&normed, Phase::Decode)?;
+        let logits = match &self.scaled {
+            Some((norm, _)) => self.router.forward(&norm.forward(&input.x)?, Phase::Decode)?,
+            None => self.router.forward(&normed, Phase::Decode)?,
+        };
         let experts = match &self.experts {
             Place::Gpu(experts) => {
                 let Route { chosen, normalise, .. } = self.spec.route;
@@ -193,7 +233,8 @@ impl Experts {
             }
             Place::Host(experts) => experts,
         };
-        let chosen = ops::with_host_f32(&logits, |logits| self.choose(logits))?;
+        let mut chosen = ops::with_host_f32(&logits, |logits| self.choose(logits))?;
+        let idle = chosen.split_off(self.spec.experts.min(chosen.len()));
         let mut parts = Vec::new();
         for (expert, (rows, weights)) in experts.iter().zip(chosen) {
             if rows.is_empty() {
@@ -202,6 +243,9 @@ impl Experts {
             let own = Input { x: ops::take_rows(&input.x, &rows)?, norm: input.norm };
             let x = expert.forward(&own, activation, None, Phase::Decode)?;
             parts.push(WeightedRows { x, rows, weights });
+        }
+        for (rows, weights) in idle.into_iter().filter(|(rows, _)| !rows.is_empty()) {
+            parts.push(WeightedRows { x: ops::take_rows(&normed, &rows)?, rows, weights });
         }
         if let Some(shared) = &self.shared {
             parts.push(shared.forward(input, &normed, activation)?);
@@ -218,13 +262,14 @@ impl Experts {
 
     /// The rows routed to each expert, and the weights of its outputs.
     fn choose(&self, logits: &[f32]) -> Vec<(Vec<u32>, Vec<f32>)> {
-        let n = self.spec.experts;
+        let n = self.spec.experts + self.spec.idle;
         let mut chosen = vec![(Vec::new(), Vec::new()); n];
         for (row, logits) in (0u32..).zip(logits.chunks_exact(n)) {
             for (expert, weight) in self.spec.route.choose(logits, self.bias.as_deref()) {
                 let (rows, weights) = &mut chosen[expert];
                 rows.push(row);
-                weights.push(weight);
+                let factor = self.scaled.as_ref().map_or(1.0, |(_, factors)| factors[expert]);
+                weights.push(weight * factor);
             }
         }
         chosen
@@ -249,7 +294,7 @@ fn maps(
     shape: (usize, usize),
 ) -> Result<Vec<Linear>, ModelError> {
     let ExpertSpec { experts: n, bias, names, .. } = spec;
-    for place in ["switch_mlp", "experts"] {
+    for place in ["switch_mlp", "experts", "experts.switch_glu"] {
         let prefix = format!("{at}.{place}.{name}");
         if weights.has(&format!("{prefix}.weight")) {
             return Ok(weights.stacked(&prefix, n, shape, bias)?);

@@ -23,6 +23,7 @@ mod embedding;
 mod finite;
 mod gated_delta;
 pub mod gpu;
+mod heads;
 mod host;
 mod key_scores;
 mod linear;
@@ -38,6 +39,7 @@ pub use finite::FiniteRows;
 pub use gated_delta::{
     GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, RecurrentSegment, RunSegments,
 };
+pub use heads::{HeadMaps, head_columns, join_heads, split_heads_at};
 pub use key_scores::KeyScorer;
 pub use linear::{Linear, LinearGroup, Place};
 pub use norm::{LayerNorm, RmsNorm};

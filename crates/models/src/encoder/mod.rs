@@ -42,7 +42,7 @@ impl Encoder {
     /// The family is unknown, config.json asks for what it does not do, or a tensor is missing or of another shape.
     pub fn load(weights: &Checkpoint) -> Result<Self, ModelError> {
         let shape = EncoderShape::read(weights.config())?;
-        let source = Source::new(weights, &[]);
+        let source = Source::new(weights, &[], false);
         let found = ["", "bert.", "roberta."]
             .into_iter()
             .find(|at| source.has(&format!("{at}embeddings.word_embeddings.weight")));

@@ -3,10 +3,13 @@
 mod apertus;
 mod bitnet;
 mod cohere;
+mod deepseek;
 mod ernie4_5;
 mod exaone4;
 mod gemma;
 mod gemma3;
+mod gemma3n;
+mod gemma4;
 mod glm;
 mod gpt2;
 mod gpt_neox;
@@ -16,6 +19,7 @@ mod helium;
 mod hunyuan_v1_dense;
 mod internlm;
 mod llama;
+mod longcat;
 mod minicpm;
 mod ministral3;
 mod mixtral;
@@ -64,13 +68,41 @@ pub static FAMILIES: &[Family] = &[
     family(&["bitnet"], "BitNet b1.58 in plain weights", false, bitnet::bitnet),
     family(&["cohere"], "Command R, Aya", false, cohere::cohere),
     family(&["cohere2"], "Command R7B and A", false, cohere::cohere2),
+    family(&["deepseek_v2"], "DeepSeek V2", false, deepseek::deepseek_v2),
+    family(
+        &["deepseek_v3", "joyai_llm_flash", "kimi_k2", "kimi_k25"],
+        "DeepSeek V3 and R1, Kimi K2, JoyAI; of Kimi K2.5 the text",
+        false,
+        deepseek::deepseek_v3,
+    ),
+    family(
+        &["deepseek_v32"],
+        "DeepSeek V3.2, as many tokens as its indexer picks",
+        false,
+        deepseek::deepseek_v32,
+    ),
     family(&["ernie4_5"], "ERNIE 4.5, dense", false, ernie4_5::ernie4_5),
     family(&["exaone4"], "EXAONE 4", false, exaone4::exaone4),
     family(&["gemma"], "Gemma", true, gemma::gemma),
     family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
     family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
+    family(&["gemma3n", "gemma3n_text"], "Gemma 3n, text only", false, gemma3n::gemma3n),
+    family(&["gemma4", "gemma4_text"], "Gemma 4, text only", false, gemma4::gemma4),
+    family(
+        &["gemma4_unified", "gemma4_unified_text"],
+        "Gemma 4 Unified, text only",
+        false,
+        gemma4::unified,
+    ),
     family(&["glm"], "GLM 4 9B of 2024, GLM Edge", false, glm::glm),
     family(&["glm4"], "GLM 4 of 2025", false, glm::glm4),
+    family(&["glm4_moe_lite"], "GLM 4.7 Flash", false, deepseek::glm4_moe_lite),
+    family(
+        &["glm_moe_dsa"],
+        "GLM 5, as many tokens as its indexer picks",
+        false,
+        deepseek::glm_moe_dsa,
+    ),
     family(&["gpt2"], "GPT-2", false, gpt2::gpt2),
     family(&["gpt_bigcode"], "StarCoder 1", false, gpt2::gpt_bigcode),
     family(&["gpt_neox"], "GPT-NeoX, Pythia", false, gpt_neox::gpt_neox),
@@ -87,12 +119,15 @@ pub static FAMILIES: &[Family] = &[
         true,
         llama::llama,
     ),
+    family(&["longcat_flash"], "LongCat Flash", false, longcat::longcat_flash),
     family(&["mimo"], "MiMo 7B", false, llama::mimo),
     family(&["minicpm"], "MiniCPM 1, 2", false, minicpm::minicpm),
+    family(&["minicpm3"], "MiniCPM 3", false, deepseek::minicpm3),
     family(&["ministral"], "Ministral", true, llama::ministral),
     family(&["ministral3"], "Ministral 3", false, ministral3::ministral3),
     family(&["mistral"], "Mistral", true, llama::mistral),
     family(&["mistral3"], "Mistral Small 3.1, Ministral 3, text only", false, ministral3::mistral3),
+    family(&["mistral4"], "Mistral Small 4", false, deepseek::mistral4),
     family(&["mixtral"], "Mixtral", true, mixtral::mixtral),
     family(
         &["muse_glimmer", "muse_glimmer_text"],
@@ -137,6 +172,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["stablelm"], "Stable LM", false, plain::stablelm),
     family(&["starcoder2"], "StarCoder 2", false, plain::starcoder2),
     family(&["telechat3"], "TeleChat 3", false, llama::telechat3),
+    family(&["youtu", "youtu_llm"], "Youtu", false, deepseek::youtu),
 ];
 
 const fn family(
@@ -170,13 +206,21 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
     let names = names(weights_by_name, spec.top);
     qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
     ministral3::stored_head(&mut spec, weights_by_name, &names, &config);
-    let tied = spec.tied;
+    let (tied, top, layers) = (spec.tied, spec.top, spec.layers.len());
+    let drafts = drafts(&config);
     let model = Decoder::load(spec, weights_by_name, &names, options)?;
     let Names { decoder, head } = &names;
     weights.expect_all_used(|name| {
         let head = name.strip_prefix(head.as_str()).is_some_and(|rest| rest.starts_with('.'));
         let elsewhere = sees && !head && !name.starts_with(decoder.as_str());
-        (tied && head) || elsewhere || unused(model_type, name)
+        let layer = name.strip_prefix(decoder.as_str()).and_then(|n| n.strip_prefix(top.layers));
+        let draft = drafts && layer.is_some_and(|rest| beyond(rest, layers));
+        let stray = layer.is_some_and(|rest| {
+            (model_type.starts_with("gemma4") || model_type.starts_with("gemma3n"))
+                && gemma4::is_stray(&config, layers, rest)
+        });
+        let idle = model_type == "longcat_flash" && longcat::is_idle(&config, name);
+        (tied && head) || elsewhere || draft || stray || idle || unused(model_type, name)
     })?;
     Ok(Box::new(model))
 }
@@ -184,6 +228,10 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
 /// `model_type`s of models that see or hear, of which the language model is loaded.
 const MULTIMODAL: &[&str] = &[
     "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_unified",
+    "kimi_k25",
     "mistral3",
     "muse_glimmer",
     "qwen2_5_vl",
@@ -219,6 +267,21 @@ fn unused(model_type: &str, name: &str) -> bool {
         || (model_type == "mimo" && name.starts_with("model.mtp_layers."))
         || (model_type == "gpt2"
             && (name.ends_with(".attn.bias") || name.ends_with(".masked_bias")))
+        || (matches!(model_type, "deepseek_v32" | "glm_moe_dsa") && name.contains(".indexer."))
+        || (model_type == "longcat_flash" && name.starts_with("model.mtp."))
+}
+
+/// Whether config.json tells of heads for drafts, which files keep as layers after the last.
+fn drafts(config: &Value) -> bool {
+    ["num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"]
+        .iter()
+        .any(|field| config.get(field).and_then(Value::as_u64).is_some_and(|n| n > 0))
+}
+
+/// Whether what follows the name of all layers, `.7.norm.weight`, is of a layer after the last.
+fn beyond(rest: &str, layers: usize) -> bool {
+    let number = rest.strip_prefix('.').and_then(|rest| rest.split('.').next());
+    number.and_then(|n| n.parse().ok()).is_some_and(|n: usize| n >= layers)
 }
 
 /// What config.json says of a model of a family.
@@ -283,6 +346,7 @@ fn common(
         inputs_first: false,
         parallel: false,
         renames: &[],
+        halves: None,
         top: TopNames::LLAMA,
         qk_norm: None,
         qkv_bias: false,
@@ -303,6 +367,9 @@ fn common(
         embed_scale: None,
         branch_scale: None,
         logit_scale: None,
+        per_layer: None,
+        streams: None,
+        layer_scalar: false,
         tied: shape.tied(false),
         ropes: vec![rope.table(context(family, shape, options))?],
         layers: vec![layer; shape.num_hidden_layers],

@@ -2,12 +2,14 @@
 
 mod attention;
 mod gated_delta;
+mod latent;
+mod sharing;
 
 use crate::{
     LoadOptions, ModelError, StateSession,
     norms::Input,
     source::Source,
-    spec::{LayerSpec, MixerSpec, Spec},
+    spec::{LayerSpec, MixerSpec, Spec, Values},
 };
 use std::fmt;
 use taper_base::Phase;
@@ -15,6 +17,8 @@ use taper_tensor::{Linear, RopeAngles, Tensor};
 
 pub(crate) use attention::Attention;
 pub(crate) use gated_delta::GatedDeltaNet;
+pub(crate) use latent::Latent;
+pub(crate) use sharing::Sharing;
 
 /// The part of a layer in which tokens of a sequence meet, up to its output projection.
 pub(crate) trait Mixer: Send + Sync + fmt::Debug {
@@ -45,6 +49,10 @@ pub(crate) struct Step<'a> {
     pub(crate) spec: &'a Spec,
     /// Angles of each of [`Spec::ropes`].
     pub(crate) ropes: &'a [RopeAngles],
+    /// Inputs of each layer's own, `[t, layers * size]`, where the model has such.
+    pub(crate) inputs: Option<&'a Tensor>,
+    /// Tokens of the step whose rows there are, where not all are left.
+    pub(crate) rows: Option<&'a [u32]>,
     /// Of each token in its sequence.
     pub(crate) positions: &'a [u32],
     pub(crate) phase: Phase,
@@ -62,7 +70,7 @@ pub(crate) struct StateIds {
 /// Loads a layer's mixer, below `at`, where and as it will run; `None` of a layer without one.
 pub(crate) fn load(
     spec: &Spec,
-    layer: LayerSpec,
+    layer: &LayerSpec,
     ids: &mut StateIds,
     weights: Source<'_>,
     at: &str,
@@ -74,6 +82,18 @@ pub(crate) fn load(
             let id = ids.attention;
             ids.attention += 1;
             Some(Box::new(Attention::load(spec, own, id, weights, at)?.placed(options)?))
+        }
+        MixerSpec::Latent(own) => {
+            let id = ids.attention;
+            ids.attention += 1;
+            Some(Box::new(Latent::load(spec, own, id, weights, at)?.placed(options)?))
+        }
+        MixerSpec::Sharing(own) => {
+            let id = ids.attention;
+            if !matches!(own.values, Values::Of(_)) {
+                ids.attention += 1;
+            }
+            Some(Box::new(Sharing::load(spec, own, id, weights, at)?.placed(options)?))
         }
         MixerSpec::GatedDelta(shape) => {
             let id = ids.recurrent;
