@@ -117,6 +117,9 @@ fn check_with(
         runner.release(1);
         ensure!(got == whole, "steps of {size} tokens give other logits than one step");
     }
+    let last = runner.step(&[Piece::prompt(2, 0, prompt)], true)?;
+    runner.release(2);
+    ensure!(last.first() == whole.last(), "logits of the last token alone are other ones");
     mixed(&mut runner, prompt, &whole)?;
     Ok(difference)
 }

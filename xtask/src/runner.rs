@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use taper_base::{LayerId, Phase, SeqId, TokenId};
 use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange};
-use taper_kv_codecs::{Exact, KvGeometry};
+use taper_kv_codecs::Exact;
 use taper_models::{Batch, LoadOptions, Model, Precision};
 use taper_tensor::{
     Tensor,
@@ -77,24 +77,19 @@ impl Runner {
         gpu: Option<&Gpu>,
     ) -> Result<Self> {
         let info = model.info();
-        let geometry = KvGeometry {
-            kv_heads: info.kv_heads,
-            head_dim: info.head_dim,
-            block_tokens: KvConfig::BLOCK_TOKENS,
-        };
+        let size = KvConfig::BLOCK_TOKENS;
         // Partial blocks of several sequences need room too.
-        let blocks = tokens.div_ceil(geometry.block_tokens) + 64;
+        let blocks = tokens.div_ceil(size) + 64;
         let codec = match gpu {
             Some(gpu) => taper_kv_codecs::parse_on(kv_dtype, gpu)?,
             None => taper_kv_codecs::parse(kv_dtype)?,
         };
-        let tokens_of_cache = blocks * geometry.block_tokens;
-        let size = geometry.block_tokens;
+        let tokens_of_cache = blocks * size;
         let room = |tokens| ExactRoom::for_sequences(tokens, SEQUENCES, tokens_of_cache, size);
         let cache = KvCache::new(KvConfig {
             exact: exact.map(room),
             recurrent: info.states(SEQUENCES, 0),
-            ..KvConfig::new(codec, info.layers, geometry, blocks)
+            ..info.cache(codec, size, blocks)
         });
         Ok(Self { model, cache })
     }
@@ -139,7 +134,10 @@ impl Runner {
     /// decoding at this depth costs is known without the time of a prompt. Layers and stretches of
     /// tokens share a few sets of rows.
     pub(crate) fn fill(&mut self, seq: u64, tokens: usize) -> Result<()> {
-        let KvConfig { geometry: g, layers, .. } = *self.cache.config();
+        let config = self.cache.config();
+        let (g, layers) = (config.geometry, config.layers);
+        let alike = (0..layers).all(|layer| config.geometry_of(layer) == g);
+        ensure!(alike, "layers of different heads are not filled yet");
         let rows = |len: usize, seed: usize| {
             let rows = gaussian(len * g.kv_heads * g.head_dim, seed as u64);
             Tensor::from_vec(rows, &[len, g.kv_heads, g.head_dim])

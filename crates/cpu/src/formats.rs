@@ -7,7 +7,8 @@ pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row
 pub use dense::{DenseWeight, read_floats};
 pub(crate) use dense::{FloatBytes, product};
 
-use crate::{DType, Floats, Result, RowSource, TensorError};
+use crate::{Bytes, DType, Floats, Result, RowSource, TensorError};
+use half::{bf16, f16};
 use std::fmt;
 
 /// How a matrix is stored.
@@ -82,6 +83,27 @@ impl Weight {
         taken.ok_or(TensorError::Index { op: "take_rows", index, limit })
     }
 
+    /// The matrix with rows for columns: of a quantized one, the numbers that it stands for, in f32.
+    ///
+    /// # Errors
+    /// A matrix too large to be written down.
+    pub fn transposed(&self) -> Result<Self> {
+        let (rows, cols) = (self.rows(), self.cols());
+        let dtype = match self.format() {
+            WeightFormat::Dense(dtype) => dtype,
+            WeightFormat::Affine(_) => DType::F32,
+        };
+        let mut values = vec![0.0; dense::product("transposed weight", &[rows, cols])?];
+        self.read_rows(0, &mut values);
+        let turned = (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols.max(1)));
+        let bytes = match dtype {
+            DType::F32 => turned.flat_map(|x| x.to_le_bytes()).collect(),
+            DType::F16 => turned.flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+            DType::BF16 => turned.flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+        };
+        DenseWeight::new((cols, rows), dtype, Bytes::from_vec(bytes)).map(Self::Dense)
+    }
+
     pub(crate) fn source(&self) -> &dyn RowSource {
         match self {
             Self::Dense(w) => w,
@@ -105,5 +127,21 @@ impl RowSource for Weight {
 
     fn floats(&self) -> Option<Floats<'_>> {
         self.source().floats()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_become_columns() {
+        let stored = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let bytes = |x: &[f32]| x.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
+        let dense = DenseWeight::new((2, 3), DType::BF16, Bytes::from_vec(bytes(&stored))).unwrap();
+        let turned = Weight::Dense(dense).transposed().unwrap();
+        let Weight::Dense(turned) = turned else { panic!("still dense") };
+        assert_eq!((turned.rows(), turned.cols(), turned.dtype()), (3, 2, DType::BF16));
+        assert_eq!(turned.stored().as_slice(), bytes(&[1.0, 4.0, 2.0, 5.0, 3.0, 6.0]));
     }
 }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 use taper_base::{KvBits, TokenId};
 use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme, RecurrentConfig};
-use taper_kv_codecs::{Exact, KvGeometry};
+use taper_kv_codecs::{Exact, KvCodecError};
 use taper_models::ModelInfo;
 
 /// Settings of an engine. Name those that matter and take the rest from [`Default`], as further ones
@@ -150,6 +150,15 @@ pub enum EngineError {
         /// The setting.
         name: &'static str,
     },
+    /// A KV scheme that cannot keep this model's heads.
+    #[error("a KV cache of {scheme} does not fit this model: {source}")]
+    Scheme {
+        /// The scheme.
+        scheme: String,
+        /// Why.
+        #[source]
+        source: KvCodecError,
+    },
     /// Prefixes on disk, of a model whose states are not written there.
     #[error("{family} has recurrent layers, whose prefixes cannot be kept on disk yet")]
     NoDisk {
@@ -224,12 +233,10 @@ impl EngineConfig {
         if wanted > max {
             return Err(EngineError::BeyondModel { wanted, max });
         }
-        let geometry = KvGeometry {
-            kv_heads: model.kv_heads,
-            head_dim: model.head_dim,
-            block_tokens: KvConfig::BLOCK_TOKENS,
-        };
-        let mut kv = KvConfig::new(scheme.clone(), model.layers, geometry, 0);
+        let mut kv = model.cache(scheme.clone(), KvConfig::BLOCK_TOKENS, 0);
+        let geometry = kv.geometry;
+        let unfit = |source| EngineError::Scheme { scheme: scheme.to_string(), source };
+        kv.check().map_err(unfit)?;
         kv.prefix_caching = self.prefix_caching;
         let compressed = kv.bytes_per_exact_block() > 0;
         if let Some(Exact { sink_tokens, recent_tokens }) = self.exact {

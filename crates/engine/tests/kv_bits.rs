@@ -109,6 +109,7 @@ fn one_layer() -> taper_models::ModelInfo {
         heads: 1,
         kv_heads: 1,
         head_dim: 32,
+        layer_heads: Vec::new(),
         hidden: 32,
         vocab: 8,
         max_positions: 8,

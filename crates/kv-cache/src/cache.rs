@@ -66,9 +66,9 @@ impl KvCache {
         }
         let exact_blocks = config.exact_blocks();
         let layer = |layer| {
-            let codec = config.scheme.codec(layer);
-            let pages = LayerPages::zeroed(codec.block_bytes(config.geometry), config.blocks);
-            match codec.exact_block_bytes(config.geometry).filter(|_| exact_blocks > 0) {
+            let (codec, geometry) = (config.scheme.codec(layer), config.geometry_of(layer));
+            let pages = LayerPages::zeroed(config.block_bytes(layer), config.blocks);
+            match codec.exact_block_bytes(geometry).filter(|_| exact_blocks > 0) {
                 Some(bytes) => pages.with_exact(bytes, exact_blocks),
                 None => pages,
             }
@@ -243,10 +243,10 @@ impl KvCache {
         self.blocks.forget_idle(|n, exact| n as u64 * coded + exact as u64 * beside <= keep);
         let [runs, exact_runs] = self.blocks.free_runs();
         for (layer, pages) in self.pages.iter_mut().enumerate() {
-            let codec = config.scheme.codec(layer);
-            let bytes = codec.block_bytes(config.geometry);
+            let (codec, geometry) = (config.scheme.codec(layer), config.geometry_of(layer));
+            let bytes = config.block_bytes(layer);
             runs.iter().for_each(|run| pages.discard(bytes, run));
-            if let Some(bytes) = codec.exact_block_bytes(config.geometry) {
+            if let Some(bytes) = codec.exact_block_bytes(geometry) {
                 exact_runs.iter().for_each(|run| pages.discard_exact(bytes, run));
             }
         }

@@ -1,7 +1,19 @@
 //! Shape of a cache, and what of it is in use.
 
 use crate::{KvScheme, RecurrentConfig};
-use taper_kv_codecs::{Exact, KvGeometry};
+use taper_kv_codecs::{BlockBytes, Exact, KvCodecError, KvGeometry};
+
+/// Heads of a layer's keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KvHeads {
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// A value is the end of its key, and what the rest of it would be is not read (latent attention): codecs of
+    /// plain floats keep keys only.
+    pub values_in_keys: bool,
+}
 
 /// Configuration of a cache.
 #[derive(Debug, Clone)]
@@ -12,6 +24,8 @@ pub struct KvConfig {
     pub layers: usize,
     /// Shape of each layer's rows, and tokens a block.
     pub geometry: KvGeometry,
+    /// Heads of each layer, of a model whose layers differ; empty where all have those of `geometry`.
+    pub layer_heads: Vec<KvHeads>,
     /// Blocks there are, shared by all sequences.
     pub blocks: usize,
     /// Tokens that are kept exactly beside a compressed cache.
@@ -62,19 +76,54 @@ impl KvConfig {
     ) -> Self {
         let scheme = scheme.into();
         let (exact, recurrent) = (None, None);
-        Self { scheme, layers, geometry, blocks, exact, prefix_caching: false, recurrent }
+        let layer_heads = Vec::new();
+        let prefix_caching = false;
+        Self { scheme, layers, geometry, layer_heads, blocks, exact, prefix_caching, recurrent }
+    }
+
+    /// Shape of a layer's rows.
+    #[must_use]
+    pub fn geometry_of(&self, layer: usize) -> KvGeometry {
+        match self.layer_heads.get(layer) {
+            Some(&KvHeads { kv_heads, head_dim, .. }) => {
+                KvGeometry { kv_heads, head_dim, ..self.geometry }
+            }
+            None => self.geometry,
+        }
+    }
+
+    /// Fails where the codec of a layer cannot keep rows of the layer's shape.
+    ///
+    /// # Errors
+    /// [`KvCodec::check`](taper_kv_codecs::KvCodec::check)'s.
+    pub fn check(&self) -> Result<(), KvCodecError> {
+        let mut layers = self.geometries().enumerate();
+        layers.try_for_each(|(layer, geometry)| self.scheme.codec(layer).check(geometry))
+    }
+
+    /// Bytes of a layer's block.
+    pub(crate) fn block_bytes(&self, layer: usize) -> BlockBytes {
+        let codec = self.scheme.codec(layer);
+        let bytes = codec.block_bytes(self.geometry_of(layer));
+        let one = self.layer_heads.get(layer).is_some_and(|heads| heads.values_in_keys);
+        if one && codec.reads_values_in_keys() { BlockBytes { v: 0, ..bytes } } else { bytes }
+    }
+
+    /// Shapes of all layers, in their order.
+    fn geometries(&self) -> impl Iterator<Item = KvGeometry> {
+        (0..self.layers).map(|layer| self.geometry_of(layer))
     }
 
     /// Bytes of one block over all layers, keys and values.
     #[must_use]
     pub fn bytes_per_block(&self) -> u64 {
-        self.scheme.block_bytes(self.layers, self.geometry)
+        (0..self.layers).map(|layer| self.block_bytes(layer)).map(|b| (b.k + b.v) as u64).sum()
     }
 
     /// Bytes of one exact block over all layers, keys and values.
     #[must_use]
     pub fn bytes_per_exact_block(&self) -> u64 {
-        self.scheme.exact_block_bytes(self.layers, self.geometry)
+        self.scheme.exact_block_bytes(self.geometries())
     }
 
     /// Exact blocks in all.

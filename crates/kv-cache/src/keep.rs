@@ -25,6 +25,10 @@ impl KvCache {
         let codecs: Vec<_> = (0..c.layers).map(|layer| c.scheme.codec(layer).name()).collect();
         let exact = c.exact.map(|room| room.tokens);
         let identity = format!("{model}\n{:?}\n{codecs:?}\n{exact:?}", c.geometry);
+        let identity = match c.layer_heads.as_slice() {
+            [] => identity,
+            heads => format!("{identity}\n{heads:?}"),
+        };
         let keeps = c.prefix_caching && self.states.is_none();
         self.kept = keeps.then(|| Kept { tier, root: UnitName::root(&identity) });
         self
@@ -60,10 +64,10 @@ impl KvCache {
         let c = &self.config;
         let mut parts = Vec::new();
         for layer in 0..c.layers {
-            let codec = c.scheme.codec(layer);
-            let block = codec.block_bytes(c.geometry);
+            let (codec, geometry) = (c.scheme.codec(layer), c.geometry_of(layer));
+            let block = c.block_bytes(layer);
             parts.extend([(layer, Part::K, block.k), (layer, Part::V, block.v)]);
-            let exact = codec.exact_block_bytes(c.geometry).filter(|_| sink && c.exact.is_some());
+            let exact = codec.exact_block_bytes(geometry).filter(|_| sink && c.exact.is_some());
             if let Some(exact) = exact {
                 parts.extend([(layer, Part::ExactK, exact.k), (layer, Part::ExactV, exact.v)]);
             }

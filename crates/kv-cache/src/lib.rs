@@ -15,7 +15,7 @@ mod session;
 mod states;
 
 pub use cache::KvCache;
-pub use config::{ExactRoom, KvConfig, KvUsage};
+pub use config::{ExactRoom, KvConfig, KvHeads, KvUsage};
 pub use disk::{DiskTier, UnitName, Written};
 pub use error::KvCacheError;
 pub use prices::Prices;

@@ -54,14 +54,9 @@ impl KvScheme {
         bits.filter(|_| self.layers.is_empty())
     }
 
-    /// Bytes of a block over all of so many layers, keys and values.
-    pub(crate) fn block_bytes(&self, layers: usize, g: KvGeometry) -> u64 {
-        (0..layers).map(|l| both(self.codec(l).block_bytes(g))).sum()
-    }
-
-    /// Bytes of an exact block over all of so many layers; those of exact codecs have none.
-    pub(crate) fn exact_block_bytes(&self, layers: usize, g: KvGeometry) -> u64 {
-        (0..layers).filter_map(|l| self.codec(l).exact_block_bytes(g)).map(both).sum()
+    /// Bytes of an exact block over layers of these shapes; those of exact codecs have none.
+    pub(crate) fn exact_block_bytes(&self, layers: impl Iterator<Item = KvGeometry>) -> u64 {
+        layers.enumerate().filter_map(|(l, g)| self.codec(l).exact_block_bytes(g)).map(both).sum()
     }
 }
 
@@ -97,6 +92,7 @@ impl fmt::Display for KvScheme {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::KvConfig;
 
     #[test]
     fn layers_differ_and_bytes_add_up() {
@@ -108,9 +104,10 @@ mod tests {
         let g = KvGeometry { kv_heads: 2, head_dim: 64, block_tokens: 32 };
         let bytes = |name| both(codec(name).block_bytes(g));
         let sum = names.map(bytes).iter().sum::<u64>();
-        assert_eq!(scheme.block_bytes(6, g), sum);
+        let config = KvConfig::new(scheme.clone(), 6, g, 1);
+        assert_eq!(config.bytes_per_block(), sum);
         let exact = both(codec("taper4").exact_block_bytes(g).unwrap());
-        assert_eq!(scheme.exact_block_bytes(6, g), 5 * exact, "f16 is exact itself");
+        assert_eq!(scheme.exact_block_bytes([g; 6].into_iter()), 5 * exact, "f16 is exact itself");
         let one = KvScheme::from(codec("turbo4"));
         assert_eq!((one.to_string().as_str(), one.bits()), ("turbo4", Some(4)));
         assert_eq!(KvScheme::from(codec("auto")).bits(), Some(16));

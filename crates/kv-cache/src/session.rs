@@ -27,6 +27,23 @@ pub trait StateSession {
         params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCacheError>;
 
+    /// Attends over the keys and values that a layer has stored in this step and before: what layers
+    /// without keys and values of their own do. Queries are of all tokens of the step, or of those at `rows`,
+    /// ascending.
+    ///
+    /// # Shapes
+    /// `q [t, heads, head_dim]`, normed and rotated -> the same.
+    ///
+    /// # Errors
+    /// Shapes that do not fit the cache, or an unknown layer.
+    fn attend_stored(
+        &mut self,
+        layer: LayerId,
+        q: &Tensor,
+        rows: Option<&[u32]>,
+        params: &AttnParams<'_>,
+    ) -> Result<Tensor, KvCacheError>;
+
     /// Runs a recurrent layer, counted among recurrent layers, over the step's tokens: `f` gets each
     /// sequence's rows with its state, in one call or, where a snapshot is due in between, in several.
     ///
@@ -109,9 +126,9 @@ impl PagedSession<'_> {
         if layer.index() >= layers {
             return Err(KvCacheError::Layer { layer, layers });
         }
-        let KvConfig { scheme, geometry, .. } = &self.cache.config;
-        let codec = Arc::clone(scheme.codec(layer.index()));
-        let (geometry, exact) = (*geometry, room(&self.cache.config, layer).is_some());
+        let config = &self.cache.config;
+        let codec = Arc::clone(config.scheme.codec(layer.index()));
+        let (geometry, exact) = (config.geometry_of(layer.index()), room(config, layer).is_some());
         let pages = &mut self.cache.pages[layer.index()];
         codec.encode(geometry, k, v, &self.slots, pages)?;
         if exact {
@@ -137,9 +154,10 @@ impl PagedSession<'_> {
         if self.ranges.len() < FETCH_FROM || !cpu::reads_soon() {
             return;
         }
-        let KvConfig { scheme, geometry, .. } = &self.cache.config;
+        let config = &self.cache.config;
         let next = (layer.index() + 1) % self.cache.pages.len();
-        let (pages, bytes) = (&self.cache.pages[next], scheme.codec(next).block_bytes(*geometry));
+        let geometry = config.geometry_of(next);
+        let (pages, bytes) = (&self.cache.pages[next], config.block_bytes(next));
         if pages.gpu.is_some() {
             return;
         }
@@ -160,25 +178,47 @@ impl PagedSession<'_> {
 
 /// Room for a layer's exact rows. Layers whose rows are exact themselves have none.
 fn room(config: &KvConfig, layer: LayerId) -> Option<ExactRoom> {
-    let KvConfig { scheme, geometry, exact, .. } = config;
-    exact.filter(|_| scheme.codec(layer.index()).exact_block_bytes(*geometry).is_some())
+    let (codec, geometry) = (config.scheme.codec(layer.index()), config.geometry_of(layer.index()));
+    config.exact.filter(|_| codec.exact_block_bytes(geometry).is_some())
 }
 
-/// A step's sequences as a layer's codec sees them, with the exact blocks beside their own where there is
-/// room for such.
+/// Queries of a range: the range's number, how many, and the tokens of its sequence up to the last of them.
+type Queries = (usize, usize, usize);
+
+/// The queries of all tokens of a step.
+fn all_rows(ranges: &[SeqRange]) -> Vec<Queries> {
+    let of = |(i, range): (usize, &SeqRange)| (i, range.len, range.start + range.len);
+    ranges.iter().enumerate().map(of).collect()
+}
+
+/// The query of each of a step's tokens at `rows`, which ascend.
+fn some_rows(ranges: &[SeqRange], rows: &[u32]) -> Vec<Queries> {
+    let mut queries = Vec::with_capacity(rows.len());
+    let (mut first, mut rows) = (0, rows.iter().map(|&row| row as usize).peekable());
+    for (i, range) in ranges.iter().enumerate() {
+        while let Some(row) = rows.next_if(|&row| row < first + range.len) {
+            queries.push((i, 1, range.start + row.saturating_sub(first) + 1));
+        }
+        first += range.len;
+    }
+    queries
+}
+
+/// Queries of a step's sequences as a layer's codec sees them, with the exact blocks beside their own where there
+/// is room for such.
 fn batch<'b>(
-    ranges: &[SeqRange],
+    (ranges, queries): (&[SeqRange], Vec<Queries>),
     tables: &'b HashMap<SeqId, Table>,
     (room, exact): (Option<ExactRoom>, &'b [Vec<Option<BlockId>>]),
 ) -> AttnBatch<'b> {
     let exact = |i: usize| Some(ExactBlocks { tokens: room?.tokens, blocks: exact.get(i)? });
-    let span = |(i, range): (usize, &SeqRange)| SeqSpan {
-        q_len: range.len,
-        kv_len: range.start + range.len,
-        blocks: tables.get(&range.seq).map_or(&[], |t| t.blocks.as_slice()),
+    let span = |(i, q_len, kv_len): Queries| SeqSpan {
+        q_len,
+        kv_len,
+        blocks: tables.get(&ranges[i].seq).map_or(&[], |t| t.blocks.as_slice()),
         exact: exact(i),
     };
-    AttnBatch { seqs: ranges.iter().enumerate().map(span).collect() }
+    AttnBatch { seqs: queries.into_iter().map(span).collect() }
 }
 
 impl StateSession for PagedSession<'_> {
@@ -193,9 +233,10 @@ impl StateSession for PagedSession<'_> {
         let KvCache { config, pages, tables, .. } = &mut *self.cache;
         let layers = pages.len();
         let own = pages.get_mut(layer.index()).ok_or(KvCacheError::Layer { layer, layers })?;
-        let (codec, g) = (Arc::clone(config.scheme.codec(layer.index())), config.geometry);
+        let (codec, g) =
+            (Arc::clone(config.scheme.codec(layer.index())), config.geometry_of(layer.index()));
         let room = room(config, layer);
-        let seqs = batch(ranges, tables, (room, exact));
+        let seqs = batch((ranges, all_rows(ranges)), tables, (room, exact));
         if let Some(out) = codec.attend_new(g, rows, &self.slots, own, &seqs, params)? {
             self.announce_next(layer);
             return Ok(out);
@@ -203,9 +244,24 @@ impl StateSession for PagedSession<'_> {
         let [q, k, v] = rows.turned().map_err(KvCodecError::from)?;
         self.store(layer, &k, &v)?;
         self.announce_next(layer);
-        let KvCache { pages, tables, .. } = &*self.cache;
-        let seqs = batch(&self.ranges, tables, (room, &self.exact));
-        Ok(codec.attend(g, &q, &pages[layer.index()], &seqs, params)?)
+        self.attend_stored(layer, &q, None, params)
+    }
+
+    fn attend_stored(
+        &mut self,
+        layer: LayerId,
+        q: &Tensor,
+        rows: Option<&[u32]>,
+        params: &AttnParams<'_>,
+    ) -> Result<Tensor, KvCacheError> {
+        let KvCache { config, pages, tables, .. } = &*self.cache;
+        let layers = pages.len();
+        let own = pages.get(layer.index()).ok_or(KvCacheError::Layer { layer, layers })?;
+        let ranges = self.ranges.as_slice();
+        let queries = rows.map_or_else(|| all_rows(ranges), |rows| some_rows(ranges, rows));
+        let seqs = batch((ranges, queries), tables, (room(config, layer), &self.exact));
+        let g = config.geometry_of(layer.index());
+        Ok(config.scheme.codec(layer.index()).attend(g, q, own, &seqs, params)?)
     }
 
     fn recur(&mut self, layer: usize, f: &mut RunSegments<'_>) -> Result<(), KvCacheError> {

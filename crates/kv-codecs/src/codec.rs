@@ -107,6 +107,20 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
     /// As `--kv-cache-dtype` takes it.
     fn name(&self) -> &str;
 
+    /// Fails where the codec cannot keep rows of this shape, which its other functions then refuse too.
+    ///
+    /// # Errors
+    /// [`KvCodecError::HeadDim`].
+    fn check(&self, _geometry: KvGeometry) -> Result<(), KvCodecError> {
+        Ok(())
+    }
+
+    /// Whether values that are the ends of their keys can be read there: pages without room for values then
+    /// have all.
+    fn reads_values_in_keys(&self) -> bool {
+        false
+    }
+
     /// Bytes of one block of one layer.
     fn block_bytes(&self, geometry: KvGeometry) -> BlockBytes;
 

@@ -3,7 +3,8 @@
 //! ```text
 //! block of one side:  [kv_heads][block_tokens][head_dim] elements, native byte order
 //! ```
-//! A head's tokens stand together, so that one attention task reads one run of memory.
+//! A head's tokens stand together, so that one attention task reads one run of memory. Where a value is the end of
+//! its key, pages may have keys only.
 
 use crate::{
     AttnBatch, AttnParams, BlockBytes, BlockReader, KvCodec, KvCodecError, KvGeometry, LayerPages,
@@ -81,14 +82,17 @@ impl DenseCodec {
             }
         }
         let block_bytes = self.side_bytes(g);
-        check_slots(g, slots, pages.k.len().min(pages.v.len()) / block_bytes)?;
+        check_slots(g, slots, pages.k.len().min(values(pages).len()) / block_bytes)?;
         let touched = |pages| touched_blocks(slots, g.block_tokens, pages, block_bytes);
-        let [keys, values] = [&mut pages.k, &mut pages.v].map(|x| touched(x.as_mut_slice()));
-        let mut blocks: Vec<_> = keys.into_iter().zip(values).collect();
+        let keys = touched(pages.k.as_mut_slice());
+        let values = if pages.v.is_empty() { Vec::new() } else { touched(pages.v.as_mut_slice()) };
+        let mut values = values.into_iter();
+        let mut blocks: Vec<_> = keys.into_iter().map(|key| (key, values.next())).collect();
         pool::for_each(&mut blocks, |_, (key, value)| {
             let mut row = vec![0.0; g.head_dim];
-            for (x, block) in [(k, key), (v, value)] {
-                self.write_block(g, x, block, &mut row);
+            self.write_block(g, k, key, &mut row);
+            if let Some(value) = value {
+                self.write_block(g, v, value, &mut row);
             }
         });
         Ok(())
@@ -144,6 +148,11 @@ impl DenseCodec {
     fn side_bytes(self, g: KvGeometry) -> usize {
         g.kv_heads * g.block_tokens * g.head_dim * self.width()
     }
+}
+
+/// Where values are: among the keys, whose ends they are, in pages without room for them.
+fn values(pages: &LayerPages) -> &AlignedBytes {
+    if pages.v.is_empty() { &pages.k } else { &pages.v }
 }
 
 /// A block that is written to, and which tokens go where in it.
@@ -225,18 +234,22 @@ impl BlockReader for Reader<'_> {
         tokens: usize,
         _: &'a mut Vec<f32>,
     ) -> Floats<'a> {
-        self.side(&self.pages.v, block, head, tokens)
+        self.side(values(self.pages), block, head, tokens)
     }
 
     fn in_place(&self, block: BlockId, head: usize) -> Option<(Floats<'_>, Floats<'_>)> {
         let side = |pages| self.side(pages, block, head, self.geometry.block_tokens);
-        Some((side(&self.pages.k), side(&self.pages.v)))
+        Some((side(&self.pages.k), side(values(self.pages))))
     }
 }
 
 impl KvCodec for DenseCodec {
     fn name(&self) -> &str {
         self.dtype.as_str()
+    }
+
+    fn reads_values_in_keys(&self) -> bool {
+        true
     }
 
     fn block_bytes(&self, geometry: KvGeometry) -> BlockBytes {
@@ -288,7 +301,7 @@ impl KvCodec for DenseCodec {
         pages: &LayerPages,
     ) -> Result<(Tensor, Tensor), KvCodecError> {
         let side = |pages| self.decode_side(geometry, slots, pages);
-        Ok((side(&pages.k)?, side(&pages.v)?))
+        Ok((side(&pages.k)?, side(values(pages))?))
     }
 
     fn attend(

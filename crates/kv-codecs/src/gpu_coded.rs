@@ -192,6 +192,10 @@ impl KvCodec for GpuCodedCodec {
         self.rows.name()
     }
 
+    fn check(&self, g: KvGeometry) -> Result<(), KvCodecError> {
+        self.rows.check(g)
+    }
+
     fn block_bytes(&self, g: KvGeometry) -> BlockBytes {
         let side = |format| g.kv_heads * region(format, g);
         BlockBytes { k: side(self.scheme.k), v: side(self.scheme.v) }

@@ -215,6 +215,10 @@ impl KvCodec for PagedCodec {
         &self.name
     }
 
+    fn check(&self, g: KvGeometry) -> Result<(), KvCodecError> {
+        self.plan(g).map(|_| ())
+    }
+
     fn block_bytes(&self, g: KvGeometry) -> BlockBytes {
         let side = |format: SideFormat| g.kv_heads * format.head_bytes(g);
         BlockBytes { k: side(self.scheme.k), v: side(self.scheme.v) }

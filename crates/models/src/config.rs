@@ -6,7 +6,7 @@ use crate::{ModelError, rope::RopeConfig};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-pub(crate) use fields::{activation, biases, refuse, ropes_by_type, windows, with_defaults};
+pub(crate) use fields::{activation, biases, refuse, ropes_by_type, windows, with, with_defaults};
 
 /// Shape of a decoder, as Hugging Face names it.
 #[derive(Debug, Clone, Deserialize)]
@@ -73,7 +73,8 @@ impl Shape {
 /// Rows or columns of a matrix: 64 times the largest vocabulary there is.
 pub(crate) const MAX_SIZE: usize = 1 << 24;
 pub(crate) const MAX_HEADS: usize = 1 << 14;
-const MAX_HEAD_DIM: usize = 1 << 13;
+/// Elements of a head.
+pub(crate) const MAX_HEAD_DIM: usize = 1 << 13;
 /// Experts a layer.
 pub(crate) const MAX_EXPERTS: usize = 1 << 16;
 /// Positions are 32 bits.

@@ -6,9 +6,12 @@ use crate::{
     layer::Layer,
     mixers::{StateIds, Step},
     norms::Norm,
+    per_layer::PerLayer,
     source::Source,
     spec::{LayerSpec, Spec},
+    streams::Streams,
 };
+use taper_kv_cache::KvHeads;
 use taper_tensor::{Embedding, Linear, RmsNorm, Tensor, ops};
 
 /// What a checkpoint calls its tensors.
@@ -28,6 +31,8 @@ pub(crate) struct Decoder {
     embed: Embedding,
     embed_norm: Option<RmsNorm>,
     positions: Option<Embedding>,
+    per_layer: Option<PerLayer>,
+    streams: Option<Streams>,
     layers: Vec<Layer>,
     norm: Norm,
     head: Linear,
@@ -52,11 +57,20 @@ impl Decoder {
         // Before the layers: while a matrix is repacked it is in memory twice, and this is the largest.
         let head = head(&spec, weights, &names.head, &embed, options)?;
         let mut ids = StateIds::default();
-        let layer = |(i, &layer): (usize, &LayerSpec)| {
-            let at = format!("{prefix}{}.{i}", top.layers);
-            Layer::load(&spec, layer, &mut ids, weights, &at, options)
+        let layer = |(i, layer): (usize, &LayerSpec)| {
+            let (number, weights) = match spec.halves {
+                Some(halves) => (i / 2, weights.with(halves[i % 2])),
+                None => (i, weights),
+            };
+            let at = format!("{prefix}{}.{number}", top.layers);
+            Layer::load(&spec, (i, layer), &mut ids, weights, &at, options)
         };
         let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
+        let per_layer =
+            spec.per_layer.map(|own| PerLayer::load(&spec, own, weights, prefix, options));
+        let per_layer = per_layer.transpose()?;
+        let streams = spec.streams.map(|own| Streams::load(&spec, own, weights, prefix, options));
+        let streams = streams.transpose()?;
         let offset = spec.last_norm_offset.unwrap_or(spec.norm_offset);
         let last = format!("{prefix}{}", top.norm);
         let norm = Norm::load_with(&spec, weights, &last, spec.hidden, (offset, spec.norm_eps))?;
@@ -67,14 +81,32 @@ impl Decoder {
             Ok::<_, ModelError>(weights.embedding(&name, spec.max_positions, spec.hidden)?)
         };
         let positions = spec.learned_positions.map(table).transpose()?;
-        let prefill_apart = options.gpu.is_none() && options.precision.prefill_apart(spec.head_dim);
-        let mut info = ModelInfo { prefill_apart, ..info(&spec, &embed, &layers, &head) };
+        let mut info = info(&spec, &embed, &layers, &head);
+        let apart = |heads: KvHeads| options.precision.prefill_apart(heads.head_dim);
+        info.prefill_apart = options.gpu.is_none()
+            && spec.layers.iter().filter_map(|l| l.mixer.cached(&spec)).any(apart);
+        let own = per_layer.as_ref().map(PerLayer::size);
+        for (parameters, bytes) in own.into_iter().chain(streams.as_ref().map(Streams::size)) {
+            (info.parameters, info.weight_bytes) =
+                (info.parameters + parameters, info.weight_bytes + bytes);
+        }
         if let Some(table) = &positions {
             let (rows, columns) = table.shape();
             info.parameters += (rows * columns) as u64;
             info.weight_bytes += table.bytes();
         }
-        Ok(Self { info, spec, embed, embed_norm, positions, layers, norm, head })
+        Ok(Self {
+            info,
+            spec,
+            embed,
+            embed_norm,
+            positions,
+            per_layer,
+            streams,
+            layers,
+            norm,
+            head,
+        })
     }
 }
 
@@ -106,13 +138,34 @@ impl Model for Decoder {
         }
         let all = batch.logits_at.iter().copied().eq(0..batch.tokens.len() as u32);
         let positions = batch.positions;
-        let step = Step { spec, ropes: &ropes, positions, phase, whole: true };
-        for (i, layer) in self.layers.iter().enumerate() {
-            let next = self.layers.get(i + 1);
-            // Of the last layer nobody reads the other rows, once it has their keys and values.
-            let kept = (next.is_none() && !all).then_some(batch.logits_at);
-            let next = next.and_then(Layer::first_norm);
-            x = layer.forward(&step, (&x, kept, next), state)?;
+        let inputs = self.per_layer.as_ref().map(|own| own.inputs(batch.tokens, &x, phase));
+        let inputs = inputs.transpose()?;
+        let inputs = inputs.as_ref();
+        if let Some(streams) = &self.streams {
+            x = streams.begin(&x, phase)?;
+        }
+        let step = Step { spec, ropes: &ropes, inputs, rows: None, positions, phase, whole: true };
+        let storing = if all { self.layers.len() } else { spec.storing() };
+        let (layers, readers) = self.layers.split_at(storing);
+        // Of the last layer nobody reads the other rows, once it has their keys and values.
+        let kept = (readers.is_empty() && !all).then_some(batch.logits_at);
+        x = run(layers, &step, (x, kept), state)?;
+        if !readers.is_empty() {
+            x = ops::take_rows(&x, batch.logits_at)?;
+        }
+        if !readers.is_empty() && !batch.logits_at.is_empty() {
+            let rows = batch.logits_at;
+            let positions = rows.iter().filter_map(|&row| positions.get(row as usize));
+            let positions: Vec<u32> = positions.copied().collect();
+            let ropes: Vec<_> = spec.ropes.iter().map(|r| r.angles(&positions)).collect();
+            let inputs = inputs.map(|inputs| ops::take_rows(inputs, rows)).transpose()?;
+            let (ropes, positions) = (ropes.as_slice(), positions.as_slice());
+            let (inputs, rows) = (inputs.as_ref(), Some(rows));
+            let step = Step { ropes, inputs, rows, positions, ..step };
+            x = run(readers, &step, (x, None), state)?;
+        }
+        if let Some(streams) = &self.streams {
+            x = streams.end(&x, phase)?;
         }
         let mut logits = self.head.forward_few(&self.norm.forward(&x)?, phase)?;
         if let Some(scale) = spec.logit_scale {
@@ -123,6 +176,22 @@ impl Model for Decoder {
             None => Ok(logits),
         }
     }
+}
+
+/// What consecutive layers make of the stream; the last gives the rows of `kept`, or all.
+fn run(
+    layers: &[Layer],
+    step: &Step<'_>,
+    (mut x, kept): (Tensor, Option<&[u32]>),
+    state: &mut dyn StateSession,
+) -> Result<Tensor, ModelError> {
+    for (i, layer) in layers.iter().enumerate() {
+        let next = layers.get(i + 1);
+        let kept = kept.filter(|_| next.is_none());
+        let next = next.and_then(Layer::first_norm);
+        x = layer.forward(step, (&x, kept, next), state)?;
+    }
+    Ok(x)
 }
 
 /// The output projection: the token table, or a matrix of its own.
@@ -170,15 +239,22 @@ fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> Mode
     let sizes = layers.iter().map(Layer::size).chain(own_head);
     let (parameters, bytes) = sizes.fold((0, 0), |(p, b), (more, bytes)| (p + more, b + bytes));
     let (vocab, hidden) = embed.shape();
-    let attends = |layer: &&LayerSpec| layer.mixer.attends();
+    let cached: Vec<_> = spec.layers.iter().filter_map(|l| l.mixer.cached(spec)).collect();
+    let (kv_heads, head_dim) = match cached.first() {
+        Some(heads) => (heads.kv_heads, heads.head_dim),
+        None => (spec.kv_heads, spec.head_dim),
+    };
+    let plain = KvHeads { kv_heads, head_dim, values_in_keys: false };
+    let alike = cached.iter().all(|heads| *heads == plain);
     let recurrent: Vec<_> = spec.layers.iter().flat_map(|layer| layer.mixer.states()).collect();
     ModelInfo {
         family: spec.family,
-        layers: spec.layers.iter().filter(attends).count(),
+        layers: cached.len(),
         recurrent,
         heads: spec.heads,
-        kv_heads: spec.kv_heads,
-        head_dim: spec.head_dim,
+        kv_heads,
+        head_dim,
+        layer_heads: if alike { Vec::new() } else { cached },
         hidden: spec.hidden,
         vocab: spec.vocab,
         max_positions: spec.max_positions,

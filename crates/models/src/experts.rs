@@ -10,7 +10,7 @@ use crate::{
     spec::Spec,
 };
 use taper_tensor::{
-    Linear, LinearGroup, Phase, Precision, Tensor,
+    Linear, LinearGroup, Phase, Precision, RmsNorm, Tensor,
     gpu::{Routing, StackedExperts},
     ops::{self, Activation, WeightedRows},
 };
@@ -31,6 +31,10 @@ pub(crate) struct ExpertSpec {
     pub(crate) scale: f32,
     /// Limits of the activations of one, and of the shared one (Step 3.5).
     pub(crate) limits: [Option<f32>; 2],
+    /// The router reads the stream through a norm of its own, and weights have a factor for each expert (Gemma 4).
+    pub(crate) scaled_router: bool,
+    /// Outputs of the router, after those of the experts, that give back what they read (LongCat).
+    pub(crate) idle: usize,
 }
 
 /// An expert that every token goes through.
@@ -75,6 +79,9 @@ impl ExpertNames {
     };
     pub(crate) const GPT_OSS: Self =
         Self { router: "router", fused: Fused::Interleaved, ..Self::QWEN };
+    /// Below the layer itself.
+    pub(crate) const GEMMA4: Self = Self { block: "", router: "router.proj", ..Self::QWEN };
+    pub(crate) const LONGCAT: Self = Self { router: "router.classifier", ..Self::QWEN };
     pub(crate) const MIXTRAL: Self =
         Self { block: "block_sparse_moe", maps: ["w1", "w3", "w2"], ..Self::QWEN };
 }
@@ -92,6 +99,8 @@ impl ExpertSpec {
             shared: None,
             scale: 1.0,
             limits: [None; 2],
+            scaled_router: false,
+            idle: 0,
         }
     }
 
@@ -103,7 +112,8 @@ impl ExpertSpec {
             let field = "shared_expert_intermediate_size";
             config::size(family, field, intermediate, config::MAX_SIZE)?;
         }
-        self.route.check(family, self.experts)
+        config::size(family, "zero_expert_num", self.idle.saturating_add(1), config::MAX_EXPERTS)?;
+        self.route.check(family, self.experts + self.idle)
     }
 }
 
@@ -112,6 +122,8 @@ impl ExpertSpec {
 #[derive(Debug)]
 pub(crate) struct Experts {
     router: Linear,
+    /// What the router reads the stream through, and factors of the experts' weights.
+    scaled: Option<(RmsNorm, Vec<f32>)>,
     /// What is added to each expert's score for the choice.
     bias: Option<Vec<f32>>,
     experts: Place,
@@ -161,19 +173,28 @@ impl Experts {
             });
         }
         let router = first_of(weights, at, spec.names.router, ROUTERS, ".weight");
-        let router = weights.linear(&router, hidden, n, spec.bias)?;
+        let router = weights.linear(&router, hidden, n + spec.idle, spec.bias)?;
+        let scaled = || {
+            let mut gains = weights.vector(&format!("{at}.router.scale"), hidden)?;
+            gains.iter_mut().for_each(|gain| *gain *= (hidden as f32).powf(-0.5));
+            let factors = weights.vector(&format!("{at}.router.per_expert_scale"), n)?;
+            Ok::<_, ModelError>((RmsNorm::new(gains, model.norm_eps), factors))
+        };
+        let scaled = spec.scaled_router.then(scaled).transpose()?;
+        let routed = n + spec.idle;
         let bias = spec.route.bias.map(|name| {
             let name = first_of(weights, at, name, BIASES, "");
             // ERNIE has it as a matrix of one row.
             let row = weights.floats(&name).is_ok_and(|(_, shape, _)| shape.len() == 2);
-            if row { weights.array(&name, &[1, n]) } else { weights.array(&name, &[n]) }
+            if row { weights.array(&name, &[1, routed]) } else { weights.array(&name, &[routed]) }
         });
         let shared = spec.shared.map(|shared| {
             let Shared { expert, gate } = Shared::load(model, shared, weights, at)?;
             Ok::<_, ModelError>(Shared { expert: expert.limited(spec.limits[1]), gate })
         });
         let (bias, shared) = (bias.transpose()?, shared.transpose()?);
-        Ok(Self { router, bias, experts: Place::Host(experts), shared, spec, family: model.family })
+        let experts = Place::Host(experts);
+        Ok(Self { router, scaled, bias, experts, shared, spec, family: model.family })
     }
 
     /// Where and as they will run.
@@ -183,9 +204,10 @@ impl Experts {
         if let Some(gpu) = options.gpu {
             let exact = options.precision == Precision::F32;
             let gated = |expert: &Dense| matches!(expert, Dense::Gated(_));
-            let ExpertSpec { route, scale, limits, .. } = self.spec;
-            let plain = route.is_plain() && scale == 1.0 && limits == [None; 2];
-            if shared.is_some() || !plain || !experts.iter().all(gated) {
+            let ExpertSpec { route, scale, limits, idle, .. } = self.spec;
+            let plain = route.is_plain() && scale == 1.0 && limits == [None; 2] && idle == 0;
+            let alone = shared.is_none() && self.scaled.is_none();
+            if !alone || !plain || !experts.iter().all(gated) {
                 return Err(ModelError::CpuOnly { family: self.family });
             }
             let maps: Vec<_> = experts.iter().filter_map(both).collect();
@@ -221,7 +243,10 @@ impl Experts {
         residual: Option<&Tensor>,
     ) -> Result<Tensor, ModelError> {
         let normed = input.normed()?;
-        let logits = self.router.forward(&normed, Phase::Decode)?;
+        let logits = match &self.scaled {
+            Some((norm, _)) => self.router.forward(&norm.forward(&input.x)?, Phase::Decode)?,
+            None => self.router.forward(&normed, Phase::Decode)?,
+        };
         let experts = match &self.experts {
             Place::Gpu(experts) => {
                 let Route { chosen, normalise, .. } = self.spec.route;
@@ -231,7 +256,8 @@ impl Experts {
             }
             Place::Host(experts) => experts,
         };
-        let chosen = ops::with_host_f32(&logits, |logits| self.choose(logits))?;
+        let mut chosen = ops::with_host_f32(&logits, |logits| self.choose(logits))?;
+        let idle = chosen.split_off(self.spec.experts.min(chosen.len()));
         let mut parts = Vec::new();
         for (expert, (rows, weights)) in experts.iter().zip(chosen) {
             if rows.is_empty() {
@@ -249,6 +275,9 @@ impl Experts {
             };
             let x = expert.forward(&own, activation, None, Phase::Decode)?;
             parts.push(WeightedRows { x, rows, weights });
+        }
+        for (rows, weights) in idle.into_iter().filter(|(rows, _)| !rows.is_empty()) {
+            parts.push(WeightedRows { x: ops::take_rows(&normed, &rows)?, rows, weights });
         }
         if let Some(shared) = &self.shared {
             parts.push(shared.forward(input, &normed, activation)?);
@@ -269,13 +298,14 @@ impl Experts {
 
     /// The rows routed to each expert, and the weights of its outputs.
     fn choose(&self, logits: &[f32]) -> Vec<(Vec<u32>, Vec<f32>)> {
-        let n = self.spec.experts;
+        let n = self.spec.experts + self.spec.idle;
         let mut chosen = vec![(Vec::new(), Vec::new()); n];
         for (row, logits) in (0u32..).zip(logits.chunks_exact(n)) {
             for (expert, weight) in self.spec.route.choose(logits, self.bias.as_deref()) {
                 let (rows, weights) = &mut chosen[expert];
                 rows.push(row);
-                weights.push(weight);
+                let factor = self.scaled.as_ref().map_or(1.0, |(_, factors)| factors[expert]);
+                weights.push(weight * factor);
             }
         }
         chosen
@@ -311,7 +341,7 @@ fn maps(
     shape: (usize, usize),
 ) -> Result<Vec<Linear>, ModelError> {
     let ExpertSpec { experts: n, bias, names, .. } = spec;
-    for place in ["switch_mlp", "experts"] {
+    for place in ["switch_mlp", "experts", "experts.switch_glu"] {
         let prefix = format!("{at}.{place}.{name}");
         if weights.has(&format!("{prefix}.weight")) {
             return Ok(weights.stacked(&prefix, n, shape, bias)?);

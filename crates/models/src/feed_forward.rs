@@ -3,8 +3,8 @@
 use crate::{
     LoadOptions, ModelError,
     decoder::parts,
-    experts::Experts,
-    norms::Input,
+    experts::{ExpertSpec, Experts},
+    norms::{Input, Norm},
     source::Source,
     spec::{MlpSpec, Spec},
 };
@@ -206,6 +206,89 @@ fn xielu(weights: Source<'_>, at: &str) -> Result<Xielu, ModelError> {
 pub(crate) enum FeedForward {
     Dense(Dense),
     Experts(Experts),
+    Both(Both),
+    Sparse(Sparse),
+}
+
+/// A feed-forward most of whose gates are closed: what they have beyond so many standard deviations above their
+/// mean counts (Gemma 3n).
+#[derive(Debug)]
+pub(crate) struct Sparse {
+    maps: Gated,
+    deviations: f32,
+}
+
+impl Sparse {
+    /// Its result for the rows, plus `residual`.
+    fn forward(
+        &self,
+        input: &Input<'_>,
+        activation: Activation,
+        residual: Residual<'_>,
+        phase: Phase,
+    ) -> Result<Tensor, ModelError> {
+        let Gated { gate_up, down, .. } = &self.maps;
+        let [gate, up] = gate_up.forward_normed(&input.x, input.norm, phase)?;
+        let mut gates = ops::with_host_f32(&gate, <[f32]>::to_vec)?;
+        for row in gates.chunks_exact_mut(down.in_features().max(1)) {
+            let n = row.len() as f32;
+            let mean = row.iter().sum::<f32>() / n;
+            let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
+            let least = mean + variance.sqrt() * self.deviations;
+            row.iter_mut().for_each(|x| *x = (*x - least).max(0.0));
+        }
+        let inner = ops::gated(activation, &Tensor::from_vec(gates, gate.dims())?, &up)?;
+        add_down(down, &inner, residual, phase)
+    }
+}
+
+/// A feed-forward and experts that read the same stream, each through norms of their own (Gemma 4).
+#[derive(Debug)]
+pub(crate) struct Both {
+    dense: Dense,
+    after_dense: Norm,
+    experts: Experts,
+    before_experts: Norm,
+    after_experts: Norm,
+}
+
+impl Both {
+    fn load(
+        spec: &Spec,
+        (inner, experts): (usize, ExpertSpec),
+        weights: Source<'_>,
+        at: &str,
+        options: LoadOptions<'_>,
+    ) -> Result<Self, ModelError> {
+        let norm = |name: &str| Norm::load(spec, weights, &format!("{at}.{name}"), spec.hidden);
+        Ok(Self {
+            dense: Dense::load(spec, weights, &format!("{at}.mlp"), inner)?.placed(options)?,
+            after_dense: norm("post_feedforward_layernorm_1")?,
+            experts: Experts::load(spec, experts, weights, at)?.placed(options)?,
+            before_experts: norm("pre_feedforward_layernorm_2")?,
+            after_experts: norm("post_feedforward_layernorm_2")?,
+        })
+    }
+
+    /// The sum of both results for the rows, plus `residual`.
+    fn forward(
+        &self,
+        input: &Input<'_>,
+        activation: Activation,
+        residual: Residual<'_>,
+        phase: Phase,
+    ) -> Result<Tensor, ModelError> {
+        let dense = self.dense.forward(input, activation, None, phase)?;
+        let dense = self.after_dense.forward(&dense)?;
+        // Rows are as the stream has them, before the norm that the input goes on with.
+        let stream = Input::new(&input.x, Some(&self.before_experts))?;
+        let experts = self.experts.forward(&stream, activation, None)?;
+        let sum = ops::add(&dense, &self.after_experts.forward(&experts)?)?;
+        match residual {
+            Some((x, _)) => Ok(ops::add(x, &sum)?),
+            None => Ok(sum),
+        }
+    }
 }
 
 impl FeedForward {
@@ -219,7 +302,7 @@ impl FeedForward {
     ) -> Result<Option<Self>, ModelError> {
         Ok(match mlp {
             MlpSpec::None => None,
-            MlpSpec::Dense(inner) => {
+            MlpSpec::Dense(inner) | MlpSpec::Shortcut(inner, _) | MlpSpec::AfterShortcut(inner) => {
                 let dense = Dense::load(spec, weights, &format!("{at}.mlp"), inner)?;
                 Some(Self::Dense(dense.placed(options)?))
             }
@@ -227,6 +310,16 @@ impl FeedForward {
                 let block = format!("{at}.{}", experts.names.block);
                 let experts = Experts::load(spec, experts, weights, &block)?;
                 Some(Self::Experts(experts.placed(options)?))
+            }
+            MlpSpec::Sparse(inner, deviations) => {
+                let dense = Dense::load(spec, weights, &format!("{at}.mlp"), inner)?;
+                match dense.placed(options)? {
+                    Dense::Gated(maps) => Some(Self::Sparse(Sparse { maps, deviations })),
+                    other => Some(Self::Dense(other)),
+                }
+            }
+            MlpSpec::DenseAndExperts(inner, experts) => {
+                Some(Self::Both(Both::load(spec, (inner, experts), weights, at, options)?))
             }
         })
     }
@@ -236,12 +329,17 @@ impl FeedForward {
         match self {
             Self::Dense(dense) => size(dense.linears()),
             Self::Experts(experts) => experts.size(),
+            Self::Sparse(sparse) => size(sparse.maps.linears()),
+            Self::Both(both) => {
+                let (dense, experts) = (size(both.dense.linears()), both.experts.size());
+                (dense.0 + experts.0, dense.1 + experts.1)
+            }
         }
     }
 
     /// Whether its first products apply a norm themselves, so that it may be computed ahead.
     pub(crate) fn reads_normed(&self) -> bool {
-        matches!(self, Self::Dense(_))
+        !matches!(self, Self::Experts(_))
     }
 
     /// Its result for the rows, plus `residual`.
@@ -255,6 +353,8 @@ impl FeedForward {
         match self {
             Self::Dense(dense) => dense.forward(input, activation, residual, phase),
             Self::Experts(experts) => experts.forward(input, activation, residual.map(|(x, _)| x)),
+            Self::Sparse(sparse) => sparse.forward(input, activation, residual, phase),
+            Self::Both(both) => both.forward(input, activation, residual, phase),
         }
     }
 }

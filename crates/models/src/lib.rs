@@ -12,10 +12,12 @@ mod layer;
 mod mixers;
 mod model;
 mod norms;
+mod per_layer;
 mod rope;
 mod router;
 mod source;
 mod spec;
+mod streams;
 
 pub use encoder::{ENCODERS, Encoder};
 pub use error::ModelError;

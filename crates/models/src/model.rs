@@ -3,7 +3,8 @@
 use crate::{ModelError, StateSession};
 use std::fmt;
 use taper_base::{Phase, TokenId};
-use taper_kv_cache::RecurrentConfig;
+use taper_kv_cache::{KvConfig, KvHeads, KvScheme, RecurrentConfig};
+use taper_kv_codecs::KvGeometry;
 use taper_tensor::{Place, Precision, Tensor, gpu::Gpu};
 
 /// Tokens of one step: those of several sequences, one after the other, never padded.
@@ -50,6 +51,9 @@ pub struct ModelInfo {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// What the cache keeps of each layer, of a model whose layers differ or cache something else than
+    /// heads; empty where all keep `kv_heads` of `head_dim`.
+    pub layer_heads: Vec<KvHeads>,
     /// Size of the residual stream.
     pub hidden: usize,
     /// Size of the vocabulary: logits per token.
@@ -70,6 +74,21 @@ impl ModelInfo {
     #[must_use]
     pub fn phase(&self, phase: Phase) -> Phase {
         if self.prefill_apart { phase } else { Phase::Decode }
+    }
+
+    /// The shape of a cache for it, of so many blocks of so many tokens; its recurrent states are the
+    /// caller's to add.
+    #[must_use]
+    pub fn cache(
+        &self,
+        scheme: impl Into<KvScheme>,
+        block_tokens: usize,
+        blocks: usize,
+    ) -> KvConfig {
+        let Self { kv_heads, head_dim, .. } = *self;
+        let geometry = KvGeometry { kv_heads, head_dim, block_tokens };
+        let layer_heads = self.layer_heads.clone();
+        KvConfig { layer_heads, ..KvConfig::new(scheme, self.layers, geometry, blocks) }
     }
 
     /// What a cache with so many recurrent states needs to know, of a model that has such; see

@@ -62,6 +62,13 @@ impl RopeConfig {
         let kind = self.rope_type.as_deref().or(self.r#type.as_deref());
         match kind.unwrap_or("default") {
             "default" => Ok(table(self.base(dim), 1.0)),
+            "proportional" => {
+                // Pairs are of the whole head, and those behind the turned ones have no angle.
+                let (pairs, turned) = (c.head_dim / 2, dim / 2);
+                let factor = self.factor.unwrap_or(1.0);
+                let turned = self.base(c.head_dim).take(turned).map(move |f| f / factor);
+                Ok(table(turned.chain(std::iter::repeat(0.0)).take(pairs), 1.0))
+            }
             "linear" => {
                 let factor = self.need(c, "factor", self.factor)?;
                 Ok(table(self.base(dim).map(|f| f / factor), 1.0))
@@ -73,6 +80,17 @@ impl RopeConfig {
             "longrope" | "su" => self.longrope(c, dim),
             other => Err(unsupported(c, "rope_type", other)),
         }
+    }
+
+    /// What DeepSeek multiplies scores with: the square of YaRN's factor, by `mscale_all_dim`.
+    pub(crate) fn score_scale(&self) -> f32 {
+        let kind = self.rope_type.as_deref().or(self.r#type.as_deref());
+        let all = self.mscale_all_dim.filter(|_| kind.is_some_and(|kind| kind != "default"));
+        let mscale = match (all, self.factor) {
+            (Some(all), Some(factor)) if factor > 1.0 => 0.1 * all * factor.ln() + 1.0,
+            _ => 1.0,
+        };
+        (mscale * mscale) as f32
     }
 
     /// Refuses numbers that make no angles, before anything is computed from them.

@@ -25,6 +25,11 @@ impl<'a> Source<'a> {
         Self { weights, renames, inputs_first }
     }
 
+    /// A view of the checkpoint by other names.
+    pub(crate) fn with(self, renames: Renames) -> Self {
+        Self { renames, ..self }
+    }
+
     /// What the file calls a tensor, or a module: the family's name, or Llama's if only that is there.
     pub(crate) fn own(&self, name: &str) -> String {
         let renames = self.renames.iter();

@@ -6,6 +6,7 @@ use crate::{
     norms::{LayerNorms, NormKind},
     source::Renames,
 };
+use taper_kv_cache::KvHeads;
 use taper_tensor::{RopeTable, ops::Activation};
 
 /// What makes one family differ from another.
@@ -41,6 +42,8 @@ pub(crate) struct Spec {
     pub(crate) inputs_first: bool,
     /// What the family calls its tensors.
     pub(crate) renames: Renames,
+    /// Each layer of the file is two, which call their tensors so (LongCat).
+    pub(crate) halves: Option<[Renames; 2]>,
     pub(crate) top: TopNames,
     pub(crate) qk_norm: Option<QkNorm>,
     pub(crate) qkv_bias: bool,
@@ -71,6 +74,12 @@ pub(crate) struct Spec {
     pub(crate) branch_scale: Option<f32>,
     /// Logits are multiplied by it (Granite).
     pub(crate) logit_scale: Option<f32>,
+    /// Embeddings of each layer's own (Gemma 3n and 4).
+    pub(crate) per_layer: Option<PerLayerSpec>,
+    /// Several streams instead of one (Gemma 3n).
+    pub(crate) streams: Option<StreamSpec>,
+    /// What a layer gives is multiplied by its `layer_scalar` (Gemma 4).
+    pub(crate) layer_scalar: bool,
     /// The output projection is the token table.
     pub(crate) tied: bool,
     pub(crate) ropes: Vec<RopeTable>,
@@ -78,6 +87,14 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
+    /// Layers up to the last that stores something of a token: others need only rows whose logits are wanted.
+    pub(crate) fn storing(&self) -> usize {
+        let reads = |layer: &LayerSpec| {
+            matches!(layer.mixer, MixerSpec::Sharing(SharingSpec { values: Values::Of(_), .. }))
+        };
+        self.layers.iter().rposition(|layer| !reads(layer)).map_or(0, |last| last + 1)
+    }
+
     /// Whether GPUs have every operation that it takes.
     pub(crate) fn runs_on_gpus(&self) -> bool {
         let layer = |layer: &LayerSpec| {
@@ -88,6 +105,10 @@ impl Spec {
             let mlp = match layer.mlp {
                 MlpSpec::None => false,
                 MlpSpec::Dense(_) => true,
+                MlpSpec::DenseAndExperts(..)
+                | MlpSpec::Sparse(..)
+                | MlpSpec::Shortcut(..)
+                | MlpSpec::AfterShortcut(_) => false,
                 // Their result is added to what they read.
                 MlpSpec::Experts(experts) => {
                     let alone = self.norms.after_mlp.is_none() && self.branch_scale.is_none();
@@ -122,6 +143,37 @@ pub(crate) enum MlpSpec {
     /// One, of this inner size.
     Dense(usize),
     Experts(ExpertSpec),
+    /// One of this inner size, and experts beside it, each normed by themselves (Gemma 4).
+    DenseAndExperts(usize, ExpertSpec),
+    /// One of this inner size, whose gates count by what they are beyond so many standard deviations above their
+    /// mean (Gemma 3n).
+    Sparse(usize, f32),
+    /// One of this inner size, and experts that read the same and whose result is added after the next layer
+    /// (LongCat).
+    Shortcut(usize, ExpertSpec),
+    /// One of this inner size, after which what the layer before left over is added.
+    AfterShortcut(usize),
+}
+
+/// Residual streams, of which layers compute one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StreamSpec {
+    pub(crate) count: usize,
+    /// The one that layers compute.
+    pub(crate) active: usize,
+    /// That one is scaled element by element where a layer's own inputs are added.
+    pub(crate) scaled: bool,
+    /// Inner size of the low-rank map beside attention.
+    pub(crate) laurel: usize,
+}
+
+/// Embeddings that each layer has beside those that enter the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PerLayerSpec {
+    /// Elements a layer.
+    pub(crate) size: usize,
+    /// Rows of their table.
+    pub(crate) vocab: usize,
 }
 
 /// How rows of queries, keys and values lie in one tensor.
@@ -201,6 +253,37 @@ pub(crate) enum MixerSpec {
     Griffin(GriffinSpec),
     /// Attention and Mamba 2 read the same.
     Beside(BesideSpec),
+    Latent(LatentSpec),
+    Sharing(SharingSpec),
+}
+
+/// Multi-head latent attention (DeepSeek V2).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LatentSpec {
+    pub(crate) heads: usize,
+    /// Queries come from a latent of this size; `None` projects them at once.
+    pub(crate) q_lora: Option<usize>,
+    /// Elements of the latent of keys and values.
+    pub(crate) kv_lora: usize,
+    /// Elements of a query head that are not rotated.
+    pub(crate) nope: usize,
+    /// Elements of a query head that are rotated, and of the key of positions that all heads share.
+    pub(crate) rope: usize,
+    /// Elements of a head's result.
+    pub(crate) value: usize,
+    /// Whether what reads the stream, and the output projection, have biases.
+    pub(crate) bias: bool,
+    /// Rotations turn neighbours, not halves.
+    pub(crate) interleaved: bool,
+    /// What is multiplied with the latents of queries, and of keys and values (LongCat).
+    pub(crate) factors: [f32; 2],
+    /// Epsilon of both latents' norms.
+    pub(crate) norm_eps: f32,
+    /// Scores are multiplied by it.
+    pub(crate) scale: f32,
+    /// Index into [`Spec::ropes`]; `None` leaves positions out.
+    pub(crate) angles: Option<usize>,
+    pub(crate) q_scale: Option<PositionScale>,
 }
 
 /// What makes one layer's attention differ from another's.
@@ -213,6 +296,37 @@ pub(crate) struct AttentionSpec {
     pub(crate) q_scale: Option<PositionScale>,
     /// Query heads, where a layer has not as many as [`Spec::heads`] says.
     pub(crate) heads: Option<usize>,
+}
+
+/// Attention whose layers differ in their heads (Gemma 4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SharingSpec {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    /// Index into [`Spec::ropes`].
+    pub(crate) rope: usize,
+    /// Sliding window in tokens.
+    pub(crate) window: Option<usize>,
+    pub(crate) values: Values,
+}
+
+/// Where a layer's keys and values are from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// Projections of its own.
+    Own,
+    /// A projection of its own for keys, whose raw output is the values, too.
+    Keys,
+    /// Another layer has stored them, counted among those that store such.
+    Of(u16),
+}
+
+impl LatentSpec {
+    /// Elements that the cache keeps of a token.
+    pub(crate) fn cached(&self) -> usize {
+        self.rope + self.kv_lora
+    }
 }
 
 /// Queries of far positions are multiplied with `1 + beta * ln(1 + floor((position + offset) / every))` (Llama 4).
@@ -230,6 +344,19 @@ impl PositionScale {
 }
 
 impl MixerSpec {
+    /// What the cache keeps of a token, of a layer that stores keys and values.
+    pub(crate) fn cached(&self, model: &Spec) -> Option<KvHeads> {
+        let values_in_keys = matches!(self, Self::Latent(_));
+        let (kv_heads, head_dim) = match self {
+            Self::Attention(_) | Self::Beside(_) => (model.kv_heads, model.head_dim),
+            Self::Latent(latent) => (1, latent.cached()),
+            Self::Sharing(SharingSpec { values: Values::Of(_), .. }) => return None,
+            Self::Sharing(own) => (own.kv_heads, own.head_dim),
+            _ => return None,
+        };
+        Some(KvHeads { kv_heads, head_dim, values_in_keys })
+    }
+
     /// Attention, and nothing special.
     pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
         Self::Attention(AttentionSpec { rope, window, q_scale: None, heads: None })
@@ -237,13 +364,13 @@ impl MixerSpec {
 
     /// Whether it keeps keys and values.
     pub(crate) fn attends(&self) -> bool {
-        matches!(self, Self::Attention(_) | Self::Beside(_))
+        matches!(self, Self::Attention(_) | Self::Beside(_) | Self::Latent(_) | Self::Sharing(_))
     }
 
     /// Elements of each state that it keeps of a sequence.
     pub(crate) fn states(&self) -> Vec<usize> {
         match self {
-            Self::None | Self::Attention(_) => vec![],
+            Self::None | Self::Attention(_) | Self::Latent(_) | Self::Sharing(_) => vec![],
             Self::GatedDelta(delta) => vec![delta.shape.state_len()],
             Self::Mamba(mamba) => vec![mamba.conv().state_len(), mamba.scan.state_len()],
             Self::Mamba2(mamba) => vec![mamba.shape.state_len()],
@@ -259,6 +386,7 @@ impl LayerSpec {
     pub(crate) fn window(&self) -> Option<usize> {
         match self.mixer {
             MixerSpec::Attention(attention) => attention.window,
+            MixerSpec::Sharing(attention) => attention.window,
             _ => None,
         }
     }

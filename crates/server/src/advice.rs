@@ -76,6 +76,7 @@ fn of_engine(error: &EngineError, engine: Option<&EngineArgs>) -> Option<String>
         EngineError::BeyondModel { .. } => "lower --max-model-len",
         EngineError::Exact { .. } => "change --kv-sink-tokens and --kv-recent-tokens",
         EngineError::NoDisk { .. } => "leave --kv-offloading-dir out",
+        EngineError::Scheme { .. } => "choose another --kv-cache-dtype",
         EngineError::SameBits { .. } => "leave one of them out of --additional-config",
         _ => return None,
     };
@@ -177,6 +178,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use clap::Parser;
     use std::io;
+    use taper_kv_codecs::KvCodecError;
     use taper_tensor::TensorError;
 
     fn engine(flags: &[&str]) -> EngineArgs {
@@ -223,7 +225,9 @@ mod tests {
         let no_gpu = TensorError::Gpu { what: "find a GPU", message: "no driver".into() };
         let tokenizer = Error::Tokenizer { model: "m".into(), source: read("m/tokenizer.json") };
         let no_model = HubError::NotAModel { dir: "m".into(), missing: "config.json".into() };
-        let all: [(anyhow::Error, &str); 25] = [
+        let source = KvCodecError::HeadDim { head_dim: 7 };
+        let scheme = EngineError::Scheme { scheme: "turbo4".into(), source };
+        let all: [(anyhow::Error, &str); 26] = [
             (Error::NoMemory { weights: 2, allowed: 1, share: 0.5 }.into(), "--gpu-memory-util"),
             (Error::MemoryShare { share: 2.0 }.into(), "--gpu-memory-utilization"),
             (Error::ModelHasNoTemplate { path: "m".into() }.into(), "--chat-template"),
@@ -233,6 +237,7 @@ mod tests {
             (EngineError::Exact { block: 32 }.into(), "--kv-sink-tokens"),
             (EngineError::NoDisk { family: "f" }.into(), "--kv-offloading-dir"),
             (EngineError::SameBits { bits: 4 }.into(), "--additional-config"),
+            (scheme.into(), "--kv-cache-dtype"),
             (Error::Engine(EngineError::Disk(disk())).into(), "--kv-offloading-dir"),
             (Error::KvCache(disk()).into(), "--kv-offloading-dir"),
             (not_cached().unwrap().into(), "taper download org/name"),

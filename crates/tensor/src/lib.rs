@@ -22,6 +22,7 @@ mod cuda;
 mod embedding;
 mod finite;
 pub mod gpu;
+mod heads;
 mod host;
 mod key_scores;
 mod linear;
@@ -35,6 +36,7 @@ mod tensor;
 
 pub use embedding::Embedding;
 pub use finite::FiniteRows;
+pub use heads::{HeadMaps, head_columns, join_heads, split_heads_at};
 pub use key_scores::KeyScorer;
 pub use linear::{Linear, LinearGroup, Place};
 pub use norm::{LayerNorm, RmsNorm};

@@ -98,6 +98,7 @@ impl Mock {
             heads: 1,
             kv_heads: 1,
             head_dim: 8,
+            layer_heads: Vec::new(),
             hidden: 8,
             vocab: Self::VOCAB as usize,
             max_positions: 4096,

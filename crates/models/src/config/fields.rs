@@ -17,6 +17,15 @@ pub(crate) fn with_defaults(config: &Value, defaults: &[(&str, Value)]) -> Value
     config
 }
 
+/// The configuration with another value of a field.
+pub(crate) fn with(config: &Value, field: &str, value: Value) -> Value {
+    let mut config = config.clone();
+    if let Some(fields) = config.as_object_mut() {
+        fields.insert(field.to_owned(), value);
+    }
+    config
+}
+
 /// Fails where a setting is on that the family does not implement.
 pub(crate) fn refuse(
     family: &'static str,

@@ -1,7 +1,7 @@
 //! Ministral 3, alone and below a model that sees (`mistral3`, which has Mistral's language model, too): queries of far
 //! positions are scaled.
 
-use super::{llama, read};
+use super::{deepseek, llama, read};
 use crate::{
     LoadOptions, ModelError, config,
     decoder::Names,
@@ -25,6 +25,7 @@ pub(super) fn mistral3(config: &Value, options: LoadOptions<'_>) -> Result<Spec,
     match config.get("model_type").and_then(Value::as_str) {
         Some("ministral3") => ministral3(config, options),
         Some("mistral") | None => llama::mistral(config, options),
+        Some("mistral4") => deepseek::mistral4(config, options),
         Some(other) => {
             let (family, field) = ("mistral3", "text_config.model_type");
             Err(ModelError::Unsupported { family, field, value: other.to_owned() })

@@ -6,6 +6,7 @@ mod bailing_moe;
 mod bitnet;
 mod cohere;
 mod cohere2_moe;
+mod deepseek;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone;
@@ -14,6 +15,8 @@ mod falcon;
 mod falcon_h1;
 mod gemma;
 mod gemma3;
+mod gemma3n;
+mod gemma4;
 mod glm;
 mod gpt2;
 mod gpt_neox;
@@ -31,6 +34,7 @@ mod laguna;
 mod lfm2;
 mod llama;
 mod llama4;
+mod longcat;
 mod mamba;
 mod mellum;
 mod minicpm;
@@ -93,6 +97,19 @@ pub static FAMILIES: &[Family] = &[
     family(&["cohere2"], "Command R7B and A", false, cohere::cohere2),
     family(&["cohere2_moe"], "Command A+", false, cohere2_moe::cohere2_moe),
     family(&["cwm"], "Code World Model", false, llama::cwm),
+    family(&["deepseek_v2"], "DeepSeek V2", false, deepseek::deepseek_v2),
+    family(
+        &["deepseek_v3", "joyai_llm_flash", "kimi_k2", "kimi_k25"],
+        "DeepSeek V3 and R1, Kimi K2, JoyAI; of Kimi K2.5 the text",
+        false,
+        deepseek::deepseek_v3,
+    ),
+    family(
+        &["deepseek_v32"],
+        "DeepSeek V3.2, as many tokens as its indexer picks",
+        false,
+        deepseek::deepseek_v32,
+    ),
     family(&["dots1"], "dots.llm1", false, routed::dots1),
     family(&["ernie4_5"], "ERNIE 4.5, dense", false, ernie4_5::ernie4_5),
     family(&["ernie4_5_moe"], "ERNIE 4.5 with experts", false, ernie4_5_moe::ernie4_5_moe),
@@ -106,9 +123,24 @@ pub static FAMILIES: &[Family] = &[
     family(&["gemma"], "Gemma", true, gemma::gemma),
     family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
     family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
+    family(&["gemma3n", "gemma3n_text"], "Gemma 3n, text only", false, gemma3n::gemma3n),
+    family(&["gemma4", "gemma4_text"], "Gemma 4, text only", false, gemma4::gemma4),
+    family(
+        &["gemma4_unified", "gemma4_unified_text"],
+        "Gemma 4 Unified, text only",
+        false,
+        gemma4::unified,
+    ),
     family(&["glm"], "GLM 4 9B of 2024, GLM Edge", false, glm::glm),
     family(&["glm4"], "GLM 4 of 2025", false, glm::glm4),
     family(&["glm4_moe"], "GLM 4.5 to 4.7", false, routed::glm4_moe),
+    family(&["glm4_moe_lite"], "GLM 4.7 Flash", false, deepseek::glm4_moe_lite),
+    family(
+        &["glm_moe_dsa"],
+        "GLM 5, as many tokens as its indexer picks",
+        false,
+        deepseek::glm_moe_dsa,
+    ),
     family(&["gpt2"], "GPT-2", false, gpt2::gpt2),
     family(&["gpt_bigcode"], "StarCoder 1", false, gpt2::gpt_bigcode),
     family(&["gpt_neox"], "GPT-NeoX, Pythia", false, gpt_neox::gpt_neox),
@@ -144,17 +176,20 @@ pub static FAMILIES: &[Family] = &[
     family(&["lfm3"], "LFM3", false, lfm2::lfm3),
     family(&["llama4", "llama4_text"], "Llama 4, text only", false, llama4::llama4),
     family(&["llava"], "LLaVA 1.5, 1.6, text only", false, llama::llava),
+    family(&["longcat_flash"], "LongCat Flash", false, longcat::longcat_flash),
     family(&["mamba"], "Mamba", false, mamba::mamba),
     family(&["mamba2"], "Mamba 2, Mamba-Codestral", false, mamba::mamba2),
     family(&["mellum"], "Mellum 2", false, mellum::mellum),
     family(&["mimo"], "MiMo 7B", false, llama::mimo),
     family(&["minicpm"], "MiniCPM 1, 2", false, minicpm::minicpm),
+    family(&["minicpm3"], "MiniCPM 3", false, deepseek::minicpm3),
     family(&["minimax"], "MiniMax M2 as it was first published", false, minimax::minimax),
     family(&["minimax_m2"], "MiniMax M2", false, minimax::minimax_m2),
     family(&["ministral"], "Ministral", true, llama::ministral),
     family(&["ministral3"], "Ministral 3", false, ministral3::ministral3),
     family(&["mistral"], "Mistral", true, llama::mistral),
     family(&["mistral3"], "Mistral Small 3.1, Ministral 3, text only", false, ministral3::mistral3),
+    family(&["mistral4"], "Mistral Small 4", false, deepseek::mistral4),
     family(&["mixtral"], "Mixtral", true, mixtral::mixtral),
     family(
         &["muse_glimmer", "muse_glimmer_text"],
@@ -218,6 +253,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["step3p5"], "Step 3.5", false, step3p5::step3p5),
     family(&["telechat3"], "TeleChat 3", false, llama::telechat3),
     family(&["vaultgemma"], "VaultGemma", false, gemma::vaultgemma),
+    family(&["youtu", "youtu_llm"], "Youtu", false, deepseek::youtu),
 ];
 
 const fn family(
@@ -266,7 +302,12 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
         let layer = name.strip_prefix(decoder.as_str()).and_then(|n| n.strip_prefix(top.layers));
         let later = layer.is_some_and(|rest| beyond(rest, layers));
         let draft = drafts && (later || name.split('.').any(|part| part.starts_with("mtp")));
-        (tied && head) || elsewhere || draft || unused(model_type, name)
+        let stray = layer.is_some_and(|rest| {
+            (model_type.starts_with("gemma4") || model_type.starts_with("gemma3n"))
+                && gemma4::is_stray(&config, layers, rest)
+        });
+        let idle = model_type == "longcat_flash" && longcat::is_idle(&config, name);
+        (tied && head) || elsewhere || draft || stray || idle || unused(model_type, name)
     })?;
     Ok(Box::new(model))
 }
@@ -274,6 +315,10 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
 /// `model_type`s of models that see or hear, of which the language model is loaded.
 const MULTIMODAL: &[&str] = &[
     "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_unified",
+    "kimi_k25",
     "llama4",
     "llava",
     "mistral3",
@@ -314,6 +359,8 @@ fn unused(model_type: &str, name: &str) -> bool {
             name.ends_with(&format!(".{mask}.bias"))
                 || name.ends_with(&format!(".{mask}.masked_bias"))
         })
+        || (matches!(model_type, "deepseek_v32" | "glm_moe_dsa") && name.contains(".indexer."))
+        || (model_type == "longcat_flash" && name.starts_with("model.mtp."))
 }
 
 /// Where older files of a family have the causal mask.
@@ -417,6 +464,7 @@ fn common(
         attention_norms: None,
         parallel: false,
         renames: &[],
+        halves: None,
         top: TopNames::LLAMA,
         qk_norm: None,
         qkv_bias: false,
@@ -438,6 +486,9 @@ fn common(
         embed_scale: None,
         branch_scale: None,
         logit_scale: None,
+        per_layer: None,
+        streams: None,
+        layer_scalar: false,
         tied: shape.tied(false),
         ropes: vec![rope.table(context(family, shape, options))?],
         layers: vec![layer; shape.num_hidden_layers],

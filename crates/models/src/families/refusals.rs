@@ -29,7 +29,7 @@ fn what_a_family_lacks_is_refused_by_name() {
         ("granite_swa", "layer_rope_theta", json!([1e4])),
         ("hunyuan_v1_dense", "use_cla", json!(true)),
         ("mimo", "use_sliding_window", json!(true)),
-        ("mistral3", "model_type", json!("mistral4")),
+        ("mistral3", "model_type", json!("mistral_large4")),
         ("muse_glimmer", "layer_rope_theta", json!([1e4, 5e3])),
         ("muse_glimmer", "post_norm_eps", json!(-1.0)),
         ("olmo", "clip_qkv", json!(8.0)),

@@ -173,14 +173,14 @@ fn qk_norm(
 }
 
 /// The order of a head's rows in which pairs of neighbours, of the first `turned`, become pairs of halves.
-fn halves(head_dim: usize, turned: usize) -> Vec<usize> {
+pub(super) fn halves(head_dim: usize, turned: usize) -> Vec<usize> {
     let turned = turned.min(head_dim);
     let firsts = (0..turned).step_by(2);
     firsts.clone().chain(firsts.map(|i| i + 1)).chain(turned..head_dim).collect()
 }
 
 /// A map with the rows of every head in an order.
-fn sorted(map: &Linear, order: &[usize]) -> Result<Linear, ModelError> {
+pub(super) fn sorted(map: &Linear, order: &[usize]) -> Result<Linear, ModelError> {
     let heads = (0..map.out_features()).step_by(order.len().max(1));
     let rows: Vec<_> = heads.flat_map(|head| order.iter().map(move |i| head + i)).collect();
     Ok(map.take_outputs(&rows)?)

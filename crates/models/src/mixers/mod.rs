@@ -3,9 +3,11 @@
 mod attention;
 mod beside;
 mod gated_delta;
+mod latent;
 mod mamba;
 mod mamba2;
 mod rg_lru;
+mod sharing;
 mod short_conv;
 
 use crate::{
@@ -22,9 +24,11 @@ use taper_tensor::{ConvShape, Linear, RopeAngles, Tensor};
 pub(crate) use attention::Attention;
 pub(crate) use beside::{Beside, BesideSpec};
 pub(crate) use gated_delta::{DeltaLayout, DeltaSpec, GatedDeltaNet};
+pub(crate) use latent::Latent;
 pub(crate) use mamba::{Mamba, MambaSpec, ScanNorms};
 pub(crate) use mamba2::{Mamba2Spec, StateNorm, StateSpace};
 pub(crate) use rg_lru::{Griffin, GriffinSpec};
+pub(crate) use sharing::Sharing;
 pub(crate) use short_conv::{GatedConv, ShortConvSpec};
 
 /// The part of a layer in which tokens of a sequence meet, up to its output projection.
@@ -67,6 +71,10 @@ pub(crate) struct Step<'a> {
     pub(crate) spec: &'a Spec,
     /// Angles of each of [`Spec::ropes`].
     pub(crate) ropes: &'a [RopeAngles],
+    /// Inputs of each layer's own, `[t, layers * size]`, where the model has such.
+    pub(crate) inputs: Option<&'a Tensor>,
+    /// Tokens of the step whose rows there are, where not all are left.
+    pub(crate) rows: Option<&'a [u32]>,
     /// Of each token in its sequence.
     pub(crate) positions: &'a [u32],
     pub(crate) phase: Phase,
@@ -84,19 +92,25 @@ pub(crate) struct StateIds {
 /// Loads a layer's mixer, below `at`, where and as it will run; `None` of a layer without one.
 pub(crate) fn load(
     spec: &Spec,
-    layer: LayerSpec,
+    layer: &LayerSpec,
     ids: &mut StateIds,
     weights: Source<'_>,
     at: &str,
     options: LoadOptions<'_>,
 ) -> Result<Option<Box<dyn Mixer>>, ModelError> {
     let StateIds { attention, recurrent: id } = *ids;
-    ids.attention += u16::from(layer.mixer.attends());
+    ids.attention += u16::from(layer.mixer.cached(spec).is_some());
     ids.recurrent += layer.mixer.states().len();
     Ok(match layer.mixer {
         MixerSpec::None => None,
         MixerSpec::Attention(own) => {
             Some(Box::new(Attention::load(spec, own, attention, weights, at)?.placed(options)?))
+        }
+        MixerSpec::Latent(own) => {
+            Some(Box::new(Latent::load(spec, own, attention, weights, at)?.placed(options)?))
+        }
+        MixerSpec::Sharing(own) => {
+            Some(Box::new(Sharing::load(spec, own, attention, weights, at)?.placed(options)?))
         }
         MixerSpec::GatedDelta(own) => {
             Some(Box::new(GatedDeltaNet::load(spec, own, id, weights, at)?.placed(options)?))

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use taper_base::{Phase, SeqId, TokenId};
 use taper_kv_cache::{ExactRoom, KvCache, KvConfig, KvScheme, SeqRange};
-use taper_kv_codecs::{Exact, KvGeometry};
+use taper_kv_codecs::Exact;
 use taper_models::{Batch, Model};
 use taper_tensor::{ops, pool};
 
@@ -45,14 +45,12 @@ pub(super) struct Loss {
 impl Prefill<'_> {
     fn config(&self, scheme: &KvScheme) -> KvConfig {
         let info = self.model.info();
-        let geometry =
-            KvGeometry { kv_heads: info.kv_heads, head_dim: info.head_dim, block_tokens: BLOCK };
         let blocks = self.ids.len().div_ceil(BLOCK);
         let room = |tokens| ExactRoom::for_sequences(tokens, 1, STEP, KvConfig::BLOCK_TOKENS);
         KvConfig {
             exact: self.exact.map(room),
             recurrent: info.states(1, 0),
-            ..KvConfig::new(scheme.clone(), info.layers, geometry, blocks)
+            ..info.cache(scheme.clone(), BLOCK, blocks)
         }
     }
 

@@ -7,7 +7,7 @@ use super::{
 use crate::output::Out;
 use anyhow::Result;
 use serde_json::{Value, json};
-use taper_kv_cache::Prices;
+use taper_kv_cache::{KvScheme, Prices};
 use taper_kv_codecs::Exact;
 
 /// One codec.
@@ -43,8 +43,7 @@ impl Report {
         prefill: &Prefill<'_>,
         truth: &Truth,
     ) -> Self {
-        let info = prefill.model.info();
-        let f16 = (info.layers * info.kv_heads * info.head_dim * 2 * 2) as f64;
+        let f16 = prefill.bytes_a_token(&KvScheme::default());
         let rows = Vec::with_capacity(args.codecs.len());
         let (tokens, places) = (prefill.ids.len(), truth.places.len());
         Self { model, tokens, places, exact: prefill.exact, f16, rows, layers: None }
