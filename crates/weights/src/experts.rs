@@ -71,8 +71,7 @@ impl Checkpoint {
     ) -> Result<Vec<Linear>, WeightsError> {
         let width = outputs.saturating_mul(parts);
         if self.has(&format!("{name}_blocks")) {
-            let weights =
-                self.blocks_of_experts(name, count, (inputs, outputs), (part, parts))?;
+            let weights = self.blocks_of_experts(name, count, (inputs, outputs), (part, parts))?;
             let biases = self.biases(format!("{name}_bias"), count, width)?;
             let one = |(i, weight)| biases.of(i, count, (part, parts), Linear::new(weight));
             return weights.into_iter().enumerate().map(one).collect();
