@@ -2,11 +2,14 @@
 
 mod affine;
 mod dense;
+mod ordered;
 mod table;
 
 pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
 pub use dense::{DenseWeight, read_floats};
 pub(crate) use dense::{FloatBytes, product};
+pub use ordered::OrderedWeight;
+pub(crate) use ordered::by_inputs;
 pub use table::{E2M1, TableFormat, TableScales, TableWeight, e4m3, e8m0};
 
 use crate::{DType, Floats, Result, RowSource, TensorError};
@@ -42,6 +45,8 @@ pub enum Weight {
     Affine(AffineWeight),
     /// Entries of a table times scales.
     Table(TableWeight),
+    /// MLX affine quantization, with columns in an order of their own.
+    Ordered(OrderedWeight),
 }
 
 impl Weight {
@@ -52,6 +57,7 @@ impl Weight {
             Self::Dense(w) => WeightFormat::Dense(w.dtype()),
             Self::Affine(w) => WeightFormat::Affine(w.format()),
             Self::Table(w) => WeightFormat::Table(w.format()),
+            Self::Ordered(w) => WeightFormat::Affine(w.inner().format()),
         }
     }
 
@@ -62,6 +68,7 @@ impl Weight {
             Self::Dense(w) => w.bytes(),
             Self::Affine(w) => w.bytes(),
             Self::Table(w) => w.bytes(),
+            Self::Ordered(w) => w.bytes(),
         }
     }
 
@@ -74,6 +81,7 @@ impl Weight {
             Self::Dense(w) => w.row_range(first, rows).map(Self::Dense),
             Self::Affine(w) => w.row_range(first, rows).map(Self::Affine),
             Self::Table(w) => w.row_range(first, rows).map(Self::Table),
+            Self::Ordered(w) => w.row_range(first, rows).map(Self::Ordered),
         };
         let limit = self.rows() + 1;
         part.ok_or(TensorError::Index { op: "row_range", index: first + rows, limit })
@@ -88,6 +96,7 @@ impl Weight {
             Self::Dense(w) => w.take_rows(rows).map(Self::Dense),
             Self::Affine(w) => w.take_rows(rows).map(Self::Affine),
             Self::Table(w) => w.take_rows(rows).map(Self::Table),
+            Self::Ordered(w) => w.take_rows(rows).map(Self::Ordered),
         };
         let (index, limit) = (rows.iter().copied().max().unwrap_or(0), self.rows());
         taken.ok_or(TensorError::Index { op: "take_rows", index, limit })
@@ -98,6 +107,7 @@ impl Weight {
             Self::Dense(w) => w,
             Self::Affine(w) => w,
             Self::Table(w) => w,
+            Self::Ordered(w) => w,
         }
     }
 }
