@@ -2,10 +2,17 @@
 
 mod affine;
 mod dense;
+mod ordered;
+mod table;
 
-pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
+pub use affine::{
+    AffineFormat, AffineParts, AffineWeight, ScaleMethod, quantize, quantize_by, quantize_row,
+};
 pub use dense::{DenseWeight, read_floats};
 pub(crate) use dense::{FloatBytes, product};
+pub use ordered::OrderedWeight;
+pub(crate) use ordered::by_inputs;
+pub use table::{E2M1, TableFormat, TableScales, TableWeight, e4m3, e8m0};
 
 use crate::{Bytes, DType, Floats, Result, RowSource, TensorError};
 use half::{bf16, f16};
@@ -18,6 +25,8 @@ pub enum WeightFormat {
     Dense(DType),
     /// MLX affine quantization.
     Affine(AffineFormat),
+    /// Entries of a table times scales.
+    Table(TableFormat),
 }
 
 impl fmt::Display for WeightFormat {
@@ -25,6 +34,7 @@ impl fmt::Display for WeightFormat {
         match self {
             Self::Dense(dtype) => write!(f, "{}", dtype.as_str()),
             Self::Affine(a) => write!(f, "{}-bit, group {}", a.bits, a.group),
+            Self::Table(t) => f.write_str(t.name),
         }
     }
 }
@@ -36,6 +46,10 @@ pub enum Weight {
     Dense(DenseWeight),
     /// MLX affine quantization.
     Affine(AffineWeight),
+    /// Entries of a table times scales.
+    Table(TableWeight),
+    /// MLX affine quantization, with columns in an order of their own.
+    Ordered(OrderedWeight),
 }
 
 impl Weight {
@@ -45,6 +59,8 @@ impl Weight {
         match self {
             Self::Dense(w) => WeightFormat::Dense(w.dtype()),
             Self::Affine(w) => WeightFormat::Affine(w.format()),
+            Self::Table(w) => WeightFormat::Table(w.format()),
+            Self::Ordered(w) => WeightFormat::Affine(w.inner().format()),
         }
     }
 
@@ -54,6 +70,8 @@ impl Weight {
         match self {
             Self::Dense(w) => w.bytes(),
             Self::Affine(w) => w.bytes(),
+            Self::Table(w) => w.bytes(),
+            Self::Ordered(w) => w.bytes(),
         }
     }
 
@@ -65,6 +83,8 @@ impl Weight {
         let part = match self {
             Self::Dense(w) => w.row_range(first, rows).map(Self::Dense),
             Self::Affine(w) => w.row_range(first, rows).map(Self::Affine),
+            Self::Table(w) => w.row_range(first, rows).map(Self::Table),
+            Self::Ordered(w) => w.row_range(first, rows).map(Self::Ordered),
         };
         let limit = self.rows() + 1;
         part.ok_or(TensorError::Index { op: "row_range", index: first + rows, limit })
@@ -78,6 +98,8 @@ impl Weight {
         let taken = match self {
             Self::Dense(w) => w.take_rows(rows).map(Self::Dense),
             Self::Affine(w) => w.take_rows(rows).map(Self::Affine),
+            Self::Table(w) => w.take_rows(rows).map(Self::Table),
+            Self::Ordered(w) => w.take_rows(rows).map(Self::Ordered),
         };
         let (index, limit) = (rows.iter().copied().max().unwrap_or(0), self.rows());
         taken.ok_or(TensorError::Index { op: "take_rows", index, limit })
@@ -91,7 +113,7 @@ impl Weight {
         let (rows, cols) = (self.rows(), self.cols());
         let dtype = match self.format() {
             WeightFormat::Dense(dtype) => dtype,
-            WeightFormat::Affine(_) => DType::F32,
+            _ => DType::F32,
         };
         let mut values = vec![0.0; dense::product("transposed weight", &[rows, cols])?];
         self.read_rows(0, &mut values);
@@ -108,6 +130,8 @@ impl Weight {
         match self {
             Self::Dense(w) => w,
             Self::Affine(w) => w,
+            Self::Table(w) => w,
+            Self::Ordered(w) => w,
         }
     }
 }

@@ -117,10 +117,10 @@ impl Checkpoint {
         &self.quantization
     }
 
-    /// Whether a tensor is there.
+    /// Whether a tensor is there, as floats or in any quantized form.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name) || self.blocks.contains_key(name)
+        self.tensors.contains_key(name) || self.blocks.contains_key(name) || self.has_coded(name)
     }
 
     /// Every tensor, by name.
@@ -223,7 +223,10 @@ impl Checkpoint {
         let name = format!("{prefix}.weight");
         if let Some(blocks) = self.blocks.get(&name) {
             self.use_tensor(&name);
-            return affine_blocks(name, blocks, rows, cols);
+            return stored_blocks(name, blocks, rows, cols);
+        }
+        if let Some(weight) = self.coded(prefix, rows, cols)? {
+            return Ok(weight);
         }
         if self.has(&format!("{prefix}.scales")) {
             return self.affine(prefix, &name, rows, cols).map(Weight::Affine);
@@ -305,7 +308,8 @@ impl Checkpoint {
     /// [`WeightsError::UnusedTensors`].
     pub fn expect_all_used(&self, known: impl Fn(&str) -> bool) -> Result<(), WeightsError> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let names = self.stored().map(|(name, _)| name);
+        let others = self.stored().filter(|(name, bytes)| !is_of_caches(name, bytes));
+        let names = others.map(|(name, _)| name);
         let names = names.filter(|n| !used.contains(*n) && !known(n));
         let unused: BTreeSet<_> = names.collect();
         match unused.first() {
@@ -316,7 +320,7 @@ impl Checkpoint {
         }
     }
 
-    fn raw(&self, name: &str) -> Result<&RawTensor, WeightsError> {
+    pub(crate) fn raw(&self, name: &str) -> Result<&RawTensor, WeightsError> {
         let missing = || WeightsError::MissingTensor { name: name.to_owned() };
         let raw = self.tensors.get(name).ok_or_else(missing)?;
         self.use_tensor(name);
@@ -328,14 +332,20 @@ impl Checkpoint {
     }
 }
 
-fn affine_blocks(
+/// Whether a tensor is a single scale for keys or values that a cache would hold in 8 bits; caches have their own.
+fn is_of_caches(name: &str, bytes: &Bytes) -> bool {
+    let named = [".k_scale", ".v_scale", ".q_scale"].iter().any(|scale| name.ends_with(scale));
+    named && bytes.len() <= size_of::<f32>()
+}
+
+fn stored_blocks(
     name: String,
     blocks: &BlockTensor,
     rows: &[usize],
     cols: usize,
 ) -> Result<Weight, WeightsError> {
     expect_shape(&name, &blocks.shape, &[rows, &[cols]].concat())?;
-    let weight = blocks.affine(rows.iter().product(), cols).map(Weight::Affine);
+    let weight = blocks.weight(rows.iter().product(), cols);
     // The pages of the file are not needed again.
     blocks.bytes.release();
     weight.map_err(|source| WeightsError::Tensor { name, source })

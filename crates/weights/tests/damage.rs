@@ -183,9 +183,9 @@ fn configs_that_are_none_are_reported() {
     let error = open(&[("model.safetensors", &weights)]).unwrap_err();
     assert!(matches!(&error, WeightsError::Io { path, .. } if path.ends_with("config.json")));
     assert!(matches!(open(&[("config.json", b"{}")]), Err(WeightsError::NoWeights { .. })));
-    let error = with(br#"{"quantization_config": {"quant_method": "awq", "bits": 4}}"#);
+    let error = with(br#"{"quantization_config": {"quant_method": "hqq", "nbits": 4}}"#);
     let error = error.unwrap_err();
-    assert!(matches!(&error, WeightsError::UnsupportedQuantization { method } if method == "awq"));
+    assert!(matches!(&error, WeightsError::UnsupportedQuantization { method } if method == "hqq"));
     // Scales, and no word on how many bits.
     let error = with(b"{}").unwrap().weight("q", 2, 64).unwrap_err();
     assert!(
@@ -198,7 +198,7 @@ fn configs_that_are_none_are_reported() {
 fn types_and_shapes_are_checked_by_name() {
     let mut tensors = small();
     tensors.push(("i.weight", "I64", &[1, 2], vec![0; 16]));
-    tensors.push(("f.weight", "F8_E4M3", &[1, 2], vec![0; 2]));
+    tensors.push(("f.weight", "F8_E5M2", &[1, 2], vec![0; 2]));
     tensors.push(("s.weight", "F32", &[1, 64], floats([0.0; 64])));
     tensors.push(("s.scales", "F32", &[1, 1], floats([0.0])));
     tensors.push(("s.biases", "F32", &[1, 1], floats([0.0])));

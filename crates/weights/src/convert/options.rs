@@ -1,7 +1,7 @@
 //! What to quantize, and how finely.
 
 use super::ConvertError;
-use taper_tensor::{AffineFormat, DType};
+use taper_tensor::{AffineFormat, DType, ScaleMethod};
 
 /// What becomes of matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +13,8 @@ pub enum TargetFormat {
     Dense(DType),
     /// Blocks of a GGUF file become the codes, scales and biases that Taper computes with when it
     /// serves the file. Q4_0 to Q8_0 keep their values; scales of Q4_K and Q5_K are rounded to f16,
-    /// and Q2_K, Q3_K and Q6_K become 8 bits in groups of 32. Floats stay floats.
+    /// and Q2_K, Q3_K and Q6_K become 8 bits in groups of 32. IQ4_NL and IQ4_XS become 8 bits, and
+    /// MXFP4 5, with scales in f16. Floats stay floats.
     Stored,
 }
 
@@ -28,6 +29,8 @@ pub struct ConvertOptions {
     pub high_bits: Option<u8>,
     /// Layers with a format of their own; where several match, the last one counts.
     pub overrides: Vec<Override>,
+    /// How the scales of matrices are chosen that are quantized.
+    pub method: ScaleMethod,
     /// A file is begun anew before it would grow beyond this.
     pub max_shard_bytes: u64,
 }
@@ -42,7 +45,8 @@ impl ConvertOptions {
     /// One target for every matrix, in files of 5 GiB.
     #[must_use]
     pub fn with_target(target: TargetFormat) -> Self {
-        Self { target, high_bits: None, overrides: Vec::new(), max_shard_bytes: 5 << 30 }
+        let (high_bits, overrides, method) = (None, Vec::new(), ScaleMethod::Range);
+        Self { target, high_bits, overrides, method, max_shard_bytes: 5 << 30 }
     }
 
     pub(super) fn check(&self) -> Result<(), ConvertError> {
