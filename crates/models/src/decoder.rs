@@ -52,7 +52,7 @@ impl Decoder {
         // Before the layers: while a matrix is repacked it is in memory twice, and this is the largest.
         let head = head(&spec, weights, &names.head, &embed, options)?;
         let mut ids = StateIds::default();
-        let layer = |(i, &layer): (usize, &LayerSpec)| {
+        let layer = |(i, layer): (usize, &LayerSpec)| {
             let at = format!("{prefix}{}.{i}", top.layers);
             Layer::load(&spec, layer, &mut ids, weights, &at, options)
         };

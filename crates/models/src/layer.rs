@@ -25,7 +25,7 @@ impl Layer {
     /// The layer below `at`, where and as it will run.
     pub(crate) fn load(
         spec: &Spec,
-        layer: LayerSpec,
+        layer: &LayerSpec,
         ids: &mut StateIds,
         weights: Source<'_>,
         at: &str,

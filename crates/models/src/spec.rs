@@ -65,6 +65,12 @@ pub(crate) struct Spec {
     pub(crate) attn_soft_cap: Option<f32>,
     /// A learned score without a value in every head's softmax (gpt-oss).
     pub(crate) attn_sinks: bool,
+    /// The same, in layers with a window only (MiMo V2 Flash).
+    pub(crate) window_sinks: bool,
+    /// Elements of a head of values, where they are fewer than [`Spec::head_dim`]. The cache keeps zeros after them.
+    pub(crate) value_dim: Option<usize>,
+    /// Values are multiplied by it.
+    pub(crate) value_scale: Option<f32>,
     pub(crate) logit_soft_cap: Option<f32>,
     pub(crate) embed_scale: Option<f32>,
     /// What attention and feed-forward give is multiplied by it before the residual sum (Granite).
@@ -115,6 +121,7 @@ pub(crate) struct LayerSpec {
 }
 
 /// A layer's feed-forward.
+#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum MlpSpec {
     /// The layer ends with its mixer.
@@ -213,6 +220,9 @@ pub(crate) struct AttentionSpec {
     pub(crate) q_scale: Option<PositionScale>,
     /// Query heads, where a layer has not as many as [`Spec::heads`] says.
     pub(crate) heads: Option<usize>,
+    /// Stored heads of keys and values, where they are fewer than [`Spec::kv_heads`]: each is as many of those as it
+    /// must be.
+    pub(crate) stored_kv_heads: Option<usize>,
 }
 
 /// Queries of far positions are multiplied with `1 + beta * ln(1 + floor((position + offset) / every))` (Llama 4).
@@ -232,7 +242,14 @@ impl PositionScale {
 impl MixerSpec {
     /// Attention, and nothing special.
     pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
-        Self::Attention(AttentionSpec { rope, window, q_scale: None, heads: None })
+        Self::Attention(AttentionSpec::new(rope, window))
+    }
+}
+
+impl AttentionSpec {
+    /// Attention, and nothing special.
+    pub(crate) fn new(rope: Option<usize>, window: Option<usize>) -> Self {
+        Self { rope, window, q_scale: None, heads: None, stored_kv_heads: None }
     }
 
     /// Whether it keeps keys and values.

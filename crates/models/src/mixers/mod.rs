@@ -84,7 +84,7 @@ pub(crate) struct StateIds {
 /// Loads a layer's mixer, below `at`, where and as it will run; `None` of a layer without one.
 pub(crate) fn load(
     spec: &Spec,
-    layer: LayerSpec,
+    layer: &LayerSpec,
     ids: &mut StateIds,
     weights: Source<'_>,
     at: &str,
