@@ -97,7 +97,8 @@ impl Spec {
                 // Their result is added to what they read.
                 MlpSpec::Experts(experts) => {
                     let alone = self.norms.after_mlp.is_none() && self.branch_scale.is_none();
-                    experts.shared.is_none() && experts.route.is_plain() && alone
+                    let whole = experts.scale == 1.0 && experts.limits == [None; 2];
+                    experts.shared.is_none() && experts.route.is_plain() && alone && whole
                 }
             };
             mixer && mlp
@@ -107,6 +108,8 @@ impl Spec {
             && self.gated_mlp
             && !self.parallel
             && self.attention_gate.is_none()
+            && self.value_dim.is_none()
+            && self.value_scale.is_none()
             && self.layers.iter().all(layer)
     }
 }
