@@ -247,13 +247,6 @@ impl MixerSpec {
     pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
         Self::Attention(AttentionSpec::new(rope, window))
     }
-}
-
-impl AttentionSpec {
-    /// Attention, and nothing special.
-    pub(crate) fn new(rope: Option<usize>, window: Option<usize>) -> Self {
-        Self { rope, window, q_scale: None, heads: None, stored_kv_heads: None }
-    }
 
     /// Whether it keeps keys and values.
     pub(crate) fn attends(&self) -> bool {
@@ -271,6 +264,13 @@ impl AttentionSpec {
             Self::Griffin(own) => vec![own.conv().state_len(), own.shape.width()],
             Self::Beside(both) => vec![both.mamba.shape.state_len()],
         }
+    }
+}
+
+impl AttentionSpec {
+    /// Attention, and nothing special.
+    pub(crate) fn new(rope: Option<usize>, window: Option<usize>) -> Self {
+        Self { rope, window, q_scale: None, heads: None, stored_kv_heads: None }
     }
 }
 
