@@ -68,6 +68,12 @@ pub(crate) struct Spec {
     pub(crate) attn_soft_cap: Option<f32>,
     /// A learned score without a value in every head's softmax (gpt-oss).
     pub(crate) attn_sinks: bool,
+    /// The same, in layers with a window only (MiMo V2 Flash).
+    pub(crate) window_sinks: bool,
+    /// Elements of a head of values, where they are fewer than [`Spec::head_dim`]. The cache keeps zeros after them.
+    pub(crate) value_dim: Option<usize>,
+    /// Values are multiplied by it.
+    pub(crate) value_scale: Option<f32>,
     pub(crate) logit_soft_cap: Option<f32>,
     pub(crate) embed_scale: Option<f32>,
     /// What attention and feed-forward give is multiplied by it before the residual sum (Granite).
@@ -112,7 +118,8 @@ impl Spec {
                 // Their result is added to what they read.
                 MlpSpec::Experts(experts) => {
                     let alone = self.norms.after_mlp.is_none() && self.branch_scale.is_none();
-                    experts.shared.is_none() && experts.route.is_plain() && alone
+                    let whole = experts.scale == 1.0 && experts.limits == [None; 2];
+                    experts.shared.is_none() && experts.route.is_plain() && alone && whole
                 }
             };
             mixer && mlp
@@ -122,6 +129,8 @@ impl Spec {
             && self.gated_mlp
             && !self.parallel
             && self.attention_gate.is_none()
+            && self.value_dim.is_none()
+            && self.value_scale.is_none()
             && self.layers.iter().all(layer)
     }
 }
@@ -136,6 +145,7 @@ pub(crate) struct LayerSpec {
 }
 
 /// A layer's feed-forward.
+#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum MlpSpec {
     /// The layer ends with its mixer.
@@ -296,6 +306,9 @@ pub(crate) struct AttentionSpec {
     pub(crate) q_scale: Option<PositionScale>,
     /// Query heads, where a layer has not as many as [`Spec::heads`] says.
     pub(crate) heads: Option<usize>,
+    /// Stored heads of keys and values, where they are fewer than [`Spec::kv_heads`]: each is as many of those as it
+    /// must be.
+    pub(crate) stored_kv_heads: Option<usize>,
 }
 
 /// Attention whose layers differ in their heads (Gemma 4).
@@ -359,7 +372,7 @@ impl MixerSpec {
 
     /// Attention, and nothing special.
     pub(crate) fn attention(rope: Option<usize>, window: Option<usize>) -> Self {
-        Self::Attention(AttentionSpec { rope, window, q_scale: None, heads: None })
+        Self::Attention(AttentionSpec::new(rope, window))
     }
 
     /// Whether it keeps keys and values.
@@ -378,6 +391,13 @@ impl MixerSpec {
             Self::Griffin(own) => vec![own.conv().state_len(), own.shape.width()],
             Self::Beside(both) => vec![both.mamba.shape.state_len()],
         }
+    }
+}
+
+impl AttentionSpec {
+    /// Attention, and nothing special.
+    pub(crate) fn new(rope: Option<usize>, window: Option<usize>) -> Self {
+        Self { rope, window, q_scale: None, heads: None, stored_kv_heads: None }
     }
 }
 

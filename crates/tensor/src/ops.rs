@@ -165,6 +165,30 @@ fn both_dims(op: &'static str, x: &Tensor, y: &Tensor) -> Result<[(usize, usize)
     Ok([host::dims2(op, x)?, host::dims2(op, y)?])
 }
 
+/// Rows of heads of another size, on the host: the first elements of each, or all and zeros after them.
+///
+/// # Shapes
+/// `x [t, heads * from]` -> `[t, heads * to]`.
+///
+/// # Errors
+/// Another shape or type, or a tensor on a GPU.
+pub fn resize_heads(x: &Tensor, from: usize, to: usize) -> Result<Tensor> {
+    let (t, n) = host::dims2("resize_heads", x)?;
+    on_host("resize_heads", &[x])?;
+    if from == 0 || to == 0 || !n.is_multiple_of(from) {
+        return Err(TensorError::shape("resize_heads", format!("[{t}, heads * {from}]"), x.dims()));
+    }
+    let kept = from.min(to);
+    let resized = |x: &[f32]| {
+        let mut out = vec![0.0; x.len() / from * to];
+        for (to, from) in out.chunks_exact_mut(to).zip(x.chunks_exact(from)) {
+            to[..kept].copy_from_slice(&from[..kept]);
+        }
+        out
+    };
+    Tensor::from_vec(host::read(x, resized)?, &[t, n / from * to])
+}
+
 /// Two halves of every head's row, each with its heads side by side, on the host.
 ///
 /// # Shapes
@@ -388,6 +412,10 @@ mod tests {
         assert_eq!(read(&left), [0.0, 1.0, 4.0, 5.0]);
         assert_eq!(read(&right), [2.0, 3.0, 6.0, 7.0]);
         assert!(split_heads(&x, 3).is_err());
+        let wide = resize_heads(&right, 2, 3).unwrap();
+        assert_eq!(read(&wide), [2.0, 3.0, 0.0, 6.0, 7.0, 0.0]);
+        assert_eq!(read(&resize_heads(&wide, 3, 1).unwrap()), [2.0, 6.0]);
+        assert!(resize_heads(&x, 3, 1).is_err());
         let zero = Tensor::from_vec(vec![0.0; 4], &[1, 4]).unwrap();
         assert_eq!(read(&mul_sigmoid(&right, &zero).unwrap()), [1.0, 1.5, 3.0, 3.5]);
         let three = Tensor::from_vec(vec![0.0; 3], &[1, 3]).unwrap();

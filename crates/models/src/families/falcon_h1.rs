@@ -132,7 +132,7 @@ pub(super) fn falcon_h1(config: &Value, options: LoadOptions<'_>) -> Result<Spec
     // What multiplies the rows that attention reads multiplies queries, keys and values.
     spec.attn_scale *= own.key_multiplier.unwrap_or(1.0) * before * before;
     let both = BesideSpec {
-        attention: AttentionSpec { rope: Some(0), window: None, q_scale: None, heads: None },
+        attention: AttentionSpec::new(Some(0), None),
         attention_scale: own.attention_out_multiplier.unwrap_or(1.0) * before,
         mamba: own.mamba(config, spec.hidden)?,
         mamba_scale: own.ssm_out_multiplier.unwrap_or(1.0),

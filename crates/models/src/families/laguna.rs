@@ -62,7 +62,7 @@ pub(super) fn laguna(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
         let slides = config::slides(FAMILY, own.layer_types.as_deref(), i, false)?;
         let rope = if slides { LOCAL } else { 0 };
         let (window, heads) = (window.filter(|_| slides), own.heads(&shape, i)?);
-        let attention = AttentionSpec { rope: Some(rope), window, q_scale: None, heads };
+        let attention = AttentionSpec { heads, ..AttentionSpec::new(Some(rope), window) };
         layer.mixer = MixerSpec::Attention(attention);
         if routed::sparse(FAMILY, own.mlp_layer_types.as_deref(), i, i > 0)? {
             layer.mlp = MlpSpec::Experts(experts);

@@ -66,7 +66,7 @@ pub(super) fn llama4(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
             spec.max_positions = own.within_chunk(spec.max_positions)?;
         }
         let q_scale = far.filter(|_| rope.is_none());
-        let attention = AttentionSpec { rope, window: None, q_scale, heads: None };
+        let attention = AttentionSpec { q_scale, ..AttentionSpec::new(rope, None) };
         let sparse = match &own.moe_layers {
             Some(layers) => layers.contains(&i),
             None => (i + 1).is_multiple_of(step),

@@ -37,6 +37,7 @@ mod llama4;
 mod longcat;
 mod mamba;
 mod mellum;
+mod mimo_v2;
 mod minicpm;
 mod minimax;
 mod ministral3;
@@ -181,6 +182,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["mamba2"], "Mamba 2, Mamba-Codestral", false, mamba::mamba2),
     family(&["mellum"], "Mellum 2", false, mellum::mellum),
     family(&["mimo"], "MiMo 7B", false, llama::mimo),
+    family(&["mimo_v2_flash"], "MiMo V2 Flash", false, mimo_v2::mimo_v2_flash),
     family(&["minicpm"], "MiniCPM 1, 2", false, minicpm::minicpm),
     family(&["minicpm3"], "MiniCPM 3", false, deepseek::minicpm3),
     family(&["minimax"], "MiniMax M2 as it was first published", false, minimax::minimax),
@@ -482,6 +484,9 @@ fn common(
         attn_scale: (shape.head_dim() as f32).powf(-0.5),
         attn_soft_cap: None,
         attn_sinks: false,
+        window_sinks: false,
+        value_dim: None,
+        value_scale: None,
         logit_soft_cap: None,
         embed_scale: None,
         branch_scale: None,

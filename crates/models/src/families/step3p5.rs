@@ -97,12 +97,10 @@ pub(super) fn step3p5(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
             spec.ropes.len() - 1
         });
         let heads = own.attention_other_setting.as_ref().filter(|_| slides);
-        layer.mixer = MixerSpec::Attention(AttentionSpec {
-            rope: Some(rope),
-            window: own.sliding_window.or(Some(512)).filter(|_| slides),
-            q_scale: None,
-            heads: heads.map(|other| other.num_attention_heads),
-        });
+        let heads = heads.map(|other| other.num_attention_heads);
+        let window = own.sliding_window.or(Some(512)).filter(|_| slides);
+        let attention = AttentionSpec { heads, ..AttentionSpec::new(Some(rope), window) };
+        layer.mixer = MixerSpec::Attention(attention);
         let limits = [&own.swiglu_limits, &own.swiglu_limits_shared];
         let limits =
             limits.map(|list| list.as_ref()?.get(i).copied()?.filter(|&limit| limit > 0.0));

@@ -39,13 +39,16 @@ impl Attention {
         at: &str,
     ) -> Result<Self, ModelError> {
         let heads = spec.heads.unwrap_or(model.heads);
-        let (q, kv) = (heads * model.head_dim, model.kv_heads * model.head_dim);
+        let kv_heads = spec.stored_kv_heads.unwrap_or(model.kv_heads);
+        let value_dim = model.value_dim.unwrap_or(model.head_dim);
+        let (q, kv) = (heads * model.head_dim, kv_heads * model.head_dim);
         let attn = format!("{at}.self_attn");
-        let sinks = model.attn_sinks.then(|| weights.vector(&format!("{attn}.sinks"), heads));
+        let has_sinks = model.attn_sinks || (model.window_sinks && spec.window.is_some());
+        let sinks = has_sinks.then(|| weights.vector(&format!("{attn}.sinks"), heads));
         // The gate's rows are beside the query's, head by head.
         let beside = model.attention_gate == Some(AttentionGate::InQuery);
         let q_rows = if beside { 2 * q } else { q };
-        let names = [("q_proj", q_rows), ("k_proj", kv), ("v_proj", kv)];
+        let names = [("q_proj", q_rows), ("k_proj", kv), ("v_proj", kv_heads * value_dim)];
         let qkv = match model.fused_qkv {
             Some(FusedQkv::Groups) => grouped(model, weights, &attn)?,
             other => {
@@ -61,6 +64,13 @@ impl Attention {
         let (q_proj, k_proj) = match &order {
             Some(order) => (sorted(&q_proj, order)?, sorted(&k_proj, order)?),
             None => (q_proj, k_proj),
+        };
+        let (k_proj, v_proj) = match model.kv_heads / kv_heads.max(1) {
+            1 => (k_proj, v_proj),
+            times => {
+                let k_proj = repeated(&k_proj, model.head_dim, times)?;
+                (k_proj, repeated(&v_proj, value_dim, times)?)
+            }
         };
         let gate_rows = match model.attention_gate {
             Some(AttentionGate::Projected | AttentionGate::Softplus) => Some(q),
@@ -86,7 +96,12 @@ impl Attention {
             sinks: sinks.transpose()?,
             out_norm: out_norm.transpose()?,
             gate: gate_rows.map(gate).transpose()?,
-            out: weights.linear(&format!("{attn}.o_proj"), q, model.hidden, model.out_bias)?,
+            out: weights.linear(
+                &format!("{attn}.o_proj"),
+                heads * value_dim,
+                model.hidden,
+                model.out_bias,
+            )?,
         })
     }
 
@@ -186,6 +201,14 @@ pub(super) fn sorted(map: &Linear, order: &[usize]) -> Result<Linear, ModelError
     Ok(map.take_outputs(&rows)?)
 }
 
+/// A map with every head's rows so many times, one after the other.
+fn repeated(map: &Linear, head_dim: usize, times: usize) -> Result<Linear, ModelError> {
+    let heads = (0..map.out_features()).step_by(head_dim.max(1));
+    let head = |first| std::iter::repeat_n(first..first + head_dim, times).flatten();
+    let rows: Vec<_> = heads.flat_map(head).collect();
+    Ok(map.take_outputs(&rows)?)
+}
+
 impl Mixer for Attention {
     fn mix(
         &self,
@@ -194,7 +217,13 @@ impl Mixer for Attention {
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError> {
         let (model, t, d) = (step.spec, input.x.dims()[0], step.spec.head_dim);
-        let ([mut q, mut k, v], gate) = self.project(input, step)?;
+        let ([mut q, mut k, mut v], gate) = self.project(input, step)?;
+        if let Some(scale) = model.value_scale {
+            v = ops::scale(&v, scale)?;
+        }
+        if let Some(n) = model.value_dim {
+            v = ops::resize_heads(&v, n, d)?;
+        }
         let mut rope = self.spec.rope.map(|rope| &step.ropes[rope]);
         let mut norms = self.qk_norm.as_ref().map(|(q, k)| (q, k));
         match (model.qk_norm, norms) {
@@ -210,7 +239,8 @@ impl Mixer for Attention {
             }
             _ => {}
         }
-        let alone = step.whole && gate.is_none() && self.out_norm.is_none();
+        let plain = gate.is_none() && self.out_norm.is_none() && model.value_dim.is_none();
+        let alone = step.whole && plain;
         let next = alone.then_some(&self.out);
         let rows = Projected { q: &q, k: &k, v: &v, head_dim: d, norms, rope, next };
         let params = AttnParams {
@@ -225,6 +255,10 @@ impl Mixer for Attention {
         };
         let heads = self.spec.heads.unwrap_or(model.heads);
         let attended = state.attend(self.id, &rows, &params)?.reshape(&[t, heads * d])?;
+        let attended = match model.value_dim {
+            Some(n) => ops::resize_heads(&attended, d, n)?,
+            None => attended,
+        };
         let softplus = matches!(
             model.attention_gate,
             Some(AttentionGate::Softplus | AttentionGate::SoftplusHead)
