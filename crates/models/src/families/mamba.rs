@@ -25,7 +25,7 @@ const TOP: TopNames = TopNames {
     norm: "norm_f",
 };
 /// Tokens of a sequence where nothing is said of them: states do not grow.
-const POSITIONS: usize = 1 << 20;
+const POSITIONS: usize = 1 << 18;
 
 /// Elements that time steps are projected from: a number, or a sixteenth of the hidden size.
 pub(super) fn rank(
@@ -77,7 +77,7 @@ fn only(
     if let Some(fields) = config.as_object_mut() {
         let eps = fields.get("layer_norm_epsilon").cloned().unwrap_or(Value::Null);
         fields.insert("rms_norm_eps".to_owned(), eps);
-        // Nothing attends: one small head says so.
+        // Nothing attends: what is said of heads is of no account.
         for name in ["num_attention_heads", "num_key_value_heads", "intermediate_size"] {
             fields.insert(name.to_owned(), 1.into());
         }
@@ -85,7 +85,7 @@ fn only(
     }
     let own: Own = config::parse(family, &config)?;
     if let Some(fields) = config.as_object_mut() {
-        fields.insert("head_dim".to_owned(), 2.into());
+        fields.insert("head_dim".to_owned(), 128.into());
     }
     let shape: Shape = config::parse(family, &config)?;
     let mut spec = common(family, &shape, &RopeConfig::default(), options)?;

@@ -59,6 +59,7 @@ pub(crate) struct GatedDeltaNet {
 
 /// What gives queries, keys and values, the output's gate, and what is written and kept.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 enum Projections {
     /// Queries, keys and values in one.
     Joined(LinearGroup<4>),

@@ -186,7 +186,7 @@ impl Mamba2 {
         let times = columns(width - self.shape.heads..width);
         let mut out = vec![0.0; t * inner];
         over(&mut |segments| self.run((&convolved, &times), segments, &mut out))?;
-        let out = self.gate(&columns(0..inner).to_vec(), out);
+        let out = self.gate(&columns(0..inner).to_vec(), &out);
         Ok(Tensor::from_vec(out, &[t, inner])?)
     }
 
@@ -231,9 +231,9 @@ impl Mamba2 {
     }
 
     /// The gate and the norm of outputs.
-    fn gate(&self, z: &[f32], out: Vec<f32>) -> Vec<f32> {
+    fn gate(&self, z: &[f32], out: &[f32]) -> Vec<f32> {
         let Some(GatedNorm { gains, eps, before_gate }) = &self.norm else {
-            return gated(Activation::Silu, z, &out);
+            return gated(Activation::Silu, z, out);
         };
         let norm = |x: &[f32]| {
             let mut normed = rms_norm(x, &self.ones, *eps);
@@ -242,8 +242,8 @@ impl Mamba2 {
             normed
         };
         match before_gate {
-            true => gated(Activation::Silu, z, &norm(&out)),
-            false => norm(&gated(Activation::Silu, z, &out)),
+            true => gated(Activation::Silu, z, &norm(out)),
+            false => norm(&gated(Activation::Silu, z, out)),
         }
     }
 }

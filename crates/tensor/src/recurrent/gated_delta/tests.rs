@@ -136,21 +136,23 @@ fn chunked(tokens: &[Token], value_dim: usize) -> Vec<f64> {
             };
             let own = (0..value_dim).map(value).collect();
             written.push(own);
-            for d in 0..value_dim {
-                let own = (0..=i).map(|j| seen(&token.q, i, &chunk[j].k, j) * written[j][d]);
-                out.push(held(&token.q, i, d) + own.sum::<f64>());
-            }
+            out.extend((0..value_dim).map(|d| {
+                let own = written.iter().enumerate();
+                let own = own.map(|(j, w)| seen(&token.q, i, &chunk[j].k, j) * w[d]);
+                held(&token.q, i, d) + own.sum::<f64>()
+            }));
         }
         let last = chunk.len() - 1;
         let mut next = vec![0.0; state.len()];
-        for c in 0..key_dim {
+        for (c, all) in sums[last].iter().enumerate() {
             for d in 0..value_dim {
-                let own =
-                    chunk.iter().zip(&written).enumerate().map(|(j, (token, w))| {
-                        token.k[c] * (sums[last][c] - sums[j][c]).exp() * w[d]
-                    });
+                let own = chunk
+                    .iter()
+                    .zip(&written)
+                    .enumerate()
+                    .map(|(j, (token, w))| token.k[c] * (all - sums[j][c]).exp() * w[d]);
                 let at = c * value_dim + d;
-                next[at] = sums[last][c].exp() * state[at] + own.sum::<f64>();
+                next[at] = all.exp() * state[at] + own.sum::<f64>();
             }
         }
         state = next;

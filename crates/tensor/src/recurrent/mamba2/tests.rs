@@ -128,7 +128,7 @@ fn norms_are_over_groups_before_or_after_the_gate() {
     let silu = |z: f32| z / (1.0 + (-z).exp());
     let gains = noise(SHAPE.inner(), 6);
     for before in [false, true] {
-        let got = layer(before).gate(&z, y.clone());
+        let got = layer(before).gate(&z, &y);
         let gate = |i: usize| if before { 1.0 } else { silu(z[i]) };
         let (size, mut want) = (SHAPE.inner() / SHAPE.groups, Vec::new());
         for i in 0..SHAPE.inner() {
