@@ -75,6 +75,18 @@ pub enum TensorError {
         /// Weights a row.
         row: usize,
     },
+    /// Table codes that no kernel handles.
+    #[error(
+        "table codes of {bits} bits with groups of {group} over rows of {row} are not supported"
+    )]
+    UnsupportedTable {
+        /// Bits a weight.
+        bits: u8,
+        /// Weights a scale.
+        group: usize,
+        /// Weights a row.
+        row: usize,
+    },
     /// The tensor is not where the operation runs.
     #[error("{op}: no kernel for device {device}")]
     Device {

@@ -2,10 +2,12 @@
 
 mod affine;
 mod dense;
+mod table;
 
 pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
 pub use dense::{DenseWeight, read_floats};
 pub(crate) use dense::{FloatBytes, product};
+pub use table::{E2M1, TableFormat, TableScales, TableWeight, e4m3, e8m0};
 
 use crate::{Bytes, DType, Floats, Result, RowSource, TensorError};
 use half::{bf16, f16};
@@ -18,6 +20,8 @@ pub enum WeightFormat {
     Dense(DType),
     /// MLX affine quantization.
     Affine(AffineFormat),
+    /// Entries of a table times scales.
+    Table(TableFormat),
 }
 
 impl fmt::Display for WeightFormat {
@@ -25,6 +29,7 @@ impl fmt::Display for WeightFormat {
         match self {
             Self::Dense(dtype) => write!(f, "{}", dtype.as_str()),
             Self::Affine(a) => write!(f, "{}-bit, group {}", a.bits, a.group),
+            Self::Table(t) => f.write_str(t.name),
         }
     }
 }
@@ -36,6 +41,8 @@ pub enum Weight {
     Dense(DenseWeight),
     /// MLX affine quantization.
     Affine(AffineWeight),
+    /// Entries of a table times scales.
+    Table(TableWeight),
 }
 
 impl Weight {
@@ -45,6 +52,7 @@ impl Weight {
         match self {
             Self::Dense(w) => WeightFormat::Dense(w.dtype()),
             Self::Affine(w) => WeightFormat::Affine(w.format()),
+            Self::Table(w) => WeightFormat::Table(w.format()),
         }
     }
 
@@ -54,6 +62,7 @@ impl Weight {
         match self {
             Self::Dense(w) => w.bytes(),
             Self::Affine(w) => w.bytes(),
+            Self::Table(w) => w.bytes(),
         }
     }
 
@@ -65,6 +74,7 @@ impl Weight {
         let part = match self {
             Self::Dense(w) => w.row_range(first, rows).map(Self::Dense),
             Self::Affine(w) => w.row_range(first, rows).map(Self::Affine),
+            Self::Table(w) => w.row_range(first, rows).map(Self::Table),
         };
         let limit = self.rows() + 1;
         part.ok_or(TensorError::Index { op: "row_range", index: first + rows, limit })
@@ -108,6 +118,7 @@ impl Weight {
         match self {
             Self::Dense(w) => w,
             Self::Affine(w) => w,
+            Self::Table(w) => w,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation, pool,
     tensor::GpuTensor,
 };
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 params!(
     /// Parameters of `matvec_*`.
@@ -92,6 +92,9 @@ impl GpuWeight {
     /// # Errors
     /// There is no room, or no kernel for rows of this length.
     pub(crate) fn stack(gpu: &Gpu, weights: &[&Weight], exact: bool) -> Result<Option<Self>> {
+        // No kernel here reads table codes.
+        let plain: Vec<_> = weights.iter().map(|w| plain(w, exact)).collect::<Result<_>>()?;
+        let weights: &[&Weight] = &plain.iter().map(|w| &**w).collect::<Vec<_>>();
         let Some(&first) = weights.first() else { return Ok(None) };
         let (format, scale_type) = (first.format(), scale_type(first));
         use crate::cpu::RowSource;
@@ -161,7 +164,7 @@ impl GpuWeight {
     fn row_bytes(&self, side: usize) -> usize {
         match (self.format, side) {
             (WeightFormat::Dense(dtype), 0) => self.cols * dtype.size_in_bytes(),
-            (WeightFormat::Dense(_), _) => 0,
+            (WeightFormat::Dense(_) | WeightFormat::Table(_), _) => 0,
             (WeightFormat::Affine(f), 0) => f.row_bytes(self.cols),
             (WeightFormat::Affine(f), _) => {
                 self.cols / f.group * if self.scale_type == 0 { 8 } else { 4 }
@@ -181,7 +184,7 @@ impl GpuWeight {
         match self.format {
             WeightFormat::Dense(DType::F32) => ("f32", 2),
             WeightFormat::Dense(DType::F16) => ("f16", 2),
-            WeightFormat::Dense(_) => ("bf16", 2),
+            WeightFormat::Dense(_) | WeightFormat::Table(_) => ("bf16", 2),
             WeightFormat::Affine(f) => match f.bits {
                 2 => ("q2", 8),
                 3 => ("q3", 8),
@@ -206,7 +209,7 @@ impl GpuWeight {
 
     pub(super) fn group_shift(&self) -> u32 {
         match self.format {
-            WeightFormat::Dense(_) => 0,
+            WeightFormat::Dense(_) | WeightFormat::Table(_) => 0,
             WeightFormat::Affine(f) => (f.group / CHUNK).trailing_zeros(),
         }
     }
@@ -414,6 +417,14 @@ fn together(data: &[u8], rows: usize, unit: usize) -> Vec<u8> {
     out
 }
 
+/// A matrix in a format that kernels read.
+fn plain<'a>(weight: &'a Weight, exact: bool) -> Result<Cow<'a, Weight>> {
+    match weight {
+        Weight::Table(w) => w.to_plain(exact).map(Cow::Owned),
+        _ => Ok(Cow::Borrowed(weight)),
+    }
+}
+
 /// Codes or floats as they are stored, and pairs of scale and bias.
 fn stored(weight: &Weight) -> [Option<Bytes>; 2] {
     match weight {
@@ -425,12 +436,13 @@ fn stored(weight: &Weight) -> [Option<Bytes>; 2] {
             let pairs = both.flat_map(|(s, b)| [s, b]).flatten().copied().collect();
             [Some(codes), Some(Bytes::from_vec(pairs))]
         }
+        Weight::Table(_) => [None, None],
     }
 }
 
 fn scale_type(weight: &Weight) -> u32 {
     match weight {
-        Weight::Dense(_) => 0,
+        Weight::Dense(_) | Weight::Table(_) => 0,
         Weight::Affine(w) => match w.scale_type() {
             DType::F16 => 1,
             DType::BF16 => 2,

@@ -1,0 +1,95 @@
+//! The same weights in formats that every kernel reads.
+
+use super::TableWeight;
+use crate::{
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Result, RowSource, Weight, pool,
+};
+use half::bf16;
+
+impl TableWeight {
+    /// The weights as integers with a scale and a bias, where that is exact: the table's entries are multiples
+    /// of a half, as those of MXFP4 are, and groups are of a length that [`AffineFormat`] has. Otherwise as
+    /// floats: `f32` if they are to be `exact`, or rounded to `bf16`.
+    ///
+    /// # Errors
+    /// The matrix is too large.
+    pub fn to_plain(&self, exact: bool) -> Result<Weight> {
+        match self.integers() {
+            Some((codes, low)) => self.to_affine(&codes, low).map(Weight::Affine),
+            None => self.to_dense(exact).map(Weight::Dense),
+        }
+    }
+
+    /// Twice each entry of the table less the least of these, and the least.
+    fn integers(&self) -> Option<([u8; 16], f32)> {
+        let table = <&[f32; 16]>::try_from(&*self.table).ok()?;
+        let group = self.format.group;
+        if !AffineFormat::GROUPS.contains(&group) || !self.cols.is_multiple_of(group) {
+            return None;
+        }
+        let twice = table.map(|t| 2.0 * t);
+        let low = twice.iter().copied().fold(f32::INFINITY, f32::min);
+        let whole = twice.iter().all(|t| t.fract() == 0.0 && t - low <= 255.0);
+        whole.then(|| (twice.map(|t| (t - low) as u8), low))
+    }
+
+    fn to_affine(&self, codes: &[u8; 16], low: f32) -> Result<AffineWeight> {
+        let bits = if codes.iter().all(|&c| c < 32) { 5 } else { 8 };
+        let format = AffineFormat { bits, group: self.format.group };
+        let (row_in, row_out) = (self.format.row_bytes(self.cols), format.row_bytes(self.cols));
+        let mut out = vec![0; self.rows * row_out];
+        let mut rows: Vec<_> = out.chunks_exact_mut(row_out.max(1)).collect();
+        pool::for_each(&mut rows, |r, out| {
+            let row = &self.codes.as_slice()[r * row_in..][..row_in];
+            pack(row, codes, usize::from(bits), out);
+        });
+        let mut scales = vec![0.0; self.rows * self.format.groups(self.cols)];
+        self.scales.read(0, &mut scales);
+        scales.iter_mut().for_each(|s| *s *= 0.5);
+        let biases: Vec<f32> = scales.iter().map(|s| low * s).collect();
+        let exact = |x: &f32| bf16::from_f32(*x).to_f32() == *x;
+        let narrow = scales.iter().chain(&biases).all(exact);
+        let side = |x: &[f32]| match narrow {
+            true => (DType::BF16, Bytes::from_vec(to_bf16(x))),
+            false => (DType::F32, Bytes::from_vec(x.iter().flat_map(|x| x.to_le_bytes()).collect())),
+        };
+        let (scales, biases) = (side(&scales), side(&biases));
+        AffineWeight::new(format, (self.rows, self.cols), Bytes::from_vec(out), scales, biases)
+    }
+
+    fn to_dense(&self, exact: bool) -> Result<DenseWeight> {
+        let dtype = if exact { DType::F32 } else { DType::BF16 };
+        let row = self.cols * dtype.size_in_bytes();
+        let mut out = vec![0; self.rows * row];
+        let mut rows: Vec<_> = out.chunks_exact_mut(row.max(1)).collect();
+        pool::for_each(&mut rows, |r, out| {
+            let mut values = vec![0.0; self.cols];
+            self.read_rows(r, &mut values);
+            match exact {
+                true => {
+                    for (o, v) in out.as_chunks_mut().0.iter_mut().zip(&values) {
+                        *o = v.to_le_bytes();
+                    }
+                }
+                false => out.copy_from_slice(&to_bf16(&values)),
+            }
+        });
+        DenseWeight::new((self.rows, self.cols), dtype, Bytes::from_vec(out))
+    }
+}
+
+fn to_bf16(x: &[f32]) -> Vec<u8> {
+    x.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect()
+}
+
+/// What halves of bytes stand for, as a stream of so many bits each, the low ones first.
+fn pack(row: &[u8], codes: &[u8; 16], bits: usize, out: &mut [u8]) {
+    // Four bytes are eight codes, as many bytes as a code has bits.
+    for (four, out) in row.chunks_exact(4).zip(out.chunks_exact_mut(bits)) {
+        let all = u32::from_le_bytes([four[0], four[1], four[2], four[3]]);
+        let word = (0..8).rev().fold(0u64, |word, i| {
+            word << bits | u64::from(codes[(all >> (4 * i) & 15) as usize])
+        });
+        out.copy_from_slice(&word.to_le_bytes()[..bits]);
+    }
+}
