@@ -7,7 +7,6 @@ use crate::{
     sizes::{count, human},
 };
 use anyhow::Result;
-use std::collections::BTreeMap;
 use taper::available_bytes;
 use taper_engine::{EngineConfig, KvBudget};
 use taper_models::{LoadOptions, ModelInfo};
@@ -84,18 +83,7 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
 
 /// "6-bit, group 64: 57 tensors; BF16: 33 tensors"
 fn formats(weights: &Checkpoint) -> String {
-    let mut counts = BTreeMap::<String, usize>::new();
-    for tensor in weights.list() {
-        let layer = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
-        let part = [".scales", ".biases"].iter().any(|s| tensor.name.ends_with(s));
-        let quantized = weights.has(&format!("{layer}.scales"));
-        let format = match weights.quantization().format(layer) {
-            _ if part && tensor.dtype != "U32" => continue,
-            Some(affine) if quantized => format!("{}-bit, group {}", affine.bits, affine.group),
-            _ => tensor.dtype,
-        };
-        *counts.entry(format).or_default() += 1;
-    }
+    let counts = weights.format_counts();
     let one = |(format, n): (&String, &usize)| format!("{format}: {}", count(*n, "tensor"));
     counts.iter().map(one).collect::<Vec<_>>().join("; ")
 }

@@ -117,10 +117,10 @@ impl Checkpoint {
         &self.quantization
     }
 
-    /// Whether a tensor is there.
+    /// Whether a tensor is there, as floats or in any quantized form.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name) || self.blocks.contains_key(name)
+        self.tensors.contains_key(name) || self.blocks.contains_key(name) || self.has_coded(name)
     }
 
     /// Every tensor, by name.
@@ -223,7 +223,10 @@ impl Checkpoint {
         let name = format!("{prefix}.weight");
         if let Some(blocks) = self.blocks.get(&name) {
             self.use_tensor(&name);
-            return affine_blocks(name, blocks, rows, cols);
+            return stored_blocks(name, blocks, rows, cols);
+        }
+        if let Some(weight) = self.coded(prefix, rows, cols)? {
+            return Ok(weight);
         }
         if self.has(&format!("{prefix}.scales")) {
             return self.affine(prefix, &name, rows, cols).map(Weight::Affine);
@@ -306,7 +309,7 @@ impl Checkpoint {
     pub fn expect_all_used(&self, known: impl Fn(&str) -> bool) -> Result<(), WeightsError> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let names = self.stored().map(|(name, _)| name);
-        let names = names.filter(|n| !used.contains(*n) && !known(n));
+        let names = names.filter(|n| !used.contains(*n) && !of_caches(n) && !known(n));
         let unused: BTreeSet<_> = names.collect();
         match unused.first() {
             None => Ok(()),
@@ -316,7 +319,7 @@ impl Checkpoint {
         }
     }
 
-    fn raw(&self, name: &str) -> Result<&RawTensor, WeightsError> {
+    pub(crate) fn raw(&self, name: &str) -> Result<&RawTensor, WeightsError> {
         let missing = || WeightsError::MissingTensor { name: name.to_owned() };
         let raw = self.tensors.get(name).ok_or_else(missing)?;
         self.use_tensor(name);
@@ -328,14 +331,19 @@ impl Checkpoint {
     }
 }
 
-fn affine_blocks(
+/// Scales for keys and values that a cache would hold in 8 bits.
+fn of_caches(name: &str) -> bool {
+    [".k_scale", ".v_scale", ".q_scale"].iter().any(|scale| name.ends_with(scale))
+}
+
+fn stored_blocks(
     name: String,
     blocks: &BlockTensor,
     rows: &[usize],
     cols: usize,
 ) -> Result<Weight, WeightsError> {
     expect_shape(&name, &blocks.shape, &[rows, &[cols]].concat())?;
-    let weight = blocks.affine(rows.iter().product(), cols).map(Weight::Affine);
+    let weight = blocks.weight(rows.iter().product(), cols);
     // The pages of the file are not needed again.
     blocks.bytes.release();
     weight.map_err(|source| WeightsError::Tensor { name, source })

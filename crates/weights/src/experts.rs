@@ -59,10 +59,11 @@ impl Checkpoint {
 
     /// Loads the experts of the maps `name`, `[count, in, out * parts]`, with biases `name_bias`,
     /// `[count, out * parts]`. Output columns interleave `parts` maps; this takes those at `part`,
-    /// as transformers stores the gate and up projections of gpt-oss.
+    /// as transformers stores the gate and up projections of gpt-oss. Or of `name_blocks` and `name_scales`,
+    /// MXFP4, as it is published.
     ///
     /// # Errors
-    /// As [`Self::weight`]; such tensors are never quantized.
+    /// As [`Self::weight`].
     pub fn transposed(
         &self,
         name: &str,
@@ -72,6 +73,12 @@ impl Checkpoint {
     ) -> Result<Vec<Linear>, WeightsError> {
         let width = outputs.saturating_mul(parts);
         let biases = self.biases(format!("{name}_bias"), count, width)?;
+        if self.has(&format!("{name}_blocks")) {
+            let shape = (inputs, outputs);
+            let weights = self.blocks_of_experts(name, count, shape, (part, parts))?;
+            let one = |(i, weight)| biases.of(i, count, (part, parts), Linear::new(weight));
+            return weights.into_iter().enumerate().map(one).collect();
+        }
         let columns = Columns { first: part, step: parts, count: outputs };
         let maps = self.turned(name, count, (inputs, width), columns)?;
         let biased = |(i, map)| biases.of(i, count, (part, parts), map);

@@ -6,6 +6,7 @@ mod checkpoint;
 mod convert;
 mod error;
 mod experts;
+mod formats;
 mod gguf;
 mod json;
 mod quantization;

@@ -1,6 +1,9 @@
-//! The `quantization` section that mlx-lm writes into config.json.
+//! The quantization that `config.json` describes.
+
+mod method;
 
 use crate::WeightsError;
+use method::Method;
 use serde_json::Value;
 use std::collections::HashMap;
 use taper_tensor::AffineFormat;
@@ -12,28 +15,31 @@ use taper_tensor::AffineFormat;
 ///   "model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 6},
 ///   "lm_head": false}
 /// ```
+/// Where other tools have written the section, it says little that tensors do not say.
 #[derive(Debug, Clone, Default)]
 pub struct Quantization {
     default: Option<AffineFormat>,
-    layers: HashMap<String, AffineFormat>,
+    /// `None`: in another of MLX's modes, which scales show.
+    layers: HashMap<String, Option<AffineFormat>>,
+    method: Option<Method>,
 }
 
 impl Quantization {
     /// Reads `quantization`, or `quantization_config` where that is missing.
     ///
     /// # Errors
-    /// The section is malformed, or describes another method than MLX affine.
+    /// The section is malformed, or describes a method that is not read.
     pub fn from_config(config: &Value) -> Result<Self, WeightsError> {
-        let section = config.get("quantization").or_else(|| config.get("quantization_config"));
-        let Some(section) = section.filter(|s| !s.is_null()) else {
+        let places = ["/quantization", "/quantization_config", "/text_config/quantization_config"];
+        let mut sections = places.into_iter().filter_map(|place| config.pointer(place));
+        let Some(section) = sections.find(|s| !s.is_null()) else {
             return Ok(Self::default());
         };
         let bad =
             |layer: &str, reason| WeightsError::BadQuantization { layer: layer.into(), reason };
         let section = section.as_object().ok_or_else(|| bad("*", "is not an object"))?;
-        if let Some(method) = section.get("quant_method") {
-            let method = method.as_str().unwrap_or("unknown").to_owned();
-            return Err(WeightsError::UnsupportedQuantization { method });
+        if let Some(method) = Method::of(section)? {
+            return Ok(Self { method: Some(method), ..Self::default() });
         }
         let default = format_of("*", section)?;
         let mut layers = HashMap::new();
@@ -49,23 +55,27 @@ impl Quantization {
                 _ => return Err(bad(name, "is neither an object nor false")),
             }
         }
-        Ok(Self { default: Some(default), layers })
+        Ok(Self { default, layers, method: None })
     }
 
-    /// The format of a quantized layer, such as `model.layers.0.mlp.down_proj`.
+    /// The affine format of a quantized layer, such as `model.layers.0.mlp.down_proj`.
     #[must_use]
     pub fn format(&self, layer: &str) -> Option<AffineFormat> {
-        self.layers.get(layer).copied().or(self.default)
+        self.layers.get(layer).copied().unwrap_or(self.default)
     }
 }
 
 fn format_of(
     layer: &str,
     section: &serde_json::Map<String, Value>,
-) -> Result<AffineFormat, WeightsError> {
+) -> Result<Option<AffineFormat>, WeightsError> {
     let bad = |reason| WeightsError::BadQuantization { layer: layer.into(), reason };
-    if let Some(mode) = section.get("mode").and_then(Value::as_str).filter(|&m| m != "affine") {
-        return Err(WeightsError::UnsupportedQuantization { method: mode.to_owned() });
+    match section.get("mode").and_then(Value::as_str) {
+        None | Some("affine") => {}
+        Some("mxfp4" | "mxfp8" | "nvfp4") => return Ok(None),
+        Some(mode) => {
+            return Err(WeightsError::UnsupportedQuantization { method: mode.to_owned() });
+        }
     }
     let number = |key| section.get(key).and_then(Value::as_u64);
     let bits = number("bits").ok_or_else(|| bad("has no integer \"bits\""))?;
@@ -80,7 +90,7 @@ fn format_of(
     if !AffineFormat::GROUPS.contains(&format.group) {
         return Err(bad("\"group_size\" is none of 32, 64, 128"));
     }
-    Ok(format)
+    Ok(Some(format))
 }
 
 #[cfg(test)]
@@ -109,8 +119,8 @@ mod tests {
             let config = json!({ "quantization": q });
             Quantization::from_config(&config).unwrap_err().to_string()
         };
-        assert!(error(json!({"quant_method": "gptq", "bits": 4})).contains("gptq"));
-        assert!(error(json!({"mode": "mxfp4", "bits": 4, "group_size": 32})).contains("mxfp4"));
+        assert!(error(json!({"quant_method": "hqq", "bits": 4})).contains("hqq"));
+        assert!(error(json!({"mode": "mxfp3", "bits": 4, "group_size": 32})).contains("mxfp3"));
         assert!(error(json!({"bits": 7, "group_size": 64})).contains("bits"));
         assert!(error(json!({"bits": 4})).contains("group_size"));
         assert!(error(json!({"bits": 4, "group_size": 48})).contains("group_size"));

@@ -2,13 +2,19 @@
 //!
 //! Q4_0 to Q8_0 are exactly that, with 4, 5 or 8 bits. Q4_K and Q5_K are, but for scales that are
 //! products of two numbers, here rounded to halves. Q2_K, Q3_K and Q6_K have a scale for 16 weights;
-//! their groups become 8 bits with one scale of their own.
+//! their groups become 8 bits with one scale of their own. IQ4_NL, IQ4_XS and MXFP4 name the entries of a table
+//! ([`super::tables`]); where they have to be affine, those are their codes.
 
+use super::tables;
 use half::f16;
-use taper_tensor::{AffineFormat, AffineParts, AffineWeight, Bytes, DType, TensorError, pool};
+use taper_tensor::{
+    AffineFormat, AffineParts, AffineWeight, Bytes, DType, TensorError,
+    cpu::{E2M1, e8m0},
+    pool,
+};
 
 /// Weights of a group.
-const GROUP: usize = 32;
+pub(super) const GROUP: usize = 32;
 
 /// Weights `32 j` to `32 j + 31` of a block.
 type Fine = fn(&[u8], usize) -> [f32; GROUP];
@@ -27,6 +33,9 @@ pub(crate) enum BlockType {
     Q4_K,
     Q5_K,
     Q6_K,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
 }
 
 /// Codes with one scale and one bias.
@@ -51,6 +60,9 @@ impl BlockType {
             12 => Self::Q4_K,
             13 => Self::Q5_K,
             14 => Self::Q6_K,
+            20 => Self::IQ4_NL,
+            23 => Self::IQ4_XS,
+            39 => Self::MXFP4,
             _ => return None,
         })
     }
@@ -68,6 +80,9 @@ impl BlockType {
             Self::Q4_K => (256, 144),
             Self::Q5_K => (256, 176),
             Self::Q6_K => (256, 210),
+            Self::IQ4_NL => (32, 18),
+            Self::IQ4_XS => (256, 136),
+            Self::MXFP4 => (32, 17),
         }
     }
 
@@ -75,18 +90,21 @@ impl BlockType {
     pub(crate) fn format(self) -> AffineFormat {
         let bits = match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q4_K => 4,
-            Self::Q5_0 | Self::Q5_1 | Self::Q5_K => 5,
-            Self::Q8_0 | Self::Q2_K | Self::Q3_K | Self::Q6_K => 8,
+            Self::Q5_0 | Self::Q5_1 | Self::Q5_K | Self::MXFP4 => 5,
+            Self::Q8_0 | Self::Q2_K | Self::Q3_K | Self::Q6_K | Self::IQ4_NL | Self::IQ4_XS => 8,
         };
         AffineFormat { bits, group: GROUP }
     }
 
-    /// What reads weights `32 j` to `32 j + 31` of a block, where 16 of them share a scale.
+    /// What reads weights `32 j` to `32 j + 31` of a block, where they are not those of [`Self::groups`].
     fn fine(self) -> Option<Fine> {
         match self {
             Self::Q2_K => Some(seconds),
             Self::Q3_K => Some(thirds),
             Self::Q6_K => Some(sixths),
+            Self::IQ4_NL => Some(tables::uneven),
+            Self::IQ4_XS => Some(tables::uneven_scaled),
+            Self::MXFP4 => Some(tables::tiny),
             _ => None,
         }
     }
@@ -143,11 +161,28 @@ impl BlockType {
                 }
             }
             Self::Q6_K => (0..8).for_each(|j| each(eighths(sixths(b, j)))),
+            Self::IQ4_NL => each(named(nibbles(&b[2..]), tables::UNEVEN, half(b, 0))),
+            Self::IQ4_XS => (0..8).for_each(|j| {
+                let codes = nibbles(&b[8 + 16 * j..]);
+                each(named(codes, tables::UNEVEN, tables::scale_of(b, j)));
+            }),
+            // Twice the numbers are integers.
+            Self::MXFP4 => {
+                let twice = E2M1.map(|n| (2.0 * n) as i8);
+                each(named(nibbles(&b[1..]), twice, e8m0(b[0]) * 0.5));
+            }
         }
     }
 }
 
-fn half(b: &[u8], at: usize) -> f32 {
+/// Integers of a table as codes from its least on.
+fn named(codes: [u8; GROUP], table: [i8; 16], scale: f32) -> Group {
+    let least = table.into_iter().min().unwrap_or(0);
+    let code = |c: u8| table[usize::from(c)].abs_diff(least);
+    Group { codes: codes.map(code), scale, bias: f32::from(least) * scale }
+}
+
+pub(super) fn half(b: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
 }
 
@@ -157,7 +192,7 @@ fn centred(codes: [u8; GROUP], scale: f32, zero: f32) -> Group {
 }
 
 /// The low halves of 16 bytes, and then the high ones.
-fn nibbles(b: &[u8]) -> [u8; GROUP] {
+pub(super) fn nibbles(b: &[u8]) -> [u8; GROUP] {
     std::array::from_fn(|i| if i < 16 { b[i] & 15 } else { b[i - 16] >> 4 })
 }
 

@@ -8,6 +8,7 @@ mod config;
 mod error;
 mod file;
 mod names;
+mod tables;
 mod tokenizer;
 
 use crate::{
@@ -25,7 +26,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
 };
-use taper_tensor::{AffineParts, AffineWeight, Bytes, TensorError, pool};
+use taper_tensor::{AffineParts, Bytes, TensorError, Weight, pool};
 
 /// A matrix of ggml's blocks, by the name that Hugging Face has for it.
 #[derive(Debug, Clone)]
@@ -38,11 +39,15 @@ pub(crate) struct BlockTensor {
 
 impl BlockTensor {
     /// As a matrix of all rows.
-    pub(crate) fn affine(&self, rows: usize, cols: usize) -> Result<AffineWeight, TensorError> {
-        blocks::repack(self.kind, (rows, cols), &self.bytes, |r| self.changes.source(r))
+    pub(crate) fn weight(&self, rows: usize, cols: usize) -> Result<Weight, TensorError> {
+        let source = |r| self.changes.source(r);
+        match tables::read(self.kind, (rows, cols), &self.bytes, source)? {
+            Some(weight) => Ok(Weight::Table(weight)),
+            None => blocks::repack(self.kind, (rows, cols), &self.bytes, source).map(Weight::Affine),
+        }
     }
 
-    /// What [`Self::affine`] is made of.
+    /// The affine codes of [`Self::weight`], or what it becomes as such.
     pub(crate) fn parts(&self, rows: usize, cols: usize) -> Result<AffineParts, TensorError> {
         blocks::parts(self.kind, (rows, cols), &self.bytes, |r| self.changes.source(r))
     }
@@ -285,7 +290,7 @@ fn floats(entry: &Entry, file: &Bytes, changes: Changes) -> Result<RawTensor, Gg
         other => {
             return Err(GgufError::unsupported(format!(
                 "tensor {:?} has ggml's type {other}, which is not read; these are: F32, F16, BF16, \
-                 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K",
+                 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4",
                 entry.name
             )));
         }

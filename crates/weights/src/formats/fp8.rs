@@ -1,0 +1,66 @@
+//! Bytes of E4M3 with a scale for a block, a row, or all of a matrix: DeepSeek's and Qwen's FP8, that of
+//! compressed-tensors, and ModelOpt's.
+//!
+//! ```text
+//! weight            f8_e4m3 [out, in]
+//! weight_scale_inv  [ceil(out / block), ceil(in / block)]   multiplies, whatever its name says
+//! weight_scale      the same, [out], [out, 1] or one number
+//! ```
+//! Scales are floats, or bytes of E8M0.
+
+use super::{Asked, to_bytes};
+use crate::WeightsError;
+use safetensors::Dtype;
+use std::sync::Arc;
+use taper_tensor::{
+    DType, TableFormat, TableScales, TableWeight, Weight,
+    cpu::{e4m3, e8m0},
+};
+
+/// The numbers of E4M3 by their bytes.
+pub(super) fn numbers() -> Arc<[f32]> {
+    (0..=255).map(e4m3).collect()
+}
+
+pub(super) fn load(asked: Asked<'_>) -> Result<Weight, WeightsError> {
+    let shape @ (rows, cols) = asked.shape()?;
+    let whole = [asked.rows, &[cols]].concat();
+    let codes = asked.bytes("weight", (Dtype::F8_E4M3, "F8_E4M3"), &whole)?;
+    asked.skip(&["input_scale", "activation_scale", "input_activation_scale"]);
+    let part = ["weight_scale_inv", "weight_scale"].into_iter().find(|p| asked.maybe(p).is_some());
+    let part = part.ok_or_else(|| asked.bad("has weights of 8 bits and no scales"))?;
+    let raw = asked.tensor(part)?;
+    let scales: Vec<f32> = match raw.dtype {
+        Dtype::F8_E8M0 | Dtype::U8 => raw.bytes.as_slice().iter().map(|&b| e8m0(b)).collect(),
+        _ => asked.values(part, raw)?.1,
+    };
+    let (scales, group, name) = match raw.shape[..] {
+        _ if scales.len() == 1 => (vec![scales[0]; rows], cols, "fp8"),
+        [n] | [n, 1] if n == rows => (scales, cols, "fp8, a scale a row"),
+        [down, across] => {
+            let [high, wide] = block(asked, down, across)?;
+            let of = |r: usize| scales[r / high * across..][..across].iter().copied();
+            ((0..rows).flat_map(of).collect(), wide, "fp8, a scale a block")
+        }
+        _ => return Err(asked.bad("has scales of no shape that is known")),
+    };
+    let format = TableFormat { name, bits: 8, group };
+    let scales = TableScales::Floats(DType::F32, to_bytes(&scales));
+    asked.wrap(TableWeight::new(format, shape, codes, numbers(), scales)).map(Weight::Table)
+}
+
+/// Rows and columns of a block, of which there are so many down and across.
+fn block(asked: Asked<'_>, down: usize, across: usize) -> Result<[usize; 2], WeightsError> {
+    let (rows, cols) = asked.shape()?;
+    let said = asked.weights.quantization().block();
+    // Where config.json says nothing, blocks divide the matrix evenly.
+    let even = || [rows.checked_div(down), cols.checked_div(across)];
+    let [high, wide] = said.map_or_else(even, |block| block.map(Some));
+    let fits = |n: usize, count: usize, size: Option<usize>| {
+        size.filter(|&size| size > 0 && n.div_ceil(size) == count)
+    };
+    match (fits(rows, down, high), fits(cols, across, wide)) {
+        (Some(high), Some(wide)) => Ok([high, wide]),
+        _ => Err(asked.bad("has scales of another shape than its blocks")),
+    }
+}
