@@ -88,6 +88,7 @@ impl Weight {
         let taken = match self {
             Self::Dense(w) => w.take_rows(rows).map(Self::Dense),
             Self::Affine(w) => w.take_rows(rows).map(Self::Affine),
+            Self::Table(w) => w.take_rows(rows).map(Self::Table),
         };
         let (index, limit) = (rows.iter().copied().max().unwrap_or(0), self.rows());
         taken.ok_or(TensorError::Index { op: "take_rows", index, limit })

@@ -106,6 +106,16 @@ impl Scales {
         }
     }
 
+    /// Rows of `n` scales, copied in the order of their numbers.
+    fn take_rows(&self, n: usize, rows: &[usize]) -> Option<Self> {
+        Some(match self {
+            Self::Named(bytes, values) => {
+                Self::Named(bytes.take_rows(n, rows)?, Arc::clone(values))
+            }
+            Self::Floats(floats) => Self::Floats(floats.take_rows(n, rows)?),
+        })
+    }
+
     fn slice(&self, first: usize, n: usize) -> Option<Self> {
         Some(match self {
             Self::Named(bytes, values) => {
@@ -167,6 +177,16 @@ impl TableWeight {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.codes.len() + self.scales.bytes()) as u64
+    }
+
+    /// The rows of these numbers, copied; `None` when one is not there.
+    pub(crate) fn take_rows(&self, rows: &[usize]) -> Option<Self> {
+        Some(Self {
+            rows: rows.len(),
+            codes: self.codes.take_rows(self.format.row_bytes(self.cols), rows)?,
+            scales: self.scales.take_rows(self.format.groups(self.cols), rows)?,
+            ..self.clone()
+        })
     }
 
     /// Rows `range` as a matrix of its own, over the same memory.

@@ -1,8 +1,8 @@
 //! Numbers of four bits (E2M1) with scales of a byte: MXFP4, a power of two for 32 weights, and NVFP4, E4M3
 //! for 16; and MLX's MXFP8.
 //!
-//! All have the low half of a byte first. Where there is a scale for the whole tensor, MLX and ModelOpt
-//! multiply with it, and compressed-tensors divides by it.
+//! All have the low half of a byte first. Where there is a scale for the whole tensor, ModelOpt multiplies
+//! with it, compressed-tensors divides by it, and MLX has the tensor's largest weight there.
 
 use super::{Asked, fp8};
 use crate::WeightsError;
@@ -44,7 +44,8 @@ pub(super) fn mlx(asked: Asked<'_>) -> Result<Weight, WeightsError> {
     let values = match format == NVFP4 {
         true => {
             let whole = asked.maybe("global_scale").map(|_| asked.number("global_scale"));
-            let whole = whole.transpose()?.unwrap_or(1.0);
+            // The largest weight of the tensor, where its largest code and scale are these.
+            let whole = whole.transpose()?.map_or(1.0, |largest| largest / (6.0 * 448.0));
             small(|scale| scale * whole)
         }
         false => powers(),

@@ -76,6 +76,11 @@ fn parts_of_a_matrix_are_its_rows() {
     let weight = mxfp4(6, 64);
     let part = weight.row_range(2, 3).unwrap();
     assert_eq!(rows_of(&part), rows_of(&weight)[2 * 64..5 * 64]);
+    let taken = weight.take_rows(&[5, 0, 2]).unwrap();
+    let all = rows_of(&weight);
+    let want = [&all[5 * 64..], &all[..64], &all[2 * 64..3 * 64]].concat();
+    assert_eq!(rows_of(&taken), want);
+    assert!(weight.take_rows(&[6]).is_none());
     for (first, rows) in [(4, 3), (usize::MAX, 1), (1, usize::MAX), (1 << 63, 1 << 63)] {
         assert!(weight.row_range(first, rows).is_none(), "{rows} from {first}");
     }
