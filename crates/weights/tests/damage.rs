@@ -183,9 +183,9 @@ fn configs_that_are_none_are_reported() {
     let error = open(&[("model.safetensors", &weights)]).unwrap_err();
     assert!(matches!(&error, WeightsError::Io { path, .. } if path.ends_with("config.json")));
     assert!(matches!(open(&[("config.json", b"{}")]), Err(WeightsError::NoWeights { .. })));
-    let error = with(br#"{"quantization_config": {"quant_method": "awq", "bits": 4}}"#);
+    let error = with(br#"{"quantization_config": {"quant_method": "hqq", "nbits": 4}}"#);
     let error = error.unwrap_err();
-    assert!(matches!(&error, WeightsError::UnsupportedQuantization { method } if method == "awq"));
+    assert!(matches!(&error, WeightsError::UnsupportedQuantization { method } if method == "hqq"));
     // Scales, and no word on how many bits.
     let error = with(b"{}").unwrap().weight("q", 2, 64).unwrap_err();
     assert!(

@@ -24,7 +24,9 @@ pub(super) fn load(asked: Asked<'_>) -> Result<Weight, WeightsError> {
     let (rows, cols) = asked.shape()?;
     let group = asked.weights.quantization().awq_group().unwrap_or(cols).min(cols);
     if rows % 8 != 0 || cols % 32 != 0 || group == 0 || cols % group != 0 {
-        return Err(asked.bad("has a shape that words of eight outputs, or its groups, do not divide"));
+        return Err(
+            asked.bad("has a shape that words of eight outputs, or its groups, do not divide")
+        );
     }
     let groups = cols / group;
     let words = asked.bytes("qweight", INTS, &[cols, rows / 8])?;

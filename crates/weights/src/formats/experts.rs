@@ -53,7 +53,8 @@ impl Checkpoint {
             let shape = (outputs, inputs);
             asked.wrap(TableWeight::new(fp4::MXFP4, shape, codes, E2M1.into(), scales))
         };
-        let all: Result<_, _> = pool::map(count, |i| one(i).map(Weight::Table)).into_iter().collect();
+        let all: Result<_, _> =
+            pool::map(count, |i| one(i).map(Weight::Table)).into_iter().collect();
         // Both maps of a pair read these; what was read may go.
         if part + 1 == parts {
             codes.release();

@@ -4,8 +4,8 @@ use super::{Asked, to_bytes};
 use crate::WeightsError;
 use half::{bf16, f16};
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, TensorError, Weight,
-    cpu::unpack_affine, pool,
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, TensorError, Weight, cpu::unpack_affine,
+    pool,
 };
 
 /// Inputs of a multiple that the packed codes of a row must have.
@@ -85,7 +85,8 @@ impl Integers {
     }
 
     fn affine(self, (rows, cols): (usize, usize), own: usize) -> Result<AffineWeight, TensorError> {
-        let (per_row, format) = (self.groups.count(cols), AffineFormat { bits: self.bits, group: own });
+        let (per_row, format) =
+            (self.groups.count(cols), AffineFormat { bits: self.bits, group: own });
         // A larger group is several of the same scale.
         let spread = |x: Vec<f32>| -> Vec<f32> {
             if per_row * own == cols {
@@ -137,7 +138,9 @@ fn narrowed(dtype: DType, x: &[f32]) -> Option<Bytes> {
     for &x in x {
         match dtype {
             DType::F32 => out.extend(x.to_le_bytes()),
-            DType::F16 => out.extend(Some(f16::from_f32(x)).filter(|h| h.to_f32() == x)?.to_le_bytes()),
+            DType::F16 => {
+                out.extend(Some(f16::from_f32(x)).filter(|h| h.to_f32() == x)?.to_le_bytes())
+            }
             DType::BF16 => {
                 out.extend(Some(bf16::from_f32(x)).filter(|h| h.to_f32() == x)?.to_le_bytes());
             }

@@ -59,8 +59,12 @@ impl Checkpoint {
             ("weight", Dtype::F8_E4M3) => "fp8".to_owned(),
             ("weight", Dtype::I8) => "int8".to_owned(),
             ("weight", Dtype::U8) if has("weight_scale_2") => "nvfp4".to_owned(),
-            ("weight", Dtype::U8) if has("weight.quant_state.bitsandbytes__nf4") => "nf4".to_owned(),
-            ("weight", Dtype::U8) if has("weight.quant_state.bitsandbytes__fp4") => "fp4".to_owned(),
+            ("weight", Dtype::U8) if has("weight.quant_state.bitsandbytes__nf4") => {
+                "nf4".to_owned()
+            }
+            ("weight", Dtype::U8) if has("weight.quant_state.bitsandbytes__fp4") => {
+                "fp4".to_owned()
+            }
             ("weight", Dtype::U32) if scales.is_some_and(|s| s.dtype == Dtype::U8) => {
                 let last = |raw: &RawTensor| raw.shape.last().copied().unwrap_or(0);
                 let words = scales.and_then(|s| last(raw).checked_div(last(s)));

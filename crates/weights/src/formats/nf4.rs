@@ -75,7 +75,8 @@ fn scales(asked: Asked<'_>, state: &State, blocks: usize) -> Result<Vec<f32>, We
     }
     let numbers = asked.floats("weight.nested_quant_map", 256)?;
     let outer = asked.floats("weight.nested_absmax", blocks.div_ceil(size))?;
-    let scale = |(i, &c): (usize, &u8)| numbers[usize::from(c)] * outer[i / size] + state.nested_offset;
+    let scale =
+        |(i, &c): (usize, &u8)| numbers[usize::from(c)] * outer[i / size] + state.nested_offset;
     Ok(codes.as_slice().iter().enumerate().map(scale).collect())
 }
 

@@ -43,7 +43,9 @@ impl BlockTensor {
         let source = |r| self.changes.source(r);
         match tables::read(self.kind, (rows, cols), &self.bytes, source)? {
             Some(weight) => Ok(Weight::Table(weight)),
-            None => blocks::repack(self.kind, (rows, cols), &self.bytes, source).map(Weight::Affine),
+            None => {
+                blocks::repack(self.kind, (rows, cols), &self.bytes, source).map(Weight::Affine)
+            }
         }
     }
 

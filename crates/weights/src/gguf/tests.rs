@@ -303,9 +303,12 @@ fn blocks_are_what_ggml_makes_of_them() {
         }
         let mut exact = vec![0.0; weights];
         kind.decode(&block, &mut exact);
-        let matrix = blocks::repack(kind, (1, weights), &Bytes::from_vec(block), |r| r).unwrap();
+        let (shape, bytes) = ((1, weights), Bytes::from_vec(block));
         let mut out = vec![0.0; weights];
-        matrix.read_rows(0, &mut out);
+        match tables::read(kind, shape, &bytes, |r| r).unwrap() {
+            Some(matrix) => matrix.read_rows(0, &mut out),
+            None => blocks::repack(kind, shape, &bytes, |r| r).unwrap().read_rows(0, &mut out),
+        }
         let range = out.iter().fold(0f32, |m, v| m.max(v.abs()));
         // These get other steps.
         let other = matches!(kind, BlockType::Q2_K | BlockType::Q3_K | BlockType::Q6_K);
@@ -321,7 +324,7 @@ fn blocks_are_what_ggml_makes_of_them() {
 type Golden = (u32, &'static [usize], [(usize, f32); 6]);
 
 #[rustfmt::skip]
-const GOLDENS: [Golden; 10] = [
+const GOLDENS: [Golden; 13] = [
     (2, &[0], [(0, -1.5), (1, 1.0), (15, -4.0), (17, -0.5), (30, -1.5), (31, 0.0)]),
     (3, &[0, 2], [(0, 7.75), (1, 2.25), (15, 5.25), (17, 6.25), (30, 5.25), (31, 6.25)]),
     (6, &[0], [(0, 4.5), (1, -1.0), (15, -6.0), (17, 0.0), (30, 7.0), (31, 0.5)]),
@@ -332,4 +335,7 @@ const GOLDENS: [Golden; 10] = [
     (12, &[0, 2], [(0, 157.75), (17, -12.75), (45, 0.0), (100, 47.5), (170, -7.5), (255, 24.25)]),
     (13, &[0, 2], [(0, 405.75), (17, -12.75), (45, 20.0), (100, 117.5), (170, 292.5), (255, 54.25)]),
     (14, &[208], [(0, -715.5), (17, 256.0), (45, 294.0), (100, 1261.5), (170, 884.5), (255, -30.0)]),
+    (20, &[0], [(0, -17.5), (1, 12.5), (15, -63.5), (17, -5.0), (30, -17.5), (31, 0.5)]),
+    (23, &[0], [(0, 32.5), (17, 17.5), (45, 171.5), (100, 20.0), (170, -245.0), (255, -8.0)]),
+    (39, &[], [(0, 0.0), (1, 3.6111186e-35), (15, -1.8055593e-35), (17, 3.6111186e-35), (30, 1.8055593e-35), (31, 3.6111186e-35)]),
 ];

@@ -189,7 +189,8 @@ fn compressed(section: &Map<String, Value>) -> Result<Method, WeightsError> {
         return unsupported(format!("compressed-tensors with sparsity {sparse}"));
     }
     let groups = section.get("config_groups").and_then(Value::as_object);
-    let bits = groups.and_then(|g| g.values().find_map(|g| g.pointer("/weights/num_bits")?.as_u64()));
+    let bits =
+        groups.and_then(|g| g.values().find_map(|g| g.pointer("/weights/num_bits")?.as_u64()));
     let blocks = groups.and_then(|g| {
         let list = g.values().find_map(|g| g.pointer("/weights/block_structure")?.as_array())?;
         let size = |i: usize| usize::try_from(list.get(i)?.as_u64()?).ok().filter(|&n| n > 0);

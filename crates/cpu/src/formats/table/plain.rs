@@ -51,7 +51,9 @@ impl TableWeight {
         let narrow = scales.iter().chain(&biases).all(exact);
         let side = |x: &[f32]| match narrow {
             true => (DType::BF16, Bytes::from_vec(to_bf16(x))),
-            false => (DType::F32, Bytes::from_vec(x.iter().flat_map(|x| x.to_le_bytes()).collect())),
+            false => {
+                (DType::F32, Bytes::from_vec(x.iter().flat_map(|x| x.to_le_bytes()).collect()))
+            }
         };
         let (scales, biases) = (side(&scales), side(&biases));
         AffineWeight::new(format, (self.rows, self.cols), Bytes::from_vec(out), scales, biases)
@@ -87,9 +89,9 @@ fn pack(row: &[u8], codes: &[u8; 16], bits: usize, out: &mut [u8]) {
     // Four bytes are eight codes, as many bytes as a code has bits.
     for (four, out) in row.chunks_exact(4).zip(out.chunks_exact_mut(bits)) {
         let all = u32::from_le_bytes([four[0], four[1], four[2], four[3]]);
-        let word = (0..8).rev().fold(0u64, |word, i| {
-            word << bits | u64::from(codes[(all >> (4 * i) & 15) as usize])
-        });
+        let word = (0..8)
+            .rev()
+            .fold(0u64, |word, i| word << bits | u64::from(codes[(all >> (4 * i) & 15) as usize]));
         out.copy_from_slice(&word.to_le_bytes()[..bits]);
     }
 }

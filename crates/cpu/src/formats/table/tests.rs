@@ -95,7 +95,9 @@ fn what_does_not_fit_is_refused() {
         let scales = TableScales::Floats(DType::F32, none());
         TableWeight::new(format, shape, none(), table, scales)
     };
-    for (bits, group, shape) in [(3, 32, (1, 32)), (4, 0, (1, 32)), (4, 32, (1, 31)), (8, 32, (1, 0))] {
+    for (bits, group, shape) in
+        [(3, 32, (1, 32)), (4, 0, (1, 32)), (4, 32, (1, 31)), (8, 32, (1, 0))]
+    {
         let error = make(bits, group, shape);
         assert!(matches!(error, Err(TensorError::UnsupportedTable { .. })), "{error:?}");
     }
