@@ -2,11 +2,14 @@
 
 mod affine;
 mod dense;
+mod ordered;
 mod table;
 
 pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
 pub use dense::{DenseWeight, read_floats};
 pub(crate) use dense::{FloatBytes, product};
+pub use ordered::OrderedWeight;
+pub(crate) use ordered::by_inputs;
 pub use table::{E2M1, TableFormat, TableScales, TableWeight, e4m3, e8m0};
 
 use crate::{Bytes, DType, Floats, Result, RowSource, TensorError};
@@ -43,6 +46,8 @@ pub enum Weight {
     Affine(AffineWeight),
     /// Entries of a table times scales.
     Table(TableWeight),
+    /// MLX affine quantization, with columns in an order of their own.
+    Ordered(OrderedWeight),
 }
 
 impl Weight {
@@ -53,6 +58,7 @@ impl Weight {
             Self::Dense(w) => WeightFormat::Dense(w.dtype()),
             Self::Affine(w) => WeightFormat::Affine(w.format()),
             Self::Table(w) => WeightFormat::Table(w.format()),
+            Self::Ordered(w) => WeightFormat::Affine(w.inner().format()),
         }
     }
 
@@ -63,6 +69,7 @@ impl Weight {
             Self::Dense(w) => w.bytes(),
             Self::Affine(w) => w.bytes(),
             Self::Table(w) => w.bytes(),
+            Self::Ordered(w) => w.bytes(),
         }
     }
 
@@ -75,6 +82,7 @@ impl Weight {
             Self::Dense(w) => w.row_range(first, rows).map(Self::Dense),
             Self::Affine(w) => w.row_range(first, rows).map(Self::Affine),
             Self::Table(w) => w.row_range(first, rows).map(Self::Table),
+            Self::Ordered(w) => w.row_range(first, rows).map(Self::Ordered),
         };
         let limit = self.rows() + 1;
         part.ok_or(TensorError::Index { op: "row_range", index: first + rows, limit })
@@ -89,6 +97,7 @@ impl Weight {
             Self::Dense(w) => w.take_rows(rows).map(Self::Dense),
             Self::Affine(w) => w.take_rows(rows).map(Self::Affine),
             Self::Table(w) => w.take_rows(rows).map(Self::Table),
+            Self::Ordered(w) => w.take_rows(rows).map(Self::Ordered),
         };
         let (index, limit) = (rows.iter().copied().max().unwrap_or(0), self.rows());
         taken.ok_or(TensorError::Index { op: "take_rows", index, limit })
@@ -120,6 +129,7 @@ impl Weight {
             Self::Dense(w) => w,
             Self::Affine(w) => w,
             Self::Table(w) => w,
+            Self::Ordered(w) => w,
         }
     }
 }

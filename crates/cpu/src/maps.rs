@@ -9,7 +9,9 @@ pub use input::{Input, Norm, apply};
 use crate::{
     Precision, RowSource, Weight,
     dense::{PackedDense, Sums},
+    formats::by_inputs,
     int8::{PackedWeight, Product},
+    lookup::PackedTable,
     shared::SharedOut,
 };
 use std::sync::Arc;
@@ -23,6 +25,10 @@ pub enum Matrix {
     Packed(Arc<PackedWeight>, Precision),
     /// Floats, repacked.
     Dense(Arc<PackedDense>),
+    /// Table codes, repacked.
+    Table(Arc<PackedTable>),
+    /// A matrix by columns, and the input that each multiplies.
+    Ordered(Box<Self>, Arc<[u32]>),
 }
 
 impl Matrix {
@@ -33,6 +39,8 @@ impl Matrix {
             Self::Stored(w) => w.rows(),
             Self::Packed(w, _) => w.rows(),
             Self::Dense(w) => w.rows(),
+            Self::Table(w) => w.rows(),
+            Self::Ordered(w, _) => w.rows(),
         }
     }
 
@@ -43,6 +51,8 @@ impl Matrix {
             Self::Stored(w) => w.cols(),
             Self::Packed(w, _) => w.cols(),
             Self::Dense(w) => w.cols(),
+            Self::Table(w) => w.cols(),
+            Self::Ordered(w, _) => w.cols(),
         }
     }
 
@@ -53,6 +63,8 @@ impl Matrix {
             Self::Stored(w) => w.bytes(),
             Self::Packed(w, _) => w.bytes(),
             Self::Dense(w) => w.bytes(),
+            Self::Table(w) => w.bytes(),
+            Self::Ordered(w, _) => w.bytes(),
         }
     }
 
@@ -65,6 +77,12 @@ impl Matrix {
             Self::Stored(w) => w.read_rows(row, out),
             Self::Packed(w, _) => w.read_row(row, out),
             Self::Dense(w) => w.read_row(row, out),
+            Self::Table(w) => w.read_row(row, out),
+            Self::Ordered(w, order) => {
+                let mut columns = vec![0.0; out.len()];
+                w.read_row(row, &mut columns);
+                by_inputs(&columns, order, out);
+            }
         }
     }
 
@@ -85,6 +103,18 @@ impl Matrix {
                 w.release();
                 Self::Dense(Arc::new(packed))
             }
+            Self::Stored(Weight::Ordered(w)) => {
+                let (inner, order) = w.into_parts();
+                let inner = Self::Stored(Weight::Affine(inner)).pack(precision);
+                Self::Ordered(Box::new(inner), order)
+            }
+            Self::Stored(Weight::Table(w)) => match PackedTable::new(&w) {
+                Some(packed) => {
+                    w.release();
+                    Self::Table(Arc::new(packed))
+                }
+                None => Self::Stored(Weight::Table(w)),
+            },
             packed => packed,
         }
     }

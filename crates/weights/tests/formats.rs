@@ -60,6 +60,9 @@ fn integers_stay_packed() {
         let Weight::Affine(affine) = &weight else { panic!("{kind}: {}", weight.format()) };
         assert_eq!((affine.format().bits, affine.format().group), (bits, group), "{kind}");
     }
+    let order = checkpoint(&sections()["gptq-v2-order"]).weight("gptq-v2-order", SHAPE.0, SHAPE.1);
+    let Weight::Ordered(ordered) = order.unwrap() else { panic!("columns are sorted") };
+    assert_eq!((ordered.inner().format().bits, ordered.inner().format().group), (4, 32));
     let name = |kind: &str| {
         let weight = checkpoint(&sections()[kind]).weight(kind, SHAPE.0, SHAPE.1).unwrap();
         let WeightFormat::Table(format) = weight.format() else { panic!("{kind}") };
@@ -74,7 +77,7 @@ fn integers_stay_packed() {
 #[test]
 fn formats_are_counted_by_name() {
     let counts = checkpoint(&sections()["gptq"]).format_counts();
-    assert_eq!(counts["GPTQ 4-bit, group 32"], 5, "AWQ has such tensors too");
+    assert_eq!(counts["GPTQ 4-bit, group 32"], 6, "with AWQ's and compressed-tensors' words");
     assert_eq!((counts["nf4"], counts["mxfp8"], counts["int8"]), (1, 1, 1));
     assert_eq!((counts["mxfp4"], counts["nvfp4"], counts["fp8"]), (2, 3, 2));
 }

@@ -179,6 +179,48 @@ impl TableWeight {
         (self.codes.len() + self.scales.bytes()) as u64
     }
 
+    /// What codes stand for, without scales.
+    pub(crate) fn table(&self) -> &[f32] {
+        &self.table
+    }
+
+    /// The stored codes of a row.
+    pub(crate) fn row_codes(&self, row: usize) -> &[u8] {
+        let bytes = self.format.row_bytes(self.cols);
+        &self.codes.as_slice()[row * bytes..][..bytes]
+    }
+
+    /// What bytes of scales stand for, where scales are bytes.
+    pub(crate) fn scale_names(&self) -> Option<&[f32; 256]> {
+        match &self.scales {
+            Scales::Named(_, values) => Some(values),
+            Scales::Floats(_) => None,
+        }
+    }
+
+    /// The bytes of a row's scales, where scales are bytes.
+    pub(crate) fn row_names(&self, row: usize) -> Option<&[u8]> {
+        let groups = self.format.groups(self.cols);
+        match &self.scales {
+            Scales::Named(bytes, _) => Some(&bytes.as_slice()[row * groups..][..groups]),
+            Scales::Floats(_) => None,
+        }
+    }
+
+    /// The scales of a row.
+    pub(crate) fn read_scales(&self, row: usize, out: &mut [f32]) {
+        self.scales.read(row * self.format.groups(self.cols), out);
+    }
+
+    /// Hints that the stored bytes will not be read soon.
+    pub(crate) fn release(&self) {
+        self.codes.release();
+        match &self.scales {
+            Scales::Named(bytes, _) => bytes.release(),
+            Scales::Floats(floats) => floats.release(),
+        }
+    }
+
     /// The rows of these numbers, copied; `None` when one is not there.
     pub(crate) fn take_rows(&self, rows: &[usize]) -> Option<Self> {
         Some(Self {

@@ -5,7 +5,7 @@ use crate::{
     DType, Level, Phase, Precision, Rounding,
     dense::{self, Bf16Rows, DenseLevel, DenseRows, widened},
     int8::{self, Int8Rows, PackedWeight},
-    matmul_to, rms_norm,
+    lookup, matmul_to, rms_norm,
     shared::Unwritten,
 };
 
@@ -73,6 +73,12 @@ impl<'a> Input<'a> {
         }
     }
 
+    /// The inputs of each row in an order.
+    fn ordered(&mut self, order: &[u32]) -> Vec<f32> {
+        let rows = self.floats().chunks_exact(order.len().max(1));
+        rows.flat_map(|row| order.iter().map(|&input| row[input as usize])).collect()
+    }
+
     /// For products with weights of a type and so many inputs.
     fn dense(&mut self, level: DenseLevel, dtype: DType, cols: usize) -> DenseRows<'_> {
         if level.rounds(dtype) && self.halved.is_none() {
@@ -131,6 +137,19 @@ pub fn apply<const N: usize>(maps: [Map<'_>; N], x: &mut Input<'_>) -> [Vec<f32>
                     let out = unsafe { shared[first].slice(0, residual.len()) };
                     out.iter_mut().zip(residual).for_each(|(o, r)| *o += r);
                 }
+            }
+            Matrix::Ordered(inner, order) => {
+                done[first] = true;
+                let own = x.ordered(order);
+                let mut own = Input { few: x.few, ..Input::new(&own, x.phase) };
+                let [out] = apply([Map { matrix: inner, ..maps[first] }], &mut own);
+                // SAFETY: this output is written here alone, and outlives the call.
+                unsafe { shared[first].write(0, &out) };
+            }
+            Matrix::Table(weight) => {
+                done[first] = true;
+                let to = maps[first].sums(shared[first]);
+                lookup::product(Level::detect(), x.floats(), weight, to);
             }
             Matrix::Dense(weight) => {
                 let mut products = Vec::with_capacity(N);

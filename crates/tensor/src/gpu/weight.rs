@@ -92,7 +92,7 @@ impl GpuWeight {
     /// # Errors
     /// There is no room, or no kernel for rows of this length.
     pub(crate) fn stack(gpu: &Gpu, weights: &[&Weight], exact: bool) -> Result<Option<Self>> {
-        // No kernel here reads table codes.
+        // No kernel here reads table codes, or columns in an order of their own.
         let plain: Vec<_> = weights.iter().map(|w| plain(w, exact)).collect::<Result<_>>()?;
         let weights: &[&Weight] = &plain.iter().map(|w| &**w).collect::<Vec<_>>();
         let Some(&first) = weights.first() else { return Ok(None) };
@@ -421,6 +421,7 @@ fn together(data: &[u8], rows: usize, unit: usize) -> Vec<u8> {
 fn plain<'a>(weight: &'a Weight, exact: bool) -> Result<Cow<'a, Weight>> {
     match weight {
         Weight::Table(w) => w.to_plain(exact).map(Cow::Owned),
+        Weight::Ordered(w) => w.to_dense(exact).map(Weight::Dense).map(Cow::Owned),
         _ => Ok(Cow::Borrowed(weight)),
     }
 }
@@ -436,13 +437,13 @@ fn stored(weight: &Weight) -> [Option<Bytes>; 2] {
             let pairs = both.flat_map(|(s, b)| [s, b]).flatten().copied().collect();
             [Some(codes), Some(Bytes::from_vec(pairs))]
         }
-        Weight::Table(_) => [None, None],
+        Weight::Table(_) | Weight::Ordered(_) => [None, None],
     }
 }
 
 fn scale_type(weight: &Weight) -> u32 {
     match weight {
-        Weight::Dense(_) | Weight::Table(_) => 0,
+        Weight::Dense(_) | Weight::Table(_) | Weight::Ordered(_) => 0,
         Weight::Affine(w) => match w.scale_type() {
             DType::F16 => 1,
             DType::BF16 => 2,

@@ -13,7 +13,8 @@ pub enum TargetFormat {
     Dense(DType),
     /// Blocks of a GGUF file become the codes, scales and biases that Taper computes with when it
     /// serves the file. Q4_0 to Q8_0 keep their values; scales of Q4_K and Q5_K are rounded to f16,
-    /// and Q2_K, Q3_K and Q6_K become 8 bits in groups of 32. Floats stay floats.
+    /// and Q2_K, Q3_K and Q6_K become 8 bits in groups of 32. IQ4_NL and IQ4_XS become 8 bits, and
+    /// MXFP4 5, with scales in f16. Floats stay floats.
     Stored,
 }
 

@@ -23,12 +23,12 @@ const INTS: (Dtype, &str) = (Dtype::I32, "I32");
 pub(super) fn load(asked: Asked<'_>) -> Result<Weight, WeightsError> {
     let (rows, cols) = asked.shape()?;
     let group = asked.weights.quantization().awq_group().unwrap_or(cols).min(cols);
-    if rows % 8 != 0 || cols % 32 != 0 || group == 0 || cols % group != 0 {
+    if !rows.is_multiple_of(8) || !cols.is_multiple_of(32) || !cols.is_multiple_of(group) {
         return Err(
             asked.bad("has a shape that words of eight outputs, or its groups, do not divide")
         );
     }
-    let groups = cols / group;
+    let groups = cols / group.max(1);
     let words = asked.bytes("qweight", INTS, &[cols, rows / 8])?;
     let scales = asked.tensor("scales")?;
     crate::checkpoint::expect_shape(&asked.name("scales"), &scales.shape, &[groups, rows])?;

@@ -27,7 +27,7 @@ pub(super) fn packed(asked: Asked<'_>) -> Result<Weight, WeightsError> {
     let bits = words.checked_mul(32).and_then(|n| n.checked_div(cols)).unwrap_or(0);
     let known = AffineFormat::BITS.into_iter().find(|&b| usize::from(b) == bits);
     let bits = known.ok_or_else(|| asked.bad("has codes of none of 2, 3, 4, 5, 6 and 8 bits"))?;
-    if cols % 32 != 0 {
+    if !cols.is_multiple_of(32) {
         return Err(asked.bad("has rows of no multiple of 32 weights"));
     }
     let shape = [asked.rows, &[cols / 32 * usize::from(bits)]].concat();
@@ -97,7 +97,7 @@ fn zeros(
             _ => expect_shape(&name, &raw.shape, &[rows, groups]).map(|()| all),
         };
     }
-    if rows % 32 != 0 {
+    if !rows.is_multiple_of(32) {
         return Err(asked.bad("has packed zero points of no multiple of 32 rows"));
     }
     let words = asked.bytes("weight_zero_point", INTS, &[rows / 32 * usize::from(bits), groups])?;

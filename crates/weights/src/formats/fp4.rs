@@ -84,7 +84,7 @@ pub(super) fn compressed(asked: Asked<'_>) -> Result<Weight, WeightsError> {
 }
 
 fn halves(asked: Asked<'_>, part: &str) -> Result<Bytes, WeightsError> {
-    if asked.cols % 2 != 0 {
+    if !asked.cols.is_multiple_of(2) {
         return Err(asked.bad("has rows of an odd number of weights"));
     }
     asked.bytes(part, BYTES, &[asked.rows, &[asked.cols / 2]].concat())

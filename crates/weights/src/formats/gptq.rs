@@ -26,8 +26,13 @@ pub(super) fn load(asked: Asked<'_>) -> Result<Weight, WeightsError> {
     let own = asked.weights.quantization().gptq().ok_or_else(|| {
         asked.bad("has qweight, and config.json's quantization_config is not that of GPTQ")
     })?;
-    if rows % 32 != 0 || cols % 32 != 0 {
+    if !rows.is_multiple_of(32) || !cols.is_multiple_of(32) {
         return Err(asked.bad("has no multiple of 32 rows and columns"));
+    }
+    // Old files have a bias of zeros where the model has none.
+    let bias = asked.weights.tensors().get(&asked.name("bias"));
+    if bias.is_some_and(|raw| raw.bytes.as_slice().iter().all(|&b| b == 0)) {
+        asked.skip(&["bias"]);
     }
     let bits = usize::from(own.bits);
     let group = own.group.unwrap_or(cols).min(cols);

@@ -4,8 +4,8 @@ use super::{Asked, to_bytes};
 use crate::WeightsError;
 use half::{bf16, f16};
 use taper_tensor::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, TensorError, Weight, cpu::unpack_affine,
-    pool,
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, OrderedWeight, TensorError, Weight,
+    cpu::unpack_affine, pool,
 };
 
 /// Inputs of a multiple that the packed codes of a row must have.
@@ -61,7 +61,8 @@ impl Groups {
 }
 
 impl Integers {
-    /// As affine weights where groups can be had in that format, and as `f32` otherwise; exact either way.
+    /// As affine weights where groups can be had in that format, their columns sorted by group if need be, and as
+    /// `f32` otherwise; exact either way.
     pub(super) fn weight(self, asked: Asked<'_>) -> Result<Weight, WeightsError> {
         let shape @ (rows, cols) = asked.shape()?;
         if cols == 0 || !cols.is_multiple_of(UNIT) {
@@ -80,8 +81,40 @@ impl Integers {
                 let own = common(group, cols).unwrap_or(UNIT);
                 asked.wrap(self.affine(shape, own).map(Weight::Affine))
             }
-            _ => asked.wrap(self.dense(shape).map(Weight::Dense)),
+            Groups::Each(..) => match self.sorted(cols) {
+                Some((sorted, order, own)) => {
+                    let inner = sorted.affine(shape, own);
+                    let ordered = inner.and_then(|inner| OrderedWeight::new(inner, order));
+                    asked.wrap(ordered.map(Weight::Ordered))
+                }
+                None => asked.wrap(self.dense(shape).map(Weight::Dense)),
+            },
+            Groups::Of(_) => asked.wrap(self.dense(shape).map(Weight::Dense)),
         }
+    }
+
+    /// With columns in the order of their groups, the input of each, and the group of the affine format; `None`
+    /// where groups differ in size or have none there.
+    fn sorted(&self, cols: usize) -> Option<(Self, Vec<u32>, usize)> {
+        let Groups::Each(groups, count) = &self.groups else { return None };
+        let size = cols / (*count).max(1);
+        let mut order: Vec<usize> = (0..cols).collect();
+        order.sort_by_key(|&input| groups[input]);
+        let even = order.iter().enumerate().all(|(i, &input)| groups[input] == i / size.max(1));
+        let own = common(size, cols).filter(|_| even && size * count == cols)?;
+        let row = self.codes.len() / (self.scales.1.len() / count).max(1);
+        let mut out = vec![0; self.codes.len()];
+        let mut all: Vec<_> = out.chunks_exact_mut(row).collect();
+        pool::for_each(&mut all, |r, out| {
+            let mut codes = vec![0u8; cols];
+            unpack_affine(&self.codes.as_slice()[r * row..][..row], self.bits, &mut codes);
+            let sorted: Vec<u8> = order.iter().map(|&input| codes[input]).collect();
+            pack(&sorted, self.bits, out);
+        });
+        let (codes, groups) = (Bytes::from_vec(out), Groups::Of(size));
+        let order = order.into_iter().map(|input| input as u32).collect();
+        let (scales, zeros) = (self.scales.clone(), self.zeros.clone());
+        Some((Self { bits: self.bits, codes, scales, zeros, groups }, order, own))
     }
 
     fn affine(self, (rows, cols): (usize, usize), own: usize) -> Result<AffineWeight, TensorError> {
@@ -124,6 +157,15 @@ impl Integers {
     }
 }
 
+/// Codes as a stream of bits, the low ones first.
+fn pack(codes: &[u8], bits: u8, out: &mut [u8]) {
+    let bits = usize::from(bits);
+    for (eight, out) in codes.chunks_exact(8).zip(out.chunks_exact_mut(bits)) {
+        let word = eight.iter().rev().fold(0u64, |word, &code| word << bits | u64::from(code));
+        out.copy_from_slice(&word.to_le_bytes()[..bits]);
+    }
+}
+
 /// The largest group of the affine format that divides both.
 fn common(group: usize, cols: usize) -> Option<usize> {
     // A group that is longer than a row is the row.
@@ -136,15 +178,21 @@ fn common(group: usize, cols: usize) -> Option<usize> {
 fn narrowed(dtype: DType, x: &[f32]) -> Option<Bytes> {
     let mut out = Vec::with_capacity(x.len() * dtype.size_in_bytes());
     for &x in x {
-        match dtype {
-            DType::F32 => out.extend(x.to_le_bytes()),
+        let (narrow, bytes) = match dtype {
+            DType::F32 => (x, x.to_le_bytes().to_vec()),
             DType::F16 => {
-                out.extend(Some(f16::from_f32(x)).filter(|h| h.to_f32() == x)?.to_le_bytes())
+                let half = f16::from_f32(x);
+                (half.to_f32(), half.to_le_bytes().to_vec())
             }
             DType::BF16 => {
-                out.extend(Some(bf16::from_f32(x)).filter(|h| h.to_f32() == x)?.to_le_bytes());
+                let half = bf16::from_f32(x);
+                (half.to_f32(), half.to_le_bytes().to_vec())
             }
+        };
+        if narrow != x {
+            return None;
         }
+        out.extend(bytes);
     }
     Some(Bytes::from_vec(out))
 }

@@ -1,9 +1,7 @@
 //! The same weights in formats that every kernel reads.
 
 use super::TableWeight;
-use crate::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Result, RowSource, Weight, pool,
-};
+use crate::{AffineFormat, AffineWeight, Bytes, DType, Result, Weight, formats::ordered, pool};
 use half::bf16;
 
 impl TableWeight {
@@ -16,7 +14,7 @@ impl TableWeight {
     pub fn to_plain(&self, exact: bool) -> Result<Weight> {
         match self.integers() {
             Some((codes, low)) => self.to_affine(&codes, low).map(Weight::Affine),
-            None => self.to_dense(exact).map(Weight::Dense),
+            None => ordered::dense(self, exact).map(Weight::Dense),
         }
     }
 
@@ -57,26 +55,6 @@ impl TableWeight {
         };
         let (scales, biases) = (side(&scales), side(&biases));
         AffineWeight::new(format, (self.rows, self.cols), Bytes::from_vec(out), scales, biases)
-    }
-
-    fn to_dense(&self, exact: bool) -> Result<DenseWeight> {
-        let dtype = if exact { DType::F32 } else { DType::BF16 };
-        let row = self.cols * dtype.size_in_bytes();
-        let mut out = vec![0; self.rows * row];
-        let mut rows: Vec<_> = out.chunks_exact_mut(row.max(1)).collect();
-        pool::for_each(&mut rows, |r, out| {
-            let mut values = vec![0.0; self.cols];
-            self.read_rows(r, &mut values);
-            match exact {
-                true => {
-                    for (o, v) in out.as_chunks_mut().0.iter_mut().zip(&values) {
-                        *o = v.to_le_bytes();
-                    }
-                }
-                false => out.copy_from_slice(&to_bf16(&values)),
-            }
-        });
-        DenseWeight::new((self.rows, self.cols), dtype, Bytes::from_vec(out))
     }
 }
 

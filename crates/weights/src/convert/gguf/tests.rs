@@ -11,7 +11,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-use taper_tensor::{AffineFormat, DType, Weight, cpu::RowSource};
+use taper_tensor::{AffineFormat, DType, cpu::RowSource};
 
 const LAYER: &str = "model.layers.0";
 const COLS: usize = 256;
@@ -78,10 +78,7 @@ fn stored() -> ConvertOptions {
 
 fn values(source: &Checkpoint, prefix: &str, cols: usize) -> Vec<f32> {
     let mut out = vec![0.0; 32 * cols];
-    match source.weight(prefix, 32, cols).unwrap() {
-        Weight::Affine(weight) => weight.read_rows(0, &mut out),
-        Weight::Dense(weight) => weight.read_rows(0, &mut out),
-    }
+    source.weight(prefix, 32, cols).unwrap().read_rows(0, &mut out);
     out
 }
 

@@ -1,0 +1,178 @@
+//! The layout that the kernels stream.
+//!
+//! ```text
+//! weight  [tile: 16 rows][group of inputs] records, one after the other
+//! record  codes, then 16 scales
+//! codes   4 bits: [2 inputs][16 rows] bytes, the first input low
+//!         8 bits: [1 input][16 rows] bytes
+//! scales  bytes that name them, or f32
+//! ```
+//! The last group of a row may be shorter. Rows are padded to whole tiles with zeros.
+
+use crate::{AlignedBytes, RowSource, TableWeight, e4m3, pool};
+use std::sync::Arc;
+
+/// Rows of a tile.
+pub(super) const TILE: usize = 16;
+/// What halves make of bytes of E4M3, too small by this.
+const SMALLER: f32 = 256.0;
+
+/// A matrix of table codes in the layout of the kernels.
+#[derive(Debug)]
+pub struct PackedTable {
+    rows: usize,
+    cols: usize,
+    group: usize,
+    pub(super) kind: Kind,
+    /// What bytes of scales name.
+    pub(super) names: Option<Arc<[f32; 256]>>,
+    data: AlignedBytes,
+}
+
+/// What codes stand for.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Two codes a byte.
+    Halves([f32; 16]),
+    /// E4M3 over [`SMALLER`], which the scales make up for.
+    Bytes(Box<[f32; 256]>),
+}
+
+impl PackedTable {
+    /// Repacks a matrix; `None` where the kernels have no such codes.
+    pub(crate) fn new(weight: &TableWeight) -> Option<Self> {
+        let (table, group) = (weight.table(), weight.format().group.min(weight.cols()));
+        let odd = |n: usize| !n.is_multiple_of(2);
+        let kind = match <[f32; 16]>::try_from(table) {
+            Ok(_) if odd(group) || odd(weight.cols()) => return None,
+            Ok(table) => Kind::Halves(table),
+            Err(_) => Kind::Bytes(small_floats(weight)?),
+        };
+        let more = if matches!(kind, Kind::Bytes(_)) { SMALLER } else { 1.0 };
+        let names = weight.scale_names().map(|names| Arc::new(names.map(|s| s * more)));
+        let data = AlignedBytes::zeroed(0);
+        let mut packed =
+            Self { rows: weight.rows(), cols: weight.cols(), group, kind, names, data };
+        let tile_bytes = packed.tile_bytes();
+        let mut data = AlignedBytes::for_weights(packed.tiles() * tile_bytes);
+        let mut tiles: Vec<_> = data.as_mut_slice().chunks_exact_mut(tile_bytes.max(1)).collect();
+        pool::for_each(&mut tiles, |tile, records| packed.fill(weight, tile, more, records));
+        packed.data = data;
+        Some(packed)
+    }
+
+    /// Number of outputs.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of inputs.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes in memory.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.data.len() as u64
+    }
+
+    pub(super) fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE)
+    }
+
+    fn groups(&self) -> usize {
+        self.cols.div_ceil(self.group)
+    }
+
+    fn side_bytes(&self) -> usize {
+        TILE * if self.names.is_some() { 1 } else { size_of::<f32>() }
+    }
+
+    /// Bytes of the codes of so many inputs.
+    fn code_bytes(&self, inputs: usize) -> usize {
+        inputs * TILE / if matches!(self.kind, Kind::Halves(_)) { 2 } else { 1 }
+    }
+
+    fn tile_bytes(&self) -> usize {
+        self.code_bytes(self.cols) + self.groups() * self.side_bytes()
+    }
+
+    /// The first input of each record of a tile, its codes and its scales.
+    pub(super) fn records(&self, tile: usize) -> impl Iterator<Item = (usize, &[u8], &[u8])> {
+        let all = &self.data.as_slice()[tile * self.tile_bytes()..][..self.tile_bytes()];
+        let whole = self.code_bytes(self.group) + self.side_bytes();
+        all.chunks(whole).enumerate().map(move |(g, record)| {
+            let (codes, sides) = record.split_at(record.len() - self.side_bytes());
+            (g * self.group, codes, sides)
+        })
+    }
+
+    fn fill(&self, weight: &TableWeight, tile: usize, more: f32, records: &mut [u8]) {
+        let (groups, sides) = (self.groups(), self.side_bytes());
+        let whole = self.code_bytes(self.group) + sides;
+        let mut scales = vec![0.0; groups];
+        for r in 0..TILE.min(self.rows - tile * TILE) {
+            let row = tile * TILE + r;
+            let own = self.code_bytes(self.group) / TILE;
+            let codes = weight.row_codes(row).chunks(own);
+            let names = weight.row_names(row);
+            if names.is_none() {
+                weight.read_scales(row, &mut scales);
+            }
+            for (g, (record, codes)) in records.chunks_mut(whole).zip(codes).enumerate() {
+                let (to, side) = record.split_at_mut(record.len() - sides);
+                to[r..].iter_mut().step_by(TILE).zip(codes).for_each(|(to, code)| *to = *code);
+                match names {
+                    Some(names) => side[r] = names[g],
+                    None => side.as_chunks_mut().0[r] = (scales[g] * more).to_le_bytes(),
+                }
+            }
+        }
+    }
+
+    /// The scale of row `r` of a record.
+    pub(super) fn scale(&self, sides: &[u8], r: usize) -> f32 {
+        match &self.names {
+            Some(names) => names[usize::from(sides[r])],
+            None => f32::from_le_bytes(sides.as_chunks().0[r]),
+        }
+    }
+
+    /// The entry that the code of input `k` of row `r` names.
+    pub(super) fn entry(&self, codes: &[u8], r: usize, k: usize) -> f32 {
+        match &self.kind {
+            Kind::Halves(table) => table[usize::from(codes[k / 2 * TILE + r] >> (k % 2 * 4) & 15)],
+            Kind::Bytes(table) => table[usize::from(codes[k * TILE + r])],
+        }
+    }
+
+    /// A row as `f32`.
+    ///
+    /// # Panics
+    /// When `row` is not below [`Self::rows`] or `out` is not one row long.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols, "one row");
+        for (first, codes, sides) in self.records(row / TILE) {
+            let scale = self.scale(sides, row % TILE);
+            for (k, o) in out.iter_mut().skip(first).take(self.group).enumerate() {
+                *o = self.entry(codes, row % TILE, k) * scale;
+            }
+        }
+    }
+}
+
+/// E4M3 by its bytes as the kernels have it, if that is the table; what is no number has no place there.
+fn small_floats(weight: &TableWeight) -> Option<Box<[f32; 256]>> {
+    let table = weight.table();
+    let number = |b: usize| b & 0x7f != 0x7f;
+    let same = |b: usize| !number(b) || table[b].to_bits() == e4m3(b as u8).to_bits();
+    let known = table.len() == 256 && (0..256).all(same);
+    let numbers = |r: usize| weight.row_codes(r).iter().all(|&b| number(usize::from(b)));
+    if !known || !(0..weight.rows()).all(numbers) {
+        return None;
+    }
+    Some(Box::new(std::array::from_fn(|b| if number(b) { table[b] / SMALLER } else { 0.0 })))
+}
