@@ -5,7 +5,9 @@ mod dense;
 mod ordered;
 mod table;
 
-pub use affine::{AffineFormat, AffineParts, AffineWeight, quantize, quantize_row};
+pub use affine::{
+    AffineFormat, AffineParts, AffineWeight, ScaleMethod, quantize, quantize_by, quantize_row,
+};
 pub use dense::{DenseWeight, read_floats};
 pub(crate) use dense::{FloatBytes, product};
 pub use ordered::OrderedWeight;

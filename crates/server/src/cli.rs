@@ -378,11 +378,15 @@ pub(crate) struct ConvertArgs {
     /// Bits for the most sensitive layers, chosen as in mlx-lm's mixed recipes.
     #[arg(long, value_name = "BITS")]
     pub(crate) high_bits: Option<u8>,
+    /// How scales are chosen: rtn takes the range of a group, as mlx-lm does; mse searches for the least squared
+    /// error [default: rtn].
+    #[arg(long, value_parser = ["rtn", "mse"], value_name = "METHOD")]
+    pub(crate) method: Option<String>,
     /// Write floats of this type instead of quantized weights.
     #[arg(
         long,
         value_parser = ["float16", "bfloat16", "float32"],
-        conflicts_with_all = ["bits", "group", "high_bits"],
+        conflicts_with_all = ["bits", "group", "high_bits", "method"],
         value_name = "TYPE"
     )]
     pub(crate) dtype: Option<String>,

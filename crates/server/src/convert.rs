@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use taper::ModelSource;
-use taper_tensor::{AffineFormat, DType};
+use taper_tensor::{AffineFormat, DType, ScaleMethod};
 use taper_weights::{ConvertOptions, TargetFormat, convert};
 
 pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
@@ -23,6 +23,9 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     let target = target(args, is_gguf);
     let mut options = ConvertOptions::with_target(target);
     options.high_bits = args.high_bits;
+    if args.method.as_deref() == Some("mse") {
+        options.method = ScaleMethod::LeastSquares;
+    }
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template(
         "converting {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left",
@@ -81,7 +84,8 @@ fn target(args: &ConvertArgs, is_gguf: bool) -> TargetFormat {
         Some(_) => return TargetFormat::Dense(DType::F16),
         None => {}
     }
-    if is_gguf && args.bits.is_none() && args.group.is_none() && args.high_bits.is_none() {
+    let asked = args.bits.is_some() || args.group.is_some() || args.high_bits.is_some();
+    if is_gguf && !asked && args.method.is_none() {
         return TargetFormat::Stored;
     }
     TargetFormat::Affine(AffineFormat {

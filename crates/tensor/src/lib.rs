@@ -49,7 +49,8 @@ pub use recurrent::{
 pub use rope::{Projected, RopeAngles, RopeTable, norm_rope};
 pub use taper_cpu::{
     self as cpu, AffineFormat, AffineParts, AffineWeight, AlignedBytes, ByteOwner, Bytes, DType,
-    DenseWeight, OrderedWeight, Phase, Precision, Result, Rounding, TableFormat, TableScales,
-    TableWeight, TensorError, Weight, WeightFormat, pool, quantize, quantize_row,
+    DenseWeight, OrderedWeight, Phase, Precision, Result, Rounding, ScaleMethod, TableFormat,
+    TableScales, TableWeight, TensorError, Weight, WeightFormat, pool, quantize, quantize_by,
+    quantize_row,
 };
 pub use tensor::Tensor;

@@ -308,8 +308,9 @@ impl Checkpoint {
     /// [`WeightsError::UnusedTensors`].
     pub fn expect_all_used(&self, known: impl Fn(&str) -> bool) -> Result<(), WeightsError> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let names = self.stored().map(|(name, _)| name);
-        let names = names.filter(|n| !used.contains(*n) && !of_caches(n) && !known(n));
+        let others = self.stored().filter(|(name, bytes)| !is_of_caches(name, bytes));
+        let names = others.map(|(name, _)| name);
+        let names = names.filter(|n| !used.contains(*n) && !known(n));
         let unused: BTreeSet<_> = names.collect();
         match unused.first() {
             None => Ok(()),
@@ -331,9 +332,10 @@ impl Checkpoint {
     }
 }
 
-/// Scales for keys and values that a cache would hold in 8 bits.
-fn of_caches(name: &str) -> bool {
-    [".k_scale", ".v_scale", ".q_scale"].iter().any(|scale| name.ends_with(scale))
+/// Whether a tensor is a single scale for keys or values that a cache would hold in 8 bits; caches have their own.
+fn is_of_caches(name: &str, bytes: &Bytes) -> bool {
+    let named = [".k_scale", ".v_scale", ".q_scale"].iter().any(|scale| name.ends_with(scale));
+    named && bytes.len() <= size_of::<f32>()
 }
 
 fn stored_blocks(

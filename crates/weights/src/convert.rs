@@ -2,7 +2,8 @@
 //!
 //! Floats are quantized as `mlx_lm.convert -q` does it, to the same bits (on the CPU; see
 //! `tests/fixtures/README.md`), or cast to another type of floats. What is not quantized keeps its type
-//! unless a type is asked for, where mlx-lm casts to `torch_dtype`.
+//! unless a type is asked for, where mlx-lm casts to `torch_dtype`. Scales may be searched for instead, in the same
+//! layout: what is quantized is nearer to the floats then.
 //!
 //! The blocks of a GGUF file become MLX's codes, scales and biases, or are read and quantized anew.
 //! Its floats become f16 where that loses nothing.
@@ -33,7 +34,7 @@ use std::{
     io::{Seek, SeekFrom, Write},
     path::Path,
 };
-use taper_tensor::{AffineFormat, AffineParts, DType, quantize};
+use taper_tensor::{AffineFormat, AffineParts, DType, ScaleMethod, quantize_by};
 
 /// What was written.
 #[derive(Debug, Clone)]
@@ -89,7 +90,7 @@ pub fn convert(
     let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
     let plan = Plan::new(&source, gguf.is_some(), tied, options)?;
     let stage = Staging::new(dst)?;
-    let files = write_shards(&plan, &stage, progress)?;
+    let files = write_shards(&plan, options.method, &stage, progress)?;
     match &gguf {
         Some(file) => gguf::companions(file, &mut config, &stage)?,
         None => copy_companions(src, &stage)?,
@@ -133,6 +134,7 @@ fn directory(src: &Path, options: &ConvertOptions) -> Result<Checkpoint, Convert
 /// Writes every file and returns their names.
 fn write_shards(
     plan: &Plan<'_>,
+    method: ScaleMethod,
     stage: &Staging,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<String>, ConvertError> {
@@ -155,7 +157,7 @@ fn write_shards(
                 .map_err(write_error(&path))
         };
         for entry in &plan.entries[entries.clone()] {
-            write_entry(entry, &mut place, &mut |bytes| {
+            write_entry(entry, method, &mut place, &mut |bytes| {
                 done += bytes;
                 progress(done, total);
             })?;
@@ -171,6 +173,7 @@ type Place<'a> = dyn FnMut(u64, &[u8]) -> Result<(), ConvertError> + 'a;
 
 fn write_entry(
     entry: &Entry<'_>,
+    method: ScaleMethod,
     place: &mut Place<'_>,
     advance: &mut dyn FnMut(u64),
 ) -> Result<(), ConvertError> {
@@ -192,7 +195,7 @@ fn write_entry(
                 Ok(())
             })?,
             Form::Quantize(format) => {
-                quantized(&entry.name, *source, format, &mut put, advance)?;
+                quantized(&entry.name, *source, (format, method), &mut put, advance)?;
             }
             Form::Repack(_) => repacked(&entry.name, *source, &mut put, advance)?,
         }
@@ -212,7 +215,7 @@ fn put_parts(parts: &AffineParts, put: &mut Put<'_>) -> Result<(), ConvertError>
 fn quantized(
     name: &str,
     source: Source<'_>,
-    format: AffineFormat,
+    (format, method): (AffineFormat, ScaleMethod),
     put: &mut Put<'_>,
     advance: &mut dyn FnMut(u64),
 ) -> Result<(), ConvertError> {
@@ -220,7 +223,8 @@ fn quantized(
     let dtype = checkpoint::float_type(name, source.dtype())?;
     let (_, cols) = source.matrix();
     source.read(name, &mut |values, bytes| {
-        put_parts(&quantize(values, cols, format, dtype).map_err(wrap)?, put)?;
+        let parts = quantize_by(method, values, cols, format, dtype).map_err(wrap)?;
+        put_parts(&parts, put)?;
         advance(bytes);
         Ok(())
     })

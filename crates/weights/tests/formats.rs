@@ -91,6 +91,17 @@ fn error(section: Value, tensors: &[Tensor<'_>], shape: (usize, usize)) -> Weigh
 }
 
 #[test]
+fn single_scales_of_caches_may_be_left() {
+    let left = |shape: &'static [usize]| {
+        let dir = tempfile::tempdir().unwrap();
+        let tensor = ("k_proj.k_scale", "F32", shape, vec![0; 4 * shape.iter().product::<usize>()]);
+        model(dir.path(), &json!({}), &[tensor]);
+        Checkpoint::open(dir.path()).unwrap().expect_all_used(|_| false).is_ok()
+    };
+    assert!(left(&[]) && left(&[1]) && !left(&[2]));
+}
+
+#[test]
 fn settings_that_change_the_weights_are_refused_by_name() {
     for (section, name) in [
         (json!({"quant_method": "hqq"}), "hqq"),

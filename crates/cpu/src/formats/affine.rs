@@ -8,8 +8,9 @@
 //! The format and the rounding are MLX's (`mx.quantize`).
 
 mod quantize;
+mod search;
 
-pub use quantize::{AffineParts, quantize, quantize_row};
+pub use quantize::{AffineParts, ScaleMethod, quantize, quantize_by, quantize_row};
 
 use crate::{
     Bytes, DType, Result, RowSource, TensorError,

@@ -1,7 +1,7 @@
 //! What to quantize, and how finely.
 
 use super::ConvertError;
-use taper_tensor::{AffineFormat, DType};
+use taper_tensor::{AffineFormat, DType, ScaleMethod};
 
 /// What becomes of matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct ConvertOptions {
     pub high_bits: Option<u8>,
     /// Layers with a format of their own; where several match, the last one counts.
     pub overrides: Vec<Override>,
+    /// How the scales of matrices are chosen that are quantized.
+    pub method: ScaleMethod,
     /// A file is begun anew before it would grow beyond this.
     pub max_shard_bytes: u64,
 }
@@ -43,7 +45,8 @@ impl ConvertOptions {
     /// One target for every matrix, in files of 5 GiB.
     #[must_use]
     pub fn with_target(target: TargetFormat) -> Self {
-        Self { target, high_bits: None, overrides: Vec::new(), max_shard_bytes: 5 << 30 }
+        let (high_bits, overrides, method) = (None, Vec::new(), ScaleMethod::Range);
+        Self { target, high_bits, overrides, method, max_shard_bytes: 5 << 30 }
     }
 
     pub(super) fn check(&self) -> Result<(), ConvertError> {

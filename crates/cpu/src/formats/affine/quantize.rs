@@ -1,6 +1,6 @@
-//! Quantizing as `mx.quantize` does on the CPU, bit for bit.
+//! Quantizing as `mx.quantize` does on the CPU, bit for bit, or with scales that are searched for.
 
-use super::AffineFormat;
+use super::{AffineFormat, search};
 use crate::{DType, Result, TensorError, pool};
 use half::{bf16, f16};
 
@@ -15,9 +15,37 @@ pub struct AffineParts {
     pub biases: Vec<u8>,
 }
 
+/// How the scale and the bias of a group are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum ScaleMethod {
+    /// From the least and the largest of its weights, as `mx.quantize` does: round to nearest.
+    #[default]
+    Range,
+    /// By a search for the least squared error of its weights.
+    LeastSquares,
+}
+
+/// [`quantize_by`] with the scales of `mx.quantize`.
+///
+/// # Shapes
+/// As [`quantize_by`].
+///
+/// # Errors
+/// As [`quantize_by`].
+pub fn quantize(
+    values: &[f32],
+    cols: usize,
+    format: AffineFormat,
+    dtype: DType,
+) -> Result<AffineParts> {
+    quantize_by(ScaleMethod::Range, values, cols, format, dtype)
+}
+
 /// Quantizes a matrix, rows in parallel.
 ///
-/// The codes come from the `f32` scale and bias, which are rounded to `dtype` only when stored.
+/// With [`ScaleMethod::Range`] the codes come from the `f32` scale and bias, which are rounded to `dtype` only
+/// when stored.
 /// Values that are not finite give codes without meaning, and never a panic.
 ///
 /// # Shapes
@@ -27,7 +55,8 @@ pub struct AffineParts {
 /// # Errors
 /// The format does not exist or does not divide `cols`, `values` are no whole rows, or `dtype` is
 /// no float.
-pub fn quantize(
+pub fn quantize_by(
+    method: ScaleMethod,
     values: &[f32],
     cols: usize,
     format: AffineFormat,
@@ -49,9 +78,8 @@ pub fn quantize(
     let out = out.zip(parts.scales.chunks_exact_mut(groups));
     let out = out.zip(parts.biases.chunks_exact_mut(groups));
     let mut rows: Vec<_> = values.chunks_exact(cols).zip(out).collect();
-    let store = storing(dtype);
     pool::for_each(&mut rows, |_, (values, ((c, s), b))| {
-        quantize_groups(values, format, store, (c, s, b));
+        quantize_groups(method, values, format, dtype, (c, s, b));
     });
     Ok(parts)
 }
@@ -79,25 +107,29 @@ pub fn quantize_row(
     if let Some((what, expected, got)) = wanted.into_iter().find(|(_, a, b)| a != b) {
         return Err(TensorError::Bytes { what, expected, got });
     }
-    quantize_groups(values, format, storing(dtype), (codes, scales, biases));
+    quantize_groups(ScaleMethod::Range, values, format, dtype, (codes, scales, biases));
     Ok(())
 }
 
 /// One row, group by group. Lengths are right.
 fn quantize_groups(
+    method: ScaleMethod,
     values: &[f32],
     format: AffineFormat,
-    store: fn(f32, &mut [u8]),
+    dtype: DType,
     (codes, scales, biases): (&mut [u8], &mut [u8], &mut [u8]),
 ) {
-    let AffineFormat { bits, group } = format;
+    let (AffineFormat { bits, group }, store) = (format, storing(dtype));
     let groups = values.len() / group;
     let (size, bytes) = (scales.len() / groups, codes.len() / groups);
     let steps = f32::from((1u16 << bits) - 1);
     let outputs = codes.chunks_exact_mut(bytes);
     let outputs = outputs.zip(scales.chunks_exact_mut(size)).zip(biases.chunks_exact_mut(size));
     for (values, ((codes, s), b)) in values.chunks_exact(group).zip(outputs) {
-        let (scale, bias) = scale_and_bias(values, steps);
+        let (scale, bias) = match method {
+            ScaleMethod::Range => scale_and_bias(values, steps),
+            ScaleMethod::LeastSquares => search::fitted(values, steps, dtype),
+        };
         store(scale, s);
         store(bias, b);
         pack(codes, bits, values.iter().map(|v| code(*v, scale, bias, steps)));
@@ -106,7 +138,7 @@ fn quantize_groups(
 
 /// The end of larger magnitude is represented exactly, and so is zero: the range is shifted until
 /// `edge / scale` is whole.
-fn scale_and_bias(values: &[f32], steps: f32) -> (f32, f32) {
+pub(super) fn scale_and_bias(values: &[f32], steps: f32) -> (f32, f32) {
     let lo = values.iter().copied().fold(f32::INFINITY, f32::min);
     let hi = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let below = lo.abs() > hi.abs();
@@ -118,7 +150,7 @@ fn scale_and_bias(values: &[f32], steps: f32) -> (f32, f32) {
 }
 
 /// A division, not the product with a reciprocal: the last bit decides codes.
-fn code(value: f32, scale: f32, bias: f32, steps: f32) -> u8 {
+pub(super) fn code(value: f32, scale: f32, bias: f32, steps: f32) -> u8 {
     ((value - bias) / scale).round_ties_even().clamp(0.0, steps) as u8
 }
 
