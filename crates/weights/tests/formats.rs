@@ -83,7 +83,7 @@ fn formats_are_counted_by_name() {
 }
 
 /// The error of the layer `q` of a model with these tensors.
-fn error(section: Value, tensors: &[Tensor<'_>], shape: (usize, usize)) -> WeightsError {
+fn error(section: &Value, tensors: &[Tensor<'_>], shape: (usize, usize)) -> WeightsError {
     let dir = tempfile::tempdir().unwrap();
     model(dir.path(), &json!({ "quantization_config": section }), tensors);
     let checkpoint = Checkpoint::open(dir.path());
@@ -129,7 +129,7 @@ fn settings_that_change_the_weights_are_refused_by_name() {
             "sparse-24",
         ),
     ] {
-        let error = error(section.clone(), &[], (32, 32)).to_string();
+        let error = error(&section, &[], (32, 32)).to_string();
         assert!(error.contains(name), "{section}: {error}");
     }
 }
@@ -149,14 +149,14 @@ fn damaged_tensors_are_refused() {
     let groups =
         |g: i32| (0..64).flat_map(|i| (if i == 9 { g } else { 0 }).to_le_bytes()).collect();
     for bad in [2, -1, i32::MAX, i32::MIN] {
-        let error = error(gptq.clone(), &with(groups(bad), 8), (32, 64));
+        let error = error(&gptq, &with(groups(bad), 8), (32, 64));
         assert!(error.to_string().contains("g_idx"), "{error}");
     }
     assert!(matches!(
-        error(gptq.clone(), &with(groups(1), 7), (32, 64)),
+        error(&gptq, &with(groups(1), 7), (32, 64)),
         WeightsError::Shape { .. }
     ));
-    let error_of = |shape| error(gptq.clone(), &with(groups(1), 8), shape);
+    let error_of = |shape| error(&gptq, &with(groups(1), 8), shape);
     for shape in [(32, 63), (31, 64), (32, usize::MAX), (usize::MAX, 64), (1 << 62, 1 << 62)] {
         assert!(!error_of(shape).to_string().is_empty());
     }
@@ -166,10 +166,10 @@ fn damaged_tensors_are_refused() {
         ("q.weight_scale_inv", "F32", shape, vec![0; 4 * shape.iter().product::<usize>()])
     };
     for shape in [&[2, 3][..], &[3, 2], &[5], &[2, 2, 1], &[0, 2]] {
-        let error = error(fp8.clone(), &[weight.clone(), scale(shape)], (32, 32));
+        let error = error(&fp8, &[weight.clone(), scale(shape)], (32, 32));
         assert!(error.to_string().contains("scales"), "{shape:?}: {error}");
     }
-    assert!(error(fp8, &[weight], (32, 32)).to_string().contains("no scales"));
+    assert!(error(&fp8, &[weight], (32, 32)).to_string().contains("no scales"));
     let bnb = json!({"quant_method": "bitsandbytes", "load_in_4bit": true});
     let bytes: Tensor<'_> = ("q.weight", "U8", &[512, 1], vec![0; 512]);
     let state = |text: &str| -> Tensor<'static> {
@@ -184,7 +184,7 @@ fn damaged_tensors_are_refused() {
         (r#"{"shape": [32, 33], "blocksize": 64}"#, "shape"),
         (r#"{"shape": [32, 32], "blocksize": 64}"#, "absmax"),
     ] {
-        let error = error(bnb.clone(), &[bytes.clone(), state(text), map.clone()], (32, 32));
+        let error = error(&bnb, &[bytes.clone(), state(text), map.clone()], (32, 32));
         assert!(error.to_string().contains(name), "{text}: {error}");
     }
 }
