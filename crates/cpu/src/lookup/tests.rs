@@ -1,3 +1,5 @@
+//! Products of table codes: levels and batches agree.
+
 use super::*;
 use crate::{Bytes, DType, E2M1, RowSource, TableFormat, TableScales, TableWeight, e4m3, e8m0};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The same weights in formats that every kernel reads.
+//! Table codes in formats that every kernel reads.
 
 use super::TableWeight;
 use crate::{AffineFormat, AffineWeight, Bytes, DType, Result, Weight, formats::ordered, pool};

@@ -1,3 +1,5 @@
+//! Table codes against their definition, and in other formats.
+
 use super::{lookup::halves_portable, *};
 use crate::{RowSource, Weight};
 
