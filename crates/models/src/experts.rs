@@ -354,15 +354,17 @@ fn maps(
     };
     let all = format!("{at}.experts.{fused}");
     if weights.has(&all) {
-        let (inputs, width) = (shape.0, shape.1.saturating_mul(part.1));
-        let (_, dims, _) = weights.floats(&all)?;
         return Ok(match names.fused {
             Fused::Interleaved => weights.transposed(&all, n, shape, part)?,
-            // transformers may have turned them when it saved them.
-            Fused::Transposed if dims == [n, inputs, width] => {
-                weights.transposed_halves(&all, n, shape, part)?
+            Fused::Transposed => {
+                let turned = [n, shape.0, shape.1.saturating_mul(part.1)];
+                // transformers may have turned them when it saved them.
+                match weights.floats(&all)?.1 == turned {
+                    true => weights.transposed_halves(&all, n, shape, part)?,
+                    false => weights.fused(&all, n, shape, part)?,
+                }
             }
-            Fused::Transposed | Fused::Rows => weights.fused(&all, n, shape, part)?,
+            Fused::Rows => weights.fused(&all, n, shape, part)?,
         });
     }
     let [gate, up, down] = names.maps;

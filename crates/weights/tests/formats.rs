@@ -152,10 +152,7 @@ fn damaged_tensors_are_refused() {
         let error = error(&gptq, &with(groups(bad), 8), (32, 64));
         assert!(error.to_string().contains("g_idx"), "{error}");
     }
-    assert!(matches!(
-        error(&gptq, &with(groups(1), 7), (32, 64)),
-        WeightsError::Shape { .. }
-    ));
+    assert!(matches!(error(&gptq, &with(groups(1), 7), (32, 64)), WeightsError::Shape { .. }));
     let error_of = |shape| error(&gptq, &with(groups(1), 8), shape);
     for shape in [(32, 63), (31, 64), (32, usize::MAX), (usize::MAX, 64), (1 << 62, 1 << 62)] {
         assert!(!error_of(shape).to_string().is_empty());
