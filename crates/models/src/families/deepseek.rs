@@ -137,7 +137,8 @@ pub(super) fn youtu(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
 }
 
 /// DeepSeek V3's router, with so many layers before the first that has one where config.json says nothing.
-fn sigmoid(
+/// A model whose experts are chosen by sigmoids, with so many layers before the first that has such.
+pub(super) fn sigmoid(
     family: &'static str,
     dense: usize,
     config: &Value,

@@ -30,6 +30,7 @@ mod hunyuan_v1_dense;
 mod hybrid;
 mod internlm;
 mod jamba;
+mod kimi_linear;
 mod laguna;
 mod lfm2;
 mod llama;
@@ -171,6 +172,7 @@ pub static FAMILIES: &[Family] = &[
     ),
     family(&["jais2"], "Jais 2", false, plain::jais2),
     family(&["jamba"], "Jamba", false, jamba::jamba),
+    family(&["kimi_linear"], "Kimi Linear", false, kimi_linear::kimi_linear),
     family(&["laguna"], "Laguna", false, laguna::laguna),
     family(&["lfm2"], "LFM2", false, lfm2::lfm2),
     family(&["lfm2_moe"], "LFM2 with experts", false, lfm2::lfm2_moe),
