@@ -1,6 +1,6 @@
 """Trains the demo model on one GPU, ten minutes on a recent one:
 
-    train.py corpus.txt tokenizer.json OUT [--seconds 240 120 120 100] [--workers 14]
+    train.py corpus.txt tokenizer.json OUT [--size demo] [--resume DENSE] [--seconds 240 120 120 100] [--workers 14]
 
 Four stages, each a time and a longer context. Rows are made by worker processes as they are needed.
 """
@@ -92,20 +92,24 @@ def main():
     p.add_argument("out", type=Path)
     p.add_argument("--seconds", type=float, nargs=len(STAGES), default=[240, 120, 120, 100])
     p.add_argument("--workers", type=int, default=14)
+    p.add_argument("--size", choices=qwen3.SIZES, default="demo")
+    p.add_argument("--resume", type=Path, metavar="DENSE", help="begin with a checkpoint that this wrote")
+    p.add_argument("--rate", type=float, default=1.0, help="factor of all learning rates")
+    p.add_argument("--seed", type=int, default=1000)
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
 
     # Before CUDA: a forked process cannot use it.
     context = mp.get_context("fork")
     stage_now, queue = context.Value("i", 0), context.Queue(maxsize=96)
-    workers = [context.Process(target=make_rows, args=(a.corpus, a.tokenizer, 1000 + i, stage_now, queue), daemon=True)
+    workers = [context.Process(target=make_rows, args=(a.corpus, a.tokenizer, a.seed + i, stage_now, queue), daemon=True)
                for i in range(a.workers)]
     for w in workers:
         w.start()
 
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True
-    model = qwen3.Model().cuda()
+    model = (qwen3.load(a.resume).train() if a.resume else qwen3.Model(qwen3.SIZES[a.size])).cuda()
     matrices = [x for n, x in model.named_parameters() if x.ndim == 2 and "embed" not in n]
     others = [x for n, x in model.named_parameters() if x.ndim != 2 or "embed" in n]
     muon = Muon(matrices, MATRIX_RATE)
@@ -116,7 +120,7 @@ def main():
         stage_now.value = stage
         begun, k = None, 0  # the clock starts after compilation
         while begun is None or time.time() - begun < seconds:
-            factor = rate(stage, steps, 0 if begun is None else (time.time() - begun) / seconds)
+            factor = a.rate * rate(stage, steps, 0 if begun is None else (time.time() - begun) / seconds)
             for group in muon.param_groups:
                 group["lr"] = MATRIX_RATE * factor
             for group in adam.param_groups:
@@ -133,7 +137,7 @@ def main():
                 begun = time.time()
             if k == 3 or k % (200, 50, 20, 10)[stage] == 0:
                 print(f"stage {stage} step {k} loss {loss.item():.3f} tokens {tokens / 1e6:.1f} M", flush=True)
-    qwen3.save(model, a.out)
+        qwen3.save(model, a.out)
     shutil.copy(a.tokenizer, a.out / "tokenizer.json")
     for w in workers:
         w.terminate()
