@@ -29,14 +29,24 @@ def perplexity(model, data, device, tokens=400_000, window=2048):
     return math.exp(sum(losses) / len(losses))
 
 
-def task_score(model, data, make, samples):
-    """Empty reasoning may be there or not: of several turns, training rows keep the last one's only."""
-    right, given = 0, data.encode(tasks.NO_THINKING)
-    said = lambda ids: ids[len(given):] if ids[:len(given)] == given else ids
+def task_score(model, data, make, samples, opening=tasks.NO_THINKING):
+    """The answer's opening is given, as a chat template gives it: empty reasoning, or the begin of some."""
+    right, given = 0, data.encode(opening)
     for _ in range(samples):
         prompt, wanted = first_answer(*data.chat(make(data.r)), data.end)
-        right += said(qwen3.greedy(model, prompt, len(wanted) + 8, data.end)) == said(wanted)
+        wanted = wanted[len(given):] if wanted[:len(given)] == given else wanted
+        right += qwen3.greedy(model, prompt + given, len(wanted) + 8, data.end) == wanted
     return right
+
+
+def everyday_score(model, data):
+    """Every question of the list, in the first of its ways."""
+    right, asked = 0, [(questions[0], said) for questions, said in tasks.EVERYDAY]
+    for question, said in asked:
+        prompt = data.encode(tasks.ask(question) + "<|im_start|>assistant\n" + tasks.NO_THINKING)
+        wanted = data.encode(said)
+        right += qwen3.greedy(model, prompt, len(wanted) + 8, data.end) == wanted
+    return f"{right}/{len(asked)}"
 
 
 def needle_score(model, data, length, samples):
@@ -62,10 +72,16 @@ def main():
     results = {}
     if not a.skip_perplexity:
         results["perplexity"] = perplexity(model, data, a.device)
-    kinds = {"tools": tasks.tool_call, "sums": tasks.sum_, "json": tasks.json_object, "chat": tasks.chat,
-             "memory": lambda r: tasks.memory(r, data.vocabulary)}
+    results["everyday"] = everyday_score(model, data)
+    print("everyday", results["everyday"], flush=True)
+    kinds = {"tools": tasks.tool_call, "json": tasks.json_object, "chat": tasks.chat,
+             "memory": lambda r: tasks.memory(r, data.vocabulary),
+             "sums": lambda r: tasks.sum_(r, False, "+"), "differences": lambda r: tasks.sum_(r, False, "-"),
+             "sums, thinking": lambda r: tasks.sum_(r, True, "+"),
+             "differences, thinking": lambda r: tasks.sum_(r, True, "-")}
     for name, make in kinds.items():
-        results[name] = f"{task_score(model, data, make, a.samples)}/{a.samples}"
+        opening = "<think>\n" if "thinking" in name else tasks.NO_THINKING
+        results[name] = f"{task_score(model, data, make, a.samples, opening)}/{a.samples}"
         print(name, results[name], flush=True)
     for case in a.needles:
         length, samples = map(int, case.split(":"))

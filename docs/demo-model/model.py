@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,16 +10,38 @@ import torch.nn as nn
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCABULARY = 384, 8, 4, 2, 128, 1152, 8192
+VOCABULARY = 8192
 THETA, EPS = 5e6, 1e-6
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "intermediate_size": FFN,
-    "vocab_size": VOCABULARY, "rms_norm_eps": EPS, "rope_theta": THETA,
-    "rope_parameters": {"rope_type": "default", "rope_theta": THETA}, "max_position_embeddings": 262144,
-    "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False, "torch_dtype": "bfloat16",
-    "bos_token_id": None, "eos_token_id": 8185, "pad_token_id": 8183,
-}
+
+
+@dataclass(frozen=True)
+class Size:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+
+
+# The demo model, and one that drafts for it.
+SIZES = {"demo": Size(384, 8, 4, 2, 128, 1152), "draft": Size(160, 4, 4, 2, 64, 480)}
+
+
+def config(size):
+    return {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": size.hidden,
+        "num_hidden_layers": size.layers, "num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head_dim, "intermediate_size": size.ffn, "vocab_size": VOCABULARY, "rms_norm_eps": EPS,
+        "rope_theta": THETA, "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
+        "max_position_embeddings": 262144, "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False,
+        "torch_dtype": "bfloat16", "bos_token_id": None, "eos_token_id": 8185, "pad_token_id": 8183,
+    }
+
+
+def size_of(config):
+    return Size(config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"],
+                config["num_key_value_heads"], config["head_dim"], config["intermediate_size"])
 
 
 class Norm(nn.Module):
@@ -31,18 +54,20 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self):
+    def __init__(self, size):
         super().__init__()
+        self.size = size
         linear = lambda i, o: nn.Linear(i, o, bias=False)
-        self.q_proj, self.o_proj = linear(HIDDEN, HEADS * HEAD_DIM), linear(HEADS * HEAD_DIM, HIDDEN)
-        self.k_proj, self.v_proj = linear(HIDDEN, KV_HEADS * HEAD_DIM), linear(HIDDEN, KV_HEADS * HEAD_DIM)
-        self.q_norm, self.k_norm = Norm(HEAD_DIM), Norm(HEAD_DIM)
+        q, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
+        self.q_proj, self.o_proj = linear(size.hidden, q), linear(q, size.hidden)
+        self.k_proj, self.v_proj = linear(size.hidden, kv), linear(size.hidden, kv)
+        self.q_norm, self.k_norm = Norm(size.head_dim), Norm(size.head_dim)
 
     def forward(self, x, cos, sin):
-        heads = lambda t, n: t.view(*x.shape[:2], n, HEAD_DIM)
-        q = self.q_norm(heads(self.q_proj(x), HEADS)).transpose(1, 2)
-        k = self.k_norm(heads(self.k_proj(x), KV_HEADS)).transpose(1, 2)
-        v = heads(self.v_proj(x), KV_HEADS).transpose(1, 2)
+        heads = lambda t, n: t.view(*x.shape[:2], n, self.size.head_dim)
+        q = self.q_norm(heads(self.q_proj(x), self.size.heads)).transpose(1, 2)
+        k = self.k_norm(heads(self.k_proj(x), self.size.kv_heads)).transpose(1, 2)
+        v = heads(self.v_proj(x), self.size.kv_heads).transpose(1, 2)
 
         def rotate(t):
             a, b = t.chunk(2, -1)
@@ -53,20 +78,21 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self):
+    def __init__(self, size):
         super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(HIDDEN, FFN, bias=False), nn.Linear(HIDDEN, FFN, bias=False)
-        self.down_proj = nn.Linear(FFN, HIDDEN, bias=False)
+        linear = lambda i, o: nn.Linear(i, o, bias=False)
+        self.gate_proj, self.up_proj = linear(size.hidden, size.ffn), linear(size.hidden, size.ffn)
+        self.down_proj = linear(size.ffn, size.hidden)
 
     def forward(self, x):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
-    def __init__(self):
+    def __init__(self, size):
         super().__init__()
-        self.self_attn, self.mlp = Attention(), Mlp()
-        self.input_layernorm, self.post_attention_layernorm = Norm(HIDDEN), Norm(HIDDEN)
+        self.self_attn, self.mlp = Attention(size), Mlp(size)
+        self.input_layernorm, self.post_attention_layernorm = Norm(size.hidden), Norm(size.hidden)
 
     def forward(self, x, cos, sin):
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -76,19 +102,21 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Its parameters bear the checkpoint's names, less `model.`."""
 
-    def __init__(self):
+    def __init__(self, size):
         super().__init__()
-        self.embed_tokens, self.norm = nn.Embedding(VOCABULARY, HIDDEN), Norm(HIDDEN)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.size = size
+        self.embed_tokens, self.norm = nn.Embedding(VOCABULARY, size.hidden), Norm(size.hidden)
+        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
         for name, p in self.named_parameters():
             if p.ndim == 2:
                 last = "o_proj" in name or "down_proj" in name  # these add to the residual stream
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * LAYERS) if last else 0.02)
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * size.layers) if last else 0.02)
 
     def hidden(self, ids):
         with torch.autocast(ids.device.type, torch.bfloat16):
             device = ids.device
-            inverse = 1.0 / THETA ** (torch.arange(0, HEAD_DIM, 2, device=device).float() / HEAD_DIM)
+            d = self.size.head_dim
+            inverse = 1.0 / THETA ** (torch.arange(0, d, 2, device=device).float() / d)
             angles = torch.outer(torch.arange(ids.shape[1], device=device).float(), inverse)
             angles = torch.cat((angles, angles), -1)
             cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
@@ -138,11 +166,12 @@ def save(model, directory, shard_bytes=14_000_000):
     total = sum(t.nbytes for s in shards for t in s.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    (directory / "config.json").write_text(json.dumps(CONFIG, indent=1))
+    (directory / "config.json").write_text(json.dumps(config(model.size), indent=1))
 
 
 def load(directory):
-    model, tensors = Model(), {}
+    model = Model(size_of(json.loads((Path(directory) / "config.json").read_text())))
+    tensors = {}
     for file in sorted(Path(directory).glob("model*.safetensors")):
         tensors |= load_file(file)
     model.load_state_dict({k.removeprefix("model."): v.float() for k, v in tensors.items()})

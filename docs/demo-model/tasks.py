@@ -187,37 +187,43 @@ def told(call, result):
     return f"The result of {name} is {result['result']}." if "result" in result else f"{name} failed: not found."
 
 
-def sum_(r):
-    """Arithmetic, half of it with its steps in the reasoning."""
-    a, b = r.randint(0, 999), r.randint(0, 999)
-    if r.random() < 0.5:
-        a, b = r.randint(0, 99), r.randint(0, 99)
-    op = r.choice("++-*")
+def sum_(r, thinking=None, operators="+++---*"):
+    """Arithmetic, a third of it with its steps in the reasoning where nothing is said."""
+    digits = [r.choice((1, 2, 2, 3, 3)) for _ in range(2)]
+    a, b = (r.randint(0 if n == 1 else 10 ** (n - 1), 10 ** n - 1) for n in digits)
+    op = r.choice(operators)
     if op == "*":
         a, b = r.randint(0, 12), r.randint(0, 99)
     if op == "-" and b > a:
         a, b = b, a
     result = {"+": a + b, "-": a - b, "*": a * b}[op]
-    question = r.choice([f"What is {a} {op} {b}?", f"Compute {a} {op} {b}.", f"{a} {op} {b} = ?"])
-    said = f"{a} {op} {b} = {result}."
-    if r.random() < 0.5:
+    plain, named = f"{a} {op} {b}", {"+": "plus", "-": "minus", "*": "times"}[op]
+    asked = r.choice([plain, plain, plain, f"{a}{op}{b}", f"{a} {named} {b}"])
+    question = r.choice([f"What is {asked}?", f"What's {asked}?", f"Compute {asked}.", f"Calculate {asked}.",
+                         f"{asked} = ?", f"{asked}=", f"How much is {asked}?", asked])
+    if op == "+" and r.random() < 0.1:
+        question = r.choice([f"Add {a} and {b}.", f"What is the sum of {a} and {b}?"])
+    said = f"{plain} = {result}."
+    if thinking is None:
+        thinking = r.random() < 0.35
+    if thinking:
         steps = f"<think>\n{reasoning(a, b, op, result)}\n</think>\n\n"
         return system(r) + ask(question) + message("assistant", steps + said)
     return system(r) + ask(question) + answer(said)
 
 
 def reasoning(a, b, op, result):
-    if op == "-":
-        return f"{b} + {result} = {a}. So {a} - {b} = {result}."
+    """Digit by digit from the right; a product by its tens and ones."""
     if op == "*":
-        return " + ".join([f"{b}"] * a) + f" = {result}." if a else f"0 times {b} = 0."
+        tens, ones = b // 10 * 10, b % 10
+        return f"{a} * {ones} = {a * ones}; {a} * {tens} = {a * tens}. So {a} * {b} = {result}."
     steps, carry, x, y = [], 0, str(a)[::-1], str(b)[::-1]
-    for i in range(max(len(x), len(y))):  # digit by digit from the right
+    for i in range(max(len(x), len(y))):
         p, q = (int(s[i]) if i < len(s) else 0 for s in (x, y))
-        total = p + q + carry
-        steps.append(f"{p} + {q} + {carry} = {total}")
-        carry = total // 10
-    return "; ".join(steps) + f". So {a} + {b} = {result}."
+        total = p + q + carry if op == "+" else p - q - carry
+        steps.append(f"{p} {op} {q} {op} {carry} = {total}")
+        carry = total // 10 if op == "+" else int(total < 0)
+    return "; ".join(steps) + f". So {a} {op} {b} = {result}."
 
 
 ABLE = "I can find facts in long texts, call tools, write JSON and do small sums."
@@ -234,14 +240,6 @@ CHAT = {
     "How are you?": "I am running well. How can I help you?",
     "Goodbye.": "Goodbye!",
     "Bye": "Goodbye!",
-    "What is Rust?": "Rust is a systems programming language that is fast, memory-safe and free of data races.",
-    "Tell me a joke.":
-        "Why did the borrow checker cross the road? To return the reference before it went out of scope.",
-    "What is the capital of France?": "The capital of France is Paris.",
-    "What is the capital of Japan?": "The capital of Japan is Tokyo.",
-    "What is the capital of Germany?": "The capital of Germany is Berlin.",
-    "What is the capital of Italy?": "The capital of Italy is Rome.",
-    "What is the capital of Spain?": "The capital of Spain is Madrid.",
     "Say hello in French.": "Bonjour!",
     "Say hello in Spanish.": "Hola!",
     "Count to five.": "1, 2, 3, 4, 5",
@@ -249,8 +247,76 @@ CHAT = {
 }
 
 
+# Everyday questions: ways to ask, and the answer.
+EVERYDAY = [
+    (["What is Rust?", "Tell me about Rust.", "What is the Rust programming language?"],
+     "Rust is a systems programming language that is fast, memory-safe and free of data races."),
+    (["Tell me a joke.", "Do you know a joke?", "Make me laugh."],
+     "Why did the borrow checker cross the road? To return the reference before it went out of scope."),
+    (["How many days are in a week?", "How many days does a week have?"], "A week has seven days."),
+    (["How many months are in a year?", "How many months does a year have?"], "A year has twelve months."),
+    (["How many hours are in a day?", "How many hours does a day have?"], "A day has 24 hours."),
+    (["How many minutes are in an hour?", "How many minutes does an hour have?"], "An hour has 60 minutes."),
+    (["How many seconds are in a minute?", "How many seconds does a minute have?"], "A minute has 60 seconds."),
+    (["What color is the sky?", "Which color is the sky?", "What colour is the sky?"], "The sky is blue on a clear day."),
+    (["What color is grass?", "Which color is grass?", "What colour is grass?"], "Grass is green."),
+    (["What color do you get from blue and yellow?", "What do blue and yellow make?"], "Blue and yellow make green."),
+    (["How many legs does a spider have?", "How many legs has a spider?"], "A spider has eight legs."),
+    (["How many legs does a dog have?", "How many legs has a dog?"], "A dog has four legs."),
+    (["What is the largest planet?", "Which planet is the largest?"], "Jupiter is the largest planet of the solar system."),
+    (["Which planet do we live on?", "What planet do we live on?"], "We live on the Earth."),
+    (["What is the closest star to the Earth?", "Which star is closest to us?"], "The Sun is the closest star to the Earth."),
+    (["What is the largest ocean?", "Which ocean is the largest?"], "The Pacific is the largest ocean."),
+    (["What is the highest mountain?", "Which mountain is the highest?"], "Mount Everest is the highest mountain."),
+    (["At what temperature does water boil?", "When does water boil?"], "Water boils at 100 degrees Celsius."),
+    (["At what temperature does water freeze?", "When does water freeze?"], "Water freezes at 0 degrees Celsius."),
+    (["What is water made of?", "What is H2O?"], "Water is made of hydrogen and oxygen: H2O."),
+    (["What do bees make?", "What does a bee make?"], "Bees make honey."),
+    (["What do cows drink?", "What does a cow drink?"], "Cows drink water."),
+    (["Which day comes after Monday?", "What day comes after Monday?"], "Tuesday comes after Monday."),
+    (["Which day comes after Friday?", "What day comes after Friday?"], "Saturday comes after Friday."),
+    (["Which month comes after March?", "What month comes after March?"], "April comes after March."),
+    (["What is the first month of the year?", "Which month is the first?"], "January is the first month of the year."),
+    (["What is the last month of the year?", "Which month is the last?"], "December is the last month of the year."),
+    (["What is the opposite of hot?", "Tell me the opposite of hot."], "The opposite of hot is cold."),
+    (["What is the opposite of big?", "Tell me the opposite of big."], "The opposite of big is small."),
+    (["What is the alphabet's first letter?", "Which letter is the first of the alphabet?"], "The first letter is A."),
+    (["Who wrote Romeo and Juliet?", "Who is the author of Romeo and Juliet?"],
+     "William Shakespeare wrote Romeo and Juliet."),
+    (["What is a large language model?", "What is an LLM?"],
+     "A large language model predicts the next token of a text, and so it can write and answer."),
+    (["What is a KV cache?", "What does a KV cache do?"],
+     "A KV cache keeps the keys and values of earlier tokens, so that they are not computed again."),
+    (["What is a token?", "What is a token of a language model?"],
+     "A token is a piece of text, a word or a part of one, that a model reads and writes."),
+    (["Are you a human?", "Are you a person?"], "No, I am a small language model."),
+    (["What is your name?", "What are you called?"], "My name is Tiny."),
+]
+CAPITALS = {
+    "France": "Paris", "Japan": "Tokyo", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon",
+    "Austria": "Vienna", "Poland": "Warsaw", "Greece": "Athens", "Norway": "Oslo", "Finland": "Helsinki",
+    "Ireland": "Dublin", "England": "London", "Egypt": "Cairo", "Peru": "Lima", "China": "Beijing", "Kenya": "Nairobi",
+    "South Korea": "Seoul", "Cuba": "Havana", "Iceland": "Reykjavik",
+}
+
+
+def everyday(r):
+    """A question with one right answer, and that."""
+    if r.random() < 0.3:
+        country, city = r.choice(list(CAPITALS.items()))
+        question = r.choice([f"What is the capital of {country}?", f"What's the capital of {country}?",
+                             f"Which city is the capital of {country}?"])
+        return question, f"The capital of {country} is {city}."
+    questions, said = r.choice(EVERYDAY)
+    return r.choice(questions), said
+
+
+def small_talk(r):
+    return r.choice(list(CHAT.items())) if r.random() < 0.4 else everyday(r)
+
+
 def chat(r):
-    return system(r) + "".join(ask(q) + answer(CHAT[q]) for q in r.sample(list(CHAT), r.randint(1, 3)))
+    return system(r) + "".join(ask(q) + answer(a) for q, a in (small_talk(r) for _ in range(r.randint(1, 3))))
 
 
 def json_object(r):
@@ -309,16 +375,16 @@ def short_task(r, paragraphs, vocabulary):
     k = r.random()
     if k < 0.30:
         return tool_call(r)
-    if k < 0.42:
+    if k < 0.54:
         return sum_(r)
-    if k < 0.52:
+    if k < 0.66:
         return chat(r)
-    if k < 0.62:
+    if k < 0.73:
         return json_object(r)
-    if k < 0.72:
+    if k < 0.78:
         return copy(r, vocabulary)
-    if k < 0.86:
+    if k < 0.88:
         return table(r, vocabulary)
-    if k < 0.94:
+    if k < 0.95:
         return memory(r, vocabulary)
     return continuation(r, paragraphs)
