@@ -295,12 +295,12 @@ impl FeedForward {
     /// That of the layer below `at`, where and as it will run; `None` of a layer without one.
     pub(crate) fn load(
         spec: &Spec,
-        mlp: MlpSpec,
+        mlp: &MlpSpec,
         weights: Source<'_>,
         at: &str,
         options: LoadOptions<'_>,
     ) -> Result<Option<Self>, ModelError> {
-        Ok(match mlp {
+        Ok(match *mlp {
             MlpSpec::None => None,
             MlpSpec::Dense(inner) | MlpSpec::Shortcut(inner, _) | MlpSpec::AfterShortcut(inner) => {
                 let dense = Dense::load(spec, weights, &format!("{at}.mlp"), inner)?;

@@ -62,7 +62,7 @@ impl Layer {
             place(name, of).map(norm).transpose()
         };
         let mixer = mixers::load(spec, layer, ids, weights, at, options)?;
-        let mlp = FeedForward::load(spec, layer.mlp, weights, at, options)?;
+        let mlp = FeedForward::load(spec, &layer.mlp, weights, at, options)?;
         let scalar = || weights.array(&format!("{at}.layer_scalar"), &[1]);
         let scalar = spec.layer_scalar.then(scalar).transpose()?;
         let input = |own| LayerInput::load(spec, (own, index), weights, at, options);

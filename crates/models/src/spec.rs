@@ -145,7 +145,6 @@ pub(crate) struct LayerSpec {
 }
 
 /// A layer's feed-forward.
-#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum MlpSpec {
     /// The layer ends with its mixer.

@@ -1,5 +1,7 @@
 //! Encoders give the vectors that transformers gives, whatever other texts are computed with them.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use safetensors::SafeTensors;
 use std::{fs, path::PathBuf};
 use taper_models::Encoder;
