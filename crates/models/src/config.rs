@@ -6,7 +6,9 @@ use crate::{ModelError, rope::RopeConfig};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-pub(crate) use fields::{activation, biases, refuse, ropes_by_type, windows, with, with_defaults};
+pub(crate) use fields::{
+    activation, biases, refuse, ropes_by_type, windows, with, with_default, with_defaults,
+};
 
 /// Shape of a decoder, as Hugging Face names it.
 #[derive(Debug, Clone, Deserialize)]

@@ -65,7 +65,7 @@ pub(crate) enum Fused {
     Rows,
     /// Inputs first, gate's outputs before up's (Llama 4).
     Transposed,
-    /// Inputs first, outputs of gate and up in turns.
+    /// Inputs first, outputs of gate and up interleaved.
     Interleaved,
 }
 

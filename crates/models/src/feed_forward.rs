@@ -102,7 +102,7 @@ impl Dense {
         Ok(Self::Gated(gated))
     }
 
-    /// The same with a limit of its activation, if it has a gate.
+    /// This feed-forward with a limit of its activation, if it has a gate.
     pub(crate) fn limited(mut self, limit: Option<f32>) -> Self {
         if let Self::Gated(gated) = &mut self {
             gated.limit = limit;

@@ -8,26 +8,26 @@ use taper_tensor::{LayerNorm, RmsNorm, Tensor};
 pub(crate) enum NormKind {
     /// Divided by the root of the mean square, times weights.
     Rms,
-    /// The same without weights.
+    /// Divided by the root of the mean square.
     RmsPlain,
     /// Centred and divided by the standard deviation, times weights, plus a bias.
     LayerBias,
-    /// The same without a bias.
+    /// Centred and divided by the standard deviation, times weights.
     Layer,
-    /// The same without weights, too.
+    /// Centred and divided by the standard deviation.
     LayerPlain,
 }
 
 /// What a layer's norms are called; where nothing is said, there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LayerNorms {
-    /// Of what the mixer reads.
+    /// Norm of what the mixer reads.
     pub(crate) mixer: Option<&'static str>,
-    /// Of the mixer's output, before the residual sum.
+    /// Norm of the mixer's output, before the residual sum.
     pub(crate) after_mixer: Option<&'static str>,
-    /// Of what the feed-forward reads. Beside a parallel mixer, `None` is the mixer's.
+    /// Norm of what the feed-forward reads. Beside a parallel mixer, `None` is the mixer's.
     pub(crate) mlp: Option<&'static str>,
-    /// Of the feed-forward's output.
+    /// Norm of the feed-forward's output, before the residual sum.
     pub(crate) after_mlp: Option<&'static str>,
 }
 

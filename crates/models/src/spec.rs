@@ -26,7 +26,7 @@ pub(crate) struct Spec {
     pub(crate) norms: LayerNorms,
     /// Of norms of a mixer's or a feed-forward's output, where it is their own.
     pub(crate) after_norm_eps: Option<f32>,
-    /// Of the norm before the output projection, where it is its own.
+    /// Offset of the norm before the output projection, where it is its own.
     pub(crate) last_norm_offset: Option<f32>,
     /// Rows of the token table are divided by the root of their mean square.
     pub(crate) embed_norm: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Spec {
     pub(crate) attn_soft_cap: Option<f32>,
     /// A learned score without a value in every head's softmax (gpt-oss).
     pub(crate) attn_sinks: bool,
-    /// The same, in layers with a window only (MiMo V2 Flash).
+    /// Sinks in layers with a window only (MiMo V2 Flash).
     pub(crate) window_sinks: bool,
     /// Elements of a head of values, where they are fewer than [`Spec::head_dim`]. The cache keeps zeros after them.
     pub(crate) value_dim: Option<usize>,
@@ -200,11 +200,11 @@ pub(crate) enum FusedQkv {
 pub(crate) enum QkNorm {
     /// Of each head, before it is rotated (Qwen 3, Gemma 3).
     Head,
-    /// The same without weights.
+    /// Of each head, before it is rotated, without weights.
     HeadPlain,
     /// Of each head, after it is rotated (Hunyuan).
     Rotated,
-    /// The same without weights, in layers that rotate (Llama 4).
+    /// Of each head, after it is rotated, without weights, and only in layers that rotate (Llama 4).
     RotatedPlain,
     /// Of all heads of a token together, before they are rotated (OLMo).
     Whole,
@@ -221,7 +221,7 @@ pub(crate) enum AttentionGate {
     ProjectedHead,
     /// The softplus of `self_attn.gate_proj`, `ln(1 + e^x)`, element by element (Laguna).
     Softplus,
-    /// The same, one a head.
+    /// The softplus of `self_attn.gate_proj`, one a head.
     SoftplusHead,
 }
 

@@ -50,11 +50,11 @@ pub fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
 /// Numbers of xIELU (arXiv 2411.13010).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Xielu {
-    /// Of the square of what is positive.
+    /// Factor of the square of what is positive.
     pub alpha_p: f32,
-    /// Of the exponential of what is negative.
+    /// Factor of the exponential of what is negative.
     pub alpha_n: f32,
-    /// Of the line through both.
+    /// Slope of the line through both.
     pub beta: f32,
     /// Exponents are no larger; it is a little below 0.
     pub eps: f32,

@@ -11,10 +11,18 @@ pub(crate) fn with_defaults(config: &Value, defaults: &[(&str, Value)]) -> Value
     let mut config = config.clone();
     if let Some(fields) = config.as_object_mut() {
         for (field, value) in defaults {
-            fields.entry(*field).or_insert_with(|| value.clone());
+            let field = fields.entry(*field).or_insert(Value::Null);
+            if field.is_null() {
+                *field = value.clone();
+            }
         }
     }
     config
+}
+
+/// The configuration with a value for one field, where it says nothing of it.
+pub(crate) fn with_default(config: &Value, field: &str, value: impl Into<Value>) -> Value {
+    with_defaults(config, &[(field, value.into())])
 }
 
 /// The configuration with another value of a field.

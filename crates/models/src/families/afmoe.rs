@@ -54,7 +54,7 @@ pub(super) fn afmoe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
             return bad(field, groups.to_string());
         }
     }
-    let config = &super::with_default(config, "head_dim", 128);
+    let config = &config::with_default(config, "head_dim", 128);
     let (_, mut spec) = read(FAMILY, config, 10_000.0, options)?;
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     (spec.norms, spec.renames) = (NORMS, routed::SHARED_EXPERTS);

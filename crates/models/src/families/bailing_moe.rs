@@ -1,6 +1,6 @@
 //! Ling (Bailing): fused projections, half of each head is rotated, experts that a sigmoid or a softmax chooses.
 
-use super::{read, routed, with_default};
+use super::{read, routed};
 use crate::{
     LoadOptions, ModelError, config,
     experts::ExpertSpec,
@@ -68,7 +68,7 @@ pub(super) fn bailing_moe(config: &Value, options: LoadOptions<'_>) -> Result<Sp
     let config = &match own.rotary_dim {
         Some(dim) => {
             let part = dim as f64 / shape.head_dim() as f64;
-            with_default(config, "partial_rotary_factor", part)
+            config::with_default(config, "partial_rotary_factor", part)
         }
         None => config.clone(),
     };

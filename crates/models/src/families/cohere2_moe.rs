@@ -44,8 +44,8 @@ pub(super) fn cohere2_moe(config: &Value, options: LoadOptions<'_>) -> Result<Sp
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     let own: Own = config::parse(FAMILY, config)?;
     let eps = own.rms_norm_eps.or(own.layer_norm_eps).unwrap_or(1e-5);
-    let config = &super::with_default(config, "rms_norm_eps", f64::from(eps));
-    let config = &super::with_default(config, "head_dim", 128);
+    let config = &config::with_default(config, "rms_norm_eps", f64::from(eps));
+    let config = &config::with_default(config, "head_dim", 128);
     let (shape, mut spec) = read(FAMILY, config, 10_000.0, options)?;
     let scale = own.logit_scale.unwrap_or(0.0625);
     config::factors(FAMILY, &[("logit_scale", Some(scale))])?;

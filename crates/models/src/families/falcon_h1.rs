@@ -2,7 +2,7 @@
 
 use super::{
     common,
-    hybrid::{Bamba, require_attention, require_off, unknown, with_default},
+    hybrid::{Bamba, require_attention, require_off, unknown},
     read,
 };
 use crate::{
@@ -32,7 +32,7 @@ struct Indices {
 pub(super) fn bamba(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let family = "bamba";
     config::require(family, config, "hidden_act", &["silu"])?;
-    let config = &with_default(config, "rms_norm_eps", 1e-5);
+    let config = &config::with_default(config, "rms_norm_eps", 1e-5);
     let shape: Shape = config::parse(family, config)?;
     let own: Indices = config::parse(family, config)?;
     let mut rope = config::rope(family, config, 10_000.0)?;
@@ -119,7 +119,7 @@ pub(super) fn falcon_h1(config: &Value, options: LoadOptions<'_>) -> Result<Spec
     for field in ["attention_bias", "mamba_proj_bias"] {
         require_off(FAMILY, config, field)?;
     }
-    let config = &with_default(config, "rms_norm_eps", 1e-5);
+    let config = &config::with_default(config, "rms_norm_eps", 1e-5);
     let own: Own = config::parse(FAMILY, config)?;
     own.check()?;
     let (_, mut spec) = read(FAMILY, config, 10_000.0, options)?;

@@ -3,7 +3,7 @@
 
 use super::{
     granite::multiplied,
-    hybrid::{Bamba, kind, require_attention, unknown, with_default},
+    hybrid::{Bamba, kind, require_attention, unknown},
     read,
 };
 use crate::{
@@ -47,8 +47,8 @@ pub(super) fn granitemoehybrid(
     config: &Value,
     options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
-    let config = &with_default(config, "num_local_experts", 8);
-    let config = &with_default(config, "num_experts_per_tok", 2);
+    let config = &config::with_default(config, "num_local_experts", 8);
+    let config = &config::with_default(config, "num_experts_per_tok", 2);
     let own: Own = config::parse(FAMILY, config)?;
     let bamba: Bamba = config::parse(FAMILY, config)?;
     let (_, spec) = read(FAMILY, config, 10_000.0, options)?;

@@ -15,16 +15,6 @@ pub(super) const MAX_HEADS: usize = 1 << 14;
 /// Tokens that a convolution sees.
 pub(super) const MAX_KERNEL: usize = 1 << 10;
 
-/// The configuration with a setting where it says nothing of it.
-pub(super) fn with_default(config: &Value, field: &str, default: impl Into<Value>) -> Value {
-    let mut config = config.clone();
-    if let Some(fields) = config.as_object_mut() {
-        fields.retain(|name, value| name != field || !value.is_null());
-        fields.entry(field).or_insert_with(|| default.into());
-    }
-    config
-}
-
 /// What a list says of a layer.
 pub(super) fn kind<'a>(
     family: &'static str,

@@ -2,7 +2,7 @@
 
 use super::{
     common,
-    hybrid::{MAX_HEADS, MAX_KERNEL, require_attention, with_default},
+    hybrid::{MAX_HEADS, MAX_KERNEL, require_attention},
     mamba::rank,
 };
 use crate::{
@@ -42,7 +42,7 @@ struct Own {
 
 pub(super) fn jamba(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
-    let config = &with_default(config, "max_position_embeddings", 262_144);
+    let config = &config::with_default(config, "max_position_embeddings", 262_144);
     let shape: Shape = config::parse(FAMILY, config)?;
     let own: Own = config::parse(FAMILY, config)?;
     let mut spec = common(FAMILY, &shape, &RopeConfig::default(), options)?;

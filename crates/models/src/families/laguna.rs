@@ -1,7 +1,7 @@
 //! Laguna: gated attention whose gate is a softplus, windows in some layers with rotations of their own, experts
 //! that a sigmoid chooses.
 
-use super::{common, context, routed, with_default};
+use super::{common, context, routed};
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
@@ -42,7 +42,7 @@ struct Own {
 
 pub(super) fn laguna(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
-    let config = &with_default(config, "head_dim", 128);
+    let config = &config::with_default(config, "head_dim", 128);
     let (shape, own): (Shape, Own) =
         (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
     let [global, local] = ropes(FAMILY, config, [(500_000.0, 0.5), (10_000.0, 1.0)])?;

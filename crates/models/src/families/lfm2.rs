@@ -2,7 +2,7 @@
 
 use super::{
     common, context,
-    hybrid::{MAX_KERNEL, kind, require_attention, unknown, with_default},
+    hybrid::{MAX_KERNEL, kind, require_attention, unknown},
 };
 use crate::{
     LoadOptions, ModelError,
@@ -89,7 +89,7 @@ fn read(
     (rope, options): (&RopeConfig, LoadOptions<'_>),
 ) -> Result<(Shape, Own, Spec), ModelError> {
     let config = &config::one_name(config, "rms_norm_eps", "norm_eps")?;
-    let shape: Shape = config::parse(family, &with_default(config, "rms_norm_eps", 1e-5))?;
+    let shape: Shape = config::parse(family, &config::with_default(config, "rms_norm_eps", 1e-5))?;
     let own: Own = config::parse(family, config)?;
     let mut spec = common(family, &shape, rope, options)?;
     spec.top = TOP;
@@ -207,7 +207,7 @@ pub(super) fn lfm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mod
         0 if i > 0 => SLIDING,
         _ => "conv",
     };
-    let config = &with_default(config, "sliding_window", 256);
+    let config = &config::with_default(config, "sliding_window", 256);
     let parameters = config::section(config, "rope_parameters").cloned();
     let parameters = parameters.unwrap_or_else(|| {
         serde_json::json!({

@@ -49,7 +49,7 @@ enum Temperature {
 pub(super) fn llama4(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     let own: Own = config::parse(FAMILY, config)?;
-    let config = &super::with_default(config, "head_dim", 128);
+    let config = &config::with_default(config, "head_dim", 128);
     let (shape, mut spec) = read(FAMILY, config, 500_000.0, options)?;
     config::size(FAMILY, "intermediate_size_mlp", own.intermediate_size_mlp, config::MAX_SIZE)?;
     spec.interleaved = true;

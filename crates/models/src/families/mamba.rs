@@ -2,7 +2,7 @@
 
 use super::{
     common,
-    hybrid::{MAX_HEADS, MAX_KERNEL, Mamba2Fields, TimeSteps, with_default},
+    hybrid::{MAX_HEADS, MAX_KERNEL, Mamba2Fields, TimeSteps},
 };
 use crate::{
     LoadOptions, ModelError,
@@ -73,7 +73,7 @@ fn only(
     mixer: impl FnOnce(&Own, usize) -> Result<MixerSpec, ModelError>,
 ) -> Result<Spec, ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
-    let mut config = with_default(config, "layer_norm_epsilon", 1e-5);
+    let mut config = config::with_default(config, "layer_norm_epsilon", 1e-5);
     if let Some(fields) = config.as_object_mut() {
         let eps = fields.get("layer_norm_epsilon").cloned().unwrap_or(Value::Null);
         fields.insert("rms_norm_eps".to_owned(), eps);

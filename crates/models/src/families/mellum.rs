@@ -1,6 +1,6 @@
 //! Mellum 2: Qwen 3 with experts, and windows in some layers, with rotations of their own.
 
-use super::{common, context, laguna, routed, with_default};
+use super::{common, context, laguna, routed};
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
@@ -29,7 +29,7 @@ struct Own {
 pub(super) fn mellum(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     let config = &config::one_name(config, "num_experts", "num_local_experts")?;
-    let config = &with_default(config, "head_dim", 128);
+    let config = &config::with_default(config, "head_dim", 128);
     let (shape, own): (Shape, Own) =
         (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
     let [global, local] = laguna::ropes(FAMILY, config, [(500_000.0, 1.0), (10_000.0, 1.0)])?;

@@ -4,7 +4,7 @@
 //! The cache keeps keys and values of all layers alike: as many heads as layers with windows have, each as long as a
 //! key.
 
-use super::{common, context, laguna, routed, with_default};
+use super::{common, context, laguna, routed};
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
@@ -51,8 +51,8 @@ pub(super) fn mimo_v2_flash(config: &Value, options: LoadOptions<'_>) -> Result<
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     config::require(FAMILY, config, "scoring_func", &["sigmoid"])?;
     let config = &config::one_name(config, "rms_norm_eps", "layernorm_epsilon")?;
-    let config = &with_default(config, "rms_norm_eps", 1e-5);
-    let config = &with_default(config, "head_dim", 192);
+    let config = &config::with_default(config, "rms_norm_eps", 1e-5);
+    let config = &config::with_default(config, "head_dim", 192);
     let shape: Shape = config::parse(FAMILY, config)?;
     let own: Own = config::parse(FAMILY, config)?;
     let mixture: routed::Mixture = config::parse(FAMILY, config)?;

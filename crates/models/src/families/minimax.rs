@@ -1,6 +1,6 @@
 //! MiniMax M2: queries and keys are normed over all heads of a token, half of each head is rotated.
 
-use super::{read, with_default};
+use super::read;
 use crate::{
     LoadOptions, ModelError, config,
     experts::{ExpertNames, ExpertSpec},
@@ -34,10 +34,10 @@ pub(super) fn minimax_m2(config: &Value, options: LoadOptions<'_>) -> Result<Spe
     own.check()?;
     let part = own.rotary_dim.map(|dim| dim / own.head_dim.unwrap_or(128.0));
     let config = &match part {
-        Some(part) => with_default(config, "partial_rotary_factor", part),
+        Some(part) => config::with_default(config, "partial_rotary_factor", part),
         None => config.clone(),
     };
-    let config = &with_default(config, "head_dim", 128);
+    let config = &config::with_default(config, "head_dim", 128);
     let (shape, mut spec) = read(FAMILY, config, 5_000_000.0, options)?;
     spec.qk_norm = Some(QkNorm::Whole);
     let route = Route {

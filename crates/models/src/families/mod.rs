@@ -55,10 +55,14 @@ mod qwen;
 mod qwen3_5;
 mod qwen_vl;
 mod recurrent_gemma;
+mod registry;
 mod routed;
 mod seed_oss;
 mod smollm3;
 mod step3p5;
+mod unused;
+
+pub use registry::{FAMILIES, Family};
 
 use crate::{
     LoadOptions, Model, ModelError,
@@ -72,197 +76,7 @@ use crate::{
 use serde_json::Value;
 use taper_tensor::ops::Activation;
 use taper_weights::Checkpoint;
-
-/// A family of models.
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct Family {
-    /// What `model_type` of config.json may say.
-    pub model_types: &'static [&'static str],
-    /// Models of it, as people call them.
-    pub models: &'static str,
-    /// Whether GPUs run it, too.
-    pub gpu: bool,
-    /// Reads config.json.
-    spec: fn(&Value, LoadOptions<'_>) -> Result<Spec, ModelError>,
-}
-
-/// Every family that [`load`] knows.
-pub static FAMILIES: &[Family] = &[
-    family(&["afmoe"], "Trinity", false, afmoe::afmoe),
-    family(&["apertus"], "Apertus", false, apertus::apertus),
-    family(&["arcee"], "AFM", false, plain::arcee),
-    family(&["bailing_moe"], "Ling, Ling 2", false, bailing_moe::bailing_moe),
-    family(&["bamba"], "Bamba", false, falcon_h1::bamba),
-    family(&["bitnet"], "BitNet b1.58 in plain weights", false, bitnet::bitnet),
-    family(&["cohere"], "Command R, Aya", false, cohere::cohere),
-    family(&["cohere2"], "Command R7B and A", false, cohere::cohere2),
-    family(&["cohere2_moe"], "Command A+", false, cohere2_moe::cohere2_moe),
-    family(&["cwm"], "Code World Model", true, llama::cwm),
-    family(&["deepseek_v2"], "DeepSeek V2", false, deepseek::deepseek_v2),
-    family(
-        &["deepseek_v3", "joyai_llm_flash", "kimi_k2", "kimi_k25"],
-        "DeepSeek V3 and R1, Kimi K2, JoyAI; of Kimi K2.5 the text",
-        false,
-        deepseek::deepseek_v3,
-    ),
-    family(
-        &["deepseek_v32"],
-        "DeepSeek V3.2, as many tokens as its indexer picks",
-        false,
-        deepseek::deepseek_v32,
-    ),
-    family(&["dots1"], "dots.llm1", false, routed::dots1),
-    family(&["ernie4_5"], "ERNIE 4.5, dense", true, ernie4_5::ernie4_5),
-    family(&["ernie4_5_moe"], "ERNIE 4.5 with experts", false, ernie4_5_moe::ernie4_5_moe),
-    family(&["exaone"], "EXAONE 3, 3.5", true, exaone::exaone),
-    family(&["exaone4"], "EXAONE 4", true, exaone4::exaone4),
-    family(&["exaone_moe"], "K-EXAONE", false, routed::exaone_moe),
-    family(&["falcon"], "Falcon with rotations", false, falcon::falcon),
-    family(&["falcon_h1"], "Falcon-H1", false, falcon_h1::falcon_h1),
-    family(&["falcon_mamba"], "Falcon Mamba", false, mamba::falcon_mamba),
-    family(&["flex_olmo"], "FlexOlmo", true, mixtral::flex_olmo),
-    family(&["gemma"], "Gemma", true, gemma::gemma),
-    family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
-    family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
-    family(&["gemma3n", "gemma3n_text"], "Gemma 3n, text only", false, gemma3n::gemma3n),
-    family(&["gemma4", "gemma4_text"], "Gemma 4, text only", false, gemma4::gemma4),
-    family(
-        &["gemma4_unified", "gemma4_unified_text"],
-        "Gemma 4 Unified, text only",
-        false,
-        gemma4::unified,
-    ),
-    family(&["glm"], "GLM 4 9B of 2024, GLM Edge", true, glm::glm),
-    family(&["glm4"], "GLM 4 of 2025", true, glm::glm4),
-    family(&["glm4_moe"], "GLM 4.5 to 4.7", false, routed::glm4_moe),
-    family(&["glm4_moe_lite"], "GLM 4.7 Flash", false, deepseek::glm4_moe_lite),
-    family(
-        &["glm_moe_dsa"],
-        "GLM 5, as many tokens as its indexer picks",
-        false,
-        deepseek::glm_moe_dsa,
-    ),
-    family(&["gpt2"], "GPT-2", false, gpt2::gpt2),
-    family(&["gpt_bigcode"], "StarCoder 1", false, gpt2::gpt_bigcode),
-    family(&["gpt_neox"], "GPT-NeoX, Pythia", false, gpt_neox::gpt_neox),
-    family(&["gpt_oss"], "gpt-oss", false, gpt_oss::gpt_oss),
-    family(&["gptj"], "GPT-J", false, gpt2::gptj),
-    family(&["granite"], "Granite 3 and 4, dense", true, granite::granite),
-    family(&["granite_swa"], "Granite with windows", true, granite::granite_swa),
-    family(&["granitemoe"], "Granite 3 with experts", false, granite_moe::granitemoe),
-    family(&["granitemoehybrid"], "Granite 4, hybrid", false, granite_hybrid::granitemoehybrid),
-    family(
-        &["granitemoeshared"],
-        "Granite with experts and a shared one",
-        false,
-        granite_moe::granitemoeshared,
-    ),
-    family(&["helium"], "Helium", true, helium::helium),
-    family(&["hunyuan_v1_dense"], "Hunyuan, dense", true, hunyuan_v1_dense::hunyuan_v1_dense),
-    family(&["hunyuan_v1_moe"], "Hunyuan A13B", false, hunyuan_moe::hunyuan_moe),
-    family(&["hy_v3"], "Hunyuan 3", false, routed::hy_v3),
-    family(&["internlm2"], "InternLM 2, 2.5", true, internlm::internlm2),
-    family(&["internlm3"], "InternLM 3", true, internlm::internlm3),
-    family(
-        &["iquestcoder", "llama", "xverse"],
-        "Llama 2 to 3.3, SmolLM2; Mistral's GGUF files",
-        true,
-        llama::llama,
-    ),
-    family(&["jais2"], "Jais 2", false, plain::jais2),
-    family(&["jamba"], "Jamba", false, jamba::jamba),
-    family(&["kimi_linear"], "Kimi Linear", false, kimi_linear::kimi_linear),
-    family(&["laguna"], "Laguna", false, laguna::laguna),
-    family(&["lfm2"], "LFM2", false, lfm2::lfm2),
-    family(&["lfm2_moe"], "LFM2 with experts", false, lfm2::lfm2_moe),
-    family(&["lfm3"], "LFM3", false, lfm2::lfm3),
-    family(&["llama4", "llama4_text"], "Llama 4, text only", false, llama4::llama4),
-    family(&["llava"], "LLaVA 1.5, 1.6, text only", true, llama::llava),
-    family(&["longcat_flash"], "LongCat Flash", false, longcat::longcat_flash),
-    family(&["mamba"], "Mamba", false, mamba::mamba),
-    family(&["mamba2"], "Mamba 2, Mamba-Codestral", false, mamba::mamba2),
-    family(&["mellum"], "Mellum 2", false, mellum::mellum),
-    family(&["mimo"], "MiMo 7B", true, llama::mimo),
-    family(&["mimo_v2_flash"], "MiMo V2 Flash", false, mimo_v2::mimo_v2_flash),
-    family(&["minicpm"], "MiniCPM 1, 2", true, minicpm::minicpm),
-    family(&["minicpm3"], "MiniCPM 3", false, deepseek::minicpm3),
-    family(&["minimax"], "MiniMax M2 as it was first published", false, minimax::minimax),
-    family(&["minimax_m2"], "MiniMax M2", false, minimax::minimax_m2),
-    family(&["ministral"], "Ministral", true, llama::ministral),
-    family(&["ministral3"], "Ministral 3", true, ministral3::ministral3),
-    family(&["mistral"], "Mistral", true, llama::mistral),
-    family(&["mistral3"], "Mistral Small 3.1, Ministral 3, text only", true, ministral3::mistral3),
-    family(&["mistral4"], "Mistral Small 4", false, deepseek::mistral4),
-    family(&["mixtral"], "Mixtral", true, mixtral::mixtral),
-    family(
-        &["muse_glimmer", "muse_glimmer_text"],
-        "Muse Glimmer, text only",
-        false,
-        muse_glimmer::muse_glimmer,
-    ),
-    family(&["nanochat"], "nanochat", true, nanochat::nanochat),
-    family(&["nemotron"], "Nemotron 4, Minitron", false, plain::nemotron),
-    family(
-        &["nemotron_h"],
-        "Nemotron-H, Nemotron Nano 2 and 3, without latent experts",
-        false,
-        nemotron_h::nemotron_h,
-    ),
-    family(&["olmo"], "OLMo 1", false, olmo::olmo),
-    family(&["olmo2"], "OLMo 2", true, olmo::olmo2),
-    family(&["olmo3"], "OLMo 3", true, olmo::olmo3),
-    family(&["olmo_hybrid"], "OLMo Hybrid", false, olmo_hybrid::olmo_hybrid),
-    family(&["olmoe"], "OLMoE", true, mixtral::olmoe),
-    family(&["phi"], "Phi 1, 1.5, 2", false, plain::phi),
-    family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
-    family(&["phimoe"], "Phi 3.5 with experts", false, phimoe::phimoe),
-    family(&["qwen2"], "Qwen 2, 2.5", true, qwen::qwen2),
-    family(&["qwen2_5_vl", "qwen2_5_vl_text"], "Qwen 2.5 VL, text only", true, qwen_vl::qwen2_5_vl),
-    family(&["qwen2_moe"], "Qwen 1.5 and 2 with experts", false, qwen::qwen2_moe),
-    family(&["qwen2_vl", "qwen2_vl_text"], "Qwen 2 VL, text only", true, qwen_vl::qwen2_vl),
-    family(&["qwen3"], "Qwen 3, dense", true, qwen::qwen3),
-    family(
-        &["qwen3_5", "qwen3_5_text"],
-        "Qwen 3.5 to 3.8, dense, text only",
-        false,
-        qwen3_5::qwen3_5,
-    ),
-    family(
-        &["qwen3_5_moe", "qwen3_5_moe_text"],
-        "Qwen 3.5 to 3.8 with experts, text only",
-        false,
-        qwen3_5::qwen3_5_moe,
-    ),
-    family(&["qwen3_moe"], "Qwen 3 with experts", true, qwen::qwen3_moe),
-    family(&["qwen3_next"], "Qwen3-Next, Qwen3-Coder-Next", false, qwen3_5::qwen3_next),
-    family(&["qwen3_vl", "qwen3_vl_text"], "Qwen 3 VL, text only", true, qwen_vl::qwen3_vl),
-    family(
-        &["qwen3_vl_moe", "qwen3_vl_moe_text"],
-        "Qwen 3 VL with experts, text only",
-        true,
-        qwen::qwen3_vl_moe,
-    ),
-    family(&["recurrent_gemma"], "RecurrentGemma", false, recurrent_gemma::recurrent_gemma),
-    family(&["seed_oss"], "Seed-OSS", true, seed_oss::seed_oss),
-    family(&["smollm3"], "SmolLM 3", true, smollm3::smollm3),
-    family(&["solar_open"], "Solar Open", false, routed::solar_open),
-    family(&["stablelm"], "Stable LM", false, plain::stablelm),
-    family(&["starcoder2"], "StarCoder 2", false, plain::starcoder2),
-    family(&["step3p5"], "Step 3.5", false, step3p5::step3p5),
-    family(&["telechat3"], "TeleChat 3", true, llama::telechat3),
-    family(&["vaultgemma"], "VaultGemma", true, gemma::vaultgemma),
-    family(&["youtu", "youtu_llm"], "Youtu", false, deepseek::youtu),
-];
-
-const fn family(
-    model_types: &'static [&'static str],
-    models: &'static str,
-    gpu: bool,
-    spec: fn(&Value, LoadOptions<'_>) -> Result<Spec, ModelError>,
-) -> Family {
-    Family { model_types, models, gpu, spec }
-}
+use unused::{beyond, drafts, unused};
 
 /// Every `model_type`, in alphabetic order.
 pub fn model_types() -> impl Iterator<Item = &'static str> {
@@ -347,58 +161,6 @@ fn names(weights: Source<'_>, top: TopNames) -> Names {
     let &(decoder, head) = found.unwrap_or(&("model.", "lm_head"));
     Names { decoder: decoder.to_owned(), head: head.to_owned() }
 }
-
-/// Tensors that a checkpoint may have and that generation does not need: computed ones, and heads for
-/// drafts.
-fn unused(model_type: &str, name: &str) -> bool {
-    name.ends_with("rotary_emb.inv_freq")
-        || (DRAFTS.contains(&model_type) && name.starts_with("mtp."))
-        || (model_type == "mimo" && name.starts_with("model.mtp_layers."))
-        || mask(model_type).is_some_and(|mask| {
-            name.ends_with(&format!(".{mask}.bias"))
-                || name.ends_with(&format!(".{mask}.masked_bias"))
-        })
-        || (matches!(model_type, "deepseek_v32" | "glm_moe_dsa") && name.contains(".indexer."))
-        || (model_type == "longcat_flash" && name.starts_with("model.mtp."))
-}
-
-/// Where older files of a family have the causal mask.
-fn mask(model_type: &str) -> Option<&'static str> {
-    match model_type {
-        "gpt2" | "gptj" => Some("attn"),
-        "gpt_neox" => Some("attention"),
-        _ => None,
-    }
-}
-
-/// Whether config.json tells of heads for drafts, which files keep as layers after the last, or below "mtp".
-fn drafts(config: &Value) -> bool {
-    ["num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"]
-        .iter()
-        .any(|field| config.get(field).and_then(Value::as_u64).is_some_and(|n| n > 0))
-}
-
-/// Whether what follows the name of all layers, `.7.norm.weight`, is of a layer after the last.
-fn beyond(rest: &str, layers: usize) -> bool {
-    let number = rest.strip_prefix('.').and_then(|rest| rest.split('.').next());
-    number.and_then(|n| n.parse().ok()).is_some_and(|n: usize| n >= layers)
-}
-
-/// The configuration with a value for a field that says nothing.
-fn with_default(config: &Value, field: &str, value: impl Into<Value>) -> Value {
-    let mut config = config.clone();
-    if let Some(fields) = config.as_object_mut() {
-        let field = fields.entry(field).or_insert(Value::Null);
-        if field.is_null() {
-            *field = value.into();
-        }
-    }
-    config
-}
-
-/// Families whose checkpoints may have heads for drafts.
-const DRAFTS: &[&str] =
-    &["nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"];
 
 /// What config.json says of a model of a family.
 pub(crate) fn spec(

@@ -3,9 +3,7 @@
 
 use super::{
     common,
-    hybrid::{
-        Mamba2Fields, TimeSteps, kind, require_attention, require_off, unknown, with_default,
-    },
+    hybrid::{Mamba2Fields, TimeSteps, kind, require_attention, require_off, unknown},
 };
 use crate::{
     LoadOptions, ModelError,
@@ -146,7 +144,7 @@ pub(super) fn nemotron_h(config: &Value, options: LoadOptions<'_>) -> Result<Spe
     }
     let own: Own = config::parse(FAMILY, config)?;
     let kinds = own.kinds()?;
-    let mut config = with_default(config, "intermediate_size", 1);
+    let mut config = config::with_default(config, "intermediate_size", 1);
     if let Some(fields) = config.as_object_mut() {
         // What the list says counts, and older files have the norm's name twice.
         fields.insert("num_hidden_layers".to_owned(), kinds.len().into());

@@ -56,7 +56,7 @@ pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec
 /// The language model of Qwen 3 VL with experts. Positions of text are alike in all three of their axes, so that it is
 /// rotated as in models of text.
 pub(super) fn qwen3_vl_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    let config = &super::with_default(config, "norm_topk_prob", true);
+    let config = &config::with_default(config, "norm_topk_prob", true);
     let mut spec = qwen3_moe(config, options)?;
     for layer in &mut spec.layers {
         if let MlpSpec::Experts(experts) = &mut layer.mlp {

@@ -2,7 +2,7 @@
 
 use super::{
     common,
-    hybrid::{kind, require_attention, unknown, with_default},
+    hybrid::{kind, require_attention, unknown},
     qwen::with_experts,
 };
 use crate::{
@@ -101,7 +101,7 @@ struct Shared {
 /// With experts in most layers, and one more for every token.
 pub(super) fn qwen3_next(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let family = "qwen3_next";
-    let config = &with_default(config, "norm_topk_prob", true);
+    let config = &config::with_default(config, "norm_topk_prob", true);
     let spec = hybrid(family, config, DeltaLayout::Grouped, options)?;
     let shared: Shared = config::parse(family, config)?;
     with_experts(spec, config, Some(shared.shared_expert_intermediate_size))

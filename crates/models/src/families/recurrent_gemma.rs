@@ -2,7 +2,7 @@
 
 use super::{
     common,
-    hybrid::{MAX_KERNEL, require_attention, unknown, with_default},
+    hybrid::{MAX_KERNEL, require_attention, unknown},
 };
 use crate::{
     LoadOptions, ModelError,
@@ -38,7 +38,7 @@ pub(super) fn recurrent_gemma(
     options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
     config::require(FAMILY, config, "hidden_activation", &["gelu_pytorch_tanh"])?;
-    let config = &with_default(config, "max_position_embeddings", POSITIONS);
+    let config = &config::with_default(config, "max_position_embeddings", POSITIONS);
     let config = &config::one_name(config, "attention_window_size", "sliding_window")?;
     let shape: Shape = config::parse(FAMILY, config)?;
     let own: Own = config::parse(FAMILY, config)?;

@@ -1,7 +1,7 @@
 //! Decoders with sigmoid routers like DeepSeek V3's (arXiv 2412.19437) and plain attention: GLM 4.5 to 4.7 (arXiv
 //! 2508.06471), dots.llm1 (arXiv 2506.05767), Solar Open, K-EXAONE and Hunyuan 3.
 
-use super::{read, with_default};
+use super::read;
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
@@ -34,7 +34,7 @@ pub(super) struct Mixture {
     topk_group: Option<usize>,
     /// Layers without experts, the first ones.
     first_k_dense_replace: Option<usize>,
-    /// The same, layer by layer.
+    /// What each layer has: `dense` or `sparse`.
     mlp_layer_types: Option<Vec<String>>,
 }
 
@@ -116,7 +116,7 @@ struct Own {
 
 /// GLM 4.5 to 4.7: half of each head is rotated; heads are normed in the larger one.
 pub(super) fn glm4_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    let config = &with_default(config, "partial_rotary_factor", 0.5);
+    let config = &config::with_default(config, "partial_rotary_factor", 0.5);
     let (mut spec, own, mixture) = build("glm4_moe", config, 10_000.0, options)?;
     spec.qkv_bias = own.attention_bias;
     spec.qk_norm = own.use_qk_norm.then_some(QkNorm::Head);
@@ -128,8 +128,8 @@ pub(super) fn glm4_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec,
 pub(super) fn solar_open(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     // Published without the size of layers that it does not have.
     let inner = config.get("moe_intermediate_size").cloned().unwrap_or(Value::Null);
-    let config = &with_default(config, "intermediate_size", inner);
-    let config = &with_default(config, "head_dim", 128);
+    let config = &config::with_default(config, "intermediate_size", inner);
+    let config = &config::with_default(config, "head_dim", 128);
     let (mut spec, own, mixture) = build("solar_open", config, 1e6, options)?;
     spec.qkv_bias = own.attention_bias;
     let experts = mixture.experts((true, 1.0));

@@ -1,7 +1,7 @@
 //! Step 3.5: layers with windows have query heads and rotations of their own, attention's result is gated head by
 //! head, and activations of some layers have a limit.
 
-use super::{common, context, routed, with_default};
+use super::{common, context, routed};
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
@@ -75,8 +75,8 @@ pub(super) fn step3p5(config: &Value, options: LoadOptions<'_>) -> Result<Spec, 
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     config::require(FAMILY, config, "moe_router_activation", &["sigmoid"])?;
     let config = &config::one_name(config, "num_key_value_heads", "num_attention_groups")?;
-    let config = &with_default(config, "max_position_embeddings", 262_144);
-    let config = &with_default(config, "rms_norm_eps", 1e-5);
+    let config = &config::with_default(config, "max_position_embeddings", 262_144);
+    let config = &config::with_default(config, "rms_norm_eps", 1e-5);
     let (shape, own): (Shape, Own) =
         (config::parse(FAMILY, config)?, config::parse(FAMILY, config)?);
     own.check(&shape)?;

@@ -1,3 +1,5 @@
+//! Gated DeltaNet and Kimi Delta Attention: cuts, sequences beside each other, and the chunked form.
+
 use super::{
     super::noise::{check_cuts, cut, difference, noise},
     *,

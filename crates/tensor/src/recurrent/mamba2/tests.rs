@@ -1,3 +1,5 @@
+//! Mamba 2: cuts, sequences beside each other, and the chunked form.
+
 use super::{
     super::noise::{check_cuts, cut, difference, noise},
     *,
