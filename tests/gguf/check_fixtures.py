@@ -106,7 +106,8 @@ def check_fixtures(taper, work, tally):
     for source in sorted(PARITY.iterdir()):
         config = from_hf.config_of(source)
         known = config["model_type"] in from_hf.ARCHITECTURES
-        if "quantization" in config or not known or source.name in LEFT_OUT:
+        quantized = "quantization" in config or "quantization_config" in config
+        if quantized or not known or source.name in LEFT_OUT:
             continue
         copy, file = work / source.name, work / f"{source.name}.gguf"
         checkpoint(source, copy)
