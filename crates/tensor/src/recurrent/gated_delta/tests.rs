@@ -191,7 +191,7 @@ fn the_recurrence_is_the_chunked_form() {
     let kimi = GatedDeltaParams { gate: OutputGate::Sigmoid, ..params(PER_KEY) };
     let floor = GatedDeltaParams { decay_floor: Some(-5.0), write: 2.0, ..params(PER_KEY) };
     for (shape, params) in [(SHAPE, params(SHAPE)), (PER_KEY, kimi), (PER_KEY, floor)] {
-        for t in [1, 63, 64, 65, 130, 1000] {
+        for t in [1, 63, 64, 65, 130, 1000, 4097] {
             let got = run(shape, params.clone(), t);
             let worst = difference(&got, &by_chunks(shape, &params, t));
             assert!(worst <= 1e-5, "{t} tokens differ by {worst}");

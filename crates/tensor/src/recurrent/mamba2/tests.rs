@@ -109,7 +109,7 @@ fn convolved<'a>(p: &Mamba2Params, i: usize, row: impl Fn(usize) -> &'a [f32]) -
 
 #[test]
 fn the_recurrence_is_the_chunked_form() {
-    for t in [1, 63, 64, 65, 130, 1000] {
+    for t in [1, 63, 64, 65, 130, 1000, 4097] {
         let want = chunked(t);
         let z = |i: usize| {
             let (row, d) = (i / SHAPE.inner(), i % SHAPE.inner());
