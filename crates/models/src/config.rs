@@ -21,13 +21,18 @@ pub(crate) struct Shape {
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     pub(crate) max_position_embeddings: usize,
-    #[serde(default = "default_eps")]
-    pub(crate) rms_norm_eps: f32,
+    rms_norm_eps: Option<f32>,
     tie_word_embeddings: Option<bool>,
 }
 
-fn default_eps() -> f32 {
-    1e-6
+/// What transformers takes for `rms_norm_eps` of a family whose config.json says nothing.
+fn default_eps(family: &str) -> f32 {
+    match family {
+        "afmoe" | "exaone_moe" | "glm4_moe" | "glm4_moe_lite" | "glm_moe_dsa"
+        | "hunyuan_v1_moe" | "hy_v3" | "kimi_linear" | "llama4" | "longcat_flash" | "minicpm3"
+        | "mixtral" | "olmoe" | "phi3" | "phimoe" | "solar_open" => 1e-5,
+        _ => 1e-6,
+    }
 }
 
 impl Shape {
@@ -37,6 +42,11 @@ impl Shape {
 
     pub(crate) fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// Added to the mean square of norms.
+    pub(crate) fn norm_eps(&self, family: &str) -> f32 {
+        self.rms_norm_eps.unwrap_or_else(|| default_eps(family))
     }
 
     /// Whether the output projection is the token table, where config.json says nothing.
@@ -55,8 +65,9 @@ impl Shape {
         size(family, "head_dim", self.head_dim(), MAX_HEAD_DIM)?;
         size(family, "num_hidden_layers", self.num_hidden_layers, usize::from(u16::MAX))?;
         size(family, "max_position_embeddings", self.max_position_embeddings, MAX_POSITIONS)?;
-        if !(0.0..=1.0).contains(&self.rms_norm_eps) {
-            let (value, range) = (self.rms_norm_eps.to_string(), "it must be from 0 to 1".into());
+        let eps = self.norm_eps(family);
+        if !(0.0..=1.0).contains(&eps) {
+            let (value, range) = (eps.to_string(), "it must be from 0 to 1".into());
             return Err(ModelError::OutOfRange { family, field: "rms_norm_eps", value, range });
         }
         let bad = |field, value: usize| {

@@ -131,6 +131,8 @@ impl Spec {
             && self.attention_gate.is_none()
             && self.value_dim.is_none()
             && self.value_scale.is_none()
+            && !self.attn_sinks
+            && !self.window_sinks
             && self.layers.iter().all(layer)
     }
 }

@@ -6,23 +6,24 @@ use serde::Deserialize;
 use serde_json::Value;
 use taper_tensor::ops::Activation;
 
-/// The configuration with what a family takes for fields that are not there.
+/// The configuration with what a family takes for fields that are not there. A field of `null` is there: it often
+/// means that there is no such thing.
 pub(crate) fn with_defaults(config: &Value, defaults: &[(&str, Value)]) -> Value {
     let mut config = config.clone();
     if let Some(fields) = config.as_object_mut() {
         for (field, value) in defaults {
-            let field = fields.entry(*field).or_insert(Value::Null);
-            if field.is_null() {
-                *field = value.clone();
-            }
+            fields.entry(*field).or_insert_with(|| value.clone());
         }
     }
     config
 }
 
-/// The configuration with a value for one field, where it says nothing of it.
+/// The configuration with a value for one field, where it says nothing of it, or `null`.
 pub(crate) fn with_default(config: &Value, field: &str, value: impl Into<Value>) -> Value {
-    with_defaults(config, &[(field, value.into())])
+    match config.get(field).is_none_or(Value::is_null) {
+        true => with(config, field, value.into()),
+        false => config.clone(),
+    }
 }
 
 /// The configuration with another value of a field.

@@ -51,6 +51,8 @@ impl Own {
         config::size(FAMILY, "linear_num_heads", heads, MAX_HEADS)?;
         config::size(FAMILY, "linear_head_dim", head_dim, config::MAX_HEAD_DIM)?;
         config::size(FAMILY, "linear_conv_kernel_dim", kernel, MAX_KERNEL)?;
+        let state = heads.saturating_mul(head_dim).saturating_mul(head_dim);
+        config::size(FAMILY, "linear_head_dim * linear_head_dim * heads", state, config::MAX_SIZE)?;
         let shape = GatedDeltaShape {
             key_heads: heads,
             value_heads: heads,

@@ -16,7 +16,7 @@ use crate::{
     spec::{AttentionGate, MixerSpec, MlpSpec, QkNorm, Spec, TopNames},
 };
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use taper_tensor::ConvShape;
 
 const FULL: &str = "full_attention";
@@ -207,7 +207,7 @@ pub(super) fn lfm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mod
         0 if i > 0 => SLIDING,
         _ => "conv",
     };
-    let config = &config::with_default(config, "sliding_window", 256);
+    let config = &config::with_defaults(config, &[("sliding_window", json!(256))]);
     let parameters = config::section(config, "rope_parameters").cloned();
     let parameters = parameters.unwrap_or_else(|| {
         serde_json::json!({

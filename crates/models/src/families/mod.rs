@@ -212,7 +212,7 @@ fn common(
         kv_heads: shape.kv_heads(),
         head_dim: shape.head_dim(),
         max_positions: shape.max_position_embeddings,
-        norm_eps: shape.rms_norm_eps,
+        norm_eps: shape.norm_eps(family),
         norm_offset: 0.0,
         norm: NormKind::Rms,
         norms: LayerNorms::PRE,

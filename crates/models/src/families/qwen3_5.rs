@@ -177,6 +177,14 @@ pub(super) fn delta_shape(
     ] {
         config::size(family, field, value, MAX_DELTA)?;
     }
+    // A state is as large for every sequence.
+    let state = shape.value_heads.saturating_mul(shape.value_dim).saturating_mul(shape.key_dim);
+    config::size(
+        family,
+        "linear_key_head_dim * linear_value_head_dim * heads",
+        state,
+        config::MAX_SIZE,
+    )?;
     let (field, value) = ("linear_num_value_heads", shape.value_heads);
     if !value.is_multiple_of(shape.key_heads) {
         return Err(ModelError::Unsupported { family, field, value: value.to_string() });
