@@ -125,7 +125,7 @@ fn directory(src: &Path, options: &ConvertOptions) -> Result<Checkpoint, Convert
         return Err(ConvertError::NoBlocks { path: src.to_owned() });
     }
     let source = Checkpoint::open(src)?;
-    match source.tensors().keys().any(|name| name.ends_with(".scales")) {
+    match source.has_codes() {
         true => Err(quantized()),
         false => Ok(source),
     }

@@ -79,12 +79,6 @@ impl Checkpoint {
             return weights.into_iter().enumerate().map(one).collect();
         }
         let biases = self.biases(format!("{name}_bias"), count, width)?;
-        if self.has(&format!("{name}_blocks")) {
-            let shape = (inputs, outputs);
-            let weights = self.blocks_of_experts(name, count, shape, (part, parts))?;
-            let one = |(i, weight)| biases.of(i, count, (part, parts), Linear::new(weight));
-            return weights.into_iter().enumerate().map(one).collect();
-        }
         let columns = Columns { first: part, step: parts, count: outputs };
         let maps = self.turned(name, count, (inputs, width), columns)?;
         let biased = |(i, map)| biases.of(i, count, (part, parts), map);

@@ -309,6 +309,19 @@ fn what_cannot_be_converted_is_named() {
     }
     let e = error(json!({}), &[matrix("a.weight", &[2, 64]), matrix("a.scales", &[2, 1])], &four);
     assert!(matches!(e, ConvertError::AlreadyQuantized { .. }), "{e}");
+    for end in [
+        "qweight",
+        "weight_packed",
+        "weight_scale",
+        "weight_scale_inv",
+        "weight.absmax",
+        "SCB",
+        "gate_up_proj_blocks",
+    ] {
+        let name = format!("a.{end}");
+        let e = error(json!({}), &[good[0].clone(), matrix(&name, &[2, 64])], &four);
+        assert!(matches!(e, ConvertError::AlreadyQuantized { .. }), "{end}: {e}");
+    }
     let e = error(json!({"vision_config": {}}), &good, &four);
     assert!(matches!(e, ConvertError::Layout { .. }), "{e}");
     let experts = [

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Tensor, model};
+use common::{Tensor, floats, model};
 use serde_json::{Value, json};
 use std::{fs, path::Path, sync::LazyLock};
 use taper_tensor::{Weight, WeightFormat, cpu::RowSource};
@@ -128,9 +128,141 @@ fn settings_that_change_the_weights_are_refused_by_name() {
             json!({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}),
             "sparse-24",
         ),
+        (compressed(&json!({"num_bits": 8, "strategy": "block"})), "strategy block"),
+        (compressed(&json!({"type": "int", "block_structure": [8, 8]})), "strategy block"),
+        (compressed(&json!({"type": "float", "block_structure": "8x0"})), "block_structure"),
+        (compressed(&json!({"type": "float", "block_structure": [8]})), "block_structure"),
     ] {
         let error = error(&section, &[], (32, 32)).to_string();
         assert!(error.contains(name), "{section}: {error}");
+    }
+}
+
+/// A section of compressed-tensors with one group of layers.
+fn compressed(weights: &Value) -> Value {
+    json!({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}})
+}
+
+/// The layer `q` of a model with these tensors, row after row.
+fn values(section: &Value, tensors: &[Tensor<'_>], shape: (usize, usize)) -> Vec<f32> {
+    let dir = tempfile::tempdir().unwrap();
+    model(dir.path(), &json!({ "quantization_config": section }), tensors);
+    let weight = Checkpoint::open(dir.path()).unwrap().weight("q", shape.0, shape.1).unwrap();
+    let mut out = vec![0.0; shape.0 * shape.1];
+    weight.read_rows(0, &mut out);
+    out
+}
+
+#[test]
+fn blocks_that_nothing_names_are_the_usual_ones_or_even() {
+    const ROWS: usize = 130;
+    const COLS: usize = 192;
+    let none = json!({"quant_method": "fp8"});
+    let said = json!({"quant_method": "fp8", "weight_block_size": [96, 96]});
+    let text = compressed(&json!({"type": "float", "num_bits": 8, "strategy": "block",
+        "block_structure": "96x96"}));
+    let tensors = |shape: &'static [usize]| -> [Tensor<'static>; 2] {
+        let n = shape.iter().product::<usize>();
+        let scales = floats((0..n).map(|i| 1.0 + i as f32));
+        // 1 in E4M3: what is read are the scales.
+        let codes = vec![0x38; ROWS * COLS];
+        [
+            ("q.weight", "F8_E4M3", &[ROWS, COLS], codes),
+            ("q.weight_scale_inv", "F32", shape, scales),
+        ]
+    };
+    let want = |[high, wide]: [usize; 2], across: usize| -> Vec<f32> {
+        let of = |i: usize| 1.0 + (i / COLS / high * across + i % COLS / wide) as f32;
+        (0..ROWS * COLS).map(of).collect()
+    };
+    let got = |section: &Value, shape| values(section, &tensors(shape), (ROWS, COLS));
+    assert_eq!(got(&none, &[2, 2]), want([128, 128], 2));
+    assert_eq!(got(&said, &[2, 2]), want([96, 96], 2));
+    assert_eq!(got(&text, &[2, 2]), want([96, 96], 2));
+    assert_eq!(got(&none, &[13, 3]), want([10, 64], 3));
+    for shape in [&[3, 2][..], &[2, 5], &[4, 4], &[0, 2]] {
+        let error = error(&none, &tensors(shape), (ROWS, COLS)).to_string();
+        assert!(error.contains("scales"), "{shape:?}: {error}");
+    }
+}
+
+#[test]
+fn integers_have_the_bits_and_scales_that_are_named() {
+    let shape = (32, 64);
+    let scale = |shape: &'static [usize]| -> Tensor<'static> {
+        let n = shape.iter().product::<usize>();
+        ("q.weight_scale", "F32", shape, floats((0..n).map(|i| 1.0 + i as f32)))
+    };
+    let packed: Tensor<'_> = ("q.weight_packed", "I32", &[32, 8], vec![0x99; 1024]);
+    let bytes: Tensor<'_> = ("q.weight", "I8", &[32, 64], vec![1; 2048]);
+    let four = compressed(&json!({"num_bits": 4, "strategy": "channel"}));
+    let eight = compressed(&json!({"strategy": "channel"}));
+    let both = json!({"quant_method": "compressed-tensors", "config_groups": {
+        "group_0": {"weights": {"num_bits": 4}}, "group_1": {"weights": {"num_bits": 8}},
+        "group_2": {"weights": null}}});
+    for (section, codes) in [(&four, &packed), (&both, &packed), (&eight, &bytes)] {
+        for (scales, per_row) in [(&[1][..], 0), (&[], 0), (&[32], 1), (&[32, 1], 1), (&[32, 2], 2)]
+        {
+            let got = values(section, &[codes.clone(), scale(scales)], shape);
+            let of = |i: usize| i / 64 * per_row + i % 64 * per_row.max(1) / 64 * per_row.min(1);
+            let want: Vec<f32> = (0..32 * 64).map(|i| 1.0 + of(i) as f32).collect();
+            assert_eq!(got, want, "{scales:?}");
+        }
+        for bad in [&[64][..], &[2, 32], &[1, 64], &[32, 3], &[32, 0], &[0], &[32, 2, 1], &[16, 2]]
+        {
+            let error = error(section, &[codes.clone(), scale(bad)], shape).to_string();
+            assert!(error.contains("weight_scale"), "{bad:?}: {error}");
+        }
+    }
+    let three = compressed(&json!({"num_bits": 3}));
+    for section in [&three, &eight, &json!({"quant_method": "compressed-tensors"}), &Value::Null] {
+        let error = error(section, &[packed.clone(), scale(&[32])], shape).to_string();
+        assert!(error.contains("num_bits"), "{section}: {error}");
+    }
+}
+
+#[test]
+fn matrices_of_nothing_are_refused() {
+    let sections = sections();
+    for (kind, section) in sections.as_object().unwrap() {
+        for (rows, cols) in [(0, SHAPE.1), (SHAPE.0, 0), (0, 0)] {
+            let weight = checkpoint(section).weight(kind, rows, cols);
+            assert!(weight.is_err(), "{kind}: {rows} rows of {cols}");
+        }
+    }
+    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": -1});
+    let awq = json!({"quant_method": "awq", "bits": 4, "group_size": -1});
+    for section in [gptq, awq] {
+        for (words, zeros, scales, shape) in [
+            (&[0, 32][..], &[0, 4][..], &[0, 32][..], (32, 0)),
+            (&[8, 0], &[1, 0], &[1, 0], (0, 64)),
+            (&[64, 0], &[1, 0], &[1, 0], (0, 64)),
+        ] {
+            let empty = |name, dtype, shape| -> Tensor<'_> { (name, dtype, shape, Vec::new()) };
+            let tensors = [
+                empty("q.qweight", "I32", words),
+                empty("q.qzeros", "I32", zeros),
+                empty("q.scales", "F16", scales),
+            ];
+            let error = error(&section, &tensors, shape).to_string();
+            assert!(error.contains("no rows"), "{shape:?}: {error}");
+        }
+    }
+    // Experts: count, inputs, outputs, parts.
+    for (count, inputs, outputs, parts) in
+        [(0, 32, 2, 2), (2, 0, 2, 2), (2, 32, 0, 2), (2, 32, 2, 0)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let (blocks, scales) =
+            ([count, outputs * parts, inputs / 32, 16], [count, outputs * parts, inputs / 32]);
+        let tensors = [
+            ("q_blocks", "U8", &blocks[..], Vec::new()),
+            ("q_scales", "U8", &scales[..], Vec::new()),
+        ];
+        model(dir.path(), &json!({"quantization_config": {"quant_method": "mxfp4"}}), &tensors);
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let all = checkpoint.transposed("q", count, (inputs, outputs), (0, parts));
+        assert!(all.unwrap_err().to_string().contains("no rows"), "{count} {inputs} {outputs}");
     }
 }
 

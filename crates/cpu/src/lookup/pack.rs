@@ -10,7 +10,10 @@
 //! The last group of a row may be shorter. Rows are padded to whole tiles with zeros.
 
 use crate::{AlignedBytes, RowSource, TableWeight, e4m3, pool};
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 /// Rows of a tile.
 pub(super) const TILE: usize = 16;
@@ -164,15 +167,38 @@ impl PackedTable {
     }
 }
 
-/// E4M3 by its bytes as the kernels have it, if that is the table; what is no number has no place there.
+/// E4M3 by its bytes as the kernels have it, if that is the table and all of the matrix fits.
 fn small_floats(weight: &TableWeight) -> Option<Box<[f32; 256]>> {
-    let table = weight.table();
-    let number = |b: usize| b & 0x7f != 0x7f;
-    let same = |b: usize| !number(b) || table[b].to_bits() == e4m3(b as u8).to_bits();
-    let known = table.len() == 256 && (0..256).all(same);
-    let numbers = |r: usize| weight.row_codes(r).iter().all(|&b| number(usize::from(b)));
-    if !known || !(0..weight.rows()).all(numbers) {
+    let table = <&[f32; 256]>::try_from(weight.table()).ok()?;
+    let same = |b: u8| !number(b) || table[usize::from(b)].to_bits() == e4m3(b).to_bits();
+    if !(0..=255).all(same) || !fits(weight) {
         return None;
     }
-    Some(Box::new(std::array::from_fn(|b| if number(b) { table[b] / SMALLER } else { 0.0 })))
+    let small = |b: usize| if number(b as u8) { table[b] / SMALLER } else { 0.0 };
+    Some(Box::new(std::array::from_fn(small)))
+}
+
+/// Whether a byte of E4M3 is a number.
+fn number(byte: u8) -> bool {
+    byte & 0x7f != 0x7f
+}
+
+/// Whether every code of E4M3 is a number, and no scale becomes infinite where it makes up for [`SMALLER`].
+fn fits(weight: &TableWeight) -> bool {
+    let groups = weight.format().groups(weight.cols());
+    let all = AtomicBool::new(true);
+    pool::ranges(weight.rows(), TILE, |rows| {
+        let mut scales = vec![0.0; groups];
+        for row in rows {
+            // No exit at each byte: many are looked at together.
+            let numbers = weight.row_codes(row).iter().fold(true, |all, &b| all & number(b));
+            weight.read_scales(row, &mut scales);
+            let small = |s: &f32| !s.is_finite() || (s * SMALLER).is_finite();
+            if !numbers || !scales.iter().all(small) {
+                all.store(false, Relaxed);
+                return;
+            }
+        }
+    });
+    all.into_inner()
 }

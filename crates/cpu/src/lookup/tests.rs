@@ -96,8 +96,33 @@ fn what_the_kernels_lack_stays_as_it_is() {
     };
     let numbers: Arc<[f32]> = (0..=255).map(e4m3).collect();
     assert!(make(numbers.clone(), 0x38).is_some());
-    assert!(make(numbers, 0xff).is_none(), "no number");
+    assert!(make(numbers.clone(), 0xff).is_none() && make(numbers, 0x7f).is_none(), "no number");
     assert!(make(vec![1.0; 256].into(), 0).is_none(), "another table");
+}
+
+#[test]
+fn scales_that_would_become_infinite_are_not_packed() {
+    let format = TableFormat { name: "x", bits: 8, group: 32 };
+    let numbers: Arc<[f32]> = (0..=255).map(e4m3).collect();
+    let make = |scales: TableScales| {
+        let codes = Bytes::from_vec(vec![0x01; 64]);
+        let stored = TableWeight::new(format, (2, 32), codes, numbers.clone(), scales).unwrap();
+        PackedTable::new(&stored)
+    };
+    let floats = |last: f32| {
+        let bytes = [1.0, last].into_iter().flat_map(f32::to_le_bytes).collect();
+        make(TableScales::Floats(DType::F32, Bytes::from_vec(bytes)))
+    };
+    let largest = f32::MAX / 256.0;
+    let mut row = vec![0.0; 32];
+    floats(largest).unwrap().read_row(1, &mut row);
+    assert_eq!(row, [largest / 512.0; 32]);
+    assert!(floats(largest * 2.0).is_none() && floats(-f32::MAX).is_none());
+    // Names that no byte has do not count.
+    let values = Arc::new(std::array::from_fn(|b| e8m0(b as u8)));
+    let named =
+        |last| make(TableScales::Named(Bytes::from_vec(vec![127, last]), Arc::clone(&values)));
+    assert!(named(246).is_some() && named(247).is_none());
 }
 
 #[test]

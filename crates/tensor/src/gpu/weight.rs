@@ -6,10 +6,10 @@ use super::{
     ops, params,
 };
 use crate::{
-    Bytes, DType, Result, RmsNorm, TensorError, Weight, WeightFormat, ops::Activation, pool,
-    tensor::GpuTensor,
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Result, RmsNorm, TensorError, Weight,
+    cpu::RowSource, ops::Activation, pool, tensor::GpuTensor,
 };
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
 params!(
     /// Parameters of `matvec_*`.
@@ -54,10 +54,17 @@ const AT_A_TIME: usize = 264;
 /// From this many on, a library is faster than both, where there is one.
 const LIBRARY_FROM: usize = 192;
 
+/// The formats that kernels read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Dense(DType),
+    Affine(AffineFormat),
+}
+
 /// A matrix `[rows, cols]` on a GPU in its stored format. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct GpuWeight {
-    format: WeightFormat,
+    format: Format,
     pub(super) rows: usize,
     pub(super) cols: usize,
     /// Codes or floats, and pairs of scale and bias; dense weights have the first alone.
@@ -92,19 +99,15 @@ impl GpuWeight {
     /// # Errors
     /// There is no room, or no kernel for rows of this length.
     pub(crate) fn stack(gpu: &Gpu, weights: &[&Weight], exact: bool) -> Result<Option<Self>> {
-        // No kernel here reads table codes, or columns in an order of their own.
-        let plain: Vec<_> = weights.iter().map(|w| plain(w, exact)).collect::<Result<_>>()?;
-        let weights: &[&Weight] = &plain.iter().map(|w| &**w).collect::<Vec<_>>();
-        let Some(&first) = weights.first() else { return Ok(None) };
-        let (format, scale_type) = (first.format(), scale_type(first));
-        use crate::cpu::RowSource;
-        let same = |w: &&&Weight| {
-            w.format() == format && scale_type == self::scale_type(w) && w.cols() == first.cols()
-        };
+        let plain = weights.iter().map(|w| Plain::new(w, exact));
+        let weights = &plain.collect::<Result<Vec<_>>>()?;
+        let Some(first) = weights.first() else { return Ok(None) };
+        let (format, scale_type, cols) = (first.format(), first.scale_type(), first.cols());
+        let same =
+            |w: &&Plain| w.format() == format && w.scale_type() == scale_type && w.cols() == cols;
         if weights.iter().filter(same).count() != weights.len() {
             return Ok(None);
         }
-        let cols = first.cols();
         if !cols.is_multiple_of(CHUNK) {
             return Err(TensorError::shape("gpu weight", "rows of a multiple of 32", &[cols]));
         }
@@ -114,7 +117,7 @@ impl GpuWeight {
             && cols.is_multiple_of(TILE_COLS)
             && weights.iter().all(|w| w.rows().is_multiple_of(PACKED_ROWS));
         let side = |i: usize| -> Result<(Arc<Buffer>, usize)> {
-            let parts: Vec<_> = weights.iter().filter_map(|w| stored(w)[i].clone()).collect();
+            let parts: Vec<_> = weights.iter().filter_map(|w| w.stored()[i].clone()).collect();
             let joined = Bytes::joined(&parts).filter(|_| !packed);
             let adopted = joined.map(|bytes| gpu.adopt(&bytes)).transpose()?;
             if let Some((buffer, start)) = adopted.flatten() {
@@ -163,10 +166,10 @@ impl GpuWeight {
 
     fn row_bytes(&self, side: usize) -> usize {
         match (self.format, side) {
-            (WeightFormat::Dense(dtype), 0) => self.cols * dtype.size_in_bytes(),
-            (WeightFormat::Dense(_) | WeightFormat::Table(_), _) => 0,
-            (WeightFormat::Affine(f), 0) => f.row_bytes(self.cols),
-            (WeightFormat::Affine(f), _) => {
+            (Format::Dense(dtype), 0) => self.cols * dtype.size_in_bytes(),
+            (Format::Dense(_), _) => 0,
+            (Format::Affine(f), 0) => f.row_bytes(self.cols),
+            (Format::Affine(f), _) => {
                 self.cols / f.group * if self.scale_type == 0 { 8 } else { 4 }
             }
         }
@@ -182,10 +185,10 @@ impl GpuWeight {
     /// The suffix of kernels for this format, and rows that a threadgroup of `matvec_*` computes.
     pub(super) fn kernel(&self) -> (&'static str, u32) {
         match self.format {
-            WeightFormat::Dense(DType::F32) => ("f32", 2),
-            WeightFormat::Dense(DType::F16) => ("f16", 2),
-            WeightFormat::Dense(_) | WeightFormat::Table(_) => ("bf16", 2),
-            WeightFormat::Affine(f) => match f.bits {
+            Format::Dense(DType::F32) => ("f32", 2),
+            Format::Dense(DType::F16) => ("f16", 2),
+            Format::Dense(DType::BF16) => ("bf16", 2),
+            Format::Affine(f) => match f.bits {
                 2 => ("q2", 8),
                 3 => ("q3", 8),
                 4 => ("q4", 8),
@@ -209,8 +212,8 @@ impl GpuWeight {
 
     pub(super) fn group_shift(&self) -> u32 {
         match self.format {
-            WeightFormat::Dense(_) | WeightFormat::Table(_) => 0,
-            WeightFormat::Affine(f) => (f.group / CHUNK).trailing_zeros(),
+            Format::Dense(_) => 0,
+            Format::Affine(f) => (f.group / CHUNK).trailing_zeros(),
         }
     }
 
@@ -387,8 +390,8 @@ impl GpuWeight {
 }
 
 /// A format's name in kernels for matrix units, and bits of a weight.
-fn tile_name(format: WeightFormat, scale_type: u32) -> Option<(&'static str, u8)> {
-    let WeightFormat::Affine(f) = format else { return None };
+fn tile_name(format: Format, scale_type: u32) -> Option<(&'static str, u8)> {
+    let Format::Affine(f) = format else { return None };
     let name = match (f.bits, f.group) {
         _ if scale_type == 0 => return None,
         (4, 32) => "q4_g32",
@@ -417,37 +420,66 @@ fn together(data: &[u8], rows: usize, unit: usize) -> Vec<u8> {
     out
 }
 
-/// A matrix in a format that kernels read.
-fn plain<'a>(weight: &'a Weight, exact: bool) -> Result<Cow<'a, Weight>> {
-    match weight {
-        Weight::Table(w) => w.to_plain(exact).map(Cow::Owned),
-        Weight::Ordered(w) => w.to_dense(exact).map(Weight::Dense).map(Cow::Owned),
-        _ => Ok(Cow::Borrowed(weight)),
-    }
+/// A matrix in a format that kernels read: none reads table codes, or columns in an order of their own.
+enum Plain {
+    Dense(DenseWeight),
+    Affine(AffineWeight),
 }
 
-/// Codes or floats as they are stored, and pairs of scale and bias.
-fn stored(weight: &Weight) -> [Option<Bytes>; 2] {
-    match weight {
-        Weight::Dense(w) => [Some(w.stored()), None],
-        Weight::Affine(w) => {
-            let [codes, scales, biases] = w.stored();
-            let size = w.scale_type().size_in_bytes();
-            let both = scales.as_slice().chunks(size).zip(biases.as_slice().chunks(size));
-            let pairs = both.flat_map(|(s, b)| [s, b]).flatten().copied().collect();
-            [Some(codes), Some(Bytes::from_vec(pairs))]
+impl Plain {
+    fn new(weight: &Weight, exact: bool) -> Result<Self> {
+        match weight {
+            Weight::Dense(w) => Ok(Self::Dense(w.clone())),
+            Weight::Affine(w) => Ok(Self::Affine(w.clone())),
+            Weight::Table(w) => Self::new(&w.to_plain(exact)?, exact),
+            Weight::Ordered(w) => w.to_dense(exact).map(Self::Dense),
         }
-        Weight::Table(_) | Weight::Ordered(_) => [None, None],
     }
-}
 
-fn scale_type(weight: &Weight) -> u32 {
-    match weight {
-        Weight::Dense(_) | Weight::Table(_) | Weight::Ordered(_) => 0,
-        Weight::Affine(w) => match w.scale_type() {
-            DType::F16 => 1,
-            DType::BF16 => 2,
-            _ => 0,
-        },
+    fn format(&self) -> Format {
+        match self {
+            Self::Dense(w) => Format::Dense(w.dtype()),
+            Self::Affine(w) => Format::Affine(w.format()),
+        }
+    }
+
+    fn rows(&self) -> usize {
+        match self {
+            Self::Dense(w) => w.rows(),
+            Self::Affine(w) => w.rows(),
+        }
+    }
+
+    fn cols(&self) -> usize {
+        match self {
+            Self::Dense(w) => w.cols(),
+            Self::Affine(w) => w.cols(),
+        }
+    }
+
+    /// Codes or floats as they are stored, and pairs of scale and bias.
+    fn stored(&self) -> [Option<Bytes>; 2] {
+        match self {
+            Self::Dense(w) => [Some(w.stored()), None],
+            Self::Affine(w) => {
+                let [codes, scales, biases] = w.stored();
+                let size = w.scale_type().size_in_bytes();
+                let both = scales.as_slice().chunks(size).zip(biases.as_slice().chunks(size));
+                let pairs = both.flat_map(|(s, b)| [s, b]).flatten().copied().collect();
+                [Some(codes), Some(Bytes::from_vec(pairs))]
+            }
+        }
+    }
+
+    /// The number that kernels have for the type of scales.
+    fn scale_type(&self) -> u32 {
+        match self {
+            Self::Dense(_) => 0,
+            Self::Affine(w) => match w.scale_type() {
+                DType::F32 => 0,
+                DType::F16 => 1,
+                DType::BF16 => 2,
+            },
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! weight_packed     i32 [out, in * bits / 32]      pack-quantized: codes of a row, the low bits first
 //! weight            i8  [out, in]                  int-quantized
-//! weight_scale          [out, groups]
+//! weight_scale          [out, groups], [out] or one number
 //! weight_zero_point i32 [out * bits / 32, groups]  packed as codes are, along outputs; or i8 [out, groups]
 //! weight_g_idx      i32 [in]                       the group of an input, where groups are not in order
 //! ```
@@ -27,6 +27,9 @@ pub(super) fn packed(asked: Asked<'_>) -> Result<Weight, WeightsError> {
     let bits = words.checked_mul(32).and_then(|n| n.checked_div(cols)).unwrap_or(0);
     let known = AffineFormat::BITS.into_iter().find(|&b| usize::from(b) == bits);
     let bits = known.ok_or_else(|| asked.bad("has codes of none of 2, 3, 4, 5, 6 and 8 bits"))?;
+    if !asked.weights.quantization().names_bits(bits) {
+        return Err(asked.bad("has codes of bits that no \"num_bits\" of config.json names"));
+    }
     if !cols.is_multiple_of(32) {
         return Err(asked.bad("has rows of no multiple of 32 weights"));
     }
@@ -53,13 +56,15 @@ fn integers(asked: Asked<'_>, bits: u8, codes: Bytes) -> Result<Weight, WeightsE
     let (rows, cols) = asked.shape()?;
     let scale = asked.tensor("weight_scale")?;
     let (dtype, mut scales) = asked.values("weight_scale", scale)?;
-    if scales.len() == 1 {
-        scales = vec![scales[0]; rows];
-    }
-    let count = scales.len().checked_div(rows).unwrap_or(0);
-    if count == 0 || count * rows != scales.len() || !cols.is_multiple_of(count) {
-        return Err(asked.bad("has scales that its rows or columns are no multiple of"));
-    }
+    let count = match (&*scales, scale.shape.strip_prefix(asked.rows)) {
+        (&[one], _) => {
+            scales = vec![one; rows];
+            1
+        }
+        (_, Some([])) => 1,
+        (_, Some(&[count])) if count > 0 && cols.is_multiple_of(count) => count,
+        _ => return Err(asked.bad("has a weight_scale of another shape than its rows and groups")),
+    };
     let groups = match asked.maybe("weight_g_idx") {
         None => Groups::Of(cols / count),
         Some(_) => {

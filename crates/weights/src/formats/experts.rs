@@ -24,7 +24,8 @@ impl Checkpoint {
         let groups = inputs / fp4::MXFP4.group;
         let height = outputs.saturating_mul(parts);
         let asked = Asked { weights: self, prefix: name, rows: &[count, height], cols: inputs };
-        if groups * fp4::MXFP4.group != inputs || outputs == 0 || parts == 0 {
+        asked.shape()?;
+        if groups * fp4::MXFP4.group != inputs {
             return Err(asked.bad("has rows of no multiple of 32 weights"));
         }
         let named = |suffix, shape: &[usize]| {

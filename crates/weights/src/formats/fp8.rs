@@ -17,6 +17,9 @@ use taper_tensor::{
     cpu::{e4m3, e8m0},
 };
 
+/// Rows and columns of a block where nothing else is said.
+const USUAL: [usize; 2] = [128, 128];
+
 /// The numbers of E4M3 by their bytes.
 pub(super) fn numbers() -> Arc<[f32]> {
     (0..=255).map(e4m3).collect()
@@ -52,15 +55,16 @@ pub(super) fn load(asked: Asked<'_>) -> Result<Weight, WeightsError> {
 /// Rows and columns of a block, of which there are so many down and across.
 fn block(asked: Asked<'_>, down: usize, across: usize) -> Result<[usize; 2], WeightsError> {
     let (rows, cols) = asked.shape()?;
-    let said = asked.weights.quantization().block();
-    // Where config.json says nothing, blocks divide the matrix evenly.
-    let even = || [rows.checked_div(down), cols.checked_div(across)];
-    let [high, wide] = said.map_or_else(even, |block| block.map(Some));
-    let fits = |n: usize, count: usize, size: Option<usize>| {
-        size.filter(|&size| size > 0 && n.div_ceil(size) == count)
+    let fits = |&[high, wide]: &[usize; 2]| {
+        high > 0 && wide > 0 && [rows.div_ceil(high), cols.div_ceil(wide)] == [down, across]
     };
-    match (fits(rows, down, high), fits(cols, across, wide)) {
-        (Some(high), Some(wide)) => Ok([high, wide]),
-        _ => Err(asked.bad("has scales of another shape than its blocks")),
-    }
+    let found = match asked.weights.quantization().block() {
+        Some(said) => Some(said).filter(fits),
+        // Where config.json says nothing, blocks are the usual ones, or divide the matrix evenly.
+        None => Some(USUAL).filter(fits).or_else(|| {
+            let even = rows.is_multiple_of(down) && cols.is_multiple_of(across);
+            even.then(|| [rows / down, cols / across])
+        }),
+    };
+    found.ok_or_else(|| asked.bad("has scales of another shape than its blocks"))
 }

@@ -83,8 +83,12 @@ impl<'a> Asked<'a> {
         n.ok_or_else(|| self.bad("has more rows than can be"))
     }
 
+    /// All rows, and columns; neither is 0, as no format can tell what it has then.
     fn shape(&self) -> Result<(usize, usize), WeightsError> {
-        Ok((self.height()?, self.cols))
+        match (self.height()?, self.cols) {
+            (0, _) | (_, 0) => Err(self.bad("has no rows, or none of a weight")),
+            shape => Ok(shape),
+        }
     }
 
     fn bad(&self, reason: &'static str) -> WeightsError {

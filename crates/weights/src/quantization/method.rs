@@ -16,8 +16,10 @@ pub(super) enum Method {
     },
     /// compressed-tensors.
     Compressed {
-        /// Bits of a code, for listings.
-        bits: Option<u64>,
+        /// Bits of a code, of each group of layers.
+        bits: Vec<u64>,
+        /// Rows and columns of a block of FP8.
+        block: Option<[usize; 2]>,
     },
     /// The tensors say all.
     Plain,
@@ -88,8 +90,16 @@ impl Quantization {
     /// Rows and columns of a block of FP8 with one scale.
     pub(crate) fn block(&self) -> Option<[usize; 2]> {
         match self.method {
-            Some(Method::Fp8 { block }) => block,
+            Some(Method::Fp8 { block } | Method::Compressed { block, .. }) => block,
             _ => None,
+        }
+    }
+
+    /// Whether a group of layers of compressed-tensors has codes of so many bits.
+    pub(crate) fn names_bits(&self, bits: u8) -> bool {
+        match &self.method {
+            Some(Method::Compressed { bits: named, .. }) => named.contains(&bits.into()),
+            _ => false,
         }
     }
 
@@ -99,10 +109,13 @@ impl Quantization {
             Some(group) => format!("group {group}"),
             None => "a scale a row".to_owned(),
         };
-        match self.method {
+        match &self.method {
             Some(Method::Gptq(own)) => format!("GPTQ {}-bit, {}", own.bits, group(own.group)),
-            Some(Method::Awq(own)) => format!("AWQ 4-bit, {}", group(own)),
-            Some(Method::Compressed { bits: Some(bits) }) => format!("int{bits}"),
+            Some(Method::Awq(own)) => format!("AWQ 4-bit, {}", group(*own)),
+            Some(Method::Compressed { bits, .. }) => match bits[..] {
+                [bits] => format!("int{bits}"),
+                _ => "packed integers".to_owned(),
+            },
             _ => "packed integers".to_owned(),
         }
     }
@@ -168,12 +181,10 @@ fn awq(section: &Map<String, Value>) -> Result<Method, WeightsError> {
 }
 
 fn fp8(section: &Map<String, Value>) -> Result<Method, WeightsError> {
-    let Some(sizes) = section.get("weight_block_size").filter(|v| !v.is_null()) else {
+    let Some(said) = section.get("weight_block_size").filter(|v| !v.is_null()) else {
         return Ok(Method::Fp8 { block: None });
     };
-    let size = |v: &Value| usize::try_from(v.as_u64()?).ok().filter(|&n| n > 0);
-    let sizes: Option<Vec<usize>> = sizes.as_array().and_then(|s| s.iter().map(size).collect());
-    match sizes.as_deref() {
+    match sizes(said).as_deref() {
         Some(&[high, wide]) => Ok(Method::Fp8 { block: Some([high, wide]) }),
         _ => Err(bad("\"weight_block_size\" is no pair of sizes")),
     }
@@ -189,15 +200,44 @@ fn compressed(section: &Map<String, Value>) -> Result<Method, WeightsError> {
         return unsupported(format!("compressed-tensors with sparsity {sparse}"));
     }
     let groups = section.get("config_groups").and_then(Value::as_object);
-    let bits =
-        groups.and_then(|g| g.values().find_map(|g| g.pointer("/weights/num_bits")?.as_u64()));
-    let blocks = groups.and_then(|g| {
-        let list = g.values().find_map(|g| g.pointer("/weights/block_structure")?.as_array())?;
-        let size = |i: usize| usize::try_from(list.get(i)?.as_u64()?).ok().filter(|&n| n > 0);
-        Some([size(0)?, size(1)?])
-    });
-    Ok(match blocks {
-        Some(block) => Method::Fp8 { block: Some(block) },
-        None => Method::Compressed { bits },
-    })
+    let groups = groups.into_iter().flat_map(|groups| groups.values());
+    let (mut bits, mut blocks) = (Vec::new(), Vec::new());
+    for weights in groups.filter_map(|group| group.get("weights")?.as_object()) {
+        let block = weights.get("block_structure").filter(|v| !v.is_null()).map(structure);
+        let integers = text(weights, &["type"]).is_none_or(|t| t.eq_ignore_ascii_case("int"));
+        if integers
+            && (block.is_some()
+                || text(weights, &["strategy"]).is_some_and(|s| s.eq_ignore_ascii_case("block")))
+        {
+            return unsupported("compressed-tensors with integers and strategy block");
+        }
+        // The library's default.
+        bits.push(weights.get("num_bits").map_or(Some(8), Value::as_u64).unwrap_or(0));
+        blocks.extend(block.transpose()?);
+    }
+    bits.sort_unstable();
+    bits.dedup();
+    blocks.dedup();
+    match blocks[..] {
+        [] => Ok(Method::Compressed { bits, block: None }),
+        [block] => Ok(Method::Compressed { bits, block: Some(block) }),
+        _ => unsupported("compressed-tensors with several \"block_structure\""),
+    }
+}
+
+/// Rows and columns of a block: a list, or text such as `128x128`, as older files have it.
+fn structure(value: &Value) -> Result<[usize; 2], WeightsError> {
+    let sizes: Option<Vec<usize>> = match value {
+        Value::String(text) => text.split('x').map(|n| n.trim().parse().ok()).collect(),
+        _ => sizes(value),
+    };
+    match sizes.as_deref() {
+        Some(&[high, wide]) if high > 0 && wide > 0 => Ok([high, wide]),
+        _ => Err(bad("\"block_structure\" is no pair of sizes")),
+    }
+}
+
+fn sizes(value: &Value) -> Option<Vec<usize>> {
+    let size = |v: &Value| usize::try_from(v.as_u64()?).ok().filter(|&n| n > 0);
+    value.as_array()?.iter().map(size).collect()
 }

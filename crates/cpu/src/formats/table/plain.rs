@@ -5,33 +5,30 @@ use crate::{AffineFormat, AffineWeight, Bytes, DType, Result, Weight, formats::o
 use half::bf16;
 
 impl TableWeight {
-    /// The weights as integers with a scale and a bias, where that is exact: the table's entries are multiples
-    /// of a half, as those of MXFP4 are, and groups are of a length that [`AffineFormat`] has. Otherwise as
-    /// floats: `f32` if they are to be `exact`, or rounded to `bf16`.
+    /// The weights as integers with a scale and a bias, where that is exact: the table's entries are whole, as
+    /// those of IQ4_NL are, or multiples of a half, as those of MXFP4 are, and groups are of a length that
+    /// [`AffineFormat`] has. Otherwise as floats: `f32` if they are to be `exact`, or rounded to `bf16`.
     ///
     /// # Errors
     /// The matrix is too large.
     pub fn to_plain(&self, exact: bool) -> Result<Weight> {
         match self.integers() {
-            Some((codes, low)) => self.to_affine(&codes, low).map(Weight::Affine),
+            Some(integers) => self.to_affine(&integers).map(Weight::Affine),
             None => ordered::dense(self, exact).map(Weight::Dense),
         }
     }
 
-    /// Twice each entry of the table less the least of these, and the least.
-    fn integers(&self) -> Option<([u8; 16], f32)> {
+    fn integers(&self) -> Option<Integers> {
         let table = <&[f32; 16]>::try_from(&*self.table).ok()?;
         let group = self.format.group;
         if !AffineFormat::GROUPS.contains(&group) || !self.cols.is_multiple_of(group) {
             return None;
         }
-        let twice = table.map(|t| 2.0 * t);
-        let low = twice.iter().copied().fold(f32::INFINITY, f32::min);
-        let whole = twice.iter().all(|t| t.fract() == 0.0 && t - low <= 255.0);
-        whole.then(|| (twice.map(|t| (t - low) as u8), low))
+        [1.0, 0.5].into_iter().find_map(|unit| Integers::of(table, unit))
     }
 
-    fn to_affine(&self, codes: &[u8; 16], low: f32) -> Result<AffineWeight> {
+    fn to_affine(&self, integers: &Integers) -> Result<AffineWeight> {
+        let Integers { codes, low, unit } = integers;
         let bits = if codes.iter().all(|&c| c < 32) { 5 } else { 8 };
         let format = AffineFormat { bits, group: self.format.group };
         let (row_in, row_out) = (self.format.row_bytes(self.cols), format.row_bytes(self.cols));
@@ -43,7 +40,7 @@ impl TableWeight {
         });
         let mut scales = vec![0.0; self.rows * self.format.groups(self.cols)];
         self.scales.read(0, &mut scales);
-        scales.iter_mut().for_each(|s| *s *= 0.5);
+        scales.iter_mut().for_each(|s| *s *= unit);
         let biases: Vec<f32> = scales.iter().map(|s| low * s).collect();
         let exact = |x: &f32| bf16::from_f32(*x).to_f32() == *x;
         let narrow = scales.iter().chain(&biases).all(exact);
@@ -55,6 +52,23 @@ impl TableWeight {
         };
         let (scales, biases) = (side(&scales), side(&biases));
         AffineWeight::new(format, (self.rows, self.cols), Bytes::from_vec(out), scales, biases)
+    }
+}
+
+/// The entries of a table as `unit * (code + low)`.
+struct Integers {
+    codes: [u8; 16],
+    low: f32,
+    unit: f32,
+}
+
+impl Integers {
+    /// `None` where an entry is no multiple of the unit, or they lie too far apart for a byte.
+    fn of(table: &[f32; 16], unit: f32) -> Option<Self> {
+        let units = table.map(|t| t / unit);
+        let low = units.iter().copied().fold(f32::INFINITY, f32::min);
+        let whole = units.iter().all(|t| t.fract() == 0.0 && t - low <= 255.0);
+        whole.then(|| Self { codes: units.map(|t| (t - low) as u8), low, unit })
     }
 }
 

@@ -59,6 +59,21 @@ fn plain_forms_have_the_same_weights() {
     assert_eq!((affine.format().bits, affine.scale_type()), (5, DType::BF16));
     assert_eq!(rows_of(&affine), want);
 
+    let uneven = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+    let format = TableFormat { name: "iq4_xs", bits: 4, group: 32 };
+    let table: Arc<[f32]> = uneven.map(|t: i16| f32::from(t)).into();
+    // A half of eleven bits times a scale of six.
+    let scales = noise(5 * 3, 6).into_iter().map(|s| 1.9990234 * (f32::from(s % 64) - 32.0));
+    let scales = Bytes::from_vec(scales.flat_map(f32::to_le_bytes).collect());
+    let scales = TableScales::Floats(DType::F32, scales);
+    let codes = Bytes::from_vec(noise(5 * 48, 5));
+    let weight = TableWeight::new(format, (5, 96), codes, table, scales).unwrap();
+    for exact in [true, false] {
+        let Weight::Affine(affine) = weight.to_plain(exact).unwrap() else { panic!("integers") };
+        assert_eq!((affine.format().bits, affine.scale_type()), (8, DType::F32));
+        assert_eq!(rows_of(&affine), rows_of(&weight));
+    }
+
     let format = TableFormat { name: "fp8", bits: 8, group: 40 };
     let table: Arc<[f32]> = (0..=255).map(|b| e4m3(b & 0xf7)).collect();
     let scales = [0.3f32, 0.7, 1.1, 0.2].iter().flat_map(|s| s.to_le_bytes()).collect();
