@@ -86,7 +86,7 @@ impl<'a> Asked<'a> {
     /// All rows, and columns; neither is 0, as no format can tell what it has then.
     fn shape(&self) -> Result<(usize, usize), WeightsError> {
         match (self.height()?, self.cols) {
-            (0, _) | (_, 0) => Err(self.bad("has no rows, or none of a weight")),
+            (0, _) | (_, 0) => Err(self.bad("has no rows, or rows of no weights")),
             shape => Ok(shape),
         }
     }
