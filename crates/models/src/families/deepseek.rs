@@ -1,13 +1,13 @@
 //! Multi-head latent attention: DeepSeek V2 to V3.2 and what was built like it (Kimi K2, GLM 4.7 Flash and 5,
 //! Mistral Small 4, MiniCPM 3, Youtu).
 
-use super::common;
+use super::{common, ministral3::position_scale};
 use crate::{
     LoadOptions, ModelError,
     config::{self, Shape},
     experts::{ExpertSpec, SharedSpec},
     router::{Groups, Route},
-    spec::{LatentSpec, MixerSpec, MlpSpec, PositionScale, Spec},
+    spec::{LatentSpec, MixerSpec, MlpSpec, Spec},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -45,11 +45,11 @@ struct Mixture {
 const LORA_NORM_EPS: f32 = 1e-6;
 
 pub(super) fn deepseek_v3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    sigmoid("deepseek_v3", 3, config, options)
+    sigmoid("deepseek_v3", (3, 2.5), config, options)
 }
 
 pub(super) fn glm4_moe_lite(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
-    sigmoid("glm4_moe_lite", 1, config, options)
+    sigmoid("glm4_moe_lite", (1, 1.8), config, options)
 }
 
 /// DeepSeek V3.2. Its indexer picks the tokens that are attended to; while there are no more than it picks, that
@@ -123,7 +123,7 @@ pub(super) fn minicpm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec,
         ("dim_model_base", own.dim_model_base),
     ];
     config::factors(FAMILY, &factors)?;
-    let mut spec = latent(FAMILY, config, options, (false, true))?;
+    let mut spec = latent(FAMILY, config, options, (10_000.0, false, true))?;
     spec.embed_scale = Some(own.scale_emb);
     spec.branch_scale = own.scale_depth.map(|scale| scale / (spec.layers.len() as f32).sqrt());
     spec.logit_scale = own.dim_model_base.map(|base| base / spec.hidden as f32);
@@ -133,14 +133,14 @@ pub(super) fn minicpm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec,
 pub(super) fn youtu(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     const FAMILY: &str = "youtu";
     config::refuse(FAMILY, config, "mlp_bias")?;
-    latent(FAMILY, config, options, (true, true))
+    latent(FAMILY, config, options, (10_000.0, true, true))
 }
 
-/// DeepSeek V3's router, with so many layers before the first that has one where config.json says nothing.
-/// A model whose experts are chosen by sigmoids, with so many layers before the first that has such.
+/// A model whose experts are chosen by sigmoids. Where config.json says nothing, so many layers come before the first
+/// with experts, and their sum is scaled so.
 pub(super) fn sigmoid(
     family: &'static str,
-    dense: usize,
+    (dense, scale): (usize, f32),
     config: &Value,
     options: LoadOptions<'_>,
 ) -> Result<Spec, ModelError> {
@@ -149,7 +149,7 @@ pub(super) fn sigmoid(
     let (mut spec, mixture) = read(family, config, options)?;
     let normalise = mixture.norm_topk_prob.unwrap_or(true);
     let route = Route::sigmoid(mixture.num_experts_per_tok, normalise);
-    mixture.apply(&mut spec, Route { groups: mixture.groups(2), ..route }, dense)?;
+    mixture.apply(&mut spec, Route { groups: mixture.groups(2), scale, ..route }, dense)?;
     Ok(spec)
 }
 
@@ -163,7 +163,7 @@ fn indexed(
         index_topk: Option<usize>,
     }
     let Index { index_topk } = config::parse(family, config)?;
-    let mut spec = sigmoid(family, 3, config, options)?;
+    let mut spec = sigmoid(family, (3, 2.5), config, options)?;
     let most = index_topk.unwrap_or(2048);
     config::size(family, "index_topk", most, config::MAX_POSITIONS)?;
     spec.max_positions = spec.max_positions.min(most);
@@ -178,17 +178,17 @@ fn read(
 ) -> Result<(Spec, Mixture), ModelError> {
     let config = &config::one_name(config, "n_routed_experts", "num_local_experts")?;
     let config = &config::one_name(config, "n_routed_experts", "num_experts")?;
-    let spec = latent(family, config, options, (true, false))?;
+    let spec = latent(family, config, options, (10_000.0, true, false))?;
     Ok((spec, config::parse(family, config)?))
 }
 
-/// A model of latent attention and plain feed-forwards. Whether rotations turn neighbours, and whether the head is
-/// the token table, where config.json says nothing.
+/// A model of latent attention and plain feed-forwards. The angle base, whether rotations turn neighbours, and whether
+/// the head is the token table, where config.json says nothing.
 pub(super) fn latent(
     family: &'static str,
     config: &Value,
     options: LoadOptions<'_>,
-    (interleaved, tied): (bool, bool),
+    (theta, interleaved, tied): (f64, bool, bool),
 ) -> Result<Spec, ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
     let own: Heads = config::parse(family, config)?;
@@ -197,7 +197,7 @@ pub(super) fn latent(
     let config = &config::with(config, "head_dim", rope_dim.into());
     let config = &config::with(config, "num_key_value_heads", 1.into());
     let shape: Shape = config::parse(family, config)?;
-    let rope = config::rope(family, config, 10_000.0)?;
+    let rope = config::rope(family, config, theta)?;
     let mut spec = common(family, &shape, &rope, options)?;
     let default = shape.hidden_size / shape.num_attention_heads;
     let value = own.v_head_dim.unwrap_or(default);
@@ -256,7 +256,7 @@ impl Mixture {
             return Err(bad("moe_layer_freq", every.to_string()));
         }
         let inner = self.moe_intermediate_size;
-        let route = Route { scale: self.routed_scaling_factor.unwrap_or(1.0), ..route };
+        let route = Route { scale: self.routed_scaling_factor.unwrap_or(route.scale), ..route };
         let experts = self.n_routed_experts.ok_or_else(missing)?;
         let count = self.n_shared_experts.unwrap_or(0);
         let shared = SharedSpec { intermediate: inner.saturating_mul(count), gated: false };
@@ -292,7 +292,9 @@ fn with_mistral_rope(config: &Value) -> Result<Value, ModelError> {
                "original_max_position_embeddings": 8192, "mscale": 1.0, "mscale_all_dim": 1.0,
                "llama_4_scaling_beta": 0.1})
     };
-    let mut rope = config::section(config, "rope_parameters").cloned().unwrap_or_else(published);
+    let said = ["rope_scaling", "rope_parameters"];
+    let said = said.iter().find_map(|name| config::section(config, name));
+    let mut rope = said.cloned().unwrap_or_else(published);
     let part = rope.as_object_mut().and_then(|rope| rope.shift_remove("partial_rotary_factor"));
     let part = part.as_ref().and_then(Value::as_f64);
     let head = own.qk_nope_head_dim.saturating_add(own.qk_rope_head_dim);
@@ -302,28 +304,8 @@ fn with_mistral_rope(config: &Value) -> Result<Value, ModelError> {
         let (field, value) = ("partial_rotary_factor", part.to_string());
         return Err(ModelError::Unsupported { family: FAMILY, field, value });
     }
-    Ok(config::with(config, "rope_parameters", rope))
-}
-
-/// How queries of far positions are scaled.
-fn position_scale(
-    family: &'static str,
-    config: &Value,
-) -> Result<Option<PositionScale>, ModelError> {
-    #[derive(Deserialize)]
-    struct Scale {
-        llama_4_scaling_beta: Option<f32>,
-        original_max_position_embeddings: Option<f32>,
-    }
-    let Some(section) = config::section(config, "rope_parameters") else { return Ok(None) };
-    let own: Scale = config::parse(family, section)?;
-    let Some(beta) = own.llama_4_scaling_beta.filter(|&beta| beta != 0.0) else { return Ok(None) };
-    let every = own.original_max_position_embeddings;
-    config::factors(
-        family,
-        &[("llama_4_scaling_beta", Some(beta)), ("original_max_position_embeddings", every)],
-    )?;
-    Ok(every.map(|every| PositionScale { beta, every, offset: 0.0 }))
+    let config = config::with(config, "rope_scaling", Value::Null);
+    Ok(config::with(&config, "rope_parameters", rope))
 }
 
 #[cfg(test)]
@@ -356,6 +338,23 @@ mod tests {
     }
 
     #[test]
+    fn families_scale_what_experts_give_by_factors_of_their_own() {
+        let scale = |spec: Result<Spec, ModelError>| {
+            let MlpSpec::Experts(experts) = spec.unwrap().layers[3].mlp else { panic!("experts") };
+            experts.route.scale
+        };
+        let (mut config, options) = (config(), LoadOptions::default());
+        assert_eq!(scale(deepseek_v2(&config, options)), 1.0);
+        assert_eq!(scale(deepseek_v3(&config, options)), 2.5);
+        assert_eq!(scale(deepseek_v32(&config, options)), 2.5);
+        assert_eq!(scale(glm_moe_dsa(&config, options)), 2.5);
+        assert_eq!(scale(glm4_moe_lite(&config, options)), 1.8);
+        assert_eq!(scale(mistral4(&config, options)), 1.0);
+        config["routed_scaling_factor"] = json!(0.5);
+        assert_eq!(scale(deepseek_v3(&config, options)), 0.5);
+    }
+
+    #[test]
     fn contexts_end_where_the_indexer_would_begin_to_choose() {
         let mut config = config();
         config["index_topk"] = json!(64);
@@ -383,6 +382,7 @@ mod tests {
             (deepseek_v32, "index_topk", json!(0)),
             (minicpm3, "scale_emb", json!(0.0)),
             (mistral4, "partial_rotary_factor", json!({"partial_rotary_factor": 0.9})),
+            (mistral4, "original_max_position_embeddings", json!({"llama_4_scaling_beta": 0.1})),
             (youtu, "mlp_bias", json!(true)),
         ] {
             let mut config = config();

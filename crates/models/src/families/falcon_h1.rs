@@ -2,7 +2,7 @@
 
 use super::{
     common,
-    hybrid::{Bamba, require_attention, require_off, unknown},
+    hybrid::{Bamba, require_attention, unknown},
     read,
 };
 use crate::{
@@ -117,7 +117,7 @@ pub(super) fn falcon_h1(config: &Value, options: LoadOptions<'_>) -> Result<Spec
     config::require(FAMILY, config, "hidden_act", &["silu"])?;
     // Rows that are multiplied first would want biases that are multiplied, too.
     for field in ["attention_bias", "mamba_proj_bias"] {
-        require_off(FAMILY, config, field)?;
+        config::refuse(FAMILY, config, field)?;
     }
     let config = &config::with_default(config, "rms_norm_eps", 1e-5);
     let own: Own = config::parse(FAMILY, config)?;

@@ -2,7 +2,7 @@
 
 use crate::{
     ModelError,
-    config::{self, MAX_SIZE},
+    config::{self, MAX_HEADS, MAX_SIZE},
     mixers::{Mamba2Spec, StateNorm},
     spec::LayerSpec,
 };
@@ -10,8 +10,6 @@ use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::Value;
 use taper_tensor::Mamba2Shape;
 
-/// Heads, groups and sizes of a head.
-pub(super) const MAX_HEADS: usize = 1 << 14;
 /// Tokens that a convolution sees.
 pub(super) const MAX_KERNEL: usize = 1 << 10;
 
@@ -32,18 +30,6 @@ pub(super) fn kind<'a>(
 /// Refuses a kind of layer that the family does not have.
 pub(super) fn unknown(family: &'static str, field: &'static str, kind: &str) -> ModelError {
     ModelError::Unsupported { family, field, value: kind.to_owned() }
-}
-
-/// Refuses a switch that is on.
-pub(super) fn require_off(
-    family: &'static str,
-    config: &Value,
-    field: &'static str,
-) -> Result<(), ModelError> {
-    match config.get(field) {
-        None | Some(Value::Null | Value::Bool(false)) => Ok(()),
-        Some(value) => Err(ModelError::Unsupported { family, field, value: value.to_string() }),
-    }
 }
 
 /// Refuses a model in which no layer keeps keys and values.

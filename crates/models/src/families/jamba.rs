@@ -2,7 +2,7 @@
 
 use super::{
     common,
-    hybrid::{MAX_HEADS, MAX_KERNEL, require_attention},
+    hybrid::{MAX_KERNEL, require_attention},
     mamba::rank,
 };
 use crate::{
@@ -90,9 +90,9 @@ impl Own {
     fn mamba(&self, hidden: usize) -> Result<MambaSpec, ModelError> {
         let (state, kernel) = (self.mamba_d_state.unwrap_or(16), self.mamba_d_conv.unwrap_or(4));
         let expand = self.mamba_expand.unwrap_or(2);
-        config::size(FAMILY, "mamba_d_state", state, MAX_HEADS)?;
+        config::size(FAMILY, "mamba_d_state", state, config::MAX_HEADS)?;
         config::size(FAMILY, "mamba_d_conv", kernel, MAX_KERNEL)?;
-        config::size(FAMILY, "mamba_expand", expand, MAX_HEADS)?;
+        config::size(FAMILY, "mamba_expand", expand, config::MAX_HEADS)?;
         let channels = expand * hidden;
         config::size(FAMILY, "mamba_d_state", channels.saturating_mul(state), config::MAX_SIZE)?;
         Ok(MambaSpec {

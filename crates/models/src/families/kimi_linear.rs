@@ -2,7 +2,7 @@
 
 use super::{
     deepseek,
-    hybrid::{MAX_HEADS, MAX_KERNEL, require_attention, unknown},
+    hybrid::{MAX_KERNEL, require_attention, unknown},
 };
 use crate::{
     LoadOptions, ModelError, config,
@@ -48,7 +48,7 @@ impl Own {
         let heads = published.num_heads.or(self.linear_num_heads).unwrap_or(32);
         let head_dim = published.head_dim.or(self.linear_head_dim).unwrap_or(128);
         let kernel = published.short_conv_kernel_size.or(self.linear_conv_kernel_dim).unwrap_or(4);
-        config::size(FAMILY, "linear_num_heads", heads, MAX_HEADS)?;
+        config::size(FAMILY, "linear_num_heads", heads, config::MAX_HEADS)?;
         config::size(FAMILY, "linear_head_dim", head_dim, config::MAX_HEAD_DIM)?;
         config::size(FAMILY, "linear_conv_kernel_dim", kernel, MAX_KERNEL)?;
         let state = heads.saturating_mul(head_dim).saturating_mul(head_dim);
@@ -94,7 +94,7 @@ pub(super) fn kimi_linear(config: &Value, options: LoadOptions<'_>) -> Result<Sp
     if own.mla_use_nope == Some(false) {
         return Err(unknown(FAMILY, "mla_use_nope", "false"));
     }
-    let mut spec = deepseek::sigmoid(FAMILY, 1, &config, options)?;
+    let mut spec = deepseek::sigmoid(FAMILY, (1, 2.446), &config, options)?;
     spec.renames = RENAMES;
     let delta = own.delta(spec.norm_eps)?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {

@@ -65,13 +65,13 @@ pub(super) fn longcat_flash(config: &Value, options: LoadOptions<'_>) -> Result<
     config::size(FAMILY, "num_layers", own.num_layers, usize::from(u16::MAX) / 2)?;
     let config = &config::with(config, "num_hidden_layers", (2 * own.num_layers).into());
     let config = &config::with(config, "intermediate_size", own.ffn_hidden_size.into());
-    let mut spec = deepseek::latent(FAMILY, config, options, (true, false))?;
+    let mut spec = deepseek::latent(FAMILY, config, options, (10_000_000.0, true, false))?;
     let factor = |rank: usize| (spec.hidden as f32 / rank as f32).sqrt();
     let factors = [factor(own.q_lora_rank), factor(own.kv_lora_rank)];
     let route = Route {
         score: Score::Softmax,
         bias: Some("router.e_score_correction_bias"),
-        scale: own.routed_scaling_factor.unwrap_or(1.0),
+        scale: own.routed_scaling_factor.unwrap_or(6.0),
         ..Route::softmax(own.moe_topk, false)
     };
     let experts = ExpertSpec {

@@ -25,6 +25,8 @@ struct Own {
     #[serde(default)]
     attention_bias: bool,
     v_head_dim: Option<usize>,
+    /// Null says 1.
+    #[serde(default = "value_scale")]
     attention_value_scale: Option<f32>,
     sliding_window: Option<usize>,
     /// Tokens before a token that it sees: the window, but for the token itself.
@@ -45,6 +47,10 @@ struct Own {
     swa_v_head_dim: Option<usize>,
     add_swa_attention_sink_bias: Option<bool>,
     add_full_attention_sink_bias: Option<bool>,
+}
+
+fn value_scale() -> Option<f32> {
+    Some(0.707)
 }
 
 pub(super) fn mimo_v2_flash(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
@@ -120,7 +126,15 @@ impl Own {
 
     fn slides(&self, layer: usize) -> Result<bool, ModelError> {
         let otherwise = match &self.hybrid_layer_pattern {
-            Some(pattern) => pattern.get(layer) == Some(&1),
+            Some(pattern) => match pattern.get(layer) {
+                Some(0) => false,
+                Some(1) => true,
+                other => {
+                    let value = other.map_or("too few entries".to_owned(), u8::to_string);
+                    let field = "hybrid_layer_pattern";
+                    return Err(ModelError::Unsupported { family: FAMILY, field, value });
+                }
+            },
             None => layer > 0 && !(layer + 1).is_multiple_of(6),
         };
         config::slides(FAMILY, self.layer_types.as_deref(), layer, otherwise)

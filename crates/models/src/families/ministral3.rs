@@ -50,7 +50,7 @@ pub(super) fn ministral3(config: &Value, options: LoadOptions<'_>) -> Result<Spe
         fields.insert("rope_parameters".to_owned(), yarn);
     }
     let config = &config;
-    let q_scale = position_scale(config)?;
+    let q_scale = position_scale(FAMILY, config)?;
     let (_, mut spec) = read(FAMILY, config, 1_000_000.0, options)?;
     let windows = config::windows(FAMILY, config, spec.layers.len(), |_| true)?;
     for (layer, window) in spec.layers.iter_mut().zip(windows) {
@@ -70,18 +70,22 @@ pub(super) fn stored_head(spec: &mut Spec, weights: Source<'_>, names: &Names, c
     }
 }
 
-fn position_scale(config: &Value) -> Result<Option<PositionScale>, ModelError> {
+/// How queries of far positions are scaled.
+pub(super) fn position_scale(
+    family: &'static str,
+    config: &Value,
+) -> Result<Option<PositionScale>, ModelError> {
     let section = ["rope_scaling", "rope_parameters"];
     let section = section.iter().find_map(|name| config::section(config, name));
     let Some(section) = section else { return Ok(None) };
-    let own: Own = config::parse(FAMILY, section)?;
+    let own: Own = config::parse(family, section)?;
     let Some(beta) = own.llama_4_scaling_beta.filter(|&beta| beta != 0.0) else { return Ok(None) };
     let every = own.original_max_position_embeddings;
     let factors =
         [("llama_4_scaling_beta", Some(beta)), ("original_max_position_embeddings", every)];
-    config::factors(FAMILY, &factors)?;
+    config::factors(family, &factors)?;
     let missing = || ModelError::Unsupported {
-        family: FAMILY,
+        family,
         field: "original_max_position_embeddings",
         value: "nothing".to_owned(),
     };

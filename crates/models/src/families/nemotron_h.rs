@@ -3,7 +3,7 @@
 
 use super::{
     common,
-    hybrid::{Mamba2Fields, TimeSteps, kind, require_attention, require_off, unknown},
+    hybrid::{Mamba2Fields, TimeSteps, kind, require_attention, unknown},
 };
 use crate::{
     LoadOptions, ModelError,
@@ -140,7 +140,7 @@ pub(super) fn nemotron_h(config: &Value, options: LoadOptions<'_>) -> Result<Spe
     config::require(FAMILY, config, "mlp_hidden_act", &["relu2"])?;
     config::require(FAMILY, config, "mamba_hidden_act", &["silu"])?;
     for field in ["mamba_proj_bias", "sliding_window"] {
-        require_off(FAMILY, config, field)?;
+        config::refuse(FAMILY, config, field)?;
     }
     let own: Own = config::parse(FAMILY, config)?;
     let kinds = own.kinds()?;

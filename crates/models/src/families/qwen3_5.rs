@@ -20,7 +20,6 @@ use serde_json::Value;
 use taper_tensor::GatedDeltaShape;
 
 const FAMILY: &str = "qwen3_5";
-const MAX_DELTA: usize = 1 << 14;
 
 #[derive(Deserialize)]
 struct Own {
@@ -175,7 +174,7 @@ pub(super) fn delta_shape(
         ("linear_num_key_heads", shape.key_heads),
         ("linear_num_value_heads", shape.value_heads),
     ] {
-        config::size(family, field, value, MAX_DELTA)?;
+        config::size(family, field, value, config::MAX_HEADS)?;
     }
     // A state is as large for every sequence.
     let state = shape.value_heads.saturating_mul(shape.value_dim).saturating_mul(shape.key_dim);
