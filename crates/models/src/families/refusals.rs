@@ -66,3 +66,55 @@ fn published_configurations_without_optional_fields_are_read() {
     let glm = spec("glm4", &none(), LoadOptions::default()).unwrap();
     assert_eq!(glm.ropes.first().map(|rope| rope.pairs()), Some(2));
 }
+
+/// Every value below `value` gets each of these in turn, and `f` the whole.
+fn each_changed(whole: &Value, at: &str, f: &mut impl FnMut(Value)) {
+    let strange = [
+        json!(0),
+        json!(1),
+        json!(3),
+        json!(-1),
+        json!(1u64 << 40),
+        json!(u64::MAX),
+        json!(0.5),
+        json!(1e300),
+        json!(null),
+        json!(true),
+        json!("x"),
+        json!([]),
+        json!([0]),
+        json!({}),
+    ];
+    for value in strange {
+        let mut changed = whole.clone();
+        if let Some(place) = changed.pointer_mut(at) {
+            *place = value;
+        }
+        f(changed);
+    }
+    let below: Vec<String> = match whole.pointer(at) {
+        Some(Value::Object(fields)) => fields.keys().map(|name| format!("{at}/{name}")).collect(),
+        Some(Value::Array(list)) => (0..list.len().min(2)).map(|i| format!("{at}/{i}")).collect(),
+        _ => Vec::new(),
+    };
+    below.iter().for_each(|at| each_changed(whole, at, f));
+}
+
+#[test]
+fn no_value_of_any_field_is_more_than_an_error() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/parity");
+    let mut tried = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let text = std::fs::read_to_string(entry.unwrap().path().join("config.json")).unwrap();
+        let Ok(config) = serde_json::from_str::<Value>(&text) else { continue };
+        let model_type = config["model_type"].as_str().unwrap().to_owned();
+        let nested =
+            config.get("text_config").filter(|_| super::MULTIMODAL.contains(&&*model_type));
+        let config = super::text_config(&config, nested);
+        each_changed(&config, "", &mut |changed| {
+            tried += 1;
+            let _ = spec(&model_type, &changed, LoadOptions::default());
+        });
+    }
+    assert!(tried > 50_000, "{tried} configurations");
+}
