@@ -7,7 +7,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 pub(crate) use fields::{
-    activation, biases, refuse, ropes_by_type, windows, with, with_default, with_defaults,
+    activation, biases, refuse, refuse_other_ropes, ropes_by_type, windows, with, with_default,
+    with_defaults,
 };
 
 /// Shape of a decoder, as Hugging Face names it.

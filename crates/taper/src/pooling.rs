@@ -4,7 +4,7 @@ use crate::{Error, Result};
 use serde::Deserialize;
 use std::{
     fs, io,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 /// How the vectors of a text's tokens become one.
@@ -50,6 +50,11 @@ impl Modules {
         let file = dir.join("modules.json");
         let Some(list) = json::<Vec<Module>>(&file)? else { return Ok(modules) };
         for Module { path, r#type } in list {
+            // It stays below the checkpoint.
+            if !path.components().all(|part| matches!(part, Component::Normal(_))) {
+                let what = format!("the path {} of modules.json", path.display());
+                return Err(Error::Embedding { path: file, what });
+            }
             // Versions of the library name their modules by different paths.
             match r#type.rsplit('.').next().unwrap_or_default() {
                 "Transformer" => {}
@@ -173,5 +178,22 @@ mod tests {
         let dense = Modules::read(dir.path()).unwrap_err().to_string();
         assert!(dense.contains("Dense"), "{dense}");
         Ok(())
+    }
+
+    #[test]
+    fn modules_are_below_their_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        let (inner, outer) = (dir.path().join("model"), dir.path().join("1_Pooling"));
+        fs::create_dir(&inner).unwrap();
+        fs::create_dir(&outer).unwrap();
+        fs::write(outer.join("config.json"), r#"{"pooling_mode": "cls"}"#).unwrap();
+        let absolute = outer.to_str().unwrap();
+        for path in ["../1_Pooling", "1_Pooling/../../1_Pooling", absolute] {
+            let modules = serde_json::json!([{"path": path, "type": "models.Pooling"}]);
+            fs::write(inner.join("modules.json"), modules.to_string()).unwrap();
+            let error = Modules::read(&inner).unwrap_err();
+            assert!(matches!(error, Error::Embedding { .. }), "{error}");
+            assert!(error.to_string().contains(path), "{error}");
+        }
     }
 }

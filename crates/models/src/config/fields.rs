@@ -47,6 +47,23 @@ pub(crate) fn refuse(
     }
 }
 
+/// Fails where there are rotary settings beside `rope_parameters` that a family with a section for each kind of layer
+/// does not read: `rope_scaling`, and another angle base than that of layers that see all tokens.
+pub(crate) fn refuse_other_ropes(
+    family: &'static str,
+    config: &Value,
+    full: &RopeConfig,
+) -> Result<(), ModelError> {
+    let theta = config.get("rope_theta").filter(|v| !v.is_null() && v.as_f64() != full.rope_theta);
+    let scaling = section(config, "rope_scaling");
+    for (field, value) in [("rope_scaling", scaling), ("rope_theta", theta)] {
+        if let Some(value) = value {
+            return Err(ModelError::Unsupported { family, field, value: value.to_string() });
+        }
+    }
+    Ok(())
+}
+
 #[derive(Deserialize)]
 struct Biases {
     attention_bias: Option<bool>,
@@ -150,6 +167,17 @@ mod tests {
         for field in ["on", "ten"] {
             assert!(refuse("x", &config, field).unwrap_err().to_string().contains(field));
         }
+    }
+
+    #[test]
+    fn rotations_are_said_in_one_place() {
+        let full = RopeConfig::with_theta(500.0);
+        let refused = |config| refuse_other_ropes("x", &config, &full).is_err();
+        for nothing in [json!({}), json!({"rope_theta": 500, "rope_scaling": {}})] {
+            assert!(!refused(nothing));
+        }
+        assert!(refused(json!({"rope_theta": 600.0})));
+        assert!(refused(json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0}})));
     }
 
     #[test]

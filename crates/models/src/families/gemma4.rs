@@ -206,9 +206,11 @@ impl Ropes {
         };
         let global =
             json!({"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6});
+        let global = read("full_attention", global)?;
+        config::refuse_other_ropes(FAMILY, config, &global)?;
         Ok(Self {
             local: read("sliding_attention", json!({"rope_theta": 1e4}))?,
-            global: read("full_attention", global)?,
+            global,
             made: Vec::new(),
             tables: Vec::new(),
         })

@@ -117,7 +117,7 @@ fn unsupported(field: &'static str, value: String) -> ModelError {
 }
 
 /// Rotations of layers that see all tokens, and of those with a window: what `rope_parameters` says of each, or else
-/// an angle base and the part of a head that is rotated.
+/// an angle base and the part of a head that is rotated. Other rotary settings are refused.
 pub(super) fn ropes(
     family: &'static str,
     config: &Value,
@@ -135,5 +135,7 @@ pub(super) fn ropes(
         },
     };
     let [global, local] = defaults;
-    Ok([one("full_attention", global)?, one("sliding_attention", local)?])
+    let global = one("full_attention", global)?;
+    config::refuse_other_ropes(family, config, &global)?;
+    Ok([global, one("sliding_attention", local)?])
 }

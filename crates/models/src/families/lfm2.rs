@@ -220,6 +220,7 @@ pub(super) fn lfm3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mod
         None => Ok(RopeConfig::with_theta(10_000.0)),
     };
     let (full, sliding) = (rope(FULL)?, rope(SLIDING)?);
+    config::refuse_other_ropes(family, config, &full)?;
     let (shape, _, mut spec) = read(family, config, 7, kinds, (&full, options))?;
     spec.ropes.push(sliding.table(context(family, &shape, options))?);
     let own: Third = config::parse(family, config)?;

@@ -11,8 +11,14 @@ struct Own {
     attention_bias: bool,
     #[serde(default)]
     mlp_bias: bool,
+    /// Mistral's and Ministral's, where nothing is said; null says none.
+    #[serde(default = "window")]
     sliding_window: Option<usize>,
     layer_types: Option<Vec<String>>,
+}
+
+fn window() -> Option<usize> {
+    Some(4096)
 }
 
 pub(super) fn llama(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
@@ -20,6 +26,16 @@ pub(super) fn llama(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
     (spec.qkv_bias, spec.out_bias) = (own.attention_bias, own.attention_bias);
     spec.mlp_bias = own.mlp_bias;
     Ok(spec)
+}
+
+/// IQuest-Coder: Llama without what its own code could do besides.
+pub(super) fn iquestcoder(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    for field in ["clip_qkv", "use_sliding_window"] {
+        config::refuse("iquestcoder", config, field)?;
+    }
+    let defaults = [("head_dim", json!(128)), ("rms_norm_eps", json!(1e-5))];
+    let spec = llama(&config::with_defaults(config, &defaults), options)?;
+    Ok(Spec { family: "iquestcoder", ..spec })
 }
 
 /// Code World Model: Llama with windows in three of four layers.
@@ -61,7 +77,11 @@ pub(super) fn llava(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mo
         Some("llama") | None => self::llama(llama, options),
         // Mistral's defaults differ, but for these.
         Some("mistral") => {
-            let own = [("num_key_value_heads", json!(8)), ("intermediate_size", json!(14_336))];
+            let own = [
+                ("num_key_value_heads", json!(8)),
+                ("intermediate_size", json!(14_336)),
+                ("max_position_embeddings", json!(131_072)),
+            ];
             mistral(
                 &config::with_defaults(&config::with_defaults(config, &own), &defaults),
                 options,
@@ -111,4 +131,34 @@ fn build(
 ) -> Result<(Spec, Own), ModelError> {
     config::require(family, config, "hidden_act", &["silu"])?;
     Ok((read(family, config, 10_000.0, options)?.1, config::parse(family, config)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::LayerSpec;
+
+    type Build = fn(&Value, LoadOptions<'_>) -> Result<Spec, ModelError>;
+
+    fn window(build: Build, field: &str, value: Value) -> Option<usize> {
+        let mut config = json!({
+            "vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16,
+            "model_type": "mistral",
+        });
+        config[field] = value;
+        let spec = build(&config, LoadOptions::default()).unwrap();
+        spec.layers.first().and_then(LayerSpec::window)
+    }
+
+    #[test]
+    fn mistral_has_a_window_unless_there_is_said_to_be_none() {
+        for build in [mistral as Build, ministral, llava] {
+            assert_eq!(window(build, "unused", Value::Null), Some(4096));
+            assert_eq!(window(build, "sliding_window", json!(8)), Some(8));
+            assert_eq!(window(build, "sliding_window", Value::Null), None);
+        }
+        assert_eq!(window(llama, "sliding_window", json!(8)), None);
+        assert_eq!(window(llava, "model_type", json!("llama")), None);
+    }
 }

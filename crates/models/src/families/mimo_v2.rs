@@ -152,6 +152,14 @@ impl Own {
                 own.entry("partial_rotary_factor").or_insert(json!(part));
             }
         }
-        laguna::ropes(FAMILY, &config, thetas.map(|theta| (theta, part)))
+        let ropes = laguna::ropes(FAMILY, &config, thetas.map(|theta| (theta, part)))?;
+        let [_, local] = &ropes;
+        match self.swa_rope_theta.filter(|&theta| local.rope_theta != Some(theta)) {
+            Some(theta) => {
+                let (field, value) = ("swa_rope_theta", theta.to_string());
+                Err(ModelError::Unsupported { family: FAMILY, field, value })
+            }
+            None => Ok(ropes),
+        }
     }
 }

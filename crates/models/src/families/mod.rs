@@ -134,6 +134,7 @@ const MULTIMODAL: &[&str] = &[
     "kimi_k25",
     "llama4",
     "llava",
+    "llava_next",
     "mistral3",
     "muse_glimmer",
     "qwen2_5_vl",

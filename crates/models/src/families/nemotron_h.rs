@@ -82,6 +82,9 @@ impl Own {
         }
     }
 
+    /// The layer of Mamba 2. Its time steps are within `time_step_limit`, as in MLX, and one by
+    /// one as in whole prompts. Transformers bounds them from below by `time_step_min` instead, in whole prompts alone,
+    /// so that its own two forms differ.
     fn mamba(&self) -> Result<Mamba2Spec, ModelError> {
         let fields = Mamba2Fields {
             heads: ("mamba_num_heads", self.mamba_num_heads),

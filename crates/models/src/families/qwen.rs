@@ -12,13 +12,17 @@ use serde_json::Value;
 
 #[derive(Deserialize)]
 struct Windows {
-    #[serde(default)]
-    use_sliding_window: bool,
+    use_sliding_window: Option<bool>,
+    #[serde(default = "window")]
     sliding_window: Option<usize>,
-    /// Layers from here on have the window.
+    /// Layers from here on have the window, where `layer_types` is missing.
     max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
     attention_bias: Option<bool>,
+}
+
+fn window() -> Option<usize> {
+    Some(4096)
 }
 
 pub(super) fn qwen2(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
@@ -48,6 +52,7 @@ struct Mixture {
 
 pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let config = &config::one_name(config, "num_experts", "num_local_experts")?;
+    untold_windows("qwen3_moe", config)?;
     let mut spec = qwen("qwen3_moe", config, options)?;
     spec.qk_norm = Some(QkNorm::Head);
     with_experts(spec, config, None)
@@ -75,10 +80,19 @@ struct Shared {
 
 /// Qwen 1.5 and 2 with experts: one more for every token.
 pub(super) fn qwen2_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    untold_windows("qwen2_moe", config)?;
     let mut spec = qwen("qwen2_moe", config, options)?;
     let shared: Shared = config::parse("qwen2_moe", config)?;
     spec.qkv_bias = shared.qkv_bias.unwrap_or(true);
     with_experts(spec, config, Some(shared.shared_expert_intermediate_size))
+}
+
+/// Refuses windows of models with experts where no list tells which layers have one: each family has a rule of its own.
+fn untold_windows(family: &'static str, config: &Value) -> Result<(), ModelError> {
+    match config.get("layer_types") {
+        None | Some(Value::Null) => config::refuse(family, config, "use_sliding_window"),
+        Some(_) => Ok(()),
+    }
 }
 
 /// The model with experts, in the layers that config.json says.
@@ -114,8 +128,8 @@ fn qwen(
     let (_, mut spec) = read(family, config, 10_000.0, options)?;
     let bias = windows.attention_bias.unwrap_or(false);
     (spec.qkv_bias, spec.out_bias) = (bias, bias);
-    let window = windows.sliding_window.filter(|_| windows.use_sliding_window);
-    let from = windows.max_window_layers.unwrap_or(usize::MAX);
+    let window = windows.sliding_window.filter(|_| windows.use_sliding_window == Some(true));
+    let from = windows.max_window_layers.unwrap_or(28);
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let slides = config::slides(family, windows.layer_types.as_deref(), i, i >= from)?;
         layer.set_window(window.filter(|_| slides));
@@ -141,6 +155,22 @@ mod tests {
         let experts = |mlp| matches!(mlp, MlpSpec::Experts(e) if e.experts == 4);
         let experts: Vec<_> = spec.layers.iter().map(|l| experts(l.mlp)).collect();
         assert_eq!(experts, [false, true, false, false]);
+    }
+
+    #[test]
+    fn the_window_is_of_the_last_layers() {
+        let mut config = config();
+        config["num_hidden_layers"] = json!(30);
+        let slides = |config: &Value| {
+            let spec = qwen3(config, LoadOptions::default()).unwrap();
+            let slides = |i: usize| spec.layers[i].window() == Some(4096);
+            (slides(0), slides(27), slides(28))
+        };
+        assert_eq!(slides(&config), (false, false, false));
+        config["use_sliding_window"] = json!(true);
+        assert_eq!(slides(&config), (false, false, true));
+        config["max_window_layers"] = json!(0);
+        assert_eq!(slides(&config), (true, true, true));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub(super) fn qwen2_5_vl(config: &Value, options: LoadOptions<'_>) -> Result<Spe
 }
 
 pub(super) fn qwen3_vl(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    config::refuse("qwen3_vl", config, "use_sliding_window")?;
     let defaults = [("head_dim", json!(128)), ("rope_theta", json!(500_000.0))];
     let spec = qwen::qwen3(&plain(config, &defaults), options)?;
     Ok(Spec { family: "qwen3_vl", ..spec })
@@ -27,7 +28,7 @@ fn qwen2(
     let defaults = [
         ("rms_norm_eps", json!(1e-5)),
         ("rope_theta", json!(1_000_000.0)),
-        ("sliding_window", json!(4096)),
+        ("max_window_layers", json!(80)),
     ];
     let spec = qwen::qwen2(&plain(config, &defaults), options)?;
     Ok(Spec { family, ..spec })

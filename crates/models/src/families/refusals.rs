@@ -1,6 +1,6 @@
 //! Settings that change the arithmetic and that a family does not have are refused by their names.
 
-use super::spec;
+use super::{MULTIMODAL, spec};
 use crate::LoadOptions;
 use serde_json::{Value, json};
 
@@ -28,6 +28,11 @@ fn what_a_family_lacks_is_refused_by_name() {
         ("gpt2", "tie_word_embeddings", json!(false)),
         ("granite_swa", "layer_rope_theta", json!([1e4])),
         ("hunyuan_v1_dense", "use_cla", json!(true)),
+        ("iquestcoder", "clip_qkv", json!(8.0)),
+        ("iquestcoder", "use_sliding_window", json!(true)),
+        ("lfm3", "rope_scaling", json!({"rope_type": "linear", "factor": 2.0})),
+        ("lfm3", "rope_theta", json!(5.0)),
+        ("llava_next", "model_type", json!("qwen2")),
         ("mimo", "use_sliding_window", json!(true)),
         ("mistral3", "model_type", json!("mistral_large4")),
         ("muse_glimmer", "layer_rope_theta", json!([1e4, 5e3])),
@@ -37,6 +42,9 @@ fn what_a_family_lacks_is_refused_by_name() {
         ("phi", "qk_layernorm", json!(true)),
         ("phi", "tie_word_embeddings", json!(true)),
         ("stablelm", "qk_layernorm", json!(true)),
+        ("qwen2_moe", "use_sliding_window", json!(true)),
+        ("qwen3_moe", "use_sliding_window", json!(true)),
+        ("qwen3_vl", "use_sliding_window", json!(true)),
         ("starcoder2", "mlp_type", json!("gated")),
     ] {
         let error = spec(family, &small(field, value), LoadOptions::default()).unwrap_err();
@@ -53,6 +61,19 @@ fn dynamic_scaling_is_refused_beyond_the_configured_context() {
     };
     assert!(run(None).is_ok() && run(Some(16)).is_ok());
     assert!(run(Some(17)).unwrap_err().to_string().contains("dynamic"));
+}
+
+#[test]
+fn of_both_llavas_the_language_model_is_read() {
+    for family in ["llava", "llava_next"] {
+        assert!(MULTIMODAL.contains(&family));
+        let mistral = small("model_type", json!("mistral"));
+        let mistral = spec(family, &mistral, LoadOptions::default());
+        // Eight heads of keys are more than two of queries: Mistral's own number is taken.
+        assert!(mistral.unwrap_err().to_string().contains("num_key_value_heads"), "{family}");
+        let llama = spec(family, &small("model_type", json!("llama")), LoadOptions::default());
+        assert!(llama.is_ok(), "{family}");
+    }
 }
 
 #[test]

@@ -21,8 +21,6 @@ pub(crate) struct DeltaSpec {
     pub(crate) layout: DeltaLayout,
     /// What is written of a value, at most.
     pub(crate) write: f32,
-    /// Logarithms of decays are this many times a sigmoid, and not the negative of a softplus.
-    pub(crate) decay_floor: Option<f32>,
     /// Added to the mean square of a head's output.
     pub(crate) norm_eps: f32,
 }
@@ -43,7 +41,7 @@ pub(crate) enum DeltaLayout {
 impl DeltaSpec {
     /// As Qwen has it.
     pub(crate) fn qwen(shape: GatedDeltaShape, layout: DeltaLayout, norm_eps: f32) -> Self {
-        Self { shape, layout, write: 1.0, decay_floor: None, norm_eps }
+        Self { shape, layout, write: 1.0, norm_eps }
     }
 }
 
@@ -88,7 +86,6 @@ impl GatedDeltaNet {
             conv: if single { convs(weights, &at, shape)? } else { conv(weights, &at, shape)? },
             a_log: weights.flat(&format!("{at}.A_log"), shape.value_heads)?,
             dt_bias: weights.flat(&format!("{at}.dt_bias"), shape.decays())?,
-            decay_floor: spec.decay_floor,
             write: spec.write,
             gate,
             // This norm alone is stored as it is applied.

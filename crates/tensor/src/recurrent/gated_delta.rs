@@ -88,8 +88,6 @@ pub struct GatedDeltaParams {
     pub a_log: Vec<f32>,
     /// `dt_bias`, one a decay.
     pub dt_bias: Vec<f32>,
-    /// Logarithms of decays are this many times a sigmoid, and not the negative of a softplus: none is lower.
-    pub decay_floor: Option<f32>,
     /// What is written of a value, at most: 2 allows the state negative eigenvalues (arXiv 2411.12537).
     pub write: f32,
     /// How `z` gates the output.
@@ -121,7 +119,6 @@ pub struct GatedDelta {
     /// `exp(A_log)`.
     rates: Vec<f32>,
     dt_bias: Vec<f32>,
-    decay_floor: Option<f32>,
     write: f32,
     gate: OutputGate,
     norm: Vec<f32>,
@@ -142,8 +139,7 @@ impl GatedDelta {
             let expected = "positive sizes, value heads a multiple of key heads";
             return Err(TensorError::shape(OP, expected, &sizes));
         }
-        let GatedDeltaParams { conv, a_log, dt_bias, decay_floor, write, gate, norm, norm_eps } =
-            params;
+        let GatedDeltaParams { conv, a_log, dt_bias, write, gate, norm, norm_eps } = params;
         let (decays, lengths) = (shape.decays(), [a_log.len(), dt_bias.len(), norm.len()]);
         if lengths != [value_heads, decays, value_dim] {
             let expected = format!("A_log [{value_heads}], dt_bias [{decays}], norm [{value_dim}]");
@@ -151,7 +147,7 @@ impl GatedDelta {
         }
         let conv = CausalConv::new(shape.conv(), &conv, None, true)?;
         let rates = a_log.iter().map(|a| a.exp()).collect();
-        Ok(Self { shape, conv, rates, dt_bias, decay_floor, write, gate, norm, norm_eps })
+        Ok(Self { shape, conv, rates, dt_bias, write, gate, norm, norm_eps })
     }
 
     /// Sizes of the layer.
@@ -243,10 +239,7 @@ impl GatedDelta {
     /// What stays of each key channel of a head's state.
     fn decays(&self, a: &[f32], (row, head): (usize, usize), keep: &mut [f32]) {
         let rate = self.rates[head];
-        let decay = |x: f32| match self.decay_floor {
-            Some(floor) => (floor * sigmoid(rate * x)).exp(),
-            None => (-rate * softplus(x)).exp(),
-        };
+        let decay = |x: f32| (-rate * softplus(x)).exp();
         let at = row * self.shape.decays();
         if self.shape.decay_per_key {
             let own = head * keep.len()..(head + 1) * keep.len();

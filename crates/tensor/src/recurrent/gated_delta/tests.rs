@@ -20,7 +20,6 @@ fn params(shape: GatedDeltaShape) -> GatedDeltaParams {
         conv: noise(shape.channels() * shape.kernel, 1),
         a_log: noise(shape.value_heads, 2),
         dt_bias: noise(shape.decays(), 3),
-        decay_floor: None,
         write: 1.0,
         gate: OutputGate::Silu,
         norm: noise(shape.value_dim, 4),
@@ -92,10 +91,7 @@ fn tokens(shape: GatedDeltaShape, p: &GatedDeltaParams, t: usize, h: usize) -> V
         let at = if shape.decay_per_key { h * key_dim + c } else { h };
         let x = f64::from(a[i * shape.decays() + at]) + f64::from(p.dt_bias[at]);
         let rate = f64::from(p.a_log[h]).exp();
-        match p.decay_floor {
-            Some(floor) => f64::from(floor) * sigmoid64(rate * x),
-            None => -rate * x.exp().ln_1p(),
-        }
+        -rate * x.exp().ln_1p()
     };
     let token = |i: usize| {
         let part = |from: usize, n: usize| (0..n).map(|c| convolved(i, from + c)).collect();
@@ -189,8 +185,8 @@ fn by_chunks(shape: GatedDeltaShape, p: &GatedDeltaParams, t: usize) -> Vec<f64>
 #[test]
 fn the_recurrence_is_the_chunked_form() {
     let kimi = GatedDeltaParams { gate: OutputGate::Sigmoid, ..params(PER_KEY) };
-    let floor = GatedDeltaParams { decay_floor: Some(-5.0), write: 2.0, ..params(PER_KEY) };
-    for (shape, params) in [(SHAPE, params(SHAPE)), (PER_KEY, kimi), (PER_KEY, floor)] {
+    let twice = GatedDeltaParams { write: 2.0, ..params(PER_KEY) };
+    for (shape, params) in [(SHAPE, params(SHAPE)), (PER_KEY, kimi), (PER_KEY, twice)] {
         for t in [1, 63, 64, 65, 130, 1000, 4097] {
             let got = run(shape, params.clone(), t);
             let worst = difference(&got, &by_chunks(shape, &params, t));
