@@ -111,9 +111,10 @@ fn convolved<'a>(p: &Mamba2Params, i: usize, row: impl Fn(usize) -> &'a [f32]) -
 fn the_recurrence_is_the_chunked_form() {
     for t in [1, 63, 64, 65, 130, 1000, 4097] {
         let want = chunked(t);
+        let inputs = input(t).to_vec().unwrap();
         let z = |i: usize| {
             let (row, d) = (i / SHAPE.inner(), i % SHAPE.inner());
-            f64::from(input(t).to_vec().unwrap()[row * SHAPE.projected() + d])
+            f64::from(inputs[row * SHAPE.projected() + d])
         };
         let projected: Vec<f64> = (0..want.len()).map(z).collect();
         let gated: Vec<f64> =
