@@ -188,7 +188,7 @@ def told(call, result):
 
 
 def sum_(r, thinking=None, operators="+++---*"):
-    """Arithmetic, a third of it with its steps in the reasoning where nothing is said."""
+    """Arithmetic, three quarters of it with its steps in the reasoning where nothing is said."""
     digits = [r.choice((1, 2, 2, 3, 3)) for _ in range(2)]
     a, b = (r.randint(0 if n == 1 else 10 ** (n - 1), 10 ** n - 1) for n in digits)
     op = r.choice(operators)
@@ -205,7 +205,7 @@ def sum_(r, thinking=None, operators="+++---*"):
         question = r.choice([f"Add {a} and {b}.", f"What is the sum of {a} and {b}?"])
     said = f"{plain} = {result}."
     if thinking is None:
-        thinking = r.random() < 0.35
+        thinking = r.random() < 0.75
     if thinking:
         steps = f"<think>\n{reasoning(a, b, op, result)}\n</think>\n\n"
         return system(r) + ask(question) + message("assistant", steps + said)
