@@ -140,7 +140,7 @@ impl Dense {
             Self::Gated(Gated { gate_up, down, limit: Some(limit), .. }) => {
                 let [gate, up] = gate_up.forward_normed(x, *norm, phase)?;
                 let inner = ops::clamped_swiglu(&gate, &up, *limit)?;
-                add_down(down, &inner, residual, phase)
+                project(down, &inner, residual, phase)
             }
             Self::Gated(Gated { gate_up, down, scales: Some([before, after]), .. }) => {
                 let [gate, up] = gate_up.forward_normed(x, *norm, phase)?;
@@ -156,30 +156,30 @@ impl Dense {
             }
             Self::Plain(Plain { up, down }) => {
                 let [inner] = up.forward_normed(x, *norm, phase)?;
-                add_down(down, &ops::activate(activation, &inner)?, residual, phase)
+                project(down, &ops::activate(activation, &inner)?, residual, phase)
             }
             Self::Normed(Gated { gate_up, down, .. }, inner_norm) => {
                 let inner = gate_up.forward_gated(x, *norm, activation, phase)?;
-                add_down(down, &inner_norm.forward(&inner)?, residual, phase)
+                project(down, &inner_norm.forward(&inner)?, residual, phase)
             }
             Self::Xielu(Plain { up, down }, curve) => {
                 let [inner] = up.forward_normed(x, *norm, phase)?;
-                add_down(down, &ops::xielu(*curve, &inner)?, residual, phase)
+                project(down, &ops::xielu(*curve, &inner)?, residual, phase)
             }
         }
     }
 }
 
-/// `down(inner)`, plus `residual`.
-fn add_down(
-    down: &Linear,
-    inner: &Tensor,
+/// `out(x)`, plus `residual`.
+pub(crate) fn project(
+    out: &Linear,
+    x: &Tensor,
     residual: Residual<'_>,
     phase: Phase,
 ) -> Result<Tensor, ModelError> {
     Ok(match residual {
-        Some((residual, next)) => down.forward_add(inner, residual, next, phase)?,
-        None => down.forward(inner, phase)?,
+        Some((residual, next)) => out.forward_add(x, residual, next, phase)?,
+        None => out.forward(x, phase)?,
     })
 }
 
@@ -238,7 +238,7 @@ impl Sparse {
             row.iter_mut().for_each(|x| *x = (*x - least).max(0.0));
         }
         let inner = ops::gated(activation, &Tensor::from_vec(gates, gate.dims())?, &up)?;
-        add_down(down, &inner, residual, phase)
+        project(down, &inner, residual, phase)
     }
 }
 

@@ -151,7 +151,7 @@ impl Layer {
                 let reads = self.mlp.as_ref().is_some_and(FeedForward::reads_normed);
                 let ahead = ahead.filter(|_| reads && !step.spec.parallel);
                 add_branch((&x, ahead), self.after_mixer.as_ref(), scale, |residual| {
-                    mixer.project(&mixed, residual, step.phase)
+                    mixer.out().project(&mixed, residual, step.phase)
                 })?
             }
             None => x.clone(),
@@ -201,7 +201,7 @@ impl Layer {
         if streams.dims()[0] == 0 {
             return Ok(streams);
         }
-        let attended = normed(&self.after_mixer, mixer.project(&mixed, None, phase)?)?;
+        let attended = normed(&self.after_mixer, mixer.out().project(&mixed, None, phase)?)?;
         let sum = ops::add(&ops::add(&active, &attended)?, &altup.laurel(&read, phase)?)?;
         let sum = ops::scale(&sum, std::f32::consts::FRAC_1_SQRT_2)?;
         let input = Input::new(&sum, self.mlp_norm.as_ref())?;

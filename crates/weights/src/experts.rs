@@ -72,15 +72,18 @@ impl Checkpoint {
         (part, parts): (usize, usize),
     ) -> Result<Vec<Linear>, WeightsError> {
         let width = outputs.saturating_mul(parts);
-        if self.has(&format!("{name}_blocks")) {
-            let weights = self.blocks_of_experts(name, count, (inputs, outputs), (part, parts))?;
-            let biases = self.biases(format!("{name}_bias"), count, width)?;
-            let one = |(i, weight)| biases.of(i, count, (part, parts), Linear::new(weight));
-            return weights.into_iter().enumerate().map(one).collect();
-        }
+        let maps = match self.has(&format!("{name}_blocks")) {
+            true => {
+                let weights =
+                    self.blocks_of_experts(name, count, (inputs, outputs), (part, parts))?;
+                weights.into_iter().map(Linear::new).collect()
+            }
+            false => {
+                let columns = Columns { first: part, step: parts, count: outputs };
+                self.turned(name, count, (inputs, width), columns)?
+            }
+        };
         let biases = self.biases(format!("{name}_bias"), count, width)?;
-        let columns = Columns { first: part, step: parts, count: outputs };
-        let maps = self.turned(name, count, (inputs, width), columns)?;
         let biased = |(i, map)| biases.of(i, count, (part, parts), map);
         maps.into_iter().enumerate().map(biased).collect()
     }

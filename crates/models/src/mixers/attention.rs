@@ -1,10 +1,10 @@
 //! Attention over the KV cache, with what the families add to it.
 
-use super::{Mixer, Step, project};
+use super::{Mixer, Out, Step};
 use crate::{
     LoadOptions, ModelError, StateSession,
     decoder::parts,
-    feed_forward::{Residual, size},
+    feed_forward::size,
     norms::Input,
     source::Source,
     spec::{AttentionGate, AttentionSpec, FusedQkv, QkNorm, Spec},
@@ -274,13 +274,8 @@ impl Mixer for Attention {
         })
     }
 
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError> {
-        project(&self.out, mixed, residual, phase)
+    fn out(&self) -> Out<'_> {
+        Out::One(&self.out)
     }
 
     fn size(&self) -> (u64, u64) {

@@ -1,6 +1,6 @@
 //! Attention and Mamba 2 that read the same rows, side by side (Falcon-H1).
 
-use super::{Attention, Mamba2Spec, Mixer, StateSpace, Step};
+use super::{Attention, Mamba2Spec, Mixer, Out, StateSpace, Step};
 use crate::{
     LoadOptions, ModelError, StateSession, feed_forward::Residual, norms::Input,
     spec::AttentionSpec,
@@ -36,6 +36,27 @@ impl Beside {
         let (attention, mamba) = (self.attention.placed(options)?, self.mamba.placed(options)?);
         Ok(Self { attention, mamba, ..self })
     }
+
+    /// Both output projections of what was mixed, scaled and added, plus `residual`.
+    pub(super) fn project(
+        &self,
+        mixed: &Tensor,
+        residual: Residual<'_>,
+        phase: Phase,
+    ) -> Result<Tensor, ModelError> {
+        let (inner, all) = (self.spec.mamba.shape.inner(), mixed.dims().last().copied());
+        let part = |mixer: &dyn Mixer, columns: Range<usize>, scale: f32| {
+            let projected = mixer.out().project(&ops::columns(mixed, columns)?, None, phase)?;
+            Ok::<_, ModelError>(ops::scale(&projected, scale)?)
+        };
+        let mamba = part(&self.mamba, 0..inner, self.spec.mamba_scale)?;
+        let attended = part(&self.attention, inner..all.unwrap_or(0), self.spec.attention_scale)?;
+        let sum = ops::add(&mamba, &attended)?;
+        match residual {
+            Some((x, _)) => Ok(ops::add(x, &sum)?),
+            None => Ok(sum),
+        }
+    }
 }
 
 impl Mixer for Beside {
@@ -51,24 +72,8 @@ impl Mixer for Beside {
         Ok(ops::join_columns(&[&mamba, &attended])?)
     }
 
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError> {
-        let (inner, all) = (self.spec.mamba.shape.inner(), mixed.dims().last().copied());
-        let part = |mixer: &dyn Mixer, columns: Range<usize>, scale: f32| {
-            let projected = mixer.project(&ops::columns(mixed, columns)?, None, phase)?;
-            Ok::<_, ModelError>(ops::scale(&projected, scale)?)
-        };
-        let mamba = part(&self.mamba, 0..inner, self.spec.mamba_scale)?;
-        let attended = part(&self.attention, inner..all.unwrap_or(0), self.spec.attention_scale)?;
-        let sum = ops::add(&mamba, &attended)?;
-        match residual {
-            Some((x, _)) => Ok(ops::add(x, &sum)?),
-            None => Ok(sum),
-        }
+    fn out(&self) -> Out<'_> {
+        Out::Beside(self)
     }
 
     fn size(&self) -> (u64, u64) {

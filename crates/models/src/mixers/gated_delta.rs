@@ -1,11 +1,8 @@
 //! Gated DeltaNet and Kimi Delta Attention between their projections.
 
-use super::{Mixer, Step, convolution, project};
+use super::{Mixer, Out, Step, convolution};
 use crate::{
-    LoadOptions, ModelError, StateSession,
-    feed_forward::{Residual, size},
-    norms::Input,
-    source::Source,
+    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
     spec::Spec,
 };
 use taper_base::Phase;
@@ -253,13 +250,8 @@ impl Mixer for GatedDeltaNet {
         self.delta.forward(inputs, |run| Ok::<_, ModelError>(state.recur(self.id, run)?))
     }
 
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError> {
-        project(&self.out, mixed, residual, phase)
+    fn out(&self) -> Out<'_> {
+        Out::One(&self.out)
     }
 
     fn size(&self) -> (u64, u64) {

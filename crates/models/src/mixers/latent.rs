@@ -9,10 +9,10 @@
 //! `K` and `V` are a head's parts of `kv_b_proj`, which prompts would otherwise apply to every cached token.
 //! Prompts are computed in the same form as all other tokens, so that no bit depends on how they are cut.
 
-use super::{Mixer, Step, attention::halves, project};
+use super::{Mixer, Out, Step, attention::halves};
 use crate::{
     LoadOptions, ModelError, StateSession,
-    feed_forward::{Residual, size},
+    feed_forward::size,
     norms::Input,
     source::Source,
     spec::{LatentSpec, Spec},
@@ -201,13 +201,8 @@ impl Mixer for Latent {
         Ok(self.expand.forward(&latents, step.phase)?)
     }
 
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError> {
-        project(&self.out, mixed, residual, phase)
+    fn out(&self) -> Out<'_> {
+        Out::One(&self.out)
     }
 
     fn size(&self) -> (u64, u64) {

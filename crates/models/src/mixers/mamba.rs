@@ -1,14 +1,10 @@
 //! Mamba's selective scan between its projections, some of which are behind its convolution.
 
-use super::{Mixer, Step, convolution, project};
+use super::{Mixer, Out, Step, convolution};
 use crate::{
-    LoadOptions, ModelError, StateSession,
-    feed_forward::{Residual, size},
-    norms::Input,
-    source::Source,
+    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
     spec::Spec,
 };
-use taper_base::Phase;
 use taper_tensor::{
     CausalConv, ConvShape, Linear, LinearGroup, RmsNorm, SelectiveScan, SelectiveScanInputs,
     SelectiveScanParams, SelectiveScanShape, Tensor, ops,
@@ -155,13 +151,8 @@ impl Mixer for Mamba {
         self.scan.forward(inputs, |run| Ok::<_, ModelError>(state.recur(self.id + 1, run)?))
     }
 
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError> {
-        project(&self.out, mixed, residual, phase)
+    fn out(&self) -> Out<'_> {
+        Out::One(&self.out)
     }
 
     fn size(&self) -> (u64, u64) {

@@ -1,14 +1,10 @@
 //! Mamba 2 between its projections.
 
-use super::{Mixer, Step, convolution, project};
+use super::{Mixer, Out, Step, convolution};
 use crate::{
-    LoadOptions, ModelError, StateSession,
-    feed_forward::{Residual, size},
-    norms::Input,
-    source::Source,
+    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
     spec::Spec,
 };
-use taper_base::Phase;
 use taper_tensor::{
     ConvShape, GatedNorm, Linear, LinearGroup, Mamba2, Mamba2Params, Mamba2Shape, Tensor,
 };
@@ -107,13 +103,8 @@ impl Mixer for StateSpace {
         self.mamba.forward(x, |run| Ok::<_, ModelError>(state.recur(self.id, run)?))
     }
 
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError> {
-        project(&self.out, mixed, residual, phase)
+    fn out(&self) -> Out<'_> {
+        Out::One(&self.out)
     }
 
     fn size(&self) -> (u64, u64) {

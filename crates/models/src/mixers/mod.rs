@@ -12,7 +12,7 @@ mod short_conv;
 
 use crate::{
     LoadOptions, ModelError, StateSession,
-    feed_forward::Residual,
+    feed_forward::{Residual, project},
     norms::Input,
     source::Source,
     spec::{LayerSpec, MixerSpec, Spec},
@@ -47,22 +47,39 @@ pub(crate) trait Mixer: Send + Sync + fmt::Debug {
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError>;
 
-    /// The output projection of what was mixed, plus `residual`.
-    ///
-    /// # Shapes
-    /// Rows `[t, n]` of [`Self::mix`] -> `[t, hidden]`.
-    ///
-    /// # Errors
-    /// An operation's error.
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError>;
+    /// What projects the mixed rows back to the stream.
+    fn out(&self) -> Out<'_>;
 
     /// Weights in all, and bytes they take.
     fn size(&self) -> (u64, u64);
+}
+
+/// A mixer's output projection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Out<'a> {
+    One(&'a Linear),
+    Beside(&'a Beside),
+}
+
+impl Out<'_> {
+    /// The projection of what was mixed, plus `residual`.
+    ///
+    /// # Shapes
+    /// Rows `[t, n]` of [`Mixer::mix`] -> `[t, hidden]`.
+    ///
+    /// # Errors
+    /// An operation's error.
+    pub(crate) fn project(
+        self,
+        mixed: &Tensor,
+        residual: Residual<'_>,
+        phase: Phase,
+    ) -> Result<Tensor, ModelError> {
+        match self {
+            Self::One(linear) => project(linear, mixed, residual, phase),
+            Self::Beside(both) => both.project(mixed, residual, phase),
+        }
+    }
 }
 
 /// What the layers of a step share.
@@ -132,19 +149,6 @@ pub(crate) fn load(
             let mamba = StateSpace::load(spec, own.mamba, id, weights, at)?;
             Some(Box::new(Beside::new(own, attention, mamba).placed(options)?))
         }
-    })
-}
-
-/// An output projection, plus `residual`.
-fn project(
-    out: &Linear,
-    mixed: &Tensor,
-    residual: Residual<'_>,
-    phase: Phase,
-) -> Result<Tensor, ModelError> {
-    Ok(match residual {
-        Some((x, next)) => out.forward_add(mixed, x, next, phase)?,
-        None => out.forward(mixed, phase)?,
     })
 }
 

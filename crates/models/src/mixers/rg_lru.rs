@@ -1,14 +1,10 @@
 //! The recurrent block of Griffin: a convolution and a gated linear recurrence beside a gate (RecurrentGemma).
 
-use super::{Mixer, Step, convolution, project};
+use super::{Mixer, Out, Step, convolution};
 use crate::{
-    LoadOptions, ModelError, StateSession,
-    feed_forward::{Residual, size},
-    norms::Input,
-    source::Source,
+    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
     spec::Spec,
 };
-use taper_base::Phase;
 use taper_tensor::{
     CausalConv, ConvShape, HeadGate, Linear, LinearGroup, RgLru, RgLruParams, RgLruShape, Tensor,
     ops,
@@ -107,13 +103,8 @@ impl Mixer for Griffin {
         Ok(ops::gated(step.spec.activation, y, &kept)?)
     }
 
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError> {
-        project(&self.out, mixed, residual, phase)
+    fn out(&self) -> Out<'_> {
+        Out::One(&self.out)
     }
 
     fn size(&self) -> (u64, u64) {

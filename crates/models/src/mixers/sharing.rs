@@ -1,10 +1,10 @@
 //! Attention whose layers differ in their heads, and of which some read the keys and values of a layer before
 //! them (Gemma 4). Queries, keys and values are normed, and scores are not scaled.
 
-use super::{Mixer, Step, project};
+use super::{Mixer, Out, Step};
 use crate::{
     LoadOptions, ModelError, StateSession,
-    feed_forward::{Residual, size},
+    feed_forward::size,
     norms::Input,
     source::Source,
     spec::{SharingSpec, Spec, Values},
@@ -150,13 +150,8 @@ impl Mixer for Sharing {
         Ok(attended.reshape(&[x.dims()[0], heads * head_dim])?)
     }
 
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError> {
-        project(&self.out, mixed, residual, phase)
+    fn out(&self) -> Out<'_> {
+        Out::One(&self.out)
     }
 
     fn size(&self) -> (u64, u64) {

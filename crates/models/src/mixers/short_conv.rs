@@ -1,14 +1,10 @@
 //! LFM2's short convolution between its projections.
 
-use super::{Mixer, Step, convolution, project};
+use super::{Mixer, Out, Step, convolution};
 use crate::{
-    LoadOptions, ModelError, StateSession,
-    feed_forward::{Residual, size},
-    norms::Input,
-    source::Source,
+    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
     spec::Spec,
 };
-use taper_base::Phase;
 use taper_tensor::{ConvShape, Linear, LinearGroup, ShortConv, Tensor};
 
 /// What makes one model's short convolutions differ from another's.
@@ -73,13 +69,8 @@ impl Mixer for GatedConv {
         self.conv.forward(bcx, |run| Ok::<_, ModelError>(state.recur(self.id, run)?))
     }
 
-    fn project(
-        &self,
-        mixed: &Tensor,
-        residual: Residual<'_>,
-        phase: Phase,
-    ) -> Result<Tensor, ModelError> {
-        project(&self.out, mixed, residual, phase)
+    fn out(&self) -> Out<'_> {
+        Out::One(&self.out)
     }
 
     fn size(&self) -> (u64, u64) {
