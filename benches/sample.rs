@@ -75,7 +75,7 @@ fn choices(c: &mut Criterion) {
             group.bench_function(format!("{name}, all threads"), |b| {
                 b.iter(|| {
                     copy(&Kernels, &mut logits, &source);
-                    next.next().map(|s| s.sample_on(&Kernels, black_box(&mut logits), &[]))
+                    next.next().map(|s| s.sample_on(&Kernels, black_box(&mut logits), &[], None))
                 });
             });
         }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use std::path::Path;
 use taper_chat::{
     ChatTemplate, Delta, Message, OutputParser, ParserOptions, ReasoningFormat, Role,
-    TemplateRequest, Tokenizer, Tool, ToolFormat, starts_in_reasoning,
+    TemplateRequest, Tokenizer, Tool, ToolFormat,
 };
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/server/models/demo");
@@ -33,10 +33,11 @@ fn main() -> Result<()> {
 
     let answer = "<think>\nI should look.\n</think>\n\n<tool_call>\n\
                   {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Lisbon\"}}\n</tool_call>";
+    let reasoning = ReasoningFormat::detect(template.source(), "");
     let mut parser = OutputParser::new(ParserOptions {
-        reasoning: ReasoningFormat::detect(template.source()),
-        tools: ToolFormat::detect(template.source()),
-        starts_in_reasoning: starts_in_reasoning(&prompt),
+        reasoning,
+        tools: ToolFormat::detect(template.source(), ""),
+        starts_in_reasoning: reasoning.starts_in(&prompt),
         ..ParserOptions::default()
     });
     let mut deltas = Vec::new();

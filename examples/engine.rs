@@ -32,10 +32,7 @@ fn main() -> Result<()> {
         prompt,
         sampling: SamplingParams::greedy(),
         stop: StopRules { max_tokens: Some(100), ..StopRules::default() },
-        prompt_logprobs: None,
-        kv_bits: None,
-        client: None,
-        cache_salt: None,
+        ..GenRequest::default()
     };
     let (sink, events) = channel();
     engine.submit(request, sink)?;

@@ -35,8 +35,13 @@ fn main() -> Result<()> {
         let positions: Vec<u32> = (start as u32..tokens.len() as u32).collect();
         let last = [len as u32 - 1];
         let phase = info.phase(if start == 0 { Phase::Prefill } else { Phase::Decode });
-        let batch =
-            Batch { tokens: &tokens[start..], positions: &positions, logits_at: &last, phase };
+        let batch = Batch {
+            tokens: &tokens[start..],
+            positions: &positions,
+            logits_at: &last,
+            phase,
+            adapters: &[],
+        };
         let mut session = cache.session(&[SeqRange { seq, start, len }])?;
         let logits = model.forward(&batch, &mut session)?;
         let best = ops::with_host_f32(&logits, |row| {

@@ -17,7 +17,12 @@ impl Engine for Echo {
     fn submit(&self, r: GenRequest, mut events: Box<dyn EventSink>) -> Result<(), SubmitError> {
         events.send(Event::Started { cached_tokens: 0 });
         for id in r.prompt {
-            events.send(Event::Token(GeneratedToken { id, logprobs: None, stops: false }));
+            events.send(Event::Token(GeneratedToken {
+                id,
+                logprobs: None,
+                stops: false,
+                open: false,
+            }));
         }
         events.send(Event::Finished(FinishReason::Stop));
         Ok(())

@@ -38,34 +38,50 @@ sources! {
     MATMUL = "quant" "matmul";
     MATMUL_TILE = "quant" "matmul_tile";
     MATMUL_WIDE = "quant" "matmul_wide";
+    HEAD_MAPS = "quant" "head_maps";
     EMBED = "quant" "embed";
     ROWS = "norm" "rows";
+    LAYER = "norm" "layer";
     ELEMENTWISE = "elementwise" "elementwise";
+    GATES = "elementwise" "gates";
+    SHAPES = "elementwise" "shapes";
     ATTEND = "attention" "attend";
+    ATTEND_MORE = "attention" "attend_more";
     ATTEND_TILE = "attention" "attend_tile";
     CODED = "attention" "coded";
     CODED_MORE = "attention" "coded_more";
     ENCODE = "attention" "encode";
     EXPERTS = "moe" "experts";
+    ROUTE = "moe" "route";
+    STATES = "recurrent" "states";
+    CONV = "recurrent" "conv";
+    HEADS = "recurrent" "heads";
+    SCAN = "recurrent" "scan";
     SCORE = "eviction" "score";
     COMPACT = "eviction" "compact";
     ARGMAX = "sampling" "argmax";
     EDIT = "sampling" "edit";
+    MASK = "sampling" "mask";
     SAMPLE = "sampling" "sample";
 }
 
 /// What the files include.
 const HEADERS: &[(&str, &str)] = &[
+    ("attend.h", include_str!("include/taper/attend.h")),
     ("coded_attend.h", include_str!("include/taper/coded_attend.h")),
     ("coded_keys.h", include_str!("include/taper/coded_keys.h")),
     ("codes.h", include_str!("include/taper/codes.h")),
     ("common.h", include_str!("include/taper/common.h")),
     ("copies.h", include_str!("include/taper/copies.h")),
+    ("curve.h", include_str!("include/taper/curve.h")),
     ("encoding.h", include_str!("include/taper/encoding.h")),
+    ("exponential.h", include_str!("include/taper/exponential.h")),
     ("packed.h", include_str!("include/taper/packed.h")),
     ("prepared.h", include_str!("include/taper/prepared.h")),
+    ("recurrent.h", include_str!("include/taper/recurrent.h")),
     ("rows.h", include_str!("include/taper/rows.h")),
     ("rotation.h", include_str!("include/taper/rotation.h")),
+    ("special.h", include_str!("include/taper/special.h")),
     ("sums.h", include_str!("include/taper/sums.h")),
     ("activation.h", include_str!("include/taper/activation.h")),
     ("tile.h", include_str!("include/taper/tile.h")),

@@ -9,7 +9,7 @@ import tasks
 from tokenizers import Tokenizer
 
 ANSWER, DOCUMENT, OTHER = 12, 3, 1  # weights of tokens; the hay of a needle row has none
-TASK_SHARE = (0.60, 0.35, 0.25, 0.10)  # by stage; 3 % are documents, needles the rest
+TASK_SHARE = (0.60, 0.35, 0.25, 0.10)  # by stage, with the documents; needles are the rest
 MANY_SHARE = (0.3, 0.6, 0.8, 0.9)  # of needle rows, those with many needles
 
 
@@ -22,8 +22,9 @@ def documents(corpus):
 
 
 class Data:
-    def __init__(self, corpus, tokenizer, seed):
-        self.r = random.Random(seed)
+    def __init__(self, corpus, tokenizer, seed, document_share=0.03):
+        """`document_share` is that of rows which are documents."""
+        self.r, self.document_share = random.Random(seed), document_share
         self.tokenizer = Tokenizer.from_file(str(tokenizer))
         train, self.held_out = documents(corpus)
         self.paragraphs = [p for d in train for p in d.split("\n\n") if len(p) > 60]
@@ -96,7 +97,7 @@ class Data:
         r, ids, weights = self.r, [], []
         k = r.random()
         while len(ids) < length + 1:
-            if k < 0.03:
+            if k < self.document_share:
                 d = r.choice(self.document_ids)
                 more = d + [self.end_of_text], [DOCUMENT] * (len(d) + 1)
             elif k < TASK_SHARE[stage]:

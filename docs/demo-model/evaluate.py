@@ -29,6 +29,14 @@ def perplexity(model, data, device, tokens=400_000, window=2048):
     return math.exp(sum(losses) / len(losses))
 
 
+def accepted(model, data, device, tokens=100_000, window=2048):
+    """Of held-out prose, the share of tokens that the MTP head drafts as the model would say them."""
+    ids = [x for text in data.held_out for x in data.encode(text) + [data.end_of_text]][:tokens]
+    windows = (ids[i:i + window] for i in range(0, len(ids) - window, window))
+    found = [model.accepted(torch.tensor([ids], device=device)) for ids in windows]
+    return sum(right for right, _ in found) / sum(n for _, n in found)
+
+
 def task_score(model, data, make, samples, opening=tasks.NO_THINKING):
     """The answer's opening is given, as a chat template gives it: empty reasoning, or the begin of some."""
     right, given = 0, data.encode(opening)
@@ -72,6 +80,9 @@ def main():
     results = {}
     if not a.skip_perplexity:
         results["perplexity"] = perplexity(model, data, a.device)
+    if hasattr(model, "mtp"):
+        results["first draft accepted"] = accepted(model, data, a.device)
+        print("first draft accepted", results["first draft accepted"], flush=True)
     results["everyday"] = everyday_score(model, data)
     print("everyday", results["everyday"], flush=True)
     kinds = {"tools": tasks.tool_call, "json": tasks.json_object, "chat": tasks.chat,

@@ -2,9 +2,11 @@
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import hybrid
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -112,6 +114,21 @@ class Model(nn.Module):
                 last = "o_proj" in name or "down_proj" in name  # these add to the residual stream
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * size.layers) if last else 0.02)
 
+    def config(self):
+        return config(self.size)
+
+    def compile_parts(self):
+        self.compile(dynamic=False)
+
+    @staticmethod
+    def stored_name(name):
+        return f"model.{name}"
+
+    @staticmethod
+    def is_matrix(name, p):
+        """Whether Muon trains it."""
+        return p.ndim == 2 and "embed" not in name
+
     def hidden(self, ids):
         with torch.autocast(ids.device.type, torch.bfloat16):
             device = ids.device
@@ -149,14 +166,15 @@ def greedy(model, ids, n, stop):
 
 
 def save(model, directory, shard_bytes=14_000_000):
-    """In bf16, in files small enough for any repository."""
+    """In bf16, rates of decay in f32, in files small enough for any repository."""
     shards, size = [{}], 0
     for name, p in model.state_dict().items():
-        tensor = p.detach().bfloat16().cpu().contiguous()
+        decay = "A_log" in name or "dt_bias" in name
+        tensor = p.detach().to(torch.float32 if decay else torch.bfloat16).cpu().contiguous()
         if shards[-1] and size + tensor.nbytes > shard_bytes:
             shards.append({})
             size = 0
-        shards[-1][f"model.{name}"] = tensor
+        shards[-1][model.stored_name(name)] = tensor
         size += tensor.nbytes
     directory, places = Path(directory), {}
     for i, shard in enumerate(shards):
@@ -166,13 +184,20 @@ def save(model, directory, shard_bytes=14_000_000):
     total = sum(t.nbytes for s in shards for t in s.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    (directory / "config.json").write_text(json.dumps(config(model.size), indent=1))
+    (directory / "config.json").write_text(json.dumps(model.config(), indent=1))
 
 
 def load(directory):
-    model = Model(size_of(json.loads((Path(directory) / "config.json").read_text())))
+    config = json.loads((Path(directory) / "config.json").read_text())
+    family = hybrid if config["model_type"] == "qwen3_5_moe_text" else sys.modules[__name__]
+    model = family.Model(family.size_of(config))
     tensors = {}
     for file in sorted(Path(directory).glob("model*.safetensors")):
         tensors |= load_file(file)
     model.load_state_dict({k.removeprefix("model."): v.float() for k, v in tensors.items()})
     return model.eval()
+
+
+def new(size):
+    """An untrained one of a size that has a name."""
+    return hybrid.Model(hybrid.SIZES[size]) if size in hybrid.SIZES else Model(SIZES[size])

@@ -7,10 +7,12 @@ Four stages, each a time and a longer context. Rows are made by worker processes
 
 import argparse
 import multiprocessing as mp
+import random
 import shutil
 import time
 from pathlib import Path
 
+import hybrid
 import model as qwen3
 import numpy as np
 import torch
@@ -50,15 +52,15 @@ class Muon(torch.optim.Optimizer):
                     average = self.state[p].setdefault("average", torch.zeros_like(p))
                     average.lerp_(p.grad, 1 - group["momentum"])
                     updates.append(p.grad.lerp(average, group["momentum"]))
-                scale = max(1, shape[0] / shape[1]) ** 0.5
+                scale = max(1, shape[-2] / shape[-1]) ** 0.5
                 for p, update in zip(parameters, orthogonalized(torch.stack(updates))):
                     p.mul_(1 - group["lr"] * group["decay"])
                     p.add_(update.to(p.dtype), alpha=-group["lr"] * scale)
 
 
-def make_rows(corpus, tokenizer, seed, stage, queue):
+def make_rows(data, seed, stage, queue):
     torch.set_num_threads(1)
-    data = Data(corpus, tokenizer, seed)
+    data.r = random.Random(seed)
     while True:
         current = stage.value
         length, rows = STAGES[current]
@@ -92,31 +94,36 @@ def main():
     p.add_argument("out", type=Path)
     p.add_argument("--seconds", type=float, nargs=len(STAGES), default=[240, 120, 120, 100])
     p.add_argument("--workers", type=int, default=14)
-    p.add_argument("--size", choices=qwen3.SIZES, default="demo")
+    p.add_argument("--size", choices=[*qwen3.SIZES, *hybrid.SIZES], default="demo")
     p.add_argument("--resume", type=Path, metavar="DENSE", help="begin with a checkpoint that this wrote")
     p.add_argument("--rate", type=float, default=1.0, help="factor of all learning rates")
     p.add_argument("--seed", type=int, default=1000)
+    p.add_argument("--documents", type=float, default=0.03, help="share of rows that are documents")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
+    started = time.time()
 
     # Before CUDA: a forked process cannot use it.
     context = mp.get_context("fork")
     stage_now, queue = context.Value("i", 0), context.Queue(maxsize=96)
-    workers = [context.Process(target=make_rows, args=(a.corpus, a.tokenizer, a.seed + i, stage_now, queue), daemon=True)
+    data = Data(a.corpus, a.tokenizer, a.seed, a.documents)
+    workers = [context.Process(target=make_rows, args=(data, a.seed + i, stage_now, queue), daemon=True)
                for i in range(a.workers)]
     for w in workers:
         w.start()
 
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True
-    model = (qwen3.load(a.resume).train() if a.resume else qwen3.Model(qwen3.SIZES[a.size])).cuda()
-    matrices = [x for n, x in model.named_parameters() if x.ndim == 2 and "embed" not in n]
-    others = [x for n, x in model.named_parameters() if x.ndim != 2 or "embed" in n]
+    model = (qwen3.load(a.resume).train() if a.resume else qwen3.new(a.size)).cuda()
+    matrices = [x for n, x in model.named_parameters() if model.is_matrix(n, x)]
+    others = [x for n, x in model.named_parameters() if not model.is_matrix(n, x)]
     muon = Muon(matrices, MATRIX_RATE)
     adam = torch.optim.AdamW(others, OTHER_RATE, betas=(0.9, 0.95), weight_decay=0, fused=True)
-    compiled = torch.compile(model, dynamic=False)
+    model.compile_parts()
     steps, tokens = 0, 0
     for stage, ((length, rows), seconds) in enumerate(zip(STAGES, a.seconds)):
+        if seconds == 0:
+            continue
         stage_now.value = stage
         begun, k = None, 0  # the clock starts after compilation
         while begun is None or time.time() - begun < seconds:
@@ -125,18 +132,18 @@ def main():
                 group["lr"] = MATRIX_RATE * factor
             for group in adam.param_groups:
                 group["lr"] = OTHER_RATE * factor
-            loss = compiled(*batch(queue, stage, rows))
+            loss = model(*batch(queue, stage, rows))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             muon.step()
             adam.step()
             model.zero_grad(set_to_none=True)
             steps, k, tokens = steps + 1, k + 1, tokens + length * rows
+            if k <= 3 or k % (200, 50, 20, 10)[stage] == 0:
+                print(f"{time.time() - started:.0f} s: stage {stage} step {k} loss {loss.item():.3f} "
+                      f"tokens {tokens / 1e6:.1f} M", flush=True)
             if k == 3:
-                torch.cuda.synchronize()
                 begun = time.time()
-            if k == 3 or k % (200, 50, 20, 10)[stage] == 0:
-                print(f"stage {stage} step {k} loss {loss.item():.3f} tokens {tokens / 1e6:.1f} M", flush=True)
         qwen3.save(model, a.out)
     shutil.copy(a.tokenizer, a.out / "tokenizer.json")
     for w in workers:

@@ -49,6 +49,8 @@ struct AttendParams {
     float k_eps;
     uint bits;       // of the weights whose product takes attend_new's result as halves; 0: as floats
     uint flags;      // PREPARE_WIDE, of their order
+    uint value_dim;  // of attend.metal
+    uint last;       // one span, whose sum is the result
 };
 
 INLINE uint packed(uint low, uint high) { return low | high << 16; }
@@ -374,7 +376,7 @@ INLINE void attend(
             store_half(sum / total, prepared + token_row * D, (kv_head * group + head) * D + e, p.bits, p.flags);
             continue;
         }
-        if (p.spans == 1) {
+        if (p.last) {
             out[row * D + e] = sum / total;
             continue;
         }

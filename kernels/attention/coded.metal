@@ -12,7 +12,8 @@
 //   Levels, which halves hold exactly, are multiplied on the matrix units; an operand that halves do
 //   not hold is two of them, within 2^-21. A tile's eight columns are four rows of q, or of weights.
 //   Keys with a sketch add <S R q, signs>, so q is rotated a second time.
-// coded_merge: adds the spans and rotates back: out [t, q_heads, head_dim] f32.
+// coded_merge: adds the spans and rotates back: out [t, q_heads, head_dim] f32. coded_merge_sinks: the same with each
+//   head's sink, a score without a value.
 //   Grid: x over rows of all heads. Threads: 256.
 // Reference: PagedCodec::decode, then softmax(q k^T) v in f64.
 #include "taper/coded_attend.h"
@@ -33,24 +34,16 @@ struct CodedMergeParams {
     uint spans;
     uint rounds;
     uint order;
+    uint q_heads;
 };
 
-kernel void coded_merge(
-    device const float* sums [[buffer(0)]],
-    device const float* weights [[buffer(1)]],
-    device const float* constants [[buffer(2)]],
-    device float* out [[buffer(3)]],
-    constant CodedMergeParams& p [[buffer(4)]],
-    uint row [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]],
-    uint sg [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]])
+// SINKS: a score for each head joins its rows' softmax, in the last place.
+template <bool SINKS>
+INLINE void merge_spans(
+    device const float* sums, device const float* weights, device const float* constants, device const float* sinks,
+    device float* out, CodedMergeParams p, uint row, uint tid, uint sg, uint lane, threadgroup float* fades,
+    threadgroup float* tops, threadgroup float* totals, threadgroup float* x, threadgroup float* scratch)
 {
-    threadgroup float fades[256];
-    threadgroup float tops[8];
-    threadgroup float totals[8];
-    threadgroup float x[256];
-    threadgroup float scratch[256];
     const uint wide = (p.head_dim + RING - 1) / RING * RING;
     device const float* w = weights + size_t(row) * p.spans * 2;
     float top = NOTHING;
@@ -59,6 +52,8 @@ kernel void coded_merge(
     if (lane == 0) tops[sg] = top;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = 0; i < 8; ++i) top = max(top, tops[i]);
+    const float sink = SINKS ? sinks[row % p.q_heads] : 0.0f;
+    if (SINKS) top = max(top, sink);
     float total = 0.0f, sum = 0.0f;
     for (uint first = 0; first < p.spans; first += 256) {
         const uint n = min(p.spans - first, 256u), s = first + tid;
@@ -82,6 +77,7 @@ kernel void coded_merge(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     total = 0.0f;
     for (uint i = 0; i < 8; ++i) total += totals[i];
+    if (SINKS) total += exp(sink - top);
     x[tid] = sum / total;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (sg == 0) {
@@ -89,4 +85,43 @@ kernel void coded_merge(
         rotate_back(x, scratch, rotation, lane);
         for (uint i = lane; i < p.head_dim; i += 32) out[size_t(row) * p.head_dim + i] = x[i];
     }
+}
+
+#define MERGE_MEMORY \
+    threadgroup float fades[256]; \
+    threadgroup float tops[8]; \
+    threadgroup float totals[8]; \
+    threadgroup float x[256]; \
+    threadgroup float scratch[256];
+
+kernel void coded_merge(
+    device const float* sums [[buffer(0)]],
+    device const float* weights [[buffer(1)]],
+    device const float* constants [[buffer(2)]],
+    device float* out [[buffer(3)]],
+    constant CodedMergeParams& p [[buffer(4)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    MERGE_MEMORY
+    merge_spans<false>(
+        sums, weights, constants, weights, out, p, row, tid, sg, lane, fades, tops, totals, x, scratch);
+}
+
+kernel void coded_merge_sinks(
+    device const float* sums [[buffer(0)]],
+    device const float* weights [[buffer(1)]],
+    device const float* constants [[buffer(2)]],
+    device const float* sinks [[buffer(3)]],
+    device float* out [[buffer(4)]],
+    constant CodedMergeParams& p [[buffer(5)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    MERGE_MEMORY
+    merge_spans<true>(sums, weights, constants, sinks, out, p, row, tid, sg, lane, fades, tops, totals, x, scratch);
 }

@@ -66,6 +66,17 @@ kernel void take_rows(
     if (i < p.n) out[i] = x[size_t(ids[i / p.cols]) * p.cols + i % p.cols];
 }
 
+// out[ids[r]] = x[r].
+kernel void put_rows(
+    device const float* x [[buffer(0)]],
+    device const uint* ids [[buffer(1)]],
+    device float* out [[buffer(2)]],
+    constant RowsParams& p [[buffer(3)]],
+    uint i [[thread_position_in_grid]])
+{
+    if (i < p.n) out[size_t(ids[i / p.cols]) * p.cols + i % p.cols] = x[i];
+}
+
 struct SumParams {
     uint pieces;   // of 16 bytes
     uint threads;  // of the grid

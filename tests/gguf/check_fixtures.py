@@ -47,14 +47,16 @@ FIXED = {
     "gemma3-bf16": {"query_pre_attn_scalar": 32, "sliding_window_pattern": 6},
     "smollm3-bf16": {"no_rope_layers": [1, 1, 1, 0]},
 }
-# Files that hold a rounded number: divisors of frequencies (llama3), the factor of attention (longrope).
-ROUNDED = {"llama-llama3-bf16": 5e-5, "phi3-longrope-long-bf16": 1e-4, "phi3-longrope-short-bf16": 1e-4}
+# Files that hold a rounded number: divisors of frequencies (llama3), the factor of attention (longrope), decays.
+ROUNDED = {"qwen3_5-text-f16": 1e-4, "qwen3_5-moe-text-f16": 1e-4, "llama-llama3-bf16": 5e-5, "phi3-longrope-long-bf16": 1e-4, "phi3-longrope-short-bf16": 1e-4}
 
 # Bounds of part 2. Scales of K-quants are rounded to halves; Q2_K, Q3_K and Q6_K get codes of 8 bits.
 BLOCKS = {
     Type.Q4_0: 0, Type.Q4_1: 0, Type.Q5_0: 0, Type.Q5_1: 0, Type.Q8_0: 0, Type.Q4_K: 1e-2, Type.Q5_K: 3e-2,
     Type.Q6_K: 2e-1, Type.Q2_K: 2e-1, Type.Q3_K: 2e-1,
 }
+# The same for a recurrence, in which roundings grow.
+DELTA_BLOCKS = {Type.Q4_0: 0, Type.Q8_0: 0, Type.Q4_K: 2e-1}
 # K-quants: where their halves stand, how many there are, their size, and dmin over d.
 K_QUANTS = {
     Type.Q2_K: (80, 2, 3e-3, 1.5), Type.Q3_K: (108, 1, 8e-4, 1), Type.Q4_K: (0, 2, 3e-4, 7),
@@ -121,26 +123,55 @@ def check_fixtures(taper, work, tally):
         tally.row(f"{source.name}, converted", b, c, 0)
 
 
-def wide_checkpoint(target):
-    """A Qwen 3 whose rows are whole blocks of 256."""
-    source = PARITY / "qwen3-bf16"
-    shutil.copytree(source, target)
-    config = json.loads((source / "config.json").read_text())
+def wide_checkpoint(source, target, more):
+    """A model whose rows are whole blocks of 256."""
+    shutil.copytree(PARITY / source, target)
+    config = json.loads((target / "config.json").read_text())
     config |= {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32, "num_attention_heads": 8,
-               "num_key_value_heads": 2, "num_hidden_layers": 2, "tie_word_embeddings": False}
+               "num_key_value_heads": 2, "num_hidden_layers": 2, "tie_word_embeddings": False} | more
     (target / "config.json").write_text(json.dumps(config))
     (target / "model.safetensors").unlink()
     shutil.copy(TOKENIZER, target)
+
+
+def wide_qwen3(target):
+    wide_checkpoint("qwen3-bf16", target, {})
     shapes = {"model.embed_tokens": (320, 256), "lm_head": (320, 256), "model.norm": (256,)}
     for i in range(2):
-        layer = f"model.layers.{i}"
-        shapes |= {f"{layer}.{name}": shape for name, shape in {
-            "input_layernorm": (256,), "post_attention_layernorm": (256,), "self_attn.q_norm": (32,),
-            "self_attn.k_norm": (32,), "self_attn.q_proj": (256, 256), "self_attn.k_proj": (64, 256),
-            "self_attn.v_proj": (64, 256), "self_attn.o_proj": (256, 256), "mlp.gate_proj": (512, 256),
-            "mlp.up_proj": (512, 256), "mlp.down_proj": (256, 512)}.items()}
+        shapes |= layer(i, ATTENTION)
+    return drawn(shapes)
+
+
+def wide_qwen3_5(target):
+    """Two heads of values for each of keys, and one of all blocks of a row."""
+    wide_checkpoint("qwen3_5-text-f16", target, {
+        "linear_key_head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
+        "layer_types": ["linear_attention", "full_attention"]})
+    shapes = {"model.embed_tokens": (320, 256), "lm_head": (320, 256), "model.norm": (256,)}
+    shapes |= layer(0, {f"linear_attn.{name}": shape for name, shape in {
+        "in_proj_qkv": (512, 256), "in_proj_z": (256, 256), "in_proj_b": (4, 256), "in_proj_a": (4, 256),
+        "conv1d": (512, 1, 4), "norm": (64,), "out_proj": (256, 256)}.items()})
+    shapes |= layer(1, ATTENTION | {"self_attn.q_proj": (512, 256)})
+    draw = np.random.default_rng(3)
+    decays = {f"model.layers.0.linear_attn.{name}": draw.uniform(0, 1, 4).astype(np.float32)
+              for name in ("A_log", "dt_bias")}
+    return drawn(shapes) | decays
+
+
+ATTENTION = {"self_attn.q_norm": (32,), "self_attn.k_norm": (32,), "self_attn.q_proj": (256, 256),
+             "self_attn.k_proj": (64, 256), "self_attn.v_proj": (64, 256), "self_attn.o_proj": (256, 256)}
+
+
+def layer(i, own):
+    shapes = {"input_layernorm": (256,), "post_attention_layernorm": (256,)} | own | {
+        "mlp.gate_proj": (512, 256), "mlp.up_proj": (512, 256), "mlp.down_proj": (256, 512)}
+    return {f"model.layers.{i}.{name}": shape for name, shape in shapes.items()}
+
+
+def drawn(shapes):
     draw = np.random.default_rng(1)
-    return {f"{name}.weight": (draw.standard_normal(shape) / 16 if len(shape) == 2 else
+    return {f"{name}.weight": (draw.standard_normal(shape) / 16 if len(shape) > 1 else
                                1 + draw.standard_normal(shape) / 8).astype(np.float32)
             for name, shape in shapes.items()}
 
@@ -157,14 +188,14 @@ def random_blocks(kind, shape, draw):
     return blocks.reshape(shape[0], -1)
 
 
-def check_blocks(taper, work, tally):
-    model = work / "wide"
-    tensors = wide_checkpoint(model)
-    for kind, bound in BLOCKS.items():
+def check_blocks(taper, work, tally, make, bounds):
+    model = work / make.__name__
+    tensors = make(model)
+    for kind, bound in bounds.items():
         draw, stored = np.random.default_rng(2), {}
 
         def quantized(name, values):
-            if values.ndim < 2:
+            if values.ndim < 2 or values.shape[1] % 256:
                 return values, None
             stored[name] = (random_blocks(kind, values.shape, draw) if kind in K_QUANTS else
                             gguf.quants.quantize(values, kind))
@@ -175,16 +206,17 @@ def check_blocks(taper, work, tally):
 
         found = []
         for way in (quantized, widened):
-            file = work / f"wide-{kind.name}-{way.__name__}.gguf"
+            file = work / f"{make.__name__}-{kind.name}-{way.__name__}.gguf"
             writer = from_hf.Writer(model, file)
             writer.tensors = tensors
             writer.write(way)
             found.append(scores(taper, file, 320))
             if way is quantized:
                 kept, floats = converted(taper, file), converted(taper, file, "--dtype", "float32")
-        tally.row(kind.name, *found, bound)
-        tally.row(f"{kind.name}, converted", found[0], scores(taper, kept, 320), 0)
-        tally.row(f"{kind.name}, to floats", found[1], scores(taper, floats, 320), 0)
+        name = f"{make.__name__} {kind.name}"
+        tally.row(name, *found, bound)
+        tally.row(f"{name}, converted", found[0], scores(taper, kept, 320), 0)
+        tally.row(f"{name}, to floats", found[1], scores(taper, floats, 320), 0)
 
 
 def main():
@@ -194,7 +226,8 @@ def main():
     tally = Tally()
     with tempfile.TemporaryDirectory() as work:
         check_fixtures(taper, Path(work), tally)
-        check_blocks(taper, Path(work), tally)
+        check_blocks(taper, Path(work), tally, wide_qwen3, BLOCKS)
+        check_blocks(taper, Path(work), tally, wide_qwen3_5, DELTA_BLOCKS)
     print(f"{tally.passed} passed, {tally.failed} failed")
     sys.exit(tally.failed > 0)
 

@@ -14,8 +14,10 @@ import numpy as np
 # `model_type` of config.json, and llama.cpp's name of the architecture.
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
-    "gemma3_text": "gemma3", "phi3": "phi3", "smollm3": "smollm3",
+    "gemma3_text": "gemma3", "phi3": "phi3", "smollm3": "smollm3", "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
+DELTA = ("qwen35", "qwen35moe")
 WIDTHS = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 
 
@@ -81,7 +83,8 @@ class Writer:
         out.add_context_length(c["max_position_embeddings"])
         out.add_embedding_length(c["hidden_size"])
         out.add_block_count(self.layers)
-        out.add_feed_forward_length(c["intermediate_size"])
+        if "intermediate_size" in c:
+            out.add_feed_forward_length(c["intermediate_size"])
         out.add_head_count(self.heads)
         out.add_head_count_kv(self.kv_heads)
         out.add_key_length(self.head)
@@ -89,10 +92,28 @@ class Writer:
         out.add_layer_norm_rms_eps(c["rms_norm_eps"])
         if self.architecture in ("gemma3", "phi3") and c.get("sliding_window"):
             out.add_sliding_window(c["sliding_window"])
-        if self.architecture == "qwen3moe":
+        if self.architecture in DELTA:
+            self.recurrence()
+        if self.architecture in ("qwen3moe", "qwen35moe"):
             out.add_expert_count(c["num_experts"])
             out.add_expert_used_count(c["num_experts_per_tok"])
             out.add_expert_feed_forward_length(c["moe_intermediate_size"])
+
+        if self.architecture == "qwen35moe":
+            out.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
+
+    def recurrence(self):
+        c, out = self.config, self.out
+        out.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
+        out.add_ssm_state_size(c["linear_key_head_dim"])
+        out.add_ssm_group_count(c["linear_num_key_heads"])
+        out.add_ssm_time_step_rank(c["linear_num_value_heads"])
+        out.add_ssm_inner_size(c["linear_value_head_dim"] * c["linear_num_value_heads"])
+        out.add_full_attention_interval(c.get("full_attention_interval", 4))
+        out.add_rope_dimension_sections([*c["rope_parameters"]["mrope_section"], 0])
+        if "layer_types" in c:
+            recurrent = [kind == "linear_attention" for kind in c["layer_types"]]
+            out.add_array(f"{self.architecture}.attention.recurrent_layers", recurrent)
 
     def rope(self):
         c, out = self.config, self.out
@@ -101,6 +122,8 @@ class Writer:
         parameters = parameters.get("full_attention", parameters)
         theta = c.get("rope_theta") or parameters.get("rope_theta") or 10000.0
         part = c.get("partial_rotary_factor") or section.get("partial_rotary_factor") or 1
+        if self.architecture in DELTA:
+            part = parameters.get("partial_rotary_factor", 0.25)
         out.add_rope_freq_base(theta)
         out.add_rope_dimension_count(int(self.head * part))
         original = c.get("original_max_position_embeddings") or section.get("original_max_position_embeddings")
@@ -135,7 +158,36 @@ class Writer:
             values = halves.swapaxes(1, 2).reshape(values.shape)
         if self.architecture == "gemma3" and name.endswith("norm.weight"):
             values = values + 1
+        if self.architecture in DELTA:
+            values = self.changed_delta(name, values)
         return np.ascontiguousarray(values)
+
+    def changed_delta(self, name, values):
+        """Gains have 1 added, decays are told by what they are, and heads of values are in ggml's order."""
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            return values + 1
+        if ".linear_attn." not in name:
+            return values
+        c = self.config
+        keys, dim = c["linear_num_key_heads"], c["linear_value_head_dim"]
+        each = c["linear_num_value_heads"] // keys
+        before = 2 * keys * c["linear_key_head_dim"]
+        if ".A_log" in name:
+            values = -np.exp(values)
+        if ".conv1d." in name:
+            values = values.squeeze(1)
+
+        def tiled(values, dim):
+            heads = values.reshape(keys, each, dim, -1).swapaxes(0, 1)
+            return heads.reshape(values.shape)
+
+        if ".in_proj_qkv." in name or ".conv1d." in name:
+            return np.concatenate([values[:before], tiled(values[before:], dim)])
+        if ".in_proj_z." in name:
+            return tiled(values, dim)
+        if ".out_proj." in name:
+            return tiled(values.T, dim).T
+        return values if ".norm." in name else tiled(values, 1)
 
     def all_tensors(self):
         """Names of llama.cpp and values; experts are stacked."""
@@ -152,6 +204,7 @@ class Writer:
             yield self.named(name), np.stack([each[i] for i in range(len(each))])
 
     def named(self, name):
+        name = name.replace(".dt_bias", ".dt_proj.bias")
         found = self.names.get_name(name, (".weight", ".bias"))
         if found is None:
             raise ValueError(f"gguf-py has no name for {name}")

@@ -34,13 +34,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve(taper, model, *flags, wait=120):
-    """Starts `taper serve MODEL` without a chat template on a free port, and ends it."""
+def serve(taper, model, *flags, wait=120, template="none"):
+    """Starts `taper serve MODEL` on a free port, and ends it. A template of None is the model's own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(taper), "serve", str(model), "--port", str(port), "--chat-template", "none",
-               "--log-level", "error", *flags]
+    command = [str(taper), "serve", str(model), "--port", str(port), "--log-level", "error", *flags]
+    command += ["--chat-template", template] if template else []
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)

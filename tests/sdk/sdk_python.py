@@ -5,8 +5,10 @@ import sys
 import time
 import traceback
 import urllib.request
+from typing import Literal
 
 import openai
+import pydantic
 
 TOOLS = [{"type": "function", "function": {
     "name": "get_weather", "description": "Get a weather.",
@@ -41,6 +43,25 @@ class Context:
 def models(c):
     assert c.model in [m.id for m in c.client.models.list().data]
     assert c.client.models.retrieve(c.model).object == "model"
+
+
+def embeddings(c):
+    """Of a server with an embedding model: `--embeddings`."""
+    texts = ["a cat", "a car", "a kitten"]
+    plain = c.client.embeddings.create(model=c.model, input=texts, encoding_format="float")
+    coded = c.client.embeddings.create(model=c.model, input=texts)  # the SDK asks for base64 and decodes it
+    assert [d.index for d in plain.data] == [0, 1, 2] and plain.object == "list" and plain.model == c.model
+    for a, b in zip(plain.data, coded.data, strict=True):
+        assert max(abs(x - y) for x, y in zip(a.embedding, b.embedding, strict=True)) < 1e-6
+    assert plain.usage.prompt_tokens == plain.usage.total_tokens > 0
+    short = c.client.embeddings.create(model=c.model, input="a cat", dimensions=8, encoding_format="float")
+    assert len(short.data[0].embedding) == 8
+    assert len(c.client.embeddings.create(model=c.model, input=[[5, 6], [7]]).data) == 2
+    try:
+        c.client.embeddings.create(model=c.model, input="a", dimensions=1 << 20)
+        raise AssertionError("too many dimensions")
+    except openai.BadRequestError as error:
+        assert error.param == "dimensions", error
 
 
 @case
@@ -100,6 +121,42 @@ def tools_streamed(c):
         finish = choice.finish_reason or finish
     assert (name, finish, len(ids)) == ("get_weather", "tool_calls", 1), (name, finish, ids)
     assert json.loads(arguments) == {"city": "Paris"}, arguments
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    active: bool
+    kind: Literal["small", "large"]
+
+
+@case
+def parse(c):
+    answer = c.client.chat.completions.parse(
+        model=c.model, messages=ask("Describe a person."), response_format=Person, temperature=1, max_tokens=400)
+    assert isinstance(answer.choices[0].message.parsed, Person), answer
+    tool = openai.pydantic_function_tool(Person, name="save_person")
+    answer = c.client.chat.completions.parse(
+        model=c.model, messages=ask("Save a person."), tools=[tool], tool_choice="required", temperature=1,
+        parallel_tool_calls=False, max_tokens=400)
+    assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Person), answer
+
+
+@case
+def parse_streamed(c):
+    with c.client.chat.completions.stream(
+            model=c.model, messages=ask("Describe a person."), response_format=Person, max_tokens=400) as s:
+        for _ in s:
+            pass
+        assert isinstance(s.get_final_completion().choices[0].message.parsed, Person)
+
+
+@case
+def schema_errors(c):
+    schema = {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}
+    error = raises(openai.BadRequestError, lambda: c.chat(response_format={
+        "type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}))
+    assert error.code == "unsupported_schema" and "#/properties/a/not" in str(error), error
 
 
 @case
@@ -229,16 +286,18 @@ def main():
     parser.add_argument("--base-url", default="http://localhost:8000/v1")
     parser.add_argument("--api-key", default="none")
     parser.add_argument("--model", help="the first one served, if not given")
+    parser.add_argument("--embeddings", action="store_true", help="the server has an embedding model")
     context = Context(parser.parse_args())
+    cases = [models, embeddings, wrong_key] if context.args.embeddings else CASES
     failed = 0
-    for f in CASES:
+    for f in cases:
         try:
             f(context)
             print(f"ok      {f.__name__}")
         except Exception:
             failed += 1
             print(f"FAILED  {f.__name__}\n{traceback.format_exc()}")
-    print(f"{len(CASES) - failed} passed, {failed} failed")
+    print(f"{len(cases) - failed} passed, {failed} failed")
     sys.exit(1 if failed else 0)
 
 

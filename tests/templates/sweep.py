@@ -4,17 +4,22 @@
 usage: sweep.py RENDER [--packages DIR] [--verbose]
 
 RENDER is the chat crate's example `render`. The templates come from the source packages of
-llama-cpp-python and vllm, which are downloaded by name. Each template renders the conversations
-below; a prompt must have the same bytes as that of transformers. A template that transformers
-renders at least once must start. Needs requirements.txt beside this file.
+llama-cpp-python and vllm, which are downloaded by name: files of their own, string literals in
+Python and C++, and GGUF files. Each template renders the conversations below; a prompt must have
+the same bytes as that of transformers. A template that transformers renders at least once must
+start. Where a template's formats of calls and reasoning are known, they must be found. Needs
+requirements.txt beside this file.
 """
 
 import argparse
+import ast
 import copy
 import datetime
 import hashlib
+import itertools
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -26,6 +31,44 @@ PACKAGES = ["llama-cpp-python", "vllm"]
 TIME = 1_709_210_096  # 29 February 2024, 12:34:56 UTC
 # Where Taper means to differ: `'...'|safe + text` escapes the text for HTML in Jinja, which no model wants.
 UNLIKE = {"meetkai-functionary-medium-v3.1.jinja"}
+# The formats of tool calls and of reasoning that templates show by themselves.
+FORMATS = {
+    "ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),
+    "Cohere2MoE": ("cohere_command4", "cohere_command3"),
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("cohere_command3", "cohere_command3"),
+    "GLM-4.6": ("glm45", "qwen3"),
+    "GigaChat3-10B-A1.8B": ("gigachat3", "none"),
+    "Kimi-K2-Thinking": ("kimi_k2", "qwen3"),
+    "LFM2.5-8B-A1B": ("lfm2", "qwen3"),
+    "MiniMax-M1": ("minimax", "none"),
+    "MiniMax-M2": ("minimax_m2", "qwen3"),
+    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral", "none"),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("qwen3_coder", "qwen3"),
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("hermes", "none"),
+    "Qwen-QwQ-32B": ("hermes", "qwen3"),
+    "Qwen-Qwen2.5-7B-Instruct": ("hermes", "none"),
+    "Qwen-Qwen3-0.6B": ("hermes", "qwen3"),
+    "Qwen3-Coder": ("qwen3_coder", "none"),
+    "StepFun3.5-Flash": ("qwen3_coder", "qwen3"),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek_v31", "qwen3"),
+    "deepseek-ai-DeepSeek-V3.2": ("deepseek_v32", "qwen3"),
+    "fireworks-ai-llama-3-firefunction-v2": ("phi4_mini_json", "none"),
+    "google-gemma-2-2b-it": ("none", "none"),
+    "google-gemma-4-31B-it": ("gemma4", "gemma4"),
+    "ibm-granite-granite-3.3-2B-Instruct": ("granite", "qwen3"),
+    "ibm-granite-granite-4.0": ("granite4", "none"),
+    "llama-cpp-deepseek-r1": ("deepseek_v3", "qwen3"),
+    "meta-llama-Llama-3.1-8B-Instruct": ("llama3_json", "none"),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", "mistral"),
+    "openai-gpt-oss-120b": ("openai", "openai_gptoss"),
+    "tool_chat_template_functiongemma": ("functiongemma", "none"),
+    "tool_chat_template_granite_20b_fc": ("granite-20b-fc", "none"),
+    "tool_chat_template_internlm2_tool": ("internlm", "none"),
+    "tool_chat_template_llama3.2_pythonic": ("pythonic", "none"),
+    "tool_chat_template_llama4_json": ("llama4_json", "none"),
+    "tool_chat_template_llama4_pythonic": ("llama4_pythonic", "none"),
+    "tool_chat_template_phi4_mini": ("phi4_mini_json", "none"),
+}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -104,6 +147,55 @@ CASES = [
 ]
 
 
+def is_template(text):
+    return "{%" in text and "message" in text
+
+
+def in_python(source):
+    """String literals, which Python joins where they stand side by side."""
+    try:
+        nodes = ast.walk(ast.parse(source))
+        yield from (node.value for node in nodes
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    except SyntaxError:
+        return
+
+
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
+RAW = re.compile(r'R"(\w*)\((.*?)\)\1"', re.S)
+QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*')
+
+
+def in_cpp(source):
+    """String literals, raw or with escapes, joined where they stand side by side."""
+    yield from (match[2] for match in RAW.finditer(source))
+    for match in QUOTED.finditer(RAW.sub("", source)):
+        inner = "".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', match[0]))
+        yield re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), inner)
+
+
+def in_gguf(data):
+    """The text of the key tokenizer.chat_template: behind it the type, a string, and the length."""
+    key = b"tokenizer.chat_template\x08\0\0\0"
+    at = data.find(key) + len(key)
+    if at >= len(key):
+        length = int.from_bytes(data[at:at + 8], "little")
+        yield data[at + 8:at + 8 + length].decode("utf-8", "replace")
+
+
+def in_file(name, read):
+    if name.endswith(".jinja"):
+        return [read().decode("utf-8")]
+    if name.endswith(".gguf"):
+        return in_gguf(read())
+    if name.endswith(".py"):
+        return filter(is_template, in_python(read().decode("utf-8", "replace")))
+    if name.endswith((".cpp", ".h", ".hpp")):
+        source = read().decode("utf-8", "replace")
+        return filter(is_template, in_cpp(source)) if is_template(source) else []
+    return []
+
+
 def templates(folder):
     """All distinct templates in the packages' sources, by path."""
     found = {}
@@ -116,24 +208,22 @@ def templates(folder):
         for archive in sorted(into.glob("*.tar.gz")):
             with tarfile.open(archive) as tar:
                 for member in tar:
-                    if member.isfile() and member.name.endswith(".jinja"):
-                        text = tar.extractfile(member).read().decode("utf-8")
+                    if not member.isfile():
+                        continue
+                    read = lambda: tar.extractfile(member).read()
+                    for text in in_file(member.name, read):
                         found.setdefault(hashlib.sha256(text.encode()).hexdigest(),
                                          (member.name, text))
     return sorted(found.values())
 
 
-def joined(messages):
-    """Parts as one text, for templates that do not go through parts."""
+def joined(messages, roles):
+    """Parts as one text, for templates that do not go through those of these roles."""
     out = copy.deepcopy(messages)
     for message in out:
-        if isinstance(message["content"], list):
+        if isinstance(message["content"], list) and message["role"] in roles:
             message["content"] = "\n".join(part["text"] for part in message["content"])
     return out
-
-
-def joined_system(messages):
-    return [joined([m])[0] if m["role"] == "system" else m for m in messages]
 
 
 def as_parts(messages):
@@ -168,7 +258,9 @@ def wanted(template, case):
     has_parts = any(isinstance(m["content"], list) for m in case["messages"])
     changes = [lambda m: m]
     if has_parts:
-        changes += [joined, joined_system]
+        roles = ["system", "user", "assistant"]
+        subsets = [s for n in (1, 2, 3) for s in itertools.combinations(roles, n)]
+        changes += [lambda messages, roles=roles: joined(messages, roles) for roles in subsets]
     changes += [arguments_as_text, as_parts]
     prompts = []
     for change in changes:
@@ -198,7 +290,7 @@ def main():
     all_templates = templates(folder)
     taper = subprocess.Popen([options.render], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                              text=True)
-    usable = started = renderings = equal = 0
+    usable = started = renderings = equal = told = known = 0
     for name, text in all_templates:
         try:
             template = compile(text)
@@ -216,6 +308,13 @@ def main():
             print(f"{name}: does not start: {answer['error']}")
             continue
         started += 1
+        right_formats = FORMATS.get(pathlib.PurePath(name).name.removesuffix(".jinja"))
+        if right_formats:
+            told += 1
+            if tuple(answer["formats"]) == right_formats:
+                known += 1
+            else:
+                print(f"{name}: has the formats {answer['formats']}, not {right_formats}")
         for i, (prompts, result) in enumerate(zip(right, answer["results"])):
             if isinstance(prompts, Exception):
                 continue
@@ -233,8 +332,10 @@ def main():
     taper.wait()
     print(f"{len(all_templates)} templates; transformers renders {usable} at least once")
     print(f"{started} of {usable} start; {equal} of {renderings} prompts are equal")
-    print(f"{started + equal} passed, {usable - started + renderings - equal} failed")
-    return 0 if started == usable and equal == renderings else 1
+    print(f"{known} of {told} formats are those of the model")
+    passed, checks = started + equal + known, usable + renderings + told
+    print(f"{passed} passed, {checks - passed} failed")
+    return 0 if passed == checks else 1
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ enum Action {
     /// Runs a command in a directory, against a release server with the demo model; `{url}` and
     /// `{key}` stand for the API's address and key.
     Served(&'static str, &'static [&'static str]),
+    /// As [`Self::Served`], of another model than the demo model: its directory comes first.
+    ServedModel(&'static str, &'static str, &'static [&'static str]),
     /// Starts the release server as a newcomer would.
     FreshStart,
 }
@@ -56,7 +58,7 @@ const fn step(name: &'static str, what: &'static str, action: Action) -> Step {
     Step { name, what, action }
 }
 
-use Action::{FreshStart, Run, Served};
+use Action::{FreshStart, Run, Served, ServedModel};
 
 /// In the order they run. `test` is what the README tells people to run.
 const STEPS: &[Step] = &[
@@ -124,6 +126,11 @@ const STEPS: &[Step] = &[
         Run(&["{python}", "tests/fixtures/check_convert.py", "all", "{debug}/examples/convert"]),
     ),
     step(
+        "templates",
+        "chat templates of public packages against transformers",
+        Run(&["{python}", "tests/templates/sweep.py", "{debug}/examples/render"]),
+    ),
+    step(
         "gguf",
         "GGUF files of the fixtures against their safetensors",
         Run(&["{python}", "tests/gguf/check_fixtures.py", "{debug}/taper"]),
@@ -133,6 +140,11 @@ const STEPS: &[Step] = &[
         "a question to SmolLM2 from a GGUF file of PyPI",
         Run(&["{python}", "tests/gguf/check_answer.py", "{debug}/taper"]),
     ),
+    step(
+        "structured",
+        "objects of a schema and forced calls by SmolLM2, in streams too",
+        Run(&["{python}", "tests/gguf/check_structured.py", "{debug}/taper", "--prompts", "8"]),
+    ),
     step("release", "the release build", Run(&["cargo", "build", "--release", "-p", "server"])),
     step("fresh-start", "the release server starts bare, answers and ends", FreshStart),
     step(
@@ -141,6 +153,38 @@ const STEPS: &[Step] = &[
         Served(
             "tests/sdk",
             &["{python}", "sdk_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-embeddings",
+        "OpenAI's Python SDK against a release server of an embedding model",
+        ServedModel(
+            "tests/fixtures/embedders/qwen3",
+            "tests/sdk",
+            &[
+                "{python}",
+                "sdk_python.py",
+                "--embeddings",
+                "--base-url",
+                "{url}",
+                "--api-key",
+                "{key}",
+            ],
+        ),
+    ),
+    step(
+        "sdk-structured",
+        "instructor and pydantic-ai against the release server",
+        Served(
+            "tests/sdk",
+            &[
+                "{python}-structured",
+                "structured_python.py",
+                "--base-url",
+                "{url}",
+                "--api-key",
+                "{key}",
+            ],
         ),
     ),
     step(
@@ -199,7 +243,8 @@ fn perform(step: &Step, runner: &Runner) -> Outcome {
     let start = Instant::now();
     let done = match step.action {
         Action::Run(words) => runner.run(runner.root(), words, &[]),
-        Action::Served(dir, words) => served::run(runner, dir, words),
+        Action::Served(dir, words) => served::run(runner, None, dir, words),
+        Action::ServedModel(model, dir, words) => served::run(runner, Some(model), dir, words),
         Action::FreshStart => fresh_start::run(runner),
     };
     let took = start.elapsed();

@@ -1,10 +1,12 @@
 //! Development tasks: `cargo xtask help`.
 
+mod adapters;
 mod bench;
 mod ci;
 mod device;
 mod kernels;
 mod kv;
+mod memory;
 mod metallib;
 mod niah;
 mod package;
@@ -32,11 +34,20 @@ enum Task {
     Parity {
         /// Only the fixtures whose name contains this.
         filter: Option<String>,
+        /// Another directory than tests/fixtures, with checkpoints below `parity`.
+        #[arg(long, value_name = "DIR")]
+        from: Option<PathBuf>,
         /// Where to run: cpu, cuda, metal, a library of kernels for the host runner, or `fake:` and the library for
         /// a fake of an Apple GPU.
         #[arg(long, default_value = "cpu", value_name = "NAME")]
         device: String,
+        /// Only that sequences which share a prefix in an engine say what each says alone, of the fixture of this
+        /// name: a model with recurrent layers, on a GPU.
+        #[arg(long, conflicts_with = "filter", value_name = "FIXTURE")]
+        shared: Option<String>,
     },
+    /// Load a checkpoint, and compare the memory that it takes with the size of its files.
+    Memory(memory::Options),
     /// Compare the perplexity of held-out text with transformers'.
     Ppl(ppl::Options),
     /// Find needles in haystacks, and compare with transformers' outputs.
@@ -70,9 +81,15 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
-        Task::Parity { filter, device } => {
-            parity::run(&root(), filter.as_deref(), device::open(&device)?.as_ref())
+        Task::Parity { filter, from, device, shared } => {
+            let dir = from.unwrap_or_else(|| root().join("tests/fixtures"));
+            let gpu = device::open(&device)?;
+            match shared {
+                Some(name) => parity::shared::run(&dir, &name, gpu.as_ref()),
+                None => parity::run(&dir, filter.as_deref(), gpu.as_ref()),
+            }
         }
+        Task::Memory(options) => memory::run(&options),
         Task::Bench(bench) => bench::run(&root(), &bench),
         Task::Ppl(options) => ppl::run(&root(), &options),
         Task::Kv(options) => kv::run(&root(), &options),

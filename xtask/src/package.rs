@@ -87,7 +87,8 @@ fn unpack(target: &Path, to: &Path, library: &Library) -> Result<()> {
         bail!("{} has {bytes} bytes, and the registry takes {MOST_BYTES}", library.file());
     }
     println!("{:<28} {:>6} KiB", library.file(), bytes.div_ceil(1024));
-    succeed(Command::new("tar").arg("xzf").arg(&file).arg("-C").arg(to))
+    // Files are new as of now: cargo would take those of an earlier package for the same by their times.
+    succeed(Command::new("tar").arg("xzmf").arg(&file).arg("-C").arg(to))
 }
 
 /// The program of tests/outside beside the unpacked libraries, which it takes instead of the

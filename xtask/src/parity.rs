@@ -1,16 +1,25 @@
 //! `cargo xtask parity`: logits against transformers, and every way of cutting a prompt into steps
 //! against every other.
 
-use crate::runner::{Piece, Runner, argmax};
+pub(crate) mod shared;
+
+use crate::{
+    adapters,
+    runner::{Piece, Runner, argmax},
+};
 use anyhow::{Context, Result, bail, ensure};
 use safetensors::SafeTensors;
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 use taper_base::TokenId;
 use taper_models::{ModelError, Precision, Rounding};
 use taper_tensor::gpu::Gpu;
+use taper_weights::Checkpoint;
 
+/// Where the checkpoints are.
+const FIXTURES: &str = "tests/fixtures";
+const PARITY: &str = "parity";
 /// Largest difference of a logit, relative to the range of the reference's logits, in `f32`.
-const TOLERANCE: f32 = 1e-4;
+pub(crate) const TOLERANCE: f32 = 1e-4;
 /// [`TOLERANCE`] as served, with activations rounded to 8 bits a group or to `bf16`. What it guards
 /// against is a wrong kernel; `cargo xtask ppl` says what rounding costs a trained model.
 const SERVED_TOLERANCE: f32 = 0.1;
@@ -18,26 +27,55 @@ const SERVED_TOLERANCE: f32 = 0.1;
 /// measured on a processor with AVX-512 BF16 (Zen 4).
 const RECURRENT_TOLERANCE: f32 = 0.2;
 
+/// Files of other formats that say what checkpoints of the same names say.
+const GGUF: &str = "gguf";
+
 struct Expected {
     prompt: Vec<TokenId>,
     logits: Vec<Vec<f32>>,
     greedy: Vec<TokenId>,
 }
 
-pub(crate) fn run(root: &Path, filter: Option<&str>, gpu: Option<&Gpu>) -> Result<()> {
-    let dir = root.join("tests/fixtures/parity");
-    let mut names: Vec<_> = fs::read_dir(&dir)
-        .with_context(|| format!("listing {}", dir.display()))?
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| filter.is_none_or(|f| name.contains(f)))
-        .collect();
+/// The checkpoint of this name, or those whose names contain it, in order.
+fn names(fixtures: &Path, filter: Option<&str>) -> Result<Vec<String>> {
+    let whole = filter.is_some_and(|name| fixtures.join(PARITY).join(name).is_dir());
+    let wanted = |name: &str, filter: &str| name == filter || !whole && name.contains(filter);
+    let mut names = Vec::new();
+    for dir in [PARITY, GGUF].map(|dir| fixtures.join(dir)).iter().filter(|dir| dir.is_dir()) {
+        let listed = fs::read_dir(dir).with_context(|| format!("listing {}", dir.display()))?;
+        let found = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.extend(found.filter(|name| filter.is_none_or(|filter| wanted(name, filter))));
+    }
     names.sort();
     ensure!(!names.is_empty(), "no fixture matches");
+    Ok(names)
+}
+
+/// The first checkpoint of each `model_type`.
+pub(crate) fn one_of_each_family(root: &Path) -> Result<Vec<String>> {
+    let fixtures = root.join(FIXTURES);
+    let mut seen = BTreeSet::new();
+    let mut first = Vec::new();
+    for name in names(&fixtures, None)? {
+        let dir = fixtures.join(PARITY).join(&name);
+        if !dir.join("config.json").is_file() {
+            continue;
+        }
+        if seen.insert(Checkpoint::open(&dir)?.config()["model_type"].to_string()) {
+            first.push(name);
+        }
+    }
+    Ok(first)
+}
+
+/// The checkpoints below `fixtures` whose names contain the filter.
+pub(crate) fn run(fixtures: &Path, filter: Option<&str>, gpu: Option<&Gpu>) -> Result<()> {
+    let names = names(fixtures, filter)?;
     let columns = ("checkpoint", "tokens", "f32", "as served");
     println!("{:<28} {:>7} {:>10} {:>10}  steps", columns.0, columns.1, columns.2, columns.3);
     let (mut failed, mut left_out) = (0, 0);
     for name in &names {
-        match check(&dir.join(name), gpu) {
+        match check(fixtures, name, gpu) {
             Ok((tokens, exact, served)) => {
                 let served = served.map_or("-".to_owned(), |s| format!("{s:.1e}"));
                 println!("{name:<28} {tokens:>7} {exact:>10.1e} {served:>10}  equal");
@@ -54,8 +92,9 @@ pub(crate) fn run(root: &Path, filter: Option<&str>, gpu: Option<&Gpu>) -> Resul
     }
     let passed = names.len() - failed - left_out;
     println!("{passed} passed, {failed} failed, {left_out} left out");
-    if failed > 0 {
-        bail!("{failed} of {} checkpoints differ from transformers", names.len());
+    let adapters = adapters::run(fixtures, filter, gpu)?;
+    if failed > 0 || adapters > 0 {
+        bail!("{failed} of {} checkpoints and {adapters} adapters differ", names.len());
     }
     Ok(())
 }
@@ -63,12 +102,16 @@ pub(crate) fn run(root: &Path, filter: Option<&str>, gpu: Option<&Gpu>) -> Resul
 /// Returns the prompt's length and the relative difference of its logits, in `f32` and as they are
 /// served: from repacked weights, activations rounded as the machine's kernels want them. A GPU keeps
 /// weights as stored.
-fn check(dir: &Path, gpu: Option<&Gpu>) -> Result<(usize, f32, Option<f32>)> {
-    let expected = read(&dir.join("expected.safetensors"))?;
-    let exact = check_with(dir, &expected, Precision::F32, gpu)?;
+fn check(fixtures: &Path, name: &str, gpu: Option<&Gpu>) -> Result<(usize, f32, Option<f32>)> {
+    // What llama.cpp's converter made of a checkpoint is to say what that one says.
+    let stem = name.strip_suffix(".gguf");
+    let expected = fixtures.join(PARITY).join(stem.unwrap_or(name)).join("expected.safetensors");
+    let expected = read(&expected)?;
+    let place = fixtures.join(if stem.is_some() { GGUF } else { PARITY }).join(name);
+    let exact = check_with(&place, &expected, Precision::F32, gpu)?;
     let served = match gpu {
         Some(_) => None,
-        None => Some(served(dir, &expected).context("as served")?),
+        None => Some(served(&place, &expected).context("as served")?),
     };
     Ok((expected.prompt.len(), exact, served))
 }
@@ -148,7 +191,7 @@ fn mixed(runner: &mut Runner, prompt: &[TokenId], whole: &[Vec<f32>]) -> Result<
     Ok(())
 }
 
-fn compare(got: &[Vec<f32>], want: &[Vec<f32>]) -> Result<f32> {
+pub(crate) fn compare(got: &[Vec<f32>], want: &[Vec<f32>]) -> Result<f32> {
     ensure!(got.len() == want.len(), "as many rows of logits");
     let all = || want.iter().flatten().copied();
     let range = all().fold(f32::MIN, f32::max) - all().fold(f32::MAX, f32::min);

@@ -12,7 +12,7 @@ use taper_tensor::{
     gpu::{self, Gpu},
     ops,
 };
-use taper_weights::Checkpoint;
+use taper_weights::{Checkpoint, Gguf};
 
 /// Tokens of a step of [`Runner::fill`], and sets of random rows that it has.
 const FILL_TOKENS: usize = 512;
@@ -61,7 +61,10 @@ impl Runner {
         precision: Precision,
         gpu: Option<&Gpu>,
     ) -> Result<Self> {
-        let weights = Checkpoint::open(dir)?;
+        let weights = match dir.extension().is_some_and(|e| e == "gguf") {
+            true => Gguf::open(dir)?.checkpoint()?,
+            false => Checkpoint::open(dir)?,
+        };
         let options = LoadOptions { max_model_len: Some(tokens), precision, gpu };
         let model = taper_models::load(&weights, options)
             .with_context(|| format!("loading {}", dir.display()))?;
@@ -190,7 +193,7 @@ impl Runner {
         let phase = pieces.first().map(phase_of).unwrap_or_default();
         ensure!(pieces.iter().all(|p| phase_of(p) == phase), "pieces of one phase");
         let (tokens, positions, logits_at) = (&*tokens, &*positions, &*logits_at);
-        let batch = Batch { tokens, positions, logits_at, phase };
+        let batch = Batch { tokens, positions, logits_at, phase, adapters: &[] };
         let mut session = self.cache.session(&ranges)?;
         let logits = self.model.forward(&batch, &mut session)?;
         let rows = logits.dims().first();

@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn unread_tokens_are_bounded_and_read_ones_are_not_counted() {
-        let token = Event::Token(GeneratedToken { id: 1, logprobs: None, stops: false });
+        let token =
+            Event::Token(GeneratedToken { id: 1, logprobs: None, stops: false, open: false });
         let backlog = Backlog::new(3 * size(&token));
         for _ in 0..100 {
             assert!(backlog.add(&token));

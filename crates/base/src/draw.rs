@@ -1,6 +1,6 @@
 //! Choices that a device makes: what it is told, and what comes back.
 
-use crate::TokenId;
+use crate::{TokenId, TokenMask};
 
 /// One choice by temperature, `min_p`, `top_k`, `top_p`, `typical_p` and a draw, for a device that has
 /// the row.
@@ -28,10 +28,10 @@ pub struct DeviceDraw {
     pub logprobs: Option<u8>,
 }
 
-/// Bias, penalties and bans of a row, in the order that `taper_sampler::Sampler` documents.
+/// Bias, penalties, bans and a mask of a row, in the order that `taper_sampler::Sampler` documents.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DeviceEdits {
-    /// The tokens that change, each once. Without any the row stays as it comes.
+    /// The tokens that change, each once.
     pub tokens: Vec<DeviceEdit>,
     /// Divides positive logits of tokens seen, and multiplies others.
     pub repetition: f32,
@@ -39,6 +39,16 @@ pub struct DeviceEdits {
     pub frequency: f32,
     /// Is taken off once of tokens that stand in the output.
     pub presence: f32,
+    /// The only tokens that may be chosen.
+    pub mask: Option<TokenMask>,
+}
+
+impl DeviceEdits {
+    /// Whether the row stays as it comes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty() && self.mask.is_none()
+    }
 }
 
 /// What changes of one token's logit.

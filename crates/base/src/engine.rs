@@ -1,7 +1,7 @@
 //! The seam between whoever has requests (HTTP, a terminal, a benchmark) and whoever runs them.
 
-use crate::{EventSink, GenRequest, InvalidParam, TokenId};
-use std::fmt;
+use crate::{AdapterInfo, AdapterRefused, EventSink, GenRequest, InvalidParam, TokenId};
+use std::{fmt, path::Path, sync::Arc};
 
 /// Runs requests. Implementations own their thread; calls never wait for a model step.
 pub trait Engine: Send + Sync + fmt::Debug + 'static {
@@ -14,6 +14,25 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     fn info(&self) -> &EngineInfo;
     /// Counters and gauges as they stand now.
     fn stats(&self) -> EngineStats;
+    /// Adapters that a request can name, by name.
+    fn adapters(&self) -> Vec<AdapterInfo> {
+        Vec::new()
+    }
+    /// Loads the adapter of a directory under a name. It returns when requests can name it.
+    ///
+    /// # Errors
+    /// The name is taken, there is no room, or the files are no adapter of this model.
+    fn load_adapter(&self, name: &str, dir: &Path) -> Result<(), AdapterRefused> {
+        let _ = dir;
+        Err(AdapterRefused::NotServed { name: name.to_owned() })
+    }
+    /// Forgets an adapter. Requests that have begun with it end with it.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    fn unload_adapter(&self, name: &str) -> Result<(), AdapterRefused> {
+        Err(AdapterRefused::Unknown { name: name.to_owned() })
+    }
     /// `false` once the engine has ended without being asked to. It does not come back.
     fn is_alive(&self) -> bool {
         true
@@ -83,6 +102,10 @@ pub struct EngineStats {
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generation_tokens: u64,
+    /// Tokens chosen under a grammar's mask.
+    pub masked_tokens: u64,
+    /// Tokens that a grammar left no choice about: they were not sampled.
+    pub forced_tokens: u64,
     /// Sequences preempted because the KV cache was full.
     pub preemptions: u64,
     /// Requests that ended because nobody listened.
@@ -142,6 +165,12 @@ pub enum SubmitError {
         /// KV-cache bits that the engine offers.
         offered: Vec<u32>,
     },
+    /// No adapter of that name.
+    #[error("there is no adapter {name:?}")]
+    UnknownAdapter {
+        /// What was asked for.
+        name: Arc<str>,
+    },
     /// Try again later.
     #[error("the queue of {limit} requests is full")]
     QueueFull {
@@ -160,6 +189,9 @@ pub enum SubmitError {
         /// Length of the queue.
         limit: u32,
     },
+    /// The model makes vectors of texts.
+    #[error("this model makes vectors of texts, and no text")]
+    NoGeneration,
     /// Every token would end the output before `min_tokens`.
     #[error("no token is left to choose from: before min_tokens, no stop token can be chosen")]
     NoCandidate,

@@ -1,19 +1,26 @@
 //! Vocabulary shared by every Taper crate: see the README below.
 #![doc = include_str!("../README.md")]
 
+mod adapter;
 mod backlog;
 mod draw;
 mod engine;
+mod exp;
+mod grammar;
 mod ids;
 mod phase;
 mod request;
 mod sampling;
 mod threads;
 mod tokens;
+mod vectors;
 
+pub use adapter::{AdapterInfo, AdapterRefused};
 pub use backlog::Backlog;
 pub use draw::{DeviceDraw, DeviceEdit, DeviceEdits, DeviceLogits};
 pub use engine::{Engine, EngineInfo, EngineStats, KvBits, SubmitError};
+pub use exp::exp;
+pub use grammar::{Constraint, ConstraintError, End, Grammar, SharedGrammar, TokenMask};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
 pub use phase::Phase;
 pub use request::{
@@ -23,3 +30,4 @@ pub use request::{
 pub use sampling::{InvalidParam, SamplingParams};
 pub use threads::{Alone, Threads};
 pub use tokens::TokenSet;
+pub use vectors::{TextVectors, VectorsError};

@@ -1,6 +1,6 @@
 //! One generation: what is asked and what comes back.
 
-use crate::{SamplingParams, SubmitError, TokenId, TokenSet};
+use crate::{ConstraintError, SamplingParams, SharedGrammar, SubmitError, TokenId, TokenSet};
 use std::{
     fmt,
     hash::{BuildHasher, Hasher, RandomState},
@@ -27,6 +27,11 @@ pub struct GenRequest {
     /// Keys and values are shared only with requests of the same salt, and those without one among
     /// themselves.
     pub cache_salt: Option<Arc<str>>,
+    /// Name of the adapter that the model runs with, one of [`Engine::adapters`](crate::Engine::adapters); `None`
+    /// is the model itself.
+    pub adapter: Option<Arc<str>>,
+    /// What the output must match.
+    pub grammar: Option<SharedGrammar>,
 }
 
 /// When a generation ends. Stop strings are the text layer's business: it drops the stream.
@@ -78,6 +83,9 @@ pub struct GeneratedToken {
     pub logprobs: Option<TokenLogprobs>,
     /// Whether this is a stop token: it is counted, but is no part of the text.
     pub stops: bool,
+    /// The request's grammar wants more: the output should not be ended here, by a stop string or
+    /// otherwise.
+    pub open: bool,
 }
 
 /// What happens to a request, in order: `Started`, perhaps `Prompt`, `Token`*, then `Finished` or
@@ -122,6 +130,15 @@ pub enum GenerationError {
     NoCandidate {
         /// Index of the token whose successor was to be chosen.
         position: u32,
+    },
+    /// The request's grammar has no token to go on with.
+    #[error("no token is left to choose from at position {position}: {source}")]
+    Grammar {
+        /// Index of the token whose successor was to be chosen.
+        position: u32,
+        /// Why.
+        #[source]
+        source: ConstraintError,
     },
     /// The scheduler refused what [`Engine::submit`](crate::Engine::submit) had taken.
     #[error(transparent)]

@@ -2,13 +2,14 @@
 //!
 //! In: `{"template": "..", "time": 0, "cases": [{"messages": [..], "tools": [..],
 //! "add_generation_prompt": true, "kwargs": {..}}]}`, messages and tools as in the API. Out:
-//! `{"error": null, "results": [{"prompt": ".."} or {"error": ".."}]}`; `error` is why a template
-//! does not load.
+//! `{"error": null, "formats": ["hermes", "qwen3"], "results": [{"prompt": ".."} or {"error": ".."}]}`;
+//! `error` is why a template does not load, `formats` are those of tool calls and of reasoning.
 
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, Write};
 use taper_chat::{
-    ChatTemplate, Content, ContentPart, Message, Role, TemplateRequest, Tool, ToolCall,
+    ChatTemplate, Content, ContentPart, Message, ReasoningFormat, Role, TemplateRequest, Tool,
+    ToolCall, ToolFormat,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,7 +32,9 @@ fn answer(job: &Value) -> Result<Value, Box<dyn std::error::Error>> {
     for case in job["cases"].as_array().ok_or("no cases")? {
         results.push(render(&template, case)?);
     }
-    Ok(json!({ "error": null, "results": results }))
+    let tools = ToolFormat::detect(source, "").to_string();
+    let reasoning = ReasoningFormat::detect(source, "").to_string();
+    Ok(json!({ "error": null, "formats": [tools, reasoning], "results": results }))
 }
 
 fn render(template: &ChatTemplate, case: &Value) -> Result<Value, Box<dyn std::error::Error>> {

@@ -16,8 +16,8 @@ pub use detokenizer::Detokenizer;
 pub use error::ChatError;
 pub use message::{Content, ContentPart, Message, Role, Tool, ToolCall};
 pub use output::{
-    CallWriter, Delta, KnownTools, OutputFormat, OutputParser, ParsedMessage, ParserOptions,
-    ReasoningFormat, Span, SpanParser, ToolCallIds, ToolFormat, starts_in_reasoning,
+    ArgumentSyntax, CallSyntax, CallWriter, Delta, KnownTools, Opener, OutputFormat, OutputParser,
+    ParsedMessage, ParserOptions, ReasoningFormat, Span, SpanParser, ToolCallIds, ToolFormat,
 };
 pub use stop::{StopMatch, StopPatterns, StopStrings};
 pub use template::{ChatTemplate, TemplateRequest};

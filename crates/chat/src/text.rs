@@ -88,7 +88,8 @@ impl TextStream {
         })
     }
 
-    /// Takes a token. After a stop string nothing comes any more.
+    /// Takes a token. After a stop string nothing comes any more; one that ends where the request's
+    /// grammar wants more is none.
     ///
     /// # Errors
     /// The tokenizer cannot decode it.
@@ -101,7 +102,7 @@ impl TextStream {
             return Ok(TextStep::default());
         }
         let text = self.detokenizer.push(token.id)?;
-        if self.tokens <= self.min_tokens {
+        if self.tokens <= self.min_tokens || token.open {
             return Ok(TextStep { text: self.stop.bypass(&text), stop: None });
         }
         Ok(self.search(&text))

@@ -150,6 +150,23 @@ impl Tokenizer {
             .map_err(|source| ChatError::Tokenization { source })
     }
 
+    /// Tokens of two texts that are read together, with what the model wants around them, and where the second one
+    /// begins.
+    ///
+    /// # Errors
+    /// The tokenizer fails.
+    pub fn encode_pair(
+        &self,
+        first: &str,
+        second: &str,
+    ) -> Result<(Vec<TokenId>, usize), ChatError> {
+        let encoding = self.inner.tokenizer.encode_fast((first, second), true);
+        let encoding = encoding.map_err(|source| ChatError::Tokenization { source })?;
+        let kinds = encoding.get_type_ids();
+        let begins = kinds.iter().position(|&kind| kind == 1).unwrap_or(kinds.len());
+        Ok((encoding.get_ids().to_vec(), begins))
+    }
+
     /// Tokens to text, all at once.
     ///
     /// # Errors

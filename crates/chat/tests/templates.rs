@@ -282,6 +282,15 @@ fn hostile_templates_end_in_an_error() {
     }
 }
 
+/// As `TemplateReference` of Jinja2, which has the blocks of the template and nothing else.
+#[test]
+fn what_is_asked_of_the_template_itself_is_undefined() {
+    let source =
+        "{{ self.MESSAGE }}{{ self is defined }}{% for m in messages %}{{ m.content }}{% endfor %}";
+    let template = ChatTemplate::from_source(source, None, None).unwrap();
+    assert_eq!(render(&template, &[Message::text(Role::User, "a")]).unwrap(), "Truea");
+}
+
 #[test]
 fn refusals_are_no_faults() {
     let source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ m.content }}{% endfor %}";

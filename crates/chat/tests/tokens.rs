@@ -169,7 +169,7 @@ fn stop_strings_across_pieces() {
 }
 
 fn token(id: TokenId) -> GeneratedToken {
-    GeneratedToken { id, logprobs: None, stops: false }
+    GeneratedToken { id, logprobs: None, stops: false, open: false }
 }
 
 fn run(options: TextOptions, tokens: &[GeneratedToken]) -> (String, Option<String>) {

@@ -3,7 +3,7 @@
 use super::{Case, EXACT, FORMATS, Filled, PLAIN, Pair, noise, slots, upload};
 use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, KvCodecError, SeqSpan, parse_on};
 use taper_tensor::{
-    Tensor,
+    Sinks, Tensor,
     gpu::{Gpu, attention::BLOCK_TOKENS},
 };
 
@@ -11,8 +11,8 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |codec, (kv_heads, group, head_dim), seqs: &[(usize, usize)], exact, params| {
         let seqs = seqs.to_vec();
-        let case = Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken: false };
-        cases.push(case);
+        let (broken, sinks) = (false, false);
+        cases.push(Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken, sinks });
     };
     let short = &[(1, 1), (1, 33), (3, 70), (1, 40)];
     // Each format once, on both sides, with heads of every number of rings that share lanes.
@@ -47,13 +47,23 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
             let seqs = vec![(5, 5), (3, 70), (40, 150), (1, 90)];
             let params = if j == 0 { window } else { PLAIN };
             let (kv_heads, head_dim, group) = (1, [64, 128][i % 2], 1 + (i + j) % 4);
-            let (codec, broken) = (name, true);
-            cases.push(Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken });
+            let (codec, broken, sinks) = (name, true, false);
+            cases.push(Case {
+                codec,
+                kv_heads,
+                head_dim,
+                group,
+                seqs,
+                exact,
+                params,
+                broken,
+                sinks,
+            });
         }
         let (kv_heads, head_dim, group) = (1, 64, 1);
         let (codec, seqs, exact, broken) = (name, at_block.to_vec(), None, true);
-        let params = block;
-        cases.push(Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken });
+        let (params, sinks) = (block, false);
+        cases.push(Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken, sinks });
     }
     cases
 }
@@ -70,7 +80,23 @@ pub(super) fn more_cases() -> [Case; 1] {
         exact: None,
         params: PLAIN,
         broken: false,
+        sinks: false,
     }]
+}
+
+/// Cases with sinks, which came later still.
+pub(super) fn sink_cases() -> [Case; 4] {
+    let of = |codec, (kv_heads, group, head_dim), exact, params| {
+        let (seqs, broken, sinks) = (vec![(1, 33), (3, 70), (1, 520)], false, true);
+        Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken, sinks }
+    };
+    let window = AttnParams { window: Some(40), ..PLAIN };
+    [
+        of("turbo4", (2, 2, 64), None, PLAIN),
+        of("taper3", (1, 5, 128), Some(EXACT), window),
+        of("affine8", (1, 4, 80), None, window),
+        of("turbo3-qjl", (1, 2, 64), None, PLAIN),
+    ]
 }
 
 impl Case {
@@ -105,8 +131,11 @@ impl Case {
             exact: self.exact.map(|tokens| own(tokens, i)),
         };
         let seqs = self.seqs.iter().enumerate().map(span).collect();
-        let out = codec.attend(filled.g, &there, &pages, &AttnBatch { seqs }, &self.params)?;
-        let (mut got, mut want) = (out.to_vec()?, self.softmax(&filled, &q)?);
+        let sinks = self.sinks.then(|| Sinks::new(noise(&mut state, heads)));
+        let params = AttnParams { sinks: sinks.as_ref(), ..self.params };
+        let out = codec.attend(filled.g, &there, &pages, &AttnBatch { seqs }, &params)?;
+        let sinks = sinks.as_ref().map(Sinks::scores);
+        let (mut got, mut want) = (out.to_vec()?, self.softmax(&filled, &q, sinks)?);
         let width = heads * self.head_dim;
         let mut rows = got.chunks_mut(width).zip(want.chunks_mut(width));
         for &(q_len, kv_len) in &self.seqs {
@@ -134,7 +163,12 @@ impl Case {
         all.filter(move |_| broken)
     }
 
-    fn softmax(&self, filled: &Filled, q: &[f32]) -> Result<Vec<f32>, KvCodecError> {
+    fn softmax(
+        &self,
+        filled: &Filled,
+        q: &[f32],
+        sinks: Option<&[f32]>,
+    ) -> Result<Vec<f32>, KvCodecError> {
         let (d, heads) = (self.head_dim, self.kv_heads * self.group);
         let (mut out, mut queries) = (Vec::with_capacity(q.len()), q.chunks_exact(d));
         let flat = |(k, v): (Tensor, Tensor)| -> Result<_, KvCodecError> {
@@ -164,9 +198,10 @@ impl Case {
                     self.params.soft_cap.map_or(s, |c| f64::from(c) * (s / f64::from(c)).tanh())
                 };
                 let scores: Vec<_> = (start..end).map(score).collect();
-                let top = scores.iter().copied().fold(f64::MIN, f64::max);
+                let sink = sinks.map(|sinks| f64::from(sinks[i % heads]));
+                let top = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
                 let weights: Vec<_> = scores.iter().map(|s| (s - top).exp()).collect();
-                let total: f64 = weights.iter().sum();
+                let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - top).exp());
                 out.extend((0..d).map(|e| {
                     let sum: f64 =
                         weights.iter().zip(start..end).map(|(w, t)| w * row(t, &v, &cv, e)).sum();

@@ -68,6 +68,7 @@ pub(super) fn coded_cases(quick: bool) -> Vec<Case> {
         exact: (i % 5 != 1).then_some(EXACT),
         params: PLAIN,
         broken: false,
+        sinks: false,
     };
     names.into_iter().take(n).enumerate().map(case).collect()
 }

@@ -64,6 +64,7 @@ pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
     };
     let attend = attention::cases(quick).into_iter().map(attended);
     let more = attention::more_cases().into_iter().map(attended);
+    let sinks = attention::sink_cases().into_iter().map(attended);
     let encode = encode_cases(quick).into_iter().map(|case| Check {
         family: "encode",
         name: case.to_string(),
@@ -90,7 +91,7 @@ pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
         case: Kind::Scores(case),
     });
     let all = plain.chain(attend).chain(encode).chain(compact).chain(moved).chain(scores);
-    all.chain(more).chain(slow).collect()
+    all.chain(more).chain(slow).chain(sinks).collect()
 }
 
 impl Check {
@@ -124,6 +125,8 @@ struct Case {
     params: AttnParams<'static>,
     /// Whether the last token of each sequence, and the first one under a window, are not numbers.
     broken: bool,
+    /// Whether each head has a sink.
+    sinks: bool,
 }
 
 type Pair = (Vec<f32>, Vec<f32>);
@@ -163,9 +166,18 @@ fn encode_cases(quick: bool) -> Vec<Case> {
             }
             let (kv_heads, group, seqs) = (1 + i % 2, 1, vec![(1, 75), (1, 33)]);
             let exact = (j == 0).then_some(EXACT);
-            let (params, broken) = (PLAIN, false);
-            let case = Case { codec, kv_heads, head_dim, group, seqs, exact, params, broken };
-            cases.push(case);
+            let (params, broken, sinks) = (PLAIN, false, false);
+            cases.push(Case {
+                codec,
+                kv_heads,
+                head_dim,
+                group,
+                seqs,
+                exact,
+                params,
+                broken,
+                sinks,
+            });
         }
     }
     cases
@@ -407,6 +419,9 @@ impl fmt::Display for Case {
         }
         if self.broken {
             write!(f, " broken")?;
+        }
+        if self.sinks {
+            write!(f, " sinks")?;
         }
         match (self.params.window, self.params.soft_cap) {
             (Some(window), _) => write!(f, " window {window}"),

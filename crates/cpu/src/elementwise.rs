@@ -16,12 +16,12 @@ pub enum Activation {
     Silu,
     /// The tanh approximation of GELU (Hendrycks & Gimpel 2016).
     GeluTanh,
-    /// GELU itself: `x / 2 * (1 + erf(x / sqrt(2)))`. Not computed on GPUs yet.
+    /// GELU itself: `x / 2 * (1 + erf(x / sqrt(2)))`.
     Gelu,
-    /// `max(x, 0)²` (So et al., arXiv 2109.08668). Not computed on GPUs yet.
+    /// `max(x, 0)²` (So et al., arXiv 2109.08668).
     Relu2,
     /// `g * sigmoid(1.702 g) * (u + 1)` of a gate `g` of at most 7 and of `u` from -7 to 7 (gpt-oss, arXiv
-    /// 2508.10925). Not computed on GPUs yet.
+    /// 2508.10925).
     SwigluOai,
 }
 

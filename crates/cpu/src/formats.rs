@@ -6,13 +6,14 @@ mod ordered;
 mod table;
 
 pub use affine::{
-    AffineFormat, AffineParts, AffineWeight, ScaleMethod, quantize, quantize_by, quantize_row,
+    AffineFormat, AffineParts, AffineWeight, Compensation, Gram, ScaleMethod, gptq, quantize,
+    quantize_by, quantize_row,
 };
 pub use dense::{DenseWeight, read_floats};
 pub(crate) use dense::{FloatBytes, product};
 pub use ordered::OrderedWeight;
 pub(crate) use ordered::by_inputs;
-pub use table::{E2M1, TableFormat, TableScales, TableWeight, e4m3, e8m0};
+pub use table::{E2M1, TableFormat, TableScales, TableWeight, e4m3, e8m0, quantize_mxfp4};
 
 use crate::{Bytes, DType, Floats, Result, RowSource, TensorError};
 use half::{bf16, f16};

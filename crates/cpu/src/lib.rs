@@ -75,9 +75,9 @@ pub use error::{Result, TensorError};
 pub use flash::{Arithmetic, Attended, FlashTile};
 pub use floats::Floats;
 pub use formats::{
-    AffineFormat, AffineParts, AffineWeight, DenseWeight, E2M1, OrderedWeight, ScaleMethod,
-    TableFormat, TableScales, TableWeight, Weight, WeightFormat, e4m3, e8m0, quantize, quantize_by,
-    quantize_row, read_floats,
+    AffineFormat, AffineParts, AffineWeight, Compensation, DenseWeight, E2M1, Gram, OrderedWeight,
+    ScaleMethod, TableFormat, TableScales, TableWeight, Weight, WeightFormat, e4m3, e8m0, gptq,
+    quantize, quantize_by, quantize_mxfp4, quantize_row, read_floats,
 };
 pub(crate) use gemm::matmul_to;
 pub use gemm::{RowSource, matmul};

@@ -2,9 +2,11 @@
 
 mod gated;
 mod input;
+mod watch;
 
 pub use gated::gated_down;
 pub use input::{Input, Norm, apply};
+pub use watch::{Observer, Watch};
 
 use crate::{
     Precision, RowSource, Weight,
@@ -29,6 +31,8 @@ pub enum Matrix {
     Table(Arc<PackedTable>),
     /// A matrix by columns, and the input that each multiplies.
     Ordered(Box<Self>, Arc<[u32]>),
+    /// A matrix as it is stored, whose inputs are shown to somebody. It is never repacked.
+    Watched(Weight, Watch),
 }
 
 impl Matrix {
@@ -41,6 +45,7 @@ impl Matrix {
             Self::Dense(w) => w.rows(),
             Self::Table(w) => w.rows(),
             Self::Ordered(w, _) => w.rows(),
+            Self::Watched(w, _) => w.rows(),
         }
     }
 
@@ -53,6 +58,7 @@ impl Matrix {
             Self::Dense(w) => w.cols(),
             Self::Table(w) => w.cols(),
             Self::Ordered(w, _) => w.cols(),
+            Self::Watched(w, _) => w.cols(),
         }
     }
 
@@ -65,6 +71,7 @@ impl Matrix {
             Self::Dense(w) => w.bytes(),
             Self::Table(w) => w.bytes(),
             Self::Ordered(w, _) => w.bytes(),
+            Self::Watched(w, _) => w.bytes(),
         }
     }
 
@@ -74,7 +81,7 @@ impl Matrix {
     /// When there is no such row, or `out` has another length than it.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         match self {
-            Self::Stored(w) => w.read_rows(row, out),
+            Self::Stored(w) | Self::Watched(w, _) => w.read_rows(row, out),
             Self::Packed(w, _) => w.read_row(row, out),
             Self::Dense(w) => w.read_row(row, out),
             Self::Table(w) => w.read_row(row, out),

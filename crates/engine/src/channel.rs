@@ -104,7 +104,7 @@ mod tests {
     use taper_base::GeneratedToken;
 
     fn token() -> Event {
-        Event::Token(GeneratedToken { id: 1, logprobs: None, stops: false })
+        Event::Token(GeneratedToken { id: 1, logprobs: None, stops: false, open: false })
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What an engine is made with, and why it cannot be.
 
 use std::{path::PathBuf, time::Duration};
-use taper_base::{KvBits, TokenId};
+use taper_base::{AdapterRefused, KvBits, TokenId};
 use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme, RecurrentConfig};
 use taper_kv_codecs::{Exact, KvCodecError};
 use taper_models::ModelInfo;
@@ -33,6 +33,12 @@ pub struct EngineConfig {
     pub idle: Option<KvIdle>,
     /// Memory for the cache.
     pub kv_budget: KvBudget,
+    /// Adapters that requests can name from the start, each with its directory.
+    pub adapters: Vec<(String, PathBuf)>,
+    /// Adapters that may be loaded at a time.
+    pub max_adapters: usize,
+    /// The largest rank of an adapter; `None` sets no limit.
+    pub max_adapter_rank: Option<usize>,
     /// The model's own end-of-sequence tokens.
     pub eos_token_ids: Vec<TokenId>,
 }
@@ -52,6 +58,9 @@ impl Default for EngineConfig {
             disk: None,
             idle: None,
             kv_budget: KvBudget::Bytes(1 << 30),
+            adapters: Vec::new(),
+            max_adapters: 64,
+            max_adapter_rank: None,
             eos_token_ids: Vec::new(),
         }
     }
@@ -168,6 +177,9 @@ pub enum EngineError {
     /// The directory for prefixes cannot be used.
     #[error(transparent)]
     Disk(#[from] KvCacheError),
+    /// An adapter cannot be loaded.
+    #[error(transparent)]
+    Adapter(#[from] AdapterRefused),
     /// The operating system gives no thread.
     #[error("cannot start the engine's thread: {0}")]
     Thread(#[from] std::io::Error),

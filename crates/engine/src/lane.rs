@@ -1,19 +1,19 @@
 //! Requests over one cache: their scheduler, and their steps.
 
 use crate::{
-    listener::Listener,
+    adapters::salt,
     pace::Pace,
     sequence::{Sequence, internal},
     stats::{Gauges, add, set},
     step::{self, Outcome},
-    worker::{Command, Shared},
+    worker::{Command, Shared, Submission},
 };
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
-use taper_base::{Event, GenRequest, GenerationError, SeqId, SubmitError, TokenId};
+use taper_base::{Event, GenerationError, SeqId, SubmitError, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, UnitName};
 use taper_scheduler::{
     Admission, AdmitError, BlockPool, NoRoom, Scheduler, SchedulerConfig, SeqOutcome, StepPlan,
@@ -160,18 +160,12 @@ impl Lane {
         self.update_gauges(shared);
     }
 
-    pub(crate) fn admit(
-        &mut self,
-        id: SeqId,
-        request: GenRequest,
-        max_new: u32,
-        listener: Listener,
-        shared: &Shared,
-    ) {
-        self.cache.set_salt(id, request.cache_salt.clone());
-        let (prompt, client) = (request.prompt.clone(), request.client);
+    pub(crate) fn admit(&mut self, id: SeqId, submission: Submission, shared: &Shared) {
+        let Submission { request, adapter, max_new, .. } = &submission;
+        self.cache.set_salt(id, salt(adapter.as_ref(), request.cache_salt.as_ref()));
+        let (prompt, client, max_new) = (request.prompt.clone(), request.client, *max_new);
         let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
-        let sequence = Sequence::new(request, max_new, &shared.eos, vocab, listener);
+        let sequence = Sequence::new(submission, &shared.eos, vocab);
         let all_logits = sequence.wants_prompt_logprobs();
         let admission = Admission { id, prompt, max_new, all_logits, client };
         let units = match admission.prompt.split_last() {
@@ -265,7 +259,7 @@ impl Lane {
         add(&shared.stats.preemptions, plan.preempted.len());
         for admitted in plan.admitted.iter().filter(|a| !a.resumed) {
             if let Some(sequence) = self.sequences.get_mut(&admitted.id) {
-                sequence.send(Event::Started { cached_tokens: admitted.cached_tokens });
+                sequence.begins(admitted.cached_tokens);
             }
         }
     }
@@ -274,7 +268,7 @@ impl Lane {
         let stats = &*shared.stats;
         let results = step::run(&*shared.model, &mut self.cache, &mut self.sequences, plan, stats);
         let mut outcomes = Vec::new();
-        let mut ended = Vec::new();
+        let (mut ended, mut appended) = (Vec::new(), Vec::new());
         for (work, outcome) in results {
             let Some(sequence) = self.sequences.get_mut(&work.id) else { continue };
             add(&shared.stats.prompt_tokens, sequence.prompt_tokens(work.start, work.end()));
@@ -289,17 +283,25 @@ impl Lane {
                     (None, Some(Event::Finished(step::PROMPT_ONLY)))
                 }
                 Outcome::Failed(error) => (None, Some(Event::Failed(error))),
-                Outcome::Token { choice } => {
-                    add(&shared.stats.generation_tokens, 1);
+                Outcome::Token { choice, follows } => {
+                    let forced = follows.forced.len();
+                    add(&shared.stats.generation_tokens, 1 + forced);
+                    add(&shared.stats.forced_tokens, forced);
+                    add(&shared.stats.masked_tokens, usize::from(follows.masked));
                     sequence.prompt_done();
                     let token = choice.token;
-                    (Some(token), sequence.accept(choice).map(Event::Finished))
+                    let last = sequence.accept(choice, &follows).map(Event::Finished);
+                    if last.is_none() && forced > 0 {
+                        appended.push((work.id, follows.forced));
+                    }
+                    (Some(token), last)
                 }
             };
             outcomes.push(SeqOutcome { id: work.id, new_token, finished: last.is_some() });
             ended.extend(last.map(|event| (work.id, event)));
         }
         self.scheduler.commit(&outcomes, &mut Pool(&mut self.cache));
+        appended.iter().for_each(|(id, tokens)| self.scheduler.append(*id, tokens));
         ended.into_iter().for_each(|(id, event)| self.end(id, Some(event), shared));
     }
 

@@ -1,8 +1,10 @@
 //! The step loop: see the README below.
 #![doc = include_str!("../README.md")]
 
+mod adapters;
 mod channel;
 mod config;
+mod constrained;
 mod lane;
 mod listener;
 mod local;

@@ -2,6 +2,7 @@
 
 use crate::{
     EngineConfig, EngineError, KvDisk, KvIdle,
+    adapters::Adapters,
     config::EnginePlan,
     lane::Lane,
     listener::Listener,
@@ -9,10 +10,11 @@ use crate::{
     sequence,
     stats::SharedStats,
     step,
-    worker::{Command, Idle, Shared, Worker},
+    worker::{Command, Idle, Shared, Submission, Worker},
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
@@ -20,7 +22,10 @@ use std::{
     },
     thread::JoinHandle,
 };
-use taper_base::{Engine, EngineInfo, EngineStats, EventSink, GenRequest, SubmitError, TokenSet};
+use taper_base::{
+    AdapterInfo, AdapterRefused, Engine, EngineInfo, EngineStats, EventSink, GenRequest,
+    SubmitError, TokenSet,
+};
 use taper_kv_cache::{DiskTier, KvConfig};
 use taper_models::Model;
 use taper_scheduler::SchedulerConfig;
@@ -31,6 +36,7 @@ pub struct LocalEngine {
     info: EngineInfo,
     stats: Arc<SharedStats>,
     eos: TokenSet,
+    adapters: Adapters,
     /// Requests that have not ended.
     open: Arc<Open>,
     /// The thread has not panicked.
@@ -47,6 +53,9 @@ impl LocalEngine {
     /// The lengths asked for do not fit the model or the memory.
     pub fn start(model: Box<dyn Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let EnginePlan { caches, max_model_len } = config.plan(model.info())?;
+        let limits = (config.max_adapters, config.max_adapter_rank);
+        let adapters = Adapters::new(model.adapter_targets().cloned(), model.info(), limits);
+        config.adapters.iter().try_for_each(|(name, dir)| adapters.load(name, dir))?;
         let vocab_size = u32::try_from(model.info().vocab).unwrap_or(u32::MAX);
         let sum = |of: &dyn Fn(&KvConfig) -> u64| caches.iter().map(of).sum::<u64>();
         let info = EngineInfo {
@@ -102,6 +111,7 @@ impl LocalEngine {
             info,
             stats,
             eos,
+            adapters,
             open: Arc::new(Open::new(config.max_waiting.saturating_add(config.max_num_seqs))),
             alive,
             commands: RwLock::new(Some(commands)),
@@ -170,16 +180,18 @@ impl Engine for LocalEngine {
             return Err(SubmitError::EngineDead);
         }
         let (lane, max_new) = (self.lane(&request)?, self.max_new(&request)?);
+        let adapter = self.adapters.of(request.adapter.as_ref())?;
         let listener = Listener::new(sink, self.open.enter(request.client)?);
-        let command = Command::Submit { lane, request, max_new, listener };
+        let submission = Box::new(Submission { request, max_new, listener, adapter });
+        let command = Command::Submit { lane, submission };
         let commands = self.commands.read().unwrap_or_else(PoisonError::into_inner);
         let refused = match commands.as_ref() {
             Some(commands) => commands.send(command).err().map(|unsent| unsent.0),
             None => Some(command),
         };
         let Some(command) = refused else { return Ok(()) };
-        if let Command::Submit { mut listener, .. } = command {
-            listener.dismiss();
+        if let Command::Submit { mut submission, .. } = command {
+            submission.listener.dismiss();
         }
         // It may have died since.
         Err(if self.is_alive() { SubmitError::ShuttingDown } else { SubmitError::EngineDead })
@@ -191,6 +203,18 @@ impl Engine for LocalEngine {
 
     fn stats(&self) -> EngineStats {
         self.stats.snapshot()
+    }
+
+    fn adapters(&self) -> Vec<AdapterInfo> {
+        self.adapters.list()
+    }
+
+    fn load_adapter(&self, name: &str, dir: &Path) -> Result<(), AdapterRefused> {
+        self.adapters.load(name, dir)
+    }
+
+    fn unload_adapter(&self, name: &str) -> Result<(), AdapterRefused> {
+        self.adapters.unload(name)
     }
 
     fn is_alive(&self) -> bool {

@@ -5,7 +5,7 @@ use crate::sequence::Sequence;
 use std::{collections::HashMap, ops::Range};
 use taper_base::{Phase, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
-use taper_models::{Batch, Model, ModelError, ModelInfo};
+use taper_models::{Adapter, Batch, Model, ModelError, ModelInfo};
 use taper_scheduler::StepPlan;
 use taper_tensor::{Tensor, ops};
 
@@ -22,7 +22,7 @@ pub(crate) enum PassError {
 
 /// The tokens of one call of the model.
 #[derive(Debug, Default)]
-struct Pass {
+struct Pass<'a> {
     phase: Phase,
     tokens: Vec<TokenId>,
     positions: Vec<u32>,
@@ -30,6 +30,8 @@ struct Pass {
     /// Which of the plan's rows of logits these are.
     rows: Vec<usize>,
     ranges: Vec<SeqRange>,
+    /// Of each token; empty where none has one.
+    adapters: Vec<Option<&'a Adapter>>,
 }
 
 /// Logits of the last `logit_rows` tokens of each work, one after the other.
@@ -62,18 +64,19 @@ pub(crate) fn logits(
     Ok(Tensor::from_vec(all, &[rows, info.vocab]).map_err(ModelError::from)?)
 }
 
-impl Pass {
+impl<'a> Pass<'a> {
     fn new(
         info: &ModelInfo,
         phase: Phase,
-        sequences: &HashMap<SeqId, Sequence>,
+        sequences: &'a HashMap<SeqId, Sequence>,
         plan: &StepPlan,
     ) -> Self {
         let mut pass = Self { phase, ..Self::default() };
         let mut row = 0;
         for work in &plan.works {
-            let (known, prompt) =
-                sequences.get(&work.id).map_or((&[][..], 0), |s| (s.tokens(), s.prompt_len()));
+            let sequence = sequences.get(&work.id);
+            let (known, prompt) = sequence.map_or((&[][..], 0), |s| (s.tokens(), s.prompt_len()));
+            let adapter = sequence.and_then(Sequence::adapter);
             let (start, end) = (work.start as usize, work.end() as usize);
             let own = match phase {
                 Phase::Prefill => start..end.min(prompt),
@@ -81,7 +84,12 @@ impl Pass {
                 Phase::Decode => start..end,
             };
             let first_logits = end - work.logit_rows as usize;
-            pass.push(work.id, known, own, first_logits, row);
+            pass.push(work.id, known, own.clone(), first_logits, row);
+            if adapter.is_some() || !pass.adapters.is_empty() {
+                let before = pass.positions.len() - own.len();
+                pass.adapters.resize(before, None);
+                pass.adapters.resize(pass.positions.len(), adapter);
+            }
             row += work.logit_rows as usize;
         }
         pass
@@ -110,8 +118,8 @@ impl Pass {
     }
 
     fn run(&self, model: &dyn Model, cache: &mut KvCache) -> Result<Tensor, PassError> {
-        let Self { phase, tokens, positions, logits_at, .. } = self;
-        let batch = Batch { tokens, positions, logits_at, phase: *phase };
+        let Self { phase, tokens, positions, logits_at, adapters, .. } = self;
+        let batch = Batch { tokens, positions, logits_at, phase: *phase, adapters };
         let logits = model.forward(&batch, &mut cache.session(&self.ranges)?)?;
         let expected = logits_at.len() * model.info().vocab;
         match logits.dims().iter().product() {

@@ -1,11 +1,17 @@
 //! One request while it runs.
 
-use crate::listener::Listener;
+use crate::{
+    adapters::AdapterUse,
+    constrained::{self, Constrained, Follows},
+    listener::Listener,
+    worker::Submission,
+};
 use std::sync::Arc;
 use taper_base::{
     DeviceDraw, ErrorId, Event, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenId,
     TokenLogprobs, TokenSet,
 };
+use taper_models::Adapter;
 use taper_sampler::{Choice, Sampler, SamplerError, token_logprobs};
 use taper_tensor::pool;
 
@@ -23,8 +29,10 @@ pub(crate) struct Sequence {
     /// End the generation when chosen.
     stops: TokenSet,
     sampler: Sampler,
+    grammar: Option<Constrained>,
     prompt_logprobs: Option<PromptLogprobs>,
     listener: Listener,
+    adapter: Option<AdapterUse>,
 }
 
 #[derive(Debug)]
@@ -34,26 +42,35 @@ struct PromptLogprobs {
 }
 
 impl Sequence {
-    pub(crate) fn new(
-        request: GenRequest,
-        max_new: u32,
-        eos: &TokenSet,
-        vocab: u32,
-        listener: Listener,
-    ) -> Self {
+    pub(crate) fn new(submission: Submission, eos: &TokenSet, vocab: u32) -> Self {
+        let Submission { request, max_new, listener, adapter } = submission;
         let stops = stops(&request, eos);
         let prompt_len = request.prompt.len();
         let entries = |top| PromptLogprobs { top, entries: vec![None; prompt_len] };
+        let samples_all = request.sampling.logprobs.is_some();
+        let constrained = |grammar| Constrained::new(grammar, eos, &stops, samples_all);
         Self {
             sampler: Sampler::new(&request.sampling, &request.prompt, vocab),
             tokens: request.prompt,
             prompt_len,
             max_new: max_new as usize,
             min_new: request.stop.min_tokens as usize,
+            grammar: request.grammar.as_ref().map(constrained),
             stops,
             prompt_logprobs: request.prompt_logprobs.map(entries),
             listener,
+            adapter,
         }
+    }
+
+    pub(crate) fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref().map(AdapterUse::adapter)
+    }
+
+    /// The request has begun to run.
+    pub(crate) fn begins(&mut self, cached_tokens: u32) {
+        self.adapter.iter_mut().for_each(AdapterUse::begins);
+        self.send(Event::Started { cached_tokens });
     }
 
     pub(crate) fn tokens(&self) -> &[TokenId] {
@@ -120,11 +137,23 @@ impl Sequence {
         self.tokens.len() - self.prompt_len >= self.max_new
     }
 
+    /// The request has a grammar.
+    pub(crate) fn is_constrained(&self) -> bool {
+        self.grammar.is_some()
+    }
+
+    /// What a grammar says about the next token, if the request has one.
+    pub(crate) fn grammar(&mut self) -> Option<&mut Constrained> {
+        self.grammar.as_mut()
+    }
+
     /// Chooses the next token from its logits.
     pub(crate) fn choose(&self, logits: &mut [f32]) -> Result<Choice, GenerationError> {
-        let banned = self.banned();
-        let choice = self.sampler.sample_on(&pool::Kernels, logits, banned);
-        choice.map_err(|e| error(self.tokens.len() - 1, e, !banned.is_empty()))
+        let (at, banned) = (self.tokens.len() - 1, self.banned());
+        let mask = self.grammar.as_ref().map_or(Ok(None), Constrained::mask);
+        let mask = mask.map_err(|e| constrained::error(at, e))?;
+        let choice = self.sampler.sample_on(&pool::Kernels, logits, banned, mask);
+        choice.map_err(|e| error(at, e, !banned.is_empty() || mask.is_some()))
     }
 
     /// What a device that has the logits must know to choose the next token; `None` where the logits
@@ -134,7 +163,22 @@ impl Sequence {
         if self.prompt_logprobs.is_some() || banned.len() > MAX_BANNED_ON_DEVICE {
             return None;
         }
-        self.sampler.on_device(banned)
+        let mask = self.grammar.as_ref().map_or(Ok(None), Constrained::mask).ok()?;
+        self.sampler.on_device(banned, mask)
+    }
+
+    /// What the request's grammar makes of a token that was chosen.
+    pub(crate) fn follows(&mut self, token: TokenId) -> Result<Follows, GenerationError> {
+        let generated = self.tokens.len() - self.prompt_len;
+        let room = self.max_new.saturating_sub(generated + 1);
+        let Self { grammar: Some(grammar), stops, tokens, .. } = self else {
+            return Ok(Follows::default());
+        };
+        if stops.has(token) {
+            return Ok(Follows { masked: grammar.is_masked(), ..Follows::default() });
+        }
+        let follows = grammar.accept(token, room, |token| stops.has(token));
+        follows.map_err(|e| constrained::error(tokens.len(), e))
     }
 
     /// Tokens that would end the generation too early.
@@ -143,20 +187,30 @@ impl Sequence {
         if generated < self.min_new { &self.stops } else { &[] }
     }
 
-    /// Appends and reports a chosen token; tells whether it was the last.
-    pub(crate) fn accept(&mut self, choice: Choice) -> Option<FinishReason> {
-        let id = choice.token;
-        let stops = self.stops.has(id);
-        self.tokens.push(id);
-        self.sampler.accept(id);
-        self.listener.send(Event::Token(GeneratedToken { id, logprobs: choice.logprobs, stops }));
-        if stops {
+    /// Appends and reports a chosen token and those that follow from it; tells whether the last of
+    /// them was the output's last.
+    pub(crate) fn accept(&mut self, choice: Choice, follows: &Follows) -> Option<FinishReason> {
+        let Choice { token, logprobs } = choice;
+        let stops = self.stops.has(token);
+        // Between forced tokens the grammar wants more, and behind the last one it may.
+        let open = |more: bool| more || follows.open;
+        self.push(token, logprobs, stops, open(!follows.forced.is_empty()));
+        for (i, &token) in follows.forced.iter().enumerate() {
+            self.push(token, None, false, open(i + 1 < follows.forced.len()));
+        }
+        if stops || follows.over {
             Some(FinishReason::Stop)
         } else if self.is_full() {
             Some(FinishReason::Length)
         } else {
             None
         }
+    }
+
+    fn push(&mut self, id: TokenId, logprobs: Option<TokenLogprobs>, stops: bool, open: bool) {
+        self.tokens.push(id);
+        self.sampler.accept(id);
+        self.listener.send(Event::Token(GeneratedToken { id, logprobs, stops, open }));
     }
 }
 

@@ -1,6 +1,7 @@
 //! One step: a plan's tokens through the model, and each sequence's outcome.
 
 use crate::{
+    constrained::Follows,
     pass::{self, PassError},
     sequence::Sequence,
     stats::{SharedStats, add},
@@ -23,8 +24,8 @@ use taper_tensor::{Tensor, gpu, ops, pool};
 pub(crate) enum Outcome {
     /// More of the prompt is to come.
     Continues,
-    /// A new token, and whether it was the last.
-    Token { choice: Choice },
+    /// A new token, and what its request's grammar makes of it.
+    Token { choice: Choice, follows: Follows },
     /// The prompt is done and nothing was to be generated.
     PromptOnly,
     /// The sequence cannot go on.
@@ -53,9 +54,13 @@ pub(crate) fn run(
     let vocab = model.info().vocab;
     let result = guarded(|| {
         let logits = pass::logits(model, cache, sequences, plan)?;
+        // A GPU is still busy with them.
+        prepare_masks(sequences, plan);
         let chosen = chosen_there(sequences, plan, &logits)?;
         let logits = rows_here(&logits, &chosen)?;
-        Ok(outcomes(sequences, plan, chosen, logits, vocab))
+        let mut outcomes = outcomes(sequences, plan, chosen, logits, vocab);
+        follow(sequences, &mut outcomes);
+        Ok(outcomes)
     });
     add(&stats.steps, 1);
     match result {
@@ -83,6 +88,31 @@ fn guarded<T>(step: impl FnOnce() -> Result<T, StepError>) -> Result<T, StepErro
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown")
+}
+
+/// Finds the tokens that the grammars of a plan's sequences allow, in parallel.
+fn prepare_masks(sequences: &mut HashMap<SeqId, Sequence>, plan: &StepPlan) {
+    let samples = |id: &SeqId| plan.works.iter().any(|work| work.id == *id && work.samples);
+    let constrained = sequences.iter_mut().filter_map(|(id, s)| Some((id, s.grammar()?)));
+    let due = constrained.filter(|(id, _)| samples(id)).map(|(_, grammar)| grammar);
+    pool::for_each(&mut due.collect::<Vec<_>>(), |_, grammar| grammar.prepare());
+}
+
+/// Tells grammars what was chosen, and asks what follows from it, in parallel.
+fn follow(sequences: &mut HashMap<SeqId, Sequence>, outcomes: &mut [(SeqWork, Outcome)]) {
+    let constrained = sequences.iter_mut().filter(|(_, s)| s.is_constrained());
+    let mut chosen: HashMap<_, _> = constrained.collect();
+    let due = outcomes.iter_mut().filter_map(|(work, outcome)| {
+        let sequence = chosen.remove(&work.id)?;
+        matches!(outcome, Outcome::Token { .. }).then_some((sequence, outcome))
+    });
+    pool::for_each(&mut due.collect::<Vec<_>>(), |_, (sequence, outcome)| {
+        let Outcome::Token { choice, follows } = outcome else { return };
+        match sequence.follows(choice.token) {
+            Ok(what) => *follows = what,
+            Err(error) => **outcome = Outcome::Failed(error),
+        }
+    });
 }
 
 /// What a GPU that has the logits chooses, for each of their rows: four bytes of a row come back, and a
@@ -149,7 +179,7 @@ fn outcomes(
     for (work, choice, rows) in parts {
         let Some(sequence) = sequences.get_mut(&work.id) else { continue };
         if let Some(choice) = choice {
-            outcomes.push((*work, Outcome::Token { choice }));
+            outcomes.push((*work, token(choice)));
             continue;
         }
         let first = (work.end() - work.logit_rows) as usize;
@@ -177,12 +207,17 @@ fn outcomes(
     }
     for ((at, ..), choice) in chosen {
         outcomes[at].1 = match choice {
-            Some(Ok(choice)) => Outcome::Token { choice },
+            Some(Ok(choice)) => token(choice),
             Some(Err(error)) => Outcome::Failed(error),
             None => Outcome::Continues,
         };
     }
     outcomes
+}
+
+/// A token, as long as nobody has asked its request's grammar.
+fn token(choice: Choice) -> Outcome {
+    Outcome::Token { choice, follows: Follows::default() }
 }
 
 /// How a sequence that generates nothing ends.
@@ -191,6 +226,7 @@ pub(crate) const PROMPT_ONLY: FinishReason = FinishReason::Length;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::Submission;
     use crate::{listener::Listener, open::Open};
     use taper_base::{Event, EventSink, GenRequest, SamplingParams, TokenSet};
 
@@ -217,7 +253,8 @@ mod tests {
             };
             let ticket = Arc::new(Open::new(1)).enter(None).unwrap();
             let listener = Listener::new(Box::new(Nobody), ticket);
-            Sequence::new(request, 9, &TokenSet::default(), 4, listener)
+            let submission = Submission { request, max_new: 9, listener, adapter: None };
+            Sequence::new(submission, &TokenSet::default(), 4)
         };
         let mut sequences: HashMap<_, _> = [
             (SeqId(1), sequence(vec![1, 2], None)),
@@ -239,7 +276,7 @@ mod tests {
         let peak = |at: usize| (0..4).map(move |i| if i == at { 5.0 } else { 0.0 });
         let chosen = |outcomes: Vec<(SeqWork, Outcome)>| -> Vec<_> {
             let token = |outcome: &Outcome| match outcome {
-                Outcome::Token { choice } => Some(choice.token),
+                Outcome::Token { choice, .. } => Some(choice.token),
                 _ => None,
             };
             outcomes.iter().map(|(work, outcome)| (work.id.0, token(outcome))).collect()

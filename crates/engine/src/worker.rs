@@ -1,6 +1,6 @@
 //! The engine's thread: takes commands, and runs a step of every KV cache in order.
 
-use crate::{lane::Lane, listener::Listener, stats::SharedStats};
+use crate::{adapters::AdapterUse, lane::Lane, listener::Listener, stats::SharedStats};
 use std::{
     sync::{Arc, mpsc},
     time::Duration,
@@ -12,11 +12,20 @@ use taper_models::Model;
 /// Commands to the thread.
 pub(crate) enum Command {
     /// Runs a request over one of the KV caches.
-    Submit { lane: usize, request: GenRequest, max_new: u32, listener: Listener },
+    Submit { lane: usize, submission: Box<Submission> },
     /// The disk has read a unit for a request that waits for it.
     Loaded { lane: usize, id: SeqId, unit: usize, rows: Option<Vec<u8>> },
     /// Ends the thread.
     Stop,
+}
+
+/// A request that was checked.
+pub(crate) struct Submission {
+    pub(crate) request: GenRequest,
+    /// Tokens that it may generate.
+    pub(crate) max_new: u32,
+    pub(crate) listener: Listener,
+    pub(crate) adapter: Option<AdapterUse>,
 }
 
 /// What the schedulers of all KV caches share.
@@ -80,10 +89,10 @@ impl Worker {
                 inbox.try_recv()
             };
             match command {
-                Ok(Command::Submit { lane, request, max_new, listener }) => {
+                Ok(Command::Submit { lane, submission }) => {
                     let id = SeqId(self.next);
                     self.next += 1;
-                    self.lanes[lane].admit(id, request, max_new, listener, &self.shared);
+                    self.lanes[lane].admit(id, *submission, &self.shared);
                 }
                 Ok(Command::Loaded { lane, id, unit, rows }) => {
                     self.lanes[lane].loaded(id, unit, rows, &self.shared);

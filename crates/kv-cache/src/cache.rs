@@ -75,7 +75,10 @@ impl KvCache {
         };
         let pages = (0..config.layers).map(layer).collect();
         let blocks = Blocks::new(config.blocks, exact_blocks);
-        let states = config.recurrent.as_ref().map(|r| States::new(r, config.prefix_unit()));
+        // Layers without keys and values run where those with such do.
+        let gpu = config.scheme.codec(0).gpu();
+        let recurrent = config.recurrent.as_ref();
+        let states = recurrent.map(|r| States::new(r, config.prefix_unit(), gpu));
         Self {
             config,
             pages,

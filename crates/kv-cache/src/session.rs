@@ -182,13 +182,55 @@ fn room(config: &KvConfig, layer: LayerId) -> Option<ExactRoom> {
     config.exact.filter(|_| codec.exact_block_bytes(geometry).is_some())
 }
 
-/// Queries of a range: the range's number, how many, and the tokens of its sequence up to the last of them.
-type Queries = (usize, usize, usize);
+/// Queries of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Queries {
+    /// The range's number.
+    range: usize,
+    /// How many.
+    len: usize,
+    /// Tokens of the sequence up to the last of them.
+    end: usize,
+    /// Tokens of the sequence that none of them sees.
+    unseen: usize,
+}
 
 /// The queries of all tokens of a step.
 fn all_rows(ranges: &[SeqRange]) -> Vec<Queries> {
-    let of = |(i, range): (usize, &SeqRange)| (i, range.len, range.start + range.len);
+    let of = |(i, range): (usize, &SeqRange)| Queries {
+        range: i,
+        len: range.len,
+        end: range.start + range.len,
+        unseen: 0,
+    };
     ranges.iter().enumerate().map(of).collect()
+}
+
+/// Queries that see the tokens of their own chunk alone: those of several chunks are cut. To codecs each chunk is a
+/// sequence.
+///
+/// # Errors
+/// Chunks are not of whole `units`.
+fn in_chunks(
+    all: Vec<Queries>,
+    chunk: usize,
+    units: &[usize],
+) -> Result<Vec<Queries>, KvCodecError> {
+    if chunk == 0 || units.iter().any(|&unit| !chunk.is_multiple_of(unit.max(1))) {
+        let expected = "chunks of whole blocks, and of as many tokens as are recent";
+        return Err(KvCodecError::Shape { expected, got: vec![chunk] });
+    }
+    let mut cut = Vec::with_capacity(all.len());
+    for queries in all {
+        let mut from = queries.end - queries.len;
+        while from < queries.end {
+            let unseen = from / chunk * chunk;
+            let end = queries.end.min(unseen + chunk);
+            cut.push(Queries { len: end - from, end, unseen, ..queries });
+            from = end;
+        }
+    }
+    Ok(cut)
 }
 
 /// The query of each of a step's tokens at `rows`, which ascend.
@@ -197,7 +239,8 @@ fn some_rows(ranges: &[SeqRange], rows: &[u32]) -> Vec<Queries> {
     let (mut first, mut rows) = (0, rows.iter().map(|&row| row as usize).peekable());
     for (i, range) in ranges.iter().enumerate() {
         while let Some(row) = rows.next_if(|&row| row < first + range.len) {
-            queries.push((i, 1, range.start + row.saturating_sub(first) + 1));
+            let end = range.start + row.saturating_sub(first) + 1;
+            queries.push(Queries { range: i, len: 1, end, unseen: 0 });
         }
         first += range.len;
     }
@@ -208,17 +251,34 @@ fn some_rows(ranges: &[SeqRange], rows: &[u32]) -> Vec<Queries> {
 /// is room for such.
 fn batch<'b>(
     (ranges, queries): (&[SeqRange], Vec<Queries>),
+    (config, layer, chunk): (&KvConfig, LayerId, Option<usize>),
     tables: &'b HashMap<SeqId, Table>,
-    (room, exact): (Option<ExactRoom>, &'b [Vec<Option<BlockId>>]),
-) -> AttnBatch<'b> {
-    let exact = |i: usize| Some(ExactBlocks { tokens: room?.tokens, blocks: exact.get(i)? });
-    let span = |(i, q_len, kv_len): Queries| SeqSpan {
-        q_len,
-        kv_len,
-        blocks: tables.get(&ranges[i].seq).map_or(&[], |t| t.blocks.as_slice()),
-        exact: exact(i),
+    exact: &'b [Vec<Option<BlockId>>],
+) -> Result<AttnBatch<'b>, KvCodecError> {
+    let (room, size) = (room(config, layer), config.geometry.block_tokens);
+    let queries = match chunk {
+        Some(chunk) => {
+            let recent = room.map_or(1, |room| room.tokens.recent_tokens);
+            in_chunks(queries, chunk, &[size, recent])?
+        }
+        None => queries,
     };
-    AttnBatch { seqs: queries.into_iter().map(span).collect() }
+    let exact = |own: Queries| {
+        let mut tokens = room?.tokens;
+        // The sequence's first tokens are none of a later chunk's.
+        tokens.sink_tokens *= usize::from(own.unseen == 0);
+        Some(ExactBlocks { tokens, blocks: exact.get(own.range)?.get(own.unseen / size..)? })
+    };
+    let span = |own: Queries| {
+        let blocks = tables.get(&ranges[own.range].seq).map_or(&[][..], |t| t.blocks.as_slice());
+        SeqSpan {
+            q_len: own.len,
+            kv_len: own.end - own.unseen,
+            blocks: blocks.get(own.unseen / size..).unwrap_or(&[]),
+            exact: exact(own),
+        }
+    };
+    Ok(AttnBatch { seqs: queries.into_iter().map(span).collect() })
 }
 
 impl StateSession for PagedSession<'_> {
@@ -235,9 +295,10 @@ impl StateSession for PagedSession<'_> {
         let own = pages.get_mut(layer.index()).ok_or(KvCacheError::Layer { layer, layers })?;
         let (codec, g) =
             (Arc::clone(config.scheme.codec(layer.index())), config.geometry_of(layer.index()));
-        let room = room(config, layer);
-        let seqs = batch((ranges, all_rows(ranges)), tables, (room, exact));
-        if let Some(out) = codec.attend_new(g, rows, &self.slots, own, &seqs, params)? {
+        let reach = (&*config, layer, params.chunk);
+        let seqs = batch((ranges, all_rows(ranges)), reach, tables, exact)?;
+        let within = AttnParams { chunk: None, ..*params };
+        if let Some(out) = codec.attend_new(g, rows, &self.slots, own, &seqs, &within)? {
             self.announce_next(layer);
             return Ok(out);
         }
@@ -259,15 +320,39 @@ impl StateSession for PagedSession<'_> {
         let own = pages.get(layer.index()).ok_or(KvCacheError::Layer { layer, layers })?;
         let ranges = self.ranges.as_slice();
         let queries = rows.map_or_else(|| all_rows(ranges), |rows| some_rows(ranges, rows));
-        let seqs = batch((ranges, queries), tables, (room(config, layer), &self.exact));
-        let g = config.geometry_of(layer.index());
-        Ok(config.scheme.codec(layer.index()).attend(g, q, own, &seqs, params)?)
+        let seqs = batch((ranges, queries), (config, layer, params.chunk), tables, &self.exact)?;
+        let (g, within) =
+            (config.geometry_of(layer.index()), AttnParams { chunk: None, ..*params });
+        Ok(config.scheme.codec(layer.index()).attend(g, q, own, &seqs, &within)?)
     }
 
     fn recur(&mut self, layer: usize, f: &mut RunSegments<'_>) -> Result<(), KvCacheError> {
         match &mut self.cache.states {
-            Some(states) => states.run(layer, &self.ranges, f),
+            Some(states) => states.run(layer, f),
             None => Err(KvCacheError::Recurrent { layer, layers: 0 }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_of_several_chunks_are_cut() {
+        let queries = |range, len, end, unseen| Queries { range, len, end, unseen };
+        let all = vec![queries(0, 9, 20, 0), queries(1, 1, 8, 0), queries(2, 1, 17, 0)];
+        let cut = in_chunks(all.clone(), 8, &[4, 8]);
+        let want = [
+            queries(0, 5, 16, 8),
+            queries(0, 4, 20, 16),
+            queries(1, 1, 8, 0),
+            queries(2, 1, 17, 16),
+        ];
+        assert!(matches!(cut, Ok(cut) if cut == want));
+        for chunk in [0, 6, 4] {
+            let error = in_chunks(all.clone(), chunk, &[4, 8]);
+            assert!(matches!(error, Err(KvCodecError::Shape { .. })), "{chunk}");
         }
     }
 }

@@ -11,8 +11,10 @@ const HEADS: [KvHeads; 2] = [heads(2, 8), heads(1, 24)];
 const PARAMS: AttnParams<'_> = AttnParams {
     scale: 1.0,
     window: None,
+    chunk: None,
     soft_cap: None,
     sinks: None,
+    value_dim: None,
     arithmetic: Arithmetic::Exact,
 };
 
@@ -109,9 +111,11 @@ fn values_at_the_ends_of_keys_take_no_room_of_their_own() {
             let (q, k) = (rows(6, 24, 3), rows(6, 12, 1));
             let (norms, rope, next) = (None, Some(&rope), None);
             let rows = Projected { q: &q, k: &k, v: &k, head_dim: 12, norms, rope, next };
-            let out = session.attend(LayerId(0), &rows, &PARAMS).unwrap().to_vec().unwrap();
             // The rotated elements are none of the value's.
-            let ends: Vec<_> = out.chunks_exact(12).flat_map(|head| head[4..].to_vec()).collect();
+            let params = AttnParams { value_dim: values_in_keys.then_some(8), ..PARAMS };
+            let out = session.attend(LayerId(0), &rows, &params).unwrap();
+            let (n, out) = (out.dims()[2], out.to_vec().unwrap());
+            let ends: Vec<_> = out.chunks_exact(n).flat_map(|h| h[n - 8..].to_vec()).collect();
             (bytes, ends)
         });
         let [(two, apart), (one, within)] = results;

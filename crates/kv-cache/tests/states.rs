@@ -4,7 +4,7 @@
 use taper_base::{LayerId, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, KvConfig, RecurrentConfig, SeqRange, StateSession};
 use taper_kv_codecs::{AttnParams, KvGeometry};
-use taper_tensor::{Projected, Tensor};
+use taper_tensor::{Projected, Segments, Tensor};
 
 const WIDTH: usize = 8;
 const INTERVAL: usize = 8;
@@ -46,6 +46,7 @@ fn step(
         let ends: Vec<_> = ends.collect();
         session
             .recur(layer, &mut |segments| {
+                let Segments::Host(segments) = segments else { panic!("states on the host") };
                 for segment in segments {
                     for row in segment.rows.clone() {
                         let add = match bad {

@@ -10,7 +10,7 @@ use crate::{
 use std::ops::Range;
 use taper_base::BlockId;
 use taper_tensor::{
-    Tensor,
+    Sinks, Tensor,
     cpu::{Arithmetic, Attended, FlashTile, Floats, HeadRows},
 };
 
@@ -41,10 +41,15 @@ pub struct AttnParams<'a> {
     pub scale: f32,
     /// A token sees itself and the `window - 1` tokens before it.
     pub window: Option<usize>,
+    /// A token sees those of its own chunk of so many alone: a cache cuts its batches so, and codecs refuse what is
+    /// not cut (Llama 4).
+    pub chunk: Option<usize>,
     /// `cap * tanh(score / cap)` before the softmax.
     pub soft_cap: Option<f32>,
-    /// Scores that join each query head's softmax and have no value, `[heads]`. Not computed on GPUs yet.
-    pub sinks: Option<&'a [f32]>,
+    /// Scores that join each query head's softmax and have no value.
+    pub sinks: Option<&'a Sinks>,
+    /// Elements of a value that is the end of its key. The result has these alone.
+    pub value_dim: Option<usize>,
     /// Whether operands may be rounded. Codecs and GPUs that have one arithmetic keep to it.
     pub arithmetic: Arithmetic,
 }
@@ -53,7 +58,15 @@ impl AttnParams<'_> {
     /// Over all tokens, as exact as the codec has it.
     #[must_use]
     pub const fn new(scale: f32) -> Self {
-        Self { scale, window: None, soft_cap: None, sinks: None, arithmetic: Arithmetic::Exact }
+        Self {
+            scale,
+            window: None,
+            chunk: None,
+            soft_cap: None,
+            sinks: None,
+            value_dim: None,
+            arithmetic: Arithmetic::Exact,
+        }
     }
 }
 

@@ -115,6 +115,11 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// The GPU that pages are on; `None` is the host.
+    fn gpu(&self) -> Option<&Gpu> {
+        None
+    }
+
     /// Whether values that are the ends of their keys can be read there: pages without room for values then
     /// have all.
     fn reads_values_in_keys(&self) -> bool {
@@ -348,9 +353,6 @@ pub enum KvCodecError {
         /// Elements of a head.
         head_dim: usize,
     },
-    /// [`AttnParams::sinks`] on a GPU.
-    #[error("attention sinks are not computed on a GPU yet")]
-    Sinks,
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] TensorError),

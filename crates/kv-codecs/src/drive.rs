@@ -7,12 +7,15 @@ use crate::{
 use std::{cell::RefCell, ops::Range};
 use taper_base::BlockId;
 use taper_tensor::{
-    Tensor,
+    Sinks, Tensor,
     cpu::{Attended, FlashTile, HeadRows},
     ops,
     pool::{self, GridCell},
+    split_heads_at,
 };
 
+/// What [`AttnParams::chunk`] is refused with.
+pub(crate) const WHOLE: &str = "sequences that are cut at chunks";
 /// Query rows that walk over the keys together: enough to reuse a widened block, few enough to
 /// stay in the first-level cache.
 pub(crate) const PIECE_ROWS: usize = 64;
@@ -178,7 +181,7 @@ pub(crate) fn attend_rows(
     let rows = piece_rows(layer.piece_rows(params), t * group, geometry.kv_heads);
     let pieces = pieces(batch, params, (group, rows));
     let span = layer.span_blocks(params);
-    let sinks = params.sinks;
+    let sinks = params.sinks.map(Sinks::scores);
     let mut call = Call { geometry, heads, q, layer, span, sinks, together: 1 };
     let most = pieces.iter().map(|p| call.spans(p).len()).max().unwrap_or(0);
     call.together = together(&pieces, geometry.kv_heads, most);
@@ -187,7 +190,23 @@ pub(crate) fn attend_rows(
     } else {
         call.by_pieces(&pieces)
     };
-    Ok(Tensor::from_vec(out, &[t, heads, geometry.head_dim])?)
+    values(Tensor::from_vec(out, &[t, heads, geometry.head_dim])?, params)
+}
+
+/// What attention's rows have of values: all, or their ends.
+///
+/// # Shapes
+/// `[t, heads, head_dim]` -> `[t, heads, value_dim]`.
+///
+/// # Errors
+/// Values are larger than keys.
+pub(crate) fn values(out: Tensor, params: &AttnParams<'_>) -> Result<Tensor, KvCodecError> {
+    let (&[t, heads, d], Some(n)) = (out.dims(), params.value_dim) else { return Ok(out) };
+    let Some(before) = d.checked_sub(n) else {
+        return Err(KvCodecError::Shape { expected: "values within keys", got: vec![n] });
+    };
+    let [_, ends] = split_heads_at(&out.reshape(&[t, heads * d])?, d, before)?;
+    Ok(ends.reshape(&[t, heads, n])?)
 }
 
 fn check(
@@ -198,7 +217,10 @@ fn check(
 ) -> Result<(usize, usize), KvCodecError> {
     let [t, heads, d] = q.dims();
     let shape = |expected| KvCodecError::Shape { expected, got: q.dims().to_vec() };
-    if params.sinks.is_some_and(|sinks| sinks.len() != heads) {
+    if params.chunk.is_some() {
+        return Err(shape(WHOLE));
+    }
+    if params.sinks.is_some_and(|sinks| sinks.scores().len() != heads) {
         return Err(shape("q with as many heads as there are sinks"));
     }
     if d != geometry.head_dim || heads == 0 || !heads.is_multiple_of(geometry.kv_heads) {

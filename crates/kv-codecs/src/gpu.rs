@@ -6,9 +6,11 @@
 use crate::{
     AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
     LayerPages, compact,
+    drive::{WHOLE, values},
     gpu_staged::{at as at_number, fetch, numbered},
 };
 use std::{
+    collections::VecDeque,
     fmt,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -33,8 +35,11 @@ pub struct GpuCodec {
     plan: Cached<Parts, Plan>,
 }
 
-/// What was made last, and of what: each layer of a step asks for the same.
-pub(crate) struct Cached<K, T>(Mutex<Option<(K, Arc<T>)>>);
+/// What was made last, and of what: each layer of a step asks for the same, or for that of its kind of layers.
+pub(crate) struct Cached<K, T>(Mutex<VecDeque<(K, Arc<T>)>>);
+
+/// Kinds of layers that a model has at most, with what it needs for some of a step's rows.
+const KEPT: usize = 4;
 
 impl<K, T> Default for Cached<K, T> {
     fn default() -> Self {
@@ -49,19 +54,18 @@ impl<K: PartialEq + Clone, T> Cached<K, T> {
         make: impl FnOnce() -> Result<T, KvCodecError>,
     ) -> Result<Arc<T>, KvCodecError> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, made)) = &*last
-            && of == key
-        {
+        if let Some((_, made)) = last.iter().find(|(of, _)| of == key) {
             return Ok(Arc::clone(made));
         }
         let made = Arc::new(make()?);
-        *last = Some((key.clone(), Arc::clone(&made)));
+        last.truncate(KEPT - 1);
+        last.push_front((key.clone(), Arc::clone(&made)));
         Ok(made)
     }
 }
 
-/// Query tokens, tokens and blocks of each sequence, and query heads a KV head.
-type Parts = (Vec<(usize, usize, Vec<u32>)>, usize);
+/// A layer's shape; query tokens, tokens and blocks of each sequence; and query heads a KV head.
+type Parts = (KvShape, Vec<(usize, usize, Vec<u32>)>, usize);
 
 impl GpuCodec {
     /// The codec `rows` with its pages on `gpu`.
@@ -87,13 +91,15 @@ impl GpuCodec {
         })
     }
 
-    fn shape(&self, geometry: KvGeometry) -> Result<KvShape, KvCodecError> {
+    /// Pages without room for values have them in their keys.
+    fn shape(&self, geometry: KvGeometry, pages: &LayerPages) -> Result<KvShape, KvCodecError> {
         let KvGeometry { kv_heads, head_dim, block_tokens } = geometry;
         if block_tokens != BLOCK_TOKENS {
             let expected = "blocks of 32 tokens, as the GPU's kernels have them";
             return Err(KvCodecError::Shape { expected, got: vec![block_tokens] });
         }
-        Ok(KvShape { kv_heads, head_dim, dtype: self.dtype })
+        let latent = pages.v.is_empty();
+        Ok(KvShape { kv_heads, head_dim, dtype: self.dtype, latent })
     }
 
     fn slots(&self, slots: &[usize]) -> Result<Arc<Buffer>, KvCodecError> {
@@ -112,10 +118,10 @@ impl GpuCodec {
     ) -> Result<Arc<Plan>, KvCodecError> {
         let own =
             |s: &crate::SeqSpan<'_>| (s.q_len, s.kv_len, s.blocks.iter().map(|b| b.0).collect());
-        let parts = (batch.seqs.iter().map(own).collect(), group);
+        let parts: Parts = (shape, batch.seqs.iter().map(own).collect(), group);
         self.plan.get(&parts, || {
             let seqs: Vec<_> = parts
-                .0
+                .1
                 .iter()
                 .map(|(q_len, kv_len, blocks)| Sequence { q_len: *q_len, kv_len: *kv_len, blocks })
                 .collect();
@@ -128,12 +134,9 @@ pub(crate) fn outside(slot: usize, slots: usize) -> KvCodecError {
     KvCodecError::Slot { slot, slots }
 }
 
-pub(crate) fn scoring(params: &AttnParams<'_>) -> Result<Scoring, KvCodecError> {
-    let AttnParams { scale, window, soft_cap, sinks, arithmetic: _ } = *params;
-    match sinks {
-        Some(_) => Err(KvCodecError::Sinks),
-        None => Ok(Scoring { scale, window, soft_cap }),
-    }
+pub(crate) fn scoring<'a>(params: &AttnParams<'a>) -> Scoring<'a> {
+    let AttnParams { scale, window, soft_cap, sinks, value_dim, .. } = *params;
+    Scoring { scale, window, soft_cap, sinks, value_dim }
 }
 
 /// Kept rows and the blocks that they are moved to, as they are encoded.
@@ -164,10 +167,13 @@ pub(crate) fn known(blocks: &[BlockId], room: usize) -> Result<Vec<u32>, KvCodec
 pub(crate) fn check_batch(
     geometry: KvGeometry,
     q: &Tensor,
-    batch: &AttnBatch<'_>,
+    (batch, params): (&AttnBatch<'_>, &AttnParams<'_>),
     room: usize,
 ) -> Result<usize, KvCodecError> {
     let shape_error = |expected| KvCodecError::Shape { expected, got: q.dims().to_vec() };
+    if params.chunk.is_some() {
+        return Err(shape_error(WHOLE));
+    }
     let &[t, heads, _] = q.dims() else { return Err(shape_error("q [t, heads, head_dim]")) };
     if heads == 0 || !heads.is_multiple_of(geometry.kv_heads) {
         return Err(shape_error("q with a multiple of the cache's heads"));
@@ -190,6 +196,14 @@ impl KvCodec for GpuCodec {
         self.rows.name()
     }
 
+    fn reads_values_in_keys(&self) -> bool {
+        true
+    }
+
+    fn gpu(&self) -> Option<&Gpu> {
+        Some(&self.gpu)
+    }
+
     fn block_bytes(&self, geometry: KvGeometry) -> BlockBytes {
         self.rows.block_bytes(geometry)
     }
@@ -202,7 +216,7 @@ impl KvCodec for GpuCodec {
         slots: &[usize],
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
-        let shape = self.shape(geometry)?;
+        let shape = self.shape(geometry, pages)?;
         let slots_in_all = room(pages.k.len(), self.block_bytes(geometry).k);
         if let Some(&slot) = slots.iter().find(|&&s| s >= slots_in_all) {
             return Err(outside(slot, slots_in_all));
@@ -246,7 +260,9 @@ impl KvCodec for GpuCodec {
                 }
                 Ok(Tensor::from_vec(out, &[slots.len(), kv_heads, head_dim])?)
             };
-        Ok((side(k_pages, &at_k)?, side(v_pages, &at_v)?))
+        let keys = side(k_pages, &at_k)?;
+        let values = if pages.v.is_empty() { keys.clone() } else { side(v_pages, &at_v)? };
+        Ok((keys, values))
     }
 
     fn compact(
@@ -256,7 +272,7 @@ impl KvCodec for GpuCodec {
         into: &[KeptBlock],
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError> {
-        let shape = self.shape(geometry)?;
+        let shape = self.shape(geometry, pages)?;
         let slots = room(pages.k.len(), self.block_bytes(geometry).k);
         compact::check(geometry, rows, into, (slots / BLOCK_TOKENS, 0))?;
         if rows.is_empty() {
@@ -273,7 +289,7 @@ impl KvCodec for GpuCodec {
         pages: &LayerPages,
         (blocks, tokens): (&[BlockId], usize),
     ) -> Result<Vec<f32>, KvCodecError> {
-        let shape = self.shape(geometry)?;
+        let shape = self.shape(geometry, pages)?;
         let blocks = known(blocks, room(pages.k.len(), self.block_bytes(geometry).k))?;
         let Some((k_pages, _)) = &pages.gpu else { return Err(outside(0, 0)) };
         Ok(key_scores::key_scores(shape, k_pages, &blocks, tokens, scorer)?)
@@ -292,7 +308,7 @@ impl KvCodec for GpuCodec {
         if batch.seqs.iter().any(|seq| seq.q_len > 1) {
             return Ok(None);
         }
-        let shape = self.shape(geometry)?;
+        let shape = self.shape(geometry, pages)?;
         let room = room(pages.k.len(), self.block_bytes(geometry).k);
         let &[t, width] = rows.q.dims() else {
             let expected = "q [t, heads * head_dim]";
@@ -300,9 +316,9 @@ impl KvCodec for GpuCodec {
         };
         let heads = width.checked_div(geometry.head_dim).unwrap_or(0);
         let q = rows.q.reshape(&[t, heads, geometry.head_dim])?;
-        let group = check_batch(geometry, &q, batch, room)?;
+        let group = check_batch(geometry, &q, (batch, params), room)?;
         let plan = self.plan(shape, batch, group)?;
-        Ok(attention::attend_new(shape, rows, (k_pages, v_pages), &plan, &scoring(params)?)?)
+        Ok(attention::attend_new(shape, rows, (k_pages, v_pages), &plan, &scoring(params))?)
     }
 
     fn attend(
@@ -313,12 +329,13 @@ impl KvCodec for GpuCodec {
         batch: &AttnBatch<'_>,
         params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCodecError> {
-        let shape = self.shape(geometry)?;
-        let group =
-            check_batch(geometry, q, batch, room(pages.k.len(), self.block_bytes(geometry).k))?;
+        let shape = self.shape(geometry, pages)?;
+        let room = room(pages.k.len(), self.block_bytes(geometry).k);
+        let group = check_batch(geometry, q, (batch, params), room)?;
         let Some((k_pages, v_pages)) = &pages.gpu else { return Err(outside(0, 0)) };
         let plan = self.plan(shape, batch, group)?;
-        Ok(attention::attend(shape, q, (k_pages, v_pages), &plan, &scoring(params)?)?)
+        let out = attention::attend(shape, q, (k_pages, v_pages), &plan, &scoring(params))?;
+        if shape.latent { Ok(out) } else { values(out, params) }
     }
 }
 
@@ -337,16 +354,5 @@ impl GpuCodec {
 impl fmt::Debug for GpuCodec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GpuCodec").field("dtype", &self.dtype).field("gpu", &self.gpu).finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sinks_are_refused() {
-        let sinks = AttnParams { sinks: Some(&[1.0]), ..AttnParams::new(1.0) };
-        assert!(matches!(scoring(&sinks), Err(KvCodecError::Sinks)));
     }
 }

@@ -7,6 +7,7 @@
 use crate::{
     AttnBatch, AttnParams, BlockBytes, KeptBlock, KeptRow, KvCodec, KvCodecError, KvGeometry,
     LayerPages, Scheme, SideFormat, TrellisCode, compact,
+    drive::values,
     gpu::{Cached, check_batch, known, moves, outside, room, scoring},
     gpu_staged::Staged,
     polar::{Polar, sketch_rotation, standard_rotation},
@@ -43,7 +44,7 @@ pub(crate) struct GpuCodedCodec {
     /// What the layers of a step share.
     writes: Cached<Vec<usize>, Writes>,
     exact: Cached<Vec<Option<usize>>, ExactSlots>,
-    plan: Cached<(Vec<CodedSequence>, Option<ExactTokens>, usize), CodedPlan>,
+    plan: Cached<(Vec<CodedSequence>, usize), CodedPlan>,
 }
 
 impl GpuCodedCodec {
@@ -192,6 +193,10 @@ impl KvCodec for GpuCodedCodec {
         self.rows.name()
     }
 
+    fn gpu(&self) -> Option<&Gpu> {
+        Some(&self.gpu)
+    }
+
     fn check(&self, g: KvGeometry) -> Result<(), KvCodecError> {
         self.rows.check(g)
     }
@@ -297,28 +302,26 @@ impl KvCodec for GpuCodedCodec {
         params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCodecError> {
         let cache = self.cache(g)?;
-        let group = check_batch(g, q, batch, room(pages.k.len(), self.block_bytes(g).k))?;
+        let group = check_batch(g, q, (batch, params), room(pages.k.len(), self.block_bytes(g).k))?;
         let exact_bytes = self.exact_block_bytes(g).map_or(1, |b| b.k);
         crate::exact::check(g, batch, pages.exact_k.len() / exact_bytes)?;
         let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
         let exact = pages.gpu_exact.as_ref();
-        let tokens = batch.seqs.iter().find_map(|s| s.exact).map(|e| e.tokens);
-        let tokens = tokens
-            .filter(|_| exact.is_some())
-            .map(|t| ExactTokens { sinks: t.sink_tokens, recent: t.recent_tokens });
-        let seqs: Vec<_> = batch.seqs.iter().map(own).collect();
-        let key = (seqs, tokens, group);
-        let plan = self.plan.get(&key, || Ok(CodedPlan::new(&self.gpu, &key.0, tokens, group)?))?;
+        let seqs: Vec<_> = batch.seqs.iter().map(|seq| own(seq, exact.is_some())).collect();
+        let key = (seqs, group);
+        let plan = self.plan.get(&key, || Ok(CodedPlan::new(&self.gpu, &key.0, group)?))?;
         let exact = exact.map(|(k, v)| (k, v));
         let pages = CodedPages { coded: (k, v), exact };
-        Ok(cache.attend(q, pages, &plan, &scoring(params)?)?)
+        values(cache.attend(q, pages, &plan, &scoring(params))?, params)
     }
 }
 
-fn own(seq: &crate::SeqSpan<'_>) -> CodedSequence {
+fn own(seq: &crate::SeqSpan<'_>, has_exact: bool) -> CodedSequence {
+    let tokens = seq.exact.filter(|_| has_exact).map(|e| e.tokens);
+    let tokens = tokens.map(|t| ExactTokens { sinks: t.sink_tokens, recent: t.recent_tokens });
     let exact = |i: usize| seq.exact?.blocks.get(i).copied().flatten().map(|b| b.0);
     let blocks = seq.blocks.iter().enumerate().map(|(i, b)| (b.0, exact(i))).collect();
-    CodedSequence { q_len: seq.q_len, kv_len: seq.kv_len, blocks }
+    CodedSequence { q_len: seq.q_len, kv_len: seq.kv_len, blocks, exact: tokens }
 }
 
 /// Pages on the GPU; they are allocated when first written.

@@ -8,7 +8,7 @@ use taper_kv_codecs::{
     Arithmetic, AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvCodecError, KvGeometry,
     LayerPages, SeqSpan, parse,
 };
-use taper_tensor::Tensor;
+use taper_tensor::{Sinks, Tensor};
 
 /// How near a row must come back.
 #[derive(Debug, Clone, Copy)]
@@ -139,7 +139,7 @@ fn softmax(
             };
             let scores: Vec<_> = (start..end).map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sink = params.sinks.map_or(0.0, |sinks| (f64::from(sinks[head]) - max).exp());
+            let sink = params.sinks.map_or(0.0, |s| (f64::from(s.scores()[head]) - max).exp());
             let total: f64 = scores.iter().map(|s| (s - max).exp()).sum::<f64>() + sink;
             for (s, j) in scores.iter().zip(start..end) {
                 let value = &v[(j * g.kv_heads + kv_head) * d..][..d];
@@ -192,8 +192,9 @@ proptest! {
         let q = tensor(q_len, kv_heads * group, head_dim, seed + 7);
         let arithmetic = if rounded { Arithmetic::Rounded } else { Arithmetic::Exact };
         let scale = (head_dim as f32).powf(-0.5);
-        let sinks: Option<Vec<_>> = sink.map(|s| (0..kv_heads * group).map(|h| s + h as f32 * 0.3).collect());
-        let params = AttnParams { scale, window, soft_cap, sinks: sinks.as_deref(), arithmetic };
+        let sinks = sink.map(|s| Sinks::new((0..kv_heads * group).map(|h| s + h as f32 * 0.3).collect()));
+        let sinks = sinks.as_ref();
+        let params = AttnParams { window, soft_cap, sinks, arithmetic, ..AttnParams::new(scale) };
         let tolerance = if rounded { tolerance.max(ROUNDED) } else { tolerance };
         let got = case.attend(&q, len, &params);
         for (g, w) in got.iter().zip(oracle(&case, &q, len, &params)) {
@@ -214,7 +215,7 @@ proptest! {
 fn a_row_over_many_blocks_is_the_same_alone_and_in_company() {
     let (len, q_len, d) = (700, 60, 32);
     let geometry = KvGeometry { kv_heads: 4, head_dim: d, block_tokens: 4 };
-    let sinks = [0.5, -1.0, 2.0, 0.0, 1.0, -3.0, 4.0, 0.25];
+    let sinks = Sinks::new(vec![0.5, -1.0, 2.0, 0.0, 1.0, -3.0, 4.0, 0.25]);
     let exact = AttnParams { sinks: Some(&sinks), ..AttnParams::new(0.25) };
     let rounded = AttnParams { arithmetic: Arithmetic::Rounded, ..exact };
     let all = CODECS.iter().flat_map(|&(name, _, tolerance)| {
@@ -252,7 +253,8 @@ fn what_does_not_fit_is_refused() {
         assert!(slot(attend(&q, 4, &[BlockId(99)])), "no such block");
         let shape = |r| matches!(r, Err(KvCodecError::Shape { .. }));
         assert!(shape(attend(&tensor(1, 3, 8, 3), 9, &case.blocks)), "heads");
-        let sinks = AttnParams { sinks: Some(&[0.0; 3]), ..params };
+        let three = Sinks::new(vec![0.0; 3]);
+        let sinks = AttnParams { sinks: Some(&three), ..params };
         let seqs = vec![SeqSpan { q_len: 1, kv_len: 9, blocks: &case.blocks, exact: None }];
         let got = case.codec.attend(geometry, &q, &case.pages, &AttnBatch { seqs }, &sinks);
         assert!(shape(got), "sinks");

@@ -1,18 +1,18 @@
 //! The decoder-only transformer that the families share.
 
 use crate::{
-    Batch, LoadOptions, Model, ModelError, ModelInfo, StateSession,
+    Adapter, AdapterTargets, Batch, LoadOptions, Model, ModelError, ModelInfo, StateSession,
     feed_forward::size,
     layer::Layer,
     mixers::{StateIds, Step},
     norms::Norm,
     per_layer::PerLayer,
     source::Source,
-    spec::{LayerSpec, Spec},
+    spec::Spec,
     streams::Streams,
 };
 use taper_kv_cache::KvHeads;
-use taper_tensor::{Embedding, Linear, RmsNorm, Tensor, ops};
+use taper_tensor::{ChangedRows, Embedding, Linear, Pass, Phase, RmsNorm, RopeAngles, Tensor, ops};
 
 /// What a checkpoint calls its tensors.
 #[derive(Debug, Clone)]
@@ -36,11 +36,54 @@ pub(crate) struct Decoder {
     layers: Vec<Layer>,
     norm: Norm,
     head: Linear,
+    targets: AdapterTargets,
 }
 
 impl Decoder {
     /// Builds the model from the tensors that are named as `names` says.
     pub(crate) fn load(
+        spec: Spec,
+        weights: Source<'_>,
+        names: &Names,
+        options: LoadOptions<'_>,
+    ) -> Result<Self, ModelError> {
+        let mut model = Self::without_layers(spec, weights, names, options)?;
+        let mut ids = StateIds::default();
+        for i in 0..model.spec.layers.len() {
+            let layer = model.layer(i, weights, names, &mut ids, options)?;
+            let (parameters, bytes) = layer.size();
+            model.info.parameters += parameters;
+            model.info.weight_bytes += bytes;
+            model.layers.push(layer);
+        }
+        let maps = model.layers.iter().flat_map(Layer::maps);
+        let place = (names, model.spec.top, model.spec.layers.len());
+        model.targets = AdapterTargets::new(maps, &model.head, place, options);
+        Ok(model)
+    }
+
+    /// The layer of this number; `ids` are of those before it.
+    pub(crate) fn layer(
+        &self,
+        i: usize,
+        weights: Source<'_>,
+        names: &Names,
+        ids: &mut StateIds,
+        options: LoadOptions<'_>,
+    ) -> Result<Layer, ModelError> {
+        let (spec, limit) = (&self.spec, self.spec.layers.len());
+        let bad = ModelError::Batch { what: "layers", expected: limit, got: i };
+        let own = spec.layers.get(i).ok_or(bad)?;
+        let (number, weights) = match spec.halves {
+            Some(halves) => (i / 2, weights.with(halves[i % 2])),
+            None => (i, weights),
+        };
+        let at = format!("{}{}.{number}", names.decoder, spec.top.layers);
+        Layer::load(spec, (i, own), ids, weights, &at, options)
+    }
+
+    /// What is before and after the layers.
+    pub(crate) fn without_layers(
         spec: Spec,
         weights: Source<'_>,
         names: &Names,
@@ -56,16 +99,6 @@ impl Decoder {
         };
         // Before the layers: while a matrix is repacked it is in memory twice, and this is the largest.
         let head = head(&spec, weights, &names.head, &embed, options)?;
-        let mut ids = StateIds::default();
-        let layer = |(i, layer): (usize, &LayerSpec)| {
-            let (number, weights) = match spec.halves {
-                Some(halves) => (i / 2, weights.with(halves[i % 2])),
-                None => (i, weights),
-            };
-            let at = format!("{prefix}{}.{number}", top.layers);
-            Layer::load(&spec, (i, layer), &mut ids, weights, &at, options)
-        };
-        let layers = spec.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
         let per_layer =
             spec.per_layer.map(|own| PerLayer::load(&spec, own, weights, prefix, options));
         let per_layer = per_layer.transpose()?;
@@ -78,10 +111,14 @@ impl Decoder {
         let embed_norm = spec.embed_norm.then(plain);
         let table = |name| {
             let name = format!("{prefix}{name}");
-            Ok::<_, ModelError>(weights.embedding(&name, spec.max_positions, spec.hidden)?)
+            let table = weights.embedding(&name, spec.max_positions, spec.hidden)?;
+            Ok::<_, ModelError>(match options.gpu {
+                Some(_) => table.place(options.place())?,
+                None => table,
+            })
         };
         let positions = spec.learned_positions.map(table).transpose()?;
-        let mut info = info(&spec, &embed, &layers, &head);
+        let mut info = info(&spec, &embed, &head);
         let apart = |heads: KvHeads| options.precision.prefill_apart(heads.head_dim);
         info.prefill_apart = options.gpu.is_none()
             && spec.layers.iter().filter_map(|l| l.mixer.cached(&spec)).any(apart);
@@ -95,7 +132,10 @@ impl Decoder {
             info.parameters += (rows * columns) as u64;
             info.weight_bytes += table.bytes();
         }
+        let place = (names, top, spec.layers.len());
+        let targets = AdapterTargets::new(std::iter::empty(), &head, place, options);
         Ok(Self {
+            targets,
             info,
             spec,
             embed,
@@ -103,29 +143,24 @@ impl Decoder {
             positions,
             per_layer,
             streams,
-            layers,
+            layers: Vec::new(),
             norm,
             head,
         })
     }
-}
 
-impl Model for Decoder {
-    fn info(&self) -> &ModelInfo {
-        &self.info
+    pub(crate) fn spec(&self) -> &Spec {
+        &self.spec
     }
 
-    fn forward(
-        &self,
-        batch: &Batch<'_>,
-        state: &mut dyn StateSession,
-    ) -> Result<Tensor, ModelError> {
+    /// What the first layer reads.
+    pub(crate) fn begin(&self, batch: &Batch<'_>, phase: Phase) -> Result<Begun, ModelError> {
         let (expected, got) = (batch.tokens.len(), batch.positions.len());
         if expected != got {
             return Err(ModelError::Batch { what: "positions", expected, got });
         }
-        let (spec, phase) = (&self.spec, self.info.phase(batch.phase));
-        let ropes: Vec<_> = spec.ropes.iter().map(|r| r.angles(batch.positions)).collect();
+        let spec = &self.spec;
+        let ropes = spec.ropes.iter().map(|r| r.angles(batch.positions)).collect();
         let mut x = self.embed.forward(batch.tokens)?;
         if let Some(scale) = spec.embed_scale {
             x = ops::scale(&x, scale)?;
@@ -136,15 +171,79 @@ impl Model for Decoder {
         if let Some(table) = &self.positions {
             x = ops::add(&x, &table.forward(batch.positions)?)?;
         }
-        let all = batch.logits_at.iter().copied().eq(0..batch.tokens.len() as u32);
-        let positions = batch.positions;
         let inputs = self.per_layer.as_ref().map(|own| own.inputs(batch.tokens, &x, phase));
         let inputs = inputs.transpose()?;
-        let inputs = inputs.as_ref();
         if let Some(streams) = &self.streams {
             x = streams.begin(&x, phase)?;
         }
-        let step = Step { spec, ropes: &ropes, inputs, rows: None, positions, phase, whole: true };
+        Ok(Begun { x, ropes, inputs })
+    }
+
+    /// What the head reads of the last layer's rows.
+    pub(crate) fn end(&self, mut x: Tensor, phase: Phase) -> Result<Tensor, ModelError> {
+        if let Some(streams) = &self.streams {
+            x = streams.end(&x, phase)?;
+        }
+        self.norm.forward(&x)
+    }
+
+    /// Logits of rows that [`Self::end`] gives.
+    pub(crate) fn logits(&self, x: &Tensor, pass: Pass<'_>) -> Result<Tensor, ModelError> {
+        let mut logits = self.head.forward_few(x, pass)?;
+        if let Some(scale) = self.spec.logit_scale {
+            logits = ops::scale(&logits, scale)?;
+        }
+        match self.spec.logit_soft_cap {
+            Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
+            None => Ok(logits),
+        }
+    }
+}
+
+/// A batch before the layers.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) x: Tensor,
+    /// Of each of the model's tables.
+    pub(crate) ropes: Vec<RopeAngles>,
+    /// Inputs of each layer's own.
+    pub(crate) inputs: Option<Tensor>,
+}
+
+impl Decoder {
+    /// Whether tokens see those after them.
+    pub(crate) fn is_bidirectional(&self) -> bool {
+        self.spec.bidirectional
+    }
+
+    /// What the output projection reads of the rows whose logits are wanted.
+    ///
+    /// # Shapes
+    /// `[logits_at.len(), hidden]`
+    pub(crate) fn hidden(
+        &self,
+        batch: &Batch<'_>,
+        state: &mut dyn StateSession,
+    ) -> Result<Tensor, ModelError> {
+        let (spec, phase) = (&self.spec, self.info.phase(batch.phase));
+        let changes = changes(batch)?;
+        let changes_kept = changes.as_ref().map(|changes| changes.take(batch.logits_at));
+        let pass = Pass { phase, changes: changes.as_ref() };
+        let kept_pass = Pass { phase, changes: changes_kept.as_ref() };
+        let Begun { mut x, ropes, inputs } = self.begin(batch, phase)?;
+        let inputs = inputs.as_ref();
+        let all = batch.logits_at.iter().copied().eq(0..batch.tokens.len() as u32);
+        let positions = batch.positions;
+        let step = Step {
+            spec,
+            ropes: &ropes,
+            inputs,
+            rows: None,
+            positions,
+            pass,
+            kept: kept_pass,
+            whole: true,
+        };
         let storing = if all { self.layers.len() } else { spec.storing() };
         let (layers, readers) = self.layers.split_at(storing);
         // Of the last layer nobody reads the other rows, once it has their keys and values.
@@ -161,21 +260,41 @@ impl Model for Decoder {
             let inputs = inputs.map(|inputs| ops::take_rows(inputs, rows)).transpose()?;
             let (ropes, positions) = (ropes.as_slice(), positions.as_slice());
             let (inputs, rows) = (inputs.as_ref(), Some(rows));
-            let step = Step { ropes, inputs, rows, positions, ..step };
+            let step = Step { ropes, inputs, rows, positions, pass: kept_pass, ..step };
             x = run(readers, &step, (x, None), state)?;
         }
-        if let Some(streams) = &self.streams {
-            x = streams.end(&x, phase)?;
-        }
-        let mut logits = self.head.forward_few(&self.norm.forward(&x)?, phase)?;
-        if let Some(scale) = spec.logit_scale {
-            logits = ops::scale(&logits, scale)?;
-        }
-        match spec.logit_soft_cap {
-            Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
-            None => Ok(logits),
-        }
+        self.end(x, phase)
     }
+}
+
+impl Model for Decoder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn adapter_targets(&self) -> Option<&AdapterTargets> {
+        Some(&self.targets)
+    }
+
+    fn forward(
+        &self,
+        batch: &Batch<'_>,
+        state: &mut dyn StateSession,
+    ) -> Result<Tensor, ModelError> {
+        let changes = changes(batch)?.map(|changes| changes.take(batch.logits_at));
+        let pass = Pass { phase: self.info.phase(batch.phase), changes: changes.as_ref() };
+        self.logits(&self.hidden(batch, state)?, pass)
+    }
+}
+
+/// Which rows of a step go through which adapters; `None` where none does.
+fn changes<'a>(batch: &Batch<'a>) -> Result<Option<ChangedRows<'a>>, ModelError> {
+    let (expected, got) = (batch.tokens.len(), batch.adapters.len());
+    if got != 0 && got != expected {
+        return Err(ModelError::Batch { what: "adapters", expected, got });
+    }
+    let rows = batch.adapters.iter().map(|own| own.map(Adapter::changes));
+    Ok(Some(ChangedRows::new(rows)).filter(|changes| !changes.is_empty()))
 }
 
 /// What consecutive layers make of the stream; the last gives the rows of `kept`, or all.
@@ -203,7 +322,7 @@ fn head(
     options: LoadOptions<'_>,
 ) -> Result<Linear, ModelError> {
     let head = match spec.tied {
-        true => embed.as_linear(),
+        true => embed.as_linear().named(name),
         false => weights.linear(name, spec.hidden, spec.vocab, spec.head_bias)?,
     };
     Ok(head.place(options.place())?)
@@ -234,10 +353,9 @@ pub(crate) fn parts<const N: usize>(
     loaded.try_into().map_err(|_| ModelError::Batch { what: "projections", expected: N, got })
 }
 
-fn info(spec: &Spec, embed: &Embedding, layers: &[Layer], head: &Linear) -> ModelInfo {
-    let own_head = (!spec.tied).then(|| size([head]));
-    let sizes = layers.iter().map(Layer::size).chain(own_head);
-    let (parameters, bytes) = sizes.fold((0, 0), |(p, b), (more, bytes)| (p + more, b + bytes));
+/// What a model is, without its layers' weights.
+fn info(spec: &Spec, embed: &Embedding, head: &Linear) -> ModelInfo {
+    let (parameters, bytes) = if spec.tied { (0, 0) } else { size([head]) };
     let (vocab, hidden) = embed.shape();
     let cached: Vec<_> = spec.layers.iter().filter_map(|l| l.mixer.cached(spec)).collect();
     let (kv_heads, head_dim) = match cached.first() {

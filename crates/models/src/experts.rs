@@ -11,8 +11,9 @@ use crate::{
 };
 use taper_tensor::{
     Linear, LinearGroup, Phase, Precision, RmsNorm, Tensor,
-    gpu::{Routing, StackedExperts},
+    gpu::{ExpertKind, ExpertMaps, ExpertsInput, StackedExperts},
     ops::{self, Activation, WeightedRows},
+    routing::Router,
 };
 
 /// Experts of a layer.
@@ -122,14 +123,13 @@ impl ExpertSpec {
 #[derive(Debug)]
 pub(crate) struct Experts {
     router: Linear,
-    /// What the router reads the stream through, and factors of the experts' weights.
-    scaled: Option<(RmsNorm, Vec<f32>)>,
-    /// What is added to each expert's score for the choice.
-    bias: Option<Vec<f32>>,
+    /// What the router reads the stream through, where that is another norm than the experts'.
+    router_norm: Option<RmsNorm>,
+    choice: Router,
     experts: Place,
     shared: Option<Shared>,
     spec: ExpertSpec,
-    family: &'static str,
+    activation: Activation,
 }
 
 /// The expert that every token goes through, and what says how much it counts.
@@ -141,6 +141,7 @@ struct Shared {
 
 /// Where experts are.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 enum Place {
     Host(Vec<Dense>),
     Gpu(StackedExperts),
@@ -193,8 +194,10 @@ impl Experts {
             Ok::<_, ModelError>(Shared { expert: expert.limited(spec.limits[1]), gate })
         });
         let (bias, shared) = (bias.transpose()?, shared.transpose()?);
-        let experts = Place::Host(experts);
-        Ok(Self { router, scaled, bias, experts, shared, spec, family: model.family })
+        let (router_norm, factors) = scaled.unzip();
+        let choice = Router::new(spec.route.routing(), bias, factors);
+        let (experts, activation) = (Place::Host(experts), model.activation);
+        Ok(Self { router, router_norm, choice, experts, shared, spec, activation })
     }
 
     /// Where and as they will run.
@@ -203,16 +206,12 @@ impl Experts {
         let shared = self.shared.map(|shared| shared.placed(options)).transpose()?;
         if let Some(gpu) = options.gpu {
             let exact = options.precision == Precision::F32;
-            let gated = |expert: &Dense| matches!(expert, Dense::Gated(_));
-            let ExpertSpec { route, scale, limits, idle, .. } = self.spec;
-            let plain = route.is_plain() && scale == 1.0 && limits == [None; 2] && idle == 0;
-            let alone = shared.is_none() && self.scaled.is_none();
-            if !alone || !plain || !experts.iter().all(gated) {
-                return Err(ModelError::CpuOnly { family: self.family });
-            }
-            let maps: Vec<_> = experts.iter().filter_map(both).collect();
-            let experts = Place::Gpu(StackedExperts::new(gpu, &maps, exact)?);
-            return Ok(Self { router: self.router.on(gpu, true)?, experts, shared: None, ..self });
+            let maps: Vec<_> = experts.iter().filter_map(maps_of).collect();
+            let ExpertSpec { route, scale, limits: [limit, _], .. } = self.spec;
+            let (activation, weighs_input) = (self.activation, route.weighs_input);
+            let kind = ExpertKind { activation, limit, weighs_input, scale };
+            let experts = Place::Gpu(StackedExperts::new(gpu, &maps, kind, exact)?);
+            return Ok(Self { router: self.router.on(gpu, true)?, experts, shared, ..self });
         }
         let placed = experts.into_iter().map(|expert| expert.placed(options));
         let experts = Place::Host(placed.collect::<Result<_, _>>()?);
@@ -243,16 +242,20 @@ impl Experts {
         residual: Option<&Tensor>,
     ) -> Result<Tensor, ModelError> {
         let normed = input.normed()?;
-        let logits = match &self.scaled {
-            Some((norm, _)) => self.router.forward(&norm.forward(&input.x)?, Phase::Decode)?,
+        let logits = match &self.router_norm {
+            Some(norm) => self.router.forward(&norm.forward(&input.x)?, Phase::Decode)?,
             None => self.router.forward(&normed, Phase::Decode)?,
         };
         let experts = match &self.experts {
             Place::Gpu(experts) => {
-                let Route { chosen, normalise, .. } = self.spec.route;
-                let routing = Routing { chosen, normalise: normalise.is_some() };
-                let x = residual.ok_or(ModelError::CpuOnly { family: self.family })?;
-                return Ok(experts.forward_add(x, &normed, &logits, routing, activation)?);
+                let shared = self.shared.as_ref().map(|shared| {
+                    let x = shared.expert.forward(input, activation, None, Phase::Decode.into())?;
+                    Ok::<_, ModelError>((x, shared.counts(&normed)?))
+                });
+                let shared = shared.transpose()?;
+                let shared = shared.as_ref().map(|(x, gate)| (x, gate.as_ref()));
+                let input = ExpertsInput { x: &normed, logits: &logits, shared, residual };
+                return Ok(experts.forward(&self.choice, &input)?);
             }
             Place::Host(experts) => experts,
         };
@@ -273,7 +276,7 @@ impl Experts {
                     (Input { x, norm: input.norm }, weights)
                 }
             };
-            let x = expert.forward(&own, activation, None, Phase::Decode)?;
+            let x = expert.forward(&own, activation, None, Phase::Decode.into())?;
             parts.push(WeightedRows { x, rows, weights });
         }
         for (rows, weights) in idle.into_iter().filter(|(rows, _)| !rows.is_empty()) {
@@ -301,11 +304,10 @@ impl Experts {
         let n = self.spec.experts + self.spec.idle;
         let mut chosen = vec![(Vec::new(), Vec::new()); n];
         for (row, logits) in (0u32..).zip(logits.chunks_exact(n)) {
-            for (expert, weight) in self.spec.route.choose(logits, self.bias.as_deref()) {
+            for (expert, weight) in self.choice.choose(logits) {
                 let (rows, weights) = &mut chosen[expert];
                 rows.push(row);
-                let factor = self.scaled.as_ref().map_or(1.0, |(_, factors)| factors[expert]);
-                weights.push(weight * factor);
+                weights.push(weight);
             }
         }
         chosen
@@ -323,11 +325,14 @@ fn first_of(weights: Source<'_>, at: &str, name: &str, others: &[&str], suffix: 
     names.find(|name| weights.has(&format!("{name}{suffix}"))).unwrap_or(own)
 }
 
-/// Both maps of an expert with a gate.
-fn both(expert: &Dense) -> Option<(&LinearGroup<2>, &Linear)> {
+/// The maps of an expert; none has a norm or numbers of its own between them.
+fn maps_of(expert: &Dense) -> Option<ExpertMaps<'_>> {
     match expert {
-        Dense::Gated(Gated { gate_up, down, .. }) => Some((gate_up, down)),
-        _ => None,
+        Dense::Gated(Gated { gate_up, down, .. }) => {
+            Some(ExpertMaps { first: gate_up.parts(), down })
+        }
+        Dense::Plain(Plain { up, down }) => Some(ExpertMaps { first: up.parts(), down }),
+        Dense::Normed(..) | Dense::Xielu(..) => None,
     }
 }
 
@@ -392,7 +397,18 @@ impl Shared {
     }
 
     fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        Ok(Self { expert: self.expert.placed(options)?, ..self })
+        let there = |gate: Linear| match options.gpu {
+            Some(gpu) => gate.on(gpu, true),
+            None => Ok(gate),
+        };
+        let gate = self.gate.map(there).transpose()?;
+        Ok(Self { expert: self.expert.placed(options)?, gate })
+    }
+
+    /// What a sigmoid makes of is how much it counts, `[t, 1]`, if it does not count whole.
+    fn counts(&self, normed: &Tensor) -> Result<Option<Tensor>, ModelError> {
+        let gate = self.gate.as_ref();
+        Ok(gate.map(|gate| gate.forward(normed, Phase::Decode)).transpose()?)
     }
 
     fn forward(
@@ -402,14 +418,13 @@ impl Shared {
         activation: Activation,
     ) -> Result<WeightedRows, ModelError> {
         let rows: Vec<u32> = (0..normed.dims()[0] as u32).collect();
-        let weights = match &self.gate {
-            Some(gate) => {
-                let counts = gate.forward(normed, Phase::Decode)?;
+        let weights = match self.counts(normed)? {
+            Some(counts) => {
                 ops::with_host_f32(&counts, |x| x.iter().map(|x| sigmoid(*x)).collect())?
             }
             None => vec![1.0; rows.len()],
         };
-        let x = self.expert.forward(input, activation, None, Phase::Decode)?;
+        let x = self.expert.forward(input, activation, None, Phase::Decode.into())?;
         Ok(WeightedRows { x, rows, weights })
     }
 }

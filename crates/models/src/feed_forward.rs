@@ -9,8 +9,9 @@ use crate::{
     spec::{MlpSpec, Spec},
 };
 use taper_tensor::{
-    Linear, LinearGroup, Phase, RmsNorm, Tensor,
+    Linear, LinearGroup, Pass, RmsNorm, Tensor,
     ops::{self, Activation, Xielu},
+    sparse_gates,
 };
 
 /// What a feed-forward's result is added to, and the norm that reads the sum next.
@@ -133,38 +134,38 @@ impl Dense {
         input: &Input<'_>,
         activation: Activation,
         residual: Residual<'_>,
-        phase: Phase,
+        pass: Pass<'_>,
     ) -> Result<Tensor, ModelError> {
         let Input { x, norm } = input;
         match self {
             Self::Gated(Gated { gate_up, down, limit: Some(limit), .. }) => {
-                let [gate, up] = gate_up.forward_normed(x, *norm, phase)?;
+                let [gate, up] = gate_up.forward_normed(x, *norm, pass)?;
                 let inner = ops::clamped_swiglu(&gate, &up, *limit)?;
-                project(down, &inner, residual, phase)
+                project(down, &inner, residual, pass)
             }
             Self::Gated(Gated { gate_up, down, scales: Some([before, after]), .. }) => {
-                let [gate, up] = gate_up.forward_normed(x, *norm, phase)?;
+                let [gate, up] = gate_up.forward_normed(x, *norm, pass)?;
                 let inner = ops::gated(activation, &ops::scale(&gate, *before)?, &up)?;
-                let y = ops::scale(&down.forward(&inner, phase)?, *after)?;
+                let y = ops::scale(&down.forward(&inner, pass)?, *after)?;
                 Ok(match residual {
                     Some((residual, _)) => ops::add(residual, &y)?,
                     None => y,
                 })
             }
             Self::Gated(Gated { gate_up, down, limit: None, scales: None }) => {
-                Ok(gate_up.forward_down(down, x, *norm, activation, residual, phase)?)
+                Ok(gate_up.forward_down(down, x, *norm, activation, residual, pass)?)
             }
             Self::Plain(Plain { up, down }) => {
-                let [inner] = up.forward_normed(x, *norm, phase)?;
-                project(down, &ops::activate(activation, &inner)?, residual, phase)
+                let [inner] = up.forward_normed(x, *norm, pass)?;
+                project(down, &ops::activate(activation, &inner)?, residual, pass)
             }
             Self::Normed(Gated { gate_up, down, .. }, inner_norm) => {
-                let inner = gate_up.forward_gated(x, *norm, activation, phase)?;
-                project(down, &inner_norm.forward(&inner)?, residual, phase)
+                let inner = gate_up.forward_gated(x, *norm, activation, pass)?;
+                project(down, &inner_norm.forward(&inner)?, residual, pass)
             }
             Self::Xielu(Plain { up, down }, curve) => {
-                let [inner] = up.forward_normed(x, *norm, phase)?;
-                project(down, &ops::xielu(*curve, &inner)?, residual, phase)
+                let [inner] = up.forward_normed(x, *norm, pass)?;
+                project(down, &ops::xielu(*curve, &inner)?, residual, pass)
             }
         }
     }
@@ -175,11 +176,11 @@ pub(crate) fn project(
     out: &Linear,
     x: &Tensor,
     residual: Residual<'_>,
-    phase: Phase,
+    pass: Pass<'_>,
 ) -> Result<Tensor, ModelError> {
     Ok(match residual {
-        Some((residual, next)) => out.forward_add(x, residual, next, phase)?,
-        None => out.forward(x, phase)?,
+        Some((residual, next)) => out.forward_add(x, residual, next, pass)?,
+        None => out.forward(x, pass)?,
     })
 }
 
@@ -225,20 +226,12 @@ impl Sparse {
         input: &Input<'_>,
         activation: Activation,
         residual: Residual<'_>,
-        phase: Phase,
+        pass: Pass<'_>,
     ) -> Result<Tensor, ModelError> {
         let Gated { gate_up, down, .. } = &self.maps;
-        let [gate, up] = gate_up.forward_normed(&input.x, input.norm, phase)?;
-        let mut gates = ops::with_host_f32(&gate, <[f32]>::to_vec)?;
-        for row in gates.chunks_exact_mut(down.in_features().max(1)) {
-            let n = row.len() as f32;
-            let mean = row.iter().sum::<f32>() / n;
-            let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
-            let least = mean + variance.sqrt() * self.deviations;
-            row.iter_mut().for_each(|x| *x = (*x - least).max(0.0));
-        }
-        let inner = ops::gated(activation, &Tensor::from_vec(gates, gate.dims())?, &up)?;
-        project(down, &inner, residual, phase)
+        let [gate, up] = gate_up.forward_normed(&input.x, input.norm, pass)?;
+        let inner = ops::gated(activation, &sparse_gates(&gate, self.deviations)?, &up)?;
+        project(down, &inner, residual, pass)
     }
 }
 
@@ -276,9 +269,9 @@ impl Both {
         input: &Input<'_>,
         activation: Activation,
         residual: Residual<'_>,
-        phase: Phase,
+        pass: Pass<'_>,
     ) -> Result<Tensor, ModelError> {
-        let dense = self.dense.forward(input, activation, None, phase)?;
+        let dense = self.dense.forward(input, activation, None, pass)?;
         let dense = self.after_dense.forward(&dense)?;
         // Rows are as the stream has them, before the norm that the input goes on with.
         let stream = Input::new(&input.x, Some(&self.before_experts))?;
@@ -324,6 +317,16 @@ impl FeedForward {
         })
     }
 
+    /// Maps that adapters may change: those of experts, which run apart, are not among them.
+    pub(crate) fn maps(&self) -> Vec<&Linear> {
+        match self {
+            Self::Dense(dense) => dense.linears(),
+            Self::Experts(_) => Vec::new(),
+            Self::Sparse(sparse) => sparse.maps.linears().collect(),
+            Self::Both(both) => both.dense.linears(),
+        }
+    }
+
     /// Weights in all, and bytes they take.
     pub(crate) fn size(&self) -> (u64, u64) {
         match self {
@@ -348,13 +351,13 @@ impl FeedForward {
         input: &Input<'_>,
         activation: Activation,
         residual: Residual<'_>,
-        phase: Phase,
+        pass: Pass<'_>,
     ) -> Result<Tensor, ModelError> {
         match self {
-            Self::Dense(dense) => dense.forward(input, activation, residual, phase),
+            Self::Dense(dense) => dense.forward(input, activation, residual, pass),
             Self::Experts(experts) => experts.forward(input, activation, residual.map(|(x, _)| x)),
-            Self::Sparse(sparse) => sparse.forward(input, activation, residual, phase),
-            Self::Both(both) => both.forward(input, activation, residual, phase),
+            Self::Sparse(sparse) => sparse.forward(input, activation, residual, pass),
+            Self::Both(both) => both.forward(input, activation, residual, pass),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     spec::{LayerSpec, MlpSpec, Spec},
     streams::AltUp,
 };
-use taper_tensor::{RmsNorm, Tensor, join_heads, ops, split_heads_at};
+use taper_tensor::{Linear, RmsNorm, Tensor, join_heads, ops, split_heads_at};
 
 /// A loaded layer.
 #[derive(Debug)]
@@ -108,6 +108,14 @@ impl Layer {
         (all.iter().map(|part| part.0).sum(), all.iter().map(|part| part.1).sum())
     }
 
+    /// Maps that adapters may change.
+    pub(crate) fn maps(&self) -> Vec<&Linear> {
+        let mut maps = self.mixer.as_ref().map_or_else(Vec::new, |mixer| mixer.maps());
+        maps.extend(self.mlp.as_ref().map_or_else(Vec::new, FeedForward::maps));
+        maps.extend(self.input.iter().flat_map(LayerInput::maps));
+        maps
+    }
+
     /// The layer's output for the rows of `kept`, or all. The norm of the layer after it is `next` to read
     /// that.
     pub(crate) fn forward(
@@ -144,6 +152,7 @@ impl Layer {
         if x.dims()[0] == 0 {
             return Ok(x);
         }
+        let pass = step.after(kept);
         let scale = step.spec.branch_scale;
         let sum = match mixed {
             Some((mixer, mixed)) => {
@@ -151,7 +160,7 @@ impl Layer {
                 let reads = self.mlp.as_ref().is_some_and(FeedForward::reads_normed);
                 let ahead = ahead.filter(|_| reads && !step.spec.parallel);
                 add_branch((&x, ahead), self.after_mixer.as_ref(), scale, |residual| {
-                    mixer.out().project(&mixed, residual, step.phase)
+                    mixer.out().project(&mixed, residual, pass)
                 })?
             }
             None => x.clone(),
@@ -163,7 +172,7 @@ impl Layer {
             (false, norm) => Input::new(&sum, norm.as_ref())?,
         };
         let sum = add_branch((&sum, next), self.after_mlp.as_ref(), scale, |residual| {
-            mlp.forward(&input, step.spec.activation, residual, step.phase)
+            mlp.forward(&input, step.spec.activation, residual, pass)
         })?;
         match (&self.shortcut, around) {
             (Some(Shortcut::Gives(experts)), _) => {
@@ -183,7 +192,8 @@ impl Layer {
         (x, kept): (&Tensor, Option<&[u32]>),
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError> {
-        let (phase, activation) = (step.phase, step.spec.activation);
+        let (phase, activation) = (step.pass.phase, step.spec.activation);
+        let pass = step.after(kept);
         let take = |x: &Tensor| match kept {
             Some(rows) => ops::take_rows(x, rows),
             None => Ok(x.clone()),
@@ -201,16 +211,16 @@ impl Layer {
         if streams.dims()[0] == 0 {
             return Ok(streams);
         }
-        let attended = normed(&self.after_mixer, mixer.out().project(&mixed, None, phase)?)?;
+        let attended = normed(&self.after_mixer, mixer.out().project(&mixed, None, pass)?)?;
         let sum = ops::add(&ops::add(&active, &attended)?, &altup.laurel(&read, phase)?)?;
         let sum = ops::scale(&sum, std::f32::consts::FRAC_1_SQRT_2)?;
         let input = Input::new(&sum, self.mlp_norm.as_ref())?;
-        let inner = normed(&self.after_mlp, mlp.forward(&input, activation, None, phase)?)?;
+        let inner = normed(&self.after_mlp, mlp.forward(&input, activation, None, pass)?)?;
         let streams = altup.correct(&streams, &ops::add(&sum, &inner)?, phase)?;
         match (&self.input, step.inputs) {
             (Some(own), Some(inputs)) => {
                 let (x, inputs) = (altup.scaled(&streams)?, take(inputs)?);
-                altup.add_to_others(&streams, &own.forward(&x, &inputs, activation, phase)?)
+                altup.add_to_others(&streams, &own.forward(&x, &inputs, activation, pass)?)
             }
             _ => Ok(streams),
         }
@@ -228,7 +238,8 @@ impl Layer {
                 Some(rows) => ops::take_rows(inputs, rows)?,
                 None => inputs.clone(),
             };
-            let more = own.forward(&x, &inputs, step.spec.activation, step.phase)?;
+            let pass = step.after(kept);
+            let more = own.forward(&x, &inputs, step.spec.activation, pass)?;
             x = ops::add(&x, &more)?;
         }
         match self.scalar {

@@ -1,6 +1,8 @@
 //! Language models: packed batches of tokens in, logits out.
 #![doc = include_str!("../README.md")]
 
+mod adapter;
+mod calibrate;
 mod config;
 mod decoder;
 mod encoder;
@@ -9,19 +11,24 @@ mod experts;
 mod families;
 mod feed_forward;
 mod layer;
+mod layerwise;
 mod mixers;
 mod model;
 mod norms;
 mod per_layer;
 mod rope;
 mod router;
+mod sensitivity;
 mod source;
 mod spec;
 mod streams;
 
-pub use encoder::{ENCODERS, Encoder};
+pub use adapter::{Adapter, AdapterError, AdapterTargets};
+pub use calibrate::{CalibrationError, GptqReport, gptq};
+pub use encoder::{ENCODERS, Encoder, EncoderText};
 pub use error::ModelError;
 pub use families::{FAMILIES, Family, load, model_types};
 pub use model::{Batch, LoadOptions, Model, ModelInfo};
+pub use sensitivity::{Sensitivity, choose_bits};
 pub use taper_kv_cache::StateSession;
 pub use taper_tensor::{Precision, Rounding};

@@ -1,6 +1,6 @@
 //! The model seam.
 
-use crate::{ModelError, StateSession};
+use crate::{Adapter, AdapterTargets, ModelError, StateSession};
 use std::fmt;
 use taper_base::{Phase, TokenId};
 use taper_kv_cache::{KvConfig, KvHeads, KvScheme, RecurrentConfig};
@@ -18,12 +18,19 @@ pub struct Batch<'a> {
     pub logits_at: &'a [u32],
     /// What all of them are: [`ModelInfo::phase`] of what they are to their requests.
     pub phase: Phase,
+    /// The adapter of each token, or none; empty where no token has one.
+    pub adapters: &'a [Option<&'a Adapter>],
 }
 
 /// A language model.
 pub trait Model: Send + Sync + fmt::Debug {
     /// What it is.
     fn info(&self) -> &ModelInfo;
+
+    /// What adapters can change of it; `None` of a model that takes none.
+    fn adapter_targets(&self) -> Option<&AdapterTargets> {
+        None
+    }
 
     /// Runs a step.
     ///

@@ -12,7 +12,7 @@ use crate::{
     spec::{PerLayerSpec, Spec},
 };
 use taper_base::Phase;
-use taper_tensor::{Embedding, Linear, RmsNorm, Tensor, head_columns, ops};
+use taper_tensor::{Embedding, Linear, Pass, RmsNorm, Tensor, ops};
 
 /// What gives all layers their inputs.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl PerLayer {
         Ok(Self {
             spec,
             hidden: model.hidden,
-            // Rows are read now and then: the table stays in its file.
+            // Rows are read now and then: the table stays in its file, also beside a GPU.
             table: weights.embedding(&table, spec.vocab, all)?,
             project: project.place(options.place())?,
             norm: RmsNorm::new(weights.vector(&gains, spec.size)?, model.norm_eps),
@@ -60,6 +60,10 @@ impl PerLayer {
         let known = |&token: &u32| if (token as usize) < self.spec.vocab { token } else { 0 };
         let tokens: Vec<u32> = tokens.iter().map(known).collect();
         let own = ops::scale(&self.table.forward(&tokens)?, (size as f32).sqrt())?;
+        let own = match embeddings.gpu() {
+            Some(gpu) => own.to_gpu(gpu)?,
+            None => own,
+        };
         let projected = self.project.forward(embeddings, phase)?;
         let projected = ops::scale(&projected, (self.hidden as f32).powf(-0.5))?;
         let [t, all] = [tokens.len(), self.project.out_features()];
@@ -111,15 +115,21 @@ impl LayerInput {
         x: &Tensor,
         inputs: &Tensor,
         activation: ops::Activation,
-        phase: Phase,
+        pass: Pass<'_>,
     ) -> Result<Tensor, ModelError> {
-        let own = head_columns(inputs, self.layer * self.size, self.size)?;
-        let inner = ops::gated(activation, &self.gate.forward(x, phase)?, &own)?;
-        Ok(self.norm.forward(&self.up.forward(&inner, phase)?)?)
+        let first = self.layer * self.size;
+        let own = ops::columns(inputs, first..first + self.size)?;
+        let inner = ops::gated(activation, &self.gate.forward(x, pass)?, &own)?;
+        Ok(self.norm.forward(&self.up.forward(&inner, pass)?)?)
     }
 
     /// Weights in all, and bytes they take.
     pub(crate) fn size(&self) -> (u64, u64) {
-        size([&self.gate, &self.up])
+        size(self.maps())
+    }
+
+    /// Maps that adapters may change.
+    pub(crate) fn maps(&self) -> [&Linear; 2] {
+        [&self.gate, &self.up]
     }
 }

@@ -32,11 +32,16 @@ impl<'a> Source<'a> {
 
     /// What the file calls a tensor, or a module: the family's name, or Llama's if only that is there.
     pub(crate) fn own(&self, name: &str) -> String {
-        let renames = self.renames.iter();
-        let own = renames.fold(name.to_owned(), |name, (from, to)| renamed(&name, from, to));
+        let own = self.renamed(name);
         let there =
             |name: &str| self.weights.has(name) || self.weights.has(&format!("{name}.weight"));
         if own != name && !there(&own) && there(name) { name.to_owned() } else { own }
+    }
+
+    /// What the family calls a tensor, or a module.
+    fn renamed(&self, name: &str) -> String {
+        let renames = self.renames.iter();
+        renames.fold(name.to_owned(), |name, (from, to)| renamed(&name, from, to))
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -69,7 +74,7 @@ impl<'a> Source<'a> {
         self.weights.weight(&self.own(prefix), rows, cols)
     }
 
-    /// A map from `inputs` to `outputs`.
+    /// A map from `inputs` to `outputs`, which adapters find by the family's name.
     pub(crate) fn linear(
         &self,
         prefix: &str,
@@ -78,10 +83,11 @@ impl<'a> Source<'a> {
         bias: bool,
     ) -> Result<Linear> {
         let own = self.own(prefix);
-        match self.inputs_first {
-            true => self.weights.linear_of_inputs(&own, inputs, outputs, bias),
-            false => self.weights.linear(&own, inputs, outputs, bias),
-        }
+        let linear = match self.inputs_first {
+            true => self.weights.linear_of_inputs(&own, inputs, outputs, bias)?,
+            false => self.weights.linear(&own, inputs, outputs, bias)?,
+        };
+        Ok(linear.named(&self.renamed(prefix)))
     }
 
     pub(crate) fn embedding(&self, prefix: &str, rows: usize, cols: usize) -> Result<Embedding> {

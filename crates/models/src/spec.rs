@@ -86,6 +86,8 @@ pub(crate) struct Spec {
     pub(crate) streams: Option<StreamSpec>,
     /// What a layer gives is multiplied by its `layer_scalar` (Gemma 4).
     pub(crate) layer_scalar: bool,
+    /// Tokens see those after them: a model for vectors of texts, not for text.
+    pub(crate) bidirectional: bool,
     /// The output projection is the token table.
     pub(crate) tied: bool,
     pub(crate) ropes: Vec<RopeTable>,
@@ -103,37 +105,19 @@ impl Spec {
 
     /// Whether GPUs have every operation that it takes.
     pub(crate) fn runs_on_gpus(&self) -> bool {
-        let layer = |layer: &LayerSpec| {
-            let mixer = match layer.mixer {
-                MixerSpec::Attention(attention) => attention.q_scale.is_none(),
-                _ => false,
-            };
-            let mlp = match layer.mlp {
-                MlpSpec::None => false,
-                MlpSpec::Dense(_) => true,
-                MlpSpec::DenseAndExperts(..)
-                | MlpSpec::Sparse(..)
-                | MlpSpec::Shortcut(..)
-                | MlpSpec::AfterShortcut(_) => false,
-                // Their result is added to what they read.
-                MlpSpec::Experts(experts) => {
-                    let alone = self.norms.after_mlp.is_none() && self.branch_scale.is_none();
-                    let whole = experts.scale == 1.0 && experts.limits == [None; 2];
-                    experts.shared.is_none() && experts.route.is_plain() && alone && whole
-                }
-            };
-            mixer && mlp
+        let layer = |layer: &LayerSpec| match layer.mixer {
+            MixerSpec::None
+            | MixerSpec::Attention(_)
+            | MixerSpec::Latent(_)
+            | MixerSpec::Sharing(_)
+            | MixerSpec::ShortConv(_)
+            | MixerSpec::Griffin(_) => true,
+            MixerSpec::GatedDelta(delta) => delta.shape.fits_gpus(),
+            MixerSpec::Mamba(mamba) => mamba.scan.fits_gpus(),
+            MixerSpec::Mamba2(mamba) => mamba.shape.fits_gpus(),
+            MixerSpec::Beside(both) => both.mamba.shape.fits_gpus(),
         };
-        matches!(self.norm, NormKind::Rms | NormKind::RmsPlain)
-            && matches!(self.activation, Activation::Silu | Activation::GeluTanh)
-            && self.gated_mlp
-            && !self.parallel
-            && self.attention_gate.is_none()
-            && self.value_dim.is_none()
-            && self.value_scale.is_none()
-            && !self.attn_sinks
-            && !self.window_sinks
-            && self.layers.iter().all(layer)
+        self.layers.iter().all(layer)
     }
 }
 
@@ -244,6 +228,8 @@ impl TopNames {
             ("model.", "lm_head"),
             ("model.language_model.", "lm_head"),
             ("language_model.model.", "language_model.lm_head"),
+            // Models for vectors of texts.
+            ("", "lm_head"),
         ],
         embed: "embed_tokens",
         layers: "layers",
@@ -304,6 +290,8 @@ pub(crate) struct AttentionSpec {
     pub(crate) rope: Option<usize>,
     /// Sliding window in tokens.
     pub(crate) window: Option<usize>,
+    /// Tokens see those of their own chunk of so many alone.
+    pub(crate) chunk: Option<usize>,
     pub(crate) q_scale: Option<PositionScale>,
     /// Query heads, where a layer has not as many as [`Spec::heads`] says.
     pub(crate) heads: Option<usize>,
@@ -398,7 +386,7 @@ impl MixerSpec {
 impl AttentionSpec {
     /// Attention, and nothing special.
     pub(crate) fn new(rope: Option<usize>, window: Option<usize>) -> Self {
-        Self { rope, window, q_scale: None, heads: None, stored_kv_heads: None }
+        Self { rope, window, chunk: None, q_scale: None, heads: None, stored_kv_heads: None }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     spec::{Spec, StreamSpec},
 };
 use taper_base::Phase;
-use taper_tensor::{Linear, RmsNorm, Tensor, head_columns, ops};
+use taper_tensor::{Linear, RmsNorm, Tensor, match_rows, mix_streams, ops};
 
 /// Streams of a stack of layers: how they begin, and how one is made of them.
 #[derive(Debug)]
@@ -49,49 +49,35 @@ impl Streams {
 
     /// All streams of embeddings: `[t, hidden]` -> `[t, streams * hidden]`.
     pub(crate) fn begin(&self, x: &Tensor, phase: Phase) -> Result<Tensor, ModelError> {
-        let mut streams = vec![host(x)?];
-        for map in &self.first {
-            streams.push(self.as_large(&streams[0], &map.forward(x, phase)?)?);
-        }
-        self.beside(x.dims()[0], &streams)
+        let own = |map: &Linear| Ok(match_rows(&map.forward(x, phase)?, x, LEAST)?);
+        let others = self.first.iter().map(own).collect::<Result<Vec<_>, ModelError>>()?;
+        let all: Vec<_> = std::iter::once(x).chain(&others).collect();
+        Ok(ops::join_columns(&all)?)
     }
 
     /// The mean of all streams, each brought to the size of the first: `[t, streams * hidden]` -> `[t, hidden]`.
     pub(crate) fn end(&self, x: &Tensor, phase: Phase) -> Result<Tensor, ModelError> {
-        let mut sum = host(&head_columns(x, 0, self.hidden)?)?;
-        let first = sum.clone();
+        let first = stream(x, 0, self.hidden)?;
+        let mut sum = first.clone();
         for (i, map) in self.last.iter().enumerate() {
-            let own = head_columns(x, (i + 1) * self.hidden, self.hidden)?;
-            let own = self.as_large(&first, &map.forward(&own, phase)?)?;
-            sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            let own = map.forward(&stream(x, i + 1, self.hidden)?, phase)?;
+            sum = ops::add(&sum, &match_rows(&own, &first, LEAST)?)?;
         }
-        let count = (self.last.len() + 1) as f32;
-        sum.iter_mut().for_each(|sum| *sum /= count);
-        Ok(Tensor::from_vec(sum, &[x.dims()[0], self.hidden])?)
-    }
-
-    /// Rows of `x` with the root of the mean square of those of `like`.
-    fn as_large(&self, like: &[f32], x: &Tensor) -> Result<Vec<f32>, ModelError> {
-        const LEAST: f32 = 1e-5;
-        let mean = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32;
-        let mut x = host(x)?;
-        for (row, like) in x.chunks_exact_mut(self.hidden).zip(like.chunks_exact(self.hidden)) {
-            let (target, own) = (mean(like).sqrt(), mean(row).max(LEAST).sqrt());
-            row.iter_mut().for_each(|x| *x = *x * target / own);
-        }
-        Ok(x)
-    }
-
-    fn beside(&self, rows: usize, streams: &[Vec<f32>]) -> Result<Tensor, ModelError> {
-        let row = |t: usize| streams.iter().flat_map(move |s| &s[t * self.hidden..][..self.hidden]);
-        let all = (0..rows).flat_map(row).copied().collect();
-        Ok(Tensor::from_vec(all, &[rows, streams.len() * self.hidden])?)
+        Ok(ops::scale(&sum, 1.0 / (self.last.len() + 1) as f32)?)
     }
 
     /// Weights in all, and bytes they take.
     pub(crate) fn size(&self) -> (u64, u64) {
         size(self.first.iter().chain(&self.last))
     }
+}
+
+/// What the mean square of a stream counts as at least, where it is brought to a size.
+const LEAST: f32 = 1e-5;
+
+/// One of the streams, `[t, streams * hidden]` -> `[t, hidden]`.
+fn stream(x: &Tensor, i: usize, hidden: usize) -> Result<Tensor, ModelError> {
+    Ok(ops::columns(x, i * hidden..(i + 1) * hidden)?)
 }
 
 /// A layer's part in the exchange of streams, and the low-rank map beside its attention (LAuReL: Menghani et al.,
@@ -104,8 +90,10 @@ pub(crate) struct AltUp {
     router: Linear,
     predict: Linear,
     correct: Linear,
-    /// Factors of the active stream, as the layer's own inputs see it.
-    scale: Option<Vec<f32>>,
+    /// Factors of the active stream, as the layer's own inputs see it, `[1, hidden]`.
+    scale: Option<Tensor>,
+    /// Which streams take what those inputs give: all but the first, `[1, streams]`.
+    others: Tensor,
     laurel: [Linear; 2],
     laurel_norm: RmsNorm,
 }
@@ -127,7 +115,16 @@ impl AltUp {
         let gains = |name: &str| weights.vector(&format!("{at}.{name}"), hidden);
         let mut router = gains("altup.router_norm.weight")?;
         router.iter_mut().for_each(|gain| *gain /= hidden as f32);
-        let scale = gains("altup.correct_output_scale")?;
+        let constant = |values: Vec<f32>| {
+            let dims = [1, values.len()];
+            let values = Tensor::from_vec(values, &dims)?;
+            Ok::<_, ModelError>(match options.gpu {
+                Some(gpu) => values.to_gpu(gpu)?,
+                None => values,
+            })
+        };
+        let scale = constant(gains("altup.correct_output_scale")?)?;
+        let others = (0..n).map(|i| if i == 0 { 0.0 } else { 1.0 }).collect();
         Ok(Self {
             spec,
             hidden,
@@ -136,6 +133,7 @@ impl AltUp {
             predict: linear("altup.prediction_coefs", n, n * n)?,
             correct: linear("altup.correction_coefs", n, n)?,
             scale: spec.scaled.then_some(scale),
+            others: constant(others)?,
             laurel: [
                 linear("laurel.linear_left", hidden, spec.laurel)?,
                 linear("laurel.linear_right", spec.laurel, hidden)?,
@@ -146,25 +144,14 @@ impl AltUp {
 
     /// What the layer reads of the streams.
     pub(crate) fn active(&self, x: &Tensor) -> Result<Tensor, ModelError> {
-        Ok(head_columns(x, self.spec.active * self.hidden, self.hidden)?)
+        stream(x, self.spec.active, self.hidden)
     }
 
     /// The streams as the layer's result is compared with.
     pub(crate) fn predict(&self, x: &Tensor, phase: Phase) -> Result<Tensor, ModelError> {
         let modes = self.modes(&self.active(x)?, phase)?;
-        let coefs = host(&self.predict.forward(&modes, phase)?)?;
-        let before = host(x)?;
-        let (n, hidden) = (self.spec.count, self.hidden);
-        let mut out = before.clone();
-        let rows = out.chunks_exact_mut(n * hidden).zip(before.chunks_exact(n * hidden));
-        for ((out, before), coefs) in rows.zip(coefs.chunks_exact(n * n)) {
-            for (out, coefs) in out.chunks_exact_mut(hidden).zip(coefs.chunks_exact(n)) {
-                for (before, coef) in before.chunks_exact(hidden).zip(coefs) {
-                    out.iter_mut().zip(before).for_each(|(out, x)| *out += coef * x);
-                }
-            }
-        }
-        Ok(Tensor::from_vec(out, x.dims())?)
+        let coefs = self.predict.forward(&modes, phase)?;
+        Ok(mix_streams(x, x, &coefs, 0.0, self.hidden)?)
     }
 
     /// `x + norm(right(left(x)))`.
@@ -181,54 +168,33 @@ impl AltUp {
         result: &Tensor,
         phase: Phase,
     ) -> Result<Tensor, ModelError> {
-        let coefs = host(&self.correct.forward(&self.modes(result, phase)?, phase)?)?;
-        let (n, hidden) = (self.spec.count, self.hidden);
-        let (mut out, mut news) = (host(predicted)?, host(result)?);
-        let active = host(&self.active(predicted)?)?;
-        news.iter_mut().zip(active).for_each(|(new, x)| *new -= x);
-        let rows = out.chunks_exact_mut(n * hidden).zip(news.chunks_exact(hidden));
-        for ((out, news), coefs) in rows.zip(coefs.chunks_exact(n)) {
-            for (out, coef) in out.chunks_exact_mut(hidden).zip(coefs) {
-                out.iter_mut().zip(news).for_each(|(out, new)| *out += (coef + 1.0) * new);
-            }
-        }
-        Ok(Tensor::from_vec(out, predicted.dims())?)
+        let coefs = self.correct.forward(&self.modes(result, phase)?, phase)?;
+        let news = ops::add(result, &ops::scale(&self.active(predicted)?, -1.0)?)?;
+        Ok(mix_streams(predicted, &news, &coefs, 1.0, self.hidden)?)
     }
 
     /// The active stream, as the layer's own inputs see it.
     pub(crate) fn scaled(&self, x: &Tensor) -> Result<Tensor, ModelError> {
         let active = self.active(x)?;
-        let Some(scale) = &self.scale else { return Ok(active) };
-        let mut scaled = host(&active)?;
-        let rows = scaled.chunks_exact_mut(self.hidden);
-        rows.for_each(|row| row.iter_mut().zip(scale).for_each(|(x, scale)| *x *= scale));
-        Ok(Tensor::from_vec(scaled, active.dims())?)
+        match &self.scale {
+            Some(scale) => Ok(ops::scale_columns(&active, scale)?),
+            None => Ok(active),
+        }
     }
 
     /// Adds `more` to every stream but the first.
     pub(crate) fn add_to_others(&self, x: &Tensor, more: &Tensor) -> Result<Tensor, ModelError> {
-        let (mut out, more) = (host(x)?, host(more)?);
-        let rows = out.chunks_exact_mut(self.spec.count * self.hidden);
-        for (out, more) in rows.zip(more.chunks_exact(self.hidden)) {
-            for out in out.chunks_exact_mut(self.hidden).skip(1) {
-                out.iter_mut().zip(more).for_each(|(out, more)| *out += more);
-            }
-        }
-        Ok(Tensor::from_vec(out, x.dims())?)
+        Ok(mix_streams(x, more, &self.others, 0.0, self.hidden)?)
     }
 
     fn modes(&self, x: &Tensor, phase: Phase) -> Result<Tensor, ModelError> {
         let routed = self.router.forward(&self.router_norm.forward(x)?, phase)?;
-        let modes = host(&routed)?.into_iter().map(f32::tanh).collect();
-        Ok(Tensor::from_vec(modes, routed.dims())?)
+        // A cap of 1 is tanh alone.
+        Ok(ops::soft_cap(&routed, 1.0)?)
     }
 
     /// Weights in all, and bytes they take.
     pub(crate) fn size(&self) -> (u64, u64) {
         size([&self.router, &self.predict, &self.correct].into_iter().chain(&self.laurel))
     }
-}
-
-fn host(x: &Tensor) -> Result<Vec<f32>, ModelError> {
-    Ok(ops::with_host_f32(x, <[f32]>::to_vec)?)
 }

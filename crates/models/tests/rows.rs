@@ -21,7 +21,8 @@ fn run(model: &dyn Model, steps: &[(usize, &[u32])]) -> Vec<Vec<Vec<f32>>> {
         let tokens: Vec<u32> = (start..end).map(|i| 3 + (i as u32 * 37) % 300).collect();
         let positions: Vec<u32> = (start as u32..end as u32).collect();
         let phase = info.phase(Phase::Prefill);
-        let batch = Batch { tokens: &tokens, positions: &positions, logits_at, phase };
+        let batch =
+            Batch { tokens: &tokens, positions: &positions, logits_at, phase, adapters: &[] };
         let logits = model.forward(&batch, &mut session).unwrap();
         assert_eq!(logits.dims(), [logits_at.len(), info.vocab]);
         all.push(logits.to_vec2().unwrap());

@@ -37,6 +37,8 @@ pub struct ServerConfig {
     pub enable_auto_tool_choice: bool,
     /// How the model writes tool calls.
     pub tool_format: ToolFormat,
+    /// Recover calls that the model writes in another format.
+    pub tool_call_recovery: bool,
     /// How the model marks its reasoning.
     pub reasoning_format: ReasoningFormat,
     /// What requests leave out; from the model's `generation_config.json`. Its `seed` is unused.
@@ -47,6 +49,10 @@ pub struct ServerConfig {
     pub keep_alive: Duration,
     /// Most choices of one request: `n`, times the prompts.
     pub max_choices: u32,
+    /// Adapters that may be loaded at a time, for the metrics.
+    pub max_adapters: usize,
+    /// Callers may load and unload adapters.
+    pub allow_adapter_updates: bool,
 }
 
 impl Default for ServerConfig {
@@ -63,11 +69,14 @@ impl Default for ServerConfig {
             allow_unknown_fields: false,
             enable_auto_tool_choice: true,
             tool_format: ToolFormat::NONE,
-            reasoning_format: ReasoningFormat::None,
+            tool_call_recovery: true,
+            reasoning_format: ReasoningFormat::NONE,
             default_sampling: SamplingParams::default(),
             default_chat_template_kwargs: Map::new(),
             keep_alive: Duration::from_secs(15),
             max_choices: 128,
+            max_adapters: 0,
+            allow_adapter_updates: false,
         }
     }
 }

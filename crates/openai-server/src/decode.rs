@@ -185,7 +185,7 @@ fn located(path: &serde_path_to_error::Path, error: &serde_json::Error) -> ApiEr
         return ApiError::value(param, "is there twice");
     }
     let detail = in_terms_of_json(detail);
-    let values = ["invalid value", "unknown variant"];
+    let values = ["invalid value", "unknown variant", "number out of range"];
     if values.iter().any(|kind| detail.starts_with(kind)) {
         return ApiError::InvalidValue { param: at, detail };
     }

@@ -6,8 +6,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use taper_base::{ErrorId, GenerationError, SubmitError};
+use taper_base::{
+    AdapterRefused, ConstraintError, ErrorId, GenerationError, SubmitError, VectorsError,
+};
 use taper_chat::ChatError;
+use taper_grammar::GrammarError;
 
 /// Why a request was refused or failed.
 #[derive(Debug, thiserror::Error)]
@@ -141,12 +144,30 @@ pub enum ApiError {
         /// The field that holds the prompt.
         prompt_param: &'static str,
     },
+    /// An adapter cannot be loaded, or there is none of a name.
+    #[error(transparent)]
+    Adapter(#[from] AdapterRefused),
     /// The engine gave up on a request it had taken.
     #[error(transparent)]
     Generation(#[from] GenerationError),
+    /// What the output must be cannot be enforced.
+    #[error("invalid value for '{param}': {source}")]
+    Grammar {
+        /// Path of the field.
+        param: String,
+        /// Why.
+        #[source]
+        source: GrammarError,
+    },
     /// Tokenizing, detokenizing or rendering the chat template failed.
     #[error(transparent)]
     Chat(#[from] ChatError),
+    /// There are no vectors.
+    #[error(transparent)]
+    Vectors(#[from] VectorsError),
+    /// The model generates text.
+    #[error("this model makes no vectors of texts")]
+    NoVectors,
     /// The model came without a chat template.
     #[error("this model has no chat template; use /v1/completions")]
     NoChatTemplate,
@@ -203,8 +224,13 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::NeverFits { .. } => bad("kv_cache_too_small", prompt),
         SubmitError::UnknownToken { .. } => bad("unknown_token", prompt),
         SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
+        SubmitError::NoGeneration => bad("no_generation", None),
         SubmitError::NoCandidate => bad("no_token_left", Some("stop_token_ids")),
         SubmitError::InvalidParam(p) => bad("invalid_value", Some(p.name)),
+        // It was unloaded between the check and the engine.
+        SubmitError::UnknownAdapter { .. } => {
+            (StatusCode::NOT_FOUND, INVALID, "model_not_found", Some("model"))
+        }
         SubmitError::QueueFull { .. } | SubmitError::ClientQueueFull { .. } => {
             (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", None)
         }
@@ -212,6 +238,34 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::ShuttingDown => {
             (StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
         }
+    }
+}
+
+/// The part of the table for adapters.
+fn refused_adapter(source: &AdapterRefused) -> Row<'static> {
+    match source {
+        AdapterRefused::Unknown { .. } => {
+            (StatusCode::NOT_FOUND, INVALID, "adapter_not_found", Some("lora_name"))
+        }
+        AdapterRefused::NameTaken { .. } => bad("adapter_exists", Some("lora_name")),
+        AdapterRefused::TooMany { .. } => bad("too_many_adapters", None),
+        AdapterRefused::NotServed { .. } => bad("no_adapters", None),
+        AdapterRefused::Load { .. } => bad("invalid_adapter", Some("lora_path")),
+    }
+}
+
+/// The part of the table for what an output must be.
+fn grammar<'a>(source: &GrammarError, param: &'a str) -> Row<'a> {
+    match source {
+        GrammarError::Unsupported { .. } => bad("unsupported_schema", Some(param)),
+        GrammarError::Schema { .. } => bad("invalid_schema", Some(param)),
+        GrammarError::Syntax(_) => bad("invalid_grammar", Some(param)),
+        GrammarError::TooLarge { .. } => bad("grammar_too_large", Some(param)),
+        GrammarError::TooSlow { .. } => bad("grammar_too_complex", Some(param)),
+        GrammarError::Format { .. } => bad("unsupported_value", Some(param)),
+        GrammarError::Tool { source, .. } => grammar(source, param),
+        GrammarError::Busy => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "busy", None),
+        GrammarError::Vocabulary(_) => bad("unsupported_value", Some(param)),
     }
 }
 
@@ -259,9 +313,22 @@ impl ApiError {
                 (S::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed", None)
             }
             Self::Submit { source, prompt_param } => refused(source, Some(prompt_param)),
+            Self::Adapter(source) => refused_adapter(source),
+            Self::NoVectors => bad("no_vectors", None),
+            Self::Vectors(source) => match source {
+                VectorsError::Length { .. } => bad("context_length_exceeded", Some("input")),
+                VectorsError::Dimensions { .. } => bad("invalid_value", Some("dimensions")),
+                VectorsError::UnknownToken { .. } => bad("unknown_token", Some("input")),
+                VectorsError::Failed(_) => fail("model_failed"),
+            },
             Self::Generation(source) => match source {
                 GenerationError::NonFiniteLogits { .. } => fail("non_finite_logits"),
                 GenerationError::NoCandidate { .. } => bad("no_token_left", Some("stop_token_ids")),
+                GenerationError::Grammar { source, .. } => match source {
+                    ConstraintError::DeadEnd => bad("grammar_dead_end", None),
+                    ConstraintError::TooComplex => bad("grammar_too_complex", None),
+                    ConstraintError::Broken(_) => fail("internal_error"),
+                },
                 GenerationError::NotAdmitted(source) => refused(source, None),
                 GenerationError::Step { .. } => fail("step_failed"),
                 GenerationError::Internal { .. } => fail("internal_error"),
@@ -271,6 +338,7 @@ impl ApiError {
                     (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
                 }
             },
+            Self::Grammar { param, source } => grammar(source, param),
             Self::Chat(source) => match source {
                 // These belong to starting up; a request that meets one has met a bug.
                 ChatError::Read { .. }

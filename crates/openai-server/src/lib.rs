@@ -3,6 +3,7 @@
 
 mod access;
 mod config;
+mod constraint;
 mod decode;
 mod errors;
 mod generation;
@@ -22,6 +23,7 @@ mod sink;
 mod sse;
 mod state;
 mod throughput;
+mod vectors;
 mod wire;
 
 pub use access::{AllowedHosts, AllowedOrigins};

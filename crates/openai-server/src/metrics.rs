@@ -1,12 +1,13 @@
 //! `/metrics`: Prometheus text with vLLM's names, so that its dashboards and routers work as they
 //! are. Counts of tokens and steps come from the engine; latencies are taken here.
 
+use crate::state::unix_time;
 use std::{
     fmt::{self, Write as _},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
-use taper_base::{EngineInfo, EngineStats, FinishReason};
+use taper_base::{AdapterInfo, EngineInfo, EngineStats, FinishReason};
 
 const TTFT: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -126,12 +127,47 @@ impl Metrics {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// The page.
-    pub(crate) fn render(&self, info: &EngineInfo, stats: &EngineStats) -> String {
+    /// The page. Adapters come with how many there may be.
+    pub(crate) fn render(
+        &self,
+        info: &EngineInfo,
+        stats: &EngineStats,
+        (adapters, max): (&[AdapterInfo], usize),
+    ) -> String {
         let mut out = String::with_capacity(16 << 10);
         // Writing to a string cannot fail.
         let _ = self.write(&mut out, info, stats);
+        if max > 0 {
+            let _ = self.write_adapters(&mut out, adapters, max);
+        }
         out
+    }
+
+    /// Which adapters requests use, as vLLM has it: labels of a gauge whose value is the time.
+    fn write_adapters(
+        &self,
+        out: &mut String,
+        adapters: &[AdapterInfo],
+        max: usize,
+    ) -> fmt::Result {
+        let names = |of: fn(&AdapterInfo) -> u32| {
+            let used = adapters.iter().filter(|adapter| of(adapter) > 0);
+            escaped(&used.map(|adapter| &*adapter.name).collect::<Vec<_>>().join(","))
+        };
+        let (running, waiting) = (names(|a| a.running), names(|a| a.waiting));
+        let (name, label, now) = ("vllm:lora_requests_info", &self.label, unix_time());
+        writeln!(out, "# HELP {name} Adapters that requests use.\n# TYPE {name} gauge")?;
+        writeln!(
+            out,
+            "{name}{{{label},max_lora=\"{max}\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"}} {now}"
+        )?;
+        let name = "taper:lora_adapter_bytes";
+        writeln!(out, "# HELP {name} Bytes of each adapter in memory.\n# TYPE {name} gauge")?;
+        for adapter in adapters {
+            let (own, rank, bytes) = (escaped(&adapter.name), adapter.rank, adapter.bytes);
+            writeln!(out, "{name}{{{label},lora_name=\"{own}\",rank=\"{rank}\"}} {bytes}")?;
+        }
+        Ok(())
     }
 
     fn write(&self, out: &mut String, info: &EngineInfo, stats: &EngineStats) -> fmt::Result {
@@ -159,6 +195,10 @@ impl Metrics {
         one("vllm:prompt_tokens_total", c, "Prompt tokens computed.", n)?;
         let n = stats.generation_tokens as f64;
         one("vllm:generation_tokens_total", c, "Tokens generated.", n)?;
+        let n = stats.masked_tokens as f64;
+        one("taper:masked_tokens_total", c, "Tokens sampled under a grammar's mask.", n)?;
+        let n = stats.forced_tokens as f64;
+        one("taper:forced_tokens_total", c, "Tokens that a grammar forced, not sampled.", n)?;
         let n = self.prefix_queries.load(Relaxed) as f64;
         one("vllm:prefix_cache_queries_total", c, "Prompt tokens looked up in the cache.", n)?;
         let n = self.prefix_hits.load(Relaxed) as f64;

@@ -8,7 +8,9 @@ use crate::{
     wire::SamplingFields,
 };
 use std::{collections::BTreeSet, sync::Arc};
-use taper_base::{EngineInfo, GenRequest, InvalidParam, SamplingParams, StopRules, SubmitError};
+use taper_base::{
+    EngineInfo, GenRequest, InvalidParam, SamplingParams, SharedGrammar, StopRules, SubmitError,
+};
 use taper_chat::{StopPatterns, TextOptions};
 
 /// OpenAI takes 4 stop strings and vLLM any number; each costs time on every byte of output.
@@ -30,6 +32,9 @@ pub(crate) struct Params {
     pub(crate) stream: Option<StreamParams>,
     pub(crate) kv_bits: Option<u32>,
     pub(crate) cache_salt: Option<Arc<str>>,
+    pub(crate) adapter: Option<Arc<str>>,
+    /// What the output must match.
+    pub(crate) grammar: Option<SharedGrammar>,
 }
 
 /// How a stream reports usage.
@@ -53,19 +58,6 @@ pub(crate) fn params(
         let limit = config.max_choices;
         return Err(ApiError::value("n", format!("must be between 1 and {limit}, got {n}")));
     }
-    if let Some(format) = &fields.response_format {
-        match format.kind.as_str() {
-            "text" => {}
-            kind @ ("json_object" | "json_schema") => {
-                let detail = format!("'{kind}' is not supported yet; only 'text' is");
-                return Err(ApiError::unsupported("response_format", detail));
-            }
-            kind => {
-                let detail = format!("there is no format '{kind}'");
-                return Err(ApiError::value("response_format.type", detail));
-            }
-        }
-    }
     Ok(Params {
         sampling: sampling(fields, logprobs, &config.default_sampling, info)?,
         text: TextOptions {
@@ -80,6 +72,8 @@ pub(crate) fn params(
         stream: stream(fields)?,
         kv_bits: fields.kv_bits,
         cache_salt: cache_salt(fields)?,
+        adapter: None,
+        grammar: None,
     })
 }
 
@@ -236,6 +230,8 @@ impl Params {
                 kv_bits: self.kv_bits,
                 client: Some(client),
                 cache_salt: self.cache_salt.clone(),
+                adapter: self.adapter.clone(),
+                grammar: self.grammar.clone(),
             })
         })
     }

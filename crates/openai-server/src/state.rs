@@ -1,15 +1,19 @@
 //! What every handler sees, and the phases of the server's life.
 
-use crate::{config::ServerConfig, errors::ApiError, intake::Intake, metrics::Metrics};
+use crate::{
+    config::ServerConfig, errors::ApiError, intake::Intake, metrics::Metrics, vectors::NoGeneration,
+};
 use std::{
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use taper_base::Engine;
+use taper_base::{Engine, TextVectors};
 use taper_chat::{ChatTemplate, Tokenizer};
+use taper_grammar::{GrammarError, Grammars};
 use tokio::{sync::watch, time};
 
 /// How often the server looks whether its engine lives.
@@ -22,11 +26,15 @@ pub struct AppState(pub(crate) Arc<Shared>);
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) engine: Arc<dyn Engine>,
+    /// What makes vectors of texts, in a server that does that instead.
+    pub(crate) vectors: Option<Arc<dyn TextVectors>>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) config: ServerConfig,
     pub(crate) metrics: Metrics,
     pub(crate) intake: Intake,
+    /// Made when the server starts, beside everything else.
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
     /// Bytes of the longest token.
     longest_token: OnceLock<usize>,
     pub(crate) started: u64,
@@ -54,21 +62,56 @@ impl AppState {
         template: Option<ChatTemplate>,
         config: ServerConfig,
     ) -> Self {
+        Self::over(engine, None, tokenizer, template, config)
+    }
+
+    /// A server over a model that makes vectors of texts: `/v1/embeddings`.
+    #[must_use]
+    pub fn of_vectors(
+        vectors: Arc<dyn TextVectors>,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+    ) -> Self {
+        let engine = Arc::new(NoGeneration::new(&*vectors));
+        Self::over(engine, Some(vectors), tokenizer, None, config)
+    }
+
+    fn over(
+        engine: Arc<dyn Engine>,
+        vectors: Option<Arc<dyn TextVectors>>,
+        tokenizer: Tokenizer,
+        template: Option<ChatTemplate>,
+        config: ServerConfig,
+    ) -> Self {
         let metrics = Metrics::new(config.model_name(), engine.info());
         let intake = Intake::new(&config);
-        Self(Arc::new(Shared {
+        let state = Self(Arc::new(Shared {
             engine,
+            vectors,
             tokenizer,
             template,
             config,
             metrics,
             intake,
+            grammars: OnceLock::new(),
             longest_token: OnceLock::new(),
             started: unix_time(),
             ready: AtomicBool::new(true),
             phase: watch::Sender::new(Phase::Serving),
             in_flight: watch::Sender::new(0),
-        }))
+        }));
+        let shared = Arc::downgrade(&state.0);
+        let prepare = move || {
+            if let Some(shared) = shared.upgrade() {
+                // Requests that need them hear of an error.
+                let _ = shared.grammars();
+            }
+        };
+        // Without the thread, the first request that needs them waits a second.
+        if let Err(error) = thread::Builder::new().name("taper-vocabulary".into()).spawn(prepare) {
+            tracing::warn!(%error, "no thread to prepare the vocabulary for grammars");
+        }
+        state
     }
 
     /// What `/ready` says; a server is ready from the start unless told otherwise.
@@ -102,6 +145,18 @@ impl AppState {
 }
 
 impl Shared {
+    /// What makes grammars of outputs.
+    pub(crate) fn grammars(&self) -> Result<&Grammars, ApiError> {
+        let grammars = self.grammars.get_or_init(|| {
+            let info = self.engine.info();
+            Grammars::new(&self.tokenizer, info.vocab_size, &info.eos_token_ids)
+        });
+        let param = || "response_format".to_owned();
+        let refused =
+            |source: &GrammarError| ApiError::Grammar { param: param(), source: source.clone() };
+        grammars.as_ref().map_err(refused)
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
         let ready = self.ready.load(Ordering::Relaxed) && self.engine.is_alive();
         ready && self.phase() == Phase::Serving
@@ -133,16 +188,30 @@ impl Shared {
     }
 
     /// Checks the `model` field. Absent is accepted, as vLLM does: one server has one model.
-    pub(crate) fn model<'a>(&'a self, asked: Option<&'a str>) -> Result<&'a str, ApiError> {
+    /// An adapter is a model of its own name.
+    pub(crate) fn model(&self, asked: Option<&str>) -> Result<Served, ApiError> {
         let names = &self.config.served_model_names;
-        match asked {
-            None => Ok(self.config.model_name()),
-            Some(name) if names.iter().any(|n| n == name) => Ok(name),
-            Some(name) => {
-                Err(ApiError::ModelNotFound { model: name.to_owned(), served: names.join(", ") })
-            }
+        let own = |name: &str| Served { name: name.to_owned(), adapter: None };
+        let Some(asked) = asked else { return Ok(own(self.config.model_name())) };
+        if names.iter().any(|name| name == asked) {
+            return Ok(own(asked));
         }
+        let adapters = self.engine.adapters();
+        if let Some(adapter) = adapters.iter().find(|adapter| *adapter.name == *asked) {
+            return Ok(Served { name: asked.to_owned(), adapter: Some(Arc::clone(&adapter.name)) });
+        }
+        let served = names.iter().map(String::as_str).chain(adapters.iter().map(|a| &*a.name));
+        let served = served.collect::<Vec<_>>().join(", ");
+        Err(ApiError::ModelNotFound { model: asked.to_owned(), served })
     }
+}
+
+/// What a request's `model` names.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) name: String,
+    /// The adapter of that name, if it is one.
+    pub(crate) adapter: Option<Arc<str>>,
 }
 
 /// Counts a request as in flight while it lives.

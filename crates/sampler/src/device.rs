@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_needs_more_than_the_row_stays_on_the_host() {
-        let on = |params: &SamplingParams| Sampler::new(params, &[1], 9).on_device(&[]);
+        let on = |params: &SamplingParams| Sampler::new(params, &[1], 9).on_device(&[], None);
         let plain = SamplingParams { top_p: 0.5, min_p: 0.25, seed: 3, ..Default::default() };
         let draw = on(&plain).unwrap();
         assert_eq!((draw.top_p, draw.top_k, draw.inv_t), (1 << 31, 0, 1.0));
@@ -98,7 +98,7 @@ mod tests {
             assert_eq!(on(&params), None);
         }
         let repeats = SamplingParams { repetition_penalty: 1.1, ..plain };
-        assert_eq!(Sampler::new(&repeats, &[9], 9).on_device(&[]), None, "no such token");
+        assert_eq!(Sampler::new(&repeats, &[9], 9).on_device(&[], None), None, "no such token");
     }
 
     #[test]
@@ -112,7 +112,7 @@ mod tests {
         };
         let mut sampler = Sampler::new(&params, &[0, 1], 9);
         [1, 1, 2].iter().for_each(|&token| sampler.accept(token));
-        let mut edits = sampler.on_device(&[2, 7, 100]).unwrap().edits;
+        let mut edits = sampler.on_device(&[2, 7, 100], None).unwrap().edits;
         edits.tokens.sort_by_key(|e| e.token);
         assert_eq!((edits.repetition, edits.frequency, edits.presence), (1.5, 0.25, 0.5));
         let edit = |token, bias, seen, banned| DeviceEdit { token, bias, seen, banned };
@@ -125,7 +125,7 @@ mod tests {
         ];
         assert_eq!(edits.tokens, want);
         let plain = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
-        let none = Sampler::new(&plain, &[1, 2], 9).on_device(&[]).unwrap().edits;
+        let none = Sampler::new(&plain, &[1, 2], 9).on_device(&[], None).unwrap().edits;
         assert_eq!(none.tokens, [], "nothing is in the output yet");
     }
 }

@@ -8,6 +8,7 @@ mod error;
 mod exp;
 mod kept;
 mod logprobs;
+mod mask;
 mod passes;
 mod penalties;
 mod prefix;

@@ -81,6 +81,7 @@ impl Seen {
             repetition: params.repetition_penalty,
             frequency: params.frequency_penalty,
             presence: params.presence_penalty,
+            mask: None,
         })
     }
 
@@ -168,7 +169,7 @@ impl<'a> Edits<'a> {
     }
 
     /// The row as it is now, and the logits of changed tokens as they were, first change first.
-    pub(crate) fn finish(self) -> (&'a [f32], Vec<(TokenId, f32)>) {
+    pub(crate) fn finish(self) -> (&'a mut [f32], Vec<(TokenId, f32)>) {
         (self.logits, self.undo.unwrap_or_default())
     }
 }

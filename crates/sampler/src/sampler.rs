@@ -5,11 +5,12 @@ use crate::{
     candidates::Candidates,
     device::device_draw,
     logprobs::LogSoftmax,
+    mask::apply_mask,
     penalties::{Edits, Seen},
     rng::draw_bits,
     scan::Scanned,
 };
-use taper_base::{Alone, DeviceDraw, SamplingParams, Threads, TokenId, TokenLogprobs};
+use taper_base::{Alone, DeviceDraw, SamplingParams, Threads, TokenId, TokenLogprobs, TokenMask};
 
 /// A token chosen by [`Sampler::sample`].
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +28,7 @@ pub struct Choice {
 /// parameters, the tokens so far, the logits and the position: not on the batch, on a preemption,
 /// or on the machine.
 ///
-/// The order is vLLM's: `logit_bias`; repetition, frequency and presence penalty; banned tokens;
+/// The order is vLLM's: `logit_bias`; repetition, frequency and presence penalty; banned tokens and the mask;
 /// temperature; `min_p`; `top_k`; `top_p`; then `typical_p`. Each filter sees the distribution
 /// that the one before it left. Of equally likely tokens the lower id comes first everywhere.
 ///
@@ -60,9 +61,10 @@ impl Sampler {
     /// host has to choose: where `logit_bias` or the history name what is no token, or the bias one token
     /// twice.
     #[must_use]
-    pub fn on_device(&self, banned: &[TokenId]) -> Option<DeviceDraw> {
+    pub fn on_device(&self, banned: &[TokenId], mask: Option<&TokenMask>) -> Option<DeviceDraw> {
         let params = &self.params;
-        let edits = self.seen.on_device(params, banned)?;
+        let mut edits = self.seen.on_device(params, banned)?;
+        edits.mask = mask.cloned();
         Some(device_draw(params, draw_bits(params.seed, self.position), edits))
     }
 
@@ -73,10 +75,11 @@ impl Sampler {
     /// The row has the wrong length, a logit is NaN or positive infinity, no token is left, or
     /// `logit_bias` or the history name a token outside the vocabulary.
     pub fn sample(&self, logits: &mut [f32], banned: &[TokenId]) -> Result<Choice, SamplerError> {
-        self.sample_on(&Alone, logits, banned)
+        self.sample_on(&Alone, logits, banned, None)
     }
 
-    /// [`Self::sample`] by several threads. The choice is the same.
+    /// [`Self::sample`] by several threads, of the tokens in a mask where there is one. The choice
+    /// is the same for any number of threads.
     ///
     /// # Errors
     /// As [`Self::sample`].
@@ -85,6 +88,7 @@ impl Sampler {
         threads: &impl Threads,
         logits: &mut [f32],
         banned: &[TokenId],
+        mask: Option<&TokenMask>,
     ) -> Result<Choice, SamplerError> {
         if logits.len() != self.vocab as usize {
             return Err(SamplerError::WrongVocab { got: logits.len(), vocab: self.vocab });
@@ -95,7 +99,11 @@ impl Sampler {
         edits.apply(params, &self.seen)?;
         edits.ban(banned)?;
         let (logits, former) = edits.finish();
+        if let Some(mask) = mask {
+            apply_mask(logits, mask);
+        }
 
+        let logits = &*logits;
         let row = Scanned::new(logits, threads)?;
         let token = if params.temperature == 0.0 {
             row.argmax()

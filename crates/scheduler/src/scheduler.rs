@@ -5,7 +5,7 @@ use crate::{
     sequence::{Budget, Seq},
 };
 use std::collections::VecDeque;
-use taper_base::SeqId;
+use taper_base::{SeqId, TokenId};
 
 /// Later arrivals that may overtake a sequence for each other one that its client has open.
 const CLIENT_STEP: u64 = 256;
@@ -209,6 +209,7 @@ impl Scheduler {
             let sampled = seq.planned.is_some_and(|w| w.samples);
             if let Some(token) = outcome.new_token.filter(|_| sampled) {
                 seq.tokens.push(token);
+                seq.newest = 1;
                 seq.planned = None; // One token a work, whatever the outcomes hold.
             }
             if outcome.finished {
@@ -226,6 +227,20 @@ impl Scheduler {
             }
             !ends
         });
+    }
+
+    /// Adds tokens that follow the newest one without being sampled. The next step computes them
+    /// with it and samples what comes after them; a sequence that is gone is left alone.
+    ///
+    /// To be called between [`Self::commit`] and [`Self::plan`], with fewer tokens than `max_new`
+    /// leaves.
+    pub fn append(&mut self, id: SeqId, tokens: &[TokenId]) {
+        let Some(seq) = self.running.iter_mut().find(|s| s.id == id) else { return };
+        let room = seq.max_new.saturating_sub(seq.generated() + 1) as usize;
+        let tokens = &tokens[..tokens.len().min(room)];
+        seq.tokens.extend_from_slice(tokens);
+        // No more than `room`, which is a `u32`.
+        seq.newest += tokens.len() as u32;
     }
 
     /// Drops a sequence, at any moment, a step under way included. Returns whether there was one.

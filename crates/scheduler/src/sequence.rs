@@ -31,6 +31,8 @@ pub(crate) struct Seq {
     /// Leading tokens whose keys and values are in the cache. Below `len()` while it lives: the
     /// newest token is computed by the step that samples its successor.
     pub(crate) computed: u32,
+    /// Tokens that the last step added: the sampled one, and those that follow from it.
+    pub(crate) newest: u32,
     pub(crate) preempted_before: bool,
     /// Found once, as comparing long prompts in every step takes time.
     pub(crate) awaited: Option<Awaited>,
@@ -50,6 +52,7 @@ impl Seq {
             all_logits,
             logits_done: 0,
             computed: 0,
+            newest: 0,
             preempted_before: false,
             awaited: None,
             planned: None,
@@ -70,7 +73,7 @@ impl Seq {
     }
 
     pub(crate) fn decodes(&self) -> bool {
-        self.remaining() == 1 && self.generated() > 0
+        self.generated() > 0 && self.remaining() <= self.newest.max(1)
     }
 
     /// Which of two prompts comes first in what a step has left: the one that is done sooner.

@@ -414,3 +414,24 @@ fn prompts_are_limited_besides_and_decodes_are_not() {
     s.limit_prompts(u32::MAX);
     assert_eq!(short(&step(&mut s, &mut pool)), [(0, 4, 1, true), (1, 4, 15, false)]);
 }
+
+#[test]
+fn tokens_that_were_not_sampled_are_computed_with_the_next_step() {
+    let mut pool = CountingPool::new(100, 4);
+    let mut s = Scheduler::new(config(8, 4));
+    s.admit(request(0, 3, 12), &pool).unwrap();
+    s.admit(request(1, 2, 9), &pool).unwrap();
+    step(&mut s, &mut pool);
+    s.append(SeqId(0), &[7, 8, 9]);
+    s.append(SeqId(5), &[1]);
+    // The sampled token and the three after it, before any prompt.
+    s.admit(request(2, 9, 1), &pool).unwrap();
+    let plan = step(&mut s, &mut pool);
+    assert_eq!(short(&plan), [(0, 3, 4, true), (1, 2, 1, true), (2, 0, 3, false)]);
+    let plan = step(&mut s, &mut pool);
+    assert_eq!(short(&plan)[..2], [(0, 7, 1, true), (1, 3, 1, true)]);
+    // Never more than the sequence may have: six are there, and of twelve one is to be sampled.
+    s.append(SeqId(0), &[1; 20]);
+    let plan = s.plan(&mut pool);
+    assert_eq!(short(&plan)[0], (0, 8, 6, true));
+}

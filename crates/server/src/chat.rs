@@ -3,7 +3,7 @@
 use crate::{
     cli::{ChatArgs, EngineArgs},
     conversation::Conversation,
-    model::{self, Requests},
+    model,
     output::{OutputError, note},
     prompt::Prompt,
 };
@@ -13,7 +13,7 @@ const HELP: &str = "/reset forgets the conversation, /quit ends, Ctrl-C stops an
 
 pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
     let source = model::find(args.model.name())?;
-    let model = model::start(&source, &args.answer.engine, Requests::ONE)?;
+    let model = model::start_one(&source, &args.answer)?;
     ensure!(
         model.template.is_some(),
         "a conversation needs a chat template; `taper run --raw` continues a text without one"

@@ -1,6 +1,9 @@
 //! The command line.
 
-use crate::{kv_args::KvArgs, kv_report::KvReportArgs, model::NoGpu, sizes};
+use crate::{
+    convert_args::ConvertArgs, kv_args::KvArgs, kv_report::KvReportArgs, lora_args::LoraArgs,
+    model::NoGpu, sizes,
+};
 use clap::{
     Args, Parser, Subcommand,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
@@ -205,6 +208,8 @@ pub(crate) struct ServeArgs {
     pub(crate) port: u16,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
     /// API key that clients must send [default: none]. Separate several with commas, or repeat the
     /// flag.
     ///
@@ -235,12 +240,16 @@ pub(crate) struct ServeArgs {
     /// Let the model decide to call tools; `=false` disables this.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true")]
     pub(crate) enable_auto_tool_choice: bool,
-    /// Format of the model's tool calls; auto detects it from the chat template.
+    /// Format of the model's tool calls; auto detects it from the chat template and the
+    /// architecture.
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = ToolParser::names())]
     pub(crate) tool_call_parser: ToolParser,
-    /// Format of the model's reasoning: none, qwen3 or deepseek_r1 [default: detected from the chat
-    /// template].
-    #[arg(long, value_name = "NAME")]
+    /// Leave tool calls in another format than the model's own in the content.
+    #[arg(long)]
+    pub(crate) no_tool_call_recovery: bool,
+    /// Format of the model's reasoning [default: detected from the chat template and the
+    /// architecture].
+    #[arg(long, value_name = "NAME", value_parser = reasoning_parsers())]
     pub(crate) reasoning_parser: Option<ReasoningFormat>,
     /// Maximum number of queued requests; more are rejected.
     #[arg(long, default_value_t = 1024, value_name = "N")]
@@ -259,11 +268,17 @@ pub(crate) struct ServeArgs {
     pub(crate) drain_timeout: u64,
 }
 
+/// The name of the one adapter of a conversation.
+pub(crate) const ADAPTER: &str = "lora";
+
 /// How replies are generated.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AnswerArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    /// LoRA adapter to run with: a directory in PEFT's layout or mlx-lm's.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) lora: Option<PathBuf>,
     /// System message.
     #[arg(long)]
     pub(crate) system: Option<String>,
@@ -287,6 +302,7 @@ impl AnswerArgs {
         let mut options = Options::default().seed(self.seed).think(self.think);
         options.max_tokens = self.max_tokens;
         options.temperature = self.temperature;
+        options.adapter = self.lora.as_ref().map(|_| ADAPTER.into());
         options
     }
 }
@@ -322,6 +338,9 @@ pub(crate) struct InspectArgs {
     pub(crate) context: Vec<u64>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
+    /// Show a LoRA adapter of the model too: its rank, its modules and its memory.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) lora: Option<PathBuf>,
     /// List every tensor.
     #[arg(long)]
     pub(crate) tensors: bool,
@@ -359,43 +378,10 @@ pub(crate) struct DoctorArgs {
     pub(crate) report: Option<PathBuf>,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct ConvertArgs {
-    /// Model directory or downloaded Hugging Face id with unquantized weights, or a GGUF file.
-    #[arg(value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) model: String,
-    /// Directory to write.
-    pub(crate) out: PathBuf,
-    /// Format to write: a directory that mlx-lm and Taper load.
-    #[arg(long, value_parser = ["mlx"], default_value = "mlx", value_name = "FORMAT")]
-    pub(crate) to: String,
-    /// Bits per weight: 2, 3, 4, 5, 6 or 8 [default: 4; a GGUF file's own].
-    #[arg(long)]
-    pub(crate) bits: Option<u8>,
-    /// Weights that share a scale: 32, 64 or 128 [default: 64; a GGUF file's own].
-    #[arg(long)]
-    pub(crate) group: Option<usize>,
-    /// Bits for the most sensitive layers, chosen as in mlx-lm's mixed recipes.
-    #[arg(long, value_name = "BITS")]
-    pub(crate) high_bits: Option<u8>,
-    /// How scales are chosen: rtn takes the range of a group, as mlx-lm does; mse searches for the least squared
-    /// error [default: rtn].
-    #[arg(long, value_parser = ["rtn", "mse"], value_name = "METHOD")]
-    pub(crate) method: Option<String>,
-    /// Write floats of this type instead of quantized weights.
-    #[arg(
-        long,
-        value_parser = ["float16", "bfloat16", "float32"],
-        conflicts_with_all = ["bits", "group", "high_bits", "method"],
-        value_name = "TYPE"
-    )]
-    pub(crate) dtype: Option<String>,
-}
-
 /// What `--tool-call-parser` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolParser {
-    /// The format that the chat template shows.
+    /// The format that the chat template and the architecture show.
     Auto,
     Named(ToolFormat),
 }
@@ -411,12 +397,16 @@ impl ToolParser {
     }
 
     /// The format, for a model with this chat template.
-    pub(crate) fn format(self, template: &str) -> ToolFormat {
+    pub(crate) fn format(self, template: &str, model_type: &str) -> ToolFormat {
         match self {
-            Self::Auto => ToolFormat::detect(template),
+            Self::Auto => ToolFormat::detect(template, model_type),
             Self::Named(format) => format,
         }
     }
+}
+
+fn reasoning_parsers() -> impl TypedValueParser<Value = ReasoningFormat> {
+    PossibleValuesParser::new(ReasoningFormat::names()).try_map(|name| name.parse())
 }
 
 impl EngineArgs {

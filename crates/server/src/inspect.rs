@@ -7,9 +7,10 @@ use crate::{
     sizes::{count, human},
 };
 use anyhow::Result;
+use std::path::Path;
 use taper::available_bytes;
 use taper_engine::{EngineConfig, KvBudget};
-use taper_models::{LoadOptions, ModelInfo};
+use taper_models::{AdapterError, LoadOptions, Model, ModelInfo};
 use taper_weights::Checkpoint;
 
 /// Tokens of a step, as `taper serve` has them.
@@ -35,6 +36,9 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
     }
     row("vocabulary", info.vocab.to_string())?;
     row("context", format!("{} tokens", info.max_positions))?;
+    if let Some(dir) = &args.lora {
+        show_adapter(&*model, dir)?;
+    }
     memory_table(args, info)?;
     if args.tensors {
         writeln!(Out)?;
@@ -42,6 +46,18 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
             writeln!(Out, "  {:<60} {:<5} {:?}", t.name, t.dtype, t.shape)?;
         }
     }
+    Ok(())
+}
+
+/// What an adapter of the model is, or why it is none.
+fn show_adapter(model: &dyn Model, dir: &Path) -> Result<()> {
+    let none = AdapterError::NoTargets { family: model.info().family };
+    let adapter = model.adapter_targets().ok_or(none)?.load(dir, None)?;
+    let base = adapter.base().map_or_else(String::new, |base| format!(", made for {base}"));
+    let (modules, million) =
+        (count(adapter.modules(), "module"), adapter.parameters() as f64 / 1e6);
+    let what = format!("rank {}, {modules}, {million:.1} M parameters", adapter.rank());
+    writeln!(Out, "  {:<22}{what}, {}{base}", "adapter", human(adapter.bytes()))?;
     Ok(())
 }
 

@@ -1,6 +1,9 @@
 //! From the command line to a running engine.
 
-use crate::{cli::EngineArgs, hints};
+use crate::{
+    cli::{ADAPTER, AnswerArgs, EngineArgs},
+    hints,
+};
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use taper::{Builder, ModelSource, StaticModel, Taper, TensorError};
@@ -52,15 +55,30 @@ pub(crate) struct Requests {
 
 impl Requests {
     /// The limits of a conversation in the terminal: one request at a time.
-    pub(crate) const ONE: Self = Self { together: 1, waiting: 1 };
+    const ONE: Self = Self { together: 1, waiting: 1 };
 }
 
 /// Loads a model, with a progress bar, and starts its engine.
-pub(crate) fn start(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Result<Taper> {
+/// `with` adds to what the flags of all commands say.
+pub(crate) fn start(
+    source: &ModelSource,
+    args: &EngineArgs,
+    requests: Requests,
+    with: impl FnOnce(Builder) -> Builder,
+) -> Result<Taper> {
     let bar = loading_bar();
-    let started = builder(source, args, requests)?.progress(reporter(&bar)).build();
+    let started = with(builder(source, args, requests)?).progress(reporter(&bar)).build();
     bar.finish_and_clear();
     Ok(started?)
+}
+
+/// Loads a model for a conversation in the terminal.
+pub(crate) fn start_one(source: &ModelSource, args: &AnswerArgs) -> Result<Taper> {
+    let with = |builder: Builder| match &args.lora {
+        Some(dir) => builder.adapter(ADAPTER, dir),
+        None => builder,
+    };
+    start(source, &args.engine, Requests::ONE, with)
 }
 
 /// What the flags say.

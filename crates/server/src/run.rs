@@ -1,10 +1,6 @@
 //! `taper run`: one reply.
 
-use crate::{
-    cli::RunArgs,
-    conversation::Conversation,
-    model::{self, Requests},
-};
+use crate::{cli::RunArgs, conversation::Conversation, model};
 use anyhow::{Context, Result, ensure};
 use std::io::Read;
 
@@ -21,7 +17,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         "the prompt is empty; give a text, or \"-\" to read standard input"
     );
     let source = model::find(args.model.as_deref())?;
-    let model = model::start(&source, &args.answer.engine, Requests::ONE)?;
+    let model = model::start_one(&source, &args.answer)?;
     let mut conversation = Conversation::new(&model, &args.answer)?;
     let shown =
         if args.raw { conversation.complete(&prompt)? } else { conversation.say(&prompt)? };

@@ -2,16 +2,17 @@
 
 use crate::{
     access::Access,
-    cli::ServeArgs,
+    cli::{EngineArgs, ServeArgs},
     interrupt::{Busy, Interrupts},
     listen::listen,
+    lora_args::LoraArgs,
     model::{self, Requests},
     output::{Out, note},
     sizes::human,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
-use taper::{ModelSource, Taper};
+use taper::{Embedder, ModelSource, Taper};
 use taper_base::Engine;
 use taper_chat::ReasoningFormat;
 use taper_openai_server::{AppState, ServerConfig};
@@ -38,30 +39,73 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     let local = addresses.collect::<io::Result<Vec<_>>>()?.iter().all(|a| a.ip().is_loopback());
     let access = Access::new(args, local)?;
     let loading = {
-        let (source, engine) = (source.clone(), args.engine.clone());
+        let (source, engine, lora) = (source.clone(), args.engine.clone(), args.lora.clone());
         let requests = Requests { together: SEQUENCES, waiting: args.max_waiting };
-        tokio::task::spawn_blocking(move || model::start(&source, &engine, requests))
+        tokio::task::spawn_blocking(move || load(&source, &engine, requests, &lora))
     };
     let model = tokio::select! {
         model = loading => model??,
         stop = busy.stopped() => return Err(stop.into()),
     };
-    if let Some(why) = model.no_chat() {
-        tracing::warn!("no chat can be answered: {why}");
-    }
-    let config = config(args, access, &model);
-    let address = address(&args.host, &listeners)?;
-    write!(Out, "{}", announcement(source, &model, &config, &address))?;
-    let engine: Arc<dyn Engine> = Arc::clone(&model.engine) as Arc<dyn Engine>;
-    let state = AppState::new(engine, model.tokenizer, model.template, config);
     let drain = Duration::from_secs(args.drain_timeout);
     let shutdown = async move {
         busy.stopped().await;
         note!("\nfinishing what runs; again to stop at once");
     };
+    let model = match model {
+        Loaded::Text(model) => model,
+        Loaded::Vectors(model) => {
+            let config = base_config(args, access, model.name());
+            let at = format!("http://{}", address(&args.host, &listeners)?);
+            write!(Out, "{}", announcement_of_vectors(source, &model, &config, &at))?;
+            let tokenizer = model.tokenizer().clone();
+            let state = AppState::of_vectors(Arc::new(*model), tokenizer, config);
+            return Ok(taper_openai_server::serve(listeners, state, shutdown, drain).await?);
+        }
+    };
+    if let Some(why) = model.no_chat() {
+        tracing::warn!("no chat can be answered: {why}");
+    }
+    let config = config(args, access, &model);
+    let names = &config.served_model_names;
+    if let Some(adapter) = model.adapters().iter().find(|a| names.iter().any(|n| **n == *a.name)) {
+        bail!("--lora-modules: {:?} is the name of the model itself", adapter.name);
+    }
+    let address = address(&args.host, &listeners)?;
+    write!(Out, "{}", announcement(source, &model, &config, &address))?;
+    let engine: Arc<dyn Engine> = Arc::clone(&model.engine) as Arc<dyn Engine>;
+    let state = AppState::new(engine, model.tokenizer, model.template, config);
     taper_openai_server::serve(listeners, state, shutdown, drain).await?;
     model.engine.stop();
     Ok(())
+}
+
+/// What is served.
+enum Loaded {
+    Text(Taper),
+    Vectors(Box<Embedder>),
+}
+
+/// Loads a model, for what its files say that it is for.
+fn load(
+    source: &ModelSource,
+    engine: &EngineArgs,
+    requests: Requests,
+    lora: &LoraArgs,
+) -> Result<Loaded> {
+    if !Embedder::is_for(source)? {
+        let model = model::start(source, engine, requests, |builder| lora.apply(builder))?;
+        return Ok(Loaded::Text(model));
+    }
+    ensure!(
+        engine.device == "cpu",
+        "models for vectors of texts run on the CPU, not with --device"
+    );
+    ensure!(!lora.enable_lora, "models for vectors of texts take no adapters");
+    if let Some(threads) = engine.threads {
+        taper::set_threads(threads.into())?;
+    }
+    Ok(Loaded::Vectors(Box::new(Embedder::from_source(source)?)))
 }
 
 /// Where a client on this machine finds the server.
@@ -71,22 +115,55 @@ fn address(host: &str, listeners: &[TcpListener]) -> Result<String> {
     Ok(if is_name { format!("{host}:{}", first.port()) } else { first.to_string() })
 }
 
-fn config(args: &ServeArgs, access: Access, model: &Taper) -> ServerConfig {
-    let source = model.template.as_ref().map_or("", |t| t.source());
+/// What is alike for every model.
+fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
     let names = &args.served_model_name;
     ServerConfig {
-        served_model_names: if names.is_empty() { vec![model.name.clone()] } else { names.clone() },
+        served_model_names: if names.is_empty() { vec![name.to_owned()] } else { names.clone() },
         api_keys: access.keys,
         allowed_origins: access.origins,
         allowed_hosts: access.hosts,
         max_body_bytes: usize::from(args.max_body_mib) << 20,
         allow_unknown_fields: args.allow_unknown_fields,
-        enable_auto_tool_choice: args.enable_auto_tool_choice,
-        tool_format: args.tool_call_parser.format(source),
-        reasoning_format: args.reasoning_parser.unwrap_or_else(|| ReasoningFormat::detect(source)),
-        default_sampling: model.sampling.clone(),
         ..ServerConfig::default()
     }
+}
+
+fn config(args: &ServeArgs, access: Access, model: &Taper) -> ServerConfig {
+    let source = model.template.as_ref().map_or("", |t| t.source());
+    ServerConfig {
+        enable_auto_tool_choice: args.enable_auto_tool_choice,
+        tool_format: args.tool_call_parser.format(source, model.family),
+        tool_call_recovery: !args.no_tool_call_recovery,
+        reasoning_format: args
+            .reasoning_parser
+            .unwrap_or_else(|| ReasoningFormat::detect(source, model.family)),
+        default_sampling: model.sampling.clone(),
+        max_adapters: args.lora.most(),
+        allow_adapter_updates: args.lora.allow_runtime_lora_updating,
+        ..base_config(args, access, &model.name)
+    }
+}
+
+/// [`announcement`] of a model for vectors of texts.
+fn announcement_of_vectors(
+    source: &ModelSource,
+    model: &Embedder,
+    config: &ServerConfig,
+    at: &str,
+) -> String {
+    let (name, most, dimensions) = (config.model_name(), model.max_tokens(), model.dimensions());
+    format!(
+        r#"{name}: {source}
+vectors of {dimensions} elements, texts of up to {most} tokens
+serving on {at}, API under {at}/v1. Try:
+
+  curl {at}/v1/embeddings -H 'Content-Type: application/json' \
+    -d '{{"model": "{name}", "input": "Hello"}}'
+
+Ctrl-C stops.
+"#
+    )
 }
 
 /// All that is printed before requests come. It is written at once, so that a reader who closes
@@ -112,6 +189,14 @@ fn announcement(
         model.parameters as f64 / 1e6,
         human(info.weight_bytes),
     );
+    let adapters = match model.adapters().as_slice() {
+        [] => String::new(),
+        adapters => {
+            let names: Vec<_> = adapters.iter().map(|a| &*a.name).collect();
+            let bytes = adapters.iter().map(|a| a.bytes).sum();
+            format!("\nadapters: {} ({})", names.join(", "), human(bytes))
+        }
+    };
     let settings = format!(
         "context {} tokens, KV cache {} for {} tokens ({}), tools {}, reasoning {}",
         info.max_model_len,
@@ -123,7 +208,7 @@ fn announcement(
     );
     format!(
         r#"{what}
-{settings}
+{settings}{adapters}
 serving on {at}, API under {at}/v1. Try:
 {open}
   curl {here}/v1/chat/completions -H 'Content-Type: application/json' \

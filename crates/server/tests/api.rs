@@ -281,7 +281,6 @@ fn a_seed_is_honoured() {
 fn malformed() -> Vec<(Value, &'static str, &'static str)> {
     let (kind, value) = ("invalid_type", "invalid_value");
     let (unknown, lacks) = ("unknown_parameter", "missing_required_parameter");
-    let no = "unsupported_value";
     let message = |m: Value| json!({ "messages": [m] });
     vec![
         (json!({ "messages": null }), "messages", kind),
@@ -323,13 +322,11 @@ fn malformed() -> Vec<(Value, &'static str, &'static str)> {
         (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs", value),
         (json!({ "stream": "yes" }), "stream", kind),
         (json!({ "stream_options": {} }), "stream_options", value),
-        (json!({ "response_format": { "type": "json_object" } }), "response_format", no),
         (json!({ "tools": "f" }), "tools", kind),
-        (json!({ "tools": tools(), "tool_choice": "required" }), "tool_choice", no),
         (json!({ "tool_choice": "auto" }), "tool_choice", value),
         (json!({ "chat_template_kwargs": 1 }), "chat_template_kwargs", kind),
         (json!({ "user": 5 }), "user", kind),
-        (json!({ "guided_json": {} }), "guided_json", "unsupported_parameter"),
+        (json!({ "guided_json": { "not": {} } }), "guided_json", "unsupported_schema"),
         (json!({ "temprature": 1 }), "temprature", unknown),
     ]
 }

@@ -118,7 +118,6 @@ fn mistakes_are_named() {
         &["serve", "--tool-call-parser", "smoke"],
         &["serve", "--dtype", "int1"],
         &["run"],
-        &["convert", "x", "y", "--to", "gguf"],
         &["convert", "x", "y", "--dtype", "float16", "--bits", "4"],
     ] {
         let output = taper(args, "");

@@ -79,10 +79,8 @@ impl Stream {
             prompt,
             sampling: options.sampling(model),
             stop: StopRules { max_tokens: options.max_tokens, ..StopRules::default() },
-            prompt_logprobs: None,
-            kv_bits: None,
-            client: None,
-            cache_salt: None,
+            adapter: options.adapter.clone(),
+            ..GenRequest::default()
         };
         let (sink, events) = channel();
         let start = Instant::now();
@@ -224,7 +222,7 @@ mod tests {
     }
 
     fn token(id: TokenId) -> Event {
-        Event::Token(GeneratedToken { id, logprobs: None, stops: false })
+        Event::Token(GeneratedToken { id, logprobs: None, stops: false, open: false })
     }
 
     #[test]

@@ -73,6 +73,9 @@ pub struct Builder {
     pub(crate) gpu: Option<Gpu>,
     pub(crate) chat_template: ChatTemplateFrom,
     pub(crate) progress: Option<Progress>,
+    pub(crate) adapters: Vec<(String, PathBuf)>,
+    pub(crate) max_adapters: usize,
+    pub(crate) max_adapter_rank: Option<usize>,
 }
 
 impl Builder {
@@ -96,6 +99,9 @@ impl Builder {
             gpu: None,
             chat_template: ChatTemplateFrom::Model,
             progress: None,
+            adapters: Vec::new(),
+            max_adapters: 64,
+            max_adapter_rank: None,
         }
     }
 
@@ -206,6 +212,26 @@ impl Builder {
     #[must_use]
     pub fn progress(self, report: impl Into<Progress>) -> Self {
         Self { progress: Some(report.into()), ..self }
+    }
+
+    /// A LoRA adapter that requests can name ([`Options::adapter`](crate::Options::adapter)): a directory in PEFT's
+    /// layout or mlx-lm's.
+    #[must_use]
+    pub fn adapter(mut self, name: &str, dir: impl Into<PathBuf>) -> Self {
+        self.adapters.push((name.to_owned(), dir.into()));
+        self
+    }
+
+    /// Adapters that may be loaded at a time [64].
+    #[must_use]
+    pub fn max_adapters(self, adapters: usize) -> Self {
+        Self { max_adapters: adapters, ..self }
+    }
+
+    /// The largest rank of an adapter [no limit].
+    #[must_use]
+    pub fn max_adapter_rank(self, rank: usize) -> Self {
+        Self { max_adapter_rank: Some(rank), ..self }
     }
 
     /// The arithmetic, for so many sequences.

@@ -2,10 +2,9 @@
 
 use crate::{Answer, Error, Result, Stream, Taper};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 use taper_base::SamplingParams;
-use taper_chat::{
-    Message, ParserOptions, ReasoningFormat, Role, TemplateRequest, ToolFormat, starts_in_reasoning,
-};
+use taper_chat::{Message, ParserOptions, ReasoningFormat, Role, TemplateRequest};
 
 /// How answers are made.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -19,6 +18,8 @@ pub struct Options {
     pub seed: u64,
     /// Lets a reasoning model reason before it answers.
     pub think: bool,
+    /// The adapter that the model runs with, one of [`Taper::adapters`].
+    pub adapter: Option<Arc<str>>,
 }
 
 impl Options {
@@ -44,6 +45,12 @@ impl Options {
     #[must_use]
     pub fn think(self, think: bool) -> Self {
         Self { think, ..self }
+    }
+
+    /// The name of an adapter that the model runs with.
+    #[must_use]
+    pub fn adapter(self, name: &str) -> Self {
+        Self { adapter: Some(name.into()), ..self }
     }
 
     /// Sampling by these options, and else by the model's own.
@@ -119,10 +126,10 @@ impl<'a> Chat<'a> {
             continue_final_message: false,
             kwargs: &kwargs,
         })?;
+        let reasoning = ReasoningFormat::detect(template.source(), self.model.family);
         let parser = ParserOptions {
-            reasoning: ReasoningFormat::detect(template.source()),
-            tools: ToolFormat::NONE,
-            starts_in_reasoning: starts_in_reasoning(&prompt),
+            reasoning,
+            starts_in_reasoning: reasoning.starts_in(&prompt),
             ..ParserOptions::default()
         };
         let tokens = self.model.tokenizer.encode(&prompt, false)?;

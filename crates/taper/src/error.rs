@@ -2,7 +2,7 @@
 
 use crate::kv_plan::KvPlanError;
 use std::{io, path::PathBuf};
-use taper_base::{GenerationError, SubmitError};
+use taper_base::{AdapterRefused, GenerationError, SubmitError};
 use taper_chat::ChatError;
 use taper_engine::EngineError;
 use taper_hub::HubError;
@@ -127,6 +127,38 @@ pub enum Error {
         /// The most that the model reads.
         most: usize,
     },
+    /// An adapter cannot be loaded, or there is none of a name.
+    #[error(transparent)]
+    Adapter(#[from] AdapterRefused),
+    /// More elements of a vector are to be kept than there are.
+    #[error("vectors have {most} elements, and {asked} cannot be kept of them")]
+    Dimensions {
+        /// Elements to keep.
+        asked: usize,
+        /// Elements of a vector.
+        most: usize,
+    },
+    /// A reranker that answers in words lacks one.
+    #[error("the tokenizer has no single token for {word:?}: this is no Qwen 3 reranker")]
+    NoAnswerToken {
+        /// The word.
+        word: &'static str,
+    },
+    /// A task for a reranker that is told none.
+    #[error("{model} is told no task: it reads a query and a text")]
+    NoTask {
+        /// Name of the model.
+        model: String,
+    },
+    /// A function that a reranker's scores should go through.
+    #[error("config.json: scores through {name:?} are not supported; Sigmoid and Identity are")]
+    Activation {
+        /// The function.
+        name: String,
+    },
+    /// A file of an embedding model.
+    #[error(transparent)]
+    ModuleWeights(#[from] WeightsError),
     /// The engine refuses a request.
     #[error(transparent)]
     Submit(#[from] SubmitError),

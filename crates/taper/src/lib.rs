@@ -12,31 +12,35 @@ mod kv_plan;
 mod load;
 mod memory;
 mod pooling;
+mod reranker;
 mod source;
 
 pub use answer::{Answer, Part, Stream};
 pub use builder::{Builder, ChatTemplateFrom, Progress};
 pub use chat::{Chat, Options};
-pub use embedder::Embedder;
+pub use embedder::{EmbedOptions, Embedder};
 pub use error::Error;
 pub use kv_plan::{KvPlan, KvPlanError, LayerSpan};
 pub use load::load_weights;
 pub use memory::{available_bytes, total_bytes};
 pub use pooling::Pooling;
+pub use reranker::{Ranked, Reranker};
 pub use source::{ModelSource, StaticModel};
 
 // What the functions here take and return.
-pub use taper_base::{Engine, FinishReason, GenerationError, SamplingParams, SubmitError};
+pub use taper_base::{
+    AdapterInfo, AdapterRefused, Engine, FinishReason, GenerationError, SamplingParams, SubmitError,
+};
 pub use taper_chat::{ChatError, ChatTemplate, Delta, Message, ParsedMessage, Role, Tokenizer};
 pub use taper_engine::{EngineError, KvIdle, LocalEngine};
 pub use taper_hub::HubError;
 pub use taper_kv_cache::{KvCacheError, KvScheme, Prices};
 pub use taper_kv_codecs::{Exact, KvCodecError};
-pub use taper_models::{LoadOptions, Model, ModelError, Precision};
-pub use taper_tensor::{TensorError, gpu};
+pub use taper_models::{AdapterError, LoadOptions, Model, ModelError, Precision};
+pub use taper_tensor::{TensorError, gpu, pool::set_threads};
 pub use taper_weights::{Checkpoint, Gguf, WeightsError};
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 use taper_chat::{Content, TemplateRequest};
 
 /// Result of this crate's functions.
@@ -85,6 +89,28 @@ impl Taper {
     pub fn complete(&self, text: &str, options: &Options) -> Result<Stream> {
         let prompt = self.tokenizer.encode(text, true)?;
         Stream::start(self, prompt, taper_chat::ParserOptions::default(), options)
+    }
+
+    /// The adapters that requests can name.
+    #[must_use]
+    pub fn adapters(&self) -> Vec<AdapterInfo> {
+        taper_base::Engine::adapters(&*self.engine)
+    }
+
+    /// Loads a LoRA adapter, as [`Builder::adapter`] does.
+    ///
+    /// # Errors
+    /// The name is taken, there is no room, or the files are no adapter of this model.
+    pub fn load_adapter(&self, name: &str, dir: &Path) -> Result<()> {
+        Ok(taper_base::Engine::load_adapter(&*self.engine, name, dir)?)
+    }
+
+    /// Forgets an adapter. Requests that have begun with it end with it.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn unload_adapter(&self, name: &str) -> Result<()> {
+        Ok(taper_base::Engine::unload_adapter(&*self.engine, name)?)
     }
 
     /// Why no chat can be answered, if none can. Plain text may be continued all the same.

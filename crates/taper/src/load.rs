@@ -61,6 +61,9 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         prefix_caching: settings.prefix_caching,
         idle: settings.kv_idle,
         kv_budget: kv_budget(settings, free, &*model)?,
+        adapters: settings.adapters.clone(),
+        max_adapters: settings.max_adapters,
+        max_adapter_rank: settings.max_adapter_rank,
         eos_token_ids: generation
             .eos_token_ids(weights.config(), model.info().vocab)
             .map_err(Error::Eos)?,

@@ -30,27 +30,32 @@ mod linear;
 mod metal;
 mod norm;
 pub mod ops;
+mod parts;
 mod recurrent;
 mod rope;
+pub mod routing;
+mod sinks;
 mod tensor;
 
 pub use embedding::Embedding;
 pub use finite::FiniteRows;
-pub use heads::{HeadMaps, head_columns, join_heads, split_heads_at};
+pub use heads::HeadMaps;
 pub use key_scores::KeyScorer;
-pub use linear::{Linear, LinearGroup, Place};
+pub use linear::{ChangedRows, Linear, LinearGroup, LowRankChanges, Module, Pass, Place};
 pub use norm::{LayerNorm, RmsNorm};
+pub use parts::{join_heads, match_rows, mix_streams, sparse_gates, split_heads_at};
 pub use recurrent::{
     CausalConv, ConvShape, GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape,
-    GatedNorm, HeadGate, Mamba2, Mamba2Params, Mamba2Shape, OutputGate, RecurrentSegment, RgLru,
-    RgLruParams, RgLruShape, RunSegments, SelectiveScan, SelectiveScanInputs, SelectiveScanParams,
-    SelectiveScanShape, ShortConv,
+    GatedNorm, HeadGate, Mamba2, Mamba2Params, Mamba2Shape, OutputGate, RecurrentCut, RecurrentRun,
+    RecurrentSegment, RgLru, RgLruParams, RgLruShape, RunSegments, Segments, SelectiveScan,
+    SelectiveScanInputs, SelectiveScanParams, SelectiveScanShape, ShortConv,
 };
 pub use rope::{Projected, RopeAngles, RopeTable, norm_rope};
+pub use sinks::Sinks;
 pub use taper_cpu::{
-    self as cpu, AffineFormat, AffineParts, AffineWeight, AlignedBytes, ByteOwner, Bytes, DType,
-    DenseWeight, OrderedWeight, Phase, Precision, Result, Rounding, ScaleMethod, TableFormat,
-    TableScales, TableWeight, TensorError, Weight, WeightFormat, pool, quantize, quantize_by,
-    quantize_row,
+    self as cpu, AffineFormat, AffineParts, AffineWeight, AlignedBytes, ByteOwner, Bytes,
+    Compensation, DType, DenseWeight, Gram, OrderedWeight, Phase, Precision, Result, Rounding,
+    ScaleMethod, TableFormat, TableScales, TableWeight, TensorError, Weight, WeightFormat, gptq,
+    pool, quantize, quantize_by, quantize_row,
 };
 pub use tensor::Tensor;

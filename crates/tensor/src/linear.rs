@@ -1,17 +1,21 @@
 //! Linear maps over any weight format.
 
+mod adapt;
 mod gated;
 mod placed;
 
 use crate::{
     Bytes, DType, Phase, Precision, Result, RmsNorm, Tensor, TensorError, Weight,
     cpu::{
-        maps::{self, Input, Map, apply},
+        maps::{self, Input, Map, Watch, apply},
         read_floats,
     },
     gpu::{Gpu, GpuWeight, Resident},
     host,
 };
+use std::sync::Arc;
+
+pub use adapt::{ChangedRows, LowRankChanges, Module, Pass};
 
 /// Where maps are computed, and how precisely.
 #[derive(Debug, Clone, Copy, Default)]
@@ -72,6 +76,7 @@ impl From<Weight> for Matrix {
 pub struct Linear {
     matrix: Matrix,
     bias: Option<Resident>,
+    module: Option<Arc<Module>>,
 }
 
 impl Linear {
@@ -82,7 +87,16 @@ impl Linear {
     }
 
     pub(crate) fn over(matrix: Matrix) -> Self {
-        Self { matrix, bias: None }
+        Self { matrix, bias: None, module: None }
+    }
+
+    /// The map with inputs that are shown to somebody. It stays as it is stored, and on the host.
+    ///
+    /// # Errors
+    /// The weight was repacked or is on a GPU.
+    pub fn watched(self, watch: Watch) -> Result<Self> {
+        let weight = self.stored_for("watched")?.clone();
+        Ok(Self { matrix: Matrix::Host(maps::Matrix::Watched(weight, watch)), ..self })
     }
 
     /// Repacks the weights for speed, unless they are to be exact. Activations of a quantized weight are rounded
@@ -110,16 +124,30 @@ impl Linear {
     /// They are not all there, or the weight was repacked or is on a GPU.
     pub fn outputs(&self, first: usize, n: usize) -> Result<Self> {
         let weight = self.stored_for("outputs")?.row_range(first, n)?;
+        let matrix = self.alike(weight);
         let part = |bias: &Resident| bias.host().iter().skip(first).take(n).copied().collect();
         let bias = self.bias.as_ref().map(|bias| Resident::new(part(bias)));
-        Ok(Self { matrix: weight.into(), bias })
+        let module = self.module.as_ref().map(|module| Arc::new(module.take(first..first + n)));
+        Ok(Self { matrix, bias, module })
     }
 
     /// The weight as its file has it.
     fn stored_for(&self, op: &'static str) -> Result<&Weight> {
         match &self.matrix {
-            Matrix::Host(maps::Matrix::Stored(weight)) => Ok(weight),
+            Matrix::Host(maps::Matrix::Stored(weight) | maps::Matrix::Watched(weight, _)) => {
+                Ok(weight)
+            }
             _ => Err(TensorError::Device { op, device: "a packed weight".into() }),
+        }
+    }
+
+    /// Another weight of the same inputs, watched if this one is.
+    fn alike(&self, weight: Weight) -> Matrix {
+        match &self.matrix {
+            Matrix::Host(maps::Matrix::Watched(_, watch)) => {
+                Matrix::Host(maps::Matrix::Watched(weight, watch.clone()))
+            }
+            _ => weight.into(),
         }
     }
 
@@ -133,18 +161,21 @@ impl Linear {
             let bias = bias.host();
             Resident::new(rows.iter().filter_map(|&row| bias.get(row)).copied().collect())
         };
-        Ok(Self { matrix: weight.into(), bias: self.bias.as_ref().map(take) })
+        let take_module = |module: &Arc<Module>| Arc::new(module.take(rows.iter().copied()));
+        let module = self.module.as_ref().map(take_module);
+        Ok(Self { matrix: self.alike(weight), bias: self.bias.as_ref().map(take), module })
     }
 
-    /// Applies the map in the arithmetic of a phase.
+    /// Applies the map in the arithmetic of a phase, with the changes that a pass has of it.
     ///
     /// # Shapes
     /// `x [t, in_features]` f32 -> `[t, out_features]` f32.
     ///
     /// # Errors
     /// Another shape or type, or a device without a kernel.
-    pub fn forward(&self, x: &Tensor, phase: Phase) -> Result<Tensor> {
-        self.of_rows(x, |rows| Input::new(rows, phase))
+    pub fn forward<'a>(&self, x: &Tensor, pass: impl Into<Pass<'a>>) -> Result<Tensor> {
+        let pass = pass.into();
+        self.changed(x, self.of_rows(x, |rows| Input::new(rows, pass.phase))?, pass)
     }
 
     /// As [`Self::forward`] for the few rows whose logits are asked for, in an arithmetic of its own where weights
@@ -152,8 +183,9 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub fn forward_few(&self, x: &Tensor, phase: Phase) -> Result<Tensor> {
-        self.of_rows(x, |rows| Input::few(rows, phase))
+    pub fn forward_few<'a>(&self, x: &Tensor, pass: impl Into<Pass<'a>>) -> Result<Tensor> {
+        let pass = pass.into();
+        self.changed(x, self.of_rows(x, |rows| Input::few(rows, pass.phase))?, pass)
     }
 
     /// Applies the map to rows that are made an input.
@@ -175,7 +207,19 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub fn forward_add(
+    pub fn forward_add<'a>(
+        &self,
+        x: &Tensor,
+        residual: &Tensor,
+        next: Option<&RmsNorm>,
+        pass: impl Into<Pass<'a>>,
+    ) -> Result<Tensor> {
+        let pass = pass.into();
+        let next = next.filter(|_| !pass.changes(self));
+        self.changed(x, self.added(x, residual, next, pass.phase)?, pass)
+    }
+
+    fn added(
         &self,
         x: &Tensor,
         residual: &Tensor,
@@ -211,7 +255,7 @@ impl Linear {
         }
     }
 
-    fn bias(&self) -> Option<&[f32]> {
+    pub(crate) fn bias(&self) -> Option<&[f32]> {
         self.bias.as_ref().map(Resident::host)
     }
 
@@ -278,19 +322,25 @@ impl<const N: usize> LinearGroup<N> {
         Self { parts: self.parts.map(|part| part.pack(precision)), ..self }
     }
 
-    /// Applies every map to `norm(x)`, or to `x` itself without a norm, in the arithmetic of a phase.
+    /// Applies every map to `norm(x)`, or to `x` itself without a norm, in the arithmetic of a phase, with the
+    /// changes that a pass has of it.
     ///
     /// # Shapes
     /// `x [t, in]` -> `[t, out_i]` each.
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn forward_normed(
+    pub fn forward_normed<'a>(
         &self,
         x: &Tensor,
         norm: Option<&RmsNorm>,
-        phase: Phase,
+        pass: impl Into<Pass<'a>>,
     ) -> Result<[Tensor; N]> {
+        let pass = pass.into();
+        self.changed(x, norm, self.of_normed(x, norm, pass.phase)?, pass)
+    }
+
+    fn of_normed(&self, x: &Tensor, norm: Option<&RmsNorm>, phase: Phase) -> Result<[Tensor; N]> {
         let t = self.check(x, norm)?;
         if let Some(x) = x.on_gpu() {
             return self.multiply(x, norm);

@@ -1,10 +1,10 @@
-//! Root-mean-square normalisation (Zhang & Sennrich 2019).
+//! Norms of rows: by the root of the mean square (Zhang & Sennrich 2019), and by mean and deviation.
 
 use crate::{
     Result, Tensor, TensorError,
     cpu::{self, maps::Norm},
     gpu::{self, Resident},
-    host, pool,
+    host, join_heads, pool, split_heads_at,
 };
 
 /// `x / sqrt(mean(x²) + eps) * gains` over the last dimension.
@@ -37,6 +37,26 @@ impl RmsNorm {
         Tensor::from_vec(out, x.dims())
     }
 
+    /// Norms the first elements of every row, as many as there are gains, and puts the others before them: the
+    /// latent of multi-head latent attention, after what is rotated.
+    ///
+    /// # Shapes
+    /// `x [t, n + rest]` for `n` gains -> `[t, rest + n]`.
+    ///
+    /// # Errors
+    /// Another shape or type.
+    pub fn forward_latent(&self, x: &Tensor) -> Result<Tensor> {
+        let n = self.gains().len();
+        let (&[_, width], false) = (x.dims(), n == 0) else {
+            return Err(TensorError::shape("latent_norm", format!("[t, {n} and more]"), x.dims()));
+        };
+        if let Some(x) = x.on_gpu().filter(|_| n <= width) {
+            return Ok(gpu::latent_norm(x, self)?.into());
+        }
+        let [latent, rest] = split_heads_at(x, width, n)?;
+        join_heads(&rest, &self.forward(&latent)?, 1)
+    }
+
     pub(crate) fn check(&self, op: &'static str, x: &Tensor) -> Result<()> {
         let n = self.gains().len();
         if n == 0 || x.dims().last() != Some(&n) {
@@ -62,11 +82,11 @@ impl RmsNorm {
     }
 }
 
-/// `(x - mean(x)) / sqrt(var(x) + eps) * gains + bias` over the last dimension (Ba et al. 2016), on the host.
+/// `(x - mean(x)) / sqrt(var(x) + eps) * gains + bias` over the last dimension (Ba et al. 2016).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerNorm {
-    gains: Vec<f32>,
-    bias: Option<Vec<f32>>,
+    gains: Resident,
+    bias: Option<Resident>,
     eps: f32,
 }
 
@@ -81,7 +101,7 @@ impl LayerNorm {
                 let expected = format!("a bias of {}", gains.len());
                 Err(TensorError::shape("layer_norm", expected, &[bias.len()]))
             }
-            _ => Ok(Self { gains, bias, eps }),
+            _ => Ok(Self { gains: Resident::new(gains), bias: bias.map(Resident::new), eps }),
         }
     }
 
@@ -91,14 +111,14 @@ impl LayerNorm {
     /// `x [.., n]` for `n` gains -> as `x`.
     ///
     /// # Errors
-    /// Another shape or type, or a tensor on a GPU.
+    /// Another shape or type.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let n = self.gains.len();
+        let n = self.gains.host().len();
         if n == 0 || x.dims().last() != Some(&n) {
             return Err(TensorError::shape("layer_norm", format!("[.., {n}]"), x.dims()));
         }
-        if x.on_gpu().is_some() {
-            return Err(TensorError::Device { op: "layer_norm", device: "a GPU".into() });
+        if let Some(x) = x.on_gpu() {
+            return Ok(gpu::layer_norm(x, &self.gains, self.bias.as_ref(), self.eps)?.into());
         }
         let mut out = host::read(x, <[f32]>::to_vec)?;
         let mut rows: Vec<_> = out.chunks_exact_mut(n).collect();
@@ -112,11 +132,11 @@ impl LayerNorm {
         let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
         let squares = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
         let inverse = 1.0 / (squares / n + f64::from(self.eps)).sqrt();
-        for (x, gain) in row.iter_mut().zip(&self.gains) {
+        for (x, gain) in row.iter_mut().zip(self.gains.host()) {
             *x = ((f64::from(*x) - mean) * inverse) as f32 * gain;
         }
         if let Some(bias) = &self.bias {
-            row.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+            row.iter_mut().zip(bias.host()).for_each(|(x, bias)| *x += bias);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     Result, TensorError,
-    gpu::{Buffer, Gpu, Prepared},
+    gpu::{Buffer, Gpu, Operand, Prepared},
 };
 use std::{ops::Range, sync::Arc};
 
@@ -55,6 +55,16 @@ impl GpuTensor {
 
     pub(crate) fn len(&self) -> usize {
         self.dims.iter().product()
+    }
+
+    /// For a kernel that reads it.
+    pub(crate) fn input(&self) -> Operand<'_> {
+        Operand::In(&self.buffer, self.offset)
+    }
+
+    /// For a kernel that writes it.
+    pub(crate) fn output(&self) -> Operand<'_> {
+        Operand::Out(&self.buffer, self.offset)
     }
 }
 
@@ -120,6 +130,17 @@ impl Tensor {
                 let range = 0..data.len();
                 Ok(HostTensor { data: Arc::new(data), range, dims: x.dims.clone() })
             }
+        }
+    }
+
+    /// All elements on the host; nothing is copied that is there and nobody else's.
+    pub(crate) fn into_vec(self) -> Result<Vec<f32>> {
+        let x = self.to_host()?;
+        drop(self);
+        match Arc::try_unwrap(x.data) {
+            Ok(data) if x.range == (0..data.len()) => Ok(data),
+            Ok(data) => Ok(data[x.range].to_vec()),
+            Err(data) => Ok(data[x.range].to_vec()),
         }
     }
 

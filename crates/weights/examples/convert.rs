@@ -4,13 +4,14 @@ use std::{error::Error, path::Path};
 use taper_tensor::AffineFormat;
 use taper_weights::{ConvertOptions, Override, TargetFormat, convert};
 
-const USAGE: &str = "usage: convert SRC DST [--bits 4] [--group 64] [--high-bits 6] \
+const USAGE: &str = "usage: convert SRC DST [--bits 4] [--group 64] [--high-bits 6] [--mode affine|mxfp4] \
                      [--shard-bytes N] [--layer PATTERN=BITS|dense]...";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let (mut paths, mut layers) = (Vec::new(), Vec::new());
     let mut format = AffineFormat { bits: 4, group: 64 };
     let mut options = ConvertOptions::new(format);
+    let mut mode = "affine".to_owned();
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         if !arg.starts_with("--") {
@@ -24,10 +25,15 @@ fn main() -> Result<(), Box<dyn Error>> {
             "--high-bits" => options.high_bits = Some(value.parse()?),
             "--shard-bytes" => options.max_shard_bytes = value.parse()?,
             "--layer" => layers.push(value),
+            "--mode" => mode = value,
             _ => return Err(USAGE.into()),
         }
     }
-    options.target = TargetFormat::Affine(format);
+    options.target = match mode.as_str() {
+        "affine" => TargetFormat::Affine(format),
+        "mxfp4" => TargetFormat::Mxfp4,
+        _ => return Err(USAGE.into()),
+    };
     for layer in layers {
         let (pattern, bits) = layer.split_once('=').ok_or(USAGE)?;
         let format = match bits {

@@ -1,7 +1,7 @@
 //! A directory of weights, and the layers made of them.
 
 use crate::{
-    Quantization, WeightsError,
+    Quantization, WeightsError, formats,
     gguf::BlockTensor,
     json,
     shard::{self, RawTensor},
@@ -14,7 +14,10 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
-use taper_tensor::{AffineWeight, ByteOwner, Bytes, DType, DenseWeight, Embedding, Linear, Weight};
+use taper_tensor::{
+    AffineWeight, ByteOwner, Bytes, DType, DenseWeight, Embedding, Linear, Weight,
+    cpu::maps::{Observer, Watch},
+};
 
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -28,6 +31,8 @@ pub struct Checkpoint {
     /// Matrices of a GGUF file, which are repacked when they are asked for.
     blocks: HashMap<String, BlockTensor>,
     used: Mutex<HashSet<String>>,
+    /// Who is shown what maps read.
+    observer: Option<Arc<dyn Observer>>,
 }
 
 /// A tensor's name, type, shape and size, for listings.
@@ -94,7 +99,68 @@ impl Checkpoint {
         blocks: HashMap<String, BlockTensor>,
     ) -> Result<Self, WeightsError> {
         let quantization = Quantization::from_config(&config)?;
-        Ok(Self { config, quantization, tensors, blocks, used: Mutex::default() })
+        let (used, observer) = (Mutex::default(), None);
+        Ok(Self { config, quantization, tensors, blocks, used, observer })
+    }
+
+    fn copy(&self) -> Self {
+        Self {
+            config: self.config.clone(),
+            quantization: self.quantization.clone(),
+            tensors: self.tensors.clone(),
+            blocks: self.blocks.clone(),
+            used: Mutex::default(),
+            observer: self.observer.clone(),
+        }
+    }
+
+    /// The checkpoint with somebody who is shown what the maps of it read that are tensors, or parts of them.
+    #[must_use]
+    pub fn watched_by(&self, observer: Arc<dyn Observer>) -> Self {
+        Self { observer: Some(observer), ..self.copy() }
+    }
+
+    /// The checkpoint with other values of some tensors, whatever they are stored as.
+    ///
+    /// # Errors
+    /// A tensor that is not there.
+    pub fn with_values(
+        &self,
+        values: impl IntoIterator<Item = (String, Vec<f32>)>,
+    ) -> Result<Self, WeightsError> {
+        let coded = formats::coded_shapes(self)?;
+        let mut all = self.copy();
+        for (name, values) in values {
+            let shape = match (self.tensors.get(&name), self.blocks.get(&name)) {
+                _ if coded.contains_key(&name) => coded.get(&name),
+                (Some(raw), _) => Some(&raw.shape),
+                (_, Some(blocks)) => Some(&blocks.shape),
+                _ => None,
+            };
+            let missing = || WeightsError::MissingTensor { name: name.clone() };
+            let shape = shape.ok_or_else(missing)?.clone();
+            let prefix = name.strip_suffix(".weight").unwrap_or(&name);
+            for part in ["scales", "qweight", "weight_packed"] {
+                all.tensors.remove(&format!("{prefix}.{part}"));
+            }
+            all.blocks.remove(&name);
+            let bytes = Bytes::from_vec(values.iter().flat_map(|x| x.to_le_bytes()).collect());
+            all.tensors.insert(name, RawTensor { dtype: Dtype::F32, shape, bytes });
+        }
+        Ok(all)
+    }
+
+    /// A map whose inputs are shown to who wants to see them.
+    pub(crate) fn shown(
+        &self,
+        linear: Linear,
+        name: &str,
+        index: usize,
+    ) -> Result<Linear, WeightsError> {
+        let Some(observer) = &self.observer else { return Ok(linear) };
+        let watch = Watch { tensor: name.into(), index, observer: observer.clone() };
+        let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
+        linear.watched(watch).map_err(wrap)
     }
 
     /// Contents of `config.json`.
@@ -279,6 +345,7 @@ impl Checkpoint {
         bias: bool,
     ) -> Result<Linear, WeightsError> {
         let linear = Linear::new(self.weight(prefix, out_features, in_features)?);
+        let linear = self.shown(linear, &format!("{prefix}.weight"), 0)?;
         if !bias {
             return Ok(linear);
         }
@@ -333,7 +400,7 @@ impl Checkpoint {
 }
 
 /// Whether a tensor is a single scale for keys or values that a cache would hold in 8 bits; caches have their own.
-fn is_of_caches(name: &str, bytes: &Bytes) -> bool {
+pub(crate) fn is_of_caches(name: &str, bytes: &Bytes) -> bool {
     let named = [".k_scale", ".v_scale", ".q_scale"].iter().any(|scale| name.ends_with(scale));
     named && bytes.len() <= size_of::<f32>()
 }

@@ -87,6 +87,14 @@ pub enum WeightsError {
         /// The shape found.
         got: Vec<usize>,
     },
+    /// A tensor that must have two dimensions has others.
+    #[error("tensor {name:?} has shape {got:?}, and must be a matrix")]
+    NoMatrix {
+        /// The tensor.
+        name: String,
+        /// The shape found.
+        got: Vec<usize>,
+    },
     /// A tensor of a type that no kernel reads.
     #[error(
         "tensor {name:?} has element type {got}, which is not supported here; expected {expected}"

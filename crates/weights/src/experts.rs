@@ -49,6 +49,7 @@ impl Checkpoint {
         let wrap = |source| WeightsError::Tensor { name: format!("{prefix}.weight"), source };
         let one = |i| {
             let map = Linear::new(all.row_range(i * outputs, outputs).map_err(wrap)?);
+            let map = self.shown(map, &format!("{prefix}.weight"), i)?;
             match &biases {
                 Some(biases) => biases.of(i, count, (0, 1), map),
                 None => Ok(map),

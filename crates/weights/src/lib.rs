@@ -11,9 +11,14 @@ mod gguf;
 mod json;
 mod quantization;
 mod shard;
+mod tensors;
 
 pub use checkpoint::{Checkpoint, TensorInfo};
-pub use convert::{ConvertError, ConvertOptions, ConvertReport, Override, TargetFormat, convert};
+pub use convert::{
+    ConvertError, ConvertOptions, ConvertReport, First, GgufType, Matrices, Matrix, Override,
+    QuantizedLayer, TargetFormat, convert, convert_with, survey,
+};
 pub use error::WeightsError;
 pub use gguf::{Gguf, GgufError};
 pub use quantization::Quantization;
+pub use tensors::{TensorFile, read_json};

@@ -303,25 +303,22 @@ fn what_cannot_be_converted_is_named() {
     assert!(matches!(e, ConvertError::OverrideGroup { cols: 64, group: 128, .. }), "{e}");
     let e = error(json!({}), &good, &options(4, 128));
     assert!(matches!(e, ConvertError::NothingToQuantize { .. }), "{e}");
-    for config in [json!({"quantization": {"bits": 4}}), json!({"quantization_config": {}})] {
-        let e = error(config, &good, &four);
-        assert!(matches!(e, ConvertError::AlreadyQuantized { .. }), "{e}");
+    let source = |e: &ConvertError| matches!(e, ConvertError::Source(_));
+    let e = error(json!({"quantization": {"bits": 4}}), &good, &four);
+    assert!(source(&e), "{e}");
+    // Codes that nothing says enough of.
+    for end in ["qweight", "weight_packed"] {
+        let e = error(json!({}), &[good[0].clone(), matrix(&format!("a.{end}"), &[2, 64])], &four);
+        assert!(source(&e), "{end}: {e}");
     }
-    let e = error(json!({}), &[matrix("a.weight", &[2, 64]), matrix("a.scales", &[2, 1])], &four);
-    assert!(matches!(e, ConvertError::AlreadyQuantized { .. }), "{e}");
-    for end in [
-        "qweight",
-        "weight_packed",
-        "weight_scale",
-        "weight_scale_inv",
-        "weight.absmax",
-        "SCB",
-        "gate_up_proj_blocks",
-    ] {
-        let name = format!("a.{end}");
-        let e = error(json!({}), &[good[0].clone(), matrix(&name, &[2, 64])], &four);
-        assert!(matches!(e, ConvertError::AlreadyQuantized { .. }), "{end}: {e}");
-    }
+    let bytes = ("a.weight", "U8", &[64, 1][..], vec![0; 64]);
+    assert!(source(&error(json!({}), &[bytes], &four)));
+    let words = ("a.weight", "U32", &[2, 8][..], vec![0; 64]);
+    let e = error(json!({}), &[words, matrix("a.scales", &[2, 1])], &four);
+    assert!(source(&e), "{e}");
+    let blocks = ("mlp.experts.gate_up_proj_blocks", "U8", &[2, 4, 2, 16][..], vec![0; 256]);
+    let e = error(json!({}), &[blocks], &four);
+    assert!(matches!(e, ConvertError::Layout { .. }), "{e}");
     let e = error(json!({"vision_config": {}}), &good, &four);
     assert!(matches!(e, ConvertError::Layout { .. }), "{e}");
     let experts = [
@@ -342,7 +339,7 @@ fn what_cannot_be_converted_is_named() {
     let e = error(json!({}), &[("a.weight", "F4", &[2, 64], vec![0; 64])], &four);
     assert!(matches!(&e, ConvertError::DType { name, .. } if name == "a.weight"), "{e}");
     let e = error(json!({}), &[("a.weight", "F8_E4M3", &[1, 64], vec![0; 64])], &four);
-    assert!(matches!(&e, ConvertError::DType { name, .. } if name == "a.weight"), "{e}");
+    assert!(source(&e), "a scale is missing: {e}");
     assert!(!dst.exists());
 
     model(&src, &json!({}), &good);

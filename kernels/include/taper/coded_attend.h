@@ -17,6 +17,7 @@ struct CodedTile {
     uint end;     // tokens of the sequence that the first one sees, itself included
     uint table;   // where the sequence's blocks begin in `blocks`
     uint recent;  // from this block on rows are read exactly
+    uint sinks;   // blocks before this one are read exactly too
 };
 
 struct CodedParams {
@@ -27,7 +28,6 @@ struct CodedParams {
     uint window;      // 0: none
     float scale;
     float soft_cap;   // 0: none
-    uint sinks;       // blocks before this one are read exactly too
     uint k_format;
     uint k_region;    // bytes of a head region
     uint k_group;
@@ -238,7 +238,7 @@ INLINE void attend(
     for (uint b = begin; b < to; b += 4) {
         const uint2 block = next_block;
         next_block = blocks[tile.table + min(b + 4, to - 1)];
-        const bool exact = (b < p.sinks || b >= tile.recent) && block.y != NONE;
+        const bool exact = (b < tile.sinks || b >= tile.recent) && block.y != NONE;
         const size_t head = size_t(exact ? block.y : block.x) * p.kv_heads + kv_head;
         Rows k = {exact ? exact_k + head * 2 * BLOCK * d : k_pages + head * p.k_region, exact ? uint(HALF_TILED) : k_format, d, rings, p.k_group};
         const Rows v = {exact ? exact_v + head * 2 * BLOCK * d : v_pages + head * p.v_region, exact ? uint(HALF_ROWS) : v_format, d, rings, p.v_group};

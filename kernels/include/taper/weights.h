@@ -12,7 +12,7 @@ enum { CHUNK = 32 };
 
 struct WeightRows {
     device const uint* data;
-    device const uint* scales;  // scale and bias of each group: two f16 or bf16 in a word, or two f32
+    device const uint* scales;  // scale and bias of each group: two f16 or bf16 in a word, or two f32; or exponents
     uint chunks;                // of a row
     uint group_shift;           // log2 of the chunks of a group
     uint scale_type;            // 0 f32, 1 f16, 2 bf16
@@ -98,6 +98,25 @@ struct DenseBf16 : Dense<16> {
     }
 };
 
+// Numbers of four bits, E2M1, with a power of two for each chunk: a byte, its exponent and 127 (MXFP4, OCP
+// Microscaling Formats 1.0). A half has a code's sign, exponent and digit at its own places and is then 2^-14 of
+// it, also where it is below the normal numbers. Bytes of exponents are at most 240.
+struct Mxfp4 {
+    enum { RAW = 4 };
+    static void load(thread uint* raw, thread const WeightRows& w, uint row, uint chunk) {
+        load_words<RAW>(w.data + (size_t(row) * w.chunks + chunk) * RAW, raw);
+    }
+    static float quant(thread const uint* raw, int i) {
+        const uint code = raw[i / 8] >> (4 * (i % 8));
+        return float(as_type<half>(ushort((code & 8u) << 12 | (code & 7u) << 9)));
+    }
+    static void affine(thread const WeightRows& w, uint row, uint chunk, thread float& s, thread float& b) {
+        device const uchar* exponents = (device const uchar*)w.scales;
+        s = as_type<float>((uint(exponents[size_t(row) * w.chunks + chunk]) + 14u) << 23), b = 0.0f;
+    }
+    static float exact(float q, float s, float) { return q * s; }
+};
+
 typedef Affine<2> Q2;
 typedef Affine<3> Q3;
 typedef Affine<4> Q4;
@@ -108,4 +127,4 @@ typedef Affine<8> Q8;
 // Instantiates a kernel for every format: MACRO(format, suffix of the name).
 #define FOR_EACH_FORMAT(MACRO) \
     MACRO(Q2, q2) MACRO(Q3, q3) MACRO(Q4, q4) MACRO(Q5, q5) MACRO(Q6, q6) MACRO(Q8, q8) \
-    MACRO(DenseF32, f32) MACRO(DenseF16, f16) MACRO(DenseBf16, bf16)
+    MACRO(DenseF32, f32) MACRO(DenseF16, f16) MACRO(DenseBf16, bf16) MACRO(Mxfp4, mxfp4)

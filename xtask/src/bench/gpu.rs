@@ -3,7 +3,7 @@
 
 use super::{
     cell::Work,
-    gpu_against, gpu_cache, gpu_products, gpu_sampling,
+    gpu_against, gpu_cache, gpu_products, gpu_sampling, hybrid,
     shape::{self, Random, Shape, TensorSpec},
 };
 use crate::{
@@ -30,6 +30,7 @@ const MIDDLE: Shape = Shape {
     intermediate: 9728,
     tied: true,
     experts: None,
+    hybrid: false,
 };
 /// Qwen3-30B-A3B.
 const EXPERTS: Shape = Shape {
@@ -41,8 +42,9 @@ const EXPERTS: Shape = Shape {
     intermediate: 768,
     tied: false,
     experts: Some((128, 8)),
+    hybrid: false,
 };
-static SHAPES: [Shape; 4] = [shape::SMALL, MIDDLE, LARGE, EXPERTS];
+static SHAPES: [Shape; 5] = [shape::SMALL, MIDDLE, LARGE, EXPERTS, hybrid::QWEN];
 
 /// The shape of a name.
 pub(crate) fn shape_of(name: &str) -> Result<&'static Shape> {
@@ -54,7 +56,7 @@ pub(crate) fn shape_of(name: &str) -> Result<&'static Shape> {
 /// What to measure.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GpuArgs {
-    /// Models: qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b.
+    /// Models: qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3.5-4b (with --depths 0).
     #[arg(long, value_delimiter = ',', default_value = "qwen3-0.6b,qwen3-8b")]
     shapes: Vec<String>,
     /// Sequences that decode together.
@@ -305,6 +307,8 @@ fn prefill(runner: &mut Runner, n: usize) -> Result<f64> {
 }
 
 fn decode(runner: &mut Runner, steps: usize, depth: usize, batch: usize) -> Result<f64> {
+    let is_recurrent = !runner.info().recurrent.is_empty();
+    ensure!(depth == 0 || !is_recurrent, "states begin with the first token: --depths 0");
     let mut tokens = vec![17u32; batch];
     let mut times = Vec::new();
     for step in 0..steps + WARM_UP {

@@ -57,7 +57,7 @@ pub(super) fn run(gpu: &Gpu) -> Result<()> {
             };
             let samplers: Vec<_> = (0..n as u64).map(sampler).collect();
             let draws =
-                || samplers.iter().enumerate().map(|(row, s)| Some((row, s.on_device(&[])?)));
+                || samplers.iter().enumerate().map(|(row, s)| Some((row, s.on_device(&[], None)?)));
             let time = best(gpu, || {
                 let draws: Vec<_> = draws().flatten().collect();
                 Ok(gpu::sample(&there, &draws).map(drop)?)

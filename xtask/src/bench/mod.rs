@@ -10,6 +10,7 @@ mod gpu_against;
 mod gpu_cache;
 mod gpu_products;
 mod gpu_sampling;
+mod hybrid;
 mod llama_cpp;
 mod machine;
 mod own;
@@ -18,6 +19,7 @@ mod prefix;
 mod python;
 mod report;
 mod shape;
+mod structured;
 mod taper;
 mod vocabulary;
 
@@ -45,6 +47,8 @@ pub(crate) enum Bench {
     Cpu(CpuArgs),
     /// Time to the first token of prompts that begin like an earlier one.
     Prefix(prefix::PrefixArgs),
+    /// Throughput with a JSON schema beside without, and times of masks.
+    Structured(structured::StructuredArgs),
     /// Prefill and decode on an NVIDIA GPU (feature `cuda`).
     Cuda(gpu::GpuArgs),
     /// Prefill and decode on an Apple GPU (feature `metal`).
@@ -132,6 +136,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
     }
     match bench {
         Bench::Prefix(args) => prefix::run(args),
+        Bench::Structured(args) => structured::run(args),
         Bench::Cpu(args) => match (&args.model, args.against) {
             (Some(model), None) => alone(model, args),
             (_, Some(peer)) => compare(root, peer, args),

@@ -74,18 +74,7 @@ fn first_token(engine: &LocalEngine, prompt: Vec<TokenId>) -> Result<(f64, u32)>
     let sampling = SamplingParams::greedy();
     let (sink, events) = channel();
     let start = Instant::now();
-    engine.submit(
-        GenRequest {
-            prompt,
-            sampling,
-            stop,
-            prompt_logprobs: None,
-            kv_bits: None,
-            client: None,
-            cache_salt: None,
-        },
-        sink,
-    )?;
+    engine.submit(GenRequest { prompt, sampling, stop, ..GenRequest::default() }, sink)?;
     let (mut seconds, mut cached) = (None, 0);
     for event in events {
         match event {

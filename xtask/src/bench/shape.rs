@@ -1,5 +1,6 @@
 //! Models of real shapes with random weights: what to call the tensors, and what is in them.
 
+use super::hybrid;
 use serde_json::{Map, Value, json};
 
 /// Words of the vocabulary, as in every Qwen3.
@@ -24,6 +25,8 @@ pub(crate) struct Shape {
     pub(crate) tied: bool,
     /// Experts of `intermediate` each, and how many of them a token goes through.
     pub(crate) experts: Option<(usize, usize)>,
+    /// A Qwen 3.5.
+    pub(crate) hybrid: bool,
 }
 
 /// Qwen3-0.6B.
@@ -36,6 +39,7 @@ pub(crate) const SMALL: Shape = Shape {
     intermediate: 3072,
     tied: true,
     experts: None,
+    hybrid: false,
 };
 
 /// Two of the 36 layers of Qwen3-8B, with its embedding and its last projection.
@@ -48,6 +52,7 @@ pub(crate) const WIDE: Shape = Shape {
     intermediate: 12288,
     tied: false,
     experts: None,
+    hybrid: false,
 };
 
 /// A small Qwen3 with experts; no such model was published.
@@ -60,6 +65,7 @@ pub(crate) const MOE: Shape = Shape {
     intermediate: 512,
     tied: true,
     experts: Some((32, 4)),
+    hybrid: false,
 };
 
 /// A tensor of a checkpoint.
@@ -86,7 +92,7 @@ impl TensorSpec {
     /// Names and dimensions in Hugging Face's files, in the order of the values.
     pub(crate) fn parts(&self) -> Vec<(String, &[usize])> {
         match &self.dims[..] {
-            [experts, dims @ ..] if dims.len() == 2 => {
+            [experts, dims @ ..] if self.name.contains('*') => {
                 (0..*experts).map(|e| (self.name.replace('*', &e.to_string()), dims)).collect()
             }
             dims => vec![(self.name.clone(), dims)],
@@ -127,10 +133,15 @@ impl Shape {
         let mlp = if e == 0 { &dense[..] } else { &sparse[..] };
         let mut all = vec![TensorSpec::new("model.embed_tokens", "token_embd", &[VOCAB, h])];
         for i in 0..self.layers {
-            all.extend(attention.iter().chain(mlp).map(|(name, gguf, dims)| {
+            let own = |name: &str| !self.hybrid || !name.starts_with("self_attn");
+            let attention = attention.iter().filter(|(name, ..)| own(name));
+            all.extend(attention.chain(mlp).map(|(name, gguf, dims)| {
                 let (name, gguf) = (format!("model.layers.{i}.{name}"), format!("blk.{i}.{gguf}"));
                 TensorSpec::new(&name, &gguf, dims)
             }));
+            if self.hybrid {
+                all.extend(hybrid::mixer(self, i));
+            }
         }
         all.push(TensorSpec::new("model.norm", "output_norm", &[h]));
         if !self.tied {
@@ -186,6 +197,9 @@ impl Shape {
                 ("mlp_only_layers", json!([])),
             ];
             config.extend(fields.map(|(key, value)| (key.to_owned(), value)));
+        }
+        if self.hybrid {
+            config.extend(hybrid::config().map(|(key, value)| (key.to_owned(), value)));
         }
         config
     }

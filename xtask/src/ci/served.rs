@@ -13,9 +13,10 @@ use std::{
 
 const KEY: &str = "ci-key";
 
-/// Runs a command against a server that asks for a key.
-pub(crate) fn run(runner: &Runner, dir: &str, words: &[&str]) -> Done {
-    let server = Served::start(&runner.server(), runner.root(), &["--api-key", KEY])?;
+/// Runs a command against a server of a model, or of the demo model, that asks for a key.
+pub(crate) fn run(runner: &Runner, model: Option<&str>, dir: &str, words: &[&str]) -> Done {
+    let args: Vec<_> = model.into_iter().chain(["--api-key", KEY]).collect();
+    let server = Served::start(&runner.server(), runner.root(), &args)?;
     let url = format!("http://{}/v1", server.address);
     runner.run(&runner.root().join(dir), words, &[("{url}", &url), ("{key}", KEY)])
 }

@@ -211,6 +211,14 @@ impl Clang {
         Ok(())
     }
 
+    /// Runs sequences of a checkpoint that share a prefix in an engine on the host runner.
+    pub(super) fn shared_prefix(&self, device: &str, name: &str) -> Result<()> {
+        let mut command = self.watched()?;
+        let status = command.args(["parity", "--shared", name, "--device", device]).status()?;
+        ensure!(status.success(), "a shared prefix on {device} failed: {status}");
+        Ok(())
+    }
+
     fn child(
         &self,
         library: &Path,
@@ -243,9 +251,9 @@ impl Clang {
     }
 }
 
-/// Kernels whose registers are limited, so that several threadgroups fit a multiprocessor: how their
-/// names begin, threads of one, and how many.
-const OCCUPANCY: [(&str, u32, u32); 9] = [
+/// Kernels whose registers are limited, so that one threadgroup of many threads, or several, fit a multiprocessor:
+/// how their names begin, threads of one, and how many.
+const OCCUPANCY: [(&str, u32, u32); 12] = [
     ("attend_coded_8", 128, 4),
     ("attend_coded_16", 128, 3),
     ("attend_coded_sketched_8", 128, 3),
@@ -255,6 +263,9 @@ const OCCUPANCY: [(&str, u32, u32); 9] = [
     ("matvec_tile_", 256, 2),
     ("matmul_tile_", 128, 3),
     ("sample(", 1024, 1),
+    ("mix_heads(", 512, 1),
+    ("walk_delta_4(", 512, 1),
+    ("walk_plain_4(", 512, 1),
 ];
 
 /// Adds these limits to PTX.

@@ -15,12 +15,32 @@ mod ptx;
 mod registers;
 mod rewrite;
 
+use crate::parity;
 use anyhow::{Context, Result, bail, ensure};
 use clang::{Clang, Target};
 use clap::Args;
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use taper_tensor::gpu::{FAMILIES, Family};
+
+/// The checkpoint whose sequences share a prefix in an engine on the host runner.
+const SHARED: &str = "qwen3_5-mlx-4bit-g32";
+
+/// Checkpoints that together have what a model's layers can be made of, but for what the quantized ones have.
+const MECHANISMS: [&str; 12] = [
+    "apertus-bf16",
+    "deepseek-v3-bf16",
+    "falcon-h1-bf16",
+    "gemma3n-active-f16",
+    "gemma4-moe-bf16",
+    "granitemoehybrid-bf16",
+    "jamba-bf16",
+    "kimi-linear-bf16",
+    "lfm2-moe-bf16",
+    "llama4-text-f16",
+    "longcat-flash-f16",
+    "recurrent-gemma-bf16",
+];
 
 /// Choices of `cargo xtask kernels`.
 #[derive(Debug, Args)]
@@ -37,6 +57,9 @@ pub(crate) struct Options {
     /// Leaves the planted bugs out.
     #[arg(long)]
     no_mutants: bool,
+    /// Runs a model of every family, a quarter of an hour on two cores; else one of each mechanism.
+    #[arg(long)]
+    every_family: bool,
     /// clang 19.
     #[arg(long, default_value = "clang++-19", value_name = "PROGRAM")]
     clang: PathBuf,
@@ -82,7 +105,16 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         let library = library.display();
         for device in [library.to_string(), format!("fake:{library}")] {
             clang.parity(&device, "mlx-4bit")?;
+            // With its adapters.
+            clang.parity(&device, "qwen3-bf16")?;
+            clang.shared_prefix(&device, SHARED)?;
         }
+        let models = match options.every_family {
+            true => parity::one_of_each_family(root)?,
+            false => MECHANISMS.map(str::to_owned).to_vec(),
+        };
+        let device = library.to_string();
+        models.par_iter().try_for_each(|name| clang.parity(&device, name))?;
     }
     if !options.no_mutants {
         mutants::run(&clang, only)?;

@@ -2,6 +2,9 @@
 
 mod caches;
 mod choices;
+mod elements;
+mod experts;
+mod recurrent;
 mod tiles;
 
 use super::clang::Clang;
@@ -214,6 +217,12 @@ const MUTANTS: &[Mutant] = &[
         "if (i < p.n) out[i] = EXPRESSION",
         "if (i <= p.n) out[i] = EXPRESSION",
     ),
+    mutant(
+        "elementwise",
+        "rows in other places",
+        "out[size_t(ids[i / p.cols]) * p.cols + i % p.cols] = x[i]",
+        "out[size_t(i / p.cols) * p.cols + i % p.cols] = x[i]",
+    ),
     mutant("elementwise", "a piece twice", "first + uint(k) * 256 < p.pieces ? all", "true ? all"),
     mutant(
         "elementwise",
@@ -360,34 +369,17 @@ const MUTANTS: &[Mutant] = &[
         "at.ranks[32 + tid / 32] = refused;\n            threadgroup_barrier(mem_flags::mem_threadgroup);",
         "at.ranks[32 + tid / 32] = refused;",
     ),
-    mutant("experts", "the last of equals", "j < e) ? 1u", "j > e) ? 1u"),
-    mutant("experts", "all weights sum to one", "taken[e] || !p.normalise", "taken[e]"),
-    mutant("experts", "a barrier dropped", BARRIER, ""),
-    mutant(
-        "experts",
-        "a chunk left out",
-        "chunk < chunks; chunk += 32",
-        "chunk + 1 < chunks; chunk += 32",
-    ),
-    mutant("experts", "another expert", "base = ids[at.x] * p.rows", "base = ids[0] * p.rows"),
-    mutant("experts", "another token", "size_t(at.x / p.chosen) * p.cols", "size_t(at.x) * p.cols"),
-    mutant(
-        "experts",
-        "gate and up exchanged",
-        "activate(p.gate, mine) * up",
-        "activate(p.gate, up) * mine",
-    ),
-    mutant(
-        "experts",
-        "an expert left out",
-        "pair < first + p.chosen",
-        "pair + 1 < first + p.chosen",
-    ),
-    mutant("experts", "another's answer", "p.placed ? places[pair] : pair", "pair"),
 ];
 
 fn all() -> impl Iterator<Item = &'static Mutant> {
-    MUTANTS.iter().chain(caches::MUTANTS).chain(choices::MUTANTS).chain(tiles::MUTANTS)
+    MUTANTS
+        .iter()
+        .chain(caches::MUTANTS)
+        .chain(choices::MUTANTS)
+        .chain(elements::MUTANTS)
+        .chain(experts::MUTANTS)
+        .chain(recurrent::MUTANTS)
+        .chain(tiles::MUTANTS)
 }
 
 impl Mutant {

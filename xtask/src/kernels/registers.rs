@@ -14,7 +14,7 @@ const MOST: usize = 1024 * 52;
 
 /// Kernels that want more, and how many a thread at most. The backend asks Metal to compile each for the threads of
 /// its launch, so that these put some into memory; what that costs only a Mac can tell.
-const SPILL: [(&str, usize); 9] = [
+const SPILL: [(&str, usize); 10] = [
     ("attend_coded_8", 600),
     ("attend_coded_16", 850),
     ("attend_coded_16_of_33_33", 450),
@@ -24,6 +24,7 @@ const SPILL: [(&str, usize); 9] = [
     ("encode_wide", 256),
     ("encode_sketched", 208),
     ("sample", 240),
+    ("walk_delta_4", 208),
 ];
 
 /// Kernels that are not compiled for Metal, as the sources say: how their names begin.

@@ -22,7 +22,7 @@ const fn side(name: &'static str, also: &'static [&'static str]) -> Place {
 }
 
 /// The directions of `docs/architecture.md`.
-const PLACES: [Place; 21] = [
+const PLACES: [Place; 22] = [
     tier("taper-base", 0),
     tier("taper-kernels", 0),
     tier("taper-cpu", 1),
@@ -47,7 +47,8 @@ const PLACES: [Place; 21] = [
     side("taper-chat", &["taper-base"]),
     side("taper-hub", &["taper-base"]),
     side("taper-longctx", &["taper-base"]),
-    side("taper-openai-server", &["taper-base", "taper-chat"]),
+    side("taper-grammar", &["taper-base", "taper-chat"]),
+    side("taper-openai-server", &["taper-base", "taper-chat", "taper-grammar"]),
 ];
 
 /// Names of crates that only the tensor crate may know, of those of the product.

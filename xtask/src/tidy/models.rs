@@ -39,9 +39,9 @@ fn table() -> String {
         let code = |names: &mut dyn Iterator<Item = &str>| {
             names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
         };
-        let read = Gguf::ARCHITECTURES.iter().filter(|(_, of)| model_types.contains(of));
+        let read = Gguf::architectures().filter(|(_, of)| model_types.contains(of));
         let (types, gguf) =
-            (code(&mut model_types.iter().copied()), code(&mut read.map(|(name, _)| *name)));
+            (code(&mut model_types.iter().copied()), code(&mut read.map(|(name, _)| name)));
         let gpu = if *gpu { "yes" } else { "no" };
         let _ = writeln!(table, "| {types} | {models} | {gpu} | {gguf} |");
     }
@@ -58,6 +58,9 @@ mod tests {
         assert_eq!(check(&page(&table())), []);
         assert_eq!(check(&page("| `qwen9` |\n")).len(), 1);
         assert_eq!(check("no table").len(), 1);
-        assert!(table().contains("| `qwen3_moe` | Qwen 3 with experts | yes | `qwen3moe` |"));
+        assert!(
+            table()
+                .contains("| `qwen3_moe` | Qwen 3 with experts | yes | `qwen3moe`, `qwen3vlmoe` |")
+        );
     }
 }

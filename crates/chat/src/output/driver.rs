@@ -2,11 +2,12 @@
 
 use super::{
     Delta, ParsedMessage, ReasoningFormat, ToolCallIds, ToolFormat,
-    formats::{CallWriter, KnownTools, Span, SpanParser},
+    input::Input,
+    recovery::{self, Code, Held, Leak, Outcome, Part},
+    span::{CallWriter, KnownTools, Span, SpanParser, push_content, push_reasoning},
+    tags::Tags,
 };
-
-const THINK: &str = "<think>";
-const END_THINK: &str = "</think>";
+use crate::ToolCall;
 
 /// What an [`OutputParser`] looks for.
 #[derive(Debug, Clone, Default)]
@@ -15,10 +16,12 @@ pub struct ParserOptions {
     pub reasoning: ReasoningFormat,
     /// How tool calls are written.
     pub tools: ToolFormat,
-    /// The prompt left reasoning open: see [`starts_in_reasoning`](crate::starts_in_reasoning).
+    /// The output begins inside reasoning: see [`ReasoningFormat::starts_in`].
     pub starts_in_reasoning: bool,
     /// The tools of the request; a call of any other stays content.
     pub known_tools: KnownTools,
+    /// Recover calls that are written in another format than `tools`.
+    pub recovery: bool,
     /// Seed of the ids of tool calls; `None` makes them random.
     pub id_seed: Option<u64>,
     /// Tags that are special tokens, which content never shows: one that opens or closes nothing
@@ -27,28 +30,44 @@ pub struct ParserOptions {
 }
 
 impl ParserOptions {
+    /// Whether the output begins with reasoning.
+    #[must_use]
+    pub fn begins_in_reasoning(&self) -> bool {
+        self.starts_in_reasoning && !self.reasoning.closers().is_empty()
+    }
+
     /// The tags that the formats look for.
     #[must_use]
     pub fn tags(&self) -> Vec<&'static str> {
-        let mut tags = Vec::new();
-        if self.reasoning != ReasoningFormat::None {
-            tags.extend([THINK, END_THINK]);
-        }
-        if let Some(format) = self.tools.get() {
+        let reasoning = self.reasoning;
+        let of_reasoning =
+            [reasoning.openers(), reasoning.closers(), reasoning.drops(), reasoning.marks()];
+        let mut tags = of_reasoning.concat();
+        for format in [self.tools.get(), reasoning.channels()].into_iter().flatten() {
             tags.extend(format.openers());
             tags.extend(format.marks());
         }
+        if self.recovers() {
+            tags.extend(recovery::openers(self.tools.get()));
+            tags.extend(recovery::marks());
+        }
+        tags.sort_unstable();
+        tags.dedup();
         tags
+    }
+
+    pub(super) fn recovers(&self) -> bool {
+        self.recovery && !self.tools.is_none() && self.known_tools.is_some()
     }
 }
 
 /// Splits what a model writes into reasoning, content and tool calls.
 ///
-/// The deltas, put together, are the same however the text is cut. With a format of `None` its
+/// The deltas, put together, are the same however the text is cut. With a format of `NONE` its
 /// tags are plain text.
 ///
-/// **Reasoning** stands between `<think>` and `</think>`, wherever that is in the content. Line
-/// breaks at its ends, and those that follow `</think>`, are dropped. Tool calls inside are
+/// **Reasoning** stands between two tags, such as `<think>` and `</think>`, wherever that is in the
+/// content. Line breaks at its ends, and those that follow it, are dropped. Tool calls inside are
 /// reasoning. A further block begins on a new line.
 ///
 /// **Tool calls** are read by the [`OutputFormat`](crate::OutputFormat). One that is malformed, has
@@ -57,15 +76,22 @@ impl ParserOptions {
 /// what was streamed stands even if the arguments turn out broken. A forgotten closing tag does no
 /// harm to a complete call.
 ///
+/// **Calls in another format** are recovered, with [`ParserOptions::recovery`], where they are
+/// complete, no other call was found, and they make up at least half of the content; neither in
+/// reasoning nor in code.
+///
 /// **Content** is the rest. White space around calls is dropped at the beginning and at the end of
 /// the content; between texts it stays.
+///
+/// Time grows with the length of the text, and so does memory, whatever the text is.
 #[derive(Debug)]
 pub struct OutputParser {
     options: ParserOptions,
+    /// Tags that mean something in content, and in reasoning.
+    tags: [Tags; 2],
     ids: ToolCallIds,
     mode: Mode,
-    /// Text still to be read, the topmost first.
-    input: Vec<Input>,
+    input: Input,
     /// The beginning of what may be a tag.
     tag: String,
     /// White space of the content that counts once something follows.
@@ -80,9 +106,11 @@ pub struct OutputParser {
     has_reasoning: bool,
     /// There was reasoning in an earlier block.
     had_reasoning: bool,
-    /// `</think>` has just been read.
+    /// The tag that ends reasoning has just been read.
     after_think: bool,
     calls: usize,
+    code: Code,
+    held: Held,
     out: Vec<Delta>,
 }
 
@@ -91,6 +119,7 @@ enum Mode {
     Content,
     Reasoning,
     Calls(OpenSpan),
+    Leak(Leak),
 }
 
 /// Text that holds calls, being read.
@@ -98,31 +127,24 @@ enum Mode {
 struct OpenSpan {
     opener: &'static str,
     parser: Box<dyn SpanParser>,
-    /// Calls of the message before it.
-    calls_before: usize,
-}
-
-/// A text and how much of it has been read, in bytes.
-#[derive(Debug)]
-struct Input {
-    text: String,
-    at: usize,
+    /// It has emitted something.
+    emitted: bool,
 }
 
 impl OutputParser {
     /// A parser for one output.
     #[must_use]
     pub fn new(options: ParserOptions) -> Self {
-        let open = match options.reasoning {
-            ReasoningFormat::None => false,
-            ReasoningFormat::Think => options.starts_in_reasoning,
-            ReasoningFormat::ThinkOpen => true,
-        };
+        let open = options.begins_in_reasoning();
+        let mut out = Vec::new();
+        // What the prompt ended with belongs to the content.
+        push_content(&mut out, options.reasoning.appended().unwrap_or_default());
         Self {
+            tags: [Tags::of_content(&options), Tags::of_reasoning(&options)],
             ids: options.id_seed.map_or_else(ToolCallIds::random, ToolCallIds::new),
             options,
             mode: if open { Mode::Reasoning } else { Mode::Content },
-            input: Vec::new(),
+            input: Input::default(),
             tag: String::new(),
             space: String::new(),
             breaks: String::new(),
@@ -132,33 +154,43 @@ impl OutputParser {
             had_reasoning: false,
             after_think: false,
             calls: 0,
-            out: Vec::new(),
+            code: Code::default(),
+            held: Held::default(),
+            out,
         }
     }
 
     /// Takes more text and tells what is certain by now.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
-        self.read(text.to_owned());
+        self.input.push(text);
+        self.run();
         std::mem::take(&mut self.out)
     }
 
     /// The end of the text: tells what was held back.
     pub fn finish(&mut self) -> Vec<Delta> {
         loop {
-            let tag = std::mem::take(&mut self.tag);
-            tag.chars().for_each(|c| self.text(c));
+            self.find_tag(true);
+            self.run();
             match std::mem::replace(&mut self.mode, Mode::Content) {
                 Mode::Calls(mut span) => {
-                    let rest = span.parser.finish(&mut self.writer());
-                    let rest = self.leave(&span, rest);
-                    self.read(rest);
+                    let rest = self.write(&mut span, |parser, calls| parser.finish(calls));
+                    self.leave(&span, &rest);
+                }
+                Mode::Leak(mut leak) => {
+                    let outcome = leak.finish();
+                    self.settle(&leak, outcome);
                 }
                 mode => {
                     self.mode = mode;
-                    break;
+                    if self.tag.is_empty() {
+                        break;
+                    }
                 }
             }
+            self.run();
         }
+        self.decide();
         let space = std::mem::take(&mut self.space);
         if !self.beside_call {
             self.content(&space);
@@ -177,132 +209,236 @@ impl OutputParser {
         message
     }
 
-    fn read(&mut self, text: String) {
-        self.input.push(Input { text, at: 0 });
-        while let Some(top) = self.input.last_mut() {
-            match top.text[top.at..].chars().next() {
-                Some(c) => {
-                    top.at += c.len_utf8();
-                    self.step(c);
+    fn run(&mut self) {
+        while let Some(c) = self.input.next() {
+            match std::mem::replace(&mut self.mode, Mode::Content) {
+                Mode::Calls(mut span) => {
+                    match self.write(&mut span, |parser, calls| parser.push(c, calls)) {
+                        Span::Open => self.mode = Mode::Calls(span),
+                        Span::Over { rest } => self.leave(&span, &rest),
+                    }
                 }
-                None => {
-                    self.input.pop();
+                Mode::Leak(mut leak) => match leak.push(c) {
+                    Outcome::Open => self.mode = Mode::Leak(leak),
+                    outcome => self.settle(&leak, outcome),
+                },
+                mode => {
+                    self.mode = mode;
+                    self.tag.push(c);
+                    self.find_tag(false);
                 }
             }
         }
     }
 
-    fn step(&mut self, c: char) {
-        match std::mem::replace(&mut self.mode, Mode::Content) {
-            Mode::Calls(mut span) => match span.parser.push(c, &mut self.writer()) {
-                Span::Open => self.mode = Mode::Calls(span),
-                Span::Over { rest } => {
-                    let text = self.leave(&span, rest);
-                    self.input.push(Input { text, at: 0 });
-                }
-            },
-            mode => {
-                self.mode = mode;
-                self.tag.push(c);
-                self.find_tag();
-            }
-        }
-    }
-
-    /// Takes from the front of `tag` what is a tag, or cannot become one.
-    fn find_tag(&mut self) {
+    /// Takes from the front of `tag` what is a tag, or cannot become one; at the end of the text
+    /// nothing more will.
+    fn find_tag(&mut self, end: bool) {
         while !self.tag.is_empty() {
-            let whole = self.tags().find(|tag| *tag == self.tag);
-            if let Some(tag) = whole {
+            let reasoning = matches!(self.mode, Mode::Reasoning);
+            let Some(tags) = self.tags.get(usize::from(reasoning)) else { return };
+            if !end && tags.may_grow(&self.tag) {
+                return;
+            }
+            if let Some(tag) = tags.longest(&self.tag) {
+                let rest = self.tag.split_off(tag.len());
                 self.tag.clear();
                 self.enter(tag);
-            } else if self.tags().any(|tag| tag.starts_with(&self.tag)) {
+                self.input.unread(&rest);
                 return;
-            } else {
-                let first = self.tag.remove(0);
-                self.text(first);
             }
+            let first = self.tag.remove(0);
+            self.text(first);
         }
-    }
-
-    /// The tags that mean something here, or that must not be shown.
-    fn tags(&self) -> impl Iterator<Item = &'static str> {
-        let reads = matches!(self.mode, Mode::Content);
-        let (opens, closes) = match self.mode {
-            Mode::Reasoning => (!self.has_reasoning, true),
-            _ => (self.options.reasoning != ReasoningFormat::None, false),
-        };
-        let calls = self.options.tools.get().filter(|_| reads).map_or(&[][..], |f| f.openers());
-        let think = [opens.then_some(THINK), closes.then_some(END_THINK)];
-        let hidden = self.options.hidden_tags.iter().copied();
-        think.into_iter().flatten().chain(calls.iter().copied()).chain(hidden)
     }
 
     fn enter(&mut self, tag: &'static str) {
+        let reasoning = self.options.reasoning;
         if matches!(self.mode, Mode::Reasoning) {
-            // The model may repeat the tag that the prompt ended with.
-            if tag == END_THINK {
+            if reasoning.closers().contains(&tag) {
                 self.breaks.clear();
                 self.had_reasoning |= self.has_reasoning;
                 self.has_reasoning = false;
                 self.after_think = true;
                 self.mode = Mode::Content;
+            } else if self.has_reasoning && !self.options.hidden_tags.contains(&tag) {
+                tag.chars().for_each(|c| self.text(c));
             }
+            // Otherwise the model repeats the tag that the prompt ended with.
             return;
         }
-        if tag == THINK {
+        let formats = [self.options.tools.get(), reasoning.channels()];
+        let native = formats.into_iter().flatten().find(|f| f.openers().contains(&tag));
+        if reasoning.openers().contains(&tag) {
+            self.decide();
             if !self.has_content {
                 self.space.clear();
             }
             self.mode = Mode::Reasoning;
-        } else if let Some(format) = self.options.tools.get().filter(|f| f.openers().contains(&tag))
-        {
+        } else if let Some(format) = native {
             let parser = format.open(tag, &self.options.known_tools);
-            self.mode = Mode::Calls(OpenSpan { opener: tag, parser, calls_before: self.calls });
+            self.mode = Mode::Calls(OpenSpan { opener: tag, parser, emitted: false });
+        } else if reasoning.drops().contains(&tag) {
+            self.space.clear();
+            self.after_think = true;
+        } else if let Some(leak) = self.leak(tag) {
+            self.mode = Mode::Leak(leak);
+        } else {
+            self.no_tag(tag);
         }
-        // Any other tag is hidden, and opens and closes nothing here.
     }
 
-    fn writer(&mut self) -> CallWriter<'_> {
-        CallWriter { out: &mut self.out, ids: &mut self.ids, calls: &mut self.calls }
+    /// A tag that opens and closes nothing is content, unless it is hidden.
+    fn no_tag(&mut self, tag: &str) {
+        if !self.options.hidden_tags.contains(&tag) {
+            tag.chars().for_each(|c| self.text(c));
+        }
     }
 
-    /// A span is over. If it emitted nothing, its opener is content, unless it is hidden. Returns
-    /// the text that is to be read again.
-    fn leave(&mut self, span: &OpenSpan, rest: String) -> String {
-        if self.calls > span.calls_before {
-            self.beside_call = true;
-        } else if !self.options.hidden_tags.contains(&span.opener) {
-            span.opener.chars().for_each(|c| self.text(c));
+    /// Lets a span write. Calls of the expected format make content of those that leaked.
+    fn write<T>(
+        &mut self,
+        span: &mut OpenSpan,
+        write: impl FnOnce(&mut dyn SpanParser, &mut CallWriter<'_>) -> T,
+    ) -> T {
+        let mut apart = Vec::new();
+        let out = if self.held.is_empty() { &mut self.out } else { &mut apart };
+        let (ids, calls) = (&mut self.ids, &mut self.calls);
+        let mut writer = CallWriter { out, ids, calls, emitted: span.emitted };
+        let written = write(&mut *span.parser, &mut writer);
+        span.emitted = writer.emitted;
+        if span.emitted {
+            self.forget();
         }
-        rest
+        self.out.append(&mut apart);
+        written
+    }
+
+    /// A span is over, and `rest` is to be read again. If it emitted nothing, its opener is content,
+    /// unless another format makes calls of it.
+    fn leave(&mut self, span: &OpenSpan, rest: &str) {
+        if span.emitted {
+            self.beside_call |= self.calls > 0;
+            return self.again(rest);
+        }
+        match self.leak(span.opener).filter(|_| !self.input.is_exhausted()) {
+            Some(leak) => {
+                self.mode = Mode::Leak(leak);
+                self.input.unread(rest);
+            }
+            None => {
+                self.no_tag(span.opener);
+                self.again(rest);
+            }
+        }
+    }
+
+    /// Reads text again, or takes it as content if too much has been.
+    fn again(&mut self, text: &str) {
+        if self.input.is_exhausted() {
+            text.chars().for_each(|c| self.text(c));
+        } else {
+            self.input.unread(text);
+        }
+    }
+
+    fn leak(&self, opener: &'static str) -> Option<Leak> {
+        let wanted = self.options.recovers() && self.calls == 0 && !self.code.is_code();
+        let leak = || Leak::open(opener, self.options.tools.get(), &self.options.known_tools);
+        wanted.then(leak).flatten()
+    }
+
+    fn settle(&mut self, leak: &Leak, outcome: Outcome) {
+        match outcome {
+            Outcome::Calls(calls, rest) => {
+                self.held.add(leak.text(&rest), calls);
+                if !self.held.prevails() {
+                    self.forget();
+                }
+                self.again(&rest);
+            }
+            Outcome::Open | Outcome::None => {
+                self.no_tag(leak.opener);
+                self.again(&leak.read);
+            }
+        }
+    }
+
+    /// What is held back is content after all.
+    fn forget(&mut self) {
+        for part in self.held.take() {
+            let mut text = match part {
+                Part::Text(text) | Part::Calls { text, .. } => text,
+            };
+            for tag in &self.options.hidden_tags {
+                text = text.replace(tag, "");
+            }
+            text.chars().for_each(|c| self.plain(c));
+        }
+    }
+
+    /// The content ends here: the calls in what is held back are calls if they are half of it.
+    fn decide(&mut self) {
+        if !self.held.prevails() {
+            return self.forget();
+        }
+        for part in self.held.take() {
+            match part {
+                Part::Text(text) => text.chars().for_each(|c| self.plain(c)),
+                Part::Calls { calls, .. } => {
+                    calls.iter().for_each(|call| self.recovered(call));
+                    self.beside_call = true;
+                }
+            }
+        }
+    }
+
+    fn recovered(&mut self, call: &ToolCall) {
+        let (out, ids, calls) = (&mut self.out, &mut self.ids, &mut self.calls);
+        let mut writer = CallWriter { out, ids, calls, emitted: false };
+        writer.start(&call.name);
+        writer.arguments(&call.arguments);
     }
 
     /// A character that belongs to no tag.
     fn text(&mut self, c: char) {
         if matches!(self.mode, Mode::Reasoning) {
-            match c {
-                '\n' if !self.has_reasoning => {}
-                '\n' => self.breaks.push(c),
-                c => {
-                    if !self.has_reasoning && self.had_reasoning {
-                        self.breaks.push('\n');
-                    }
-                    self.has_reasoning = true;
-                    let mut text = std::mem::take(&mut self.breaks);
-                    text.push(c);
-                    self.reasoning(&text);
-                }
-            }
-            return;
+            return self.thought(c);
         }
+        self.code.push(c);
+        if !self.held.text(c) {
+            return self.plain(c);
+        }
+        if !self.held.prevails() {
+            self.forget();
+        }
+    }
+
+    fn thought(&mut self, c: char) {
+        match c {
+            '\n' if !self.has_reasoning => {}
+            '\n' => self.breaks.push(c),
+            c => {
+                if !self.has_reasoning && self.had_reasoning {
+                    self.breaks.push('\n');
+                }
+                self.has_reasoning = true;
+                let mut text = std::mem::take(&mut self.breaks);
+                text.push(c);
+                push_reasoning(&mut self.out, &text);
+            }
+        }
+    }
+
+    /// A character of content that is held back no more.
+    fn plain(&mut self, c: char) {
         if self.after_think && matches!(c, '\n' | '\r') {
             return;
         }
         self.after_think = false;
         self.space.push(c);
-        let plain = self.options.reasoning == ReasoningFormat::None && self.options.tools.is_none();
-        if c.is_whitespace() && !plain {
+        let bare = self.options.reasoning.is_none() && self.options.tools.is_none();
+        if c.is_whitespace() && !bare {
             return;
         }
         let text = std::mem::take(&mut self.space);
@@ -312,20 +448,7 @@ impl OutputParser {
     }
 
     fn content(&mut self, text: &str) {
-        if text.is_empty() {
-            return;
-        }
-        self.has_content = true;
-        match self.out.last_mut() {
-            Some(Delta::Content(content)) => content.push_str(text),
-            _ => self.out.push(Delta::Content(text.to_owned())),
-        }
-    }
-
-    fn reasoning(&mut self, text: &str) {
-        match self.out.last_mut() {
-            Some(Delta::Reasoning(reasoning)) => reasoning.push_str(text),
-            _ => self.out.push(Delta::Reasoning(text.to_owned())),
-        }
+        self.has_content |= !text.is_empty();
+        push_content(&mut self.out, text);
     }
 }

@@ -1,36 +1,12 @@
-//! Names of the output formats, and how to tell them from a chat template.
+//! Names of the formats of tool calls, and how to tell them from a chat template.
 
-use super::formats::{FORMATS, OutputFormat};
+use super::{formats::FORMATS, reasoning::prefix_of, span::OutputFormat};
 use crate::ChatError;
 use std::{fmt, str::FromStr};
-
-/// How a model marks its reasoning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum ReasoningFormat {
-    /// The model does not mark reasoning: everything is content.
-    #[default]
-    None,
-    /// `<think>..</think>`, as Qwen3 writes it.
-    Think,
-    /// `<think>..</think>`, where the output begins inside the block even if the prompt does not
-    /// open it, as with DeepSeek-R1.
-    ThinkOpen,
-}
 
 /// How a model writes tool calls: one of the named formats, a format of your own, or not at all.
 #[derive(Clone, Copy, Default)]
 pub struct ToolFormat(Option<&'static dyn OutputFormat>);
-
-impl ReasoningFormat {
-    /// Every name that [`FromStr`] takes; those of vLLM's `--reasoning-parser`.
-    pub const NAMES: &'static [&'static str] = &["none", "qwen3", "deepseek_r1"];
-
-    /// The format that a chat template speaks of.
-    #[must_use]
-    pub fn detect(template_source: &str) -> Self {
-        if template_source.contains("</think>") { Self::Think } else { Self::None }
-    }
-}
 
 impl ToolFormat {
     /// No tool calls: everything is content.
@@ -45,13 +21,27 @@ impl ToolFormat {
     /// Every name that [`FromStr`] takes; those of vLLM's `--tool-call-parser`.
     #[must_use]
     pub fn names() -> Vec<&'static str> {
-        ["none"].into_iter().chain(FORMATS.iter().map(|f| f.name())).collect()
+        let mut names: Vec<_> = FORMATS.iter().map(|f| f.name()).collect();
+        names.sort_unstable();
+        [&["none"], &names[..]].concat()
     }
 
-    /// The format that a chat template speaks of.
+    /// The format of a model with this chat template and `model_type`.
+    ///
+    /// The template's own marks count. Where several formats have them, or none does and the
+    /// template takes tools all the same, the architecture chooses.
     #[must_use]
-    pub fn detect(template_source: &str) -> Self {
-        Self(FORMATS.iter().copied().find(|f| f.detect(template_source)))
+    pub fn detect(template_source: &str, model_type: &str) -> Self {
+        let rank = |f: &dyn OutputFormat| prefix_of(f.architectures(), model_type);
+        let shown = FORMATS.iter().copied().filter(|f| f.detect(template_source));
+        // Of formats that rank alike, `max_by_key` takes the last.
+        let best = shown.rev().max_by_key(|f| rank(*f));
+        let takes_tools = || template_source.contains("tools");
+        let of_architecture = || {
+            let known = FORMATS.iter().copied().filter(|f| rank(*f) > 0);
+            known.rev().max_by_key(|f| rank(*f)).filter(|_| takes_tools())
+        };
+        Self(best.or_else(of_architecture))
     }
 
     /// The format, if there is one.
@@ -67,23 +57,6 @@ impl ToolFormat {
     }
 }
 
-impl FromStr for ReasoningFormat {
-    type Err = ChatError;
-
-    fn from_str(name: &str) -> Result<Self, ChatError> {
-        match name {
-            "" | "none" => Ok(Self::None),
-            "qwen3" => Ok(Self::Think),
-            "deepseek_r1" => Ok(Self::ThinkOpen),
-            _ => Err(ChatError::UnknownFormat {
-                kind: "reasoning parser",
-                name: name.to_owned(),
-                choices: Self::NAMES.to_vec(),
-            }),
-        }
-    }
-}
-
 impl FromStr for ToolFormat {
     type Err = ChatError;
 
@@ -96,16 +69,6 @@ impl FromStr for ToolFormat {
             kind: "tool-call parser",
             name: name.to_owned(),
             choices: Self::names(),
-        })
-    }
-}
-
-impl fmt::Display for ReasoningFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Think => "qwen3",
-            Self::ThinkOpen => "deepseek_r1",
         })
     }
 }
@@ -130,11 +93,3 @@ impl PartialEq for ToolFormat {
 }
 
 impl Eq for ToolFormat {}
-
-/// Whether a rendered prompt leaves `<think>` open, so that the output begins with reasoning.
-///
-/// Only the very end counts: a user may write `<think>` too.
-#[must_use]
-pub fn starts_in_reasoning(prompt: &str) -> bool {
-    prompt.trim_end().ends_with("<think>")
-}

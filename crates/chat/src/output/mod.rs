@@ -4,11 +4,20 @@ mod driver;
 mod format;
 mod formats;
 mod ids;
+mod input;
+mod reasoning;
+mod recovery;
+mod scan;
+mod span;
+mod syntax;
+mod tags;
 
 pub use driver::{OutputParser, ParserOptions};
-pub use format::{ReasoningFormat, ToolFormat, starts_in_reasoning};
-pub use formats::{CallWriter, KnownTools, OutputFormat, Span, SpanParser};
+pub use format::ToolFormat;
 pub use ids::ToolCallIds;
+pub use reasoning::ReasoningFormat;
+pub use span::{CallWriter, KnownTools, OutputFormat, Span, SpanParser};
+pub use syntax::{ArgumentSyntax, CallSyntax, Opener};
 
 use crate::ToolCall;
 

@@ -232,6 +232,8 @@ impl Inner {
         // Absent tools and documents are none, not undefined, in transformers.
         context.insert("documents".to_owned(), Value::Null);
         context.insert("add_generation_prompt".to_owned(), request.add_generation_prompt.into());
+        // The template itself, of which nothing is known: what is asked of it is undefined.
+        context.insert("self".to_owned(), Value::Object(Map::new()));
         for (name, value) in request.kwargs {
             context.insert(name.clone(), value.clone());
         }

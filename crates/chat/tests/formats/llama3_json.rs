@@ -23,6 +23,8 @@ fn llama3_calls() {
     let deep = r#"{"a": {"b": [{"c": {"d": "{value} [x] \"}"}}]}}"#;
     check(&format!(r#"{{"name": "f", "parameters": {deep}}}"#), "", &[&format!("f {deep}")]);
     check(r#"{"name": "f", "parameters": {}}"#, "", &["f {}"]);
+    // The tool requires none.
+    check(r#"{"name": "f", "parameters": null}"#, "", &["f {}"]);
     check(r#"{"type": "function", "name": "f", "parameters": {"a": 1}}"#, "", &[r#"f {"a": 1}"#]);
     check(r#"{"parameters": {"a": 1}, "name": "f"}"#, "", &[r#"f {"a": 1}"#]);
     check(r#"{"name": "f", "parameters": {"a": 1}, "x": 1}!"#, "!", &[r#"f {"a": 1}"#]);
@@ -56,7 +58,6 @@ fn what_is_no_call_of_llama3_is_untouched() {
         r#"{"name": "nobody", "parameters": {}}"#,
         r#"{"name": "", "parameters": {}}"#,
         r#"{"name": "f", "parameters": 42}"#,
-        r#"{"name": "f", "parameters": null}"#,
         r#"{"name": "f", "parameters": {invalid json}"#,
         r#"{"name": "Ada", "age": 36}"#,
         r#"{"city": "Paris", "days": [1, 2, {"a": {}}]}"#,

@@ -5,22 +5,68 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod harmony;
 mod law;
+mod limits;
 mod llama3_json;
 mod mistral;
+mod odd;
 mod own;
 #[path = "../common/pieces.rs"]
 mod pieces;
 mod qwen3_coder;
+mod recovery;
+mod writers;
+mod written;
 
 use pieces::streamed;
 use serde_json::{Value, json};
 use std::{fs, path::Path, sync::Arc};
-use taper_chat::{
-    Delta, KnownTools, OutputParser, ParserOptions, ReasoningFormat, Tool, ToolFormat,
-};
+use taper_chat::{Delta, KnownTools, OutputParser, ParserOptions, Tool, ToolFormat};
 
-const FORMATS: &[&str] = &["hermes", "llama3_json", "mistral", "qwen3_coder"];
+/// Every named format.
+const FORMATS: &[&str] = &[
+    "cohere",
+    "cohere_command3",
+    "cohere_command4",
+    "deepseek_v3",
+    "deepseek_v31",
+    "deepseek_v32",
+    "ernie45",
+    "functiongemma",
+    "gemma4",
+    "gigachat3",
+    "glm45",
+    "glm47",
+    "granite",
+    "granite-20b-fc",
+    "granite4",
+    "hermes",
+    "hunyuan_a13b",
+    "internlm",
+    "jamba",
+    "kimi_k2",
+    "lfm2",
+    "llama3_json",
+    "llama4_json",
+    "llama4_pythonic",
+    "longcat",
+    "mimo",
+    "minimax",
+    "minimax_m2",
+    "mistral",
+    "olmo3",
+    "openai",
+    "phi4_mini_json",
+    "pythonic",
+    "qwen3_coder",
+    "qwen3_json",
+    "qwen3_xml",
+    "seed_oss",
+    "step3",
+    "step3p5",
+    "xlam",
+];
 
 pub(crate) fn tool(name: &str, properties: &Value) -> Tool {
     let parameters = json!({ "type": "object", "properties": properties });
@@ -52,7 +98,7 @@ pub(crate) fn tools() -> KnownTools {
 
 pub(crate) fn options(format: &str) -> ParserOptions {
     ParserOptions {
-        reasoning: ReasoningFormat::Think,
+        reasoning: "qwen3".parse().unwrap(),
         tools: format.parse().unwrap(),
         known_tools: tools(),
         id_seed: Some(1),
@@ -90,6 +136,11 @@ pub(crate) fn untouched(format: &str, text: &str) {
 }
 
 #[test]
+fn every_format_is_tested() {
+    assert_eq!(ToolFormat::names()[1..], *FORMATS);
+}
+
+#[test]
 fn templates_show_their_formats() {
     let table = [
         ("qwen3", "hermes"),
@@ -107,13 +158,19 @@ fn templates_show_their_formats() {
     for (template, format) in table {
         let source = fs::read_to_string(folder.join(template).with_extension("jinja"))
             .or_else(|_| fs::read_to_string(folder.join(format!("{template}.jinja"))));
-        assert_eq!(ToolFormat::detect(&source.unwrap()).to_string(), format, "{template}");
+        assert_eq!(ToolFormat::detect(&source.unwrap(), "").to_string(), format, "{template}");
     }
+    let detect = |template, model| ToolFormat::detect(template, model).to_string();
     // GLM writes XML of its own between Hermes's tags.
-    assert!(ToolFormat::detect("<tool_call>{{ name }}<arg_key>").is_none());
+    assert_eq!(detect("<tool_call>{{ name }}<arg_key>", ""), "glm45");
     // Functionary has Llama's tokens, and tags of its own.
-    assert!(ToolFormat::detect("<|start_header_id|><function={{ name }}>").is_none());
-    assert!(ToolFormat::detect("").is_none());
+    assert_eq!(detect("<|start_header_id|><function={{ name }}>", ""), "none");
+    assert_eq!(detect("", ""), "none");
+    // The architecture chooses between formats with the same marks, and where there are none.
+    assert_eq!(detect("<tool_call><function=x><parameter=y>", "step3p5"), "step3p5");
+    assert_eq!(detect("<tool_call><function=x><parameter=y>", "qwen3_moe"), "qwen3_coder");
+    assert_eq!(detect("{% if tools %}", "phi4"), "phi4_mini_json");
+    assert_eq!(detect("", "phi4"), "none");
 }
 
 /// Deltas of a text that comes in chunks: the calls' names, then what each chunk added.

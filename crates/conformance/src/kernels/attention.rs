@@ -4,8 +4,8 @@ use super::{Pair, data::Rng};
 use half::{bf16, f16};
 use std::fmt;
 use taper_tensor::{
-    AffineFormat, DType, Linear, Phase, Projected, Result, RmsNorm, RopeAngles, RopeTable, Tensor,
-    TensorError,
+    AffineFormat, DType, Linear, Phase, Projected, Result, RmsNorm, RopeAngles, RopeTable, Sinks,
+    Tensor, TensorError,
     gpu::{
         Buffer, Gpu,
         attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence},
@@ -18,7 +18,9 @@ pub(super) struct Case {
     group: usize,
     /// Query tokens and tokens of each sequence.
     seqs: Vec<(usize, usize)>,
-    scoring: Scoring,
+    scoring: Scoring<'static>,
+    /// Whether each head has a sink.
+    sinks: bool,
     /// On the matrix units.
     tiled: bool,
     /// From what the projections give, which is written on the way; with norms?
@@ -49,13 +51,14 @@ impl Newest {
 }
 
 pub(super) fn cases(quick: bool) -> Vec<Case> {
-    let shape = |kv_heads, head_dim, dtype| KvShape { kv_heads, head_dim, dtype };
-    let plain = Scoring { scale: 0.2, window: None, soft_cap: None };
+    let shape = |kv_heads, head_dim, dtype| KvShape { kv_heads, head_dim, dtype, latent: false };
+    let plain = PLAIN;
     let mut cases = Vec::new();
     let mut add = |shape: KvShape, group, seqs: &[(usize, usize)], scoring| {
         for tiled in [false, true].into_iter().take(1 + usize::from(shape.is_typed())) {
             let seqs = seqs.to_vec();
-            cases.push(Case { shape, group, seqs, scoring, tiled, new: None, next: None });
+            let (sinks, new, next) = (false, None, None);
+            cases.push(Case { shape, group, seqs, scoring, sinks, tiled, new, next });
         }
     };
     // Each kernel once, with lengths around a block and around a span.
@@ -87,7 +90,8 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let mut add = |(kv_heads, head_dim, group), kv_lens: &[usize], scoring, norms, next| {
         let seqs = kv_lens.iter().map(|&n| (1, n)).collect();
         let (shape, new) = (shape(kv_heads, head_dim, DType::F16), Some(norms));
-        cases.push(Case { shape, group, seqs, scoring, tiled: true, new, next });
+        let (sinks, tiled) = (false, true);
+        cases.push(Case { shape, group, seqs, scoring, sinks, tiled, new, next });
     };
     for (head_dim, group) in [(64, 2), (64, 7), (128, 4), (128, 5), (256, 3), (256, 8)] {
         add((2, head_dim, group), &[1, 33, 64, 170], plain, head_dim != 256, None);
@@ -109,6 +113,58 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     cases
 }
 
+/// Scoring without anything special.
+const PLAIN: Scoring<'_> =
+    Scoring { scale: 0.2, window: None, soft_cap: None, sinks: None, value_dim: None };
+
+/// Cases that came later, as a check's number decides its data: sinks, heads of more than 256, and latents.
+pub(super) fn more_cases() -> Vec<Case> {
+    let shape = |kv_heads, head_dim, dtype| KvShape { kv_heads, head_dim, dtype, latent: false };
+    let short = vec![(1, 1), (1, 33), (3, 70)];
+    let long = vec![(1, 513), (2, 530), (1, 20)];
+    let of = |shape, group, seqs: &[(usize, usize)]| {
+        let (seqs, scoring) = (seqs.to_vec(), PLAIN);
+        Case { shape, group, seqs, scoring, sinks: false, tiled: false, new: None, next: None }
+    };
+    let mut cases = Vec::new();
+    let window = Scoring { window: Some(20), ..PLAIN };
+    for (shape, group) in [
+        (shape(2, 64, DType::F16), 2),
+        (shape(1, 24, DType::BF16), 3),
+        (shape(1, 16, DType::F32), 8),
+    ] {
+        for tiled in [false, true].into_iter().take(1 + usize::from(shape.is_typed())) {
+            let sinks = |case| Case { sinks: true, tiled, ..case };
+            cases.push(sinks(of(shape, group, &short)));
+            cases.push(sinks(Case { scoring: window, ..of(shape, group, &long) }));
+        }
+    }
+    for kv_lens in [[40, 1], [513, 64]] {
+        let seqs = kv_lens.map(|n| (1, n));
+        let case = of(shape(2, 128, DType::F16), 4, &seqs);
+        cases.push(Case { sinks: true, tiled: true, new: Some(true), ..case });
+    }
+    for (head_dim, dtype) in
+        [(512, DType::F16), (288, DType::F16), (320, DType::BF16), (264, DType::F32)]
+    {
+        cases.push(of(shape(1, head_dim, dtype), 2, &short));
+        cases.push(Case { scoring: window, ..of(shape(2, head_dim, dtype), 5, &long[..2]) });
+    }
+    for (head_dim, value_dim, dtype) in [
+        (576, 512, DType::F16),
+        (40, 32, DType::F16),
+        (288, 256, DType::BF16),
+        (64, 64, DType::F32),
+        (320, 256, DType::F32),
+    ] {
+        let shape = KvShape { latent: true, ..shape(1, head_dim, dtype) };
+        let scoring = Scoring { value_dim: Some(value_dim), ..PLAIN };
+        cases.push(Case { scoring, ..of(shape, 4, &short) });
+        cases.push(Case { scoring, ..of(shape, 6, &long) });
+    }
+    cases
+}
+
 impl Case {
     /// Whether it is for GPUs whose matrix units are fast.
     pub(super) fn tiled(&self) -> bool {
@@ -116,13 +172,19 @@ impl Case {
     }
 
     pub(super) fn family(&self) -> &'static str {
-        if self.tiled { "attend_tile" } else { "attend" }
+        match self.tiled {
+            true => "attend_tile",
+            false if self.shape.latent || self.shape.head_dim > 256 => "attend_more",
+            false => "attend",
+        }
     }
 
     pub(super) fn run(&self, gpu: &Gpu, rng: &mut Rng) -> Result<Vec<Pair>> {
-        let KvShape { kv_heads, head_dim, dtype } = self.shape;
+        let KvShape { kv_heads, head_dim, dtype, latent } = self.shape;
         let heads = kv_heads * self.group;
         let row = kv_heads * head_dim;
+        let sinks = self.sinks.then(|| Sinks::new(rng.vector(heads)));
+        let scoring = Scoring { sinks: sinks.as_ref(), ..self.scoring };
         // Blocks of all sequences, in a random order, with some between that nobody wrote.
         let needed = |kv: usize| kv.div_ceil(BLOCK_TOKENS);
         let total: usize = self.seqs.iter().map(|s| needed(s.1)).sum::<usize>() + 3;
@@ -148,6 +210,9 @@ impl Case {
                 .map(|i| blocks[i / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (i % BLOCK_TOKENS) as u32)
                 .collect();
             let (mut k, mut v) = (rng.vector(kv_len * row), rng.vector(kv_len * row));
+            if latent {
+                v.clone_from(&k);
+            }
             let mut q = rng.vector(q_len * heads * head_dim);
             // What is there before the step.
             let mut old = kv_len;
@@ -168,7 +233,8 @@ impl Case {
                 attention::write(self.shape, &there(&k)?, &there(&v)?, &slots, pages)?;
             }
             let side = |x: &[f32]| x.iter().map(|&x| stored(dtype, x)).collect::<Vec<_>>();
-            want.extend(self.reference(&q, &side(&k), &side(&v), (q_len, kv_len)));
+            let sinks = sinks.as_ref().map(Sinks::scores);
+            want.extend(self.reference((&q, sinks), &side(&k), &side(&v), (q_len, kv_len)));
             queries.extend(q);
             tables.push(blocks);
         }
@@ -185,7 +251,7 @@ impl Case {
         let pages = (&pages.0, &pages.1);
         let attend_new = |newest: &Newest, next: Option<&Linear>| {
             let rows = newest.projected(head_dim, next);
-            let out = attention::attend_new(self.shape, &rows, pages, &plan, &self.scoring)?;
+            let out = attention::attend_new(self.shape, &rows, pages, &plan, &scoring)?;
             let none = || TensorError::Device { op: "attention of new rows", device: gpu.name() };
             out.ok_or_else(none)
         };
@@ -204,15 +270,20 @@ impl Case {
             outs.push(attend_new(newest, None)?);
         }
         // What that wrote is there for whoever reads it next.
-        outs.push(attention::attend(self.shape, &q, pages, &plan, &self.scoring)?);
+        outs.push(attention::attend(self.shape, &q, pages, &plan, &scoring)?);
         let pair = |out: &Tensor| Ok(Pair { got: out.to_vec()?, want: want.clone() });
         let mut pairs = outs.iter().map(pair).collect::<Result<Vec<_>>>()?;
         if let Some(whole) = outs.last() {
             self.break_tokens(gpu, &tables, pages)?;
-            let broken = attention::attend(self.shape, &q, pages, &plan, &self.scoring)?;
+            let broken = attention::attend(self.shape, &q, pages, &plan, &scoring)?;
             pairs.push(self.unbroken(&whole.to_vec()?, &broken)?);
         }
         Ok(pairs)
+    }
+
+    /// Elements of a head's result: the last ones of values.
+    fn value_dim(&self) -> usize {
+        self.scoring.value_dim.unwrap_or(self.shape.head_dim)
     }
 
     /// Tokens of each sequence that are replaced by what is not a number: its first and its last one.
@@ -252,7 +323,7 @@ impl Case {
     /// Answers that see no such token are what they were, to the bit, and no other is a number.
     fn unbroken(&self, whole: &[f32], broken: &Tensor) -> Result<Pair> {
         let broken: Vec<f32> = broken.to_vec()?;
-        let width = self.shape.kv_heads * self.group * self.shape.head_dim;
+        let width = self.shape.kv_heads * self.group * self.value_dim();
         let mut rows = whole.chunks(width).zip(broken.chunks(width));
         let (mut got, mut want) = (Vec::new(), Vec::new());
         for &(q_len, kv_len) in &self.seqs {
@@ -274,6 +345,7 @@ impl Case {
     /// element of a key is rounded to the other half next to it.
     pub(super) fn tolerance(&self) -> f64 {
         match (self.new, self.next) {
+            (None, _) if self.shape.head_dim > 256 => 1e-5,
             (None, _) => 4e-6,
             (_, None) => 2e-4,
             // As a product of rounded inputs; see `products`.
@@ -296,7 +368,7 @@ impl Case {
 
     fn reference(
         &self,
-        q: &[f32],
+        (q, sinks): (&[f32], Option<&[f32]>),
         k: &[f64],
         v: &[f64],
         (q_len, kv_len): (usize, usize),
@@ -315,10 +387,11 @@ impl Case {
                 self.scoring.soft_cap.map_or(s, |c| f64::from(c) * (s / f64::from(c)).tanh())
             };
             let scores: Vec<f64> = (start..end).map(score).collect();
-            let top = scores.iter().copied().fold(f64::MIN, f64::max);
+            let sink = sinks.map(|sinks| f64::from(sinks[i % heads]));
+            let top = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-            let total: f64 = weights.iter().sum();
-            out.extend((0..d).map(|e| {
+            let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - top).exp());
+            out.extend((d - self.value_dim()..d).map(|e| {
                 let sum: f64 = weights.iter().zip(start..end).map(|(w, t)| w * v[at(t) + e]).sum();
                 (sum / total) as f32
             }));
@@ -338,10 +411,16 @@ fn stored(dtype: DType, x: f32) -> f64 {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let KvShape { kv_heads, head_dim, dtype } = self.shape;
+        let KvShape { kv_heads, head_dim, dtype, latent } = self.shape;
         let (units, group) = (if self.tiled { "tiles " } else { "" }, self.group);
         let units = if self.new.is_some() { "new " } else { units };
         write!(f, "{units}{} {kv_heads}x{group}x{head_dim} {:?}", dtype.as_str(), self.seqs)?;
+        if latent {
+            write!(f, " latent {}", self.value_dim())?;
+        }
+        if self.sinks {
+            write!(f, " sinks")?;
+        }
         if let Some(bits) = self.next {
             write!(f, " for {bits} bits")?;
         }

@@ -1,7 +1,11 @@
 //! Random tensors and weights.
 
 use half::{bf16, f16};
-use taper_tensor::{AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Result, Tensor, Weight};
+use taper_tensor::{
+    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Result, TableFormat, TableScales,
+    TableWeight, Tensor, Weight,
+    cpu::{E2M1, e8m0},
+};
 
 /// xorshift64*, with sums of uniforms for a normal distribution.
 #[derive(Debug)]
@@ -75,5 +79,17 @@ impl Rng {
         let codes = Bytes::from_vec(codes);
         let weight = AffineWeight::new(format, (rows, cols), codes, (scales, s), (scales, b))?;
         Ok(Weight::Affine(weight))
+    }
+
+    /// MXFP4, whose scales are from 2^-9 to 2^-2.
+    pub(super) fn mxfp4(&mut self, rows: usize, cols: usize) -> Result<Weight> {
+        let format = TableFormat { name: "mxfp4", bits: 4, group: 32 };
+        let codes = (0..rows * cols / 2).map(|_| self.bits() as u8).collect();
+        let scales = (0..rows * format.groups(cols)).map(|_| 118 + self.below(8) as u8).collect();
+        let powers = std::array::from_fn(|byte| e8m0(byte as u8)).into();
+        let scales = TableScales::Named(Bytes::from_vec(scales), powers);
+        let codes = Bytes::from_vec(codes);
+        let weight = TableWeight::new(format, (rows, cols), codes, E2M1.into(), scales)?;
+        Ok(Weight::Table(weight))
     }
 }

@@ -3,16 +3,46 @@
 use super::{Pair, data::Rng};
 use std::fmt;
 use taper_tensor::{
-    AffineFormat, DType, Linear, LinearGroup, Phase, Result, Tensor, Weight,
-    gpu::{Gpu, Routing, StackedExperts},
+    AffineFormat, Bytes, DType, Linear, Phase, Result, Tensor, Weight,
+    gpu::{ExpertKind, ExpertMaps, ExpertsInput, Gpu, StackedExperts},
     ops::{self, Activation, WeightedRows},
+    routing::{Router, Routing, Score},
 };
 
 #[derive(Debug, Clone, Copy)]
 enum Stored {
     Dense(DType),
     Affine(AffineFormat, DType),
+    Mxfp4,
 }
+
+/// What a model has beside maps and a softmax.
+#[derive(Debug, Clone, Copy)]
+struct Extras {
+    activation: Activation,
+    limit: Option<f32>,
+    gated: bool,
+    biases: bool,
+    weighs_input: bool,
+    scale: f32,
+    /// Outputs of the router that give back what they read.
+    idle: usize,
+    /// An expert of every token, and whether it has a gate.
+    shared: Option<bool>,
+    residual: bool,
+}
+
+const PLAIN: Extras = Extras {
+    activation: Activation::Silu,
+    limit: None,
+    gated: true,
+    biases: false,
+    weighs_input: false,
+    scale: 1.0,
+    idle: 0,
+    shared: None,
+    residual: true,
+};
 
 #[derive(Debug, Clone)]
 pub(super) struct Case {
@@ -22,11 +52,15 @@ pub(super) struct Case {
     inner: usize,
     experts: usize,
     routing: Routing,
+    extras: Extras,
     exact: bool,
 }
 
+const fn affine(bits: u8, group: usize, scales: DType) -> Stored {
+    Stored::Affine(AffineFormat { bits, group }, scales)
+}
+
 pub(super) fn cases(quick: bool) -> Vec<Case> {
-    let affine = |bits, group, scales| Stored::Affine(AffineFormat { bits, group }, scales);
     let formats = [
         affine(4, 32, DType::BF16),
         Stored::Dense(DType::BF16),
@@ -38,28 +72,73 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
         affine(8, 32, DType::BF16),
         Stored::Dense(DType::F32),
         Stored::Dense(DType::F16),
+        Stored::Mxfp4,
     ];
     // Rows of one chunk, of more than a simdgroup's lanes, and tokens that are multiplied by expert.
     let shapes =
         [(1, 64, 192, 8, 2), (5, 128, 1088, 3, 3), (3, 1152, 64, 130, 7), (130, 64, 128, 5, 2)];
-    let mut cases = Vec::new();
+    let (mut cases, extras) = (Vec::new(), PLAIN);
     for (i, stored) in formats.into_iter().enumerate() {
         for (j, &(tokens, hidden, inner, experts, chosen)) in shapes.iter().enumerate() {
             if quick && i > 1 && (i + j) % 3 > 0 {
                 continue;
             }
-            let routing = Routing { chosen, normalise: (i + j) % 2 == 0 };
+            let routing = Routing::softmax(chosen, (i + j) % 2 == 0);
             for exact in [true, false] {
                 if exact || tokens > 128 {
-                    cases.push(Case { stored, tokens, hidden, inner, experts, routing, exact });
+                    let sizes = (tokens, hidden, inner, experts);
+                    cases.push(Case::new(stored, sizes, routing, extras, exact));
                 }
             }
         }
     }
+    cases.extend(others());
     cases
 }
 
+/// What families have beside a plain softmax and SwiGLU.
+fn others() -> Vec<Case> {
+    let sigmoid = Routing { score: Score::Sigmoid, ..Routing::softmax(2, false) };
+    let gpt_oss = Extras { activation: Activation::SwigluOai, biases: true, ..PLAIN };
+    let step = Extras { limit: Some(0.4), shared: Some(false), scale: 2.5, ..PLAIN };
+    let (relu, gelu) = (Activation::Relu2, Activation::GeluTanh);
+    let nemotron = Extras { activation: relu, gated: false, residual: false, ..PLAIN };
+    let llama = Extras { weighs_input: true, shared: Some(false), residual: false, ..PLAIN };
+    let all = [
+        (Stored::Mxfp4, 96, Routing::softmax(2, true), gpt_oss),
+        (affine(4, 32, DType::BF16), 96, sigmoid, step),
+        (Stored::Dense(DType::BF16), 96, sigmoid, nemotron),
+        (Stored::Dense(DType::F16), 48, sigmoid, Extras { biases: true, ..nemotron }),
+        (Stored::Dense(DType::F16), 24, sigmoid, llama),
+        (affine(8, 32, DType::F16), 96, sigmoid, Extras { biases: true, idle: 3, ..llama }),
+        (Stored::Dense(DType::F32), 64, Routing::softmax(3, false), Extras { idle: 4, ..PLAIN }),
+        (Stored::Dense(DType::F32), 64, sigmoid, Extras { shared: Some(true), ..PLAIN }),
+        (Stored::Mxfp4, 64, sigmoid, Extras { activation: gelu, residual: false, ..PLAIN }),
+    ];
+    let each = |(stored, inner, routing, extras)| {
+        [(3, true), (130, false)]
+            .map(|(t, exact)| Case::new(stored, (t, 64, inner, 6), routing, extras, exact))
+    };
+    all.into_iter().flat_map(each).collect()
+}
+
+/// An expert's maps: a gate, if it has one, and up; and the way back.
+struct Maps {
+    first: Vec<Linear>,
+    down: Linear,
+}
+
 impl Case {
+    fn new(
+        stored: Stored,
+        (tokens, hidden, inner, experts): (usize, usize, usize, usize),
+        routing: Routing,
+        extras: Extras,
+        exact: bool,
+    ) -> Self {
+        Self { stored, tokens, hidden, inner, experts, routing, extras, exact }
+    }
+
     pub(super) fn tolerance(&self) -> f64 {
         if self.exact { 2e-5 } else { 4e-3 }
     }
@@ -68,61 +147,111 @@ impl Case {
         let weight: Weight = match self.stored {
             Stored::Dense(dtype) => rng.dense(dtype, rows, cols)?,
             Stored::Affine(format, scales) => rng.affine(format, scales, rows, cols)?,
+            Stored::Mxfp4 => rng.mxfp4(rows, cols)?,
         };
-        Ok(Linear::new(weight))
+        let linear = Linear::new(weight);
+        if !self.extras.biases {
+            return Ok(linear);
+        }
+        let bytes = rng.vector(rows).iter().flat_map(|x| x.to_le_bytes()).collect();
+        linear.with_bias(DType::F32, Bytes::from_vec(bytes))
     }
 
     pub(super) fn run(&self, gpu: &Gpu, rng: &mut Rng) -> Result<Vec<Pair>> {
-        let (t, hidden, inner) = (self.tokens, self.hidden, self.inner);
+        let Self { tokens: t, hidden, inner, extras, .. } = *self;
+        let firsts = if extras.gated { 2 } else { 1 };
         let mut experts = Vec::new();
         for _ in 0..self.experts {
-            let gate_up = [self.linear(rng, inner, hidden)?, self.linear(rng, inner, hidden)?];
-            experts.push((LinearGroup::new(gate_up)?, self.linear(rng, hidden, inner)?));
+            let one = |_| self.linear(rng, inner, hidden);
+            let first = (0..firsts).map(one).collect::<Result<_>>()?;
+            experts.push(Maps { first, down: self.linear(rng, hidden, inner)? });
         }
-        let x = rng.tensor(&[t, hidden])?;
-        let normed = Tensor::from_vec(rng.vector(t * hidden), &[t, hidden])?;
+        let residual = rng.tensor(&[t, hidden])?;
+        let x = Tensor::from_vec(rng.vector(t * hidden), &[t, hidden])?;
+        let shared = Tensor::from_vec(rng.vector(t * hidden), &[t, hidden])?;
+        let gate = Tensor::from_vec(rng.vector(t), &[t, 1])?;
         // Quarters, so that there are equal ones.
-        let logits = (0..t * self.experts).map(|_| (rng.normal() * 4.0).round() / 4.0);
-        let logits: Vec<f32> = logits.collect();
+        let outputs = self.experts + extras.idle;
+        let logits = (0..t * outputs).map(|_| (rng.normal() * 4.0).round() / 4.0);
+        let logits = Tensor::from_vec(logits.collect(), &[t, outputs])?;
+        let router = Router::new(self.routing, None, None);
+        let want = self.want(&experts, &router, [&x, &logits, &shared, &gate, &residual])?;
+        let maps: Vec<_> = experts
+            .iter()
+            .map(|maps| ExpertMaps { first: &maps.first, down: &maps.down })
+            .collect();
+        let Extras { activation, limit, weighs_input, scale, .. } = extras;
+        let kind = ExpertKind { activation, limit, weighs_input, scale };
+        let stacked = StackedExperts::new(gpu, &maps, kind, self.exact)?;
+        let there = |x: &Tensor| x.to_gpu(gpu);
+        let (x, logits, residual) = (there(&x)?, there(&logits)?, there(&residual)?);
+        let (shared, gate) = (there(&shared)?, there(&gate)?);
+        let input = ExpertsInput {
+            x: &x,
+            logits: &logits,
+            shared: extras.shared.map(|gated| (&shared, gated.then_some(&gate))),
+            residual: extras.residual.then_some(&residual),
+        };
+        Ok(vec![Pair::of(&stacked.forward(&router, &input)?, &want)?])
+    }
+
+    /// What the host makes of it.
+    fn want(
+        &self,
+        experts: &[Maps],
+        router: &Router,
+        [x, logits, shared, gate, residual]: [&Tensor; 5],
+    ) -> Result<Tensor> {
+        let (t, extras) = (self.tokens, self.extras);
+        let mut of_expert = vec![(Vec::new(), Vec::new()); self.experts + extras.idle];
+        for (row, logits) in (0u32..).zip(logits.to_vec2()?) {
+            for (expert, weight) in router.choose(&logits) {
+                of_expert[expert].0.push(row);
+                of_expert[expert].1.push(weight);
+            }
+        }
         let mut parts = Vec::new();
-        for ((gate_up, down), chosen) in experts.iter().zip(self.choose(&logits)) {
-            let (rows, weights): (Vec<u32>, Vec<f32>) = chosen.into_iter().unzip();
+        for (expert, (rows, weights)) in of_expert.into_iter().enumerate() {
             if rows.is_empty() {
                 continue;
             }
-            let own = ops::take_rows(&normed, &rows)?;
-            let [gate, up] = gate_up.parts();
-            let gated = ops::gated(
-                Activation::Silu,
-                &gate.forward(&own, Phase::Decode)?,
-                &up.forward(&own, Phase::Decode)?,
-            )?;
-            parts.push(WeightedRows { x: down.forward(&gated, Phase::Decode)?, rows, weights });
+            let own = ops::take_rows(x, &rows)?;
+            parts.push(match experts.get(expert) {
+                None => WeightedRows { x: own, rows, weights },
+                Some(maps) if extras.weighs_input => {
+                    let x = self.expert(maps, &ops::scale_rows(&own, &weights)?)?;
+                    WeightedRows { x, weights: vec![1.0; rows.len()], rows }
+                }
+                Some(maps) => WeightedRows { x: self.expert(maps, &own)?, rows, weights },
+            });
         }
-        let want = ops::add_weighted_rows(&x, &parts)?;
-        let maps: Vec<_> = experts.iter().map(|(gate_up, down)| (gate_up, down)).collect();
-        let stacked = StackedExperts::new(gpu, &maps, self.exact)?;
-        let logits = Tensor::from_vec(logits, &[t, self.experts])?;
-        let (x, normed, logits) = (x.to_gpu(gpu)?, normed.to_gpu(gpu)?, logits.to_gpu(gpu)?);
-        let got = stacked.forward_add(&x, &normed, &logits, self.routing, Activation::Silu)?;
-        Ok(vec![Pair::of(&got, &want)?])
+        if let Some(gated) = extras.shared {
+            let weights = match gated {
+                true => gate.to_vec()?.iter().map(|g| 1.0 / (1.0 + (-g).exp())).collect(),
+                false => vec![1.0; t],
+            };
+            parts.push(WeightedRows { x: shared.clone(), rows: (0..t as u32).collect(), weights });
+        }
+        let weights = parts.iter_mut().flat_map(|part| &mut part.weights);
+        weights.for_each(|weight| *weight *= extras.scale);
+        let zeros = ops::scale(residual, 0.0)?;
+        ops::add_weighted_rows(if extras.residual { residual } else { &zeros }, &parts)
     }
 
-    /// Each expert's tokens and their weights.
-    fn choose(&self, logits: &[f32]) -> Vec<Vec<(u32, f32)>> {
-        let mut of_expert = vec![Vec::new(); self.experts];
-        for (token, row) in (0u32..).zip(logits.chunks(self.experts)) {
-            let mut order: Vec<_> = (0..row.len()).collect();
-            // Stable: of equals the first stays first.
-            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
-            let chosen = &order[..self.routing.chosen];
-            let counted = if self.routing.normalise { chosen } else { &order };
-            let total: f32 = counted.iter().map(|&e| row[e].exp()).sum();
-            for &e in chosen {
-                of_expert[e].push((token, row[e].exp() / total));
-            }
-        }
-        of_expert
+    /// One expert's result.
+    fn expert(&self, maps: &Maps, x: &Tensor) -> Result<Tensor> {
+        let Extras { activation, limit, .. } = self.extras;
+        let firsts = maps
+            .first
+            .iter()
+            .map(|map| map.forward(x, Phase::Decode))
+            .collect::<Result<Vec<_>>>()?;
+        let inner = match (&firsts[..], limit) {
+            ([gate, up], Some(limit)) => ops::clamped_swiglu(gate, up, limit)?,
+            ([gate, up], None) => ops::gated(activation, gate, up)?,
+            (all, _) => ops::activate(activation, &all[0])?,
+        };
+        maps.down.forward(&inner, Phase::Decode)
     }
 }
 
@@ -131,10 +260,13 @@ impl fmt::Display for Case {
         match self.stored {
             Stored::Dense(dtype) => write!(f, "{}", dtype.as_str())?,
             Stored::Affine(a, s) => write!(f, "{}-bit g{} {}", a.bits, a.group, s.as_str())?,
+            Stored::Mxfp4 => write!(f, "mxfp4")?,
         }
         let (rounded, r) = (if self.exact { "" } else { " f16" }, self.routing);
-        let sum = if r.normalise { "normalised " } else { "" };
+        let sum = if r.normalise.is_some() { "normalised " } else { "" };
         write!(f, "{rounded} {}x{}x{}", self.tokens, self.hidden, self.inner)?;
-        write!(f, ", {sum}{} of {}", r.chosen, self.experts)
+        let Extras { activation, gated, idle, shared, .. } = self.extras;
+        write!(f, ", {sum}{} of {}, {activation:?}", r.chosen, self.experts)?;
+        write!(f, " gated {gated}, idle {idle}, shared {shared:?}")
     }
 }

@@ -3,8 +3,12 @@
 
 mod attention;
 mod data;
+mod elements;
 mod experts;
+mod heads;
 mod products;
+mod recurrent;
+mod routes;
 mod rows;
 mod sampling;
 
@@ -62,9 +66,13 @@ fn error(got: &[f32], want: &[f32]) -> f64 {
 enum Case {
     Product(products::Case),
     Rows(rows::Case),
+    Elements(elements::Case),
     Attention(attention::Case),
     Sampling(sampling::Case),
     Experts(experts::Case),
+    Heads(heads::Case),
+    Route(routes::Case),
+    Recurrent(recurrent::Case),
 }
 
 /// All checks of what a GPU may be asked to run; `quick` has fewer shapes, for slow devices.
@@ -73,17 +81,28 @@ pub(crate) fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
     let mut all = Vec::new();
     let products = products::cases(quick).into_iter().map(Case::Product);
     let rows = rows::cases().into_iter().map(Case::Rows);
+    let elements = elements::cases().into_iter().map(Case::Elements);
     let attention = attention::cases(quick).into_iter().filter(|case| fast || !case.tiled());
     let attention = attention.map(Case::Attention);
     let sampling = sampling::cases(quick).into_iter().map(Case::Sampling);
     let experts = experts::cases(quick).into_iter().map(Case::Experts);
-    for case in products.chain(rows).chain(attention).chain(sampling).chain(experts) {
+    let routes = routes::cases(quick).into_iter().map(Case::Route);
+    let more = attention::more_cases().into_iter().filter(|case| fast || !case.tiled());
+    let more = rows::more_cases().into_iter().map(Case::Rows).chain(more.map(Case::Attention));
+    let more = more.chain(heads::cases(quick).into_iter().map(Case::Heads));
+    let more = more.chain(recurrent::cases().into_iter().map(Case::Recurrent));
+    let first = products.chain(rows).chain(elements).chain(attention).chain(sampling);
+    for case in first.chain(experts).chain(routes).chain(more) {
         let (family, name, tolerance) = match &case {
             Case::Product(c) => (c.family(fast, wide), c.to_string(), c.tolerance()),
             Case::Rows(c) => (c.family(), c.to_string(), 1e-5),
+            Case::Elements(c) => (c.family(), c.to_string(), 1e-5),
             Case::Attention(c) => (c.family(), c.to_string(), c.tolerance()),
             // The same tokens, the same log probabilities: whole numbers are summed.
             Case::Experts(c) => ("experts", c.to_string(), c.tolerance()),
+            Case::Heads(c) => ("head_maps", c.to_string(), 2e-5),
+            Case::Route(c) => ("route", c.to_string(), c.tolerance()),
+            Case::Recurrent(c) => (c.family(), c.to_string(), 1e-4),
             Case::Sampling(c) => (c.family(), c.to_string(), 0.0),
         };
         all.push(Check { family, name, tolerance, case });
@@ -101,9 +120,13 @@ impl Check {
         let pairs = match &self.case {
             Case::Product(case) => case.run(gpu, &mut rng)?,
             Case::Rows(case) => case.run(gpu, &mut rng)?,
+            Case::Elements(case) => case.run(gpu, &mut rng)?,
             Case::Attention(case) => case.run(gpu, &mut rng)?,
             Case::Sampling(case) => case.run(gpu, &mut rng)?,
             Case::Experts(case) => case.run(gpu, &mut rng)?,
+            Case::Heads(case) => case.run(gpu, &mut rng)?,
+            Case::Route(case) => case.run(gpu, &mut rng)?,
+            Case::Recurrent(case) => case.run(gpu, &mut rng)?,
         };
         Ok(Outcome::of(pairs.iter().map(|p| (&*p.got, &*p.want)), self.tolerance))
     }

@@ -13,6 +13,7 @@ use taper_tensor::{
 pub(super) enum Stored {
     Dense(DType),
     Affine(AffineFormat, DType),
+    Mxfp4,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +71,7 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     ] {
         formats.push(Stored::Affine(AffineFormat { bits, group }, scales));
     }
+    formats.push(Stored::Mxfp4);
     let kinds = [
         Kind::Linear,
         Kind::Group,
@@ -94,7 +96,7 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
         for (i, kind) in kinds.into_iter().enumerate() {
             for (j, &(tokens, rows, groups)) in shapes.iter().enumerate() {
                 let group = match stored {
-                    Stored::Dense(_) => 32,
+                    Stored::Dense(_) | Stored::Mxfp4 => 32,
                     Stored::Affine(f, _) => f.group,
                 };
                 if quick && (i + j) % 2 == 1 {
@@ -109,6 +111,15 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
                     let cols = group * groups;
                     cases.push(Case { stored, kind, tokens, rows, cols, rounded });
                 }
+            }
+        }
+    }
+    // Rows that end within a chunk, and a gate that products leave to another kernel.
+    for &stored in formats.iter().filter(|s| matches!(s, Stored::Dense(_))) {
+        for kind in [Kind::Linear, Kind::Group, Kind::Gated(Activation::Gelu), Kind::Embed] {
+            for (tokens, rows, cols) in [(1, 5, 4), (3, 17, 48), (9, 40, 100)] {
+                let rounded = tokens >= 5 && !matches!(kind, Kind::Embed);
+                cases.push(Case { stored, kind, tokens, rows, cols, rounded });
             }
         }
     }
@@ -169,6 +180,7 @@ impl Case {
         let groups = match self.stored {
             Stored::Dense(_) => self.cols,
             Stored::Affine(format, _) => self.cols / format.group,
+            Stored::Mxfp4 => self.cols / 32,
         };
         self.tokens * self.rows.min(groups)
     }
@@ -197,6 +209,7 @@ impl Case {
         match self.stored {
             Stored::Dense(dtype) => rng.dense(dtype, rows, self.cols),
             Stored::Affine(format, scales) => rng.affine(format, scales, rows, self.cols),
+            Stored::Mxfp4 => rng.mxfp4(rows, self.cols),
         }
     }
 
@@ -296,6 +309,7 @@ impl fmt::Display for Case {
         match self.stored {
             Stored::Dense(dtype) => write!(f, "{}", dtype.as_str())?,
             Stored::Affine(a, s) => write!(f, "{}-bit g{} {}", a.bits, a.group, s.as_str())?,
+            Stored::Mxfp4 => f.write_str("mxfp4")?,
         }
         let rounded = if self.rounded { " f16" } else { "" };
         write!(f, " {:?}{rounded} {}x{}x{}", self.kind, self.tokens, self.rows, self.cols)

@@ -13,6 +13,7 @@ use taper_tensor::{
 pub(super) enum Case {
     Norm { rows: usize, cols: usize },
     Rope { tokens: usize, heads: usize, head: usize, pairs: usize, norm: bool },
+    Latent { rows: usize, cols: usize, rest: usize },
     Elements { rows: usize, cols: usize },
     Argmax { rows: usize, vocab: usize },
     Finite { rows: usize, cols: usize },
@@ -35,10 +36,19 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// Cases that came later, as a check's number decides its data: larger heads, and latents.
+pub(super) fn more_cases() -> Vec<Case> {
+    let (tokens, heads) = (3, 2);
+    let rope = |(head, pairs, norm)| Case::Rope { tokens, heads, head, pairs, norm };
+    let latent = |(rows, cols, rest)| Case::Latent { rows, cols, rest };
+    let ropes = [(512, 64, true), (576, 32, false)].map(rope);
+    ropes.into_iter().chain([(1, 512, 64), (3, 32, 8), (2, 7, 300)].map(latent)).collect()
+}
+
 impl Case {
     pub(super) fn family(self) -> &'static str {
         match self {
-            Self::Norm { .. } | Self::Rope { .. } => "rows",
+            Self::Norm { .. } | Self::Rope { .. } | Self::Latent { .. } => "rows",
             Self::Elements { .. } => "elementwise",
             Self::Argmax { .. } | Self::Finite { .. } => "argmax",
         }
@@ -63,6 +73,12 @@ impl Case {
                 let (want, got) = (pair(&x, &y)?, pair(&x.to_gpu(gpu)?, &y.to_gpu(gpu)?)?);
                 got.iter().zip(&want).map(|(g, w)| Pair::of(g, w)).collect()
             }
+            Self::Latent { rows, cols, rest } => {
+                let (x, norm) =
+                    (rng.tensor(&[rows, cols + rest])?, RmsNorm::new(rng.vector(cols), 1e-5));
+                let got = norm.forward_latent(&x.to_gpu(gpu)?)?;
+                Ok(vec![Pair::of(&got, &norm.forward_latent(&x)?)?])
+            }
             Self::Elements { rows, cols } => elements(gpu, rng, rows, cols),
             Self::Argmax { rows, vocab } => argmax(gpu, rng, rows, vocab),
             Self::Finite { rows, cols } => Ok(vec![finite(gpu, rng, rows, cols)?]),
@@ -83,6 +99,11 @@ fn elements(gpu: &Gpu, rng: &mut Rng, rows: usize, cols: usize) -> Result<Vec<Pa
     pairs.push(Pair::of(&ops::scale(&gx, 0.37)?, &ops::scale(&x, 0.37)?)?);
     pairs.push(Pair::of(&ops::soft_cap(&gx, 30.0)?, &ops::soft_cap(&x, 30.0)?)?);
     pairs.push(Pair::of(&ops::take_rows(&gx, &ids)?, &ops::take_rows(&x, &ids)?)?);
+    // Every second row, backwards.
+    let ids: Vec<_> = (0..rows as u32).rev().step_by(2).collect();
+    let other = rng.tensor(&[ids.len(), cols])?;
+    let got = ops::put_rows(gx, &ids, &other.to_gpu(gpu)?)?;
+    pairs.push(Pair::of(&got, &ops::put_rows(x, &ids, &other)?)?);
     pairs.push(words(gpu, rng, rows * cols)?);
     Ok(pairs)
 }
@@ -156,6 +177,7 @@ impl fmt::Display for Case {
                 let norm = if *norm { " normed" } else { "" };
                 write!(f, "norm_rope{norm} {tokens}x{heads}x{head}, {pairs} pairs")
             }
+            Self::Latent { rows, cols, rest } => write!(f, "latent_norm {rows}x{cols}+{rest}"),
             Self::Elements { rows, cols } => write!(f, "elementwise {rows}x{cols}"),
             Self::Argmax { rows, vocab } => write!(f, "argmax {rows}x{vocab}"),
             Self::Finite { rows, cols } => write!(f, "finite rows {rows}x{cols}"),

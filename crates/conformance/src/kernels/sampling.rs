@@ -2,7 +2,7 @@
 
 use super::{Pair, data::Rng};
 use std::fmt;
-use taper_base::{DeviceDraw, DeviceLogits, SamplingParams};
+use taper_base::{Alone, DeviceDraw, DeviceLogits, SamplingParams, TokenMask};
 use taper_sampler::{Sampler, draw_bits, read_logits};
 use taper_tensor::{
     Result, Tensor, TensorError,
@@ -32,6 +32,8 @@ pub(super) struct Case {
     seen: usize,
     /// Tokens that are banned.
     banned: usize,
+    /// Only tokens of a mask may be chosen, about one of so many.
+    one_of: Option<usize>,
 }
 
 pub(super) fn cases(quick: bool) -> Vec<Case> {
@@ -65,11 +67,19 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     for (i, (vocab, spread)) in rows.into_iter().enumerate() {
         for (j, params) in filters.iter().enumerate() {
             if !quick || (i + j) % 2 == 0 {
-                cases.push(Case { vocab, spread, params: params.clone(), seen: 0, banned: 0 });
+                cases.push(Case {
+                    vocab,
+                    spread,
+                    params: params.clone(),
+                    seen: 0,
+                    banned: 0,
+                    one_of: None,
+                });
             }
         }
     }
     cases.extend(edited(quick));
+    cases.extend(masked(quick));
     cases
 }
 
@@ -98,12 +108,42 @@ fn edited(quick: bool) -> Vec<Case> {
     let rows = [(7, Spread::Normal(2.0)), (2500, Spread::Steps(0.5)), (9001, Spread::Normal(3.0))];
     let params = SamplingParams { typical_p: 0.7, logprobs: Some(1), ..all };
     let [vocab, seen, banned] = [5000, 30, 2];
-    let mut cases = vec![Case { vocab, spread: Spread::Normal(2.0), params, seen, banned }];
+    let spread = Spread::Normal(2.0);
+    let mut cases = vec![Case { vocab, spread, params, seen, banned, one_of: None }];
     for (i, (vocab, spread)) in rows.into_iter().enumerate() {
         for (j, (params, seen, banned)) in kinds.iter().enumerate() {
             if !quick || (i + j) % 2 == 0 {
                 let (params, seen, banned) = (params.clone(), *seen, *banned);
-                cases.push(Case { vocab, spread, params, seen, banned });
+                cases.push(Case { vocab, spread, params, seen, banned, one_of: None });
+            }
+        }
+    }
+    cases
+}
+
+/// Rows of which only some tokens may be chosen: few, most, and with all else that changes rows.
+fn masked(quick: bool) -> Vec<Case> {
+    let base = SamplingParams::default();
+    let edited = SamplingParams {
+        repetition_penalty: 1.3,
+        logit_bias: vec![(0, 3.3), (6, -100.0)],
+        logprobs: Some(3),
+        ..base.clone()
+    };
+    let kinds = [
+        (base.clone(), 0, 0),
+        (SamplingParams { temperature: 0.0, ..base.clone() }, 0, 1),
+        (SamplingParams { top_k: 20, top_p: 0.9, ..base }, 0, 0),
+        (edited, 30, 2),
+    ];
+    let rows = [(7, Spread::Normal(2.0)), (4097, Spread::Steps(0.5)), (9001, Spread::Normal(3.0))];
+    let mut cases = Vec::new();
+    for (i, (vocab, spread)) in rows.into_iter().enumerate() {
+        for (j, (params, seen, banned)) in kinds.iter().enumerate() {
+            if !quick || (i + j) % 2 == 0 {
+                let (params, seen, banned) = (params.clone(), *seen, *banned);
+                let one_of = Some(if j % 2 == 0 { 2 } else { 50 });
+                cases.push(Case { vocab, spread, params, seen, banned, one_of });
             }
         }
     }
@@ -134,12 +174,24 @@ impl Case {
     }
 
     fn is_edited(&self) -> bool {
-        self.seen + self.banned + self.params.logit_bias.len() > 0
+        self.seen + self.banned + self.params.logit_bias.len() > 0 || self.one_of.is_some()
+    }
+
+    /// The last token is always in it, as in small ones there might be none.
+    fn mask(&self, rng: &mut Rng) -> Option<TokenMask> {
+        let (one_of, last) = (self.one_of?, self.vocab as u32 - 1);
+        let tokens: Vec<_> = (0..last).filter(|_| rng.below(one_of) == 0).collect();
+        Some(tokens.into_iter().chain([last]).collect())
     }
 
     /// Where log probabilities are wanted, both the row and its copy are looked at.
     pub(super) fn family(&self) -> &'static str {
-        if self.is_edited() && self.params.logprobs.is_none() { "edit" } else { "sample" }
+        match (self.is_edited(), self.one_of) {
+            _ if self.params.logprobs.is_some() => "sample",
+            (_, Some(_)) => "mask",
+            (true, None) => "edit",
+            (false, None) => "sample",
+        }
     }
 
     /// A sampler with a prompt, and after it an output with repetitions, up to the ends of the
@@ -159,6 +211,8 @@ impl Case {
         let banned: Vec<_> = (0..self.banned).map(|i| (i * i) as u32).collect();
         // One row among the edited ones stays as it is.
         let banned_of = |i: usize| if i == 1 { &[][..] } else { &banned };
+        let masks: Vec<_> = (0..ROWS).map(|i| self.mask(rng).filter(|_| i != 2)).collect();
+        let mask_of = |i: usize| masks.get(i).and_then(Option::as_ref);
         let mut rows: Vec<Vec<f32>> = (0..ROWS).map(|_| self.logits(rng)).collect();
         let samplers: Vec<_> = (0..ROWS)
             .map(|i| {
@@ -180,7 +234,7 @@ impl Case {
             .collect();
         let (mut want, host_rows) = (Vec::new(), rows.clone());
         for (i, (sampler, row)) in samplers.iter().zip(&rows).enumerate() {
-            let choice = sampler.sample(&mut row.clone(), banned_of(i)).ok();
+            let choice = sampler.sample_on(&Alone, &mut row.clone(), banned_of(i), mask_of(i)).ok();
             want.push(choice.map(|choice| {
                 let listed = self.params.logprobs;
                 let read = listed.and_then(|n| read_logits(row, choice.token, n).ok());
@@ -197,9 +251,10 @@ impl Case {
         rows.push(vec![f32::NEG_INFINITY; vocab]);
         want.push(None);
         let refused = TensorError::Device { op: "sample", device: "the host's sampler".into() };
-        let draw = samplers[0].on_device(&banned).ok_or(refused)?;
+        let draw = samplers[0].on_device(&banned, mask_of(0)).ok_or(refused)?;
         let draws = (0..rows.len()).map(|i| {
-            let own = samplers.get(i).and_then(|sampler| sampler.on_device(banned_of(i)));
+            let own =
+                samplers.get(i).and_then(|sampler| sampler.on_device(banned_of(i), mask_of(i)));
             (i + 1, own.unwrap_or_else(|| draw.clone()))
         });
         let draws: Vec<_> = draws.collect();
@@ -207,7 +262,7 @@ impl Case {
         let data: Vec<f32> = all.chain(rows.into_iter().flatten()).collect();
         let logits = Tensor::from_vec(data, &[draws.len() + 1, vocab])?.to_gpu(gpu)?;
         let got = gpu::sample(&logits, &draws)?;
-        let edited = self.edited(&logits, (&samplers, &draws), &host_rows, &banned)?;
+        let edited = edited_rows(&logits, (&samplers, &draws), &host_rows, &banned)?;
         let host = self.is_for_the_host();
         // As many as were asked for, or some would not be compared.
         let choices = Pair { got: vec![got.len() as f32], want: vec![want.len() as f32] };
@@ -216,26 +271,25 @@ impl Case {
         let pairs = pairs.map(|(got, want)| Pair { got: numbers(got), want: numbers(want) });
         Ok(pairs.chain(edited).chain([choices]).collect())
     }
+}
 
-    /// Every bit of the rows that are edited.
-    fn edited(
-        &self,
-        logits: &Tensor,
-        (samplers, draws): (&[Sampler], &[(usize, DeviceDraw)]),
-        rows: &[Vec<f32>],
-        banned: &[u32],
-    ) -> Result<Vec<Pair>> {
-        let mut pairs = Vec::new();
-        let all = samplers.iter().zip(draws).zip(rows);
-        for ((sampler, draw), row) in all.filter(|((_, d), _)| !d.1.edits.tokens.is_empty()) {
-            let mut want = row.clone();
-            // The row is left as it was edited, even if nothing in it can be chosen.
-            let _ = sampler.sample(&mut want, banned);
-            let got = gpu::edit(logits, &[draw])?.to_vec()?;
-            pairs.push(Pair { got: halves(&got), want: halves(&want) });
-        }
-        Ok(pairs)
+/// Every bit of the rows that are edited.
+fn edited_rows(
+    logits: &Tensor,
+    (samplers, draws): (&[Sampler], &[(usize, DeviceDraw)]),
+    rows: &[Vec<f32>],
+    banned: &[u32],
+) -> Result<Vec<Pair>> {
+    let mut pairs = Vec::new();
+    let all = samplers.iter().zip(draws).zip(rows);
+    for ((sampler, draw), row) in all.filter(|((_, d), _)| !d.1.edits.is_empty()) {
+        let mut want = row.clone();
+        // The row is left as it was edited, even if nothing in it can be chosen.
+        let _ = sampler.sample_on(&Alone, &mut want, banned, draw.1.edits.mask.as_ref());
+        let got = gpu::edit(logits, &[draw])?.to_vec()?;
+        pairs.push(Pair { got: halves(&got), want: halves(&want) });
     }
+    Ok(pairs)
 }
 
 /// The upper and the lower half of each number's bits.
@@ -264,6 +318,9 @@ impl fmt::Display for Case {
         write!(f, " typical_p {}", p.typical_p)?;
         if self.is_edited() {
             write!(f, " edited: {} seen, {} banned", self.seen, self.banned)?;
+        }
+        if let Some(n) = self.one_of {
+            write!(f, ", one of {n} allowed")?;
         }
         p.logprobs.map_or(Ok(()), |n| write!(f, " logprobs {n}"))
     }

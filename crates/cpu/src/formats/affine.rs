@@ -7,9 +7,13 @@
 //! ```
 //! The format and the rounding are MLX's (`mx.quantize`).
 
+mod gptq;
+mod gram;
 mod quantize;
 mod search;
 
+pub use gptq::{Compensation, gptq};
+pub use gram::Gram;
 pub use quantize::{AffineParts, ScaleMethod, quantize, quantize_by, quantize_row};
 
 use crate::{

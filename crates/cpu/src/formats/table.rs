@@ -8,11 +8,13 @@
 //! The last group of a row may be shorter than the others.
 
 mod lookup;
+mod mxfp4;
 mod numbers;
 mod plain;
 #[cfg(test)]
 mod tests;
 
+pub use mxfp4::quantize_mxfp4;
 pub use numbers::{E2M1, e4m3, e8m0};
 
 use crate::{

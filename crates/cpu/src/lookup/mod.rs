@@ -4,11 +4,17 @@
 //! `acc = fma(table[code], x, acc)` in order; then `total = fma(even + odd, scale, total)`. Every level and
 //! every batch size does so, and agrees to the bit; `portable` is the definition.
 //!
+//! For many rows of activations the entries of a tile are looked up once.
+//!
 //! Sixteen entries are a register, and looking a code up is one instruction. Bytes of E4M3 have no table: moved
 //! by a bit they are halves, 256 times too small.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod portable;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod rows;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -19,8 +25,8 @@ pub use pack::PackedTable;
 use crate::{Level, dense::Sums, pool, shared::SharedOut};
 use pack::TILE;
 
-/// Rows of activations that are multiplied together.
-const TOGETHER: usize = 8;
+/// Rows of activations for which a tile's codes are looked up together.
+const TOGETHER: usize = 64;
 /// Below this many multiply-adds, waking other threads costs more than it gains.
 const PARALLEL_FROM: usize = 1 << 16;
 
@@ -64,6 +70,9 @@ fn one_tile(level: Level, w: &PackedTable, tile: usize, x: &[f32], out: &mut Blo
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the level, and the rows are those of `w`.
         Level::Avx2(_) => unsafe { x86::tile_avx2(w, tile, x, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: the machine has the level, and the rows are those of `w`.
+        Level::Neon(_) => unsafe { neon::tile_neon(w, tile, x, out) },
         _ => portable::tile(w, tile, x, out),
     }
 }

@@ -19,6 +19,6 @@ pub(super) fn tile(w: &PackedTable, tile: usize, x: &[f32], out: &mut Block) {
 }
 
 /// Inputs of a record.
-fn inputs(w: &PackedTable, codes: &[u8]) -> usize {
+pub(super) fn inputs(w: &PackedTable, codes: &[u8]) -> usize {
     codes.len() / TILE * if matches!(w.kind, super::pack::Kind::Halves(_)) { 2 } else { 1 }
 }

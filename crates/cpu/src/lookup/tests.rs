@@ -54,10 +54,12 @@ fn all_levels_and_batches_agree_to_the_bit_and_with_f64() {
         (8, 32, true, 33, 64),
         (8, 48, false, 5, 70),
         (8, 1 << 20, false, 48, 65),
+        (8, 1 << 20, false, 16, 301),
+        (4, 160, true, 18, 336),
     ] {
         let stored = weight(bits, group, named, (rows, cols));
         let packed = PackedTable::new(&stored).unwrap();
-        let m = 13;
+        let m = 77;
         let x: Vec<f32> = noise(m * cols, 5).collect();
         let (bias, residual) = (Vec::from_iter(noise(rows, 6)), Vec::from_iter(noise(m * rows, 7)));
         let want = products(Level::Portable, &x, &packed, &bias, &residual);

@@ -2,29 +2,9 @@
 
 use super::{
     Block, PackedTable,
-    pack::{Kind, TILE},
+    rows::{self, Rows},
 };
 use std::arch::x86_64::*;
-
-/// Lanes of sixteen rows.
-trait Rows: Copy {
-    /// Rows of activations that are multiplied together: sums leave room for the weights.
-    const MOST: usize;
-
-    unsafe fn zero() -> Self;
-    unsafe fn splat(x: *const f32) -> Self;
-    unsafe fn load(p: *const f32) -> Self;
-    unsafe fn store(self, p: *mut f32);
-    /// `self * x + sum`
-    unsafe fn mul_add(self, x: Self, sum: Self) -> Self;
-    unsafe fn add(self, other: Self) -> Self;
-    /// The entries that the low halves of sixteen bytes name, and those of the high ones.
-    unsafe fn halves(table: &[f32; 16], codes: *const u8) -> [Self; 2];
-    /// Sixteen bytes of E4M3, 256 times too small.
-    unsafe fn small(codes: *const u8) -> Self;
-    /// The values that sixteen bytes name.
-    unsafe fn named(values: &[f32; 256], bytes: *const u8) -> Self;
-}
 
 #[derive(Clone, Copy)]
 struct One(__m512);
@@ -88,13 +68,6 @@ impl Rows for One {
             Self(_mm512_cvtph_ps(as_halves(bytes)))
         }
     }
-    #[inline(always)]
-    unsafe fn named(values: &[f32; 256], bytes: *const u8) -> Self {
-        unsafe {
-            let index = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.cast()));
-            Self(_mm512_i32gather_ps::<4>(index, values.as_ptr()))
-        }
-    }
 }
 
 #[allow(clippy::undocumented_unsafe_blocks, reason = "each forwards the trait's own contract")]
@@ -156,14 +129,6 @@ impl Rows for Two {
             Self([_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)])
         }
     }
-    #[inline(always)]
-    unsafe fn named(values: &[f32; 256], bytes: *const u8) -> Self {
-        unsafe {
-            let at = values.as_ptr();
-            let (low, high) = (eight(bytes), eight(bytes.add(8)));
-            Self([_mm256_i32gather_ps::<4>(at, low), _mm256_i32gather_ps::<4>(at, high)])
-        }
-    }
 }
 
 /// Eight bytes, each in a lane.
@@ -189,95 +154,19 @@ unsafe fn entries(lower: __m256, upper: __m256, codes: __m256i) -> __m256 {
 /// As [`super::portable::tile`].
 ///
 /// # Safety
-/// AVX-512 with what is enabled here; `x` is whole rows of `w`.
+/// AVX-512 with what is enabled here; `x` is whole rows of `w`, and `out` has as many.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn tile_avx512(w: &PackedTable, tile: usize, x: &[f32], out: &mut Block) {
     // SAFETY: the caller keeps the contract.
-    unsafe { blocks::<One>(w, tile, x, out) }
+    unsafe { rows::tile::<One>(w, tile, x, out) }
 }
 
 /// As [`super::portable::tile`].
 ///
 /// # Safety
-/// AVX2 with what is enabled here; `x` is whole rows of `w`.
+/// AVX2 with what is enabled here; `x` is whole rows of `w`, and `out` has as many.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn tile_avx2(w: &PackedTable, tile: usize, x: &[f32], out: &mut Block) {
     // SAFETY: the caller keeps the contract.
-    unsafe { blocks::<Two>(w, tile, x, out) }
-}
-
-#[inline(always)]
-unsafe fn blocks<R: Rows>(w: &PackedTable, tile: usize, x: &[f32], out: &mut Block) {
-    let mut rows = x.chunks_exact(w.cols());
-    let mut out = out.as_flattened_mut().chunks_exact_mut(TILE);
-    // SAFETY: each block has its rows of activations and of outputs.
-    unsafe {
-        macro_rules! step {
-            ($m:literal) => {
-                while $m <= R::MOST && rows.len() >= $m && out.len() >= $m {
-                    let x = std::array::from_fn::<_, $m, _>(|_| {
-                        rows.next().map_or(std::ptr::null(), <[f32]>::as_ptr)
-                    });
-                    let to = std::array::from_fn::<_, $m, _>(|_| {
-                        out.next().map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr)
-                    });
-                    block::<R, $m>(w, tile, x, to);
-                }
-            };
-        }
-        step!(8);
-        step!(4);
-        step!(2);
-        step!(1);
-    }
-}
-
-/// `M` rows of activations against a tile.
-#[inline(always)]
-unsafe fn block<R: Rows, const M: usize>(
-    w: &PackedTable,
-    tile: usize,
-    x: [*const f32; M],
-    out: [*mut f32; M],
-) {
-    // SAFETY: a record has sixteen bytes for each pair of inputs or each input, and sixteen scales; rows of
-    // activations have all inputs.
-    unsafe {
-        let mut total = [R::zero(); M];
-        for (first, codes, sides) in w.records(tile) {
-            let (mut even, mut odd) = ([R::zero(); M], [R::zero(); M]);
-            match &w.kind {
-                Kind::Halves(table) => {
-                    for pair in 0..codes.len() / TILE {
-                        let [low, high] = R::halves(table, codes.as_ptr().add(pair * TILE));
-                        for m in 0..M {
-                            let x = x[m].add(first + 2 * pair);
-                            even[m] = low.mul_add(R::splat(x), even[m]);
-                            odd[m] = high.mul_add(R::splat(x.add(1)), odd[m]);
-                        }
-                    }
-                }
-                Kind::Bytes(_) => {
-                    for k in 0..codes.len() / TILE {
-                        let entry = R::small(codes.as_ptr().add(k * TILE));
-                        for m in 0..M {
-                            let x = R::splat(x[m].add(first + k));
-                            let sum = if k % 2 == 0 { &mut even[m] } else { &mut odd[m] };
-                            *sum = entry.mul_add(x, *sum);
-                        }
-                    }
-                }
-            }
-            let scales = match &w.names {
-                Some(values) => R::named(values, sides.as_ptr()),
-                None => R::load(sides.as_ptr().cast()),
-            };
-            for m in 0..M {
-                total[m] = even[m].add(odd[m]).mul_add(scales, total[m]);
-            }
-        }
-        for m in 0..M {
-            total[m].store(out[m]);
-        }
-    }
+    unsafe { rows::tile::<Two>(w, tile, x, out) }
 }

@@ -1,6 +1,6 @@
 //! Products of one input with any matrices.
 
-use super::{Map, Matrix};
+use super::{Map, Matrix, watch};
 use crate::{
     DType, Level, Phase, Precision, Rounding,
     dense::{self, Bf16Rows, DenseLevel, DenseRows, widened},
@@ -66,7 +66,7 @@ impl<'a> Input<'a> {
         precision.rounding(self.phase).unwrap_or(Rounding::Int16)
     }
 
-    fn floats(&mut self) -> &[f32] {
+    pub(super) fn floats(&mut self) -> &[f32] {
         match self.norm {
             None => self.x,
             Some(n) => self.normed.get_or_insert_with(|| rms_norm(self.x, n.gains, n.eps)),
@@ -122,12 +122,13 @@ pub fn apply<const N: usize>(maps: [Map<'_>; N], x: &mut Input<'_>) -> [Vec<f32>
     let mut outs = maps.map(|map| Unwritten::new(x.rows(map.matrix.cols()) * map.matrix.rows()));
     let shared = outs.each_mut().map(Unwritten::shared);
     let mut done = [false; N];
+    watch::show(&maps, x);
     for first in 0..N {
         if done[first] {
             continue;
         }
         match maps[first].matrix {
-            Matrix::Stored(weight) => {
+            Matrix::Stored(weight) | Matrix::Watched(weight, _) => {
                 done[first] = true;
                 let Map { bias, residual, .. } = maps[first];
                 matmul_to(Level::detect(), x.floats(), weight.source(), bias, shared[first]);

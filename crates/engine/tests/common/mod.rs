@@ -175,10 +175,7 @@ pub(crate) fn greedy(prompt: &[TokenId], max_tokens: u32) -> GenRequest {
         prompt: prompt.to_vec(),
         sampling: SamplingParams::greedy(),
         stop: StopRules { max_tokens: Some(max_tokens), ignore_eos: true, ..StopRules::default() },
-        prompt_logprobs: None,
-        kv_bits: None,
-        client: None,
-        cache_salt: None,
+        ..GenRequest::default()
     }
 }
 

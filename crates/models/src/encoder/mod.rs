@@ -1,38 +1,50 @@
-//! Encoders: models that read a text in both directions and give a vector for each token (BERT, Devlin et al.,
-//! arXiv 1810.04805).
+//! Encoders: models that give a vector for each token of a text.
 
 mod attention;
+mod bert;
+mod decoder;
+mod head;
 mod shape;
 
 use crate::{ModelError, source::Source};
-use attention::attend;
+use bert::Bert;
+use decoder::TextDecoder;
+use head::Head;
+use serde_json::Value;
 use shape::EncoderShape;
 use taper_base::TokenId;
-use taper_tensor::{Embedding, LayerNorm, Linear, LinearGroup, Phase, Tensor, ops};
+use taper_tensor::{Tensor, ops};
 use taper_weights::Checkpoint;
 
 /// `model_type`s that [`Encoder::load`] knows.
-pub static ENCODERS: &[&str] = &["bert", "roberta", "xlm-roberta"];
+pub static ENCODERS: &[&str] = &["bert", "roberta", "xlm-roberta", "qwen3", "gemma3_text"];
 
 /// A loaded encoder. It runs on the CPU, in `f32`.
 #[derive(Debug)]
 pub struct Encoder {
-    shape: EncoderShape,
-    words: Embedding,
-    /// Of a position, with that of the first kind of token added: `[positions, hidden]`.
-    positions: Vec<f32>,
-    norm: LayerNorm,
-    layers: Vec<Layer>,
+    kind: Kind,
+    head: Option<Head>,
 }
 
 #[derive(Debug)]
-struct Layer {
-    qkv: LinearGroup<3>,
-    out: Linear,
-    out_norm: LayerNorm,
-    up: LinearGroup<1>,
-    down: Linear,
-    down_norm: LayerNorm,
+enum Kind {
+    Bert(Box<Bert>),
+    Decoder(Box<TextDecoder>),
+}
+
+/// Tokens of a text, or of two that are read together.
+#[derive(Debug, Clone, Copy)]
+pub struct EncoderText<'a> {
+    /// All tokens.
+    pub tokens: &'a [TokenId],
+    /// Where the second text begins; the number of tokens if there is one text.
+    pub first_of_second: usize,
+}
+
+impl<'a> From<&'a [TokenId]> for EncoderText<'a> {
+    fn from(tokens: &'a [TokenId]) -> Self {
+        Self { tokens, first_of_second: tokens.len() }
+    }
 }
 
 impl Encoder {
@@ -41,38 +53,56 @@ impl Encoder {
     /// # Errors
     /// The family is unknown, config.json asks for what it does not do, or a tensor is missing or of another shape.
     pub fn load(weights: &Checkpoint) -> Result<Self, ModelError> {
-        let shape = EncoderShape::read(weights.config())?;
-        let source = Source::new(weights, &[], false);
-        let found = ["", "bert.", "roberta."]
-            .into_iter()
-            .find(|at| source.has(&format!("{at}embeddings.word_embeddings.weight")));
-        let at = found.unwrap_or_default();
-        let table = format!("{at}embeddings");
-        let words = format!("{table}.word_embeddings");
-        let words = source.embedding(&words, shape.vocab, shape.hidden)?;
-        let kinds = format!("{table}.token_type_embeddings.weight");
-        let kinds = source.array(&kinds, &[shape.token_kinds, shape.hidden])?;
-        let positions = format!("{table}.position_embeddings.weight");
-        let mut positions = source.array(&positions, &[shape.positions, shape.hidden])?;
-        for row in positions.chunks_exact_mut(shape.hidden) {
-            row.iter_mut().zip(&kinds).for_each(|(x, kind)| *x += kind);
-        }
-        let layer = |i| Layer::load(source, &shape, &format!("{at}encoder.layer.{i}"));
-        let layers = (0..shape.layers).map(layer).collect::<Result<_, _>>()?;
-        let norm = norm(source, &shape, &format!("{table}.LayerNorm"))?;
-        Ok(Self { shape, words, positions, norm, layers })
+        let model_type = weights.config().get("model_type").and_then(Value::as_str);
+        let kind = match model_type {
+            Some("qwen3" | "gemma3_text") => Kind::Decoder(Box::new(TextDecoder::load(weights)?)),
+            _ => {
+                let shape = EncoderShape::read(weights.config())?;
+                Kind::Bert(Box::new(Bert::load(shape, Source::new(weights, &[], false))?))
+            }
+        };
+        Ok(Self { kind, head: None })
+    }
+
+    /// As [`Self::load`], with the head by which a pair of texts is scored.
+    ///
+    /// # Errors
+    /// As [`Self::load`], or the model has no head with one output.
+    pub fn load_scorer(weights: &Checkpoint) -> Result<Self, ModelError> {
+        let encoder = Self::load(weights)?;
+        let head = match encoder.kind {
+            // Its head gives the logits of answers.
+            Kind::Decoder(ref decoder) if !decoder.is_bidirectional() => None,
+            Kind::Decoder(_) | Kind::Bert(_) => Some(Head::load(weights, encoder.hidden())?),
+        };
+        Ok(Self { head, ..encoder })
     }
 
     /// Elements of a vector.
     #[must_use]
     pub fn hidden(&self) -> usize {
-        self.shape.hidden
+        match &self.kind {
+            Kind::Bert(bert) => bert.hidden(),
+            Kind::Decoder(decoder) => decoder.hidden(),
+        }
+    }
+
+    /// Size of the vocabulary.
+    #[must_use]
+    pub fn vocab(&self) -> usize {
+        match &self.kind {
+            Kind::Bert(bert) => bert.vocab(),
+            Kind::Decoder(decoder) => decoder.vocab(),
+        }
     }
 
     /// The longest text, in tokens.
     #[must_use]
     pub fn max_tokens(&self) -> usize {
-        self.shape.positions - self.shape.first_position
+        match &self.kind {
+            Kind::Bert(bert) => bert.max_tokens(),
+            Kind::Decoder(decoder) => decoder.max_tokens(),
+        }
     }
 
     /// Vectors of the tokens of some texts. A text's vectors do not depend on the others.
@@ -83,11 +113,16 @@ impl Encoder {
     /// # Errors
     /// A text of no token or of too many, or a token outside the vocabulary.
     pub fn forward(&self, texts: &[&[TokenId]]) -> Result<Vec<Tensor>, ModelError> {
-        let mut x = self.norm.forward(&self.embed(texts)?)?;
-        let lengths: Vec<_> = texts.iter().map(|text| text.len()).collect();
-        for layer in &self.layers {
-            x = layer.forward(&x, &lengths, self.shape)?;
-        }
+        let texts: Vec<_> = texts.iter().map(|&tokens| EncoderText::from(tokens)).collect();
+        self.vectors(&texts)
+    }
+
+    fn vectors(&self, texts: &[EncoderText<'_>]) -> Result<Vec<Tensor>, ModelError> {
+        let lengths = self.lengths(texts)?;
+        let x = match &self.kind {
+            Kind::Bert(bert) => bert.forward(texts, &lengths)?,
+            Kind::Decoder(decoder) => decoder.forward(texts, &lengths)?,
+        };
         let mut first = 0;
         let mut cut = |n: usize| {
             let rows = x.entries(first..first + n);
@@ -97,57 +132,47 @@ impl Encoder {
         lengths.into_iter().map(&mut cut).collect()
     }
 
-    /// Words, positions and the kind of token, not yet normed, of all texts one after the other.
-    fn embed(&self, texts: &[&[TokenId]]) -> Result<Tensor, ModelError> {
-        let (first, hidden) = (self.shape.first_position, self.shape.hidden);
-        let mut positions = Vec::new();
-        for text in texts {
-            let (expected, got) = (self.max_tokens(), text.len());
-            if got == 0 || got > expected {
-                return Err(ModelError::Batch { what: "tokens of a text", expected, got });
+    fn lengths(&self, texts: &[EncoderText<'_>]) -> Result<Vec<usize>, ModelError> {
+        let length = |text: &EncoderText<'_>| match (self.max_tokens(), text.tokens.len()) {
+            (expected, got) if got == 0 || got > expected => {
+                Err(ModelError::Batch { what: "tokens of a text", expected, got })
             }
-            let of_text = first * hidden..(first + got) * hidden;
-            positions.extend_from_slice(&self.positions[of_text]);
-        }
-        let words = self.words.forward(&texts.concat())?;
-        Ok(ops::add(&words, &Tensor::from_vec(positions, words.dims())?)?)
-    }
-}
-
-impl Layer {
-    fn load(source: Source<'_>, shape: &EncoderShape, at: &str) -> Result<Self, ModelError> {
-        let (hidden, inner) = (shape.hidden, shape.intermediate);
-        let linear = |name: &str, inputs, outputs| {
-            source.linear(&format!("{at}.{name}"), inputs, outputs, true)
+            (_, got) => Ok(got),
         };
-        let of_self = |name: &str| linear(&format!("attention.self.{name}"), hidden, hidden);
-        Ok(Self {
-            qkv: LinearGroup::new([of_self("query")?, of_self("key")?, of_self("value")?])?,
-            out: linear("attention.output.dense", hidden, hidden)?,
-            out_norm: norm(source, shape, &format!("{at}.attention.output.LayerNorm"))?,
-            up: LinearGroup::new([linear("intermediate.dense", hidden, inner)?])?,
-            down: linear("output.dense", inner, hidden)?,
-            down_norm: norm(source, shape, &format!("{at}.output.LayerNorm"))?,
-        })
+        texts.iter().map(length).collect()
     }
 
-    fn forward(
+    /// The score of each pair of texts, by the head of [`Self::load_scorer`].
+    ///
+    /// # Errors
+    /// As [`Self::forward`], or the model was loaded without a head.
+    pub fn scores(&self, pairs: &[EncoderText<'_>]) -> Result<Vec<f32>, ModelError> {
+        let none = ModelError::Batch { what: "heads", expected: 1, got: 0 };
+        let head = self.head.as_ref().ok_or(none)?;
+        let firsts = self.vectors(pairs)?;
+        let firsts =
+            firsts.iter().map(|x| Ok(ops::with_host_f32(&x.entries(0..1)?, <[f32]>::to_vec)?));
+        let firsts = firsts.collect::<Result<Vec<_>, ModelError>>()?;
+        head.scores(&Tensor::from_vec(firsts.concat(), &[pairs.len(), self.hidden()])?)
+    }
+
+    /// Logits of two tokens after each text: how a language model is asked.
+    ///
+    /// # Shapes
+    /// One pair a text.
+    ///
+    /// # Errors
+    /// As [`Self::forward`], a token outside the vocabulary, or the model is no language model.
+    pub fn answers(
         &self,
-        x: &Tensor,
-        lengths: &[usize],
-        shape: EncoderShape,
-    ) -> Result<Tensor, ModelError> {
-        let phase = Phase::Decode;
-        let [q, k, v] = self.qkv.forward_normed(x, None, phase)?;
-        let mixed = attend([&q, &k, &v], lengths, shape.heads)?;
-        let x = self.out_norm.forward(&self.out.forward_add(&mixed, x, None, phase)?)?;
-        let [inner] = self.up.forward_normed(&x, None, phase)?;
-        let inner = ops::activate(shape.activation, &inner)?;
-        Ok(self.down_norm.forward(&self.down.forward_add(&inner, &x, None, phase)?)?)
+        texts: &[&[TokenId]],
+        tokens: [TokenId; 2],
+    ) -> Result<Vec<[f32; 2]>, ModelError> {
+        let Kind::Decoder(decoder) = &self.kind else {
+            return Err(ModelError::Batch { what: "output projections", expected: 1, got: 0 });
+        };
+        let texts: Vec<_> = texts.iter().map(|&tokens| EncoderText::from(tokens)).collect();
+        let lengths = self.lengths(&texts)?;
+        decoder.answers(&texts, &lengths, tokens)
     }
-}
-
-fn norm(source: Source<'_>, shape: &EncoderShape, at: &str) -> Result<LayerNorm, ModelError> {
-    let one = |name: &str| source.vector(&format!("{at}.{name}"), shape.hidden);
-    Ok(LayerNorm::new(one("weight")?, Some(one("bias")?), shape.norm_eps)?)
 }

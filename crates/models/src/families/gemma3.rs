@@ -34,10 +34,6 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     let config = &config::one_name(config, "sliding_window_pattern", "_sliding_window_pattern")?;
     let shape: Shape = config::parse(FAMILY, config)?;
     let own: Own = config::parse(FAMILY, config)?;
-    if own.use_bidirectional_attention == Some(true) {
-        let (field, value) = ("use_bidirectional_attention", "true".to_owned());
-        return Err(ModelError::Unsupported { family: FAMILY, field, value });
-    }
     let local_theta = own.rope_local_base_freq.unwrap_or(10_000.0);
     let (global, local) = config::ropes_by_type(FAMILY, config, 1_000_000.0, local_theta)?;
     let mut spec = common(FAMILY, &shape, &global, options)?;
@@ -59,7 +55,10 @@ pub(super) fn gemma3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     spec.embed_scale = Some((spec.hidden as f32).sqrt());
     spec.tied = shape.tied(true);
     let pattern = own.sliding_window_pattern.unwrap_or(6).max(1);
-    let window = own.sliding_window.or(Some(4096));
+    let window = own.sliding_window.unwrap_or(4096);
+    spec.bidirectional = own.use_bidirectional_attention == Some(true);
+    // So many in all, before and after.
+    let window = Some(if spec.bidirectional { window / 2 + 1 } else { window });
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let otherwise = !(i + 1).is_multiple_of(pattern);
         let local = config::slides(FAMILY, own.layer_types.as_deref(), i, otherwise)?;

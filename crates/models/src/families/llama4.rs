@@ -1,7 +1,6 @@
 //! Llama 4, text only: experts that read a weighted input, layers without positions whose queries grow with them.
 //!
-//! Layers with positions attend only to tokens of their own chunk of `attention_chunk_size`. Contexts end with the
-//! first chunk here.
+//! Layers with positions attend only to tokens of their own chunk of `attention_chunk_size`.
 
 use super::read;
 use crate::{
@@ -38,6 +37,9 @@ struct Own {
     attn_scale: Option<f32>,
 }
 
+/// Chunks of a multiple of this are of whole blocks of any cache.
+const WHOLE_BLOCKS: usize = 32;
+
 /// Some published files have a number.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -62,11 +64,9 @@ pub(super) fn llama4(config: &Value, options: LoadOptions<'_>) -> Result<Spec, M
     let step = own.interleave_moe_layer_step.unwrap_or(1).max(1);
     for i in 0..spec.layers.len() {
         let rope = own.rotates(i).then_some(0);
-        if own.chunked(i)? {
-            spec.max_positions = own.within_chunk(spec.max_positions)?;
-        }
+        let chunk = if own.chunked(i)? { own.chunk(&mut spec.max_positions)? } else { None };
         let q_scale = far.filter(|_| rope.is_none());
-        let attention = AttentionSpec { q_scale, ..AttentionSpec::new(rope, None) };
+        let attention = AttentionSpec { chunk, q_scale, ..AttentionSpec::new(rope, None) };
         let sparse = match &own.moe_layers {
             Some(layers) => layers.contains(&i),
             None => (i + 1).is_multiple_of(step),
@@ -126,28 +126,40 @@ impl Own {
         }
     }
 
-    /// Positions of the first chunk.
-    fn within_chunk(&self, positions: usize) -> Result<usize, ModelError> {
-        let Some(chunk) = self.attention_chunk_size else { return Ok(positions) };
+    /// Tokens of a chunk, where contexts of so many positions have several. Caches cut sequences between blocks: of
+    /// another size contexts end with the first chunk.
+    fn chunk(&self, positions: &mut usize) -> Result<Option<usize>, ModelError> {
+        let Some(chunk) = self.attention_chunk_size else { return Ok(None) };
         config::size(FAMILY, "attention_chunk_size", chunk, config::MAX_POSITIONS)?;
-        Ok(positions.min(chunk))
+        if !chunk.is_multiple_of(WHOLE_BLOCKS) {
+            *positions = chunk.min(*positions);
+        }
+        Ok(Some(chunk).filter(|_| chunk < *positions))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::LayerSpec;
     use serde_json::json;
 
     #[test]
-    fn contexts_end_with_the_first_chunk() -> Result<(), ModelError> {
+    fn layers_with_positions_see_chunks() -> Result<(), ModelError> {
         let mut config = json!({"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 4,
             "num_attention_heads": 2, "max_position_embeddings": 64, "num_local_experts": 4,
             "intermediate_size_mlp": 16, "interleave_moe_layer_step": 2, "attention_chunk_size": 32});
         let spec = llama4(&config, LoadOptions::default())?;
-        assert_eq!(spec.max_positions, 32);
+        assert_eq!(spec.max_positions, 64);
+        let chunk = |layer: &LayerSpec| match layer.mixer {
+            MixerSpec::Attention(attention) => attention.chunk,
+            _ => None,
+        };
+        assert!(spec.layers.iter().map(chunk).eq([Some(32), Some(32), Some(32), None]));
         let dense = spec.layers.iter().map(|layer| layer.mlp == MlpSpec::Dense(16));
         assert!(dense.eq([true, false, true, false]));
+        config["attention_chunk_size"] = json!(24);
+        assert_eq!(llama4(&config, LoadOptions::default())?.max_positions, 24);
         config["layer_types"] = json!(vec!["full_attention"; 4]);
         assert_eq!(llama4(&config, LoadOptions::default())?.max_positions, 64);
         config["attention_chunk_size"] = json!(0);

@@ -88,23 +88,30 @@ pub fn model_types() -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// The family is unknown, config.json is incomplete, or the weights do not fit it.
 pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Model>, ModelError> {
-    let config = weights.config();
-    let model_type = config.get("model_type").and_then(Value::as_str);
-    let model_type = model_type.ok_or(ModelError::NoModelType)?;
-    // Multimodal checkpoints keep the language model's configuration apart.
-    let sees = MULTIMODAL.contains(&model_type);
-    let nested = config.get("text_config").filter(|_| sees);
-    let config = text_config(config, nested);
-    let mut spec = spec(model_type, &config, options)?;
-    step3p5::stored(&mut spec, weights);
-    if let Some(renames) = lfm2::mlx_names(&spec, |name| weights.has(name)) {
-        spec.renames = renames;
+    let model = load_decoder(weights, options, false)?;
+    if model.is_bidirectional() {
+        let (family, field) = (model.info().family, "use_bidirectional_attention");
+        return Err(ModelError::Unsupported { family, field, value: "true".to_owned() });
     }
+    Ok(Box::new(model))
+}
+
+/// Builds a decoder whose output projection is the token table, which checkpoints for vectors of texts have alone.
+pub(crate) fn load_headless(
+    weights: &Checkpoint,
+    options: LoadOptions<'_>,
+) -> Result<Decoder, ModelError> {
+    let apart = weights.has("lm_head.weight");
+    load_decoder(weights, options, !apart)
+}
+
+fn load_decoder(
+    weights: &Checkpoint,
+    options: LoadOptions<'_>,
+    tied: bool,
+) -> Result<Decoder, ModelError> {
+    let Described { spec, names, config, model_type, sees } = described(weights, options, tied)?;
     let weights_by_name = Source::new(weights, spec.renames, spec.inputs_first);
-    let names = names(weights_by_name, spec.top);
-    qwen3_5::stored_norms(&mut spec, weights_by_name, &names)?;
-    ernie4_5_moe::stored(&mut spec, weights_by_name, &names);
-    ministral3::stored_head(&mut spec, weights_by_name, &names, &config);
     let (tied, top, layers) = (spec.tied, spec.top, spec.layers.len());
     let drafts = drafts(&config);
     let model = Decoder::load(spec, weights_by_name, &names, options)?;
@@ -122,7 +129,46 @@ pub fn load(weights: &Checkpoint, options: LoadOptions<'_>) -> Result<Box<dyn Mo
         let idle = model_type == "longcat_flash" && longcat::is_idle(&config, name);
         (tied && head) || elsewhere || draft || stray || idle || unused(model_type, name)
     })?;
-    Ok(Box::new(model))
+    Ok(model)
+}
+
+/// What a checkpoint says of its model.
+pub(crate) struct Described<'a> {
+    pub(crate) spec: Spec,
+    pub(crate) names: Names,
+    /// The language model's.
+    config: Value,
+    model_type: &'a str,
+    /// Whether it sees or hears.
+    sees: bool,
+}
+
+/// Reads config.json, and what only the tensors tell. The head is the token table where it is `tied`, whatever
+/// config.json says.
+pub(crate) fn described<'a>(
+    weights: &'a Checkpoint,
+    options: LoadOptions<'_>,
+    tied: bool,
+) -> Result<Described<'a>, ModelError> {
+    let config = weights.config();
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    let model_type = model_type.ok_or(ModelError::NoModelType)?;
+    // Multimodal checkpoints keep the language model's configuration apart.
+    let sees = MULTIMODAL.contains(&model_type);
+    let nested = config.get("text_config").filter(|_| sees);
+    let config = text_config(config, nested);
+    let mut spec = spec(model_type, &config, options)?;
+    spec.tied |= tied;
+    step3p5::stored(&mut spec, weights);
+    if let Some(renames) = lfm2::mlx_names(&spec, |name| weights.has(name)) {
+        spec.renames = renames;
+    }
+    let by_name = Source::new(weights, spec.renames, spec.inputs_first);
+    let names = names(by_name, spec.top);
+    qwen3_5::stored_norms(&mut spec, by_name, &names)?;
+    ernie4_5_moe::stored(&mut spec, by_name, &names);
+    ministral3::stored_head(&mut spec, by_name, &names, &config);
+    Ok(Described { spec, names, config, model_type, sees })
 }
 
 /// `model_type`s of models that see or hear, of which the language model is loaded.
@@ -254,6 +300,7 @@ fn common(
         per_layer: None,
         streams: None,
         layer_scalar: false,
+        bidirectional: false,
         tied: shape.tied(false),
         ropes: vec![rope.table(context(family, shape, options))?],
         layers: vec![layer; shape.num_hidden_layers],

@@ -4,14 +4,13 @@ use super::{Mixer, Out, Step};
 use crate::{
     LoadOptions, ModelError, StateSession,
     decoder::parts,
-    feed_forward::size,
     norms::Input,
     source::Source,
     spec::{AttentionGate, AttentionSpec, FusedQkv, QkNorm, Spec},
 };
 use taper_base::{LayerId, Phase};
 use taper_kv_codecs::{Arithmetic, AttnParams};
-use taper_tensor::{Linear, LinearGroup, Projected, RmsNorm, Tensor, norm_rope, ops};
+use taper_tensor::{Linear, LinearGroup, Projected, RmsNorm, Sinks, Tensor, norm_rope, ops};
 
 /// A layer's attention.
 #[derive(Debug)]
@@ -22,7 +21,7 @@ pub(crate) struct Attention {
     qkv: LinearGroup<3>,
     /// Of queries and of keys.
     qk_norm: Option<(RmsNorm, RmsNorm)>,
-    sinks: Option<Vec<f32>>,
+    sinks: Option<Sinks>,
     /// Of what the output projection reads.
     out_norm: Option<RmsNorm>,
     /// The gate's projection, if it has its own.
@@ -93,7 +92,7 @@ impl Attention {
                 (Some(QkNorm::RotatedPlain), None) => None,
                 _ => qk_norm(model, weights, &attn, (heads, order.as_deref()))?,
             },
-            sinks: sinks.transpose()?,
+            sinks: sinks.transpose()?.map(Sinks::new),
             out_norm: out_norm.transpose()?,
             gate: gate_rows.map(gate).transpose()?,
             out: weights.linear(
@@ -120,14 +119,14 @@ impl Attention {
         step: &Step<'_>,
     ) -> Result<([Tensor; 3], Option<Tensor>), ModelError> {
         let Input { x, norm } = input;
-        let [q, k, v] = self.qkv.forward_normed(x, *norm, step.phase)?;
+        let [q, k, v] = self.qkv.forward_normed(x, *norm, step.pass)?;
         let (q, gate) = match (step.spec.attention_gate, &self.gate) {
             (Some(AttentionGate::InQuery), _) => {
                 let [q, gate] = ops::split_heads(&q, step.spec.head_dim)?;
                 (q, Some(gate))
             }
             (_, Some(gate)) => {
-                let [gate] = gate.forward_normed(x, *norm, step.phase)?;
+                let [gate] = gate.forward_normed(x, *norm, step.pass)?;
                 (q, Some(gate))
             }
             _ => (q, None),
@@ -240,15 +239,18 @@ impl Mixer for Attention {
             _ => {}
         }
         let plain = gate.is_none() && self.out_norm.is_none() && model.value_dim.is_none();
-        let alone = step.whole && plain;
+        // Changes read the rows too.
+        let alone = step.whole && plain && !step.pass.changes(&self.out);
         let next = alone.then_some(&self.out);
         let rows = Projected { q: &q, k: &k, v: &v, head_dim: d, norms, rope, next };
         let params = AttnParams {
             scale: model.attn_scale,
             window: self.spec.window,
+            chunk: self.spec.chunk,
             soft_cap: model.attn_soft_cap,
-            sinks: self.sinks.as_deref(),
-            arithmetic: match step.phase {
+            sinks: self.sinks.as_ref(),
+            value_dim: None,
+            arithmetic: match step.pass.phase {
                 Phase::Prefill => Arithmetic::Rounded,
                 Phase::Decode => Arithmetic::Exact,
             },
@@ -278,9 +280,9 @@ impl Mixer for Attention {
         Out::One(&self.out)
     }
 
-    fn size(&self) -> (u64, u64) {
+    fn maps(&self) -> Vec<&Linear> {
         let gate = self.gate.iter().flat_map(LinearGroup::parts);
-        size(self.qkv.parts().iter().chain([&self.out]).chain(gate))
+        self.qkv.parts().iter().chain([&self.out]).chain(gate).collect()
     }
 }
 

@@ -6,8 +6,7 @@ use crate::{
     spec::AttentionSpec,
 };
 use std::ops::Range;
-use taper_base::Phase;
-use taper_tensor::{Tensor, ops};
+use taper_tensor::{Linear, Pass, Tensor, ops};
 
 /// Two mixers, and what their results are multiplied by.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,7 +30,7 @@ impl Beside {
         Self { spec, attention, mamba }
     }
 
-    /// As it will run; there is no GPU for it.
+    /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let (attention, mamba) = (self.attention.placed(options)?, self.mamba.placed(options)?);
         Ok(Self { attention, mamba, ..self })
@@ -42,11 +41,11 @@ impl Beside {
         &self,
         mixed: &Tensor,
         residual: Residual<'_>,
-        phase: Phase,
+        pass: Pass<'_>,
     ) -> Result<Tensor, ModelError> {
         let (inner, all) = (self.spec.mamba.shape.inner(), mixed.dims().last().copied());
         let part = |mixer: &dyn Mixer, columns: Range<usize>, scale: f32| {
-            let projected = mixer.out().project(&ops::columns(mixed, columns)?, None, phase)?;
+            let projected = mixer.out().project(&ops::columns(mixed, columns)?, None, pass)?;
             Ok::<_, ModelError>(ops::scale(&projected, scale)?)
         };
         let mamba = part(&self.mamba, 0..inner, self.spec.mamba_scale)?;
@@ -76,8 +75,7 @@ impl Mixer for Beside {
         Out::Beside(self)
     }
 
-    fn size(&self) -> (u64, u64) {
-        let (attention, mamba) = (self.attention.size(), self.mamba.size());
-        (attention.0 + mamba.0, attention.1 + mamba.1)
+    fn maps(&self) -> Vec<&Linear> {
+        [self.mamba.maps(), self.attention.maps()].concat()
     }
 }

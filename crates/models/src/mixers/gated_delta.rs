@@ -1,14 +1,10 @@
 //! Gated DeltaNet and Kimi Delta Attention between their projections.
 
 use super::{Mixer, Out, Step, convolution};
-use crate::{
-    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
-    spec::Spec,
-};
-use taper_base::Phase;
+use crate::{LoadOptions, ModelError, StateSession, norms::Input, source::Source, spec::Spec};
 use taper_tensor::{
     ConvShape, GatedDelta, GatedDeltaInputs, GatedDeltaParams, GatedDeltaShape, Linear,
-    LinearGroup, OutputGate, Tensor, ops,
+    LinearGroup, OutputGate, Pass, Tensor, ops,
 };
 
 /// What makes one family's delta rule differ from another's.
@@ -98,7 +94,7 @@ impl GatedDeltaNet {
         })
     }
 
-    /// As it will run; there is no GPU for it.
+    /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let place = options.place();
         let projections = match self.projections {
@@ -166,17 +162,17 @@ impl Projections {
     }
 
     /// Queries, keys and values in one, then what gates, what is written and what is kept.
-    fn forward(&self, input: &Input<'_>, phase: Phase) -> Result<[Tensor; 4], ModelError> {
+    fn forward(&self, input: &Input<'_>, pass: Pass<'_>) -> Result<[Tensor; 4], ModelError> {
         let (x, norm) = (&input.x, input.norm);
         Ok(match self {
-            Self::Joined(all) => all.forward_normed(x, norm, phase)?,
+            Self::Joined(all) => all.forward_normed(x, norm, pass)?,
             Self::Single(all) => {
-                let [q, k, v, z, b, a] = all.forward_normed(x, norm, phase)?;
+                let [q, k, v, z, b, a] = all.forward_normed(x, norm, pass)?;
                 [ops::join_columns(&[&q, &k, &v])?, z, b, a]
             }
             Self::LowRank(all, [gate, decay]) => {
-                let [q, k, v, z, b, a] = all.forward_normed(x, norm, phase)?;
-                let (z, a) = (gate.forward(&z, phase)?, decay.forward(&a, phase)?);
+                let [q, k, v, z, b, a] = all.forward_normed(x, norm, pass)?;
+                let (z, a) = (gate.forward(&z, pass)?, decay.forward(&a, pass)?);
                 [ops::join_columns(&[&q, &k, &v])?, z, b, a]
             }
         })
@@ -245,7 +241,7 @@ impl Mixer for GatedDeltaNet {
         step: &Step<'_>,
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError> {
-        let [qkv, z, b, a] = &self.projections.forward(input, step.phase)?;
+        let [qkv, z, b, a] = &self.projections.forward(input, step.pass)?;
         let inputs = GatedDeltaInputs { qkv, z, b, a };
         self.delta.forward(inputs, |run| Ok::<_, ModelError>(state.recur(self.id, run)?))
     }
@@ -254,8 +250,8 @@ impl Mixer for GatedDeltaNet {
         Out::One(&self.out)
     }
 
-    fn size(&self) -> (u64, u64) {
-        size(self.projections.linears().into_iter().chain([&self.out]))
+    fn maps(&self) -> Vec<&Linear> {
+        self.projections.linears().into_iter().chain([&self.out]).collect()
     }
 }
 

@@ -19,10 +19,7 @@ use crate::{
 };
 use taper_base::{LayerId, Phase};
 use taper_kv_codecs::{Arithmetic, AttnParams};
-use taper_tensor::{
-    HeadMaps, Linear, LinearGroup, Projected, RmsNorm, Tensor, Weight, join_heads, ops,
-    split_heads_at,
-};
+use taper_tensor::{HeadMaps, Linear, LinearGroup, Projected, RmsNorm, Tensor, Weight, ops};
 
 /// A layer's attention over latents.
 #[derive(Debug)]
@@ -88,7 +85,7 @@ impl Latent {
         })
     }
 
-    /// As it will run; there is no GPU for it.
+    /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let place = options.place();
         let (inputs, out) = (self.inputs.place(place)?, self.out.place(place)?);
@@ -103,11 +100,10 @@ impl Latent {
     /// Queries and keys as the cache sees them, before they are rotated: `[t, heads * (rope + kv_lora)]` and
     /// `[t, rope + kv_lora]`.
     fn project(&self, input: &Input<'_>, step: &Step<'_>) -> Result<[Tensor; 2], ModelError> {
-        let LatentSpec { heads, kv_lora, nope, rope, .. } = self.spec;
-        let [q, kv] = self.inputs.forward_normed(&input.x, input.norm, step.phase)?;
+        let [q, kv] = self.inputs.forward_normed(&input.x, input.norm, step.pass)?;
         let q = match &self.queries {
             Some((norm, up)) => {
-                let [q] = up.forward_normed(&q, Some(norm), step.phase)?;
+                let [q] = up.forward_normed(&q, Some(norm), step.pass)?;
                 q
             }
             None => q,
@@ -119,11 +115,8 @@ impl Latent {
             }
             None => q,
         };
-        let [q_nope, q_pe] = split_heads_at(&q, nope + rope, nope)?;
-        let [latent, k_pe] = split_heads_at(&kv, kv_lora + rope, kv_lora)?;
-        let q = join_heads(&q_pe, &self.absorb.forward(&q_nope, step.phase)?, heads)?;
-        let k = join_heads(&k_pe, &self.latent_norm.forward(&latent)?, 1)?;
-        Ok([q, k])
+        // What is rotated comes first.
+        Ok([self.absorb.forward(&q, step.pass.phase)?, self.latent_norm.forward_latent(&kv)?])
     }
 }
 
@@ -173,13 +166,13 @@ impl Mixer for Latent {
         step: &Step<'_>,
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError> {
-        let LatentSpec { heads, rope, .. } = self.spec;
+        let LatentSpec { heads, kv_lora, .. } = self.spec;
         let (t, cached) = (input.x.dims()[0], self.spec.cached());
         let [q, k] = self.project(input, step)?;
         let rows = Projected {
             q: &q,
             k: &k,
-            // The latent is the key's end. What a sum has of the rest is not read.
+            // The latent is the key's end.
             v: &k,
             head_dim: cached,
             norms: None,
@@ -189,26 +182,34 @@ impl Mixer for Latent {
         let params = AttnParams {
             scale: self.spec.scale,
             window: None,
+            chunk: None,
             soft_cap: None,
             sinks: None,
-            arithmetic: match step.phase {
+            value_dim: Some(kv_lora),
+            arithmetic: match step.pass.phase {
                 Phase::Prefill => Arithmetic::Rounded,
                 Phase::Decode => Arithmetic::Exact,
             },
         };
-        let sums = state.attend(self.id, &rows, &params)?.reshape(&[t, heads * cached])?;
-        let [_, latents] = split_heads_at(&sums, cached, rope)?;
-        Ok(self.expand.forward(&latents, step.phase)?)
+        let latents = state.attend(self.id, &rows, &params)?.reshape(&[t, heads * kv_lora])?;
+        Ok(self.expand.forward(&latents, step.pass.phase)?)
     }
 
     fn out(&self) -> Out<'_> {
         Out::One(&self.out)
     }
 
-    fn size(&self) -> (u64, u64) {
+    /// Those that heads have of `kv_b_proj` read a row a head.
+    fn maps(&self) -> Vec<&Linear> {
         let queries = self.queries.iter().flat_map(|(_, up)| up.parts());
-        let heads = self.absorb.maps().iter().chain(self.expand.maps());
-        size(self.inputs.parts().iter().chain(queries).chain(heads).chain([&self.out]))
+        self.inputs.parts().iter().chain(queries).chain([&self.out]).collect()
+    }
+
+    fn size(&self) -> (u64, u64) {
+        let (elements, bytes) = size(self.maps());
+        let heads = [&self.absorb, &self.expand];
+        let more = |of: fn(&HeadMaps) -> u64| heads.iter().map(|maps| of(maps)).sum::<u64>();
+        (elements + more(HeadMaps::elements), bytes + more(HeadMaps::bytes))
     }
 }
 

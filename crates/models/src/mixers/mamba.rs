@@ -1,10 +1,7 @@
 //! Mamba's selective scan between its projections, some of which are behind its convolution.
 
 use super::{Mixer, Out, Step, convolution};
-use crate::{
-    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
-    spec::Spec,
-};
+use crate::{LoadOptions, ModelError, StateSession, norms::Input, source::Source, spec::Spec};
 use taper_tensor::{
     CausalConv, ConvShape, Linear, LinearGroup, RmsNorm, SelectiveScan, SelectiveScanInputs,
     SelectiveScanParams, SelectiveScanShape, Tensor, ops,
@@ -105,7 +102,7 @@ impl Mamba {
         })
     }
 
-    /// As it will run; there is no GPU for it.
+    /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let place = options.place();
         Ok(Self {
@@ -127,11 +124,11 @@ impl Mixer for Mamba {
     ) -> Result<Tensor, ModelError> {
         let SelectiveScanShape { channels, state: size } = self.spec.scan;
         let rank = self.spec.rank;
-        let [both] = &self.projection.forward_normed(&input.x, input.norm, step.phase)?;
+        let [both] = &self.projection.forward_normed(&input.x, input.norm, step.pass)?;
         let x = &self
             .conv
             .forward(both, 0..channels, |run| Ok::<_, ModelError>(state.recur(self.id, run)?))?;
-        let inner = self.inner.forward(x, step.phase)?;
+        let inner = self.inner.forward(x, step.pass)?;
         let mut parts = [
             ops::columns(&inner, 0..rank)?,
             ops::columns(&inner, rank..rank + size)?,
@@ -143,10 +140,8 @@ impl Mixer for Mamba {
             }
         }
         let [dt, b, c] = &parts;
-        let (dt, z) = (
-            &self.time_step.forward(dt, step.phase)?,
-            &ops::columns(both, channels..2 * channels)?,
-        );
+        let (dt, z) =
+            (&self.time_step.forward(dt, step.pass)?, &ops::columns(both, channels..2 * channels)?);
         let inputs = SelectiveScanInputs { x, z, dt, b, c };
         self.scan.forward(inputs, |run| Ok::<_, ModelError>(state.recur(self.id + 1, run)?))
     }
@@ -155,8 +150,8 @@ impl Mixer for Mamba {
         Out::One(&self.out)
     }
 
-    fn size(&self) -> (u64, u64) {
+    fn maps(&self) -> Vec<&Linear> {
         let own = [&self.inner, &self.time_step, &self.out];
-        size(self.projection.parts().iter().chain(own))
+        self.projection.parts().iter().chain(own).collect()
     }
 }

@@ -1,10 +1,7 @@
 //! Mamba 2 between its projections.
 
 use super::{Mixer, Out, Step, convolution};
-use crate::{
-    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
-    spec::Spec,
-};
+use crate::{LoadOptions, ModelError, StateSession, norms::Input, source::Source, spec::Spec};
 use taper_tensor::{
     ConvShape, GatedNorm, Linear, LinearGroup, Mamba2, Mamba2Params, Mamba2Shape, Tensor,
 };
@@ -84,7 +81,7 @@ impl StateSpace {
         })
     }
 
-    /// As it will run; there is no GPU for it.
+    /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let place = options.place();
         let (projection, out) = (self.projection.place(place)?, self.out.place(place)?);
@@ -99,7 +96,7 @@ impl Mixer for StateSpace {
         step: &Step<'_>,
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError> {
-        let [x] = &self.projection.forward_normed(&input.x, input.norm, step.phase)?;
+        let [x] = &self.projection.forward_normed(&input.x, input.norm, step.pass)?;
         self.mamba.forward(x, |run| Ok::<_, ModelError>(state.recur(self.id, run)?))
     }
 
@@ -107,7 +104,7 @@ impl Mixer for StateSpace {
         Out::One(&self.out)
     }
 
-    fn size(&self) -> (u64, u64) {
-        size(self.projection.parts().iter().chain([&self.out]))
+    fn maps(&self) -> Vec<&Linear> {
+        self.projection.parts().iter().chain([&self.out]).collect()
     }
 }

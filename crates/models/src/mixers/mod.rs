@@ -12,14 +12,13 @@ mod short_conv;
 
 use crate::{
     LoadOptions, ModelError, StateSession,
-    feed_forward::{Residual, project},
+    feed_forward::{Residual, project, size},
     norms::Input,
     source::Source,
     spec::{LayerSpec, MixerSpec, Spec},
 };
 use std::fmt;
-use taper_base::Phase;
-use taper_tensor::{ConvShape, Linear, RopeAngles, Tensor};
+use taper_tensor::{ConvShape, Linear, Pass, RopeAngles, Tensor};
 
 pub(crate) use attention::Attention;
 pub(crate) use beside::{Beside, BesideSpec};
@@ -50,8 +49,13 @@ pub(crate) trait Mixer: Send + Sync + fmt::Debug {
     /// What projects the mixed rows back to the stream.
     fn out(&self) -> Out<'_>;
 
+    /// Maps that adapters may change: each reads one row for each row of the step that it is given.
+    fn maps(&self) -> Vec<&Linear>;
+
     /// Weights in all, and bytes they take.
-    fn size(&self) -> (u64, u64);
+    fn size(&self) -> (u64, u64) {
+        size(self.maps())
+    }
 }
 
 /// A mixer's output projection.
@@ -73,11 +77,11 @@ impl Out<'_> {
         self,
         mixed: &Tensor,
         residual: Residual<'_>,
-        phase: Phase,
+        pass: Pass<'_>,
     ) -> Result<Tensor, ModelError> {
         match self {
-            Self::One(linear) => project(linear, mixed, residual, phase),
-            Self::Beside(both) => both.project(mixed, residual, phase),
+            Self::One(linear) => project(linear, mixed, residual, pass),
+            Self::Beside(both) => both.project(mixed, residual, pass),
         }
     }
 }
@@ -94,9 +98,18 @@ pub(crate) struct Step<'a> {
     pub(crate) rows: Option<&'a [u32]>,
     /// Of each token in its sequence.
     pub(crate) positions: &'a [u32],
-    pub(crate) phase: Phase,
+    pub(crate) pass: Pass<'a>,
+    /// [`Self::pass`] of the rows that are left after a layer's mixer.
+    pub(crate) kept: Pass<'a>,
     /// The output projection reads the mixer's rows as they come, all of them.
     pub(crate) whole: bool,
+}
+
+impl<'a> Step<'a> {
+    /// How maps are applied after a mixer of whose rows those of `kept` are left, or all.
+    pub(crate) fn after(&self, kept: Option<&[u32]>) -> Pass<'a> {
+        if kept.is_some() { self.kept } else { self.pass }
+    }
 }
 
 /// How many layers of each kind of state come before one: what numbers its state.

@@ -76,7 +76,7 @@ impl Griffin {
         })
     }
 
-    /// As it will run; there is no GPU for it.
+    /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let place = options.place();
         let (projections, out) = (self.projections.place(place)?, self.out.place(place)?);
@@ -91,7 +91,7 @@ impl Mixer for Griffin {
         step: &Step<'_>,
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError> {
-        let [x, y] = &self.projections.forward_normed(&input.x, input.norm, step.phase)?;
+        let [x, y] = &self.projections.forward_normed(&input.x, input.norm, step.pass)?;
         let width = self.lru.shape().width();
         let x = &self
             .conv
@@ -107,8 +107,12 @@ impl Mixer for Griffin {
         Out::One(&self.out)
     }
 
+    fn maps(&self) -> Vec<&Linear> {
+        self.projections.parts().iter().chain([&self.out]).collect()
+    }
+
     fn size(&self) -> (u64, u64) {
-        let (parameters, bytes) = size(self.projections.parts().iter().chain([&self.out]));
+        let (parameters, bytes) = size(self.maps());
         let gates = self.lru.parameters() as u64;
         (parameters + gates, bytes + 4 * gates)
     }

@@ -4,7 +4,6 @@
 use super::{Mixer, Out, Step};
 use crate::{
     LoadOptions, ModelError, StateSession,
-    feed_forward::size,
     norms::Input,
     source::Source,
     spec::{SharingSpec, Spec, Values},
@@ -26,6 +25,7 @@ pub(crate) struct Sharing {
 
 /// What a layer computes of its input.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 enum Projections {
     /// Queries only: keys and values are another layer's.
     Queries(LinearGroup<1>),
@@ -70,7 +70,7 @@ impl Sharing {
         Ok(Self { spec, id: LayerId(id), q_norm: norm("q_norm")?, projections, out })
     }
 
-    /// As it will run; there is no GPU for it.
+    /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let place = options.place();
         let projections = match self.projections {
@@ -122,9 +122,11 @@ impl Mixer for Sharing {
         let params = AttnParams {
             scale: 1.0,
             window,
+            chunk: None,
             soft_cap: None,
             sinks: None,
-            arithmetic: match step.phase {
+            value_dim: None,
+            arithmetic: match step.pass.phase {
                 Phase::Prefill => Arithmetic::Rounded,
                 Phase::Decode => Arithmetic::Exact,
             },
@@ -132,18 +134,18 @@ impl Mixer for Sharing {
         let Input { x, norm } = input;
         let attended = match &self.projections {
             Projections::Queries(maps) => {
-                let [q] = maps.forward_normed(x, *norm, step.phase)?;
+                let [q] = maps.forward_normed(x, *norm, step.pass)?;
                 let norm = Some(&self.q_norm);
                 let [q, _] =
                     norm_rope([(&q, norm), (&q, norm)], head_dim, Some(&step.ropes[rope]))?;
                 state.attend_stored(self.id, &q, step.rows, &params)?
             }
             Projections::Keys(maps, norms) => {
-                let [q, k] = maps.forward_normed(x, *norm, step.phase)?;
+                let [q, k] = maps.forward_normed(x, *norm, step.pass)?;
                 self.attend([&q, &k, &k], norms, (step, &params), state)?
             }
             Projections::All(maps, norms) => {
-                let [q, k, v] = maps.forward_normed(x, *norm, step.phase)?;
+                let [q, k, v] = maps.forward_normed(x, *norm, step.pass)?;
                 self.attend([&q, &k, &v], norms, (step, &params), state)?
             }
         };
@@ -154,12 +156,12 @@ impl Mixer for Sharing {
         Out::One(&self.out)
     }
 
-    fn size(&self) -> (u64, u64) {
+    fn maps(&self) -> Vec<&Linear> {
         let maps: Vec<&Linear> = match &self.projections {
             Projections::Queries(maps) => maps.parts().iter().collect(),
             Projections::Keys(maps, _) => maps.parts().iter().collect(),
             Projections::All(maps, _) => maps.parts().iter().collect(),
         };
-        size(maps.into_iter().chain([&self.out]))
+        maps.into_iter().chain([&self.out]).collect()
     }
 }

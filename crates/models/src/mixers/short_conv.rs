@@ -1,10 +1,7 @@
 //! LFM2's short convolution between its projections.
 
 use super::{Mixer, Out, Step, convolution};
-use crate::{
-    LoadOptions, ModelError, StateSession, feed_forward::size, norms::Input, source::Source,
-    spec::Spec,
-};
+use crate::{LoadOptions, ModelError, StateSession, norms::Input, source::Source, spec::Spec};
 use taper_tensor::{ConvShape, Linear, LinearGroup, ShortConv, Tensor};
 
 /// What makes one model's short convolutions differ from another's.
@@ -50,7 +47,7 @@ impl GatedConv {
         })
     }
 
-    /// As it will run; there is no GPU for it.
+    /// Where and as it will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
         let place = options.place();
         let (projection, out) = (self.projection.place(place)?, self.out.place(place)?);
@@ -65,7 +62,7 @@ impl Mixer for GatedConv {
         step: &Step<'_>,
         state: &mut dyn StateSession,
     ) -> Result<Tensor, ModelError> {
-        let [bcx] = &self.projection.forward_normed(&input.x, input.norm, step.phase)?;
+        let [bcx] = &self.projection.forward_normed(&input.x, input.norm, step.pass)?;
         self.conv.forward(bcx, |run| Ok::<_, ModelError>(state.recur(self.id, run)?))
     }
 
@@ -73,7 +70,7 @@ impl Mixer for GatedConv {
         Out::One(&self.out)
     }
 
-    fn size(&self) -> (u64, u64) {
-        size(self.projection.parts().iter().chain([&self.out]))
+    fn maps(&self) -> Vec<&Linear> {
+        self.projection.parts().iter().chain([&self.out]).collect()
     }
 }

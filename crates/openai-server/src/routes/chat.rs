@@ -2,10 +2,11 @@
 
 use super::{
     chat_output::{ChatOutput, Whole, delta_out},
-    chat_prompt::{PromptFields, render},
+    chat_prompt::{Prompt, PromptFields, render},
 };
 use crate::{
     FINGERPRINT,
+    constraint::{self, MessageAsked},
     decode::{Body, either},
     errors::ApiError,
     generation::{Generation, Step},
@@ -15,10 +16,10 @@ use crate::{
     random::random_id,
     record::Record,
     sse::{self, Chunks},
-    state::{AppState, unix_time},
+    state::{AppState, Served, unix_time},
     wire::{
-        ChatChunk, ChatLogprobs, ChatRequest, ChatResponse, ChunkChoice, ChunkUsage, DeltaOut,
-        InertFields, SamplingFields, ToolChoice, UNSUPPORTED,
+        ChatChunk, ChatLogprobs, ChatRequest, ChatResponse, ChosenTools, ChunkChoice, ChunkUsage,
+        DeltaOut, InertFields, SamplingFields, ToolChoice, UNSUPPORTED,
     },
 };
 use axum::{
@@ -28,7 +29,7 @@ use axum::{
 };
 use std::sync::Arc;
 use taper_base::FinishReason;
-use taper_chat::{ParserOptions, Tool, ToolFormat, starts_in_reasoning};
+use taper_chat::{ParserOptions, Tool, ToolFormat};
 
 pub(super) async fn handle(
     State(state): State<AppState>,
@@ -71,10 +72,10 @@ struct Plan {
 fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     let (config, info) = (&state.0.config, state.0.engine.info());
     let wire: ChatRequest = body.read()?;
-    let fields: SamplingFields = body.read()?;
+    let mut fields: SamplingFields = body.read()?;
     body.read::<InertFields>()?;
     body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
-    let model = state.0.model(wire.model.as_deref())?.to_owned();
+    let Served { name: model, adapter } = state.0.model(wire.model.as_deref())?;
     let max_tokens = max_tokens(&wire)?;
     let logprobs = wire.logprobs.unwrap_or(false);
     if wire.top_logprobs.is_some() && !logprobs {
@@ -84,14 +85,17 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
         return Err(ApiError::unsupported("modalities", "only [\"text\"] is supported"));
     }
     let top = logprobs.then(|| wire.top_logprobs.unwrap_or(0));
-    let mut params = params(&fields, max_tokens, top, config, info)?;
-    let tools = chosen_tools(
+    let content = constraint::asked(&mut fields)?;
+    let params = params(&fields, max_tokens, top, config, info)?;
+    let mut params = Params { adapter, ..params };
+    let Chosen { tools, callable, required } = chosen_tools(
         state,
         messages::tools(wire.tools.unwrap_or_default())?,
         wire.tool_choice.as_ref(),
     )?;
+    let one_call = wire.parallel_tool_calls == Some(false);
     let tools: Arc<[Tool]> = tools.into();
-    let prompt = render(
+    let Prompt { text: prompt, thinks_not } = render(
         state,
         PromptFields {
             messages: messages::messages(wire.messages)?,
@@ -99,6 +103,7 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
             kwargs: wire.chat_template_kwargs,
             enable_thinking: wire.enable_thinking,
             think: wire.think,
+            reasoning_effort: wire.reasoning_effort,
             add_generation_prompt: wire.add_generation_prompt,
             continue_final_message: wire.continue_final_message,
         },
@@ -106,14 +111,18 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     let mut parser = ParserOptions {
         reasoning: config.reasoning_format,
         tools: if tools.is_empty() { ToolFormat::NONE } else { config.tool_format },
-        starts_in_reasoning: starts_in_reasoning(&prompt),
-        known_tools: tools.into(),
+        starts_in_reasoning: config.reasoning_format.starts_in(&prompt),
+        known_tools: Arc::<[Tool]>::from(callable.as_slice()).into(),
+        recovery: config.tool_call_recovery,
         ..ParserOptions::default()
     };
+    let asked = MessageAsked { content, required, many: !one_call, thinks_not };
+    params.grammar = constraint::of_message(state, &asked, &callable, &parser)?;
+    // A grammar lets through calls of the model's own format only.
+    parser.recovery &= params.grammar.is_none();
     params.text.keep_tags(&state.0.tokenizer, &mut parser);
     // The template writes special tokens itself.
     let prompt = state.0.tokenizer.encode(&prompt, false)?;
-    let one_call = wire.parallel_tool_calls == Some(false);
     Ok(Plan { model, params, prompt, parser, one_call, logprobs })
 }
 
@@ -126,36 +135,59 @@ fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// The tools that the model is shown. With `none` it is shown none, which alone keeps it from
-/// calling any.
+/// What a request makes of its tools.
+#[derive(Debug, Default)]
+struct Chosen {
+    /// The tools that the model is shown.
+    tools: Vec<Tool>,
+    /// Those that it may call.
+    callable: Vec<Tool>,
+    /// It must call one.
+    required: bool,
+}
+
+/// With `none` the model is shown no tools, which alone keeps it from calling any.
 fn chosen_tools(
     state: &AppState,
     tools: Vec<Tool>,
     choice: Option<&ToolChoice>,
-) -> Result<Vec<Tool>, ApiError> {
-    let mode = match choice {
-        Some(ToolChoice::Mode(mode)) => mode.as_str(),
-        Some(ToolChoice::Named) => {
-            let detail = "naming a function is not supported yet; use 'auto' or 'none'";
-            return Err(ApiError::unsupported("tool_choice", detail));
-        }
-        None => "auto",
+) -> Result<Chosen, ApiError> {
+    if choice.is_some_and(|c| !matches!(c, ToolChoice::Mode(mode) if mode == "none"))
+        && tools.is_empty()
+    {
+        return Err(ApiError::value("tool_choice", "is only allowed with 'tools'"));
+    }
+    let (mode, callable) = match choice {
+        None => ("auto", tools.clone()),
+        Some(ToolChoice::Mode(mode)) => (mode.as_str(), tools.clone()),
+        Some(ToolChoice::Chosen(chosen)) => match (&chosen.function, &chosen.allowed_tools) {
+            (Some(_), None) => {
+                let tool = chosen_tool(&tools, chosen, "tool_choice")?;
+                ("required", vec![tool])
+            }
+            (None, Some(allowed)) if chosen.kind == "allowed_tools" => {
+                let one = |(i, chosen): (usize, &ChosenTools)| {
+                    let at = format!("tool_choice.allowed_tools.tools[{i}]");
+                    chosen_tool(&tools, chosen, &at)
+                };
+                let callable = allowed.tools.iter().enumerate().map(one);
+                (allowed.mode.as_str(), callable.collect::<Result<_, _>>()?)
+            }
+            _ => {
+                let detail = "must name a function or allowed tools";
+                return Err(ApiError::value("tool_choice", detail));
+            }
+        },
     };
-    match mode {
-        "none" => return Ok(Vec::new()),
-        "auto" if tools.is_empty() && choice.is_some() => {
-            return Err(ApiError::value("tool_choice", "is only allowed with 'tools'"));
-        }
-        "auto" => {}
-        "required" => {
-            let detail = "'required' is not supported yet; use 'auto' or 'none'";
-            return Err(ApiError::unsupported("tool_choice", detail));
-        }
+    let required = match mode {
+        "none" if !matches!(choice, Some(ToolChoice::Chosen(_))) => return Ok(Chosen::default()),
+        "auto" => false,
+        "required" => true,
         other => {
-            let detail = format!("must be 'auto' or 'none', got '{other}'");
+            let detail = format!("must be 'auto', 'required' or 'none', got '{other}'");
             return Err(ApiError::value("tool_choice", detail));
         }
-    }
+    };
     let config = &state.0.config;
     if !tools.is_empty() && !config.enable_auto_tool_choice {
         let detail = "tools are turned off on this server";
@@ -166,7 +198,19 @@ fn chosen_tools(
                       such as hermes";
         return Err(ApiError::unsupported("tools", detail));
     }
-    Ok(tools)
+    Ok(Chosen { tools, callable, required })
+}
+
+/// The tool that an object names.
+fn chosen_tool(tools: &[Tool], chosen: &ChosenTools, at: &str) -> Result<Tool, ApiError> {
+    let Some(function) = chosen.function.as_ref().filter(|_| chosen.kind == "function") else {
+        return Err(ApiError::value(at, "must be of the type 'function' and name one"));
+    };
+    let tool = tools.iter().find(|tool| tool.name == function.name).cloned();
+    tool.ok_or_else(|| {
+        let detail = format!("there is no tool '{}'", function.name);
+        ApiError::value(format!("{at}.function.name"), detail)
+    })
 }
 
 /// What stands at the head of every chunk.

@@ -13,6 +13,7 @@ pub(super) struct PromptFields {
     pub(super) kwargs: Option<Map<String, Value>>,
     pub(super) enable_thinking: Option<bool>,
     pub(super) think: Option<bool>,
+    pub(super) reasoning_effort: Option<String>,
     pub(super) add_generation_prompt: Option<bool>,
     pub(super) continue_final_message: Option<bool>,
 }
@@ -20,13 +21,27 @@ pub(super) struct PromptFields {
 /// Variables that have fields of their own: set twice, one of them would be ignored.
 const RESERVED: &[&str] = &["messages", "tools", "add_generation_prompt", "continue_final_message"];
 
+/// OpenAI's, and what templates know beside them.
+const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// A prompt, and what was asked of its answer.
+#[derive(Debug)]
+pub(super) struct Prompt {
+    pub(super) text: String,
+    /// The model is asked not to think.
+    pub(super) thinks_not: bool,
+}
+
 /// Renders the prompt, if it can fit.
-pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<String, ApiError> {
+pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<Prompt, ApiError> {
     let template = state.0.template.as_ref().ok_or(ApiError::NoChatTemplate)?;
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
     let add_generation_prompt = fields.add_generation_prompt.unwrap_or(!continue_final_message);
     let mut kwargs = state.0.config.default_chat_template_kwargs.clone();
-    let thinking = either(("enable_thinking", fields.enable_thinking), ("think", fields.think))?;
+    let effort = effort(fields.reasoning_effort)?;
+    let none = (effort.as_deref() == Some("none")).then_some(false);
+    let asked = either(("enable_thinking", fields.enable_thinking), ("think", fields.think))?;
+    let thinking = either(("enable_thinking", asked), ("reasoning_effort", none))?;
     for (name, value) in fields.kwargs.into_iter().flatten() {
         if RESERVED.contains(&name.as_str()) {
             let param = format!("chat_template_kwargs.{name}");
@@ -36,7 +51,14 @@ pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<String, A
             let detail = "the field 'enable_thinking' or 'think' says something else";
             return Err(ApiError::value("chat_template_kwargs.enable_thinking", detail));
         }
+        if name == "reasoning_effort" && effort.as_ref().is_some_and(|asked| value != **asked) {
+            let detail = "the field 'reasoning_effort' says something else";
+            return Err(ApiError::value("chat_template_kwargs.reasoning_effort", detail));
+        }
         kwargs.insert(name, value);
+    }
+    if let Some(effort) = effort {
+        kwargs.insert("reasoning_effort".to_owned(), Value::String(effort));
     }
     if let Some(thinking) = thinking {
         kwargs.insert("enable_thinking".to_owned(), Value::Bool(thinking));
@@ -51,13 +73,24 @@ pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<String, A
             None => {}
         }
     }
-    let prompt = template.render(&TemplateRequest {
+    let thinks_not = kwargs.get("enable_thinking") == Some(&Value::Bool(false));
+    let text = template.render(&TemplateRequest {
         messages: &fields.messages,
         tools: &fields.tools,
         add_generation_prompt,
         continue_final_message,
         kwargs: &kwargs,
     })?;
-    state.0.check_text(&prompt, "messages")?;
-    Ok(prompt)
+    state.0.check_text(&text, "messages")?;
+    Ok(Prompt { text, thinks_not })
+}
+
+fn effort(asked: Option<String>) -> Result<Option<String>, ApiError> {
+    match asked {
+        Some(effort) if !EFFORTS.contains(&effort.as_str()) => {
+            let detail = format!("must be one of {}, got '{effort}'", EFFORTS.join(", "));
+            Err(ApiError::value("reasoning_effort", detail))
+        }
+        asked => Ok(asked),
+    }
 }

@@ -1,7 +1,7 @@
 //! `POST /v1/completions`: text on from text, without a template.
 
 use crate::{
-    FINGERPRINT,
+    FINGERPRINT, constraint,
     decode::Body,
     errors::ApiError,
     generation::{Generation, Step},
@@ -11,7 +11,7 @@ use crate::{
     random::random_id,
     record::Record,
     sse::{self, Chunks},
-    state::{AppState, unix_time},
+    state::{AppState, Served, unix_time},
     wire::{
         ChunkUsage, CompletionChoice, CompletionRequest, CompletionResponse, InertFields,
         LegacyLogprobs, Prompt, SamplingFields, UNSUPPORTED,
@@ -87,10 +87,10 @@ struct Source {
 fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     let config = &state.0.config;
     let wire: CompletionRequest = body.read()?;
-    let fields: SamplingFields = body.read()?;
+    let mut fields: SamplingFields = body.read()?;
     body.read::<InertFields>()?;
     body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
-    let model = state.0.model(wire.model.as_deref())?.to_owned();
+    let Served { name: model, adapter } = state.0.model(wire.model.as_deref())?;
     if wire.suffix.as_ref().is_some_and(|s| !s.is_empty()) {
         let detail = "this server does not fill in the middle";
         return Err(ApiError::unsupported("suffix", detail));
@@ -107,10 +107,13 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     }
     let info = state.0.engine.info();
     // The engine makes at least one token; when only the prompt is asked for, it is stopped before.
+    let content = constraint::asked(&mut fields)?;
     let params = params(&fields, Some(asked.max(1)), wire.logprobs, config, info)?;
+    let mut params = Params { adapter, ..params };
     if wire.best_of.is_some_and(|best_of| best_of != params.n) {
         return Err(ApiError::unsupported("best_of", "must be equal to 'n'"));
     }
+    params.grammar = constraint::of_content(state, content.as_ref())?;
     let count = wire.prompt.0.len();
     if count == 0 {
         return Err(ApiError::value("prompt", "must not be empty"));

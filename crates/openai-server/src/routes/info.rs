@@ -12,22 +12,28 @@ use axum::{
     response::IntoResponse,
 };
 use serde_json::{Value, json};
+use taper_base::AdapterInfo;
 
-fn card(state: &AppState, id: &str) -> ModelCard {
+/// That of a name of the model, or of an adapter.
+fn card(state: &AppState, id: &str, adapter: Option<&AdapterInfo>) -> ModelCard {
+    let model = state.0.config.model_name();
     ModelCard {
         id: id.to_owned(),
         object: "model",
         created: state.0.started,
         owned_by: "taper",
-        root: state.0.config.model_name().to_owned(),
-        parent: None,
+        root: adapter.map_or(model, |adapter| &adapter.path).to_owned(),
+        parent: adapter.map(|_| model.to_owned()),
         max_model_len: state.0.engine.info().max_model_len,
     }
 }
 
 pub(super) async fn models(State(state): State<AppState>) -> Json<ModelList> {
-    let names = &state.0.config.served_model_names;
-    Json(ModelList { object: "list", data: names.iter().map(|n| card(&state, n)).collect() })
+    let names = state.0.config.served_model_names.iter();
+    let adapters = state.0.engine.adapters();
+    let adapters = adapters.iter().map(|adapter| card(&state, &adapter.name, Some(adapter)));
+    let data = names.map(|name| card(&state, name, None)).chain(adapters).collect();
+    Json(ModelList { object: "list", data })
 }
 
 /// Names may hold slashes, as `owner/name`.
@@ -38,8 +44,10 @@ pub(super) async fn model(
 ) -> Result<Json<ModelCard>, ApiError> {
     // Not UTF-8, so it names no model.
     let id = id.map_or_else(|_| uri.path().to_owned(), |Path(id)| id);
-    let id = state.0.model(Some(&id))?;
-    Ok(Json(card(&state, id)))
+    let served = state.0.model(Some(&id))?;
+    let adapters = state.0.engine.adapters();
+    let adapter = adapters.iter().find(|own| Some(&own.name) == served.adapter.as_ref());
+    Ok(Json(card(&state, &served.name, adapter)))
 }
 
 /// The process responds, and its engine is alive.
@@ -66,6 +74,7 @@ pub(super) async fn version() -> Json<Value> {
 
 pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
     let (engine, metrics) = (&state.0.engine, &state.0.metrics);
-    let page = metrics.render(engine.info(), &engine.stats());
+    let max = state.0.config.max_adapters;
+    let page = metrics.render(engine.info(), &engine.stats(), (&engine.adapters(), max));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page)
 }

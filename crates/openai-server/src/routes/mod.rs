@@ -1,9 +1,11 @@
 //! Routes, and what every request passes on its way to one.
 
+mod adapters;
 mod chat;
 mod chat_output;
 mod chat_prompt;
 mod completions;
+mod embeddings;
 mod gate;
 mod info;
 mod tokenize;
@@ -44,8 +46,11 @@ fn routes() -> Routes {
     Routes::default()
         .protected("/v1/chat/completions", post(chat::handle))
         .protected("/v1/completions", post(completions::handle))
+        .protected("/v1/embeddings", post(embeddings::handle))
         .protected("/v1/models", get(info::models))
         .protected("/v1/models/{*id}", get(info::model))
+        .protected("/v1/load_lora_adapter", post(adapters::load))
+        .protected("/v1/unload_lora_adapter", post(adapters::unload))
         .protected("/tokenize", post(tokenize::tokenize))
         .protected("/detokenize", post(tokenize::detokenize))
         // These say nothing of prompts and outputs.

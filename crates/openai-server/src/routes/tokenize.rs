@@ -58,6 +58,7 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
                 ("chat_template_kwargs", wire.chat_template_kwargs.is_some()),
                 ("enable_thinking", wire.enable_thinking.is_some()),
                 ("think", wire.think.is_some()),
+                ("reasoning_effort", wire.reasoning_effort.is_some()),
                 ("add_generation_prompt", wire.add_generation_prompt.is_some()),
                 ("continue_final_message", wire.continue_final_message.is_some()),
             ];
@@ -74,10 +75,11 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
                 kwargs: wire.chat_template_kwargs,
                 enable_thinking: wire.enable_thinking,
                 think: wire.think,
+                reasoning_effort: wire.reasoning_effort,
                 add_generation_prompt: wire.add_generation_prompt,
                 continue_final_message: wire.continue_final_message,
             };
-            let prompt = render(state, fields)?;
+            let prompt = render(state, fields)?.text;
             // The template writes special tokens itself.
             Ok(tokenizer.encode(&prompt, wire.add_special_tokens.unwrap_or(false))?)
         }

@@ -5,7 +5,17 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 use std::fmt;
 
-from_objects!(WireMessage, WirePart, WireToolCall, WireCalled, WireTool, WireFunction);
+from_objects!(
+    WireMessage,
+    WirePart,
+    WireToolCall,
+    WireCalled,
+    WireTool,
+    WireFunction,
+    ChosenTools,
+    ChosenFunction,
+    AllowedTools
+);
 
 /// The route's own fields; the sampling ones are in `SamplingFields`.
 #[derive(Debug, Deserialize)]
@@ -27,6 +37,7 @@ pub(crate) struct ChatRequest {
     pub(crate) enable_thinking: Option<bool>,
     /// Ollama's name for it.
     pub(crate) think: Option<bool>,
+    pub(crate) reasoning_effort: Option<String>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,
 }
@@ -168,11 +179,33 @@ pub(crate) struct WireFunction {
     pub(crate) strict: Option<bool>,
 }
 
-/// `"auto"`, or an object that names a function.
+/// `"auto"`, or an object that names a function or several tools.
 #[derive(Debug)]
 pub(crate) enum ToolChoice {
     Mode(String),
-    Named,
+    Chosen(ChosenTools),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
+pub(crate) struct ChosenTools {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) function: Option<ChosenFunction>,
+    pub(crate) allowed_tools: Option<AllowedTools>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
+pub(crate) struct ChosenFunction {
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
+pub(crate) struct AllowedTools {
+    pub(crate) mode: String,
+    pub(crate) tools: Vec<ChosenTools>,
 }
 
 impl<'de> Deserialize<'de> for ToolChoice {
@@ -186,9 +219,9 @@ impl<'de> Deserialize<'de> for ToolChoice {
             fn visit_str<E: de::Error>(self, v: &str) -> Result<ToolChoice, E> {
                 Ok(ToolChoice::Mode(v.to_owned()))
             }
-            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<ToolChoice, A::Error> {
-                while map.next_entry::<Anything, Anything>()?.is_some() {}
-                Ok(ToolChoice::Named)
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<ToolChoice, A::Error> {
+                let map = de::value::MapAccessDeserializer::new(map);
+                ChosenTools::deserialize(map).map(ToolChoice::Chosen)
             }
         }
         deserializer.deserialize_any(V)

@@ -2,9 +2,10 @@
 
 use super::{AnyObject, Anything, from_objects, whole};
 use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::Value;
 use std::{collections::BTreeMap, fmt};
 
-from_objects!(StreamOptions, ResponseFormat);
+from_objects!(StreamOptions, ResponseFormat, NamedSchema, StructuredOutputs);
 
 /// How tokens are chosen and when to stop. Names as OpenAI and vLLM have them.
 #[derive(Debug, Default, Deserialize)]
@@ -36,6 +37,13 @@ pub(crate) struct SamplingFields {
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
     pub(crate) response_format: Option<ResponseFormat>,
+    /// vLLM's, and those below what it was before.
+    pub(crate) structured_outputs: Option<StructuredOutputs>,
+    pub(crate) guided_json: Option<Value>,
+    pub(crate) guided_regex: Option<String>,
+    pub(crate) guided_choice: Option<Vec<String>>,
+    pub(crate) guided_grammar: Option<String>,
+    pub(crate) guided_whitespace_pattern: Option<String>,
     /// SwiftLM's and mlx-lm's.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) kv_bits: Option<u32>,
@@ -76,8 +84,39 @@ pub(crate) struct StreamOptions {
 pub(crate) struct ResponseFormat {
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    #[serde(rename = "json_schema")]
-    _json_schema: Option<Anything>,
+    pub(crate) json_schema: Option<NamedSchema>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
+pub(crate) struct NamedSchema {
+    #[serde(rename = "name")]
+    _name: Option<String>,
+    #[serde(rename = "description")]
+    _description: Option<String>,
+    pub(crate) schema: Option<Value>,
+    pub(crate) strict: Option<bool>,
+}
+
+/// vLLM's; one of the first five says what the output must be.
+#[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
+pub(crate) struct StructuredOutputs {
+    /// A schema, or its text.
+    pub(crate) json: Option<Value>,
+    pub(crate) regex: Option<String>,
+    pub(crate) choice: Option<Vec<String>>,
+    pub(crate) grammar: Option<String>,
+    pub(crate) json_object: Option<bool>,
+    pub(crate) whitespace_pattern: Option<String>,
+    pub(crate) structural_tag: Option<Anything>,
+    pub(crate) disable_additional_properties: Option<bool>,
+    /// JSON is written without blanks.
+    #[serde(rename = "disable_any_whitespace")]
+    _disable_any_whitespace: Option<bool>,
+    /// There is one implementation.
+    #[serde(rename = "disable_fallback")]
+    _disable_fallback: Option<bool>,
 }
 
 /// A string or a list of strings.

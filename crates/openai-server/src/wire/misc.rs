@@ -33,6 +33,7 @@ pub(crate) struct TokenizeRequest {
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
     pub(crate) enable_thinking: Option<bool>,
     pub(crate) think: Option<bool>,
+    pub(crate) reasoning_effort: Option<String>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,
 }
@@ -49,6 +50,17 @@ pub(crate) struct TokenizeResponse {
 pub(crate) struct DetokenizeRequest {
     pub(crate) model: Option<String>,
     pub(crate) tokens: Vec<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct LoadAdapterRequest {
+    pub(crate) lora_name: String,
+    pub(crate) lora_path: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct UnloadAdapterRequest {
+    pub(crate) lora_name: String,
 }
 
 #[derive(Debug, Serialize)]

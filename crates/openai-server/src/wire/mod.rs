@@ -3,6 +3,7 @@
 mod chat;
 mod common;
 mod completion;
+mod embedding;
 mod lenient;
 mod misc;
 mod unsupported;
@@ -10,6 +11,7 @@ mod unsupported;
 pub(crate) use chat::*;
 pub(crate) use common::*;
 pub(crate) use completion::*;
+pub(crate) use embedding::*;
 pub(crate) use lenient::*;
 pub(crate) use misc::*;
 pub(crate) use unsupported::*;

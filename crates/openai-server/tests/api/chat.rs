@@ -207,6 +207,27 @@ async fn template_variables_and_their_order() {
 }
 
 #[tokio::test]
+async fn reasoning_effort_is_a_template_variable_and_none_ends_thinking() {
+    let mut config = config();
+    config.default_chat_template_kwargs.insert("enable_thinking".into(), json!(true));
+    let app = App::with(config, Reply::Text("x".into()));
+    let prompt = |app: &App| {
+        let bytes = app.engine.last().prompt.into_iter().filter_map(|t| u8::try_from(t).ok());
+        String::from_utf8(bytes.collect()).unwrap()
+    };
+    let thinks = |app: &App| app.engine.last().prompt.contains(&258);
+    for effort in ["minimal", "low", "medium", "high", "xhigh", "max"] {
+        app.chat(json!({ "reasoning_effort": effort })).await;
+        assert!(prompt(&app).contains(&format!("[{effort}]")) && thinks(&app), "{effort}");
+    }
+    app.chat(json!({ "reasoning_effort": "none" })).await;
+    assert!(prompt(&app).contains("[none]") && !thinks(&app));
+    let kwargs = json!({ "reasoning_effort": "low" });
+    app.chat(json!({ "reasoning_effort": "low", "chat_template_kwargs": kwargs })).await;
+    assert!(prompt(&app).contains("[low]"));
+}
+
+#[tokio::test]
 async fn messages_of_every_kind() {
     let app = App::text("ok");
     let body = json!({ "messages": [

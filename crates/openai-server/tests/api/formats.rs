@@ -79,7 +79,7 @@ impl Model {
     }
 
     fn app(&self) -> App {
-        let tool_format = ToolFormat::detect(self.template);
+        let tool_format = ToolFormat::detect(self.template, "");
         assert_eq!(tool_format.to_string(), self.format);
         let config = ServerConfig { tool_format, ..config() };
         App::of_model(config, Reply::Text("Sunny.".into()), self.tokenizer(), self.template)

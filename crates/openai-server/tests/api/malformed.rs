@@ -164,13 +164,38 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
             "unsupported_value",
         ),
         (
-            json!({ "response_format": { "type": "json_object" } }),
-            "response_format",
-            "unsupported_value",
+            json!({ "response_format": { "type": "json_schema" } }),
+            "response_format.json_schema",
+            "missing_required_parameter",
         ),
         (
-            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": {} } } }),
-            "response_format",
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x" } } }),
+            "response_format.json_schema.schema",
+            "missing_required_parameter",
+        ),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "strict": true,
+                    "schema": { "properties": { "a": { "not": {} } } } } } }),
+            "response_format.json_schema.schema",
+            "unsupported_schema",
+        ),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x",
+                    "schema": { "type": "text" } } } }),
+            "response_format.json_schema.schema",
+            "invalid_schema",
+        ),
+        (json!({ "guided_json": "{" }), "guided_json", "invalid_value"),
+        (json!({ "guided_json": { "if": {} } }), "guided_json", "unsupported_schema"),
+        (json!({ "guided_regex": "(" }), "guided_regex", "invalid_grammar"),
+        (json!({ "guided_grammar": "start: x" }), "guided_grammar", "invalid_grammar"),
+        (json!({ "guided_choice": [] }), "guided_choice", "invalid_grammar"),
+        (json!({ "guided_choice": ["a"], "guided_regex": "b" }), "guided_choice", "invalid_value"),
+        (json!({ "guided_whitespace_pattern": " " }), "guided_whitespace_pattern", "invalid_value"),
+        (json!({ "structured_outputs": {} }), "structured_outputs", "invalid_value"),
+        (
+            json!({ "structured_outputs": { "structural_tag": "x" } }),
+            "structured_outputs.structural_tag",
             "unsupported_value",
         ),
         (json!({ "response_format": { "type": "xml" } }), "response_format.type", "invalid_value"),
@@ -193,11 +218,21 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
             "tools[0].function.speed",
             "unknown_parameter",
         ),
-        (json!({ "tools": [f], "tool_choice": "required" }), "tool_choice", "unsupported_value"),
         (
-            json!({ "tools": [f], "tool_choice": { "type": "function", "function": { "name": "f" } } }),
+            json!({ "tools": [f], "tool_choice": { "type": "function", "function": { "name": "g" } } }),
+            "tool_choice.function.name",
+            "invalid_value",
+        ),
+        (
+            json!({ "tools": [f], "tool_choice": { "type": "custom" } }),
             "tool_choice",
-            "unsupported_value",
+            "invalid_value",
+        ),
+        (
+            tool(json!({ "type": "function", "function": { "name": "f", "strict": true,
+                         "parameters": { "propertyNames": { "pattern": "^a" } } } })),
+            "tools[0].function.parameters",
+            "unsupported_schema",
         ),
         (json!({ "tools": [f], "tool_choice": "maybe" }), "tool_choice", "invalid_value"),
         (json!({ "tools": [f], "tool_choice": 1 }), "tool_choice", "invalid_type"),
@@ -253,8 +288,15 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
             "messages[0].function_call",
             "invalid_value",
         ),
-        (json!({ "guided_json": {} }), "guided_json", "unsupported_parameter"),
-        (json!({ "reasoning_effort": "high" }), "reasoning_effort", "unsupported_parameter"),
+        (json!({ "bad_words": ["a"] }), "bad_words", "unsupported_parameter"),
+        (json!({ "reasoning_effort": "much" }), "reasoning_effort", "invalid_value"),
+        (json!({ "reasoning_effort": 1 }), "reasoning_effort", "invalid_type"),
+        (json!({ "reasoning_effort": "none", "think": true }), "reasoning_effort", "invalid_value"),
+        (
+            json!({ "reasoning_effort": "low", "chat_template_kwargs": { "reasoning_effort": "high" } }),
+            "chat_template_kwargs.reasoning_effort",
+            "invalid_value",
+        ),
         (json!({ "echo": true }), "echo", "unsupported_parameter"),
         (json!({ "temprature": 1 }), "temprature", "unknown_parameter"),
     ]
@@ -284,6 +326,11 @@ fn completions() -> Vec<(Value, &'static str, &'static str)> {
             "unknown_parameter",
         ),
         (json!({ "prompt": "a", "messages": [] }), "messages", "unknown_parameter"),
+        (
+            json!({ "prompt": "a", "reasoning_effort": "low" }),
+            "reasoning_effort",
+            "unsupported_parameter",
+        ),
     ]
 }
 
@@ -364,8 +411,8 @@ async fn unknown_fields_can_be_allowed_and_unsupported_ones_cannot() {
     )
     .await;
     let (status, answer) =
-        app.post("/v1/chat/completions", &chat(json!({ "guided_json": {} }))).await;
-    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("guided_json")));
+        app.post("/v1/chat/completions", &chat(json!({ "bad_words": ["a"] }))).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("bad_words")));
     // Null is absent.
     app.chat(json!({ "guided_json": null, "functions": null })).await;
 }

@@ -13,7 +13,10 @@ const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"];
 
 fn app() -> App {
     let api_keys = ApiKeys::new(["k1"]).unwrap();
-    App::with(ServerConfig { api_keys, ..config() }, Reply::Text("x".into()))
+    App::with(
+        ServerConfig { api_keys, allow_adapter_updates: true, ..config() },
+        Reply::Text("x".into()),
+    )
 }
 
 /// Status, headers without the request's id, and body.

@@ -299,7 +299,7 @@ async fn a_client_that_stops_reading_is_cancelled() {
     let mut stream = server.post(&chat(json!({ "stream": true })).to_string()).await;
     eventually("it runs", || server.app.engine.held_open() == 1).await;
     // It reads nothing, and the connection takes only so much.
-    let token = |id| GeneratedToken { id, logprobs: None, stops: false };
+    let token = |id| GeneratedToken { id, logprobs: None, stops: false, open: false };
     let sent = (0..10_000_000u32)
         .take_while(|_| {
             let mut held = server.app.engine.held.lock().unwrap();

@@ -123,7 +123,7 @@ impl Engine for Mock {
             left -= 1;
             let stops = id == EOS || request.stop.token_ids.contains(&id);
             let logprobs = logprobs(id, request.sampling.logprobs);
-            events.send(Event::Token(GeneratedToken { id, logprobs, stops }));
+            events.send(Event::Token(GeneratedToken { id, logprobs, stops, open: false }));
             if stops {
                 break;
             }
@@ -161,6 +161,8 @@ impl Engine for Mock {
             step_prompt_tokens: 256,
             prompt_tokens: 101,
             generation_tokens: 202,
+            masked_tokens: 31,
+            forced_tokens: 13,
             preemptions: 4,
             cancelled: 1,
             steps: 77,
@@ -227,14 +229,14 @@ pub(crate) const TEMPLATE: &str = r#"{%- if tools %}<|im_start|>tools
 {%- for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} {{ c.function.arguments }}</tool_call>{% endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and enable_thinking is true %}<think>
+{% if reasoning_effort is defined %}[{{ reasoning_effort }}]{% endif %}{% if enable_thinking is defined and enable_thinking is true %}<think>
 {% endif %}{% if mood is defined %}({{ mood }}){% endif %}{% endif %}"#;
 
 pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         served_model_names: vec!["mock".to_owned(), "org/mock".to_owned()],
         tool_format: "hermes".parse::<ToolFormat>().unwrap(),
-        reasoning_format: ReasoningFormat::Think,
+        reasoning_format: "qwen3".parse::<ReasoningFormat>().unwrap(),
         ..ServerConfig::default()
     }
 }

@@ -117,3 +117,34 @@ async fn auto_needs_a_parser_and_the_switch() {
         app.chat(json!({})).await;
     }
 }
+
+/// The model's own format is Hermes's.
+#[tokio::test]
+async fn calls_in_another_format_are_recovered_unless_that_is_turned_off() {
+    let leaked = r#"[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]"#;
+    let app = App::text(leaked);
+    let body = app.chat(json!({ "tools": tools() })).await;
+    let choice = &body["choices"][0];
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&Value::Null, &json!("tool_calls"))
+    );
+    let call = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!(
+        (&call["name"], &call["arguments"]),
+        (&json!("get_weather"), &json!(r#"{"city": "Paris"}"#))
+    );
+    let chunks = app.chunks(json!({ "tools": tools() })).await;
+    assert_eq!(joined(&chunks, 0, "content"), "");
+    let calls = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array());
+    assert_eq!(calls.flatten().filter(|c| c.get("id").is_some()).count(), 1);
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+    // Only the choice that leaks changes, and without tools none does.
+    let body = app.chat(json!({ "tools": tools(), "tool_choice": "none" })).await;
+    assert_eq!(body["choices"][0]["message"]["content"], leaked);
+    let off = ServerConfig { tool_call_recovery: false, ..config() };
+    let app = App::with(off, Reply::Text(leaked.into()));
+    let body = app.chat(json!({ "tools": tools() })).await;
+    assert_eq!(body["choices"][0]["message"]["content"], leaked);
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+}

@@ -68,7 +68,8 @@ fn serve_args(words: &[&str]) -> ServeArgs {
 #[test]
 fn the_format_of_tool_calls_is_detected_or_named() {
     let template = "[TOOL_CALLS]";
-    let format = |words: &[&str]| serve_args(words).tool_call_parser.format(template).to_string();
+    let format =
+        |words: &[&str]| serve_args(words).tool_call_parser.format(template, "").to_string();
     assert_eq!(format(&[]), "mistral");
     assert_eq!(format(&["--tool-call-parser", "auto"]), "mistral");
     for name in ToolFormat::names() {

@@ -100,7 +100,13 @@ impl Prefill<'_> {
             let logits_at: Vec<u32> = wanted.map(|p| (p - start) as u32).collect();
             let mut session = cache.session(&[SeqRange { seq, start, len: tokens.len() }])?;
             let phase = self.model.info().phase(Phase::Prefill);
-            let batch = Batch { tokens, positions: &positions, logits_at: &logits_at, phase };
+            let batch = Batch {
+                tokens,
+                positions: &positions,
+                logits_at: &logits_at,
+                phase,
+                adapters: &[],
+            };
             let logits = self.model.forward(&batch, &mut session)?;
             ops::with_host_f32(&logits, |logits| {
                 let rows: Vec<_> = logits.chunks_exact(vocab).collect();

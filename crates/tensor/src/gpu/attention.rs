@@ -5,7 +5,7 @@ use super::{
     matmul::{Order, Prepared},
     params,
 };
-use crate::{DType, Projected, Result, RmsNorm, Tensor, TensorError, tensor::GpuTensor};
+use crate::{DType, Projected, Result, RmsNorm, Sinks, Tensor, TensorError, tensor::GpuTensor};
 use std::sync::Arc;
 
 params!(
@@ -31,11 +31,13 @@ params!(
         k_eps: f32,
         bits: u32,
         flags: u32,
+        value_dim: u32,
+        last: u32,
     }
 );
 params!(
-    /// Parameters of `attend_merge`.
-    MergeParams { head_dim: u32, spans: u32 }
+    /// Parameters of `attend_merge` and `attend_merge_sinks`.
+    MergeParams { head_dim: u32, spans: u32, q_heads: u32 }
 );
 
 /// Tokens of a block of the cache: a lane each.
@@ -46,8 +48,12 @@ pub(super) const SPAN_TOKENS: usize = 512;
 const FEW: u32 = 128;
 /// Threadgroups that a large GPU runs at a time without a limit of registers.
 const MANY: u32 = 396;
-/// Elements of the largest head.
+/// Elements of the largest head of a compressed cache, and of one of floats that models mostly have.
 pub(super) const MAX_HEAD: usize = 256;
+/// Elements of the largest head of floats, and of the largest value.
+const MAX_WIDE: usize = 512;
+/// Elements of the largest latent, whose end is its value.
+const MAX_LATENT: usize = 576;
 
 /// Shape and element type of a layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +64,8 @@ pub struct KvShape {
     pub head_dim: usize,
     /// Element type of keys and values: f16, bf16 or f32.
     pub dtype: DType,
+    /// Values are the ends of their keys, and there are no pages of values.
+    pub latent: bool,
 }
 
 impl KvShape {
@@ -69,8 +77,9 @@ impl KvShape {
         if !matches!(self.dtype, DType::F16 | DType::BF16 | DType::F32) {
             return Err(TensorError::DType { op: "gpu kv cache", got: self.dtype });
         }
-        if self.head_dim == 0 || self.head_dim > MAX_HEAD || !self.head_dim.is_multiple_of(8) {
-            let expected = format!("heads of a multiple of 8 up to {MAX_HEAD}");
+        let most = if self.latent { MAX_LATENT } else { MAX_WIDE };
+        if self.head_dim == 0 || self.head_dim > most || !self.head_dim.is_multiple_of(8) {
+            let expected = format!("heads of a multiple of 8 up to {most}");
             return Err(TensorError::shape("gpu kv cache", expected, &[self.head_dim]));
         }
         Ok(())
@@ -79,7 +88,24 @@ impl KvShape {
     /// Whether there are kernels for heads of this size alone.
     #[must_use]
     pub fn is_typed(self) -> bool {
-        self.dtype == DType::F16 && matches!(self.head_dim, 64 | 128 | 256)
+        self.dtype == DType::F16 && matches!(self.head_dim, 64 | 128 | 256) && !self.latent
+    }
+
+    /// The file that has kernels for caches of this shape.
+    fn family(self) -> &'static str {
+        if self.latent || self.head_dim > MAX_HEAD { "attend_more" } else { "attend" }
+    }
+
+    /// What kernels for caches of this shape are called.
+    fn kernel(self) -> String {
+        let name = self.name();
+        match self.head_dim {
+            _ if self.latent => format!("latent_{name}"),
+            d if self.is_typed() => format!("{name}_d{d}"),
+            512 if self.dtype == DType::F16 => format!("{name}_d512"),
+            d if d > MAX_HEAD => format!("{name}_wide"),
+            _ => format!("{name}_d0"),
+        }
     }
 
     pub(super) fn name(self) -> &'static str {
@@ -171,13 +197,42 @@ impl Plan {
 
 /// What attention computes beside the operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scoring {
+pub struct Scoring<'a> {
     /// Factor of `q · k`, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// A token sees itself and the `window - 1` tokens before it.
     pub window: Option<usize>,
     /// `cap * tanh(score / cap)` before the softmax.
     pub soft_cap: Option<f32>,
+    /// Scores without a value that join each head's softmax.
+    pub sinks: Option<&'a Sinks>,
+    /// Elements of a latent's value; other values are as long as keys.
+    pub value_dim: Option<usize>,
+}
+
+impl<'a> Scoring<'a> {
+    /// The sinks' scores on a GPU, if there are any.
+    ///
+    /// # Errors
+    /// There is not one for each of `heads`, or no memory.
+    pub(super) fn sinks_on(&self, gpu: &Gpu, heads: usize) -> Result<Option<Arc<Buffer>>> {
+        let Some(sinks) = self.sinks else { return Ok(None) };
+        match sinks.scores().len() {
+            n if n == heads => sinks.resident().on(gpu).map(Some),
+            n => Err(TensorError::shape("attention sinks", format!("[{heads}]"), &[n])),
+        }
+    }
+
+    /// Elements of a value in a cache of this shape.
+    fn values(&self, shape: KvShape) -> Result<usize> {
+        let n =
+            if shape.latent { self.value_dim.unwrap_or(shape.head_dim) } else { shape.head_dim };
+        if n == 0 || n > shape.head_dim.min(MAX_WIDE) || !n.is_multiple_of(8) {
+            let expected = format!("values of a multiple of 8 up to {MAX_WIDE}, within keys");
+            return Err(TensorError::shape("attention", expected, &[n]));
+        }
+        Ok(n)
+    }
 }
 
 /// Writes the rows of a step into the pages of a layer.
@@ -207,18 +262,19 @@ pub fn write(
         kv_heads: shape.kv_heads as u32,
         head_dim: shape.head_dim as u32,
     };
+    let (keys, values) = (k.input(), v.input());
+    let (slots, k_pages, v_pages) =
+        (Operand::In(slots, 0), Operand::Out(k_pages, 0), Operand::Out(v_pages, 0));
+    let (family, kernel, operands): (_, _, &[_]) = match shape.latent {
+        true => ("attend_more", "kv_write_keys", &[keys, slots, k_pages]),
+        false => ("attend", "kv_write", &[keys, values, slots, k_pages, v_pages]),
+    };
     k.gpu().launch(&Launch {
-        family: "attend",
-        kernel: &format!("kv_write_{}", shape.name()),
+        family,
+        kernel: &format!("{kernel}_{}", shape.name()),
         grid: [params.n.div_ceil(256), 1, 1],
         threads: 256,
-        operands: &[
-            Operand::In(&k.buffer, k.offset),
-            Operand::In(&v.buffer, v.offset),
-            Operand::In(slots, 0),
-            Operand::Out(k_pages, 0),
-            Operand::Out(v_pages, 0),
-        ],
+        operands,
         params: bytemuck::bytes_of(&params),
     })
 }
@@ -226,25 +282,23 @@ pub fn write(
 /// Causal attention of a step's rows over the pages of a layer.
 ///
 /// # Shapes
-/// `q [t, heads, head_dim]` -> the same.
+/// `q [t, heads, head_dim]` -> the same, or `[t, heads, value_dim]` of latents.
 ///
 /// # Errors
-/// `q` has another shape than the plan's, or is not on a GPU.
+/// `q` has another shape than the plan's, or is not on a GPU; values or sinks do not fit.
 pub fn attend(
     shape: KvShape,
     q: &Tensor,
     (k_pages, v_pages): (&Buffer, &Buffer),
     plan: &Plan,
-    scoring: &Scoring,
+    scoring: &Scoring<'_>,
 ) -> Result<Tensor> {
     let q = on_gpu(q)?;
-    let size = if shape.is_typed() { shape.head_dim } else { 0 };
     let (family, kernel) = match plan.tiled {
-        true => ("attend_tile", format!("attend_tile_d{size}_r{}", plan.rows)),
-        false => ("attend", format!("attend_{}_d{size}_r{}", shape.name(), plan.rows)),
+        true => ("attend_tile", format!("attend_tile_d{}_r{}", shape.head_dim, plan.rows)),
+        false => (shape.family(), format!("attend_{}_r{}", shape.kernel(), plan.rows)),
     };
-    let operands =
-        [Operand::In(&q.buffer, q.offset), Operand::In(k_pages, 0), Operand::In(v_pages, 0)];
+    let operands = [q.input(), Operand::In(k_pages, 0), Operand::In(v_pages, 0)];
     plan.run(shape, q, (family, &kernel), &operands, scoring, None)
 }
 
@@ -262,7 +316,7 @@ pub fn attend_new(
     rows: &Projected<'_>,
     (k_pages, v_pages): (&Buffer, &Buffer),
     plan: &Plan,
-    scoring: &Scoring,
+    scoring: &Scoring<'_>,
 ) -> Result<Option<Tensor>> {
     let Some(angles) = rows.rope.filter(|rope| 2 * rope.pairs == shape.head_dim) else {
         return Ok(None);
@@ -285,11 +339,11 @@ pub fn attend_new(
     let (q_gains, k_gains) = (q_gains?, k_gains?);
     let (cos, sin) = (angles.cos.on(gpu)?, angles.sin.on(gpu)?);
     // Gains that are not there are never read.
-    let q_in = Operand::In(&q.buffer, q.offset);
+    let q_in = q.input();
     let operands = [
         q_in,
-        Operand::In(&k.buffer, k.offset),
-        Operand::In(&v.buffer, v.offset),
+        k.input(),
+        v.input(),
         q_gains.as_deref().map_or(q_in, |b| Operand::In(b, 0)),
         k_gains.as_deref().map_or(q_in, |b| Operand::In(b, 0)),
         Operand::In(&cos, 0),
@@ -302,7 +356,8 @@ pub fn attend_new(
     let many = if many { "_many" } else { "" };
     let kernel = format!("attend_new_d{}_r{}{many}", shape.head_dim, plan.rows);
     let eps = norms.map(|norm| norm.map_or(-1.0, RmsNorm::eps));
-    let order = rows.next.filter(|_| plan.spans == 1).and_then(|next| next.order(plan.tokens));
+    let order =
+        rows.next.filter(|_| plan.is_last(scoring)).and_then(|next| next.order(plan.tokens));
     let new = Some(NewRows { eps, order });
     plan.run(shape, q, ("attend_tile", &kernel), &operands, scoring, new).map(Some)
 }
@@ -323,6 +378,11 @@ impl Plan {
         [self.n_tiles, (shape.kv_heads * parts) as u32, self.spans as u32]
     }
 
+    /// Whether a kernel's sums are the result: there is one span, and no sink joins it.
+    fn is_last(&self, scoring: &Scoring<'_>) -> bool {
+        self.spans == 1 && scoring.sinks.is_none()
+    }
+
     /// Runs a kernel that takes `operands` before those that all kernels of attention have, and adds its
     /// spans.
     fn run(
@@ -331,23 +391,26 @@ impl Plan {
         q: &GpuTensor,
         (family, kernel): (&'static str, &str),
         operands: &[Operand<'_>],
-        scoring: &Scoring,
+        scoring: &Scoring<'_>,
         new: Option<NewRows>,
     ) -> Result<Tensor> {
         shape.check()?;
+        let value_dim = scoring.values(shape)?;
         let heads = self.group * shape.kv_heads;
         if q.dims != [self.tokens, heads, shape.head_dim] {
             let expected = format!("[{}, {heads}, {}]", self.tokens, shape.head_dim);
             return Err(TensorError::shape("attention", expected, &q.dims));
         }
         let gpu = q.gpu();
-        let mut out = GpuTensor::new(gpu, &q.dims)?;
+        let sinks = scoring.sinks_on(gpu, heads)?;
+        let mut out = GpuTensor::new(gpu, &[self.tokens, heads, value_dim])?;
         let order = new.and_then(|new| new.order);
         let halves = order.map(|_| gpu.temporary(2 * q.len()).map(Arc::new)).transpose()?;
         let [q_eps, k_eps] = new.map_or([-1.0; 2], |new| new.eps);
         let rows = self.tokens * heads;
-        let spans = if self.spans == 1 { 0 } else { self.spans };
-        let sums = gpu.temporary(4 * rows * spans * shape.head_dim)?;
+        let last = self.is_last(scoring);
+        let spans = if last { 0 } else { self.spans };
+        let sums = gpu.temporary(4 * rows * spans * value_dim)?;
         let weights = gpu.temporary(8 * rows * spans)?;
         let grid = self.grid(shape);
         let params = AttendParams {
@@ -363,6 +426,8 @@ impl Plan {
             k_eps,
             bits: order.map_or(0, Order::bits),
             flags: order.map_or(0, Order::flags),
+            value_dim: value_dim as u32,
+            last: last.into(),
         };
         let mut operands = operands.to_vec();
         let tiles = operands.len() + 1;
@@ -386,18 +451,21 @@ impl Plan {
         };
         let tile = (tiles, size_of::<AttendTile>());
         launch.over_tiles(gpu, tile, work(rows, self.spans, shape.head_dim))?;
-        if spans > 0 {
-            let params = MergeParams { head_dim: shape.head_dim as u32, spans: self.spans as u32 };
+        if !last {
+            let params = MergeParams {
+                head_dim: value_dim as u32,
+                spans: self.spans as u32,
+                q_heads: heads as u32,
+            };
+            let mut operands = vec![Operand::In(&sums, 0), Operand::In(&weights, 0)];
+            operands.extend(sinks.as_deref().map(|sinks| Operand::In(sinks, 0)));
+            operands.push(Operand::Out(&out.buffer, 0));
             gpu.launch(&Launch {
                 family: "attend",
-                kernel: "attend_merge",
+                kernel: if sinks.is_some() { "attend_merge_sinks" } else { "attend_merge" },
                 grid: [count("attention", rows)?, 1, 1],
                 threads: 512,
-                operands: &[
-                    Operand::In(&sums, 0),
-                    Operand::In(&weights, 0),
-                    Operand::Out(&out.buffer, 0),
-                ],
+                operands: &operands,
                 params: bytemuck::bytes_of(&params),
             })?;
         }

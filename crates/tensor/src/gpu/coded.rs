@@ -42,7 +42,7 @@ params!(
 );
 params!(
     /// Rows of one sequence that a threadgroup of `attend_coded_*` computes.
-    CodedTile { row: u32, count: u32, end: u32, table: u32, recent: u32 }
+    CodedTile { row: u32, count: u32, end: u32, table: u32, recent: u32, sinks: u32 }
 );
 params!(
     /// Parameters of `attend_coded_*`.
@@ -54,7 +54,6 @@ params!(
         window: u32,
         scale: f32,
         soft_cap: f32,
-        sinks: u32,
         k_format: u32,
         k_region: u32,
         k_group: u32,
@@ -68,8 +67,8 @@ params!(
     }
 );
 params!(
-    /// Parameters of `coded_merge`.
-    CodedMergeParams { head_dim: u32, spans: u32, rounds: u32, order: u32 }
+    /// Parameters of `coded_merge` and `coded_merge_sinks`.
+    CodedMergeParams { head_dim: u32, spans: u32, rounds: u32, order: u32, q_heads: u32 }
 );
 
 /// A block that has no exact rows.
@@ -233,8 +232,8 @@ impl CodedCache {
                 grid: [*n, self.kv_heads as u32, 2],
                 threads: 256,
                 operands: &[
-                    Operand::In(&k.buffer, k.offset),
-                    Operand::In(&v.buffer, v.offset),
+                    k.input(),
+                    v.input(),
                     Operand::In(runs, 0),
                     Operand::In(&self.constants, 0),
                     Operand::In(&self.thresholds, 0),
@@ -273,8 +272,8 @@ impl CodedCache {
             grid: [(slots.rows * params.kv_heads).div_ceil(4), 1, 2],
             threads: 128,
             operands: &[
-                Operand::In(&k.buffer, k.offset),
-                Operand::In(&v.buffer, v.offset),
+                k.input(),
+                v.input(),
                 Operand::In(&slots.pairs, 0),
                 Operand::In(&self.constants, 0),
                 Operand::Out(pages.0, 0),
@@ -321,19 +320,20 @@ impl CodedCache {
     /// `q [t, heads, head_dim]` -> the same.
     ///
     /// # Errors
-    /// `q` has another shape than the plan's, or is not on a GPU.
+    /// `q` has another shape than the plan's, or is not on a GPU; or there are other sinks than heads.
     pub fn attend(
         &self,
         q: &Tensor,
         pages: CodedPages<'_>,
         plan: &CodedPlan,
-        scoring: &Scoring,
+        scoring: &Scoring<'_>,
     ) -> Result<Tensor> {
         let (q, heads) = (on_gpu(q)?, plan.group * self.kv_heads);
         if q.dims != [plan.tokens, heads, self.head_dim] {
             let expected = format!("[{}, {heads}, {}]", plan.tokens, self.head_dim);
             return Err(TensorError::shape("attention", expected, &q.dims));
         }
+        let sinks = scoring.sinks_on(&self.gpu, heads)?;
         let rows = plan.tokens * heads;
         let wide = self.head_dim.next_multiple_of(16);
         let sums = self.gpu.temporary(4 * rows * plan.spans * wide)?;
@@ -346,7 +346,6 @@ impl CodedCache {
             window: scoring.window.map_or(0, |w| u32::try_from(w).unwrap_or(0)),
             scale: scoring.scale,
             soft_cap: scoring.soft_cap.unwrap_or(0.0),
-            sinks: plan.sinks,
             k_format: self.k.format.number(),
             k_region: self.k.region as u32,
             k_group: self.k.format.group(),
@@ -367,7 +366,7 @@ impl CodedCache {
             grid: [plan.n_tiles, (self.kv_heads * parts) as u32, plan.spans as u32],
             threads: 128,
             operands: &[
-                Operand::In(&q.buffer, q.offset),
+                q.input(),
                 Operand::In(pages.coded.0, 0),
                 Operand::In(pages.coded.1, 0),
                 Operand::In(exact.0, 0),
@@ -388,18 +387,18 @@ impl CodedCache {
             spans: plan.spans as u32,
             rounds: self.rounds_of(&self.v),
             order: self.order,
+            q_heads: heads as u32,
         };
+        let mut operands =
+            vec![Operand::In(&sums, 0), Operand::In(&weights, 0), Operand::In(&self.constants, 0)];
+        operands.extend(sinks.as_deref().map(|sinks| Operand::In(sinks, 0)));
+        operands.push(Operand::Out(&out.buffer, 0));
         self.gpu.launch(&Launch {
             family: "coded",
-            kernel: "coded_merge",
+            kernel: if sinks.is_some() { "coded_merge_sinks" } else { "coded_merge" },
             grid: [count("attention", rows)?, 1, 1],
             threads: 256,
-            operands: &[
-                Operand::In(&sums, 0),
-                Operand::In(&weights, 0),
-                Operand::In(&self.constants, 0),
-                Operand::Out(&out.buffer, 0),
-            ],
+            operands: &operands,
             params: bytemuck::bytes_of(&params),
         })?;
         Ok(out.into())

@@ -83,6 +83,8 @@ pub struct CodedSequence {
     pub kv_len: usize,
     /// Where their codes are, and their exact rows.
     pub blocks: Vec<(u32, Option<u32>)>,
+    /// What is read exactly.
+    pub exact: Option<ExactTokens>,
 }
 
 /// Tokens that are read uncompressed: the first ones, and those from the last multiple of `recent`
@@ -104,7 +106,6 @@ pub struct CodedPlan {
     pub(super) tokens: usize,
     pub(super) spans: usize,
     pub(super) group: usize,
-    pub(super) sinks: u32,
 }
 
 impl CodedPlan {
@@ -112,12 +113,7 @@ impl CodedPlan {
     ///
     /// # Errors
     /// There is no memory.
-    pub fn new(
-        gpu: &Gpu,
-        seqs: &[CodedSequence],
-        exact: Option<ExactTokens>,
-        group: usize,
-    ) -> Result<Self> {
+    pub fn new(gpu: &Gpu, seqs: &[CodedSequence], group: usize) -> Result<Self> {
         let step = (TILE_ROWS / group).max(1);
         let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for seq in seqs {
@@ -126,7 +122,7 @@ impl CodedPlan {
             let mut start = 0;
             while start < seq.q_len {
                 let (mut end, mut recent) = ((start + step).min(seq.q_len), u32::MAX);
-                if let Some(exact) = exact {
+                if let Some(exact) = seq.exact {
                     // All rows of a tile read the same blocks exactly.
                     let from = (before + start) / exact.recent * exact.recent;
                     end = end.min(from + exact.recent - before);
@@ -138,6 +134,7 @@ impl CodedPlan {
                     end: count("attention", before + start + 1)?,
                     table,
                     recent,
+                    sinks: seq.exact.map_or(0, |e| (e.sinks / BLOCK_TOKENS) as u32),
                 });
                 start = end;
             }
@@ -152,7 +149,6 @@ impl CodedPlan {
             tokens: first,
             spans: longest.div_ceil(SPAN_TOKENS).max(1),
             group,
-            sinks: exact.map_or(0, |e| (e.sinks / BLOCK_TOKENS) as u32),
         })
     }
 }

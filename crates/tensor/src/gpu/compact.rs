@@ -168,7 +168,7 @@ impl Moves {
 pub fn compact(shape: KvShape, (k, v): (&Buffer, &Buffer), moves: &Moves) -> Result<()> {
     shape.check()?;
     let bytes = if shape.dtype == DType::F32 { 4 } else { 2 };
-    for (pages, keys) in [(k, true), (v, false)] {
+    for (pages, keys) in [(k, true), (v, false)].into_iter().take(2 - usize::from(shape.latent)) {
         moves.build(pages, shape.kv_heads, Layout::floats(bytes, shape.head_dim, keys))?;
     }
     Ok(())

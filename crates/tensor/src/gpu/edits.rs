@@ -1,6 +1,7 @@
-//! Logits with bias, penalties and bans, on a GPU: `kernels/sampling/edit.metal`.
+//! Logits with bias, penalties, bans and masks, on a GPU: `kernels/sampling/edit.metal`, and
+//! [`masks`](super::masks) after it.
 
-use super::{Launch, Operand, count, params};
+use super::{Launch, Operand, count, masks, params};
 use crate::{Result, TensorError, tensor::GpuTensor};
 use taper_base::{DeviceDraw, DeviceEdit};
 
@@ -69,12 +70,15 @@ pub(super) fn edited(
         grid: [params.vocab.div_ceil(RANGE), rows.len() as u32, 1],
         threads: 256,
         operands: &[
-            Operand::In(&logits.buffer, logits.offset),
+            logits.input(),
             Operand::In(&rows_there, 0),
             Operand::In(&edits_there, 0),
             Operand::Out(&out.buffer, 0),
         ],
         params: bytemuck::bytes_of(&params),
     })?;
+    let masked =
+        (0u32..).zip(draws).filter_map(|(i, (_, draw))| Some((i, draw.edits.mask.as_ref()?)));
+    masks::apply(&out, vocab, &masked.collect::<Vec<_>>())?;
     Ok(out)
 }

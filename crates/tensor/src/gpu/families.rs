@@ -1,6 +1,11 @@
 //! The files of kernels.
 
-use super::{attention, coded, compact, edits, experts, key_scores, matmul, ops, sampling, weight};
+use super::{
+    attention, coded, compact, edits, experts, gates, head_maps, key_scores, layer, masks, matmul,
+    ops,
+    recurrent::{conv, heads, scan, states},
+    sampling, shapes, weight,
+};
 use taper_kernels::Source;
 
 /// Kernels that are compiled together.
@@ -27,9 +32,13 @@ pub const FAMILIES: &[Family] = &[
     family!(MATMUL, [matmul::MatmulParams, matmul::FinishParams]),
     family!(MATMUL_TILE, [matmul::PrepareParams, matmul::NextParams, matmul::MatmulParams]),
     family!(MATMUL_WIDE, [matmul::MatmulParams]),
+    family!(HEAD_MAPS, [head_maps::HeadMapsParams]),
     family!(EMBED, [weight::EmbedParams]),
-    family!(ROWS, [ops::NormParams, ops::RopeParams]),
+    family!(ROWS, [ops::NormParams, ops::LatentParams, ops::RopeParams]),
+    family!(LAYER, [layer::LayerParams]),
     family!(ELEMENTWISE, [ops::ElementParams, ops::RowsParams, ops::SumParams]),
+    family!(GATES, [gates::ActivationParams, gates::GateParams]),
+    family!(SHAPES, [shapes::TakeParams, shapes::JoinParams, shapes::MixParams]),
     family!(
         ATTEND,
         [
@@ -39,15 +48,41 @@ pub const FAMILIES: &[Family] = &[
             attention::MergeParams
         ]
     ),
+    family!(ATTEND_MORE, [attention::WriteParams, attention::AttendTile, attention::AttendParams]),
     family!(ATTEND_TILE, [attention::AttendTile, attention::AttendParams]),
     family!(CODED, [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]),
     family!(CODED_MORE, [coded::CodedTile, coded::CodedParams]),
     family!(ENCODE, [coded::EncodeRun, coded::EncodeParams, coded::ExactParams]),
-    family!(EXPERTS, [experts::RouteParams, experts::ExpertParams, experts::AddExpertsParams]),
+    family!(EXPERTS, [experts::ExpertParams, experts::BetweenParams, experts::AddExpertsParams]),
+    family!(ROUTE, [experts::RouteParams, experts::ScoredParams]),
+    family!(STATES, [states::CopyStateParams, states::WatchStateParams]),
+    family!(CONV, [states::StateRun, states::StateCut, conv::ConvParams]),
+    family!(
+        HEADS,
+        [
+            states::StateRun,
+            states::StateCut,
+            heads::MixParams,
+            heads::WalkParams,
+            heads::GatedHeadsParams,
+            heads::GatedRowsParams
+        ]
+    ),
+    family!(
+        SCAN,
+        [
+            states::StateRun,
+            states::StateCut,
+            scan::ScanParams,
+            scan::LruGatesParams,
+            scan::LruParams
+        ]
+    ),
     family!(SCORE, [key_scores::KeyScoreParams, key_scores::CodedKeyScoreParams]),
     family!(COMPACT, [compact::GatherParams, compact::GatherExactParams]),
     family!(ARGMAX, [sampling::ArgmaxParams]),
     family!(EDIT, [edits::EditRow, edits::Edit, edits::EditParams]),
+    family!(MASK, [masks::MaskParams]),
     family!(SAMPLE, [sampling::SampleRow, sampling::SampleParams]),
 ];
 

@@ -257,8 +257,8 @@ impl GpuWeight {
             operands: &[
                 sums_in,
                 bias.as_deref().map_or(sums_in, |b| Operand::In(b, 0)),
-                product.residual.map_or(sums_in, |r| Operand::In(&r.buffer, r.offset)),
-                Operand::Out(&out.buffer, out.offset),
+                product.residual.map_or(sums_in, |r| r.input()),
+                out.output(),
             ],
             params: bytemuck::bytes_of(&finish),
         })
@@ -302,9 +302,9 @@ impl GpuWeight {
             operands: &[
                 sums_in,
                 bias.as_deref().map_or(sums_in, |b| Operand::In(b, 0)),
-                product.residual.map_or(sums_in, |r| Operand::In(&r.buffer, r.offset)),
+                product.residual.map_or(sums_in, |r| r.input()),
                 gains.as_deref().map_or(sums_in, |b| Operand::In(b, 0)),
-                Operand::Out(&out.buffer, out.offset),
+                out.output(),
                 Operand::Out(&halves, 0),
             ],
             params: bytemuck::bytes_of(&params),
@@ -341,7 +341,7 @@ impl GpuWeight {
             eps,
         };
         // Gains that are not there are never read.
-        let x_in = Operand::In(&x.buffer, x.offset);
+        let x_in = x.input();
         gpu.launch(&Launch {
             family: "matmul_tile",
             kernel: "matmul_prepare",

@@ -25,16 +25,23 @@ mod counters;
 mod edits;
 mod experts;
 mod families;
+mod gates;
 #[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
 mod hazards;
+mod head_maps;
 #[cfg(feature = "gpu-host")]
 mod host;
 pub mod key_scores;
 mod launch;
+mod layer;
+mod masks;
 mod matmul;
 mod ops;
+mod plain;
+pub(crate) mod recurrent;
 mod resident;
 mod sampling;
+mod shapes;
 #[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
 pub(crate) mod unified;
 mod weight;
@@ -46,22 +53,28 @@ pub(crate) use backend::Pages;
 pub(crate) use backend::{Backend, Handle};
 pub use backend::{Buffer, Gpu, Memory};
 pub use counters::Counters;
-pub use experts::{Routing, StackedExperts};
+pub use experts::{ExpertKind, ExpertMaps, ExpertsInput, StackedExperts};
 pub use families::{FAMILIES, Family};
+pub(crate) use gates::{Curve, Gate, activation, gate_parts};
 #[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
 pub(crate) use hazards::Hazards;
+pub(crate) use head_maps::StackedHeads;
 #[cfg(feature = "gpu-host")]
 pub use host::HostOptions;
 pub(crate) use launch::{Launch, Operand, params};
+pub(crate) use layer::{layer_norm, match_rows, sparse_gates};
 pub(crate) use matmul::{Next, Order, Prepared};
 pub use ops::sum_words;
-pub(crate) use ops::{Elements, norm_rope, rms_norm, take_rows};
+pub(crate) use ops::{Elements, is_fused, latent_norm, norm_rope, put_rows, rms_norm, take_rows};
+pub use recurrent::{GpuStates, StateRuns, StateSlots};
 pub(crate) use resident::Resident;
 pub(crate) use sampling::{NONE as NO_TOKEN, launch_argmax};
 pub use sampling::{Sampled, argmax, edit, sample};
+pub(crate) use shapes::{Taking, join_parts, mix_streams, take_parts};
 #[cfg(any(test, feature = "gpu-host"))]
 pub use unified::fake::{FakeOptions, FakeUse};
-pub(crate) use weight::{GpuWeight, Product};
+use weight::CHUNK;
+pub(crate) use weight::{GpuWeight, PARTS, Product};
 
 /// Kinds of GPUs, as `--device` takes them.
 pub const KINDS: [&str; 2] = ["cuda", "metal"];

@@ -1,6 +1,10 @@
 //! Operations on activations.
 
-use super::{Buffer, Gpu, LANES, Launch, Operand, Resident, count, params};
+use super::{
+    Buffer, Gpu, LANES, Launch, Operand, Resident, count,
+    gates::{self, Curve},
+    params,
+};
 use crate::{Result, RmsNorm, TensorError, ops::Activation, tensor::GpuTensor};
 use std::sync::Arc;
 
@@ -9,7 +13,11 @@ params!(
     NormParams { cols: u32, eps: f32 }
 );
 params!(
-    /// Parameters of `norm_rope`.
+    /// Parameters of `latent_norm`.
+    LatentParams { cols: u32, rest: u32, eps: f32 }
+);
+params!(
+    /// Parameters of `norm_rope` and `norm_rope_wide`.
     RopeParams {
         x_heads: u32,
         y_heads: u32,
@@ -28,7 +36,7 @@ params!(
     ElementParams { n: u32, kind: u32, value: f32 }
 );
 params!(
-    /// Parameters of `take_rows` and `add_bias`.
+    /// Parameters of `take_rows`, `put_rows` and `add_bias`.
     RowsParams { n: u32, cols: u32 }
 );
 params!(
@@ -37,11 +45,16 @@ params!(
 );
 
 /// Threads of element-wise kernels.
-const THREADS: u32 = 256;
-/// Elements of the largest head that `norm_rope` takes.
-const MAX_HEAD: usize = 256;
+pub(super) const THREADS: u32 = 256;
+/// Elements of the largest head that `norm_rope` takes, and `norm_rope_wide`.
+const MAX_HEAD: [usize; 2] = [256, 576];
 
-/// As kernels number activations; 0 for none.
+/// Whether products compute the gate as they store their results.
+pub(crate) fn is_fused(activation: Activation) -> bool {
+    matches!(activation, Activation::Silu | Activation::GeluTanh)
+}
+
+/// As kernels of products number activations; 0 for none.
 pub(crate) fn gate(activation: Option<Activation>) -> Result<u32> {
     match activation {
         None => Ok(0),
@@ -68,12 +81,29 @@ pub(crate) fn rms_norm(x: &GpuTensor, norm: &RmsNorm) -> Result<GpuTensor> {
         kernel: "rms_norm",
         grid: [count("rms_norm", x.len() / cols)?, 1, 1],
         threads: THREADS,
-        operands: &[
-            Operand::In(&x.buffer, x.offset),
-            Operand::In(&gains, 0),
-            Operand::Out(&out.buffer, 0),
-        ],
+        operands: &[x.input(), Operand::In(&gains, 0), Operand::Out(&out.buffer, 0)],
         params: bytemuck::bytes_of(&NormParams { cols: cols as u32, eps: norm.eps() }),
+    })?;
+    Ok(out)
+}
+
+/// The first elements of every row, as many as there are gains, normed, after the others.
+pub(crate) fn latent_norm(x: &GpuTensor, norm: &RmsNorm) -> Result<GpuTensor> {
+    let out = GpuTensor::new(x.gpu(), &x.dims)?;
+    let gains = norm.resident().on(x.gpu())?;
+    let (cols, width) = (norm.gains().len(), x.dims[1]);
+    let params = LatentParams {
+        cols: count("latent_norm", cols)?,
+        rest: count("latent_norm", width - cols)?,
+        eps: norm.eps(),
+    };
+    x.gpu().launch(&Launch {
+        family: "rows",
+        kernel: "latent_norm",
+        grid: [count("latent_norm", x.dims[0])?, 1, 1],
+        threads: THREADS,
+        operands: &[x.input(), Operand::In(&gains, 0), Operand::Out(&out.buffer, 0)],
+        params: bytemuck::bytes_of(&params),
     })?;
     Ok(out)
 }
@@ -84,8 +114,9 @@ pub(crate) fn norm_rope(
     head_dim: usize,
     angles: Option<(&Resident, &Resident, usize)>,
 ) -> Result<[GpuTensor; 2]> {
-    if head_dim > MAX_HEAD {
-        let expected = format!("heads of at most {MAX_HEAD}");
+    let [most, widest] = MAX_HEAD;
+    if head_dim > widest {
+        let expected = format!("heads of at most {widest}");
         return Err(TensorError::shape("norm_rope", expected, &[head_dim]));
     }
     let gpu = x.gpu();
@@ -116,15 +147,15 @@ pub(crate) fn norm_rope(
         y_eps: eps(y_norm),
     };
     // What is not there is never read; any buffer will do.
-    let x_in = Operand::In(&x.buffer, x.offset);
+    let x_in = x.input();
     gpu.launch(&Launch {
         family: "rows",
-        kernel: "norm_rope",
+        kernel: if head_dim > most { "norm_rope_wide" } else { "norm_rope" },
         grid: [params.all.div_ceil(4), 1, 1],
         threads: 4 * LANES,
         operands: &[
             x_in,
-            Operand::In(&y.buffer, y.offset),
+            y.input(),
             x_gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
             y_gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
             there.as_ref().map_or(x_in, |(cos, _)| Operand::In(cos, 0)),
@@ -159,6 +190,11 @@ impl Elements {
 
     /// Into `out`, which may be `x`.
     pub(crate) fn to(self, x: &GpuTensor, y: &GpuTensor, out: &GpuTensor) -> Result<()> {
+        if let Self::Gated(activation) = self
+            && !is_fused(activation)
+        {
+            return gates::activation(Curve::Of(activation), x, Some(y), out);
+        }
         let n = count("elements", x.len())?;
         let (kernel, kind, value) = match self {
             Self::Add => ("add", 0, 0.0),
@@ -166,24 +202,25 @@ impl Elements {
             Self::Scale(s) => ("scale", 0, s),
             Self::SoftCap(cap) => ("soft_cap", 0, cap),
         };
-        let operands = [
-            Operand::In(&x.buffer, x.offset),
-            Operand::In(&y.buffer, y.offset),
-            Operand::Out(&out.buffer, out.offset),
-        ];
-        element_wise(x.gpu(), kernel, n, &operands, &ElementParams { n, kind, value })
+        let operands = [x.input(), y.input(), out.output()];
+        let params = ElementParams { n, kind, value };
+        element_wise(x.gpu(), (FAMILY, kernel), n, &operands, &params)
     }
 }
 
-fn element_wise<P: bytemuck::Pod>(
+/// The file of the kernels here that take one element a thread.
+const FAMILY: &str = "elementwise";
+
+/// Runs a kernel of a file with a thread for each of `n` elements.
+pub(super) fn element_wise<P: bytemuck::Pod>(
     gpu: &Gpu,
-    kernel: &str,
+    (family, kernel): (&'static str, &str),
     n: u32,
     operands: &[Operand<'_>],
     params: &P,
 ) -> Result<()> {
     gpu.launch(&Launch {
-        family: "elementwise",
+        family,
         kernel,
         grid: [n.div_ceil(THREADS), 1, 1],
         threads: THREADS,
@@ -196,20 +233,17 @@ fn element_wise<P: bytemuck::Pod>(
 pub(crate) fn add_bias(x: &GpuTensor, bias: &Buffer, first: usize, out: &GpuTensor) -> Result<()> {
     let n = count("add_bias", x.len())?;
     let params = RowsParams { n, cols: count("add_bias", x.dims[1])? };
-    let operands = [
-        Operand::In(&x.buffer, x.offset),
-        Operand::In(bias, 4 * first),
-        Operand::Out(&out.buffer, out.offset),
-    ];
-    element_wise(x.gpu(), "add_bias", n, &operands, &params)
+    let operands = [x.input(), Operand::In(bias, 4 * first), out.output()];
+    element_wise(x.gpu(), (FAMILY, "add_bias"), n, &operands, &params)
 }
 
 /// The elements rounded to f16.
 pub(crate) fn to_half(x: &GpuTensor) -> Result<Buffer> {
     let out = x.gpu().temporary(2 * x.len())?;
     let n = count("to_half", x.len())?;
-    let operands = [Operand::In(&x.buffer, x.offset), Operand::Out(&out, 0)];
-    element_wise(x.gpu(), "to_half", n, &operands, &ElementParams { n, kind: 0, value: 0.0 })?;
+    let operands = [x.input(), Operand::Out(&out, 0)];
+    let params = ElementParams { n, kind: 0, value: 0.0 };
+    element_wise(x.gpu(), (FAMILY, "to_half"), n, &operands, &params)?;
     Ok(out)
 }
 
@@ -222,9 +256,18 @@ pub(crate) fn take_rows(x: &GpuTensor, ids: &[u32]) -> Result<GpuTensor> {
     let out = GpuTensor::new(x.gpu(), &[ids.len(), cols])?;
     let there = x.gpu().upload(ids)?;
     let params = RowsParams { n: count("take_rows", out.len())?, cols: cols as u32 };
-    let operands =
-        [Operand::In(&x.buffer, x.offset), Operand::In(&there, 0), Operand::Out(&out.buffer, 0)];
-    element_wise(x.gpu(), "take_rows", params.n, &operands, &params)?;
+    let operands = [x.input(), Operand::In(&there, 0), Operand::Out(&out.buffer, 0)];
+    element_wise(x.gpu(), (FAMILY, "take_rows"), params.n, &operands, &params)?;
+    Ok(out)
+}
+
+/// `x` with `rows` in the places `ids`, which are below the number of rows and differ.
+pub(crate) fn put_rows(x: &GpuTensor, ids: &[u32], rows: &GpuTensor) -> Result<GpuTensor> {
+    let out = Elements::Scale(1.0).of(x, x)?;
+    let there = x.gpu().upload(ids)?;
+    let params = RowsParams { n: count("put_rows", rows.len())?, cols: x.dims[1] as u32 };
+    let operands = [rows.input(), Operand::In(&there, 0), out.output()];
+    element_wise(x.gpu(), (FAMILY, "put_rows"), params.n, &operands, &params)?;
     Ok(out)
 }
 
@@ -238,7 +281,7 @@ pub fn sum_words(buffer: &Buffer, threadgroups: u32) -> Result<Buffer> {
     let pieces = pieces(buffer.len(), threads)?;
     let out = gpu.temporary(4 * threads as usize)?;
     gpu.launch(&Launch {
-        family: "elementwise",
+        family: FAMILY,
         kernel: "sum_words",
         grid: [threadgroups, 1, 1],
         threads: THREADS,

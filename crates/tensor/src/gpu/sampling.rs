@@ -74,7 +74,7 @@ pub(crate) fn launch_argmax(logits: &Tensor) -> Result<Buffer> {
         kernel: "argmax",
         grid: [count("argmax", rows)?, 1, 1],
         threads: THREADS,
-        operands: &[Operand::In(&x.buffer, x.offset), Operand::Out(&tokens, 0)],
+        operands: &[x.input(), Operand::Out(&tokens, 0)],
         params: bytemuck::bytes_of(&ArgmaxParams { vocab: count("argmax", vocab)? }),
     })?;
     Ok(tokens)
@@ -140,7 +140,7 @@ pub fn sample(logits: &Tensor, draws: &[(usize, DeviceDraw)]) -> Result<Vec<Opti
 
 /// Whether a draw is from a copy of its row.
 fn is_edited(draw: &DeviceDraw) -> bool {
-    !draw.edits.tokens.is_empty()
+    !draw.edits.is_empty()
 }
 
 /// Chooses from rows, or from the copies of those that are edited, in their order.
@@ -180,12 +180,7 @@ fn launch(
         kernel: "sample",
         grid: [params.rows, 1, 1],
         threads: THREADS,
-        operands: &[
-            Operand::In(&x.buffer, x.offset),
-            Operand::In(&copies.buffer, copies.offset),
-            Operand::In(&rows, 0),
-            Operand::Out(&out, 0),
-        ],
+        operands: &[x.input(), copies.input(), Operand::In(&rows, 0), Operand::Out(&out, 0)],
         params: bytemuck::bytes_of(&params),
     })?;
     out.read(0, words)

@@ -4,10 +4,11 @@ use super::{
     Buffer, Gpu, LANES, Launch, Operand, Resident, count,
     matmul::{Next, Order, Prepared, TILE_COLS},
     ops, params,
+    plain::{Format, Plain},
+    shapes::{Taking, take_parts},
 };
 use crate::{
-    AffineFormat, AffineWeight, Bytes, DType, DenseWeight, Result, RmsNorm, TensorError, Weight,
-    cpu::RowSource, ops::Activation, pool, tensor::GpuTensor,
+    Bytes, DType, Result, RmsNorm, TensorError, Weight, ops::Activation, pool, tensor::GpuTensor,
 };
 use std::sync::Arc;
 
@@ -38,6 +39,8 @@ const NORM: u32 = 1;
 pub(super) const BIAS: u32 = 2;
 pub(super) const RESIDUAL: u32 = 4;
 
+/// Parts that a launch tells apart.
+pub(crate) const PARTS: usize = 3;
 /// Weights that a thread reads at a time.
 pub(super) const CHUNK: usize = 32;
 /// From this many tokens on, tiles of the matrix units are faster than `matvec_*`: of formats that have
@@ -54,23 +57,18 @@ const AT_A_TIME: usize = 264;
 /// From this many on, a library is faster than both, where there is one.
 const LIBRARY_FROM: usize = 192;
 
-/// The formats that kernels read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    Dense(DType),
-    Affine(AffineFormat),
-}
-
 /// A matrix `[rows, cols]` on a GPU in its stored format. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct GpuWeight {
     format: Format,
     pub(super) rows: usize,
+    /// Columns as stored, of which those after the inputs are zero.
     pub(super) cols: usize,
-    /// Codes or floats, and pairs of scale and bias; dense weights have the first alone.
+    inputs: usize,
+    /// Codes or floats, and pairs of scale and bias, or scales; dense weights have the first alone.
     data: [Arc<Buffer>; 2],
-    /// Where in the first they begin.
-    start: usize,
+    /// Where in each they begin.
+    start: [usize; 2],
     /// The first row, for a part of a stack.
     first: usize,
     pub(super) scale_type: u32,
@@ -93,24 +91,25 @@ pub(crate) struct Product<'a> {
 
 impl GpuWeight {
     /// Brings matrices of one format and width to a GPU, one below the other: codes or floats that lie
-    /// so in a file's map are read there, if the device can, and all else is copied. `None` when they
+    /// so in a file's map are read there, if the device can, and all else is copied, with zeros after rows that are
+    /// no multiple of 32. `None` when they
     /// differ in format.
     ///
     /// # Errors
     /// There is no room, or no kernel for rows of this length.
     pub(crate) fn stack(gpu: &Gpu, weights: &[&Weight], exact: bool) -> Result<Option<Self>> {
-        let plain = weights.iter().map(|w| Plain::new(w, exact));
-        let weights = &plain.collect::<Result<Vec<_>>>()?;
-        let Some(first) = weights.first() else { return Ok(None) };
-        let (format, scale_type, cols) = (first.format(), first.scale_type(), first.cols());
+        let alone = weights.len() == 1;
+        let plain = weights.iter().map(|w| Plain::new(w, exact, alone));
+        let plain = plain.collect::<Result<Vec<_>>>()?;
+        let Some(first) = plain.first() else { return Ok(None) };
+        let (format, scale_type, inputs) = (first.format(), first.scale_type(), first.cols());
         let same =
-            |w: &&Plain| w.format() == format && w.scale_type() == scale_type && w.cols() == cols;
-        if weights.iter().filter(same).count() != weights.len() {
+            |w: &&Plain| w.format() == format && w.scale_type() == scale_type && w.cols() == inputs;
+        if plain.iter().filter(same).count() != plain.len() {
             return Ok(None);
         }
-        if !cols.is_multiple_of(CHUNK) {
-            return Err(TensorError::shape("gpu weight", "rows of a multiple of 32", &[cols]));
-        }
+        let weights = plain.into_iter().map(Plain::in_chunks).collect::<Result<Vec<_>>>()?;
+        let cols = inputs.next_multiple_of(CHUNK);
         let packed = !exact
             && gpu.has_fast_tiles()
             && tile_name(format, scale_type).is_some()
@@ -125,7 +124,7 @@ impl GpuWeight {
             }
             let buffer = gpu.allocate(parts.iter().map(Bytes::len).sum())?;
             let mut at = 0;
-            for (part, weight) in parts.iter().zip(weights) {
+            for (part, weight) in parts.iter().zip(&weights) {
                 if packed {
                     buffer.write(at, &together(part.as_slice(), weight.rows(), TOGETHER[i]))?;
                 } else {
@@ -135,19 +134,30 @@ impl GpuWeight {
             }
             Ok((Arc::new(buffer), 0))
         };
-        // Pairs of scale and bias are made anew, and so never a map's.
-        let ((codes, start), (pairs, _)) = (side(0)?, side(1)?);
-        let data = [codes, pairs];
+        let ((codes, start), (scales, scales_start)) = (side(0)?, side(1)?);
+        let (data, start) = ([codes, scales], [start, scales_start]);
         let rows = weights.iter().map(|w| w.rows()).sum();
-        Ok(Some(Self { format, rows, cols, data, start, first: 0, scale_type, packed, exact }))
+        let first = 0;
+        Ok(Some(Self { format, rows, cols, inputs, data, start, first, scale_type, packed, exact }))
     }
 
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
+    #[expect(clippy::misnamed_getters, reason = "zeros after the inputs are nobody else's matter")]
     pub(crate) fn cols(&self) -> usize {
+        self.inputs
+    }
+
+    /// Columns as stored.
+    pub(super) fn stored_cols(&self) -> usize {
         self.cols
+    }
+
+    /// Whether its rows are stored without zeros after them.
+    pub(super) fn is_whole(&self) -> bool {
+        self.inputs == self.cols
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {
@@ -172,13 +182,14 @@ impl GpuWeight {
             (Format::Affine(f), _) => {
                 self.cols / f.group * if self.scale_type == 0 { 8 } else { 4 }
             }
+            (Format::Mxfp4, 0) => self.cols / 2,
+            (Format::Mxfp4, _) => self.cols / CHUNK,
         }
     }
 
     pub(super) fn operands(&self) -> [Operand<'_>; 2] {
-        let start = [self.start, 0];
         [0, 1].map(|side| {
-            Operand::In(&self.data[side], start[side] + self.first * self.row_bytes(side))
+            Operand::In(&self.data[side], self.start[side] + self.first * self.row_bytes(side))
         })
     }
 
@@ -188,6 +199,7 @@ impl GpuWeight {
             Format::Dense(DType::F32) => ("f32", 2),
             Format::Dense(DType::F16) => ("f16", 2),
             Format::Dense(DType::BF16) => ("bf16", 2),
+            Format::Mxfp4 => ("mxfp4", 8),
             Format::Affine(f) => match f.bits {
                 2 => ("q2", 8),
                 3 => ("q3", 8),
@@ -212,7 +224,7 @@ impl GpuWeight {
 
     pub(super) fn group_shift(&self) -> u32 {
         match self.format {
-            Format::Dense(_) => 0,
+            Format::Dense(_) | Format::Mxfp4 => 0,
             Format::Affine(f) => (f.group / CHUNK).trailing_zeros(),
         }
     }
@@ -231,7 +243,19 @@ impl GpuWeight {
             operands: &[data, scales, Operand::In(&ids_there, 0), Operand::Out(&out.buffer, 0)],
             params: bytemuck::bytes_of(&self.embed_params(0)),
         })?;
-        Ok(out)
+        self.without_zeros(out)
+    }
+
+    /// Rows of the stored width as wide as they are.
+    fn without_zeros(&self, x: GpuTensor) -> Result<GpuTensor> {
+        let rows = x.dims[0];
+        match self.is_whole() {
+            true => Ok(x),
+            false => {
+                let taking = Taking { from: self.cols, first: 0, to: self.inputs };
+                take_parts(&x, taking, &[rows, self.inputs])
+            }
+        }
     }
 
     pub(super) fn embed_params(&self, first: u32) -> EmbedParams {
@@ -256,13 +280,44 @@ impl GpuWeight {
         product: Product<'_>,
         parts: [usize; N],
     ) -> Result<[GpuTensor; N]> {
+        if !self.is_whole() {
+            let normed = product.norm.map(|norm| ops::rms_norm(x, norm)).transpose()?;
+            let taking = Taking { from: self.inputs, first: 0, to: self.cols };
+            let x = normed.as_ref().unwrap_or(x);
+            let x = take_parts(x, taking, &[x.len() / self.inputs, self.cols])?;
+            let wide = Self { inputs: self.cols, ..self.clone() };
+            return wide.multiply(&x, Product { norm: None, ..product }, parts);
+        }
         let tokens = x.len() / self.cols;
         let mut outs = self.outputs(tokens, parts, product.gate.is_some())?;
+        // One token's outputs lie one after the other, whatever they are parts of.
+        if N > PARTS && tokens > 1 {
+            self.multiply_in_turn(x, product, &parts, &outs)?;
+            return Ok(outs);
+        }
         let prepared = self.multiply_to(x, product, &parts, &outs)?;
         if let [out] = &mut outs[..] {
             out.prepared = prepared.map(Arc::new);
         }
         Ok(outs)
+    }
+
+    /// More parts than a launch tells apart, without a bias.
+    fn multiply_in_turn(
+        &self,
+        x: &GpuTensor,
+        product: Product<'_>,
+        ends: &[usize],
+        outs: &[GpuTensor],
+    ) -> Result<()> {
+        let mut first = 0;
+        for (ends, outs) in ends.chunks(PARTS).zip(outs.chunks(PARTS)) {
+            let own: Vec<_> = ends.iter().map(|end| end - first).collect();
+            let rows = own.last().copied().unwrap_or(0);
+            self.part(first, rows).multiply_to(x, product, &own, outs)?;
+            first += rows;
+        }
+        Ok(())
     }
 
     /// Multiplies into tensors that lie one after the other. Returns the input of the next product, if it was
@@ -288,8 +343,9 @@ impl GpuWeight {
 
     /// The order in which a product of so many rows of activations takes them as halves, if it does.
     pub(crate) fn order(&self, tokens: usize) -> Option<Order> {
-        let tiles =
-            self.tile_kernel().filter(|_| !self.exact && self.cols.is_multiple_of(TILE_COLS));
+        // Halves would be made of the inputs alone, without the zeros.
+        let whole = self.is_whole() && self.cols.is_multiple_of(TILE_COLS);
+        let tiles = self.tile_kernel().filter(|_| !self.exact && whole);
         let many = tokens >= LIBRARY_FROM && self.gpu().has_matmul();
         let (_, bits) = tiles.filter(|_| tokens >= TILES_FROM[0] && !many)?;
         Some(Order::of(self.gpu(), bits, tokens))
@@ -353,15 +409,15 @@ impl GpuWeight {
         };
         let [data, scales] = self.operands();
         // What a flag says is not there is never read; any buffer will do.
-        let x_in = Operand::In(&x.buffer, x.offset);
+        let x_in = x.input();
         let operands = [
             data,
             scales,
             x_in,
             gains.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
             bias.as_deref().map_or(x_in, |b| Operand::In(b, 0)),
-            product.residual.map_or(x_in, |r| Operand::In(&r.buffer, r.offset)),
-            Operand::Out(&out.buffer, out.offset),
+            product.residual.map_or(x_in, |r| r.input()),
+            out.output(),
         ];
         let few = if tokens == 1 { 1 } else { 4 };
         let blocks = |of: u32| params.rows.div_ceil(of);
@@ -418,68 +474,4 @@ fn together(data: &[u8], rows: usize, unit: usize) -> Vec<u8> {
         }
     });
     out
-}
-
-/// A matrix in a format that kernels read: none reads table codes, or columns in an order of their own.
-enum Plain {
-    Dense(DenseWeight),
-    Affine(AffineWeight),
-}
-
-impl Plain {
-    fn new(weight: &Weight, exact: bool) -> Result<Self> {
-        match weight {
-            Weight::Dense(w) => Ok(Self::Dense(w.clone())),
-            Weight::Affine(w) => Ok(Self::Affine(w.clone())),
-            Weight::Table(w) => Self::new(&w.to_plain(exact)?, exact),
-            Weight::Ordered(w) => w.to_dense(exact).map(Self::Dense),
-        }
-    }
-
-    fn format(&self) -> Format {
-        match self {
-            Self::Dense(w) => Format::Dense(w.dtype()),
-            Self::Affine(w) => Format::Affine(w.format()),
-        }
-    }
-
-    fn rows(&self) -> usize {
-        match self {
-            Self::Dense(w) => w.rows(),
-            Self::Affine(w) => w.rows(),
-        }
-    }
-
-    fn cols(&self) -> usize {
-        match self {
-            Self::Dense(w) => w.cols(),
-            Self::Affine(w) => w.cols(),
-        }
-    }
-
-    /// Codes or floats as they are stored, and pairs of scale and bias.
-    fn stored(&self) -> [Option<Bytes>; 2] {
-        match self {
-            Self::Dense(w) => [Some(w.stored()), None],
-            Self::Affine(w) => {
-                let [codes, scales, biases] = w.stored();
-                let size = w.scale_type().size_in_bytes();
-                let both = scales.as_slice().chunks(size).zip(biases.as_slice().chunks(size));
-                let pairs = both.flat_map(|(s, b)| [s, b]).flatten().copied().collect();
-                [Some(codes), Some(Bytes::from_vec(pairs))]
-            }
-        }
-    }
-
-    /// The number that kernels have for the type of scales.
-    fn scale_type(&self) -> u32 {
-        match self {
-            Self::Dense(_) => 0,
-            Self::Affine(w) => match w.scale_type() {
-                DType::F32 => 0,
-                DType::F16 => 1,
-                DType::BF16 => 2,
-            },
-        }
-    }
 }

@@ -1,13 +1,13 @@
 //! Feed-forwards: a gated pair of maps, and the one that follows.
 
-use super::{Linear, LinearGroup, input};
+use super::{Linear, LinearGroup, Pass, input};
 use crate::{
     Phase, Result, RmsNorm, Tensor, TensorError,
     cpu::{
         self, Activation,
         maps::{apply, gated_down},
     },
-    host,
+    host, ops,
 };
 
 impl LinearGroup<2> {
@@ -18,7 +18,23 @@ impl LinearGroup<2> {
     ///
     /// # Errors
     /// As [`Linear::forward`], or the maps differ in their outputs.
-    pub fn forward_gated(
+    pub fn forward_gated<'a>(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        activation: Activation,
+        pass: impl Into<Pass<'a>>,
+    ) -> Result<Tensor> {
+        let pass = pass.into();
+        if self.is_changed(pass) {
+            self.check_gated(x, norm)?;
+            let [gate, up] = self.forward_normed(x, norm, pass)?;
+            return ops::gated(activation, &gate, &up);
+        }
+        self.of_gated(x, norm, activation, pass.phase)
+    }
+
+    fn of_gated(
         &self,
         x: &Tensor,
         norm: Option<&RmsNorm>,
@@ -54,7 +70,28 @@ impl LinearGroup<2> {
     ///
     /// # Errors
     /// As [`Self::forward_gated`] and [`Linear::forward_add`].
-    pub fn forward_down(
+    pub fn forward_down<'a>(
+        &self,
+        down: &Linear,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        activation: Activation,
+        residual: Option<(&Tensor, Option<&RmsNorm>)>,
+        pass: impl Into<Pass<'a>>,
+    ) -> Result<Tensor> {
+        let pass = pass.into();
+        if self.is_changed(pass) || pass.changes(down) {
+            // What is between the maps is read twice, and so must be stored.
+            let inner = self.forward_gated(x, norm, activation, pass)?;
+            return match residual {
+                Some((residual, next)) => down.forward_add(&inner, residual, next, pass),
+                None => down.forward(&inner, pass),
+            };
+        }
+        self.of_down(down, x, norm, activation, residual, pass.phase)
+    }
+
+    fn of_down(
         &self,
         down: &Linear,
         x: &Tensor,

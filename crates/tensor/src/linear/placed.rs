@@ -4,7 +4,7 @@ use super::{Linear, LinearGroup, Matrix, Place};
 use crate::{
     Precision, Result, RmsNorm, Tensor, TensorError,
     cpu::{Activation, maps},
-    gpu::{Elements, Gpu, GpuWeight, Next, Order, Product, Resident},
+    gpu::{Elements, Gpu, GpuWeight, Next, Order, PARTS, Product, Resident, is_fused},
     tensor::GpuTensor,
 };
 
@@ -16,7 +16,7 @@ pub(super) struct Stacked {
 }
 
 impl Place<'_> {
-    fn is_exact(&self) -> bool {
+    pub(crate) fn is_exact(&self) -> bool {
         self.precision == Precision::F32
     }
 }
@@ -158,10 +158,16 @@ impl<const N: usize> LinearGroup<N> {
     }
 
     pub(super) fn multiply(&self, x: &GpuTensor, norm: Option<&RmsNorm>) -> Result<[Tensor; N]> {
-        let Some(Stacked { weight, bias }) = &self.stacked else {
+        Ok(self.multiply_there(x, norm)?.map(Tensor::from))
+    }
+
+    fn multiply_there(&self, x: &GpuTensor, norm: Option<&RmsNorm>) -> Result<[GpuTensor; N]> {
+        // A launch has one bias from its first row on.
+        let one = |all: &&Stacked| N <= PARTS || x.dims[0] == 1 || all.bias.is_none();
+        let Some(Stacked { weight, bias }) = self.stacked.as_ref().filter(one) else {
             let mut outs = Vec::with_capacity(N);
             for part in &self.parts {
-                outs.push(Tensor::from(part.multiply_normed(x, norm)?));
+                outs.push(part.multiply_normed(x, norm)?);
             }
             let got = [outs.len()];
             let outs = outs.try_into();
@@ -173,7 +179,7 @@ impl<const N: usize> LinearGroup<N> {
             end += part.out_features();
             end
         });
-        Ok(weight.multiply(x, product, ends)?.map(Tensor::from))
+        weight.multiply(x, product, ends)
     }
 }
 
@@ -185,9 +191,9 @@ impl LinearGroup<2> {
         activation: Activation,
         down: Option<&Linear>,
     ) -> Result<Tensor> {
-        let Some(Stacked { weight, bias }) = &self.stacked else {
-            let [gate, up] = &self.parts;
-            let (gate, up) = (gate.multiply_normed(x, norm)?, up.multiply_normed(x, norm)?);
+        let stacked = self.stacked.as_ref().filter(|_| is_fused(activation));
+        let Some(Stacked { weight, bias }) = stacked else {
+            let [gate, up] = self.multiply_there(x, norm)?;
             return Ok(Elements::Gated(activation).of(&gate, &up)?.into());
         };
         let next = down.and_then(|down| down.order(x.dims[0])).map(Next::Alone);
@@ -204,9 +210,12 @@ impl Linear {
         self.stored().filter(|_| self.bias.is_none())
     }
 
-    fn stored(&self) -> Option<&crate::Weight> {
+    /// The weight as its file has it, on the host.
+    pub(crate) fn stored(&self) -> Option<&crate::Weight> {
         match &self.matrix {
-            Matrix::Host(maps::Matrix::Stored(weight)) => Some(weight),
+            Matrix::Host(maps::Matrix::Stored(weight) | maps::Matrix::Watched(weight, _)) => {
+                Some(weight)
+            }
             _ => None,
         }
     }

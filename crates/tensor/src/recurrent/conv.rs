@@ -1,7 +1,13 @@
 //! A causal convolution over each channel of a sequence. Its state is the last inputs.
 
 use super::{Columns, RecurrentSegment, RunSegments, add_product, check_segments};
-use crate::{Result, Tensor, TensorError, cpu::silu_mul_row, host, pool};
+use crate::{
+    Result, Tensor, TensorError,
+    cpu::silu_mul_row,
+    gpu::{Resident, recurrent::Conv},
+    host, pool,
+    tensor::GpuTensor,
+};
 use std::ops::Range;
 
 /// Sizes of a convolution.
@@ -22,13 +28,13 @@ impl ConvShape {
 }
 
 /// A depthwise causal convolution: `y_t[c] = Σ_j w[c, j] x_{t - kernel + 1 + j}[c] + bias[c]`, with a SiLU
-/// after it or without. Runs on the CPU.
+/// after it or without.
 #[derive(Debug, Clone)]
 pub struct CausalConv {
     shape: ConvShape,
     /// `[kernel, channels]`.
-    weights: Vec<f32>,
-    bias: Vec<f32>,
+    weights: Resident,
+    bias: Resident,
     silu: bool,
     /// As many as channels.
     ones: Vec<f32>,
@@ -56,6 +62,7 @@ impl CausalConv {
         }
         let column = |j: usize| weights.iter().skip(j).step_by(kernel).copied();
         let weights = (0..kernel).flat_map(column).collect();
+        let (weights, bias) = (Resident::new(weights), Resident::new(bias));
         Ok(Self { shape, weights, bias, silu, ones: vec![1.0; channels] })
     }
 
@@ -85,10 +92,14 @@ impl CausalConv {
             let expected = format!("{channels} columns of [{t}, {width}]");
             return Err(TensorError::shape(OP, expected, &[columns.start, columns.end]).into());
         }
+        if let Some(x) = x.on_gpu() {
+            return self.forward_there(x, (columns.start, None), over);
+        }
         let x = x.to_host()?;
         let input = Columns { data: x.as_slice(), width, range: columns };
         let mut out = vec![0.0; t * channels];
         over(&mut |segments| {
+            let segments = segments.on_host(OP)?;
             check_segments(OP, segments, t, self.shape.state_len())?;
             for RecurrentSegment { rows, state } in segments {
                 let own = self.run(&input, rows, state, |_| ());
@@ -97,6 +108,30 @@ impl CausalConv {
             Ok(())
         })?;
         Ok(Tensor::from_vec(out, &[t, channels])?)
+    }
+
+    /// Convolves columns of `x` on its GPU, from the first on, with the first columns of gates before and after.
+    pub(super) fn forward_there<E: From<TensorError>>(
+        &self,
+        x: &GpuTensor,
+        (column, gates): (usize, Option<[usize; 2]>),
+        over: impl FnOnce(&mut RunSegments<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Tensor, E> {
+        let shape = self.shape;
+        let out = GpuTensor::new(x.gpu(), &[x.dims[0], shape.channels])?;
+        let (weights, bias, silu) = (&self.weights, &self.bias, self.silu);
+        let conv = Conv { shape, weights, bias, silu, column, gates };
+        over(&mut |segments| {
+            let states = segments.on_gpu(OP)?;
+            states.check(OP, x.dims[0], shape.state_len())?;
+            conv.launch(x, &states, &out)
+        })?;
+        Ok(out.into())
+    }
+
+    /// Weights `[kernel, channels]` and biases.
+    pub(super) fn parameters(&self) -> (&Resident, &Resident) {
+        (&self.weights, &self.bias)
     }
 
     /// Convolves rows of `input` after those in the state, and leaves the last rows there: `[rows, channels]`.
@@ -117,8 +152,8 @@ impl CausalConv {
         let mut out = vec![0.0; rows.len() * channels];
         let mut each: Vec<_> = out.chunks_exact_mut(channels).collect();
         pool::for_each(&mut each, |i, out| {
-            let mut sums = self.bias.clone();
-            for (j, weights) in self.weights.chunks_exact(channels).enumerate() {
+            let mut sums = self.bias.host().to_vec();
+            for (j, weights) in self.weights.host().chunks_exact(channels).enumerate() {
                 add_product(&mut sums, weights, row(i + j));
             }
             match self.silu {
@@ -135,7 +170,10 @@ impl CausalConv {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::noise, *};
+    use super::{
+        super::{Segments, noise},
+        *,
+    };
 
     const SHAPE: ConvShape = ConvShape { channels: 3, kernel: 4 };
 
@@ -162,7 +200,7 @@ mod tests {
             CausalConv::new(shape, &[1.0, 2.0, 0.0, 1.0], Some(vec![0.5, 0.0]), false).unwrap();
         let mut state = vec![4.0, 40.0];
         let out = conv.forward(&x, 0..2, |run| {
-            run(&mut [RecurrentSegment { rows: 0..3, state: &mut state }])
+            run(Segments::Host(&mut [RecurrentSegment { rows: 0..3, state: &mut state }]))
         });
         let out: Result<Tensor> = out;
         let want = [4.0 + 2.0 + 0.5, 10.0, 1.0 + 4.0 + 0.5, 20.0, 2.0 + 6.0 + 0.5, 30.0];

@@ -6,14 +6,19 @@
 
 use super::{
     CausalConv, Columns, ConvShape, Part, RecurrentSegment, RunSegments, check_segments, rows_of,
-    sigmoid, softplus,
+    rows_there, sigmoid, softplus,
 };
 use crate::{
     Result, Tensor, TensorError,
     cpu::{gated, rms_norm},
+    gpu::{
+        Resident,
+        recurrent::{HeadNorm, Heads, HeadsShape, MAX_KEY, Rule, Strided},
+    },
     host,
     ops::Activation,
     pool,
+    tensor::GpuTensor,
 };
 use multiversion::multiversion;
 
@@ -58,12 +63,18 @@ impl GatedDeltaShape {
         self.value_heads * if self.decay_per_key { self.key_dim } else { 1 }
     }
 
+    /// Whether GPUs have registers for a column of a head's state.
+    #[must_use]
+    pub fn fits_gpus(self) -> bool {
+        self.key_dim <= MAX_KEY
+    }
+
     fn conv(self) -> ConvShape {
         ConvShape { channels: self.channels(), kernel: self.kernel }
     }
 
     /// Elements of the state: the convolution's last rows `[kernel - 1, channels]`, then a matrix
-    /// `[key_dim, value_dim]` per value head.
+    /// `[key_dim, value_dim]` per value head, the other way round on a GPU.
     #[must_use]
     pub fn state_len(self) -> usize {
         self.conv().state_len() + self.values() * self.key_dim
@@ -111,17 +122,17 @@ pub struct GatedDeltaInputs<'a> {
     pub a: &'a Tensor,
 }
 
-/// The recurrence of a layer, between its projections. Runs on the CPU.
+/// The recurrence of a layer, between its projections.
 #[derive(Debug, Clone)]
 pub struct GatedDelta {
     shape: GatedDeltaShape,
     conv: CausalConv,
     /// `exp(A_log)`.
-    rates: Vec<f32>,
-    dt_bias: Vec<f32>,
+    rates: Resident,
+    dt_bias: Resident,
     write: f32,
     gate: OutputGate,
-    norm: Vec<f32>,
+    norm: Resident,
     norm_eps: f32,
 }
 
@@ -146,7 +157,8 @@ impl GatedDelta {
             return Err(TensorError::shape(OP, expected, &lengths));
         }
         let conv = CausalConv::new(shape.conv(), &conv, None, true)?;
-        let rates = a_log.iter().map(|a| a.exp()).collect();
+        let rates = Resident::new(a_log.iter().map(|a| a.exp()).collect());
+        let (dt_bias, norm) = (Resident::new(dt_bias), Resident::new(norm));
         Ok(Self { shape, conv, rates, dt_bias, write, gate, norm, norm_eps })
     }
 
@@ -168,14 +180,17 @@ impl GatedDelta {
     ) -> std::result::Result<Tensor, E> {
         let (shape, values) = (self.shape, self.shape.values());
         let (t, _) = host::dims2(OP, inputs.qkv)?;
+        if inputs.qkv.gpu().is_some() {
+            return self.forward_there(inputs, t, over);
+        }
         let qkv = rows_of(OP, inputs.qkv, t, shape.channels())?;
         let z = rows_of(OP, inputs.z, t, values)?;
         let b = rows_of(OP, inputs.b, t, shape.value_heads)?;
         let a = rows_of(OP, inputs.a, t, shape.decays())?;
         let rows = Rows { qkv: Columns::all(&qkv, shape.channels()), b: &b, a: &a };
         let mut out = vec![0.0; t * values];
-        over(&mut |segments| self.run(&rows, segments, &mut out))?;
-        let mut normed = rms_norm(&out, &self.norm, self.norm_eps);
+        over(&mut |segments| self.run(&rows, segments.on_host(OP)?, &mut out))?;
+        let mut normed = rms_norm(&out, self.norm.host(), self.norm_eps);
         let out = match self.gate {
             OutputGate::Silu => gated(Activation::Silu, &z, &normed),
             OutputGate::Sigmoid => {
@@ -184,6 +199,51 @@ impl GatedDelta {
             }
         };
         Ok(Tensor::from_vec(out, &[t, values])?)
+    }
+
+    /// [`Self::forward`] on a GPU.
+    fn forward_there<E: From<TensorError>>(
+        &self,
+        inputs: GatedDeltaInputs<'_>,
+        t: usize,
+        over: impl FnOnce(&mut RunSegments<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Tensor, E> {
+        let (shape, keys) = (self.shape, self.shape.keys());
+        let (weights, bias) = self.conv.parameters();
+        let norm = HeadNorm {
+            z: rows_there(OP, inputs.z, t, shape.values())?,
+            gains: &self.norm,
+            eps: self.norm_eps,
+            gate: u32::from(self.gate == OutputGate::Sigmoid),
+        };
+        let heads = Heads {
+            shape: HeadsShape {
+                key_heads: shape.key_heads,
+                value_heads: shape.value_heads,
+                key_dim: shape.key_dim,
+                value_dim: shape.value_dim,
+                kernel: shape.kernel,
+                channels: shape.channels(),
+                at: [0, keys, 2 * keys],
+                decays: shape.decays(),
+            },
+            x: Strided::all(rows_there(OP, inputs.qkv, t, shape.channels())?),
+            a: Strided::all(rows_there(OP, inputs.a, t, shape.decays())?),
+            b: Some(rows_there(OP, inputs.b, t, shape.value_heads)?),
+            weights,
+            bias,
+            rates: &self.rates,
+            dt_bias: &self.dt_bias,
+            rule: Rule::Delta { write: self.write },
+            norm: Some(norm),
+        };
+        let out = GpuTensor::new(norm.z.gpu(), &[t, shape.values()])?;
+        over(&mut |segments| {
+            let states = segments.on_gpu(OP)?;
+            states.check(OP, t, shape.state_len())?;
+            heads.launch(&states, &out)
+        })?;
+        Ok(out.into())
     }
 
     /// Segments of different sequences.
@@ -238,15 +298,15 @@ impl GatedDelta {
 
     /// What stays of each key channel of a head's state.
     fn decays(&self, a: &[f32], (row, head): (usize, usize), keep: &mut [f32]) {
-        let rate = self.rates[head];
+        let (rate, dt_bias) = (self.rates.host()[head], self.dt_bias.host());
         let decay = |x: f32| (-rate * softplus(x)).exp();
         let at = row * self.shape.decays();
         if self.shape.decay_per_key {
             let own = head * keep.len()..(head + 1) * keep.len();
-            let inputs = a[at..][own.clone()].iter().zip(&self.dt_bias[own]);
+            let inputs = a[at..][own.clone()].iter().zip(&dt_bias[own]);
             keep.iter_mut().zip(inputs).for_each(|(keep, (a, bias))| *keep = decay(a + bias));
         } else {
-            keep.fill(decay(a[at + head] + self.dt_bias[head]));
+            keep.fill(decay(a[at + head] + dt_bias[head]));
         }
     }
 }

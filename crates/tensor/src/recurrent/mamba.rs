@@ -4,8 +4,19 @@
 //!
 //! Channels need no other, so blocks of them and sequences run in parallel.
 
-use super::{Part, RecurrentSegment, RunSegments, check_segments, rows_of, softplus};
-use crate::{Result, Tensor, TensorError, cpu::gated, host, ops::Activation, pool};
+use super::{Part, RecurrentSegment, RunSegments, check_segments, rows_of, rows_there, softplus};
+use crate::{
+    Result, Tensor, TensorError,
+    cpu::gated,
+    gpu::{
+        Resident,
+        recurrent::{MOST_STATE, Scan},
+    },
+    host,
+    ops::Activation,
+    pool,
+    tensor::GpuTensor,
+};
 use multiversion::multiversion;
 
 /// Sizes of a layer.
@@ -18,7 +29,13 @@ pub struct SelectiveScanShape {
 }
 
 impl SelectiveScanShape {
-    /// Elements of the state: blocks of channels, `[state, channels of the block]` each.
+    /// Whether GPUs have registers for a channel's numbers.
+    #[must_use]
+    pub fn fits_gpus(self) -> bool {
+        self.state <= MOST_STATE
+    }
+
+    /// Elements of the state: blocks of channels, `[state, channels of the block]` each; one block on a GPU.
     #[must_use]
     pub fn state_len(self) -> usize {
         self.channels * self.state
@@ -49,13 +66,15 @@ pub struct SelectiveScanInputs<'a> {
     pub c: &'a Tensor,
 }
 
-/// The scan of a layer, between its projections. Runs on the CPU.
+/// The scan of a layer, between its projections.
 #[derive(Debug, Clone)]
 pub struct SelectiveScan {
     shape: SelectiveScanShape,
     /// `-exp(A_log)`, in the state's order.
     rates: Vec<f32>,
-    skip: Vec<f32>,
+    /// `exp(A_log)`, `[channels, state]`.
+    rates_there: Resident,
+    skip: Resident,
 }
 
 const OP: &str = "selective scan";
@@ -81,7 +100,8 @@ impl SelectiveScan {
                 rates.extend(block.iter().skip(n).step_by(state).map(|a| -a.exp()));
             }
         }
-        Ok(Self { shape, rates, skip })
+        let rates_there = Resident::new(a_log.iter().map(|a| a.exp()).collect());
+        Ok(Self { shape, rates, rates_there, skip: Resident::new(skip) })
     }
 
     /// Sizes of the layer.
@@ -102,6 +122,9 @@ impl SelectiveScan {
     ) -> std::result::Result<Tensor, E> {
         let SelectiveScanShape { channels, state } = self.shape;
         let (t, _) = host::dims2(OP, inputs.x)?;
+        if inputs.x.gpu().is_some() {
+            return self.forward_there(inputs, t, over);
+        }
         let x = rows_of(OP, inputs.x, t, channels)?;
         let z = rows_of(OP, inputs.z, t, channels)?;
         let dt = rows_of(OP, inputs.dt, t, channels)?;
@@ -109,8 +132,34 @@ impl SelectiveScan {
         let c = rows_of(OP, inputs.c, t, state)?;
         let rows = Rows { x: &x, dt: &dt, b: &b, c: &c };
         let mut out = vec![0.0; t * channels];
-        over(&mut |segments| self.run(&rows, segments, &mut out))?;
+        over(&mut |segments| self.run(&rows, segments.on_host(OP)?, &mut out))?;
         Ok(Tensor::from_vec(gated(Activation::Silu, &z, &out), &[t, channels])?)
+    }
+
+    /// [`Self::forward`] on a GPU.
+    fn forward_there<E: From<TensorError>>(
+        &self,
+        inputs: SelectiveScanInputs<'_>,
+        t: usize,
+        over: impl FnOnce(&mut RunSegments<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Tensor, E> {
+        let SelectiveScanShape { channels, state } = self.shape;
+        let scan = Scan {
+            x: rows_there(OP, inputs.x, t, channels)?,
+            z: rows_there(OP, inputs.z, t, channels)?,
+            dt: rows_there(OP, inputs.dt, t, channels)?,
+            b: rows_there(OP, inputs.b, t, state)?,
+            c: rows_there(OP, inputs.c, t, state)?,
+            rates: &self.rates_there,
+            skip: &self.skip,
+        };
+        let out = GpuTensor::new(scan.x.gpu(), &[t, channels])?;
+        over(&mut |segments| {
+            let states = segments.on_gpu(OP)?;
+            states.check(OP, t, self.shape.state_len())?;
+            scan.launch(&states, &out)
+        })?;
+        Ok(out.into())
     }
 
     /// Segments of different sequences.
@@ -134,7 +183,7 @@ impl SelectiveScan {
         let SelectiveScanShape { channels, state } = self.shape;
         let (columns, width) = (job.columns.clone(), job.columns.len());
         let rates = &self.rates[columns.start * state..columns.end * state];
-        let skip = &self.skip[columns.clone()];
+        let skip = &self.skip.host()[columns.clone()];
         let (mut dt, mut timed) = (vec![0.0; width], vec![0.0; width]);
         for (row, out) in job.rows.clone().zip(job.out.chunks_exact_mut(width)) {
             let own = |all: &'_ [f32]| all[row * channels..][columns.clone()].to_vec();

@@ -5,14 +5,19 @@
 
 use super::{
     CausalConv, Columns, ConvShape, Part, RecurrentSegment, RunSegments, check_segments, rows_of,
-    softplus,
+    rows_there, softplus,
 };
 use crate::{
     Result, Tensor, TensorError,
     cpu::{gated, rms_norm},
+    gpu::{
+        Resident,
+        recurrent::{Heads, HeadsShape, MAX_KEY, Rule, Strided, gated_rows},
+    },
     host,
     ops::Activation,
     pool,
+    tensor::GpuTensor,
 };
 use multiversion::multiversion;
 
@@ -51,12 +56,18 @@ impl Mamba2Shape {
         self.inner() + self.channels() + self.heads
     }
 
+    /// Whether GPUs have registers for a column of a head's state.
+    #[must_use]
+    pub fn fits_gpus(self) -> bool {
+        self.state <= MAX_KEY
+    }
+
     fn conv(self) -> ConvShape {
         ConvShape { channels: self.channels(), kernel: self.kernel }
     }
 
     /// Elements of the state: the convolution's last rows `[kernel - 1, channels]`, then a matrix
-    /// `[state, head_dim]` per head.
+    /// `[state, head_dim]` per head, the other way round on a GPU.
     #[must_use]
     pub fn state_len(self) -> usize {
         self.conv().state_len() + self.inner() * self.state
@@ -95,21 +106,53 @@ pub struct Mamba2Params {
     pub norm: Option<GatedNorm>,
 }
 
-/// The recurrence of a layer, between its projections. Runs on the CPU.
+/// The recurrence of a layer, between its projections.
 #[derive(Debug, Clone)]
 pub struct Mamba2 {
     shape: Mamba2Shape,
     conv: CausalConv,
-    /// `-exp(A_log)`.
-    decay: Vec<f32>,
-    dt_bias: Vec<f32>,
-    skip: Vec<f32>,
+    /// `exp(A_log)`.
+    rates: Resident,
+    dt_bias: Resident,
+    skip: Resident,
     time_step: (f32, f32),
-    /// One an element of what a token is projected to.
-    factors: Option<Vec<f32>>,
-    norm: Option<GatedNorm>,
+    factors: Option<Factors>,
+    norm: Option<Norm>,
     /// As many as channels of a group.
     ones: Vec<f32>,
+}
+
+/// Factors of what a token is projected to.
+#[derive(Debug, Clone)]
+struct Factors {
+    /// One an element.
+    all: Vec<f32>,
+    /// Factors of gates and of time steps.
+    gate: f32,
+    time: f32,
+    /// The convolution's weights times those of what it reads.
+    conv: Resident,
+}
+
+impl Factors {
+    fn new(shape: Mamba2Shape, each: [f32; 5], conv: &CausalConv) -> Self {
+        let (inner, shared) = (shape.inner(), shape.groups * shape.state);
+        let widths = [inner, inner, shared, shared, shape.heads];
+        let repeated = |(factor, width): (f32, usize)| std::iter::repeat_n(factor, width);
+        let all: Vec<f32> = each.into_iter().zip(widths).flat_map(repeated).collect();
+        let read = all[inner..].iter().take(shape.channels());
+        let weights = conv.parameters().0.host().iter().zip(read.cycle());
+        let conv = Resident::new(weights.map(|(weight, factor)| weight * factor).collect());
+        Self { all, gate: each[0], time: each[4], conv }
+    }
+}
+
+/// [`GatedNorm`] as it is applied.
+#[derive(Debug, Clone)]
+struct Norm {
+    gains: Resident,
+    eps: f32,
+    before_gate: bool,
 }
 
 const OP: &str = "mamba 2";
@@ -139,18 +182,21 @@ impl Mamba2 {
             );
             return Err(TensorError::shape(OP, expected, &lengths));
         }
-        let widths = [inner, inner, groups * state, groups * state, heads];
-        let each = |(factor, width): (f32, usize)| std::iter::repeat_n(factor, width);
-        let factors = factors.map(|all| all.into_iter().zip(widths).flat_map(each).collect());
+        let conv = CausalConv::new(shape.conv(), &conv, conv_bias, true)?;
+        let applied = |GatedNorm { gains, eps, before_gate }| Norm {
+            gains: Resident::new(gains),
+            eps,
+            before_gate,
+        };
         Ok(Self {
             shape,
-            conv: CausalConv::new(shape.conv(), &conv, conv_bias, true)?,
-            decay: a_log.iter().map(|a| -a.exp()).collect(),
-            dt_bias,
-            skip,
+            factors: factors.map(|each| Factors::new(shape, each, &conv)),
+            conv,
+            rates: Resident::new(a_log.iter().map(|a| a.exp()).collect()),
+            dt_bias: Resident::new(dt_bias),
+            skip: Resident::new(skip),
             time_step,
-            factors,
-            norm,
+            norm: norm.map(applied),
             ones: vec![1.0; inner / groups],
         })
     }
@@ -176,18 +222,68 @@ impl Mamba2 {
     ) -> std::result::Result<Tensor, E> {
         let (t, _) = host::dims2(OP, projected)?;
         let (width, inner) = (self.shape.projected(), self.shape.inner());
+        if projected.gpu().is_some() {
+            return self.forward_there(rows_there(OP, projected, t, width)?, over);
+        }
         let mut data = rows_of(OP, projected, t, width)?;
-        if let Some(factors) = &self.factors {
+        if let Some(Factors { all, .. }) = &self.factors {
             let rows = data.chunks_exact_mut(width);
-            rows.for_each(|row| row.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor));
+            rows.for_each(|row| row.iter_mut().zip(all).for_each(|(x, factor)| *x *= factor));
         }
         let columns = |range| Columns { data: &data, width, range };
         let convolved = columns(inner..inner + self.shape.channels());
         let times = columns(width - self.shape.heads..width);
         let mut out = vec![0.0; t * inner];
-        over(&mut |segments| self.run((&convolved, &times), segments, &mut out))?;
+        over(&mut |segments| self.run((&convolved, &times), segments.on_host(OP)?, &mut out))?;
         let out = self.gate(&columns(0..inner).to_vec(), &out);
         Ok(Tensor::from_vec(out, &[t, inner])?)
+    }
+
+    /// [`Self::forward`] on a GPU.
+    fn forward_there<E: From<TensorError>>(
+        &self,
+        projected: &GpuTensor,
+        over: impl FnOnce(&mut RunSegments<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Tensor, E> {
+        let Mamba2Shape { heads, head_dim, groups, state, kernel } = self.shape;
+        let (t, inner, channels) = (projected.dims[0], self.shape.inner(), self.shape.channels());
+        let (weights, bias) = self.conv.parameters();
+        let (gate, factor, weights) = match &self.factors {
+            Some(factors) => (factors.gate, factors.time, &factors.conv),
+            None => (1.0, 1.0, weights),
+        };
+        let columns = |first: usize| Strided { x: projected, first };
+        let layer = Heads {
+            shape: HeadsShape {
+                key_heads: groups,
+                value_heads: heads,
+                key_dim: state,
+                value_dim: head_dim,
+                kernel,
+                channels,
+                at: [inner + groups * state, inner, 0],
+                decays: heads,
+            },
+            x: columns(inner),
+            a: columns(inner + channels),
+            b: None,
+            weights,
+            bias,
+            rates: &self.rates,
+            dt_bias: &self.dt_bias,
+            rule: Rule::Plain { time_step: self.time_step, factor, skips: &self.skip },
+            norm: None,
+        };
+        let out = GpuTensor::new(projected.gpu(), &[t, inner])?;
+        over(&mut |segments| {
+            let states = segments.on_gpu(OP)?;
+            states.check(OP, t, self.shape.state_len())?;
+            layer.launch(&states, &out)
+        })?;
+        let norm = self.norm.as_ref().map(|norm| (&norm.gains, norm.eps, norm.before_gate));
+        let groups = if norm.is_some() { groups } else { 1 };
+        gated_rows(&out, columns(0), gate, groups, norm)?;
+        Ok(out.into())
     }
 
     /// Segments of different sequences.
@@ -216,27 +312,30 @@ impl Mamba2 {
         let (h, channels, inner) = (job.index, self.shape.channels(), self.shape.inner());
         let group = h / (heads / groups) * state;
         let (least, most) = self.time_step;
+        let (dt_bias, rate) = (self.dt_bias.host()[h], self.rates.host()[h]);
+        let skip = self.skip.host()[h];
         let mut timed = vec![0.0; head_dim];
         let tokens = job.mixed.chunks_exact(channels).zip(job.out.chunks_exact_mut(head_dim));
         for (row, (mixed, out)) in job.rows.clone().zip(tokens) {
-            let dt = softplus(times.row(row)[h] + self.dt_bias[h]).max(least).min(most);
-            let keep = (self.decay[h] * dt).exp();
+            let dt = softplus(times.row(row)[h] + dt_bias).max(least).min(most);
+            let keep = (-rate * dt).exp();
             let x = &mixed[h * head_dim..][..head_dim];
             let b = &mixed[inner + group..][..state];
             let c = &mixed[inner + groups * state + group..][..state];
             timed.iter_mut().zip(x).for_each(|(timed, x)| *timed = dt * x);
-            out.iter_mut().zip(x).for_each(|(out, x)| *out = self.skip[h] * x);
+            out.iter_mut().zip(x).for_each(|(out, x)| *out = skip * x);
             state_step(job.state, keep, (&timed, b, c), out);
         }
     }
 
     /// The gate and the norm of outputs.
     fn gate(&self, z: &[f32], out: &[f32]) -> Vec<f32> {
-        let Some(GatedNorm { gains, eps, before_gate }) = &self.norm else {
+        let Some(Norm { gains, eps, before_gate }) = &self.norm else {
             return gated(Activation::Silu, z, out);
         };
         let norm = |x: &[f32]| {
             let mut normed = rms_norm(x, &self.ones, *eps);
+            let gains = gains.host();
             let rows = normed.chunks_exact_mut(gains.len());
             rows.for_each(|row| row.iter_mut().zip(gains).for_each(|(x, gain)| *x *= gain));
             normed

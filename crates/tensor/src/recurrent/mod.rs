@@ -10,7 +10,7 @@ mod mamba2;
 mod rg_lru;
 mod short_conv;
 
-use crate::{Result, Tensor, TensorError, host};
+use crate::{Result, Tensor, TensorError, gpu::GpuStates, host, tensor::GpuTensor};
 use multiversion::multiversion;
 use std::ops::Range;
 
@@ -32,8 +32,72 @@ pub struct RecurrentSegment<'a> {
     pub state: &'a mut [f32],
 }
 
+/// Tokens of one sequence in a step, and the slots in which its state begins and goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecurrentRun {
+    /// The tokens' rows in the step.
+    pub rows: Range<usize>,
+    /// The slot of what the tokens before left; `None` begins with zeros.
+    pub from: Option<usize>,
+    /// Where the state is left on the way, in order: the last cut is the run's end, in the slot that it began with
+    /// if it began with one.
+    pub cuts: Vec<RecurrentCut>,
+}
+
+/// Leaves the state after some rows of a run in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecurrentCut {
+    /// Rows from the run's first on.
+    pub rows: usize,
+    /// The slot.
+    pub slot: usize,
+}
+
+impl RecurrentRun {
+    /// Checks that there are rows, and cuts that lead to their end.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        let ends: Vec<_> = self.cuts.iter().map(|cut| cut.rows).collect();
+        let led =
+            ends.is_sorted() && ends.first() > Some(&0) && ends.last() == Some(&self.rows.len());
+        match led && !self.rows.is_empty() {
+            true => Ok(()),
+            false => {
+                let expected = format!("cuts up to the end of {:?}", self.rows);
+                Err(TensorError::shape(op, expected, &ends))
+            }
+        }
+    }
+}
+
+/// The tokens of a step with the states of their sequences, where the step runs.
+#[derive(Debug)]
+pub enum Segments<'a, 's> {
+    /// Parts of the step: one that another must follow comes in a later call.
+    Host(&'a mut [RecurrentSegment<'s>]),
+    /// The whole step.
+    Gpu(GpuStates<'a>),
+}
+
+impl<'a, 's> Segments<'a, 's> {
+    /// Segments for a step that runs on the host.
+    fn on_host(self, op: &'static str) -> Result<&'a mut [RecurrentSegment<'s>]> {
+        match self {
+            Self::Host(segments) => Ok(segments),
+            Self::Gpu(_) => Err(TensorError::Device { op, device: "cpu".into() }),
+        }
+    }
+
+    /// States for a step that runs on a GPU.
+    fn on_gpu(self, op: &'static str) -> Result<GpuStates<'a>> {
+        match self {
+            Self::Gpu(states) => Ok(states),
+            Self::Host(_) => Err(TensorError::Device { op, device: "gpu".into() }),
+        }
+    }
+}
+
 /// Calls a function with segments of the step, as often as the cache must cut it.
-pub type RunSegments<'a> = dyn FnMut(&mut [RecurrentSegment<'_>]) -> Result<()> + 'a;
+pub type RunSegments<'a> = dyn FnMut(Segments<'_, '_>) -> Result<()> + 'a;
 
 /// Checks that segments are rows of a step of `t`, and their states `len` long.
 fn check_segments(
@@ -56,6 +120,20 @@ fn rows_of(op: &'static str, x: &Tensor, t: usize, width: usize) -> Result<Vec<f
     match *x.dims() == [t, width] {
         true => host::read(x, <[f32]>::to_vec),
         false => Err(TensorError::shape(op, format!("[{t}, {width}]"), x.dims())),
+    }
+}
+
+/// A tensor that must be `[t, width]` on a GPU.
+fn rows_there<'a>(
+    op: &'static str,
+    x: &'a Tensor,
+    t: usize,
+    width: usize,
+) -> Result<&'a GpuTensor> {
+    match x.on_gpu() {
+        Some(there) if *x.dims() == [t, width] => Ok(there),
+        Some(_) => Err(TensorError::shape(op, format!("[{t}, {width}]"), x.dims())),
+        None => Err(TensorError::Device { op, device: "cpu".into() }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the tests of recurrent layers share.
 
-use super::{RecurrentSegment, RunSegments};
+use super::{RecurrentSegment, RunSegments, Segments};
 use crate::{Result, TensorError};
 
 /// Numbers from -1 to 1.
@@ -17,7 +17,7 @@ pub(super) fn noise(n: usize, seed: u32) -> Vec<f32> {
 pub(super) fn cut(run: &mut RunSegments<'_>, cuts: &[usize], state: &mut [f32]) -> Result<()> {
     let mut from = 0;
     for &to in cuts {
-        run(&mut [RecurrentSegment { rows: from..to, state }])?;
+        run(Segments::Host(&mut [RecurrentSegment { rows: from..to, state }]))?;
         from = to;
     }
     Ok::<_, TensorError>(())
@@ -45,20 +45,23 @@ pub(super) fn check_cuts(
     let mut states = [vec![0.0; len], vec![0.0; len]];
     let [first, second] = &mut states;
     let both = run(9, &mut |f| {
-        f(&mut [
+        f(Segments::Host(&mut [
             RecurrentSegment { rows: 0..5, state: first },
             RecurrentSegment { rows: 5..9, state: second },
-        ])
+        ]))
     });
     let (both, width) = (both.unwrap(), whole.0.len() / 9);
     assert_eq!(both[..5 * width], whole.0[..5 * width]);
     assert_ne!(both[5 * width..], whole.0[5 * width..], "the second began anew");
 
     let mut short = vec![0.0; len - 1];
-    let refused = run(2, &mut |f| f(&mut [RecurrentSegment { rows: 0..2, state: &mut short }]));
+    let one = |f: &mut RunSegments<'_>, rows, state: &mut [f32]| {
+        f(Segments::Host(&mut [RecurrentSegment { rows, state }]))
+    };
+    let refused = run(2, &mut |f| one(f, 0..2, &mut short));
     assert!(matches!(refused, Err(TensorError::Shape { .. })));
     let mut state = vec![0.0; len];
-    let refused = run(2, &mut |f| f(&mut [RecurrentSegment { rows: 1..3, state: &mut state }]));
+    let refused = run(2, &mut |f| one(f, 1..3, &mut state));
     assert!(matches!(refused, Err(TensorError::Shape { .. })));
 }
 

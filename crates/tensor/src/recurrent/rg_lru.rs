@@ -3,8 +3,15 @@
 //!
 //! Heads need no other, so heads and sequences run in parallel.
 
-use super::{Part, RecurrentSegment, RunSegments, check_segments, rows_of, sigmoid, softplus};
-use crate::{Result, Tensor, TensorError, host, pool};
+use super::{
+    Part, RecurrentSegment, RunSegments, check_segments, rows_of, rows_there, sigmoid, softplus,
+};
+use crate::{
+    Result, Tensor, TensorError,
+    gpu::{Resident, recurrent::Lru},
+    host, pool,
+    tensor::GpuTensor,
+};
 use multiversion::multiversion;
 
 /// Sizes of a layer.
@@ -44,14 +51,21 @@ pub struct RgLruParams {
     pub rates: Vec<f32>,
 }
 
-/// The recurrence of a layer, between its convolution and its output's gate. Runs on the CPU.
+/// The recurrence of a layer, between its convolution and its output's gate.
 #[derive(Debug, Clone)]
 pub struct RgLru {
     shape: RgLruShape,
-    input: HeadGate,
-    recurrent: HeadGate,
+    input: Gate,
+    recurrent: Gate,
     /// `-8 softplus(rates)`.
-    rates: Vec<f32>,
+    rates: Resident,
+}
+
+/// [`HeadGate`] as it is applied.
+#[derive(Debug, Clone)]
+struct Gate {
+    weights: Resident,
+    bias: Resident,
 }
 
 const OP: &str = "rg-lru";
@@ -71,7 +85,11 @@ impl RgLru {
             return Err(TensorError::shape(OP, expected, &lengths.concat()));
         }
         let rates = rates.iter().map(|&rate| -8.0 * softplus(rate)).collect();
-        Ok(Self { shape, input, recurrent, rates })
+        let [input, recurrent] = [input, recurrent].map(|HeadGate { weights, bias }| Gate {
+            weights: Resident::new(weights),
+            bias: Resident::new(bias),
+        });
+        Ok(Self { shape, input, recurrent, rates: Resident::new(rates) })
     }
 
     /// Sizes of the layer.
@@ -83,7 +101,7 @@ impl RgLru {
     /// Numbers in both gates.
     #[must_use]
     pub fn parameters(&self) -> usize {
-        self.input.weights.len() + self.recurrent.weights.len()
+        self.input.weights.host().len() + self.recurrent.weights.host().len()
     }
 
     /// What every channel keeps after each token. `first` tells of tokens that begin their sequence: they are
@@ -103,13 +121,37 @@ impl RgLru {
     ) -> std::result::Result<Tensor, E> {
         let (t, _) = host::dims2(OP, x)?;
         let width = self.shape.width();
+        if x.gpu().is_some() {
+            return self.forward_there(rows_there(OP, x, t, width)?, over);
+        }
         let x = rows_of(OP, x, t, width)?;
         if first.len() != t {
             return Err(TensorError::shape(OP, format!("{t} flags"), &[first.len()]).into());
         }
         let mut out = vec![0.0; t * width];
-        over(&mut |segments| self.run((&x, first), segments, &mut out))?;
+        over(&mut |segments| self.run((&x, first), segments.on_host(OP)?, &mut out))?;
         Ok(Tensor::from_vec(out, &[t, width])?)
+    }
+
+    /// [`Self::forward`] on a GPU, where a sequence begins when its state does.
+    fn forward_there<E: From<TensorError>>(
+        &self,
+        x: &GpuTensor,
+        over: impl FnOnce(&mut RunSegments<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Tensor, E> {
+        let lru = Lru {
+            dim: self.shape.head_dim,
+            input: [&self.input.weights, &self.input.bias],
+            recurrent: [&self.recurrent.weights, &self.recurrent.bias],
+            rates: &self.rates,
+        };
+        let out = GpuTensor::new(x.gpu(), &x.dims)?;
+        over(&mut |segments| {
+            let states = segments.on_gpu(OP)?;
+            states.check(OP, x.dims[0], self.shape.width())?;
+            lru.launch(x, &states, &out)
+        })?;
+        Ok(out.into())
     }
 
     /// Segments of different sequences.
@@ -131,7 +173,7 @@ impl RgLru {
     /// A head over its segment, token by token.
     fn recur(&self, (x, first): (&[f32], &[bool]), job: &mut Part<'_>) {
         let (width, dim) = (self.shape.width(), self.shape.head_dim);
-        let rates = &self.rates[job.columns.clone()];
+        let rates = &self.rates.host()[job.columns.clone()];
         let (mut write, mut leave) = (vec![0.0; dim], vec![0.0; dim]);
         for (row, out) in job.rows.clone().zip(job.out.chunks_exact_mut(dim)) {
             let x = &x[row * width..][job.columns.clone()];
@@ -151,12 +193,12 @@ impl RgLru {
     }
 }
 
-impl HeadGate {
+impl Gate {
     /// A head's outputs, before their sigmoid.
     fn apply(&self, head: usize, x: &[f32], out: &mut [f32]) {
         let dim = x.len();
-        out.copy_from_slice(&self.bias[head * dim..][..dim]);
-        add_rows(&self.weights[head * dim * dim..][..dim * dim], x, out);
+        out.copy_from_slice(&self.bias.host()[head * dim..][..dim]);
+        add_rows(&self.weights.host()[head * dim * dim..][..dim * dim], x, out);
     }
 }
 

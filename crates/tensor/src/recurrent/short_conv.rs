@@ -2,10 +2,11 @@
 
 use super::{
     CausalConv, Columns, ConvShape, RecurrentSegment, RunSegments, check_segments, rows_of,
+    rows_there,
 };
 use crate::{Result, Tensor, TensorError, host};
 
-/// `c * conv(b * x)`, element by element but for the convolution. Runs on the CPU.
+/// `c * conv(b * x)`, element by element but for the convolution.
 #[derive(Debug, Clone)]
 pub struct ShortConv {
     conv: CausalConv,
@@ -38,12 +39,17 @@ impl ShortConv {
         let shape = self.conv.shape();
         let n = shape.channels;
         let (t, _) = host::dims2(OP, bcx)?;
+        if bcx.gpu().is_some() {
+            let bcx = rows_there(OP, bcx, t, 3 * n)?;
+            return self.conv.forward_there(bcx, (2 * n, Some([0, n])), over);
+        }
         let bcx = rows_of(OP, bcx, t, 3 * n)?;
         let product = |row: &[f32]| (0..n).map(|i| row[i] * row[2 * n + i]).collect::<Vec<_>>();
         let gated: Vec<f32> = bcx.chunks_exact(3 * n).flat_map(product).collect();
         let mut out = Columns { data: &bcx, width: 3 * n, range: n..2 * n }.to_vec();
         let input = Columns::all(&gated, n);
         over(&mut |segments| {
+            let segments = segments.on_host(OP)?;
             check_segments(OP, segments, t, shape.state_len())?;
             for RecurrentSegment { rows, state } in segments {
                 let mixed = self.conv.run(&input, rows, state, |_| ());
@@ -58,7 +64,10 @@ impl ShortConv {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::noise, *};
+    use super::{
+        super::{Segments, noise},
+        *,
+    };
 
     const SHAPE: ConvShape = ConvShape { channels: 4, kernel: 3 };
 
@@ -80,8 +89,9 @@ mod tests {
         let layer = ShortConv::new(shape, &[2.0, 3.0], Some(vec![1.0])).unwrap();
         let bcx = Tensor::from_vec(vec![2.0, 5.0, 7.0, 3.0, -1.0, 4.0], &[2, 3]).unwrap();
         let mut state = vec![10.0];
-        let out: Result<Tensor> = layer
-            .forward(&bcx, |run| run(&mut [RecurrentSegment { rows: 0..2, state: &mut state }]));
+        let out: Result<Tensor> = layer.forward(&bcx, |run| {
+            run(Segments::Host(&mut [RecurrentSegment { rows: 0..2, state: &mut state }]))
+        });
         let want = [5.0 * (20.0 + 3.0 * 14.0 + 1.0), -(28.0 + 36.0 + 1.0)];
         assert_eq!(out.unwrap().to_vec().unwrap(), want);
         assert_eq!(state, [12.0]);

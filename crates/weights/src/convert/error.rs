@@ -11,14 +11,17 @@ pub enum ConvertError {
     /// The source cannot be read.
     #[error(transparent)]
     Source(Box<WeightsError>),
-    /// A second rounding would only lose accuracy.
-    #[error(
-        "{} is quantized already; convert the original checkpoint in f32, f16 or bf16 instead",
-        path.display()
-    )]
-    AlreadyQuantized {
-        /// The source.
-        path: PathBuf,
+    /// What quantizes matrices by a calibration text has failed.
+    #[error("calibration failed: {source}")]
+    Calibration {
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A quantized matrix is of no tensor that is to be quantized, or of another shape.
+    #[error("what was quantized is not the matrix {name:?} that was read")]
+    OtherMatrix {
+        /// The tensor.
+        name: String,
     },
     /// No such width or group size.
     #[error(

@@ -2,8 +2,8 @@
 
 use super::{
     ConvertError,
+    config::write_json,
     staging::{Staging, write_error},
-    write_json,
 };
 use crate::Gguf;
 use serde_json::{Map, Value};

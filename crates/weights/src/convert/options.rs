@@ -3,12 +3,31 @@
 use super::ConvertError;
 use taper_tensor::{AffineFormat, DType, ScaleMethod};
 
+/// Types of matrices in GGUF files that are written, by ggml's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(non_camel_case_types, reason = "ggml's names")]
+pub enum GgufType {
+    /// Halves.
+    F16,
+    /// 4 bits, and a scale for 32 weights.
+    Q4_0,
+    /// 8 bits, and a scale for 32 weights.
+    Q8_0,
+    /// 4 bits, and a scale and a minimum of 6 bits for 32 weights. Rows of no multiple of 256 become Q8_0.
+    Q4_K,
+}
+
 /// What becomes of matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TargetFormat {
     /// They are quantized, each layer that the options say nothing else of in this format.
     Affine(AffineFormat),
+    /// They are quantized in MLX's mode `mxfp4`: four bits, and a power of two for 32 weights.
+    Mxfp4,
+    /// The destination is a GGUF file, whose matrices are of this type.
+    Gguf(GgufType),
     /// They are written as floats of this type, and so is everything else.
     Dense(DType),
     /// Blocks of a GGUF file become the codes, scales and biases that Taper computes with when it

@@ -1,14 +1,23 @@
 //! Which tensors are written, in what form, and where: everything but the arithmetic.
 
-use super::{ConvertError, ConvertOptions, TargetFormat, options::is_sensitive, source::Source};
-use crate::checkpoint::Checkpoint;
+use super::{
+    ConvertError, ConvertOptions, GgufType, TargetFormat,
+    fused::Fused,
+    names::{Part, layer_of, natural, stacked},
+    options::is_sensitive,
+    source::{Coded, Source},
+};
+use crate::{
+    checkpoint::{self, Checkpoint, is_of_caches},
+    gguf::{blocks::BlockType, names::Changes, write},
+};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use std::{
-    collections::{HashMap, HashSet},
-    ops::Range,
-};
+use std::{collections::HashSet, ops::Range};
 use taper_tensor::{AffineFormat, DType};
+
+/// Weights of a scale of MXFP4.
+const MXFP4_GROUP: usize = 32;
 
 /// A tensor of the source, or the same of every expert, and what becomes of it.
 #[derive(Debug)]
@@ -16,10 +25,24 @@ pub(super) struct Entry<'a> {
     /// In the destination.
     pub(super) name: String,
     /// One, or one an expert: mlx-lm stacks those.
-    pub(super) sources: Vec<Source<'a>>,
+    pub(super) sources: Vec<Part<'a>>,
     pub(super) form: Form,
-    /// One for a copy; codes, scales and biases otherwise.
+    /// One for a copy; codes, scales and, of affine codes, biases otherwise.
     pub(super) outputs: Vec<Output>,
+    /// The file that it is in.
+    pub(super) shard: usize,
+    /// What changes in the numbers.
+    pub(super) changes: Changes,
+}
+
+impl Entry<'_> {
+    /// Matrices in it: one an expert.
+    pub(super) fn count(&self) -> usize {
+        match &*self.sources {
+            [only] if only.source.shape().len() == 3 => only.source.shape()[0],
+            all => all.len(),
+        }
+    }
 }
 
 /// What becomes of a tensor.
@@ -28,6 +51,10 @@ pub(super) enum Form {
     Copy,
     Cast(DType),
     Quantize(AffineFormat),
+    /// MLX's mode `mxfp4`.
+    Mxfp4,
+    /// Blocks of ggml.
+    Blocks(BlockType),
     /// Blocks of a GGUF file, in the format that these become.
     Repack(AffineFormat),
 }
@@ -36,8 +63,12 @@ impl Form {
     pub(super) fn format(self) -> Option<AffineFormat> {
         match self {
             Self::Quantize(format) | Self::Repack(format) => Some(format),
-            Self::Copy | Self::Cast(_) => None,
+            Self::Copy | Self::Cast(_) | Self::Mxfp4 | Self::Blocks(_) => None,
         }
+    }
+
+    pub(super) fn is_quantized(self) -> bool {
+        !matches!(self, Self::Copy | Self::Cast(_))
     }
 }
 
@@ -46,7 +77,7 @@ impl Form {
 pub(super) struct Output {
     pub(super) name: String,
     dtype: Dtype,
-    shape: Vec<usize>,
+    pub(super) shape: Vec<usize>,
     pub(super) bytes: u64,
     /// From the start of the file's data.
     pub(super) offset: u64,
@@ -69,44 +100,71 @@ pub(super) struct Plan<'a> {
 impl<'a> Plan<'a> {
     pub(super) fn new(
         source: &'a Checkpoint,
+        (coded, fused): (&'a Coded, &'a Fused),
         from_gguf: bool,
-        tied: bool,
         options: &ConvertOptions,
     ) -> Result<Self, ConvertError> {
-        // What mlx-lm drops: a head that is the embedding, and frequencies that are computed.
-        let dropped =
-            |name: &str| (tied && name == "lm_head.weight") || name.contains("rotary_emb.inv_freq");
-        let floats = source.tensors().iter().map(|(name, raw)| (name, Source::Floats(raw)));
+        let tied = source.config().get("tie_word_embeddings").and_then(Value::as_bool);
+        let tied = tied.unwrap_or(false);
+        // What mlx-lm drops: a head that is the embedding, and frequencies that are computed. And scales of caches.
+        let dropped = |name: &str| {
+            let raw = source.tensors().get(name);
+            (tied && name == "lm_head.weight")
+                || name.contains("rotary_emb.inv_freq")
+                || raw.is_some_and(|raw| is_of_caches(name, &raw.bytes))
+        };
+        let whole = |name: &str| !coded.owns(name) && !fused.owns(name);
+        let floats = source.tensors().iter().filter(|(name, _)| whole(name)).chain(&fused.0);
+        let floats = floats.map(|(name, raw)| (name, Source::Floats(raw)));
         let blocks = source.blocks().iter().map(|(name, b)| (name, Source::Blocks(b)));
-        let mut sorted: Vec<_> = floats.chain(blocks).filter(|(name, _)| !dropped(name)).collect();
-        sorted.sort_by_key(|(name, _)| natural(name));
+        let coded = coded.all.iter().map(|(name, c)| (name, Source::Coded(c, source)));
+        let all = floats.chain(blocks).chain(coded).filter(|(name, _)| !dropped(name));
+        let all = all.map(|(name, source)| Part { name, source });
+        let mut sorted: Vec<_> = all.collect();
+        sorted.sort_by_key(|part| natural(part.name));
         let sorted = stacked(sorted)?;
         let choice = Choice::new(&sorted, from_gguf, options);
         let format = match options.target {
             TargetFormat::Affine(format) => Some(format),
-            TargetFormat::Dense(_) | TargetFormat::Stored => None,
+            _ => None,
         };
         let (entries, shards, own_formats) = (Vec::new(), Vec::new(), Vec::new());
         let mut plan = Self { entries, format, own_formats, left_dense: Vec::new(), shards };
         let mut matched = vec![false; options.overrides.len()];
         for (name, sources) in sorted {
-            let form = plan.form(&name, sources[0], &choice, &mut matched)?;
+            let form = plan.form(&name, sources[0].source, &choice, &mut matched)?;
             let outputs = outputs(&name, &sources, form);
-            plan.entries.push(Entry { name, sources, form, outputs });
+            plan.entries.push(Entry {
+                name,
+                sources,
+                form,
+                outputs,
+                shard: 0,
+                changes: Changes::default(),
+            });
         }
         if let Some((_, o)) = matched.iter().zip(&options.overrides).find(|(hit, _)| !**hit) {
             return Err(ConvertError::UnmatchedOverride { pattern: o.pattern.clone() });
         }
-        match plan.format {
-            Some(format) if plan.entries.iter().all(|e| e.form.format().is_none()) => {
-                return Err(ConvertError::NothingToQuantize { group: format.group });
-            }
-            Some(_) => {}
-            None => plan.choose_format(),
+        match options.target {
+            TargetFormat::Affine(format) => plan.expect_quantized(format.group)?,
+            TargetFormat::Mxfp4 => plan.expect_quantized(MXFP4_GROUP)?,
+            TargetFormat::Gguf(_) => {}
+            TargetFormat::Dense(_) | TargetFormat::Stored => plan.choose_format(),
         }
         plan.check_names()?;
-        plan.lay_out(options.max_shard_bytes);
+        match options.target {
+            TargetFormat::Gguf(_) => plan.lay_out(u64::MAX, write::ALIGNMENT),
+            _ => plan.lay_out(options.max_shard_bytes, 1),
+        }
         Ok(plan)
+    }
+
+    fn expect_quantized(&self, group: usize) -> Result<(), ConvertError> {
+        match self.entries.iter().any(|e| e.form.is_quantized()) {
+            true => Ok(()),
+            false => Err(ConvertError::NothingToQuantize { group }),
+        }
     }
 
     /// Stacked experts and scales get names that other tensors of the source may have.
@@ -129,6 +187,10 @@ impl<'a> Plan<'a> {
         let layer = layer_of(name, source)?;
         let format = match (choice.options.target, layer) {
             (TargetFormat::Dense(dtype), _) => return Ok(Form::Cast(dtype)),
+            (TargetFormat::Gguf(kind), layer) => {
+                let matrix = layer.filter(|(layer, _)| choice.router(layer).is_none());
+                return Ok(matrix.map_or(Form::Cast(DType::F32), |(_, cols)| blocks(kind, cols)));
+            }
             (TargetFormat::Stored, _) | (_, None) => None,
             (TargetFormat::Affine(default), Some((layer, cols))) => {
                 for (hit, o) in matched.iter_mut().zip(&choice.options.overrides) {
@@ -136,6 +198,18 @@ impl<'a> Plan<'a> {
                 }
                 self.layer(layer, cols, default, choice)?
             }
+            (TargetFormat::Mxfp4, Some((layer, cols))) => match choice.router(layer) {
+                Some(router) if cols.is_multiple_of(router.group) => {
+                    self.own_formats.push((layer.to_owned(), router));
+                    Some(router)
+                }
+                Some(_) => None,
+                None if cols.is_multiple_of(MXFP4_GROUP) => return Ok(Form::Mxfp4),
+                None => {
+                    self.left_dense.push(layer.to_owned());
+                    None
+                }
+            },
         };
         Ok(match (format, source) {
             (Some(format), _) => Form::Quantize(format),
@@ -143,6 +217,7 @@ impl<'a> Plan<'a> {
                 Form::Repack(blocks.kind.format())
             }
             (None, Source::Blocks(_)) => Form::Cast(DType::F16),
+            (None, Source::Coded(coded, _)) => Form::Cast(coded.dtype),
             // GGUF has norms in F32 whatever the model had, and MLX would compute in F32 with them.
             (None, Source::Floats(_)) if choice.from_gguf && source.narrows() => {
                 Form::Cast(DType::F16)
@@ -188,8 +263,8 @@ impl<'a> Plan<'a> {
         Ok(own)
     }
 
-    /// Cuts the entries into files and gives every output its place.
-    fn lay_out(&mut self, max_bytes: u64) {
+    /// Cuts the entries into files and gives every output its place, at a multiple of `alignment`.
+    fn lay_out(&mut self, max_bytes: u64, alignment: u64) {
         let (mut first, mut size) = (0, 0);
         for (i, entry) in self.entries.iter().enumerate() {
             let bytes: u64 = entry.outputs.iter().map(|o| o.bytes).sum();
@@ -200,7 +275,8 @@ impl<'a> Plan<'a> {
             size += bytes;
         }
         self.shards.push(first..self.entries.len());
-        for shard in &self.shards {
+        for (number, shard) in self.shards.iter().enumerate() {
+            self.entries[shard.clone()].iter_mut().for_each(|entry| entry.shard = number);
             let entries = self.entries[shard.clone()].iter_mut();
             let mut outputs: Vec<_> = entries.flat_map(|e| &mut e.outputs).collect();
             // Wider elements first, so that each stands at a multiple of its size.
@@ -208,13 +284,23 @@ impl<'a> Plan<'a> {
             let mut offset = 0;
             for output in outputs {
                 output.offset = offset;
-                offset += output.bytes;
+                offset = (offset + output.bytes).next_multiple_of(alignment);
             }
         }
     }
 
+    /// The names and headers of all safetensors files.
+    pub(super) fn headers(&self) -> Vec<(String, Vec<u8>)> {
+        let count = self.shards.len();
+        let name = |i: usize| match count {
+            1 => checkpoint::SINGLE.to_owned(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+        };
+        (0..count).map(|i| (name(i), self.header(i))).collect()
+    }
+
     /// The header of file `shard`, with its length before it.
-    pub(super) fn header(&self, shard: usize) -> Vec<u8> {
+    fn header(&self, shard: usize) -> Vec<u8> {
         let entries = self.entries[self.shards[shard].clone()].iter();
         let mut outputs: Vec<_> = entries.flat_map(|e| &e.outputs).collect();
         outputs.sort_by_key(|o| (o.offset, o.bytes));
@@ -243,11 +329,11 @@ impl<'a> Plan<'a> {
     }
 
     pub(super) fn source_bytes(&self) -> u64 {
-        self.sources().map(|source| source.bytes().len() as u64).sum()
+        self.sources().map(Source::size).sum()
     }
 
     fn sources(&self) -> impl Iterator<Item = Source<'a>> {
-        self.entries.iter().flat_map(|e| e.sources.iter().copied())
+        self.entries.iter().flat_map(|e| e.sources.iter().map(|part| part.source))
     }
 }
 
@@ -259,7 +345,11 @@ struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    fn new(tensors: &[Tensors<'_>], from_gguf: bool, options: &'a ConvertOptions) -> Self {
+    fn new(
+        tensors: &[(String, Vec<Part<'_>>)],
+        from_gguf: bool,
+        options: &'a ConvertOptions,
+    ) -> Self {
         let index = |name: &str| name.split('.').find_map(|s| s.parse::<usize>().ok());
         let last = tensors.iter().filter_map(|(name, _)| index(name)).max();
         Self { options, from_gguf, layers: last.map_or(0, |last| last.saturating_add(1)) }
@@ -273,79 +363,30 @@ impl<'a> Choice<'a> {
             let bits = options.high_bits.filter(|_| is_sensitive(layer, self.layers))?;
             Some(Some(AffineFormat { bits, ..default }))
         };
-        // What chooses among experts: mlx-lm's own choice, where no recipe takes its place.
-        let router = || {
-            let router = options.high_bits.is_none() && layer.ends_with("mlp.gate");
-            router.then_some(Some(AffineFormat { bits: 8, group: 64 }))
-        };
-        chosen.map(|o| o.format).or_else(router).or_else(high)
+        chosen.map(|o| o.format).or_else(|| self.router(layer).map(Some)).or_else(high)
+    }
+
+    /// What chooses among experts: mlx-lm's own choice, where no recipe takes its place.
+    fn router(&self, layer: &str) -> Option<AffineFormat> {
+        let router = self.options.high_bits.is_none() && layer.ends_with("mlp.gate");
+        router.then_some(AffineFormat { bits: 8, group: 64 })
     }
 }
 
-/// A name in the destination, and what goes there.
-type Tensors<'a> = (String, Vec<Source<'a>>);
-
-/// Mixtral's names of an expert's maps as MLX has them: `w3.weight` to `up_proj.weight`.
-fn mlx_name(map: &str) -> String {
-    let (name, rest) = map.split_once('.').unwrap_or((map, ""));
-    match name {
-        "w1" => format!("gate_proj.{rest}"),
-        "w2" => format!("down_proj.{rest}"),
-        "w3" => format!("up_proj.{rest}"),
-        _ => map.to_owned(),
-    }
-}
-
-/// Experts' tensors together, as MLX has them: `experts.3.up_proj` to `switch_mlp.up_proj`.
-fn stacked<'a>(sorted: Vec<(&String, Source<'a>)>) -> Result<Vec<Tensors<'a>>, ConvertError> {
-    let (mut all, mut places) = (Vec::<Tensors<'a>>::new(), HashMap::<String, usize>::new());
-    for (name, source) in sorted {
-        if name.ends_with(".experts.gate_up_proj") && source.shape().len() == 3 {
-            return Err(ConvertError::Layout { what: "experts that are transposed (gpt-oss)" });
-        }
-        let Some((before, (number, after))) =
-            name.split_once(".experts.").and_then(|(b, rest)| Some((b, rest.split_once('.')?)))
-        else {
-            all.push((name.clone(), vec![source]));
-            continue;
-        };
-        let to = format!("{before}.switch_mlp.{}", mlx_name(after));
-        let place = *places.entry(to.clone()).or_insert_with(|| {
-            all.push((to, Vec::new()));
-            all.len() - 1
-        });
-        let sources = &mut all[place].1;
-        let same = |s: &Source<'_>| s.shape() == source.shape() && s.dtype() == source.dtype();
-        let fits = sources.first().is_none_or(same);
-        if number.parse() != Ok(sources.len()) || !fits || source.shape().len() != 2 {
-            return Err(ConvertError::Layout { what: "experts that are not all of one kind" });
-        }
-        sources.push(source);
-    }
-    Ok(all)
-}
-
-/// The layer and row length of a matrix that MLX holds in a `Linear` or an `Embedding`, or of
-/// experts' matrices that are stacked already.
-fn layer_of<'a>(
-    name: &'a str,
-    source: Source<'_>,
-) -> Result<Option<(&'a str, usize)>, ConvertError> {
-    let Some(layer) = name.strip_suffix(".weight") else { return Ok(None) };
-    let cols = match *source.shape() {
-        [_, cols] => cols,
-        [_, _, cols] if layer.contains(".switch_mlp.") => cols,
-        _ => return Ok(None),
+/// What rows of so many weights become; halves where no block divides them.
+fn blocks(kind: GgufType, cols: usize) -> Form {
+    let kinds: &[BlockType] = match kind {
+        GgufType::F16 => &[],
+        GgufType::Q4_0 => &[BlockType::Q4_0],
+        GgufType::Q8_0 => &[BlockType::Q8_0],
+        GgufType::Q4_K => &[BlockType::Q4_K, BlockType::Q8_0],
     };
-    if !matches!(source.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-        let got = format!("{:?}", source.dtype());
-        return Err(ConvertError::DType { name: name.to_owned(), got });
-    }
-    Ok((cols > 0).then_some((layer, cols)))
+    let fits = |kind: &&BlockType| cols.is_multiple_of(kind.block().0);
+    kinds.iter().find(fits).map_or(Form::Cast(DType::F16), |kind| Form::Blocks(*kind))
 }
 
-fn outputs(name: &str, sources: &[Source<'_>], form: Form) -> Vec<Output> {
-    let (source, count) = (sources[0], sources.len());
+fn outputs(name: &str, sources: &[Part<'_>], form: Form) -> Vec<Output> {
+    let (source, count) = (sources[0].source, sources.len());
     let shape = source.shape();
     let experts = Some(count).filter(|n| *n > 1);
     let output = |name: String, dtype: Dtype, shape: &[usize]| {
@@ -354,6 +395,21 @@ fn outputs(name: &str, sources: &[Source<'_>], form: Form) -> Vec<Output> {
         let bits = shape.iter().map(|&n| n as u64).product::<u64>() * dtype.bitsize() as u64;
         Output { name, dtype, shape, bytes: bits / 8, offset: 0 }
     };
+    if let Form::Blocks(kind) = form {
+        let mut output = output(name.to_owned(), Dtype::U8, shape);
+        let (weights, bytes) = kind.block();
+        output.bytes = output.bytes / weights as u64 * bytes as u64;
+        return vec![output];
+    }
+    let layer = name.strip_suffix(".weight").unwrap_or(name);
+    if let (Form::Mxfp4, [rows @ .., cols]) = (form, shape) {
+        let with = |cols: usize| [rows, &[cols]].concat();
+        let scales = format!("{layer}.scales");
+        return vec![
+            output(name.to_owned(), Dtype::U32, &with(cols / 8)),
+            output(scales, Dtype::U8, &with(cols / MXFP4_GROUP)),
+        ];
+    }
     let (Some(format), [rows @ .., cols]) = (form.format(), shape) else {
         let dtype = match form {
             Form::Cast(DType::F32) => Dtype::F32,
@@ -363,15 +419,9 @@ fn outputs(name: &str, sources: &[Source<'_>], form: Form) -> Vec<Output> {
         };
         return vec![output(name.to_owned(), dtype, shape)];
     };
-    let layer = name.strip_suffix(".weight").unwrap_or(name);
     let with = |cols: usize| [rows, &[cols]].concat();
     let groups = with(cols / format.group);
     let part = |suffix| output(format!("{layer}.{suffix}"), source.dtype(), &groups);
     let codes = output(name.to_owned(), Dtype::U32, &with(format.row_bytes(*cols) / 4));
     vec![codes, part("scales"), part("biases")]
-}
-
-/// Sorts layer 2 before layer 10.
-fn natural(name: &str) -> Vec<(u64, &str)> {
-    name.split('.').map(|s| (s.parse().unwrap_or(u64::MAX), s)).collect()
 }

@@ -115,6 +115,15 @@ impl Staging {
         self.dir.join(name)
     }
 
+    /// Gives a file of the directory its name, and removes the rest.
+    pub(super) fn publish_file(self, name: &str) -> Result<(), ConvertError> {
+        check_vacant(&self.destination)?;
+        if self.destination.is_dir() {
+            fs::remove_dir(&self.destination).map_err(write_error(&self.destination))?;
+        }
+        fs::rename(self.path(name), &self.destination).map_err(write_error(&self.destination))
+    }
+
     /// Gives the directory its name.
     pub(super) fn publish(self) -> Result<(), ConvertError> {
         check_vacant(&self.destination)?;

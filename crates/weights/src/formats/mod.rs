@@ -12,6 +12,9 @@ mod gptq;
 mod integers;
 mod names;
 mod nf4;
+mod shapes;
+
+pub(crate) use shapes::{coded_shapes, owner};
 
 use crate::{
     Checkpoint, WeightsError,

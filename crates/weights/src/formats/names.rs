@@ -28,24 +28,7 @@ const SIDES: [&str; 20] = [
     "_scales",
 ];
 
-/// Ends of the names of tensors that quantized matrices alone have.
-const OF_CODES: [&str; 8] = [
-    ".scales",
-    ".qweight",
-    ".weight_packed",
-    ".weight_scale",
-    ".weight_scale_inv",
-    ".absmax",
-    ".SCB",
-    "_blocks",
-];
-
 impl Checkpoint {
-    /// Whether a tensor is there that belongs to a quantized matrix, whatever config.json says.
-    pub(crate) fn has_codes(&self) -> bool {
-        self.tensors().keys().any(|name| OF_CODES.iter().any(|end| name.ends_with(end)))
-    }
-
     /// How many tensors there are of each format, by its name: `{"BF16": 33, "mxfp4": 48}`. Scales and the
     /// like belong to a tensor that is counted.
     #[must_use]

@@ -10,7 +10,7 @@
 //! ```
 
 use super::{Asked, to_bytes};
-use crate::{WeightsError, checkpoint::expect_shape};
+use crate::{Checkpoint, WeightsError, checkpoint::expect_shape};
 use safetensors::Dtype;
 use serde::Deserialize;
 use taper_tensor::{
@@ -27,14 +27,23 @@ struct State {
     nested_offset: f32,
 }
 
+const STATES: [&str; 2] =
+    ["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
+
+/// The shape of a matrix of such codes, if it is one.
+pub(super) fn shape(weights: &Checkpoint, prefix: &str) -> Option<Vec<usize>> {
+    let mut states = STATES.iter().map(|part| format!("{prefix}.{part}"));
+    let state = states.find_map(|name| weights.tensors().get(&name))?;
+    serde_json::from_slice::<State>(state.bytes.as_slice()).ok().map(|state| state.shape)
+}
+
 /// How many codes are turned at a time.
 const PIECE: usize = 1 << 16;
 
 pub(super) fn load(asked: Asked<'_>) -> Result<Weight, WeightsError> {
     let shape @ (rows, cols) = asked.shape()?;
     let of = |kind| asked.maybe(kind).map(|raw| (kind, raw));
-    let state = ["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
-    let (kind, state) = state.into_iter().find_map(of).ok_or_else(|| {
+    let (kind, state) = STATES.into_iter().find_map(of).ok_or_else(|| {
         asked.bad("has weights of bytes, and none of the tensors that say what they stand for")
     })?;
     let name = if kind.ends_with("nf4") { "nf4" } else { "fp4" };

@@ -5,7 +5,7 @@
 //! their groups become 8 bits with one scale of their own. IQ4_NL, IQ4_XS and MXFP4 name the entries of a table
 //! ([`super::tables`]); where they have to be affine, those are their codes.
 
-use super::tables;
+use super::{names::Changes, tables};
 use half::f16;
 use taper_tensor::{
     AffineFormat, AffineParts, AffineWeight, Bytes, DType, TensorError,
@@ -65,6 +65,11 @@ impl BlockType {
             39 => Self::MXFP4,
             _ => return None,
         })
+    }
+
+    /// ggml's number.
+    pub(crate) fn number(self) -> u32 {
+        (0..64).find(|&kind| Self::of(kind) == Some(self)).unwrap_or(u32::MAX)
     }
 
     /// Weights and bytes of a block.
@@ -275,7 +280,7 @@ fn pack(codes: &[u8; GROUP], bits: u8, out: &mut [u8]) {
     }
 }
 
-/// A matrix of blocks in the affine format. Row `r` of the result is row `source(r)` of `blocks`.
+/// A matrix of blocks in the affine format. Rows and groups of 32 columns go where `changes` has them.
 ///
 /// # Errors
 /// The shape is too large, or does not fit the bytes.
@@ -283,9 +288,9 @@ pub(crate) fn repack(
     kind: BlockType,
     (rows, cols): (usize, usize),
     blocks: &Bytes,
-    source: impl Fn(usize) -> usize + Sync,
+    changes: Changes,
 ) -> Result<AffineWeight, TensorError> {
-    let parts = parts(kind, (rows, cols), blocks, source)?;
+    let parts = parts(kind, (rows, cols), blocks, changes)?;
     let side = |bytes| (DType::F16, Bytes::from_vec(bytes));
     let (scales, biases) = (side(parts.scales), side(parts.biases));
     AffineWeight::new(kind.format(), (rows, cols), Bytes::from_vec(parts.codes), scales, biases)
@@ -299,7 +304,7 @@ pub(crate) fn parts(
     kind: BlockType,
     (rows, cols): (usize, usize),
     blocks: &Bytes,
-    source: impl Fn(usize) -> usize + Sync,
+    changes: Changes,
 ) -> Result<AffineParts, TensorError> {
     let format = kind.format();
     let (weights, bytes) = kind.block();
@@ -317,15 +322,17 @@ pub(crate) fn parts(
     let sides = sides.zip(biases.chunks_exact_mut(row_sides.max(1)));
     let mut all: Vec<_> = out.zip(sides).collect();
     pool::for_each(&mut all, |r, (codes, (scales, biases))| {
-        let row = &blocks.as_slice()[source(r) * row_in..][..row_in];
-        let sides = scales.chunks_exact_mut(2).zip(biases.chunks_exact_mut(2));
-        let mut out = codes.chunks_exact_mut(GROUP / 8 * usize::from(format.bits)).zip(sides);
+        let row = &blocks.as_slice()[changes.source(r) * row_in..][..row_in];
+        let (codes, _) = codes.as_chunks_mut::<{ GROUP / 8 }>();
+        let (scales, biases) = (scales.as_chunks_mut::<2>().0, biases.as_chunks_mut::<2>().0);
+        let mut groups = 0..;
         for block in row.chunks_exact(bytes) {
             kind.groups(block, |group| {
-                let Some((codes, (scale, bias))) = out.next() else { return };
-                pack(&group.codes, format.bits, codes);
-                scale.copy_from_slice(&f16::from_f32(group.scale).to_le_bytes());
-                bias.copy_from_slice(&f16::from_f32(group.bias).to_le_bytes());
+                let at = groups.next().map_or(0, |g| changes.group(g, GROUP));
+                let own = at * usize::from(format.bits)..(at + 1) * usize::from(format.bits);
+                pack(&group.codes, format.bits, codes[own].as_flattened_mut());
+                scales[at] = f16::from_f32(group.scale).to_le_bytes();
+                biases[at] = f16::from_f32(group.bias).to_le_bytes();
             });
         }
     });

@@ -249,6 +249,33 @@ impl<'a> Keys<'a> {
         }
     }
 
+    pub(super) fn flag(&self, key: &str) -> Option<bool> {
+        match self.get(key)? {
+            Meta::Flag(flag) => Some(*flag),
+            _ => None,
+        }
+    }
+
+    /// A whole number for each layer.
+    pub(super) fn list(&self, key: &str) -> Option<Vec<u64>> {
+        let Meta::Numbers(list) = self.get(key)? else { return None };
+        let whole = |m| match m {
+            Meta::Whole(n) => u64::try_from(n).ok(),
+            _ => None,
+        };
+        list.iter().map(whole).collect()
+    }
+
+    /// A flag for each layer.
+    pub(super) fn flags(&self, key: &str) -> Option<Vec<bool>> {
+        let Meta::Numbers(list) = self.get(key)? else { return None };
+        let flag = |m| match m {
+            Meta::Flag(flag) => Some(flag),
+            _ => None,
+        };
+        list.iter().map(flag).collect()
+    }
+
     pub(super) fn text(&self, key: &str) -> Option<&'a str> {
         match self.get(key)? {
             Meta::Text(text) => Some(text),

@@ -3,24 +3,28 @@
 //! A file becomes what Hugging Face's files would be: tensors by their names there, config.json,
 //! tokenizer.json, tokenizer_config.json. So nothing else has to know of it.
 
+mod architectures;
 pub(crate) mod blocks;
 mod config;
 mod error;
 mod file;
-mod names;
+pub(crate) mod names;
 mod tables;
+mod tiles;
 mod tokenizer;
+pub(crate) mod write;
 
 use crate::{
     Checkpoint, WeightsError,
     shard::{self, RawTensor},
 };
-use blocks::BlockType;
+use architectures::Architecture;
+use blocks::{BlockType, GROUP};
 use config::Seen;
 pub use error::GgufError;
 use file::{Entry, Header, Keys, Meta};
 use half::{bf16, f16};
-use names::Changes;
+use names::{Changes, Sizes};
 use safetensors::Dtype;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -40,18 +44,16 @@ pub(crate) struct BlockTensor {
 impl BlockTensor {
     /// As a matrix of all rows.
     pub(crate) fn weight(&self, rows: usize, cols: usize) -> Result<Weight, TensorError> {
-        let source = |r| self.changes.source(r);
-        match tables::read(self.kind, (rows, cols), &self.bytes, source)? {
+        let (shape, changes) = ((rows, cols), self.changes);
+        match tables::read(self.kind, shape, &self.bytes, changes)? {
             Some(weight) => Ok(Weight::Table(weight)),
-            None => {
-                blocks::repack(self.kind, (rows, cols), &self.bytes, source).map(Weight::Affine)
-            }
+            None => blocks::repack(self.kind, shape, &self.bytes, changes).map(Weight::Affine),
         }
     }
 
     /// The affine codes of [`Self::weight`], or what it becomes as such.
     pub(crate) fn parts(&self, rows: usize, cols: usize) -> Result<AffineParts, TensorError> {
-        blocks::parts(self.kind, (rows, cols), &self.bytes, |r| self.changes.source(r))
+        blocks::parts(self.kind, (rows, cols), &self.bytes, self.changes)
     }
 
     /// The values of the rows of `cols` that fill `out`, as ggml has them.
@@ -62,7 +64,17 @@ impl BlockTensor {
         pool::for_each(&mut rows, |r, out| {
             let at = self.changes.source(first + r) * row;
             let blocks = self.bytes.as_slice().get(at..at + row).unwrap_or_default();
-            self.kind.decode(blocks, out);
+            if self.changes.columns.is_none() {
+                return self.kind.decode(blocks, out);
+            }
+            let mut own = vec![0.0; cols];
+            self.kind.decode(blocks, &mut own);
+            for (g, own) in own.chunks_exact(GROUP).enumerate() {
+                let at = self.changes.group(g, GROUP) * GROUP;
+                if let Some(out) = out.get_mut(at..at + GROUP) {
+                    out.copy_from_slice(own);
+                }
+            }
         });
     }
 }
@@ -78,8 +90,10 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Architectures that are read, and the `model_type` that each becomes.
-    pub const ARCHITECTURES: &[(&str, &str)] = &config::ARCHITECTURES;
+    /// Architectures that are read, and the `model_type` that most of each's files become.
+    pub fn architectures() -> impl Iterator<Item = (&'static str, &'static str)> {
+        architectures::ALL.iter().map(|own| (own.name, own.model_type))
+    }
 
     /// Maps a file and reads its header. Of a split file, any part finds the others beside it.
     ///
@@ -120,12 +134,17 @@ impl Gguf {
     pub fn checkpoint(&self) -> Result<Checkpoint, WeightsError> {
         let build = || {
             let keys = self.keys()?;
+            let architecture = architectures::find(keys.architecture)?;
             let mut seen = self.seen()?;
-            let head = usize::try_from(config::head_dim(keys)?).unwrap_or(0).max(2);
+            let layers = config::layers(keys)?;
+            let sizes = Sizes::of(keys, architecture, config::head_dim(keys)?)?;
             let (mut plain, mut blocks) = (HashMap::new(), HashMap::new());
             let mut taken = HashMap::new();
             for (entry, bytes) in &self.tensors {
-                let name = names::of(keys.architecture, &entry.name);
+                if drafts(&entry.name, layers) {
+                    continue;
+                }
+                let name = names::of(architecture, &entry.name);
                 let place = name.clone().unwrap_or_else(|| entry.name.clone());
                 if let Some(other) = taken.insert(place, &entry.name) {
                     return Err(twice(other, &entry.name));
@@ -134,7 +153,7 @@ impl Gguf {
                     self.divisors(entry, bytes, &mut seen)?;
                     continue;
                 };
-                let changes = changes(keys, entry, head)?;
+                let changes = changes(architecture, entry, sizes)?;
                 match BlockType::of(entry.kind) {
                     Some(kind) => drop(blocks.insert(name, matrix(entry, bytes, kind, changes)?)),
                     None => drop(plain.insert(name, floats(entry, bytes, changes)?)),
@@ -185,7 +204,11 @@ impl Gguf {
             tied: find("output.weight").is_none(),
             // Qwen 2 has biases of queries, keys and values alone, and needs no setting for that.
             attention_bias: find("blk.0.attn_output.bias").is_some(),
+            query_bias: find("blk.0.attn_q.bias").is_some(),
             mlp_bias: find("blk.0.ffn_gate.bias").is_some(),
+            up_bias: find("blk.0.ffn_up.bias").is_some(),
+            query_norm: find("blk.0.attn_q_norm.weight").is_some(),
+            choice_bias: self.tensors.iter().any(|(e, _)| e.name.contains(".exp_probs_b")),
             divisors: None,
         })
     }
@@ -213,6 +236,12 @@ impl Gguf {
         places.iter().for_each(|&place| all[place].clone_from(&list));
         Ok(())
     }
+}
+
+/// Whether a tensor is of a layer that only drafts, after the model's own.
+fn drafts(name: &str, layers: u64) -> bool {
+    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
+    layer.is_some_and(|layer: u64| layer >= layers)
 }
 
 /// Two tensors that stand for one: none is known to be the right one.
@@ -243,13 +272,20 @@ fn read(path: &Path) -> Result<Part, WeightsError> {
     Ok((meta, tensors.into_iter().map(|entry| (entry, bytes.clone())).collect()))
 }
 
-/// What the converter changed in a tensor; its rows must be those of whole heads.
-fn changes(keys: Keys<'_>, entry: &Entry, head: usize) -> Result<Changes, GgufError> {
-    let changes = names::changes(keys.architecture, &entry.name, head);
-    let rows = entry.shape.first().copied().unwrap_or(0);
+/// What the converter changed in a tensor; its rows and columns must be those of whole heads.
+fn changes(own: &Architecture, entry: &Entry, sizes: Sizes) -> Result<Changes, GgufError> {
+    let changes = names::changes(own, &entry.name, sizes);
+    let (name, shape) = (&entry.name, &entry.shape);
+    let rows = shape.first().copied().unwrap_or(0);
+    let cols = shape.last().copied().unwrap_or(0);
+    let head = sizes.head;
     if changes.neighbours.is_some_and(|h| h % 2 != 0 || !rows.is_multiple_of(h)) {
-        let (name, shape) = (&entry.name, &entry.shape);
         let what = format!("tensor {name:?} of shape {shape:?} has no heads of {head}");
+        return Err(GgufError::damaged(what));
+    }
+    let differs = |tiles: Option<tiles::Tiles>, n| tiles.is_some_and(|tiles| tiles.rows() != n);
+    if differs(changes.rows, rows) || differs(changes.columns, cols) {
+        let what = format!("tensor {name:?} of shape {shape:?} has not the heads of the metadata");
         return Err(GgufError::damaged(what));
     }
     Ok(changes)
@@ -274,7 +310,8 @@ fn matrix(
     changes: Changes,
 ) -> Result<BlockTensor, GgufError> {
     // What the converter changed in a vector is undone in floats only.
-    if entry.shape.len() < 2 || changes.plus_one {
+    let parted = changes.columns.is_some_and(|tiles| !tiles.divides(GROUP));
+    if entry.shape.len() < 2 || changes.changes_values() || changes.channels || parted {
         let name = &entry.name;
         let what = format!("tensor {name:?} is {kind:?}, which is read in matrices only");
         return Err(GgufError::unsupported(what));
@@ -298,20 +335,36 @@ fn floats(entry: &Entry, file: &Bytes, changes: Changes) -> Result<RawTensor, Gg
         }
     };
     let mut bytes = data(entry, file, (1, size))?;
-    if changes.neighbours.is_some() {
+    if changes.neighbours.is_some() || changes.rows.is_some() {
         let rows = entry.shape.first().copied().unwrap_or(0);
-        let row = bytes.len() / rows.max(1);
-        let order = (0..rows).map(|r| changes.source(r) * row);
-        let moved = order.flat_map(|at| bytes.as_slice().get(at..at + row).unwrap_or_default());
-        bytes = Bytes::from_vec(moved.copied().collect());
+        bytes = moved(&bytes, bytes.len() / rows.max(1), |r| changes.source(r));
     }
-    let raw = RawTensor { dtype, shape: entry.shape.clone(), bytes };
-    if !changes.plus_one {
+    if let Some(tiles) = changes.columns {
+        let cols = entry.shape.last().copied().unwrap_or(1).max(1);
+        bytes = moved(&bytes, size, |i| i / cols * cols + tiles.source(i % cols));
+    }
+    let mut shape = entry.shape.clone();
+    if changes.channels && shape.len() == 2 {
+        shape.insert(1, 1);
+    }
+    if changes.one_row && shape.len() == 1 {
+        shape.insert(0, 1);
+    }
+    let raw = RawTensor { dtype, shape, bytes };
+    if !changes.changes_values() {
         return Ok(raw);
     }
     // In f32, which holds the difference whatever the file's type is.
-    let gains = values(&raw).into_iter().flat_map(|g| (g - 1.0).to_le_bytes());
-    Ok(RawTensor { dtype: Dtype::F32, bytes: Bytes::from_vec(gains.collect()), ..raw })
+    let own = |x: f32| if changes.decays { (-x).ln() } else { x - 1.0 };
+    let all = values(&raw).into_iter().flat_map(|x| own(x).to_le_bytes());
+    Ok(RawTensor { dtype: Dtype::F32, bytes: Bytes::from_vec(all.collect()), ..raw })
+}
+
+/// Pieces of `size` bytes in the order of `source`.
+fn moved(bytes: &Bytes, size: usize, source: impl Fn(usize) -> usize) -> Bytes {
+    let order = (0..bytes.len() / size.max(1)).map(|i| source(i) * size);
+    let pieces = order.flat_map(|at| bytes.as_slice().get(at..at + size).unwrap_or_default());
+    Bytes::from_vec(pieces.copied().collect())
 }
 
 /// What [`floats`] has read, in f32.

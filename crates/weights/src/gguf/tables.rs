@@ -8,7 +8,10 @@
 //! The low halves of 16 bytes are elements 0 to 15, and the high ones 16 to 31. Bits `4 (j % 2)` of byte `j / 2`
 //! of `sl` and bits `2 j` of `sh` are `scale[j]`.
 
-use super::blocks::{BlockType, GROUP, half, nibbles};
+use super::{
+    blocks::{BlockType, GROUP, half, nibbles},
+    names::Changes,
+};
 use std::sync::Arc;
 use taper_tensor::{
     Bytes, DType, TableFormat, TableScales, TableWeight, TensorError,
@@ -65,7 +68,7 @@ fn layout(kind: BlockType) -> Option<Layout> {
     Some(Layout { format: TableFormat { name, bits: 4, group: GROUP }, head, scale })
 }
 
-/// A matrix of such blocks; `None` for others. Row `r` of the result is row `source(r)` of `blocks`.
+/// A matrix of such blocks; `None` for others. Rows and groups of 32 columns go where `changes` has them.
 ///
 /// # Errors
 /// The shape is too large, or does not fit the bytes.
@@ -73,7 +76,7 @@ pub(super) fn read(
     kind: BlockType,
     (rows, cols): (usize, usize),
     blocks: &Bytes,
-    source: impl Fn(usize) -> usize + Sync,
+    changes: Changes,
 ) -> Result<Option<TableWeight>, TensorError> {
     let Some(Layout { format, head, scale }) = layout(kind) else { return Ok(None) };
     let (weights, bytes) = kind.block();
@@ -87,16 +90,19 @@ pub(super) fn read(
     let out = codes.chunks_exact_mut(cols / 2).zip(scales.chunks_exact_mut(groups * scale));
     let mut all: Vec<_> = out.collect();
     pool::for_each(&mut all, |r, (codes, scales)| {
-        let row = &blocks.as_slice()[source(r) * row_in..][..row_in];
-        let mut out = codes.chunks_exact_mut(GROUP / 2).zip(scales.chunks_exact_mut(scale));
-        for block in row.chunks_exact(bytes) {
-            for (j, own) in block[head..].chunks_exact(GROUP / 2).enumerate() {
-                let Some((codes, scale)) = out.next() else { return };
-                neighbours(own, codes);
-                match kind {
-                    BlockType::IQ4_XS => scale.copy_from_slice(&scale_of(block, j).to_le_bytes()),
-                    _ => scale.copy_from_slice(&block[..head]),
-                }
+        let row = &blocks.as_slice()[changes.source(r) * row_in..][..row_in];
+        let blocks = row.chunks_exact(bytes);
+        let all = blocks.flat_map(|block| {
+            let groups = block[head..].chunks_exact(GROUP / 2).enumerate();
+            groups.map(move |(j, own)| (block, j, own))
+        });
+        for (g, (block, j, own)) in all.enumerate() {
+            let at = changes.group(g, GROUP);
+            neighbours(own, &mut codes[at * GROUP / 2..][..GROUP / 2]);
+            let scale = &mut scales[at * scale..][..scale];
+            match kind {
+                BlockType::IQ4_XS => scale.copy_from_slice(&scale_of(block, j).to_le_bytes()),
+                _ => scale.copy_from_slice(&block[..head]),
             }
         }
     });

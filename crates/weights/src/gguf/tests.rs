@@ -305,9 +305,11 @@ fn blocks_are_what_ggml_makes_of_them() {
         kind.decode(&block, &mut exact);
         let (shape, bytes) = ((1, weights), Bytes::from_vec(block));
         let mut out = vec![0.0; weights];
-        match tables::read(kind, shape, &bytes, |r| r).unwrap() {
+        match tables::read(kind, shape, &bytes, Changes::default()).unwrap() {
             Some(matrix) => matrix.read_rows(0, &mut out),
-            None => blocks::repack(kind, shape, &bytes, |r| r).unwrap().read_rows(0, &mut out),
+            None => blocks::repack(kind, shape, &bytes, Changes::default())
+                .unwrap()
+                .read_rows(0, &mut out),
         }
         let range = out.iter().fold(0f32, |m, v| m.max(v.abs()));
         // These get other steps.

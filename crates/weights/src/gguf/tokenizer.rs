@@ -22,9 +22,11 @@ const MOST_MERGED: usize = 64;
 /// What SentencePiece writes for a blank.
 const BLANK: &str = "\u{2581}";
 
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub(super) const GPT2: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -51,10 +53,36 @@ fn splits(pre: &str) -> Option<Splits> {
         }
         "smaug-bpe" | "dbrx" => plain(&[LLAMA3]),
         "qwen2" | "deepseek-r1-qwen" | "megrez" => Splits { nfc: true, ..plain(&[QWEN2]) },
+        "qwen35" => Splits { nfc: true, ..plain(&[QWEN35]) },
         "tekken" => Splits { as_llama3: true, ..plain(&[TEKKEN]) },
         "gpt-4o" | "llama4" => plain(&[GPT4O]),
         _ => return None,
     })
+}
+
+/// llama.cpp's name of what splits a text so, if it has one.
+pub(super) fn pre(patterns: &[&str], ignores_merges: bool, nfc: bool) -> Option<&'static str> {
+    let names = [
+        "gpt-2",
+        "smollm",
+        "llama-bpe",
+        "smaug-bpe",
+        "qwen2",
+        "qwen35",
+        "tekken",
+        "gpt-4o",
+        "default",
+    ];
+    let fits = |name: &&str| {
+        splits(name).is_some_and(|own| {
+            own.patterns == patterns && own.nfc == nfc && own.as_llama3 == ignores_merges
+        })
+    };
+    // Some say that they ignore merges, and others of their kind do not.
+    let alike =
+        |name: &&str| splits(name).is_some_and(|own| own.patterns == patterns && own.nfc == nfc);
+    let mut found = names.into_iter();
+    found.clone().find(fits).or_else(|| found.find(alike))
 }
 
 /// The lists of the metadata.

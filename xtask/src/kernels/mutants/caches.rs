@@ -13,8 +13,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "recent rows from their codes",
-        "b < p.sinks || b >= tile.recent",
-        "b < p.sinks",
+        "b < tile.sinks || b >= tile.recent",
+        "b < tile.sinks",
     ),
     mutant("coded", "the values' scale left out", "e * (parts[i] * inverse)", "e / unit"),
     mutant(
@@ -147,4 +147,46 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "simdgroup_barrier(mem_flags::mem_threadgroup);\n        uint chosen = 0;",
         "uint chosen = 0;",
     ),
+    mutant("attend", "another head's sink", "sinks[row % p.q_heads]", "sinks[0]"),
+    mutant("attend", "a sink left out", "if (SINKS) total += exp(sink - top);", ""),
+    mutant(
+        "attend",
+        "a sink that is not relative to the maximum",
+        "if (SINKS) total += exp(sink - top);",
+        "if (SINKS) total += exp(sink);",
+    ),
+    mutant(
+        "attend_more",
+        "a latent's beginning as its value",
+        "values = k_pages + base + (d - value_dim) * BLOCK;",
+        "values = k_pages + base;",
+    ),
+    mutant(
+        "attend_more",
+        "a part of a latent left out",
+        "if (part * 8 < d)",
+        "if (part * 8 + 8 < d)",
+    ),
+    mutant(
+        "rows",
+        "a latent before what is rotated",
+        "to[p.rest + i] = from[i] * inverse",
+        "to[i] = from[i] * inverse",
+    ),
+    mutant("head_maps", "another head's matrix", "row[r] = at.y * p.rows +", "row[r] ="),
+    mutant("head_maps", "a part of a sum left out", "uint j = p.lanes / 2", "uint j = p.lanes / 4"),
+    mutant(
+        "head_maps",
+        "a token twice",
+        "min(token + uint(m), p.tokens - 1)",
+        "min(token, p.tokens - 1)",
+    ),
+    mutant(
+        "head_maps",
+        "another part beside what is mapped",
+        "x[head * p.stride + p.inputs + e]",
+        "x[head * p.stride + e]",
+    ),
+    mutant("coded", "another head's sink", "sinks[row % p.q_heads]", "sinks[0]"),
+    mutant("coded", "a sink left out", "if (SINKS) total += exp(sink - top);", ""),
 ];

@@ -104,6 +104,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "return x < INFINITY ? -INFINITY : x;",
         "return -INFINITY;",
     ),
+    mutant("mask", "all but the mask", "!allowed && row", "allowed && row"),
+    mutant("mask", "another row's mask", "size_t(at.y) * p.words", "size_t(0)"),
+    mutant("mask", "another row", "size_t(rows[at.y]) * p.vocab", "size_t(at.y) * p.vocab"),
+    mutant("mask", "bits the other way round", "(i % 32)", "(31 - i % 32)"),
+    mutant("mask", "a NaN hidden", "!allowed && row[i] < INFINITY", "!allowed"),
+    mutant(
+        "mask",
+        "the end of a range left out",
+        "min(begin + RANGE, p.vocab)",
+        "min(begin + RANGE - 1, p.vocab)",
+    ),
     mutant("edit", "the edits of another row", "edits[row.first + e]", "edits[e]"),
     mutant("edit", "another row", "size_t(row.row) * p.vocab", "size_t(at.y) * p.vocab"),
     mutant(

@@ -1,10 +1,12 @@
-//! `{"name": .., "parameters": {..}}`, as Llama 3.1 to 3.3 write it, perhaps behind
+//! `{"name": .., "parameters": {..}}`, as Llama 3.1 to 4 write it, perhaps behind
 //! `<|python_tag|>`. Several are separated by `;`.
 
 use super::{
-    CallWriter, KnownTools, OutputFormat, Span, SpanParser,
-    arguments::Ends,
-    json_call::{JsonCall, Rules, Step},
+    super::{
+        scan::{Ends, JsonCall, Rules, Step},
+        span::{CallWriter, KnownTools, Span, SpanParser},
+    },
+    Format, all, any,
 };
 
 const TAG: &str = "<|python_tag|>";
@@ -12,36 +14,38 @@ const BRACKET: &str = "{";
 
 const RULES: Rules = Rules { ends: Ends { outside: TAG, in_string: "" }, unmarked: true };
 
-/// The format.
-#[derive(Debug)]
-pub(super) struct Llama3Json;
-
-impl OutputFormat for Llama3Json {
-    fn name(&self) -> &'static str {
-        "llama3_json"
-    }
-
-    fn detect(&self, template: &str) -> bool {
+pub(super) static LLAMA3_JSON: Format = Format {
+    name: "llama3_json",
+    architectures: &["llama", "mllama"],
+    detect: |t| {
         // Other models of this family's tokens mark their calls with tags.
-        let tagged = ["<tool_call>", "<function="].iter().any(|tag| template.contains(tag));
-        let shows = ["<|start_header_id|>", r#"{"name": "#, r#""parameters": "#];
-        !tagged && shows.iter().all(|text| template.contains(text))
-    }
+        let tagged = any(t, &["<tool_call>", "<function="]);
+        !tagged && all(t, &["<|start_header_id|>", r#"{"name": "#, r#""parameters": "#])
+    },
+    openers: &[TAG, BRACKET],
+    marks: &[],
+    leaks: &[TAG],
+    open,
+};
 
-    fn openers(&self) -> &'static [&'static str] {
-        &[TAG, BRACKET]
-    }
+pub(super) static LLAMA4_JSON: Format = Format {
+    name: "llama4_json",
+    architectures: &["llama4"],
+    detect: |t| all(t, &["<|header_start|>", r#""parameters": "#]),
+    openers: &[TAG, BRACKET, "<|python_start|>"],
+    marks: &["<|python_end|>"],
+    leaks: &[],
+    open,
+};
 
-    fn marks(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    fn open(&self, opener: &str, tools: &KnownTools) -> Box<dyn SpanParser> {
-        let bracket = opener == BRACKET;
-        let new = if bracket { JsonCall::opened } else { JsonCall::new };
-        Box::new(Reader { call: new(RULES, tools), read: String::new(), done: false })
-    }
+fn open(opener: &str, tools: &KnownTools) -> Box<dyn SpanParser> {
+    let bracket = opener == BRACKET;
+    let new = if bracket { JsonCall::opened } else { JsonCall::new };
+    Box::new(Reader { call: new(RULES, tools), read: String::new(), done: false })
 }
+
+/// Most bytes between a call and its semicolon.
+const MAX_SPACE: usize = 256;
 
 #[derive(Debug)]
 struct Reader {
@@ -82,10 +86,10 @@ impl SpanParser for Reader {
     }
 }
 
-/// Behind a call: the semicolon belongs to it. The next call opens a span of its own.
+/// Behind a call: the semicolon belongs to it, and a bracket too many. The next call opens a span of its own.
 fn behind(read: &mut String) -> Span {
-    match read.trim_ascii_start() {
-        "" => Span::Open,
+    match read.trim_start_matches(|c: char| c.is_ascii_whitespace() || c == '}') {
+        "" if read.len() < MAX_SPACE => Span::Open,
         ";" => Span::closed(),
         _ => Span::Over { rest: std::mem::take(read) },
     }

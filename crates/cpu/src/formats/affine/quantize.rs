@@ -111,6 +111,9 @@ pub fn quantize_row(
     Ok(())
 }
 
+/// Errors of all weights of a group count the same.
+const EQUAL: [f32; 128] = [1.0; 128];
+
 /// One row, group by group. Lengths are right.
 fn quantize_groups(
     method: ScaleMethod,
@@ -128,7 +131,7 @@ fn quantize_groups(
     for (values, ((codes, s), b)) in values.chunks_exact(group).zip(outputs) {
         let (scale, bias) = match method {
             ScaleMethod::Range => scale_and_bias(values, steps),
-            ScaleMethod::LeastSquares => search::fitted(values, steps, dtype),
+            ScaleMethod::LeastSquares => search::fitted(values, &EQUAL[..group], steps, dtype),
         };
         store(scale, s);
         store(bias, b);
@@ -155,7 +158,7 @@ pub(super) fn code(value: f32, scale: f32, bias: f32, steps: f32) -> u8 {
 }
 
 /// Writes codes as a little-endian bit stream; they fill `out` exactly.
-fn pack(out: &mut [u8], bits: u8, codes: impl Iterator<Item = u8>) {
+pub(super) fn pack(out: &mut [u8], bits: u8, codes: impl Iterator<Item = u8>) {
     let (mut word, mut held, mut out) = (0u32, 0u8, out.iter_mut());
     for code in codes {
         word |= u32::from(code) << held;
@@ -170,7 +173,7 @@ fn pack(out: &mut [u8], bits: u8, codes: impl Iterator<Item = u8>) {
     }
 }
 
-fn storing(dtype: DType) -> fn(f32, &mut [u8]) {
+pub(super) fn storing(dtype: DType) -> fn(f32, &mut [u8]) {
     match dtype {
         DType::F16 => |x, out| out.copy_from_slice(&f16::from_f32(x).to_le_bytes()),
         DType::BF16 => |x, out| out.copy_from_slice(&bf16::from_f32(x).to_le_bytes()),

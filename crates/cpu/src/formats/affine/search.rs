@@ -17,17 +17,17 @@ struct Fit {
     error: f64,
 }
 
-/// The best scale and bias found for a group. Both are numbers of `dtype`; the error is never larger than with
-/// those of [`scale_and_bias`], rounded to it.
-pub(super) fn fitted(values: &[f32], steps: f32, dtype: DType) -> (f32, f32) {
+/// The best scale and bias found for a group, where each squared error counts as much as its weight says. Both are
+/// numbers of `dtype`; the error is never larger than with those of [`scale_and_bias`], rounded to it.
+pub(super) fn fitted(values: &[f32], weights: &[f32], steps: f32, dtype: DType) -> (f32, f32) {
     let round = rounding(dtype);
     let measure = |scale: f32, bias: f32| {
         let (scale, bias) = (round(scale), round(bias));
-        let error = |&v: &f32| {
+        let error = |(&v, &weight): (&f32, &f32)| {
             let q = f32::from(code(v, scale, bias, steps));
-            f64::from(q.mul_add(scale, bias) - v).powi(2)
+            f64::from(weight) * f64::from(q * scale + bias - v).powi(2)
         };
-        Fit { scale, bias, error: values.iter().map(error).sum() }
+        Fit { scale, bias, error: values.iter().zip(weights).map(error).sum() }
     };
     let (scale, bias) = scale_and_bias(values, steps);
     let mut best = measure(scale, bias);
@@ -39,7 +39,7 @@ pub(super) fn fitted(values: &[f32], steps: f32, dtype: DType) -> (f32, f32) {
             if now.error < best.error {
                 best = now;
             }
-            let Some((scale, bias)) = regression(values, now, steps) else { break };
+            let Some((scale, bias)) = regression(values, weights, now, steps) else { break };
             now = measure(scale, bias);
         }
         if now.error < best.error {
@@ -50,12 +50,13 @@ pub(super) fn fitted(values: &[f32], steps: f32, dtype: DType) -> (f32, f32) {
 }
 
 /// The scale and the bias of least squared error for the codes of a fit; `None` where all codes are one.
-fn regression(values: &[f32], fit: Fit, steps: f32) -> Option<(f32, f32)> {
-    let n = values.len() as f64;
-    let (mut q1, mut q2, mut v1, mut qv) = (0.0f64, 0.0, 0.0, 0.0);
-    for &v in values {
+fn regression(values: &[f32], weights: &[f32], fit: Fit, steps: f32) -> Option<(f32, f32)> {
+    let (mut n, mut q1, mut q2, mut v1, mut qv) = (0.0f64, 0.0, 0.0, 0.0, 0.0);
+    for (&v, &weight) in values.iter().zip(weights) {
         let (q, v) = (f64::from(code(v, fit.scale, fit.bias, steps)), f64::from(v));
-        (q1, q2, v1, qv) = (q1 + q, q2 + q * q, v1 + v, qv + q * v);
+        let w = f64::from(weight);
+        (n, q1, q2) = (n + w, q1 + w * q, q2 + w * q * q);
+        (v1, qv) = (v1 + w * v, qv + w * q * v);
     }
     let spread = n * q2 - q1 * q1;
     let scale = (n * qv - q1 * v1) / spread;
@@ -89,7 +90,7 @@ mod tests {
                 let round = rounding(DType::F16);
                 let (scale, bias) = scale_and_bias(&values, steps);
                 let range = error(&values, (round(scale), round(bias)), steps);
-                let least = error(&values, fitted(&values, steps, DType::F16), steps);
+                let least = error(&values, fitted(&values, &[1.0; 64], steps, DType::F16), steps);
                 assert!(least <= range);
                 (searched, plain) = (searched + least, plain + range);
             }
@@ -100,11 +101,11 @@ mod tests {
     #[test]
     fn groups_without_a_range_stay_what_they_are() {
         for x in [0.0f32, 0.7, -3.0] {
-            let (scale, bias) = fitted(&[x; 32], 15.0, DType::F32);
+            let (scale, bias) = fitted(&[x; 32], &[1.0; 32], 15.0, DType::F32);
             let q = f32::from(code(x, scale, bias, 15.0));
             assert!((q.mul_add(scale, bias) - x).abs() < 1e-6);
         }
-        let (scale, bias) = fitted(&[f32::NAN; 32], 15.0, DType::F16);
+        let (scale, bias) = fitted(&[f32::NAN; 32], &[1.0; 32], 15.0, DType::F16);
         assert!(code(f32::NAN, scale, bias, 15.0) <= 15);
     }
 }

@@ -1,6 +1,6 @@
 //! Table codes in formats that every kernel reads.
 
-use super::TableWeight;
+use super::{E2M1, Scales, TableFormat, TableWeight, e8m0};
 use crate::{AffineFormat, AffineWeight, Bytes, DType, Result, Weight, formats::ordered, pool};
 use half::bf16;
 
@@ -16,6 +16,20 @@ impl TableWeight {
             Some(integers) => self.to_affine(&integers).map(Weight::Affine),
             None => ordered::dense(self, exact).map(Weight::Dense),
         }
+    }
+
+    /// Codes and scales of a matrix in MXFP4 as they are stored: the table is E2M1, and a byte is a power of two of
+    /// 32 weights. `None` of another format, and where a scale is above 2^113, which kernels cannot multiply with.
+    #[must_use]
+    pub fn mxfp4(&self) -> Option<[Bytes; 2]> {
+        const LARGEST: u8 = 240;
+        let bits = |table: &[f32]| table.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let TableFormat { bits: 4, group: 32, .. } = self.format else { return None };
+        let Scales::Named(bytes, values) = &self.scales else { return None };
+        let powers = (0..=LARGEST).all(|byte| values[usize::from(byte)] == e8m0(byte));
+        let fits = bytes.as_slice().iter().all(|byte| *byte <= LARGEST);
+        let whole = self.cols.is_multiple_of(32) && bits(&self.table) == bits(&E2M1);
+        (powers && fits && whole).then(|| [self.codes.clone(), bytes.clone()])
     }
 
     fn integers(&self) -> Option<Integers> {

@@ -52,6 +52,25 @@ fn vector_kernels_do_as_the_portable_one() {
 }
 
 #[test]
+fn mxfp4_is_known_by_its_table_and_its_scales() {
+    let weight = mxfp4(5, 96);
+    let [codes, scales] = weight.mxfp4().unwrap();
+    assert_eq!((codes.len(), scales.len()), (5 * 48, 5 * 3));
+    let with = |group, table: [f32; 16], byte, power: fn(u8) -> f32| {
+        let format = TableFormat { group, ..weight.format() };
+        let values = std::array::from_fn(|i| power(i as u8));
+        let bytes = Bytes::from_vec(vec![byte; 5 * format.groups(96)]);
+        let scales = TableScales::Named(bytes, Arc::new(values));
+        TableWeight::new(format, (5, 96), codes.clone(), table.into(), scales).unwrap().mxfp4()
+    };
+    assert!(with(32, E2M1, 240, e8m0).is_some());
+    assert!(with(32, E2M1, 241, e8m0).is_none(), "too large a scale");
+    assert!(with(16, E2M1, 127, e8m0).is_none(), "groups of NVFP4");
+    assert!(with(32, E2M1, 127, e4m3).is_none(), "scales of NVFP4");
+    assert!(with(32, E2M1.map(|x| 2.0 * x), 127, e8m0).is_none(), "another table");
+}
+
+#[test]
 fn plain_forms_have_the_same_weights() {
     let weight = mxfp4(5, 96);
     let want = rows_of(&weight);

@@ -193,7 +193,8 @@ fn stacked_experts_stay_stacked() {
     {
         files.run(to, &options).unwrap();
         let made = files.made(to);
-        let (scales, groups) = ("model.layers.0.mlp.switch_mlp.up_proj.scales", COLS / 32);
+        let scales = "model.layers.0.block_sparse_moe.switch_mlp.up_proj.scales";
+        let groups = COLS / 32;
         let groups = if to == "kept" { groups } else { groups / 2 };
         assert_eq!(made.floats(scales).unwrap().1, [3, 4, groups]);
     }

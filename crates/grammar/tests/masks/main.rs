@@ -1,0 +1,10 @@
+//! Masks against an independent validator: every output that they allow validates.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
+
+mod hostile;
+mod message;
+mod official;
+mod schemas;
+mod support;
+mod valid;

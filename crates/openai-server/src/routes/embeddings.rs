@@ -1,0 +1,105 @@
+//! `/v1/embeddings`.
+
+use crate::{
+    decode::Body,
+    errors::ApiError,
+    intake::{Payload, prepare},
+    state::{AppState, Served},
+    wire::{
+        Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage, InertFields, Prompt, Vector,
+    },
+};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use std::sync::{Mutex, PoisonError};
+use taper_base::{TextVectors, TokenId, VectorsError};
+
+/// Texts of a request, and tokens of all of them: OpenAI's limits.
+const MOST_TEXTS: usize = 2048;
+const MOST_TOKENS: usize = 300_000;
+
+pub(super) async fn handle(
+    State(state): State<AppState>,
+    payload: Payload,
+) -> Result<Response, ApiError> {
+    prepare(&state, payload, answer).await
+}
+
+fn answer(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
+    let vectors = state.0.vectors.as_deref().ok_or(ApiError::NoVectors)?;
+    let wire: EmbeddingRequest = body.read()?;
+    body.read::<InertFields>()?;
+    body.finish(&[], state.0.config.allow_unknown_fields)?;
+    let Served { name: model, .. } = state.0.model(wire.model.as_deref())?;
+    let as_text = match wire.encoding_format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => {
+            let detail = format!("there is no format '{other}'; there are 'float' and 'base64'");
+            return Err(ApiError::value("encoding_format", detail));
+        }
+    };
+    let dimensions = wire.dimensions.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    let most = vectors.dimensions();
+    if dimensions.is_some_and(|n| n == 0 || n > most) {
+        let detail = format!("must be between 1 and {most}");
+        return Err(ApiError::value("dimensions", detail));
+    }
+    let texts = tokens(state, vectors, &wire.input.0)?;
+    let prompt_tokens = texts.iter().map(Vec::len).sum();
+    // Computations share all threads: one after the other they are done soonest.
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = vectors.vectors(&texts, dimensions).inspect_err(|error| {
+        if let VectorsError::Failed(source) = error {
+            tracing::error!(error = %source, "an embedding model failed");
+        }
+    })?;
+    drop(turn);
+    let embedding = |(index, vector): (usize, Vec<f32>)| Embedding {
+        object: "embedding",
+        index,
+        embedding: match as_text {
+            false => Vector::Numbers(vector),
+            true => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                Vector::Text(BASE64_STANDARD.encode(bytes))
+            }
+        },
+    };
+    let data = found.into_iter().enumerate().map(embedding).collect();
+    let usage = EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens };
+    Ok(Json(EmbeddingResponse { object: "list", data, model, usage }).into_response())
+}
+
+fn tokens(
+    state: &AppState,
+    vectors: &dyn TextVectors,
+    input: &[Prompt],
+) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    if input.is_empty() || input.len() > MOST_TEXTS {
+        let detail = format!("must have from 1 to {MOST_TEXTS} texts");
+        return Err(ApiError::value("input", detail));
+    }
+    let (mut texts, mut sum) = (Vec::with_capacity(input.len()), 0);
+    for text in input {
+        let tokens = match text {
+            Prompt::Text(text) => {
+                state.0.check_text(text, "input")?;
+                vectors.tokenize(text)?
+            }
+            Prompt::Tokens(tokens) => tokens.clone(),
+        };
+        sum += tokens.len();
+        if sum > MOST_TOKENS {
+            let detail = format!("must have at most {MOST_TOKENS} tokens in all");
+            return Err(ApiError::value("input", detail));
+        }
+        texts.push(tokens);
+    }
+    Ok(texts)
+}

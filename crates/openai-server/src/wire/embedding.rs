@@ -1,0 +1,41 @@
+//! `/v1/embeddings`.
+
+use super::Prompts;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct EmbeddingRequest {
+    pub(crate) model: Option<String>,
+    pub(crate) input: Prompts,
+    pub(crate) encoding_format: Option<String>,
+    pub(crate) dimensions: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct EmbeddingResponse {
+    pub(crate) object: &'static str,
+    pub(crate) data: Vec<Embedding>,
+    pub(crate) model: String,
+    pub(crate) usage: EmbeddingUsage,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Embedding {
+    pub(crate) object: &'static str,
+    pub(crate) index: usize,
+    pub(crate) embedding: Vector,
+}
+
+/// Numbers, or their bytes in base64, the lowest of each first.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Vector {
+    Numbers(Vec<f32>),
+    Text(String),
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct EmbeddingUsage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) total_tokens: usize,
+}
