@@ -4,7 +4,8 @@
 
 The dense form is the GGUF file of PyPI (SmolLM2-135M-Instruct in Q4_1), widened to bf16. Each conversion is scored by
 Taper in f32, in windows of 1,000 tokens. --check fails where GPTQ loses more than half of what rtn does. What
-`taper convert --method gptq` reads is another text, of its own.
+`taper convert --method gptq` reads is another text, of its own. With --mlx-lm (pip install "mlx[cpu]" mlx-lm), mlx-lm
+loads each conversion too, and scores the same windows.
 """
 
 import argparse
@@ -36,6 +37,22 @@ def loss(taper, model, windows):
     return sum(found) / len(found)
 
 
+def mlx_loss(model, windows):
+    """The same as mlx-lm finds it."""
+    import mlx.core as mx
+    from mlx_lm import load
+
+    model, tokenizer = load(str(model))
+    text, found = TEXT.read_text(), []
+    for i in range(windows):
+        at = i * (len(text) - CHARACTERS) // windows
+        ids = mx.array(tokenizer.encode(text[at:at + CHARACTERS])[:WINDOW])
+        logits = model(ids[None, :-1])[0].astype(mx.float32)
+        of_next = mx.take_along_axis(logits, ids[1:, None], axis=-1)[:, 0] - mx.logsumexp(logits, axis=-1)
+        found += of_next.tolist()
+    return sum(found) / len(found)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("taper", type=Path)
@@ -45,6 +62,7 @@ def main():
     p.add_argument("--methods", default="rtn,mse,gptq")
     p.add_argument("--flags", default="", help="more flags of `taper convert`")
     p.add_argument("--check", action="store_true")
+    p.add_argument("--mlx-lm", action="store_true", help="score with mlx-lm too")
     p.add_argument("--json", type=Path)
     a = p.parse_args()
     taper, rows = a.taper.resolve(), []
@@ -62,8 +80,12 @@ def main():
                 subprocess.run(command + a.flags.split(), check=True, stdin=subprocess.DEVNULL)
                 took, found = time.monotonic() - start, loss(taper, out, a.windows)
                 lost[bits, method] = base - found
-                rows.append({"bits": int(bits), "method": method, "mean": found, "lost": base - found, "seconds": took})
+                row = {"bits": int(bits), "method": method, "mean": found, "lost": base - found, "seconds": took}
                 print(f"{bits} bits {method}: {found:.4f}, {base - found:.4f} lost, {took:.0f} s", flush=True)
+                if a.mlx_lm:
+                    row["mlx_lm"] = mlx_loss(out, a.windows)
+                    print(f"    mlx-lm: {row['mlx_lm']:.4f}", flush=True)
+                rows.append(row)
     if a.json:
         a.json.write_text(json.dumps({"dense": base, "rows": rows}))
     if a.check:
