@@ -47,6 +47,7 @@ sources! {
     SHAPES = "elementwise" "shapes";
     ATTEND = "attention" "attend";
     ATTEND_MORE = "attention" "attend_more";
+    ATTEND_PROMPT = "attention" "attend_prompt";
     ATTEND_TILE = "attention" "attend_tile";
     CODED = "attention" "coded";
     CODED_MORE = "attention" "coded_more";

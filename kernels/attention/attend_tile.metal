@@ -51,6 +51,7 @@ struct AttendParams {
     uint flags;      // PREPARE_WIDE, of their order
     uint value_dim;  // of attend.metal
     uint last;       // one span, whose sum is the result
+    uint sinks;      // whether there are any; of attend_prompt.metal
 };
 
 INLINE uint packed(uint low, uint high) { return low | high << 16; }

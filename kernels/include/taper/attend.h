@@ -44,6 +44,7 @@ struct AttendParams {
     uint flags;
     uint value_dim;
     uint last;       // one span, whose sum is the result
+    uint sinks;      // whether there are any; of attend_prompt.metal
 };
 
 // Eight consecutive elements.

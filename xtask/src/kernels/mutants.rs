@@ -4,6 +4,7 @@ mod caches;
 mod choices;
 mod elements;
 mod experts;
+mod prompts;
 mod recurrent;
 mod tiles;
 
@@ -380,6 +381,7 @@ fn all() -> impl Iterator<Item = &'static Mutant> {
         .chain(experts::MUTANTS)
         .chain(recurrent::MUTANTS)
         .chain(tiles::MUTANTS)
+        .chain(prompts::MUTANTS)
 }
 
 impl Mutant {

@@ -8,7 +8,7 @@ use taper_tensor::{
     Tensor, TensorError,
     gpu::{
         Buffer, Gpu,
-        attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence},
+        attention::{self, BLOCK_TOKENS, KvShape, Plan, Scoring, Sequence, Units},
     },
 };
 
@@ -21,8 +21,7 @@ pub(super) struct Case {
     scoring: Scoring<'static>,
     /// Whether each head has a sink.
     sinks: bool,
-    /// On the matrix units.
-    tiled: bool,
+    units: Units,
     /// From what the projections give, which is written on the way; with norms?
     new: Option<bool>,
     /// Multiplied with weights of so many bits, and only then looked at.
@@ -55,10 +54,12 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let plain = PLAIN;
     let mut cases = Vec::new();
     let mut add = |shape: KvShape, group, seqs: &[(usize, usize)], scoring| {
-        for tiled in [false, true].into_iter().take(1 + usize::from(shape.is_typed())) {
+        for units in
+            [Units::Lanes, Units::Tiles].into_iter().take(1 + usize::from(shape.is_typed()))
+        {
             let seqs = seqs.to_vec();
             let (sinks, new, next) = (false, None, None);
-            cases.push(Case { shape, group, seqs, scoring, sinks, tiled, new, next });
+            cases.push(Case { shape, group, seqs, scoring, sinks, units, new, next });
         }
     };
     // Each kernel once, with lengths around a block and around a span.
@@ -90,8 +91,8 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     let mut add = |(kv_heads, head_dim, group), kv_lens: &[usize], scoring, norms, next| {
         let seqs = kv_lens.iter().map(|&n| (1, n)).collect();
         let (shape, new) = (shape(kv_heads, head_dim, DType::F16), Some(norms));
-        let (sinks, tiled) = (false, true);
-        cases.push(Case { shape, group, seqs, scoring, sinks, tiled, new, next });
+        let (sinks, units) = (false, Units::Tiles);
+        cases.push(Case { shape, group, seqs, scoring, sinks, units, new, next });
     };
     for (head_dim, group) in [(64, 2), (64, 7), (128, 4), (128, 5), (256, 3), (256, 8)] {
         add((2, head_dim, group), &[1, 33, 64, 170], plain, head_dim != 256, None);
@@ -124,7 +125,16 @@ pub(super) fn more_cases() -> Vec<Case> {
     let long = vec![(1, 513), (2, 530), (1, 20)];
     let of = |shape, group, seqs: &[(usize, usize)]| {
         let (seqs, scoring) = (seqs.to_vec(), PLAIN);
-        Case { shape, group, seqs, scoring, sinks: false, tiled: false, new: None, next: None }
+        Case {
+            shape,
+            group,
+            seqs,
+            scoring,
+            sinks: false,
+            units: Units::Lanes,
+            new: None,
+            next: None,
+        }
     };
     let mut cases = Vec::new();
     let window = Scoring { window: Some(20), ..PLAIN };
@@ -133,8 +143,10 @@ pub(super) fn more_cases() -> Vec<Case> {
         (shape(1, 24, DType::BF16), 3),
         (shape(1, 16, DType::F32), 8),
     ] {
-        for tiled in [false, true].into_iter().take(1 + usize::from(shape.is_typed())) {
-            let sinks = |case| Case { sinks: true, tiled, ..case };
+        for units in
+            [Units::Lanes, Units::Tiles].into_iter().take(1 + usize::from(shape.is_typed()))
+        {
+            let sinks = |case| Case { sinks: true, units, ..case };
             cases.push(sinks(of(shape, group, &short)));
             cases.push(sinks(Case { scoring: window, ..of(shape, group, &long) }));
         }
@@ -142,7 +154,7 @@ pub(super) fn more_cases() -> Vec<Case> {
     for kv_lens in [[40, 1], [513, 64]] {
         let seqs = kv_lens.map(|n| (1, n));
         let case = of(shape(2, 128, DType::F16), 4, &seqs);
-        cases.push(Case { sinks: true, tiled: true, new: Some(true), ..case });
+        cases.push(Case { sinks: true, units: Units::Tiles, new: Some(true), ..case });
     }
     for (head_dim, dtype) in
         [(512, DType::F16), (288, DType::F16), (320, DType::BF16), (264, DType::F32)]
@@ -165,17 +177,46 @@ pub(super) fn more_cases() -> Vec<Case> {
     cases
 }
 
+/// Prompts, whose tiles have many rows: lengths around a step of 64 tokens, groups that fill a tile and that do not.
+pub(super) fn prompts() -> Vec<Case> {
+    let of = |(kv_heads, head_dim, group), rows, seqs: &[(usize, usize)], scoring| {
+        let shape = KvShape { kv_heads, head_dim, dtype: DType::F16, latent: false };
+        let (seqs, units) = (seqs.to_vec(), Units::Prompt(rows));
+        Case { shape, group, seqs, scoring, sinks: false, units, new: None, next: None }
+    };
+    let window = |n| Scoring { window: Some(n), ..PLAIN };
+    let capped = Scoring { soft_cap: Some(2.5), ..PLAIN };
+    let with_sinks = |case| Case { sinks: true, ..case };
+    vec![
+        of((2, 128, 4), 128, &[(40, 40), (17, 81)], PLAIN),
+        of((1, 64, 1), 128, &[(130, 130)], PLAIN),
+        of((1, 64, 3), 64, &[(64, 64), (16, 200)], PLAIN),
+        of((1, 128, 7), 64, &[(33, 129), (20, 63)], PLAIN),
+        of((1, 128, 2), 64, &[(70, 190)], window(33)),
+        of((2, 64, 2), 128, &[(100, 230)], window(70)),
+        of((1, 128, 1), 128, &[(40, 100)], window(1)),
+        of((1, 64, 2), 64, &[(50, 80)], capped),
+        with_sinks(of((2, 64, 4), 128, &[(30, 100)], PLAIN)),
+        with_sinks(of((1, 128, 2), 64, &[(30, 100)], window(40))),
+    ]
+}
+
 impl Case {
-    /// Whether it is for GPUs whose matrix units are fast.
-    pub(super) fn tiled(&self) -> bool {
-        self.tiled
+    /// Whether a GPU has what it is for.
+    pub(super) fn fits(&self, gpu: &Gpu) -> bool {
+        match self.units {
+            Units::Lanes => true,
+            Units::Tiles => gpu.has_fast_tiles(),
+            Units::Prompt(_) => gpu.has_prompt_tiles(),
+        }
     }
 
     pub(super) fn family(&self) -> &'static str {
-        match self.tiled {
-            true => "attend_tile",
-            false if self.shape.latent || self.shape.head_dim > 256 => "attend_more",
-            false => "attend",
+        match self.units {
+            Units::Prompt(_) => "attend_prompt",
+            Units::Tiles => "attend_tile",
+            Units::Lanes if self.shape.latent || self.shape.head_dim > 256 => "attend_more",
+            Units::Lanes => "attend",
         }
     }
 
@@ -247,7 +288,7 @@ impl Case {
             .zip(&tables)
             .map(|(&(q_len, kv_len), blocks)| Sequence { q_len, kv_len, blocks })
             .collect();
-        let plan = Plan::with(gpu, self.shape, &seqs, self.group, self.tiled)?;
+        let plan = Plan::with(gpu, self.shape, &seqs, self.group, self.units)?;
         let pages = (&pages.0, &pages.1);
         let attend_new = |newest: &Newest, next: Option<&Linear>| {
             let rows = newest.projected(head_dim, next);
@@ -345,6 +386,8 @@ impl Case {
     /// element of a key is rounded to the other half next to it.
     pub(super) fn tolerance(&self) -> f64 {
         match (self.new, self.next) {
+            // Weights and queries are halves.
+            (None, _) if matches!(self.units, Units::Prompt(_)) => 1e-3,
             (None, _) if self.shape.head_dim > 256 => 1e-5,
             (None, _) => 4e-6,
             (_, None) => 2e-4,
@@ -412,8 +455,14 @@ fn stored(dtype: DType, x: f32) -> f64 {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let KvShape { kv_heads, head_dim, dtype, latent } = self.shape;
-        let (units, group) = (if self.tiled { "tiles " } else { "" }, self.group);
-        let units = if self.new.is_some() { "new " } else { units };
+        let group = self.group;
+        let units = match self.units {
+            _ if self.new.is_some() => "new ",
+            Units::Lanes => "",
+            Units::Tiles => "tiles ",
+            Units::Prompt(64) => "prompt by 64 ",
+            Units::Prompt(_) => "prompt ",
+        };
         write!(f, "{units}{} {kv_heads}x{group}x{head_dim} {:?}", dtype.as_str(), self.seqs)?;
         if latent {
             write!(f, " latent {}", self.value_dim())?;

@@ -82,15 +82,17 @@ pub(crate) fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
     let products = products::cases(quick).into_iter().map(Case::Product);
     let rows = rows::cases().into_iter().map(Case::Rows);
     let elements = elements::cases().into_iter().map(Case::Elements);
-    let attention = attention::cases(quick).into_iter().filter(|case| fast || !case.tiled());
+    let attention = attention::cases(quick).into_iter().filter(|case| case.fits(gpu));
     let attention = attention.map(Case::Attention);
     let sampling = sampling::cases(quick).into_iter().map(Case::Sampling);
     let experts = experts::cases(quick).into_iter().map(Case::Experts);
     let routes = routes::cases(quick).into_iter().map(Case::Route);
-    let more = attention::more_cases().into_iter().filter(|case| fast || !case.tiled());
+    let more = attention::more_cases().into_iter().filter(|case| case.fits(gpu));
     let more = rows::more_cases().into_iter().map(Case::Rows).chain(more.map(Case::Attention));
     let more = more.chain(heads::cases(quick).into_iter().map(Case::Heads));
     let more = more.chain(recurrent::cases().into_iter().map(Case::Recurrent));
+    let prompts = attention::prompts().into_iter().filter(|case| case.fits(gpu));
+    let more = more.chain(prompts.map(Case::Attention));
     let first = products.chain(rows).chain(elements).chain(attention).chain(sampling);
     for case in first.chain(experts).chain(routes).chain(more) {
         let (family, name, tolerance) = match &case {

@@ -5,8 +5,14 @@ use super::{
     matmul::{Order, Prepared},
     params,
 };
-use crate::{DType, Projected, Result, RmsNorm, Sinks, Tensor, TensorError, tensor::GpuTensor};
+use crate::{Projected, Result, RmsNorm, Sinks, Tensor, TensorError, tensor::GpuTensor};
 use std::sync::Arc;
+
+mod prompt;
+mod shape;
+
+pub use shape::KvShape;
+use shape::MAX_WIDE;
 
 params!(
     /// Parameters of `kv_write_*`.
@@ -33,6 +39,7 @@ params!(
         flags: u32,
         value_dim: u32,
         last: u32,
+        sinks: u32,
     }
 );
 params!(
@@ -50,72 +57,6 @@ const FEW: u32 = 128;
 const MANY: u32 = 396;
 /// Elements of the largest head of a compressed cache, and of one of floats that models mostly have.
 pub(super) const MAX_HEAD: usize = 256;
-/// Elements of the largest head of floats, and of the largest value.
-const MAX_WIDE: usize = 512;
-/// Elements of the largest latent, whose end is its value.
-const MAX_LATENT: usize = 576;
-
-/// Shape and element type of a layer's cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvShape {
-    /// Heads of keys and values.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Element type of keys and values: f16, bf16 or f32.
-    pub dtype: DType,
-    /// Values are the ends of their keys, and there are no pages of values.
-    pub latent: bool,
-}
-
-impl KvShape {
-    /// Checks that there are kernels for it.
-    ///
-    /// # Errors
-    /// There are none.
-    pub fn check(self) -> Result<()> {
-        if !matches!(self.dtype, DType::F16 | DType::BF16 | DType::F32) {
-            return Err(TensorError::DType { op: "gpu kv cache", got: self.dtype });
-        }
-        let most = if self.latent { MAX_LATENT } else { MAX_WIDE };
-        if self.head_dim == 0 || self.head_dim > most || !self.head_dim.is_multiple_of(8) {
-            let expected = format!("heads of a multiple of 8 up to {most}");
-            return Err(TensorError::shape("gpu kv cache", expected, &[self.head_dim]));
-        }
-        Ok(())
-    }
-
-    /// Whether there are kernels for heads of this size alone.
-    #[must_use]
-    pub fn is_typed(self) -> bool {
-        self.dtype == DType::F16 && matches!(self.head_dim, 64 | 128 | 256) && !self.latent
-    }
-
-    /// The file that has kernels for caches of this shape.
-    fn family(self) -> &'static str {
-        if self.latent || self.head_dim > MAX_HEAD { "attend_more" } else { "attend" }
-    }
-
-    /// What kernels for caches of this shape are called.
-    fn kernel(self) -> String {
-        let name = self.name();
-        match self.head_dim {
-            _ if self.latent => format!("latent_{name}"),
-            d if self.is_typed() => format!("{name}_d{d}"),
-            512 if self.dtype == DType::F16 => format!("{name}_d512"),
-            d if d > MAX_HEAD => format!("{name}_wide"),
-            _ => format!("{name}_d0"),
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self.dtype {
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            _ => "f32",
-        }
-    }
-}
 
 /// One sequence's part of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,8 +82,20 @@ pub struct Plan {
     group: usize,
     /// Each sequence has one token.
     ones: bool,
-    /// The matrix units compute it.
-    tiled: bool,
+    units: Units,
+    /// Beside a prompt, the tokens of sequences that have few, and their own plan.
+    few: Option<(Vec<u32>, Box<Plan>)>,
+}
+
+/// What computes attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Units {
+    /// Lanes, a few rows at a time.
+    Lanes,
+    /// Matrix units, a few rows at a time.
+    Tiles,
+    /// Matrix units, so many rows at a time.
+    Prompt(usize),
 }
 
 impl Plan {
@@ -151,31 +104,51 @@ impl Plan {
     /// # Errors
     /// There is no memory.
     pub fn new(gpu: &Gpu, shape: KvShape, seqs: &[Sequence<'_>], group: usize) -> Result<Self> {
-        Self::with(gpu, shape, seqs, group, shape.is_typed() && gpu.has_fast_tiles())
+        let fast = shape.is_typed() && gpu.has_fast_tiles();
+        let units = if fast { Units::Tiles } else { Units::Lanes };
+        let is_long = |seq: &Sequence<'_>| seq.q_len >= prompt::FROM;
+        let long = seqs.iter().filter(|seq| is_long(seq)).count();
+        if long == 0 || !gpu.has_prompt_tiles() || !prompt::fits(shape, group) {
+            return Self::with(gpu, shape, seqs, group, units);
+        }
+        let mut plan = Self::with(gpu, shape, seqs, group, Units::Prompt(prompt::ROWS))?;
+        if long < seqs.len() {
+            let short: Vec<_> = seqs.iter().filter(|seq| !is_long(seq)).cloned().collect();
+            let own = Self::with(gpu, shape, &short, group, units)?;
+            plan.few = Some((prompt::rows_of(seqs, |seq| !is_long(seq))?, Box::new(own)));
+        }
+        Ok(plan)
     }
 
-    /// As [`Self::new`], on the matrix units or not.
+    /// As [`Self::new`], on these units alone. A prompt's leave out sequences of few tokens if there are others.
     ///
     /// # Errors
-    /// There is no memory, or no such kernel: the matrix units are for [`KvShape::is_typed`].
+    /// There is no memory, or no such kernel: matrix units are for [`KvShape::is_typed`].
     pub fn with(
         gpu: &Gpu,
         shape: KvShape,
         seqs: &[Sequence<'_>],
         group: usize,
-        tiled: bool,
+        units: Units,
     ) -> Result<Self> {
-        if tiled && !shape.is_typed() {
+        if units != Units::Lanes && !shape.is_typed() {
             let expected = "f16 heads of 64, 128 or 256";
             return Err(TensorError::shape("attention tiles", expected, &[shape.head_dim]));
         }
         let longest = seqs.iter().map(|s| s.q_len).max().unwrap_or(0);
-        let rows = if shape.is_typed() && (longest > 1 || group > 4) { 8 } else { 4 };
+        let rows = match units {
+            Units::Prompt(rows) => rows,
+            _ if shape.is_typed() && (longest > 1 || group > 4) => 8,
+            _ => 4,
+        };
         let step = (rows / group).max(1);
+        let left_out = |seq: &Sequence<'_>| {
+            matches!(units, Units::Prompt(_)) && longest >= prompt::FROM && seq.q_len < prompt::FROM
+        };
         let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for seq in seqs {
             let table = count("attention", blocks.len())?;
-            for start in (0..seq.q_len).step_by(step) {
+            for start in (0..seq.q_len).step_by(step).filter(|_| !left_out(seq)) {
                 tiles.push(AttendTile {
                     row: count("attention", first + start)?,
                     count: step.min(seq.q_len - start) as u32,
@@ -186,12 +159,17 @@ impl Plan {
             blocks.extend_from_slice(seq.blocks);
             first += seq.q_len;
         }
+        if matches!(units, Units::Prompt(_)) {
+            // Those that see most begin first, so that none is left alone at the end.
+            tiles.sort_by_key(|tile| std::cmp::Reverse(tile.end));
+        }
         let longest = seqs.iter().map(|s| s.kv_len).max().unwrap_or(0);
         let n_tiles = count("attention", tiles.len())?;
         let (blocks, tiles) = (gpu.upload(&blocks)?, gpu.upload(&tiles)?);
         let spans = longest.div_ceil(SPAN_TOKENS).max(1);
         let ones = seqs.iter().all(|s| s.q_len == 1);
-        Ok(Self { blocks, tiles, n_tiles, rows, tokens: first, spans, group, ones, tiled })
+        let few = None;
+        Ok(Self { blocks, tiles, n_tiles, rows, tokens: first, spans, group, ones, units, few })
     }
 }
 
@@ -294,9 +272,10 @@ pub fn attend(
     scoring: &Scoring<'_>,
 ) -> Result<Tensor> {
     let q = on_gpu(q)?;
-    let (family, kernel) = match plan.tiled {
-        true => ("attend_tile", format!("attend_tile_d{}_r{}", shape.head_dim, plan.rows)),
-        false => (shape.family(), format!("attend_{}_r{}", shape.kernel(), plan.rows)),
+    let (family, kernel) = match plan.units {
+        Units::Prompt(_) => return prompt::attend(shape, q, (k_pages, v_pages), plan, scoring),
+        Units::Tiles => ("attend_tile", format!("attend_tile_d{}_r{}", shape.head_dim, plan.rows)),
+        Units::Lanes => (shape.family(), format!("attend_{}_r{}", shape.kernel(), plan.rows)),
     };
     let operands = [q.input(), Operand::In(k_pages, 0), Operand::In(v_pages, 0)];
     plan.run(shape, q, (family, &kernel), &operands, scoring, None)
@@ -321,7 +300,7 @@ pub fn attend_new(
     let Some(angles) = rows.rope.filter(|rope| 2 * rope.pairs == shape.head_dim) else {
         return Ok(None);
     };
-    if !plan.tiled || !plan.ones || plan.group > plan.rows {
+    if plan.units != Units::Tiles || !plan.ones || plan.group > plan.rows {
         return Ok(None);
     }
     rows.check()?;
@@ -378,6 +357,18 @@ impl Plan {
         [self.n_tiles, (shape.kv_heads * parts) as u32, self.spans as u32]
     }
 
+    /// Heads of queries, of rows that are the plan's.
+    fn heads(&self, shape: KvShape, q: &GpuTensor) -> Result<usize> {
+        let heads = self.group * shape.kv_heads;
+        match q.dims == [self.tokens, heads, shape.head_dim] {
+            true => Ok(heads),
+            false => {
+                let expected = format!("[{}, {heads}, {}]", self.tokens, shape.head_dim);
+                Err(TensorError::shape("attention", expected, &q.dims))
+            }
+        }
+    }
+
     /// Whether a kernel's sums are the result: there is one span, and no sink joins it.
     fn is_last(&self, scoring: &Scoring<'_>) -> bool {
         self.spans == 1 && scoring.sinks.is_none()
@@ -396,11 +387,7 @@ impl Plan {
     ) -> Result<Tensor> {
         shape.check()?;
         let value_dim = scoring.values(shape)?;
-        let heads = self.group * shape.kv_heads;
-        if q.dims != [self.tokens, heads, shape.head_dim] {
-            let expected = format!("[{}, {heads}, {}]", self.tokens, shape.head_dim);
-            return Err(TensorError::shape("attention", expected, &q.dims));
-        }
+        let heads = self.heads(shape, q)?;
         let gpu = q.gpu();
         let sinks = scoring.sinks_on(gpu, heads)?;
         let mut out = GpuTensor::new(gpu, &[self.tokens, heads, value_dim])?;
@@ -428,6 +415,7 @@ impl Plan {
             flags: order.map_or(0, Order::flags),
             value_dim: value_dim as u32,
             last: last.into(),
+            sinks: 0,
         };
         let mut operands = operands.to_vec();
         let tiles = operands.len() + 1;

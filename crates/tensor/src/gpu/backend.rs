@@ -106,6 +106,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether these are worth their while for attention of prompts.
+    fn has_prompt_tiles(&self) -> bool {
+        self.has_wide_tiles()
+    }
+
     /// Whether there is a library for [`Self::matmul`].
     fn has_matmul(&self) -> bool {
         false
@@ -316,6 +321,12 @@ impl Gpu {
     #[must_use]
     pub fn has_wide_tiles(&self) -> bool {
         !self.0.slow && self.0.backend.has_wide_tiles()
+    }
+
+    /// Whether attention of prompts runs on matrix units.
+    #[must_use]
+    pub fn has_prompt_tiles(&self) -> bool {
+        !self.0.slow && self.0.backend.has_prompt_tiles()
     }
 
     pub(crate) fn has_matmul(&self) -> bool {

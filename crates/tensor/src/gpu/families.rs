@@ -49,6 +49,7 @@ pub const FAMILIES: &[Family] = &[
         ]
     ),
     family!(ATTEND_MORE, [attention::WriteParams, attention::AttendTile, attention::AttendParams]),
+    family!(ATTEND_PROMPT, [attention::AttendTile, attention::AttendParams]),
     family!(ATTEND_TILE, [attention::AttendTile, attention::AttendParams]),
     family!(CODED, [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]),
     family!(CODED_MORE, [coded::CodedTile, coded::CodedParams]),
