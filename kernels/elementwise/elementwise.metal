@@ -33,8 +33,16 @@ kernel void to_half(
     constant ElementParams& p [[buffer(2)]],
     uint i [[thread_position_in_grid]])
 {
-    // What f16 cannot hold becomes its largest number.
-    if (i < p.n) out[i] = half(clamped(x[i]));
+    // What f16 cannot hold becomes its largest number. With `kind`, four at a time.
+    if (i >= p.n) return;
+    if (p.kind == 0) {
+        out[i] = half(clamped(x[i]));
+        return;
+    }
+    const float4 v = ((device const float4*)x)[i];
+    half4 four;
+    four.x = half(clamped(v.x)), four.y = half(clamped(v.y)), four.z = half(clamped(v.z)), four.w = half(clamped(v.w));
+    ((device half4*)out)[i] = four;
 }
 
 struct RowsParams {

@@ -6,7 +6,7 @@
 //   their size. Also what stays of a head's state (keep [t, decays]), what is written of a value (write
 //   [t, value_heads]), and each query times its key (dots [t, key_heads]). Mamba 2's readers are the queries, its
 //   inputs the keys, its channels the values. Grid: x over heads of queries and keys, then heads of values; y over
-//   runs. Threads: 32 for each of `rows` rows at a time.
+//   runs. Threads: 32 for each of `rows` rows at a time, which are more than the run has where it is short.
 // walk_delta_<n>, walk_plain_<n>: the recurrence over each run, of heads of up to 32 n key elements: with key k,
 //   query q, value v, S = diag(keep) S, d = write (v - S'k) or write v, S += k d', out = S'q (+ skip v). A
 //   simdgroup has 8 columns of S in registers, a lane each 32nd key. S lies as [value_dim, key_dim] a head. Grid: x
@@ -75,11 +75,13 @@ kernel void mix_heads(
         for (uint row = sg; row < run.rows; row += p.rows) {
             float qs[MOST_KEYS], ks[MOST_KEYS], q2 = 0.0f, k2 = 0.0f, dot = 0.0f;
             UNROLL for (uint n = 0; n < MOST_KEYS; ++n) {
-                const uint e = lane + 32 * n;
                 qs[n] = ks[n] = 0.0f;
-                if (e < p.key_dim) {
-                    qs[n] = silu_of(convolved(in, weights, bias[query + e], int(row), query + e));
-                    ks[n] = silu_of(convolved(in, weights, bias[key + e], int(row), key + e));
+                if (32 * n < p.key_dim) {
+                    const bool there = lane + 32 * n < p.key_dim;
+                    const uint e = min(lane + 32 * n, p.key_dim - 1);
+                    const float q = convolved(in, weights, bias[query + e], int(row), query + e);
+                    const float k = convolved(in, weights, bias[key + e], int(row), key + e);
+                    qs[n] = there ? silu_of(q) : 0.0f, ks[n] = there ? silu_of(k) : 0.0f;
                 }
                 q2 = fma(qs[n], qs[n], q2), k2 = fma(ks[n], ks[n], k2);
             }
@@ -116,14 +118,14 @@ kernel void mix_heads(
         }
     }
     threadgroup_barrier(mem_flags::mem_device);
-    if (sg > 0) return;
+    const uint first = sg * 32 + lane, step = p.rows * 32;
     if (is_key) {
-        for (uint e = lane; e < p.key_dim; e += 32) {
+        for (uint e = first; e < p.key_dim; e += step) {
             keep_inputs(in, run, cuts, states, p.stride, p.query_at + head * p.key_dim + e);
             keep_inputs(in, run, cuts, states, p.stride, p.key_at + head * p.key_dim + e);
         }
     } else {
-        for (uint e = lane; e < p.value_dim; e += 32)
+        for (uint e = first; e < p.value_dim; e += step)
             keep_inputs(in, run, cuts, states, p.stride, p.value_at + head * p.value_dim + e);
     }
 }

@@ -52,18 +52,27 @@ struct ConvInput {
     uint fresh;                // there is nothing before
 };
 
-// A row counted from the run's first one, from -kept on.
+// A row counted from the run's first one, from -kept on. One load from either place: loads of several rows need not wait
+// for one another.
 INLINE float conv_input(ConvInput in, int row, uint channel) {
-    if (row < 0) return in.fresh ? 0.0f : in.old[(row + int(in.kept)) * int(in.channels) + int(channel)];
-    const size_t at = size_t(row) * in.width + channel;
-    return in.gated ? in.x[at] * in.gate[at] : in.x[at];
+    const bool before = row < 0;
+    const size_t at = before ? size_t(row + int(in.kept)) * in.channels + channel : size_t(row) * in.width + channel;
+    const float x = (before ? in.old : in.x)[at];
+    if (in.gated && !before) return x * in.gate[at];
+    return before && in.fresh ? 0.0f : x;
 }
 
 // weights [kept + 1, channels].
 INLINE float convolved(ConvInput in, device const float* weights, float bias, int row, uint channel) {
     float sum = bias;
-    for (uint j = 0; j <= in.kept; ++j)
-        sum = fma(weights[j * in.channels + channel], conv_input(in, row - int(in.kept) + int(j), channel), sum);
+    for (uint first = 0; first <= in.kept; first += 4) {
+        float x[4], w[4];
+        UNROLL for (uint n = 0; n < 4; ++n) {
+            const uint j = min(first + n, in.kept);
+            w[n] = weights[j * in.channels + channel], x[n] = conv_input(in, row - int(in.kept) + int(j), channel);
+        }
+        UNROLL for (uint n = 0; n < 4; ++n) sum = first + n <= in.kept ? fma(w[n], x[n], sum) : sum;
+    }
     return sum;
 }
 
@@ -74,8 +83,14 @@ INLINE void keep_inputs(ConvInput in, StateRun run, device const StateCut* cuts,
     for (uint n = 0; n < run.cuts; ++n) {
         const StateCut cut = cuts[run.cut + n];
         device float* to = states + size_t(cut.slot) * stride + channel;
-        for (uint j = 0; j < in.kept; ++j)
-            to[j * in.channels] = conv_input(in, int(cut.rows) - int(in.kept) + int(j), channel);
+        for (uint first = 0; first < in.kept; first += 4) {
+            float x[4];
+            UNROLL for (uint j = 0; j < 4; ++j)
+                x[j] = conv_input(in, int(cut.rows) - int(in.kept) + int(min(first + j, in.kept - 1)), channel);
+            UNROLL for (uint j = 0; j < 4; ++j) {
+                if (first + j < in.kept) to[(first + j) * in.channels] = x[j];
+            }
+        }
     }
 }
 

@@ -179,25 +179,25 @@ pub(super) fn more_cases() -> Vec<Case> {
 
 /// Prompts, whose tiles have many rows: lengths around a step of 64 tokens, groups that fill a tile and that do not.
 pub(super) fn prompts() -> Vec<Case> {
-    let of = |(kv_heads, head_dim, group), rows, seqs: &[(usize, usize)], scoring| {
+    let of = |(kv_heads, head_dim, group), seqs: &[(usize, usize)], scoring| {
         let shape = KvShape { kv_heads, head_dim, dtype: DType::F16, latent: false };
-        let (seqs, units) = (seqs.to_vec(), Units::Prompt(rows));
+        let (seqs, units) = (seqs.to_vec(), Units::Prompt);
         Case { shape, group, seqs, scoring, sinks: false, units, new: None, next: None }
     };
     let window = |n| Scoring { window: Some(n), ..PLAIN };
     let capped = Scoring { soft_cap: Some(2.5), ..PLAIN };
     let with_sinks = |case| Case { sinks: true, ..case };
     vec![
-        of((2, 128, 4), 128, &[(40, 40), (17, 81)], PLAIN),
-        of((1, 64, 1), 128, &[(130, 130)], PLAIN),
-        of((1, 64, 3), 64, &[(64, 64), (16, 200)], PLAIN),
-        of((1, 128, 7), 64, &[(33, 129), (20, 63)], PLAIN),
-        of((1, 128, 2), 64, &[(70, 190)], window(33)),
-        of((2, 64, 2), 128, &[(100, 230)], window(70)),
-        of((1, 128, 1), 128, &[(40, 100)], window(1)),
-        of((1, 64, 2), 64, &[(50, 80)], capped),
-        with_sinks(of((2, 64, 4), 128, &[(30, 100)], PLAIN)),
-        with_sinks(of((1, 128, 2), 64, &[(30, 100)], window(40))),
+        of((2, 128, 4), &[(40, 40), (17, 81)], PLAIN),
+        of((1, 64, 1), &[(130, 130)], PLAIN),
+        of((1, 64, 3), &[(64, 64), (16, 200)], PLAIN),
+        of((1, 128, 7), &[(33, 129), (20, 63)], PLAIN),
+        of((1, 128, 2), &[(70, 190)], window(33)),
+        of((2, 64, 2), &[(100, 230)], window(70)),
+        of((1, 128, 1), &[(40, 100)], window(1)),
+        of((1, 64, 2), &[(50, 80)], capped),
+        with_sinks(of((2, 64, 4), &[(30, 100)], PLAIN)),
+        with_sinks(of((1, 128, 2), &[(30, 100)], window(40))),
     ]
 }
 
@@ -207,13 +207,13 @@ impl Case {
         match self.units {
             Units::Lanes => true,
             Units::Tiles => gpu.has_fast_tiles(),
-            Units::Prompt(_) => gpu.has_prompt_tiles(),
+            Units::Prompt => gpu.has_prompt_tiles(),
         }
     }
 
     pub(super) fn family(&self) -> &'static str {
         match self.units {
-            Units::Prompt(_) => "attend_prompt",
+            Units::Prompt => "attend_prompt",
             Units::Tiles => "attend_tile",
             Units::Lanes if self.shape.latent || self.shape.head_dim > 256 => "attend_more",
             Units::Lanes => "attend",
@@ -387,7 +387,7 @@ impl Case {
     pub(super) fn tolerance(&self) -> f64 {
         match (self.new, self.next) {
             // Weights and queries are halves.
-            (None, _) if matches!(self.units, Units::Prompt(_)) => 1e-3,
+            (None, _) if matches!(self.units, Units::Prompt) => 1e-3,
             (None, _) if self.shape.head_dim > 256 => 1e-5,
             (None, _) => 4e-6,
             (_, None) => 2e-4,
@@ -460,8 +460,7 @@ impl fmt::Display for Case {
             _ if self.new.is_some() => "new ",
             Units::Lanes => "",
             Units::Tiles => "tiles ",
-            Units::Prompt(64) => "prompt by 64 ",
-            Units::Prompt(_) => "prompt ",
+            Units::Prompt => "prompt ",
         };
         write!(f, "{units}{} {kv_heads}x{group}x{head_dim} {:?}", dtype.as_str(), self.seqs)?;
         if latent {

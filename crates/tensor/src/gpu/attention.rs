@@ -94,8 +94,8 @@ pub enum Units {
     Lanes,
     /// Matrix units, a few rows at a time.
     Tiles,
-    /// Matrix units, so many rows at a time.
-    Prompt(usize),
+    /// Matrix units, many rows at a time.
+    Prompt,
 }
 
 impl Plan {
@@ -111,7 +111,7 @@ impl Plan {
         if long == 0 || !gpu.has_prompt_tiles() || !prompt::fits(shape, group) {
             return Self::with(gpu, shape, seqs, group, units);
         }
-        let mut plan = Self::with(gpu, shape, seqs, group, Units::Prompt(prompt::ROWS))?;
+        let mut plan = Self::with(gpu, shape, seqs, group, Units::Prompt)?;
         if long < seqs.len() {
             let short: Vec<_> = seqs.iter().filter(|seq| !is_long(seq)).cloned().collect();
             let own = Self::with(gpu, shape, &short, group, units)?;
@@ -137,13 +137,13 @@ impl Plan {
         }
         let longest = seqs.iter().map(|s| s.q_len).max().unwrap_or(0);
         let rows = match units {
-            Units::Prompt(rows) => rows,
+            Units::Prompt => prompt::ROWS,
             _ if shape.is_typed() && (longest > 1 || group > 4) => 8,
             _ => 4,
         };
         let step = (rows / group).max(1);
         let left_out = |seq: &Sequence<'_>| {
-            matches!(units, Units::Prompt(_)) && longest >= prompt::FROM && seq.q_len < prompt::FROM
+            units == Units::Prompt && longest >= prompt::FROM && seq.q_len < prompt::FROM
         };
         let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for seq in seqs {
@@ -159,7 +159,7 @@ impl Plan {
             blocks.extend_from_slice(seq.blocks);
             first += seq.q_len;
         }
-        if matches!(units, Units::Prompt(_)) {
+        if units == Units::Prompt {
             // Those that see most begin first, so that none is left alone at the end.
             tiles.sort_by_key(|tile| std::cmp::Reverse(tile.end));
         }
@@ -273,7 +273,7 @@ pub fn attend(
 ) -> Result<Tensor> {
     let q = on_gpu(q)?;
     let (family, kernel) = match plan.units {
-        Units::Prompt(_) => return prompt::attend(shape, q, (k_pages, v_pages), plan, scoring),
+        Units::Prompt => return prompt::attend(shape, q, (k_pages, v_pages), plan, scoring),
         Units::Tiles => ("attend_tile", format!("attend_tile_d{}_r{}", shape.head_dim, plan.rows)),
         Units::Lanes => (shape.family(), format!("attend_{}_r{}", shape.kernel(), plan.rows)),
     };

@@ -38,7 +38,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "int(cut.rows) - int(in.kept)",
         "int(run.rows) - int(in.kept)",
     ),
-    mutant("conv", "an input without its gate", "in.x[at] * in.gate[at]", "in.x[at]"),
+    mutant("conv", "an input without its gate", "return x * in.gate[at];", "return x;"),
     mutant("conv", "another channel's bias", "first = bias[channel]", "first = bias[at.x * 32]"),
     mutant("heads", "the barrier before inputs are kept dropped", SHARED, ""),
     mutant(

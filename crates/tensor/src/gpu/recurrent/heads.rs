@@ -66,6 +66,8 @@ const OP: &str = "recurrent heads";
 pub(crate) const MAX_KEY: usize = 256;
 /// Rows that a threadgroup of `mix_heads` takes at a time: more threads would lack registers on Apple's chips.
 const ROWS: usize = 8;
+/// Simdgroups that it has at least: they keep the inputs of what follows together.
+const FEWEST: u32 = 4;
 /// Columns that a simdgroup of `walk_*` has.
 const COLUMNS: usize = 8;
 /// Simdgroups of a part of a head, where it is not whole.
@@ -212,7 +214,7 @@ impl Heads<'_> {
             decays: count(OP, shape.decays)?,
             delta: u32::from(matches!(self.rule, Rule::Delta { .. })),
             stride: states.stride(),
-            rows: states.rows_at_a_time(ROWS),
+            rows: states.rows_at_a_time(ROWS).max(FEWEST),
             write,
             least,
             most,
