@@ -7,11 +7,13 @@ mod constraint;
 mod ebnf;
 mod error;
 mod formats;
+mod literal;
 mod locate;
 mod pointer;
 mod scan;
 mod schema;
 mod source;
+mod tagged;
 mod vocabulary;
 
 pub use calls::CallRules;
