@@ -6,7 +6,8 @@ use taper_base::{Constraint, End, SharedGrammar};
 use taper_chat::{Tool, ToolFormat};
 use taper_grammar::{CallRules, GrammarError, Output, Reasoning};
 
-const THINK: Reasoning = Reasoning { begin: "<think>", end: "</think>", open: false };
+const THINK: Reasoning =
+    Reasoning { begins: &["<think>"], ends: &["</think>"], open: false, budget: None };
 
 fn tools(strict: bool) -> Vec<Tool> {
     let tool = |name: &str, parameters: Value| Tool {
