@@ -124,7 +124,8 @@ impl<'a> Literal<'a> {
 
     fn options(&mut self, options: &Value, at: &Pointer) -> Result<String, GrammarError> {
         let options = options.as_array().map_or(&[][..], Vec::as_slice);
-        let possible = options.iter().enumerate().filter(|(_, option)| option.as_bool() != Some(false));
+        let possible =
+            options.iter().enumerate().filter(|(_, option)| option.as_bool() != Some(false));
         let rules: Result<Vec<_>, _> = possible.map(|(i, o)| self.value(o, &at.at(i))).collect();
         Ok(self.rule(&rules?.join(" | ")))
     }
@@ -234,7 +235,9 @@ impl<'a> Literal<'a> {
                 (least, None) => format!("{{{least},}}"),
                 (least, Some(most)) => format!("{{{least},{most}}}"),
             };
-            return ['\'', '"'].map(|quote| format!("/{}/", python_string(quote, &length))).join(" | ");
+            return ['\'', '"']
+                .map(|quote| format!("/{}/", python_string(quote, &length)))
+                .join(" | ");
         };
         let name = self.fresh();
         let text = self.writer.text_up_to(&name, (delimiter, &[]), (least, most));
@@ -275,7 +278,8 @@ impl<'a> Literal<'a> {
         self.check_members(schema, at)?;
         let none = Map::new();
         let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
-        let required: Vec<_> = schema.get("required").and_then(Value::as_array).into_iter().flatten().collect();
+        let required: Vec<_> =
+            schema.get("required").and_then(Value::as_array).into_iter().flatten().collect();
         let other = schema.get("additionalProperties").filter(|other| {
             let any = other.get("$ref").and_then(Value::as_str);
             let any = any.is_some_and(|reference| reference.ends_with(ANY));
@@ -347,7 +351,8 @@ impl<'a> Literal<'a> {
             _ => vec![name.clone()],
         });
         let names: Vec<_> = names.map(|name| escaped(&name)).collect();
-        let but = if names.is_empty() { String::new() } else { format!(" & ~/({})/", names.join("|")) };
+        let but =
+            if names.is_empty() { String::new() } else { format!(" & ~/({})/", names.join("|")) };
         let token = self.fresh().to_uppercase();
         let _ = writeln!(self.rules, "{token}: /{key}/{but}");
         Ok(self.rule(&format!("{token} {} {value}", quoted(colon))))
@@ -441,7 +446,8 @@ impl<'a> Literal<'a> {
         }
         let rule = self.fresh();
         self.named.insert(String::new(), rule.clone());
-        let constants = [Value::Null, true.into(), false.into()].map(|c| self.constant(&c)).join(" | ");
+        let constants =
+            [Value::Null, true.into(), false.into()].map(|c| self.constant(&c)).join(" | ");
         let number = crate::schema::any_number();
         let number = self.number("number", &number);
         let text = self.text(0, None);
@@ -480,7 +486,9 @@ fn is_a(value: &Value, kind: &str) -> bool {
     match value {
         Value::Null => kind == "null",
         Value::Bool(_) => kind == "boolean",
-        Value::Number(n) => kind == "number" || kind == "integer" && n.as_f64().is_some_and(|n| n.fract() == 0.0),
+        Value::Number(n) => {
+            kind == "number" || kind == "integer" && n.as_f64().is_some_and(|n| n.fract() == 0.0)
+        }
         Value::String(_) => kind == "string",
         Value::Array(_) => kind == "array",
         Value::Object(_) => kind == "object",

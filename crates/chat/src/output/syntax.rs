@@ -202,10 +202,11 @@ fn lists(name: &str, tokenizer: &Tokenizer) -> Option<CallSyntax> {
             ..LIST
         },
         "cohere" | "cohere_command3" | "cohere_command4" => CallSyntax {
-            begin: "<|START_ACTION|>[",
-            before_name: "{\"tool_call_id\": \"0\", \"tool_name\": \"",
+            begin: "<|START_ACTION|>[\n",
+            before_name: "    {\"tool_call_id\": \"0\", \"tool_name\": \"",
             after_name: "\", \"parameters\": ",
-            end: "]<|END_ACTION|>",
+            between: Some(",\n"),
+            end: "\n]<|END_ACTION|>",
             opener: Opener::Anywhere("<|START_ACTION|>"),
             ..LIST
         },

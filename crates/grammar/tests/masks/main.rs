@@ -8,6 +8,7 @@ mod message;
 mod official;
 mod schemas;
 mod support;
+mod thinking;
 mod valid;
 #[allow(dead_code, reason = "other tests use more of it")]
 #[path = "../../../chat/tests/formats/writers.rs"]

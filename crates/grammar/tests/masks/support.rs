@@ -68,7 +68,8 @@ impl Model {
 
     /// The text of an output, with all its marks.
     fn text(&self, written: &[TokenId]) -> String {
-        let bytes: Vec<u8> = written.iter().flat_map(|id| self.tokenizer.token_bytes(*id)).collect();
+        let bytes: Vec<u8> =
+            written.iter().flat_map(|id| self.tokenizer.token_bytes(*id)).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
@@ -127,75 +128,76 @@ pub(crate) fn walk(
 }
 
 impl Model {
-/// Writes an output as [`walk`] does, where one of `text_ends` ends arguments that are plain text.
-pub(crate) fn walk(&self,
-    mut constraint: Box<dyn Constraint>,
-    random: &mut Random,
-    (free, force): (usize, bool),
-    text_ends: &[&str],
-) -> Walk {
-    let model = self;
-    let mut written = Vec::new();
-    let text = |written: &[TokenId]| model.text(written);
-    for step in 0..600 {
-        if constraint.end() == End::Must {
-            return Walk::Whole(text(&written));
-        }
-        let mask = match constraint.mask() {
-            Ok(mask) => mask.expect("a grammar masks"),
-            Err(error) => return Walk::Failed(text(&written), error),
-        };
-        let near = step >= free && !random.one_in(8);
-        if near && mask.has(model.eos) {
-            return Walk::Whole(text(&written));
-        }
-        let ended = || text_ends.iter().find_map(|end| model.closes_text(&*constraint, end));
-        if near && let Some(tokens) = ended() {
-            for token in tokens {
-                written.push(token);
-                constraint.accept(token).unwrap();
+    /// Writes an output as [`walk`] does, where one of `text_ends` ends arguments that are plain text.
+    pub(crate) fn walk(
+        &self,
+        mut constraint: Box<dyn Constraint>,
+        random: &mut Random,
+        (free, force): (usize, bool),
+        text_ends: &[&str],
+    ) -> Walk {
+        let model = self;
+        let mut written = Vec::new();
+        let text = |written: &[TokenId]| model.text(written);
+        for step in 0..600 {
+            if constraint.end() == End::Must {
+                return Walk::Whole(text(&written));
             }
-            continue;
-        }
-        let allowed = |id: &TokenId| mask.has(*id) && *id != model.eos;
-        let closing = model.nearer.iter().map(|all| all.iter().copied().filter(allowed));
-        let closing = closing.map(Vec::from_iter).find(|tokens| near && !tokens.is_empty());
-        let all = 0..model.tokenizer.vocab_size() as u32;
-        let from = closing.unwrap_or_else(|| all.filter(allowed).collect());
-        if from.is_empty() {
-            return Walk::Whole(text(&written));
-        }
-        let token = *random.of(&from);
-        written.push(token);
-        if let Err(error) = constraint.accept(token) {
-            return Walk::Failed(text(&written), error);
-        }
-        if force {
-            for token in constraint.forced() {
-                let mask = constraint.mask().unwrap().unwrap();
-                assert!(mask.has(token) && mask.count() == 1, "{}", text(&written));
-                written.push(token);
-                constraint.accept(token).unwrap();
+            let mask = match constraint.mask() {
+                Ok(mask) => mask.expect("a grammar masks"),
+                Err(error) => return Walk::Failed(text(&written), error),
+            };
+            let near = step >= free && !random.one_in(8);
+            if near && mask.has(model.eos) {
+                return Walk::Whole(text(&written));
+            }
+            let ended = || text_ends.iter().find_map(|end| model.closes_text(&*constraint, end));
+            if near && let Some(tokens) = ended() {
+                for token in tokens {
+                    written.push(token);
+                    constraint.accept(token).unwrap();
+                }
+                continue;
+            }
+            let allowed = |id: &TokenId| mask.has(*id) && *id != model.eos;
+            let closing = model.nearer.iter().map(|all| all.iter().copied().filter(allowed));
+            let closing = closing.map(Vec::from_iter).find(|tokens| near && !tokens.is_empty());
+            let all = 0..model.tokenizer.vocab_size() as u32;
+            let from = closing.unwrap_or_else(|| all.filter(allowed).collect());
+            if from.is_empty() {
+                return Walk::Whole(text(&written));
+            }
+            let token = *random.of(&from);
+            written.push(token);
+            if let Err(error) = constraint.accept(token) {
+                return Walk::Failed(text(&written), error);
+            }
+            if force {
+                for token in constraint.forced() {
+                    let mask = constraint.mask().unwrap().unwrap();
+                    assert!(mask.has(token) && mask.count() == 1, "{}", text(&written));
+                    written.push(token);
+                    constraint.accept(token).unwrap();
+                }
             }
         }
+        Walk::Open
     }
-    Walk::Open
-}
 
-/// Tokens of `end`, where the output stands in a text that it ends.
-fn closes_text(&self, constraint: &dyn Constraint, end: &str) -> Option<Vec<TokenId>> {
-    let is_free = |constraint: &mut dyn Constraint| {
-        let mask = constraint.mask().ok().flatten();
-        mask.is_some_and(|mask| mask.count() as usize > self.tokenizer.vocab_size() * 4 / 5)
-    };
-    if !is_free(&mut *constraint.fork()) {
-        return None;
+    /// Tokens of `end`, where the output stands in a text that it ends.
+    fn closes_text(&self, constraint: &dyn Constraint, end: &str) -> Option<Vec<TokenId>> {
+        let is_free = |constraint: &mut dyn Constraint| {
+            let mask = constraint.mask().ok().flatten();
+            mask.is_some_and(|mask| mask.count() as usize > self.tokenizer.vocab_size() * 4 / 5)
+        };
+        if !is_free(&mut *constraint.fork()) {
+            return None;
+        }
+        let tokens = self.tokenizer.encode(end, false).unwrap();
+        let mut ahead = constraint.fork();
+        let taken = tokens.iter().all(|token| ahead.accept(*token).is_ok());
+        (taken && !is_free(&mut *ahead)).then_some(tokens)
     }
-    let tokens = self.tokenizer.encode(end, false).unwrap();
-    let mut ahead = constraint.fork();
-    let taken = tokens.iter().all(|token| ahead.accept(*token).is_ok());
-    (taken && !is_free(&mut *ahead)).then_some(tokens)
-}
 }
 
 /// What ends a string, in which all else can stand.
