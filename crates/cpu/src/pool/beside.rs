@@ -119,7 +119,11 @@ impl Pool {
         }
         let out = main();
         let first = offer.withdraw();
-        self.run(tasks - first, &|i| task(first + i));
+        match tasks - first {
+            0 => {}
+            1 => task(first),
+            left => self.run(left, &|i| task(first + i)),
+        }
         if let Some(panic) = offer.wait() {
             resume_unwind(panic);
         }

@@ -45,7 +45,9 @@ fn tools(strict: bool) -> Vec<Tool> {
             json!({ "note": { "type": ["string", "null"] }, "best": { "$ref": "#/$defs/place" },
                     "places": { "type": "array", "items": { "$ref": "#/$defs/place" },
                                 "minItems": 1, "maxItems": 2 },
-                    "speed": { "anyOf": [{ "type": "number" }, { "type": "null" }] } }),
+                    "speed": { "anyOf": [{ "type": "number" }, { "type": "null" }] },
+                    "more": { "type": "object", "properties": { "a": { "type": "integer" } },
+                              "additionalProperties": { "type": "string", "maxLength": 4 } } }),
         ),
     ]
 }
@@ -162,7 +164,11 @@ fn examples() -> Vec<Vec<Call>> {
             call("get_weather", json!({ "city": "", "days": -9, "unit": "celsius", "now": true })),
             call("visit", json!({ "note": null, "best": far, "places": [place, far] })),
         ],
-        vec![call("visit", json!({ "note": "a\nb", "places": [place], "speed": 0.5 }))],
+        vec![call(
+            "visit",
+            json!({ "note": "a\nb", "places": [place], "speed": 0.5,
+                                     "more": { "a": 5, "b": "x", "c_d": "" } }),
+        )],
         vec![call("stop", json!({})), call("visit", json!({ "places": [place], "speed": null }))],
         vec![call(
             "types",
