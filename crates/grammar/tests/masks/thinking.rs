@@ -64,7 +64,7 @@ fn reasoning_ends_by_force() {
         assert_eq!(write(&mut *constraint, &format!("{begin}{thoughts} And more.")), all);
         assert_eq!(constraint.end() == End::May, content.is_none());
         assert!("{\"n\":5}".starts_with(&write(&mut *constraint.fork(), "{\"n\":5}")));
-        assert_eq!(constraint.mask().unwrap().is_some(), true, "no more thinking");
+        assert!(constraint.mask().unwrap().is_some(), "no more thinking");
         let think = model().tokenizer.token_id("<think>").unwrap();
         assert!(!constraint.mask().unwrap().unwrap().has(think));
     }
