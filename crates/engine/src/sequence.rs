@@ -142,9 +142,14 @@ impl Sequence {
         self.grammar.is_some()
     }
 
-    /// What a grammar says about the next token, if the request has one.
-    pub(crate) fn grammar(&mut self) -> Option<&mut Constrained> {
-        self.grammar.as_mut()
+    /// Hands the grammar out, if the request has one, so that its mask can be found elsewhere.
+    pub(crate) fn take_grammar(&mut self) -> Option<Constrained> {
+        self.grammar.take()
+    }
+
+    /// Takes the grammar back.
+    pub(crate) fn put_grammar(&mut self, grammar: Constrained) {
+        self.grammar = Some(grammar);
     }
 
     /// Chooses the next token from its logits.

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     FINGERPRINT,
-    constraint::{self, MessageAsked},
+    constraint::{self, Budget, MessageAsked},
     decode::{Body, either},
     errors::ApiError,
     generation::{Generation, Step},
@@ -76,7 +76,7 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     body.read::<InertFields>()?;
     body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
     let Served { name: model, adapter } = state.0.model(wire.model.as_deref())?;
-    let max_tokens = max_tokens(&wire)?;
+    let (max_tokens, budget) = (max_tokens(&wire)?, budget(&wire)?);
     let logprobs = wire.logprobs.unwrap_or(false);
     if wire.top_logprobs.is_some() && !logprobs {
         return Err(ApiError::value("top_logprobs", "needs 'logprobs': true"));
@@ -116,10 +116,10 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
         recovery: config.tool_call_recovery,
         ..ParserOptions::default()
     };
-    let asked = MessageAsked { content, required, many: !one_call, thinks_not };
+    let asked = MessageAsked { content, required, many: !one_call, thinks_not, budget };
     params.grammar = constraint::of_message(state, &asked, &callable, &parser)?;
     // A grammar lets through calls of the model's own format only.
-    parser.recovery &= params.grammar.is_none();
+    parser.recovery &= !asked.constrains(&callable);
     params.text.keep_tags(&state.0.tokenizer, &mut parser);
     // The template writes special tokens itself.
     let prompt = state.0.tokenizer.encode(&prompt, false)?;
@@ -133,6 +133,13 @@ fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
         Some(0) => Err(ApiError::value(name, "must be at least 1")),
         max => Ok(max),
     }
+}
+
+fn budget(wire: &ChatRequest) -> Result<Option<Budget>, ApiError> {
+    let own = ("max_thinking_tokens", wire.max_thinking_tokens);
+    let other = ("thinking_token_budget", wire.thinking_token_budget);
+    let field = if own.1.is_some() { own.0 } else { other.0 };
+    Ok(either(own, other)?.map(|tokens| Budget { field, tokens }))
 }
 
 /// What a request makes of its tools.

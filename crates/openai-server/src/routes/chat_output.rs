@@ -31,6 +31,8 @@ pub(super) struct ChatOutput {
     one_call: bool,
     calls: usize,
     pub(super) reasoning_tokens: u64,
+    /// Tokens amid reasoning that may be the beginning of a tag.
+    undecided: u64,
 }
 
 impl ChatOutput {
@@ -42,11 +44,13 @@ impl ChatOutput {
             one_call,
             calls: 0,
             reasoning_tokens: 0,
+            undecided: 0,
         }
     }
 
     pub(super) fn take(&mut self, piece: &Piece) -> Update {
         let mut update = Update::default();
+        let was_reasoning = self.in_reasoning();
         if !piece.text.is_empty() {
             update.deltas = self.parser.push(&piece.text);
         }
@@ -59,7 +63,7 @@ impl ChatOutput {
         }
         let starts = |d: &&Delta| matches!(d, Delta::ToolCallStart { .. });
         self.calls += update.deltas.iter().filter(starts).count();
-        self.count_reasoning(piece, &update.deltas);
+        self.count_reasoning(was_reasoning, piece, &update.deltas);
         if let Some(token) = piece.token.as_ref().filter(|t| !t.stops) {
             let entry = token.logprobs.as_ref().map(|at| logprobs::chat(&self.tokenizer, at));
             update.logprobs.extend(entry);
@@ -79,15 +83,25 @@ impl ChatOutput {
         self.one_call.then(|| deltas.iter().position(second)).flatten()
     }
 
-    /// A token is reasoning if what it completed is, or if it completed nothing amid reasoning.
-    fn count_reasoning(&mut self, piece: &Piece, deltas: &[Delta]) {
-        let was = self.in_reasoning;
+    fn in_reasoning(&self) -> bool {
+        self.parser.in_reasoning().unwrap_or(self.in_reasoning)
+    }
+
+    /// A token is reasoning if what it completed is, or if it completed nothing amid reasoning. The tags
+    /// around it are not.
+    fn count_reasoning(&mut self, was: bool, piece: &Piece, deltas: &[Delta]) {
         if let Some(last) = deltas.last() {
             self.in_reasoning = matches!(last, Delta::Reasoning(_));
         }
-        let any = deltas.iter().any(|d| matches!(d, Delta::Reasoning(_)));
-        if piece.token.is_some() && (any || (was && self.in_reasoning)) {
-            self.reasoning_tokens += 1;
+        let told = deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_)));
+        let goes_on = was && self.in_reasoning();
+        if goes_on && !told && self.parser.may_be_in_tag() {
+            self.undecided += u64::from(piece.token.is_some());
+            return;
+        }
+        let undecided = std::mem::take(&mut self.undecided);
+        if told || goes_on {
+            self.reasoning_tokens += undecided + u64::from(piece.token.is_some());
         }
     }
 }

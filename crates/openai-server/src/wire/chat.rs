@@ -38,6 +38,11 @@ pub(crate) struct ChatRequest {
     /// Ollama's name for it.
     pub(crate) think: Option<bool>,
     pub(crate) reasoning_effort: Option<String>,
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) max_thinking_tokens: Option<u32>,
+    /// vLLM's name for it.
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) thinking_token_budget: Option<u32>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,
 }

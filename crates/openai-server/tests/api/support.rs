@@ -7,9 +7,12 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use serde_json::{Map, Value, json};
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 use taper_base::{
     Engine, EngineInfo, EngineStats, Event, EventSink, FinishReason, GenRequest, GeneratedToken,
@@ -163,6 +166,8 @@ impl Engine for Mock {
             generation_tokens: 202,
             masked_tokens: 31,
             forced_tokens: 13,
+            mask_time: Duration::from_millis(1500),
+            mask_wait: Duration::from_millis(250),
             preemptions: 4,
             cancelled: 1,
             steps: 77,
