@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`.
 
-use super::{AnyObject, Anything, ChunkUsage, Usage, from_objects, whole};
+use super::{AnyObject, Anything, ChunkUsage, PromptLogprobs, Usage, from_objects, whole};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -40,6 +40,13 @@ pub(crate) struct ChatRequest {
     pub(crate) reasoning_effort: Option<String>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,
+    /// What the template shows the model beside the messages.
+    pub(crate) documents: Option<Vec<Map<String, Value>>>,
+    /// vLLM's: `false` leaves the reasoning out of the response.
+    pub(crate) include_reasoning: Option<bool>,
+    /// What tools were before there were other kinds of them.
+    pub(crate) functions: Option<Vec<WireFunction>>,
+    pub(crate) function_call: Option<FunctionChoice>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -170,6 +177,14 @@ pub(crate) struct WireTool {
     _cache_control: Option<AnyObject>,
 }
 
+impl WireTool {
+    /// A function as a tool.
+    pub(crate) fn of(function: WireFunction) -> Self {
+        let kind = "function".to_owned();
+        Self { kind, function: Some(function), _cache_control: None }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(remote = "Self")]
 pub(crate) struct WireFunction {
@@ -177,6 +192,33 @@ pub(crate) struct WireFunction {
     pub(crate) description: Option<String>,
     pub(crate) parameters: Option<Map<String, Value>>,
     pub(crate) strict: Option<bool>,
+}
+
+/// `"auto"`, `"none"`, or an object that names a function.
+#[derive(Debug)]
+pub(crate) enum FunctionChoice {
+    Mode(String),
+    Chosen(ChosenFunction),
+}
+
+impl<'de> Deserialize<'de> for FunctionChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = FunctionChoice;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an object")
+            }
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<FunctionChoice, E> {
+                Ok(FunctionChoice::Mode(v.to_owned()))
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<FunctionChoice, A::Error> {
+                let map = de::value::MapAccessDeserializer::new(map);
+                ChosenFunction::deserialize(map).map(FunctionChoice::Chosen)
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
 }
 
 /// `"auto"`, or an object that names a function or several tools.
@@ -238,6 +280,10 @@ pub(crate) struct ChatResponse<'a> {
     pub(crate) choices: Vec<ChatChoice>,
     pub(crate) usage: Usage,
     pub(crate) system_fingerprint: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<&'a [u32]>,
 }
 
 #[derive(Debug, Serialize)]
@@ -246,6 +292,8 @@ pub(crate) struct ChatChoice {
     pub(crate) message: ChatMessage,
     pub(crate) logprobs: Option<ChatLogprobs>,
     pub(crate) finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -257,6 +305,8 @@ pub(crate) struct ChatMessage {
     pub(crate) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) tool_calls: Vec<CallOut>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) function_call: Option<CalledOut>,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -304,6 +354,8 @@ pub(crate) struct ChatChunk<'a> {
     pub(crate) choices: Vec<ChunkChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<ChunkUsage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<&'a [u32]>,
 }
 
 #[derive(Debug, Serialize)]
@@ -312,6 +364,8 @@ pub(crate) struct ChunkChoice {
     pub(crate) delta: DeltaOut,
     pub(crate) logprobs: Option<ChatLogprobs>,
     pub(crate) finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -324,6 +378,8 @@ pub(crate) struct DeltaOut {
     pub(crate) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) tool_calls: Vec<CallDelta>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) function_call: Option<CalledDelta>,
 }
 
 #[derive(Debug, Serialize)]

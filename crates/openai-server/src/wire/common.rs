@@ -47,8 +47,20 @@ pub(crate) struct SamplingFields {
     /// SwiftLM's and mlx-lm's.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) kv_bits: Option<u32>,
-    /// vLLM's.
+    /// vLLM's, from here on.
     pub(crate) cache_salt: Option<String>,
+    pub(crate) allowed_token_ids: Option<Vec<u32>>,
+    pub(crate) bad_words: Option<Vec<String>>,
+    /// -1 keeps as many as leave room for the output.
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) truncate_prompt_tokens: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) prompt_logprobs: Option<i64>,
+    pub(crate) return_token_ids: Option<bool>,
+    pub(crate) return_tokens_as_token_ids: Option<bool>,
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) priority: Option<i32>,
+    pub(crate) spaces_between_special_tokens: Option<bool>,
 }
 
 /// Fields that cannot change the output; they are only checked for their type.
@@ -164,6 +176,17 @@ pub(crate) struct PromptDetails {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct CompletionDetails {
     pub(crate) reasoning_tokens: u64,
+}
+
+/// vLLM's `prompt_logprobs`: by token id, nothing for the first token.
+pub(crate) type PromptLogprobs = Vec<Option<BTreeMap<u32, PromptLogprob>>>;
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct PromptLogprob {
+    pub(crate) logprob: f32,
+    /// How many tokens are at least as likely.
+    pub(crate) rank: Option<u32>,
+    pub(crate) decoded_token: String,
 }
 
 /// `usage` of a stream chunk: left out, null, or the numbers.

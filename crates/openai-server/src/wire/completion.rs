@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use super::{ChunkUsage, Usage, whole};
+use super::{ChunkUsage, PromptLogprobs, Usage, whole};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -131,12 +131,18 @@ impl<'a> CompletionResponse<'a> {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct CompletionChoice {
     pub(crate) text: String,
     pub(crate) index: usize,
     pub(crate) logprobs: Option<LegacyLogprobs>,
     pub(crate) finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Default, Serialize)]

@@ -20,6 +20,7 @@ pub(crate) fn whole_numbers(name: &str) -> Option<&'static str> {
     Some(match name {
         "u8" => "a whole number from 0 to 255",
         "u32" => "a whole number from 0 to 4294967295",
+        "i32" => "a whole number from -2147483648 to 2147483647",
         "i64" => "a whole number from -9223372036854775808 to 9223372036854775807",
         _ => return None,
     })

@@ -11,7 +11,10 @@
 mod browsers;
 mod chat;
 mod completions;
+mod fields;
 mod formats;
+mod functions;
+mod infill;
 mod info;
 mod lenient;
 mod limits;

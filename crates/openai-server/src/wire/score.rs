@@ -1,0 +1,97 @@
+//! `/v1/rerank` and `/v1/score`.
+
+use super::{EmbeddingUsage, OneOrMany, from_objects, whole};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use std::fmt;
+
+from_objects!(TextObject);
+
+/// Jina's and Cohere's first version, as vLLM has it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct RerankRequest {
+    pub(crate) model: Option<String>,
+    pub(crate) query: String,
+    pub(crate) documents: Vec<RerankText>,
+    /// 0 returns all.
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) top_n: Option<u32>,
+    pub(crate) return_documents: Option<bool>,
+}
+
+/// A text, or an object that holds it.
+#[derive(Debug)]
+pub(crate) struct RerankText(pub(crate) String);
+
+#[derive(Debug, Deserialize)]
+#[serde(remote = "Self")]
+pub(crate) struct TextObject {
+    pub(crate) text: String,
+}
+
+impl<'de> Deserialize<'de> for RerankText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = RerankText;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an object with a 'text'")
+            }
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<RerankText, E> {
+                Ok(RerankText(v.to_owned()))
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<RerankText, A::Error> {
+                let map = de::value::MapAccessDeserializer::new(map);
+                TextObject::deserialize(map).map(|object| RerankText(object.text))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct RerankResponse {
+    pub(crate) id: String,
+    pub(crate) model: String,
+    pub(crate) usage: EmbeddingUsage,
+    /// The best first.
+    pub(crate) results: Vec<RerankResult>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct RerankResult {
+    /// Which of the documents.
+    pub(crate) index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) document: Option<RerankDocument>,
+    pub(crate) relevance_score: f32,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct RerankDocument {
+    pub(crate) text: String,
+}
+
+/// vLLM's: one text with one or several, or as many with as many.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ScoreRequest {
+    pub(crate) model: Option<String>,
+    pub(crate) text_1: OneOrMany,
+    pub(crate) text_2: OneOrMany,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ScoreResponse {
+    pub(crate) id: String,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) data: Vec<Score>,
+    pub(crate) usage: EmbeddingUsage,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Score {
+    pub(crate) index: usize,
+    pub(crate) object: &'static str,
+    pub(crate) score: f32,
+}
