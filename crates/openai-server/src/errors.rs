@@ -5,6 +5,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use taper_base::{
     AdapterRefused, ConstraintError, ErrorId, GenerationError, SubmitError, VectorsError,
@@ -422,12 +423,12 @@ fn clipped(mut text: String, longest: usize) -> String {
 }
 
 /// `{"error": {...}}`
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ErrorBody {
     error: ErrorDetail,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ErrorDetail {
     message: String,
     #[serde(rename = "type")]

@@ -51,15 +51,20 @@ pub(crate) fn prompt(
 #[derive(Debug, Default)]
 pub(crate) struct Legacy {
     /// How many of the likeliest tokens are shown.
-    pub(crate) top: u8,
+    top: u8,
     /// Tokens are shown by their numbers.
-    pub(crate) as_ids: bool,
+    as_ids: bool,
     entries: LegacyLogprobs,
     /// Characters before the next token.
     offset: usize,
 }
 
 impl Legacy {
+    /// Nothing yet. `top` of the likeliest tokens are shown, `as_ids` by their numbers.
+    pub(crate) fn new(top: u8, as_ids: bool) -> Self {
+        Self { top, as_ids, ..Self::default() }
+    }
+
     /// Adds a token that stands in the text.
     pub(crate) fn push(&mut self, tokenizer: &Tokenizer, id: u32, at: Option<&TokenLogprobs>) {
         let (entries, as_ids) = (&mut self.entries, self.as_ids);

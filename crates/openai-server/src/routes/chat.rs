@@ -268,8 +268,10 @@ async fn whole(
     while let Some(step) = generation.next().await {
         let (index, step) = step?;
         match (step, choices.get_mut(index)) {
-            (Step::Piece(piece), Some(choice)) if choice.take(&piece) => {
-                generation.finish(index, FinishReason::Stop);
+            (Step::Piece(piece), Some(choice)) => {
+                if choice.take(&piece) {
+                    generation.finish(index, FinishReason::Stop);
+                }
             }
             // Those of all choices are alike.
             (Step::Prompt(entries), _) if scored.is_none() => scored = prompt_logprobs(&entries),

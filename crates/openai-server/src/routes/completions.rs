@@ -51,10 +51,7 @@ pub(super) async fn handle(
             score_only: plan.score_only,
             shown: plan.params.shown,
             token_ids: Vec::new(),
-            logprobs: plan.logprobs.map(|top| {
-                let as_ids = plan.params.shown.as_ids;
-                Legacy { top, as_ids, ..Legacy::default() }
-            }),
+            logprobs: plan.logprobs.map(|top| Legacy::new(top, plan.params.shown.as_ids)),
             likelihood: Likelihood::default(),
         })
     });

@@ -1,6 +1,7 @@
 //! `/v1/chat/completions`.
 
 use super::{AnyObject, Anything, ChunkUsage, PromptLogprobs, Usage, from_objects, whole};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -18,7 +19,7 @@ from_objects!(
 );
 
 /// The route's own fields; the sampling ones are in `SamplingFields`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ChatRequest {
     pub(crate) model: Option<String>,
     pub(crate) messages: Vec<WireMessage>,
@@ -49,7 +50,7 @@ pub(crate) struct ChatRequest {
     pub(crate) function_call: Option<FunctionChoice>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct WireMessage {
     pub(crate) role: WireRole,
@@ -72,7 +73,8 @@ pub(crate) struct WireMessage {
     _provider_specific_fields: Option<AnyObject>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema)]
+#[schemars(rename_all = "lowercase")]
 pub(crate) enum WireRole {
     System,
     Developer,
@@ -98,14 +100,16 @@ impl<'de> Deserialize<'de> for WireRole {
     }
 }
 
-#[derive(Debug)]
+/// A text, or parts of one.
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
 pub(crate) enum WireContent {
     Text(String),
     Parts(Vec<WirePart>),
 }
 
 /// One content part; which field it has depends on `type`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct WirePart {
     #[serde(rename = "type")]
@@ -144,7 +148,7 @@ impl<'de> Deserialize<'de> for WireContent {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct WireToolCall {
     pub(crate) id: String,
@@ -158,7 +162,7 @@ pub(crate) struct WireToolCall {
     _provider_specific_fields: Option<AnyObject>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct WireCalled {
     pub(crate) name: String,
@@ -167,7 +171,7 @@ pub(crate) struct WireCalled {
     _provider_specific_fields: Option<AnyObject>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct WireTool {
     #[serde(rename = "type")]
@@ -185,7 +189,7 @@ impl WireTool {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct WireFunction {
     pub(crate) name: String,
@@ -195,7 +199,8 @@ pub(crate) struct WireFunction {
 }
 
 /// `"auto"`, `"none"`, or an object that names a function.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
 pub(crate) enum FunctionChoice {
     Mode(String),
     Chosen(ChosenFunction),
@@ -222,13 +227,14 @@ impl<'de> Deserialize<'de> for FunctionChoice {
 }
 
 /// `"auto"`, or an object that names a function or several tools.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
 pub(crate) enum ToolChoice {
     Mode(String),
     Chosen(ChosenTools),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct ChosenTools {
     #[serde(rename = "type")]
@@ -237,13 +243,13 @@ pub(crate) struct ChosenTools {
     pub(crate) allowed_tools: Option<AllowedTools>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct ChosenFunction {
     pub(crate) name: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct AllowedTools {
     pub(crate) mode: String,
@@ -271,7 +277,7 @@ impl<'de> Deserialize<'de> for ToolChoice {
 }
 
 /// The whole response.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ChatResponse<'a> {
     pub(crate) id: &'a str,
     pub(crate) object: &'static str,
@@ -286,7 +292,7 @@ pub(crate) struct ChatResponse<'a> {
     pub(crate) prompt_token_ids: Option<&'a [u32]>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ChatChoice {
     pub(crate) index: usize,
     pub(crate) message: ChatMessage,
@@ -296,7 +302,7 @@ pub(crate) struct ChatChoice {
     pub(crate) token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ChatMessage {
     pub(crate) role: &'static str,
     pub(crate) content: Option<String>,
@@ -309,7 +315,7 @@ pub(crate) struct ChatMessage {
     pub(crate) function_call: Option<CalledOut>,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct CallOut {
     pub(crate) id: String,
     #[serde(rename = "type")]
@@ -317,26 +323,26 @@ pub(crate) struct CallOut {
     pub(crate) function: CalledOut,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct CalledOut {
     pub(crate) name: String,
     pub(crate) arguments: String,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct ChatLogprobs {
     pub(crate) content: Vec<TokenLogprobOut>,
     pub(crate) refusal: Option<Vec<TokenLogprobOut>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TokenLogprobOut {
     #[serde(flatten)]
     pub(crate) chosen: TopLogprobOut,
     pub(crate) top_logprobs: Vec<TopLogprobOut>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TopLogprobOut {
     pub(crate) token: String,
     pub(crate) logprob: f32,
@@ -344,7 +350,7 @@ pub(crate) struct TopLogprobOut {
 }
 
 /// One event of a stream.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ChatChunk<'a> {
     pub(crate) id: &'a str,
     pub(crate) object: &'static str,
@@ -358,7 +364,7 @@ pub(crate) struct ChatChunk<'a> {
     pub(crate) prompt_token_ids: Option<&'a [u32]>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ChunkChoice {
     pub(crate) index: usize,
     pub(crate) delta: DeltaOut,
@@ -368,7 +374,7 @@ pub(crate) struct ChunkChoice {
     pub(crate) token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct DeltaOut {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) role: Option<&'static str>,
@@ -382,7 +388,7 @@ pub(crate) struct DeltaOut {
     pub(crate) function_call: Option<CalledDelta>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct CallDelta {
     pub(crate) index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -392,7 +398,7 @@ pub(crate) struct CallDelta {
     pub(crate) function: CalledDelta,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct CalledDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,

@@ -1,6 +1,7 @@
 //! Fields that several routes share.
 
 use super::{AnyObject, Anything, from_objects, whole};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value;
 use std::{collections::BTreeMap, fmt};
@@ -8,7 +9,7 @@ use std::{collections::BTreeMap, fmt};
 from_objects!(StreamOptions, ResponseFormat, NamedSchema, StructuredOutputs);
 
 /// How tokens are chosen and when to stop. Names as OpenAI and vLLM have them.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct SamplingFields {
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
@@ -64,7 +65,7 @@ pub(crate) struct SamplingFields {
 }
 
 /// Fields that cannot change the output; they are only checked for their type.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[expect(dead_code, reason = "read for the type check alone")]
 pub(crate) struct InertFields {
     pub(crate) user: Option<String>,
@@ -82,7 +83,7 @@ pub(crate) struct InertFields {
     pub(crate) provider_specific_fields: Option<AnyObject>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
@@ -91,7 +92,7 @@ pub(crate) struct StreamOptions {
     pub(crate) include_obfuscation: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct ResponseFormat {
     #[serde(rename = "type")]
@@ -99,7 +100,7 @@ pub(crate) struct ResponseFormat {
     pub(crate) json_schema: Option<NamedSchema>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct NamedSchema {
     #[serde(rename = "name")]
@@ -111,7 +112,7 @@ pub(crate) struct NamedSchema {
 }
 
 /// vLLM's; one of the first five says what the output must be.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct StructuredOutputs {
     /// A schema, or its text.
@@ -132,8 +133,16 @@ pub(crate) struct StructuredOutputs {
 }
 
 /// A string or a list of strings.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct OneOrMany(pub(crate) Vec<String>);
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
+pub(crate) struct OneOrMany(#[schemars(with = "OneOrManyTexts")] pub(crate) Vec<String>);
+
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "the shapes of [`OneOrMany`] in the schema")]
+enum OneOrManyTexts {
+    One(String),
+    Many(Vec<String>),
+}
 
 impl<'de> Deserialize<'de> for OneOrMany {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -159,7 +168,7 @@ impl<'de> Deserialize<'de> for OneOrMany {
 }
 
 /// Exact token counts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Usage {
     pub(crate) prompt_tokens: u64,
     pub(crate) completion_tokens: u64,
@@ -168,12 +177,12 @@ pub(crate) struct Usage {
     pub(crate) completion_tokens_details: CompletionDetails,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct PromptDetails {
     pub(crate) cached_tokens: u64,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct CompletionDetails {
     pub(crate) reasoning_tokens: u64,
 }
@@ -181,7 +190,7 @@ pub(crate) struct CompletionDetails {
 /// vLLM's `prompt_logprobs`: by token id, nothing for the first token.
 pub(crate) type PromptLogprobs = Vec<Option<BTreeMap<u32, PromptLogprob>>>;
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct PromptLogprob {
     pub(crate) logprob: f32,
     /// How many tokens are at least as likely.
@@ -190,7 +199,7 @@ pub(crate) struct PromptLogprob {
 }
 
 /// `usage` of a stream chunk: left out, null, or the numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(crate) enum ChunkUsage {
     Null,

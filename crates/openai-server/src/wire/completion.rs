@@ -1,12 +1,13 @@
 //! `/v1/completions`.
 
 use super::{ChunkUsage, PromptLogprobs, Usage, whole};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 use std::fmt;
 
 /// The route's own fields; the sampling ones are in `SamplingFields`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct CompletionRequest {
     pub(crate) model: Option<String>,
     pub(crate) prompt: Prompts,
@@ -22,8 +23,18 @@ pub(crate) struct CompletionRequest {
 }
 
 /// A string, a list of strings, a list of tokens, or a list of lists of tokens.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Prompts(pub(crate) Vec<Prompt>);
+#[derive(Debug, PartialEq, Eq, JsonSchema)]
+pub(crate) struct Prompts(#[schemars(with = "PromptShapes")] pub(crate) Vec<Prompt>);
+
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "the shapes of [`Prompts`] in the schema")]
+enum PromptShapes {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Prompt {
@@ -111,7 +122,7 @@ impl<'de> Deserialize<'de> for First {
 }
 
 /// The whole response, and one event of a stream: the legacy API has one shape for both.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct CompletionResponse<'a> {
     pub(crate) id: &'a str,
     pub(crate) object: &'static str,
@@ -131,7 +142,7 @@ impl<'a> CompletionResponse<'a> {
     }
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct CompletionChoice {
     pub(crate) text: String,
     pub(crate) index: usize,
@@ -145,7 +156,7 @@ pub(crate) struct CompletionChoice {
     pub(crate) token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct LegacyLogprobs {
     pub(crate) tokens: Vec<String>,
     pub(crate) token_logprobs: Vec<Option<f32>>,

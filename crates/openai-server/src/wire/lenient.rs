@@ -1,10 +1,11 @@
 //! How values are read that clients write in more than one way, or whose contents do not matter.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer,
     de::{self, Unexpected},
 };
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
 /// A whole number, also where it is written as `2.0`: some languages know no other numbers.
 pub(crate) fn whole<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
@@ -93,6 +94,34 @@ pub(crate) struct Anything;
 /// An object with any contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AnyObject;
+
+impl JsonSchema for Anything {
+    fn schema_name() -> Cow<'static, str> {
+        "Anything".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({})
+    }
+}
+
+impl JsonSchema for AnyObject {
+    fn schema_name() -> Cow<'static, str> {
+        "AnyObject".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "object" })
+    }
+}
 
 impl<'de> Deserialize<'de> for Anything {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

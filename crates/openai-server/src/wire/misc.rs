@@ -1,10 +1,11 @@
 //! Models, tokenize, detokenize, health.
 
 use super::{WireMessage, WireTool};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ModelCard {
     pub(crate) id: String,
     pub(crate) object: &'static str,
@@ -15,14 +16,14 @@ pub(crate) struct ModelCard {
     pub(crate) max_model_len: u32,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ModelList {
     pub(crate) object: &'static str,
     pub(crate) data: Vec<ModelCard>,
 }
 
 /// vLLM's two shapes in one: `prompt`, or `messages` and what goes with them.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct TokenizeRequest {
     pub(crate) model: Option<String>,
     pub(crate) prompt: Option<String>,
@@ -38,7 +39,7 @@ pub(crate) struct TokenizeRequest {
     pub(crate) continue_final_message: Option<bool>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TokenizeResponse {
     pub(crate) count: usize,
     pub(crate) max_model_len: u32,
@@ -46,24 +47,24 @@ pub(crate) struct TokenizeResponse {
     pub(crate) token_strs: Option<Vec<String>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct DetokenizeRequest {
     pub(crate) model: Option<String>,
     pub(crate) tokens: Vec<u32>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct LoadAdapterRequest {
     pub(crate) lora_name: String,
     pub(crate) lora_path: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct UnloadAdapterRequest {
     pub(crate) lora_name: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct DetokenizeResponse {
     pub(crate) prompt: String,
 }

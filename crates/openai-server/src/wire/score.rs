@@ -1,13 +1,14 @@
 //! `/v1/rerank` and `/v1/score`.
 
 use super::{EmbeddingUsage, OneOrMany, from_objects, whole};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::fmt;
 
 from_objects!(TextObject);
 
 /// Jina's and Cohere's first version, as vLLM has it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct RerankRequest {
     pub(crate) model: Option<String>,
     pub(crate) query: String,
@@ -19,10 +20,18 @@ pub(crate) struct RerankRequest {
 }
 
 /// A text, or an object that holds it.
-#[derive(Debug)]
-pub(crate) struct RerankText(pub(crate) String);
+#[derive(Debug, JsonSchema)]
+pub(crate) struct RerankText(#[schemars(with = "RerankShapes")] pub(crate) String);
 
-#[derive(Debug, Deserialize)]
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "the shapes of [`RerankText`] in the schema")]
+enum RerankShapes {
+    Text(String),
+    Object(TextObject),
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct TextObject {
     pub(crate) text: String,
@@ -48,7 +57,7 @@ impl<'de> Deserialize<'de> for RerankText {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RerankResponse {
     pub(crate) id: String,
     pub(crate) model: String,
@@ -57,7 +66,7 @@ pub(crate) struct RerankResponse {
     pub(crate) results: Vec<RerankResult>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RerankResult {
     /// Which of the documents.
     pub(crate) index: usize,
@@ -66,20 +75,20 @@ pub(crate) struct RerankResult {
     pub(crate) relevance_score: f32,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RerankDocument {
     pub(crate) text: String,
 }
 
 /// vLLM's: one text with one or several, or as many with as many.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ScoreRequest {
     pub(crate) model: Option<String>,
     pub(crate) text_1: OneOrMany,
     pub(crate) text_2: OneOrMany,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ScoreResponse {
     pub(crate) id: String,
     pub(crate) object: &'static str,
@@ -89,7 +98,7 @@ pub(crate) struct ScoreResponse {
     pub(crate) usage: EmbeddingUsage,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Score {
     pub(crate) index: usize,
     pub(crate) object: &'static str,
