@@ -14,6 +14,7 @@ mod linger;
 mod logprobs;
 mod messages;
 mod metrics;
+mod openapi;
 mod prepare;
 mod random;
 mod record;

@@ -9,6 +9,7 @@ mod completions;
 mod embeddings;
 mod gate;
 mod info;
+mod openapi;
 mod scores;
 mod tokenize;
 
@@ -64,6 +65,8 @@ fn routes() -> Routes {
         .open("/ready", get(info::ready))
         .open("/version", get(info::version))
         .open("/metrics", get(info::metrics))
+        .open("/openapi.json", get(openapi::document))
+        .open("/docs", get(openapi::page))
 }
 
 /// Routes in two groups. The protected group, and every path that has no route, are behind the API

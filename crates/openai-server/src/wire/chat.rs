@@ -21,45 +21,70 @@ from_objects!(
 /// The route's own fields; the sampling ones are in `SamplingFields`.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ChatRequest {
+    /// A served name, or the name of an adapter; the first served name when absent.
     pub(crate) model: Option<String>,
+    /// The conversation.
     pub(crate) messages: Vec<WireMessage>,
+    /// Most tokens of the response; fills the context when absent.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = 1))]
     pub(crate) max_tokens: Option<u32>,
+    /// The newer name of `max_tokens`.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = 1))]
     pub(crate) max_completion_tokens: Option<u32>,
+    /// Whether log probabilities are returned.
     pub(crate) logprobs: Option<bool>,
+    /// Of how many of the likeliest tokens, up to 20.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(max = 20))]
     pub(crate) top_logprobs: Option<u8>,
+    /// Functions that the model may call.
     pub(crate) tools: Option<Vec<WireTool>>,
+    /// `auto`, `none`, `required`, or the tools to choose from.
     pub(crate) tool_choice: Option<ToolChoice>,
+    /// `false` allows one call.
     pub(crate) parallel_tool_calls: Option<bool>,
+    /// Only `text`.
     pub(crate) modalities: Option<Vec<String>>,
+    /// Variables of the template.
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    /// Short for the template's variable of this name.
     pub(crate) enable_thinking: Option<bool>,
-    /// Ollama's name for it.
+    /// Ollama's name for `enable_thinking`.
     pub(crate) think: Option<bool>,
+    /// `none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`.
     pub(crate) reasoning_effort: Option<String>,
+    /// Whether the model begins a message of its own.
     pub(crate) add_generation_prompt: Option<bool>,
+    /// Whether the model goes on with the last message.
     pub(crate) continue_final_message: Option<bool>,
     /// What the template shows the model beside the messages.
     pub(crate) documents: Option<Vec<Map<String, Value>>>,
-    /// vLLM's: `false` leaves the reasoning out of the response.
+    /// `false` leaves the reasoning out of the response.
     pub(crate) include_reasoning: Option<bool>,
     /// What tools were before there were other kinds of them.
     pub(crate) functions: Option<Vec<WireFunction>>,
+    /// `auto`, `none`, or the function to call.
     pub(crate) function_call: Option<FunctionChoice>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
+#[schemars(rename = "Message")]
 pub(crate) struct WireMessage {
     pub(crate) role: WireRole,
+    /// A text, or parts of type `text`.
     pub(crate) content: Option<WireContent>,
+    /// The speaker's name.
     pub(crate) name: Option<String>,
+    /// The reasoning of an earlier response.
     pub(crate) reasoning_content: Option<String>,
-    /// Another name for it; some clients send both.
+    /// Another name for `reasoning_content`; some clients send both.
     pub(crate) reasoning: Option<String>,
+    /// The calls of an earlier response.
     pub(crate) tool_calls: Option<Vec<WireToolCall>>,
+    /// The call whose result this is.
     pub(crate) tool_call_id: Option<String>,
     /// Clients send replies back as they came, with these fields in them.
     pub(crate) refusal: Option<String>,
@@ -75,6 +100,7 @@ pub(crate) struct WireMessage {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema)]
 #[schemars(rename_all = "lowercase")]
+#[schemars(rename = "Role")]
 pub(crate) enum WireRole {
     System,
     Developer,
@@ -103,6 +129,7 @@ impl<'de> Deserialize<'de> for WireRole {
 /// A text, or parts of one.
 #[derive(Debug, JsonSchema)]
 #[schemars(untagged)]
+#[schemars(rename = "Content")]
 pub(crate) enum WireContent {
     Text(String),
     Parts(Vec<WirePart>),
@@ -111,6 +138,7 @@ pub(crate) enum WireContent {
 /// One content part; which field it has depends on `type`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
+#[schemars(rename = "ContentPart")]
 pub(crate) struct WirePart {
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -150,6 +178,7 @@ impl<'de> Deserialize<'de> for WireContent {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
+#[schemars(rename = "ToolCall")]
 pub(crate) struct WireToolCall {
     pub(crate) id: String,
     #[serde(rename = "type")]
@@ -164,6 +193,7 @@ pub(crate) struct WireToolCall {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
+#[schemars(rename = "CalledFunction")]
 pub(crate) struct WireCalled {
     pub(crate) name: String,
     pub(crate) arguments: String,
@@ -173,6 +203,7 @@ pub(crate) struct WireCalled {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
+#[schemars(rename = "Tool")]
 pub(crate) struct WireTool {
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -191,10 +222,13 @@ impl WireTool {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
+#[schemars(rename = "Function")]
 pub(crate) struct WireFunction {
     pub(crate) name: String,
     pub(crate) description: Option<String>,
+    /// A JSON schema of the arguments.
     pub(crate) parameters: Option<Map<String, Value>>,
+    /// Whether calls must follow the schema.
     pub(crate) strict: Option<bool>,
 }
 
@@ -316,6 +350,7 @@ pub(crate) struct ChatMessage {
 }
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "ToolCallOut")]
 pub(crate) struct CallOut {
     pub(crate) id: String,
     #[serde(rename = "type")]
@@ -324,6 +359,7 @@ pub(crate) struct CallOut {
 }
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "CalledFunctionOut")]
 pub(crate) struct CalledOut {
     pub(crate) name: String,
     pub(crate) arguments: String,

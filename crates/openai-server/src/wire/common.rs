@@ -11,56 +11,99 @@ from_objects!(StreamOptions, ResponseFormat, NamedSchema, StructuredOutputs);
 /// How tokens are chosen and when to stop. Names as OpenAI and vLLM have them.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct SamplingFields {
+    /// From 0, which takes the likeliest token, to 2; the model's recommendation when absent.
+    #[schemars(range(min = 0, max = 2))]
     pub(crate) temperature: Option<f32>,
+    /// Keeps the likeliest tokens of this mass.
+    #[schemars(range(min = 0, max = 1))]
     pub(crate) top_p: Option<f32>,
-    /// vLLM's -1 and 0 both mean all.
+    /// Keeps so many of the likeliest tokens; -1 and 0 keep all.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = -1))]
     pub(crate) top_k: Option<i64>,
+    /// Keeps tokens at least this many times as likely as the likeliest.
+    #[schemars(range(min = 0, max = 1))]
     pub(crate) min_p: Option<f32>,
+    /// Locally typical sampling.
+    #[schemars(range(min = 0, max = 1))]
     pub(crate) typical_p: Option<f32>,
+    /// Above 1, makes tokens of the prompt and the output less likely.
+    #[schemars(range(min = 0, max = 10))]
     pub(crate) repetition_penalty: Option<f32>,
-    /// llama.cpp's and Ollama's name for it.
+    /// Another name for `repetition_penalty`.
+    #[schemars(range(min = 0, max = 10))]
     pub(crate) repeat_penalty: Option<f32>,
+    /// Is taken off tokens that stand in the output.
+    #[schemars(range(min = -2, max = 2))]
     pub(crate) presence_penalty: Option<f32>,
+    /// Is taken off tokens for each time that they stand in the output.
+    #[schemars(range(min = -2, max = 2))]
     pub(crate) frequency_penalty: Option<f32>,
+    /// Is added to the logits of tokens, by id.
     pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+    /// Equal seeds give equal tokens. -1 is none.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) seed: Option<i64>,
+    /// Strings that end the output: up to 16.
     pub(crate) stop: Option<OneOrMany>,
+    /// Tokens that end the output.
     pub(crate) stop_token_ids: Option<Vec<u32>>,
+    /// No stop token or stop string ends the output before.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) min_tokens: Option<u32>,
+    /// Goes on after the model's own end-of-sequence tokens.
     pub(crate) ignore_eos: Option<bool>,
+    /// Whether the stop string is part of the output.
     pub(crate) include_stop_str_in_output: Option<bool>,
+    /// Whether special tokens are left out of the text; on when absent.
     pub(crate) skip_special_tokens: Option<bool>,
+    /// Choices.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = 1, max = 128))]
     pub(crate) n: Option<u32>,
+    /// Whether the response is a stream of events.
     pub(crate) stream: Option<bool>,
+    /// What a stream reports beside.
     pub(crate) stream_options: Option<StreamOptions>,
+    /// What the output must be.
     pub(crate) response_format: Option<ResponseFormat>,
-    /// vLLM's, and those below what it was before.
+    /// What the output must be, as vLLM has it; `guided_*` are its older names.
     pub(crate) structured_outputs: Option<StructuredOutputs>,
+    /// A JSON schema that the output follows.
     pub(crate) guided_json: Option<Value>,
+    /// A regular expression that the output matches.
     pub(crate) guided_regex: Option<String>,
+    /// Texts of which the output is one.
     pub(crate) guided_choice: Option<Vec<String>>,
+    /// A grammar in Lark or EBNF.
     pub(crate) guided_grammar: Option<String>,
+    /// What stands between parts of JSON.
     pub(crate) guided_whitespace_pattern: Option<String>,
-    /// SwiftLM's and mlx-lm's.
+    /// Bits an element of the KV cache, where the server offers several.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) kv_bits: Option<u32>,
-    /// vLLM's, from here on.
+    /// Prefixes are shared only with requests of the same salt.
     pub(crate) cache_salt: Option<String>,
+    /// The only tokens that may be chosen.
     pub(crate) allowed_token_ids: Option<Vec<u32>>,
+    /// Words that are not written.
     pub(crate) bad_words: Option<Vec<String>>,
-    /// -1 keeps as many as leave room for the output.
+    /// Keeps the last tokens of the prompt; -1 keeps as many as leave room for the output.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = -1))]
     pub(crate) truncate_prompt_tokens: Option<i64>,
+    /// Log probabilities of the prompt's tokens, and of this many of the likeliest.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = 0, max = 20))]
     pub(crate) prompt_logprobs: Option<i64>,
+    /// Whether the ids of tokens are returned.
     pub(crate) return_token_ids: Option<bool>,
+    /// Whether log probabilities name tokens as `token_id:7`.
     pub(crate) return_tokens_as_token_ids: Option<bool>,
+    /// Lower numbers come first, on a server that schedules by priority.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) priority: Option<i32>,
+    /// Without effect for most tokenizers.
     pub(crate) spaces_between_special_tokens: Option<bool>,
 }
 
@@ -134,6 +177,7 @@ pub(crate) struct StructuredOutputs {
 
 /// A string or a list of strings.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
+#[schemars(rename = "Texts")]
 pub(crate) struct OneOrMany(#[schemars(with = "OneOrManyTexts")] pub(crate) Vec<String>);
 
 #[derive(JsonSchema)]

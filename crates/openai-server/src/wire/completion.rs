@@ -9,16 +9,26 @@ use std::fmt;
 /// The route's own fields; the sampling ones are in `SamplingFields`.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct CompletionRequest {
+    /// A served name, or the name of an adapter; the first served name when absent.
     pub(crate) model: Option<String>,
+    /// Texts or lists of tokens.
     pub(crate) prompt: Prompts,
+    /// Most tokens of the output: 16 when absent. 0 with `echo` scores the prompt.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) max_tokens: Option<u32>,
+    /// Log probabilities, and those of this many of the likeliest tokens, up to 20.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(max = 20))]
     pub(crate) logprobs: Option<u8>,
+    /// Whether the prompt is returned before the output.
     pub(crate) echo: Option<bool>,
+    /// Choices that are made, of which the `n` likeliest are returned.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = 1, max = 128))]
     pub(crate) best_of: Option<u32>,
+    /// What follows the output: the model fills in the middle.
     pub(crate) suffix: Option<String>,
+    /// Whether the tokenizer adds its own; on when absent.
     pub(crate) add_special_tokens: Option<bool>,
 }
 

@@ -6,9 +6,13 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct EmbeddingRequest {
+    /// A served name; the first one when absent.
     pub(crate) model: Option<String>,
+    /// Texts or lists of tokens.
     pub(crate) input: Prompts,
+    /// `float` or `base64`.
     pub(crate) encoding_format: Option<String>,
+    /// First elements to keep.
     pub(crate) dimensions: Option<u64>,
 }
 

@@ -25,10 +25,15 @@ pub(crate) struct ModelList {
 /// vLLM's two shapes in one: `prompt`, or `messages` and what goes with them.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct TokenizeRequest {
+    /// A served name; the first one when absent.
     pub(crate) model: Option<String>,
+    /// A text.
     pub(crate) prompt: Option<String>,
+    /// A conversation, instead of `prompt`.
     pub(crate) messages: Option<Vec<WireMessage>>,
+    /// Whether the tokenizer adds its own.
     pub(crate) add_special_tokens: Option<bool>,
+    /// Whether the tokens' texts are returned.
     pub(crate) return_token_strs: Option<bool>,
     pub(crate) tools: Option<Vec<WireTool>>,
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
@@ -49,13 +54,17 @@ pub(crate) struct TokenizeResponse {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct DetokenizeRequest {
+    /// A served name; the first one when absent.
     pub(crate) model: Option<String>,
+    /// Ids of tokens.
     pub(crate) tokens: Vec<u32>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct LoadAdapterRequest {
+    /// The name that requests use.
     pub(crate) lora_name: String,
+    /// A directory on the server.
     pub(crate) lora_path: String,
 }
 

@@ -10,12 +10,16 @@ from_objects!(TextObject);
 /// Jina's and Cohere's first version, as vLLM has it.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct RerankRequest {
+    /// A served name; the first one when absent.
     pub(crate) model: Option<String>,
+    /// What the documents are to answer.
     pub(crate) query: String,
+    /// Texts.
     pub(crate) documents: Vec<RerankText>,
     /// 0 returns all.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) top_n: Option<u32>,
+    /// Whether results have their texts; on when absent.
     pub(crate) return_documents: Option<bool>,
 }
 
@@ -83,8 +87,11 @@ pub(crate) struct RerankDocument {
 /// vLLM's: one text with one or several, or as many with as many.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ScoreRequest {
+    /// A served name; the first one when absent.
     pub(crate) model: Option<String>,
+    /// One text, or as many as `text_2` has.
     pub(crate) text_1: OneOrMany,
+    /// One text or several.
     pub(crate) text_2: OneOrMany,
 }
 

@@ -20,6 +20,7 @@ mod lenient;
 mod limits;
 mod log;
 mod malformed;
+mod openapi;
 mod routes;
 mod serving;
 mod stream;
