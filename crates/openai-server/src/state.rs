@@ -28,7 +28,7 @@ pub(crate) struct Shared {
     pub(crate) engine: Arc<dyn Engine>,
     /// What makes vectors of texts, in a server that does that instead.
     pub(crate) vectors: Option<Arc<dyn TextVectors>>,
-    /// What scores texts, likewise.
+    /// What scores texts, in a server that does that instead.
     pub(crate) scores: Option<Arc<dyn TextScores>>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,

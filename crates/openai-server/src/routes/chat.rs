@@ -304,7 +304,7 @@ struct Streamed {
     begun: bool,
     /// Log probabilities of tokens whose text is held back.
     logprobs: ChatLogprobs,
-    /// Likewise the tokens, if they are shown.
+    /// Tokens whose text is held back, if tokens are shown.
     token_ids: Vec<u32>,
 }
 

@@ -75,7 +75,7 @@ pub(super) fn choice(mut choice: ChatChoice) -> ChatChoice {
     ChatChoice { finish_reason: reason(choice.finish_reason), ..choice }
 }
 
-/// A delta of a stream, likewise.
+/// A delta of a stream with its call as it was then.
 pub(super) fn delta(mut delta: DeltaOut) -> DeltaOut {
     let calls = std::mem::take(&mut delta.tool_calls);
     DeltaOut { function_call: calls.into_iter().next().map(|call| call.function), ..delta }
