@@ -46,11 +46,7 @@ const ERRORS: &[(u16, &str, &str)] = &[
         "There is no such model, adapter or route.",
         "model_not_found, adapter_not_found, unknown_url",
     ),
-    (
-        408,
-        "The body came too slowly, or the output was not read.",
-        "body_timeout, output_not_read",
-    ),
+    (408, "The body came too slowly, or the output was not read.", "body_timeout, output_not_read"),
     (413, "The body is too large.", "body_too_large"),
     (
         415,
@@ -79,7 +75,8 @@ fn build(keys: bool) -> Value {
         path[operation.method] = described(&operation, keys);
     }
     let error = schemas.response::<ErrorBody>();
-    let responses: Map<_, _> = ERRORS.iter().map(|e| (e.0.to_string(), failure(e, &error))).collect();
+    let responses: Map<_, _> =
+        ERRORS.iter().map(|e| (e.0.to_string(), failure(e, &error))).collect();
     json!({
         "openapi": "3.1.0",
         "info": {

@@ -184,13 +184,19 @@ fn open() -> Vec<Operation> {
     vec![
         both("/health", "Says whether the engine lives.", &["status", "model"]),
         both("/ready", "Says whether requests are taken.", &["status"]),
-        get("/version", "Server", "Says which version this is.")
+        get("/version", "Server", "Says which version this is.").open().answers(
+            200,
+            "The version.",
+            status(&["version"]),
+        ),
+        get("/metrics", "Server", "Counts and times, for Prometheus.")
             .open()
-            .answers(200, "The version.", status(&["version"])),
-        get("/metrics", "Server", "Counts and times, for Prometheus.").open().gives_text("text/plain"),
-        get("/openapi.json", "Server", "This description.")
-            .open()
-            .answers(200, "The document.", json!({ "application/json": { "schema": { "type": "object" } } })),
+            .gives_text("text/plain"),
+        get("/openapi.json", "Server", "This description.").open().answers(
+            200,
+            "The document.",
+            json!({ "application/json": { "schema": { "type": "object" } } }),
+        ),
         get("/docs", "Server", "This description as a page.").open().gives_text("text/html"),
     ]
 }

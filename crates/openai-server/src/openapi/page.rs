@@ -17,7 +17,10 @@ pub(super) fn render(document: &Value) -> String {
     let info = &document["info"];
     line(&mut page, &format!("<h1>{} {}</h1>", text(&info["title"]), text(&info["version"])));
     line(&mut page, &format!("<p>{}</p>", text(&info["description"])));
-    line(&mut page, "<p>For programs: <a href=\"/openapi.json\">/openapi.json</a></p><h2>Routes</h2>");
+    line(
+        &mut page,
+        "<p>For programs: <a href=\"/openapi.json\">/openapi.json</a></p><h2>Routes</h2>",
+    );
     let mut tag = &Value::Null;
     for (path, methods) in members(&document["paths"]) {
         for (method, operation) in members(methods) {
@@ -32,7 +35,10 @@ pub(super) fn render(document: &Value) -> String {
     line(&mut page, "<h2>Schemas</h2>");
     for (name, schema) in members(&document["components"]["schemas"]) {
         let name = escaped(name);
-        line(&mut page, &format!("<details id=\"{name}\" open><summary><code>{name}</code></summary>"));
+        line(
+            &mut page,
+            &format!("<details id=\"{name}\" open><summary><code>{name}</code></summary>"),
+        );
         render_schema(&mut page, schema);
         line(&mut page, "</details>");
     }
@@ -50,7 +56,9 @@ fn render_operation(
     let summary = text(&operation["summary"]);
     line(
         page,
-        &format!("<details><summary><span class=\"m\">{method}</span> <code>{path}</code> {summary}</summary>"),
+        &format!(
+            "<details><summary><span class=\"m\">{method}</span> <code>{path}</code> {summary}</summary>"
+        ),
     );
     let body = &operation["requestBody"]["content"]["application/json"]["schema"];
     if !body.is_null() {
@@ -61,7 +69,8 @@ fn render_operation(
         let shared = &document["components"]["responses"][status];
         let response = if response.get("$ref").is_some() { shared } else { response };
         let contents = members(&response["content"]);
-        let contents = contents.map(|(mime, content)| format!("<code>{mime}</code> {}", kind(&content["schema"])));
+        let contents = contents
+            .map(|(mime, content)| format!("<code>{mime}</code> {}", kind(&content["schema"])));
         let contents = contents.collect::<Vec<_>>().join(", ");
         let description = text(&response["description"]);
         line(page, &format!("<tr><td>{status}</td><td>{description}<br>{contents}</td></tr>"));
@@ -85,7 +94,9 @@ fn render_schema(page: &mut String, schema: &Value) {
         let (name, kind, description) = (escaped(name), kind(field), text(&field["description"]));
         line(
             page,
-            &format!("<tr><td><code>{name}</code>{must}</td><td>{kind}</td><td>{description}</td></tr>"),
+            &format!(
+                "<tr><td><code>{name}</code>{must}</td><td>{kind}</td><td>{description}</td></tr>"
+            ),
         );
     }
     line(page, "</table>");
@@ -150,8 +161,14 @@ mod tests {
     fn schemas_in_words() {
         for (schema, words) in [
             (json!({ "$ref": "#/components/schemas/A" }), "<a href=\"#A\">A</a>"),
-            (json!({ "type": ["array", "null"], "items": { "type": "integer" } }), "list of integer"),
-            (json!({ "anyOf": [{ "type": "string" }, { "enum": ["a<"] }] }), "string or <code>[&quot;a&lt;&quot;]</code>"),
+            (
+                json!({ "type": ["array", "null"], "items": { "type": "integer" } }),
+                "list of integer",
+            ),
+            (
+                json!({ "anyOf": [{ "type": "string" }, { "enum": ["a<"] }] }),
+                "string or <code>[&quot;a&lt;&quot;]</code>",
+            ),
             (json!({}), "any"),
         ] {
             assert_eq!(kind(&schema), words);

@@ -3,9 +3,7 @@
 
 use crate::{
     errors::ApiError,
-    wire::{
-        ChatChoice, ChatRequest, ChosenTools, DeltaOut, FunctionChoice, ToolChoice, WireTool,
-    },
+    wire::{ChatChoice, ChatRequest, ChosenTools, DeltaOut, FunctionChoice, ToolChoice, WireTool},
 };
 
 /// Makes tools of the functions, if the request has any.

@@ -124,7 +124,8 @@ pub(super) struct Whole {
 impl Whole {
     pub(super) fn new(output: ChatOutput, logprobs: bool) -> Self {
         let logprobs = logprobs.then(ChatLogprobs::default);
-        let (message, token_ids) = (ParsedMessage::default(), output.shown.token_ids.then(Vec::new));
+        let (message, token_ids) =
+            (ParsedMessage::default(), output.shown.token_ids.then(Vec::new));
         Self { output, message, logprobs, token_ids, finish: "stop" }
     }
 

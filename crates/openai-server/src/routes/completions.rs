@@ -423,10 +423,8 @@ fn likeliest(
         prompts.for_each(|own| own.sort_by(|(a, _), (b, _)| b.total_cmp(a)));
     }
     let kept = choices.into_iter().enumerate().filter(|(i, _)| i % made.max(1) < keep);
-    let numbered = kept.enumerate().map(|(index, (_, (_, choice)))| CompletionChoice {
-        index,
-        ..choice
-    });
+    let numbered =
+        kept.enumerate().map(|(index, (_, (_, choice)))| CompletionChoice { index, ..choice });
     numbered.collect()
 }
 

@@ -13,6 +13,7 @@ pub(super) async fn document(State(state): State<AppState>) -> impl IntoResponse
 }
 
 pub(super) async fn page() -> impl IntoResponse {
-    let policy = "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; frame-ancestors 'none'";
+    let policy =
+        "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; frame-ancestors 'none'";
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(openapi::page()))
 }

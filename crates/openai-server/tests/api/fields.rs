@@ -108,7 +108,9 @@ async fn long_prompts_are_cut_from_the_front() {
             let (status, answer) = app.post(COMPLETIONS, &body).await;
             let code = &answer["error"]["code"];
             match kept {
-                None => assert_eq!((status.as_u16(), code), (400, &json!("context_length_exceeded"))),
+                None => {
+                    assert_eq!((status.as_u16(), code), (400, &json!("context_length_exceeded")))
+                }
                 Some(_) => assert_eq!(app.engine.last().prompt, ids("xxZulu"), "{status} {answer}"),
             }
         }
@@ -126,8 +128,7 @@ async fn long_prompts_are_cut_from_the_front() {
     let last = app.engine.last().prompt;
     let end = tokenizer().encode("Zulu<|im_end|>\n<|im_start|>assistant\n", false).unwrap();
     assert!(last.len() == 4095 && last.ends_with(&end));
-    let (status, _) =
-        app.post("/v1/chat/completions", &chat(json!({ "messages": message }))).await;
+    let (status, _) = app.post("/v1/chat/completions", &chat(json!({ "messages": message }))).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
 }
 
@@ -205,7 +206,9 @@ async fn priorities_reach_the_engine_and_are_refused_by_it() {
 
 #[tokio::test]
 async fn documents_are_the_templates() {
-    let template = format!("{{% for d in documents or [] %}}[{{{{ d.title }}}}: {{{{ d.text }}}}]{{% endfor %}}{TEMPLATE}");
+    let template = format!(
+        "{{% for d in documents or [] %}}[{{{{ d.title }}}}: {{{{ d.text }}}}]{{% endfor %}}{TEMPLATE}"
+    );
     let app = App::of_model(config(), Reply::Text("x".into()), tokenizer(), &template);
     let prompt = |app: &App| tokenizer().decode(&app.engine.last().prompt, false).unwrap();
     let documents = json!([{ "title": "A", "text": "one" }, { "title": "B", "text": "two" }]);

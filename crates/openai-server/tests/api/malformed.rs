@@ -349,8 +349,16 @@ fn completions() -> Vec<(Value, &'static str, &'static str)> {
         (json!({ "prompt": "a", "best_of": 129 }), "best_of", "invalid_value"),
         (json!({ "prompt": "a", "best_of": 2, "stream": true }), "best_of", "invalid_value"),
         (json!({ "prompt": vec!["a"; 50], "best_of": 3 }), "prompt", "invalid_value"),
-        (json!({ "prompt": "a", "functions": [{ "name": "f" }] }), "functions", "unsupported_parameter"),
-        (json!({ "prompt": "a", "include_reasoning": false }), "include_reasoning", "unsupported_parameter"),
+        (
+            json!({ "prompt": "a", "functions": [{ "name": "f" }] }),
+            "functions",
+            "unsupported_parameter",
+        ),
+        (
+            json!({ "prompt": "a", "include_reasoning": false }),
+            "include_reasoning",
+            "unsupported_parameter",
+        ),
         (json!({ "prompt": "a", "logprobs": 21 }), "logprobs", "invalid_value"),
         (json!({ "prompt": "a", "logprobs": true }), "logprobs", "invalid_type"),
         (json!({ "prompt": "a", "max_tokens": 0 }), "max_tokens", "invalid_value"),
