@@ -188,6 +188,14 @@ const STEPS: &[Step] = &[
         ),
     ),
     step(
+        "openapi",
+        "random requests against the release server's description of its API",
+        Served(
+            "tests/openapi",
+            &["{python}", "check.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
         "sdk-node",
         "OpenAI's Node SDK against the release server",
         Served("tests/sdk", &["node", "sdk_node.mjs", "--base-url", "{url}", "--api-key", "{key}"]),

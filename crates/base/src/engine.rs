@@ -175,6 +175,12 @@ pub enum SubmitError {
         /// What was asked for.
         name: Arc<str>,
     },
+    /// A priority, where requests are served in the order of arrival.
+    #[error("priority {asked} is not possible here: requests are served in the order of arrival")]
+    NoPriorities {
+        /// What was asked for.
+        asked: i32,
+    },
     /// Try again later.
     #[error("the queue of {limit} requests is full")]
     QueueFull {
@@ -194,7 +200,7 @@ pub enum SubmitError {
         limit: u32,
     },
     /// The model makes vectors of texts.
-    #[error("this model makes vectors of texts, and no text")]
+    #[error("this model makes vectors or scores of texts, and no text")]
     NoGeneration,
     /// Every token would end the output before `min_tokens`.
     #[error("no token is left to choose from: before min_tokens, no stop token can be chosen")]

@@ -5,6 +5,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use taper_base::{
     AdapterRefused, ConstraintError, ErrorId, GenerationError, SubmitError, VectorsError,
@@ -162,12 +163,24 @@ pub enum ApiError {
     /// Tokenizing, detokenizing or rendering the chat template failed.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// There are no vectors.
-    #[error(transparent)]
-    Vectors(#[from] VectorsError),
+    /// There are no vectors, or no scores.
+    #[error("{source}")]
+    Vectors {
+        /// Why.
+        #[source]
+        source: VectorsError,
+        /// The field that holds the texts.
+        param: &'static str,
+    },
     /// The model generates text.
     #[error("this model makes no vectors of texts")]
     NoVectors,
+    /// The model generates text.
+    #[error("this model scores no texts")]
+    NoScores,
+    /// The weights hold values that are not numbers.
+    #[error("the model gave a score that is not finite")]
+    NonFiniteScore,
     /// The model came without a chat template.
     #[error("this model has no chat template; use /v1/completions")]
     NoChatTemplate,
@@ -226,6 +239,7 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
         SubmitError::NoGeneration => bad("no_generation", None),
         SubmitError::NoCandidate => bad("no_token_left", Some("stop_token_ids")),
+        SubmitError::NoPriorities { .. } => bad("invalid_value", Some("priority")),
         SubmitError::InvalidParam(p) => bad("invalid_value", Some(p.name)),
         // It was unloaded between the check and the engine.
         SubmitError::UnknownAdapter { .. } => {
@@ -315,10 +329,12 @@ impl ApiError {
             Self::Submit { source, prompt_param } => refused(source, Some(prompt_param)),
             Self::Adapter(source) => refused_adapter(source),
             Self::NoVectors => bad("no_vectors", None),
-            Self::Vectors(source) => match source {
-                VectorsError::Length { .. } => bad("context_length_exceeded", Some("input")),
+            Self::NoScores => bad("no_scores", None),
+            Self::NonFiniteScore => fail("non_finite_score"),
+            Self::Vectors { source, param } => match source {
+                VectorsError::Length { .. } => bad("context_length_exceeded", Some(param)),
                 VectorsError::Dimensions { .. } => bad("invalid_value", Some("dimensions")),
-                VectorsError::UnknownToken { .. } => bad("unknown_token", Some("input")),
+                VectorsError::UnknownToken { .. } => bad("unknown_token", Some(param)),
                 VectorsError::Failed(_) => fail("model_failed"),
             },
             Self::Generation(source) => match source {
@@ -407,12 +423,12 @@ fn clipped(mut text: String, longest: usize) -> String {
 }
 
 /// `{"error": {...}}`
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ErrorBody {
     error: ErrorDetail,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ErrorDetail {
     message: String,
     #[serde(rename = "type")]

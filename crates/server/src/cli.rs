@@ -198,6 +198,11 @@ pub(crate) struct ServeArgs {
     /// flag.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Vec<String>,
+    /// What the model is for: generate text, embed texts (make vectors of them) or score texts (a
+    /// reranker); auto looks at its files. Qwen 3 Reranker, whose files are those of a language
+    /// model, needs "score".
+    #[arg(long, default_value = "auto", value_name = "TASK", value_parser = ["auto", "generate", "embed", "score"])]
+    pub(crate) task: String,
     /// Address or host name to listen on; 0.0.0.0 opens the server to the network.
     ///
     /// A name, such as localhost, listens on all of its addresses.
@@ -254,6 +259,10 @@ pub(crate) struct ServeArgs {
     /// Maximum number of queued requests; more are rejected.
     #[arg(long, default_value_t = 1024, value_name = "N")]
     pub(crate) max_waiting: u32,
+    /// Order in which requests are served: "fcfs" is that of their arrival; with "priority", those
+    /// of a lower number in the field of this name come first.
+    #[arg(long, default_value = "fcfs", value_name = "POLICY", value_parser = ["fcfs", "priority"])]
+    pub(crate) scheduling_policy: String,
     /// Accept request fields that the OpenAI API does not define.
     #[arg(long)]
     pub(crate) allow_unknown_fields: bool,

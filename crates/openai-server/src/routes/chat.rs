@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use super::{
+    chat_functions,
     chat_output::{ChatOutput, Whole, delta_out},
     chat_prompt::{Prompt, PromptFields, render},
 };
@@ -11,15 +12,16 @@ use crate::{
     errors::ApiError,
     generation::{Generation, Step},
     intake::{Payload, prepare},
-    messages,
+    logprobs, messages,
     prepare::{Params, StreamParams, params},
     random::random_id,
     record::Record,
     sse::{self, Chunks},
     state::{AppState, Served, unix_time},
+    tokens::{bad_words, check_spaces, cut},
     wire::{
         ChatChunk, ChatLogprobs, ChatRequest, ChatResponse, ChosenTools, ChunkChoice, ChunkUsage,
-        DeltaOut, InertFields, SamplingFields, ToolChoice, UNSUPPORTED,
+        DeltaOut, InertFields, PromptLogprobs, SamplingFields, ToolChoice, UNSUPPORTED,
     },
 };
 use axum::{
@@ -28,7 +30,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use std::sync::Arc;
-use taper_base::FinishReason;
+use taper_base::{FinishReason, TokenLogprobs};
 use taper_chat::{ParserOptions, Tool, ToolFormat};
 
 pub(super) async fn handle(
@@ -40,12 +42,19 @@ pub(super) async fn handle(
     let plan = prepare(&state, payload, plan).await?;
     let count = plan.params.n as usize;
     let prompts = [plan.prompt.as_slice()];
-    let requests = plan.params.requests(&prompts, None);
+    let shown = plan.params.shown;
+    let requests = plan.params.requests(&prompts, shown.prompt_logprobs);
     let text = &plan.params.text;
     let generation = Generation::submit(&state, record, requests, count, text, "messages")?;
     let output = || ChatOutput::new(plan.parser.clone(), &state.0.tokenizer, plan.one_call);
-    let outputs = (0..count).map(|_| output());
-    let head = Head { id: random_id("chatcmpl"), created: unix_time(), model: plan.model };
+    let outputs = (0..count).map(|_| output().showing(shown, plan.hide_reasoning));
+    let head = Head {
+        id: random_id("chatcmpl"),
+        created: unix_time(),
+        model: plan.model,
+        prompt: shown.token_ids.then_some(plan.prompt),
+        functions: plan.functions,
+    };
     match plan.params.stream {
         Some(params) => {
             let choices = outputs.map(Streamed::new).collect();
@@ -54,7 +63,10 @@ pub(super) async fn handle(
         }
         None => {
             let wholes = outputs.map(|o| Whole::new(o, plan.logprobs)).collect();
-            whole(generation, wholes, &head).await
+            let prompt_logprobs = |entries: &[_]| {
+                Some(logprobs::prompt(&state.0.tokenizer, entries, shown.prompt_logprobs?))
+            };
+            whole(generation, wholes, &head, prompt_logprobs).await
         }
     }
 }
@@ -67,14 +79,30 @@ struct Plan {
     parser: ParserOptions,
     one_call: bool,
     logprobs: bool,
+    hide_reasoning: bool,
+    /// Calls are those of `functions`.
+    functions: bool,
 }
 
 fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
-    let (config, info) = (&state.0.config, state.0.engine.info());
-    let wire: ChatRequest = body.read()?;
-    let mut fields: SamplingFields = body.read()?;
+    let mut wire: ChatRequest = body.read()?;
+    let fields: SamplingFields = body.read()?;
     body.read::<InertFields>()?;
-    body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
+    body.finish(UNSUPPORTED, state.0.config.allow_unknown_fields)?;
+    let functions = chat_functions::as_tools(&mut wire)?;
+    let plan = checked(state, wire, fields);
+    match functions {
+        true => plan.map(|plan| Plan { functions, ..plan }).map_err(chat_functions::error),
+        false => plan,
+    }
+}
+
+fn checked(
+    state: &AppState,
+    wire: ChatRequest,
+    mut fields: SamplingFields,
+) -> Result<Plan, ApiError> {
+    let (config, info) = (&state.0.config, state.0.engine.info());
     let Served { name: model, adapter } = state.0.model(wire.model.as_deref())?;
     let (max_tokens, budget) = (max_tokens(&wire)?, budget(&wire)?);
     let logprobs = wire.logprobs.unwrap_or(false);
@@ -87,7 +115,9 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     let top = logprobs.then(|| wire.top_logprobs.unwrap_or(0));
     let content = constraint::asked(&mut fields)?;
     let params = params(&fields, max_tokens, top, config, info)?;
-    let mut params = Params { adapter, ..params };
+    check_spaces(&fields, state)?;
+    let bad_words = bad_words(&fields, state)?;
+    let mut params = Params { adapter, bad_words, ..params };
     let Chosen { tools, callable, required } = chosen_tools(
         state,
         messages::tools(wire.tools.unwrap_or_default())?,
@@ -106,6 +136,8 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
             reasoning_effort: wire.reasoning_effort,
             add_generation_prompt: wire.add_generation_prompt,
             continue_final_message: wire.continue_final_message,
+            documents: wire.documents,
+            may_be_cut: params.kept.is_some(),
         },
     )?;
     let mut parser = ParserOptions {
@@ -122,8 +154,11 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     parser.recovery &= !asked.constrains(&callable);
     params.text.keep_tags(&state.0.tokenizer, &mut parser);
     // The template writes special tokens itself.
-    let prompt = state.0.tokenizer.encode(&prompt, false)?;
-    Ok(Plan { model, params, prompt, parser, one_call, logprobs })
+    let part = params.kept.map_or(prompt.as_str(), |kept| state.0.end_of(&prompt, kept));
+    let prompt = cut(state.0.tokenizer.encode(part, false)?, params.kept);
+    let hide_reasoning = wire.include_reasoning == Some(false);
+    let functions = false;
+    Ok(Plan { model, params, prompt, parser, one_call, logprobs, hide_reasoning, functions })
 }
 
 fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
@@ -225,23 +260,37 @@ struct Head {
     id: String,
     created: u64,
     model: String,
+    /// The prompt's tokens, if they are shown.
+    prompt: Option<Vec<u32>>,
+    functions: bool,
 }
 
 async fn whole(
     mut generation: Generation,
     mut choices: Vec<Whole>,
     head: &Head,
+    prompt_logprobs: impl Fn(&[Option<TokenLogprobs>]) -> Option<PromptLogprobs>,
 ) -> Result<Response, ApiError> {
+    let mut scored = None;
     while let Some(step) = generation.next().await {
         let (index, step) = step?;
-        if let (Step::Piece(piece), Some(choice)) = (step, choices.get_mut(index))
-            && choice.take(&piece)
-        {
-            generation.finish(index, FinishReason::Stop);
+        match (step, choices.get_mut(index)) {
+            (Step::Piece(piece), Some(choice)) => {
+                if choice.take(&piece) {
+                    generation.finish(index, FinishReason::Stop);
+                }
+            }
+            // Those of all choices are alike.
+            (Step::Prompt(entries), _) if scored.is_none() => scored = prompt_logprobs(&entries),
+            _ => {}
         }
     }
     let usage = generation.usage(choices.iter().map(|c| c.output.reasoning_tokens).sum());
-    let choices = choices.into_iter().enumerate().map(|(i, c)| c.into_choice(i)).collect();
+    let choices = choices.into_iter().enumerate().map(|(i, c)| c.into_choice(i));
+    let choices = match head.functions {
+        true => choices.map(chat_functions::choice).collect(),
+        false => choices.collect(),
+    };
     let body = ChatResponse {
         id: &head.id,
         object: "chat.completion",
@@ -250,6 +299,8 @@ async fn whole(
         choices,
         usage,
         system_fingerprint: FINGERPRINT,
+        prompt_logprobs: scored,
+        prompt_token_ids: head.prompt.as_deref(),
     };
     Ok(Json(body).into_response())
 }
@@ -260,11 +311,14 @@ struct Streamed {
     begun: bool,
     /// Log probabilities of tokens whose text is held back.
     logprobs: ChatLogprobs,
+    /// Tokens whose text is held back, if tokens are shown.
+    token_ids: Vec<u32>,
 }
 
 impl Streamed {
     fn new(output: ChatOutput) -> Self {
-        Self { output, begun: false, logprobs: ChatLogprobs::default() }
+        let (logprobs, token_ids) = (ChatLogprobs::default(), Vec::new());
+        Self { output, begun: false, logprobs, token_ids }
     }
 }
 
@@ -283,6 +337,7 @@ impl Writer {
         out: &mut Chunks,
     ) -> Result<(), ApiError> {
         let last = choices.is_empty();
+        let begins = choices.iter().any(|choice| choice.delta.role.is_some());
         let reasoning = self.choices.iter().map(|c| c.output.reasoning_tokens).sum();
         let usage = match self.params {
             StreamParams { usage: false, .. } => None,
@@ -299,6 +354,7 @@ impl Writer {
             system_fingerprint: FINGERPRINT,
             choices,
             usage,
+            prompt_token_ids: self.head.prompt.as_deref().filter(|_| begins),
         })
     }
 }
@@ -319,23 +375,36 @@ impl sse::Writer for Writer {
             generation.finish(index, FinishReason::Stop);
         }
         choice.logprobs.content.extend(update.logprobs);
+        choice.token_ids.extend(update.token);
         let mut chunks = Vec::new();
-        let one =
-            |delta, logprobs, finish_reason| ChunkChoice { index, delta, logprobs, finish_reason };
+        let shown = self.head.prompt.is_some();
+        let one = |delta, logprobs, finish_reason, ids: &mut Vec<u32>| ChunkChoice {
+            index,
+            delta,
+            logprobs,
+            finish_reason,
+            token_ids: shown.then(|| std::mem::take(ids)),
+        };
         if !choice.begun {
             choice.begun = true;
             let (role, content) = (Some("assistant"), Some(String::new()));
-            chunks.push(one(DeltaOut { role, content, ..DeltaOut::default() }, None, None));
+            let delta = DeltaOut { role, content, ..DeltaOut::default() };
+            chunks.push(one(delta, None, None, &mut Vec::new()));
         }
         for delta in update.deltas {
             let logprobs = self.logprobs.then(|| std::mem::take(&mut choice.logprobs));
-            chunks.push(one(delta_out(delta), logprobs, None));
+            let delta = match self.head.functions {
+                true => chat_functions::delta(delta_out(delta)),
+                false => delta_out(delta),
+            };
+            chunks.push(one(delta, logprobs, None, &mut choice.token_ids));
         }
         if let Some(reason) = update.finish {
             // Tokens whose text was cut off, as a stop string is, were generated all the same.
             let rest = std::mem::take(&mut choice.logprobs);
             let logprobs = (!rest.content.is_empty()).then_some(rest);
-            chunks.push(one(DeltaOut::default(), logprobs, Some(reason)));
+            let reason = if self.head.functions { chat_functions::reason(reason) } else { reason };
+            chunks.push(one(DeltaOut::default(), logprobs, Some(reason), &mut choice.token_ids));
         }
         chunks.into_iter().try_for_each(|chunk| self.chunk(vec![chunk], generation, out))
     }

@@ -3,6 +3,7 @@
 use crate::{
     generation::Piece,
     logprobs,
+    prepare::Shown,
     wire::{
         CallDelta, CallOut, CalledDelta, CalledOut, ChatChoice, ChatLogprobs, ChatMessage,
         DeltaOut, TokenLogprobOut,
@@ -16,6 +17,8 @@ use taper_chat::{Delta, OutputParser, ParsedMessage, ParserOptions, Tokenizer};
 pub(super) struct Update {
     pub(super) deltas: Vec<Delta>,
     pub(super) logprobs: Vec<TokenLogprobOut>,
+    /// The token, if tokens are shown.
+    pub(super) token: Option<u32>,
     pub(super) finish: Option<&'static str>,
     /// The message is over though the engine would go on.
     pub(super) cut: bool,
@@ -29,6 +32,8 @@ pub(super) struct ChatOutput {
     in_reasoning: bool,
     /// With `parallel_tool_calls: false` a second call ends the message.
     one_call: bool,
+    shown: Shown,
+    hide_reasoning: bool,
     calls: usize,
     pub(super) reasoning_tokens: u64,
     /// Tokens amid reasoning that may be the beginning of a tag.
@@ -42,10 +47,17 @@ impl ChatOutput {
             parser: OutputParser::new(options),
             tokenizer: tokenizer.clone(),
             one_call,
+            shown: Shown::default(),
+            hide_reasoning: false,
             calls: 0,
             reasoning_tokens: 0,
             undecided: 0,
         }
+    }
+
+    /// What is shown of tokens, and whether reasoning is left out.
+    pub(super) fn showing(self, shown: Shown, hide_reasoning: bool) -> Self {
+        Self { shown, hide_reasoning, ..self }
     }
 
     pub(super) fn take(&mut self, piece: &Piece) -> Update {
@@ -64,8 +76,15 @@ impl ChatOutput {
         let starts = |d: &&Delta| matches!(d, Delta::ToolCallStart { .. });
         self.calls += update.deltas.iter().filter(starts).count();
         self.count_reasoning(was_reasoning, piece, &update.deltas);
+        if self.hide_reasoning {
+            update.deltas.retain(|delta| !matches!(delta, Delta::Reasoning(_)));
+        }
+        let token = piece.token.as_ref().filter(|_| self.shown.token_ids);
+        update.token = token.map(|token| token.id);
         if let Some(token) = piece.token.as_ref().filter(|t| !t.stops) {
-            let entry = token.logprobs.as_ref().map(|at| logprobs::chat(&self.tokenizer, at));
+            let entry = token.logprobs.as_ref();
+            let as_ids = self.shown.as_ids;
+            let entry = entry.map(|at| logprobs::chat(&self.tokenizer, at, as_ids));
             update.logprobs.extend(entry);
         }
         update.finish = match piece.finish {
@@ -112,13 +131,16 @@ pub(super) struct Whole {
     pub(super) output: ChatOutput,
     message: ParsedMessage,
     logprobs: Option<ChatLogprobs>,
+    token_ids: Option<Vec<u32>>,
     finish: &'static str,
 }
 
 impl Whole {
     pub(super) fn new(output: ChatOutput, logprobs: bool) -> Self {
         let logprobs = logprobs.then(ChatLogprobs::default);
-        Self { output, message: ParsedMessage::default(), logprobs, finish: "stop" }
+        let (message, token_ids) =
+            (ParsedMessage::default(), output.shown.token_ids.then(Vec::new));
+        Self { output, message, logprobs, token_ids, finish: "stop" }
     }
 
     /// True when the engine need not go on.
@@ -129,6 +151,9 @@ impl Whole {
         }
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.content.extend(update.logprobs);
+        }
+        if let Some(ids) = &mut self.token_ids {
+            ids.extend(update.token);
         }
         if let Some(finish) = update.finish {
             self.finish = finish;
@@ -157,9 +182,11 @@ impl Whole {
                 refusal: None,
                 reasoning_content: self.message.reasoning,
                 tool_calls,
+                function_call: None,
             },
             logprobs: self.logprobs,
             finish_reason: self.finish,
+            token_ids: self.token_ids,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use taper_chat::{Content, ContentPart, Message, TemplateRequest, Tool};
 
 /// What the template is rendered with.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PromptFields {
     pub(super) messages: Vec<Message>,
     pub(super) tools: Arc<[Tool]>,
@@ -16,6 +16,9 @@ pub(super) struct PromptFields {
     pub(super) reasoning_effort: Option<String>,
     pub(super) add_generation_prompt: Option<bool>,
     pub(super) continue_final_message: Option<bool>,
+    pub(super) documents: Option<Vec<Map<String, Value>>>,
+    /// The prompt may be longer than what fits: it is cut.
+    pub(super) may_be_cut: bool,
 }
 
 /// Variables that have fields of their own: set twice, one of them would be ignored.
@@ -63,15 +66,19 @@ pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<Prompt, A
     if let Some(thinking) = thinking {
         kwargs.insert("enable_thinking".to_owned(), Value::Bool(thinking));
     }
-    for message in &fields.messages {
-        match &message.content {
-            Some(Content::Text(text)) => state.0.check_text(text, "messages")?,
-            Some(Content::Parts(parts)) => {
-                let mut texts = parts.iter().map(|ContentPart::Text(text)| text);
-                texts.try_for_each(|text| state.0.check_text(text, "messages"))?;
-            }
-            None => {}
+    if let Some(documents) = fields.documents.filter(|documents| !documents.is_empty()) {
+        if !template.source().contains("documents") {
+            let detail = "the chat template of this model shows no documents";
+            return Err(ApiError::unsupported("documents", detail));
         }
+        let documents = documents.into_iter().map(Value::Object).collect();
+        if kwargs.insert("documents".to_owned(), documents).is_some() {
+            let detail = "'chat_template_kwargs' has them too";
+            return Err(ApiError::value("documents", detail));
+        }
+    }
+    if !fields.may_be_cut {
+        check_texts(state, &fields.messages)?;
     }
     let thinks_not = kwargs.get("enable_thinking") == Some(&Value::Bool(false));
     let text = template.render(&TemplateRequest {
@@ -81,8 +88,24 @@ pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<Prompt, A
         continue_final_message,
         kwargs: &kwargs,
     })?;
-    state.0.check_text(&text, "messages")?;
+    if !fields.may_be_cut {
+        state.0.check_text(&text, "messages")?;
+    }
     Ok(Prompt { text, thinks_not })
+}
+
+fn check_texts(state: &AppState, messages: &[Message]) -> Result<(), ApiError> {
+    for message in messages {
+        match &message.content {
+            Some(Content::Text(text)) => state.0.check_text(text, "messages")?,
+            Some(Content::Parts(parts)) => {
+                let mut texts = parts.iter().map(|ContentPart::Text(text)| text);
+                texts.try_for_each(|text| state.0.check_text(text, "messages"))?;
+            }
+            None => {}
+        }
+    }
+    Ok(())
 }
 
 fn effort(asked: Option<String>) -> Result<Option<String>, ApiError> {

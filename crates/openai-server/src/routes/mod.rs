@@ -2,12 +2,15 @@
 
 mod adapters;
 mod chat;
+mod chat_functions;
 mod chat_output;
 mod chat_prompt;
 mod completions;
 mod embeddings;
 mod gate;
 mod info;
+mod openapi;
+mod scores;
 mod tokenize;
 
 use crate::{errors::ApiError, state::AppState};
@@ -47,6 +50,10 @@ fn routes() -> Routes {
         .protected("/v1/chat/completions", post(chat::handle))
         .protected("/v1/completions", post(completions::handle))
         .protected("/v1/embeddings", post(embeddings::handle))
+        .protected("/v1/rerank", post(scores::rerank))
+        .protected("/rerank", post(scores::rerank))
+        .protected("/v1/score", post(scores::score))
+        .protected("/score", post(scores::score))
         .protected("/v1/models", get(info::models))
         .protected("/v1/models/{*id}", get(info::model))
         .protected("/v1/load_lora_adapter", post(adapters::load))
@@ -58,6 +65,8 @@ fn routes() -> Routes {
         .open("/ready", get(info::ready))
         .open("/version", get(info::version))
         .open("/metrics", get(info::metrics))
+        .open("/openapi.json", get(openapi::document))
+        .open("/docs", get(openapi::page))
 }
 
 /// Routes in two groups. The protected group, and every path that has no route, are behind the API

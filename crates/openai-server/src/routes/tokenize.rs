@@ -78,6 +78,7 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
                 reasoning_effort: wire.reasoning_effort,
                 add_generation_prompt: wire.add_generation_prompt,
                 continue_final_message: wire.continue_final_message,
+                ..PromptFields::default()
             };
             let prompt = render(state, fields)?.text;
             // The template writes special tokens itself.

@@ -6,6 +6,7 @@ mod completion;
 mod embedding;
 mod lenient;
 mod misc;
+mod score;
 mod unsupported;
 
 pub(crate) use chat::*;
@@ -14,4 +15,5 @@ pub(crate) use completion::*;
 pub(crate) use embedding::*;
 pub(crate) use lenient::*;
 pub(crate) use misc::*;
+pub(crate) use score::*;
 pub(crate) use unsupported::*;

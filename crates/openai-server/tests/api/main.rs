@@ -11,12 +11,16 @@
 mod browsers;
 mod chat;
 mod completions;
+mod fields;
 mod formats;
+mod functions;
+mod infill;
 mod info;
 mod lenient;
 mod limits;
 mod log;
 mod malformed;
+mod openapi;
 mod routes;
 mod serving;
 mod stream;

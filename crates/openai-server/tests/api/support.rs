@@ -75,9 +75,12 @@ impl Mock {
 
 fn logprobs(id: TokenId, top: Option<u8>) -> Option<TokenLogprobs> {
     let top = top?;
+    // One letter is unlikely.
+    let first = if id == u32::from(b'Z') { -4.5 } else { -0.5 };
     let entry =
-        |i: u8| TokenLogprob { id: (id + u32::from(i)) % 256, logprob: -0.5 - f32::from(i) };
-    Some(TokenLogprobs { chosen: entry(0), top: (0..top).map(entry).collect() })
+        |i: u8| TokenLogprob { id: (id + u32::from(i)) % 256, logprob: first - f32::from(i) };
+    let top = (0..top).map(entry).collect();
+    Some(TokenLogprobs { chosen: entry(0), top, rank: None })
 }
 
 fn bytes(text: &str) -> impl Iterator<Item = TokenId> {
