@@ -27,6 +27,20 @@ pub(crate) struct MessageAsked {
     pub(crate) many: bool,
     /// The model is asked not to think.
     pub(crate) thinks_not: bool,
+    /// Where in a tool its schema stands.
+    pub(crate) schema_field: &'static str,
+}
+
+impl Asked {
+    /// JSON of a schema, which `field` holds.
+    pub(crate) fn schema(field: &'static str, schema: Value, strict: bool) -> Self {
+        Self { field, content: Content::JsonSchema { schema, strict, whitespace: None } }
+    }
+
+    /// Any JSON object.
+    pub(crate) fn json_object(field: &'static str) -> Self {
+        Self { field, content: Content::JsonObject }
+    }
 }
 
 /// What the fields ask of the content. They are taken out of `fields`.
@@ -154,7 +168,7 @@ pub(crate) fn of_content(
     let Some(asked) = asked else { return Ok(None) };
     let output = Output { content: Some(&asked.content), ..Output::default() };
     let grammar = state.0.grammars()?.output(&output);
-    grammar.map(Some).map_err(|source| in_field(asked.field, source))
+    grammar.map(Some).map_err(|source| in_field(asked.field, "", source))
 }
 
 /// The grammar of a chat message, which `parser` reads: none where nothing is asked of it.
@@ -164,7 +178,7 @@ pub(crate) fn of_message(
     tools: &[Tool],
     parser: &ParserOptions,
 ) -> Result<Option<SharedGrammar>, ApiError> {
-    let MessageAsked { content, required, many, thinks_not } = asked;
+    let MessageAsked { content, required, many, thinks_not, schema_field } = asked;
     let (required, many) = (*required, *many);
     let strict = tools.iter().any(|tool| tool.strict == Some(true));
     let constrained = !tools.is_empty() && (required || strict || content.is_some());
@@ -180,7 +194,7 @@ pub(crate) fn of_message(
     };
     let grammar = state.0.grammars()?.output(&output);
     let field = content.as_ref().map_or("tool_choice", |asked| asked.field);
-    grammar.map(Some).map_err(|source| in_field(field, source))
+    grammar.map(Some).map_err(|source| in_field(field, schema_field, source))
 }
 
 fn reasoning(parser: &ParserOptions) -> Option<Reasoning> {
@@ -190,10 +204,10 @@ fn reasoning(parser: &ParserOptions) -> Option<Reasoning> {
 }
 
 /// An error about what a field says. Those about tools say which.
-fn in_field(field: &str, source: GrammarError) -> ApiError {
+fn in_field(field: &str, schema_field: &str, source: GrammarError) -> ApiError {
     match source {
         GrammarError::Tool { index, source } => {
-            let param = format!("tools[{index}].function.parameters");
+            let param = format!("tools[{index}].{schema_field}");
             ApiError::Grammar { param, source: *source }
         }
         GrammarError::Format { .. } => {

@@ -58,6 +58,14 @@ pub enum ApiError {
         /// The field that holds the text.
         param: &'static str,
     },
+    /// A prompt fills the model's context.
+    #[error("prompt is too long: {tokens} tokens > {max} maximum")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Longest sequence in tokens.
+        max: u32,
+    },
     /// A field holds the wrong type.
     #[error("invalid type for '{param}': {detail}")]
     InvalidType {
@@ -278,6 +286,14 @@ impl ApiError {
         Self::UnsupportedValue { param: param.into(), detail: detail.into() }
     }
 
+    /// The error of an API in which a field has another name.
+    pub(crate) fn renamed(self, from: &str, to: &str) -> Self {
+        match self {
+            Self::InvalidValue { param, detail } if param == from => Self::value(to, detail),
+            other => other,
+        }
+    }
+
     /// The table. Every match is written out, with no catch-all arm, so that a new variant of this
     /// or of a wrapped enum does not compile until somebody has decided on its response.
     #[must_use]
@@ -292,6 +308,7 @@ impl ApiError {
             Self::BodyTimeout => (S::REQUEST_TIMEOUT, INVALID, "body_timeout", None),
             Self::TooManyValues { .. } => bad("too_many_values", None),
             Self::TextTooLong { param, .. } => bad("context_length_exceeded", Some(param)),
+            Self::PromptTooLong { .. } => bad("context_length_exceeded", Some("messages")),
             Self::HostNotAllowed => (S::FORBIDDEN, INVALID, "host_not_allowed", None),
             Self::OriginNotAllowed => (S::FORBIDDEN, INVALID, "origin_not_allowed", None),
             Self::UnsupportedEncoding => {
@@ -388,6 +405,7 @@ impl ApiError {
     pub(crate) fn body(&self) -> ErrorBody {
         let class = self.class();
         ErrorBody {
+            status: class.status,
             error: ErrorDetail {
                 message: clipped(self.message(), LONGEST_MESSAGE),
                 kind: class.kind,
@@ -406,13 +424,29 @@ fn clipped(mut text: String, longest: usize) -> String {
     text
 }
 
-/// `{"error": {...}}`
-#[derive(Debug, Serialize)]
+/// `{"error": {...}}`. Responses carry it as an extension too, for APIs that write it differently.
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct ErrorBody {
+    #[serde(skip)]
+    status: StatusCode,
     error: ErrorDetail,
 }
 
-#[derive(Debug, Serialize)]
+impl ErrorBody {
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.error.message
+    }
+
+    pub(crate) fn code(&self) -> &'static str {
+        self.error.code
+    }
+}
+
+#[derive(Debug, Clone, Serialize)]
 struct ErrorDetail {
     message: String,
     #[serde(rename = "type")]
@@ -430,7 +464,9 @@ impl IntoResponse for ApiError {
             // The message may quote the prompt.
             tracing::debug!(code = class.code, param = class.param, "request refused");
         }
-        let mut response = (class.status, Json(self.body())).into_response();
+        let body = self.body();
+        let mut response = (class.status, Json(&body)).into_response();
+        response.extensions_mut().insert(body);
         let headers = response.headers_mut();
         match class.status {
             StatusCode::UNAUTHORIZED => {

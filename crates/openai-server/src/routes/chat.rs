@@ -2,21 +2,21 @@
 
 use super::{
     chat_output::{ChatOutput, Whole, delta_out},
-    chat_prompt::{Prompt, PromptFields, render},
+    chat_plan::{Ask, Chosen, Plan, tool_named},
+    chat_prompt::PromptFields,
 };
 use crate::{
-    FINGERPRINT,
-    constraint::{self, MessageAsked},
+    FINGERPRINT, constraint,
     decode::{Body, either},
     errors::ApiError,
     generation::{Generation, Step},
     intake::{Payload, prepare},
     messages,
-    prepare::{Params, StreamParams, params},
+    prepare::StreamParams,
     random::random_id,
     record::Record,
     sse::{self, Chunks},
-    state::{AppState, Served, unix_time},
+    state::{AppState, unix_time},
     wire::{
         ChatChunk, ChatLogprobs, ChatRequest, ChatResponse, ChosenTools, ChunkChoice, ChunkUsage,
         DeltaOut, InertFields, SamplingFields, ToolChoice, UNSUPPORTED,
@@ -29,53 +29,36 @@ use axum::{
 };
 use std::sync::Arc;
 use taper_base::FinishReason;
-use taper_chat::{ParserOptions, Tool, ToolFormat};
+use taper_chat::Tool;
 
 pub(super) async fn handle(
     State(state): State<AppState>,
     Extension(record): Extension<Arc<Record>>,
     payload: Payload,
 ) -> Result<Response, ApiError> {
-    let config = &state.0.config;
     let plan = prepare(&state, payload, plan).await?;
-    let count = plan.params.n as usize;
-    let prompts = [plan.prompt.as_slice()];
-    let requests = plan.params.requests(&prompts, None);
-    let text = &plan.params.text;
-    let generation = Generation::submit(&state, record, requests, count, text, "messages")?;
-    let output = || ChatOutput::new(plan.parser.clone(), &state.0.tokenizer, plan.one_call);
-    let outputs = (0..count).map(|_| output());
-    let head = Head { id: random_id("chatcmpl"), created: unix_time(), model: plan.model };
-    match plan.params.stream {
+    let generation = plan.submit(&state, record, "messages")?;
+    let outputs = (0..plan.params.n).map(|_| plan.output(&state));
+    let (params, logprobs) = (plan.params.stream, plan.logprobs);
+    let head = Head { id: random_id("chatcmpl"), created: unix_time(), model: plan.model.clone() };
+    match params {
         Some(params) => {
             let choices = outputs.map(Streamed::new).collect();
-            let writer = Writer { head, choices, params, logprobs: plan.logprobs };
-            Ok(sse::respond(generation, writer, config.keep_alive))
+            let writer = Writer { head, choices, params, logprobs };
+            Ok(sse::respond(generation, writer, state.0.config.keep_alive))
         }
         None => {
-            let wholes = outputs.map(|o| Whole::new(o, plan.logprobs)).collect();
+            let wholes = outputs.map(|o| Whole::new(o, logprobs)).collect();
             whole(generation, wholes, &head).await
         }
     }
 }
 
-/// A request, checked and tokenized.
-struct Plan {
-    model: String,
-    params: Params,
-    prompt: Vec<u32>,
-    parser: ParserOptions,
-    one_call: bool,
-    logprobs: bool,
-}
-
 fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
-    let (config, info) = (&state.0.config, state.0.engine.info());
     let wire: ChatRequest = body.read()?;
-    let mut fields: SamplingFields = body.read()?;
+    let mut sampling: SamplingFields = body.read()?;
     body.read::<InertFields>()?;
-    body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
-    let Served { name: model, adapter } = state.0.model(wire.model.as_deref())?;
+    body.finish(UNSUPPORTED, state.0.config.allow_unknown_fields)?;
     let max_tokens = max_tokens(&wire)?;
     let logprobs = wire.logprobs.unwrap_or(false);
     if wire.top_logprobs.is_some() && !logprobs {
@@ -84,22 +67,17 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     if wire.modalities.iter().flatten().any(|m| m != "text") {
         return Err(ApiError::unsupported("modalities", "only [\"text\"] is supported"));
     }
-    let top = logprobs.then(|| wire.top_logprobs.unwrap_or(0));
-    let content = constraint::asked(&mut fields)?;
-    let params = params(&fields, max_tokens, top, config, info)?;
-    let mut params = Params { adapter, ..params };
-    let Chosen { tools, callable, required } = chosen_tools(
-        state,
-        messages::tools(wire.tools.unwrap_or_default())?,
-        wire.tool_choice.as_ref(),
-    )?;
-    let one_call = wire.parallel_tool_calls == Some(false);
-    let tools: Arc<[Tool]> = tools.into();
-    let Prompt { text: prompt, thinks_not } = render(
-        state,
-        PromptFields {
+    let tools = messages::tools(wire.tools.unwrap_or_default())?;
+    let ask = Ask {
+        model: wire.model,
+        content: constraint::asked(&mut sampling)?,
+        sampling,
+        max_tokens,
+        logprobs: logprobs.then(|| wire.top_logprobs.unwrap_or(0)),
+        tools: chosen_tools(tools, wire.tool_choice.as_ref())?.check(state)?,
+        one_call: wire.parallel_tool_calls == Some(false),
+        prompt: PromptFields {
             messages: messages::messages(wire.messages)?,
-            tools: Arc::clone(&tools),
             kwargs: wire.chat_template_kwargs,
             enable_thinking: wire.enable_thinking,
             think: wire.think,
@@ -107,23 +85,9 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
             add_generation_prompt: wire.add_generation_prompt,
             continue_final_message: wire.continue_final_message,
         },
-    )?;
-    let mut parser = ParserOptions {
-        reasoning: config.reasoning_format,
-        tools: if tools.is_empty() { ToolFormat::NONE } else { config.tool_format },
-        starts_in_reasoning: config.reasoning_format.starts_in(&prompt),
-        known_tools: Arc::<[Tool]>::from(callable.as_slice()).into(),
-        recovery: config.tool_call_recovery,
-        ..ParserOptions::default()
+        schema_field: "function.parameters",
     };
-    let asked = MessageAsked { content, required, many: !one_call, thinks_not };
-    params.grammar = constraint::of_message(state, &asked, &callable, &parser)?;
-    // A grammar lets through calls of the model's own format only.
-    parser.recovery &= params.grammar.is_none();
-    params.text.keep_tags(&state.0.tokenizer, &mut parser);
-    // The template writes special tokens itself.
-    let prompt = state.0.tokenizer.encode(&prompt, false)?;
-    Ok(Plan { model, params, prompt, parser, one_call, logprobs })
+    ask.plan(state)
 }
 
 fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
@@ -135,23 +99,8 @@ fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// What a request makes of its tools.
-#[derive(Debug, Default)]
-struct Chosen {
-    /// The tools that the model is shown.
-    tools: Vec<Tool>,
-    /// Those that it may call.
-    callable: Vec<Tool>,
-    /// It must call one.
-    required: bool,
-}
-
 /// With `none` the model is shown no tools, which alone keeps it from calling any.
-fn chosen_tools(
-    state: &AppState,
-    tools: Vec<Tool>,
-    choice: Option<&ToolChoice>,
-) -> Result<Chosen, ApiError> {
+fn chosen_tools(tools: Vec<Tool>, choice: Option<&ToolChoice>) -> Result<Chosen, ApiError> {
     if choice.is_some_and(|c| !matches!(c, ToolChoice::Mode(mode) if mode == "none"))
         && tools.is_empty()
     {
@@ -188,16 +137,6 @@ fn chosen_tools(
             return Err(ApiError::value("tool_choice", detail));
         }
     };
-    let config = &state.0.config;
-    if !tools.is_empty() && !config.enable_auto_tool_choice {
-        let detail = "tools are turned off on this server";
-        return Err(ApiError::unsupported("tools", detail));
-    }
-    if !tools.is_empty() && config.tool_format.is_none() {
-        let detail = "no format of tool calls is known for this model; start the server with a tool-call parser, \
-                      such as hermes";
-        return Err(ApiError::unsupported("tools", detail));
-    }
     Ok(Chosen { tools, callable, required })
 }
 
@@ -206,11 +145,7 @@ fn chosen_tool(tools: &[Tool], chosen: &ChosenTools, at: &str) -> Result<Tool, A
     let Some(function) = chosen.function.as_ref().filter(|_| chosen.kind == "function") else {
         return Err(ApiError::value(at, "must be of the type 'function' and name one"));
     };
-    let tool = tools.iter().find(|tool| tool.name == function.name).cloned();
-    tool.ok_or_else(|| {
-        let detail = format!("there is no tool '{}'", function.name);
-        ApiError::value(format!("{at}.function.name"), detail)
-    })
+    tool_named(tools, &function.name, &format!("{at}.function.name"))
 }
 
 /// What stands at the head of every chunk.
@@ -334,6 +269,10 @@ impl sse::Writer for Writer {
     }
 
     fn end(&mut self, generation: &Generation, out: &mut Chunks) -> Result<(), ApiError> {
-        if self.params.usage { self.chunk(Vec::new(), generation, out) } else { Ok(()) }
+        if self.params.usage {
+            self.chunk(Vec::new(), generation, out)?;
+        }
+        out.push_done();
+        Ok(())
     }
 }

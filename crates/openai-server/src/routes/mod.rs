@@ -1,8 +1,10 @@
 //! Routes, and what every request passes on its way to one.
 
 mod adapters;
+mod anthropic;
 mod chat;
 mod chat_output;
+mod chat_plan;
 mod chat_prompt;
 mod completions;
 mod embeddings;
@@ -28,6 +30,7 @@ pub fn router(state: AppState) -> Router {
         // Encodings that it does not know are refused where the body is read.
         .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(state.clone(), gate::gate))
+        .layer(middleware::from_fn(anthropic::dialect))
         .with_state(state);
     let router = match cors {
         Some(cors) => router.layer(cors),
@@ -46,6 +49,8 @@ fn routes() -> Routes {
     Routes::default()
         .protected("/v1/chat/completions", post(chat::handle))
         .protected("/v1/completions", post(completions::handle))
+        .protected("/v1/messages", post(anthropic::messages))
+        .protected("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .protected("/v1/embeddings", post(embeddings::handle))
         .protected("/v1/models", get(info::models))
         .protected("/v1/models/{*id}", get(info::model))

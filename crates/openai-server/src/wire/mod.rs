@@ -1,5 +1,7 @@
 //! The JSON of the API: what comes in, what goes out, field by field. No engine types here.
 
+mod anthropic;
+mod anthropic_out;
 mod chat;
 mod common;
 mod completion;
@@ -8,6 +10,8 @@ mod lenient;
 mod misc;
 mod unsupported;
 
+pub(crate) use anthropic::*;
+pub(crate) use anthropic_out::*;
 pub(crate) use chat::*;
 pub(crate) use common::*;
 pub(crate) use completion::*;

@@ -8,6 +8,9 @@
     reason = "helpers of tests are tests"
 )]
 
+mod anthropic;
+mod anthropic_errors;
+mod anthropic_stream;
 mod browsers;
 mod chat;
 mod completions;
