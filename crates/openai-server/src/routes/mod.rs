@@ -10,6 +10,7 @@ mod completions;
 mod embeddings;
 mod gate;
 mod info;
+mod segments;
 mod tokenize;
 
 use crate::{errors::ApiError, state::AppState};

@@ -2,6 +2,7 @@
 
 use crate::{
     FINGERPRINT,
+    routes::segments::{self, Segment, Segments},
     wire::{BlockDelta, BlockOut, MessageUsage, ThinkingTokens, Usage},
 };
 use serde_json::{Map, Value};
@@ -26,85 +27,61 @@ pub(super) enum Change {
     Stop,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Thinking,
-    Text,
-    Call,
-}
-
 /// Makes blocks of deltas, one after the other.
 #[derive(Debug)]
 pub(super) struct Blocks {
     show: Show,
-    open: Option<Kind>,
-    /// Blank text that is a block only if more follows.
-    blank: String,
+    segments: Segments,
+    open: Option<Segment>,
 }
 
 impl Blocks {
     pub(super) fn new(show: Show) -> Self {
-        Self { show, open: None, blank: String::new() }
+        Self { show, segments: Segments::default(), open: None }
     }
 
     pub(super) fn take(&mut self, delta: Delta) -> Vec<Change> {
-        let mut out = Vec::new();
-        match delta {
-            Delta::Reasoning(thinking) => {
-                let block = BlockOut::Thinking { thinking: String::new(), signature: "" };
-                self.enter(Kind::Thinking, block, &mut out);
-                if self.show == Show::Whole {
-                    out.push(Change::Delta(BlockDelta::ThinkingDelta { thinking }));
-                }
-            }
-            Delta::Content(mut text) => {
-                if self.open != Some(Kind::Text) {
-                    self.blank.push_str(&text);
-                    if self.blank.trim().is_empty() {
-                        return out;
-                    }
-                    text = std::mem::take(&mut self.blank);
-                }
-                self.enter(Kind::Text, BlockOut::Text { text: String::new() }, &mut out);
-                out.push(Change::Delta(BlockDelta::TextDelta { text }));
-            }
-            Delta::ToolCallStart { id, name, .. } => {
-                self.close(&mut out);
-                let block = BlockOut::ToolUse { id, name, input: Map::new() };
-                self.enter(Kind::Call, block, &mut out);
-            }
-            Delta::ToolCallArguments { fragment: partial_json, .. } => {
-                out.push(Change::Delta(BlockDelta::InputJsonDelta { partial_json }));
-            }
-        }
-        out
+        let changes = self.segments.take(delta);
+        changes.into_iter().flat_map(|change| self.translated(change)).collect()
     }
 
     /// The end of the message.
     pub(super) fn finish(&mut self) -> Vec<Change> {
-        let mut out = Vec::new();
-        self.close(&mut out);
-        out
+        let change = self.segments.finish();
+        change.map(|change| self.translated(change)).unwrap_or_default()
     }
 
-    fn enter(&mut self, kind: Kind, block: BlockOut, out: &mut Vec<Change>) {
-        if self.open != Some(kind) {
-            self.close(out);
-            self.open = Some(kind);
-            out.push(Change::Start(block));
-        }
-    }
-
-    fn close(&mut self, out: &mut Vec<Change>) {
-        self.blank.clear();
-        match self.open.take() {
-            None => return,
-            Some(Kind::Thinking) => {
-                out.push(Change::Delta(BlockDelta::SignatureDelta { signature: SIGNATURE }));
+    fn translated(&mut self, change: segments::Change) -> Vec<Change> {
+        match change {
+            segments::Change::Start(segment) => {
+                self.open = Some(segment.clone());
+                vec![Change::Start(match segment {
+                    Segment::Reasoning => {
+                        BlockOut::Thinking { thinking: String::new(), signature: "" }
+                    }
+                    Segment::Text => BlockOut::Text { text: String::new() },
+                    Segment::Call { id, name } => BlockOut::ToolUse { id, name, input: Map::new() },
+                })]
             }
-            Some(Kind::Text | Kind::Call) => {}
+            segments::Change::More(more) => match self.open {
+                Some(Segment::Reasoning) if self.show == Show::Omitted => Vec::new(),
+                Some(Segment::Reasoning) => {
+                    vec![Change::Delta(BlockDelta::ThinkingDelta { thinking: more })]
+                }
+                Some(Segment::Text) => vec![Change::Delta(BlockDelta::TextDelta { text: more })],
+                Some(Segment::Call { .. }) => {
+                    vec![Change::Delta(BlockDelta::InputJsonDelta { partial_json: more })]
+                }
+                None => Vec::new(),
+            },
+            segments::Change::End => match self.open.take() {
+                Some(Segment::Reasoning) => {
+                    let signed = BlockDelta::SignatureDelta { signature: SIGNATURE };
+                    vec![Change::Delta(signed), Change::Stop]
+                }
+                _ => vec![Change::Stop],
+            },
         }
-        out.push(Change::Stop);
     }
 }
 
