@@ -1,14 +1,7 @@
 //! Everything that can go wrong with a request, and the one table of its HTTP responses.
 
-use axum::{
-    Json,
-    http::{HeaderValue, StatusCode, header},
-    response::{IntoResponse, Response},
-};
-use serde::Serialize;
-use taper_base::{
-    AdapterRefused, ConstraintError, ErrorId, GenerationError, SubmitError, VectorsError,
-};
+use axum::http::StatusCode;
+use taper_base::{AdapterRefused, ConstraintError, GenerationError, SubmitError, VectorsError};
 use taper_chat::ChatError;
 use taper_grammar::GrammarError;
 
@@ -118,6 +111,24 @@ pub enum ApiError {
         /// The names served.
         served: String,
     },
+    /// No such response is kept here.
+    #[error(
+        "there is no response '{id}': it was made with 'store': false, deleted, or forgotten, as this server keeps only the last {most} and forgets them when it ends; send the whole conversation in 'input' instead"
+    )]
+    ResponseNotFound {
+        /// The id asked for.
+        id: String,
+        /// How many are kept.
+        most: usize,
+        /// The field that holds the id.
+        param: Option<&'static str>,
+    },
+    /// The response is not written in the background any more, or never was.
+    #[error("the response '{id}' is not in progress in the background")]
+    NotInProgress {
+        /// Its id.
+        id: String,
+    },
     /// The key is missing or wrong.
     #[error("incorrect API key provided")]
     InvalidApiKey,
@@ -206,10 +217,6 @@ pub struct ErrorClass {
     pub param: Option<String>,
 }
 
-/// Messages quote what came, and what came may be megabytes.
-const LONGEST_MESSAGE: usize = 2000;
-const LONGEST_PARAM: usize = 200;
-
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
@@ -287,9 +294,12 @@ impl ApiError {
     }
 
     /// The error of an API in which a field has another name.
-    pub(crate) fn renamed(self, from: &str, to: &str) -> Self {
+    pub(crate) fn renamed(self, from: &str, to: &'static str) -> Self {
         match self {
             Self::InvalidValue { param, detail } if param == from => Self::value(to, detail),
+            Self::TextTooLong { bytes, max, param } if param == from => {
+                Self::TextTooLong { bytes, max, param: to }
+            }
             other => other,
         }
     }
@@ -324,6 +334,10 @@ impl ApiError {
             Self::UnsupportedParameter { param, .. } => bad("unsupported_parameter", Some(param)),
             Self::UnsupportedValue { param, .. } => bad("unsupported_value", Some(param)),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, INVALID, "model_not_found", Some("model")),
+            Self::ResponseNotFound { param, .. } => {
+                (S::NOT_FOUND, INVALID, "response_not_found", *param)
+            }
+            Self::NotInProgress { .. } => bad("not_in_progress", None),
             Self::InvalidApiKey => (S::UNAUTHORIZED, INVALID, "invalid_api_key", None),
             Self::UnknownUrl { .. } => (S::NOT_FOUND, INVALID, "unknown_url", None),
             Self::MethodNotAllowed { .. } => {
@@ -386,97 +400,5 @@ impl ApiError {
             Self::Internal => fail("internal_error"),
         };
         ErrorClass { status, kind, code, param: param.map(str::to_owned) }
-    }
-
-    /// The message for the client. Of a fault of this server that may name paths or devices, it only
-    /// says where the log has more.
-    fn message(&self) -> String {
-        match self {
-            Self::Chat(error) if self.class().status.is_server_error() => {
-                let id = ErrorId::random();
-                tracing::error!(%id, %error, "the tokenizer or the chat template failed");
-                format!("internal error; the server's log has the details under error id {id}")
-            }
-            _ => self.to_string(),
-        }
-    }
-
-    /// The body, as it also travels in a stream.
-    pub(crate) fn body(&self) -> ErrorBody {
-        let class = self.class();
-        ErrorBody {
-            status: class.status,
-            error: ErrorDetail {
-                message: clipped(self.message(), LONGEST_MESSAGE),
-                kind: class.kind,
-                param: class.param.map(|param| clipped(param, LONGEST_PARAM)),
-                code: class.code,
-            },
-        }
-    }
-}
-
-fn clipped(mut text: String, longest: usize) -> String {
-    if text.len() > longest {
-        text.truncate(text.floor_char_boundary(longest));
-        text.push('…');
-    }
-    text
-}
-
-/// `{"error": {...}}`. Responses carry it as an extension too, for APIs that write it differently.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct ErrorBody {
-    #[serde(skip)]
-    status: StatusCode,
-    error: ErrorDetail,
-}
-
-impl ErrorBody {
-    pub(crate) fn status(&self) -> StatusCode {
-        self.status
-    }
-
-    pub(crate) fn message(&self) -> &str {
-        &self.error.message
-    }
-
-    pub(crate) fn code(&self) -> &'static str {
-        self.error.code
-    }
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct ErrorDetail {
-    message: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    param: Option<String>,
-    code: &'static str,
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let class = self.class();
-        if class.status.is_server_error() {
-            tracing::error!(code = class.code, error = %self, "request failed");
-        } else {
-            // The message may quote the prompt.
-            tracing::debug!(code = class.code, param = class.param, "request refused");
-        }
-        let body = self.body();
-        let mut response = (class.status, Json(&body)).into_response();
-        response.extensions_mut().insert(body);
-        let headers = response.headers_mut();
-        match class.status {
-            StatusCode::UNAUTHORIZED => {
-                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            }
-            _ => {}
-        }
-        response
     }
 }

@@ -10,6 +10,7 @@ mod completions;
 mod embeddings;
 mod gate;
 mod info;
+mod responses;
 mod segments;
 mod tokenize;
 
@@ -52,6 +53,10 @@ fn routes() -> Routes {
         .protected("/v1/completions", post(completions::handle))
         .protected("/v1/messages", post(anthropic::messages))
         .protected("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .protected("/v1/responses", post(responses::create))
+        .protected("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .protected("/v1/responses/{id}/input_items", get(responses::input_items))
+        .protected("/v1/responses/{id}/cancel", post(responses::cancel))
         .protected("/v1/embeddings", post(embeddings::handle))
         .protected("/v1/models", get(info::models))
         .protected("/v1/models/{*id}", get(info::model))

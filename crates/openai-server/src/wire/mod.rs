@@ -8,6 +8,8 @@ mod completion;
 mod embedding;
 mod lenient;
 mod misc;
+mod responses;
+mod responses_out;
 mod unsupported;
 
 pub(crate) use anthropic::*;
@@ -18,4 +20,6 @@ pub(crate) use completion::*;
 pub(crate) use embedding::*;
 pub(crate) use lenient::*;
 pub(crate) use misc::*;
+pub(crate) use responses::*;
+pub(crate) use responses_out::*;
 pub(crate) use unsupported::*;

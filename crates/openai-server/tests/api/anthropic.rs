@@ -40,7 +40,7 @@ async fn an_answer_of_text() {
     let app = App::text("Hello there");
     *app.engine.cached.lock().unwrap() = 4;
     let answer = send(&app, json!({ "temperature": 0.5, "top_k": 7, "top_p": 0.9 })).await;
-    assert!(answer["id"].as_str().unwrap().starts_with("msg-"));
+    assert!(answer["id"].as_str().unwrap().starts_with("msg_"));
     for (field, value) in [("type", "message"), ("role", "assistant"), ("model", "mock")] {
         assert_eq!(answer[field], value);
     }

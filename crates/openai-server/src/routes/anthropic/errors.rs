@@ -1,7 +1,7 @@
 //! Errors in Anthropic's form, whatever layer of the server they come from.
 
 use crate::{
-    errors::ErrorBody,
+    error_body::ErrorBody,
     record::Record,
     wire::{AnthropicError, AnthropicErrorDetail},
 };

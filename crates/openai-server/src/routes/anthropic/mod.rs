@@ -19,7 +19,7 @@ use crate::{
     errors::ApiError,
     generation::{Generation, Step},
     intake::{Payload, prepare},
-    random::random_id,
+    random::item_id,
     record::Record,
     sse::{self, Chunks},
     state::AppState,
@@ -44,7 +44,7 @@ pub(super) async fn messages(
     let Request { plan, show, edits, cut } = prepare(&state, payload, request).await?;
     let generation = plan.submit(&state, record, "messages")?;
     let mut message = Message {
-        id: random_id("msg"),
+        id: item_id("msg"),
         output: plan.output(&state),
         blocks: Blocks::new(show),
         end: End::default(),
