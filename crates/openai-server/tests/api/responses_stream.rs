@@ -26,15 +26,8 @@ async fn events(app: &App, mut fields: Value) -> Vec<Value> {
 
 /// The types without `response.`, those of repeated deltas once.
 fn types(events: &[Value]) -> Vec<&str> {
-    let name =
-        |event: &'_ Value| event["type"].as_str().map(|t| t.trim_start_matches("response.").len());
-    let mut types: Vec<_> = events
-        .iter()
-        .map(|event| {
-            let kind = event["type"].as_str().unwrap();
-            &kind[kind.len() - name(event).unwrap()..]
-        })
-        .collect();
+    let kinds = events.iter().map(|event| event["type"].as_str().unwrap());
+    let mut types: Vec<_> = kinds.map(|kind| kind.strip_prefix("response.").unwrap()).collect();
     types.dedup();
     types
 }
