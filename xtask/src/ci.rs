@@ -196,6 +196,14 @@ const STEPS: &[Step] = &[
         ),
     ),
     step(
+        "sdk-responses",
+        "the Responses API of OpenAI's Python SDK against the release server",
+        Served(
+            "tests/sdk",
+            &["{python}", "responses_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
         "sdk-node",
         "OpenAI's Node SDK against the release server",
         Served("tests/sdk", &["node", "sdk_node.mjs", "--base-url", "{url}", "--api-key", "{key}"]),
