@@ -1,6 +1,9 @@
 //! From what a chat asks for, in the words of no API, to what the engine is given.
 
-use super::chat_prompt::{Prompt, PromptFields, render};
+use super::{
+    chat_output::ChatOutput,
+    chat_prompt::{Prompt, PromptFields, render},
+};
 use crate::{
     constraint::{self, MessageAsked},
     errors::ApiError,
@@ -12,8 +15,6 @@ use crate::{
 };
 use std::sync::Arc;
 use taper_chat::{ParserOptions, Tool, ToolFormat};
-
-use super::chat_output::ChatOutput;
 
 /// What a request asks of a chat model.
 #[derive(Debug)]

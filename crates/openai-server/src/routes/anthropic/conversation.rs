@@ -67,10 +67,11 @@ fn add(all: &mut Vec<Message>, message: Message) {
 fn converted(wire: AnthropicMessage, at: &str, passed: bool) -> Result<Vec<Message>, ApiError> {
     let system = wire.role == "system";
     let goes = match wire.clear_at.as_deref() {
-        None | Some("never") => false,
+        None => false,
         Some(_) if !system => {
             return Err(ApiError::value(format!("{at}.clear_at"), "is only for system messages"));
         }
+        Some("never") => false,
         Some("next_user_message") => passed,
         Some(_) => {
             let detail = "must be 'never' or 'next_user_message'";

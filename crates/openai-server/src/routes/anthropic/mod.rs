@@ -64,13 +64,14 @@ pub(super) async fn count_tokens(
     State(state): State<AppState>,
     payload: Payload,
 ) -> Result<Json<TokenCount>, ApiError> {
-    let count = |state: &AppState, mut body: Body| {
-        let asked = asked(state, body.read()?)?;
-        finish(state, body)?;
-        Ok(asked.ask.plan(state)?.prompt.len())
-    };
     let input_tokens = prepare(&state, payload, count).await?;
     Ok(Json(TokenCount { input_tokens }))
+}
+
+fn count(state: &AppState, mut body: Body) -> Result<usize, ApiError> {
+    let asked = asked(state, body.read::<Conversation>()?)?;
+    finish(state, body)?;
+    Ok(asked.ask.plan(state)?.prompt.len())
 }
 
 /// A request, checked and tokenized.

@@ -16,7 +16,6 @@ use crate::{
         TextAsked, TextFormat,
     },
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use taper_chat::{Message, Role};
@@ -277,7 +276,7 @@ pub(super) fn fitted(state: &AppState, ask: &mut Ask) -> Result<(), ApiError> {
     let (mut low, mut high) = (0, cuts.len().saturating_sub(1));
     while low < high {
         let middle = usize::midpoint(low, high);
-        if cuts.get(middle).map(fits).transpose()?.unwrap_or(true) {
+        if cuts.get(middle).map(&fits).transpose()?.unwrap_or(true) {
             high = middle;
         } else {
             low = middle + 1;

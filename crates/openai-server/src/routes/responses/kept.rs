@@ -7,16 +7,20 @@ use crate::{
 };
 use axum::{
     Json,
-    extract::{Path, Query, State, rejection::QueryRejection},
+    extract::{
+        Path, Query, State,
+        rejection::{PathRejection, QueryRejection},
+    },
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
 
+type Id = Result<Path<String>, PathRejection>;
 type Fields = Result<Query<Vec<(String, String)>>, QueryRejection>;
 
 pub(in crate::routes) async fn get(
     State(state): State<AppState>,
-    Path(id): Path<String>,
+    id: Id,
     fields: Fields,
 ) -> Result<Response, ApiError> {
     for (name, value) in read(fields)? {
@@ -33,21 +37,23 @@ pub(in crate::routes) async fn get(
             _ => return Err(ApiError::UnknownParameter { param: name }),
         }
     }
-    Ok(Json(&*state.0.responses.get(&id, None)?.response).into_response())
+    Ok(Json(&*state.0.responses.get(&named(id)?, None)?.response).into_response())
 }
 
 pub(in crate::routes) async fn delete(
     State(state): State<AppState>,
-    Path(id): Path<String>,
+    id: Id,
 ) -> Result<Json<ResponseDeleted>, ApiError> {
+    let id = named(id)?;
     state.0.responses.delete(&id)?;
     Ok(Json(ResponseDeleted { id, object: "response", deleted: true }))
 }
 
 pub(in crate::routes) async fn cancel(
     State(state): State<AppState>,
-    Path(id): Path<String>,
+    id: Id,
 ) -> Result<Json<ResponseOut>, ApiError> {
+    let id = named(id)?;
     let stored = state.0.responses.get(&id, None)?;
     if stored.response.status == "cancelled" {
         return Ok(Json(ResponseOut::clone(&stored.response)));
@@ -61,11 +67,11 @@ pub(in crate::routes) async fn cancel(
 /// The whole conversation that a response came from, page by page.
 pub(in crate::routes) async fn input_items(
     State(state): State<AppState>,
-    Path(id): Path<String>,
+    id: Id,
     fields: Fields,
 ) -> Result<Json<ItemList>, ApiError> {
     let page = page(read(fields)?)?;
-    let exchange = state.0.responses.get(&id, None)?.exchange;
+    let exchange = state.0.responses.get(&named(id)?, None)?.exchange;
     let mut items = exchange.items(false);
     if page.newest_first {
         items.reverse();
@@ -114,6 +120,10 @@ fn page(fields: Vec<(String, String)>) -> Result<Page, ApiError> {
         }
     }
     Ok(page)
+}
+
+fn named(id: Id) -> Result<String, ApiError> {
+    id.map(|Path(id)| id).map_err(|_| ApiError::value("id", "must be UTF-8"))
 }
 
 fn read(fields: Fields) -> Result<Vec<(String, String)>, ApiError> {
