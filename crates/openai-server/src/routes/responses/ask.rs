@@ -219,7 +219,7 @@ fn text(wire: Option<TextAsked>) -> Result<Option<constraint::Asked>, ApiError> 
         let detail = "only 'medium' is supported: no template knows it";
         return Err(ApiError::unsupported("text.verbosity", detail));
     }
-    let Some(TextFormat { kind, schema, strict, name }) = wire.format else { return Ok(None) };
+    let Some(TextFormat { kind, schema, strict, name, .. }) = wire.format else { return Ok(None) };
     match (kind.as_str(), schema) {
         ("json_schema", Some(schema)) => {
             let field = "text.format.schema";
