@@ -49,7 +49,6 @@ pub(crate) struct Echo {
     pub(crate) tools: Option<Vec<Value>>,
     pub(crate) tool_choice: Option<Value>,
     pub(crate) text: Option<Map<String, Value>>,
-    pub(crate) reasoning: Option<Map<String, Value>>,
     pub(crate) metadata: Option<Map<String, Value>>,
     pub(crate) user: Option<String>,
     pub(crate) safety_identifier: Option<String>,

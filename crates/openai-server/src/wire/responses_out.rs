@@ -130,16 +130,6 @@ pub(crate) enum OutputItem {
     },
 }
 
-impl OutputItem {
-    pub(crate) fn id(&self) -> &str {
-        match self {
-            Self::Reasoning { id, .. }
-            | Self::Message { id, .. }
-            | Self::FunctionCall { id, .. } => id,
-        }
-    }
-}
-
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum PartOut {

@@ -129,8 +129,8 @@ async fn a_round_trip_of_tools() {
     let (_, end) = prompt.split_once("assistant\nLet me look.").unwrap();
     assert_eq!(
         end,
-        "\n<tool_call>get_weather {\"city\":\"Paris\"}</tool_call>\
-         <tool_call>get_weather {\"city\":\"Paris\"}</tool_call><|im_end|>\n\
+        "<tool_call>get_weather {'city': 'Paris'}</tool_call>\
+         <tool_call>get_weather {'city': 'Paris'}</tool_call><|im_end|>\n\
          <|im_start|>tool\nsun\n18<|im_end|>\n<|im_start|>tool\nError: no such city<|im_end|>\n\
          <|im_start|>user\nWell?<|im_end|>\n<|im_start|>assistant\n"
     );
@@ -260,7 +260,7 @@ async fn an_answer_goes_on_where_its_beginning_ends() {
 #[tokio::test]
 async fn arguments_that_were_cut_off_are_an_empty_object() {
     let app = App::text(CALL);
-    let answer = send(&app, json!({ "tools": tools(), "max_tokens": 50 })).await;
+    let answer = send(&app, json!({ "tools": tools(), "max_tokens": 58 })).await;
     assert_eq!(answer["stop_reason"], "max_tokens");
     assert_eq!(answer["content"][0]["input"], json!({}), "{answer}");
 }
