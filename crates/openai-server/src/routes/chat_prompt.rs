@@ -6,7 +6,7 @@ use std::sync::Arc;
 use taper_chat::{Content, ContentPart, Message, TemplateRequest, Tool};
 
 /// What the template is rendered with.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct PromptFields {
     pub(super) messages: Vec<Message>,
     pub(super) kwargs: Option<Map<String, Value>>,

@@ -1,6 +1,6 @@
 //! Anthropic's Messages API: answers, blocks, tools, thinking, errors and keys.
 
-use crate::support::{App, Reply, config, post};
+use crate::support::{App, Reply, TEMPLATE, config, post, tokenizer};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use taper_openai_server::{ApiKeys, ServerConfig};
@@ -32,7 +32,7 @@ async fn send(app: &App, fields: Value) -> Value {
 
 /// The prompt that the engine got.
 fn prompt(app: &App) -> String {
-    crate::support::tokenizer().decode(&app.engine.last().prompt, false).unwrap()
+    tokenizer().decode(&app.engine.last().prompt, false).unwrap()
 }
 
 #[tokio::test]
@@ -245,6 +245,24 @@ async fn what_claude_code_sends() {
         prompt.contains("user\n<system-reminder>x</system-reminder>Fix it.Now.<|im_end|>"),
         "{prompt}"
     );
+}
+
+/// Claude Code says what its agents are in a system message behind the first of the user.
+#[tokio::test]
+async fn system_messages_amid_a_conversation_where_the_template_takes_none() {
+    let fields = json!({ "system": "Head.", "messages": [{ "role": "user", "content": "Fix it." },
+        { "role": "system", "content": "Be quick." }] });
+    let app = App::text("Done.");
+    send(&app, fields.clone()).await;
+    assert!(prompt(&app).contains("<|im_start|>system\nBe quick.<|im_end|>"), "{}", prompt(&app));
+    let strict = format!(
+        "{{%- for m in messages %}}{{% if m.role == 'system' and not loop.first %}}\
+         {{{{ raise_exception('System message must be at the beginning.') }}}}{{% endif %}}{{% endfor %}}{TEMPLATE}"
+    );
+    let app = App::of_model(config(), Reply::Text("Done.".into()), tokenizer(), &strict);
+    send(&app, fields).await;
+    let expected = "user\nFix it.<system-reminder>\nBe quick.\n</system-reminder><|im_end|>";
+    assert!(prompt(&app).contains(expected), "{}", prompt(&app));
 }
 
 #[tokio::test]

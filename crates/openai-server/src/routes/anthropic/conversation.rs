@@ -38,6 +38,23 @@ pub(super) fn messages(
     Ok(all)
 }
 
+/// The conversation without system messages but at its head, for templates that take none elsewhere:
+/// each becomes text of the user, marked as Claude Code marks such text.
+pub(super) fn folded(messages: Vec<Message>) -> Vec<Message> {
+    let head = messages.iter().take_while(|message| message.role == Role::System).count();
+    let mut all = Vec::new();
+    for (i, message) in messages.into_iter().enumerate() {
+        if i < head || message.role != Role::System {
+            add(&mut all, message);
+            continue;
+        }
+        let text = message.content.as_ref().map(Content::to_text).unwrap_or_default();
+        let text = format!("<system-reminder>\n{text}\n</system-reminder>");
+        add(&mut all, Message::text(Role::User, text));
+    }
+    all
+}
+
 /// Adds a message; the API makes one of neighbours of one role, as many templates want it.
 fn add(all: &mut Vec<Message>, message: Message) {
     let joins = |last: &&mut Message| last.role == message.role && last.role != Role::Tool;

@@ -10,7 +10,7 @@ mod output;
 pub(super) use errors::{dialect, speaks};
 
 use self::{
-    ask::{Asked, asked, sampling},
+    ask::{Asked, asked, sampling, settle},
     output::{Blocks, Change, End, Gathered, Show, usage},
 };
 use super::{chat_output::ChatOutput, chat_plan::Plan};
@@ -69,9 +69,10 @@ pub(super) async fn count_tokens(
 }
 
 fn count(state: &AppState, mut body: Body) -> Result<usize, ApiError> {
-    let asked = asked(state, body.read::<Conversation>()?)?;
+    let Asked { mut ask, .. } = asked(state, body.read::<Conversation>()?)?;
     finish(state, body)?;
-    Ok(asked.ask.plan(state)?.prompt.len())
+    settle(state, &mut ask)?;
+    Ok(ask.plan(state)?.prompt.len())
 }
 
 /// A request, checked and tokenized.
@@ -89,6 +90,7 @@ fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
     let (max_tokens, fields) = sampling(body.read::<MessagesRequest>()?)?;
     finish(state, body)?;
     (ask.max_tokens, ask.sampling) = (Some(max_tokens), fields);
+    settle(state, &mut ask)?;
     let renamed = |error: ApiError| error.renamed("stop", "stop_sequences");
     let mut plan = ask.plan(state).map_err(renamed)?;
     let (tokens, max) = (plan.prompt.len(), state.0.engine.info().max_model_len);
