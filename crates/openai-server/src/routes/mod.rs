@@ -6,6 +6,7 @@ mod chat;
 mod chat_output;
 mod chat_plan;
 mod chat_prompt;
+mod chat_roles;
 mod completions;
 mod embeddings;
 mod gate;

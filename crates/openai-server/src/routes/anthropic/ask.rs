@@ -6,7 +6,7 @@ use crate::{
     errors::ApiError,
     routes::{
         chat_plan::{Ask, Chosen, tool_named},
-        chat_prompt::{PromptFields, render},
+        chat_prompt::PromptFields,
     },
     state::AppState,
     wire::{
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 use serde_json::Value;
-use taper_chat::{ChatError, Role, Tool};
+use taper_chat::{Role, Tool};
 
 /// What a request asks, and how it wants the answer.
 #[derive(Debug)]
@@ -58,22 +58,6 @@ pub(super) fn asked(state: &AppState, wire: Conversation) -> Result<Asked, ApiEr
         schema_field: "input_schema",
     };
     Ok(Asked { ask, show, edits })
-}
-
-/// Puts system messages amid a conversation where the model's template takes them.
-pub(super) fn settle(state: &AppState, ask: &mut Ask) -> Result<(), ApiError> {
-    let head = ask.prompt.messages.iter().take_while(|m| m.role == Role::System).count();
-    if !ask.prompt.messages.iter().skip(head).any(|m| m.role == Role::System) {
-        return Ok(());
-    }
-    match render(state, ask.prompt.clone(), ask.tools.tools.as_slice().into()) {
-        Err(ApiError::Chat(ChatError::TemplateRaised { .. })) => {
-            let messages = std::mem::take(&mut ask.prompt.messages);
-            ask.prompt.messages = conversation::folded(messages);
-            Ok(())
-        }
-        rendered => rendered.map(drop),
-    }
 }
 
 /// The route's own fields, in the chat route's terms.

@@ -2,6 +2,7 @@
 
 use crate::{
     errors::ApiError,
+    routes::chat_roles::append,
     wire::{AnthropicMessage, Block, Blocks},
 };
 use serde_json::Value;
@@ -38,37 +39,13 @@ pub(super) fn messages(
     Ok(all)
 }
 
-/// The conversation without system messages but at its head, for templates that take none elsewhere:
-/// each becomes text of the user, marked as Claude Code marks such text.
-pub(super) fn folded(messages: Vec<Message>) -> Vec<Message> {
-    let head = messages.iter().take_while(|message| message.role == Role::System).count();
-    let mut all = Vec::new();
-    for (i, message) in messages.into_iter().enumerate() {
-        if i < head || message.role != Role::System {
-            add(&mut all, message);
-            continue;
-        }
-        let text = message.content.as_ref().map(Content::to_text).unwrap_or_default();
-        let text = format!("<system-reminder>\n{text}\n</system-reminder>");
-        add(&mut all, Message::text(Role::User, text));
-    }
-    all
-}
-
 /// Adds a message; the API makes one of neighbours of one role, as many templates want it.
 fn add(all: &mut Vec<Message>, message: Message) {
     let joins = |last: &&mut Message| last.role == message.role && last.role != Role::Tool;
     let Some(last) = all.last_mut().filter(joins) else {
         return all.push(message);
     };
-    let parts = |content: Option<Content>| match content {
-        None => Vec::new(),
-        Some(Content::Text(text)) => vec![ContentPart::Text(text)],
-        Some(Content::Parts(parts)) => parts,
-    };
-    let mut both = parts(last.content.take());
-    both.extend(parts(message.content));
-    last.content = (!both.is_empty()).then_some(Content::Parts(both));
+    append(last, message.content);
     last.tool_calls.extend(message.tool_calls);
     if let Some(more) = message.reasoning_content {
         let reasoning = last.reasoning_content.get_or_insert_default();

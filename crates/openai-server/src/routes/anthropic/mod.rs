@@ -10,10 +10,10 @@ mod output;
 pub(super) use errors::{dialect, speaks};
 
 use self::{
-    ask::{Asked, asked, sampling, settle},
+    ask::{Asked, asked, sampling},
     output::{Blocks, Change, End, Gathered, Show, usage},
 };
-use super::{chat_output::ChatOutput, chat_plan::Plan};
+use super::{chat_output::ChatOutput, chat_plan::Plan, chat_roles::settle};
 use crate::{
     decode::Body,
     errors::ApiError,

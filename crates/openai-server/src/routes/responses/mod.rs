@@ -14,7 +14,10 @@ use self::{
     ask::{Asked, asked, fitted},
     output::{Events, Turn},
 };
-use super::chat_plan::Plan;
+use super::{
+    chat_plan::{Ask, Plan},
+    chat_roles::settle,
+};
 use crate::{
     decode::Body,
     errors::ApiError,
@@ -101,12 +104,11 @@ fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
     }
     let (parallel, top_logprobs) = (wire.parallel_tool_calls, wire.top_logprobs);
     let previous_id = wire.previous_response_id.clone();
-    let Asked { mut ask, style, reasoning, previous, input, cuts } = asked(state, wire, &mut echo)?;
+    let Asked { ask, style, reasoning, previous, input, cuts } = asked(state, wire, &mut echo)?;
     body.read::<InertResponsesFields>()?;
     body.finish(UNSUPPORTED_RESPONSES, state.0.config.allow_unknown_fields)?;
     let max_output_tokens = ask.max_tokens;
-    let fits = if cuts { fitted(state, &mut ask) } else { Ok(()) };
-    let plan = fits.and_then(|()| ask.plan(state)).map_err(in_own_words)?;
+    let plan = prepared(state, ask, cuts).map_err(in_own_words)?;
     let asked = AskedOut {
         max_output_tokens,
         parallel_tool_calls: parallel.unwrap_or(true),
@@ -121,6 +123,14 @@ fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
     let response = begun(plan.model.clone(), background, asked);
     let keep = store.then_some(Keep { previous, input });
     Ok(Request { plan, response, style, keep, background })
+}
+
+fn prepared(state: &AppState, mut ask: Ask, cuts: bool) -> Result<Plan, ApiError> {
+    settle(state, &mut ask)?;
+    if cuts {
+        fitted(state, &mut ask)?;
+    }
+    ask.plan(state)
 }
 
 /// An error of the chat route, whose fields have other names.
