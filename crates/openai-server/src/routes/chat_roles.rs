@@ -10,17 +10,15 @@ fn instructs(message: &Message) -> bool {
 
 /// Puts instructions where the model's template takes them. Agents write several messages of them, and
 /// in places where many templates have none.
-pub(super) fn settle(state: &AppState, ask: &mut Ask) -> Result<(), ApiError> {
+pub(super) fn settle(state: &AppState, ask: &mut Ask) {
     if !ask.prompt.messages.iter().skip(1).any(instructs) {
-        return Ok(());
+        return;
     }
-    match render(state, ask.prompt.clone(), ask.tools.tools.as_slice().into()) {
-        Err(ApiError::Chat(ChatError::TemplateRaised { .. })) => {
-            let messages = std::mem::take(&mut ask.prompt.messages);
-            ask.prompt.messages = folded(messages);
-            Ok(())
-        }
-        rendered => rendered.map(drop),
+    let rendered = render(state, ask.prompt.clone(), ask.tools.tools.as_slice().into());
+    // Whatever else is wrong is found again where the prompt is made.
+    if matches!(rendered, Err(ApiError::Chat(ChatError::TemplateRaised { .. }))) {
+        let messages = std::mem::take(&mut ask.prompt.messages);
+        ask.prompt.messages = folded(messages);
     }
 }
 

@@ -71,7 +71,7 @@ pub(super) async fn count_tokens(
 fn count(state: &AppState, mut body: Body) -> Result<usize, ApiError> {
     let Asked { mut ask, .. } = asked(state, body.read::<Conversation>()?)?;
     finish(state, body)?;
-    settle(state, &mut ask)?;
+    settle(state, &mut ask);
     Ok(ask.plan(state)?.prompt.len())
 }
 
@@ -90,7 +90,7 @@ fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
     let (max_tokens, fields) = sampling(body.read::<MessagesRequest>()?)?;
     finish(state, body)?;
     (ask.max_tokens, ask.sampling) = (Some(max_tokens), fields);
-    settle(state, &mut ask)?;
+    settle(state, &mut ask);
     let renamed = |error: ApiError| error.renamed("stop", "stop_sequences");
     let mut plan = ask.plan(state).map_err(renamed)?;
     let (tokens, max) = (plan.prompt.len(), state.0.engine.info().max_model_len);

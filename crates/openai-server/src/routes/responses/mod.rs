@@ -126,7 +126,7 @@ fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
 }
 
 fn prepared(state: &AppState, mut ask: Ask, cuts: bool) -> Result<Plan, ApiError> {
-    settle(state, &mut ask)?;
+    settle(state, &mut ask);
     if cuts {
         fitted(state, &mut ask)?;
     }
