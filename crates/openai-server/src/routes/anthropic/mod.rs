@@ -172,7 +172,7 @@ impl Message {
 struct Writer {
     message: Message,
     begun: bool,
-    /// Of the block that is open, or comes next.
+    /// Index of the block that is open, or comes next.
     index: usize,
 }
 
