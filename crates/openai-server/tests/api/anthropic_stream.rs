@@ -2,11 +2,15 @@
 
 use crate::{
     anthropic::{body, tools},
-    support::{App, Reply, post},
+    support::{App, Reply, config, post},
 };
 use axum::http::StatusCode;
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use std::time::Duration;
 use taper_base::GenerationError;
+use taper_openai_server::ServerConfig;
+use tower::ServiceExt;
 
 /// The events of a stream, each with a name that is its type.
 async fn events(app: &App, mut fields: Value) -> Vec<Value> {
@@ -111,4 +115,17 @@ async fn stop_sequences_and_errors_end_it() {
         (&json!("error"), &json!("overloaded_error"))
     );
     assert_eq!(joined(&all, 0, "text"), "on");
+}
+
+#[tokio::test]
+async fn silence_is_filled_with_pings_until_the_client_goes() {
+    let config = ServerConfig { keep_alive: Duration::from_millis(20), ..config() };
+    let app = App::with(config, Reply::Hold(String::new()));
+    let request = post("/v1/messages", &body(json!({ "stream": true })).to_string());
+    let mut response = app.router.clone().oneshot(request).await.unwrap().into_body();
+    let frame = response.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(frame, "event: ping\ndata: {\"type\": \"ping\"}\n\n");
+    assert_eq!(app.engine.held_open(), 1);
+    drop(response);
+    assert_eq!(app.engine.held_open(), 0);
 }
