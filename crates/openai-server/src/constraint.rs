@@ -29,6 +29,8 @@ pub(crate) struct MessageAsked {
     pub(crate) thinks_not: bool,
     /// Most tokens of thinking.
     pub(crate) budget: Option<Budget>,
+    /// Where in a tool its schema stands.
+    pub(crate) schema_field: &'static str,
 }
 
 /// How long a model may think, and the field that says so.
@@ -47,6 +49,18 @@ impl MessageAsked {
     fn constrains_calls(&self, tools: &[Tool]) -> bool {
         let strict = || tools.iter().any(|tool| tool.strict == Some(true));
         !tools.is_empty() && (self.required || self.content.is_some() || strict())
+    }
+}
+
+impl Asked {
+    /// JSON of a schema, which `field` holds.
+    pub(crate) fn schema(field: &'static str, schema: Value, strict: bool) -> Self {
+        Self { field, content: Content::JsonSchema { schema, strict, whitespace: None } }
+    }
+
+    /// Any JSON object.
+    pub(crate) fn json_object(field: &'static str) -> Self {
+        Self { field, content: Content::JsonObject }
     }
 }
 
@@ -175,7 +189,7 @@ pub(crate) fn of_content(
     let Some(asked) = asked else { return Ok(None) };
     let output = Output { content: Some(&asked.content), ..Output::default() };
     let grammar = state.0.grammars()?.output(&output);
-    grammar.map(Some).map_err(|source| in_field(asked.field, source))
+    grammar.map(Some).map_err(|source| in_field(asked.field, "", source))
 }
 
 /// The grammar of a chat message, which `parser` reads: none where nothing is asked of it.
@@ -185,7 +199,7 @@ pub(crate) fn of_message(
     tools: &[Tool],
     parser: &ParserOptions,
 ) -> Result<Option<SharedGrammar>, ApiError> {
-    let MessageAsked { content, required, many, thinks_not, budget } = asked;
+    let MessageAsked { content, required, many, thinks_not, budget, schema_field } = asked;
     let (required, many) = (*required, *many);
     let constrains = asked.constrains(tools);
     let reasoning = reasoning(parser, *budget)?;
@@ -202,7 +216,7 @@ pub(crate) fn of_message(
     };
     let grammar = state.0.grammars()?.output(&output);
     let field = content.as_ref().map_or("tool_choice", |asked| asked.field);
-    grammar.map(Some).map_err(|source| in_field(field, source))
+    grammar.map(Some).map_err(|source| in_field(field, schema_field, source))
 }
 
 /// How the model's reasoning is marked, which a budget needs.
@@ -224,10 +238,10 @@ fn reasoning(
 }
 
 /// An error about what a field says. Those about tools say which.
-fn in_field(field: &str, source: GrammarError) -> ApiError {
+fn in_field(field: &str, schema_field: &str, source: GrammarError) -> ApiError {
     match source {
         GrammarError::Tool { index, source } => {
-            let param = format!("tools[{index}].function.parameters");
+            let param = format!("tools[{index}].{schema_field}");
             ApiError::Grammar { param, source: *source }
         }
         GrammarError::Format { .. } => {

@@ -1,15 +1,7 @@
 //! Everything that can go wrong with a request, and the one table of its HTTP responses.
 
-use axum::{
-    Json,
-    http::{HeaderValue, StatusCode, header},
-    response::{IntoResponse, Response},
-};
-use schemars::JsonSchema;
-use serde::Serialize;
-use taper_base::{
-    AdapterRefused, ConstraintError, ErrorId, GenerationError, SubmitError, VectorsError,
-};
+use axum::http::StatusCode;
+use taper_base::{AdapterRefused, ConstraintError, GenerationError, SubmitError, VectorsError};
 use taper_chat::ChatError;
 use taper_grammar::GrammarError;
 
@@ -58,6 +50,14 @@ pub enum ApiError {
         max: u32,
         /// The field that holds the text.
         param: &'static str,
+    },
+    /// A prompt fills the model's context.
+    #[error("prompt is too long: {tokens} tokens > {max} maximum")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Longest sequence in tokens.
+        max: u32,
     },
     /// A field holds the wrong type.
     #[error("invalid type for '{param}': {detail}")]
@@ -110,6 +110,24 @@ pub enum ApiError {
         model: String,
         /// The names served.
         served: String,
+    },
+    /// No such response is kept here.
+    #[error(
+        "there is no response '{id}': it was made with 'store': false, deleted, or forgotten, as this server keeps only the last {most} and forgets them when it ends; send the whole conversation in 'input' instead"
+    )]
+    ResponseNotFound {
+        /// The id asked for.
+        id: String,
+        /// How many are kept.
+        most: usize,
+        /// The field that holds the id.
+        param: Option<&'static str>,
+    },
+    /// The response is not written in the background any more, or never was.
+    #[error("the response '{id}' is not in progress in the background")]
+    NotInProgress {
+        /// Its id.
+        id: String,
     },
     /// The key is missing or wrong.
     #[error("incorrect API key provided")]
@@ -211,10 +229,6 @@ pub struct ErrorClass {
     pub param: Option<String>,
 }
 
-/// Messages quote what came, and what came may be megabytes.
-const LONGEST_MESSAGE: usize = 2000;
-const LONGEST_PARAM: usize = 200;
-
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
@@ -292,6 +306,17 @@ impl ApiError {
         Self::UnsupportedValue { param: param.into(), detail: detail.into() }
     }
 
+    /// The error of an API in which a field has another name.
+    pub(crate) fn renamed(self, from: &str, to: &'static str) -> Self {
+        match self {
+            Self::InvalidValue { param, detail } if param == from => Self::value(to, detail),
+            Self::TextTooLong { bytes, max, param } if param == from => {
+                Self::TextTooLong { bytes, max, param: to }
+            }
+            other => other,
+        }
+    }
+
     /// The table. Every match is written out, with no catch-all arm, so that a new variant of this
     /// or of a wrapped enum does not compile until somebody has decided on its response.
     #[must_use]
@@ -306,6 +331,7 @@ impl ApiError {
             Self::BodyTimeout => (S::REQUEST_TIMEOUT, INVALID, "body_timeout", None),
             Self::TooManyValues { .. } => bad("too_many_values", None),
             Self::TextTooLong { param, .. } => bad("context_length_exceeded", Some(param)),
+            Self::PromptTooLong { .. } => bad("context_length_exceeded", Some("messages")),
             Self::HostNotAllowed => (S::FORBIDDEN, INVALID, "host_not_allowed", None),
             Self::OriginNotAllowed => (S::FORBIDDEN, INVALID, "origin_not_allowed", None),
             Self::UnsupportedEncoding => {
@@ -321,6 +347,10 @@ impl ApiError {
             Self::UnsupportedParameter { param, .. } => bad("unsupported_parameter", Some(param)),
             Self::UnsupportedValue { param, .. } => bad("unsupported_value", Some(param)),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, INVALID, "model_not_found", Some("model")),
+            Self::ResponseNotFound { param, .. } => {
+                (S::NOT_FOUND, INVALID, "response_not_found", *param)
+            }
+            Self::NotInProgress { .. } => bad("not_in_progress", None),
             Self::InvalidApiKey => (S::UNAUTHORIZED, INVALID, "invalid_api_key", None),
             Self::UnknownUrl { .. } => (S::NOT_FOUND, INVALID, "unknown_url", None),
             Self::MethodNotAllowed { .. } => {
@@ -385,78 +415,5 @@ impl ApiError {
             Self::Internal => fail("internal_error"),
         };
         ErrorClass { status, kind, code, param: param.map(str::to_owned) }
-    }
-
-    /// The message for the client. Of a fault of this server that may name paths or devices, it only
-    /// says where the log has more.
-    fn message(&self) -> String {
-        match self {
-            Self::Chat(error) if self.class().status.is_server_error() => {
-                let id = ErrorId::random();
-                tracing::error!(%id, %error, "the tokenizer or the chat template failed");
-                format!("internal error; the server's log has the details under error id {id}")
-            }
-            _ => self.to_string(),
-        }
-    }
-
-    /// The body, as it also travels in a stream.
-    pub(crate) fn body(&self) -> ErrorBody {
-        let class = self.class();
-        ErrorBody {
-            error: ErrorDetail {
-                message: clipped(self.message(), LONGEST_MESSAGE),
-                kind: class.kind,
-                param: class.param.map(|param| clipped(param, LONGEST_PARAM)),
-                code: class.code,
-            },
-        }
-    }
-}
-
-fn clipped(mut text: String, longest: usize) -> String {
-    if text.len() > longest {
-        text.truncate(text.floor_char_boundary(longest));
-        text.push('…');
-    }
-    text
-}
-
-/// `{"error": {...}}`
-#[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct ErrorBody {
-    error: ErrorDetail,
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct ErrorDetail {
-    message: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    param: Option<String>,
-    code: &'static str,
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let class = self.class();
-        if class.status.is_server_error() {
-            tracing::error!(code = class.code, error = %self, "request failed");
-        } else {
-            // The message may quote the prompt.
-            tracing::debug!(code = class.code, param = class.param, "request refused");
-        }
-        let mut response = (class.status, Json(self.body())).into_response();
-        let headers = response.headers_mut();
-        match class.status {
-            StatusCode::UNAUTHORIZED => {
-                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            }
-            _ => {}
-        }
-        response
     }
 }

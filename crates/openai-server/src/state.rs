@@ -1,7 +1,8 @@
 //! What every handler sees, and the phases of the server's life.
 
 use crate::{
-    config::ServerConfig, errors::ApiError, intake::Intake, metrics::Metrics, vectors::NoGeneration,
+    config::ServerConfig, errors::ApiError, intake::Intake, metrics::Metrics, stored::Responses,
+    vectors::NoGeneration,
 };
 use std::{
     sync::{
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
     pub(crate) metrics: Metrics,
     pub(crate) intake: Intake,
+    pub(crate) responses: Responses,
     /// Made when the server starts, beside everything else.
     grammars: OnceLock<Result<Grammars, GrammarError>>,
     /// Bytes of the longest token.
@@ -107,7 +109,7 @@ impl AppState {
     ) -> Self {
         let Model { engine, vectors, scores } = model;
         let metrics = Metrics::new(config.model_name(), engine.info());
-        let intake = Intake::new(&config);
+        let (intake, responses) = (Intake::new(&config), Responses::new(&config));
         let state = Self(Arc::new(Shared {
             engine,
             vectors,
@@ -117,6 +119,7 @@ impl AppState {
             config,
             metrics,
             intake,
+            responses,
             grammars: OnceLock::new(),
             longest_token: OnceLock::new(),
             started: unix_time(),

@@ -269,6 +269,12 @@ pub(crate) struct ServeArgs {
     /// Maximum size of a request body in MiB, after decompression.
     #[arg(long, default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) max_body_mib: u16,
+    /// Responses of /v1/responses that are kept for later requests; 0 keeps none.
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    pub(crate) max_stored_responses: u32,
+    /// Memory for them in MiB.
+    #[arg(long, default_value_t = 64, value_name = "MIB")]
+    pub(crate) max_stored_mib: u16,
     /// Log level on standard error; info logs a line per request. RUST_LOG overrides it.
     #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub(crate) log_level: String,

@@ -164,6 +164,8 @@ fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
         allowed_hosts: access.hosts,
         max_body_bytes: usize::from(args.max_body_mib) << 20,
         allow_unknown_fields: args.allow_unknown_fields,
+        max_stored_responses: args.max_stored_responses as usize,
+        max_stored_bytes: usize::from(args.max_stored_mib) << 20,
         ..ServerConfig::default()
     }
 }

@@ -5,7 +5,7 @@ mod operations;
 mod page;
 mod schemas;
 
-use crate::errors::ErrorBody;
+use crate::error_body::ErrorBody;
 use operations::{Operation, operations};
 use schemas::Schemas;
 use serde_json::{Map, Value, json};

@@ -3,22 +3,22 @@
 use super::{
     chat_functions,
     chat_output::{ChatOutput, Whole, delta_out},
-    chat_prompt::{Prompt, PromptFields, render},
+    chat_plan::{Ask, Chosen, Plan, tool_named},
+    chat_prompt::PromptFields,
 };
 use crate::{
     FINGERPRINT,
-    constraint::{self, Budget, MessageAsked},
+    constraint::{self, Budget},
     decode::{Body, either},
     errors::ApiError,
     generation::{Generation, Step},
     intake::{Payload, prepare},
     logprobs, messages,
-    prepare::{Params, StreamParams, params},
+    prepare::StreamParams,
     random::random_id,
     record::Record,
     sse::{self, Chunks},
-    state::{AppState, Served, unix_time},
-    tokens::{bad_words, check_spaces, cut},
+    state::{AppState, unix_time},
     wire::{
         ChatChunk, ChatLogprobs, ChatRequest, ChatResponse, ChosenTools, ChunkChoice, ChunkUsage,
         DeltaOut, InertFields, PromptLogprobs, SamplingFields, ToolChoice, UNSUPPORTED,
@@ -31,38 +31,33 @@ use axum::{
 };
 use std::sync::Arc;
 use taper_base::{FinishReason, TokenLogprobs};
-use taper_chat::{ParserOptions, Tool, ToolFormat};
+use taper_chat::Tool;
 
 pub(super) async fn handle(
     State(state): State<AppState>,
     Extension(record): Extension<Arc<Record>>,
     payload: Payload,
 ) -> Result<Response, ApiError> {
-    let config = &state.0.config;
     let plan = prepare(&state, payload, plan).await?;
-    let count = plan.params.n as usize;
-    let prompts = [plan.prompt.as_slice()];
-    let shown = plan.params.shown;
-    let requests = plan.params.requests(&prompts, shown.prompt_logprobs);
-    let text = &plan.params.text;
-    let generation = Generation::submit(&state, record, requests, count, text, "messages")?;
-    let output = || ChatOutput::new(plan.parser.clone(), &state.0.tokenizer, plan.one_call);
-    let outputs = (0..count).map(|_| output().showing(shown, plan.hide_reasoning));
+    let (plan, functions) = plan;
+    let generation = plan.submit(&state, record, "messages")?;
+    let outputs = (0..plan.params.n).map(|_| plan.output(&state));
+    let (params, with_logprobs, shown) = (plan.params.stream, plan.logprobs, plan.params.shown);
     let head = Head {
         id: random_id("chatcmpl"),
         created: unix_time(),
-        model: plan.model,
-        prompt: shown.token_ids.then_some(plan.prompt),
-        functions: plan.functions,
+        model: plan.model.clone(),
+        prompt: shown.token_ids.then(|| plan.prompt.clone()),
+        functions,
     };
-    match plan.params.stream {
+    match params {
         Some(params) => {
             let choices = outputs.map(Streamed::new).collect();
-            let writer = Writer { head, choices, params, logprobs: plan.logprobs };
-            Ok(sse::respond(generation, writer, config.keep_alive))
+            let writer = Writer { head, choices, params, logprobs: with_logprobs };
+            Ok(sse::respond(generation, writer, state.0.config.keep_alive))
         }
         None => {
-            let wholes = outputs.map(|o| Whole::new(o, plan.logprobs)).collect();
+            let wholes = outputs.map(|o| Whole::new(o, with_logprobs)).collect();
             let prompt_logprobs = |entries: &[_]| {
                 Some(logprobs::prompt(&state.0.tokenizer, entries, shown.prompt_logprobs?))
             };
@@ -71,39 +66,25 @@ pub(super) async fn handle(
     }
 }
 
-/// A request, checked and tokenized.
-struct Plan {
-    model: String,
-    params: Params,
-    prompt: Vec<u32>,
-    parser: ParserOptions,
-    one_call: bool,
-    logprobs: bool,
-    hide_reasoning: bool,
-    /// Calls are those of `functions`.
-    functions: bool,
-}
-
-fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
+/// A request, checked and tokenized, and whether its calls are those of `functions`.
+fn plan(state: &AppState, mut body: Body) -> Result<(Plan, bool), ApiError> {
     let mut wire: ChatRequest = body.read()?;
-    let fields: SamplingFields = body.read()?;
+    let sampling: SamplingFields = body.read()?;
     body.read::<InertFields>()?;
     body.finish(UNSUPPORTED, state.0.config.allow_unknown_fields)?;
     let functions = chat_functions::as_tools(&mut wire)?;
-    let plan = checked(state, wire, fields);
+    let plan = checked(state, wire, sampling);
     match functions {
-        true => plan.map(|plan| Plan { functions, ..plan }).map_err(chat_functions::error),
-        false => plan,
+        true => plan.map(|plan| (plan, true)).map_err(chat_functions::error),
+        false => plan.map(|plan| (plan, false)),
     }
 }
 
 fn checked(
     state: &AppState,
     wire: ChatRequest,
-    mut fields: SamplingFields,
+    mut sampling: SamplingFields,
 ) -> Result<Plan, ApiError> {
-    let (config, info) = (&state.0.config, state.0.engine.info());
-    let Served { name: model, adapter } = state.0.model(wire.model.as_deref())?;
     let (max_tokens, budget) = (max_tokens(&wire)?, budget(&wire)?);
     let logprobs = wire.logprobs.unwrap_or(false);
     if wire.top_logprobs.is_some() && !logprobs {
@@ -112,24 +93,17 @@ fn checked(
     if wire.modalities.iter().flatten().any(|m| m != "text") {
         return Err(ApiError::unsupported("modalities", "only [\"text\"] is supported"));
     }
-    let top = logprobs.then(|| wire.top_logprobs.unwrap_or(0));
-    let content = constraint::asked(&mut fields)?;
-    let params = params(&fields, max_tokens, top, config, info)?;
-    check_spaces(&fields, state)?;
-    let bad_words = bad_words(&fields, state)?;
-    let mut params = Params { adapter, bad_words, ..params };
-    let Chosen { tools, callable, required } = chosen_tools(
-        state,
-        messages::tools(wire.tools.unwrap_or_default())?,
-        wire.tool_choice.as_ref(),
-    )?;
-    let one_call = wire.parallel_tool_calls == Some(false);
-    let tools: Arc<[Tool]> = tools.into();
-    let Prompt { text: prompt, thinks_not } = render(
-        state,
-        PromptFields {
+    let tools = messages::tools(wire.tools.unwrap_or_default())?;
+    let ask = Ask {
+        model: wire.model,
+        content: constraint::asked(&mut sampling)?,
+        sampling,
+        max_tokens,
+        logprobs: logprobs.then(|| wire.top_logprobs.unwrap_or(0)),
+        tools: chosen_tools(tools, wire.tool_choice.as_ref())?.check(state)?,
+        one_call: wire.parallel_tool_calls == Some(false),
+        prompt: PromptFields {
             messages: messages::messages(wire.messages)?,
-            tools: Arc::clone(&tools),
             kwargs: wire.chat_template_kwargs,
             enable_thinking: wire.enable_thinking,
             think: wire.think,
@@ -137,28 +111,13 @@ fn checked(
             add_generation_prompt: wire.add_generation_prompt,
             continue_final_message: wire.continue_final_message,
             documents: wire.documents,
-            may_be_cut: params.kept.is_some(),
+            ..PromptFields::default()
         },
-    )?;
-    let mut parser = ParserOptions {
-        reasoning: config.reasoning_format,
-        tools: if tools.is_empty() { ToolFormat::NONE } else { config.tool_format },
-        starts_in_reasoning: config.reasoning_format.starts_in(&prompt),
-        known_tools: Arc::<[Tool]>::from(callable.as_slice()).into(),
-        recovery: config.tool_call_recovery,
-        ..ParserOptions::default()
+        schema_field: "function.parameters",
+        budget,
+        hide_reasoning: wire.include_reasoning == Some(false),
     };
-    let asked = MessageAsked { content, required, many: !one_call, thinks_not, budget };
-    params.grammar = constraint::of_message(state, &asked, &callable, &parser)?;
-    // A grammar lets through calls of the model's own format only.
-    parser.recovery &= !asked.constrains(&callable);
-    params.text.keep_tags(&state.0.tokenizer, &mut parser);
-    // The template writes special tokens itself.
-    let part = params.kept.map_or(prompt.as_str(), |kept| state.0.end_of(&prompt, kept));
-    let prompt = cut(state.0.tokenizer.encode(part, false)?, params.kept);
-    let hide_reasoning = wire.include_reasoning == Some(false);
-    let functions = false;
-    Ok(Plan { model, params, prompt, parser, one_call, logprobs, hide_reasoning, functions })
+    ask.plan(state)
 }
 
 fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
@@ -177,23 +136,8 @@ fn budget(wire: &ChatRequest) -> Result<Option<Budget>, ApiError> {
     Ok(either(own, other)?.map(|tokens| Budget { field, tokens }))
 }
 
-/// What a request makes of its tools.
-#[derive(Debug, Default)]
-struct Chosen {
-    /// The tools that the model is shown.
-    tools: Vec<Tool>,
-    /// Those that it may call.
-    callable: Vec<Tool>,
-    /// It must call one.
-    required: bool,
-}
-
 /// With `none` the model is shown no tools, which alone keeps it from calling any.
-fn chosen_tools(
-    state: &AppState,
-    tools: Vec<Tool>,
-    choice: Option<&ToolChoice>,
-) -> Result<Chosen, ApiError> {
+fn chosen_tools(tools: Vec<Tool>, choice: Option<&ToolChoice>) -> Result<Chosen, ApiError> {
     if choice.is_some_and(|c| !matches!(c, ToolChoice::Mode(mode) if mode == "none"))
         && tools.is_empty()
     {
@@ -230,16 +174,6 @@ fn chosen_tools(
             return Err(ApiError::value("tool_choice", detail));
         }
     };
-    let config = &state.0.config;
-    if !tools.is_empty() && !config.enable_auto_tool_choice {
-        let detail = "tools are turned off on this server";
-        return Err(ApiError::unsupported("tools", detail));
-    }
-    if !tools.is_empty() && config.tool_format.is_none() {
-        let detail = "no format of tool calls is known for this model; start the server with a tool-call parser, \
-                      such as hermes";
-        return Err(ApiError::unsupported("tools", detail));
-    }
     Ok(Chosen { tools, callable, required })
 }
 
@@ -248,11 +182,7 @@ fn chosen_tool(tools: &[Tool], chosen: &ChosenTools, at: &str) -> Result<Tool, A
     let Some(function) = chosen.function.as_ref().filter(|_| chosen.kind == "function") else {
         return Err(ApiError::value(at, "must be of the type 'function' and name one"));
     };
-    let tool = tools.iter().find(|tool| tool.name == function.name).cloned();
-    tool.ok_or_else(|| {
-        let detail = format!("there is no tool '{}'", function.name);
-        ApiError::value(format!("{at}.function.name"), detail)
-    })
+    tool_named(tools, &function.name, &format!("{at}.function.name"))
 }
 
 /// What stands at the head of every chunk.
@@ -410,6 +340,10 @@ impl sse::Writer for Writer {
     }
 
     fn end(&mut self, generation: &Generation, out: &mut Chunks) -> Result<(), ApiError> {
-        if self.params.usage { self.chunk(Vec::new(), generation, out) } else { Ok(()) }
+        if self.params.usage {
+            self.chunk(Vec::new(), generation, out)?;
+        }
+        out.push_done();
+        Ok(())
     }
 }

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use taper_chat::{Content, ContentPart, Message, TemplateRequest, Tool};
 
 /// What the template is rendered with.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct PromptFields {
     pub(super) messages: Vec<Message>,
-    pub(super) tools: Arc<[Tool]>,
     pub(super) kwargs: Option<Map<String, Value>>,
     pub(super) enable_thinking: Option<bool>,
     pub(super) think: Option<bool>,
@@ -36,7 +35,11 @@ pub(super) struct Prompt {
 }
 
 /// Renders the prompt, if it can fit.
-pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<Prompt, ApiError> {
+pub(super) fn render(
+    state: &AppState,
+    fields: PromptFields,
+    tools: Arc<[Tool]>,
+) -> Result<Prompt, ApiError> {
     let template = state.0.template.as_ref().ok_or(ApiError::NoChatTemplate)?;
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
     let add_generation_prompt = fields.add_generation_prompt.unwrap_or(!continue_final_message);
@@ -83,7 +86,7 @@ pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<Prompt, A
     let thinks_not = kwargs.get("enable_thinking") == Some(&Value::Bool(false));
     let text = template.render(&TemplateRequest {
         messages: &fields.messages,
-        tools: &fields.tools,
+        tools: &tools,
         add_generation_prompt,
         continue_final_message,
         kwargs: &kwargs,

@@ -458,9 +458,10 @@ impl sse::Writer for Writer {
     }
 
     fn end(&mut self, generation: &Generation, out: &mut Chunks) -> Result<(), ApiError> {
-        if !self.params.usage {
-            return Ok(());
+        if self.params.usage {
+            out.push(&self.response(Vec::new()).with_usage(generation.usage(0)))?;
         }
-        out.push(&self.response(Vec::new()).with_usage(generation.usage(0)))
+        out.push_done();
+        Ok(())
     }
 }

@@ -71,7 +71,6 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
         (None, Some(wire_messages)) => {
             let fields = PromptFields {
                 messages: messages::messages(wire_messages)?,
-                tools: messages::tools(wire.tools.unwrap_or_default())?.into(),
                 kwargs: wire.chat_template_kwargs,
                 enable_thinking: wire.enable_thinking,
                 think: wire.think,
@@ -80,7 +79,8 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
                 continue_final_message: wire.continue_final_message,
                 ..PromptFields::default()
             };
-            let prompt = render(state, fields)?.text;
+            let tools = messages::tools(wire.tools.unwrap_or_default())?;
+            let prompt = render(state, fields, tools.into())?.text;
             // The template writes special tokens itself.
             Ok(tokenizer.encode(&prompt, wire.add_special_tokens.unwrap_or(false))?)
         }

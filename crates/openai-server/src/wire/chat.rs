@@ -377,14 +377,14 @@ pub(crate) struct ChatLogprobs {
     pub(crate) refusal: Option<Vec<TokenLogprobOut>>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct TokenLogprobOut {
     #[serde(flatten)]
     pub(crate) chosen: TopLogprobOut,
     pub(crate) top_logprobs: Vec<TopLogprobOut>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct TopLogprobOut {
     pub(crate) token: String,
     pub(crate) logprob: f32,

@@ -1,5 +1,7 @@
 //! The JSON of the API: what comes in, what goes out, field by field. No engine types here.
 
+mod anthropic;
+mod anthropic_out;
 mod chat;
 mod common;
 mod completion;
@@ -7,8 +9,12 @@ mod embedding;
 mod lenient;
 mod misc;
 mod score;
+mod responses;
+mod responses_out;
 mod unsupported;
 
+pub(crate) use anthropic::*;
+pub(crate) use anthropic_out::*;
 pub(crate) use chat::*;
 pub(crate) use common::*;
 pub(crate) use completion::*;
@@ -16,4 +22,6 @@ pub(crate) use embedding::*;
 pub(crate) use lenient::*;
 pub(crate) use misc::*;
 pub(crate) use score::*;
+pub(crate) use responses::*;
+pub(crate) use responses_out::*;
 pub(crate) use unsupported::*;

@@ -11,7 +11,7 @@ pub(crate) struct Unsupported {
     pub(crate) harmless: Glance,
 }
 
-const fn field(name: &'static str, why: &'static str, harmless: Glance) -> Unsupported {
+pub(super) const fn field(name: &'static str, why: &'static str, harmless: Glance) -> Unsupported {
     Unsupported { name, why, harmless }
 }
 

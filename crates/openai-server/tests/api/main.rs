@@ -8,6 +8,9 @@
     reason = "helpers of tests are tests"
 )]
 
+mod anthropic;
+mod anthropic_errors;
+mod anthropic_stream;
 mod browsers;
 mod chat;
 mod completions;
@@ -21,6 +24,9 @@ mod limits;
 mod log;
 mod malformed;
 mod openapi;
+mod responses;
+mod responses_stored;
+mod responses_stream;
 mod routes;
 mod serving;
 mod stream;
