@@ -7,7 +7,8 @@ use crate::Tokenizer;
 /// be special tokens.
 ///
 /// A message's calls are `begin`, each call, `between` two of them, and `end`. A call is
-/// `before_name`, the tool's name, `after_name`, the arguments, and `after_arguments`.
+/// `before_name`, the tool's name, `after_name`, the arguments, and `after_arguments`. `between` and
+/// `before_name` must not begin together as `end` does: what they share belongs to `after_arguments`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallSyntax {
     /// Before the first call.
@@ -303,8 +304,9 @@ fn xml(name: &str) -> Option<CallSyntax> {
                 "\">",
                 "</steptml:parameter>",
             )),
-            after_arguments: "</steptml:invoke><｜tool_call_end｜>",
-            end: "\n<｜tool_calls_end｜>",
+            after_arguments: "</steptml:invoke><｜tool_call_end｜>\n",
+            between: Some(""),
+            end: "<｜tool_calls_end｜>",
             opener: Opener::Anywhere("<｜tool_calls_begin｜>"),
             ..XML
         },
@@ -332,9 +334,9 @@ fn xml(name: &str) -> Option<CallSyntax> {
                 before_json: "\" string=\"false\">",
                 after_value: "</｜DSML｜parameter>\n",
             }),
-            after_arguments: "</｜DSML｜invoke>",
-            between: Some("\n"),
-            end: "\n</｜DSML｜function_calls>",
+            after_arguments: "</｜DSML｜invoke>\n",
+            between: Some(""),
+            end: "</｜DSML｜function_calls>",
             opener: Opener::Anywhere("<｜DSML｜function_calls>"),
         },
         _ => return None,
