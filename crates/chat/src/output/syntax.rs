@@ -146,7 +146,8 @@ impl ToolFormat {
 /// Formats with an object for each call.
 fn objects(name: &str, tokenizer: &Tokenizer) -> Option<CallSyntax> {
     Some(match name {
-        "hermes" | "qwen3_json" | "ernie45" | "granite4" => TAGGED,
+        "hermes" | "qwen3_json" | "granite4" => TAGGED,
+        "ernie45" => CallSyntax { between: Some("\n\n"), ..TAGGED },
         "longcat" => CallSyntax {
             before_name: "<longcat_tool_call>\n{\"name\": \"",
             after_arguments: "}\n</longcat_tool_call>",
@@ -167,6 +168,7 @@ fn objects(name: &str, tokenizer: &Tokenizer) -> Option<CallSyntax> {
             before_name: "<|action_start|><|plugin|>\n{\"name\": \"",
             after_name: "\", \"parameters\": ",
             after_arguments: "}<|action_end|>",
+            between: Some("\n"),
             opener: Opener::Anywhere("<|action_start|>"),
             ..JSON
         },
