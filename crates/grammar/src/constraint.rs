@@ -270,7 +270,8 @@ impl Machine {
             _ => Vec::new(),
         };
         if let Some(thinking) = self.rules.thinking.as_ref().filter(|_| self.is_spent()) {
-            banned.extend(thinking.begin());
+            // A model whose thinking was cut likes to end it once more.
+            banned.extend(thinking.marks(&self.rules.vocabulary));
         }
         banned
     }

@@ -47,6 +47,17 @@ impl Thinking {
         self.begin.iter().map(|(token, _)| *token).collect()
     }
 
+    /// The tokens that begin it or end it, alone.
+    pub(crate) fn marks(&self, vocabulary: &Vocabulary) -> Vec<TokenId> {
+        let budget = self.budget.as_ref();
+        let ends = budget.into_iter().flat_map(|budget| &budget.ends);
+        let one = |end: &Vec<TokenId>| match end[..] {
+            [token] if vocabulary.text(token).len() > 1 => Some(token),
+            _ => None,
+        };
+        self.begin().into_iter().chain(ends.filter_map(one)).collect()
+    }
+
     /// Which of the texts that begin it a token is.
     pub(crate) fn begins(&self, token: TokenId) -> Option<usize> {
         self.begin.iter().find(|(id, _)| *id == token).map(|(_, which)| *which)

@@ -21,7 +21,7 @@ pub(crate) struct StructuredArgs {
     /// Sequences at a time.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32])]
     sequences: Vec<u32>,
-    /// Measurements of each, with and without in turns; medians are shown, of the ratio too.
+    /// Measurements of each, with and without alternating; medians are shown, of the ratio too.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
     /// Threads [default: one a core].
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &StructuredArgs) -> Result<()> {
     forced(&model, &of(&grammars, &five_fields())?)
 }
 
-/// Runs with the schema and without in turns, in an order that changes, so that what else the machine
+/// Runs with the schema and without alternate, in an order that changes, so that what else the machine
 /// does falls on both alike.
 fn compare(
     model: &Taper,

@@ -7,7 +7,8 @@ use crate::Tokenizer;
 /// be special tokens.
 ///
 /// A message's calls are `begin`, each call, `between` two of them, and `end`. A call is
-/// `before_name`, the tool's name, `after_name`, the arguments, and `after_arguments`.
+/// `before_name`, the tool's name, `after_name`, the arguments, and `after_arguments`. `between` and
+/// `before_name` must not begin together as `end` does: what they share belongs to `after_arguments`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallSyntax {
     /// Before the first call.
@@ -145,7 +146,8 @@ impl ToolFormat {
 /// Formats with an object for each call.
 fn objects(name: &str, tokenizer: &Tokenizer) -> Option<CallSyntax> {
     Some(match name {
-        "hermes" | "qwen3_json" | "ernie45" | "granite4" => TAGGED,
+        "hermes" | "qwen3_json" | "granite4" => TAGGED,
+        "ernie45" => CallSyntax { between: Some("\n\n"), ..TAGGED },
         "longcat" => CallSyntax {
             before_name: "<longcat_tool_call>\n{\"name\": \"",
             after_arguments: "}\n</longcat_tool_call>",
@@ -166,6 +168,7 @@ fn objects(name: &str, tokenizer: &Tokenizer) -> Option<CallSyntax> {
             before_name: "<|action_start|><|plugin|>\n{\"name\": \"",
             after_name: "\", \"parameters\": ",
             after_arguments: "}<|action_end|>",
+            between: Some("\n"),
             opener: Opener::Anywhere("<|action_start|>"),
             ..JSON
         },
@@ -303,8 +306,9 @@ fn xml(name: &str) -> Option<CallSyntax> {
                 "\">",
                 "</steptml:parameter>",
             )),
-            after_arguments: "</steptml:invoke><｜tool_call_end｜>",
-            end: "\n<｜tool_calls_end｜>",
+            after_arguments: "</steptml:invoke><｜tool_call_end｜>\n",
+            between: Some(""),
+            end: "<｜tool_calls_end｜>",
             opener: Opener::Anywhere("<｜tool_calls_begin｜>"),
             ..XML
         },
@@ -332,9 +336,9 @@ fn xml(name: &str) -> Option<CallSyntax> {
                 before_json: "\" string=\"false\">",
                 after_value: "</｜DSML｜parameter>\n",
             }),
-            after_arguments: "</｜DSML｜invoke>",
-            between: Some("\n"),
-            end: "\n</｜DSML｜function_calls>",
+            after_arguments: "</｜DSML｜invoke>\n",
+            between: Some(""),
+            end: "</｜DSML｜function_calls>",
             opener: Opener::Anywhere("<｜DSML｜function_calls>"),
         },
         _ => return None,

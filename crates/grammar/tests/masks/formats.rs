@@ -202,17 +202,23 @@ fn what_models_write_is_taken_in_every_format() {
         // Some formats are written in two ways; a tokenizer's tokens may say in which.
         let takes_all = |model: &Model, write: fn(&[Call]) -> String, last: &mut String| {
             let grammar = grammar(model, format, &tools);
-            examples().iter().all(|calls| {
+            let many = format.syntax(&model.tokenizer).unwrap().between.is_some();
+            // Some messages have one call, behind which they end.
+            examples().iter().filter(|calls| many || calls.len() == 1).all(|calls| {
                 let text = write(calls);
                 assert_eq!(self::calls(format, &tools, &text), *calls, "{format}: {text}");
-                let taken = taken(model, &grammar, text.trim_end());
+                let text = text.trim_end().trim_end_matches("<|call|>");
+                let taken = taken(model, &grammar, text);
                 if let Err(at) = taken {
                     *last = format!("{} ⟂ {}", &text[..at], &text[at..]);
                 }
                 taken.is_ok()
             })
         };
-        for model in [model(), marked_model()] {
+        // A tokenizer with this token has its calls behind it, as no writer writes them.
+        let marked = marked_model().tokenizer.token_id("<|function_call|>").is_some();
+        let marked = Some(marked_model()).filter(|_| !marked || format.to_string() != "gigachat3");
+        for model in [Some(model()), marked].into_iter().flatten() {
             let mut writers = WRITERS.iter().filter(|w| w.format == format.to_string());
             assert!(writers.any(|w| takes_all(model, w.write, &mut last)), "{format}: {last}");
         }

@@ -28,12 +28,11 @@ pub(crate) fn marked_model() -> &'static Model {
     MODEL.get_or_init(|| {
         let mut json: Value = serde_json::from_slice(TOKENIZER).unwrap();
         let plain = Tokenizer::from_bytes(TOKENIZER, Some(CONFIG)).unwrap();
-        let mut id = plain.vocab_size();
         let added = json["added_tokens"].as_array_mut().unwrap();
-        for mark in marks().into_iter().filter(|mark| plain.token_id(mark).is_none()) {
+        let marks = marks().into_iter().filter(|mark| plain.token_id(mark).is_none());
+        for (id, mark) in (plain.vocab_size()..).zip(marks) {
             added.push(json!({ "id": id, "content": mark, "single_word": false, "lstrip": false,
                                "rstrip": false, "normalized": false, "special": true }));
-            id += 1;
         }
         Model::new(json.to_string().as_bytes())
     })

@@ -22,7 +22,7 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
         (json!({ "messages": null }), "messages", "invalid_type"),
         (json!({ "max_thinking_tokens": -1 }), "max_thinking_tokens", "invalid_value"),
         (json!({ "max_thinking_tokens": "3" }), "max_thinking_tokens", "invalid_type"),
-        (json!({ "thinking_token_budget": 1.5 }), "thinking_token_budget", "invalid_value"),
+        (json!({ "thinking_token_budget": 1.5 }), "thinking_token_budget", "invalid_type"),
         (
             json!({ "max_thinking_tokens": 1, "thinking_token_budget": 2 }),
             "thinking_token_budget",
