@@ -10,7 +10,8 @@ import openai
 import pydantic
 
 TOOLS = [{"type": "function", "name": "get_weather", "description": "Get a weather.", "strict": False,
-          "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]
+          "parameters": {"type": "object", "required": ["city"],
+                         "properties": {"city": {"type": "string", "maxLength": 20}}}}]
 TOOL_PROMPT = "Please get a weather with city Paris."
 CASES = []
 
@@ -79,7 +80,8 @@ def conversation(c):
         raise AssertionError("it was deleted")
     except openai.NotFoundError as error:
         assert error.param == "previous_response_id" and error.code == "response_not_found", error
-    again = c.create([{"role": "user", "content": "My name is Ann."}, *first.output, {"role": "user", "content": "Hello!"}])
+    user = [{"role": "user", "content": text} for text in ("My name is Ann.", "Hello!")]
+    again = c.create([user[0], *first.output, user[1]])
     assert again.output_text == second.output_text
 
 
