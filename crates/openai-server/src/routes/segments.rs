@@ -101,14 +101,13 @@ mod tests {
         ];
         let mut all: Vec<_> = deltas.into_iter().flat_map(|d| segments.take(d)).collect();
         all.extend(segments.finish());
-        let start = |segment| Change::Start(segment);
         let more = |text: &str| Change::More(text.to_owned());
-        let f = || start(Segment::Call { id: "i".into(), name: "f".into() });
+        let f = || Change::Start(Segment::Call { id: "i".into(), name: "f".into() });
         let expected = [
-            start(Segment::Reasoning),
+            Change::Start(Segment::Reasoning),
             more("hm"),
             Change::End,
-            start(Segment::Text),
+            Change::Start(Segment::Text),
             more("\n\n a"),
             more(" "),
             Change::End,
