@@ -140,8 +140,8 @@ impl Reranker {
 
     fn scores_of(&self, pairs: &[TextPair]) -> Result<Vec<f32>> {
         let most = self.max_tokens;
-        let lengths = pairs.iter().map(|pair| pair.tokens.len()).enumerate();
-        if let Some((text, got)) = lengths.into_iter().find(|(_, got)| *got > most) {
+        let mut lengths = pairs.iter().map(|pair| pair.tokens.len()).enumerate();
+        if let Some((text, got)) = lengths.find(|(_, got)| *got > most) {
             return Err(Error::TextLength { text, got, most });
         }
         let mut scores = Vec::with_capacity(pairs.len());

@@ -78,7 +78,12 @@ impl Operation {
     fn streams(self, schema: Value, events: &'static str) -> Self {
         let content = json!({
             "application/json": { "schema": schema },
-            "text/event-stream": { "schema": { "type": "string" } },
+            // The schema of each event: what is in its data is named by the description.
+            "text/event-stream": { "schema": {
+                "type": "object",
+                "properties": { "data": { "type": "string" } },
+                "required": ["data"],
+            } },
         });
         self.answers(200, events, content)
     }
