@@ -33,7 +33,7 @@ const ERRORS: &[(u16, &str, &str)] = &[
          context_length_exceeded, kv_cache_too_small, unknown_token, no_token_left, invalid_kv_bits, \
          template_failed, no_chat_template, unsupported_schema, invalid_schema, invalid_grammar, \
          grammar_too_large, grammar_too_complex, grammar_dead_end, no_vectors, no_scores, no_generation, \
-         invalid_adapter, adapter_exists, too_many_adapters, no_adapters",
+         invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, no_adapters",
     ),
     (401, "The API key is missing or wrong.", "invalid_api_key"),
     (
@@ -44,7 +44,7 @@ const ERRORS: &[(u16, &str, &str)] = &[
     (
         404,
         "There is no such model, adapter or route.",
-        "model_not_found, adapter_not_found, unknown_url",
+        "model_not_found, adapter_not_found, response_not_found, unknown_url",
     ),
     (408, "The body came too slowly, or the output was not read.", "body_timeout, output_not_read"),
     (413, "The body is too large.", "body_too_large"),
@@ -145,7 +145,7 @@ fn described(operation: &Operation, keys: bool) -> Value {
     if operation.path.contains("{id}") {
         all["parameters"] = json!([{
             "name": "id", "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 },
-            "description": "A served name, which may hold slashes.",
+            "description": "A name, which may hold slashes, or an id.",
         }]);
     }
     if keys && !operation.open {

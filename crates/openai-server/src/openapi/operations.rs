@@ -113,6 +113,7 @@ fn status(fields: &[&str]) -> Value {
 /// Every route.
 pub(super) fn operations(s: &mut Schemas) -> Vec<Operation> {
     let mut all = generation(s);
+    all.extend(of_other_apis());
     all.extend(texts(s));
     all.extend(models(s));
     all.extend(open());
@@ -138,6 +139,30 @@ fn generation(s: &mut Schemas) -> Vec<Operation> {
                 "The response; with `stream`, events whose data are each a CompletionResponse, or an error that ends \
                  them, and `[DONE]` at last.",
             ),
+    ]
+}
+
+/// Anthropic's and OpenAI's newer API, whose own documents have the fields.
+fn of_other_apis() -> Vec<Operation> {
+    const MESSAGES: &str = "A message; with `stream`, Anthropic's typed events.";
+    const RESPONSES: &str = "A response; with `stream`, OpenAI's typed events.";
+    let object = || json!({ "type": "object" });
+    let one = |method, path, summary| {
+        let of = get(path, "Responses", summary);
+        let id = format!("{method}_{}", of.id);
+        Operation { method, id, errors: &[400, 401, 403, 404], ..of }.gives(object())
+    };
+    vec![
+        post("/v1/messages", "Messages", "Answers a conversation, as Anthropic's API.", object())
+            .streams(object(), MESSAGES),
+        post("/v1/messages/count_tokens", "Messages", "Counts a conversation's tokens.", object())
+            .gives(object()),
+        post("/v1/responses", "Responses", "Answers, as OpenAI's Responses API.", object())
+            .streams(object(), RESPONSES),
+        one("get", "/v1/responses/{id}", "A stored response."),
+        one("delete", "/v1/responses/{id}", "Forgets a response."),
+        one("get", "/v1/responses/{id}/input_items", "What a stored response answered."),
+        one("post", "/v1/responses/{id}/cancel", "Ends a response in the background."),
     ]
 }
 

@@ -193,8 +193,8 @@ async fn a_thinking_budget_is_a_rule_for_the_output() {
     app.chat(json!({ "enable_thinking": true })).await;
     assert!(app.engine.last().grammar.is_none());
     for fields in [
-        json!({ "max_thinking_tokens": 3 }),
-        json!({ "thinking_token_budget": 3 }),
+        json!({ "max_thinking_tokens": 3, "enable_thinking": true }),
+        json!({ "thinking_token_budget": 3, "enable_thinking": true }),
         json!({ "max_thinking_tokens": 3, "thinking_token_budget": 3 }),
         json!({ "max_thinking_tokens": 0, "enable_thinking": false }),
     ] {
