@@ -290,6 +290,7 @@ fn xml(name: &str) -> Option<CallSyntax> {
         "glm45" => GLM,
         "glm47" => CallSyntax {
             after_name: "",
+            between: Some(""),
             arguments: ArgumentSyntax::Tagged(Tags::new(
                 "<arg_key>",
                 "</arg_key><arg_value>",

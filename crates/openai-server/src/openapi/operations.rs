@@ -66,7 +66,7 @@ fn id(path: &str) -> String {
 }
 
 impl Operation {
-    fn gives(self, schema: Value) -> Self {
+    fn gives(self, schema: &Value) -> Self {
         self.answers(200, "The response.", json!({ "application/json": { "schema": schema } }))
     }
 
@@ -75,7 +75,7 @@ impl Operation {
     }
 
     /// JSON, or a stream of events.
-    fn streams(self, schema: Value, events: &'static str) -> Self {
+    fn streams(self, schema: &Value, events: &'static str) -> Self {
         let content = json!({
             "application/json": { "schema": schema },
             // The schema of each event: what is in its data is named by the description.
@@ -129,13 +129,13 @@ fn generation(s: &mut Schemas) -> Vec<Operation> {
     s.response::<ChatChunk<'_>>();
     vec![
         post("/v1/chat/completions", "Generation", "Answers a conversation.", chat).streams(
-            s.response::<ChatResponse<'_>>(),
+            &s.response::<ChatResponse<'_>>(),
             "The response; with `stream`, events whose data are each a ChatChunk, or an error that ends them, and \
              `[DONE]` at last.",
         ),
         post("/v1/completions", "Generation", "Continues texts, or fills in the middle.", text)
             .streams(
-                s.response::<CompletionResponse<'_>>(),
+                &s.response::<CompletionResponse<'_>>(),
                 "The response; with `stream`, events whose data are each a CompletionResponse, or an error that ends \
                  them, and `[DONE]` at last.",
             ),
@@ -179,15 +179,15 @@ fn texts(s: &mut Schemas) -> Vec<Operation> {
     let (ranked, scored) = (s.response::<RerankResponse>(), s.response::<ScoreResponse>());
     vec![
         post("/v1/embeddings", "Texts", "Makes vectors of texts.", embedding)
-            .gives(s.response::<EmbeddingResponse>()),
-        rerank().gives(ranked.clone()),
-        rerank().gives(ranked).at("/rerank"),
-        score().gives(scored.clone()),
-        score().gives(scored).at("/score"),
+            .gives(&s.response::<EmbeddingResponse>()),
+        rerank().gives(&ranked),
+        rerank().gives(&ranked).at("/rerank"),
+        score().gives(&scored),
+        score().gives(&scored).at("/score"),
         post("/tokenize", "Texts", "Makes tokens of a text or a conversation.", tokenize)
-            .gives(s.response::<TokenizeResponse>()),
+            .gives(&s.response::<TokenizeResponse>()),
         post("/detokenize", "Texts", "Makes a text of tokens.", detokenize)
-            .gives(s.response::<DetokenizeResponse>()),
+            .gives(&s.response::<DetokenizeResponse>()),
     ]
 }
 
@@ -196,8 +196,8 @@ fn models(s: &mut Schemas) -> Vec<Operation> {
     let unload = s.request("UnloadAdapterRequest", &[UnloadAdapterRequest::json_schema]);
     let one = get("/v1/models/{id}", "Models", "Describes one model.");
     vec![
-        get("/v1/models", "Models", "Lists the models.").gives(s.response::<ModelList>()),
-        Operation { errors: &[401, 403, 404], ..one }.gives(s.response::<ModelCard>()),
+        get("/v1/models", "Models", "Lists the models.").gives(&s.response::<ModelList>()),
+        Operation { errors: &[401, 403, 404], ..one }.gives(&s.response::<ModelCard>()),
         post("/v1/load_lora_adapter", "Models", "Loads an adapter, where that is allowed.", load)
             .gives_text("text/plain"),
         post("/v1/unload_lora_adapter", "Models", "Forgets an adapter.", unload)

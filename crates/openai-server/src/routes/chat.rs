@@ -204,15 +204,16 @@ async fn whole(
     let mut scored = None;
     while let Some(step) = generation.next().await {
         let (index, step) = step?;
-        match (step, choices.get_mut(index)) {
-            (Step::Piece(piece), Some(choice)) => {
-                if choice.take(&piece) {
+        match step {
+            Step::Piece(piece) => {
+                let over = choices.get_mut(index).is_some_and(|choice| choice.take(&piece));
+                if over {
                     generation.finish(index, FinishReason::Stop);
                 }
             }
             // Those of all choices are alike.
-            (Step::Prompt(entries), _) if scored.is_none() => scored = prompt_logprobs(&entries),
-            _ => {}
+            Step::Prompt(entries) if scored.is_none() => scored = prompt_logprobs(&entries),
+            Step::Prompt(_) => {}
         }
     }
     let usage = generation.usage(choices.iter().map(|c| c.output.reasoning_tokens).sum());

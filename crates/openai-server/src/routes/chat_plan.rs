@@ -95,7 +95,7 @@ impl Ask {
         let Chosen { tools, callable, required } = self.tools;
         let shows_tools = !tools.is_empty();
         let fields = PromptFields { may_be_cut: params.kept.is_some(), ..self.prompt };
-        let Prompt { text: prompt, thinks_not } = render(state, fields, tools.into())?;
+        let Prompt { text: prompt, thinks_not } = render(state, fields, &tools)?;
         let mut parser = ParserOptions {
             reasoning: config.reasoning_format,
             tools: if shows_tools { config.tool_format } else { ToolFormat::NONE },

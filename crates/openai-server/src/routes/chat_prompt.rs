@@ -2,7 +2,6 @@
 
 use crate::{decode::either, errors::ApiError, state::AppState};
 use serde_json::{Map, Value};
-use std::sync::Arc;
 use taper_chat::{Content, ContentPart, Message, TemplateRequest, Tool};
 
 /// What the template is rendered with.
@@ -38,7 +37,7 @@ pub(super) struct Prompt {
 pub(super) fn render(
     state: &AppState,
     fields: PromptFields,
-    tools: Arc<[Tool]>,
+    tools: &[Tool],
 ) -> Result<Prompt, ApiError> {
     let template = state.0.template.as_ref().ok_or(ApiError::NoChatTemplate)?;
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
@@ -86,7 +85,7 @@ pub(super) fn render(
     let thinks_not = kwargs.get("enable_thinking") == Some(&Value::Bool(false));
     let text = template.render(&TemplateRequest {
         messages: &fields.messages,
-        tools: &tools,
+        tools,
         add_generation_prompt,
         continue_final_message,
         kwargs: &kwargs,

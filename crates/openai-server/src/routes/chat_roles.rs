@@ -14,7 +14,7 @@ pub(super) fn settle(state: &AppState, ask: &mut Ask) {
     if !ask.prompt.messages.iter().skip(1).any(instructs) {
         return;
     }
-    let rendered = render(state, ask.prompt.clone(), ask.tools.tools.as_slice().into());
+    let rendered = render(state, ask.prompt.clone(), &ask.tools.tools);
     // Whatever else is wrong is found again where the prompt is made.
     if matches!(rendered, Err(ApiError::Chat(ChatError::TemplateRaised { .. }))) {
         let messages = std::mem::take(&mut ask.prompt.messages);

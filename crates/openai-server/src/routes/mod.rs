@@ -13,8 +13,8 @@ mod embeddings;
 mod gate;
 mod info;
 mod openapi;
-mod scores;
 mod responses;
+mod scores;
 mod segments;
 mod tokenize;
 

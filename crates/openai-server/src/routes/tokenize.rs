@@ -80,7 +80,7 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
                 ..PromptFields::default()
             };
             let tools = messages::tools(wire.tools.unwrap_or_default())?;
-            let prompt = render(state, fields, tools.into())?.text;
+            let prompt = render(state, fields, &tools)?.text;
             // The template writes special tokens itself.
             Ok(tokenizer.encode(&prompt, wire.add_special_tokens.unwrap_or(false))?)
         }

@@ -93,6 +93,7 @@ impl MessageEvent<'_> {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the names of the API")]
 pub(crate) enum BlockDelta {
     TextDelta { text: String },
     ThinkingDelta { thinking: String },

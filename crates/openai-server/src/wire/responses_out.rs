@@ -132,6 +132,7 @@ pub(crate) enum OutputItem {
 
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the names of the API")]
 pub(crate) enum PartOut {
     OutputText { text: String, annotations: [(); 0], logprobs: Vec<TokenLogprobOut> },
     ReasoningText { text: String },

@@ -268,7 +268,7 @@ pub(super) fn fitted(state: &AppState, ask: &mut Ask) -> Result<(), ApiError> {
             ..PromptFields::default()
         };
         let Chosen { tools, .. } = &ask.tools;
-        match render(state, fields, tools.as_slice().into()) {
+        match render(state, fields, tools) {
             Ok(prompt) => Ok(state.0.tokenizer.encode(&prompt.text, false)?.len() <= room),
             Err(ApiError::TextTooLong { .. }) => Ok(false),
             Err(error) => Err(error),
