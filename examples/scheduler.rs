@@ -14,8 +14,10 @@ fn main() -> Result<()> {
     });
     for (id, prompt, max_new) in [(0, 4, 6), (1, 20, 4), (2, 6, 8)] {
         let (id, prompt) = (SeqId(id), vec![1; prompt]);
-        scheduler
-            .admit(Admission { id, prompt, max_new, all_logits: false, client: None }, &pool)?;
+        scheduler.admit(
+            Admission { id, prompt, max_new, all_logits: false, client: None, priority: 0 },
+            &pool,
+        )?;
     }
 
     let mut generated = [0; 3];

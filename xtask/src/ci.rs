@@ -24,7 +24,7 @@ pub(crate) struct Options {
     /// Leave these steps out; several may be given.
     #[arg(long, value_name = "STEP")]
     skip: Vec<String>,
-    /// A Python that has the packages of tests/fixtures/requirements.txt and openai.
+    /// A Python that has the packages of tests/fixtures/requirements.txt and tests/sdk/requirements.txt.
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     python: PathBuf,
     /// End at the first step that fails.
@@ -185,6 +185,30 @@ const STEPS: &[Step] = &[
                 "--api-key",
                 "{key}",
             ],
+        ),
+    ),
+    step(
+        "openapi",
+        "random requests against the release server's description of its API",
+        Served(
+            "tests/openapi",
+            &["{python}", "check.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-anthropic",
+        "Anthropic's Python SDK against the release server",
+        Served(
+            "tests/sdk",
+            &["{python}", "anthropic_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-responses",
+        "the Responses API of OpenAI's Python SDK against the release server",
+        Served(
+            "tests/sdk",
+            &["{python}", "responses_python.py", "--base-url", "{url}", "--api-key", "{key}"],
         ),
     ),
     step(

@@ -1,7 +1,7 @@
 //! The seam between whoever has requests (HTTP, a terminal, a benchmark) and whoever runs them.
 
 use crate::{AdapterInfo, AdapterRefused, EventSink, GenRequest, InvalidParam, TokenId};
-use std::{fmt, path::Path, sync::Arc};
+use std::{fmt, path::Path, sync::Arc, time::Duration};
 
 /// Runs requests. Implementations own their thread; calls never wait for a model step.
 pub trait Engine: Send + Sync + fmt::Debug + 'static {
@@ -106,6 +106,10 @@ pub struct EngineStats {
     pub masked_tokens: u64,
     /// Tokens that a grammar left no choice about: they were not sampled.
     pub forced_tokens: u64,
+    /// Time that threads spent on finding the tokens that grammars allow.
+    pub mask_time: Duration,
+    /// How much of it steps waited for, after the forward pass beside which it is spent.
+    pub mask_wait: Duration,
     /// Sequences preempted because the KV cache was full.
     pub preemptions: u64,
     /// Requests that ended because nobody listened.
@@ -171,6 +175,12 @@ pub enum SubmitError {
         /// What was asked for.
         name: Arc<str>,
     },
+    /// A priority, where requests are served in the order of arrival.
+    #[error("priority {asked} is not possible here: requests are served in the order of arrival")]
+    NoPriorities {
+        /// What was asked for.
+        asked: i32,
+    },
     /// Try again later.
     #[error("the queue of {limit} requests is full")]
     QueueFull {
@@ -190,7 +200,7 @@ pub enum SubmitError {
         limit: u32,
     },
     /// The model makes vectors of texts.
-    #[error("this model makes vectors of texts, and no text")]
+    #[error("this model makes vectors or scores of texts, and no text")]
     NoGeneration,
     /// Every token would end the output before `min_tokens`.
     #[error("no token is left to choose from: before min_tokens, no stop token can be chosen")]

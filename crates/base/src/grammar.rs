@@ -123,6 +123,13 @@ impl TokenMask {
         words.into()
     }
 
+    /// The tokens that are in both sets.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        let words: Vec<u32> = self.0.iter().zip(&*other.0).map(|(a, b)| a & b).collect();
+        words.into()
+    }
+
     /// The set and some tokens more.
     #[must_use]
     pub fn with(&self, tokens: &[TokenId]) -> Self {
@@ -163,5 +170,7 @@ mod tests {
         let less = mask.without(&[32, 5, 900]);
         assert_eq!((less.count(), less.has(32), mask.count()), (3, false, 4));
         assert!(Arc::ptr_eq(&mask.0, &mask.without(&[5]).0));
+        let both = mask.and(&[31, 33].into_iter().collect());
+        assert_eq!((both.count(), both.has(31)), (1, true));
     }
 }

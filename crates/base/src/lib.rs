@@ -30,4 +30,4 @@ pub use request::{
 pub use sampling::{InvalidParam, SamplingParams};
 pub use threads::{Alone, Threads};
 pub use tokens::TokenSet;
-pub use vectors::{TextVectors, VectorsError};
+pub use vectors::{TextPair, TextScores, TextVectors, VectorsError};

@@ -1,6 +1,8 @@
 //! One generation: what is asked and what comes back.
 
-use crate::{ConstraintError, SamplingParams, SharedGrammar, SubmitError, TokenId, TokenSet};
+use crate::{
+    ConstraintError, SamplingParams, SharedGrammar, SubmitError, TokenId, TokenMask, TokenSet,
+};
 use std::{
     fmt,
     hash::{BuildHasher, Hasher, RandomState},
@@ -32,6 +34,12 @@ pub struct GenRequest {
     pub adapter: Option<Arc<str>>,
     /// What the output must match.
     pub grammar: Option<SharedGrammar>,
+    /// The only tokens that may be chosen; `None` allows all.
+    pub allowed: Option<TokenMask>,
+    /// Sequences of tokens that the output must not contain.
+    pub bad_words: Arc<[Vec<TokenId>]>,
+    /// Requests of a lower number come first, on an engine that schedules by priority.
+    pub priority: i32,
 }
 
 /// When a generation ends. Stop strings are the text layer's business: it drops the stream.
@@ -72,6 +80,8 @@ pub struct TokenLogprobs {
     pub chosen: TokenLogprob,
     /// The likeliest ones, best first; as many as were asked for.
     pub top: Vec<TokenLogprob>,
+    /// How many tokens are at least as likely as `chosen`, itself included; only of prompt tokens.
+    pub rank: Option<u32>,
 }
 
 /// One new token.

@@ -1,4 +1,4 @@
-//! The seam between whoever wants vectors of texts and whoever makes them.
+//! The seams between whoever wants vectors or scores of texts and whoever makes them.
 
 use crate::TokenId;
 use std::{error::Error, fmt, sync::Arc};
@@ -27,7 +27,40 @@ pub trait TextVectors: Send + Sync + fmt::Debug + 'static {
     ) -> Result<Vec<Vec<f32>>, VectorsError>;
 }
 
-/// Why there are no vectors.
+/// Says how well a text answers a query: a reranker. Calls return when the scores are computed.
+pub trait TextScores: Send + Sync + fmt::Debug + 'static {
+    /// The longest query and text together, in tokens.
+    fn max_tokens(&self) -> usize;
+    /// Size of the vocabulary: token ids are below this.
+    fn vocab_size(&self) -> u32;
+    /// Tokens of a query and a text, with what the model wants around them.
+    ///
+    /// # Errors
+    /// They cannot be tokenized.
+    fn tokenize(&self, query: &str, text: &str) -> Result<TextPair, VectorsError>;
+    /// The score of each pair, higher for what answers the query better.
+    ///
+    /// # Errors
+    /// A pair is longer than the model reads, or it fails.
+    fn scores(&self, pairs: &[TextPair]) -> Result<Vec<f32>, VectorsError>;
+}
+
+/// Tokens of a query and a text that are read together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextPair {
+    /// All of them.
+    pub tokens: Vec<TokenId>,
+    /// Where the text begins, for models that are told so.
+    pub first_of_second: usize,
+}
+
+impl AsRef<[TokenId]> for TextPair {
+    fn as_ref(&self) -> &[TokenId] {
+        &self.tokens
+    }
+}
+
+/// Why there are no vectors, or no scores.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum VectorsError {
     /// A text of no tokens, or of too many.

@@ -90,6 +90,13 @@ impl Chain {
         Ok(tokens.concat())
     }
 
+    /// Whether there is a space between two tokens that have none themselves.
+    pub(crate) fn joins_with_spaces(&self) -> bool {
+        let mut chain = self.clone();
+        let tokens = vec!["a".to_owned(), "b".to_owned()];
+        chain.run(tokens, true).is_ok_and(|text| text.contains(' '))
+    }
+
     /// The bytes that a token stands for in the middle of a text.
     pub(crate) fn bytes(&self, token: &str) -> tokenizers::Result<Vec<u8>> {
         let mut text = token.to_owned();

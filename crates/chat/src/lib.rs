@@ -16,8 +16,9 @@ pub use detokenizer::Detokenizer;
 pub use error::ChatError;
 pub use message::{Content, ContentPart, Message, Role, Tool, ToolCall};
 pub use output::{
-    ArgumentSyntax, CallSyntax, CallWriter, Delta, KnownTools, Opener, OutputFormat, OutputParser,
-    ParsedMessage, ParserOptions, ReasoningFormat, Span, SpanParser, ToolCallIds, ToolFormat,
+    ArgumentSyntax, CallSyntax, CallWriter, Delta, KnownTools, Literals, Opener, OutputFormat,
+    OutputParser, ParsedMessage, ParserOptions, ReasoningFormat, Span, SpanParser, Tags,
+    ToolCallIds, ToolFormat,
 };
 pub use stop::{StopMatch, StopPatterns, StopStrings};
 pub use template::{ChatTemplate, TemplateRequest};

@@ -204,6 +204,12 @@ impl Tokenizer {
         (!skip).then_some(token)
     }
 
+    /// Whether a text has a space between any two tokens, as with WordPiece.
+    #[must_use]
+    pub fn joins_with_spaces(&self) -> bool {
+        self.inner.chain.joins_with_spaces()
+    }
+
     /// The token with this text in the vocabulary.
     #[must_use]
     pub fn token_id(&self, text: &str) -> Option<TokenId> {

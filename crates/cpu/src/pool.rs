@@ -5,6 +5,7 @@
 //! moment before they sleep, tasks are drawn from one counter, and a worker that the system has
 //! put aside is not waited for: it finds the job closed when it comes back.
 
+mod beside;
 mod grid;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ mod topology;
 pub use grid::{GridCell, grid};
 
 use crate::{Result, TensorError, next};
+use beside::Beside;
 use std::{
     any::Any,
     cell::{Cell, UnsafeCell},
@@ -137,21 +139,45 @@ impl Lane {
     }
 }
 
+/// Items that are shared out among tasks.
+struct Items<T>(*mut T);
+
+// SAFETY: each item is handed to one task only.
+unsafe impl<T: Send> Sync for Items<T> {}
+
+impl<T> Items<T> {
+    fn at(&self, index: usize) -> *mut T {
+        self.0.wrapping_add(index)
+    }
+}
+
 /// Runs `task(index, item)` for every item.
 pub fn for_each<T: Send>(items: &mut [T], task: impl Fn(usize, &mut T) + Sync) {
-    struct Items<T>(*mut T);
-    // SAFETY: each item is handed to one task only.
-    unsafe impl<T: Send> Sync for Items<T> {}
-    impl<T> Items<T> {
-        fn at(&self, index: usize) -> *mut T {
-            self.0.wrapping_add(index)
-        }
-    }
     let (len, items) = (items.len(), Items(items.as_mut_ptr()));
     run(len, |i| {
         // SAFETY: `i` is below the length, and no other task has it.
         task(i, unsafe { &mut *items.at(i) });
     });
+}
+
+/// Runs `main` here, and `task(index, item)` for every item beside it: on workers that have nothing else
+/// to do, and when `main` has returned, on all threads. Returns when everything is done.
+///
+/// # Panics
+/// When `main` or a task panics, after the others have ended.
+pub fn beside<T: Send, R>(
+    items: &mut [T],
+    task: impl Fn(usize, &mut T) + Sync,
+    main: impl FnOnce() -> R,
+) -> R {
+    if items.is_empty() || BUSY.get() {
+        let out = main();
+        items.iter_mut().enumerate().for_each(|(i, item)| task(i, item));
+        return out;
+    }
+    let (len, items) = (items.len(), Items(items.as_mut_ptr()));
+    // SAFETY: `i` is below the length, and no other task has it.
+    pool().beside(len, &|i| task(i, unsafe { &mut *items.at(i) }), main)
 }
 
 /// `task(0)` to `task(tasks - 1)`, in order.
@@ -200,6 +226,8 @@ struct Shared {
     job: UnsafeCell<Option<Job>>,
     /// What a worker's task panicked with.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// What workers do when there is no job.
+    beside: Beside,
     sleepers: AtomicUsize,
     bed: Mutex<()>,
     bell: Condvar,
@@ -220,6 +248,7 @@ impl Pool {
             active: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
+            beside: Beside::default(),
             sleepers: AtomicUsize::new(0),
             bed: Mutex::new(()),
             bell: Condvar::new(),
@@ -327,11 +356,14 @@ impl Shared {
         }
     }
 
-    /// Waits for an opening other than `seen`.
+    /// Waits for an opening other than `seen`, and does meanwhile what is to be done beside jobs.
     fn next_opening(&self, seen: u64) -> u64 {
         let open = || Some(self.gate.load(SeqCst)).filter(|g| g % 2 == 1 && *g != seen);
-        let start = Instant::now();
+        let mut start = Instant::now();
         loop {
+            if self.beside.help() {
+                start = Instant::now();
+            }
             for _ in 0..64 {
                 if let Some(gate) = open() {
                     return gate;
@@ -340,19 +372,20 @@ impl Shared {
                 std::hint::spin_loop();
             }
             if start.elapsed() > SPIN {
-                break;
+                self.sleep(|| open().is_some() || self.beside.is_open());
+                start = Instant::now();
             }
         }
+    }
+
+    /// Sleeps until there is something to do.
+    fn sleep(&self, due: impl Fn() -> bool) {
         let mut bed = lock(&self.bed);
         self.sleepers.fetch_add(1, SeqCst);
-        let gate = loop {
-            if let Some(gate) = open() {
-                break gate;
-            }
+        while !due() {
             bed = self.bell.wait(bed).unwrap_or_else(PoisonError::into_inner);
-        };
+        }
         self.sleepers.fetch_sub(1, SeqCst);
-        gate
     }
 }
 

@@ -16,6 +16,8 @@ pub struct EngineConfig {
     pub max_num_seqs: u32,
     /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: u32,
+    /// The order in which requests are served.
+    pub scheduling: Scheduling,
     /// Requests that may be open beside the `max_num_seqs` that run.
     pub max_waiting: u32,
     /// How keys and values are stored, layer by layer.
@@ -50,6 +52,7 @@ impl Default for EngineConfig {
             max_model_len: None,
             max_num_seqs: 256,
             max_num_batched_tokens: 512,
+            scheduling: Scheduling::default(),
             max_waiting: 1024,
             scheme: KvScheme::default(),
             offers: Vec::new(),
@@ -64,6 +67,17 @@ impl Default for EngineConfig {
             eos_token_ids: Vec::new(),
         }
     }
+}
+
+/// The order in which requests are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scheduling {
+    /// That of their arrival; a request with a priority is refused.
+    #[default]
+    Fcfs,
+    /// Those of a lower [`priority`](taper_base::GenRequest::priority) first, equals in the order of
+    /// their arrival.
+    Priority,
 }
 
 /// A scheme that requests name by its bits.

@@ -164,10 +164,11 @@ impl Lane {
         let Submission { request, adapter, max_new, .. } = &submission;
         self.cache.set_salt(id, salt(adapter.as_ref(), request.cache_salt.as_ref()));
         let (prompt, client, max_new) = (request.prompt.clone(), request.client, *max_new);
+        let priority = request.priority;
         let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
         let sequence = Sequence::new(submission, &shared.eos, vocab);
         let all_logits = sequence.wants_prompt_logprobs();
-        let admission = Admission { id, prompt, max_new, all_logits, client };
+        let admission = Admission { id, prompt, max_new, all_logits, client, priority };
         let units = match admission.prompt.split_last() {
             // The last token is computed in any case, and with all logits every one.
             Some((_, reusable)) if !all_logits => self.cache.on_disk(id, reusable),

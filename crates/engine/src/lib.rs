@@ -17,5 +17,7 @@ mod step;
 mod worker;
 
 pub use channel::{ChannelSink, Events, channel};
-pub use config::{EngineConfig, EngineError, EnginePlan, KvBudget, KvDisk, KvIdle, KvOffer};
+pub use config::{
+    EngineConfig, EngineError, EnginePlan, KvBudget, KvDisk, KvIdle, KvOffer, Scheduling,
+};
 pub use local::LocalEngine;

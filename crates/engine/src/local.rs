@@ -1,7 +1,7 @@
 //! The engine of one process: a thread that owns the model's cache and the scheduler.
 
 use crate::{
-    EngineConfig, EngineError, KvDisk, KvIdle,
+    EngineConfig, EngineError, KvDisk, KvIdle, Scheduling,
     adapters::Adapters,
     config::EnginePlan,
     lane::Lane,
@@ -37,6 +37,7 @@ pub struct LocalEngine {
     stats: Arc<SharedStats>,
     eos: TokenSet,
     adapters: Adapters,
+    scheduling: Scheduling,
     /// Requests that have not ended.
     open: Arc<Open>,
     /// The thread has not panicked.
@@ -112,6 +113,7 @@ impl LocalEngine {
             stats,
             eos,
             adapters,
+            scheduling: config.scheduling,
             open: Arc::new(Open::new(config.max_waiting.saturating_add(config.max_num_seqs))),
             alive,
             commands: RwLock::new(Some(commands)),
@@ -150,7 +152,8 @@ impl LocalEngine {
         if prompt == 0 {
             return Err(SubmitError::EmptyPrompt);
         }
-        let tokens = request.prompt.iter().chain(&*request.stop.token_ids);
+        let bad_words = request.bad_words.iter().flatten();
+        let tokens = request.prompt.iter().chain(&*request.stop.token_ids).chain(bad_words);
         if let Some(&token) = tokens.into_iter().find(|&&t| t >= vocab) {
             return Err(SubmitError::UnknownToken { token, vocab });
         }
@@ -178,6 +181,9 @@ impl Engine for LocalEngine {
     fn submit(&self, request: GenRequest, sink: Box<dyn EventSink>) -> Result<(), SubmitError> {
         if !self.is_alive() {
             return Err(SubmitError::EngineDead);
+        }
+        if self.scheduling == Scheduling::Fcfs && request.priority != 0 {
+            return Err(SubmitError::NoPriorities { asked: request.priority });
         }
         let (lane, max_new) = (self.lane(&request)?, self.max_new(&request)?);
         let adapter = self.adapters.of(request.adapter.as_ref())?;

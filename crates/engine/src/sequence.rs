@@ -6,10 +6,10 @@ use crate::{
     listener::Listener,
     worker::Submission,
 };
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 use taper_base::{
-    DeviceDraw, ErrorId, Event, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenId,
-    TokenLogprobs, TokenSet,
+    ConstraintError, DeviceDraw, ErrorId, Event, FinishReason, GenRequest, GeneratedToken,
+    GenerationError, TokenId, TokenLogprobs, TokenMask, TokenSet,
 };
 use taper_models::Adapter;
 use taper_sampler::{Choice, Sampler, SamplerError, token_logprobs};
@@ -30,6 +30,10 @@ pub(crate) struct Sequence {
     stops: TokenSet,
     sampler: Sampler,
     grammar: Option<Constrained>,
+    /// The only tokens that may be chosen.
+    allowed: Option<TokenMask>,
+    /// Sequences of tokens that the output must not contain.
+    bad_words: Arc<[Vec<TokenId>]>,
     prompt_logprobs: Option<PromptLogprobs>,
     listener: Listener,
     adapter: Option<AdapterUse>,
@@ -47,7 +51,8 @@ impl Sequence {
         let stops = stops(&request, eos);
         let prompt_len = request.prompt.len();
         let entries = |top| PromptLogprobs { top, entries: vec![None; prompt_len] };
-        let samples_all = request.sampling.logprobs.is_some();
+        let limited = request.allowed.is_some() || !request.bad_words.is_empty();
+        let samples_all = limited || request.sampling.logprobs.is_some();
         let constrained = |grammar| Constrained::new(grammar, eos, &stops, samples_all);
         Self {
             sampler: Sampler::new(&request.sampling, &request.prompt, vocab),
@@ -56,6 +61,8 @@ impl Sequence {
             max_new: max_new as usize,
             min_new: request.stop.min_tokens as usize,
             grammar: request.grammar.as_ref().map(constrained),
+            allowed: request.allowed,
+            bad_words: request.bad_words,
             stops,
             prompt_logprobs: request.prompt_logprobs.map(entries),
             listener,
@@ -142,17 +149,21 @@ impl Sequence {
         self.grammar.is_some()
     }
 
-    /// What a grammar says about the next token, if the request has one.
-    pub(crate) fn grammar(&mut self) -> Option<&mut Constrained> {
-        self.grammar.as_mut()
+    /// Hands the grammar out, if the request has one, so that its mask can be found elsewhere.
+    pub(crate) fn take_grammar(&mut self) -> Option<Constrained> {
+        self.grammar.take()
+    }
+
+    /// Takes the grammar back.
+    pub(crate) fn put_grammar(&mut self, grammar: Constrained) {
+        self.grammar = Some(grammar);
     }
 
     /// Chooses the next token from its logits.
     pub(crate) fn choose(&self, logits: &mut [f32]) -> Result<Choice, GenerationError> {
         let (at, banned) = (self.tokens.len() - 1, self.banned());
-        let mask = self.grammar.as_ref().map_or(Ok(None), Constrained::mask);
-        let mask = mask.map_err(|e| constrained::error(at, e))?;
-        let choice = self.sampler.sample_on(&pool::Kernels, logits, banned, mask);
+        let mask = self.mask().map_err(|e| constrained::error(at, e))?;
+        let choice = self.sampler.sample_on(&pool::Kernels, logits, &banned, mask.as_deref());
         choice.map_err(|e| error(at, e, !banned.is_empty() || mask.is_some()))
     }
 
@@ -163,8 +174,17 @@ impl Sequence {
         if self.prompt_logprobs.is_some() || banned.len() > MAX_BANNED_ON_DEVICE {
             return None;
         }
-        let mask = self.grammar.as_ref().map_or(Ok(None), Constrained::mask).ok()?;
-        self.sampler.on_device(banned, mask)
+        let mask = self.mask().ok()?;
+        self.sampler.on_device(&banned, mask.as_deref())
+    }
+
+    /// The only tokens that may be chosen next; `None` where all may.
+    fn mask(&self) -> Result<Option<Cow<'_, TokenMask>>, ConstraintError> {
+        let grammar = self.grammar.as_ref().map_or(Ok(None), Constrained::mask)?;
+        Ok(match (grammar, &self.allowed) {
+            (Some(grammar), Some(allowed)) => Some(Cow::Owned(grammar.and(allowed))),
+            (mask, allowed) => mask.or(allowed.as_ref()).map(Cow::Borrowed),
+        })
     }
 
     /// What the request's grammar makes of a token that was chosen.
@@ -181,10 +201,19 @@ impl Sequence {
         follows.map_err(|e| constrained::error(tokens.len(), e))
     }
 
-    /// Tokens that would end the generation too early.
-    fn banned(&self) -> &[TokenId] {
-        let generated = self.tokens.len() - self.prompt_len;
-        if generated < self.min_new { &self.stops } else { &[] }
+    /// Tokens that would end the generation too early, and those that would complete a bad word.
+    fn banned(&self) -> Cow<'_, [TokenId]> {
+        let output = &self.tokens[self.prompt_len..];
+        let stops: &[TokenId] = if output.len() < self.min_new { &self.stops } else { &[] };
+        let completing = |word: &Vec<TokenId>| {
+            let (last, before) = word.split_last()?;
+            output.ends_with(before).then_some(*last)
+        };
+        let words: Vec<_> = self.bad_words.iter().filter_map(completing).collect();
+        if words.is_empty() {
+            return Cow::Borrowed(stops);
+        }
+        Cow::Owned([stops, &words].concat())
     }
 
     /// Appends and reports a chosen token and those that follow from it; tells whether the last of

@@ -1,8 +1,11 @@
 //! Counters that any thread may read while the engine runs.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 use taper_base::EngineStats;
 use taper_kv_cache::{DiskTier, Written};
@@ -29,6 +32,8 @@ pub(crate) struct SharedStats {
     pub(crate) generation_tokens: AtomicU64,
     pub(crate) masked_tokens: AtomicU64,
     pub(crate) forced_tokens: AtomicU64,
+    pub(crate) mask_nanos: AtomicU64,
+    pub(crate) mask_wait_nanos: AtomicU64,
     pub(crate) preemptions: AtomicU64,
     pub(crate) cancelled: AtomicU64,
     pub(crate) steps: AtomicU64,
@@ -67,6 +72,8 @@ impl SharedStats {
             generation_tokens: counter(&self.generation_tokens),
             masked_tokens: counter(&self.masked_tokens),
             forced_tokens: counter(&self.forced_tokens),
+            mask_time: Duration::from_nanos(counter(&self.mask_nanos)),
+            mask_wait: Duration::from_nanos(counter(&self.mask_wait_nanos)),
             preemptions: counter(&self.preemptions),
             cancelled: counter(&self.cancelled),
             steps: counter(&self.steps),
@@ -79,6 +86,10 @@ impl SharedStats {
 
 pub(crate) fn set(gauge: &AtomicU32, value: usize) {
     gauge.store(u32::try_from(value).unwrap_or(u32::MAX), Ordering::Relaxed);
+}
+
+pub(crate) fn add_time(counter: &AtomicU64, time: Duration) {
+    counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 pub(crate) fn add(counter: &AtomicU64, n: usize) {

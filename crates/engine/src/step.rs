@@ -1,16 +1,17 @@
 //! One step: a plan's tokens through the model, and each sequence's outcome.
 
 use crate::{
-    constrained::Follows,
+    constrained::{Constrained, Follows},
     pass::{self, PassError},
     sequence::Sequence,
-    stats::{SharedStats, add},
+    stats::{SharedStats, add, add_time},
 };
 use std::{
     any::Any,
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Instant,
 };
 use taper_base::{ErrorId, FinishReason, GenerationError, SeqId};
 use taper_kv_cache::KvCache;
@@ -53,9 +54,7 @@ pub(crate) fn run(
 ) -> Vec<(SeqWork, Outcome)> {
     let vocab = model.info().vocab;
     let result = guarded(|| {
-        let logits = pass::logits(model, cache, sequences, plan)?;
-        // A GPU is still busy with them.
-        prepare_masks(sequences, plan);
+        let logits = logits_and_masks(model, cache, sequences, plan, stats)?;
         let chosen = chosen_there(sequences, plan, &logits)?;
         let logits = rows_here(&logits, &chosen)?;
         let mut outcomes = outcomes(sequences, plan, chosen, logits, vocab);
@@ -90,12 +89,35 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown")
 }
 
-/// Finds the tokens that the grammars of a plan's sequences allow, in parallel.
-fn prepare_masks(sequences: &mut HashMap<SeqId, Sequence>, plan: &StepPlan) {
-    let samples = |id: &SeqId| plan.works.iter().any(|work| work.id == *id && work.samples);
-    let constrained = sequences.iter_mut().filter_map(|(id, s)| Some((id, s.grammar()?)));
-    let due = constrained.filter(|(id, _)| samples(id)).map(|(_, grammar)| grammar);
-    pool::for_each(&mut due.collect::<Vec<_>>(), |_, grammar| grammar.prepare());
+/// A plan's logits; beside the model, threads that it does not need find the tokens that the grammars of
+/// its sequences allow.
+fn logits_and_masks(
+    model: &dyn Model,
+    cache: &mut KvCache,
+    sequences: &mut HashMap<SeqId, Sequence>,
+    plan: &StepPlan,
+    stats: &SharedStats,
+) -> Result<Tensor, PassError> {
+    let sampled = plan.works.iter().filter(|work| work.samples);
+    let taken = sampled.filter_map(|w| Some((w.id, sequences.get_mut(&w.id)?.take_grammar()?)));
+    let mut grammars: Vec<_> = taken.collect();
+    let prepare = |_, (_, grammar): &mut (SeqId, Constrained)| {
+        let since = Instant::now();
+        grammar.prepare();
+        add_time(&stats.mask_nanos, since.elapsed());
+    };
+    let (logits, since) = pool::beside(&mut grammars, prepare, || {
+        (pass::logits(model, cache, sequences, plan), Instant::now())
+    });
+    if !grammars.is_empty() {
+        add_time(&stats.mask_wait_nanos, since.elapsed());
+    }
+    for (id, grammar) in grammars {
+        if let Some(sequence) = sequences.get_mut(&id) {
+            sequence.put_grammar(grammar);
+        }
+    }
+    logits
 }
 
 /// Tells grammars what was chosen, and asks what follows from it, in parallel.

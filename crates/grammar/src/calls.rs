@@ -3,15 +3,15 @@
 use crate::{
     GrammarError, Grammars,
     ebnf::quoted,
-    schema::{prepare, resolve},
+    literal::Literal,
+    schema::prepare,
     source::{Separators, with_options},
+    tagged::Tagged,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::fmt::Write;
+use taper_base::TokenId;
 use taper_chat::{ArgumentSyntax, CallSyntax, OutputFormat, Tool, ToolFormat};
-
-/// How deep an argument's schema is searched for the values that it names.
-const MAX_NESTED: usize = 8;
 
 /// The calls that an output may have.
 #[derive(Debug, Clone, Copy)]
@@ -107,121 +107,98 @@ impl<'a> Writer<'a> {
         }
         match self.syntax.arguments {
             ArgumentSyntax::Json => {
-                let spaced = with_options(schema, Separators::Spaced, None, strict);
-                if let Err(error) = self.grammars.check(&spaced) {
-                    if strict {
-                        return Err(error);
-                    }
-                    tracing::debug!(%error, "a tool's schema is not enforced");
+                let mut json = with_options(schema, Separators::Spaced, None, strict);
+                if !self.is_usable(&json, strict)? {
                     let any = json!({ "type": "object" });
-                    let any = with_options(any, Separators::Spaced, None, false);
-                    let _ = writeln!(self.lark, "args_{index}: %json {any}");
-                    return Ok(());
+                    json = with_options(any, Separators::Spaced, None, false);
                 }
-                let _ = writeln!(self.lark, "args_{index}: %json {spaced}");
+                let _ = writeln!(self.lark, "args_{index}: %json {json}");
                 Ok(())
             }
-            ArgumentSyntax::Tagged { before_name, after_name, after_value } => {
-                let tags = (before_name, after_name, after_value);
-                self.tagged(index, &schema, strict, tags)
+            ArgumentSyntax::Tagged(tags) => {
+                let rules = Tagged::new(self, tags, strict).arguments(index, &schema)?;
+                self.lark.push_str(&rules);
+                Ok(())
+            }
+            ArgumentSyntax::Literal(style) => {
+                let rules = Literal::new(self, style, strict, &schema).arguments(index)?;
+                self.lark.push_str(&rules);
+                Ok(())
             }
         }
     }
 
-    /// The arguments that the schema names, in its order.
-    fn tagged(
-        &mut self,
-        index: usize,
-        schema: &Value,
-        strict: bool,
-        (before_name, after_name, after_value): (&str, &str, &str),
-    ) -> Result<(), GrammarError> {
-        let none = Map::new();
-        let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
-        let required = schema.get("required").and_then(Value::as_array);
-        let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|n| n == name));
-        let (mut parts, mut rules) = (Vec::new(), String::new());
-        for (i, (name, property)) in properties.iter().enumerate() {
-            let part = format!("arg_{index}_{i}");
-            let head = self.text(&format!("{before_name}{name}{after_name}"));
-            let _ = writeln!(rules, "{part}: {head} value_{index}_{i}");
-            let rule = format!("{index}_{i}");
-            let value = self.value(schema, (property, name), strict, after_value, &rule)?;
-            let _ = writeln!(rules, "value_{rule}{value}");
-            parts.push(if is_required(name) { part } else { format!("{part}?") });
+    /// Whether a schema can be used. One that is not strict need not be.
+    pub(crate) fn is_usable(&self, schema: &Value, strict: bool) -> Result<bool, GrammarError> {
+        match self.grammars.check(schema) {
+            Ok(()) => Ok(true),
+            Err(error) if strict => Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "a tool's schema is not enforced");
+                Ok(false)
+            }
         }
-        let parts = if parts.is_empty() { "\"\"".to_owned() } else { parts.join(" ") };
-        let _ = write!(self.lark, "args_{index}: {parts}\n{rules}");
-        Ok(())
     }
 
-    /// A value, from the colon of its rule on.
-    fn value(
+    /// The first mark in a text that is a special token: where it stands, the mark and the token.
+    fn special<'t>(&self, text: &'t str) -> Option<(usize, &'t str, TokenId)> {
+        let format = self.rules.format.get();
+        let marks = format.iter().flat_map(|f| f.openers().iter().chain(f.marks()));
+        let special = |mark: &&'static str| {
+            let at = text.find(*mark)?;
+            let id = self.grammars.vocabulary.special_token(mark)?;
+            Some((at, &text[at..at + mark.len()], id))
+        };
+        // Of marks at one place the longest is meant.
+        marks.filter_map(special).min_by_key(|(at, mark, _)| (*at, usize::MAX - mark.len()))
+    }
+
+    /// Rules for a text and the mark that ends it, which it does not hold, and none of `without`.
+    pub(crate) fn text_up_to(
         &self,
-        root: &Value,
-        (property, name): (&Value, &str),
-        strict: bool,
-        after: &str,
         rule: &str,
-    ) -> Result<String, GrammarError> {
-        let reference = property.get("$ref").and_then(Value::as_str);
-        let meant = reference.and_then(|r| resolve(root, r)).unwrap_or(property);
-        let end = self.text(after);
-        let named = named_values(root, meant, MAX_NESTED).filter(|values| !values.is_empty());
-        if let Some(values) = named {
-            let plain = |value: &Value| match value {
-                Value::String(text) => quoted(text),
-                value => quoted(&value.to_string()),
+        (end, without): (&str, &[&str]),
+        length: (u64, Option<u64>),
+    ) -> String {
+        let (least, most) = length;
+        let any = |least: u64| match (least, most) {
+            (0, None) => "(?s:.*)".to_owned(),
+            (1, None) => "(?s:.+)".to_owned(),
+            (least, None) => format!("(?s:.{{{least},}})"),
+            (least, Some(most)) => format!("(?s:.{{{least},{most}}})"),
+        };
+        let hold = |mark: &&str| format!(" & ~/(?s:.*){}(?s:.*)/", escaped(mark));
+        let without: String = without.iter().map(hold).collect();
+        let Some((at, ..)) = self.special(end) else {
+            let end = escaped(end);
+            let once = match length {
+                // The first end is the text's.
+                (0, None) => String::new(),
+                _ => format!(" & ~/(?s:.*){end}(?s:.+)/"),
             };
-            let texts: Vec<_> = values.iter().map(plain).collect();
-            return Ok(format!(": ({}) {end}", texts.join(" | ")));
+            return format!("{rule}[lazy]: /{}{end}/{without}{once}\n", any(least));
+        };
+        // A special token is no part of a text, which goes on up to it.
+        let (plain, special) = end.split_at(at);
+        let not_end = hold(&end);
+        let (token, special) = (rule.to_uppercase(), self.text(special));
+        if plain.is_empty() && most == Some(0) {
+            return format!("{rule}: {special}\n");
         }
-        if may_be_text(meant) {
-            if let Some(limit) = text_limit(meant, MAX_NESTED).filter(|_| strict) {
-                let pointer = crate::pointer::Pointer::root().at("properties").at(name).at(limit);
-                let detail = format!("'{limit}' of an argument that this model writes as text");
-                return Err(GrammarError::Unsupported { pointer: pointer.to_string(), detail });
-            }
-            return Ok(format!("[lazy]: /(?s:.*){}/{}", escaped(after), self.not_in_texts(after)));
-        }
-        let mut schema = property.clone();
-        if let Some(schema) = schema.as_object_mut() {
-            for definitions in ["$defs", "definitions"] {
-                if let Some(all) = root.get(definitions) {
-                    schema.insert(definitions.to_owned(), all.clone());
-                }
-            }
-        }
-        let mut schema = with_options(schema, Separators::Spaced, None, strict);
-        if let Err(error) = self.grammars.check(&schema) {
-            if strict {
-                return Err(error);
-            }
-            tracing::debug!(%error, "a tool's schema is not enforced");
-            schema = with_options(json!({}), Separators::Spaced, None, false);
-        }
-        Ok(format!(": json_{rule} {end}\njson_{rule}: %json {schema}"))
-    }
-
-    /// What a plain text must not hold, behind its expression: marks that would end the call inside it.
-    fn not_in_texts(&self, after: &str) -> String {
-        let ends = [self.syntax.after_arguments, self.syntax.end].map(str::trim);
-        let ends = ends.into_iter().filter(|end| !end.is_empty() && !after.contains(end));
-        ends.map(|end| format!(" & ~/(?s:.*){}(?s:.*)/", escaped(end))).collect()
+        let empty = if plain.is_empty() && least == 0 { "?" } else { "" };
+        let least = if plain.is_empty() { least.max(1) } else { least };
+        let plain = escaped(plain);
+        format!(
+            "{rule}: {token}{empty} {special}\n{token}: /{}{plain}/{not_end}{without}\n",
+            any(least)
+        )
     }
 
     /// A text, in which marks may be special tokens.
-    fn text(&self, text: &str) -> String {
-        let format = self.rules.format.get();
-        let marks = format.iter().flat_map(|f| f.openers().iter().chain(f.marks()));
-        let special =
-            |mark: &&'static str| Some((*mark, self.grammars.vocabulary.special_token(mark)?));
-        let special: Vec<_> = marks.filter_map(special).collect();
+    pub(crate) fn text(&self, text: &str) -> String {
         let (mut out, mut rest) = (Vec::new(), text);
         while !rest.is_empty() {
-            let found =
-                special.iter().filter_map(|(mark, id)| Some((rest.find(mark)?, *mark, *id)));
-            let Some((at, mark, id)) = found.min_by_key(|(at, ..)| *at) else {
+            let Some((at, mark, id)) = self.special(rest) else {
                 out.push(quoted(rest));
                 break;
             };
@@ -235,48 +212,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Whether an argument is, or may be, a string, which is written as plain text.
-fn may_be_text(schema: &Value) -> bool {
-    match schema.get("type") {
-        Some(Value::String(kind)) => kind == "string",
-        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
-        _ => options(schema).is_none_or(|options| options.iter().any(may_be_text)),
-    }
-}
-
-/// The schemas of which one must match.
-fn options(schema: &Value) -> Option<&Vec<Value>> {
-    ["anyOf", "oneOf"].iter().find_map(|name| schema.get(*name)?.as_array())
-}
-
-/// All values of an argument, where its schema names each.
-fn named_values(root: &Value, schema: &Value, nested: usize) -> Option<Vec<Value>> {
-    let nested = nested.checked_sub(1)?;
-    let reference = schema.get("$ref").and_then(Value::as_str);
-    let schema = reference.and_then(|r| resolve(root, r)).unwrap_or(schema);
-    if let Some(value) = schema.get("const") {
-        return Some(vec![value.clone()]);
-    }
-    if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-        return Some(values.clone());
-    }
-    if schema.get("type").is_some_and(|kind| kind == "null") {
-        return Some(vec![Value::Null]);
-    }
-    let all = options(schema)?.iter().map(|option| named_values(root, option, nested));
-    Some(all.collect::<Option<Vec<_>>>()?.concat())
-}
-
-/// What a schema asks of a text that plain text cannot be held to.
-fn text_limit(schema: &Value, nested: usize) -> Option<&'static str> {
-    let nested = nested.checked_sub(1)?;
-    let limits = ["pattern", "minLength", "maxLength", "allOf"];
-    let own = limits.into_iter().find(|limit| schema.get(*limit).is_some());
-    own.or_else(|| options(schema)?.iter().find_map(|option| text_limit(option, nested)))
-}
-
 /// A text as a regular expression of Lark.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         match c {
@@ -287,30 +224,4 @@ fn escaped(text: &str) -> String {
         }
     }
     out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_are_named_through_options_and_references() {
-        let root = json!({"$defs": {
-            "unit": {"enum": ["C", "F"]},
-            "loop": {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "null"}]},
-        }});
-        let named = |schema: Value| named_values(&root, &schema, MAX_NESTED);
-        let optional = json!({"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "null"}]});
-        assert_eq!(named(optional), Some(vec![json!("C"), json!("F"), Value::Null]));
-        assert_eq!(named(json!({"const": 3})), Some(vec![json!(3)]));
-        assert_eq!(named(json!({"anyOf": [{"const": 3}, {"type": "string"}]})), None);
-        assert_eq!(named(json!({"$ref": "#/$defs/loop"})), None);
-    }
-
-    #[test]
-    fn limits_of_texts_are_found_in_options() {
-        let limited = json!({"anyOf": [{"type": "null"}, {"type": "string", "maxLength": 3}]});
-        assert_eq!(text_limit(&limited, MAX_NESTED), Some("maxLength"));
-        assert_eq!(text_limit(&json!({"type": "string"}), MAX_NESTED), None);
-    }
 }

@@ -130,9 +130,10 @@ impl Cache {
             }
             let begun = begin(&mut matcher);
             let compiled = begun.map(|()| Compiled { matcher, worn_out: AtomicBool::new(false) });
+            // Before whoever waits goes on, who may have the next grammar to prepare.
+            drop(slot);
             // Nobody may be waiting.
             let _ = done.send(compiled);
-            drop(slot);
         };
         let thread = thread::Builder::new().name("taper-grammar".into()).stack_size(STACK);
         thread.spawn(work).map_err(|_| GrammarError::Busy)?;

@@ -7,11 +7,14 @@ mod constraint;
 mod ebnf;
 mod error;
 mod formats;
+mod literal;
 mod locate;
 mod pointer;
 mod scan;
 mod schema;
 mod source;
+mod tagged;
+mod thinking;
 mod vocabulary;
 
 pub use calls::CallRules;
@@ -20,13 +23,14 @@ pub use source::Content;
 
 use calls::Writer;
 use compiled::{Cache, Compiled, MAX_BYTES};
-use constraint::{Body, Calls, Rules, SharedRules, Thinking};
+use constraint::{Body, Calls, Rules, SharedRules};
 use scan::Scan;
 use serde_json::Value;
 use source::Source;
 use std::sync::Arc;
 use taper_base::{SharedGrammar, TokenId};
 use taper_chat::{Opener, Tokenizer};
+use thinking::Thinking;
 use vocabulary::Vocabulary;
 
 /// Makes the grammars of one model's outputs, and keeps those that were used last.
@@ -47,15 +51,17 @@ pub struct Output<'a> {
     pub calls: Option<CallRules<'a>>,
 }
 
-/// How reasoning is marked.
+/// How reasoning is marked, and how much of it there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reasoning {
-    /// The text that begins it.
-    pub begin: &'static str,
-    /// The text that ends it.
-    pub end: &'static str,
+    /// The texts that begin it.
+    pub begins: &'static [&'static str],
+    /// The texts that end it.
+    pub ends: &'static [&'static str],
     /// The output begins inside it.
     pub open: bool,
+    /// Most tokens of it, the marks left out. Then the end comes by force.
+    pub budget: Option<u32>,
 }
 
 impl Grammars {
@@ -88,18 +94,14 @@ impl Grammars {
             }
             (_, Some(calls)) => Body::Free(self.free(calls)?),
             (Some(content), None) => Body::Whole(self.compile(Source::of(content)?)?),
+            (None, None) if output.reasoning.is_some_and(|r| r.budget.is_some()) => Body::Any,
             (None, None) => {
                 return Err(GrammarError::Syntax("nothing is constrained".to_owned()));
             }
         };
         let vocabulary = Arc::clone(&self.vocabulary);
-        let thinking = output.reasoning.map(|reasoning| Thinking {
-            open: reasoning.open,
-            begin: self.vocabulary.token(reasoning.begin),
-            end: Scan::new(reasoning.end, &self.vocabulary, |rest| {
-                rest.iter().all(u8::is_ascii_whitespace)
-            }),
-        });
+        let thinking = output.reasoning.filter(|reasoning| !reasoning.ends.is_empty());
+        let thinking = thinking.map(|reasoning| Thinking::new(&reasoning, &vocabulary));
         let rules = Arc::new(Rules { vocabulary, thinking, body });
         Ok(SharedGrammar::from(Arc::new(SharedRules(rules))))
     }
@@ -129,7 +131,7 @@ impl Grammars {
             matcher.try_consume_tokens(&tokens).is_ok_and(|taken| taken == tokens.len())
         };
         Ok(Calls {
-            opener: Scan::new(opener.text(), &self.vocabulary, may_follow),
+            opener: Scan::new(&[opener.text()], &self.vocabulary, may_follow),
             at_start: matches!(opener, Opener::AtStart(_)),
             call: Arc::clone(&call),
             one: !rules.many,

@@ -26,7 +26,7 @@ const USUAL: f64 = 999_999_999_999_999.0;
 const FINEST: f64 = 1e-8;
 
 /// The definition of any value, in schemas that need it.
-const ANY: &str = "taper-any-value";
+pub(crate) const ANY: &str = "taper-any-value";
 
 const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
 
@@ -414,14 +414,20 @@ fn any() -> Value {
 
 /// Any value, of numbers that every reader takes.
 fn any_value() -> Value {
-    let mut number = Map::from_iter([("type".to_owned(), "number".into())]);
-    end_digits(&mut number, true);
+    let number = any_number();
     json!({ "anyOf": [
         { "type": ["string", "boolean", "null"] },
         number,
         { "type": "array", "items": any() },
         { "type": "object", "additionalProperties": any() },
     ]})
+}
+
+/// Any number.
+pub(crate) fn any_number() -> Map<String, Value> {
+    let mut number = Map::from_iter([("type".to_owned(), "number".into())]);
+    end_digits(&mut number, true);
+    number
 }
 
 /// Any JSON object.

@@ -115,6 +115,17 @@ impl Vocabulary {
         (self.text(id) == text.as_bytes()).then_some(id)
     }
 
+    /// The tokens of a mark, as the tokenizer writes it.
+    pub(crate) fn tokens_of(&self, text: &str) -> Vec<TokenId> {
+        let one = self.token(text).map(|token| vec![token]);
+        let encoded = || {
+            let tokens = self.tokenizer.encode(text, false).ok()?;
+            let bytes: Vec<u8> = tokens.iter().flat_map(|id| self.text(*id)).copied().collect();
+            (bytes == text.as_bytes()).then_some(tokens)
+        };
+        one.or_else(encoded).unwrap_or_else(|| self.spell(text.as_bytes()))
+    }
+
     /// The special token that a text is.
     pub(crate) fn special_token(&self, text: &str) -> Option<TokenId> {
         self.token(text).filter(|id| self.special[*id as usize])

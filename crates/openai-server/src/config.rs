@@ -49,6 +49,10 @@ pub struct ServerConfig {
     pub keep_alive: Duration,
     /// Most choices of one request: `n`, times the prompts.
     pub max_choices: u32,
+    /// Responses of `/v1/responses` that are kept for later requests; 0 keeps none.
+    pub max_stored_responses: usize,
+    /// Bytes that they may take in all.
+    pub max_stored_bytes: usize,
     /// Adapters that may be loaded at a time, for the metrics.
     pub max_adapters: usize,
     /// Callers may load and unload adapters.
@@ -75,6 +79,8 @@ impl Default for ServerConfig {
             default_chat_template_kwargs: Map::new(),
             keep_alive: Duration::from_secs(15),
             max_choices: 128,
+            max_stored_responses: 1000,
+            max_stored_bytes: 64 << 20,
             max_adapters: 0,
             allow_adapter_updates: false,
         }

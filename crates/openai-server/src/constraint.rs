@@ -27,6 +27,41 @@ pub(crate) struct MessageAsked {
     pub(crate) many: bool,
     /// The model is asked not to think.
     pub(crate) thinks_not: bool,
+    /// Most tokens of thinking.
+    pub(crate) budget: Option<Budget>,
+    /// Where in a tool its schema stands.
+    pub(crate) schema_field: &'static str,
+}
+
+/// How long a model may think, and the field that says so.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Budget {
+    pub(crate) field: &'static str,
+    pub(crate) tokens: u32,
+}
+
+impl MessageAsked {
+    /// Whether the content or the calls must match a grammar.
+    pub(crate) fn constrains(&self, tools: &[Tool]) -> bool {
+        self.content.is_some() || self.constrains_calls(tools)
+    }
+
+    fn constrains_calls(&self, tools: &[Tool]) -> bool {
+        let strict = || tools.iter().any(|tool| tool.strict == Some(true));
+        !tools.is_empty() && (self.required || self.content.is_some() || strict())
+    }
+}
+
+impl Asked {
+    /// JSON of a schema, which `field` holds.
+    pub(crate) fn schema(field: &'static str, schema: Value, strict: bool) -> Self {
+        Self { field, content: Content::JsonSchema { schema, strict, whitespace: None } }
+    }
+
+    /// Any JSON object.
+    pub(crate) fn json_object(field: &'static str) -> Self {
+        Self { field, content: Content::JsonObject }
+    }
 }
 
 /// What the fields ask of the content. They are taken out of `fields`.
@@ -154,7 +189,7 @@ pub(crate) fn of_content(
     let Some(asked) = asked else { return Ok(None) };
     let output = Output { content: Some(&asked.content), ..Output::default() };
     let grammar = state.0.grammars()?.output(&output);
-    grammar.map(Some).map_err(|source| in_field(asked.field, source))
+    grammar.map(Some).map_err(|source| in_field(asked.field, "", source))
 }
 
 /// The grammar of a chat message, which `parser` reads: none where nothing is asked of it.
@@ -164,36 +199,49 @@ pub(crate) fn of_message(
     tools: &[Tool],
     parser: &ParserOptions,
 ) -> Result<Option<SharedGrammar>, ApiError> {
-    let MessageAsked { content, required, many, thinks_not } = asked;
+    let MessageAsked { content, required, many, thinks_not, budget, schema_field } = asked;
     let (required, many) = (*required, *many);
-    let strict = tools.iter().any(|tool| tool.strict == Some(true));
-    let constrained = !tools.is_empty() && (required || strict || content.is_some());
-    if content.is_none() && !constrained {
+    let constrains = asked.constrains(tools);
+    let reasoning = reasoning(parser, *budget)?;
+    if !constrains && budget.is_none() {
         return Ok(None);
     }
     let rules = CallRules { format: parser.tools, tools, required, many };
+    let thinks_not = *thinks_not || budget.is_some_and(|budget| budget.tokens == 0);
     let output = Output {
         // A prompt that begins the reasoning all the same has it end.
-        reasoning: reasoning(parser).filter(|reasoning| reasoning.open || !thinks_not),
+        reasoning: reasoning.filter(|r| r.open || !thinks_not || !constrains),
         content: content.as_ref().map(|asked| &asked.content),
-        calls: constrained.then_some(rules),
+        calls: asked.constrains_calls(tools).then_some(rules),
     };
     let grammar = state.0.grammars()?.output(&output);
     let field = content.as_ref().map_or("tool_choice", |asked| asked.field);
-    grammar.map(Some).map_err(|source| in_field(field, source))
+    grammar.map(Some).map_err(|source| in_field(field, schema_field, source))
 }
 
-fn reasoning(parser: &ParserOptions) -> Option<Reasoning> {
+/// How the model's reasoning is marked, which a budget needs.
+fn reasoning(
+    parser: &ParserOptions,
+    budget: Option<Budget>,
+) -> Result<Option<Reasoning>, ApiError> {
     let format = parser.reasoning;
-    let (begin, end) = (format.openers().first().copied()?, format.closers().first().copied()?);
-    Some(Reasoning { begin, end, open: parser.begins_in_reasoning() })
+    let (begins, ends) = (format.openers(), format.closers());
+    if begins.is_empty() || ends.is_empty() {
+        let detail = "this model does not mark where its reasoning ends";
+        return match budget {
+            Some(Budget { field, .. }) => Err(ApiError::unsupported(field, detail)),
+            None => Ok(None),
+        };
+    }
+    let (open, budget) = (parser.begins_in_reasoning(), budget.map(|budget| budget.tokens));
+    Ok(Some(Reasoning { begins, ends, open, budget }))
 }
 
 /// An error about what a field says. Those about tools say which.
-fn in_field(field: &str, source: GrammarError) -> ApiError {
+fn in_field(field: &str, schema_field: &str, source: GrammarError) -> ApiError {
     match source {
         GrammarError::Tool { index, source } => {
-            let param = format!("tools[{index}].function.parameters");
+            let param = format!("tools[{index}].{schema_field}");
             ApiError::Grammar { param, source: *source }
         }
         GrammarError::Format { .. } => {

@@ -1,14 +1,7 @@
 //! Everything that can go wrong with a request, and the one table of its HTTP responses.
 
-use axum::{
-    Json,
-    http::{HeaderValue, StatusCode, header},
-    response::{IntoResponse, Response},
-};
-use serde::Serialize;
-use taper_base::{
-    AdapterRefused, ConstraintError, ErrorId, GenerationError, SubmitError, VectorsError,
-};
+use axum::http::StatusCode;
+use taper_base::{AdapterRefused, ConstraintError, GenerationError, SubmitError, VectorsError};
 use taper_chat::ChatError;
 use taper_grammar::GrammarError;
 
@@ -57,6 +50,14 @@ pub enum ApiError {
         max: u32,
         /// The field that holds the text.
         param: &'static str,
+    },
+    /// A prompt fills the model's context.
+    #[error("prompt is too long: {tokens} tokens > {max} maximum")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Longest sequence in tokens.
+        max: u32,
     },
     /// A field holds the wrong type.
     #[error("invalid type for '{param}': {detail}")]
@@ -110,6 +111,24 @@ pub enum ApiError {
         /// The names served.
         served: String,
     },
+    /// No such response is kept here.
+    #[error(
+        "there is no response '{id}': it was made with 'store': false, deleted, or forgotten, as this server keeps only the last {most} and forgets them when it ends; send the whole conversation in 'input' instead"
+    )]
+    ResponseNotFound {
+        /// The id asked for.
+        id: String,
+        /// How many are kept.
+        most: usize,
+        /// The field that holds the id.
+        param: Option<&'static str>,
+    },
+    /// The response is not written in the background any more, or never was.
+    #[error("the response '{id}' is not in progress in the background")]
+    NotInProgress {
+        /// Its id.
+        id: String,
+    },
     /// The key is missing or wrong.
     #[error("incorrect API key provided")]
     InvalidApiKey,
@@ -162,12 +181,24 @@ pub enum ApiError {
     /// Tokenizing, detokenizing or rendering the chat template failed.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// There are no vectors.
-    #[error(transparent)]
-    Vectors(#[from] VectorsError),
+    /// There are no vectors, or no scores.
+    #[error("{source}")]
+    Vectors {
+        /// Why.
+        #[source]
+        source: VectorsError,
+        /// The field that holds the texts.
+        param: &'static str,
+    },
     /// The model generates text.
     #[error("this model makes no vectors of texts")]
     NoVectors,
+    /// The model generates text.
+    #[error("this model scores no texts")]
+    NoScores,
+    /// The weights hold values that are not numbers.
+    #[error("the model gave a score that is not finite")]
+    NonFiniteScore,
     /// The model came without a chat template.
     #[error("this model has no chat template; use /v1/completions")]
     NoChatTemplate,
@@ -198,10 +229,6 @@ pub struct ErrorClass {
     pub param: Option<String>,
 }
 
-/// Messages quote what came, and what came may be megabytes.
-const LONGEST_MESSAGE: usize = 2000;
-const LONGEST_PARAM: usize = 200;
-
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
@@ -226,6 +253,7 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
         SubmitError::NoGeneration => bad("no_generation", None),
         SubmitError::NoCandidate => bad("no_token_left", Some("stop_token_ids")),
+        SubmitError::NoPriorities { .. } => bad("invalid_value", Some("priority")),
         SubmitError::InvalidParam(p) => bad("invalid_value", Some(p.name)),
         // It was unloaded between the check and the engine.
         SubmitError::UnknownAdapter { .. } => {
@@ -278,6 +306,17 @@ impl ApiError {
         Self::UnsupportedValue { param: param.into(), detail: detail.into() }
     }
 
+    /// The error of an API in which a field has another name.
+    pub(crate) fn renamed(self, from: &str, to: &'static str) -> Self {
+        match self {
+            Self::InvalidValue { param, detail } if param == from => Self::value(to, detail),
+            Self::TextTooLong { bytes, max, param } if param == from => {
+                Self::TextTooLong { bytes, max, param: to }
+            }
+            other => other,
+        }
+    }
+
     /// The table. Every match is written out, with no catch-all arm, so that a new variant of this
     /// or of a wrapped enum does not compile until somebody has decided on its response.
     #[must_use]
@@ -292,6 +331,7 @@ impl ApiError {
             Self::BodyTimeout => (S::REQUEST_TIMEOUT, INVALID, "body_timeout", None),
             Self::TooManyValues { .. } => bad("too_many_values", None),
             Self::TextTooLong { param, .. } => bad("context_length_exceeded", Some(param)),
+            Self::PromptTooLong { .. } => bad("context_length_exceeded", Some("messages")),
             Self::HostNotAllowed => (S::FORBIDDEN, INVALID, "host_not_allowed", None),
             Self::OriginNotAllowed => (S::FORBIDDEN, INVALID, "origin_not_allowed", None),
             Self::UnsupportedEncoding => {
@@ -307,6 +347,10 @@ impl ApiError {
             Self::UnsupportedParameter { param, .. } => bad("unsupported_parameter", Some(param)),
             Self::UnsupportedValue { param, .. } => bad("unsupported_value", Some(param)),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, INVALID, "model_not_found", Some("model")),
+            Self::ResponseNotFound { param, .. } => {
+                (S::NOT_FOUND, INVALID, "response_not_found", *param)
+            }
+            Self::NotInProgress { .. } => bad("not_in_progress", None),
             Self::InvalidApiKey => (S::UNAUTHORIZED, INVALID, "invalid_api_key", None),
             Self::UnknownUrl { .. } => (S::NOT_FOUND, INVALID, "unknown_url", None),
             Self::MethodNotAllowed { .. } => {
@@ -315,10 +359,12 @@ impl ApiError {
             Self::Submit { source, prompt_param } => refused(source, Some(prompt_param)),
             Self::Adapter(source) => refused_adapter(source),
             Self::NoVectors => bad("no_vectors", None),
-            Self::Vectors(source) => match source {
-                VectorsError::Length { .. } => bad("context_length_exceeded", Some("input")),
+            Self::NoScores => bad("no_scores", None),
+            Self::NonFiniteScore => fail("non_finite_score"),
+            Self::Vectors { source, param } => match source {
+                VectorsError::Length { .. } => bad("context_length_exceeded", Some(param)),
                 VectorsError::Dimensions { .. } => bad("invalid_value", Some("dimensions")),
-                VectorsError::UnknownToken { .. } => bad("unknown_token", Some("input")),
+                VectorsError::UnknownToken { .. } => bad("unknown_token", Some(param)),
                 VectorsError::Failed(_) => fail("model_failed"),
             },
             Self::Generation(source) => match source {
@@ -369,78 +415,5 @@ impl ApiError {
             Self::Internal => fail("internal_error"),
         };
         ErrorClass { status, kind, code, param: param.map(str::to_owned) }
-    }
-
-    /// The message for the client. Of a fault of this server that may name paths or devices, it only
-    /// says where the log has more.
-    fn message(&self) -> String {
-        match self {
-            Self::Chat(error) if self.class().status.is_server_error() => {
-                let id = ErrorId::random();
-                tracing::error!(%id, %error, "the tokenizer or the chat template failed");
-                format!("internal error; the server's log has the details under error id {id}")
-            }
-            _ => self.to_string(),
-        }
-    }
-
-    /// The body, as it also travels in a stream.
-    pub(crate) fn body(&self) -> ErrorBody {
-        let class = self.class();
-        ErrorBody {
-            error: ErrorDetail {
-                message: clipped(self.message(), LONGEST_MESSAGE),
-                kind: class.kind,
-                param: class.param.map(|param| clipped(param, LONGEST_PARAM)),
-                code: class.code,
-            },
-        }
-    }
-}
-
-fn clipped(mut text: String, longest: usize) -> String {
-    if text.len() > longest {
-        text.truncate(text.floor_char_boundary(longest));
-        text.push('…');
-    }
-    text
-}
-
-/// `{"error": {...}}`
-#[derive(Debug, Serialize)]
-pub(crate) struct ErrorBody {
-    error: ErrorDetail,
-}
-
-#[derive(Debug, Serialize)]
-struct ErrorDetail {
-    message: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    param: Option<String>,
-    code: &'static str,
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let class = self.class();
-        if class.status.is_server_error() {
-            tracing::error!(code = class.code, error = %self, "request failed");
-        } else {
-            // The message may quote the prompt.
-            tracing::debug!(code = class.code, param = class.param, "request refused");
-        }
-        let mut response = (class.status, Json(self.body())).into_response();
-        let headers = response.headers_mut();
-        match class.status {
-            StatusCode::UNAUTHORIZED => {
-                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            }
-            _ => {}
-        }
-        response
     }
 }

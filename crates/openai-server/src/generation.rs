@@ -39,6 +39,8 @@ pub(crate) struct Piece {
     pub(crate) token: Option<GeneratedToken>,
     /// The choice is over.
     pub(crate) finish: Option<FinishReason>,
+    /// The stop string that ended it.
+    pub(crate) stop: Option<String>,
 }
 
 /// All choices of one request. Dropping it cancels them: the engine sees its sinks closed.
@@ -212,14 +214,15 @@ impl Choice {
                 if let Some(reason) = finish {
                     self.end(Ended::Finished(reason));
                 }
-                Ok(Some(Step::Piece(Piece { text: step.text, token: Some(token), finish })))
+                let (text, stop) = (step.text, step.stop);
+                Ok(Some(Step::Piece(Piece { text, token: Some(token), finish, stop })))
             }
             Event::Finished(reason) => {
                 let step = self.text.finish()?;
                 let reason = if step.stop.is_some() { FinishReason::Stop } else { reason };
                 self.end(Ended::Finished(reason));
-                let piece = Piece { text: step.text, token: None, finish: Some(reason) };
-                Ok(Some(Step::Piece(piece)))
+                let (text, stop) = (step.text, step.stop);
+                Ok(Some(Step::Piece(Piece { text, token: None, finish: Some(reason), stop })))
             }
             Event::Failed(error) => Err(error.into()),
         }

@@ -199,6 +199,12 @@ impl Metrics {
         one("taper:masked_tokens_total", c, "Tokens sampled under a grammar's mask.", n)?;
         let n = stats.forced_tokens as f64;
         one("taper:forced_tokens_total", c, "Tokens that a grammar forced, not sampled.", n)?;
+        let n = stats.mask_time.as_secs_f64();
+        let help = "Time of all threads that found tokens which grammars allow.";
+        one("taper:grammar_mask_seconds_total", c, help, n)?;
+        let n = stats.mask_wait.as_secs_f64();
+        let help = "Time that steps waited for grammars after their forward pass.";
+        one("taper:grammar_mask_wait_seconds_total", c, help, n)?;
         let n = self.prefix_queries.load(Relaxed) as f64;
         one("vllm:prefix_cache_queries_total", c, "Prompt tokens looked up in the cache.", n)?;
         let n = self.prefix_hits.load(Relaxed) as f64;

@@ -5,11 +5,13 @@ use crate::{
     decode::either,
     errors::ApiError,
     random::{choice_seed, random_u64},
+    tokens::{allowed, kept},
     wire::SamplingFields,
 };
 use std::{collections::BTreeSet, sync::Arc};
 use taper_base::{
     EngineInfo, GenRequest, InvalidParam, SamplingParams, SharedGrammar, StopRules, SubmitError,
+    TokenId, TokenMask,
 };
 use taper_chat::{StopPatterns, TextOptions};
 
@@ -35,6 +37,25 @@ pub(crate) struct Params {
     pub(crate) adapter: Option<Arc<str>>,
     /// What the output must match.
     pub(crate) grammar: Option<SharedGrammar>,
+    /// The only tokens that may be chosen.
+    pub(crate) allowed: Option<TokenMask>,
+    /// Sequences of tokens that the output must not contain.
+    pub(crate) bad_words: Arc<[Vec<TokenId>]>,
+    pub(crate) priority: i32,
+    /// Tokens at the end of the prompt that are kept, where it may be cut.
+    pub(crate) kept: Option<usize>,
+    pub(crate) shown: Shown,
+}
+
+/// What the response has of tokens beside their text.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Shown {
+    /// The ids of the prompt's and the output's tokens.
+    pub(crate) token_ids: bool,
+    /// Log probabilities name tokens by their ids.
+    pub(crate) as_ids: bool,
+    /// Log probabilities of the prompt's tokens, with so many of the likeliest.
+    pub(crate) prompt_logprobs: Option<u8>,
 }
 
 /// How a stream reports usage.
@@ -74,6 +95,33 @@ pub(crate) fn params(
         cache_salt: cache_salt(fields)?,
         adapter: None,
         grammar: None,
+        allowed: allowed(fields, info)?,
+        bad_words: Arc::default(),
+        priority: fields.priority.unwrap_or(0),
+        kept: kept(fields, max_tokens, info)?,
+        shown: shown(fields)?,
+    })
+}
+
+fn shown(fields: &SamplingFields) -> Result<Shown, ApiError> {
+    let most = SamplingParams::MAX_LOGPROBS;
+    let prompt_logprobs = match fields.prompt_logprobs {
+        None => None,
+        Some(_) if fields.stream == Some(true) => {
+            return Err(ApiError::value("prompt_logprobs", "is not possible with 'stream': true"));
+        }
+        Some(n) => match u8::try_from(n).ok().filter(|n| *n <= most) {
+            None => {
+                let detail = format!("must be between 0 and {most}, got {n}");
+                return Err(ApiError::value("prompt_logprobs", detail));
+            }
+            n => n,
+        },
+    };
+    Ok(Shown {
+        token_ids: fields.return_token_ids.unwrap_or(false),
+        as_ids: fields.return_tokens_as_token_ids.unwrap_or(false),
+        prompt_logprobs,
     })
 }
 
@@ -183,7 +231,7 @@ fn sampling(
     Ok(sampling)
 }
 
-fn outside_vocabulary(param: String, info: &EngineInfo) -> ApiError {
+pub(crate) fn outside_vocabulary(param: String, info: &EngineInfo) -> ApiError {
     ApiError::value(param, format!("is outside the vocabulary of {} tokens", info.vocab_size))
 }
 
@@ -232,6 +280,9 @@ impl Params {
                 cache_salt: self.cache_salt.clone(),
                 adapter: self.adapter.clone(),
                 grammar: self.grammar.clone(),
+                allowed: self.allowed.clone(),
+                bad_words: Arc::clone(&self.bad_words),
+                priority: self.priority,
             })
         })
     }

@@ -12,6 +12,11 @@ pub(crate) fn random_id(prefix: &str) -> String {
     format!("{prefix}-{:016x}{:016x}", random_u64(), random_u64())
 }
 
+/// `prefix_` and 32 hexadecimal digits: ids of the newer APIs.
+pub(crate) fn item_id(prefix: &str) -> String {
+    format!("{prefix}_{:016x}{:016x}", random_u64(), random_u64())
+}
+
 /// The seed of one choice. The first keeps the request's own, so that `n` does not change it; the
 /// others are spread by SplitMix64's step, so that neighbouring seeds share no choices.
 pub(crate) fn choice_seed(seed: u64, choice: u64) -> u64 {

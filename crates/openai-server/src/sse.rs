@@ -15,8 +15,12 @@ use futures_util::stream;
 use serde::Serialize;
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
-/// Turns steps into the chunks of one route.
+/// Turns steps into the events of one API.
 pub(crate) trait Writer: Send + 'static {
+    /// What comes before the first step.
+    fn begin(&mut self, _out: &mut Chunks) -> Result<(), ApiError> {
+        Ok(())
+    }
     /// What a step adds to the stream.
     fn step(
         &mut self,
@@ -25,20 +29,67 @@ pub(crate) trait Writer: Send + 'static {
         generation: &mut Generation,
         out: &mut Chunks,
     ) -> Result<(), ApiError>;
-    /// What comes between the last step and `[DONE]`.
+    /// What comes after the last step.
     fn end(&mut self, generation: &Generation, out: &mut Chunks) -> Result<(), ApiError>;
+    /// The last events of a stream that failed.
+    fn fail(
+        &mut self,
+        error: &ApiError,
+        _generation: &Generation,
+        out: &mut Chunks,
+    ) -> Result<(), ApiError> {
+        out.push(&error.body())
+    }
+    /// What goes down a silent stream.
+    fn keep_alive(&self) -> Event {
+        Event::default().comment("keep-alive")
+    }
 }
+
+/// The last line of OpenAI's older streams.
+const DONE: &str = "[DONE]";
 
 /// Events that wait to be sent.
 #[derive(Debug, Default)]
-pub(crate) struct Chunks(VecDeque<String>);
+pub(crate) struct Chunks(VecDeque<Chunk>);
+
+#[derive(Debug)]
+struct Chunk {
+    event: Option<&'static str>,
+    data: String,
+}
 
 impl Chunks {
     /// Adds one event.
     pub(crate) fn push(&mut self, chunk: &impl Serialize) -> Result<(), ApiError> {
-        let text = serde_json::to_string(chunk).map_err(|_| ApiError::Internal)?;
-        self.0.push_back(text);
+        self.add(None, chunk)
+    }
+
+    /// Adds one event with a name.
+    pub(crate) fn push_named(
+        &mut self,
+        event: &'static str,
+        chunk: &impl Serialize,
+    ) -> Result<(), ApiError> {
+        self.add(Some(event), chunk)
+    }
+
+    /// Says that there is no more.
+    pub(crate) fn push_done(&mut self) {
+        self.0.push_back(Chunk { event: None, data: DONE.to_owned() });
+    }
+
+    fn add(&mut self, event: Option<&'static str>, chunk: &impl Serialize) -> Result<(), ApiError> {
+        let data = serde_json::to_string(chunk).map_err(|_| ApiError::Internal)?;
+        self.0.push_back(Chunk { event, data });
         Ok(())
+    }
+}
+
+impl From<Chunk> for Event {
+    fn from(chunk: Chunk) -> Self {
+        let event = chunk.event.map_or_else(Self::default, |name| Self::default().event(name));
+        event.data(chunk.data)
     }
 }
 
@@ -46,6 +97,7 @@ struct Stream<W> {
     generation: Generation,
     writer: W,
     chunks: Chunks,
+    begun: bool,
     done: bool,
 }
 
@@ -55,11 +107,13 @@ pub(crate) fn respond<W: Writer>(
     writer: W,
     keep_alive: Duration,
 ) -> Response {
-    let state = Stream { generation, writer, chunks: Chunks::default(), done: false };
+    let keep_alive = KeepAlive::new().interval(keep_alive).event(writer.keep_alive());
+    let chunks = Chunks::default();
+    let state = Stream { generation, writer, chunks, begun: false, done: false };
     let events = stream::unfold(state, |mut state| async move {
         loop {
             if let Some(chunk) = state.chunks.0.pop_front() {
-                return Some((Ok::<_, Infallible>(Event::default().data(chunk)), state));
+                return Some((Ok::<_, Infallible>(chunk.into()), state));
             }
             if state.done {
                 return None;
@@ -67,7 +121,6 @@ pub(crate) fn respond<W: Writer>(
             state.advance().await;
         }
     });
-    let keep_alive = KeepAlive::new().interval(keep_alive).text("keep-alive");
     let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
     // nginx would collect the stream before it passes it on.
     let name = HeaderName::from_static("x-accel-buffering");
@@ -77,22 +130,25 @@ pub(crate) fn respond<W: Writer>(
 
 impl<W: Writer> Stream<W> {
     async fn advance(&mut self) {
-        let Self { generation, writer, chunks, done } = self;
-        let written = match generation.next().await {
-            Some(Ok((choice, step))) => writer.step(choice, step, generation, chunks),
-            Some(Err(error)) => Err(error),
-            None => {
-                *done = true;
-                let end = writer.end(generation, chunks);
-                chunks.0.extend(end.is_ok().then(|| "[DONE]".to_owned()));
-                end
+        let Self { generation, writer, chunks, begun, done } = self;
+        let written = if *begun {
+            match generation.next().await {
+                Some(Ok((choice, step))) => writer.step(choice, step, generation, chunks),
+                Some(Err(error)) => Err(error),
+                None => {
+                    *done = true;
+                    writer.end(generation, chunks)
+                }
             }
+        } else {
+            *begun = true;
+            writer.begin(chunks)
         };
         if let Err(error) = written {
             // The status line is long gone: the error travels as the last event.
             tracing::error!(%error, "stream failed");
             *done = true;
-            if chunks.push(&error.body()).is_err() {
+            if writer.fail(&error, generation, chunks).is_err() {
                 tracing::error!("an error body did not serialize");
             }
         }

@@ -1,7 +1,8 @@
 //! What every handler sees, and the phases of the server's life.
 
 use crate::{
-    config::ServerConfig, errors::ApiError, intake::Intake, metrics::Metrics, vectors::NoGeneration,
+    config::ServerConfig, errors::ApiError, intake::Intake, metrics::Metrics, stored::Responses,
+    vectors::NoGeneration,
 };
 use std::{
     sync::{
@@ -11,7 +12,7 @@ use std::{
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use taper_base::{Engine, TextVectors};
+use taper_base::{Engine, TextScores, TextVectors};
 use taper_chat::{ChatTemplate, Tokenizer};
 use taper_grammar::{GrammarError, Grammars};
 use tokio::{sync::watch, time};
@@ -28,11 +29,14 @@ pub(crate) struct Shared {
     pub(crate) engine: Arc<dyn Engine>,
     /// What makes vectors of texts, in a server that does that instead.
     pub(crate) vectors: Option<Arc<dyn TextVectors>>,
+    /// What scores texts, in a server that does that instead.
+    pub(crate) scores: Option<Arc<dyn TextScores>>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) config: ServerConfig,
     pub(crate) metrics: Metrics,
     pub(crate) intake: Intake,
+    pub(crate) responses: Responses,
     /// Made when the server starts, beside everything else.
     grammars: OnceLock<Result<Grammars, GrammarError>>,
     /// Bytes of the longest token.
@@ -41,6 +45,13 @@ pub(crate) struct Shared {
     ready: AtomicBool,
     phase: watch::Sender<Phase>,
     in_flight: watch::Sender<usize>,
+}
+
+/// What a server is over.
+struct Model {
+    engine: Arc<dyn Engine>,
+    vectors: Option<Arc<dyn TextVectors>>,
+    scores: Option<Arc<dyn TextScores>>,
 }
 
 /// Where the server stands between start and end.
@@ -62,37 +73,53 @@ impl AppState {
         template: Option<ChatTemplate>,
         config: ServerConfig,
     ) -> Self {
-        Self::over(engine, None, tokenizer, template, config)
+        Self::over(Model { engine, vectors: None, scores: None }, tokenizer, template, config)
     }
 
-    /// A server over a model that makes vectors of texts: `/v1/embeddings`.
+    /// A server over a model that makes vectors of texts: `/v1/embeddings`, and by them `/v1/rerank` and
+    /// `/v1/score`.
     #[must_use]
     pub fn of_vectors(
         vectors: Arc<dyn TextVectors>,
         tokenizer: Tokenizer,
         config: ServerConfig,
     ) -> Self {
-        let engine = Arc::new(NoGeneration::new(&*vectors));
-        Self::over(engine, Some(vectors), tokenizer, None, config)
+        let engine = Arc::new(NoGeneration::new(vectors.max_tokens(), vectors.vocab_size()));
+        let model = Model { engine, vectors: Some(vectors), scores: None };
+        Self::over(model, tokenizer, None, config)
+    }
+
+    /// A server over a model that scores texts: `/v1/rerank` and `/v1/score`.
+    #[must_use]
+    pub fn of_scores(
+        scores: Arc<dyn TextScores>,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+    ) -> Self {
+        let engine = Arc::new(NoGeneration::new(scores.max_tokens(), scores.vocab_size()));
+        let model = Model { engine, vectors: None, scores: Some(scores) };
+        Self::over(model, tokenizer, None, config)
     }
 
     fn over(
-        engine: Arc<dyn Engine>,
-        vectors: Option<Arc<dyn TextVectors>>,
+        model: Model,
         tokenizer: Tokenizer,
         template: Option<ChatTemplate>,
         config: ServerConfig,
     ) -> Self {
+        let Model { engine, vectors, scores } = model;
         let metrics = Metrics::new(config.model_name(), engine.info());
-        let intake = Intake::new(&config);
+        let (intake, responses) = (Intake::new(&config), Responses::new(&config));
         let state = Self(Arc::new(Shared {
             engine,
             vectors,
+            scores,
             tokenizer,
             template,
             config,
             metrics,
             intake,
+            responses,
             grammars: OnceLock::new(),
             longest_token: OnceLock::new(),
             started: unix_time(),
@@ -177,14 +204,27 @@ impl Shared {
         if text.len() <= max as usize {
             return Ok(());
         }
-        let longest = *self.longest_token.get_or_init(|| {
-            let ids = 0..u32::try_from(self.tokenizer.vocab_size()).unwrap_or(u32::MAX);
-            ids.map(|id| self.tokenizer.token_bytes(id).len()).max().unwrap_or(0).max(1)
-        });
-        if text.len() > longest.saturating_mul(max as usize) {
+        if text.len() > self.longest_token().saturating_mul(max as usize) {
             return Err(ApiError::TextTooLong { bytes: text.len(), max, param });
         }
         Ok(())
+    }
+
+    /// Bytes of the longest token.
+    fn longest_token(&self) -> usize {
+        *self.longest_token.get_or_init(|| {
+            let ids = 0..u32::try_from(self.tokenizer.vocab_size()).unwrap_or(u32::MAX);
+            ids.map(|id| self.tokenizer.token_bytes(id).len()).max().unwrap_or(0).max(1)
+        })
+    }
+
+    /// The end of a text that has its last `tokens` tokens, whatever they are: tokens of the rest
+    /// need not be known.
+    pub(crate) fn end_of<'a>(&self, text: &'a str, tokens: usize) -> &'a str {
+        // The first tokens of a part may differ from those of the whole.
+        let bytes = self.longest_token().saturating_mul(tokens.saturating_add(64));
+        let from = text.len().saturating_sub(bytes);
+        &text[text.ceil_char_boundary(from)..]
     }
 
     /// Checks the `model` field. Absent is accepted, as vLLM does: one server has one model.

@@ -1,18 +1,16 @@
-//! A server whose model makes vectors of texts.
+//! A server whose model makes vectors or scores of texts.
 
-use taper_base::{
-    Engine, EngineInfo, EngineStats, EventSink, GenRequest, SubmitError, TextVectors,
-};
+use taper_base::{Engine, EngineInfo, EngineStats, EventSink, GenRequest, SubmitError};
 
 /// The engine of such a server: it generates nothing.
 #[derive(Debug)]
 pub(crate) struct NoGeneration(EngineInfo);
 
 impl NoGeneration {
-    pub(crate) fn new(vectors: &dyn TextVectors) -> Self {
+    pub(crate) fn new(max_tokens: usize, vocab_size: u32) -> Self {
         Self(EngineInfo {
-            max_model_len: u32::try_from(vectors.max_tokens()).unwrap_or(u32::MAX),
-            vocab_size: vectors.vocab_size(),
+            max_model_len: u32::try_from(max_tokens).unwrap_or(u32::MAX),
+            vocab_size,
             eos_token_ids: Vec::new(),
             kv_cache_dtype: "none".to_owned(),
             kv_bits: Vec::new(),

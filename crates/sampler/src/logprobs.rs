@@ -33,14 +33,15 @@ impl LogSoftmax {
     }
 
     pub(crate) fn chosen(self, id: TokenId, logit: f32) -> TokenLogprobs {
-        TokenLogprobs { chosen: self.logprob(id, logit), top: self.top }
+        TokenLogprobs { chosen: self.logprob(id, logit), top: self.top, rank: None }
     }
 }
 
 /// Log probability of `token` under the softmax of `logits`, with the `n` likeliest tokens.
 ///
 /// These are raw log probabilities, as vLLM reports by default: natural logarithms of the model's
-/// own distribution. It serves prompt tokens, which nobody sampled, and sampled ones alike.
+/// own distribution. It serves prompt tokens, which nobody sampled, and sampled ones alike. The rank
+/// counts the tokens whose logits are not below `token`'s.
 ///
 /// # Errors
 /// A logit is NaN or positive infinity, none is finite, or `token` is outside the row.
@@ -50,5 +51,7 @@ pub fn token_logprobs(
     n: u8,
 ) -> Result<TokenLogprobs, SamplerError> {
     let row = read_logits(logits, token, n)?;
-    Ok(LogSoftmax::of(&row).chosen(token, row.logit))
+    let rank = logits.iter().filter(|x| **x >= row.logit).count();
+    let entry = LogSoftmax::of(&row).chosen(token, row.logit);
+    Ok(TokenLogprobs { rank: u32::try_from(rank).ok(), ..entry })
 }

@@ -72,6 +72,8 @@ mod tests {
         let choice = sampler.sample_on(&Alone, &mut row.to_vec(), &[], Some(&mask)).unwrap();
         assert_eq!(choice.token, 1);
         let want = crate::token_logprobs(&row, 1, 2).unwrap();
+        assert_eq!(want.rank, Some(3));
+        let want = taper_base::TokenLogprobs { rank: None, ..want };
         assert_eq!(choice.logprobs, Some(want));
     }
 }

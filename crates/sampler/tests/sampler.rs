@@ -134,7 +134,9 @@ fn logprobs_are_those_of_the_raw_logits() {
     let choice = Sampler::new(&params, &[0, 2], 4).sample(&mut row.clone(), &[2]).unwrap();
     assert_eq!(choice.token, 0);
     let logprobs = choice.logprobs.unwrap();
-    assert_eq!(logprobs, token_logprobs(&row, 0, 3).unwrap());
+    let raw = token_logprobs(&row, 0, 3).unwrap();
+    assert_eq!((&logprobs.chosen, &logprobs.top), (&raw.chosen, &raw.top));
+    assert_eq!(raw.rank, Some(4));
     assert_eq!(logprobs.chosen.id, 0);
     assert!((logprobs.chosen.logprob - want(0)).abs() < 1e-6);
     let ids: Vec<TokenId> = logprobs.top.iter().map(|t| t.id).collect();

@@ -16,6 +16,8 @@ pub struct Admission {
     /// Who asks. A client with many open sequences is moved back behind clients with few.
     /// `None` is a client of its own.
     pub client: Option<u64>,
+    /// Sequences of a lower number come before all of a higher one.
+    pub priority: i32,
 }
 
 /// Why a sequence was not admitted.

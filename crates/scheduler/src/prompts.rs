@@ -69,7 +69,7 @@ impl Scheduler {
         let waiting = self.waiting.iter().filter(|_| starts != Starts::Closed);
         let mut ranks: Vec<_> = running.chain(waiting).map(Seq::rank).collect();
         ranks.sort_unstable();
-        ranks.into_iter().map(|(_, place)| place).collect()
+        ranks.into_iter().map(|(_, _, place)| place).collect()
     }
 
     /// Starts the first in the queue if it comes before every prompt that runs. Says who else may

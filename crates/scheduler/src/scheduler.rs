@@ -2,7 +2,7 @@
 
 use crate::{
     Admission, AdmitError, BlockPool, SeqOutcome, StepPlan,
-    sequence::{Budget, Seq},
+    sequence::{Budget, Place, Seq},
 };
 use std::collections::VecDeque;
 use taper_base::{SeqId, TokenId};
@@ -105,7 +105,7 @@ impl Scheduler {
     /// # Errors
     /// It can never run, or there is no room in the queue; nothing changes.
     pub fn admit(&mut self, admission: Admission, pool: &dyn BlockPool) -> Result<(), AdmitError> {
-        let Admission { id, ref prompt, max_new, client, .. } = admission;
+        let Admission { id, ref prompt, max_new, client, priority, .. } = admission;
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt { id });
         }
@@ -123,20 +123,20 @@ impl Scheduler {
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(AdmitError::QueueFull { limit: self.config.max_waiting });
         }
-        let place = self.next_place(client);
+        let place = self.next_place(client, priority);
         self.enqueue(Seq::new(admission, prompt_len, place));
         Ok(())
     }
 
     /// Places follow the order of arrival, but each open sequence of a client moves its next one
     /// back by [`CLIENT_STEP`] arrivals. So the queue is shared among clients, and still nobody is
-    /// overtaken without end.
-    fn next_place(&mut self, client: Option<u64>) -> (u64, u64) {
+    /// overtaken without end by others of its priority.
+    fn next_place(&mut self, client: Option<u64>, priority: i32) -> Place {
         let arrival = self.arrivals;
         self.arrivals += 1;
         let all = self.running.iter().chain(&self.waiting);
         let open = all.filter(|s| client.is_some() && s.client == client).count() as u64;
-        (arrival + open * CLIENT_STEP, arrival)
+        Place { priority, turn: arrival + open * CLIENT_STEP, arrival }
     }
 
     pub(crate) fn enqueue(&mut self, seq: Seq) {

@@ -3,9 +3,14 @@
 use crate::{Admission, SeqWork};
 use taper_base::{SeqId, TokenId};
 
-/// Where a sequence stands in the order of service: the lower, the earlier. The second number is
-/// the order of arrival.
-pub(crate) type Place = (u64, u64);
+/// Where a sequence stands in the order of service: the lower, the earlier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) priority: i32,
+    pub(crate) turn: u64,
+    /// The order of arrival.
+    pub(crate) arrival: u64,
+}
 
 /// A running sequence computes what another one begins with.
 #[derive(Debug, Clone, Copy)]
@@ -41,7 +46,7 @@ pub(crate) struct Seq {
 
 impl Seq {
     pub(crate) fn new(admission: Admission, prompt_len: u32, place: Place) -> Self {
-        let Admission { id, prompt, max_new, all_logits, client } = admission;
+        let Admission { id, prompt, max_new, all_logits, client, .. } = admission;
         Self {
             id,
             place,
@@ -76,19 +81,23 @@ impl Seq {
         self.generated() > 0 && self.remaining() <= self.newest.max(1)
     }
 
-    /// Which of two prompts comes first in what a step has left: the one that is done sooner.
-    pub(crate) fn rank(&self) -> (u32, Place) {
-        (self.remaining(), self.place)
+    /// Which of two prompts comes first in what a step has left: the one that is done sooner, of
+    /// those of one priority.
+    pub(crate) fn rank(&self) -> (i32, u32, Place) {
+        (self.place.priority, self.remaining(), self.place)
     }
 
     /// What `other` is about to compute of the tokens that both begin with: they will be in the
     /// cache, in whole units of `unit` tokens.
     ///
-    /// Only who came earlier is waited for. Later ones come without end.
+    /// Only who came earlier is waited for, as later ones come without end, and nobody of a higher
+    /// number of priority, as others may keep it from advancing.
     pub(crate) fn awaits(&self, other: &Self, unit: u32) -> Option<Awaited> {
         // The last token of a sequence is never taken from the cache.
         let whole = |n: u32| n.min(self.len() - 1) / unit * unit;
-        if other.place.1 >= self.place.1 || whole(other.len()) <= other.computed {
+        let (own, its) = (self.place, other.place);
+        let later = its.arrival >= own.arrival || its.priority > own.priority;
+        if later || whole(other.len()) <= other.computed {
             return None;
         }
         let common = other.tokens.iter().zip(&self.tokens).take_while(|(a, b)| a == b).count();

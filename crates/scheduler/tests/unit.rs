@@ -16,7 +16,7 @@ fn config(tokens: u32, seqs: u32) -> SchedulerConfig {
 
 fn request(id: u64, prompt: u32, max_new: u32) -> Admission {
     let prompt = (0..prompt).collect();
-    Admission { id: SeqId(id), prompt, max_new, all_logits: false, client: None }
+    Admission { id: SeqId(id), prompt, max_new, all_logits: false, client: None, priority: 0 }
 }
 
 /// Commits a token for each work that samples.
@@ -434,4 +434,27 @@ fn tokens_that_were_not_sampled_are_computed_with_the_next_step() {
     s.append(SeqId(0), &[1; 20]);
     let plan = s.plan(&mut pool);
     assert_eq!(short(&plan)[0], (0, 8, 6, true));
+}
+
+#[test]
+fn lower_priorities_come_first_and_are_preempted_last() {
+    let mut pool = CountingPool::new(6, 2);
+    let mut s = Scheduler::new(config(16, 2));
+    let of = |id, priority| Admission { priority, ..request(id, 4, 6) };
+    s.admit(of(0, 0), &pool).unwrap();
+    step(&mut s, &mut pool);
+    s.admit(of(1, 5), &pool).unwrap();
+    s.admit(of(2, -1), &pool).unwrap();
+    // One place is free, and who came later takes it.
+    let plan = step(&mut s, &mut pool);
+    assert_eq!(plan.admitted.iter().map(|a| a.id.0).collect::<Vec<_>>(), [2]);
+    // Two of them do not fit to their ends: the one of the higher number gives way.
+    let (mut preempted, mut order) = (Vec::new(), Vec::new());
+    while !s.is_idle() {
+        let plan = step(&mut s, &mut pool);
+        preempted.extend(plan.preempted.iter().map(|id| id.0));
+        order.extend(plan.admitted.iter().map(|a| a.id.0));
+    }
+    assert_eq!(preempted, [0]);
+    assert_eq!(order, [0, 1]);
 }

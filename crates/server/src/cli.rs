@@ -198,6 +198,11 @@ pub(crate) struct ServeArgs {
     /// flag.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Vec<String>,
+    /// What the model is for: generate text, embed texts (make vectors of them) or score texts (a
+    /// reranker); auto looks at its files. Qwen 3 Reranker, whose files are those of a language
+    /// model, needs "score".
+    #[arg(long, default_value = "auto", value_name = "TASK", value_parser = ["auto", "generate", "embed", "score"])]
+    pub(crate) task: String,
     /// Address or host name to listen on; 0.0.0.0 opens the server to the network.
     ///
     /// A name, such as localhost, listens on all of its addresses.
@@ -254,12 +259,22 @@ pub(crate) struct ServeArgs {
     /// Maximum number of queued requests; more are rejected.
     #[arg(long, default_value_t = 1024, value_name = "N")]
     pub(crate) max_waiting: u32,
+    /// Order in which requests are served: "fcfs" is that of their arrival; with "priority", those
+    /// of a lower number in the field of this name come first.
+    #[arg(long, default_value = "fcfs", value_name = "POLICY", value_parser = ["fcfs", "priority"])]
+    pub(crate) scheduling_policy: String,
     /// Accept request fields that the OpenAI API does not define.
     #[arg(long)]
     pub(crate) allow_unknown_fields: bool,
     /// Maximum size of a request body in MiB, after decompression.
     #[arg(long, default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) max_body_mib: u16,
+    /// Responses of /v1/responses that are kept for later requests; 0 keeps none.
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    pub(crate) max_stored_responses: u32,
+    /// Memory for them in MiB.
+    #[arg(long, default_value_t = 64, value_name = "MIB")]
+    pub(crate) max_stored_mib: u16,
     /// Log level on standard error; info logs a line per request. RUST_LOG overrides it.
     #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub(crate) log_level: String,

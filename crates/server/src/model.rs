@@ -6,7 +6,7 @@ use crate::{
 };
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use taper::{Builder, ModelSource, StaticModel, Taper, TensorError};
+use taper::{Builder, ModelSource, Scheduling, StaticModel, Taper, TensorError};
 use taper_hub::HubConfig;
 
 /// The demo model, as its directory would hold it.
@@ -51,11 +51,13 @@ pub(crate) struct Requests {
     pub(crate) together: u32,
     /// Requests that may wait.
     pub(crate) waiting: u32,
+    /// The order in which they are served.
+    pub(crate) scheduling: Scheduling,
 }
 
 impl Requests {
     /// The limits of a conversation in the terminal: one request at a time.
-    const ONE: Self = Self { together: 1, waiting: 1 };
+    const ONE: Self = Self { together: 1, waiting: 1, scheduling: Scheduling::Fcfs };
 }
 
 /// Loads a model, with a progress bar, and starts its engine.
@@ -93,6 +95,7 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
         .max_num_seqs(args.max_num_seqs.unwrap_or(requests.together))
         .max_num_batched_tokens(args.max_num_batched_tokens)
         .max_waiting(requests.waiting)
+        .scheduling(requests.scheduling)
         .chat_template(args.template());
     for (bits, plan) in args.kv.offers()? {
         builder = builder.kv_offer(bits, plan);

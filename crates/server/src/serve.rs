@@ -12,7 +12,7 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
-use taper::{Embedder, ModelSource, Taper};
+use taper::{Embedder, ModelSource, Reranker, Scheduling, Taper};
 use taper_base::Engine;
 use taper_chat::ReasoningFormat;
 use taper_openai_server::{AppState, ServerConfig};
@@ -40,8 +40,14 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     let access = Access::new(args, local)?;
     let loading = {
         let (source, engine, lora) = (source.clone(), args.engine.clone(), args.lora.clone());
-        let requests = Requests { together: SEQUENCES, waiting: args.max_waiting };
-        tokio::task::spawn_blocking(move || load(&source, &engine, requests, &lora))
+        let scheduling = match args.scheduling_policy.as_str() {
+            "priority" => Scheduling::Priority,
+            _ => Scheduling::Fcfs,
+        };
+        let waiting = args.max_waiting;
+        let requests = Requests { together: SEQUENCES, waiting, scheduling };
+        let task = task(&args.task, &source)?;
+        tokio::task::spawn_blocking(move || load(task, &source, &engine, requests, &lora))
     };
     let model = tokio::select! {
         model = loading => model??,
@@ -60,6 +66,14 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
             write!(Out, "{}", announcement_of_vectors(source, &model, &config, &at))?;
             let tokenizer = model.tokenizer().clone();
             let state = AppState::of_vectors(Arc::new(*model), tokenizer, config);
+            return Ok(taper_openai_server::serve(listeners, state, shutdown, drain).await?);
+        }
+        Loaded::Scores(model) => {
+            let config = base_config(args, access, model.name());
+            let at = format!("http://{}", address(&args.host, &listeners)?);
+            write!(Out, "{}", announcement_of_scores(source, &model, &config, &at))?;
+            let tokenizer = model.tokenizer().clone();
+            let state = AppState::of_scores(Arc::new(*model), tokenizer, config);
             return Ok(taper_openai_server::serve(listeners, state, shutdown, drain).await?);
         }
     };
@@ -84,28 +98,53 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
 enum Loaded {
     Text(Taper),
     Vectors(Box<Embedder>),
+    Scores(Box<Reranker>),
 }
 
-/// Loads a model, for what its files say that it is for.
+/// What a model is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    Generate,
+    Embed,
+    Score,
+}
+
+/// What a flag says, or the model's files.
+fn task(asked: &str, source: &ModelSource) -> Result<Task> {
+    Ok(match asked {
+        "generate" => Task::Generate,
+        "embed" => Task::Embed,
+        "score" => Task::Score,
+        _ if Reranker::is_for(source)? => Task::Score,
+        _ if Embedder::is_for(source)? => Task::Embed,
+        _ => Task::Generate,
+    })
+}
+
+/// Loads a model, for a task.
 fn load(
+    task: Task,
     source: &ModelSource,
     engine: &EngineArgs,
     requests: Requests,
     lora: &LoraArgs,
 ) -> Result<Loaded> {
-    if !Embedder::is_for(source)? {
+    if task == Task::Generate {
         let model = model::start(source, engine, requests, |builder| lora.apply(builder))?;
         return Ok(Loaded::Text(model));
     }
     ensure!(
         engine.device == "cpu",
-        "models for vectors of texts run on the CPU, not with --device"
+        "models for vectors or scores of texts run on the CPU, not with --device"
     );
-    ensure!(!lora.enable_lora, "models for vectors of texts take no adapters");
+    ensure!(!lora.enable_lora, "models for vectors or scores of texts take no adapters");
     if let Some(threads) = engine.threads {
         taper::set_threads(threads.into())?;
     }
-    Ok(Loaded::Vectors(Box::new(Embedder::from_source(source)?)))
+    Ok(match task {
+        Task::Score => Loaded::Scores(Box::new(Reranker::from_source(source)?)),
+        _ => Loaded::Vectors(Box::new(Embedder::from_source(source)?)),
+    })
 }
 
 /// Where a client on this machine finds the server.
@@ -125,6 +164,8 @@ fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
         allowed_hosts: access.hosts,
         max_body_bytes: usize::from(args.max_body_mib) << 20,
         allow_unknown_fields: args.allow_unknown_fields,
+        max_stored_responses: args.max_stored_responses as usize,
+        max_stored_bytes: usize::from(args.max_stored_mib) << 20,
         ..ServerConfig::default()
     }
 }
@@ -160,6 +201,27 @@ serving on {at}, API under {at}/v1. Try:
 
   curl {at}/v1/embeddings -H 'Content-Type: application/json' \
     -d '{{"model": "{name}", "input": "Hello"}}'
+
+Ctrl-C stops.
+"#
+    )
+}
+
+/// [`announcement`] of a reranker.
+fn announcement_of_scores(
+    source: &ModelSource,
+    model: &Reranker,
+    config: &ServerConfig,
+    at: &str,
+) -> String {
+    let (name, most) = (config.model_name(), model.max_tokens());
+    format!(
+        r#"{name}: {source}
+scores of a query and a text, of up to {most} tokens together
+serving on {at}, API under {at}/v1. Try:
+
+  curl {at}/v1/rerank -H 'Content-Type: application/json' \
+    -d '{{"model": "{name}", "query": "What is a panda?", "documents": ["A bear of China.", "A car."]}}'
 
 Ctrl-C stops.
 "#

@@ -139,6 +139,8 @@ fn objects_of_a_schema_whole_and_streamed() {
     objects(&server, 8);
     assert!(server.metric("taper:forced_tokens_total") > 0.0);
     assert!(server.metric("taper:masked_tokens_total") > 0.0);
+    assert!(server.metric("taper:grammar_mask_seconds_total") > 0.0);
+    assert!(server.metric("taper:grammar_mask_wait_seconds_total") >= 0.0);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::{Error, KvPlan, ModelSource, Result, Taper, load};
 use std::{fmt, path::PathBuf, sync::Arc};
-use taper_engine::KvIdle;
+use taper_engine::{KvIdle, Scheduling};
 use taper_kv_codecs::Exact;
 use taper_models::Precision;
 use taper_tensor::gpu::Gpu;
@@ -69,6 +69,7 @@ pub struct Builder {
     pub(crate) max_num_seqs: u32,
     pub(crate) max_num_batched_tokens: u32,
     pub(crate) max_waiting: u32,
+    pub(crate) scheduling: Scheduling,
     pub(crate) threads: Option<usize>,
     pub(crate) gpu: Option<Gpu>,
     pub(crate) chat_template: ChatTemplateFrom,
@@ -95,6 +96,7 @@ impl Builder {
             max_num_seqs: 1,
             max_num_batched_tokens: 512,
             max_waiting: 1,
+            scheduling: Scheduling::default(),
             threads: None,
             gpu: None,
             chat_template: ChatTemplateFrom::Model,
@@ -182,6 +184,12 @@ impl Builder {
     #[must_use]
     pub fn max_waiting(self, requests: u32) -> Self {
         Self { max_waiting: requests, ..self }
+    }
+
+    /// The order in which requests are served [that of their arrival].
+    #[must_use]
+    pub fn scheduling(self, scheduling: Scheduling) -> Self {
+        Self { scheduling, ..self }
     }
 
     /// Threads that compute [one a core]. They are the process's: the first model decides.

@@ -265,7 +265,8 @@ impl TextVectors for Embedder {
     }
 }
 
-fn of_server(error: Error) -> VectorsError {
+/// An error as a server knows it.
+pub(crate) fn of_server(error: Error) -> VectorsError {
     match error {
         Error::TextLength { text, got, most } => VectorsError::Length { text, got, most },
         Error::Dimensions { most, .. } => VectorsError::Dimensions { most },

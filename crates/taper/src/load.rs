@@ -54,6 +54,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         max_num_seqs: settings.max_num_seqs,
         max_num_batched_tokens: settings.max_num_batched_tokens,
         max_waiting: settings.max_waiting,
+        scheduling: settings.scheduling,
         scheme: resolve(&settings.kv)?,
         offers: settings.kv_offers.iter().map(offer).collect::<Result<_>>()?,
         disk: disk(settings, source, precision)?,

@@ -1,8 +1,11 @@
 //! How well texts answer a query.
 
-use crate::{Error, ModelSource, Result, embedder::steps};
+use crate::{
+    Error, ModelSource, Result,
+    embedder::{of_server, steps},
+};
 use serde_json::Value;
-use taper_base::TokenId;
+use taper_base::{TextPair, TextScores, TokenId, VectorsError};
 use taper_chat::Tokenizer;
 use taper_models::{Encoder, EncoderText};
 
@@ -47,25 +50,20 @@ const BEFORE: &str = "<|im_start|>system\nJudge whether the Document meets the r
     Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n";
 const AFTER: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
-/// Tokens of a query and a text.
-struct Pair {
-    tokens: Vec<TokenId>,
-    first_of_second: usize,
-}
-
-impl AsRef<[TokenId]> for Pair {
-    fn as_ref(&self) -> &[TokenId] {
-        &self.tokens
-    }
-}
-
 impl Reranker {
     /// Loads a directory, or a model of the hub's cache.
     ///
     /// # Errors
     /// It is not found, is no reranker that Taper has, or a file is missing or broken.
     pub fn load(model: &str) -> Result<Self> {
-        let source = ModelSource::find(model)?;
+        Self::from_source(&ModelSource::find(model)?)
+    }
+
+    /// As [`Self::load`], of a model that was found.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn from_source(source: &ModelSource) -> Result<Self> {
         let weights = source.checkpoint()?;
         let tokenizer = source.tokenizer()?;
         let encoder = Encoder::load_scorer(&weights);
@@ -83,6 +81,27 @@ impl Reranker {
         };
         let max_tokens = encoder.max_tokens();
         Ok(Self { name: source.name(), encoder, tokenizer, kind, max_tokens })
+    }
+
+    /// Whether a model's configuration is that of a cross-encoder of one label. Qwen 3 Reranker has that of a language
+    /// model.
+    ///
+    /// # Errors
+    /// The configuration cannot be read.
+    pub fn is_for(source: &ModelSource) -> Result<bool> {
+        if source.dir().is_none() {
+            return Ok(false);
+        }
+        let weights = source.checkpoint()?;
+        let architectures = weights.config().get("architectures").and_then(Value::as_array);
+        let mut names = architectures.into_iter().flatten().filter_map(Value::as_str);
+        Ok(names.any(|name| name.ends_with("ForSequenceClassification")))
+    }
+
+    /// Its tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
     }
 
     /// Its name.
@@ -115,18 +134,18 @@ impl Reranker {
         query: &str,
         texts: &[impl AsRef<str>],
     ) -> Result<Vec<f32>> {
-        let pair = |(i, text): (usize, _)| {
-            let pair = self.pair(task, query, text)?;
-            let (got, most) = (pair.tokens.len(), self.max_tokens);
-            if got > most {
-                return Err(Error::TextLength { text: i, got, most });
-            }
-            Ok(pair)
-        };
-        let pairs = texts.iter().map(AsRef::as_ref).enumerate().map(pair);
-        let pairs = pairs.collect::<Result<Vec<_>>>()?;
+        let pairs = texts.iter().map(|text| self.pair(task, query, text.as_ref()));
+        self.scores_of(&pairs.collect::<Result<Vec<_>>>()?)
+    }
+
+    fn scores_of(&self, pairs: &[TextPair]) -> Result<Vec<f32>> {
+        let most = self.max_tokens;
+        let mut lengths = pairs.iter().map(|pair| pair.tokens.len()).enumerate();
+        if let Some((text, got)) = lengths.find(|(_, got)| *got > most) {
+            return Err(Error::TextLength { text, got, most });
+        }
         let mut scores = Vec::with_capacity(pairs.len());
-        for step in steps(&pairs) {
+        for step in steps(pairs) {
             scores.extend(self.step(step)?);
         }
         Ok(scores)
@@ -143,14 +162,14 @@ impl Reranker {
         Ok(ranked)
     }
 
-    fn pair(&self, task: Option<&str>, query: &str, text: &str) -> Result<Pair> {
+    fn pair(&self, task: Option<&str>, query: &str, text: &str) -> Result<TextPair> {
         match self.kind {
             Kind::Head { .. } => {
                 if task.is_some() {
                     return Err(Error::NoTask { model: self.name.clone() });
                 }
                 let (tokens, first_of_second) = self.tokenizer.encode_pair(query, text)?;
-                Ok(Pair { tokens, first_of_second })
+                Ok(TextPair { tokens, first_of_second })
             }
             Kind::Answers(_) => {
                 let task = task.unwrap_or(TASK);
@@ -159,18 +178,18 @@ impl Reranker {
                 let mut tokens = self.tokenizer.encode(BEFORE, false)?;
                 tokens.extend(self.tokenizer.encode(&asked, false)?);
                 tokens.extend(self.tokenizer.encode(AFTER, false)?);
-                Ok(Pair { first_of_second: tokens.len(), tokens })
+                Ok(TextPair { first_of_second: tokens.len(), tokens })
             }
         }
     }
 
-    fn step(&self, pairs: &[Pair]) -> Result<Vec<f32>> {
+    fn step(&self, pairs: &[TextPair]) -> Result<Vec<f32>> {
         let failed = |source| Error::Model { model: self.name.clone(), source };
         let logistic = |x: f32| 1.0 / (1.0 + (-x).exp());
         match self.kind {
             Kind::Head { sigmoid } => {
                 let texts = pairs.iter().map(|pair| {
-                    let Pair { tokens, first_of_second } = pair;
+                    let TextPair { tokens, first_of_second } = pair;
                     EncoderText { tokens, first_of_second: *first_of_second }
                 });
                 let scores = self.encoder.scores(&texts.collect::<Vec<_>>()).map_err(failed)?;
@@ -182,6 +201,29 @@ impl Reranker {
                 // The softmax of two.
                 Ok(answers.into_iter().map(|[no, yes]| logistic(yes - no)).collect())
             }
+        }
+    }
+}
+
+/// For a server.
+impl TextScores for Reranker {
+    fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    fn vocab_size(&self) -> u32 {
+        u32::try_from(self.encoder.vocab()).unwrap_or(u32::MAX)
+    }
+
+    fn tokenize(&self, query: &str, text: &str) -> std::result::Result<TextPair, VectorsError> {
+        self.pair(None, query, text).map_err(of_server)
+    }
+
+    fn scores(&self, pairs: &[TextPair]) -> std::result::Result<Vec<f32>, VectorsError> {
+        let vocab = TextScores::vocab_size(self);
+        match pairs.iter().flat_map(|pair| &pair.tokens).find(|&&token| token >= vocab) {
+            Some(&token) => Err(VectorsError::UnknownToken { token, vocab }),
+            None => self.scores_of(pairs).map_err(of_server),
         }
     }
 }

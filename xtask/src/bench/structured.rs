@@ -1,5 +1,5 @@
-//! `cargo xtask bench structured`: what a schema costs: throughput with and without it, forced
-//! tokens, and times of masks.
+//! `cargo xtask bench structured`: what a schema costs: throughput with and without it, forced tokens,
+//! and times of masks.
 
 use ::taper::Taper;
 use anyhow::{Context, Result, ensure};
@@ -21,12 +21,31 @@ pub(crate) struct StructuredArgs {
     /// Sequences at a time.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32])]
     sequences: Vec<u32>,
-    /// Measurements of each, with and without alternating; medians are shown.
+    /// Measurements of each, with and without alternating; medians are shown, of the ratio too.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
     /// Threads [default: one a core].
     #[arg(long)]
     threads: Option<usize>,
+    /// Prints each line of the throughput as JSON too.
+    #[arg(long)]
+    json: bool,
+    /// Only throughput: no times of masks alone, and no forced tokens.
+    #[arg(long)]
+    only_throughput: bool,
+}
+
+/// What was measured at so many sequences.
+#[derive(Debug)]
+struct Throughput {
+    /// Tokens a second without a schema, and with one.
+    plain: f64,
+    schema: f64,
+    /// The median of the ratios of runs beside each other.
+    ratio: f64,
+    /// Of a step with the schema: milliseconds of all threads for masks, and of waiting for them.
+    mask: f64,
+    wait: f64,
 }
 
 pub(crate) fn run(args: &StructuredArgs) -> Result<()> {
@@ -45,20 +64,61 @@ pub(crate) fn run(args: &StructuredArgs) -> Result<()> {
         info.vocab_size,
         start.elapsed().as_secs_f64()
     );
-    masks(&grammars, &model.tokenizer)?;
+    if !args.only_throughput {
+        masks(&grammars, &model.tokenizer)?;
+    }
     let grammar = of(&grammars, &long_list())?;
-    println!("\n{:>9}  {:>13}  {:>13}  {:>6}", "sequences", "plain tok/s", "schema tok/s", "ratio");
+    println!(
+        "\n{:>9}  {:>12}  {:>12}  {:>6}  {:>12}  {:>12}",
+        "sequences", "plain tok/s", "schema tok/s", "ratio", "mask ms/step", "wait ms/step"
+    );
     for &n in &args.sequences {
-        // The first run of each warms up.
-        let (mut plain, mut constrained) = (Vec::new(), Vec::new());
-        for _ in 0..=args.repeats {
-            plain.push(throughput(&model, n, args.tokens, None)?);
-            constrained.push(throughput(&model, n, args.tokens, Some(&grammar))?);
+        let Throughput { plain, schema, ratio, mask, wait } = compare(&model, n, args, &grammar)?;
+        println!("{n:>9}  {plain:>12.1}  {schema:>12.1}  {ratio:>6.3}  {mask:>12.3}  {wait:>12.3}");
+        if args.json {
+            let line = json!({ "model": model.name, "sequences": n, "plain_tokens_per_second": plain,
+                "schema_tokens_per_second": schema, "ratio": ratio, "mask_ms_per_step": mask,
+                "wait_ms_per_step": wait });
+            println!("{line}");
         }
-        let (plain, constrained) = (median(&plain[1..]), median(&constrained[1..]));
-        println!("{n:>9}  {plain:>13.1}  {constrained:>13.1}  {:>6.3}", constrained / plain);
+    }
+    if args.only_throughput {
+        return Ok(());
     }
     forced(&model, &of(&grammars, &five_fields())?)
+}
+
+/// Runs with the schema and without alternate, in an order that changes, so that what else the machine
+/// does falls on both alike.
+fn compare(
+    model: &Taper,
+    n: u32,
+    args: &StructuredArgs,
+    grammar: &SharedGrammar,
+) -> Result<Throughput> {
+    let (mut plain, mut schema) = (Vec::new(), Vec::new());
+    // Warms up.
+    throughput(model, n, args.tokens.min(16), Some(grammar))?;
+    let before = model.engine.stats();
+    for turn in 0..args.repeats {
+        for constrained in [turn % 2 == 1, turn % 2 == 0] {
+            let grammar = constrained.then_some(grammar);
+            let speed = throughput(model, n, args.tokens, grammar)?;
+            if constrained { &mut schema } else { &mut plain }.push(speed);
+        }
+    }
+    let after = model.engine.stats();
+    let ratios: Vec<_> = schema.iter().zip(&plain).map(|(schema, plain)| schema / plain).collect();
+    // Half of the steps have a schema.
+    let steps = (after.steps - before.steps) as f64 / 2.0;
+    let each = |time: Duration| 1e3 * time.as_secs_f64() / steps;
+    Ok(Throughput {
+        plain: median(&plain),
+        schema: median(&schema),
+        ratio: median(&ratios),
+        mask: each(after.mask_time - before.mask_time),
+        wait: each(after.mask_wait - before.mask_wait),
+    })
 }
 
 fn of(grammars: &Grammars, schema: &Value) -> Result<SharedGrammar> {

@@ -160,6 +160,19 @@ impl OutputParser {
         }
     }
 
+    /// Whether reasoning has begun and not ended; `None` where a format marks it as it marks calls.
+    #[must_use]
+    pub fn in_reasoning(&self) -> Option<bool> {
+        let marked = self.options.reasoning.channels().is_none();
+        marked.then_some(matches!(self.mode, Mode::Reasoning))
+    }
+
+    /// Whether the end of the text so far may be the beginning of a tag.
+    #[must_use]
+    pub fn may_be_in_tag(&self) -> bool {
+        !self.tag.is_empty()
+    }
+
     /// Takes more text and tells what is certain by now.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
         self.input.push(text);

@@ -17,7 +17,7 @@ pub use format::ToolFormat;
 pub use ids::ToolCallIds;
 pub use reasoning::ReasoningFormat;
 pub use span::{CallWriter, KnownTools, OutputFormat, Span, SpanParser};
-pub use syntax::{ArgumentSyntax, CallSyntax, Opener};
+pub use syntax::{ArgumentSyntax, CallSyntax, Literals, Opener, Tags};
 
 use crate::ToolCall;
 

@@ -181,7 +181,7 @@ impl KnownTools {
         self.0.as_ref().is_some_and(|tools| !tools.is_empty())
     }
 
-    fn parameters(&self, name: &str) -> Option<&Value> {
+    pub(super) fn parameters(&self, name: &str) -> Option<&Value> {
         self.0.as_ref()?.iter().find(|t| t.name == name)?.parameters.as_ref()
     }
 }

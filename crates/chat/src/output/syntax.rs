@@ -7,7 +7,8 @@ use crate::Tokenizer;
 /// be special tokens.
 ///
 /// A message's calls are `begin`, each call, `between` two of them, and `end`. A call is
-/// `before_name`, the tool's name, `after_name`, the arguments, and `after_arguments`.
+/// `before_name`, the tool's name, `after_name`, the arguments, and `after_arguments`. `between` and
+/// `before_name` must not begin together as `end` does: what they share belongs to `after_arguments`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallSyntax {
     /// Before the first call.
@@ -34,14 +35,43 @@ pub enum ArgumentSyntax {
     /// As a JSON object.
     Json,
     /// Each by its name, strings as plain text and all else as JSON.
-    Tagged {
-        /// Before an argument's name.
+    Tagged(Tags),
+    /// As literals of a programming language, by their names.
+    Literal(Literals),
+}
+
+/// The texts around an argument that is written in tags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tags {
+    /// Before an argument's name.
+    pub before_name: &'static str,
+    /// Between an argument's name and a value of text.
+    pub before_text: &'static str,
+    /// Between an argument's name and a value of JSON.
+    pub before_json: &'static str,
+    /// Behind its value; no value of text holds it.
+    pub after_value: &'static str,
+}
+
+impl Tags {
+    /// Tags that do not say whether the value is JSON.
+    const fn new(
         before_name: &'static str,
-        /// Behind an argument's name.
         after_name: &'static str,
-        /// Behind its value; no value of text holds it.
         after_value: &'static str,
-    },
+    ) -> Self {
+        Self { before_name, before_text: after_name, before_json: after_name, after_value }
+    }
+}
+
+/// How values are written as literals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Literals {
+    /// As Python's: `a=1, b=['x', None], c={'k': True}`.
+    Python,
+    /// `a:1,b:[<|"|>x<|"|>,null],c:{k:true}`, where this text stands at both ends of a string. No
+    /// string holds it.
+    Delimited(&'static str),
 }
 
 /// Where an opener counts.
@@ -91,11 +121,7 @@ const LIST: CallSyntax = CallSyntax { between: Some(", "), end: "]", ..JSON };
 const XML: CallSyntax = CallSyntax {
     before_name: "<tool_call>\n<function=",
     after_name: ">\n",
-    arguments: ArgumentSyntax::Tagged {
-        before_name: "<parameter=",
-        after_name: ">\n",
-        after_value: "\n</parameter>\n",
-    },
+    arguments: ArgumentSyntax::Tagged(Tags::new("<parameter=", ">\n", "\n</parameter>\n")),
     after_arguments: "</function>\n</tool_call>",
     ..TAGGED
 };
@@ -113,13 +139,15 @@ impl ToolFormat {
             .or_else(|| lists(name, tokenizer))
             .or_else(|| marked(name, tokenizer))
             .or_else(|| xml(name))
+            .or_else(|| literals(name))
     }
 }
 
 /// Formats with an object for each call.
 fn objects(name: &str, tokenizer: &Tokenizer) -> Option<CallSyntax> {
     Some(match name {
-        "hermes" | "qwen3_json" | "ernie45" | "granite4" => TAGGED,
+        "hermes" | "qwen3_json" | "granite4" => TAGGED,
+        "ernie45" => CallSyntax { between: Some("\n\n"), ..TAGGED },
         "longcat" => CallSyntax {
             before_name: "<longcat_tool_call>\n{\"name\": \"",
             after_arguments: "}\n</longcat_tool_call>",
@@ -140,6 +168,7 @@ fn objects(name: &str, tokenizer: &Tokenizer) -> Option<CallSyntax> {
             before_name: "<|action_start|><|plugin|>\n{\"name\": \"",
             after_name: "\", \"parameters\": ",
             after_arguments: "}<|action_end|>",
+            between: Some("\n"),
             opener: Opener::Anywhere("<|action_start|>"),
             ..JSON
         },
@@ -176,10 +205,11 @@ fn lists(name: &str, tokenizer: &Tokenizer) -> Option<CallSyntax> {
             ..LIST
         },
         "cohere" | "cohere_command3" | "cohere_command4" => CallSyntax {
-            begin: "<|START_ACTION|>[",
-            before_name: "{\"tool_call_id\": \"0\", \"tool_name\": \"",
+            begin: "<|START_ACTION|>[\n",
+            before_name: "    {\"tool_call_id\": \"0\", \"tool_name\": \"",
             after_name: "\", \"parameters\": ",
-            end: "]<|END_ACTION|>",
+            between: Some(",\n"),
+            end: "\n]<|END_ACTION|>",
             opener: Opener::Anywhere("<|START_ACTION|>"),
             ..LIST
         },
@@ -260,24 +290,26 @@ fn xml(name: &str) -> Option<CallSyntax> {
         "glm45" => GLM,
         "glm47" => CallSyntax {
             after_name: "",
-            arguments: ArgumentSyntax::Tagged {
-                before_name: "<arg_key>",
-                after_name: "</arg_key><arg_value>",
-                after_value: "</arg_value>",
-            },
+            between: Some(""),
+            arguments: ArgumentSyntax::Tagged(Tags::new(
+                "<arg_key>",
+                "</arg_key><arg_value>",
+                "</arg_value>",
+            )),
             ..GLM
         },
         "step3" => CallSyntax {
             begin: "<｜tool_calls_begin｜>\n",
             before_name: "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"",
             after_name: "\">",
-            arguments: ArgumentSyntax::Tagged {
-                before_name: "<steptml:parameter name=\"",
-                after_name: "\">",
-                after_value: "</steptml:parameter>",
-            },
-            after_arguments: "</steptml:invoke><｜tool_call_end｜>",
-            end: "\n<｜tool_calls_end｜>",
+            arguments: ArgumentSyntax::Tagged(Tags::new(
+                "<steptml:parameter name=\"",
+                "\">",
+                "</steptml:parameter>",
+            )),
+            after_arguments: "</steptml:invoke><｜tool_call_end｜>\n",
+            between: Some(""),
+            end: "<｜tool_calls_end｜>",
             opener: Opener::Anywhere("<｜tool_calls_begin｜>"),
             ..XML
         },
@@ -285,15 +317,89 @@ fn xml(name: &str) -> Option<CallSyntax> {
             begin: "<minimax:tool_call>\n",
             before_name: "<invoke name=\"",
             after_name: "\">\n",
-            arguments: ArgumentSyntax::Tagged {
-                before_name: "<parameter name=\"",
-                after_name: "\">",
-                after_value: "</parameter>\n",
-            },
+            arguments: ArgumentSyntax::Tagged(Tags::new(
+                "<parameter name=\"",
+                "\">",
+                "</parameter>\n",
+            )),
             after_arguments: "</invoke>\n",
             between: Some(""),
             end: "</minimax:tool_call>",
             opener: Opener::Anywhere("<minimax:tool_call>"),
+        },
+        "deepseek_v32" => CallSyntax {
+            begin: "<｜DSML｜function_calls>\n",
+            before_name: "<｜DSML｜invoke name=\"",
+            after_name: "\">\n",
+            arguments: ArgumentSyntax::Tagged(Tags {
+                before_name: "<｜DSML｜parameter name=\"",
+                before_text: "\" string=\"true\">",
+                before_json: "\" string=\"false\">",
+                after_value: "</｜DSML｜parameter>\n",
+            }),
+            after_arguments: "</｜DSML｜invoke>\n",
+            between: Some(""),
+            end: "</｜DSML｜function_calls>",
+            opener: Opener::Anywhere("<｜DSML｜function_calls>"),
+        },
+        _ => return None,
+    })
+}
+
+/// Calls of Python's functions.
+const PYTHON: CallSyntax = CallSyntax {
+    begin: "[",
+    before_name: "",
+    after_name: "(",
+    arguments: ArgumentSyntax::Literal(Literals::Python),
+    after_arguments: ")",
+    between: Some(", "),
+    end: "]",
+    opener: Opener::AtStart("["),
+};
+
+/// Formats whose arguments are literals of a programming language.
+fn literals(name: &str) -> Option<CallSyntax> {
+    let delimited = |delimiter| CallSyntax {
+        begin: "",
+        after_name: "{",
+        arguments: ArgumentSyntax::Literal(Literals::Delimited(delimiter)),
+        between: Some(""),
+        end: "",
+        ..PYTHON
+    };
+    Some(match name {
+        "pythonic" => PYTHON,
+        "llama4_pythonic" => CallSyntax {
+            begin: "<|python_start|>[",
+            end: "]<|python_end|>",
+            opener: Opener::Anywhere("<|python_start|>"),
+            ..PYTHON
+        },
+        "lfm2" => CallSyntax {
+            begin: "<|tool_call_start|>[",
+            end: "]<|tool_call_end|>",
+            opener: Opener::Anywhere("<|tool_call_start|>"),
+            ..PYTHON
+        },
+        "olmo3" => CallSyntax {
+            begin: "<function_calls>\n",
+            between: Some("\n"),
+            end: "\n</function_calls>",
+            opener: Opener::Anywhere("<function_calls>"),
+            ..PYTHON
+        },
+        "gemma4" => CallSyntax {
+            before_name: "<|tool_call>call:",
+            after_arguments: "}<tool_call|>",
+            opener: Opener::Anywhere("<|tool_call>"),
+            ..delimited("<|\"|>")
+        },
+        "functiongemma" => CallSyntax {
+            before_name: "<start_function_call>call:",
+            after_arguments: "}<end_function_call>",
+            opener: Opener::Anywhere("<start_function_call>"),
+            ..delimited("<escape>")
         },
         _ => return None,
     })
@@ -303,11 +409,11 @@ fn xml(name: &str) -> Option<CallSyntax> {
 const GLM: CallSyntax = CallSyntax {
     before_name: "<tool_call>",
     after_name: "\n",
-    arguments: ArgumentSyntax::Tagged {
-        before_name: "<arg_key>",
-        after_name: "</arg_key>\n<arg_value>",
-        after_value: "</arg_value>\n",
-    },
+    arguments: ArgumentSyntax::Tagged(Tags::new(
+        "<arg_key>",
+        "</arg_key>\n<arg_value>",
+        "</arg_value>\n",
+    )),
     after_arguments: "</tool_call>",
     ..TAGGED
 };

@@ -37,7 +37,7 @@ pub(crate) const WRITERS: &[Writer] = &[
     writer("minimax", |c| format!("<tool_calls>\n{}\n</tool_calls>", lines(c, object))),
     writer("internlm", |c| {
         join(c, "", |c| {
-            let object = json!({ "name": c.name, "parameters": c.arguments });
+            let object = json(&json!({ "name": c.name, "parameters": c.arguments }));
             format!("<|action_start|><|plugin|>\n{object}<|action_end|>\n")
         })
     }),
@@ -55,11 +55,11 @@ pub(crate) const WRITERS: &[Writer] = &[
     writer("llama4_json", llama),
     writer("mistral", |c| format!("[TOOL_CALLS]{}", list(c))),
     writer("mistral", |c| {
-        join(c, "", |c| format!("[TOOL_CALLS]{}[ARGS]{}", c.name, json!(c.arguments)))
+        join(c, "", |c| format!("[TOOL_CALLS]{}[ARGS]{}", c.name, json(&json!(c.arguments))))
     }),
     writer("deepseek_v3", |c| {
         let call = |c: &Call| {
-            let arguments = json!(c.arguments);
+            let arguments = json(&json!(c.arguments));
             format!(
                 "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{arguments}\n```<｜tool▁call▁end｜>",
                 c.name
@@ -69,14 +69,14 @@ pub(crate) const WRITERS: &[Writer] = &[
     }),
     writer("deepseek_v31", |c| {
         let call = |c: &Call| {
-            let arguments = json!(c.arguments);
+            let arguments = json(&json!(c.arguments));
             format!("<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>", c.name)
         };
         format!("<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>", join(c, "", call))
     }),
     writer("kimi_k2", |c| {
         let call = |c: &Call| {
-            let arguments = json!(c.arguments);
+            let arguments = json(&json!(c.arguments));
             format!(
                 "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|>",
                 c.name
@@ -159,7 +159,7 @@ pub(crate) const WRITERS: &[Writer] = &[
         text_behind: false,
         ..writer("openai", |c| {
             join(c, "<|start|>assistant", |c| {
-                let arguments = json!(c.arguments);
+                let arguments = json(&json!(c.arguments));
                 format!(
                     "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{arguments}<|call|>",
                     c.name
@@ -168,6 +168,22 @@ pub(crate) const WRITERS: &[Writer] = &[
         })
     },
 ];
+
+/// JSON as Python's `json.dumps` writes it, and so templates do.
+fn json(value: &Value) -> String {
+    match value {
+        Value::Array(values) => {
+            format!("[{}]", values.iter().map(json).collect::<Vec<_>>().join(", "))
+        }
+        Value::Object(members) => {
+            let member = |(name, value): (&String, &Value)| {
+                format!("{}: {}", Value::from(name.as_str()), json(value))
+            };
+            format!("{{{}}}", members.iter().map(member).collect::<Vec<_>>().join(", "))
+        }
+        value => value.to_string(),
+    }
+}
 
 fn join(calls: &[Call], between: &str, write: impl Fn(&Call) -> String) -> String {
     calls.iter().map(write).collect::<Vec<_>>().join(between)
@@ -179,7 +195,7 @@ fn lines(calls: &[Call], write: impl Fn(&Call) -> String) -> String {
 
 fn object(call: &Call) -> String {
     let name = Value::from(call.name);
-    format!("{{\"name\": {name}, \"arguments\": {}}}", json!(call.arguments))
+    format!("{{\"name\": {name}, \"arguments\": {}}}", json(&json!(call.arguments)))
 }
 
 fn list(calls: &[Call]) -> String {
@@ -188,13 +204,13 @@ fn list(calls: &[Call]) -> String {
 
 fn llama(calls: &[Call]) -> String {
     join(calls, "; ", |c| {
-        format!("{{\"name\": \"{}\", \"parameters\": {}}}", c.name, json!(c.arguments))
+        format!("{{\"name\": \"{}\", \"parameters\": {}}}", c.name, json(&json!(c.arguments)))
     })
 }
 
 fn cohere(calls: &[Call]) -> String {
     let call = |c: &Call| {
-        let arguments = json!(c.arguments);
+        let arguments = json(&json!(c.arguments));
         format!(
             "    {{\"tool_call_id\": \"0\", \"tool_name\": \"{}\", \"parameters\": {arguments}}}",
             c.name
@@ -207,7 +223,7 @@ fn cohere(calls: &[Call]) -> String {
 fn parameters(call: &Call, write: impl Fn(&str, &str, bool) -> String) -> String {
     let one = |(key, value): (&String, &Value)| match value {
         Value::String(text) => write(key, text, true),
-        value => write(key, &value.to_string(), false),
+        value => write(key, &json(value), false),
     };
     call.arguments.iter().map(one).collect()
 }

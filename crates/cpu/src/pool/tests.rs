@@ -143,3 +143,54 @@ fn results_are_in_order_and_ranges_cover() {
     assert_eq!(items, [1, 3, 5]);
     assert!(set_threads(0).is_err());
 }
+
+#[test]
+fn tasks_beside_other_work_run_once() {
+    for threads in [1, 2, 5] {
+        let pool = Pool::new(threads);
+        for round in 0..500 {
+            let tasks = round % 9;
+            let counts: Vec<_> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
+            let add = |i: usize| {
+                counts[i].fetch_add(1, SeqCst);
+            };
+            let out = pool.beside(tasks, &add, || {
+                (0..round % 5).for_each(|jobs| counted(&pool, jobs * 7));
+                round
+            });
+            assert_eq!(out, round);
+            assert!(counts.iter().all(|count| count.load(SeqCst) == 1), "{threads} {round}");
+        }
+    }
+}
+
+/// Workers take them while the caller works, even those that have gone to sleep.
+#[test]
+fn tasks_run_beside_and_not_behind() {
+    let pool = Pool::new(2);
+    std::thread::sleep(SPIN * 5);
+    let done = AtomicU32::new(0);
+    let seen = pool.beside(3, &|_| _ = done.fetch_add(1, SeqCst), || {
+        let start = Instant::now();
+        while done.load(SeqCst) < 3 && start.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        done.load(SeqCst)
+    });
+    assert_eq!(seen, 3);
+}
+
+#[test]
+fn panics_beside_reach_the_caller() {
+    let pool = Pool::new(3);
+    for round in 0..20 {
+        let task = |i: usize| assert!(round % 2 == 0 || i != 1, "a task");
+        let main = || {
+            std::thread::sleep(Duration::from_micros(50));
+            assert!(round % 2 == 1, "the caller");
+        };
+        catch_unwind(AssertUnwindSafe(|| pool.beside(4, &task, main))).unwrap_err();
+        counted(&pool, 40);
+        assert_eq!(pool.beside(2, &|_| {}, || 7), 7);
+    }
+}

@@ -1,13 +1,13 @@
 //! Reasoning, free text and tool calls around a grammar.
 
-use crate::support::{Random, Walk, model, schema, validates, walk_texts};
+use crate::support::{model, schema};
 use serde_json::{Value, json};
-use std::sync::Arc;
 use taper_base::{Constraint, End, SharedGrammar};
-use taper_chat::{ArgumentSyntax, OutputParser, ParserOptions, Tool, ToolFormat};
+use taper_chat::{Tool, ToolFormat};
 use taper_grammar::{CallRules, GrammarError, Output, Reasoning};
 
-const THINK: Reasoning = Reasoning { begin: "<think>", end: "</think>", open: false };
+const THINK: Reasoning =
+    Reasoning { begins: &["<think>"], ends: &["</think>"], open: false, budget: None };
 
 fn tools(strict: bool) -> Vec<Tool> {
     let tool = |name: &str, parameters: Value| Tool {
@@ -40,53 +40,6 @@ fn format(name: &str) -> ToolFormat {
 fn calls(format: ToolFormat, tools: &[Tool], required: bool, many: bool) -> SharedGrammar {
     let calls = Some(CallRules { format, tools, required, many });
     model().grammars.output(&Output { calls, ..Output::default() }).unwrap()
-}
-
-/// Formats that have a syntax.
-fn formats() -> Vec<ToolFormat> {
-    let all = ToolFormat::names().into_iter().filter(|name| *name != "none").map(format);
-    all.filter(|f| f.syntax(&model().tokenizer).is_some()).collect()
-}
-
-/// What ends an argument that is plain text.
-fn text_end(format: ToolFormat) -> Option<&'static str> {
-    match format.syntax(&model().tokenizer)?.arguments {
-        ArgumentSyntax::Tagged { after_value, .. } => Some(after_value),
-        ArgumentSyntax::Json => None,
-    }
-}
-
-/// What is written under a format's grammar is read by its parser as calls, and as nothing else.
-#[test]
-fn required_calls_are_read_as_calls_in_every_format() {
-    let tools = tools(true);
-    let known: Arc<[Tool]> = tools.clone().into();
-    assert!(formats().len() >= 30);
-    for format in formats() {
-        let mut random = Random(7);
-        let grammar = calls(format, &tools, true, true);
-        let mut whole = 0;
-        for free in 0..30 {
-            let walked =
-                walk_texts(grammar.start(), &mut random, free % 10, true, text_end(format));
-            let Walk::Whole(text) = walked else { continue };
-            whole += 1;
-            let options = ParserOptions {
-                tools: format,
-                known_tools: Arc::clone(&known).into(),
-                ..ParserOptions::default()
-            };
-            let message = OutputParser::parse(options, &text);
-            assert!(!message.tool_calls.is_empty(), "{format}: {text}");
-            assert_eq!(message.content.unwrap_or_default().trim(), "", "{format}: {text}");
-            for call in message.tool_calls {
-                let tool = tools.iter().find(|tool| tool.name == call.name).unwrap();
-                let valid = validates(tool.parameters.as_ref().unwrap(), &call.arguments);
-                assert_eq!(valid, Ok(()), "{format}: {text}\n{}", call.arguments);
-            }
-        }
-        assert!(whole >= 20, "{format}: {whole}");
-    }
 }
 
 fn feed(constraint: &mut dyn Constraint, text: &str) -> usize {

@@ -1,9 +1,9 @@
 //! A tokenizer of a real model, and a writer that knows nothing but the masks.
 
-use serde_json::Value;
-use std::sync::OnceLock;
+use serde_json::{Value, json};
+use std::{collections::BTreeSet, sync::OnceLock};
 use taper_base::{Constraint, ConstraintError, End, SharedGrammar, TokenId};
-use taper_chat::Tokenizer;
+use taper_chat::{Tokenizer, ToolFormat};
 use taper_grammar::{Content, GrammarError, Grammars, Output};
 
 const TOKENIZER: &[u8] = include_bytes!("../../../server/models/demo/tokenizer.json");
@@ -19,8 +19,41 @@ pub(crate) struct Model {
 
 pub(crate) fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
+    MODEL.get_or_init(|| Model::new(TOKENIZER))
+}
+
+/// A model to which the marks of all formats of tool calls are special tokens.
+pub(crate) fn marked_model() -> &'static Model {
+    static MODEL: OnceLock<Model> = OnceLock::new();
     MODEL.get_or_init(|| {
-        let tokenizer = Tokenizer::from_bytes(TOKENIZER, Some(CONFIG)).unwrap();
+        let mut json: Value = serde_json::from_slice(TOKENIZER).unwrap();
+        let plain = Tokenizer::from_bytes(TOKENIZER, Some(CONFIG)).unwrap();
+        let added = json["added_tokens"].as_array_mut().unwrap();
+        let marks = marks().into_iter().filter(|mark| plain.token_id(mark).is_none());
+        for (id, mark) in (plain.vocab_size()..).zip(marks) {
+            added.push(json!({ "id": id, "content": mark, "single_word": false, "lstrip": false,
+                               "rstrip": false, "normalized": false, "special": true }));
+        }
+        Model::new(json.to_string().as_bytes())
+    })
+}
+
+/// The marks that are tokens of some model.
+fn marks() -> BTreeSet<&'static str> {
+    let names = ToolFormat::names().into_iter().filter(|name| *name != "none");
+    let formats = names.map(|name| name.parse::<ToolFormat>().unwrap().get().unwrap());
+    let all = formats.flat_map(|format| format.openers().iter().chain(format.marks()).copied());
+    let is_token = |mark: &&str| {
+        let tag = mark.starts_with('<') && mark.ends_with('>') && !mark.contains("｜DSML｜");
+        let bracket = mark.starts_with('[') && mark.ends_with(']');
+        tag || bracket || *mark == "｜DSML｜"
+    };
+    all.filter(is_token).collect()
+}
+
+impl Model {
+    fn new(tokenizer: &[u8]) -> Self {
+        let tokenizer = Tokenizer::from_bytes(tokenizer, Some(CONFIG)).unwrap();
         let eos = tokenizer.token_id("<|im_end|>").unwrap();
         let size = tokenizer.vocab_size() as u32 + 64;
         let grammars = Grammars::new(&tokenizer, size, &[eos]).unwrap();
@@ -29,8 +62,15 @@ pub(crate) fn model() -> &'static Model {
             all.filter(|id| texts.contains(&tokenizer.token_text(*id).as_str())).collect()
         };
         let nearer = [of(&QUOTES), of(&MARKS), of(&ENDS), of(&CLOSING)];
-        Model { tokenizer, grammars, eos, nearer }
-    })
+        Self { tokenizer, grammars, eos, nearer }
+    }
+
+    /// The text of an output, with all its marks.
+    fn text(&self, written: &[TokenId]) -> String {
+        let bytes: Vec<u8> =
+            written.iter().flat_map(|id| self.tokenizer.token_bytes(*id)).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
 }
 
 pub(crate) fn schema(schema: &Value, strict: bool) -> Content {
@@ -83,62 +123,80 @@ pub(crate) fn walk(
     free: usize,
     force: bool,
 ) -> Walk {
-    walk_texts(constraint, random, free, force, None)
+    model().walk(constraint, random, (free, force), &[])
 }
 
-/// Writes an output as [`walk`] does, where `text_end` ends arguments that are plain text.
-pub(crate) fn walk_texts(
-    mut constraint: Box<dyn Constraint>,
-    random: &mut Random,
-    free: usize,
-    force: bool,
-    text_end: Option<&str>,
-) -> Walk {
-    let model = model();
-    let mut written = Vec::new();
-    let text = |written: &[TokenId]| model.tokenizer.decode(written, true).unwrap();
-    for step in 0..600 {
-        if constraint.end() == End::Must {
-            return Walk::Whole(text(&written));
-        }
-        let mask = match constraint.mask() {
-            Ok(mask) => mask.expect("a grammar masks"),
-            Err(error) => return Walk::Failed(text(&written), error),
-        };
-        let near = step >= free && !random.one_in(8);
-        if near && mask.has(model.eos) {
-            return Walk::Whole(text(&written));
-        }
-        if near && let Some(tokens) = text_end.and_then(|end| closes_text(&*constraint, end)) {
-            for token in tokens {
-                written.push(token);
-                constraint.accept(token).unwrap();
+impl Model {
+    /// Writes an output as [`walk`] does, where one of `text_ends` ends arguments that are plain text.
+    pub(crate) fn walk(
+        &self,
+        mut constraint: Box<dyn Constraint>,
+        random: &mut Random,
+        (free, force): (usize, bool),
+        text_ends: &[&str],
+    ) -> Walk {
+        let model = self;
+        let mut written = Vec::new();
+        let text = |written: &[TokenId]| model.text(written);
+        for step in 0..600 {
+            if constraint.end() == End::Must {
+                return Walk::Whole(text(&written));
             }
-            continue;
-        }
-        let allowed = |id: &TokenId| mask.has(*id) && *id != model.eos;
-        let closing = model.nearer.iter().map(|all| all.iter().copied().filter(allowed));
-        let closing = closing.map(Vec::from_iter).find(|tokens| near && !tokens.is_empty());
-        let all = 0..model.tokenizer.vocab_size() as u32;
-        let from = closing.unwrap_or_else(|| all.filter(allowed).collect());
-        if from.is_empty() {
-            return Walk::Whole(text(&written));
-        }
-        let token = *random.of(&from);
-        written.push(token);
-        if let Err(error) = constraint.accept(token) {
-            return Walk::Failed(text(&written), error);
-        }
-        if force {
-            for token in constraint.forced() {
-                let mask = constraint.mask().unwrap().unwrap();
-                assert!(mask.has(token) && mask.count() == 1, "{}", text(&written));
-                written.push(token);
-                constraint.accept(token).unwrap();
+            let mask = match constraint.mask() {
+                Ok(mask) => mask.expect("a grammar masks"),
+                Err(error) => return Walk::Failed(text(&written), error),
+            };
+            let near = step >= free && !random.one_in(8);
+            if near && mask.has(model.eos) {
+                return Walk::Whole(text(&written));
+            }
+            let ended = || text_ends.iter().find_map(|end| model.closes_text(&*constraint, end));
+            if near && let Some(tokens) = ended() {
+                for token in tokens {
+                    written.push(token);
+                    constraint.accept(token).unwrap();
+                }
+                continue;
+            }
+            let allowed = |id: &TokenId| mask.has(*id) && *id != model.eos;
+            let closing = model.nearer.iter().map(|all| all.iter().copied().filter(allowed));
+            let closing = closing.map(Vec::from_iter).find(|tokens| near && !tokens.is_empty());
+            let all = 0..model.tokenizer.vocab_size() as u32;
+            let from = closing.unwrap_or_else(|| all.filter(allowed).collect());
+            if from.is_empty() {
+                return Walk::Whole(text(&written));
+            }
+            let token = *random.of(&from);
+            written.push(token);
+            if let Err(error) = constraint.accept(token) {
+                return Walk::Failed(text(&written), error);
+            }
+            if force {
+                for token in constraint.forced() {
+                    let mask = constraint.mask().unwrap().unwrap();
+                    assert!(mask.has(token) && mask.count() == 1, "{}", text(&written));
+                    written.push(token);
+                    constraint.accept(token).unwrap();
+                }
             }
         }
+        Walk::Open
     }
-    Walk::Open
+
+    /// Tokens of `end`, where the output stands in a text that it ends.
+    fn closes_text(&self, constraint: &dyn Constraint, end: &str) -> Option<Vec<TokenId>> {
+        let is_free = |constraint: &mut dyn Constraint| {
+            let mask = constraint.mask().ok().flatten();
+            mask.is_some_and(|mask| mask.count() as usize > self.tokenizer.vocab_size() * 4 / 5)
+        };
+        if !is_free(&mut *constraint.fork()) {
+            return None;
+        }
+        let tokens = self.tokenizer.encode(end, false).unwrap();
+        let mut ahead = constraint.fork();
+        let taken = tokens.iter().all(|token| ahead.accept(*token).is_ok());
+        (taken && !is_free(&mut *ahead)).then_some(tokens)
+    }
 }
 
 /// What ends a string, in which all else can stand.
@@ -146,24 +204,9 @@ const QUOTES: [&str; 3] = ["\"}", "\"]", "\""];
 /// What the tests' patterns want in a string before it ends.
 const MARKS: [&str; 2] = ["é", "@"];
 /// Ends of objects and lists, and the value that has nothing in it.
-const ENDS: [&str; 3] = ["}", "]", "null"];
+const ENDS: [&str; 6] = [")", ")]", "}", "]", "null", "None"];
 /// What brings an end nearer.
-const CLOSING: [&str; 10] = ["\"", "}", "]", "\"}", "0", "1", ":", ",", "\n", "</"];
-/// Tokens of `end`, where the output stands in a text that it ends.
-fn closes_text(constraint: &dyn Constraint, end: &str) -> Option<Vec<TokenId>> {
-    let model = model();
-    let is_free = |constraint: &mut dyn Constraint| {
-        let mask = constraint.mask().ok().flatten();
-        mask.is_some_and(|mask| mask.count() as usize > model.tokenizer.vocab_size() * 9 / 10)
-    };
-    if !is_free(&mut *constraint.fork()) {
-        return None;
-    }
-    let tokens = model.tokenizer.encode(end, false).unwrap();
-    let mut ahead = constraint.fork();
-    let taken = tokens.iter().all(|token| ahead.accept(*token).is_ok());
-    (taken && !is_free(&mut *ahead)).then_some(tokens)
-}
+const CLOSING: [&str; 11] = ["\"", "'", "}", "]", "\"}", "0", "1", ":", ",", "\n", "</"];
 
 /// Whether a text is JSON that a schema describes, formats included.
 pub(crate) fn validates(schema: &Value, text: &str) -> Result<(), String> {

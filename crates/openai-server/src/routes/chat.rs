@@ -1,25 +1,27 @@
 //! `POST /v1/chat/completions`.
 
 use super::{
+    chat_functions,
     chat_output::{ChatOutput, Whole, delta_out},
-    chat_prompt::{Prompt, PromptFields, render},
+    chat_plan::{Ask, Chosen, Plan, tool_named},
+    chat_prompt::PromptFields,
 };
 use crate::{
     FINGERPRINT,
-    constraint::{self, MessageAsked},
+    constraint::{self, Budget},
     decode::{Body, either},
     errors::ApiError,
     generation::{Generation, Step},
     intake::{Payload, prepare},
-    messages,
-    prepare::{Params, StreamParams, params},
+    logprobs, messages,
+    prepare::StreamParams,
     random::random_id,
     record::Record,
     sse::{self, Chunks},
-    state::{AppState, Served, unix_time},
+    state::{AppState, unix_time},
     wire::{
         ChatChunk, ChatLogprobs, ChatRequest, ChatResponse, ChosenTools, ChunkChoice, ChunkUsage,
-        DeltaOut, InertFields, SamplingFields, ToolChoice, UNSUPPORTED,
+        DeltaOut, InertFields, PromptLogprobs, SamplingFields, ToolChoice, UNSUPPORTED,
     },
 };
 use axum::{
@@ -28,55 +30,62 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use std::sync::Arc;
-use taper_base::FinishReason;
-use taper_chat::{ParserOptions, Tool, ToolFormat};
+use taper_base::{FinishReason, TokenLogprobs};
+use taper_chat::Tool;
 
 pub(super) async fn handle(
     State(state): State<AppState>,
     Extension(record): Extension<Arc<Record>>,
     payload: Payload,
 ) -> Result<Response, ApiError> {
-    let config = &state.0.config;
     let plan = prepare(&state, payload, plan).await?;
-    let count = plan.params.n as usize;
-    let prompts = [plan.prompt.as_slice()];
-    let requests = plan.params.requests(&prompts, None);
-    let text = &plan.params.text;
-    let generation = Generation::submit(&state, record, requests, count, text, "messages")?;
-    let output = || ChatOutput::new(plan.parser.clone(), &state.0.tokenizer, plan.one_call);
-    let outputs = (0..count).map(|_| output());
-    let head = Head { id: random_id("chatcmpl"), created: unix_time(), model: plan.model };
-    match plan.params.stream {
+    let (plan, functions) = plan;
+    let generation = plan.submit(&state, record, "messages")?;
+    let outputs = (0..plan.params.n).map(|_| plan.output(&state));
+    let (params, with_logprobs, shown) = (plan.params.stream, plan.logprobs, plan.params.shown);
+    let head = Head {
+        id: random_id("chatcmpl"),
+        created: unix_time(),
+        model: plan.model.clone(),
+        prompt: shown.token_ids.then(|| plan.prompt.clone()),
+        functions,
+    };
+    match params {
         Some(params) => {
             let choices = outputs.map(Streamed::new).collect();
-            let writer = Writer { head, choices, params, logprobs: plan.logprobs };
-            Ok(sse::respond(generation, writer, config.keep_alive))
+            let writer = Writer { head, choices, params, logprobs: with_logprobs };
+            Ok(sse::respond(generation, writer, state.0.config.keep_alive))
         }
         None => {
-            let wholes = outputs.map(|o| Whole::new(o, plan.logprobs)).collect();
-            whole(generation, wholes, &head).await
+            let wholes = outputs.map(|o| Whole::new(o, with_logprobs)).collect();
+            let prompt_logprobs = |entries: &[_]| {
+                Some(logprobs::prompt(&state.0.tokenizer, entries, shown.prompt_logprobs?))
+            };
+            whole(generation, wholes, &head, prompt_logprobs).await
         }
     }
 }
 
-/// A request, checked and tokenized.
-struct Plan {
-    model: String,
-    params: Params,
-    prompt: Vec<u32>,
-    parser: ParserOptions,
-    one_call: bool,
-    logprobs: bool,
+/// A request, checked and tokenized, and whether its calls are those of `functions`.
+fn plan(state: &AppState, mut body: Body) -> Result<(Plan, bool), ApiError> {
+    let mut wire: ChatRequest = body.read()?;
+    let sampling: SamplingFields = body.read()?;
+    body.read::<InertFields>()?;
+    body.finish(UNSUPPORTED, state.0.config.allow_unknown_fields)?;
+    let functions = chat_functions::as_tools(&mut wire)?;
+    let plan = checked(state, wire, sampling);
+    match functions {
+        true => plan.map(|plan| (plan, true)).map_err(chat_functions::error),
+        false => plan.map(|plan| (plan, false)),
+    }
 }
 
-fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
-    let (config, info) = (&state.0.config, state.0.engine.info());
-    let wire: ChatRequest = body.read()?;
-    let mut fields: SamplingFields = body.read()?;
-    body.read::<InertFields>()?;
-    body.finish(UNSUPPORTED, config.allow_unknown_fields)?;
-    let Served { name: model, adapter } = state.0.model(wire.model.as_deref())?;
-    let max_tokens = max_tokens(&wire)?;
+fn checked(
+    state: &AppState,
+    wire: ChatRequest,
+    mut sampling: SamplingFields,
+) -> Result<Plan, ApiError> {
+    let (max_tokens, budget) = (max_tokens(&wire)?, budget(&wire)?);
     let logprobs = wire.logprobs.unwrap_or(false);
     if wire.top_logprobs.is_some() && !logprobs {
         return Err(ApiError::value("top_logprobs", "needs 'logprobs': true"));
@@ -84,46 +93,31 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     if wire.modalities.iter().flatten().any(|m| m != "text") {
         return Err(ApiError::unsupported("modalities", "only [\"text\"] is supported"));
     }
-    let top = logprobs.then(|| wire.top_logprobs.unwrap_or(0));
-    let content = constraint::asked(&mut fields)?;
-    let params = params(&fields, max_tokens, top, config, info)?;
-    let mut params = Params { adapter, ..params };
-    let Chosen { tools, callable, required } = chosen_tools(
-        state,
-        messages::tools(wire.tools.unwrap_or_default())?,
-        wire.tool_choice.as_ref(),
-    )?;
-    let one_call = wire.parallel_tool_calls == Some(false);
-    let tools: Arc<[Tool]> = tools.into();
-    let Prompt { text: prompt, thinks_not } = render(
-        state,
-        PromptFields {
+    let tools = messages::tools(wire.tools.unwrap_or_default())?;
+    let ask = Ask {
+        model: wire.model,
+        content: constraint::asked(&mut sampling)?,
+        sampling,
+        max_tokens,
+        logprobs: logprobs.then(|| wire.top_logprobs.unwrap_or(0)),
+        tools: chosen_tools(tools, wire.tool_choice.as_ref())?.check(state)?,
+        one_call: wire.parallel_tool_calls == Some(false),
+        prompt: PromptFields {
             messages: messages::messages(wire.messages)?,
-            tools: Arc::clone(&tools),
             kwargs: wire.chat_template_kwargs,
             enable_thinking: wire.enable_thinking,
             think: wire.think,
             reasoning_effort: wire.reasoning_effort,
             add_generation_prompt: wire.add_generation_prompt,
             continue_final_message: wire.continue_final_message,
+            documents: wire.documents,
+            ..PromptFields::default()
         },
-    )?;
-    let mut parser = ParserOptions {
-        reasoning: config.reasoning_format,
-        tools: if tools.is_empty() { ToolFormat::NONE } else { config.tool_format },
-        starts_in_reasoning: config.reasoning_format.starts_in(&prompt),
-        known_tools: Arc::<[Tool]>::from(callable.as_slice()).into(),
-        recovery: config.tool_call_recovery,
-        ..ParserOptions::default()
+        schema_field: "function.parameters",
+        budget,
+        hide_reasoning: wire.include_reasoning == Some(false),
     };
-    let asked = MessageAsked { content, required, many: !one_call, thinks_not };
-    params.grammar = constraint::of_message(state, &asked, &callable, &parser)?;
-    // A grammar lets through calls of the model's own format only.
-    parser.recovery &= params.grammar.is_none();
-    params.text.keep_tags(&state.0.tokenizer, &mut parser);
-    // The template writes special tokens itself.
-    let prompt = state.0.tokenizer.encode(&prompt, false)?;
-    Ok(Plan { model, params, prompt, parser, one_call, logprobs })
+    ask.plan(state)
 }
 
 fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
@@ -135,23 +129,15 @@ fn max_tokens(wire: &ChatRequest) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// What a request makes of its tools.
-#[derive(Debug, Default)]
-struct Chosen {
-    /// The tools that the model is shown.
-    tools: Vec<Tool>,
-    /// Those that it may call.
-    callable: Vec<Tool>,
-    /// It must call one.
-    required: bool,
+fn budget(wire: &ChatRequest) -> Result<Option<Budget>, ApiError> {
+    let own = ("max_thinking_tokens", wire.max_thinking_tokens);
+    let other = ("thinking_token_budget", wire.thinking_token_budget);
+    let field = if own.1.is_some() { own.0 } else { other.0 };
+    Ok(either(own, other)?.map(|tokens| Budget { field, tokens }))
 }
 
 /// With `none` the model is shown no tools, which alone keeps it from calling any.
-fn chosen_tools(
-    state: &AppState,
-    tools: Vec<Tool>,
-    choice: Option<&ToolChoice>,
-) -> Result<Chosen, ApiError> {
+fn chosen_tools(tools: Vec<Tool>, choice: Option<&ToolChoice>) -> Result<Chosen, ApiError> {
     if choice.is_some_and(|c| !matches!(c, ToolChoice::Mode(mode) if mode == "none"))
         && tools.is_empty()
     {
@@ -188,16 +174,6 @@ fn chosen_tools(
             return Err(ApiError::value("tool_choice", detail));
         }
     };
-    let config = &state.0.config;
-    if !tools.is_empty() && !config.enable_auto_tool_choice {
-        let detail = "tools are turned off on this server";
-        return Err(ApiError::unsupported("tools", detail));
-    }
-    if !tools.is_empty() && config.tool_format.is_none() {
-        let detail = "no format of tool calls is known for this model; start the server with a tool-call parser, \
-                      such as hermes";
-        return Err(ApiError::unsupported("tools", detail));
-    }
     Ok(Chosen { tools, callable, required })
 }
 
@@ -206,11 +182,7 @@ fn chosen_tool(tools: &[Tool], chosen: &ChosenTools, at: &str) -> Result<Tool, A
     let Some(function) = chosen.function.as_ref().filter(|_| chosen.kind == "function") else {
         return Err(ApiError::value(at, "must be of the type 'function' and name one"));
     };
-    let tool = tools.iter().find(|tool| tool.name == function.name).cloned();
-    tool.ok_or_else(|| {
-        let detail = format!("there is no tool '{}'", function.name);
-        ApiError::value(format!("{at}.function.name"), detail)
-    })
+    tool_named(tools, &function.name, &format!("{at}.function.name"))
 }
 
 /// What stands at the head of every chunk.
@@ -218,23 +190,38 @@ struct Head {
     id: String,
     created: u64,
     model: String,
+    /// The prompt's tokens, if they are shown.
+    prompt: Option<Vec<u32>>,
+    functions: bool,
 }
 
 async fn whole(
     mut generation: Generation,
     mut choices: Vec<Whole>,
     head: &Head,
+    prompt_logprobs: impl Fn(&[Option<TokenLogprobs>]) -> Option<PromptLogprobs>,
 ) -> Result<Response, ApiError> {
+    let mut scored = None;
     while let Some(step) = generation.next().await {
         let (index, step) = step?;
-        if let (Step::Piece(piece), Some(choice)) = (step, choices.get_mut(index))
-            && choice.take(&piece)
-        {
-            generation.finish(index, FinishReason::Stop);
+        match step {
+            Step::Piece(piece) => {
+                let over = choices.get_mut(index).is_some_and(|choice| choice.take(&piece));
+                if over {
+                    generation.finish(index, FinishReason::Stop);
+                }
+            }
+            // Those of all choices are alike.
+            Step::Prompt(entries) if scored.is_none() => scored = prompt_logprobs(&entries),
+            Step::Prompt(_) => {}
         }
     }
     let usage = generation.usage(choices.iter().map(|c| c.output.reasoning_tokens).sum());
-    let choices = choices.into_iter().enumerate().map(|(i, c)| c.into_choice(i)).collect();
+    let choices = choices.into_iter().enumerate().map(|(i, c)| c.into_choice(i));
+    let choices = match head.functions {
+        true => choices.map(chat_functions::choice).collect(),
+        false => choices.collect(),
+    };
     let body = ChatResponse {
         id: &head.id,
         object: "chat.completion",
@@ -243,6 +230,8 @@ async fn whole(
         choices,
         usage,
         system_fingerprint: FINGERPRINT,
+        prompt_logprobs: scored,
+        prompt_token_ids: head.prompt.as_deref(),
     };
     Ok(Json(body).into_response())
 }
@@ -253,11 +242,14 @@ struct Streamed {
     begun: bool,
     /// Log probabilities of tokens whose text is held back.
     logprobs: ChatLogprobs,
+    /// Tokens whose text is held back, if tokens are shown.
+    token_ids: Vec<u32>,
 }
 
 impl Streamed {
     fn new(output: ChatOutput) -> Self {
-        Self { output, begun: false, logprobs: ChatLogprobs::default() }
+        let (logprobs, token_ids) = (ChatLogprobs::default(), Vec::new());
+        Self { output, begun: false, logprobs, token_ids }
     }
 }
 
@@ -276,6 +268,7 @@ impl Writer {
         out: &mut Chunks,
     ) -> Result<(), ApiError> {
         let last = choices.is_empty();
+        let begins = choices.iter().any(|choice| choice.delta.role.is_some());
         let reasoning = self.choices.iter().map(|c| c.output.reasoning_tokens).sum();
         let usage = match self.params {
             StreamParams { usage: false, .. } => None,
@@ -292,6 +285,7 @@ impl Writer {
             system_fingerprint: FINGERPRINT,
             choices,
             usage,
+            prompt_token_ids: self.head.prompt.as_deref().filter(|_| begins),
         })
     }
 }
@@ -312,28 +306,45 @@ impl sse::Writer for Writer {
             generation.finish(index, FinishReason::Stop);
         }
         choice.logprobs.content.extend(update.logprobs);
+        choice.token_ids.extend(update.token);
         let mut chunks = Vec::new();
-        let one =
-            |delta, logprobs, finish_reason| ChunkChoice { index, delta, logprobs, finish_reason };
+        let shown = self.head.prompt.is_some();
+        let one = |delta, logprobs, finish_reason, ids: &mut Vec<u32>| ChunkChoice {
+            index,
+            delta,
+            logprobs,
+            finish_reason,
+            token_ids: shown.then(|| std::mem::take(ids)),
+        };
         if !choice.begun {
             choice.begun = true;
             let (role, content) = (Some("assistant"), Some(String::new()));
-            chunks.push(one(DeltaOut { role, content, ..DeltaOut::default() }, None, None));
+            let delta = DeltaOut { role, content, ..DeltaOut::default() };
+            chunks.push(one(delta, None, None, &mut Vec::new()));
         }
         for delta in update.deltas {
             let logprobs = self.logprobs.then(|| std::mem::take(&mut choice.logprobs));
-            chunks.push(one(delta_out(delta), logprobs, None));
+            let delta = match self.head.functions {
+                true => chat_functions::delta(delta_out(delta)),
+                false => delta_out(delta),
+            };
+            chunks.push(one(delta, logprobs, None, &mut choice.token_ids));
         }
         if let Some(reason) = update.finish {
             // Tokens whose text was cut off, as a stop string is, were generated all the same.
             let rest = std::mem::take(&mut choice.logprobs);
             let logprobs = (!rest.content.is_empty()).then_some(rest);
-            chunks.push(one(DeltaOut::default(), logprobs, Some(reason)));
+            let reason = if self.head.functions { chat_functions::reason(reason) } else { reason };
+            chunks.push(one(DeltaOut::default(), logprobs, Some(reason), &mut choice.token_ids));
         }
         chunks.into_iter().try_for_each(|chunk| self.chunk(vec![chunk], generation, out))
     }
 
     fn end(&mut self, generation: &Generation, out: &mut Chunks) -> Result<(), ApiError> {
-        if self.params.usage { self.chunk(Vec::new(), generation, out) } else { Ok(()) }
+        if self.params.usage {
+            self.chunk(Vec::new(), generation, out)?;
+        }
+        out.push_done();
+        Ok(())
     }
 }

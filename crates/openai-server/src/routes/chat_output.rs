@@ -3,6 +3,7 @@
 use crate::{
     generation::Piece,
     logprobs,
+    prepare::Shown,
     wire::{
         CallDelta, CallOut, CalledDelta, CalledOut, ChatChoice, ChatLogprobs, ChatMessage,
         DeltaOut, TokenLogprobOut,
@@ -16,6 +17,8 @@ use taper_chat::{Delta, OutputParser, ParsedMessage, ParserOptions, Tokenizer};
 pub(super) struct Update {
     pub(super) deltas: Vec<Delta>,
     pub(super) logprobs: Vec<TokenLogprobOut>,
+    /// The token, if tokens are shown.
+    pub(super) token: Option<u32>,
     pub(super) finish: Option<&'static str>,
     /// The message is over though the engine would go on.
     pub(super) cut: bool,
@@ -29,8 +32,12 @@ pub(super) struct ChatOutput {
     in_reasoning: bool,
     /// With `parallel_tool_calls: false` a second call ends the message.
     one_call: bool,
+    shown: Shown,
+    hide_reasoning: bool,
     calls: usize,
     pub(super) reasoning_tokens: u64,
+    /// Tokens amid reasoning that may be the beginning of a tag.
+    undecided: u64,
 }
 
 impl ChatOutput {
@@ -40,13 +47,22 @@ impl ChatOutput {
             parser: OutputParser::new(options),
             tokenizer: tokenizer.clone(),
             one_call,
+            shown: Shown::default(),
+            hide_reasoning: false,
             calls: 0,
             reasoning_tokens: 0,
+            undecided: 0,
         }
+    }
+
+    /// What is shown of tokens, and whether reasoning is left out.
+    pub(super) fn showing(self, shown: Shown, hide_reasoning: bool) -> Self {
+        Self { shown, hide_reasoning, ..self }
     }
 
     pub(super) fn take(&mut self, piece: &Piece) -> Update {
         let mut update = Update::default();
+        let was_reasoning = self.in_reasoning();
         if !piece.text.is_empty() {
             update.deltas = self.parser.push(&piece.text);
         }
@@ -59,9 +75,16 @@ impl ChatOutput {
         }
         let starts = |d: &&Delta| matches!(d, Delta::ToolCallStart { .. });
         self.calls += update.deltas.iter().filter(starts).count();
-        self.count_reasoning(piece, &update.deltas);
+        self.count_reasoning(was_reasoning, piece, &update.deltas);
+        if self.hide_reasoning {
+            update.deltas.retain(|delta| !matches!(delta, Delta::Reasoning(_)));
+        }
+        let token = piece.token.as_ref().filter(|_| self.shown.token_ids);
+        update.token = token.map(|token| token.id);
         if let Some(token) = piece.token.as_ref().filter(|t| !t.stops) {
-            let entry = token.logprobs.as_ref().map(|at| logprobs::chat(&self.tokenizer, at));
+            let entry = token.logprobs.as_ref();
+            let as_ids = self.shown.as_ids;
+            let entry = entry.map(|at| logprobs::chat(&self.tokenizer, at, as_ids));
             update.logprobs.extend(entry);
         }
         update.finish = match piece.finish {
@@ -79,15 +102,25 @@ impl ChatOutput {
         self.one_call.then(|| deltas.iter().position(second)).flatten()
     }
 
-    /// A token is reasoning if what it completed is, or if it completed nothing amid reasoning.
-    fn count_reasoning(&mut self, piece: &Piece, deltas: &[Delta]) {
-        let was = self.in_reasoning;
+    fn in_reasoning(&self) -> bool {
+        self.parser.in_reasoning().unwrap_or(self.in_reasoning)
+    }
+
+    /// A token is reasoning if what it completed is, or if it completed nothing amid reasoning. The tags
+    /// around it are not.
+    fn count_reasoning(&mut self, was: bool, piece: &Piece, deltas: &[Delta]) {
         if let Some(last) = deltas.last() {
             self.in_reasoning = matches!(last, Delta::Reasoning(_));
         }
-        let any = deltas.iter().any(|d| matches!(d, Delta::Reasoning(_)));
-        if piece.token.is_some() && (any || (was && self.in_reasoning)) {
-            self.reasoning_tokens += 1;
+        let told = deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_)));
+        let goes_on = was && self.in_reasoning();
+        if goes_on && !told && self.parser.may_be_in_tag() {
+            self.undecided += u64::from(piece.token.is_some());
+            return;
+        }
+        let undecided = std::mem::take(&mut self.undecided);
+        if told || goes_on {
+            self.reasoning_tokens += undecided + u64::from(piece.token.is_some());
         }
     }
 }
@@ -98,13 +131,16 @@ pub(super) struct Whole {
     pub(super) output: ChatOutput,
     message: ParsedMessage,
     logprobs: Option<ChatLogprobs>,
+    token_ids: Option<Vec<u32>>,
     finish: &'static str,
 }
 
 impl Whole {
     pub(super) fn new(output: ChatOutput, logprobs: bool) -> Self {
         let logprobs = logprobs.then(ChatLogprobs::default);
-        Self { output, message: ParsedMessage::default(), logprobs, finish: "stop" }
+        let (message, token_ids) =
+            (ParsedMessage::default(), output.shown.token_ids.then(Vec::new));
+        Self { output, message, logprobs, token_ids, finish: "stop" }
     }
 
     /// True when the engine need not go on.
@@ -115,6 +151,9 @@ impl Whole {
         }
         if let Some(logprobs) = &mut self.logprobs {
             logprobs.content.extend(update.logprobs);
+        }
+        if let Some(ids) = &mut self.token_ids {
+            ids.extend(update.token);
         }
         if let Some(finish) = update.finish {
             self.finish = finish;
@@ -143,9 +182,11 @@ impl Whole {
                 refusal: None,
                 reasoning_content: self.message.reasoning,
                 tool_calls,
+                function_call: None,
             },
             logprobs: self.logprobs,
             finish_reason: self.finish,
+            token_ids: self.token_ids,
         }
     }
 }

@@ -2,20 +2,21 @@
 
 use crate::{decode::either, errors::ApiError, state::AppState};
 use serde_json::{Map, Value};
-use std::sync::Arc;
 use taper_chat::{Content, ContentPart, Message, TemplateRequest, Tool};
 
 /// What the template is rendered with.
-#[derive(Debug)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct PromptFields {
     pub(super) messages: Vec<Message>,
-    pub(super) tools: Arc<[Tool]>,
     pub(super) kwargs: Option<Map<String, Value>>,
     pub(super) enable_thinking: Option<bool>,
     pub(super) think: Option<bool>,
     pub(super) reasoning_effort: Option<String>,
     pub(super) add_generation_prompt: Option<bool>,
     pub(super) continue_final_message: Option<bool>,
+    pub(super) documents: Option<Vec<Map<String, Value>>>,
+    /// The prompt may be longer than what fits: it is cut.
+    pub(super) may_be_cut: bool,
 }
 
 /// Variables that have fields of their own: set twice, one of them would be ignored.
@@ -33,7 +34,11 @@ pub(super) struct Prompt {
 }
 
 /// Renders the prompt, if it can fit.
-pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<Prompt, ApiError> {
+pub(super) fn render(
+    state: &AppState,
+    fields: PromptFields,
+    tools: &[Tool],
+) -> Result<Prompt, ApiError> {
     let template = state.0.template.as_ref().ok_or(ApiError::NoChatTemplate)?;
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
     let add_generation_prompt = fields.add_generation_prompt.unwrap_or(!continue_final_message);
@@ -63,7 +68,36 @@ pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<Prompt, A
     if let Some(thinking) = thinking {
         kwargs.insert("enable_thinking".to_owned(), Value::Bool(thinking));
     }
-    for message in &fields.messages {
+    if let Some(documents) = fields.documents.filter(|documents| !documents.is_empty()) {
+        if !template.source().contains("documents") {
+            let detail = "the chat template of this model shows no documents";
+            return Err(ApiError::unsupported("documents", detail));
+        }
+        let documents = documents.into_iter().map(Value::Object).collect();
+        if kwargs.insert("documents".to_owned(), documents).is_some() {
+            let detail = "'chat_template_kwargs' has them too";
+            return Err(ApiError::value("documents", detail));
+        }
+    }
+    if !fields.may_be_cut {
+        check_texts(state, &fields.messages)?;
+    }
+    let thinks_not = kwargs.get("enable_thinking") == Some(&Value::Bool(false));
+    let text = template.render(&TemplateRequest {
+        messages: &fields.messages,
+        tools,
+        add_generation_prompt,
+        continue_final_message,
+        kwargs: &kwargs,
+    })?;
+    if !fields.may_be_cut {
+        state.0.check_text(&text, "messages")?;
+    }
+    Ok(Prompt { text, thinks_not })
+}
+
+fn check_texts(state: &AppState, messages: &[Message]) -> Result<(), ApiError> {
+    for message in messages {
         match &message.content {
             Some(Content::Text(text)) => state.0.check_text(text, "messages")?,
             Some(Content::Parts(parts)) => {
@@ -73,16 +107,7 @@ pub(super) fn render(state: &AppState, fields: PromptFields) -> Result<Prompt, A
             None => {}
         }
     }
-    let thinks_not = kwargs.get("enable_thinking") == Some(&Value::Bool(false));
-    let text = template.render(&TemplateRequest {
-        messages: &fields.messages,
-        tools: &fields.tools,
-        add_generation_prompt,
-        continue_final_message,
-        kwargs: &kwargs,
-    })?;
-    state.0.check_text(&text, "messages")?;
-    Ok(Prompt { text, thinks_not })
+    Ok(())
 }
 
 fn effort(asked: Option<String>) -> Result<Option<String>, ApiError> {

@@ -4,6 +4,7 @@ use crate::{
     decode::Body,
     errors::ApiError,
     intake::{Payload, prepare},
+    scores::{MOST_TEXTS, MOST_TOKENS, in_turn},
     state::{AppState, Served},
     wire::{
         Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage, InertFields, Prompt, Vector,
@@ -15,12 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use std::sync::{Mutex, PoisonError};
 use taper_base::{TextVectors, TokenId, VectorsError};
-
-/// Texts of a request, and tokens of all of them: OpenAI's limits.
-const MOST_TEXTS: usize = 2048;
-const MOST_TOKENS: usize = 300_000;
 
 pub(super) async fn handle(
     State(state): State<AppState>,
@@ -51,15 +47,7 @@ fn answer(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
     }
     let texts = tokens(state, vectors, &wire.input.0)?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
-    // Computations share all threads: one after the other they are done soonest.
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = vectors.vectors(&texts, dimensions).inspect_err(|error| {
-        if let VectorsError::Failed(source) = error {
-            tracing::error!(error = %source, "an embedding model failed");
-        }
-    })?;
-    drop(turn);
+    let found = in_turn(|| vectors.vectors(&texts, dimensions)).map_err(failed)?;
     let embedding = |(index, vector): (usize, Vec<f32>)| Embedding {
         object: "embedding",
         index,
@@ -76,6 +64,10 @@ fn answer(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
     Ok(Json(EmbeddingResponse { object: "list", data, model, usage }).into_response())
 }
 
+fn failed(source: VectorsError) -> ApiError {
+    ApiError::Vectors { source, param: "input" }
+}
+
 fn tokens(
     state: &AppState,
     vectors: &dyn TextVectors,
@@ -90,7 +82,7 @@ fn tokens(
         let tokens = match text {
             Prompt::Text(text) => {
                 state.0.check_text(text, "input")?;
-                vectors.tokenize(text)?
+                vectors.tokenize(text).map_err(failed)?
             }
             Prompt::Tokens(tokens) => tokens.clone(),
         };

@@ -1,5 +1,6 @@
 //! What every request passes on its way to a route.
 
+use super::anthropic::speaks;
 use crate::{
     errors::ApiError,
     linger::lingering,
@@ -9,11 +10,14 @@ use crate::{
 use axum::{
     Extension,
     extract::{Request, State},
-    http::{HeaderValue, Method, header},
+    http::{HeaderName, HeaderValue, Method, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use std::sync::Arc;
+
+/// Where Anthropic's clients put their key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Keeps a record of the request and gives the response its id.
 pub(super) async fn record(request: Request, next: Next) -> Response {
@@ -76,8 +80,10 @@ fn authorized(state: &AppState, request: &Request) -> bool {
     if keys.is_empty() {
         return true;
     }
-    let header = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
-    header.and_then(|v| v.split_once(' ')).is_some_and(|(scheme, key)| {
-        scheme.eq_ignore_ascii_case("bearer") && keys.accept(key.trim())
-    })
+    let header = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
+    let bearer = header(header::AUTHORIZATION).and_then(|v| v.split_once(' '));
+    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let own = speaks(request.uri().path()).then(|| header(X_API_KEY)).flatten();
+    let given = [bearer.map(|(_, key)| key), own];
+    given.into_iter().flatten().any(|key| keys.accept(key.trim()))
 }

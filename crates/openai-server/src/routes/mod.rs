@@ -1,13 +1,21 @@
 //! Routes, and what every request passes on its way to one.
 
 mod adapters;
+mod anthropic;
 mod chat;
+mod chat_functions;
 mod chat_output;
+mod chat_plan;
 mod chat_prompt;
+mod chat_roles;
 mod completions;
 mod embeddings;
 mod gate;
 mod info;
+mod openapi;
+mod responses;
+mod scores;
+mod segments;
 mod tokenize;
 
 use crate::{errors::ApiError, state::AppState};
@@ -28,6 +36,7 @@ pub fn router(state: AppState) -> Router {
         // Encodings that it does not know are refused where the body is read.
         .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(state.clone(), gate::gate))
+        .layer(middleware::from_fn(anthropic::dialect))
         .with_state(state);
     let router = match cors {
         Some(cors) => router.layer(cors),
@@ -46,7 +55,17 @@ fn routes() -> Routes {
     Routes::default()
         .protected("/v1/chat/completions", post(chat::handle))
         .protected("/v1/completions", post(completions::handle))
+        .protected("/v1/messages", post(anthropic::messages))
+        .protected("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .protected("/v1/responses", post(responses::create))
+        .protected("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .protected("/v1/responses/{id}/input_items", get(responses::input_items))
+        .protected("/v1/responses/{id}/cancel", post(responses::cancel))
         .protected("/v1/embeddings", post(embeddings::handle))
+        .protected("/v1/rerank", post(scores::rerank))
+        .protected("/rerank", post(scores::rerank))
+        .protected("/v1/score", post(scores::score))
+        .protected("/score", post(scores::score))
         .protected("/v1/models", get(info::models))
         .protected("/v1/models/{*id}", get(info::model))
         .protected("/v1/load_lora_adapter", post(adapters::load))
@@ -58,6 +77,8 @@ fn routes() -> Routes {
         .open("/ready", get(info::ready))
         .open("/version", get(info::version))
         .open("/metrics", get(info::metrics))
+        .open("/openapi.json", get(openapi::document))
+        .open("/docs", get(openapi::page))
 }
 
 /// Routes in two groups. The protected group, and every path that has no route, are behind the API

@@ -71,15 +71,16 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
         (None, Some(wire_messages)) => {
             let fields = PromptFields {
                 messages: messages::messages(wire_messages)?,
-                tools: messages::tools(wire.tools.unwrap_or_default())?.into(),
                 kwargs: wire.chat_template_kwargs,
                 enable_thinking: wire.enable_thinking,
                 think: wire.think,
                 reasoning_effort: wire.reasoning_effort,
                 add_generation_prompt: wire.add_generation_prompt,
                 continue_final_message: wire.continue_final_message,
+                ..PromptFields::default()
             };
-            let prompt = render(state, fields)?.text;
+            let tools = messages::tools(wire.tools.unwrap_or_default())?;
+            let prompt = render(state, fields, &tools)?.text;
             // The template writes special tokens itself.
             Ok(tokenizer.encode(&prompt, wire.add_special_tokens.unwrap_or(false))?)
         }

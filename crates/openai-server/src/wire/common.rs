@@ -1,6 +1,7 @@
 //! Fields that several routes share.
 
 use super::{AnyObject, Anything, from_objects, whole};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value;
 use std::{collections::BTreeMap, fmt};
@@ -8,51 +9,106 @@ use std::{collections::BTreeMap, fmt};
 from_objects!(StreamOptions, ResponseFormat, NamedSchema, StructuredOutputs);
 
 /// How tokens are chosen and when to stop. Names as OpenAI and vLLM have them.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(crate) struct SamplingFields {
+    /// From 0, which takes the likeliest token, to 2; the model's recommendation when absent.
+    #[schemars(range(min = 0, max = 2))]
     pub(crate) temperature: Option<f32>,
+    /// Keeps the likeliest tokens of this mass.
+    #[schemars(range(min = 0, max = 1))]
     pub(crate) top_p: Option<f32>,
-    /// vLLM's -1 and 0 both mean all.
+    /// Keeps so many of the likeliest tokens; -1 and 0 keep all.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = -1))]
     pub(crate) top_k: Option<i64>,
+    /// Keeps tokens at least this many times as likely as the likeliest.
+    #[schemars(range(min = 0, max = 1))]
     pub(crate) min_p: Option<f32>,
+    /// Locally typical sampling.
+    #[schemars(range(min = 0, max = 1))]
     pub(crate) typical_p: Option<f32>,
+    /// Above 1, makes tokens of the prompt and the output less likely.
+    #[schemars(range(min = 0, max = 10))]
     pub(crate) repetition_penalty: Option<f32>,
-    /// llama.cpp's and Ollama's name for it.
+    /// Another name for `repetition_penalty`.
+    #[schemars(range(min = 0, max = 10))]
     pub(crate) repeat_penalty: Option<f32>,
+    /// Is taken off tokens that stand in the output.
+    #[schemars(range(min = -2, max = 2))]
     pub(crate) presence_penalty: Option<f32>,
+    /// Is taken off tokens for each time that they stand in the output.
+    #[schemars(range(min = -2, max = 2))]
     pub(crate) frequency_penalty: Option<f32>,
+    /// Is added to the logits of tokens, by id.
     pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+    /// Equal seeds give equal tokens. -1 is none.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) seed: Option<i64>,
+    /// Strings that end the output: up to 16.
     pub(crate) stop: Option<OneOrMany>,
+    /// Tokens that end the output.
     pub(crate) stop_token_ids: Option<Vec<u32>>,
+    /// No stop token or stop string ends the output before.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) min_tokens: Option<u32>,
+    /// Goes on after the model's own end-of-sequence tokens.
     pub(crate) ignore_eos: Option<bool>,
+    /// Whether the stop string is part of the output.
     pub(crate) include_stop_str_in_output: Option<bool>,
+    /// Whether special tokens are left out of the text; on when absent.
     pub(crate) skip_special_tokens: Option<bool>,
+    /// Choices.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = 1, max = 128))]
     pub(crate) n: Option<u32>,
+    /// Whether the response is a stream of events.
     pub(crate) stream: Option<bool>,
+    /// What a stream reports beside.
     pub(crate) stream_options: Option<StreamOptions>,
+    /// What the output must be.
     pub(crate) response_format: Option<ResponseFormat>,
-    /// vLLM's, and those below what it was before.
+    /// What the output must be, as vLLM has it; `guided_*` are its older names.
     pub(crate) structured_outputs: Option<StructuredOutputs>,
+    /// A JSON schema that the output follows.
     pub(crate) guided_json: Option<Value>,
+    /// A regular expression that the output matches.
     pub(crate) guided_regex: Option<String>,
+    /// Texts of which the output is one.
     pub(crate) guided_choice: Option<Vec<String>>,
+    /// A grammar in Lark or EBNF.
     pub(crate) guided_grammar: Option<String>,
+    /// What stands between parts of JSON.
     pub(crate) guided_whitespace_pattern: Option<String>,
-    /// SwiftLM's and mlx-lm's.
+    /// Bits an element of the KV cache, where the server offers several.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) kv_bits: Option<u32>,
-    /// vLLM's.
+    /// Prefixes are shared only with requests of the same salt.
     pub(crate) cache_salt: Option<String>,
+    /// The only tokens that may be chosen.
+    pub(crate) allowed_token_ids: Option<Vec<u32>>,
+    /// Words that are not written.
+    pub(crate) bad_words: Option<Vec<String>>,
+    /// Keeps the last tokens of the prompt; -1 keeps as many as leave room for the output.
+    #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = -1))]
+    pub(crate) truncate_prompt_tokens: Option<i64>,
+    /// Log probabilities of the prompt's tokens, and of this many of the likeliest.
+    #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = 0, max = 20))]
+    pub(crate) prompt_logprobs: Option<i64>,
+    /// Whether the ids of tokens are returned.
+    pub(crate) return_token_ids: Option<bool>,
+    /// Whether log probabilities name tokens as `token_id:7`.
+    pub(crate) return_tokens_as_token_ids: Option<bool>,
+    /// Lower numbers come first, on a server that schedules by priority.
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) priority: Option<i32>,
+    /// Without effect for most tokenizers.
+    pub(crate) spaces_between_special_tokens: Option<bool>,
 }
 
 /// Fields that cannot change the output; they are only checked for their type.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[expect(dead_code, reason = "read for the type check alone")]
 pub(crate) struct InertFields {
     pub(crate) user: Option<String>,
@@ -70,7 +126,7 @@ pub(crate) struct InertFields {
     pub(crate) provider_specific_fields: Option<AnyObject>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
@@ -79,7 +135,7 @@ pub(crate) struct StreamOptions {
     pub(crate) include_obfuscation: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct ResponseFormat {
     #[serde(rename = "type")]
@@ -87,7 +143,7 @@ pub(crate) struct ResponseFormat {
     pub(crate) json_schema: Option<NamedSchema>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct NamedSchema {
     #[serde(rename = "name")]
@@ -99,7 +155,7 @@ pub(crate) struct NamedSchema {
 }
 
 /// vLLM's; one of the first five says what the output must be.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct StructuredOutputs {
     /// A schema, or its text.
@@ -120,8 +176,17 @@ pub(crate) struct StructuredOutputs {
 }
 
 /// A string or a list of strings.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct OneOrMany(pub(crate) Vec<String>);
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
+#[schemars(rename = "Texts")]
+pub(crate) struct OneOrMany(#[schemars(with = "OneOrManyTexts")] pub(crate) Vec<String>);
+
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "the shapes of [`OneOrMany`] in the schema")]
+enum OneOrManyTexts {
+    One(String),
+    Many(Vec<String>),
+}
 
 impl<'de> Deserialize<'de> for OneOrMany {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -147,7 +212,7 @@ impl<'de> Deserialize<'de> for OneOrMany {
 }
 
 /// Exact token counts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Usage {
     pub(crate) prompt_tokens: u64,
     pub(crate) completion_tokens: u64,
@@ -156,18 +221,29 @@ pub(crate) struct Usage {
     pub(crate) completion_tokens_details: CompletionDetails,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct PromptDetails {
     pub(crate) cached_tokens: u64,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct CompletionDetails {
     pub(crate) reasoning_tokens: u64,
 }
 
+/// vLLM's `prompt_logprobs`: by token id, nothing for the first token.
+pub(crate) type PromptLogprobs = Vec<Option<BTreeMap<u32, PromptLogprob>>>;
+
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct PromptLogprob {
+    pub(crate) logprob: f32,
+    /// How many tokens are at least as likely.
+    pub(crate) rank: Option<u32>,
+    pub(crate) decoded_token: String,
+}
+
 /// `usage` of a stream chunk: left out, null, or the numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(crate) enum ChunkUsage {
     Null,

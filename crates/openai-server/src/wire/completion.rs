@@ -1,29 +1,50 @@
 //! `/v1/completions`.
 
-use super::{ChunkUsage, Usage, whole};
+use super::{ChunkUsage, PromptLogprobs, Usage, whole};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 use std::fmt;
 
 /// The route's own fields; the sampling ones are in `SamplingFields`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct CompletionRequest {
+    /// A served name, or the name of an adapter; the first served name when absent.
     pub(crate) model: Option<String>,
+    /// Texts or lists of tokens.
     pub(crate) prompt: Prompts,
+    /// Most tokens of the output: 16 when absent. 0 with `echo` scores the prompt.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) max_tokens: Option<u32>,
+    /// Log probabilities, and those of this many of the likeliest tokens, up to 20.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(max = 20))]
     pub(crate) logprobs: Option<u8>,
+    /// Whether the prompt is returned before the output.
     pub(crate) echo: Option<bool>,
+    /// Choices that are made, of which the `n` likeliest are returned.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = 1, max = 128))]
     pub(crate) best_of: Option<u32>,
+    /// What follows the output: the model fills in the middle.
     pub(crate) suffix: Option<String>,
+    /// Whether the tokenizer adds its own; on when absent.
     pub(crate) add_special_tokens: Option<bool>,
 }
 
 /// A string, a list of strings, a list of tokens, or a list of lists of tokens.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Prompts(pub(crate) Vec<Prompt>);
+#[derive(Debug, PartialEq, Eq, JsonSchema)]
+pub(crate) struct Prompts(#[schemars(with = "PromptShapes")] pub(crate) Vec<Prompt>);
+
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "the shapes of [`Prompts`] in the schema")]
+enum PromptShapes {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Prompt {
@@ -111,7 +132,7 @@ impl<'de> Deserialize<'de> for First {
 }
 
 /// The whole response, and one event of a stream: the legacy API has one shape for both.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct CompletionResponse<'a> {
     pub(crate) id: &'a str,
     pub(crate) object: &'static str,
@@ -131,15 +152,21 @@ impl<'a> CompletionResponse<'a> {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct CompletionChoice {
     pub(crate) text: String,
     pub(crate) index: usize,
     pub(crate) logprobs: Option<LegacyLogprobs>,
     pub(crate) finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct LegacyLogprobs {
     pub(crate) tokens: Vec<String>,
     pub(crate) token_logprobs: Vec<Option<f32>>,

@@ -1,10 +1,11 @@
 //! How values are read that clients write in more than one way, or whose contents do not matter.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer,
     de::{self, Unexpected},
 };
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
 /// A whole number, also where it is written as `2.0`: some languages know no other numbers.
 pub(crate) fn whole<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
@@ -20,6 +21,7 @@ pub(crate) fn whole_numbers(name: &str) -> Option<&'static str> {
     Some(match name {
         "u8" => "a whole number from 0 to 255",
         "u32" => "a whole number from 0 to 4294967295",
+        "i32" => "a whole number from -2147483648 to 2147483647",
         "i64" => "a whole number from -9223372036854775808 to 9223372036854775807",
         _ => return None,
     })
@@ -92,6 +94,34 @@ pub(crate) struct Anything;
 /// An object with any contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AnyObject;
+
+impl JsonSchema for Anything {
+    fn schema_name() -> Cow<'static, str> {
+        "Anything".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({})
+    }
+}
+
+impl JsonSchema for AnyObject {
+    fn schema_name() -> Cow<'static, str> {
+        "AnyObject".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "object" })
+    }
+}
 
 impl<'de> Deserialize<'de> for Anything {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

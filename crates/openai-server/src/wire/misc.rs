@@ -1,10 +1,11 @@
 //! Models, tokenize, detokenize, health.
 
 use super::{WireMessage, WireTool};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ModelCard {
     pub(crate) id: String,
     pub(crate) object: &'static str,
@@ -15,19 +16,24 @@ pub(crate) struct ModelCard {
     pub(crate) max_model_len: u32,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ModelList {
     pub(crate) object: &'static str,
     pub(crate) data: Vec<ModelCard>,
 }
 
 /// vLLM's two shapes in one: `prompt`, or `messages` and what goes with them.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct TokenizeRequest {
+    /// A served name; the first one when absent.
     pub(crate) model: Option<String>,
+    /// A text.
     pub(crate) prompt: Option<String>,
+    /// A conversation, instead of `prompt`.
     pub(crate) messages: Option<Vec<WireMessage>>,
+    /// Whether the tokenizer adds its own.
     pub(crate) add_special_tokens: Option<bool>,
+    /// Whether the tokens' texts are returned.
     pub(crate) return_token_strs: Option<bool>,
     pub(crate) tools: Option<Vec<WireTool>>,
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
@@ -38,7 +44,7 @@ pub(crate) struct TokenizeRequest {
     pub(crate) continue_final_message: Option<bool>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TokenizeResponse {
     pub(crate) count: usize,
     pub(crate) max_model_len: u32,
@@ -46,24 +52,28 @@ pub(crate) struct TokenizeResponse {
     pub(crate) token_strs: Option<Vec<String>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct DetokenizeRequest {
+    /// A served name; the first one when absent.
     pub(crate) model: Option<String>,
+    /// Ids of tokens.
     pub(crate) tokens: Vec<u32>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct LoadAdapterRequest {
+    /// The name that requests use.
     pub(crate) lora_name: String,
+    /// A directory on the server.
     pub(crate) lora_path: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct UnloadAdapterRequest {
     pub(crate) lora_name: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct DetokenizeResponse {
     pub(crate) prompt: String,
 }

@@ -11,40 +11,28 @@ pub(crate) struct Unsupported {
     pub(crate) harmless: Glance,
 }
 
-const fn field(name: &'static str, why: &'static str, harmless: Glance) -> Unsupported {
+pub(super) const fn field(name: &'static str, why: &'static str, harmless: Glance) -> Unsupported {
     Unsupported { name, why, harmless }
 }
 
 /// Fields of both completion routes.
 pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     field("add_special_tokens", "is not supported on this route", Null),
-    field("allowed_token_ids", "is not supported yet", Null),
     field("audio", "is not supported: this server answers in text", Null),
-    field("bad_words", "is not supported yet", Empty),
     field("best_of", "is not supported on this route", Number(1.0)),
     field("chat_template", "is not taken from requests; start the server with one", Null),
-    field("documents", "is not supported yet", Empty),
+    field("documents", "is not supported on this route", Empty),
     field("echo", "is not supported on this route", Bool(false)),
-    field("function_call", "is deprecated; use 'tool_choice'", Null),
-    field("functions", "is deprecated; use 'tools'", Empty),
+    field("function_call", "is not supported on this route", Null),
+    field("functions", "is not supported on this route", Empty),
     field("guided_decoding_backend", "is not supported: there is one", Null),
-    field("include_reasoning", "is not supported yet", Bool(true)),
+    field("include_reasoning", "is not supported on this route", Bool(true)),
     field("length_penalty", "is not supported: there is no beam search", Number(1.0)),
     field("mm_processor_kwargs", "is not supported: this server takes text", Null),
     field("prediction", "is not supported yet", Null),
-    field("priority", "is not supported yet", Number(0.0)),
     field("prompt_embeds", "is not supported", Null),
-    field(
-        "prompt_logprobs",
-        "is not supported; use 'echo' with 'logprobs' on /v1/completions",
-        Null,
-    ),
     field("reasoning_effort", "is not supported on this route", Null),
-    field("return_token_ids", "is not supported yet", Bool(false)),
-    field("return_tokens_as_token_ids", "is not supported yet", Bool(false)),
-    field("spaces_between_special_tokens", "is not supported yet", Bool(true)),
-    field("suffix", "is not supported: this server does not fill in the middle", Empty),
-    field("truncate_prompt_tokens", "is not supported: prompts are never cut", Null),
+    field("suffix", "is not supported on this route", Empty),
     field("use_beam_search", "is not supported", Bool(false)),
     field("verbosity", "is not supported", Null),
     field("web_search_options", "is not supported", Null),

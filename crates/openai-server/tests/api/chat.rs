@@ -4,6 +4,7 @@ use crate::support::{App, Reply, chat, config};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use taper_base::{ErrorId, GenerationError, SamplingParams, SubmitError};
+use taper_chat::ReasoningFormat;
 use taper_openai_server::ServerConfig;
 
 #[tokio::test]
@@ -181,7 +182,37 @@ async fn reasoning_is_told_from_content_and_counted() {
     assert_eq!(message["reasoning_content"].as_str().unwrap().trim(), "because");
     assert_eq!(message["content"], "Yes.");
     let counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
-    assert!((7..=15).contains(&counted), "{counted}");
+    // A token a byte, and none for the tag.
+    assert_eq!(counted, 7);
+}
+
+/// A budget becomes rules for the output.
+#[tokio::test]
+async fn a_thinking_budget_is_a_rule_for_the_output() {
+    let app = App::text("because</think>Yes.");
+    app.chat(json!({ "enable_thinking": true })).await;
+    assert!(app.engine.last().grammar.is_none());
+    for fields in [
+        json!({ "max_thinking_tokens": 3, "enable_thinking": true }),
+        json!({ "thinking_token_budget": 3, "enable_thinking": true }),
+        json!({ "max_thinking_tokens": 3, "thinking_token_budget": 3 }),
+        json!({ "max_thinking_tokens": 0, "enable_thinking": false }),
+    ] {
+        app.chat(fields).await;
+        assert!(app.engine.last().grammar.is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_thinking_budget_needs_marks_of_reasoning() {
+    let mut config = config();
+    config.reasoning_format = ReasoningFormat::NONE;
+    let app = App::with(config, Reply::Text("x".into()));
+    for field in ["max_thinking_tokens", "thinking_token_budget"] {
+        let (status, body) = app.post("/v1/chat/completions", &chat(json!({ field: 3 }))).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert_eq!(body["error"]["param"], field);
+    }
 }
 
 #[tokio::test]

@@ -8,15 +8,25 @@
     reason = "helpers of tests are tests"
 )]
 
+mod anthropic;
+mod anthropic_errors;
+mod anthropic_stream;
 mod browsers;
 mod chat;
 mod completions;
+mod fields;
 mod formats;
+mod functions;
+mod infill;
 mod info;
 mod lenient;
 mod limits;
 mod log;
 mod malformed;
+mod openapi;
+mod responses;
+mod responses_stored;
+mod responses_stream;
 mod routes;
 mod serving;
 mod stream;

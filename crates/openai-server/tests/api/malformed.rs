@@ -20,6 +20,14 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
     let f = json!({ "type": "function", "function": { "name": "f" } });
     vec![
         (json!({ "messages": null }), "messages", "invalid_type"),
+        (json!({ "max_thinking_tokens": -1 }), "max_thinking_tokens", "invalid_value"),
+        (json!({ "max_thinking_tokens": "3" }), "max_thinking_tokens", "invalid_type"),
+        (json!({ "thinking_token_budget": 1.5 }), "thinking_token_budget", "invalid_type"),
+        (
+            json!({ "max_thinking_tokens": 1, "thinking_token_budget": 2 }),
+            "thinking_token_budget",
+            "invalid_value",
+        ),
         (json!({ "messages": "Hi" }), "messages", "invalid_type"),
         (json!({ "messages": [] }), "messages", "invalid_value"),
         (json!({ "messages": ["Hi"] }), "messages[0]", "invalid_type"),
@@ -251,7 +259,37 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
         ),
         (json!({ "user": 5 }), "user", "invalid_type"),
         (json!({ "metadata": "x" }), "metadata", "invalid_type"),
-        (json!({ "functions": [f] }), "functions", "unsupported_parameter"),
+        (json!({ "functions": [f] }), "functions[0].name", "missing_required_parameter"),
+        (json!({ "function_call": "auto" }), "function_call", "invalid_value"),
+        (
+            json!({ "functions": [{ "name": "f" }], "function_call": "required" }),
+            "function_call",
+            "invalid_value",
+        ),
+        (
+            json!({ "functions": [{ "name": "f" }], "function_call": { "name": "g" } }),
+            "function_call.name",
+            "invalid_value",
+        ),
+        (json!({ "functions": [{ "name": "" }] }), "functions[0].name", "invalid_value"),
+        (json!({ "functions": [{ "name": "f" }], "tools": [f] }), "tools", "invalid_value"),
+        (json!({ "documents": [{ "text": "x" }] }), "documents", "unsupported_value"),
+        (json!({ "documents": ["x"] }), "documents[0]", "invalid_type"),
+        (json!({ "allowed_token_ids": [] }), "allowed_token_ids", "invalid_value"),
+        (json!({ "allowed_token_ids": [1, 262] }), "allowed_token_ids[1]", "invalid_value"),
+        (json!({ "bad_words": ["a", " "] }), "bad_words[1]", "invalid_value"),
+        (json!({ "bad_words": vec!["a"; 1025] }), "bad_words", "invalid_value"),
+        (json!({ "bad_words": ["a".repeat(20_000)] }), "bad_words", "invalid_value"),
+        (json!({ "truncate_prompt_tokens": 0 }), "truncate_prompt_tokens", "invalid_value"),
+        (json!({ "truncate_prompt_tokens": -2 }), "truncate_prompt_tokens", "invalid_value"),
+        (json!({ "truncate_prompt_tokens": 4097 }), "truncate_prompt_tokens", "invalid_value"),
+        (json!({ "prompt_logprobs": -1 }), "prompt_logprobs", "invalid_value"),
+        (json!({ "prompt_logprobs": 21 }), "prompt_logprobs", "invalid_value"),
+        (json!({ "prompt_logprobs": 1, "stream": true }), "prompt_logprobs", "invalid_value"),
+        (json!({ "priority": 2_147_483_648_u32 }), "priority", "invalid_value"),
+        (json!({ "return_token_ids": 1 }), "return_token_ids", "invalid_type"),
+        (json!({ "best_of": 2 }), "best_of", "unsupported_parameter"),
+        (json!({ "suffix": "x" }), "suffix", "unsupported_parameter"),
         (json!({ "use_beam_search": true }), "use_beam_search", "unsupported_parameter"),
         (json!({ "max_tokens": 2.5 }), "max_tokens", "invalid_type"),
         (json!({ "max_tokens": 1e20 }), "max_tokens", "invalid_value"),
@@ -288,7 +326,6 @@ fn chats() -> Vec<(Value, &'static str, &'static str)> {
             "messages[0].function_call",
             "invalid_value",
         ),
-        (json!({ "bad_words": ["a"] }), "bad_words", "unsupported_parameter"),
         (json!({ "reasoning_effort": "much" }), "reasoning_effort", "invalid_value"),
         (json!({ "reasoning_effort": 1 }), "reasoning_effort", "invalid_type"),
         (json!({ "reasoning_effort": "none", "think": true }), "reasoning_effort", "invalid_value"),
@@ -316,7 +353,20 @@ fn completions() -> Vec<(Value, &'static str, &'static str)> {
         (json!({ "prompt": [] }), "prompt", "empty_prompt"),
         (json!({ "prompt": vec!["a"; 100], "n": 2 }), "prompt", "invalid_value"),
         (json!({ "prompt": "a", "suffix": "b" }), "suffix", "unsupported_value"),
-        (json!({ "prompt": "a", "best_of": 2 }), "best_of", "unsupported_value"),
+        (json!({ "prompt": "a", "n": 2, "best_of": 1 }), "best_of", "invalid_value"),
+        (json!({ "prompt": "a", "best_of": 129 }), "best_of", "invalid_value"),
+        (json!({ "prompt": "a", "best_of": 2, "stream": true }), "best_of", "invalid_value"),
+        (json!({ "prompt": vec!["a"; 50], "best_of": 3 }), "prompt", "invalid_value"),
+        (
+            json!({ "prompt": "a", "functions": [{ "name": "f" }] }),
+            "functions",
+            "unsupported_parameter",
+        ),
+        (
+            json!({ "prompt": "a", "include_reasoning": false }),
+            "include_reasoning",
+            "unsupported_parameter",
+        ),
         (json!({ "prompt": "a", "logprobs": 21 }), "logprobs", "invalid_value"),
         (json!({ "prompt": "a", "logprobs": true }), "logprobs", "invalid_type"),
         (json!({ "prompt": "a", "max_tokens": 0 }), "max_tokens", "invalid_value"),
@@ -411,8 +461,8 @@ async fn unknown_fields_can_be_allowed_and_unsupported_ones_cannot() {
     )
     .await;
     let (status, answer) =
-        app.post("/v1/chat/completions", &chat(json!({ "bad_words": ["a"] }))).await;
-    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("bad_words")));
+        app.post("/v1/chat/completions", &chat(json!({ "use_beam_search": true }))).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("use_beam_search")));
     // Null is absent.
     app.chat(json!({ "guided_json": null, "functions": null })).await;
 }

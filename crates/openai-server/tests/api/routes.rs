@@ -8,7 +8,7 @@ use axum::{
 use taper_openai_server::{ApiKeys, ServerConfig, route_table};
 
 /// Routes that need no key. A new one is a decision, and so stands here.
-const OPEN: [&str; 4] = ["/health", "/ready", "/version", "/metrics"];
+const OPEN: [&str; 6] = ["/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs"];
 const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"];
 
 fn app() -> App {
@@ -48,7 +48,8 @@ async fn every_route_but_the_open_ones_needs_a_key() {
             assert_eq!(status != StatusCode::UNAUTHORIZED, open, "{method} {path}: {body}");
             let (status, _, body) = ask(&app, method, &path, true).await;
             assert_ne!(status, StatusCode::UNAUTHORIZED, "{method} {path}: {body}");
-            assert_ne!(status, StatusCode::NOT_FOUND, "{method} {path}: {body}");
+            // There may be nothing of that name, but there is a route.
+            assert!(!body.contains("\"code\":\"unknown_url\""), "{method} {path}: {body}");
         }
         if open {
             assert_eq!(ask(&app, "GET", &path, false).await.0, StatusCode::OK, "{path}");

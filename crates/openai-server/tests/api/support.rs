@@ -7,9 +7,12 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use serde_json::{Map, Value, json};
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 use taper_base::{
     Engine, EngineInfo, EngineStats, Event, EventSink, FinishReason, GenRequest, GeneratedToken,
@@ -72,9 +75,12 @@ impl Mock {
 
 fn logprobs(id: TokenId, top: Option<u8>) -> Option<TokenLogprobs> {
     let top = top?;
+    // One letter is unlikely.
+    let first = if id == u32::from(b'Z') { -4.5 } else { -0.5 };
     let entry =
-        |i: u8| TokenLogprob { id: (id + u32::from(i)) % 256, logprob: -0.5 - f32::from(i) };
-    Some(TokenLogprobs { chosen: entry(0), top: (0..top).map(entry).collect() })
+        |i: u8| TokenLogprob { id: (id + u32::from(i)) % 256, logprob: first - f32::from(i) };
+    let top = (0..top).map(entry).collect();
+    Some(TokenLogprobs { chosen: entry(0), top, rank: None })
 }
 
 fn bytes(text: &str) -> impl Iterator<Item = TokenId> {
@@ -163,6 +169,8 @@ impl Engine for Mock {
             generation_tokens: 202,
             masked_tokens: 31,
             forced_tokens: 13,
+            mask_time: Duration::from_millis(1500),
+            mask_wait: Duration::from_millis(250),
             preemptions: 4,
             cancelled: 1,
             steps: 77,

@@ -216,8 +216,7 @@ impl Literal {
         self.comma(calls);
         calls.arguments(&Value::from(key).to_string());
         if self.stack.len() == 1 {
-            let schema = self.tools.schema(&self.name, key);
-            self.types = schema.map(|schema| Types::of(Some(schema)));
+            self.types = Types::of_argument(&self.tools, &self.name, key);
         }
     }
 

@@ -1,6 +1,10 @@
 //! Texts to JSON values of the types that a schema names, as vLLM converts them.
 
+use super::super::KnownTools;
 use serde_json::Value;
+
+/// How many references are followed for one argument.
+const MAX_REFERENCES: usize = 64;
 
 /// The types that an argument may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,12 +23,30 @@ pub(super) struct Types {
 impl Types {
     /// The types of a schema: `type`, those of the values in `enum`, and those of all choices. A
     /// schema that names none, or that is absent, means a string.
+    #[cfg(test)]
     pub(super) fn of(schema: Option<&Value>) -> Self {
+        Self::within(&Value::Null, schema)
+    }
+
+    /// The types of a tool's argument; `None` if the tool does not name it. What its schema refers to
+    /// counts.
+    pub(super) fn of_argument(tools: &KnownTools, name: &str, argument: &str) -> Option<Self> {
+        let root = tools.parameters(name)?;
+        let schema = tools.schema(name, argument)?;
+        Some(Self::within(root, Some(schema)))
+    }
+
+    fn within(root: &Value, schema: Option<&Value>) -> Self {
         let mut types = Self::default();
         if let Some(schema) = schema {
-            types.add(schema);
+            types.add(root, schema, &mut { MAX_REFERENCES });
         }
-        if types == Self::default() { Self { string: true, ..types } } else { types }
+        types.or_string()
+    }
+
+    /// What names no type means a string.
+    fn or_string(self) -> Self {
+        if self == Self::default() { Self::string() } else { self }
     }
 
     /// Only strings are taken, so that a value's text is its value whatever follows.
@@ -47,7 +69,13 @@ impl Types {
         self.string
     }
 
-    fn add(&mut self, schema: &Value) {
+    fn add(&mut self, root: &Value, schema: &Value, references: &mut usize) {
+        if let Some(path) = schema.get("$ref").and_then(|r| r.as_str()?.strip_prefix('#'))
+            && let (Some(target), Some(left)) = (root.pointer(path), references.checked_sub(1))
+        {
+            *references = left;
+            self.add(root, target, references);
+        }
         match schema.get("type") {
             Some(Value::String(name)) => self.name(name),
             Some(Value::Array(names)) => {
@@ -68,8 +96,9 @@ impl Types {
         for choices in ["anyOf", "oneOf", "allOf"] {
             let choices = schema.get(choices).and_then(Value::as_array).into_iter().flatten();
             choices.for_each(|choice| {
-                let types = Self::of(Some(choice));
-                self.join(types);
+                let mut types = Self::default();
+                types.add(root, choice, references);
+                self.join(types.or_string());
             });
         }
     }

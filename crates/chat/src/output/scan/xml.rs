@@ -208,7 +208,7 @@ impl Xml {
         let types = match raw.get(key.len()..).unwrap_or("") {
             rest if rest.contains("string=\"true\"") => Types::string(),
             rest if rest.contains("string=\"false\"") => Types::json(),
-            _ => Types::of(self.tools.schema(&self.name, key)),
+            _ => Types::of_argument(&self.tools, &self.name, key).unwrap_or_else(Types::string),
         };
         self.read.clear();
         if self.style.value.is_empty() {

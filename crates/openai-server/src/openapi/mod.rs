@@ -1,0 +1,155 @@
+//! The API described: `/openapi.json`, whose schemas are made of the wire types, and `/docs`, the
+//! same for people.
+
+mod operations;
+mod page;
+mod schemas;
+
+use crate::error_body::ErrorBody;
+use operations::{Operation, operations};
+use schemas::Schemas;
+use serde_json::{Map, Value, json};
+use std::sync::OnceLock;
+
+/// The document as JSON; `keys` says whether the server asks for API keys.
+pub(crate) fn document(keys: bool) -> &'static str {
+    static TEXTS: [OnceLock<String>; 2] = [OnceLock::new(), OnceLock::new()];
+    TEXTS[usize::from(keys)].get_or_init(|| build(keys).to_string())
+}
+
+/// The document as a page, which loads nothing.
+pub(crate) fn page() -> &'static str {
+    static PAGE: OnceLock<String> = OnceLock::new();
+    PAGE.get_or_init(|| page::render(&build(true)))
+}
+
+/// Statuses of errors, their meaning and their codes.
+const ERRORS: &[(u16, &str, &str)] = &[
+    (
+        400,
+        "The request is malformed, or asks for what this server does not have; `param` names the field.",
+        "invalid_json, invalid_type, invalid_value, missing_required_parameter, unknown_parameter, \
+         unsupported_parameter, unsupported_value, unreadable_body, too_many_values, empty_prompt, \
+         context_length_exceeded, kv_cache_too_small, unknown_token, no_token_left, invalid_kv_bits, \
+         template_failed, no_chat_template, unsupported_schema, invalid_schema, invalid_grammar, \
+         grammar_too_large, grammar_too_complex, grammar_dead_end, no_vectors, no_scores, no_generation, \
+         invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, no_adapters",
+    ),
+    (401, "The API key is missing or wrong.", "invalid_api_key"),
+    (
+        403,
+        "The request comes by a host name, or from a web page, that is not allowed.",
+        "host_not_allowed, origin_not_allowed",
+    ),
+    (
+        404,
+        "There is no such model, adapter or route.",
+        "model_not_found, adapter_not_found, response_not_found, unknown_url",
+    ),
+    (408, "The body came too slowly, or the output was not read.", "body_timeout, output_not_read"),
+    (413, "The body is too large.", "body_too_large"),
+    (
+        415,
+        "The body is not JSON, or compressed in a way that this server does not know.",
+        "unsupported_media_type, unsupported_encoding",
+    ),
+    (429, "The queue is full; try again later.", "queue_full"),
+    (
+        500,
+        "The server failed.",
+        "internal_error, step_failed, non_finite_logits, non_finite_score, model_failed, tokenizer_failed, \
+         engine_gone",
+    ),
+    (
+        503,
+        "The server ends, is busy, or its engine has failed.",
+        "shutting_down, busy, engine_dead",
+    ),
+];
+
+fn build(keys: bool) -> Value {
+    let mut schemas = Schemas::new();
+    let mut paths = Map::new();
+    for operation in operations(&mut schemas) {
+        let path = paths.entry(operation.path).or_insert_with(|| json!({}));
+        path[operation.method] = described(&operation, keys);
+    }
+    let error = schemas.response::<ErrorBody>();
+    let responses: Map<_, _> =
+        ERRORS.iter().map(|e| (e.0.to_string(), failure(e, &error))).collect();
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Taper",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "The APIs of OpenAI and vLLM over a local model. `null` means absent everywhere; fields \
+                            that are not listed are refused.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas.components(),
+            "responses": responses,
+            "headers": { "RequestId": {
+                "description": "The request's own, or a new one.",
+                "schema": { "type": "string" },
+            } },
+            "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
+        },
+    })
+}
+
+/// A response with an error.
+fn failure((status, meaning, codes): &(u16, &str, &str), schema: &Value) -> Value {
+    let mut response = json!({
+        "description": format!("{meaning} Codes: {codes}."),
+        "headers": request_id(),
+        "content": { "application/json": { "schema": schema } },
+    });
+    if matches!(status, 429 | 503) {
+        response["headers"]["Retry-After"] = json!({
+            "description": "Seconds.",
+            "schema": { "type": "integer" },
+        });
+    }
+    response
+}
+
+fn request_id() -> Value {
+    json!({ "x-request-id": { "$ref": "#/components/headers/RequestId" } })
+}
+
+fn described(operation: &Operation, keys: bool) -> Value {
+    let mut responses = Map::new();
+    for (status, description, content) in &operation.answers {
+        let response = json!({
+            "description": description,
+            "headers": request_id(),
+            "content": content,
+        });
+        responses.insert(status.to_string(), response);
+    }
+    for status in operation.errors {
+        let reference = format!("#/components/responses/{status}");
+        responses.entry(status.to_string()).or_insert_with(|| json!({ "$ref": reference }));
+    }
+    let mut all = json!({
+        "operationId": operation.id,
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        "responses": responses,
+    });
+    if let Some(body) = &operation.body {
+        all["requestBody"] =
+            json!({ "required": true, "content": { "application/json": { "schema": body } } });
+    }
+    if operation.path.contains("{id}") {
+        all["parameters"] = json!([{
+            "name": "id", "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 },
+            "description": "A name, which may hold slashes, or an id.",
+        }]);
+    }
+    if keys && !operation.open {
+        all["security"] = json!([{ "key": [] }]);
+    }
+    all
+}

@@ -1,0 +1,232 @@
+//! What each route takes and gives.
+
+use super::schemas::{Part, Schemas};
+use crate::wire::{
+    ChatChunk, ChatRequest, ChatResponse, CompletionRequest, CompletionResponse, DetokenizeRequest,
+    DetokenizeResponse, EmbeddingRequest, EmbeddingResponse, InertFields, LoadAdapterRequest,
+    ModelCard, ModelList, RerankRequest, RerankResponse, SamplingFields, ScoreRequest,
+    ScoreResponse, TokenizeRequest, TokenizeResponse, UnloadAdapterRequest,
+};
+use schemars::JsonSchema;
+use serde_json::{Value, json};
+
+/// One method of a route.
+pub(super) struct Operation {
+    pub(super) method: &'static str,
+    /// As OpenAPI writes it.
+    pub(super) path: &'static str,
+    pub(super) id: String,
+    pub(super) tag: &'static str,
+    pub(super) summary: &'static str,
+    pub(super) body: Option<Value>,
+    /// Status, description and content of responses that are no errors.
+    pub(super) answers: Vec<(u16, &'static str, Value)>,
+    pub(super) errors: &'static [u16],
+    pub(super) open: bool,
+}
+
+/// What can go wrong with every body.
+const OF_BODIES: &[u16] = &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503];
+
+const INERT: Part = InertFields::json_schema;
+const SAMPLING: Part = SamplingFields::json_schema;
+
+fn post(path: &'static str, tag: &'static str, summary: &'static str, body: Value) -> Operation {
+    Operation {
+        method: "post",
+        path,
+        id: id(path),
+        tag,
+        summary,
+        body: Some(body),
+        answers: Vec::new(),
+        errors: OF_BODIES,
+        open: false,
+    }
+}
+
+fn get(path: &'static str, tag: &'static str, summary: &'static str) -> Operation {
+    Operation {
+        method: "get",
+        path,
+        id: id(path),
+        tag,
+        summary,
+        body: None,
+        answers: Vec::new(),
+        errors: &[401, 403],
+        open: false,
+    }
+}
+
+/// `/v1/chat/completions` is `v1_chat_completions`.
+fn id(path: &str) -> String {
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join("_")
+}
+
+impl Operation {
+    fn gives(self, schema: &Value) -> Self {
+        self.answers(200, "The response.", json!({ "application/json": { "schema": schema } }))
+    }
+
+    fn gives_text(self, kind: &str) -> Self {
+        self.answers(200, "The response.", json!({ kind: { "schema": { "type": "string" } } }))
+    }
+
+    /// JSON, or a stream of events.
+    fn streams(self, schema: &Value, events: &'static str) -> Self {
+        let content = json!({
+            "application/json": { "schema": schema },
+            // The schema of each event: what is in its data is named by the description.
+            "text/event-stream": { "schema": {
+                "type": "object",
+                "properties": { "data": { "type": "string" } },
+                "required": ["data"],
+            } },
+        });
+        self.answers(200, events, content)
+    }
+
+    fn answers(mut self, status: u16, description: &'static str, content: Value) -> Self {
+        self.answers.push((status, description, content));
+        self
+    }
+
+    fn at(self, path: &'static str) -> Self {
+        Self { path, id: id(path), ..self }
+    }
+
+    fn open(self) -> Self {
+        Self { open: true, errors: &[403], ..self }
+    }
+}
+
+fn status(fields: &[&str]) -> Value {
+    let properties: serde_json::Map<_, _> =
+        fields.iter().map(|name| ((*name).to_owned(), json!({ "type": "string" }))).collect();
+    json!({ "application/json": {
+        "schema": { "type": "object", "properties": properties, "required": fields },
+    } })
+}
+
+/// Every route.
+pub(super) fn operations(s: &mut Schemas) -> Vec<Operation> {
+    let mut all = generation(s);
+    all.extend(of_other_apis());
+    all.extend(texts(s));
+    all.extend(models(s));
+    all.extend(open());
+    all
+}
+
+fn generation(s: &mut Schemas) -> Vec<Operation> {
+    let chat = [ChatRequest::json_schema as Part, SAMPLING, INERT];
+    let chat = s.request("ChatCompletionRequest", &chat);
+    let text = [CompletionRequest::json_schema as Part, SAMPLING, INERT];
+    let text = s.request("CompletionRequest", &text);
+    // Chunks are no response of their own, and stand among the schemas.
+    s.response::<ChatChunk<'_>>();
+    vec![
+        post("/v1/chat/completions", "Generation", "Answers a conversation.", chat).streams(
+            &s.response::<ChatResponse<'_>>(),
+            "The response; with `stream`, events whose data are each a ChatChunk, or an error that ends them, and \
+             `[DONE]` at last.",
+        ),
+        post("/v1/completions", "Generation", "Continues texts, or fills in the middle.", text)
+            .streams(
+                &s.response::<CompletionResponse<'_>>(),
+                "The response; with `stream`, events whose data are each a CompletionResponse, or an error that ends \
+                 them, and `[DONE]` at last.",
+            ),
+    ]
+}
+
+/// Anthropic's and OpenAI's newer API, whose own documents have the fields.
+fn of_other_apis() -> Vec<Operation> {
+    const MESSAGES: &str = "A message; with `stream`, Anthropic's typed events.";
+    const RESPONSES: &str = "A response; with `stream`, OpenAI's typed events.";
+    let object = || json!({ "type": "object" });
+    let one = |method, path, summary| {
+        let of = get(path, "Responses", summary);
+        let id = format!("{method}_{}", of.id);
+        Operation { method, id, errors: &[400, 401, 403, 404], ..of }.gives(object())
+    };
+    vec![
+        post("/v1/messages", "Messages", "Answers a conversation, as Anthropic's API.", object())
+            .streams(object(), MESSAGES),
+        post("/v1/messages/count_tokens", "Messages", "Counts a conversation's tokens.", object())
+            .gives(object()),
+        post("/v1/responses", "Responses", "Answers, as OpenAI's Responses API.", object())
+            .streams(object(), RESPONSES),
+        one("get", "/v1/responses/{id}", "A stored response."),
+        one("delete", "/v1/responses/{id}", "Forgets a response."),
+        one("get", "/v1/responses/{id}/input_items", "What a stored response answered."),
+        one("post", "/v1/responses/{id}/cancel", "Ends a response in the background."),
+    ]
+}
+
+fn texts(s: &mut Schemas) -> Vec<Operation> {
+    let embedding = s.request("EmbeddingRequest", &[EmbeddingRequest::json_schema, INERT]);
+    let rerank = s.request("RerankRequest", &[RerankRequest::json_schema, INERT]);
+    let score = s.request("ScoreRequest", &[ScoreRequest::json_schema, INERT]);
+    let tokenize = s.request("TokenizeRequest", &[TokenizeRequest::json_schema]);
+    let detokenize = s.request("DetokenizeRequest", &[DetokenizeRequest::json_schema]);
+    let rerank = || {
+        post("/v1/rerank", "Texts", "Orders texts by how well they answer a query.", rerank.clone())
+    };
+    let score = || post("/v1/score", "Texts", "Scores pairs of texts.", score.clone());
+    let (ranked, scored) = (s.response::<RerankResponse>(), s.response::<ScoreResponse>());
+    vec![
+        post("/v1/embeddings", "Texts", "Makes vectors of texts.", embedding)
+            .gives(&s.response::<EmbeddingResponse>()),
+        rerank().gives(&ranked),
+        rerank().gives(&ranked).at("/rerank"),
+        score().gives(&scored),
+        score().gives(&scored).at("/score"),
+        post("/tokenize", "Texts", "Makes tokens of a text or a conversation.", tokenize)
+            .gives(&s.response::<TokenizeResponse>()),
+        post("/detokenize", "Texts", "Makes a text of tokens.", detokenize)
+            .gives(&s.response::<DetokenizeResponse>()),
+    ]
+}
+
+fn models(s: &mut Schemas) -> Vec<Operation> {
+    let load = s.request("LoadAdapterRequest", &[LoadAdapterRequest::json_schema]);
+    let unload = s.request("UnloadAdapterRequest", &[UnloadAdapterRequest::json_schema]);
+    let one = get("/v1/models/{id}", "Models", "Describes one model.");
+    vec![
+        get("/v1/models", "Models", "Lists the models.").gives(&s.response::<ModelList>()),
+        Operation { errors: &[401, 403, 404], ..one }.gives(&s.response::<ModelCard>()),
+        post("/v1/load_lora_adapter", "Models", "Loads an adapter, where that is allowed.", load)
+            .gives_text("text/plain"),
+        post("/v1/unload_lora_adapter", "Models", "Forgets an adapter.", unload)
+            .gives_text("text/plain"),
+    ]
+}
+
+fn open() -> Vec<Operation> {
+    let both = |path, summary, fields: &[&str]| {
+        let operation = get(path, "Server", summary).open();
+        let operation = operation.answers(200, "Yes.", status(fields));
+        operation.answers(503, "No.", status(fields))
+    };
+    vec![
+        both("/health", "Says whether the engine lives.", &["status", "model"]),
+        both("/ready", "Says whether requests are taken.", &["status"]),
+        get("/version", "Server", "Says which version this is.").open().answers(
+            200,
+            "The version.",
+            status(&["version"]),
+        ),
+        get("/metrics", "Server", "Counts and times, for Prometheus.")
+            .open()
+            .gives_text("text/plain"),
+        get("/openapi.json", "Server", "This description.").open().answers(
+            200,
+            "The document.",
+            json!({ "application/json": { "schema": { "type": "object" } } }),
+        ),
+        get("/docs", "Server", "This description as a page.").open().gives_text("text/html"),
+    ]
+}

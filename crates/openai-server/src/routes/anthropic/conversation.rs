@@ -1,0 +1,232 @@
+//! From Anthropic's messages to those that templates take.
+
+use crate::{
+    errors::ApiError,
+    routes::chat_roles::append,
+    wire::{AnthropicMessage, Block, Blocks},
+};
+use serde_json::Value;
+use taper_chat::{Content, ContentPart, Message, Role, ToolCall};
+
+/// What Claude Code writes at the head of its system prompt for the accounts of Anthropic. It differs
+/// from request to request, and no prefix could be reused behind it.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// Converts the system prompt and the messages after it.
+pub(super) fn messages(
+    system: Option<Blocks>,
+    wire: Vec<AnthropicMessage>,
+) -> Result<Vec<Message>, ApiError> {
+    if wire.is_empty() {
+        return Err(ApiError::value("messages", "must hold at least one message"));
+    }
+    let last_user = wire.iter().rposition(|message| message.role == "user");
+    let mut all = Vec::new();
+    if let Some(system) = system {
+        let mut texts = texts(system, "system")?;
+        texts.retain(|text| !text.starts_with(BILLING));
+        if !texts.is_empty() {
+            all.push(Message::text(Role::System, texts.join("\n")));
+        }
+    }
+    for (i, message) in wire.into_iter().enumerate() {
+        let at = format!("messages[{i}]");
+        let passed = last_user.is_some_and(|user| i < user);
+        for message in converted(message, &at, passed)? {
+            add(&mut all, message);
+        }
+    }
+    Ok(all)
+}
+
+/// Adds a message; the API makes one of neighbours of one role, as many templates want it.
+fn add(all: &mut Vec<Message>, message: Message) {
+    let joins = |last: &&mut Message| last.role == message.role && last.role != Role::Tool;
+    let Some(last) = all.last_mut().filter(joins) else {
+        return all.push(message);
+    };
+    append(last, message.content);
+    last.tool_calls.extend(message.tool_calls);
+    if let Some(more) = message.reasoning_content {
+        let reasoning = last.reasoning_content.get_or_insert_default();
+        if !reasoning.is_empty() {
+            reasoning.push('\n');
+        }
+        reasoning.push_str(&more);
+    }
+}
+
+/// The messages that one stands for: the results of tools are messages of their own. `passed` says
+/// that a message of the user follows.
+fn converted(wire: AnthropicMessage, at: &str, passed: bool) -> Result<Vec<Message>, ApiError> {
+    let system = wire.role == "system";
+    let goes = match wire.clear_at.as_deref() {
+        None => false,
+        Some(_) if !system => {
+            return Err(ApiError::value(format!("{at}.clear_at"), "is only for system messages"));
+        }
+        Some("never") => false,
+        Some("next_user_message") => passed,
+        Some(_) => {
+            let detail = "must be 'never' or 'next_user_message'";
+            return Err(ApiError::value(format!("{at}.clear_at"), detail));
+        }
+    };
+    let content_at = format!("{at}.content");
+    match wire.role.as_str() {
+        "user" => user(wire.content, &content_at),
+        "assistant" => Ok(vec![assistant(wire.content, &content_at)?]),
+        "system" => {
+            let texts = texts(wire.content, &content_at)?;
+            let message = Message::text(Role::System, texts.join("\n"));
+            Ok(if goes { Vec::new() } else { vec![message] })
+        }
+        other => {
+            let detail = format!("must be 'user', 'assistant' or 'system', got '{other}'");
+            Err(ApiError::value(format!("{at}.role"), detail))
+        }
+    }
+}
+
+/// Results come first, as the API wants them: templates have them follow their calls.
+fn user(content: Blocks, at: &str) -> Result<Vec<Message>, ApiError> {
+    let blocks = match content {
+        Blocks::Text(text) => return Ok(vec![Message::text(Role::User, text)]),
+        Blocks::List(blocks) => blocks,
+    };
+    if blocks.is_empty() {
+        return Err(ApiError::value(at, "must hold at least one block"));
+    }
+    let (mut messages, mut texts) = (Vec::new(), Vec::new());
+    for (i, block) in blocks.into_iter().enumerate() {
+        let at = format!("{at}[{i}]");
+        match block.kind.as_str() {
+            "text" => texts.push(text(block, &at)?),
+            "tool_result" => messages.push(result(block, &at)?),
+            "tool_use" | "thinking" | "redacted_thinking" => return Err(misplaced(&block, &at)),
+            _ => return Err(unsupported(&block, &at)),
+        }
+    }
+    if let Some(content) = content_of(texts) {
+        messages.push(Message { content: Some(content), ..Message::text(Role::User, "") });
+    }
+    Ok(messages)
+}
+
+fn assistant(content: Blocks, at: &str) -> Result<Message, ApiError> {
+    let mut message = Message { content: None, ..Message::text(Role::Assistant, "") };
+    let blocks = match content {
+        Blocks::Text(text) => return Ok(Message::text(Role::Assistant, text)),
+        Blocks::List(blocks) => blocks,
+    };
+    let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
+    for (i, block) in blocks.into_iter().enumerate() {
+        let at = format!("{at}[{i}]");
+        match block.kind.as_str() {
+            "text" => texts.push(text(block, &at)?),
+            "thinking" => thoughts.push(thinking(block, &at)?),
+            // Only its maker can read it.
+            "redacted_thinking" => only(&block, &["data"], &at)?,
+            "tool_use" => message.tool_calls.push(call(block, &at)?),
+            "tool_result" => return Err(misplaced(&block, &at)),
+            _ => return Err(unsupported(&block, &at)),
+        }
+    }
+    thoughts.retain(|thought| !thought.is_empty());
+    message.reasoning_content = (!thoughts.is_empty()).then(|| thoughts.join("\n"));
+    message.content = content_of(texts);
+    if message.content.is_none() && message.tool_calls.is_empty() {
+        message.content = Some(Content::Text(String::new()));
+    }
+    Ok(message)
+}
+
+fn content_of(mut texts: Vec<String>) -> Option<Content> {
+    match texts.len() {
+        0 => None,
+        1 => texts.pop().map(Content::Text),
+        _ => Some(Content::Parts(texts.into_iter().map(ContentPart::Text).collect())),
+    }
+}
+
+/// Content that may be nothing but text.
+fn texts(content: Blocks, at: &str) -> Result<Vec<String>, ApiError> {
+    let blocks = match content {
+        Blocks::Text(text) => return Ok(vec![text]),
+        Blocks::List(blocks) => blocks,
+    };
+    let one = |(i, block): (usize, Block)| {
+        let at = format!("{at}[{i}]");
+        if block.kind == "text" { text(block, &at) } else { Err(unsupported(&block, &at)) }
+    };
+    blocks.into_iter().enumerate().map(one).collect()
+}
+
+fn text(block: Block, at: &str) -> Result<String, ApiError> {
+    only(&block, &["text", "citations"], at)?;
+    needed(block.text, at, "text")
+}
+
+fn thinking(block: Block, at: &str) -> Result<String, ApiError> {
+    only(&block, &["thinking", "signature"], at)?;
+    needed(block.thinking, at, "thinking")
+}
+
+fn call(block: Block, at: &str) -> Result<ToolCall, ApiError> {
+    only(&block, &["id", "name", "input", "caller", "toolset_name"], at)?;
+    let input = needed(block.input, at, "input")?;
+    Ok(ToolCall {
+        id: needed(block.id, at, "id")?,
+        name: needed(block.name, at, "name")?,
+        arguments: Value::Object(input).to_string(),
+    })
+}
+
+fn result(block: Block, at: &str) -> Result<Message, ApiError> {
+    only(&block, &["tool_use_id", "content", "is_error", "toolset_name"], at)?;
+    let content = block.content.map(|content| texts(content, &format!("{at}.content")));
+    let mut text = content.transpose()?.unwrap_or_default().join("\n");
+    // No template has a place for it.
+    if block.is_error == Some(true) && !text.starts_with("Error") {
+        text.insert_str(0, "Error: ");
+    }
+    let id = needed(block.tool_use_id, at, "tool_use_id")?;
+    Ok(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) })
+}
+
+fn needed<T>(value: Option<T>, at: &str, name: &str) -> Result<T, ApiError> {
+    value.ok_or_else(|| ApiError::MissingParameter { param: format!("{at}.{name}") })
+}
+
+/// Refuses fields of other kinds of blocks.
+fn only(block: &Block, own: &[&str], at: &str) -> Result<(), ApiError> {
+    let fields = [
+        ("text", block.text.is_some()),
+        ("thinking", block.thinking.is_some()),
+        ("signature", block.signature.is_some()),
+        ("data", block.data.is_some()),
+        ("id", block.id.is_some()),
+        ("name", block.name.is_some()),
+        ("input", block.input.is_some()),
+        ("tool_use_id", block.tool_use_id.is_some()),
+        ("content", block.content.is_some()),
+        ("is_error", block.is_error.is_some()),
+        ("citations", block.citations.is_some()),
+        ("caller", block.caller.is_some()),
+        ("toolset_name", block.toolset_name.is_some()),
+    ];
+    match fields.iter().find(|(name, set)| *set && !own.contains(name)) {
+        Some((name, _)) => Err(ApiError::UnknownParameter { param: format!("{at}.{name}") }),
+        None => Ok(()),
+    }
+}
+
+fn misplaced(block: &Block, at: &str) -> ApiError {
+    let role = if block.kind == "tool_result" { "user" } else { "assistant" };
+    ApiError::value(at, format!("'{}' blocks are only for {role} messages", block.kind))
+}
+
+fn unsupported(block: &Block, at: &str) -> ApiError {
+    let kind = &block.kind;
+    ApiError::unsupported(at, format!("'{kind}' blocks are not supported: this model reads text"))
+}

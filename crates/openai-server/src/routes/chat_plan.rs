@@ -1,0 +1,142 @@
+//! From what a chat asks for, in the words of no API, to what the engine is given.
+
+use super::{
+    chat_output::ChatOutput,
+    chat_prompt::{Prompt, PromptFields, render},
+};
+use crate::{
+    constraint::{self, Budget, MessageAsked},
+    errors::ApiError,
+    generation::Generation,
+    prepare::{Params, params},
+    record::Record,
+    state::{AppState, Served},
+    tokens::{bad_words, check_spaces, cut},
+    wire::SamplingFields,
+};
+use std::sync::Arc;
+use taper_chat::{ParserOptions, Tool, ToolFormat};
+
+/// What a request asks of a chat model.
+#[derive(Debug)]
+pub(super) struct Ask {
+    pub(super) model: Option<String>,
+    pub(super) sampling: SamplingFields,
+    pub(super) max_tokens: Option<u32>,
+    /// Log probabilities of the tokens, with so many alternatives.
+    pub(super) logprobs: Option<u8>,
+    pub(super) tools: Chosen,
+    /// A second call ends the message.
+    pub(super) one_call: bool,
+    /// The conversation. Its tools are those of `tools`.
+    pub(super) prompt: PromptFields,
+    pub(super) content: Option<constraint::Asked>,
+    /// Where in a tool its schema stands.
+    pub(super) schema_field: &'static str,
+    /// Most tokens of thinking.
+    pub(super) budget: Option<Budget>,
+    pub(super) hide_reasoning: bool,
+}
+
+/// What a request makes of its tools.
+#[derive(Debug, Default)]
+pub(super) struct Chosen {
+    /// The tools that the model is shown.
+    pub(super) tools: Vec<Tool>,
+    /// Those that it may call.
+    pub(super) callable: Vec<Tool>,
+    /// It must call one.
+    pub(super) required: bool,
+}
+
+impl Chosen {
+    /// Refuses tools where the server has no use for them.
+    pub(super) fn check(self, state: &AppState) -> Result<Self, ApiError> {
+        let config = &state.0.config;
+        if !self.tools.is_empty() && !config.enable_auto_tool_choice {
+            let detail = "tools are turned off on this server";
+            return Err(ApiError::unsupported("tools", detail));
+        }
+        if !self.tools.is_empty() && config.tool_format.is_none() {
+            let detail = "no format of tool calls is known for this model; start the server with a tool-call parser, \
+                          such as hermes";
+            return Err(ApiError::unsupported("tools", detail));
+        }
+        Ok(self)
+    }
+}
+
+/// The tool of a name that a request chooses. `at` is the field of the name.
+pub(super) fn tool_named(tools: &[Tool], name: &str, at: &str) -> Result<Tool, ApiError> {
+    let tool = tools.iter().find(|tool| tool.name == name).cloned();
+    tool.ok_or_else(|| ApiError::value(at, format!("there is no tool '{name}'")))
+}
+
+/// A request, checked and tokenized.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) model: String,
+    pub(super) params: Params,
+    pub(super) prompt: Vec<u32>,
+    parser: ParserOptions,
+    one_call: bool,
+    pub(super) logprobs: bool,
+    hide_reasoning: bool,
+}
+
+impl Ask {
+    pub(super) fn plan(self, state: &AppState) -> Result<Plan, ApiError> {
+        let (config, info) = (&state.0.config, state.0.engine.info());
+        let Served { name: model, adapter } = state.0.model(self.model.as_deref())?;
+        let params = params(&self.sampling, self.max_tokens, self.logprobs, config, info)?;
+        check_spaces(&self.sampling, state)?;
+        let bad_words = bad_words(&self.sampling, state)?;
+        let mut params = Params { adapter, bad_words, ..params };
+        let Chosen { tools, callable, required } = self.tools;
+        let shows_tools = !tools.is_empty();
+        let fields = PromptFields { may_be_cut: params.kept.is_some(), ..self.prompt };
+        let Prompt { text: prompt, thinks_not } = render(state, fields, &tools)?;
+        let mut parser = ParserOptions {
+            reasoning: config.reasoning_format,
+            tools: if shows_tools { config.tool_format } else { ToolFormat::NONE },
+            starts_in_reasoning: config.reasoning_format.starts_in(&prompt),
+            known_tools: Arc::<[Tool]>::from(callable.as_slice()).into(),
+            recovery: config.tool_call_recovery,
+            ..ParserOptions::default()
+        };
+        let (content, many) = (self.content, !self.one_call);
+        let (schema_field, budget) = (self.schema_field, self.budget);
+        let asked = MessageAsked { content, required, many, thinks_not, budget, schema_field };
+        params.grammar = constraint::of_message(state, &asked, &callable, &parser)?;
+        // A grammar lets through calls of the model's own format only.
+        parser.recovery &= !asked.constrains(&callable);
+        params.text.keep_tags(&state.0.tokenizer, &mut parser);
+        // The template writes special tokens itself.
+        let part = params.kept.map_or(prompt.as_str(), |kept| state.0.end_of(&prompt, kept));
+        let prompt = cut(state.0.tokenizer.encode(part, false)?, params.kept);
+        let (one_call, logprobs) = (self.one_call, self.logprobs.is_some());
+        let hide_reasoning = self.hide_reasoning;
+        Ok(Plan { model, params, prompt, parser, one_call, logprobs, hide_reasoning })
+    }
+}
+
+impl Plan {
+    /// Gives the engine what is asked for. `param` is the field that holds the prompt.
+    pub(super) fn submit(
+        &self,
+        state: &AppState,
+        record: Arc<Record>,
+        param: &'static str,
+    ) -> Result<Generation, ApiError> {
+        let prompts = [self.prompt.as_slice()];
+        let requests = self.params.requests(&prompts, self.params.shown.prompt_logprobs);
+        let (count, text) = (self.params.n as usize, &self.params.text);
+        Generation::submit(state, record, requests, count, text, param)
+    }
+
+    /// What reads one choice.
+    pub(super) fn output(&self, state: &AppState) -> ChatOutput {
+        let output = ChatOutput::new(self.parser.clone(), &state.0.tokenizer, self.one_call);
+        output.showing(self.params.shown, self.hide_reasoning)
+    }
+}
