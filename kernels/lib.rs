@@ -113,7 +113,8 @@ impl Source {
     /// Whether Metal's backend asks for it: it says of no GPU that its matrix units are fast.
     #[must_use]
     pub fn is_for_metal(&self) -> bool {
-        let fast = ["attend_tile", "matmul_tile", "matmul_wide", "matvec", "matvec_tile"];
+        let fast =
+            ["attend_prompt", "attend_tile", "matmul_tile", "matmul_wide", "matvec", "matvec_tile"];
         !fast.contains(&self.name)
     }
 

@@ -259,5 +259,4 @@ kernel void attend_prompt_d##D##_r##ROWS( \
     threadgroup uint4 values[STEP * D / 8] SWIZZLED; \
     prompt<D, ROWS>(q, k_pages, v_pages, blocks, tiles, sinks, out, p, at, tid, sg, lane, keys, values); \
 }
-ATTEND(64, 128)
 ATTEND(128, 128)

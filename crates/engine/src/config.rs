@@ -75,7 +75,7 @@ pub enum Scheduling {
     /// That of their arrival; a request with a priority is refused.
     #[default]
     Fcfs,
-    /// Those of a lower [`priority`](taper_base::GenRequest::priority) first, equals in the order of
+    /// The lowest [`priority`](taper_base::GenRequest::priority) first, equals in the order of
     /// their arrival.
     Priority,
 }

@@ -253,8 +253,7 @@ impl Clang {
 
 /// Kernels whose registers are limited, so that one threadgroup of many threads, or several, fit a multiprocessor:
 /// how their names begin, threads of one, and how many.
-const OCCUPANCY: [(&str, u32, u32); 14] = [
-    ("attend_prompt_d64_r128", 256, 2),
+const OCCUPANCY: [(&str, u32, u32); 13] = [
     ("attend_prompt_d128_r128", 256, 1),
     ("attend_coded_8", 128, 4),
     ("attend_coded_16", 128, 3),

@@ -150,15 +150,15 @@ fn of_other_apis() -> Vec<Operation> {
     let one = |method, path, summary| {
         let of = get(path, "Responses", summary);
         let id = format!("{method}_{}", of.id);
-        Operation { method, id, errors: &[400, 401, 403, 404], ..of }.gives(object())
+        Operation { method, id, errors: &[400, 401, 403, 404], ..of }.gives(&object())
     };
     vec![
         post("/v1/messages", "Messages", "Answers a conversation, as Anthropic's API.", object())
-            .streams(object(), MESSAGES),
+            .streams(&object(), MESSAGES),
         post("/v1/messages/count_tokens", "Messages", "Counts a conversation's tokens.", object())
-            .gives(object()),
+            .gives(&object()),
         post("/v1/responses", "Responses", "Answers, as OpenAI's Responses API.", object())
-            .streams(object(), RESPONSES),
+            .streams(&object(), RESPONSES),
         one("get", "/v1/responses/{id}", "A stored response."),
         one("delete", "/v1/responses/{id}", "Forgets a response."),
         one("get", "/v1/responses/{id}/input_items", "What a stored response answered."),

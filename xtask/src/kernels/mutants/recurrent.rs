@@ -29,8 +29,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "conv",
         "nothing before a run",
-        "if (row < 0) return in.fresh ?",
-        "if (row < 0) return true ?",
+        "return before && in.fresh ?",
+        "return before ?",
     ),
     mutant(
         "conv",

@@ -13,12 +13,14 @@ use crate::{
 pub(super) const ROWS: usize = 128;
 /// Tokens of a sequence from which on its rows fill a good part of one.
 pub(super) const FROM: usize = 16;
+/// Elements of a head.
+const HEAD: usize = 128;
 /// Query heads of a KV head, at most.
 const MAX_GROUP: usize = 64;
 
 /// Whether there are kernels for it.
 pub(super) fn fits(shape: KvShape, group: usize) -> bool {
-    shape.is_typed() && shape.head_dim <= 128 && group <= MAX_GROUP
+    shape.is_typed() && shape.head_dim == HEAD && group <= MAX_GROUP
 }
 
 /// The rows of a step that are of some sequences.
