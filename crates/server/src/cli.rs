@@ -63,7 +63,7 @@ impl Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model over an OpenAI-compatible HTTP API.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Generate one reply to a prompt and print it.
     Run(RunArgs),
     /// Chat with a model in the terminal.

@@ -311,7 +311,6 @@ fn xml(name: &str) -> Option<CallSyntax> {
             between: Some(""),
             end: "<｜tool_calls_end｜>",
             opener: Opener::Anywhere("<｜tool_calls_begin｜>"),
-            ..XML
         },
         "minimax_m2" => CallSyntax {
             begin: "<minimax:tool_call>\n",

@@ -189,6 +189,7 @@ pub(super) fn prompts() -> Vec<Case> {
     let with_sinks = |case| Case { sinks: true, ..case };
     vec![
         of((2, 128, 4), &[(40, 40), (17, 81)], PLAIN),
+        of((2, 128, 4), &[(1, 40), (40, 40), (3, 70), (20, 90), (1, 1)], PLAIN),
         of((1, 128, 1), &[(130, 130)], PLAIN),
         of((1, 128, 3), &[(64, 64), (16, 200)], PLAIN),
         of((1, 128, 7), &[(33, 129), (20, 63)], PLAIN),
@@ -288,7 +289,11 @@ impl Case {
             .zip(&tables)
             .map(|(&(q_len, kv_len), blocks)| Sequence { q_len, kv_len, blocks })
             .collect();
-        let plan = Plan::with(gpu, self.shape, &seqs, self.group, self.units)?;
+        let plan = match self.units {
+            // The same as it is chosen, which splits off sequences of few tokens.
+            Units::Prompt => Plan::new(gpu, self.shape, &seqs, self.group)?,
+            units => Plan::with(gpu, self.shape, &seqs, self.group, units)?,
+        };
         let pages = (&pages.0, &pages.1);
         let attend_new = |newest: &Newest, next: Option<&Linear>| {
             let rows = newest.projected(head_dim, next);

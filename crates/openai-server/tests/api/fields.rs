@@ -109,7 +109,7 @@ async fn long_prompts_are_cut_from_the_front() {
             let code = &answer["error"]["code"];
             match kept {
                 None => {
-                    assert_eq!((status.as_u16(), code), (400, &json!("context_length_exceeded")))
+                    assert_eq!((status.as_u16(), code), (400, &json!("context_length_exceeded")));
                 }
                 Some(_) => assert_eq!(app.engine.last().prompt, ids("xxZulu"), "{status} {answer}"),
             }

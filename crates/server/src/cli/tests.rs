@@ -62,7 +62,7 @@ fn serve_is_the_default_and_takes_its_flags_without_being_named() {
 fn serve_args(words: &[&str]) -> ServeArgs {
     let named = Cli::try_parse_from([&["taper", "serve"], words].concat()).unwrap();
     let Some(Command::Serve(args)) = named.command else { panic!("serve") };
-    args
+    *args
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_model_is_a_word_or_a_flag() {
     for words in [["serve", "m"].as_slice(), &["serve", "-m", "m"], &["--model", "m"]] {
         let cli = Cli::try_parse_from([&["taper"], words].concat()).unwrap();
         let args = match cli.command {
-            Some(Command::Serve(args)) => args,
+            Some(Command::Serve(args)) => *args,
             _ => cli.serve,
         };
         assert_eq!(args.model.name(), Some("m"), "{words:?}");

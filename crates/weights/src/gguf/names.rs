@@ -152,7 +152,7 @@ pub(super) fn changes(architecture: &Architecture, name: &str, sizes: Sizes) -> 
     Changes {
         neighbours: (rotated && architecture.neighbours).then_some(sizes.head),
         plus_one: norm && architecture.plus_one,
-        channels: matches!(part, "shortconv" | "ssm_conv1d") && name.contains("conv"),
+        channels: part == "ssm_conv1d" || name.contains(".shortconv.conv."),
         one_row: part == "ffn_gate_inp_shexp",
         decays: part == "ssm_a",
         rows,

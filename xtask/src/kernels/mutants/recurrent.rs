@@ -26,12 +26,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "weights[j * in.channels + channel]",
         "weights[(in.kept - j) * in.channels + channel]",
     ),
-    mutant(
-        "conv",
-        "nothing before a run",
-        "return before && in.fresh ?",
-        "return before ?",
-    ),
+    mutant("conv", "nothing before a run", "return before && in.fresh ?", "return before ?"),
     mutant(
         "conv",
         "a snapshot of the end",
