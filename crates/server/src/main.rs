@@ -69,7 +69,7 @@ fn parse(args: Vec<OsString>) -> Result<Cli, ExitCode> {
 fn run_command(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         None => serve::serve(&cli.serve),
-        Some(Command::Serve(args)) => serve::serve(*args),
+        Some(Command::Serve(args)) => serve::serve(args),
         Some(Command::Run(args)) => run::run(args),
         Some(Command::Chat(args)) => chat::chat(args),
         Some(Command::Inspect(args)) => inspect::inspect(args),
