@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 import urllib.request
-from typing import Literal
+from typing import Annotated, Literal
 
 import openai
 import pydantic
@@ -124,8 +124,9 @@ def tools_streamed(c):
 
 
 class Person(pydantic.BaseModel):
-    name: str
-    age: int
+    # Small models do not end strings that need no end.
+    name: Annotated[str, pydantic.Field(max_length=20)]
+    age: Annotated[int, pydantic.Field(ge=0, le=150)]
     active: bool
     kind: Literal["small", "large"]
 
