@@ -114,6 +114,26 @@ fn failure((status, meaning, codes): &(u16, &str, &str), schema: &Value) -> Valu
     response
 }
 
+/// A response with an error, as Anthropic's API has it.
+fn anthropic_error() -> Value {
+    let text = json!({ "type": "string" });
+    let error = json!({
+        "type": "object",
+        "properties": { "type": text, "message": text },
+        "required": ["type", "message"],
+    });
+    let schema = json!({
+        "type": "object",
+        "properties": { "type": text, "error": error, "request_id": text },
+        "required": ["type", "error"],
+    });
+    json!({
+        "description": "An error in Anthropic's form.",
+        "headers": request_id(),
+        "content": { "application/json": { "schema": schema } },
+    })
+}
+
 fn request_id() -> Value {
     json!({ "x-request-id": { "$ref": "#/components/headers/RequestId" } })
 }
@@ -129,8 +149,9 @@ fn described(operation: &Operation, keys: bool) -> Value {
         responses.insert(status.to_string(), response);
     }
     for status in operation.errors {
-        let reference = format!("#/components/responses/{status}");
-        responses.entry(status.to_string()).or_insert_with(|| json!({ "$ref": reference }));
+        let shared = || json!({ "$ref": format!("#/components/responses/{status}") });
+        let error = if operation.tag == "Messages" { anthropic_error() } else { shared() };
+        responses.entry(status.to_string()).or_insert(error);
     }
     let mut all = json!({
         "operationId": operation.id,
