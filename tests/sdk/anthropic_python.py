@@ -1,24 +1,17 @@
 """Anthropic's Python SDK against a running server: does it find what it expects?"""
-import argparse
 import json
-import sys
-import traceback
 import urllib.request
 from typing import Literal
 
 import anthropic
 import pydantic
 
+from cases import CASES, by_name, case, parser, run
+
 TOOLS = [{"name": "get_weather", "description": "Get a weather.", "cache_control": {"type": "ephemeral"},
           "input_schema": {"type": "object", "required": ["city"],
                            "properties": {"city": {"type": "string", "maxLength": 20}}}}]
 TOOL_PROMPT = "Please get a weather with city Paris."
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
 
 
 def ask(text):
@@ -216,23 +209,9 @@ def errors(c):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base-url", default="http://localhost:8000/v1")
-    parser.add_argument("--api-key", default="none")
-    parser.add_argument("--model", help="the first one served, if not given")
-    args = parser.parse_args()
+    args = parser(__doc__).parse_args()
     args.base_url = args.base_url.removesuffix("/v1")
-    context = Context(args)
-    failed = 0
-    for f in CASES:
-        try:
-            f(context)
-            print(f"ok      {f.__name__}")
-        except Exception:
-            failed += 1
-            print(f"FAILED  {f.__name__}\n{traceback.format_exc()}")
-    print(f"{len(CASES) - failed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+    run(by_name(CASES), Context(args))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,17 @@
 """The OpenAI Python SDK's Responses API against a running server: does it find what it expects?"""
-import argparse
 import json
-import sys
 import time
-import traceback
 from typing import Literal
 
 import openai
 import pydantic
 
+from cases import CASES, by_name, case, parser, run
+
 TOOLS = [{"type": "function", "name": "get_weather", "description": "Get a weather.", "strict": False,
           "parameters": {"type": "object", "required": ["city"],
                          "properties": {"city": {"type": "string", "maxLength": 20}}}}]
 TOOL_PROMPT = "Please get a weather with city Paris."
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
 
 
 class Context:
@@ -176,21 +169,7 @@ def errors(c):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base-url", default="http://localhost:8000/v1")
-    parser.add_argument("--api-key", default="none")
-    parser.add_argument("--model", help="the first one served, if not given")
-    context = Context(parser.parse_args())
-    failed = 0
-    for f in CASES:
-        try:
-            f(context)
-            print(f"ok      {f.__name__}")
-        except Exception:
-            failed += 1
-            print(f"FAILED  {f.__name__}\n{traceback.format_exc()}")
-    print(f"{len(CASES) - failed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+    run(by_name(CASES), Context(parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

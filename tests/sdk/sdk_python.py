@@ -1,25 +1,18 @@
 """The OpenAI Python SDK against a running server: does it find what it expects?"""
-import argparse
 import json
-import sys
 import time
-import traceback
 import urllib.request
 from typing import Annotated, Literal
 
 import openai
 import pydantic
 
+from cases import CASES, by_name, case, parser, run
+
 TOOLS = [{"type": "function", "function": {
     "name": "get_weather", "description": "Get a weather.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
 TOOL_PROMPT = "Please get a weather with city Paris."
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
 
 
 def ask(text):
@@ -283,23 +276,10 @@ def wrong_key(c):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base-url", default="http://localhost:8000/v1")
-    parser.add_argument("--api-key", default="none")
-    parser.add_argument("--model", help="the first one served, if not given")
-    parser.add_argument("--embeddings", action="store_true", help="the server has an embedding model")
-    context = Context(parser.parse_args())
-    cases = [models, embeddings, wrong_key] if context.args.embeddings else CASES
-    failed = 0
-    for f in cases:
-        try:
-            f(context)
-            print(f"ok      {f.__name__}")
-        except Exception:
-            failed += 1
-            print(f"FAILED  {f.__name__}\n{traceback.format_exc()}")
-    print(f"{len(cases) - failed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+    options = parser(__doc__)
+    options.add_argument("--embeddings", action="store_true", help="the server has an embedding model")
+    context = Context(options.parse_args())
+    run(by_name([models, embeddings, wrong_key] if context.args.embeddings else CASES), context)
 
 
 if __name__ == "__main__":

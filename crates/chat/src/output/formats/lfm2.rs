@@ -2,21 +2,14 @@
 
 use super::{
     super::scan::{Named, NamedStyle},
-    Format, NO_ENDS,
-    pythonic::{ARGUMENTS, may, name},
+    Format,
+    pythonic::CALLS,
 };
 
 const OPEN: &str = "<|tool_call_start|>";
 const CLOSE: &str = "<|tool_call_end|>";
 
-static STYLE: NamedStyle = NamedStyle {
-    name,
-    may,
-    literal: Some(&ARGUMENTS),
-    ends: NO_ENDS,
-    closers: &["]", CLOSE],
-    between: ",",
-};
+static STYLE: NamedStyle = NamedStyle { closers: &["]", CLOSE], ..CALLS };
 
 pub(super) static FORMAT: Format = Format {
     name: "lfm2",

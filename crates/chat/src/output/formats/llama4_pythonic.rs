@@ -3,21 +3,14 @@
 
 use super::{
     super::scan::{Named, NamedStyle},
-    Format, NO_ENDS, all,
-    pythonic::{ARGUMENTS, BRACKET, may, name},
+    Format, all,
+    pythonic::{BRACKET, CALLS},
 };
 
 const START: &str = "<|python_start|>";
 const END: &str = "<|python_end|>";
 
-static STYLE: NamedStyle = NamedStyle {
-    name,
-    may,
-    literal: Some(&ARGUMENTS),
-    ends: NO_ENDS,
-    closers: &["]", END],
-    between: ",",
-};
+static STYLE: NamedStyle = NamedStyle { closers: &["]", END], ..CALLS };
 
 pub(super) static FORMAT: Format = Format {
     name: "llama4_pythonic",

@@ -2,21 +2,14 @@
 
 use super::{
     super::scan::{Named, NamedStyle},
-    Format, NO_ENDS,
-    pythonic::{ARGUMENTS, may, name},
+    Format,
+    pythonic::CALLS,
 };
 
 const OPEN: &str = "<function_calls>";
 const CLOSE: &str = "</function_calls>";
 
-static STYLE: NamedStyle = NamedStyle {
-    name,
-    may,
-    literal: Some(&ARGUMENTS),
-    ends: NO_ENDS,
-    closers: &["]", CLOSE],
-    between: ",;",
-};
+static STYLE: NamedStyle = NamedStyle { closers: &["]", CLOSE], between: ",;", ..CALLS };
 
 pub(super) static FORMAT: Format = Format {
     name: "olmo3",

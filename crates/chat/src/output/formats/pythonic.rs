@@ -13,7 +13,8 @@ pub(super) const BRACKET: &str = "[";
 pub(super) static ARGUMENTS: LiteralStyle =
     LiteralStyle { open: '(', close: ')', equals: '=', delimiter: None };
 
-static STYLE: NamedStyle = NamedStyle {
+/// Calls as Python writes them, one after the other.
+pub(super) const CALLS: NamedStyle = NamedStyle {
     name,
     may,
     literal: Some(&ARGUMENTS),
@@ -21,6 +22,8 @@ static STYLE: NamedStyle = NamedStyle {
     closers: &["]"],
     between: ",",
 };
+
+static STYLE: NamedStyle = CALLS;
 
 pub(super) static FORMAT: Format = Format {
     name: "pythonic",
