@@ -14,6 +14,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, json};
 use std::{fmt, time::Instant};
+use taper_kv_codecs::Exact;
 use taper_models::{LoadOptions, Model, Precision, Rounding};
 use taper_tensor::gpu::{self, Gpu};
 use taper_weights::Checkpoint;
@@ -66,8 +67,14 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_delimiter = ',', default_value = "128,8192,32768")]
     depths: Vec<usize>,
     /// Tokens of a prompt.
-    #[arg(long, default_value_t = 2048)]
-    prefill: usize,
+    #[arg(long, value_delimiter = ',', default_value = "2048")]
+    prefill: Vec<usize>,
+    /// Caches of the whole models. Compressed ones keep the tokens exactly that the server does.
+    #[arg(long, value_delimiter = ',', default_value = "f16")]
+    kv_cache_dtype: Vec<String>,
+    /// Tokens of a step of a prompt.
+    #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
+    chunk: usize,
     /// Steps of a measurement; its median is shown.
     #[arg(long, default_value_t = 20)]
     steps: usize,
@@ -108,10 +115,13 @@ pub(crate) fn run(device: &str, args: &GpuArgs) -> Result<()> {
     gpu_cache::run(&gpu, &args.cache)?;
     for name in &args.shapes {
         let shape = shape_of(name)?;
-        let mut own = Own::load(&gpu, shape, args.steps)?;
-        match args.against.peer(shape)? {
-            Some(peer) => peer.compare(&mut own, &args.works(), bandwidth)?,
-            None => own.table(&args.works(), bandwidth)?,
+        let mut own = Own::load(&gpu, shape, (args.steps, args.chunk))?;
+        for cache in &args.kv_cache_dtype {
+            own.cache.clone_from(cache);
+            match args.against.peer(shape)? {
+                Some(peer) => peer.compare(&mut own, &args.works(), bandwidth)?,
+                None => own.table(&args.works(), bandwidth)?,
+            }
         }
     }
     Ok(())
@@ -119,11 +129,11 @@ pub(crate) fn run(device: &str, args: &GpuArgs) -> Result<()> {
 
 impl GpuArgs {
     fn works(&self) -> Vec<Work> {
-        let prefill = (self.prefill > 0).then_some(Work::Prefill(self.prefill));
+        let prefill = self.prefill.iter().filter(|&&n| n > 0).map(|&n| Work::Prefill(n));
         let decode = self.depths.iter().flat_map(|&depth| {
             self.batches.iter().map(move |&batch| Work::Decode { depth, batch })
         });
-        prefill.into_iter().chain(decode).collect()
+        prefill.chain(decode).collect()
     }
 }
 
@@ -189,11 +199,14 @@ pub(super) struct Own<'a> {
     gpu: &'a Gpu,
     /// Always there between measurements.
     model: Option<Box<dyn Model>>,
+    /// As `--kv-cache-dtype` has it.
+    cache: String,
     steps: usize,
+    chunk: usize,
 }
 
 impl<'a> Own<'a> {
-    fn load(gpu: &'a Gpu, shape: &Shape, steps: usize) -> Result<Self> {
+    fn load(gpu: &'a Gpu, shape: &Shape, (steps, chunk): (usize, usize)) -> Result<Self> {
         let start = Instant::now();
         let config = config(shape)?;
         let weights = Checkpoint::from_static(&config, checkpoint(shape)?.leak())?;
@@ -210,13 +223,13 @@ impl<'a> Own<'a> {
             gb(model.info().weight_bytes),
             start.elapsed().as_secs_f64()
         );
-        Ok(Self { gpu, model: Some(model), steps })
+        Ok(Self { gpu, model: Some(model), cache: "f16".into(), steps, chunk })
     }
 
     fn table(&mut self, works: &[Work], bandwidth: Bandwidth) -> Result<()> {
         println!(
             "{:<18} {:>10} {:>10} {:>10} {:>10} {:>13}",
-            "", "ms a step", "tokens/s", "GB/s", "of reading", "of datasheet"
+            self.cache, "ms a step", "tokens/s", "GB/s", "of reading", "of datasheet"
         );
         for &work in works {
             let Some(time) = self.time(work)? else {
@@ -251,8 +264,8 @@ impl<'a> Own<'a> {
     pub(super) fn bytes(&self, work: Work) -> Result<Option<u64>> {
         let Work::Decode { depth, batch } = work else { return Ok(None) };
         let info = self.model()?.info();
-        if info.family == "qwen3_moe" {
-            // Which experts are read is up to the tokens.
+        if info.family == "qwen3_moe" || self.cache != "f16" {
+            // Which experts are read is up to the tokens, and codes are of many sizes.
             return Ok(None);
         }
         // Of an embedding that is no projection, only rows are read.
@@ -273,9 +286,10 @@ impl<'a> Own<'a> {
             return Ok(None);
         }
         let model = self.model.take().context("an earlier measurement failed")?;
-        let mut runner = Runner::over(model, "f16", None, room, Some(self.gpu))?;
+        let exact = (self.cache != "f16").then_some(Exact::DEFAULT);
+        let mut runner = Runner::over(model, &self.cache, exact, room, Some(self.gpu))?;
         let time = match work {
-            Work::Prefill(n) => prefill(&mut runner, n)?,
+            Work::Prefill(n) => prefill(&mut runner, n, self.chunk)?,
             Work::Decode { depth, batch } => decode(&mut runner, self.steps, depth, batch)?,
             Work::FirstToken => f64::NAN,
         };
@@ -293,13 +307,15 @@ pub(super) fn tokens(work: Work) -> usize {
     }
 }
 
-fn prefill(runner: &mut Runner, n: usize) -> Result<f64> {
+fn prefill(runner: &mut Runner, n: usize, chunk: usize) -> Result<f64> {
     let mut random = Random::new(7);
     let tokens: Vec<u32> = (0..n).map(|_| random.below(shape::VOCAB) as u32).collect();
     let mut times = Vec::new();
     for _ in 0..4 {
         let start = Instant::now();
-        runner.greedy(&[Piece::prompt(0, 0, &tokens)])?;
+        for (i, part) in tokens.chunks(chunk).enumerate() {
+            runner.greedy(&[Piece::prompt(0, i * chunk, part)])?;
+        }
         times.push(start.elapsed().as_secs_f64());
         runner.release(0);
     }
@@ -318,7 +334,8 @@ fn decode(runner: &mut Runner, steps: usize, depth: usize, batch: usize) -> Resu
         let own: Vec<_> = tokens.iter().enumerate().map(piece).collect();
         let pieces: Vec<_> =
             own.iter().map(|(seq, tokens)| Piece::answer(*seq, depth + step, tokens)).collect();
-        tokens = runner.greedy(&pieces)?;
+        // Codes that nobody wrote may be no numbers, and then no token is the likeliest.
+        tokens = runner.greedy(&pieces)?.into_iter().map(|t| t.min(17)).collect();
         times.push(start.elapsed().as_secs_f64());
     }
     ensure!(tokens.len() == batch, "a token a sequence");
