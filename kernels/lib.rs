@@ -52,6 +52,7 @@ sources! {
     CODED = "attention" "coded";
     CODED_MORE = "attention" "coded_more";
     ENCODE = "attention" "encode";
+    EXPAND = "attention" "expand";
     EXPERTS = "moe" "experts";
     ROUTE = "moe" "route";
     STATES = "recurrent" "states";

@@ -99,7 +99,32 @@ pub(super) fn sink_cases() -> [Case; 4] {
     ]
 }
 
+/// Prompts, whose blocks are expanded, alone and beside sequences of few tokens.
+pub(super) fn expanded_cases() -> Vec<Case> {
+    let window = AttnParams { window: Some(40), ..PLAIN };
+    let capped = AttnParams { soft_cap: Some(2.5), ..PLAIN };
+    let names = FORMATS.into_iter().chain(["taper4v8", "turbo8v1", "turbo8v4", "turbo0v3"]);
+    let each = names.filter(|name| !name.contains("qjl")).enumerate().map(|(i, codec)| Case {
+        codec,
+        kv_heads: 1 + i % 2,
+        head_dim: [128, 64, 256, 24, 80, 128, 72][i % 7],
+        group: [4, 3, 1, 2][i % 4],
+        seqs: [vec![(16, 16), (1, 70)], vec![(37, 90)], vec![(2, 40), (45, 131), (20, 20)]][i % 3]
+            .clone(),
+        exact: (i % 2 == 0).then_some(EXACT),
+        params: [PLAIN, window, PLAIN, capped, PLAIN][i % 5],
+        broken: i % 4 == 1,
+        sinks: i % 5 == 2,
+    });
+    each.collect()
+}
+
 impl Case {
+    /// Whether what some of its rows see is expanded to halves.
+    pub(super) fn expands(&self) -> bool {
+        !self.codec.contains("qjl") && self.seqs.iter().any(|seq| seq.0 >= 16)
+    }
+
     /// Attention over pages that the host wrote, against a softmax in f64 over what it decodes.
     pub(super) fn attend(&self, gpu: &Gpu, seed: u64) -> Result<Pair, KvCodecError> {
         let mut rows = self.rows(seed);

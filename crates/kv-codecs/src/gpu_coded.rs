@@ -44,7 +44,7 @@ pub(crate) struct GpuCodedCodec {
     /// What the layers of a step share.
     writes: Cached<Vec<usize>, Writes>,
     exact: Cached<Vec<Option<usize>>, ExactSlots>,
-    plan: Cached<(Vec<CodedSequence>, usize), CodedPlan>,
+    plan: Cached<(Vec<CodedSequence>, usize, Option<usize>, KvGeometry), CodedPlan>,
 }
 
 impl GpuCodedCodec {
@@ -308,8 +308,8 @@ impl KvCodec for GpuCodedCodec {
         let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
         let exact = pages.gpu_exact.as_ref();
         let seqs: Vec<_> = batch.seqs.iter().map(|seq| own(seq, exact.is_some())).collect();
-        let key = (seqs, group);
-        let plan = self.plan.get(&key, || Ok(CodedPlan::new(&self.gpu, &key.0, group)?))?;
+        let key = (seqs, group, params.window, g);
+        let plan = self.plan.get(&key, || Ok(cache.plan(&key.0, group, params.window)?))?;
         let exact = exact.map(|(k, v)| (k, v));
         let pages = CodedPages { coded: (k, v), exact };
         values(cache.attend(q, pages, &plan, &scoring(params))?, params)

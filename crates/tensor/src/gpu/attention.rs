@@ -8,7 +8,7 @@ use super::{
 use crate::{Projected, Result, RmsNorm, Sinks, Tensor, TensorError, tensor::GpuTensor};
 use std::sync::Arc;
 
-mod prompt;
+pub(super) mod prompt;
 mod shape;
 
 pub use shape::KvShape;
@@ -111,7 +111,8 @@ impl Plan {
         if long == 0 || !gpu.has_prompt_tiles() || !prompt::fits(shape, group) {
             return Self::with(gpu, shape, seqs, group, units);
         }
-        let mut plan = Self::with(gpu, shape, seqs, group, Units::Prompt)?;
+        let keep = |i: usize| is_long(&seqs[i]);
+        let mut plan = Self::of_some(gpu, shape, seqs, keep, group, Units::Prompt)?;
         if long < seqs.len() {
             let short: Vec<_> = seqs.iter().filter(|seq| !is_long(seq)).cloned().collect();
             let own = Self::with(gpu, shape, &short, group, units)?;
@@ -120,7 +121,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// As [`Self::new`], on these units alone. A prompt's leave out sequences of few tokens if there are others.
+    /// As [`Self::new`], on these units alone.
     ///
     /// # Errors
     /// There is no memory, or no such kernel: matrix units are for [`KvShape::is_typed`].
@@ -128,6 +129,18 @@ impl Plan {
         gpu: &Gpu,
         shape: KvShape,
         seqs: &[Sequence<'_>],
+        group: usize,
+        units: Units,
+    ) -> Result<Self> {
+        Self::of_some(gpu, shape, seqs, |_| true, group, units)
+    }
+
+    /// Rows of sequences that are not kept have no tiles: nothing is computed for them.
+    pub(super) fn of_some(
+        gpu: &Gpu,
+        shape: KvShape,
+        seqs: &[Sequence<'_>],
+        keep: impl Fn(usize) -> bool,
         group: usize,
         units: Units,
     ) -> Result<Self> {
@@ -142,13 +155,10 @@ impl Plan {
             _ => 4,
         };
         let step = (rows / group).max(1);
-        let left_out = |seq: &Sequence<'_>| {
-            units == Units::Prompt && longest >= prompt::FROM && seq.q_len < prompt::FROM
-        };
         let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
-        for seq in seqs {
+        for (i, seq) in seqs.iter().enumerate() {
             let table = count("attention", blocks.len())?;
-            for start in (0..seq.q_len).step_by(step).filter(|_| !left_out(seq)) {
+            for start in (0..seq.q_len).step_by(step).filter(|_| keep(i)) {
                 tiles.push(AttendTile {
                     row: count("attention", first + start)?,
                     count: step.min(seq.q_len - start) as u32,
@@ -156,7 +166,9 @@ impl Plan {
                     table,
                 });
             }
-            blocks.extend_from_slice(seq.blocks);
+            if keep(i) {
+                blocks.extend_from_slice(seq.blocks);
+            }
             first += seq.q_len;
         }
         if units == Units::Prompt {

@@ -9,9 +9,10 @@ use super::{
     Buffer, Gpu, Launch, Operand,
     attention::{MAX_HEAD, Scoring, on_gpu, work},
     coded_format::refused,
+    coded_plan::Tiles,
     count,
     key_scores::{CodedKeyScoreParams, Task},
-    params,
+    ops, params,
 };
 use crate::{KeyScorer, Result, Tensor, TensorError, tensor::GpuTensor};
 
@@ -102,8 +103,8 @@ pub struct CodedCache {
     pub(super) head_dim: usize,
     pub(super) k: CodedSide,
     pub(super) v: CodedSide,
-    rounds: u32,
-    order: u32,
+    pub(super) rounds: u32,
+    pub(super) order: u32,
     pub(super) constants: Buffer,
     thresholds: Buffer,
 }
@@ -183,6 +184,11 @@ impl CodedCache {
 
     fn is_sketched(&self) -> bool {
         matches!(self.k.format, RowFormat::Sketched { .. })
+    }
+
+    /// Whether its rows become halves that plain attention can take: keys with a sketch do not.
+    pub(super) fn expands(&self) -> bool {
+        !self.is_sketched()
     }
 
     fn rows<'a>(&self, x: &'a Tensor) -> Result<&'a GpuTensor> {
@@ -333,6 +339,33 @@ impl CodedCache {
             let expected = format!("[{}, {heads}, {}]", plan.tokens, self.head_dim);
             return Err(TensorError::shape("attention", expected, &q.dims));
         }
+        let few =
+            |rows| plan.few.as_ref().map(|few| self.attend_few(rows, pages, (few, heads), scoring));
+        let Some(many) = &plan.many else {
+            return few(q).transpose()?.map_or_else(|| Ok(q.clone().into()), |out| Ok(out.into()));
+        };
+        let out = many.attend(self, q, pages, scoring)?;
+        let Some(rows) = plan.few.as_ref().and_then(|few| few.rows.as_deref()) else {
+            return Ok(out.into());
+        };
+        let flat =
+            |x: &GpuTensor, n| GpuTensor { dims: vec![n, heads * self.head_dim], ..x.clone() };
+        let own = ops::take_rows(&flat(q, plan.tokens), rows)?;
+        let own = GpuTensor { dims: vec![rows.len(), heads, self.head_dim], ..own };
+        let Some(own) = few(&own).transpose()? else { return Ok(out.into()) };
+        let all = ops::put_rows(&flat(&out, plan.tokens), rows, &flat(&own, rows.len()))?;
+        Ok(GpuTensor { dims: q.dims.clone(), ..all }.into())
+    }
+
+    /// Attention over blocks as they lie.
+    fn attend_few(
+        &self,
+        q: &GpuTensor,
+        pages: CodedPages<'_>,
+        (plan, heads): (&Tiles, usize),
+        scoring: &Scoring<'_>,
+    ) -> Result<GpuTensor> {
+        let group = heads / self.kv_heads;
         let sinks = scoring.sinks_on(&self.gpu, heads)?;
         let rows = plan.tokens * heads;
         let wide = self.head_dim.next_multiple_of(16);
@@ -358,7 +391,7 @@ impl CodedCache {
             v_step: self.v.step,
         };
         let (family, kernel) = self.attend_kernel();
-        let parts = plan.group.div_ceil(TILE_ROWS);
+        let parts = group.div_ceil(TILE_ROWS);
         let exact = pages.exact.unwrap_or(pages.coded);
         let launch = Launch {
             family,
@@ -401,6 +434,6 @@ impl CodedCache {
             operands: &operands,
             params: bytemuck::bytes_of(&params),
         })?;
-        Ok(out.into())
+        Ok(out)
     }
 }

@@ -4,8 +4,9 @@
 use super::{
     Buffer, Gpu,
     attention::{BLOCK_TOKENS, SPAN_TOKENS},
-    coded::{CodedTile, EncodeRun, NONE, TILE_ROWS},
+    coded::{CodedCache, CodedTile, EncodeRun, NONE, TILE_ROWS},
     count,
+    expand::{self, Expanded},
 };
 use crate::Result;
 
@@ -100,20 +101,77 @@ pub struct ExactTokens {
 /// Which rows of a step see which blocks, on the GPU; made once a step and used by every layer.
 #[derive(Debug)]
 pub struct CodedPlan {
+    pub(super) tokens: usize,
+    pub(super) group: usize,
+    /// Sequences of few tokens, whose blocks are read as they lie.
+    pub(super) few: Option<Tiles>,
+    /// Sequences of many, whose blocks are expanded.
+    pub(super) many: Option<Expanded>,
+}
+
+/// Tiles of the rows of some sequences.
+#[derive(Debug)]
+pub(super) struct Tiles {
+    /// Which rows of the step these are; without, all of them.
+    pub(super) rows: Option<Vec<u32>>,
     pub(super) blocks: Buffer,
     pub(super) tiles: Buffer,
     pub(super) n_tiles: u32,
     pub(super) tokens: usize,
     pub(super) spans: usize,
-    pub(super) group: usize,
 }
 
-impl CodedPlan {
+impl CodedCache {
     /// Cuts the query tokens of a step into tiles. `group` is the number of query heads a KV head.
     ///
     /// # Errors
     /// There is no memory.
-    pub fn new(gpu: &Gpu, seqs: &[CodedSequence], group: usize) -> Result<Self> {
+    pub fn plan(
+        &self,
+        seqs: &[CodedSequence],
+        group: usize,
+        window: Option<usize>,
+    ) -> Result<CodedPlan> {
+        let is_many = |seq: &CodedSequence| seq.q_len >= expand::FROM && self.expands();
+        let tokens = seqs.iter().map(|seq| seq.q_len).sum();
+        let (many, few): (Vec<_>, Vec<_>) = seqs.iter().partition(|seq| is_many(seq));
+        let shape = (self.kv_heads, self.head_dim);
+        let expanded = match many.is_empty() {
+            true => None,
+            false => Some(Expanded::new(&self.gpu, shape, seqs, group, window)?),
+        };
+        let few = match (few.is_empty(), many.is_empty()) {
+            (true, false) => None,
+            (_, true) => Some(Tiles::new(&self.gpu, &few, group, None)?),
+            (false, false) => {
+                let rows = rows_of(seqs, |seq| !is_many(seq))?;
+                Some(Tiles::new(&self.gpu, &few, group, Some(rows))?)
+            }
+        };
+        Ok(CodedPlan { tokens, group, few, many: expanded })
+    }
+}
+
+/// The rows of a step that are of some sequences.
+fn rows_of(seqs: &[CodedSequence], wanted: impl Fn(&CodedSequence) -> bool) -> Result<Vec<u32>> {
+    let (mut rows, mut first) = (Vec::new(), 0);
+    for seq in seqs {
+        let next = count("attention", first as usize + seq.q_len)?;
+        if wanted(seq) {
+            rows.extend(first..next);
+        }
+        first = next;
+    }
+    Ok(rows)
+}
+
+impl Tiles {
+    fn new(
+        gpu: &Gpu,
+        seqs: &[&CodedSequence],
+        group: usize,
+        rows: Option<Vec<u32>>,
+    ) -> Result<Self> {
         let step = (TILE_ROWS / group).max(1);
         let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for seq in seqs {
@@ -148,7 +206,7 @@ impl CodedPlan {
             tiles: gpu.upload(&tiles)?,
             tokens: first,
             spans: longest.div_ceil(SPAN_TOKENS).max(1),
-            group,
+            rows,
         })
     }
 }

@@ -23,6 +23,7 @@ mod coded_plan;
 pub mod compact;
 mod counters;
 mod edits;
+mod expand;
 mod experts;
 mod families;
 mod gates;

@@ -12,14 +12,14 @@ use crate::{
 /// Rows of a tile.
 pub(super) const ROWS: usize = 128;
 /// Tokens of a sequence from which on its rows fill a good part of one.
-pub(super) const FROM: usize = 16;
+pub(in crate::gpu) const FROM: usize = 16;
 /// Elements of a head.
 const HEAD: usize = 128;
 /// Query heads of a KV head, at most.
 const MAX_GROUP: usize = 64;
 
 /// Whether there are kernels for it.
-pub(super) fn fits(shape: KvShape, group: usize) -> bool {
+pub(in crate::gpu) fn fits(shape: KvShape, group: usize) -> bool {
     shape.is_typed() && shape.head_dim == HEAD && group <= MAX_GROUP
 }
 
