@@ -4,8 +4,8 @@
 //   consecutive slots of one block; no block has two runs in a launch. `sketched`: keys with a sketch.
 //   Grid: x runs, y KV heads, z keys and values. Threads: 256; rows are rotated eight at a time and
 //   written in their order, as a block's scales and centre depend on what it holds.
-//   Trellis codes: Viterbi's algorithm over closed walks, a thread for each first state of each ring
-//   and each factor that is tried. `wide`: keys and values in trellis codes of nine bits of state.
+//   Trellis codes: Viterbi's algorithm over closed walks (walks.h), eight rows at a time. `wide`: keys and values in
+//   trellis codes of nine bits of state.
 // encode_exact: rows into the exact pages, rotated. Grid: x over blocks of 4 heads of all rows, z keys
 //   and values. Threads: 128.
 // Reference: PagedCodec::encode, PagedCodec::encode_exact.
@@ -13,15 +13,13 @@
 #include "taper/codes.h"
 #include "taper/encoding.h"
 #include "taper/rotation.h"
+#include "taper/walks.h"
 #include "taper/wide_walk.h"
 
-enum { LEVELS = 64, THRESHOLDS = 32, AT_ONCE = 8, MAX_RINGS = 16, MAX_SCALES = 5 };
+enum { LEVELS = 64, THRESHOLDS = 32, AT_ONCE = 8 };
 // Steps of an octave of a trellis row's scale, and where the first one of a block lies.
 constant float STEPS = 24.0f;
 enum { FIRST = 192 };
-// Factors on the direction that are tried.
-constant float FEW[5] = {1.0f, 0.92f, 1.08f, 0.0f, 0.0f};
-constant float MANY[5] = {0.99f, 0.93f, 0.87f, 1.05f, 1.11f};
 
 struct EncodeRun {
     uint block;
@@ -133,115 +131,36 @@ inline void put_sketched(Writer to, uint token, threadgroup float* x, threadgrou
     }
 }
 
-// The nearest closed walks of a centred row's rings in a code of BITS bits, by all threads, with each
-// factor: their symbols, and the sums that say how good they are.
-template <int BITS>
-void walks(Writer to, threadgroup const float* x, float deviation, Room room, uint tid, uint lane) {
-    enum { MEMORIES = 1 << (6 - BITS), BRANCHES = 1 << BITS, SCALES = BITS == 4 ? 5 : 3 };
-    const uint total = SCALES * to.rings * MEMORIES;
-    for (uint base = 0; base < total; base += 256) {
-        const uint unit = min(base + tid, total - 1);
-        const uint start = unit % MEMORIES, ring = unit / MEMORIES % to.rings, tried = unit / MEMORIES / to.rings;
-        const float factor = (BITS == 4 ? MANY[tried] : FEW[tried]) / deviation;
-        float cost[MEMORIES];
-        UNROLL for (int m = 0; m < MEMORIES; ++m) cost[m] = uint(m) == start ? 0.0f : FAR;
-        uint choices[RING];
-        for (uint i = 0; i < RING; ++i) {
-            const uint e = ring * RING + i;
-            const float at = e < to.d ? x[e] * factor : 0.0f;
-            float before[MEMORIES];
-            UNROLL for (int m = 0; m < MEMORIES; ++m) before[m] = cost[m];
-            uint chosen = 0;
-            UNROLL for (int m = 0; m < MEMORIES; ++m) {
-                float next = INFINITY;
-                UNROLL for (int low = 0; low < BRANCHES; ++low) {
-                    const int state = m << BITS | low;
-                    const float level = room.levels[state];
-                    float c = fma(at, -2.0f * level, before[state & (MEMORIES - 1)] + level * level);
-                    // The branch goes along in the lowest bits.
-                    c = as_type<float>((as_type<uint>(c) & ~15u) | uint(low));
-                    next = c < next ? c : next;
-                }
-                cost[m] = next;
-                chosen |= (as_type<uint>(next) & uint(BRANCHES - 1)) << (m * BITS);
-            }
-            choices[i] = chosen;
-        }
-        float best = FAR;
-        UNROLL for (int m = 0; m < MEMORIES; ++m) best = uint(m) == start ? cost[m] : best;
-        const float own = best;
-        uint first = start;
-        for (uint m = 1; m < MEMORIES; m *= 2) {
-            const float other = simd_shuffle_xor(best, ushort(m));
-            const uint index = simd_shuffle_xor(first, ushort(m));
-            if (other < best || (other == best && index < first)) best = other, first = index;
-        }
-        if (first == start && own == best && base + tid < total) {
-            uint memory = start, w[2] = {0, 0};
-            float along = 0.0f, energy = 0.0f;
-            for (uint i = RING; i > 0; --i) {
-                const uint e = ring * RING + i - 1;
-                const uint branch = choices[i - 1] >> (memory * BITS) & uint(BRANCHES - 1);
-                const uint state = memory << BITS | branch, symbol = state >> (6 - BITS), bit = (i - 1) * BITS;
-                const float level = room.levels[state];
-                if (e < to.d) along = fma(level, x[e], along), energy = fma(level, level, energy);
-                w[bit / 32] |= symbol << bit % 32;
-                if (bit % 32 + BITS > 32) w[1] |= symbol >> (32 - bit % 32);
-                memory = state & uint(MEMORIES - 1);
-            }
-            const uint at = (tried * MAX_RINGS + ring) * 2;
-            room.symbols[at] = w[0], room.symbols[at + 1] = w[1];
-            room.sums[at] = along, room.sums[at + 1] = energy;
-        }
-    }
-}
-
-// Stores the scale of a trellis row; a larger one than the block has seen moves its base. One thread.
-inline void put_scale(Writer to, uint token, float gamma) {
+// Stores the scales of consecutive trellis rows; a larger one than the block has seen moves its base. One simdgroup,
+// a lane a token.
+inline void put_scales(Writer to, uint token, uint n, threadgroup const float* gammas, uint lane) {
     device uchar* scales = to.region + code_bytes(to.rings, bits_of(to.format));
     device short* base = (device short*)(scales + BLOCK);
-    const float place = round(log2(gamma) * STEPS);
-    if (!(gamma > 0.0f) || !finite(place)) {
-        scales[token] = 0;
-        return;
-    }
-    const int position = int(place) + 128;
-    uint any = 0;
-    for (uint i = 0; i < BLOCK; ++i) any |= scales[i];
-    if (any == 0) *base = short(position - int(FIRST));
-    int code = position - int(*base);
-    if (code > 255) {
-        const int up = code - int(FIRST);
-        for (uint i = 0; i < BLOCK; ++i) {
-            const int old = int(scales[i]);
-            scales[i] = uchar(old == 0 ? 0 : max(old - up, 1));
+    int own = int(scales[lane]), from = int(*base);
+    for (uint r = 0; r < n; ++r) {
+        const float place = round(log2(gammas[r]) * STEPS);
+        const bool some = gammas[r] > 0.0f && finite(place);
+        const int position = some ? int(place) + 128 : 0;
+        const bool any = simd_max(float(own)) > 0.0f;
+        if (some && !any) from = position - int(FIRST);
+        int code = some ? position - from : 0;
+        if (code > 255) {
+            const int up = code - int(FIRST);
+            own = own == 0 ? 0 : max(own - up, 1);
+            from += up;
+            code = int(FIRST);
         }
-        *base = short(int(*base) + up);
-        code = int(FIRST);
+        if (lane == token + r) own = max(code, 0);
     }
-    scales[token] = uchar(max(code, 0));
+    scales[lane] = uchar(own);
+    if (lane == 0) *base = short(from);
 }
 
-// Writes a centred, rotated row in trellis codes, by all threads. No barrier ends it: what the next row
-// writes over, it writes behind the barriers of its sum.
-template <int KEYS>
-void put_trellis(Writer to, uint token, threadgroup const float* x, Room room, uint tid, uint sg, uint lane) {
-    const uint bits = bits_of(to.format);
-    const float element = tid < to.d ? x[tid] : 0.0f;
-    const float square = sum_of_all(element * element, room.partial, sg, lane), norm = sqrt(square);
-    const bool some = norm > 0.0f && finite(norm);
-    const float deviation = some ? norm / sqrt(float(to.d)) : 1.0f;
-    if (KEYS == WIDE) {
-        if (sg == 0) wide_walk(to, x, deviation, room, lane);
-    } else {
-        if (bits == 4) walks<4>(to, x, deviation, room, tid, lane);
-        if (bits == 3) walks<3>(to, x, deviation, room, tid, lane);
-        if (bits == 2) walks<2>(to, x, deviation, room, tid, lane);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+// The best of a row's factors: its codes are written, and its scale is returned. One simdgroup.
+inline float put_best(Writer to, uint token, float square, uint tried, Room room, uint lane) {
+    const bool some = square > 0.0f && finite(sqrt(square));
     float least = INFINITY, gamma = 0.0f;
     uint best = MAX_SCALES;
-    const uint tried = KEYS == WIDE ? 1 : bits == 4 ? 5 : 3;
     for (uint s = 0; some && s < tried; ++s) {
         float along = 0.0f, energy = 0.0f;
         for (uint ring = 0; ring < to.rings; ++ring) {
@@ -250,12 +169,41 @@ void put_trellis(Writer to, uint token, threadgroup const float* x, Room room, u
         const float error = energy * square / (along * along) - 1.0f;
         if (along > 0.0f && error < least) least = error, gamma = square / along, best = s;
     }
-    if (tid < to.rings) {
-        const uint at = (best * MAX_RINGS + tid) * 2;
+    if (lane < to.rings) {
+        const uint at = (best * MAX_RINGS + lane) * 2;
         const bool any = best < MAX_SCALES;
-        put_ring(to, token, tid, bits, any ? room.symbols[at] : 0u, any ? room.symbols[at + 1] : 0u, 0u);
+        put_ring(to, token, lane, bits_of(to.format), any ? room.symbols[at] : 0u, any ? room.symbols[at + 1] : 0u, 0u);
     }
-    if (tid == 0) put_scale(to, token, gamma);
+    return gamma;
+}
+
+// Writes centred, rotated rows of consecutive tokens in trellis codes: at most eight, one every `stride` floats. All
+// threads. No barrier ends it: what is written next, is written behind one.
+template <int KEYS>
+void put_trellis(Writer to, uint token, uint n, threadgroup const float* x, uint stride, Room room, uint tid, uint sg, uint lane) {
+    const uint bits = bits_of(to.format);
+    if (sg < n) {
+        float square = 0.0f;
+        for (uint i = lane; i < to.d; i += 32) square = fma(x[sg * stride + i], x[sg * stride + i], square);
+        square = simd_sum(square);
+        if (lane == 0) room.squares[sg] = square;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (KEYS == WIDE) {
+        if (sg < n) wide_walk(to, x + sg * stride, deviation_of(room.squares[sg], to.d), room_of(room, sg), lane);
+    } else {
+        if (bits == 4) walks<4>(to, n, x, stride, room, tid);
+        if (bits == 3) walks<3>(to, n, x, stride, room, tid);
+        if (bits == 2) walks<2>(to, n, x, stride, room, tid);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (sg < n) {
+        const uint tried = KEYS == WIDE ? 1 : bits == 4 ? 5 : 3;
+        const float gamma = put_best(to, token + sg, room.squares[sg], tried, room_of(room, sg), lane);
+        if (lane == 0) room.gammas[sg] = gamma;
+    }
+    threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
+    if (sg == 0) put_scales(to, token, n, room.gammas, lane);
 }
 
 // Turns the rows of a young block into codes about their mean, which is shrunk towards zero where the
@@ -301,32 +249,36 @@ void mature(Writer to, Room room, uint tid, uint sg, uint lane) {
         if (tid < d) room.scratch[r * d + tid] -= code * scale;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint r = 0; r < n; ++r) put_trellis<KEYS>(to, r, room.scratch + r * d, room, tid, sg, lane);
+    for (uint r = 0; r < n; r += AT_ONCE) {
+        put_trellis<KEYS>(to, r, min(n - r, uint(AT_ONCE)), room.scratch + r * d, d, room, tid, sg, lane);
+    }
 }
 
-// Writes a rotated row as a block's codes want it. All threads.
+// Writes rotated rows of consecutive tokens as a block's codes want them. All threads.
 template <int KEYS>
-void write_trellis(Writer to, uint token, threadgroup float* x, Room room, uint tid, uint sg, uint lane) {
+void write_trellis(Writer to, uint token, uint n, Room room, uint tid, uint sg, uint lane) {
     const uint before = code_bytes(to.rings, bits_of(to.format)) + BLOCK + 2;
     const uint centre = to.young ? 4 + (7 * to.d + 7) / 8 : 0;
+    threadgroup float* own = room.rows + sg * MAX_DIM;
+    uint skip = 0;
     if (token == 0) {
         for (uint i = tid; i < (before + centre + 1) / 2; i += 256) ((device ushort*)to.region)[i] = 0;
         threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
     }
     if (to.young) {
         if (to.region[before] == 0) {
-            if (token < to.young) {
-                if (tid < to.d) put_half(to.region + 2 * (token * to.d + tid), x[tid]);
-                threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
-                return;
-            }
+            skip = token < to.young ? min(n, to.young - token) : 0;
+            for (uint i = lane; sg < skip && i < to.d; i += 32) put_half(to.region + 2 * ((token + sg) * to.d + i), own[i]);
+            threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
+            if (skip == n) return;
             mature<KEYS>(to, room, tid, sg, lane);
+            threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
         }
         device const uchar* from = to.region + before;
-        if (tid < to.d) x[tid] -= centre_at(from, tid);
+        for (uint i = lane; sg >= skip && sg < n && i < to.d; i += 32) own[i] -= centre_at(from, i);
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    put_trellis<KEYS>(to, token, x, room, tid, sg, lane);
+    put_trellis<KEYS>(to, token + skip, n - skip, room.rows + skip * MAX_DIM, MAX_DIM, room, tid, sg, lane);
 }
 
 template <int KEYS>
@@ -348,6 +300,10 @@ INLINE void encode(
     threadgroup uchar* codes = room.codes + sg * MAX_DIM;
     if (tid < LEVELS) room.levels[tid] = constants[keys ? tid : LEVELS + tid];
     if (tid < THRESHOLDS) room.levels[LEVELS + tid] = thresholds[keys ? tid : THRESHOLDS + tid];
+    if (KEYS == ANY && to.format == TRELLIS + 4) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint bin = tid; bin < BINS; bin += 256) fill_nearest(room, bin);
+    }
     for (uint first = 0; first < run.count; first += AT_ONCE) {
         const uint n = min(run.count - first, uint(AT_ONCE));
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -359,7 +315,7 @@ INLINE void encode(
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (KEYS != SKETCHED && is_trellis(to.format)) {
-            for (uint i = 0; i < n; ++i) write_trellis<KEYS>(to, run.offset + first + i, room.rows + i * MAX_DIM, room, tid, sg, lane);
+            write_trellis<KEYS>(to, run.offset + first, n, room, tid, sg, lane);
             continue;
         }
         const uint token = run.offset + first + sg;
@@ -372,9 +328,10 @@ INLINE void encode(
             const Fit fit = scalar_codes(to, bits_of(to.format), row, room.levels, codes, lane);
             gamma = fit.along > 0.0f ? fit.norm / fit.along : 0.0f;
         }
-        // Two rows may share bytes.
-        for (uint i = 0; i < n; ++i) {
-            if (sg == i) {
+        // Nibbles of keys share bytes with those of the token two places on.
+        const uint turns = keys && to.format == SCALAR + 4 ? 2 : 1;
+        for (uint turn = 0; turn < turns; ++turn) {
+            if (sg < n && (turns == 1 || token % 4 / 2 == turn)) {
                 if (is_scalar(to.format)) {
                     put_scalar(to, token, keys, codes, gamma, lane);
                 } else if (to.format == HALF_ROWS) {
@@ -407,12 +364,14 @@ kernel void encode_##NAME( \
     threadgroup float scratch[AT_ONCE * MAX_DIM]; \
     threadgroup float levels[LEVELS + THRESHOLDS]; \
     threadgroup float centre[MAX_DIM]; \
-    threadgroup float partial[8]; \
-    threadgroup uchar codes[AT_ONCE * MAX_DIM]; \
-    threadgroup uint symbols[MAX_SCALES * MAX_RINGS * 2]; \
-    threadgroup float sums[MAX_SCALES * MAX_RINGS * 2]; \
-    threadgroup float costs[KEYS == WIDE ? 64 : 1]; \
-    const Room room = {rows, scratch, levels, centre, partial, codes, symbols, sums, costs}; \
+    threadgroup float partial[24]; \
+    threadgroup uchar codes[KEYS == WIDE ? 1 : AT_ONCE * MAX_DIM]; \
+    threadgroup uint symbols[AT_ONCE * ROOM]; \
+    threadgroup float sums[AT_ONCE * ROOM]; \
+    threadgroup float costs[KEYS == WIDE ? AT_ONCE * 64 : 1]; \
+    threadgroup float by_pair[KEYS == ANY ? LEVELS : 1]; \
+    threadgroup uint nearest[KEYS == ANY ? BINS : 1]; \
+    const Room room = {rows, scratch, levels, centre, partial, partial + 8, partial + 16, codes, symbols, sums, costs, by_pair, nearest}; \
     encode<KEYS>(k, v, runs, constants, thresholds, k_pages, v_pages, p, room, at, tid, sg, lane); \
 }
 ENCODE(ANY, coded)

@@ -68,7 +68,8 @@ pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
     let encode = encode_cases(quick).into_iter().map(|case| Check {
         family: "encode",
         name: case.to_string(),
-        tolerance: 2e-3,
+        // A walk in four bits may take a branch that is next to the nearest one.
+        tolerance: if case.codec.contains("taper4") { 5e-3 } else { 2e-3 },
         case: Kind::Encode(case),
     });
     let compact = compaction::PLAIN_CODECS.into_iter().map(|name| Check {

@@ -3,7 +3,7 @@
 #include "codes.h"
 #include "common.h"
 
-enum { MAX_DIM = 256 };
+enum { MAX_DIM = 256, MAX_RINGS = 16, MAX_SCALES = 5 };
 constant float FAR = 1.0e30f;
 
 struct Writer {
@@ -23,14 +23,32 @@ struct Room {
     threadgroup float* levels;   // [64], then thresholds [32]
     threadgroup float* centre;   // [256]
     threadgroup float* partial;  // [8]
+    threadgroup float* squares;  // of eight rows [8]
+    threadgroup float* gammas;   // their scales [8]
     threadgroup uchar* codes;    // [8][256]
-    threadgroup uint* symbols;   // [5][16][2]
-    threadgroup float* sums;     // [5][16][2]
-    threadgroup float* costs;    // of a wide trellis's walks [64]
+    threadgroup uint* symbols;   // [8][5][16][2]
+    threadgroup float* sums;     // [8][5][16][2]
+    threadgroup float* costs;    // of a wide trellis's walks [8][64]
+    threadgroup float* by_pair;  // of walks.h [64]
+    threadgroup uint* nearest;   // of walks.h [512]
 };
+
+enum { ROOM = MAX_SCALES * MAX_RINGS * 2 };
+
+// What is a row's alone of what walks leave.
+INLINE Room room_of(Room room, uint row) {
+    room.symbols += row * ROOM, room.sums += row * ROOM, room.costs += row * 64;
+    return room;
+}
 
 inline void put_half(device uchar* p, float x) { *(device ushort*)p = as_type<ushort>(half(clamped(x))); }
 inline bool finite(float x) { return abs(x) <= 3.4e38f; }
+
+// Of a row's elements, from the sum of their squares.
+INLINE float deviation_of(float square, uint d) {
+    const float norm = sqrt(square);
+    return norm > 0.0f && finite(norm) ? norm / sqrt(float(d)) : 1.0f;
+}
 
 // The sum over 256 threads.
 inline float sum_of_all(float x, threadgroup float* partial, uint sg, uint lane) {
