@@ -178,8 +178,31 @@ const STEPS: &[Step] = &[
         Served(
             "tests/sdk",
             &[
-                "{python}-structured",
+                "{python}-clients",
                 "structured_python.py",
+                "--base-url",
+                "{url}",
+                "--api-key",
+                "{key}",
+            ],
+        ),
+    ),
+    step(
+        "sdk-clients",
+        "LangChain, LiteLLM with its proxy, and llm against the release server",
+        Served(
+            "tests/sdk",
+            &["{python}-clients", "clients_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-llamaindex",
+        "LlamaIndex against the release server",
+        Served(
+            "tests/sdk",
+            &[
+                "{python}-llamaindex",
+                "llamaindex_python.py",
                 "--base-url",
                 "{url}",
                 "--api-key",
