@@ -1,15 +1,8 @@
 // The OpenAI Node SDK against a running server: does it find what it expects?
 import assert from "node:assert/strict";
-import { parseArgs } from "node:util";
 import OpenAI from "openai";
+import { args, run } from "./cases.mjs";
 
-const { values: args } = parseArgs({
-  options: {
-    "base-url": { type: "string", default: "http://localhost:8000/v1" },
-    "api-key": { type: "string", default: "none" },
-    model: { type: "string" },
-  },
-});
 const connect = (apiKey) =>
   new OpenAI({ baseURL: args["base-url"], apiKey, maxRetries: 0, timeout: 120_000 });
 const client = connect(args["api-key"]);
@@ -120,15 +113,4 @@ const cases = {
   },
 };
 
-let failed = 0;
-for (const [name, run] of Object.entries(cases)) {
-  try {
-    await run();
-    console.log(`ok      ${name}`);
-  } catch (error) {
-    failed += 1;
-    console.log(`FAILED  ${name}\n${error.stack}`);
-  }
-}
-console.log(`${Object.keys(cases).length - failed} passed, ${failed} failed`);
-process.exitCode = failed ? 1 : 0;
+await run(cases);

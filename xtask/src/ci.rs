@@ -196,6 +196,14 @@ const STEPS: &[Step] = &[
         ),
     ),
     step(
+        "sdk-agents",
+        "openai-agents, pydantic-ai and smolagents against the release server",
+        Served(
+            "tests/sdk",
+            &["{python}-clients", "agents_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
         "sdk-llamaindex",
         "LlamaIndex against the release server",
         Served(
@@ -238,6 +246,14 @@ const STEPS: &[Step] = &[
         "sdk-node",
         "OpenAI's Node SDK against the release server",
         Served("tests/sdk", &["node", "sdk_node.mjs", "--base-url", "{url}", "--api-key", "{key}"]),
+    ),
+    step(
+        "sdk-vercel",
+        "Vercel's AI SDK against the release server",
+        Served(
+            "tests/sdk",
+            &["node", "vercel_node.mjs", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
     ),
     step(
         "sdk-rust",
