@@ -256,6 +256,14 @@ const STEPS: &[Step] = &[
         ),
     ),
     step(
+        "sdk-coding",
+        "Codex edits a file, with the release server as its model",
+        Served(
+            "tests/sdk",
+            &["{python}", "coding_agents.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
         "sdk-rust",
         "async-openai against the release server",
         Served(
