@@ -111,9 +111,6 @@ def codex(c):
             model_provider = "taper"
             web_search = "disabled"
 
-            [agents]
-            enabled = false
-
             [model_providers.taper]
             name = "taper"
             base_url = "{proxy.url}"

@@ -133,6 +133,7 @@ pub(crate) struct Block {
     pub(crate) citations: Option<Anything>,
     pub(crate) caller: Option<AnyObject>,
     pub(crate) toolset_name: Option<String>,
+    pub(crate) tool_name: Option<String>,
     #[serde(rename = "cache_control")]
     _cache_control: Option<AnyObject>,
 }

@@ -183,6 +183,8 @@ pub(crate) struct ResponseTool {
     /// What a result looks like; results are not checked.
     #[serde(rename = "output_schema")]
     _output_schema: Option<AnyObject>,
+    /// The functions of a namespace.
+    pub(crate) tools: Option<Vec<ResponseTool>>,
 }
 
 /// `"auto"`, or an object that names a function or several tools.

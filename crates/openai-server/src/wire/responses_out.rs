@@ -126,6 +126,8 @@ pub(crate) enum OutputItem {
         status: &'static str,
         call_id: String,
         name: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         arguments: String,
     },
 }

@@ -137,6 +137,38 @@ async fn a_round_trip_of_tools() {
     assert!(prompt.contains("\"parameters\": {\"type\": \"object\""), "{prompt}");
 }
 
+/// The search is a tool of the client's, as in Claude Code.
+#[tokio::test]
+async fn deferred_tools_are_there_once_a_search_has_found_them() {
+    let app = App::text("Hello");
+    let mut tools = tools();
+    tools.as_array_mut().unwrap().extend(["get_time", "get_stock"].map(
+        |name| json!({ "name": name, "input_schema": { "type": "object" }, "defer_loading": true }),
+    ));
+    let shown = |app: &App| {
+        ["get_weather", "get_time", "get_stock"]
+            .map(|name| prompt(app).contains(&format!("\"{name}\"")))
+    };
+    send(&app, json!({ "tools": tools })).await;
+    assert_eq!(shown(&app), [true, false, false], "{}", prompt(&app));
+    let messages = json!([
+        { "role": "user", "content": "What time is it?" },
+        { "role": "assistant", "content": [
+            { "type": "tool_use", "id": "a", "name": "get_weather", "input": {} }] },
+        { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "a", "content": [
+            { "type": "tool_reference", "tool_name": "get_time" }] }] },
+    ]);
+    send(&app, json!({ "tools": tools, "messages": messages })).await;
+    assert_eq!(shown(&app), [true, true, false], "{}", prompt(&app));
+    assert!(prompt(&app).contains("The tool get_time can be called now."), "{}", prompt(&app));
+    app.engine.say(Reply::Text(
+        "<tool_call>{\"name\": \"get_stock\", \"arguments\": {}}</tool_call>".into(),
+    ));
+    let choice = json!({ "type": "tool", "name": "get_stock" });
+    let answer = send(&app, json!({ "tools": tools, "tool_choice": choice })).await;
+    assert_eq!(answer["content"][0]["name"], "get_stock", "{answer}");
+}
+
 #[tokio::test]
 async fn choices_of_tools() {
     let app = App::text("Hi");

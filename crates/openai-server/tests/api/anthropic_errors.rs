@@ -86,7 +86,23 @@ fn refused() -> Vec<(Value, &'static str)> {
         (tool(json!({ "type": "web_search_20250305", "max_uses": 5 })), "'tools[0].type'"),
         (tool(json!({ "name": "" })), "'tools[0].name'"),
         (tool(json!({ "input_schema": null })), "'tools[0].input_schema'"),
-        (tool(json!({ "defer_loading": true })), "'tools[0].defer_loading'"),
+        (tool(json!({ "defer_loading": true })), "'tools'"),
+        (
+            user(
+                json!({ "type": "tool_result", "tool_use_id": "a", "content": [{ "type": "tool_reference", "tool_name": "nope" }] }),
+            ),
+            "'messages[0].content[0].content[0].tool_name'",
+        ),
+        (
+            user(
+                json!({ "type": "tool_result", "tool_use_id": "a", "content": [{ "type": "tool_reference" }] }),
+            ),
+            "'messages[0].content[0].content[0].tool_name'",
+        ),
+        (
+            user(json!({ "type": "text", "text": "a", "tool_name": "b" })),
+            "'messages[0].content[0].tool_name'",
+        ),
         (
             tool(json!({ "allowed_callers": ["code_execution_20250825"] })),
             "'tools[0].allowed_callers'",

@@ -136,6 +136,54 @@ async fn a_round_trip_of_tools_and_reasoning() {
     assert!(end.starts_with(&format!("{call}{call}<|im_end|>\n<|im_start|>tool\nsun<|im_end|>\n<|im_start|>tool\nrain<|im_end|>")), "{end}");
 }
 
+/// As Codex declares the tools of its agents.
+#[tokio::test]
+async fn functions_of_a_namespace() {
+    let said =
+        "<tool_call>\n{\"name\": \"crm__get_user\", \"arguments\": {\"id\": 7}}\n</tool_call>";
+    let app = App::text(said);
+    let mut tools = tools();
+    let function =
+        |name: &str| json!({ "type": "function", "name": name, "description": "Get it." });
+    tools.as_array_mut().unwrap().push(json!({ "type": "namespace", "name": "crm",
+        "description": "Customers.", "tools": [function("get_user"), function("get_order")] }));
+    let answer = create(&app, json!({ "tools": tools })).await;
+    let shown = prompt(&app);
+    for text in
+        ["\"get_weather\"", "\"crm__get_user\"", "Customers.\\nGet it.", "\"crm__get_order\""]
+    {
+        assert!(shown.contains(text), "{text}: {shown}");
+    }
+    let call = &answer["output"][0];
+    assert_eq!(
+        (&call["type"], &call["namespace"], &call["name"], &call["arguments"]),
+        (&json!("function_call"), &json!("crm"), &json!("get_user"), &json!("{\"id\": 7}"))
+    );
+    assert_eq!(answer["tools"], tools);
+
+    // The call comes back, from the caller or from what is kept.
+    app.engine.say(Reply::Text("Ann.".into()));
+    let result =
+        json!({ "type": "function_call_output", "call_id": call["call_id"], "output": "Ann" });
+    let user = json!({ "role": "user", "content": "Hi" });
+    create(&app, json!({ "tools": tools, "input": [user, call, result] })).await;
+    assert!(
+        prompt(&app).contains("<tool_call>crm__get_user {'id': 7}</tool_call>"),
+        "{}",
+        prompt(&app)
+    );
+    let own = prompt(&app);
+    let id = answer["id"].clone();
+    create(&app, json!({ "tools": tools, "input": [result], "previous_response_id": id })).await;
+    assert_eq!(prompt(&app), own);
+
+    // A choice has no field for a namespace.
+    app.engine.say(Reply::Text(said.into()));
+    let choice = json!({ "type": "function", "name": "get_user" });
+    let answer = create(&app, json!({ "tools": tools, "tool_choice": choice })).await;
+    assert_eq!(answer["output"][0]["namespace"], "crm", "{answer}");
+}
+
 #[tokio::test]
 async fn grammars_and_choices() {
     let app = App::text("{}");
@@ -232,6 +280,23 @@ fn refused() -> Vec<(Value, &'static str, &'static str)> {
             "missing_required_parameter",
         ),
         (tool(json!({ "type": "web_search" })), "tools[0].type", "unsupported_value"),
+        (tool(json!({ "type": "namespace" })), "tools[0].tools", "missing_required_parameter"),
+        (tool(json!({ "tools": [] })), "tools[0].tools", "unknown_parameter"),
+        (
+            tool(json!({ "type": "namespace", "name": "", "tools": [] })),
+            "tools[0].name",
+            "missing_required_parameter",
+        ),
+        (
+            tool(json!({ "type": "namespace", "tools": [{ "type": "custom", "name": "a" }] })),
+            "tools[0].tools[0].type",
+            "unsupported_value",
+        ),
+        (
+            tool(json!({ "type": "namespace", "tools": [tools()[0], tools()[0]] })),
+            "tools",
+            "invalid_value",
+        ),
         (tool(json!({ "name": "" })), "tools[0].name", "invalid_value"),
         (tool(json!({ "defer_loading": true })), "tools[0].defer_loading", "unsupported_value"),
         (tool(json!({ "async": true })), "tools[0].async", "unsupported_value"),

@@ -1,21 +1,17 @@
 //! From a request of Anthropic's to what a chat model is asked.
 
-use super::{conversation, output::Show};
+use super::{conversation, output::Show, tools};
 use crate::{
     constraint::{self, Budget},
     errors::ApiError,
-    routes::{
-        chat_plan::{Ask, Chosen, tool_named},
-        chat_prompt::PromptFields,
-    },
+    routes::{chat_plan::Ask, chat_prompt::PromptFields},
     state::AppState,
     wire::{
-        AnthropicChoice, AnthropicTool, ContextManagement, Conversation, MessagesRequest,
-        OneOrMany, OutputConfig, OutputFormat, SamplingFields, Thinking,
+        ContextManagement, Conversation, MessagesRequest, OneOrMany, OutputConfig, OutputFormat,
+        SamplingFields, Thinking,
     },
 };
-use serde_json::Value;
-use taper_chat::{Role, Tool};
+use taper_chat::Role;
 
 /// What a request asks, and how it wants the answer.
 #[derive(Debug)]
@@ -28,7 +24,9 @@ pub(super) struct Asked {
 
 /// What the conversation asks for; how tokens are chosen is to be filled in.
 pub(super) fn asked(state: &AppState, wire: Conversation) -> Result<Asked, ApiError> {
-    let tools = chosen(tools(wire.tools.unwrap_or_default())?, wire.tool_choice.as_ref())?;
+    let found = conversation::found(&wire.messages);
+    let tools = wire.tools.unwrap_or_default();
+    let tools = tools::chosen(tools, wire.tool_choice.as_ref(), &found)?;
     let messages = conversation::messages(wire.system, wire.messages)?;
     // The answer goes on where a last message of the assistant ends.
     let goes_on = messages.last().is_some_and(|last| last.role == Role::Assistant);
@@ -78,67 +76,6 @@ pub(super) fn sampling(wire: MessagesRequest) -> Result<(u32, SamplingFields), A
         ..SamplingFields::default()
     };
     Ok((max_tokens, fields))
-}
-
-fn tools(wire: Vec<AnthropicTool>) -> Result<Vec<Tool>, ApiError> {
-    let one = |(i, tool): (usize, AnthropicTool)| converted(tool, &format!("tools[{i}]"));
-    wire.into_iter().enumerate().map(one).collect()
-}
-
-fn converted(wire: AnthropicTool, at: &str) -> Result<Tool, ApiError> {
-    if let Some(kind) = wire.kind.filter(|kind| kind != "custom") {
-        let detail =
-            format!("'{kind}' tools are not supported; only those with an 'input_schema' are");
-        return Err(ApiError::unsupported(format!("{at}.type"), detail));
-    }
-    let missing = |name: &str| ApiError::MissingParameter { param: format!("{at}.{name}") };
-    let refused =
-        |name: &str, detail: &str| Err(ApiError::unsupported(format!("{at}.{name}"), detail));
-    if wire.defer_loading == Some(true) {
-        return refused("defer_loading", "must be false: there is no search for tools");
-    }
-    if wire.allowed_callers.iter().flatten().any(|caller| caller != "direct") {
-        return refused("allowed_callers", "only 'direct' is supported");
-    }
-    if wire.input_examples.is_some_and(|examples| !examples.is_empty()) {
-        return refused("input_examples", "is not supported; put examples into the description");
-    }
-    let name = wire.name.ok_or_else(|| missing("name"))?;
-    if name.is_empty() {
-        return Err(ApiError::value(format!("{at}.name"), "must not be empty"));
-    }
-    Ok(Tool {
-        name,
-        description: wire.description,
-        parameters: Some(Value::Object(wire.input_schema.ok_or_else(|| missing("input_schema"))?)),
-        strict: wire.strict,
-    })
-}
-
-fn chosen(tools: Vec<Tool>, choice: Option<&AnthropicChoice>) -> Result<Chosen, ApiError> {
-    let kind = choice.map_or("auto", |choice| choice.kind.as_str());
-    let name = choice.and_then(|choice| choice.name.as_deref());
-    if name.is_some() && kind != "tool" {
-        return Err(ApiError::value("tool_choice.name", "is only allowed with the type 'tool'"));
-    }
-    if tools.is_empty() && matches!(kind, "any" | "tool") {
-        return Err(ApiError::value("tool_choice", "is only allowed with 'tools'"));
-    }
-    let all = |tools: Vec<Tool>, required| Chosen { callable: tools.clone(), tools, required };
-    match (kind, name) {
-        ("auto", _) => Ok(all(tools, false)),
-        ("any", _) => Ok(all(tools, true)),
-        ("none", _) => Ok(Chosen::default()),
-        ("tool", Some(name)) => {
-            let callable = vec![tool_named(&tools, name, "tool_choice.name")?];
-            Ok(Chosen { tools, callable, required: true })
-        }
-        ("tool", None) => Err(ApiError::MissingParameter { param: "tool_choice.name".to_owned() }),
-        (other, _) => {
-            let detail = format!("must be 'auto', 'any', 'tool' or 'none', got '{other}'");
-            Err(ApiError::value("tool_choice.type", detail))
-        }
-    }
 }
 
 /// Whether the model thinks, and how that is shown. Without a word it does not, unless the server's

@@ -39,6 +39,37 @@ pub(super) fn messages(
     Ok(all)
 }
 
+/// A deferred tool that a client's own search for tools has found.
+#[derive(Debug)]
+pub(super) struct Found<'a> {
+    pub(super) name: &'a str,
+    /// Where the conversation says so.
+    pub(super) at: String,
+}
+
+/// The tools that the results of a conversation refer to.
+pub(super) fn found(wire: &[AnthropicMessage]) -> Vec<Found<'_>> {
+    fn blocks(content: &Blocks) -> &[Block] {
+        match content {
+            Blocks::Text(_) => &[],
+            Blocks::List(blocks) => blocks,
+        }
+    }
+    let mut all = Vec::new();
+    for (i, message) in wire.iter().enumerate() {
+        for (j, block) in blocks(&message.content).iter().enumerate() {
+            let content = block.content.as_ref().map(blocks).unwrap_or_default();
+            for (k, part) in content.iter().enumerate() {
+                if let Some(name) = part.tool_name.as_deref() {
+                    let at = format!("messages[{i}].content[{j}].content[{k}].tool_name");
+                    all.push(Found { name, at });
+                }
+            }
+        }
+    }
+    all
+}
+
 /// Adds a message; the API makes one of neighbours of one role, as many templates want it.
 fn add(all: &mut Vec<Message>, message: Message) {
     let joins = |last: &&mut Message| last.role == message.role && last.role != Role::Tool;
@@ -184,7 +215,7 @@ fn call(block: Block, at: &str) -> Result<ToolCall, ApiError> {
 
 fn result(block: Block, at: &str) -> Result<Message, ApiError> {
     only(&block, &["tool_use_id", "content", "is_error", "toolset_name"], at)?;
-    let content = block.content.map(|content| texts(content, &format!("{at}.content")));
+    let content = block.content.map(|content| outcome(content, &format!("{at}.content")));
     let mut text = content.transpose()?.unwrap_or_default().join("\n");
     // No template has a place for it.
     if block.is_error == Some(true) && !text.starts_with("Error") {
@@ -192,6 +223,27 @@ fn result(block: Block, at: &str) -> Result<Message, ApiError> {
     }
     let id = needed(block.tool_use_id, at, "tool_use_id")?;
     Ok(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) })
+}
+
+/// What a result says. A tool that was found is among the others from then on, so its name is enough.
+fn outcome(content: Blocks, at: &str) -> Result<Vec<String>, ApiError> {
+    let blocks = match content {
+        Blocks::Text(text) => return Ok(vec![text]),
+        Blocks::List(blocks) => blocks,
+    };
+    let one = |(i, block): (usize, Block)| {
+        let at = format!("{at}[{i}]");
+        match block.kind.as_str() {
+            "text" => text(block, &at),
+            "tool_reference" => {
+                only(&block, &["tool_name"], &at)?;
+                let name = needed(block.tool_name, &at, "tool_name")?;
+                Ok(format!("The tool {name} can be called now."))
+            }
+            _ => Err(unsupported(&block, &at)),
+        }
+    };
+    blocks.into_iter().enumerate().map(one).collect()
 }
 
 fn needed<T>(value: Option<T>, at: &str, name: &str) -> Result<T, ApiError> {
@@ -214,6 +266,7 @@ fn only(block: &Block, own: &[&str], at: &str) -> Result<(), ApiError> {
         ("citations", block.citations.is_some()),
         ("caller", block.caller.is_some()),
         ("toolset_name", block.toolset_name.is_some()),
+        ("tool_name", block.tool_name.is_some()),
     ];
     match fields.iter().find(|(name, set)| *set && !own.contains(name)) {
         Some((name, _)) => Err(ApiError::UnknownParameter { param: format!("{at}.{name}") }),

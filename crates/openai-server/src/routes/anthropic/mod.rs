@@ -6,6 +6,7 @@ mod ask;
 mod conversation;
 mod errors;
 mod output;
+mod tools;
 
 pub(super) use errors::{dialect, speaks};
 

@@ -1,6 +1,10 @@
 //! From a request for a response to what a chat model is asked.
 
-use super::{items::Messages, output::Style, tools};
+use super::{
+    items::Messages,
+    output::Style,
+    tools::{self, Namespaces},
+};
 use crate::{
     constraint,
     errors::ApiError,
@@ -24,6 +28,7 @@ use taper_chat::{Message, Role};
 pub(super) struct Asked {
     pub(super) ask: Ask,
     pub(super) style: Style,
+    pub(super) namespaces: Namespaces,
     pub(super) reasoning: ReasoningOut,
     pub(super) previous: Option<Arc<Exchange>>,
     /// The items of the request, each with an id.
@@ -70,6 +75,7 @@ pub(super) fn asked(
     if wire.max_output_tokens == Some(0) {
         return Err(ApiError::value("max_output_tokens", "must be at least 1"));
     }
+    let (tools, namespaces) = tools::chosen(wire.tools.unwrap_or_default(), wire.tool_choice)?;
     let ask = Ask {
         model: wire.model,
         sampling: SamplingFields {
@@ -81,7 +87,7 @@ pub(super) fn asked(
         },
         max_tokens: wire.max_output_tokens,
         logprobs: includes.logprobs.then(|| wire.top_logprobs.unwrap_or(0)),
-        tools: tools::chosen(wire.tools.unwrap_or_default(), wire.tool_choice)?.check(state)?,
+        tools: tools.check(state)?,
         one_call: wire.parallel_tool_calls == Some(false),
         prompt: PromptFields {
             messages,
@@ -94,7 +100,7 @@ pub(super) fn asked(
         hide_reasoning: false,
     };
     let style = Style { summary, sealed: includes.sealed, logprobs: includes.logprobs };
-    Ok(Asked { ask, style, reasoning, previous, input, cuts })
+    Ok(Asked { ask, style, namespaces, reasoning, previous, input, cuts })
 }
 
 fn previous(state: &AppState, id: &str) -> Result<Arc<Exchange>, ApiError> {

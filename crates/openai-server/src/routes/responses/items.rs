@@ -1,5 +1,6 @@
 //! From items to the messages that templates take.
 
+use super::tools::in_namespace;
 use crate::{
     errors::ApiError,
     wire::{InputContent, InputItem, InputPart},
@@ -110,7 +111,10 @@ impl Messages {
         only(&item, &["call_id", "name", "arguments", "namespace"], at)?;
         let call = ToolCall {
             id: needed(item.call_id, at, "call_id")?,
-            name: needed(item.name, at, "name")?,
+            name: match item.namespace {
+                Some(namespace) => in_namespace(&namespace, &needed(item.name, at, "name")?),
+                None => needed(item.name, at, "name")?,
+            },
             arguments: needed(item.arguments, at, "arguments")?,
         };
         self.amend(|answer| answer.tool_calls.push(call));

@@ -13,6 +13,7 @@ pub(super) use kept::{cancel, delete, get, input_items};
 use self::{
     ask::{Asked, asked, fitted},
     output::{Events, Turn},
+    tools::Namespaces,
 };
 use super::{
     chat_plan::{Ask, Plan},
@@ -47,10 +48,10 @@ pub(super) async fn create(
     Extension(record): Extension<Arc<Record>>,
     payload: Payload,
 ) -> Result<Response, ApiError> {
-    let Request { plan, response, style, keep, background } =
+    let Request { plan, response, style, namespaces, keep, background } =
         prepare(&state, payload, request).await?;
     let generation = plan.submit(&state, record, "input")?;
-    let turn = Turn::new(response, style, plan.output(&state));
+    let turn = Turn::new(response, style, namespaces, plan.output(&state));
     if plan.params.stream.is_some() {
         let keep_alive = state.0.config.keep_alive;
         let writer = Writer { state, turn, keep, sequence: 0 };
@@ -75,6 +76,7 @@ struct Request {
     plan: Plan,
     response: ResponseOut,
     style: output::Style,
+    namespaces: Namespaces,
     keep: Option<Keep>,
     background: bool,
 }
@@ -104,7 +106,8 @@ fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
     }
     let (parallel, top_logprobs) = (wire.parallel_tool_calls, wire.top_logprobs);
     let previous_id = wire.previous_response_id.clone();
-    let Asked { ask, style, reasoning, previous, input, cuts } = asked(state, wire, &mut echo)?;
+    let Asked { ask, style, namespaces, reasoning, previous, input, cuts } =
+        asked(state, wire, &mut echo)?;
     body.read::<InertResponsesFields>()?;
     body.finish(UNSUPPORTED_RESPONSES, state.0.config.allow_unknown_fields)?;
     let max_output_tokens = ask.max_tokens;
@@ -122,7 +125,7 @@ fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
     };
     let response = begun(plan.model.clone(), background, asked);
     let keep = store.then_some(Keep { previous, input });
-    Ok(Request { plan, response, style, keep, background })
+    Ok(Request { plan, response, style, namespaces, keep, background })
 }
 
 fn prepared(state: &AppState, mut ask: Ask, cuts: bool) -> Result<Plan, ApiError> {

@@ -1,6 +1,6 @@
 //! What a model writes, as output items and the events of a stream.
 
-use super::items::sealed;
+use super::{items::sealed, tools::Namespaces};
 use crate::{
     errors::ApiError,
     generation::{Generation, Step},
@@ -32,6 +32,7 @@ pub(super) struct Style {
 pub(super) struct Turn {
     pub(super) response: ResponseOut,
     style: Style,
+    namespaces: Namespaces,
     output: ChatOutput,
     segments: Segments,
     open: Option<Open>,
@@ -43,6 +44,8 @@ pub(super) struct Turn {
 struct Open {
     id: String,
     segment: Segment,
+    /// The namespace of the function that is called.
+    namespace: Option<String>,
     text: String,
     logprobs: Vec<TokenLogprobOut>,
 }
@@ -71,9 +74,14 @@ macro_rules! emit {
 }
 
 impl Turn {
-    pub(super) fn new(response: ResponseOut, style: Style, output: ChatOutput) -> Self {
+    pub(super) fn new(
+        response: ResponseOut,
+        style: Style,
+        namespaces: Namespaces,
+        output: ChatOutput,
+    ) -> Self {
         let (segments, logprobs) = (Segments::default(), Vec::new());
-        Self { response, style, output, segments, open: None, logprobs }
+        Self { response, style, namespaces, output, segments, open: None, logprobs }
     }
 
     /// The events before any output.
@@ -178,12 +186,16 @@ impl Turn {
     }
 
     fn start(&mut self, segment: Segment, events: &mut Option<Events<'_>>) -> Result<(), ApiError> {
-        let prefix = match segment {
-            Segment::Reasoning => "rs",
-            Segment::Text => "msg",
-            Segment::Call { .. } => "fc",
+        let (prefix, namespace, segment) = match segment {
+            Segment::Reasoning => ("rs", None, segment),
+            Segment::Text => ("msg", None, segment),
+            Segment::Call { id, name } => {
+                let (namespace, name) = self.namespaces.split(name);
+                ("fc", namespace, Segment::Call { id, name })
+            }
         };
-        let open = Open { id: item_id(prefix), segment, text: String::new(), logprobs: Vec::new() };
+        let (id, text, logprobs) = (item_id(prefix), String::new(), Vec::new());
+        let open = Open { id, segment, namespace, text, logprobs };
         let output_index = self.response.output.len();
         let item = self.style.begun(&open);
         emit!(events, "response.output_item.added", What::Item { output_index, item: &item });
@@ -316,6 +328,7 @@ impl Style {
                 status,
                 call_id: call_id.clone(),
                 name: name.clone(),
+                namespace: open.namespace.clone(),
                 arguments: open.text.clone(),
             },
         }

@@ -6,14 +6,87 @@ use crate::{
     wire::{ResponseTool, ResponseToolChoice, ResponseToolChosen},
 };
 use serde_json::Value;
+use std::collections::{HashMap, HashSet};
 use taper_chat::Tool;
+
+/// Functions of namespaces, by the names that the model has for them.
+#[derive(Debug, Default)]
+pub(super) struct Namespaces(HashMap<String, (String, String)>);
+
+impl Namespaces {
+    /// The namespace and the name that a function has for the caller.
+    pub(super) fn split(&self, name: String) -> (Option<String>, String) {
+        match self.0.get(&name) {
+            Some((namespace, own)) => (Some(namespace.clone()), own.clone()),
+            None => (None, name),
+        }
+    }
+
+    /// The model's name of the first function that the caller calls so.
+    fn find(&self, own: &str) -> Option<&str> {
+        self.0.iter().filter(|(_, (_, name))| name == own).map(|(name, _)| name.as_str()).min()
+    }
+}
+
+/// The model's name of a function in a namespace: formats of calls have one name for a function.
+pub(super) fn in_namespace(namespace: &str, name: &str) -> String {
+    format!("{namespace}__{name}")
+}
 
 pub(super) fn chosen(
     tools: Vec<ResponseTool>,
     choice: Option<ResponseToolChoice>,
+) -> Result<(Chosen, Namespaces), ApiError> {
+    let (tools, namespaces) = declared(tools)?;
+    let chosen = among(tools, choice, &namespaces)?;
+    Ok((chosen, namespaces))
+}
+
+/// The functions that the model is told of.
+fn declared(wire: Vec<ResponseTool>) -> Result<(Vec<Tool>, Namespaces), ApiError> {
+    let (mut tools, mut namespaces) = (Vec::new(), Namespaces::default());
+    for (i, mut tool) in wire.into_iter().enumerate() {
+        let at = format!("tools[{i}]");
+        let members = tool.tools.take();
+        if tool.kind != "namespace" {
+            if members.is_some() {
+                return Err(ApiError::UnknownParameter { param: format!("{at}.tools") });
+            }
+            tools.push(converted(tool, &at)?);
+            continue;
+        }
+        let missing = |name: &str| ApiError::MissingParameter { param: format!("{at}.{name}") };
+        let members = members.ok_or_else(|| missing("tools"))?;
+        let namespace = tool.name.filter(|name| !name.is_empty()).ok_or_else(|| missing("name"))?;
+        for (j, member) in members.into_iter().enumerate() {
+            let mut function = converted(member, &format!("{at}.tools[{j}]"))?;
+            let name = in_namespace(&namespace, &function.name);
+            let own = std::mem::replace(&mut function.name, name.clone());
+            // The first one says too what they are for: there is no other place for it.
+            let words = [tool.description.take(), function.description.take()];
+            let words: Vec<_> =
+                words.into_iter().flatten().filter(|text| !text.is_empty()).collect();
+            function.description = (!words.is_empty()).then(|| words.join("\n"));
+            namespaces.0.insert(name, (namespace.clone(), own));
+            tools.push(function);
+        }
+    }
+    // A call by such a name could be meant for either.
+    let mut names = HashSet::new();
+    for tool in &tools {
+        if !names.insert(&tool.name) && namespaces.0.contains_key(&tool.name) {
+            let detail = format!("two functions would be '{}' to the model", tool.name);
+            return Err(ApiError::value("tools", detail));
+        }
+    }
+    Ok((tools, namespaces))
+}
+
+fn among(
+    tools: Vec<Tool>,
+    choice: Option<ResponseToolChoice>,
+    namespaces: &Namespaces,
 ) -> Result<Chosen, ApiError> {
-    let one = |(i, tool): (usize, ResponseTool)| converted(tool, &format!("tools[{i}]"));
-    let tools = tools.into_iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()?;
     let chosen = match choice {
         None => return Ok(all(tools, false)),
         Some(ResponseToolChoice::Mode(mode)) => match mode.as_str() {
@@ -25,7 +98,7 @@ pub(super) fn chosen(
                 return Err(ApiError::value("tool_choice", detail));
             }
         },
-        Some(ResponseToolChoice::Chosen(chosen)) => among(tools, chosen)?,
+        Some(ResponseToolChoice::Chosen(chosen)) => picked(tools, chosen, namespaces)?,
     };
     if chosen.tools.is_empty() {
         return Err(ApiError::value("tool_choice", "is only allowed with 'tools'"));
@@ -37,10 +110,14 @@ fn all(tools: Vec<Tool>, required: bool) -> Chosen {
     Chosen { callable: tools.clone(), tools, required }
 }
 
-fn among(tools: Vec<Tool>, chosen: ResponseToolChosen) -> Result<Chosen, ApiError> {
+fn picked(
+    tools: Vec<Tool>,
+    chosen: ResponseToolChosen,
+    namespaces: &Namespaces,
+) -> Result<Chosen, ApiError> {
     match chosen.kind.as_str() {
         "function" => {
-            let callable = vec![named(&tools, &chosen, "tool_choice")?];
+            let callable = vec![named(&tools, &chosen, namespaces, "tool_choice")?];
             Ok(Chosen { tools, callable, required: true })
         }
         "allowed_tools" => {
@@ -53,7 +130,8 @@ fn among(tools: Vec<Tool>, chosen: ResponseToolChosen) -> Result<Chosen, ApiErro
                 }
             };
             let allowed = chosen.tools.unwrap_or_default().into_iter().enumerate();
-            let one = |(i, one)| named(&tools, &one, &format!("tool_choice.tools[{i}]"));
+            let one =
+                |(i, one)| named(&tools, &one, namespaces, &format!("tool_choice.tools[{i}]"));
             let callable = allowed.map(one).collect::<Result<_, _>>()?;
             Ok(Chosen { tools, callable, required })
         }
@@ -64,9 +142,18 @@ fn among(tools: Vec<Tool>, chosen: ResponseToolChosen) -> Result<Chosen, ApiErro
     }
 }
 
-fn named(tools: &[Tool], chosen: &ResponseToolChosen, at: &str) -> Result<Tool, ApiError> {
+fn named(
+    tools: &[Tool],
+    chosen: &ResponseToolChosen,
+    namespaces: &Namespaces,
+    at: &str,
+) -> Result<Tool, ApiError> {
     match &chosen.name {
-        Some(name) if chosen.kind == "function" => tool_named(tools, name, &format!("{at}.name")),
+        Some(name) if chosen.kind == "function" => {
+            let plain = tools.iter().any(|tool| tool.name == *name);
+            let inside = if plain { None } else { namespaces.find(name) };
+            tool_named(tools, inside.unwrap_or(name), &format!("{at}.name"))
+        }
         _ => Err(ApiError::value(at, "must be of the type 'function' and name one")),
     }
 }
@@ -76,7 +163,10 @@ fn converted(wire: ResponseTool, at: &str) -> Result<Tool, ApiError> {
         Err(ApiError::unsupported(format!("{at}.{name}"), detail.to_owned()))
     };
     if wire.kind != "function" {
-        let detail = format!("'{}' tools are not supported; only 'function' is", wire.kind);
+        let detail = format!(
+            "'{}' tools are not supported; functions and namespaces of them are",
+            wire.kind
+        );
         return refused("type", &detail);
     }
     if wire.defer_loading == Some(true) {
