@@ -8,11 +8,15 @@
 //   trellis codes of nine bits of state.
 // encode_exact: rows into the exact pages, rotated. Grid: x over blocks of 4 heads of all rows, z keys
 //   and values. Threads: 128.
+// new_rows: queries, keys and values of one token a sequence, normed and turned as norm_rope has them. Queries and what
+//   goes into the exact pages are rotated; keys and values for encode_* are not. Of a token without a slot, ~0, no
+//   exact row is written. Grid: x over blocks of 4 heads of all tokens: queries, keys, values. Threads: 128.
 // Reference: PagedCodec::encode, PagedCodec::encode_exact.
 #include "taper/common.h"
 #include "taper/codes.h"
 #include "taper/encoding.h"
 #include "taper/rotation.h"
+#include "taper/rows.h"
 #include "taper/walks.h"
 #include "taper/wide_walk.h"
 
@@ -414,4 +418,82 @@ kernel void encode_exact(
     rotate(row, scratch + sg * MAX_DIM, rotation, lane);
     device half* page = (keys ? k_pages : v_pages) + (size_t(slot.y / BLOCK) * p.kv_heads + head) * BLOCK * d;
     for (uint i = lane; i < d; i += 32) page[keys ? (i / 8 * BLOCK + token) * 8 + i % 8 : token * d + i] = half(clamped(row[i]));
+}
+
+struct NewRowsParams {
+    uint rows;      // heads of all tokens, three sides
+    uint q_heads;
+    uint kv_heads;
+    uint head_dim;
+    uint order;
+    uint k_rounds;
+    uint v_rounds;
+    uint pairs;     // elements that turn, by two; 0: none
+    float q_eps;    // below 0: no norm
+    float k_eps;
+};
+
+kernel void new_rows(
+    device const float* q [[buffer(0)]],
+    device const float* k [[buffer(1)]],
+    device const float* v [[buffer(2)]],
+    device const float* q_gains [[buffer(3)]],
+    device const float* k_gains [[buffer(4)]],
+    device const float* cosines [[buffer(5)]],
+    device const float* sines [[buffer(6)]],
+    device const uint* slots [[buffer(7)]],
+    device const float* constants [[buffer(8)]],
+    device float* q_out [[buffer(9)]],
+    device float* k_out [[buffer(10)]],
+    device float* v_out [[buffer(11)]],
+    device half* k_pages [[buffer(12)]],
+    device half* v_pages [[buffer(13)]],
+    constant NewRowsParams& p [[buffer(14)]],
+    uint3 at [[threadgroup_position_in_grid]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    threadgroup float rows[4 * MAX_DIM];
+    threadgroup float scratch[4 * MAX_DIM];
+    const uint index = at.x * 4 + sg, all = p.q_heads + 2 * p.kv_heads, d = p.head_dim;
+    if (index >= p.rows) return;
+    const uint token = index / all, place = index % all;
+    const bool query = place < p.q_heads, value = place >= p.q_heads + p.kv_heads;
+    const uint head = query ? place : (place - p.q_heads) % p.kv_heads;
+    const size_t own = (size_t(token) * (query ? p.q_heads : p.kv_heads) + head) * d;
+    device const float* from = (query ? q : value ? v : k) + own;
+    device const float* gains = query ? q_gains : k_gains;
+    const float eps = query ? p.q_eps : value ? -1.0f : p.k_eps;
+    threadgroup float* row = rows + sg * MAX_DIM;
+    float squares = 0.0f;
+    for (uint i = lane; i < d; i += 32) {
+        const float x = from[i];
+        squares = fma(x, x, squares);
+        row[i] = eps >= 0.0f ? x * gains[i] : x;
+    }
+    const float inverse = eps >= 0.0f ? rsqrt(simd_sum(squares) / float(d) + eps) : 1.0f;
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const uint pairs = value ? 0 : p.pairs;
+    for (uint i = lane; i < pairs; i += 32) {
+        const uint angle = token * pairs + i;
+        const float2 turned = turn(row[i] * inverse, row[i + pairs] * inverse, cosines[angle], sines[angle]);
+        row[i] = turned.x, row[i + pairs] = turned.y;
+    }
+    for (uint i = 2 * pairs + lane; i < d; i += 32) row[i] *= inverse;
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    if (!query) {
+        device float* to = (value ? v_out : k_out) + own;
+        for (uint i = lane; i < d; i += 32) to[i] = row[i];
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    const RotationOf rotation = {constants + 2 * LEVELS, d, value ? p.v_rounds : p.k_rounds, p.order};
+    rotate(row, scratch + sg * MAX_DIM, rotation, lane);
+    if (query) {
+        for (uint i = lane; i < d; i += 32) q_out[own + i] = row[i];
+        return;
+    }
+    const uint slot = slots[token], at_token = slot % BLOCK;
+    if (slot == 0xffffffffu) return;
+    device half* page = (value ? v_pages : k_pages) + (size_t(slot / BLOCK) * p.kv_heads + head) * BLOCK * d;
+    for (uint i = lane; i < d; i += 32) page[value ? at_token * d + i : (i / 8 * BLOCK + at_token) * 8 + i % 8] = half(clamped(row[i]));
 }

@@ -3,6 +3,7 @@
 mod attention;
 mod compaction;
 mod kernels;
+mod new_tokens;
 mod scores;
 
 pub use kernels::Outcome;
@@ -37,6 +38,7 @@ enum Kind {
     Slow(kernels::Check),
     Attend(Case),
     Encode(Case),
+    New(Case),
     Compact(&'static str),
     Move(Case),
     Scores(scores::Case),
@@ -94,8 +96,14 @@ pub fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
     let expanded = attention::expanded_cases()
         .into_iter()
         .map(|case| Check { family: "expand", ..attended(case) });
+    let new = new_tokens::cases().into_iter().map(|case| Check {
+        family: "encode",
+        name: format!("new tokens of {case}"),
+        tolerance: 1e-5,
+        case: Kind::New(case),
+    });
     let all = plain.chain(attend).chain(encode).chain(compact).chain(moved).chain(scores);
-    all.chain(more).chain(slow).chain(sinks).chain(expanded).collect()
+    all.chain(more).chain(slow).chain(sinks).chain(expanded).chain(new).collect()
 }
 
 impl Check {
@@ -109,6 +117,7 @@ impl Check {
             Kind::Slow(check) => return Ok(check.run(&gpu.with_slow_tiles(), seed)?),
             Kind::Attend(case) => vec![case.attend(gpu, seed)?],
             Kind::Encode(case) => case.encode(gpu, seed)?,
+            Kind::New(case) => case.attend_new(gpu, seed)?,
             Kind::Compact(name) => compaction::plain(name, gpu, seed)?,
             Kind::Move(case) => compaction::coded(case, gpu, seed)?,
             Kind::Scores(case) => vec![case.run(gpu, seed)?],

@@ -47,6 +47,8 @@ pub struct LayerPages {
     pub gpu: Option<(Buffer, Buffer)>,
     /// Exact keys and values on a GPU, once a codec has written there.
     pub gpu_exact: Option<(Buffer, Buffer)>,
+    /// Keys and values of a step's new tokens on a GPU, which are written into the codes while later layers run.
+    pub gpu_new: Option<(Buffer, Buffer)>,
 }
 
 impl LayerPages {
@@ -62,6 +64,7 @@ impl LayerPages {
             exact_v: none(),
             gpu: None,
             gpu_exact: None,
+            gpu_new: None,
         }
     }
 

@@ -20,13 +20,13 @@ use std::{
 };
 use taper_base::BlockId;
 use taper_tensor::{
-    KeyScorer, Tensor,
+    KeyScorer, Projected, Tensor,
     gpu::{
         Buffer, Gpu,
         attention::BLOCK_TOKENS,
         coded::{
             CodedCache, CodedPages, CodedPlan, CodedSequence, CodedSide, ExactSlots, ExactTokens,
-            RowFormat, Signs, Writes,
+            NewTokens, RowFormat, Signs, Writes,
         },
         compact::ExactMoves,
     },
@@ -44,6 +44,7 @@ pub(crate) struct GpuCodedCodec {
     /// What the layers of a step share.
     writes: Cached<Vec<usize>, Writes>,
     exact: Cached<Vec<Option<usize>>, ExactSlots>,
+    new: Cached<(Vec<usize>, Vec<usize>), NewTokens>,
     plan: Cached<(Vec<CodedSequence>, usize, Option<usize>, KvGeometry), CodedPlan>,
 }
 
@@ -57,8 +58,22 @@ impl GpuCodedCodec {
             caches: Mutex::default(),
             writes: Cached::default(),
             exact: Cached::default(),
+            new: Cached::default(),
             plan: Cached::default(),
         }
+    }
+
+    /// Which rows see which blocks, as all layers of this shape have it.
+    fn plan(
+        &self,
+        g: KvGeometry,
+        cache: &CodedCache,
+        (batch, has_exact): (&AttnBatch<'_>, bool),
+        (group, window): (usize, Option<usize>),
+    ) -> Result<Arc<CodedPlan>, KvCodecError> {
+        let seqs = batch.seqs.iter().map(|seq| own(seq, has_exact)).collect();
+        let key = (seqs, group, window, g);
+        self.plan.get(&key, || Ok(cache.plan(&key.0, group, window)?))
     }
 
     fn cache(&self, g: KvGeometry) -> Result<Arc<CodedCache>, KvCodecError> {
@@ -243,6 +258,55 @@ impl KvCodec for GpuCodedCodec {
         Ok(cache.encode_exact(k, v, &slots, exact)?)
     }
 
+    fn attend_new(
+        &self,
+        g: KvGeometry,
+        rows: &Projected<'_>,
+        slots: &[usize],
+        pages: &mut LayerPages,
+        batch: &AttnBatch<'_>,
+        params: &AttnParams<'_>,
+    ) -> Result<Option<Tensor>, KvCodecError> {
+        let (cache, own) = (self.cache(g)?, self.block_bytes(g));
+        let there = exact_slots(g, batch);
+        let Some(exact_slots) = there.filter(|_| cache.attends_new() && params.value_dim.is_none())
+        else {
+            return Ok(None);
+        };
+        if exact_slots.len() != slots.len() {
+            return Ok(None);
+        }
+        let blocks = room(pages.k.len(), own.k);
+        check_slots(slots.iter().copied(), blocks)?;
+        let exact_bytes = self.exact_block_bytes(g).map_or(1, |b| b.k);
+        check_slots(exact_slots.iter().copied(), room(pages.exact_k.len(), exact_bytes))?;
+        crate::exact::check(g, batch, pages.exact_k.len() / exact_bytes)?;
+        let &[t, width] = rows.q.dims() else {
+            let expected = "q [t, heads * head_dim]";
+            return Err(KvCodecError::Shape { expected, got: rows.q.dims().to_vec() });
+        };
+        let q = rows.q.reshape(&[t, width.checked_div(g.head_dim).unwrap_or(0), g.head_dim])?;
+        let group = check_batch(g, &q, (batch, params), blocks)?;
+        place(&self.gpu, &mut pages.gpu, (pages.k.len(), pages.v.len()))?;
+        place(&self.gpu, &mut pages.gpu_exact, (pages.exact_k.len(), pages.exact_v.len()))?;
+        let bytes = cache.new_row_bytes(slots.len());
+        if pages.gpu_new.as_ref().is_some_and(|(k, _)| k.len() < bytes) {
+            pages.gpu_new = None;
+        }
+        place(&self.gpu, &mut pages.gpu_new, (bytes, bytes))?;
+        let (Some((k, v)), Some((exact_k, exact_v)), Some((new_k, new_v))) =
+            (&pages.gpu, &pages.gpu_exact, &pages.gpu_new)
+        else {
+            return Err(outside(0, 0));
+        };
+        let key = (slots.to_vec(), exact_slots);
+        let to = self.new.get(&key, || Ok(NewTokens::new(&self.gpu, &key.0, &key.1)?))?;
+        let plan = self.plan(g, &cache, (batch, true), (group, params.window))?;
+        let pages = CodedPages { coded: (k, v), exact: Some((exact_k, exact_v)) };
+        let out = cache.attend_new(rows, &to, (new_k, new_v), (pages, &plan), &scoring(params))?;
+        Ok(Some(out))
+    }
+
     fn decode(
         &self,
         g: KvGeometry,
@@ -306,14 +370,22 @@ impl KvCodec for GpuCodedCodec {
         let exact_bytes = self.exact_block_bytes(g).map_or(1, |b| b.k);
         crate::exact::check(g, batch, pages.exact_k.len() / exact_bytes)?;
         let Some((k, v)) = &pages.gpu else { return Err(outside(0, 0)) };
-        let exact = pages.gpu_exact.as_ref();
-        let seqs: Vec<_> = batch.seqs.iter().map(|seq| own(seq, exact.is_some())).collect();
-        let key = (seqs, group, params.window, g);
-        let plan = self.plan.get(&key, || Ok(cache.plan(&key.0, group, params.window)?))?;
-        let exact = exact.map(|(k, v)| (k, v));
+        let exact = pages.gpu_exact.as_ref().map(|(k, v)| (k, v));
+        let plan = self.plan(g, &cache, (batch, exact.is_some()), (group, params.window))?;
         let pages = CodedPages { coded: (k, v), exact };
         values(cache.attend(q, pages, &plan, &scoring(params))?, params)
     }
+}
+
+/// Where the new tokens of sequences that have one each are among the exact blocks; `None` where there is another
+/// number, or no such block.
+fn exact_slots(g: KvGeometry, batch: &AttnBatch<'_>) -> Option<Vec<usize>> {
+    let slot = |seq: &crate::SeqSpan<'_>| {
+        let last = seq.kv_len.checked_sub(1).filter(|_| seq.q_len == 1)?;
+        let block = (*seq.exact.as_ref()?.blocks.get(last / g.block_tokens)?)?;
+        Some(block.0 as usize * g.block_tokens + last % g.block_tokens)
+    };
+    batch.seqs.iter().map(slot).collect()
 }
 
 fn own(seq: &crate::SeqSpan<'_>, has_exact: bool) -> CodedSequence {

@@ -7,7 +7,7 @@
 #include "rotation.h"
 #include "tile.h"
 
-enum { SPAN_BLOCKS = 16, LEVELS = 64, WIDE_LEVELS = 512, ROWS = 4 };
+enum { LEVELS = 64, WIDE_LEVELS = 512, ROWS = 4 };
 constant float NOTHING = -3.0e38f;
 constant uint NONE = 0xffffffffu;
 
@@ -38,6 +38,8 @@ struct CodedParams {
     uint order;
     float k_step;     // levels are whole multiples of it
     float v_step;
+    uint span_blocks;
+    uint turned;      // q is in the codes' space
 };
 
 // Values: rows of a tile are elements, and lane 4 g + t has those in rows g and g + 8, of RINGS / 8
@@ -192,8 +194,8 @@ INLINE void attend(
     // What any row of the tile sees of this span, in blocks.
     const uint last_end = tile.end + tile.count - 1;
     const uint start = p.window && tile.end > p.window ? tile.end - p.window : 0;
-    const uint from = max(start / BLOCK, at.z * SPAN_BLOCKS);
-    const uint to = min((last_end + BLOCK - 1) / BLOCK, (at.z + 1) * SPAN_BLOCKS);
+    const uint from = max(start / BLOCK, at.z * p.span_blocks);
+    const uint to = min((last_end + BLOCK - 1) / BLOCK, (at.z + 1) * p.span_blocks);
 
     const RotationOf rotation = {constants + 2 * LEVELS, d, p.k_rounds, p.order};
     // Levels are whole multiples of a step; those of sketched keys are not.
@@ -213,8 +215,10 @@ INLINE void attend(
         qs[i] = there ? q[(size_t(token) * p.q_heads + kv_head * group + head) * d + e] * p.scale : 0.0f;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    rotate(qs + sg * SIZE, scratch + sg * SIZE, rotation, lane);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (!p.turned) {
+        rotate(qs + sg * SIZE, scratch + sg * SIZE, rotation, lane);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
 
     TileB columns[RINGS], sketched[RINGS];
     const float q_unit = columns_of<RINGS>(qs, lane, columns);

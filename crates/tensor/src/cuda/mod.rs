@@ -17,7 +17,7 @@ use crate::{
 use cudarc::driver::{result as cu, sys};
 use library::Blas;
 use replay::Replay;
-use sender::{Graph, Sender};
+use sender::{Aside, Graph, Sender};
 use std::{
     collections::HashMap,
     ffi::CString,
@@ -76,6 +76,7 @@ impl Gpu {
         let blas = Blas::open(stream)?;
         let capability = overlap::capability(device)?;
         let overlaps = overlap::is_there(capability);
+        let aside = Aside::open().map_err(failed("open a stream"))?;
         Ok(Self::new(Box::new(Cuda {
             context,
             stream,
@@ -86,7 +87,7 @@ impl Gpu {
             functions: Mutex::default(),
             blas,
             replay: Mutex::default(),
-            sender: Sender { stream, overlaps },
+            sender: Sender { stream, overlaps, aside },
         })))
     }
 }
@@ -187,7 +188,15 @@ impl Backend for Cuda {
     fn launch(&self, launch: &Launch<'_>, _: u64) -> Result<()> {
         self.enter()?;
         let function = self.function(launch)?;
-        let sent = self.replay().push(&self.sender, function, launch);
+        let sent = self.replay().push(&self.sender, function, launch, &[]);
+        sent.map_err(failed("run kernel"))
+    }
+
+    fn launch_aside(&self, launch: &Launch<'_>, guarded: &[Handle]) -> Result<()> {
+        self.enter()?;
+        let function = self.function(launch)?;
+        let guarded: Vec<_> = guarded.iter().map(|handle| handle.0).collect();
+        let sent = self.replay().push(&self.sender, function, launch, &guarded);
         sent.map_err(failed("run kernel"))
     }
 
@@ -260,7 +269,9 @@ impl Drop for Cuda {
             let _ = unsafe { cu::stream::synchronize(self.stream).and(cu::module::unload(module)) };
         }
         // SAFETY: opened in `cuda` and not used after this.
-        let _ =
-            unsafe { cu::stream::destroy(self.stream).and(cu::primary_ctx::release(self.device)) };
+        let _ = unsafe {
+            self.sender.aside.close();
+            cu::stream::destroy(self.stream).and(cu::primary_ctx::release(self.device))
+        };
     }
 }

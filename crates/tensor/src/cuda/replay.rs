@@ -25,9 +25,10 @@ struct Call {
     function: sys::CUfunction,
     grid: [u32; 3],
     threads: u32,
-    /// Where the addresses and the bytes of its parameters end.
+    /// Where the addresses, the bytes of its parameters and the guarded addresses end.
     operands: usize,
     params: usize,
+    guarded: usize,
 }
 
 /// Launches, one after the other.
@@ -36,6 +37,7 @@ pub(super) struct Run {
     calls: Vec<Call>,
     operands: Vec<u64>,
     params: Vec<u8>,
+    guarded: Vec<u64>,
 }
 
 /// A launch as it was asked for: addresses of its buffers, and the bytes of its parameters.
@@ -46,34 +48,39 @@ pub(super) struct Recorded<'a> {
     pub(super) threads: u32,
     pub(super) operands: &'a [u64],
     pub(super) params: &'a [u8],
+    /// Buffers that no later launch may have while this one runs beside it; none: it does not.
+    pub(super) guarded: &'a [u64],
 }
 
 impl Run {
-    fn push(&mut self, function: sys::CUfunction, launch: &Launch<'_>) {
+    fn push(&mut self, function: sys::CUfunction, launch: &Launch<'_>, guarded: &[u64]) {
         let at = |o: &crate::gpu::Operand<'_>| o.buffer().handle().0 + o.offset() as u64;
         self.operands.extend(launch.operands.iter().map(at));
         self.params.extend_from_slice(launch.params);
+        self.guarded.extend_from_slice(guarded);
         self.calls.push(Call {
             function,
             grid: launch.grid,
             threads: launch.threads,
             operands: self.operands.len(),
             params: self.params.len(),
+            guarded: self.guarded.len(),
         });
     }
 
     /// Its launches, in order.
     pub(super) fn launches(&self) -> impl Iterator<Item = Recorded<'_>> {
-        let (mut operands, mut params) = (0, 0);
+        let (mut operands, mut params, mut guarded) = (0, 0, 0);
         self.calls.iter().map(move |call| {
-            let own = (operands..call.operands, params..call.params);
-            (operands, params) = (call.operands, call.params);
+            let own = (operands..call.operands, params..call.params, guarded..call.guarded);
+            (operands, params, guarded) = (call.operands, call.params, call.guarded);
             Recorded {
                 function: call.function,
                 grid: call.grid,
                 threads: call.threads,
                 operands: &self.operands[own.0],
                 params: &self.params[own.1],
+                guarded: &self.guarded[own.2],
             }
         })
     }
@@ -113,14 +120,15 @@ impl<G> Default for Replay<G> {
 }
 
 impl<G> Replay<G> {
-    /// Adds a launch; a full run is sent.
+    /// Adds a launch, which may run beside others if it guards buffers; a full run is sent.
     pub(super) fn push<S: Stream<Graph = G>>(
         &mut self,
         stream: &S,
         function: sys::CUfunction,
         launch: &Launch<'_>,
+        guarded: &[u64],
     ) -> Result<(), DriverError> {
-        self.pending.push(function, launch);
+        self.pending.push(function, launch, guarded);
         if self.pending.calls.len() < self.limit {
             return Ok(());
         }
@@ -204,7 +212,8 @@ mod tests {
         for letter in launches.bytes() {
             let launch =
                 Launch { family: "", kernel: "", grid: [1; 3], threads: 32, operands: &[], params };
-            replay.push(stream, usize::from(letter) as sys::CUfunction, &launch).unwrap();
+            let function = usize::from(letter) as sys::CUfunction;
+            replay.push(stream, function, &launch, &[]).unwrap();
         }
         replay.settle(stream).unwrap();
     }
@@ -235,10 +244,11 @@ mod tests {
         for params in &params {
             let (family, kernel, operands) = ("", "", &[][..]);
             let launch = Launch { family, kernel, grid: [2, 1, 1], threads: 64, operands, params };
-            run.push(std::ptr::null_mut(), &launch);
+            run.push(std::ptr::null_mut(), &launch, &[7]);
         }
         let got: Vec<_> = run.launches().map(|l| l.params.to_vec()).collect();
         assert_eq!(got, params);
+        assert!(run.launches().all(|l| l.guarded == [7]));
     }
 
     #[test]

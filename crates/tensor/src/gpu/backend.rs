@@ -57,6 +57,12 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Runs a kernel of about so many multiply-adds; 0 where they are few.
     fn launch(&self, launch: &Launch<'_>, work: u64) -> Result<()>;
 
+    /// Runs a kernel of little work whose results nobody waits for: it may run beside later launches, but for
+    /// those that have one of the guarded buffers.
+    fn launch_aside(&self, launch: &Launch<'_>, _guarded: &[Handle]) -> Result<()> {
+        self.launch(launch, 0)
+    }
+
     /// Multiply-adds that one launch should not exceed, so that the device is not taken for stuck.
     fn most_work(&self) -> u64 {
         u64::MAX
@@ -285,15 +291,32 @@ impl Gpu {
 
     /// Runs a kernel of about so many multiply-adds.
     pub(crate) fn launch_work(&self, launch: &Launch<'_>, work: usize) -> Result<()> {
+        match self.can_run(launch)? {
+            true => self.0.backend.launch(launch, work as u64),
+            false => Ok(()),
+        }
+    }
+
+    /// Runs a kernel of little work, maybe beside later launches that have none of these buffers.
+    pub(crate) fn launch_aside(&self, launch: &Launch<'_>, guarded: &[&Buffer]) -> Result<()> {
+        let guarded: Vec<_> = guarded.iter().map(|buffer| buffer.handle()).collect();
+        match self.can_run(launch)? {
+            true => self.0.backend.launch_aside(launch, &guarded),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether there is anything to run.
+    fn can_run(&self, launch: &Launch<'_>) -> Result<bool> {
         if launch.grid.contains(&0) {
-            return Ok(());
+            return Ok(false);
         }
         let ours = |o: &Operand<'_>| Arc::ptr_eq(&o.buffer().gpu.0.backend, &self.0.backend);
         if !launch.operands.iter().all(ours) {
             let message = format!("{}: an operand is on another GPU", launch.kernel);
             return Err(TensorError::Gpu { what: "run kernel", message });
         }
-        self.0.backend.launch(launch, work as u64)
+        Ok(true)
     }
 
     /// Multiply-adds that one launch should not exceed.

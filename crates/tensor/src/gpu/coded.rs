@@ -4,6 +4,7 @@
 //! `coded.metal`, `coded_more.metal` and `encode.metal` in `kernels/attention`.
 
 pub use super::coded_format::{CodedSide, RowFormat, Signs};
+pub use super::coded_new::NewTokens;
 pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, Writes};
 use super::{
     Buffer, Gpu, Launch, Operand,
@@ -65,6 +66,8 @@ params!(
         order: u32,
         k_step: f32,
         v_step: f32,
+        span_blocks: u32,
+        turned: u32,
     }
 );
 params!(
@@ -158,7 +161,7 @@ impl CodedCache {
         })
     }
 
-    fn rounds_of(&self, side: &CodedSide) -> u32 {
+    pub(super) fn rounds_of(&self, side: &CodedSide) -> u32 {
         if side.format.is_rotated() { self.rounds } else { 0 }
     }
 
@@ -182,7 +185,7 @@ impl CodedCache {
         }
     }
 
-    fn is_sketched(&self) -> bool {
+    pub(super) fn is_sketched(&self) -> bool {
         matches!(self.k.format, RowFormat::Sketched { .. })
     }
 
@@ -217,6 +220,17 @@ impl CodedCache {
         pages: CodedPages<'_>,
     ) -> Result<()> {
         let (k, v) = (self.rows(k)?, self.rows(v)?);
+        self.encode_rows((k.input(), v.input()), writes, pages.coded, Gpu::launch)
+    }
+
+    /// [`Self::encode`] of rows of the right shape, in whichever way of launching.
+    pub(super) fn encode_rows(
+        &self,
+        (k, v): (Operand<'_>, Operand<'_>),
+        writes: &Writes,
+        coded: (&Buffer, &Buffer),
+        launch: impl Fn(&Gpu, &Launch<'_>) -> Result<()>,
+    ) -> Result<()> {
         let params = EncodeParams {
             kv_heads: self.kv_heads as u32,
             head_dim: self.head_dim as u32,
@@ -232,22 +246,24 @@ impl CodedCache {
             v_rounds: self.rounds_of(&self.v),
         };
         for (runs, n) in &writes.waves {
-            self.gpu.launch(&Launch {
+            let operands = [
+                k,
+                v,
+                Operand::In(runs, 0),
+                Operand::In(&self.constants, 0),
+                Operand::In(&self.thresholds, 0),
+                Operand::Out(coded.0, 0),
+                Operand::Out(coded.1, 0),
+            ];
+            let run = Launch {
                 family: "encode",
                 kernel: self.encode_kernel(),
                 grid: [*n, self.kv_heads as u32, 2],
                 threads: 256,
-                operands: &[
-                    k.input(),
-                    v.input(),
-                    Operand::In(runs, 0),
-                    Operand::In(&self.constants, 0),
-                    Operand::In(&self.thresholds, 0),
-                    Operand::Out(pages.coded.0, 0),
-                    Operand::Out(pages.coded.1, 0),
-                ],
+                operands: &operands,
                 params: bytemuck::bytes_of(&params),
-            })?;
+            };
+            launch(&self.gpu, &run)?;
         }
         Ok(())
     }
@@ -339,8 +355,9 @@ impl CodedCache {
             let expected = format!("[{}, {heads}, {}]", plan.tokens, self.head_dim);
             return Err(TensorError::shape("attention", expected, &q.dims));
         }
-        let few =
-            |rows| plan.few.as_ref().map(|few| self.attend_few(rows, pages, (few, heads), scoring));
+        let few = |rows| {
+            plan.few.as_ref().map(|few| self.attend_few(rows, pages, (few, heads), scoring, false))
+        };
         let Some(many) = &plan.many else {
             return few(q).transpose()?.map_or_else(|| Ok(q.clone().into()), |out| Ok(out.into()));
         };
@@ -357,13 +374,14 @@ impl CodedCache {
         Ok(GpuTensor { dims: q.dims.clone(), ..all }.into())
     }
 
-    /// Attention over blocks as they lie.
-    fn attend_few(
+    /// Attention over blocks as they lie, of queries that may be in the codes' space.
+    pub(super) fn attend_few(
         &self,
         q: &GpuTensor,
         pages: CodedPages<'_>,
         (plan, heads): (&Tiles, usize),
         scoring: &Scoring<'_>,
+        turned: bool,
     ) -> Result<GpuTensor> {
         let group = heads / self.kv_heads;
         let sinks = scoring.sinks_on(&self.gpu, heads)?;
@@ -389,6 +407,8 @@ impl CodedCache {
             order: self.order,
             k_step: self.k.step,
             v_step: self.v.step,
+            span_blocks: plan.span_blocks as u32,
+            turned: turned.into(),
         };
         let (family, kernel) = self.attend_kernel();
         let parts = group.div_ceil(TILE_ROWS);

@@ -3,12 +3,18 @@
 
 use super::{
     Buffer, Gpu,
-    attention::{BLOCK_TOKENS, SPAN_TOKENS},
+    attention::BLOCK_TOKENS,
     coded::{CodedCache, CodedTile, EncodeRun, NONE, TILE_ROWS},
     count,
     expand::{self, Expanded},
 };
 use crate::Result;
+
+/// Blocks of a span: a simdgroup of four takes every fourth one.
+const SPAN_BLOCKS: [usize; 2] = [16, 8];
+const SHORTEST: usize = 4;
+/// Threadgroups that a large GPU runs at once.
+const FULL: usize = 528;
 
 /// Where the rows of a step go, on the GPU; made once a step and used by every layer.
 #[derive(Debug)]
@@ -119,6 +125,7 @@ pub(super) struct Tiles {
     pub(super) n_tiles: u32,
     pub(super) tokens: usize,
     pub(super) spans: usize,
+    pub(super) span_blocks: usize,
 }
 
 impl CodedCache {
@@ -142,10 +149,10 @@ impl CodedCache {
         };
         let few = match (few.is_empty(), many.is_empty()) {
             (true, false) => None,
-            (_, true) => Some(Tiles::new(&self.gpu, &few, group, None)?),
+            (_, true) => Some(Tiles::new(&self.gpu, &few, (self.kv_heads, group), None)?),
             (false, false) => {
                 let rows = rows_of(seqs, |seq| !is_many(seq))?;
-                Some(Tiles::new(&self.gpu, &few, group, Some(rows))?)
+                Some(Tiles::new(&self.gpu, &few, (self.kv_heads, group), Some(rows))?)
             }
         };
         Ok(CodedPlan { tokens, group, few, many: expanded })
@@ -169,7 +176,7 @@ impl Tiles {
     fn new(
         gpu: &Gpu,
         seqs: &[&CodedSequence],
-        group: usize,
+        (kv_heads, group): (usize, usize),
         rows: Option<Vec<u32>>,
     ) -> Result<Self> {
         let step = (TILE_ROWS / group).max(1);
@@ -199,13 +206,18 @@ impl Tiles {
             blocks.extend(seq.blocks.iter().flat_map(|b| [b.0, b.1.unwrap_or(NONE)]));
             first += seq.q_len;
         }
-        let longest = seqs.iter().map(|s| s.kv_len).max().unwrap_or(0);
+        let longest = seqs.iter().map(|s| s.kv_len).max().unwrap_or(0).div_ceil(BLOCK_TOKENS);
+        // The longest spans with which the threadgroups of all fill a large GPU, or the shortest.
+        let groups = tiles.len() * kv_heads * group.div_ceil(TILE_ROWS);
+        let fills = |span: &usize| groups * longest.div_ceil(*span) >= FULL;
+        let span_blocks = SPAN_BLOCKS.into_iter().find(fills).unwrap_or(SHORTEST);
         Ok(Self {
             n_tiles: count("attention", tiles.len())?,
             blocks: gpu.upload(&blocks)?,
             tiles: gpu.upload(&tiles)?,
             tokens: first,
-            spans: longest.div_ceil(SPAN_TOKENS).max(1),
+            spans: longest.div_ceil(span_blocks).max(1),
+            span_blocks,
             rows,
         })
     }

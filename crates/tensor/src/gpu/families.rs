@@ -1,8 +1,8 @@
 //! The files of kernels.
 
 use super::{
-    attention, coded, compact, edits, expand, experts, gates, head_maps, key_scores, layer, masks,
-    matmul, ops,
+    attention, coded, coded_new, compact, edits, expand, experts, gates, head_maps, key_scores,
+    layer, masks, matmul, ops,
     recurrent::{conv, heads, scan, states},
     sampling, shapes, weight,
 };
@@ -53,7 +53,10 @@ pub const FAMILIES: &[Family] = &[
     family!(ATTEND_TILE, [attention::AttendTile, attention::AttendParams]),
     family!(CODED, [coded::CodedTile, coded::CodedParams, coded::CodedMergeParams]),
     family!(CODED_MORE, [coded::CodedTile, coded::CodedParams]),
-    family!(ENCODE, [coded::EncodeRun, coded::EncodeParams, coded::ExactParams]),
+    family!(
+        ENCODE,
+        [coded::EncodeRun, coded::EncodeParams, coded::ExactParams, coded_new::NewRowsParams]
+    ),
     family!(EXPAND, [expand::ExpandParams, expand::RotateParams]),
     family!(EXPERTS, [experts::ExpertParams, experts::BetweenParams, experts::AddExpertsParams]),
     family!(ROUTE, [experts::RouteParams, experts::ScoredParams]),

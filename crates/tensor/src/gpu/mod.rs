@@ -19,6 +19,7 @@ pub mod attention;
 mod backend;
 pub mod coded;
 mod coded_format;
+mod coded_new;
 mod coded_plan;
 pub mod compact;
 mod counters;
