@@ -60,11 +60,13 @@ inline Fit scalar_codes(Writer to, uint bits, threadgroup const float* x, thread
     const float norm = sqrt(simd_sum(square));
     const bool some = norm > 0.0f && finite(norm);
     const float inverse = some ? 1.0f / norm : 0.0f;
-    const uint thresholds = (1u << bits) - 1u;
     for (uint i = lane; i < to.rings * RING; i += 32) {
         const float u = i < to.d ? x[i] * inverse : 0.0f;
+        // As many as there are lower thresholds, which ascend.
         uint code = 0;
-        for (uint t = 0; t < thresholds; ++t) code += u > levels[LEVELS + t] ? 1u : 0u;
+        for (uint half_of_rest = 1u << bits >> 1; half_of_rest > 0; half_of_rest /= 2) {
+            code += u > levels[LEVELS + code + half_of_rest - 1] ? half_of_rest : 0u;
+        }
         if (i >= to.d) code = 0;
         codes[i] = uchar(code);
         along = i < to.d ? fma(u, levels[code], along) : along;
@@ -100,6 +102,23 @@ inline void put_scalar(Writer to, uint token, bool keys, threadgroup const uchar
         } else if (e < 8) {
             tile[4 * e + t] = uchar(uint(codes[i]) | uint(codes[i + 8]) << 4);
         }
+    }
+}
+
+// Four-bit codes of eight rows from a multiple of four on, by all threads: words of four bytes.
+inline void put_nibbles(Writer to, uint token, bool keys, threadgroup const uchar* codes, uint tid) {
+    device uint* out = (device uint*)(to.region + token / 4 * to.rings * 32);
+    for (uint i = tid; i < 2 * to.rings * 8; i += 256) {
+        const uint quad = i / (to.rings * 8), ring = i / 8 % to.rings, w = i % 8;
+        threadgroup const uchar* from = codes + quad * 4 * MAX_DIM + ring * RING;
+        uint word = 0;
+        for (uint b = 0; b < 4; ++b) {
+            // Keys: an element of two tokens. Values: two elements of a token.
+            const uint low = keys ? w / 4 * MAX_DIM + w % 4 * 4 + b : b * MAX_DIM + w;
+            const uint high = keys ? low + 2 * MAX_DIM : low + 8;
+            word |= (uint(from[low]) | uint(from[high]) << 4) << 8 * b;
+        }
+        out[i] = word;
     }
 }
 
@@ -332,6 +351,13 @@ INLINE void encode(
             const Fit fit = scalar_codes(to, bits_of(to.format), row, room.levels, codes, lane);
             gamma = fit.along > 0.0f ? fit.norm / fit.along : 0.0f;
         }
+        if (to.format == SCALAR + 4 && n == AT_ONCE && (run.offset + first) % 4 == 0) {
+            device uchar* after = to.region + code_bytes(to.rings, 4);
+            if (lane == 0) put_half(after + 2 * token, gamma);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            put_nibbles(to, run.offset + first, keys, room.codes, tid);
+            continue;
+        }
         // Nibbles of keys share bytes with those of the token two places on.
         const uint turns = keys && to.format == SCALAR + 4 ? 2 : 1;
         for (uint turn = 0; turn < turns; ++turn) {
@@ -373,7 +399,7 @@ kernel void encode_##NAME( \
     threadgroup uint symbols[AT_ONCE * ROOM]; \
     threadgroup float sums[AT_ONCE * ROOM]; \
     threadgroup float costs[KEYS == WIDE ? AT_ONCE * 64 : 1]; \
-    threadgroup float by_pair[KEYS == ANY ? LEVELS : 1]; \
+    threadgroup float2 by_pair[KEYS == ANY ? LEVELS : 1]; \
     threadgroup uint nearest[KEYS == ANY ? BINS : 1]; \
     const Room room = {rows, scratch, levels, centre, partial, partial + 8, partial + 16, codes, symbols, sums, costs, by_pair, nearest}; \
     encode<KEYS>(k, v, runs, constants, thresholds, k_pages, v_pages, p, room, at, tid, sg, lane); \

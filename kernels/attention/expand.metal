@@ -139,35 +139,11 @@ struct RotateParams {
     uint back;
 };
 
-// H x / sqrt(32 N) of a row whose element lane + 32 j is a lane's x[j].
-template <int N> INLINE void hadamard_of_lanes(thread float* x, uint lane) {
-    for (uint h = 1; h < 32; h *= 2) {
-        UNROLL for (int j = 0; j < N; ++j) {
-            const float other = simd_shuffle_xor(x[j], ushort(h));
-            x[j] = lane & h ? other - x[j] : x[j] + other;
-        }
-    }
-    UNROLL for (int h = 1; h < N; h *= 2) {
-        UNROLL for (int j = 0; j < N; ++j) {
-            if (j & h) continue;
-            const float a = x[j], b = x[j + h];
-            x[j] = a + b, x[j + h] = a - b;
-        }
-    }
-    const float norm = rsqrt(float(32 * N));
-    UNROLL for (int j = 0; j < N; ++j) x[j] *= norm;
-}
-
 template <int N>
-INLINE void rotate_in_lanes(device const float* in, device float* out, RotationOf of, bool back, uint lane) {
+INLINE void rotate_from(device const float* in, device float* out, RotationOf of, bool back, uint lane) {
     float x[N];
     UNROLL for (int j = 0; j < N; ++j) x[j] = in[lane + 32 * uint(j)];
-    for (uint i = 0; i < of.rounds; ++i) {
-        device const float* signs = of.constants + (back ? of.rounds - 1 - i : i) * of.d + lane;
-        if (back) hadamard_of_lanes<N>(x, lane);
-        UNROLL for (int j = 0; j < N; ++j) x[j] *= signs[32 * j];
-        if (!back) hadamard_of_lanes<N>(x, lane);
-    }
+    rotate_lanes<N>(x, of, back, lane);
     UNROLL for (int j = 0; j < N; ++j) out[lane + 32 * uint(j)] = x[j];
 }
 
@@ -188,9 +164,9 @@ kernel void rotate_rows(
     device const float* from = in + size_t(row) * d;
     device float* to = out + size_t(row) * d;
     const bool back = p.back != 0;
-    if (p.order == 1 && d == 128) return rotate_in_lanes<4>(from, to, rotation, back, lane);
-    if (p.order == 1 && d == 64) return rotate_in_lanes<2>(from, to, rotation, back, lane);
-    if (p.order == 1 && d == 256) return rotate_in_lanes<8>(from, to, rotation, back, lane);
+    if (is_of_lanes(rotation) && d == 128) return rotate_from<4>(from, to, rotation, back, lane);
+    if (is_of_lanes(rotation) && d == 64) return rotate_from<2>(from, to, rotation, back, lane);
+    if (is_of_lanes(rotation)) return rotate_from<8>(from, to, rotation, back, lane);
     threadgroup float* x = rows + sg * MAX_DIM;
     for (uint i = lane; i < d; i += 32) x[i] = from[i];
     simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -29,7 +29,7 @@ struct Room {
     threadgroup uint* symbols;   // [8][5][16][2]
     threadgroup float* sums;     // [8][5][16][2]
     threadgroup float* costs;    // of a wide trellis's walks [8][64]
-    threadgroup float* by_pair;  // of walks.h [64]
+    threadgroup float2* by_pair;  // of walks.h [64]
     threadgroup uint* nearest;   // of walks.h [512]
 };
 

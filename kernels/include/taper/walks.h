@@ -13,15 +13,20 @@
 enum { BINS = 512, BINS_PER_UNIT = 80 };
 // Elements are at most 16 deviations, and a factor. Costs of a ring stay below FAR_OFF, twice which is a number.
 constant float LARGEST = 24.0f;
-constant float FINE = 16384.0f;
+constant float FINE = 131072.0f;
 enum { FAR_OFF = 1 << 29 };
 // Factors on the direction that are tried.
 constant float FEW[5] = {1.0f, 0.92f, 1.08f, 0.0f, 0.0f};
 constant float MANY[5] = {0.99f, 0.93f, 0.87f, 1.05f, 1.11f};
 
-INLINE float cost_of(float level, float at) { return level * fma(-2.0f, at, level); }
+// What a branch costs at an element, without the element's square: x * element + y.
+INLINE float2 branch_of(float level) {
+    float2 out;
+    out.x = -2.0f * FINE * level, out.y = FINE * level * level;
+    return out;
+}
 
-// Of 4 bits: levels by pair of memories, and for each bin which of each four is the nearest. Of one bin.
+// Of 4 bits: branches by pair of memories, and for each bin which of each four is the nearest. Of one bin.
 inline void fill_nearest(Room room, uint bin) {
     const float at = (float(bin) + 0.5f - float(BINS / 2)) / float(BINS_PER_UNIT);
     uint all = 0;
@@ -29,9 +34,9 @@ inline void fill_nearest(Room room, uint bin) {
         uint best = 0;
         float least = INFINITY;
         for (uint t = 0; t < 4; ++t) {
-            const float level = room.levels[pair / 4 << 4 | t << 2 | pair % 4], cost = cost_of(level, at);
+            const float level = room.levels[pair / 4 << 4 | t << 2 | pair % 4], cost = level * fma(-2.0f, at, level);
             if (cost < least) least = cost, best = t;
-            if (bin == pair) room.by_pair[pair * 4 + t] = level;
+            if (bin == pair) room.by_pair[pair * 4 + t] = branch_of(level);
         }
         all |= best << 2 * pair;
     }
@@ -47,8 +52,8 @@ template <int BITS> INLINE uint branch_costs(float at, Room room, thread int* co
         which = room.nearest[uint(min(max(place, 0.0f), float(BINS - 1)))];
     }
     UNROLL for (int i = 0; i < MEMORIES * INTO; ++i) {
-        const float level = BITS == 4 ? room.by_pair[uint(4 * i) + (which >> 2 * i & 3u)] : room.levels[i];
-        costs[i] = int(cost_of(level, at) * FINE) * INTO + i % INTO;
+        const float2 branch = BITS == 4 ? room.by_pair[uint(4 * i) + (which >> 2 * i & 3u)] : branch_of(room.levels[i]);
+        costs[i] = (int(fma(branch.x, at, branch.y)) & -INTO) | i % INTO;
     }
     return which;
 }
