@@ -94,7 +94,10 @@ fn build(keys: bool) -> Value {
                 "description": "The request's own, or a new one.",
                 "schema": { "type": "string" },
             } },
-            "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
+            "securitySchemes": {
+                "key": { "type": "http", "scheme": "bearer" },
+                "anthropicKey": { "type": "apiKey", "in": "header", "name": "x-api-key" },
+            },
         },
     })
 }
@@ -170,7 +173,9 @@ fn described(operation: &Operation, keys: bool, anthropic: &Value) -> Value {
         all["parameters"] = parameters.into();
     }
     if keys && !operation.open {
-        all["security"] = json!([{ "key": [] }]);
+        let either = operation.tag == "Messages";
+        let either = either.then(|| json!({ "anthropicKey": [] }));
+        all["security"] = [json!({ "key": [] })].into_iter().chain(either).collect();
     }
     all
 }

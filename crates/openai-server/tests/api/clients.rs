@@ -177,7 +177,8 @@ async fn what_is_no_text_is_refused_by_name() {
     assert_eq!(app.engine.count(), 0);
 }
 
-/// The same of Anthropic's Messages API: pictures and documents wherever blocks may stand.
+/// Anthropic's Messages API refuses what is no text too: pictures and documents
+/// wherever blocks may stand.
 #[tokio::test]
 async fn blocks_that_are_no_text_are_refused_by_name() {
     let app = App::text("x");
@@ -223,7 +224,8 @@ async fn blocks_that_are_no_text_are_refused_by_name() {
     assert_eq!(app.engine.count(), 0);
 }
 
-/// The same of the Responses API: parts of messages and of what tools gave, and items.
+/// The Responses API refuses what is no text too: parts of messages and of what
+/// tools gave, and items.
 #[tokio::test]
 async fn items_that_are_no_text_are_refused_by_name() {
     let app = App::text("x");
