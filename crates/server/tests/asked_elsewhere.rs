@@ -213,7 +213,8 @@ fn chats_whole_and_streamed() {
         let chunks = server.stream(CHAT, &body).chunks();
         assert!(chunks.iter().all(|c| c["object"] == "chat.completion.chunk"), "{case}");
         assert_eq!(joined(&chunks, "content"), content(&answer), "{case}");
-        let last = chunks.iter().filter_map(|c| c["choices"][0]["finish_reason"].as_str()).last();
+        let last =
+            chunks.iter().filter_map(|c| c["choices"][0]["finish_reason"].as_str()).next_back();
         assert_eq!(last, Some(ends(&answer)), "{case}");
         let counts = &chunks.last().unwrap()["usage"];
         for name in ["prompt_tokens", "completion_tokens"] {

@@ -210,7 +210,7 @@ async fn what_is_cut_off_ends_by_length() {
     for (text, expected) in [
         (PHI, format!("{:?} length", &PHI[..40])),
         // All of the call is there, and no room for the end.
-        (&BASH[..], format!("{:?} length", &BASH[..40])),
+        (BASH, format!("{:?} length", &BASH[..40])),
     ] {
         let app = app("phi4_mini_json", Reply::Text(text.into()));
         let fields = json!({ "tools": tools(), "max_tokens": 40 });
