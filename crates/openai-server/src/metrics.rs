@@ -67,6 +67,8 @@ impl Histogram {
 #[derive(Debug)]
 pub(crate) struct Metrics {
     label: String,
+    /// When the server started, in seconds of Unix time.
+    started: u64,
     pub(crate) ttft: Histogram,
     pub(crate) inter_token: Histogram,
     pub(crate) per_output_token: Histogram,
@@ -102,6 +104,7 @@ impl Metrics {
         let zero = || AtomicU64::new(0);
         Self {
             label: format!("model_name=\"{}\"", escaped(model)),
+            started: unix_time(),
             ttft: Histogram::new(TTFT),
             inter_token: Histogram::new(PER_TOKEN),
             per_output_token: Histogram::new(PER_TOKEN),
@@ -137,6 +140,7 @@ impl Metrics {
         let mut out = String::with_capacity(16 << 10);
         // Writing to a string cannot fail.
         let _ = self.write(&mut out, info, stats);
+        let _ = self.write_process(&mut out);
         if max > 0 {
             let _ = self.write_adapters(&mut out, adapters, max);
         }
@@ -168,6 +172,18 @@ impl Metrics {
             writeln!(out, "{name}{{{label},lora_name=\"{own}\",rank=\"{rank}\"}} {bytes}")?;
         }
         Ok(())
+    }
+
+    /// What vLLM's page has of the process, by the names of Prometheus's own clients.
+    fn write_process(&self, out: &mut String) -> fmt::Result {
+        let mut one = |name: &str, help: &str, value: u64| {
+            writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}")
+        };
+        one("process_start_time_seconds", "Start of the server, in Unix time.", self.started)?;
+        match resident_bytes() {
+            Some(n) => one("process_resident_memory_bytes", "Resident memory in bytes.", n),
+            None => Ok(()),
+        }
     }
 
     fn write(&self, out: &mut String, info: &EngineInfo, stats: &EngineStats) -> fmt::Result {
@@ -283,6 +299,13 @@ impl Metrics {
         }
         Ok(())
     }
+}
+
+/// What the process holds in memory, where the system says so in a file.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A label value, as the exposition format wants it.

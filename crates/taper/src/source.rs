@@ -124,7 +124,11 @@ impl ModelSource {
                 path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
             }
             Self::Dir(dir) => {
-                let full = dir.canonicalize().unwrap_or_else(|_| dir.clone());
+                // A link has the name that it was given; only `.` and `..` must be looked up.
+                let full = match dir.file_name() {
+                    Some(_) => dir.clone(),
+                    None => dir.canonicalize().unwrap_or_else(|_| dir.clone()),
+                };
                 full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
             }
         }

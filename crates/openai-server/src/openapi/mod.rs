@@ -5,7 +5,7 @@ mod operations;
 mod page;
 mod schemas;
 
-use crate::error_body::ErrorBody;
+use crate::{error_body::ErrorBody, wire::AnthropicError};
 use operations::{Operation, operations};
 use schemas::Schemas;
 use serde_json::{Map, Value, json};
@@ -70,9 +70,10 @@ const ERRORS: &[(u16, &str, &str)] = &[
 fn build(keys: bool) -> Value {
     let mut schemas = Schemas::new();
     let mut paths = Map::new();
+    let anthropic = anthropic_error(&schemas.response::<AnthropicError>());
     for operation in operations(&mut schemas) {
         let path = paths.entry(operation.path).or_insert_with(|| json!({}));
-        path[operation.method] = described(&operation, keys);
+        path[operation.method] = described(&operation, keys, &anthropic);
     }
     let error = schemas.response::<ErrorBody>();
     let responses: Map<_, _> =
@@ -93,7 +94,10 @@ fn build(keys: bool) -> Value {
                 "description": "The request's own, or a new one.",
                 "schema": { "type": "string" },
             } },
-            "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
+            "securitySchemes": {
+                "key": { "type": "http", "scheme": "bearer" },
+                "anthropicKey": { "type": "apiKey", "in": "header", "name": "x-api-key" },
+            },
         },
     })
 }
@@ -115,18 +119,7 @@ fn failure((status, meaning, codes): &(u16, &str, &str), schema: &Value) -> Valu
 }
 
 /// A response with an error, as Anthropic's API has it.
-fn anthropic_error() -> Value {
-    let text = json!({ "type": "string" });
-    let error = json!({
-        "type": "object",
-        "properties": { "type": text, "message": text },
-        "required": ["type", "message"],
-    });
-    let schema = json!({
-        "type": "object",
-        "properties": { "type": text, "error": error, "request_id": text },
-        "required": ["type", "error"],
-    });
+fn anthropic_error(schema: &Value) -> Value {
     json!({
         "description": "An error in Anthropic's form.",
         "headers": request_id(),
@@ -138,7 +131,7 @@ fn request_id() -> Value {
     json!({ "x-request-id": { "$ref": "#/components/headers/RequestId" } })
 }
 
-fn described(operation: &Operation, keys: bool) -> Value {
+fn described(operation: &Operation, keys: bool, anthropic: &Value) -> Value {
     let mut responses = Map::new();
     for (status, description, content) in &operation.answers {
         let response = json!({
@@ -150,7 +143,7 @@ fn described(operation: &Operation, keys: bool) -> Value {
     }
     for status in operation.errors {
         let shared = || json!({ "$ref": format!("#/components/responses/{status}") });
-        let error = if operation.tag == "Messages" { anthropic_error() } else { shared() };
+        let error = if operation.tag == "Messages" { anthropic.clone() } else { shared() };
         responses.entry(status.to_string()).or_insert(error);
     }
     let mut all = json!({
@@ -163,14 +156,26 @@ fn described(operation: &Operation, keys: bool) -> Value {
         all["requestBody"] =
             json!({ "required": true, "content": { "application/json": { "schema": body } } });
     }
+    let mut parameters = Vec::new();
     if operation.path.contains("{id}") {
-        all["parameters"] = json!([{
+        parameters.push(json!({
             "name": "id", "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 },
             "description": "A name, which may hold slashes, or an id.",
-        }]);
+        }));
+    }
+    for (name, schema, description) in operation.query {
+        let schema: Value = serde_json::from_str(schema).unwrap_or_default();
+        parameters.push(json!({
+            "name": name, "in": "query", "schema": schema, "description": description,
+        }));
+    }
+    if !parameters.is_empty() {
+        all["parameters"] = parameters.into();
     }
     if keys && !operation.open {
-        all["security"] = json!([{ "key": [] }]);
+        let either = operation.tag == "Messages";
+        let either = either.then(|| json!({ "anthropicKey": [] }));
+        all["security"] = [json!({ "key": [] })].into_iter().chain(either).collect();
     }
     all
 }

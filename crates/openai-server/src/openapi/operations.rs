@@ -2,10 +2,12 @@
 
 use super::schemas::{Part, Schemas};
 use crate::wire::{
-    ChatChunk, ChatRequest, ChatResponse, CompletionRequest, CompletionResponse, DetokenizeRequest,
-    DetokenizeResponse, EmbeddingRequest, EmbeddingResponse, InertFields, LoadAdapterRequest,
-    ModelCard, ModelList, RerankRequest, RerankResponse, SamplingFields, ScoreRequest,
-    ScoreResponse, TokenizeRequest, TokenizeResponse, UnloadAdapterRequest,
+    ChatChunk, ChatRequest, ChatResponse, CompletionRequest, CompletionResponse, Conversation,
+    DetokenizeRequest, DetokenizeResponse, Echo, EmbeddingRequest, EmbeddingResponse, InertFields,
+    InertMessagesFields, InertResponsesFields, ItemList, LoadAdapterRequest, MessageEvent,
+    MessageOut, MessagesRequest, ModelCard, ModelList, RerankRequest, RerankResponse,
+    ResponseDeleted, ResponseEvent, ResponseOut, ResponsesRequest, SamplingFields, ScoreRequest,
+    ScoreResponse, TokenCount, TokenizeRequest, TokenizeResponse, UnloadAdapterRequest,
 };
 use schemars::JsonSchema;
 use serde_json::{Value, json};
@@ -22,11 +24,24 @@ pub(super) struct Operation {
     /// Status, description and content of responses that are no errors.
     pub(super) answers: Vec<(u16, &'static str, Value)>,
     pub(super) errors: &'static [u16],
+    /// Names, schemas and meanings of what a query may hold.
+    pub(super) query: &'static [(&'static str, &'static str, &'static str)],
     pub(super) open: bool,
 }
 
 /// What can go wrong with every body.
 const OF_BODIES: &[u16] = &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503];
+
+/// The query of a list that comes page by page.
+const PAGES: &[(&str, &str, &str)] = &[
+    (
+        "limit",
+        r#"{ "type": "integer", "minimum": 1, "maximum": 100 }"#,
+        "Items of a page; 20 when absent.",
+    ),
+    ("order", r#"{ "type": "string", "enum": ["asc", "desc"] }"#, "Newest first when absent."),
+    ("after", r#"{ "type": "string" }"#, "The id of the last item of the page before."),
+];
 
 const INERT: Part = InertFields::json_schema;
 const SAMPLING: Part = SamplingFields::json_schema;
@@ -41,6 +56,7 @@ fn post(path: &'static str, tag: &'static str, summary: &'static str, body: Valu
         body: Some(body),
         answers: Vec::new(),
         errors: OF_BODIES,
+        query: &[],
         open: false,
     }
 }
@@ -55,6 +71,7 @@ fn get(path: &'static str, tag: &'static str, summary: &'static str) -> Operatio
         body: None,
         answers: Vec::new(),
         errors: &[401, 403],
+        query: &[],
         open: false,
     }
 }
@@ -113,7 +130,8 @@ fn status(fields: &[&str]) -> Value {
 /// Every route.
 pub(super) fn operations(s: &mut Schemas) -> Vec<Operation> {
     let mut all = generation(s);
-    all.extend(of_other_apis());
+    all.extend(messages(s));
+    all.extend(responses(s));
     all.extend(texts(s));
     all.extend(models(s));
     all.extend(open());
@@ -142,27 +160,53 @@ fn generation(s: &mut Schemas) -> Vec<Operation> {
     ]
 }
 
-/// Anthropic's and OpenAI's newer API, whose own documents have the fields.
-fn of_other_apis() -> Vec<Operation> {
-    const MESSAGES: &str = "A message; with `stream`, Anthropic's typed events.";
-    const RESPONSES: &str = "A response; with `stream`, OpenAI's typed events.";
-    let object = || json!({ "type": "object" });
-    let one = |method, path, summary| {
+fn messages(s: &mut Schemas) -> Vec<Operation> {
+    const EVENTS: &str = "A message; with `stream`, events whose data are each a MessageEvent, or an AnthropicError \
+                          that ends them. The event has the name of its `type`.";
+    let inert = InertMessagesFields::json_schema as Part;
+    let asks = [Conversation::json_schema as Part, MessagesRequest::json_schema, inert];
+    let asks = s.request("MessagesRequest", &asks);
+    let counts = s.request("CountTokensRequest", &[Conversation::json_schema, inert]);
+    // Events are no response of their own, and stand among the schemas.
+    s.response::<MessageEvent<'_>>();
+    vec![
+        post("/v1/messages", "Messages", "Answers a conversation, as Anthropic's API.", asks)
+            .streams(&s.response::<MessageOut<'_>>(), EVENTS),
+        post("/v1/messages/count_tokens", "Messages", "Counts a conversation's tokens.", counts)
+            .gives(&s.response::<TokenCount>()),
+    ]
+}
+
+fn responses(s: &mut Schemas) -> Vec<Operation> {
+    const EVENTS: &str = "A response; with `stream`, events whose data are each a ResponseEvent. The event has the name \
+                          of its `type`, and `response.failed` holds the error.";
+    let inert = InertResponsesFields::json_schema as Part;
+    // What is echoed is read twice; the second reading says more.
+    let parts = [Echo::json_schema as Part, ResponsesRequest::json_schema, inert];
+    let asks = s.request("ResponsesRequest", &parts);
+    s.response::<ResponseEvent<'_>>();
+    let response = s.response::<ResponseOut>();
+    let one = |method, path, summary, gives: &Value| {
         let of = get(path, "Responses", summary);
         let id = format!("{method}_{}", of.id);
-        Operation { method, id, errors: &[400, 401, 403, 404], ..of }.gives(&object())
+        Operation { method, id, errors: &[400, 401, 403, 404], ..of }.gives(gives)
     };
+    const ID: &str = "/v1/responses/{id}";
     vec![
-        post("/v1/messages", "Messages", "Answers a conversation, as Anthropic's API.", object())
-            .streams(&object(), MESSAGES),
-        post("/v1/messages/count_tokens", "Messages", "Counts a conversation's tokens.", object())
-            .gives(&object()),
-        post("/v1/responses", "Responses", "Answers, as OpenAI's Responses API.", object())
-            .streams(&object(), RESPONSES),
-        one("get", "/v1/responses/{id}", "A stored response."),
-        one("delete", "/v1/responses/{id}", "Forgets a response."),
-        one("get", "/v1/responses/{id}/input_items", "What a stored response answered."),
-        one("post", "/v1/responses/{id}/cancel", "Ends a response in the background."),
+        post("/v1/responses", "Responses", "Answers, as OpenAI's Responses API.", asks)
+            .streams(&response, EVENTS),
+        one("get", ID, "A stored response.", &response),
+        one("delete", ID, "Forgets a response.", &s.response::<ResponseDeleted>()),
+        Operation {
+            query: PAGES,
+            ..one(
+                "get",
+                "/v1/responses/{id}/input_items",
+                "What a stored response answered.",
+                &s.response::<ItemList>(),
+            )
+        },
+        one("post", "/v1/responses/{id}/cancel", "Ends a response in the background.", &response),
     ]
 }
 

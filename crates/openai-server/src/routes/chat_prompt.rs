@@ -20,7 +20,7 @@ pub(super) struct PromptFields {
 }
 
 /// Variables that have fields of their own: set twice, one of them would be ignored.
-const RESERVED: &[&str] = &["messages", "tools", "add_generation_prompt", "continue_final_message"];
+const RESERVED: &[&str] = &["messages", "tools"];
 
 /// OpenAI's, and what templates know beside them.
 const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
@@ -36,12 +36,15 @@ pub(super) struct Prompt {
 /// Renders the prompt, if it can fit.
 pub(super) fn render(
     state: &AppState,
-    fields: PromptFields,
+    mut fields: PromptFields,
     tools: &[Tool],
 ) -> Result<Prompt, ApiError> {
     let template = state.0.template.as_ref().ok_or(ApiError::NoChatTemplate)?;
-    let continue_final_message = fields.continue_final_message.unwrap_or(false);
-    let add_generation_prompt = fields.add_generation_prompt.unwrap_or(!continue_final_message);
+    let (goes_on, begins) = (fields.continue_final_message, fields.add_generation_prompt);
+    let goes_on = switch("continue_final_message", goes_on, fields.kwargs.as_mut())?;
+    let begins = switch("add_generation_prompt", begins, fields.kwargs.as_mut())?;
+    let continue_final_message = goes_on.unwrap_or(false);
+    let add_generation_prompt = begins.unwrap_or(!continue_final_message);
     let mut kwargs = state.0.config.default_chat_template_kwargs.clone();
     let effort = effort(fields.reasoning_effort)?;
     let none = (effort.as_deref() == Some("none")).then_some(false);
@@ -94,6 +97,20 @@ pub(super) fn render(
         state.0.check_text(&text, "messages")?;
     }
     Ok(Prompt { text, thinks_not })
+}
+
+/// A field that vLLM takes among the variables of the template too.
+fn switch(
+    name: &str,
+    field: Option<bool>,
+    kwargs: Option<&mut Map<String, Value>>,
+) -> Result<Option<bool>, ApiError> {
+    let param = format!("chat_template_kwargs.{name}");
+    match kwargs.and_then(|all| all.remove(name)) {
+        None | Some(Value::Null) => Ok(field),
+        Some(Value::Bool(asked)) => either((name, field), (&param, Some(asked))),
+        Some(_) => Err(ApiError::value(param, "must be true or false")),
+    }
 }
 
 fn check_texts(state: &AppState, messages: &[Message]) -> Result<(), ApiError> {

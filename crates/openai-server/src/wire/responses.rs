@@ -1,6 +1,7 @@
 //! `/v1/responses`: what comes in.
 
 use super::{AnyObject, Anything, Glance, Unsupported, from_objects, unsupported::field, whole};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -16,33 +17,59 @@ from_objects!(
 );
 
 /// The fields that matter to the output.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct ResponsesRequest {
+    /// A served name, or the name of an adapter; the first served name when absent.
     pub(crate) model: Option<String>,
+    /// What is answered; it may only be absent where `instructions` or `previous_response_id` say
+    /// enough.
     pub(crate) input: Option<Input>,
+    /// What the model is told before the conversation.
     pub(crate) instructions: Option<String>,
+    /// A stored response that the conversation goes on from.
     pub(crate) previous_response_id: Option<String>,
+    /// Most tokens of the response; fills the context when absent.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(min = 1))]
     pub(crate) max_output_tokens: Option<u32>,
+    /// From 0, which takes the likeliest token, to 2; the model's recommendation when absent.
+    #[schemars(range(min = 0, max = 2))]
     pub(crate) temperature: Option<f32>,
+    /// Keeps the likeliest tokens of this mass.
+    #[schemars(range(min = 0, max = 1))]
     pub(crate) top_p: Option<f32>,
+    /// Of how many of the likeliest tokens log probabilities are returned, up to 20; needs
+    /// `message.output_text.logprobs` in `include`.
     #[serde(default, deserialize_with = "whole")]
+    #[schemars(range(max = 20))]
     pub(crate) top_logprobs: Option<u8>,
+    /// Functions that the model may call.
     pub(crate) tools: Option<Vec<ResponseTool>>,
+    /// `auto`, `none`, `required`, or the tools to choose from.
     pub(crate) tool_choice: Option<ResponseToolChoice>,
+    /// `false` allows one call.
     pub(crate) parallel_tool_calls: Option<bool>,
+    /// What the output must be.
     pub(crate) text: Option<TextAsked>,
+    /// How much the model reasons, and how that is shown.
     pub(crate) reasoning: Option<ReasoningAsked>,
+    /// `auto` leaves the oldest exchanges out where the conversation does not fit.
+    #[schemars(extend("enum" = ["auto", "disabled", null]))]
     pub(crate) truncation: Option<String>,
+    /// `message.output_text.logprobs`, `reasoning.encrypted_content`; others add nothing.
     pub(crate) include: Option<Vec<String>>,
+    /// Whether the response is kept, for `previous_response_id`; on when absent.
     pub(crate) store: Option<bool>,
+    /// Whether the response is written while nobody waits; needs `store`.
     pub(crate) background: Option<bool>,
+    /// Whether the response is a stream of events.
     pub(crate) stream: Option<bool>,
+    /// What a stream reports beside.
     pub(crate) stream_options: Option<super::StreamOptions>,
 }
 
 /// What comes back as it was sent.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub(crate) struct Echo {
     pub(crate) input: Option<Value>,
     pub(crate) instructions: Option<Value>,
@@ -58,7 +85,7 @@ pub(crate) struct Echo {
 }
 
 /// Fields that cannot change the output; they are only checked for their type.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[expect(dead_code, reason = "read for the type check alone")]
 pub(crate) struct InertResponsesFields {
     pub(crate) service_tier: Option<String>,
@@ -83,26 +110,39 @@ pub(crate) const UNSUPPORTED_RESPONSES: &[Unsupported] = &[
 ];
 
 /// A text, or a list of items.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
 pub(crate) enum Input {
     Text(String),
     Items(Vec<InputItem>),
 }
 
 /// One item; which fields it has depends on `type`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct InputItem {
+    /// `message` when absent, or `item_reference` where there is nothing but an id.
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["message", "reasoning", "function_call", "function_call_output",
+                                "item_reference", null]))]
     pub(crate) kind: Option<String>,
+    /// Of `item_reference`: an item of a stored response.
     pub(crate) id: Option<String>,
+    /// Of `message`.
     pub(crate) role: Option<String>,
+    /// Of `message` and `reasoning`.
     pub(crate) content: Option<InputContent>,
+    /// Of calls and their outputs.
     pub(crate) call_id: Option<String>,
+    /// Of `function_call`.
     pub(crate) name: Option<String>,
+    /// Of `function_call`: JSON.
     pub(crate) arguments: Option<String>,
+    /// Of `function_call_output`.
     pub(crate) output: Option<InputContent>,
+    /// Of `reasoning`.
     pub(crate) summary: Option<Vec<InputPart>>,
+    /// Of `reasoning`: as a response gave it.
     pub(crate) encrypted_content: Option<String>,
     #[serde(rename = "status")]
     _status: Option<String>,
@@ -114,17 +154,21 @@ pub(crate) struct InputItem {
 }
 
 /// A text, or a list of parts.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
 pub(crate) enum InputContent {
     Text(String),
     Parts(Vec<InputPart>),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct InputPart {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" =
+        ["input_text", "output_text", "text", "reasoning_text", "summary_text"]))]
     pub(crate) kind: String,
+    #[schemars(required)]
     pub(crate) text: Option<String>,
     #[serde(rename = "annotations")]
     _annotations: Option<Anything>,
@@ -167,17 +211,24 @@ macro_rules! text_or_list {
 text_or_list!(Input, Items, "a string or a list of items");
 text_or_list!(InputContent, Parts, "a string or a list of content parts");
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct ResponseTool {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["function"]))]
     pub(crate) kind: String,
+    #[schemars(required, length(min = 1))]
     pub(crate) name: Option<String>,
     pub(crate) description: Option<String>,
+    /// A JSON schema of the arguments.
     pub(crate) parameters: Option<Map<String, Value>>,
+    /// Whether arguments follow the schema for certain.
     pub(crate) strict: Option<bool>,
+    /// Only `false`: there is no search for tools.
     pub(crate) defer_loading: Option<bool>,
+    /// Only `direct`.
     pub(crate) allowed_callers: Option<Vec<String>>,
+    /// Only `false`: an answer ends with its calls.
     #[serde(rename = "async")]
     pub(crate) asynchronous: Option<bool>,
     /// What a result looks like; results are not checked.
@@ -188,19 +239,24 @@ pub(crate) struct ResponseTool {
 }
 
 /// `"auto"`, or an object that names a function or several tools.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
 pub(crate) enum ResponseToolChoice {
     Mode(String),
     Chosen(ResponseToolChosen),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct ResponseToolChosen {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["function", "allowed_tools"]))]
     pub(crate) kind: String,
+    /// Of `function`.
     pub(crate) name: Option<String>,
+    /// Of `allowed_tools`: `auto` or `required`.
     pub(crate) mode: Option<String>,
+    /// Of `allowed_tools`.
     pub(crate) tools: Option<Vec<ResponseToolChosen>>,
 }
 
@@ -229,27 +285,34 @@ impl<'de> Deserialize<'de> for ResponseToolChoice {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct ReasoningAsked {
+    /// `none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`.
     pub(crate) effort: Option<String>,
+    /// Shows reasoning as a summary, which is all of it.
+    #[schemars(extend("enum" = ["auto", "concise", "detailed", null]))]
     pub(crate) summary: Option<String>,
     /// What `summary` was before.
+    #[schemars(extend("enum" = ["auto", "concise", "detailed", null]))]
     pub(crate) generate_summary: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct TextAsked {
     pub(crate) format: Option<TextFormat>,
+    #[schemars(extend("enum" = ["medium", null]))]
     pub(crate) verbosity: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct TextFormat {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["text", "json_object", "json_schema"]))]
     pub(crate) kind: String,
+    /// Of `json_schema`: a JSON schema that the output follows.
     pub(crate) schema: Option<Value>,
     pub(crate) strict: Option<bool>,
     pub(crate) name: Option<String>,

@@ -1,16 +1,20 @@
 //! `/v1/responses`: what goes out.
 
 use super::{TokenLogprobOut, Usage};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// A whole response, as bodies, stored responses and events hold it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Response")]
 pub(crate) struct ResponseOut {
     pub(crate) id: String,
+    #[schemars(extend("const" = "response"))]
     pub(crate) object: &'static str,
     pub(crate) created_at: u64,
+    #[schemars(extend("enum" = ["in_progress", "completed", "incomplete", "failed", "cancelled"]))]
     pub(crate) status: &'static str,
     pub(crate) background: bool,
     pub(crate) completed_at: Option<u64>,
@@ -28,7 +32,7 @@ fn shared<S: Serializer>(asked: &Arc<AskedOut>, serializer: S) -> Result<S::Ok, 
 }
 
 /// What was asked for.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct AskedOut {
     pub(crate) instructions: Option<Value>,
     pub(crate) max_output_tokens: Option<u32>,
@@ -51,24 +55,27 @@ pub(crate) struct AskedOut {
     pub(crate) metadata: Map<String, Value>,
 }
 
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, JsonSchema)]
+#[schemars(rename = "ReasoningSettings")]
 pub(crate) struct ReasoningOut {
     pub(crate) effort: Option<String>,
     pub(crate) summary: Option<String>,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseError")]
 pub(crate) struct ResponseErrorOut {
     pub(crate) code: &'static str,
     pub(crate) message: String,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "IncompleteDetails")]
 pub(crate) struct IncompleteOut {
     pub(crate) reason: &'static str,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 pub(crate) struct ResponseUsage {
     input_tokens: u64,
     input_tokens_details: InputDetails,
@@ -77,13 +84,13 @@ pub(crate) struct ResponseUsage {
     total_tokens: u64,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 struct InputDetails {
     cached_tokens: u64,
     cache_write_tokens: u64,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 struct OutputDetails {
     reasoning_tokens: u64,
 }
@@ -103,7 +110,7 @@ impl From<Usage> for ResponseUsage {
 }
 
 /// One item of the output.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum OutputItem {
     Reasoning {
@@ -132,9 +139,10 @@ pub(crate) enum OutputItem {
     },
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[expect(clippy::enum_variant_names, reason = "the names of the API")]
+#[schemars(rename = "OutputPart")]
 pub(crate) enum PartOut {
     OutputText { text: String, annotations: [(); 0], logprobs: Vec<TokenLogprobOut> },
     ReasoningText { text: String },
@@ -142,17 +150,28 @@ pub(crate) enum PartOut {
 }
 
 /// One event of a stream.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ResponseEvent<'a> {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = [
+        "response.created", "response.in_progress", "response.completed", "response.incomplete",
+        "response.failed", "response.output_item.added", "response.output_item.done",
+        "response.content_part.added", "response.content_part.done",
+        "response.output_text.delta", "response.output_text.done",
+        "response.reasoning_text.delta", "response.reasoning_text.done",
+        "response.reasoning_summary_part.added", "response.reasoning_summary_part.done",
+        "response.reasoning_summary_text.delta", "response.reasoning_summary_text.done",
+        "response.function_call_arguments.delta", "response.function_call_arguments.done",
+    ]))]
     pub(crate) kind: &'static str,
     pub(crate) sequence_number: u64,
     #[serde(flatten)]
     pub(crate) what: What<'a>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(rename = "ResponseEventContent")]
 pub(crate) enum What<'a> {
     Response {
         response: &'a ResponseOut,
@@ -195,7 +214,7 @@ pub(crate) enum What<'a> {
 }
 
 /// Where in its item a part stands: every item has one part, at the most.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, JsonSchema)]
 pub(crate) struct PartIndex {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) content_index: Option<usize>,
@@ -204,7 +223,7 @@ pub(crate) struct PartIndex {
 }
 
 /// `GET /v1/responses/{id}/input_items`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ItemList {
     pub(crate) object: &'static str,
     pub(crate) data: Vec<Value>,
@@ -214,7 +233,7 @@ pub(crate) struct ItemList {
 }
 
 /// `DELETE /v1/responses/{id}`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ResponseDeleted {
     pub(crate) id: String,
     pub(crate) object: &'static str,

@@ -68,6 +68,58 @@ async fn fields_have_their_types() {
 }
 
 #[tokio::test]
+async fn other_apis_are_described_too() {
+    let document = document(&App::text("x")).await;
+    let schemas = &document["components"]["schemas"];
+    let message = &schemas["MessagesRequest"];
+    assert_eq!(message["required"], serde_json::json!(["messages", "max_tokens"]));
+    assert_eq!(schemas["CountTokensRequest"]["required"], serde_json::json!(["messages"]));
+    let response = &schemas["ResponsesRequest"];
+    for (request, names) in [
+        (message, &["system", "thinking", "output_config", "stop_sequences", "metadata"][..]),
+        (response, &["input", "reasoning", "previous_response_id", "metadata", "max_tool_calls"]),
+    ] {
+        assert_eq!(request["additionalProperties"], false);
+        for name in names {
+            let field = &request["properties"][name];
+            // A field is described by its type or by a schema that others share.
+            let kinds = ["type", "$ref", "anyOf", "enum"];
+            assert!(kinds.iter().any(|kind| field.get(kind).is_some()), "{name}: {field}");
+        }
+    }
+    // Answers and events: every member of a response that the server gives stands in its schema.
+    let app = App::text("<think>hm</think>Hi");
+    let body = serde_json::json!({ "max_tokens": 5, "input": "Hi",
+                                   "messages": [{ "role": "user", "content": "Hi" }] });
+    for (path, without, schema) in [
+        ("/v1/messages", "input", "MessageResponse"),
+        ("/v1/messages/count_tokens", "input", "TokenCount"),
+        ("/v1/responses", "messages", "Response"),
+    ] {
+        let mut body = body.clone();
+        let fields = body.as_object_mut().unwrap();
+        fields.remove(without);
+        if path != "/v1/messages" {
+            fields.remove("max_tokens");
+        }
+        let (status, answer) = app.post(path, &body).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        let known = &schemas[schema]["properties"];
+        for name in answer.as_object().unwrap().keys() {
+            assert!(known.get(name).is_some(), "{name} of {schema}: {known}");
+        }
+        for name in schemas[schema]["required"].as_array().unwrap() {
+            assert!(answer.get(name.as_str().unwrap()).is_some(), "{name} of {schema}");
+        }
+    }
+    assert!(schemas["MessageEvent"].to_string().contains("content_block_delta"));
+    assert!(schemas["ResponseEvent"].to_string().contains("response.output_text.delta"));
+    assert!(schemas["AnthropicErrorDetail"].to_string().contains("overloaded_error"));
+    let query = &document["paths"]["/v1/responses/{id}/input_items"]["get"]["parameters"];
+    assert!(query.as_array().unwrap().iter().any(|one| one["name"] == "limit"));
+}
+
+#[tokio::test]
 async fn the_page_loads_and_runs_nothing() {
     let (status, page) = App::text("x").get("/docs").await;
     assert_eq!(status, StatusCode::OK);

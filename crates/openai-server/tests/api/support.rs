@@ -274,9 +274,19 @@ impl App {
         tokenizer: Tokenizer,
         template: &str,
     ) -> Self {
+        Self::of_context(config, reply, tokenizer, template, 4096)
+    }
+
+    pub(crate) fn of_context(
+        config: ServerConfig,
+        reply: Reply,
+        tokenizer: Tokenizer,
+        template: &str,
+        max_model_len: u32,
+    ) -> Self {
         let engine = Arc::new(Mock {
             info: EngineInfo {
-                max_model_len: 4096,
+                max_model_len,
                 vocab_size: VOCAB,
                 eos_token_ids: vec![EOS],
                 kv_cache_dtype: "f16".to_owned(),
