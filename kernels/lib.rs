@@ -87,6 +87,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("sums.h", include_str!("include/taper/sums.h")),
     ("activation.h", include_str!("include/taper/activation.h")),
     ("tile.h", include_str!("include/taper/tile.h")),
+    ("trellis_rows.h", include_str!("include/taper/trellis_rows.h")),
     ("walks.h", include_str!("include/taper/walks.h")),
     ("wide_walk.h", include_str!("include/taper/wide_walk.h")),
     ("wide.h", include_str!("include/taper/wide.h")),

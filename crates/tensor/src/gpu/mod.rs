@@ -39,6 +39,7 @@ mod layer;
 mod masks;
 mod matmul;
 mod ops;
+mod pages;
 mod plain;
 pub(crate) mod recurrent;
 mod resident;
@@ -50,8 +51,6 @@ mod weight;
 
 #[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "only CUDA has a library"))]
 pub(crate) use backend::MatmulOperands;
-#[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
-pub(crate) use backend::Pages;
 pub(crate) use backend::{Backend, Handle};
 pub use backend::{Buffer, Gpu, Memory};
 pub use counters::Counters;
@@ -68,6 +67,8 @@ pub(crate) use layer::{layer_norm, match_rows, sparse_gates};
 pub(crate) use matmul::{Next, Order, Prepared};
 pub use ops::sum_words;
 pub(crate) use ops::{Elements, is_fused, latent_norm, norm_rope, put_rows, rms_norm, take_rows};
+#[cfg(any(test, feature = "gpu-host", all(feature = "metal", target_os = "macos")))]
+pub(crate) use pages::Pages;
 pub use recurrent::{GpuStates, StateRuns, StateSlots};
 pub(crate) use resident::Resident;
 pub(crate) use sampling::{NONE as NO_TOKEN, launch_argmax};
