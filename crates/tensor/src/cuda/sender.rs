@@ -2,7 +2,7 @@
 
 use super::{
     overlap,
-    replay::{Run, Stream},
+    replay::{Recorded, Run, Stream},
 };
 use cudarc::driver::{
     result::{self as cu, DriverError},
@@ -65,41 +65,74 @@ impl Aside {
 #[derive(Debug)]
 pub(super) struct Graph(sys::CUgraphExec);
 
+/// Launches that go to the second stream together: each parting keeps the first one from beginning its next launch
+/// early.
+const TOGETHER: usize = 8;
+
+/// What runs beside the first stream's launches, or is about to.
+#[derive(Default)]
+struct Beside<'a> {
+    waiting: Vec<Recorded<'a>>,
+    /// Buffers that the first stream may have only after it has waited.
+    guarded: Vec<u64>,
+}
+
+impl Sender {
+    fn send(
+        &self,
+        launch: &Recorded<'_>,
+        stream: sys::CUstream,
+        overlaps: bool,
+    ) -> std::result::Result<(), DriverError> {
+        let mut operands = launch.operands.to_vec();
+        let operands = operands.iter_mut().map(|p| std::ptr::from_mut(p).cast());
+        let mut arguments: Vec<*mut c_void> = operands.collect();
+        arguments.push(launch.params.as_ptr().cast_mut().cast());
+        let shape = (launch.grid, launch.threads);
+        // SAFETY: the arguments are those of the kernel, which the checks of every kernel show;
+        // the driver copies them before it returns.
+        unsafe { overlap::launch(launch.function, shape, stream, &mut arguments, overlaps) }
+    }
+
+    /// Sends what waits to the second stream, after all that the first one has.
+    fn fork(&self, beside: &mut Beside<'_>) -> std::result::Result<(), DriverError> {
+        if beside.waiting.is_empty() {
+            return Ok(());
+        }
+        Aside::follow(self.aside.forks, self.stream, self.aside.stream)?;
+        beside.waiting.drain(..).try_for_each(|launch| self.send(&launch, self.aside.stream, false))
+    }
+
+    /// The first stream waits for all that runs beside it.
+    fn join(&self, beside: &mut Beside<'_>) -> std::result::Result<(), DriverError> {
+        self.fork(beside)?;
+        match std::mem::take(&mut beside.guarded).is_empty() {
+            true => Ok(()),
+            false => Aside::follow(self.aside.joins, self.aside.stream, self.stream),
+        }
+    }
+}
+
 impl Stream for Sender {
     type Graph = Graph;
 
     fn run(&self, run: &Run) -> std::result::Result<(), DriverError> {
-        // What launches beside the others guard, until these have waited for them.
-        let mut guarded: Vec<u64> = Vec::new();
-        let join = || Aside::follow(self.aside.joins, self.aside.stream, self.stream);
+        let mut beside = Beside::default();
         for launch in run.launches() {
-            let mut operands = launch.operands.to_vec();
-            if operands.iter().any(|at| guarded.contains(at)) {
-                join()?;
-                guarded.clear();
+            if launch.operands.iter().any(|at| beside.guarded.contains(at)) {
+                self.join(&mut beside)?;
             }
-            let is_aside = !launch.guarded.is_empty();
-            if is_aside {
-                Aside::follow(self.aside.forks, self.stream, self.aside.stream)?;
-                guarded.extend(launch.guarded);
+            if launch.guarded.is_empty() {
+                self.send(&launch, self.stream, self.overlaps)?;
+                continue;
             }
-            let operands = operands.iter_mut().map(|p| std::ptr::from_mut(p).cast());
-            let mut arguments: Vec<*mut c_void> = operands.collect();
-            arguments.push(launch.params.as_ptr().cast_mut().cast());
-            let shape = (launch.grid, launch.threads);
-            let (stream, overlaps) = match is_aside {
-                true => (self.aside.stream, false),
-                false => (self.stream, self.overlaps),
-            };
-            // SAFETY: the arguments are those of the kernel, which the checks of every kernel show;
-            // the driver copies them before it returns.
-            unsafe {
-                overlap::launch(launch.function, shape, stream, &mut arguments, overlaps)?;
+            beside.guarded.extend(launch.guarded);
+            beside.waiting.push(launch);
+            if beside.waiting.len() == TOGETHER {
+                self.fork(&mut beside)?;
             }
         }
-        if !guarded.is_empty() {
-            join()?;
-        }
+        self.join(&mut beside)?;
         Ok(())
     }
 
