@@ -6,8 +6,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "coded",
         "a barrier before the rotation dropped",
-        "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    rotate(qs + sg * SIZE",
-        "    rotate(qs + sg * SIZE",
+        "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    if (!p.turned) {",
+        "    if (!p.turned) {",
     ),
     mutant("coded", "the centre left out", "offset = sum_of_four(dot, lane);", "offset = 0.0f;"),
     mutant(
