@@ -15,7 +15,7 @@ from pydantic_ai.messages import ToolCallPart, ToolReturnPart
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel as PydanticResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from cases import CASES, by_name, case, parser, run
+from cases import CASES, Context, by_name, case, parser, run
 
 TOOL_PROMPT = "Please get a weather with city Paris."
 TOLD = "The result of get_weather is 48213."
@@ -44,11 +44,9 @@ class Weather:
         return json.dumps({"result": "48213"})
 
 
-class Context:
+class Clients(Context):
     def __init__(self, args):
-        self.args = args
-        client = openai.OpenAI(base_url=args.base_url, api_key=args.api_key)
-        self.model = args.model or client.models.list().data[0].id
+        super().__init__(args)
         self.clients = []
 
     def asynchronous(self):
@@ -194,7 +192,7 @@ def smolagents_tools(c):
 
 def main():
     agents.set_tracing_disabled(True)
-    run(by_name(CASES), Context(parser(__doc__).parse_args()))
+    run(by_name(CASES), Clients(parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

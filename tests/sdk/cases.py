@@ -1,7 +1,9 @@
 """Cases against a running server, one after the other: what the scripts of SDKs share."""
 import argparse
+import json
 import sys
 import traceback
+import urllib.request
 
 CASES = []
 
@@ -17,6 +19,15 @@ def parser(description):
     p.add_argument("--api-key", default="none")
     p.add_argument("--model", help="the first one served, if not given")
     return p
+
+
+class Context:
+    """What the arguments say, and the model that is asked."""
+
+    def __init__(self, args):
+        self.args = args
+        asked = urllib.request.Request(args.base_url + "/models", headers={"Authorization": f"Bearer {args.api_key}"})
+        self.model = args.model or json.load(urllib.request.urlopen(asked))["data"][0]["id"]
 
 
 def run(cases, context):

@@ -19,7 +19,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from cases import CASES, by_name, case, parser, run
+from cases import CASES, Context, by_name, case, parser, run
 
 TOOL_PROMPT = "Please get a weather with city Paris."
 TOLD = "The result of get_weather is 48213."
@@ -41,12 +41,7 @@ def get_weather(city: str) -> str:
     return json.dumps({"result": "48213"})
 
 
-class Context:
-    def __init__(self, args):
-        self.args = args
-        client = openai.OpenAI(base_url=args.base_url, api_key=args.api_key)
-        self.model = args.model or client.models.list().data[0].id
-
+class Clients(Context):
     def langchain(self, **fields):
         fields = {"temperature": 0, "max_tokens": 200, "max_retries": 0, **fields}
         return ChatOpenAI(model=self.model, base_url=self.args.base_url, api_key=self.args.api_key, **fields)
@@ -232,7 +227,7 @@ def llm_command(c):
 
 def main():
     litellm.suppress_debug_info = True
-    run(by_name(CASES), Context(parser(__doc__).parse_args()))
+    run(by_name(CASES), Clients(parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ import subprocess
 import tempfile
 import threading
 import urllib.parse
-import urllib.request
 
-from cases import CASES, by_name, case, parser, run
+from cases import CASES, Context, by_name, case, parser, run
 
 HERE = pathlib.Path(__file__).parent
 
@@ -85,13 +84,6 @@ def response_text(text):
     """An answer of this text in quotes, and no call."""
     form = {"type": "json_schema", "name": "text", "schema": {"const": text}}
     return lambda request: {**request, "tool_choice": "none", "text": {"format": form}}
-
-
-class Context:
-    def __init__(self, args):
-        self.args = args
-        asked = urllib.request.Request(args.base_url + "/models", headers={"Authorization": f"Bearer {args.api_key}"})
-        self.model = args.model or json.load(urllib.request.urlopen(asked))["data"][0]["id"]
 
 
 @case

@@ -2,13 +2,12 @@
 import json
 from typing import Literal
 
-import openai
 import pydantic
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
-from cases import CASES, by_name, case, parser, run
+from cases import CASES, Context, by_name, case, parser, run
 
 TOOL_PROMPT = "Please get a weather with city Paris."
 
@@ -28,12 +27,7 @@ def get_weather(city: str) -> str:
 WEATHER = FunctionTool.from_defaults(get_weather, description="Get a weather.")
 
 
-class Context:
-    def __init__(self, args):
-        self.args = args
-        client = openai.OpenAI(base_url=args.base_url, api_key=args.api_key)
-        self.model = args.model or client.models.list().data[0].id
-
+class Client(Context):
     def llm(self, **fields):
         fields = {"temperature": 0, "max_tokens": 200, "max_retries": 0, "is_chat_model": True,
                   "is_function_calling_model": True, "context_window": 8192, **fields}
@@ -86,7 +80,7 @@ def structured(c):
 
 
 def main():
-    run(by_name(CASES), Context(parser(__doc__).parse_args()))
+    run(by_name(CASES), Client(parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

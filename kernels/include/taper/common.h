@@ -6,6 +6,9 @@ using namespace metal;
 // On the host nothing is gained by code that is many times longer, and compiling it takes minutes.
 #ifdef MSL_HOST
 #define INLINE inline
+// Each file has its own copy of what it includes: the linker would keep one of all, and a bug planted in another would
+// go unseen.
+#define inline static inline
 #define UNROLL
 #define UNROLL_BY(N)
 #else

@@ -116,7 +116,8 @@ impl Plan {
         if long < seqs.len() {
             let short: Vec<_> = seqs.iter().filter(|seq| !is_long(seq)).cloned().collect();
             let own = Self::with(gpu, shape, &short, group, units)?;
-            plan.few = Some((prompt::rows_of(seqs, |seq| !is_long(seq))?, Box::new(own)));
+            let rows = prompt::rows_of(seqs.iter().map(|seq| (seq.q_len, !is_long(seq))))?;
+            plan.few = Some((rows, Box::new(own)));
         }
         Ok(plan)
     }

@@ -8,12 +8,12 @@ pub use super::coded_new::NewTokens;
 pub use super::coded_plan::{CodedPlan, CodedSequence, ExactSlots, ExactTokens, Writes};
 use super::{
     Buffer, Gpu, Launch, Operand,
-    attention::{MAX_HEAD, Scoring, on_gpu, work},
+    attention::{MAX_HEAD, Scoring, on_gpu, prompt, work},
     coded_format::refused,
     coded_plan::Tiles,
     count,
     key_scores::{CodedKeyScoreParams, Task},
-    ops, params,
+    params,
 };
 use crate::{KeyScorer, Result, Tensor, TensorError, tensor::GpuTensor};
 
@@ -355,23 +355,17 @@ impl CodedCache {
             let expected = format!("[{}, {heads}, {}]", plan.tokens, self.head_dim);
             return Err(TensorError::shape("attention", expected, &q.dims));
         }
-        let few = |rows| {
-            plan.few.as_ref().map(|few| self.attend_few(rows, pages, (few, heads), scoring, false))
+        let few = |q: &GpuTensor, own| self.attend_few(q, pages, (own, heads), scoring, false);
+        let out = match (&plan.many, &plan.few) {
+            (None, None) => q.clone(),
+            (None, Some(own)) => few(q, own)?,
+            (Some(many), None) => many.attend(self, q, pages, scoring)?,
+            (Some(many), Some(own)) => {
+                let out = many.attend(self, q, pages, scoring)?;
+                prompt::with_rows(&out, q, &own.rows, |q| few(&q, own))?
+            }
         };
-        let Some(many) = &plan.many else {
-            return few(q).transpose()?.map_or_else(|| Ok(q.clone().into()), |out| Ok(out.into()));
-        };
-        let out = many.attend(self, q, pages, scoring)?;
-        let Some(rows) = plan.few.as_ref().and_then(|few| few.rows.as_deref()) else {
-            return Ok(out.into());
-        };
-        let flat =
-            |x: &GpuTensor, n| GpuTensor { dims: vec![n, heads * self.head_dim], ..x.clone() };
-        let own = ops::take_rows(&flat(q, plan.tokens), rows)?;
-        let own = GpuTensor { dims: vec![rows.len(), heads, self.head_dim], ..own };
-        let Some(own) = few(&own).transpose()? else { return Ok(out.into()) };
-        let all = ops::put_rows(&flat(&out, plan.tokens), rows, &flat(&own, rows.len()))?;
-        Ok(GpuTensor { dims: q.dims.clone(), ..all }.into())
+        Ok(out.into())
     }
 
     /// Attention over blocks as they lie, of queries that may be in the codes' space.

@@ -3,7 +3,7 @@
 
 use super::{
     Buffer, Gpu,
-    attention::BLOCK_TOKENS,
+    attention::{BLOCK_TOKENS, prompt},
     coded::{CodedCache, CodedTile, EncodeRun, NONE, TILE_ROWS},
     count,
     expand::{self, Expanded},
@@ -118,8 +118,8 @@ pub struct CodedPlan {
 /// Tiles of the rows of some sequences.
 #[derive(Debug)]
 pub(super) struct Tiles {
-    /// Which rows of the step these are; without, all of them.
-    pub(super) rows: Option<Vec<u32>>,
+    /// Which rows of the step these are.
+    pub(super) rows: Vec<u32>,
     pub(super) blocks: Buffer,
     pub(super) tiles: Buffer,
     pub(super) n_tiles: u32,
@@ -147,29 +147,13 @@ impl CodedCache {
             true => None,
             false => Some(Expanded::new(&self.gpu, shape, seqs, group, window)?),
         };
-        let few = match (few.is_empty(), many.is_empty()) {
-            (true, false) => None,
-            (_, true) => Some(Tiles::new(&self.gpu, &few, (self.kv_heads, group), None)?),
-            (false, false) => {
-                let rows = rows_of(seqs, |seq| !is_many(seq))?;
-                Some(Tiles::new(&self.gpu, &few, (self.kv_heads, group), Some(rows))?)
-            }
+        let rows = prompt::rows_of(seqs.iter().map(|seq| (seq.q_len, !is_many(seq))))?;
+        let few = match few.is_empty() {
+            true => None,
+            false => Some(Tiles::new(&self.gpu, &few, (self.kv_heads, group), rows)?),
         };
         Ok(CodedPlan { tokens, group, few, many: expanded })
     }
-}
-
-/// The rows of a step that are of some sequences.
-fn rows_of(seqs: &[CodedSequence], wanted: impl Fn(&CodedSequence) -> bool) -> Result<Vec<u32>> {
-    let (mut rows, mut first) = (Vec::new(), 0);
-    for seq in seqs {
-        let next = count("attention", first as usize + seq.q_len)?;
-        if wanted(seq) {
-            rows.extend(first..next);
-        }
-        first = next;
-    }
-    Ok(rows)
 }
 
 impl Tiles {
@@ -177,7 +161,7 @@ impl Tiles {
         gpu: &Gpu,
         seqs: &[&CodedSequence],
         (kv_heads, group): (usize, usize),
-        rows: Option<Vec<u32>>,
+        rows: Vec<u32>,
     ) -> Result<Self> {
         let step = (TILE_ROWS / group).max(1);
         let (mut tiles, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);

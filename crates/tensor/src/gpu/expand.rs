@@ -40,6 +40,7 @@ pub(super) struct Expanded {
     /// Where codes or exact rows are, and which of both.
     jobs: Buffer,
     pages: u32,
+    shape: KvShape,
     plan: Plan,
 }
 
@@ -77,7 +78,6 @@ impl Expanded {
                 false => parts.push(Part { q_len: seq.q_len, kv_len: seq.kv_len, table: vec![] }),
             }
         }
-        let own = |p: &Part| !p.table.is_empty();
         let sequences: Vec<_> = parts
             .iter()
             .map(|p| Sequence { q_len: p.q_len, kv_len: p.kv_len, blocks: &p.table })
@@ -88,9 +88,10 @@ impl Expanded {
             true if gpu.has_fast_tiles() => Units::Tiles,
             _ => Units::Lanes,
         };
-        let plan = Plan::of_some(gpu, shape, &sequences, |i| own(&parts[i]), group, units)?;
+        let plan =
+            Plan::of_some(gpu, shape, &sequences, |i| !parts[i].table.is_empty(), group, units)?;
         let pages = count("attention", jobs.0.len())?;
-        Ok(Self { jobs: gpu.upload(jobs.0.as_flattened())?, pages, plan })
+        Ok(Self { jobs: gpu.upload(jobs.0.as_flattened())?, pages, shape, plan })
     }
 
     /// What [`CodedCache::attend`] gives of these rows; other rows are any.
@@ -102,15 +103,9 @@ impl Expanded {
         scoring: &Scoring<'_>,
     ) -> Result<GpuTensor> {
         let (k, v) = self.pages(cache, pages)?;
-        let shape = KvShape {
-            kv_heads: cache.kv_heads,
-            head_dim: cache.head_dim,
-            dtype: DType::F16,
-            latent: false,
-        };
         let [k_turned, v_turned] = [&cache.k, &cache.v].map(|side| side.format.is_rotated());
         let q: Tensor = if k_turned { rotate(cache, q, false)?.into() } else { q.clone().into() };
-        let out = attention::attend(shape, &q, (&k, &v), &self.plan, scoring)?;
+        let out = attention::attend(self.shape, &q, (&k, &v), &self.plan, scoring)?;
         let out = attention::on_gpu(&out)?;
         if v_turned { rotate(cache, out, true) } else { Ok(out.clone()) }
     }

@@ -142,6 +142,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "size_t(at.x ^ 1u) * p.kv_heads + at.y) * BLOCK",
     ),
     mutant("expand", "keys as values", "keys ? piece * BLOCK + place : ", "false ? 0u : "),
+    mutant("expand", "a rotation in the wrong order", "(back ? of.rounds - 1 - i : i)", "i"),
     mutant("encode", "nibbles of another quad", "codes + quad * 4 * MAX_DIM", "codes"),
     mutant(
         "expand",

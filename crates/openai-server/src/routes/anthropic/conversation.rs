@@ -182,15 +182,23 @@ fn content_of(mut texts: Vec<String>) -> Option<Content> {
 
 /// Content that may be nothing but text.
 fn texts(content: Blocks, at: &str) -> Result<Vec<String>, ApiError> {
+    each_of(content, at, |block, at| match block.kind.as_str() {
+        "text" => text(block, at),
+        _ => Err(unsupported(&block, at)),
+    })
+}
+
+/// The text of each block.
+fn each_of(
+    content: Blocks,
+    at: &str,
+    one: impl Fn(Block, &str) -> Result<String, ApiError>,
+) -> Result<Vec<String>, ApiError> {
     let blocks = match content {
         Blocks::Text(text) => return Ok(vec![text]),
-        Blocks::List(blocks) => blocks,
+        Blocks::List(blocks) => blocks.into_iter().enumerate(),
     };
-    let one = |(i, block): (usize, Block)| {
-        let at = format!("{at}[{i}]");
-        if block.kind == "text" { text(block, &at) } else { Err(unsupported(&block, &at)) }
-    };
-    blocks.into_iter().enumerate().map(one).collect()
+    blocks.map(|(i, block)| one(block, &format!("{at}[{i}]"))).collect()
 }
 
 fn text(block: Block, at: &str) -> Result<String, ApiError> {
@@ -227,23 +235,15 @@ fn result(block: Block, at: &str) -> Result<Message, ApiError> {
 
 /// What a result says. A tool that was found is among the others from then on, so its name is enough.
 fn outcome(content: Blocks, at: &str) -> Result<Vec<String>, ApiError> {
-    let blocks = match content {
-        Blocks::Text(text) => return Ok(vec![text]),
-        Blocks::List(blocks) => blocks,
-    };
-    let one = |(i, block): (usize, Block)| {
-        let at = format!("{at}[{i}]");
-        match block.kind.as_str() {
-            "text" => text(block, &at),
-            "tool_reference" => {
-                only(&block, &["tool_name"], &at)?;
-                let name = needed(block.tool_name, &at, "tool_name")?;
-                Ok(format!("The tool {name} can be called now."))
-            }
-            _ => Err(unsupported(&block, &at)),
+    each_of(content, at, |block, at| match block.kind.as_str() {
+        "text" => text(block, at),
+        "tool_reference" => {
+            only(&block, &["tool_name"], at)?;
+            let name = needed(block.tool_name, at, "tool_name")?;
+            Ok(format!("The tool {name} can be called now."))
         }
-    };
-    blocks.into_iter().enumerate().map(one).collect()
+        _ => Err(unsupported(&block, at)),
+    })
 }
 
 fn needed<T>(value: Option<T>, at: &str, name: &str) -> Result<T, ApiError> {

@@ -1,8 +1,6 @@
 //! Attention of prompts: tiles of many rows, whose sequences are not cut into spans.
 
-use super::{
-    AttendParams, AttendTile, KvShape, Plan, SPAN_TOKENS, Scoring, Sequence, attend as attend_few,
-};
+use super::{AttendParams, AttendTile, KvShape, Plan, SPAN_TOKENS, Scoring, attend as attend_few};
 use crate::{
     Result, Tensor,
     gpu::{Buffer, Launch, Operand, count, ops},
@@ -23,20 +21,32 @@ pub(in crate::gpu) fn fits(shape: KvShape, group: usize) -> bool {
     shape.is_typed() && shape.head_dim == HEAD && group <= MAX_GROUP
 }
 
-/// The rows of a step that are of some sequences.
-pub(super) fn rows_of(
-    seqs: &[Sequence<'_>],
-    wanted: impl Fn(&Sequence<'_>) -> bool,
-) -> Result<Vec<u32>> {
+/// The rows of a step that are of some sequences, of which the query tokens are given, and whether they are wanted.
+pub(in crate::gpu) fn rows_of(seqs: impl Iterator<Item = (usize, bool)>) -> Result<Vec<u32>> {
     let (mut rows, mut first) = (Vec::new(), 0);
-    for seq in seqs {
-        let next = count("attention", first as usize + seq.q_len)?;
-        if wanted(seq) {
+    for (q_len, wanted) in seqs {
+        let next = count("attention", first as usize + q_len)?;
+        if wanted {
             rows.extend(first..next);
         }
         first = next;
     }
     Ok(rows)
+}
+
+/// `base [t, heads, head_dim]` with other attention's results in these rows of `q`.
+pub(in crate::gpu) fn with_rows(
+    base: &GpuTensor,
+    q: &GpuTensor,
+    rows: &[u32],
+    attend: impl FnOnce(GpuTensor) -> Result<GpuTensor>,
+) -> Result<GpuTensor> {
+    let width = q.dims[1] * q.dims[2];
+    let flat = |x: &GpuTensor, n| GpuTensor { dims: vec![n, width], ..x.clone() };
+    let own = ops::take_rows(&flat(q, q.dims[0]), rows)?;
+    let own = attend(GpuTensor { dims: vec![rows.len(), q.dims[1], q.dims[2]], ..own })?;
+    let all = ops::put_rows(&flat(base, q.dims[0]), rows, &flat(&own, rows.len()))?;
+    Ok(GpuTensor { dims: q.dims.clone(), ..all })
 }
 
 /// [`super::attend`] with a plan for prompts.
@@ -51,16 +61,11 @@ pub(super) fn attend(
     let (heads, gpu) = (plan.heads(shape, q)?, q.gpu());
     let out = match &plan.few {
         None => GpuTensor::new(gpu, &q.dims)?,
-        Some((rows, own)) => {
-            let wide = GpuTensor { dims: vec![plan.tokens, heads * shape.head_dim], ..q.clone() };
-            let few = ops::take_rows(&wide, rows)?;
-            let few = GpuTensor { dims: vec![rows.len(), heads, shape.head_dim], ..few };
+        // The other rows are written below.
+        Some((rows, own)) => with_rows(q, q, rows, |few| {
             let few = attend_few(shape, &few.into(), pages, own, scoring)?;
-            let few = super::on_gpu(&few)?.clone();
-            let few = GpuTensor { dims: vec![rows.len(), heads * shape.head_dim], ..few };
-            // The other rows are written below.
-            GpuTensor { dims: q.dims.clone(), ..ops::put_rows(&wide, rows, &few)? }
-        }
+            super::on_gpu(&few).cloned()
+        })?,
     };
     let sinks = scoring.sinks_on(gpu, heads)?;
     let params = AttendParams {
