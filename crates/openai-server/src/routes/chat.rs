@@ -3,7 +3,7 @@
 use super::{
     chat_functions,
     chat_output::{ChatOutput, Whole, delta_out},
-    chat_plan::{Ask, Chosen, Plan, tool_named},
+    chat_plan::{Ask, ByName, Chosen, Plan},
     chat_prompt::PromptFields,
 };
 use crate::{
@@ -143,18 +143,19 @@ fn chosen_tools(tools: Vec<Tool>, choice: Option<&ToolChoice>) -> Result<Chosen,
     {
         return Err(ApiError::value("tool_choice", "is only allowed with 'tools'"));
     }
+    let names = ByName::of(&tools);
     let (mode, callable) = match choice {
         None => ("auto", tools.clone()),
         Some(ToolChoice::Mode(mode)) => (mode.as_str(), tools.clone()),
         Some(ToolChoice::Chosen(chosen)) => match (&chosen.function, &chosen.allowed_tools) {
             (Some(_), None) => {
-                let tool = chosen_tool(&tools, chosen, "tool_choice")?;
+                let tool = chosen_tool(&names, chosen, "tool_choice")?;
                 ("required", vec![tool])
             }
             (None, Some(allowed)) if chosen.kind == "allowed_tools" => {
                 let one = |(i, chosen): (usize, &ChosenTools)| {
                     let at = format!("tool_choice.allowed_tools.tools[{i}]");
-                    chosen_tool(&tools, chosen, &at)
+                    chosen_tool(&names, chosen, &at)
                 };
                 let callable = allowed.tools.iter().enumerate().map(one);
                 (allowed.mode.as_str(), callable.collect::<Result<_, _>>()?)
@@ -178,11 +179,11 @@ fn chosen_tools(tools: Vec<Tool>, choice: Option<&ToolChoice>) -> Result<Chosen,
 }
 
 /// The tool that an object names.
-fn chosen_tool(tools: &[Tool], chosen: &ChosenTools, at: &str) -> Result<Tool, ApiError> {
+fn chosen_tool(names: &ByName<'_>, chosen: &ChosenTools, at: &str) -> Result<Tool, ApiError> {
     let Some(function) = chosen.function.as_ref().filter(|_| chosen.kind == "function") else {
         return Err(ApiError::value(at, "must be of the type 'function' and name one"));
     };
-    tool_named(tools, &function.name, &format!("{at}.function.name"))
+    names.get(&function.name, &format!("{at}.function.name"))
 }
 
 /// What stands at the head of every chunk.

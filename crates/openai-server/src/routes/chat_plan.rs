@@ -14,7 +14,7 @@ use crate::{
     tokens::{bad_words, check_spaces, cut},
     wire::SamplingFields,
 };
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 use taper_chat::{ParserOptions, Tool, ToolFormat};
 
 /// What a request asks of a chat model.
@@ -66,10 +66,24 @@ impl Chosen {
     }
 }
 
-/// The tool of a name that a request chooses. `at` is the field of the name.
-pub(super) fn tool_named(tools: &[Tool], name: &str, at: &str) -> Result<Tool, ApiError> {
-    let tool = tools.iter().find(|tool| tool.name == name).cloned();
-    tool.ok_or_else(|| ApiError::value(at, format!("there is no tool '{name}'")))
+/// Tools by their names: a request may choose among as many as its body holds.
+pub(super) struct ByName<'a>(HashMap<&'a str, &'a Tool>);
+
+impl<'a> ByName<'a> {
+    pub(super) fn of(tools: &'a [Tool]) -> Self {
+        // Of two tools of a name, the first one.
+        Self(tools.iter().rev().map(|tool| (tool.name.as_str(), tool)).collect())
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// The tool that a request chooses. `at` is the field of the name.
+    pub(super) fn get(&self, name: &str, at: &str) -> Result<Tool, ApiError> {
+        let tool = self.0.get(name).map(|tool| (*tool).clone());
+        tool.ok_or_else(|| ApiError::value(at, format!("there is no tool '{name}'")))
+    }
 }
 
 /// A request, checked and tokenized.

@@ -3,10 +3,11 @@
 use super::conversation::Found;
 use crate::{
     errors::ApiError,
-    routes::chat_plan::{Chosen, tool_named},
+    routes::chat_plan::{ByName, Chosen},
     wire::{AnthropicChoice, AnthropicTool},
 };
 use serde_json::Value;
+use std::collections::HashSet;
 use taper_chat::Tool;
 
 /// The tools of a request, and the choice among them. A deferred one is there once a result of the client's
@@ -31,7 +32,7 @@ pub(super) fn chosen(
         ("any", _) => Ok(all(tools, true)),
         ("none", _) => Ok(Chosen::default()),
         ("tool", Some(name)) => {
-            let callable = vec![tool_named(&tools, name, "tool_choice.name")?];
+            let callable = vec![ByName::of(&tools).get(name, "tool_choice.name")?];
             Ok(Chosen { tools, callable, required: true })
         }
         ("tool", None) => Err(ApiError::MissingParameter { param: "tool_choice.name".to_owned() }),
@@ -48,9 +49,9 @@ fn loaded(
     chosen: Option<&str>,
     found: &[Found<'_>],
 ) -> Result<Vec<Tool>, ApiError> {
-    let named = |tool: &AnthropicTool, name: &str| tool.name.as_deref() == Some(name);
+    let names: HashSet<_> = wire.iter().filter_map(|tool| tool.name.clone()).collect();
     for Found { name, at } in found {
-        if !wire.iter().any(|tool| named(tool, name)) {
+        if !names.contains(*name) {
             return Err(ApiError::value(at, format!("there is no tool '{name}' in 'tools'")));
         }
     }
@@ -59,13 +60,13 @@ fn loaded(
         let detail = "must hold a tool that is not deferred: none could find the others";
         return Err(ApiError::value("tools", detail));
     }
+    let wanted: HashSet<_> = found.iter().map(|found| found.name).chain(chosen).collect();
     let mut tools = Vec::new();
     for (i, tool) in wire.into_iter().enumerate() {
-        let wanted = !deferred(&tool)
-            || chosen.is_some_and(|name| named(&tool, name))
-            || found.iter().any(|found| named(&tool, found.name));
+        let is_there =
+            !deferred(&tool) || tool.name.as_deref().is_some_and(|name| wanted.contains(name));
         let tool = converted(tool, &format!("tools[{i}]"))?;
-        if wanted {
+        if is_there {
             tools.push(tool);
         }
     }

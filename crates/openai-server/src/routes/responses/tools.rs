@@ -2,7 +2,7 @@
 
 use crate::{
     errors::ApiError,
-    routes::chat_plan::{Chosen, tool_named},
+    routes::chat_plan::{ByName, Chosen},
     wire::{ResponseTool, ResponseToolChoice, ResponseToolChosen},
 };
 use serde_json::Value;
@@ -22,9 +22,11 @@ impl Namespaces {
         }
     }
 
-    /// The model's name of the first function that the caller calls so.
-    fn find(&self, own: &str) -> Option<&str> {
-        self.0.iter().filter(|(_, (_, name))| name == own).map(|(name, _)| name.as_str()).min()
+    /// The model's names by those that the caller has for functions; of several, the first one.
+    fn by_own(&self) -> HashMap<&str, &str> {
+        let mut all: Vec<_> = self.0.iter().map(|(name, (_, own))| (&**own, &**name)).collect();
+        all.sort_unstable_by(|a, b| b.cmp(a));
+        all.into_iter().collect()
     }
 }
 
@@ -115,9 +117,10 @@ fn picked(
     chosen: ResponseToolChosen,
     namespaces: &Namespaces,
 ) -> Result<Chosen, ApiError> {
+    let (names, inside) = (ByName::of(&tools), namespaces.by_own());
     match chosen.kind.as_str() {
         "function" => {
-            let callable = vec![named(&tools, &chosen, namespaces, "tool_choice")?];
+            let callable = vec![named(&names, &chosen, &inside, "tool_choice")?];
             Ok(Chosen { tools, callable, required: true })
         }
         "allowed_tools" => {
@@ -130,8 +133,7 @@ fn picked(
                 }
             };
             let allowed = chosen.tools.unwrap_or_default().into_iter().enumerate();
-            let one =
-                |(i, one)| named(&tools, &one, namespaces, &format!("tool_choice.tools[{i}]"));
+            let one = |(i, one)| named(&names, &one, &inside, &format!("tool_choice.tools[{i}]"));
             let callable = allowed.map(one).collect::<Result<_, _>>()?;
             Ok(Chosen { tools, callable, required })
         }
@@ -143,16 +145,15 @@ fn picked(
 }
 
 fn named(
-    tools: &[Tool],
+    names: &ByName<'_>,
     chosen: &ResponseToolChosen,
-    namespaces: &Namespaces,
+    inside: &HashMap<&str, &str>,
     at: &str,
 ) -> Result<Tool, ApiError> {
     match &chosen.name {
         Some(name) if chosen.kind == "function" => {
-            let plain = tools.iter().any(|tool| tool.name == *name);
-            let inside = if plain { None } else { namespaces.find(name) };
-            tool_named(tools, inside.unwrap_or(name), &format!("{at}.name"))
+            let inside = inside.get(name.as_str()).filter(|_| !names.has(name));
+            names.get(inside.copied().unwrap_or(name), &format!("{at}.name"))
         }
         _ => Err(ApiError::value(at, "must be of the type 'function' and name one")),
     }
