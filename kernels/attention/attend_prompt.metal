@@ -4,8 +4,9 @@
 // attend_prompt_*: pages, tiles and what is computed are attend.metal's. A tile has as many tokens as ROWS rows allow,
 //   with all heads of a KV head. Keys and values of 64 tokens at a time lie in threadgroup memory; each copy goes on
 //   while the other one is multiplied with. Rows of q, relative to their largest element, and the softmax's weights are
-//   halves, so results are within the rounding of f16. Tokens are cut into 64s by their place in the sequence: a row's
-//   result is the same in any tile. Grid: x tiles, y KV heads. Threads: 2 ROWS.
+//   halves, so results are within the rounding of f16. Tokens are cut into 64s by their place in the sequence. Few tiles
+//   share out what they see among spans, which leave sums and weights for attend_merge. Grid: x tiles, y KV heads, z
+//   spans. Threads: 2 ROWS.
 // Reference: softmax(q k^T) v in f64.
 #include "taper/attend.h"
 #include "taper/copies.h"
@@ -112,8 +113,8 @@ template <int D> INLINE float load_query(device const float* row, bool there, fl
 template <int D, int ROWS>
 INLINE void prompt(
     device const float* q, device const half* k_pages, device const half* v_pages, device const uint* blocks,
-    device const AttendTile* tiles, device const float* sinks, device float* out, AttendParams p, uint3 at, uint tid, uint sg,
-    uint lane, threadgroup uint4* keys, threadgroup uint4* values)
+    device const AttendTile* tiles, device const float* sinks, device float* out, device float* span_sums,
+    device float* span_weights, AttendParams p, uint3 at, uint tid, uint sg, uint lane, threadgroup uint4* keys, threadgroup uint4* values)
 {
     enum { THREADS = 2 * ROWS, PARTS = D / 64 };
     const uint g = lane / 4, t = lane % 4;
@@ -124,7 +125,10 @@ INLINE void prompt(
     reach.blocks = blocks + tile.table;
     reach.block_elements = size_t(p.kv_heads) * BLOCK * D, reach.head_at = size_t(at.y) * BLOCK * D;
     reach.from = p.window && tile.end > p.window ? tile.end - p.window : 0, reach.to = last_end;
-    const uint first = reach.from / STEP * STEP;
+    // The tokens of this span.
+    const uint seen = reach.from / STEP * STEP, steps = (last_end - seen + STEP - 1) / STEP;
+    const uint each = (steps + p.spans - 1) / p.spans * STEP;
+    const uint first = seen + at.z * each, stop = min(last_end, first + each);
     bring<D, true>(k_pages, reach, first, tid, THREADS, keys);
     copies_end();
     bring<D, false>(v_pages, reach, first, tid, THREADS, values);
@@ -149,7 +153,7 @@ INLINE void prompt(
     WideC acc[PARTS];
     UNROLL for (int i = 0; i < PARTS; ++i) wide_zero(acc[i]);
 
-    for (uint from = first; from < last_end; from += STEP) {
+    for (uint from = first; from < stop; from += STEP) {
         copies_wait<1>();
         wide_publish();
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -161,7 +165,7 @@ INLINE void prompt(
         wide_end();
         wide_wait<0>();
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (from + STEP < last_end) bring<D, true>(k_pages, reach, from + STEP, tid, THREADS, keys);
+        if (from + STEP < stop) bring<D, true>(k_pages, reach, from + STEP, tid, THREADS, keys);
         copies_end();
 
         // Some row does not see all of them.
@@ -224,18 +228,27 @@ INLINE void prompt(
         wide_end();
         wide_wait<0>();
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (from + STEP < last_end) bring<D, false>(v_pages, reach, from + STEP, tid, THREADS, values);
+        if (from + STEP < stop) bring<D, false>(v_pages, reach, from + STEP, tid, THREADS, values);
         copies_end();
     }
 
     UNROLL for (int r = 0; r < 2; ++r) weight[r] = of_row_sum(weight[r]);
+    if (p.spans > 1) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            place[r] = (place[r] / D * p.spans + at.z) * D;
+            if (!there[r] || t != 0) continue;
+            span_weights[place[r] / D * 2] = top[r] / LOG2_E, span_weights[place[r] / D * 2 + 1] = weight[r];
+        }
+        out = span_sums;
+    }
     UNROLL for (int m = 0; m < D / 8; ++m) {
         float sums[4];
         wide_to_lanes(acc[m / 8], m % 8, lane, sums);
         UNROLL for (int r = 0; r < 2; ++r) {
             if (!there[r]) continue;
             device float* to = out + place[r] + 8 * m + 2 * t;
-            to[0] = sums[2 * r] / weight[r], to[1] = sums[2 * r + 1] / weight[r];
+            const float by = p.spans > 1 ? 1.0f : weight[r];
+            to[0] = sums[2 * r] / by, to[1] = sums[2 * r + 1] / by;
         }
     }
 }
@@ -249,7 +262,9 @@ kernel void attend_prompt_d##D##_r##ROWS( \
     device const AttendTile* tiles [[buffer(4)]], \
     device const float* sinks [[buffer(5)]], \
     device float* out [[buffer(6)]], \
-    constant AttendParams& p [[buffer(7)]], \
+    device float* sums [[buffer(7)]], \
+    device float* weights [[buffer(8)]], \
+    constant AttendParams& p [[buffer(9)]], \
     uint3 at [[threadgroup_position_in_grid]], \
     uint tid [[thread_index_in_threadgroup]], \
     uint sg [[simdgroup_index_in_threadgroup]], \
@@ -257,6 +272,7 @@ kernel void attend_prompt_d##D##_r##ROWS( \
 { \
     threadgroup uint4 keys[STEP * D / 8] SWIZZLED; \
     threadgroup uint4 values[STEP * D / 8] SWIZZLED; \
-    prompt<D, ROWS>(q, k_pages, v_pages, blocks, tiles, sinks, out, p, at, tid, sg, lane, keys, values); \
+    prompt<D, ROWS>( \
+        q, k_pages, v_pages, blocks, tiles, sinks, out, sums, weights, p, at, tid, sg, lane, keys, values); \
 }
 ATTEND(128, 128)

@@ -2,7 +2,7 @@
 
 mod command;
 mod fresh_start;
-mod served;
+pub(crate) mod served;
 
 use anyhow::{Result, bail, ensure};
 use clap::Args;

@@ -20,12 +20,16 @@ const FILL_SETS: usize = 7;
 
 /// Sequences that a runner serves at a time.
 const SEQUENCES: usize = 64;
+/// Tokens of a step, where a cache keeps exact ones beside codes.
+pub(crate) const LONGEST_STEP: usize = 32_768;
 
 /// A model and room for its sequences.
 #[derive(Debug)]
 pub(crate) struct Runner {
     pub(crate) model: Box<dyn Model>,
     cache: KvCache,
+    /// Bytes of the cache that were in use at most.
+    pub(crate) peak: u64,
 }
 
 /// Some tokens of a sequence to run, after `start` that are in the cache.
@@ -88,13 +92,14 @@ impl Runner {
             None => taper_kv_codecs::parse(kv_dtype)?,
         };
         let tokens_of_cache = blocks * size;
-        let room = |tokens| ExactRoom::for_sequences(tokens, SEQUENCES, tokens_of_cache, size);
+        let step = tokens_of_cache.min(LONGEST_STEP);
+        let room = |tokens| ExactRoom::for_sequences(tokens, SEQUENCES, step, size);
         let cache = KvCache::new(KvConfig {
             exact: exact.map(room),
             recurrent: info.states(SEQUENCES, 0),
             ..info.cache(codec, size, blocks)
         });
-        Ok(Self { model, cache })
+        Ok(Self { model, cache, peak: 0 })
     }
 
     /// Runs chunks as one packed step, or one of each phase where the model has two, and returns
@@ -194,6 +199,7 @@ impl Runner {
         ensure!(pieces.iter().all(|p| phase_of(p) == phase), "pieces of one phase");
         let (tokens, positions, logits_at) = (&*tokens, &*positions, &*logits_at);
         let batch = Batch { tokens, positions, logits_at, phase, adapters: &[] };
+        self.peak = self.peak.max(self.cache.usage().used_bytes());
         let mut session = self.cache.session(&ranges)?;
         let logits = self.model.forward(&batch, &mut session)?;
         let rows = logits.dims().first();

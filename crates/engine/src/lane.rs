@@ -2,7 +2,7 @@
 
 use crate::{
     adapters::salt,
-    pace::Pace,
+    pace::{Company, Pace},
     sequence::{Sequence, internal},
     stats::{Gauges, add, set},
     step::{self, Outcome},
@@ -94,7 +94,12 @@ impl Lane {
         }
         (self.busy, self.holds_memory) = (Instant::now(), true);
         self.cancel_closed(shared);
-        self.scheduler.limit_prompts(self.pace.tokens(self.sequences.len()));
+        let company = match self.sequences.len() {
+            ..=1 => Company::Alone,
+            _ if self.scheduler.decodes() => Company::Outputs,
+            _ => Company::Prompts,
+        };
+        self.scheduler.limit_prompts(self.pace.tokens(company));
         let plan = self.scheduler.plan(&mut Pool(&mut self.cache));
         self.announce(&plan, shared);
         self.update_gauges(shared);
@@ -103,7 +108,8 @@ impl Lane {
             self.step(&plan, shared);
             // Decodes have one token each.
             let prompts = plan.works.iter().map(|work| work.len).filter(|&len| len > 1).sum();
-            self.pace.learn(prompts, since.elapsed());
+            let decoded = plan.works.iter().any(|work| work.len == 1);
+            self.pace.learn(prompts, decoded, since.elapsed());
             self.update_gauges(shared);
         }
     }
@@ -315,7 +321,7 @@ impl Lane {
         set(&gauges.kv_blocks_idle, usage.idle_blocks);
         set(&gauges.kv_exact_blocks_used, usage.promised_exact_blocks);
         set(&gauges.kv_exact_blocks_total, usage.total_exact_blocks);
-        gauges.step_prompt_tokens.store(self.pace.tokens(2), Ordering::Relaxed);
+        gauges.step_prompt_tokens.store(self.pace.tokens(Company::Outputs), Ordering::Relaxed);
         let exact = usage.exact_blocks as u64 * usage.bytes_per_exact_block;
         gauges.kv_exact_bytes.store(exact, Ordering::Relaxed);
         gauges.kv_used_bytes.store(usage.used_bytes(), Ordering::Relaxed);

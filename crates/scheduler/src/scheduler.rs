@@ -94,6 +94,12 @@ impl Scheduler {
         self.running.len()
     }
 
+    /// Whether a sequence that holds blocks has its prompt behind it.
+    #[must_use]
+    pub fn decodes(&self) -> bool {
+        self.running.iter().any(Seq::decodes)
+    }
+
     /// Sequences in the queue, preempted ones included.
     #[must_use]
     pub fn waiting(&self) -> usize {

@@ -179,9 +179,10 @@ pub(crate) struct EngineArgs {
     /// Maximum number of sequences in a batch [default: 256 for a server, 1 for run and chat].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_num_seqs: Option<u32>,
-    /// Maximum number of tokens in a step; longer prompts are prefilled in chunks of this size.
-    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
-    pub(crate) max_num_batched_tokens: u32,
+    /// Maximum number of tokens in a step; longer prompts are prefilled in chunks of this size [default: 512 on
+    /// a CPU; on a GPU 8192, or 2048 with less than 32 GB].
+    #[arg(long, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
+    pub(crate) max_num_batched_tokens: Option<u32>,
     /// Compute threads [default: one per core]. More threads than cores slow every step.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST_THREADS))]
     pub(crate) threads: Option<u16>,

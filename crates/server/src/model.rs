@@ -93,10 +93,12 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
         .memory_share(args.gpu_memory_utilization)
         .prefix_caching(args.prefix_caching())
         .max_num_seqs(args.max_num_seqs.unwrap_or(requests.together))
-        .max_num_batched_tokens(args.max_num_batched_tokens)
         .max_waiting(requests.waiting)
         .scheduling(requests.scheduling)
         .chat_template(args.template());
+    if let Some(tokens) = args.max_num_batched_tokens {
+        builder = builder.max_num_batched_tokens(tokens);
+    }
     for (bits, plan) in args.kv.offers()? {
         builder = builder.kv_offer(bits, plan);
     }

@@ -67,7 +67,7 @@ pub struct Builder {
     pub(crate) prefix_caching: bool,
     pub(crate) max_model_len: Option<u32>,
     pub(crate) max_num_seqs: u32,
-    pub(crate) max_num_batched_tokens: u32,
+    pub(crate) max_num_batched_tokens: Option<u32>,
     pub(crate) max_waiting: u32,
     pub(crate) scheduling: Scheduling,
     pub(crate) threads: Option<usize>,
@@ -94,7 +94,7 @@ impl Builder {
             prefix_caching: true,
             max_model_len: None,
             max_num_seqs: 1,
-            max_num_batched_tokens: 512,
+            max_num_batched_tokens: None,
             max_waiting: 1,
             scheduling: Scheduling::default(),
             threads: None,
@@ -174,10 +174,11 @@ impl Builder {
         Self { max_num_seqs: sequences, ..self }
     }
 
-    /// Tokens computed together [512]; longer prompts are cut.
+    /// Tokens computed together; longer prompts are cut [512 on a CPU; on a GPU 8,192, or 2,048 where it has
+    /// less than 32 GB].
     #[must_use]
     pub fn max_num_batched_tokens(self, tokens: u32) -> Self {
-        Self { max_num_batched_tokens: tokens, ..self }
+        Self { max_num_batched_tokens: Some(tokens), ..self }
     }
 
     /// Requests that may wait before further ones are refused [1].

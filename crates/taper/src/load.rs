@@ -52,7 +52,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let config = EngineConfig {
         max_model_len: settings.max_model_len,
         max_num_seqs: settings.max_num_seqs,
-        max_num_batched_tokens: settings.max_num_batched_tokens,
+        max_num_batched_tokens: step_tokens(settings)?,
         max_waiting: settings.max_waiting,
         scheduling: settings.scheduling,
         scheme: resolve(&settings.kv)?,
@@ -72,6 +72,18 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let engine = Arc::new(LocalEngine::start(model, &config)?);
     let (name, sampling) = (source.name(), generation.sampling());
     Ok(Taper { name, family, parameters, engine, tokenizer, template, sampling })
+}
+
+/// Tokens of a step. A GPU widens every weight to halves once a step, so its steps are longer, where it has
+/// memory for their activations.
+fn step_tokens(settings: &Builder) -> Result<u32> {
+    const LARGE: u64 = 32_000_000_000;
+    Ok(match (settings.max_num_batched_tokens, &settings.gpu) {
+        (Some(tokens), _) => tokens,
+        (None, None) => 512,
+        (None, Some(gpu)) if gpu.memory()?.total < LARGE => 2048,
+        (None, Some(_)) => 8192,
+    })
 }
 
 /// Where prefixes are kept, if they are.

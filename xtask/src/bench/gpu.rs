@@ -3,18 +3,18 @@
 
 use super::{
     cell::Work,
-    gpu_against, gpu_cache, gpu_products, gpu_sampling, hybrid,
-    shape::{self, Random, Shape, TensorSpec},
+    gpu_against, gpu_cache, gpu_products, gpu_sampling, hybrid, random,
+    shape::{self, Random, Shape},
 };
 use crate::{
     device,
     kernels::check,
-    runner::{Piece, Runner},
+    runner::{self, Piece, Runner},
 };
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Map, json};
 use std::{fmt, time::Instant};
-use taper_kv_codecs::Exact;
+use taper_kv_cache::KvConfig;
+use taper_kv_codecs::{Exact, KvGeometry};
 use taper_models::{LoadOptions, Model, Precision, Rounding};
 use taper_tensor::gpu::{self, Gpu};
 use taper_weights::Checkpoint;
@@ -93,7 +93,8 @@ pub(crate) struct GpuArgs {
     against: gpu_against::AgainstArgs,
 }
 
-const GROUP: usize = 64;
+/// Tokens of a step of a prompt, as the server has it.
+pub(super) const CHUNK: usize = 8192;
 /// Steps before those that count: launches become CUDA graphs in the first ones.
 const WARM_UP: usize = 32;
 
@@ -200,16 +201,22 @@ pub(super) struct Own<'a> {
     /// Always there between measurements.
     model: Option<Box<dyn Model>>,
     /// As `--kv-cache-dtype` has it.
-    cache: String,
+    pub(super) cache: String,
+    /// Bytes of weights and of the cache that the last measurement had in use.
+    pub(super) memory: u64,
     steps: usize,
     chunk: usize,
 }
 
 impl<'a> Own<'a> {
-    fn load(gpu: &'a Gpu, shape: &Shape, (steps, chunk): (usize, usize)) -> Result<Self> {
+    pub(super) fn load(
+        gpu: &'a Gpu,
+        shape: &Shape,
+        (steps, chunk): (usize, usize),
+    ) -> Result<Self> {
         let start = Instant::now();
-        let config = config(shape)?;
-        let weights = Checkpoint::from_static(&config, checkpoint(shape)?.leak())?;
+        let config = serde_json::to_vec(&random::config(shape))?;
+        let weights = Checkpoint::from_static(&config, random::checkpoint(shape)?.leak())?;
         let options = LoadOptions {
             max_model_len: None,
             precision: Precision::Mixed { decode: Rounding::Int8 },
@@ -223,7 +230,7 @@ impl<'a> Own<'a> {
             gb(model.info().weight_bytes),
             start.elapsed().as_secs_f64()
         );
-        Ok(Self { gpu, model: Some(model), cache: "f16".into(), steps, chunk })
+        Ok(Self { gpu, model: Some(model), cache: "f16".into(), memory: 0, steps, chunk })
     }
 
     fn table(&mut self, works: &[Work], bandwidth: Bandwidth) -> Result<()> {
@@ -260,6 +267,23 @@ impl<'a> Own<'a> {
         Ok(4 * (info.layers * info.kv_heads * info.head_dim) as u64)
     }
 
+    /// Bytes of the cache that so many tokens take, and their exact rows.
+    fn cache_bytes(&self, tokens: usize) -> Result<u64> {
+        let exact = (self.kv_bytes()?, tokens as u64);
+        if self.cache == "f16" {
+            return Ok(exact.0 * exact.1);
+        }
+        let info = self.model()?.info();
+        let size = KvConfig::BLOCK_TOKENS;
+        let (kv_heads, head_dim) = (info.kv_heads, info.head_dim);
+        let g = KvGeometry { kv_heads, head_dim, block_tokens: size };
+        let block = taper_kv_codecs::parse_on(&self.cache, self.gpu)?.block_bytes(g);
+        let codes = (block.k + block.v) * info.layers * tokens.div_ceil(size);
+        // Of a step, and about as many of all sequences that a runner serves.
+        let rows = exact.0 * exact.1.min(2 * runner::LONGEST_STEP as u64);
+        Ok(codes as u64 + rows)
+    }
+
     /// Bytes of weights and cache that a step of decoding reads.
     pub(super) fn bytes(&self, work: Work) -> Result<Option<u64>> {
         let Work::Decode { depth, batch } = work else { return Ok(None) };
@@ -282,7 +306,7 @@ impl<'a> Own<'a> {
             Work::Decode { depth, batch } => batch * (depth + 4 * self.steps + 64),
             Work::FirstToken => bail!("the first token is not timed on a GPU"),
         };
-        if self.kv_bytes()? * room as u64 + (2 << 30) > self.gpu.memory()?.free {
+        if self.cache_bytes(room)? + (2 << 30) > self.gpu.memory()?.free {
             return Ok(None);
         }
         let model = self.model.take().context("an earlier measurement failed")?;
@@ -293,6 +317,7 @@ impl<'a> Own<'a> {
             Work::Decode { depth, batch } => decode(&mut runner, self.steps, depth, batch)?,
             Work::FirstToken => f64::NAN,
         };
+        self.memory = runner.peak + runner.info().weight_bytes;
         self.model = Some(runner.into_model());
         Ok(Some(time))
     }
@@ -345,57 +370,4 @@ fn decode(runner: &mut Runner, steps: usize, depth: usize, batch: usize) -> Resu
 fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-fn config(shape: &Shape) -> Result<Vec<u8>> {
-    let mut config = shape.config();
-    config.insert("quantization".into(), json!({"group_size": GROUP, "bits": 4}));
-    Ok(serde_json::to_vec(&config)?)
-}
-
-/// A safetensors file in memory.
-fn checkpoint(shape: &Shape) -> Result<Vec<u8>> {
-    let (mut header, mut at, mut parts) = (Map::new(), 0, Vec::new());
-    let tensors = shape.tensors();
-    for (name, dims) in tensors.iter().flat_map(TensorSpec::parts) {
-        let mut add = |name: String, dtype: &str, dims: &[usize], bytes: usize, fill: Fill| {
-            let entry = json!({"dtype": dtype, "shape": dims, "data_offsets": [at, at + bytes]});
-            header.insert(name, entry);
-            at += bytes;
-            parts.push((bytes, fill));
-        };
-        let &[rows, cols] = dims else {
-            add(name, "BF16", dims, 2 * dims.iter().product::<usize>(), Fill::Floats(1.0));
-            continue;
-        };
-        let prefix = name.trim_end_matches("weight").to_owned();
-        // Codes are uniform in 0..16: of standard deviation 4.6 around 7.5.
-        let scale = (cols as f32).sqrt().recip() / 4.6;
-        add(name, "U32", &[rows, cols / 8], rows * cols / 2, Fill::Codes);
-        let groups = [rows, cols / GROUP];
-        let bytes = 2 * rows * (cols / GROUP);
-        add(format!("{prefix}scales"), "BF16", &groups, bytes, Fill::Floats(scale));
-        add(format!("{prefix}biases"), "BF16", &groups, bytes, Fill::Floats(-7.5 * scale));
-    }
-    let mut header = serde_json::to_vec(&header)?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    let mut out = Vec::with_capacity(8 + header.len() + at);
-    out.extend_from_slice(&(header.len() as u64).to_le_bytes());
-    out.extend_from_slice(&header);
-    let mut random = Random::new(1);
-    for (bytes, fill) in parts {
-        match fill {
-            Fill::Codes => (0..bytes / 8).for_each(|_| out.extend(random.next().to_le_bytes())),
-            Fill::Floats(x) => {
-                let bits = ((x.to_bits() + 0x8000) >> 16) as u16;
-                (0..bytes / 2).for_each(|_| out.extend(bits.to_le_bytes()));
-            }
-        }
-    }
-    Ok(out)
-}
-
-enum Fill {
-    Codes,
-    Floats(f32),
 }

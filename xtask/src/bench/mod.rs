@@ -13,11 +13,14 @@ mod gpu_sampling;
 mod hybrid;
 mod llama_cpp;
 mod machine;
+mod matrix;
 mod own;
 mod peer;
 mod prefix;
 mod python;
+mod random;
 mod report;
+mod serve;
 mod shape;
 mod structured;
 mod taper;
@@ -47,6 +50,10 @@ pub(crate) enum Bench {
     Cpu(CpuArgs),
     /// Time to the first token of prompts that begin like an earlier one.
     Prefix(prefix::PrefixArgs),
+    /// Caches by depth by sequences, with their memory: a table, JSON lines and a plot.
+    Matrix(matrix::MatrixArgs),
+    /// A server under load over HTTP, as its users see it; several beside each other.
+    Serve(serve::ServeArgs),
     /// Throughput with a JSON schema beside without, and times of masks.
     Structured(structured::StructuredArgs),
     /// Prefill and decode on an NVIDIA GPU (feature `cuda`).
@@ -136,6 +143,8 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
     }
     match bench {
         Bench::Prefix(args) => prefix::run(args),
+        Bench::Matrix(args) => matrix::run(args),
+        Bench::Serve(args) => serve::run(args),
         Bench::Structured(args) => structured::run(args),
         Bench::Cpu(args) => match (&args.model, args.against) {
             (Some(model), None) => alone(model, args),

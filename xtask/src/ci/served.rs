@@ -12,6 +12,8 @@ use std::{
 };
 
 const KEY: &str = "ci-key";
+/// A model of several gigabytes takes a while to load.
+const START: Duration = Duration::from_secs(300);
 
 /// Runs a command against a server of a model, or of the demo model, that asks for a key.
 pub(crate) fn run(runner: &Runner, model: Option<&str>, dir: &str, words: &[&str]) -> Done {
@@ -50,7 +52,7 @@ impl Served {
                 }
             }
         });
-        let address = address.recv_timeout(Duration::from_secs(30));
+        let address = address.recv_timeout(START);
         server.address = address.context("the server does not say where it serves")?;
         Ok(server)
     }

@@ -12,6 +12,7 @@ mod memory;
 mod mutants;
 mod params;
 mod ptx;
+mod record;
 mod registers;
 mod rewrite;
 
@@ -57,6 +58,9 @@ pub(crate) struct Options {
     /// Leaves the planted bugs out.
     #[arg(long)]
     no_mutants: bool,
+    /// Plants every bug, those too that are on record as caught in the sources as they are.
+    #[arg(long, conflicts_with = "no_mutants")]
+    plant_all: bool,
     /// Runs a model of every family, a quarter of an hour on two cores; else one of each mechanism.
     #[arg(long)]
     every_family: bool,
@@ -117,7 +121,11 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         models.par_iter().try_for_each(|name| clang.parity(&device, name))?;
     }
     if !options.no_mutants {
-        mutants::run(&clang, only)?;
+        let mut record = record::Record::read(root)?;
+        mutants::run(&clang, &families, &mut record, options.plant_all)?;
+        if options.write {
+            record.write()?;
+        }
     }
     families.par_iter().try_for_each(|family| ptx(root, &clang, family, options.write))?;
     match options.write {

@@ -8,7 +8,7 @@ mod prompts;
 mod recurrent;
 mod tiles;
 
-use super::clang::Clang;
+use super::{clang::Clang, record::Record};
 use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
 use taper_tensor::gpu::{FAMILIES, Family};
@@ -17,14 +17,14 @@ use taper_tensor::gpu::{FAMILIES, Family};
 const ORDERS: u64 = 4;
 
 /// A change to a file of kernels, its headers included, that makes it wrong.
-struct Mutant {
+pub(super) struct Mutant {
     family: &'static str,
     what: &'static str,
-    from: &'static str,
-    to: &'static str,
+    pub(super) from: &'static str,
+    pub(super) to: &'static str,
 }
 
-const fn mutant(
+pub(super) const fn mutant(
     family: &'static str,
     what: &'static str,
     from: &'static str,
@@ -400,22 +400,48 @@ impl Mutant {
     }
 }
 
-pub(super) fn run(clang: &Clang, only: Option<&str>) -> Result<()> {
-    let wanted: Vec<_> = all().filter(|m| only.is_none_or(|o| o == m.family)).collect();
-    let caught: Vec<bool> = wanted
-        .par_iter()
-        .map(|mutant| {
-            let thread = rayon::current_thread_index().unwrap_or_default();
-            let caught = is_caught(clang, mutant, &format!("changed-{thread}"))?;
-            let verdict = if caught { "caught" } else { "MISSED" };
-            println!("planted in {:<12} {verdict}: {}", mutant.family, mutant.what);
-            Ok(caught)
-        })
-        .collect::<Result<_>>()?;
+/// Plants the bugs of these families, without those that the record has unless `again`; the record learns
+/// which families had every bug caught.
+///
+/// # Errors
+/// A bug was not caught, or does not compile.
+pub(super) fn run(
+    clang: &Clang,
+    families: &[&Family],
+    record: &mut Record,
+    again: bool,
+) -> Result<()> {
+    let mut wanted = Vec::new();
+    let mut known = 0;
+    for family in families {
+        let bugs: Vec<_> = all().filter(|m| m.family == family.source.name).collect();
+        if !again && record.has(family.source.name, &family.source.metal(), &bugs) {
+            known += bugs.len();
+        } else {
+            wanted.push((*family, bugs));
+        }
+    }
+    if known > 0 {
+        println!("{known} planted bugs are on record as caught (--plant-all plants them again)");
+    }
+    let bugs: Vec<_> = wanted.iter().flat_map(|(_, bugs)| bugs).collect();
+    let caught = bugs.par_iter().map(|bug| verdict(clang, bug)).collect::<Result<Vec<_>>>()?;
     let missed = caught.iter().filter(|c| !**c).count();
     println!("{} passed, {missed} failed", caught.len() - missed);
     ensure!(missed == 0, "{missed} planted bugs were not caught");
+    for (family, bugs) in &wanted {
+        record.add(family.source.name, &family.source.metal(), bugs);
+    }
     Ok(())
+}
+
+/// Whether a bug is caught, which is also printed.
+fn verdict(clang: &Clang, mutant: &Mutant) -> Result<bool> {
+    let thread = rayon::current_thread_index().unwrap_or_default();
+    let caught = is_caught(clang, mutant, &format!("changed-{thread}"))?;
+    let verdict = if caught { "caught" } else { "MISSED" };
+    println!("planted in {:<12} {verdict}: {}", mutant.family, mutant.what);
+    Ok(caught)
 }
 
 /// Whether a check fails with the bug; `unit` names the files that it makes.

@@ -199,6 +199,10 @@ pub(super) fn prompts() -> Vec<Case> {
         of((1, 128, 2), &[(50, 80)], capped),
         with_sinks(of((2, 128, 4), &[(30, 100)], PLAIN)),
         with_sinks(of((1, 128, 2), &[(30, 100)], window(40))),
+        // Few tiles, which share out what they see.
+        of((2, 128, 4), &[(20, 1100)], PLAIN),
+        of((1, 128, 2), &[(33, 60), (20, 1500)], window(600)),
+        with_sinks(of((1, 128, 4), &[(17, 1030)], capped)),
     ]
 }
 

@@ -152,7 +152,7 @@ fn counts_and_sizes_take_suffixes() {
         "--kv-sink-tokens=1K",
     ]);
     let engine = args.engine;
-    assert_eq!((engine.max_model_len, engine.max_num_batched_tokens), (Some(32_000), 1024));
+    assert_eq!((engine.max_model_len, engine.max_num_batched_tokens), (Some(32_000), Some(1024)));
     assert_eq!(engine.kv_cache_memory_bytes, Some(64 << 20));
     assert_eq!((engine.kv_offloading_size, engine.kv_sink_tokens), (0.5, 1024));
 }

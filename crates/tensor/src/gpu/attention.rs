@@ -453,26 +453,38 @@ impl Plan {
         let tile = (tiles, size_of::<AttendTile>());
         launch.over_tiles(gpu, tile, work(rows, self.spans, shape.head_dim))?;
         if !last {
-            let params = MergeParams {
-                head_dim: value_dim as u32,
-                spans: self.spans as u32,
-                q_heads: heads as u32,
-            };
-            let mut operands = vec![Operand::In(&sums, 0), Operand::In(&weights, 0)];
-            operands.extend(sinks.as_deref().map(|sinks| Operand::In(sinks, 0)));
-            operands.push(Operand::Out(&out.buffer, 0));
-            gpu.launch(&Launch {
-                family: "attend",
-                kernel: if sinks.is_some() { "attend_merge_sinks" } else { "attend_merge" },
-                grid: [count("attention", rows)?, 1, 1],
-                threads: 512,
-                operands: &operands,
-                params: bytemuck::bytes_of(&params),
-            })?;
+            merge(gpu, (&sums, &weights), (self.spans, rows), sinks.as_deref(), &out)?;
         }
         out.prepared = halves.zip(order).map(|(halves, order)| Prepared::of(halves, order).into());
         Ok(out.into())
     }
+}
+
+/// Adds up what spans left of each of `rows` rows: sums `[rows, spans, value_dim]`, and of each span the largest
+/// score and the weight of all. `out [tokens, heads, value_dim]`.
+fn merge(
+    gpu: &Gpu,
+    (sums, weights): (&Buffer, &Buffer),
+    (spans, rows): (usize, usize),
+    sinks: Option<&Buffer>,
+    out: &GpuTensor,
+) -> Result<()> {
+    let params = MergeParams {
+        head_dim: out.dims[2] as u32,
+        spans: spans as u32,
+        q_heads: out.dims[1] as u32,
+    };
+    let mut operands = vec![Operand::In(sums, 0), Operand::In(weights, 0)];
+    operands.extend(sinks.map(|sinks| Operand::In(sinks, 0)));
+    operands.push(Operand::Out(&out.buffer, 0));
+    gpu.launch(&Launch {
+        family: "attend",
+        kernel: if sinks.is_some() { "attend_merge_sinks" } else { "attend_merge" },
+        grid: [count("attention", rows)?, 1, 1],
+        threads: 512,
+        operands: &operands,
+        params: bytemuck::bytes_of(&params),
+    })
 }
 
 /// Multiply-adds, at most, of so many rows of queries.

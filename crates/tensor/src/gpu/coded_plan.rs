@@ -13,8 +13,8 @@ use crate::Result;
 /// Blocks of a span: a simdgroup of four takes every fourth one.
 const SPAN_BLOCKS: [usize; 2] = [16, 8];
 const SHORTEST: usize = 4;
-/// Threadgroups that a large GPU runs at once.
-const FULL: usize = 528;
+/// Threadgroups that fill a large GPU: four on most multiprocessors.
+const FULL: usize = 512;
 
 /// Where the rows of a step go, on the GPU; made once a step and used by every layer.
 #[derive(Debug)]

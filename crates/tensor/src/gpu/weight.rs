@@ -55,7 +55,7 @@ const TILE: usize = 16;
 /// Threadgroups of it that run at a time on a large GPU; more tiles than these are shared out evenly.
 const AT_A_TIME: usize = 264;
 /// From this many on, a library is faster than both, where there is one.
-const LIBRARY_FROM: usize = 192;
+const LIBRARY_FROM: usize = 448;
 
 /// A matrix `[rows, cols]` on a GPU in its stored format. Cheap to clone.
 #[derive(Debug, Clone)]

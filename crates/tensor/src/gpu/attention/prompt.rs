@@ -1,6 +1,9 @@
-//! Attention of prompts: tiles of many rows, whose sequences are not cut into spans.
+//! Attention of prompts: tiles of many rows. Where these are few, as of a short piece of a long prompt, each shares
+//! out what it sees among threadgroups.
 
-use super::{AttendParams, AttendTile, KvShape, Plan, SPAN_TOKENS, Scoring, attend as attend_few};
+use super::{
+    AttendParams, AttendTile, KvShape, Plan, SPAN_TOKENS, Scoring, attend as attend_few, merge,
+};
 use crate::{
     Result, Tensor,
     gpu::{Buffer, Launch, Operand, count, ops},
@@ -15,6 +18,8 @@ pub(in crate::gpu) const FROM: usize = 16;
 const HEAD: usize = 128;
 /// Query heads of a KV head, at most.
 const MAX_GROUP: usize = 64;
+/// Threadgroups that keep a large GPU busy: one of these has a multiprocessor to itself.
+const ENOUGH: usize = 132;
 
 /// Whether there are kernels for it.
 pub(in crate::gpu) fn fits(shape: KvShape, group: usize) -> bool {
@@ -59,15 +64,13 @@ pub(super) fn attend(
 ) -> Result<Tensor> {
     shape.check()?;
     let (heads, gpu) = (plan.heads(shape, q)?, q.gpu());
-    let out = match &plan.few {
-        None => GpuTensor::new(gpu, &q.dims)?,
-        // The other rows are written below.
-        Some((rows, own)) => with_rows(q, q, rows, |few| {
-            let few = attend_few(shape, &few.into(), pages, own, scoring)?;
-            super::on_gpu(&few).cloned()
-        })?,
-    };
+    let out = GpuTensor::new(gpu, &q.dims)?;
     let sinks = scoring.sinks_on(gpu, heads)?;
+    let spans = spans(plan, shape);
+    let cut = spans > 1;
+    let rows = if cut { plan.tokens * heads } else { 0 };
+    let sums = gpu.temporary(4 * rows * spans * shape.head_dim)?;
+    let weights = gpu.temporary(8 * rows * spans)?;
     let params = AttendParams {
         q_heads: heads as u32,
         kv_heads: shape.kv_heads as u32,
@@ -75,14 +78,16 @@ pub(super) fn attend(
         window: scoring.window.map_or(0, |w| u32::try_from(w).unwrap_or(0)),
         scale: scoring.scale,
         soft_cap: scoring.soft_cap.unwrap_or(0.0),
-        sinks: sinks.is_some().into(),
+        spans: count("attention", spans)?,
+        // Spans leave them to whoever adds them up.
+        sinks: u32::from(sinks.is_some() && !cut),
         ..AttendParams::default()
     };
     let q_in = q.input();
     let launch = Launch {
         family: "attend_prompt",
         kernel: &format!("attend_prompt_d{}_r{}", shape.head_dim, plan.rows),
-        grid: [plan.n_tiles, params.kv_heads, 1],
+        grid: [plan.n_tiles, params.kv_heads, params.spans],
         threads: 2 * plan.rows as u32,
         operands: &[
             q_in,
@@ -93,11 +98,28 @@ pub(super) fn attend(
             // What is not there is never read.
             sinks.as_deref().map_or(q_in, |sinks| Operand::In(sinks, 0)),
             out.output(),
+            Operand::Out(&sums, 0),
+            Operand::Out(&weights, 0),
         ],
         params: bytemuck::bytes_of(&params),
     };
     // Multiply-adds of all rows, as if each saw the longest sequence.
     let work = 2 * plan.tokens * heads * plan.spans * SPAN_TOKENS * shape.head_dim;
     launch.over_tiles(gpu, (4, size_of::<AttendTile>()), work)?;
-    Ok(out.into())
+    if cut {
+        merge(gpu, (&sums, &weights), (spans, rows), sinks.as_deref(), &out)?;
+    }
+    let Some((rows, own)) = &plan.few else { return Ok(out.into()) };
+    // These rows of `out` are nobody's so far.
+    let all = with_rows(&out, q, rows, |few| {
+        let few = attend_few(shape, &few.into(), pages, own, scoring)?;
+        super::on_gpu(&few).cloned()
+    })?;
+    Ok(all.into())
+}
+
+/// Spans of each tile.
+fn spans(plan: &Plan, shape: KvShape) -> usize {
+    let tiles = plan.n_tiles as usize * shape.kv_heads;
+    (ENOUGH / tiles.max(1)).clamp(1, plan.spans)
 }
