@@ -37,6 +37,27 @@ pub(crate) struct Sequence {
     prompt_logprobs: Option<PromptLogprobs>,
     listener: Listener,
     adapter: Option<AdapterUse>,
+    /// Tokens that may come next, computed in this step.
+    draft: Vec<TokenId>,
+    max_draft_tokens: Option<u32>,
+    prediction: Arc<[TokenId]>,
+}
+
+/// What a step made of a sequence that was sampled.
+#[derive(Debug, Default)]
+pub(crate) struct Advance {
+    /// New tokens: drawn, or forced by a grammar.
+    pub(crate) tokens: Vec<TokenId>,
+    /// Tokens that were drafted.
+    pub(crate) drafted: usize,
+    /// The first so many of `tokens` were drafted, and are in the cache.
+    pub(crate) accepted: usize,
+    /// Tokens that were not drawn.
+    pub(crate) forced: usize,
+    /// Tokens drawn under a mask.
+    pub(crate) masked: usize,
+    /// The output is over.
+    pub(crate) finish: Option<FinishReason>,
 }
 
 #[derive(Debug)]
@@ -67,7 +88,75 @@ impl Sequence {
             prompt_logprobs: request.prompt_logprobs.map(entries),
             listener,
             adapter,
+            draft: Vec::new(),
+            max_draft_tokens: request.max_draft_tokens,
+            prediction: request.prediction,
         }
+    }
+
+    /// Tokens that may come next, whose logits this step computes too.
+    pub(crate) fn draft(&self) -> &[TokenId] {
+        &self.draft
+    }
+
+    /// Sets what this step computes beside the sequence's own tokens.
+    pub(crate) fn set_draft(&mut self, tokens: Vec<TokenId>) {
+        self.draft = tokens;
+    }
+
+    /// Keeps the first tokens of the draft.
+    pub(crate) fn cut_draft(&mut self, len: u32) {
+        self.draft.truncate(len as usize);
+    }
+
+    /// Most tokens that the request lets be drafted at a time.
+    pub(crate) fn max_draft_tokens(&self) -> Option<u32> {
+        self.max_draft_tokens
+    }
+
+    /// What the request says that its output is likely to contain.
+    pub(crate) fn prediction(&self) -> &[TokenId] {
+        &self.prediction
+    }
+
+    /// Draws the next token, and those after it for as long as each is what was drafted: from `first`, if a
+    /// device has drawn it, or from `rows`, the logits of the newest token and of the draft's. Reports them.
+    ///
+    /// Each draw is as it would be without the draft: after the tokens that it follows, and from their logits.
+    pub(crate) fn advance(
+        &mut self,
+        mut first: Option<Choice>,
+        rows: &mut [f32],
+        vocab: usize,
+    ) -> Result<Advance, GenerationError> {
+        self.prompt_done();
+        let draft = std::mem::take(&mut self.draft);
+        let mut advance = Advance { drafted: draft.len(), ..Advance::default() };
+        loop {
+            let choice = match first.take() {
+                Some(choice) => choice,
+                None => self.choose(&mut rows[advance.accepted * vocab..][..vocab])?,
+            };
+            let follows = self.follows(choice.token)?;
+            let from = advance.tokens.len();
+            advance.tokens.push(choice.token);
+            advance.tokens.extend_from_slice(&follows.forced);
+            advance.forced += follows.forced.len();
+            advance.masked += usize::from(follows.masked);
+            advance.finish = self.accept(choice, &follows);
+            let drafted = draft.get(from..).unwrap_or_default().iter();
+            let pairs = drafted.zip(&advance.tokens[from..]);
+            advance.accepted += pairs.take_while(|(drafted, token)| drafted == token).count();
+            if advance.finish.is_some() || advance.accepted < advance.tokens.len() {
+                break;
+            }
+        }
+        if advance.drafted > 0 {
+            let accepted = advance.accepted as u32;
+            let rejected = (advance.drafted - advance.accepted) as u32;
+            self.send(Event::Drafted { accepted, rejected });
+        }
+        Ok(advance)
     }
 
     pub(crate) fn adapter(&self) -> Option<&Adapter> {
@@ -160,7 +249,9 @@ impl Sequence {
     }
 
     /// Chooses the next token from its logits.
-    pub(crate) fn choose(&self, logits: &mut [f32]) -> Result<Choice, GenerationError> {
+    fn choose(&mut self, logits: &mut [f32]) -> Result<Choice, GenerationError> {
+        // Beside the forward pass only the first mask of a step was found.
+        self.grammar.iter_mut().for_each(Constrained::prepare);
         let (at, banned) = (self.tokens.len() - 1, self.banned());
         let mask = self.mask().map_err(|e| constrained::error(at, e))?;
         let choice = self.sampler.sample_on(&pool::Kernels, logits, &banned, mask.as_deref());
@@ -188,7 +279,7 @@ impl Sequence {
     }
 
     /// What the request's grammar makes of a token that was chosen.
-    pub(crate) fn follows(&mut self, token: TokenId) -> Result<Follows, GenerationError> {
+    fn follows(&mut self, token: TokenId) -> Result<Follows, GenerationError> {
         let generated = self.tokens.len() - self.prompt_len;
         let room = self.max_new.saturating_sub(generated + 1);
         let Self { grammar: Some(grammar), stops, tokens, .. } = self else {
@@ -218,7 +309,7 @@ impl Sequence {
 
     /// Appends and reports a chosen token and those that follow from it; tells whether the last of
     /// them was the output's last.
-    pub(crate) fn accept(&mut self, choice: Choice, follows: &Follows) -> Option<FinishReason> {
+    fn accept(&mut self, choice: Choice, follows: &Follows) -> Option<FinishReason> {
         let Choice { token, logprobs } = choice;
         let stops = self.stops.has(token);
         // Between forced tokens the grammar wants more, and behind the last one it may.

@@ -103,6 +103,9 @@ pub(crate) struct SamplingFields {
     /// Lower numbers come first, on a server that schedules by priority.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) priority: Option<i32>,
+    /// Most tokens that are drafted at a time; 0 drafts none. The output is the same.
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) max_draft_tokens: Option<u32>,
     /// Without effect for most tokenizers.
     pub(crate) spaces_between_special_tokens: Option<bool>,
 }

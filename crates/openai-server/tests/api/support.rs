@@ -15,8 +15,8 @@ use std::{
     time::Duration,
 };
 use taper_base::{
-    Engine, EngineInfo, EngineStats, Event, EventSink, FinishReason, GenRequest, GeneratedToken,
-    GenerationError, SubmitError, TokenId, TokenLogprob, TokenLogprobs,
+    Drafting, Engine, EngineInfo, EngineStats, Event, EventSink, FinishReason, GenRequest,
+    GeneratedToken, GenerationError, SubmitError, TokenId, TokenLogprob, TokenLogprobs,
 };
 use taper_chat::{ChatTemplate, ReasoningFormat, Tokenizer, ToolFormat};
 use taper_openai_server::{AppState, ServerConfig, router};
@@ -296,6 +296,7 @@ impl App {
                 kv_exact_bytes: 96,
                 prefix_caching: true,
                 weight_bytes: 1000,
+                drafting: Drafting::default(),
             },
             replies: Mutex::new(vec![reply]),
             seen: Mutex::default(),

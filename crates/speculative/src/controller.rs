@@ -1,0 +1,119 @@
+//! How many tokens of which drafts a step verifies.
+
+use crate::{Costs, Draft, track::Track};
+use std::{collections::HashMap, time::Duration};
+use taper_base::{MAX_DRAFT_TOKENS, SeqId};
+
+/// Drafts must promise to be so much faster, as a share: what is promised is never quite true.
+const MARGIN: f64 = 0.03;
+
+/// A draft that could be verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Proposal {
+    /// Whose it is.
+    pub id: SeqId,
+    /// Its tokens.
+    pub len: usize,
+    /// How sure its drafter is.
+    pub class: usize,
+}
+
+/// What became of a sequence in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verified {
+    /// Which sequence.
+    pub id: SeqId,
+    /// Whether a draft was proposed at all, and its class.
+    pub class: Option<usize>,
+    /// Drafted tokens whose logits were computed.
+    pub drafted: usize,
+    /// Those of them that were accepted.
+    pub accepted: usize,
+}
+
+/// Chooses how many tokens of each draft are worth verifying, from how many of earlier ones were
+/// accepted and from what steps cost. All that it knows of time it is told: its choices change how long
+/// an output takes, and never what it is.
+#[derive(Debug, Default)]
+pub struct Controller {
+    costs: Costs,
+    tracks: HashMap<SeqId, Track>,
+}
+
+impl Controller {
+    /// Most tokens that are worth proposing for a sequence: none while its drafts are paused.
+    #[must_use]
+    pub fn most(&self, id: SeqId) -> usize {
+        match self.tracks.get(&id) {
+            Some(track) if track.sleeps() => 0,
+            _ => MAX_DRAFT_TOKENS,
+        }
+    }
+
+    /// How many tokens of each proposal a step of `sequences` verifies, of at most `room` in all: the
+    /// number that promises the most tokens a second, 0 where that is a step without drafts.
+    ///
+    /// `expected` is what the drafter expects of a class.
+    pub fn choose(
+        &mut self,
+        sequences: usize,
+        room: usize,
+        proposals: &[Proposal],
+        expected: &dyn Fn(usize) -> f32,
+    ) -> Vec<usize> {
+        let mut depths = vec![0; proposals.len()];
+        let mut candidates = Vec::new();
+        for (at, proposal) in proposals.iter().enumerate() {
+            let begin = || Track::new(expected);
+            let track = self.tracks.entry(proposal.id).or_insert_with(begin);
+            if !track.sleeps() {
+                let len = proposal.len.min(MAX_DRAFT_TOKENS);
+                candidates.extend(track.reach(proposal.class, len).map(|reach| (at, reach)));
+            }
+        }
+        // Within a draft they descend already, and the sort is stable: a token never comes before
+        // the one that it follows.
+        candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
+        candidates.truncate(room);
+        let plain = sequences as f64;
+        let (mut tokens, mut best, mut taken) = (plain, plain * (1.0 + MARGIN), 0);
+        for (i, (_, reach)) in candidates.iter().enumerate() {
+            tokens += reach;
+            let Some(ratio) = self.costs.ratio(sequences, i + 1) else { break };
+            if tokens / ratio > best {
+                (best, taken) = (tokens / ratio, i + 1);
+            }
+        }
+        candidates[..taken].iter().for_each(|&(at, _)| depths[at] += 1);
+        depths
+    }
+
+    /// Learns from a step without prompts of the sequences `seqs`, and how long it took with all that
+    /// belongs to it.
+    pub fn learn(&mut self, seqs: &[Verified], took: Duration, expected: &dyn Fn(usize) -> f32) {
+        let drafted: usize = seqs.iter().map(|seq| seq.drafted).sum();
+        self.costs.learn(seqs.len(), drafted, took);
+        let ratio = self.costs.ratio(seqs.len(), drafted).unwrap_or(1.0);
+        // What the longer step costs in tokens, shared out by drafted tokens.
+        let lost = (ratio - 1.0) * seqs.len() as f64 / drafted.max(1) as f64;
+        for seq in seqs {
+            let begin = || Track::new(expected);
+            let track = self.tracks.entry(seq.id).or_insert_with(begin);
+            match seq.class.filter(|_| seq.drafted > 0) {
+                Some(class) => {
+                    let lost = lost * seq.drafted as f64;
+                    track.verified(class, seq.drafted, seq.accepted, lost);
+                }
+                None => track.plain(1, seq.class.is_some(), expected),
+            }
+        }
+    }
+
+    /// A sequence has ended.
+    pub fn forget(&mut self, id: SeqId) {
+        self.tracks.remove(&id);
+    }
+
+    /// Class of a drafter that tells none apart.
+    pub const ONE_CLASS: usize = Draft::CLASSES - 1;
+}

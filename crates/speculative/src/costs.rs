@@ -1,0 +1,126 @@
+//! What steps cost, measured.
+
+use std::{collections::BTreeMap, time::Duration};
+
+/// A step with more sequences is not measured and verifies no drafts: products are bound by arithmetic
+/// there, and a row that is rejected costs what an accepted one does.
+const MOST_SEQUENCES: usize = 64;
+/// Drafted tokens of a step, at most.
+const MOST_DRAFTED: usize = 64;
+/// Share of a new measurement.
+const WEIGHT: f64 = 0.125;
+/// A measurement counts as so many times what was expected, at most: others use the machine too.
+const OUTLIER: f64 = 2.0;
+/// What a drafted token costs before anything was measured, as a share of the step without drafts.
+const FIRST: f64 = 0.15;
+/// Steps without drafts that are measured before there are any.
+const SETTLED: u32 = 3;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    seconds: f64,
+    count: u32,
+}
+
+impl Mean {
+    fn add(&mut self, seconds: f64) {
+        let seconds = match self.count {
+            0 => seconds,
+            _ => seconds.min(OUTLIER * self.seconds),
+        };
+        // A plain mean at first, so that the first measurement, which is often slow, fades.
+        let weight = WEIGHT.max(1.0 / f64::from(self.count + 1));
+        self.seconds += (seconds - self.seconds) * weight;
+        self.count = self.count.saturating_add(1);
+    }
+}
+
+/// Time of a step by the number of its sequences and of the tokens that are drafted for them: running
+/// means of what was measured, and in between what these suggest.
+#[derive(Debug, Clone, Default)]
+pub struct Costs {
+    /// By sequences; then by drafted tokens.
+    steps: BTreeMap<usize, Vec<Mean>>,
+}
+
+impl Costs {
+    /// A step of so many sequences that decode, and so many drafted tokens, took so long.
+    pub fn learn(&mut self, sequences: usize, drafted: usize, took: Duration) {
+        if (1..=MOST_SEQUENCES).contains(&sequences) && drafted <= MOST_DRAFTED {
+            let steps = self.steps.entry(sequences).or_default();
+            if steps.len() <= drafted {
+                steps.resize(drafted + 1, Mean::default());
+            }
+            steps[drafted].add(took.as_secs_f64());
+        }
+    }
+
+    /// How many times as long as one without drafts a step takes with so many drafted tokens; `None`
+    /// where there is nothing to go by.
+    #[must_use]
+    pub fn ratio(&self, sequences: usize, drafted: usize) -> Option<f64> {
+        let steps = self.steps.get(&sequences)?;
+        let plain = steps.first().filter(|plain| plain.count >= SETTLED)?.seconds;
+        if drafted > MOST_DRAFTED || plain <= 0.0 {
+            return None;
+        }
+        let measured = |at: &usize| steps.get(*at).filter(|mean| mean.count > 0);
+        let below = (0..=drafted).rev().find(|at| measured(at).is_some())?;
+        let low = measured(&below)?.seconds;
+        let above = (drafted..steps.len()).find(|at| measured(at).is_some());
+        let seconds = match above.and_then(|above| Some((above, measured(&above)?.seconds))) {
+            Some((above, high)) if above > below => {
+                let part = (drafted - below) as f64 / (above - below) as f64;
+                low + (high - low) * part
+            }
+            _ => low + FIRST * plain * (drafted - below) as f64,
+        };
+        Some((seconds / plain).max(1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs(of: &[(usize, u64)]) -> Costs {
+        let mut costs = Costs::default();
+        for &(drafted, millis) in of {
+            (0..SETTLED).for_each(|_| costs.learn(1, drafted, Duration::from_millis(millis)));
+        }
+        costs
+    }
+
+    #[test]
+    fn what_was_measured_counts_and_what_lies_between_is_guessed() {
+        let costs = costs(&[(0, 10), (2, 12), (6, 20)]);
+        let close = |drafted, want: f64| {
+            let got = costs.ratio(1, drafted).unwrap();
+            assert!((got - want).abs() < 1e-9, "{drafted}: {got}, not {want}");
+        };
+        close(0, 1.0);
+        close(1, 1.1);
+        close(2, 1.2);
+        close(4, 1.6);
+        close(6, 2.0);
+        close(8, 2.0 + 2.0 * FIRST);
+    }
+
+    #[test]
+    fn nothing_is_known_before_plain_steps_were_measured() {
+        assert_eq!(costs(&[]).ratio(1, 1), None);
+        assert_eq!(costs(&[(3, 10)]).ratio(1, 3), None);
+        assert_eq!(costs(&[(0, 10)]).ratio(2, 1), None);
+        assert_eq!(costs(&[(0, 10)]).ratio(1, 65), None);
+    }
+
+    #[test]
+    fn one_slow_step_changes_little() {
+        let mut costs = costs(&[(0, 10), (1, 11)]);
+        for _ in 0..50 {
+            costs.learn(1, 1, Duration::from_millis(11));
+        }
+        costs.learn(1, 1, Duration::from_secs(9));
+        assert!(costs.ratio(1, 1).unwrap() < 1.3);
+    }
+}
