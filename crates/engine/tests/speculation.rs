@@ -11,6 +11,7 @@ use drafters::{Oracle, Random};
 use std::sync::Arc;
 use taper_base::{Drafting, Engine, GenRequest, SamplingParams, StopRules, TokenId};
 use taper_engine::{EngineConfig, KvBudget, Speculation};
+use taper_kv_cache::KvScheme;
 use taper_kv_codecs::Exact;
 
 const VOCAB: u32 = 320;
@@ -26,6 +27,7 @@ fn crowd(config: &EngineConfig, requests: &[GenRequest]) -> (Vec<Answer>, taper_
 
 fn assert_equal(got: &[Answer], want: &[Answer], what: &str) {
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!(got.error.is_none(), "request {i}, {what}: {:?}", got.error);
         assert_eq!(got.tokens, want.tokens, "request {i}, {what}");
         assert_eq!(got.logprobs, want.logprobs, "request {i}, {what}");
         assert_eq!(got.prompt, want.prompt, "request {i}, {what}");
@@ -202,7 +204,8 @@ fn every_kv_cache_holds_what_it_holds_without_drafts() {
         })
         .collect();
     for (name, exact) in caches {
-        let scheme = taper_kv_codecs::parse(name).unwrap().into();
+        let codecs: Vec<_> = name.split('+').map(|n| taper_kv_codecs::parse(n).unwrap()).collect();
+        let scheme = KvScheme::of_layers(&codecs).unwrap();
         let config = EngineConfig { scheme, exact, ..config() };
         // What follows an output is computed from the blocks that the output has left.
         let (first, _) = crowd(&config, &requests[..6]);

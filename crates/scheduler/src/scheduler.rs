@@ -204,7 +204,7 @@ impl Scheduler {
     fn preempt_last(&mut self, pool: &mut dyn BlockPool, plan: &mut StepPlan) {
         if let Some(mut seq) = self.running.pop() {
             pool.release(seq.id);
-            seq.computed = 0;
+            (seq.computed, seq.drafted) = (0, 0);
             seq.preempted_before = true;
             plan.preempted.push(seq.id);
             self.enqueue(seq);

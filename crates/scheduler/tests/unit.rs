@@ -502,6 +502,24 @@ fn a_draft_without_a_block_is_not_computed() {
 }
 
 #[test]
+fn who_is_preempted_has_no_draft_any_more() {
+    let mut pool = CountingPool::new(3, 2);
+    let mut s = Scheduler::new(config(32, 4));
+    s.admit(request(0, 1, 5), &pool).unwrap();
+    s.admit(request(1, 1, 3), &pool).unwrap();
+    step(&mut s, &mut pool);
+    step(&mut s, &mut pool);
+    (0..2).for_each(|id| s.draft(SeqId(id), 1));
+    let mut plan = s.plan(&mut pool);
+    assert_eq!(plan.preempted, [SeqId(1)]);
+    while !s.is_idle() {
+        run(&mut s, &mut pool, &plan);
+        plan = s.plan(&mut pool);
+        assert!(plan.works.iter().all(|work| work.drafts == 0));
+    }
+}
+
+#[test]
 fn a_step_without_an_outcome_forgets_its_drafts() {
     let mut pool = CountingPool::new(100, 4);
     let mut s = Scheduler::new(config(32, 4));
