@@ -64,7 +64,7 @@ fn all_models_say_what_they_say_without_drafts() {
                     seed,
                     ..SamplingParams::default()
                 };
-                GenRequest { sampling, ..greedy(&numbers.prompt(len, 200), 70) }
+                GenRequest { sampling, ..greedy(&numbers.prompt(len, 120), 70) }
             })
             .collect();
         for (precision, together) in kinds {

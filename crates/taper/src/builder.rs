@@ -2,7 +2,7 @@
 
 use crate::{Error, KvPlan, ModelSource, Result, Taper, load};
 use std::{fmt, path::PathBuf, sync::Arc};
-use taper_engine::{KvIdle, Scheduling};
+use taper_engine::{KvIdle, Scheduling, Speculation};
 use taper_kv_codecs::Exact;
 use taper_models::Precision;
 use taper_tensor::gpu::Gpu;
@@ -77,6 +77,7 @@ pub struct Builder {
     pub(crate) adapters: Vec<(String, PathBuf)>,
     pub(crate) max_adapters: usize,
     pub(crate) max_adapter_rank: Option<usize>,
+    pub(crate) speculation: Option<Speculation>,
 }
 
 impl Builder {
@@ -104,6 +105,7 @@ impl Builder {
             adapters: Vec::new(),
             max_adapters: 64,
             max_adapter_rank: None,
+            speculation: Some(Speculation::suffix()),
         }
     }
 
@@ -142,6 +144,13 @@ impl Builder {
     #[must_use]
     pub fn kv_idle(self, idle: Option<KvIdle>) -> Self {
         Self { kv_idle: idle, ..self }
+    }
+
+    /// What drafts tokens, which changes the time of an output and nothing else [[`Speculation::suffix`]];
+    /// `None` drafts none.
+    #[must_use]
+    pub fn speculation(self, speculation: Option<Speculation>) -> Self {
+        Self { speculation, ..self }
     }
 
     /// Bytes of the KV cache, instead of a share of the memory.

@@ -65,6 +65,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         adapters: settings.adapters.clone(),
         max_adapters: settings.max_adapters,
         max_adapter_rank: settings.max_adapter_rank,
+        speculation: settings.speculation.clone(),
         eos_token_ids: generation
             .eos_token_ids(weights.config(), model.info().vocab)
             .map_err(Error::Eos)?,

@@ -19,6 +19,7 @@ mod prefix;
 mod python;
 mod report;
 mod shape;
+mod speculation;
 mod structured;
 mod taper;
 mod vocabulary;
@@ -47,6 +48,8 @@ pub(crate) enum Bench {
     Cpu(CpuArgs),
     /// Time to the first token of prompts that begin like an earlier one.
     Prefix(prefix::PrefixArgs),
+    /// Throughput with drafts beside without, by task, temperature and batch.
+    Speculation(speculation::SpeculationArgs),
     /// Throughput with a JSON schema beside without, and times of masks.
     Structured(structured::StructuredArgs),
     /// Prefill and decode on an NVIDIA GPU (feature `cuda`).
@@ -137,6 +140,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
     match bench {
         Bench::Prefix(args) => prefix::run(args),
         Bench::Structured(args) => structured::run(args),
+        Bench::Speculation(args) => speculation::run(root, args),
         Bench::Cpu(args) => match (&args.model, args.against) {
             (Some(model), None) => alone(model, args),
             (_, Some(peer)) => compare(root, peer, args),
