@@ -38,6 +38,12 @@ impl Speculation {
         Self::new(|| Box::<SuffixDrafter>::default())
     }
 
+    /// Drafts of what followed earlier, from matches of `shortest` tokens on.
+    #[must_use]
+    pub fn ngram(shortest: usize) -> Self {
+        Self::new(move || Box::new(SuffixDrafter::new(shortest)))
+    }
+
     /// Drafts of a drafter; each KV cache of the engine gets one of its own.
     #[must_use]
     pub fn new(drafter: impl Fn() -> Box<dyn Drafter> + Send + Sync + 'static) -> Self {
@@ -69,6 +75,8 @@ pub(crate) struct Speculator {
     classes: HashMap<SeqId, usize>,
     /// What became of the sequences of this step so far.
     verified: Vec<Verified>,
+    /// Time that the proposals of this step took.
+    spent: Duration,
 }
 
 impl Speculator {
@@ -82,6 +90,7 @@ impl Speculator {
             vocab,
             classes: HashMap::new(),
             verified: Vec::new(),
+            spent: Duration::ZERO,
         }
     }
 
@@ -106,7 +115,8 @@ impl Speculator {
         let inputs = decoding.iter().filter_map(|&id| {
             let sequence = sequences.get(&id)?;
             let asked = sequence.max_draft_tokens().map_or(self.most, |most| most as usize);
-            let most = if self.steady { self.most } else { self.controller.most(id) };
+            let most =
+                if self.steady { self.most } else { self.controller.most(id, decoding.len()) };
             Some(DraftInput {
                 id,
                 prediction: sequence.prediction(),
@@ -123,6 +133,9 @@ impl Speculator {
                 return false;
             }
         };
+        self.spent = since.elapsed();
+        let proposed = drafts.iter().map(|draft| draft.tokens.len()).sum();
+        self.controller.learn_proposals(proposed, self.spent);
         let mut proposals = Vec::new();
         for (input, draft) in inputs.iter().zip(&mut drafts) {
             // Tokens of a prediction may be no tokens of the model.
@@ -195,7 +208,8 @@ impl Speculator {
     pub(crate) fn learn(&mut self, plan: &StepPlan, took: Duration) {
         let plain = |work: &SeqWork| work.samples && work.known() == 1;
         if plan.works.len() == self.verified.len() && plan.works.iter().all(plain) {
-            let Self { controller, drafter, verified, .. } = self;
+            let Self { controller, drafter, verified, spent, .. } = self;
+            let took = took.saturating_sub(*spent);
             controller.learn(verified, took, &|class| drafter.expected(class));
         }
     }

@@ -9,8 +9,12 @@ use common::{Answer, Numbers, collect, config, greedy, settled, submit};
 use drafters::Oracle;
 use std::{path::Path, sync::Arc};
 use taper_base::{Drafting, Engine, GenRequest, SamplingParams, TokenId};
-use taper_engine::{EngineConfig, LocalEngine, Speculation};
-use taper_models::{LoadOptions, Precision, Rounding};
+use taper_engine::{
+    EngineConfig, LocalEngine, Speculation,
+    speculative::{DraftModelError, ModelDrafter},
+};
+use taper_kv_cache::KvScheme;
+use taper_models::{LoadOptions, Model, ModelInfo, Precision, Rounding};
 use taper_weights::Checkpoint;
 
 fn engine(name: &str, precision: Precision, config: &EngineConfig) -> LocalEngine {
@@ -95,6 +99,73 @@ fn all_models_say_what_they_say_without_drafts() {
             }
         }
     }
+}
+
+/// A model that drafts for itself is right, and one of other weights is wrong; neither changes anything.
+#[test]
+fn a_model_drafts_for_another() {
+    let load = |name: &str| -> Arc<dyn Model> {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity");
+        let weights = Checkpoint::open(&dir.join(name)).unwrap();
+        taper_models::load(&weights, LoadOptions::default()).unwrap().into()
+    };
+    let mut numbers = Numbers(9);
+    let request = |i: u64| {
+        let temperature = if i % 2 == 0 { 0.0 } else { 0.9 };
+        let len = 1 + numbers.below(90);
+        let sampling = SamplingParams { temperature, seed: i, ..SamplingParams::default() };
+        GenRequest { sampling, ..greedy(&numbers.prompt(len, 120), 60) }
+    };
+    let requests: Vec<_> = (0..8).map(request).collect();
+    let plain = engine("qwen3-bf16", Precision::F32, &config());
+    let want = answers(&plain, &requests, true);
+    for (name, room, right) in
+        [("qwen3-bf16", 4096, true), ("qwen3-bf16", 200, true), ("llama-tied", 4096, false)]
+    {
+        let model = load(name);
+        if ModelDrafter::check(model.info(), plain.info().vocab_size as usize).is_err() {
+            assert!(!right);
+            continue;
+        }
+        for steady in [true, false] {
+            let model = Arc::clone(&model);
+            let drafter = move || {
+                let model = Arc::clone(&model);
+                Box::new(ModelDrafter::new(model, KvScheme::default(), room)) as Box<_>
+            };
+            let speculation = Speculation::new(drafter).most(5);
+            let speculation = Some(if steady { speculation.steady() } else { speculation });
+            let config = EngineConfig { speculation, ..config() };
+            let engine = engine("qwen3-bf16", Precision::F32, &config);
+            let got = answers(&engine, &requests, true);
+            for (got, want) in got.iter().zip(&want) {
+                assert_eq!(got.tokens, want.tokens, "{name}, room for {room}");
+            }
+            let stats = engine.stats();
+            assert!(!steady || stats.drafts > 0, "{stats:?}");
+            if right && steady {
+                assert!(stats.accepted_draft_tokens * 3 > stats.draft_tokens, "{stats:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn models_that_cannot_draft_are_refused() {
+    let info = |recurrent, vocab| {
+        let engine = |name: &str| {
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity");
+            let weights = Checkpoint::open(&dir.join(name)).unwrap();
+            taper_models::load(&weights, LoadOptions::default()).unwrap().info().clone()
+        };
+        ModelInfo { recurrent, vocab, ..engine("qwen3-bf16") }
+    };
+    assert_eq!(ModelDrafter::check(&info(vec![], 320), 320), Ok(()));
+    assert_eq!(ModelDrafter::check(&info(vec![], 151_936), 152_064), Ok(()), "a padded table");
+    let error = ModelDrafter::check(&info(vec![], 320), 640);
+    assert_eq!(error, Err(DraftModelError::Vocabulary { draft: 320, target: 640 }));
+    let error = ModelDrafter::check(&info(vec![8], 320), 320);
+    assert!(matches!(error, Err(DraftModelError::Recurrent { .. })));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::{
     convert_args::ConvertArgs, kv_args::KvArgs, kv_report::KvReportArgs, lora_args::LoraArgs,
-    model::NoGpu, sizes,
+    model::NoGpu, sizes, speculation_args::SpeculationArgs,
 };
 use clap::{
     Args, Parser, Subcommand,
@@ -182,6 +182,8 @@ pub(crate) struct EngineArgs {
     /// Maximum number of tokens in a step; longer prompts are prefilled in chunks of this size.
     #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
     pub(crate) max_num_batched_tokens: u32,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// Compute threads [default: one per core]. More threads than cores slow every step.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST_THREADS))]
     pub(crate) threads: Option<u16>,

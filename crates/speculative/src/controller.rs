@@ -1,11 +1,14 @@
 //! How many tokens of which drafts a step verifies.
 
-use crate::{Costs, Draft, track::Track};
+use crate::{Costs, track::Track};
 use std::{collections::HashMap, time::Duration};
 use taper_base::{MAX_DRAFT_TOKENS, SeqId};
 
 /// Drafts must promise to be so much faster, as a share: what is promised is never quite true.
 const MARGIN: f64 = 0.03;
+
+/// Proposing a token is free below this share of a step.
+const CHEAP: f64 = 0.01;
 
 /// A draft that could be verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,13 +44,31 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Most tokens that are worth proposing for a sequence: none while its drafts are paused.
+    /// Most tokens that are worth proposing for a sequence, of `sequences` that decode: none while its
+    /// drafts are paused, and no more than pay where proposing takes long.
     #[must_use]
-    pub fn most(&self, id: SeqId) -> usize {
+    pub fn most(&self, id: SeqId, sequences: usize) -> usize {
+        let each = self.costs.proposal(sequences);
         match self.tracks.get(&id) {
             Some(track) if track.sleeps() => 0,
+            Some(track) if each > CHEAP => self.worth(track, sequences, each),
             _ => MAX_DRAFT_TOKENS,
         }
+    }
+
+    /// The number of tokens that promises the most a second, if all sequences get as many.
+    fn worth(&self, track: &Track, sequences: usize, each: f64) -> usize {
+        let (mut tokens, mut best, mut most) = (1.0, 1.0 + MARGIN, 0);
+        for (i, reach) in track.reach_of_any().enumerate() {
+            tokens += reach;
+            let drafted = sequences * (i + 1);
+            let Some(ratio) = self.costs.ratio(sequences, drafted) else { break };
+            let speed = tokens / (ratio + each * drafted as f64);
+            if speed > best {
+                (best, most) = (speed, i + 1);
+            }
+        }
+        most
     }
 
     /// How many tokens of each proposal a step of `sequences` verifies, of at most `room` in all: the
@@ -89,13 +110,14 @@ impl Controller {
     }
 
     /// Learns from a step without prompts of the sequences `seqs`, and how long it took with all that
-    /// belongs to it.
+    /// belongs to it but proposing.
     pub fn learn(&mut self, seqs: &[Verified], took: Duration, expected: &dyn Fn(usize) -> f32) {
         let drafted: usize = seqs.iter().map(|seq| seq.drafted).sum();
         self.costs.learn(seqs.len(), drafted, took);
         let ratio = self.costs.ratio(seqs.len(), drafted).unwrap_or(1.0);
-        // What the longer step costs in tokens, shared out by drafted tokens.
-        let lost = (ratio - 1.0) * seqs.len() as f64 / drafted.max(1) as f64;
+        let each = self.costs.proposal(seqs.len());
+        // What the longer step and the proposals cost in tokens, shared out by drafted tokens.
+        let lost = ((ratio - 1.0) / drafted.max(1) as f64 + each) * seqs.len() as f64;
         for seq in seqs {
             let begin = || Track::new(expected);
             let track = self.tracks.entry(seq.id).or_insert_with(begin);
@@ -104,16 +126,18 @@ impl Controller {
                     let lost = lost * seq.drafted as f64;
                     track.verified(class, seq.drafted, seq.accepted, lost);
                 }
-                None => track.plain(1, seq.class.is_some(), expected),
+                None => track.plain(1, seq.class.is_some() || each > CHEAP, expected),
             }
         }
+    }
+
+    /// Proposing so many tokens took so long.
+    pub fn learn_proposals(&mut self, tokens: usize, took: Duration) {
+        self.costs.learn_proposals(tokens, took);
     }
 
     /// A sequence has ended.
     pub fn forget(&mut self, id: SeqId) {
         self.tracks.remove(&id);
     }
-
-    /// Class of a drafter that tells none apart.
-    pub const ONE_CLASS: usize = Draft::CLASSES - 1;
 }

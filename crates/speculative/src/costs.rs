@@ -41,6 +41,8 @@ impl Mean {
 pub struct Costs {
     /// By sequences; then by drafted tokens.
     steps: BTreeMap<usize, Vec<Mean>>,
+    /// Of proposing a token.
+    proposal: Mean,
 }
 
 impl Costs {
@@ -53,6 +55,21 @@ impl Costs {
             }
             steps[drafted].add(took.as_secs_f64());
         }
+    }
+
+    /// Proposing so many tokens took so long, beside the step.
+    pub fn learn_proposals(&mut self, tokens: usize, took: Duration) {
+        if tokens > 0 {
+            self.proposal.add(took.as_secs_f64() / tokens as f64);
+        }
+    }
+
+    /// What proposing a token costs, as a share of a step without drafts; 0 where it is not known.
+    #[must_use]
+    pub fn proposal(&self, sequences: usize) -> f64 {
+        let plain = self.steps.get(&sequences).and_then(|steps| steps.first());
+        let plain = plain.filter(|plain| plain.count > 0 && plain.seconds > 0.0);
+        plain.map_or(0.0, |plain| self.proposal.seconds / plain.seconds)
     }
 
     /// How many times as long as one without drafts a step takes with so many drafted tokens; `None`

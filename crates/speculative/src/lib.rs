@@ -11,6 +11,7 @@ mod controller;
 mod costs;
 mod drafter;
 mod index;
+mod model;
 mod suffix;
 mod track;
 
@@ -18,4 +19,5 @@ pub use controller::{Controller, Proposal, Verified};
 pub use costs::Costs;
 pub use drafter::{Draft, DraftError, DraftInput, Drafter};
 pub use index::{Match, SuffixIndex};
+pub use model::{DraftModelError, ModelDrafter};
 pub use suffix::SuffixDrafter;

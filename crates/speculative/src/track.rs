@@ -12,11 +12,16 @@ const LONGEST_SLEEP: u32 = 2048;
 /// Drafts whose gain is looked at together.
 const WINDOW: u32 = 12;
 
+/// Acceptance of a draft of any class before any was measured.
+const ANY: f32 = 0.7;
+
 /// Acceptance of a sequence's drafts, and whether it drafts at all.
 #[derive(Debug, Clone)]
 pub(crate) struct Track {
     /// By class and position: the probability that a token is accepted if those before it were.
     accepted: [[f32; MAX_DRAFT_TOKENS]; Draft::CLASSES],
+    /// By position, of drafts of any class.
+    any: [f32; MAX_DRAFT_TOKENS],
     /// Tokens for which nothing is drafted.
     asleep: u32,
     /// How long the next sleep is.
@@ -32,6 +37,7 @@ impl Track {
     pub(crate) fn new(expected: &dyn Fn(usize) -> f32) -> Self {
         Self {
             accepted: begin(expected),
+            any: [ANY; MAX_DRAFT_TOKENS],
             asleep: 0,
             sleep: SLEEP,
             gain: 0.0,
@@ -46,21 +52,22 @@ impl Track {
 
     /// Probabilities that the first, the first two, ... tokens of a draft are accepted.
     pub(crate) fn reach(&self, class: usize, len: usize) -> impl Iterator<Item = f64> {
-        let class = &self.accepted[class.min(Draft::CLASSES - 1)];
-        let mut all = 1.0;
-        class.iter().take(len).map(move |&one| {
-            all *= f64::from(one);
-            all
-        })
+        products(&self.accepted[class.min(Draft::CLASSES - 1)], len)
+    }
+
+    /// Probabilities as of [`Self::reach`], before it is known how sure the drafter will be.
+    pub(crate) fn reach_of_any(&self) -> impl Iterator<Item = f64> {
+        products(&self.any, MAX_DRAFT_TOKENS)
     }
 
     /// Learns from a draft of which `accepted` of `drafted` tokens were accepted. `lost` is what longer
     /// steps cost, in tokens.
     pub(crate) fn verified(&mut self, class: usize, drafted: usize, accepted: usize, lost: f64) {
-        let of = &mut self.accepted[class.min(Draft::CLASSES - 1)];
-        for (i, one) in of.iter_mut().take(drafted.min(accepted + 1)).enumerate() {
-            let right = if i < accepted { 1.0 } else { 0.0 };
-            *one += (right - *one) * WEIGHT;
+        for of in [&mut self.accepted[class.min(Draft::CLASSES - 1)], &mut self.any] {
+            for (i, one) in of.iter_mut().take(drafted.min(accepted + 1)).enumerate() {
+                let right = if i < accepted { 1.0 } else { 0.0 };
+                *one += (right - *one) * WEIGHT;
+            }
         }
         self.refused = 0;
         self.gain += accepted as f64 - lost;
@@ -77,12 +84,17 @@ impl Track {
         (self.gain, self.drafts) = (0.0, 0);
     }
 
+    fn begin_again(&mut self, expected: &dyn Fn(usize) -> f32) {
+        self.accepted = begin(expected);
+        self.any = [ANY; MAX_DRAFT_TOKENS];
+    }
+
     /// So many tokens came without a draft. `proposed`: there was a proposal, which was not worth it.
     pub(crate) fn plain(&mut self, tokens: u32, proposed: bool, expected: &dyn Fn(usize) -> f32) {
         if self.asleep > 0 {
             self.asleep = self.asleep.saturating_sub(tokens);
             if self.asleep == 0 {
-                self.accepted = begin(expected);
+                self.begin_again(expected);
             }
         } else if proposed {
             self.refused += tokens;
@@ -90,10 +102,18 @@ impl Track {
             if self.refused >= self.sleep {
                 self.refused = 0;
                 self.sleep = (2 * self.sleep).min(LONGEST_SLEEP);
-                self.accepted = begin(expected);
+                self.begin_again(expected);
             }
         }
     }
+}
+
+fn products(of: &[f32], len: usize) -> impl Iterator<Item = f64> {
+    let mut all = 1.0;
+    of.iter().take(len).map(move |&one| {
+        all *= f64::from(one);
+        all
+    })
 }
 
 fn begin(expected: &dyn Fn(usize) -> f32) -> [[f32; MAX_DRAFT_TOKENS]; Draft::CLASSES] {

@@ -17,7 +17,7 @@ fn speedup(tokens: usize, right: f64, more: f64, expected: f32) -> f64 {
         (state >> 33) as f64 / f64::from(1u32 << 31)
     };
     while out < tokens {
-        let proposal = Proposal { id: ID, len: controller.most(ID), class: 2 };
+        let proposal = Proposal { id: ID, len: controller.most(ID, 1), class: 2 };
         let depth = controller.choose(1, 64, &[proposal], &expected)[0];
         let accepted = (0..depth).take_while(|_| random() < right).count();
         let took = 0.01 * (1.0 + more * depth as f64);

@@ -78,6 +78,7 @@ pub struct Builder {
     pub(crate) max_adapters: usize,
     pub(crate) max_adapter_rank: Option<usize>,
     pub(crate) speculation: Option<Speculation>,
+    pub(crate) draft_model: Option<(ModelSource, u32)>,
 }
 
 impl Builder {
@@ -106,6 +107,7 @@ impl Builder {
             max_adapters: 64,
             max_adapter_rank: None,
             speculation: Some(Speculation::suffix()),
+            draft_model: None,
         }
     }
 
@@ -151,6 +153,13 @@ impl Builder {
     #[must_use]
     pub fn speculation(self, speculation: Option<Speculation>) -> Self {
         Self { speculation, ..self }
+    }
+
+    /// Drafts with a smaller model of the same vocabulary, up to so many tokens at a time, instead of
+    /// [`Self::speculation`]. It runs on the CPU.
+    #[must_use]
+    pub fn draft_model(self, model: ModelSource, most: u32) -> Self {
+        Self { draft_model: Some((model, most)), ..self }
     }
 
     /// Bytes of the KV cache, instead of a share of the memory.

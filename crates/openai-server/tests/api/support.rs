@@ -177,6 +177,11 @@ impl Engine for Mock {
             disk_written_blocks: 16,
             disk_written_bytes: 4096,
             disk_hit_tokens: 96,
+            drafts: 9,
+            draft_tokens: 40,
+            accepted_draft_tokens: 23,
+            accepted_per_position: [9, 7, 5, 2, 0, 0, 0, 0],
+            draft_time: Duration::from_millis(125),
         }
     }
 }
