@@ -326,16 +326,16 @@ impl Lane {
                     (None, Some(Event::Finished(step::PROMPT_ONLY)))
                 }
                 Outcome::Failed(error) => (None, Some(Event::Failed(error))),
-                Outcome::Advanced(Advance { mut tokens, accepted, finish, .. }) => {
+                Outcome::Advanced(Advance { tokens, drafted, accepted, last, .. }) => {
                     // The newest token is never counted as computed, also where it was drafted.
-                    let rest = tokens.split_off(accepted.min(tokens.len().saturating_sub(1)));
-                    self.scheduler.accept(work.id, &tokens);
-                    let (newest, forced) =
-                        rest.split_first().map_or((None, &[][..]), |(n, f)| (Some(*n), f));
-                    if finish.is_none() && !forced.is_empty() {
-                        appended.push((work.id, forced.to_vec()));
+                    let kept = accepted.min(tokens.len().saturating_sub(1));
+                    let ids: Vec<_> = tokens.iter().map(|token| token.id).collect();
+                    self.scheduler.accept(work.id, &ids[..kept]);
+                    if last.is_none() && ids.len() > kept + 1 {
+                        appended.push((work.id, ids[kept + 1..].to_vec()));
                     }
-                    (newest, finish.map(Event::Finished))
+                    sequence.report(tokens, drafted, accepted);
+                    (ids.get(kept).copied(), last)
                 }
             };
             outcomes.push(SeqOutcome { id: work.id, new_token, finished: last.is_some() });
@@ -358,6 +358,9 @@ impl Lane {
                 add(&stats.generation_tokens, advance.tokens.len());
                 add(&stats.forced_tokens, advance.forced);
                 add(&stats.masked_tokens, advance.masked);
+                if let Some(Event::Failed(_)) = advance.last {
+                    return outcome;
+                }
                 computed = work.start + work.known() + advance.accepted as u32;
                 if let Ok(speculator) = &mut self.speculator {
                     speculator.advanced(work, advance.accepted, stats);

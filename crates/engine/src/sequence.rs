@@ -46,8 +46,8 @@ pub(crate) struct Sequence {
 /// What a step made of a sequence that was sampled.
 #[derive(Debug, Default)]
 pub(crate) struct Advance {
-    /// New tokens: drawn, or forced by a grammar.
-    pub(crate) tokens: Vec<TokenId>,
+    /// New tokens, drawn or forced by a grammar, that are to be reported.
+    pub(crate) tokens: Vec<GeneratedToken>,
     /// Tokens that were drafted.
     pub(crate) drafted: usize,
     /// The first so many of `tokens` were drafted, and are in the cache.
@@ -56,8 +56,8 @@ pub(crate) struct Advance {
     pub(crate) forced: usize,
     /// Tokens drawn under a mask.
     pub(crate) masked: usize,
-    /// The output is over.
-    pub(crate) finish: Option<FinishReason>,
+    /// The request's last event.
+    pub(crate) last: Option<Event>,
 }
 
 #[derive(Debug)]
@@ -120,43 +120,63 @@ impl Sequence {
     }
 
     /// Draws the next token, and those after it for as long as each is what was drafted: from `first`, if a
-    /// device has drawn it, or from `rows`, the logits of the newest token and of the draft's. Reports them.
+    /// device has drawn it, or from `rows`, the logits of the newest token and of the draft's.
     ///
     /// Each draw is as it would be without the draft: after the tokens that it follows, and from their logits.
     pub(crate) fn advance(
         &mut self,
+        first: Option<Choice>,
+        rows: &mut [f32],
+        vocab: usize,
+    ) -> Advance {
+        let draft = std::mem::take(&mut self.draft);
+        let mut advance = Advance { drafted: draft.len(), ..Advance::default() };
+        let end = self.draw(first, rows, vocab, &draft, &mut advance);
+        advance.last = match end {
+            Ok(finish) => finish.map(Event::Finished),
+            Err(error) => Some(Event::Failed(error)),
+        };
+        advance
+    }
+
+    fn draw(
+        &mut self,
         mut first: Option<Choice>,
         rows: &mut [f32],
         vocab: usize,
-    ) -> Result<Advance, GenerationError> {
-        self.prompt_done();
-        let draft = std::mem::take(&mut self.draft);
-        let mut advance = Advance { drafted: draft.len(), ..Advance::default() };
+        draft: &[TokenId],
+        advance: &mut Advance,
+    ) -> Result<Option<FinishReason>, GenerationError> {
         loop {
             let choice = match first.take() {
                 Some(choice) => choice,
                 None => self.choose(&mut rows[advance.accepted * vocab..][..vocab])?,
             };
             let follows = self.follows(choice.token)?;
-            let from = advance.tokens.len();
-            advance.tokens.push(choice.token);
-            advance.tokens.extend_from_slice(&follows.forced);
             advance.forced += follows.forced.len();
             advance.masked += usize::from(follows.masked);
-            advance.finish = self.accept(choice, &follows);
+            let from = advance.tokens.len();
+            let finish = self.accept(choice, &follows, &mut advance.tokens);
             let drafted = draft.get(from..).unwrap_or_default().iter();
             let pairs = drafted.zip(&advance.tokens[from..]);
-            advance.accepted += pairs.take_while(|(drafted, token)| drafted == token).count();
-            if advance.finish.is_some() || advance.accepted < advance.tokens.len() {
-                break;
+            advance.accepted += pairs.take_while(|(drafted, token)| **drafted == token.id).count();
+            if finish.is_some() || advance.accepted < advance.tokens.len() {
+                return Ok(finish);
             }
         }
-        if advance.drafted > 0 {
-            let accepted = advance.accepted as u32;
-            let rejected = (advance.drafted - advance.accepted) as u32;
+    }
+
+    /// Reports what a step has made of the sequence.
+    pub(crate) fn report(&mut self, tokens: Vec<GeneratedToken>, drafted: usize, accepted: usize) {
+        if tokens.is_empty() {
+            return;
+        }
+        self.prompt_done();
+        tokens.into_iter().for_each(|token| self.send(Event::Token(token)));
+        if drafted > 0 {
+            let (accepted, rejected) = (accepted as u32, (drafted - accepted) as u32);
             self.send(Event::Drafted { accepted, rejected });
         }
-        Ok(advance)
     }
 
     pub(crate) fn adapter(&self) -> Option<&Adapter> {
@@ -307,16 +327,28 @@ impl Sequence {
         Cow::Owned([stops, &words].concat())
     }
 
-    /// Appends and reports a chosen token and those that follow from it; tells whether the last of
+    /// Appends a chosen token and those that follow from it, here and to `new`; tells whether the last of
     /// them was the output's last.
-    fn accept(&mut self, choice: Choice, follows: &Follows) -> Option<FinishReason> {
+    fn accept(
+        &mut self,
+        choice: Choice,
+        follows: &Follows,
+        new: &mut Vec<GeneratedToken>,
+    ) -> Option<FinishReason> {
         let Choice { token, logprobs } = choice;
         let stops = self.stops.has(token);
         // Between forced tokens the grammar wants more, and behind the last one it may.
         let open = |more: bool| more || follows.open;
-        self.push(token, logprobs, stops, open(!follows.forced.is_empty()));
-        for (i, &token) in follows.forced.iter().enumerate() {
-            self.push(token, None, false, open(i + 1 < follows.forced.len()));
+        let more = !follows.forced.is_empty();
+        let from = new.len();
+        new.push(GeneratedToken { id: token, logprobs, stops, open: open(more) });
+        for (i, &id) in follows.forced.iter().enumerate() {
+            let open = open(i + 1 < follows.forced.len());
+            new.push(GeneratedToken { id, logprobs: None, stops: false, open });
+        }
+        for token in &new[from..] {
+            self.tokens.push(token.id);
+            self.sampler.accept(token.id);
         }
         if stops || follows.over {
             Some(FinishReason::Stop)
@@ -325,12 +357,6 @@ impl Sequence {
         } else {
             None
         }
-    }
-
-    fn push(&mut self, id: TokenId, logprobs: Option<TokenLogprobs>, stops: bool, open: bool) {
-        self.tokens.push(id);
-        self.sampler.accept(id);
-        self.listener.send(Event::Token(GeneratedToken { id, logprobs, stops, open }));
     }
 }
 

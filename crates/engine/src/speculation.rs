@@ -113,7 +113,7 @@ impl Speculator {
         self.verified.clear();
         let decoding: Vec<_> = scheduler.decoding().collect();
         let inputs = decoding.iter().filter_map(|&id| {
-            let sequence = sequences.get(&id)?;
+            let sequence = sequences.get(&id).filter(|s| s.max_draft_tokens() != Some(0))?;
             let asked = sequence.max_draft_tokens().map_or(self.most, |most| most as usize);
             let most =
                 if self.steady { self.most } else { self.controller.most(id, decoding.len()) };

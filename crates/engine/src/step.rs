@@ -210,8 +210,7 @@ fn outcomes(
     }
     for (_, (at, ..), done) in due {
         outcomes[at].1 = match done {
-            Some(Ok(advance)) => Outcome::Advanced(advance),
-            Some(Err(error)) => Outcome::Failed(error),
+            Some(advance) => Outcome::Advanced(advance),
             None => Outcome::Continues,
         };
     }
@@ -275,7 +274,7 @@ mod tests {
         let peak = |at: usize| (0..4).map(move |i| if i == at { 5.0 } else { 0.0 });
         let chosen = |outcomes: Vec<(SeqWork, Outcome)>| -> Vec<_> {
             let token = |outcome: &Outcome| match outcome {
-                Outcome::Advanced(advance) => advance.tokens.first().copied(),
+                Outcome::Advanced(advance) => advance.tokens.first().map(|token| token.id),
                 _ => None,
             };
             outcomes.iter().map(|(work, outcome)| (work.id.0, token(outcome))).collect()

@@ -1,6 +1,9 @@
 //! How many tokens of which drafts a step verifies.
 
-use crate::{Costs, track::Track};
+use crate::{
+    Costs,
+    track::{Acceptance, Track},
+};
 use std::{collections::HashMap, time::Duration};
 use taper_base::{MAX_DRAFT_TOKENS, SeqId};
 
@@ -41,6 +44,8 @@ pub struct Verified {
 pub struct Controller {
     costs: Costs,
     tracks: HashMap<SeqId, Track>,
+    /// What drafts of all sequences were like.
+    usual: Option<Acceptance>,
 }
 
 impl Controller {
@@ -85,8 +90,8 @@ impl Controller {
         let mut depths = vec![0; proposals.len()];
         let mut candidates = Vec::new();
         for (at, proposal) in proposals.iter().enumerate() {
-            let begin = || Track::new(expected);
-            let track = self.tracks.entry(proposal.id).or_insert_with(begin);
+            let usual = self.usual.get_or_insert_with(|| Acceptance::new(expected));
+            let track = self.tracks.entry(proposal.id).or_insert_with(|| Track::new(usual));
             if !track.sleeps() {
                 let len = proposal.len.min(MAX_DRAFT_TOKENS);
                 candidates.extend(track.reach(proposal.class, len).map(|reach| (at, reach)));
@@ -119,11 +124,12 @@ impl Controller {
         // What the longer step and the proposals cost in tokens, shared out by drafted tokens.
         let lost = ((ratio - 1.0) / drafted.max(1) as f64 + each) * seqs.len() as f64;
         for seq in seqs {
-            let begin = || Track::new(expected);
-            let track = self.tracks.entry(seq.id).or_insert_with(begin);
+            let usual = self.usual.get_or_insert_with(|| Acceptance::new(expected));
+            let track = self.tracks.entry(seq.id).or_insert_with(|| Track::new(usual));
             match seq.class.filter(|_| seq.drafted > 0) {
                 Some(class) => {
                     let lost = lost * seq.drafted as f64;
+                    usual.learn(class, seq.drafted, seq.accepted);
                     track.verified(class, seq.drafted, seq.accepted, lost);
                 }
                 None => track.plain(1, seq.class.is_some() || each > CHEAP, expected),
