@@ -151,27 +151,37 @@ fn any_request_says_what_it_says_without_drafts() {
     }
 }
 
-#[test]
-fn crowds_under_pressure_say_what_they_say_without_drafts() {
+fn under_pressure(base: &EngineConfig) {
     let requests = requests(40);
-    let (want, _) = crowd(&config(), &requests);
+    let (want, _) = crowd(base, &requests);
     for (seqs, tokens, caching) in [(32, 256, true), (5, 16, false), (8, 33, true)] {
         for (name, speculation) in drafters(&requests, &want) {
-            let (got, stats) = crowd(
-                &EngineConfig {
-                    max_num_seqs: seqs,
-                    max_num_batched_tokens: tokens,
-                    kv_budget: KvBudget::Tokens(352),
-                    prefix_caching: caching,
-                    speculation: Some(speculation),
-                    ..config()
-                },
-                &requests,
-            );
+            let config = EngineConfig {
+                max_num_seqs: seqs,
+                max_num_batched_tokens: tokens,
+                kv_budget: KvBudget::Tokens(352),
+                prefix_caching: caching,
+                speculation: Some(speculation),
+                ..base.clone()
+            };
+            let (got, stats) = crowd(&config, &requests);
             assert_equal(&got, &want, &format!("{name}, {seqs} sequences, {tokens} tokens"));
             assert!(stats.preemptions > 0, "the cache was meant to be too small");
         }
     }
+}
+
+#[test]
+fn crowds_under_pressure_say_what_they_say_without_drafts() {
+    under_pressure(&config());
+}
+
+/// Blocks of exact rows run out too.
+#[test]
+fn crowds_under_pressure_over_codes_say_what_they_say_without_drafts() {
+    let exact = Some(Exact { sink_tokens: 32, recent_tokens: 32 });
+    let scheme = taper_kv_codecs::parse("taper4").unwrap().into();
+    under_pressure(&EngineConfig { scheme, exact, ..config() });
 }
 
 /// Outputs of two blocks and more: drafts cross the ends of blocks, of recent tokens and of sinks, and a second

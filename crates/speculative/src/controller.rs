@@ -55,6 +55,7 @@ impl Controller {
     pub fn most(&self, id: SeqId, sequences: usize) -> usize {
         let each = self.costs.proposal(sequences);
         match self.tracks.get(&id) {
+            _ if !Costs::measures(sequences) => 0,
             Some(track) if track.sleeps() => 0,
             Some(track) if each > CHEAP => self.worth(track, sequences, each),
             _ => MAX_DRAFT_TOKENS,

@@ -46,9 +46,15 @@ pub struct Costs {
 }
 
 impl Costs {
+    /// Whether steps of so many sequences are measured.
+    #[must_use]
+    pub fn measures(sequences: usize) -> bool {
+        (1..=MOST_SEQUENCES).contains(&sequences)
+    }
+
     /// A step of so many sequences that decode, and so many drafted tokens, took so long.
     pub fn learn(&mut self, sequences: usize, drafted: usize, took: Duration) {
-        if (1..=MOST_SEQUENCES).contains(&sequences) && drafted <= MOST_DRAFTED {
+        if Self::measures(sequences) && drafted <= MOST_DRAFTED {
             let steps = self.steps.entry(sequences).or_default();
             if steps.len() <= drafted {
                 steps.resize(drafted + 1, Mean::default());
