@@ -207,7 +207,9 @@ fn drafts_of_a_damaged_token_leave_nothing_behind() {
         let (want, got) = (engine(damaged.path(), &config), engine(damaged.path(), &drafting));
         for prompt in clean() {
             let ask = |engine: &LocalEngine, prompt: &[TokenId]| {
-                let answer = ask(engine, greedy(prompt, 70));
+                let mut request = greedy(prompt, 70);
+                request.sampling.logit_bias = vec![(BAD, -100.0)];
+                let answer = ask(engine, request);
                 assert!(answer.error.is_none(), "{name} {exact:?}: {:?}", answer.error);
                 (answer.tokens, answer.cached)
             };

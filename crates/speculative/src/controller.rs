@@ -2,13 +2,17 @@
 
 use crate::{
     Costs,
+    book::Book,
     track::{Acceptance, Track},
 };
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 use taper_base::{MAX_DRAFT_TOKENS, SeqId};
 
 /// Drafts must promise to be so much faster, as a share: what is promised is never quite true.
-const MARGIN: f64 = 0.03;
+const MARGIN: f64 = 0.05;
 
 /// Proposing a token is free below this share of a step.
 const CHEAP: f64 = 0.01;
@@ -33,7 +37,7 @@ pub struct Verified {
     pub class: Option<usize>,
     /// Drafted tokens whose logits were computed.
     pub drafted: usize,
-    /// Those of them that were accepted.
+    /// How many of the drafted tokens were accepted.
     pub accepted: usize,
 }
 
@@ -46,6 +50,8 @@ pub struct Controller {
     tracks: HashMap<SeqId, Track>,
     /// What drafts of all sequences were like.
     usual: Option<Acceptance>,
+    /// By the number of sequences.
+    books: BTreeMap<usize, Book>,
 }
 
 impl Controller {
@@ -89,6 +95,9 @@ impl Controller {
         expected: &dyn Fn(usize) -> f32,
     ) -> Vec<usize> {
         let mut depths = vec![0; proposals.len()];
+        if self.books.get(&sequences).is_some_and(Book::is_closed) {
+            return depths;
+        }
         let mut candidates = Vec::new();
         for (at, proposal) in proposals.iter().enumerate() {
             let usual = self.usual.get_or_insert_with(|| Acceptance::new(expected));
@@ -120,6 +129,10 @@ impl Controller {
     pub fn learn(&mut self, seqs: &[Verified], took: Duration, expected: &dyn Fn(usize) -> f32) {
         let drafted: usize = seqs.iter().map(|seq| seq.drafted).sum();
         self.costs.learn(seqs.len(), drafted, took);
+        let accepted: usize = seqs.iter().map(|seq| seq.accepted).sum();
+        let plain = self.costs.plain(seqs.len());
+        let book = self.books.entry(seqs.len()).or_default();
+        book.enter(seqs.len(), (drafted, accepted), took.as_secs_f64(), plain);
         let ratio = self.costs.ratio(seqs.len(), drafted).unwrap_or(1.0);
         let each = self.costs.proposal(seqs.len());
         // What the longer step and the proposals cost in tokens, shared out by drafted tokens.

@@ -16,6 +16,10 @@ const FIRST: f64 = 0.15;
 /// Steps without drafts that are measured before there are any.
 const SETTLED: u32 = 3;
 
+/// Numbers of drafted tokens whose steps are measured; those in between count for the nearest. Few numbers
+/// have many measurements each: the cheapest of many that are little known is not cheap.
+const MEASURED: [usize; 11] = [0, 1, 2, 3, 4, 6, 8, 12, 20, 36, 64];
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Mean {
     seconds: f64,
@@ -39,8 +43,8 @@ impl Mean {
 /// means of what was measured, and in between what these suggest.
 #[derive(Debug, Clone, Default)]
 pub struct Costs {
-    /// By sequences; then by drafted tokens.
-    steps: BTreeMap<usize, Vec<Mean>>,
+    /// By sequences; then by drafted tokens, as [`MEASURED`].
+    steps: BTreeMap<usize, [Mean; MEASURED.len()]>,
     /// Of proposing a token.
     proposal: Mean,
 }
@@ -54,13 +58,19 @@ impl Costs {
 
     /// A step of so many sequences that decode, and so many drafted tokens, took so long.
     pub fn learn(&mut self, sequences: usize, drafted: usize, took: Duration) {
-        if Self::measures(sequences) && drafted <= MOST_DRAFTED {
-            let steps = self.steps.entry(sequences).or_default();
-            if steps.len() <= drafted {
-                steps.resize(drafted + 1, Mean::default());
-            }
-            steps[drafted].add(took.as_secs_f64());
+        if !Self::measures(sequences) || drafted > MOST_DRAFTED {
+            return;
         }
+        let steps = self.steps.entry(sequences).or_default();
+        let (plain, seconds) = (steps[0].seconds, took.as_secs_f64());
+        let nearest = (0..MEASURED.len()).min_by_key(|&i| MEASURED[i].abs_diff(drafted));
+        let at = nearest.unwrap_or_default();
+        // As if the step had had that many drafted tokens.
+        let scale = MEASURED[at] as f64 / drafted.max(1) as f64;
+        steps[at].add(match drafted {
+            0 => seconds,
+            _ => plain + (seconds - plain) * scale,
+        });
     }
 
     /// Proposing so many tokens took so long, beside the step.
@@ -73,9 +83,7 @@ impl Costs {
     /// What proposing a token costs, as a share of a step without drafts; 0 where it is not known.
     #[must_use]
     pub fn proposal(&self, sequences: usize) -> f64 {
-        let plain = self.steps.get(&sequences).and_then(|steps| steps.first());
-        let plain = plain.filter(|plain| plain.count > 0 && plain.seconds > 0.0);
-        plain.map_or(0.0, |plain| self.proposal.seconds / plain.seconds)
+        self.plain(sequences).map_or(0.0, |plain| self.proposal.seconds / plain)
     }
 
     /// How many times as long as one without drafts a step takes with so many drafted tokens; `None`
@@ -83,22 +91,27 @@ impl Costs {
     #[must_use]
     pub fn ratio(&self, sequences: usize, drafted: usize) -> Option<f64> {
         let steps = self.steps.get(&sequences)?;
-        let plain = steps.first().filter(|plain| plain.count >= SETTLED)?.seconds;
-        if drafted > MOST_DRAFTED || plain <= 0.0 {
+        let plain = steps[0].seconds;
+        if steps[0].count < SETTLED || drafted > MOST_DRAFTED || plain <= 0.0 {
             return None;
         }
-        let measured = |at: &usize| steps.get(*at).filter(|mean| mean.count > 0);
-        let below = (0..=drafted).rev().find(|at| measured(at).is_some())?;
-        let low = measured(&below)?.seconds;
-        let above = (drafted..steps.len()).find(|at| measured(at).is_some());
-        let seconds = match above.and_then(|above| Some((above, measured(&above)?.seconds))) {
-            Some((above, high)) if above > below => {
-                let part = (drafted - below) as f64 / (above - below) as f64;
-                low + (high - low) * part
+        // What was measured up to there: more tokens never cost less.
+        let (mut below, mut low) = (0, 1.0);
+        for (&at, mean) in MEASURED.iter().zip(steps).skip(1).filter(|(_, mean)| mean.count > 0) {
+            let ratio = (mean.seconds / plain).max(low);
+            if at >= drafted {
+                let part = (drafted - below) as f64 / (at - below) as f64;
+                return Some(low + (ratio - low) * part);
             }
-            _ => low + FIRST * plain * (drafted - below) as f64,
-        };
-        Some((seconds / plain).max(1.0))
+            (below, low) = (at, ratio);
+        }
+        Some(low + FIRST * (drafted - below) as f64)
+    }
+
+    /// Seconds of a step without drafts, once it is known.
+    pub(crate) fn plain(&self, sequences: usize) -> Option<f64> {
+        let plain = self.steps.get(&sequences)?.first()?;
+        (plain.count >= SETTLED).then_some(plain.seconds)
     }
 }
 

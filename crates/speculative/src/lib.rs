@@ -7,6 +7,7 @@
 //!
 #![doc = include_str!("../README.md")]
 
+mod book;
 mod controller;
 mod costs;
 mod drafter;
