@@ -125,3 +125,74 @@ impl KvCache {
 fn codec(error: taper_tensor::TensorError) -> KvCacheError {
     taper_kv_codecs::KvCodecError::from(error).into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ExactRoom, KvConfig};
+    use taper_kv_codecs::{Exact, KvGeometry};
+
+    const GEOMETRY: KvGeometry = KvGeometry { kv_heads: 2, head_dim: 32, block_tokens: 16 };
+    const WIDTH: usize = 64;
+    const TOKENS: usize = 48;
+    const SEQ: SeqId = SeqId(1);
+
+    fn cache(codec: &str) -> KvCache {
+        let tokens = Exact { sink_tokens: 0, recent_tokens: 16 };
+        let mut cache = KvCache::new(KvConfig {
+            exact: Some(ExactRoom::for_sequences(tokens, 2, 64, 16)),
+            ..KvConfig::new(taper_kv_codecs::parse(codec).unwrap(), 1, GEOMETRY, 4)
+        });
+        cache.grow(SEQ, TOKENS).unwrap();
+        cache
+    }
+
+    /// Rows of a range; from token `wrong` on they are others, and larger ones.
+    fn store(cache: &mut KvCache, start: usize, len: usize, wrong: usize) {
+        let row = |at: usize| {
+            let (seed, size) = if at < wrong { (at, 1.0) } else { (at * 31 + 7, 40.0) };
+            (0..WIDTH).map(move |i| ((seed * 131 + i * 17) % 97) as f32 / 97.0 * size - 0.3)
+        };
+        let rows: Vec<_> = (start..start + len).flat_map(row).collect();
+        let rows = Tensor::from_vec(rows, &[len, 2, 32]).unwrap();
+        let mut session = cache.session(&[SeqRange { seq: SEQ, start, len }]).unwrap();
+        session.store(LayerId(0), &rows, &rows).unwrap();
+    }
+
+    /// A thousand schedules of accepted and rejected rows leave the bytes that one row at a time leaves.
+    #[test]
+    fn rejected_rows_leave_no_trace() {
+        let mut state = 5u64;
+        let mut below = |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % n
+        };
+        for codec in ["f16", "affine4", "turbo3", "turbo3-qjl", "taper2", "taper4"] {
+            let mut plain = cache(codec);
+            (0..TOKENS).for_each(|at| store(&mut plain, at, 1, TOKENS));
+            for _ in 0..170 {
+                let mut cache = cache(codec);
+                let mut at = 0;
+                while at < TOKENS {
+                    let len = (1 + below(9)).min(TOKENS - at);
+                    let right = 1 + below(len);
+                    cache.may_rewind(SEQ);
+                    store(&mut cache, at, len, at + right);
+                    cache.rewind(SEQ, at + right).unwrap();
+                    at += right;
+                }
+                let blocks = |cache: &KvCache| cache.blocks(SEQ).to_vec();
+                assert_eq!(blocks(&cache), blocks(&plain));
+                let bytes = cache.config.block_bytes(0);
+                for block in blocks(&plain) {
+                    let at = block.0 as usize;
+                    let of = |c: &KvCache| {
+                        let (k, v) = (c.pages[0].k.as_slice(), c.pages[0].v.as_slice());
+                        [&k[at * bytes.k..][..bytes.k], &v[at * bytes.v..][..bytes.v]].concat()
+                    };
+                    assert!(of(&cache) == of(&plain), "{codec}, block {at}");
+                }
+            }
+        }
+    }
+}
