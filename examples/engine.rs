@@ -42,7 +42,7 @@ fn main() -> Result<()> {
             Event::Token(token) => print!("{}", stream.push(&token)?.text),
             Event::Finished(reason) => println!("{}\n[{reason:?}]", stream.finish()?.text),
             Event::Failed(error) => return Err(error.into()),
-            Event::Started { .. } | Event::Prompt(_) => {}
+            Event::Started { .. } | Event::Prompt(_) | Event::Drafted { .. } => {}
         }
         std::io::stdout().flush()?;
     }

@@ -49,6 +49,7 @@ async fn main() -> Result<()> {
         kv_bits: vec![],
         prefix_caching: false,
         weight_bytes: 0,
+        drafting: Drafting::default(),
     }));
     let state = AppState::new(engine, tokenizer, None, ServerConfig::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;

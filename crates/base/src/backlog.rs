@@ -35,7 +35,7 @@ impl Backlog {
     pub fn add(&self, event: &Event) -> bool {
         let bytes = size(event);
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let once = !matches!(event, Event::Token(_));
+        let once = !matches!(event, Event::Token(_) | Event::Drafted { .. });
         let fits = once || before == 0 || before.saturating_add(bytes) <= self.max_bytes;
         if !fits {
             self.overflowed.store(true, Ordering::Relaxed);
@@ -59,7 +59,11 @@ impl Backlog {
 fn size(event: &Event) -> usize {
     let logprobs = match event {
         Event::Token(token) => token.logprobs.as_ref().map_or(0, |l| l.top.len()),
-        Event::Started { .. } | Event::Prompt(_) | Event::Finished(_) | Event::Failed(_) => 0,
+        Event::Started { .. }
+        | Event::Prompt(_)
+        | Event::Drafted { .. }
+        | Event::Finished(_)
+        | Event::Failed(_) => 0,
     };
     size_of::<Event>() + logprobs * size_of::<TokenLogprob>()
 }

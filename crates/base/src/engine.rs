@@ -62,7 +62,35 @@ pub struct EngineInfo {
     pub prefix_caching: bool,
     /// Bytes of weights in memory or mapped.
     pub weight_bytes: u64,
+    /// Whether tokens are drafted and verified several at a time.
+    pub drafting: Drafting,
 }
+
+/// Speculative decoding of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Drafting {
+    /// Each step computes one token of a sequence.
+    Off {
+        /// Why, in words that end "no tokens are drafted: ...".
+        reason: String,
+    },
+    /// Steps verify drafts where they are likely to save time.
+    On {
+        /// What drafts: `suffix`, `ngram`, `draft_model`.
+        method: String,
+        /// Most tokens of a draft.
+        most: u32,
+    },
+}
+
+impl Default for Drafting {
+    fn default() -> Self {
+        Self::Off { reason: "the engine has no drafter".to_owned() }
+    }
+}
+
+/// Positions of a draft that are counted apart, and the longest draft.
+pub const MAX_DRAFT_TOKENS: usize = 8;
 
 /// A value of [`GenRequest::kv_bits`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,6 +150,16 @@ pub struct EngineStats {
     pub disk_written_bytes: u64,
     /// Prompt tokens whose keys and values came from disk.
     pub disk_hit_tokens: u64,
+    /// Drafts that were verified.
+    pub drafts: u64,
+    /// Tokens of these drafts.
+    pub draft_tokens: u64,
+    /// Tokens of them that were what was chosen.
+    pub accepted_draft_tokens: u64,
+    /// How often the token at each position of a draft was what was chosen.
+    pub accepted_per_position: [u64; MAX_DRAFT_TOKENS],
+    /// Time spent on finding drafts.
+    pub draft_time: Duration,
 }
 
 /// Why a request was not admitted.

@@ -40,6 +40,11 @@ pub struct GenRequest {
     pub bad_words: Arc<[Vec<TokenId>]>,
     /// Requests of a lower number come first, on an engine that schedules by priority.
     pub priority: i32,
+    /// Most tokens that are drafted at a time: 0 drafts none, and `None` leaves it to the engine. It changes
+    /// the time, never the output.
+    pub max_draft_tokens: Option<u32>,
+    /// What the output is likely to contain: drafts come from there too.
+    pub prediction: Arc<[TokenId]>,
 }
 
 /// When a generation ends. Stop strings are the text layer's business: it drops the stream.
@@ -98,7 +103,7 @@ pub struct GeneratedToken {
     pub open: bool,
 }
 
-/// What happens to a request, in order: `Started`, perhaps `Prompt`, `Token`*, then `Finished` or
+/// What happens to a request, in order: `Started`, perhaps `Prompt`, `Token`* and `Drafted`*, then `Finished` or
 /// `Failed`. `Failed` may come at any time and is the last.
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -111,6 +116,13 @@ pub enum Event {
     Prompt(Vec<Option<TokenLogprobs>>),
     /// A new token.
     Token(GeneratedToken),
+    /// After the tokens of a step that verified drafts.
+    Drafted {
+        /// Drafts that were what was chosen; their tokens came before.
+        accepted: u32,
+        /// Drafts that were not.
+        rejected: u32,
+    },
     /// The last event of a generation that went well.
     Finished(FinishReason),
     /// The last event of one that did not.

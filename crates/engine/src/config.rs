@@ -1,5 +1,6 @@
 //! What an engine is made with, and why it cannot be.
 
+use crate::Speculation;
 use std::{path::PathBuf, time::Duration};
 use taper_base::{AdapterRefused, KvBits, TokenId};
 use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme, RecurrentConfig};
@@ -41,11 +42,13 @@ pub struct EngineConfig {
     pub max_adapters: usize,
     /// The largest rank of an adapter; `None` sets no limit.
     pub max_adapter_rank: Option<usize>,
+    /// What drafts tokens; `None` drafts none. It changes the time of an output and nothing else.
+    pub speculation: Option<Speculation>,
     /// The model's own end-of-sequence tokens.
     pub eos_token_ids: Vec<TokenId>,
 }
 
-/// A server of 256 sequences with an `f16` cache of 1 GiB, and no stop tokens.
+/// A server of 256 sequences with an `f16` cache of 1 GiB, suffix drafts, and no stop tokens.
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
@@ -64,6 +67,7 @@ impl Default for EngineConfig {
             adapters: Vec::new(),
             max_adapters: 64,
             max_adapter_rank: None,
+            speculation: Some(Speculation::suffix()),
             eos_token_ids: Vec::new(),
         }
     }

@@ -3,8 +3,9 @@
 use crate::{
     adapters::salt,
     pace::{Company, Pace},
-    sequence::{Sequence, internal},
-    stats::{Gauges, add, set},
+    sequence::{Advance, Sequence, internal},
+    speculation::{Speculation, Speculator},
+    stats::{Gauges, SharedStats, add, set},
     step::{self, Outcome},
     worker::{Command, Shared, Submission},
 };
@@ -13,10 +14,11 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
-use taper_base::{Event, GenerationError, SeqId, SubmitError, TokenId};
+use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, UnitName};
 use taper_scheduler::{
-    Admission, AdmitError, BlockPool, NoRoom, Scheduler, SchedulerConfig, SeqOutcome, StepPlan,
+    Admission, AdmitError, BlockPool, NoRoom, Scheduler, SchedulerConfig, SeqOutcome, SeqWork,
+    StepPlan,
 };
 
 /// A cache and the requests that run over it.
@@ -26,6 +28,8 @@ pub(crate) struct Lane {
     cache: KvCache,
     scheduler: Scheduler,
     pace: Pace,
+    /// Drafts tokens; or why none are drafted.
+    speculator: Result<Speculator, String>,
     sequences: HashMap<SeqId, Sequence>,
     /// Requests whose prefixes are being read from disk.
     loading: HashMap<SeqId, Loading>,
@@ -55,6 +59,7 @@ impl Lane {
         index: usize,
         kv: KvConfig,
         limits: SchedulerConfig,
+        speculation: Option<&Speculation>,
         shared: &Shared,
     ) -> Self {
         set(&shared.stats.lanes[index].kv_blocks_total, kv.blocks);
@@ -68,8 +73,26 @@ impl Lane {
         let (sequences, loading) = (HashMap::new(), HashMap::new());
         let scheduler = Scheduler::new(limits);
         let pace = Pace::new(max_num_batched_tokens);
-        let busy = Instant::now();
-        Self { index, cache, scheduler, pace, sequences, loading, busy, holds_memory: false }
+        let speculator = speculator(speculation, &cache, shared);
+        Self {
+            index,
+            cache,
+            scheduler,
+            pace,
+            speculator,
+            sequences,
+            loading,
+            busy: Instant::now(),
+            holds_memory: false,
+        }
+    }
+
+    /// Whether tokens are drafted.
+    pub(crate) fn drafting(&self) -> Drafting {
+        match &self.speculator {
+            Ok(speculator) => speculator.drafting(),
+            Err(reason) => Drafting::Off { reason: reason.clone() },
+        }
     }
 
     /// There is nothing to do; what is being loaded will be heard of.
@@ -100,18 +123,38 @@ impl Lane {
             _ => Company::Prompts,
         };
         self.scheduler.limit_prompts(self.pace.tokens(company));
-        let plan = self.scheduler.plan(&mut Pool(&mut self.cache));
+        let since = Instant::now();
+        let plan = self.plan(shared);
         self.announce(&plan, shared);
         self.update_gauges(shared);
         if !plan.is_empty() {
-            let since = Instant::now();
             self.step(&plan, shared);
-            // Decodes have one token each.
-            let prompts = plan.works.iter().map(|work| work.len).filter(|&len| len > 1).sum();
-            let decoded = plan.works.iter().any(|work| work.len == 1);
+            // Decodes have one token each, and their drafts.
+            let prompts = plan.works.iter().map(SeqWork::known).filter(|&len| len > 1).sum();
+            let decoded = plan.works.iter().any(|work| work.known() == 1);
             self.pace.learn(prompts, decoded, since.elapsed());
+            if let Ok(speculator) = &mut self.speculator {
+                speculator.learn(&plan, since.elapsed());
+            }
             self.update_gauges(shared);
         }
+    }
+
+    /// Drafts tokens, and plans a step.
+    fn plan(&mut self, shared: &Shared) -> StepPlan {
+        let Self { speculator, scheduler, sequences, cache, .. } = self;
+        let drafted = match speculator {
+            Ok(speculator) => speculator.draft(scheduler, sequences, &shared.stats),
+            Err(_) => true,
+        };
+        if !drafted {
+            *speculator = Err("the drafter has failed".to_owned());
+        }
+        let plan = scheduler.plan(&mut Pool(cache));
+        if let Ok(speculator) = speculator {
+            speculator.planned(&plan, sequences, cache);
+        }
+        plan
     }
 
     /// Gives memory back after some time without requests.
@@ -254,6 +297,9 @@ impl Lane {
     fn end(&mut self, id: SeqId, last: Option<Event>, shared: &Shared) {
         self.scheduler.cancel(id, &mut Pool(&mut self.cache));
         self.cache.set_salt(id, None);
+        if let Ok(speculator) = &mut self.speculator {
+            speculator.forget(id);
+        }
         if let Some(mut sequence) = self.sequences.remove(&id) {
             if last.is_some() {
                 self.update_gauges(shared);
@@ -277,12 +323,8 @@ impl Lane {
         let mut outcomes = Vec::new();
         let (mut ended, mut appended) = (Vec::new(), Vec::new());
         for (work, outcome) in results {
+            let outcome = self.settle(&work, outcome, stats);
             let Some(sequence) = self.sequences.get_mut(&work.id) else { continue };
-            add(&shared.stats.prompt_tokens, sequence.prompt_tokens(work.start, work.end()));
-            if !matches!(outcome, Outcome::Failed(_)) {
-                // Rows of a failed step may not be there.
-                self.cache.publish(work.id, &sequence.tokens()[..work.end() as usize]);
-            }
             let (new_token, last) = match outcome {
                 Outcome::Continues => continue,
                 Outcome::PromptOnly => {
@@ -290,18 +332,16 @@ impl Lane {
                     (None, Some(Event::Finished(step::PROMPT_ONLY)))
                 }
                 Outcome::Failed(error) => (None, Some(Event::Failed(error))),
-                Outcome::Token { choice, follows } => {
-                    let forced = follows.forced.len();
-                    add(&shared.stats.generation_tokens, 1 + forced);
-                    add(&shared.stats.forced_tokens, forced);
-                    add(&shared.stats.masked_tokens, usize::from(follows.masked));
-                    sequence.prompt_done();
-                    let token = choice.token;
-                    let last = sequence.accept(choice, &follows).map(Event::Finished);
-                    if last.is_none() && forced > 0 {
-                        appended.push((work.id, follows.forced));
+                Outcome::Advanced(Advance { tokens, drafted, accepted, last, .. }) => {
+                    // The newest token is never counted as computed, also where it was drafted.
+                    let kept = accepted.min(tokens.len().saturating_sub(1));
+                    let ids: Vec<_> = tokens.iter().map(|token| token.id).collect();
+                    self.scheduler.accept(work.id, &ids[..kept]);
+                    if last.is_none() && ids.len() > kept + 1 {
+                        appended.push((work.id, ids[kept + 1..].to_vec()));
                     }
-                    (Some(token), last)
+                    sequence.report(tokens, drafted, accepted);
+                    (ids.get(kept).copied(), last)
                 }
             };
             outcomes.push(SeqOutcome { id: work.id, new_token, finished: last.is_some() });
@@ -310,6 +350,37 @@ impl Lane {
         self.scheduler.commit(&outcomes, &mut Pool(&mut self.cache));
         appended.iter().for_each(|(id, tokens)| self.scheduler.append(*id, tokens));
         ended.into_iter().for_each(|(id, event)| self.end(id, Some(event), shared));
+    }
+
+    /// Counts what a work did, takes back drafts that were not accepted, and publishes the rest.
+    fn settle(&mut self, work: &SeqWork, outcome: Outcome, stats: &SharedStats) -> Outcome {
+        let Some(sequence) = self.sequences.get(&work.id) else { return outcome };
+        add(&stats.prompt_tokens, sequence.prompt_tokens(work.start, work.end()));
+        let mut computed = work.end();
+        match &outcome {
+            // Rows of a failed step may not be there.
+            Outcome::Failed(_) => return outcome,
+            Outcome::Advanced(advance) => {
+                add(&stats.generation_tokens, advance.tokens.len());
+                add(&stats.forced_tokens, advance.forced);
+                add(&stats.masked_tokens, advance.masked);
+                if let Some(Event::Failed(_)) = advance.last {
+                    return outcome;
+                }
+                computed = work.start + work.known() + advance.accepted as u32;
+                if let Ok(speculator) = &mut self.speculator {
+                    speculator.advanced(work, advance.accepted, stats);
+                }
+            }
+            Outcome::Continues | Outcome::PromptOnly => {}
+        }
+        if work.drafts > 0
+            && let Err(error) = self.cache.rewind(work.id, computed as usize)
+        {
+            return Outcome::Failed(internal(Arc::new(error), "drafts cannot be taken back"));
+        }
+        self.cache.publish(work.id, &sequence.tokens()[..computed as usize]);
+        outcome
     }
 
     fn update_gauges(&self, shared: &Shared) {
@@ -326,6 +397,20 @@ impl Lane {
         gauges.kv_exact_bytes.store(exact, Ordering::Relaxed);
         gauges.kv_used_bytes.store(usage.used_bytes(), Ordering::Relaxed);
     }
+}
+
+/// What drafts tokens over a cache, or why nothing does.
+fn speculator(
+    speculation: Option<&Speculation>,
+    cache: &KvCache,
+    shared: &Shared,
+) -> Result<Speculator, String> {
+    let speculation = speculation.ok_or("it is turned off")?;
+    if let Some(reason) = cache.cannot_rewind() {
+        return Err(reason.to_owned());
+    }
+    let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
+    Ok(Speculator::new(speculation, vocab))
 }
 
 /// What the scheduler's refusal means to whoever asked.

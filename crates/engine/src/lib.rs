@@ -12,6 +12,7 @@ mod open;
 mod pace;
 mod pass;
 mod sequence;
+mod speculation;
 mod stats;
 mod step;
 mod worker;
@@ -21,3 +22,5 @@ pub use config::{
     EngineConfig, EngineError, EnginePlan, KvBudget, KvDisk, KvIdle, KvOffer, Scheduling,
 };
 pub use local::LocalEngine;
+pub use speculation::Speculation;
+pub use taper_speculative as speculative;

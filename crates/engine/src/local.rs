@@ -23,7 +23,7 @@ use std::{
     thread::JoinHandle,
 };
 use taper_base::{
-    AdapterInfo, AdapterRefused, Engine, EngineInfo, EngineStats, EventSink, GenRequest,
+    AdapterInfo, AdapterRefused, Drafting, Engine, EngineInfo, EngineStats, EventSink, GenRequest,
     SubmitError, TokenSet,
 };
 use taper_kv_cache::{DiskTier, KvConfig};
@@ -70,6 +70,7 @@ impl LocalEngine {
             kv_exact_bytes: sum(&|kv| kv.bytes_per_exact_block() * kv.exact_blocks() as u64),
             prefix_caching: config.prefix_caching,
             weight_bytes: model.info().weight_bytes,
+            drafting: Drafting::default(),
         };
         let limits = SchedulerConfig {
             max_num_batched_tokens: config.max_num_batched_tokens,
@@ -102,7 +103,11 @@ impl LocalEngine {
             stats: Arc::clone(&stats),
         };
         let lanes = caches.into_iter().enumerate();
-        let lanes = lanes.map(|(index, kv)| Lane::new(index, kv, limits, &shared)).collect();
+        let speculation = config.speculation.as_ref();
+        let lane = |(index, kv)| Lane::new(index, kv, limits, speculation, &shared);
+        let lanes: Vec<_> = lanes.map(lane).collect();
+        let drafting = lanes.first().map(Lane::drafting).unwrap_or_default();
+        let info = EngineInfo { drafting, ..info };
         let worker = Worker::new(shared, lanes);
         let builder = std::thread::Builder::new().name("taper-engine".into());
         let alive = Arc::new(AtomicBool::new(true));

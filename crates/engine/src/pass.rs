@@ -75,7 +75,8 @@ impl<'a> Pass<'a> {
         let mut row = 0;
         for work in &plan.works {
             let sequence = sequences.get(&work.id);
-            let (known, prompt) = sequence.map_or((&[][..], 0), |s| (s.tokens(), s.prompt_len()));
+            let prompt = sequence.map_or(0, Sequence::prompt_len);
+            let known = sequence.map_or([&[][..]; 2], |s| [s.tokens(), s.draft()]);
             let adapter = sequence.and_then(Sequence::adapter);
             let (start, end) = (work.start as usize, work.end() as usize);
             let own = match phase {
@@ -95,12 +96,12 @@ impl<'a> Pass<'a> {
         pass
     }
 
-    /// Takes in the tokens `own` of a sequence, whose logits are the plan's rows `row..` from the token
+    /// Takes in the tokens `own` of a sequence and its draft, whose logits are the plan's rows `row..` from the token
     /// `first_logits` on.
     fn push(
         &mut self,
         seq: SeqId,
-        known: &[TokenId],
+        known: [&[TokenId]; 2],
         own: Range<usize>,
         first_logits: usize,
         row: usize,
@@ -112,7 +113,12 @@ impl<'a> Pass<'a> {
             self.logits_at.push((self.positions.len() + at - own.start) as u32);
             self.rows.push(row + at - first_logits);
         }
-        self.tokens.extend_from_slice(known.get(own.clone()).unwrap_or_default());
+        let mut before = 0;
+        for part in known {
+            let at = |i: usize| i.saturating_sub(before).min(part.len());
+            self.tokens.extend_from_slice(&part[at(own.start)..at(own.end)]);
+            before += part.len();
+        }
         self.positions.extend(own.start as u32..own.end as u32);
         self.ranges.push(SeqRange { seq, start: own.start, len: own.len() });
     }

@@ -37,6 +37,27 @@ pub(crate) struct Sequence {
     prompt_logprobs: Option<PromptLogprobs>,
     listener: Listener,
     adapter: Option<AdapterUse>,
+    /// Tokens that may come next, computed in this step.
+    draft: Vec<TokenId>,
+    max_draft_tokens: Option<u32>,
+    prediction: Arc<[TokenId]>,
+}
+
+/// What a step made of a sequence that was sampled.
+#[derive(Debug, Default)]
+pub(crate) struct Advance {
+    /// New tokens, drawn or forced by a grammar, that are to be reported.
+    pub(crate) tokens: Vec<GeneratedToken>,
+    /// Tokens that were drafted.
+    pub(crate) drafted: usize,
+    /// The first so many of `tokens` were drafted, and are in the cache.
+    pub(crate) accepted: usize,
+    /// Tokens that were not drawn.
+    pub(crate) forced: usize,
+    /// Tokens drawn under a mask.
+    pub(crate) masked: usize,
+    /// The request's last event.
+    pub(crate) last: Option<Event>,
 }
 
 #[derive(Debug)]
@@ -67,6 +88,94 @@ impl Sequence {
             prompt_logprobs: request.prompt_logprobs.map(entries),
             listener,
             adapter,
+            draft: Vec::new(),
+            max_draft_tokens: request.max_draft_tokens,
+            prediction: request.prediction,
+        }
+    }
+
+    /// Tokens that may come next, whose logits this step computes too.
+    pub(crate) fn draft(&self) -> &[TokenId] {
+        &self.draft
+    }
+
+    /// Sets what this step computes beside the sequence's own tokens.
+    pub(crate) fn set_draft(&mut self, tokens: Vec<TokenId>) {
+        self.draft = tokens;
+    }
+
+    /// Keeps the first tokens of the draft.
+    pub(crate) fn cut_draft(&mut self, len: u32) {
+        self.draft.truncate(len as usize);
+    }
+
+    /// Most tokens that the request lets be drafted at a time.
+    pub(crate) fn max_draft_tokens(&self) -> Option<u32> {
+        self.max_draft_tokens
+    }
+
+    /// What the request says that its output is likely to contain.
+    pub(crate) fn prediction(&self) -> &[TokenId] {
+        &self.prediction
+    }
+
+    /// Draws the next token, and those after it for as long as each is what was drafted: from `first`, if a
+    /// device has drawn it, or from `rows`, the logits of the newest token and of the draft's.
+    ///
+    /// Each draw is as it would be without the draft: after the tokens that it follows, and from their logits.
+    pub(crate) fn advance(
+        &mut self,
+        first: Option<Choice>,
+        rows: &mut [f32],
+        vocab: usize,
+    ) -> Advance {
+        let draft = std::mem::take(&mut self.draft);
+        let mut advance = Advance { drafted: draft.len(), ..Advance::default() };
+        let end = self.draw(first, rows, vocab, &draft, &mut advance);
+        advance.last = match end {
+            Ok(finish) => finish.map(Event::Finished),
+            Err(error) => Some(Event::Failed(error)),
+        };
+        advance
+    }
+
+    fn draw(
+        &mut self,
+        mut first: Option<Choice>,
+        rows: &mut [f32],
+        vocab: usize,
+        draft: &[TokenId],
+        advance: &mut Advance,
+    ) -> Result<Option<FinishReason>, GenerationError> {
+        loop {
+            let choice = match first.take() {
+                Some(choice) => choice,
+                None => self.choose(&mut rows[advance.accepted * vocab..][..vocab])?,
+            };
+            let follows = self.follows(choice.token)?;
+            advance.forced += follows.forced.len();
+            advance.masked += usize::from(follows.masked);
+            let from = advance.tokens.len();
+            let finish = self.accept(choice, &follows, &mut advance.tokens);
+            let drafted = draft.get(from..).unwrap_or_default().iter();
+            let pairs = drafted.zip(&advance.tokens[from..]);
+            advance.accepted += pairs.take_while(|(drafted, token)| **drafted == token.id).count();
+            if finish.is_some() || advance.accepted < advance.tokens.len() {
+                return Ok(finish);
+            }
+        }
+    }
+
+    /// Reports what a step has made of the sequence.
+    pub(crate) fn report(&mut self, tokens: Vec<GeneratedToken>, drafted: usize, accepted: usize) {
+        if tokens.is_empty() {
+            return;
+        }
+        self.prompt_done();
+        tokens.into_iter().for_each(|token| self.send(Event::Token(token)));
+        if drafted > 0 {
+            let (accepted, rejected) = (accepted as u32, (drafted - accepted) as u32);
+            self.send(Event::Drafted { accepted, rejected });
         }
     }
 
@@ -160,7 +269,9 @@ impl Sequence {
     }
 
     /// Chooses the next token from its logits.
-    pub(crate) fn choose(&self, logits: &mut [f32]) -> Result<Choice, GenerationError> {
+    fn choose(&mut self, logits: &mut [f32]) -> Result<Choice, GenerationError> {
+        // Beside the forward pass only the first mask of a step was found.
+        self.grammar.iter_mut().for_each(Constrained::prepare);
         let (at, banned) = (self.tokens.len() - 1, self.banned());
         let mask = self.mask().map_err(|e| constrained::error(at, e))?;
         let choice = self.sampler.sample_on(&pool::Kernels, logits, &banned, mask.as_deref());
@@ -188,7 +299,7 @@ impl Sequence {
     }
 
     /// What the request's grammar makes of a token that was chosen.
-    pub(crate) fn follows(&mut self, token: TokenId) -> Result<Follows, GenerationError> {
+    fn follows(&mut self, token: TokenId) -> Result<Follows, GenerationError> {
         let generated = self.tokens.len() - self.prompt_len;
         let room = self.max_new.saturating_sub(generated + 1);
         let Self { grammar: Some(grammar), stops, tokens, .. } = self else {
@@ -216,16 +327,28 @@ impl Sequence {
         Cow::Owned([stops, &words].concat())
     }
 
-    /// Appends and reports a chosen token and those that follow from it; tells whether the last of
+    /// Appends a chosen token and those that follow from it, here and to `new`; tells whether the last of
     /// them was the output's last.
-    pub(crate) fn accept(&mut self, choice: Choice, follows: &Follows) -> Option<FinishReason> {
+    fn accept(
+        &mut self,
+        choice: Choice,
+        follows: &Follows,
+        new: &mut Vec<GeneratedToken>,
+    ) -> Option<FinishReason> {
         let Choice { token, logprobs } = choice;
         let stops = self.stops.has(token);
         // Between forced tokens the grammar wants more, and behind the last one it may.
         let open = |more: bool| more || follows.open;
-        self.push(token, logprobs, stops, open(!follows.forced.is_empty()));
-        for (i, &token) in follows.forced.iter().enumerate() {
-            self.push(token, None, false, open(i + 1 < follows.forced.len()));
+        let more = !follows.forced.is_empty();
+        let from = new.len();
+        new.push(GeneratedToken { id: token, logprobs, stops, open: open(more) });
+        for (i, &id) in follows.forced.iter().enumerate() {
+            let open = open(i + 1 < follows.forced.len());
+            new.push(GeneratedToken { id, logprobs: None, stops: false, open });
+        }
+        for token in &new[from..] {
+            self.tokens.push(token.id);
+            self.sampler.accept(token.id);
         }
         if stops || follows.over {
             Some(FinishReason::Stop)
@@ -234,12 +357,6 @@ impl Sequence {
         } else {
             None
         }
-    }
-
-    fn push(&mut self, id: TokenId, logprobs: Option<TokenLogprobs>, stops: bool, open: bool) {
-        self.tokens.push(id);
-        self.sampler.accept(id);
-        self.listener.send(Event::Token(GeneratedToken { id, logprobs, stops, open }));
     }
 }
 

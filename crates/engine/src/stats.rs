@@ -7,7 +7,7 @@ use std::{
     },
     time::Duration,
 };
-use taper_base::EngineStats;
+use taper_base::{EngineStats, MAX_DRAFT_TOKENS};
 use taper_kv_cache::{DiskTier, Written};
 
 /// Current load of one KV cache and its scheduler.
@@ -38,6 +38,10 @@ pub(crate) struct SharedStats {
     pub(crate) cancelled: AtomicU64,
     pub(crate) steps: AtomicU64,
     pub(crate) disk_hit_tokens: AtomicU64,
+    pub(crate) drafts: AtomicU64,
+    pub(crate) draft_tokens: AtomicU64,
+    pub(crate) accepted_per_position: [AtomicU64; MAX_DRAFT_TOKENS],
+    pub(crate) draft_nanos: AtomicU64,
     /// Where prefixes are kept on disk, if they are; it counts what it writes.
     pub(crate) disk: Option<Arc<DiskTier>>,
 }
@@ -56,6 +60,7 @@ impl SharedStats {
             self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
         };
         let counter = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let accepted = std::array::from_fn(|i| counter(&self.accepted_per_position[i]));
         let written = self.disk.as_ref().map_or(Written::default(), |disk| disk.written());
         EngineStats {
             running: sum(|lane| &lane.running),
@@ -80,6 +85,11 @@ impl SharedStats {
             disk_written_blocks: written.blocks,
             disk_written_bytes: written.bytes,
             disk_hit_tokens: counter(&self.disk_hit_tokens),
+            drafts: counter(&self.drafts),
+            draft_tokens: counter(&self.draft_tokens),
+            accepted_draft_tokens: accepted.iter().sum(),
+            accepted_per_position: accepted,
+            draft_time: Duration::from_nanos(counter(&self.draft_nanos)),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! One step: a plan's tokens through the model, and each sequence's outcome.
 
 use crate::{
-    constrained::{Constrained, Follows},
+    constrained::Constrained,
     pass::{self, PassError},
-    sequence::Sequence,
+    sequence::{Advance, Sequence},
     stats::{SharedStats, add, add_time},
 };
 use std::{
@@ -25,8 +25,8 @@ use taper_tensor::{Tensor, gpu, ops, pool};
 pub(crate) enum Outcome {
     /// More of the prompt is to come.
     Continues,
-    /// A new token, and what its request's grammar makes of it.
-    Token { choice: Choice, follows: Follows },
+    /// New tokens.
+    Advanced(Advance),
     /// The prompt is done and nothing was to be generated.
     PromptOnly,
     /// The sequence cannot go on.
@@ -57,9 +57,7 @@ pub(crate) fn run(
         let logits = logits_and_masks(model, cache, sequences, plan, stats)?;
         let chosen = chosen_there(sequences, plan, &logits)?;
         let logits = rows_here(&logits, &chosen)?;
-        let mut outcomes = outcomes(sequences, plan, chosen, logits, vocab);
-        follow(sequences, &mut outcomes);
-        Ok(outcomes)
+        Ok(outcomes(sequences, plan, chosen, logits, vocab))
     });
     add(&stats.steps, 1);
     match result {
@@ -118,23 +116,6 @@ fn logits_and_masks(
         }
     }
     logits
-}
-
-/// Tells grammars what was chosen, and asks what follows from it, in parallel.
-fn follow(sequences: &mut HashMap<SeqId, Sequence>, outcomes: &mut [(SeqWork, Outcome)]) {
-    let constrained = sequences.iter_mut().filter(|(_, s)| s.is_constrained());
-    let mut chosen: HashMap<_, _> = constrained.collect();
-    let due = outcomes.iter_mut().filter_map(|(work, outcome)| {
-        let sequence = chosen.remove(&work.id)?;
-        matches!(outcome, Outcome::Token { .. }).then_some((sequence, outcome))
-    });
-    pool::for_each(&mut due.collect::<Vec<_>>(), |_, (sequence, outcome)| {
-        let Outcome::Token { choice, follows } = outcome else { return };
-        match sequence.follows(choice.token) {
-            Ok(what) => *follows = what,
-            Err(error) => **outcome = Outcome::Failed(error),
-        }
-    });
 }
 
 /// What a GPU that has the logits chooses, for each of their rows: four bytes of a row come back, and a
@@ -197,19 +178,17 @@ fn outcomes(
         rest = tail;
     }
     let mut outcomes = Vec::with_capacity(parts.len());
-    let mut sampling = Vec::new();
+    let mut sampling = HashMap::new();
     for (work, choice, rows) in parts {
         let Some(sequence) = sequences.get_mut(&work.id) else { continue };
-        if let Some(choice) = choice {
-            outcomes.push((*work, token(choice)));
-            continue;
-        }
         let first = (work.end() - work.logit_rows) as usize;
         let outcome = match sequence.observe_prompt(first, rows.chunks_exact(vocab)) {
             Err(error) => Outcome::Failed(error),
             Ok(()) if work.samples => {
-                let from = rows.len().saturating_sub(vocab);
-                sampling.push((outcomes.len(), work.id, &mut rows[from..]));
+                // Of the newest token and its draft.
+                let wanted = (1 + work.drafts as usize) * vocab;
+                let from = rows.len().saturating_sub(wanted);
+                sampling.insert(work.id, (outcomes.len(), choice, &mut rows[from..]));
                 Outcome::Continues
             }
             Ok(()) if work.end() as usize == sequence.tokens().len() => Outcome::PromptOnly,
@@ -217,29 +196,25 @@ fn outcomes(
         };
         outcomes.push((*work, outcome));
     }
-    let sequences = &*sequences;
-    let mut chosen: Vec<_> = sampling.into_iter().map(|work| (work, None)).collect();
-    let choose = |((_, id, row), choice): &mut ((_, _, &mut [f32]), _)| {
-        *choice = sequences.get(id).map(|sequence| sequence.choose(row));
+    let sequences = sequences.iter_mut();
+    let due = sequences.filter_map(|(id, s)| Some((s, sampling.remove(id)?, None)));
+    let mut due: Vec<_> = due.collect();
+    let advance = |(sequence, (_, choice, rows), done): &mut (&mut Sequence, _, _)| {
+        let (choice, rows): (&mut Option<Choice>, &mut &mut [f32]) = (choice, rows);
+        *done = Some(sequence.advance(choice.take(), rows, vocab));
     };
-    // Of few rows each is shared out among the threads.
-    match chosen.len() < pool::threads() {
-        true => chosen.iter_mut().for_each(choose),
-        false => pool::for_each(&mut chosen, |_, row| choose(row)),
+    // Of few rows each is shared out among the threads; grammars are not.
+    match due.len() < pool::threads() && !due.iter().any(|(s, ..)| s.is_constrained()) {
+        true => due.iter_mut().for_each(advance),
+        false => pool::for_each(&mut due, |_, due| advance(due)),
     }
-    for ((at, ..), choice) in chosen {
-        outcomes[at].1 = match choice {
-            Some(Ok(choice)) => token(choice),
-            Some(Err(error)) => Outcome::Failed(error),
+    for (_, (at, ..), done) in due {
+        outcomes[at].1 = match done {
+            Some(advance) => Outcome::Advanced(advance),
             None => Outcome::Continues,
         };
     }
     outcomes
-}
-
-/// A token, as long as nobody has asked its request's grammar.
-fn token(choice: Choice) -> Outcome {
-    Outcome::Token { choice, follows: Follows::default() }
 }
 
 /// How a sequence that generates nothing ends.
@@ -291,6 +266,7 @@ mod tests {
             len,
             samples: logit_rows > 0,
             logit_rows,
+            drafts: 0,
         };
         let works = vec![work(1, 2, 1), work(2, 5, 0), work(3, 3, 3), work(4, 1, 1)];
         let plan = StepPlan { works, ..StepPlan::default() };
@@ -298,7 +274,7 @@ mod tests {
         let peak = |at: usize| (0..4).map(move |i| if i == at { 5.0 } else { 0.0 });
         let chosen = |outcomes: Vec<(SeqWork, Outcome)>| -> Vec<_> {
             let token = |outcome: &Outcome| match outcome {
-                Outcome::Token { choice, .. } => Some(choice.token),
+                Outcome::Advanced(advance) => advance.tokens.first().map(|token| token.id),
                 _ => None,
             };
             outcomes.iter().map(|(work, outcome)| (work.id.0, token(outcome))).collect()

@@ -42,7 +42,7 @@ impl EventSink for Trap {
             Event::Started { .. } => self.spring(At::Started),
             Event::Token(_) => self.spring(At::Token),
             Event::Finished(_) => self.spring(At::Finished),
-            Event::Prompt(_) | Event::Failed(_) => {}
+            Event::Prompt(_) | Event::Drafted { .. } | Event::Failed(_) => {}
         }
     }
 

@@ -7,8 +7,11 @@ mod common;
 use common::{Numbers, ask, config, fixture_dir, greedy, settled, wait_for};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use std::{fs, path::Path};
-use taper_base::{GenerationError, TokenId};
-use taper_engine::{EngineConfig, KvDisk, LocalEngine};
+use taper_base::{GenerationError, SeqId, TokenId};
+use taper_engine::{
+    EngineConfig, KvDisk, LocalEngine, Speculation,
+    speculative::{Draft, DraftError, DraftInput, Drafter},
+};
 use taper_kv_cache::KvScheme;
 use taper_kv_codecs::Exact;
 use taper_models::LoadOptions;
@@ -164,5 +167,58 @@ fn nothing_of_a_damaged_token_outlives_a_restart() {
             assert_eq!(says(&second, &after), says(&want, &after), "{label}");
             fails(&second, &[&after[..], &[BAD]].concat(), &label);
         }
+    }
+}
+
+/// A drafter whose drafts are right and then damaged.
+#[derive(Debug)]
+struct Spoils;
+
+impl Drafter for Spoils {
+    fn method(&self) -> &'static str {
+        "spoils"
+    }
+
+    fn propose(&mut self, seqs: &[DraftInput<'_>]) -> Result<Vec<Draft>, DraftError> {
+        let draft = |seq: &DraftInput<'_>| {
+            let len = seq.tokens.len() % (seq.most + 1);
+            let mut tokens = vec![seq.tokens[seq.tokens.len() - 1]; len / 2];
+            tokens.resize(len, BAD);
+            Draft { tokens, class: 0 }
+        };
+        Ok(seqs.iter().map(draft).collect())
+    }
+
+    fn forget(&mut self, _: SeqId) {}
+
+    fn expected(&self, _: usize) -> f32 {
+        0.5
+    }
+}
+
+#[test]
+fn drafts_of_a_damaged_token_leave_nothing_behind() {
+    let damaged = tempdir().unwrap();
+    checkpoint(damaged.path(), true);
+    for (name, exact) in CACHES {
+        let config = with(name, exact, None);
+        let speculation = Some(Speculation::new(|| Box::new(Spoils)).steady());
+        let drafting = EngineConfig { speculation, ..config.clone() };
+        let (want, got) = (engine(damaged.path(), &config), engine(damaged.path(), &drafting));
+        for prompt in clean() {
+            let ask = |engine: &LocalEngine, prompt: &[TokenId]| {
+                let mut request = greedy(prompt, 70);
+                request.sampling.logit_bias = vec![(BAD, -100.0)];
+                let answer = ask(engine, request);
+                assert!(answer.error.is_none(), "{name} {exact:?}: {:?}", answer.error);
+                (answer.tokens, answer.cached)
+            };
+            let (first, _) = ask(&want, &prompt);
+            assert_eq!(ask(&got, &prompt).0, first, "{name} {exact:?} {}", prompt.len());
+            // What the output left in the cache is as good as without drafts.
+            let next = [&prompt[..], &first].concat();
+            assert_eq!(ask(&got, &next), ask(&want, &next), "{name} {exact:?} {}", next.len());
+        }
+        settled(&got);
     }
 }

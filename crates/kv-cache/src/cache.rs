@@ -6,6 +6,7 @@ use crate::{
     finite::Watched,
     keep::Kept,
     prefix::{Node, ROOT},
+    rewind::Before,
     states::States,
 };
 use std::{collections::HashMap, sync::Arc};
@@ -23,11 +24,13 @@ pub(crate) struct Table {
     /// First block that may have an exact block that is not a sink's.
     recent: usize,
     /// Tokens whose rows are in the cache.
-    computed: usize,
+    pub(crate) computed: usize,
     /// Exact blocks beside those of sinks that the sequence may have between two steps.
     promised: usize,
     /// First token whose keys and values are not finite.
     pub(crate) broken: Option<usize>,
+    /// What a step overwrites in blocks, where it may be taken back.
+    pub(crate) before: Option<Vec<Before>>,
 }
 
 /// The cache of one engine.

@@ -10,6 +10,7 @@ mod finite;
 mod keep;
 mod prefix;
 mod prices;
+mod rewind;
 mod scheme;
 mod session;
 mod states;

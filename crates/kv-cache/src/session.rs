@@ -126,6 +126,7 @@ impl PagedSession<'_> {
         if layer.index() >= layers {
             return Err(KvCacheError::Layer { layer, layers });
         }
+        self.cache.keep_before(layer, &self.ranges, k, v)?;
         let config = &self.cache.config;
         let codec = Arc::clone(config.scheme.codec(layer.index()));
         let (geometry, exact) = (config.geometry_of(layer.index()), room(config, layer).is_some());

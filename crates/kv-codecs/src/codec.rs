@@ -148,6 +148,12 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         pages: &mut LayerPages,
     ) -> Result<(), KvCodecError>;
 
+    /// Whether a row that is written over another leaves no trace of it in its block: rows can then be taken
+    /// back by writing others.
+    fn rewrites(&self) -> bool {
+        true
+    }
+
     /// Writes a step's rows into their slots and attends to all up to there, in one launch; `None`,
     /// with nothing written, where a codec does not, or not for such rows.
     ///

@@ -241,6 +241,12 @@ impl KvCodec for PagedCodec {
         encode(g, slots.iter().copied().map(Some), [k, v])
     }
 
+    fn rewrites(&self) -> bool {
+        // Their scales share a base, and their keys a centre.
+        let shares = |side: SideFormat| matches!(side, SideFormat::Taper { .. });
+        !shares(self.scheme.k) && !shares(self.scheme.v)
+    }
+
     fn exact_block_bytes(&self, g: KvGeometry) -> Option<BlockBytes> {
         let side = g.kv_heads * exact::head_bytes(g);
         Some(BlockBytes { k: side, v: side })

@@ -68,6 +68,8 @@ struct Choice {
     prompt_tokens: u64,
     completion_tokens: u64,
     cached_tokens: u64,
+    /// Of a request with a prediction: drafted tokens that were accepted, and others.
+    predicted: Option<[u64; 2]>,
 }
 
 impl Generation {
@@ -99,6 +101,7 @@ impl Generation {
                 prompt_tokens: request.prompt.len() as u64,
                 completion_tokens: 0,
                 cached_tokens: 0,
+                predicted: (!request.prediction.is_empty()).then_some([0; 2]),
             };
             let submitted = state.0.engine.submit(request, Box::new(sink));
             submitted.map_err(|source| ApiError::Submit { source, prompt_param })?;
@@ -153,10 +156,19 @@ impl Generation {
         error
     }
 
+    /// A count of drafted tokens, of all choices; `None` without a prediction.
+    fn predicted(&self, of: fn([u64; 2]) -> u64) -> Option<u64> {
+        self.choices.iter().map(|choice| choice.predicted.map(of)).sum()
+    }
+
     /// Counts so far. A prompt counts once, however many choices it has.
     pub(crate) fn usage(&self, reasoning_tokens: u64) -> Usage {
         let mut usage = Usage {
-            completion_tokens_details: CompletionDetails { reasoning_tokens },
+            completion_tokens_details: CompletionDetails {
+                reasoning_tokens,
+                accepted_prediction_tokens: self.predicted(|[accepted, _]| accepted),
+                rejected_prediction_tokens: self.predicted(|[_, rejected]| rejected),
+            },
             prompt_tokens_details: PromptDetails::default(),
             ..Usage::default()
         };
@@ -216,6 +228,13 @@ impl Choice {
                 }
                 let (text, stop) = (step.text, step.stop);
                 Ok(Some(Step::Piece(Piece { text, token: Some(token), finish, stop })))
+            }
+            Event::Drafted { accepted, rejected } => {
+                if let Some([right, wrong]) = &mut self.predicted {
+                    *right += u64::from(accepted);
+                    *wrong += u64::from(rejected);
+                }
+                Ok(None)
             }
             Event::Finished(reason) => {
                 let step = self.text.finish()?;

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
-use taper_base::{AdapterInfo, EngineInfo, EngineStats, FinishReason};
+use taper_base::{AdapterInfo, Drafting, EngineInfo, EngineStats, FinishReason};
 
 const TTFT: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -231,6 +231,14 @@ impl Metrics {
         one("taper:disk_prefix_cache_written_blocks_total", c, "KV blocks written to disk.", n)?;
         let n = stats.disk_written_bytes as f64;
         one("taper:disk_prefix_cache_written_bytes_total", c, "Bytes of their files.", n)?;
+        let n = stats.drafts as f64;
+        one("vllm:spec_decode_num_drafts_total", c, "Drafts that were verified.", n)?;
+        let n = stats.draft_tokens as f64;
+        one("vllm:spec_decode_num_draft_tokens_total", c, "Tokens of these drafts.", n)?;
+        let n = stats.accepted_draft_tokens as f64;
+        one("vllm:spec_decode_num_accepted_tokens_total", c, "Tokens of them that were right.", n)?;
+        let n = stats.draft_time.as_secs_f64();
+        one("taper:spec_decode_draft_seconds_total", c, "Time spent on finding drafts.", n)?;
         one("taper:engine_steps_total", c, "Model steps.", stats.steps as f64)?;
         let n = f64::from(stats.step_prompt_tokens);
         one("taper:step_prompt_tokens", g, "Tokens of prompts in a step that requests share.", n)?;
@@ -259,6 +267,23 @@ impl Metrics {
             let count = count.load(Relaxed);
             writeln!(out, "{name}{{{label},finished_reason=\"{reason}\"}} {count}")?;
         }
+
+        let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+        writeln!(out, "# HELP {name} Accepted tokens by position.\n# TYPE {name} counter")?;
+        for (position, count) in stats.accepted_per_position.iter().enumerate() {
+            writeln!(out, "{name}{{{label},position=\"{position}\"}} {count}")?;
+        }
+
+        let name = "taper:spec_decode_info";
+        writeln!(out, "# HELP {name} What drafts tokens, or why none are.\n# TYPE {name} gauge")?;
+        let (method, most, reason) = match &info.drafting {
+            Drafting::On { method, most } => (method.as_str(), *most, String::new()),
+            Drafting::Off { reason } => ("off", 0, escaped(reason)),
+        };
+        writeln!(
+            out,
+            "{name}{{{label},method=\"{method}\",num_speculative_tokens=\"{most}\",reason=\"{reason}\"}} 1"
+        )?;
 
         let name = "vllm:cache_config_info";
         writeln!(out, "# HELP {name} The KV cache in use.\n# TYPE {name} gauge")?;

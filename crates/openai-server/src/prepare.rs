@@ -42,6 +42,10 @@ pub(crate) struct Params {
     /// Sequences of tokens that the output must not contain.
     pub(crate) bad_words: Arc<[Vec<TokenId>]>,
     pub(crate) priority: i32,
+    /// Most tokens that are drafted at a time.
+    pub(crate) max_draft_tokens: Option<u32>,
+    /// What the output is likely to contain.
+    pub(crate) prediction: Arc<[TokenId]>,
     /// Tokens at the end of the prompt that are kept, where it may be cut.
     pub(crate) kept: Option<usize>,
     pub(crate) shown: Shown,
@@ -98,6 +102,8 @@ pub(crate) fn params(
         allowed: allowed(fields, info)?,
         bad_words: Arc::default(),
         priority: fields.priority.unwrap_or(0),
+        max_draft_tokens: fields.max_draft_tokens,
+        prediction: Arc::default(),
         kept: kept(fields, max_tokens, info)?,
         shown: shown(fields)?,
     })
@@ -283,6 +289,8 @@ impl Params {
                 allowed: self.allowed.clone(),
                 bad_words: Arc::clone(&self.bad_words),
                 priority: self.priority,
+                max_draft_tokens: self.max_draft_tokens,
+                prediction: Arc::clone(&self.prediction),
             })
         })
     }

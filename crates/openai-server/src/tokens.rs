@@ -1,7 +1,12 @@
 //! What requests say about tokens: those that are allowed, words that are not, and how much of a
 //! prompt is kept.
 
-use crate::{errors::ApiError, prepare::outside_vocabulary, state::AppState, wire::SamplingFields};
+use crate::{
+    errors::ApiError,
+    prepare::outside_vocabulary,
+    state::AppState,
+    wire::{Prediction, PredictionContent, SamplingFields},
+};
 use std::sync::Arc;
 use taper_base::{EngineInfo, TokenId, TokenMask};
 
@@ -53,6 +58,31 @@ pub(crate) fn bad_words(
         all.extend(other.then_some(spaced));
     }
     Ok(all.into())
+}
+
+/// What the output is likely to contain, as far as it can be of use.
+pub(crate) fn prediction(
+    fields: &SamplingFields,
+    state: &AppState,
+) -> Result<Arc<[TokenId]>, ApiError> {
+    let Some(Prediction { kind, content }) = &fields.prediction else { return Ok(Arc::default()) };
+    if kind != "content" {
+        let detail = format!("must be 'content', got '{kind}'");
+        return Err(ApiError::value("prediction.type", detail));
+    }
+    let text = match content {
+        PredictionContent::Text(text) => text.clone(),
+        PredictionContent::Parts(parts) => {
+            if let Some(i) = parts.iter().position(|part| part.kind != "text") {
+                let param = format!("prediction.content[{i}].type");
+                return Err(ApiError::value(param, "must be 'text'"));
+            }
+            parts.iter().map(|part| part.text.as_str()).collect()
+        }
+    };
+    let mut tokens = state.0.tokenizer.encode(&text, false)?;
+    tokens.truncate(state.0.engine.info().max_model_len as usize);
+    Ok(tokens.into())
 }
 
 /// Tokens at the end of the prompt that are kept; `None` where a long one is refused.

@@ -1,6 +1,6 @@
 //! A server whose model makes vectors or scores of texts.
 
-use taper_base::{Engine, EngineInfo, EngineStats, EventSink, GenRequest, SubmitError};
+use taper_base::{Drafting, Engine, EngineInfo, EngineStats, EventSink, GenRequest, SubmitError};
 
 /// The engine of such a server: it generates nothing.
 #[derive(Debug)]
@@ -19,6 +19,7 @@ impl NoGeneration {
             kv_exact_bytes: 0,
             prefix_caching: false,
             weight_bytes: 0,
+            drafting: Drafting::default(),
         })
     }
 }

@@ -66,8 +66,11 @@ pub struct SeqWork {
     /// The logits of the last token choose the next one.
     pub samples: bool,
     /// Logits of this many tokens, the last of this work, are wanted: 1 where it only samples, more
-    /// with [`Admission::all_logits`]. No row is asked for again after a preemption.
+    /// with [`Admission::all_logits`], and one more for each draft. No row is asked for again after a
+    /// preemption.
     pub logit_rows: u32,
+    /// The last so many tokens are drafts, which the sequence may turn out not to have.
+    pub drafts: u32,
 }
 
 impl SeqWork {
@@ -75,6 +78,12 @@ impl SeqWork {
     #[must_use]
     pub fn end(&self) -> u32 {
         self.start + self.len
+    }
+
+    /// Tokens to compute without the drafts.
+    #[must_use]
+    pub fn known(&self) -> u32 {
+        self.len - self.drafts
     }
 }
 

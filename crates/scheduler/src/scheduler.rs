@@ -161,6 +161,7 @@ impl Scheduler {
             seq.planned = None;
         }
         self.plan_decodes(pool, &mut budget, &mut plan);
+        self.plan_drafts(pool, &mut budget, &mut plan);
         budget.tokens = budget.tokens.min(self.prompt_tokens);
         self.plan_prompts(pool, budget, &mut plan);
         plan
@@ -186,25 +187,70 @@ impl Scheduler {
         }
     }
 
+    /// Adds drafts to the decodes, where there are blocks for them. They have half of what the decodes
+    /// leave at most, so that prompts advance, and nobody is preempted for them.
+    fn plan_drafts(&mut self, pool: &mut dyn BlockPool, budget: &mut Budget, plan: &mut StepPlan) {
+        let mut half = Budget { tokens: budget.tokens / 2, rows: budget.rows / 2 };
+        let decodes = self.running.iter_mut().filter(|seq| seq.planned.is_some());
+        for (seq, work) in decodes.zip(&mut plan.works) {
+            let with = seq.with_drafts(*work, &half);
+            if with.drafts == 0 || pool.grow(seq.id, seq.len() + with.drafts).is_err() {
+                continue;
+            }
+            for budget in [&mut half, &mut *budget] {
+                budget.tokens -= with.drafts;
+                budget.rows -= with.drafts;
+            }
+            *work = with;
+            seq.planned = Some(with);
+        }
+        self.running.iter_mut().for_each(|seq| seq.drafted = 0);
+    }
+
     fn preempt_last(&mut self, pool: &mut dyn BlockPool, plan: &mut StepPlan) {
         if let Some(mut seq) = self.running.pop() {
             pool.release(seq.id);
-            seq.computed = 0;
+            (seq.computed, seq.drafted) = (0, 0);
             seq.preempted_before = true;
             plan.preempted.push(seq.id);
             self.enqueue(seq);
         }
     }
 
+    /// Sequences that will decode in the next step, unless they are preempted.
+    pub fn decoding(&self) -> impl Iterator<Item = SeqId> {
+        self.running.iter().filter(|seq| seq.decodes()).map(|seq| seq.id)
+    }
+
+    /// Says that so many tokens are drafted for a sequence, from the next one to be sampled on. The next plan
+    /// computes them with it, as many as it has room for, if it decodes.
+    pub fn draft(&mut self, id: SeqId, tokens: u32) {
+        if let Some(seq) = self.running.iter_mut().find(|s| s.id == id) {
+            seq.drafted = tokens;
+        }
+    }
+
+    /// Records which of the last plan's drafts were accepted: the first ones of a work, and fewer than are
+    /// to be generated. They are now the sequence's, before what [`Self::commit`] adds, which is to be called
+    /// next.
+    pub fn accept(&mut self, id: SeqId, tokens: &[TokenId]) {
+        let Some(seq) = self.running.iter_mut().find(|s| s.id == id) else { return };
+        let Some(work) = seq.planned else { return };
+        let tokens = &tokens[..tokens.len().min(work.drafts as usize)];
+        seq.tokens.extend_from_slice(tokens);
+        // No more than `drafts`, which is a `u32`.
+        seq.accepted = tokens.len() as u32;
+    }
+
     /// Records that the last plan ran.
     ///
-    /// Every work of it counts as computed. A work that samples needs an outcome with its token;
+    /// Every work of it counts as computed, without the drafts that were not accepted. A work that samples needs an outcome with its token;
     /// without one its last token is planned again. Outcomes of sequences that are gone are
     /// ignored. A sequence that has all of its `max_new` tokens ends whatever its outcome says.
     pub fn commit(&mut self, outcomes: &[SeqOutcome], pool: &mut dyn BlockPool) {
         for seq in &mut self.running {
             let Some(work) = seq.planned else { continue };
-            seq.computed = work.end();
+            seq.computed = work.end() - work.drafts + std::mem::take(&mut seq.accepted);
             if seq.all_logits {
                 seq.logits_done = seq.logits_done.max(work.end().min(seq.prompt_len));
             }

@@ -38,6 +38,10 @@ pub(crate) struct Seq {
     pub(crate) computed: u32,
     /// Tokens that the last step added: the sampled one, and those that follow from it.
     pub(crate) newest: u32,
+    /// Tokens that are drafted for the next plan.
+    pub(crate) drafted: u32,
+    /// Tokens of the last plan's drafts that were accepted.
+    pub(crate) accepted: u32,
     pub(crate) preempted_before: bool,
     /// Found once, as comparing long prompts in every step takes time.
     pub(crate) awaited: Option<Awaited>,
@@ -58,6 +62,8 @@ impl Seq {
             logits_done: 0,
             computed: 0,
             newest: 0,
+            drafted: 0,
+            accepted: 0,
             preempted_before: false,
             awaited: None,
             planned: None,
@@ -79,6 +85,16 @@ impl Seq {
 
     pub(crate) fn decodes(&self) -> bool {
         self.generated() > 0 && self.remaining() <= self.newest.max(1)
+    }
+
+    /// Adds drafts to a work that samples: no more than are drafted, than the sequence may still have
+    /// before the token that is sampled behind them, and than the budgets leave.
+    pub(crate) fn with_drafts(&self, work: SeqWork, budget: &Budget) -> SeqWork {
+        let room = self.max_new.saturating_sub(self.generated() + 1);
+        let drafts = self.drafted.min(room).min(budget.tokens).min(budget.rows);
+        let drafts = if work.samples { drafts } else { 0 };
+        let (len, logit_rows) = (work.len + drafts, work.logit_rows + drafts);
+        SeqWork { len, logit_rows, drafts, ..work }
     }
 
     /// Which of two prompts comes first in what a step has left: the one that is done sooner, of
@@ -126,7 +142,8 @@ impl Seq {
         } else {
             u32::from(samples)
         };
-        Some(SeqWork { id: self.id, start: self.computed, len, samples, logit_rows: rows })
+        let (id, start) = (self.id, self.computed);
+        Some(SeqWork { id, start, len, samples, logit_rows: rows, drafts: 0 })
     }
 }
 

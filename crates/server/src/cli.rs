@@ -2,7 +2,7 @@
 
 use crate::{
     convert_args::ConvertArgs, kv_args::KvArgs, kv_report::KvReportArgs, lora_args::LoraArgs,
-    model::NoGpu, sizes,
+    model::NoGpu, sizes, speculation_args::SpeculationArgs,
 };
 use clap::{
     Args, Parser, Subcommand,
@@ -183,6 +183,8 @@ pub(crate) struct EngineArgs {
     /// a CPU; on a GPU 8192, or 2048 with less than 32 GB].
     #[arg(long, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
     pub(crate) max_num_batched_tokens: Option<u32>,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// Compute threads [default: one per core]. More threads than cores slow every step.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST_THREADS))]
     pub(crate) threads: Option<u16>,

@@ -25,6 +25,7 @@ mod ps;
 mod run;
 mod serve;
 mod sizes;
+mod speculation_args;
 
 use clap::Parser;
 use cli::{Cli, Command, EngineArgs};

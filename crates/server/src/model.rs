@@ -121,6 +121,7 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
     if let Some(tokens) = args.max_model_len {
         builder = builder.max_model_len(tokens);
     }
+    builder = args.speculation.apply(builder)?;
     if let Some(threads) = args.threads {
         builder = builder.threads(threads.into());
     }

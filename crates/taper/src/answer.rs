@@ -145,7 +145,7 @@ impl Stream {
 
     fn take(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Started { .. } | Event::Prompt(_) => {}
+            Event::Started { .. } | Event::Prompt(_) | Event::Drafted { .. } => {}
             Event::Token(token) => {
                 if self.answer.tokens == 0 {
                     self.answer.first_token = self.start.elapsed();

@@ -2,7 +2,7 @@
 
 use crate::{Error, KvPlan, ModelSource, Result, Taper, load};
 use std::{fmt, path::PathBuf, sync::Arc};
-use taper_engine::{KvIdle, Scheduling};
+use taper_engine::{KvIdle, Scheduling, Speculation};
 use taper_kv_codecs::Exact;
 use taper_models::Precision;
 use taper_tensor::gpu::Gpu;
@@ -77,6 +77,8 @@ pub struct Builder {
     pub(crate) adapters: Vec<(String, PathBuf)>,
     pub(crate) max_adapters: usize,
     pub(crate) max_adapter_rank: Option<usize>,
+    pub(crate) speculation: Option<Speculation>,
+    pub(crate) draft_model: Option<(ModelSource, u32)>,
 }
 
 impl Builder {
@@ -104,6 +106,8 @@ impl Builder {
             adapters: Vec::new(),
             max_adapters: 64,
             max_adapter_rank: None,
+            speculation: Some(Speculation::suffix()),
+            draft_model: None,
         }
     }
 
@@ -142,6 +146,20 @@ impl Builder {
     #[must_use]
     pub fn kv_idle(self, idle: Option<KvIdle>) -> Self {
         Self { kv_idle: idle, ..self }
+    }
+
+    /// What drafts tokens, which changes the time of an output and nothing else [[`Speculation::suffix`]];
+    /// `None` drafts none.
+    #[must_use]
+    pub fn speculation(self, speculation: Option<Speculation>) -> Self {
+        Self { speculation, ..self }
+    }
+
+    /// Drafts with a smaller model of the same vocabulary, up to so many tokens at a time, instead of
+    /// [`Self::speculation`]. It runs on the CPU.
+    #[must_use]
+    pub fn draft_model(self, model: ModelSource, most: u32) -> Self {
+        Self { draft_model: Some((model, most)), ..self }
     }
 
     /// Bytes of the KV cache, instead of a share of the memory.

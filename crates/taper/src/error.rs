@@ -4,7 +4,7 @@ use crate::kv_plan::KvPlanError;
 use std::{io, path::PathBuf};
 use taper_base::{AdapterRefused, GenerationError, SubmitError};
 use taper_chat::ChatError;
-use taper_engine::EngineError;
+use taper_engine::{EngineError, speculative::DraftModelError};
 use taper_hub::HubError;
 use taper_kv_cache::KvCacheError;
 use taper_models::ModelError;
@@ -34,6 +34,25 @@ pub enum Error {
         /// Why.
         source: ModelError,
     },
+    /// The draft model cannot draft for the model.
+    #[error("drafting with {model}: {source}")]
+    DraftModel {
+        /// The draft model.
+        model: String,
+        /// Why.
+        source: DraftModelError,
+    },
+    /// The draft model writes other tokens by the same ids.
+    #[error("{model} cannot draft: token {token} of its vocabulary is another one")]
+    DraftTokens {
+        /// The draft model.
+        model: String,
+        /// The first token that differs.
+        token: u32,
+    },
+    /// A draft model, and a GPU.
+    #[error("a draft model runs on the CPU only, and so must the model that it drafts for")]
+    DraftOnGpu,
     /// Its tokenizer or chat template cannot be used.
     #[error(transparent)]
     Chat(#[from] ChatError),

@@ -4,6 +4,7 @@
 mod answer;
 mod builder;
 mod chat;
+mod draft;
 mod embedder;
 mod error;
 mod generation_config;
@@ -32,7 +33,8 @@ pub use taper_base::{
     AdapterInfo, AdapterRefused, Engine, FinishReason, GenerationError, SamplingParams, SubmitError,
 };
 pub use taper_chat::{ChatError, ChatTemplate, Delta, Message, ParsedMessage, Role, Tokenizer};
-pub use taper_engine::{EngineError, KvIdle, LocalEngine, Scheduling};
+pub use taper_engine::speculative::DraftModelError;
+pub use taper_engine::{EngineError, KvIdle, LocalEngine, Scheduling, Speculation};
 pub use taper_hub::HubError;
 pub use taper_kv_cache::{KvCacheError, KvScheme, Prices};
 pub use taper_kv_codecs::{Exact, KvCodecError};

@@ -1,7 +1,8 @@
 //! From settings to a running engine.
 
 use crate::{
-    Builder, Error, KvPlan, ModelSource, Result, Taper, builder::Progress, identity, memory,
+    Builder, Error, KvPlan, ModelSource, Result, Taper, builder::Progress, draft::DraftModel,
+    identity, memory,
 };
 use std::{
     panic::resume_unwind,
@@ -49,6 +50,16 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let offer = |(bits, plan): &(u32, KvPlan)| {
         Ok::<_, Error>(KvOffer { bits: *bits, scheme: resolve(plan)? })
     };
+    let draft = settings.draft_model.as_ref();
+    let draft = draft.map(|(source, most)| {
+        DraftModel::load(source, *most, options, &tokenizer, model.info().vocab)
+    });
+    let mut draft = draft.transpose()?;
+    let budget = kv_budget(settings, free, &*model)?;
+    let kv_budget = match &mut draft {
+        Some(draft) => draft.leave(budget, model.info())?,
+        None => budget,
+    };
     let config = EngineConfig {
         max_model_len: settings.max_model_len,
         max_num_seqs: settings.max_num_seqs,
@@ -61,10 +72,14 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         exact: settings.kv_exact,
         prefix_caching: settings.prefix_caching,
         idle: settings.kv_idle,
-        kv_budget: kv_budget(settings, free, &*model)?,
+        kv_budget,
         adapters: settings.adapters.clone(),
         max_adapters: settings.max_adapters,
         max_adapter_rank: settings.max_adapter_rank,
+        speculation: match &draft {
+            Some(draft) => Some(draft.speculation()),
+            None => settings.speculation.clone(),
+        },
         eos_token_ids: generation
             .eos_token_ids(weights.config(), model.info().vocab)
             .map_err(Error::Eos)?,

@@ -22,6 +22,7 @@ mod random;
 mod report;
 mod serve;
 mod shape;
+mod speculation;
 mod structured;
 mod taper;
 mod vocabulary;
@@ -54,6 +55,8 @@ pub(crate) enum Bench {
     Matrix(matrix::MatrixArgs),
     /// A server under load over HTTP, as its users see it; several beside each other.
     Serve(serve::ServeArgs),
+    /// Throughput with drafts beside without, by task, temperature and batch.
+    Speculation(speculation::SpeculationArgs),
     /// Throughput with a JSON schema beside without, and times of masks.
     Structured(structured::StructuredArgs),
     /// Prefill and decode on an NVIDIA GPU (feature `cuda`).
@@ -146,6 +149,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
         Bench::Matrix(args) => matrix::run(args),
         Bench::Serve(args) => serve::run(args),
         Bench::Structured(args) => structured::run(args),
+        Bench::Speculation(args) => speculation::run(root, args),
         Bench::Cpu(args) => match (&args.model, args.against) {
             (Some(model), None) => alone(model, args),
             (_, Some(peer)) => compare(root, peer, args),

@@ -81,7 +81,7 @@ fn first_token(engine: &LocalEngine, prompt: Vec<TokenId>) -> Result<(f64, u32)>
             Event::Started { cached_tokens } => cached = cached_tokens,
             Event::Token(_) => seconds = Some(start.elapsed().as_secs_f64()),
             Event::Failed(error) => return Err(error.into()),
-            Event::Prompt(_) | Event::Finished(_) => {}
+            Event::Prompt(_) | Event::Drafted { .. } | Event::Finished(_) => {}
         }
     }
     ensure!(seconds.is_some(), "no token came");

@@ -56,6 +56,8 @@ pub(crate) fn config() -> EngineConfig {
         max_waiting: 256,
         scheme: taper_kv_codecs::parse("f32").unwrap().into(),
         exact: None,
+        // What drafts do has tests of its own; others count steps.
+        speculation: None,
         kv_budget: KvBudget::Tokens(16_384),
         eos_token_ids: vec![EOS],
         ..EngineConfig::default()
@@ -187,6 +189,8 @@ pub(crate) struct Answer {
     pub(crate) prompt: Option<Vec<Option<TokenLogprobs>>>,
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) logprobs: Vec<TokenLogprobs>,
+    pub(crate) accepted: u32,
+    pub(crate) rejected: u32,
     pub(crate) finish: Option<FinishReason>,
     pub(crate) error: Option<GenerationError>,
 }
@@ -209,6 +213,11 @@ pub(crate) fn collect(events: Events) -> Answer {
                 assert!(answer.started);
                 answer.tokens.push(token.id);
                 answer.logprobs.extend(token.logprobs);
+            }
+            Event::Drafted { accepted, rejected } => {
+                answer.accepted += accepted;
+                answer.rejected += rejected;
+                assert!(answer.accepted as usize <= answer.tokens.len());
             }
             Event::Finished(reason) => answer.finish = Some(reason),
             Event::Failed(error) => answer.error = Some(error),

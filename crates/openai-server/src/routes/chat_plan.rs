@@ -11,7 +11,7 @@ use crate::{
     prepare::{Params, params},
     record::Record,
     state::{AppState, Served},
-    tokens::{bad_words, check_spaces, cut},
+    tokens::{bad_words, check_spaces, cut, prediction},
     wire::SamplingFields,
 };
 use std::{collections::HashMap, sync::Arc};
@@ -105,7 +105,8 @@ impl Ask {
         let params = params(&self.sampling, self.max_tokens, self.logprobs, config, info)?;
         check_spaces(&self.sampling, state)?;
         let bad_words = bad_words(&self.sampling, state)?;
-        let mut params = Params { adapter, bad_words, ..params };
+        let prediction = prediction(&self.sampling, state)?;
+        let mut params = Params { adapter, bad_words, prediction, ..params };
         let Chosen { tools, callable, required } = self.tools;
         let shows_tools = !tools.is_empty();
         let fields = PromptFields { may_be_cut: params.kept.is_some(), ..self.prompt };

@@ -13,7 +13,7 @@ use crate::{
     record::Record,
     sse::{self, Chunks},
     state::{AppState, Served, unix_time},
-    tokens::{bad_words, check_spaces, cut},
+    tokens::{bad_words, check_spaces, cut, prediction},
     wire::{
         ChunkUsage, CompletionChoice, CompletionRequest, CompletionResponse, InertFields,
         LegacyLogprobs, Prompt, PromptLogprobs, SamplingFields, UNSUPPORTED,
@@ -115,7 +115,8 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     let params = params(&fields, Some(asked.max(1)), wire.logprobs, config, info)?;
     check_spaces(&fields, state)?;
     let bad_words = bad_words(&fields, state)?;
-    let mut params = Params { adapter, bad_words, ..params };
+    let prediction = prediction(&fields, state)?;
+    let mut params = Params { adapter, bad_words, prediction, ..params };
     let keep = params.n as usize;
     if let Some(best_of) = wire.best_of.filter(|best_of| *best_of != params.n) {
         choose_among(best_of, &mut params, config.max_choices)?;

@@ -6,7 +6,14 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value;
 use std::{collections::BTreeMap, fmt};
 
-from_objects!(StreamOptions, ResponseFormat, NamedSchema, StructuredOutputs);
+from_objects!(
+    StreamOptions,
+    ResponseFormat,
+    NamedSchema,
+    StructuredOutputs,
+    Prediction,
+    PredictionPart
+);
 
 /// How tokens are chosen and when to stop. Names as OpenAI and vLLM have them.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -103,6 +110,11 @@ pub(crate) struct SamplingFields {
     /// Lower numbers come first, on a server that schedules by priority.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) priority: Option<i32>,
+    /// Most tokens that are drafted at a time; 0 drafts none. The output is the same.
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) max_draft_tokens: Option<u32>,
+    /// What the output is likely to contain: such tokens are drafted, and the output is the same.
+    pub(crate) prediction: Option<Prediction>,
     /// Without effect for most tokenizers.
     pub(crate) spaces_between_special_tokens: Option<bool>,
 }
@@ -175,6 +187,32 @@ pub(crate) struct StructuredOutputs {
     _disable_fallback: Option<bool>,
 }
 
+/// OpenAI's predicted output.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(remote = "Self")]
+pub(crate) struct Prediction {
+    /// Only `content`.
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) content: PredictionContent,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum PredictionContent {
+    Text(String),
+    Parts(Vec<PredictionPart>),
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(remote = "Self")]
+pub(crate) struct PredictionPart {
+    /// Only `text`.
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) text: String,
+}
+
 /// A string or a list of strings.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
 #[schemars(rename = "Texts")]
@@ -229,6 +267,12 @@ pub(crate) struct PromptDetails {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct CompletionDetails {
     pub(crate) reasoning_tokens: u64,
+    /// Drafted tokens that are in the output; with a `prediction`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) accepted_prediction_tokens: Option<u64>,
+    /// Drafted tokens that are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rejected_prediction_tokens: Option<u64>,
 }
 
 /// vLLM's `prompt_logprobs`: by token id, nothing for the first token.

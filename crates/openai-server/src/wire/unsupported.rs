@@ -29,7 +29,6 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     field("include_reasoning", "is not supported on this route", Bool(true)),
     field("length_penalty", "is not supported: there is no beam search", Number(1.0)),
     field("mm_processor_kwargs", "is not supported: this server takes text", Null),
-    field("prediction", "is not supported yet", Null),
     field("prompt_embeds", "is not supported", Null),
     field("reasoning_effort", "is not supported on this route", Null),
     field("suffix", "is not supported on this route", Empty),

@@ -81,6 +81,35 @@ async fn a_salt_reaches_the_engine_and_an_empty_one_is_refused() {
 }
 
 #[tokio::test]
+async fn drafts_can_be_limited_and_predicted() {
+    let app = App::text("Hello!");
+    app.chat(json!({})).await;
+    let request = app.engine.last();
+    assert_eq!((request.max_draft_tokens, &*request.prediction), (None, &[][..]));
+    app.chat(json!({ "max_draft_tokens": 0 })).await;
+    assert_eq!(app.engine.last().max_draft_tokens, Some(0));
+    let parts = json!([{ "type": "text", "text": "He" }, { "type": "text", "text": "llo" }]);
+    for content in [json!("Hello"), parts] {
+        let body =
+            app.chat(json!({ "prediction": { "type": "content", "content": content } })).await;
+        assert_eq!(app.engine.last().prediction.len(), 5);
+        let details = &body["usage"]["completion_tokens_details"];
+        assert_eq!(details["accepted_prediction_tokens"], 0, "{body}");
+        assert_eq!(details["rejected_prediction_tokens"], 0, "{body}");
+    }
+    for prediction in [
+        json!("Hello"),
+        json!({ "type": "content" }),
+        json!({ "type": "text", "content": "Hello" }),
+        json!({ "type": "content", "content": 7 }),
+        json!({ "type": "content", "content": [{ "type": "image_url", "text": "x" }] }),
+    ] {
+        let body = chat(json!({ "prediction": prediction }));
+        assert_eq!(app.post("/v1/chat/completions", &body).await.0, 400, "{prediction}");
+    }
+}
+
+#[tokio::test]
 async fn what_a_request_leaves_out_comes_from_the_model() {
     let default_sampling =
         SamplingParams { temperature: 0.6, top_k: 20, top_p: 0.95, ..SamplingParams::default() };

@@ -15,8 +15,8 @@ use std::{
     time::Duration,
 };
 use taper_base::{
-    Engine, EngineInfo, EngineStats, Event, EventSink, FinishReason, GenRequest, GeneratedToken,
-    GenerationError, SubmitError, TokenId, TokenLogprob, TokenLogprobs,
+    Drafting, Engine, EngineInfo, EngineStats, Event, EventSink, FinishReason, GenRequest,
+    GeneratedToken, GenerationError, SubmitError, TokenId, TokenLogprob, TokenLogprobs,
 };
 use taper_chat::{ChatTemplate, ReasoningFormat, Tokenizer, ToolFormat};
 use taper_openai_server::{AppState, ServerConfig, router};
@@ -177,6 +177,11 @@ impl Engine for Mock {
             disk_written_blocks: 16,
             disk_written_bytes: 4096,
             disk_hit_tokens: 96,
+            drafts: 9,
+            draft_tokens: 40,
+            accepted_draft_tokens: 23,
+            accepted_per_position: [9, 7, 5, 2, 0, 0, 0, 0],
+            draft_time: Duration::from_millis(125),
         }
     }
 }
@@ -296,6 +301,7 @@ impl App {
                 kv_exact_bytes: 96,
                 prefix_caching: true,
                 weight_bytes: 1000,
+                drafting: Drafting::default(),
             },
             replies: Mutex::new(vec![reply]),
             seen: Mutex::default(),

@@ -1,0 +1,222 @@
+//! What drafts tokens, and how many of them a step verifies.
+
+use crate::{
+    sequence::Sequence,
+    stats::{SharedStats, add, add_time},
+};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+use taper_base::{Drafting, MAX_DRAFT_TOKENS, SeqId};
+use taper_kv_cache::KvCache;
+use taper_scheduler::{Scheduler, SeqWork, StepPlan};
+use taper_speculative::{Controller, DraftInput, Drafter, Proposal, SuffixDrafter, Verified};
+
+/// How an engine drafts tokens.
+#[derive(Clone)]
+pub struct Speculation {
+    drafter: Arc<dyn Fn() -> Box<dyn Drafter> + Send + Sync>,
+    most: u32,
+    steady: bool,
+}
+
+impl fmt::Debug for Speculation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { most, steady, .. } = self;
+        let mut debug = f.debug_struct("Speculation");
+        debug.field("most", most).field("steady", steady).finish_non_exhaustive()
+    }
+}
+
+impl Speculation {
+    /// Drafts of what followed earlier in the same sequence ([`SuffixDrafter`]).
+    #[must_use]
+    pub fn suffix() -> Self {
+        Self::new(|| Box::<SuffixDrafter>::default())
+    }
+
+    /// Drafts of what followed earlier, from matches of `shortest` tokens on.
+    #[must_use]
+    pub fn ngram(shortest: usize) -> Self {
+        Self::new(move || Box::new(SuffixDrafter::new(shortest)))
+    }
+
+    /// Drafts of a drafter; each KV cache of the engine gets one of its own.
+    #[must_use]
+    pub fn new(drafter: impl Fn() -> Box<dyn Drafter> + Send + Sync + 'static) -> Self {
+        Self { drafter: Arc::new(drafter), most: MAX_DRAFT_TOKENS as u32, steady: false }
+    }
+
+    /// Drafts at most so many tokens at a time, and never more than [`MAX_DRAFT_TOKENS`].
+    #[must_use]
+    pub fn most(self, most: u32) -> Self {
+        Self { most: most.min(MAX_DRAFT_TOKENS as u32), ..self }
+    }
+
+    /// Verifies all that is drafted, whether it saves time or not: for tests and measurements.
+    #[must_use]
+    pub fn steady(self) -> Self {
+        Self { steady: true, ..self }
+    }
+}
+
+/// The drafts of the sequences over one cache.
+#[derive(Debug)]
+pub(crate) struct Speculator {
+    drafter: Box<dyn Drafter>,
+    controller: Controller,
+    most: usize,
+    steady: bool,
+    vocab: u32,
+    /// Classes of the drafts that were proposed for this step.
+    classes: HashMap<SeqId, usize>,
+    /// What became of the sequences of this step so far.
+    verified: Vec<Verified>,
+    /// Time that the proposals of this step took.
+    spent: Duration,
+}
+
+impl Speculator {
+    pub(crate) fn new(speculation: &Speculation, vocab: u32) -> Self {
+        let &Speculation { ref drafter, most, steady } = speculation;
+        Self {
+            drafter: drafter(),
+            controller: Controller::default(),
+            most: most as usize,
+            steady,
+            vocab,
+            classes: HashMap::new(),
+            verified: Vec::new(),
+            spent: Duration::ZERO,
+        }
+    }
+
+    pub(crate) fn drafting(&self) -> Drafting {
+        let method = self.drafter.method().to_owned();
+        Drafting::On { method, most: self.most as u32 }
+    }
+
+    /// Drafts tokens for the sequences that will decode. `false`: the drafter has failed for good.
+    pub(crate) fn draft(
+        &mut self,
+        scheduler: &mut Scheduler,
+        sequences: &mut HashMap<SeqId, Sequence>,
+        stats: &SharedStats,
+    ) -> bool {
+        let since = Instant::now();
+        for id in self.classes.drain().map(|(id, _)| id) {
+            sequences.get_mut(&id).into_iter().for_each(|s| s.cut_draft(0));
+        }
+        self.verified.clear();
+        let decoding: Vec<_> = scheduler.decoding().collect();
+        let inputs = decoding.iter().filter_map(|&id| {
+            let sequence = sequences.get(&id).filter(|s| s.max_draft_tokens() != Some(0))?;
+            let asked = sequence.max_draft_tokens().map_or(self.most, |most| most as usize);
+            let most =
+                if self.steady { self.most } else { self.controller.most(id, decoding.len()) };
+            Some(DraftInput {
+                id,
+                prediction: sequence.prediction(),
+                tokens: sequence.tokens(),
+                prompt_len: sequence.prompt_len(),
+                most: most.min(asked).min(self.most),
+            })
+        });
+        let inputs: Vec<_> = inputs.collect();
+        let mut drafts = match self.drafter.propose(&inputs) {
+            Ok(drafts) => drafts,
+            Err(error) => {
+                tracing::error!(%error, "no more tokens are drafted");
+                return false;
+            }
+        };
+        self.spent = since.elapsed();
+        let proposed = drafts.iter().map(|draft| draft.tokens.len()).sum();
+        self.controller.learn_proposals(proposed, self.spent);
+        let mut proposals = Vec::new();
+        for (input, draft) in inputs.iter().zip(&mut drafts) {
+            // Tokens of a prediction may be no tokens of the model.
+            let known = draft.tokens.iter().take_while(|&&token| token < self.vocab).count();
+            draft.tokens.truncate(known.min(input.most));
+            let (id, class) = (input.id, draft.class);
+            proposals.push(Proposal { id, len: draft.tokens.len(), class });
+        }
+        let depths = self.depths(scheduler, decoding.len(), &proposals);
+        let ids: Vec<_> = proposals.iter().map(|proposal| proposal.id).collect();
+        for ((id, mut draft), depth) in ids.into_iter().zip(drafts).zip(depths) {
+            if draft.tokens.is_empty() {
+                continue;
+            }
+            self.classes.insert(id, draft.class);
+            draft.tokens.truncate(depth);
+            scheduler.draft(id, depth as u32);
+            sequences.get_mut(&id).into_iter().for_each(|s| s.set_draft(draft.tokens.clone()));
+        }
+        add_time(&stats.draft_nanos, since.elapsed());
+        true
+    }
+
+    /// How many tokens of each proposal are verified.
+    fn depths(
+        &mut self,
+        scheduler: &Scheduler,
+        decoding: usize,
+        proposals: &[Proposal],
+    ) -> Vec<usize> {
+        if self.steady {
+            return proposals.iter().map(|proposal| proposal.len).collect();
+        }
+        let room = scheduler.config().max_num_batched_tokens as usize;
+        let room = room.saturating_sub(decoding) / 2;
+        let Self { controller, drafter, .. } = self;
+        controller.choose(decoding, room, proposals, &|class| drafter.expected(class))
+    }
+
+    /// Cuts drafts to what is planned of them, and has the cache ready to take them back.
+    pub(crate) fn planned(
+        &self,
+        plan: &StepPlan,
+        sequences: &mut HashMap<SeqId, Sequence>,
+        cache: &mut KvCache,
+    ) {
+        for work in plan.works.iter().filter(|work| self.classes.contains_key(&work.id)) {
+            sequences.get_mut(&work.id).into_iter().for_each(|s| s.cut_draft(work.drafts));
+            if work.drafts > 0 {
+                cache.may_rewind(work.id);
+            }
+        }
+    }
+
+    /// Takes in what became of a sequence.
+    pub(crate) fn advanced(&mut self, work: &SeqWork, accepted: usize, stats: &SharedStats) {
+        let (id, drafted) = (work.id, work.drafts as usize);
+        let class = self.classes.get(&id).copied();
+        self.verified.push(Verified { id, class, drafted, accepted });
+        if drafted > 0 {
+            add(&stats.drafts, 1);
+            add(&stats.draft_tokens, drafted);
+            for position in stats.accepted_per_position.iter().take(accepted) {
+                position.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Learns from a step that took so long, if all of it was decoding, a known token a sequence.
+    pub(crate) fn learn(&mut self, plan: &StepPlan, took: Duration) {
+        let plain = |work: &SeqWork| work.samples && work.known() == 1;
+        if plan.works.len() == self.verified.len() && plan.works.iter().all(plain) {
+            let Self { controller, drafter, verified, spent, .. } = self;
+            let took = took.saturating_sub(*spent);
+            controller.learn(verified, took, &|class| drafter.expected(class));
+        }
+    }
+
+    /// A sequence has ended.
+    pub(crate) fn forget(&mut self, id: SeqId) {
+        self.drafter.forget(id);
+        self.controller.forget(id);
+    }
+}

@@ -1,0 +1,213 @@
+//! Drafts of a smaller model.
+
+use crate::{Draft, DraftError, DraftInput, Drafter};
+use std::{collections::HashMap, sync::Arc};
+use taper_base::{Phase, SeqId, TokenId};
+use taper_kv_cache::{KvCache, KvCacheError, KvScheme, SeqRange};
+use taper_models::{Batch, Model, ModelError, ModelInfo};
+use taper_tensor::ops;
+
+/// Tokens of a block of the drafts' own cache.
+const BLOCK: usize = 32;
+/// Tokens of a prompt that are computed at a time.
+const CHUNK: usize = 512;
+/// A draft ends behind a token that its model thinks less likely than this.
+const UNSURE: f32 = 0.3;
+/// Probabilities of a draft's first token from which on the classes begin.
+const CLASSES: [f32; 5] = [0.0, 0.3, 0.5, 0.7, 0.9];
+
+/// Why a model cannot draft for another.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DraftModelError {
+    /// Its states cannot go back to where they were before a draft.
+    #[error("a model with recurrent layers ({family}) cannot draft")]
+    Recurrent {
+        /// The model's family.
+        family: &'static str,
+    },
+    /// It has other tokens.
+    #[error(
+        "the draft model has {draft} logits a token and the model {target}: they have different vocabularies"
+    )]
+    Vocabulary {
+        /// Logits of the draft model.
+        draft: usize,
+        /// Logits of the model that it would draft for.
+        target: usize,
+    },
+}
+
+/// Proposes what a smaller model thinks likeliest (Leviathan et al. 2022, arXiv 2211.17192), token after
+/// token, for all sequences together, over a cache of its own.
+#[derive(Debug)]
+pub struct ModelDrafter {
+    model: Arc<dyn Model>,
+    cache: KvCache,
+    /// Tokens of each sequence whose rows are in the cache.
+    computed: HashMap<SeqId, Vec<TokenId>>,
+}
+
+/// Tables of vocabularies are padded to round numbers; no model pads by more.
+const PADDING: usize = 1024;
+
+impl ModelDrafter {
+    /// Whether a model can draft for one of `target` logits a token.
+    ///
+    /// # Errors
+    /// [`DraftModelError`]. That equal ids are equal tokens is for the caller to check.
+    pub fn check(draft: &ModelInfo, target: usize) -> Result<(), DraftModelError> {
+        if !draft.recurrent.is_empty() {
+            return Err(DraftModelError::Recurrent { family: draft.family });
+        }
+        if draft.vocab.abs_diff(target) > PADDING.min(target / 8) {
+            return Err(DraftModelError::Vocabulary { draft: draft.vocab, target });
+        }
+        Ok(())
+    }
+
+    /// Drafts with a model that [`Self::check`] lets pass. Its cache holds `tokens` tokens in the format of
+    /// `scheme`; sequences that find no room draft nothing.
+    #[must_use]
+    pub fn new(model: Arc<dyn Model>, scheme: KvScheme, tokens: usize) -> Self {
+        let mut config = model.info().cache(scheme, BLOCK, tokens.div_ceil(BLOCK));
+        config.prefix_caching = false;
+        Self { model, cache: KvCache::new(config), computed: HashMap::new() }
+    }
+
+    /// Computes tokens of some sequences, and gives the last token's logits of each to `read`.
+    fn run(
+        &mut self,
+        works: &[(SeqId, usize, &[TokenId])],
+        phase: Phase,
+        mut read: impl FnMut(usize, &[f32]),
+    ) -> Result<(), DraftError> {
+        let (mut tokens, mut positions) = (Vec::new(), Vec::new());
+        let (mut logits_at, mut ranges) = (Vec::new(), Vec::new());
+        for &(seq, start, new) in works {
+            tokens.extend_from_slice(new);
+            positions.extend((start..start + new.len()).filter_map(|at| u32::try_from(at).ok()));
+            logits_at.extend(u32::try_from(tokens.len().saturating_sub(1)).ok());
+            ranges.push(SeqRange { seq, start, len: new.len() });
+        }
+        let phase = self.model.info().phase(phase);
+        let (tokens, positions, logits_at) = (&tokens, &positions, &logits_at);
+        let batch = Batch { tokens, positions, logits_at, phase, adapters: &[] };
+        let mut session = self.cache.session(&ranges).map_err(failed)?;
+        let logits = self.model.forward(&batch, &mut session).map_err(failed)?;
+        let vocab = self.model.info().vocab;
+        ops::with_host_f32(&logits, |rows| {
+            rows.chunks_exact(vocab).enumerate().for_each(|(i, row)| read(i, row));
+        })
+        .map_err(failed)
+    }
+
+    /// Computes what a sequence has got since it was drafted for last, but for its newest token; `false`
+    /// where there is no room for it.
+    fn catch_up(&mut self, seq: &DraftInput<'_>) -> Result<bool, DraftError> {
+        let most = self.model.info().max_positions;
+        let wanted = seq.tokens.len() + seq.most;
+        let room = self.cache.grow(seq.id, wanted);
+        if wanted > most || seq.tokens.is_empty() || full(room)? {
+            return Ok(false);
+        }
+        let Some((_, known)) = seq.tokens.split_last() else { return Ok(false) };
+        let computed = self.computed.entry(seq.id).or_default();
+        // Drafts that were rejected are overwritten.
+        let common = computed.iter().zip(known).take_while(|(a, b)| a == b).count();
+        computed.truncate(common);
+        computed.extend_from_slice(&known[common..]);
+        let mut start = common;
+        for chunk in known[common..].chunks(CHUNK) {
+            let phase = if start < seq.prompt_len { Phase::Prefill } else { Phase::Decode };
+            self.run(&[(seq.id, start, chunk)], phase, |_, _| {})?;
+            start += chunk.len();
+        }
+        Ok(true)
+    }
+}
+
+fn full(room: Result<(), KvCacheError>) -> Result<bool, DraftError> {
+    match room {
+        Ok(()) => Ok(false),
+        Err(KvCacheError::Full { .. }) => Ok(true),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn failed(error: impl std::error::Error + Send + Sync + 'static) -> DraftError {
+    DraftError::Failed(Arc::new(error))
+}
+
+/// The likeliest token and its probability.
+fn likeliest(row: &[f32]) -> Option<(TokenId, f32)> {
+    let best = row.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
+    let (at, logit) = best.filter(|(_, logit)| logit.is_finite())?;
+    let mass: f32 = row.iter().map(|x| (x - logit).exp()).sum();
+    Some((u32::try_from(at).ok()?, 1.0 / mass))
+}
+
+impl Drafter for ModelDrafter {
+    fn method(&self) -> &'static str {
+        "draft_model"
+    }
+
+    fn propose(&mut self, seqs: &[DraftInput<'_>]) -> Result<Vec<Draft>, DraftError> {
+        let mut drafts = vec![Draft::default(); seqs.len()];
+        let mut open = Vec::new();
+        for (i, seq) in seqs.iter().enumerate().filter(|(_, seq)| seq.most > 0) {
+            if let Some(&newest) = seq.tokens.last()
+                && self.catch_up(seq)?
+            {
+                open.push((i, newest));
+            }
+        }
+        let vocab = self.model.info().vocab;
+        while !open.is_empty() {
+            // Tokens of the other model's table may lie behind this one's.
+            open.retain(|&(_, token)| (token as usize) < vocab);
+            let next: Vec<_> = open.iter().map(|&(i, token)| (i, [token])).collect();
+            let works = next.iter().map(|(i, token)| {
+                let start = seqs[*i].tokens.len() - 1 + drafts[*i].tokens.len();
+                (seqs[*i].id, start, &token[..])
+            });
+            let works: Vec<_> = works.collect();
+            let mut chosen = vec![None; works.len()];
+            if works.is_empty() {
+                break;
+            }
+            self.run(&works, Phase::Decode, |at, row| chosen[at] = likeliest(row))?;
+            for (&(i, token), choice) in open.iter().zip(&chosen) {
+                self.computed.entry(seqs[i].id).or_default().push(token);
+                let Some((next, probability)) = *choice else { continue };
+                let draft = &mut drafts[i];
+                if draft.tokens.is_empty() {
+                    draft.class = CLASSES.partition_point(|&from| from <= probability) - 1;
+                }
+                draft.tokens.push(next);
+            }
+            let goes_on = |((i, _), choice): ((usize, TokenId), Option<(TokenId, f32)>)| {
+                let (next, probability) = choice?;
+                let more = drafts[i].tokens.len() < seqs[i].most && probability >= UNSURE;
+                more.then_some((i, next))
+            };
+            open = open.into_iter().zip(chosen).filter_map(goes_on).collect();
+        }
+        Ok(drafts)
+    }
+
+    fn forget(&mut self, id: SeqId) {
+        self.cache.release(id);
+        self.computed.remove(&id);
+    }
+
+    fn expected(&self, class: usize) -> f32 {
+        CLASSES.get(class).map_or(0.0, |from| from.midpoint(1.0))
+    }
+}
+
+impl From<ModelError> for DraftError {
+    fn from(error: ModelError) -> Self {
+        failed(error)
+    }
+}
