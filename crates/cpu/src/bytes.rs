@@ -115,8 +115,7 @@ impl Bytes {
                 to.copy_from_slice(self.as_slice().get(at..at.checked_add(size)?)?);
             }
         }
-        let range = 0..copy.len();
-        Some(Self { owner: Arc::new(copy), range })
+        Some(copy.into())
     }
 
     /// Hints that they will not be read soon: the pages of a file map can go.
@@ -145,8 +144,14 @@ impl Bytes {
         }
         let mut copy = AlignedBytes::zeroed(self.len());
         copy.as_mut_slice().copy_from_slice(self.as_slice());
-        let range = 0..copy.len();
-        Self { owner: Arc::new(copy), range }
+        copy.into()
+    }
+}
+
+impl From<AlignedBytes> for Bytes {
+    fn from(bytes: AlignedBytes) -> Self {
+        let range = 0..bytes.len();
+        Self { owner: Arc::new(bytes), range }
     }
 }
 

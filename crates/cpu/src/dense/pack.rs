@@ -14,7 +14,7 @@ use super::{
     coded::{Coded, CodedPanel},
 };
 use crate::{
-    AlignedBytes, DType, DenseWeight, pool,
+    AlignedBytes, Bytes, DType, DenseWeight, maps::MatrixLayout, pool,
     {Floats, RowSource, shared::SharedOut},
 };
 use half::{bf16, f16};
@@ -43,7 +43,7 @@ pub struct PackedDense {
 
 #[derive(Debug)]
 enum Data {
-    Plain(AlignedBytes),
+    Plain(Bytes),
     /// Weights of `bf16`, coded.
     Coded(Coded),
 }
@@ -69,12 +69,33 @@ impl PackedDense {
         let (rows, cols, dtype) = (weight.rows(), weight.cols(), weight.dtype());
         let data = match weight.floats() {
             Some(Floats::Bf16(from)) if coded => Data::Coded(Coded::new(from, cols)),
-            Some(Floats::Bf16(from)) => Data::Plain(plain(from, cols, true)),
-            Some(Floats::F16(from)) => Data::Plain(plain(from, cols, false)),
-            Some(Floats::F32(from)) => Data::Plain(plain(from, cols, false)),
-            None => Data::Plain(AlignedBytes::zeroed(0)),
+            Some(Floats::Bf16(from)) => Data::Plain(plain(from, cols, true).into()),
+            Some(Floats::F16(from)) => Data::Plain(plain(from, cols, false).into()),
+            Some(Floats::F32(from)) => Data::Plain(plain(from, cols, false).into()),
+            None => Data::Plain(Bytes::from_vec(Vec::new())),
         };
         Self { rows, cols, dtype, data }
+    }
+
+    /// As [`Self::new`], with `bf16` in sixteen bits.
+    pub(crate) fn uncoded(weight: &DenseWeight) -> Self {
+        Self::laid_out(weight, false)
+    }
+
+    /// A matrix that lies in `data`, of as many bytes as [`Self::bytes_of`] says.
+    pub(crate) fn of((rows, cols): (usize, usize), dtype: DType, data: Bytes) -> Self {
+        Self { rows, cols, dtype, data: Data::Plain(data) }
+    }
+
+    /// Bytes of a matrix that is not coded.
+    pub(crate) fn bytes_of((rows, cols): (usize, usize), dtype: DType) -> usize {
+        rows.div_ceil(PANEL) * panel_elements(cols) * dtype.size_in_bytes()
+    }
+
+    /// What its memory is, unless it is coded.
+    pub(crate) fn layout(&self) -> Option<MatrixLayout> {
+        let Self { rows, cols, dtype, .. } = *self;
+        matches!(self.data, Data::Plain(_)).then_some(MatrixLayout::Dense { rows, cols, dtype })
     }
 
     /// Number of outputs.
@@ -131,7 +152,7 @@ impl PackedDense {
     }
 
     /// The memory of panels, from one on.
-    pub(super) fn memory(&self, panel: usize) -> &[u8] {
+    pub(crate) fn memory(&self, panel: usize) -> &[u8] {
         let data = match &self.data {
             Data::Plain(data) => data.as_slice(),
             Data::Coded(data) => data.blocks(),
