@@ -18,7 +18,7 @@ mod vectors;
 pub use adapter::{AdapterInfo, AdapterRefused};
 pub use backlog::Backlog;
 pub use draw::{DeviceDraw, DeviceEdit, DeviceEdits, DeviceLogits};
-pub use engine::{Engine, EngineInfo, EngineStats, KvBits, SubmitError};
+pub use engine::{Engine, EngineInfo, EngineStats, ExpertStats, KvBits, SubmitError};
 pub use exp::exp;
 pub use grammar::{Constraint, ConstraintError, End, Grammar, SharedGrammar, TokenMask};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};

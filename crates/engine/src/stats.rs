@@ -80,6 +80,7 @@ impl SharedStats {
             disk_written_blocks: written.blocks,
             disk_written_bytes: written.bytes,
             disk_hit_tokens: counter(&self.disk_hit_tokens),
+            experts: None,
         }
     }
 }

@@ -122,6 +122,11 @@ impl<'a, T> Fetch<'a, T> {
         Ok(Some((key.expert, value)))
     }
 
+    /// As [`ExpertStore::prefetch`], while this step goes on.
+    pub fn prefetch(&mut self, layer: u32, experts: impl IntoIterator<Item = u32>) {
+        self.store.prefetch_in(&mut self.inner, layer, experts);
+    }
+
     /// Whether all that is missing has arrived.
     #[must_use]
     pub fn is_complete(&self) -> bool {

@@ -204,11 +204,20 @@ impl<T> ExpertStore<T> {
     /// Has some experts of a layer read that a step will need soon, perhaps, those that are most likely first, unless
     /// somebody waits for the disk.
     pub fn prefetch(&self, layer: u32, experts: impl IntoIterator<Item = u32>) {
+        let mut inner = self.lock();
+        self.collect(&mut inner);
+        self.prefetch_in(&mut inner, layer, experts);
+    }
+
+    pub(crate) fn prefetch_in(
+        &self,
+        inner: &mut Inner<T>,
+        layer: u32,
+        experts: impl IntoIterator<Item = u32>,
+    ) {
         if self.prefetch == 0 || !self.readers.is_idle() {
             return;
         }
-        let mut inner = self.lock();
-        self.collect(&mut inner);
         for expert in experts.into_iter().take(self.prefetch) {
             let key = ExpertKey { layer, expert };
             if inner.bank.has(key) || self.readers.has(key) {
@@ -245,6 +254,34 @@ impl<T> ExpertStore<T> {
             let Some(memory) = bank.lend(1, ranks).pop() else { return };
             self.readers.submit(key, memory, Priority::WarmUp);
         }
+    }
+
+    /// Bytes a second that the disk gives, of so many records that are read all over it. Nothing of them is kept.
+    ///
+    /// # Errors
+    /// A record cannot be read.
+    pub fn measure(&self, records: usize) -> Result<f64, ExpertError> {
+        let mut inner = self.lock();
+        let layers = self.disk.experts();
+        let key = |i: usize| {
+            // Apart by a fraction that no small one is near: the golden ratio's.
+            let layer = i * 13 % layers.len().max(1);
+            let experts = layers.get(layer).copied().unwrap_or(0).max(1);
+            ExpertKey { layer: layer as u32, expert: (i * 79 % experts) as u32 }
+        };
+        let mut keys: HashSet<_> = (0..records).map(key).collect();
+        keys.retain(|key| !inner.bank.has(*key) && !self.readers.has(*key));
+        let (since, mut bytes) = (Instant::now(), 0);
+        for key in &keys {
+            bytes += self.disk.record_bytes(key.layer);
+            self.readers.submit(*key, AlignedBytes::pages(self.slot_bytes), Priority::Demand);
+        }
+        let mut failed = Ok(());
+        while let Some(done) = self.readers.wait(&keys) {
+            failed = failed.and(done.result);
+        }
+        inner.looked = Instant::now();
+        failed.map(|()| bytes as f64 / since.elapsed().as_secs_f64().max(1e-9))
     }
 
     /// Uses so far, to be kept.

@@ -1,12 +1,12 @@
 //! The command line.
 
 use crate::{
-    convert_args::ConvertArgs, kv_args::KvArgs, kv_report::KvReportArgs, lora_args::LoraArgs,
-    model::NoGpu, sizes,
+    convert_args::ConvertArgs, expert_args::ExpertArgs, kv_args::KvArgs, kv_report::KvReportArgs,
+    lora_args::LoraArgs, model::NoGpu, sizes,
 };
 use clap::{
     Args, Parser, Subcommand,
-    builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
+    builder::{ArgPredicate, NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
 use std::{iter, path::PathBuf, time::Duration};
 use taper::{
@@ -134,6 +134,8 @@ pub(crate) struct EngineArgs {
     #[arg(long, default_value = "auto", value_parser = Precision::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
+    pub(crate) experts: ExpertArgs,
+    #[command(flatten)]
     pub(crate) kv: KvArgs,
     /// First tokens of each sequence that a compressed KV cache keeps in f16.
     #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
@@ -180,7 +182,9 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_num_seqs: Option<u32>,
     /// Maximum number of tokens in a step; longer prompts are prefilled in chunks of this size.
-    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
+    ///
+    /// With --stream-experts it is 2048: a step reads each expert that it needs once.
+    #[arg(long, default_value_t = 512, default_value_if("stream_experts", ArgPredicate::IsPresent, "2048"), value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
     pub(crate) max_num_batched_tokens: u32,
     /// Compute threads [default: one per core]. More threads than cores slow every step.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST_THREADS))]
@@ -353,6 +357,8 @@ pub(crate) struct InspectArgs {
     pub(crate) context: Vec<u64>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
+    #[command(flatten)]
+    pub(crate) experts: ExpertArgs,
     /// Show a LoRA adapter of the model too: its rank, its modules and its memory.
     #[arg(long, value_name = "PATH")]
     pub(crate) lora: Option<PathBuf>,

@@ -1,6 +1,6 @@
 //! Settings of a model.
 
-use crate::{Error, KvPlan, ModelSource, Result, Taper, load};
+use crate::{Error, Experts, KvPlan, ModelSource, Result, Taper, load};
 use std::{fmt, path::PathBuf, sync::Arc};
 use taper_engine::{KvIdle, Scheduling};
 use taper_kv_codecs::Exact;
@@ -77,6 +77,8 @@ pub struct Builder {
     pub(crate) adapters: Vec<(String, PathBuf)>,
     pub(crate) max_adapters: usize,
     pub(crate) max_adapter_rank: Option<usize>,
+    pub(crate) experts: Option<Experts>,
+    pub(crate) moe_top_k: Option<usize>,
 }
 
 impl Builder {
@@ -104,6 +106,8 @@ impl Builder {
             adapters: Vec::new(),
             max_adapters: 64,
             max_adapter_rank: None,
+            experts: None,
+            moe_top_k: None,
         }
     }
 
@@ -240,6 +244,18 @@ impl Builder {
     #[must_use]
     pub fn max_adapter_rank(self, rank: usize) -> Self {
         Self { max_adapter_rank: Some(rank), ..self }
+    }
+
+    /// Keeps experts on disk, and in memory only while they are used: see [`Experts`] [all are in memory].
+    #[must_use]
+    pub fn stream_experts(self, experts: Experts) -> Self {
+        Self { experts: Some(experts), ..self }
+    }
+
+    /// Experts that a token goes through, fewer than the model was trained with, which costs quality [as many].
+    #[must_use]
+    pub fn moe_top_k(self, experts: usize) -> Self {
+        Self { moe_top_k: Some(experts), ..self }
     }
 
     /// The arithmetic, for so many sequences.

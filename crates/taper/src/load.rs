@@ -27,9 +27,16 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let precision = settings.precision()?;
     let weights = Arc::new(source.checkpoint()?);
     let gpu = settings.gpu.as_ref();
-    let options =
-        LoadOptions { max_model_len: settings.max_model_len.map(|n| n as usize), precision, gpu };
     let free = memory::available_bytes()?;
+    let allowed = (free as f64 * settings.memory_share) as u64;
+    let experts = settings.experts.as_ref().map(|own| own.streaming(source, allowed));
+    let options = LoadOptions {
+        max_model_len: settings.max_model_len.map(|n| n as usize),
+        precision,
+        gpu,
+        experts: experts.as_ref(),
+        moe_top_k: settings.moe_top_k,
+    };
     // A tokenizer takes as long as the weights of a small model, so both are read at once; and a
     // broken template should not cost a long wait for the weights of a large one.
     let (model, text) = thread::scope(|scope| {
@@ -80,7 +87,7 @@ fn disk(settings: &Builder, source: &ModelSource, precision: Precision) -> Resul
     if settings.gpu.is_some() || !settings.prefix_caching {
         return Err(Error::NoDisk);
     }
-    let model = identity::identity(source, settings.max_model_len, precision)?;
+    let model = identity::identity(source, settings.max_model_len, precision, settings.moe_top_k)?;
     Ok(Some(KvDisk { dir, max_bytes, model }))
 }
 

@@ -3,6 +3,8 @@
 
 mod cell;
 mod child;
+mod experts;
+mod experts_model;
 mod files;
 mod gguf;
 mod gpu;
@@ -47,6 +49,8 @@ pub(crate) enum Bench {
     Cpu(CpuArgs),
     /// Time to the first token of prompts that begin like an earlier one.
     Prefix(prefix::PrefixArgs),
+    /// Experts streamed from disk, beside the disk's bound, and policies by replay.
+    Experts(experts::ExpertsArgs),
     /// Throughput with a JSON schema beside without, and times of masks.
     Structured(structured::StructuredArgs),
     /// Prefill and decode on an NVIDIA GPU (feature `cuda`).
@@ -135,6 +139,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
         eprintln!("this is a debug build: its figures do not count");
     }
     match bench {
+        Bench::Experts(args) => experts::run(args),
         Bench::Prefix(args) => prefix::run(args),
         Bench::Structured(args) => structured::run(args),
         Bench::Cpu(args) => match (&args.model, args.against) {

@@ -14,7 +14,9 @@ use super::{
     coded::{Coded, CodedPanel},
 };
 use crate::{
-    AlignedBytes, Bytes, DType, DenseWeight, maps::MatrixLayout, pool,
+    AlignedBytes, Bytes, DType, DenseWeight,
+    maps::MatrixLayout,
+    pool,
     {Floats, RowSource, shared::SharedOut},
 };
 use half::{bf16, f16};

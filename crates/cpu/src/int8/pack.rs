@@ -73,8 +73,7 @@ impl PackedWeight {
         nibbles: bool,
         scale_type: DType,
     ) -> usize {
-        let shape =
-            Self::of((rows, cols), group, nibbles, scale_type, Bytes::from_vec(Vec::new()));
+        let shape = Self::of((rows, cols), group, nibbles, scale_type, Bytes::from_vec(Vec::new()));
         shape.tiles() * shape.tile_bytes()
     }
 

@@ -10,8 +10,8 @@
 
 use super::Matrix;
 use crate::{
-    AffineFormat, Bytes, DType, Precision, Result, TensorError, Weight, dense::PackedDense, int8::PackedWeight,
-    lookup::PackedTable,
+    AffineFormat, Bytes, DType, Precision, Result, TensorError, Weight, dense::PackedDense,
+    int8::PackedWeight, lookup::PackedTable,
 };
 use std::{fmt, str::FromStr, sync::Arc};
 

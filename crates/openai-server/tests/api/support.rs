@@ -15,8 +15,8 @@ use std::{
     time::Duration,
 };
 use taper_base::{
-    Engine, EngineInfo, EngineStats, Event, EventSink, FinishReason, GenRequest, GeneratedToken,
-    GenerationError, SubmitError, TokenId, TokenLogprob, TokenLogprobs,
+    Engine, EngineInfo, EngineStats, Event, EventSink, ExpertStats, FinishReason, GenRequest,
+    GeneratedToken, GenerationError, SubmitError, TokenId, TokenLogprob, TokenLogprobs,
 };
 use taper_chat::{ChatTemplate, ReasoningFormat, Tokenizer, ToolFormat};
 use taper_openai_server::{AppState, ServerConfig, router};
@@ -177,6 +177,23 @@ impl Engine for Mock {
             disk_written_blocks: 16,
             disk_written_bytes: 4096,
             disk_hit_tokens: 96,
+            experts: Some(ExpertStats {
+                slots: 40,
+                floor_slots: 30,
+                slot_bytes: 4096,
+                experts: 64,
+                resident: 38,
+                active: 6,
+                read_bytes: 81_920,
+                hits: 70,
+                misses: 20,
+                prefetch_useful: 5,
+                prefetch_wasted: 3,
+                retries: 1,
+                shrunk: 2,
+                tokens: 15,
+                stall: Duration::from_millis(750),
+            }),
         }
     }
 }
