@@ -106,7 +106,6 @@ struct Loaded {
     routers: Vec<Linear>,
     /// Where uses are kept from run to run.
     uses: Option<PathBuf>,
-    layers: u64,
     /// Experts of all layers.
     experts: u64,
     /// Experts that a token goes through, over all layers.
@@ -164,7 +163,6 @@ impl Streams {
         let active = sources.iter().map(|layer| layer.chosen as u64).sum();
         let floor = sources.iter().map(|layer| layer.chosen + RESERVE).sum();
         let routers = sources.iter().map(|layer| layer.router.clone()).collect();
-        let layers = sources.len() as u64;
         let checkpoint = CheckpointDisk::new(sources, Arc::clone(&shapes));
         let disk: Arc<dyn ExpertDisk> = match &own.pack {
             Some(dir) => Arc::new(opened(dir, own.checksums, &checkpoint)?),
@@ -191,7 +189,7 @@ impl Streams {
         let taken = store.stats().slots * store.stats().slot_bytes;
         let saved = AtomicU64::new(0);
         let experts = experts.iter().sum::<usize>() as u64;
-        let loaded = Loaded { store, routers, uses, layers, experts, active, saved };
+        let loaded = Loaded { store, routers, uses, experts, active, saved };
         // Nobody else has it.
         let _ = shared.loaded.set(loaded);
         Ok((StreamedExperts(shared), taken))
@@ -248,7 +246,7 @@ impl StreamedExperts {
     /// Gauges and counters as they stand now.
     #[must_use]
     pub fn stats(&self) -> Option<ExpertStats> {
-        let Loaded { store, layers, active, experts, .. } = self.0.loaded.get()?;
+        let Loaded { store, active, experts, .. } = self.0.loaded.get()?;
         let now = store.stats();
         Some(ExpertStats {
             slots: now.slots,
@@ -263,7 +261,7 @@ impl StreamedExperts {
             prefetch_wasted: now.prefetch_wasted,
             retries: now.retries,
             shrunk: now.shrunk,
-            tokens: now.tokens / (*layers).max(1),
+            tokens: now.tokens,
             active: *active,
             stall: now.stall,
         })
@@ -336,7 +334,7 @@ impl StreamedLayer {
     ) -> Result<Fetch<'_, Dense>, ModelError> {
         let loaded = self.shared.loaded()?;
         if self.number == 0 {
-            let all = loaded.store.stats().tokens / loaded.layers.max(1);
+            let all = loaded.store.stats().tokens;
             if all >= loaded.saved.load(Relaxed) + SAVE {
                 loaded.saved.store(all, Relaxed);
                 loaded.save();

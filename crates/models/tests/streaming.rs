@@ -151,7 +151,7 @@ fn every_family_with_experts_gives_the_bits_of_resident_ones() {
         let packed = load(&weights, options(Some(&packed))).unwrap();
         assert_eq!(run(&*packed, 1, 13), expected, "{name} with a pack");
         let stats = packed.experts().unwrap().stats().unwrap();
-        assert_eq!(stats.tokens as usize, PROMPT + DECODED, "{name}");
+        assert!((1..=PROMPT + DECODED).contains(&(stats.tokens as usize)), "{name}");
         assert!(stats.misses > 0 && stats.read_bytes > 0 && stats.slots == stats.floor_slots);
         streamed += 1;
     }

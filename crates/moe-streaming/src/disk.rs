@@ -8,6 +8,9 @@ use std::{
     path::Path,
 };
 
+/// What direct reads begin at a multiple of, at least.
+const SECTOR: usize = 512;
+
 /// Somewhere that records come from. It is read by several threads at a time.
 pub trait ExpertDisk: Send + Sync + fmt::Debug {
     /// Experts of each layer.
@@ -83,8 +86,13 @@ impl ExpertDisk for PackFiles {
         let mut got = 0;
         while got < to.len() {
             match read_at(file, &mut to[got..], at + got as u64) {
-                Ok(0) => return Err(ExpertError::Short { key, expected: to.len(), got }),
-                Ok(n) => got += n,
+                Ok(n) => {
+                    got += n;
+                    // No direct read goes on from within a page, where a file ends.
+                    if got < to.len() && (n == 0 || !got.is_multiple_of(SECTOR)) {
+                        return Err(ExpertError::Short { key, expected: to.len(), got });
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) => return Err(ExpertError::Read { key, source }),
             }

@@ -29,6 +29,8 @@ pub struct Fetch<'a, T> {
     /// What is still to be submitted, in the order of the file.
     pending: VecDeque<u32>,
     flying: HashSet<ExpertKey>,
+    /// Of these, reads that had begun before anybody waited for them: an error of theirs may be an old one.
+    urged: HashSet<ExpertKey>,
     /// Reads at a time.
     window: usize,
     origin: Origin,
@@ -48,8 +50,8 @@ impl<'a, T> Fetch<'a, T> {
             false => (usize::MAX, Origin::Demand),
         };
         inner.ranks.advance(layer, tokens.into());
-        let (mut hits, mut pending, mut flying) =
-            (VecDeque::new(), VecDeque::new(), HashSet::new());
+        let (mut hits, mut pending) = (VecDeque::new(), VecDeque::new());
+        let (mut flying, mut urged) = (HashSet::new(), HashSet::new());
         for &Wanted { expert, rows } in wanted {
             let key = ExpertKey { layer, expert };
             inner.ranks.touch(key, rows.into(), tokens.into());
@@ -61,6 +63,7 @@ impl<'a, T> Fetch<'a, T> {
                 None if store.readers.urge(key) => {
                     add(&store.counts.useful, 1);
                     flying.insert(key);
+                    urged.insert(key);
                 }
                 None => pending.push_back(expert),
             }
@@ -69,8 +72,8 @@ impl<'a, T> Fetch<'a, T> {
         let Counts { hits: all_hits, misses, tokens: all_tokens, .. } = &store.counts;
         add(all_hits, hits.len() as u64);
         add(misses, (pending.len() + flying.len()) as u64);
-        add(all_tokens, tokens.into());
-        let mut fetch = Self { store, inner, layer, hits, pending, flying, window, origin };
+        add(all_tokens, if layer == 0 { tokens.into() } else { 0 });
+        let mut fetch = Self { store, inner, layer, hits, pending, flying, urged, window, origin };
         fetch.submit();
         fetch
     }
@@ -115,6 +118,10 @@ impl<'a, T> Fetch<'a, T> {
             return Err(ExpertError::NoSlot { slots: self.inner.bank.slots() });
         };
         let key = done.key;
+        if done.result.is_err() && self.urged.remove(&key) {
+            self.store.readers.submit(key, done.memory, Priority::Demand);
+            return self.next();
+        }
         self.flying.remove(&key);
         let value = self.store.take_in(&mut self.inner, done, self.origin)?;
         // The disk goes on while this one is computed with.

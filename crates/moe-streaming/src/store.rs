@@ -90,7 +90,7 @@ pub struct StoreStats {
     pub retries: u64,
     /// Slots that were given up because memory was short.
     pub shrunk: u64,
-    /// Tokens that went through experts, summed over layers.
+    /// Tokens that went through the first layer.
     pub tokens: u64,
     /// How long steps waited for the disk.
     pub stall: Duration,

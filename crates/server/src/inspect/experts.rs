@@ -3,7 +3,7 @@
 use crate::{cli::InspectArgs, output::Out, sizes::human};
 use anyhow::{Context, Result};
 use taper::{ModelSource, Precision, available_bytes};
-use taper_models::{LoadOptions, Model as _};
+use taper_models::LoadOptions;
 use taper_weights::Checkpoint;
 
 /// Records that the disk is measured with.
