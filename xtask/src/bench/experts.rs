@@ -108,11 +108,9 @@ fn measure(
     runner: &mut Runner,
     experts: Option<&StreamedExperts>,
 ) -> Result<()> {
-    let speed = experts.map(|experts| experts.measure(RECORDS)).transpose()?;
-    if let (Some(speed), Some(stats)) = (speed, experts.and_then(StreamedExperts::stats)) {
+    if let Some(stats) = experts.and_then(StreamedExperts::stats) {
         println!(
-            "disk {:.2} GB/s; {} slots of {} experts, floor {}; {:.2} MB an expert, {:.0} MB a token",
-            speed / 1e9,
+            "{} slots of {} experts, floor {}; {:.2} MB an expert, {:.0} MB a token",
             stats.slots,
             stats.experts,
             stats.floor_slots,
@@ -127,26 +125,29 @@ fn measure(
         experts.start_trace();
     }
     for seq in 0..args.batch as u64 {
-        let phase = Phase::begin("prefill", experts, speed);
+        let phase = Phase::begin("prefill", experts)?;
         for (i, tokens) in prompt.chunks(args.own.chunk).enumerate() {
             runner.greedy(&[Piece::prompt(seq, i * args.own.chunk, tokens)])?;
         }
-        phase.end(prompt.len());
+        phase.end(prompt.len())?;
     }
-    let mut last: Vec<TokenId> = (0..args.batch as u32).map(|i| (i * 37 + 3) % vocab).collect();
-    let phase = Phase::begin("decode", experts, speed);
+    // What a model of random weights generates repeats itself, and hits experts that a text would not.
+    let token = |step: usize, seq: usize| -> TokenId {
+        let i = (step * args.batch + seq) as u32;
+        i.wrapping_add(7).wrapping_mul(0x9E37_79B1).rotate_left(9) % vocab
+    };
+    let phase = Phase::begin("decode", experts)?;
     let mut answer = Vec::new();
     for step in 0..args.own.decode {
-        let pieces = last.iter().zip(0..);
-        let pieces: Vec<_> = pieces
-            .map(|(token, seq)| Piece::answer(seq, args.prompt + step, std::slice::from_ref(token)))
-            .collect();
+        let tokens: Vec<_> = (0..args.batch).map(|seq| token(step, seq)).collect();
+        let piece =
+            |(seq, token)| Piece::answer(seq, args.prompt + step, std::slice::from_ref(token));
+        let pieces: Vec<_> = (0..).zip(&tokens).map(piece).collect();
         let next = runner.greedy(&pieces)?;
         ensure!(next.len() == args.batch, "a token of each sequence");
         answer.extend_from_slice(&next);
-        last = next;
     }
-    phase.end(answer.len());
+    phase.end(answer.len())?;
     let hash = answer.iter().fold(0u64, |h, &t| h.wrapping_mul(31).wrapping_add(t.into()));
     println!("answer {hash:016x}: {} tokens", answer.len());
     let Some(trace) = experts.and_then(StreamedExperts::take_trace) else { return Ok(()) };
@@ -175,25 +176,28 @@ impl<'a> Phase<'a> {
     fn end(self, tokens: usize) {
         let seconds = self.start.elapsed().as_secs_f64();
         if tokens == 0 {
-            return;
+            return Ok(());
         }
         let own = tokens as f64 / seconds;
         let Some(now) = self.experts.and_then(StreamedExperts::stats) else {
             println!("{}: {own:.2} tokens/s", self.name);
-            return;
+            return Ok(());
         };
         let (hits, misses) = (now.hits - self.before.hits, now.misses - self.before.misses);
         let read = (now.read_bytes - self.before.read_bytes) as f64;
         let useful = now.prefetch_useful - self.before.prefetch_useful;
         let wasted = now.prefetch_wasted - self.before.prefetch_wasted;
         // What all missing experts take to be read, if nothing else took any time.
-        let bound = self.speed.map_or(f64::NAN, |speed| tokens as f64 * speed / read.max(1.0));
+        let after = self.experts.map(|experts| experts.measure(RECORDS)).transpose()?;
+        let speed = (self.speed.unwrap_or_default() + after.unwrap_or_default()) / 2.0;
+        let bound = tokens as f64 * speed / read.max(1.0);
         let stall = (now.stall - self.before.stall).as_secs_f64();
         let figures = json!({
             "phase": self.name,
             "tokens": tokens,
             "seconds": round(seconds),
             "tokens_per_second": round(own),
+            "disk_gb_per_second": round(speed / 1e9),
             "bound": round(bound),
             "share_of_bound": round(own / bound),
             "hit_rate": round(hits as f64 / (hits + misses).max(1) as f64),
@@ -206,6 +210,7 @@ impl<'a> Phase<'a> {
             "shrunk": now.shrunk,
         });
         println!("{figures}");
+        Ok(())
     }
 }
 

@@ -91,9 +91,21 @@ impl Writer {
         self.add(name, "BF16", &[n], 2 * n, Fill::Same(1.0));
     }
 
-    /// A quantized matrix, or several; codes are uniform in 0..16: of standard deviation 4.6 around 7.5.
+    /// A quantized matrix, or several, that keeps the size of what it reads.
     fn affine(&mut self, prefix: &str, count: Option<usize>, rows: usize, cols: usize) {
-        let scale = (cols as f32).sqrt().recip() / 4.6;
+        self.scaled(prefix, count, (rows, cols), (cols as f32).sqrt().recip());
+    }
+
+    /// A quantized matrix, or several, of weights with this deviation. Codes are uniform in 0..16: of deviation 4.6
+    /// around 7.5.
+    fn scaled(
+        &mut self,
+        prefix: &str,
+        count: Option<usize>,
+        (rows, cols): (usize, usize),
+        deviation: f32,
+    ) {
+        let scale = deviation / 4.6;
         let all = count.unwrap_or(1) * rows;
         let dims = |last| count.into_iter().chain([rows, last]).collect::<Vec<_>>();
         let codes = dims(cols / 8);
@@ -142,7 +154,8 @@ fn bf16(x: f32) -> [u8; 2] {
 }
 
 fn tensors(out: &mut Writer, layers: usize) {
-    out.affine("model.embed_tokens", None, VOCAB, HIDDEN);
+    // As large as what layers add, so that tokens differ and are routed differently.
+    out.scaled("model.embed_tokens", None, (VOCAB, HIDDEN), 4.0);
     for layer in 0..layers {
         let at = format!("model.layers.{layer}");
         let own = |name: &str| format!("{at}.{name}");
