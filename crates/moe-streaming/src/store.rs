@@ -21,7 +21,7 @@ use taper_cpu::{AlignedBytes, Bytes};
 /// How often the system is asked how much memory there is.
 const LOOK: Duration = Duration::from_millis(500);
 /// What of a limit may be taken before slots are given up.
-const SHARE: f64 = 0.97;
+const SHARE: f64 = 0.94;
 /// Touches that a trace keeps at most.
 const LONGEST_TRACE: usize = 1 << 20;
 

@@ -231,7 +231,7 @@ fn a_bank_shrinks_under_a_limit_but_not_below_its_floor() {
         fetch(&store, 1, &[0, 1, 2]).unwrap();
         store.stats().slots < 12
     });
-    assert_eq!((store.stats().slots, store.stats().shrunk), (9, 3));
+    assert_eq!((store.stats().slots, store.stats().shrunk), (6, 6));
     write("memory.max", 10 * PAGE);
     until(|| {
         fetch(&store, 1, &[0, 1, 2]).unwrap();

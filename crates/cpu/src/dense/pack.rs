@@ -68,20 +68,24 @@ impl PackedDense {
 
     /// As [`Self::new`], in one layout or the other. Only `bf16` with whole chunks of inputs is coded.
     pub(super) fn laid_out(weight: &DenseWeight, coded: bool) -> Self {
+        Self::laid_out_in(weight, coded, AlignedBytes::for_weights)
+    }
+
+    fn laid_out_in(weight: &DenseWeight, coded: bool, allocate: fn(usize) -> AlignedBytes) -> Self {
         let (rows, cols, dtype) = (weight.rows(), weight.cols(), weight.dtype());
         let data = match weight.floats() {
             Some(Floats::Bf16(from)) if coded => Data::Coded(Coded::new(from, cols)),
-            Some(Floats::Bf16(from)) => Data::Plain(plain(from, cols, true).into()),
-            Some(Floats::F16(from)) => Data::Plain(plain(from, cols, false).into()),
-            Some(Floats::F32(from)) => Data::Plain(plain(from, cols, false).into()),
+            Some(Floats::Bf16(from)) => Data::Plain(plain(from, cols, true, allocate).into()),
+            Some(Floats::F16(from)) => Data::Plain(plain(from, cols, false, allocate).into()),
+            Some(Floats::F32(from)) => Data::Plain(plain(from, cols, false, allocate).into()),
             None => Data::Plain(Bytes::from_vec(Vec::new())),
         };
         Self { rows, cols, dtype, data }
     }
 
-    /// As [`Self::new`], with `bf16` in sixteen bits.
-    pub(crate) fn uncoded(weight: &DenseWeight) -> Self {
-        Self::laid_out(weight, false)
+    /// As [`Self::new`], with `bf16` in sixteen bits, in memory that `allocate` gives, of zeros.
+    pub(crate) fn uncoded(weight: &DenseWeight, allocate: fn(usize) -> AlignedBytes) -> Self {
+        Self::laid_out_in(weight, false, allocate)
     }
 
     /// A matrix that lies in `data`, of as many bytes as [`Self::bytes_of`] says.
@@ -186,9 +190,14 @@ fn panel_elements(cols: usize) -> usize {
 }
 
 /// Rows of `cols` elements in the plain layout.
-fn plain<E: bytemuck::Pod + Send + Sync>(from: &[E], cols: usize, tiles: bool) -> AlignedBytes {
+fn plain<E: bytemuck::Pod + Send + Sync>(
+    from: &[E],
+    cols: usize,
+    tiles: bool,
+    allocate: fn(usize) -> AlignedBytes,
+) -> AlignedBytes {
     let (panels, size) = (from.len().div_ceil(PANEL * cols.max(1)), panel_elements(cols));
-    let mut data = AlignedBytes::for_weights(panels * size * size_of::<E>());
+    let mut data = allocate(panels * size * size_of::<E>());
     let to = SharedOut::new(bytemuck::cast_slice_mut(data.as_mut_slice()));
     pool::run(panels, |panel| {
         // SAFETY: each task has its own panel, of zeros.

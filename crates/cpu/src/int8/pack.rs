@@ -33,6 +33,11 @@ impl PackedWeight {
     /// Repacks a matrix. The original is not kept.
     #[must_use]
     pub fn new(weight: &AffineWeight) -> Self {
+        Self::new_in(weight, AlignedBytes::for_weights)
+    }
+
+    /// As [`Self::new`], in memory that `allocate` gives, of zeros.
+    pub(crate) fn new_in(weight: &AffineWeight, allocate: fn(usize) -> AlignedBytes) -> Self {
         let format = weight.format();
         let mut packed = Self {
             rows: weight.rows(),
@@ -43,7 +48,7 @@ impl PackedWeight {
             data: Bytes::from_vec(Vec::new()),
         };
         let tile_bytes = packed.tile_bytes();
-        let mut data = AlignedBytes::for_weights(packed.tiles() * tile_bytes);
+        let mut data = allocate(packed.tiles() * tile_bytes);
         let floats = weight.parts().map(|part| part.bytes_as(packed.scale_type));
         let floats = [&*floats[0], &*floats[1]];
         let mut tiles: Vec<_> = data.as_mut_slice().chunks_exact_mut(tile_bytes).collect();

@@ -44,6 +44,14 @@ pub(super) enum Kind {
 impl PackedTable {
     /// Repacks a matrix; `None` where the kernels have no such codes.
     pub(crate) fn new(weight: &TableWeight) -> Option<Self> {
+        Self::new_in(weight, AlignedBytes::for_weights)
+    }
+
+    /// As [`Self::new`], in memory that `allocate` gives, of zeros.
+    pub(crate) fn new_in(
+        weight: &TableWeight,
+        allocate: fn(usize) -> AlignedBytes,
+    ) -> Option<Self> {
         let (table, group) = (weight.table(), weight.format().group.min(weight.cols()));
         let odd = |n: usize| !n.is_multiple_of(2);
         let kind = match <[f32; 16]>::try_from(table) {
@@ -57,7 +65,7 @@ impl PackedTable {
         let mut packed =
             Self { rows: weight.rows(), cols: weight.cols(), group, kind, names, data };
         let tile_bytes = packed.tile_bytes();
-        let mut data = AlignedBytes::for_weights(packed.tiles() * tile_bytes);
+        let mut data = allocate(packed.tiles() * tile_bytes);
         let mut tiles: Vec<_> = data.as_mut_slice().chunks_exact_mut(tile_bytes.max(1)).collect();
         pool::for_each(&mut tiles, |tile, records| packed.fill(weight, tile, more, records));
         packed.data = data.into();

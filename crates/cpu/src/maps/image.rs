@@ -10,8 +10,8 @@
 
 use super::Matrix;
 use crate::{
-    AffineFormat, Bytes, DType, Precision, Result, TensorError, Weight, dense::PackedDense,
-    int8::PackedWeight, lookup::PackedTable,
+    AffineFormat, AlignedBytes, Bytes, DType, Precision, Result, TensorError, Weight,
+    dense::PackedDense, int8::PackedWeight, lookup::PackedTable,
 };
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -131,12 +131,35 @@ impl Matrix {
         }
     }
 
-    /// A stored matrix as [`Self::pack`] would have it, but that it always has an image where its format has one.
+    /// A stored matrix as [`Self::pack`] would have it, for a moment: it has an image wherever its format has one, and
+    /// memory that goes back to the system at once.
     #[must_use]
     pub fn for_image(self, precision: Precision) -> Self {
+        let allocate = AlignedBytes::zeroed;
         match self {
-            Self::Stored(Weight::Dense(w)) => Self::Dense(Arc::new(PackedDense::uncoded(&w))),
-            other => other.pack(precision),
+            Self::Stored(Weight::Dense(w)) => {
+                let packed = PackedDense::uncoded(&w, allocate);
+                w.release();
+                Self::Dense(Arc::new(packed))
+            }
+            Self::Stored(Weight::Affine(w)) => {
+                let packed = PackedWeight::new_in(&w, allocate);
+                w.release();
+                Self::Packed(Arc::new(packed), precision)
+            }
+            Self::Stored(Weight::Ordered(w)) => {
+                let (inner, order) = w.into_parts();
+                let inner = Self::Stored(Weight::Affine(inner)).for_image(precision);
+                Self::Ordered(Box::new(inner), order)
+            }
+            Self::Stored(Weight::Table(w)) => match PackedTable::new_in(&w, allocate) {
+                Some(packed) => {
+                    w.release();
+                    Self::Table(Arc::new(packed))
+                }
+                None => Self::Stored(Weight::Table(w)),
+            },
+            other => other,
         }
     }
 

@@ -22,6 +22,7 @@ pub(crate) struct ExpertSource {
 
 /// One map of every expert.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are three a layer")]
 enum Maps {
     /// In one tensor.
     Stacked(ExpertMaps),

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
-    AffineFormat, AffineWeight, AlignedBytes, DenseWeight, OrderedWeight, Phase, Rounding,
-    TableFormat, TableScales, TableWeight,
+    AffineWeight, DenseWeight, OrderedWeight, Phase, Rounding, TableFormat, TableScales,
+    TableWeight,
     formats::{E2M1, e4m3, e8m0},
     maps::{Input, Map, apply},
 };
