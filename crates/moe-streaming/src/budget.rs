@@ -38,7 +38,7 @@ struct Group {
 const UNLIMITED: u64 = 1 << 60;
 
 impl Limits {
-    /// Those of this process.
+    /// The groups of this process.
     #[must_use]
     pub fn of_process() -> Self {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

@@ -33,7 +33,7 @@ enum Maps {
 }
 
 impl ExpertSource {
-    /// Those of the experts below `at`.
+    /// The maps of the experts below `at`.
     pub(crate) fn new(
         model: &Spec,
         spec: ExpertSpec,

@@ -1,3 +1,5 @@
+//! Images of matrices give the bits of what they were made of.
+
 use super::*;
 use crate::{
     AffineWeight, DenseWeight, OrderedWeight, Phase, Rounding, TableFormat, TableScales,
