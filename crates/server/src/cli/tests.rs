@@ -41,6 +41,18 @@ fn rewrite_the_reference() {
 }
 
 #[test]
+fn streamed_experts_are_read_once_for_many_tokens() {
+    let tokens = |flags: &[&str]| {
+        let flags = ["taper", "serve", "m"].iter().chain(flags);
+        let Some(Command::Serve(args)) = Cli::parse_from(flags).command else { panic!("serve") };
+        args.engine.max_num_batched_tokens
+    };
+    assert_eq!(tokens(&[]), 512);
+    assert_eq!(tokens(&["--stream-experts"]), 2048);
+    assert_eq!(tokens(&["--stream-experts=p", "--max-num-batched-tokens", "64"]), 64);
+}
+
+#[test]
 fn the_command_line_is_consistent() {
     Cli::command().debug_assert();
 }
