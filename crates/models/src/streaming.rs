@@ -18,8 +18,8 @@ use std::{
 };
 use taper_base::ExpertStats;
 use taper_moe_streaming::{
-    ExpertDisk, ExpertError, ExpertStore, Fetch, Limits, PackFiles, Policy, StoreConfig, Trace,
-    Uses,
+    ExpertDisk, ExpertError, ExpertStore, Fetch, HEADER_BYTES, Limits, PackFiles, Policy,
+    StoreConfig, Trace, Uses,
 };
 use taper_tensor::{AlignedBytes, Linear};
 use taper_weights::Checkpoint;
@@ -223,8 +223,7 @@ fn opened(
         let mut made = AlignedBytes::pages(checkpoint.record_bytes(key.layer));
         pack.read(key, stored.as_mut_slice())?;
         checkpoint.read(key, made.as_mut_slice())?;
-        let payload = taper_moe_streaming::HEADER_BYTES..;
-        let payload = payload.start..payload.start + expected.payload;
+        let payload = HEADER_BYTES..HEADER_BYTES + expected.payload;
         if stored.as_slice().get(payload.clone()) != made.as_slice().get(payload) {
             return Err(other(format!("{key} differs")).into());
         }

@@ -140,9 +140,11 @@ fn measure(
     let mut answer = Vec::new();
     for step in 0..args.own.decode {
         let tokens: Vec<_> = (0..args.batch).map(|seq| token(step, seq)).collect();
-        let piece =
-            |(seq, token)| Piece::answer(seq, args.prompt + step, std::slice::from_ref(token));
-        let pieces: Vec<_> = (0..).zip(&tokens).map(piece).collect();
+        let depth = args.prompt + step;
+        let pieces = tokens.iter().zip(0..);
+        let pieces: Vec<_> = pieces
+            .map(|(token, seq)| Piece::answer(seq, depth, std::slice::from_ref(token)))
+            .collect();
         let next = runner.greedy(&pieces)?;
         ensure!(next.len() == args.batch, "a token of each sequence");
         answer.extend_from_slice(&next);
@@ -167,13 +169,15 @@ struct Phase<'a> {
 }
 
 impl<'a> Phase<'a> {
-    fn begin(name: &'static str, experts: Option<&'a StreamedExperts>, speed: Option<f64>) -> Self {
+    fn begin(name: &'static str, experts: Option<&'a StreamedExperts>) -> Result<Self> {
+        let speed = experts.map(|experts| experts.measure(RECORDS)).transpose()?;
         let before = experts.and_then(StreamedExperts::stats).unwrap_or_default();
-        Self { name, experts, speed, before, start: Instant::now() }
+        Ok(Self { name, experts, speed, before, start: Instant::now() })
     }
 
-    /// Prints the speed of so many tokens, and what the disk did meanwhile.
-    fn end(self, tokens: usize) {
+    /// Prints the speed of so many tokens, and what the disk did meanwhile. Its own speed is the mean of before and
+    /// after.
+    fn end(self, tokens: usize) -> Result<()> {
         let seconds = self.start.elapsed().as_secs_f64();
         if tokens == 0 {
             return Ok(());
