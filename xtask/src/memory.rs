@@ -26,7 +26,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let before = used(gpu.as_ref())?;
     let weights = Checkpoint::open(&options.dir)?;
     let precision = Precision::Mixed { decode: Rounding::Int8 };
-    let load = LoadOptions { max_model_len: Some(4096), precision, gpu: gpu.as_ref() };
+    let load = LoadOptions {
+        max_model_len: Some(4096),
+        precision,
+        gpu: gpu.as_ref(),
+        ..LoadOptions::default()
+    };
     let model = taper_models::load(&weights, load)?;
     gpu.as_ref().map_or(Ok(()), Gpu::wait)?;
     let taken = used(gpu.as_ref())?.saturating_sub(before);

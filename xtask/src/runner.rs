@@ -69,7 +69,8 @@ impl Runner {
             true => Gguf::open(dir)?.checkpoint()?,
             false => Checkpoint::open(dir)?,
         };
-        let options = LoadOptions { max_model_len: Some(tokens), precision, gpu };
+        let options =
+            LoadOptions { max_model_len: Some(tokens), precision, gpu, ..LoadOptions::default() };
         let model = taper_models::load(&weights, options)
             .with_context(|| format!("loading {}", dir.display()))?;
         Self::over(model, kv_dtype, exact, tokens, gpu)

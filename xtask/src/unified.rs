@@ -61,7 +61,7 @@ fn check(shape: &Shape, options: &Options) -> Result<()> {
     let weights = Checkpoint::open(dir.path())?;
     let (gpu, seen) = Gpu::fake(None, FakeOptions::default())?;
     let precision = Precision::Mixed { decode: Rounding::Int8 };
-    let load = LoadOptions { max_model_len: None, precision, gpu: Some(&gpu) };
+    let load = LoadOptions { precision, gpu: Some(&gpu), ..LoadOptions::default() };
     let model = taper_models::load(&weights, load)?;
     gpu.wait()?;
     let share = memory(shape, &*model, &gpu, &seen);

@@ -160,6 +160,43 @@ pub struct EngineStats {
     pub accepted_per_position: [u64; MAX_DRAFT_TOKENS],
     /// Time spent on finding drafts.
     pub draft_time: Duration,
+    /// Experts that stay on a disk; `None` where all weights are in memory.
+    pub experts: Option<ExpertStats>,
+}
+
+/// Experts of a model that are in memory only while they are used: gauges, then counters since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExpertStats {
+    /// Experts that there is room for.
+    pub slots: u64,
+    /// Slots that are needed at least.
+    pub floor_slots: u64,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+    /// Experts of all layers.
+    pub experts: u64,
+    /// Experts in memory.
+    pub resident: u64,
+    /// Experts that a token goes through, over all layers.
+    pub active: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Experts that were in memory when they were needed.
+    pub hits: u64,
+    /// Experts that had to be waited for.
+    pub misses: u64,
+    /// Experts that were read ahead and then needed.
+    pub prefetch_useful: u64,
+    /// Experts that were read ahead in vain.
+    pub prefetch_wasted: u64,
+    /// Reads that failed and were tried again.
+    pub retries: u64,
+    /// Slots that were given up because memory was short.
+    pub shrunk: u64,
+    /// Tokens that went through experts.
+    pub tokens: u64,
+    /// How long steps waited for the disk.
+    pub stall: Duration,
 }
 
 /// Why a request was not admitted.

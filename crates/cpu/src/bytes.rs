@@ -23,6 +23,11 @@ pub unsafe trait ByteOwner: Send + Sync {
         false
     }
 
+    /// A hint that all of `range` will be read soon.
+    fn want(&self, range: Range<usize>) {
+        let _ = range;
+    }
+
     /// A hint that `range` will not be read soon; its contents stay what they are.
     fn release(&self, range: Range<usize>) {
         let _ = range;
@@ -115,8 +120,12 @@ impl Bytes {
                 to.copy_from_slice(self.as_slice().get(at..at.checked_add(size)?)?);
             }
         }
-        let range = 0..copy.len();
-        Some(Self { owner: Arc::new(copy), range })
+        Some(copy.into())
+    }
+
+    /// Hints that they will all be read soon: the pages of a file map can be read at once.
+    pub fn want(&self) {
+        self.owner.want(self.range.clone());
     }
 
     /// Hints that they will not be read soon: the pages of a file map can go.
@@ -145,8 +154,14 @@ impl Bytes {
         }
         let mut copy = AlignedBytes::zeroed(self.len());
         copy.as_mut_slice().copy_from_slice(self.as_slice());
-        let range = 0..copy.len();
-        Self { owner: Arc::new(copy), range }
+        copy.into()
+    }
+}
+
+impl From<AlignedBytes> for Bytes {
+    fn from(bytes: AlignedBytes) -> Self {
+        let range = 0..bytes.len();
+        Self { owner: Arc::new(bytes), range }
     }
 }
 
@@ -199,6 +214,19 @@ impl AlignedBytes {
         // SAFETY: the offset is below ALIGN, which the layout has room for.
         let ptr = unsafe { base.add(base.align_offset(Self::ALIGN)) };
         Self { memory: Memory::Heap(base), ptr, len }
+    }
+
+    /// Allocates `len` zero bytes of whole pages, which go back to the system when they are dropped, in huge pages
+    /// where there are such.
+    #[must_use]
+    pub fn pages(len: usize) -> Self {
+        let Some(layout) = Self::layout(len) else { capacity_overflow(len) };
+        let mapped = MmapOptions::new().len(len.max(1)).no_reserve_swap().map_anon();
+        let Ok(mut map) = mapped else { alloc::handle_alloc_error(layout) };
+        let Some(ptr) = NonNull::new(map.as_mut_ptr()) else { alloc::handle_alloc_error(layout) };
+        let pages = Self { memory: Memory::Map(map), ptr, len };
+        pages.prefer_huge_pages();
+        pages
     }
 
     /// `len` zero bytes that will all be written and then read many times, as weights are.
@@ -343,6 +371,8 @@ mod tests {
             b.prefer_huge_pages();
             b.as_mut_slice()[len / 2..].fill(9);
             assert!(b.as_slice().iter().all(|&x| x == 9));
+            let pages = AlignedBytes::pages(len);
+            assert_eq!((pages.len(), pages.as_slice().as_ptr().align_offset(4096)), (len, 0));
         }
         // Gigabytes of address space, of which one byte is used.
         let mut b = AlignedBytes::zeroed(1 << 34);

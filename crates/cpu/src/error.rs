@@ -37,6 +37,12 @@ pub enum TensorError {
         /// The length that came.
         got: usize,
     },
+    /// A text that says what no matrix is.
+    #[error("{text:?} is no layout of a matrix")]
+    Layout {
+        /// The text.
+        text: String,
+    },
     /// A shape with more elements than memory can have bytes.
     #[error("{what}: shape {shape:?} is larger than the address space")]
     TooLarge {

@@ -1,10 +1,12 @@
 //! Linear maps over weights as they are stored or repacked: slices in, vectors out.
 
 mod gated;
+mod image;
 mod input;
 mod watch;
 
 pub use gated::gated_down;
+pub use image::{IMAGE_ALIGN, MatrixLayout};
 pub use input::{Input, Norm, apply};
 pub use watch::{Observer, Watch};
 

@@ -27,7 +27,7 @@ use taper_base::{
     SubmitError, TokenSet,
 };
 use taper_kv_cache::{DiskTier, KvConfig};
-use taper_models::Model;
+use taper_models::{Model, StreamedExperts};
 use taper_scheduler::SchedulerConfig;
 
 /// Runs a model in this process.
@@ -35,6 +35,7 @@ use taper_scheduler::SchedulerConfig;
 pub struct LocalEngine {
     info: EngineInfo,
     stats: Arc<SharedStats>,
+    experts: Option<StreamedExperts>,
     eos: TokenSet,
     adapters: Adapters,
     scheduling: Scheduling,
@@ -88,6 +89,7 @@ impl LocalEngine {
         let disk = config.disk.as_ref().map(open_disk).transpose()?;
         let tier = disk.as_ref().map(|(tier, _)| Arc::clone(tier));
         let stats = Arc::new(SharedStats::new(caches.len(), tier));
+        let experts = model.experts();
         let eos: TokenSet = info.eos_token_ids.iter().copied().collect();
         let a_quarter = info.weight_bytes / 4;
         let idle = config.idle.map(|KvIdle { after, keep_bytes }| Idle {
@@ -116,6 +118,7 @@ impl LocalEngine {
         Ok(Self {
             info,
             stats,
+            experts,
             eos,
             adapters,
             scheduling: config.scheduling,
@@ -213,7 +216,8 @@ impl Engine for LocalEngine {
     }
 
     fn stats(&self) -> EngineStats {
-        self.stats.snapshot()
+        let experts = self.experts.as_ref().and_then(StreamedExperts::stats);
+        EngineStats { experts, ..self.stats.snapshot() }
     }
 
     fn adapters(&self) -> Vec<AdapterInfo> {

@@ -90,6 +90,7 @@ impl SharedStats {
             accepted_draft_tokens: accepted.iter().sum(),
             accepted_per_position: accepted,
             draft_time: Duration::from_nanos(counter(&self.draft_nanos)),
+            experts: None,
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     per_layer::PerLayer,
     source::Source,
     spec::Spec,
+    streaming::{StreamedExperts, Streams as ExpertStreams},
     streams::Streams,
 };
 use taper_kv_cache::KvHeads;
@@ -37,6 +38,7 @@ pub(crate) struct Decoder {
     norm: Norm,
     head: Linear,
     targets: AdapterTargets,
+    experts: Option<StreamedExperts>,
 }
 
 impl Decoder {
@@ -47,6 +49,8 @@ impl Decoder {
         names: &Names,
         options: LoadOptions<'_>,
     ) -> Result<Self, ModelError> {
+        let streams = options.experts.map(|own| (own, ExpertStreams::new(weights.checkpoint())));
+        let weights = weights.streamed(streams.as_ref().map(|(_, streams)| streams));
         let mut model = Self::without_layers(spec, weights, names, options)?;
         let mut ids = StateIds::default();
         for i in 0..model.spec.layers.len() {
@@ -59,6 +63,11 @@ impl Decoder {
         let maps = model.layers.iter().flat_map(Layer::maps);
         let place = (names, model.spec.top, model.spec.layers.len());
         model.targets = AdapterTargets::new(maps, &model.head, place, options);
+        if let Some((own, streams)) = streams {
+            let (experts, bytes) = streams.open(own, options, model.info.weight_bytes)?;
+            model.info.weight_bytes += bytes;
+            model.experts = Some(experts);
+        }
         Ok(model)
     }
 
@@ -136,6 +145,7 @@ impl Decoder {
         let targets = AdapterTargets::new(std::iter::empty(), &head, place, options);
         Ok(Self {
             targets,
+            experts: None,
             info,
             spec,
             embed,
@@ -274,6 +284,10 @@ impl Model for Decoder {
 
     fn adapter_targets(&self) -> Option<&AdapterTargets> {
         Some(&self.targets)
+    }
+
+    fn experts(&self) -> Option<StreamedExperts> {
+        self.experts.clone()
     }
 
     fn forward(

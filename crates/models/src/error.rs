@@ -1,6 +1,7 @@
 //! Errors of loading and running models.
 
 use taper_kv_cache::KvCacheError;
+use taper_moe_streaming::ExpertError;
 use taper_tensor::TensorError;
 use taper_weights::WeightsError;
 
@@ -72,6 +73,33 @@ pub enum ModelError {
         /// The family.
         family: &'static str,
     },
+    /// Experts that are to be streamed, of a model that has none.
+    #[error("this model has no experts, so that none can be streamed")]
+    NoExperts,
+    /// Experts that are to be streamed to a GPU.
+    #[error("experts are streamed on the CPU only so far")]
+    StreamedOnGpu,
+    /// Experts that are to be streamed and multiplied exactly, for which weights are not repacked.
+    #[error(
+        "streamed experts are repacked weights, and exact products read those of the checkpoint"
+    )]
+    StreamedExactly,
+    /// Experts of a layer that are stored in different formats, or in one that cannot be repacked.
+    #[error(
+        "experts cannot be streamed: those of a layer differ in their format, or it has no packed form"
+    )]
+    NoImage,
+    /// More experts a token than the model was trained with, or none.
+    #[error("{asked} experts a token: this model has {most}")]
+    TopK {
+        /// What was asked for.
+        asked: usize,
+        /// The most that a layer has.
+        most: usize,
+    },
+    /// An expert cannot be read, or a pack not be used.
+    #[error(transparent)]
+    Experts(#[from] ExpertError),
     /// A batch that does not hold together.
     #[error("batch: {what}: expected {expected}, got {got}")]
     Batch {

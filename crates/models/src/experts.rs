@@ -1,6 +1,11 @@
 //! A mixture of experts (Shazeer et al. 2017): each token goes through a few of many feed-forwards, and
 //! through one beside them that is every token's, in families that have one.
 
+mod maps;
+mod streamed;
+
+pub(crate) use maps::{ExpertSource, expert};
+
 use crate::{
     LoadOptions, ModelError, config,
     feed_forward::{Dense, Gated, Plain, size},
@@ -8,9 +13,10 @@ use crate::{
     router::Route,
     source::Source,
     spec::Spec,
+    streaming::{LayerOfExperts, StreamedLayer},
 };
 use taper_tensor::{
-    Linear, LinearGroup, Phase, Precision, RmsNorm, Tensor,
+    Linear, Phase, Precision, RmsNorm, Tensor,
     gpu::{ExpertKind, ExpertMaps, ExpertsInput, StackedExperts},
     ops::{self, Activation, WeightedRows},
     routing::Router,
@@ -139,12 +145,24 @@ struct Shared {
     gate: Option<Linear>,
 }
 
+/// Rows that chose an expert, and what its results count.
+type Chosen = (Vec<u32>, Vec<f32>);
+
+/// What experts read.
+struct Rows<'a> {
+    input: &'a Input<'a>,
+    normed: &'a Tensor,
+    activation: Activation,
+}
+
 /// Where experts are.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 enum Place {
     Host(Vec<Dense>),
     Gpu(StackedExperts),
+    /// On a disk.
+    Streamed(StreamedLayer),
 }
 
 impl Experts {
@@ -155,24 +173,8 @@ impl Experts {
         weights: Source<'_>,
         at: &str,
     ) -> Result<Self, ModelError> {
-        let (hidden, inner, n) = (model.hidden, spec.intermediate, spec.experts);
-        let ups = maps(spec, weights, at, "up_proj", (hidden, inner))?;
-        let downs = maps(spec, weights, at, "down_proj", (inner, hidden))?;
-        let mut gates = match model.gated_mlp {
-            true => maps(spec, weights, at, "gate_proj", (hidden, inner))?,
-            false => Vec::new(),
-        }
-        .into_iter();
-        let mut experts = Vec::with_capacity(n);
-        for (up, down) in ups.into_iter().zip(downs) {
-            experts.push(match gates.next() {
-                Some(gate) => {
-                    let (gate_up, limit) = (LinearGroup::new([gate, up])?, spec.limits[0]);
-                    Dense::Gated(Gated { gate_up, down, limit, scales: None })
-                }
-                None => Dense::Plain(Plain { up: LinearGroup::new([up])?, down }),
-            });
-        }
+        let (hidden, n) = (model.hidden, spec.experts);
+        let source = ExpertSource::new(model, spec, weights, at)?;
         let router = first_of(weights, at, spec.names.router, ROUTERS, ".weight");
         let router = weights.linear(&router, hidden, n + spec.idle, spec.bias)?;
         let scaled = || {
@@ -196,14 +198,25 @@ impl Experts {
         let (bias, shared) = (bias.transpose()?, shared.transpose()?);
         let (router_norm, factors) = scaled.unzip();
         let choice = Router::new(spec.route.routing(), bias, factors);
-        let (experts, activation) = (Place::Host(experts), model.activation);
+        let experts = match weights.streams() {
+            None => Place::Host(source.all()?),
+            Some(streams) => {
+                let chosen = spec.route.chosen;
+                let (name, router) = (at.to_owned(), router.clone());
+                Place::Streamed(streams.add(LayerOfExperts { name, source, chosen, router })?)
+            }
+        };
+        let activation = model.activation;
         Ok(Self { router, router_norm, choice, experts, shared, spec, activation })
     }
 
     /// Where and as they will run.
     pub(crate) fn placed(self, options: LoadOptions<'_>) -> Result<Self, ModelError> {
-        let Place::Host(experts) = self.experts else { return Ok(self) };
         let shared = self.shared.map(|shared| shared.placed(options)).transpose()?;
+        let experts = match self.experts {
+            Place::Host(experts) => experts,
+            experts => return Ok(Self { experts, shared, ..self }),
+        };
         if let Some(gpu) = options.gpu {
             let exact = options.precision == Precision::F32;
             let maps: Vec<_> = experts.iter().filter_map(maps_of).collect();
@@ -229,6 +242,8 @@ impl Experts {
         let (more, more_bytes) = match &self.experts {
             Place::Host(experts) => size(experts.iter().flat_map(Dense::linears)),
             Place::Gpu(stacked) => (stacked.elements(), stacked.bytes()),
+            // What is in memory of them is one thing for all layers.
+            Place::Streamed(layer) => (layer.parameters(), 0),
         };
         (parameters + more, bytes + more_bytes)
     }
@@ -257,34 +272,20 @@ impl Experts {
                 let input = ExpertsInput { x: &normed, logits: &logits, shared, residual };
                 return Ok(experts.forward(&self.choice, &input)?);
             }
-            Place::Host(experts) => experts,
+            Place::Host(_) | Place::Streamed(_) => &self.experts,
         };
         let mut chosen = ops::with_host_f32(&logits, |logits| self.choose(logits))?;
         let idle = chosen.split_off(self.spec.experts.min(chosen.len()));
-        let mut parts = Vec::new();
-        for (expert, (rows, weights)) in experts.iter().zip(chosen) {
-            if rows.is_empty() {
-                continue;
-            }
-            let (own, weights) = match self.spec.route.weighs_input {
-                true => {
-                    let x = ops::scale_rows(&ops::take_rows(&normed, &rows)?, &weights)?;
-                    (Input { x, norm: None }, vec![1.0; rows.len()])
-                }
-                false => {
-                    let x = ops::take_rows(&input.x, &rows)?;
-                    (Input { x, norm: input.norm }, weights)
-                }
-            };
-            let x = expert.forward(&own, activation, None, Phase::Decode.into())?;
-            parts.push(WeightedRows { x, rows, weights });
-        }
+        let rows = Rows { input, normed: &normed, activation };
+        let (mut parts, shared) = match experts {
+            Place::Streamed(layer) => self.streamed(layer, chosen, &rows)?,
+            Place::Host(experts) => (self.resident(experts, chosen, &rows)?, self.shared(&rows)?),
+            Place::Gpu(_) => Default::default(),
+        };
         for (rows, weights) in idle.into_iter().filter(|(rows, _)| !rows.is_empty()) {
             parts.push(WeightedRows { x: ops::take_rows(&normed, &rows)?, rows, weights });
         }
-        if let Some(shared) = &self.shared {
-            parts.push(shared.forward(input, &normed, activation)?);
-        }
+        parts.extend(shared);
         if self.spec.scale != 1.0 {
             let weights = parts.iter_mut().flat_map(|part| &mut part.weights);
             weights.for_each(|weight| *weight *= self.spec.scale);
@@ -299,8 +300,46 @@ impl Experts {
         }
     }
 
+    /// What experts in memory make of the rows that chose them, in the order of experts.
+    fn resident(
+        &self,
+        experts: &[Dense],
+        chosen: Vec<Chosen>,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<WeightedRows>, ModelError> {
+        let used = experts.iter().zip(chosen).filter(|(_, (own, _))| !own.is_empty());
+        used.map(|(expert, chosen)| self.routed(expert, chosen, rows)).collect()
+    }
+
+    /// What an expert makes of the rows that chose it.
+    fn routed(
+        &self,
+        expert: &Dense,
+        (own, weights): Chosen,
+        rows: &Rows<'_>,
+    ) -> Result<WeightedRows, ModelError> {
+        let (input, weights) = match self.spec.route.weighs_input {
+            true => {
+                let x = ops::scale_rows(&ops::take_rows(rows.normed, &own)?, &weights)?;
+                (Input { x, norm: None }, vec![1.0; own.len()])
+            }
+            false => {
+                let x = ops::take_rows(&rows.input.x, &own)?;
+                (Input { x, norm: rows.input.norm }, weights)
+            }
+        };
+        let x = expert.forward(&input, rows.activation, None, Phase::Decode.into())?;
+        Ok(WeightedRows { x, rows: own, weights })
+    }
+
+    /// What the expert makes that all rows go through.
+    fn shared(&self, rows: &Rows<'_>) -> Result<Option<WeightedRows>, ModelError> {
+        let shared = self.shared.as_ref();
+        shared.map(|own| own.forward(rows.input, rows.normed, rows.activation)).transpose()
+    }
+
     /// The rows routed to each expert, and the weights of its outputs.
-    fn choose(&self, logits: &[f32]) -> Vec<(Vec<u32>, Vec<f32>)> {
+    fn choose(&self, logits: &[f32]) -> Vec<Chosen> {
         let n = self.spec.experts + self.spec.idle;
         let mut chosen = vec![(Vec::new(), Vec::new()); n];
         for (row, logits) in (0u32..).zip(logits.chunks_exact(n)) {
@@ -334,52 +373,6 @@ fn maps_of(expert: &Dense) -> Option<ExpertMaps<'_>> {
         Dense::Plain(Plain { up, down }) => Some(ExpertMaps { first: up.parts(), down }),
         Dense::Normed(..) | Dense::Xielu(..) => None,
     }
-}
-
-/// One map of every expert: a tensor each, as Hugging Face has most, stacked, as MLX has them, or gate and up of all
-/// in one, as transformers writes Qwen 3.5 and gpt-oss.
-fn maps(
-    spec: ExpertSpec,
-    weights: Source<'_>,
-    at: &str,
-    name: &str,
-    shape: (usize, usize),
-) -> Result<Vec<Linear>, ModelError> {
-    let ExpertSpec { experts: n, bias, names, .. } = spec;
-    for place in ["switch_mlp", "experts", "experts.switch_glu"] {
-        let prefix = format!("{at}.{place}.{name}");
-        if weights.has(&format!("{prefix}.weight")) {
-            return Ok(weights.stacked(&prefix, n, shape, bias)?);
-        }
-    }
-    let (fused, part) = match name {
-        "gate_proj" => ("gate_up_proj", (0, 2)),
-        "up_proj" => ("gate_up_proj", (1, 2)),
-        _ => (name, (0, 1)),
-    };
-    let all = format!("{at}.experts.{fused}");
-    if weights.has(&all) {
-        return Ok(match names.fused {
-            Fused::Interleaved => weights.transposed(&all, n, shape, part)?,
-            Fused::Transposed => {
-                let turned = [n, shape.0, shape.1.saturating_mul(part.1)];
-                // transformers may have turned them when it saved them.
-                match weights.floats(&all)?.1 == turned {
-                    true => weights.transposed_halves(&all, n, shape, part)?,
-                    false => weights.fused(&all, n, shape, part)?,
-                }
-            }
-            Fused::Rows => weights.fused(&all, n, shape, part)?,
-        });
-    }
-    let [gate, up, down] = names.maps;
-    let own = match name {
-        "gate_proj" => gate,
-        "up_proj" => up,
-        _ => down,
-    };
-    let one = |e| weights.linear(&format!("{at}.experts.{e}.{own}"), shape.0, shape.1, bias);
-    Ok((0..n).map(one).collect::<Result<_, _>>()?)
 }
 
 impl Shared {

@@ -13,8 +13,13 @@ use taper_kv_cache::{KvCache, KvConfig, SeqRange};
 use taper_tensor::{Pass, Precision, Tensor, ops};
 use taper_weights::Checkpoint;
 
-const EXACT: LoadOptions<'static> =
-    LoadOptions { max_model_len: None, precision: Precision::F32, gpu: None };
+const EXACT: LoadOptions<'static> = LoadOptions {
+    max_model_len: None,
+    precision: Precision::F32,
+    gpu: None,
+    experts: None,
+    moe_top_k: None,
+};
 
 const PASS: Pass<'static> = Pass { phase: Phase::Decode, changes: None };
 

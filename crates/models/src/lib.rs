@@ -21,6 +21,7 @@ mod router;
 mod sensitivity;
 mod source;
 mod spec;
+mod streaming;
 mod streams;
 
 pub use adapter::{Adapter, AdapterError, AdapterTargets};
@@ -30,5 +31,7 @@ pub use error::ModelError;
 pub use families::{FAMILIES, Family, load, model_types};
 pub use model::{Batch, LoadOptions, Model, ModelInfo};
 pub use sensitivity::{Sensitivity, choose_bits};
+pub use streaming::{ExpertMemory, ExpertStreaming, PackReport, StreamedExperts, pack_experts};
 pub use taper_kv_cache::StateSession;
+pub use taper_moe_streaming::{ExpertError, Manifest, Policy, Replay, Trace, replay};
 pub use taper_tensor::{Precision, Rounding};

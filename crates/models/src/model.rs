@@ -1,6 +1,6 @@
 //! The model seam.
 
-use crate::{Adapter, AdapterTargets, ModelError, StateSession};
+use crate::{Adapter, AdapterTargets, ExpertStreaming, ModelError, StateSession, StreamedExperts};
 use std::fmt;
 use taper_base::{Phase, TokenId};
 use taper_kv_cache::{KvConfig, KvHeads, KvScheme, RecurrentConfig};
@@ -29,6 +29,11 @@ pub trait Model: Send + Sync + fmt::Debug {
 
     /// What adapters can change of it; `None` of a model that takes none.
     fn adapter_targets(&self) -> Option<&AdapterTargets> {
+        None
+    }
+
+    /// Experts that are streamed; `None` where all are in memory.
+    fn experts(&self) -> Option<StreamedExperts> {
         None
     }
 
@@ -117,6 +122,10 @@ pub struct LoadOptions<'a> {
     pub precision: Precision,
     /// Where it runs; `None` is the CPU.
     pub gpu: Option<&'a Gpu>,
+    /// Experts stay on a disk; `None` has all of them in memory.
+    pub experts: Option<&'a ExpertStreaming>,
+    /// Experts that a token goes through, fewer than the model was trained with; `None` is as many.
+    pub moe_top_k: Option<usize>,
 }
 
 impl<'a> LoadOptions<'a> {

@@ -1,7 +1,8 @@
 //! A checkpoint's tensors by one set of names.
 
+use crate::streaming::Streams;
 use taper_tensor::{Bytes, DType, Embedding, Linear, Weight};
-use taper_weights::{Checkpoint, WeightsError};
+use taper_weights::{Checkpoint, ExpertMaps, WeightsError};
 
 /// What a family calls tensors that have other names in Llama: `(Llama's, the family's)`, whole parts between dots.
 /// Each is applied once, in this order.
@@ -15,6 +16,7 @@ pub(crate) struct Source<'a> {
     weights: &'a Checkpoint,
     renames: Renames,
     inputs_first: bool,
+    streams: Option<&'a Streams>,
 }
 
 type Result<T> = std::result::Result<T, WeightsError>;
@@ -22,12 +24,27 @@ type Result<T> = std::result::Result<T, WeightsError>;
 impl<'a> Source<'a> {
     /// With `inputs_first`, maps are stored as `[inputs, outputs]`.
     pub(crate) fn new(weights: &'a Checkpoint, renames: Renames, inputs_first: bool) -> Self {
-        Self { weights, renames, inputs_first }
+        Self { weights, renames, inputs_first, streams: None }
     }
 
     /// A view of the checkpoint by other names.
     pub(crate) fn with(self, renames: Renames) -> Self {
         Self { renames, ..self }
+    }
+
+    /// A view of the checkpoint whose experts are streamed, if there is somebody to do so.
+    pub(crate) fn streamed(self, streams: Option<&'a Streams>) -> Self {
+        Self { streams, ..self }
+    }
+
+    /// The checkpoint, by the family's own names.
+    pub(crate) fn checkpoint(&self) -> &'a Checkpoint {
+        self.weights
+    }
+
+    /// Who streams experts; `None` where they are resident.
+    pub(crate) fn streams(&self) -> Option<&'a Streams> {
+        self.streams
     }
 
     /// What the file calls a tensor, or a module: the family's name, or Llama's if only that is there.
@@ -100,7 +117,7 @@ impl<'a> Source<'a> {
         count: usize,
         shape: (usize, usize),
         bias: bool,
-    ) -> Result<Vec<Linear>> {
+    ) -> Result<ExpertMaps> {
         self.weights.stacked(&self.own(prefix), count, shape, bias)
     }
 
@@ -110,7 +127,7 @@ impl<'a> Source<'a> {
         count: usize,
         shape: (usize, usize),
         part: (usize, usize),
-    ) -> Result<Vec<Linear>> {
+    ) -> Result<ExpertMaps> {
         self.weights.transposed(&self.own(name), count, shape, part)
     }
 
@@ -120,7 +137,7 @@ impl<'a> Source<'a> {
         count: usize,
         shape: (usize, usize),
         part: (usize, usize),
-    ) -> Result<Vec<Linear>> {
+    ) -> Result<ExpertMaps> {
         self.weights.transposed_halves(&self.own(name), count, shape, part)
     }
 
@@ -130,7 +147,7 @@ impl<'a> Source<'a> {
         count: usize,
         shape: (usize, usize),
         part: (usize, usize),
-    ) -> Result<Vec<Linear>> {
+    ) -> Result<ExpertMaps> {
         self.weights.fused(&self.own(name), count, shape, part)
     }
 }

@@ -1,6 +1,7 @@
 //! What makes one model differ from another, as config.json says it.
 
 use crate::{
+    ModelError,
     experts::ExpertSpec,
     mixers::{BesideSpec, DeltaSpec, GriffinSpec, Mamba2Spec, MambaSpec, ShortConvSpec},
     norms::{LayerNorms, NormKind},
@@ -101,6 +102,28 @@ impl Spec {
             matches!(layer.mixer, MixerSpec::Sharing(SharingSpec { values: Values::Of(_), .. }))
         };
         self.layers.iter().rposition(|layer| !reads(layer)).map_or(0, |last| last + 1)
+    }
+
+    /// Has tokens go through fewer experts than the model was trained with.
+    ///
+    /// # Errors
+    /// It has none, or not as many.
+    pub(crate) fn choose(&mut self, asked: usize) -> Result<(), ModelError> {
+        let mut most = 0;
+        for layer in &mut self.layers {
+            let (MlpSpec::Experts(experts)
+            | MlpSpec::DenseAndExperts(_, experts)
+            | MlpSpec::Shortcut(_, experts)) = &mut layer.mlp
+            else {
+                continue;
+            };
+            most = most.max(experts.route.chosen);
+            experts.route.chosen = experts.route.chosen.min(asked);
+        }
+        match (1..=most).contains(&asked) {
+            true => Ok(()),
+            false => Err(ModelError::TopK { asked, most }),
+        }
     }
 
     /// Whether GPUs have every operation that it takes.

@@ -13,8 +13,13 @@ use taper_weights::{
     Checkpoint, ConvertError, ConvertOptions, Override, TargetFormat, convert, convert_with, survey,
 };
 
-const EXACT: LoadOptions<'static> =
-    LoadOptions { max_model_len: None, precision: Precision::F32, gpu: None };
+const EXACT: LoadOptions<'static> = LoadOptions {
+    max_model_len: None,
+    precision: Precision::F32,
+    gpu: None,
+    experts: None,
+    moe_top_k: None,
+};
 
 fn parity() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/parity"))

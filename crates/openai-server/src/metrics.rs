@@ -1,6 +1,8 @@
 //! `/metrics`: Prometheus text with vLLM's names, so that its dashboards and routers work as they
 //! are. Counts of tokens and steps come from the engine; latencies are taken here.
 
+pub(crate) mod experts;
+
 use crate::state::unix_time;
 use std::{
     fmt::{self, Write as _},
@@ -140,6 +142,9 @@ impl Metrics {
         let mut out = String::with_capacity(16 << 10);
         // Writing to a string cannot fail.
         let _ = self.write(&mut out, info, stats);
+        if let Some(experts) = &stats.experts {
+            let _ = experts::write(&mut out, &self.label, experts);
+        }
         let _ = self.write_process(&mut out);
         if max > 0 {
             let _ = self.write_adapters(&mut out, adapters, max);

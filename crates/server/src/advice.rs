@@ -7,7 +7,7 @@ use taper_chat::ChatError;
 use taper_engine::EngineError;
 use taper_hub::HubError;
 use taper_kv_cache::KvCacheError;
-use taper_models::ModelError;
+use taper_models::{ExpertError, ModelError};
 use taper_weights::{ConvertError, WeightsError};
 
 /// The first cause that something can be done about decides. `engine` is what the user chose, where the
@@ -138,8 +138,29 @@ fn of_convert(error: &ConvertError) -> Option<String> {
 }
 
 fn of_model(error: &ModelError) -> Option<String> {
-    let cpu_only = matches!(error, ModelError::CpuOnly { .. });
-    cpu_only.then(|| "leave --device out".to_owned())
+    let advice = match error {
+        ModelError::CpuOnly { .. } | ModelError::StreamedOnGpu => "leave --device out",
+        ModelError::StreamedExactly => "choose another --dtype",
+        ModelError::NoExperts => "leave --stream-experts out",
+        ModelError::TopK { .. } => "change --moe-top-k",
+        ModelError::Experts(error) => return of_experts(error),
+        _ => return None,
+    };
+    Some(advice.to_owned())
+}
+
+fn of_experts(error: &ExpertError) -> Option<String> {
+    let advice = match error {
+        ExpertError::Floor { needed, .. } => {
+            return Some(format!("give --expert-memory {needed} or more"));
+        }
+        ExpertError::OtherModel { .. } => "run `taper convert MODEL --pack-experts` again",
+        ExpertError::Manifest { .. } | ExpertError::Json { .. } => {
+            "delete the pack, and run `taper convert MODEL --pack-experts` again"
+        }
+        _ => return None,
+    };
+    Some(advice.to_owned())
 }
 
 fn of_cache(error: &KvCacheError) -> Option<String> {

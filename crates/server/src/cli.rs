@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::{
-    convert_args::ConvertArgs, kv_args::KvArgs, kv_report::KvReportArgs, lora_args::LoraArgs,
-    model::NoGpu, sizes, speculation_args::SpeculationArgs,
+    convert_args::ConvertArgs, expert_args::ExpertArgs, kv_args::KvArgs, kv_report::KvReportArgs,
+    lora_args::LoraArgs, model::NoGpu, sizes, speculation_args::SpeculationArgs,
 };
 use clap::{
     Args, Parser, Subcommand,
@@ -134,6 +134,8 @@ pub(crate) struct EngineArgs {
     #[arg(long, default_value = "auto", value_parser = Precision::DTYPES)]
     pub(crate) dtype: String,
     #[command(flatten)]
+    pub(crate) experts: ExpertArgs,
+    #[command(flatten)]
     pub(crate) kv: KvArgs,
     /// First tokens of each sequence that a compressed KV cache keeps in f16.
     #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
@@ -180,7 +182,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_num_seqs: Option<u32>,
     /// Maximum number of tokens in a step; longer prompts are prefilled in chunks of this size [default: 512 on
-    /// a CPU; on a GPU 8192, or 2048 with less than 32 GB].
+    /// a CPU, 2048 with --stream-experts; on a GPU 8192, or 2048 with less than 32 GB].
     #[arg(long, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
     pub(crate) max_num_batched_tokens: Option<u32>,
     #[command(flatten)]
@@ -356,6 +358,8 @@ pub(crate) struct InspectArgs {
     pub(crate) context: Vec<u64>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
+    #[command(flatten)]
+    pub(crate) experts: ExpertArgs,
     /// Show a LoRA adapter of the model too: its rank, its modules and its memory.
     #[arg(long, value_name = "PATH")]
     pub(crate) lora: Option<PathBuf>,

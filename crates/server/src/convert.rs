@@ -1,5 +1,7 @@
 //! `taper convert`: checkpoints and GGUF files to checkpoints that mlx-lm loads too.
 
+mod packing;
+
 use crate::{
     convert_args::ConvertArgs,
     interrupt::{Busy, Interrupted, Interrupts},
@@ -34,6 +36,10 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
         bail!("--type is of GGUF files; add --to gguf");
     }
     let source = model::find(Some(&args.model))?;
+    if let Some(dir) = &args.pack_experts {
+        return packing::run(&source, dir, args.json);
+    }
+    let out = args.out.as_deref().context("name a directory to write")?;
     let (src, is_gguf) = match &source {
         ModelSource::Gguf { path, .. } => (path.as_path(), true),
         _ => (source.dir().context("name a model directory or a GGUF file")?, false),
@@ -79,7 +85,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
             );
             Ok(())
         };
-        convert_with(src, &args.out, &options, &mut first, &mut |d, t| step(d, t))
+        convert_with(src, out, &options, &mut first, &mut |d, t| step(d, t))
     });
     bar.finish_and_clear();
     let report = converted??;
@@ -138,7 +144,7 @@ fn print(
     writeln!(
         Out,
         "{}: {}, {:.2} bits a weight; {} quantized, {} copied",
-        args.out.display(),
+        args.out.as_deref().unwrap_or(Path::new("")).display(),
         human(report.bytes),
         report.bits_per_weight(),
         count(report.quantized, "tensor"),

@@ -10,7 +10,16 @@ pub(crate) struct ConvertArgs {
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) model: String,
     /// Directory to write, or a file with --to gguf.
-    pub(crate) out: PathBuf,
+    #[arg(required_unless_present = "pack_experts")]
+    pub(crate) out: Option<PathBuf>,
+    /// Write the experts of a mixture into this directory instead, in the order in which the CPU reads
+    /// them, for --stream-experts. Goes on where it was interrupted.
+    #[arg(
+        long,
+        conflicts_with_all = ["out", "to", "bits", "group", "high_bits", "mode", "method", "target_bits", "dtype"],
+        value_name = "DIR"
+    )]
+    pub(crate) pack_experts: Option<PathBuf>,
     /// Format to write: a directory that mlx-lm loads, or a GGUF file that llama.cpp loads.
     #[arg(long, value_parser = ["mlx", "gguf"], default_value = "mlx", value_name = "FORMAT")]
     pub(crate) to: String,

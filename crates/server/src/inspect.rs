@@ -1,5 +1,7 @@
 //! `taper inspect`: a model's architecture, formats and memory needs.
 
+mod experts;
+
 use crate::{
     cli::InspectArgs,
     model,
@@ -19,7 +21,8 @@ const STEP_TOKENS: u32 = 512;
 pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
     let source = model::find(args.model.name())?;
     let weights = source.checkpoint()?;
-    let model = taper_models::load(&weights, LoadOptions::default())?;
+    let options = LoadOptions { moe_top_k: args.experts.moe_top_k, ..LoadOptions::default() };
+    let model = taper_models::load(&weights, options)?;
     let info = model.info();
     writeln!(Out, "{} ({source})", source.name())?;
     let row = |name: &str, value: String| writeln!(Out, "  {name:<22}{value}");
@@ -40,6 +43,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
         show_adapter(&*model, dir)?;
     }
     memory_table(args, info)?;
+    experts::show(args, &source, &weights)?;
     if args.tensors {
         writeln!(Out)?;
         for t in weights.list() {

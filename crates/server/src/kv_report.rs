@@ -141,7 +141,7 @@ pub(crate) fn run(args: &KvReportArgs) -> Result<()> {
         ids.len(),
     );
     let precision = Precision::of_dtype(&args.dtype, 1).unwrap_or_default();
-    let options = LoadOptions { max_model_len: None, precision, gpu: None };
+    let options = LoadOptions { precision, ..LoadOptions::default() };
     let loading = model::loading_bar();
     let progress = model::reporter(&loading).into();
     let model = taper::load_weights(&weights, options, Some(&progress));

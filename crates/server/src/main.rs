@@ -11,6 +11,7 @@ mod convert;
 mod convert_args;
 mod doctor;
 mod download;
+mod expert_args;
 mod hints;
 mod inspect;
 mod interrupt;

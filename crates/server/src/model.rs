@@ -3,6 +3,7 @@
 use crate::{
     cli::{ADAPTER, AnswerArgs, EngineArgs},
     hints,
+    output::note,
 };
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -68,6 +69,11 @@ pub(crate) fn start(
     requests: Requests,
     with: impl FnOnce(Builder) -> Builder,
 ) -> Result<Taper> {
+    if args.experts.experts().is_some_and(|experts| experts.pack_of(source).is_none()) {
+        note!(
+            "experts are read from the model's files and repacked each time; `taper convert {source} --pack-experts DIR` makes this faster"
+        );
+    }
     let bar = loading_bar();
     let started = with(builder(source, args, requests)?).progress(reporter(&bar)).build();
     bar.finish_and_clear();
@@ -128,7 +134,7 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
     if let Some(gpu) = args.gpu()? {
         builder = builder.gpu(gpu);
     }
-    Ok(builder)
+    args.experts.set(builder, &args.device)
 }
 
 /// A bar for bytes of weights.

@@ -1,6 +1,6 @@
 //! Settings of a model.
 
-use crate::{Error, KvPlan, ModelSource, Result, Taper, load};
+use crate::{Error, Experts, KvPlan, ModelSource, Result, Taper, load};
 use std::{fmt, path::PathBuf, sync::Arc};
 use taper_engine::{KvIdle, Scheduling, Speculation};
 use taper_kv_codecs::Exact;
@@ -79,6 +79,8 @@ pub struct Builder {
     pub(crate) max_adapter_rank: Option<usize>,
     pub(crate) speculation: Option<Speculation>,
     pub(crate) draft_model: Option<(ModelSource, u32)>,
+    pub(crate) experts: Option<Experts>,
+    pub(crate) moe_top_k: Option<usize>,
 }
 
 impl Builder {
@@ -108,6 +110,8 @@ impl Builder {
             max_adapter_rank: None,
             speculation: Some(Speculation::suffix()),
             draft_model: None,
+            experts: None,
+            moe_top_k: None,
         }
     }
 
@@ -259,6 +263,18 @@ impl Builder {
     #[must_use]
     pub fn max_adapter_rank(self, rank: usize) -> Self {
         Self { max_adapter_rank: Some(rank), ..self }
+    }
+
+    /// Keeps experts on disk, and in memory only while they are used: see [`Experts`] [all are in memory].
+    #[must_use]
+    pub fn stream_experts(self, experts: Experts) -> Self {
+        Self { experts: Some(experts), ..self }
+    }
+
+    /// Experts that a token goes through, fewer than the model was trained with, which costs quality [as many].
+    #[must_use]
+    pub fn moe_top_k(self, experts: usize) -> Self {
+        Self { moe_top_k: Some(experts), ..self }
     }
 
     /// The arithmetic, for so many sequences.

@@ -22,6 +22,7 @@ pub(crate) fn identity(
     source: &ModelSource,
     max_model_len: Option<u32>,
     precision: Precision,
+    moe_top_k: Option<usize>,
 ) -> Result<String> {
     let weights = match source {
         ModelSource::Static(model) => {
@@ -32,7 +33,8 @@ pub(crate) fn identity(
     };
     let build = (env!("CARGO_PKG_VERSION"), ROWS_VERSION, std::env::consts::ARCH);
     let arithmetic = arithmetic();
-    Ok(format!("{build:?} {weights:x} {precision:?} {max_model_len:?} {arithmetic}"))
+    let chosen = moe_top_k.map_or_else(String::new, |n| format!(" {n} experts"));
+    Ok(format!("{build:?} {weights:x} {precision:?} {max_model_len:?} {arithmetic}{chosen}"))
 }
 
 /// What this processor computes with: instructions, and what kernels choose among them by vendor.

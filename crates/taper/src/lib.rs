@@ -7,6 +7,7 @@ mod chat;
 mod draft;
 mod embedder;
 mod error;
+mod experts;
 mod generation_config;
 mod identity;
 mod kv_plan;
@@ -21,6 +22,7 @@ pub use builder::{Builder, ChatTemplateFrom, Progress};
 pub use chat::{Chat, Options};
 pub use embedder::{EmbedOptions, Embedder};
 pub use error::Error;
+pub use experts::{Experts, pack as pack_experts};
 pub use kv_plan::{KvPlan, KvPlanError, LayerSpan};
 pub use load::load_weights;
 pub use memory::{available_bytes, total_bytes};
@@ -38,7 +40,7 @@ pub use taper_engine::{EngineError, KvIdle, LocalEngine, Scheduling, Speculation
 pub use taper_hub::HubError;
 pub use taper_kv_cache::{KvCacheError, KvScheme, Prices};
 pub use taper_kv_codecs::{Exact, KvCodecError};
-pub use taper_models::{AdapterError, LoadOptions, Model, ModelError, Precision};
+pub use taper_models::{AdapterError, LoadOptions, Model, ModelError, PackReport, Precision};
 pub use taper_tensor::{TensorError, gpu, pool::set_threads};
 pub use taper_weights::{Checkpoint, Gguf, WeightsError};
 

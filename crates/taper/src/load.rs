@@ -28,9 +28,16 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let precision = settings.precision()?;
     let weights = Arc::new(source.checkpoint()?);
     let gpu = settings.gpu.as_ref();
-    let options =
-        LoadOptions { max_model_len: settings.max_model_len.map(|n| n as usize), precision, gpu };
     let free = memory::available_bytes()?;
+    let allowed = (free as f64 * settings.memory_share) as u64;
+    let experts = settings.experts.as_ref().map(|own| own.streaming(source, allowed));
+    let options = LoadOptions {
+        max_model_len: settings.max_model_len.map(|n| n as usize),
+        precision,
+        gpu,
+        experts: experts.as_ref(),
+        moe_top_k: settings.moe_top_k,
+    };
     // A tokenizer takes as long as the weights of a small model, so both are read at once; and a
     // broken template should not cost a long wait for the weights of a large one.
     let (model, text) = thread::scope(|scope| {
@@ -90,11 +97,12 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
 }
 
 /// Tokens of a step. A GPU widens every weight to halves once a step, so its steps are longer, where it has
-/// memory for their activations.
+/// memory for their activations. Experts on a disk are read once a step.
 fn step_tokens(settings: &Builder) -> Result<u32> {
     const LARGE: u64 = 32_000_000_000;
     Ok(match (settings.max_num_batched_tokens, &settings.gpu) {
         (Some(tokens), _) => tokens,
+        (None, None) if settings.experts.is_some() => 2048,
         (None, None) => 512,
         (None, Some(gpu)) if gpu.memory()?.total < LARGE => 2048,
         (None, Some(_)) => 8192,
@@ -107,7 +115,7 @@ fn disk(settings: &Builder, source: &ModelSource, precision: Precision) -> Resul
     if settings.gpu.is_some() || !settings.prefix_caching {
         return Err(Error::NoDisk);
     }
-    let model = identity::identity(source, settings.max_model_len, precision)?;
+    let model = identity::identity(source, settings.max_model_len, precision, settings.moe_top_k)?;
     Ok(Some(KvDisk { dir, max_bytes, model }))
 }
 
@@ -174,4 +182,18 @@ pub fn load_weights(
         });
     }
     Ok(model)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Experts;
+
+    #[test]
+    fn streamed_experts_are_read_once_for_many_tokens() {
+        let builder = || Builder::from(ModelSource::Dir("m".into()));
+        assert_eq!(step_tokens(&builder()).unwrap(), 512);
+        assert_eq!(step_tokens(&builder().stream_experts(Experts::default())).unwrap(), 2048);
+        assert_eq!(step_tokens(&builder().max_num_batched_tokens(64)).unwrap(), 64);
+    }
 }

@@ -41,7 +41,9 @@ pub use embedding::Embedding;
 pub use finite::FiniteRows;
 pub use heads::HeadMaps;
 pub use key_scores::KeyScorer;
-pub use linear::{ChangedRows, Linear, LinearGroup, LowRankChanges, Module, Pass, Place};
+pub use linear::{
+    ChangedRows, Linear, LinearGroup, LinearLayout, LowRankChanges, Module, Pass, Place,
+};
 pub use norm::{LayerNorm, RmsNorm};
 pub use parts::{join_heads, match_rows, mix_streams, sparse_gates, split_heads_at};
 pub use recurrent::{

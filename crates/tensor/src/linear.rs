@@ -2,6 +2,7 @@
 
 mod adapt;
 mod gated;
+mod image;
 mod placed;
 
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
 use std::sync::Arc;
 
 pub use adapt::{ChangedRows, LowRankChanges, Module, Pass};
+pub use image::LinearLayout;
 
 /// Where maps are computed, and how precisely.
 #[derive(Debug, Clone, Copy, Default)]

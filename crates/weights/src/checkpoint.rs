@@ -103,7 +103,9 @@ impl Checkpoint {
         Ok(Self { config, quantization, tensors, blocks, used, observer })
     }
 
-    fn copy(&self) -> Self {
+    /// The checkpoint once more, of which no tensor was asked for yet.
+    #[must_use]
+    pub fn copy(&self) -> Self {
         Self {
             config: self.config.clone(),
             quantization: self.quantization.clone(),
@@ -167,6 +169,10 @@ impl Checkpoint {
     #[must_use]
     pub fn config(&self) -> &Value {
         &self.config
+    }
+
+    pub(crate) fn observer(&self) -> Option<&Arc<dyn Observer>> {
+        self.observer.as_ref()
     }
 
     pub(crate) fn tensors(&self) -> &HashMap<String, RawTensor> {
@@ -394,7 +400,7 @@ impl Checkpoint {
         Ok(raw)
     }
 
-    fn use_tensor(&self, name: &str) {
+    pub(crate) fn use_tensor(&self, name: &str) {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
     }
 }

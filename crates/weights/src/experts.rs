@@ -1,9 +1,42 @@
 //! Experts: many maps of one shape in one tensor.
 
-use crate::{Checkpoint, WeightsError, checkpoint::expect_shape};
-use taper_tensor::{Bytes, DType, DenseWeight, Linear, Weight, pool};
+use crate::{
+    Checkpoint, WeightsError, checkpoint::expect_shape, formats::ExpertBlocks, gguf::BlockTensor,
+};
+use std::sync::Arc;
+use taper_tensor::{
+    Bytes, DType, DenseWeight, Linear, TensorError, Weight,
+    cpu::maps::{Observer, Watch},
+    pool,
+};
+
+/// Maps of one shape that a checkpoint has in one tensor. Each is made when it is asked for, of the file's own bytes,
+/// so that a tensor may be larger than memory.
+#[derive(Debug, Clone)]
+pub struct ExpertMaps {
+    name: Arc<str>,
+    count: usize,
+    maps: Maps,
+    biases: Option<Biases>,
+    /// Which of the maps that a row or a tensor interleaves these are.
+    part: (usize, usize),
+    observer: Option<Arc<dyn Observer>>,
+}
+
+#[derive(Debug, Clone)]
+enum Maps {
+    /// `rows` of every `step` rows, from `first` on.
+    Rows { all: Weight, first: usize, step: usize, rows: usize },
+    /// Rows of ggml's blocks, so many each.
+    Ggml { all: BlockTensor, rows: usize, cols: usize },
+    /// Some columns of a matrix of so many rows each.
+    Columns { dtype: DType, bytes: Bytes, inputs: usize, own: Columns },
+    /// As gpt-oss is published.
+    Blocks(ExpertBlocks),
+}
 
 /// Biases of several maps, `[maps, out]`.
+#[derive(Debug, Clone)]
 struct Biases {
     name: String,
     dtype: DType,
@@ -28,6 +61,81 @@ impl Biases {
     }
 }
 
+impl ExpertMaps {
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The map of this number.
+    ///
+    /// # Errors
+    /// There is none, or a matrix is too large.
+    pub fn get(&self, index: usize) -> Result<Linear, WeightsError> {
+        let wrap = |source| WeightsError::Tensor { name: self.name.to_string(), source };
+        if index >= self.count {
+            return Err(wrap(TensorError::Index { op: "experts", index, limit: self.count }));
+        }
+        let weight = match &self.maps {
+            Maps::Rows { all, first, step, rows } => {
+                all.row_range(index * step + first, *rows).map_err(wrap)?
+            }
+            Maps::Ggml { all, rows, cols } => all.rows(index * rows, *rows, *cols).map_err(wrap)?,
+            Maps::Columns { dtype, bytes, inputs, own } => {
+                let matrix = share(bytes.as_slice(), index, self.count);
+                let taken = columns(matrix, dtype.size_in_bytes(), *inputs, *own);
+                let weight = DenseWeight::new((own.count, *inputs), *dtype, taken);
+                Weight::Dense(weight.map_err(wrap)?)
+            }
+            Maps::Blocks(blocks) => Weight::Table(blocks.get(index).map_err(wrap)?),
+        };
+        let map = Linear::new(weight);
+        let map = match &self.observer {
+            Some(observer) => {
+                let (tensor, observer) = (Arc::clone(&self.name), Arc::clone(observer));
+                map.watched(Watch { tensor, index, observer }).map_err(wrap)?
+            }
+            None => map,
+        };
+        match &self.biases {
+            Some(biases) => biases.of(index, self.count, self.part, map),
+            None => Ok(map),
+        }
+    }
+
+    /// All of them, in their order.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn all(&self) -> Result<Vec<Linear>, WeightsError> {
+        let all = pool::map(self.count, |i| self.get(i)).into_iter().collect();
+        // What was made of these is not over their memory.
+        match &self.maps {
+            Maps::Ggml { all, .. } => all.bytes.release(),
+            Maps::Blocks(blocks) => blocks.codes().release(),
+            Maps::Rows { .. } | Maps::Columns { .. } => {}
+        }
+        all
+    }
+
+    /// Hints that the map of this number will be asked for and read soon.
+    pub fn want(&self, index: usize) {
+        let own = |bytes: &Bytes| {
+            let each = bytes.len() / self.count.max(1);
+            bytes.slice(index * each..(index + 1) * each).iter().for_each(Bytes::want);
+        };
+        match &self.maps {
+            Maps::Rows { all: Weight::Affine(all), .. } => all.stored().iter().for_each(own),
+            Maps::Rows { all: Weight::Dense(all), .. } => own(&all.stored()),
+            Maps::Rows { .. } => {}
+            Maps::Ggml { all, .. } => own(&all.bytes),
+            Maps::Columns { bytes, .. } => own(bytes),
+            Maps::Blocks(blocks) => own(blocks.codes()),
+        }
+    }
+}
+
 impl Checkpoint {
     /// The `count` maps of `prefix.weight`, `[count, out, in]`, with `prefix.bias`, `[count, out]`, when `bias`
     /// says that they have such: MLX's layout.
@@ -40,22 +148,25 @@ impl Checkpoint {
         count: usize,
         (inputs, outputs): (usize, usize),
         bias: bool,
-    ) -> Result<Vec<Linear>, WeightsError> {
-        let all = self.matrix(prefix, &[count, outputs], inputs)?;
+    ) -> Result<ExpertMaps, WeightsError> {
+        let name = format!("{prefix}.weight");
+        let maps = match self.blocks().get(&name).filter(|blocks| blocks.is_as_in_file()) {
+            Some(blocks) => {
+                self.use_tensor(&name);
+                expect_shape(&name, &blocks.shape, &[count, outputs, inputs])?;
+                Maps::Ggml { all: blocks.clone(), rows: outputs, cols: inputs }
+            }
+            None => {
+                let all = self.matrix(prefix, &[count, outputs], inputs)?;
+                Maps::Rows { all, first: 0, step: outputs, rows: outputs }
+            }
+        };
         let biases = match bias {
             true => Some(self.biases(format!("{prefix}.bias"), count, outputs)?),
             false => None,
         };
-        let wrap = |source| WeightsError::Tensor { name: format!("{prefix}.weight"), source };
-        let one = |i| {
-            let map = Linear::new(all.row_range(i * outputs, outputs).map_err(wrap)?);
-            let map = self.shown(map, &format!("{prefix}.weight"), i)?;
-            match &biases {
-                Some(biases) => biases.of(i, count, (0, 1), map),
-                None => Ok(map),
-            }
-        };
-        (0..count).map(one).collect()
+        let observer = self.observer().cloned();
+        Ok(ExpertMaps { name: name.into(), count, maps, biases, part: (0, 1), observer })
     }
 
     /// Loads the experts of the maps `name`, `[count, in, out * parts]`, with biases `name_bias`,
@@ -71,22 +182,21 @@ impl Checkpoint {
         count: usize,
         (inputs, outputs): (usize, usize),
         (part, parts): (usize, usize),
-    ) -> Result<Vec<Linear>, WeightsError> {
+    ) -> Result<ExpertMaps, WeightsError> {
         let width = outputs.saturating_mul(parts);
         let maps = match self.has(&format!("{name}_blocks")) {
             true => {
-                let weights =
-                    self.blocks_of_experts(name, count, (inputs, outputs), (part, parts))?;
-                weights.into_iter().map(Linear::new).collect()
+                let shape = (inputs, outputs);
+                Maps::Blocks(self.blocks_of_experts(name, count, shape, (part, parts))?)
             }
             false => {
                 let columns = Columns { first: part, step: parts, count: outputs };
                 self.turned(name, count, (inputs, width), columns)?
             }
         };
-        let biases = self.biases(format!("{name}_bias"), count, width)?;
-        let biased = |(i, map)| biases.of(i, count, (part, parts), map);
-        maps.into_iter().enumerate().map(biased).collect()
+        let biases = Some(self.biases(format!("{name}_bias"), count, width)?);
+        let part = (part, parts);
+        Ok(ExpertMaps { name: name.into(), count, maps, biases, part, observer: None })
     }
 
     /// The experts of the maps `name`, `[count, in, out * parts]`, without biases: of each expert the columns of
@@ -100,10 +210,11 @@ impl Checkpoint {
         count: usize,
         (inputs, outputs): (usize, usize),
         (part, parts): (usize, usize),
-    ) -> Result<Vec<Linear>, WeightsError> {
+    ) -> Result<ExpertMaps, WeightsError> {
         let first = part.saturating_mul(outputs);
         let columns = Columns { first, step: 1, count: outputs };
-        self.turned(name, count, (inputs, outputs.saturating_mul(parts)), columns)
+        let maps = self.turned(name, count, (inputs, outputs.saturating_mul(parts)), columns)?;
+        Ok(ExpertMaps::plain(name, count, maps))
     }
 
     /// The maps to some of the columns of `name`, `[count, in, width]`.
@@ -113,17 +224,10 @@ impl Checkpoint {
         count: usize,
         (inputs, width): (usize, usize),
         own: Columns,
-    ) -> Result<Vec<Linear>, WeightsError> {
+    ) -> Result<Maps, WeightsError> {
         let (dtype, shape, bytes) = self.floats(name)?;
         expect_shape(name, shape, &[count, inputs, width])?;
-        let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
-        let one = |i| {
-            let matrix = share(bytes.as_slice(), i, count);
-            let taken = columns(matrix, dtype.size_in_bytes(), inputs, own);
-            let weight = DenseWeight::new((own.count, inputs), dtype, taken).map_err(wrap)?;
-            Ok(Linear::new(Weight::Dense(weight)))
-        };
-        pool::map(count, one).into_iter().collect()
+        Ok(Maps::Columns { dtype, bytes, inputs, own })
     }
 
     /// The experts of the maps `name`, `[count, out * parts, in]`: of each expert the rows of `part`, as transformers
@@ -137,16 +241,15 @@ impl Checkpoint {
         count: usize,
         (inputs, outputs): (usize, usize),
         (part, parts): (usize, usize),
-    ) -> Result<Vec<Linear>, WeightsError> {
-        let rows = outputs.saturating_mul(parts);
+    ) -> Result<ExpertMaps, WeightsError> {
+        let step = outputs.saturating_mul(parts);
         let (dtype, shape, bytes) = self.floats(name)?;
-        expect_shape(name, shape, &[count, rows, inputs])?;
+        expect_shape(name, shape, &[count, step, inputs])?;
         let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
-        let all = DenseWeight::new((count.saturating_mul(rows), inputs), dtype, bytes);
+        let all = DenseWeight::new((count.saturating_mul(step), inputs), dtype, bytes);
         let all = Weight::Dense(all.map_err(wrap)?);
-        let one =
-            |i| Ok(Linear::new(all.row_range(i * rows + part * outputs, outputs).map_err(wrap)?));
-        (0..count).map(one).collect()
+        let maps = Maps::Rows { all, first: part * outputs, step, rows: outputs };
+        Ok(ExpertMaps::plain(name, count, maps))
     }
 
     /// The map `prefix.weight`, `[in, out]`, with `prefix.bias` when `bias` says that there is one: GPT-2's layout.
@@ -181,6 +284,13 @@ impl Checkpoint {
         let (dtype, shape, bytes) = self.floats(&name)?;
         expect_shape(&name, shape, &[count, outputs])?;
         Ok(Biases { name, dtype, bytes })
+    }
+}
+
+impl ExpertMaps {
+    /// Maps without biases.
+    fn plain(name: &str, count: usize, maps: Maps) -> Self {
+        Self { name: name.into(), count, maps, biases: None, part: (0, 1), observer: None }
     }
 }
 

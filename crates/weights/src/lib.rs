@@ -19,6 +19,7 @@ pub use convert::{
     QuantizedLayer, TargetFormat, convert, convert_with, survey,
 };
 pub use error::WeightsError;
+pub use experts::ExpertMaps;
 pub use gguf::{Gguf, GgufError};
 pub use quantization::Quantization;
 pub use tensors::{TensorFile, read_json};

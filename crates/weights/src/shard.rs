@@ -30,6 +30,12 @@ unsafe impl ByteOwner for Mapped {
     }
 
     #[cfg(unix)]
+    fn want(&self, range: Range<usize>) {
+        // A hint that is not taken costs time, nothing else.
+        let _ = self.0.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+    }
+
+    #[cfg(unix)]
     fn release(&self, range: Range<usize>) {
         // SAFETY: the map is of a file and never written, so dropped pages come back as they were.
         let dropped = unsafe {

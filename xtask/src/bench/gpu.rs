@@ -221,6 +221,7 @@ impl<'a> Own<'a> {
             max_model_len: None,
             precision: Precision::Mixed { decode: Rounding::Int8 },
             gpu: Some(gpu),
+            ..LoadOptions::default()
         };
         let model = taper_models::load(&weights, options)?;
         gpu.wait()?;

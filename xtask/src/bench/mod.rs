@@ -3,6 +3,8 @@
 
 mod cell;
 mod child;
+mod experts;
+mod experts_model;
 mod files;
 mod gguf;
 mod gpu;
@@ -57,6 +59,8 @@ pub(crate) enum Bench {
     Serve(serve::ServeArgs),
     /// Throughput with drafts beside without, by task, temperature and batch.
     Speculation(speculation::SpeculationArgs),
+    /// Experts streamed from disk, beside the disk's bound, and policies by replay.
+    Experts(experts::ExpertsArgs),
     /// Throughput with a JSON schema beside without, and times of masks.
     Structured(structured::StructuredArgs),
     /// Prefill and decode on an NVIDIA GPU (feature `cuda`).
@@ -145,6 +149,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
         eprintln!("this is a debug build: its figures do not count");
     }
     match bench {
+        Bench::Experts(args) => experts::run(args),
         Bench::Prefix(args) => prefix::run(args),
         Bench::Matrix(args) => matrix::run(args),
         Bench::Serve(args) => serve::run(args),

@@ -31,7 +31,8 @@ pub(crate) fn run(args: &PrefixArgs) -> Result<()> {
     let precision = args.settings.precision(SEQUENCES as usize)?;
     let length = args.tokens + args.own + 2;
     let weights = Checkpoint::open(&args.model)?;
-    let options = LoadOptions { max_model_len: Some(length as usize), precision, gpu: None };
+    let options =
+        LoadOptions { max_model_len: Some(length as usize), precision, ..LoadOptions::default() };
     let model = taper_models::load(&weights, options)
         .with_context(|| format!("loading {}", args.model.display()))?;
     let vocab = model.info().vocab as u32;

@@ -228,7 +228,7 @@ impl Random {
     }
 
     /// Near to normal with variance 1: the sum of four uniform numbers.
-    fn normal(&mut self) -> f32 {
+    pub(crate) fn normal(&mut self) -> f32 {
         let bits = self.next();
         let sum: u32 = (0..4).map(|i| (bits >> (16 * i)) as u32 & 0xFFFF).sum();
         (sum as f32 / 65536.0 - 2.0) * 3_f32.sqrt()

@@ -53,7 +53,7 @@ fn check(dir: &Path, prompt: &[TokenId], gpu: &Gpu) -> Result<()> {
 fn load(dir: &Path, gpu: &Gpu) -> Result<Box<dyn Model>> {
     let weights = Checkpoint::open(dir)?;
     let precision = Precision::F32;
-    let options = LoadOptions { max_model_len: None, precision, gpu: Some(gpu) };
+    let options = LoadOptions { precision, gpu: Some(gpu), ..LoadOptions::default() };
     Ok(taper_models::load(&weights, options)?)
 }
 

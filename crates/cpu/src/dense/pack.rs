@@ -14,7 +14,9 @@ use super::{
     coded::{Coded, CodedPanel},
 };
 use crate::{
-    AlignedBytes, DType, DenseWeight, pool,
+    AlignedBytes, Bytes, DType, DenseWeight,
+    maps::MatrixLayout,
+    pool,
     {Floats, RowSource, shared::SharedOut},
 };
 use half::{bf16, f16};
@@ -43,7 +45,7 @@ pub struct PackedDense {
 
 #[derive(Debug)]
 enum Data {
-    Plain(AlignedBytes),
+    Plain(Bytes),
     /// Weights of `bf16`, coded.
     Coded(Coded),
 }
@@ -66,15 +68,40 @@ impl PackedDense {
 
     /// As [`Self::new`], in one layout or the other. Only `bf16` with whole chunks of inputs is coded.
     pub(super) fn laid_out(weight: &DenseWeight, coded: bool) -> Self {
+        Self::laid_out_in(weight, coded, AlignedBytes::for_weights)
+    }
+
+    fn laid_out_in(weight: &DenseWeight, coded: bool, allocate: fn(usize) -> AlignedBytes) -> Self {
         let (rows, cols, dtype) = (weight.rows(), weight.cols(), weight.dtype());
         let data = match weight.floats() {
             Some(Floats::Bf16(from)) if coded => Data::Coded(Coded::new(from, cols)),
-            Some(Floats::Bf16(from)) => Data::Plain(plain(from, cols, true)),
-            Some(Floats::F16(from)) => Data::Plain(plain(from, cols, false)),
-            Some(Floats::F32(from)) => Data::Plain(plain(from, cols, false)),
-            None => Data::Plain(AlignedBytes::zeroed(0)),
+            Some(Floats::Bf16(from)) => Data::Plain(plain(from, cols, true, allocate).into()),
+            Some(Floats::F16(from)) => Data::Plain(plain(from, cols, false, allocate).into()),
+            Some(Floats::F32(from)) => Data::Plain(plain(from, cols, false, allocate).into()),
+            None => Data::Plain(Bytes::from_vec(Vec::new())),
         };
         Self { rows, cols, dtype, data }
+    }
+
+    /// As [`Self::new`], with `bf16` in sixteen bits, in memory that `allocate` gives, of zeros.
+    pub(crate) fn uncoded(weight: &DenseWeight, allocate: fn(usize) -> AlignedBytes) -> Self {
+        Self::laid_out_in(weight, false, allocate)
+    }
+
+    /// A matrix that lies in `data`, of as many bytes as [`Self::bytes_of`] says.
+    pub(crate) fn of((rows, cols): (usize, usize), dtype: DType, data: Bytes) -> Self {
+        Self { rows, cols, dtype, data: Data::Plain(data) }
+    }
+
+    /// Bytes of a matrix that is not coded.
+    pub(crate) fn bytes_of((rows, cols): (usize, usize), dtype: DType) -> usize {
+        rows.div_ceil(PANEL) * panel_elements(cols) * dtype.size_in_bytes()
+    }
+
+    /// What its memory is, unless it is coded.
+    pub(crate) fn layout(&self) -> Option<MatrixLayout> {
+        let Self { rows, cols, dtype, .. } = *self;
+        matches!(self.data, Data::Plain(_)).then_some(MatrixLayout::Dense { rows, cols, dtype })
     }
 
     /// Number of outputs.
@@ -131,7 +158,7 @@ impl PackedDense {
     }
 
     /// The memory of panels, from one on.
-    pub(super) fn memory(&self, panel: usize) -> &[u8] {
+    pub(crate) fn memory(&self, panel: usize) -> &[u8] {
         let data = match &self.data {
             Data::Plain(data) => data.as_slice(),
             Data::Coded(data) => data.blocks(),
@@ -163,9 +190,14 @@ fn panel_elements(cols: usize) -> usize {
 }
 
 /// Rows of `cols` elements in the plain layout.
-fn plain<E: bytemuck::Pod + Send + Sync>(from: &[E], cols: usize, tiles: bool) -> AlignedBytes {
+fn plain<E: bytemuck::Pod + Send + Sync>(
+    from: &[E],
+    cols: usize,
+    tiles: bool,
+    allocate: fn(usize) -> AlignedBytes,
+) -> AlignedBytes {
     let (panels, size) = (from.len().div_ceil(PANEL * cols.max(1)), panel_elements(cols));
-    let mut data = AlignedBytes::for_weights(panels * size * size_of::<E>());
+    let mut data = allocate(panels * size * size_of::<E>());
     let to = SharedOut::new(bytemuck::cast_slice_mut(data.as_mut_slice()));
     pool::run(panels, |panel| {
         // SAFETY: each task has its own panel, of zeros.

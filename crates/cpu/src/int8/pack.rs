@@ -11,7 +11,7 @@
 //! instruction takes, and a group of 64 inputs at 8 bits is one AMX tile. Widths of 2 and 3 bits
 //! are stored as 4, and 5 and 6 as 8. Rows are padded to whole tiles with zeros.
 
-use crate::{AffineWeight, AlignedBytes, DType, RowSource, pool};
+use crate::{AffineWeight, AlignedBytes, Bytes, DType, RowSource, maps::MatrixLayout, pool};
 use half::{bf16, f16};
 
 /// Rows of a tile.
@@ -26,13 +26,18 @@ pub struct PackedWeight {
     /// Two codes a byte.
     pub(super) nibbles: bool,
     pub(super) scale_type: DType,
-    pub(super) data: AlignedBytes,
+    pub(super) data: Bytes,
 }
 
 impl PackedWeight {
     /// Repacks a matrix. The original is not kept.
     #[must_use]
     pub fn new(weight: &AffineWeight) -> Self {
+        Self::new_in(weight, AlignedBytes::for_weights)
+    }
+
+    /// As [`Self::new`], in memory that `allocate` gives, of zeros.
+    pub(crate) fn new_in(weight: &AffineWeight, allocate: fn(usize) -> AlignedBytes) -> Self {
         let format = weight.format();
         let mut packed = Self {
             rows: weight.rows(),
@@ -40,10 +45,10 @@ impl PackedWeight {
             group: format.group,
             nibbles: format.bits <= 4,
             scale_type: weight.scale_type(),
-            data: AlignedBytes::zeroed(0),
+            data: Bytes::from_vec(Vec::new()),
         };
         let tile_bytes = packed.tile_bytes();
-        let mut data = AlignedBytes::for_weights(packed.tiles() * tile_bytes);
+        let mut data = allocate(packed.tiles() * tile_bytes);
         let floats = weight.parts().map(|part| part.bytes_as(packed.scale_type));
         let floats = [&*floats[0], &*floats[1]];
         let mut tiles: Vec<_> = data.as_mut_slice().chunks_exact_mut(tile_bytes).collect();
@@ -51,8 +56,41 @@ impl PackedWeight {
             DType::F32 => packed.fill_tile::<4>(weight, floats, tile, records),
             _ => packed.fill_tile::<2>(weight, floats, tile, records),
         });
-        packed.data = data;
+        packed.data = data.into();
         packed
+    }
+
+    /// A matrix that lies in `data`, of as many bytes as [`Self::bytes_of`] says.
+    pub(crate) fn of(
+        (rows, cols): (usize, usize),
+        group: usize,
+        nibbles: bool,
+        scale_type: DType,
+        data: Bytes,
+    ) -> Self {
+        Self { rows, cols, group, nibbles, scale_type, data }
+    }
+
+    /// Bytes of a matrix.
+    pub(crate) fn bytes_of(
+        (rows, cols): (usize, usize),
+        group: usize,
+        nibbles: bool,
+        scale_type: DType,
+    ) -> usize {
+        let shape = Self::of((rows, cols), group, nibbles, scale_type, Bytes::from_vec(Vec::new()));
+        shape.tiles() * shape.tile_bytes()
+    }
+
+    /// What its memory is.
+    pub(crate) fn layout(&self, ordered: bool) -> MatrixLayout {
+        let Self { rows, cols, group, nibbles, scale_type: scales, .. } = *self;
+        MatrixLayout::Affine { rows, cols, group, nibbles, scales, ordered }
+    }
+
+    /// All records.
+    pub(crate) fn memory(&self) -> &[u8] {
+        self.data.as_slice()
     }
 
     /// Number of outputs.

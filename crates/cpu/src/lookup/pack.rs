@@ -9,7 +9,7 @@
 //! ```
 //! The last group of a row may be shorter. Rows are padded to whole tiles with zeros.
 
-use crate::{AlignedBytes, RowSource, TableWeight, e4m3, pool};
+use crate::{AlignedBytes, Bytes, RowSource, TableWeight, e4m3, maps::MatrixLayout, pool};
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering::Relaxed},
@@ -29,7 +29,7 @@ pub struct PackedTable {
     pub(super) kind: Kind,
     /// What bytes of scales name.
     pub(super) names: Option<Arc<[f32; 256]>>,
-    data: AlignedBytes,
+    data: Bytes,
 }
 
 /// What codes stand for.
@@ -44,6 +44,14 @@ pub(super) enum Kind {
 impl PackedTable {
     /// Repacks a matrix; `None` where the kernels have no such codes.
     pub(crate) fn new(weight: &TableWeight) -> Option<Self> {
+        Self::new_in(weight, AlignedBytes::for_weights)
+    }
+
+    /// As [`Self::new`], in memory that `allocate` gives, of zeros.
+    pub(crate) fn new_in(
+        weight: &TableWeight,
+        allocate: fn(usize) -> AlignedBytes,
+    ) -> Option<Self> {
         let (table, group) = (weight.table(), weight.format().group.min(weight.cols()));
         let odd = |n: usize| !n.is_multiple_of(2);
         let kind = match <[f32; 16]>::try_from(table) {
@@ -53,15 +61,72 @@ impl PackedTable {
         };
         let more = if matches!(kind, Kind::Bytes(_)) { SMALLER } else { 1.0 };
         let names = weight.scale_names().map(|names| Arc::new(names.map(|s| s * more)));
-        let data = AlignedBytes::zeroed(0);
+        let data = Bytes::from_vec(Vec::new());
         let mut packed =
             Self { rows: weight.rows(), cols: weight.cols(), group, kind, names, data };
         let tile_bytes = packed.tile_bytes();
-        let mut data = AlignedBytes::for_weights(packed.tiles() * tile_bytes);
+        let mut data = allocate(packed.tiles() * tile_bytes);
         let mut tiles: Vec<_> = data.as_mut_slice().chunks_exact_mut(tile_bytes.max(1)).collect();
         pool::for_each(&mut tiles, |tile, records| packed.fill(weight, tile, more, records));
-        packed.data = data;
+        packed.data = data.into();
         Some(packed)
+    }
+
+    /// A matrix that lies in `data`, of as many bytes as [`Self::bytes_of`] says; `None` with other tables than
+    /// [`Self::tables`] gives.
+    pub(crate) fn of(
+        (rows, cols): (usize, usize),
+        group: usize,
+        nibbles: bool,
+        named: bool,
+        tables: &[f32],
+        data: Bytes,
+    ) -> Option<Self> {
+        let (entries, names) = tables.split_at_checked(if nibbles { 16 } else { 256 })?;
+        let kind = match nibbles {
+            true => Kind::Halves(entries.try_into().ok()?),
+            false => Kind::Bytes(Box::new(entries.try_into().ok()?)),
+        };
+        let names = match named {
+            true => Some(Arc::new(names.try_into().ok()?)),
+            false => None,
+        };
+        Some(Self { rows, cols, group, kind, names, data })
+    }
+
+    /// Bytes of a matrix.
+    pub(crate) fn bytes_of(
+        (rows, cols): (usize, usize),
+        group: usize,
+        nibbles: bool,
+        named: bool,
+    ) -> usize {
+        let tables = vec![0.0; if nibbles { 16 } else { 256 } + if named { 256 } else { 0 }];
+        let data = Bytes::from_vec(Vec::new());
+        let shape = Self::of((rows, cols), group, nibbles, named, &tables, data);
+        shape.map_or(0, |shape| shape.tiles() * shape.tile_bytes())
+    }
+
+    /// What its memory is.
+    pub(crate) fn layout(&self) -> MatrixLayout {
+        let Self { rows, cols, group, .. } = *self;
+        let (nibbles, named) = (matches!(self.kind, Kind::Halves(_)), self.names.is_some());
+        MatrixLayout::Table { rows, cols, group, nibbles, named }
+    }
+
+    /// All records.
+    pub(crate) fn memory(&self) -> &[u8] {
+        self.data.as_slice()
+    }
+
+    /// What codes stand for, and then what bytes of scales do.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = f32> {
+        let entries: &[f32] = match &self.kind {
+            Kind::Halves(table) => table,
+            Kind::Bytes(table) => &**table,
+        };
+        let names = self.names.iter().flat_map(|names| names.iter());
+        entries.iter().chain(names).copied()
     }
 
     /// Number of outputs.

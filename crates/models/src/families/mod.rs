@@ -72,6 +72,7 @@ use crate::{
     rope::{RopeConfig, RopeContext},
     source::Source,
     spec::{LayerSpec, MixerSpec, MlpSpec, Spec, TopNames},
+    streaming,
 };
 use serde_json::Value;
 use taper_tensor::ops::Activation;
@@ -218,7 +219,13 @@ pub(crate) fn spec(
     let family = FAMILIES.iter().find(|family| family.model_types.contains(&model_type));
     let unknown = || ModelError::UnknownFamily { model_type: model_type.to_owned() };
     let family = family.ok_or_else(unknown)?;
-    let spec = (family.spec)(config, options)?;
+    let mut spec = (family.spec)(config, options)?;
+    if options.experts.is_some() {
+        streaming::check(options)?;
+    }
+    if let Some(asked) = options.moe_top_k {
+        spec.choose(asked)?;
+    }
     if options.gpu.is_some() && !(family.gpu && spec.runs_on_gpus()) {
         return Err(ModelError::CpuOnly { family: spec.family });
     }

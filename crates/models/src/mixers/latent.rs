@@ -130,9 +130,9 @@ fn per_head(
     let LatentSpec { heads, kv_lora, nope, value, .. } = spec;
     let apart = format!("{at}.embed_q");
     if weights.has(&format!("{apart}.weight")) {
-        let absorb = weights.stacked(&apart, heads, (nope, kv_lora), false)?;
+        let absorb = weights.stacked(&apart, heads, (nope, kv_lora), false)?.all()?;
         let expand =
-            weights.stacked(&format!("{at}.unembed_out"), heads, (kv_lora, value), false)?;
+            weights.stacked(&format!("{at}.unembed_out"), heads, (kv_lora, value), false)?.all()?;
         return Ok((HeadMaps::new(absorb)?, HeadMaps::new(expand)?));
     }
     let rows = heads * (nope + value);

@@ -2,6 +2,7 @@
 
 use crate::{
     errors::ApiError,
+    metrics::experts,
     state::AppState,
     wire::{ModelCard, ModelList},
 };
@@ -56,7 +57,11 @@ pub(super) async fn health(State(state): State<AppState>) -> (StatusCode, Json<V
         true => (StatusCode::OK, "ok"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "the engine has failed"),
     };
-    (code, Json(json!({ "status": status, "model": state.0.config.model_name() })))
+    let mut body = json!({ "status": status, "model": state.0.config.model_name() });
+    if let Some(experts) = state.0.engine.stats().experts {
+        body["experts"] = experts::health(&experts);
+    }
+    (code, Json(body))
 }
 
 /// Requests are taken: what a load balancer asks.

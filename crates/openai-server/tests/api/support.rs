@@ -15,8 +15,8 @@ use std::{
     time::Duration,
 };
 use taper_base::{
-    Drafting, Engine, EngineInfo, EngineStats, Event, EventSink, FinishReason, GenRequest,
-    GeneratedToken, GenerationError, SubmitError, TokenId, TokenLogprob, TokenLogprobs,
+    Drafting, Engine, EngineInfo, EngineStats, Event, EventSink, ExpertStats, FinishReason,
+    GenRequest, GeneratedToken, GenerationError, SubmitError, TokenId, TokenLogprob, TokenLogprobs,
 };
 use taper_chat::{ChatTemplate, ReasoningFormat, Tokenizer, ToolFormat};
 use taper_openai_server::{AppState, ServerConfig, router};
@@ -182,6 +182,23 @@ impl Engine for Mock {
             accepted_draft_tokens: 23,
             accepted_per_position: [9, 7, 5, 2, 0, 0, 0, 0],
             draft_time: Duration::from_millis(125),
+            experts: Some(ExpertStats {
+                slots: 40,
+                floor_slots: 30,
+                slot_bytes: 4096,
+                experts: 64,
+                resident: 38,
+                active: 6,
+                read_bytes: 81_920,
+                hits: 70,
+                misses: 20,
+                prefetch_useful: 5,
+                prefetch_wasted: 3,
+                retries: 1,
+                shrunk: 2,
+                tokens: 15,
+                stall: Duration::from_millis(750),
+            }),
         }
     }
 }

@@ -8,9 +8,41 @@
 use super::{Asked, fp4};
 use crate::{Checkpoint, WeightsError};
 use safetensors::Dtype;
-use taper_tensor::{Bytes, TableScales, TableWeight, Weight, cpu::E2M1, pool};
+use std::sync::Arc;
+use taper_tensor::{Bytes, TableScales, TableWeight, TensorError, cpu::E2M1};
 
 const BYTES: (Dtype, &str) = (Dtype::U8, "U8");
+
+/// Maps in one tensor, which are those at `part` of rows that interleave `parts` maps.
+#[derive(Debug, Clone)]
+pub(crate) struct ExpertBlocks {
+    codes: Bytes,
+    scales: Bytes,
+    values: Arc<[f32; 256]>,
+    /// Outputs and inputs of a map.
+    shape: (usize, usize),
+    part: (usize, usize),
+}
+
+impl ExpertBlocks {
+    /// The map of this number.
+    pub(crate) fn get(&self, index: usize) -> Result<TableWeight, TensorError> {
+        let ((outputs, inputs), (part, parts)) = (self.shape, self.part);
+        let (groups, height) = (inputs / fp4::MXFP4.group, outputs * parts);
+        let own = |bytes: &Bytes, row: usize| {
+            let all = bytes.as_slice().chunks_exact(row).skip(index * height).take(height);
+            Bytes::from_vec(all.skip(part).step_by(parts).flatten().copied().collect())
+        };
+        let (codes, scales) = (own(&self.codes, groups * 16), own(&self.scales, groups));
+        let scales = TableScales::Named(scales, self.values.clone());
+        TableWeight::new(fp4::MXFP4, self.shape, codes, E2M1.into(), scales)
+    }
+
+    /// Codes of all maps.
+    pub(crate) fn codes(&self) -> &Bytes {
+        &self.codes
+    }
+}
 
 impl Checkpoint {
     /// The weights of `count` maps in one tensor, which are those at `part` of rows that interleave `parts` maps.
@@ -20,7 +52,7 @@ impl Checkpoint {
         count: usize,
         (inputs, outputs): (usize, usize),
         (part, parts): (usize, usize),
-    ) -> Result<Vec<Weight>, WeightsError> {
+    ) -> Result<ExpertBlocks, WeightsError> {
         let groups = inputs / fp4::MXFP4.group;
         let height = outputs.saturating_mul(parts);
         let asked = Asked { weights: self, prefix: name, rows: &[count, height], cols: inputs };
@@ -42,21 +74,7 @@ impl Checkpoint {
         };
         let codes = named("blocks", &[count, height, groups, 16])?;
         let scales = named("scales", &[count, height, groups])?;
-        let values = fp4::powers();
-        let one = |i: usize| {
-            let own = |bytes: &Bytes, row: usize| {
-                let all = bytes.as_slice().chunks_exact(row).skip(i * height).take(height);
-                let own = all.skip(part).step_by(parts).flatten().copied().collect();
-                Bytes::from_vec(own)
-            };
-            let (codes, scales) = (own(&codes, groups * 16), own(&scales, groups));
-            let scales = TableScales::Named(scales, values.clone());
-            let shape = (outputs, inputs);
-            asked.wrap(TableWeight::new(fp4::MXFP4, shape, codes, E2M1.into(), scales))
-        };
-        let all: Result<_, _> =
-            pool::map(count, |i| one(i).map(Weight::Table)).into_iter().collect();
-        codes.release();
-        all
+        let (values, shape, part) = (fp4::powers(), (outputs, inputs), (part, parts));
+        Ok(ExpertBlocks { codes, scales, values, shape, part })
     }
 }

@@ -14,6 +14,7 @@ mod names;
 mod nf4;
 mod shapes;
 
+pub(crate) use experts::ExpertBlocks;
 pub(crate) use shapes::{coded_shapes, owner};
 
 use crate::{

@@ -51,6 +51,29 @@ impl BlockTensor {
         }
     }
 
+    /// Whether rows and columns are where the file has them.
+    pub(crate) fn is_as_in_file(&self) -> bool {
+        self.changes == Changes::default()
+    }
+
+    /// Some rows of [`Self::weight`], where [`Self::is_as_in_file`].
+    pub(crate) fn rows(
+        &self,
+        first: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Weight, TensorError> {
+        let (weights, bytes) = self.kind.block();
+        let row = cols / weights * bytes;
+        let own =
+            first.checked_mul(row).zip(first.checked_add(rows).and_then(|n| n.checked_mul(row)));
+        let own = own.and_then(|(start, end)| self.bytes.slice(start..end));
+        let limit = self.bytes.len() / row.max(1) + 1;
+        let missing = TensorError::Index { op: "rows", index: first.saturating_add(rows), limit };
+        let bytes = own.ok_or(missing)?;
+        Self { shape: vec![rows, cols], bytes, ..self.clone() }.weight(rows, cols)
+    }
+
     /// The affine codes of [`Self::weight`], or what it becomes as such.
     pub(crate) fn parts(&self, rows: usize, cols: usize) -> Result<AffineParts, TensorError> {
         blocks::parts(self.kind, (rows, cols), &self.bytes, self.changes)
