@@ -182,7 +182,7 @@ fn corpus(dir: &Path, bytes: u64) -> Result<(Vec<PathBuf>, u64)> {
                 let package =
                     PathBuf::from(relative.components().next().ok_or("a path")?.as_os_str());
                 let size = entry.metadata()?.len();
-                if size <= taper_longctx::MAX_FILE_BYTES {
+                if size <= taper_longctx::MAX_FILE_BYTES && !taper_longctx::is_denied(&relative) {
                     packages.entry((hash(&package), package)).or_default().push((relative, size));
                 }
             }
@@ -302,7 +302,7 @@ fn ask(
         let start = Instant::now();
         library.search(&request)?;
         recall.times.push(start.elapsed());
-        let more = SearchRequest { max_results: 50, max_tokens: 1_000_000, ..request };
+        let more = SearchRequest { max_results: 50, max_per_file: 64, max_tokens: 1_000_000, ..request };
         let answer = library.search(&more)?;
         let place = answer.chunks.iter().position(|c| is_answer(c, function, &doc));
         recall.asked += 1;

@@ -34,6 +34,10 @@ pub struct SearchRequest {
     #[serde(default = "default_results")]
     #[schemars(range(min = 1, max = 64))]
     pub max_results: u32,
+    /// Most results of one file.
+    #[serde(default = "default_per_file")]
+    #[schemars(range(min = 1, max = 64))]
+    pub max_per_file: u32,
     /// Milliseconds to wait for changes that are not indexed yet, 500 at most.
     #[serde(default = "default_wait")]
     #[schemars(range(max = 500))]
@@ -46,6 +50,10 @@ fn default_tokens() -> u32 {
 
 fn default_results() -> u32 {
     8
+}
+
+fn default_per_file() -> u32 {
+    3
 }
 
 fn default_wait() -> u32 {
@@ -62,6 +70,7 @@ impl SearchRequest {
             path_prefix: None,
             max_tokens: default_tokens(),
             max_results: default_results(),
+            max_per_file: default_per_file(),
             wait_ms: default_wait(),
         }
     }

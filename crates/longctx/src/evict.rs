@@ -250,7 +250,9 @@ impl Evicted {
 /// BM25 of each chunk that has a word of the query, in parts of what all words would give.
 fn scores(chunks: &[EvictedChunk], query: &str) -> Vec<(f64, usize)> {
     let mut wanted: HashMap<Term, usize> = HashMap::new();
-    terms(query, |term| drop(wanted.entry(term).or_insert(0)));
+    terms(query, |term| {
+        wanted.insert(term, 0);
+    });
     let mut counts: Vec<HashMap<Term, f32>> = Vec::with_capacity(chunks.len());
     let mut lengths = Vec::with_capacity(chunks.len());
     for chunk in chunks {

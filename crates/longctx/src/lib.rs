@@ -36,3 +36,5 @@ pub use project::{Progress, Project, ProjectStatus, Settings, Update};
 pub use read::MAX_FILE_BYTES;
 pub use redact::{REDACTED, redact};
 pub use walk::Skipped;
+
+pub use index::tune;

@@ -19,9 +19,6 @@ use std::{
     time::Duration,
 };
 
-/// Chunks of one file in an answer.
-const MOST_OF_FILE: usize = 3;
-
 /// Hits that are looked at for each result that is wanted.
 const DEPTH: usize = 8;
 
@@ -78,9 +75,10 @@ impl Library {
     /// # Errors
     /// [`Error::UnknownProject`] and [`Error::Invalid`].
     pub fn search(&self, request: &SearchRequest) -> Result<SearchAnswer, Error> {
-        let SearchRequest { max_results, max_tokens, wait_ms, .. } = *request;
+        let SearchRequest { max_results, max_tokens, max_per_file, wait_ms, .. } = *request;
         range("max_results", max_results, 1, MAX_RESULTS)?;
         range("max_tokens", max_tokens, 1, MAX_TOKENS)?;
+        range("max_per_file", max_per_file, 1, MAX_RESULTS)?;
         range("wait_ms", wait_ms, 0, MAX_WAIT_MS)?;
         let text = &request.query[..request.query.floor_char_boundary(MOST_QUERY)];
         let question = Question::new(text);
@@ -94,7 +92,7 @@ impl Library {
         Ok(answer(
             &projects,
             &question,
-            &Limits { max_results, max_tokens, wait, prefix, not: None },
+            &Limits { max_results, max_per_file, max_tokens, wait, prefix, not: None },
         ))
     }
 
@@ -155,6 +153,7 @@ impl Library {
         let question = project.index().telling(&Question::new(&text));
         let limits = Limits {
             max_results: request.max_results,
+            max_per_file: request.max_results,
             max_tokens: MAX_TOKENS,
             wait: Duration::ZERO,
             prefix: "",
@@ -197,7 +196,9 @@ impl Library {
         let mut found = find();
         if found.is_none() {
             // It may be new.
-            projects.iter().for_each(|p| drop(p.settle(Duration::from_millis(MAX_WAIT_MS.into()))));
+            for project in &projects {
+                project.settle(Duration::from_millis(MAX_WAIT_MS.into()));
+            }
             found = find();
         }
         let project = found.ok_or_else(unknown)?;
@@ -223,6 +224,7 @@ fn range(field: &'static str, value: u32, min: u32, max: u32) -> Result<(), Erro
 /// What an answer may have.
 struct Limits<'a> {
     max_results: u32,
+    max_per_file: u32,
     max_tokens: u32,
     wait: Duration,
     prefix: &'a str,
@@ -239,8 +241,9 @@ struct Found {
 }
 
 fn answer(projects: &[&Arc<Project>], question: &Question, limits: &Limits<'_>) -> SearchAnswer {
-    let mut fresh = true;
-    for project in projects {
+    // Who does not wait is not told that all is there.
+    let mut fresh = !limits.wait.is_zero();
+    for project in projects.iter().filter(|_| !limits.wait.is_zero()) {
         fresh &= project.settle(limits.wait);
     }
     let mut answer = gather(projects, question, limits);
@@ -264,6 +267,7 @@ fn gather(projects: &[&Arc<Project>], question: &Question, limits: &Limits<'_>) 
         found.sort_by(|a, b| b.chunk.relevance_score.total_cmp(&a.chunk.relevance_score));
     }
     let mut answer = SearchAnswer::default();
+    let most_of_file = limits.max_per_file as usize;
     let (mut bytes, mut seen) = (0, HashSet::new());
     let mut of_file: HashMap<(String, String), usize> = HashMap::new();
     let mut sources: HashMap<(String, String), Option<Source>> = HashMap::new();
@@ -272,7 +276,7 @@ fn gather(projects: &[&Arc<Project>], question: &Question, limits: &Limits<'_>) 
             break;
         }
         let file = (project.root().to_string_lossy().into_owned(), chunk.file_path.clone());
-        if of_file.get(&file).is_some_and(|n| *n >= MOST_OF_FILE) || seen.contains(&text_hash) {
+        if of_file.get(&file).is_some_and(|n| *n >= most_of_file) || seen.contains(&text_hash) {
             continue;
         }
         let read = || read::read(project.root(), Path::new(&chunk.file_path)).ok();

@@ -176,7 +176,13 @@ impl Finder<'_> {
             let kind = child.kind();
             let is_leaf = self.lang.leaves.contains(&kind) && is_definition(*child);
             let wraps = WRAPPERS.contains(&kind);
-            let own = || self.beginning(&children[..at], *child);
+            let own = || match (at, node.prev_sibling()) {
+                // Ruby's first comment stands before the body that it begins.
+                (0, Some(above)) if node.kind() == "body_statement" => {
+                    self.beginning(&[above], *child)
+                }
+                _ => self.beginning(&children[..at], *child),
+            };
             if is_leaf || (self.lang.containers.contains(&kind) && is_definition(*child)) {
                 let beginning = outer.cloned().unwrap_or_else(own);
                 self.define(*child, parent, is_leaf, depth, beginning);

@@ -5,8 +5,8 @@ use super::{Chunk, WINDOW, line_range};
 /// Bytes after which a window ends early.
 const WINDOW_BYTES: usize = 4 << 10;
 
-/// Adds lines `start..=end` as windows like `like`. Lines without a letter or digit at either end are
-/// left out, and so are windows of nothing else.
+/// Adds lines `start..=end` as windows like `like`. Lines that say nothing at either end are left out,
+/// and so are windows of nothing else.
 pub(super) fn windows(lines: &[&str], start: u32, end: u32, like: &Chunk, out: &mut Vec<Chunk>) {
     let mut at = start;
     while at <= end {
@@ -39,6 +39,8 @@ fn window_end(lines: &[&str], at: u32, end: u32) -> u32 {
     (half..=last).rev().find(blank).filter(|line| *line > at).unwrap_or(last)
 }
 
-fn says_something(line: &str) -> bool {
-    line.chars().any(char::is_alphanumeric)
+/// Lines that only close something say nothing.
+pub(super) fn says_something(line: &str) -> bool {
+    !matches!(line.trim(), "end" | "fi" | "done" | "esac")
+        && line.chars().any(char::is_alphanumeric)
 }

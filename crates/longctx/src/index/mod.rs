@@ -5,6 +5,7 @@ mod postings;
 mod score;
 mod store;
 
+pub use score::tune;
 pub(crate) use score::{Hit, Question};
 pub(crate) use store::{load, save, write_whole};
 
@@ -311,11 +312,6 @@ impl Index {
 
     pub(crate) fn live_files(&self) -> usize {
         self.by_path.len()
-    }
-
-    /// Bytes of postings.
-    pub(crate) fn posting_bytes(&self) -> usize {
-        self.lists.iter().map(List::byte_len).sum()
     }
 
     /// Words with learned translations.

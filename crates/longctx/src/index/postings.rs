@@ -31,6 +31,7 @@ pub(crate) struct List {
     bytes: Vec<u8>,
     /// One more than the last chunk, so that the first distance is never 0.
     next: u32,
+    count: u32,
 }
 
 impl List {
@@ -38,6 +39,7 @@ impl List {
     pub(crate) fn push(&mut self, chunk: u32, counts: &Counts) {
         let mut distance = chunk + 1 - self.next;
         self.next = chunk + 1;
+        self.count += 1;
         while distance >= 0x80 {
             self.bytes.push(distance as u8 | 0x80);
             distance >>= 7;
@@ -57,12 +59,13 @@ impl List {
         Iter { bytes: &self.bytes, next: 0 }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.count as usize
     }
 
-    pub(crate) fn byte_len(&self) -> usize {
-        self.bytes.len()
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
     }
 
     pub(crate) fn shrink(&mut self) {
@@ -130,7 +133,7 @@ mod tests {
 
         #[test]
         fn damaged_lists_end(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            let list = List { bytes, next: 0 };
+            let list = List { bytes, ..List::default() };
             prop_assert!(list.iter().count() <= 100);
         }
     }

@@ -1,7 +1,10 @@
 //! Which chunks answer a question: BM25F (Robertson, Zaragoza and Taylor 2004), with what the corpus
 //! itself teaches about words.
 
-use super::{Index, postings::FIELD_COUNT};
+use super::{
+    Index,
+    postings::{FIELD_COUNT, Field},
+};
 use crate::terms::{Term, terms, whole};
 use std::collections::HashMap;
 
@@ -15,6 +18,11 @@ pub(crate) struct Params {
     pub(crate) lengths: [f32; FIELD_COUNT],
     /// What the best of its file adds to a chunk.
     pub(crate) file: f32,
+    /// What the chunks before and behind add.
+    pub(crate) near: f32,
+    /// What a documentation that says the whole question adds; one that says half of it adds a
+    /// sixteenth of that.
+    pub(crate) said: f32,
     /// What learned words add.
     pub(crate) expansion: f32,
     /// A definition whose name is in the question.
@@ -24,21 +32,55 @@ pub(crate) struct Params {
 }
 
 /// Found on the corpora of `cargo xtask bench longctx`.
-pub(crate) const PARAMS: Params = Params {
+const PARAMS: Params = Params {
     k1: 1.2,
     weights: [2.0, 0.6, 0.8, 1.0, 1.0],
     lengths: [0.3, 0.3, 0.5, 0.5, 0.75],
     file: 0.15,
+    near: 0.0,
+    said: 1.0,
     expansion: 0.3,
     definition: 0.25,
     minor: 0.95,
 };
 
+static TUNED: std::sync::RwLock<Params> = std::sync::RwLock::new(PARAMS);
+fn params() -> Params {
+    TUNED.read().unwrap().clone()
+}
+#[allow(missing_docs)]
+pub fn tune(text: &str) {
+    let mut p = PARAMS;
+    for word in text.split_whitespace() {
+        let (k, v) = word.split_once('=').unwrap();
+        let v: Vec<f32> = v.split(',').map(|x| x.parse().unwrap()).collect();
+        match k {
+            "k1" => p.k1 = v[0],
+            "w" => p.weights.copy_from_slice(&v),
+            "b" => p.lengths.copy_from_slice(&v),
+            "file" => p.file = v[0],
+            "near" => p.near = v[0],
+            "said" => p.said = v[0],
+            "exp" => p.expansion = v[0],
+            "def" => p.definition = v[0],
+            "minor" => p.minor = v[0],
+            _ => panic!(),
+        }
+    }
+    *TUNED.write().unwrap() = p;
+}
+
 /// The weight of a count in each field of a chunk with these lengths.
 pub(crate) fn norm(lengths: [u16; FIELD_COUNT], mean: &[f32; FIELD_COUNT]) -> [f32; FIELD_COUNT] {
-    let Params { weights, lengths: b, .. } = &PARAMS;
+    let Params { weights, lengths: b, .. } = params();
     std::array::from_fn(|f| weights[f] / (1.0 - b[f] + b[f] * f32::from(lengths[f]) / mean[f]))
 }
+
+/// A term is common if more than one in so many chunks has it.
+const COMMON: usize = 4;
+
+/// With so many rarer terms, a question needs no common one.
+const ENOUGH: usize = 3;
 
 /// The terms of a question.
 #[derive(Debug, Clone, Default)]
@@ -81,10 +123,14 @@ pub(crate) struct Hit {
     pub(crate) relevance: f32,
 }
 
-struct Weighed {
-    list: u32,
-    weight: f32,
-    idf: f32,
+/// What chunks and files have of a question so far.
+struct Sums {
+    chunks: Vec<f32>,
+    /// Rarity of the question's words that stand in the documentation.
+    said: Vec<f32>,
+    files: Vec<f32>,
+    /// Postings of one term: chunk, its weighed count, and whether its documentation has it.
+    postings: Vec<(u32, f32, bool)>,
 }
 
 impl Index {
@@ -105,37 +151,34 @@ impl Index {
 
     /// The best `most` chunks, by falling score; equal ones by path and line.
     pub(crate) fn search(&self, question: &Question, most: usize) -> Vec<Hit> {
-        let params = &PARAMS;
-        let mut scores = vec![0_f32; self.docs.len()];
-        let mut of_files = vec![0_f32; self.files.len()];
-        let mut possible = 0.0;
-        for (term, said) in &question.terms {
-            let idf = self.weigh(*term).map_or_else(|| self.idf(0), |w| w.idf);
-            possible += said * idf;
-            self.add_term(*term, *said, idf, &mut scores, &mut of_files);
-        }
+        let params = params();
+        let mut sums = Sums {
+            chunks: vec![0.0; self.docs.len()],
+            said: vec![0.0; self.docs.len()],
+            files: vec![0.0; self.files.len()],
+            postings: Vec::new(),
+        };
+        let possible = self.add_terms(question, &mut sums);
         for (list, weight) in self.expansion.of(self, &question.terms) {
-            let idf = self.idf(self.live_count(list));
-            let weighed = Weighed { list, weight: weight * params.expansion, idf };
-            self.add_list(&weighed, &mut scores, &mut of_files);
+            self.add_list(list, weight * params.expansion, &mut sums);
         }
-        let possible = (possible * (1.0 + params.file)).max(f32::MIN_POSITIVE);
+        let words = possible.max(f32::MIN_POSITIVE);
+        let possible = words * (1.0 + params.file + params.near);
         let mut hits: Vec<Hit> = Vec::new();
-        for (id, score) in (0_u32..).zip(&scores) {
+        for (id, score) in (0_u32..).zip(&sums.chunks) {
             if *score <= 0.0 {
                 continue;
             }
             let doc = &self.docs[id as usize];
-            let file = &self.files[doc.file as usize];
-            if !file.is_live {
-                continue;
-            }
-            let mut score = score + params.file * of_files[doc.file as usize];
+            let near = params.near * self.near(id, &sums.chunks);
+            let part = (sums.said[id as usize] / words).min(1.0);
+            let mut score = score + near + params.file * sums.files[doc.file as usize];
+            score += params.said * words * part.powi(4);
             let relevance = (score / possible).min(1.0);
             if doc.name_term != 0 && question.names.contains(&doc.name_term) {
                 score *= 1.0 + params.definition;
             }
-            if file.is_minor {
+            if self.files[doc.file as usize].is_minor {
                 score *= params.minor;
             }
             hits.push(Hit { doc: id, score, relevance });
@@ -151,52 +194,80 @@ impl Index {
         hits
     }
 
+    /// Adds the terms of a question, and says what a chunk with all of them would have.
+    fn add_terms(&self, question: &Question, sums: &mut Sums) -> f32 {
+        let is_common = |list: &u32| self.live_count(*list) * COMMON > self.live_docs();
+        let lists = question.terms.iter().map(|(term, said)| (self.terms.get(term), *said));
+        let lists: Vec<(Option<&u32>, f32)> = lists.collect();
+        let known = lists.iter().filter_map(|(list, _)| *list);
+        let rare = known.filter(|list| !is_common(list)).count();
+        let mut possible = 0.0;
+        for (list, said) in lists {
+            possible += match list {
+                None => said * self.idf(0),
+                // What is everywhere tells nothing that the others do not.
+                Some(list) if rare >= ENOUGH && is_common(list) => 0.0,
+                Some(list) => said * self.add_list(*list, said, sums),
+            };
+        }
+        possible
+    }
+
+    /// Adds a term with a weight, and says how rare it is.
+    fn add_list(&self, list: u32, weight: f32, sums: &mut Sums) -> f32 {
+        let Params { k1, .. } = params();
+        let Sums { chunks, said, files, postings } = sums;
+        postings.clear();
+        for (doc, counts) in self.lists[list as usize].iter() {
+            let Some(norm) = self.norms.get(doc as usize) else { break };
+            // A documentation stands in the body too.
+            let doc_count = counts[Field::Doc as usize];
+            let body = counts[Field::Body as usize].saturating_sub(doc_count);
+            let fields = [counts[0], counts[1], counts[2], doc_count, body];
+            let count: f32 = fields.iter().zip(norm).map(|(n, w)| f32::from(*n) * w).sum();
+            if self.dead == 0 || self.is_live(doc) {
+                postings.push((doc, count, doc_count > 0));
+            }
+        }
+        let idf = self.idf(postings.len());
+        let most = weight * idf;
+        // Chunks of a file follow one another.
+        let (mut file, mut best) = (None, 0_f32);
+        for (doc, count, is_said) in postings {
+            let score = most * *count / (k1 + *count);
+            chunks[*doc as usize] += score;
+            said[*doc as usize] += if *is_said { most } else { 0.0 };
+            let of = self.docs[*doc as usize].file as usize;
+            if file.is_some_and(|file| file != of) {
+                file.iter().for_each(|file| files[*file] += best);
+                best = 0.0;
+            }
+            (file, best) = (Some(of), best.max(score));
+        }
+        file.iter().for_each(|file| files[*file] += best);
+        idf
+    }
+
+    /// The score of the better neighbour in the file.
+    fn near(&self, id: u32, scores: &[f32]) -> f32 {
+        let own = self.docs[id as usize].file;
+        let beside = [id.checked_sub(1), id.checked_add(1)];
+        let of = |id: u32| Some((self.docs.get(id as usize)?, scores[id as usize]));
+        let beside = beside.into_iter().flatten().filter_map(of);
+        beside.filter(|(doc, _)| doc.file == own).map(|(_, score)| score).fold(0.0, f32::max)
+    }
+
     fn place(&self, doc: u32) -> (&str, u32) {
         let doc = &self.docs[doc as usize];
         (&self.files[doc.file as usize].path, doc.start)
     }
 
-    fn weigh(&self, term: Term) -> Option<Weighed> {
-        let list = *self.terms.get(&term)?;
-        Some(Weighed { list, weight: 1.0, idf: self.idf(self.live_count(list)) })
-    }
-
-    fn add_term(&self, term: Term, said: f32, idf: f32, scores: &mut [f32], files: &mut [f32]) {
-        if let Some(list) = self.terms.get(&term) {
-            self.add_list(&Weighed { list: *list, weight: said, idf }, scores, files);
-        }
-    }
-
-    fn add_list(&self, term: &Weighed, scores: &mut [f32], of_files: &mut [f32]) {
-        let most = term.weight * term.idf;
-        // Chunks of a file follow one another.
-        let (mut file, mut best) = (u32::MAX, 0_f32);
-        for (doc, counts) in self.lists[term.list as usize].iter() {
-            let Some(norm) = self.norms.get(doc as usize) else { break };
-            let count: f32 = counts.iter().zip(norm).map(|(n, w)| f32::from(*n) * w).sum();
-            let score = most * count / (PARAMS.k1 + count);
-            scores[doc as usize] += score;
-            let of = self.docs[doc as usize].file;
-            if of != file {
-                if file != u32::MAX {
-                    of_files[file as usize] += best;
-                }
-                (file, best) = (of, 0.0);
-            }
-            best = best.max(score);
-        }
-        if file != u32::MAX {
-            of_files[file as usize] += best;
-        }
-    }
-
     /// Live chunks that have a term.
     pub(super) fn live_count(&self, list: u32) -> usize {
-        let list = self.lists[list as usize].iter();
-        if self.dead == 0 {
-            list.count()
-        } else {
-            list.filter(|(doc, _)| self.is_live(*doc)).count()
+        let list = &self.lists[list as usize];
+        match self.dead {
+            0 => list.len(),
+            _ => list.iter().filter(|(doc, _)| self.is_live(*doc)).count(),
         }
     }
 

@@ -21,7 +21,7 @@ const MARK: &[u8; 8] = b"TAPERIDX";
 
 /// Changes with the layout, with how files are cut, redacted and left out, and with how words are
 /// made.
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 
 const HEADER: usize = 8 + 8 + 16;
 
