@@ -302,7 +302,8 @@ fn ask(
         let start = Instant::now();
         library.search(&request)?;
         recall.times.push(start.elapsed());
-        let more = SearchRequest { max_results: 50, max_per_file: 64, max_tokens: 1_000_000, ..request };
+        let more =
+            SearchRequest { max_results: 50, max_per_file: 64, max_tokens: 1_000_000, ..request };
         let answer = library.search(&more)?;
         let place = answer.chunks.iter().position(|c| is_answer(c, function, &doc));
         recall.asked += 1;

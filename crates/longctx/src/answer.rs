@@ -1,4 +1,4 @@
-//! What is asked and answered, the same over every protocol.
+//! Requests and answers, which are alike over every protocol.
 
 use crate::{chunk::ChunkKind, project::ProjectStatus};
 use schemars::JsonSchema;

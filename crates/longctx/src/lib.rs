@@ -36,5 +36,3 @@ pub use project::{Progress, Project, ProjectStatus, Settings, Update};
 pub use read::MAX_FILE_BYTES;
 pub use redact::{REDACTED, redact};
 pub use walk::Skipped;
-
-pub use index::tune;

@@ -23,7 +23,7 @@ use std::{
 const DEPTH: usize = 8;
 
 /// Below this a result has too little of the query to be called one.
-const RELEVANT: f32 = 0.12;
+const RELEVANT: f32 = 0.25;
 
 /// Bytes of a token, roughly.
 const TOKEN: usize = 4;
@@ -236,6 +236,7 @@ struct Limits<'a> {
 struct Found {
     project: Arc<Project>,
     chunk: FoundChunk,
+    score: f32,
     file_hash: u128,
     text_hash: u64,
 }
@@ -263,15 +264,15 @@ fn answer(projects: &[&Arc<Project>], question: &Question, limits: &Limits<'_>) 
 fn gather(projects: &[&Arc<Project>], question: &Question, limits: &Limits<'_>) -> SearchAnswer {
     let mut found: Vec<Found> = projects.iter().flat_map(|p| find(p, question, limits)).collect();
     if projects.len() > 1 {
-        // Scores of two corpora do not compare; parts of the query do. The sort is stable.
-        found.sort_by(|a, b| b.chunk.relevance_score.total_cmp(&a.chunk.relevance_score));
+        // The sort is stable.
+        found.sort_by(|a, b| b.score.total_cmp(&a.score));
     }
     let mut answer = SearchAnswer::default();
     let most_of_file = limits.max_per_file as usize;
     let (mut bytes, mut seen) = (0, HashSet::new());
     let mut of_file: HashMap<(String, String), usize> = HashMap::new();
     let mut sources: HashMap<(String, String), Option<Source>> = HashMap::new();
-    for Found { project, mut chunk, file_hash, text_hash } in found {
+    for Found { project, mut chunk, file_hash, text_hash, .. } in found {
         if answer.chunks.len() >= limits.max_results as usize {
             break;
         }
@@ -299,7 +300,7 @@ fn gather(projects: &[&Arc<Project>], question: &Question, limits: &Limits<'_>) 
         *of_file.entry(file).or_default() += 1;
         answer.chunks.push(chunk);
     }
-    let best = answer.chunks.first().map_or(0.0, |c| c.relevance_score);
+    let best = answer.chunks.iter().map(|c| c.relevance_score).fold(0.0, f32::max);
     answer.no_relevant_results = best < RELEVANT;
     answer
 }
@@ -337,7 +338,13 @@ fn find(project: &Arc<Project>, question: &Question, limits: &Limits<'_>) -> Vec
                 relevance_score: hit.relevance,
                 suspicious_phrases: 0,
             };
-            Found { project: Arc::clone(project), chunk, file_hash: file.hash, text_hash: doc.hash }
+            Found {
+                project: Arc::clone(project),
+                chunk,
+                score: hit.score,
+                file_hash: file.hash,
+                text_hash: doc.hash,
+            }
         })
         .collect()
 }

@@ -377,10 +377,6 @@ impl Project {
         Outcome::New(index::prepare(&path, &source))
     }
 
-    #[allow(missing_docs)]
-    pub fn finish(&self) {
-        self.index.write().unwrap().finish()
-    }
     /// Writes the index, if it is not written yet.
     pub fn save(&self) {
         let Some(path) = &self.store else { return };

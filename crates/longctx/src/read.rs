@@ -39,7 +39,7 @@ impl Stamp {
 pub(crate) struct Source {
     pub(crate) text: String,
     pub(crate) stamp: Stamp,
-    /// Of the bytes on disk.
+    /// Hash of the bytes on disk.
     pub(crate) hash: u128,
     pub(crate) redacted: usize,
 }

@@ -85,6 +85,11 @@ pub(crate) fn walk(root: &Path, below: &Path, deep: bool) -> Listing {
     let start = if below.as_os_str().is_empty() { root.to_path_buf() } else { root.join(below) };
     let mut builder = WalkBuilder::new(&start);
     builder.require_git(false).follow_links(false).max_depth(if deep { None } else { Some(1) });
+    // Hidden files that may hold secrets are counted.
+    builder.hidden(false).filter_entry(|entry| {
+        let is_dir = entry.file_type().is_some_and(|kind| kind.is_dir());
+        entry.depth() == 0 || !(is_dir && is_hidden(entry))
+    });
     for entry in builder.build() {
         match entry {
             Ok(entry) => take(root, &entry, &mut listing),
@@ -102,6 +107,10 @@ pub(crate) fn walk(root: &Path, below: &Path, deep: bool) -> Listing {
     listing
 }
 
+fn is_hidden(entry: &DirEntry) -> bool {
+    entry.file_name().as_encoded_bytes().starts_with(b".")
+}
+
 fn take(root: &Path, entry: &DirEntry, listing: &mut Listing) {
     let Ok(relative) = entry.path().strip_prefix(root) else { return };
     let Some(kind) = entry.file_type() else { return };
@@ -109,6 +118,9 @@ fn take(root: &Path, entry: &DirEntry, listing: &mut Listing) {
         if !kind.is_dir() {
             listing.skipped.count(Skip::Denied);
         }
+        return;
+    }
+    if entry.depth() > 0 && is_hidden(entry) {
         return;
     }
     if kind.is_dir() {

@@ -83,7 +83,7 @@ fn none_of_forty_secrets_is_returned() {
     let top = tempfile::tempdir().unwrap();
     let top = top.path().canonicalize().unwrap();
     let (root, outside) = (top.join("root"), top.join("outside"));
-    write(&top, ".gitignore", "config/local.yml\n");
+    write(&top, ".gitignore", "root/config/local.yml\n");
     write(&root, ".gitignore", "ignored/\n*.log\n");
     let planted = plant(&root, &outside);
     assert_eq!(planted, 40);

@@ -8,7 +8,7 @@ use crate::{
     output::{Out, note},
     sizes::human,
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use axum::Router;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{io::IsTerminal, path::PathBuf, sync::Arc};
@@ -42,7 +42,9 @@ pub(crate) fn open(dirs: &[PathBuf], roots: &Roots, watch: bool) -> Result<Libra
     };
     let library = Library::open(&all, &settings);
     bar.finish_and_clear();
-    library.context("name a directory of sources, such as `taper longctx index ./src`")
+    library.map_err(|error| {
+        anyhow!("{error}; name a directory of sources, such as `taper longctx index ./src`")
+    })
 }
 
 fn bar() -> ProgressBar {

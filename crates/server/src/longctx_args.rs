@@ -39,7 +39,7 @@ pub(crate) struct RescueArgs {
     #[arg(long, default_value_t = 2048, value_name = "TOKENS", requires = "enable_longctx", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_TOKENS)))]
     pub(crate) longctx_max_tokens: u32,
     /// Results that have less of a message than this, from 0 to 1, are left out.
-    #[arg(long, default_value_t = 0.3, value_name = "SCORE", requires = "enable_longctx", value_parser = part)]
+    #[arg(long, default_value_t = 0.4, value_name = "SCORE", requires = "enable_longctx", value_parser = part)]
     pub(crate) longctx_score_floor: f32,
 }
 

@@ -159,7 +159,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
         "`cargo run --release -p xtask --features {0} -- bench {0}` measures there",
         built.0
     );
-    // That of searches builds its own program.
+    // What measures searches builds its own program.
     if cfg!(debug_assertions) && !matches!(bench, Bench::Longctx(_)) {
         // Where this program was copied to there may be nothing to build with.
         let cargo = Path::new(env!("CARGO"));

@@ -29,7 +29,7 @@ macro_rules! languages {
 }
 
 const NO: [&str; 0] = [];
-/// Those of JavaScript; a variable is one if its value is a function.
+/// Definitions of JavaScript; a variable is one if its value is a function.
 const JS_LEAVES: [&str; 4] = [
     "function_declaration",
     "generator_function_declaration",

@@ -36,7 +36,7 @@ pub(crate) struct Chunk {
     /// The last line, which belongs to the chunk.
     pub(crate) end: u32,
     pub(crate) kind: ChunkKind,
-    /// Of the definition, or the heading; may be empty.
+    /// Name of the definition, or the heading; may be empty.
     pub(crate) name: String,
     /// Names of what is around it, outermost first, or the headings above.
     pub(crate) parent: String,

@@ -133,7 +133,7 @@ mod languages {
             &[("f", "", 2, 5), ("g", "A", 7, 8)],
         );
         // A script is known by its first line.
-        check("tool", "#!/usr/bin/env python3\ndef f():\n    pass\n", &[("f", "", 2, 3)]);
+        check("tool", "#!/usr/bin/env python3\ndef f():\n    pass\n", &[("f", "", 1, 3)]);
     }
 
     #[test]

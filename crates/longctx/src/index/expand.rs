@@ -23,7 +23,10 @@ const CODE_WORDS: usize = 32;
 const MIN_SEEN: u32 = 3;
 
 /// Translations of a word.
-const MOST_WORDS: usize = 8;
+const MOST_WORDS: usize = 4;
+
+/// Translations of a whole question: each costs as much as a word of it.
+const MOST_ADDED: usize = 12;
 
 /// How much more often than with any word a translation must go with its word.
 const MIN_LIFT: f32 = 4.0;
@@ -52,6 +55,8 @@ impl Expansion {
             }
         }
         let mut found: Vec<_> = found.into_iter().collect();
+        found.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        found.truncate(MOST_ADDED);
         // Additions of floats in one order give one result.
         found.sort_unstable_by_key(|(list, _)| *list);
         found

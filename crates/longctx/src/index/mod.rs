@@ -5,7 +5,6 @@ mod postings;
 mod score;
 mod store;
 
-pub use score::tune;
 pub(crate) use score::{Hit, Question};
 pub(crate) use store::{load, save, write_whole};
 

@@ -18,8 +18,6 @@ pub(crate) struct Params {
     pub(crate) lengths: [f32; FIELD_COUNT],
     /// What the best of its file adds to a chunk.
     pub(crate) file: f32,
-    /// What the chunks before and behind add.
-    pub(crate) near: f32,
     /// What a documentation that says the whole question adds; one that says half of it adds a
     /// sixteenth of that.
     pub(crate) said: f32,
@@ -33,46 +31,19 @@ pub(crate) struct Params {
 
 /// Found on the corpora of `cargo xtask bench longctx`.
 const PARAMS: Params = Params {
-    k1: 1.2,
-    weights: [2.0, 0.6, 0.8, 1.0, 1.0],
-    lengths: [0.3, 0.3, 0.5, 0.5, 0.75],
-    file: 0.15,
-    near: 0.0,
-    said: 1.0,
-    expansion: 0.3,
+    k1: 3.0,
+    weights: [5.0, 2.0, 2.0, 0.4, 1.0],
+    lengths: [0.3, 0.3, 0.5, 0.1, 0.85],
+    file: 0.1,
+    said: 0.3,
+    expansion: 0.1,
     definition: 0.25,
     minor: 0.95,
 };
 
-static TUNED: std::sync::RwLock<Params> = std::sync::RwLock::new(PARAMS);
-fn params() -> Params {
-    TUNED.read().unwrap().clone()
-}
-#[allow(missing_docs)]
-pub fn tune(text: &str) {
-    let mut p = PARAMS;
-    for word in text.split_whitespace() {
-        let (k, v) = word.split_once('=').unwrap();
-        let v: Vec<f32> = v.split(',').map(|x| x.parse().unwrap()).collect();
-        match k {
-            "k1" => p.k1 = v[0],
-            "w" => p.weights.copy_from_slice(&v),
-            "b" => p.lengths.copy_from_slice(&v),
-            "file" => p.file = v[0],
-            "near" => p.near = v[0],
-            "said" => p.said = v[0],
-            "exp" => p.expansion = v[0],
-            "def" => p.definition = v[0],
-            "minor" => p.minor = v[0],
-            _ => panic!(),
-        }
-    }
-    *TUNED.write().unwrap() = p;
-}
-
 /// The weight of a count in each field of a chunk with these lengths.
 pub(crate) fn norm(lengths: [u16; FIELD_COUNT], mean: &[f32; FIELD_COUNT]) -> [f32; FIELD_COUNT] {
-    let Params { weights, lengths: b, .. } = params();
+    let Params { weights, lengths: b, .. } = &PARAMS;
     std::array::from_fn(|f| weights[f] / (1.0 - b[f] + b[f] * f32::from(lengths[f]) / mean[f]))
 }
 
@@ -118,15 +89,17 @@ impl Question {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Hit {
     pub(crate) doc: u32,
+    /// In parts of what the question's words can give, so that those of two indexes compare.
     pub(crate) score: f32,
-    /// From 0 to 1: the score in parts of what a chunk with every word would have.
+    /// From 0 to 1: the question's words that it has, weighed by how rare they are.
     pub(crate) relevance: f32,
 }
 
 /// What chunks and files have of a question so far.
 struct Sums {
     chunks: Vec<f32>,
-    /// Rarity of the question's words that stand in the documentation.
+    /// Rarity of the question's words that each chunk has, and that its documentation has.
+    matched: Vec<f32>,
     said: Vec<f32>,
     files: Vec<f32>,
     /// Postings of one term: chunk, its weighed count, and whether its documentation has it.
@@ -151,37 +124,36 @@ impl Index {
 
     /// The best `most` chunks, by falling score; equal ones by path and line.
     pub(crate) fn search(&self, question: &Question, most: usize) -> Vec<Hit> {
-        let params = params();
+        let params = &PARAMS;
         let mut sums = Sums {
             chunks: vec![0.0; self.docs.len()],
+            matched: vec![0.0; self.docs.len()],
             said: vec![0.0; self.docs.len()],
             files: vec![0.0; self.files.len()],
             postings: Vec::new(),
         };
         let possible = self.add_terms(question, &mut sums);
         for (list, weight) in self.expansion.of(self, &question.terms) {
-            self.add_list(list, weight * params.expansion, &mut sums);
+            self.add_list(list, weight * params.expansion, false, &mut sums);
         }
         let words = possible.max(f32::MIN_POSITIVE);
-        let possible = words * (1.0 + params.file + params.near);
         let mut hits: Vec<Hit> = Vec::new();
         for (id, score) in (0_u32..).zip(&sums.chunks) {
             if *score <= 0.0 {
                 continue;
             }
             let doc = &self.docs[id as usize];
-            let near = params.near * self.near(id, &sums.chunks);
             let part = (sums.said[id as usize] / words).min(1.0);
-            let mut score = score + near + params.file * sums.files[doc.file as usize];
+            let mut score = score + params.file * sums.files[doc.file as usize];
             score += params.said * words * part.powi(4);
-            let relevance = (score / possible).min(1.0);
+            let relevance = (sums.matched[id as usize] / words).min(1.0);
             if doc.name_term != 0 && question.names.contains(&doc.name_term) {
                 score *= 1.0 + params.definition;
             }
             if self.files[doc.file as usize].is_minor {
                 score *= params.minor;
             }
-            hits.push(Hit { doc: id, score, relevance });
+            hits.push(Hit { doc: id, score: score / words, relevance });
         }
         let order = |a: &Hit, b: &Hit| {
             b.score.total_cmp(&a.score).then_with(|| self.place(a.doc).cmp(&self.place(b.doc)))
@@ -207,16 +179,17 @@ impl Index {
                 None => said * self.idf(0),
                 // What is everywhere tells nothing that the others do not.
                 Some(list) if rare >= ENOUGH && is_common(list) => 0.0,
-                Some(list) => said * self.add_list(*list, said, sums),
+                Some(list) => said * self.add_list(*list, said, true, sums),
             };
         }
         possible
     }
 
-    /// Adds a term with a weight, and says how rare it is.
-    fn add_list(&self, list: u32, weight: f32, sums: &mut Sums) -> f32 {
-        let Params { k1, .. } = params();
-        let Sums { chunks, said, files, postings } = sums;
+    /// Adds a term with a weight, and says how rare it is. Others than those of the question match
+    /// nothing.
+    fn add_list(&self, list: u32, weight: f32, is_asked: bool, sums: &mut Sums) -> f32 {
+        let Params { k1, .. } = &PARAMS;
+        let Sums { chunks, matched, said, files, postings } = sums;
         postings.clear();
         for (doc, counts) in self.lists[list as usize].iter() {
             let Some(norm) = self.norms.get(doc as usize) else { break };
@@ -236,7 +209,10 @@ impl Index {
         for (doc, count, is_said) in postings {
             let score = most * *count / (k1 + *count);
             chunks[*doc as usize] += score;
-            said[*doc as usize] += if *is_said { most } else { 0.0 };
+            if is_asked {
+                matched[*doc as usize] += most;
+                said[*doc as usize] += if *is_said { most } else { 0.0 };
+            }
             let of = self.docs[*doc as usize].file as usize;
             if file.is_some_and(|file| file != of) {
                 file.iter().for_each(|file| files[*file] += best);
@@ -246,15 +222,6 @@ impl Index {
         }
         file.iter().for_each(|file| files[*file] += best);
         idf
-    }
-
-    /// The score of the better neighbour in the file.
-    fn near(&self, id: u32, scores: &[f32]) -> f32 {
-        let own = self.docs[id as usize].file;
-        let beside = [id.checked_sub(1), id.checked_add(1)];
-        let of = |id: u32| Some((self.docs.get(id as usize)?, scores[id as usize]));
-        let beside = beside.into_iter().flatten().filter_map(of);
-        beside.filter(|(doc, _)| doc.file == own).map(|(_, score)| score).fold(0.0, f32::max)
     }
 
     fn place(&self, doc: u32) -> (&str, u32) {
