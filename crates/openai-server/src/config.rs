@@ -2,10 +2,12 @@
 
 use crate::{
     access::{AllowedHosts, AllowedOrigins},
+    context::ContextSource,
     keys::ApiKeys,
 };
+use axum::Router;
 use serde_json::{Map, Value};
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use taper_base::SamplingParams;
 use taper_chat::{ReasoningFormat, ToolFormat};
 
@@ -57,6 +59,19 @@ pub struct ServerConfig {
     pub max_adapters: usize,
     /// Callers may load and unload adapters.
     pub allow_adapter_updates: bool,
+    /// What puts texts behind a conversation, if anything does.
+    pub context: Option<Arc<dyn ContextSource>>,
+    /// Services of others beside this API.
+    pub mounts: Vec<Mount>,
+}
+
+/// A service at a path, behind the same API keys, hosts and origins.
+#[derive(Debug, Clone)]
+pub struct Mount {
+    /// Where it is, such as `/mcp`.
+    pub path: String,
+    /// What answers there.
+    pub service: Router,
 }
 
 impl Default for ServerConfig {
@@ -83,6 +98,8 @@ impl Default for ServerConfig {
             max_stored_bytes: 64 << 20,
             max_adapters: 0,
             allow_adapter_updates: false,
+            context: None,
+            mounts: Vec::new(),
         }
     }
 }

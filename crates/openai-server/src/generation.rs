@@ -53,6 +53,8 @@ pub(crate) struct Generation {
     /// Choices of one prompt.
     n: usize,
     record: Arc<Record>,
+    /// Tokens of the prompt that the server put there itself.
+    pub(crate) retrieved_tokens: u64,
     _in_flight: InFlight,
 }
 
@@ -109,7 +111,7 @@ impl Generation {
             choices.push(choice);
         }
         let (phases, n) = (state.0.phases(), n.max(1));
-        Ok(Self { choices, turn: 0, phases, n, record, _in_flight: in_flight })
+        Ok(Self { choices, turn: 0, phases, n, record, retrieved_tokens: 0, _in_flight: in_flight })
     }
 
     /// The next step of any choice; `None` when all are over. An error ends all of them.
@@ -169,7 +171,10 @@ impl Generation {
                 accepted_prediction_tokens: self.predicted(|[accepted, _]| accepted),
                 rejected_prediction_tokens: self.predicted(|[_, rejected]| rejected),
             },
-            prompt_tokens_details: PromptDetails::default(),
+            prompt_tokens_details: PromptDetails {
+                retrieved_tokens: self.retrieved_tokens,
+                ..PromptDetails::default()
+            },
             ..Usage::default()
         };
         for choices in self.choices.chunks(self.n) {

@@ -4,6 +4,7 @@
 mod access;
 mod config;
 mod constraint;
+mod context;
 mod decode;
 mod error_body;
 mod errors;
@@ -33,10 +34,11 @@ mod vectors;
 mod wire;
 
 pub use access::{AllowedHosts, AllowedOrigins};
-pub use config::{ConfigError, ServerConfig};
+pub use config::{ConfigError, Mount, ServerConfig};
+pub use context::{ContextSource, Retrieved};
 pub use errors::{ApiError, ErrorClass};
 pub use keys::ApiKeys;
-pub use routes::{route_table, router};
+pub use routes::{Guard, protect, route_table, router};
 pub use serve::serve;
 pub use state::AppState;
 

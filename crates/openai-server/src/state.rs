@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     grammars: OnceLock<Result<Grammars, GrammarError>>,
     /// Bytes of the longest token.
     longest_token: OnceLock<usize>,
+    /// Texts that templates and parsers take for more than text.
+    markers: OnceLock<Vec<String>>,
     pub(crate) started: u64,
     ready: AtomicBool,
     phase: watch::Sender<Phase>,
@@ -122,6 +124,7 @@ impl AppState {
             responses,
             grammars: OnceLock::new(),
             longest_token: OnceLock::new(),
+            markers: OnceLock::new(),
             started: unix_time(),
             ready: AtomicBool::new(true),
             phase: watch::Sender::new(Phase::Serving),
@@ -215,6 +218,17 @@ impl Shared {
         *self.longest_token.get_or_init(|| {
             let ids = 0..u32::try_from(self.tokenizer.vocab_size()).unwrap_or(u32::MAX);
             ids.map(|id| self.tokenizer.token_bytes(id).len()).max().unwrap_or(0).max(1)
+        })
+    }
+
+    /// Special tokens as text, and `others`.
+    pub(crate) fn markers(&self, others: &[&str]) -> &[String] {
+        self.markers.get_or_init(|| {
+            let ids = 0..u32::try_from(self.tokenizer.vocab_size()).unwrap_or(u32::MAX);
+            let special = ids.filter(|id| self.tokenizer.is_special(*id));
+            let mut all: Vec<String> = special.map(|id| self.tokenizer.token_text(id)).collect();
+            all.extend(others.iter().map(|text| (*text).to_owned()));
+            all
         })
     }
 

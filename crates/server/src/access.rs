@@ -1,6 +1,6 @@
 //! Who may call the server: keys, origins and host names from flags and files.
 
-use crate::cli::ServeArgs;
+use crate::longctx_args::CallerArgs;
 use anyhow::{Context, Result, ensure};
 use std::{fs, path::Path};
 use taper_openai_server::{AllowedHosts, AllowedOrigins, ApiKeys};
@@ -15,7 +15,7 @@ pub(crate) struct Access {
 
 impl Access {
     /// `loopback` says that the server listens for this machine alone.
-    pub(crate) fn new(args: &ServeArgs, loopback: bool) -> Result<Self> {
+    pub(crate) fn of(args: &CallerArgs, loopback: bool) -> Result<Self> {
         let mut keys = args.api_key.clone();
         if let Some(file) = &args.api_key_file {
             keys.extend(keys_of(file)?);

@@ -1,8 +1,15 @@
 //! The command line.
 
 use crate::{
-    convert_args::ConvertArgs, expert_args::ExpertArgs, kv_args::KvArgs, kv_report::KvReportArgs,
-    lora_args::LoraArgs, model::NoGpu, sizes, speculation_args::SpeculationArgs,
+    convert_args::ConvertArgs,
+    expert_args::ExpertArgs,
+    kv_args::KvArgs,
+    kv_report::KvReportArgs,
+    longctx_args::{CallerArgs, LongctxCommand, RescueArgs},
+    lora_args::LoraArgs,
+    model::NoGpu,
+    sizes,
+    speculation_args::SpeculationArgs,
 };
 use clap::{
     Args, Parser, Subcommand,
@@ -27,6 +34,7 @@ Examples:
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
   taper convert model.gguf ./out               convert a GGUF file for mlx-lm
   taper ps                                     show what a server on this machine does
+  taper longctx search \"parse headers\" ./src    find code by words
 
 Models are directories in Hugging Face or MLX layout (config.json, *.safetensors, tokenizer.json),
 or GGUF files.
@@ -88,6 +96,9 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Quantize a model, or convert a GGUF file, to an MLX checkpoint, which mlx-lm can load too.
     Convert(ConvertArgs),
+    /// Search source trees, and serve searches to models over HTTP and MCP.
+    #[command(subcommand)]
+    Longctx(LongctxCommand),
 }
 
 /// A model, as an argument or as a flag.
@@ -220,33 +231,10 @@ pub(crate) struct ServeArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) lora: LoraArgs,
-    /// API key that clients must send [default: none]. Separate several with commas, or repeat the
-    /// flag.
-    ///
-    /// Other users of this machine can see the flags of a process. --api-key-file and the
-    /// environment variable hide the key from them.
-    #[arg(
-        long,
-        value_name = "KEY",
-        value_delimiter = ',',
-        env = "TAPER_API_KEY",
-        hide_env_values = true
-    )]
-    pub(crate) api_key: Vec<String>,
-    /// File with API keys, one per line. Empty lines and lines that begin with # are ignored.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) api_key_file: Option<PathBuf>,
-    /// Origins of web pages that may call the API, such as https://example.com; "*" allows any
-    /// [default: none]. Separate several with commas, or repeat the flag.
-    #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
-    pub(crate) allowed_origins: Vec<String>,
-    /// Host names that requests may use, beside localhost, 127.0.0.1 and [::1]; "*" allows any.
-    /// Separate several with commas, or repeat the flag.
-    ///
-    /// By default only those three are allowed on a loopback address without API keys, and any host
-    /// otherwise.
-    #[arg(long, value_name = "HOST", value_delimiter = ',')]
-    pub(crate) allowed_hosts: Vec<String>,
+    #[command(flatten)]
+    pub(crate) callers: CallerArgs,
+    #[command(flatten)]
+    pub(crate) rescue: RescueArgs,
     /// Let the model decide to call tools; `=false` disables this.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true")]
     pub(crate) enable_auto_tool_choice: bool,

@@ -18,11 +18,14 @@ mod interrupt;
 mod kv_args;
 mod kv_report;
 mod listen;
+mod longctx;
+mod longctx_args;
 mod lora_args;
 mod model;
 mod output;
 mod prompt;
 mod ps;
+mod rescue;
 mod run;
 mod serve;
 mod sizes;
@@ -81,6 +84,7 @@ fn run_command(cli: &Cli) -> anyhow::Result<()> {
         Some(Command::Ps(args)) => ps::run(args),
         Some(Command::Doctor(args)) => doctor::run(args),
         Some(Command::Convert(args)) => convert::run(args),
+        Some(Command::Longctx(command)) => longctx::run(command),
     }
 }
 

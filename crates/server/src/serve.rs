@@ -8,6 +8,7 @@ use crate::{
     lora_args::LoraArgs,
     model::{self, Requests},
     output::{Out, note},
+    rescue,
     sizes::human,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -37,7 +38,7 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     let listeners = listen(&args.host, args.port).await?;
     let addresses = listeners.iter().map(TcpListener::local_addr);
     let local = addresses.collect::<io::Result<Vec<_>>>()?.iter().all(|a| a.ip().is_loopback());
-    let access = Access::new(args, local)?;
+    let access = Access::of(&args.callers, local)?;
     let loading = {
         let (source, engine, lora) = (source.clone(), args.engine.clone(), args.lora.clone());
         let scheduling = match args.scheduling_policy.as_str() {
@@ -80,7 +81,8 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     if let Some(why) = model.no_chat() {
         tracing::warn!("no chat can be answered: {why}");
     }
-    let config = config(args, access, &model);
+    let mut config = config(args, access, &model);
+    tokio::task::block_in_place(|| rescue::apply(&args.rescue, &mut config))?;
     let names = &config.served_model_names;
     if let Some(adapter) = model.adapters().iter().find(|a| names.iter().any(|n| **n == *a.name)) {
         bail!("--lora-modules: {:?} is the name of the model itself", adapter.name);

@@ -67,6 +67,8 @@ pub(crate) enum Bench {
     Cuda(gpu::GpuArgs),
     /// Prefill and decode on an Apple GPU (feature `metal`).
     Metal(gpu::GpuArgs),
+    /// Recall, speed and memory of searches over a directory of Python sources.
+    Longctx(LongctxArgs),
     /// One cell, as JSON: what `bench cpu --against` starts.
     #[command(hide = true, name = taper::CELL_COMMAND)]
     CpuCell(CellArgs),
@@ -76,6 +78,37 @@ pub(crate) enum Bench {
         /// Threads that read.
         threads: usize,
     },
+}
+
+/// What to search.
+#[derive(Debug, Args)]
+pub(crate) struct LongctxArgs {
+    /// A directory of packages, such as a site-packages.
+    dir: PathBuf,
+    /// Bytes of sources to take.
+    #[arg(long, default_value_t = 48_000_000)]
+    bytes: u64,
+    /// Questions of each kind.
+    #[arg(long, default_value_t = 600)]
+    questions: u32,
+    /// Print the figures as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The measuring program is an example of the crate: it needs nothing else of the workspace.
+fn longctx(root: &Path, args: &LongctxArgs) -> Result<()> {
+    let mut command = Command::new("cargo");
+    command.current_dir(root).args(["run", "--quiet", "--release", "-p", "taper-longctx"]);
+    command.args(["--features", "tree-sitter", "--example", "recall", "--"]);
+    command.arg(args.dir.canonicalize().context("the directory of packages")?);
+    command.args(["--bytes", &args.bytes.to_string()]);
+    command.args(["--questions", &args.questions.to_string()]);
+    if args.json {
+        command.arg("--json");
+    }
+    ensure!(command.status()?.success(), "the measurement failed");
+    Ok(())
 }
 
 const READ_COMMAND: &str = "cpu-read";
@@ -140,7 +173,8 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
         "`cargo run --release -p xtask --features {0} -- bench {0}` measures there",
         built.0
     );
-    if cfg!(debug_assertions) {
+    // What measures searches builds its own program.
+    if cfg!(debug_assertions) && !matches!(bench, Bench::Longctx(_)) {
         // Where this program was copied to there may be nothing to build with.
         let cargo = Path::new(env!("CARGO"));
         if cargo.exists() {
@@ -150,6 +184,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
     }
     match bench {
         Bench::Experts(args) => experts::run(args),
+        Bench::Longctx(args) => longctx(root, args),
         Bench::Prefix(args) => prefix::run(args),
         Bench::Matrix(args) => matrix::run(args),
         Bench::Serve(args) => serve::run(args),

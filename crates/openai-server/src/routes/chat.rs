@@ -9,6 +9,7 @@ use super::{
 use crate::{
     FINGERPRINT,
     constraint::{self, Budget},
+    context,
     decode::{Body, either},
     errors::ApiError,
     generation::{Generation, Step},
@@ -40,7 +41,8 @@ pub(super) async fn handle(
 ) -> Result<Response, ApiError> {
     let plan = prepare(&state, payload, plan).await?;
     let (plan, functions) = plan;
-    let generation = plan.submit(&state, record, "messages")?;
+    let mut generation = plan.submit(&state, record, "messages")?;
+    generation.retrieved_tokens = plan.added.map_or(0, |added| added.tokens);
     let outputs = (0..plan.params.n).map(|_| plan.output(&state));
     let (params, with_logprobs, shown) = (plan.params.stream, plan.logprobs, plan.params.shown);
     let head = Head {
@@ -50,7 +52,8 @@ pub(super) async fn handle(
         prompt: shown.token_ids.then(|| plan.prompt.clone()),
         functions,
     };
-    match params {
+    let added = plan.added;
+    let response = match params {
         Some(params) => {
             let choices = outputs.map(Streamed::new).collect();
             let writer = Writer { head, choices, params, logprobs: with_logprobs };
@@ -63,7 +66,11 @@ pub(super) async fn handle(
             };
             whole(generation, wholes, &head, prompt_logprobs).await
         }
-    }
+    };
+    Ok(match added {
+        Some(added) => added.tell(response?),
+        None => response?,
+    })
 }
 
 /// A request, checked and tokenized, and whether its calls are those of `functions`.
@@ -116,6 +123,7 @@ fn checked(
         schema_field: "function.parameters",
         budget,
         hide_reasoning: wire.include_reasoning == Some(false),
+        retrieve: context::wanted(state, wire.longctx)?,
     };
     ask.plan(state)
 }

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     constraint::{self, Budget, MessageAsked},
+    context::{self, Added},
     errors::ApiError,
     generation::Generation,
     prepare::{Params, params},
@@ -36,6 +37,8 @@ pub(super) struct Ask {
     /// Most tokens of thinking.
     pub(super) budget: Option<Budget>,
     pub(super) hide_reasoning: bool,
+    /// Put what is found for the last message behind it.
+    pub(super) retrieve: bool,
 }
 
 /// What a request makes of its tools.
@@ -96,6 +99,8 @@ pub(super) struct Plan {
     one_call: bool,
     pub(super) logprobs: bool,
     hide_reasoning: bool,
+    /// What was put behind the conversation.
+    pub(super) added: Option<Added>,
 }
 
 impl Ask {
@@ -110,7 +115,13 @@ impl Ask {
         let Chosen { tools, callable, required } = self.tools;
         let shows_tools = !tools.is_empty();
         let fields = PromptFields { may_be_cut: params.kept.is_some(), ..self.prompt };
-        let Prompt { text: prompt, thinks_not } = render(state, fields, &tools)?;
+        let retrieve = self.retrieve && fields.continue_final_message != Some(true);
+        let needed = params.stop.max_tokens.unwrap_or(1);
+        let (prompt, added) = match retrieve {
+            true => spliced(state, fields, &tools, needed)?,
+            false => (render(state, fields, &tools)?, None),
+        };
+        let Prompt { text: prompt, thinks_not } = prompt;
         let mut parser = ParserOptions {
             reasoning: config.reasoning_format,
             tools: if shows_tools { config.tool_format } else { ToolFormat::NONE },
@@ -131,8 +142,31 @@ impl Ask {
         let prompt = cut(state.0.tokenizer.encode(part, false)?, params.kept);
         let (one_call, logprobs) = (self.one_call, self.logprobs.is_some());
         let hide_reasoning = self.hide_reasoning;
-        Ok(Plan { model, params, prompt, parser, one_call, logprobs, hide_reasoning })
+        Ok(Plan { model, params, prompt, parser, one_call, logprobs, hide_reasoning, added })
     }
+}
+
+/// Renders a conversation with what was found for it, unless there is no room for that.
+fn spliced(
+    state: &AppState,
+    fields: PromptFields,
+    tools: &[Tool],
+    needed: u32,
+) -> Result<(Prompt, Option<Added>), ApiError> {
+    let Some((messages, added)) = context::splice(state, &fields.messages)? else {
+        return Ok((render(state, fields, tools)?, None));
+    };
+    if added.chunks == 0 {
+        return Ok((render(state, fields, tools)?, Some(added)));
+    }
+    let longer = PromptFields { messages, ..fields.clone() };
+    if let Ok(prompt) = render(state, longer, tools) {
+        let tokens = state.0.tokenizer.encode(&prompt.text, false)?.len() as u64;
+        if tokens + u64::from(needed) <= u64::from(state.0.engine.info().max_model_len) {
+            return Ok((prompt, Some(added)));
+        }
+    }
+    Ok((render(state, fields, tools)?, Some(added.without_room())))
 }
 
 impl Plan {

@@ -2,16 +2,18 @@
 
 use super::anthropic::speaks;
 use crate::{
+    access::{AllowedHosts, AllowedOrigins},
     errors::ApiError,
+    keys::ApiKeys,
     linger::lingering,
     record::{REQUEST_ID, Record},
     state::{AppState, Phase},
 };
 use axum::{
-    Extension,
+    Extension, Router,
     extract::{Request, State},
     http::{HeaderName, HeaderValue, Method, header},
-    middleware::Next,
+    middleware::{self, Next},
     response::{IntoResponse, Response},
 };
 use std::sync::Arc;
@@ -46,18 +48,75 @@ pub(super) async fn quiet(
 /// a stranger learns nothing of it.
 pub(super) async fn gate(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let config = &state.0.config;
-    let (uri, headers) = (request.uri(), request.headers());
-    let mut response = if !config.allowed_hosts.allow(uri, headers) {
-        ApiError::HostNotAllowed.into_response()
-    } else if !config.allowed_origins.allow(headers) {
-        ApiError::OriginNotAllowed.into_response()
-    } else {
-        next.run(request).await
+    let mut response = match stranger(&config.allowed_hosts, &config.allowed_origins, &request) {
+        Some(error) => error.into_response(),
+        None => next.run(request).await,
     };
     if state.0.phase() != Phase::Serving {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
+}
+
+/// Why a request may not have come from where it says.
+fn stranger(hosts: &AllowedHosts, origins: &AllowedOrigins, request: &Request) -> Option<ApiError> {
+    let (uri, headers) = (request.uri(), request.headers());
+    if !hosts.allow(uri, headers) {
+        return Some(ApiError::HostNotAllowed);
+    }
+    (!origins.allow(headers)).then_some(ApiError::OriginNotAllowed)
+}
+
+/// Who may call a router that is not this API's.
+#[derive(Debug, Clone)]
+pub struct Guard {
+    keys: ApiKeys,
+    origins: AllowedOrigins,
+    hosts: AllowedHosts,
+}
+
+impl Guard {
+    /// Callers with one of these keys, from these origins, by these names.
+    #[must_use]
+    pub fn new(keys: ApiKeys, origins: AllowedOrigins, hosts: AllowedHosts) -> Self {
+        Self { keys, origins, hosts }
+    }
+}
+
+/// Puts the checks of this API around another one: host and origin around both routers, the key
+/// around the protected one and every path that has no route.
+pub fn protect(protected: Router, open: Router, guard: Guard) -> Router {
+    let cors = guard.origins.cors();
+    let guard = Arc::new(guard);
+    let keys = middleware::from_fn_with_state(Arc::clone(&guard), guard_keys);
+    let places = middleware::from_fn_with_state(guard, guard_places);
+    let router = open.fallback_service(protected.layer(keys)).layer(places);
+    match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    }
+}
+
+async fn guard_keys(
+    State(guard): State<Arc<Guard>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    match authorized(&guard.keys, &request) {
+        true => Ok(next.run(request).await),
+        false => Err(ApiError::InvalidApiKey),
+    }
+}
+
+async fn guard_places(
+    State(guard): State<Arc<Guard>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    match stranger(&guard.hosts, &guard.origins, &request) {
+        Some(error) => Err(error),
+        None => Ok(next.run(request).await),
+    }
 }
 
 /// Refuses requests without a key, then those that the server takes no more.
@@ -66,7 +125,7 @@ pub(super) async fn keys(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if !authorized(&state, &request) {
+    if !authorized(&state.0.config.api_keys, &request) {
         return Err(ApiError::InvalidApiKey);
     }
     if request.method() == Method::POST && state.0.phase() != Phase::Serving {
@@ -75,8 +134,7 @@ pub(super) async fn keys(
     Ok(next.run(request).await)
 }
 
-fn authorized(state: &AppState, request: &Request) -> bool {
-    let keys = &state.0.config.api_keys;
+fn authorized(keys: &ApiKeys, request: &Request) -> bool {
     if keys.is_empty() {
         return true;
     }

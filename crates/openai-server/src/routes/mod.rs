@@ -18,7 +18,9 @@ mod scores;
 mod segments;
 mod tokenize;
 
-use crate::{errors::ApiError, state::AppState};
+pub use gate::{Guard, protect};
+
+use crate::{config::Mount, errors::ApiError, state::AppState};
 use axum::{
     Router,
     http::{Method, Uri},
@@ -32,6 +34,7 @@ use tower_http::decompression::RequestDecompressionLayer;
 pub fn router(state: AppState) -> Router {
     let cors = state.0.config.allowed_origins.cors();
     let router = routes()
+        .with_mounts(&state.0.config.mounts)
         .into_router(&state)
         // Encodings that it does not know are refused where the body is read.
         .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
@@ -100,6 +103,14 @@ impl Routes {
     fn open(mut self, path: &'static str, methods: MethodRouter<AppState>) -> Self {
         self.open = self.open.route(path, methods);
         self.table.push((path, true));
+        self
+    }
+
+    /// Services of others, behind the API keys.
+    fn with_mounts(mut self, mounts: &[Mount]) -> Self {
+        for Mount { path, service } in mounts {
+            self.protected = self.protected.nest_service(path, service.clone());
+        }
         self
     }
 

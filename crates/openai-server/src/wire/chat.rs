@@ -67,6 +67,9 @@ pub(crate) struct ChatRequest {
     pub(crate) continue_final_message: Option<bool>,
     /// What the template shows the model beside the messages.
     pub(crate) documents: Option<Vec<Map<String, Value>>>,
+    /// Whether what the server finds for the last message is put behind it; the default where it
+    /// searches at all.
+    pub(crate) longctx: Option<bool>,
     /// `false` leaves the reasoning out of the response.
     pub(crate) include_reasoning: Option<bool>,
     /// What tools were before there were other kinds of them.

@@ -249,6 +249,11 @@ impl<'de> Deserialize<'de> for OneOrMany {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
 /// Exact token counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Usage {
@@ -262,6 +267,9 @@ pub(crate) struct Usage {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct PromptDetails {
     pub(crate) cached_tokens: u64,
+    /// Of texts that the server found and put behind the conversation.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) retrieved_tokens: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]

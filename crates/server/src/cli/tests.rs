@@ -56,7 +56,7 @@ fn serve_is_the_default_and_takes_its_flags_without_being_named() {
     let named = Cli::parse_from(["taper", "serve", "--api-key", "a,b", "--api-key", "c", "m"]);
     let Some(Command::Serve(args)) = named.command else { panic!("serve") };
     assert_eq!(args.model.name(), Some("m"));
-    assert_eq!(args.api_key, ["a", "b", "c"]);
+    assert_eq!(args.callers.api_key, ["a", "b", "c"]);
 }
 
 fn serve_args(words: &[&str]) -> ServeArgs {

@@ -13,23 +13,31 @@ use std::{
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: String,
+    /// In lower case, each with its value.
+    headers: Vec<String>,
 }
 
 impl Reply {
+    /// The value of a header, in lower case.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut of_name = self.headers.iter().filter_map(|line| line.split_once(": "));
+        of_name.find(|(own, _)| *own == name).map(|(_, value)| value)
+    }
+
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
 }
 
 pub(crate) fn send(address: &str, method: &str, path: &str, body: Option<&str>) -> Reply {
-    let (status, mut reader) = open(address, method, path, body);
+    let (status, headers, mut reader) = open(address, method, path, body);
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
-    Reply { status, body: text }
+    Reply { status, body: text, headers }
 }
 
 /// Sends a request and reads the head of the response.
-fn open(address: &str, method: &str, path: &str, body: Option<&str>) -> (u16, Body) {
+fn open(address: &str, method: &str, path: &str, body: Option<&str>) -> (u16, Vec<String>, Body) {
     let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let body = body.unwrap_or_default();
@@ -45,7 +53,7 @@ fn open(address: &str, method: &str, path: &str, body: Option<&str>) -> (u16, Bo
     reader.read_line(&mut line).unwrap();
     let status = line.split(' ').nth(1).and_then(|s| s.parse().ok());
     let status = status.unwrap_or_else(|| panic!("no status line: {line:?}"));
-    let mut chunked = false;
+    let (mut chunked, mut headers) = (false, Vec::new());
     loop {
         line.clear();
         reader.read_line(&mut line).unwrap();
@@ -54,8 +62,9 @@ fn open(address: &str, method: &str, path: &str, body: Option<&str>) -> (u16, Bo
             break;
         }
         chunked |= header == "transfer-encoding: chunked";
+        headers.push(header);
     }
-    (status, Body { reader, left: if chunked { Some(0) } else { None }, ended: false })
+    (status, headers, Body { reader, left: if chunked { Some(0) } else { None }, ended: false })
 }
 
 /// What follows the head, to the end of the connection or of its chunks.
@@ -98,7 +107,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub(crate) fn open(address: &str, path: &str, body: &str) -> Self {
-        let (status, body) = open(address, "POST", path, Some(body));
+        let (status, _, body) = open(address, "POST", path, Some(body));
         Self { body: BufReader::new(body), status }
     }
 

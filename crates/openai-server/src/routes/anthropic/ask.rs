@@ -56,6 +56,7 @@ pub(super) fn asked(state: &AppState, wire: Conversation) -> Result<Asked, ApiEr
         schema_field: "input_schema",
         budget: tokens.and_then(|tokens| budget(state, tokens)),
         hide_reasoning: false,
+        retrieve: false,
     };
     Ok(Asked { ask, show, edits })
 }

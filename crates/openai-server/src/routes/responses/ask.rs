@@ -98,6 +98,7 @@ pub(super) fn asked(
         schema_field: "parameters",
         budget: None,
         hide_reasoning: false,
+        retrieve: false,
     };
     let style = Style { summary, sealed: includes.sealed, logprobs: includes.logprobs };
     Ok(Asked { ask, style, namespaces, reasoning, previous, input, cuts })
