@@ -61,7 +61,7 @@ pub(crate) struct MatrixArgs {
 struct Measured {
     /// Tokens a second, of all sequences.
     speed: f64,
-    /// Of the whole process on a CPU, of weights and caches on a GPU; in GB.
+    /// GB: the whole process on a CPU, weights and caches on a GPU.
     memory: Option<f64>,
 }
 

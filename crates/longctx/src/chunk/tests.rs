@@ -1,3 +1,5 @@
+//! What chunks of each language are.
+
 use super::*;
 use proptest::prelude::*;
 
