@@ -60,7 +60,7 @@ fn requests(n: u32) -> Vec<GenRequest> {
     let one = |i: u32| {
         let len = 1 + numbers.below(120);
         // Some prompts repeat themselves, so that there is something to find.
-        let mut prompt = numbers.prompt(len, if i % 3 == 0 { 5 } else { VOCAB });
+        let mut prompt = numbers.prompt(len, if i.is_multiple_of(3) { 5 } else { VOCAB });
         if i % 4 == 1 {
             prompt = prompt.repeat(2);
         }

@@ -33,20 +33,20 @@ impl Grammar for Places {
 
 impl Places {
     fn forces(&self) -> Option<TokenId> {
-        (self.state % 5 == 0).then_some(10 + self.state % 90)
+        self.state.is_multiple_of(5).then_some(10 + self.state % 90)
     }
 
     fn allows(&self, token: TokenId) -> bool {
         match self.forces() {
             Some(forced) => token == forced,
-            None => self.state % 3 == 0 || token % 4 != self.state % 4,
+            None => self.state.is_multiple_of(3) || token % 4 != self.state % 4,
         }
     }
 }
 
 impl Constraint for Places {
     fn mask(&mut self) -> Result<Option<TokenMask>, ConstraintError> {
-        let masks = self.forces().is_some() || self.state % 3 != 0;
+        let masks = self.forces().is_some() || !self.state.is_multiple_of(3);
         Ok(masks.then(|| (0..VOCAB).filter(|&token| self.allows(token)).collect()))
     }
 

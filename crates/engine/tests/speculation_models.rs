@@ -111,7 +111,7 @@ fn a_model_drafts_for_another() {
     };
     let mut numbers = Numbers(9);
     let request = |i: u64| {
-        let temperature = if i % 2 == 0 { 0.0 } else { 0.9 };
+        let temperature = if i.is_multiple_of(2) { 0.0 } else { 0.9 };
         let len = 1 + numbers.below(90);
         let sampling = SamplingParams { temperature, seed: i, ..SamplingParams::default() };
         GenRequest { sampling, ..greedy(&numbers.prompt(len, 120), 60) }

@@ -141,10 +141,10 @@ impl Evicted {
         while sessions.by_id.len() > MOST_SESSIONS {
             let others = sessions.by_id.values().filter(|s| s.id != keep);
             let Some(oldest) = others.min_by_key(|s| s.used).map(|s| s.id.clone()) else { return };
-            if let Some(session) = sessions.by_id.remove(&oldest) {
-                if let Err(error) = self.store(&session) {
-                    tracing::warn!(%error, "an idle session was dropped");
-                }
+            if let Some(session) = sessions.by_id.remove(&oldest)
+                && let Err(error) = self.store(&session)
+            {
+                tracing::warn!(%error, "an idle session was dropped");
             }
         }
     }

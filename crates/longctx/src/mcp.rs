@@ -158,7 +158,6 @@ pub async fn serve_stdio(tools: Tools) -> Result<(), StdioError> {
 /// The tools as a route, such as `/mcp`.
 ///
 /// Hosts, origins and API keys are for the server to check around it.
-#[must_use]
 pub fn service<S: Clone + Send + Sync + 'static>(tools: &Tools) -> axum::Router<S> {
     let tools = tools.clone();
     let config = StreamableHttpServerConfig::default()

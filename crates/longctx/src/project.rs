@@ -350,7 +350,7 @@ impl Project {
         };
         let gone = index.files().filter(|file| is_below(file)).filter(|file| {
             let path = Path::new(&*file.path);
-            !files.contains_key(path) && !(listing.incomplete && self.is_hidden(path))
+            !(files.contains_key(path) || listing.incomplete && self.is_hidden(path))
         });
         (wanted, gone.map(|file| file.path.clone()).collect())
     }

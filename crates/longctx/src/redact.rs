@@ -230,7 +230,7 @@ mod tests {
         assert!(patterns().is_some());
         let pem = "a\n-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----\nb\n";
         let (text, found) = redact(pem);
-        assert_eq!(text, format!("a\n{0}\n{0}\n{0}\n{0}\nb\n", REDACTED));
+        assert_eq!(text, format!("a\n{REDACTED}\n{REDACTED}\n{REDACTED}\n{REDACTED}\nb\n"));
         assert_eq!(found, 1);
         let cut = redact("-----BEGIN PRIVATE KEY-----\nMIIE\nno end").0.into_owned();
         assert!(!cut.contains("MIIE") && cut.lines().count() == 3, "{cut}");

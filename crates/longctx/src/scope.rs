@@ -168,10 +168,10 @@ fn paths(text: &str, relative_to: Option<&Path>) -> Vec<PathBuf> {
             Some(dir) => dir.join(named),
             None => continue,
         };
-        if let Ok(path) = path.canonicalize() {
-            if !found.contains(&path) {
-                found.push(path);
-            }
+        if let Ok(path) = path.canonicalize()
+            && !found.contains(&path)
+        {
+            found.push(path);
         }
         if found.len() >= MOST_PATHS {
             break;

@@ -155,10 +155,10 @@ fn hear(event: notify::Result<Event>, cookies: &Path, news: &Sender<News>) {
         let _ = news.send(News::Lost);
     }
     // Reading is no change.
-    if let EventKind::Access(kind) = event.kind {
-        if kind != AccessKind::Close(AccessMode::Write) {
-            return;
-        }
+    if let EventKind::Access(kind) = event.kind
+        && kind != AccessKind::Close(AccessMode::Write)
+    {
+        return;
     }
     for path in event.paths {
         if path.parent() != Some(cookies) {

@@ -1,5 +1,7 @@
 //! An index follows its files, and says what it could not do.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::{fs, path::Path, sync::Arc};
 use taper_longctx::{Error, Library, ReadRequest, SearchAnswer, SearchRequest, Settings};
 

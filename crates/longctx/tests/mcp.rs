@@ -1,4 +1,6 @@
 //! Both revisions of the protocol over HTTP, without a client's help.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![cfg(feature = "server")]
 
 use axum::{

@@ -1,5 +1,7 @@
 //! Forty planted secrets and every way out of a root: none is ever returned.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::{fs, path::Path};
 use taper_longctx::{Library, ReadRequest, RelatedRequest, SearchRequest, Settings};
 

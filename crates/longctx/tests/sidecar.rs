@@ -1,4 +1,6 @@
 //! The endpoints of longctx-svc, as its own black-box cases ask them.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![cfg(feature = "server")]
 
 use axum::{

@@ -124,7 +124,8 @@ fn chats_are_told_what_was_found_for_them() {
     assert_eq!(plain.header("x-longctx-chunks-used"), None);
     let tokens =
         |reply: &common::http::Reply| reply.json()["usage"]["prompt_tokens"].as_u64().unwrap();
-    assert_eq!(tokens(&found) - tokens(&plain), added);
+    // Where the two texts meet, tokens may join.
+    assert!((tokens(&found) - tokens(&plain)).abs_diff(added) <= 2);
     let nothing = ask("photosynthesis of chlorophyll", json!({}));
     assert_eq!(nothing.header("x-longctx-chunks-used"), Some("0"));
     assert_eq!(nothing.header("x-longctx-scope-status"), Some("empty"));

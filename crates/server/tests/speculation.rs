@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Server, chat, fails};
+use common::{Server, chat, fails, taper, text};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/chat/completions";
@@ -18,6 +18,10 @@ const LIST: &str = "Repeat this list three times, word for word:\n1. The red hou
 fn content(mut answer: Value) -> Value {
     for field in ["id", "created", "usage"] {
         answer.as_object_mut().unwrap().remove(field);
+    }
+    // These are random.
+    for call in answer["choices"][0]["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+        call.as_object_mut().unwrap().remove("id");
     }
     answer
 }
@@ -95,10 +99,16 @@ fn configurations_that_are_not_served_are_refused() {
     for (config, word) in [
         (r#"{"method": "mtp"}"#, "no method"),
         (r#"{"method": "draft_model", "model": "/no/such/model"}"#, "/no/such/model"),
-        (r#"{"num_speculative_tokens": -1}"#, "invalid value"),
-        ("suffix", "expected"),
     ] {
         let error = fails(&["run", "--speculative-config", config, "Hello"]);
+        assert!(error.contains(word), "{config}: {error}");
+    }
+    for (config, word) in
+        [(r#"{"num_speculative_tokens": -1}"#, "invalid value"), ("suffix", "expected")]
+    {
+        let output = taper(&["run", "--speculative-config", config, "Hello"], "");
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
         assert!(error.contains(word), "{config}: {error}");
     }
 }

@@ -69,10 +69,10 @@ pub(crate) fn chunks(path: &Path, text: &str) -> Vec<Chunk> {
         return prose::chunks(&lines);
     }
     #[cfg(feature = "tree-sitter")]
-    if let Some(language) = languages::of(suffix, lines.first().copied().unwrap_or("")) {
-        if let Some(chunks) = code::chunks(language, text, &lines) {
-            return chunks;
-        }
+    if let Some(language) = languages::of(suffix, lines.first().copied().unwrap_or(""))
+        && let Some(chunks) = code::chunks(language, text, &lines)
+    {
+        return chunks;
     }
     let mut chunks = Vec::new();
     window::windows(&lines, 1, count(&lines), &Chunk::text(0, 0, ""), &mut chunks);
