@@ -84,8 +84,8 @@ fn plant(root: &Path, outside: &Path) -> usize {
 fn none_of_forty_secrets_is_returned() {
     let top = tempfile::tempdir().unwrap();
     let top = top.path().canonicalize().unwrap();
-    let (root, outside) = (top.join("root"), top.join("outside"));
-    write(&top, ".gitignore", "root/config/local.yml\n");
+    let (root, outside) = (top.join("project"), top.join("outside"));
+    write(&top, ".gitignore", "project/config/local.yml\n");
     write(&root, ".gitignore", "ignored/\n*.log\n");
     let planted = plant(&root, &outside);
     assert_eq!(planted, 40);
@@ -133,7 +133,7 @@ fn none_of_forty_secrets_is_returned() {
         "config/local.yml",
         "deep/er/hidden.log",
         "../outside/x.txt",
-        "../root/.env",
+        "../project/.env",
         "./.env",
         "src/../.env",
         "link.txt",

@@ -10,16 +10,8 @@ use crate::{
 };
 use taper_base::{Phase, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange};
-use taper_tensor::{Pass, Precision, Tensor, ops};
+use taper_tensor::{Pass, Tensor, ops};
 use taper_weights::Checkpoint;
-
-const EXACT: LoadOptions<'static> = LoadOptions {
-    max_model_len: None,
-    precision: Precision::F32,
-    gpu: None,
-    experts: None,
-    moe_top_k: None,
-};
 
 const PASS: Pass<'static> = Pass { phase: Phase::Decode, changes: None };
 
@@ -53,10 +45,10 @@ struct Sequence {
 impl Layerwise {
     /// Sequences before the first layer; empty ones are left out.
     pub(crate) fn new(weights: &Checkpoint, text: &[Vec<TokenId>]) -> Result<Self, ModelError> {
-        let Described { spec, names, .. } = described(weights, EXACT, false)?;
+        let Described { spec, names, .. } = described(weights, LoadOptions::EXACT, false)?;
         let source = Source::new(weights, spec.renames, spec.inputs_first);
         let sharing = spec.storing() < spec.layers.len();
-        let model = Decoder::without_layers(spec, source, &names, EXACT)?;
+        let model = Decoder::without_layers(spec, source, &names, LoadOptions::EXACT)?;
         let begin = |tokens: &Vec<TokenId>| {
             let positions: Vec<u32> = (0..tokens.len() as u32).collect();
             let (tokens, logits_at, phase) = (tokens.as_slice(), &[][..], Phase::Decode);
@@ -164,7 +156,8 @@ impl Layerwise {
         let spec = self.model.spec();
         let source = Source::new(weights, spec.renames, spec.inputs_first);
         let mut ids = self.ids;
-        let layer = self.model.layer(self.next, source, &self.names, &mut ids, EXACT)?;
+        let layer =
+            self.model.layer(self.next, source, &self.names, &mut ids, LoadOptions::EXACT)?;
         Ok((layer, ids))
     }
 

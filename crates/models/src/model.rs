@@ -128,6 +128,17 @@ pub struct LoadOptions<'a> {
     pub moe_top_k: Option<usize>,
 }
 
+impl LoadOptions<'static> {
+    /// On the CPU, with exact products and all experts in memory.
+    pub const EXACT: Self = Self {
+        max_model_len: None,
+        precision: Precision::F32,
+        gpu: None,
+        experts: None,
+        moe_top_k: None,
+    };
+}
+
 impl<'a> LoadOptions<'a> {
     /// Where and how precisely maps are computed.
     pub(crate) fn place(&self) -> Place<'a> {

@@ -106,8 +106,6 @@ struct Loaded {
     routers: Vec<Linear>,
     /// Where uses are kept from run to run.
     uses: Option<PathBuf>,
-    /// Experts of all layers.
-    experts: u64,
     /// Experts that a token goes through, over all layers.
     active: u64,
     saved: AtomicU64,
@@ -188,8 +186,7 @@ impl Streams {
         }
         let taken = store.stats().slots * store.stats().slot_bytes;
         let saved = AtomicU64::new(0);
-        let experts = experts.iter().sum::<usize>() as u64;
-        let loaded = Loaded { store, routers, uses, experts, active, saved };
+        let loaded = Loaded { store, routers, uses, active, saved };
         // Nobody else has it.
         let _ = shared.loaded.set(loaded);
         Ok((StreamedExperts(shared), taken))
@@ -245,25 +242,8 @@ impl StreamedExperts {
     /// Gauges and counters as they stand now.
     #[must_use]
     pub fn stats(&self) -> Option<ExpertStats> {
-        let Loaded { store, active, experts, .. } = self.0.loaded.get()?;
-        let now = store.stats();
-        Some(ExpertStats {
-            slots: now.slots,
-            floor_slots: now.floor,
-            slot_bytes: now.slot_bytes,
-            experts: *experts,
-            resident: now.resident,
-            read_bytes: now.read_bytes,
-            hits: now.hits,
-            misses: now.misses,
-            prefetch_useful: now.prefetch_useful,
-            prefetch_wasted: now.prefetch_wasted,
-            retries: now.retries,
-            shrunk: now.shrunk,
-            tokens: now.tokens,
-            active: *active,
-            stall: now.stall,
-        })
+        let Loaded { store, active, .. } = self.0.loaded.get()?;
+        Some(ExpertStats { active: *active, ..store.stats() })
     }
 
     /// Notes from now on which experts steps use.

@@ -7,18 +7,10 @@ use std::{
 };
 use taper_base::{Phase, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange};
-use taper_models::{Batch, GptqReport, LoadOptions, Precision, choose_bits, gptq, load};
+use taper_models::{Batch, GptqReport, LoadOptions, choose_bits, gptq, load};
 use taper_tensor::{AffineFormat, DType, ops};
 use taper_weights::{
     Checkpoint, ConvertError, ConvertOptions, Override, TargetFormat, convert, convert_with, survey,
-};
-
-const EXACT: LoadOptions<'static> = LoadOptions {
-    max_model_len: None,
-    precision: Precision::F32,
-    gpu: None,
-    experts: None,
-    moe_top_k: None,
 };
 
 fn parity() -> PathBuf {
@@ -60,7 +52,7 @@ fn calibrated(
 
 /// Logits of a text's tokens.
 fn logits(dir: &Path, tokens: &[TokenId]) -> Vec<f32> {
-    let model = load(&Checkpoint::open(dir).unwrap(), EXACT).unwrap();
+    let model = load(&Checkpoint::open(dir).unwrap(), LoadOptions::EXACT).unwrap();
     let info = model.info();
     let codec = taper_kv_codecs::parse("f32").unwrap();
     let size = KvConfig::BLOCK_TOKENS;
@@ -112,7 +104,7 @@ fn every_family_that_converts_is_calibrated() {
     sources.sort();
     for src in sources {
         let Ok(weights) = Checkpoint::open(&src) else { continue };
-        if load(&weights, EXACT).is_err() {
+        if load(&weights, LoadOptions::EXACT).is_err() {
             continue;
         }
         let name = src.file_name().unwrap().to_str().unwrap();

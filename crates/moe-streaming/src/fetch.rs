@@ -29,7 +29,7 @@ pub struct Fetch<'a, T> {
     /// What is still to be submitted, in the order of the file.
     pending: VecDeque<u32>,
     flying: HashSet<ExpertKey>,
-    /// Of these, reads that had begun before anybody waited for them: an error of theirs may be an old one.
+    /// Reads in `flying` that had begun as prefetches: if one fails, the error may be an old one.
     urged: HashSet<ExpertKey>,
     /// Reads at a time.
     window: usize,

@@ -25,6 +25,6 @@ pub use manifest::{LayerEntry, Manifest, SourceFile};
 pub use ranks::{CLASSES, HALF_LIFE, Policy};
 pub use record::{ExpertKey, HEADER_BYTES, Header, PAGE, padded, seal, verify};
 pub use replay::{Replay, Touch, Trace, replay};
-pub use store::{ExpertStore, StoreConfig, StoreStats, Wanted};
+pub use store::{ExpertStore, StoreConfig, Wanted};
 pub use uses::Uses;
 pub use writer::{PackWriter, Written};

@@ -16,6 +16,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use taper_base::ExpertStats;
 use taper_cpu::{AlignedBytes, Bytes};
 
 /// How often the system is asked how much memory there is.
@@ -62,38 +63,6 @@ pub struct Wanted {
     pub expert: u32,
     /// Rows that go through it.
     pub rows: u32,
-}
-
-/// Gauges, then counters since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct StoreStats {
-    /// Slots.
-    pub slots: u64,
-    /// Slots that are needed at least.
-    pub floor: u64,
-    /// Bytes of a slot.
-    pub slot_bytes: u64,
-    /// Experts in memory.
-    pub resident: u64,
-    /// Bytes read from the disk.
-    pub read_bytes: u64,
-    /// Experts that were in memory when they were needed.
-    pub hits: u64,
-    /// Experts that were not.
-    pub misses: u64,
-    /// Experts that were prefetched and then needed.
-    pub prefetch_useful: u64,
-    /// Experts that were prefetched and left unused.
-    pub prefetch_wasted: u64,
-    /// Reads that were tried again.
-    pub retries: u64,
-    /// Slots that were given up because memory was short.
-    pub shrunk: u64,
-    /// Tokens that went through the first layer.
-    pub tokens: u64,
-    /// How long steps waited for the disk.
-    pub stall: Duration,
 }
 
 /// Experts of a model: some in memory, all on a disk.
@@ -417,17 +386,20 @@ impl<T> ExpertStore<T> {
         inner.bank.slots() / self.disk.experts().len().max(1)
     }
 
-    /// Gauges and counters as they stand now.
+    /// Gauges and counters as they stand now. How many experts a token goes through (`active`) is for the model
+    /// to say.
     #[must_use]
-    pub fn stats(&self) -> StoreStats {
+    pub fn stats(&self) -> ExpertStats {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         let (read_bytes, retries) = self.readers.counts();
         let Counts { slots, resident, hits, misses, useful, wasted, shrunk, tokens, stall_nanos } =
             &self.counts;
-        StoreStats {
+        ExpertStats {
             slots: get(slots),
-            floor: self.floor as u64,
+            floor_slots: self.floor as u64,
             slot_bytes: self.slot_bytes as u64,
+            experts: self.disk.experts().iter().sum::<usize>() as u64,
+            active: 0,
             resident: get(resident),
             read_bytes,
             hits: get(hits),

@@ -138,15 +138,20 @@ impl Controller {
         // What the longer step and the proposals cost in tokens, shared out by drafted tokens.
         let lost = ((ratio - 1.0) / drafted.max(1) as f64 + each) * seqs.len() as f64;
         for seq in seqs {
-            let usual = self.usual.get_or_insert_with(|| Acceptance::new(expected));
-            let track = self.tracks.entry(seq.id).or_insert_with(|| Track::new(usual));
+            // A sequence that this step has ended is forgotten already.
+            let track = self.tracks.get_mut(&seq.id);
             match seq.class.filter(|_| seq.drafted > 0) {
                 Some(class) => {
                     let lost = lost * seq.drafted as f64;
+                    let usual = self.usual.get_or_insert_with(|| Acceptance::new(expected));
                     usual.learn(class, seq.drafted, seq.accepted);
+                    let Some(track) = track else { continue };
                     track.verified(class, seq.drafted, seq.accepted, lost);
                 }
-                None => track.plain(1, seq.class.is_some() || each > CHEAP, expected),
+                None => {
+                    let proposed = seq.class.is_some() || each > CHEAP;
+                    track.into_iter().for_each(|track| track.plain(1, proposed, expected));
+                }
             }
         }
     }
@@ -159,5 +164,27 @@ impl Controller {
     /// A sequence has ended.
     pub fn forget(&mut self, id: SeqId) {
         self.tracks.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_kept_of_a_sequence_that_has_ended() {
+        let expected = |_| 0.5;
+        let (mut controller, id) = (Controller::default(), SeqId(7));
+        let plain = Verified { id, class: None, drafted: 0, accepted: 0 };
+        for _ in 0..3 {
+            controller.learn(&[plain], Duration::from_millis(10), &expected);
+        }
+        controller.choose(1, 64, &[Proposal { id, len: 4, class: 0 }], &expected);
+        assert_eq!(controller.tracks.len(), 1);
+        // A step reports its sequences after those that it ended were forgotten.
+        controller.forget(id);
+        let last = Verified { class: Some(0), drafted: 2, accepted: 1, ..plain };
+        controller.learn(&[plain, last], Duration::from_millis(12), &expected);
+        assert!(controller.tracks.is_empty());
     }
 }

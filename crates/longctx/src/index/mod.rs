@@ -36,9 +36,9 @@ pub(crate) struct Doc {
     pub(crate) kind: ChunkKind,
     pub(crate) name: Box<str>,
     pub(crate) parent: Box<str>,
-    /// Of its name as a whole identifier; 0 without a name.
+    /// The term of its name as one whole identifier; 0 without a name.
     name_term: Term,
-    /// Of its text: equal chunks have an equal one.
+    /// Hash of its text, so that copies of a chunk are found.
     pub(crate) hash: u64,
     /// Terms in each field.
     lengths: [u16; FIELD_COUNT],

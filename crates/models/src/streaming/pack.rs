@@ -2,7 +2,7 @@
 
 use super::{LayerOfExperts, Streams, record::Shape};
 use crate::{
-    LoadOptions, ModelError, Precision,
+    LoadOptions, ModelError,
     decoder::Decoder,
     families::{Described, described},
     mixers::StateIds,
@@ -11,15 +11,6 @@ use crate::{
 use std::path::{Path, PathBuf};
 use taper_moe_streaming::{ExpertError, ExpertKey, PAGE, PackWriter, SourceFile, Written};
 use taper_weights::Checkpoint;
-
-/// Other weights stay in their files.
-const MAPPED: LoadOptions<'static> = LoadOptions {
-    max_model_len: None,
-    precision: Precision::F32,
-    gpu: None,
-    experts: None,
-    moe_top_k: None,
-};
 
 /// What was packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,13 +67,13 @@ pub fn pack_experts(
 
 /// The layers with experts.
 fn layers(weights: &Checkpoint) -> Result<Vec<(LayerOfExperts, Shape)>, ModelError> {
-    let Described { spec, names, .. } = described(weights, MAPPED, false)?;
+    let Described { spec, names, .. } = described(weights, LoadOptions::EXACT, false)?;
     let streams = Streams::new(weights);
     let source = Source::new(weights, spec.renames, spec.inputs_first).streamed(Some(&streams));
-    let model = Decoder::without_layers(spec, source, &names, MAPPED)?;
+    let model = Decoder::without_layers(spec, source, &names, LoadOptions::EXACT)?;
     let mut ids = StateIds::default();
     for i in 0..model.spec().layers.len() {
-        model.layer(i, source, &names, &mut ids, MAPPED)?;
+        model.layer(i, source, &names, &mut ids, LoadOptions::EXACT)?;
     }
     let (layers, _) = streams.into_layers();
     match layers.is_empty() {
