@@ -15,7 +15,15 @@ fn main() -> Result<()> {
     for (id, prompt, max_new) in [(0, 4, 6), (1, 20, 4), (2, 6, 8)] {
         let (id, prompt) = (SeqId(id), vec![1; prompt]);
         scheduler.admit(
-            Admission { id, prompt, max_new, all_logits: false, client: None, priority: 0 },
+            Admission {
+                id,
+                prompt,
+                max_new,
+                all_logits: false,
+                client: None,
+                priority: 0,
+                cut_tokens: 0,
+            },
             &pool,
         )?;
     }

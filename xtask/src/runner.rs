@@ -4,7 +4,7 @@ use crate::kv::gaussian;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use taper_base::{LayerId, Phase, SeqId, TokenId};
-use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange};
+use taper_kv_cache::{ExactRoom, KvCache, KvConfig, Recall, RecallCounts, SeqRange};
 use taper_kv_codecs::Exact;
 use taper_models::{Batch, LoadOptions, Model, Precision};
 use taper_tensor::{
@@ -169,6 +169,23 @@ impl Runner {
         Ok(())
     }
 
+    /// Lets a sequence attend to some of its pages once its prompt is there.
+    pub(crate) fn recall(&mut self, seq: u64, pages: usize, prompt_tokens: usize) -> Result<()> {
+        Ok(self.cache.set_recall(SeqId(seq), Some(Recall { pages, prompt_tokens }))?)
+    }
+
+    /// How many pages were attended to since this was last asked.
+    pub(crate) fn pages(&mut self) -> String {
+        let RecallCounts { steps, attended_pages, skipped_pages, choices } =
+            self.cache.take_recall_counts();
+        if steps == 0 {
+            return "all pages".to_owned();
+        }
+        let share = 100.0 * attended_pages as f64 / (attended_pages + skipped_pages) as f64;
+        let each = attended_pages as f64 / steps as f64;
+        format!("{each:.1} pages a step, {share:.1} %; {choices} choices in {steps} steps")
+    }
+
     /// What the model is.
     pub(crate) fn info(&self) -> &taper_models::ModelInfo {
         self.model.info()
@@ -211,6 +228,7 @@ impl Runner {
     /// Forgets a sequence.
     pub(crate) fn release(&mut self, seq: u64) {
         self.cache.release(SeqId(seq));
+        self.cache.forget(SeqId(seq));
     }
 }
 

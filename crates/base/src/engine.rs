@@ -64,6 +64,9 @@ pub struct EngineInfo {
     pub weight_bytes: u64,
     /// Whether tokens are drafted and verified several at a time.
     pub drafting: Drafting,
+    /// Pages that a new token attends to beside the first and the recent ones, unless its request says otherwise;
+    /// 0 attends to all.
+    pub kv_recall_pages: u32,
 }
 
 /// Speculative decoding of an engine.
@@ -160,6 +163,14 @@ pub struct EngineStats {
     pub accepted_per_position: [u64; MAX_DRAFT_TOKENS],
     /// Time spent on finding drafts.
     pub draft_time: Duration,
+    /// Steps of sequences that attended to some of their pages.
+    pub recall_steps: u64,
+    /// Pages that they attended to.
+    pub recall_attended_pages: u64,
+    /// Pages that they left out.
+    pub recall_skipped_pages: u64,
+    /// Choices of pages.
+    pub recall_choices: u64,
     /// Experts that stay on a disk; `None` where all weights are in memory.
     pub experts: Option<ExpertStats>,
 }
@@ -243,6 +254,14 @@ pub enum SubmitError {
         asked: u32,
         /// KV-cache bits that the engine offers.
         offered: Vec<u32>,
+    },
+    /// A KV cache all of whose pages are attended to.
+    #[error("kv_recall_pages {asked} is not possible here: {reason}; leave it out, or say 0")]
+    NoRecall {
+        /// What was asked for.
+        asked: u32,
+        /// Why.
+        reason: &'static str,
     },
     /// No adapter of that name.
     #[error("there is no adapter {name:?}")]

@@ -23,6 +23,9 @@ pub struct GenRequest {
     /// Bits an element of the KV cache, one of [`EngineInfo::kv_bits`](crate::EngineInfo); `None`
     /// is the engine's own choice.
     pub kv_bits: Option<u32>,
+    /// Pages of 64 tokens that each new token attends to beside the first and the recent ones: the prompt is
+    /// computed over all of them. 0 attends to all, and `None` leaves it to the engine.
+    pub kv_recall_pages: Option<u32>,
     /// Who asks, as a number. The queue is shared among clients: one with many open requests does not
     /// keep out the others. `None` is a client of its own.
     pub client: Option<u64>,

@@ -148,7 +148,7 @@ impl Case {
         upload(gpu, &filled, &mut pages)?;
         let exact: Vec<Vec<_>> =
             filled.seqs.iter().map(|(b, ..)| b.iter().copied().map(Some).collect()).collect();
-        let own = |tokens, i: usize| ExactBlocks { tokens, blocks: &exact[i] };
+        let own = |tokens, i: usize| ExactBlocks { tokens, blocks: &exact[i], skipped: 0 };
         let span = |(i, &(q_len, kv_len)): (usize, &(usize, usize))| SeqSpan {
             q_len,
             kv_len,

@@ -56,7 +56,7 @@ impl Case {
             q_len,
             kv_len,
             blocks: &filled.seqs[i].0,
-            exact: self.exact.map(|tokens| ExactBlocks { tokens, blocks: &exact[i] }),
+            exact: self.exact.map(|tokens| ExactBlocks { tokens, blocks: &exact[i], skipped: 0 }),
         };
         let batch = AttnBatch { seqs: self.seqs.iter().enumerate().map(span).collect() };
         let slot = |(seq, at): (&super::Rows, &usize)| {

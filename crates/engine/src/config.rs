@@ -32,6 +32,9 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Prefixes are kept on disk too, and found there after a restart.
     pub disk: Option<KvDisk>,
+    /// Pages of 64 tokens that a new token attends to beside the first and the recent ones, unless its request
+    /// says otherwise; 0 attends to all.
+    pub kv_recall_pages: u32,
     /// Memory is returned to the system after some time without requests; `None` keeps it.
     pub idle: Option<KvIdle>,
     /// Memory for the cache.
@@ -62,6 +65,7 @@ impl Default for EngineConfig {
             exact: Some(Exact::DEFAULT),
             prefix_caching: true,
             disk: None,
+            kv_recall_pages: 0,
             idle: None,
             kv_budget: KvBudget::Bytes(1 << 30),
             adapters: Vec::new(),
@@ -186,6 +190,12 @@ pub enum EngineError {
         #[source]
         source: KvCodecError,
     },
+    /// A KV cache all of whose pages are attended to.
+    #[error("a new token attends to all pages here: {reason}")]
+    NoRecall {
+        /// Why.
+        reason: &'static str,
+    },
     /// Prefixes on disk, of a model whose states are not written there.
     #[error("{family} has recurrent layers, whose prefixes cannot be kept on disk yet")]
     NoDisk {
@@ -237,6 +247,9 @@ impl EngineConfig {
         let mut plan = EnginePlan { caches: Vec::new(), max_model_len: u32::MAX };
         for scheme in schemes {
             let (cache, max_model_len) = self.plan_one(scheme, budget, model)?;
+            if let Some(reason) = cache.cannot_recall().filter(|_| self.kv_recall_pages > 0) {
+                return Err(EngineError::NoRecall { reason });
+            }
             plan.caches.push(cache);
             plan.max_model_len = plan.max_model_len.min(max_model_len);
         }

@@ -3,6 +3,7 @@
 use crate::{
     adapters::salt,
     pace::{Company, Pace},
+    pool::{Pool, blocks},
     sequence::{Advance, Sequence, internal},
     speculation::{Speculation, Speculator},
     stats::{Gauges, SharedStats, add, set},
@@ -14,11 +15,10 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
-use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError, TokenId};
-use taper_kv_cache::{KvCache, KvConfig, UnitName};
+use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError};
+use taper_kv_cache::{KvCache, KvConfig, RecallCounts, UnitName};
 use taper_scheduler::{
-    Admission, AdmitError, BlockPool, NoRoom, Scheduler, SchedulerConfig, SeqOutcome, SeqWork,
-    StepPlan,
+    Admission, AdmitError, Scheduler, SchedulerConfig, SeqOutcome, SeqWork, StepPlan,
 };
 
 /// A cache and the requests that run over it.
@@ -189,7 +189,7 @@ impl Lane {
             return;
         };
         if sequence.is_closed() {
-            self.cache.set_salt(id, None);
+            self.cache.forget(id);
             add(&shared.stats.cancelled, 1);
             sequence.end(None);
         } else {
@@ -210,14 +210,19 @@ impl Lane {
     }
 
     pub(crate) fn admit(&mut self, id: SeqId, submission: Submission, shared: &Shared) {
-        let Submission { request, adapter, max_new, .. } = &submission;
+        let Submission { request, adapter, max_new, recall, .. } = &submission;
+        // `submit` has refused what the cache refuses.
+        if let Err(error) = self.cache.set_recall(id, *recall) {
+            tracing::error!(%error, "a request attends to all pages");
+        }
         self.cache.set_salt(id, salt(adapter.as_ref(), request.cache_salt.as_ref()));
         let (prompt, client, max_new) = (request.prompt.clone(), request.client, *max_new);
         let priority = request.priority;
         let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
         let sequence = Sequence::new(submission, &shared.eos, vocab);
         let all_logits = sequence.wants_prompt_logprobs();
-        let admission = Admission { id, prompt, max_new, all_logits, client, priority };
+        let cut_tokens = sequence.cut_tokens();
+        let admission = Admission { id, prompt, max_new, all_logits, client, priority, cut_tokens };
         let units = match admission.prompt.split_last() {
             // The last token is computed in any case, and with all logits every one.
             Some((_, reusable)) if !all_logits => self.cache.on_disk(id, reusable),
@@ -265,7 +270,7 @@ impl Lane {
             return self.load_next(id, shared);
         }
         if !good && !closed {
-            self.cache.forget(loading.units.drain(..).map(|(_, name)| name));
+            self.cache.forget_units(loading.units.drain(..).map(|(_, name)| name));
         }
         self.loading_ends(id, shared);
     }
@@ -278,7 +283,7 @@ impl Lane {
             }
             // `submit` has checked what the scheduler checks; this is for a rule it lacks.
             Err(error) => {
-                self.cache.set_salt(id, None);
+                self.cache.forget(id);
                 sequence.end(Some(Event::Failed(refusal(error))));
             }
         }
@@ -296,7 +301,7 @@ impl Lane {
     /// of it is left: who has read it finds the room free and the gauges settled.
     fn end(&mut self, id: SeqId, last: Option<Event>, shared: &Shared) {
         self.scheduler.cancel(id, &mut Pool(&mut self.cache));
-        self.cache.set_salt(id, None);
+        self.cache.forget(id);
         if let Ok(speculator) = &mut self.speculator {
             speculator.forget(id);
         }
@@ -320,6 +325,7 @@ impl Lane {
     fn step(&mut self, plan: &StepPlan, shared: &Shared) {
         let stats = &*shared.stats;
         let results = step::run(&*shared.model, &mut self.cache, &mut self.sequences, plan, stats);
+        self.count_recall(stats);
         let mut outcomes = Vec::new();
         let (mut ended, mut appended) = (Vec::new(), Vec::new());
         for (work, outcome) in results {
@@ -397,6 +403,16 @@ impl Lane {
         gauges.kv_exact_bytes.store(exact, Ordering::Relaxed);
         gauges.kv_used_bytes.store(usage.used_bytes(), Ordering::Relaxed);
     }
+
+    /// Counts what the cache has done for sequences that leave pages out since it was last asked.
+    fn count_recall(&mut self, stats: &SharedStats) {
+        let RecallCounts { steps, attended_pages, skipped_pages, choices } =
+            self.cache.take_recall_counts();
+        let counts = [steps, attended_pages, skipped_pages, choices];
+        for (counter, count) in stats.recall.iter().zip(counts) {
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
+    }
 }
 
 /// What drafts tokens over a cache, or why nothing does.
@@ -425,48 +441,6 @@ fn refusal(error: AdmitError) -> GenerationError {
             return internal(Arc::new(error), "the scheduler refused a request");
         }
     })
-}
-
-/// The cache as the scheduler sees it.
-struct Pool<'a>(&'a mut KvCache);
-
-impl BlockPool for Pool<'_> {
-    fn total(&self) -> u32 {
-        blocks(self.0.usage().total_blocks)
-    }
-
-    fn free(&self) -> u32 {
-        let usage = self.0.usage();
-        blocks(usage.total_blocks - usage.used_blocks)
-    }
-
-    fn block_tokens(&self) -> u32 {
-        blocks(self.0.config().geometry.block_tokens)
-    }
-
-    fn grow(&mut self, id: SeqId, tokens: u32) -> Result<(), NoRoom> {
-        self.0.grow(id, tokens as usize).map_err(|_| NoRoom)
-    }
-
-    fn release(&mut self, id: SeqId) {
-        self.0.release(id);
-    }
-
-    fn prefix_tokens(&self) -> u32 {
-        blocks(self.0.prefix_tokens())
-    }
-
-    fn may_share(&self, a: SeqId, b: SeqId) -> bool {
-        self.0.salt(a) == self.0.salt(b)
-    }
-
-    fn adopt_prefix(&mut self, id: SeqId, tokens: &[TokenId]) -> u32 {
-        blocks(self.0.adopt(id, tokens))
-    }
-}
-
-fn blocks(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod local;
 mod open;
 mod pace;
 mod pass;
+mod pool;
 mod sequence;
 mod speculation;
 mod stats;

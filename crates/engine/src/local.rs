@@ -26,7 +26,7 @@ use taper_base::{
     AdapterInfo, AdapterRefused, Drafting, Engine, EngineInfo, EngineStats, EventSink, GenRequest,
     SubmitError, TokenSet,
 };
-use taper_kv_cache::{DiskTier, KvConfig};
+use taper_kv_cache::{DiskTier, KvConfig, Recall};
 use taper_models::{Model, StreamedExperts};
 use taper_scheduler::SchedulerConfig;
 
@@ -38,6 +38,8 @@ pub struct LocalEngine {
     experts: Option<StreamedExperts>,
     eos: TokenSet,
     adapters: Adapters,
+    /// Why new tokens attend to all pages, if they have to.
+    cannot_recall: Option<&'static str>,
     scheduling: Scheduling,
     /// Requests that have not ended.
     open: Arc<Open>,
@@ -59,6 +61,7 @@ impl LocalEngine {
         let adapters = Adapters::new(model.adapter_targets().cloned(), model.info(), limits);
         config.adapters.iter().try_for_each(|(name, dir)| adapters.load(name, dir))?;
         let vocab_size = u32::try_from(model.info().vocab).unwrap_or(u32::MAX);
+        let cannot_recall = caches.iter().find_map(KvConfig::cannot_recall);
         let sum = |of: &dyn Fn(&KvConfig) -> u64| caches.iter().map(of).sum::<u64>();
         let info = EngineInfo {
             max_model_len,
@@ -72,6 +75,7 @@ impl LocalEngine {
             prefix_caching: config.prefix_caching,
             weight_bytes: model.info().weight_bytes,
             drafting: Drafting::default(),
+            kv_recall_pages: config.kv_recall_pages,
         };
         let limits = SchedulerConfig {
             max_num_batched_tokens: config.max_num_batched_tokens,
@@ -121,6 +125,7 @@ impl LocalEngine {
             experts,
             eos,
             adapters,
+            cannot_recall,
             scheduling: config.scheduling,
             open: Arc::new(Open::new(config.max_waiting.saturating_add(config.max_num_seqs))),
             alive,
@@ -151,6 +156,16 @@ impl LocalEngine {
             let offered = self.info.kv_bits.iter().map(|offer| offer.bits).collect();
             SubmitError::KvBits { asked, offered }
         })
+    }
+
+    /// Which pages the new tokens of a request attend to; all where it is `None`.
+    fn recall(&self, request: &GenRequest) -> Result<Option<Recall>, SubmitError> {
+        let asked = request.kv_recall_pages.unwrap_or(self.info.kv_recall_pages);
+        match self.cannot_recall {
+            _ if asked == 0 => Ok(None),
+            Some(reason) => Err(SubmitError::NoRecall { asked, reason }),
+            None => Ok(Some(Recall { pages: asked as usize, prompt_tokens: request.prompt.len() })),
+        }
     }
 
     /// Tokens that a request may generate.
@@ -194,9 +209,10 @@ impl Engine for LocalEngine {
             return Err(SubmitError::NoPriorities { asked: request.priority });
         }
         let (lane, max_new) = (self.lane(&request)?, self.max_new(&request)?);
+        let recall = self.recall(&request)?;
         let adapter = self.adapters.of(request.adapter.as_ref())?;
         let listener = Listener::new(sink, self.open.enter(request.client)?);
-        let submission = Box::new(Submission { request, max_new, listener, adapter });
+        let submission = Box::new(Submission { request, max_new, listener, adapter, recall });
         let command = Command::Submit { lane, submission };
         let commands = self.commands.read().unwrap_or_else(PoisonError::into_inner);
         let refused = match commands.as_ref() {

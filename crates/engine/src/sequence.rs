@@ -11,6 +11,7 @@ use taper_base::{
     ConstraintError, DeviceDraw, ErrorId, Event, FinishReason, GenRequest, GeneratedToken,
     GenerationError, TokenId, TokenLogprobs, TokenMask, TokenSet,
 };
+use taper_kv_cache::EVERY_TOKENS;
 use taper_models::Adapter;
 use taper_sampler::{Choice, Sampler, SamplerError, token_logprobs};
 use taper_tensor::pool;
@@ -41,6 +42,8 @@ pub(crate) struct Sequence {
     draft: Vec<TokenId>,
     max_draft_tokens: Option<u32>,
     prediction: Arc<[TokenId]>,
+    /// A step goes no further than to a multiple of so many tokens.
+    cut_tokens: Option<usize>,
 }
 
 /// What a step made of a sequence that was sampled.
@@ -68,7 +71,7 @@ struct PromptLogprobs {
 
 impl Sequence {
     pub(crate) fn new(submission: Submission, eos: &TokenSet, vocab: u32) -> Self {
-        let Submission { request, max_new, listener, adapter } = submission;
+        let Submission { request, max_new, listener, adapter, recall } = submission;
         let stops = stops(&request, eos);
         let prompt_len = request.prompt.len();
         let entries = |top| PromptLogprobs { top, entries: vec![None; prompt_len] };
@@ -91,6 +94,7 @@ impl Sequence {
             draft: Vec::new(),
             max_draft_tokens: request.max_draft_tokens,
             prediction: request.prediction,
+            cut_tokens: recall.map(|_| EVERY_TOKENS),
         }
     }
 
@@ -109,9 +113,17 @@ impl Sequence {
         self.draft.truncate(len as usize);
     }
 
-    /// Most tokens that the request lets be drafted at a time.
+    /// Most tokens that may be drafted now: what the request lets be, and what a step may compute after the
+    /// newest token.
     pub(crate) fn max_draft_tokens(&self) -> Option<u32> {
-        self.max_draft_tokens
+        let Some(cut) = self.cut_tokens else { return self.max_draft_tokens };
+        let room = (cut - 1 - self.tokens.len().saturating_sub(1) % cut) as u32;
+        Some(self.max_draft_tokens.unwrap_or(room).min(room))
+    }
+
+    /// Tokens of which no step crosses a multiple; 0 sets no limit.
+    pub(crate) fn cut_tokens(&self) -> u32 {
+        self.cut_tokens.map_or(0, |cut| cut as u32)
     }
 
     /// What the request says that its output is likely to contain.

@@ -42,6 +42,7 @@ pub(crate) struct SharedStats {
     pub(crate) draft_tokens: AtomicU64,
     pub(crate) accepted_per_position: [AtomicU64; MAX_DRAFT_TOKENS],
     pub(crate) draft_nanos: AtomicU64,
+    pub(crate) recall: [AtomicU64; 4],
     /// Where prefixes are kept on disk, if they are; it counts what it writes.
     pub(crate) disk: Option<Arc<DiskTier>>,
 }
@@ -90,6 +91,10 @@ impl SharedStats {
             accepted_draft_tokens: accepted.iter().sum(),
             accepted_per_position: accepted,
             draft_time: Duration::from_nanos(counter(&self.draft_nanos)),
+            recall_steps: counter(&self.recall[0]),
+            recall_attended_pages: counter(&self.recall[1]),
+            recall_skipped_pages: counter(&self.recall[2]),
+            recall_choices: counter(&self.recall[3]),
             experts: None,
         }
     }

@@ -250,7 +250,8 @@ mod tests {
             };
             let ticket = Arc::new(Open::new(1)).enter(None).unwrap();
             let listener = Listener::new(Box::new(Nobody), ticket);
-            let submission = Submission { request, max_new: 9, listener, adapter: None };
+            let submission =
+                Submission { request, max_new: 9, listener, adapter: None, recall: None };
             Sequence::new(submission, &TokenSet::default(), 4)
         };
         let mut sequences: HashMap<_, _> = [

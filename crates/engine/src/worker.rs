@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 use taper_base::{GenRequest, SeqId, TokenSet};
-use taper_kv_cache::DiskTier;
+use taper_kv_cache::{DiskTier, Recall};
 use taper_models::Model;
 
 /// Commands to the thread.
@@ -26,6 +26,8 @@ pub(crate) struct Submission {
     pub(crate) max_new: u32,
     pub(crate) listener: Listener,
     pub(crate) adapter: Option<AdapterUse>,
+    /// Which pages its tokens attend to; all where it is `None`.
+    pub(crate) recall: Option<Recall>,
 }
 
 /// What the schedulers of all KV caches share.

@@ -1,7 +1,7 @@
 //! The blocks of the pool: who holds how much of them, and which keep exact rows beside their codes.
 
-use crate::prefix::PrefixIndex;
-use std::ops::Range;
+use crate::{prefix::PrefixIndex, recall::PageBoxes};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 use taper_base::BlockId;
 
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub(crate) struct Blocks {
     free_exact: Vec<BlockId>,
     /// Exact blocks beside idle blocks.
     idle_exact: usize,
+    /// Boxes of the pages that end with a block, where somebody needed them.
+    boxes: HashMap<BlockId, Arc<PageBoxes>>,
 }
 
 impl Blocks {
@@ -28,6 +30,7 @@ impl Blocks {
             exact: vec![None; blocks],
             free_exact: ids(exact),
             idle_exact: 0,
+            boxes: HashMap::new(),
         }
     }
 
@@ -52,7 +55,17 @@ impl Blocks {
         let block = self.index.evict(|b| !with_exact || exact[b.0 as usize].is_some())?;
         self.idle_exact -= usize::from(self.exact(block).is_some());
         self.drop_exact(block);
+        self.boxes.remove(&block);
         Some(block)
+    }
+
+    /// Boxes of the page that ends with a block, if they are known.
+    pub(crate) fn boxes(&self, block: BlockId) -> Option<Arc<PageBoxes>> {
+        self.boxes.get(&block).cloned()
+    }
+
+    pub(crate) fn set_boxes(&mut self, block: BlockId, boxes: Arc<PageBoxes>) {
+        self.boxes.insert(block, boxes);
     }
 
     /// A block without contents, for one sequence.
@@ -89,7 +102,10 @@ impl Blocks {
                 self.idle_exact += usize::from(self.exact(block).is_some());
                 self.index.rest(block);
             }
-            0 => self.free.push(block),
+            0 => {
+                self.boxes.remove(&block);
+                self.free.push(block);
+            }
             _ => {}
         }
     }

@@ -6,6 +6,7 @@ use crate::{
     finite::Watched,
     keep::Kept,
     prefix::{Node, ROOT},
+    recall::{RecallCounts, Recalling},
     rewind::Before,
     states::States,
 };
@@ -54,6 +55,9 @@ pub struct KvCache {
     pub(crate) watched: Vec<Watched>,
     /// Pages that are written from now on are huge ones.
     huge_pages: bool,
+    /// Sequences that may leave pages out.
+    pub(crate) recalling: HashMap<SeqId, Recalling>,
+    pub(crate) recall_counts: RecallCounts,
 }
 
 /// From so many bytes of keys or of values in a layer on, a sequence is long: attention then waits for
@@ -95,6 +99,8 @@ impl KvCache {
             held_sinks: 0,
             watched: Vec::new(),
             huge_pages: false,
+            recalling: HashMap::new(),
+            recall_counts: RecallCounts::default(),
         }
     }
 
@@ -156,6 +162,7 @@ impl KvCache {
         if let Some(states) = &mut self.states {
             states.release(seq);
         }
+        self.forget_recalled(seq);
         let Some(table) = self.tables.remove(&seq) else { return };
         self.watched.retain(|watched| watched.is_of(&self.tables));
         let sinks = self.sink_blocks();
@@ -192,6 +199,7 @@ impl KvCache {
             return 0;
         }
         let salt = self.salt(seq).cloned();
+        let tokens = &tokens[..self.adoptable(seq, tokens.len())];
         let mut chain = self.blocks.index.find(tokens, size, salt.as_ref());
         let mut reused = chain.len() * size / unit * unit;
         if let Some(states) = &self.states {
@@ -219,13 +227,16 @@ impl KvCache {
     }
 
     /// Makes a sequence's full blocks known to others; `tokens` are those whose rows are computed. Blocks
-    /// from the first row on that is not finite stay the sequence's own.
+    /// from the first row on that is not finite, or was computed over some of its pages, stay the sequence's own.
     pub fn publish(&mut self, seq: SeqId, tokens: &[TokenId]) {
         self.take_watched();
         let Some(table) = self.tables.get_mut(&seq).filter(|_| self.config.prefix_caching) else {
             return;
         };
         let tokens = &tokens[..table.broken.map_or(tokens.len(), |at| at.min(tokens.len()))];
+        // What was computed over some pages is not what others would compute.
+        let sparse = self.recalling.get(&seq).and_then(|recall| recall.sparse_from);
+        let tokens = &tokens[..sparse.map_or(tokens.len(), |at| at.min(tokens.len()))];
         let full = tokens.chunks_exact(self.config.geometry.block_tokens).zip(&table.blocks);
         for (tokens, &block) in full.skip(table.nodes.len()) {
             let before = table.nodes.last().copied().unwrap_or(ROOT);
@@ -265,6 +276,12 @@ impl KvCache {
             Some(salt) => self.salts.insert(seq, salt),
             None => self.salts.remove(&seq),
         };
+    }
+
+    /// A sequence is over: what was set for it goes.
+    pub fn forget(&mut self, seq: SeqId) {
+        self.salts.remove(&seq);
+        self.recalling.remove(&seq);
     }
 
     /// The salt of a sequence.

@@ -101,6 +101,13 @@ impl KvConfig {
         layers.try_for_each(|(layer, geometry)| self.scheme.codec(layer).check(geometry))
     }
 
+    /// Why sequences cannot leave pages out; `None` where they can.
+    #[must_use]
+    pub fn cannot_recall(&self) -> Option<&'static str> {
+        let gpu = (0..self.layers).any(|layer| self.scheme.codec(layer).gpu().is_some());
+        gpu.then_some("pages of a KV cache on a GPU are not chosen yet")
+    }
+
     /// Bytes of a layer's block.
     pub(crate) fn block_bytes(&self, layer: usize) -> BlockBytes {
         let codec = self.scheme.codec(layer);

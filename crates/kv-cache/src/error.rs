@@ -80,6 +80,12 @@ pub enum KvCacheError {
         #[source]
         source: std::io::Error,
     },
+    /// Sequences cannot leave pages out.
+    #[error("a step attends to all pages here: {reason}")]
+    NoRecall {
+        /// Why.
+        reason: &'static str,
+    },
     /// The codec failed.
     #[error(transparent)]
     Codec(#[from] KvCodecError),

@@ -139,7 +139,7 @@ impl KvCache {
     }
 
     /// Units that are of no use without one that could not be read: they are to be kept anew.
-    pub fn forget(&self, names: impl IntoIterator<Item = UnitName>) {
+    pub fn forget_units(&self, names: impl IntoIterator<Item = UnitName>) {
         if let Some(kept) = &self.kept {
             names.into_iter().for_each(|name| kept.tier.forget(name));
         }

@@ -1,6 +1,8 @@
 //! One step's view of the cache.
 
-use crate::{ExactRoom, KvCache, KvCacheError, KvConfig, cache::Table, finite::Watched};
+use crate::{
+    ExactRoom, KvCache, KvCacheError, KvConfig, cache::Table, finite::Watched, recall::View,
+};
 use std::{collections::HashMap, sync::Arc};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, KvCodecError, SeqSpan};
@@ -74,6 +76,8 @@ pub struct PagedSession<'a> {
     exact: Vec<Vec<Option<BlockId>>>,
     /// Exact slot of each of the step's tokens.
     exact_slots: Vec<Option<usize>>,
+    /// What each range attends to, where that is not all of its sequence.
+    views: Vec<Option<View>>,
 }
 
 impl<'a> PagedSession<'a> {
@@ -88,11 +92,18 @@ impl<'a> PagedSession<'a> {
             }
             slots.extend((range.start..end).map(|i| blocks[i / size].0 as usize * size + i % size));
         }
-        let mut session =
-            Self { cache, ranges: ranges.to_vec(), slots, exact: vec![], exact_slots: vec![] };
+        let mut session = Self {
+            cache,
+            ranges: ranges.to_vec(),
+            slots,
+            exact: vec![],
+            exact_slots: vec![],
+            views: vec![],
+        };
         if session.cache.config.exact.is_some() {
             session.place_exact()?;
         }
+        session.views = session.cache.views(ranges, &session.exact)?;
         if let Some(states) = &mut session.cache.states {
             states.begin(ranges)?;
         }
@@ -162,13 +173,16 @@ impl PagedSession<'_> {
         if pages.gpu.is_some() {
             return;
         }
-        let blocks = |range: &SeqRange| {
-            let used = (range.start + range.len).div_ceil(geometry.block_tokens);
-            self.cache.blocks(range.seq).iter().take(used)
+        let blocks = |(i, range): (usize, &SeqRange)| match self.views.get(i) {
+            Some(Some(view)) => view.blocks.iter().take(view.blocks.len()),
+            _ => {
+                let used = (range.start + range.len).div_ceil(geometry.block_tokens);
+                self.cache.blocks(range.seq).iter().take(used)
+            }
         };
         // Attention begins with the last sequence.
         let most = FETCH_BYTES / (bytes.k + bytes.v).max(1);
-        let blocks = self.ranges.iter().rev().flat_map(blocks).take(most);
+        let blocks = self.ranges.iter().enumerate().rev().flat_map(blocks).take(most);
         let sides = blocks.flat_map(|block| {
             let of = |bytes: usize| block.0 as usize * bytes..(block.0 as usize + 1) * bytes;
             [pages.k.as_slice().get(of(bytes.k)), pages.v.as_slice().get(of(bytes.v))]
@@ -248,16 +262,24 @@ fn some_rows(ranges: &[SeqRange], rows: &[u32]) -> Vec<Queries> {
     queries
 }
 
-/// Queries of a step's sequences as a layer's codec sees them, with the exact blocks beside their own where there
-/// is room for such.
-fn batch<'b>(
-    (ranges, queries): (&[SeqRange], Vec<Queries>),
-    (config, layer, chunk): (&KvConfig, LayerId, Option<usize>),
+/// What a step's sequences have, range by range.
+#[derive(Clone, Copy)]
+struct Held<'b> {
     tables: &'b HashMap<SeqId, Table>,
     exact: &'b [Vec<Option<BlockId>>],
+    views: &'b [Option<View>],
+}
+
+/// Queries of a step's sequences as a layer's codec sees them, with the exact blocks beside their own where there
+/// is room for such. Layers that see near tokens alone see all of these.
+fn batch<'b>(
+    (ranges, queries): (&[SeqRange], Vec<Queries>),
+    (config, layer, params): (&KvConfig, LayerId, &AttnParams<'_>),
+    Held { tables, exact, views }: Held<'b>,
 ) -> Result<AttnBatch<'b>, KvCodecError> {
     let (room, size) = (room(config, layer), config.geometry.block_tokens);
-    let queries = match chunk {
+    let far = params.window.is_none() && params.chunk.is_none();
+    let queries = match params.chunk {
         Some(chunk) => {
             let recent = room.map_or(1, |room| room.tokens.recent_tokens);
             in_chunks(queries, chunk, &[size, recent])?
@@ -268,9 +290,23 @@ fn batch<'b>(
         let mut tokens = room?.tokens;
         // The sequence's first tokens are none of a later chunk's.
         tokens.sink_tokens *= usize::from(own.unseen == 0);
-        Some(ExactBlocks { tokens, blocks: exact.get(own.range)?.get(own.unseen / size..)? })
+        let blocks = exact.get(own.range)?.get(own.unseen / size..)?;
+        Some(ExactBlocks { tokens, blocks, skipped: 0 })
+    };
+    let some = |own: Queries, view: &'b View| SeqSpan {
+        q_len: own.len,
+        kv_len: own.end - view.skipped,
+        blocks: &view.blocks,
+        exact: room.map(|room| ExactBlocks {
+            tokens: room.tokens,
+            blocks: &view.exact,
+            skipped: view.skipped,
+        }),
     };
     let span = |own: Queries| {
+        if let Some(Some(view)) = views.get(own.range).filter(|_| far) {
+            return some(own, view);
+        }
         let blocks = tables.get(&ranges[own.range].seq).map_or(&[][..], |t| t.blocks.as_slice());
         SeqSpan {
             q_len: own.len,
@@ -290,14 +326,15 @@ impl StateSession for PagedSession<'_> {
         params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCacheError> {
         self.watch(layer, rows)?;
-        let (ranges, exact) = (&self.ranges, &self.exact);
+        self.cache.keep_queries(layer, &self.ranges, rows, params)?;
+        let ranges = &self.ranges;
         let KvCache { config, pages, tables, .. } = &mut *self.cache;
         let layers = pages.len();
         let own = pages.get_mut(layer.index()).ok_or(KvCacheError::Layer { layer, layers })?;
         let (codec, g) =
             (Arc::clone(config.scheme.codec(layer.index())), config.geometry_of(layer.index()));
-        let reach = (&*config, layer, params.chunk);
-        let seqs = batch((ranges, all_rows(ranges)), reach, tables, exact)?;
+        let held = Held { tables, exact: &self.exact, views: &self.views };
+        let seqs = batch((ranges, all_rows(ranges)), (config, layer, params), held)?;
         let within = AttnParams { chunk: None, ..*params };
         if let Some(out) = codec.attend_new(g, rows, &self.slots, own, &seqs, &within)? {
             self.announce_next(layer);
@@ -321,7 +358,8 @@ impl StateSession for PagedSession<'_> {
         let own = pages.get(layer.index()).ok_or(KvCacheError::Layer { layer, layers })?;
         let ranges = self.ranges.as_slice();
         let queries = rows.map_or_else(|| all_rows(ranges), |rows| some_rows(ranges, rows));
-        let seqs = batch((ranges, queries), (config, layer, params.chunk), tables, &self.exact)?;
+        let held = Held { tables, exact: &self.exact, views: &self.views };
+        let seqs = batch((ranges, queries), (config, layer, params), held)?;
         let (g, within) =
             (config.geometry_of(layer.index()), AttnParams { chunk: None, ..*params });
         Ok(config.scheme.codec(layer.index()).attend(g, q, own, &seqs, &within)?)

@@ -54,7 +54,7 @@ fn restore(cache: &mut KvCache, tokens: &[TokenId]) -> usize {
         match rows.recv().unwrap() {
             Some(rows) if cache.restore(SeqId(90), tokens, unit, &rows) => restored += 1,
             _ => {
-                cache.forget(units.iter().map(|unit| unit.1));
+                cache.forget_units(units.iter().map(|unit| unit.1));
                 break;
             }
         }

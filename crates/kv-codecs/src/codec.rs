@@ -213,6 +213,19 @@ pub trait KvCodec: Send + Sync + fmt::Debug {
         pages: &LayerPages,
     ) -> Result<(Tensor, Tensor), KvCodecError>;
 
+    /// The keys of [`Self::decode`] alone.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    fn decode_keys(
+        &self,
+        geometry: KvGeometry,
+        slots: &[usize],
+        pages: &LayerPages,
+    ) -> Result<Tensor, KvCodecError> {
+        Ok(self.decode(geometry, slots, pages)?.0)
+    }
+
     /// Reads rows of the exact blocks back, as [`Self::decode`] does with codes. Codecs without
     /// exact blocks decode instead.
     ///

@@ -304,6 +304,15 @@ impl KvCodec for DenseCodec {
         Ok((side(&pages.k)?, side(values(pages))?))
     }
 
+    fn decode_keys(
+        &self,
+        geometry: KvGeometry,
+        slots: &[usize],
+        pages: &LayerPages,
+    ) -> Result<Tensor, KvCodecError> {
+        self.decode_side(geometry, slots, &pages.k)
+    }
+
     fn attend(
         &self,
         geometry: KvGeometry,

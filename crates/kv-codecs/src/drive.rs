@@ -73,7 +73,7 @@ impl Piece<'_> {
     /// Where the exact rows of a block are, if these rows read it exactly.
     pub(crate) fn exact(&self, index: usize, block_tokens: usize) -> Option<BlockId> {
         let exact = self.seq.exact?;
-        let reads = exact.tokens.reads(self.first_end - 1, index * block_tokens);
+        let reads = exact.reads(self.first_end - 1, index * block_tokens);
         if reads { exact.blocks.get(index).copied().flatten() } else { None }
     }
 
@@ -277,7 +277,7 @@ fn pieces<'a>(
             let mut end = (start + step).min(seq.q_len);
             if let Some(exact) = seq.exact.filter(|e| e.tokens.recent_tokens > 0) {
                 // All rows of a tile read the same blocks exactly.
-                let next = exact.tokens.recent_from(before + start) + exact.tokens.recent_tokens;
+                let next = exact.recent_from(before + start) + exact.tokens.recent_tokens;
                 end = end.min(next - before);
             }
             let tokens = first_row + start..first_row + end;

@@ -50,6 +50,23 @@ pub struct ExactBlocks<'a> {
     pub tokens: Exact,
     /// Where the exact rows of each block are, for those that have any.
     pub blocks: &'a [Option<BlockId>],
+    /// Tokens between the sinks and the recent ones that the batch leaves out, blocks and all.
+    pub skipped: usize,
+}
+
+impl ExactBlocks<'_> {
+    /// First of the recent tokens of a query, both counted among the tokens that the batch has.
+    #[must_use]
+    pub fn recent_from(&self, position: usize) -> usize {
+        self.tokens.recent_from(position + self.skipped).saturating_sub(self.skipped)
+    }
+
+    /// Whether queries from `from` on read the block from token `start` on exactly, both counted among
+    /// the tokens that the batch has.
+    #[must_use]
+    pub fn reads(&self, from: usize, start: usize) -> bool {
+        start < self.tokens.sink_tokens || start >= self.recent_from(from)
+    }
 }
 
 /// Bytes of one head of an exact block, of either side.
@@ -74,7 +91,7 @@ pub(crate) fn check(
         for (index, start) in (0..seq.kv_len).step_by(g.block_tokens).enumerate() {
             let page = exact.blocks.get(index).copied().flatten();
             let there = page.is_some_and(|page| (page.0 as usize) < exact_blocks);
-            if exact.tokens.reads(first_query, start) && !there {
+            if exact.reads(first_query, start) && !there {
                 return Err(KvCodecError::Slot { slot: start, slots: exact_blocks });
             }
         }

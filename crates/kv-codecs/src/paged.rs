@@ -289,6 +289,16 @@ impl KvCodec for PagedCodec {
         Ok((k, v))
     }
 
+    fn decode_keys(
+        &self,
+        g: KvGeometry,
+        slots: &[usize],
+        pages: &LayerPages,
+    ) -> Result<Tensor, KvCodecError> {
+        let (plan, bytes) = (self.plan(g)?, self.scheme.k.head_bytes(g));
+        decode_side(g, slots, (&pages.k, bytes), |region, at, row| plan.k.read(region, at, row))
+    }
+
     fn decode_exact(
         &self,
         g: KvGeometry,

@@ -230,7 +230,7 @@ fn exact_rows_come_from_exact_rows_and_from_codes() {
         let want = (mix(&decoded_k, &cache.k), mix(&decoded_v, &cache.v));
         let q = noise(4 * G.head_dim, 9);
         let (blocks, places) = ([BlockId(2)], [Some(BlockId(3))]);
-        let exact = Some(ExactBlocks { tokens, blocks: &places });
+        let exact = Some(ExactBlocks { tokens, blocks: &places, skipped: 0 });
         let seqs = vec![SeqSpan { q_len: 1, kv_len: 16, blocks: &blocks, exact }];
         let params = AttnParams::new(0.1);
         let (rows, batch) = (tensor(q.clone(), 4), AttnBatch { seqs });

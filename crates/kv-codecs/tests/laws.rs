@@ -307,7 +307,7 @@ fn exact_blocks_take_the_place_of_codes() {
         let at: Vec<_> = (0..len).map(slot).collect();
         case.codec.encode_exact(geometry, &case.k, &case.v, &at, &mut case.pages).unwrap();
         let attend = |q: &Tensor, kv_len, places: &[Option<BlockId>]| {
-            let exact = Some(ExactBlocks { tokens, blocks: places });
+            let exact = Some(ExactBlocks { tokens, blocks: places, skipped: 0 });
             let span = SeqSpan { q_len: q.dims()[0], kv_len, blocks: &case.blocks, exact };
             let batch = AttnBatch { seqs: vec![span] };
             case.codec.attend(geometry, q, &case.pages, &batch, &params).map(|x| values(&x))

@@ -95,7 +95,7 @@ impl Cache {
     fn answers(&self, at: Range<usize>, q: &[f32], params: &AttnParams<'_>) -> Vec<Vec<u32>> {
         let width = HEADS * G.head_dim;
         let exact = self.exact.as_deref();
-        let exact = exact.map(|blocks| ExactBlocks { tokens: EXACT, blocks });
+        let exact = exact.map(|blocks| ExactBlocks { tokens: EXACT, blocks, skipped: 0 });
         let span = SeqSpan { q_len: at.len(), kv_len: at.end, blocks: &self.blocks, exact };
         let batch = AttnBatch { seqs: vec![span] };
         let q = rows(&q[at.start * width..at.end * width], HEADS);

@@ -251,6 +251,7 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::NeverFits { .. } => bad("kv_cache_too_small", prompt),
         SubmitError::UnknownToken { .. } => bad("unknown_token", prompt),
         SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
+        SubmitError::NoRecall { .. } => bad("invalid_value", Some("kv_recall_pages")),
         SubmitError::NoGeneration => bad("no_generation", None),
         SubmitError::NoCandidate => bad("no_token_left", Some("stop_token_ids")),
         SubmitError::NoPriorities { .. } => bad("invalid_value", Some("priority")),

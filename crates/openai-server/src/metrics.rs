@@ -257,6 +257,22 @@ impl Metrics {
         one("taper:kv_cache_exact_used_bytes", g, "Those of exact tokens.", n)?;
         let n = f64::from(stats.kv_blocks_idle);
         one("taper:kv_cache_idle_blocks", g, "Free KV blocks whose contents may be reused.", n)?;
+        let n = f64::from(info.kv_recall_pages);
+        one(
+            "taper:kv_recall_pages",
+            g,
+            "Pages that a new token attends to by default; 0 is all.",
+            n,
+        )?;
+        let n = stats.recall_steps as f64;
+        let help = "Steps of sequences that left pages of their KV cache out.";
+        one("taper:kv_recall_steps_total", c, help, n)?;
+        let n = stats.recall_attended_pages as f64;
+        one("taper:kv_recall_attended_pages_total", c, "Pages that they attended to.", n)?;
+        let n = stats.recall_skipped_pages as f64;
+        one("taper:kv_recall_skipped_pages_total", c, "Pages that they left out.", n)?;
+        let n = stats.recall_choices as f64;
+        one("taper:kv_recall_choices_total", c, "Choices of pages.", n)?;
         let n = info.weight_bytes as f64;
         one("taper:weight_bytes", g, "Bytes of weights in memory or mapped.", n)?;
 

@@ -33,6 +33,7 @@ pub(crate) struct Params {
     pub(crate) n: u32,
     pub(crate) stream: Option<StreamParams>,
     pub(crate) kv_bits: Option<u32>,
+    pub(crate) kv_recall_pages: Option<u32>,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) adapter: Option<Arc<str>>,
     /// What the output must match.
@@ -96,6 +97,7 @@ pub(crate) fn params(
         n,
         stream: stream(fields)?,
         kv_bits: fields.kv_bits,
+        kv_recall_pages: fields.kv_recall_pages,
         cache_salt: cache_salt(fields)?,
         adapter: None,
         grammar: None,
@@ -282,6 +284,7 @@ impl Params {
                 stop: self.stop.clone(),
                 prompt_logprobs,
                 kv_bits: self.kv_bits,
+                kv_recall_pages: self.kv_recall_pages,
                 client: Some(client),
                 cache_salt: self.cache_salt.clone(),
                 adapter: self.adapter.clone(),

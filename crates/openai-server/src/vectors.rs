@@ -20,6 +20,7 @@ impl NoGeneration {
             prefix_caching: false,
             weight_bytes: 0,
             drafting: Drafting::default(),
+            kv_recall_pages: 0,
         })
     }
 }

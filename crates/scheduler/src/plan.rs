@@ -18,6 +18,9 @@ pub struct Admission {
     pub client: Option<u64>,
     /// Sequences of a lower number come before all of a higher one.
     pub priority: i32,
+    /// No work both ends the prompt and goes on after it, nor crosses a multiple of so many tokens there; 0 sets
+    /// no limit.
+    pub cut_tokens: u32,
 }
 
 /// Why a sequence was not admitted.

@@ -31,6 +31,8 @@ pub(crate) struct Seq {
     pub(crate) prompt_len: u32,
     pub(crate) max_new: u32,
     pub(crate) all_logits: bool,
+    /// See [`Admission::cut_tokens`].
+    pub(crate) cut_tokens: u32,
     /// Prompt tokens whose logits have been delivered.
     pub(crate) logits_done: u32,
     /// Leading tokens whose keys and values are in the cache. Below `len()` while it lives: the
@@ -50,7 +52,7 @@ pub(crate) struct Seq {
 
 impl Seq {
     pub(crate) fn new(admission: Admission, prompt_len: u32, place: Place) -> Self {
-        let Admission { id, prompt, max_new, all_logits, client, .. } = admission;
+        let Admission { id, prompt, max_new, all_logits, client, cut_tokens, .. } = admission;
         Self {
             id,
             place,
@@ -59,6 +61,7 @@ impl Seq {
             prompt_len,
             max_new,
             all_logits,
+            cut_tokens,
             logits_done: 0,
             computed: 0,
             newest: 0,
@@ -121,9 +124,18 @@ impl Seq {
         (until > other.computed).then_some(Awaited { place: other.place, until })
     }
 
+    /// Tokens up to where a work has to end.
+    fn until_cut(&self) -> u32 {
+        match self.cut_tokens {
+            0 => u32::MAX,
+            _ if self.computed < self.prompt_len => self.prompt_len - self.computed,
+            cut => cut - self.computed % cut,
+        }
+    }
+
     /// The largest chunk within the budgets, or `None` where they leave no token.
     pub(crate) fn chunk(&self, budget: &Budget) -> Option<SeqWork> {
-        let mut len = self.remaining().min(budget.tokens);
+        let mut len = self.remaining().min(budget.tokens).min(self.until_cut());
         if self.all_logits {
             // Rows are wanted from `logits_done` on; tokens before it cost none.
             let free = self.logits_done.saturating_sub(self.computed);

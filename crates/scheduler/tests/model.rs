@@ -94,8 +94,15 @@ impl World {
         let id = SeqId(self.next_id);
         self.next_id += 1;
         let prompt_tokens = (0..prompt).collect();
-        let admission =
-            Admission { id, prompt: prompt_tokens, max_new, all_logits, client: None, priority: 0 };
+        let admission = Admission {
+            id,
+            prompt: prompt_tokens,
+            max_new,
+            all_logits,
+            client: None,
+            priority: 0,
+            cut_tokens: 0,
+        };
         let capacity = self.pool.total() * self.pool.block_tokens();
         match self.scheduler.admit(admission, &self.pool) {
             Ok(()) => {

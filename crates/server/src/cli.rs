@@ -157,6 +157,13 @@ pub(crate) struct EngineArgs {
     /// token is read from the compressed cache.
     #[arg(long, default_value_t = Exact::DEFAULT.recent_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_recent_tokens: usize,
+    /// Pages of 64 tokens that each new token attends to, beside the first page and 256 recent tokens.
+    ///
+    /// Prompts are computed over all pages, and all pages are kept; the pages of the highest scores are
+    /// chosen anew every 8 tokens. 0 attends to all pages. A request's field `kv_recall_pages` overrides
+    /// it. On the CPU only; see docs/recall.md.
+    #[arg(long, default_value_t = 0, value_name = "PAGES")]
+    pub(crate) kv_recall_pages: u32,
     /// Reuse the KV cache of shared prompt prefixes. This is the default.
     #[arg(long, overrides_with = "no_enable_prefix_caching")]
     pub(crate) enable_prefix_caching: bool,

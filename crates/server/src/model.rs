@@ -98,6 +98,7 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
         .kv_idle(args.idle())
         .memory_share(args.gpu_memory_utilization)
         .prefix_caching(args.prefix_caching())
+        .kv_recall_pages(args.kv_recall_pages)
         .max_num_seqs(args.max_num_seqs.unwrap_or(requests.together))
         .max_waiting(requests.waiting)
         .scheduling(requests.scheduling)

@@ -60,6 +60,7 @@ pub struct Builder {
     pub(crate) kv: KvPlan,
     pub(crate) kv_offers: Vec<(u32, KvPlan)>,
     pub(crate) kv_exact: Option<Exact>,
+    pub(crate) kv_recall_pages: u32,
     pub(crate) kv_disk: Option<(PathBuf, u64)>,
     pub(crate) kv_idle: Option<KvIdle>,
     pub(crate) kv_bytes: Option<u64>,
@@ -91,6 +92,7 @@ impl Builder {
             kv: KvPlan::All("auto".to_owned()),
             kv_offers: Vec::new(),
             kv_exact: Some(Exact::DEFAULT),
+            kv_recall_pages: 0,
             kv_disk: None,
             kv_idle: None,
             kv_bytes: None,
@@ -131,6 +133,13 @@ impl Builder {
     pub fn kv_offer(mut self, bits: u32, plan: impl Into<KvPlan>) -> Self {
         self.kv_offers.push((bits, plan.into()));
         self
+    }
+
+    /// Pages of 64 tokens that each new token attends to beside the first and the recent ones; prompts are computed
+    /// over all pages [0: each token attends to all].
+    #[must_use]
+    pub fn kv_recall_pages(self, pages: u32) -> Self {
+        Self { kv_recall_pages: pages, ..self }
     }
 
     /// Tokens that a compressed cache keeps exactly [`Exact::DEFAULT`]; `None` keeps none.

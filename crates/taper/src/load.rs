@@ -70,6 +70,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let config = EngineConfig {
         max_model_len: settings.max_model_len,
         max_num_seqs: settings.max_num_seqs,
+        kv_recall_pages: settings.kv_recall_pages,
         max_num_batched_tokens: step_tokens(settings)?,
         max_waiting: settings.max_waiting,
         scheduling: settings.scheduling,

@@ -4,6 +4,7 @@ use super::cell::Work;
 use crate::runner::{Piece, Runner};
 use anyhow::{Context, Result, bail};
 use std::{path::Path, time::Instant};
+use taper_kv_cache::EVERY_TOKENS;
 use taper_kv_codecs::Exact;
 use taper_models::Precision;
 
@@ -26,6 +27,9 @@ pub(crate) struct OwnArgs {
     /// minutes at great depths.
     #[arg(long)]
     pub(crate) fill: bool,
+    /// Pages that decoding attends to beside the first one and the recent ones; 0 attends to all.
+    #[arg(long, default_value_t = 0, value_name = "PAGES")]
+    pub(crate) kv_recall_pages: usize,
     /// Arithmetic of products with quantized weights, as `taper serve` takes it.
     #[arg(long, default_value = "auto", value_parser = Precision::DTYPES)]
     pub(crate) dtype: String,
@@ -77,6 +81,9 @@ impl OwnArgs {
                 speeds
             }
             Work::Decode { depth, batch } => {
+                for seq in (0..batch as u64).filter(|_| self.kv_recall_pages > 0) {
+                    runner.recall(seq, self.kv_recall_pages, depth)?;
+                }
                 (0..batch as u64).try_for_each(|seq| match self.fill {
                     true => runner.fill(seq, depth),
                     false => self.prefill(runner, seq, depth),
@@ -85,7 +92,11 @@ impl OwnArgs {
                     let piece = |seq| Piece::answer(seq as u64, at, &[7]);
                     runner.forward(&(0..batch).map(piece).collect::<Vec<_>>(), true)
                 };
-                step(runner, depth)?;
+                // The first choices of pages, too, where there are such.
+                let warm = if self.kv_recall_pages > 0 { 2 * EVERY_TOKENS } else { 1 };
+                for at in depth..depth + warm.min(self.decode + 1) {
+                    step(runner, at)?;
+                }
                 // Every sample begins at the same depth: its tokens replace those of the last one.
                 let once = |_| {
                     let start = Instant::now();

@@ -1,5 +1,6 @@
 //! Greedy generation of many sequences in packed steps.
 
+use super::arm::Arm;
 use crate::runner::{Piece, Runner, argmax};
 use anyhow::Result;
 use std::collections::VecDeque;
@@ -36,15 +37,16 @@ struct Active {
     computed: usize,
 }
 
-/// Runs all jobs until a stop token or their limit. `computed` hears of prompt tokens, `answered`
-/// of a job's index and its output without the stop token.
+/// Runs all jobs until a stop token or their limit, as an arm of the experiment. `computed` hears of prompt tokens,
+/// `answered` of a job's index and its output without the stop token. Says which pages were attended to.
 pub(super) fn generate(
     load: impl FnOnce(usize) -> Result<Runner>,
+    arm: Arm,
     jobs: &[Job],
     stop: &[TokenId],
     computed: impl Fn(usize),
     mut answered: impl FnMut(usize, &[TokenId]) -> Result<()>,
-) -> Result<()> {
+) -> Result<String> {
     let longest = jobs.iter().map(Job::room).max().unwrap_or(1);
     let seqs = (MAX_RESIDENT_TOKENS / longest).clamp(1, MAX_SEQS);
     let mut runner = load(longest * seqs)?;
@@ -55,10 +57,13 @@ pub(super) fn generate(
             && let Some(job) = waiting.pop_front()
         {
             let tokens = jobs[job].prompt.clone();
+            if let Arm::Recall(pages) = arm {
+                runner.recall(job as u64, pages, tokens.len())?;
+            }
             active.push(Active { job, prompt: tokens.len(), tokens, computed: 0 });
         }
         if active.is_empty() {
-            return Ok(());
+            return Ok(runner.pages());
         }
         let lens = plan(&active);
         let with_work = || active.iter().zip(&lens).filter(|(_, len)| **len > 0);

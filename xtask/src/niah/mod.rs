@@ -1,11 +1,13 @@
 //! `cargo xtask niah`: needles in haystacks, against transformers' answers to the same prompts.
 
+mod arm;
 mod generate;
 mod log;
 mod prompt;
 
 use crate::subject::{Subject, UNQUANTIZED, chat, read_json};
 use anyhow::{Context, Result, bail, ensure};
+use arm::Arm;
 use generate::{Job, generate};
 use indicatif::{ProgressBar, ProgressStyle};
 use log::{Line, Log};
@@ -43,6 +45,9 @@ pub(crate) struct Options {
     /// Further needles with other keys.
     #[arg(long, default_value_t = 0)]
     distractors: usize,
+    /// What answers may attend to: dense, or recall=PAGES beside the first page and the recent ones.
+    #[arg(long, default_value = "dense", value_delimiter = ',')]
+    arm: Vec<Arm>,
     /// Seed of the first prompt, for prompts that the fixture has not; nothing is compared then.
     #[arg(long, value_name = "SEED")]
     fresh: Option<u64>,
@@ -118,7 +123,11 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
             None => println!("{ctx}: compared with nothing"),
         }
         let cases = cases(&haystack, ctx, options, reference)?;
-        failures.extend(measure(root, options, ctx, &cases, &mut log)?);
+        for &arm in &options.arm {
+            let found = measure(root, options, (ctx, arm), &cases, &mut log)?;
+            // What is not seen by leaving pages out is a result, not a failure.
+            failures.extend(found.into_iter().filter(|_| arm == Arm::Dense));
+        }
     }
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));
@@ -168,11 +177,11 @@ fn spread<T>(items: &[T], n: usize) -> impl Iterator<Item = &T> {
     (0..n).map(move |i| &items[(2 * i + 1) * items.len() / (2 * n)])
 }
 
-/// Runs one context length, prints its table, and says what is wrong with the result.
+/// Runs one context length as one arm, prints its table, and says what is wrong with the result.
 fn measure(
     root: &Path,
     options: &Options,
-    ctx: usize,
+    (ctx, arm): (usize, Arm),
     cases: &[Case<'_>],
     log: &mut Log,
 ) -> Result<Vec<String>> {
@@ -194,8 +203,11 @@ fn measure(
         }
         Ok(Job { prompt, max_tokens: ANSWER_TOKENS })
     };
-    let settings =
+    let mut settings =
         format!("{}, {}", options.subject.dir(root).display(), options.subject.settings());
+    if arm != Arm::Dense {
+        settings = format!("{settings}, {arm}");
+    }
     let known = |case: &Case<'_>| {
         log.find(&settings, ctx, &sha256(&case.needle.message)).map(str::to_owned)
     };
@@ -205,7 +217,7 @@ fn measure(
     let total: usize = jobs.iter().map(|j| j.prompt.len()).sum();
     let bar = ProgressBar::new(total as u64);
     bar.set_style(ProgressStyle::with_template("{prefix} [{wide_bar}] {percent} % {msg} {eta}")?);
-    bar.set_prefix(format!("{ctx}"));
+    bar.set_prefix(format!("{ctx} {arm}"));
     let mut answers: Vec<_> = known.into_iter().map(Option::unwrap_or_default).collect();
     let is_right = |i: usize, answer: &String| *answer == cases[i].needle.answer();
     let mut right = answers.iter().enumerate().filter(|(i, a)| is_right(*i, a)).count();
@@ -228,8 +240,9 @@ fn measure(
         })
     };
     let load = |tokens| options.subject.runner(root, tokens);
-    generate(load, &jobs, &stop, |tokens| bar.inc(tokens as u64), answered)?;
+    let pages = generate(load, arm, &jobs, &stop, |tokens| bar.inc(tokens as u64), answered)?;
     bar.finish_and_clear();
+    println!("{arm}: {pages}");
     let failures = report(ctx, cases, &answers);
     println!("{:.0} s, {total} prompt tokens", start.elapsed().as_secs_f64());
     Ok(failures)

@@ -22,7 +22,7 @@ const fn side(name: &'static str, also: &'static [&'static str]) -> Place {
 }
 
 /// The directions of `docs/architecture.md`.
-const PLACES: [Place; 22] = [
+const PLACES: [Place; 23] = [
     tier("taper-base", 0),
     tier("taper-kernels", 0),
     tier("taper-cpu", 1),
@@ -30,6 +30,7 @@ const PLACES: [Place; 22] = [
     tier("taper-weights", 3),
     tier("taper-kv-codecs", 3),
     tier("taper-triattention", 3),
+    tier("taper-recall", 3),
     tier("taper-moe-streaming", 3),
     Place { name: "taper-conformance", tier: Some(4), also: &["taper-sampler"] },
     tier("taper-kv-cache", 4),

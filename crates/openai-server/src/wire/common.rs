@@ -89,6 +89,9 @@ pub(crate) struct SamplingFields {
     /// Bits an element of the KV cache, where the server offers several.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) kv_bits: Option<u32>,
+    /// Pages of 64 tokens that each new token attends to beside the first and the recent ones; 0 attends to all.
+    #[serde(default, deserialize_with = "whole")]
+    pub(crate) kv_recall_pages: Option<u32>,
     /// Prefixes are shared only with requests of the same salt.
     pub(crate) cache_salt: Option<String>,
     /// The only tokens that may be chosen.

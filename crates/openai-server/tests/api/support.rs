@@ -319,6 +319,7 @@ impl App {
                 prefix_caching: true,
                 weight_bytes: 1000,
                 drafting: Drafting::default(),
+                kv_recall_pages: 0,
             },
             replies: Mutex::new(vec![reply]),
             seen: Mutex::default(),

@@ -18,7 +18,15 @@ fn config(tokens: u32, seqs: u32) -> SchedulerConfig {
 
 fn request(id: u64, prompt: u32, max_new: u32) -> Admission {
     let prompt = (0..prompt).collect();
-    Admission { id: SeqId(id), prompt, max_new, all_logits: false, client: None, priority: 0 }
+    Admission {
+        id: SeqId(id),
+        prompt,
+        max_new,
+        all_logits: false,
+        client: None,
+        priority: 0,
+        cut_tokens: 0,
+    }
 }
 
 /// Commits a token for each work that samples.
