@@ -15,6 +15,7 @@ mod browsers;
 mod chat;
 mod clients;
 mod completions;
+mod context;
 mod fields;
 mod formats;
 mod functions;
