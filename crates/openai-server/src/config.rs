@@ -63,6 +63,9 @@ pub struct ServerConfig {
     pub context: Option<Arc<dyn ContextSource>>,
     /// Services of others beside this API.
     pub mounts: Vec<Mount>,
+    /// Routes that need no API key, such as those of a web app; none of them may be one of
+    /// [`route_table`](crate::route_table).
+    pub pages: Router,
 }
 
 /// A service at a path, behind the same API keys, hosts and origins.
@@ -100,6 +103,7 @@ impl Default for ServerConfig {
             allow_adapter_updates: false,
             context: None,
             mounts: Vec::new(),
+            pages: Router::new(),
         }
     }
 }
