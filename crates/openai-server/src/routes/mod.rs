@@ -125,7 +125,7 @@ impl Routes {
         let keys = middleware::from_fn_with_state(state.clone(), gate::keys);
         let guarded = Router::new().fallback_service(protected).layer(keys);
         self.open
-            .merge(state.0.config.pages.clone())
+            .merge(state.0.config.pages.clone().with_state(()))
             .method_not_allowed_fallback(wrong_method)
             .layer(middleware::from_fn(gate::quiet))
             .merge(guarded)
