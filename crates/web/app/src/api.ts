@@ -93,17 +93,28 @@ interface WireChunk {
   }[];
 }
 
+const CUT = "The connection was cut";
+
+/** Browsers have words of their own for it. */
+async function* unbroken(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+  try {
+    yield* events(body);
+  } catch (error) {
+    throw error instanceof TypeError ? new ApiError(CUT, 0) : error;
+  }
+}
+
 export async function* chat(body: unknown, signal: AbortSignal): AsyncGenerator<Chunk> {
   const headers = { "content-type": "application/json" };
   const response = await call("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
   if (!response.body) throw new ApiError("The server sent no stream", response.status);
-  for await (const data of events(response.body)) {
+  for await (const data of unbroken(response.body)) {
     if (data === "[DONE]") return;
     const wire = JSON.parse(data) as WireChunk;
     if (wire.error) throw new ApiError(wire.error.message ?? "The stream ended with an error", 200);
     yield chunk(wire);
   }
-  throw new ApiError("The connection was cut", 0);
+  throw new ApiError(CUT, 0);
 }
 
 function chunk({ model, usage, choices }: WireChunk): Chunk {

@@ -83,7 +83,7 @@ export function Composer() {
       <div class="composer-row">
         <input
           ref={picker}
-          class="hidden"
+          hidden
           type="file"
           multiple
           tabIndex={-1}

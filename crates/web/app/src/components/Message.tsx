@@ -136,9 +136,10 @@ function Editor({ message, close }: { message: Node; close: () => void }) {
         done();
       }}
       onKeyDown={(event) => {
-        if (event.key === "Escape") close();
         if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) done();
+        if (event.key !== "Escape") return;
         event.stopPropagation();
+        close();
       }}
     >
       <textarea

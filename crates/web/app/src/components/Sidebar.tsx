@@ -136,8 +136,9 @@ function Naming({ conversation, close }: { conversation: Conversation; close: ()
         onBlur={(event) => done(event.currentTarget.value)}
         onKeyDown={(event) => {
           if (event.key === "Enter") done(event.currentTarget.value);
-          if (event.key === "Escape") close();
+          if (event.key !== "Escape") return;
           event.stopPropagation();
+          close();
         }}
       />
     </li>

@@ -10,6 +10,7 @@ export class Stream {
   /** What of the text cannot change any more, and is rendered. */
   private settled = "";
   private last: HTMLElement | null = null;
+  private lastHtml = "";
   private text = "";
   private finished = false;
 
@@ -38,9 +39,8 @@ export class Stream {
     for (const block of blocks) enhance(this.place(block.html));
     if (blocks.length > 0) this.settled += firstLines(rest, end);
     if (open) {
-      const element = this.last ?? this.append();
-      element.innerHTML = clean(open.html);
-      this.last = element;
+      this.last = this.fill(open.html);
+      this.lastHtml = open.html;
     } else {
       this.last?.remove();
       this.last = null;
@@ -49,8 +49,15 @@ export class Stream {
 
   /** A block that stays. */
   private place(html: string): HTMLElement {
-    const element = this.last ?? this.append();
+    const element = this.fill(html);
     this.last = null;
+    return element;
+  }
+
+  /** The last block, which stays as it is if nothing changes, so that a selection in it stays too. */
+  private fill(html: string): HTMLElement {
+    if (this.last && this.lastHtml === html) return this.last;
+    const element = this.last ?? this.append();
     element.innerHTML = clean(html);
     return element;
   }

@@ -4,11 +4,12 @@ import { Plot, type Line } from "../components/Plot";
 import { bytes, milliseconds, rate, whole } from "../format";
 import { parse, Reading } from "../metrics";
 import { text } from "../store";
-import { Header } from "./Header";
+import { Sheet } from "./Header";
 
 const EVERY = 1000;
-/** Seconds that the plots show. */
-const WIDTH = 180;
+/** Seconds that the plots show, at first and at most. */
+const SHORTEST = 60;
+const LONGEST = 240;
 
 /** Reads the metrics every second while the page is seen. */
 function useReadings(): { readings: Reading[]; error: string } {
@@ -20,7 +21,7 @@ function useReadings(): { readings: Reading[]; error: string } {
       if (document.hidden) return;
       try {
         const reading = new Reading(parse(await metricsText(stopper.signal)), performance.now());
-        setReadings((old) => [...old, reading].slice(-WIDTH - 1));
+        setReadings((old) => [...old, reading].slice(-LONGEST - 1));
         setError("");
       } catch (failed) {
         if (!stopper.signal.aborted) setError(text(failed));
@@ -46,54 +47,52 @@ const values = (readings: Reading[], name: string): number[] => readings.map((re
 export function Machine() {
   const { readings, error } = useReadings();
   const now = readings.at(-1);
+  const width = Math.max(SHORTEST, Math.min(readings.length, LONGEST));
   const line = (name: string, metric: string): Line => ({ name, values: values(readings, metric) });
   const pace = (name: string, metric: string): Line => ({ name, values: rates(readings, metric) });
   const kv = { name: "KV cache", values: values(readings, "vllm:kv_cache_usage_perc").map((part) => part * 100) };
   return (
-    <div class="page">
-      <Header title="Machine" />
-      <div class="content">
-        {error && (
-          <p class="error" role="alert">
-            {error}
-          </p>
-        )}
-        <div class="plots">
+    <Sheet title="Machine">
+      {error && (
+        <p class="error" role="alert">
+          {error}
+        </p>
+      )}
+      <div class="plots">
+        <Plot
+          title="Tokens a second"
+          width={width}
+          show={rate}
+          lines={[pace("written", "vllm:generation_tokens_total"), pace("read", "vllm:prompt_tokens_total")]}
+        />
+        <Plot title="KV cache in use" width={width} max={100} show={(n) => `${n.toFixed(1)} %`} lines={[kv]} />
+        <Plot
+          title="Memory"
+          width={width}
+          show={bytes}
+          lines={[
+            line("process", "process_resident_memory_bytes"),
+            line("KV cache", "taper:kv_cache_used_bytes"),
+            line("weights", "taper:weight_bytes"),
+          ]}
+        />
+        <Plot
+          title="Requests"
+          width={width}
+          show={whole}
+          lines={[line("running", "vllm:num_requests_running"), line("waiting", "vllm:num_requests_waiting")]}
+        />
+        {now?.has("taper:expert_slots") && (
           <Plot
-            title="Tokens a second"
-            width={WIDTH}
+            title="Experts a second"
+            width={width}
             show={rate}
-            lines={[pace("written", "vllm:generation_tokens_total"), pace("read", "vllm:prompt_tokens_total")]}
+            lines={[pace("in memory", "taper:expert_hits_total"), pace("read", "taper:expert_misses_total")]}
           />
-          <Plot title="KV cache in use" width={WIDTH} max={100} show={(n) => `${n.toFixed(1)} %`} lines={[kv]} />
-          <Plot
-            title="Memory"
-            width={WIDTH}
-            show={bytes}
-            lines={[
-              line("process", "process_resident_memory_bytes"),
-              line("KV cache", "taper:kv_cache_used_bytes"),
-              line("weights", "taper:weight_bytes"),
-            ]}
-          />
-          <Plot
-            title="Requests"
-            width={WIDTH}
-            show={whole}
-            lines={[line("running", "vllm:num_requests_running"), line("waiting", "vllm:num_requests_waiting")]}
-          />
-          {now?.has("taper:expert_slots") && (
-            <Plot
-              title="Experts a second"
-              width={WIDTH}
-              show={rate}
-              lines={[pace("in memory", "taper:expert_hits_total"), pace("read", "taper:expert_misses_total")]}
-            />
-          )}
-        </div>
-        {now && <Totals now={now} />}
+        )}
       </div>
-    </div>
+      {now && <Totals now={now} />}
+    </Sheet>
   );
 }
 

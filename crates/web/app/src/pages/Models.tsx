@@ -5,7 +5,7 @@ import { parse, Reading } from "../metrics";
 import { change } from "../settings";
 import { model, models, refreshModels, serverDown } from "../store";
 import type { ModelCard } from "../types";
-import { Header } from "./Header";
+import { Sheet } from "./Header";
 
 export function Models() {
   const [reading, setReading] = useState<Reading | null>(null);
@@ -20,23 +20,20 @@ export function Models() {
       .catch(() => undefined);
   }, []);
   return (
-    <div class="page">
-      <Header title="Models" />
-      <div class="content">
-        {serverDown.value && (
-          <p class="error" role="alert">
-            {serverDown.value}
-          </p>
-        )}
-        <ul class="cards">
-          {models.value.map((card) => (
-            <Card key={card.id} card={card} reading={reading} />
-          ))}
-        </ul>
-        {reading && <Cache reading={reading} />}
-        {release && <p class="quiet">Taper {release}. The API is described under <a href="docs">/docs</a>.</p>}
-      </div>
-    </div>
+    <Sheet title="Models">
+      {serverDown.value && (
+        <p class="error" role="alert">
+          {serverDown.value}
+        </p>
+      )}
+      <ul class="cards">
+        {models.value.map((card) => (
+          <Card key={card.id} card={card} reading={reading} />
+        ))}
+      </ul>
+      {reading && <Cache reading={reading} />}
+      {release && <p class="quiet">Taper {release}. The API is described under <a href="docs">/docs</a>.</p>}
+    </Sheet>
   );
 }
 

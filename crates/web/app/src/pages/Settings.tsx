@@ -6,21 +6,18 @@ import { apiKey, change, changeSampling, NO_SAMPLING, setKey, settings } from ".
 import { adopt, conversations, deleteAll, exported, refreshModels, say, text } from "../store";
 import type { Sampling } from "../types";
 import { Commands } from "./Commands";
-import { Header } from "./Header";
+import { Sheet } from "./Header";
 
 export function Settings() {
   return (
-    <div class="page">
-      <Header title="Settings" />
-      <div class="content">
-        <Generation />
-        <Prompt />
-        <Appearance />
-        <Access />
-        <Data />
-        <Commands />
-      </div>
-    </div>
+    <Sheet title="Settings">
+      <Generation />
+      <Prompt />
+      <Appearance />
+      <Access />
+      <Data />
+      <Commands />
+    </Sheet>
   );
 }
 
@@ -247,7 +244,7 @@ function Data() {
         </button>
         <input
           ref={picker}
-          class="hidden"
+          hidden
           type="file"
           accept=".json,application/json"
           tabIndex={-1}
