@@ -147,6 +147,12 @@ const STEPS: &[Step] = &[
     ),
     step("release", "the release build", Run(&["cargo", "build", "--release", "-p", "server"])),
     step("fresh-start", "the release server starts bare, answers and ends", FreshStart),
+    step("web", "the web app is built anew, as it is committed", Run(&["bash", ".ci/web", "build"])),
+    step(
+        "web-app",
+        "the web app in Chromium against the release server",
+        Served("", &["bash", ".ci/web", "check", "{url}", "{key}"]),
+    ),
     step(
         "sdk-python",
         "OpenAI's Python SDK against the release server",

@@ -63,8 +63,8 @@ pub struct ServerConfig {
     pub context: Option<Arc<dyn ContextSource>>,
     /// Services of others beside this API.
     pub mounts: Vec<Mount>,
-    /// Routes that need no API key, such as those of a web app; none of them may be one of
-    /// [`route_table`](crate::route_table).
+    /// Public pages, such as those of a web app: they need no API key, and links from anywhere may
+    /// open them. None of them may be a path of [`route_table`](crate::route_table).
     pub pages: Router,
 }
 

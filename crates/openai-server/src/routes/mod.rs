@@ -33,6 +33,7 @@ use tower_http::decompression::RequestDecompressionLayer;
 /// application, without the timeouts and the graceful end that `serve` gives.
 pub fn router(state: AppState) -> Router {
     let cors = state.0.config.allowed_origins.cors();
+    let pages = state.0.config.pages.clone();
     let router = routes()
         .with_mounts(&state.0.config.mounts)
         .into_router(&state)
@@ -45,7 +46,10 @@ pub fn router(state: AppState) -> Router {
         Some(cors) => router.layer(cors),
         None => router,
     };
-    router.layer(middleware::from_fn(gate::record))
+    // A page may be opened by a link from anywhere: it says nothing that is not public.
+    let pages =
+        pages.method_not_allowed_fallback(wrong_method).layer(middleware::from_fn(gate::quiet));
+    router.merge(pages).layer(middleware::from_fn(gate::record))
 }
 
 /// Every route of the API: its path, and whether it is open to callers without an API key.
@@ -125,7 +129,6 @@ impl Routes {
         let keys = middleware::from_fn_with_state(state.clone(), gate::keys);
         let guarded = Router::new().fallback_service(protected).layer(keys);
         self.open
-            .merge(state.0.config.pages.clone().with_state(()))
             .method_not_allowed_fallback(wrong_method)
             .layer(middleware::from_fn(gate::quiet))
             .merge(guarded)

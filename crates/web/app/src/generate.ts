@@ -1,6 +1,6 @@
 /** Asking the model, and what its answers do to a conversation. */
 
-import { signal } from "@preact/signals";
+import { computed, signal } from "@preact/signals";
 import * as api from "./api";
 import * as db from "./db";
 import { body } from "./request";
@@ -19,8 +19,11 @@ const stops = new Map<string, AbortController>();
 /** How often an answer that is being written is kept. */
 const KEEP_EVERY = 1000;
 
+/** Conversations with an answer that is being written; unlike `live` it changes only with them. */
+const busy = computed(() => [...new Set(Array.from(live.value.values(), (m) => m.conversation))].sort().join(" "));
+
 export function isBusy(conversation: string | null): boolean {
-  return [...live.value.values()].some((message) => message.conversation === conversation);
+  return conversation !== null && busy.value.split(" ").includes(conversation);
 }
 
 export function stop(conversation: string | null): void {

@@ -1,3 +1,4 @@
+import { useComputed } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { copyText, milliseconds, rate, whole } from "../format";
 import { edit, giveResult, isBusy, live, regenerate, resume } from "../generate";
@@ -8,8 +9,10 @@ import { Icon, IconButton } from "./Icon";
 import { Markdown } from "./Markdown";
 
 export function Message({ message: kept, last }: { message: Node; last: boolean }) {
-  const message = live.value.get(kept.id) ?? kept;
-  const writing = live.value.has(kept.id);
+  // Only the message that is written is rendered again.
+  const now = useComputed(() => live.value.get(kept.id)).value;
+  const message = now ?? kept;
+  const writing = now !== undefined;
   const [editing, setEditing] = useState(false);
   const name = { user: "You", assistant: message.model ?? "Assistant", tool: "Tool result" }[message.role];
   return (

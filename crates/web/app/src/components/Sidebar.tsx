@@ -1,7 +1,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { age } from "../format";
-import { live } from "../generate";
+import { isBusy } from "../generate";
 import { conversations, deleteConversation, go, route, updateConversation, type Page } from "../store";
 import type { Conversation } from "../types";
 import { Icon, IconButton, Logo, type IconName } from "./Icon";
@@ -81,7 +81,7 @@ function PageLink({ page, icon, name }: { page: Page; icon: IconName; name: stri
 function Entry({ conversation }: { conversation: Conversation }) {
   const [naming, setNaming] = useState(false);
   const here = route.value.id === conversation.id;
-  const busy = [...live.value.values()].some((message) => message.conversation === conversation.id);
+  const busy = isBusy(conversation.id);
   if (naming) return <Naming conversation={conversation} close={() => setNaming(false)} />;
   return (
     <li class={here ? "entry here" : "entry"}>

@@ -3,7 +3,7 @@ import { attach, Composer } from "../components/Composer";
 import { Icon, IconButton, Logo } from "../components/Icon";
 import { Message } from "../components/Message";
 import { fileName, markdown, save } from "../exchange";
-import { isBusy, live } from "../generate";
+import { isBusy } from "../generate";
 import { change, settings } from "../settings";
 import { current, exported, model, models, serverDown, shown, updateConversation } from "../store";
 import { Header } from "./Header";
@@ -53,7 +53,7 @@ function Welcome() {
           {serverDown.value}
         </p>
       ) : (
-        <p class="quiet">Everything stays on this machine and in this browser.</p>
+        <p class="quiet">Conversations stay in this browser.</p>
       )}
     </div>
   );
@@ -74,9 +74,9 @@ function Messages() {
   };
   useLayoutEffect(() => {
     if (follows.current) toEnd();
-  }, [list, live.value]);
+  }, [list]);
   useEffect(() => {
-    // Formulas and colours come later and change heights.
+    // Words, formulas and colours change heights.
     const inner = box.current?.firstElementChild;
     if (!inner) return undefined;
     const observer = new ResizeObserver(() => {
