@@ -249,6 +249,14 @@ const STEPS: &[Step] = &[
         ),
     ),
     step(
+        "sdk-ollama",
+        "Ollama's Python client against the release server",
+        Served(
+            "tests/sdk",
+            &["{python}", "ollama_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
         "sdk-node",
         "OpenAI's Node SDK against the release server",
         Served("tests/sdk", &["node", "sdk_node.mjs", "--base-url", "{url}", "--api-key", "{key}"]),

@@ -184,6 +184,8 @@ fn config(args: &ServeArgs, access: Access, model: &Taper) -> ServerConfig {
             .reasoning_parser
             .unwrap_or_else(|| ReasoningFormat::detect(source, model.family)),
         default_sampling: model.sampling.clone(),
+        architecture: model.family.to_string(),
+        parameters: model.parameters,
         max_adapters: args.lora.most(),
         allow_adapter_updates: args.lora.allow_runtime_lora_updating,
         ..base_config(args, access, &model.name)

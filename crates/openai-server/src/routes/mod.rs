@@ -12,6 +12,7 @@ mod completions;
 mod embeddings;
 mod gate;
 mod info;
+mod ollama;
 mod openapi;
 mod responses;
 mod scores;
@@ -22,11 +23,13 @@ pub use gate::{Guard, protect};
 
 use crate::{config::Mount, errors::ApiError, state::AppState};
 use axum::{
-    Router,
-    http::{Method, Uri},
+    Json, Router,
+    http::{Method, Uri, header},
     middleware,
+    response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
+use serde::Serialize;
 use tower_http::decompression::RequestDecompressionLayer;
 
 /// The whole API as a service. `serve` runs it on a socket; it can also be nested in another
@@ -41,6 +44,7 @@ pub fn router(state: AppState) -> Router {
         .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(state.clone(), gate::gate))
         .layer(middleware::from_fn(anthropic::dialect))
+        .layer(middleware::from_fn(ollama::dialect))
         .with_state(state);
     let router = match cors {
         Some(cors) => router.layer(cors),
@@ -68,6 +72,13 @@ fn routes() -> Routes {
         .protected("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .protected("/v1/responses/{id}/input_items", get(responses::input_items))
         .protected("/v1/responses/{id}/cancel", post(responses::cancel))
+        .protected("/api/chat", post(ollama::chat))
+        .protected("/api/generate", post(ollama::generate))
+        .protected("/api/embed", post(ollama::embed))
+        .protected("/api/show", post(ollama::show))
+        .protected("/api/tags", get(ollama::tags))
+        .protected("/api/ps", get(ollama::ps))
+        .protected("/api/version", get(ollama::version))
         .protected("/v1/embeddings", post(embeddings::handle))
         .protected("/v1/rerank", post(scores::rerank))
         .protected("/rerank", post(scores::rerank))
@@ -133,6 +144,18 @@ impl Routes {
             .layer(middleware::from_fn(gate::quiet))
             .merge(guarded)
     }
+}
+
+/// A response with an error in the form of another API: its status, and the headers that do not
+/// depend on the body.
+fn translated(response: Response, error: &impl Serialize) -> Response {
+    let (mut parts, _) = response.into_parts();
+    for header in [header::CONTENT_TYPE, header::CONTENT_LENGTH] {
+        parts.headers.remove(header);
+    }
+    let mut new = (parts.status, Json(error)).into_response();
+    new.headers_mut().extend(parts.headers);
+    new
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {

@@ -60,8 +60,10 @@ async function ask(
     created: now(),
   };
   if (attachments.length > 0) message.attachments = attachments;
+  // Another conversation may be shown by the time that this is kept.
+  const way = [...branch(tree.value, parent), message];
   await putMessage(message);
-  await answer(message);
+  await answer(message, way);
 }
 
 /** The same question in other words, as a branch beside it. */
@@ -78,7 +80,7 @@ export async function edit(message: Message, content: string): Promise<void> {
 /** Another answer to the same message. */
 export async function regenerate(message: Message): Promise<void> {
   const question = message.parent === null ? undefined : tree.value.get(message.parent);
-  if (question) await answer(question);
+  if (question) await answer(question, branch(tree.value, question.id));
 }
 
 /** What a tool gave, and the answer once each call has its result. */
@@ -93,13 +95,14 @@ export async function giveResult(message: Message, call: ToolCall, result: strin
     content: result,
     created: now(),
   };
+  const way = [...shown.value, made];
+  const rest = (message.calls ?? []).filter((other) => other.id !== call.id && !given.includes(other.id));
   await putMessage(made);
   await updateConversation(message.conversation, { leaf: made.id });
-  const rest = (message.calls ?? []).filter((other) => other.id !== call.id && !given.includes(other.id));
-  if (rest.length === 0) await answer(made);
+  if (rest.length === 0) await answer(made, way);
 }
 
-async function answer(question: Message): Promise<void> {
+async function answer(question: Message, way: Message[]): Promise<void> {
   const message: Message = {
     id: newId(),
     conversation: question.conversation,
@@ -108,7 +111,7 @@ async function answer(question: Message): Promise<void> {
     content: "",
     created: now(),
   };
-  await run(message, branch(tree.value, question.id), false);
+  await run(message, way, false);
 }
 
 /** Goes on with an answer that was cut. */
@@ -125,7 +128,7 @@ async function run(message: Message, messages: Message[], resuming: boolean): Pr
   stops.set(message.id, stopper);
   const writing = new Writing(message);
   setLive(message, message.id);
-  showMessage(message);
+  if (route.value.id === message.conversation) showMessage(message);
   await db.saveMessages([{ ...message, finish: "interrupted" }]);
   await updateConversation(conversation.id, { leaf: message.id, updated: now() });
   try {
@@ -144,7 +147,12 @@ async function run(message: Message, messages: Message[], resuming: boolean): Pr
   const finished = writing.close();
   if (route.value.id === finished.conversation) showMessage(finished);
   setLive(null, finished.id);
-  await db.saveMessages([finished]).catch((error: unknown) => say(`Not kept: ${text(error)}`));
+  await keep(finished).catch((error: unknown) => say(`Not kept: ${text(error)}`));
+}
+
+/** Keeps a message, unless its conversation was deleted while it was written. */
+async function keep(message: Message): Promise<void> {
+  if (conversations.value.some((c) => c.id === message.conversation)) await db.saveMessages([message]);
 }
 
 /** An answer as it grows: shown once a frame, kept once a second. */
@@ -187,7 +195,7 @@ class Writing {
     const at = performance.now();
     if (at - this.kept < KEEP_EVERY) return;
     this.kept = at;
-    void db.saveMessages([{ ...this.message, finish: "interrupted" }]).catch(() => undefined);
+    void keep({ ...this.message, finish: "interrupted" }).catch(() => undefined);
   }
 
   private stats(usage: NonNullable<api.Chunk["usage"]>): Stats {

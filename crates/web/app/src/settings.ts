@@ -70,6 +70,11 @@ export function changeSampling(part: Partial<Sampling>): void {
   change({ sampling: { ...settings.value.sampling, ...part } });
 }
 
+/** Takes a preset's fields; it may be from before some of them were there. */
+export function choosePreset(sampling: Partial<Sampling>): void {
+  change({ sampling: { ...NO_SAMPLING, ...sampling } });
+}
+
 export const apiKey = signal(recall(KEY));
 
 /** The key stays in this tab unless it is to be remembered. */

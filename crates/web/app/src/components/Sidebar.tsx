@@ -1,7 +1,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { age } from "../format";
-import { isBusy } from "../generate";
+import { isBusy, stop } from "../generate";
 import { conversations, deleteConversation, go, route, updateConversation, type Page } from "../store";
 import type { Conversation } from "../types";
 import { Icon, IconButton, Logo, type IconName } from "./Icon";
@@ -114,7 +114,14 @@ function Delete({ conversation }: { conversation: Conversation }) {
     return <IconButton icon="trash" label={`Delete ${conversation.title}`} onClick={() => setSure(true)} />;
   }
   return (
-    <button type="button" class="danger small" onClick={() => void deleteConversation(conversation.id)}>
+    <button
+      type="button"
+      class="danger small"
+      onClick={() => {
+        stop(conversation.id);
+        void deleteConversation(conversation.id);
+      }}
+    >
       Delete?
     </button>
   );

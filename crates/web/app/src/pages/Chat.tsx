@@ -4,7 +4,7 @@ import { Icon, IconButton, Logo } from "../components/Icon";
 import { Message } from "../components/Message";
 import { fileName, markdown, save } from "../exchange";
 import { isBusy } from "../generate";
-import { change, settings } from "../settings";
+import { change, choosePreset, settings } from "../settings";
 import { current, exported, model, models, serverDown, shown, updateConversation } from "../store";
 import { Header } from "./Header";
 
@@ -153,7 +153,7 @@ function SystemPanel() {
               const preset = presets.find((other) => other.name === event.currentTarget.value);
               if (!preset) return;
               write(preset.system);
-              change({ sampling: preset.sampling });
+              choosePreset(preset.sampling);
             }}
           >
             <option value="">choose…</option>

@@ -2,7 +2,7 @@ import { useRef, useState } from "preact/hooks";
 import { Choice, NumberField, TextField } from "../components/Fields";
 import { parse, save } from "../exchange";
 import { parseTools } from "../request";
-import { apiKey, change, changeSampling, NO_SAMPLING, setKey, settings } from "../settings";
+import { apiKey, change, changeSampling, choosePreset, NO_SAMPLING, setKey, settings } from "../settings";
 import { adopt, conversations, deleteAll, exported, refreshModels, say, text } from "../store";
 import type { Sampling } from "../types";
 import { Commands } from "./Commands";
@@ -126,7 +126,10 @@ function Prompt() {
             <button
               type="button"
               aria-label={`Use preset ${preset.name}`}
-              onClick={() => change({ system: preset.system, sampling: preset.sampling })}
+              onClick={() => {
+                change({ system: preset.system });
+                choosePreset(preset.sampling);
+              }}
             >
               Use
             </button>
