@@ -1,6 +1,6 @@
 // The shell of the app without a network. The API is never touched.
-const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-B5gGlIc7.js","assets/index-BMCyuBZK.js","assets/index-DrwIS3ny.css","assets/katex-DmDUrOq1.js"];
-const CACHE = "taper-f191a996940d";
+const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-2_w5dNGz.js","assets/index-1DMjIyIv.js","assets/index-DrwIS3ny.css","assets/katex-BhzyR5At.js"];
+const CACHE = "taper-8dda0894181f";
 
 self.addEventListener("install", (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)).then(() => self.skipWaiting()));
