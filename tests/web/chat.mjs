@@ -9,9 +9,13 @@ async function open({ browser, proxy, key }, options) {
 }
 
 export async function answers_of_the_model(tools) {
+  const begun = performance.now();
   const s = await open(tools);
   await s.page.getByRole("heading", { name: "taper-demo" }).waitFor();
+  const ready = performance.now();
   await s.ask("What is 12 + 30?");
+  const answered = performance.now();
+  console.log(`        page after ${Math.round(ready - begun)} ms, answer after ${Math.round(answered - ready)} ms`);
   assert.match(await s.answer().locator(".prose").innerText(), /42/);
   assert.match(await s.answer().locator(".numbers").innerText(), /\d+ tokens · [\d.,]+ tok\/s · first after/);
   assert.match(await s.page.locator(".meter").innerText(), /\d+ \/ \d+k/);

@@ -25,6 +25,9 @@ export async function settings_reach_the_request(tools) {
   await fill("System prompt of new chats", "Be brief.");
   await s.page.getByLabel("Thinking", { exact: true }).selectOption("on");
   await s.page.getByLabel("Effort of reasoning").selectOption("low");
+  await fill("Further fields", "[]");
+  await s.page.getByText("Fields are a JSON object", { exact: true }).waitFor();
+  await fill("Further fields", '{"logit_bias": {"7": -1}, "messages": []}');
   // What is out of range is marked and not taken.
   await fill("Temperature", "9");
   assert.equal(await s.page.getByLabel("Temperature").getAttribute("aria-invalid"), "true");
@@ -55,6 +58,7 @@ export async function settings_reach_the_request(tools) {
     stop: ["END", "STOP"],
     enable_thinking: true,
     reasoning_effort: "low",
+    logit_bias: { 7: -1 },
   });
   // The server honours all of them.
   assert.equal(await s.page.locator("article .error").count(), 0);
@@ -240,6 +244,10 @@ export async function works_offline(tools) {
   await s.page.evaluate(() => navigator.serviceWorker.ready);
   await s.page.reload();
   await s.page.waitForFunction(() => navigator.serviceWorker.controller !== null);
+  // Browsers offer to install it.
+  const devtools = await s.context.newCDPSession(s.page);
+  const { installabilityErrors } = await devtools.send("Page.getInstallabilityErrors");
+  assert.deepEqual(installabilityErrors.filter((error) => error.errorId !== "in-incognito"), []);
   await s.context.setOffline(true);
   tools.proxy.close();
   await s.page.reload();

@@ -1,6 +1,6 @@
 // The shell of the app without a network. The API is never touched.
-const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-2_w5dNGz.js","assets/index-1DMjIyIv.js","assets/index-DrwIS3ny.css","assets/katex-BhzyR5At.js"];
-const CACHE = "taper-8dda0894181f";
+const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-bOpogjPq.js","assets/index-DKeMM8rf.css","assets/index-ckna7M0x.js","assets/katex-BhzyR5At.js"];
+const CACHE = "taper-557377b3547f";
 
 self.addEventListener("install", (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)).then(() => self.skipWaiting()));

@@ -16,6 +16,9 @@ export const live = signal<ReadonlyMap<string, Message>>(new Map());
 
 const stops = new Map<string, AbortController>();
 
+/** Fewer tokens say nothing of the speed. */
+const FEW = 4;
+
 /** How often an answer that is being written is kept. */
 const KEEP_EVERY = 1000;
 
@@ -207,7 +210,7 @@ class Writing {
       cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
       reasoning: usage.completion_tokens_details?.reasoning_tokens ?? 0,
       first: this.firstAt ? this.firstAt - this.asked : 0,
-      rate: this.firstAt && after > 0 && took > 0 ? (after * 1000) / took : 0,
+      rate: this.firstAt && after >= FEW && took > 0 ? (after * 1000) / took : 0,
     };
   }
 }

@@ -57,6 +57,14 @@ export function parseTools(text: string): unknown[] {
   });
 }
 
+/** Further fields as a reader wrote them; an error says what is wrong. */
+export function parseExtra(text: string): Record<string, unknown> {
+  if (!text.trim()) return {};
+  const fields: unknown = JSON.parse(text);
+  if (typeof fields !== "object" || fields === null || Array.isArray(fields)) throw new Error("Fields are a JSON object");
+  return fields as Record<string, unknown>;
+}
+
 /** The fields of a request that the settings say. */
 export function fields(settings: Settings): Record<string, unknown> {
   const set = Object.entries(settings.sampling).filter(([, value]) => value !== null);
@@ -67,7 +75,7 @@ export function fields(settings: Settings): Record<string, unknown> {
   if (settings.effort) made["reasoning_effort"] = settings.effort;
   const tools = parseTools(settings.tools);
   if (tools.length > 0) made["tools"] = tools;
-  return made;
+  return { ...made, ...parseExtra(settings.extra) };
 }
 
 export interface Ask {
@@ -83,8 +91,8 @@ export function body({ model, system, messages, settings, resume }: Ask): Record
   const head: WireMessage[] = system.trim() ? [{ role: "system", content: system }] : [];
   return {
     ...(model ? { model } : {}),
-    messages: [...head, ...messages.map(wire)],
     ...fields(settings),
+    messages: [...head, ...messages.map(wire)],
     ...(resume ? { continue_final_message: true, add_generation_prompt: false } : {}),
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },

@@ -27,6 +27,7 @@ const DEFAULTS: Settings = {
   effort: "",
   system: "",
   tools: "",
+  extra: "",
   presets: [],
   theme: "system",
   enter: "send",

@@ -90,6 +90,8 @@ export interface Settings {
   system: string;
   /** A JSON list of functions, as in the API's `tools`. */
   tools: string;
+  /** A JSON object of further fields of the request. */
+  extra: string;
   presets: Preset[];
   theme: Theme;
   enter: "send" | "newline";

@@ -52,7 +52,7 @@ export function Commands() {
     const base = new URL("./", document.baseURI.split("#")[0]).href;
     request = curl(settings.value, model.value?.id ?? "", base, apiKey.value !== "");
   } catch (error) {
-    request = `Tools: ${text(error)}`;
+    request = `Tools or further fields: ${text(error)}`;
   }
   return (
     <section class="card">

@@ -1,7 +1,7 @@
 import { useRef, useState } from "preact/hooks";
 import { Choice, NumberField, TextField } from "../components/Fields";
 import { parse, save } from "../exchange";
-import { parseTools } from "../request";
+import { parseExtra, parseTools } from "../request";
 import { apiKey, change, changeSampling, choosePreset, NO_SAMPLING, setKey, settings } from "../settings";
 import { adopt, conversations, deleteAll, exported, refreshModels, say, text } from "../store";
 import type { Sampling } from "../types";
@@ -54,8 +54,9 @@ const EFFORTS = [
 ] as const;
 
 function Generation() {
-  const { sampling, stop, thinking, effort } = settings.value;
-  const reset = () => change({ sampling: NO_SAMPLING, stop: "", thinking: "auto", effort: "" });
+  const { sampling, stop, thinking, effort, extra } = settings.value;
+  const reset = () => change({ sampling: NO_SAMPLING, stop: "", thinking: "auto", effort: "", extra: "" });
+  const wrong = wrongness(parseExtra, extra);
   return (
     <section class="card">
       <header class="row">
@@ -81,14 +82,23 @@ function Generation() {
         />
         <Choice label="Effort of reasoning" value={effort} options={EFFORTS} set={(value) => change({ effort: value })} />
         <TextField label="Stop strings" hint="One a line" rows={2} value={stop} set={(value) => change({ stop: value })} />
+        <TextField
+          label="Further fields"
+          hint={wrong || "A JSON object of any other field of /v1/chat/completions"}
+          rows={2}
+          placeholder='{"logit_bias": {"42": -5}, "response_format": {"type": "json_object"}}'
+          value={extra}
+          set={(value) => change({ extra: value })}
+        />
       </div>
     </section>
   );
 }
 
-function toolsError(tools: string): string {
+/** Why a reader's JSON cannot be used. */
+function wrongness(parse: (json: string) => unknown, json: string): string {
   try {
-    parseTools(tools);
+    parse(json);
     return "";
   } catch (error) {
     return text(error);
@@ -98,7 +108,7 @@ function toolsError(tools: string): string {
 function Prompt() {
   const { system, tools, presets, sampling } = settings.value;
   const [name, setName] = useState("");
-  const wrong = toolsError(tools);
+  const wrong = wrongness(parseTools, tools);
   const keep = () => {
     const others = presets.filter((preset) => preset.name !== name.trim());
     change({ presets: [...others, { name: name.trim(), system, sampling }] });
