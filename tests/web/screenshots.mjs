@@ -46,14 +46,6 @@ export async function screenshots({ browser, proxy, key }, folder) {
   await s.page.waitForTimeout(300);
   await s.page.locator(".scroll").evaluate((element) => (element.scrollTop = 0));
   await shot(s, "chat");
-  await s.page.emulateMedia({ colorScheme: "dark" });
-  await s.page.waitForTimeout(300);
-  await shot(s, "chat-dark");
-  await s.page.emulateMedia({ colorScheme: "light" });
-  await s.page.waitForTimeout(300);
-  await s.go("#/settings");
-  await s.page.getByRole("heading", { name: "Generation" }).waitFor();
-  await shot(s, "settings");
   proxy.script = null;
   await s.go("#/machine");
   const ask = () =>

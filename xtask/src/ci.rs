@@ -147,7 +147,11 @@ const STEPS: &[Step] = &[
     ),
     step("release", "the release build", Run(&["cargo", "build", "--release", "-p", "server"])),
     step("fresh-start", "the release server starts bare, answers and ends", FreshStart),
-    step("web", "the web app is built anew, as it is committed", Run(&["bash", ".ci/web", "build"])),
+    step(
+        "web",
+        "the web app is built anew, as it is committed",
+        Run(&["bash", ".ci/web", "build"]),
+    ),
     step(
         "web-app",
         "the web app in Chromium against the release server",
@@ -260,6 +264,14 @@ const STEPS: &[Step] = &[
         "sdk-node",
         "OpenAI's Node SDK against the release server",
         Served("tests/sdk", &["node", "sdk_node.mjs", "--base-url", "{url}", "--api-key", "{key}"]),
+    ),
+    step(
+        "sdk-ollama-js",
+        "Ollama's JavaScript client against the release server",
+        Served(
+            "tests/sdk",
+            &["node", "ollama_node.mjs", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
     ),
     step(
         "sdk-vercel",

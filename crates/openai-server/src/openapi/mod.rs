@@ -5,7 +5,10 @@ mod operations;
 mod page;
 mod schemas;
 
-use crate::{error_body::ErrorBody, wire::{AnthropicError, OllamaError}};
+use crate::{
+    error_body::ErrorBody,
+    wire::{AnthropicError, OllamaError},
+};
 use operations::{Operation, operations};
 use schemas::Schemas;
 use serde_json::{Map, Value, json};

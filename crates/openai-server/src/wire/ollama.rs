@@ -25,6 +25,10 @@ pub(crate) struct OllamaGenerateRequest {
     pub(crate) prompt: Option<String>,
     /// What the model is told before.
     pub(crate) system: Option<String>,
+    /// What follows the output: the model fills in the middle, without its template.
+    pub(crate) suffix: Option<String>,
+    /// Whether the prompt goes to the model as it is, without its template.
+    pub(crate) raw: Option<bool>,
 }
 
 /// The fields of both.
@@ -62,8 +66,8 @@ pub(crate) const UNSUPPORTED_OLLAMA: &[Unsupported] = &[
     field("context", "is not supported: send the conversation to /api/chat", Glance::Empty),
     field("images", "is not supported: this model reads text", Glance::Empty),
     field("logprobs", "is not supported on this route; /v1/chat/completions has it", OFF),
-    field("raw", "is not supported on this route; /v1/completions takes such prompts", OFF),
-    field("suffix", "is not supported on this route; /v1/completions has it", Glance::Empty),
+    field("raw", "is not supported on this route", OFF),
+    field("suffix", "is not supported on this route", Glance::Empty),
     field("template", "is not taken from requests; start the server with one", Glance::Empty),
     field("top_logprobs", "is not supported on this route", Glance::Number(0.0)),
 ];
@@ -134,8 +138,10 @@ pub(crate) struct OllamaOptions {
     /// Only 0.
     #[serde(default, deserialize_with = "whole")]
     pub(crate) mirostat: Option<i64>,
-    pub(crate) mirostat_eta: Option<f32>,
-    pub(crate) mirostat_tau: Option<f32>,
+    #[serde(rename = "mirostat_eta")]
+    _mirostat_eta: Option<f32>,
+    #[serde(rename = "mirostat_tau")]
+    _mirostat_tau: Option<f32>,
     /// Only 1.
     pub(crate) tfs_z: Option<f32>,
     // How a model is loaded, which has happened.

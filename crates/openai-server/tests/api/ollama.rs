@@ -114,6 +114,16 @@ async fn prompts_are_chats_of_one_message() {
     let all = lines(&app, "/api/generate", &json!({ "prompt": "Why?" })).await;
     let text: String = all.iter().filter_map(|line| line["response"].as_str()).collect();
     assert_eq!(text, "Blue.");
+    let raw = json!({ "prompt": "Why? ", "raw": true, "stream": false });
+    assert_eq!(send(&app, "/api/generate", &raw).await["response"], "Blue.");
+    assert_eq!(prompt(&app), "Why? ");
+    for (fields, named) in [(json!({ "raw": true }), "raw"), (json!({ "suffix": "x" }), "suffix")] {
+        let mut body = json!({ "prompt": "Why?", "system": "Be brief." });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let (status, body) = app.post("/api/generate", &body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert!(body["error"].as_str().unwrap().contains(named), "{body}");
+    }
     // Without a question, clients ask that the model be loaded.
     for (path, body) in [("/api/generate", json!({ "model": "mock" })), ("/api/chat", json!({}))] {
         let answer = send(&app, path, &body).await;
@@ -170,10 +180,8 @@ async fn what_is_not_honoured_is_refused_by_name() {
 #[tokio::test]
 async fn models_are_listed_and_shown() {
     let (architecture, parameters) = ("qwen3".to_owned(), 494_032_768);
-    let app = App::with(
-        ServerConfig { architecture, parameters, ..config() },
-        Reply::Text("x".into()),
-    );
+    let app =
+        App::with(ServerConfig { architecture, parameters, ..config() }, Reply::Text("x".into()));
     for path in ["/api/tags", "/api/ps"] {
         let (status, body) = app.get(path).await;
         assert_eq!(status, StatusCode::OK);

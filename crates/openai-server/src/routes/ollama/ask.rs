@@ -1,6 +1,6 @@
 //! From a request of Ollama's to what a chat model is asked.
 
-use super::conversation;
+use super::{conversation, text::TextAsk};
 use crate::{
     constraint,
     decode::Body,
@@ -21,8 +21,10 @@ use taper_chat::{Message, Role, Tool};
 
 /// What a request asks.
 pub(super) enum Asked {
-    /// A question, and whether the answer comes line by line.
-    Ask(Box<Ask>, bool),
+    /// A conversation, and whether the answer comes line by line.
+    Chat(Box<Ask>, bool),
+    /// A text without a template.
+    Text(Box<TextAsk>, bool),
     /// That a model be loaded.
     Load(Option<String>),
 }
@@ -48,9 +50,34 @@ pub(super) fn generate(state: &AppState, mut body: Body) -> Result<Asked, ApiErr
         return Ok(Asked::Load(fields.model));
     };
     let system = own.system.filter(|system| !system.is_empty());
+    let suffix = own.suffix.filter(|suffix| !suffix.is_empty());
+    if own.raw == Some(true) || suffix.is_some() {
+        let bare = if suffix.is_some() { "suffix" } else { "raw" };
+        for (name, given) in [("system", system.is_some()), ("think", fields.think.is_some())] {
+            if given {
+                return Err(ApiError::value(name, format!("is not possible with '{bare}'")));
+            }
+        }
+        return text(state, fields, prompt, suffix);
+    }
     let system = system.map(|system| Message::text(Role::System, system));
     let messages = system.into_iter().chain([Message::text(Role::User, prompt)]).collect();
     asked(state, fields, messages, Vec::new())
+}
+
+fn text(
+    state: &AppState,
+    fields: OllamaFields,
+    prompt: String,
+    suffix: Option<String>,
+) -> Result<Asked, ApiError> {
+    let options = fields.options.unwrap_or_default();
+    check(&options, state.0.engine.info().max_model_len)?;
+    let max_tokens = max_tokens(&options)?;
+    let (model, content) = (fields.model, format(fields.format)?);
+    let sampling = sampling(options);
+    let ask = TextAsk { model, prompt, suffix, sampling, max_tokens, content };
+    Ok(Asked::Text(Box::new(ask), fields.stream.unwrap_or(true)))
 }
 
 fn shared(state: &AppState, mut body: Body) -> Result<OllamaFields, ApiError> {
@@ -102,7 +129,7 @@ fn asked(
         hide_reasoning: false,
         retrieve: false,
     };
-    Ok(Asked::Ask(Box::new(ask), fields.stream.unwrap_or(true)))
+    Ok(Asked::Chat(Box::new(ask), fields.stream.unwrap_or(true)))
 }
 
 /// What the output must be.

@@ -8,6 +8,7 @@ mod conversation;
 mod embed;
 mod errors;
 mod models;
+mod text;
 
 pub(super) use embed::embed;
 pub(super) use errors::dialect;
@@ -67,7 +68,8 @@ fn request(
 ) -> Result<Request, ApiError> {
     Ok(match read(state, body)? {
         Asked::Load(model) => Request::Load(state.0.model(model.as_deref())?.name),
-        Asked::Ask(ask, stream) => Request::Ask(ask.plan(state)?, stream),
+        Asked::Chat(ask, stream) => Request::Ask(ask.plan(state)?, stream),
+        Asked::Text(ask, stream) => Request::Ask(ask.plan(state)?, stream),
     })
 }
 

@@ -106,13 +106,12 @@ fn model_info(state: &AppState) -> Map<String, Value> {
         let name = &config.architecture;
         all.insert("general.architecture".to_owned(), json!(name));
         all.insert(format!("{name}.context_length"), json!(info.max_model_len));
+        if let Some(vectors) = &state.0.vectors {
+            all.insert(format!("{name}.embedding_length"), json!(vectors.dimensions()));
+        }
     }
     if config.parameters > 0 {
         all.insert("general.parameter_count".to_owned(), json!(config.parameters));
-    }
-    if let Some(vectors) = &state.0.vectors {
-        let name = &config.architecture;
-        all.insert(format!("{name}.embedding_length"), json!(vectors.dimensions()));
     }
     all
 }
