@@ -259,6 +259,9 @@ pub(crate) struct ServeArgs {
     /// Accept request fields that the OpenAI API does not define.
     #[arg(long)]
     pub(crate) allow_unknown_fields: bool,
+    /// Serve the API without the web app at /.
+    #[arg(long)]
+    pub(crate) no_ui: bool,
     /// Maximum size of a request body in MiB, after decompression.
     #[arg(long, default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) max_body_mib: u16,

@@ -26,6 +26,7 @@ mod lenient;
 mod limits;
 mod log;
 mod malformed;
+mod ollama;
 mod openapi;
 mod responses;
 mod responses_stored;
