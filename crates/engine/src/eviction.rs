@@ -192,7 +192,7 @@ impl Evictor {
         model: &dyn Model,
         gpu: Option<&Gpu>,
     ) -> Result<Self, EvictionError> {
-        Ok(Self { policy: policy(config, model, gpu)?, config: config.clone() })
+        Ok(Self { policy: eviction_policy(&config.policy, model, gpu)?, config: config.clone() })
     }
 
     /// Carries out what is due.
@@ -226,9 +226,12 @@ impl Evictor {
     }
 }
 
-/// The policy for a model.
-fn policy(
-    config: &EvictionConfig,
+/// What a cache needs to evict rows of a model.
+///
+/// # Errors
+/// The model cannot be evicted from, or the statistics are of another one.
+pub fn eviction_policy(
+    policy: &Evict,
     model: &dyn Model,
     gpu: Option<&Gpu>,
 ) -> Result<EvictionPolicy, EvictionError> {
@@ -244,7 +247,7 @@ fn policy(
     if let Some(what) = shape.windowed {
         return unsupported(what);
     }
-    let Evict::TriAttention(layers) = &config.policy else { return Ok(EvictionPolicy::Window) };
+    let Evict::TriAttention(layers) = policy else { return Ok(EvictionPolicy::Window) };
     let rope = match (shape.unscored, shape.rope) {
         (Some(what), _) => return unsupported(what),
         (None, None) => return unsupported("no rotary embedding"),

@@ -12,6 +12,7 @@ mod local;
 mod open;
 mod pace;
 mod pass;
+mod pool;
 mod queries;
 mod sequence;
 mod speculation;
@@ -23,7 +24,7 @@ pub use channel::{ChannelSink, Events, channel};
 pub use config::{
     EngineConfig, EngineError, EnginePlan, KvBudget, KvDisk, KvIdle, KvOffer, Scheduling,
 };
-pub use eviction::{Evict, EvictionConfig, EvictionError};
+pub use eviction::{Evict, EvictionConfig, EvictionError, eviction_policy};
 pub use local::LocalEngine;
 pub use queries::{QueryError, observe_queries};
 pub use speculation::Speculation;

@@ -58,7 +58,7 @@ impl Evicted {
 
 /// Where a block's rows come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum From {
+enum Source {
     /// The block stays as it is; its index in the table before.
     Whole(usize),
     /// Rows of several blocks, and fewer than before.
@@ -167,7 +167,7 @@ impl KvCache {
     }
 
     /// For each block of the moved rows whether it is one of the blocks before.
-    fn sources(&self, moves: &Moves, before: usize) -> Vec<From> {
+    fn sources(&self, moves: &Moves, before: usize) -> Vec<Source> {
         let size = self.config.geometry.block_tokens;
         let blocks = moves.rows().chunks(size);
         let source = |rows: &[usize]| {
@@ -175,7 +175,7 @@ impl KvCache {
             let whole = first.is_multiple_of(size)
                 && rows.len() == size.min(before - first)
                 && rows.iter().copied().eq(first..first + rows.len());
-            if whole { From::Whole(first / size) } else { From::Built }
+            if whole { Source::Whole(first / size) } else { Source::Built }
         };
         blocks.map(source).collect()
     }
@@ -185,15 +185,15 @@ impl KvCache {
     fn target_blocks(
         &mut self,
         e: Eviction,
-        sources: &[From],
+        sources: &[Source],
         keep: usize,
     ) -> Result<Vec<BlockId>, KvCacheError> {
         let size = self.config.geometry.block_tokens;
         let old = self.blocks(e.seq).to_vec();
         let target = (keep + e.room).div_ceil(size).max(sources.len());
-        let whole = |source: &From| match *source {
-            From::Whole(index) => Some(old[index]),
-            From::Built => None,
+        let whole = |source: &Source| match *source {
+            Source::Whole(index) => Some(old[index]),
+            Source::Built => None,
         };
         let stay: HashSet<_> = sources.iter().filter_map(whole).collect();
         let needed = target - stay.len();
@@ -227,14 +227,14 @@ impl KvCache {
         &mut self,
         seq: SeqId,
         moves: &Moves,
-        sources: &[From],
+        sources: &[Source],
         blocks: &[BlockId],
     ) -> Result<(), KvCacheError> {
         let size = self.config.geometry.block_tokens;
         let old = self.blocks(seq);
         let (mut rows, mut into) = (Vec::new(), Vec::new());
         let parts = moves.rows().chunks(size).zip(sources).zip(blocks);
-        for ((part, _), &block) in parts.filter(|((_, source), _)| **source == From::Built) {
+        for ((part, _), &block) in parts.filter(|((_, source), _)| **source == Source::Built) {
             // Exact rows are in blocks that stay.
             into.push(KeptBlock { block, exact: None });
             let slot = |&row: &usize| old[row / size].0 as usize * size + row % size;

@@ -1,6 +1,7 @@
 //! One behaviour a test: chunks, order, preemption, cancellation, refusals, drafts.
 
 mod drafts;
+mod eviction;
 
 use taper_base::{SeqId, TokenId};
 use taper_scheduler::{
