@@ -57,9 +57,12 @@ fn drafts_and_forced_tokens_end_where_rows_leave() {
 fn who_is_preempted_loses_the_same_rows_again() {
     let mut pool = CountingPool::new(10, 4);
     let mut s = evicting(16, 4);
-    s.admit(request(0, 10, 30), &pool).unwrap();
+    s.admit(request(0, 10, 60), &pool).unwrap();
     let mut first = Vec::new();
-    while first.len() < 2 {
+    for _ in 0..40 {
+        if first.len() == 2 {
+            break;
+        }
         step(&mut s, &mut pool);
         first.extend(evict(&mut s));
     }
@@ -67,7 +70,10 @@ fn who_is_preempted_loses_the_same_rows_again() {
     assert!(s.preempt(SeqId(0), &mut pool) && !s.preempt(SeqId(0), &mut pool));
     assert_eq!((pool.held(SeqId(0)), s.waiting()), (0, 1));
     let (mut again, mut ends) = (Vec::new(), Vec::new());
-    while again.len() < 3 {
+    for _ in 0..40 {
+        if again.len() == 3 {
+            break;
+        }
         ends.extend(step(&mut s, &mut pool).works.iter().map(SeqWork::end));
         again.extend(evict(&mut s));
     }
