@@ -214,8 +214,8 @@ impl Runner {
         Ok(logits)
     }
 
-    /// Evicts rows of a sequence of `tokens` tokens, so that at most `keep` stay: the first `prefix`, the latest `window`
-    /// and those that the policy chooses. There is room for `room` more then. Returns how many went.
+    /// Evicts rows of a sequence of `tokens` tokens, so that at most `keep` stay: the first `prefix`, the latest
+    /// `window` and those that the policy chooses. There is room for `room` more then. Returns how many went.
     pub(crate) fn evict(
         &mut self,
         (seq, tokens): (u64, usize),

@@ -131,7 +131,7 @@ pub enum EvictionError {
     Statistics {
         /// Layers and heads of the model.
         expected: String,
-        /// Those of the statistics.
+        /// What the statistics have.
         got: String,
     },
     /// The policy refuses its statistics.

@@ -28,7 +28,7 @@ pub(super) enum Arm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rows {
     Count(usize),
-    /// Of the prompt's.
+    /// A share of the prompt's rows.
     Percent(usize),
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Cell {
     pub(super) n: usize,
     /// Answers that are right word for word.
     pub(super) right: usize,
-    /// Of the prompts that were run, and not taken from an earlier run.
+    /// Tokens of the prompts that were run, and not taken from an earlier run.
     pub(super) prompt_tokens: usize,
     pub(super) evicted_tokens: usize,
     /// An arm that evicts and has none has measured nothing.
