@@ -4,7 +4,7 @@ use crate::kv::gaussian;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use taper_base::{LayerId, Phase, SeqId, TokenId};
-use taper_kv_cache::{ExactRoom, KvCache, KvConfig, SeqRange};
+use taper_kv_cache::{Eviction, EvictionPolicy, ExactRoom, KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::Exact;
 use taper_models::{Batch, LoadOptions, Model, Precision};
 use taper_tensor::{
@@ -174,6 +174,11 @@ impl Runner {
         self.model.info()
     }
 
+    /// The GPU that the cache is on.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.cache.config().scheme.codec(0).gpu()
+    }
+
     /// The model, without its cache.
     pub(crate) fn into_model(self) -> Box<dyn Model> {
         self.model
@@ -192,7 +197,8 @@ impl Runner {
             let wanted = if last_only { first + len - 1 } else { first };
             logits_at.extend((wanted..first + len).map(|i| i as u32));
             let seq = SeqId(piece.seq);
-            self.cache.grow(seq, start + len)?;
+            let rows = self.cache.rows(seq, start + len);
+            self.cache.grow(seq, rows)?;
             ranges.push(SeqRange { seq, start, len });
         }
         let phase_of = |piece: &Piece<'_>| self.model.info().phase(piece.phase);
@@ -206,6 +212,25 @@ impl Runner {
         let rows = logits.dims().first();
         ensure!(rows == Some(&logits_at.len()), "one row of logits a token asked for");
         Ok(logits)
+    }
+
+    /// Evicts rows of a sequence of `tokens` tokens, so that at most `keep` stay: the first `prefix`, the latest
+    /// `window` and those that the policy chooses. There is room for `room` more then. Returns how many went.
+    pub(crate) fn evict(
+        &mut self,
+        (seq, tokens): (u64, usize),
+        (keep, prefix, window): (usize, usize, usize),
+        room: usize,
+        policy: &EvictionPolicy,
+    ) -> Result<usize> {
+        let seq = SeqId(seq);
+        let rows = self.cache.rows(seq, tokens);
+        let evict = rows.saturating_sub(keep).next_multiple_of(self.cache.eviction_unit());
+        if evict > 0 {
+            let eviction = Eviction { seq, tokens, evict, prefix, window, room };
+            self.cache.evict(eviction, policy)?;
+        }
+        Ok(evict)
     }
 
     /// Forgets a sequence.

@@ -3,6 +3,7 @@
 use crate::{
     adapters::salt,
     pace::{Company, Pace},
+    pool::{Pool, blocks},
     sequence::{Advance, Sequence, internal},
     speculation::{Speculation, Speculator},
     stats::{Gauges, SharedStats, add, set},
@@ -14,11 +15,10 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
-use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError, TokenId};
+use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError};
 use taper_kv_cache::{KvCache, KvConfig, UnitName};
 use taper_scheduler::{
-    Admission, AdmitError, BlockPool, NoRoom, Scheduler, SchedulerConfig, SeqOutcome, SeqWork,
-    StepPlan,
+    Admission, AdmitError, Scheduler, SchedulerConfig, SeqOutcome, SeqWork, StepPlan,
 };
 
 /// A cache and the requests that run over it.
@@ -350,6 +350,23 @@ impl Lane {
         self.scheduler.commit(&outcomes, &mut Pool(&mut self.cache));
         appended.iter().for_each(|(id, tokens)| self.scheduler.append(*id, tokens));
         ended.into_iter().for_each(|(id, event)| self.end(id, Some(event), shared));
+        self.evict(shared);
+    }
+
+    /// Evicts rows of the sequences that have as many as they may.
+    fn evict(&mut self, shared: &Shared) {
+        let Some(evictor) = &shared.evictor else { return };
+        let done = evictor.run(&mut self.scheduler, &mut self.cache);
+        add(&shared.stats.kv_evictions, done.evictions);
+        add(&shared.stats.kv_evicted_tokens, done.rows);
+        add(&shared.stats.preemptions, done.full.len());
+        for id in done.full {
+            self.scheduler.preempt(id, &mut Pool(&mut self.cache));
+        }
+        for (id, error) in done.failed {
+            let error = internal(Arc::new(error), "rows cannot be evicted");
+            self.end(id, Some(Event::Failed(error)), shared);
+        }
     }
 
     /// Counts what a work did, takes back drafts that were not accepted, and publishes the rest.
@@ -425,48 +442,6 @@ fn refusal(error: AdmitError) -> GenerationError {
             return internal(Arc::new(error), "the scheduler refused a request");
         }
     })
-}
-
-/// The cache as the scheduler sees it.
-struct Pool<'a>(&'a mut KvCache);
-
-impl BlockPool for Pool<'_> {
-    fn total(&self) -> u32 {
-        blocks(self.0.usage().total_blocks)
-    }
-
-    fn free(&self) -> u32 {
-        let usage = self.0.usage();
-        blocks(usage.total_blocks - usage.used_blocks)
-    }
-
-    fn block_tokens(&self) -> u32 {
-        blocks(self.0.config().geometry.block_tokens)
-    }
-
-    fn grow(&mut self, id: SeqId, tokens: u32) -> Result<(), NoRoom> {
-        self.0.grow(id, tokens as usize).map_err(|_| NoRoom)
-    }
-
-    fn release(&mut self, id: SeqId) {
-        self.0.release(id);
-    }
-
-    fn prefix_tokens(&self) -> u32 {
-        blocks(self.0.prefix_tokens())
-    }
-
-    fn may_share(&self, a: SeqId, b: SeqId) -> bool {
-        self.0.salt(a) == self.0.salt(b)
-    }
-
-    fn adopt_prefix(&mut self, id: SeqId, tokens: &[TokenId]) -> u32 {
-        blocks(self.0.adopt(id, tokens))
-    }
-}
-
-fn blocks(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use crate::{
     EngineConfig, EngineError, KvDisk, KvIdle, Scheduling,
     adapters::Adapters,
     config::EnginePlan,
+    eviction::{Evictor, Rows},
     lane::Lane,
     listener::Listener,
     open::Open,
@@ -39,6 +40,8 @@ pub struct LocalEngine {
     eos: TokenSet,
     adapters: Adapters,
     scheduling: Scheduling,
+    /// What bounds a prompt where rows are evicted.
+    rows: Option<Rows>,
     /// Requests that have not ended.
     open: Arc<Open>,
     /// The thread has not panicked.
@@ -79,6 +82,7 @@ impl LocalEngine {
             // `submit` counts every open request; a second limit here would refuse a burst that
             // arrives between two plans, when nothing of it runs yet.
             max_waiting: u32::MAX,
+            eviction: config.eviction.as_ref().zip(caches.first()).map(|(e, kv)| e.schedule(kv)),
             ..SchedulerConfig::default()
         };
         let (commands, inbox) = mpsc::channel();
@@ -96,7 +100,12 @@ impl LocalEngine {
             after,
             keep_bytes: keep_bytes.unwrap_or(a_quarter),
         });
+        let gpu = caches.first().and_then(|kv| kv.scheme.codec(0).gpu());
+        let evictor = |e| Evictor::new(e, &*model, gpu);
+        let evictor = config.eviction.as_ref().map(evictor).transpose()?;
+        let rows = limits.eviction.map(|schedule| Rows::new(schedule, &caches));
         let shared = Shared {
+            evictor,
             idle,
             disk,
             commands: commands.clone(),
@@ -122,6 +131,7 @@ impl LocalEngine {
             eos,
             adapters,
             scheduling: config.scheduling,
+            rows,
             open: Arc::new(Open::new(config.max_waiting.saturating_add(config.max_num_seqs))),
             alive,
             commands: RwLock::new(Some(commands)),
@@ -181,7 +191,10 @@ impl LocalEngine {
         if prompt.saturating_add(least) > max {
             return Err(SubmitError::TooLong { prompt, new: least.max(1), max });
         }
-        Ok(new)
+        match self.rows.as_ref().map_or(Ok(()), |rows| rows.check(prompt, new)) {
+            Ok(()) => Ok(new),
+            Err((need, capacity)) => Err(SubmitError::NeverFits { need, capacity }),
+        }
     }
 }
 

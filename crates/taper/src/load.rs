@@ -67,7 +67,10 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         Some(draft) => draft.leave(budget, model.info(), 1 + settings.kv_offers.len())?,
         None => budget,
     };
+    let eviction = settings.eviction.as_ref();
+    let eviction = eviction.map(|eviction| eviction.resolve(source, &*model, &tokenizer, gpu));
     let config = EngineConfig {
+        eviction: eviction.transpose()?,
         max_model_len: settings.max_model_len,
         max_num_seqs: settings.max_num_seqs,
         max_num_batched_tokens: step_tokens(settings)?,
