@@ -283,6 +283,16 @@ impl Turn {
     }
 }
 
+/// The first of four seeds, others for each load of a run: a server that runs on has the prompts of earlier loads in
+/// its prefix cache.
+fn seed(parts: [usize; 3]) -> u64 {
+    let mixed = parts.iter().fold(0x9e37_79b9_u64, |seed, &part| {
+        (seed ^ part as u64).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
+    });
+    // Prompts are numbered in the lower half of a seed.
+    (mixed & 0x3fff_ffff) << 2
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,14 +311,4 @@ mod tests {
         assert_eq!((median.output_speed, median.gap.p99, median.errors), (2.0, 2.0, 3));
         assert!(median.beside.is_none());
     }
-}
-
-/// The first of four seeds, others for each load of a run: a server that runs on has the prompts of earlier loads in
-/// its prefix cache.
-fn seed(parts: [usize; 3]) -> u64 {
-    let mixed = parts.iter().fold(0x9e37_79b9_u64, |seed, &part| {
-        (seed ^ part as u64).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
-    });
-    // Prompts are numbered in the lower half of a seed.
-    (mixed & 0x3fff_ffff) << 2
 }
