@@ -92,13 +92,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "experts_matmul",
         "a place of another expert",
-        "if (i >= tile.count || n >= p.stride) return;",
-        "if (n >= p.stride) return;",
+        "k < of.tile.count * cols",
+        "k < (of.tile.count + 1) * cols",
     ),
     mutant(
         "experts_matmul",
         "no zeros after a row",
-        "const size_t row = size_t(place) * p.stride;",
+        "    const size_t row = size_t(place) * p.stride;",
         "if (n >= limit) return;\n    const size_t row = size_t(place) * p.stride;",
     ),
     mutant("experts_matmul", "another pair's weight", "weights[of.order[place]]", "weights[place]"),
@@ -115,12 +115,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "if (gated) up += own[0]",
     ),
     mutant("experts_matmul", "an input as it is", "y *= weight, up *= weight;", "y *= weight;"),
-    mutant(
-        "experts_matmul",
-        "the upper rows left out",
-        "of.row0 + r + g + 8, sum[2 + u]",
-        "of.row0 + r + g + 8, sum[u]",
-    ),
+    mutant("experts_matmul", "the upper rows left out", "to[8] = sum[2]", "to[8] = sum[0]"),
     mutant(
         "experts_matmul",
         "the barrier before a step dropped",
@@ -141,12 +136,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "of.order[place] : place",
     ),
     mutant("experts_tile", "a stage too early", "next = step + STAGES - 1", "next = step + STAGES"),
-    mutant(
-        "experts_tile",
-        "the last columns left out",
-        "0, p.cols / TK",
-        "0, p.cols / TK - 1",
-    ),
+    mutant("experts_tile", "the last columns left out", "0, p.cols / TK", "0, p.cols / TK - 1"),
     mutant(
         "experts_tile",
         "the first group's scales",
@@ -168,8 +158,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "experts_tile",
         "a place of another expert",
-        "if (i >= tile.count || n >= p.stride) return;",
-        "if (n >= p.stride) return;",
+        "k < of.tile.count * cols",
+        "k < (of.tile.count + 1) * cols",
     ),
     mutant(
         "experts_tile",
@@ -201,5 +191,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "rows of another simdgroup",
         "uint(i) * 64 + sg * 16, uint(j) * 8",
         "uint(i) * 64, uint(j) * 8",
+    ),
+    mutant(
+        "experts_wide",
+        "the barrier before the sums dropped",
+        "// All have read what was multiplied.\n    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "",
+    ),
+    mutant(
+        "experts_tile",
+        "the barrier after the sums dropped",
+        "threadgroup_barrier(mem_flags::mem_threadgroup);\n    expert_outputs<TN",
+        "expert_outputs<TN",
+    ),
+    mutant(
+        "experts_matmul",
+        "the barrier before the sums dropped",
+        "// All have read what was multiplied.\n    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "",
     ),
 ];
