@@ -13,6 +13,7 @@
 // Reference: as experts', within the rounding of f16.
 #include "taper/common.h"
 #include "taper/experts.h"
+#include "taper/prepare.h"
 #include "taper/tile.h"
 #include "taper/weights.h"
 

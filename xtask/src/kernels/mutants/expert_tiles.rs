@@ -3,7 +3,13 @@
 use super::{BARRIER, Mutant, mutant};
 
 pub(super) const MUTANTS: &[Mutant] = &[
-    mutant("experts_matmul", "the barrier before pairs are counted dropped", BARRIER, ""),
+    mutant("experts_matmul", "the barrier of the norm dropped", BARRIER, ""),
+    mutant(
+        "experts_matmul",
+        "the barrier before pairs are counted dropped",
+        "0u, memory_order_relaxed);\n    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "0u, memory_order_relaxed);",
+    ),
     mutant(
         "experts_matmul",
         "the barrier after pairs are counted dropped",
@@ -105,7 +111,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "experts_matmul",
         "another expert's bias",
-        "bias + size_t(tile.expert) * p.rows + n",
+        "bias + size_t(of.tile.expert) * p.rows + n",
         "bias + n",
     ),
     mutant(
@@ -167,7 +173,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "(r % 16 / 8) * half_rows",
         "0 * half_rows",
     ),
-    mutant("experts_wide", "the barrier before a step dropped", BARRIER, ""),
+    mutant(
+        "experts_wide",
+        "the barrier before a step dropped",
+        "wide_publish();\n        threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "wide_publish();",
+    ),
     mutant(
         "experts_wide",
         "another expert",
