@@ -83,6 +83,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("experts.h", include_str!("include/taper/experts.h")),
     ("exponential.h", include_str!("include/taper/exponential.h")),
     ("packed.h", include_str!("include/taper/packed.h")),
+    ("prepare.h", include_str!("include/taper/prepare.h")),
     ("prepared.h", include_str!("include/taper/prepared.h")),
     ("recurrent.h", include_str!("include/taper/recurrent.h")),
     ("rows.h", include_str!("include/taper/rows.h")),

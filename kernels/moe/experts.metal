@@ -33,10 +33,10 @@ struct ExpertParams {
 enum { NORM = 16, ROWS = 4, SUM_SIMDS = 8 };
 
 // Rows of a matrix with a row of x: a lane's shares of the products, and with gains of x's sum of squares.
-template <typename W, int ROWS, bool NORM>
+template <typename W, int ROWS>
 INLINE void dots(
-    WeightRows w, thread const uint* row, device const float* x, device const float* gains, uint lane, thread float* acc,
-    thread float& squares)
+    WeightRows w, thread const uint* row, device const float* x, device const float* gains, bool norm, uint lane,
+    thread float* acc, thread float& squares)
 {
     UNROLL for (int r = 0; r < ROWS; ++r) acc[r] = 0.0f;
     for (uint chunk = lane; chunk < w.chunks; chunk += 32) {
@@ -45,14 +45,20 @@ INLINE void dots(
         UNROLL for (int r = 0; r < ROWS; ++r) W::load(raw[r], w, row[r], chunk);
         UNROLL for (int r = 0; r < ROWS; ++r) W::affine(w, row[r], chunk, s[r], b[r]);
         UNROLL for (int r = 0; r < ROWS; ++r) dot[r] = 0.0f;
-        UNROLL for (int i = 0; i < CHUNK; i += 4) {
-            float4 v = *(device const float4*)(x + chunk * CHUNK + i);
-            if (NORM) {
-                const float4 g = *(device const float4*)(gains + chunk * CHUNK + i);
+        float4 own[CHUNK / 4];
+        UNROLL for (int i = 0; i < CHUNK / 4; ++i) own[i] = *(device const float4*)(x + chunk * CHUNK + 4 * i);
+        if (norm) {
+            UNROLL for (int i = 0; i < CHUNK / 4; ++i) {
+                const float4 g = *(device const float4*)(gains + chunk * CHUNK + 4 * i);
+                float4 v = own[i];
                 squares = fma(v.x, v.x, squares), squares = fma(v.y, v.y, squares);
                 squares = fma(v.z, v.z, squares), squares = fma(v.w, v.w, squares);
                 v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
+                own[i] = v;
             }
+        }
+        UNROLL for (int i = 0; i < CHUNK; i += 4) {
+            const float4 v = own[i / 4];
             sum += v.x, sum += v.y, sum += v.z, sum += v.w;
             UNROLL for (int r = 0; r < ROWS; ++r) {
                 dot[r] = fma(v.x, W::quant(raw[r], i), dot[r]);
@@ -65,7 +71,7 @@ INLINE void dots(
     }
 }
 
-template <typename W, bool NORM>
+template <typename W>
 INLINE void expert_rows(
     device const uint* data, device const uint* scales, device const float* x, device const float* gains,
     device const uint* ids, device const float* bias, device const float* weights, device float* out, ExpertParams p,
@@ -75,7 +81,7 @@ INLINE void expert_rows(
     if (id >= p.experts) return;
     const uint half_rows = p.rows / 2;
     const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type, p.packed};
-    const bool gated = p.flags & GATED;
+    const bool gated = p.flags & GATED, norm = p.flags & NORM;
     const uint outputs = gated ? ROWS / 2 : ROWS, limit = gated ? half_rows : p.rows;
     const uint first = (at.y * 4 + sg) * outputs, base = id * p.rows;
     uint row[ROWS];
@@ -84,8 +90,8 @@ INLINE void expert_rows(
         row[r] = base + min(n, limit - 1) + (gated && r % 2 ? half_rows : 0u);
     }
     float acc[ROWS], squares = 0.0f;
-    dots<W, ROWS, NORM>(w, row, x + size_t(at.x / p.chosen) * p.cols, gains, lane, acc, squares);
-    const float inverse = NORM ? rsqrt(simd_sum(squares) / float(p.cols) + p.eps) : 1.0f;
+    dots<W, ROWS>(w, row, x + size_t(at.x / p.chosen) * p.cols, gains, norm, lane, acc, squares);
+    const float inverse = norm ? rsqrt(simd_sum(squares) / float(p.cols) + p.eps) : 1.0f;
     float mine = 0.0f, up = 0.0f;
     UNROLL for (int r = 0; r < ROWS; ++r) {
         const float sum = simd_sum(acc[r]) * inverse;
@@ -130,11 +136,7 @@ kernel void experts_##NAME( \
     uint sg [[simdgroup_index_in_threadgroup]], \
     uint lane [[thread_index_in_simdgroup]]) \
 { \
-    if (p.flags & NORM) { \
-        expert_rows<FORMAT, true>(data, scales, x, gains, ids, bias, weights, out, p, at, sg, lane); \
-    } else { \
-        expert_rows<FORMAT, false>(data, scales, x, gains, ids, bias, weights, out, p, at, sg, lane); \
-    } \
+    expert_rows<FORMAT>(data, scales, x, gains, ids, bias, weights, out, p, at, sg, lane); \
 }
 FOR_EACH_FORMAT(EXPERTS)
 
@@ -236,7 +238,7 @@ INLINE void expert_sum(
             uint row[ROWS];
             float acc[ROWS], squares = 0.0f;
             UNROLL for (int r = 0; r < ROWS; ++r) row[r] = id * p.rows + min(row0 + uint(r), p.rows - 1);
-            dots<W, ROWS, false>(w, row, inner + size_t(pair) * p.cols, inner, lane, acc, squares);
+            dots<W, ROWS>(w, row, inner + size_t(pair) * p.cols, inner, false, lane, acc, squares);
             UNROLL for (int r = 0; r < ROWS; ++r) {
                 const float whole = simd_sum(acc[r]);
                 if (lane == uint(r)) y[sg * ROWS + uint(r)] = whole;

@@ -13,6 +13,7 @@
 // Reference: as experts', within the rounding of f16.
 #include "taper/common.h"
 #include "taper/experts.h"
+#include "taper/prepare.h"
 #include "taper/tile.h"
 #include "taper/weights.h"
 
@@ -189,11 +190,16 @@ INLINE void multiply(
             }
         }
     }
+    // All have read what was multiplied.
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float* sums = (threadgroup float*)ws;
     UNROLL for (int j = 0; j < T / 8; ++j) {
         float sum[4];
         tile_to_lanes(c[j], lane, sum);
-        expert_outputs(rows, bias, weights, out, sg * 16, uint(j) * 8, lane, sum);
+        keep_sums(sums, SUMS_STRIDE(TN), sg * 16, uint(j) * 8, lane, sum);
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    expert_outputs<TN, THREADS>(rows, bias, weights, out, tid, sums);
 }
 
 // 16 bytes are stored at a time, so the arrays are of these.

@@ -19,13 +19,18 @@ INLINE void multiply(
     const Columns of = {data, scales, x, p.cols, 0, p.cols / TK, p.packed, p.scale_type};
     TileC c[TILES * T / 8];
     tile_product<BITS, GROUP, T, STAGES>(of, rows, tid, sg, lane, memory, c);
+    // All have read what was multiplied.
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float* sums = (threadgroup float*)memory;
     UNROLL for (int i = 0; i < TILES; ++i) {
         UNROLL for (int j = 0; j < T / 8; ++j) {
             float sum[4];
             tile_to_lanes(c[i * T / 8 + j], lane, sum);
-            expert_outputs(rows, bias, weights, out, sg * 32 + uint(i) * 16, uint(j) * 8, lane, sum);
+            keep_sums(sums, SUMS_STRIDE(TN), sg * 32 + uint(i) * 16, uint(j) * 8, lane, sum);
         }
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    expert_outputs<TN, THREADS>(rows, bias, weights, out, tid, sums);
 }
 
 #define TILE(BITS, GROUP, T, STAGES) \

@@ -19,13 +19,18 @@ INLINE void multiply(
     const Columns of = {data, scales, x, p.cols, 0, p.cols / TK, p.packed, p.scale_type};
     WideC c[TN / 64];
     wide_product<BITS, GROUP>(of, rows, tid, sg, lane, memory, c);
+    // All have read what was multiplied.
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float* sums = (threadgroup float*)memory;
     UNROLL for (int i = 0; i < TN / 64; ++i) {
         UNROLL for (int j = 0; j < WIDE_T / 8; ++j) {
             float sum[4];
             wide_to_lanes(c[i], j, lane, sum);
-            expert_outputs(rows, bias, weights, out, uint(i) * 64 + sg * 16, uint(j) * 8, lane, sum);
+            keep_sums(sums, SUMS_STRIDE(TN), uint(i) * 64 + sg * 16, uint(j) * 8, lane, sum);
         }
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    expert_outputs<TN, THREADS>(rows, bias, weights, out, tid, sums);
 }
 
 #define WIDE_TILE(BITS, GROUP) \

@@ -16,7 +16,7 @@
 // Reference: as matvec's, within the rounding of f16.
 #include "taper/common.h"
 #include "taper/activation.h"
-#include "taper/prepared.h"
+#include "taper/prepare.h"
 #include "taper/tile_product.h"
 
 enum { NEXT_THREADS = 512 };

@@ -66,10 +66,8 @@ INLINE void expert_output(
     float y, float up)
 {
     const ExpertTileParams p = of.p;
-    const ExpertTile tile = of.tile;
-    if (i >= tile.count || n >= p.stride) return;
     const bool gated = p.flags & GATED;
-    const uint limit = gated ? p.rows / 2 : p.rows, place = tile.first + i;
+    const uint limit = gated ? p.rows / 2 : p.rows, place = of.tile.first + i;
     float value = 0.0f;
     if (n < limit) {
         if (p.flags & WEIGHS_INPUT) {
@@ -77,34 +75,41 @@ INLINE void expert_output(
             y *= weight, up *= weight;
         }
         if (p.flags & BIAS) {
-            device const float* own = bias + size_t(tile.expert) * p.rows + n;
+            device const float* own = bias + size_t(of.tile.expert) * p.rows + n;
             y += own[0];
             if (gated) up += own[limit];
         }
         value = p.curve ? between(p.curve, p.limit, gated, y, up) : y;
     }
     const size_t row = size_t(place) * p.stride;
-    if (!(p.flags & HALVES)) {
-        ((device float*)out)[row + n] = value;
-    } else {
+    if (p.flags & HALVES) {
         store_half(value, (device ushort*)out + row, n, p.bits, p.flags & WIDE ? PREPARE_WIDE : 0);
+    } else {
+        ((device float*)out)[row + n] = value;
     }
 }
 
-// Those of 16 rows of a block from the r-th on, and of eight places of a tile from the i-th on, with sums as
-// `tile_to_lanes` gives them.
+// Floats in threadgroup memory from a place's sums to the next one's, of a block of so many rows.
+#define SUMS_STRIDE(ROWS) (ROWS + 4)
+
+// Keeps the sums of 16 rows of a block from the r-th on and of eight places from the i-th on, as `tile_to_lanes` gives
+// them.
+INLINE void keep_sums(threadgroup float* sums, uint stride, uint r, uint i, uint lane, thread const float* sum) {
+    threadgroup float* to = sums + (i + 2 * (lane % 4)) * stride + r + lane / 4;
+    to[0] = sum[0], to[stride] = sum[1], to[8] = sum[2], to[stride + 8] = sum[3];
+}
+
+// What a block of ROWS rows gives, from the sums of all its places. All its threads come here, THREADS of them.
+template <int ROWS, int THREADS>
 INLINE void expert_outputs(
-    thread const ExpertRows& of, device const float* bias, device const float* weights, device uint* out, uint r, uint i,
-    uint lane, thread const float* sum)
+    thread const ExpertRows& of, device const float* bias, device const float* weights, device uint* out, uint tid,
+    threadgroup const float* sums)
 {
-    const uint g = lane / 4, t = lane % 4;
-    UNROLL for (int u = 0; u < 2; ++u) {
-        const uint own = i + 2 * t + uint(u);
-        if (of.p.flags & GATED) {
-            expert_output(of, bias, weights, out, own, of.row0 / 2 + r / 2 + g, sum[u], sum[2 + u]);
-        } else {
-            expert_output(of, bias, weights, out, own, of.row0 + r + g, sum[u], 0.0f);
-            expert_output(of, bias, weights, out, own, of.row0 + r + g + 8, sum[2 + u], 0.0f);
-        }
+    const bool gated = of.p.flags & GATED;
+    const uint cols = gated ? ROWS / 2 : ROWS, first = gated ? of.row0 / 2 : of.row0;
+    for (uint k = tid; k < of.tile.count * cols; k += THREADS) {
+        const uint i = gated ? k / (ROWS / 2) : k / ROWS, n = k % cols;
+        threadgroup const float* own = sums + i * SUMS_STRIDE(ROWS) + (gated ? n / 8 * 16 + n % 8 : n);
+        if (first + n < of.p.stride) expert_output(of, bias, weights, out, i, first + n, own[0], gated ? own[8] : 0.0f);
     }
 }

@@ -142,7 +142,8 @@ fn tiles(formats: &[Stored], quick: bool) -> Vec<Case> {
 /// What families have beside a plain softmax and SwiGLU.
 fn others() -> Vec<Case> {
     let sigmoid = Routing { score: Score::Sigmoid, ..Routing::softmax(2, false) };
-    let gpt_oss = Extras { activation: Activation::SwigluOai, biases: true, ..PLAIN };
+    let gpt_oss =
+        Extras { activation: Activation::SwigluOai, biases: true, residual: false, ..PLAIN };
     let step = Extras { limit: Some(0.4), shared: Some(false), scale: 2.5, ..PLAIN };
     let (relu, gelu) = (Activation::Relu2, Activation::GeluTanh);
     let nemotron = Extras { activation: relu, gated: false, residual: false, ..PLAIN };
@@ -150,7 +151,12 @@ fn others() -> Vec<Case> {
     let all = [
         (Stored::Mxfp4, 96, Routing::softmax(2, true), gpt_oss),
         (affine(4, 32, DType::BF16), 96, sigmoid, step),
-        (affine(4, 64, DType::BF16), 128, sigmoid, Extras { biases: true, ..step }),
+        (
+            affine(4, 64, DType::BF16),
+            128,
+            sigmoid,
+            Extras { biases: true, residual: false, ..step },
+        ),
         (Stored::Dense(DType::BF16), 96, sigmoid, nemotron),
         (Stored::Dense(DType::F16), 48, sigmoid, Extras { biases: true, ..nemotron }),
         (Stored::Dense(DType::F16), 24, sigmoid, llama),
@@ -159,7 +165,7 @@ fn others() -> Vec<Case> {
         (Stored::Dense(DType::F32), 64, Routing::softmax(3, false), Extras { idle: 4, ..PLAIN }),
         (Stored::Dense(DType::F32), 64, sigmoid, Extras { shared: Some(true), ..PLAIN }),
         (Stored::Mxfp4, 64, sigmoid, Extras { activation: gelu, residual: false, ..PLAIN }),
-        (affine(4, 64, DType::F16), 64, sigmoid, Extras { norm: true, ..PLAIN }),
+        (affine(4, 64, DType::F16), 64, sigmoid, Extras { norm: true, residual: false, ..PLAIN }),
         (
             Stored::Dense(DType::BF16),
             96,

@@ -3,7 +3,13 @@
 use super::{BARRIER, Mutant, mutant};
 
 pub(super) const MUTANTS: &[Mutant] = &[
-    mutant("experts_matmul", "the barrier before pairs are counted dropped", BARRIER, ""),
+    mutant("experts_matmul", "the barrier of the norm dropped", BARRIER, ""),
+    mutant(
+        "experts_matmul",
+        "the barrier before pairs are counted dropped",
+        "0u, memory_order_relaxed);\n    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "0u, memory_order_relaxed);",
+    ),
     mutant(
         "experts_matmul",
         "the barrier after pairs are counted dropped",
@@ -92,20 +98,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "experts_matmul",
         "a place of another expert",
-        "if (i >= tile.count || n >= p.stride) return;",
-        "if (n >= p.stride) return;",
+        "k < of.tile.count * cols",
+        "k < (of.tile.count + 1) * cols",
     ),
     mutant(
         "experts_matmul",
         "no zeros after a row",
-        "const size_t row = size_t(place) * p.stride;",
+        "    const size_t row = size_t(place) * p.stride;",
         "if (n >= limit) return;\n    const size_t row = size_t(place) * p.stride;",
     ),
     mutant("experts_matmul", "another pair's weight", "weights[of.order[place]]", "weights[place]"),
     mutant(
         "experts_matmul",
         "another expert's bias",
-        "bias + size_t(tile.expert) * p.rows + n",
+        "bias + size_t(of.tile.expert) * p.rows + n",
         "bias + n",
     ),
     mutant(
@@ -115,12 +121,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "if (gated) up += own[0]",
     ),
     mutant("experts_matmul", "an input as it is", "y *= weight, up *= weight;", "y *= weight;"),
-    mutant(
-        "experts_matmul",
-        "the upper rows left out",
-        "of.row0 + r + g + 8, sum[2 + u]",
-        "of.row0 + r + g + 8, sum[u]",
-    ),
+    mutant("experts_matmul", "the upper rows left out", "to[8] = sum[2]", "to[8] = sum[0]"),
     mutant(
         "experts_matmul",
         "the barrier before a step dropped",
@@ -141,12 +142,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "of.order[place] : place",
     ),
     mutant("experts_tile", "a stage too early", "next = step + STAGES - 1", "next = step + STAGES"),
-    mutant(
-        "experts_tile",
-        "the last columns left out",
-        "0, p.cols / TK",
-        "0, p.cols / TK - 1",
-    ),
+    mutant("experts_tile", "the last columns left out", "0, p.cols / TK", "0, p.cols / TK - 1"),
     mutant(
         "experts_tile",
         "the first group's scales",
@@ -168,8 +164,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "experts_tile",
         "a place of another expert",
-        "if (i >= tile.count || n >= p.stride) return;",
-        "if (n >= p.stride) return;",
+        "k < of.tile.count * cols",
+        "k < (of.tile.count + 1) * cols",
     ),
     mutant(
         "experts_tile",
@@ -177,7 +173,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "(r % 16 / 8) * half_rows",
         "0 * half_rows",
     ),
-    mutant("experts_wide", "the barrier before a step dropped", BARRIER, ""),
+    mutant(
+        "experts_wide",
+        "the barrier before a step dropped",
+        "wide_publish();\n        threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "wide_publish();",
+    ),
     mutant(
         "experts_wide",
         "another expert",
@@ -201,5 +202,23 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "rows of another simdgroup",
         "uint(i) * 64 + sg * 16, uint(j) * 8",
         "uint(i) * 64, uint(j) * 8",
+    ),
+    mutant(
+        "experts_wide",
+        "the barrier before the sums dropped",
+        "// All have read what was multiplied.\n    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "",
+    ),
+    mutant(
+        "experts_tile",
+        "the barrier after the sums dropped",
+        "threadgroup_barrier(mem_flags::mem_threadgroup);\n    expert_outputs<TN",
+        "expert_outputs<TN",
+    ),
+    mutant(
+        "experts_matmul",
+        "the barrier before the sums dropped",
+        "// All have read what was multiplied.\n    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "",
     ),
 ];

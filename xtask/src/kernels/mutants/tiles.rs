@@ -1,6 +1,6 @@
 //! Bugs in attention and in products of many rows on matrix units.
 
-use super::{BARRIER, Mutant, mutant};
+use super::{Mutant, mutant};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     mutant("attend_tile", "what halves leave dropped", "sum[2 * u] + sum[2 * u + 1]", "sum[2 * u]"),
@@ -86,7 +86,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "activate(p.gate, y[e]) * up[e]",
         "activate(p.gate, up[e]) * y[e]",
     ),
-    mutant("matmul_wide", "the barrier before a step dropped", BARRIER, ""),
+    mutant(
+        "matmul_wide",
+        "the barrier before a step dropped",
+        "wide_publish();\n        threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "wide_publish();",
+    ),
     mutant(
         "matmul_wide",
         "a stage too early",
