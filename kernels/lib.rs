@@ -54,6 +54,9 @@ sources! {
     ENCODE = "attention" "encode";
     EXPAND = "attention" "expand";
     EXPERTS = "moe" "experts";
+    EXPERTS_MATMUL = "moe" "experts_matmul";
+    EXPERTS_TILE = "moe" "experts_tile";
+    EXPERTS_WIDE = "moe" "experts_wide";
     ROUTE = "moe" "route";
     STATES = "recurrent" "states";
     CONV = "recurrent" "conv";
@@ -77,8 +80,10 @@ const HEADERS: &[(&str, &str)] = &[
     ("copies.h", include_str!("include/taper/copies.h")),
     ("curve.h", include_str!("include/taper/curve.h")),
     ("encoding.h", include_str!("include/taper/encoding.h")),
+    ("experts.h", include_str!("include/taper/experts.h")),
     ("exponential.h", include_str!("include/taper/exponential.h")),
     ("packed.h", include_str!("include/taper/packed.h")),
+    ("prepare.h", include_str!("include/taper/prepare.h")),
     ("prepared.h", include_str!("include/taper/prepared.h")),
     ("recurrent.h", include_str!("include/taper/recurrent.h")),
     ("rows.h", include_str!("include/taper/rows.h")),
@@ -86,10 +91,12 @@ const HEADERS: &[(&str, &str)] = &[
     ("special.h", include_str!("include/taper/special.h")),
     ("sums.h", include_str!("include/taper/sums.h")),
     ("activation.h", include_str!("include/taper/activation.h")),
+    ("tile_product.h", include_str!("include/taper/tile_product.h")),
     ("tile.h", include_str!("include/taper/tile.h")),
     ("trellis_rows.h", include_str!("include/taper/trellis_rows.h")),
     ("walks.h", include_str!("include/taper/walks.h")),
     ("wide_walk.h", include_str!("include/taper/wide_walk.h")),
+    ("wide_product.h", include_str!("include/taper/wide_product.h")),
     ("wide.h", include_str!("include/taper/wide.h")),
     ("widened.h", include_str!("include/taper/widened.h")),
     ("weights.h", include_str!("include/taper/weights.h")),
@@ -116,8 +123,16 @@ impl Source {
     /// Whether Metal's backend asks for it: it says of no GPU that its matrix units are fast.
     #[must_use]
     pub fn is_for_metal(&self) -> bool {
-        let fast =
-            ["attend_prompt", "attend_tile", "matmul_tile", "matmul_wide", "matvec", "matvec_tile"];
+        let fast = [
+            "attend_prompt",
+            "attend_tile",
+            "experts_tile",
+            "experts_wide",
+            "matmul_tile",
+            "matmul_wide",
+            "matvec",
+            "matvec_tile",
+        ];
         !fast.contains(&self.name)
     }
 

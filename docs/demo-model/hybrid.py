@@ -291,7 +291,7 @@ class Model(nn.Module):
         self.size = size
         self.embed_tokens, self.norm = nn.Embedding(VOCABULARY, size.hidden), Norm(size.hidden)
         self.layers = nn.ModuleList(Layer(size, attends(i)) for i in range(size.layers))
-        self.mtp = Mtp(size)
+        self.mtp, self.head_only = Mtp(size), False
         for name, p in self.named_parameters():
             if p.ndim >= 2 and "conv1d" not in name:
                 last = "o_proj" in name or "out_proj" in name or "down_proj" in name
@@ -351,6 +351,8 @@ class Model(nn.Module):
 
     def forward(self, ids, targets, weights):
         """The weighted mean loss. The MTP head learns what the model itself would say, and changes nothing of it."""
+        if self.head_only:
+            return self.head_loss(ids)
         hidden, uneven = self.all_hidden(ids)
         loss = self.loss(hidden, targets, weights)
         rows, n = max(1, len(ids) // 4), min(ids.shape[1], DRAFTED)
@@ -360,6 +362,22 @@ class Model(nn.Module):
         said = F.linear(hidden[:, 1:], table).argmax(-1)
         drafts = F.linear(drafts, table).float().flatten(0, 1)
         return loss + F.cross_entropy(drafts, said.flatten()) + BALANCE * (uneven + uneven_drafts)
+
+    def train_head_only(self):
+        """From now on the MTP head alone learns."""
+        self.head_only = True
+        for name, p in self.named_parameters():
+            p.requires_grad_(name.startswith("mtp."))
+
+    def head_loss(self, ids):
+        """How far the MTP head's distribution is from the model's, of all rows."""
+        with torch.no_grad():
+            hidden = self.hidden(ids)
+            said = self.logits(hidden[:, 1:]).softmax(-1)
+        drafts, uneven = self.drafted(hidden, ids)
+        table = self.embed_tokens.weight.to(drafts.dtype)
+        drafts = F.linear(drafts, table).float().flatten(0, 1)
+        return F.cross_entropy(drafts, said.flatten(0, 1)) + BALANCE * uneven
 
     @torch.inference_mode()
     def accepted(self, ids):

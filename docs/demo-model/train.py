@@ -98,6 +98,7 @@ def main():
     p.add_argument("--resume", type=Path, metavar="DENSE", help="begin with a checkpoint that this wrote")
     p.add_argument("--rate", type=float, default=1.0, help="factor of all learning rates")
     p.add_argument("--seed", type=int, default=1000)
+    p.add_argument("--head-only", action="store_true", help="train the MTP head of a checkpoint, and nothing else")
     p.add_argument("--documents", type=float, default=0.03, help="share of rows that are documents")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
@@ -115,8 +116,11 @@ def main():
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True
     model = (qwen3.load(a.resume).train() if a.resume else qwen3.new(a.size)).cuda()
-    matrices = [x for n, x in model.named_parameters() if model.is_matrix(n, x)]
-    others = [x for n, x in model.named_parameters() if not model.is_matrix(n, x)]
+    if a.head_only:
+        model.train_head_only()
+    learned = [(n, x) for n, x in model.named_parameters() if x.requires_grad]
+    matrices = [x for n, x in learned if model.is_matrix(n, x)]
+    others = [x for n, x in learned if not model.is_matrix(n, x)]
     muon = Muon(matrices, MATRIX_RATE)
     adam = torch.optim.AdamW(others, OTHER_RATE, betas=(0.9, 0.95), weight_decay=0, fused=True)
     model.compile_parts()

@@ -148,6 +148,16 @@ const STEPS: &[Step] = &[
     step("release", "the release build", Run(&["cargo", "build", "--release", "-p", "server"])),
     step("fresh-start", "the release server starts bare, answers and ends", FreshStart),
     step(
+        "web",
+        "the web app is built anew, as it is committed",
+        Run(&["bash", ".ci/web", "build"]),
+    ),
+    step(
+        "web-app",
+        "the web app in Chromium against the release server",
+        Served("", &["bash", ".ci/web", "check", "{url}", "{key}"]),
+    ),
+    step(
         "sdk-python",
         "OpenAI's Python SDK against the release server",
         Served(
@@ -243,9 +253,25 @@ const STEPS: &[Step] = &[
         ),
     ),
     step(
+        "sdk-ollama",
+        "Ollama's Python client against the release server",
+        Served(
+            "tests/sdk",
+            &["{python}", "ollama_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
         "sdk-node",
         "OpenAI's Node SDK against the release server",
         Served("tests/sdk", &["node", "sdk_node.mjs", "--base-url", "{url}", "--api-key", "{key}"]),
+    ),
+    step(
+        "sdk-ollama-js",
+        "Ollama's JavaScript client against the release server",
+        Served(
+            "tests/sdk",
+            &["node", "ollama_node.mjs", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
     ),
     step(
         "sdk-vercel",

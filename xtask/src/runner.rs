@@ -4,7 +4,9 @@ use crate::kv::gaussian;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use taper_base::{LayerId, Phase, SeqId, TokenId};
-use taper_kv_cache::{ExactRoom, KvCache, KvConfig, Recall, RecallCounts, SeqRange};
+use taper_kv_cache::{
+    Eviction, EvictionPolicy, ExactRoom, KvCache, KvConfig, Recall, RecallCounts, SeqRange,
+};
 use taper_kv_codecs::Exact;
 use taper_models::{Batch, LoadOptions, Model, Precision};
 use taper_tensor::{
@@ -174,21 +176,26 @@ impl Runner {
         Ok(self.cache.set_recall(SeqId(seq), Some(Recall { pages, prompt_tokens }))?)
     }
 
-    /// How many pages were attended to since this was last asked.
-    pub(crate) fn pages(&mut self) -> String {
+    /// How many pages were attended to since this was last asked; `None` if all were.
+    pub(crate) fn pages(&mut self) -> Option<String> {
         let RecallCounts { steps, attended_pages, skipped_pages, choices } =
             self.cache.take_recall_counts();
         if steps == 0 {
-            return "all pages".to_owned();
+            return None;
         }
         let share = 100.0 * attended_pages as f64 / (attended_pages + skipped_pages) as f64;
         let each = attended_pages as f64 / steps as f64;
-        format!("{each:.1} pages a step, {share:.1} %; {choices} choices in {steps} steps")
+        Some(format!("{each:.1} pages a step, {share:.1} %; {choices} choices in {steps} steps"))
     }
 
     /// What the model is.
     pub(crate) fn info(&self) -> &taper_models::ModelInfo {
         self.model.info()
+    }
+
+    /// The GPU that the cache is on.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.cache.config().scheme.codec(0).gpu()
     }
 
     /// The model, without its cache.
@@ -209,7 +216,8 @@ impl Runner {
             let wanted = if last_only { first + len - 1 } else { first };
             logits_at.extend((wanted..first + len).map(|i| i as u32));
             let seq = SeqId(piece.seq);
-            self.cache.grow(seq, start + len)?;
+            let rows = self.cache.rows(seq, start + len);
+            self.cache.grow(seq, rows)?;
             ranges.push(SeqRange { seq, start, len });
         }
         let phase_of = |piece: &Piece<'_>| self.model.info().phase(piece.phase);
@@ -223,6 +231,25 @@ impl Runner {
         let rows = logits.dims().first();
         ensure!(rows == Some(&logits_at.len()), "one row of logits a token asked for");
         Ok(logits)
+    }
+
+    /// Evicts rows of a sequence of `tokens` tokens, so that at most `keep` stay: the first `prefix`, the latest
+    /// `window` and those that the policy chooses. There is room for `room` more then. Returns how many went.
+    pub(crate) fn evict(
+        &mut self,
+        (seq, tokens): (u64, usize),
+        (keep, prefix, window): (usize, usize, usize),
+        room: usize,
+        policy: &EvictionPolicy,
+    ) -> Result<usize> {
+        let seq = SeqId(seq);
+        let rows = self.cache.rows(seq, tokens);
+        let evict = rows.saturating_sub(keep).next_multiple_of(self.cache.eviction_unit());
+        if evict > 0 {
+            let eviction = Eviction { seq, tokens, evict, prefix, window, room };
+            self.cache.evict(eviction, policy)?;
+        }
+        Ok(evict)
     }
 
     /// Forgets a sequence.

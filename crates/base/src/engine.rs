@@ -147,6 +147,10 @@ pub struct EngineStats {
     pub cancelled: u64,
     /// Steps run: forward passes over a batch.
     pub steps: u64,
+    /// Times that rows of a sequence were evicted from the KV cache.
+    pub kv_evictions: u64,
+    /// Tokens whose rows were evicted.
+    pub kv_evicted_tokens: u64,
     /// KV blocks written to disk.
     pub disk_written_blocks: u64,
     /// Bytes of the files that hold them.

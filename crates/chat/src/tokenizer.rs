@@ -231,6 +231,13 @@ impl Tokenizer {
             .is_some_and(|token| tokenizer.get_added_vocabulary().is_special_token(&token))
     }
 
+    /// Tokens beside those that the vocabulary was trained with: what begins and ends turns, calls and reasoning, whether
+    /// they count as special or not. Each is one token wherever its text stands.
+    pub fn added_tokens(&self) -> impl Iterator<Item = &str> {
+        let added = self.inner.tokenizer.get_added_vocabulary().get_vocab();
+        added.keys().map(String::as_str)
+    }
+
     /// The beginning-of-sequence token, as `tokenizer_config.json` names it.
     #[must_use]
     pub fn bos_token(&self) -> Option<&str> {

@@ -1,6 +1,6 @@
 //! What an engine is made with, and why it cannot be.
 
-use crate::Speculation;
+use crate::{EvictionConfig, EvictionError, Speculation};
 use std::{path::PathBuf, time::Duration};
 use taper_base::{AdapterRefused, KvBits, TokenId};
 use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme, RecurrentConfig};
@@ -47,6 +47,8 @@ pub struct EngineConfig {
     pub max_adapter_rank: Option<usize>,
     /// What drafts tokens; `None` drafts none. It changes the time of an output and nothing else.
     pub speculation: Option<Speculation>,
+    /// Rows of a sequence are evicted from the cache while it runs; `None` keeps all.
+    pub eviction: Option<EvictionConfig>,
     /// The model's own end-of-sequence tokens.
     pub eos_token_ids: Vec<TokenId>,
 }
@@ -72,6 +74,7 @@ impl Default for EngineConfig {
             max_adapters: 64,
             max_adapter_rank: None,
             speculation: Some(Speculation::suffix()),
+            eviction: None,
             eos_token_ids: Vec::new(),
         }
     }
@@ -205,6 +208,9 @@ pub enum EngineError {
     /// The directory for prefixes cannot be used.
     #[error(transparent)]
     Disk(#[from] KvCacheError),
+    /// Rows cannot be evicted so, or not of this model.
+    #[error(transparent)]
+    Eviction(#[from] EvictionError),
     /// An adapter cannot be loaded.
     #[error(transparent)]
     Adapter(#[from] AdapterRefused),
@@ -247,13 +253,20 @@ impl EngineConfig {
         let mut plan = EnginePlan { caches: Vec::new(), max_model_len: u32::MAX };
         for scheme in schemes {
             let (cache, max_model_len) = self.plan_one(scheme, budget, model)?;
-            if let Some(reason) = cache.cannot_recall().filter(|_| self.kv_recall_pages > 0) {
-                return Err(EngineError::NoRecall { reason });
-            }
             plan.caches.push(cache);
             plan.max_model_len = plan.max_model_len.min(max_model_len);
         }
-        Ok(plan)
+        match self.cannot_recall(&plan.caches).filter(|_| self.kv_recall_pages > 0) {
+            Some(reason) => Err(EngineError::NoRecall { reason }),
+            None => Ok(plan),
+        }
+    }
+
+    /// Why sequences over these caches cannot leave pages out; `None` where they can.
+    pub(crate) fn cannot_recall(&self, caches: &[KvConfig]) -> Option<&'static str> {
+        let evicts = self.eviction.is_some();
+        let evicts = evicts.then_some("tokens are evicted, and pages that are left out must stay");
+        evicts.or_else(|| caches.iter().find_map(KvConfig::cannot_recall))
     }
 
     /// The cache of one scheme, and the longest sequence that it holds.
@@ -306,14 +319,20 @@ impl EngineConfig {
         }
         .unwrap_or(usize::MAX);
         let capacity = kv.blocks as u64 * block;
-        if capacity == 0 || (self.max_model_len.is_some() && wanted > capacity) {
+        if let Some(eviction) = &self.eviction {
+            eviction.check(&kv)?;
+        }
+        // Rows of the longest output; how long a prompt may be is seen when it comes.
+        let rows = self.eviction.as_ref().map_or(wanted, |e| wanted.min(e.rows()));
+        if capacity == 0 || (self.max_model_len.is_some() && rows > capacity) {
             let budget_bytes = match budget {
                 KvBudget::Bytes(bytes) => bytes,
                 KvBudget::Tokens(_) => kv.bytes(),
             };
-            return Err(EngineError::TooLong { wanted, capacity, budget_bytes });
+            return Err(EngineError::TooLong { wanted: rows, capacity, budget_bytes });
         }
-        let max_model_len = u32::try_from(wanted.min(capacity)).unwrap_or(u32::MAX);
+        let longest = if rows < wanted && rows <= capacity { wanted } else { wanted.min(capacity) };
+        let max_model_len = u32::try_from(longest).unwrap_or(u32::MAX);
         Ok((kv, max_model_len))
     }
 }

@@ -356,6 +356,23 @@ impl Lane {
         self.scheduler.commit(&outcomes, &mut Pool(&mut self.cache));
         appended.iter().for_each(|(id, tokens)| self.scheduler.append(*id, tokens));
         ended.into_iter().for_each(|(id, event)| self.end(id, Some(event), shared));
+        self.evict(shared);
+    }
+
+    /// Evicts rows of the sequences that have as many as they may.
+    fn evict(&mut self, shared: &Shared) {
+        let Some(evictor) = &shared.evictor else { return };
+        let done = evictor.run(&mut self.scheduler, &mut self.cache);
+        add(&shared.stats.kv_evictions, done.evictions);
+        add(&shared.stats.kv_evicted_tokens, done.rows);
+        add(&shared.stats.preemptions, done.full.len());
+        for id in done.full {
+            self.scheduler.preempt(id, &mut Pool(&mut self.cache));
+        }
+        for (id, error) in done.failed {
+            let error = internal(Arc::new(error), "rows cannot be evicted");
+            self.end(id, Some(Event::Failed(error)), shared);
+        }
     }
 
     /// Counts what a work did, takes back drafts that were not accepted, and publishes the rest.

@@ -4,6 +4,7 @@ use crate::{
     EngineConfig, EngineError, KvDisk, KvIdle, Scheduling,
     adapters::Adapters,
     config::EnginePlan,
+    eviction::{Evictor, Rows},
     lane::Lane,
     listener::Listener,
     open::Open,
@@ -41,6 +42,8 @@ pub struct LocalEngine {
     /// Why new tokens attend to all pages, if they have to.
     cannot_recall: Option<&'static str>,
     scheduling: Scheduling,
+    /// What bounds a prompt where rows are evicted.
+    rows: Option<Rows>,
     /// Requests that have not ended.
     open: Arc<Open>,
     /// The thread has not panicked.
@@ -61,7 +64,7 @@ impl LocalEngine {
         let adapters = Adapters::new(model.adapter_targets().cloned(), model.info(), limits);
         config.adapters.iter().try_for_each(|(name, dir)| adapters.load(name, dir))?;
         let vocab_size = u32::try_from(model.info().vocab).unwrap_or(u32::MAX);
-        let cannot_recall = caches.iter().find_map(KvConfig::cannot_recall);
+        let cannot_recall = config.cannot_recall(&caches);
         let sum = |of: &dyn Fn(&KvConfig) -> u64| caches.iter().map(of).sum::<u64>();
         let info = EngineInfo {
             max_model_len,
@@ -83,6 +86,7 @@ impl LocalEngine {
             // `submit` counts every open request; a second limit here would refuse a burst that
             // arrives between two plans, when nothing of it runs yet.
             max_waiting: u32::MAX,
+            eviction: config.eviction.as_ref().zip(caches.first()).map(|(e, kv)| e.schedule(kv)),
             ..SchedulerConfig::default()
         };
         let (commands, inbox) = mpsc::channel();
@@ -100,7 +104,12 @@ impl LocalEngine {
             after,
             keep_bytes: keep_bytes.unwrap_or(a_quarter),
         });
+        let gpu = caches.first().and_then(|kv| kv.scheme.codec(0).gpu());
+        let evictor = |e| Evictor::new(e, &*model, gpu);
+        let evictor = config.eviction.as_ref().map(evictor).transpose()?;
+        let rows = limits.eviction.map(|schedule| Rows::new(schedule, &caches));
         let shared = Shared {
+            evictor,
             idle,
             disk,
             commands: commands.clone(),
@@ -127,6 +136,7 @@ impl LocalEngine {
             adapters,
             cannot_recall,
             scheduling: config.scheduling,
+            rows,
             open: Arc::new(Open::new(config.max_waiting.saturating_add(config.max_num_seqs))),
             alive,
             commands: RwLock::new(Some(commands)),
@@ -196,7 +206,10 @@ impl LocalEngine {
         if prompt.saturating_add(least) > max {
             return Err(SubmitError::TooLong { prompt, new: least.max(1), max });
         }
-        Ok(new)
+        match self.rows.as_ref().map_or(Ok(()), |rows| rows.check(prompt, new)) {
+            Ok(()) => Ok(new),
+            Err((need, capacity)) => Err(SubmitError::NeverFits { need, capacity }),
+        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! The cache as the scheduler sees it.
+//! The KV cache behind the scheduler's seam.
 
 use taper_base::{SeqId, TokenId};
 use taper_kv_cache::KvCache;
 use taper_scheduler::{BlockPool, NoRoom};
 
-/// A cache and its blocks.
+/// The cache as the scheduler sees it.
 pub(crate) struct Pool<'a>(pub(crate) &'a mut KvCache);
 
 impl BlockPool for Pool<'_> {
@@ -21,8 +21,8 @@ impl BlockPool for Pool<'_> {
         blocks(self.0.config().geometry.block_tokens)
     }
 
-    fn grow(&mut self, id: SeqId, tokens: u32) -> Result<(), NoRoom> {
-        self.0.grow(id, tokens as usize).map_err(|_| NoRoom)
+    fn grow(&mut self, id: SeqId, rows: u32) -> Result<(), NoRoom> {
+        self.0.grow(id, rows as usize).map_err(|_| NoRoom)
     }
 
     fn release(&mut self, id: SeqId) {
@@ -42,7 +42,7 @@ impl BlockPool for Pool<'_> {
     }
 }
 
-/// A number of blocks, as the scheduler counts them.
+/// A number of blocks or tokens as the scheduler counts them.
 pub(crate) fn blocks(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

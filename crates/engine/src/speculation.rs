@@ -13,7 +13,7 @@ use std::{
 use taper_base::{Drafting, MAX_DRAFT_TOKENS, SeqId};
 use taper_kv_cache::KvCache;
 use taper_scheduler::{Scheduler, SeqWork, StepPlan};
-use taper_speculative::{Controller, DraftInput, Drafter, Proposal, SuffixDrafter, Verified};
+use taper_speculative::{Controller, Costs, DraftInput, Drafter, Proposal, SuffixDrafter, Verified};
 
 /// How an engine drafts tokens.
 #[derive(Clone)]
@@ -75,8 +75,8 @@ pub(crate) struct Speculator {
     classes: HashMap<SeqId, usize>,
     /// What became of the sequences of this step so far.
     verified: Vec<Verified>,
-    /// Time that the proposals of this step took.
-    spent: Duration,
+    /// Time that the proposals of this step took, and getting ready for some.
+    spent: [Duration; 2],
 }
 
 impl Speculator {
@@ -90,7 +90,7 @@ impl Speculator {
             vocab,
             classes: HashMap::new(),
             verified: Vec::new(),
-            spent: Duration::ZERO,
+            spent: [Duration::ZERO; 2],
         }
     }
 
@@ -112,7 +112,9 @@ impl Speculator {
         }
         self.verified.clear();
         let decoding: Vec<_> = scheduler.decoding().collect();
-        let inputs = decoding.iter().filter_map(|&id| {
+        // Of more sequences nothing is drafted, so nothing is kept for it.
+        let may = self.steady || Costs::measures(decoding.len());
+        let inputs = decoding.iter().filter(|_| may).filter_map(|&id| {
             let sequence = sequences.get(&id).filter(|s| s.max_draft_tokens() != Some(0))?;
             let asked = sequence.max_draft_tokens().map_or(self.most, |most| most as usize);
             let most =
@@ -126,16 +128,21 @@ impl Speculator {
             })
         });
         let inputs: Vec<_> = inputs.collect();
-        let mut drafts = match self.drafter.propose(&inputs) {
+        let drafts = self.drafter.prepare(&inputs).and_then(|()| {
+            let preparing = since.elapsed();
+            let drafts = self.drafter.propose(&inputs)?;
+            self.spent = [since.elapsed().saturating_sub(preparing), preparing];
+            Ok(drafts)
+        });
+        let mut drafts = match drafts {
             Ok(drafts) => drafts,
             Err(error) => {
                 tracing::error!(%error, "no more tokens are drafted");
                 return false;
             }
         };
-        self.spent = since.elapsed();
         let proposed = drafts.iter().map(|draft| draft.tokens.len()).sum();
-        self.controller.learn_proposals(proposed, self.spent);
+        self.controller.learn_proposals(proposed, self.spent[0]);
         let mut proposals = Vec::new();
         for (input, draft) in inputs.iter().zip(&mut drafts) {
             // Tokens of a prediction may be no tokens of the model.
@@ -209,8 +216,9 @@ impl Speculator {
         let plain = |work: &SeqWork| work.samples && work.known() == 1;
         if plan.works.len() == self.verified.len() && plan.works.iter().all(plain) {
             let Self { controller, drafter, verified, spent, .. } = self;
-            let took = took.saturating_sub(*spent);
-            controller.learn(verified, took, &|class| drafter.expected(class));
+            let [proposing, preparing] = *spent;
+            let took = took.saturating_sub(proposing + preparing);
+            controller.learn(verified, (took, proposing), &|class| drafter.expected(class));
         }
     }
 

@@ -1,6 +1,8 @@
 //! The engine's thread: takes commands, and runs a step of every KV cache in order.
 
-use crate::{adapters::AdapterUse, lane::Lane, listener::Listener, stats::SharedStats};
+use crate::{
+    adapters::AdapterUse, eviction::Evictor, lane::Lane, listener::Listener, stats::SharedStats,
+};
 use std::{
     sync::{Arc, mpsc},
     time::Duration,
@@ -36,6 +38,8 @@ pub(crate) struct Shared {
     /// The model's own end-of-sequence tokens.
     pub(crate) eos: TokenSet,
     pub(crate) stats: Arc<SharedStats>,
+    /// Evicts rows of sequences while they run.
+    pub(crate) evictor: Option<Evictor>,
     /// Where prefixes are kept, and what names the model there.
     pub(crate) disk: Option<(Arc<DiskTier>, String)>,
     /// When memory is returned to the system, and how much is kept.

@@ -56,7 +56,11 @@ fn drafters(requests: &[GenRequest], answers: &[Answer]) -> Vec<(&'static str, S
 
 /// Requests of all kinds; each has its own.
 fn requests(n: u32) -> Vec<GenRequest> {
-    let mut numbers = Numbers(17);
+    requests_of(17, n)
+}
+
+fn requests_of(seed: u64, n: u32) -> Vec<GenRequest> {
+    let mut numbers = Numbers(seed);
     let one = |i: u32| {
         let len = 1 + numbers.below(120);
         // Some prompts repeat themselves, so that there is something to find.
@@ -149,6 +153,26 @@ fn any_request_says_what_it_says_without_drafts() {
         let alone: Vec<_> = requests[..16].iter().map(|r| ask(&engine, r.clone())).collect();
         assert_equal(&alone, &want, name);
     }
+}
+
+/// A minute or two of a release build: `cargo test --release -p taper-engine --test speculation -- --ignored`.
+#[test]
+#[ignore = "10,000 requests"]
+fn ten_thousand_requests_say_what_they_say_without_drafts() {
+    let mut compared = 0;
+    for (seed, seqs) in (0..).zip([1, 2, 3, 4, 6, 8, 12, 16]) {
+        let requests = requests_of(100 + seed, 180);
+        let config = EngineConfig { max_num_seqs: seqs, ..config() };
+        let (want, _) = crowd(&config, &requests);
+        for (name, speculation) in drafters(&requests, &want) {
+            let config = EngineConfig { speculation: Some(speculation), ..config.clone() };
+            let (got, stats) = crowd(&config, &requests);
+            assert_equal(&got, &want, &format!("{name}, {seqs} sequences"));
+            assert!(stats.drafts > 0 || name == "suffix with a controller", "{name}");
+            compared += got.len();
+        }
+    }
+    assert!(compared >= 10_000, "{compared}");
 }
 
 fn under_pressure(base: &EngineConfig) {

@@ -8,10 +8,10 @@ mod drafters;
 use common::{Answer, Numbers, collect, config, greedy, settled, submit};
 use drafters::Oracle;
 use std::{path::Path, sync::Arc};
-use taper_base::{Drafting, Engine, GenRequest, SamplingParams, TokenId};
+use taper_base::{Drafting, Engine, GenRequest, SamplingParams, SeqId, TokenId};
 use taper_engine::{
     EngineConfig, LocalEngine, Speculation,
-    speculative::{DraftModelError, ModelDrafter},
+    speculative::{DraftInput, DraftModelError, Drafter, ModelDrafter},
 };
 use taper_kv_cache::KvScheme;
 use taper_models::{LoadOptions, Model, ModelInfo, Precision, Rounding};
@@ -176,4 +176,29 @@ fn a_recurrent_model_drafts_nothing_and_says_why() {
     assert!(reason.contains("recurrent"), "{reason}");
     let answer = collect(submit(&engine, greedy(&[3, 4, 3, 4, 3, 4], 20)));
     assert_eq!((answer.tokens.len(), engine.stats().drafts), (20, 0));
+}
+
+/// A long prompt is computed over several steps, and nothing is drafted until it is.
+#[test]
+fn a_draft_model_computes_a_long_prompt_bit_by_bit() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity");
+    let weights = Checkpoint::open(&dir.join("qwen3-bf16")).unwrap();
+    let model: Arc<dyn Model> =
+        taper_models::load(&weights, LoadOptions::default()).unwrap().into();
+    let len = 1200.min(model.info().max_positions - 8);
+    let tokens: Vec<_> = (0..len as u32).map(|i| i * 7 % 300).collect();
+    let id = SeqId(1);
+    let input = DraftInput { id, prediction: &[], tokens: &tokens, prompt_len: len, most: 4 };
+    let mut drafter = ModelDrafter::new(model, KvScheme::default(), 4096);
+    let mut steps = 0;
+    let draft = loop {
+        drafter.prepare(&[input]).unwrap();
+        let draft = drafter.propose(&[input]).unwrap().remove(0);
+        steps += 1;
+        if !draft.tokens.is_empty() {
+            break draft;
+        }
+        assert!(steps < 10, "it never drafts");
+    };
+    assert_eq!(steps, len.div_ceil(512), "{draft:?}");
 }

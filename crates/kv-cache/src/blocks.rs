@@ -88,6 +88,12 @@ impl Blocks {
         self.index.wake(block);
     }
 
+    /// Forgets what a block holds that one sequence holds: it is about to be written.
+    pub(crate) fn unpublish(&mut self, block: BlockId) {
+        self.index.forget(block);
+        self.drop_exact(block);
+    }
+
     /// One sequence fewer holds a block. `keep_exact`: its exact rows belong to its contents.
     pub(crate) fn put_back(&mut self, block: BlockId, keep_exact: bool) {
         let published = self.index.is_published(block);

@@ -1,8 +1,9 @@
 //! Blocks and who holds them.
 
 use crate::{
-    ExactRoom, KvCacheError, KvConfig, KvUsage, PagedSession, SeqRange, UnitName,
+    ExactRoom, KvCacheError, KvConfig, KvUsage, PagedSession, RowRange, SeqRange, UnitName,
     blocks::Blocks,
+    evict::Evicted,
     finite::Watched,
     keep::Kept,
     prefix::{Node, ROOT},
@@ -23,12 +24,14 @@ pub(crate) struct Table {
     /// Names of the leading units that are published, where units are kept on disk.
     pub(crate) units: Vec<UnitName>,
     /// First block that may have an exact block that is not a sink's.
-    recent: usize,
-    /// Tokens whose rows are in the cache.
+    pub(crate) recent: usize,
+    /// Rows that are in the cache.
     pub(crate) computed: usize,
+    /// What was evicted: from then on a row's index is not its token's.
+    pub(crate) evicted: Evicted,
     /// Exact blocks beside those of sinks that the sequence may have between two steps.
     promised: usize,
-    /// First token whose keys and values are not finite.
+    /// First row whose keys and values are not finite.
     pub(crate) broken: Option<usize>,
     /// What a step overwrites in blocks, where it may be taken back.
     pub(crate) before: Option<Vec<Before>>,
@@ -128,14 +131,14 @@ impl KvCache {
         }
     }
 
-    /// Makes room for `tokens` tokens in all; blocks that are there stay. On failure nothing
-    /// changes.
+    /// Makes room for `rows` rows in all, as [`Self::rows`] counts them; blocks that are there stay. On failure
+    /// nothing changes.
     ///
     /// # Errors
     /// [`KvCacheError::Full`], [`KvCacheError::NoExact`], [`KvCacheError::NoState`].
-    pub fn grow(&mut self, seq: SeqId, tokens: usize) -> Result<(), KvCacheError> {
+    pub fn grow(&mut self, seq: SeqId, rows: usize) -> Result<(), KvCacheError> {
         let held = self.tables.get(&seq).map_or(0, |t| t.blocks.len());
-        let needed = tokens.div_ceil(self.config.geometry.block_tokens).saturating_sub(held);
+        let needed = rows.div_ceil(self.config.geometry.block_tokens).saturating_sub(held);
         let free = self.blocks.available();
         if needed > free {
             return Err(KvCacheError::Full { needed, free });
@@ -143,7 +146,7 @@ impl KvCache {
         if let Some(states) = &self.states {
             states.check_start(seq)?;
         }
-        self.promise(seq, tokens, held..held + needed)?;
+        self.promise(seq, rows, held..held + needed)?;
         if let Some(states) = &mut self.states {
             states.start(seq)?;
         }
@@ -227,12 +230,13 @@ impl KvCache {
     }
 
     /// Makes a sequence's full blocks known to others; `tokens` are those whose rows are computed. Blocks
-    /// from the first row on that is not finite, or was computed over some of its pages, stay the sequence's own.
+    /// from the first row on that is not finite, or was computed over some of its pages, stay the sequence's own, and so
+    /// do all of a sequence whose rows were evicted: later ones have not seen what their tokens say.
     pub fn publish(&mut self, seq: SeqId, tokens: &[TokenId]) {
         self.take_watched();
-        let Some(table) = self.tables.get_mut(&seq).filter(|_| self.config.prefix_caching) else {
-            return;
-        };
+        let caches = self.config.prefix_caching;
+        let whole = |table: &&mut Table| caches && table.evicted.rows == 0;
+        let Some(table) = self.tables.get_mut(&seq).filter(whole) else { return };
         let tokens = &tokens[..table.broken.map_or(tokens.len(), |at| at.min(tokens.len()))];
         // What was computed over some pages is not what others would compute.
         let sparse = self.recalling.get(&seq).and_then(|recall| recall.sparse_from);
@@ -355,7 +359,7 @@ impl KvCache {
 
     /// Takes back the exact blocks of the last step that no later token reads, then places those of
     /// this one.
-    pub(crate) fn place_exact(&mut self, ranges: &[SeqRange]) -> Result<(), KvCacheError> {
+    pub(crate) fn place_exact(&mut self, ranges: &[RowRange]) -> Result<(), KvCacheError> {
         let Some(room) = self.config.exact else { return Ok(()) };
         for seq in std::mem::take(&mut self.last_step) {
             let computed = self.tables.get(&seq).map_or(0, |t| t.computed);
@@ -366,8 +370,8 @@ impl KvCache {
     }
 
     /// Takes back exact blocks of a sequence before its recent tokens.
-    fn drop_before(&mut self, seq: SeqId, token: usize) {
-        let (recent, sinks) = (token / self.config.geometry.block_tokens, self.sink_blocks());
+    pub(crate) fn drop_before(&mut self, seq: SeqId, row: usize) {
+        let (recent, sinks) = (row / self.config.geometry.block_tokens, self.sink_blocks());
         let Some(table) = self.tables.get_mut(&seq) else { return };
         for index in table.recent.max(sinks)..recent.min(table.blocks.len()) {
             self.blocks.drop_exact(table.blocks[index]);
@@ -380,7 +384,7 @@ impl KvCache {
         self.config.exact.map_or(0, |e| e.tokens.sink_tokens / size)
     }
 
-    fn place_exact_of(&mut self, range: &SeqRange, room: ExactRoom) -> Result<(), KvCacheError> {
+    fn place_exact_of(&mut self, range: &RowRange, room: ExactRoom) -> Result<(), KvCacheError> {
         let (size, sinks) = (self.config.geometry.block_tokens, self.sink_blocks());
         let from = room.tokens.recent_from(range.start);
         self.drop_before(range.seq, from);

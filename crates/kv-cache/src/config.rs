@@ -155,6 +155,12 @@ impl KvConfig {
             + self.bytes_per_state() * states
     }
 
+    /// Rows are evicted in multiples of this: whole blocks, and whole windows of recent tokens.
+    #[must_use]
+    pub fn eviction_unit(&self) -> usize {
+        self.exact.map_or(0, |e| e.tokens.recent_tokens).max(self.geometry.block_tokens)
+    }
+
     /// Tokens of which prefixes of keys and values are reused a multiple, 0 when none is.
     pub(crate) fn prefix_unit(&self) -> usize {
         let recent = self.exact.map_or(0, |e| e.tokens.recent_tokens);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use taper_base::{LayerId, SeqId};
 use taper_kv_codecs::KvCodecError;
+use taper_triattention::TriAttentionError;
 
 /// What can go wrong with the cache.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,40 @@ pub enum KvCacheError {
         /// End of the step.
         end: usize,
     },
+    /// A step begins with tokens whose rows were evicted.
+    #[error("{evicted} rows of sequence {seq:?} were evicted, and the step starts at {start}")]
+    Evicted {
+        /// The sequence.
+        seq: SeqId,
+        /// First token of the step.
+        start: usize,
+        /// Rows that are gone.
+        evicted: usize,
+    },
+    /// A sequence that holds nothing.
+    #[error("sequence {seq:?} holds no blocks")]
+    NoSequence {
+        /// The sequence.
+        seq: SeqId,
+    },
+    /// Rows that cannot be evicted: no whole unit, more than are not protected, or of a cache with recurrent
+    /// states.
+    #[error(
+        "{evict} of {rows} rows cannot be evicted beside the first {prefix} and the latest {window}"
+    )]
+    Eviction {
+        /// Rows that were to go.
+        evict: usize,
+        /// Rows there are.
+        rows: usize,
+        /// First ones that stay.
+        prefix: usize,
+        /// Latest ones that stay.
+        window: usize,
+    },
+    /// The policy cannot choose.
+    #[error(transparent)]
+    Policy(#[from] TriAttentionError),
     /// A layer that the cache was not made for.
     #[error("layer {layer:?} is not one of the cache's {layers}")]
     Layer {

@@ -1,6 +1,6 @@
 //! Which of a step's rows are finite, for [`KvCache::publish`].
 
-use crate::{KvCache, SeqRange, cache::Table};
+use crate::{KvCache, RowRange, cache::Table};
 use std::collections::HashMap;
 use taper_base::SeqId;
 use taper_tensor::FiniteRows;
@@ -9,11 +9,11 @@ use taper_tensor::FiniteRows;
 #[derive(Debug)]
 pub(crate) struct Watched {
     rows: FiniteRows,
-    ranges: Vec<SeqRange>,
+    ranges: Vec<RowRange>,
 }
 
 impl Watched {
-    pub(crate) fn new(rows: FiniteRows, ranges: &[SeqRange]) -> Self {
+    pub(crate) fn new(rows: FiniteRows, ranges: &[RowRange]) -> Self {
         Self { rows, ranges: ranges.to_vec() }
     }
 
@@ -30,7 +30,7 @@ impl KvCache {
         for Watched { rows, ranges } in self.watched.drain(..) {
             let finite = rows.read().unwrap_or_default();
             let mut first = 0;
-            for SeqRange { seq, start, len } in ranges {
+            for RowRange { seq, start, len } in ranges {
                 let own = finite.get(first..first + len).unwrap_or_default();
                 let broken = match own.iter().position(|finite| !finite) {
                     Some(at) => Some(start + at),

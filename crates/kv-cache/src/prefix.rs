@@ -108,10 +108,15 @@ impl PrefixIndex {
     /// Forgets the idle block that was held longest ago, of those that fit.
     pub(crate) fn evict(&mut self, fits: impl Fn(BlockId) -> bool) -> Option<BlockId> {
         let block = self.idle.values().copied().find(|&block| fits(block))?;
+        self.forget(block);
+        Some(block)
+    }
+
+    /// Makes a block unknown.
+    pub(crate) fn forget(&mut self, block: BlockId) {
         self.wake(block);
         if let Some(name) = self.names.remove(&block) {
             self.blocks.remove(&name);
         }
-        Some(block)
     }
 }

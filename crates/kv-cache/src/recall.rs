@@ -3,7 +3,7 @@
 //! A page is two blocks. Which ones a step attends to is `taper_recall`'s choice; here are the boxes of pages, the
 //! queries that choose, and the shorter lists of blocks that codecs attend over.
 
-use crate::{KvCache, KvCacheError, SeqRange, cache::Table};
+use crate::{KvCache, KvCacheError, SeqRange, cache::Table, session::RowRange};
 use std::{collections::HashMap, sync::Arc};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnParams, KvCodecError};
@@ -150,7 +150,7 @@ impl KvCache {
     pub(crate) fn keep_queries(
         &mut self,
         layer: LayerId,
-        ranges: &[SeqRange],
+        ranges: &[RowRange],
         rows: &Projected<'_>,
         params: &AttnParams<'_>,
     ) -> Result<(), KvCacheError> {
@@ -160,6 +160,7 @@ impl KvCache {
         }
         let (mut wanted, mut first) = (Vec::new(), 0);
         for range in ranges {
+            // Their rows are all there, so that rows count as tokens.
             if let Some(recall) = self.recalling.get(&range.seq) {
                 let from = recall.asked.prompt_tokens.saturating_sub(QUESTION_TOKENS);
                 let own = range.start.max(from)..range.start + range.len;
@@ -219,7 +220,7 @@ impl KvCache {
             return Ok(None);
         }
         if recall.due(range.start) {
-            self.choose(range, recall)?;
+            self.choose_pages(range, recall)?;
         }
         let rule = self.rule(recall);
         if !rule.leaves_out(recall.chosen_at) {
@@ -246,7 +247,7 @@ impl KvCache {
     }
 
     /// Chooses the pages that are attended to from a position on.
-    fn choose(&mut self, range: &SeqRange, recall: &mut Recalling) -> Result<(), KvCacheError> {
+    fn choose_pages(&mut self, range: &SeqRange, recall: &mut Recalling) -> Result<(), KvCacheError> {
         let (tokens, rule) = (range.start, self.rule(recall));
         if rule.leaves_out(tokens) {
             let from = recall.queries_from(tokens);

@@ -1,6 +1,6 @@
 //! Tokens of a sequence that are taken back: drafts that were not accepted.
 
-use crate::{KvCache, KvCacheError, SeqRange};
+use crate::{KvCache, KvCacheError, RowRange};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_tensor::{Tensor, ops};
 
@@ -9,7 +9,7 @@ use taper_tensor::{Tensor, ops};
 #[derive(Debug)]
 pub(crate) struct Before {
     layer: usize,
-    range: SeqRange,
+    range: RowRange,
     blocks: Vec<(BlockId, Vec<u8>, Vec<u8>)>,
     /// Keys and values `[t, kv_heads, head_dim]` of the range.
     rows: [Vec<f32>; 2],
@@ -51,14 +51,15 @@ impl KvCache {
     /// Rows cannot be written again, which writing them the first time has refused too.
     pub fn rewind(&mut self, seq: SeqId, tokens: usize) -> Result<(), KvCacheError> {
         self.take_watched();
+        let rows = self.rows(seq, tokens);
         let Some(table) = self.tables.get_mut(&seq) else { return Ok(()) };
-        table.broken = table.broken.filter(|&at| at < tokens);
+        table.broken = table.broken.filter(|&at| at < rows);
         let before = table.before.take().unwrap_or_default();
-        if table.computed <= tokens {
+        if table.computed <= rows {
             return Ok(());
         }
-        table.computed = tokens;
-        before.into_iter().try_for_each(|before| self.write_again(before, tokens))
+        table.computed = rows;
+        before.into_iter().try_for_each(|before| self.write_again(before, rows))
     }
 
     /// Keeps what a layer's blocks hold of the sequences that may be rewound, where writing leaves a trace,
@@ -66,7 +67,7 @@ impl KvCache {
     pub(crate) fn keep_before(
         &mut self,
         layer: LayerId,
-        ranges: &[SeqRange],
+        ranges: &[RowRange],
         k: &Tensor,
         v: &Tensor,
     ) -> Result<(), KvCacheError> {
@@ -100,7 +101,7 @@ impl KvCache {
     }
 
     /// Brings a layer's blocks back, and writes those of the step's rows that stay.
-    fn write_again(&mut self, before: Before, tokens: usize) -> Result<(), KvCacheError> {
+    fn write_again(&mut self, before: Before, rows: usize) -> Result<(), KvCacheError> {
         let Before { layer, range, blocks, rows: [k, v] } = before;
         let (geometry, bytes) = (self.config.geometry_of(layer), self.config.block_bytes(layer));
         let pages = &mut self.pages[layer];
@@ -109,7 +110,7 @@ impl KvCache {
             pages.k.as_mut_slice()[at * bytes.k..][..bytes.k].copy_from_slice(old_k);
             pages.v.as_mut_slice()[at * bytes.v..][..bytes.v].copy_from_slice(old_v);
         }
-        let (size, stay) = (geometry.block_tokens, tokens.saturating_sub(range.start));
+        let (size, stay) = (geometry.block_tokens, rows.saturating_sub(range.start));
         let first = range.start / size;
         let slot = |i: usize| blocks[i / size - first].0.0 as usize * size + i % size;
         let slots: Vec<_> = (range.start..range.start + stay).map(slot).collect();
@@ -129,7 +130,7 @@ fn codec(error: taper_tensor::TensorError) -> KvCacheError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ExactRoom, KvConfig};
+    use crate::{ExactRoom, KvConfig, SeqRange};
     use taper_kv_codecs::{Exact, KvGeometry};
 
     const GEOMETRY: KvGeometry = KvGeometry { kv_heads: 2, head_dim: 32, block_tokens: 16 };

@@ -59,17 +59,26 @@ pub trait StateSession {
 pub struct SeqRange {
     /// The sequence.
     pub seq: SeqId,
-    /// Tokens that are in the cache already.
+    /// Tokens before them, whose rows are in the cache already or were evicted.
     pub start: usize,
     /// Tokens of this step.
     pub len: usize,
+}
+
+/// Rows of a sequence that a step writes: those of a [`SeqRange`], further ahead by what was evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowRange {
+    pub(crate) seq: SeqId,
+    /// Rows before them.
+    pub(crate) start: usize,
+    pub(crate) len: usize,
 }
 
 /// A packed step over the paged cache.
 #[derive(Debug)]
 pub struct PagedSession<'a> {
     cache: &'a mut KvCache,
-    ranges: Vec<SeqRange>,
+    ranges: Vec<RowRange>,
     /// Slot of each of the step's tokens.
     slots: Vec<usize>,
     /// The exact block beside each block of each range.
@@ -81,10 +90,12 @@ pub struct PagedSession<'a> {
 }
 
 impl<'a> PagedSession<'a> {
-    pub(crate) fn new(cache: &'a mut KvCache, ranges: &[SeqRange]) -> Result<Self, KvCacheError> {
+    pub(crate) fn new(cache: &'a mut KvCache, tokens: &[SeqRange]) -> Result<Self, KvCacheError> {
         let size = cache.config.geometry.block_tokens;
+        let ranges = tokens.iter().map(|range| cache.row_range(range));
+        let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
         let mut slots = Vec::new();
-        for range in ranges {
+        for range in &ranges {
             let blocks = cache.blocks(range.seq);
             let (room, end) = (blocks.len() * size, range.start + range.len);
             if end > room {
@@ -94,7 +105,7 @@ impl<'a> PagedSession<'a> {
         }
         let mut session = Self {
             cache,
-            ranges: ranges.to_vec(),
+            ranges,
             slots,
             exact: vec![],
             exact_slots: vec![],
@@ -103,9 +114,9 @@ impl<'a> PagedSession<'a> {
         if session.cache.config.exact.is_some() {
             session.place_exact()?;
         }
-        session.views = session.cache.views(ranges, &session.exact)?;
+        session.views = session.cache.views(tokens, &session.exact)?;
         if let Some(states) = &mut session.cache.states {
-            states.begin(ranges)?;
+            states.begin(tokens)?;
         }
         Ok(session)
     }
@@ -173,7 +184,7 @@ impl PagedSession<'_> {
         if pages.gpu.is_some() {
             return;
         }
-        let blocks = |(i, range): (usize, &SeqRange)| match self.views.get(i) {
+        let blocks = |(i, range): (usize, &RowRange)| match self.views.get(i) {
             Some(Some(view)) => view.blocks.iter().take(view.blocks.len()),
             _ => {
                 let used = (range.start + range.len).div_ceil(geometry.block_tokens);
@@ -211,8 +222,8 @@ struct Queries {
 }
 
 /// The queries of all tokens of a step.
-fn all_rows(ranges: &[SeqRange]) -> Vec<Queries> {
-    let of = |(i, range): (usize, &SeqRange)| Queries {
+fn all_rows(ranges: &[RowRange]) -> Vec<Queries> {
+    let of = |(i, range): (usize, &RowRange)| Queries {
         range: i,
         len: range.len,
         end: range.start + range.len,
@@ -249,7 +260,7 @@ fn in_chunks(
 }
 
 /// The query of each of a step's tokens at `rows`, which ascend.
-fn some_rows(ranges: &[SeqRange], rows: &[u32]) -> Vec<Queries> {
+fn some_rows(ranges: &[RowRange], rows: &[u32]) -> Vec<Queries> {
     let mut queries = Vec::with_capacity(rows.len());
     let (mut first, mut rows) = (0, rows.iter().map(|&row| row as usize).peekable());
     for (i, range) in ranges.iter().enumerate() {
@@ -273,7 +284,7 @@ struct Held<'b> {
 /// Queries of a step's sequences as a layer's codec sees them, with the exact blocks beside their own where there
 /// is room for such. Layers that see near tokens alone see all of these.
 fn batch<'b>(
-    (ranges, queries): (&[SeqRange], Vec<Queries>),
+    (ranges, queries): (&[RowRange], Vec<Queries>),
     (config, layer, params): (&KvConfig, LayerId, &AttnParams<'_>),
     Held { tables, exact, views }: Held<'b>,
 ) -> Result<AttnBatch<'b>, KvCodecError> {

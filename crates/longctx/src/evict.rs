@@ -14,7 +14,7 @@ use std::{
 };
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Bytes of text of one session.
+/// Bytes of one session in memory.
 const MOST_OF_SESSION: usize = 32 << 20;
 
 /// Sessions in memory; the one that is longest unused goes to disk, or is dropped without one.
@@ -76,8 +76,13 @@ struct Session {
 
 impl Session {
     fn bytes(&self) -> usize {
-        self.chunks.iter().map(|c| c.text.len()).sum()
+        bytes(&self.chunks)
     }
+}
+
+/// Bytes in memory. Chunks without text take some too.
+fn bytes(chunks: &[EvictedChunk]) -> usize {
+    chunks.iter().map(|c| size_of::<EvictedChunk>() + c.text.len()).sum()
 }
 
 #[derive(Debug, Default)]
@@ -115,9 +120,9 @@ impl Evicted {
             return Ok(self.stored(id).map_or(0, |s| s.chunks.len()));
         }
         let session = self.session(&mut sessions, id);
-        let bytes = session.bytes() + chunks.iter().map(|c| c.text.len()).sum::<usize>();
+        let bytes = session.bytes() + bytes(&chunks);
         if bytes > MOST_OF_SESSION {
-            let why = format!("a session may have {MOST_OF_SESSION} bytes of text");
+            let why = format!("a session may have {MOST_OF_SESSION} bytes");
             return Err(Error::Invalid { field: "chunks", why });
         }
         session.chunks.extend(chunks);
@@ -174,7 +179,9 @@ impl Evicted {
         scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let best = scored.into_iter().take(most);
         let best = best.map(|(score, at)| EvictedChunk { score, ..session.chunks[at].clone() });
-        Ok((best.collect(), session.chunks.len()))
+        let answer = (best.collect(), session.chunks.len());
+        self.make_room(&mut sessions, id);
+        Ok(answer)
     }
 
     /// All chunks of a session.
@@ -207,7 +214,9 @@ impl Evicted {
         {
             return Moved::default();
         }
-        Moved { done: true, chunks: self.session(&mut sessions, id).chunks.len() }
+        let chunks = self.session(&mut sessions, id).chunks.len();
+        self.make_room(&mut sessions, id);
+        Moved { done: true, chunks }
     }
 
     /// Where a session is.

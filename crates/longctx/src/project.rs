@@ -34,6 +34,9 @@ const BATCH: usize = 64;
 /// the file system's clock.
 const RACY_NANOS: i64 = 50_000_000;
 
+/// Directories that cost more one by one than all at once.
+const MANY: usize = 64;
+
 /// Changed files after which words are learned anew.
 const LEARN_AFTER: usize = 200;
 
@@ -175,6 +178,34 @@ impl Project {
 
     /// Looks at the whole root. Files in `changed` are read whatever their times say.
     pub(crate) fn sweep(&self, changed: &BTreeSet<PathBuf>) -> Update {
+        let mut update = self.look(changed);
+        update.add(self.look_again());
+        update
+    }
+
+    /// Watches directories that are new, and looks at them again: what happened in them before the watch began,
+    /// and after they were looked at, was not heard.
+    fn look_again(&self) -> Update {
+        /// Whoever makes directories faster than this sees has the next sweep.
+        const LOOKS: usize = 8;
+        let mut all = Update::default();
+        for _ in 0..LOOKS {
+            let begun = self.follow_dirs();
+            if begun.is_empty() {
+                break;
+            }
+            if begun.len() > MANY {
+                all.add(self.look(&BTreeSet::new()));
+                continue;
+            }
+            for dir in begun {
+                all.add(self.refresh_dir(&dir, &BTreeSet::new()));
+            }
+        }
+        all
+    }
+
+    fn look(&self, changed: &BTreeSet<PathBuf>) -> Update {
         let _one = lock(&self.updating);
         if let Err(error) = fs::read_dir(&self.root) {
             // It may come back, and what is known of it stays until then.
@@ -193,15 +224,11 @@ impl Project {
         }
         condition.skipped = skipped;
         condition.dirs = listing.dirs;
-        drop(condition);
-        self.follow_dirs();
         update
     }
 
     /// Takes in changes at some paths, which are absolute.
     pub(crate) fn refresh(&self, changed: &BTreeSet<PathBuf>) -> Update {
-        /// Directories that cost more one by one than all at once.
-        const MANY: usize = 64;
         let changed: BTreeSet<PathBuf> = changed
             .iter()
             .filter_map(|path| path.strip_prefix(&self.root).ok().map(Path::to_path_buf))
@@ -220,11 +247,9 @@ impl Project {
         }
         let mut all = Update::default();
         for parent in parents {
-            let update = self.refresh_dir(&parent, &changed);
-            all.indexed += update.indexed;
-            all.removed += update.removed;
+            all.add(self.refresh_dir(&parent, &changed));
         }
-        self.follow_dirs();
+        all.add(self.look_again());
         all
     }
 
@@ -254,14 +279,10 @@ impl Project {
         }
         for below in &new {
             let deep = walk(&self.root, below, true);
-            let more = self.take(&deep, below, true, changed, &mut skipped);
-            update.indexed += more.indexed;
-            update.removed += more.removed;
+            update.add(self.take(&deep, below, true, changed, &mut skipped));
             listing.dirs.extend(deep.dirs);
         }
-        let own = self.take(&listing, dir, false, changed, &mut skipped);
-        update.indexed += own.indexed;
-        update.removed += own.removed;
+        update.add(self.take(&listing, dir, false, changed, &mut skipped));
         let replaced = |path: &PathBuf| gone.iter().chain(&new).any(|g| path.starts_with(g));
         if let Some(watch) = &*lock(&self.watch) {
             gone.iter().chain(&new).for_each(|dir| watch.forget(dir));

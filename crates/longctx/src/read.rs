@@ -2,7 +2,7 @@
 
 use crate::{deny::is_denied, redact::redact};
 use std::{
-    fs::{File, Metadata, OpenOptions},
+    fs::{File, Metadata},
     io::{self, Read},
     path::Path,
     time::UNIX_EPOCH,
@@ -68,19 +68,8 @@ pub(crate) fn read(root: &Path, relative: &Path) -> Result<Source, Skip> {
     if is_denied(relative) {
         return Err(Skip::Denied);
     }
-    let path = root.join(relative);
-    // A link anywhere on the way leads elsewhere.
-    match path.canonicalize() {
-        Ok(real) if real == path => {}
-        Ok(_) => return Err(Skip::Special),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Skip::Missing),
-        Err(_) => return Err(Skip::Unreadable),
-    }
-    let unreadable = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => Skip::Missing,
-        _ => Skip::Unreadable,
-    };
-    let mut file = open(&path).map_err(unreadable)?;
+    let unreadable = |error: io::Error| skip_of(&error);
+    let mut file = open(root, relative)?;
     let metadata = file.metadata().map_err(unreadable)?;
     if !metadata.is_file() {
         return Err(Skip::Special);
@@ -102,18 +91,49 @@ pub(crate) fn read(root: &Path, relative: &Path) -> Result<Source, Skip> {
     Ok(Source { text, stamp, hash, redacted })
 }
 
-/// Opens without following a last link, and without waiting for the writer of a pipe.
-fn open(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true);
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        use std::os::unix::fs::OpenOptionsExt;
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        options.custom_flags(flags.bits().cast_signed());
+fn skip_of(error: &io::Error) -> Skip {
+    match error.kind() {
+        io::ErrorKind::NotFound => Skip::Missing,
+        _ => Skip::Unreadable,
     }
-    options.open(path)
+}
+
+/// Opens a file without following a link anywhere below `root`, and without waiting for the writer of a pipe.
+///
+/// Each directory is opened in the one before: a path that is checked first could lead elsewhere once it is opened.
+#[cfg(unix)]
+fn open(root: &Path, relative: &Path) -> Result<File, Skip> {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    use rustix::io::Errno;
+    use std::path::Component;
+    let own = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let skip = |error: Errno| match error {
+        // What the systems say of links, of devices without a driver, and of sockets.
+        Errno::LOOP | Errno::MLINK | Errno::NOTDIR | Errno::NXIO => Skip::Special,
+        error => skip_of(&error.into()),
+    };
+    let mut at = openat(CWD, root, own | OFlags::DIRECTORY, Mode::empty()).map_err(skip)?;
+    let mut parts = relative.components().peekable();
+    while let Some(part) = parts.next() {
+        let Component::Normal(name) = part else { return Err(Skip::Special) };
+        let flags = match parts.peek() {
+            Some(_) => own | OFlags::DIRECTORY,
+            None => own | OFlags::NONBLOCK,
+        };
+        at = openat(&at, name, flags, Mode::empty()).map_err(skip)?;
+    }
+    Ok(File::from(at))
+}
+
+/// Opens a file whose path has no link in it.
+#[cfg(not(unix))]
+fn open(root: &Path, relative: &Path) -> Result<File, Skip> {
+    let path = root.join(relative);
+    match path.canonicalize() {
+        Ok(real) if real == path => File::open(&path).map_err(|error| skip_of(&error)),
+        Ok(_) => Err(Skip::Special),
+        Err(error) => Err(skip_of(&error)),
+    }
 }
 
 fn text(bytes: Vec<u8>) -> Result<String, Skip> {
@@ -188,5 +208,32 @@ mod tests {
             let skip = read(&root, Path::new(name)).unwrap_err();
             assert!(matches!(skip, Skip::Special | Skip::Missing), "{name}: {skip:?}");
         }
+    }
+
+    /// Somebody who may write below the root swaps a directory with a link while it is read.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_directory_that_becomes_a_link_is_never_followed() {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let ((_dir, root), (_other, outside)) = (self::root(), self::root());
+        fs::create_dir(root.join("d")).unwrap();
+        fs::write(root.join("d/notes.txt"), "inside").unwrap();
+        fs::write(outside.join("notes.txt"), "outside").unwrap();
+        std::os::unix::fs::symlink(&outside, root.join("l")).unwrap();
+        let (done, [d, l]) = (AtomicBool::new(false), ["d", "l"].map(|name| root.join(name)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    renameat_with(CWD, &d, CWD, &l, RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            let read = |_| read(&root, Path::new("d/notes.txt"));
+            let found: Vec<_> = (0..5_000).map(read).collect();
+            done.store(true, Ordering::Relaxed);
+            for found in found {
+                assert!(found.as_ref().map_or(true, |s| s.text == "inside"), "{found:?}");
+            }
+        });
     }
 }

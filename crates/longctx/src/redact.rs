@@ -36,22 +36,28 @@ const SHAPES: &str = r#"(?x)
 "#;
 
 /// A name that says "secret", and a value in quotes.
+///
+/// The value ends with the quote that it begins with; a backslash hides the one behind it.
 const QUOTED: &str = r#"(?ix)
-    ( [a-z0-9_.-]* (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key
+    ( (?: [a-z0-9_.-]* (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key
         | private[_-]?key | auth[_-]?key | credential | client[_-]?key | encryption[_-]?key )
-      [a-z0-9_.-]* ["'`]? \s* (?: : | = | := | => ) \s* (?:[bfru]{0,2}) ["'`] )
-    ( [^"'`\s]{6,} )
-    ( ["'`] )
+      [a-z0-9_.-]* | \b (?: [a-z0-9.-]+ [_.-] )? (?: pass | pwd | pw ) )
+      ["'`]? \s* (?: : | = | := | => ) \s* (?:[bfru]{0,2}) )
+    ( " (?: [^"\\\r\n] | \\. ){6,} " | ' (?: [^'\\\r\n] | \\. ){6,} ' | ` [^`\r\n]{6,} ` )
+    ()
 "#;
 
 /// The shell's and configuration files' way: no quotes, to the end of the line.
 const BARE: &str = r#"(?imx)
-    ^ ( \s* (?: export \s+ | - \s+ )? [a-z0-9_.-]* (?: passw(?:or)?d | passphrase | secret | token
+    ^ ( \s* (?: export \s+ | set \s+ | - \s+ )? (?: [a-z0-9_.-]* (?: passw(?:or)?d | passphrase | secret | token
         | api[_-]?key | access[_-]?key | private[_-]?key | auth[_-]?key | credential )
-      [a-z0-9_.-]* \s* [:=] \s* )
-    ( [^\s"'`()\[\]{}<>,;$]{8,} )
-    ( \s* ) $
+      [a-z0-9_.-]* | (?: [a-z0-9.-]+ [_.-] )? (?: pass | pwd | pw ) ) \s* [:=] \s* )
+    ( [^\s"'`()\[\]{}<>,;]{8,} )
+    ( [,;]? \s* (?: \#.* )? ) $
 "#;
+
+/// A key and its value between semicolons, as in connection strings.
+const LISTED: &str = r#"(?im)((?:^|[;"'`])(?:password|pwd|accountkey|sharedaccesskey|secret|token)=)([^;"'`\s()\[\]{}]{6,})(;|["'`])"#;
 
 /// The password of an address.
 const ADDRESS: &str = r"([a-zA-Z][a-zA-Z0-9+.-]*://[^/\s:@]*:)([^/\s@]{3,})(@)";
@@ -61,7 +67,7 @@ const BEARER: &str = r"(?i)(\b(?:bearer|basic)\s+)([0-9A-Za-z_.~+/=-]{16,})()";
 
 struct Patterns {
     shapes: Regex,
-    assigned: [Regex; 4],
+    assigned: [Regex; 5],
 }
 
 /// Every pattern is a constant, so a test shows that all are valid.
@@ -69,7 +75,7 @@ fn patterns() -> Option<&'static Patterns> {
     static PATTERNS: OnceLock<Option<Patterns>> = OnceLock::new();
     let make = || {
         let of = |pattern| Regex::new(pattern).ok();
-        let assigned = [of(QUOTED)?, of(BARE)?, of(ADDRESS)?, of(BEARER)?];
+        let assigned = [of(QUOTED)?, of(BARE)?, of(LISTED)?, of(ADDRESS)?, of(BEARER)?];
         Some(Patterns { shapes: of(SHAPES)?, assigned })
     };
     PATTERNS.get_or_init(make).as_ref()
@@ -87,12 +93,14 @@ pub fn redact(text: &str) -> (Cow<'_, str>, usize) {
         });
         for pattern in assigned {
             replace(&mut text, pattern, |parts| {
-                let value = &parts[2];
+                let quote = parts[2].chars().next().filter(|c| "\"'`".contains(*c));
+                let quote = quote.map_or(String::new(), String::from);
+                let value = parts[2].trim_matches(|c| quote.contains(c));
                 if !is_secret_value(value) {
                     return parts[0].to_owned();
                 }
                 found += 1;
-                format!("{}{REDACTED}{}", &parts[1], &parts[3])
+                format!("{}{quote}{REDACTED}{quote}{}", &parts[1], &parts[3])
             });
         }
     }
@@ -106,38 +114,42 @@ fn replace(text: &mut Cow<'_, str>, pattern: &Regex, by: impl FnMut(&Captures<'_
     }
 }
 
-/// What stands where a secret may stand, but is none: a variable, a placeholder, a type.
+/// What stands where a secret may stand, but is none: a variable, a placeholder, a type, a sentence.
 fn is_secret_value(value: &str) -> bool {
-    if value.contains(REDACTED) {
-        return false;
-    }
-    let lower = value.to_ascii_lowercase();
-    const NONE: [&str; 14] = [
-        "example",
-        "changeme",
-        "placeholder",
-        "your-",
-        "your_",
-        "<",
-        "${",
-        "{{",
-        "%(",
-        "xxxx",
-        "none",
-        "null",
-        "true",
-        "false",
-    ];
-    if NONE.iter().any(|none| lower.contains(none)) {
+    if value.contains(REDACTED) || is_placeholder(value) {
         return false;
     }
     let digits = value.bytes().filter(u8::is_ascii_digit).count();
     let letters = value.bytes().filter(u8::is_ascii_alphabetic).count();
     let others = value.len() - digits - letters;
-    // Names, paths and calls are made of letters and a few signs.
-    let is_name =
-        digits == 0 && value.bytes().all(|b| b.is_ascii_alphabetic() || b"_-./:".contains(&b));
+    // Names, paths, calls and sentences are made of letters and a few signs.
+    let is_name = digits == 0
+        && value.bytes().all(|b| b.is_ascii_alphabetic() || b"_-./: ,'".contains(&b));
     !is_name && (digits > 0 || others > 0) && entropy(value.as_bytes()) >= 2.5
+}
+
+/// A secret may contain such a word, so it has to be all of the value, or to frame it.
+fn is_placeholder(value: &str) -> bool {
+    const WORDS: [&str; 8] =
+        ["example", "changeme", "placeholder", "none", "null", "true", "false", "undefined"];
+    const FRAMES: [(&str, &str); 6] =
+        [("<", ">"), ("${", "}"), ("{{", "}}"), ("%(", ")s"), ("$(", ")"), ("{", "}")];
+    let lower = value.to_ascii_lowercase();
+    let is_framed = |(open, close): &(&str, &str)| {
+        lower.strip_prefix(open).and_then(|v| v.strip_suffix(close)).is_some_and(is_one_name)
+    };
+    let is_variable = lower.strip_prefix('$').is_some_and(is_one_name);
+    let yours = lower.strip_prefix("your-").or_else(|| lower.strip_prefix("your_"));
+    WORDS.contains(&lower.as_str())
+        || FRAMES.iter().any(is_framed)
+        || is_variable
+        || yours.is_some_and(|rest| !rest.bytes().any(|b| b.is_ascii_digit()))
+        || (lower.len() > 3 && lower.bytes().all(|b| b"x*.-_".contains(&b)))
+}
+
+/// A name of a variable or of a thing, without anything that a password has.
+fn is_one_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-. ".contains(&b))
 }
 
 /// The lines of private keys, one by one.
@@ -245,6 +257,20 @@ mod tests {
             ("url = postgres://joe:pa55w0rd@db/x", "pa55w0rd"),
             ("Authorization: Bearer abcdef0123456789abcdef", "abcdef0123456789abcdef"),
             ("\"client_secret\": \"q8-Zk.2mmP0\"", "q8-Zk.2mmP0"),
+            ("password = \"aB3<kd92!fQ\"", "aB3<kd92!fQ"),
+            ("token = \"Zk9true88xQ2pLm4\"", "Zk9true88xQ2pLm4"),
+            ("secret: \"none-of-your-7business8\"", "none-of-your-7business8"),
+            ("db_password = \"correct horse battery 9!\"", "correct horse battery 9!"),
+            ("db_password = \"it's 9 o'clock!\"", "o'clock"),
+            ("db_password = 'ab \\' cd 7!9'", "7!9"),
+            ("db_password: pa$$w0rd99x", "pa$$w0rd99x"),
+            ("api_key: abcd1234efgh5678,", "abcd1234efgh5678"),
+            ("api_key: abcd1234efgh5678 # prod", "abcd1234efgh5678"),
+            ("  pass: S3cretPass99", "S3cretPass99"),
+            ("pwd: S3cretPass99", "S3cretPass99"),
+            ("smtp_pass = 'S3cretPass99'", "S3cretPass99"),
+            ("\"Server=db;User=sa;Password=Sup3rS3cret99;Encrypt=1\"", "Sup3rS3cret99"),
+            ("c = \"AccountName=x;AccountKey=q8Zk2mmP0w9==\"", "q8Zk2mmP0w9=="),
         ] {
             let (text, found) = redact(line);
             assert!(!text.contains(gone) && found == 1, "{line} -> {text}");
@@ -263,6 +289,17 @@ mod tests {
             "https://example.com/a/very/long/path/with/many/parts/Version12/index.html",
             "TestVeryLongNameOfAJavaClassThatDoesSomething2AndMore",
             "use crate::{tokens::TokenId, secret::Secret};",
+            "password = \"${DB_PASSWORD_2}\"",
+            "password: $DB_PASSWORD_2",
+            "token = \"<your token 2>\"",
+            "api_key = \"your-api-key-here\"",
+            "api_key = \"{{ api_key2 }}\"",
+            "password = \"xxxxxxxxxxxx\"",
+            "error: \"the password is wrong, try again\"",
+            "password_hint = \"The name of your first pet, in lower case\"",
+            "bypass: 8 * width",
+            "let compass = \"N42E17\";",
+            "passes = \"2 of 3 passed\"",
         ] {
             assert_eq!(redact(line), (Cow::Borrowed(line), 0), "{line}");
         }

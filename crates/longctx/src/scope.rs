@@ -117,10 +117,7 @@ impl Scopes {
             own.scopes.push(scope);
         }
         let last = own.scopes.last().cloned();
-        if by_id.len() > MOST_SESSIONS {
-            let oldest = by_id.iter().min_by_key(|(_, s)| s.used).map(|(id, _)| id.clone());
-            oldest.map(|id| by_id.remove(&id));
-        }
+        make_room(by_id);
         last
     }
 
@@ -137,7 +134,18 @@ impl Scopes {
     /// Remembers that a session exists.
     pub(crate) fn touch(&self, session: &str) {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.0.entry(session.to_owned()).or_default();
+        let (by_id, uses) = &mut *sessions;
+        *uses += 1;
+        by_id.entry(session.to_owned()).or_default().used = *uses;
+        make_room(by_id);
+    }
+}
+
+/// Forgets the session that is longest unused, if there are too many.
+fn make_room(by_id: &mut HashMap<String, Session>) {
+    if by_id.len() > MOST_SESSIONS {
+        let oldest = by_id.iter().min_by_key(|(_, s)| s.used).map(|(id, _)| id.clone());
+        oldest.map(|id| by_id.remove(&id));
     }
 }
 

@@ -4,6 +4,7 @@
 //! directory, which the same queue of the system watches: when that is heard of, so is everything
 //! before it. (Watchman's cookies.)
 
+use crate::fence::random_word;
 use notify::{
     Config, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher,
     event::{AccessKind, AccessMode},
@@ -12,11 +13,7 @@ use std::{
     collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-        mpsc::Sender,
-    },
+    sync::{Mutex, PoisonError, mpsc::Sender},
 };
 
 /// What the thread of a project is told.
@@ -41,17 +38,11 @@ pub(crate) struct Watch {
     cookies: PathBuf,
 }
 
-static NEXT: AtomicU64 = AtomicU64::new(0);
-
 impl Watch {
     /// Starts to send news. Nothing is watched yet.
     pub(crate) fn new(news: Sender<News>) -> notify::Result<Self> {
-        let name = format!(
-            "taper-longctx-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
-        let cookies = std::env::temp_dir().join(name);
+        // Nobody else has it: not one that was killed either, whose number this process may have.
+        let cookies = std::env::temp_dir().join(format!("taper-longctx-{}", random_word()));
         private_dir(&cookies)?;
         let cookies = cookies.canonicalize()?;
         let own = cookies.clone();
@@ -71,8 +62,13 @@ impl Watch {
         }
     }
 
-    /// Watches these directories of a root, and no others.
-    pub(crate) fn follow(&self, root: &Path, dirs: &BTreeSet<PathBuf>) -> notify::Result<()> {
+    /// Watches these directories of a root, and no others. Says which were not watched before: what
+    /// happened in them until now was not heard.
+    pub(crate) fn follow(
+        &self,
+        root: &Path,
+        dirs: &BTreeSet<PathBuf>,
+    ) -> notify::Result<Vec<PathBuf>> {
         let mut watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         // Elsewhere one watch sees a whole tree; here ignored directories would cost a watch each.
@@ -80,14 +76,16 @@ impl Watch {
             if watched.is_empty() {
                 watcher.watch(root, RecursiveMode::Recursive)?;
                 watched.insert(PathBuf::new());
+                return Ok(vec![PathBuf::new()]);
             }
-            return Ok(());
+            return Ok(vec![]);
         }
         for gone in watched.difference(dirs) {
             // The system has forgotten a directory that was removed.
             let _ = watcher.unwatch(&join(root, gone));
         }
         watched.retain(|dir| dirs.contains(dir));
+        let mut begun = Vec::new();
         for new in dirs {
             if watched.contains(new) {
                 continue;
@@ -95,13 +93,14 @@ impl Watch {
             match watcher.watch(&join(root, new), RecursiveMode::NonRecursive) {
                 Ok(()) => {
                     watched.insert(new.clone());
+                    begun.push(new.clone());
                 }
                 // It is gone already.
                 Err(error) if is_gone(&error) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(begun)
     }
 
     /// Forgets a directory, so that one that comes in its place is watched.

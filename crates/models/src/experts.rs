@@ -16,7 +16,7 @@ use crate::{
     streaming::{LayerOfExperts, StreamedLayer},
 };
 use taper_tensor::{
-    Linear, Phase, Precision, RmsNorm, Tensor,
+    Linear, LinearGroup, Phase, Precision, RmsNorm, Tensor,
     gpu::{ExpertKind, ExpertMaps, ExpertsInput, StackedExperts},
     ops::{self, Activation, WeightedRows},
     routing::Router,
@@ -128,7 +128,7 @@ impl ExpertSpec {
 /// rounded logit would send a token elsewhere.
 #[derive(Debug)]
 pub(crate) struct Experts {
-    router: Linear,
+    router: LinearGroup<1>,
     /// What the router reads the stream through, where that is another norm than the experts'.
     router_norm: Option<RmsNorm>,
     choice: Router,
@@ -207,6 +207,7 @@ impl Experts {
             }
         };
         let activation = model.activation;
+        let router = LinearGroup::new([router])?;
         Ok(Self { router, router_norm, choice, experts, shared, spec, activation })
     }
 
@@ -233,7 +234,7 @@ impl Experts {
 
     /// Weights in all, and bytes they take.
     pub(crate) fn size(&self) -> (u64, u64) {
-        let mut linears = vec![&self.router];
+        let mut linears: Vec<_> = self.router.parts().iter().collect();
         if let Some(Shared { expert, gate }) = &self.shared {
             linears.extend(expert.linears());
             linears.extend(gate);
@@ -256,24 +257,13 @@ impl Experts {
         activation: Activation,
         residual: Option<&Tensor>,
     ) -> Result<Tensor, ModelError> {
-        let normed = input.normed()?;
-        let logits = match &self.router_norm {
-            Some(norm) => self.router.forward(&norm.forward(&input.x)?, Phase::Decode)?,
-            None => self.router.forward(&normed, Phase::Decode)?,
+        let (experts, normed) = match &self.experts {
+            Place::Gpu(experts) => return self.on_gpu(experts, input, activation, residual),
+            experts => (experts, input.normed()?),
         };
-        let experts = match &self.experts {
-            Place::Gpu(experts) => {
-                let shared = self.shared.as_ref().map(|shared| {
-                    let x = shared.expert.forward(input, activation, None, Phase::Decode.into())?;
-                    Ok::<_, ModelError>((x, shared.counts(&normed)?))
-                });
-                let shared = shared.transpose()?;
-                let shared = shared.as_ref().map(|(x, gate)| (x, gate.as_ref()));
-                let input = ExpertsInput { x: &normed, logits: &logits, shared, residual };
-                return Ok(experts.forward(&self.choice, &input)?);
-            }
-            Place::Host(_) | Place::Streamed(_) => &self.experts,
-        };
+        let read = self.router_norm.as_ref().map(|norm| norm.forward(&input.x)).transpose()?;
+        let read = read.as_ref().unwrap_or(&normed);
+        let [logits] = self.router.forward_normed(read, None, Phase::Decode)?;
         let mut chosen = ops::with_host_f32(&logits, |logits| self.choose(logits))?;
         let idle = chosen.split_off(self.spec.experts.min(chosen.len()));
         let rows = Rows { input, normed: &normed, activation };
@@ -298,6 +288,31 @@ impl Experts {
                 Ok(ops::add_weighted_rows(&zeros, &parts)?)
             }
         }
+    }
+
+    /// [`Self::forward`] where products apply the norm themselves.
+    fn on_gpu(
+        &self,
+        experts: &StackedExperts,
+        input: &Input<'_>,
+        activation: Activation,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor, ModelError> {
+        let norm = self.router_norm.as_ref().or(input.norm);
+        let [logits] = self.router.forward_normed(&input.x, norm, Phase::Decode)?;
+        let shared = self.shared.as_ref().map(|shared| {
+            let x = shared.expert.forward(input, activation, None, Phase::Decode.into())?;
+            let counts = match shared.gate {
+                Some(_) => shared.counts(&input.normed()?)?,
+                None => None,
+            };
+            Ok::<_, ModelError>((x, counts))
+        });
+        let shared = shared.transpose()?;
+        let shared = shared.as_ref().map(|(x, gate)| (x, gate.as_ref()));
+        let (x, norm) = (&input.x, input.norm);
+        let input = ExpertsInput { x, norm, logits: &logits, shared, residual };
+        Ok(experts.forward(&self.choice, &input)?)
     }
 
     /// What experts in memory make of the rows that chose them, in the order of experts.

@@ -41,6 +41,9 @@ pub enum ExpertMemory {
 pub struct ExpertStreaming {
     /// A pack of this model's experts; without one they are read from the checkpoint and repacked, each time.
     pub pack: Option<PathBuf>,
+    /// The model's files, which the pack must be made of; where there are none, a record of each layer alone is
+    /// compared.
+    pub files: Vec<PathBuf>,
     /// Memory for experts.
     pub memory: ExpertMemory,
     /// Threads that read.
@@ -51,6 +54,8 @@ pub struct ExpertStreaming {
     pub checksums: bool,
     /// Which expert leaves when room is needed.
     pub policy: Policy,
+    /// Whether the pack's directory keeps which experts are used most, and the next run begins with them.
+    pub remembers: bool,
 }
 
 impl ExpertStreaming {
@@ -58,7 +63,9 @@ impl ExpertStreaming {
     #[must_use]
     pub fn new(memory: ExpertMemory) -> Self {
         let policy = Policy::default();
-        Self { pack: None, memory, readers: 4, prefetch: 4, checksums: true, policy }
+        let (pack, files) = (None, Vec::new());
+        let (checksums, remembers) = (true, true);
+        Self { pack, files, memory, readers: 4, prefetch: 4, checksums, policy, remembers }
     }
 
     /// Has so much memory.
@@ -163,7 +170,7 @@ impl Streams {
         let routers = sources.iter().map(|layer| layer.router.clone()).collect();
         let checkpoint = CheckpointDisk::new(sources, Arc::clone(&shapes));
         let disk: Arc<dyn ExpertDisk> = match &own.pack {
-            Some(dir) => Arc::new(opened(dir, own.checksums, &checkpoint)?),
+            Some(dir) => Arc::new(opened(dir, own, &checkpoint)?),
             None => Arc::new(checkpoint),
         };
         let bytes = match own.memory {
@@ -178,7 +185,7 @@ impl Streams {
         let (experts, precision) = (disk.experts(), options.precision);
         let make = move |key, record: &_| shapes.expert(key, precision, record);
         let store = ExpertStore::new(disk, make, config)?;
-        let uses = own.pack.as_ref().map(|dir| dir.join(Uses::FILE));
+        let uses = own.pack.as_ref().filter(|_| own.remembers).map(|dir| dir.join(Uses::FILE));
         if let Some(path) = &uses
             && let Some(uses) = Uses::read(path, &experts)?
         {
@@ -198,13 +205,14 @@ const RESERVE: usize = 2;
 /// Tokens after which uses are saved.
 const SAVE: u64 = 1024;
 
-/// A pack, once it is known to be of the checkpoint: one record of each layer is made anew and compared.
+/// A pack, once it is known to be of the checkpoint: files are compared, and one record of each layer is made anew.
 fn opened(
     dir: &Path,
-    checksums: bool,
+    own: &ExpertStreaming,
     checkpoint: &CheckpointDisk,
 ) -> Result<PackFiles, ModelError> {
-    let pack = PackFiles::open(dir, checksums)?;
+    let pack = PackFiles::open(dir, own.checksums)?;
+    pack.manifest().check_source(dir, &own.files)?;
     let other = |reason| ExpertError::OtherModel { path: dir.to_owned(), reason };
     let entries = checkpoint.entries();
     if pack.manifest().layers.len() != entries.len() {

@@ -77,6 +77,12 @@ pub enum ExpertError {
         /// What differs.
         reason: String,
     },
+    /// A read that did not come back.
+    #[error("reading {key} failed inside of this program")]
+    Panicked {
+        /// Who was read.
+        key: ExpertKey,
+    },
     /// An expert that does not exist.
     #[error("{key} is not there")]
     Missing {

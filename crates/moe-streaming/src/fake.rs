@@ -18,6 +18,8 @@ pub enum Trouble {
     EndsEarly(u32),
     /// So many reads give a flipped bit.
     FlipsBit(u32),
+    /// So many reads panic.
+    Panics(u32),
     /// Every read takes so long.
     Slow(Duration),
 }
@@ -68,8 +70,14 @@ impl FakeDisk {
         let trouble = state.troubles.get_mut(&key)?;
         let now = *trouble;
         match trouble {
-            Trouble::Fails(n) | Trouble::EndsEarly(n) | Trouble::FlipsBit(n) if *n == 0 => None,
-            Trouble::Fails(n) | Trouble::EndsEarly(n) | Trouble::FlipsBit(n) => {
+            Trouble::Fails(n)
+            | Trouble::EndsEarly(n)
+            | Trouble::FlipsBit(n)
+            | Trouble::Panics(n) if *n == 0 => None,
+            Trouble::Fails(n)
+            | Trouble::EndsEarly(n)
+            | Trouble::FlipsBit(n)
+            | Trouble::Panics(n) => {
                 *n -= 1;
                 Some(now)
             }
@@ -97,6 +105,7 @@ impl ExpertDisk for FakeDisk {
             Some(Trouble::EndsEarly(_)) => {
                 return Err(ExpertError::Short { key, expected: to.len(), got: 1 });
             }
+            Some(Trouble::Panics(_)) => panic!("a fault that a test has planted"),
             Some(Trouble::Slow(time)) => thread::sleep(time),
             _ => {}
         }

@@ -1,8 +1,12 @@
 //! What a pack says of itself: `manifest.json` beside its files.
 
-use crate::{ExpertError, padded};
+use crate::{ExpertError, SourceFile, padded, source::name_of};
 use serde::{Deserialize, Serialize};
-use std::{fs, path::Path};
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 /// The version that is written and read.
 const VERSION: u32 = 1;
@@ -19,17 +23,6 @@ pub struct Manifest {
     pub source: Vec<SourceFile>,
     /// Layers with experts, in their order.
     pub layers: Vec<LayerEntry>,
-}
-
-/// A file of the checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourceFile {
-    /// Its name in the model's directory.
-    pub name: String,
-    /// Its length.
-    pub bytes: u64,
-    /// SHA-256 of its contents, in hexadecimal digits.
-    pub sha256: String,
 }
 
 /// A layer's experts: one file of records, one after the other.
@@ -69,7 +62,8 @@ impl Manifest {
     /// Whether a directory has a pack that is whole.
     #[must_use]
     pub fn is_in(dir: &Path) -> bool {
-        dir.join(NAME).is_file()
+        // An empty one is what a power cut may have left of it.
+        dir.join(NAME).metadata().is_ok_and(|data| data.is_file() && data.len() > 0)
     }
 
     /// Reads the manifest of a pack.
@@ -93,11 +87,28 @@ impl Manifest {
     /// # Errors
     /// It cannot be written.
     pub fn write(&self, dir: &Path) -> Result<(), ExpertError> {
-        let (path, part) = (dir.join(NAME), dir.join("manifest.json.part"));
-        let json = |source| ExpertError::Json { path: path.clone(), source };
-        let text = serde_json::to_vec_pretty(self).map_err(json)?;
-        let file = |source| ExpertError::File { path: path.clone(), source };
-        fs::write(&part, text).and_then(|()| fs::rename(&part, &path)).map_err(file)
+        write_json(&dir.join(NAME), self)
+    }
+
+    /// Compares the files of a checkpoint with those that were packed; a pack that knows of none is of any.
+    ///
+    /// # Errors
+    /// [`ExpertError::OtherModel`], or a file cannot be read.
+    pub fn check_source(&self, dir: &Path, files: &[PathBuf]) -> Result<(), ExpertError> {
+        if self.source.is_empty() {
+            return Ok(());
+        }
+        for path in files {
+            let name = name_of(path);
+            let known = self.source.iter().find(|known| known.name == name);
+            let reason = match known {
+                None => format!("it has nothing of {name}"),
+                Some(known) if known.is(path)? => continue,
+                Some(_) => format!("{name} has other contents than the file that was packed"),
+            };
+            return Err(ExpertError::OtherModel { path: dir.to_owned(), reason });
+        }
+        Ok(())
     }
 
     fn wrong(&self) -> Option<String> {
@@ -126,6 +137,25 @@ impl Manifest {
     }
 }
 
+/// Writes a file that is there as a whole or not at all, after a power cut too.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), ExpertError> {
+    let json = |source| ExpertError::Json { path: path.to_owned(), source };
+    let text = serde_json::to_vec_pretty(value).map_err(json)?;
+    let part = path.with_extension("json.part");
+    let written = || {
+        let mut file = File::create(&part)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&part, path)?;
+        // The name is the directory's.
+        match path.parent() {
+            Some(dir) if cfg!(unix) => File::open(dir)?.sync_all(),
+            _ => Ok(()),
+        }
+    };
+    written().map_err(|source| ExpertError::File { path: path.to_owned(), source })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +171,7 @@ mod tests {
             payload: 5000,
             maps: vec!["dense 1 2 f16".into()],
         };
-        let source = SourceFile { name: "a".into(), bytes: 1, sha256: "00".into() };
+        let source = SourceFile { name: "a".into(), bytes: 1, sha256: "00".into(), modified: 0 };
         let whole = Manifest::new(4096, vec![source], vec![layer.clone()]);
         whole.write(dir.path()).unwrap();
         assert!(Manifest::is_in(dir.path()));

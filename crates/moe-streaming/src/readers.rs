@@ -4,6 +4,7 @@ use crate::{ExpertDisk, ExpertError, ExpertKey};
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -228,10 +229,16 @@ impl Shared {
         let size = self.disk.record_bytes(key.layer);
         let to = memory.as_mut_slice().get_mut(..size).ok_or(ExpertError::Missing { key })?;
         self.bytes.fetch_add(size as u64, Relaxed);
-        let Err(first) = self.disk.read(key, to) else { return Ok(()) };
+        let Err(first) = self.try_read(key, to) else { return Ok(()) };
         tracing::warn!(%key, error = %first, "reading an expert failed; trying again");
         self.retries.fetch_add(1, Relaxed);
         self.bytes.fetch_add(size as u64, Relaxed);
-        self.disk.read(key, to)
+        self.try_read(key, to)
+    }
+
+    /// A panic is a failed read: somebody waits for its end.
+    fn try_read(&self, key: ExpertKey, to: &mut [u8]) -> Result<(), ExpertError> {
+        let read = AssertUnwindSafe(|| self.disk.read(key, to));
+        catch_unwind(read).unwrap_or(Err(ExpertError::Panicked { key }))
     }
 }

@@ -1,17 +1,17 @@
 //! Writes packs: a record at a time, going on where an earlier attempt ended.
 
 use crate::{
-    ExpertError, ExpertKey, HEADER_BYTES, LayerEntry, Manifest, PAGE, SourceFile, record::verify,
-    seal,
+    ExpertError, ExpertKey, HEADER_BYTES, LayerEntry, Manifest, PAGE, SourceFile,
+    manifest::write_json, record::verify, seal,
 };
-use sha2::{Digest, Sha256};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
-const PIECE: usize = 4 << 20;
+/// What the records in a directory are made of, until its manifest says so.
+const SOURCE: &str = "source.json";
 
 /// What was written, and what an earlier attempt had left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,22 +28,38 @@ pub struct Written {
 #[derive(Debug)]
 pub struct PackWriter {
     dir: PathBuf,
+    source: Vec<SourceFile>,
     layers: Vec<LayerEntry>,
     written: Written,
 }
 
 impl PackWriter {
-    /// A writer into `dir`, which is made if it is not there.
+    /// A writer of what is made of `source` into `dir`, which is made if it is not there.
     ///
     /// # Errors
-    /// It cannot be made, or has a pack that is whole.
-    pub fn new(dir: &Path) -> Result<Self, ExpertError> {
+    /// It cannot be made, or has a pack that is whole, or a part of one of other files.
+    pub fn new(dir: &Path, source: Vec<SourceFile>) -> Result<Self, ExpertError> {
         let file = |source| ExpertError::File { path: dir.to_owned(), source };
         if Manifest::is_in(dir) {
             return Err(file(io::Error::from(io::ErrorKind::AlreadyExists)));
         }
         fs::create_dir_all(dir).map_err(file)?;
-        Ok(Self { dir: dir.to_owned(), layers: Vec::new(), written: Written::default() })
+        let path = dir.join(SOURCE);
+        match fs::read(&path) {
+            Ok(text) => {
+                let before: Vec<SourceFile> = serde_json::from_slice(&text)
+                    .map_err(|source| ExpertError::Json { path: path.clone(), source })?;
+                let same = |(a, b): (&SourceFile, &SourceFile)| a.name == b.name && a.sha256 == b.sha256;
+                if before.len() != source.len() || !before.iter().zip(&source).all(same) {
+                    let reason = "what is there was begun with other files".to_owned();
+                    return Err(ExpertError::OtherModel { path: dir.to_owned(), reason });
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => write_json(&path, &source)?,
+            Err(source) => return Err(ExpertError::File { path, source }),
+        }
+        let (layers, written) = (Vec::new(), Written::default());
+        Ok(Self { dir: dir.to_owned(), source, layers, written })
     }
 
     /// Writes the next layer. `fill(expert, payload)` makes a payload; experts whose records an earlier attempt has
@@ -104,34 +120,11 @@ impl PackWriter {
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn finish(self, source: Vec<SourceFile>) -> Result<Written, ExpertError> {
-        Manifest::new(PAGE, source, self.layers).write(&self.dir)?;
+    pub fn finish(self) -> Result<Written, ExpertError> {
+        Manifest::new(PAGE, self.source, self.layers).write(&self.dir)?;
+        // The manifest has it now.
+        let _ = fs::remove_file(self.dir.join(SOURCE));
         Ok(self.written)
-    }
-}
-
-impl SourceFile {
-    /// The name, length and SHA-256 of a file; `progress` gets the bytes of each piece.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn of(path: &Path, mut progress: impl FnMut(u64)) -> Result<Self, ExpertError> {
-        let io = |source| ExpertError::File { path: path.to_owned(), source };
-        let mut file = File::open(path).map_err(io)?;
-        let (mut hash, mut bytes, mut piece) = (Sha256::new(), 0, vec![0; PIECE]);
-        loop {
-            let n = file.read(&mut piece).map_err(io)?;
-            if n == 0 {
-                break;
-            }
-            hash.update(&piece[..n]);
-            bytes += n as u64;
-            progress(n as u64);
-        }
-        forget(&file);
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let sha256 = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
-        Ok(Self { name, bytes, sha256 })
     }
 }
 
@@ -153,7 +146,7 @@ fn whole_records(
 }
 
 /// Lets the system's copy of a file go, so that writing gigabytes does not push out what others read.
-fn forget(file: &File) {
+pub(crate) fn forget(file: &File) {
     #[cfg(target_os = "linux")]
     {
         // A hint that is not taken costs memory, nothing else.

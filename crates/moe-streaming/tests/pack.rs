@@ -21,7 +21,7 @@ fn byte(layer: usize, expert: usize) -> u8 {
 
 /// Writes the layers up to an expert of the last one; `None` is the disk that fails there.
 fn write(dir: &Path, layers: usize, until: Option<usize>) -> Result<(usize, usize), ExpertError> {
-    let mut writer = PackWriter::new(dir)?;
+    let mut writer = PackWriter::new(dir, Vec::new())?;
     let mut asked = 0;
     for layer in 0..layers {
         let fill = |expert: usize, payload: &mut [u8]| {
@@ -35,7 +35,7 @@ fn write(dir: &Path, layers: usize, until: Option<usize>) -> Result<(usize, usiz
         };
         writer.layer(entry(layer), fill, |_| {})?;
     }
-    let written = writer.finish(Vec::new())?;
+    let written = writer.finish()?;
     assert_eq!(written.records + written.resumed, layers * EXPERTS);
     Ok((asked, written.resumed))
 }
@@ -78,12 +78,18 @@ fn packs_that_were_interrupted_are_gone_on_with() {
 fn a_pack_of_other_weights_is_not_gone_on_with() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), 1, Some(3)).unwrap_err();
-    let mut writer = PackWriter::new(dir.path()).unwrap();
+    let mut writer = PackWriter::new(dir.path(), Vec::new()).unwrap();
     let other = |_: usize, payload: &mut [u8]| {
         payload.fill(99);
         Ok(())
     };
     let error = writer.layer(entry(0), other, |_| {}).unwrap_err();
+    assert!(matches!(error, ExpertError::OtherModel { .. }));
+    // Of other files, whatever their experts are.
+    let other = dir.path().join("other");
+    fs::write(&other, "x").unwrap();
+    let source = vec![SourceFile::of(&other, |_| {}).unwrap()];
+    let error = PackWriter::new(dir.path(), source).unwrap_err();
     assert!(matches!(error, ExpertError::OtherModel { .. }));
 }
 

@@ -116,6 +116,17 @@ fn a_read_that_fails_once_is_tried_again_and_one_that_fails_twice_is_an_error() 
     }
 }
 
+/// Whoever waits for a read is told, and the thread that read goes on.
+#[test]
+fn a_read_that_panics_is_an_error() {
+    let disk = disk(1, 8);
+    let store = store(&disk, 5, 0);
+    disk.trouble(key(0, 1), Trouble::Panics(2));
+    let error = fetch(&store, 0, &[0, 1]).unwrap_err();
+    assert!(matches!(error, ExpertError::Panicked { .. }), "{error:?}");
+    fetch(&store, 0, &[0, 1]).unwrap();
+}
+
 #[test]
 fn slow_experts_come_after_others_and_waiting_is_counted() {
     let disk = disk(1, 8);

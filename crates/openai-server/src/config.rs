@@ -17,6 +17,10 @@ pub struct ServerConfig {
     /// Names that requests may use; the first stands in responses to requests that name none, and
     /// in the metrics.
     pub served_model_names: Vec<String>,
+    /// The model's architecture, as `qwen3`; empty where nobody says it.
+    pub architecture: String,
+    /// Its parameters; 0 where nobody says it.
+    pub parameters: u64,
     /// A request to a protected route needs one of these. [`route_table`](crate::route_table) says
     /// which routes are protected. With no keys, everything is open.
     pub api_keys: ApiKeys,
@@ -63,6 +67,9 @@ pub struct ServerConfig {
     pub context: Option<Arc<dyn ContextSource>>,
     /// Services of others beside this API.
     pub mounts: Vec<Mount>,
+    /// Public pages, such as those of a web app: they need no API key, and links from anywhere may
+    /// open them. None of them may be a path of [`route_table`](crate::route_table).
+    pub pages: Router,
 }
 
 /// A service at a path, behind the same API keys, hosts and origins.
@@ -78,6 +85,8 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             served_model_names: vec!["taper".to_owned()],
+            architecture: String::new(),
+            parameters: 0,
             api_keys: ApiKeys::default(),
             allowed_origins: AllowedOrigins::default(),
             allowed_hosts: AllowedHosts::default(),
@@ -100,6 +109,7 @@ impl Default for ServerConfig {
             allow_adapter_updates: false,
             context: None,
             mounts: Vec::new(),
+            pages: Router::new(),
         }
     }
 }

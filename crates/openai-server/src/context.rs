@@ -17,16 +17,41 @@ const MOST_QUESTION: usize = 4 << 10;
 /// A part of the context that retrieved texts may take at most.
 const SHARE: u32 = 4;
 
-/// What begins and ends messages, reasoning and calls in templates, beside the special tokens of the
-/// tokenizer.
-const MARKERS: [&str; 14] = [
+/// What begins and ends messages, reasoning and calls in templates, beside the added tokens of the tokenizer. Some are
+/// the beginnings of several.
+const MARKERS: [&str; 40] = [
     "<tool_call>",
     "</tool_call>",
+    "<tool_calls>",
+    "</tool_calls>",
     "<tool_response>",
     "</tool_response>",
     "<function=",
     "</function>",
     "<function_call>",
+    "<function_calls>",
+    "</function_calls>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<parameter=",
+    "</parameter>",
+    "<invoke",
+    "</invoke>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<escape>",
+    "<seed:",
+    "</seed:",
+    "<minimax:",
+    "</minimax:",
+    "<steptml:",
+    "</steptml:",
+    "<longcat_",
+    "</longcat_",
+    "<\u{ff5c}",
+    "</\u{ff5c}",
     "[TOOL_CALLS]",
     "[TOOL_RESULTS]",
     "[INST]",
@@ -34,6 +59,7 @@ const MARKERS: [&str; 14] = [
     "<think>",
     "</think>",
     "<<SYS>>",
+    "<</SYS>>",
 ];
 
 /// Where texts for a question come from.

@@ -13,7 +13,7 @@ use std::{
     future::poll_fn,
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use taper_base::{
     Backlog, Event, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenLogprobs,
@@ -41,6 +41,16 @@ pub(crate) struct Piece {
     pub(crate) finish: Option<FinishReason>,
     /// The stop string that ended it.
     pub(crate) stop: Option<String>,
+}
+
+/// Where the time of a choice went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    pub(crate) total: Duration,
+    /// To the first token.
+    pub(crate) prefill: Duration,
+    /// From the first token to the last.
+    pub(crate) decode: Duration,
 }
 
 /// All choices of one request. Dropping it cancels them: the engine sees its sinks closed.
@@ -161,6 +171,18 @@ impl Generation {
     /// A count of drafted tokens, of all choices; `None` without a prediction.
     fn predicted(&self, of: fn([u64; 2]) -> u64) -> Option<u64> {
         self.choices.iter().map(|choice| choice.predicted.map(of)).sum()
+    }
+
+    /// How long the first choice has taken.
+    pub(crate) fn times(&self) -> Times {
+        let Some(choice) = self.choices.first() else { return Times::default() };
+        let (first, last) = (choice.first_token, choice.last_token);
+        let between = |from, to: Option<Instant>| to.map(|to| to.duration_since(from));
+        Times {
+            total: choice.arrived.elapsed(),
+            prefill: between(choice.arrived, first).unwrap_or_default(),
+            decode: first.and_then(|first| between(first, last)).unwrap_or_default(),
+        }
     }
 
     /// Counts so far. A prompt counts once, however many choices it has.

@@ -212,6 +212,10 @@ impl Metrics {
         )?;
         let n = stats.preemptions as f64;
         one("vllm:num_preemptions_total", c, "Sequences thrown back into the queue.", n)?;
+        let n = stats.kv_evictions as f64;
+        one("taper:kv_evictions_total", c, "Evictions of tokens from a sequence's KV cache.", n)?;
+        let n = stats.kv_evicted_tokens as f64;
+        one("taper:kv_evicted_tokens_total", c, "Tokens evicted from the KV cache.", n)?;
         let n = stats.prompt_tokens as f64;
         one("vllm:prompt_tokens_total", c, "Prompt tokens computed.", n)?;
         let n = stats.generation_tokens as f64;

@@ -1,17 +1,18 @@
-//! Server-sent events: a generation written out as it goes.
+//! A generation written out as it goes: as server-sent events, or as lines of JSON.
 
 use crate::{
     errors::ApiError,
     generation::{Generation, Step},
 };
 use axum::{
-    http::{HeaderName, HeaderValue},
+    body::Body,
+    http::{HeaderName, HeaderValue, header},
     response::{
         IntoResponse, Response, Sse,
         sse::{Event, KeepAlive},
     },
 };
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
@@ -108,20 +109,40 @@ pub(crate) fn respond<W: Writer>(
     keep_alive: Duration,
 ) -> Response {
     let keep_alive = KeepAlive::new().interval(keep_alive).event(writer.keep_alive());
+    let events = chunks(generation, writer).map(|chunk| Ok::<_, Infallible>(chunk.into()));
+    unbuffered(Sse::new(events).keep_alive(keep_alive).into_response())
+}
+
+/// The response of an API whose streams are lines of JSON.
+pub(crate) fn respond_lines<W: Writer>(generation: Generation, writer: W) -> Response {
+    let lines = chunks(generation, writer).map(|Chunk { mut data, .. }| {
+        data.push('\n');
+        Ok::<_, Infallible>(data)
+    });
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    unbuffered((kind, Body::from_stream(lines)).into_response())
+}
+
+fn chunks<W: Writer>(
+    generation: Generation,
+    writer: W,
+) -> impl futures_util::Stream<Item = Chunk> + Send {
     let chunks = Chunks::default();
     let state = Stream { generation, writer, chunks, begun: false, done: false };
-    let events = stream::unfold(state, |mut state| async move {
+    stream::unfold(state, |mut state| async move {
         loop {
             if let Some(chunk) = state.chunks.0.pop_front() {
-                return Some((Ok::<_, Infallible>(chunk.into()), state));
+                return Some((chunk, state));
             }
             if state.done {
                 return None;
             }
             state.advance().await;
         }
-    });
-    let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
+    })
+}
+
+fn unbuffered(mut response: Response) -> Response {
     // nginx would collect the stream before it passes it on.
     let name = HeaderName::from_static("x-accel-buffering");
     response.headers_mut().insert(name, HeaderValue::from_static("no"));

@@ -221,13 +221,15 @@ impl Shared {
         })
     }
 
-    /// Special tokens as text, and `others`.
+    /// Added tokens as text, special or not, and `others`. Those without a sign, such as runs of blanks, mark nothing.
     pub(crate) fn markers(&self, others: &[&str]) -> &[String] {
         self.markers.get_or_init(|| {
-            let ids = 0..u32::try_from(self.tokenizer.vocab_size()).unwrap_or(u32::MAX);
-            let special = ids.filter(|id| self.tokenizer.is_special(*id));
-            let mut all: Vec<String> = special.map(|id| self.tokenizer.token_text(id)).collect();
+            let marks = |token: &&str| token.chars().any(|c| !c.is_alphanumeric() && !c.is_whitespace());
+            let mut all: Vec<String> =
+                self.tokenizer.added_tokens().filter(marks).map(str::to_owned).collect();
             all.extend(others.iter().map(|text| (*text).to_owned()));
+            // The longest first: a shorter one may be a part of it.
+            all.sort_by_key(|text| std::cmp::Reverse(text.len()));
             all
         })
     }

@@ -5,12 +5,14 @@
 //!
 #![doc = include_str!("../README.md")]
 
+mod eviction;
 mod plan;
 mod pool;
 mod prompts;
 mod scheduler;
 mod sequence;
 
+pub use eviction::{DueEviction, EvictionSchedule};
 pub use plan::{Admission, AdmitError, Admitted, SeqOutcome, SeqWork, StepPlan};
 pub use pool::{BlockPool, CountingPool, NoRoom};
 pub use scheduler::{Scheduler, SchedulerConfig};

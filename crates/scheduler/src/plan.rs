@@ -37,7 +37,7 @@ pub enum AdmitError {
         "the sequence needs {need_tokens} tokens of KV cache and the cache holds {capacity_tokens}"
     )]
     NeverFits {
-        /// Prompt and output.
+        /// Prompt and output; of a sequence that rows are evicted from, the rows that it has at most.
         need_tokens: u64,
         /// Tokens in all blocks of the pool.
         capacity_tokens: u64,
@@ -61,8 +61,8 @@ pub enum AdmitError {
 pub struct SeqWork {
     /// The sequence that is computed.
     pub id: SeqId,
-    /// Index in the sequence, prompt first, of the first token to compute. The KV cache holds the
-    /// tokens before it.
+    /// Index in the sequence, prompt first, of the first token to compute. The KV cache holds the rows of
+    /// the tokens before it, but for those that were evicted.
     pub start: u32,
     /// Tokens to compute, at least one.
     pub len: u32,

@@ -20,11 +20,12 @@ pub trait BlockPool {
     fn free(&self) -> u32;
     /// Tokens a block holds; fixed, at least 1.
     fn block_tokens(&self) -> u32;
-    /// Ensures that the sequence has room for `tokens` tokens in all; it never shrinks.
+    /// Ensures that the sequence has room for `rows` rows in all, those of its tokens that were not evicted; it
+    /// never shrinks.
     ///
     /// # Errors
     /// There are too few free blocks.
-    fn grow(&mut self, id: SeqId, tokens: u32) -> Result<(), NoRoom>;
+    fn grow(&mut self, id: SeqId, rows: u32) -> Result<(), NoRoom>;
     /// Gives back whatever the sequence holds, which may be nothing.
     fn release(&mut self, id: SeqId);
     /// Tokens of which prefixes are reused a multiple; 0 when there is no reuse.
@@ -79,8 +80,8 @@ impl BlockPool for CountingPool {
         self.block_tokens
     }
 
-    fn grow(&mut self, id: SeqId, tokens: u32) -> Result<(), NoRoom> {
-        let (need, has) = (tokens.div_ceil(self.block_tokens), self.held(id));
+    fn grow(&mut self, id: SeqId, rows: u32) -> Result<(), NoRoom> {
+        let (need, has) = (rows.div_ceil(self.block_tokens), self.held(id));
         if need.saturating_sub(has) > self.free() {
             return Err(NoRoom);
         }

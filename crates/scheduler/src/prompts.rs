@@ -109,7 +109,8 @@ impl Scheduler {
         if at == first {
             return if self.start(at, 0, pool, budget, plan) { starts } else { Starts::Closed };
         }
-        let first = self.waiting[first].len().div_ceil(pool.block_tokens());
+        let first = &self.waiting[first];
+        let first = first.rows(first.len()).div_ceil(pool.block_tokens());
         let slots = self.running.len() + 2 <= self.config.max_num_seqs as usize;
         if starts == Starts::Any && slots && self.start(at, first, pool, budget, plan) {
             Starts::Any
@@ -183,15 +184,15 @@ fn reserve(seq: &mut Seq, spare: u32, pool: &mut dyn BlockPool, budget: &Budget)
     let cached = if seq.all_logits && seq.logits_done < seq.prompt_len {
         0 // Tokens from the cache have no logits.
     } else {
-        // The last token is computed in any case: its logits choose the next one.
-        let reusable = &seq.tokens[..seq.tokens.len() - 1];
-        pool.adopt_prefix(seq.id, reusable).min(seq.len() - 1)
+        let reusable = seq.reusable();
+        pool.adopt_prefix(seq.id, &seq.tokens[..reusable as usize]).min(reusable)
     };
     seq.computed = cached;
     let block = pool.block_tokens();
-    let need = seq.len().div_ceil(block).saturating_sub(cached / block);
+    let rows = seq.rows(seq.len());
+    let need = rows.div_ceil(block).saturating_sub(cached / block);
     let fits = need.saturating_add(spare) <= pool.free() && seq.chunk(budget).is_some();
-    if fits && pool.grow(seq.id, seq.len()).is_ok() {
+    if fits && pool.grow(seq.id, rows).is_ok() {
         return Some(cached);
     }
     pool.release(seq.id);

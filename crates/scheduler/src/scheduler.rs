@@ -1,7 +1,7 @@
 //! The state machine: a queue, the running sequences, and the plan at hand.
 
 use crate::{
-    Admission, AdmitError, BlockPool, SeqOutcome, StepPlan,
+    Admission, AdmitError, BlockPool, DueEviction, EvictionSchedule, SeqOutcome, StepPlan,
     sequence::{Budget, Place, Seq},
 };
 use std::collections::VecDeque;
@@ -21,6 +21,8 @@ pub struct SchedulerConfig {
     pub max_logit_rows: u32,
     /// Length of the queue from which on admission is refused. Preempted sequences wait there too.
     pub max_waiting: u32,
+    /// When rows leave the KV cache; `None` keeps all.
+    pub eviction: Option<EvictionSchedule>,
 }
 
 impl Default for SchedulerConfig {
@@ -30,6 +32,7 @@ impl Default for SchedulerConfig {
             max_num_seqs: 256,
             max_logit_rows: 512,
             max_waiting: 1024,
+            eviction: None,
         }
     }
 }
@@ -65,6 +68,7 @@ impl Scheduler {
             max_num_seqs: config.max_num_seqs.max(1).min(tokens).min(rows),
             max_logit_rows: rows,
             max_waiting: config.max_waiting.max(1),
+            ..config
         };
         let (waiting, running) = (VecDeque::new(), Vec::new());
         Self { config, waiting, running, arrivals: 0, prompt_tokens: u32::MAX }
@@ -115,11 +119,15 @@ impl Scheduler {
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt { id });
         }
-        let need_tokens = prompt.len() as u64 + u64::from(max_new);
+        let all = prompt.len() as u64 + u64::from(max_new);
+        let first = |e: EvictionSchedule| {
+            u64::from(e.first(u32::try_from(prompt.len()).unwrap_or(u32::MAX)))
+        };
+        let need_tokens = self.config.eviction.map_or(all, |e| all.min(first(e)));
         let capacity_tokens = u64::from(pool.total()) * u64::from(pool.block_tokens());
         let Some(prompt_len) = u32::try_from(prompt.len())
             .ok()
-            .filter(|_| need_tokens <= capacity_tokens && need_tokens <= u64::from(u32::MAX))
+            .filter(|_| need_tokens <= capacity_tokens && all <= u64::from(u32::MAX))
         else {
             return Err(AdmitError::NeverFits { need_tokens, capacity_tokens });
         };
@@ -130,7 +138,7 @@ impl Scheduler {
             return Err(AdmitError::QueueFull { limit: self.config.max_waiting });
         }
         let place = self.next_place(client, priority);
-        self.enqueue(Seq::new(admission, prompt_len, place));
+        self.enqueue(Seq::new(admission, prompt_len, place, self.config.eviction));
         Ok(())
     }
 
@@ -173,7 +181,7 @@ impl Scheduler {
         while i < self.running.len() {
             let seq = &mut self.running[i];
             if seq.decodes() {
-                if pool.grow(seq.id, seq.len()).is_err() {
+                if pool.grow(seq.id, seq.rows(seq.len())).is_err() {
                     self.preempt_last(pool, plan);
                     continue;
                 }
@@ -194,7 +202,7 @@ impl Scheduler {
         let decodes = self.running.iter_mut().filter(|seq| seq.planned.is_some());
         for (seq, work) in decodes.zip(&mut plan.works) {
             let with = seq.with_drafts(*work, &half);
-            if with.drafts == 0 || pool.grow(seq.id, seq.len() + with.drafts).is_err() {
+            if with.drafts == 0 || pool.grow(seq.id, seq.rows(seq.len() + with.drafts)).is_err() {
                 continue;
             }
             for budget in [&mut half, &mut *budget] {
@@ -208,13 +216,48 @@ impl Scheduler {
     }
 
     fn preempt_last(&mut self, pool: &mut dyn BlockPool, plan: &mut StepPlan) {
-        if let Some(mut seq) = self.running.pop() {
-            pool.release(seq.id);
-            (seq.computed, seq.drafted) = (0, 0);
-            seq.preempted_before = true;
+        if let Some(seq) = self.running.pop() {
             plan.preempted.push(seq.id);
-            self.enqueue(seq);
+            self.requeue(seq, pool);
         }
+    }
+
+    /// Puts a sequence that ran back into the queue, without its blocks.
+    fn requeue(&mut self, mut seq: Seq, pool: &mut dyn BlockPool) {
+        pool.release(seq.id);
+        (seq.computed, seq.evicted, seq.drafted) = (0, 0, 0);
+        seq.preempted_before = true;
+        self.enqueue(seq);
+    }
+
+    /// Rows that leave the cache before the next plan. Whoever has evicted them says so with
+    /// [`Self::evicted`], or preempts the sequence.
+    pub fn due(&self) -> impl Iterator<Item = DueEviction> {
+        let due = self.running.iter().filter(|seq| seq.due() > 0);
+        due.map(|seq| DueEviction {
+            id: seq.id,
+            tokens: seq.computed,
+            rows: seq.computed - seq.evicted,
+            evict: seq.due(),
+            prompt: seq.prompt_len,
+        })
+    }
+
+    /// Records that the rows that were due have left the cache. The sequence keeps blocks for as many rows as it
+    /// will have at its next eviction.
+    pub fn evicted(&mut self, id: SeqId) {
+        if let Some(seq) = self.running.iter_mut().find(|s| s.id == id) {
+            seq.evicted += seq.due();
+        }
+    }
+
+    /// Takes a running sequence's blocks away, between two plans. It is computed again later, with the same
+    /// evictions. Returns whether there was one.
+    pub fn preempt(&mut self, id: SeqId, pool: &mut dyn BlockPool) -> bool {
+        let Some(at) = self.running.iter().position(|s| s.id == id) else { return false };
+        let seq = self.running.remove(at);
+        self.requeue(seq, pool);
+        true
     }
 
     /// Sequences that will decode in the next step, unless they are preempted.

@@ -1,6 +1,6 @@
 //! A sequence in the queue or running, and what a step has left for it.
 
-use crate::{Admission, SeqWork};
+use crate::{Admission, EvictionSchedule, SeqWork};
 use taper_base::{SeqId, TokenId};
 
 /// Where a sequence stands in the order of service: the lower, the earlier.
@@ -44,6 +44,10 @@ pub(crate) struct Seq {
     pub(crate) drafted: u32,
     /// Tokens of the last plan's drafts that were accepted.
     pub(crate) accepted: u32,
+    /// When rows leave the cache.
+    pub(crate) eviction: Option<EvictionSchedule>,
+    /// Rows that have left the cache.
+    pub(crate) evicted: u32,
     pub(crate) preempted_before: bool,
     /// Found once, as comparing long prompts in every step takes time.
     pub(crate) awaited: Option<Awaited>,
@@ -51,7 +55,12 @@ pub(crate) struct Seq {
 }
 
 impl Seq {
-    pub(crate) fn new(admission: Admission, prompt_len: u32, place: Place) -> Self {
+    pub(crate) fn new(
+        admission: Admission,
+        prompt_len: u32,
+        place: Place,
+        eviction: Option<EvictionSchedule>,
+    ) -> Self {
         let Admission { id, prompt, max_new, all_logits, client, cut_tokens, .. } = admission;
         Self {
             id,
@@ -67,6 +76,8 @@ impl Seq {
             newest: 0,
             drafted: 0,
             accepted: 0,
+            eviction,
+            evicted: 0,
             preempted_before: false,
             awaited: None,
             planned: None,
@@ -86,6 +97,30 @@ impl Seq {
         self.len() - self.computed
     }
 
+    /// Tokens up to which a work may go: there rows leave the cache.
+    pub(crate) fn limit(&self) -> u32 {
+        self.eviction.map_or(u32::MAX, |e| e.next(self.prompt_len, self.computed))
+    }
+
+    /// Rows of the first `tokens` tokens, as many of them as come before the next eviction.
+    pub(crate) fn rows(&self, tokens: u32) -> u32 {
+        tokens.min(self.limit()).saturating_sub(self.evicted)
+    }
+
+    /// Leading tokens that another sequence, or an earlier run of this one, may have left in the cache: no row of
+    /// them may have seen an eviction.
+    pub(crate) fn reusable(&self) -> u32 {
+        // The last token is computed in any case: its logits choose the next one.
+        let first = self.eviction.map_or(u32::MAX, |e| e.first(self.prompt_len));
+        self.len().min(first).saturating_sub(1)
+    }
+
+    /// Rows that are to leave the cache now.
+    pub(crate) fn due(&self) -> u32 {
+        let evicted = self.eviction.map_or(0, |e| e.evicted(self.prompt_len, self.computed));
+        evicted.saturating_sub(self.evicted)
+    }
+
     pub(crate) fn decodes(&self) -> bool {
         self.generated() > 0 && self.remaining() <= self.newest.max(1)
     }
@@ -94,6 +129,7 @@ impl Seq {
     /// before the token that is sampled behind them, and than the budgets leave.
     pub(crate) fn with_drafts(&self, work: SeqWork, budget: &Budget) -> SeqWork {
         let room = self.max_new.saturating_sub(self.generated() + 1);
+        let room = room.min(self.limit().saturating_sub(work.end()));
         let drafts = self.drafted.min(room).min(budget.tokens).min(budget.rows);
         let drafts = if work.samples { drafts } else { 0 };
         let (len, logit_rows) = (work.len + drafts, work.logit_rows + drafts);
@@ -112,8 +148,7 @@ impl Seq {
     /// Only who came earlier is waited for, as later ones come without end, and nobody of a higher
     /// number of priority, as others may keep it from advancing.
     pub(crate) fn awaits(&self, other: &Self, unit: u32) -> Option<Awaited> {
-        // The last token of a sequence is never taken from the cache.
-        let whole = |n: u32| n.min(self.len() - 1) / unit * unit;
+        let whole = |n: u32| n.min(self.reusable()).min(other.reusable() + 1) / unit * unit;
         let (own, its) = (self.place, other.place);
         let later = its.arrival >= own.arrival || its.priority > own.priority;
         if later || whole(other.len()) <= other.computed {
@@ -136,6 +171,7 @@ impl Seq {
     /// The largest chunk within the budgets, or `None` where they leave no token.
     pub(crate) fn chunk(&self, budget: &Budget) -> Option<SeqWork> {
         let mut len = self.remaining().min(budget.tokens).min(self.until_cut());
+        len = len.min(self.limit() - self.computed);
         if self.all_logits {
             // Rows are wanted from `logits_done` on; tokens before it cost none.
             let free = self.logits_done.saturating_sub(self.computed);

@@ -45,6 +45,7 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
             max_num_seqs: seqs,
             max_logit_rows: rows,
             max_waiting: waiting,
+            eviction: None,
         }
     })
 }
@@ -291,6 +292,7 @@ proptest! {
             max_num_seqs: 8,
             max_logit_rows: 64,
             max_waiting: 1000,
+            eviction: None,
         };
         let mut world = World::new(config, CountingPool::new(blocks, 4));
         for &(prompt, max_new) in &first {
@@ -339,6 +341,7 @@ fn a_stream_of_newcomers_starves_nobody() {
         max_num_seqs: 8,
         max_logit_rows: 8,
         max_waiting: 4,
+        eviction: None,
     };
     let mut world = World::new(config, CountingPool::new(20, 4));
     for _ in 0..4 {

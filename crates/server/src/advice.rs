@@ -4,7 +4,7 @@ use crate::{cli::EngineArgs, model::NoGpu};
 use std::{error::Error as StdError, io::ErrorKind, path::Path};
 use taper::Error;
 use taper_chat::ChatError;
-use taper_engine::EngineError;
+use taper_engine::{EngineError, EvictionError};
 use taper_hub::HubError;
 use taper_kv_cache::KvCacheError;
 use taper_models::{ExpertError, ModelError};
@@ -76,9 +76,25 @@ fn of_engine(error: &EngineError, engine: Option<&EngineArgs>) -> Option<String>
         EngineError::BeyondModel { .. } => "lower --max-model-len",
         EngineError::Exact { .. } => "change --kv-sink-tokens and --kv-recent-tokens",
         EngineError::NoRecall { .. } => "leave --kv-recall-pages out",
+        EngineError::Eviction(error) => return of_eviction(error),
         EngineError::NoDisk { .. } => "leave --kv-offloading-dir out",
         EngineError::Scheme { .. } => "choose another --kv-cache-dtype",
         EngineError::SameBits { .. } => "leave one of them out of --additional-config",
+        _ => return None,
+    };
+    Some(advice.to_owned())
+}
+
+fn of_eviction(error: &EvictionError) -> Option<String> {
+    let advice = match error {
+        EvictionError::Every { .. } => "change --kv-evict-every",
+        EvictionError::Budget { .. } => {
+            "raise --kv-budget, or lower --kv-evict-prefix or --kv-evict-window"
+        }
+        EvictionError::Exact { .. } => {
+            "raise --kv-evict-prefix and --kv-evict-window, or lower --kv-sink-tokens and --kv-recent-tokens"
+        }
+        EvictionError::Unsupported { .. } => "leave --kv-evict out",
         _ => return None,
     };
     Some(advice.to_owned())

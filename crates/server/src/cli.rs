@@ -2,6 +2,7 @@
 
 use crate::{
     convert_args::ConvertArgs,
+    eviction_args::{CalibrateArgs, EvictionArgs},
     expert_args::ExpertArgs,
     kv_args::KvArgs,
     kv_report::KvReportArgs,
@@ -84,6 +85,10 @@ pub(crate) enum Command {
     /// cache. Use it to choose --kv-cache-dtype. It cannot show losses that appear only in contexts
     /// longer than its text.
     KvReport(KvReportArgs),
+    /// Write statistics of a model's queries to a file, for --kv-evict triattention.
+    ///
+    /// Runs the model over a text. With such a file a server starts without doing so.
+    Calibrate(CalibrateArgs),
     /// Download a model from the Hugging Face hub; resumes interrupted downloads.
     #[command(visible_alias = "pull")]
     Download(DownloadArgs),
@@ -148,6 +153,8 @@ pub(crate) struct EngineArgs {
     pub(crate) experts: ExpertArgs,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
+    #[command(flatten)]
+    pub(crate) eviction: EvictionArgs,
     /// First tokens of each sequence that a compressed KV cache keeps in f16.
     #[arg(long, default_value_t = Exact::DEFAULT.sink_tokens, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
     pub(crate) kv_sink_tokens: usize,
@@ -266,6 +273,9 @@ pub(crate) struct ServeArgs {
     /// Accept request fields that the OpenAI API does not define.
     #[arg(long)]
     pub(crate) allow_unknown_fields: bool,
+    /// Serve the API without the web app at /.
+    #[arg(long)]
+    pub(crate) no_ui: bool,
     /// Maximum size of a request body in MiB, after decompression.
     #[arg(long, default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) max_body_mib: u16,

@@ -27,7 +27,7 @@ use taper_weights::{
 };
 
 /// The calibration text, where no other is given: plain prose, instructions, code and other languages.
-const CALIBRATION: &str = include_str!("convert/calibration.txt");
+pub(crate) const CALIBRATION: &str = include_str!("convert/calibration.txt");
 /// Tokens of a sequence of it.
 const SEQUENCE: usize = 512;
 

@@ -11,6 +11,7 @@ mod convert;
 mod convert_args;
 mod doctor;
 mod download;
+mod eviction_args;
 mod expert_args;
 mod hints;
 mod inspect;
@@ -79,6 +80,7 @@ fn run_command(cli: &Cli) -> anyhow::Result<()> {
         Some(Command::Chat(args)) => chat::chat(args),
         Some(Command::Inspect(args)) => inspect::inspect(args),
         Some(Command::KvReport(args)) => kv_report::run(args),
+        Some(Command::Calibrate(args)) => eviction_args::calibrate(args),
         Some(Command::Download(args)) => download::run(args),
         Some(Command::List) => download::list(),
         Some(Command::Ps(args)) => ps::run(args),

@@ -129,6 +129,7 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
         builder = builder.max_model_len(tokens);
     }
     builder = args.speculation.apply(builder)?;
+    builder = args.eviction.apply(builder)?;
     if let Some(threads) = args.threads {
         builder = builder.threads(threads.into());
     }

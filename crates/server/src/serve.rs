@@ -12,6 +12,7 @@ use crate::{
     sizes::human,
 };
 use anyhow::{Context, Result, bail, ensure};
+use axum::Router;
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
 use taper::{Embedder, ModelSource, Reranker, Scheduling, Taper};
 use taper_base::Engine;
@@ -168,6 +169,7 @@ fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
         allow_unknown_fields: args.allow_unknown_fields,
         max_stored_responses: args.max_stored_responses as usize,
         max_stored_bytes: usize::from(args.max_stored_mib) << 20,
+        pages: if args.no_ui { Router::new() } else { taper_web::router() },
         ..ServerConfig::default()
     }
 }
@@ -182,6 +184,8 @@ fn config(args: &ServeArgs, access: Access, model: &Taper) -> ServerConfig {
             .reasoning_parser
             .unwrap_or_else(|| ReasoningFormat::detect(source, model.family)),
         default_sampling: model.sampling.clone(),
+        architecture: model.family.to_string(),
+        parameters: model.parameters,
         max_adapters: args.lora.most(),
         allow_adapter_updates: args.lora.allow_runtime_lora_updating,
         ..base_config(args, access, &model.name)

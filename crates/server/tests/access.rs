@@ -133,3 +133,17 @@ fn each_request_is_a_line_of_the_log() {
     );
     assert!(line.contains("2 output tokens") && !line.contains("dawn"), "{line}");
 }
+
+#[test]
+fn the_web_app_is_open_and_can_be_left_out() {
+    let server = Server::start(&["--api-key", "k1"]);
+    let page = server.get("/");
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    assert!(page.header("content-security-policy").unwrap().starts_with("default-src 'self';"));
+    let script = page.body.split("./assets/").nth(1).unwrap().split('"').next().unwrap();
+    assert_eq!(server.get(&format!("/assets/{script}")).status, 200);
+    for path in ["/v1/models", "/assets/what.js", "/assets/"] {
+        assert_eq!(server.get(path).status, 401, "{path}");
+    }
+    assert_eq!(Server::start(&["--no-ui"]).get("/").status, 404);
+}

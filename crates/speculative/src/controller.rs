@@ -62,10 +62,16 @@ impl Controller {
         let each = self.costs.proposal(sequences);
         match self.tracks.get(&id) {
             _ if !Costs::measures(sequences) => 0,
+            _ if self.is_closed(sequences) => 0,
             Some(track) if track.sleeps() => 0,
             Some(track) if each > CHEAP => self.worth(track, sequences, each),
             _ => MAX_DRAFT_TOKENS,
         }
+    }
+
+    /// Whether drafts for so many sequences have lost time, and are left out for a while.
+    fn is_closed(&self, sequences: usize) -> bool {
+        self.books.get(&sequences).is_some_and(Book::is_closed)
     }
 
     /// The number of tokens that promises the most a second, if all sequences get as many.
@@ -95,7 +101,7 @@ impl Controller {
         expected: &dyn Fn(usize) -> f32,
     ) -> Vec<usize> {
         let mut depths = vec![0; proposals.len()];
-        if self.books.get(&sequences).is_some_and(Book::is_closed) {
+        if self.is_closed(sequences) {
             return depths;
         }
         let mut candidates = Vec::new();
@@ -124,15 +130,21 @@ impl Controller {
         depths
     }
 
-    /// Learns from a step without prompts of the sequences `seqs`, and how long it took with all that
-    /// belongs to it but proposing.
-    pub fn learn(&mut self, seqs: &[Verified], took: Duration, expected: &dyn Fn(usize) -> f32) {
+    /// Learns from a step without prompts of the sequences `seqs`, and how long it took: first with all that
+    /// belongs to it but proposing, then proposing.
+    pub fn learn(
+        &mut self,
+        seqs: &[Verified],
+        (took, proposing): (Duration, Duration),
+        expected: &dyn Fn(usize) -> f32,
+    ) {
         let drafted: usize = seqs.iter().map(|seq| seq.drafted).sum();
         self.costs.learn(seqs.len(), drafted, took);
         let accepted: usize = seqs.iter().map(|seq| seq.accepted).sum();
         let plain = self.costs.plain(seqs.len());
         let book = self.books.entry(seqs.len()).or_default();
-        book.enter(seqs.len(), (drafted, accepted), took.as_secs_f64(), plain);
+        let all = (took + proposing).as_secs_f64();
+        book.enter(seqs.len(), (drafted, accepted), all, plain);
         let ratio = self.costs.ratio(seqs.len(), drafted).unwrap_or(1.0);
         let each = self.costs.proposal(seqs.len());
         // What the longer step and the proposals cost in tokens, shared out by drafted tokens.
@@ -177,14 +189,14 @@ mod tests {
         let (mut controller, id) = (Controller::default(), SeqId(7));
         let plain = Verified { id, class: None, drafted: 0, accepted: 0 };
         for _ in 0..3 {
-            controller.learn(&[plain], Duration::from_millis(10), &expected);
+            controller.learn(&[plain], (Duration::from_millis(10), Duration::ZERO), &expected);
         }
         controller.choose(1, 64, &[Proposal { id, len: 4, class: 0 }], &expected);
         assert_eq!(controller.tracks.len(), 1);
         // A step reports its sequences after those that it ended were forgotten.
         controller.forget(id);
         let last = Verified { class: Some(0), drafted: 2, accepted: 1, ..plain };
-        controller.learn(&[plain, last], Duration::from_millis(12), &expected);
+        controller.learn(&[plain, last], (Duration::from_millis(12), Duration::ZERO), &expected);
         assert!(controller.tracks.is_empty());
     }
 }

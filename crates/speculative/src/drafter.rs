@@ -46,13 +46,22 @@ pub trait Drafter: Send + fmt::Debug {
     /// Its name, as `--speculative-config` has it.
     fn method(&self) -> &'static str;
 
+    /// Does a part of the work that is done once for a sequence, such as computing its prompt, so that steps stay
+    /// short. What it takes is no cost of proposing.
+    ///
+    /// # Errors
+    /// As [`Self::propose`].
+    fn prepare(&mut self, _seqs: &[DraftInput<'_>]) -> Result<(), DraftError> {
+        Ok(())
+    }
+
     /// One draft a sequence, in order, of at most so many tokens as are of use.
     ///
     /// # Errors
     /// [`DraftError`]: the step runs without drafts, and so do all later ones.
     fn propose(&mut self, seqs: &[DraftInput<'_>]) -> Result<Vec<Draft>, DraftError>;
 
-    /// A sequence has ended, or lost its place in the cache.
+    /// A sequence has ended.
     fn forget(&mut self, id: SeqId);
 
     /// The probability that a token of a draft of this class is accepted if those before it were, as

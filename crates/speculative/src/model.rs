@@ -2,15 +2,17 @@
 
 use crate::{Draft, DraftError, DraftInput, Drafter};
 use std::{collections::HashMap, sync::Arc};
-use taper_base::{Phase, SeqId, TokenId};
+use taper_base::{MAX_DRAFT_TOKENS, Phase, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, KvScheme, SeqRange};
 use taper_models::{Batch, Model, ModelError, ModelInfo};
 use taper_tensor::ops;
 
 /// Tokens of a block of the drafts' own cache.
 const BLOCK: usize = 32;
-/// Tokens of a prompt that are computed at a time.
+/// Tokens of prompts that are computed in a step, beside the other model's step: all sequences wait for them.
 const CHUNK: usize = 512;
+/// More tokens than these are computed before a sequence is drafted for; as many are new after a step.
+const NEW: usize = 2 * MAX_DRAFT_TOKENS;
 /// A draft ends behind a token that its model thinks less likely than this.
 const UNSURE: f32 = 0.3;
 /// Probabilities of a draft's first token from which on the classes begin.
@@ -102,28 +104,31 @@ impl ModelDrafter {
         .map_err(failed)
     }
 
-    /// Computes what a sequence has got since it was drafted for last, but for its newest token; `false`
-    /// where there is no room for it.
-    fn catch_up(&mut self, seq: &DraftInput<'_>) -> Result<bool, DraftError> {
-        let most = self.model.info().max_positions;
+    /// Makes room for a sequence, and says how many of its tokens but for the newest are to be computed yet; `None`
+    /// where there is no room.
+    fn missing(&mut self, seq: &DraftInput<'_>) -> Result<Option<usize>, DraftError> {
         let wanted = seq.tokens.len() + seq.most;
-        let room = self.cache.grow(seq.id, wanted);
-        if wanted > most || seq.tokens.is_empty() || full(room)? {
-            return Ok(false);
+        let Some((_, known)) = seq.tokens.split_last() else { return Ok(None) };
+        if wanted > self.model.info().max_positions || full(self.cache.grow(seq.id, wanted))? {
+            return Ok(None);
         }
-        let Some((_, known)) = seq.tokens.split_last() else { return Ok(false) };
         let computed = self.computed.entry(seq.id).or_default();
         // Drafts that were rejected are overwritten.
         let common = computed.iter().zip(known).take_while(|(a, b)| a == b).count();
         computed.truncate(common);
-        computed.extend_from_slice(&known[common..]);
-        let mut start = common;
-        for chunk in known[common..].chunks(CHUNK) {
-            let phase = if start < seq.prompt_len { Phase::Prefill } else { Phase::Decode };
-            self.run(&[(seq.id, start, chunk)], phase, |_, _| {})?;
-            start += chunk.len();
-        }
-        Ok(true)
+        Ok(Some(known.len() - common))
+    }
+
+    /// Computes the next `count` tokens of a sequence.
+    fn catch_up(&mut self, seq: &DraftInput<'_>, count: usize) -> Result<(), DraftError> {
+        let computed = self.computed.entry(seq.id).or_default();
+        let start = computed.len();
+        let Some(next) = seq.tokens.get(start..start + count).filter(|next| !next.is_empty()) else {
+            return Ok(());
+        };
+        computed.extend_from_slice(next);
+        let phase = if start < seq.prompt_len { Phase::Prefill } else { Phase::Decode };
+        self.run(&[(seq.id, start, next)], phase, |_, _| {})
     }
 }
 
@@ -152,13 +157,26 @@ impl Drafter for ModelDrafter {
         "draft_model"
     }
 
+    fn prepare(&mut self, seqs: &[DraftInput<'_>]) -> Result<(), DraftError> {
+        let mut left = CHUNK;
+        for seq in seqs.iter().filter(|seq| seq.most > 0) {
+            if let Some(missing) = self.missing(seq)?.filter(|missing| *missing > NEW) {
+                let count = missing.min(left);
+                self.catch_up(seq, count)?;
+                left -= count;
+            }
+        }
+        Ok(())
+    }
+
     fn propose(&mut self, seqs: &[DraftInput<'_>]) -> Result<Vec<Draft>, DraftError> {
         let mut drafts = vec![Draft::default(); seqs.len()];
         let mut open = Vec::new();
         for (i, seq) in seqs.iter().enumerate().filter(|(_, seq)| seq.most > 0) {
             if let Some(&newest) = seq.tokens.last()
-                && self.catch_up(seq)?
+                && let Some(missing) = self.missing(seq)?.filter(|missing| *missing <= NEW)
             {
+                self.catch_up(seq, missing)?;
                 open.push((i, newest));
             }
         }

@@ -23,7 +23,7 @@ fn speedup(tokens: usize, right: f64, more: f64, expected: f32) -> f64 {
         let took = 0.01 * (1.0 + more * depth as f64);
         let class = Some(2).filter(|_| proposal.len > 0);
         let seen = Verified { id: ID, class, drafted: depth, accepted };
-        controller.learn(&[seen], Duration::from_secs_f64(took), &expected);
+        controller.learn(&[seen], (Duration::from_secs_f64(took), Duration::ZERO), &expected);
         out += 1 + accepted;
         time += took;
     }
@@ -53,7 +53,7 @@ fn sequences_share_a_step_by_what_they_promise() {
     let expected = |class: usize| if class == 0 { 0.05 } else { 0.95 };
     let ids = [SeqId(1), SeqId(2)];
     let plain = ids.map(|id| Verified { id, class: None, drafted: 0, accepted: 0 });
-    (0..3).for_each(|_| controller.learn(&plain, Duration::from_millis(10), &expected));
+    (0..3).for_each(|_| controller.learn(&plain, (Duration::from_millis(10), Duration::ZERO), &expected));
     let proposals = [0, 1].map(|class| Proposal { id: ids[class], len: 8, class });
     let depths = controller.choose(2, 64, &proposals, &expected);
     assert!(depths[0] == 0 && depths[1] > 2, "{depths:?}");

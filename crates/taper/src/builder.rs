@@ -1,6 +1,6 @@
 //! Settings of a model.
 
-use crate::{Error, Experts, KvPlan, ModelSource, Result, Taper, load};
+use crate::{Error, Eviction, Experts, KvPlan, ModelSource, Result, Taper, load};
 use std::{fmt, path::PathBuf, sync::Arc};
 use taper_engine::{KvIdle, Scheduling, Speculation};
 use taper_kv_codecs::Exact;
@@ -80,6 +80,7 @@ pub struct Builder {
     pub(crate) max_adapter_rank: Option<usize>,
     pub(crate) speculation: Option<Speculation>,
     pub(crate) draft_model: Option<(ModelSource, u32)>,
+    pub(crate) eviction: Option<Eviction>,
     pub(crate) experts: Option<Experts>,
     pub(crate) moe_top_k: Option<usize>,
 }
@@ -112,6 +113,7 @@ impl Builder {
             max_adapter_rank: None,
             speculation: Some(Speculation::suffix()),
             draft_model: None,
+            eviction: None,
             experts: None,
             moe_top_k: None,
         }
@@ -140,6 +142,12 @@ impl Builder {
     #[must_use]
     pub fn kv_recall_pages(self, pages: u32) -> Self {
         Self { kv_recall_pages: pages, ..self }
+    }
+
+    /// Evicts tokens from the cache while a sequence runs; see [`Eviction`] [`None`].
+    #[must_use]
+    pub fn evict(self, eviction: Option<Eviction>) -> Self {
+        Self { eviction, ..self }
     }
 
     /// Tokens that a compressed cache keeps exactly [`Exact::DEFAULT`]; `None` keeps none.

@@ -12,7 +12,7 @@ use taper_models::{LoadOptions, Model, ModelInfo};
 pub(crate) struct DraftModel {
     model: Arc<dyn Model>,
     most: u32,
-    /// Tokens that its cache holds.
+    /// Tokens that each of its caches holds.
     tokens: usize,
 }
 
@@ -44,8 +44,14 @@ impl DraftModel {
         Ok(Self { model: model.into(), most, tokens: 0 })
     }
 
-    /// What is left of a budget once the draft model has its weights and as many tokens as the other one.
-    pub(crate) fn leave(&mut self, budget: KvBudget, target: &ModelInfo) -> Result<KvBudget> {
+    /// What is left of a budget once the draft model has its weights and as many tokens as the other one, in a cache
+    /// beside each of `caches`.
+    pub(crate) fn leave(
+        &mut self,
+        budget: KvBudget,
+        target: &ModelInfo,
+        caches: usize,
+    ) -> Result<KvBudget> {
         let block = KvConfig::BLOCK_TOKENS;
         let bytes = |info: &ModelInfo| info.cache(KvScheme::default(), block, 1).bytes_per_block();
         let (own, its) = (bytes(self.model.info()), bytes(target));
@@ -61,7 +67,8 @@ impl DraftModel {
                 if part == 0 {
                     return Err(Error::NoMemory { weights, allowed: all, share: 1.0 });
                 }
-                self.tokens = usize::try_from(part / own.max(1)).unwrap_or(usize::MAX) * block;
+                let each = part / caches.max(1) as u64;
+                self.tokens = usize::try_from(each / own.max(1)).unwrap_or(usize::MAX) * block;
                 KvBudget::Bytes(rest - part)
             }
         })

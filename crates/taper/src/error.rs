@@ -1,10 +1,10 @@
 //! Why a model cannot be used.
 
-use crate::kv_plan::KvPlanError;
+use crate::{StatisticsError, kv_plan::KvPlanError};
 use std::{io, path::PathBuf};
 use taper_base::{AdapterRefused, GenerationError, SubmitError};
 use taper_chat::ChatError;
-use taper_engine::{EngineError, speculative::DraftModelError};
+use taper_engine::{EngineError, QueryError, speculative::DraftModelError};
 use taper_hub::HubError;
 use taper_kv_cache::KvCacheError;
 use taper_models::ModelError;
@@ -120,6 +120,25 @@ pub enum Error {
     /// The operating system does not say how much memory there is.
     #[error("cannot tell the free memory")]
     UnknownMemory,
+    /// Statistics of a model's queries cannot be made.
+    #[error(transparent)]
+    Queries(#[from] QueryError),
+    /// A file of statistics of a model's queries cannot be used.
+    #[error("{}: {source}", path.display())]
+    Statistics {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: StatisticsError,
+    },
+    /// A file cannot be written.
+    #[error("writing {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// A file cannot be read.
     #[error("reading {}: {source}", path.display())]
     Read {

@@ -51,15 +51,18 @@ impl Experts {
     }
 
     /// What the model is loaded with where it may take so many bytes with its KV cache.
-    #[must_use]
-    pub fn streaming(&self, source: &ModelSource, allowed: u64) -> ExpertStreaming {
+    ///
+    /// # Errors
+    /// The model's directory cannot be read.
+    pub fn streaming(&self, source: &ModelSource, allowed: u64) -> Result<ExpertStreaming> {
         let memory = self.memory.map_or(ExpertMemory::Within(allowed), ExpertMemory::Bytes);
         let mut streaming = ExpertStreaming::new(memory);
         streaming.pack = self.pack_of(source);
+        streaming.files = files(source)?;
         if let Some(prefetch) = self.prefetch {
             streaming.prefetch = prefetch;
         }
-        streaming
+        Ok(streaming)
     }
 }
 
@@ -79,7 +82,7 @@ pub fn pack(
     packed.map_err(|e| Error::Model { model: source.to_string(), source: e })
 }
 
-/// The files of a model's weights, and its configuration.
+/// The files of a model's weights.
 fn files(source: &ModelSource) -> Result<Vec<PathBuf>> {
     if let ModelSource::Gguf { file, .. } = source {
         return Ok(file.paths().to_vec());
@@ -89,8 +92,7 @@ fn files(source: &ModelSource) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in dir.read_dir().map_err(read)? {
         let path = entry.map_err(read)?.path();
-        let weights = path.extension().is_some_and(|extension| extension == "safetensors");
-        if weights || path.file_name().is_some_and(|name| name == "config.json") {
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
             files.push(path);
         }
     }

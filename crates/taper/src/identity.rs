@@ -24,17 +24,26 @@ pub(crate) fn identity(
     precision: Precision,
     moe_top_k: Option<usize>,
 ) -> Result<String> {
-    let weights = match source {
+    let weights = weights(source)?;
+    let build = (env!("CARGO_PKG_VERSION"), ROWS_VERSION, std::env::consts::ARCH);
+    let arithmetic = arithmetic();
+    let chosen = moe_top_k.map_or_else(String::new, |n| format!(" {n} experts"));
+    Ok(format!("{build:?} {weights} {precision:?} {max_model_len:?} {arithmetic}{chosen}"))
+}
+
+/// SHA-256 of config.json and of all weights, in hexadecimal digits.
+///
+/// # Errors
+/// A file cannot be read.
+pub(crate) fn weights(source: &ModelSource) -> Result<String> {
+    let hash = match source {
         ModelSource::Static(model) => {
             Sha256::new_with_prefix(model.config).chain_update(model.weights).finalize()
         }
         ModelSource::Dir(dir) | ModelSource::Hub { dir, .. } => hash_dir(dir)?,
         ModelSource::Gguf { file, .. } => hash_files(file.paths().to_vec())?,
     };
-    let build = (env!("CARGO_PKG_VERSION"), ROWS_VERSION, std::env::consts::ARCH);
-    let arithmetic = arithmetic();
-    let chosen = moe_top_k.map_or_else(String::new, |n| format!(" {n} experts"));
-    Ok(format!("{build:?} {weights:x} {precision:?} {max_model_len:?} {arithmetic}{chosen}"))
+    Ok(format!("{hash:x}"))
 }
 
 /// What this processor computes with: instructions, and what kernels choose among them by vendor.

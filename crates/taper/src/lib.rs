@@ -7,6 +7,7 @@ mod chat;
 mod draft;
 mod embedder;
 mod error;
+mod eviction;
 mod experts;
 mod generation_config;
 mod identity;
@@ -22,6 +23,7 @@ pub use builder::{Builder, ChatTemplateFrom, Progress};
 pub use chat::{Chat, Options};
 pub use embedder::{EmbedOptions, Embedder};
 pub use error::Error;
+pub use eviction::{EvictBy, Eviction, QueryText, StatisticsError, calibrate};
 pub use experts::{Experts, pack as pack_experts};
 pub use kv_plan::{KvPlan, KvPlanError, LayerSpan};
 pub use load::load_weights;
@@ -36,7 +38,9 @@ pub use taper_base::{
 };
 pub use taper_chat::{ChatError, ChatTemplate, Delta, Message, ParsedMessage, Role, Tokenizer};
 pub use taper_engine::speculative::DraftModelError;
-pub use taper_engine::{EngineError, KvIdle, LocalEngine, Scheduling, Speculation};
+pub use taper_engine::{
+    EngineError, EvictionError, KvIdle, LocalEngine, QueryError, Scheduling, Speculation,
+};
 pub use taper_hub::HubError;
 pub use taper_kv_cache::{KvCacheError, KvScheme, Prices};
 pub use taper_kv_codecs::{Exact, KvCodecError};

@@ -30,7 +30,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let gpu = settings.gpu.as_ref();
     let free = memory::available_bytes()?;
     let allowed = (free as f64 * settings.memory_share) as u64;
-    let experts = settings.experts.as_ref().map(|own| own.streaming(source, allowed));
+    let experts = settings.experts.as_ref().map(|own| own.streaming(source, allowed)).transpose()?;
     let options = LoadOptions {
         max_model_len: settings.max_model_len.map(|n| n as usize),
         precision,
@@ -64,10 +64,13 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let mut draft = draft.transpose()?;
     let budget = kv_budget(settings, free, &*model)?;
     let kv_budget = match &mut draft {
-        Some(draft) => draft.leave(budget, model.info())?,
+        Some(draft) => draft.leave(budget, model.info(), 1 + settings.kv_offers.len())?,
         None => budget,
     };
+    let eviction = settings.eviction.as_ref();
+    let eviction = eviction.map(|eviction| eviction.resolve(source, &*model, &tokenizer, gpu));
     let config = EngineConfig {
+        eviction: eviction.transpose()?,
         max_model_len: settings.max_model_len,
         max_num_seqs: settings.max_num_seqs,
         kv_recall_pages: settings.kv_recall_pages,

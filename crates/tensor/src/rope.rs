@@ -6,11 +6,12 @@ use crate::{
     gpu::{self, Resident},
     host, pool,
 };
+use std::sync::Arc;
 
 /// Frequencies of a rotary embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeTable {
-    inv_freq: Vec<f32>,
+    inv_freq: Arc<[f32]>,
     scale: f32,
 }
 
@@ -20,13 +21,13 @@ impl RopeTable {
     /// rest of the head is not rotated.
     #[must_use]
     pub fn new(inv_freq: Vec<f32>, scale: f32) -> Self {
-        Self { inv_freq, scale }
+        Self { inv_freq: inv_freq.into(), scale }
     }
 
     /// Rotates the other way round.
     #[must_use]
     pub fn reversed(mut self) -> Self {
-        self.inv_freq.iter_mut().for_each(|f| *f = -*f);
+        self.inv_freq = self.inv_freq.iter().map(|f| -f).collect();
         self
     }
 
@@ -34,6 +35,12 @@ impl RopeTable {
     #[must_use]
     pub fn scale(&self) -> f32 {
         self.scale
+    }
+
+    /// Radians a position of each pair.
+    #[must_use]
+    pub fn frequencies(&self) -> &[f32] {
+        &self.inv_freq
     }
 
     /// Pairs of a head that turn.
@@ -59,7 +66,7 @@ impl RopeTable {
             cos.extend(c);
         }
         let (sin, cos) = (Resident::new(sin), Resident::new(cos));
-        RopeAngles { positions: positions.len(), pairs, sin, cos }
+        RopeAngles { positions: positions.len(), pairs, sin, cos, table: self.clone() }
     }
 }
 
@@ -73,6 +80,15 @@ pub struct RopeAngles {
     pub(crate) pairs: usize,
     pub(crate) sin: Resident,
     pub(crate) cos: Resident,
+    table: RopeTable,
+}
+
+impl RopeAngles {
+    /// The frequencies that these are angles of.
+    #[must_use]
+    pub fn table(&self) -> &RopeTable {
+        &self.table
+    }
 }
 
 /// Queries, keys and values of a step as the projections give them, and what is to be done to them.

@@ -39,14 +39,23 @@ impl Kept {
     /// positions.
     #[must_use]
     pub fn filling_gaps(&self) -> Moves {
-        let n = self.rows.len();
-        let (stay, go) = self.rows.split_at(self.rows.partition_point(|&row| row < n));
+        self.filling_gaps_before(0)
+    }
+
+    /// As [`Self::filling_gaps`], but the last `latest` of the kept rows keep their order, behind all others. Where
+    /// a whole number of blocks goes, these lie in blocks as they did.
+    #[must_use]
+    pub fn filling_gaps_before(&self, latest: usize) -> Moves {
+        let (rows, latest) = self.rows.split_at(self.rows.len().saturating_sub(latest));
+        let n = rows.len();
+        let (stay, go) = rows.split_at(rows.partition_point(|&row| row < n));
         let mut order = vec![None; n];
         for &row in stay {
             order[row] = Some(row);
         }
         let mut go = go.iter().copied();
-        let order = order.into_iter().filter_map(|row| row.or_else(|| go.next())).collect();
+        let filled = order.into_iter().filter_map(|row| row.or_else(|| go.next()));
+        let order = filled.chain(latest.iter().copied()).collect();
         Moves { order, before: self.before }
     }
 }
@@ -108,6 +117,13 @@ mod tests {
         let was: Vec<_> = (10..20).collect();
         assert_eq!(moves.apply(&was).unwrap(), [10, 17, 12, 13, 19]);
         assert!(moves.apply(&was[1..]).is_err());
+    }
+
+    #[test]
+    fn the_latest_rows_keep_their_order() {
+        let kept = Kept::new(vec![0, 2, 5, 7, 8, 9], 10);
+        assert_eq!(kept.filling_gaps_before(3).rows(), [0, 5, 2, 7, 8, 9]);
+        assert_eq!(kept.filling_gaps_before(9).rows(), kept.rows());
     }
 
     #[test]

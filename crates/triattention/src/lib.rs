@@ -15,5 +15,5 @@ pub use kept::{Kept, Moves};
 pub use policy::{Evictions, TriAttention};
 pub use rope::{Complex, OFFSETS, Rope};
 pub use scorer::key_scorer;
-pub use select::{Budget, LayerScores, Sharing, select};
+pub use select::{Budget, LayerScores, Sharing, latest, select};
 pub use statistics::{Concentration, HeadStatistics, QueryStatistics};

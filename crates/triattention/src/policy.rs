@@ -65,14 +65,22 @@ impl TriAttention {
         self.layers.iter().map(|heads| key_scorer(&self.rope, heads, now)).collect()
     }
 
-    /// Chooses, from each layer's scores `[heads, tokens]`: see [`select`].
+    /// Number of layers whose keys are scored.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Chooses, from each layer's scores `[heads, tokens]`, within another budget, and counts nothing: what serves
+    /// many sequences, each with a protected prompt of its own.
     ///
     /// # Errors
-    /// As [`select`]; or scores of more or fewer layers.
-    pub fn select<S: AsRef<[f32]>>(
-        &mut self,
+    /// As [`Self::select`].
+    pub fn choose<S: AsRef<[f32]>>(
+        &self,
         scores: &[S],
         positions: &[u32],
+        budget: Budget,
     ) -> Result<Vec<Kept>, TriAttentionError> {
         if scores.len() != self.layers.len() {
             let (expected, got) = (self.layers.len(), scores.len());
@@ -82,7 +90,19 @@ impl TriAttention {
         let layers: Vec<_> = layers
             .map(|(scores, heads)| LayerScores { scores: scores.as_ref(), heads: heads.len() })
             .collect();
-        let kept = select(&layers, positions, self.kv_heads, self.budget, self.sharing)?;
+        select(&layers, positions, self.kv_heads, budget, self.sharing)
+    }
+
+    /// Chooses, from each layer's scores `[heads, tokens]`: see [`select`].
+    ///
+    /// # Errors
+    /// As [`select`]; or scores of more or fewer layers.
+    pub fn select<S: AsRef<[f32]>>(
+        &mut self,
+        scores: &[S],
+        positions: &[u32],
+    ) -> Result<Vec<Kept>, TriAttentionError> {
+        let kept = self.choose(scores, positions, self.budget)?;
         let evicted = kept.iter().map(Kept::evicted).max().unwrap_or(0);
         self.evictions.rounds += u64::from(evicted > 0);
         self.evictions.tokens += evicted as u64;

@@ -103,6 +103,19 @@ pub fn select(
     Ok(values.iter().map(|values| tokens.best(values, budget.keep)).collect())
 }
 
+/// Keeps the first `prefix` tokens and the latest ones: attention sinks and a window (StreamingLLM; Xiao et al.,
+/// arXiv 2309.17453). What anything else is compared with.
+///
+/// # Errors
+/// A budget that cannot be kept, or a position twice.
+pub fn latest(positions: &[u32], budget: Budget) -> Result<Kept, TriAttentionError> {
+    budget.check()?;
+    check_positions(positions)?;
+    let tokens = Tokens::new(positions, budget);
+    let age: Vec<_> = tokens.candidates.iter().map(|&row| f64::from(positions[row])).collect();
+    Ok(tokens.best(&age, budget.keep))
+}
+
 fn zip(a: &[f64], b: &[f64], f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
     a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
 }
@@ -128,6 +141,10 @@ fn check(
             return Err(TriAttentionError::NotFinite { what: "score", index });
         }
     }
+    check_positions(positions)
+}
+
+fn check_positions(positions: &[u32]) -> Result<(), TriAttentionError> {
     let mut sorted = positions.to_vec();
     sorted.sort_unstable();
     match sorted.windows(2).find(|w| w[0] == w[1]) {
@@ -208,6 +225,17 @@ mod tests {
         assert_eq!(kept(&[-9.0, 1.0, 5.0, 2.0, -9.0], 1, Sharing::All), [[0, 2, 4]]);
         // Equal ones: the later one.
         assert_eq!(kept(&[0.0, 5.0, 5.0, 2.0, 0.0], 1, Sharing::All), [[0, 2, 4]]);
+    }
+
+    #[test]
+    fn a_window_keeps_the_first_and_the_latest() {
+        let rows = |positions: &[u32]| latest(positions, BUDGET).unwrap().rows().to_vec();
+        assert_eq!(rows(&[0, 1, 2, 3, 4]), [0, 3, 4]);
+        assert_eq!(rows(&[0, 9, 2, 5, 4]), [0, 1, 3]);
+        let twice = latest(&[3, 3], BUDGET);
+        assert!(matches!(twice, Err(TriAttentionError::Position { position: 3 })));
+        let none = Budget { keep: 0, ..BUDGET };
+        assert!(matches!(latest(&[0], none), Err(TriAttentionError::Budget { .. })));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // Activations as the halves that tiles take: of eight consecutive columns those that meet in a tile are
-// neighbours (PREPARE_WIDE: of 32, those that meet in matmul_wide.metal's).
+// neighbours (PREPARE_WIDE: of 32, those that meet in matmul_wide.metal's). For weights of 0 bits they stand as they are.
 #pragma once
 #include "common.h"
 
@@ -13,6 +13,8 @@ INLINE void store_halves(thread float* v, device uint* row, uint i, uint bits, u
     uint pairs[4];
     if (bits == 4) {
         UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e], v[e + 4]);
+    } else if (bits == 0) {
+        UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[2 * e], v[2 * e + 1]);
     } else {
         UNROLL for (int e = 0; e < 4; ++e) pairs[e] = halves(v[e / 2 * 4 + e % 2], v[e / 2 * 4 + e % 2 + 2]);
     }
@@ -31,5 +33,5 @@ INLINE void store_half(float v, device ushort* row, uint i, uint bits, uint flag
     const uint e = i % 8, eight = i / 8 % 4;
     const uint pair = bits == 4 ? e % 4 : e / 4 * 2 + e % 2, upper = bits == 4 ? e / 4 : e / 2 % 2;
     const uint at = flags & PREPARE_WIDE ? pair * 4 + eight : eight * 4 + pair;
-    row[i / 32 * 32 + at * 2 + upper] = as_type<ushort>(half(clamped(v)));
+    row[bits == 0 ? i : i / 32 * 32 + at * 2 + upper] = as_type<ushort>(half(clamped(v)));
 }

@@ -84,6 +84,8 @@ pub(crate) fn run(args: &ExpertsArgs) -> Result<()> {
     let streaming = args.memory.map(|mib| {
         let mut streaming = ExpertStreaming::new(ExpertMemory::Bytes(mib << 20));
         streaming.pack.clone_from(&args.pack);
+        // Each run sees its tokens for the first time.
+        streaming.remembers = false;
         (streaming.readers, streaming.prefetch) = (args.readers, args.prefetch);
         (streaming.checksums, streaming.policy) = (!args.no_checksums, args.policy);
         streaming

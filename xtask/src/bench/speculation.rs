@@ -1,7 +1,7 @@
 //! `cargo xtask bench speculation`: tokens a second with drafts and without, alternating in one process, and
 //! whether the outputs are equal.
 
-use ::taper::{Speculation, Taper};
+use ::taper::{ModelSource, Speculation, Taper};
 use anyhow::{Context, Result, ensure};
 use std::{
     fs,
@@ -38,8 +38,11 @@ pub(crate) struct SpeculationArgs {
     /// Most tokens of a draft.
     #[arg(long, default_value_t = 8)]
     num_draft_tokens: u32,
+    /// Draft with this model instead of what followed earlier.
+    #[arg(long, value_name = "MODEL")]
+    draft_model: Option<String>,
     /// Verify all that is drafted.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "draft_model")]
     steady: bool,
     /// Threads [default: one a core].
     #[arg(long)]
@@ -67,6 +70,9 @@ pub(crate) fn run(root: &Path, args: &SpeculationArgs) -> Result<()> {
         .speculation(Some(speculation));
     if let Some(threads) = args.threads {
         builder = builder.threads(threads);
+    }
+    if let Some(draft) = &args.draft_model {
+        builder = builder.draft_model(ModelSource::find(draft)?, args.num_draft_tokens);
     }
     let model = builder.build()?;
     let text = fs::read_to_string(root.join("tests/fixtures/heldout.txt"));

@@ -50,7 +50,9 @@ struct Throughput {
 
 pub(crate) fn run(args: &StructuredArgs) -> Result<()> {
     let most = args.sequences.iter().copied().max().unwrap_or(1);
-    let mut builder = Taper::builder(&args.model).max_num_seqs(most).max_model_len(1024);
+    // Drafts are another mechanism's gain.
+    let mut builder =
+        Taper::builder(&args.model).max_num_seqs(most).max_model_len(1024).speculation(None);
     if let Some(threads) = args.threads {
         builder = builder.threads(threads);
     }

@@ -253,7 +253,7 @@ impl Clang {
 
 /// Kernels whose registers are limited, so that one threadgroup of many threads, or several, fit a multiprocessor:
 /// how their names begin, threads of one, and how many.
-const OCCUPANCY: [(&str, u32, u32); 13] = [
+const OCCUPANCY: [(&str, u32, u32); 14] = [
     ("attend_prompt_d128_r128", 256, 1),
     ("attend_coded_8", 128, 4),
     ("attend_coded_16", 128, 3),
@@ -263,6 +263,7 @@ const OCCUPANCY: [(&str, u32, u32); 13] = [
     ("attend_new_d128_r4_many", 128, 4),
     ("matvec_tile_", 256, 2),
     ("matmul_tile_", 128, 3),
+    ("experts_tile_", 128, 3),
     ("sample(", 1024, 1),
     ("mix_heads(", 512, 1),
     ("walk_delta_4(", 512, 1),

@@ -3,6 +3,7 @@
 mod caches;
 mod choices;
 mod elements;
+mod expert_tiles;
 mod experts;
 mod prompts;
 mod recurrent;
@@ -158,20 +159,20 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "matmul_tile",
         "a stage too early",
-        "COPY_X(step + STAGES - 1)",
-        "COPY_X(step + STAGES)",
+        "copy_x(from, of, next, tid",
+        "copy_x(from, of, next + 1, tid",
     ),
     mutant(
         "matmul_tile",
         "scale and bias swapped",
-        "raw, scale[2 * i + u], bias[2 * i + u]",
-        "raw, bias[2 * i + u], scale[2 * i + u]",
+        "widened<BITS>(raw, scale, bias, out)",
+        "widened<BITS>(raw, bias, scale, out)",
     ),
     mutant(
         "matmul_tile",
         "a row read past the end",
-        "p.rows - 1);\n        w_from",
-        "p.rows + 64);\n        w_from",
+        "min(of.row0 + r, of.rows - 1)",
+        "min(of.row0 + r, of.rows + 64)",
     ),
     mutant(
         "matmul_tile",
@@ -182,8 +183,8 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "matmul_tile",
         "another group's scale",
-        "(begin + (STEP) * TK) / GROUP",
-        "begin / GROUP",
+        "(of.begin + step * TK) / GROUP",
+        "of.begin / GROUP",
     ),
     mutant(
         "matmul_tile",
@@ -379,6 +380,7 @@ fn all() -> impl Iterator<Item = &'static Mutant> {
         .chain(choices::MUTANTS)
         .chain(elements::MUTANTS)
         .chain(experts::MUTANTS)
+        .chain(expert_tiles::MUTANTS)
         .chain(recurrent::MUTANTS)
         .chain(tiles::MUTANTS)
         .chain(prompts::MUTANTS)

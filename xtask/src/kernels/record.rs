@@ -17,11 +17,17 @@ const RECORD: &str = "kernels/PLANTED";
 /// The sources that every verdict depends on: the checks, the runner and what it fills in for the compiler.
 const COMMON: [&str; 3] = ["crates/conformance/src", "kernels/runner", "kernels/include"];
 
+/// Files among these that hold the checks of one family and of no other.
+const OWN: [(&str, &str); 3] =
+    [("experts.rs", "experts"), ("heads.rs", "head_maps"), ("routes.rs", "route")];
+
 /// The families whose bugs are known to be caught, by the hash of what decides it.
 #[derive(Debug)]
 pub(super) struct Record {
     path: PathBuf,
     common: [u8; 32],
+    /// Checks of single families.
+    own: BTreeMap<&'static str, Vec<u8>>,
     caught: BTreeMap<String, String>,
 }
 
@@ -33,10 +39,14 @@ impl Record {
             list(&root.join(folder), &mut files)?;
         }
         files.sort();
-        let mut common = Sha256::new();
+        let (mut common, mut own) = (Sha256::new(), BTreeMap::new());
         for file in files {
             let text = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-            add(&mut common, &text);
+            let name = file.file_name().unwrap_or_default();
+            match OWN.iter().find(|(file, _)| name == *file) {
+                Some((_, family)) => drop(own.insert(*family, text)),
+                None => add(&mut common, &text),
+            }
         }
         let path = root.join(RECORD);
         let text = fs::read_to_string(&path).unwrap_or_default();
@@ -45,17 +55,17 @@ impl Record {
             Some((family.to_owned(), hash.to_owned()))
         };
         let caught = text.lines().filter_map(entry).collect();
-        Ok(Self { path, common: common.finalize().into(), caught })
+        Ok(Self { path, common: common.finalize().into(), own, caught })
     }
 
     /// Whether all of these bugs were caught in a family whose source is `text`.
     pub(super) fn has(&self, family: &str, text: &str, bugs: &[&Mutant]) -> bool {
-        self.caught.get(family).is_some_and(|hash| *hash == self.hash(text, bugs))
+        self.caught.get(family).is_some_and(|hash| *hash == self.hash(family, text, bugs))
     }
 
     /// Notes that all of these bugs were caught.
     pub(super) fn add(&mut self, family: &str, text: &str, bugs: &[&Mutant]) {
-        let hash = self.hash(text, bugs);
+        let hash = self.hash(family, text, bugs);
         self.caught.insert(family.to_owned(), hash);
     }
 
@@ -71,9 +81,10 @@ impl Record {
         fs::write(&self.path, text).with_context(|| format!("writing {}", self.path.display()))
     }
 
-    fn hash(&self, text: &str, bugs: &[&Mutant]) -> String {
+    fn hash(&self, family: &str, text: &str, bugs: &[&Mutant]) -> String {
         let mut hash = Sha256::new();
         hash.update(self.common);
+        self.own.get(family).into_iter().for_each(|checks| add(&mut hash, checks));
         add(&mut hash, text.as_bytes());
         for bug in bugs {
             for part in [bug.from, bug.to] {
@@ -127,6 +138,9 @@ mod tests {
         assert!(!record.has("a", "x + z", &[&bug]));
         assert!(!record.has("a", "x + y", &[&bug, &other]));
         assert!(!record.has("b", "x + y", &[&bug]));
+        // The checks of another family.
+        fs::write(check.with_file_name("routes.rs"), "two").unwrap();
+        assert!(Record::read(dir.path()).unwrap().has("a", "x + y", &[&bug]));
         fs::write(&check, "another").unwrap();
         assert!(!Record::read(dir.path()).unwrap().has("a", "x + y", &[&bug]));
     }

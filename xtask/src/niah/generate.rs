@@ -1,6 +1,6 @@
 //! Greedy generation of many sequences in packed steps.
 
-use super::arm::Arm;
+use super::arm::Prepared;
 use crate::runner::{Piece, Runner, argmax};
 use anyhow::Result;
 use std::collections::VecDeque;
@@ -37,19 +37,20 @@ struct Active {
     computed: usize,
 }
 
-/// Runs all jobs until a stop token or their limit, as an arm of the experiment. `computed` hears of prompt tokens,
-/// `answered` of a job's index and its output without the stop token. Says which pages were attended to.
+/// Runs all jobs until a stop token or their limit, as an arm of an experiment. `computed` hears of prompt tokens,
+/// `answered` of a job's index and its output without the stop token.
 pub(super) fn generate(
     load: impl FnOnce(usize) -> Result<Runner>,
-    arm: Arm,
+    arm: &Prepared<'_>,
     jobs: &[Job],
     stop: &[TokenId],
     computed: impl Fn(usize),
     mut answered: impl FnMut(usize, &[TokenId]) -> Result<()>,
-) -> Result<String> {
+) -> Result<Vec<usize>> {
     let longest = jobs.iter().map(Job::room).max().unwrap_or(1);
     let seqs = (MAX_RESIDENT_TOKENS / longest).clamp(1, MAX_SEQS);
     let mut runner = load(longest * seqs)?;
+    let mut arm = arm.begin(&runner)?;
     let mut waiting: VecDeque<usize> = (0..jobs.len()).collect();
     let mut active: Vec<Active> = Vec::new();
     loop {
@@ -57,13 +58,14 @@ pub(super) fn generate(
             && let Some(job) = waiting.pop_front()
         {
             let tokens = jobs[job].prompt.clone();
-            if let Arm::Recall(pages) = arm {
-                runner.recall(job as u64, pages, tokens.len())?;
-            }
+            arm.prompt_begins(&mut runner, job as u64, tokens.len())?;
             active.push(Active { job, prompt: tokens.len(), tokens, computed: 0 });
         }
         if active.is_empty() {
-            return Ok(runner.pages());
+            if let Some(pages) = runner.pages() {
+                println!("{pages}");
+            }
+            return Ok(arm.evicted());
         }
         let lens = plan(&active);
         let with_work = || active.iter().zip(&lens).filter(|(_, len)| **len > 0);
@@ -75,6 +77,9 @@ pub(super) fn generate(
             let Some(token) = next.next() else { break };
             computed(len.min(jobs[a.job].prompt.len().saturating_sub(a.computed)));
             a.computed += len;
+            if a.computed == a.prompt {
+                arm.prompt_done(&mut runner, a.job as u64, a.prompt, jobs[a.job].max_tokens)?;
+            }
             if a.computed == a.tokens.len() {
                 a.tokens.push(token);
             }

@@ -4,26 +4,31 @@ mod arm;
 mod generate;
 mod log;
 mod prompt;
+mod summary;
 
 use crate::subject::{Subject, UNQUANTIZED, chat, read_json};
 use anyhow::{Context, Result, bail, ensure};
-use arm::Arm;
+use arm::{Arm, Prepared};
 use generate::{Job, generate};
 use indicatif::{ProgressBar, ProgressStyle};
 use log::{Line, Log};
-use prompt::{Haystack, Needle};
+use prompt::{Haystack, Needle, Others};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::{
     path::{Path, PathBuf},
     time::Instant,
 };
+use summary::{Cell, Summary};
 
 /// Share of right answers below which a run fails, in percent.
 const PASS_PERCENT: usize = 95;
 
 /// Most tokens of an answer.
 const ANSWER_TOKENS: usize = 48;
+
+/// What statistics of queries are made of: the text that `taper convert` calibrates with.
+const CALIBRATION: &str = include_str!("../../../crates/server/src/convert/calibration.txt");
 
 /// Groups of depths in the table.
 const BUCKETS: usize = 5;
@@ -45,9 +50,20 @@ pub(crate) struct Options {
     /// Further needles with other keys.
     #[arg(long, default_value_t = 0)]
     distractors: usize,
-    /// What answers may attend to: dense, or recall=PAGES beside the first page and the recent ones.
+    /// Put the further needles right behind the first one.
+    #[arg(long)]
+    near: bool,
+    /// Needles in each text, each of which is asked for in a prompt of its own.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    needles: u8,
+    /// What becomes of the cache between prompt and answer: dense, window=ROWS or triattention=ROWS, with rows as
+    /// a number or as a share of the prompt's, such as 10%; or recall=PAGES, which an answer attends to beside the
+    /// first page and the recent ones.
     #[arg(long, default_value = "dense", value_delimiter = ',')]
     arm: Vec<Arm>,
+    /// Append a JSON object for each context length and arm to this file.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     /// Seed of the first prompt, for prompts that the fixture has not; nothing is compared then.
     #[arg(long, value_name = "SEED")]
     fresh: Option<u64>,
@@ -112,9 +128,14 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let fixture: Fixture = serde_json::from_value(read_json(&fixtures.join("niah.json"))?)?;
     let haystack = Haystack::read(&fixtures, &fixture.haystack_sha256)?;
     let name = options.subject.reference(root)?;
-    let compare = options.fresh.is_none() && options.depth.is_empty();
+    let compare = options.fresh.is_none()
+        && options.depth.is_empty()
+        && options.needles == 1
+        && !options.near;
     println!("{}", options.subject.settings());
     let mut log = options.json.as_deref().map_or_else(|| Ok(Log::default()), Log::open)?;
+    let calibration = options.subject.tokenizer(root)?.encode(CALIBRATION, true)?;
+    let mut summary = Summary::new(options.out.clone());
     let mut failures = Vec::new();
     for &ctx in &options.ctx {
         let reference = fixture.reference(&name, ctx, options).filter(|_| compare);
@@ -124,11 +145,14 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         }
         let cases = cases(&haystack, ctx, options, reference)?;
         for &arm in &options.arm {
-            let found = measure(root, options, (ctx, arm), &cases, &mut log)?;
-            // What is not seen by leaving pages out is a result, not a failure.
-            failures.extend(found.into_iter().filter(|_| arm == Arm::Dense));
+            let arm = Prepared { arm, calibration: &calibration };
+            let (found, cell) = measure(root, options, (ctx, &arm), &cases, &mut log)?;
+            // What is lost by evicting is a result, not a failure.
+            failures.extend(found.into_iter().filter(|_| arm.arm == Arm::Dense));
+            summary.add(cell)?;
         }
     }
+    summary.print();
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));
     }
@@ -157,15 +181,20 @@ fn cases<'a>(
             })
             .collect();
     }
-    let n = options.samples.unwrap_or(20);
+    let texts = options.samples.unwrap_or(20);
     let first = options.fresh.unwrap_or(1);
+    let needles = usize::from(options.needles);
+    let n = texts * needles;
     let case = |i: usize| {
+        let (i, asked, n) = (i / needles, i % needles, texts);
         let depth_permille = match options.depth.as_slice() {
             [] => (2 * i + 1) * 500 / n,
             depths => usize::from(depths[i % depths.len()]) * 10,
         };
         let seed = first.wrapping_add(i as u64);
-        let needle = haystack.needle(seed, bytes, depth_permille, options.distractors);
+        let distractors = options.distractors + needles - 1;
+        let others = Others { distractors, near: options.near, asked };
+        let needle = haystack.needle_among(seed, bytes, depth_permille, others);
         Case { needle, depth_permille, theirs: None }
     };
     Ok((0..n).map(case).collect())
@@ -181,10 +210,10 @@ fn spread<T>(items: &[T], n: usize) -> impl Iterator<Item = &T> {
 fn measure(
     root: &Path,
     options: &Options,
-    (ctx, arm): (usize, Arm),
+    (ctx, arm): (usize, &Prepared<'_>),
     cases: &[Case<'_>],
     log: &mut Log,
-) -> Result<Vec<String>> {
+) -> Result<(Vec<String>, Cell)> {
     let start = Instant::now();
     let tokenizer = options.subject.tokenizer(root)?;
     let stop = options.subject.stop_tokens(root)?;
@@ -203,10 +232,10 @@ fn measure(
         }
         Ok(Job { prompt, max_tokens: ANSWER_TOKENS })
     };
-    let mut settings =
-        format!("{}, {}", options.subject.dir(root).display(), options.subject.settings());
-    if arm != Arm::Dense {
-        settings = format!("{settings}, {arm}");
+    let subject = options.subject.settings();
+    let mut settings = format!("{}, {subject}", options.subject.dir(root).display());
+    if arm.arm != Arm::Dense {
+        settings = format!("{settings}, {}", arm.arm);
     }
     let known = |case: &Case<'_>| {
         log.find(&settings, ctx, &sha256(&case.needle.message)).map(str::to_owned)
@@ -217,7 +246,7 @@ fn measure(
     let total: usize = jobs.iter().map(|j| j.prompt.len()).sum();
     let bar = ProgressBar::new(total as u64);
     bar.set_style(ProgressStyle::with_template("{prefix} [{wide_bar}] {percent} % {msg} {eta}")?);
-    bar.set_prefix(format!("{ctx} {arm}"));
+    bar.set_prefix(format!("{ctx} {}", arm.arm));
     let mut answers: Vec<_> = known.into_iter().map(Option::unwrap_or_default).collect();
     let is_right = |i: usize, answer: &String| *answer == cases[i].needle.answer();
     let mut right = answers.iter().enumerate().filter(|(i, a)| is_right(*i, a)).count();
@@ -240,12 +269,28 @@ fn measure(
         })
     };
     let load = |tokens| options.subject.runner(root, tokens);
-    let pages = generate(load, arm, &jobs, &stop, |tokens| bar.inc(tokens as u64), answered)?;
+    let evicted = generate(load, arm, &jobs, &stop, |tokens| bar.inc(tokens as u64), answered)?;
     bar.finish_and_clear();
-    println!("{arm}: {pages}");
+    println!("{}", arm.arm);
     let failures = report(ctx, cases, &answers);
-    println!("{:.0} s, {total} prompt tokens", start.elapsed().as_secs_f64());
-    Ok(failures)
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{seconds:.0} s, {total} prompt tokens");
+    let right = answers.iter().zip(cases).filter(|(a, case)| **a == case.needle.answer()).count();
+    let cell = Cell {
+        ctx,
+        arm: arm.arm.to_string(),
+        settings: subject,
+        needles: usize::from(options.needles),
+        distractors: options.distractors,
+        near: options.near,
+        n: cases.len(),
+        right,
+        prompt_tokens: total,
+        evicted_tokens: evicted.iter().sum(),
+        evictions: evicted.iter().filter(|&&rows| rows > 0).count(),
+        seconds,
+    };
+    Ok((failures, cell))
 }
 
 /// Right answers, of how many.

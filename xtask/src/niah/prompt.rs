@@ -33,6 +33,17 @@ pub(super) struct Haystack {
     words: Words,
 }
 
+/// Needles beside the one that is placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Others {
+    /// How many there are.
+    pub(super) distractors: usize,
+    /// They stand right behind it.
+    pub(super) near: bool,
+    /// Which of all is asked for.
+    pub(super) asked: usize,
+}
+
 /// A needle that is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Needle {
@@ -68,6 +79,19 @@ impl Haystack {
         depth_permille: usize,
         distractors: usize,
     ) -> Needle {
+        let others = Others { distractors, near: false, asked: 0 };
+        self.needle_among(seed, haystack_bytes, depth_permille, others)
+    }
+
+    /// As [`Self::needle`], with other needles beside it or asked for.
+    pub(super) fn needle_among(
+        &self,
+        seed: u64,
+        haystack_bytes: usize,
+        depth_permille: usize,
+        others: Others,
+    ) -> Needle {
+        let Others { distractors, near, asked } = others;
         let mut rng = SplitMix64(seed);
         let Words { adjectives, nouns } = &self.words;
         let mut needles: Vec<(String, usize)> = Vec::new();
@@ -95,9 +119,10 @@ impl Haystack {
         };
         items.insert(position, line(&needles[0]));
         for needle in &needles[1..] {
-            items.insert(rng.below(items.len() + 1), line(needle));
+            let at = if near { position + 1 } else { rng.below(items.len() + 1) };
+            items.insert(at, line(needle));
         }
-        let (key, value) = needles.swap_remove(0);
+        let (key, value) = needles.swap_remove(asked.min(distractors));
         let message = format!(
             "A special fact is hidden within the following text. Memorize it.\n\n{}\n\n\
              What is the special magic number for {key} mentioned in the text above?",
@@ -120,6 +145,25 @@ mod tests {
             three,
             [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
         );
+    }
+
+    #[test]
+    fn others_stand_near_and_may_be_asked_for() {
+        let fixtures = crate::root().join("tests/fixtures");
+        let json = read_json(&fixtures.join("niah.json")).unwrap();
+        let fixture: Fixture = serde_json::from_value(json).unwrap();
+        let haystack = Haystack::read(&fixtures, &fixture.haystack_sha256).unwrap();
+        let asked = |asked, near| {
+            haystack.needle_among(7, 1200, 500, Others { distractors: 2, near, asked })
+        };
+        assert_eq!(asked(0, false), haystack.needle(7, 1200, 500, 2));
+        let text = |needle: &Needle| needle.message.rsplit_once("\n\n").unwrap().0.to_owned();
+        assert_eq!(text(&asked(0, true)), text(&asked(2, true)), "another question alone");
+        assert_ne!(asked(0, true).key, asked(2, true).key);
+        let near = asked(0, true).message;
+        let lines = near.split("\n\n").enumerate().filter(|(_, l)| l.starts_with("The special"));
+        let lines: Vec<_> = lines.map(|(i, _)| i).collect();
+        assert!(lines.len() == 3 && lines[2] == lines[0] + 2, "{lines:?}");
     }
 
     #[test]

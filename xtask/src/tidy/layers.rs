@@ -22,7 +22,7 @@ const fn side(name: &'static str, also: &'static [&'static str]) -> Place {
 }
 
 /// The directions of `docs/architecture.md`.
-const PLACES: [Place; 23] = [
+const PLACES: [Place; 24] = [
     tier("taper-base", 0),
     tier("taper-kernels", 0),
     tier("taper-cpu", 1),
@@ -41,7 +41,7 @@ const PLACES: [Place; 23] = [
     Place {
         name: "server",
         tier: Some(9),
-        also: &["taper-chat", "taper-hub", "taper-longctx", "taper-openai-server"],
+        also: &["taper-chat", "taper-hub", "taper-longctx", "taper-openai-server", "taper-web"],
     },
     side("taper-sampler", &["taper-base"]),
     side("taper-scheduler", &["taper-base"]),
@@ -50,6 +50,7 @@ const PLACES: [Place; 23] = [
     side("taper-longctx", &["taper-base"]),
     side("taper-grammar", &["taper-base", "taper-chat"]),
     side("taper-openai-server", &["taper-base", "taper-chat", "taper-grammar"]),
+    side("taper-web", &[]),
 ];
 
 /// Names of crates that only the tensor crate may know, of those of the product.

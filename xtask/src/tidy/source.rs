@@ -30,6 +30,9 @@ const MACHINE_PATHS: [&str; 5] = [
 const ENVIRONMENT: [&str; 3] =
     [concat!("env::", "var"), concat!("env::", "set_var"), concat!("env::", "remove_var")];
 
+/// Endings of the web app's sources.
+const APP: [&str; 3] = [".ts", ".tsx", ".css"];
+
 /// Checks a file; `path` is from the workspace's root with `/`.
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = machine_paths(path, text);
@@ -37,6 +40,8 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
         findings.extend(first_line(path, text));
         findings.extend(length(path, text));
         findings.extend(lines(path, text));
+    } else if APP.iter().any(|ending| path.ends_with(ending)) {
+        findings.extend(length(path, text));
     }
     findings
 }

@@ -3,7 +3,7 @@
 use super::{Pair, data::Rng};
 use std::fmt;
 use taper_tensor::{
-    AffineFormat, Bytes, DType, Linear, Phase, Result, Tensor, Weight,
+    AffineFormat, Bytes, DType, Linear, Phase, Result, RmsNorm, Tensor, Weight,
     gpu::{ExpertKind, ExpertMaps, ExpertsInput, Gpu, StackedExperts},
     ops::{self, Activation, WeightedRows},
     routing::{Router, Routing, Score},
@@ -30,6 +30,8 @@ struct Extras {
     /// An expert of every token, and whether it has a gate.
     shared: Option<bool>,
     residual: bool,
+    /// What experts read goes through a norm.
+    norm: bool,
 }
 
 const PLAIN: Extras = Extras {
@@ -42,11 +44,21 @@ const PLAIN: Extras = Extras {
     idle: 0,
     shared: None,
     residual: true,
+    norm: false,
 };
+
+/// Whom tokens choose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Crowd {
+    None,
+    /// All choose expert 1, and nobody expert 0.
+    One,
+}
 
 #[derive(Debug, Clone)]
 pub(super) struct Case {
     stored: Stored,
+    crowd: Crowd,
     tokens: usize,
     hidden: usize,
     inner: usize,
@@ -85,7 +97,7 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
             }
             let routing = Routing::softmax(chosen, (i + j) % 2 == 0);
             for exact in [true, false] {
-                if exact || tokens > 128 {
+                if exact || tokens == 1 {
                     let sizes = (tokens, hidden, inner, experts);
                     cases.push(Case::new(stored, sizes, routing, extras, exact));
                 }
@@ -93,13 +105,45 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
         }
     }
     cases.extend(others());
+    cases.extend(tiles(&formats, quick));
     cases
+}
+
+/// Tiles of every size, in every format.
+fn tiles(formats: &[Stored], quick: bool) -> Vec<Case> {
+    let fast = [4, 8].into_iter().flat_map(|bits| {
+        [(32, DType::BF16), (64, DType::F16), (128, DType::BF16)]
+            .map(|(group, scales)| affine(bits, group, scales))
+    });
+    // Formats without kernels of their own, and a part of a block of rows and of columns; and whole ones.
+    let any = [(9, 64, 96, 5, 2), (40, 128, 160, 5, 2)];
+    let whole =
+        [(6, 128, 384, 4, 2), (19, 256, 128, 5, 2), (40, 128, 128, 5, 2), (70, 128, 256, 5, 2)];
+    let any = formats.iter().flat_map(|&stored| {
+        // Rows of groups of 64 have whole ones.
+        let groups = matches!(stored, Stored::Affine(AffineFormat { group: 64, .. }, _));
+        let wider = if groups { 32 } else { 0 };
+        any.map(|(t, hidden, inner, n, chosen)| (stored, (t, hidden, inner + wider, n, chosen)))
+    });
+    let whole = fast.flat_map(|stored| whole.map(|shape| (stored, shape)));
+    let many = [(affine(4, 64, DType::BF16), (40, 64, 64, 1024, 8))];
+    let all = any.chain(whole).enumerate().filter(|(i, _)| !quick || i % 3 == 0);
+    let all = all.map(|(_, case)| case).chain(many.into_iter().filter(|_| !quick));
+    let case = |(i, (stored, (t, hidden, inner, experts, chosen)))| {
+        let routing = Routing::softmax(chosen, true);
+        let crowd = if i % 2 == 0 { Crowd::One } else { Crowd::None };
+        // Rows of a residual may be a hundred times as large, and errors as small beside them.
+        let extras = Extras { residual: false, ..PLAIN };
+        Case { crowd, ..Case::new(stored, (t, hidden, inner, experts), routing, extras, false) }
+    };
+    all.enumerate().map(case).collect()
 }
 
 /// What families have beside a plain softmax and SwiGLU.
 fn others() -> Vec<Case> {
     let sigmoid = Routing { score: Score::Sigmoid, ..Routing::softmax(2, false) };
-    let gpt_oss = Extras { activation: Activation::SwigluOai, biases: true, ..PLAIN };
+    let gpt_oss =
+        Extras { activation: Activation::SwigluOai, biases: true, residual: false, ..PLAIN };
     let step = Extras { limit: Some(0.4), shared: Some(false), scale: 2.5, ..PLAIN };
     let (relu, gelu) = (Activation::Relu2, Activation::GeluTanh);
     let nemotron = Extras { activation: relu, gated: false, residual: false, ..PLAIN };
@@ -107,13 +151,27 @@ fn others() -> Vec<Case> {
     let all = [
         (Stored::Mxfp4, 96, Routing::softmax(2, true), gpt_oss),
         (affine(4, 32, DType::BF16), 96, sigmoid, step),
+        (
+            affine(4, 64, DType::BF16),
+            128,
+            sigmoid,
+            Extras { biases: true, residual: false, ..step },
+        ),
         (Stored::Dense(DType::BF16), 96, sigmoid, nemotron),
         (Stored::Dense(DType::F16), 48, sigmoid, Extras { biases: true, ..nemotron }),
         (Stored::Dense(DType::F16), 24, sigmoid, llama),
-        (affine(8, 32, DType::F16), 96, sigmoid, Extras { biases: true, idle: 3, ..llama }),
+        (affine(8, 32, DType::F16), 128, sigmoid, Extras { biases: true, idle: 3, ..llama }),
+        (affine(8, 32, DType::F16), 64, sigmoid, nemotron),
         (Stored::Dense(DType::F32), 64, Routing::softmax(3, false), Extras { idle: 4, ..PLAIN }),
         (Stored::Dense(DType::F32), 64, sigmoid, Extras { shared: Some(true), ..PLAIN }),
         (Stored::Mxfp4, 64, sigmoid, Extras { activation: gelu, residual: false, ..PLAIN }),
+        (affine(4, 64, DType::F16), 64, sigmoid, Extras { norm: true, residual: false, ..PLAIN }),
+        (
+            Stored::Dense(DType::BF16),
+            96,
+            Routing::softmax(9, true),
+            Extras { norm: true, idle: 4, ..PLAIN },
+        ),
     ];
     let each = |(stored, inner, routing, extras)| {
         [(3, true), (130, false)]
@@ -136,7 +194,25 @@ impl Case {
         extras: Extras,
         exact: bool,
     ) -> Self {
-        Self { stored, tokens, hidden, inner, experts, routing, extras, exact }
+        let crowd = Crowd::None;
+        Self { stored, crowd, tokens, hidden, inner, experts, routing, extras, exact }
+    }
+
+    /// The file with the products, where matrix units are fast or not; or that with the sum, of all results in places
+    /// and of an expert with a gate.
+    pub(super) fn family(&self, fast: bool, wide: bool) -> &'static str {
+        let whole = [self.hidden, self.inner].iter().all(|n| n.is_multiple_of(64));
+        match self.stored {
+            _ if self.exact || self.tokens == 1 || self.extras.shared == Some(true) => "experts",
+            Stored::Affine(AffineFormat { bits, .. }, scales)
+                if fast && whole && scales != DType::F32 && [4, 8].contains(&bits) =>
+            {
+                // Tiles of 64 pairs.
+                let many = self.tokens * self.routing.chosen > 24 * self.experts;
+                if wide && many && bits == 4 { "experts_wide" } else { "experts_tile" }
+            }
+            _ => "experts_matmul",
+        }
     }
 
     pub(super) fn tolerance(&self) -> f64 {
@@ -173,9 +249,16 @@ impl Case {
         // Quarters, so that there are equal ones.
         let outputs = self.experts + extras.idle;
         let logits = (0..t * outputs).map(|_| (rng.normal() * 4.0).round() / 4.0);
-        let logits = Tensor::from_vec(logits.collect(), &[t, outputs])?;
+        let mut logits: Vec<f32> = logits.collect();
+        if self.crowd == Crowd::One {
+            logits.chunks_mut(outputs).for_each(|row| (row[0], row[1]) = (-50.0, 5.0));
+        }
+        let logits = Tensor::from_vec(logits, &[t, outputs])?;
         let router = Router::new(self.routing, None, None);
-        let want = self.want(&experts, &router, [&x, &logits, &shared, &gate, &residual])?;
+        let norm = RmsNorm::new(rng.vector(hidden), 1e-5);
+        let norm = extras.norm.then_some(&norm);
+        let normed = norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))?;
+        let want = self.want(&experts, &router, [&normed, &logits, &shared, &gate, &residual])?;
         let maps: Vec<_> = experts
             .iter()
             .map(|maps| ExpertMaps { first: &maps.first, down: &maps.down })
@@ -188,6 +271,7 @@ impl Case {
         let (shared, gate) = (there(&shared)?, there(&gate)?);
         let input = ExpertsInput {
             x: &x,
+            norm,
             logits: &logits,
             shared: extras.shared.map(|gated| (&shared, gated.then_some(&gate))),
             residual: extras.residual.then_some(&residual),
@@ -267,6 +351,6 @@ impl fmt::Display for Case {
         write!(f, "{rounded} {}x{}x{}", self.tokens, self.hidden, self.inner)?;
         let Extras { activation, gated, idle, shared, .. } = self.extras;
         write!(f, ", {sum}{} of {}, {activation:?}", r.chosen, self.experts)?;
-        write!(f, " gated {gated}, idle {idle}, shared {shared:?}")
+        write!(f, " gated {gated}, idle {idle}, shared {shared:?}, crowd {:?}", self.crowd)
     }
 }

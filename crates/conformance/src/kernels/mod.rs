@@ -101,7 +101,7 @@ pub(crate) fn checks(gpu: &Gpu, quick: bool) -> Vec<Check> {
             Case::Elements(c) => (c.family(), c.to_string(), 1e-5),
             Case::Attention(c) => (c.family(), c.to_string(), c.tolerance()),
             // The same tokens, the same log probabilities: whole numbers are summed.
-            Case::Experts(c) => ("experts", c.to_string(), c.tolerance()),
+            Case::Experts(c) => (c.family(fast, wide), c.to_string(), c.tolerance()),
             Case::Heads(c) => ("head_maps", c.to_string(), 2e-5),
             Case::Route(c) => ("route", c.to_string(), c.tolerance()),
             Case::Recurrent(c) => (c.family(), c.to_string(), 1e-4),

@@ -20,6 +20,9 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 /// How often everything is looked at, for what no news came of.
 const SWEEP: Duration = Duration::from_secs(30);
 
+/// How long changes that do not end are waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Paths after which everything is looked at instead.
 const MOST_CHANGED: usize = 10_000;
 
@@ -41,17 +44,21 @@ impl Project {
         Ok(())
     }
 
-    /// Watches the directories that there are now.
-    pub(super) fn follow_dirs(&self) {
+    /// Watches the directories that there are now. Says which were not watched before.
+    pub(super) fn follow_dirs(&self) -> Vec<PathBuf> {
         let dirs = lock(&self.condition).dirs.clone();
         let mut watch = lock(&self.watch);
-        let Some(own) = &*watch else { return };
+        let Some(own) = &*watch else { return vec![] };
         match own.follow(&self.root, &dirs) {
-            Ok(()) => self.is_watching.store(true, Ordering::Relaxed),
+            Ok(begun) => {
+                self.is_watching.store(true, Ordering::Relaxed);
+                begun
+            }
             Err(error) => {
                 *watch = None;
                 drop(watch);
                 self.cannot_watch(&error);
+                vec![]
             }
         }
     }
@@ -111,19 +118,25 @@ impl Drop for Project {
 fn run(project: &Weak<Project>, news: &Receiver<News>) {
     let mut changed: BTreeSet<PathBuf> = BTreeSet::new();
     let (mut lost, mut swept) = (false, Instant::now());
+    // When the first of the changes was heard.
+    let mut since: Option<Instant> = None;
     loop {
         let patience = if changed.is_empty() && !lost { SWEEP } else { DEBOUNCE };
         let heard = news.recv_timeout(patience);
         let Some(project) = project.upgrade() else { return };
         let mut settled = None;
         match heard {
-            Ok(News::Changed(path)) if changed.len() < MOST_CHANGED => {
-                changed.insert(path);
-                continue;
-            }
-            Ok(News::Changed(_) | News::Lost) => {
-                lost = true;
-                continue;
+            Ok(news @ (News::Changed(_) | News::Lost)) => {
+                match news {
+                    News::Changed(path) if changed.len() < MOST_CHANGED => {
+                        changed.insert(path);
+                    }
+                    _ => lost = true,
+                }
+                // A file that is written all the time holds nothing up.
+                if since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+                    continue;
+                }
             }
             Ok(News::Asked(number)) => settled = Some(number),
             Ok(News::Sweep(number)) => {
@@ -131,8 +144,9 @@ fn run(project: &Weak<Project>, news: &Receiver<News>) {
                 settled = Some(number);
             }
             Ok(News::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-            Err(RecvTimeoutError::Timeout) => lost |= swept.elapsed() >= SWEEP,
+            Err(RecvTimeoutError::Timeout) => {}
         }
+        lost |= swept.elapsed() >= SWEEP;
         let mut update = super::Update::default();
         if lost {
             update = project.sweep(&relative(&project, &changed));
@@ -141,7 +155,7 @@ fn run(project: &Weak<Project>, news: &Receiver<News>) {
             update = project.refresh(&changed);
         }
         changed.clear();
-        lost = false;
+        (lost, since) = (false, None);
         if let Some(number) = settled {
             project.has_settled(number);
         } else if update != super::Update::default() {

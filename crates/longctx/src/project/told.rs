@@ -45,6 +45,13 @@ pub struct Update {
     pub removed: usize,
 }
 
+impl Update {
+    pub(super) fn add(&mut self, more: Self) {
+        self.indexed += more.indexed;
+        self.removed += more.removed;
+    }
+}
+
 /// The condition of a project.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct ProjectStatus {

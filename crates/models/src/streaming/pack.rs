@@ -50,7 +50,9 @@ pub fn pack_experts(
         done += bytes;
         progress(done, total);
     };
-    let mut writer = PackWriter::new(out)?;
+    let files = files.iter().map(|path| SourceFile::of(path, &mut step));
+    let files = files.collect::<Result<_, _>>()?;
+    let mut writer = PackWriter::new(out, files)?;
     for (number, ((layer, shape), entry)) in (0u32..).zip(layers.iter().zip(entries)) {
         let fill = |expert: usize, payload: &mut [u8]| {
             let key = ExpertKey { layer: number, expert: expert as u32 };
@@ -59,9 +61,7 @@ pub fn pack_experts(
         };
         writer.layer(entry, fill, &mut step)?;
     }
-    let files = files.iter().map(|path| SourceFile::of(path, &mut step));
-    let files = files.collect::<Result<_, _>>()?;
-    let Written { records, resumed, bytes, .. } = writer.finish(files)?;
+    let Written { records, resumed, bytes, .. } = writer.finish()?;
     Ok(PackReport { layers: layers.len(), records, resumed, bytes })
 }
 

@@ -5,7 +5,10 @@ mod operations;
 mod page;
 mod schemas;
 
-use crate::{error_body::ErrorBody, wire::AnthropicError};
+use crate::{
+    error_body::ErrorBody,
+    wire::{AnthropicError, OllamaError},
+};
 use operations::{Operation, operations};
 use schemas::Schemas;
 use serde_json::{Map, Value, json};
@@ -70,10 +73,14 @@ const ERRORS: &[(u16, &str, &str)] = &[
 fn build(keys: bool) -> Value {
     let mut schemas = Schemas::new();
     let mut paths = Map::new();
-    let anthropic = anthropic_error(&schemas.response::<AnthropicError>());
+    // APIs, by their tags, whose errors have another form.
+    let others = [
+        ("Messages", error_of("Anthropic", &schemas.response::<AnthropicError>())),
+        ("Ollama", error_of("Ollama", &schemas.response::<OllamaError>())),
+    ];
     for operation in operations(&mut schemas) {
         let path = paths.entry(operation.path).or_insert_with(|| json!({}));
-        path[operation.method] = described(&operation, keys, &anthropic);
+        path[operation.method] = described(&operation, keys, &others);
     }
     let error = schemas.response::<ErrorBody>();
     let responses: Map<_, _> =
@@ -118,10 +125,10 @@ fn failure((status, meaning, codes): &(u16, &str, &str), schema: &Value) -> Valu
     response
 }
 
-/// A response with an error, as Anthropic's API has it.
-fn anthropic_error(schema: &Value) -> Value {
+/// A response with an error, as another API has it.
+fn error_of(whose: &str, schema: &Value) -> Value {
     json!({
-        "description": "An error in Anthropic's form.",
+        "description": format!("An error in {whose}'s form."),
         "headers": request_id(),
         "content": { "application/json": { "schema": schema } },
     })
@@ -131,7 +138,7 @@ fn request_id() -> Value {
     json!({ "x-request-id": { "$ref": "#/components/headers/RequestId" } })
 }
 
-fn described(operation: &Operation, keys: bool, anthropic: &Value) -> Value {
+fn described(operation: &Operation, keys: bool, others: &[(&str, Value)]) -> Value {
     let mut responses = Map::new();
     for (status, description, content) in &operation.answers {
         let response = json!({
@@ -143,7 +150,8 @@ fn described(operation: &Operation, keys: bool, anthropic: &Value) -> Value {
     }
     for status in operation.errors {
         let shared = || json!({ "$ref": format!("#/components/responses/{status}") });
-        let error = if operation.tag == "Messages" { anthropic.clone() } else { shared() };
+        let other = others.iter().find(|(tag, _)| *tag == operation.tag);
+        let error = other.map_or_else(shared, |(_, error)| error.clone());
         responses.entry(status.to_string()).or_insert(error);
     }
     let mut all = json!({

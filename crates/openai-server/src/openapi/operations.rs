@@ -5,9 +5,11 @@ use crate::wire::{
     ChatChunk, ChatRequest, ChatResponse, CompletionRequest, CompletionResponse, Conversation,
     DetokenizeRequest, DetokenizeResponse, Echo, EmbeddingRequest, EmbeddingResponse, InertFields,
     InertMessagesFields, InertResponsesFields, ItemList, LoadAdapterRequest, MessageEvent,
-    MessageOut, MessagesRequest, ModelCard, ModelList, RerankRequest, RerankResponse,
-    ResponseDeleted, ResponseEvent, ResponseOut, ResponsesRequest, SamplingFields, ScoreRequest,
-    ScoreResponse, TokenCount, TokenizeRequest, TokenizeResponse, UnloadAdapterRequest,
+    MessageOut, MessagesRequest, ModelCard, ModelList, OllamaChatRequest, OllamaEmbedRequest,
+    OllamaEmbedResponse, OllamaFields, OllamaGenerateRequest, OllamaInertFields, OllamaModels,
+    OllamaResponse, OllamaShow, OllamaShowRequest, RerankRequest, RerankResponse, ResponseDeleted,
+    ResponseEvent, ResponseOut, ResponsesRequest, SamplingFields, ScoreRequest, ScoreResponse,
+    TokenCount, TokenizeRequest, TokenizeResponse, UnloadAdapterRequest,
 };
 use schemars::JsonSchema;
 use serde_json::{Value, json};
@@ -132,6 +134,7 @@ pub(super) fn operations(s: &mut Schemas) -> Vec<Operation> {
     let mut all = generation(s);
     all.extend(messages(s));
     all.extend(responses(s));
+    all.extend(ollama(s));
     all.extend(texts(s));
     all.extend(models(s));
     all.extend(open());
@@ -207,6 +210,42 @@ fn responses(s: &mut Schemas) -> Vec<Operation> {
             )
         },
         one("post", "/v1/responses/{id}/cancel", "Ends a response in the background.", &response),
+    ]
+}
+
+fn ollama(s: &mut Schemas) -> Vec<Operation> {
+    const LINES: &str = "The response; a line of JSON for each part of it, or an OllamaError that ends them, unless \
+                         `stream` is false.";
+    let inert = OllamaInertFields::json_schema as Part;
+    let shared = OllamaFields::json_schema as Part;
+    let chat = [OllamaChatRequest::json_schema as Part, shared, inert];
+    let chat = s.request("OllamaChatRequest", &chat);
+    let generate = [OllamaGenerateRequest::json_schema as Part, shared, inert];
+    let generate = s.request("OllamaGenerateRequest", &generate);
+    let embed = s.request("OllamaEmbedRequest", &[OllamaEmbedRequest::json_schema, inert]);
+    let show = s.request("OllamaShowRequest", &[OllamaShowRequest::json_schema]);
+    let answer = s.response::<OllamaResponse<'_>>();
+    let models = s.response::<OllamaModels>();
+    let lines = |operation: Operation| {
+        let json = json!({ "schema": answer });
+        let lines = json!({ "schema": { "type": "string" } });
+        let content = json!({ "application/json": json, "application/x-ndjson": lines });
+        operation.answers(200, LINES, content)
+    };
+    vec![
+        lines(post("/api/chat", "Ollama", "Answers a conversation, as Ollama's API.", chat)),
+        lines(post("/api/generate", "Ollama", "Answers a prompt, as Ollama's API.", generate)),
+        post("/api/embed", "Ollama", "Makes vectors of texts, as Ollama's API.", embed)
+            .gives(&s.response::<OllamaEmbedResponse>()),
+        post("/api/show", "Ollama", "Describes a model, as Ollama's API.", show)
+            .gives(&s.response::<OllamaShow<'_>>()),
+        get("/api/tags", "Ollama", "Lists the models, as Ollama's API.").gives(&models),
+        get("/api/ps", "Ollama", "Lists the loaded models, as Ollama's API.").gives(&models),
+        get("/api/version", "Ollama", "Says which version this is, as Ollama's API.").answers(
+            200,
+            "The version.",
+            status(&["version"]),
+        ),
     ]
 }
 

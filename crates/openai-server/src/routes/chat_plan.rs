@@ -170,6 +170,13 @@ fn spliced(
 }
 
 impl Plan {
+    /// A prompt without a template, whose output is text alone.
+    pub(super) fn of_text(model: String, params: Params, prompt: Vec<u32>) -> Self {
+        let parser = ParserOptions::default();
+        let (one_call, logprobs, hide_reasoning) = (false, false, false);
+        Self { model, params, prompt, parser, one_call, logprobs, hide_reasoning, added: None }
+    }
+
     /// Gives the engine what is asked for. `param` is the field that holds the prompt.
     pub(super) fn submit(
         &self,

@@ -165,7 +165,7 @@ fn choose_among(best_of: u32, params: &mut Params, most: u32) -> Result<(), ApiE
 }
 
 /// What fills in before a suffix. It also ends at the tokens that mark such texts.
-fn infill(
+pub(super) fn infill(
     state: &AppState,
     suffix: &str,
     echo: bool,

@@ -39,12 +39,7 @@ fn answer(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
             return Err(ApiError::value("encoding_format", detail));
         }
     };
-    let dimensions = wire.dimensions.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-    let most = vectors.dimensions();
-    if dimensions.is_some_and(|n| n == 0 || n > most) {
-        let detail = format!("must be between 1 and {most}");
-        return Err(ApiError::value("dimensions", detail));
-    }
+    let dimensions = dimensions(wire.dimensions, vectors)?;
     let texts = tokens(state, vectors, &wire.input.0)?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
     let found = in_turn(|| vectors.vectors(&texts, dimensions)).map_err(failed)?;
@@ -64,11 +59,24 @@ fn answer(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
     Ok(Json(EmbeddingResponse { object: "list", data, model, usage }).into_response())
 }
 
-fn failed(source: VectorsError) -> ApiError {
+/// Elements of a vector that are asked for.
+pub(super) fn dimensions(
+    asked: Option<u64>,
+    vectors: &dyn TextVectors,
+) -> Result<Option<usize>, ApiError> {
+    let asked = asked.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    let most = vectors.dimensions();
+    match asked.is_some_and(|n| n == 0 || n > most) {
+        true => Err(ApiError::value("dimensions", format!("must be between 1 and {most}"))),
+        false => Ok(asked),
+    }
+}
+
+pub(super) fn failed(source: VectorsError) -> ApiError {
     ApiError::Vectors { source, param: "input" }
 }
 
-fn tokens(
+pub(super) fn tokens(
     state: &AppState,
     vectors: &dyn TextVectors,
     input: &[Prompt],

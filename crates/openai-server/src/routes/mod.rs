@@ -12,6 +12,7 @@ mod completions;
 mod embeddings;
 mod gate;
 mod info;
+mod ollama;
 mod openapi;
 mod responses;
 mod scores;
@@ -22,17 +23,20 @@ pub use gate::{Guard, protect};
 
 use crate::{config::Mount, errors::ApiError, state::AppState};
 use axum::{
-    Router,
-    http::{Method, Uri},
+    Json, Router,
+    http::{Method, Uri, header},
     middleware,
+    response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
+use serde::Serialize;
 use tower_http::decompression::RequestDecompressionLayer;
 
 /// The whole API as a service. `serve` runs it on a socket; it can also be nested in another
 /// application, without the timeouts and the graceful end that `serve` gives.
 pub fn router(state: AppState) -> Router {
     let cors = state.0.config.allowed_origins.cors();
+    let pages = state.0.config.pages.clone();
     let router = routes()
         .with_mounts(&state.0.config.mounts)
         .into_router(&state)
@@ -40,12 +44,16 @@ pub fn router(state: AppState) -> Router {
         .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(state.clone(), gate::gate))
         .layer(middleware::from_fn(anthropic::dialect))
+        .layer(middleware::from_fn(ollama::dialect))
         .with_state(state);
     let router = match cors {
         Some(cors) => router.layer(cors),
         None => router,
     };
-    router.layer(middleware::from_fn(gate::record))
+    // A page may be opened by a link from anywhere: it says nothing that is not public.
+    let pages =
+        pages.method_not_allowed_fallback(wrong_method).layer(middleware::from_fn(gate::quiet));
+    router.merge(pages).layer(middleware::from_fn(gate::record))
 }
 
 /// Every route of the API: its path, and whether it is open to callers without an API key.
@@ -64,6 +72,13 @@ fn routes() -> Routes {
         .protected("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .protected("/v1/responses/{id}/input_items", get(responses::input_items))
         .protected("/v1/responses/{id}/cancel", post(responses::cancel))
+        .protected("/api/chat", post(ollama::chat))
+        .protected("/api/generate", post(ollama::generate))
+        .protected("/api/embed", post(ollama::embed))
+        .protected("/api/show", post(ollama::show))
+        .protected("/api/tags", get(ollama::tags))
+        .protected("/api/ps", get(ollama::ps))
+        .protected("/api/version", get(ollama::version))
         .protected("/v1/embeddings", post(embeddings::handle))
         .protected("/v1/rerank", post(scores::rerank))
         .protected("/rerank", post(scores::rerank))
@@ -129,6 +144,18 @@ impl Routes {
             .layer(middleware::from_fn(gate::quiet))
             .merge(guarded)
     }
+}
+
+/// A response with an error in the form of another API: its status, and the headers that do not
+/// depend on the body.
+fn translated(response: Response, error: &impl Serialize) -> Response {
+    let (mut parts, _) = response.into_parts();
+    for header in [header::CONTENT_TYPE, header::CONTENT_LENGTH] {
+        parts.headers.remove(header);
+    }
+    let mut new = (parts.status, Json(error)).into_response();
+    new.headers_mut().extend(parts.headers);
+    new
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {

@@ -278,7 +278,7 @@ pub(crate) struct PromptDetails {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct CompletionDetails {
     pub(crate) reasoning_tokens: u64,
-    /// Drafted tokens that are in the output; with a `prediction`.
+    /// Drafted tokens that are in the output, whatever drafted them; with a `prediction`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) accepted_prediction_tokens: Option<u64>,
     /// Drafted tokens that are not.

@@ -2,8 +2,10 @@
 
 use crate::support::{App, Reply, config};
 use axum::{
+    Router,
     body::Body,
     http::{HeaderMap, Request, StatusCode},
+    routing::get,
 };
 use taper_openai_server::{ApiKeys, ServerConfig, route_table};
 
@@ -70,5 +72,24 @@ async fn without_a_key_a_path_that_is_not_there_looks_like_one_that_is() {
             assert_eq!(unknown, known, "{method} {path}");
             assert_eq!(ask(&app, method, path, true).await.0, StatusCode::NOT_FOUND);
         }
+    }
+}
+
+#[tokio::test]
+async fn pages_are_open_to_every_link_and_open_nothing_else() {
+    let api_keys = ApiKeys::new(["k1"]).unwrap();
+    let pages = Router::new().route("/", get(|| async { "page" }));
+    let app = App::with(ServerConfig { api_keys, pages, ..config() }, Reply::Text("x".into()));
+    let link = |path: &str| {
+        let request = Request::get(path).header("sec-fetch-site", "cross-site");
+        request.body(Body::empty()).unwrap()
+    };
+    let (status, headers, body) = app.send(link("/")).await;
+    assert_eq!((status, &*body), (StatusCode::OK, "page"));
+    assert!(headers.contains_key("x-request-id"));
+    assert_eq!(app.send(link("/health")).await.0, StatusCode::FORBIDDEN);
+    assert_eq!(ask(&app, "POST", "/", false).await.0, StatusCode::METHOD_NOT_ALLOWED);
+    for path in ["/what", "/v1/models", "//"] {
+        assert_eq!(ask(&app, "GET", path, false).await.0, StatusCode::UNAUTHORIZED, "{path}");
     }
 }

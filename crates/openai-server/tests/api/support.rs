@@ -174,6 +174,8 @@ impl Engine for Mock {
             preemptions: 4,
             cancelled: 1,
             steps: 77,
+            kv_evictions: 6,
+            kv_evicted_tokens: 768,
             disk_written_blocks: 16,
             disk_written_bytes: 4096,
             disk_hit_tokens: 96,

@@ -1,6 +1,7 @@
 //! One behaviour a test: chunks, order, preemption, cancellation, refusals, drafts.
 
 mod drafts;
+mod eviction;
 
 use taper_base::{SeqId, TokenId};
 use taper_scheduler::{
@@ -218,6 +219,7 @@ fn limits_are_made_consistent() {
         max_num_seqs: 64,
         max_logit_rows: 0,
         max_waiting: 0,
+        eviction: None,
     });
     let c = s.config();
     assert_eq!((c.max_num_seqs, c.max_logit_rows, c.max_waiting), (1, 1, 1));

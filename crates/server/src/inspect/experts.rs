@@ -14,7 +14,7 @@ pub(super) fn show(args: &InspectArgs, source: &ModelSource, weights: &Checkpoin
     let Some(experts) = args.experts.experts() else { return Ok(()) };
     let precision = Precision::of_dtype("auto", 1).context("auto is a precision")?;
     let allowed = (available_bytes()? as f64 * 0.6) as u64;
-    let streaming = experts.streaming(source, allowed);
+    let streaming = experts.streaming(source, allowed)?;
     let moe_top_k = args.experts.moe_top_k;
     let experts = Some(&streaming);
     let options = LoadOptions { precision, experts, moe_top_k, ..LoadOptions::default() };

@@ -58,7 +58,10 @@ pub const FAMILIES: &[Family] = &[
         [coded::EncodeRun, coded::EncodeParams, coded::ExactParams, coded_new::NewRowsParams]
     ),
     family!(EXPAND, [expand::ExpandParams, expand::RotateParams]),
-    family!(EXPERTS, [experts::ExpertParams, experts::BetweenParams, experts::AddExpertsParams]),
+    family!(EXPERTS, [experts::ExpertParams, experts::AddExpertsParams, experts::ExpertSumParams]),
+    family!(EXPERTS_MATMUL, [experts::BeginParams, experts::ExpertTileParams]),
+    family!(EXPERTS_TILE, [experts::ExpertTileParams]),
+    family!(EXPERTS_WIDE, [experts::ExpertTileParams]),
     family!(ROUTE, [experts::RouteParams, experts::ScoredParams]),
     family!(STATES, [states::CopyStateParams, states::WatchStateParams]),
     family!(CONV, [states::StateRun, states::StateCut, conv::ConvParams]),

@@ -222,6 +222,12 @@ impl GpuWeight {
         self.tile_kernel().filter(|_| whole)
     }
 
+    /// [`Self::tile_kernel`], if products with halves of rows as they are stored consist of whole tiles.
+    pub(super) fn own_tiles(&self) -> Option<(&'static str, u8)> {
+        let whole = self.is_whole() && self.cols.is_multiple_of(TILE_COLS);
+        self.tile_kernel().filter(|_| whole)
+    }
+
     pub(super) fn group_shift(&self) -> u32 {
         match self.format {
             Format::Dense(_) | Format::Mxfp4 => 0,
@@ -344,8 +350,7 @@ impl GpuWeight {
     /// The order in which a product of so many rows of activations takes them as halves, if it does.
     pub(crate) fn order(&self, tokens: usize) -> Option<Order> {
         // Halves would be made of the inputs alone, without the zeros.
-        let whole = self.is_whole() && self.cols.is_multiple_of(TILE_COLS);
-        let tiles = self.tile_kernel().filter(|_| !self.exact && whole);
+        let tiles = self.own_tiles().filter(|_| !self.exact);
         let many = tokens >= LIBRARY_FROM && self.gpu().has_matmul();
         let (_, bits) = tiles.filter(|_| tokens >= TILES_FROM[0] && !many)?;
         Some(Order::of(self.gpu(), bits, tokens))

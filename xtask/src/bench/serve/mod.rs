@@ -163,7 +163,7 @@ impl ServeArgs {
         let mut turns = vec![Vec::new(); targets.len()];
         for round in 0..self.rounds {
             for (target, turns) in targets.iter().zip(&mut turns) {
-                let load = Load { seed: 2 * round as u64 + 2, ..load };
+                let load = Load { seed: seed([round, load.clients, load.prompt]), ..load };
                 turns.push(self.turn(target, load).with_context(|| target.name.clone())?);
             }
         }
@@ -194,7 +194,7 @@ impl ServeArgs {
             .map_or_else(|| target.name.clone(), |s| format!("http://{}", s.address));
         let client = Client::new(&url, key, self.model.as_deref())?;
         // The first requests of a server pay for what is made once: graphs, pages, threads.
-        load::send(&client, Load { requests: 1, seed: 1 << 20, ..load });
+        load::send(&client, Load { requests: 1, seed: load.seed + 3, ..load });
         let seen = load::send(&client, load);
         let beside = self.arrivals.map(|arrivals| {
             let next = Load { seed: load.seed + 1, ..load };
@@ -281,6 +281,16 @@ impl Turn {
         }
         row
     }
+}
+
+/// The first of four seeds, others for each load of a run: a server that runs on has the prompts of earlier loads in
+/// its prefix cache.
+fn seed(parts: [usize; 3]) -> u64 {
+    let mixed = parts.iter().fold(0x9e37_79b9_u64, |seed, &part| {
+        (seed ^ part as u64).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
+    });
+    // Prompts are numbered in the lower half of a seed.
+    (mixed & 0x3fff_ffff) << 2
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Bugs in attention and in products of many rows on matrix units.
 
-use super::{BARRIER, Mutant, mutant};
+use super::{Mutant, mutant};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     mutant("attend_tile", "what halves leave dropped", "sum[2 * u] + sum[2 * u + 1]", "sum[2 * u]"),
@@ -86,24 +86,29 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "activate(p.gate, y[e]) * up[e]",
         "activate(p.gate, up[e]) * y[e]",
     ),
-    mutant("matmul_wide", "the barrier before a step dropped", BARRIER, ""),
+    mutant(
+        "matmul_wide",
+        "the barrier before a step dropped",
+        "wide_publish();\n        threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "wide_publish();",
+    ),
     mutant(
         "matmul_wide",
         "a stage too early",
-        "COPY_X(step + STAGES - 1)",
-        "COPY_X(step + STAGES)",
+        "memory + next % WIDE_X_STAGES",
+        "memory + (next + 1) % WIDE_X_STAGES",
     ),
     mutant(
         "matmul_wide",
         "scale and bias swapped",
-        "raw, scale[2 * i + u], bias[2 * i + u]",
-        "raw, bias[2 * i + u], scale[2 * i + u]",
+        "widened<BITS>(raw, scale, bias, out)",
+        "widened<BITS>(raw, bias, scale, out)",
     ),
     mutant(
         "matmul_wide",
         "the next step of rows that are not packed",
-        "p.packed ? CHUNKS * 8 : CHUNKS",
-        "CHUNKS",
+        "of.packed ? S::CHUNKS * 8 : S::CHUNKS",
+        "S::CHUNKS",
     ),
     mutant("matmul_wide", "another half of the columns", "uint(2 * h + k)", "uint(2 * k + h)"),
     mutant(

@@ -3,14 +3,14 @@
 use crate::{
     error_body::ErrorBody,
     record::Record,
+    routes::translated,
     wire::{AnthropicError, AnthropicErrorDetail},
 };
 use axum::{
-    Json,
     extract::Request,
-    http::{HeaderName, StatusCode, header},
+    http::{HeaderName, StatusCode},
     middleware::Next,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use std::sync::Arc;
 
@@ -34,23 +34,12 @@ pub(in crate::routes) async fn dialect(request: Request, next: Next) -> Response
     let mut response = next.run(request).await;
     if let Some(error) = response.extensions_mut().remove::<ErrorBody>() {
         let id = id.as_ref().and_then(|id| id.to_str().ok()).map(str::to_owned);
-        response = translated(response, &error, id);
+        response = translated(response, &body(&error, id));
     }
     if let Some(id) = id {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
-}
-
-/// Keeps the status and the headers that do not depend on the body.
-fn translated(response: Response, error: &ErrorBody, id: Option<String>) -> Response {
-    let (mut parts, _) = response.into_parts();
-    for header in [header::CONTENT_TYPE, header::CONTENT_LENGTH] {
-        parts.headers.remove(header);
-    }
-    let mut new = (parts.status, Json(body(error, id))).into_response();
-    new.headers_mut().extend(parts.headers);
-    new
 }
 
 pub(super) fn body(error: &ErrorBody, request_id: Option<String>) -> AnthropicError {

@@ -1,23 +1,22 @@
 //! Mixtures of experts.
 
-mod groups;
 mod products;
 mod route;
+mod tiles;
 
-use super::{Buffer, Gpu, GpuWeight, Product, ops};
+use super::{Buffer, Gpu, GpuWeight, ops};
 use crate::{
-    Linear, Result, Tensor, TensorError, ops::Activation, routing::Router, tensor::GpuTensor,
+    Linear, Result, RmsNorm, Tensor, TensorError, ops::Activation, routing::Router,
+    tensor::GpuTensor,
 };
-use groups::Groups;
-pub(super) use products::{AddExpertsParams, BetweenParams, ExpertParams};
+pub(super) use products::{AddExpertsParams, ExpertParams, ExpertSumParams};
 use route::Routes;
 pub(super) use route::{RouteParams, ScoredParams};
 use std::sync::Arc;
+pub(super) use tiles::{BeginParams, ExpertTileParams};
 
 /// Most experts that a router chooses among.
 const MAX_EXPERTS: usize = 1024;
-/// From this many tokens on, each expert's tokens are multiplied together.
-const GROUP_FROM: usize = 128;
 
 /// What experts make of what they read, beside their products.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +45,8 @@ pub struct ExpertMaps<'a> {
 pub struct ExpertsInput<'a> {
     /// `[t, hidden]`.
     pub x: &'a Tensor,
+    /// What they read `x` through.
+    pub norm: Option<&'a RmsNorm>,
     /// The router's outputs, `[t, experts]`. Those after the last expert that has maps give back what they read
     /// (LongCat).
     pub logits: &'a Tensor,
@@ -76,6 +77,9 @@ struct Stack {
 /// [`ExpertsInput`] on the GPU.
 struct Read<'a> {
     x: &'a GpuTensor,
+    norm: Option<&'a RmsNorm>,
+    /// Whether tokens may choose experts that give back what they read.
+    idle: bool,
     shared: Option<(&'a GpuTensor, Option<&'a GpuTensor>)>,
     residual: Option<&'a GpuTensor>,
 }
@@ -153,24 +157,25 @@ impl StackedExperts {
             None => None,
         };
         let residual = input.residual.map(there).transpose()?;
-        let read = Read { x: there(input.x)?, shared, residual };
+        let (x, idle) = (there(input.x)?, n > self.experts);
+        // What idle experts give back is normed.
+        let normed = input.norm.filter(|_| idle).map(|norm| ops::rms_norm(x, norm)).transpose()?;
+        let (x, norm) = normed.as_ref().map_or((x, input.norm), |x| (x, None));
+        let read = Read { x, norm, idle, shared, residual };
         let routes = route::route(logits, router)?;
         let chosen = router.routing.chosen;
-        let (y, places) = if self.exact || t < GROUP_FROM {
-            (self.one_by_one(read.x, &routes, chosen)?, None)
-        } else {
-            self.grouped(read.x, &routes, chosen, n)?
+        let y = match self.tiling(t, chosen) {
+            None => self.one_by_one(&read, &routes, chosen)?,
+            Some(tiling) => {
+                let (y, places) = self.by_tiles(&read, &routes, chosen, tiling)?;
+                self.add(&read, (&y, &places), &routes, chosen)?
+            }
         };
-        self.add(&read, &y, &routes, places.as_ref(), (chosen, n)).map(Tensor::from)
+        Ok(y.into())
     }
 
     fn hidden(&self) -> usize {
         self.first.weight.cols()
-    }
-
-    /// Rows of the first map of an expert.
-    fn height(&self) -> usize {
-        self.first.weight.rows() / self.experts
     }
 
     fn there<'a>(&self, x: &'a Tensor, shape: [usize; 2]) -> Result<&'a GpuTensor> {
@@ -181,66 +186,6 @@ impl StackedExperts {
             Some(x) if x.gpu().is(self.first.weight.gpu()) => Ok(x),
             _ => Err(TensorError::Device { op: "experts", device: "cpu".into() }),
         }
-    }
-
-    /// The gate, if products themselves compute all that is between them.
-    fn fused(&self) -> Option<Activation> {
-        let Self { kind, first, down, gated, .. } = self;
-        let plain = first.bias.is_none() && !kind.weighs_input && kind.limit.is_none();
-        let fits = *gated && plain && ops::is_fused(kind.activation) && down.weight.is_whole();
-        fits.then_some(kind.activation)
-    }
-
-    /// The path for many tokens: each expert's tokens are multiplied together. The host has to know how many
-    /// each has.
-    fn grouped(
-        &self,
-        x: &GpuTensor,
-        routes: &Routes,
-        chosen: usize,
-        outputs: usize,
-    ) -> Result<(GpuTensor, Option<Buffer>)> {
-        let gpu = self.first.weight.gpu();
-        let ids: Vec<u32> = routes.ids.read(0, routes.pairs)?;
-        let groups = groups::group(&ids, chosen, outputs);
-        let x = ops::take_rows(x, &groups.tokens)?;
-        let inner = match self.fused() {
-            Some(activation) => {
-                let product = Product { gate: Some(activation), ..Product::default() };
-                let width = self.height() / 2;
-                self.by_expert(&self.first, &x, &groups, product, width)?
-            }
-            None => {
-                let product = Product::default();
-                let raw = self.by_expert(&self.first, &x, &groups, product, self.height())?;
-                self.between(&raw, routes, &groups)?
-            }
-        };
-        let y = self.by_expert(&self.down, &inner, &groups, Product::default(), self.hidden())?;
-        Ok((y, Some(gpu.upload(&groups.places)?)))
-    }
-
-    /// Each expert's product with its own rows of `x`, to rows of `width` outputs.
-    fn by_expert(
-        &self,
-        stack: &Stack,
-        x: &GpuTensor,
-        groups: &Groups,
-        product: Product<'_>,
-        width: usize,
-    ) -> Result<GpuTensor> {
-        let y = GpuTensor::new(x.gpu(), &[x.dims[0], width])?;
-        let height = stack.weight.rows() / self.experts;
-        let mut first = 0;
-        for (expert, &end) in groups.ends.iter().take(self.experts).enumerate() {
-            if first < end {
-                let own = stack.weight.part(expert * height, height);
-                let out = rows(&y, first..end);
-                own.multiply_to(&rows(x, first..end), product, &[height], &[out])?;
-            }
-            first = end;
-        }
-        Ok(y)
     }
 }
 
@@ -266,17 +211,6 @@ impl Stack {
             _ => return Err(wrong()),
         };
         Ok(Self { weight, bias })
-    }
-}
-
-/// Some rows, over the same memory.
-fn rows(x: &GpuTensor, range: std::ops::Range<usize>) -> GpuTensor {
-    let cols = x.dims[1];
-    GpuTensor {
-        offset: x.offset + 4 * cols * range.start,
-        dims: vec![range.len(), cols],
-        prepared: None,
-        ..x.clone()
     }
 }
 
@@ -311,7 +245,7 @@ mod tests {
         };
         let pair = || vec![linear(48, 64), linear(48, 64)];
         let good = new(&[(pair(), biased(64, 48)), (pair(), biased(64, 48))]).unwrap();
-        assert_eq!((good.elements(), good.fused()), (2 * 3 * 48 * 64, None));
+        assert_eq!(good.elements(), 2 * 3 * 48 * 64);
         // Rows of 48 are stored with zeros after them.
         assert_eq!(good.bytes(), 2 * 2 * (2 * 48 * 64 + 64 * 64) + 2 * 4 * 64);
         assert!(new(&[]).is_err(), "none");
