@@ -61,7 +61,7 @@ fn converted(
     }
     if role == Role::Tool {
         message.tool_call_id =
-            Some(answered(open, wire.tool_call_id, wire.tool_name.as_deref(), at)?);
+            Some(answered(open, wire.tool_call_id.as_deref(), wire.tool_name.as_deref(), at)?);
         message.name = wire.tool_name;
     }
     Ok(message)
@@ -70,12 +70,12 @@ fn converted(
 /// The id of the call that a result is of.
 fn answered(
     open: &mut VecDeque<Open>,
-    id: Option<String>,
+    id: Option<&str>,
     name: Option<&str>,
     at: &str,
 ) -> Result<String, ApiError> {
-    let is_meant = |call: &Open| match (&id, name) {
-        (Some(id), _) => call.id == *id,
+    let is_meant = |call: &Open| match (id, name) {
+        (Some(id), _) => call.id == id,
         (None, Some(name)) => call.name == name,
         (None, None) => true,
     };

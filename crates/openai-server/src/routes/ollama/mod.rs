@@ -37,7 +37,7 @@ use std::sync::Arc;
 /// What a request comes to.
 enum Request {
     /// A question, and whether the answer comes line by line.
-    Ask(Plan, bool),
+    Ask(Box<Plan>, bool),
     /// It only asks that this model be loaded.
     Load(String),
 }
@@ -68,8 +68,8 @@ fn request(
 ) -> Result<Request, ApiError> {
     Ok(match read(state, body)? {
         Asked::Load(model) => Request::Load(state.0.model(model.as_deref())?.name),
-        Asked::Chat(ask, stream) => Request::Ask(ask.plan(state)?, stream),
-        Asked::Text(ask, stream) => Request::Ask(ask.plan(state)?, stream),
+        Asked::Chat(ask, stream) => Request::Ask(Box::new(ask.plan(state)?), stream),
+        Asked::Text(ask, stream) => Request::Ask(Box::new(ask.plan(state)?), stream),
     })
 }
 
