@@ -287,7 +287,6 @@ mod tests {
 
     #[test]
     fn tiles_grow_with_an_experts_pairs() {
-        let fast = Units::Fast([("q4_g64", 4); 2]);
         let of = |fast, tokens: usize| tile_size(fast, 8 * tokens, 128);
         assert_eq!([2, 64, 128, 256, 2048].map(|t| of(true, t)), [8, 8, 16, 32, 64].map(Some));
         let any = [2, 16, 17, 96, 97].map(|t| of(false, t));
