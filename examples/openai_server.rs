@@ -28,6 +28,7 @@ impl Engine for Echo {
         Ok(())
     }
     fn info(&self) -> &EngineInfo {
+        kv_recall_pages: 0,
         &self.0
     }
     fn stats(&self) -> EngineStats {
