@@ -28,7 +28,6 @@ impl Engine for Echo {
         Ok(())
     }
     fn info(&self) -> &EngineInfo {
-        kv_recall_pages: 0,
         &self.0
     }
     fn stats(&self) -> EngineStats {
@@ -50,6 +49,7 @@ async fn main() -> Result<()> {
         kv_bits: vec![],
         prefix_caching: false,
         weight_bytes: 0,
+        kv_recall_pages: 0,
         drafting: Drafting::default(),
     }));
     let state = AppState::new(engine, tokenizer, None, ServerConfig::default());
