@@ -13,7 +13,9 @@ use std::{
 use taper_base::{Drafting, MAX_DRAFT_TOKENS, SeqId};
 use taper_kv_cache::KvCache;
 use taper_scheduler::{Scheduler, SeqWork, StepPlan};
-use taper_speculative::{Controller, Costs, DraftInput, Drafter, Proposal, SuffixDrafter, Verified};
+use taper_speculative::{
+    Controller, Costs, DraftInput, Drafter, Proposal, SuffixDrafter, Verified,
+};
 
 /// How an engine drafts tokens.
 #[derive(Clone)]

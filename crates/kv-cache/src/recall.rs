@@ -247,7 +247,11 @@ impl KvCache {
     }
 
     /// Chooses the pages that are attended to from a position on.
-    fn choose_pages(&mut self, range: &SeqRange, recall: &mut Recalling) -> Result<(), KvCacheError> {
+    fn choose_pages(
+        &mut self,
+        range: &SeqRange,
+        recall: &mut Recalling,
+    ) -> Result<(), KvCacheError> {
         let (tokens, rule) = (range.start, self.rule(recall));
         if rule.leaves_out(tokens) {
             let from = recall.queries_from(tokens);

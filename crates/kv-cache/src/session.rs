@@ -103,14 +103,8 @@ impl<'a> PagedSession<'a> {
             }
             slots.extend((range.start..end).map(|i| blocks[i / size].0 as usize * size + i % size));
         }
-        let mut session = Self {
-            cache,
-            ranges,
-            slots,
-            exact: vec![],
-            exact_slots: vec![],
-            views: vec![],
-        };
+        let mut session =
+            Self { cache, ranges, slots, exact: vec![], exact_slots: vec![], views: vec![] };
         if session.cache.config.exact.is_some() {
             session.place_exact()?;
         }

@@ -123,8 +123,8 @@ fn is_secret_value(value: &str) -> bool {
     let letters = value.bytes().filter(u8::is_ascii_alphabetic).count();
     let others = value.len() - digits - letters;
     // Names, paths, calls and sentences are made of letters and a few signs.
-    let is_name = digits == 0
-        && value.bytes().all(|b| b.is_ascii_alphabetic() || b"_-./: ,'".contains(&b));
+    let is_name =
+        digits == 0 && value.bytes().all(|b| b.is_ascii_alphabetic() || b"_-./: ,'".contains(&b));
     !is_name && (digits > 0 || others > 0) && entropy(value.as_bytes()) >= 2.5
 }
 

@@ -73,7 +73,11 @@ impl FakeDisk {
             Trouble::Fails(n)
             | Trouble::EndsEarly(n)
             | Trouble::FlipsBit(n)
-            | Trouble::Panics(n) if *n == 0 => None,
+            | Trouble::Panics(n)
+                if *n == 0 =>
+            {
+                None
+            }
             Trouble::Fails(n)
             | Trouble::EndsEarly(n)
             | Trouble::FlipsBit(n)

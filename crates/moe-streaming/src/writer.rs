@@ -49,7 +49,8 @@ impl PackWriter {
             Ok(text) => {
                 let before: Vec<SourceFile> = serde_json::from_slice(&text)
                     .map_err(|source| ExpertError::Json { path: path.clone(), source })?;
-                let same = |(a, b): (&SourceFile, &SourceFile)| a.name == b.name && a.sha256 == b.sha256;
+                let same =
+                    |(a, b): (&SourceFile, &SourceFile)| a.name == b.name && a.sha256 == b.sha256;
                 if before.len() != source.len() || !before.iter().zip(&source).all(same) {
                     let reason = "what is there was begun with other files".to_owned();
                     return Err(ExpertError::OtherModel { path: dir.to_owned(), reason });

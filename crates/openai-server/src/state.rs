@@ -224,7 +224,8 @@ impl Shared {
     /// Added tokens as text, special or not, and `others`. Those without a sign, such as runs of blanks, mark nothing.
     pub(crate) fn markers(&self, others: &[&str]) -> &[String] {
         self.markers.get_or_init(|| {
-            let marks = |token: &&str| token.chars().any(|c| !c.is_alphanumeric() && !c.is_whitespace());
+            let marks =
+                |token: &&str| token.chars().any(|c| !c.is_alphanumeric() && !c.is_whitespace());
             let mut all: Vec<String> =
                 self.tokenizer.added_tokens().filter(marks).map(str::to_owned).collect();
             all.extend(others.iter().map(|text| (*text).to_owned()));

@@ -96,7 +96,7 @@ mod tests {
         let s = SCHEDULE;
         assert_eq!((s.first(1005), s.next(1005, 512)), (1005, 1005));
         let evicted = s.evicted(1005, 1005);
-        assert!(evicted % 32 == 0 && (69..=100).contains(&(1005 - evicted)), "{evicted}");
+        assert!(evicted.is_multiple_of(32) && (69..=100).contains(&(1005 - evicted)), "{evicted}");
         assert_eq!(s.evicted(1005, 1037), evicted + 32);
     }
 

@@ -123,7 +123,8 @@ impl ModelDrafter {
     fn catch_up(&mut self, seq: &DraftInput<'_>, count: usize) -> Result<(), DraftError> {
         let computed = self.computed.entry(seq.id).or_default();
         let start = computed.len();
-        let Some(next) = seq.tokens.get(start..start + count).filter(|next| !next.is_empty()) else {
+        let Some(next) = seq.tokens.get(start..start + count).filter(|next| !next.is_empty())
+        else {
             return Ok(());
         };
         computed.extend_from_slice(next);

@@ -30,7 +30,8 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let gpu = settings.gpu.as_ref();
     let free = memory::available_bytes()?;
     let allowed = (free as f64 * settings.memory_share) as u64;
-    let experts = settings.experts.as_ref().map(|own| own.streaming(source, allowed)).transpose()?;
+    let experts =
+        settings.experts.as_ref().map(|own| own.streaming(source, allowed)).transpose()?;
     let options = LoadOptions {
         max_model_len: settings.max_model_len.map(|n| n as usize),
         precision,
