@@ -6,7 +6,8 @@
 mod common;
 
 use common::{
-    Answer, Mock, Numbers, ask, chain_model, collect, config, fixture_dir, greedy, settled, submit,
+    Answer, Mock, Numbers, ask, assert_equal, chain_model, collect, config, fixture_dir, greedy,
+    settled, submit,
 };
 use std::{path::Path, sync::Arc, thread, time::Duration};
 use taper_base::{Engine, EngineStats, GenRequest, SubmitError, TokenId};
@@ -70,14 +71,6 @@ fn alone(config: &EngineConfig, requests: &[GenRequest]) -> (Vec<Answer>, Engine
     let answers = requests.iter().map(|r| ask(&engine, r.clone())).collect();
     settled(&engine);
     (answers, engine.stats())
-}
-
-fn assert_equal(got: &[Answer], want: &[Answer], what: &str) {
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!(got.error.is_none(), "request {i}, {what}: {:?}", got.error);
-        assert_eq!(got.tokens, want.tokens, "request {i}, {what}");
-        assert_eq!(got.logprobs, want.logprobs, "request {i}, {what}");
-    }
 }
 
 fn refusal(model: Box<dyn Model>, config: &EngineConfig) -> EngineError {

@@ -6,7 +6,7 @@
 mod common;
 mod drafters;
 
-use common::{Answer, Numbers, ask, collect, config, greedy, settled, submit, tiny};
+use common::{Answer, Numbers, ask, assert_equal, collect, config, greedy, settled, submit, tiny};
 use drafters::{Oracle, Random};
 use std::sync::Arc;
 use taper_base::{Drafting, Engine, GenRequest, SamplingParams, StopRules, TokenId};
@@ -23,16 +23,6 @@ fn crowd(config: &EngineConfig, requests: &[GenRequest]) -> (Vec<Answer>, taper_
     let answers = open.into_iter().map(collect).collect();
     settled(&engine);
     (answers, engine.stats())
-}
-
-fn assert_equal(got: &[Answer], want: &[Answer], what: &str) {
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!(got.error.is_none(), "request {i}, {what}: {:?}", got.error);
-        assert_eq!(got.tokens, want.tokens, "request {i}, {what}");
-        assert_eq!(got.logprobs, want.logprobs, "request {i}, {what}");
-        assert_eq!(got.prompt, want.prompt, "request {i}, {what}");
-        assert_eq!(got.finish, want.finish, "request {i}, {what}");
-    }
 }
 
 /// Drafters that are never, sometimes and nearly always right.

@@ -191,13 +191,16 @@ impl KvCache {
         Ok(())
     }
 
-    /// What each range of a step attends to: all of its sequence where it is `None`.
+    /// What each range of a step attends to: all of its sequence where it is `None`, or has no place.
     pub(crate) fn views(
         &mut self,
         ranges: &[SeqRange],
         exact: &[Vec<Option<BlockId>>],
     ) -> Result<Vec<Option<View>>, KvCacheError> {
-        let mut views = Vec::new();
+        if self.recalling.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut views = Vec::with_capacity(ranges.len());
         for (i, range) in ranges.iter().enumerate() {
             let Some(mut recall) = self.recalling.remove(&range.seq) else {
                 views.push(None);

@@ -2,6 +2,7 @@
 
 use crate::KeyBoxes;
 use multiversion::multiversion;
+use taper_base::exp;
 use taper_tensor::pool;
 
 /// What a layer adds to the scores of a sequence's pages.
@@ -116,21 +117,6 @@ fn log_sum_exp(x: &[f32]) -> f32 {
     most + sums.iter().sum::<f32>().ln()
 }
 
-/// `e^x` of `x <= 0` to a few units of the last place, in instructions that vectors have (Cephes).
-#[inline(always)]
-fn exp(x: f32) -> f32 {
-    const LN_2: [f32; 2] = [-0.693_359_4, 2.121_944_4e-4];
-    const TERMS: [f32; 5] = [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
-    let x = x.max(-87.0);
-    // Rounds to the nearest: the sum's last bits are whole numbers.
-    const ROUND: f32 = 12_582_912.0;
-    let n = x * std::f32::consts::LOG2_E + ROUND - ROUND;
-    let r = x + n * LN_2[0] + n * LN_2[1];
-    let p = TERMS.iter().fold(1.987_569_1e-4, |p, c| p * r + c);
-    let power = f32::from_bits(((n as i32 + 127) as u32) << 23);
-    (p * (r * r) + r + 1.0) * power
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,15 +128,6 @@ mod tests {
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
         (0..n).map(|_| next()).collect()
-    }
-
-    #[test]
-    fn exponentials_are_right() {
-        for i in 0..8700 {
-            let x = -f32::from(i as u16) / 100.0;
-            let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
-            assert!((got / want - 1.0).abs() < 1e-6, "{x}: {got}, not {want}");
-        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Rule {
 
     /// The candidates that are attended to, ascending: those of the best scores, ties to the lower position. A
     /// page of `before`, the last choice, stays until its score is clearly below the last one chosen.
-    /// `scores` are of all pages, from the sequence's first on.
+    /// `scores` are of all pages, from the sequence's first on; `before` ascends.
     #[must_use]
     pub fn select(&self, tokens: usize, scores: &[f32], before: &[usize]) -> Vec<usize> {
         let candidates = self.candidates(tokens);
@@ -52,7 +52,8 @@ impl Rule {
         let stays = |page: &usize| candidates.contains(page) && score(*page) >= last - STICKY;
         let mut chosen: Vec<usize> = before.iter().copied().filter(stays).collect();
         chosen.truncate(self.pages);
-        let new: Vec<usize> = best.into_iter().filter(|page| !chosen.contains(page)).collect();
+        let new: Vec<usize> =
+            best.into_iter().filter(|page| chosen.binary_search(page).is_err()).collect();
         chosen.extend(new.into_iter().take(self.pages - chosen.len()));
         chosen.sort_unstable();
         chosen

@@ -269,3 +269,14 @@ impl Numbers {
         (0..len).map(|_| self.below(vocab)).collect()
     }
 }
+
+/// Answers that are the same, bit for bit.
+pub(crate) fn assert_equal(got: &[Answer], want: &[Answer], what: &str) {
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!(got.error.is_none(), "request {i}, {what}: {:?}", got.error);
+        assert_eq!(got.tokens, want.tokens, "request {i}, {what}");
+        assert_eq!(got.logprobs, want.logprobs, "request {i}, {what}");
+        assert_eq!(got.prompt, want.prompt, "request {i}, {what}");
+        assert_eq!(got.finish, want.finish, "request {i}, {what}");
+    }
+}
