@@ -50,6 +50,10 @@ impl<'de, T: TryFrom<i128>> Deserialize<'de> for Whole<T> {
                 if v.fract() != 0.0 {
                     return Err(E::invalid_type(Unexpected::Float(v), &self));
                 }
+                // A number below i64 is a float by now, and may have become i64's lowest by rounding.
+                if v <= i64::MIN as f64 {
+                    return Err(E::invalid_value(Unexpected::Float(v), &self));
+                }
                 // The cast saturates, far outside of every type that is asked for.
                 let whole = T::try_from(v as i128).map(Whole);
                 whole.map_err(|_| E::invalid_value(Unexpected::Float(v), &self))

@@ -1,5 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { metricsText } from "../api";
+import { Facts } from "../components/Facts";
 import { Plot, type Line } from "../components/Plot";
 import { bytes, milliseconds, rate, whole } from "../format";
 import { parse, Reading } from "../metrics";
@@ -118,17 +119,5 @@ function Totals({ now }: { now: Reading }) {
     ["Preempted sequences", whole(now.get("vllm:num_preemptions_total"))],
     ["Running since", started > 0 ? new Date(started * 1000).toLocaleString("en") : "–"],
   ];
-  return (
-    <section class="card">
-      <h2>Since the start</h2>
-      <dl class="facts">
-        {rows.map(([name, value]) => (
-          <div key={name}>
-            <dt>{name}</dt>
-            <dd>{value}</dd>
-          </div>
-        ))}
-      </dl>
-    </section>
-  );
+  return <Facts title="Since the start" facts={rows} />;
 }

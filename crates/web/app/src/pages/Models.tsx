@@ -1,5 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { metricsText, version } from "../api";
+import { Facts } from "../components/Facts";
 import { bytes, whole } from "../format";
 import { parse, Reading } from "../metrics";
 import { change } from "../settings";
@@ -84,17 +85,5 @@ function Cache({ reading }: { reading: Reading }) {
     ["Prefix caching", info("enable_prefix_caching") === "True" ? "on" : "off"],
     ["Speculation", drafts || "off"],
   ];
-  return (
-    <section class="card">
-      <h2>KV cache</h2>
-      <dl class="facts">
-        {facts.map(([name, value]) => (
-          <div key={name}>
-            <dt>{name}</dt>
-            <dd>{value}</dd>
-          </div>
-        ))}
-      </dl>
-    </section>
-  );
+  return <Facts title="KV cache" facts={facts} />;
 }

@@ -1,0 +1,16 @@
+/** A card of names and values. */
+export function Facts({ title, facts }: { title: string; facts: [string, string][] }) {
+  return (
+    <section class="card">
+      <h2>{title}</h2>
+      <dl class="facts">
+        {facts.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
+    </section>
+  );
+}
