@@ -8,6 +8,8 @@ mod engine;
 mod exp;
 mod grammar;
 mod ids;
+mod media;
+mod medium;
 mod phase;
 mod request;
 mod sampling;
@@ -24,6 +26,8 @@ pub use engine::{
 pub use exp::exp;
 pub use grammar::{Constraint, ConstraintError, End, Grammar, SharedGrammar, TokenMask};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
+pub use media::{EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage};
+pub use medium::Medium;
 pub use phase::Phase;
 pub use request::{
     ErrorId, Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError,

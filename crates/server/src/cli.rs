@@ -4,6 +4,7 @@ use crate::{
     convert_args::ConvertArgs,
     eviction_args::{CalibrateArgs, EvictionArgs},
     expert_args::ExpertArgs,
+    image_args::ImageArgs,
     kv_args::KvArgs,
     kv_report::KvReportArgs,
     longctx_args::{CallerArgs, LongctxCommand, RescueArgs},
@@ -245,6 +246,8 @@ pub(crate) struct ServeArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) lora: LoraArgs,
+    #[command(flatten)]
+    pub(crate) images: ImageArgs,
     #[command(flatten)]
     pub(crate) callers: CallerArgs,
     #[command(flatten)]

@@ -169,6 +169,7 @@ fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
         allow_unknown_fields: args.allow_unknown_fields,
         max_stored_responses: args.max_stored_responses as usize,
         max_stored_bytes: usize::from(args.max_stored_mib) << 20,
+        images: args.images.limits(),
         pages: if args.no_ui { Router::new() } else { taper_web::router() },
         ..ServerConfig::default()
     }
