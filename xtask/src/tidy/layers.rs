@@ -22,7 +22,7 @@ const fn side(name: &'static str, also: &'static [&'static str]) -> Place {
 }
 
 /// The directions of `docs/architecture.md`.
-const PLACES: [Place; 24] = [
+const PLACES: [Place; 25] = [
     tier("taper-base", 0),
     tier("taper-kernels", 0),
     tier("taper-cpu", 1),
@@ -34,6 +34,7 @@ const PLACES: [Place; 24] = [
     tier("taper-moe-streaming", 3),
     Place { name: "taper-conformance", tier: Some(4), also: &["taper-sampler"] },
     tier("taper-kv-cache", 4),
+    tier("taper-vision", 4),
     tier("taper-models", 5),
     tier("taper-speculative", 6),
     Place { name: "taper-engine", tier: Some(7), also: &["taper-sampler", "taper-scheduler"] },
