@@ -56,10 +56,11 @@ impl Media {
         own: Range<usize>,
         first: usize,
     ) -> impl Iterator<Item = ImageRow<'_>> {
-        let from = self.rows.partition_point(|row| row.token < own.start);
-        let rows = self.rows[from..].iter().take_while(move |row| row.token < own.end);
+        let Range { start, end } = own;
+        let from = self.rows.partition_point(|row| row.token < start);
+        let rows = self.rows[from..].iter().take_while(move |row| row.token < end);
         rows.map(move |row| ImageRow {
-            token: (first + row.token - own.start) as u32,
+            token: (first + row.token - start) as u32,
             image: &self.images[row.image].encoded,
             row: row.row,
         })

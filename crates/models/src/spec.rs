@@ -253,6 +253,7 @@ impl TopNames {
             ("model.", "lm_head"),
             ("model.language_model.", "lm_head"),
             ("language_model.model.", "language_model.lm_head"),
+            ("model.text_model.", "lm_head"),
             // Models for vectors of texts.
             ("", "lm_head"),
         ],

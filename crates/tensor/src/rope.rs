@@ -81,12 +81,15 @@ impl RopeTable {
         let rows = pool::map(positions.len().div_ceil(ROWS), |i| {
             let part = &positions[i * ROWS..positions.len().min((i + 1) * ROWS)];
             // f32 as the reference implementation multiplies, so that far positions agree.
-            let angle = |p: &P| {
-                let pairs = self.inv_freq.iter().enumerate();
-                pairs.map(move |(pair, f)| (of_pair(p, pair) as f32 * f).sin_cos())
-            };
-            let scaled = |(s, c): (f32, f32)| (s * self.scale, c * self.scale);
-            part.iter().flat_map(angle).map(scaled).unzip::<_, _, Vec<_>, Vec<_>>()
+            let (mut sin, mut cos) = (Vec::new(), Vec::new());
+            for position in part {
+                for (pair, f) in self.inv_freq.iter().enumerate() {
+                    let (s, c) = (of_pair(position, pair) as f32 * f).sin_cos();
+                    sin.push(s * self.scale);
+                    cos.push(c * self.scale);
+                }
+            }
+            (sin, cos)
         });
         let (mut sin, mut cos) = (Vec::new(), Vec::new());
         for (s, c) in rows {

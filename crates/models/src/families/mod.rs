@@ -179,6 +179,7 @@ const MULTIMODAL: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gemma4_unified",
+    "idefics3",
     "kimi_k25",
     "llama4",
     "llava",
@@ -191,6 +192,7 @@ const MULTIMODAL: &[&str] = &[
     "qwen3_5_moe",
     "qwen3_vl",
     "qwen3_vl_moe",
+    "smolvlm",
 ];
 
 /// How images count in models that see, of those that take any so far.
@@ -199,7 +201,7 @@ fn images(model_type: &str) -> Option<ImagePositions> {
         "qwen2_5_vl" | "qwen2_vl" | "qwen3_5" | "qwen3_5_moe" | "qwen3_vl" | "qwen3_vl_moe" => {
             Some(ImagePositions::Axes)
         }
-        "llava" | "llava_next" | "mistral3" => Some(ImagePositions::Text),
+        "idefics3" | "llava" | "llava_next" | "mistral3" | "smolvlm" => Some(ImagePositions::Text),
         // Gemma's images read themselves both ways; others have towers that are not there yet.
         _ => None,
     }

@@ -3,7 +3,7 @@
 use super::source::invalid;
 use crate::errors::ApiError;
 use serde_json::Value;
-use taper_base::{PreparedImage, TokenId};
+use taper_base::{PreparedImage, TokenId, expand_images};
 use taper_chat::{Content, ContentPart, Message, Tokenizer, Tool};
 
 /// Stands in texts behind the first letter of what reads like a placeholder and is none.
@@ -18,8 +18,7 @@ pub(crate) struct Placeholder {
 
 impl Placeholder {
     pub(super) fn new(token: TokenId, tokenizer: &Tokenizer) -> Self {
-        let text = String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned();
-        Self { token, text }
+        Self { token, text: tokenizer.token_text(token) }
     }
 
     /// Refuses a prompt that has not as many placeholders as there are images.
@@ -38,19 +37,9 @@ impl Placeholder {
         &self,
         prompt: &[TokenId],
         images: &[Expansion],
-    ) -> (Vec<TokenId>, Vec<usize>) {
-        let (mut expanded, mut starts) = (Vec::with_capacity(prompt.len()), Vec::new());
-        let mut images = images.iter();
-        for &token in prompt {
-            match (token == self.token).then(|| images.next()).flatten() {
-                Some(image) => {
-                    starts.push(expanded.len());
-                    expanded.extend_from_slice(&image.tokens);
-                }
-                None => expanded.push(token),
-            }
-        }
-        (expanded, starts)
+    ) -> Result<(Vec<TokenId>, Vec<usize>), ApiError> {
+        let tokens: Vec<_> = images.iter().map(|image| image.tokens.as_slice()).collect();
+        expand_images(prompt, self.token, &tokens).ok_or(ApiError::Internal)
     }
 
     /// Keeps a text from reading like a placeholder.
@@ -130,16 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn each_placeholder_becomes_its_image() {
-        let image = |tokens: &[TokenId]| Expansion {
-            tokens: tokens.to_vec(),
-            image_token: 5,
-            hash: [0; 32],
-            grid: None,
-        };
-        let images = [image(&[5, 5, 5]), image(&[9, 5])];
-        let (prompt, starts) = placeholder().expand(&[1, 9, 2, 9], &images);
-        assert_eq!((prompt, starts), (vec![1, 5, 5, 5, 2, 9, 5], vec![1, 5]));
+    fn there_are_as_many_placeholders_as_images() {
         for prompt in [&[1, 2][..], &[9], &[9, 9, 9]] {
             assert!(placeholder().check(prompt, 2).is_err());
         }

@@ -166,11 +166,12 @@ impl Images {
             };
             // Who runs keeps its turn, even where nobody waits for it any more.
             let made = spawn_blocking(move || (work.make(&file), turn)).await;
-            let made = made.map_err(|error| {
+            let (made, turn) = made.map_err(|error| {
                 tracing::error!(%error, "an image's tower panicked");
                 ApiError::Internal
             })?;
-            let Made { expansion, encoded: own } = made.0?;
+            drop(turn);
+            let Made { expansion, encoded: own } = made?;
             tokens += expansion.tokens.len();
             expansions.push(expansion);
             if let Some(own) = own {
@@ -180,7 +181,7 @@ impl Images {
             }
         }
         drop(room);
-        let (prompt, starts) = sight.placeholder.expand(&prompt, &expansions);
+        let (prompt, starts) = sight.placeholder.expand(&prompt, &expansions)?;
         let all = expansions.into_iter().zip(starts).zip(encoded);
         let media = all.map(|((own, start), encoded)| Medium {
             start,
@@ -207,8 +208,11 @@ impl Sight {
         let most = FILES.max(self.fetcher.max_bytes());
         let room = own.saturating_add(fetched.saturating_mul(self.fetcher.max_bytes())).min(most);
         let room = permit(&self.files, kib(room), Some(PATIENCE)).await?;
-        let files = try_join_all(urls.iter().map(|url| self.file(url, counts))).await?;
-        Ok((files, room))
+        let mut files = Vec::with_capacity(urls.len());
+        for url in &urls {
+            files.push(self.file(url, counts));
+        }
+        Ok((try_join_all(files).await?, room))
     }
 
     async fn file(&self, url: &str, counts: &ImageCounts) -> Result<Vec<u8>, ApiError> {
@@ -226,7 +230,7 @@ impl Sight {
             tracing::error!(%error, "a fetch panicked");
             ApiError::Internal
         })?;
-        counts.fetched.fetch_add(1, Relaxed);
+        counts.fetched.fetch_add(u64::from(file.is_ok()), Relaxed);
         file
     }
 }

@@ -127,10 +127,8 @@ impl<'a> Messages<'a> {
         let (kinds, at_output) = (["input_text", "output_text"], field(at, "output"));
         let parts = parts(output, &kinds, &at_output, self.images)?;
         let content = Content::Parts(parts);
-        let content = match content.images().next() {
-            Some(_) => content,
-            None => Content::Text(content.to_text()),
-        };
+        let sees = content.images().next().is_some();
+        let content = if sees { content } else { Content::Text(content.to_text()) };
         let id = needed(item.call_id, at, "call_id")?;
         let message = Message::text(Role::Tool, "");
         self.all.push(Message { tool_call_id: Some(id), content: Some(content), ..message });
