@@ -32,6 +32,14 @@ impl Rope {
         Self::new(positions.iter().flat_map(angle).collect(), positions.len(), device)
     }
 
+    /// All frequencies turn by one position a row.
+    pub(crate) fn line(positions: &[u32], dim: usize, theta: f64, device: &Device) -> Result<Self> {
+        let frequencies = frequencies(dim, theta);
+        let angles =
+            positions.iter().flat_map(|&at| frequencies.iter().map(move |f| at as f32 * f));
+        Self::new(angles.collect(), positions.len(), device)
+    }
+
     /// Turns `[heads, rows, head_dim]`; element i goes with element i + head_dim / 2.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         candle_nn::rotary_emb::rope(&x.unsqueeze(0)?, &self.cos, &self.sin)?.squeeze(0)

@@ -10,7 +10,7 @@ use crate::{
     layers::{Activation, Block, BlockNames, BlockShape, NormKind, PatchEmbedding},
     weights::Weights,
 };
-use processor::SquareProcessor;
+pub(super) use processor::{Counts, SquareProcessor};
 use serde_json::json;
 use tower::{Merger, MergerNames, Table, Tower};
 use windows::Windows;
@@ -185,6 +185,7 @@ fn parts(
         processor: Box::new(SquareProcessor::read(
             fields,
             [patch, tower.merge, frames],
+            Counts::Image,
             image_token,
         )?),
         tower: Box::new(tower),
