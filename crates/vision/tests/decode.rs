@@ -162,3 +162,68 @@ fn damaged_files_are_errors_or_images() {
         }
     }
 }
+
+mod published {
+    //! Files that Pillow wrote, and what it reads from them.
+
+    use safetensors::SafeTensors;
+    use std::{collections::BTreeMap, fs, path::PathBuf};
+    use taper_vision::{DecodeLimits, decode};
+
+    /// Decoders of lossy formats round differently.
+    const LOSSY: u8 = 4;
+
+    fn folder() -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/images")
+    }
+
+    /// A byte of a colour over white, as PIL's `alpha_composite` has it.
+    fn over_white(x: u8, alpha: u32) -> u8 {
+        let sum = (u32::from(x) * alpha + 255 * (255 - alpha)) * 128 + (0x80 << 7);
+        (((sum >> 8) + sum) >> 8 >> 7) as u8
+    }
+
+    /// Pillow drops alpha; transformers lays what is transparent over white.
+    fn transparent(name: &str, width: usize, pixels: &[u8]) -> Option<Vec<u8>> {
+        let has_alpha = ["rgba.png", "grey_alpha.png", "alpha.webp"].contains(&name);
+        let alpha = |column: usize| (255.0 * column as f64 / (width - 1) as f64).round_ties_even();
+        let over = |(i, &x): (usize, &u8)| over_white(x, alpha(i / 3 % width) as u32);
+        has_alpha.then(|| pixels.iter().enumerate().map(over).collect())
+    }
+
+    #[test]
+    fn pixels_are_pillows() {
+        let file = fs::read(folder().join("expected.safetensors")).unwrap();
+        let expected = SafeTensors::deserialize(&file).unwrap();
+        for (name, view) in expected.tensors() {
+            let bytes = fs::read(folder().join(&name)).unwrap();
+            let image = decode(&bytes, &DecodeLimits::default()).unwrap();
+            let size = [image.height as usize, image.width as usize, 3];
+            assert_eq!(size.as_slice(), view.shape(), "{name}");
+            let expected = transparent(&name, size[1], view.data());
+            let expected = expected.as_deref().unwrap_or(view.data());
+            if name == "palette_clear.png" {
+                let mut pixels = image.pixels.chunks(3).zip(expected.chunks(3));
+                assert!(pixels.all(|(got, old)| got == old || got == [255; 3]), "{name}");
+                continue;
+            }
+            let worst =
+                image.pixels.iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+            println!("{name}: {worst}");
+            let is_lossy = name.ends_with("jpg") || name.contains("lossy") || name.contains("jpeg");
+            let limit = if is_lossy { LOSSY } else { 0 };
+            assert!(worst <= limit, "{name}: pixels differ by {worst}");
+        }
+    }
+
+    #[test]
+    fn damaged_files_are_refused() {
+        let names = fs::read(folder().join("refused.json")).unwrap();
+        let names: BTreeMap<String, String> = serde_json::from_slice(&names).unwrap();
+        for (name, why) in names {
+            let bytes = fs::read(folder().join(&name)).unwrap();
+            let error = decode(&bytes, &DecodeLimits::default()).expect_err(&name);
+            println!("{name} ({why}): {error}");
+        }
+    }
+}
