@@ -40,8 +40,6 @@ fn merge_whole(image: &mut Value, whole: Option<&Value>) {
 /// Means and deviations of CLIP's images.
 pub(crate) const CLIP: ([f64; 3], [f64; 3]) =
     ([0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_58, 0.275_777_11]);
-/// Means and deviations of ImageNet.
-pub(crate) const IMAGENET: ([f64; 3], [f64; 3]) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
 /// From -1 to 1.
 pub(crate) const HALVES: ([f64; 3], [f64; 3]) = ([0.5; 3], [0.5; 3]);
 

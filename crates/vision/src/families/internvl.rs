@@ -78,10 +78,8 @@ pub(super) fn build(sources: &Sources<'_>) -> std::result::Result<Parts, VisionE
     let processor = Tiles {
         scaling: Scaling::read(fields, Filter::Bicubic, CLIP)?,
         side: fields.side_or("size", sizes.image)? as u32,
-        tiles: match fields.flag_or("crop_to_patches", false)? {
-            true => [fields.count_or("min_patches", 1)?, fields.count_or("max_patches", 12)?],
-            false => [1, 1],
-        },
+        // InternVL's processor cuts images whatever the file says of it.
+        tiles: [fields.count_or("min_patches", 1)?, fields.count_or("max_patches", 12)?],
         rows,
         image_token,
         begin: sources.token("<img>")?,
