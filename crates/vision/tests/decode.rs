@@ -1,5 +1,7 @@
 //! Files of every format, in every layout of pixels, damaged ones and such as would take too much memory.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 use image::{
     DynamicImage, ExtendedColorType, ImageBuffer, ImageEncoder, ImageFormat, Luma, LumaA, Rgb,
     Rgba, codecs::png::PngEncoder,

@@ -1,5 +1,7 @@
 //! The towers of checkpoints that were made for MLX: other names, channels last, quantized maps.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 use serde_json::{Value, json};
 use std::{fs, path::Path};

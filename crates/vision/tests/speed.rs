@@ -1,5 +1,7 @@
 //! How long a tower takes: `cargo test --release -p taper-vision --test speed -- --ignored --nocapture`.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 use candle_core::Device;
 use serde_json::json;
 use std::time::Instant;

@@ -59,17 +59,11 @@ pub(super) fn build(sources: &Sources<'_>) -> std::result::Result<Parts, VisionE
         patch,
         pool,
         tokens,
+        longest: positions,
         image_token,
         begin: sources.token_of(&["boi_token_id"], "<|image>")?,
         end: sources.token_of(&["eoi_token_id"], "<image|>")?,
     };
-    if tokens * pool > positions {
-        return Err(VisionError::Field {
-            field: "max_soft_tokens".to_owned(),
-            value: tokens.to_string(),
-            expected: "images within position_embedding_size are needed",
-        });
-    }
     Ok(Parts {
         processor: Box::new(processor),
         tower: Box::new(tower),
@@ -274,6 +268,8 @@ struct Patches {
     pool: usize,
     /// The most of an image.
     tokens: usize,
+    /// The most patches along a side: the tower has no more positions.
+    longest: usize,
     image_token: TokenId,
     begin: TokenId,
     end: TokenId,
@@ -294,7 +290,8 @@ impl Patches {
         } else if new_w == 0.0 {
             (new_w, new_h) = (side, ((h / w).floor() * side).min(longest));
         }
-        if new_w * new_h > pixels || new_w * new_h == 0.0 {
+        let most = (self.longest * self.patch) as f64;
+        if new_w * new_h > pixels || new_w * new_h == 0.0 || new_w.max(new_h) > most {
             return Err(ImageError::Refused(format!("{w} x {h} pixels are too thin")));
         }
         Ok((new_w as u32, new_h as u32))

@@ -6,6 +6,7 @@ mod glm4v;
 mod idefics3;
 mod internvl;
 mod lfm2_vl;
+mod llama4;
 mod llava;
 mod pixtral;
 mod projector;
@@ -53,6 +54,7 @@ static FAMILIES: &[(&str, Build)] = &[
     ("internvl", internvl::build),
     ("lfm2-vl", lfm2_vl::build),
     ("lfm2_vl", lfm2_vl::build),
+    ("llama4", llama4::build),
     ("llava", llava::build),
     ("mistral3", pixtral::build),
     ("paligemma", gemma3::paligemma),

@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(sizes(448, 448), Ok((448, 448)));
         assert_eq!(sizes(100, 80), Ok((288, 256)));
         assert_eq!(sizes(10_000, 8_000), Ok((4_576, 3_648)));
-        assert_eq!(sizes(48, 1_000), Ok((64, 1024)), "halves go to the even number");
+        assert_eq!(sizes(48, 1_040), Ok((64, 1024)), "halves go to the even number");
         assert!(matches!(sizes(1, 201), Err(ImageError::Refused(_))));
     }
 }
