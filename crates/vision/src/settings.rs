@@ -81,7 +81,7 @@ impl Scaling {
         if !fields.flag_or("do_normalize", true)? {
             (mean, deviation) = ([0.0; 3], [1.0; 3]);
         }
-        if factor <= 0.0 || deviation.iter().any(|d| *d == 0.0) {
+        if factor <= 0.0 || deviation.contains(&0.0) {
             return Err(wrong("image_std", "a number that can be divided by is needed"));
         }
         let of_bytes = |x: f64| (x as f32) * ((1.0 / factor) as f32);

@@ -86,7 +86,7 @@ impl Tower for Idefics {
 struct Tiles {
     scaling: Scaling,
     split: bool,
-    /// Of the longer side of an image, before it is cut.
+    /// Length of an image's longer side before it is cut.
     longest: f64,
     /// Of a tile, in pixels.
     side: u32,

@@ -4,7 +4,7 @@ use super::{Linear, Norm, Rope, inplace};
 use candle_core::{D, Result, Tensor};
 
 /// Scores that are held at once, in elements: heads are taken in groups, and queries in runs, so that there are not more.
-const SCORES: usize = 4 << 20;
+const SCORES: usize = 1 << 20;
 
 /// Rows that see each other: ends of runs, the last of which is the number of rows.
 pub(crate) type Segments<'a> = &'a [usize];

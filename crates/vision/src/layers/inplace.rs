@@ -121,7 +121,7 @@ fn sigmoid(x: f32) -> f32 {
 #[inline(always)]
 fn gelu_tanh(x: f32) -> f32 {
     // (1 + tanh y) / 2 is the sigmoid of 2 y.
-    const TWICE: f32 = 1.595_769_1;
+    const TWICE: f32 = 1.595_769;
     x * sigmoid(TWICE * (0.044_715 * x * x).mul_add(x, x))
 }
 

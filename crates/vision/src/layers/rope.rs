@@ -13,7 +13,7 @@ pub(crate) struct Rope {
 }
 
 impl Rope {
-    /// Of the angles `[rows, head_dim / 2]`.
+    /// Cosines and sines of the angles `[rows, head_dim / 2]`.
     pub(crate) fn new(angles: Vec<f32>, rows: usize, device: &Device) -> Result<Self> {
         let angles = Tensor::from_vec(angles, (rows, ()), device)?;
         Ok(Self { cos: angles.cos()?, sin: angles.sin()?, neighbours: false })
