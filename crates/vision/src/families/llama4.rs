@@ -2,6 +2,7 @@
 
 use super::{
     Parts, Sources,
+    pixtral::theta,
     vit::{VitSizes, block_shape},
 };
 use crate::{
@@ -45,7 +46,6 @@ pub(super) fn build(sources: &Sources<'_>) -> std::result::Result<Parts, VisionE
     );
     let hidden = config.section("text_config").count("hidden_size")?;
     let norm = |name: &str| Norm::load(&weights, name, shape.hidden, shape.norm, shape.eps);
-    let rope = vision.section("rope_parameters");
     let rows = sizes.side().pow(2) + 1;
     let adapter = weights.at("vision_adapter.mlp");
     let tower = Llama4 {
@@ -69,7 +69,7 @@ pub(super) fn build(sources: &Sources<'_>) -> std::result::Result<Parts, VisionE
             Linear::load(&adapter, "fc2", inner, output)?,
         ],
         projection: Linear::load(&projector, "linear_1", output, hidden)?,
-        frequencies: frequencies(shape.head_dim / 2, rope.float_or("rope_theta", 10_000.0)?),
+        frequencies: frequencies(shape.head_dim / 2, theta(sources)?),
         sizes,
         side,
         device: weights.device().clone(),

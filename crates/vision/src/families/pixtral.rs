@@ -122,7 +122,8 @@ pub(super) fn build(sources: &Sources<'_>) -> std::result::Result<Parts, VisionE
     })
 }
 
-fn theta(sources: &Sources<'_>) -> std::result::Result<f64, VisionError> {
+/// The base of angles, which older files have outside of the section of positions.
+pub(super) fn theta(sources: &Sources<'_>) -> std::result::Result<f64, VisionError> {
     let rope = sources.vision.section("rope_parameters");
     match rope.get("rope_theta") {
         Some(Value::Number(_)) => rope.float_or("rope_theta", 10_000.0),
