@@ -29,7 +29,7 @@ pub enum DecodeError {
     /// The file is larger than is allowed.
     #[error("the file has {bytes} bytes, and {limit} are allowed")]
     TooManyBytes {
-        /// Of the file.
+        /// Bytes of the file.
         bytes: usize,
         /// What is allowed.
         limit: usize,

@@ -1,6 +1,7 @@
 //! Images for language models: see the README below.
 #![doc = include_str!("../README.md")]
 
+mod cache;
 mod decode;
 mod encoder;
 mod error;
@@ -12,9 +13,10 @@ mod resize;
 mod settings;
 mod weights;
 
+pub use cache::{CacheStats, EncodedCache};
 pub use decode::{DecodeError, DecodeLimits, decode};
 pub use error::VisionError;
 pub use families::model_types;
-pub use open::{open, open_on};
+pub use open::{open, open_checkpoint, open_on};
 
 use fields::Fields;

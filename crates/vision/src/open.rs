@@ -49,23 +49,40 @@ pub fn open_on(
     device: &Device,
 ) -> Result<Option<Box<dyn ImageEncoder>>, VisionError> {
     let config = Value::Object(taper_weights::read_json(&dir.join("config.json"))?);
-    let config = Fields(&config);
-    if SECTIONS.iter().all(|section| config.get(section).is_none()) {
+    if !tells_of_tower(Fields(&config)) {
         return Ok(None);
     }
     let checkpoint = Checkpoint::open(dir)?;
     if !checkpoint.list().iter().any(|tensor| of_tower(&tensor.name)) {
         return Ok(None);
     }
+    open_checkpoint(&checkpoint, &settings::read(dir)?, token, device)
+}
+
+/// As [`open_on`], of a checkpoint that is open and of the fields of its processor's file.
+///
+/// # Errors
+/// As [`open_on`].
+pub fn open_checkpoint(
+    checkpoint: &Checkpoint,
+    processor: &Value,
+    token: &dyn Fn(&str) -> Option<TokenId>,
+    device: &Device,
+) -> Result<Option<Box<dyn ImageEncoder>>, VisionError> {
+    // What the language model asks for is its own affair.
+    let checkpoint = checkpoint.copy();
+    let config = Fields(checkpoint.config());
+    if !tells_of_tower(config) || !checkpoint.list().iter().any(|tensor| of_tower(&tensor.name)) {
+        return Ok(None);
+    }
     let model_type = config.text_or("model_type", "")?;
     let Some(build) = families::find(model_type) else {
         return Err(VisionError::ModelType { model_type: model_type.to_owned() });
     };
-    let processor = settings::read(dir)?;
     let sources = families::Sources {
         config,
         vision: config.section("vision_config"),
-        processor: Fields(&processor),
+        processor: Fields(processor),
         weights: Weights::new(&checkpoint, device),
         token,
     };
@@ -86,6 +103,10 @@ pub fn open_on(
         hidden: parts.hidden,
         settings,
     })))
+}
+
+fn tells_of_tower(config: Fields<'_>) -> bool {
+    SECTIONS.iter().any(|section| config.get(section).is_some())
 }
 
 fn of_tower(name: &str) -> bool {

@@ -83,8 +83,8 @@ pub(crate) fn resize(image: &RgbImage, width: u32, height: u32, filter: Filter) 
     RgbImage { width, height, pixels }
 }
 
-/// Weights and the number of bits behind their point.
-fn taps(old: usize, new: usize, filter: Filter) -> (Vec<Tap>, u32) {
+/// For each new pixel of a line the first old one that it is a sum of, and the weights of this and the next ones.
+pub(crate) fn weights(old: usize, new: usize, filter: Filter) -> Vec<(usize, Vec<f64>)> {
     let scale = old as f64 / new as f64;
     let support = filter.support() * scale.max(1.0);
     let inverse = 1.0 / scale.max(1.0);
@@ -100,7 +100,12 @@ fn taps(old: usize, new: usize, filter: Filter) -> (Vec<Tap>, u32) {
             weights.iter().map(|w| if sum == 0.0 { *w } else { w / sum }).collect();
         (first, weights)
     };
-    let lines: Vec<_> = (0..new).map(line).collect();
+    (0..new).map(line).collect()
+}
+
+/// Weights and the number of bits behind their point.
+fn taps(old: usize, new: usize, filter: Filter) -> (Vec<Tap>, u32) {
+    let lines = weights(old, new, filter);
     let most = lines.iter().flat_map(|(_, weights)| weights).copied().fold(0.0, f64::max);
     let fits = |bits: u32| 0.5 + most * f64::from(1u32 << (bits + 1)) < f64::from(1 << 15);
     let bits = (0..22).find(|&bits| !fits(bits)).unwrap_or(22);

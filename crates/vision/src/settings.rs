@@ -1,6 +1,7 @@
 //! What a processor's file says, and the steps that processors share.
 
 use crate::{Fields, VisionError, resize::Filter};
+use half::bf16;
 use serde_json::{Value, json};
 use std::path::Path;
 use taper_base::{ImageError, RgbImage};
@@ -40,8 +41,6 @@ fn merge_whole(image: &mut Value, whole: Option<&Value>) {
 /// Means and deviations of CLIP's images.
 pub(crate) const CLIP: ([f64; 3], [f64; 3]) =
     ([0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_58, 0.275_777_11]);
-/// Means and deviations of ImageNet.
-pub(crate) const IMAGENET: ([f64; 3], [f64; 3]) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
 /// From -1 to 1.
 pub(crate) const HALVES: ([f64; 3], [f64; 3]) = ([0.5; 3], [0.5; 3]);
 
@@ -52,6 +51,8 @@ pub(crate) struct Scaling {
     /// Subtracted from bytes, then bytes are divided.
     mean: [f32; 3],
     deviation: [f32; 3],
+    /// Each step is rounded to `bf16`, on a scale from 0 to 1.
+    is_rough: bool,
 }
 
 impl Scaling {
@@ -80,15 +81,32 @@ impl Scaling {
         if !fields.flag_or("do_normalize", true)? {
             (mean, deviation) = ([0.0; 3], [1.0; 3]);
         }
-        if factor <= 0.0 || deviation.iter().any(|d| *d == 0.0) {
+        if factor <= 0.0 || deviation.contains(&0.0) {
             return Err(wrong("image_std", "a number that can be divided by is needed"));
         }
         let of_bytes = |x: f64| (x as f32) * ((1.0 / factor) as f32);
-        Ok(Self { filter, mean: mean.map(of_bytes), deviation: deviation.map(of_bytes) })
+        Ok(Self {
+            filter,
+            mean: mean.map(of_bytes),
+            deviation: deviation.map(of_bytes),
+            is_rough: false,
+        })
+    }
+
+    /// With each step rounded to `bf16`.
+    pub(crate) fn in_bf16(self) -> Self {
+        Self { is_rough: true, ..self }
     }
 
     /// A byte of a channel as the tower gets it.
     pub(crate) fn value(&self, channel: usize, byte: u8) -> f32 {
+        if self.is_rough {
+            let rough = |x: f32| bf16::from_f32(x).to_f32();
+            let [x, mean, deviation] =
+                [f32::from(byte), self.mean[channel], self.deviation[channel]]
+                    .map(|x| rough(x / 255.0));
+            return rough(rough(x - mean) / deviation);
+        }
         (f32::from(byte) - self.mean[channel]) / self.deviation[channel]
     }
 
@@ -120,6 +138,16 @@ pub(crate) fn crop(image: &RgbImage, left: u32, top: u32, width: u32, height: u3
     let rows = image.pixels.chunks_exact(row).skip(top as usize).take(height as usize);
     let pixels =
         rows.flat_map(|r| &r[3 * left as usize..][..3 * width as usize]).copied().collect();
+    RgbImage { width, height, pixels }
+}
+
+/// The image at the upper left of a larger one, which is black elsewhere.
+pub(crate) fn pad(image: &RgbImage, width: u32, height: u32) -> RgbImage {
+    let (old, new) = (3 * image.width as usize, 3 * width as usize);
+    let mut pixels = vec![0; new * height as usize];
+    for (to, from) in pixels.chunks_exact_mut(new).zip(image.pixels.chunks_exact(old)) {
+        to[..old].copy_from_slice(from);
+    }
     RgbImage { width, height, pixels }
 }
 

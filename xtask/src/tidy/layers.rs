@@ -57,6 +57,8 @@ const PLACES: [Place; 25] = [
 /// Names of crates that only the tensor crate may know, of those of the product.
 const BACKENDS: [&str; 4] = ["candle", "cudarc", "objc2", "metal"];
 const TENSOR: &str = "taper-tensor";
+/// Its towers are made of candle's tensors.
+const VISION: &str = "taper-vision";
 /// They show how both are used together.
 const EXAMPLES: &str = "examples";
 
@@ -116,10 +118,9 @@ pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
         let mut error = |text: String| findings.push(Finding::error(&package.manifest, 1, text));
         let name = &package.name;
         for Dependency { name: of, .. } in &package.dependencies {
-            if name != TENSOR
-                && name != EXAMPLES
-                && BACKENDS.iter().any(|b| of == b || of.starts_with(&format!("{b}-")))
-            {
+            let is = |backend: &str| of == backend || of.starts_with(&format!("{backend}-"));
+            let knows = name == TENSOR || name == EXAMPLES || (name == VISION && is("candle"));
+            if !knows && BACKENDS.into_iter().any(is) {
                 error(format!("{name} depends on {of}, which only {TENSOR} may name"));
             }
         }
@@ -209,6 +210,8 @@ mod tests {
     fn backends_belong_to_the_tensor_crate() {
         assert_eq!(errors("taper-tensor", &[("candle-core", false)]), 0);
         assert_eq!(errors("taper-models", &[("candle-core", true)]), 1);
+        assert_eq!(errors("taper-vision", &[("candle-nn", false)]), 0);
+        assert_eq!(errors("taper-vision", &[("cudarc", false)]), 1);
         assert_eq!(check(&[package("xtask", "xtask", &[("candle-nn", false)])]).len(), 1);
         assert_eq!(check(&[package("xtask", "xtask", &[("taper-models", false)])]).len(), 0);
         assert_eq!(errors("taper-hub", &[("metallic", false)]), 0);

@@ -1,6 +1,18 @@
 //! Which tower and processor a `model_type` has.
 
+mod gemma3;
+mod gemma4;
+mod glm4v;
+mod idefics3;
+mod internvl;
+mod lfm2_vl;
+mod llama4;
+mod llava;
+mod pixtral;
+mod projector;
 mod qwen_vl;
+mod square;
+mod vit;
 
 use crate::{
     Fields, VisionError,
@@ -34,12 +46,26 @@ pub(crate) struct Parts {
 type Build = fn(&Sources<'_>) -> Result<Parts, VisionError>;
 
 static FAMILIES: &[(&str, Build)] = &[
+    ("gemma3", gemma3::gemma3),
+    ("gemma4", gemma4::build),
+    ("glm4v", glm4v::build),
+    ("glm4v_moe", glm4v::build),
+    ("idefics3", idefics3::build),
+    ("internvl", internvl::build),
+    ("lfm2-vl", lfm2_vl::build),
+    ("lfm2_vl", lfm2_vl::build),
+    ("llama4", llama4::build),
+    ("llava", llava::build),
+    ("mistral3", pixtral::build),
+    ("paligemma", gemma3::paligemma),
+    ("pixtral", pixtral::build),
     ("qwen2_5_vl", qwen_vl::qwen2_5_vl),
     ("qwen2_vl", qwen_vl::qwen2_vl),
     ("qwen3_5", qwen_vl::qwen3_vl),
     ("qwen3_5_moe", qwen_vl::qwen3_vl),
     ("qwen3_vl", qwen_vl::qwen3_vl),
     ("qwen3_vl_moe", qwen_vl::qwen3_vl),
+    ("smolvlm", idefics3::build),
 ];
 
 pub(crate) fn find(model_type: &str) -> Option<Build> {

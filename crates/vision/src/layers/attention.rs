@@ -1,10 +1,10 @@
 //! Attention of every patch to every other, within segments.
 
-use super::{Linear, Norm, Rope};
+use super::{Linear, Norm, Rope, inplace};
 use candle_core::{D, Result, Tensor};
 
 /// Scores that are held at once, in elements: heads are taken in groups, and queries in runs, so that there are not more.
-const SCORES: usize = 4 << 20;
+const SCORES: usize = 1 << 20;
 
 /// Rows that see each other: ends of runs, the last of which is the number of rows.
 pub(crate) type Segments<'a> = &'a [usize];
@@ -49,7 +49,7 @@ impl Attention {
 }
 
 /// Scaled `[heads, rows, head_dim]` to the heads' results of the shape.
-fn attend(q: &Tensor, k: &Tensor, v: &Tensor, segments: Segments<'_>) -> Result<Tensor> {
+pub(crate) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, segments: Segments<'_>) -> Result<Tensor> {
     let mut results = Vec::with_capacity(segments.len());
     let mut first = 0;
     for &end in segments {
@@ -72,7 +72,13 @@ fn segment(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         for row in (0..rows).step_by(run) {
             let q = q.narrow(1, row, run.min(rows - row))?;
             let scores = q.matmul(&k)?;
-            let shares = candle_nn::ops::softmax_last_dim(&scores)?;
+            let shares = match scores.device().is_cpu() {
+                true => {
+                    inplace::softmax(&scores)?;
+                    scores
+                }
+                false => candle_nn::ops::softmax_last_dim(&scores)?,
+            };
             runs.push(shares.matmul(&v)?);
         }
         groups.push(if runs.len() == 1 { runs.remove(0) } else { Tensor::cat(&runs, D::Minus2)? });

@@ -38,7 +38,17 @@ impl Activation {
         }
     }
 
+    /// Of a tensor that nobody else has, which is used up.
     pub(crate) fn forward(self, x: &Tensor) -> Result<Tensor> {
+        if !x.device().is_cpu() {
+            return self.by_candle(x);
+        }
+        super::inplace::finish(x, &[], Some(self))?;
+        Ok(x.clone())
+    }
+
+    /// By candle's own operations, on any device.
+    pub(crate) fn by_candle(self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Gelu => x.gelu_erf(),
             Self::GeluTanh => x.gelu(),
@@ -52,11 +62,10 @@ impl Activation {
 /// Two maps with an activation between, or three with a gate.
 #[derive(Debug)]
 pub(crate) struct Mlp {
-    /// Where there is a gate, gate and up side by side.
+    gate: Option<Linear>,
     up: Linear,
     down: Linear,
     act: Activation,
-    gated: bool,
 }
 
 impl Mlp {
@@ -68,26 +77,24 @@ impl Mlp {
         act: Activation,
     ) -> std::result::Result<Self, VisionError> {
         let [inputs, inner, outputs] = sizes;
-        let (down, ups) = names.split_last().unwrap_or((&"", &[]));
-        let down = Linear::load(weights, down, inner, outputs)?;
-        let mut parts = Vec::new();
-        for name in ups {
-            parts.push(Linear::load(weights, name, inputs, inner)?);
-        }
-        let gated = parts.len() > 1;
-        let up = if gated { Linear::join(&parts)? } else { parts.remove(0) };
-        Ok(Self { up, down, act, gated })
+        let map = |name: &str| Linear::load(weights, name, inputs, inner);
+        let (gate, up, down) = match *names {
+            [gate, up, down] => (Some(map(gate)?), map(up)?, down),
+            [up, down] => (None, map(up)?, down),
+            _ => {
+                let count = names.len();
+                let error = format!("{count} maps are no feed-forward layer");
+                return Err(candle_core::Error::Msg(error).into());
+            }
+        };
+        Ok(Self { gate, up, down: Linear::load(weights, down, inner, outputs)?, act })
     }
 
     /// `[rows, inputs]` to `[rows, outputs]`.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let x = self.up.forward(x)?;
-        let x = if self.gated {
-            let inner = x.dim(1)? / 2;
-            let gate = self.act.forward(&x.narrow(1, 0, inner)?.contiguous()?)?;
-            (gate * x.narrow(1, inner, inner)?)?
-        } else {
-            self.act.forward(&x)?
+        let x = match &self.gate {
+            Some(gate) => (gate.forward_act(x, self.act)? * self.up.forward(x)?)?,
+            None => self.up.forward_act(x, self.act)?,
         };
         self.down.forward(&x)
     }

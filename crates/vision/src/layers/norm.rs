@@ -1,7 +1,7 @@
 //! Norms over a row.
 
 use crate::{VisionError, weights::Weights};
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
 /// Which norm a tower has.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,6 +35,23 @@ impl Norm {
             NormKind::Layer => Some(weights.tensor(&format!("{name}.bias"), &[n])?),
         };
         Ok(Self { gain, bias, eps: eps as f32 })
+    }
+
+    /// The root mean square with gains that are stored less 1.
+    pub(crate) fn from_one(
+        weights: &Weights<'_>,
+        name: &str,
+        n: usize,
+        eps: f64,
+    ) -> std::result::Result<Self, VisionError> {
+        let norm = Self::load(weights, name, n, NormKind::Rms, eps)?;
+        Ok(Self { gain: (norm.gain + 1.0)?, ..norm })
+    }
+
+    /// The root mean square without gains.
+    pub(crate) fn plain(n: usize, eps: f64, device: &Device) -> Result<Self> {
+        let gain = Tensor::ones(n, DType::F32, device)?;
+        Ok(Self { gain, bias: None, eps: eps as f32 })
     }
 
     /// Over the last dimension.

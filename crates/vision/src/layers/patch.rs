@@ -33,7 +33,7 @@ impl PatchEmbedding {
         };
         let bias = format!("{name}.bias");
         let bias = weights.has(&bias).then(|| weights.tensor(&bias, &[outputs])).transpose()?;
-        Ok(Self(Linear::new(weight, bias)))
+        Ok(Self(Linear::new(weight, bias)?))
     }
 
     /// `[patches, channels * sizes...]` to `[patches, outputs]`.
@@ -42,11 +42,24 @@ impl PatchEmbedding {
     }
 }
 
-/// `[c, h, w]` as rows of patches `[h / patch * w / patch, c * patch * patch]`.
-pub(crate) fn cut(planes: &Tensor, patch: usize) -> Result<Tensor> {
-    let (c, h, w) = planes.dims3()?;
+/// Images `[n, c, h, w]` as rows of patches `[n * h / patch * w / patch, c * patch * patch]`.
+pub(crate) fn cut(images: &Tensor, patch: usize) -> Result<Tensor> {
+    let (n, c, h, w) = images.dims4()?;
     let (rows, cols) = (h / patch, w / patch);
-    let planes = planes.narrow(1, 0, rows * patch)?.narrow(2, 0, cols * patch)?;
-    let cut = planes.contiguous()?.reshape((c, rows, patch, cols, patch))?;
-    cut.permute((1, 3, 0, 2, 4))?.contiguous()?.reshape((rows * cols, c * patch * patch))
+    let images = images.narrow(2, 0, rows * patch)?.narrow(3, 0, cols * patch)?;
+    let cut = images.contiguous()?.reshape(&[n, c, rows, patch, cols, patch][..])?;
+    let cut = cut.permute([0, 2, 4, 1, 3, 5])?.contiguous()?;
+    cut.reshape((n * rows * cols, c * patch * patch))
+}
+
+/// Squares of rows as one row: `[n, h, w, d]` to `[n * h / side * w / side, side * side * d]`, the square by rows.
+pub(crate) fn squares(x: &Tensor, side: usize) -> Result<Tensor> {
+    let (n, h, w, d) = x.dims4()?;
+    if h % side != 0 || w % side != 0 {
+        candle_core::bail!("{h} x {w} patches are no squares of {side}");
+    }
+    let (rows, cols) = (h / side, w / side);
+    let x = x.contiguous()?.reshape(&[n, rows, side, cols, side, d][..])?;
+    let x = x.permute([0, 1, 3, 2, 4, 5])?.contiguous()?;
+    x.reshape((n * rows * cols, side * side * d))
 }

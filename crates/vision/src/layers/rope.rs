@@ -8,13 +8,20 @@ pub(crate) struct Rope {
     /// `[rows, head_dim / 2]` each.
     cos: Tensor,
     sin: Tensor,
+    /// Elements 2 i and 2 i + 1 go together.
+    neighbours: bool,
 }
 
 impl Rope {
-    /// Of the angles `[rows, head_dim / 2]`.
+    /// Cosines and sines of the angles `[rows, head_dim / 2]`.
     pub(crate) fn new(angles: Vec<f32>, rows: usize, device: &Device) -> Result<Self> {
         let angles = Tensor::from_vec(angles, (rows, ()), device)?;
-        Ok(Self { cos: angles.cos()?, sin: angles.sin()? })
+        Ok(Self { cos: angles.cos()?, sin: angles.sin()?, neighbours: false })
+    }
+
+    /// Turns elements 2 i and 2 i + 1 of a head together.
+    pub(crate) fn of_neighbours(self) -> Self {
+        Self { neighbours: true, ..self }
     }
 
     /// The first half of a head's frequencies turn by the row in the image, the others by the column.
@@ -32,9 +39,22 @@ impl Rope {
         Self::new(positions.iter().flat_map(angle).collect(), positions.len(), device)
     }
 
+    /// All frequencies turn by one position a row.
+    pub(crate) fn line(positions: &[u32], dim: usize, theta: f64, device: &Device) -> Result<Self> {
+        let frequencies = frequencies(dim, theta);
+        let angles =
+            positions.iter().flat_map(|&at| frequencies.iter().map(move |f| at as f32 * f));
+        Self::new(angles.collect(), positions.len(), device)
+    }
+
     /// Turns `[heads, rows, head_dim]`; element i goes with element i + head_dim / 2.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        candle_nn::rotary_emb::rope(&x.unsqueeze(0)?, &self.cos, &self.sin)?.squeeze(0)
+        let x = x.unsqueeze(0)?;
+        let turned = match self.neighbours {
+            true => candle_nn::rotary_emb::rope_i(&x, &self.cos, &self.sin)?,
+            false => candle_nn::rotary_emb::rope(&x, &self.cos, &self.sin)?,
+        };
+        turned.squeeze(0)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     layers::{Activation, Block, BlockNames, BlockShape, NormKind, PatchEmbedding},
     weights::Weights,
 };
-use processor::SquareProcessor;
+pub(super) use processor::{Counts, SquareProcessor};
 use serde_json::json;
 use tower::{Merger, MergerNames, Table, Tower};
 use windows::Windows;
@@ -113,7 +113,7 @@ fn weights<'a>(sources: &'a Sources<'_>) -> Result<Weights<'a>, VisionError> {
 fn shape(sources: &Sources<'_>, hidden: usize) -> Result<BlockShape, VisionError> {
     let heads = sources.vision.count_or("num_heads", 16)?;
     let head_dim = hidden / heads;
-    if head_dim % 4 != 0 || head_dim * heads != hidden {
+    if !head_dim.is_multiple_of(4) || head_dim * heads != hidden {
         return Err(VisionError::Field {
             field: "num_heads".to_owned(),
             value: heads.to_string(),
@@ -185,6 +185,7 @@ fn parts(
         processor: Box::new(SquareProcessor::read(
             fields,
             [patch, tower.merge, frames],
+            Counts::Image,
             image_token,
         )?),
         tower: Box::new(tower),

@@ -9,27 +9,41 @@ use crate::{
 };
 use taper_base::{ImageError, RgbImage, TokenId};
 
-/// `Qwen2VLImageProcessor` of transformers.
+/// `Qwen2VLImageProcessor` and `Glm4vImageProcessor` of transformers.
 #[derive(Debug)]
-pub(super) struct SquareProcessor {
+pub(in crate::families) struct SquareProcessor {
     scaling: Scaling,
     patch: usize,
     merge: usize,
     frames: usize,
     /// The least and the most pixels.
     pixels: [usize; 2],
+    counts: Counts,
     image_token: TokenId,
+}
+
+/// What the bounds of pixels are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::families) enum Counts {
+    Image,
+    /// All frames of the image, as if it were a film; sides below a square become as long as one first.
+    Frames,
 }
 
 impl SquareProcessor {
     /// `sizes` are a patch's side, the side of a square in patches, and frames.
-    pub(super) fn read(
+    pub(in crate::families) fn read(
         fields: Fields<'_>,
         sizes: [usize; 3],
+        counts: Counts,
         image_token: TokenId,
     ) -> Result<Self, VisionError> {
         let [patch, merge, frames] = sizes;
         let size = fields.section("size");
+        let [least, most] = match counts {
+            Counts::Image => [56 * 56, 28 * 28 * 1280],
+            Counts::Frames => [112 * 112, 28 * 28 * 15_000],
+        };
         let bound = |old, new, default| match fields.get(old) {
             Some(_) => fields.count(old),
             None => size.count_or(new, default),
@@ -40,11 +54,27 @@ impl SquareProcessor {
             merge,
             frames,
             pixels: [
-                bound("min_pixels", "shortest_edge", 56 * 56)?,
-                bound("max_pixels", "longest_edge", 28 * 28 * 1280)?,
+                bound("min_pixels", "shortest_edge", least)?,
+                bound("max_pixels", "longest_edge", most)?,
             ],
+            counts,
             image_token,
         })
+    }
+
+    /// Width and height in pixels.
+    fn size(&self, image: &RgbImage) -> Result<(u32, u32), ImageError> {
+        let (side, mut width, mut height) = (self.patch * self.merge, image.width, image.height);
+        let mut pixels = self.pixels;
+        if self.counts == Counts::Frames {
+            pixels = pixels.map(|n| n / self.frames);
+            let (w, h, least) = (f64::from(width), f64::from(height), side as f64);
+            if w.min(h) < least {
+                let scale = (least / w).max(least / h);
+                (width, height) = ((w * scale) as u32, (h * scale) as u32);
+            }
+        }
+        smart_resize(width, height, side, pixels)
     }
 
     /// Patches of squares: `[patches, 3 * frames * patch * patch]`, the one frame as often as there are frames.
@@ -71,8 +101,7 @@ impl SquareProcessor {
 
 impl Processor for SquareProcessor {
     fn prepare(&self, image: &RgbImage) -> Result<Prepared, ImageError> {
-        let side = self.patch * self.merge;
-        let (width, height) = smart_resize(image.width, image.height, side, self.pixels)?;
+        let (width, height) = self.size(image)?;
         let image = resize(image, width, height, self.scaling.filter);
         let (height, width) = (height as usize / self.patch, width as usize / self.patch);
         let grid = Grid { height, width, merge: self.merge };
@@ -123,7 +152,7 @@ mod tests {
         assert_eq!(sizes(448, 448), Ok((448, 448)));
         assert_eq!(sizes(100, 80), Ok((288, 256)));
         assert_eq!(sizes(10_000, 8_000), Ok((4_576, 3_648)));
-        assert_eq!(sizes(48, 1_000), Ok((64, 1024)), "halves go to the even number");
+        assert_eq!(sizes(48, 1_040), Ok((64, 1024)), "halves go to the even number");
         assert!(matches!(sizes(1, 201), Err(ImageError::Refused(_))));
     }
 }

@@ -4,7 +4,9 @@ use super::windows::Windows;
 use crate::{
     VisionError,
     encoder::{self, Rows},
-    layers::{Activation, Block, Grid, Linear, Norm, NormKind, PatchEmbedding, Rope, interpolated},
+    layers::{
+        Activation, Block, Grid, Linear, Norm, NormKind, PatchEmbedding, Rope, Sampling, resampled,
+    },
     weights::Weights,
 };
 use candle_core::{Device, Result, Tensor};
@@ -61,7 +63,7 @@ impl Merger {
             true => self.norm.forward(&squares(x)?)?,
             false => squares(&self.norm.forward(x)?)?,
         };
-        self.maps[1].forward(&Activation::Gelu.forward(&self.maps[0].forward(&x)?)?)
+        self.maps[1].forward(&self.maps[0].forward_act(&x, Activation::Gelu)?)
     }
 }
 
@@ -106,7 +108,7 @@ impl encoder::Tower for Tower {
         let pixels = Tensor::from_slice(&image.pixels, image.shape.as_slice(), &self.device)?;
         let mut x = self.patch.forward(&pixels)?;
         if let Some(table) = &self.table {
-            x = (x + interpolated(&table.rows, table.side, grid, &self.device)?)?;
+            x = (x + resampled(&table.rows, table.side, grid, Sampling::Corners)?)?;
         }
         let whole = [grid.patches()];
         let mut positions = grid.positions();
