@@ -159,7 +159,8 @@ impl Fetcher {
         if response.body().content_length().is_some_and(|length| length > limit) {
             return Err(too_long(limit));
         }
-        let body = response.into_body().into_with_config().limit(limit);
+        // As many bytes as its own limit are too many for the library.
+        let body = response.into_body().into_with_config().limit(limit.saturating_add(1));
         body.read_to_vec().map_err(|error| match error {
             ureq::Error::BodyExceedsLimit(_) => too_long(limit),
             error => failed(&error),

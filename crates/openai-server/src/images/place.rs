@@ -148,6 +148,6 @@ mod tests {
         keep_apart(&placeholder(), &mut messages, &mut tools, [&mut value].into_iter());
         let all = format!("{messages:?} {tools:?} {value}");
         assert!(!all.contains("<|image|>"), "{all}");
-        assert_eq!(all.matches("image|> b").count(), 9, "{all}");
+        assert_eq!(all.matches("image|> b").count(), 10, "{all}");
     }
 }
