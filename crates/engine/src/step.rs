@@ -77,8 +77,12 @@ pub(crate) fn run(
 
 /// A panic inside a kernel or the sampler is a bug; it must not take the engine with it.
 fn guarded<T>(step: impl FnOnce() -> Result<T, StepError>) -> Result<T, StepError> {
-    catch_unwind(AssertUnwindSafe(step))
-        .unwrap_or_else(|panic| Err(StepError::Panic { message: panic_text(&*panic).to_owned() }))
+    caught(step).unwrap_or_else(|message| Err(StepError::Panic { message }))
+}
+
+/// What `f` returns, or what it panicked with.
+pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| panic_text(&*panic).to_owned())
 }
 
 /// What a panic says.

@@ -158,7 +158,7 @@ fn of_model(error: &ModelError) -> Option<String> {
     let advice = match error {
         ModelError::CpuOnly { .. } | ModelError::StreamedOnGpu => "leave --device out",
         ModelError::StreamedExactly => "choose another --dtype",
-        ModelError::NoExperts => "leave --stream-experts out",
+        ModelError::NoExperts => "leave --stream-experts or --pack-experts out",
         ModelError::TopK { .. } => "change --moe-top-k",
         ModelError::Experts(error) => return of_experts(error),
         _ => return None,
@@ -172,7 +172,15 @@ fn of_experts(error: &ExpertError) -> Option<String> {
             return Some(format!("give --expert-memory {needed} or more"));
         }
         ExpertError::OtherModel { .. } => "run `taper convert MODEL --pack-experts` again",
-        ExpertError::Manifest { .. } | ExpertError::Json { .. } => {
+        ExpertError::File { source, .. } if source.kind() == ErrorKind::AlreadyExists => {
+            "the pack is there; delete it to make it anew"
+        }
+        ExpertError::File { source, .. } if source.kind() != ErrorKind::NotFound => return None,
+        ExpertError::Manifest { .. }
+        | ExpertError::Json { .. }
+        | ExpertError::Checksum { .. }
+        | ExpertError::Header { .. }
+        | ExpertError::File { .. } => {
             "delete the pack, and run `taper convert MODEL --pack-experts` again"
         }
         _ => return None,

@@ -16,6 +16,7 @@ use clap::{
     Args, Parser, Subcommand,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
+use serde_json::{Map, Value as Json};
 use std::{iter, path::PathBuf, time::Duration};
 use taper::{
     ChatTemplateFrom, Exact, KvIdle, Options, Precision,
@@ -259,6 +260,9 @@ pub(crate) struct ServeArgs {
     /// Leave tool calls in another format than the model's own in the content.
     #[arg(long)]
     pub(crate) no_tool_call_recovery: bool,
+    /// Variables of the chat template, as JSON, where requests give none: {"enable_thinking": false}.
+    #[arg(long, value_name = "JSON", value_parser = json_object)]
+    pub(crate) default_chat_template_kwargs: Option<Map<String, Json>>,
     /// Format of the model's reasoning [default: detected from the chat template and the
     /// architecture].
     #[arg(long, value_name = "NAME", value_parser = reasoning_parsers())]
@@ -430,6 +434,10 @@ impl ToolParser {
             Self::Named(format) => format,
         }
     }
+}
+
+fn json_object(text: &str) -> Result<Map<String, Json>, String> {
+    serde_json::from_str(text).map_err(|error| format!("is no JSON object: {error}"))
 }
 
 fn reasoning_parsers() -> impl TypedValueParser<Value = ReasoningFormat> {

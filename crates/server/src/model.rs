@@ -123,6 +123,11 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
         builder = builder.kv_disk(dir, (size * (1u64 << 30) as f64) as u64);
     }
     if let Some(bytes) = args.kv_cache_memory_bytes {
+        let all = taper::total_bytes()?;
+        ensure!(
+            args.device != "cpu" || bytes <= all,
+            "--kv-cache-memory-bytes {bytes} is more than this machine has: {all}"
+        );
         builder = builder.kv_bytes(bytes);
     }
     if let Some(tokens) = args.max_model_len {

@@ -59,6 +59,9 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         Ok::<_, Error>(KvOffer { bits: *bits, scheme: resolve(plan)? })
     };
     let draft = settings.draft_model.as_ref();
+    if draft.is_some() && model.info().states(1, 0).is_some() {
+        return Err(Error::DraftOfRecurrent { family });
+    }
     let draft = draft.map(|(source, most)| {
         DraftModel::load(source, *most, options, &tokenizer, model.info().vocab)
     });
