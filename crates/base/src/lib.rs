@@ -8,6 +8,7 @@ mod engine;
 mod exp;
 mod grammar;
 mod ids;
+mod media;
 mod phase;
 mod request;
 mod sampling;
@@ -24,6 +25,7 @@ pub use engine::{
 pub use exp::exp;
 pub use grammar::{Constraint, ConstraintError, End, Grammar, SharedGrammar, TokenMask};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
+pub use media::{EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage};
 pub use phase::Phase;
 pub use request::{
     ErrorId, Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError,

@@ -1,0 +1,22 @@
+//! Images for language models: see the README below.
+#![doc = include_str!("../README.md")]
+
+mod cache;
+mod decode;
+mod encoder;
+mod error;
+mod families;
+mod fields;
+mod layers;
+mod open;
+mod resize;
+mod settings;
+mod weights;
+
+pub use cache::{CacheStats, EncodedCache};
+pub use decode::{DecodeError, DecodeLimits, decode};
+pub use error::VisionError;
+pub use families::model_types;
+pub use open::{open, open_checkpoint, open_on};
+
+use fields::Fields;
