@@ -103,6 +103,7 @@ fn steps(
             logits_at: &logits_at,
             phase: info.phase(Phase::Prefill),
             adapters: &adapters,
+            ..Batch::default()
         };
         let logits = model.forward(&batch, &mut session)?.to_vec2()?;
         logits.into_iter().zip(of).for_each(|(row, i)| all[i].push(row));

@@ -224,7 +224,7 @@ impl Runner {
         let phase = pieces.first().map(phase_of).unwrap_or_default();
         ensure!(pieces.iter().all(|p| phase_of(p) == phase), "pieces of one phase");
         let (tokens, positions, logits_at) = (&*tokens, &*positions, &*logits_at);
-        let batch = Batch { tokens, positions, logits_at, phase, adapters: &[] };
+        let batch = Batch { tokens, positions, logits_at, phase, ..Batch::default() };
         self.peak = self.peak.max(self.cache.usage().used_bytes());
         let mut session = self.cache.session(&ranges)?;
         let logits = self.model.forward(&batch, &mut session)?;

@@ -267,6 +267,22 @@ pub enum SubmitError {
         /// Why.
         reason: &'static str,
     },
+    /// Images, of a model that takes none.
+    #[error("this model does not take images")]
+    NoImages,
+    /// Images, where rows are evicted by rules that take a row's index for its position.
+    #[error(
+        "images are not possible here: tokens are evicted from the KV cache; start the server without eviction"
+    )]
+    ImagesEvicted,
+    /// An image that does not fit the prompt or the model.
+    #[error("image {image} does not fit the prompt: {reason}")]
+    Medium {
+        /// Index of the image.
+        image: usize,
+        /// What is wrong.
+        reason: &'static str,
+    },
     /// No adapter of that name.
     #[error("there is no adapter {name:?}")]
     UnknownAdapter {

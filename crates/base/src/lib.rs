@@ -9,6 +9,7 @@ mod exp;
 mod grammar;
 mod ids;
 mod media;
+mod medium;
 mod phase;
 mod request;
 mod sampling;
@@ -26,6 +27,7 @@ pub use exp::exp;
 pub use grammar::{Constraint, ConstraintError, End, Grammar, SharedGrammar, TokenMask};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
 pub use media::{EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage};
+pub use medium::{Medium, expand_images};
 pub use phase::Phase;
 pub use request::{
     ErrorId, Event, EventSink, FinishReason, GenRequest, GeneratedToken, GenerationError,

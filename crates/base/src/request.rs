@@ -1,7 +1,8 @@
 //! One generation: what is asked and what comes back.
 
 use crate::{
-    ConstraintError, SamplingParams, SharedGrammar, SubmitError, TokenId, TokenMask, TokenSet,
+    ConstraintError, Medium, SamplingParams, SharedGrammar, SubmitError, TokenId, TokenMask,
+    TokenSet,
 };
 use std::{
     fmt,
@@ -14,6 +15,8 @@ use std::{
 pub struct GenRequest {
     /// Token ids of the prompt; at least one.
     pub prompt: Vec<TokenId>,
+    /// Images that stand in the prompt, in order.
+    pub media: Arc<[Medium]>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
     /// Stop tokens and the maximum length of the output.

@@ -2,6 +2,7 @@
 
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// Role of a message's author.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -75,14 +76,25 @@ pub enum Content {
 }
 
 impl Content {
-    /// All the text there is, parts joined by newlines.
+    /// URLs of the images, in order.
+    pub fn images(&self) -> impl Iterator<Item = &Arc<str>> {
+        let parts = match self {
+            Self::Text(_) => &[],
+            Self::Parts(parts) => parts.as_slice(),
+        };
+        parts.iter().filter_map(|part| match part {
+            ContentPart::Image(url) => Some(url),
+            ContentPart::Text(_) => None,
+        })
+    }
+
+    /// All the text there is, parts joined by newlines; images are left out.
     #[must_use]
     pub fn to_text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Parts(parts) => {
-                let texts: Vec<&str> =
-                    parts.iter().map(|ContentPart::Text(text)| text.as_str()).collect();
+                let texts: Vec<&str> = parts.iter().filter_map(ContentPart::text).collect();
                 texts.join("\n")
             }
         }
@@ -94,6 +106,25 @@ impl Content {
 pub enum ContentPart {
     /// A text.
     Text(String),
+    /// An image, by its URL. Templates are told where it stands, and not what it is.
+    Image(Arc<str>),
+}
+
+impl From<String> for ContentPart {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl ContentPart {
+    /// The text, if it is one.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Image(_) => None,
+        }
+    }
 }
 
 /// A tool call by the model.

@@ -219,7 +219,9 @@ impl Lane {
         let (prompt, client, max_new) = (request.prompt.clone(), request.client, *max_new);
         let priority = request.priority;
         let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
-        let sequence = Sequence::new(submission, &shared.eos, vocab);
+        let images = shared.model.info().images;
+        let sequence = Sequence::new(submission, &shared.eos, vocab, images);
+        self.cache.set_images(id, sequence.media().spans());
         let all_logits = sequence.wants_prompt_logprobs();
         let cut_tokens = sequence.cut_tokens();
         let admission = Admission { id, prompt, max_new, all_logits, client, priority, cut_tokens };

@@ -9,6 +9,7 @@ mod eviction;
 mod lane;
 mod listener;
 mod local;
+mod media;
 mod open;
 mod pace;
 mod pass;

@@ -7,6 +7,7 @@ use crate::{
     eviction::{Evictor, Rows},
     lane::Lane,
     listener::Listener,
+    media,
     open::Open,
     sequence,
     stats::SharedStats,
@@ -28,7 +29,7 @@ use taper_base::{
     SubmitError, TokenSet,
 };
 use taper_kv_cache::{DiskTier, KvConfig, Recall};
-use taper_models::{Model, StreamedExperts};
+use taper_models::{Model, ModelInfo, StreamedExperts};
 use taper_scheduler::SchedulerConfig;
 
 /// Runs a model in this process.
@@ -41,6 +42,8 @@ pub struct LocalEngine {
     adapters: Adapters,
     /// Why new tokens attend to all pages, if they have to.
     cannot_recall: Option<&'static str>,
+    /// What it is, for checks of images.
+    model: ModelInfo,
     scheduling: Scheduling,
     /// What bounds a prompt where rows are evicted.
     rows: Option<Rows>,
@@ -63,6 +66,7 @@ impl LocalEngine {
         let limits = (config.max_adapters, config.max_adapter_rank);
         let adapters = Adapters::new(model.adapter_targets().cloned(), model.info(), limits);
         config.adapters.iter().try_for_each(|(name, dir)| adapters.load(name, dir))?;
+        let model_info = model.info().clone();
         let vocab_size = u32::try_from(model.info().vocab).unwrap_or(u32::MAX);
         let cannot_recall = config.cannot_recall(&caches);
         let sum = |of: &dyn Fn(&KvConfig) -> u64| caches.iter().map(of).sum::<u64>();
@@ -135,6 +139,7 @@ impl LocalEngine {
             eos,
             adapters,
             cannot_recall,
+            model: model_info,
             scheduling: config.scheduling,
             rows,
             open: Arc::new(Open::new(config.max_waiting.saturating_add(config.max_num_seqs))),
@@ -223,6 +228,7 @@ impl Engine for LocalEngine {
         }
         let (lane, max_new) = (self.lane(&request)?, self.max_new(&request)?);
         let recall = self.recall(&request)?;
+        media::check(&request, &self.model, self.rows.is_some())?;
         let adapter = self.adapters.of(request.adapter.as_ref())?;
         let listener = Listener::new(sink, self.open.enter(request.client)?);
         let submission = Box::new(Submission { request, max_new, listener, adapter, recall });

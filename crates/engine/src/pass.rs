@@ -1,11 +1,11 @@
 //! Runs a plan's tokens through the model: together, or prefill and decode one after the other
 //! where the model computes them differently.
 
-use crate::sequence::Sequence;
+use crate::{media::Media, sequence::Sequence};
 use std::{collections::HashMap, ops::Range};
 use taper_base::{Phase, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
-use taper_models::{Adapter, Batch, Model, ModelError, ModelInfo};
+use taper_models::{Adapter, Batch, ImageRow, Model, ModelError, ModelInfo, StepImages};
 use taper_scheduler::StepPlan;
 use taper_tensor::{Tensor, ops};
 
@@ -32,6 +32,10 @@ struct Pass<'a> {
     ranges: Vec<SeqRange>,
     /// Of each token; empty where none has one.
     adapters: Vec<Option<&'a Adapter>>,
+    /// Tokens that stand for rows of images.
+    images: Vec<ImageRow<'a>>,
+    /// Rotary positions of each token; empty where all are its position.
+    axes: Vec<[u32; 3]>,
 }
 
 /// Logits of the last `logit_rows` tokens of each work, one after the other.
@@ -91,6 +95,9 @@ impl<'a> Pass<'a> {
                 pass.adapters.resize(before, None);
                 pass.adapters.resize(pass.positions.len(), adapter);
             }
+            if let Some(media) = sequence.map(Sequence::media) {
+                pass.push_media(media, own);
+            }
             row += work.logit_rows as usize;
         }
         pass
@@ -123,9 +130,22 @@ impl<'a> Pass<'a> {
         self.ranges.push(SeqRange { seq, start: own.start, len: own.len() });
     }
 
+    /// What images bring to the tokens `own` of a sequence, which were taken in last.
+    fn push_media(&mut self, media: &'a Media, own: Range<usize>) {
+        let (all, before) = (self.positions.len(), self.positions.len() - own.len());
+        self.images.extend(media.rows(own.clone(), before));
+        if media.turns() || !self.axes.is_empty() {
+            let plain = self.positions[self.axes.len()..before].iter().map(|&at| [at; 3]);
+            self.axes.extend(plain);
+            self.axes.extend(own.map(|at| media.turn(at)));
+            debug_assert_eq!(self.axes.len(), all);
+        }
+    }
+
     fn run(&self, model: &dyn Model, cache: &mut KvCache) -> Result<Tensor, PassError> {
-        let Self { phase, tokens, positions, logits_at, adapters, .. } = self;
-        let batch = Batch { tokens, positions, logits_at, phase: *phase, adapters };
+        let Self { phase, tokens, positions, logits_at, adapters, axes, images: rows, .. } = self;
+        let images = StepImages { axes, rows };
+        let batch = Batch { tokens, positions, logits_at, phase: *phase, adapters, images };
         let logits = model.forward(&batch, &mut cache.session(&self.ranges)?)?;
         let expected = logits_at.len() * model.info().vocab;
         match logits.dims().iter().product() {

@@ -34,7 +34,7 @@ impl BlockPool for Pool<'_> {
     }
 
     fn may_share(&self, a: SeqId, b: SeqId) -> bool {
-        self.0.salt(a) == self.0.salt(b)
+        self.0.may_share(a, b)
     }
 
     fn adopt_prefix(&mut self, id: SeqId, tokens: &[TokenId]) -> u32 {

@@ -126,7 +126,7 @@ fn run(
     let logits_at = [len as u32 - 1];
     let phase = model.info().phase(Phase::Prefill);
     let batch =
-        Batch { tokens, positions: &positions, logits_at: &logits_at, phase, adapters: &[] };
+        Batch { tokens, positions: &positions, logits_at: &logits_at, phase, ..Batch::default() };
     cache.grow(seq, end)?;
     let mut observer = Observer {
         inner: &mut cache.session(&[SeqRange { seq, start, len }])?,

@@ -4,6 +4,7 @@ use crate::{
     adapters::AdapterUse,
     constrained::{self, Constrained, Follows},
     listener::Listener,
+    media::Media,
     worker::Submission,
 };
 use std::{borrow::Cow, sync::Arc};
@@ -12,7 +13,7 @@ use taper_base::{
     GenerationError, TokenId, TokenLogprobs, TokenMask, TokenSet,
 };
 use taper_kv_cache::EVERY_TOKENS;
-use taper_models::Adapter;
+use taper_models::{Adapter, ImagePositions};
 use taper_sampler::{Choice, Sampler, SamplerError, token_logprobs};
 use taper_tensor::pool;
 
@@ -24,6 +25,7 @@ const MAX_BANNED_ON_DEVICE: usize = 1024;
 pub(crate) struct Sequence {
     /// The prompt and what was generated.
     tokens: Vec<TokenId>,
+    media: Media,
     prompt_len: usize,
     max_new: usize,
     min_new: usize,
@@ -70,7 +72,12 @@ struct PromptLogprobs {
 }
 
 impl Sequence {
-    pub(crate) fn new(submission: Submission, eos: &TokenSet, vocab: u32) -> Self {
+    pub(crate) fn new(
+        submission: Submission,
+        eos: &TokenSet,
+        vocab: u32,
+        images: Option<ImagePositions>,
+    ) -> Self {
         let Submission { request, max_new, listener, adapter, recall } = submission;
         let stops = stops(&request, eos);
         let prompt_len = request.prompt.len();
@@ -79,6 +86,7 @@ impl Sequence {
         let samples_all = limited || request.sampling.logprobs.is_some();
         let constrained = |grammar| Constrained::new(grammar, eos, &stops, samples_all);
         Self {
+            media: Media::new(&request, images),
             sampler: Sampler::new(&request.sampling, &request.prompt, vocab),
             tokens: request.prompt,
             prompt_len,
@@ -203,6 +211,10 @@ impl Sequence {
 
     pub(crate) fn tokens(&self) -> &[TokenId] {
         &self.tokens
+    }
+
+    pub(crate) fn media(&self) -> &Media {
+        &self.media
     }
 
     pub(crate) fn prompt_len(&self) -> usize {

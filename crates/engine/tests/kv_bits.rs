@@ -116,5 +116,6 @@ fn one_layer() -> taper_models::ModelInfo {
         parameters: 1,
         weight_bytes: 1,
         prefill_apart: false,
+        images: None,
     }
 }

@@ -1,7 +1,9 @@
 //! Blocks and who holds them.
 
 use crate::{
-    ExactRoom, KvCacheError, KvConfig, KvUsage, PagedSession, RowRange, SeqRange, UnitName,
+    ExactRoom, ImageSpan, KvCacheError, KvConfig, KvUsage, PagedSession, RowRange, SeqRange,
+    UnitName,
+    apart::Apart,
     blocks::Blocks,
     evict::Evicted,
     finite::Watched,
@@ -47,7 +49,7 @@ pub struct KvCache {
     pub(crate) kept: Option<Kept>,
     pub(crate) states: Option<States>,
     /// Sequences whose prefixes are not for everybody.
-    pub(crate) salts: HashMap<SeqId, Arc<str>>,
+    apart: HashMap<SeqId, Apart>,
     /// Sequences of the last step.
     last_step: Vec<SeqId>,
     /// Exact blocks promised to all sequences, those of sinks left out.
@@ -96,7 +98,7 @@ impl KvCache {
             blocks,
             kept: None,
             states,
-            salts: HashMap::new(),
+            apart: HashMap::new(),
             last_step: Vec::new(),
             promised: 0,
             held_sinks: 0,
@@ -201,9 +203,9 @@ impl KvCache {
         if unit == 0 || self.tables.contains_key(&seq) {
             return 0;
         }
-        let salt = self.salt(seq).cloned();
+        let apart = self.apart(seq);
         let tokens = &tokens[..self.adoptable(seq, tokens.len())];
-        let mut chain = self.blocks.index.find(tokens, size, salt.as_ref());
+        let mut chain = self.blocks.index.find(tokens, size, &apart);
         let mut reused = chain.len() * size / unit * unit;
         if let Some(states) = &self.states {
             let nodes: Vec<_> = chain[..reused / size].iter().map(|&(node, _)| node).collect();
@@ -241,11 +243,12 @@ impl KvCache {
         // What was computed over some pages is not what others would compute.
         let sparse = self.recalling.get(&seq).and_then(|recall| recall.sparse_from);
         let tokens = &tokens[..sparse.map_or(tokens.len(), |at| at.min(tokens.len()))];
-        let full = tokens.chunks_exact(self.config.geometry.block_tokens).zip(&table.blocks);
-        for (tokens, &block) in full.skip(table.nodes.len()) {
-            let before = table.nodes.last().copied().unwrap_or(ROOT);
-            let salt = self.salts.get(&seq);
-            table.nodes.push(self.blocks.index.publish(block, before, tokens, salt));
+        let size = self.config.geometry.block_tokens;
+        let apart = self.apart.get(&seq).cloned().unwrap_or_default();
+        let full = tokens.chunks_exact(size).zip(&table.blocks).enumerate();
+        for (i, (tokens, &block)) in full.skip(table.nodes.len()) {
+            let (before, place) = (table.nodes.last().copied().unwrap_or(ROOT), (i * size, &apart));
+            table.nodes.push(self.blocks.index.publish(block, before, tokens, place));
         }
         if let Some(states) = &mut self.states {
             states.publish(seq, &table.nodes, self.config.geometry.block_tokens);
@@ -276,22 +279,37 @@ impl KvCache {
     /// Keeps a sequence's prefix apart: it is shared only among sequences of the same salt. To be
     /// called before the sequence gets its first block.
     pub fn set_salt(&mut self, seq: SeqId, salt: Option<Arc<str>>) {
-        match salt {
-            Some(salt) => self.salts.insert(seq, salt),
-            None => self.salts.remove(&seq),
-        };
+        self.set_apart(seq, |apart| apart.salt = salt);
+    }
+
+    /// Says which of a sequence's tokens stand for images, in their order: blocks that hold some of them are shared only
+    /// where the images are the same. To be called before the sequence gets its first block.
+    pub fn set_images(&mut self, seq: SeqId, images: Arc<[ImageSpan]>) {
+        self.set_apart(seq, |apart| apart.set_images(images));
+    }
+
+    fn set_apart(&mut self, seq: SeqId, set: impl FnOnce(&mut Apart)) {
+        let mut apart = self.apart.remove(&seq).unwrap_or_default();
+        set(&mut apart);
+        if !apart.is_nothing() {
+            self.apart.insert(seq, apart);
+        }
     }
 
     /// A sequence is over: what was set for it goes.
     pub fn forget(&mut self, seq: SeqId) {
-        self.salts.remove(&seq);
+        self.apart.remove(&seq);
         self.recalling.remove(&seq);
     }
 
-    /// The salt of a sequence.
+    /// Whether sequences with equal tokens would share blocks to their end: they have the same salt and images.
     #[must_use]
-    pub fn salt(&self, seq: SeqId) -> Option<&Arc<str>> {
-        self.salts.get(&seq)
+    pub fn may_share(&self, a: SeqId, b: SeqId) -> bool {
+        self.apart.get(&a) == self.apart.get(&b)
+    }
+
+    pub(crate) fn apart(&self, seq: SeqId) -> Apart {
+        self.apart.get(&seq).cloned().unwrap_or_default()
     }
 
     /// Opens a step in which these sequences compute these tokens.

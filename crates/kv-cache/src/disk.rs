@@ -71,8 +71,18 @@ impl UnitName {
     /// The unit of these tokens after this one.
     #[must_use]
     pub fn next(&self, tokens: &[TokenId]) -> Self {
+        self.next_with(tokens, &[])
+    }
+
+    /// [`Self::next`] of tokens of which some stand for images: where each begins, and its hash.
+    pub(crate) fn next_with(&self, tokens: &[TokenId], images: &[(isize, [u8; HASH])]) -> Self {
         let mut hash = Sha256::new_with_prefix(self.0);
         tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        for (at, image) in images {
+            hash.update("image");
+            hash.update((*at as i64).to_le_bytes());
+            hash.update(image);
+        }
         Self(hash.finalize().into())
     }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     DiskTier, KvCache, UnitName,
+    apart::Apart,
     cache::Table,
     prefix::{Node, ROOT},
 };
@@ -42,12 +43,18 @@ impl KvCache {
     /// Hands the units that a sequence has completed to the disk.
     pub(crate) fn keep(&mut self, seq: SeqId, tokens: &[TokenId]) {
         let (unit, blocks) = (self.prefix_tokens(), self.unit_blocks());
+        if self.kept.is_none() {
+            return;
+        }
+        let apart = self.apart(seq);
         let (Some(kept), Some(table)) = (&self.kept, self.tables.get_mut(&seq)) else { return };
-        let root = kept.root.salted(self.salts.get(&seq));
+        let root = kept.root.salted(apart.salt.as_ref());
         let first = table.units.len();
-        for tokens in tokens.chunks_exact(unit).take(table.nodes.len() / blocks).skip(first) {
+        let units = tokens.chunks_exact(unit).take(table.nodes.len() / blocks).enumerate();
+        for (i, tokens) in units.skip(first) {
             let before = table.units.last().unwrap_or(&root);
-            table.units.push(before.next(tokens));
+            let images = apart.images(i * unit..(i + 1) * unit);
+            table.units.push(before.next_with(tokens, &images));
         }
         let (Some(kept), Some(table)) = (&self.kept, self.tables.get(&seq)) else { return };
         for (index, &name) in table.units.iter().enumerate().skip(first) {
@@ -117,11 +124,11 @@ impl KvCache {
     pub fn on_disk(&self, seq: SeqId, tokens: &[TokenId]) -> Vec<(usize, UnitName)> {
         let Some(kept) = &self.kept else { return Vec::new() };
         let (unit, blocks) = (self.prefix_tokens(), self.unit_blocks());
-        let (size, salt) = (self.config.geometry.block_tokens, self.salt(seq));
-        let known = self.blocks.index.find(tokens, size, salt).len() / blocks;
-        let mut name = kept.root.salted(salt);
-        let names = tokens.chunks_exact(unit).map(|tokens| {
-            name = name.next(tokens);
+        let (size, apart) = (self.config.geometry.block_tokens, self.apart(seq));
+        let known = self.blocks.index.find(tokens, size, &apart).len() / blocks;
+        let mut name = kept.root.salted(apart.salt.as_ref());
+        let names = tokens.chunks_exact(unit).enumerate().map(|(i, tokens)| {
+            name = name.next_with(tokens, &apart.images(i * unit..(i + 1) * unit));
             name
         });
         // Half of what is free: other sequences are about to take some too.
@@ -158,8 +165,8 @@ impl KvCache {
         let (size, blocks) = (self.config.geometry.block_tokens, self.unit_blocks());
         let end = (index + 1) * blocks;
         let Some(tokens) = tokens.get(..end * size) else { return false };
-        let salt = self.salt(seq).cloned();
-        let chain = self.blocks.index.find(tokens, size, salt.as_ref());
+        let apart = self.apart(seq);
+        let chain = self.blocks.index.find(tokens, size, &apart);
         if chain.len() == end {
             return true;
         }
@@ -170,7 +177,7 @@ impl KvCache {
         // Held, so that they are not what makes room.
         before.iter().for_each(|&(_, block)| self.blocks.share(block));
         let node = before.last().map_or(ROOT, |b| b.0);
-        let done = self.fill(tokens, (node, salt.as_ref()), index, rows);
+        let done = self.fill(tokens, (node, &apart), index, rows);
         let sinks = self.sink_blocks();
         for (at, &(_, block)) in before.iter().enumerate().rev() {
             self.blocks.put_back(block, at < sinks);
@@ -181,7 +188,7 @@ impl KvCache {
     fn fill(
         &mut self,
         tokens: &[TokenId],
-        (mut before, salt): (Node, Option<&Arc<str>>),
+        (mut before, apart): (Node, &Apart),
         index: usize,
         rows: &[u8],
     ) -> bool {
@@ -201,9 +208,10 @@ impl KvCache {
             };
             rest = self.write_rows(block, sink, rest);
         }
-        let sequence = tokens.chunks_exact(size).skip(first);
-        for (&block, tokens) in taken.iter().zip(sequence) {
-            before = self.blocks.index.publish(block, before, tokens, salt);
+        let sequence = tokens.chunks_exact(size).enumerate().skip(first);
+        for (&block, (i, tokens)) in taken.iter().zip(sequence) {
+            let place = (i * size, apart);
+            before = self.blocks.index.publish(block, before, tokens, place);
         }
         for (at, &block) in taken.iter().enumerate().rev() {
             self.blocks.put_back(block, first + at < sinks);

@@ -1,6 +1,7 @@
 //! The paged KV cache: see the README below.
 #![doc = include_str!("../README.md")]
 
+mod apart;
 mod blocks;
 mod cache;
 mod config;
@@ -17,6 +18,7 @@ mod scheme;
 mod session;
 mod states;
 
+pub use apart::ImageSpan;
 pub use cache::KvCache;
 pub use config::{ExactRoom, KvConfig, KvHeads, KvUsage};
 pub use disk::{DiskTier, UnitName, Written};

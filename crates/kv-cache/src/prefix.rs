@@ -2,9 +2,10 @@
 //!
 //! A full block whose rows are computed can be *published*: its name is its tokens and the name of
 //! the block before it (the chain of vLLM's prefix caching, with the tokens themselves in place of
-//! their hash: two prompts never meet by accident). A published block that no sequence holds is
+//! their hash: two prompts never meet by accident), and the hashes of the images that its tokens stand for. A published block that no sequence holds is
 //! *idle*: it is kept until it is evicted, the least recently used first.
 
+use crate::apart::{Apart, BlockImages};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -23,12 +24,15 @@ struct Name {
     tokens: Box<[TokenId]>,
     /// Who may share a first block. Later blocks need none: the first one's node is in their chain.
     salt: Option<Arc<str>>,
+    images: BlockImages,
 }
 
 impl Name {
-    fn new(before: Node, tokens: &[TokenId], salt: Option<&Arc<str>>) -> Self {
-        let salt = salt.filter(|_| before == ROOT).cloned();
-        Self { before, tokens: tokens.into(), salt }
+    /// The block of these tokens, of which the first is a sequence's token `start`.
+    fn new(before: Node, tokens: &[TokenId], start: usize, apart: &Apart) -> Self {
+        let salt = apart.salt.as_ref().filter(|_| before == ROOT).cloned();
+        let images = apart.images(start..start + tokens.len());
+        Self { before, tokens: tokens.into(), salt, images }
     }
 }
 
@@ -49,30 +53,29 @@ impl PrefixIndex {
         &self,
         tokens: &[TokenId],
         block_tokens: usize,
-        salt: Option<&Arc<str>>,
+        apart: &Apart,
     ) -> Vec<(Node, BlockId)> {
         let mut chain = Vec::new();
         let mut before = ROOT;
-        for tokens in tokens.chunks_exact(block_tokens) {
-            let Some(&found) = self.blocks.get(&Name::new(before, tokens, salt)) else {
-                break;
-            };
+        for (i, tokens) in tokens.chunks_exact(block_tokens).enumerate() {
+            let name = Name::new(before, tokens, i * block_tokens, apart);
+            let Some(&found) = self.blocks.get(&name) else { break };
             chain.push(found);
             before = found.0;
         }
         chain
     }
 
-    /// Makes a block known; of two with the same contents the first stays. Returns the contents'
-    /// node.
+    /// Makes a block known whose first token is a sequence's token `start`; of two with the same contents the first
+    /// stays. Returns the contents' node.
     pub(crate) fn publish(
         &mut self,
         block: BlockId,
         before: Node,
         tokens: &[TokenId],
-        salt: Option<&Arc<str>>,
+        (start, apart): (usize, &Apart),
     ) -> Node {
-        let name = Name::new(before, tokens, salt);
+        let name = Name::new(before, tokens, start, apart);
         if let Some(&(node, _)) = self.blocks.get(&name) {
             return node;
         }

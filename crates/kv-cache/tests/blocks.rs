@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use std::collections::HashMap;
 use taper_base::{BlockId, SeqId};
-use taper_kv_cache::{ExactRoom, KvCache, KvCacheError, KvConfig, SeqRange};
+use taper_kv_cache::{ExactRoom, ImageSpan, KvCache, KvCacheError, KvConfig, SeqRange};
 use taper_kv_codecs::{Exact, KvGeometry};
 
 const BLOCK: usize = 4;
@@ -107,6 +107,34 @@ fn prefixes_of_different_salts_are_not_shared() {
         c.grow(id, 8).unwrap();
         c.publish(id, &tokens);
     }
+}
+
+#[test]
+fn blocks_with_images_are_shared_only_where_the_images_are_the_same() {
+    let mut c = KvCache::new(config(40));
+    let tokens = [3; 16];
+    // Of the second block of four, and of the third; `None` is text of the same tokens.
+    let prompts = [
+        (Some((5..10, 1)), 0),
+        (Some((5..10, 1)), 16),
+        (Some((5..10, 2)), 4),
+        (Some((6..10, 1)), 4),
+        (None, 4),
+        (Some((12..13, 1)), 12),
+        (Some((5..10, 2)), 16),
+    ];
+    for (id, (image, known)) in (1..).map(SeqId).zip(prompts) {
+        let image = image.map(|(tokens, name)| ImageSpan { tokens, hash: [name; 32] });
+        c.set_images(id, image.clone().into_iter().collect());
+        assert_eq!(c.adopt(id, &tokens), known, "{image:?}");
+        c.grow(id, 16).unwrap();
+        c.publish(id, &tokens);
+        assert_eq!(c.may_share(SeqId(1), id), id.0 <= 2);
+    }
+    // What is said of a sequence ends with it.
+    c.release(SeqId(1));
+    c.forget(SeqId(1));
+    assert_eq!(c.adopt(SeqId(1), &tokens), 16, "as the text");
 }
 
 #[test]

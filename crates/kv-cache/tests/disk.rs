@@ -8,7 +8,8 @@ use std::{
 };
 use taper_base::{LayerId, SeqId, TokenId};
 use taper_kv_cache::{
-    DiskTier, ExactRoom, KvCache, KvCacheError, KvConfig, KvScheme, SeqRange, UnitName, Written,
+    DiskTier, ExactRoom, ImageSpan, KvCache, KvCacheError, KvConfig, KvScheme, SeqRange, UnitName,
+    Written,
 };
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_tensor::{Tensor, ops};
@@ -151,6 +152,28 @@ fn salts_keep_prefixes_apart_on_disk_too() {
     assert_eq!(restore(&mut second, &tokens[..128]), 4);
     assert_eq!(second.adopt(SeqId(2), &tokens[..128]), 0, "in memory likewise");
     assert_eq!(second.adopt(SeqId(90), &tokens[..128]), 128);
+}
+
+#[test]
+fn images_keep_prefixes_apart_on_disk_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = prompt();
+    let open = || Arc::new(DiskTier::open(dir.path(), LIMIT).unwrap());
+    let image = |name| [ImageSpan { tokens: 40..70, hash: [name; 32] }].into();
+    {
+        let mut first = cache(&["f16", "f16"], None, &open(), "model");
+        first.set_images(SeqId(1), image(1));
+        compute(&mut first, SeqId(1), &tokens[..128]);
+    }
+    let mut second = cache(&["f16", "f16"], None, &open(), "model");
+    let units = |c: &KvCache| c.on_disk(SeqId(90), &tokens[..128]).len();
+    assert_eq!(units(&second), 1, "what is before the image");
+    second.set_images(SeqId(90), image(2));
+    assert_eq!(units(&second), 1, "another image");
+    second.set_images(SeqId(90), image(1));
+    assert_eq!(restore(&mut second, &tokens[..128]), 4);
+    assert_eq!(second.adopt(SeqId(90), &tokens[..128]), 128);
+    assert_eq!(second.adopt(SeqId(2), &tokens[..128]), 32, "in memory likewise");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::{
     Adapter, AdapterTargets, Batch, LoadOptions, Model, ModelError, ModelInfo, StateSession,
+    StepImages,
     feed_forward::size,
     layer::Layer,
     mixers::{StateIds, Step},
@@ -13,7 +14,9 @@ use crate::{
     streams::Streams,
 };
 use taper_kv_cache::KvHeads;
-use taper_tensor::{ChangedRows, Embedding, Linear, Pass, Phase, RmsNorm, RopeAngles, Tensor, ops};
+use taper_tensor::{
+    ChangedRows, Embedding, Linear, Pass, Phase, RmsNorm, RopeAngles, RopeTable, Tensor, ops,
+};
 
 /// What a checkpoint calls its tensors.
 #[derive(Debug, Clone)]
@@ -170,7 +173,11 @@ impl Decoder {
             return Err(ModelError::Batch { what: "positions", expected, got });
         }
         let spec = &self.spec;
-        let ropes = spec.ropes.iter().map(|r| r.angles(batch.positions)).collect();
+        batch.images.check(expected, spec.hidden)?;
+        if spec.images.is_none() && !batch.images.rows.is_empty() {
+            return Err(ModelError::NoImages { family: spec.family });
+        }
+        let ropes = angles(spec, batch.positions, batch.images.axes);
         let mut x = self.embed.forward(batch.tokens)?;
         if let Some(scale) = spec.embed_scale {
             x = ops::scale(&x, scale)?;
@@ -180,6 +187,9 @@ impl Decoder {
         }
         if let Some(table) = &self.positions {
             x = ops::add(&x, &table.forward(batch.positions)?)?;
+        }
+        if !batch.images.rows.is_empty() {
+            x = batch.images.put(x)?;
         }
         let inputs = self.per_layer.as_ref().map(|own| own.inputs(batch.tokens, &x, phase));
         let inputs = inputs.transpose()?;
@@ -258,7 +268,7 @@ impl Decoder {
         let (layers, readers) = self.layers.split_at(storing);
         // Of the last layer nobody reads the other rows, once it has their keys and values.
         let kept = (readers.is_empty() && !all).then_some(batch.logits_at);
-        x = run(layers, &step, (x, kept), state)?;
+        x = run(layers, &step, (x, kept), batch.images, state)?;
         if !readers.is_empty() {
             x = ops::take_rows(&x, batch.logits_at)?;
         }
@@ -266,12 +276,14 @@ impl Decoder {
             let rows = batch.logits_at;
             let positions = rows.iter().filter_map(|&row| positions.get(row as usize));
             let positions: Vec<u32> = positions.copied().collect();
-            let ropes: Vec<_> = spec.ropes.iter().map(|r| r.angles(&positions)).collect();
+            let axes = rows.iter().filter_map(|&row| batch.images.axes.get(row as usize));
+            let axes: Vec<_> = axes.copied().collect();
+            let ropes = angles(spec, &positions, &axes);
             let inputs = inputs.map(|inputs| ops::take_rows(inputs, rows)).transpose()?;
             let (ropes, positions) = (ropes.as_slice(), positions.as_slice());
             let (inputs, rows) = (inputs.as_ref(), Some(rows));
             let step = Step { ropes, inputs, rows, positions, pass: kept_pass, ..step };
-            x = run(readers, &step, (x, None), state)?;
+            x = run(readers, &step, (x, None), StepImages::default(), state)?;
         }
         self.end(x, phase)
     }
@@ -311,18 +323,33 @@ fn changes<'a>(batch: &Batch<'a>) -> Result<Option<ChangedRows<'a>>, ModelError>
     Ok(Some(ChangedRows::new(rows)).filter(|changes| !changes.is_empty()))
 }
 
-/// What consecutive layers make of the stream; the last gives the rows of `kept`, or all.
+/// Angles of a step's tokens, of each of the model's tables.
+fn angles(spec: &Spec, positions: &[u32], axes: &[[u32; 3]]) -> Vec<RopeAngles> {
+    let of = |table: &RopeTable| match axes {
+        [] => table.angles(positions),
+        axes => table.angles_of_axes(axes),
+    };
+    spec.ropes.iter().map(of).collect()
+}
+
+/// What consecutive layers make of the stream, with what images add behind the first ones; the last gives the rows of `kept`, or all.
 fn run(
     layers: &[Layer],
     step: &Step<'_>,
     (mut x, kept): (Tensor, Option<&[u32]>),
+    images: StepImages<'_>,
     state: &mut dyn StateSession,
 ) -> Result<Tensor, ModelError> {
+    let depth = images.depth();
     for (i, layer) in layers.iter().enumerate() {
         let next = layers.get(i + 1);
         let kept = kept.filter(|_| next.is_none());
-        let next = next.and_then(Layer::first_norm);
+        // What is added to below is not normed yet.
+        let next = next.and_then(Layer::first_norm).filter(|_| i >= depth);
         x = layer.forward(step, (&x, kept, next), state)?;
+        if i < depth {
+            x = images.add_behind(i, x, kept)?;
+        }
     }
     Ok(x)
 }
@@ -393,5 +420,6 @@ fn info(spec: &Spec, embed: &Embedding, head: &Linear) -> ModelInfo {
         parameters: (vocab * hidden) as u64 + parameters,
         weight_bytes: embed.bytes() + bytes,
         prefill_apart: false,
+        images: spec.images,
     }
 }

@@ -100,6 +100,12 @@ pub enum ModelError {
     /// An expert cannot be read, or a pack not be used.
     #[error(transparent)]
     Experts(#[from] ExpertError),
+    /// Images in a prompt.
+    #[error("{family} models take no images here")]
+    NoImages {
+        /// The family.
+        family: &'static str,
+    },
     /// A batch that does not hold together.
     #[error("batch: {what}: expected {expected}, got {got}")]
     Batch {

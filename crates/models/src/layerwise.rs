@@ -52,7 +52,8 @@ impl Layerwise {
         let begin = |tokens: &Vec<TokenId>| {
             let positions: Vec<u32> = (0..tokens.len() as u32).collect();
             let (tokens, logits_at, phase) = (tokens.as_slice(), &[][..], Phase::Decode);
-            let batch = Batch { tokens, positions: &positions, logits_at, phase, adapters: &[] };
+            let batch =
+                Batch { tokens, positions: &positions, logits_at, phase, ..Batch::default() };
             let begun = model.begin(&batch, phase)?;
             Ok(Sequence { positions, begun })
         };

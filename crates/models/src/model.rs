@@ -1,6 +1,9 @@
 //! The model seam.
 
-use crate::{Adapter, AdapterTargets, ExpertStreaming, ModelError, StateSession, StreamedExperts};
+use crate::{
+    Adapter, AdapterTargets, ExpertStreaming, ImagePositions, ModelError, StateSession, StepImages,
+    StreamedExperts,
+};
 use std::fmt;
 use taper_base::{Phase, TokenId};
 use taper_kv_cache::{KvConfig, KvHeads, KvScheme, RecurrentConfig};
@@ -8,7 +11,7 @@ use taper_kv_codecs::KvGeometry;
 use taper_tensor::{Place, Precision, Tensor, gpu::Gpu};
 
 /// Tokens of one step: those of several sequences, one after the other, never padded.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Batch<'a> {
     /// Token ids of the batch, `[t]`.
     pub tokens: &'a [TokenId],
@@ -20,6 +23,8 @@ pub struct Batch<'a> {
     pub phase: Phase,
     /// The adapter of each token, or none; empty where no token has one.
     pub adapters: &'a [Option<&'a Adapter>],
+    /// What stands for images among them.
+    pub images: StepImages<'a>,
 }
 
 /// A language model.
@@ -44,7 +49,8 @@ pub trait Model: Send + Sync + fmt::Debug {
     /// sequences of the batch, nor on how its prompt is chunked.
     ///
     /// # Errors
-    /// A token outside the vocabulary, or a session that was opened for other tokens.
+    /// A token outside the vocabulary, images that the model or the step cannot have, or a session that was opened for
+    /// other tokens.
     fn forward(&self, batch: &Batch<'_>, kv: &mut dyn StateSession) -> Result<Tensor, ModelError>;
 }
 
@@ -79,6 +85,8 @@ pub struct ModelInfo {
     /// Tokens of prompts are computed in another arithmetic than those that follow, in batches of
     /// their own.
     pub prefill_apart: bool,
+    /// How images count; `None` of a model that takes none.
+    pub images: Option<ImagePositions>,
 }
 
 impl ModelInfo {

@@ -31,6 +31,8 @@ pub(crate) struct RopeConfig {
     /// What rotated elements are multiplied with, of either factors (Phi 3.5 with experts).
     short_mscale: Option<f64>,
     long_mscale: Option<f64>,
+    /// Pairs that turn with each axis of a position (M-RoPE).
+    mrope_section: Option<Vec<usize>>,
 }
 
 /// What the frequencies depend on beside the section.
@@ -52,6 +54,36 @@ impl RopeConfig {
     /// These settings with another angle base.
     pub(crate) fn at(self, theta: f64) -> Self {
         Self { rope_theta: Some(theta), ..self }
+    }
+
+    /// The axis of each pair, of tables of models whose positions have three. Sections are `blocks`, one after the other
+    /// (Qwen2-VL), or pairs of the second and the third axis stand among those of the first (Qwen3-VL).
+    pub(crate) fn axes(
+        &self,
+        family: &'static str,
+        pairs: usize,
+        default: [usize; 3],
+        blocks: bool,
+    ) -> Result<Vec<u8>, ModelError> {
+        let section = self.mrope_section.as_deref().unwrap_or(&default);
+        let &[first, height, width] = section else {
+            return Err(mrope(family, section, "it must have three numbers"));
+        };
+        if blocks {
+            let all = section.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
+            if all != Some(pairs) {
+                return Err(mrope(family, section, &format!("its sum must be {pairs}")));
+            }
+            let of = |axis, n| std::iter::repeat_n(axis, n);
+            return Ok(of(0, first).chain(of(1, height)).chain(of(2, width)).collect());
+        }
+        Ok((0..pairs)
+            .map(|pair| match pair % 3 {
+                1 if pair / 3 < height => 1,
+                2 if pair / 3 < width => 2,
+                _ => 0,
+            })
+            .collect())
     }
 
     /// The table of frequencies.
@@ -234,6 +266,40 @@ fn table(inv_freq: impl Iterator<Item = f64>, scale: f64) -> RopeTable {
     RopeTable::new(inv_freq.map(|f| f as f32).collect(), scale as f32)
 }
 
+fn mrope(family: &'static str, section: &[usize], range: &str) -> ModelError {
+    let (value, range) = (format!("{section:?}"), range.to_owned());
+    ModelError::OutOfRange { family, field: "mrope_section", value, range }
+}
+
 fn unsupported(c: RopeContext, field: &'static str, value: &str) -> ModelError {
     ModelError::Unsupported { family: c.family, field, value: value.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn axes(section: &[usize], pairs: usize, blocks: bool) -> Result<Vec<u8>, ModelError> {
+        let rope = RopeConfig { mrope_section: Some(section.to_vec()), ..RopeConfig::default() };
+        rope.axes("test", pairs, [0; 3], blocks)
+    }
+
+    #[test]
+    fn pairs_turn_with_the_axes_of_their_sections() {
+        assert_eq!(axes(&[1, 2, 3], 6, true).unwrap(), [0, 1, 1, 2, 2, 2]);
+        assert_eq!(axes(&[4, 2, 2], 8, false).unwrap(), [0, 1, 2, 0, 1, 2, 0, 0]);
+        assert_eq!(axes(&[3, 3, 2], 8, false).unwrap(), [0, 1, 2, 0, 1, 2, 0, 1]);
+        let none = RopeConfig::default().axes("test", 3, [1, 1, 1], true);
+        assert_eq!(none.unwrap(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn sections_that_are_not_of_the_pairs_are_refused() {
+        for (section, pairs, blocks) in
+            [(&[1, 2][..], 3, false), (&[1, 1, 2], 3, true), (&[usize::MAX, 1, 1], 1, true)]
+        {
+            let error = axes(section, pairs, blocks).unwrap_err().to_string();
+            assert!(error.contains("mrope_section"), "{error}");
+        }
+    }
 }

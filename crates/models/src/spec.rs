@@ -1,7 +1,7 @@
 //! What makes one model differ from another, as config.json says it.
 
 use crate::{
-    ModelError,
+    ImagePositions, ModelError,
     experts::ExpertSpec,
     mixers::{BesideSpec, DeltaSpec, GriffinSpec, Mamba2Spec, MambaSpec, ShortConvSpec},
     norms::{LayerNorms, NormKind},
@@ -92,6 +92,8 @@ pub(crate) struct Spec {
     /// The output projection is the token table.
     pub(crate) tied: bool,
     pub(crate) ropes: Vec<RopeTable>,
+    /// How images in prompts count; `None` of a model that takes none.
+    pub(crate) images: Option<ImagePositions>,
     pub(crate) layers: Vec<LayerSpec>,
 }
 
@@ -251,6 +253,7 @@ impl TopNames {
             ("model.", "lm_head"),
             ("model.language_model.", "lm_head"),
             ("language_model.model.", "language_model.lm_head"),
+            ("model.text_model.", "lm_head"),
             // Models for vectors of texts.
             ("", "lm_head"),
         ],

@@ -62,6 +62,7 @@ fn run(
             logits_at: &logits_at,
             phase: info.phase(Phase::Prefill),
             adapters: &adapters,
+            ..Batch::default()
         };
         let logits = model.forward(&batch, &mut session).unwrap().to_vec2().unwrap();
         for (row, i) in logits.into_iter().zip(of) {

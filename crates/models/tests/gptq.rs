@@ -64,7 +64,7 @@ fn logits(dir: &Path, tokens: &[TokenId]) -> Vec<f32> {
     let mut session = cache.session(&[SeqRange { seq, start: 0, len }]).unwrap();
     let phase = Phase::Decode;
     let batch =
-        Batch { tokens, positions: &positions, logits_at: &positions, phase, adapters: &[] };
+        Batch { tokens, positions: &positions, logits_at: &positions, phase, ..Batch::default() };
     let logits = model.forward(&batch, &mut session).unwrap();
     ops::with_host_f32(&logits, <[f32]>::to_vec).unwrap()
 }

@@ -22,7 +22,7 @@ fn run(model: &dyn Model, steps: &[(usize, &[u32])]) -> Vec<Vec<Vec<f32>>> {
         let positions: Vec<u32> = (start as u32..end as u32).collect();
         let phase = info.phase(Phase::Prefill);
         let batch =
-            Batch { tokens: &tokens, positions: &positions, logits_at, phase, adapters: &[] };
+            Batch { tokens: &tokens, positions: &positions, logits_at, phase, ..Batch::default() };
         let logits = model.forward(&batch, &mut session).unwrap();
         assert_eq!(logits.dims(), [logits_at.len(), info.vocab]);
         all.push(logits.to_vec2().unwrap());

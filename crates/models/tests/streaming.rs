@@ -73,7 +73,7 @@ impl<'a> Run<'a> {
             positions: &positions,
             logits_at: &logits_at,
             phase,
-            adapters: &[],
+            ..Batch::default()
         };
         let mut session = self.cache.session(&ranges).unwrap();
         let logits: Tensor = self.model.forward(&batch, &mut session)?;
@@ -211,7 +211,7 @@ fn a_prompt_reads_each_record_once() {
             positions: &positions,
             logits_at: &[127],
             phase,
-            adapters: &[],
+            ..Batch::default()
         };
         model.forward(&batch, &mut session).unwrap();
         let after = model.experts().unwrap().stats().unwrap();

@@ -3,6 +3,7 @@
 use crate::{
     access::{AllowedHosts, AllowedOrigins},
     context::ContextSource,
+    images::{ImageLimits, Vision},
     keys::ApiKeys,
 };
 use axum::Router;
@@ -69,6 +70,10 @@ pub struct ServerConfig {
     pub allow_adapter_updates: bool,
     /// What puts texts behind a conversation, if anything does.
     pub context: Option<Arc<dyn ContextSource>>,
+    /// What sees images, of a model that takes any.
+    pub vision: Option<Vision>,
+    /// Which images requests may have.
+    pub images: ImageLimits,
     /// Services of others beside this API.
     pub mounts: Vec<Mount>,
     /// Public pages, such as those of a web app: they need no API key, and links from anywhere may
@@ -114,6 +119,8 @@ impl Default for ServerConfig {
             max_adapters: 0,
             allow_adapter_updates: false,
             context: None,
+            vision: None,
+            images: ImageLimits::default(),
             mounts: Vec::new(),
             pages: Router::new(),
         }

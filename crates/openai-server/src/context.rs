@@ -172,7 +172,7 @@ fn question(message: &Message) -> Option<String> {
     let text = match message.content.as_ref()? {
         Content::Text(text) => text.clone(),
         Content::Parts(parts) => {
-            let texts = parts.iter().map(|ContentPart::Text(text)| text.as_str());
+            let texts = parts.iter().filter_map(ContentPart::text);
             texts.collect::<Vec<_>>().join("\n")
         }
     };

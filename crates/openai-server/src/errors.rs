@@ -205,6 +205,17 @@ pub enum ApiError {
     /// The server finishes what it has and takes nothing new.
     #[error("the server is shutting down")]
     Draining,
+    /// An image of the request cannot be used.
+    #[error("{}", image_error(param.as_deref(), detail))]
+    Image {
+        /// Path of the field, where it is known.
+        param: Option<String>,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The model's tower failed on an image.
+    #[error("the image could not be encoded")]
+    ImageFailed,
     /// Large requests are waiting for one another.
     #[error("too many large requests at once")]
     Busy,
@@ -227,6 +238,13 @@ pub struct ErrorClass {
     pub code: &'static str,
     /// `param` of the body: the field at fault.
     pub param: Option<String>,
+}
+
+fn image_error(param: Option<&str>, detail: &str) -> String {
+    match param {
+        Some(param) => format!("invalid image '{param}': {detail}"),
+        None => format!("invalid image: {detail}"),
+    }
 }
 
 const INVALID: &str = "invalid_request_error";
@@ -252,6 +270,8 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::UnknownToken { .. } => bad("unknown_token", prompt),
         SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
         SubmitError::NoRecall { .. } => bad("invalid_value", Some("kv_recall_pages")),
+        SubmitError::NoImages | SubmitError::ImagesEvicted => bad("unsupported_value", prompt),
+        SubmitError::Medium { .. } => bad("invalid_image", prompt),
         SubmitError::NoGeneration => bad("no_generation", None),
         SubmitError::NoCandidate => bad("no_token_left", Some("stop_token_ids")),
         SubmitError::NoPriorities { .. } => bad("invalid_value", Some("priority")),
@@ -311,6 +331,9 @@ impl ApiError {
     pub(crate) fn renamed(self, from: &str, to: &'static str) -> Self {
         match self {
             Self::InvalidValue { param, detail } if param == from => Self::value(to, detail),
+            Self::UnsupportedValue { param, detail } if param == from => {
+                Self::unsupported(to, detail)
+            }
             Self::TextTooLong { bytes, max, param } if param == from => {
                 Self::TextTooLong { bytes, max, param: to }
             }
@@ -410,6 +433,8 @@ impl ApiError {
                 }
             },
             Self::NoChatTemplate => bad("no_chat_template", Some("messages")),
+            Self::Image { param, .. } => bad("invalid_image", param.as_deref()),
+            Self::ImageFailed => fail("image_failed"),
             Self::Draining => (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None),
             Self::Busy => (S::SERVICE_UNAVAILABLE, SERVER, "busy", None),
             Self::EngineGone => fail("engine_gone"),

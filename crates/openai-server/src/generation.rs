@@ -19,7 +19,7 @@ use taper_base::{
     Backlog, Event, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenLogprobs,
 };
 use taper_chat::{TextOptions, TextStream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 /// What happens to a choice next.
 #[derive(Debug)]
@@ -65,6 +65,10 @@ pub(crate) struct Generation {
     record: Arc<Record>,
     /// Tokens of the prompt that the server put there itself.
     pub(crate) retrieved_tokens: u64,
+    /// Tokens of the prompt that stand for images.
+    pub(crate) image_tokens: u64,
+    /// What the request holds of memory for images.
+    pub(crate) held: Vec<OwnedSemaphorePermit>,
     _in_flight: InFlight,
 }
 
@@ -121,7 +125,17 @@ impl Generation {
             choices.push(choice);
         }
         let (phases, n) = (state.0.phases(), n.max(1));
-        Ok(Self { choices, turn: 0, phases, n, record, retrieved_tokens: 0, _in_flight: in_flight })
+        Ok(Self {
+            choices,
+            turn: 0,
+            phases,
+            n,
+            record,
+            retrieved_tokens: 0,
+            image_tokens: 0,
+            held: Vec::new(),
+            _in_flight: in_flight,
+        })
     }
 
     /// The next step of any choice; `None` when all are over. An error ends all of them.
@@ -195,6 +209,7 @@ impl Generation {
             },
             prompt_tokens_details: PromptDetails {
                 retrieved_tokens: self.retrieved_tokens,
+                image_tokens: self.image_tokens,
                 ..PromptDetails::default()
             },
             ..Usage::default()

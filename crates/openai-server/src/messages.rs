@@ -3,17 +3,20 @@
 use crate::{
     decode::either,
     errors::ApiError,
-    wire::{WireCalled, WireContent, WireMessage, WirePart, WireRole, WireTool},
+    images::{Images, checked_detail},
+    wire::{
+        ImageObject, ImageUrl, WireCalled, WireContent, WireMessage, WirePart, WireRole, WireTool,
+    },
 };
 use taper_chat::{Content, ContentPart, Message, Role, Tool, ToolCall};
 
 /// Checks and converts a conversation.
-pub(crate) fn messages(wire: Vec<WireMessage>) -> Result<Vec<Message>, ApiError> {
+pub(crate) fn messages(wire: Vec<WireMessage>, images: &Images) -> Result<Vec<Message>, ApiError> {
     if wire.is_empty() {
         return Err(ApiError::value("messages", "must hold at least one message"));
     }
     let mut legacy = LegacyCalls(0);
-    let one = |(i, m)| message(m, &format!("messages[{i}]"), &mut legacy);
+    let one = |(i, m)| message(m, &format!("messages[{i}]"), &mut legacy, images);
     wire.into_iter().enumerate().map(one).collect()
 }
 
@@ -32,7 +35,12 @@ impl LegacyCalls {
     }
 }
 
-fn message(wire: WireMessage, at: &str, legacy: &mut LegacyCalls) -> Result<Message, ApiError> {
+fn message(
+    wire: WireMessage,
+    at: &str,
+    legacy: &mut LegacyCalls,
+    images: &Images,
+) -> Result<Message, ApiError> {
     let field = |name: &str| format!("{at}.{name}");
     let assistant = wire.role == WireRole::Assistant;
     let only = |name, who| Err(ApiError::value(field(name), format!("is only for {who} messages")));
@@ -76,7 +84,7 @@ fn message(wire: WireMessage, at: &str, legacy: &mut LegacyCalls) -> Result<Mess
     tool_calls.extend(wire.function_call.map(|called| legacy.call(called)));
     let function = wire.role == WireRole::Function;
     let content = match wire.content {
-        Some(content) => Some(convert(content, &field("content"))?),
+        Some(content) => Some(convert(content, &field("content"), images)?),
         None if assistant && (!tool_calls.is_empty() || reasoning.is_some()) => None,
         None => return Err(ApiError::MissingParameter { param: field("content") }),
     };
@@ -96,7 +104,7 @@ fn message(wire: WireMessage, at: &str, legacy: &mut LegacyCalls) -> Result<Mess
     })
 }
 
-fn convert(content: WireContent, at: &str) -> Result<Content, ApiError> {
+fn convert(content: WireContent, at: &str, images: &Images) -> Result<Content, ApiError> {
     let parts = match content {
         WireContent::Text(text) => return Ok(Content::Text(text)),
         WireContent::Parts(parts) => parts,
@@ -104,15 +112,17 @@ fn convert(content: WireContent, at: &str) -> Result<Content, ApiError> {
     if parts.is_empty() {
         return Err(ApiError::value(at, "must hold at least one part"));
     }
-    let parts = parts.into_iter().enumerate().map(|(i, p)| part(p, &format!("{at}[{i}]")));
+    let one = |(i, p)| part(p, &format!("{at}[{i}]"), images);
+    let parts = parts.into_iter().enumerate().map(one);
     parts.collect::<Result<_, _>>().map(Content::Parts)
 }
 
-fn part(part: WirePart, at: &str) -> Result<ContentPart, ApiError> {
+fn part(part: WirePart, at: &str, images: &Images) -> Result<ContentPart, ApiError> {
+    let image = part.kind == "image_url";
     match part.kind.as_str() {
-        "text" => {}
-        kind @ ("image_url" | "input_audio" | "audio_url" | "video_url" | "file" | "refusal") => {
-            let detail = format!("'{kind}' parts are not supported: this model reads text");
+        "text" | "image_url" => {}
+        kind @ ("input_audio" | "audio_url" | "video_url" | "file" | "refusal") => {
+            let detail = format!("'{kind}' parts are not supported");
             return Err(ApiError::unsupported(at, detail));
         }
         kind => {
@@ -121,20 +131,39 @@ fn part(part: WirePart, at: &str) -> Result<ContentPart, ApiError> {
         }
     }
     let others = [
-        ("refusal", part.refusal),
-        ("image_url", part.image_url),
-        ("input_audio", part.input_audio),
-        ("video_url", part.video_url),
-        ("audio_url", part.audio_url),
-        ("file", part.file),
+        ("refusal", part.refusal.is_some()),
+        ("image_url", part.image_url.is_some() && !image),
+        ("text", part.text.is_some() && image),
+        ("input_audio", part.input_audio.is_some()),
+        ("video_url", part.video_url.is_some()),
+        ("audio_url", part.audio_url.is_some()),
+        ("file", part.file.is_some()),
     ];
-    if let Some((name, _)) = others.iter().find(|(_, value)| value.is_some()) {
+    if let Some((name, _)) = others.iter().find(|(_, set)| *set) {
         return Err(ApiError::UnknownParameter { param: format!("{at}.{name}") });
     }
-    match part.text {
-        Some(text) => Ok(ContentPart::Text(text)),
-        None => Err(ApiError::MissingParameter { param: format!("{at}.text") }),
+    let missing = |name| ApiError::MissingParameter { param: format!("{at}.{name}") };
+    if image {
+        images.takes(at)?;
+        let url = part.image_url.ok_or_else(|| missing("image_url"))?;
+        return image_part(url, None, &format!("{at}.image_url"), images);
     }
+    Ok(ContentPart::Text(part.text.ok_or_else(|| missing("text"))?))
+}
+
+/// An image by its URL; `detail` stands beside it, or in it.
+pub(crate) fn image_part(
+    image: ImageUrl,
+    detail: Option<String>,
+    at: &str,
+    images: &Images,
+) -> Result<ContentPart, ApiError> {
+    let (url, own) = match image {
+        ImageUrl::Url(url) => (url, None),
+        ImageUrl::Object(ImageObject { url, detail, .. }) => (url, detail),
+    };
+    checked_detail(own.or(detail).as_deref(), at)?;
+    images.part(url.into(), at)
 }
 
 /// Checks and converts the tools.

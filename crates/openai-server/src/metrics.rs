@@ -2,6 +2,7 @@
 //! are. Counts of tokens and steps come from the engine; latencies are taken here.
 
 pub(crate) mod experts;
+mod images;
 
 use crate::state::unix_time;
 use std::{

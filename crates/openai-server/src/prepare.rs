@@ -10,8 +10,8 @@ use crate::{
 };
 use std::{collections::BTreeSet, sync::Arc};
 use taper_base::{
-    EngineInfo, GenRequest, InvalidParam, SamplingParams, SharedGrammar, StopRules, SubmitError,
-    TokenId, TokenMask,
+    EngineInfo, GenRequest, InvalidParam, Medium, SamplingParams, SharedGrammar, StopRules,
+    SubmitError, TokenId, TokenMask,
 };
 use taper_chat::{StopPatterns, TextOptions};
 
@@ -47,6 +47,8 @@ pub(crate) struct Params {
     pub(crate) max_draft_tokens: Option<u32>,
     /// What the output is likely to contain.
     pub(crate) prediction: Arc<[TokenId]>,
+    /// Images in the prompt.
+    pub(crate) media: Arc<[Medium]>,
     /// Tokens at the end of the prompt that are kept, where it may be cut.
     pub(crate) kept: Option<usize>,
     pub(crate) shown: Shown,
@@ -106,6 +108,7 @@ pub(crate) fn params(
         priority: fields.priority.unwrap_or(0),
         max_draft_tokens: fields.max_draft_tokens,
         prediction: Arc::default(),
+        media: Arc::default(),
         kept: kept(fields, max_tokens, info)?,
         shown: shown(fields)?,
     })
@@ -277,6 +280,7 @@ impl Params {
         (0..prompts.len() * n).filter_map(move |choice| {
             Some(GenRequest {
                 prompt: prompts.get(choice / n)?.to_vec(),
+                media: Arc::clone(&self.media),
                 sampling: SamplingParams {
                     seed: choice_seed(self.sampling.seed, choice as u64),
                     ..self.sampling.clone()

@@ -1,8 +1,8 @@
 //! What every handler sees, and the phases of the server's life.
 
 use crate::{
-    config::ServerConfig, errors::ApiError, intake::Intake, metrics::Metrics, stored::Responses,
-    vectors::NoGeneration,
+    config::ServerConfig, errors::ApiError, images::Images, intake::Intake, metrics::Metrics,
+    stored::Responses, vectors::NoGeneration,
 };
 use std::{
     sync::{
@@ -36,6 +36,7 @@ pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
     pub(crate) metrics: Metrics,
     pub(crate) intake: Intake,
+    pub(crate) images: Images,
     pub(crate) responses: Responses,
     /// Made when the server starts, beside everything else.
     grammars: OnceLock<Result<Grammars, GrammarError>>,
@@ -112,6 +113,7 @@ impl AppState {
         let Model { engine, vectors, scores } = model;
         let metrics = Metrics::new(config.model_name(), engine.info());
         let (intake, responses) = (Intake::new(&config), Responses::new(&config));
+        let images = Images::new(&config, &tokenizer);
         let state = Self(Arc::new(Shared {
             engine,
             vectors,
@@ -121,6 +123,7 @@ impl AppState {
             config,
             metrics,
             intake,
+            images,
             responses,
             grammars: OnceLock::new(),
             longest_token: OnceLock::new(),

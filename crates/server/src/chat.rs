@@ -13,7 +13,7 @@ const HELP: &str = "/reset forgets the conversation, /quit ends, Ctrl-C stops an
 
 pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
     let source = model::find(args.model.name())?;
-    let model = model::start_one(&source, &args.answer)?;
+    let model = model::start_one(&source, &args.answer, false)?;
     ensure!(
         model.template.is_some(),
         "a conversation needs a chat template; `taper run --raw` continues a text without one"

@@ -4,6 +4,7 @@ use crate::{
     convert_args::ConvertArgs,
     eviction_args::{CalibrateArgs, EvictionArgs},
     expert_args::ExpertArgs,
+    image_args::ImageArgs,
     kv_args::KvArgs,
     kv_report::KvReportArgs,
     longctx_args::{CallerArgs, LongctxCommand, RescueArgs},
@@ -29,6 +30,7 @@ Examples:
   taper                                        serve the built-in demo model on 127.0.0.1:8000
   taper serve ./Qwen3-0.6B-4bit --port 9000    serve a model directory
   taper run \"Hello\"                            one reply on standard output
+  taper run \"What is this?\" --image cat.png --model ./Qwen3-VL-2B-Instruct
   taper chat --model ./Qwen3-0.6B-4bit         chat in the terminal
   taper inspect ./Qwen3-0.6B-4bit              show a model and its memory needs
   taper kv-report ./Qwen3-0.6B-4bit            find a safe KV codec for a model
@@ -247,6 +249,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) lora: LoraArgs,
     #[command(flatten)]
+    pub(crate) images: ImageArgs,
+    #[command(flatten)]
     pub(crate) callers: CallerArgs,
     #[command(flatten)]
     pub(crate) rescue: RescueArgs,
@@ -340,6 +344,9 @@ impl AnswerArgs {
 pub(crate) struct RunArgs {
     /// The prompt; "-" reads standard input.
     pub(crate) prompt: String,
+    /// Image that the prompt is about, of a model that sees; repeat it for several.
+    #[arg(long, value_name = "FILE", conflicts_with = "raw")]
+    pub(crate) image: Vec<PathBuf>,
     /// Model directory, GGUF file or downloaded Hugging Face id [default: the built-in demo model].
     #[arg(long, short, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) model: Option<String>,

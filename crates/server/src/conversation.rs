@@ -44,6 +44,11 @@ impl<'a> Conversation<'a> {
         self.chat.reset();
     }
 
+    /// Shows the model an image file with the next message.
+    pub(crate) fn show(&mut self, file: &[u8]) -> Result<()> {
+        Ok(self.chat.show(file)?)
+    }
+
     /// Answers a message, on standard output as it comes, and remembers both.
     pub(crate) fn say(&mut self, text: &str) -> Result<Shown> {
         let busy = self.interrupts.busy();

@@ -14,6 +14,7 @@ mod download;
 mod eviction_args;
 mod expert_args;
 mod hints;
+mod image_args;
 mod inspect;
 mod interrupt;
 mod kv_args;

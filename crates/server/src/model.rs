@@ -80,11 +80,11 @@ pub(crate) fn start(
     Ok(started?)
 }
 
-/// Loads a model for a conversation in the terminal.
-pub(crate) fn start_one(source: &ModelSource, args: &AnswerArgs) -> Result<Taper> {
+/// Loads a model for a conversation in the terminal, with `images` or without.
+pub(crate) fn start_one(source: &ModelSource, args: &AnswerArgs, images: bool) -> Result<Taper> {
     let with = |builder: Builder| match &args.lora {
-        Some(dir) => builder.adapter(ADAPTER, dir),
-        None => builder,
+        Some(dir) => builder.images(images).adapter(ADAPTER, dir),
+        None => builder.images(images),
     };
     start(source, &args.engine, Requests::ONE, with)
 }

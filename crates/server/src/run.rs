@@ -17,8 +17,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         "the prompt is empty; give a text, or \"-\" to read standard input"
     );
     let source = model::find(args.model.as_deref())?;
-    let model = model::start_one(&source, &args.answer)?;
+    let images = args
+        .image
+        .iter()
+        .map(|path| std::fs::read(path).with_context(|| format!("reading {}", path.display())));
+    let images: Vec<_> = images.collect::<Result<_>>()?;
+    let model = model::start_one(&source, &args.answer, !images.is_empty())?;
     let mut conversation = Conversation::new(&model, &args.answer)?;
+    for (path, image) in args.image.iter().zip(&images) {
+        conversation.show(image).with_context(|| path.display().to_string())?;
+    }
     let shown =
         if args.raw { conversation.complete(&prompt)? } else { conversation.say(&prompt)? };
     shown.report();

@@ -14,10 +14,10 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use axum::Router;
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
-use taper::{Embedder, ModelSource, Reranker, Scheduling, Taper};
+use taper::{Builder, Embedder, ModelSource, Reranker, Scheduling, Taper};
 use taper_base::Engine;
 use taper_chat::ReasoningFormat;
-use taper_openai_server::{AppState, ServerConfig};
+use taper_openai_server::{AppState, ServerConfig, Vision};
 use tokio::net::TcpListener;
 
 /// Sequences computed together if nobody says otherwise.
@@ -42,6 +42,7 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     let access = Access::of(&args.callers, local)?;
     let loading = {
         let (source, engine, lora) = (source.clone(), args.engine.clone(), args.lora.clone());
+        let images = args.images.limit_mm_per_prompt > 0;
         let scheduling = match args.scheduling_policy.as_str() {
             "priority" => Scheduling::Priority,
             _ => Scheduling::Fcfs,
@@ -49,7 +50,7 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
         let waiting = args.max_waiting;
         let requests = Requests { together: SEQUENCES, waiting, scheduling };
         let task = task(&args.task, &source)?;
-        tokio::task::spawn_blocking(move || load(task, &source, &engine, requests, &lora))
+        tokio::task::spawn_blocking(move || load(task, &source, &engine, requests, (&lora, images)))
     };
     let model = tokio::select! {
         model = loading => model??,
@@ -130,10 +131,11 @@ fn load(
     source: &ModelSource,
     engine: &EngineArgs,
     requests: Requests,
-    lora: &LoraArgs,
+    (lora, images): (&LoraArgs, bool),
 ) -> Result<Loaded> {
     if task == Task::Generate {
-        let model = model::start(source, engine, requests, |builder| lora.apply(builder))?;
+        let with = |builder: Builder| lora.apply(builder).images(images);
+        let model = model::start(source, engine, requests, with)?;
         return Ok(Loaded::Text(model));
     }
     ensure!(
@@ -169,6 +171,7 @@ fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
         allow_unknown_fields: args.allow_unknown_fields,
         max_stored_responses: args.max_stored_responses as usize,
         max_stored_bytes: usize::from(args.max_stored_mib) << 20,
+        images: args.images.limits(),
         pages: if args.no_ui { Router::new() } else { taper_web::router() },
         ..ServerConfig::default()
     }
@@ -189,6 +192,7 @@ fn config(args: &ServeArgs, access: Access, from: &ModelSource, model: &Taper) -
         parameters: model.parameters,
         gguf: matches!(from, ModelSource::Gguf { .. }),
         on_gpu: args.engine.device != "cpu",
+        vision: model.vision.clone().map(|encoder| Vision { encoder, decode: taper::decode_image }),
         max_adapters: args.lora.most(),
         allow_adapter_updates: args.lora.allow_runtime_lora_updating,
         ..base_config(args, access, &model.name)
@@ -277,9 +281,10 @@ fn announcement(
         config.tool_format,
         config.reasoning_format,
     );
+    let images = if config.vision.is_some() { ", images" } else { "" };
     format!(
         r#"{what}
-{settings}{adapters}
+{settings}{images}{adapters}
 serving on {at}, API under {at}/v1. Try:
 {open}
   curl {here}/v1/chat/completions -H 'Content-Type: application/json' \

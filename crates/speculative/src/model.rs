@@ -94,7 +94,7 @@ impl ModelDrafter {
         }
         let phase = self.model.info().phase(phase);
         let (tokens, positions, logits_at) = (&tokens, &positions, &logits_at);
-        let batch = Batch { tokens, positions, logits_at, phase, adapters: &[] };
+        let batch = Batch { tokens, positions, logits_at, phase, ..Batch::default() };
         let mut session = self.cache.session(&ranges).map_err(failed)?;
         let logits = self.model.forward(&batch, &mut session).map_err(failed)?;
         let vocab = self.model.info().vocab;

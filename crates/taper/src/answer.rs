@@ -3,10 +3,10 @@
 use crate::{Error, Options, Result, Taper};
 use std::{
     collections::VecDeque,
-    sync::mpsc::RecvTimeoutError,
+    sync::{Arc, mpsc::RecvTimeoutError},
     time::{Duration, Instant},
 };
-use taper_base::{Engine, Event, FinishReason, GenRequest, StopRules, TokenId};
+use taper_base::{Engine, Event, FinishReason, GenRequest, Medium, StopRules, TokenId};
 use taper_chat::{Delta, OutputParser, ParsedMessage, ParserOptions, TextOptions, TextStream};
 use taper_engine::{Events, channel};
 
@@ -67,7 +67,7 @@ impl Stream {
     /// Submits a prompt.
     pub(crate) fn start(
         model: &Taper,
-        prompt: Vec<TokenId>,
+        (prompt, media): (Vec<TokenId>, Arc<[Medium]>),
         mut parser: ParserOptions,
         options: &Options,
     ) -> Result<Self> {
@@ -77,6 +77,7 @@ impl Stream {
         let prompt_tokens = prompt.len();
         let request = GenRequest {
             prompt,
+            media,
             sampling: options.sampling(model),
             stop: StopRules { max_tokens: options.max_tokens, ..StopRules::default() },
             adapter: options.adapter.clone(),

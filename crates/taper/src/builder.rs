@@ -83,6 +83,7 @@ pub struct Builder {
     pub(crate) eviction: Option<Eviction>,
     pub(crate) experts: Option<Experts>,
     pub(crate) moe_top_k: Option<usize>,
+    pub(crate) images: bool,
 }
 
 impl Builder {
@@ -116,6 +117,7 @@ impl Builder {
             eviction: None,
             experts: None,
             moe_top_k: None,
+            images: false,
         }
     }
 
@@ -292,6 +294,12 @@ impl Builder {
     #[must_use]
     pub fn moe_top_k(self, experts: usize) -> Self {
         Self { moe_top_k: Some(experts), ..self }
+    }
+
+    /// Loads the vision tower too, of a model that has one, so that prompts can have images.
+    #[must_use]
+    pub fn images(self, images: bool) -> Self {
+        Self { images, ..self }
     }
 
     /// The arithmetic, for so many sequences.

@@ -1,10 +1,12 @@
 //! A conversation.
 
-use crate::{Answer, Error, Result, Stream, Taper};
+use crate::{Answer, Error, Result, Stream, Taper, vision::Shown};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use taper_base::SamplingParams;
-use taper_chat::{Message, ParserOptions, ReasoningFormat, Role, TemplateRequest};
+use taper_chat::{
+    Content, ContentPart, Message, ParserOptions, ReasoningFormat, Role, TemplateRequest,
+};
 
 /// How answers are made.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -66,13 +68,15 @@ impl Options {
 pub struct Chat<'a> {
     model: &'a Taper,
     messages: Vec<Message>,
+    /// Images of the messages and of the next one, in order.
+    images: Vec<Shown>,
     /// How answers are made.
     pub options: Options,
 }
 
 impl<'a> Chat<'a> {
     pub(crate) fn new(model: &'a Taper) -> Self {
-        Self { model, messages: Vec::new(), options: Options::default() }
+        Self { model, messages: Vec::new(), images: Vec::new(), options: Options::default() }
     }
 
     /// Begins anew, with a system message.
@@ -97,6 +101,31 @@ impl<'a> Chat<'a> {
     /// Forgets all but the system message.
     pub fn reset(&mut self) {
         self.messages.retain(|message| message.role == Role::System);
+        self.images.clear();
+    }
+
+    /// Shows an image with the next message; `file` is a PNG, JPEG, WebP, GIF or BMP file.
+    ///
+    /// # Errors
+    /// The model takes no images, or not this one.
+    pub fn show(&mut self, file: &[u8]) -> Result<()> {
+        let encoder = self.model.vision.as_ref().ok_or(Error::NoImages)?;
+        self.images.push(Shown::new(&**encoder, file)?);
+        Ok(())
+    }
+
+    /// The next message of the user, with the images that belong to none yet.
+    fn message(&self, text: &str) -> Message {
+        let images = |message: &Message| {
+            message.content.as_ref().map_or(0, |content| content.images().count())
+        };
+        let before: usize = self.messages.iter().map(images).sum();
+        if before == self.images.len() {
+            return Message::text(Role::User, text);
+        }
+        let images = (before..self.images.len()).map(|i| ContentPart::Image(i.to_string().into()));
+        let parts = images.chain([ContentPart::Text(text.to_owned())]).collect();
+        Message { content: Some(Content::Parts(parts)), ..Message::text(Role::User, "") }
     }
 
     /// Answers a message, and remembers both.
@@ -116,7 +145,7 @@ impl<'a> Chat<'a> {
     pub fn stream(&self, text: &str) -> Result<Stream> {
         let template = self.model.template.as_ref().ok_or(Error::NoTemplate)?;
         let mut messages = self.messages.clone();
-        messages.push(Message::text(Role::User, text));
+        messages.push(self.message(text));
         let mut kwargs = Map::new();
         kwargs.insert("enable_thinking".into(), Value::Bool(self.options.think));
         let prompt = template.render(&TemplateRequest {
@@ -133,12 +162,18 @@ impl<'a> Chat<'a> {
             ..ParserOptions::default()
         };
         let tokens = self.model.tokenizer.encode(&prompt, false)?;
-        Stream::start(self.model, tokens, parser, &self.options)
+        let (tokens, media) = match &self.model.vision {
+            Some(encoder) if !self.images.is_empty() => {
+                Shown::place(&self.images, &tokens, encoder.placeholder())?
+            }
+            _ => (tokens, Arc::default()),
+        };
+        Stream::start(self.model, (tokens, media), parser, &self.options)
     }
 
     /// Adds a message and its answer to what was said.
     pub fn remember(&mut self, text: &str, answer: &Answer) {
-        self.messages.push(Message::text(Role::User, text));
+        self.messages.push(self.message(text));
         self.messages.push(answer.into());
     }
 }

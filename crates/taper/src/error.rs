@@ -2,7 +2,7 @@
 
 use crate::{StatisticsError, kv_plan::KvPlanError};
 use std::{io, path::PathBuf};
-use taper_base::{AdapterRefused, GenerationError, SubmitError};
+use taper_base::{AdapterRefused, GenerationError, ImageError, SubmitError};
 use taper_chat::ChatError;
 use taper_engine::{EngineError, QueryError, speculative::DraftModelError};
 use taper_hub::HubError;
@@ -79,6 +79,15 @@ pub enum Error {
     /// A conversation with a model that has no chat template.
     #[error("there is no chat template, so text can only be continued as it is")]
     NoTemplate,
+    /// An image, and a model that takes none or was built without [`Builder::images`](crate::Builder::images).
+    #[error("this model does not take images")]
+    NoImages,
+    /// An image that cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// A chat template that does not write as many placeholders as there are images.
+    #[error("the chat template of this model does not show the images of this conversation")]
+    ImagesNotShown,
     /// The stop tokens are no tokens.
     #[error("eos_token_id in config.json: {0}")]
     Eos(serde_json::Error),

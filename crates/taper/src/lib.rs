@@ -17,6 +17,7 @@ mod memory;
 mod pooling;
 mod reranker;
 mod source;
+mod vision;
 
 pub use answer::{Answer, Part, Stream};
 pub use builder::{Builder, ChatTemplateFrom, Progress};
@@ -31,10 +32,12 @@ pub use memory::{available_bytes, total_bytes};
 pub use pooling::Pooling;
 pub use reranker::{Ranked, Reranker};
 pub use source::{ModelSource, StaticModel};
+pub use vision::decode_image;
 
 // What the functions here take and return.
 pub use taper_base::{
-    AdapterInfo, AdapterRefused, Engine, FinishReason, GenerationError, SamplingParams, SubmitError,
+    AdapterInfo, AdapterRefused, Engine, FinishReason, GenerationError, ImageEncoder, ImageError,
+    RgbImage, SamplingParams, SubmitError,
 };
 pub use taper_chat::{ChatError, ChatTemplate, Delta, Message, ParsedMessage, Role, Tokenizer};
 pub use taper_engine::speculative::DraftModelError;
@@ -75,6 +78,8 @@ pub struct Taper {
     pub template: Option<ChatTemplate>,
     /// Sampling that the model's makers recommend.
     pub sampling: SamplingParams,
+    /// What sees images, of a model that takes them and was built with [`Builder::images`].
+    pub vision: Option<Arc<dyn ImageEncoder>>,
 }
 
 impl Taper {
@@ -96,7 +101,8 @@ impl Taper {
     /// The text cannot be tokenized, or the engine refuses the request.
     pub fn complete(&self, text: &str, options: &Options) -> Result<Stream> {
         let prompt = self.tokenizer.encode(text, true)?;
-        Stream::start(self, prompt, taper_chat::ParserOptions::default(), options)
+        let parser = taper_chat::ParserOptions::default();
+        Stream::start(self, (prompt, Arc::default()), parser, options)
     }
 
     /// The adapters that requests can name.

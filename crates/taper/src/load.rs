@@ -2,7 +2,7 @@
 
 use crate::{
     Builder, Error, KvPlan, ModelSource, Result, Taper, builder::Progress, draft::DraftModel,
-    identity, memory,
+    identity, memory, vision,
 };
 use std::{
     panic::resume_unwind,
@@ -54,6 +54,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let (tokenizer, template, generation) = text?;
     let model = model.map_err(|e| Error::Model { model: source.to_string(), source: e })?;
     let (family, parameters) = (model.info().family, model.info().parameters);
+    let vision = settings.images.then(|| vision::open(source, model.info(), &tokenizer)).flatten();
     let resolve = |plan: &KvPlan| plan.resolve(model.info().layers, gpu);
     let offer = |(bits, plan): &(u32, KvPlan)| {
         Ok::<_, Error>(KvOffer { bits: *bits, scheme: resolve(plan)? })
@@ -101,7 +102,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     };
     let engine = Arc::new(LocalEngine::start(model, &config)?);
     let (name, sampling) = (source.name(), generation.sampling());
-    Ok(Taper { name, family, parameters, engine, tokenizer, template, sampling })
+    Ok(Taper { name, family, parameters, engine, tokenizer, template, sampling, vision })
 }
 
 /// Tokens of a step. A GPU widens every weight to halves once a step, so its steps are longer, where it has

@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub struct RopeTable {
     inv_freq: Arc<[f32]>,
     scale: f32,
+    /// The axis that each pair turns with, where positions have three.
+    axes: Option<Arc<[u8]>>,
 }
 
 impl RopeTable {
@@ -21,7 +23,14 @@ impl RopeTable {
     /// rest of the head is not rotated.
     #[must_use]
     pub fn new(inv_freq: Vec<f32>, scale: f32) -> Self {
-        Self { inv_freq: inv_freq.into(), scale }
+        Self { inv_freq: inv_freq.into(), scale, axes: None }
+    }
+
+    /// Turns each pair with one of three axes of a position (M-RoPE, Wang et al. 2024): 0, 1 or 2 of each; pairs that
+    /// none is given for turn with the first.
+    #[must_use]
+    pub fn with_axes(self, axes: Vec<u8>) -> Self {
+        Self { axes: Some(axes.into()), ..self }
     }
 
     /// Rotates the other way round.
@@ -52,13 +61,35 @@ impl RopeTable {
     /// Sines and cosines of `positions`, to be used by every layer of a step.
     #[must_use]
     pub fn angles(&self, positions: &[u32]) -> RopeAngles {
-        let pairs = self.inv_freq.len();
+        self.angles_by(positions, |&position, _| position)
+    }
+
+    /// [`Self::angles`] of positions of three axes, each pair by its own.
+    #[must_use]
+    pub fn angles_of_axes(&self, positions: &[[u32; 3]]) -> RopeAngles {
+        let axes = self.axes.as_deref().unwrap_or_default();
+        let axis = |pair: usize| axes.get(pair).map_or(0, |&axis: &u8| usize::from(axis.min(2)));
+        self.angles_by(positions, |position, pair| position[axis(pair)])
+    }
+
+    fn angles_by<P: Sync>(
+        &self,
+        positions: &[P],
+        of_pair: impl Fn(&P, usize) -> u32 + Sync,
+    ) -> RopeAngles {
+        let (pairs, of_pair) = (self.inv_freq.len(), &of_pair);
         let rows = pool::map(positions.len().div_ceil(ROWS), |i| {
             let part = &positions[i * ROWS..positions.len().min((i + 1) * ROWS)];
             // f32 as the reference implementation multiplies, so that far positions agree.
-            let angle = |&p: &u32| self.inv_freq.iter().map(move |f| (p as f32 * f).sin_cos());
-            let scaled = |(s, c): (f32, f32)| (s * self.scale, c * self.scale);
-            part.iter().flat_map(angle).map(scaled).unzip::<_, _, Vec<_>, Vec<_>>()
+            let (mut sin, mut cos) = (Vec::new(), Vec::new());
+            for position in part {
+                for (pair, f) in self.inv_freq.iter().enumerate() {
+                    let (s, c) = (of_pair(position, pair) as f32 * f).sin_cos();
+                    sin.push(s * self.scale);
+                    cos.push(c * self.scale);
+                }
+            }
+            (sin, cos)
         });
         let (mut sin, mut cos) = (Vec::new(), Vec::new());
         for (s, c) in rows {
@@ -241,6 +272,16 @@ mod tests {
         let want = 9.0 * 0.75f32.cos() + 7.0 * 0.75f32.sin();
         assert!((y[9] - want).abs() < 1e-6);
         assert_eq!(y[10..], [10.0, 11.0]);
+    }
+
+    #[test]
+    fn pairs_turn_with_their_axes_and_alike_axes_as_one_position() {
+        let table = RopeTable::new(vec![1.0, 0.25, 0.5], 1.0).with_axes(vec![0, 2, 1]);
+        let bits = |angles: &RopeAngles| angles.sin.host().to_vec();
+        let three = table.angles_of_axes(&[[1, 2, 3], [4, 4, 4]]);
+        let alone = |position, pair: usize| bits(&table.angles(&[position]))[pair];
+        assert_eq!(bits(&three)[..3], [alone(1, 0), alone(3, 1), alone(2, 2)]);
+        assert_eq!(bits(&three)[3..], bits(&table.angles(&[4])));
     }
 
     #[test]

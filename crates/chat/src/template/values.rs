@@ -49,14 +49,18 @@ fn message(message: &Message, traits: &Traits, tag: &str) -> Value {
 /// The content, with `tag` behind its last text.
 fn content(message: &Message, traits: &Traits, tag: &str) -> Value {
     let part = |text: String| json!({ "type": "text", "text": text });
-    if let Some(Content::Parts(parts)) = &message.content
-        && (traits.typed_content || traits.parts.role(message.role))
+    if let Some(content @ Content::Parts(parts)) = &message.content
+        && (traits.typed_content
+            || traits.parts.role(message.role)
+            || content.images().next().is_some())
     {
         let last = parts.len().saturating_sub(1);
-        let texts = parts.iter().enumerate().map(|(i, ContentPart::Text(text))| {
-            part(format!("{text}{}", if i == last { tag } else { "" }))
+        let parts = parts.iter().enumerate().map(|(i, own)| match own {
+            ContentPart::Text(text) => part(format!("{text}{}", if i == last { tag } else { "" })),
+            // As transformers' processors give it.
+            ContentPart::Image(_) => json!({ "type": "image" }),
         });
-        return texts.collect();
+        return parts.collect();
     }
     // Templates add texts; none at all would break them, as vLLM found.
     let mut text = message.content.as_ref().map(Content::to_text).unwrap_or_default();

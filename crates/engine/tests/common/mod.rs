@@ -107,6 +107,7 @@ impl Mock {
             parameters: 1,
             weight_bytes: 1,
             prefill_apart: false,
+            images: None,
         };
         Self { info, forward: Box::new(forward), permits: None }
     }

@@ -85,7 +85,7 @@ impl TextDecoder {
         let positions: Vec<_> = lengths.iter().flat_map(|&n| 0..n as u32).collect();
         let phase = Phase::Decode;
         let batch =
-            Batch { tokens: &tokens, positions: &positions, logits_at, phase, adapters: &[] };
+            Batch { tokens: &tokens, positions: &positions, logits_at, phase, ..Batch::default() };
         let mut session = TextSession { lengths, both: self.0.is_bidirectional() };
         f(&batch, &mut session)
     }

@@ -62,6 +62,17 @@ pub(super) fn cwm(config: &Value, options: LoadOptions<'_>) -> Result<Spec, Mode
     Ok(spec)
 }
 
+/// The language model of Idefics 3 and SmolVLM, which is Llama's.
+pub(super) fn idefics3(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
+    match config.get("model_type").and_then(Value::as_str) {
+        Some("llama") | None => llama(config, options),
+        Some(other) => {
+            let (family, field) = ("idefics3", "text_config.model_type");
+            Err(ModelError::Unsupported { family, field, value: other.to_owned() })
+        }
+    }
+}
+
 /// What a model that sees has of Llama or Mistral. Published files leave out what equals Llama's defaults.
 pub(super) fn llava(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let defaults = [

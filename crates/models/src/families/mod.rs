@@ -65,7 +65,7 @@ mod unused;
 pub use registry::{FAMILIES, Family};
 
 use crate::{
-    LoadOptions, Model, ModelError,
+    ImagePositions, LoadOptions, Model, ModelError,
     config::{self, Shape},
     decoder::{Decoder, Names},
     norms::{LayerNorms, NormKind},
@@ -169,6 +169,7 @@ pub(crate) fn described<'a>(
     qwen3_5::stored_norms(&mut spec, by_name, &names)?;
     ernie4_5_moe::stored(&mut spec, by_name, &names);
     ministral3::stored_head(&mut spec, by_name, &names, &config);
+    spec.images = if sees { images(model_type) } else { None };
     Ok(Described { spec, names, config, model_type, sees })
 }
 
@@ -178,6 +179,7 @@ const MULTIMODAL: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gemma4_unified",
+    "idefics3",
     "kimi_k25",
     "llama4",
     "llava",
@@ -190,7 +192,35 @@ const MULTIMODAL: &[&str] = &[
     "qwen3_5_moe",
     "qwen3_vl",
     "qwen3_vl_moe",
+    "smolvlm",
 ];
+
+/// How images count in models that see, of those that take any so far.
+fn images(model_type: &str) -> Option<ImagePositions> {
+    match model_type {
+        "qwen2_5_vl" | "qwen2_vl" | "qwen3_5" | "qwen3_5_moe" | "qwen3_vl" | "qwen3_vl_moe" => {
+            Some(ImagePositions::Axes)
+        }
+        "idefics3" | "llava" | "llava_next" | "mistral3" | "smolvlm" => Some(ImagePositions::Text),
+        // Gemma's images read themselves both ways; others have towers that are not there yet.
+        _ => None,
+    }
+}
+
+/// Has positions of three axes turn pairs of the rotary table.
+fn turn_by_axes(
+    spec: &mut Spec,
+    config: &Value,
+    default: [usize; 3],
+    blocks: bool,
+) -> Result<(), ModelError> {
+    let rope = config::rope(spec.family, config, 10_000.0)?;
+    for table in &mut spec.ropes {
+        let axes = rope.axes(spec.family, table.pairs(), default, blocks)?;
+        *table = table.clone().with_axes(axes);
+    }
+    Ok(())
+}
 
 /// The language model's configuration. Whether the head is the token table is said beside it by some.
 fn text_config(config: &Value, nested: Option<&Value>) -> Value {
@@ -310,6 +340,7 @@ fn common(
         bidirectional: false,
         tied: shape.tied(false),
         ropes: vec![rope.table(context(family, shape, options))?],
+        images: None,
         layers: vec![layer; shape.num_hidden_layers],
     })
 }

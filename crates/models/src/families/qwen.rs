@@ -1,6 +1,6 @@
 //! Qwen 2, 2.5 (biased projections) and Qwen 3 (normed heads, no bias), with experts or without.
 
-use super::read;
+use super::{read, turn_by_axes};
 use crate::{
     LoadOptions, ModelError, config,
     experts::{ExpertNames, ExpertSpec, Fused, SharedSpec},
@@ -58,8 +58,7 @@ pub(super) fn qwen3_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec
     with_experts(spec, config, None)
 }
 
-/// The language model of Qwen 3 VL with experts. Positions of text are alike in all three of their axes, so that it is
-/// rotated as in models of text.
+/// The language model of Qwen 3 VL with experts. Positions have three axes, which are alike for text.
 pub(super) fn qwen3_vl_moe(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     let config = &config::with_default(config, "norm_topk_prob", true);
     let mut spec = qwen3_moe(config, options)?;
@@ -68,7 +67,9 @@ pub(super) fn qwen3_vl_moe(config: &Value, options: LoadOptions<'_>) -> Result<S
             experts.names = ExpertNames { fused: Fused::Transposed, ..experts.names };
         }
     }
-    Ok(Spec { family: "qwen3_vl_moe", ..spec })
+    spec.family = "qwen3_vl_moe";
+    turn_by_axes(&mut spec, config, [24, 20, 20], false)?;
+    Ok(spec)
 }
 
 #[derive(Deserialize)]

@@ -4,6 +4,7 @@ use super::{
     common,
     hybrid::{kind, require_attention, unknown},
     qwen::with_experts,
+    turn_by_axes,
 };
 use crate::{
     LoadOptions, ModelError,
@@ -78,6 +79,9 @@ fn hybrid(
     let mut rope = config::rope(family, config, 10_000.0)?;
     rope.partial_rotary_factor.get_or_insert(0.25);
     let mut spec = common(family, &shape, &rope, options)?;
+    if family == FAMILY {
+        turn_by_axes(&mut spec, config, [11, 11, 10], false)?;
+    }
     spec.norm_offset = 1.0;
     spec.qk_norm = Some(QkNorm::Head);
     spec.attention_gate = Some(AttentionGate::InQuery);

@@ -1,7 +1,6 @@
-//! The language models of Qwen 2, 2.5 and 3 VL. Positions of text are alike in all three of their axes, so that it is
-//! rotated as in models of text.
+//! The language models of Qwen 2, 2.5 and 3 VL. Positions have three axes, which are alike for text.
 
-use super::qwen;
+use super::{qwen, turn_by_axes};
 use crate::{LoadOptions, ModelError, config, spec::Spec};
 use serde_json::{Value, json};
 
@@ -16,8 +15,10 @@ pub(super) fn qwen2_5_vl(config: &Value, options: LoadOptions<'_>) -> Result<Spe
 pub(super) fn qwen3_vl(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     config::refuse("qwen3_vl", config, "use_sliding_window")?;
     let defaults = [("head_dim", json!(128)), ("rope_theta", json!(500_000.0))];
-    let spec = qwen::qwen3(&plain(config, &defaults), options)?;
-    Ok(Spec { family: "qwen3_vl", ..spec })
+    let config = plain(config, &defaults);
+    let mut spec = Spec { family: "qwen3_vl", ..qwen::qwen3(&config, options)? };
+    turn_by_axes(&mut spec, &config, [24, 20, 20], false)?;
+    Ok(spec)
 }
 
 fn qwen2(
@@ -30,8 +31,10 @@ fn qwen2(
         ("rope_theta", json!(1_000_000.0)),
         ("max_window_layers", json!(80)),
     ];
-    let spec = qwen::qwen2(&plain(config, &defaults), options)?;
-    Ok(Spec { family, ..spec })
+    let config = plain(config, &defaults);
+    let mut spec = Spec { family, ..qwen::qwen2(&config, options)? };
+    turn_by_axes(&mut spec, &config, [16, 24, 24], true)?;
+    Ok(spec)
 }
 
 /// The configuration with defaults, and with a rotary section that says what is done to text. An angle base that

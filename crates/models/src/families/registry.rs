@@ -100,6 +100,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["hunyuan_v1_dense"], "Hunyuan, dense", true, hunyuan_v1_dense::hunyuan_v1_dense),
     family(&["hunyuan_v1_moe"], "Hunyuan A13B", true, hunyuan_moe::hunyuan_moe),
     family(&["hy_v3"], "Hunyuan 3", true, routed::hy_v3),
+    family(&["idefics3", "smolvlm"], "Idefics 3, SmolVLM", true, llama::idefics3),
     family(&["internlm2"], "InternLM 2, 2.5", true, internlm::internlm2),
     family(&["internlm3"], "InternLM 3", true, internlm::internlm3),
     family(&["iquestcoder"], "IQuest-Coder", true, llama::iquestcoder),

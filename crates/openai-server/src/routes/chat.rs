@@ -41,6 +41,7 @@ pub(super) async fn handle(
 ) -> Result<Response, ApiError> {
     let plan = prepare(&state, payload, plan).await?;
     let (plan, functions) = plan;
+    let mut plan = plan.see(&state, true).await?;
     let mut generation = plan.submit(&state, record, "messages")?;
     generation.retrieved_tokens = plan.added.map_or(0, |added| added.tokens);
     let outputs = (0..plan.params.n).map(|_| plan.output(&state));
@@ -110,7 +111,7 @@ fn checked(
         tools: chosen_tools(tools, wire.tool_choice.as_ref())?.check(state)?,
         one_call: wire.parallel_tool_calls == Some(false),
         prompt: PromptFields {
-            messages: messages::messages(wire.messages)?,
+            messages: messages::messages(wire.messages, &state.0.images)?,
             kwargs: wire.chat_template_kwargs,
             enable_thinking: wire.enable_thinking,
             think: wire.think,

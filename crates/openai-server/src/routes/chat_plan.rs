@@ -17,6 +17,7 @@ use crate::{
 };
 use std::{collections::HashMap, sync::Arc};
 use taper_chat::{ParserOptions, Tool, ToolFormat};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// What a request asks of a chat model.
 #[derive(Debug)]
@@ -101,6 +102,10 @@ pub(super) struct Plan {
     hide_reasoning: bool,
     /// What was put behind the conversation.
     pub(super) added: Option<Added>,
+    /// URLs of the images whose placeholders are in the prompt.
+    images: Vec<Arc<str>>,
+    /// What the request holds of memory for images.
+    held: Vec<OwnedSemaphorePermit>,
 }
 
 impl Ask {
@@ -112,9 +117,18 @@ impl Ask {
         let bad_words = bad_words(&self.sampling, state)?;
         let prediction = prediction(&self.sampling, state, params.stop.max_tokens)?;
         let mut params = Params { adapter, bad_words, prediction, ..params };
-        let Chosen { tools, callable, required } = self.tools;
+        let Chosen { mut tools, callable, required } = self.tools;
         let shows_tools = !tools.is_empty();
-        let fields = PromptFields { may_be_cut: params.kept.is_some(), ..self.prompt };
+        let mut fields = PromptFields { may_be_cut: params.kept.is_some(), ..self.prompt };
+        let contents = fields.messages.iter().filter_map(|message| message.content.as_ref());
+        let images = state.0.images.of(contents, "messages")?;
+        if !images.is_empty() && params.kept.is_some() {
+            let detail = "is not possible with images";
+            return Err(ApiError::value("truncate_prompt_tokens", detail));
+        }
+        if let Some(placeholder) = state.0.images.placeholder() {
+            fields.keep_apart(placeholder, &mut tools);
+        }
         let retrieve = self.retrieve && fields.continue_final_message != Some(true);
         let needed = params.stop.max_tokens.unwrap_or(1);
         let (prompt, added) = match retrieve {
@@ -142,7 +156,18 @@ impl Ask {
         let prompt = cut(state.0.tokenizer.encode(part, false)?, params.kept);
         let (one_call, logprobs) = (self.one_call, self.logprobs.is_some());
         let hide_reasoning = self.hide_reasoning;
-        Ok(Plan { model, params, prompt, parser, one_call, logprobs, hide_reasoning, added })
+        Ok(Plan {
+            model,
+            params,
+            prompt,
+            parser,
+            one_call,
+            logprobs,
+            hide_reasoning,
+            added,
+            images,
+            held: Vec::new(),
+        })
     }
 }
 
@@ -172,14 +197,32 @@ fn spliced(
 impl Plan {
     /// A prompt without a template, whose output is text alone.
     pub(super) fn of_text(model: String, params: Params, prompt: Vec<u32>) -> Self {
-        let parser = ParserOptions::default();
-        let (one_call, logprobs, hide_reasoning) = (false, false, false);
-        Self { model, params, prompt, parser, one_call, logprobs, hide_reasoning, added: None }
+        Self {
+            model,
+            params,
+            prompt,
+            parser: ParserOptions::default(),
+            one_call: false,
+            logprobs: false,
+            hide_reasoning: false,
+            added: None,
+            images: Vec::new(),
+            held: Vec::new(),
+        }
+    }
+
+    /// Puts the images into the prompt; without `encode` to count its tokens only.
+    pub(super) async fn see(mut self, state: &AppState, encode: bool) -> Result<Self, ApiError> {
+        let (images, prompt) = (std::mem::take(&mut self.images), std::mem::take(&mut self.prompt));
+        let max = state.0.engine.info().max_model_len;
+        let seen = state.0.images.place(images, prompt, max, encode).await?;
+        (self.prompt, self.params.media, self.held) = (seen.prompt, seen.media, seen.held);
+        Ok(self)
     }
 
     /// Gives the engine what is asked for. `param` is the field that holds the prompt.
     pub(super) fn submit(
-        &self,
+        &mut self,
         state: &AppState,
         record: Arc<Record>,
         param: &'static str,
@@ -187,7 +230,10 @@ impl Plan {
         let prompts = [self.prompt.as_slice()];
         let requests = self.params.requests(&prompts, self.params.shown.prompt_logprobs);
         let (count, text) = (self.params.n as usize, &self.params.text);
-        Generation::submit(state, record, requests, count, text, param)
+        let mut generation = Generation::submit(state, record, requests, count, text, param)?;
+        generation.image_tokens = self.params.media.iter().map(|m| m.tokens as u64).sum();
+        generation.held = std::mem::take(&mut self.held);
+        Ok(generation)
     }
 
     /// What reads one choice.

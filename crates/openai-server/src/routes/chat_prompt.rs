@@ -1,6 +1,11 @@
 //! From a conversation to a prompt.
 
-use crate::{decode::either, errors::ApiError, state::AppState};
+use crate::{
+    decode::either,
+    errors::ApiError,
+    images::{self, Placeholder},
+    state::AppState,
+};
 use serde_json::{Map, Value};
 use taper_chat::{Content, ContentPart, Message, TemplateRequest, Tool};
 
@@ -17,6 +22,15 @@ pub(super) struct PromptFields {
     pub(super) documents: Option<Vec<Map<String, Value>>>,
     /// The prompt may be longer than what fits: it is cut.
     pub(super) may_be_cut: bool,
+}
+
+impl PromptFields {
+    /// Keeps texts from reading like what the template writes for an image.
+    pub(super) fn keep_apart(&mut self, placeholder: &Placeholder, tools: &mut [Tool]) {
+        let kwargs = self.kwargs.iter_mut().flat_map(Map::values_mut);
+        let documents = self.documents.iter_mut().flatten().flat_map(Map::values_mut);
+        images::keep_apart(placeholder, &mut self.messages, tools, kwargs.chain(documents));
+    }
 }
 
 /// Variables that have fields of their own: set twice, one of them would be ignored.
@@ -118,7 +132,7 @@ fn check_texts(state: &AppState, messages: &[Message]) -> Result<(), ApiError> {
         match &message.content {
             Some(Content::Text(text)) => state.0.check_text(text, "messages")?,
             Some(Content::Parts(parts)) => {
-                let mut texts = parts.iter().map(|ContentPart::Text(text)| text);
+                let mut texts = parts.iter().filter_map(ContentPart::text);
                 texts.try_for_each(|text| state.0.check_text(text, "messages"))?;
             }
             None => {}

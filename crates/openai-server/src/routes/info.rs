@@ -4,7 +4,7 @@ use crate::{
     errors::ApiError,
     metrics::experts,
     state::AppState,
-    wire::{ModelCard, ModelList},
+    wire::{Modalities, ModelCard, ModelList},
 };
 use axum::{
     Json,
@@ -26,6 +26,10 @@ fn card(state: &AppState, id: &str, adapter: Option<&AdapterInfo>) -> ModelCard 
         root: adapter.map_or(model, |adapter| &adapter.path).to_owned(),
         parent: adapter.map(|_| model.to_owned()),
         max_model_len: state.0.engine.info().max_model_len,
+        architecture: state.0.images.see().then_some(Modalities {
+            input_modalities: &["text", "image"],
+            output_modalities: &["text"],
+        }),
     }
 }
 
@@ -58,6 +62,10 @@ pub(super) async fn health(State(state): State<AppState>) -> (StatusCode, Json<V
         false => (StatusCode::SERVICE_UNAVAILABLE, "the engine has failed"),
     };
     let mut body = json!({ "status": status, "model": state.0.config.model_name() });
+    if state.0.images.see() {
+        // As llama.cpp's server says it.
+        body["modalities"] = json!({ "vision": true });
+    }
     if let Some(experts) = state.0.engine.stats().experts {
         body["experts"] = experts::health(&experts);
     }
@@ -80,6 +88,9 @@ pub(super) async fn version() -> Json<Value> {
 pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
     let (engine, metrics) = (&state.0.engine, &state.0.metrics);
     let max = state.0.config.max_adapters;
-    let page = metrics.render(engine.info(), &engine.stats(), (&engine.adapters(), max));
+    let mut page = metrics.render(engine.info(), &engine.stats(), (&engine.adapters(), max));
+    if state.0.images.see() {
+        metrics.render_images(&mut page, &state.0.images.counts);
+    }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page)
 }

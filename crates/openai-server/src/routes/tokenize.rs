@@ -14,6 +14,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
+use taper_chat::Content;
 
 /// Most tokens that are made into text at a time.
 const MOST_TOKENS: usize = 1 << 20;
@@ -69,8 +70,13 @@ fn text_tokens(state: &AppState, wire: TokenizeRequest) -> Result<Vec<u32>, ApiE
             Ok(tokenizer.encode(&prompt, wire.add_special_tokens.unwrap_or(true))?)
         }
         (None, Some(wire_messages)) => {
+            let messages = messages::messages(wire_messages, &state.0.images)?;
+            let contents = messages.iter().filter_map(|message| message.content.as_ref());
+            if contents.flat_map(Content::images).next().is_some() {
+                return Err(ApiError::unsupported("messages", "this route does not take images"));
+            }
             let fields = PromptFields {
-                messages: messages::messages(wire_messages)?,
+                messages,
                 kwargs: wire.chat_template_kwargs,
                 enable_thinking: wire.enable_thinking,
                 think: wire.think,

@@ -1,6 +1,8 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: what comes in.
 
-use super::{AnyObject, Anything, Glance, Unsupported, from_objects, unsupported::field, whole};
+use super::{
+    AnyObject, Anything, Glance, ImageFrom, Unsupported, from_objects, unsupported::field, whole,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
@@ -143,7 +145,7 @@ impl<'de> Deserialize<'de> for Blocks {
 #[schemars(rename = "ContentBlock")]
 pub(crate) struct Block {
     #[serde(rename = "type")]
-    #[schemars(extend("enum" = ["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]))]
+    #[schemars(extend("enum" = ["text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"]))]
     pub(crate) kind: String,
     /// Of `text`.
     pub(crate) text: Option<String>,
@@ -153,6 +155,8 @@ pub(crate) struct Block {
     pub(crate) signature: Option<String>,
     /// Of `redacted_thinking`, which is not read.
     pub(crate) data: Option<String>,
+    /// Of `image`.
+    pub(crate) source: Option<ImageFrom>,
     /// Of `tool_use`.
     pub(crate) id: Option<String>,
     /// Of `tool_use`: the tool.
@@ -161,7 +165,7 @@ pub(crate) struct Block {
     pub(crate) input: Option<Map<String, Value>>,
     /// Of `tool_result`: the call that it answers.
     pub(crate) tool_use_id: Option<String>,
-    /// Of `tool_result`: a text, or blocks of text.
+    /// Of `tool_result`: a text, or blocks of text and images.
     pub(crate) content: Option<Blocks>,
     /// Of `tool_result`: whether the call failed.
     pub(crate) is_error: Option<bool>,

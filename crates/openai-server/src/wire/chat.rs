@@ -1,6 +1,8 @@
 //! `/v1/chat/completions`.
 
-use super::{AnyObject, Anything, ChunkUsage, PromptLogprobs, Usage, from_objects, whole};
+use super::{
+    AnyObject, Anything, ChunkUsage, ImageUrl, PromptLogprobs, Usage, from_objects, whole,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
@@ -83,7 +85,7 @@ pub(crate) struct ChatRequest {
 #[schemars(rename = "Message")]
 pub(crate) struct WireMessage {
     pub(crate) role: WireRole,
-    /// A text, or parts of type `text`.
+    /// A text, or parts of type `text` or `image_url`.
     pub(crate) content: Option<WireContent>,
     /// The speaker's name.
     pub(crate) name: Option<String>,
@@ -153,7 +155,8 @@ pub(crate) struct WirePart {
     pub(crate) kind: String,
     pub(crate) text: Option<String>,
     pub(crate) refusal: Option<Anything>,
-    pub(crate) image_url: Option<Anything>,
+    /// Of `image_url`.
+    pub(crate) image_url: Option<ImageUrl>,
     pub(crate) input_audio: Option<Anything>,
     pub(crate) video_url: Option<Anything>,
     pub(crate) audio_url: Option<Anything>,

@@ -273,6 +273,9 @@ pub(crate) struct PromptDetails {
     /// Of texts that the server found and put behind the conversation.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) retrieved_tokens: u64,
+    /// That stand for images.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) image_tokens: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]

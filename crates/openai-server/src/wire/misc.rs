@@ -14,6 +14,15 @@ pub(crate) struct ModelCard {
     pub(crate) root: String,
     pub(crate) parent: Option<String>,
     pub(crate) max_model_len: u32,
+    /// What a model takes and gives, where that is not text alone; OpenRouter's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) architecture: Option<Modalities>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Modalities {
+    pub(crate) input_modalities: &'static [&'static str],
+    pub(crate) output_modalities: &'static [&'static str],
 }
 
 #[derive(Debug, Serialize, JsonSchema)]

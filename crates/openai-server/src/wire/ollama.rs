@@ -23,6 +23,8 @@ pub(crate) struct OllamaChatRequest {
 pub(crate) struct OllamaGenerateRequest {
     /// What the user says. Without it, the response says that the model is loaded.
     pub(crate) prompt: Option<String>,
+    /// Images in base64, which the prompt is about.
+    pub(crate) images: Option<Vec<String>>,
     /// What the model is told before.
     pub(crate) system: Option<String>,
     /// What follows the output: the model fills in the middle, without its template.
@@ -64,7 +66,6 @@ pub(crate) enum Think {
 /// Fields that are not honoured.
 pub(crate) const UNSUPPORTED_OLLAMA: &[Unsupported] = &[
     field("context", "is not supported: send the conversation to /api/chat", Glance::Empty),
-    field("images", "is not supported: this model reads text", Glance::Empty),
     field("logprobs", "is not supported on this route; /v1/chat/completions has it", OFF),
     field("raw", "is not supported on this route", OFF),
     field("suffix", "is not supported on this route", Glance::Empty),
@@ -87,7 +88,8 @@ pub(crate) struct OllamaMessage {
     pub(crate) content: Option<String>,
     /// The reasoning of an earlier response.
     pub(crate) thinking: Option<String>,
-    pub(crate) images: Option<Vec<Anything>>,
+    /// Images in base64.
+    pub(crate) images: Option<Vec<String>>,
     /// The calls of an earlier response.
     pub(crate) tool_calls: Option<Vec<OllamaCall>>,
     /// The tool whose result this is.
@@ -314,7 +316,7 @@ pub(crate) struct OllamaShow<'a> {
     pub(crate) template: &'a str,
     pub(crate) details: OllamaDetails,
     pub(crate) model_info: Map<String, Value>,
-    /// `completion`, `tools`, `thinking`, `embedding`.
+    /// `completion`, `tools`, `thinking`, `vision`, `embedding`.
     pub(crate) capabilities: Vec<&'static str>,
     pub(crate) modified_at: String,
 }

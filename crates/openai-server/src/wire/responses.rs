@@ -1,6 +1,8 @@
 //! `/v1/responses`: what comes in.
 
-use super::{AnyObject, Anything, Glance, Unsupported, from_objects, unsupported::field, whole};
+use super::{
+    AnyObject, Anything, Glance, ImageUrl, Unsupported, from_objects, unsupported::field, whole,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
@@ -166,10 +168,16 @@ pub(crate) enum InputContent {
 pub(crate) struct InputPart {
     #[serde(rename = "type")]
     #[schemars(extend("enum" =
-        ["input_text", "output_text", "text", "reasoning_text", "summary_text"]))]
+        ["input_text", "input_image", "output_text", "text", "reasoning_text", "summary_text"]))]
     pub(crate) kind: String,
-    #[schemars(required)]
+    /// Of all but `input_image`.
     pub(crate) text: Option<String>,
+    /// Of `input_image`.
+    pub(crate) image_url: Option<ImageUrl>,
+    /// Of `input_image`: `auto` or `high`.
+    pub(crate) detail: Option<String>,
+    /// Of `input_image`: there are no files on this server.
+    pub(crate) file_id: Option<String>,
     #[serde(rename = "annotations")]
     _annotations: Option<Anything>,
     #[serde(rename = "logprobs")]

@@ -19,6 +19,7 @@ mod context;
 mod fields;
 mod formats;
 mod functions;
+mod images;
 mod infill;
 mod info;
 mod leaks;

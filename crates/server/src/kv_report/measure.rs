@@ -105,7 +105,7 @@ impl Prefill<'_> {
                 positions: &positions,
                 logits_at: &logits_at,
                 phase,
-                adapters: &[],
+                ..Batch::default()
             };
             let logits = self.model.forward(&batch, &mut session)?;
             ops::with_host_f32(&logits, |logits| {

@@ -27,7 +27,7 @@ pub(super) fn asked(state: &AppState, wire: Conversation) -> Result<Asked, ApiEr
     let found = conversation::found(&wire.messages);
     let tools = wire.tools.unwrap_or_default();
     let tools = tools::chosen(tools, wire.tool_choice.as_ref(), &found)?;
-    let messages = conversation::messages(wire.system, wire.messages)?;
+    let messages = conversation::messages(wire.system, wire.messages, &state.0.images)?;
     // The answer goes on where a last message of the assistant ends.
     let goes_on = messages.last().is_some_and(|last| last.role == Role::Assistant);
     if goes_on && messages.last().is_some_and(|last| !last.tool_calls.is_empty()) {

@@ -2,6 +2,7 @@
 
 use crate::{
     errors::ApiError,
+    images::{Images, of_base64},
     routes::chat_roles::append,
     wire::{AnthropicMessage, Block, Blocks},
 };
@@ -16,6 +17,7 @@ const BILLING: &str = "x-anthropic-billing-header:";
 pub(super) fn messages(
     system: Option<Blocks>,
     wire: Vec<AnthropicMessage>,
+    images: &Images,
 ) -> Result<Vec<Message>, ApiError> {
     if wire.is_empty() {
         return Err(ApiError::value("messages", "must hold at least one message"));
@@ -32,7 +34,7 @@ pub(super) fn messages(
     for (i, message) in wire.into_iter().enumerate() {
         let at = format!("messages[{i}]");
         let passed = last_user.is_some_and(|user| i < user);
-        for message in converted(message, &at, passed)? {
+        for message in converted(message, &at, passed, images)? {
             add(&mut all, message);
         }
     }
@@ -89,7 +91,12 @@ fn add(all: &mut Vec<Message>, message: Message) {
 
 /// The messages that one stands for: the results of tools are messages of their own. `passed` says
 /// that a message of the user follows.
-fn converted(wire: AnthropicMessage, at: &str, passed: bool) -> Result<Vec<Message>, ApiError> {
+fn converted(
+    wire: AnthropicMessage,
+    at: &str,
+    passed: bool,
+    images: &Images,
+) -> Result<Vec<Message>, ApiError> {
     let system = wire.role == "system";
     let goes = match wire.clear_at.as_deref() {
         None => false,
@@ -105,7 +112,7 @@ fn converted(wire: AnthropicMessage, at: &str, passed: bool) -> Result<Vec<Messa
     };
     let content_at = format!("{at}.content");
     match wire.role.as_str() {
-        "user" => user(wire.content, &content_at),
+        "user" => user(wire.content, &content_at, images),
         "assistant" => Ok(vec![assistant(wire.content, &content_at)?]),
         "system" => {
             let texts = texts(wire.content, &content_at)?;
@@ -120,7 +127,7 @@ fn converted(wire: AnthropicMessage, at: &str, passed: bool) -> Result<Vec<Messa
 }
 
 /// Results come first, as the API wants them: templates have them follow their calls.
-fn user(content: Blocks, at: &str) -> Result<Vec<Message>, ApiError> {
+fn user(content: Blocks, at: &str, images: &Images) -> Result<Vec<Message>, ApiError> {
     let blocks = match content {
         Blocks::Text(text) => return Ok(vec![Message::text(Role::User, text)]),
         Blocks::List(blocks) => blocks,
@@ -128,17 +135,18 @@ fn user(content: Blocks, at: &str) -> Result<Vec<Message>, ApiError> {
     if blocks.is_empty() {
         return Err(ApiError::value(at, "must hold at least one block"));
     }
-    let (mut messages, mut texts) = (Vec::new(), Vec::new());
+    let (mut messages, mut parts) = (Vec::new(), Vec::new());
     for (i, block) in blocks.into_iter().enumerate() {
         let at = format!("{at}[{i}]");
         match block.kind.as_str() {
-            "text" => texts.push(text(block, &at)?),
-            "tool_result" => messages.push(result(block, &at)?),
+            "text" => parts.push(ContentPart::Text(text(block, &at)?)),
+            "image" => parts.push(image(block, &at, images)?),
+            "tool_result" => messages.push(result(block, &at, images)?),
             "tool_use" | "thinking" | "redacted_thinking" => return Err(misplaced(&block, &at)),
             _ => return Err(unsupported(&block, &at)),
         }
     }
-    if let Some(content) = content_of(texts) {
+    if let Some(content) = content_of(parts) {
         messages.push(Message { content: Some(content), ..Message::text(Role::User, "") });
     }
     Ok(messages)
@@ -165,18 +173,18 @@ fn assistant(content: Blocks, at: &str) -> Result<Message, ApiError> {
     }
     thoughts.retain(|thought| !thought.is_empty());
     message.reasoning_content = (!thoughts.is_empty()).then(|| thoughts.join("\n"));
-    message.content = content_of(texts);
+    message.content = content_of(texts.into_iter().map(ContentPart::Text).collect());
     if message.content.is_none() && message.tool_calls.is_empty() {
         message.content = Some(Content::Text(String::new()));
     }
     Ok(message)
 }
 
-fn content_of(mut texts: Vec<String>) -> Option<Content> {
-    match texts.len() {
-        0 => None,
-        1 => texts.pop().map(Content::Text),
-        _ => Some(Content::Parts(texts.into_iter().map(ContentPart::Text).collect())),
+fn content_of(mut parts: Vec<ContentPart>) -> Option<Content> {
+    match parts.as_mut_slice() {
+        [] => None,
+        [ContentPart::Text(text)] => Some(Content::Text(std::mem::take(text))),
+        _ => Some(Content::Parts(parts)),
     }
 }
 
@@ -188,14 +196,14 @@ fn texts(content: Blocks, at: &str) -> Result<Vec<String>, ApiError> {
     })
 }
 
-/// The text of each block.
-fn each_of(
+/// What each block says.
+fn each_of<T: From<String>>(
     content: Blocks,
     at: &str,
-    one: impl Fn(Block, &str) -> Result<String, ApiError>,
-) -> Result<Vec<String>, ApiError> {
+    one: impl Fn(Block, &str) -> Result<T, ApiError>,
+) -> Result<Vec<T>, ApiError> {
     let blocks = match content {
-        Blocks::Text(text) => return Ok(vec![text]),
+        Blocks::Text(text) => return Ok(vec![text.into()]),
         Blocks::List(blocks) => blocks.into_iter().enumerate(),
     };
     blocks.map(|(i, block)| one(block, &format!("{at}[{i}]"))).collect()
@@ -204,6 +212,28 @@ fn each_of(
 fn text(block: Block, at: &str) -> Result<String, ApiError> {
     only(&block, &["text", "citations"], at)?;
     needed(block.text, at, "text")
+}
+
+fn image(block: Block, at: &str, images: &Images) -> Result<ContentPart, ApiError> {
+    images.takes(at)?;
+    only(&block, &["source"], at)?;
+    let source = needed(block.source, at, "source")?;
+    let at = format!("{at}.source");
+    let (url, other) = match source.kind.as_str() {
+        "base64" => (of_base64(&needed(source.data, &at, "data")?), ("url", source.url.is_some())),
+        "url" => {
+            let others = source.data.is_some() || source.media_type.is_some();
+            (needed(source.url, &at, "url")?.into(), ("data", others))
+        }
+        kind => {
+            let detail = format!("'{kind}' is not supported; use 'base64' or 'url'");
+            return Err(ApiError::unsupported(format!("{at}.type"), detail));
+        }
+    };
+    match other {
+        (name, true) => Err(ApiError::UnknownParameter { param: format!("{at}.{name}") }),
+        (_, false) => images.part(url, &at),
+    }
 }
 
 fn thinking(block: Block, at: &str) -> Result<String, ApiError> {
@@ -221,26 +251,31 @@ fn call(block: Block, at: &str) -> Result<ToolCall, ApiError> {
     })
 }
 
-fn result(block: Block, at: &str) -> Result<Message, ApiError> {
+fn result(block: Block, at: &str, images: &Images) -> Result<Message, ApiError> {
     only(&block, &["tool_use_id", "content", "is_error", "toolset_name"], at)?;
-    let content = block.content.map(|content| outcome(content, &format!("{at}.content")));
-    let mut text = content.transpose()?.unwrap_or_default().join("\n");
+    let content = block.content.map(|content| outcome(content, &format!("{at}.content"), images));
+    let content = Content::Parts(content.transpose()?.unwrap_or_default());
+    let mut text = content.to_text();
     // No template has a place for it.
     if block.is_error == Some(true) && !text.starts_with("Error") {
         text.insert_str(0, "Error: ");
     }
+    let images = content.images().cloned().map(ContentPart::Image);
+    let parts: Vec<_> = [ContentPart::Text(text)].into_iter().chain(images).collect();
     let id = needed(block.tool_use_id, at, "tool_use_id")?;
-    Ok(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) })
+    let message = Message::text(Role::Tool, "");
+    Ok(Message { tool_call_id: Some(id), content: content_of(parts), ..message })
 }
 
 /// What a result says. A tool that was found is among the others from then on, so its name is enough.
-fn outcome(content: Blocks, at: &str) -> Result<Vec<String>, ApiError> {
+fn outcome(content: Blocks, at: &str, images: &Images) -> Result<Vec<ContentPart>, ApiError> {
     each_of(content, at, |block, at| match block.kind.as_str() {
-        "text" => text(block, at),
+        "text" => text(block, at).map(ContentPart::Text),
+        "image" => image(block, at, images),
         "tool_reference" => {
             only(&block, &["tool_name"], at)?;
             let name = needed(block.tool_name, at, "tool_name")?;
-            Ok(format!("The tool {name} can be called now."))
+            Ok(ContentPart::Text(format!("The tool {name} can be called now.")))
         }
         _ => Err(unsupported(&block, at)),
     })
@@ -257,6 +292,7 @@ fn only(block: &Block, own: &[&str], at: &str) -> Result<(), ApiError> {
         ("thinking", block.thinking.is_some()),
         ("signature", block.signature.is_some()),
         ("data", block.data.is_some()),
+        ("source", block.source.is_some()),
         ("id", block.id.is_some()),
         ("name", block.name.is_some()),
         ("input", block.input.is_some()),
@@ -281,5 +317,5 @@ fn misplaced(block: &Block, at: &str) -> ApiError {
 
 fn unsupported(block: &Block, at: &str) -> ApiError {
     let kind = &block.kind;
-    ApiError::unsupported(at, format!("'{kind}' blocks are not supported: this model reads text"))
+    ApiError::unsupported(at, format!("'{kind}' blocks are not supported here"))
 }

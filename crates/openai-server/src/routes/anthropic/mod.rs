@@ -42,7 +42,9 @@ pub(super) async fn messages(
     Extension(record): Extension<Arc<Record>>,
     payload: Payload,
 ) -> Result<Response, ApiError> {
-    let Request { plan, show, edits, cut } = prepare(&state, payload, request).await?;
+    let Request { plan, show, edits, max_tokens } = prepare(&state, payload, request).await?;
+    let mut plan = plan.see(&state, true).await?;
+    let cut = fit(&state, &mut plan, max_tokens)?;
     let generation = plan.submit(&state, record, "messages")?;
     let mut message = Message {
         id: item_id("msg"),
@@ -65,15 +67,15 @@ pub(super) async fn count_tokens(
     State(state): State<AppState>,
     payload: Payload,
 ) -> Result<Json<TokenCount>, ApiError> {
-    let input_tokens = prepare(&state, payload, count).await?;
-    Ok(Json(TokenCount { input_tokens }))
+    let plan = prepare(&state, payload, count).await?.see(&state, false).await?;
+    Ok(Json(TokenCount { input_tokens: plan.prompt.len() }))
 }
 
-fn count(state: &AppState, mut body: Body) -> Result<usize, ApiError> {
+fn count(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     let Asked { mut ask, .. } = asked(state, body.read::<Conversation>()?)?;
     finish(state, body)?;
     settle(state, &mut ask);
-    Ok(ask.plan(state)?.prompt.len())
+    ask.plan(state)
 }
 
 /// A request, checked and tokenized.
@@ -81,8 +83,7 @@ struct Request {
     plan: Plan,
     show: Show,
     edits: bool,
-    /// The context ends before the request's own limit.
-    cut: bool,
+    max_tokens: u32,
 }
 
 fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
@@ -93,7 +94,12 @@ fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
     (ask.max_tokens, ask.sampling) = (Some(max_tokens), fields);
     settle(state, &mut ask);
     let renamed = |error: ApiError| error.renamed("stop", "stop_sequences");
-    let mut plan = ask.plan(state).map_err(renamed)?;
+    let plan = ask.plan(state).map_err(renamed)?;
+    Ok(Request { plan, show, edits, max_tokens })
+}
+
+/// Sets the limit of a message's tokens; whether the context ends before it.
+fn fit(state: &AppState, plan: &mut Plan, max_tokens: u32) -> Result<bool, ApiError> {
     let (tokens, max) = (plan.prompt.len(), state.0.engine.info().max_model_len);
     // As with Anthropic's newer models, `max_tokens` may be more than there is room for.
     let room = max.saturating_sub(u32::try_from(tokens).unwrap_or(u32::MAX));
@@ -101,7 +107,7 @@ fn request(state: &AppState, mut body: Body) -> Result<Request, ApiError> {
         return Err(ApiError::PromptTooLong { tokens, max });
     }
     plan.params.stop.max_tokens = Some(max_tokens.min(room));
-    Ok(Request { plan, show, edits, cut: max_tokens > room })
+    Ok(max_tokens > room)
 }
 
 fn finish(state: &AppState, mut body: Body) -> Result<(), ApiError> {

@@ -37,7 +37,7 @@ pub(super) fn chat(state: &AppState, mut body: Body) -> Result<Asked, ApiError> 
     if messages.is_empty() {
         return Ok(Asked::Load(fields.model));
     }
-    let messages = conversation::messages(messages)?;
+    let messages = conversation::messages(messages, &state.0.images)?;
     let tools = messages::tools(own.tools.unwrap_or_default())?;
     asked(state, fields, messages, tools)
 }
@@ -53,7 +53,10 @@ pub(super) fn generate(state: &AppState, mut body: Body) -> Result<Asked, ApiErr
     let suffix = own.suffix.filter(|suffix| !suffix.is_empty());
     if own.raw == Some(true) || suffix.is_some() {
         let bare = if suffix.is_some() { "suffix" } else { "raw" };
-        for (name, given) in [("system", system.is_some()), ("think", fields.think.is_some())] {
+        let images = own.images.as_ref().is_some_and(|images| !images.is_empty());
+        for (name, given) in
+            [("system", system.is_some()), ("think", fields.think.is_some()), ("images", images)]
+        {
             if given {
                 return Err(ApiError::value(name, format!("is not possible with '{bare}'")));
             }
@@ -61,7 +64,10 @@ pub(super) fn generate(state: &AppState, mut body: Body) -> Result<Asked, ApiErr
         return text(state, fields, prompt, suffix);
     }
     let system = system.map(|system| Message::text(Role::System, system));
-    let messages = system.into_iter().chain([Message::text(Role::User, prompt)]).collect();
+    let images = own.images.unwrap_or_default();
+    let content = conversation::content(Some(prompt), &images, "images", &state.0.images)?;
+    let user = Message { content, ..Message::text(Role::User, "") };
+    let messages = system.into_iter().chain([user]).collect();
     asked(state, fields, messages, Vec::new())
 }
 

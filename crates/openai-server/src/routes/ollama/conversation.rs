@@ -1,9 +1,13 @@
 //! From Ollama's messages to those that templates take.
 
-use crate::{errors::ApiError, wire::OllamaMessage};
+use crate::{
+    errors::ApiError,
+    images::{Images, of_base64},
+    wire::OllamaMessage,
+};
 use serde_json::Value;
 use std::collections::VecDeque;
-use taper_chat::{Content, Message, Role, ToolCall};
+use taper_chat::{Content, ContentPart, Message, Role, ToolCall};
 
 /// A call whose result has not come yet.
 struct Open {
@@ -13,9 +17,13 @@ struct Open {
 
 /// Converts a conversation. Calls and results that have no ids are joined by the tool's name, or in
 /// their order.
-pub(super) fn messages(wire: Vec<OllamaMessage>) -> Result<Vec<Message>, ApiError> {
+pub(super) fn messages(
+    wire: Vec<OllamaMessage>,
+    images: &Images,
+) -> Result<Vec<Message>, ApiError> {
     let (mut open, mut calls) = (VecDeque::new(), 0);
-    let one = |(i, message)| converted(message, &format!("messages[{i}]"), &mut open, &mut calls);
+    let one =
+        |(i, message)| converted(message, &format!("messages[{i}]"), &mut open, &mut calls, images);
     wire.into_iter().enumerate().map(one).collect()
 }
 
@@ -24,11 +32,8 @@ fn converted(
     at: &str,
     open: &mut VecDeque<Open>,
     calls: &mut usize,
+    images: &Images,
 ) -> Result<Message, ApiError> {
-    if wire.images.is_some_and(|images| !images.is_empty()) {
-        let detail = "is not supported: this model reads text";
-        return Err(ApiError::unsupported(format!("{at}.images"), detail));
-    }
     let role = match wire.role.as_str() {
         "system" => Role::System,
         "user" => Role::User,
@@ -49,7 +54,8 @@ fn converted(
     only("tool_name", "tool", role != Role::Tool && wire.tool_name.is_some())?;
     only("tool_call_id", "tool", role != Role::Tool && wire.tool_call_id.is_some())?;
     let mut message = Message::text(role, "");
-    message.content = wire.content.map(Content::Text);
+    let own = wire.images.unwrap_or_default();
+    message.content = content(wire.content, &own, &format!("{at}.images"), images)?;
     message.reasoning_content = wire.thinking.filter(|thinking| !thinking.is_empty());
     for call in wire.tool_calls.into_iter().flatten() {
         *calls += 1;
@@ -65,6 +71,23 @@ fn converted(
         message.name = wire.tool_name;
     }
     Ok(message)
+}
+
+/// A text with its images before it, as Ollama has them.
+pub(super) fn content(
+    text: Option<String>,
+    own: &[String],
+    at: &str,
+    images: &Images,
+) -> Result<Option<Content>, ApiError> {
+    if own.is_empty() {
+        return Ok(text.map(Content::Text));
+    }
+    images.takes(at)?;
+    let one = |(i, image): (usize, &String)| images.part(of_base64(image), &format!("{at}[{i}]"));
+    let mut parts = own.iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()?;
+    parts.extend(text.map(ContentPart::Text));
+    Ok(Some(Content::Parts(parts)))
 }
 
 /// The id of the call that a result is of.

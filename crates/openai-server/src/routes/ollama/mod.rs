@@ -84,6 +84,7 @@ async fn respond(
         Request::Ask(plan, stream) => (*plan, stream),
         Request::Load(model) => return Ok(Json(loaded(kind, &model)).into_response()),
     };
+    let mut plan = plan.see(state, true).await?;
     let generation = plan.submit(state, record, param)?;
     let answer = Answer::new(kind, plan.output(state), plan.model);
     if stream {

@@ -154,6 +154,7 @@ fn capabilities(state: &AppState) -> Vec<&'static str> {
         ("completion", generates),
         ("tools", chats && calls),
         ("thinking", chats && thinks),
+        ("vision", chats && state.images.see()),
         ("embedding", state.vectors.is_some()),
     ];
     all.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()

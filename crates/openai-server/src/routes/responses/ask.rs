@@ -43,7 +43,7 @@ pub(super) fn asked(
 ) -> Result<Asked, ApiError> {
     let previous =
         wire.previous_response_id.as_deref().map(|id| previous(state, id)).transpose()?;
-    let mut messages = Messages::default();
+    let mut messages = Messages::new(&state.0.images);
     if let Some(instructions) = wire.instructions {
         messages.instruct(instructions);
     }
@@ -118,7 +118,7 @@ fn input(
     state: &AppState,
     wire: Option<Input>,
     raw: Value,
-    messages: &mut Messages,
+    messages: &mut Messages<'_>,
 ) -> Result<Vec<Value>, ApiError> {
     let (items, mut raw) = match (wire, raw) {
         (None, _) => return Ok(Vec::new()),

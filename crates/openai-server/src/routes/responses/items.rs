@@ -3,6 +3,8 @@
 use super::tools::in_namespace;
 use crate::{
     errors::ApiError,
+    images::Images,
+    messages::image_part,
     wire::{InputContent, InputItem, InputPart},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -10,17 +12,24 @@ use taper_chat::{Content, ContentPart, Message, Role, ToolCall};
 
 /// The messages that items stand for. Reasoning, text and calls of one answer are items of their own,
 /// and one message here.
-#[derive(Debug, Default)]
-pub(super) struct Messages(Vec<Message>);
+#[derive(Debug)]
+pub(super) struct Messages<'a> {
+    all: Vec<Message>,
+    images: &'a Images,
+}
 
-impl Messages {
+impl<'a> Messages<'a> {
+    pub(super) fn new(images: &'a Images) -> Self {
+        Self { all: Vec::new(), images }
+    }
+
     /// A message in front of the items.
     pub(super) fn instruct(&mut self, instructions: String) {
-        self.0.push(Message::text(Role::System, instructions));
+        self.all.push(Message::text(Role::System, instructions));
     }
 
     pub(super) fn user(&mut self, text: String) {
-        self.0.push(Message::text(Role::User, text));
+        self.all.push(Message::text(Role::User, text));
     }
 
     /// Adds an item. `at` is the field that holds it.
@@ -38,7 +47,7 @@ impl Messages {
     }
 
     pub(super) fn finish(self) -> Vec<Message> {
-        self.0
+        self.all
     }
 
     fn message(&mut self, item: InputItem, at: &str) -> Result<(), ApiError> {
@@ -54,23 +63,14 @@ impl Messages {
             }
         };
         let content = needed(item.content, at, "content")?;
-        let mut parts =
-            texts(content, &["input_text", "output_text", "text"], &field(at, "content"))?;
+        let (kinds, at) = (["input_text", "output_text", "text"], field(at, "content"));
         if role != Role::Assistant {
-            let content = match parts.len() {
-                0 => {
-                    return Err(ApiError::value(
-                        field(at, "content"),
-                        "must hold at least one part",
-                    ));
-                }
-                1 => Content::Text(parts.remove(0)),
-                _ => Content::Parts(parts.into_iter().map(ContentPart::Text).collect()),
-            };
-            self.0.push(Message { content: Some(content), ..Message::text(role, "") });
+            let content = said(parts(content, &kinds, &at, self.images)?)
+                .ok_or_else(|| ApiError::value(at, "must hold at least one part"))?;
+            self.all.push(Message { content: Some(content), ..Message::text(role, "") });
             return Ok(());
         }
-        let text = parts.concat();
+        let text = texts(content, &kinds, &at)?.concat();
         self.amend(|answer| match &mut answer.content {
             Some(Content::Text(before)) => before.push_str(&text),
             content => *content = Some(Content::Text(text)),
@@ -96,11 +96,11 @@ impl Messages {
         if !text.is_empty() {
             // Reasoning begins an answer, even right behind another.
             if self
-                .0
+                .all
                 .last()
                 .is_some_and(|last| last.content.is_some() || !last.tool_calls.is_empty())
             {
-                self.0.push(Message { content: None, ..Message::text(Role::Assistant, "") });
+                self.all.push(Message { content: None, ..Message::text(Role::Assistant, "") });
             }
             self.amend(|answer| answer.reasoning_content.get_or_insert_default().push_str(&text));
         }
@@ -124,24 +124,29 @@ impl Messages {
     fn result(&mut self, item: InputItem, at: &str) -> Result<(), ApiError> {
         only(&item, &["call_id", "output", "name", "namespace"], at)?;
         let output = needed(item.output, at, "output")?;
-        let text = texts(output, &["input_text", "output_text"], &field(at, "output"))?.join("\n");
+        let (kinds, at_output) = (["input_text", "output_text"], field(at, "output"));
+        let parts = parts(output, &kinds, &at_output, self.images)?;
+        let content = Content::Parts(parts);
+        let sees = content.images().next().is_some();
+        let content = if sees { content } else { Content::Text(content.to_text()) };
         let id = needed(item.call_id, at, "call_id")?;
-        self.0.push(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) });
+        let message = Message::text(Role::Tool, "");
+        self.all.push(Message { tool_call_id: Some(id), content: Some(content), ..message });
         Ok(())
     }
 
     /// Changes the answer that is being put together.
     fn amend(&mut self, change: impl FnOnce(&mut Message)) {
         let fresh = || Message { content: None, ..Message::text(Role::Assistant, "") };
-        let mut answer = match self.0.pop() {
+        let mut answer = match self.all.pop() {
             Some(last) if last.role == Role::Assistant => last,
             other => {
-                self.0.extend(other);
+                self.all.extend(other);
                 fresh()
             }
         };
         change(&mut answer);
-        self.0.push(answer);
+        self.all.push(answer);
     }
 }
 
@@ -159,20 +164,75 @@ fn field(at: &str, name: &str) -> String {
     format!("{at}.{name}")
 }
 
+/// The content that parts are; `None` of no part.
+fn said(mut parts: Vec<ContentPart>) -> Option<Content> {
+    match parts.as_mut_slice() {
+        [] => None,
+        [ContentPart::Text(text)] => Some(Content::Text(std::mem::take(text))),
+        _ => Some(Content::Parts(parts)),
+    }
+}
+
+/// Parts of these kinds, and images.
+fn parts(
+    content: InputContent,
+    kinds: &[&str],
+    at: &str,
+    images: &Images,
+) -> Result<Vec<ContentPart>, ApiError> {
+    each(content, at, |part, at| match part.kind.as_str() {
+        "input_image" => image(part, at, images),
+        _ => text(part, kinds, at).map(ContentPart::Text),
+    })
+}
+
 fn texts(content: InputContent, kinds: &[&str], at: &str) -> Result<Vec<String>, ApiError> {
+    let parts = each(content, at, |part, at| text(part, kinds, at).map(ContentPart::Text))?;
+    let text = |part| match part {
+        ContentPart::Text(text) => Some(text),
+        ContentPart::Image(_) => None,
+    };
+    Ok(parts.into_iter().filter_map(text).collect())
+}
+
+fn each(
+    content: InputContent,
+    at: &str,
+    one: impl Fn(InputPart, &str) -> Result<ContentPart, ApiError>,
+) -> Result<Vec<ContentPart>, ApiError> {
     let parts = match content {
-        InputContent::Text(text) => return Ok(vec![text]),
-        InputContent::Parts(parts) => parts,
+        InputContent::Text(text) => return Ok(vec![ContentPart::Text(text)]),
+        InputContent::Parts(parts) => parts.into_iter().enumerate(),
     };
-    let one = |(i, part): (usize, InputPart)| {
-        let at = format!("{at}[{i}]");
-        if kinds.contains(&part.kind.as_str()) {
-            return needed(part.text, &at, "text");
-        }
-        let detail = format!("'{}' parts are not supported here: this model reads text", part.kind);
-        Err(ApiError::unsupported(at, detail))
-    };
-    parts.into_iter().enumerate().map(one).collect()
+    parts.map(|(i, part)| one(part, &format!("{at}[{i}]"))).collect()
+}
+
+fn text(part: InputPart, kinds: &[&str], at: &str) -> Result<String, ApiError> {
+    if !kinds.contains(&part.kind.as_str()) {
+        let detail = format!("'{}' parts are not supported here", part.kind);
+        return Err(ApiError::unsupported(at, detail));
+    }
+    let others = [
+        ("image_url", part.image_url.is_some()),
+        ("detail", part.detail.is_some()),
+        ("file_id", part.file_id.is_some()),
+    ];
+    match others.iter().find(|(_, set)| *set) {
+        Some((name, _)) => Err(ApiError::UnknownParameter { param: field(at, name) }),
+        None => needed(part.text, at, "text"),
+    }
+}
+
+fn image(part: InputPart, at: &str, images: &Images) -> Result<ContentPart, ApiError> {
+    images.takes(at)?;
+    if part.file_id.is_some() {
+        let detail = "there are no files on this server; use 'image_url'";
+        return Err(ApiError::unsupported(field(at, "file_id"), detail));
+    }
+    if part.text.is_some() {
+        return Err(ApiError::UnknownParameter { param: field(at, "text") });
+    }
+    image_part(needed(part.image_url, at, "image_url")?, part.detail, at, images)
 }
 
 fn needed<T>(value: Option<T>, at: &str, name: &str) -> Result<T, ApiError> {

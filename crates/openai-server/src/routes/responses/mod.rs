@@ -50,6 +50,7 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let Request { plan, response, style, namespaces, keep, background } =
         prepare(&state, payload, request).await?;
+    let mut plan = plan.see(&state, true).await?;
     let generation = plan.submit(&state, record, "input")?;
     let turn = Turn::new(response, style, namespaces, plan.output(&state));
     if plan.params.stream.is_some() {

@@ -1,0 +1,304 @@
+//! From the URLs of a request's images to what the engine is given.
+//!
+//! Files are fetched side by side; one image at a time, of all requests, is read, resized and encoded, away from the
+//! async threads. A request that goes away leaves after the image that is in hand.
+
+use super::{
+    ImageLimits, Vision,
+    cache::{Cache, ImageCounts, bytes},
+    fetch::Fetcher,
+    place::{Expansion, Placeholder},
+    source::{Source, data, invalid, source},
+};
+use crate::{config::ServerConfig, errors::ApiError};
+use futures_util::future::try_join_all;
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+use taper_base::{EncodedImage, ImageError, Medium, TokenId};
+use taper_chat::{Content, ContentPart, Tokenizer};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::spawn_blocking,
+    time::timeout,
+};
+
+/// Images that are fetched at a time, of all requests.
+const FETCHES: usize = 8;
+/// Bytes of image files that are in memory, of all requests.
+const FILES: usize = 256 << 20;
+/// Bytes of encoded images that requests hold, beside those that are kept for later ones.
+const ENCODED: usize = 1 << 30;
+/// How long a request waits for others to make room.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What sees images, if anything does.
+#[derive(Debug)]
+pub(crate) struct Images {
+    sight: Option<Sight>,
+    limits: ImageLimits,
+    pub(crate) counts: Arc<ImageCounts>,
+}
+
+#[derive(Debug)]
+struct Sight {
+    vision: Vision,
+    placeholder: Placeholder,
+    fetcher: Fetcher,
+    cache: Arc<Cache>,
+    /// Who reads, resizes or encodes.
+    turn: Arc<Semaphore>,
+    fetching: Arc<Semaphore>,
+    /// In KiB.
+    files: Arc<Semaphore>,
+    encoded: Arc<Semaphore>,
+}
+
+/// A prompt with its images.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) prompt: Vec<TokenId>,
+    pub(crate) media: Arc<[Medium]>,
+    /// Share of what encoded images may take.
+    pub(crate) held: Vec<OwnedSemaphorePermit>,
+}
+
+/// An image in a prompt, and what a tower made of it, if that was asked for.
+struct Made {
+    expansion: Expansion,
+    encoded: Option<EncodedImage>,
+}
+
+impl Images {
+    pub(crate) fn new(config: &ServerConfig, tokenizer: &Tokenizer) -> Self {
+        let limits = config.images.clone();
+        let slots = |n| Arc::new(Semaphore::new(n));
+        let sight = |vision: &Vision| Sight {
+            placeholder: Placeholder::new(vision.encoder.placeholder(), tokenizer),
+            vision: vision.clone(),
+            fetcher: Fetcher::new(&limits, config.max_body_bytes),
+            cache: Arc::new(Cache::new(limits.cache_bytes)),
+            turn: slots(1),
+            fetching: slots(FETCHES),
+            files: slots(kib(FILES.max(config.max_body_bytes)) as usize),
+            encoded: slots(kib(ENCODED) as usize),
+        };
+        let sight = config.vision.as_ref().map(sight);
+        Self { sight, limits, counts: Arc::default() }
+    }
+
+    /// Whether there is something that sees.
+    pub(crate) fn see(&self) -> bool {
+        self.sight.is_some()
+    }
+
+    /// What the model's template writes for an image.
+    pub(crate) fn placeholder(&self) -> Option<&Placeholder> {
+        self.sight.as_ref().map(|sight| &sight.placeholder)
+    }
+
+    /// Refuses images of models that take none. `at` is the field that holds one.
+    pub(crate) fn takes(&self, at: &str) -> Result<(), ApiError> {
+        self.sight_of(at).map(drop)
+    }
+
+    fn sight_of(&self, at: &str) -> Result<&Sight, ApiError> {
+        let refused = || ApiError::unsupported(at, "this model does not take images");
+        self.sight.as_ref().ok_or_else(refused)
+    }
+
+    /// The part of a message that is an image, if the server would get it from this URL.
+    pub(crate) fn part(&self, url: Arc<str>, at: &str) -> Result<ContentPart, ApiError> {
+        let sight = self.sight_of(at)?;
+        let checked = source(&url).and_then(|source| match source {
+            Source::Data { .. } => Ok(()),
+            Source::Web(url) => sight.fetcher.check(&url),
+        });
+        checked.map(|()| ContentPart::Image(url)).map_err(|error| match error {
+            ApiError::Image { detail, .. } => {
+                ApiError::Image { param: Some(at.to_owned()), detail }
+            }
+            other => other,
+        })
+    }
+
+    /// The images of a request, if they are not too many.
+    pub(crate) fn of<'a>(
+        &self,
+        contents: impl Iterator<Item = &'a Content>,
+        param: &str,
+    ) -> Result<Vec<Arc<str>>, ApiError> {
+        let all: Vec<_> = contents.flat_map(Content::images).cloned().collect();
+        let most = self.limits.per_prompt;
+        if all.len() > most {
+            let detail = format!("takes at most {most} images, got {}", all.len());
+            return Err(ApiError::value(param, detail));
+        }
+        Ok(all)
+    }
+
+    /// Puts images that [`Self::part`] let through into a prompt of at most `max` tokens. Without `encode` it is only
+    /// counted.
+    pub(crate) async fn place(
+        &self,
+        urls: Vec<Arc<str>>,
+        prompt: Vec<TokenId>,
+        max: u32,
+        encode: bool,
+    ) -> Result<Seen, ApiError> {
+        let (Some(sight), false) = (&self.sight, urls.is_empty()) else {
+            return Ok(Seen { prompt, media: Arc::default(), held: Vec::new() });
+        };
+        let (mut expansions, mut encoded, mut held) = (Vec::new(), Vec::new(), Vec::new());
+        sight.placeholder.check(&prompt, urls.len())?;
+        let mut tokens = prompt.len();
+        let (files, room) = sight.files(urls, &self.counts).await?;
+        for file in files {
+            let turn = permit(&sight.turn, 1, None).await?;
+            let work = Work {
+                vision: sight.vision.clone(),
+                cache: Arc::clone(&sight.cache),
+                counts: Arc::clone(&self.counts),
+                room: (max as usize).saturating_sub(tokens),
+                max,
+                encode,
+            };
+            // Who runs keeps its turn, even where nobody waits for it any more.
+            let made = spawn_blocking(move || (work.make(&file), turn)).await;
+            let (made, turn) = made.map_err(|error| {
+                tracing::error!(%error, "an image's tower panicked");
+                ApiError::Internal
+            })?;
+            drop(turn);
+            let Made { expansion, encoded: own } = made?;
+            tokens += expansion.tokens.len();
+            expansions.push(expansion);
+            if let Some(own) = own {
+                let kib = kib(bytes(&own)).min(kib(ENCODED));
+                held.push(permit(&sight.encoded, kib, Some(PATIENCE)).await?);
+                encoded.push(own);
+            }
+        }
+        drop(room);
+        let (prompt, starts) = sight.placeholder.expand(&prompt, &expansions)?;
+        let all = expansions.into_iter().zip(starts).zip(encoded);
+        let media = all.map(|((own, start), encoded)| Medium {
+            start,
+            tokens: own.tokens.len(),
+            image_token: own.image_token,
+            hash: own.hash,
+            grid: own.grid,
+            encoded,
+        });
+        Ok(Seen { prompt, media: media.collect(), held })
+    }
+}
+
+impl Sight {
+    /// The files of all URLs, and their share of memory.
+    async fn files(
+        &self,
+        urls: Vec<Arc<str>>,
+        counts: &ImageCounts,
+    ) -> Result<(Vec<Vec<u8>>, OwnedSemaphorePermit), ApiError> {
+        let own: usize = urls.iter().map(|url| url.len()).sum();
+        let web = |url: &Arc<str>| matches!(source(url), Ok(Source::Web(_)));
+        let fetched = urls.iter().filter(|url| web(url)).count();
+        let most = FILES.max(self.fetcher.max_bytes());
+        let room = own.saturating_add(fetched.saturating_mul(self.fetcher.max_bytes())).min(most);
+        let room = permit(&self.files, kib(room), Some(PATIENCE)).await?;
+        let mut files = Vec::with_capacity(urls.len());
+        for url in &urls {
+            files.push(self.file(url, counts));
+        }
+        Ok((try_join_all(files).await?, room))
+    }
+
+    async fn file(&self, url: &str, counts: &ImageCounts) -> Result<Vec<u8>, ApiError> {
+        let url = match source(url)? {
+            Source::Data { at } => return data(url, at),
+            Source::Web(url) => url,
+        };
+        let turn = permit(&self.fetching, 1, None).await?;
+        let fetcher = self.fetcher.clone();
+        let patience = fetcher.timeout();
+        let fetch = spawn_blocking(move || (fetcher.fetch(url), turn));
+        // A name server may take longer than the fetch may.
+        let late = |_| invalid("the image did not come in time");
+        let (file, _) = timeout(patience, fetch).await.map_err(late)?.map_err(|error| {
+            tracing::error!(%error, "a fetch panicked");
+            ApiError::Internal
+        })?;
+        counts.fetched.fetch_add(u64::from(file.is_ok()), Relaxed);
+        file
+    }
+}
+
+/// What is done with one file.
+struct Work {
+    vision: Vision,
+    cache: Arc<Cache>,
+    counts: Arc<ImageCounts>,
+    /// Tokens that are left of the model's context, which has `max`.
+    room: usize,
+    max: u32,
+    encode: bool,
+}
+
+impl Work {
+    fn make(&self, file: &[u8]) -> Result<Made, ApiError> {
+        let since = Instant::now();
+        let image = (self.vision.decode)(file).map_err(refused)?;
+        let prepared = self.vision.encoder.prepare(&image).map_err(refused)?;
+        drop(image);
+        self.counts.prepared(since.elapsed());
+        let expansion = Expansion::from(&prepared);
+        if expansion.tokens.len() > self.room {
+            let (got, max) = (expansion.tokens.len(), self.max);
+            return Err(invalid(format!(
+                "this model's maximum context length is {max} tokens, and an image of {got} does not fit it"
+            )));
+        }
+        if !self.encode {
+            return Ok(Made { expansion, encoded: None });
+        }
+        self.counts.count(expansion.tokens.len());
+        if let Some(encoded) = self.cache.get(&expansion.hash) {
+            self.counts.hits.fetch_add(1, Relaxed);
+            return Ok(Made { expansion, encoded: Some(encoded) });
+        }
+        let since = Instant::now();
+        let encoded = self.vision.encoder.encode(&prepared).map_err(refused)?;
+        self.counts.encoded(since.elapsed());
+        self.cache.put(expansion.hash, &encoded);
+        Ok(Made { expansion, encoded: Some(encoded) })
+    }
+}
+
+fn refused(error: ImageError) -> ApiError {
+    match error {
+        ImageError::Refused(_) => invalid(error.to_string()),
+        ImageError::Failed(_) => {
+            tracing::error!(%error, "an image's tower failed");
+            ApiError::ImageFailed
+        }
+    }
+}
+
+async fn permit(
+    of: &Arc<Semaphore>,
+    n: u32,
+    patience: Option<Duration>,
+) -> Result<OwnedSemaphorePermit, ApiError> {
+    let permit = Arc::clone(of).acquire_many_owned(n);
+    let permit = match patience {
+        Some(patience) => timeout(patience, permit).await.map_err(|_| ApiError::Busy)?,
+        None => permit.await,
+    };
+    permit.map_err(|_| ApiError::Internal)
+}
+
+fn kib(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
+}
