@@ -176,7 +176,7 @@ impl Runner {
 
     /// How many pages were attended to since this was last asked.
     pub(crate) fn pages(&mut self) -> String {
-        let RecallCounts { steps, attended_pages, skipped_pages, choices } =
+        let RecallCounts { steps, attended_pages, skipped_pages, choices, .. } =
             self.cache.take_recall_counts();
         if steps == 0 {
             return "all pages".to_owned();

@@ -102,6 +102,7 @@ impl LocalEngine {
         });
         let shared = Shared {
             idle,
+            hot_tokens: config.kv_hot_tokens,
             disk,
             commands: commands.clone(),
             model,

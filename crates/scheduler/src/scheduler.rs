@@ -208,13 +208,25 @@ impl Scheduler {
     }
 
     fn preempt_last(&mut self, pool: &mut dyn BlockPool, plan: &mut StepPlan) {
-        if let Some(mut seq) = self.running.pop() {
-            pool.release(seq.id);
-            (seq.computed, seq.drafted) = (0, 0);
-            seq.preempted_before = true;
+        if let Some(seq) = self.running.pop() {
             plan.preempted.push(seq.id);
-            self.enqueue(seq);
+            self.preempt(seq, pool);
         }
+    }
+
+    /// Takes a running sequence's blocks away: it waits, and is computed anew. The plan at hand is void.
+    pub fn restart(&mut self, id: SeqId, pool: &mut dyn BlockPool) {
+        if let Some(at) = self.running.iter().position(|seq| seq.id == id) {
+            let seq = self.running.remove(at);
+            self.preempt(seq, pool);
+        }
+    }
+
+    fn preempt(&mut self, mut seq: Seq, pool: &mut dyn BlockPool) {
+        pool.release(seq.id);
+        (seq.computed, seq.drafted) = (0, 0);
+        seq.preempted_before = true;
+        self.enqueue(seq);
     }
 
     /// Sequences that will decode in the next step, unless they are preempted.
