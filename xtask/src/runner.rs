@@ -178,7 +178,7 @@ impl Runner {
 
     /// How many pages were attended to since this was last asked; `None` if all were.
     pub(crate) fn pages(&mut self) -> Option<String> {
-        let RecallCounts { steps, attended_pages, skipped_pages, choices } =
+        let RecallCounts { steps, attended_pages, skipped_pages, choices, .. } =
             self.cache.take_recall_counts();
         if steps == 0 {
             return None;

@@ -175,6 +175,14 @@ pub struct EngineStats {
     pub recall_skipped_pages: u64,
     /// Choices of pages.
     pub recall_choices: u64,
+    /// Pages that running sequences do not hold, as no step attends to them.
+    pub kv_cold_pages: u32,
+    /// Pages that sequences have let go.
+    pub kv_evicted_pages: u64,
+    /// Pages of theirs that came back from disk.
+    pub kv_recalled_pages: u64,
+    /// How long steps waited for them.
+    pub kv_recall_wait: Duration,
     /// Experts that stay on a disk; `None` where all weights are in memory.
     pub experts: Option<ExpertStats>,
 }

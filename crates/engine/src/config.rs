@@ -35,6 +35,9 @@ pub struct EngineConfig {
     /// Pages of 64 tokens that a new token attends to beside the first and the recent ones, unless its request
     /// says otherwise; 0 attends to all.
     pub kv_recall_pages: u32,
+    /// Sequences that attend to some of their pages give up the memory of others that are on disk: so many tokens of
+    /// blocks that no step attends to stay in memory at most. `None` gives none up.
+    pub kv_hot_tokens: Option<usize>,
     /// Memory is returned to the system after some time without requests; `None` keeps it.
     pub idle: Option<KvIdle>,
     /// Memory for the cache.
@@ -68,6 +71,7 @@ impl Default for EngineConfig {
             prefix_caching: true,
             disk: None,
             kv_recall_pages: 0,
+            kv_hot_tokens: None,
             idle: None,
             kv_budget: KvBudget::Bytes(1 << 30),
             adapters: Vec::new(),
@@ -199,6 +203,9 @@ pub enum EngineError {
         /// Why.
         reason: &'static str,
     },
+    /// Pages are to be given up that no disk has.
+    #[error("pages that leave memory need a directory on disk for prefixes, and prefix caching")]
+    HotWithoutDisk,
     /// Prefixes on disk, of a model whose states are not written there.
     #[error("{family} has recurrent layers, whose prefixes cannot be kept on disk yet")]
     NoDisk {
@@ -247,6 +254,9 @@ impl EngineConfig {
             tokens @ KvBudget::Tokens(_) => tokens,
         };
         let schemes = std::iter::once(&self.scheme).chain(self.offers.iter().map(|o| &o.scheme));
+        if self.kv_hot_tokens.is_some() && (self.disk.is_none() || !self.prefix_caching) {
+            return Err(EngineError::HotWithoutDisk);
+        }
         if self.disk.is_some() && !model.recurrent.is_empty() {
             return Err(EngineError::NoDisk { family: model.family });
         }

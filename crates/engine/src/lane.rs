@@ -6,7 +6,7 @@ use crate::{
     pool::{Pool, blocks},
     sequence::{Advance, Sequence, internal},
     speculation::{Speculation, Speculator},
-    stats::{Gauges, SharedStats, add, set},
+    stats::{Gauges, SharedStats, add, add_time, set},
     step::{self, Outcome},
     worker::{Command, Shared, Submission},
 };
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError};
-use taper_kv_cache::{KvCache, KvConfig, RecallCounts, UnitName};
+use taper_kv_cache::{KvCache, KvConfig, RecallCounts, SeqRange, UnitName};
 use taper_scheduler::{
     Admission, AdmitError, Scheduler, SchedulerConfig, SeqOutcome, SeqWork, StepPlan,
 };
@@ -69,6 +69,9 @@ impl Lane {
         let mut cache = KvCache::new(kv);
         if let Some((tier, model)) = &shared.disk {
             cache = cache.with_disk(Arc::clone(tier), model);
+            if let Some(hot_tokens) = shared.hot_tokens {
+                cache = cache.with_hot_tokens(hot_tokens);
+            }
         }
         let (sequences, loading) = (HashMap::new(), HashMap::new());
         let scheduler = Scheduler::new(limits);
@@ -125,7 +128,7 @@ impl Lane {
         self.scheduler.limit_prompts(self.pace.tokens(company));
         let since = Instant::now();
         let plan = self.plan(shared);
-        self.announce(&plan, shared);
+        announce(&plan, &mut self.sequences, &shared.stats);
         self.update_gauges(shared);
         if !plan.is_empty() {
             self.step(&plan, shared);
@@ -150,11 +153,21 @@ impl Lane {
         if !drafted {
             *speculator = Err("the drafter has failed".to_owned());
         }
-        let plan = scheduler.plan(&mut Pool(cache));
-        if let Ok(speculator) = speculator {
-            speculator.planned(&plan, sequences, cache);
+        loop {
+            let plan = scheduler.plan(&mut Pool(cache));
+            let lost = cache.prepare(plan.works.iter().map(range));
+            if lost.is_empty() {
+                if let Ok(speculator) = speculator {
+                    speculator.planned(&plan, sequences, cache);
+                }
+                return plan;
+            }
+            announce(&plan, sequences, &shared.stats);
+            add(&shared.stats.preemptions, lost.len());
+            for id in lost {
+                scheduler.preempt(id, &mut Pool(cache));
+            }
         }
-        plan
     }
 
     /// Gives memory back after some time without requests.
@@ -313,15 +326,6 @@ impl Lane {
         }
     }
 
-    fn announce(&mut self, plan: &StepPlan, shared: &Shared) {
-        add(&shared.stats.preemptions, plan.preempted.len());
-        for admitted in plan.admitted.iter().filter(|a| !a.resumed) {
-            if let Some(sequence) = self.sequences.get_mut(&admitted.id) {
-                sequence.begins(admitted.cached_tokens);
-            }
-        }
-    }
-
     fn step(&mut self, plan: &StepPlan, shared: &Shared) {
         let stats = &*shared.stats;
         let results = step::run(&*shared.model, &mut self.cache, &mut self.sequences, plan, stats);
@@ -413,6 +417,7 @@ impl Lane {
         let usage = self.cache.usage();
         set(&gauges.kv_blocks_used, usage.used_blocks);
         set(&gauges.kv_blocks_idle, usage.idle_blocks);
+        set(&gauges.kv_cold_pages, self.cache.cold_pages());
         set(&gauges.kv_exact_blocks_used, usage.promised_exact_blocks);
         set(&gauges.kv_exact_blocks_total, usage.total_exact_blocks);
         gauges.step_prompt_tokens.store(self.pace.tokens(Company::Outputs), Ordering::Relaxed);
@@ -423,11 +428,34 @@ impl Lane {
 
     /// Counts what the cache has done for sequences that leave pages out since it was last asked.
     fn count_recall(&mut self, stats: &SharedStats) {
-        let RecallCounts { steps, attended_pages, skipped_pages, choices } =
-            self.cache.take_recall_counts();
-        let counts = [steps, attended_pages, skipped_pages, choices];
+        let counts = self.cache.take_recall_counts();
+        let RecallCounts { steps, attended_pages, skipped_pages, choices, .. } = counts;
+        add_time(&stats.recall_wait_nanos, counts.wait);
+        let counts = [
+            steps,
+            attended_pages,
+            skipped_pages,
+            choices,
+            counts.evicted_pages,
+            counts.recalled_pages,
+        ];
         for (counter, count) in stats.recall.iter().zip(counts) {
             counter.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Tokens of a sequence that a work computes.
+fn range(work: &SeqWork) -> SeqRange {
+    SeqRange { seq: work.id, start: work.start as usize, len: work.len as usize }
+}
+
+/// Counts and reports who was preempted and who has begun.
+fn announce(plan: &StepPlan, sequences: &mut HashMap<SeqId, Sequence>, stats: &SharedStats) {
+    add(&stats.preemptions, plan.preempted.len());
+    for admitted in plan.admitted.iter().filter(|a| !a.resumed) {
+        if let Some(sequence) = sequences.get_mut(&admitted.id) {
+            sequence.begins(admitted.cached_tokens);
         }
     }
 }

@@ -111,6 +111,7 @@ impl LocalEngine {
         let shared = Shared {
             evictor,
             idle,
+            hot_tokens: config.kv_hot_tokens,
             disk,
             commands: commands.clone(),
             model,

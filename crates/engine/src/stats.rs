@@ -23,6 +23,7 @@ pub(crate) struct Gauges {
     pub(crate) kv_used_bytes: AtomicU64,
     pub(crate) kv_exact_bytes: AtomicU64,
     pub(crate) step_prompt_tokens: AtomicU32,
+    pub(crate) kv_cold_pages: AtomicU32,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +45,8 @@ pub(crate) struct SharedStats {
     pub(crate) draft_tokens: AtomicU64,
     pub(crate) accepted_per_position: [AtomicU64; MAX_DRAFT_TOKENS],
     pub(crate) draft_nanos: AtomicU64,
-    pub(crate) recall: [AtomicU64; 4],
+    pub(crate) recall: [AtomicU64; 6],
+    pub(crate) recall_wait_nanos: AtomicU64,
     /// Where prefixes are kept on disk, if they are; it counts what it writes.
     pub(crate) disk: Option<Arc<DiskTier>>,
 }
@@ -99,6 +101,10 @@ impl SharedStats {
             recall_attended_pages: counter(&self.recall[1]),
             recall_skipped_pages: counter(&self.recall[2]),
             recall_choices: counter(&self.recall[3]),
+            kv_cold_pages: sum(|lane| &lane.kv_cold_pages),
+            kv_evicted_pages: counter(&self.recall[4]),
+            kv_recalled_pages: counter(&self.recall[5]),
+            kv_recall_wait: Duration::from_nanos(counter(&self.recall_wait_nanos)),
             experts: None,
         }
     }

@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) evictor: Option<Evictor>,
     /// Where prefixes are kept, and what names the model there.
     pub(crate) disk: Option<(Arc<DiskTier>, String)>,
+    /// Tokens of blocks that no step attends to which stay in memory, where the others lie on disk alone.
+    pub(crate) hot_tokens: Option<usize>,
     /// When memory is returned to the system, and how much is kept.
     pub(crate) idle: Option<Idle>,
     /// For what other threads have to tell this one.

@@ -7,7 +7,7 @@ use crate::{
     finite::Watched,
     keep::Kept,
     prefix::{Node, ROOT},
-    recall::{RecallCounts, Recalling},
+    recall::{PAGE_BLOCKS, RecallCounts, Recalling, Tiers},
     rewind::Before,
     states::States,
 };
@@ -61,6 +61,10 @@ pub struct KvCache {
     /// Sequences that may leave pages out.
     pub(crate) recalling: HashMap<SeqId, Recalling>,
     pub(crate) recall_counts: RecallCounts,
+    /// Where pages go that are not attended to.
+    pub(crate) tiers: Option<Tiers>,
+    /// Tokens back that layers see that see near ones alone.
+    pub(crate) near_tokens: usize,
 }
 
 /// From so many bytes of keys or of values in a layer on, a sequence is long: attention then waits for
@@ -104,6 +108,8 @@ impl KvCache {
             huge_pages: false,
             recalling: HashMap::new(),
             recall_counts: RecallCounts::default(),
+            tiers: None,
+            near_tokens: 0,
         }
     }
 
@@ -165,7 +171,7 @@ impl KvCache {
         if let Some(states) = &mut self.states {
             states.release(seq);
         }
-        self.forget_recalled(seq);
+        let cold = self.forget_recalled(seq);
         let Some(table) = self.tables.remove(&seq) else { return };
         self.watched.retain(|watched| watched.is_of(&self.tables));
         let sinks = self.sink_blocks();
@@ -174,7 +180,9 @@ impl KvCache {
         self.held_sinks -= held.count();
         // The end of a sequence is the least likely to be met again.
         for (index, &block) in table.blocks.iter().enumerate().rev() {
-            self.blocks.put_back(block, index < sinks);
+            if !cold.contains(&(index / PAGE_BLOCKS)) {
+                self.blocks.put_back(block, index < sinks);
+            }
         }
     }
 

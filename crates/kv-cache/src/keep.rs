@@ -15,6 +15,13 @@ pub(crate) struct Kept {
     root: UnitName,
 }
 
+impl Kept {
+    /// Whether a unit is known to be in a file.
+    pub(crate) fn holds(&self, name: &UnitName) -> bool {
+        self.tier.holds(name)
+    }
+}
+
 impl KvCache {
     /// Keeps prefixes on disk too, in `tier`. `model` names everything that rows depend on beside
     /// the cache's own shape: weights and arithmetic. Nothing is kept without prefix caching, nor
@@ -35,7 +42,7 @@ impl KvCache {
     }
 
     /// Blocks of a unit.
-    fn unit_blocks(&self) -> usize {
+    pub(crate) fn unit_blocks(&self) -> usize {
         self.prefix_tokens() / self.config.geometry.block_tokens
     }
 
@@ -75,11 +82,15 @@ impl KvCache {
         parts
     }
 
-    fn unit_bytes(&self, index: usize) -> usize {
+    pub(crate) fn unit_bytes(&self, index: usize) -> usize {
         let blocks = index * self.unit_blocks()..(index + 1) * self.unit_blocks();
-        let of = |sink| self.parts(sink).iter().map(|part| part.2).sum::<usize>();
-        let (plain, sink) = (of(false), of(true));
+        let (plain, sink) = (self.block_rows_bytes(false), self.block_rows_bytes(true));
         blocks.map(|block| if block < self.sink_blocks() { sink } else { plain }).sum()
+    }
+
+    /// Bytes of a block's rows, those of exact rows of sinks included.
+    pub(crate) fn block_rows_bytes(&self, sink: bool) -> usize {
+        self.parts(sink).iter().map(|part| part.2).sum()
     }
 
     fn unit_rows(&self, table: &Table, index: usize) -> Vec<u8> {
@@ -212,7 +223,12 @@ impl KvCache {
     }
 
     /// Writes a block's rows and returns what comes after them.
-    fn write_rows<'a>(&mut self, block: BlockId, sink: bool, mut rows: &'a [u8]) -> &'a [u8] {
+    pub(crate) fn write_rows<'a>(
+        &mut self,
+        block: BlockId,
+        sink: bool,
+        mut rows: &'a [u8],
+    ) -> &'a [u8] {
         for (layer, part, bytes) in self.parts(sink) {
             let Some(place) = self.place(block, part) else { continue };
             let (own, rest) = rows.split_at(bytes);

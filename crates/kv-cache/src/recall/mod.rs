@@ -3,14 +3,22 @@
 //! A page is two blocks. Which ones a step attends to is `taper_recall`'s choice; here are the boxes of pages, the
 //! queries that choose, and the shorter lists of blocks that codecs attend over.
 
+mod tiers;
+
 use crate::{KvCache, KvCacheError, SeqRange, cache::Table, session::RowRange};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnParams, KvCodecError};
 use taper_recall::{
     EVERY_TOKENS, KeyBoxes, LayerQueries, QUESTION_TOKENS, Queries, RECENT_TOKENS, Rule, scores,
 };
 use taper_tensor::{Projected, pool};
+
+pub(crate) use tiers::Tiers;
 
 /// Blocks of a page.
 pub(crate) const PAGE_BLOCKS: usize = 2;
@@ -38,6 +46,12 @@ pub struct RecallCounts {
     pub skipped_pages: u64,
     /// Choices of pages.
     pub choices: u64,
+    /// Pages that sequences have let go.
+    pub evicted_pages: u64,
+    /// Pages that came back from disk.
+    pub recalled_pages: u64,
+    /// How long steps waited for them.
+    pub wait: Duration,
 }
 
 /// A sequence that may leave pages out.
@@ -52,6 +66,10 @@ pub(crate) struct Recalling {
     chosen_at: usize,
     /// First token that was computed over some pages only.
     pub(crate) sparse_from: Option<usize>,
+    /// Pages that it does not hold.
+    cold: BTreeSet<usize>,
+    /// It lets no pages go any more.
+    stays: bool,
 }
 
 impl Recalling {
@@ -63,6 +81,8 @@ impl Recalling {
             chosen: Vec::new(),
             chosen_at: 0,
             sparse_from: None,
+            cold: BTreeSet::new(),
+            stays: false,
         }
     }
 
@@ -155,7 +175,11 @@ impl KvCache {
         params: &AttnParams<'_>,
     ) -> Result<(), KvCacheError> {
         // Such layers attend to near tokens, all of them.
-        if self.recalling.is_empty() || params.window.is_some() || params.chunk.is_some() {
+        if let Some(near) = params.window.or(params.chunk) {
+            self.near_tokens = self.near_tokens.max(near);
+            return Ok(());
+        }
+        if self.recalling.is_empty() {
             return Ok(());
         }
         let (mut wanted, mut first) = (Vec::new(), 0);
@@ -222,9 +246,7 @@ impl KvCache {
         if range.start < recall.asked.prompt_tokens {
             return Ok(None);
         }
-        if recall.due(range.start) {
-            self.choose_pages(range, recall)?;
-        }
+        self.choose_if_due(range, recall)?;
         let rule = self.rule(recall);
         if !rule.leaves_out(recall.chosen_at) {
             return Ok(None);
@@ -247,6 +269,19 @@ impl KvCache {
         counts.attended_pages += (list.len() / PAGE_BLOCKS) as u64;
         counts.skipped_pages += left_out as u64;
         Ok(Some(view))
+    }
+
+    /// Chooses the pages of a range, if they are not chosen yet, and has them in memory.
+    fn choose_if_due(
+        &mut self,
+        range: &SeqRange,
+        recall: &mut Recalling,
+    ) -> Result<(), KvCacheError> {
+        if range.start < recall.asked.prompt_tokens || !recall.due(range.start) {
+            return Ok(());
+        }
+        self.choose_pages(range, recall)?;
+        self.move_pages((range.seq, range.start), self.rule(recall), recall)
     }
 
     /// Chooses the pages that are attended to from a position on.
@@ -336,11 +371,11 @@ impl KvCache {
         Ok(KeyBoxes::of(&keys.to_vec()?, g.kv_heads, g.head_dim))
     }
 
-    /// A sequence's blocks are gone: it begins anew.
-    pub(crate) fn forget_recalled(&mut self, seq: SeqId) {
-        if let Some(recall) = self.recalling.get_mut(&seq) {
-            *recall = Recalling::new(recall.asked);
-        }
+    /// A sequence's blocks go: it begins anew. Returns the pages that it does not hold.
+    pub(crate) fn forget_recalled(&mut self, seq: SeqId) -> BTreeSet<usize> {
+        let Some(recall) = self.recalling.get_mut(&seq) else { return BTreeSet::new() };
+        let anew = Recalling { stays: recall.stays, ..Recalling::new(recall.asked) };
+        std::mem::replace(recall, anew).cold
     }
 }
 
