@@ -175,13 +175,15 @@ pub struct EngineStats {
     pub recall_skipped_pages: u64,
     /// Choices of pages.
     pub recall_choices: u64,
-    /// Pages that running sequences do not hold, as no step attends to them.
+    /// Pages of running sequences that are on disk alone.
     pub kv_cold_pages: u32,
-    /// Pages that sequences have let go.
+    /// Pages that have left memory; a file has them.
     pub kv_evicted_pages: u64,
-    /// Pages of theirs that came back from disk.
+    /// Pages that came back from disk for a step.
     pub kv_recalled_pages: u64,
-    /// How long steps waited for them.
+    /// Pages that prompts have read from disk without keeping them, once a step.
+    pub kv_streamed_pages: u64,
+    /// How long steps waited for pages on disk.
     pub kv_recall_wait: Duration,
     /// Experts that stay on a disk; `None` where all weights are in memory.
     pub experts: Option<ExpertStats>,

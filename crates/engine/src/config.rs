@@ -35,8 +35,8 @@ pub struct EngineConfig {
     /// Pages of 64 tokens that a new token attends to beside the first and the recent ones, unless its request
     /// says otherwise; 0 attends to all.
     pub kv_recall_pages: u32,
-    /// Sequences that attend to some of their pages give up the memory of others that are on disk: so many tokens of
-    /// blocks that no step attends to stay in memory at most. `None` gives none up.
+    /// Pages that are on disk and that no step reads leave memory: those of so many tokens stay. `None` lets none
+    /// leave.
     pub kv_hot_tokens: Option<usize>,
     /// Memory is returned to the system after some time without requests; `None` keeps it.
     pub idle: Option<KvIdle>,
@@ -203,9 +203,12 @@ pub enum EngineError {
         /// Why.
         reason: &'static str,
     },
-    /// Pages are to be given up that no disk has.
-    #[error("pages that leave memory need a directory on disk for prefixes, and prefix caching")]
-    HotWithoutDisk,
+    /// Pages cannot leave memory.
+    #[error("no page of the KV cache can leave memory: {reason}")]
+    NoHotTokens {
+        /// Why.
+        reason: &'static str,
+    },
     /// Prefixes on disk, of a model whose states are not written there.
     #[error("{family} has recurrent layers, whose prefixes cannot be kept on disk yet")]
     NoDisk {
@@ -254,8 +257,8 @@ impl EngineConfig {
             tokens @ KvBudget::Tokens(_) => tokens,
         };
         let schemes = std::iter::once(&self.scheme).chain(self.offers.iter().map(|o| &o.scheme));
-        if self.kv_hot_tokens.is_some() && (self.disk.is_none() || !self.prefix_caching) {
-            return Err(EngineError::HotWithoutDisk);
+        if let Some(reason) = self.cannot_cool().filter(|_| self.kv_hot_tokens.is_some()) {
+            return Err(EngineError::NoHotTokens { reason });
         }
         if self.disk.is_some() && !model.recurrent.is_empty() {
             return Err(EngineError::NoDisk { family: model.family });
@@ -269,6 +272,16 @@ impl EngineConfig {
         match self.cannot_recall(&plan.caches).filter(|_| self.kv_recall_pages > 0) {
             Some(reason) => Err(EngineError::NoRecall { reason }),
             None => Ok(plan),
+        }
+    }
+
+    /// Why pages cannot leave memory; `None` where they can.
+    fn cannot_cool(&self) -> Option<&'static str> {
+        match () {
+            () if self.disk.is_none() => Some("there is no directory for them"),
+            () if !self.prefix_caching => Some("files are of prefixes, and none is cached"),
+            () if self.eviction.is_some() => Some("tokens are evicted"),
+            () => None,
         }
     }
 

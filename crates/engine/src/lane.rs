@@ -6,7 +6,7 @@ use crate::{
     pool::{Pool, blocks},
     sequence::{Advance, Sequence, internal},
     speculation::{Speculation, Speculator},
-    stats::{Gauges, SharedStats, add, add_time, set},
+    stats::{Gauges, SharedStats, add, set},
     step::{self, Outcome},
     worker::{Command, Shared, Submission},
 };
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError};
-use taper_kv_cache::{KvCache, KvConfig, RecallCounts, SeqRange, UnitName};
+use taper_kv_cache::{KvCache, KvConfig, UnitName, UnitRows};
 use taper_scheduler::{
     Admission, AdmitError, Scheduler, SchedulerConfig, SeqOutcome, SeqWork, StepPlan,
 };
@@ -128,7 +128,7 @@ impl Lane {
         self.scheduler.limit_prompts(self.pace.tokens(company));
         let since = Instant::now();
         let plan = self.plan(shared);
-        announce(&plan, &mut self.sequences, &shared.stats);
+        self.announce(&plan, shared);
         self.update_gauges(shared);
         if !plan.is_empty() {
             self.step(&plan, shared);
@@ -153,21 +153,11 @@ impl Lane {
         if !drafted {
             *speculator = Err("the drafter has failed".to_owned());
         }
-        loop {
-            let plan = scheduler.plan(&mut Pool(cache));
-            let lost = cache.prepare(plan.works.iter().map(range));
-            if lost.is_empty() {
-                if let Ok(speculator) = speculator {
-                    speculator.planned(&plan, sequences, cache);
-                }
-                return plan;
-            }
-            announce(&plan, sequences, &shared.stats);
-            add(&shared.stats.preemptions, lost.len());
-            for id in lost {
-                scheduler.preempt(id, &mut Pool(cache));
-            }
+        let plan = scheduler.plan(&mut Pool(cache));
+        if let Ok(speculator) = speculator {
+            speculator.planned(&plan, sequences, cache);
         }
+        plan
     }
 
     /// Gives memory back after some time without requests.
@@ -258,7 +248,7 @@ impl Lane {
         let (lane, commands) = (self.index, shared.commands.clone());
         self.cache.load(name, move |rows| {
             // Nobody listens once the engine has stopped.
-            let _ = commands.send(Command::Loaded { lane, id, unit, rows });
+            let _ = commands.send(Command::Loaded { lane, id, unit: (unit, name), rows });
         });
     }
 
@@ -266,8 +256,8 @@ impl Lane {
     pub(crate) fn loaded(
         &mut self,
         id: SeqId,
-        unit: usize,
-        rows: Option<Vec<u8>>,
+        unit: (usize, UnitName),
+        rows: Option<UnitRows>,
         shared: &Shared,
     ) {
         let Some(loading) = self.loading.get_mut(&id) else { return };
@@ -279,7 +269,7 @@ impl Lane {
         if good {
             add(&shared.stats.disk_hit_tokens, self.cache.prefix_tokens());
         }
-        if good && unit != loading.last {
+        if good && unit.0 != loading.last {
             return self.load_next(id, shared);
         }
         if !good && !closed {
@@ -326,6 +316,15 @@ impl Lane {
         }
     }
 
+    fn announce(&mut self, plan: &StepPlan, shared: &Shared) {
+        add(&shared.stats.preemptions, plan.preempted.len());
+        for admitted in plan.admitted.iter().filter(|a| !a.resumed) {
+            if let Some(sequence) = self.sequences.get_mut(&admitted.id) {
+                sequence.begins(admitted.cached_tokens);
+            }
+        }
+    }
+
     fn step(&mut self, plan: &StepPlan, shared: &Shared) {
         let stats = &*shared.stats;
         let results = step::run(&*shared.model, &mut self.cache, &mut self.sequences, plan, stats);
@@ -337,6 +336,11 @@ impl Lane {
             let Some(sequence) = self.sequences.get_mut(&work.id) else { continue };
             let (new_token, last) = match outcome {
                 Outcome::Continues => continue,
+                Outcome::Lost => {
+                    add(&stats.preemptions, 1);
+                    self.scheduler.preempt(work.id, &mut Pool(&mut self.cache));
+                    continue;
+                }
                 Outcome::PromptOnly => {
                     sequence.prompt_done();
                     (None, Some(Event::Finished(step::PROMPT_ONLY)))
@@ -382,11 +386,14 @@ impl Lane {
     /// Counts what a work did, takes back drafts that were not accepted, and publishes the rest.
     fn settle(&mut self, work: &SeqWork, outcome: Outcome, stats: &SharedStats) -> Outcome {
         let Some(sequence) = self.sequences.get(&work.id) else { return outcome };
+        if matches!(outcome, Outcome::Lost) {
+            return outcome;
+        }
         add(&stats.prompt_tokens, sequence.prompt_tokens(work.start, work.end()));
         let mut computed = work.end();
         match &outcome {
             // Rows of a failed step may not be there.
-            Outcome::Failed(_) => return outcome,
+            Outcome::Failed(_) | Outcome::Lost => return outcome,
             Outcome::Advanced(advance) => {
                 add(&stats.generation_tokens, advance.tokens.len());
                 add(&stats.forced_tokens, advance.forced);
@@ -417,7 +424,7 @@ impl Lane {
         let usage = self.cache.usage();
         set(&gauges.kv_blocks_used, usage.used_blocks);
         set(&gauges.kv_blocks_idle, usage.idle_blocks);
-        set(&gauges.kv_cold_pages, self.cache.cold_pages());
+        set(&gauges.kv_cold_blocks, usage.cold_blocks);
         set(&gauges.kv_exact_blocks_used, usage.promised_exact_blocks);
         set(&gauges.kv_exact_blocks_total, usage.total_exact_blocks);
         gauges.step_prompt_tokens.store(self.pace.tokens(Company::Outputs), Ordering::Relaxed);
@@ -428,35 +435,7 @@ impl Lane {
 
     /// Counts what the cache has done for sequences that leave pages out since it was last asked.
     fn count_recall(&mut self, stats: &SharedStats) {
-        let counts = self.cache.take_recall_counts();
-        let RecallCounts { steps, attended_pages, skipped_pages, choices, .. } = counts;
-        add_time(&stats.recall_wait_nanos, counts.wait);
-        let counts = [
-            steps,
-            attended_pages,
-            skipped_pages,
-            choices,
-            counts.evicted_pages,
-            counts.recalled_pages,
-        ];
-        for (counter, count) in stats.recall.iter().zip(counts) {
-            counter.fetch_add(count, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Tokens of a sequence that a work computes.
-fn range(work: &SeqWork) -> SeqRange {
-    SeqRange { seq: work.id, start: work.start as usize, len: work.len as usize }
-}
-
-/// Counts and reports who was preempted and who has begun.
-fn announce(plan: &StepPlan, sequences: &mut HashMap<SeqId, Sequence>, stats: &SharedStats) {
-    add(&stats.preemptions, plan.preempted.len());
-    for admitted in plan.admitted.iter().filter(|a| !a.resumed) {
-        if let Some(sequence) = sequences.get_mut(&admitted.id) {
-            sequence.begins(admitted.cached_tokens);
-        }
+        stats.recall.add(&self.cache.take_recall_counts());
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 use taper_base::{GenRequest, SeqId, TokenSet};
-use taper_kv_cache::{DiskTier, Recall};
+use taper_kv_cache::{DiskTier, Recall, UnitName, UnitRows};
 use taper_models::Model;
 
 /// Commands to the thread.
@@ -16,7 +16,7 @@ pub(crate) enum Command {
     /// Runs a request over one of the KV caches.
     Submit { lane: usize, submission: Box<Submission> },
     /// The disk has read a unit for a request that waits for it.
-    Loaded { lane: usize, id: SeqId, unit: usize, rows: Option<Vec<u8>> },
+    Loaded { lane: usize, id: SeqId, unit: (usize, UnitName), rows: Option<UnitRows> },
     /// Ends the thread.
     Stop,
 }

@@ -7,11 +7,14 @@ use crate::{
     finite::Watched,
     keep::Kept,
     prefix::{Node, ROOT},
-    recall::{PAGE_BLOCKS, RecallCounts, Recalling, Tiers},
+    recall::{RecallCounts, Recalling},
     rewind::Before,
     states::States,
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 use taper_base::{BlockId, SeqId, TokenId};
 use taper_kv_codecs::LayerPages;
 
@@ -23,6 +26,8 @@ pub(crate) struct Table {
     pub(crate) nodes: Vec<Node>,
     /// Names of the leading units that are published, where units are kept on disk.
     pub(crate) units: Vec<UnitName>,
+    /// How many of them were handed to the disk, or were there.
+    pub(crate) stored: usize,
     /// First block that may have an exact block that is not a sink's.
     pub(crate) recent: usize,
     /// Rows that are in the cache.
@@ -61,9 +66,11 @@ pub struct KvCache {
     /// Sequences that may leave pages out.
     pub(crate) recalling: HashMap<SeqId, Recalling>,
     pub(crate) recall_counts: RecallCounts,
-    /// Where pages go that are not attended to.
-    pub(crate) tiers: Option<Tiers>,
-    /// Tokens back that layers see that see near ones alone.
+    /// Sequences that had a cold block which cannot be read.
+    pub(crate) lost: BTreeSet<SeqId>,
+    /// Layers that see all tokens.
+    pub(crate) far_layers: BTreeSet<usize>,
+    /// Tokens back that the other layers see.
     pub(crate) near_tokens: usize,
 }
 
@@ -108,7 +115,8 @@ impl KvCache {
             huge_pages: false,
             recalling: HashMap::new(),
             recall_counts: RecallCounts::default(),
-            tiers: None,
+            lost: BTreeSet::new(),
+            far_layers: BTreeSet::new(),
             near_tokens: 0,
         }
     }
@@ -125,6 +133,7 @@ impl KvCache {
         KvUsage {
             used_blocks: self.config.blocks - self.blocks.available(),
             idle_blocks: self.blocks.index.idle(),
+            cold_blocks: self.held_cold_blocks(),
             total_blocks: self.config.blocks,
             bytes_per_block: self.config.bytes_per_block(),
             exact_blocks: self.config.exact_blocks() - self.blocks.available_exact(),
@@ -159,7 +168,9 @@ impl KvCache {
         let table = self.tables.entry(seq).or_default();
         table.blocks.extend((0..needed).filter_map(|_| self.blocks.take()));
         let bytes = table.blocks.len() as u64 * self.config.bytes_per_block();
-        if !self.huge_pages && bytes > LONG * 2 * self.config.layers as u64 {
+        // Blocks that come back to memory one by one would each take a huge page.
+        let stays = self.blocks.places.is_none();
+        if stays && !self.huge_pages && bytes > LONG * 2 * self.config.layers as u64 {
             self.huge_pages = true;
             self.pages.iter().for_each(LayerPages::prefer_huge_pages);
         }
@@ -171,7 +182,7 @@ impl KvCache {
         if let Some(states) = &mut self.states {
             states.release(seq);
         }
-        let cold = self.forget_recalled(seq);
+        self.forget_recalled(seq);
         let Some(table) = self.tables.remove(&seq) else { return };
         self.watched.retain(|watched| watched.is_of(&self.tables));
         let sinks = self.sink_blocks();
@@ -180,10 +191,9 @@ impl KvCache {
         self.held_sinks -= held.count();
         // The end of a sequence is the least likely to be met again.
         for (index, &block) in table.blocks.iter().enumerate().rev() {
-            if !cold.contains(&(index / PAGE_BLOCKS)) {
-                self.blocks.put_back(block, index < sinks);
-            }
+            self.blocks.put_back(block, index < sinks);
         }
+        self.cool();
     }
 
     /// Blocks of a sequence, in the order of its tokens.
@@ -253,7 +263,7 @@ impl KvCache {
         for (tokens, &block) in full.skip(table.nodes.len()) {
             let before = table.nodes.last().copied().unwrap_or(ROOT);
             let salt = self.salts.get(&seq);
-            table.nodes.push(self.blocks.index.publish(block, before, tokens, salt));
+            table.nodes.push(self.blocks.publish(block, before, tokens, salt));
         }
         if let Some(states) = &mut self.states {
             states.publish(seq, &table.nodes, self.config.geometry.block_tokens);

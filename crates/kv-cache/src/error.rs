@@ -121,12 +121,6 @@ pub enum KvCacheError {
         /// Why.
         reason: &'static str,
     },
-    /// A page of a sequence is neither in memory nor on disk, or has no room.
-    #[error("a page of sequence {seq:?} cannot be brought back")]
-    LostPage {
-        /// The sequence.
-        seq: SeqId,
-    },
     /// The codec failed.
     #[error(transparent)]
     Codec(#[from] KvCodecError),

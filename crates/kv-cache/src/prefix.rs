@@ -36,7 +36,6 @@ impl Name {
 pub(crate) struct PrefixIndex {
     blocks: HashMap<Name, (Node, BlockId)>,
     names: HashMap<BlockId, Name>,
-    of_node: HashMap<Node, BlockId>,
     last: Node,
     /// Idle blocks by when they were last held.
     idle: BTreeMap<u64, BlockId>,
@@ -80,13 +79,7 @@ impl PrefixIndex {
         self.last += 1;
         self.blocks.insert(name.clone(), (self.last, block));
         self.names.insert(block, name);
-        self.of_node.insert(self.last, block);
         self.last
-    }
-
-    /// The block that has these contents, if it is still there.
-    pub(crate) fn block_of(&self, node: Node) -> Option<BlockId> {
-        self.of_node.get(&node).copied()
     }
 
     pub(crate) fn is_published(&self, block: BlockId) -> bool {
@@ -122,10 +115,8 @@ impl PrefixIndex {
     /// Makes a block unknown.
     pub(crate) fn forget(&mut self, block: BlockId) {
         self.wake(block);
-        if let Some(name) = self.names.remove(&block)
-            && let Some((node, _)) = self.blocks.remove(&name)
-        {
-            self.of_node.remove(&node);
+        if let Some(name) = self.names.remove(&block) {
+            self.blocks.remove(&name);
         }
     }
 }

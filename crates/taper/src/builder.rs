@@ -152,8 +152,8 @@ impl Builder {
         Self { eviction, ..self }
     }
 
-    /// Sequences that attend to some of their pages give up the memory of others that are on disk
-    /// ([`Self::kv_disk`]): so many tokens of blocks that no step attends to stay in memory at most [none is given up].
+    /// Tokens of the cache that stay in memory beside those that a step reads; others lie on disk alone
+    /// ([`Self::kv_disk`]), where [`Self::kv_recall_pages`] leaves them out [all stay].
     #[must_use]
     pub fn kv_hot_tokens(self, tokens: Option<usize>) -> Self {
         Self { kv_hot_tokens: tokens, ..self }

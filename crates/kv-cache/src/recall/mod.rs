@@ -3,25 +3,19 @@
 //! A page is two blocks. Which ones a step attends to is `taper_recall`'s choice; here are the boxes of pages, the
 //! queries that choose, and the shorter lists of blocks that codecs attend over.
 
-mod tiers;
+mod boxes;
 
-use crate::{KvCache, KvCacheError, SeqRange, cache::Table, session::RowRange};
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use crate::{KvCache, KvCacheError, RowRange, SeqRange};
+use std::{sync::Arc, time::Duration};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnParams, KvCodecError};
 use taper_recall::{
     EVERY_TOKENS, KeyBoxes, LayerQueries, QUESTION_TOKENS, Queries, RECENT_TOKENS, Rule, scores,
 };
-use taper_tensor::{Projected, pool};
-
-pub(crate) use tiers::Tiers;
+use taper_tensor::Projected;
 
 /// Blocks of a page.
-pub(crate) const PAGE_BLOCKS: usize = 2;
+pub const PAGE_BLOCKS: usize = 2;
 
 /// Boxes of a page's keys, of each layer that attends to all of a sequence.
 pub(crate) type PageBoxes = Vec<Option<KeyBoxes>>;
@@ -46,11 +40,13 @@ pub struct RecallCounts {
     pub skipped_pages: u64,
     /// Choices of pages.
     pub choices: u64,
-    /// Pages that sequences have let go.
-    pub evicted_pages: u64,
-    /// Pages that came back from disk.
-    pub recalled_pages: u64,
-    /// How long steps waited for them.
+    /// Blocks that have left memory; a file has them.
+    pub evicted_blocks: u64,
+    /// Blocks that came back from disk.
+    pub recalled_blocks: u64,
+    /// Blocks that steps have read from disk layer by layer, once a step.
+    pub streamed_blocks: u64,
+    /// How long steps waited for the disk.
     pub wait: Duration,
 }
 
@@ -66,10 +62,6 @@ pub(crate) struct Recalling {
     chosen_at: usize,
     /// First token that was computed over some pages only.
     pub(crate) sparse_from: Option<usize>,
-    /// Pages that it does not hold.
-    cold: BTreeSet<usize>,
-    /// It lets no pages go any more.
-    stays: bool,
 }
 
 impl Recalling {
@@ -81,8 +73,6 @@ impl Recalling {
             chosen: Vec::new(),
             chosen_at: 0,
             sparse_from: None,
-            cold: BTreeSet::new(),
-            stays: false,
         }
     }
 
@@ -179,6 +169,7 @@ impl KvCache {
             self.near_tokens = self.near_tokens.max(near);
             return Ok(());
         }
+        self.far_layers.insert(layer.index());
         if self.recalling.is_empty() {
             return Ok(());
         }
@@ -244,9 +235,12 @@ impl KvCache {
         exact: &[Option<BlockId>],
     ) -> Result<Option<View>, KvCacheError> {
         if range.start < recall.asked.prompt_tokens {
+            self.prepare_boxes(range, recall)?;
             return Ok(None);
         }
-        self.choose_if_due(range, recall)?;
+        if recall.due(range.start) {
+            self.choose_pages(range, recall)?;
+        }
         let rule = self.rule(recall);
         if !rule.leaves_out(recall.chosen_at) {
             return Ok(None);
@@ -269,19 +263,6 @@ impl KvCache {
         counts.attended_pages += (list.len() / PAGE_BLOCKS) as u64;
         counts.skipped_pages += left_out as u64;
         Ok(Some(view))
-    }
-
-    /// Chooses the pages of a range, if they are not chosen yet, and has them in memory.
-    fn choose_if_due(
-        &mut self,
-        range: &SeqRange,
-        recall: &mut Recalling,
-    ) -> Result<(), KvCacheError> {
-        if range.start < recall.asked.prompt_tokens || !recall.due(range.start) {
-            return Ok(());
-        }
-        self.choose_pages(range, recall)?;
-        self.move_pages((range.seq, range.start), self.rule(recall), recall)
     }
 
     /// Chooses the pages that are attended to from a position on.
@@ -318,64 +299,17 @@ impl KvCache {
         Ok(())
     }
 
-    /// Brings the boxes of a sequence's first pages together. Those that no sequence has needed before are
-    /// computed, from the keys as the codec gives them back.
-    fn ensure_boxes(
-        &mut self,
-        seq: SeqId,
-        boxes: &mut Vec<Arc<PageBoxes>>,
-        pages: usize,
-        layers: &[usize],
-    ) -> Result<(), KvCacheError> {
-        let table: &[BlockId] = self.tables.get(&seq).map_or(&[], |t: &Table| &t.blocks);
-        let last = |page: usize| table.get(page * PAGE_BLOCKS + PAGE_BLOCKS - 1).copied();
-        let known = |page| last(page).and_then(|block| self.blocks.boxes(block));
-        let new: Vec<_> = (boxes.len()..pages).map(|page| (page, known(page))).collect();
-        let missing: Vec<_> =
-            new.iter().filter(|(_, known)| known.is_none()).map(|(page, _)| *page).collect();
-        let computed = pool::map(missing.len() * layers.len(), |task| {
-            let (page, layer) = (missing[task / layers.len()], layers[task % layers.len()]);
-            self.key_boxes(table.get(blocks_of(page)).unwrap_or(&[]), layer)
-        });
-        let mut computed = computed.into_iter();
-        let mut made = HashMap::new();
-        for &page in &missing {
-            let mut own: PageBoxes = vec![None; self.config.layers];
-            for (&layer, boxes) in layers.iter().zip(computed.by_ref()) {
-                own[layer] = Some(boxes?);
-            }
-            made.insert(page, (last(page), Arc::new(own)));
-        }
-        for (page, known) in new {
-            let own = match known {
-                Some(own) => own,
-                None => {
-                    let Some((Some(block), own)) = made.remove(&page) else { break };
-                    self.blocks.set_boxes(block, Arc::clone(&own));
-                    own
-                }
-            };
-            boxes.push(own);
-        }
-        Ok(())
+    /// Whether the tokens after a prompt leave pages out, which a range is a part of.
+    pub(crate) fn is_long(&self, recall: &Recalling, range: &RowRange) -> bool {
+        let prompt = recall.asked.prompt_tokens;
+        range.start < prompt && self.rule(recall).leaves_out(prompt)
     }
 
-    fn key_boxes(&self, blocks: &[BlockId], layer: usize) -> Result<KeyBoxes, KvCodecError> {
-        let (g, size) = (self.config.geometry_of(layer), self.config.geometry.block_tokens);
-        let slots = blocks.iter().flat_map(|block| {
-            let first = block.0 as usize * size;
-            first..first + size
-        });
-        let slots: Vec<_> = slots.collect();
-        let keys = self.config.scheme.codec(layer).decode_keys(g, &slots, &self.pages[layer])?;
-        Ok(KeyBoxes::of(&keys.to_vec()?, g.kv_heads, g.head_dim))
-    }
-
-    /// A sequence's blocks go: it begins anew. Returns the pages that it does not hold.
-    pub(crate) fn forget_recalled(&mut self, seq: SeqId) -> BTreeSet<usize> {
-        let Some(recall) = self.recalling.get_mut(&seq) else { return BTreeSet::new() };
-        let anew = Recalling { stays: recall.stays, ..Recalling::new(recall.asked) };
-        std::mem::replace(recall, anew).cold
+    /// A sequence's blocks go: it begins anew.
+    pub(crate) fn forget_recalled(&mut self, seq: SeqId) {
+        if let Some(recall) = self.recalling.get_mut(&seq) {
+            *recall = Recalling::new(recall.asked);
+        }
     }
 }
 
