@@ -249,11 +249,13 @@ impl KvCache {
 
     /// Makes a sequence's full blocks known to others; `tokens` are those whose rows are computed. Blocks
     /// from the first row on that is not finite, or was computed over some of its pages, stay the sequence's own, and so
-    /// do all of a sequence whose rows were evicted: later ones have not seen what their tokens say.
+    /// do all of a sequence whose rows were evicted, as later ones have not seen what their tokens say, or that has lost
+    /// a cold block.
     pub fn publish(&mut self, seq: SeqId, tokens: &[TokenId]) {
         self.take_watched();
         let caches = self.config.prefix_caching;
-        let whole = |table: &&mut Table| caches && table.evicted.rows == 0;
+        let lost = self.lost.contains(&seq);
+        let whole = |table: &&mut Table| caches && !lost && table.evicted.rows == 0;
         let Some(table) = self.tables.get_mut(&seq).filter(whole) else { return };
         let tokens = &tokens[..table.broken.map_or(tokens.len(), |at| at.min(tokens.len()))];
         // What was computed over some pages is not what others would compute.

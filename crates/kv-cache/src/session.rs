@@ -115,10 +115,12 @@ impl<'a> PagedSession<'a> {
             views: vec![],
             streamed: Streamed::default(),
         };
+        // Pages that are read for the choice may leave memory again, exact rows and all.
+        session.cache.choose_due(tokens)?;
         if session.cache.config.exact.is_some() {
             session.place_exact()?;
         }
-        session.views = session.cache.views(tokens, &session.exact)?;
+        session.views = session.cache.views(tokens, &session.exact);
         session.streamed = session.cache.warm(&session.ranges, &session.views);
         if let Some(states) = &mut session.cache.states {
             states.begin(tokens)?;

@@ -153,7 +153,9 @@ fn a_sequence_that_leaves_nothing_out_is_in_memory() {
     let mut plain = cache(codec, exact);
     let [got, want] = [&mut cold, &mut plain].map(|cache| {
         let found = cache.adopt(SeqId(2), &tokens[..PROMPT - 1]);
-        step(cache, SeqId(2), &tokens[..PROMPT], found);
+        for at in (found..PROMPT).step_by(CHUNK) {
+            step(cache, SeqId(2), &tokens[..(at + CHUNK).min(PROMPT)], at);
+        }
         let out = step(cache, SeqId(2), &tokens[..PROMPT + 1], PROMPT);
         (out, found > 0)
     });

@@ -22,7 +22,11 @@ impl KvCache {
         if self.blocks.places.is_none() || !self.is_long(recall, &RowRange { seq, start, len }) {
             return Ok(());
         }
+        // Before the first step it is not known which layers see all tokens: the choice makes all boxes then.
         let layers: Vec<_> = self.far_layers.iter().copied().collect();
+        if layers.is_empty() {
+            return Ok(());
+        }
         let pages = start / (PAGE_BLOCKS * self.config.geometry.block_tokens);
         self.ensure_boxes(seq, &mut recall.boxes, pages, &layers)
     }
@@ -38,6 +42,8 @@ impl KvCache {
     ) -> Result<(), KvCacheError> {
         let table: Vec<BlockId> = self.blocks(seq).to_vec();
         let last = |page: usize| table.get(blocks_of(page)).and_then(|own| own.last()).copied();
+        let complete = |own: &Arc<PageBoxes>| layers.iter().all(|&layer| own[layer].is_some());
+        boxes.truncate(boxes.iter().position(|own| !complete(own)).unwrap_or(boxes.len()));
         let together = if self.blocks.places.is_some() { PAGES } else { pages };
         while let Some(block) = last(boxes.len()).filter(|_| boxes.len() < pages) {
             if let Some(known) = self.known_boxes(block, layers) {

@@ -206,44 +206,41 @@ impl KvCache {
         Ok(())
     }
 
+    /// Chooses the pages of a step's sequences that are due.
+    pub(crate) fn choose_due(&mut self, ranges: &[SeqRange]) -> Result<(), KvCacheError> {
+        for range in ranges {
+            let Some(mut recall) = self.recalling.remove(&range.seq) else { continue };
+            let done = if range.start < recall.asked.prompt_tokens {
+                self.prepare_boxes(range, &mut recall)
+            } else if recall.due(range.start) {
+                self.choose_pages(range, &mut recall)
+            } else {
+                Ok(())
+            };
+            self.recalling.insert(range.seq, recall);
+            done?;
+        }
+        Ok(())
+    }
+
     /// What each range of a step attends to: all of its sequence where it is `None`, or has no place.
     pub(crate) fn views(
         &mut self,
         ranges: &[SeqRange],
         exact: &[Vec<Option<BlockId>>],
-    ) -> Result<Vec<Option<View>>, KvCacheError> {
+    ) -> Vec<Option<View>> {
         if self.recalling.is_empty() {
-            return Ok(Vec::new());
+            return Vec::new();
         }
-        let mut views = Vec::with_capacity(ranges.len());
-        for (i, range) in ranges.iter().enumerate() {
-            let Some(mut recall) = self.recalling.remove(&range.seq) else {
-                views.push(None);
-                continue;
-            };
-            let view = self.view(range, &mut recall, exact.get(i).map_or(&[], Vec::as_slice));
-            self.recalling.insert(range.seq, recall);
-            views.push(view?);
-        }
-        Ok(views)
+        let exact = |i: usize| exact.get(i).map_or(&[][..], Vec::as_slice);
+        ranges.iter().enumerate().map(|(i, range)| self.view(range, exact(i))).collect()
     }
 
-    fn view(
-        &mut self,
-        range: &SeqRange,
-        recall: &mut Recalling,
-        exact: &[Option<BlockId>],
-    ) -> Result<Option<View>, KvCacheError> {
-        if range.start < recall.asked.prompt_tokens {
-            self.prepare_boxes(range, recall)?;
-            return Ok(None);
-        }
-        if recall.due(range.start) {
-            self.choose_pages(range, recall)?;
-        }
+    fn view(&mut self, range: &SeqRange, exact: &[Option<BlockId>]) -> Option<View> {
+        let recall = self.recalling.get(&range.seq)?;
         let rule = self.rule(recall);
-        if !rule.leaves_out(recall.chosen_at) {
-            return Ok(None);
+        if range.start < recall.asked.prompt_tokens || !rule.leaves_out(recall.chosen_at) {
+            return None;
         }
         let candidates = rule.candidates(recall.chosen_at);
         let left_out = candidates.len() - recall.chosen.len();
@@ -257,12 +254,14 @@ impl KvCache {
             exact: list.iter().filter_map(|&at| exact.get(at).copied()).collect(),
             skipped: left_out * rule.page_tokens,
         };
-        recall.sparse_from.get_or_insert(range.start);
+        if let Some(recall) = self.recalling.get_mut(&range.seq) {
+            recall.sparse_from.get_or_insert(range.start);
+        }
         let counts = &mut self.recall_counts;
         counts.steps += 1;
         counts.attended_pages += (list.len() / PAGE_BLOCKS) as u64;
         counts.skipped_pages += left_out as u64;
-        Ok(Some(view))
+        Some(view)
     }
 
     /// Chooses the pages that are attended to from a position on.
