@@ -12,7 +12,7 @@ use crate::{
     states::States,
 };
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 use taper_base::{BlockId, SeqId, TokenId};
@@ -68,10 +68,8 @@ pub struct KvCache {
     pub(crate) recall_counts: RecallCounts,
     /// Sequences that had a cold block which cannot be read.
     pub(crate) lost: BTreeSet<SeqId>,
-    /// Layers that see all tokens.
-    pub(crate) far_layers: BTreeSet<usize>,
-    /// Tokens back that the other layers see.
-    pub(crate) near_tokens: usize,
+    /// Tokens back that each layer sees; `None` where that is all. Known of layers that have run.
+    pub(crate) sight: BTreeMap<usize, Option<usize>>,
 }
 
 /// From so many bytes of keys or of values in a layer on, a sequence is long: attention then waits for
@@ -116,8 +114,7 @@ impl KvCache {
             recalling: HashMap::new(),
             recall_counts: RecallCounts::default(),
             lost: BTreeSet::new(),
-            far_layers: BTreeSet::new(),
-            near_tokens: 0,
+            sight: BTreeMap::new(),
         }
     }
 

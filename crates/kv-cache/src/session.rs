@@ -349,7 +349,7 @@ impl PagedSession<'_> {
         params: &AttnParams<'_>,
         attend: impl FnOnce(&mut Self) -> Result<Tensor, KvCacheError>,
     ) -> Result<Tensor, KvCacheError> {
-        if !sees_all(params) {
+        if !self.streamed.is_for(params.window.or(params.chunk)) {
             return attend(self);
         }
         self.cache.stream_in(layer.index(), &mut self.streamed);

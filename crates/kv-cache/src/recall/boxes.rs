@@ -23,10 +23,10 @@ impl KvCache {
             return Ok(());
         }
         // Before the first step it is not known which layers see all tokens: the choice makes all boxes then.
-        let layers: Vec<_> = self.far_layers.iter().copied().collect();
-        if layers.is_empty() {
+        if !self.knows_sight() {
             return Ok(());
         }
+        let layers: Vec<_> = self.far_layers(0).collect();
         let pages = start / (PAGE_BLOCKS * self.config.geometry.block_tokens);
         self.ensure_boxes(seq, &mut recall.boxes, pages, &layers)
     }

@@ -165,12 +165,9 @@ impl KvCache {
         params: &AttnParams<'_>,
     ) -> Result<(), KvCacheError> {
         // Such layers attend to near tokens, all of them.
-        if let Some(near) = params.window.or(params.chunk) {
-            self.near_tokens = self.near_tokens.max(near);
-            return Ok(());
-        }
-        self.far_layers.insert(layer.index());
-        if self.recalling.is_empty() {
+        let near = params.window.or(params.chunk);
+        self.sight.insert(layer.index(), near);
+        if near.is_some() || self.recalling.is_empty() {
             return Ok(());
         }
         let (mut wanted, mut first) = (Vec::new(), 0);

@@ -70,7 +70,7 @@ impl KvCache {
         let blocks = self.blocks(range.seq);
         let near = match view.is_some() || self.streams(range) {
             // Layers that see near tokens alone read all of these.
-            true => range.start.saturating_sub(self.near_tokens) / size,
+            true => range.start.saturating_sub(self.near_tokens()) / size,
             false => 0,
         };
         let end = (range.start + range.len).div_ceil(size).min(blocks.len());
@@ -125,8 +125,11 @@ impl KvCache {
         while let Some((i, rows)) = tier.receive(&reading) {
             let Some(blocks) = units.get(&names[i]) else { continue };
             let unit = blocks.first().map_or(0, |(at, _)| at / self.unit_blocks());
-            let blocks = blocks.clone();
-            if rows.is_some_and(|rows| self.write_unit(unit, &rows, &blocks)) {
+            let (blocks, sinks) = (blocks.clone(), self.sink_blocks());
+            // The file has exact rows of sinks, and every step reads them.
+            let mut ready = blocks.iter().filter(|(at, _)| *at < sinks);
+            let ready = ready.all(|&(_, block)| self.blocks.add_exact(block));
+            if ready && rows.is_some_and(|rows| self.write_unit(unit, &rows, &blocks)) {
                 self.recall_counts.recalled_blocks += blocks.len() as u64;
                 units.remove(&names[i]);
                 let places = self.blocks.places.iter_mut();

@@ -14,6 +14,8 @@ pub(crate) struct Streamed {
     seqs: BTreeSet<SeqId>,
     /// Stretches of its blocks.
     runs: Vec<std::ops::Range<usize>>,
+    /// Near tokens of all layers are in memory.
+    knows_sight: bool,
     /// A layer that is being read.
     ahead: Option<(usize, Reading)>,
 }
@@ -31,7 +33,13 @@ impl Streamed {
             .collect();
         places.sort_unstable();
         let runs = places.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[run.len() - 1] + 1);
-        Self { runs: runs.collect(), units, seqs, ahead: None }
+        Self { runs: runs.collect(), knows_sight: cache.knows_sight(), units, seqs, ahead: None }
+    }
+
+    /// Whether a layer that sees so many tokens back reads it: near tokens are in memory, once it is known how many they
+    /// are.
+    pub(crate) fn is_for(&self, near: Option<usize>) -> bool {
+        near.is_none() || !self.knows_sight
     }
 
     /// Blocks.
@@ -41,6 +49,21 @@ impl Streamed {
 }
 
 impl KvCache {
+    /// Whether it is known of each layer how far back it sees: a step has run.
+    pub(crate) fn knows_sight(&self) -> bool {
+        self.sight.len() == self.config.layers
+    }
+
+    /// Layers from one on that see all tokens.
+    pub(crate) fn far_layers(&self, from: usize) -> impl Iterator<Item = usize> {
+        self.sight.range(from..).filter(|(_, near)| near.is_none()).map(|(&layer, _)| layer)
+    }
+
+    /// Tokens back that the other layers see.
+    pub(super) fn near_tokens(&self) -> usize {
+        self.sight.values().flatten().copied().max().unwrap_or(0)
+    }
+
     /// Brings a layer of what is streamed to memory, and requests the next layer.
     pub(crate) fn stream_in(&mut self, layer: usize, streamed: &mut Streamed) {
         let tier = self.blocks.places.as_ref().map(|places| places.tier.clone());
@@ -51,7 +74,7 @@ impl KvCache {
         };
         let ahead = streamed.ahead.take().filter(|(ahead, _)| *ahead == layer);
         let reading = ahead.map_or_else(|| request(layer), |(_, reading)| reading);
-        let next = self.far_layers.range(layer + 1..).next();
+        let next = self.far_layers(layer + 1).next();
         let ahead = next.map(|&next| (next, request(next)));
         let mut missing: BTreeSet<_> = (0..streamed.units.len()).collect();
         while let Some((i, rows)) = tier.receive(&reading) {
