@@ -218,19 +218,19 @@ impl Runner {
         }
         let share = 100.0 * attended_pages as f64 / (attended_pages + skipped_pages) as f64;
         let each = attended_pages as f64 / steps as f64;
-        let mut text =
-            format!("{each:.1} pages a step, {share:.1} %; {choices} choices in {steps} steps");
-        if self.cold.is_some() {
-            let RecallCounts { evicted_blocks, recalled_blocks, streamed_blocks, wait, .. } =
-                counts;
-            let peak = self.peak as f64 / (1 << 20) as f64;
-            text += &format!(
-                "; blocks: {evicted_blocks} left memory, {recalled_blocks} came back, {streamed_blocks} read by prompts; \
-                 {:.1} s waited; {peak:.1} MiB in memory at most",
+        let peak = self.peak as f64 / (1 << 20) as f64;
+        let cold = self.cold.as_ref().map(|_| {
+            let RecallCounts { evicted_blocks, recalled_blocks, streamed_blocks, wait, .. } = counts;
+            format!(
+                "; blocks: {evicted_blocks} left memory, {recalled_blocks} came back, {streamed_blocks} read by \
+                 prompts; {:.1} s waited; {peak:.1} MiB in memory at most",
                 wait.as_secs_f64()
-            );
-        }
-        Some(text)
+            )
+        });
+        let cold = cold.unwrap_or_default();
+        Some(format!(
+            "{each:.1} pages a step, {share:.1} %; {choices} choices in {steps} steps{cold}"
+        ))
     }
 
     /// What the model is.
