@@ -174,6 +174,13 @@ pub(crate) struct EngineArgs {
     /// it. On the CPU only; see docs/recall.md.
     #[arg(long, default_value_t = 0, value_name = "PAGES")]
     pub(crate) kv_recall_pages: u32,
+    /// Tokens of the KV cache that stay in memory beside those that a step reads.
+    ///
+    /// Pages beyond them lie on disk alone, the longest unused first, and are read when they are needed. With
+    /// --kv-recall-pages and --kv-offloading-dir; see docs/recall.md. The output is the same for any number. By default
+    /// every page stays in memory.
+    #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
+    pub(crate) kv_hot_tokens: Option<usize>,
     /// Reuse the KV cache of shared prompt prefixes. This is the default.
     #[arg(long, overrides_with = "no_enable_prefix_caching")]
     pub(crate) enable_prefix_caching: bool,

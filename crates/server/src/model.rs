@@ -99,6 +99,7 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
         .memory_share(args.gpu_memory_utilization)
         .prefix_caching(args.prefix_caching())
         .kv_recall_pages(args.kv_recall_pages)
+        .kv_hot_tokens(args.kv_hot_tokens)
         .max_num_seqs(args.max_num_seqs.unwrap_or(requests.together))
         .max_waiting(requests.waiting)
         .scheduling(requests.scheduling)

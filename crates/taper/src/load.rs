@@ -79,6 +79,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         max_model_len: settings.max_model_len,
         max_num_seqs: settings.max_num_seqs,
         kv_recall_pages: settings.kv_recall_pages,
+        kv_hot_tokens: settings.kv_hot_tokens,
         max_num_batched_tokens: step_tokens(settings)?,
         max_waiting: settings.max_waiting,
         scheduling: settings.scheduling,
