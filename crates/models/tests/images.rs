@@ -8,7 +8,9 @@ use std::{
 };
 use taper_base::{EncodedImage, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange};
-use taper_models::{Batch, ImageRow, LoadOptions, Model, ModelError, StepImages, load};
+use taper_models::{
+    Batch, ImagePositions, ImageRow, LoadOptions, Model, ModelError, StepImages, load,
+};
 use taper_weights::Checkpoint;
 
 /// A prompt of transformers, with what it made of its images.
@@ -137,13 +139,17 @@ fn argmax(row: &[f32]) -> TokenId {
     best.unwrap().0 as TokenId
 }
 
-/// Loads a fixture's model; `None` of those that take no images so far.
+/// Loads a fixture's model; `None` of those that take no images so far, and of those for servers, which have neither
+/// positions nor what is added behind layers.
 fn open(dir: &Path) -> Option<(Box<dyn Model>, Fixture)> {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let fixture = fixture(dir, &checkpoint);
     match load(&checkpoint, LoadOptions::EXACT) {
-        Ok(model) if model.info().images.is_some() => Some((model, fixture)),
-        Ok(_) | Err(ModelError::UnknownFamily { .. }) => None,
+        Ok(model) => {
+            let axes = model.info().images? == ImagePositions::Axes;
+            (axes != fixture.axes.is_empty()).then_some((model, fixture))
+        }
+        Err(ModelError::UnknownFamily { .. }) => None,
         Err(error) => panic!("{}: {error}", dir.display()),
     }
 }

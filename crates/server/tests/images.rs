@@ -27,13 +27,8 @@ fn fixture() -> Fixture {
         let data = file.tensor(name).unwrap().data().to_vec();
         data.as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect()
     };
-    let image = file.tensor("image_0").unwrap();
-    let (height, width) = (image.shape()[0], image.shape()[1]);
-    Fixture {
-        file: bmp(width, height, image.data()),
-        prompt: ids("input_ids"),
-        greedy: ids("greedy"),
-    }
+    let image = fs::read(format!("{MODEL}/image.png")).unwrap();
+    Fixture { file: image, prompt: ids("input_ids"), greedy: ids("greedy") }
 }
 
 /// A BMP file of 24 bits a pixel.
@@ -72,7 +67,7 @@ fn what_is_seen_is_what_transformers_sees() {
     let server = Server::start(&[&[MODEL][..], &EXACT].concat());
     let base64 = BASE64_STANDARD.encode(&file);
     let ask = || {
-        let url = format!("data:image/bmp;base64,{base64}");
+        let url = format!("data:image/png;base64,{base64}");
         server.ask("/v1/chat/completions", &body(&url, greedy.len()))
     };
     let first = ask();
@@ -83,7 +78,7 @@ fn what_is_seen_is_what_transformers_sees() {
     assert_eq!(again["choices"][0], first["choices"][0]);
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(cached > 0, "{again}");
-    let other = bmp(4, 4, &[200; 48]);
+    let other = bmp(16, 16, &[200; 768]);
     let url = format!("data:image/bmp;base64,{}", BASE64_STANDARD.encode(other));
     let other = server.ask("/v1/chat/completions", &body(&url, greedy.len()));
     assert_ne!(other["choices"][0]["token_ids"], json!(greedy));
@@ -91,7 +86,7 @@ fn what_is_seen_is_what_transformers_sees() {
     let anthropic = json!({
         "max_tokens": greedy.len(), "temperature": 0,
         "messages": [{ "role": "user", "content": [
-            { "type": "image", "source": { "type": "base64", "media_type": "image/bmp", "data": base64 } },
+            { "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": base64 } },
             { "type": "text", "text": "What is this?" },
         ] }],
     });
@@ -110,7 +105,7 @@ fn what_is_seen_is_what_transformers_sees() {
 fn the_terminal_shows_images_too() {
     let Fixture { file, greedy, .. } = fixture();
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("image.bmp");
+    let path = dir.path().join("image.png");
     fs::write(&path, file).unwrap();
     let server = Server::start(&[&[MODEL][..], &EXACT].concat());
     let tokens = server.ask("/detokenize", &json!({ "tokens": greedy }));

@@ -14,7 +14,7 @@ pub fn is_public(address: IpAddr) -> bool {
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let special = match address.octets() {
-        [0 | 10 | 127, ..] | [224..=255, ..] => true,
+        [0 | 10 | 127 | 224..=255, ..] => true,
         [100, 64..128, ..] => true,
         [169, 254, ..] => true,
         [172, 16..32, ..] => true,

@@ -1,7 +1,7 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: what comes in.
 
 use super::{
-    AnyObject, Anything, Glance, ImageFrom, Unsupported, from_objects, unsupported::field, whole,
+    AnyObject, Anything, BlockSource, Glance, Unsupported, from_objects, unsupported::field, whole,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
@@ -156,7 +156,7 @@ pub(crate) struct Block {
     /// Of `redacted_thinking`, which is not read.
     pub(crate) data: Option<String>,
     /// Of `image`.
-    pub(crate) source: Option<ImageFrom>,
+    pub(crate) source: Option<BlockSource>,
     /// Of `tool_use`.
     pub(crate) id: Option<String>,
     /// Of `tool_use`: the tool.

@@ -57,12 +57,40 @@ impl<'de> Deserialize<'de> for ImageUrl {
 #[schemars(rename = "ImageSource")]
 pub(crate) struct ImageFrom {
     #[serde(rename = "type")]
-    #[schemars(extend("enum" = ["base64", "url"]))]
-    pub(crate) kind: String,
+    #[schemars(required, extend("enum" = ["base64", "url"]))]
+    pub(crate) kind: Option<String>,
     /// Of `base64`; the file says it itself.
     pub(crate) media_type: Option<String>,
     /// Of `base64`.
     pub(crate) data: Option<String>,
     /// Of `url`.
     pub(crate) url: Option<String>,
+}
+
+/// The `source` of a block: of an image, or the name that search results have there.
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
+pub(crate) enum BlockSource {
+    Image(ImageFrom),
+    Name(String),
+}
+
+impl<'de> Deserialize<'de> for BlockSource {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> de::Visitor<'de> for V {
+            type Value = BlockSource;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<BlockSource, E> {
+                Ok(BlockSource::Name(v.to_owned()))
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<BlockSource, A::Error> {
+                let map = de::value::MapAccessDeserializer::new(map);
+                <ImageFrom as Deserialize>::deserialize(map).map(BlockSource::Image)
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
 }

@@ -4,7 +4,7 @@ use crate::{
     errors::ApiError,
     images::{Images, of_base64},
     routes::chat_roles::append,
-    wire::{AnthropicMessage, Block, Blocks},
+    wire::{AnthropicMessage, Block, BlockSource, Blocks},
 };
 use serde_json::Value;
 use taper_chat::{Content, ContentPart, Message, Role, ToolCall};
@@ -219,7 +219,10 @@ fn image(block: Block, at: &str, images: &Images) -> Result<ContentPart, ApiErro
     only(&block, &["source"], at)?;
     let source = needed(block.source, at, "source")?;
     let at = format!("{at}.source");
-    let (url, other) = match source.kind.as_str() {
+    let BlockSource::Image(source) = source else {
+        return Err(ApiError::InvalidType { param: at, detail: "expected an object".to_owned() });
+    };
+    let (url, other) = match needed(source.kind, &at, "type")?.as_str() {
         "base64" => (of_base64(&needed(source.data, &at, "data")?), ("url", source.url.is_some())),
         "url" => {
             let others = source.data.is_some() || source.media_type.is_some();
