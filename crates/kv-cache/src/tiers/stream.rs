@@ -75,7 +75,7 @@ impl KvCache {
         let ahead = streamed.ahead.take().filter(|(ahead, _)| *ahead == layer);
         let reading = ahead.map_or_else(|| request(layer), |(_, reading)| reading);
         let next = self.far_layers(layer + 1).next();
-        let ahead = next.map(|&next| (next, request(next)));
+        let ahead = next.map(|next| (next, request(next)));
         let mut missing: BTreeSet<_> = (0..streamed.units.len()).collect();
         while let Some((i, rows)) = tier.receive(&reading) {
             let (_, blocks) = &streamed.units[i];
