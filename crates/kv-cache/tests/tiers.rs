@@ -184,7 +184,14 @@ fn a_lost_unit_is_its_sequences_alone() {
     assert!(found > PROMPT / 2);
     step(&mut cold, SeqId(1), &tokens[..PROMPT], found);
     assert_eq!(cold.take_lost().into_iter().collect::<Vec<_>>(), [SeqId(1)]);
-    cold.release(SeqId(1));
-    assert!(run(&mut cold, SeqId(1), &tokens, 2, |_| {}) == want);
-    assert!(cold.take_lost().is_empty());
+    // A file that nobody has missed yet is missed later.
+    for _ in 0..PROMPT / BLOCK {
+        cold.release(SeqId(1));
+        let got = run(&mut cold, SeqId(1), &tokens, 2, |_| {});
+        if cold.take_lost().is_empty() {
+            assert!(got == want);
+            return;
+        }
+    }
+    panic!("it is lost again and again");
 }
