@@ -72,6 +72,7 @@ pub(crate) struct ImageFrom {
 #[schemars(untagged)]
 pub(crate) enum BlockSource {
     Image(ImageFrom),
+    #[expect(dead_code, reason = "read for the type check alone")]
     Name(String),
 }
 
