@@ -126,8 +126,8 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
     if let Some(bytes) = args.kv_cache_memory_bytes {
         let all = taper::total_bytes()?;
         ensure!(
-            args.device != "cpu" || bytes <= all,
-            "--kv-cache-memory-bytes {bytes} is more than this machine has: {all}"
+            args.device != "cpu" || args.kv_hot_tokens.is_some() || bytes <= all,
+            "--kv-cache-memory-bytes {bytes} is more than this machine has: {all}; with --kv-hot-tokens pages go to disk"
         );
         builder = builder.kv_bytes(bytes);
     }
