@@ -5,7 +5,7 @@ use std::path::Path;
 use taper_base::{Phase, SeqId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange};
 use taper_kv_codecs::KvGeometry;
-use taper_models::{Batch, LoadOptions, model_types};
+use taper_models::{Batch, LoadOptions, StepImages, model_types};
 use taper_tensor::ops;
 use taper_weights::Checkpoint;
 
@@ -41,6 +41,7 @@ fn main() -> Result<()> {
             logits_at: &last,
             phase,
             adapters: &[],
+            images: StepImages::default(),
         };
         let mut session = cache.session(&[SeqRange { seq, start, len }])?;
         let logits = model.forward(&batch, &mut session)?;

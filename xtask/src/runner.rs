@@ -2,10 +2,11 @@
 
 use crate::kv::gaussian;
 use anyhow::{Context, Result, ensure};
-use std::path::Path;
+use std::{collections::HashMap, path::Path, sync::Arc};
 use taper_base::{LayerId, Phase, SeqId, TokenId};
 use taper_kv_cache::{
-    Eviction, EvictionPolicy, ExactRoom, KvCache, KvConfig, Recall, RecallCounts, SeqRange,
+    DiskTier, Eviction, EvictionPolicy, ExactRoom, KvCache, KvConfig, Recall, RecallCounts,
+    SeqRange,
 };
 use taper_kv_codecs::Exact;
 use taper_models::{Batch, LoadOptions, Model, Precision};
@@ -32,6 +33,15 @@ pub(crate) struct Runner {
     cache: KvCache,
     /// Bytes of the cache that were in use at most.
     pub(crate) peak: u64,
+    cold: Option<Cold>,
+}
+
+/// Where pages lie that no step reads, and the tokens whose rows are there.
+#[derive(Debug)]
+struct Cold {
+    tokens: HashMap<SeqId, Vec<TokenId>>,
+    /// Removed with all that is in it.
+    _dir: tempfile::TempDir,
 }
 
 /// Some tokens of a sequence to run, after `start` that are in the cache.
@@ -102,7 +112,7 @@ impl Runner {
             recurrent: info.states(SEQUENCES, 0),
             ..info.cache(codec, size, blocks)
         });
-        Ok(Self { model, cache, peak: 0 })
+        Ok(Self { model, cache, peak: 0, cold: None })
     }
 
     /// Runs chunks as one packed step, or one of each phase where the model has two, and returns
@@ -176,16 +186,51 @@ impl Runner {
         Ok(self.cache.set_recall(SeqId(seq), Some(Recall { pages, prompt_tokens }))?)
     }
 
+    /// Lets pages that no step reads lie on disk alone, but those of `hot_tokens` tokens. The cache begins anew.
+    pub(crate) fn keep_hot(&mut self, hot_tokens: usize) -> Result<()> {
+        let dir = tempfile::tempdir()?;
+        let tier = Arc::new(DiskTier::open(dir.path(), u64::MAX)?);
+        let config = KvConfig { prefix_caching: true, ..self.cache.config().clone() };
+        self.cache = KvCache::new(config).with_disk(tier, "bench").with_hot_tokens(hot_tokens);
+        self.cold = Some(Cold { tokens: HashMap::new(), _dir: dir });
+        Ok(())
+    }
+
+    /// Hands the rows of a step to the disk, where pages may lie there.
+    fn publish(&mut self, pieces: &[Piece<'_>]) -> Result<()> {
+        let Some(cold) = &mut self.cold else { return Ok(()) };
+        ensure!(self.cache.take_lost().is_empty(), "pages on disk cannot be read");
+        for piece in pieces {
+            let tokens = cold.tokens.entry(SeqId(piece.seq)).or_default();
+            tokens.truncate(piece.start);
+            tokens.extend_from_slice(piece.tokens);
+            self.cache.publish(SeqId(piece.seq), tokens);
+        }
+        Ok(())
+    }
+
     /// How many pages were attended to since this was last asked; `None` if all were.
     pub(crate) fn pages(&mut self) -> Option<String> {
-        let RecallCounts { steps, attended_pages, skipped_pages, choices } =
-            self.cache.take_recall_counts();
+        let counts = self.cache.take_recall_counts();
+        let RecallCounts { steps, attended_pages, skipped_pages, choices, .. } = counts;
         if steps == 0 {
             return None;
         }
         let share = 100.0 * attended_pages as f64 / (attended_pages + skipped_pages) as f64;
         let each = attended_pages as f64 / steps as f64;
-        Some(format!("{each:.1} pages a step, {share:.1} %; {choices} choices in {steps} steps"))
+        let peak = self.peak as f64 / (1 << 20) as f64;
+        let cold = self.cold.as_ref().map(|_| {
+            let RecallCounts { evicted_blocks, recalled_blocks, streamed_blocks, wait, .. } = counts;
+            format!(
+                "; blocks: {evicted_blocks} left memory, {recalled_blocks} came back, {streamed_blocks} read by \
+                 prompts; {:.1} s waited; {peak:.1} MiB in memory at most",
+                wait.as_secs_f64()
+            )
+        });
+        let cold = cold.unwrap_or_default();
+        Some(format!(
+            "{each:.1} pages a step, {share:.1} %; {choices} choices in {steps} steps{cold}"
+        ))
     }
 
     /// What the model is.
@@ -228,6 +273,7 @@ impl Runner {
         self.peak = self.peak.max(self.cache.usage().used_bytes());
         let mut session = self.cache.session(&ranges)?;
         let logits = self.model.forward(&batch, &mut session)?;
+        self.publish(pieces)?;
         let rows = logits.dims().first();
         ensure!(rows == Some(&logits_at.len()), "one row of logits a token asked for");
         Ok(logits)
@@ -256,6 +302,9 @@ impl Runner {
     pub(crate) fn release(&mut self, seq: u64) {
         self.cache.release(SeqId(seq));
         self.cache.forget(SeqId(seq));
+        if let Some(cold) = &mut self.cold {
+            cold.tokens.remove(&SeqId(seq));
+        }
     }
 }
 

@@ -175,6 +175,16 @@ pub struct EngineStats {
     pub recall_skipped_pages: u64,
     /// Choices of pages.
     pub recall_choices: u64,
+    /// Pages of running sequences that are on disk alone.
+    pub kv_cold_pages: u32,
+    /// Pages that have left memory; a file has them.
+    pub kv_evicted_pages: u64,
+    /// Pages that came back from disk for a step.
+    pub kv_recalled_pages: u64,
+    /// Pages that prompts have read from disk without keeping them, once a step.
+    pub kv_streamed_pages: u64,
+    /// How long steps waited for pages on disk.
+    pub kv_recall_wait: Duration,
     /// Experts that stay on a disk; `None` where all weights are in memory.
     pub experts: Option<ExpertStats>,
 }

@@ -35,6 +35,9 @@ pub struct EngineConfig {
     /// Pages of 64 tokens that a new token attends to beside the first and the recent ones, unless its request
     /// says otherwise; 0 attends to all.
     pub kv_recall_pages: u32,
+    /// Pages that are on disk and that no step reads leave memory: those of so many tokens stay. `None` lets none
+    /// leave.
+    pub kv_hot_tokens: Option<usize>,
     /// Memory is returned to the system after some time without requests; `None` keeps it.
     pub idle: Option<KvIdle>,
     /// Memory for the cache.
@@ -68,6 +71,7 @@ impl Default for EngineConfig {
             prefix_caching: true,
             disk: None,
             kv_recall_pages: 0,
+            kv_hot_tokens: None,
             idle: None,
             kv_budget: KvBudget::Bytes(1 << 30),
             adapters: Vec::new(),
@@ -199,6 +203,12 @@ pub enum EngineError {
         /// Why.
         reason: &'static str,
     },
+    /// Pages cannot leave memory.
+    #[error("no page of the KV cache can leave memory: {reason}")]
+    NoHotTokens {
+        /// Why.
+        reason: &'static str,
+    },
     /// Prefixes on disk, of a model whose states are not written there.
     #[error("{family} has recurrent layers, whose prefixes cannot be kept on disk yet")]
     NoDisk {
@@ -247,6 +257,9 @@ impl EngineConfig {
             tokens @ KvBudget::Tokens(_) => tokens,
         };
         let schemes = std::iter::once(&self.scheme).chain(self.offers.iter().map(|o| &o.scheme));
+        if let Some(reason) = self.cannot_cool().filter(|_| self.kv_hot_tokens.is_some()) {
+            return Err(EngineError::NoHotTokens { reason });
+        }
         if self.disk.is_some() && !model.recurrent.is_empty() {
             return Err(EngineError::NoDisk { family: model.family });
         }
@@ -259,6 +272,16 @@ impl EngineConfig {
         match self.cannot_recall(&plan.caches).filter(|_| self.kv_recall_pages > 0) {
             Some(reason) => Err(EngineError::NoRecall { reason }),
             None => Ok(plan),
+        }
+    }
+
+    /// Why pages cannot leave memory; `None` where they can.
+    fn cannot_cool(&self) -> Option<&'static str> {
+        match () {
+            () if self.disk.is_none() => Some("there is no directory for them"),
+            () if !self.prefix_caching => Some("files are of prefixes, and none is cached"),
+            () if self.eviction.is_some() => Some("tokens are evicted"),
+            () => None,
         }
     }
 

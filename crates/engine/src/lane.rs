@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError};
-use taper_kv_cache::{KvCache, KvConfig, RecallCounts, UnitName};
+use taper_kv_cache::{KvCache, KvConfig, UnitName, UnitRows};
 use taper_scheduler::{
     Admission, AdmitError, Scheduler, SchedulerConfig, SeqOutcome, SeqWork, StepPlan,
 };
@@ -69,6 +69,9 @@ impl Lane {
         let mut cache = KvCache::new(kv);
         if let Some((tier, model)) = &shared.disk {
             cache = cache.with_disk(Arc::clone(tier), model);
+            if let Some(hot_tokens) = shared.hot_tokens {
+                cache = cache.with_hot_tokens(hot_tokens);
+            }
         }
         let (sequences, loading) = (HashMap::new(), HashMap::new());
         let scheduler = Scheduler::new(limits);
@@ -247,7 +250,7 @@ impl Lane {
         let (lane, commands) = (self.index, shared.commands.clone());
         self.cache.load(name, move |rows| {
             // Nobody listens once the engine has stopped.
-            let _ = commands.send(Command::Loaded { lane, id, unit, rows });
+            let _ = commands.send(Command::Loaded { lane, id, unit: (unit, name), rows });
         });
     }
 
@@ -255,8 +258,8 @@ impl Lane {
     pub(crate) fn loaded(
         &mut self,
         id: SeqId,
-        unit: usize,
-        rows: Option<Vec<u8>>,
+        unit: (usize, UnitName),
+        rows: Option<UnitRows>,
         shared: &Shared,
     ) {
         let Some(loading) = self.loading.get_mut(&id) else { return };
@@ -268,7 +271,7 @@ impl Lane {
         if good {
             add(&shared.stats.disk_hit_tokens, self.cache.prefix_tokens());
         }
-        if good && unit != loading.last {
+        if good && unit.0 != loading.last {
             return self.load_next(id, shared);
         }
         if !good && !closed {
@@ -335,6 +338,11 @@ impl Lane {
             let Some(sequence) = self.sequences.get_mut(&work.id) else { continue };
             let (new_token, last) = match outcome {
                 Outcome::Continues => continue,
+                Outcome::Lost => {
+                    add(&stats.preemptions, 1);
+                    self.scheduler.preempt(work.id, &mut Pool(&mut self.cache));
+                    continue;
+                }
                 Outcome::PromptOnly => {
                     sequence.prompt_done();
                     (None, Some(Event::Finished(step::PROMPT_ONLY)))
@@ -380,11 +388,14 @@ impl Lane {
     /// Counts what a work did, takes back drafts that were not accepted, and publishes the rest.
     fn settle(&mut self, work: &SeqWork, outcome: Outcome, stats: &SharedStats) -> Outcome {
         let Some(sequence) = self.sequences.get(&work.id) else { return outcome };
+        if matches!(outcome, Outcome::Lost) {
+            return outcome;
+        }
         add(&stats.prompt_tokens, sequence.prompt_tokens(work.start, work.end()));
         let mut computed = work.end();
         match &outcome {
             // Rows of a failed step may not be there.
-            Outcome::Failed(_) => return outcome,
+            Outcome::Failed(_) | Outcome::Lost => return outcome,
             Outcome::Advanced(advance) => {
                 add(&stats.generation_tokens, advance.tokens.len());
                 add(&stats.forced_tokens, advance.forced);
@@ -415,6 +426,7 @@ impl Lane {
         let usage = self.cache.usage();
         set(&gauges.kv_blocks_used, usage.used_blocks);
         set(&gauges.kv_blocks_idle, usage.idle_blocks);
+        set(&gauges.kv_cold_blocks, usage.cold_blocks);
         set(&gauges.kv_exact_blocks_used, usage.promised_exact_blocks);
         set(&gauges.kv_exact_blocks_total, usage.total_exact_blocks);
         gauges.step_prompt_tokens.store(self.pace.tokens(Company::Outputs), Ordering::Relaxed);
@@ -425,12 +437,7 @@ impl Lane {
 
     /// Counts what the cache has done for sequences that leave pages out since it was last asked.
     fn count_recall(&mut self, stats: &SharedStats) {
-        let RecallCounts { steps, attended_pages, skipped_pages, choices } =
-            self.cache.take_recall_counts();
-        let counts = [steps, attended_pages, skipped_pages, choices];
-        for (counter, count) in stats.recall.iter().zip(counts) {
-            counter.fetch_add(count, Ordering::Relaxed);
-        }
+        stats.recall.add(&self.cache.take_recall_counts());
     }
 }
 

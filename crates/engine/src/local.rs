@@ -115,6 +115,7 @@ impl LocalEngine {
         let shared = Shared {
             evictor,
             idle,
+            hot_tokens: config.kv_hot_tokens,
             disk,
             commands: commands.clone(),
             model,

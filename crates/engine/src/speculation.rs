@@ -3,6 +3,7 @@
 use crate::{
     sequence::Sequence,
     stats::{SharedStats, add, add_time},
+    step::caught,
 };
 use std::{
     collections::HashMap,
@@ -14,7 +15,7 @@ use taper_base::{Drafting, MAX_DRAFT_TOKENS, SeqId};
 use taper_kv_cache::KvCache;
 use taper_scheduler::{Scheduler, SeqWork, StepPlan};
 use taper_speculative::{
-    Controller, Costs, DraftInput, Drafter, Proposal, SuffixDrafter, Verified,
+    Controller, Costs, DraftError, DraftInput, Drafter, Proposal, SuffixDrafter, Verified,
 };
 
 /// How an engine drafts tokens.
@@ -130,16 +131,21 @@ impl Speculator {
             })
         });
         let inputs: Vec<_> = inputs.collect();
-        let drafts = self.drafter.prepare(&inputs).and_then(|()| {
+        let drafts = caught(|| {
+            self.drafter.prepare(&inputs)?;
             let preparing = since.elapsed();
             let drafts = self.drafter.propose(&inputs)?;
             self.spent = [since.elapsed().saturating_sub(preparing), preparing];
-            Ok(drafts)
+            Ok::<_, DraftError>(drafts)
         });
         let mut drafts = match drafts {
-            Ok(drafts) => drafts,
-            Err(error) => {
+            Ok(Ok(drafts)) => drafts,
+            Ok(Err(error)) => {
                 tracing::error!(%error, "no more tokens are drafted");
+                return false;
+            }
+            Err(panic) => {
+                tracing::error!(panic, "no more tokens are drafted");
                 return false;
             }
         };

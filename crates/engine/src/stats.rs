@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 use taper_base::{EngineStats, MAX_DRAFT_TOKENS};
-use taper_kv_cache::{DiskTier, Written};
+use taper_kv_cache::{DiskTier, PAGE_BLOCKS, RecallCounts, Written};
 
 /// Current load of one KV cache and its scheduler.
 #[derive(Debug, Default)]
@@ -23,6 +23,37 @@ pub(crate) struct Gauges {
     pub(crate) kv_used_bytes: AtomicU64,
     pub(crate) kv_exact_bytes: AtomicU64,
     pub(crate) step_prompt_tokens: AtomicU32,
+    pub(crate) kv_cold_blocks: AtomicU32,
+}
+
+/// What caches have done for sequences that leave pages out.
+#[derive(Debug, Default)]
+pub(crate) struct RecallStats {
+    steps: AtomicU64,
+    attended_pages: AtomicU64,
+    skipped_pages: AtomicU64,
+    choices: AtomicU64,
+    evicted_blocks: AtomicU64,
+    recalled_blocks: AtomicU64,
+    streamed_blocks: AtomicU64,
+    wait_nanos: AtomicU64,
+}
+
+impl RecallStats {
+    pub(crate) fn add(&self, counts: &RecallCounts) {
+        for (counter, count) in [
+            (&self.steps, counts.steps),
+            (&self.attended_pages, counts.attended_pages),
+            (&self.skipped_pages, counts.skipped_pages),
+            (&self.choices, counts.choices),
+            (&self.evicted_blocks, counts.evicted_blocks),
+            (&self.recalled_blocks, counts.recalled_blocks),
+            (&self.streamed_blocks, counts.streamed_blocks),
+        ] {
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
+        add_time(&self.wait_nanos, counts.wait);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +75,7 @@ pub(crate) struct SharedStats {
     pub(crate) draft_tokens: AtomicU64,
     pub(crate) accepted_per_position: [AtomicU64; MAX_DRAFT_TOKENS],
     pub(crate) draft_nanos: AtomicU64,
-    pub(crate) recall: [AtomicU64; 4],
+    pub(crate) recall: RecallStats,
     /// Where prefixes are kept on disk, if they are; it counts what it writes.
     pub(crate) disk: Option<Arc<DiskTier>>,
 }
@@ -56,13 +87,14 @@ impl SharedStats {
     }
 
     pub(crate) fn snapshot(&self) -> EngineStats {
-        let sum = |of: fn(&Gauges) -> &AtomicU32| {
+        let sum = |of: fn(&Gauges) -> &AtomicU32| -> u32 {
             self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
         };
         let bytes = |of: fn(&Gauges) -> &AtomicU64| {
             self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
         };
         let counter = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let pages = |blocks: &AtomicU64| counter(blocks).div_ceil(PAGE_BLOCKS as u64);
         let accepted = std::array::from_fn(|i| counter(&self.accepted_per_position[i]));
         let written = self.disk.as_ref().map_or(Written::default(), |disk| disk.written());
         EngineStats {
@@ -95,10 +127,15 @@ impl SharedStats {
             accepted_draft_tokens: accepted.iter().sum(),
             accepted_per_position: accepted,
             draft_time: Duration::from_nanos(counter(&self.draft_nanos)),
-            recall_steps: counter(&self.recall[0]),
-            recall_attended_pages: counter(&self.recall[1]),
-            recall_skipped_pages: counter(&self.recall[2]),
-            recall_choices: counter(&self.recall[3]),
+            recall_steps: counter(&self.recall.steps),
+            recall_attended_pages: counter(&self.recall.attended_pages),
+            recall_skipped_pages: counter(&self.recall.skipped_pages),
+            recall_choices: counter(&self.recall.choices),
+            kv_cold_pages: sum(|lane| &lane.kv_cold_blocks).div_ceil(PAGE_BLOCKS as u32),
+            kv_evicted_pages: pages(&self.recall.evicted_blocks),
+            kv_recalled_pages: pages(&self.recall.recalled_blocks),
+            kv_streamed_pages: pages(&self.recall.streamed_blocks),
+            kv_recall_wait: Duration::from_nanos(counter(&self.recall.wait_nanos)),
             experts: None,
         }
     }

@@ -8,7 +8,7 @@ use crate::{
 };
 use std::{
     any::Any,
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Instant,
@@ -31,6 +31,9 @@ pub(crate) enum Outcome {
     PromptOnly,
     /// The sequence cannot go on.
     Failed(GenerationError),
+    /// Some of the sequence's earlier tokens could not be read from disk: they are to be computed again, and this work
+    /// too.
+    Lost,
 }
 
 /// Why a whole step failed.
@@ -57,8 +60,10 @@ pub(crate) fn run(
         let logits = logits_and_masks(model, cache, sequences, plan, stats)?;
         let chosen = chosen_there(sequences, plan, &logits)?;
         let logits = rows_here(&logits, &chosen)?;
-        Ok(outcomes(sequences, plan, chosen, logits, vocab))
+        Ok(outcomes(sequences, (plan, &cache.take_lost()), chosen, logits, vocab))
     });
+    // Of a step that failed.
+    cache.take_lost();
     add(&stats.steps, 1);
     match result {
         Ok(outcomes) => outcomes,
@@ -77,8 +82,12 @@ pub(crate) fn run(
 
 /// A panic inside a kernel or the sampler is a bug; it must not take the engine with it.
 fn guarded<T>(step: impl FnOnce() -> Result<T, StepError>) -> Result<T, StepError> {
-    catch_unwind(AssertUnwindSafe(step))
-        .unwrap_or_else(|panic| Err(StepError::Panic { message: panic_text(&*panic).to_owned() }))
+    caught(step).unwrap_or_else(|message| Err(StepError::Panic { message }))
+}
+
+/// What `f` returns, or what it panicked with.
+pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| panic_text(&*panic).to_owned())
 }
 
 /// What a panic says.
@@ -160,7 +169,7 @@ fn rows_here(logits: &Tensor, chosen: &[Option<Choice>]) -> Result<Vec<f32>, Mod
 /// From choices made on a GPU, one a row, and the other rows.
 fn outcomes(
     sequences: &mut HashMap<SeqId, Sequence>,
-    plan: &StepPlan,
+    (plan, lost): (&StepPlan, &BTreeSet<SeqId>),
     chosen: Vec<Option<Choice>>,
     mut logits: Vec<f32>,
     vocab: usize,
@@ -180,6 +189,10 @@ fn outcomes(
     let mut outcomes = Vec::with_capacity(parts.len());
     let mut sampling = HashMap::new();
     for (work, choice, rows) in parts {
+        if lost.contains(&work.id) {
+            outcomes.push((*work, Outcome::Lost));
+            continue;
+        }
         let Some(sequence) = sequences.get_mut(&work.id) else { continue };
         let first = (work.end() - work.logit_rows) as usize;
         let outcome = match sequence.observe_prompt(first, rows.chunks_exact(vocab)) {
@@ -280,13 +293,19 @@ mod tests {
             };
             outcomes.iter().map(|(work, outcome)| (work.id.0, token(outcome))).collect()
         };
+        let lost = BTreeSet::new();
         // Of the third, all rows are here, and its last one chooses.
         let rows = [0, 1, 2].into_iter().flat_map(peak).collect();
         let choices = vec![there(3), None, None, None, there(1)];
-        let got = chosen(outcomes(&mut sequences, &plan, choices, rows, 4));
+        let got = chosen(outcomes(&mut sequences, (&plan, &lost), choices, rows, 4));
         assert_eq!(got, [(1, Some(3)), (2, None), (3, Some(2)), (4, Some(1))]);
         let rows = [1, 0, 1, 2, 3].into_iter().flat_map(peak).collect();
-        let got = chosen(outcomes(&mut sequences, &plan, vec![None; 5], rows, 4));
+        let got = chosen(outcomes(&mut sequences, (&plan, &lost), vec![None; 5], rows, 4));
         assert_eq!(got, [(1, Some(1)), (2, None), (3, Some(2)), (4, Some(3))]);
+        // Nothing is chosen for one that lost a page, and others have their own rows still.
+        let lost = [SeqId(3)].into();
+        let rows = [1, 0, 1, 2, 3].into_iter().flat_map(peak).collect();
+        let got = chosen(outcomes(&mut sequences, (&plan, &lost), vec![None; 5], rows, 4));
+        assert_eq!(got, [(1, Some(1)), (2, None), (3, None), (4, Some(3))]);
     }
 }

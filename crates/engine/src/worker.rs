@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 use taper_base::{GenRequest, SeqId, TokenSet};
-use taper_kv_cache::{DiskTier, Recall};
+use taper_kv_cache::{DiskTier, Recall, UnitName, UnitRows};
 use taper_models::Model;
 
 /// Commands to the thread.
@@ -16,7 +16,7 @@ pub(crate) enum Command {
     /// Runs a request over one of the KV caches.
     Submit { lane: usize, submission: Box<Submission> },
     /// The disk has read a unit for a request that waits for it.
-    Loaded { lane: usize, id: SeqId, unit: usize, rows: Option<Vec<u8>> },
+    Loaded { lane: usize, id: SeqId, unit: (usize, UnitName), rows: Option<UnitRows> },
     /// Ends the thread.
     Stop,
 }
@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) evictor: Option<Evictor>,
     /// Where prefixes are kept, and what names the model there.
     pub(crate) disk: Option<(Arc<DiskTier>, String)>,
+    /// Tokens of blocks that no step attends to which stay in memory, where the others lie on disk alone.
+    pub(crate) hot_tokens: Option<usize>,
     /// When memory is returned to the system, and how much is kept.
     pub(crate) idle: Option<Idle>,
     /// For what other threads have to tell this one.

@@ -4,13 +4,10 @@
 
 mod common;
 
-use common::{Answer, Numbers, ask, collect, config, greedy, settled, submit};
-use std::{fs, path::Path};
+use common::{Answer, Numbers, ask, collect, config, greedy, long as engine_of, settled, submit};
 use taper_base::{Engine, GenRequest, SubmitError};
-use taper_engine::{EngineConfig, KvBudget, LocalEngine, Speculation};
+use taper_engine::{EngineConfig, KvBudget, Speculation};
 use taper_kv_codecs::Exact;
-use taper_models::LoadOptions;
-use taper_weights::Checkpoint;
 
 /// One with windows in some layers, one with latent attention, one with recurrent layers.
 const FAMILIES: [&str; 4] = ["qwen3-bf16", "gemma3-bf16", "deepseek-v3-bf16", "qwen3-next-bf16"];
@@ -32,25 +29,6 @@ fn of(name: &str, exact: Option<Exact>) -> EngineConfig {
     EngineConfig { scheme, exact, kv_budget: KvBudget::Tokens(32_768), ..config() }
 }
 
-/// A fixture's weights, for contexts that are longer than the fixture's.
-fn engine(family: &str, config: &EngineConfig) -> LocalEngine {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity");
-    let dir = tempfile::tempdir().unwrap();
-    for file in fs::read_dir(from.join(family)).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
-    }
-    let path = dir.path().join("config.json");
-    let text = fs::read_to_string(&path).unwrap();
-    let longer =
-        text.replace("\"max_position_embeddings\": 512", "\"max_position_embeddings\": 8192");
-    assert_ne!(text, longer);
-    fs::write(path, longer).unwrap();
-    let weights = Checkpoint::open(dir.path()).unwrap();
-    let model = taper_models::load(&weights, LoadOptions::default()).unwrap();
-    LocalEngine::start(model, config).unwrap()
-}
-
 fn request(prompt: &[u32], tokens: u32, pages: u32) -> GenRequest {
     let mut request = greedy(prompt, tokens);
     request.sampling.logprobs = Some(3);
@@ -69,7 +47,7 @@ fn said(answer: &Answer) -> (Vec<u32>, Vec<(u32, u32)>) {
 fn all_pages_are_dense_attention_bit_for_bit_and_few_are_not() {
     for family in FAMILIES {
         for (name, exact) in CACHES {
-            let engine = engine(family, &of(name, exact));
+            let engine = engine_of(family, &of(name, exact));
             let prompt = Numbers(5).prompt(890, VOCAB);
             let ask = |pages| said(&ask(&engine, request(&prompt, 30, pages)));
             let dense = ask(0);
@@ -106,7 +84,7 @@ fn what_is_said_depends_on_the_sequence_alone() {
             .collect();
         let alone: Vec<_> = {
             let plain = EngineConfig { prefix_caching: false, ..roomy.clone() };
-            let engine = engine(family, &plain);
+            let engine = engine_of(family, &plain);
             requests.iter().map(|r| said(&ask(&engine, r.clone()))).collect()
         };
         let tight = EngineConfig { kv_budget: KvBudget::Tokens(2600), ..roomy.clone() };
@@ -118,7 +96,7 @@ fn what_is_said_depends_on_the_sequence_alone() {
             ("in a small cache", tight),
         ];
         for (what, config) in variants {
-            let engine = engine(family, &config);
+            let engine = engine_of(family, &config);
             for round in 0..2 {
                 let open: Vec<_> = requests
                     .iter()
@@ -148,14 +126,13 @@ fn what_is_said_depends_on_the_sequence_alone() {
 #[test]
 fn an_answer_over_some_pages_is_nobodys_prefix() {
     let (name, exact) = CACHES[1];
-    let engine = engine(FAMILIES[0], &of(name, exact));
+    let engine = engine_of(FAMILIES[0], &of(name, exact));
     let prompt = Numbers(8).prompt(900, VOCAB);
     let answer = ask(&engine, request(&prompt, 100, FEW));
     let next = [&prompt[..], &answer.tokens, &[7, 8, 9]].concat();
     let found = ask(&engine, request(&next, 10, 0));
     assert_eq!(found.cached, 896);
-    let plain =
-        self::engine(FAMILIES[0], &EngineConfig { prefix_caching: false, ..of(name, exact) });
+    let plain = engine_of(FAMILIES[0], &EngineConfig { prefix_caching: false, ..of(name, exact) });
     assert_eq!(said(&found), said(&ask(&plain, request(&next, 10, 0))));
     // What the question's queries choose by is computed.
     assert_eq!(ask(&engine, request(&prompt, 5, FEW)).cached, 832);
@@ -164,7 +141,7 @@ fn an_answer_over_some_pages_is_nobodys_prefix() {
 #[test]
 fn the_engines_own_number_holds_for_requests_that_name_none() {
     let config = EngineConfig { kv_recall_pages: FEW, ..of("f16", None) };
-    let engine = engine(FAMILIES[0], &config);
+    let engine = engine_of(FAMILIES[0], &config);
     assert_eq!(engine.info().kv_recall_pages, FEW);
     let prompt = Numbers(2).prompt(1000, VOCAB);
     let mut own = request(&prompt, 12, 0);

@@ -222,3 +222,40 @@ fn drafts_of_a_damaged_token_leave_nothing_behind() {
         settled(&got);
     }
 }
+
+/// A drafter that panics once it has drafted some times.
+#[derive(Debug)]
+struct Panics(usize);
+
+impl Drafter for Panics {
+    fn method(&self) -> &'static str {
+        "panics"
+    }
+
+    fn propose(&mut self, seqs: &[DraftInput<'_>]) -> Result<Vec<Draft>, DraftError> {
+        self.0 += 1;
+        assert!(self.0 < 4, "a drafter's own fault");
+        let draft = |seq: &DraftInput<'_>| Draft { tokens: vec![5; seq.most.min(2)], class: 0 };
+        Ok(seqs.iter().map(draft).collect())
+    }
+
+    fn forget(&mut self, _: SeqId) {}
+
+    fn expected(&self, _: usize) -> f32 {
+        0.5
+    }
+}
+
+#[test]
+fn a_drafter_that_panics_costs_nothing_but_its_drafts() {
+    let sound = tempdir().unwrap();
+    checkpoint(sound.path(), false);
+    let config = with("f16", None, None);
+    let speculation = Some(Speculation::new(|| Box::new(Panics(0))).steady());
+    let drafting = EngineConfig { speculation, ..config.clone() };
+    let (want, got) = (engine(sound.path(), &config), engine(sound.path(), &drafting));
+    for prompt in clean() {
+        assert_eq!(says(&got, &prompt), says(&want, &prompt));
+    }
+    settled(&got);
+}

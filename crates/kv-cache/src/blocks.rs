@@ -1,8 +1,13 @@
 //! The blocks of the pool: who holds how much of them, and which keep exact rows beside their codes.
 
-use crate::{prefix::PrefixIndex, recall::PageBoxes};
+use crate::{
+    apart::Apart,
+    prefix::{Node, PrefixIndex},
+    recall::PageBoxes,
+    tiers::{Home, Places},
+};
 use std::{collections::HashMap, ops::Range, sync::Arc};
-use taper_base::BlockId;
+use taper_base::{BlockId, TokenId};
 
 #[derive(Debug)]
 pub(crate) struct Blocks {
@@ -18,6 +23,8 @@ pub(crate) struct Blocks {
     idle_exact: usize,
     /// Boxes of the pages that end with a block, where somebody needed them.
     boxes: HashMap<BlockId, Arc<PageBoxes>>,
+    /// Which published blocks have their rows in memory, where some have not.
+    pub(crate) places: Option<Places>,
 }
 
 impl Blocks {
@@ -31,6 +38,7 @@ impl Blocks {
             free_exact: ids(exact),
             idle_exact: 0,
             boxes: HashMap::new(),
+            places: None,
         }
     }
 
@@ -54,9 +62,59 @@ impl Blocks {
         let exact = &self.exact;
         let block = self.index.evict(|b| !with_exact || exact[b.0 as usize].is_some())?;
         self.idle_exact -= usize::from(self.exact(block).is_some());
+        self.clear(block);
+        Some(block)
+    }
+
+    /// A block has no contents any more.
+    fn clear(&mut self, block: BlockId) {
         self.drop_exact(block);
         self.boxes.remove(&block);
-        Some(block)
+        if let Some(places) = &mut self.places {
+            places.forget(block);
+        }
+    }
+
+    /// Makes a block known, as [`PrefixIndex::publish`].
+    pub(crate) fn publish(
+        &mut self,
+        block: BlockId,
+        before: Node,
+        tokens: &[TokenId],
+        place: (usize, &Apart),
+    ) -> Node {
+        let node = self.index.publish(block, before, tokens, place);
+        if let Some(places) = self.places.as_mut().filter(|_| self.index.is_published(block)) {
+            places.add(block);
+        }
+        node
+    }
+
+    /// Says in which unit a published block is.
+    pub(crate) fn settle(&mut self, block: BlockId, home: Home) {
+        if let Some(places) = &mut self.places {
+            places.settle(block, home);
+        }
+    }
+
+    /// Whether a block's rows are in a file alone.
+    pub(crate) fn is_cold(&self, block: BlockId) -> bool {
+        self.places.as_ref().is_some_and(|places| places.cold(block).is_some())
+    }
+
+    /// Takes the exact block beside a block whose rows leave memory.
+    pub(crate) fn cool_exact(&mut self, block: BlockId) {
+        let idle = self.holders(block) == 0 && self.exact(block).is_some();
+        self.idle_exact -= usize::from(idle);
+        self.drop_exact(block);
+    }
+
+    /// Forgets an idle block.
+    pub(crate) fn forget_one(&mut self, block: BlockId) {
+        self.index.forget(block);
+        self.cool_exact(block);
+        self.clear(block);
+        self.free.push(block);
     }
 
     /// Boxes of the page that ends with a block, if they are known.
@@ -91,7 +149,7 @@ impl Blocks {
     /// Forgets what a block holds that one sequence holds: it is about to be written.
     pub(crate) fn unpublish(&mut self, block: BlockId) {
         self.index.forget(block);
-        self.drop_exact(block);
+        self.clear(block);
     }
 
     /// One sequence fewer holds a block. `keep_exact`: its exact rows belong to its contents.
@@ -109,7 +167,7 @@ impl Blocks {
                 self.index.rest(block);
             }
             0 => {
-                self.boxes.remove(&block);
+                self.clear(block);
                 self.free.push(block);
             }
             _ => {}

@@ -13,7 +13,10 @@ use crate::{
     rewind::Before,
     states::States,
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 use taper_base::{BlockId, SeqId, TokenId};
 use taper_kv_codecs::LayerPages;
 
@@ -25,6 +28,8 @@ pub(crate) struct Table {
     pub(crate) nodes: Vec<Node>,
     /// Names of the leading units that are published, where units are kept on disk.
     pub(crate) units: Vec<UnitName>,
+    /// How many of them were handed to the disk, or were there.
+    pub(crate) stored: usize,
     /// First block that may have an exact block that is not a sink's.
     pub(crate) recent: usize,
     /// Rows that are in the cache.
@@ -63,6 +68,10 @@ pub struct KvCache {
     /// Sequences that may leave pages out.
     pub(crate) recalling: HashMap<SeqId, Recalling>,
     pub(crate) recall_counts: RecallCounts,
+    /// Sequences that had a cold block which cannot be read.
+    pub(crate) lost: BTreeSet<SeqId>,
+    /// Tokens back that each layer sees; `None` where that is all. Known of layers that have run.
+    pub(crate) sight: BTreeMap<usize, Option<usize>>,
 }
 
 /// From so many bytes of keys or of values in a layer on, a sequence is long: attention then waits for
@@ -106,6 +115,8 @@ impl KvCache {
             huge_pages: false,
             recalling: HashMap::new(),
             recall_counts: RecallCounts::default(),
+            lost: BTreeSet::new(),
+            sight: BTreeMap::new(),
         }
     }
 
@@ -121,6 +132,7 @@ impl KvCache {
         KvUsage {
             used_blocks: self.config.blocks - self.blocks.available(),
             idle_blocks: self.blocks.index.idle(),
+            cold_blocks: self.held_cold_blocks(),
             total_blocks: self.config.blocks,
             bytes_per_block: self.config.bytes_per_block(),
             exact_blocks: self.config.exact_blocks() - self.blocks.available_exact(),
@@ -155,7 +167,9 @@ impl KvCache {
         let table = self.tables.entry(seq).or_default();
         table.blocks.extend((0..needed).filter_map(|_| self.blocks.take()));
         let bytes = table.blocks.len() as u64 * self.config.bytes_per_block();
-        if !self.huge_pages && bytes > LONG * 2 * self.config.layers as u64 {
+        // Blocks that come back to memory one by one would each take a huge page.
+        let stays = self.blocks.places.is_none();
+        if stays && !self.huge_pages && bytes > LONG * 2 * self.config.layers as u64 {
             self.huge_pages = true;
             self.pages.iter().for_each(LayerPages::prefer_huge_pages);
         }
@@ -178,6 +192,7 @@ impl KvCache {
         for (index, &block) in table.blocks.iter().enumerate().rev() {
             self.blocks.put_back(block, index < sinks);
         }
+        self.cool();
     }
 
     /// Blocks of a sequence, in the order of its tokens.
@@ -233,11 +248,13 @@ impl KvCache {
 
     /// Makes a sequence's full blocks known to others; `tokens` are those whose rows are computed. Blocks
     /// from the first row on that is not finite, or was computed over some of its pages, stay the sequence's own, and so
-    /// do all of a sequence whose rows were evicted: later ones have not seen what their tokens say.
+    /// do all of a sequence whose rows were evicted, as later ones have not seen what their tokens say, or that has lost
+    /// a cold block.
     pub fn publish(&mut self, seq: SeqId, tokens: &[TokenId]) {
         self.take_watched();
         let caches = self.config.prefix_caching;
-        let whole = |table: &&mut Table| caches && table.evicted.rows == 0;
+        let lost = self.lost.contains(&seq);
+        let whole = |table: &&mut Table| caches && !lost && table.evicted.rows == 0;
         let Some(table) = self.tables.get_mut(&seq).filter(whole) else { return };
         let tokens = &tokens[..table.broken.map_or(tokens.len(), |at| at.min(tokens.len()))];
         // What was computed over some pages is not what others would compute.
@@ -248,7 +265,7 @@ impl KvCache {
         let full = tokens.chunks_exact(size).zip(&table.blocks).enumerate();
         for (i, (tokens, &block)) in full.skip(table.nodes.len()) {
             let (before, place) = (table.nodes.last().copied().unwrap_or(ROOT), (i * size, &apart));
-            table.nodes.push(self.blocks.index.publish(block, before, tokens, place));
+            table.nodes.push(self.blocks.publish(block, before, tokens, place));
         }
         if let Some(states) = &mut self.states {
             states.publish(seq, &table.nodes, self.config.geometry.block_tokens);

@@ -175,6 +175,8 @@ pub struct KvUsage {
     pub used_blocks: usize,
     /// Blocks that nobody holds and whose contents may be met again; they count as free.
     pub idle_blocks: usize,
+    /// Blocks of sequences whose rows are on disk alone.
+    pub cold_blocks: usize,
     /// Blocks in all.
     pub total_blocks: usize,
     /// Bytes of one block over all layers.
@@ -196,11 +198,11 @@ pub struct KvUsage {
 }
 
 impl KvUsage {
-    /// Bytes of the blocks that sequences hold, of the exact blocks beside them, and of their recurrent
+    /// Bytes in memory of the blocks that sequences hold, of the exact blocks beside them, and of their recurrent
     /// states.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.used_blocks as u64 * self.bytes_per_block
+        (self.used_blocks - self.cold_blocks) as u64 * self.bytes_per_block
             + self.exact_blocks as u64 * self.bytes_per_exact_block
             + self.states as u64 * self.bytes_per_state
     }

@@ -1,10 +1,10 @@
 //! Blocks out of the cache to disk, and back.
 
 use crate::{
-    DiskTier, KvCache, UnitName,
+    DiskTier, KvCache, UnitName, UnitRows,
     apart::Apart,
-    cache::Table,
     prefix::{Node, ROOT},
+    tiers::Home,
 };
 use std::sync::Arc;
 use taper_base::{BlockId, SeqId, TokenId};
@@ -12,7 +12,7 @@ use taper_base::{BlockId, SeqId, TokenId};
 /// Where units are kept, and what their names begin with.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    tier: Arc<DiskTier>,
+    pub(crate) tier: Arc<DiskTier>,
     root: UnitName,
 }
 
@@ -35,12 +35,7 @@ impl KvCache {
         self
     }
 
-    /// Blocks of a unit.
-    fn unit_blocks(&self) -> usize {
-        self.prefix_tokens() / self.config.geometry.block_tokens
-    }
-
-    /// Hands the units that a sequence has completed to the disk.
+    /// Names the units that a sequence has completed, and hands them to the disk.
     pub(crate) fn keep(&mut self, seq: SeqId, tokens: &[TokenId]) {
         let (unit, blocks) = (self.prefix_tokens(), self.unit_blocks());
         if self.kept.is_none() {
@@ -54,68 +49,35 @@ impl KvCache {
         for (i, tokens) in units.skip(first) {
             let before = table.units.last().unwrap_or(&root);
             let images = apart.images(i * unit..(i + 1) * unit);
-            table.units.push(before.next_with(tokens, &images));
+            let name = before.next_with(tokens, &images);
+            let at = table.units.len() * blocks;
+            table.units.push(name);
+            for at in at..at + blocks {
+                self.blocks.settle(table.blocks[at], Home { unit: name, at });
+            }
         }
+        self.store(seq);
+    }
+
+    /// Hands the units of a sequence to the disk that were not handed to it yet, as many as it takes.
+    pub(crate) fn store(&mut self, seq: SeqId) {
+        let blocks = self.unit_blocks();
         let (Some(kept), Some(table)) = (&self.kept, self.tables.get(&seq)) else { return };
-        for (index, &name) in table.units.iter().enumerate().skip(first) {
-            let bytes = self.unit_bytes(index) as u64;
-            if !kept.tier.holds(&name) && kept.tier.takes(bytes) {
-                kept.tier.store(name, blocks, self.unit_rows(table, index));
+        let mut stored = table.stored;
+        for (unit, &name) in table.units.iter().enumerate().skip(stored) {
+            let own = &table.blocks[unit * blocks..(unit + 1) * blocks];
+            // A block that is nowhere but in a file has no rows to write.
+            if !kept.tier.holds(&name) && !own.iter().any(|&block| self.blocks.is_cold(block)) {
+                if !kept.tier.takes(self.unit_bytes(unit) as u64) {
+                    break;
+                }
+                kept.tier.store(name, blocks, self.unit_rows(unit, own));
             }
+            stored = unit + 1;
         }
-    }
-
-    /// The parts of a block's rows: bytes of each layer's sides, those of exact rows of sinks
-    /// included.
-    fn parts(&self, sink: bool) -> Vec<(usize, Part, usize)> {
-        let c = &self.config;
-        let mut parts = Vec::new();
-        for layer in 0..c.layers {
-            let (codec, geometry) = (c.scheme.codec(layer), c.geometry_of(layer));
-            let block = c.block_bytes(layer);
-            parts.extend([(layer, Part::K, block.k), (layer, Part::V, block.v)]);
-            let exact = codec.exact_block_bytes(geometry).filter(|_| sink && c.exact.is_some());
-            if let Some(exact) = exact {
-                parts.extend([(layer, Part::ExactK, exact.k), (layer, Part::ExactV, exact.v)]);
-            }
+        if let Some(table) = self.tables.get_mut(&seq) {
+            table.stored = stored;
         }
-        parts
-    }
-
-    fn unit_bytes(&self, index: usize) -> usize {
-        let blocks = index * self.unit_blocks()..(index + 1) * self.unit_blocks();
-        let of = |sink| self.parts(sink).iter().map(|part| part.2).sum::<usize>();
-        let (plain, sink) = (of(false), of(true));
-        blocks.map(|block| if block < self.sink_blocks() { sink } else { plain }).sum()
-    }
-
-    fn unit_rows(&self, table: &Table, index: usize) -> Vec<u8> {
-        let mut rows = Vec::with_capacity(self.unit_bytes(index));
-        let first = index * self.unit_blocks();
-        for at in first..first + self.unit_blocks() {
-            let block = table.blocks[at];
-            for (layer, part, bytes) in self.parts(at < self.sink_blocks()) {
-                let Some(place) = self.place(block, part) else { continue };
-                let pages = &self.pages[layer];
-                let side = match part {
-                    Part::K => &pages.k,
-                    Part::V => &pages.v,
-                    Part::ExactK => &pages.exact_k,
-                    Part::ExactV => &pages.exact_v,
-                };
-                rows.extend_from_slice(&side.as_slice()[place * bytes..][..bytes]);
-            }
-        }
-        rows
-    }
-
-    /// Index of a block among those of a part.
-    fn place(&self, block: BlockId, part: Part) -> Option<usize> {
-        let block = match part {
-            Part::K | Part::V => Some(block),
-            Part::ExactK | Part::ExactV => self.blocks.exact(block),
-        };
-        block.map(|block| block.0 as usize)
     }
 
     /// The units of a sequence's prompt that are on disk and not in memory, in order: index and name. They
@@ -138,7 +100,7 @@ impl KvCache {
     }
 
     /// Requests a unit's rows; see [`DiskTier::load`].
-    pub fn load(&self, name: UnitName, done: impl FnOnce(Option<Vec<u8>>) + Send + 'static) {
+    pub fn load(&self, name: UnitName, done: impl FnOnce(Option<UnitRows>) + Send + 'static) {
         match &self.kept {
             Some(kept) => kept.tier.load(name, done),
             None => done(None),
@@ -161,27 +123,34 @@ impl KvCache {
 
     /// Puts a unit of a sequence's prompt, as it was read, into idle blocks. `false`: what comes before it is
     /// gone, there is no room, or the rows are of another size.
-    pub fn restore(&mut self, seq: SeqId, tokens: &[TokenId], index: usize, rows: &[u8]) -> bool {
+    pub fn restore(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        (unit, name): (usize, UnitName),
+        rows: &UnitRows,
+    ) -> bool {
         let (size, blocks) = (self.config.geometry.block_tokens, self.unit_blocks());
-        let end = (index + 1) * blocks;
+        let end = (unit + 1) * blocks;
         let Some(tokens) = tokens.get(..end * size) else { return false };
         let apart = self.apart(seq);
         let chain = self.blocks.index.find(tokens, size, &apart);
         if chain.len() == end {
             return true;
         }
-        let before = &chain[..(index * blocks).min(chain.len())];
-        if before.len() < index * blocks || rows.len() != self.unit_bytes(index) {
+        let before = &chain[..(unit * blocks).min(chain.len())];
+        if before.len() < unit * blocks || !self.is_unit(unit, rows) {
             return false;
         }
         // Held, so that they are not what makes room.
         before.iter().for_each(|&(_, block)| self.blocks.share(block));
         let node = before.last().map_or(ROOT, |b| b.0);
-        let done = self.fill(tokens, (node, &apart), index, rows);
+        let done = self.fill(tokens, (node, &apart), (unit, name), rows);
         let sinks = self.sink_blocks();
         for (at, &(_, block)) in before.iter().enumerate().rev() {
             self.blocks.put_back(block, at < sinks);
         }
+        self.cool();
         done
     }
 
@@ -189,60 +158,31 @@ impl KvCache {
         &mut self,
         tokens: &[TokenId],
         (mut before, apart): (Node, &Apart),
-        index: usize,
-        rows: &[u8],
+        (unit, name): (usize, UnitName),
+        rows: &UnitRows,
     ) -> bool {
         let (size, blocks, sinks) =
             (self.config.geometry.block_tokens, self.unit_blocks(), self.sink_blocks());
-        let first = index * blocks;
-        let mut taken: Vec<BlockId> = Vec::new();
-        let mut rest = rows;
+        let first = unit * blocks;
+        let mut taken: Vec<(usize, BlockId)> = Vec::new();
         for at in first..first + blocks {
             let block = self.blocks.take();
-            taken.extend(block);
-            let sink = at < sinks;
-            let mut ready = |block| !sink || self.blocks.add_exact(block);
-            let Some(block) = block.filter(|&block| ready(block)) else {
-                taken.iter().for_each(|&block| self.blocks.put_back(block, false));
+            taken.extend(block.map(|block| (at, block)));
+            let mut ready = |block| at >= sinks || self.blocks.add_exact(block);
+            if !block.is_some_and(&mut ready) {
+                taken.iter().for_each(|&(_, block)| self.blocks.put_back(block, false));
                 return false;
-            };
-            rest = self.write_rows(block, sink, rest);
+            }
         }
+        self.write_unit(unit, rows, &taken);
         let sequence = tokens.chunks_exact(size).enumerate().skip(first);
-        for (&block, (i, tokens)) in taken.iter().zip(sequence) {
-            let place = (i * size, apart);
-            before = self.blocks.index.publish(block, before, tokens, place);
+        for (&(at, block), (i, tokens)) in taken.iter().zip(sequence) {
+            before = self.blocks.publish(block, before, tokens, (i * size, apart));
+            self.blocks.settle(block, Home { unit: name, at });
         }
-        for (at, &block) in taken.iter().enumerate().rev() {
-            self.blocks.put_back(block, first + at < sinks);
+        for &(at, block) in taken.iter().rev() {
+            self.blocks.put_back(block, at < sinks);
         }
         true
     }
-
-    /// Writes a block's rows and returns what comes after them.
-    fn write_rows<'a>(&mut self, block: BlockId, sink: bool, mut rows: &'a [u8]) -> &'a [u8] {
-        for (layer, part, bytes) in self.parts(sink) {
-            let Some(place) = self.place(block, part) else { continue };
-            let (own, rest) = rows.split_at(bytes);
-            let pages = &mut self.pages[layer];
-            let side = match part {
-                Part::K => &mut pages.k,
-                Part::V => &mut pages.v,
-                Part::ExactK => &mut pages.exact_k,
-                Part::ExactV => &mut pages.exact_v,
-            };
-            side.as_mut_slice()[place * bytes..][..bytes].copy_from_slice(own);
-            rows = rest;
-        }
-        rows
-    }
-}
-
-/// A part of a block.
-#[derive(Debug, Clone, Copy)]
-enum Part {
-    K,
-    V,
-    ExactK,
-    ExactV,
 }

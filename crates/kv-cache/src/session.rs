@@ -2,6 +2,7 @@
 
 use crate::{
     ExactRoom, KvCache, KvCacheError, KvConfig, cache::Table, finite::Watched, recall::View,
+    tiers::Streamed,
 };
 use std::{collections::HashMap, sync::Arc};
 use taper_base::{BlockId, LayerId, SeqId};
@@ -87,6 +88,8 @@ pub struct PagedSession<'a> {
     exact_slots: Vec<Option<usize>>,
     /// What each range attends to, where that is not all of its sequence.
     views: Vec<Option<View>>,
+    /// What far layers read from disk, one at a time.
+    streamed: Streamed,
 }
 
 impl<'a> PagedSession<'a> {
@@ -103,12 +106,22 @@ impl<'a> PagedSession<'a> {
             }
             slots.extend((range.start..end).map(|i| blocks[i / size].0 as usize * size + i % size));
         }
-        let mut session =
-            Self { cache, ranges, slots, exact: vec![], exact_slots: vec![], views: vec![] };
+        let mut session = Self {
+            cache,
+            ranges,
+            slots,
+            exact: vec![],
+            exact_slots: vec![],
+            views: vec![],
+            streamed: Streamed::default(),
+        };
+        // Pages that are read for the choice may leave memory again, exact rows and all.
+        session.cache.choose_due(tokens)?;
         if session.cache.config.exact.is_some() {
             session.place_exact()?;
         }
-        session.views = session.cache.views(tokens, &session.exact)?;
+        session.views = session.cache.views(tokens, &session.exact);
+        session.streamed = session.cache.warm(&session.ranges, &session.views);
         if let Some(states) = &mut session.cache.states {
             states.begin(tokens)?;
         }
@@ -194,6 +207,11 @@ impl PagedSession<'_> {
         });
         cpu::read_soon(&sides.flatten().collect::<Vec<_>>());
     }
+}
+
+/// Whether a layer sees all tokens, not near ones alone.
+fn sees_all(params: &AttnParams<'_>) -> bool {
+    params.window.is_none() && params.chunk.is_none()
 }
 
 /// Room for a layer's exact rows. Layers whose rows are exact themselves have none.
@@ -283,7 +301,7 @@ fn batch<'b>(
     Held { tables, exact, views }: Held<'b>,
 ) -> Result<AttnBatch<'b>, KvCodecError> {
     let (room, size) = (room(config, layer), config.geometry.block_tokens);
-    let far = params.window.is_none() && params.chunk.is_none();
+    let far = sees_all(params);
     let queries = match params.chunk {
         Some(chunk) => {
             let recent = room.map_or(1, |room| room.tokens.recent_tokens);
@@ -323,15 +341,29 @@ fn batch<'b>(
     Ok(AttnBatch { seqs: queries.into_iter().map(span).collect() })
 }
 
-impl StateSession for PagedSession<'_> {
-    fn attend(
+impl PagedSession<'_> {
+    /// Runs a layer's attention; what of it is streamed is in memory meanwhile.
+    fn with_streamed(
+        &mut self,
+        layer: LayerId,
+        params: &AttnParams<'_>,
+        attend: impl FnOnce(&mut Self) -> Result<Tensor, KvCacheError>,
+    ) -> Result<Tensor, KvCacheError> {
+        if !self.streamed.is_for(params.window.or(params.chunk)) {
+            return attend(self);
+        }
+        self.cache.stream_in(layer.index(), &mut self.streamed);
+        let out = attend(self);
+        self.cache.stream_out(layer.index(), &self.streamed);
+        out
+    }
+
+    fn store_and_attend(
         &mut self,
         layer: LayerId,
         rows: &Projected<'_>,
         params: &AttnParams<'_>,
     ) -> Result<Tensor, KvCacheError> {
-        self.watch(layer, rows)?;
-        self.cache.keep_queries(layer, &self.ranges, rows, params)?;
         let ranges = &self.ranges;
         let KvCache { config, pages, tables, .. } = &mut *self.cache;
         let layers = pages.len();
@@ -348,11 +380,11 @@ impl StateSession for PagedSession<'_> {
         let [q, k, v] = rows.turned().map_err(KvCodecError::from)?;
         self.store(layer, &k, &v)?;
         self.announce_next(layer);
-        self.attend_stored(layer, &q, None, params)
+        self.attend_to_stored(layer, &q, None, params)
     }
 
-    fn attend_stored(
-        &mut self,
+    fn attend_to_stored(
+        &self,
         layer: LayerId,
         q: &Tensor,
         rows: Option<&[u32]>,
@@ -368,6 +400,31 @@ impl StateSession for PagedSession<'_> {
         let (g, within) =
             (config.geometry_of(layer.index()), AttnParams { chunk: None, ..*params });
         Ok(config.scheme.codec(layer.index()).attend(g, q, own, &seqs, &within)?)
+    }
+}
+
+impl StateSession for PagedSession<'_> {
+    fn attend(
+        &mut self,
+        layer: LayerId,
+        rows: &Projected<'_>,
+        params: &AttnParams<'_>,
+    ) -> Result<Tensor, KvCacheError> {
+        self.watch(layer, rows)?;
+        self.cache.keep_queries(layer, &self.ranges, rows, params)?;
+        self.with_streamed(layer, params, |session| session.store_and_attend(layer, rows, params))
+    }
+
+    fn attend_stored(
+        &mut self,
+        layer: LayerId,
+        q: &Tensor,
+        rows: Option<&[u32]>,
+        params: &AttnParams<'_>,
+    ) -> Result<Tensor, KvCacheError> {
+        self.with_streamed(layer, params, |session| {
+            session.attend_to_stored(layer, q, rows, params)
+        })
     }
 
     fn recur(&mut self, layer: usize, f: &mut RunSegments<'_>) -> Result<(), KvCacheError> {

@@ -53,7 +53,7 @@ fn restore(cache: &mut KvCache, tokens: &[TokenId]) -> usize {
         let (sender, rows) = mpsc::channel();
         cache.load(name, move |rows| sender.send(rows).unwrap());
         match rows.recv().unwrap() {
-            Some(rows) if cache.restore(SeqId(90), tokens, unit, &rows) => restored += 1,
+            Some(rows) if cache.restore(SeqId(90), tokens, (unit, name), &rows) => restored += 1,
             _ => {
                 cache.forget_units(units.iter().map(|unit| unit.1));
                 break;
@@ -233,7 +233,7 @@ fn damaged_and_foreign_files_are_not_used() {
 fn the_longest_unused_make_room() {
     let dir = tempfile::tempdir().unwrap();
     let name = |i: u32| UnitName::root("model").next(&[i]);
-    let rows = vec![7; 1000];
+    let rows = vec![vec![7; 400], vec![8; 500]];
     let tier = DiskTier::open(dir.path(), 3500).unwrap();
     let wait = |tier: &DiskTier, i: u32| {
         let (sender, got) = mpsc::channel();
@@ -248,7 +248,7 @@ fn the_longest_unused_make_room() {
     assert!(tier.bytes() <= 3500 && (0..3).all(|i| tier.holds(&name(i))));
     assert_eq!(wait(&tier, 0), Some(rows.clone()));
     tier.store(name(3), 2, rows.clone());
-    tier.store(name(9), 2, vec![1; 10_000]);
+    tier.store(name(9), 2, vec![vec![1; 10_000]]);
     drop(tier);
     let tier = DiskTier::open(dir.path(), 3500).unwrap();
     let held: Vec<_> = [0, 1, 2, 3, 9].into_iter().filter(|&i| tier.holds(&name(i))).collect();
@@ -256,7 +256,7 @@ fn the_longest_unused_make_room() {
     assert!(held.contains(&0) && held.contains(&3), "{held:?}");
     drop(tier);
     // A smaller limit takes effect at the start.
-    let tier = DiskTier::open(dir.path(), 1100).unwrap();
+    let tier = DiskTier::open(dir.path(), 1200).unwrap();
     assert_eq!((files(dir.path()).len(), wait(&tier, 3)), (1, Some(rows)));
 }
 
@@ -268,7 +268,7 @@ fn what_is_written_is_counted() {
     assert_eq!(tier.written(), Written::default());
     // The second is there already, and is not written again.
     for (i, blocks) in [(0, 2), (0, 2), (1, 8)] {
-        tier.store(name(i), blocks, vec![3; 1000]);
+        tier.store(name(i), blocks, vec![vec![3; 1000]]);
     }
     while !tier.holds(&name(1)) {
         std::thread::yield_now();
@@ -278,7 +278,7 @@ fn what_is_written_is_counted() {
 
 fn store_one(tier: &DiskTier, i: u32) -> UnitName {
     let name = UnitName::root("model").next(&[i]);
-    tier.store(name, 1, vec![7; 1000]);
+    tier.store(name, 1, vec![vec![7; 1000]]);
     let start = std::time::Instant::now();
     while !tier.holds(&name) && start.elapsed().as_secs() < 10 {
         std::thread::yield_now();

@@ -433,7 +433,7 @@ impl<H: Heads> Call<'_, H> {
         part: usize,
         seen: impl Fn(usize) -> &'s Attended,
         out: &mut Vec<f32>,
-        cell: &mut GridCell,
+        cell: &mut GridCell<'_>,
     ) {
         let (d, group) = (self.geometry.head_dim, self.group());
         let (rows, wide) = (seen(0).rows(), seen(0).width());

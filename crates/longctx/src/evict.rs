@@ -6,10 +6,12 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use std::{
+    borrow::Cow,
     collections::HashMap,
-    fs, io,
-    path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    fs::{self, Metadata},
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 use xxhash_rust::xxh3::xxh3_128;
@@ -19,6 +21,12 @@ const MOST_OF_SESSION: usize = 32 << 20;
 
 /// Sessions in memory; the one that is longest unused goes to disk, or is dropped without one.
 const MOST_SESSIONS: usize = 256;
+
+/// Bytes of all of them.
+const MOST_IN_MEMORY: usize = 256 << 20;
+
+/// Bytes of files of sessions; the oldest are deleted.
+const MOST_ON_DISK: u64 = 4 << 30;
 
 /// Bytes of an id.
 const MOST_ID: usize = 256;
@@ -65,19 +73,22 @@ pub struct Whereabouts {
     pub hibernated_at: Option<u64>,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default)]
 struct Session {
     id: String,
-    chunks: Vec<EvictedChunk>,
+    /// Shared with who searches in them.
+    chunks: Arc<Vec<EvictedChunk>>,
+    bytes: usize,
     hibernated_at: Option<u64>,
-    #[serde(skip)]
     used: u64,
 }
 
-impl Session {
-    fn bytes(&self) -> usize {
-        bytes(&self.chunks)
-    }
+/// A session's file.
+#[derive(Serialize, Deserialize)]
+struct Stored<'a> {
+    id: Cow<'a, str>,
+    chunks: Cow<'a, [EvictedChunk]>,
+    hibernated_at: Option<u64>,
 }
 
 /// Bytes in memory. Chunks without text take some too.
@@ -120,12 +131,13 @@ impl Evicted {
             return Ok(self.stored(id).map_or(0, |s| s.chunks.len()));
         }
         let session = self.session(&mut sessions, id);
-        let bytes = session.bytes() + bytes(&chunks);
+        let bytes = session.bytes + bytes(&chunks);
         if bytes > MOST_OF_SESSION {
             let why = format!("a session may have {MOST_OF_SESSION} bytes");
             return Err(Error::Invalid { field: "chunks", why });
         }
-        session.chunks.extend(chunks);
+        Arc::make_mut(&mut session.chunks).extend(chunks);
+        session.bytes = bytes;
         let total = session.chunks.len();
         self.make_room(&mut sessions, id);
         Ok(total)
@@ -143,7 +155,11 @@ impl Evicted {
     }
 
     fn make_room(&self, sessions: &mut Sessions, keep: &str) {
-        while sessions.by_id.len() > MOST_SESSIONS {
+        let full = |sessions: &Sessions| {
+            let bytes: usize = sessions.by_id.values().map(|s| s.bytes).sum();
+            sessions.by_id.len() > MOST_SESSIONS || bytes > MOST_IN_MEMORY
+        };
+        while full(sessions) {
             let others = sessions.by_id.values().filter(|s| s.id != keep);
             let Some(oldest) = others.min_by_key(|s| s.used).map(|s| s.id.clone()) else { return };
             if let Some(session) = sessions.by_id.remove(&oldest)
@@ -173,23 +189,26 @@ impl Evicted {
         if !known {
             return Ok((Vec::new(), 0));
         }
-        let session = self.session(&mut sessions, id);
-        let mut scored = scores(&session.chunks, query);
+        let chunks = Arc::clone(&self.session(&mut sessions, id).chunks);
+        self.make_room(&mut sessions, id);
+        // A long session is no reason for others to wait.
+        drop(sessions);
+        let mut scored = scores(&chunks, query);
         scored.retain(|(score, _)| *score > 0.0 && *score >= floor);
         scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let best = scored.into_iter().take(most);
-        let best = best.map(|(score, at)| EvictedChunk { score, ..session.chunks[at].clone() });
-        let answer = (best.collect(), session.chunks.len());
-        self.make_room(&mut sessions, id);
-        Ok(answer)
+        let best = best.map(|(score, at)| EvictedChunk { score, ..chunks[at].clone() });
+        Ok((best.collect(), chunks.len()))
     }
 
     /// All chunks of a session.
     #[must_use]
     pub fn dump(&self, id: &str) -> Vec<EvictedChunk> {
         let sessions = self.lock();
-        let own = sessions.by_id.get(id).map(|s| s.chunks.clone());
-        own.or_else(|| Some(self.stored(id)?.chunks)).unwrap_or_default()
+        let own = sessions.by_id.get(id).map(|s| Arc::clone(&s.chunks));
+        drop(sessions);
+        let chunks = own.or_else(|| Some(self.stored(id)?.chunks));
+        chunks.map(Arc::unwrap_or_clone).unwrap_or_default()
     }
 
     /// Moves a session to disk.
@@ -241,8 +260,10 @@ impl Evicted {
 
     fn stored(&self, id: &str) -> Option<Session> {
         let text = fs::read(self.path(id)?).ok()?;
-        let session: Session = serde_json::from_slice(&text).ok()?;
-        (session.id == id).then_some(session)
+        let Stored { id: own, chunks, hibernated_at } = serde_json::from_slice(&text).ok()?;
+        let (id, chunks) = (Some(own.into_owned()).filter(|own| own == id)?, chunks.into_owned());
+        let bytes = bytes(&chunks);
+        Some(Session { id, bytes, chunks: Arc::new(chunks), hibernated_at, used: 0 })
     }
 
     fn store(&self, session: &Session) -> Result<(), Error> {
@@ -250,9 +271,37 @@ impl Evicted {
             let source = io::Error::new(io::ErrorKind::NotFound, "there is no --index-dir");
             return Err(Error::Save { path: "sessions".into(), source });
         };
-        let text = serde_json::to_vec(session).map_err(io::Error::other);
+        let stored = Stored {
+            id: session.id.as_str().into(),
+            chunks: session.chunks.as_slice().into(),
+            hibernated_at: session.hibernated_at,
+        };
+        let text = serde_json::to_vec(&stored).map_err(io::Error::other);
         let written = text.and_then(|text| crate::index::write_whole(&path, &[&text]));
-        written.map_err(|source| Error::Save { path: path.clone(), source })
+        written.map_err(|source| Error::Save { path: path.clone(), source })?;
+        path.parent().into_iter().for_each(|dir| forget_oldest(dir, MOST_ON_DISK));
+        Ok(())
+    }
+}
+
+/// Deletes the files of a directory that were written longest ago until the others have at most so many bytes.
+fn forget_oldest(dir: &Path, most: u64) {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let aged = entries.filter_map(|entry| {
+        let about = entry.metadata().ok().filter(Metadata::is_file)?;
+        Some((about.modified().ok()?, about.len(), entry.path()))
+    });
+    let mut files: Vec<_> = aged.collect();
+    files.sort();
+    let mut bytes: u64 = files.iter().map(|(_, len, _)| len).sum();
+    for (_, len, path) in files {
+        if bytes <= most {
+            return;
+        }
+        match fs::remove_file(&path) {
+            Ok(()) => bytes -= len,
+            Err(error) => tracing::warn!(%error, path = %path.display(), "an old session stays"),
+        }
     }
 }
 
@@ -300,4 +349,39 @@ fn check_id(id: &str) -> Result<(), Error> {
 
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_files_make_room() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        for (age, name) in [(30, "b"), (20, "a"), (10, "c")] {
+            let file = fs::File::create(dir.path().join(name))?;
+            file.set_len(100)?;
+            file.set_modified(SystemTime::now() - std::time::Duration::from_secs(age))?;
+        }
+        forget_oldest(dir.path(), 300);
+        assert_eq!(fs::read_dir(dir.path())?.count(), 3);
+        forget_oldest(dir.path(), 199);
+        let left = fs::read_dir(dir.path())?.map(|entry| Ok(entry?.file_name()));
+        assert_eq!(left.collect::<io::Result<Vec<_>>>()?, ["c"]);
+        Ok(())
+    }
+
+    #[test]
+    fn sessions_share_a_bound() {
+        let evicted = Evicted::new(None);
+        let text = "word ".repeat((20 << 20) / 5);
+        let chunk =
+            || EvictedChunk { text: text.clone(), token_range: [0, 1], layer: -1, score: 0.0 };
+        for i in 0..20 {
+            evicted.write(&format!("s{i}"), vec![chunk()]).unwrap();
+        }
+        let held = |i| evicted.whereabouts(&format!("s{i}")).in_ram;
+        assert_eq!((held(0), held(19)), (false, true));
+        assert_eq!((0..20).filter(|&i| held(i)).count(), MOST_IN_MEMORY / (20 << 20));
+    }
 }

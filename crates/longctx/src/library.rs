@@ -103,6 +103,7 @@ impl Library {
     pub fn read(&self, request: &ReadRequest) -> Result<ReadAnswer, Error> {
         range("start_line", request.start_line, 1, u32::MAX)?;
         range("max_tokens", request.max_tokens, 1, MAX_TOKENS)?;
+        range("end_line", request.end_line.unwrap_or(u32::MAX), request.start_line, u32::MAX)?;
         let (project, source) = self.source(request.project.as_deref(), &request.file_path)?;
         let lines: Vec<&str> = source.text.lines().collect();
         let total_lines = u32::try_from(lines.len()).unwrap_or(u32::MAX);

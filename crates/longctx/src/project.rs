@@ -43,6 +43,8 @@ const LEARN_AFTER: usize = 200;
 #[derive(Debug, Default)]
 struct Condition {
     dirs: BTreeSet<PathBuf>,
+    /// Which directory the root was.
+    root: Option<Identity>,
     skipped: Skipped,
     is_missing: bool,
     saved: bool,
@@ -50,6 +52,23 @@ struct Condition {
     indexed_through: u64,
     /// Changed files since words were learned.
     unlearned: usize,
+}
+
+/// What tells a directory from another in its place; nothing where systems do not say it.
+type Identity = Option<(u64, u64)>;
+
+fn identity(dir: &Path) -> Identity {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let about = fs::metadata(dir).ok()?;
+        Some((about.dev(), about.ino()))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = dir;
+        None
+    }
 }
 
 /// One root and its index.
@@ -214,6 +233,13 @@ impl Project {
             condition.error =
                 Some(format!("cannot read the root {}: {error}", self.root.display()));
             return Update::default();
+        }
+        let root = identity(&self.root);
+        if lock(&self.condition).root.replace(root) != Some(root)
+            && let Some(watch) = &*lock(&self.watch)
+        {
+            // Another directory has its place: nothing of it is watched.
+            watch.forget(Path::new(""));
         }
         let listing = walk(&self.root, Path::new(""), true);
         let mut skipped = listing.skipped;

@@ -6,7 +6,7 @@ use crate::{Library, Project};
 use regex::Regex;
 use std::{
     collections::{BTreeSet, HashMap},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf, Prefix},
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 use xxhash_rust::xxh3::xxh3_64;
@@ -35,6 +35,10 @@ const SOME_FILES: usize = 3;
 /// Paths of a prompt that are looked at, and characters of its end.
 const MOST_PATHS: usize = 64;
 const MOST_TEXT: usize = 1 << 20;
+
+/// Files and scopes that a session remembers, the last ones.
+const MOST_FILES: usize = 256;
+const MOST_SCOPES: usize = 64;
 
 /// Sessions that are remembered.
 const MOST_SESSIONS: usize = 10_000;
@@ -68,7 +72,7 @@ impl Scope {
 struct Session {
     turns: u32,
     /// Files without a sentinel that were named.
-    files: BTreeSet<PathBuf>,
+    files: Vec<PathBuf>,
     scopes: Vec<Scope>,
     used: u64,
 }
@@ -100,21 +104,24 @@ impl Scopes {
         // The first scope of a prompt is that of its workspace.
         let direct = found.iter().find_map(|(_, scope)| scope.clone());
         let Some(id) = session else { return direct };
+        let loose = found.into_iter().filter(|(path, scope)| scope.is_none() && path.is_file());
+        let loose: Vec<PathBuf> = loose.map(|(path, _)| path).collect();
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let (by_id, uses) = &mut *sessions;
         *uses += 1;
         let own = by_id.entry(id.to_owned()).or_default();
         own.used = *uses;
-        let loose = found.into_iter().filter(|(path, scope)| scope.is_none() && path.is_file());
-        let before = own.files.len();
-        own.files.extend(loose.map(|(path, _)| path));
-        if own.files.len() > before {
+        if loose.iter().any(|path| !own.files.contains(path)) {
             own.turns += 1;
         }
+        own.files.retain(|file| !loose.contains(file));
+        own.files.extend(loose);
+        own.files.drain(..own.files.len().saturating_sub(MOST_FILES));
         let scope = direct.or_else(|| cluster(library, own));
         if let Some(scope) = scope {
             own.scopes.retain(|other| other.path != scope.path);
             own.scopes.push(scope);
+            own.scopes.drain(..own.scopes.len().saturating_sub(MOST_SCOPES));
         }
         let last = own.scopes.last().cloned();
         make_room(by_id);
@@ -151,7 +158,9 @@ fn make_room(by_id: &mut HashMap<String, Session>) {
 
 /// A directory that is named, if a root allows it.
 pub(crate) fn explicit(library: &Library, path: &str) -> Option<Scope> {
-    let path = Path::new(path).canonicalize().ok().filter(|p| p.is_dir())?;
+    let path = Path::new(path);
+    let path = is_local(path).then(|| path.canonicalize().ok())??;
+    let path = Some(path).filter(|path| path.is_dir())?;
     let project = Arc::clone(project_of(library, &path)?);
     Some(Scope { project, path, sentinel: "explicit".to_owned() })
 }
@@ -159,6 +168,14 @@ pub(crate) fn explicit(library: &Library, path: &str) -> Option<Scope> {
 fn project_of<'a>(library: &'a Library, path: &Path) -> Option<&'a Arc<Project>> {
     let inside = library.projects().iter().filter(|p| path.starts_with(p.root()));
     inside.max_by_key(|p| p.root().components().count())
+}
+
+/// Whether a path is on a disk of this machine. To ask a share of another one about a file gives it the user's name.
+fn is_local(path: &Path) -> bool {
+    path.components().all(|part| match part {
+        Component::Prefix(prefix) => matches!(prefix.kind(), Prefix::Disk(_)),
+        _ => true,
+    })
 }
 
 /// Existing files and directories that a text names, canonical.
@@ -176,7 +193,8 @@ fn paths(text: &str, relative_to: Option<&Path>) -> Vec<PathBuf> {
             Some(dir) => dir.join(named),
             None => continue,
         };
-        if let Ok(path) = path.canonicalize()
+        if is_local(&path)
+            && let Ok(path) = path.canonicalize()
             && !found.contains(&path)
         {
             found.push(path);

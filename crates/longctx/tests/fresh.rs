@@ -126,6 +126,22 @@ fn a_root_that_goes_is_said_and_comes_back() {
 }
 
 #[test]
+fn a_root_that_another_takes_the_place_of_is_watched() {
+    let top = tempfile::tempdir().unwrap();
+    let (root, next) = (top.path().join("root"), top.path().join("next"));
+    write(&root, "a.py", "def alpha():\n    pass\n");
+    write(&next, "b.py", "def beta():\n    pass\n");
+    let library = open(&root);
+    fs::rename(&root, top.path().join("away")).unwrap();
+    fs::rename(&next, &root).unwrap();
+    let found = search(&library, "beta");
+    assert_eq!((files(&found), found.is_fully_fresh), (vec!["b.py"], true));
+    write(&root, "c.py", "def gamma():\n    pass\n");
+    let found = search(&library, "gamma");
+    assert_eq!((files(&found), found.is_fully_fresh), (vec!["c.py"], true));
+}
+
+#[test]
 fn roots_that_cannot_be_read_are_refused() {
     let top = tempfile::tempdir().unwrap();
     let none = Library::open::<&Path>(&[], &Settings::default()).unwrap_err();

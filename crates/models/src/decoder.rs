@@ -379,6 +379,9 @@ pub(crate) fn parts<const N: usize>(
     names: [(&str, usize); N],
 ) -> Result<[Linear; N], ModelError> {
     let all = names.iter().map(|(_, rows)| rows).sum();
+    // GGUF files have them apart where Hugging Face's have one.
+    let there = |name: &str| weights.has(&format!("{at}.{name}.weight"));
+    let fused = fused.filter(|fused| there(fused) || !there(names[0].0));
     let whole = fused.map(|fused| weights.linear(&format!("{at}.{fused}"), inputs, all, bias));
     let whole = whole.transpose()?;
     let mut first = 0;

@@ -29,7 +29,7 @@ fn expected(name: &str) -> Vec<(Vec<u32>, Vec<f32>)> {
 
 #[test]
 fn vectors_are_those_of_transformers() {
-    for name in ["bert", "xlm-roberta"] {
+    for name in ["bert", "xlm-roberta", "modernbert", "modernbert-biases", "nomic_bert"] {
         let encoder = Encoder::load(&Checkpoint::open(&dir(name)).unwrap()).unwrap();
         let cases = expected(name);
         let texts: Vec<_> = cases.iter().map(|(ids, _)| ids.as_slice()).collect();

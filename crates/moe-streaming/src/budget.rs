@@ -20,6 +20,12 @@ impl MemoryState {
     pub fn excess(&self, share: f64) -> u64 {
         self.used.saturating_sub((self.limit as f64 * share) as u64)
     }
+
+    /// Bytes that can be taken up to a share of the limit.
+    #[must_use]
+    pub fn spare(&self, share: f64) -> u64 {
+        ((self.limit as f64 * share) as u64).saturating_sub(self.used)
+    }
 }
 
 /// The control groups (versions 1 and 2) that this process is in, from the inside out.

@@ -23,6 +23,9 @@ use taper_cpu::{AlignedBytes, Bytes};
 const LOOK: Duration = Duration::from_millis(500);
 /// What of a limit may be taken before slots are given up.
 const SHARE: f64 = 0.94;
+/// Below this share of it slots that were given up come back, so many a look.
+const SPARE_SHARE: f64 = 0.85;
+const REGAINED: usize = 8;
 /// Touches that a trace keeps at most.
 const LONGEST_TRACE: usize = 1 << 20;
 
@@ -98,6 +101,8 @@ pub(crate) struct Inner<T> {
     pub(crate) ranks: Ranks,
     trace: Option<Trace>,
     looked: Instant,
+    /// Slots that there are where memory allows.
+    most: usize,
 }
 
 impl<T> fmt::Debug for ExpertStore<T> {
@@ -142,6 +147,7 @@ impl<T> ExpertStore<T> {
             ranks: Ranks::new(&experts),
             trace: None,
             looked: Instant::now(),
+            most: slots,
         };
         Ok(Self {
             disk,
@@ -273,10 +279,11 @@ impl<T> ExpertStore<T> {
     /// Has at most so many bytes of slots from now on, but at least the floor.
     pub fn shrink_to(&self, bytes: u64) {
         let mut inner = self.lock();
-        self.resize(&mut inner, (bytes / self.slot_bytes as u64) as usize);
+        self.shrink(&mut inner, (bytes / self.slot_bytes as u64) as usize);
+        inner.most = inner.bank.slots();
     }
 
-    fn resize(&self, inner: &mut Inner<T>, slots: usize) {
+    fn shrink(&self, inner: &mut Inner<T>, slots: usize) {
         let before = inner.bank.slots();
         let slots = slots.clamp(self.floor.min(before), before);
         if slots < before {
@@ -290,18 +297,24 @@ impl<T> ExpertStore<T> {
         }
     }
 
-    /// Gives slots up where memory is short.
+    /// Gives slots up where memory is short, and takes them back where it no longer is.
     fn look(&self, inner: &mut Inner<T>) {
         if inner.looked.elapsed() < LOOK {
             return;
         }
         inner.looked = Instant::now();
-        let excess = self.limits.state().map_or(0, |state| state.excess(SHARE));
-        if excess > 0 {
-            let slots = excess.div_ceil(self.slot_bytes as u64) as usize;
-            let slots = inner.bank.slots().saturating_sub(slots);
-            tracing::warn!(excess, slots, "memory is short: slots of experts are given up");
-            self.resize(inner, slots);
+        let Some(state) = self.limits.state() else { return };
+        let (slots, slot) = (inner.bank.slots(), self.slot_bytes as u64);
+        let (excess, spare) = (state.excess(SHARE), state.spare(SPARE_SHARE) / slot);
+        if excess > 0 && slots > self.floor {
+            self.shrink(inner, slots.saturating_sub(excess.div_ceil(slot) as usize));
+            let left = inner.bank.slots();
+            tracing::warn!(excess, left, "memory is short: slots of experts are given up");
+        } else if slots < inner.most && spare > 0 {
+            let regained = (inner.most - slots).min(REGAINED).min(spare as usize);
+            let Inner { bank, ranks, .. } = inner;
+            bank.resize(slots + regained, ranks);
+            self.counts.slots.store((slots + regained) as u64, Relaxed);
         }
     }
 

@@ -225,7 +225,7 @@ fn less_memory_than_a_token_needs_is_refused_with_what_is_missing() {
 }
 
 #[test]
-fn a_bank_shrinks_under_a_limit_but_not_below_its_floor() {
+fn a_bank_follows_a_limit_but_not_below_its_floor() {
     let root = tempfile::tempdir().unwrap();
     let group = root.path().join("a");
     fs::create_dir(&group).unwrap();
@@ -249,6 +249,16 @@ fn a_bank_shrinks_under_a_limit_but_not_below_its_floor() {
         store.stats().slots == 4
     });
     fetch(&store, 0, &Vec::from_iter(0..8)).unwrap();
+    // Memory is there again, for two more slots and then for all.
+    for (limit, slots) in [(109, 6), (1000, 12)] {
+        write("memory.max", limit * PAGE);
+        until(|| {
+            fetch(&store, 1, &[0, 1, 2]).unwrap();
+            store.stats().slots == slots
+        });
+        // What this process took is not in the file.
+        write("memory.current", (86 + slots as usize) * PAGE);
+    }
     store.shrink_to(0);
     assert_eq!(store.stats().slots, 4);
 }

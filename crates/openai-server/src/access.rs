@@ -50,7 +50,7 @@ impl AllowedOrigins {
         };
         let layer = CorsLayer::new()
             .allow_origin(origin)
-            .allow_methods([Method::GET, Method::POST, Method::OPTIONS])
+            .allow_methods([Method::GET, Method::POST, Method::DELETE, Method::OPTIONS])
             // Clients in browsers add headers of their own, as x-stainless-*.
             .allow_headers(AllowHeaders::mirror_request())
             .expose_headers([crate::record::REQUEST_ID]);

@@ -22,6 +22,10 @@ pub struct ServerConfig {
     pub architecture: String,
     /// Its parameters; 0 where nobody says it.
     pub parameters: u64,
+    /// Whether its weights come from a GGUF file.
+    pub gguf: bool,
+    /// Whether its weights are on a GPU.
+    pub on_gpu: bool,
     /// A request to a protected route needs one of these. [`route_table`](crate::route_table) says
     /// which routes are protected. With no keys, everything is open.
     pub api_keys: ApiKeys,
@@ -92,6 +96,8 @@ impl Default for ServerConfig {
             served_model_names: vec!["taper".to_owned()],
             architecture: String::new(),
             parameters: 0,
+            gguf: false,
+            on_gpu: false,
             api_keys: ApiKeys::default(),
             allowed_origins: AllowedOrigins::default(),
             allowed_hosts: AllowedHosts::default(),

@@ -64,9 +64,15 @@ const MARKERS: [&str; 40] = [
 
 /// Where texts for a question come from.
 pub trait ContextSource: fmt::Debug + Send + Sync {
-    /// The best texts for a question, as one text, of at most so many tokens at four bytes each.
+    /// The best texts for a question, as one text, of at most so many tokens as `tokens` counts them.
     /// None of `markers` may stand in it.
-    fn retrieve(&self, question: &str, max_tokens: u32, markers: &[String]) -> Retrieved;
+    fn retrieve(
+        &self,
+        question: &str,
+        max_tokens: u32,
+        tokens: &dyn Fn(&str) -> usize,
+        markers: &[String],
+    ) -> Retrieved;
 }
 
 /// What was found for a question.
@@ -133,7 +139,12 @@ pub(crate) fn splice(
     let Some(last) = messages.last().filter(|m| m.role == Role::User) else { return Ok(None) };
     let Some(question) = question(last) else { return Ok(None) };
     let most = state.0.engine.info().max_model_len / SHARE;
-    let found = source.retrieve(&question, most, state.0.markers(&MARKERS));
+    let behind = |text: &str| format!("\n\n{text}");
+    // What has no tokens does not fit.
+    let tokens = |text: &str| {
+        state.0.tokenizer.encode(&behind(text), false).map_or(usize::MAX, |tokens| tokens.len())
+    };
+    let found = source.retrieve(&question, most, &tokens, state.0.markers(&MARKERS));
     let mut added = Added {
         chunks: found.chunks,
         tokens: 0,
@@ -143,7 +154,7 @@ pub(crate) fn splice(
     if found.text.is_empty() {
         return Ok(Some((messages.to_vec(), added)));
     }
-    let text = format!("\n\n{}", found.text);
+    let text = behind(&found.text);
     added.tokens = state.0.tokenizer.encode(&text, false)?.len() as u64;
     let mut messages = messages.to_vec();
     if let Some(last) = messages.last_mut() {

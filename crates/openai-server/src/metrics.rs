@@ -278,6 +278,16 @@ impl Metrics {
         one("taper:kv_recall_skipped_pages_total", c, "Pages that they left out.", n)?;
         let n = stats.recall_choices as f64;
         one("taper:kv_recall_choices_total", c, "Choices of pages.", n)?;
+        let n = f64::from(stats.kv_cold_pages);
+        one("taper:kv_cold_pages", g, "Pages of running sequences that are on disk alone.", n)?;
+        let n = stats.kv_evicted_pages as f64;
+        one("taper:kv_evicted_pages_total", c, "Pages that have left memory.", n)?;
+        let n = stats.kv_recalled_pages as f64;
+        one("taper:kv_recalled_pages_total", c, "Pages that came back from disk.", n)?;
+        let help = "Pages that prompts have read from disk and not kept.";
+        one("taper:kv_streamed_pages_total", c, help, stats.kv_streamed_pages as f64)?;
+        let n = stats.kv_recall_wait.as_secs_f64();
+        one("taper:kv_recall_wait_seconds_total", c, "Time that steps waited for pages.", n)?;
         let n = info.weight_bytes as f64;
         one("taper:weight_bytes", g, "Bytes of weights in memory or mapped.", n)?;
 

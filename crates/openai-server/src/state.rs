@@ -216,6 +216,13 @@ impl Shared {
         Ok(())
     }
 
+    /// The start of a text: at least so many tokens of it.
+    pub(crate) fn start_of(&self, mut text: String, tokens: u32) -> String {
+        let most = self.longest_token().saturating_mul(tokens as usize);
+        text.truncate(text.floor_char_boundary(most));
+        text
+    }
+
     /// Bytes of the longest token.
     fn longest_token(&self) -> usize {
         *self.longest_token.get_or_init(|| {

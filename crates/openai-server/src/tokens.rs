@@ -60,10 +60,14 @@ pub(crate) fn bad_words(
     Ok(all.into())
 }
 
+/// How many times the longest output of a prediction is kept.
+const SKIPPED: u32 = 8;
+
 /// What the output is likely to contain, as far as it can be of use.
 pub(crate) fn prediction(
     fields: &SamplingFields,
     state: &AppState,
+    max_tokens: Option<u32>,
 ) -> Result<Arc<[TokenId]>, ApiError> {
     let Some(Prediction { kind, content }) = &fields.prediction else { return Ok(Arc::default()) };
     if kind != "content" {
@@ -80,8 +84,11 @@ pub(crate) fn prediction(
             parts.iter().map(|part| part.text.as_str()).collect()
         }
     };
-    let mut tokens = state.0.tokenizer.encode(&text, false)?;
-    tokens.truncate(state.0.engine.info().max_model_len as usize);
+    // The output may skip parts of it, but hardly more than it has itself.
+    let context = state.0.engine.info().max_model_len;
+    let most = max_tokens.map_or(context, |n| n.saturating_mul(SKIPPED).min(context));
+    let mut tokens = state.0.tokenizer.encode(&state.0.start_of(text, most), false)?;
+    tokens.truncate(most as usize);
     Ok(tokens.into())
 }
 

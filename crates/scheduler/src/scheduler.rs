@@ -225,7 +225,7 @@ impl Scheduler {
     /// Puts a sequence that ran back into the queue, without its blocks.
     fn requeue(&mut self, mut seq: Seq, pool: &mut dyn BlockPool) {
         pool.release(seq.id);
-        (seq.computed, seq.evicted, seq.drafted) = (0, 0, 0);
+        (seq.computed, seq.evicted, seq.drafted, seq.planned) = (0, 0, 0, None);
         seq.preempted_before = true;
         self.enqueue(seq);
     }
@@ -251,8 +251,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes a running sequence's blocks away, between two plans. It is computed again later, with the same
-    /// evictions. Returns whether there was one.
+    /// Takes a running sequence's blocks away, at any moment; a plan that was not committed has no effect on it then. It
+    /// is computed again later, with the same evictions. Returns whether there was one.
     pub fn preempt(&mut self, id: SeqId, pool: &mut dyn BlockPool) -> bool {
         let Some(at) = self.running.iter().position(|s| s.id == id) else { return false };
         let seq = self.running.remove(at);

@@ -77,6 +77,7 @@ fn of_engine(error: &EngineError, engine: Option<&EngineArgs>) -> Option<String>
         EngineError::Exact { .. } => "change --kv-sink-tokens and --kv-recent-tokens",
         EngineError::NoRecall { .. } => "leave --kv-recall-pages out",
         EngineError::Eviction(error) => return of_eviction(error),
+        EngineError::NoHotTokens { .. } => "pass --kv-offloading-dir, or leave --kv-hot-tokens out",
         EngineError::NoDisk { .. } => "leave --kv-offloading-dir out",
         EngineError::Scheme { .. } => "choose another --kv-cache-dtype",
         EngineError::SameBits { .. } => "leave one of them out of --additional-config",
@@ -158,7 +159,7 @@ fn of_model(error: &ModelError) -> Option<String> {
     let advice = match error {
         ModelError::CpuOnly { .. } | ModelError::StreamedOnGpu => "leave --device out",
         ModelError::StreamedExactly => "choose another --dtype",
-        ModelError::NoExperts => "leave --stream-experts out",
+        ModelError::NoExperts => "leave --stream-experts or --pack-experts out",
         ModelError::TopK { .. } => "change --moe-top-k",
         ModelError::Experts(error) => return of_experts(error),
         _ => return None,
@@ -172,7 +173,15 @@ fn of_experts(error: &ExpertError) -> Option<String> {
             return Some(format!("give --expert-memory {needed} or more"));
         }
         ExpertError::OtherModel { .. } => "run `taper convert MODEL --pack-experts` again",
-        ExpertError::Manifest { .. } | ExpertError::Json { .. } => {
+        ExpertError::File { source, .. } if source.kind() == ErrorKind::AlreadyExists => {
+            "the pack is there; delete it to make it anew"
+        }
+        ExpertError::File { source, .. } if source.kind() != ErrorKind::NotFound => return None,
+        ExpertError::Manifest { .. }
+        | ExpertError::Json { .. }
+        | ExpertError::Checksum { .. }
+        | ExpertError::Header { .. }
+        | ExpertError::File { .. } => {
             "delete the pack, and run `taper convert MODEL --pack-experts` again"
         }
         _ => return None,
@@ -265,7 +274,7 @@ mod tests {
         let no_model = HubError::NotAModel { dir: "m".into(), missing: "config.json".into() };
         let source = KvCodecError::HeadDim { head_dim: 7 };
         let scheme = EngineError::Scheme { scheme: "turbo4".into(), source };
-        let all: [(anyhow::Error, &str); 27] = [
+        let all: [(anyhow::Error, &str); 28] = [
             (Error::NoMemory { weights: 2, allowed: 1, share: 0.5 }.into(), "--gpu-memory-util"),
             (Error::MemoryShare { share: 2.0 }.into(), "--gpu-memory-utilization"),
             (Error::ModelHasNoTemplate { path: "m".into() }.into(), "--chat-template"),
@@ -275,6 +284,7 @@ mod tests {
             (EngineError::Exact { block: 32 }.into(), "--kv-sink-tokens"),
             (EngineError::NoDisk { family: "f" }.into(), "--kv-offloading-dir"),
             (EngineError::NoRecall { reason: "r" }.into(), "--kv-recall-pages"),
+            (EngineError::NoHotTokens { reason: "r" }.into(), "--kv-hot-tokens"),
             (EngineError::SameBits { bits: 4 }.into(), "--additional-config"),
             (scheme.into(), "--kv-cache-dtype"),
             (Error::Engine(EngineError::Disk(disk())).into(), "--kv-offloading-dir"),

@@ -17,6 +17,7 @@ use clap::{
     Args, Parser, Subcommand,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
+use serde_json::{Map, Value as Json};
 use std::{iter, path::PathBuf, time::Duration};
 use taper::{
     ChatTemplateFrom, Exact, KvIdle, Options, Precision,
@@ -173,6 +174,13 @@ pub(crate) struct EngineArgs {
     /// it. On the CPU only; see docs/recall.md.
     #[arg(long, default_value_t = 0, value_name = "PAGES")]
     pub(crate) kv_recall_pages: u32,
+    /// Tokens of the KV cache that stay in memory beside those that a step reads.
+    ///
+    /// Pages beyond them lie on disk alone, the longest unused first, and are read when they are needed. With
+    /// --kv-recall-pages and --kv-offloading-dir; see docs/recall.md. The output is the same for any number. By default
+    /// every page stays in memory.
+    #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens::<usize>)]
+    pub(crate) kv_hot_tokens: Option<usize>,
     /// Reuse the KV cache of shared prompt prefixes. This is the default.
     #[arg(long, overrides_with = "no_enable_prefix_caching")]
     pub(crate) enable_prefix_caching: bool,
@@ -263,6 +271,9 @@ pub(crate) struct ServeArgs {
     /// Leave tool calls in another format than the model's own in the content.
     #[arg(long)]
     pub(crate) no_tool_call_recovery: bool,
+    /// Variables of the chat template, as JSON, where requests give none: {"enable_thinking": false}.
+    #[arg(long, value_name = "JSON", value_parser = json_object)]
+    pub(crate) default_chat_template_kwargs: Option<Map<String, Json>>,
     /// Format of the model's reasoning [default: detected from the chat template and the
     /// architecture].
     #[arg(long, value_name = "NAME", value_parser = reasoning_parsers())]
@@ -437,6 +448,10 @@ impl ToolParser {
             Self::Named(format) => format,
         }
     }
+}
+
+fn json_object(text: &str) -> Result<Map<String, Json>, String> {
+    serde_json::from_str(text).map_err(|error| format!("is no JSON object: {error}"))
 }
 
 fn reasoning_parsers() -> impl TypedValueParser<Value = ReasoningFormat> {

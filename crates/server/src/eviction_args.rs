@@ -109,6 +109,8 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<()> {
     if let Some(threads) = args.threads {
         taper::set_threads(threads.into())?;
     }
+    // Known before a run that takes long.
+    taper::can_write(&args.out)?;
     let source = model::find(args.model.name())?;
     let text = match &args.text {
         Some(path) => {

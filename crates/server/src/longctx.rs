@@ -132,10 +132,19 @@ fn search(args: &SearchArgs) -> Result<()> {
         writeln!(
             Out,
             "{project}{path}:{}-{}{symbol}  ({:.2})\n{}\n",
-            chunk.start_line, chunk.end_line, chunk.relevance_score, chunk.text
+            chunk.start_line,
+            chunk.end_line,
+            chunk.relevance_score,
+            printable(&chunk.text)
         )?;
     }
     Ok(())
+}
+
+/// A file's text without what a terminal would obey.
+fn printable(text: &str) -> String {
+    let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t' | '\r');
+    text.replace(obeyed, "\u{fffd}")
 }
 
 fn serve(args: &LongctxServeArgs) -> Result<()> {

@@ -99,6 +99,7 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
         .memory_share(args.gpu_memory_utilization)
         .prefix_caching(args.prefix_caching())
         .kv_recall_pages(args.kv_recall_pages)
+        .kv_hot_tokens(args.kv_hot_tokens)
         .max_num_seqs(args.max_num_seqs.unwrap_or(requests.together))
         .max_waiting(requests.waiting)
         .scheduling(requests.scheduling)
@@ -123,6 +124,11 @@ fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Resul
         builder = builder.kv_disk(dir, (size * (1u64 << 30) as f64) as u64);
     }
     if let Some(bytes) = args.kv_cache_memory_bytes {
+        let all = taper::total_bytes()?;
+        ensure!(
+            args.device != "cpu" || args.kv_hot_tokens.is_some() || bytes <= all,
+            "--kv-cache-memory-bytes {bytes} is more than this machine has: {all}; with --kv-hot-tokens pages go to disk"
+        );
         builder = builder.kv_bytes(bytes);
     }
     if let Some(tokens) = args.max_model_len {

@@ -39,7 +39,13 @@ struct Source {
 }
 
 impl ContextSource for Source {
-    fn retrieve(&self, question: &str, max_tokens: u32, markers: &[String]) -> Retrieved {
+    fn retrieve(
+        &self,
+        question: &str,
+        max_tokens: u32,
+        tokens: &dyn Fn(&str) -> usize,
+        markers: &[String],
+    ) -> Retrieved {
         let request = SearchRequest {
             max_tokens: self.max_tokens.min(max_tokens).max(1),
             max_results: MOST_RESULTS,
@@ -53,14 +59,18 @@ impl ContextSource for Source {
             }
         };
         let confidence = chunks.first().map_or(0.0, |c| c.relevance_score);
-        // The first result of a search may be longer than what fits.
-        let most = request.max_tokens as usize * 4;
-        chunks.retain(|chunk| chunk.relevance_score >= self.floor && chunk.text.len() <= most);
+        chunks.retain(|chunk| chunk.relevance_score >= self.floor);
         if chunks.is_empty() {
             return Retrieved { status: "empty", confidence, ..Retrieved::default() };
         }
-        let text = fence(&chunks, &random_word(), markers);
-        let chunks = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
+        // A search counts bytes, and not those of the fence.
+        let word = random_word();
+        let texts = (1..=chunks.len()).rev().map(|n| (n, fence(&chunks[..n], &word, markers)));
+        let mut fitting = texts.filter(|(_, text)| tokens(text) <= request.max_tokens as usize);
+        let Some((n, text)) = fitting.next() else {
+            return Retrieved { status: "no-room", confidence, ..Retrieved::default() };
+        };
+        let chunks = u32::try_from(n).unwrap_or(u32::MAX);
         Retrieved { text, chunks, confidence, status: "ready" }
     }
 }

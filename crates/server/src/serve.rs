@@ -83,7 +83,7 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     if let Some(why) = model.no_chat() {
         tracing::warn!("no chat can be answered: {why}");
     }
-    let mut config = config(args, access, &model);
+    let mut config = config(args, access, source, &model);
     tokio::task::block_in_place(|| rescue::apply(&args.rescue, &mut config))?;
     let names = &config.served_model_names;
     if let Some(adapter) = model.adapters().iter().find(|a| names.iter().any(|n| **n == *a.name)) {
@@ -177,10 +177,11 @@ fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
     }
 }
 
-fn config(args: &ServeArgs, access: Access, model: &Taper) -> ServerConfig {
+fn config(args: &ServeArgs, access: Access, from: &ModelSource, model: &Taper) -> ServerConfig {
     let source = model.template.as_ref().map_or("", |t| t.source());
     ServerConfig {
         enable_auto_tool_choice: args.enable_auto_tool_choice,
+        default_chat_template_kwargs: args.default_chat_template_kwargs.clone().unwrap_or_default(),
         tool_format: args.tool_call_parser.format(source, model.family),
         tool_call_recovery: !args.no_tool_call_recovery,
         reasoning_format: args
@@ -189,6 +190,8 @@ fn config(args: &ServeArgs, access: Access, model: &Taper) -> ServerConfig {
         default_sampling: model.sampling.clone(),
         architecture: model.family.to_string(),
         parameters: model.parameters,
+        gguf: matches!(from, ModelSource::Gguf { .. }),
+        on_gpu: args.engine.device != "cpu",
         vision: model.vision.clone().map(|encoder| Vision { encoder, decode: taper::decode_image }),
         max_adapters: args.lora.most(),
         allow_adapter_updates: args.lora.allow_runtime_lora_updating,

@@ -5,6 +5,7 @@ use anyhow::{Result, bail, ensure};
 use clap::Args;
 use serde::Deserialize;
 use taper::{Builder, Speculation};
+use taper_base::MAX_DRAFT_TOKENS;
 
 /// Most tokens of a draft of another model, if nobody says otherwise.
 const DRAFT_TOKENS: u32 = 4;
@@ -54,7 +55,13 @@ pub(crate) struct SpeculationArgs {
 impl SpeculationArgs {
     pub(crate) fn apply(&self, builder: Builder) -> Result<Builder> {
         let asked = match &self.speculative_config {
-            Some(Asked(None)) => return Ok(builder.speculation(None)),
+            Some(Asked(None)) => {
+                ensure!(
+                    self.draft_model.is_none() && self.num_draft_tokens.unwrap_or(0) == 0,
+                    "--speculative-config null drafts nothing: leave --draft-model and --num-draft-tokens out"
+                );
+                return Ok(builder.speculation(None));
+            }
             Some(Asked(Some(asked))) => asked.clone(),
             None => SpeculativeConfig::default(),
         };
@@ -65,6 +72,14 @@ impl SpeculationArgs {
             prompt_lookup_min,
             prompt_lookup_max,
         } = asked;
+        ensure!(
+            num_speculative_tokens.is_none_or(|n| n as usize <= MAX_DRAFT_TOKENS),
+            "--speculative-config: num_speculative_tokens is from 0 to {MAX_DRAFT_TOKENS}"
+        );
+        ensure!(
+            prompt_lookup_min != Some(0) && prompt_lookup_max != Some(0),
+            "--speculative-config: prompt_lookup_min and prompt_lookup_max are at least 1"
+        );
         let most = self.num_draft_tokens.or(num_speculative_tokens);
         // As in vLLM, "ngram" is a model too, and a model alone is one that drafts.
         let (method, model) = match model.filter(|model| method.as_deref() != Some(model.as_str()))
@@ -92,7 +107,7 @@ impl SpeculationArgs {
             Some("ngram") => Some(prompt_lookup_min.or(prompt_lookup_max).unwrap_or(3)),
             Some(other) => {
                 bail!(
-                    "--speculative-config: there is no method {other:?}; use \"suffix\" or \"ngram\""
+                    "--speculative-config: there is no method {other:?}; use \"suffix\", \"ngram\" or \"draft_model\""
                 )
             }
         };
@@ -139,6 +154,9 @@ mod tests {
     fn what_is_not_there_is_refused() {
         for (json, word) in [
             (r#"{"method": "mtp"}"#, "no method"),
+            (r#"{"method": "eagle"}"#, "draft_model"),
+            (r#"{"num_speculative_tokens": 99}"#, "from 0 to 8"),
+            (r#"{"method": "ngram", "prompt_lookup_min": 0}"#, "at least 1"),
             (r#"{"method": "draft_model"}"#, "needs a model"),
             (r#"{"method": "draft_model", "model": "/no/such/model"}"#, "/no/such/model"),
             (r#"{"method": "ngram", "model": "/no/such/model"}"#, "only the method"),

@@ -145,12 +145,13 @@ fn failed(error: impl std::error::Error + Send + Sync + 'static) -> DraftError {
     DraftError::Failed(Arc::new(error))
 }
 
-/// The likeliest token and its probability.
+/// The likeliest token and its probability, where all logits are numbers.
 fn likeliest(row: &[f32]) -> Option<(TokenId, f32)> {
     let best = row.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
     let (at, logit) = best.filter(|(_, logit)| logit.is_finite())?;
     let mass: f32 = row.iter().map(|x| (x - logit).exp()).sum();
-    Some((u32::try_from(at).ok()?, 1.0 / mass))
+    let probability = Some(1.0 / mass).filter(|p| p.is_finite())?;
+    Some((u32::try_from(at).ok()?, probability))
 }
 
 impl Drafter for ModelDrafter {

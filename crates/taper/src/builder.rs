@@ -61,6 +61,7 @@ pub struct Builder {
     pub(crate) kv_offers: Vec<(u32, KvPlan)>,
     pub(crate) kv_exact: Option<Exact>,
     pub(crate) kv_recall_pages: u32,
+    pub(crate) kv_hot_tokens: Option<usize>,
     pub(crate) kv_disk: Option<(PathBuf, u64)>,
     pub(crate) kv_idle: Option<KvIdle>,
     pub(crate) kv_bytes: Option<u64>,
@@ -95,6 +96,7 @@ impl Builder {
             kv_offers: Vec::new(),
             kv_exact: Some(Exact::DEFAULT),
             kv_recall_pages: 0,
+            kv_hot_tokens: None,
             kv_disk: None,
             kv_idle: None,
             kv_bytes: None,
@@ -150,6 +152,13 @@ impl Builder {
     #[must_use]
     pub fn evict(self, eviction: Option<Eviction>) -> Self {
         Self { eviction, ..self }
+    }
+
+    /// Tokens of the cache that stay in memory beside those that a step reads; others lie on disk alone
+    /// ([`Self::kv_disk`]), where [`Self::kv_recall_pages`] leaves them out [all stay].
+    #[must_use]
+    pub fn kv_hot_tokens(self, tokens: Option<usize>) -> Self {
+        Self { kv_hot_tokens: tokens, ..self }
     }
 
     /// Tokens that a compressed cache keeps exactly [`Exact::DEFAULT`]; `None` keeps none.

@@ -96,7 +96,8 @@ impl Embedder {
         }
         let weights = source.checkpoint()?;
         let model_type = weights.config().get("model_type").and_then(|name| name.as_str());
-        Ok(matches!(model_type, Some("bert" | "roberta" | "xlm-roberta")))
+        let types = ["bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert"];
+        Ok(model_type.is_some_and(|name| types.contains(&name)))
     }
 
     /// Its tokenizer.

@@ -141,14 +141,34 @@ pub fn calibrate(
     ]);
     let bytes = encode(&layers, metadata).map_err(|source| at(path, source))?;
     let written = || {
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-        let mut file = NamedTempFile::new_in(dir.unwrap_or(Path::new(".")))?;
+        let mut file = new_beside(path)?;
         file.write_all(&bytes)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
     };
     written().map_err(|source| Error::Write { path: path.to_owned(), source })
+}
+
+/// A file that takes the place of one, which others may read as they may read what they make themselves.
+fn new_beside(path: &Path) -> std::io::Result<NamedTempFile> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(dir.unwrap_or(Path::new(".")))
+}
+
+/// Whether [`calibrate`] will be able to write this file.
+///
+/// # Errors
+/// It is a directory, or its own cannot be written.
+pub fn can_write(path: &Path) -> Result<()> {
+    let tried = match path.is_dir() {
+        true => Err(std::io::Error::from(std::io::ErrorKind::IsADirectory)),
+        false => new_beside(path).map(drop),
+    };
+    tried.map_err(|source| Error::Write { path: path.to_owned(), source })
 }
 
 fn at(path: &Path, source: impl Into<StatisticsError>) -> Error {

@@ -24,7 +24,7 @@ pub use builder::{Builder, ChatTemplateFrom, Progress};
 pub use chat::{Chat, Options};
 pub use embedder::{EmbedOptions, Embedder};
 pub use error::Error;
-pub use eviction::{EvictBy, Eviction, QueryText, StatisticsError, calibrate};
+pub use eviction::{EvictBy, Eviction, QueryText, StatisticsError, calibrate, can_write};
 pub use experts::{Experts, pack as pack_experts};
 pub use kv_plan::{KvPlan, KvPlanError, LayerSpan};
 pub use load::load_weights;

@@ -60,6 +60,9 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         Ok::<_, Error>(KvOffer { bits: *bits, scheme: resolve(plan)? })
     };
     let draft = settings.draft_model.as_ref();
+    if draft.is_some() && model.info().states(1, 0).is_some() {
+        return Err(Error::DraftOfRecurrent { family });
+    }
     let draft = draft.map(|(source, most)| {
         DraftModel::load(source, *most, options, &tokenizer, model.info().vocab)
     });
@@ -76,6 +79,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         max_model_len: settings.max_model_len,
         max_num_seqs: settings.max_num_seqs,
         kv_recall_pages: settings.kv_recall_pages,
+        kv_hot_tokens: settings.kv_hot_tokens,
         max_num_batched_tokens: step_tokens(settings)?,
         max_waiting: settings.max_waiting,
         scheduling: settings.scheduling,

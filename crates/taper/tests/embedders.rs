@@ -28,7 +28,9 @@ fn close(got: &[Vec<f32>], want: &Value, what: &str) {
 
 #[test]
 fn vectors_are_those_of_sentence_transformers() {
-    for (name, pooling) in [("qwen3", Pooling::LastToken), ("gemma3", Pooling::Mean)] {
+    for (name, pooling) in
+        [("qwen3", Pooling::LastToken), ("gemma3", Pooling::Mean), ("nomic", Pooling::Mean)]
+    {
         let (model, expected) =
             (Embedder::load(dir(name).to_str().unwrap()).unwrap(), expected(name));
         let texts = texts(&expected);
@@ -52,7 +54,7 @@ fn vectors_are_those_of_sentence_transformers() {
 
 #[test]
 fn scores_are_those_of_cross_encoders_and_of_qwen() {
-    for name in ["bert-reranker", "xlm-roberta-reranker", "qwen3-reranker"] {
+    for name in ["bert-reranker", "xlm-roberta-reranker", "modernbert-reranker", "qwen3-reranker"] {
         let (model, expected) =
             (Reranker::load(dir(name).to_str().unwrap()).unwrap(), expected(name));
         let (query, texts) = (expected["query"].as_str().unwrap(), texts(&expected));

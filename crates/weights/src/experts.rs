@@ -27,8 +27,8 @@ pub struct ExpertMaps {
 enum Maps {
     /// `rows` of every `step` rows, from `first` on.
     Rows { all: Weight, first: usize, step: usize, rows: usize },
-    /// Rows of ggml's blocks, so many each.
-    Ggml { all: BlockTensor, rows: usize, cols: usize },
+    /// As [`Self::Rows`], of ggml's blocks.
+    Ggml { all: BlockTensor, first: usize, step: usize, rows: usize, cols: usize },
     /// Some columns of a matrix of so many rows each.
     Columns { dtype: DType, bytes: Bytes, inputs: usize, own: Columns },
     /// As gpt-oss is published.
@@ -81,7 +81,9 @@ impl ExpertMaps {
             Maps::Rows { all, first, step, rows } => {
                 all.row_range(index * step + first, *rows).map_err(wrap)?
             }
-            Maps::Ggml { all, rows, cols } => all.rows(index * rows, *rows, *cols).map_err(wrap)?,
+            Maps::Ggml { all, first, step, rows, cols } => {
+                all.rows(index * step + first, *rows, *cols).map_err(wrap)?
+            }
             Maps::Columns { dtype, bytes, inputs, own } => {
                 let matrix = share(bytes.as_slice(), index, self.count);
                 let taken = columns(matrix, dtype.size_in_bytes(), *inputs, *own);
@@ -154,7 +156,8 @@ impl Checkpoint {
             Some(blocks) => {
                 self.use_tensor(&name);
                 expect_shape(&name, &blocks.shape, &[count, outputs, inputs])?;
-                Maps::Ggml { all: blocks.clone(), rows: outputs, cols: inputs }
+                let all = blocks.clone();
+                Maps::Ggml { all, first: 0, step: outputs, rows: outputs, cols: inputs }
             }
             None => {
                 let all = self.matrix(prefix, &[count, outputs], inputs)?;
@@ -234,7 +237,7 @@ impl Checkpoint {
     /// stores the gate and up projections of Qwen 3.5.
     ///
     /// # Errors
-    /// As [`Self::weight`]; such tensors are never quantized.
+    /// As [`Self::weight`]; of quantized tensors only those of GGUF files are so.
     pub fn fused(
         &self,
         name: &str,
@@ -243,12 +246,20 @@ impl Checkpoint {
         (part, parts): (usize, usize),
     ) -> Result<ExpertMaps, WeightsError> {
         let step = outputs.saturating_mul(parts);
+        let first = part.saturating_mul(outputs);
+        if let Some(blocks) = self.blocks().get(name).filter(|blocks| blocks.is_as_in_file()) {
+            self.use_tensor(name);
+            expect_shape(name, &blocks.shape, &[count, step, inputs])?;
+            let all = blocks.clone();
+            let maps = Maps::Ggml { all, first, step, rows: outputs, cols: inputs };
+            return Ok(ExpertMaps::plain(name, count, maps));
+        }
         let (dtype, shape, bytes) = self.floats(name)?;
         expect_shape(name, shape, &[count, step, inputs])?;
         let wrap = |source| WeightsError::Tensor { name: name.to_owned(), source };
         let all = DenseWeight::new((count.saturating_mul(step), inputs), dtype, bytes);
         let all = Weight::Dense(all.map_err(wrap)?);
-        let maps = Maps::Rows { all, first: part * outputs, step, rows: outputs };
+        let maps = Maps::Rows { all, first, step, rows: outputs };
         Ok(ExpertMaps::plain(name, count, maps))
     }
 

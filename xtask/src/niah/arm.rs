@@ -22,8 +22,9 @@ pub(super) enum Arm {
     Window(Rows),
     /// Rows by TriAttention's score.
     TriAttention(Rows),
-    /// All rows stay, and answers attend to the first page, the recent ones and so many more.
-    Recall(usize),
+    /// All rows stay, and answers attend to the first page, the recent ones and so many more. Where rows are named, so
+    /// many that no step reads are in memory, and the others on disk.
+    Recall(usize, Option<Rows>),
 }
 
 /// Rows that stay once the prompt is there.
@@ -75,10 +76,15 @@ impl FromStr for Arm {
             Some(("window", rows)) => Self::Window(rows.parse()?),
             Some(("triattention", rows)) => Self::TriAttention(rows.parse()?),
             Some(("recall", pages)) => {
-                Self::Recall(pages.parse().with_context(|| format!("{pages:?} is no number"))?)
+                let (pages, hot) = match pages.split_once('@') {
+                    Some((pages, hot)) => (pages, Some(hot.parse()?)),
+                    None => (pages, None),
+                };
+                Self::Recall(pages.parse().with_context(|| format!("{pages:?} is no number"))?, hot)
             }
             _ => bail!(
-                "there is no arm {text:?}; use dense, window=ROWS, triattention=ROWS or recall=PAGES"
+                "there is no arm {text:?}; use dense, window=ROWS, triattention=ROWS, recall=PAGES or \
+                 recall=PAGES@ROWS"
             ),
         })
     }
@@ -90,7 +96,8 @@ impl fmt::Display for Arm {
             Self::Dense => f.write_str("dense"),
             Self::Window(rows) => write!(f, "window={rows}"),
             Self::TriAttention(rows) => write!(f, "triattention={rows}"),
-            Self::Recall(pages) => write!(f, "recall={pages}"),
+            Self::Recall(pages, None) => write!(f, "recall={pages}"),
+            Self::Recall(pages, Some(hot)) => write!(f, "recall={pages}@{hot}"),
         }
     }
 }
@@ -113,12 +120,15 @@ pub(super) struct Running {
 }
 
 impl Prepared<'_> {
-    /// Makes what the arm needs of the model.
-    pub(super) fn begin(&self, runner: &Runner) -> Result<Running> {
+    /// Makes what the arm needs of the model, for prompts of at most `longest` tokens.
+    pub(super) fn begin(&self, runner: &mut Runner, longest: usize) -> Result<Running> {
+        if let Arm::Recall(_, Some(hot)) = self.arm {
+            runner.keep_hot(hot.of(longest))?;
+        }
         let (model, gpu) = (&*runner.model, runner.gpu());
         let policy = |evict| eviction_policy(&evict, model, gpu);
         let eviction = match self.arm {
-            Arm::Dense | Arm::Recall(_) => None,
+            Arm::Dense | Arm::Recall(..) => None,
             Arm::Window(rows) => Some((rows, policy(Evict::Window)?)),
             Arm::TriAttention(rows) => {
                 let text = &self.calibration[..self.calibration.len().min(CALIBRATION_TOKENS)];
@@ -127,7 +137,7 @@ impl Prepared<'_> {
             }
         };
         let pages = match self.arm {
-            Arm::Recall(pages) => Some(pages),
+            Arm::Recall(pages, _) => Some(pages),
             _ => None,
         };
         Ok(Running { eviction, pages, evicted: Vec::new() })
@@ -168,7 +178,9 @@ mod tests {
 
     #[test]
     fn arms_are_read_as_they_are_shown() {
-        for text in ["dense", "window=1024", "triattention=10%", "recall=0", "recall=32"] {
+        for text in
+            ["dense", "window=1024", "triattention=10%", "recall=0", "recall=32", "recall=32@1%"]
+        {
             assert_eq!(text.parse::<Arm>().unwrap().to_string(), text);
         }
         let shares = [Rows::Percent(10).of(8_128), Rows::Count(7).of(9)];
@@ -176,7 +188,16 @@ mod tests {
             ("window=2k".parse::<Arm>().unwrap(), shares),
             (Arm::Window(Rows::Count(2048)), [812, 7])
         );
-        for bad in ["", "denser", "window", "window=", "triattention=0%", "recall=-1", "dense=1"] {
+        for bad in [
+            "",
+            "denser",
+            "window",
+            "window=",
+            "triattention=0%",
+            "recall=-1",
+            "recall=3@",
+            "dense=1",
+        ] {
             assert!(bad.parse::<Arm>().is_err(), "{bad}");
         }
     }

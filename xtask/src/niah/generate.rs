@@ -50,7 +50,7 @@ pub(super) fn generate(
     let longest = jobs.iter().map(Job::room).max().unwrap_or(1);
     let seqs = (MAX_RESIDENT_TOKENS / longest).clamp(1, MAX_SEQS);
     let mut runner = load(longest * seqs)?;
-    let mut arm = arm.begin(&runner)?;
+    let mut arm = arm.begin(&mut runner, longest)?;
     let mut waiting: VecDeque<usize> = (0..jobs.len()).collect();
     let mut active: Vec<Active> = Vec::new();
     loop {

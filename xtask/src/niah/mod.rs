@@ -58,7 +58,8 @@ pub(crate) struct Options {
     needles: u8,
     /// What becomes of the cache between prompt and answer: dense, window=ROWS or triattention=ROWS, with rows as
     /// a number or as a share of the prompt's, such as 10%; or recall=PAGES, which an answer attends to beside the
-    /// first page and the recent ones.
+    /// first page and the recent ones; recall=PAGES@ROWS has so many rows that no step reads in memory, and the others on
+    /// disk.
     #[arg(long, default_value = "dense", value_delimiter = ',')]
     arm: Vec<Arm>,
     /// Append a JSON object for each context length and arm to this file.

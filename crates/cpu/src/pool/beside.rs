@@ -83,6 +83,14 @@ impl Offer<'_> {
         std::mem::replace(&mut state.next, state.job.tasks)
     }
 
+    /// As [`Self::wait`]; another thread may offer tasks from then on.
+    fn end(self) -> Option<Box<dyn Any + Send>> {
+        let panic = self.wait();
+        // Dropped, it would take back the next one's.
+        std::mem::forget(self);
+        panic
+    }
+
     /// Waits for the workers, and says what a task panicked with.
     fn wait(&self) -> Option<Box<dyn Any + Send>> {
         loop {
@@ -124,7 +132,7 @@ impl Pool {
             1 => task(first),
             left => self.run(left, &|i| task(first + i)),
         }
-        if let Some(panic) = offer.wait() {
+        if let Some(panic) = offer.end() {
             resume_unwind(panic);
         }
         out

@@ -5,7 +5,7 @@ use crate::{
     shared::{SharedOut, Unwritten},
     soon,
 };
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 /// Rows that are prefetched before they are written: they lie apart, and hardware does not foresee
 /// them.
@@ -14,9 +14,12 @@ const AHEAD: usize = 2;
 const LINE: usize = 16;
 
 /// Some rows of one column part of a matrix, written from the first row on.
+///
+/// Its lifetime is its own: it cannot change places with another matrix's.
 #[derive(Debug)]
-pub struct GridCell {
+pub struct GridCell<'a> {
     out: SharedOut,
+    own: PhantomData<fn(&'a ()) -> &'a ()>,
     /// Elements of a row of the matrix, and of the cell.
     stride: usize,
     width: usize,
@@ -25,7 +28,7 @@ pub struct GridCell {
     left: usize,
 }
 
-impl GridCell {
+impl GridCell<'_> {
     /// Writes the next row.
     ///
     /// # Panics
@@ -54,7 +57,7 @@ pub fn grid(
     ranges: &[Range<usize>],
     parts: usize,
     width: usize,
-    cell: impl Fn(usize, usize, &mut GridCell) + Sync,
+    cell: impl Fn(usize, usize, &mut GridCell<'_>) + Sync,
 ) -> Vec<f32> {
     let mut rows = 0;
     for range in ranges {
@@ -68,7 +71,7 @@ pub fn grid(
         let (range, part) = (ranges.len() - 1 - task / parts, task % parts);
         let Range { start, end } = ranges[range];
         let (at, left) = (start * stride + part * width, end - start);
-        let mut own = GridCell { out, stride, width, at, left };
+        let mut own = GridCell { out, own: PhantomData, stride, width, at, left };
         cell(range, part, &mut own);
         let zeros = if own.left > 0 { vec![0.0; width] } else { Vec::new() };
         while own.left > 0 {

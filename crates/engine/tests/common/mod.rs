@@ -71,6 +71,25 @@ pub(crate) fn tiny(config: &EngineConfig) -> LocalEngine {
     LocalEngine::start(model, config).unwrap()
 }
 
+/// A fixture's weights, for contexts that are longer than the fixture's.
+pub(crate) fn long(family: &str, config: &EngineConfig) -> LocalEngine {
+    let from = fixture_dir().join("..");
+    let dir = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(from.join(family)).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let path = dir.path().join("config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let longer =
+        text.replace("\"max_position_embeddings\": 512", "\"max_position_embeddings\": 8192");
+    assert_ne!(text, longer);
+    fs::write(path, longer).unwrap();
+    let weights = Checkpoint::open(dir.path()).unwrap();
+    let model = taper_models::load(&weights, LoadOptions::default()).unwrap();
+    LocalEngine::start(model, config).unwrap()
+}
+
 type Forward = dyn Fn(&Batch<'_>) -> Result<Vec<f32>, ModelError> + Send + Sync;
 
 /// A model that is a function of the batch, and waits for a permit before each step.

@@ -1,6 +1,6 @@
 //! The thread that hears of changes and takes them in.
 
-use super::{Error, Project, lock};
+use super::{Error, Project, identity, lock};
 use crate::watch::{News, Watch};
 use std::{
     collections::BTreeSet,
@@ -80,7 +80,9 @@ impl Project {
             return !lock(&self.condition).is_missing;
         };
         let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        let is_asked = lock(&self.watch).as_ref().is_some_and(|watch| watch.ask(number).is_ok());
+        let is_watched = lock(&self.condition).root == Some(identity(&self.root));
+        let is_asked =
+            is_watched && lock(&self.watch).as_ref().is_some_and(|watch| watch.ask(number).is_ok());
         if !is_asked && sender.send(News::Sweep(number)).is_err() {
             return false;
         }

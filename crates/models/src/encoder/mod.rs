@@ -4,20 +4,25 @@ mod attention;
 mod bert;
 mod decoder;
 mod head;
+mod rotary;
+mod rotary_shape;
 mod shape;
 
 use crate::{ModelError, source::Source};
 use bert::Bert;
 use decoder::TextDecoder;
 use head::Head;
+use rotary::Rotary;
+use rotary_shape::RotaryShape;
 use serde_json::Value;
 use shape::EncoderShape;
 use taper_base::TokenId;
-use taper_tensor::{Tensor, ops};
+use taper_tensor::Tensor;
 use taper_weights::Checkpoint;
 
 /// `model_type`s that [`Encoder::load`] knows.
-pub static ENCODERS: &[&str] = &["bert", "roberta", "xlm-roberta", "qwen3", "gemma3_text"];
+pub static ENCODERS: &[&str] =
+    &["bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "qwen3", "gemma3_text"];
 
 /// A loaded encoder. It runs on the CPU, in `f32`.
 #[derive(Debug)]
@@ -29,6 +34,7 @@ pub struct Encoder {
 #[derive(Debug)]
 enum Kind {
     Bert(Box<Bert>),
+    Rotary(Box<Rotary>),
     Decoder(Box<TextDecoder>),
 }
 
@@ -56,6 +62,14 @@ impl Encoder {
         let model_type = weights.config().get("model_type").and_then(Value::as_str);
         let kind = match model_type {
             Some("qwen3" | "gemma3_text") => Kind::Decoder(Box::new(TextDecoder::load(weights)?)),
+            Some(family @ ("modernbert" | "nomic_bert")) => {
+                let read = match family {
+                    "modernbert" => RotaryShape::modernbert,
+                    _ => RotaryShape::nomic,
+                };
+                let source = Source::new(weights, &[], false);
+                Kind::Rotary(Box::new(Rotary::load(read(weights.config())?, source)?))
+            }
             _ => {
                 let shape = EncoderShape::read(weights.config())?;
                 Kind::Bert(Box::new(Bert::load(shape, Source::new(weights, &[], false))?))
@@ -73,7 +87,7 @@ impl Encoder {
         let head = match encoder.kind {
             // Its head gives the logits of answers.
             Kind::Decoder(ref decoder) if !decoder.is_bidirectional() => None,
-            Kind::Decoder(_) | Kind::Bert(_) => Some(Head::load(weights, encoder.hidden())?),
+            _ => Some(Head::load(weights, encoder.hidden())?),
         };
         Ok(Self { head, ..encoder })
     }
@@ -83,6 +97,7 @@ impl Encoder {
     pub fn hidden(&self) -> usize {
         match &self.kind {
             Kind::Bert(bert) => bert.hidden(),
+            Kind::Rotary(rotary) => rotary.hidden(),
             Kind::Decoder(decoder) => decoder.hidden(),
         }
     }
@@ -92,6 +107,7 @@ impl Encoder {
     pub fn vocab(&self) -> usize {
         match &self.kind {
             Kind::Bert(bert) => bert.vocab(),
+            Kind::Rotary(rotary) => rotary.vocab(),
             Kind::Decoder(decoder) => decoder.vocab(),
         }
     }
@@ -101,6 +117,7 @@ impl Encoder {
     pub fn max_tokens(&self) -> usize {
         match &self.kind {
             Kind::Bert(bert) => bert.max_tokens(),
+            Kind::Rotary(rotary) => rotary.max_tokens(),
             Kind::Decoder(decoder) => decoder.max_tokens(),
         }
     }
@@ -121,6 +138,7 @@ impl Encoder {
         let lengths = self.lengths(texts)?;
         let x = match &self.kind {
             Kind::Bert(bert) => bert.forward(texts, &lengths)?,
+            Kind::Rotary(rotary) => rotary.forward(texts, &lengths)?,
             Kind::Decoder(decoder) => decoder.forward(texts, &lengths)?,
         };
         let mut first = 0;
@@ -149,11 +167,7 @@ impl Encoder {
     pub fn scores(&self, pairs: &[EncoderText<'_>]) -> Result<Vec<f32>, ModelError> {
         let none = ModelError::Batch { what: "heads", expected: 1, got: 0 };
         let head = self.head.as_ref().ok_or(none)?;
-        let firsts = self.vectors(pairs)?;
-        let firsts =
-            firsts.iter().map(|x| Ok(ops::with_host_f32(&x.entries(0..1)?, <[f32]>::to_vec)?));
-        let firsts = firsts.collect::<Result<Vec<_>, ModelError>>()?;
-        head.scores(&Tensor::from_vec(firsts.concat(), &[pairs.len(), self.hidden()])?)
+        self.vectors(pairs)?.iter().map(|text| head.score(text)).collect()
     }
 
     /// Logits of two tokens after each text: how a language model is asked.

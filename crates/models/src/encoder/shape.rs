@@ -40,7 +40,8 @@ impl EncoderShape {
     pub(super) fn read(config: &Value) -> Result<Self, ModelError> {
         let model_type = config.get("model_type").and_then(Value::as_str);
         let model_type = model_type.ok_or(ModelError::NoModelType)?;
-        let Some(&family) = super::ENCODERS.iter().find(|known| **known == model_type) else {
+        let known = ["bert", "roberta", "xlm-roberta"];
+        let Some(&family) = known.iter().find(|known| **known == model_type) else {
             return Err(ModelError::UnknownEncoder { model_type: model_type.to_owned() });
         };
         config::require(family, config, "position_embedding_type", &["absolute"])?;
@@ -50,15 +51,7 @@ impl EncoderShape {
             "bert" => 0,
             _ => own.pad_token_id.unwrap_or(1).saturating_add(1),
         };
-        let activation = match own.hidden_act.as_deref() {
-            None | Some("gelu") => Activation::Gelu,
-            Some("gelu_new" | "gelu_pytorch_tanh") => Activation::GeluTanh,
-            Some("silu") => Activation::Silu,
-            Some(other) => {
-                let (field, value) = ("hidden_act", other.to_owned());
-                return Err(ModelError::Unsupported { family, field, value });
-            }
-        };
+        let activation = activation(family, "hidden_act", own.hidden_act.as_deref())?;
         let shape = Self {
             vocab: own.vocab_size,
             hidden: own.hidden_size,
@@ -98,6 +91,22 @@ impl EncoderShape {
         }
         Ok(self)
     }
+}
+
+/// By its name in config.json; encoders have GELU where it says nothing.
+pub(super) fn activation(
+    family: &'static str,
+    field: &'static str,
+    name: Option<&str>,
+) -> Result<Activation, ModelError> {
+    Ok(match name {
+        None | Some("gelu") => Activation::Gelu,
+        Some("gelu_new" | "gelu_pytorch_tanh") => Activation::GeluTanh,
+        Some("silu") => Activation::Silu,
+        Some(other) => {
+            return Err(ModelError::Unsupported { family, field, value: other.to_owned() });
+        }
+    })
 }
 
 #[cfg(test)]

@@ -144,6 +144,10 @@ fn find(
         "up_proj" => ("gate_up_proj", (1, 2)),
         _ => (name, (0, 1)),
     };
+    let sorted = format!("{at}.switch_mlp.{fused}.weight");
+    if weights.has(&sorted) {
+        return Ok(Maps::Stacked(weights.fused(&sorted, n, shape, part)?));
+    }
     let all = format!("{at}.experts.{fused}");
     if weights.has(&all) {
         return Ok(Maps::Stacked(match names.fused {

@@ -131,9 +131,14 @@ impl Projections {
             ])?),
             DeltaLayout::Grouped => {
                 let Groups { qkv, z, b, a } = Groups::of(shape);
-                let (first, second) = (qkv.len() + z.len(), b.len() + a.len());
-                let (qkvz, ba) = (own("in_proj_qkvz", first)?, own("in_proj_ba", second)?);
-                let (qkv, z) = (qkvz.take_outputs(&qkv)?, qkvz.take_outputs(&z)?);
+                let ba = own("in_proj_ba", b.len() + a.len())?;
+                // A GGUF file has the first of the two sorted.
+                let (qkv, z) = if weights.has(&format!("{at}.in_proj_qkv.weight")) {
+                    (own("in_proj_qkv", qkv.len())?, own("in_proj_z", z.len())?)
+                } else {
+                    let qkvz = own("in_proj_qkvz", qkv.len() + z.len())?;
+                    (qkvz.take_outputs(&qkv)?, qkvz.take_outputs(&z)?)
+                };
                 let (b, a) = (ba.take_outputs(&b)?, ba.take_outputs(&a)?);
                 Self::Joined(LinearGroup::new([qkv, z, b, a])?)
             }

@@ -50,10 +50,10 @@ impl StateSpace {
     ) -> Result<Self, ModelError> {
         let (at, shape, inner) = (format!("{at}.mamba"), spec.shape, spec.shape.inner());
         let conv = ConvShape { channels: shape.channels(), kernel: shape.kernel };
-        let heads = |name: &str| weights.vector(&format!("{at}.{name}"), shape.heads);
+        let heads = |name: &str| weights.flat(&format!("{at}.{name}"), shape.heads);
         let bias = || weights.vector(&format!("{at}.conv1d.bias"), conv.channels);
         let norm = |before_gate| {
-            let gains = weights.vector(&format!("{at}.norm.weight"), inner)?;
+            let gains = weights.flat(&format!("{at}.norm.weight"), inner)?;
             Ok::<_, ModelError>(GatedNorm { gains, eps: model.norm_eps, before_gate })
         };
         let params = Mamba2Params {

@@ -115,7 +115,7 @@ impl Ask {
         let params = params(&self.sampling, self.max_tokens, self.logprobs, config, info)?;
         check_spaces(&self.sampling, state)?;
         let bad_words = bad_words(&self.sampling, state)?;
-        let prediction = prediction(&self.sampling, state)?;
+        let prediction = prediction(&self.sampling, state, params.stop.max_tokens)?;
         let mut params = Params { adapter, bad_words, prediction, ..params };
         let Chosen { mut tools, callable, required } = self.tools;
         let shows_tools = !tools.is_empty();

@@ -115,7 +115,7 @@ fn plan(state: &AppState, mut body: Body) -> Result<Plan, ApiError> {
     let params = params(&fields, Some(asked.max(1)), wire.logprobs, config, info)?;
     check_spaces(&fields, state)?;
     let bad_words = bad_words(&fields, state)?;
-    let prediction = prediction(&fields, state)?;
+    let prediction = prediction(&fields, state, params.stop.max_tokens)?;
     let mut params = Params { adapter, bad_words, prediction, ..params };
     let keep = params.n as usize;
     if let Some(best_of) = wire.best_of.filter(|best_of| *best_of != params.n) {

@@ -74,6 +74,12 @@ pub(crate) const UNSUPPORTED_OLLAMA: &[Unsupported] = &[
 ];
 const OFF: Glance = Glance::Bool(false);
 
+/// Fields of `/api/show` that change nothing here; Ollama's own client sends them empty.
+pub(crate) const UNSUPPORTED_OLLAMA_SHOW: &[Unsupported] = &[
+    field("system", "is not taken from requests", Glance::Empty),
+    field("template", "is not taken from requests; start the server with one", Glance::Empty),
+];
+
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(remote = "Self")]
 pub(crate) struct OllamaMessage {
@@ -236,6 +242,9 @@ pub(crate) struct OllamaShowRequest {
     /// Without effect: there are no tensors in the response.
     #[serde(rename = "verbose")]
     pub(crate) _verbose: Option<bool>,
+    /// How a model is loaded; without effect.
+    #[serde(rename = "options")]
+    pub(crate) _options: Option<Anything>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -275,17 +284,29 @@ pub(crate) struct OllamaModel {
     pub(crate) modified_at: String,
     /// Bytes of weights.
     pub(crate) size: u64,
+    /// 64 hexadecimal digits that stay while the model does.
+    pub(crate) digest: String,
     pub(crate) details: OllamaDetails,
     pub(crate) context_length: u32,
+    /// Of a loaded model: when it is given up, which is never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) expires_at: Option<&'static str>,
+    /// Of a loaded model: its bytes on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) size_vram: Option<u64>,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct OllamaDetails {
     /// The model whose adapter this is.
     pub(crate) parent_model: String,
+    /// `gguf` or `safetensors`.
+    pub(crate) format: &'static str,
     pub(crate) family: String,
     pub(crate) families: Vec<String>,
     pub(crate) parameter_size: String,
+    /// Bits a weight, as `4.5 bpw`.
+    pub(crate) quantization_level: String,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]

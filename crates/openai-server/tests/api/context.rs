@@ -11,7 +11,14 @@ use taper_openai_server::{ContextSource, Retrieved};
 struct Notes(Mutex<Vec<String>>);
 
 impl ContextSource for Notes {
-    fn retrieve(&self, _: &str, _: u32, markers: &[String]) -> Retrieved {
+    fn retrieve(
+        &self,
+        _: &str,
+        _: u32,
+        tokens: &dyn Fn(&str) -> usize,
+        markers: &[String],
+    ) -> Retrieved {
+        assert!(tokens("two words") > tokens(""));
         *self.0.lock().unwrap() = markers.to_vec();
         Retrieved { status: "empty", ..Retrieved::default() }
     }

@@ -188,8 +188,15 @@ async fn models_are_listed_and_shown() {
         let model = &serde_json::from_str::<Value>(&body).unwrap()["models"][0];
         assert_eq!((&model["name"], &model["size"]), (&json!("mock"), &json!(1000)));
         assert_eq!(model["details"]["parameter_size"], "494.03M");
+        assert_eq!(model["details"]["format"], "safetensors");
+        assert_eq!(model["digest"].as_str().unwrap().len(), 64);
+        assert_eq!(model["expires_at"].is_string(), path == "/api/ps");
     }
     let shown = send(&app, "/api/show", &json!({ "model": "mock:latest" })).await;
+    // Ollama's own client sends all fields.
+    let all = json!({ "model": "mock", "name": "", "system": "", "template": "", "options": null,
+        "verbose": false });
+    assert_eq!(send(&app, "/api/show", &all).await["template"], shown["template"]);
     assert_eq!(shown["model_info"]["qwen3.context_length"], 4096);
     assert_eq!(shown["model_info"]["general.parameter_count"], 494_032_768);
     assert!(shown["capabilities"].as_array().unwrap().contains(&json!("completion")));

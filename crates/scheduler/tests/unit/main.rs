@@ -476,3 +476,18 @@ fn lower_priorities_come_first_and_are_preempted_last() {
     assert_eq!(preempted, [0]);
     assert_eq!(order, [0, 1]);
 }
+
+/// Also between a plan and its commit, which then says nothing of it.
+#[test]
+fn a_sequence_that_is_preempted_is_computed_again() {
+    let mut pool = CountingPool::new(100, 4);
+    let mut s = Scheduler::new(config(16, 4));
+    (0..2).for_each(|id| s.admit(request(id, 6, 9), &pool).unwrap());
+    step(&mut s, &mut pool);
+    let plan = s.plan(&mut pool);
+    assert!(s.preempt(SeqId(0), &mut pool));
+    run(&mut s, &mut pool, &plan);
+    let again = s.plan(&mut pool);
+    assert_eq!(short(&again), [(1, 7, 1, true), (0, 0, 7, true)]);
+    assert!(again.admitted[0].resumed);
+}

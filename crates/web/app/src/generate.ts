@@ -19,6 +19,9 @@ const stops = new Map<string, AbortController>();
 /** Fewer tokens say nothing of the speed. */
 const FEW = 4;
 
+/** Milliseconds: tokens that arrive together say nothing either. */
+const LEAST = 250;
+
 /** How often an answer that is being written is kept. */
 const KEEP_EVERY = 1000;
 
@@ -210,7 +213,7 @@ class Writing {
       cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
       reasoning: usage.completion_tokens_details?.reasoning_tokens ?? 0,
       first: this.firstAt ? this.firstAt - this.asked : 0,
-      rate: this.firstAt && after >= FEW && took > 0 ? (after * 1000) / took : 0,
+      rate: this.firstAt && after >= FEW && took >= LEAST ? (after * 1000) / took : 0,
     };
   }
 }

@@ -3,6 +3,7 @@
 //! Source: `src/llama-arch.cpp` and `conversion/` of llama.cpp.
 
 mod fields;
+mod mixed;
 
 use super::{GgufError, config::Seen, file::Keys};
 use fields::Fields;
@@ -99,6 +100,76 @@ const DELTA: &[(&str, &str)] = &[
     ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
+/// Queries, keys, values and gates are in groups of a key head there, and apart here; writes and decays are as there.
+const DELTA_IN_GROUPS: &[(&str, &str)] = &[
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_ba", "linear_attn.in_proj_ba"),
+    ("ssm_a", "linear_attn.A_log"),
+    ("ssm_dt.bias", "linear_attn.dt_bias"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+];
+const GRANITE_HYBRID: &[(&str, &str)] = &[
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_a", "mamba.A_log"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_dt.bias", "mamba.dt_bias"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+];
+/// A layer is one block.
+const NEMOTRON_H: &[(&str, &str)] = &[
+    ("token_embd", "model.embeddings"),
+    ("output_norm", "model.norm_f"),
+    ("attn_norm", "norm"),
+    ("attn_q", "mixer.q_proj"),
+    ("attn_k", "mixer.k_proj"),
+    ("attn_v", "mixer.v_proj"),
+    ("attn_output", "mixer.o_proj"),
+    ("ssm_in", "mixer.in_proj"),
+    ("ssm_conv1d", "mixer.conv1d"),
+    ("ssm_a", "mixer.A_log"),
+    ("ssm_d", "mixer.D"),
+    ("ssm_dt.bias", "mixer.dt_bias"),
+    ("ssm_norm", "mixer.norm"),
+    ("ssm_out", "mixer.out_proj"),
+    ("ffn_up", "mixer.up_proj"),
+    ("ffn_down", "mixer.down_proj"),
+    ("ffn_gate_inp", "mixer.gate"),
+    ("ffn_up_exps", "mixer.switch_mlp.fc1"),
+    ("ffn_down_exps", "mixer.switch_mlp.fc2"),
+    ("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
+    ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
+];
+const GEMMA4: &[(&str, &str)] = &[
+    ("per_layer_token_embd", "model.embed_tokens_per_layer"),
+    ("per_layer_model_proj", "model.per_layer_model_projection"),
+    ("per_layer_proj_norm", "model.per_layer_projection_norm"),
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("post_norm", "post_per_layer_input_norm"),
+    ("layer_output_scale.weight", "layer_scalar"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+    ("ffn_gate_inp.scale", "router.scale"),
+    ("ffn_gate_inp", "router.proj"),
+    ("ffn_gate_up_exps", "switch_mlp.gate_up_proj"),
+    ("ffn_down_exps.scale", "router.per_expert_scale"),
+    ("ffn_down_exps", "switch_mlp.down_proj"),
+];
 const GEMMA: &[(&str, &str)] = &[("ffn_norm", "pre_feedforward_layernorm")];
 const FUSED_GATE: &[(&str, &str)] = &[("ffn_up", "mlp.gate_up_proj")];
 
@@ -154,6 +225,43 @@ pub(super) const ALL: &[Architecture] = &[
         plus_one: true,
         tiled: true,
         fields: fields::qwen3_5_moe,
+        ..PLAIN
+    },
+    Architecture {
+        name: "qwen3next",
+        model_type: "qwen3_next",
+        parts: DELTA_IN_GROUPS,
+        plus_one: true,
+        fields: mixed::qwen3_next,
+        ..PLAIN
+    },
+    Architecture {
+        name: "granitehybrid",
+        model_type: "granitemoehybrid",
+        parts: GRANITE_HYBRID,
+        neighbours: true,
+        fields: mixed::granite_hybrid,
+        ..PLAIN
+    },
+    Architecture {
+        name: "nemotron_h",
+        model_type: "nemotron_h",
+        parts: NEMOTRON_H,
+        fields: mixed::nemotron_h,
+        ..PLAIN
+    },
+    Architecture {
+        name: "nemotron_h_moe",
+        model_type: "nemotron_h",
+        parts: NEMOTRON_H,
+        fields: mixed::nemotron_h,
+        ..PLAIN
+    },
+    Architecture {
+        name: "gemma4",
+        model_type: "gemma4_text",
+        parts: GEMMA4,
+        fields: mixed::gemma4,
         ..PLAIN
     },
     Architecture {

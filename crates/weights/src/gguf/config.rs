@@ -2,6 +2,7 @@
 
 use super::{GgufError, architectures, file::Keys};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// What tensors say of the model.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +18,12 @@ pub(super) struct Seen {
     pub(super) query_norm: bool,
     /// Biases of the choice of experts.
     pub(super) choice_bias: bool,
+    /// Values of layers without a map of their own, which are the keys.
+    pub(super) keys_are_values: bool,
+    /// Inner size of the first feed-forward without experts.
+    pub(super) inner: Option<usize>,
+    /// What layers have, as `3.ssm_in`.
+    pub(super) parts: BTreeSet<String>,
     /// Divisors of the rotary frequencies, for contexts within the original one and beyond.
     pub(super) divisors: Option<[Vec<f32>; 2]>,
 }
@@ -33,7 +40,9 @@ pub(super) fn head_dim(keys: Keys<'_>) -> Result<u64, GgufError> {
 pub(super) fn config(keys: Keys<'_>, seen: &Seen, stops: &[u32]) -> Result<Value, GgufError> {
     let architecture = architectures::find(keys.architecture)?;
     let heads = keys.need("attention.head_count")?;
-    let inner = keys.whole("feed_forward_length").or(keys.whole("expert_feed_forward_length"));
+    // Of layers that differ, each architecture says more.
+    let most = |key: &str| keys.whole(key).or_else(|| keys.list(key)?.into_iter().max());
+    let inner = most("feed_forward_length").or(keys.whole("expert_feed_forward_length"));
     let inner = inner.map_or_else(|| keys.need("feed_forward_length"), Ok)?;
     let eps = keys.real("attention.layer_norm_rms_epsilon");
     let eps = eps.or(keys.real("attention.layer_norm_epsilon"));
@@ -44,7 +53,7 @@ pub(super) fn config(keys: Keys<'_>, seen: &Seen, stops: &[u32]) -> Result<Value
         "intermediate_size": inner,
         "num_hidden_layers": layers(keys)?,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.whole("attention.head_count_kv").unwrap_or(heads),
+        "num_key_value_heads": most("attention.head_count_kv").unwrap_or(heads),
         "head_dim": head_dim(keys)?,
         "max_position_embeddings": keys.need("context_length")?,
         "rms_norm_eps": eps.unwrap_or(1e-5),

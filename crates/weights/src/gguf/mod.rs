@@ -27,7 +27,7 @@ use half::{bf16, f16};
 use names::{Changes, Sizes};
 use safetensors::Dtype;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
 };
 use taper_tensor::{AffineParts, Bytes, TensorError, Weight, pool};
@@ -222,6 +222,12 @@ impl Gguf {
         let find = |name: &str| self.tensors.iter().map(|(e, _)| e).find(|e| e.name == name);
         let missing = || GgufError::damaged("it has no tensor \"token_embd.weight\"");
         let vocab = find("token_embd.weight").and_then(|e| e.shape.first().copied());
+        let part = |name: &str| {
+            let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+            let (part, _) = rest.split_once('.').unwrap_or((rest, ""));
+            Some(format!("{layer}.{part}"))
+        };
+        let parts: BTreeSet<_> = self.tensors.iter().filter_map(|(e, _)| part(&e.name)).collect();
         Ok(Seen {
             vocab: vocab.ok_or_else(missing)?,
             tied: find("output.weight").is_none(),
@@ -232,6 +238,14 @@ impl Gguf {
             up_bias: find("blk.0.ffn_up.bias").is_some(),
             query_norm: find("blk.0.attn_q_norm.weight").is_some(),
             choice_bias: self.tensors.iter().any(|(e, _)| e.name.contains(".exp_probs_b")),
+            keys_are_values: parts.iter().any(|name| {
+                let layer = name.strip_suffix(".attn_k");
+                layer.is_some_and(|layer| !parts.contains(&format!("{layer}.attn_v")))
+            }),
+            inner: self.tensors.iter().find_map(|(e, _)| {
+                e.name.ends_with(".ffn_up.weight").then(|| e.shape.first().copied())?
+            }),
+            parts,
             divisors: None,
         })
     }

@@ -111,12 +111,12 @@ pub(super) fn of(architecture: &Architecture, name: &str) -> Option<String> {
         _ => None,
     };
     let Some(layer) = layer else {
-        return match part {
+        return own.or_else(|| match part {
             "token_embd" => Some(format!("model.embed_tokens.{kind}")),
             "output_norm" => Some(format!("model.norm.{kind}")),
             "output" => Some(format!("lm_head.{kind}")),
-            _ => own,
-        };
+            _ => None,
+        });
     };
     let usual = || PARTS.iter().find(|(theirs, _)| *theirs == part && !kind.is_empty());
     let ours = own.or_else(|| usual().map(|(_, ours)| format!("{ours}.{kind}")))?;

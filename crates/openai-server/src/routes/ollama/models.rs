@@ -6,7 +6,10 @@ use crate::{
     errors::ApiError,
     intake::{Payload, prepare},
     state::AppState,
-    wire::{OllamaDetails, OllamaModel, OllamaModels, OllamaShow, OllamaShowRequest},
+    wire::{
+        OllamaDetails, OllamaModel, OllamaModels, OllamaShow, OllamaShowRequest,
+        UNSUPPORTED_OLLAMA_SHOW,
+    },
 };
 use axum::{
     Json,
@@ -14,6 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 use std::time::{Duration, UNIX_EPOCH};
 
 pub(in crate::routes) async fn version() -> Json<Value> {
@@ -22,23 +26,27 @@ pub(in crate::routes) async fn version() -> Json<Value> {
 
 /// The models that there are.
 pub(in crate::routes) async fn tags(State(state): State<AppState>) -> Json<OllamaModels> {
-    Json(listed(&state))
+    Json(listed(&state, false))
 }
 
 /// The models that are loaded: all of them.
 pub(in crate::routes) async fn ps(State(state): State<AppState>) -> Json<OllamaModels> {
-    Json(listed(&state))
+    Json(listed(&state, true))
 }
 
-fn listed(state: &AppState) -> OllamaModels {
+/// With what only loaded models have where `loaded`.
+fn listed(state: &AppState, loaded: bool) -> OllamaModels {
     let info = state.0.engine.info();
     let one = |name: &str, size, parent: &str| OllamaModel {
         name: name.to_owned(),
         model: name.to_owned(),
         modified_at: started(state),
         size,
+        digest: digest(state, name, size),
         details: details(state, parent),
         context_length: info.max_model_len,
+        expires_at: loaded.then_some(NEVER),
+        size_vram: loaded.then_some(if state.0.config.on_gpu { size } else { 0 }),
     };
     let names = state.0.config.served_model_names.iter();
     let adapters = state.0.engine.adapters();
@@ -49,6 +57,16 @@ fn listed(state: &AppState) -> OllamaModels {
     }
 }
 
+/// When a model is given up that stays loaded.
+const NEVER: &str = "9999-12-31T23:59:59Z";
+
+/// Of what tells models apart here; weights are too long to hash.
+fn digest(state: &AppState, name: &str, size: u64) -> String {
+    let config = &state.0.config;
+    let of = format!("{name}\n{}\n{}\n{size}", config.architecture, config.parameters);
+    Sha256::digest(of).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn started(state: &AppState) -> String {
     rfc3339(UNIX_EPOCH + Duration::from_secs(state.0.started))
 }
@@ -57,9 +75,19 @@ fn details(state: &AppState, parent: &str) -> OllamaDetails {
     let family = state.0.config.architecture.clone();
     OllamaDetails {
         parent_model: parent.to_owned(),
+        format: if state.0.config.gguf { "gguf" } else { "safetensors" },
         families: Some(family.clone()).filter(|name| !name.is_empty()).into_iter().collect(),
         family,
         parameter_size: parameters(state.0.config.parameters),
+        quantization_level: bits(state.0.engine.info().weight_bytes, state.0.config.parameters),
+    }
+}
+
+/// Bits a weight.
+fn bits(bytes: u64, parameters: u64) -> String {
+    match parameters {
+        0 => String::new(),
+        _ => format!("{:.1} bpw", bytes as f64 * 8.0 / parameters as f64),
     }
 }
 
@@ -81,7 +109,7 @@ pub(in crate::routes) async fn show(
 
 fn shown(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
     let wire: OllamaShowRequest = body.read()?;
-    body.finish(&[], state.0.config.allow_unknown_fields)?;
+    body.finish(UNSUPPORTED_OLLAMA_SHOW, state.0.config.allow_unknown_fields)?;
     let missing = || ApiError::MissingParameter { param: "model".to_owned() };
     let name = model_name(state, wire.model.or(wire.name).ok_or_else(missing)?);
     let served = state.0.model(Some(&name))?;

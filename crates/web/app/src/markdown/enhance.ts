@@ -10,12 +10,17 @@ export function enhance(root: HTMLElement): void {
   for (const code of root.querySelectorAll<HTMLElement>("code[data-language]")) {
     const language = code.dataset["language"] ?? "";
     const text = code.textContent ?? "";
-    if (language && text.length <= MOST_CODE) void paint(code, text, language);
+    if (language && text.length <= MOST_CODE) paint(code, text, language).catch(missing);
   }
   for (const math of root.querySelectorAll<HTMLElement>(".math")) {
     const tex = math.textContent ?? "";
-    if (tex.length <= MOST_TEX) void typeset(math, tex);
+    if (tex.length <= MOST_TEX) typeset(math, tex).catch(missing);
   }
+}
+
+/** The server is gone, or it is another version by now: text stays plain until the page is loaded again. */
+function missing(error: unknown): void {
+  console.warn("Colours and formulas need the page to be loaded again:", error);
 }
 
 async function paint(element: HTMLElement, text: string, language: string): Promise<void> {

@@ -14,12 +14,12 @@ pub(in super::super) type Fields = Map<String, Value>;
 const GEMMA3_27B: u64 = 62;
 const GEMMA2_27B: u64 = 46;
 
-fn set(fields: &mut Fields, name: &str, value: impl Into<Value>) {
+pub(super) fn set(fields: &mut Fields, name: &str, value: impl Into<Value>) {
     fields.insert(name.to_owned(), value.into());
 }
 
 /// Copies what the file has under llama.cpp's names: whole numbers and reals.
-fn copy(keys: Keys<'_>, fields: &mut Fields, names: &[(&str, &str)]) {
+pub(super) fn copy(keys: Keys<'_>, fields: &mut Fields, names: &[(&str, &str)]) {
     for (theirs, ours) in names {
         if let Some(n) = keys.whole(theirs) {
             set(fields, ours, n);
@@ -53,7 +53,7 @@ pub(super) fn llama(keys: Keys<'_>, _: &Seen, fields: &mut Fields) -> Result<(),
 }
 
 /// How many experts there are, what a token takes of them, and their size.
-fn experts(keys: Keys<'_>, fields: &mut Fields, count: &str) -> Result<(), GgufError> {
+pub(super) fn experts(keys: Keys<'_>, fields: &mut Fields, count: &str) -> Result<(), GgufError> {
     set(fields, count, keys.need("expert_count")?);
     set(fields, "num_experts_per_tok", keys.need("expert_used_count")?);
     set(fields, "moe_intermediate_size", keys.need("expert_feed_forward_length")?);
@@ -157,7 +157,7 @@ pub(super) fn windows(keys: Keys<'_>, _: &Seen, fields: &mut Fields) -> Result<(
 }
 
 /// The part of a head that rotates.
-fn partial(keys: Keys<'_>, fields: &mut Fields) -> Result<(), GgufError> {
+pub(super) fn partial(keys: Keys<'_>, fields: &mut Fields) -> Result<(), GgufError> {
     let head = head_dim(keys)?;
     let turned = keys.whole("rope.dimension_count").unwrap_or(head);
     set(fields, "partial_rotary_factor", turned as f64 / head.max(1) as f64);
@@ -189,7 +189,7 @@ pub(super) fn glm(keys: Keys<'_>, seen: &Seen, fields: &mut Fields) -> Result<()
 }
 
 /// Experts as DeepSeek has them, with some shared and the first layers dense.
-fn routed(keys: Keys<'_>, fields: &mut Fields) -> Result<(), GgufError> {
+pub(super) fn routed(keys: Keys<'_>, fields: &mut Fields) -> Result<(), GgufError> {
     experts(keys, fields, "n_routed_experts")?;
     copy(
         keys,
@@ -287,6 +287,12 @@ pub(super) fn cohere(keys: Keys<'_>, seen: &Seen, fields: &mut Fields) -> Result
 }
 
 pub(super) fn granite(keys: Keys<'_>, seen: &Seen, fields: &mut Fields) -> Result<(), GgufError> {
+    multipliers(keys, fields);
+    dense(keys, seen, fields)
+}
+
+/// What Granite multiplies embeddings, residuals, scores and logits with.
+pub(super) fn multipliers(keys: Keys<'_>, fields: &mut Fields) {
     copy(
         keys,
         fields,
@@ -297,7 +303,6 @@ pub(super) fn granite(keys: Keys<'_>, seen: &Seen, fields: &mut Fields) -> Resul
             ("logit_scale", "logits_scaling"),
         ],
     );
-    dense(keys, seen, fields)
 }
 
 pub(super) fn seed_oss(_: Keys<'_>, seen: &Seen, fields: &mut Fields) -> Result<(), GgufError> {

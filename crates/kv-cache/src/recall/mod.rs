@@ -3,17 +3,19 @@
 //! A page is two blocks. Which ones a step attends to is `taper_recall`'s choice; here are the boxes of pages, the
 //! queries that choose, and the shorter lists of blocks that codecs attend over.
 
-use crate::{KvCache, KvCacheError, SeqRange, cache::Table, session::RowRange};
-use std::{collections::HashMap, sync::Arc};
+mod boxes;
+
+use crate::{KvCache, KvCacheError, RowRange, SeqRange};
+use std::{sync::Arc, time::Duration};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_kv_codecs::{AttnParams, KvCodecError};
 use taper_recall::{
     EVERY_TOKENS, KeyBoxes, LayerQueries, QUESTION_TOKENS, Queries, RECENT_TOKENS, Rule, scores,
 };
-use taper_tensor::{Projected, pool};
+use taper_tensor::Projected;
 
 /// Blocks of a page.
-pub(crate) const PAGE_BLOCKS: usize = 2;
+pub const PAGE_BLOCKS: usize = 2;
 
 /// Boxes of a page's keys, of each layer that attends to all of a sequence.
 pub(crate) type PageBoxes = Vec<Option<KeyBoxes>>;
@@ -38,6 +40,14 @@ pub struct RecallCounts {
     pub skipped_pages: u64,
     /// Choices of pages.
     pub choices: u64,
+    /// Blocks that have left memory; a file has them.
+    pub evicted_blocks: u64,
+    /// Blocks that came back from disk.
+    pub recalled_blocks: u64,
+    /// Blocks that steps have read from disk layer by layer, once a step.
+    pub streamed_blocks: u64,
+    /// How long steps waited for the disk.
+    pub wait: Duration,
 }
 
 /// A sequence that may leave pages out.
@@ -155,7 +165,9 @@ impl KvCache {
         params: &AttnParams<'_>,
     ) -> Result<(), KvCacheError> {
         // Such layers attend to near tokens, all of them.
-        if self.recalling.is_empty() || params.window.is_some() || params.chunk.is_some() {
+        let near = params.window.or(params.chunk);
+        self.sight.insert(layer.index(), near);
+        if near.is_some() || self.recalling.is_empty() {
             return Ok(());
         }
         let (mut wanted, mut first) = (Vec::new(), 0);
@@ -191,43 +203,41 @@ impl KvCache {
         Ok(())
     }
 
+    /// Chooses the pages of a step's sequences that are due.
+    pub(crate) fn choose_due(&mut self, ranges: &[SeqRange]) -> Result<(), KvCacheError> {
+        for range in ranges {
+            let Some(mut recall) = self.recalling.remove(&range.seq) else { continue };
+            let done = if range.start < recall.asked.prompt_tokens {
+                self.prepare_boxes(range, &mut recall)
+            } else if recall.due(range.start) {
+                self.choose_pages(range, &mut recall)
+            } else {
+                Ok(())
+            };
+            self.recalling.insert(range.seq, recall);
+            done?;
+        }
+        Ok(())
+    }
+
     /// What each range of a step attends to: all of its sequence where it is `None`, or has no place.
     pub(crate) fn views(
         &mut self,
         ranges: &[SeqRange],
         exact: &[Vec<Option<BlockId>>],
-    ) -> Result<Vec<Option<View>>, KvCacheError> {
+    ) -> Vec<Option<View>> {
         if self.recalling.is_empty() {
-            return Ok(Vec::new());
+            return Vec::new();
         }
-        let mut views = Vec::with_capacity(ranges.len());
-        for (i, range) in ranges.iter().enumerate() {
-            let Some(mut recall) = self.recalling.remove(&range.seq) else {
-                views.push(None);
-                continue;
-            };
-            let view = self.view(range, &mut recall, exact.get(i).map_or(&[], Vec::as_slice));
-            self.recalling.insert(range.seq, recall);
-            views.push(view?);
-        }
-        Ok(views)
+        let exact = |i: usize| exact.get(i).map_or(&[][..], Vec::as_slice);
+        ranges.iter().enumerate().map(|(i, range)| self.view(range, exact(i))).collect()
     }
 
-    fn view(
-        &mut self,
-        range: &SeqRange,
-        recall: &mut Recalling,
-        exact: &[Option<BlockId>],
-    ) -> Result<Option<View>, KvCacheError> {
-        if range.start < recall.asked.prompt_tokens {
-            return Ok(None);
-        }
-        if recall.due(range.start) {
-            self.choose_pages(range, recall)?;
-        }
+    fn view(&mut self, range: &SeqRange, exact: &[Option<BlockId>]) -> Option<View> {
+        let recall = self.recalling.get(&range.seq)?;
         let rule = self.rule(recall);
-        if !rule.leaves_out(recall.chosen_at) {
-            return Ok(None);
+        if range.start < recall.asked.prompt_tokens || !rule.leaves_out(recall.chosen_at) {
+            return None;
         }
         let candidates = rule.candidates(recall.chosen_at);
         let left_out = candidates.len() - recall.chosen.len();
@@ -241,12 +251,14 @@ impl KvCache {
             exact: list.iter().filter_map(|&at| exact.get(at).copied()).collect(),
             skipped: left_out * rule.page_tokens,
         };
-        recall.sparse_from.get_or_insert(range.start);
+        if let Some(recall) = self.recalling.get_mut(&range.seq) {
+            recall.sparse_from.get_or_insert(range.start);
+        }
         let counts = &mut self.recall_counts;
         counts.steps += 1;
         counts.attended_pages += (list.len() / PAGE_BLOCKS) as u64;
         counts.skipped_pages += left_out as u64;
-        Ok(Some(view))
+        Some(view)
     }
 
     /// Chooses the pages that are attended to from a position on.
@@ -283,60 +295,13 @@ impl KvCache {
         Ok(())
     }
 
-    /// Brings the boxes of a sequence's first pages together. Those that no sequence has needed before are
-    /// computed, from the keys as the codec gives them back.
-    fn ensure_boxes(
-        &mut self,
-        seq: SeqId,
-        boxes: &mut Vec<Arc<PageBoxes>>,
-        pages: usize,
-        layers: &[usize],
-    ) -> Result<(), KvCacheError> {
-        let table: &[BlockId] = self.tables.get(&seq).map_or(&[], |t: &Table| &t.blocks);
-        let last = |page: usize| table.get(page * PAGE_BLOCKS + PAGE_BLOCKS - 1).copied();
-        let known = |page| last(page).and_then(|block| self.blocks.boxes(block));
-        let new: Vec<_> = (boxes.len()..pages).map(|page| (page, known(page))).collect();
-        let missing: Vec<_> =
-            new.iter().filter(|(_, known)| known.is_none()).map(|(page, _)| *page).collect();
-        let computed = pool::map(missing.len() * layers.len(), |task| {
-            let (page, layer) = (missing[task / layers.len()], layers[task % layers.len()]);
-            self.key_boxes(table.get(blocks_of(page)).unwrap_or(&[]), layer)
-        });
-        let mut computed = computed.into_iter();
-        let mut made = HashMap::new();
-        for &page in &missing {
-            let mut own: PageBoxes = vec![None; self.config.layers];
-            for (&layer, boxes) in layers.iter().zip(computed.by_ref()) {
-                own[layer] = Some(boxes?);
-            }
-            made.insert(page, (last(page), Arc::new(own)));
-        }
-        for (page, known) in new {
-            let own = match known {
-                Some(own) => own,
-                None => {
-                    let Some((Some(block), own)) = made.remove(&page) else { break };
-                    self.blocks.set_boxes(block, Arc::clone(&own));
-                    own
-                }
-            };
-            boxes.push(own);
-        }
-        Ok(())
+    /// Whether the tokens after a prompt leave pages out, which a range is a part of.
+    pub(crate) fn is_long(&self, recall: &Recalling, range: &RowRange) -> bool {
+        let prompt = recall.asked.prompt_tokens;
+        range.start < prompt && self.rule(recall).leaves_out(prompt)
     }
 
-    fn key_boxes(&self, blocks: &[BlockId], layer: usize) -> Result<KeyBoxes, KvCodecError> {
-        let (g, size) = (self.config.geometry_of(layer), self.config.geometry.block_tokens);
-        let slots = blocks.iter().flat_map(|block| {
-            let first = block.0 as usize * size;
-            first..first + size
-        });
-        let slots: Vec<_> = slots.collect();
-        let keys = self.config.scheme.codec(layer).decode_keys(g, &slots, &self.pages[layer])?;
-        Ok(KeyBoxes::of(&keys.to_vec()?, g.kv_heads, g.head_dim))
-    }
-
-    /// A sequence's blocks are gone: it begins anew.
+    /// A sequence's blocks go: it begins anew.
     pub(crate) fn forget_recalled(&mut self, seq: SeqId) {
         if let Some(recall) = self.recalling.get_mut(&seq) {
             *recall = Recalling::new(recall.asked);
