@@ -25,7 +25,7 @@ struct Row {
 /// Rotary positions of three axes.
 #[derive(Debug, Clone)]
 struct Turns {
-    /// Of the tokens up to the end of the last image.
+    /// Positions of the tokens up to the end of the last image.
     known: Vec<[u32; 3]>,
     /// The position of the next one.
     next: u32,
