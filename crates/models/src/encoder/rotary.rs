@@ -37,6 +37,7 @@ struct Layer {
 }
 
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one a layer")]
 enum Gated {
     /// What is activated, then what it is multiplied with, in one product.
     Joined(LinearGroup<1>, Linear),

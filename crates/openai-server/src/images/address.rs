@@ -13,17 +13,19 @@ pub fn is_public(address: IpAddr) -> bool {
 }
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
-    let special = match address.octets() {
-        [0 | 10 | 127 | 224..=255, ..] => true,
-        [100, 64..128, ..] => true,
-        [169, 254, ..] => true,
-        [172, 16..32, ..] => true,
-        [192, 168, ..] | [192, 88, 99, _] | [192, 0, 0 | 2, _] => true,
-        [198, 18..20, ..] | [198, 51, 100, _] => true,
-        [203, 0, 113, _] => true,
-        _ => false,
-    };
-    !special
+    !matches!(
+        address.octets(),
+        [0 | 10 | 127 | 224..=255, ..]
+            | [100, 64..128, ..]
+            | [169, 254, ..]
+            | [172, 16..32, ..]
+            | [192, 168, ..]
+            | [192, 88, 99, _]
+            | [192, 0, 0 | 2, _]
+            | [198, 18..20, ..]
+            | [198, 51, 100, _]
+            | [203, 0, 113, _]
+    )
 }
 
 /// Of what is handed out to networks (2000::/3), what has no special purpose. Addresses of other networks than IPv6

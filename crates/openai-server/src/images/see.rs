@@ -249,8 +249,8 @@ struct Work {
 impl Work {
     fn make(&self, file: &[u8]) -> Result<Made, ApiError> {
         let since = Instant::now();
-        let image = (self.vision.decode)(file).map_err(refused)?;
-        let prepared = self.vision.encoder.prepare(&image).map_err(refused)?;
+        let image = (self.vision.decode)(file).map_err(|error| refused(&error))?;
+        let prepared = self.vision.encoder.prepare(&image).map_err(|error| refused(&error))?;
         drop(image);
         self.counts.prepared(since.elapsed());
         let expansion = Expansion::from(&prepared);
@@ -269,14 +269,14 @@ impl Work {
             return Ok(Made { expansion, encoded: Some(encoded) });
         }
         let since = Instant::now();
-        let encoded = self.vision.encoder.encode(&prepared).map_err(refused)?;
+        let encoded = self.vision.encoder.encode(&prepared).map_err(|error| refused(&error))?;
         self.counts.encoded(since.elapsed());
         self.cache.put(expansion.hash, &encoded);
         Ok(Made { expansion, encoded: Some(encoded) })
     }
 }
 
-fn refused(error: ImageError) -> ApiError {
+fn refused(error: &ImageError) -> ApiError {
     match error {
         ImageError::Refused(_) => invalid(error.to_string()),
         ImageError::Failed(_) => {
