@@ -267,7 +267,8 @@ mod tests {
         assert_eq!(check(&request(two()), &info(axes), true), Err(SubmitError::ImagesEvicted));
         let text = check(&request(two()), &info(Some(ImagePositions::Text)), false);
         assert!(matches!(text, Err(SubmitError::Medium { image: 0, .. })));
-        let changes: [&dyn Fn(&mut Vec<Medium>); 9] = [
+        type Change = dyn Fn(&mut Vec<Medium>);
+        let changes: [&Change; 9] = [
             &|media| media[1].start = 4,
             &|media| media[1].tokens = 9,
             &|media| media[1].start = usize::MAX,

@@ -104,12 +104,12 @@ impl<'a> Run<'a> {
         let (mut rows, mut ranges) = (Vec::new(), Vec::new());
         let last = fixture.axes.iter().flatten().max().map_or(0, |last| last + 1);
         for &(seq, start, end) in parts {
-            for at in start..end {
+            for (at, &token) in tokens.iter().enumerate().take(end).skip(start) {
                 if let Some(&Some((image, row))) = of_images.get(at) {
                     let image = &fixture.images[image];
                     rows.push(ImageRow { token: batch.len() as u32, image, row });
                 }
-                batch.push(tokens[at]);
+                batch.push(token);
                 positions.push(at as u32);
                 let behind = at.saturating_sub(fixture.prompt.len()) as u32;
                 axes.push(fixture.axes.get(at).copied().unwrap_or([last + behind; 3]));

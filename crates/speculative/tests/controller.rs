@@ -54,7 +54,7 @@ fn sequences_share_a_step_by_what_they_promise() {
     let ids = [SeqId(1), SeqId(2)];
     let plain = ids.map(|id| Verified { id, class: None, drafted: 0, accepted: 0 });
     (0..3).for_each(|_| {
-        controller.learn(&plain, (Duration::from_millis(10), Duration::ZERO), &expected)
+        controller.learn(&plain, (Duration::from_millis(10), Duration::ZERO), &expected);
     });
     let proposals = [0, 1].map(|class| Proposal { id: ids[class], len: 8, class });
     let depths = controller.choose(2, 64, &proposals, &expected);
