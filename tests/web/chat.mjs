@@ -17,7 +17,8 @@ export async function answers_of_the_model(tools) {
   const answered = performance.now();
   console.log(`        page after ${Math.round(ready - begun)} ms, answer after ${Math.round(answered - ready)} ms`);
   assert.match(await s.answer().locator(".prose").innerText(), /42/);
-  assert.match(await s.answer().locator(".numbers").innerText(), /\d+ tokens · [\d.,]+ tok\/s · first after/);
+  // An answer that comes at once has no speed.
+  assert.match(await s.answer().locator(".numbers").innerText(), /\d+ tokens( · [\d.,]+ tok\/s)? · first after/);
   assert.match(await s.page.locator(".meter").innerText(), /\d+ \/ \d+k/);
   // The second turn finds the first in the cache, and has it in its messages.
   await s.ask("Hello");

@@ -1,6 +1,6 @@
 // The shell of the app without a network. The API is never touched.
-const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-BOHG8mh9.js","assets/index-DKeMM8rf.css","assets/index-DVeAT8VP.js","assets/katex-BhzyR5At.js"];
-const CACHE = "taper-454f7b7a3063";
+const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-BaZqdZjL.js","assets/index-BAMldoho.js","assets/index-DKeMM8rf.css","assets/katex-BhzyR5At.js"];
+const CACHE = "taper-df1f145e8f04";
 
 self.addEventListener("install", (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)).then(() => self.skipWaiting()));

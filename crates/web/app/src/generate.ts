@@ -20,7 +20,7 @@ const stops = new Map<string, AbortController>();
 const FEW = 4;
 
 /** Milliseconds: tokens that arrive together say nothing either. */
-const LEAST = 250;
+const LEAST = 20;
 
 /** How often an answer that is being written is kept. */
 const KEEP_EVERY = 1000;
