@@ -99,16 +99,16 @@ impl StepImages<'_> {
                 rows.extend_from_slice(deep);
             }
         }
-        put(x, &ids, rows, |before, rows| Ok(ops::add(&before, &rows)?))
+        put(x, &ids, rows, |x, rows| Ok(ops::add(&ops::take_rows(x, &ids)?, &rows)?))
     }
 }
 
-/// `x` with what `make` makes of its rows `ids` and of `rows` in their places.
+/// `x` with what `make` makes of it and of `rows` in the places of its rows `ids`.
 fn put(
     x: Tensor,
     ids: &[u32],
     rows: Vec<f32>,
-    make: impl FnOnce(Tensor, Tensor) -> Result<Tensor, ModelError>,
+    make: impl FnOnce(&Tensor, Tensor) -> Result<Tensor, ModelError>,
 ) -> Result<Tensor, ModelError> {
     if ids.is_empty() {
         return Ok(x);
@@ -118,7 +118,7 @@ fn put(
         Some(gpu) => rows.to_gpu(gpu)?,
         None => rows,
     };
-    let rows = make(ops::take_rows(&x, ids)?, rows)?;
+    let rows = make(&x, rows)?;
     Ok(ops::put_rows(x, ids, &rows)?)
 }
 

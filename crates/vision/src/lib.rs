@@ -1,7 +1,6 @@
 //! Images for language models: see the README below.
 #![doc = include_str!("../README.md")]
 
-mod cache;
 mod decode;
 mod encoder;
 mod error;
@@ -13,7 +12,6 @@ mod resize;
 mod settings;
 mod weights;
 
-pub use cache::{CacheStats, EncodedCache};
 pub use decode::{DecodeError, DecodeLimits, decode};
 pub use error::VisionError;
 pub use families::model_types;

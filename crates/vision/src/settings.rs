@@ -156,6 +156,33 @@ pub(crate) fn round(x: f64) -> u32 {
     x.round_ties_even() as u32
 }
 
+/// Width and height of an image of so many columns and rows: `near`, in multiples of `factor`, if it is within the
+/// numbers of pixels; else the multiples of the image's own, stretched, that are.
+///
+/// # Errors
+/// One side is more than 200 times the other.
+pub(crate) fn within(
+    (w, h): (f64, f64),
+    (mut new_w, mut new_h): (f64, f64),
+    factor: f64,
+    [least, most]: [f64; 2],
+) -> Result<(u32, u32), ImageError> {
+    if w.max(h) / w.min(h) > 200.0 {
+        let what = format!("{w} x {h} pixels: one side is more than 200 times the other");
+        return Err(ImageError::Refused(what));
+    }
+    if new_h * new_w > most {
+        let beta = (h * w / most).sqrt();
+        new_h = ((h / beta / factor).floor() * factor).max(factor);
+        new_w = ((w / beta / factor).floor() * factor).max(factor);
+    } else if new_h * new_w < least {
+        let beta = (least / (h * w)).sqrt();
+        new_h = (h * beta / factor).ceil() * factor;
+        new_w = (w * beta / factor).ceil() * factor;
+    }
+    Ok((new_w as u32, new_h as u32))
+}
+
 /// Refuses what is no image.
 pub(crate) fn check(image: &RgbImage) -> Result<(), ImageError> {
     let bytes = 3 * u64::from(image.width) * u64::from(image.height);

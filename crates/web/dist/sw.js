@@ -1,6 +1,6 @@
 // The shell of the app without a network. The API is never touched.
-const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-BaZqdZjL.js","assets/index-BAMldoho.js","assets/index-DKeMM8rf.css","assets/katex-BhzyR5At.js"];
-const CACHE = "taper-df1f145e8f04";
+const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-DnYxP9bl.js","assets/index-DKeMM8rf.css","assets/index-DOlJPvWu.js","assets/katex-BhzyR5At.js"];
+const CACHE = "taper-3b60996672b3";
 
 self.addEventListener("install", (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)).then(() => self.skipWaiting()));

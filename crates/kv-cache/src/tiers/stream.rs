@@ -89,10 +89,8 @@ impl KvCache {
         self.recall_counts.wait += since.elapsed();
         if !missing.is_empty() {
             let lost: UnitBlocks = missing.iter().map(|&i| streamed.units[i].clone()).collect();
-            let holds = |seq: &&SeqId| {
-                let lost: BTreeSet<_> = lost.values().flatten().map(|(_, block)| block).collect();
-                self.blocks(**seq).iter().any(|block| lost.contains(block))
-            };
+            let gone: BTreeSet<_> = lost.values().flatten().map(|(_, block)| block).collect();
+            let holds = |seq: &&SeqId| self.blocks(**seq).iter().any(|block| gone.contains(block));
             let seqs: Vec<_> = streamed.seqs.iter().filter(holds).copied().collect();
             self.lost.extend(seqs);
             self.lose(lost);

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{ModelError, source::Source};
 use taper_tensor::{
-    Embedding, LayerNorm, Linear, LinearGroup, Phase, RopeTable, Tensor, norm_rope, ops,
+    Embedding, LayerNorm, Linear, LinearGroup, Phase, RopeAngles, RopeTable, Tensor, norm_rope, ops,
 };
 
 /// A loaded encoder.
@@ -20,6 +20,8 @@ pub(super) struct Rotary {
     kinds: Vec<f32>,
     norm: LayerNorm,
     layers: Vec<Layer>,
+    /// Frequencies; a layer has those of its number.
+    tables: Vec<RopeTable>,
     /// Behind layers that norm what they read.
     last: Option<LayerNorm>,
 }
@@ -32,7 +34,8 @@ struct Layer {
     norm: Option<LayerNorm>,
     gated: Gated,
     gated_norm: LayerNorm,
-    table: RopeTable,
+    /// Which of the frequencies turn it.
+    table: usize,
     reach: Reach,
 }
 
@@ -61,7 +64,8 @@ impl Rotary {
         let layers = (0..shape.layers).map(layer).collect::<Result<_, _>>()?;
         let norm = |name: &str| norm(source, &shape, &format!("{at}{name}"));
         let (first, last) = (norm(names.norm)?, names.last.map(norm).transpose()?);
-        Ok(Self { words, kinds, norm: first, layers, last, shape })
+        let tables = shape.tables()?;
+        Ok(Self { words, kinds, norm: first, layers, tables, last, shape })
     }
 
     pub(super) fn hidden(&self) -> usize {
@@ -84,8 +88,9 @@ impl Rotary {
     ) -> Result<Tensor, ModelError> {
         let positions: Vec<_> = lengths.iter().flat_map(|&n| 0..n as u32).collect();
         let mut x = self.norm.forward(&self.embed(texts)?)?;
+        let angles: Vec<_> = self.tables.iter().map(|table| table.angles(&positions)).collect();
         for layer in &self.layers {
-            x = layer.forward(&x, lengths, &positions, &self.shape)?;
+            x = layer.forward(&x, lengths, &angles[layer.table], &self.shape)?;
         }
         Ok(match &self.last {
             Some(last) => last.forward(&x)?,
@@ -135,7 +140,7 @@ impl Layer {
         };
         let reads_normed = names.last.is_some() && layer == 0;
         let first = || norm(source, shape, &format!("{at}.{}", names.attention_norm));
-        let (table, window) = shape.turns(layer)?;
+        let (table, window) = shape.turns[layer];
         let qkv = linear(names.qkv, hidden, 3 * hidden, shape.biases.qkv)?;
         Ok(Self {
             qkv: LinearGroup::new([qkv])?,
@@ -153,7 +158,7 @@ impl Layer {
         &self,
         x: &Tensor,
         lengths: &[usize],
-        positions: &[u32],
+        angles: &RopeAngles,
         shape: &RotaryShape,
     ) -> Result<Tensor, ModelError> {
         let before = shape.names.last.is_some();
@@ -163,7 +168,7 @@ impl Layer {
         };
         let (first, second) = (self.norm.as_ref(), Some(&self.gated_norm));
         let read = normed(first.filter(|_| before), x)?;
-        let x = ops::add(&self.attend(&read, lengths, positions, shape)?, x)?;
+        let x = ops::add(&self.attend(&read, lengths, angles, shape)?, x)?;
         let x = normed(first.filter(|_| !before), &x)?;
         let read = normed(second.filter(|_| before), &x)?;
         let x = ops::add(&self.gated.forward(&read, shape)?, &x)?;
@@ -174,15 +179,14 @@ impl Layer {
         &self,
         x: &Tensor,
         lengths: &[usize],
-        positions: &[u32],
+        angles: &RopeAngles,
         shape: &RotaryShape,
     ) -> Result<Tensor, ModelError> {
         let (hidden, d) = (shape.hidden, shape.hidden / shape.heads);
         let [qkv] = self.qkv.forward_normed(x, None, Phase::Decode)?;
         let part = |i: usize| ops::columns(&qkv, i * hidden..(i + 1) * hidden);
-        let angles = self.table.angles(positions);
-        let [q, k] = norm_rope([(&part(0)?, None), (&part(1)?, None)], d, Some(&angles))?;
-        let flat = |x: Tensor| x.reshape(&[positions.len(), hidden]);
+        let [q, k] = norm_rope([(&part(0)?, None), (&part(1)?, None)], d, Some(angles))?;
+        let flat = |turned: Tensor| turned.reshape(x.dims());
         let (q, k) = (flat(q)?, flat(k)?);
         let heads = Heads { heads: shape.heads, kv_heads: shape.heads, head_dim: d };
         let scale = ((d as f32).powf(-0.5), None);

@@ -25,8 +25,9 @@ pub(super) struct RotaryShape {
     pub(super) norm_eps: f32,
     pub(super) activation: Activation,
     pub(super) biases: Biases,
-    /// Angles, and the window, of each layer.
-    turns: Vec<(RopeConfig, Option<usize>)>,
+    ropes: Vec<RopeConfig>,
+    /// Which of the ropes turns each layer, and its window.
+    pub(super) turns: Vec<(usize, Option<usize>)>,
 }
 
 /// Which maps have a bias.
@@ -172,7 +173,7 @@ impl RotaryShape {
         let listed = own.layer_types.as_deref();
         let turn = |layer: usize| {
             let slides = config::slides(family, listed, layer, !layer.is_multiple_of(every))?;
-            Ok(if slides { (near.clone(), Some(window)) } else { (full.clone(), None) })
+            Ok(if slides { (1, Some(window)) } else { (0, None) })
         };
         let turns = (0..own.num_hidden_layers).map(turn).collect::<Result<_, ModelError>>()?;
         let (attention, gated) = (own.attention_bias, own.mlp_bias);
@@ -195,6 +196,7 @@ impl RotaryShape {
                 down: gated,
                 norm: own.norm_bias,
             },
+            ropes: vec![full, near],
             turns,
         };
         shape.check()
@@ -249,21 +251,21 @@ impl RotaryShape {
                 down: own.mlp_fc2_bias,
                 norm: true,
             },
-            turns: vec![(rope.at(theta), None); own.num_hidden_layers],
+            ropes: vec![rope.at(theta)],
+            turns: vec![(0, None); own.num_hidden_layers],
         };
         shape.check()
     }
 
-    /// A layer's angles, and how near tokens must be to see each other.
-    pub(super) fn turns(&self, layer: usize) -> Result<(RopeTable, Option<usize>), ModelError> {
-        let (rope, window) = &self.turns[layer];
+    /// The frequencies of each rope.
+    pub(super) fn tables(&self) -> Result<Vec<RopeTable>, ModelError> {
         let context = RopeContext {
             family: self.family,
             head_dim: self.hidden / self.heads,
             max_positions: self.positions,
             run_positions: self.positions,
         };
-        Ok((rope.table(context)?, *window))
+        self.ropes.iter().map(|rope| rope.table(context)).collect()
     }
 
     fn check(self) -> Result<Self, ModelError> {
@@ -309,8 +311,8 @@ mod tests {
     #[test]
     fn every_third_layer_sees_all() -> Result<(), ModelError> {
         let shape = RotaryShape::modernbert(&modernbert())?;
-        let windows: Result<Vec<_>, _> = (0..4).map(|i| Ok(shape.turns(i)?.1)).collect();
-        assert_eq!(windows.map_err(|e: ModelError| e)?, [None, Some(65), Some(65), None]);
+        let windows: Vec<_> = shape.turns.iter().map(|(_, window)| *window).collect();
+        assert_eq!(windows, [None, Some(65), Some(65), None]);
         Ok(())
     }
 

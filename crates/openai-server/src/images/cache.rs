@@ -128,6 +128,9 @@ mod tests {
         assert!(!has(4) && has(1) && has(3), "too large for all of it");
         cache.put([3; 32], &image(1));
         assert_eq!(cache.get(&[3; 32]).unwrap().rows.len(), 5);
+        let deep = EncodedImage { rows: vec![0.0; 2].into(), deep: vec![vec![0.0; 9].into()] };
+        cache.put([5; 32], &deep);
+        assert!(!has(5) && has(3), "rows behind layers are counted");
         let none = Cache::new(0);
         none.put([1; 32], &image(1));
         assert!(none.get(&[1; 32]).is_none());

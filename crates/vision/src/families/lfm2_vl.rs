@@ -13,7 +13,7 @@ use crate::{
         Activation, Block, Grid, Norm, NormKind, PatchEmbedding, Sampling, resampled, squares,
     },
     resize::{Filter, resize},
-    settings::{HALVES, Scaling, crop, round},
+    settings::{HALVES, Scaling, crop, round, within},
 };
 use candle_core::{Device, Result, Tensor};
 use serde_json::json;
@@ -174,25 +174,13 @@ impl Tiles {
     fn size(&self, image: &RgbImage) -> std::result::Result<(u32, u32, bool), ImageError> {
         let factor = (self.patch * self.factor) as f64;
         let (w, h) = (f64::from(image.width), f64::from(image.height));
-        if w.max(h) / w.min(h) > 200.0 {
-            let what = format!("{w} x {h} pixels: one side is more than 200 times the other");
-            return Err(ImageError::Refused(what));
-        }
         let [least, most] = self.tokens.map(|tokens| tokens as f64 * factor * factor);
         let near = |x: f64| f64::from(round(x / factor)) * factor;
         let patch = self.patch as f64;
         let is_large = near(h).max(patch) * near(w).max(patch) > most * self.tolerance;
-        let (mut new_h, mut new_w) = (near(h).max(factor), near(w).max(factor));
-        if new_h * new_w > most {
-            let beta = (h * w / most).sqrt();
-            new_h = ((h / beta / factor).floor() * factor).max(factor);
-            new_w = ((w / beta / factor).floor() * factor).max(factor);
-        } else if new_h * new_w < least {
-            let beta = (least / (h * w)).sqrt();
-            new_h = (h * beta / factor).ceil() * factor;
-            new_w = (w * beta / factor).ceil() * factor;
-        }
-        Ok((new_w as u32, new_h as u32, is_large && self.tiles != [1, 1]))
+        let multiples = (near(w).max(factor), near(h).max(factor));
+        let (new_w, new_h) = within((w, h), multiples, factor, [least, most])?;
+        Ok((new_w, new_h, is_large && self.tiles != [1, 1]))
     }
 
     fn token_count(&self, width: u32, height: u32) -> usize {

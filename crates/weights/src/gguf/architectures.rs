@@ -90,20 +90,7 @@ const DELTA: &[(&str, &str)] = &[
     ("attn_gate", "linear_attn.in_proj_z"),
     ("ssm_beta", "linear_attn.in_proj_b"),
     ("ssm_alpha", "linear_attn.in_proj_a"),
-    ("ssm_a", "linear_attn.A_log"),
-    ("ssm_dt.bias", "linear_attn.dt_bias"),
-    ("ssm_conv1d", "linear_attn.conv1d"),
-    ("ssm_norm", "linear_attn.norm"),
-    ("ssm_out", "linear_attn.out_proj"),
-    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
-    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
-    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
-    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
-];
-/// Queries, keys, values and gates are in groups of a key head there, and apart here; writes and decays are as there.
-const DELTA_IN_GROUPS: &[(&str, &str)] = &[
-    ("attn_qkv", "linear_attn.in_proj_qkv"),
-    ("attn_gate", "linear_attn.in_proj_z"),
+    // Of Qwen3-Next, in groups of a key head as there, whose other maps are apart here.
     ("ssm_ba", "linear_attn.in_proj_ba"),
     ("ssm_a", "linear_attn.A_log"),
     ("ssm_dt.bias", "linear_attn.dt_bias"),
@@ -230,7 +217,7 @@ pub(super) const ALL: &[Architecture] = &[
     Architecture {
         name: "qwen3next",
         model_type: "qwen3_next",
-        parts: DELTA_IN_GROUPS,
+        parts: DELTA,
         plus_one: true,
         fields: mixed::qwen3_next,
         ..PLAIN

@@ -5,7 +5,7 @@ use crate::{
     encoder::{Prepared, Processor},
     layers::Grid,
     resize::{Filter, resize},
-    settings::{CLIP, Scaling, round},
+    settings::{CLIP, Scaling, round, within},
 };
 use taper_base::{ImageError, RgbImage, TokenId};
 
@@ -124,22 +124,8 @@ pub(crate) fn smart_resize(
 ) -> Result<(u32, u32), ImageError> {
     let (w, h, factor) = (f64::from(width), f64::from(height), factor as f64);
     let (least, most) = (least as f64, most as f64);
-    if w.max(h) / w.min(h) > 200.0 {
-        let what = format!("{width} x {height} pixels: one side is more than 200 times the other");
-        return Err(ImageError::Refused(what));
-    }
-    let near = |x: f64| f64::from(round(x / factor)) * factor;
-    let (mut new_h, mut new_w) = (near(h), near(w));
-    if new_h * new_w > most {
-        let beta = (h * w / most).sqrt();
-        new_h = ((h / beta / factor).floor() * factor).max(factor);
-        new_w = ((w / beta / factor).floor() * factor).max(factor);
-    } else if new_h * new_w < least {
-        let beta = (least / (h * w)).sqrt();
-        new_h = (h * beta / factor).ceil() * factor;
-        new_w = (w * beta / factor).ceil() * factor;
-    }
-    Ok((new_w as u32, new_h as u32))
+    let [near_w, near_h] = [w, h].map(|x| f64::from(round(x / factor)) * factor);
+    within((w, h), (near_w, near_h), factor, [least, most])
 }
 
 #[cfg(test)]

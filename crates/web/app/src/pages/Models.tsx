@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { metricsText, version } from "../api";
-import { Facts } from "../components/Facts";
+import { FactList, Facts } from "../components/Facts";
 import { bytes, whole } from "../format";
 import { parse, Reading } from "../metrics";
 import { change } from "../settings";
@@ -55,14 +55,7 @@ function Card({ card, reading }: { card: ModelCard; reading: Reading | null }) {
       <h2>
         {card.id} <span class="badge">loaded</span>
       </h2>
-      <dl class="facts">
-        {facts.map(([name, value]) => (
-          <div key={name}>
-            <dt>{name}</dt>
-            <dd>{value}</dd>
-          </div>
-        ))}
-      </dl>
+      <FactList facts={facts} />
       {models.value.length > 1 && (
         <button type="button" disabled={chosen} onClick={() => change({ model: card.id })}>
           {chosen ? "Used in chats" : "Use in chats"}
