@@ -106,6 +106,9 @@ pub struct KvBits {
     pub lane: usize,
 }
 
+/// Tokens by which steps are counted, as vLLM does.
+pub const STEP_TOKENS: [u32; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+
 /// Gauges, then counters since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineStats {
@@ -147,6 +150,16 @@ pub struct EngineStats {
     pub cancelled: u64,
     /// Steps run: forward passes over a batch.
     pub steps: u64,
+    /// Steps that failed or panicked; the requests of each failed with it.
+    pub failed_steps: u64,
+    /// Times that the engine failed outside of a step, and went on with an empty KV cache.
+    pub restarts: u64,
+    /// How long the step that runs has taken so far; zero between steps.
+    pub step_time: Duration,
+    /// Steps by their tokens: up to each of [`STEP_TOKENS`], and more.
+    pub steps_by_tokens: [u64; STEP_TOKENS.len() + 1],
+    /// Tokens of all steps.
+    pub step_tokens: u64,
     /// Times that rows of a sequence were evicted from the KV cache.
     pub kv_evictions: u64,
     /// Tokens whose rows were evicted.

@@ -21,7 +21,8 @@ pub use adapter::{AdapterInfo, AdapterRefused};
 pub use backlog::Backlog;
 pub use draw::{DeviceDraw, DeviceEdit, DeviceEdits, DeviceLogits};
 pub use engine::{
-    Drafting, Engine, EngineInfo, EngineStats, ExpertStats, KvBits, MAX_DRAFT_TOKENS, SubmitError,
+    Drafting, Engine, EngineInfo, EngineStats, ExpertStats, KvBits, MAX_DRAFT_TOKENS, STEP_TOKENS,
+    SubmitError,
 };
 pub use exp::exp;
 pub use grammar::{Constraint, ConstraintError, End, Grammar, SharedGrammar, TokenMask};

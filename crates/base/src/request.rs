@@ -183,6 +183,9 @@ pub enum GenerationError {
     /// The listener stopped reading, and the request was cancelled.
     #[error("the request was cancelled because its output was not read")]
     NotRead,
+    /// The engine failed outside of a step, and every request with it. It goes on with others.
+    #[error("the engine failed and was restarted; send the request again")]
+    Restarted,
     /// The engine has ended without being asked to.
     #[error("the engine has failed; the server must be restarted")]
     EngineDead,

@@ -201,15 +201,13 @@ impl Lane {
         self.update_gauges(shared);
     }
 
-    /// Ends every request.
-    pub(crate) fn shut_down(&mut self, shared: &Shared) {
-        for id in self.sequences.keys().copied().collect::<Vec<_>>() {
-            self.end(id, Some(Event::Failed(GenerationError::ShuttingDown)), shared);
-        }
-        for (_, mut loading) in self.loading.drain() {
-            loading.sequence.end(Some(Event::Failed(GenerationError::ShuttingDown)));
-        }
-        self.update_gauges(shared);
+    /// Ends every request. The cache is not asked: it may be in any state.
+    pub(crate) fn end_all(&mut self, last: &Event, shared: &Shared) {
+        let loading = self.loading.drain().map(|(_, loading)| loading.sequence);
+        let all = self.sequences.drain().map(|(_, sequence)| sequence).chain(loading);
+        all.for_each(|mut sequence| sequence.end(Some(last.clone())));
+        let Gauges { running, waiting, kv_blocks_used, .. } = &shared.stats.lanes[self.index];
+        [running, waiting, kv_blocks_used].into_iter().for_each(|gauge| set(gauge, 0));
     }
 
     pub(crate) fn admit(&mut self, id: SeqId, submission: Submission, shared: &Shared) {
@@ -468,6 +466,9 @@ fn refusal(error: AdmitError) -> GenerationError {
         }
     })
 }
+
+#[cfg(test)]
+mod simulation;
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,8 @@ use crate::open::Ticket;
 use taper_base::{Event, EventSink, GenerationError};
 
 /// A request's sink. It hears of the request's end whatever happens: one that is dropped without an
-/// end, because the engine's thread died, gets [`GenerationError::EngineDead`].
+/// end gets [`GenerationError::Restarted`] where the engine's thread has just panicked and goes on, and
+/// [`GenerationError::EngineDead`] where it does not.
 #[derive(Debug)]
 pub(crate) struct Listener {
     sink: Box<dyn EventSink>,
@@ -40,7 +41,10 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if self.ticket.is_some() {
-            self.end(Event::Failed(GenerationError::EngineDead));
+            self.end(Event::Failed(match std::thread::panicking() {
+                true => GenerationError::Restarted,
+                false => GenerationError::EngineDead,
+            }));
         }
     }
 }

@@ -5,14 +5,13 @@ use crate::{
     adapters::Adapters,
     config::EnginePlan,
     eviction::{Evictor, Rows},
-    lane::Lane,
     listener::Listener,
     media,
     open::Open,
     sequence,
-    stats::SharedStats,
+    stats::{SharedStats, add},
     step,
-    worker::{Command, Idle, Shared, Submission, Worker},
+    worker::{Command, Idle, Plan, Shared, Submission, Worker},
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -23,6 +22,7 @@ use std::{
         mpsc,
     },
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 use taper_base::{
     AdapterInfo, AdapterRefused, Drafting, Engine, EngineInfo, EngineStats, EventSink, GenRequest,
@@ -122,13 +122,9 @@ impl LocalEngine {
             eos: eos.clone(),
             stats: Arc::clone(&stats),
         };
-        let lanes = caches.into_iter().enumerate();
-        let speculation = config.speculation.as_ref();
-        let lane = |(index, kv)| Lane::new(index, kv, limits, speculation, &shared);
-        let lanes: Vec<_> = lanes.map(lane).collect();
-        let drafting = lanes.first().map(Lane::drafting).unwrap_or_default();
-        let info = EngineInfo { drafting, ..info };
-        let worker = Worker::new(shared, lanes);
+        let plan = Plan { caches, limits, speculation: config.speculation.clone() };
+        let worker = Worker::new(shared, plan);
+        let info = EngineInfo { drafting: worker.drafting(), ..info };
         let builder = std::thread::Builder::new().name("taper-engine".into());
         let alive = Arc::new(AtomicBool::new(true));
         let living = Arc::clone(&alive);
@@ -273,12 +269,26 @@ impl Engine for LocalEngine {
     }
 }
 
+/// More restarts than this within [`RESTARTS_WITHIN`] show that another one would not help.
+const MOST_RESTARTS: usize = 5;
+const RESTARTS_WITHIN: Duration = Duration::from_secs(60);
+
 /// The engine's thread. A panic outside a step leaves the scheduler and the cache in an unknown state:
-/// the engine is dead, and everyone who waits for it is told.
+/// everyone who waits is told, and the engine goes on with empty caches. One that panics again and again is dead.
 fn run(mut worker: Worker, inbox: mpsc::Receiver<Command>, alive: &AtomicBool) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run(&inbox))) {
-        alive.store(false, Ordering::Release);
-        tracing::error!(panic = step::panic_text(&*panic), "the engine died");
+    let mut restarts: Vec<Instant> = Vec::new();
+    while let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run(&inbox))) {
+        let panic = step::panic_text(&*panic);
+        restarts.retain(|at| at.elapsed() < RESTARTS_WITHIN);
+        restarts.push(Instant::now());
+        let mut again = || catch_unwind(AssertUnwindSafe(|| worker.restart())).is_ok();
+        if restarts.len() > MOST_RESTARTS || !again() {
+            alive.store(false, Ordering::Release);
+            tracing::error!(panic, "the engine died");
+            break;
+        }
+        add(&worker.stats().restarts, 1);
+        tracing::error!(panic, "the engine failed, and goes on with an empty KV cache");
     }
     // The requests that are left tell their listeners when they are dropped.
     drop((worker, inbox));

@@ -2,12 +2,12 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
-use taper_base::{EngineStats, MAX_DRAFT_TOKENS};
+use taper_base::{EngineStats, MAX_DRAFT_TOKENS, STEP_TOKENS};
 use taper_kv_cache::{DiskTier, PAGE_BLOCKS, RecallCounts, Written};
 
 /// Current load of one KV cache and its scheduler.
@@ -68,6 +68,12 @@ pub(crate) struct SharedStats {
     pub(crate) preemptions: AtomicU64,
     pub(crate) cancelled: AtomicU64,
     pub(crate) steps: AtomicU64,
+    pub(crate) failed_steps: AtomicU64,
+    pub(crate) restarts: AtomicU64,
+    /// When the step that runs began.
+    step: Mutex<Option<Instant>>,
+    steps_by_tokens: [AtomicU64; STEP_TOKENS.len() + 1],
+    step_tokens: AtomicU64,
     pub(crate) kv_evictions: AtomicU64,
     pub(crate) kv_evicted_tokens: AtomicU64,
     pub(crate) disk_hit_tokens: AtomicU64,
@@ -86,6 +92,20 @@ impl SharedStats {
         Self { lanes, disk, ..Self::default() }
     }
 
+    /// A step of so many tokens begins.
+    pub(crate) fn step_begins(&self, tokens: u32) {
+        let at = STEP_TOKENS.partition_point(|&most| most < tokens);
+        add(&self.steps_by_tokens[at], 1);
+        add(&self.step_tokens, tokens as usize);
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// It has ended, well or not.
+    pub(crate) fn step_ends(&self) {
+        add(&self.steps, 1);
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     pub(crate) fn snapshot(&self) -> EngineStats {
         let sum = |of: fn(&Gauges) -> &AtomicU32| -> u32 {
             self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
@@ -96,6 +116,7 @@ impl SharedStats {
         let counter = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let pages = |blocks: &AtomicU64| counter(blocks).div_ceil(PAGE_BLOCKS as u64);
         let accepted = std::array::from_fn(|i| counter(&self.accepted_per_position[i]));
+        let step = *self.step.lock().unwrap_or_else(PoisonError::into_inner);
         let written = self.disk.as_ref().map_or(Written::default(), |disk| disk.written());
         EngineStats {
             running: sum(|lane| &lane.running),
@@ -117,6 +138,11 @@ impl SharedStats {
             preemptions: counter(&self.preemptions),
             cancelled: counter(&self.cancelled),
             steps: counter(&self.steps),
+            failed_steps: counter(&self.failed_steps),
+            restarts: counter(&self.restarts),
+            step_time: step.map_or(Duration::ZERO, |since| since.elapsed()),
+            steps_by_tokens: std::array::from_fn(|i| counter(&self.steps_by_tokens[i])),
+            step_tokens: counter(&self.step_tokens),
             kv_evictions: counter(&self.kv_evictions),
             kv_evicted_tokens: counter(&self.kv_evicted_tokens),
             disk_written_blocks: written.blocks,

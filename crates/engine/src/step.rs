@@ -56,6 +56,7 @@ pub(crate) fn run(
     stats: &SharedStats,
 ) -> Vec<(SeqWork, Outcome)> {
     let vocab = model.info().vocab;
+    stats.step_begins(plan.tokens());
     let result = guarded(|| {
         let logits = logits_and_masks(model, cache, sequences, plan, stats)?;
         let chosen = chosen_there(sequences, plan, &logits)?;
@@ -64,12 +65,13 @@ pub(crate) fn run(
     });
     // Of a step that failed.
     cache.take_lost();
-    add(&stats.steps, 1);
+    stats.step_ends();
     match result {
         Ok(outcomes) => outcomes,
         Err(error) => {
             let id = ErrorId::random();
             tracing::error!(%id, %error, "a model step failed");
+            add(&stats.failed_steps, 1);
             let source: Arc<dyn std::error::Error + Send + Sync> = Arc::new(error);
             let failed = |w: &SeqWork| {
                 let source = Arc::clone(&source);

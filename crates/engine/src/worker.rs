@@ -1,15 +1,17 @@
 //! The engine's thread: takes commands, and runs a step of every KV cache in order.
 
 use crate::{
-    adapters::AdapterUse, eviction::Evictor, lane::Lane, listener::Listener, stats::SharedStats,
+    adapters::AdapterUse, eviction::Evictor, lane::Lane, listener::Listener,
+    speculation::Speculation, stats::SharedStats,
 };
 use std::{
     sync::{Arc, mpsc},
     time::Duration,
 };
-use taper_base::{GenRequest, SeqId, TokenSet};
-use taper_kv_cache::{DiskTier, Recall, UnitName, UnitRows};
+use taper_base::{Drafting, Event, GenRequest, GenerationError, SeqId, TokenSet};
+use taper_kv_cache::{DiskTier, KvConfig, Recall, UnitName, UnitRows};
 use taper_models::Model;
+use taper_scheduler::SchedulerConfig;
 
 /// Commands to the thread.
 pub(crate) enum Command {
@@ -57,24 +59,65 @@ pub(crate) struct Idle {
     pub(crate) keep_bytes: u64,
 }
 
+/// What lanes are made of.
+pub(crate) struct Plan {
+    pub(crate) caches: Vec<KvConfig>,
+    pub(crate) limits: SchedulerConfig,
+    pub(crate) speculation: Option<Speculation>,
+}
+
+impl Plan {
+    fn lanes(&self, shared: &Shared) -> Vec<Lane> {
+        let Self { caches, limits, speculation } = self;
+        let lane = |(index, kv): (usize, &KvConfig)| {
+            Lane::new(index, kv.clone(), *limits, speculation.as_ref(), shared)
+        };
+        caches.iter().enumerate().map(lane).collect()
+    }
+}
+
 /// What the thread owns.
 pub(crate) struct Worker {
     shared: Shared,
+    plan: Plan,
     /// One per KV scheme. Their steps alternate.
     lanes: Vec<Lane>,
     next: u64,
 }
 
 impl Worker {
-    pub(crate) fn new(shared: Shared, lanes: Vec<Lane>) -> Self {
-        Self { shared, lanes, next: 0 }
+    pub(crate) fn new(shared: Shared, plan: Plan) -> Self {
+        let lanes = plan.lanes(&shared);
+        Self { shared, plan, lanes, next: 0 }
+    }
+
+    /// Whether tokens are drafted.
+    pub(crate) fn drafting(&self) -> Drafting {
+        self.lanes.first().map(Lane::drafting).unwrap_or_default()
+    }
+
+    /// After a panic that may have left anything half done: every request ends, and empty caches take the place
+    /// of those there were.
+    pub(crate) fn restart(&mut self) {
+        let failed = |lane: &mut Lane| {
+            lane.end_all(&Event::Failed(GenerationError::Restarted), &self.shared);
+        };
+        self.lanes.iter_mut().for_each(failed);
+        // Memory for both may not be there.
+        self.lanes.clear();
+        self.lanes = self.plan.lanes(&self.shared);
+    }
+
+    pub(crate) fn stats(&self) -> &SharedStats {
+        &self.shared.stats
     }
 
     pub(crate) fn run(&mut self, inbox: &mpsc::Receiver<Command>) {
         while self.take_commands(inbox) {
             self.lanes.iter_mut().for_each(|lane| lane.turn(&self.shared));
         }
-        self.lanes.iter_mut().for_each(|lane| lane.shut_down(&self.shared));
+        let last = Event::Failed(GenerationError::ShuttingDown);
+        self.lanes.iter_mut().for_each(|lane| lane.end_all(&last, &self.shared));
     }
 
     /// Waits for a command, or until a step is due.

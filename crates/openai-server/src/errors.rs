@@ -403,6 +403,7 @@ impl ApiError {
                 GenerationError::Step { .. } => fail("step_failed"),
                 GenerationError::Internal { .. } => fail("internal_error"),
                 GenerationError::NotRead => (S::REQUEST_TIMEOUT, INVALID, "output_not_read", None),
+                GenerationError::Restarted => fail("engine_restarted"),
                 GenerationError::EngineDead => dead(),
                 GenerationError::ShuttingDown => {
                     (S::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
