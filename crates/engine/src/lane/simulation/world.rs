@@ -48,8 +48,8 @@ pub(super) struct World {
     read: VecDeque<(SeqId, (usize, UnitName), Option<UnitRows>)>,
     /// Faults of numbers that no request has failed of yet.
     owed: usize,
-    /// Whose turn it is to start, and since how many steps.
-    first: (Option<SeqId>, usize),
+    /// Whose turn it is to start, since how many steps, and in how many it must.
+    first: (Option<SeqId>, usize, usize),
     trace: DefaultHasher,
 }
 
@@ -131,7 +131,7 @@ impl World {
             loads: BTreeMap::new(),
             read: VecDeque::new(),
             owed: 0,
-            first: (None, 0),
+            first: (None, 0, 0),
             trace: DefaultHasher::new(),
         }
     }
@@ -184,6 +184,8 @@ impl World {
             };
             self.loads.insert(id, [units, 0]);
             let known = Request { prompt, expected, longest, salt, who, priority, place, client };
+            // It may go before those that wait.
+            self.first.2 += 4 * (longest + 2);
             self.live.insert(id, known);
             let submission =
                 Box::new(Submission { request, max_new, listener, adapter: None, recall: None });
@@ -212,6 +214,7 @@ impl World {
     /// Files that are cut, changed or gone, or all of them with their directory.
     fn harm_disk(&mut self) {
         let Some(dir) = &self.dir else { return };
+        self.wait_for_writes();
         if self.numbers.one_in(8) {
             let _ = fs::remove_dir_all(dir.path());
             return;
@@ -236,12 +239,19 @@ impl World {
         }
     }
 
-    /// Waits until the disk has done what it was asked to, and delivers some of it.
-    fn hear_disk(&mut self, all: bool) {
-        let Some((tier, _)) = &self.shared.disk else { return };
-        while !tier.takes(1 << 40) {
+    /// What is to be written is written, and what had to make room is gone.
+    fn wait_for_writes(&self) {
+        while self.shared.disk.as_ref().is_some_and(|(tier, _)| !tier.takes(1 << 40)) {
             std::thread::yield_now();
         }
+    }
+
+    /// Waits until the disk has done what it was asked to, and delivers some of it.
+    fn hear_disk(&mut self, all: bool) {
+        if self.dir.is_none() {
+            return;
+        }
+        self.wait_for_writes();
         let waits = |world: &Self| {
             let Lane { loading, .. } = &world.lane;
             loading.iter().any(|(id, loading)| {
