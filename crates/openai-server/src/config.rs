@@ -5,6 +5,7 @@ use crate::{
     context::ContextSource,
     images::{ImageLimits, Vision},
     keys::ApiKeys,
+    tls::Tls,
 };
 use axum::Router;
 use serde_json::{Map, Value};
@@ -41,6 +42,12 @@ pub struct ServerConfig {
     pub body_timeout: Duration,
     /// How long a client may read nothing while there is something to read.
     pub write_timeout: Duration,
+    /// How long a generation may take, from when it is queued; `None` sets no limit.
+    pub request_timeout: Option<Duration>,
+    /// A model step that takes longer is taken for hung: `/health` says so. `None` trusts every step.
+    pub step_timeout: Option<Duration>,
+    /// What encrypts connections, if anything does.
+    pub tls: Option<Tls>,
     /// Take fields that the API does not have. Fields that it has and this server does not honour
     /// are refused all the same.
     pub allow_unknown_fields: bool,
@@ -105,6 +112,9 @@ impl Default for ServerConfig {
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),
+            request_timeout: None,
+            step_timeout: None,
+            tls: None,
             allow_unknown_fields: false,
             enable_auto_tool_choice: true,
             tool_format: ToolFormat::NONE,
@@ -150,6 +160,12 @@ pub enum ConfigError {
     ApiKeyCharacters {
         /// Its index in the list, from 1.
         number: usize,
+    },
+    /// No scope has this name.
+    #[error("'{name}' is not a scope; scopes are inference, metrics and admin")]
+    Scope {
+        /// What was given.
+        name: String,
     },
     /// An allowed origin is none.
     #[error("'{origin}' is not an origin; origins are like https://example.com:8443")]

@@ -132,6 +132,36 @@ pub enum ApiError {
     /// The key is missing or wrong.
     #[error("incorrect API key provided")]
     InvalidApiKey,
+    /// The key does not open this.
+    #[error("you have insufficient permissions for this operation; missing scopes: {scope}")]
+    MissingScope {
+        /// What it lacks.
+        scope: &'static str,
+    },
+    /// The key has sent as many requests as it may.
+    #[error("rate limit reached: {limit} requests per minute; try again in {retry_after} s")]
+    TooManyRequests {
+        /// Requests in a minute.
+        limit: u32,
+        /// Seconds.
+        retry_after: u64,
+    },
+    /// The key has used as many tokens as it may.
+    #[error(
+        "you exceeded your current quota of {limit} tokens per day; it is full again in {retry_after} s"
+    )]
+    TokensSpent {
+        /// Tokens of a day.
+        limit: u64,
+        /// Seconds.
+        retry_after: u64,
+    },
+    /// The generation took too long.
+    #[error("the request took longer than the limit of {seconds} s")]
+    RequestTimeout {
+        /// The limit.
+        seconds: u64,
+    },
     /// The request came by a name that is not one of this server's.
     #[error("this server does not answer to the host name of the request")]
     HostNotAllowed,
@@ -319,6 +349,19 @@ fn grammar<'a>(source: &GrammarError, param: &'a str) -> Row<'a> {
 }
 
 impl ApiError {
+    /// Seconds after which a client may try again, if it is told to.
+    pub(crate) fn retry_after(&self) -> Option<u64> {
+        match self {
+            Self::TooManyRequests { retry_after, .. } | Self::TokensSpent { retry_after, .. } => {
+                Some(*retry_after)
+            }
+            _ => {
+                let busy = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS];
+                busy.contains(&self.class().status).then_some(1)
+            }
+        }
+    }
+
     pub(crate) fn value(param: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::InvalidValue { param: param.into(), detail: detail.into() }
     }
@@ -376,6 +419,14 @@ impl ApiError {
             }
             Self::NotInProgress { .. } => bad("not_in_progress", None),
             Self::InvalidApiKey => (S::UNAUTHORIZED, INVALID, "invalid_api_key", None),
+            Self::MissingScope { .. } => (S::FORBIDDEN, INVALID, "insufficient_permissions", None),
+            Self::TooManyRequests { .. } => {
+                (S::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", None)
+            }
+            Self::TokensSpent { .. } => {
+                (S::TOO_MANY_REQUESTS, "insufficient_quota", "insufficient_quota", None)
+            }
+            Self::RequestTimeout { .. } => (S::REQUEST_TIMEOUT, SERVER, "request_timeout", None),
             Self::UnknownUrl { .. } => (S::NOT_FOUND, INVALID, "unknown_url", None),
             Self::MethodNotAllowed { .. } => {
                 (S::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed", None)

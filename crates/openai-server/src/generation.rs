@@ -10,7 +10,7 @@ use crate::{
     wire::{CompletionDetails, PromptDetails, Usage},
 };
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
     time::{Duration, Instant},
@@ -19,7 +19,10 @@ use taper_base::{
     Backlog, Event, FinishReason, GenRequest, GeneratedToken, GenerationError, TokenLogprobs,
 };
 use taper_chat::{TextOptions, TextStream};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::{
+    sync::{OwnedSemaphorePermit, watch},
+    time,
+};
 
 /// What happens to a choice next.
 #[derive(Debug)]
@@ -60,6 +63,8 @@ pub(crate) struct Generation {
     /// The choice that is asked first next time, so that none starves another.
     turn: usize,
     phases: watch::Receiver<Phase>,
+    /// When it has taken too long.
+    deadline: Option<time::Instant>,
     /// Choices of one prompt.
     n: usize,
     record: Arc<Record>,
@@ -79,6 +84,7 @@ struct Choice {
     events: Option<Events>,
     text: TextStream,
     arrived: Instant,
+    started: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     prompt_tokens: u64,
@@ -103,8 +109,13 @@ impl Generation {
             return Err(ApiError::Draining);
         }
         let backlog = Arc::new(Backlog::default());
-        let mut choices = Vec::new();
-        for request in requests {
+        let (mut choices, mut most_tokens) = (Vec::new(), None);
+        // The queue is shared among keys, where there are several.
+        let caller = record.caller().filter(|_| state.0.config.api_keys.all().len() > 1);
+        for mut request in requests {
+            if let Some(caller) = caller {
+                request.client = Some(caller.client());
+            }
             let (sink, events) = channel(&backlog);
             // Until the engine has taken it, nothing can be cancelled or counted.
             let mut choice = Choice {
@@ -112,6 +123,7 @@ impl Generation {
                 events: None,
                 text: TextStream::new(&state.0.tokenizer, text, &request.prompt)?,
                 arrived: Instant::now(),
+                started: None,
                 first_token: None,
                 last_token: None,
                 prompt_tokens: request.prompt.len() as u64,
@@ -119,16 +131,20 @@ impl Generation {
                 cached_tokens: 0,
                 predicted: (!request.prediction.is_empty()).then_some([0; 2]),
             };
+            let asked = request.stop.max_tokens;
             let submitted = state.0.engine.submit(request, Box::new(sink));
             submitted.map_err(|source| ApiError::Submit { source, prompt_param })?;
             choice.events = Some(events);
+            most_tokens = most_tokens.max(asked);
             choices.push(choice);
         }
         let (phases, n) = (state.0.phases(), n.max(1));
+        state.0.metrics.asked(n, most_tokens, state.0.engine.info().max_model_len);
         Ok(Self {
             choices,
             turn: 0,
             phases,
+            deadline: state.0.config.request_timeout.map(|most| time::Instant::now() + most),
             n,
             record,
             retrieved_tokens: 0,
@@ -142,8 +158,8 @@ impl Generation {
     pub(crate) async fn next(&mut self) -> Option<Result<(usize, Step), ApiError>> {
         loop {
             let next = match self.event().await {
-                Some(next) => next?,
-                None => return Some(Err(self.fail(GenerationError::ShuttingDown.into()))),
+                Ok(next) => next?,
+                Err(error) => return Some(Err(self.fail(error))),
             };
             let (index, Some((at, event))) = next else {
                 return Some(Err(self.fail(ApiError::EngineGone)));
@@ -157,14 +173,24 @@ impl Generation {
         }
     }
 
-    /// The next event; the outer `None` says that the server has stopped.
-    async fn event(&mut self) -> Option<Next> {
-        let Self { choices, turn, phases, .. } = self;
+    /// The next event, unless the server has stopped or time is over.
+    async fn event(&mut self) -> Result<Next, ApiError> {
+        let Self { choices, turn, phases, deadline, .. } = self;
+        let most = choices.first().and_then(|choice| choice.state.0.config.request_timeout);
+        let late = async {
+            match *deadline {
+                Some(deadline) => time::sleep_until(deadline).await,
+                None => pending().await,
+            }
+        };
         let stopped = async { phases.wait_for(|p| *p == Phase::Stopped).await.map(drop) };
         tokio::select! {
             biased;
-            next = poll_fn(|cx| poll_any(choices, turn, cx)) => Some(next),
-            _ = stopped => None,
+            next = poll_fn(|cx| poll_any(choices, turn, cx)) => Ok(next),
+            _ = stopped => Err(GenerationError::ShuttingDown.into()),
+            () = late => {
+                Err(ApiError::RequestTimeout { seconds: most.map_or(0, |most| most.as_secs()) })
+            }
         }
     }
 
@@ -255,7 +281,9 @@ impl Choice {
         match event {
             Event::Started { cached_tokens } => {
                 self.cached_tokens = u64::from(cached_tokens);
+                self.started = Some(at);
                 let metrics = self.metrics();
+                metrics.queue.observe_time(at.duration_since(self.arrived));
                 metrics.prefix_queries.fetch_add(self.prompt_tokens, Relaxed);
                 metrics.prefix_hits.fetch_add(self.cached_tokens, Relaxed);
                 Ok(None)
@@ -316,6 +344,13 @@ impl Choice {
             metrics.e2e.observe_time(self.arrived.elapsed());
             metrics.prompt_tokens.observe(self.prompt_tokens as f64);
             metrics.generation_tokens.observe(self.completion_tokens as f64);
+            if let (Some(started), Some(first), Some(last)) =
+                (self.started, self.first_token, self.last_token)
+            {
+                metrics.prefill.observe_time(first.duration_since(started));
+                metrics.decode.observe_time(last.duration_since(first));
+                metrics.inference.observe_time(last.duration_since(started));
+            }
             if let (Some(first), Some(last), more @ 2..) =
                 (self.first_token, self.last_token, self.completion_tokens)
             {

@@ -30,8 +30,10 @@ mod sse;
 mod state;
 mod stored;
 mod throughput;
+mod tls;
 mod tokens;
 mod vectors;
+mod watchdog;
 mod wire;
 
 pub use access::{AllowedHosts, AllowedOrigins};
@@ -39,10 +41,11 @@ pub use config::{ConfigError, Mount, ServerConfig};
 pub use context::{ContextSource, Retrieved};
 pub use errors::{ApiError, ErrorClass};
 pub use images::{DecodeImage, ImageLimits, Vision, is_public};
-pub use keys::ApiKeys;
+pub use keys::{ApiKey, ApiKeys, Scope};
 pub use routes::{Guard, protect, route_table, router};
 pub use serve::serve;
 pub use state::AppState;
+pub use tls::{Tls, TlsError};
 
 /// `system_fingerprint`: responses with an equal one come from the same code.
 const FINGERPRINT: &str = concat!("taper-", env!("CARGO_PKG_VERSION"));

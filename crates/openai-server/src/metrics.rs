@@ -1,16 +1,24 @@
 //! `/metrics`: Prometheus text with vLLM's names, so that its dashboards and routers work as they
 //! are. Counts of tokens and steps come from the engine; latencies are taken here.
 
+mod ends;
 pub(crate) mod experts;
+mod histogram;
 mod images;
+mod keys;
 
-use crate::state::unix_time;
+use crate::{keys::ApiKeys, state::unix_time};
+use ends::Ends;
+use histogram::Histogram;
 use std::{
     fmt::{self, Write as _},
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
 };
-use taper_base::{AdapterInfo, Drafting, EngineInfo, EngineStats, FinishReason};
+use taper_base::{AdapterInfo, Drafting, EngineInfo, EngineStats, FinishReason, STEP_TOKENS};
 
 const TTFT: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -25,46 +33,8 @@ const REQUEST: &[f64] = &[
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
-/// A cumulative histogram.
-#[derive(Debug)]
-pub(crate) struct Histogram {
-    bounds: Vec<f64>,
-    /// One more than `bounds`: the last is `+Inf`.
-    counts: Vec<AtomicU64>,
-    /// In millionths, so that it can be added to without a lock.
-    sum_micro: AtomicU64,
-}
-
-impl Histogram {
-    fn new(bounds: &[f64]) -> Self {
-        let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
-        Self { bounds: bounds.to_vec(), counts, sum_micro: AtomicU64::new(0) }
-    }
-
-    pub(crate) fn observe(&self, value: f64) {
-        let at = self.bounds.partition_point(|bound| *bound < value);
-        if let Some(count) = self.counts.get(at) {
-            count.fetch_add(1, Relaxed);
-        }
-        self.sum_micro.fetch_add((value * 1e6) as u64, Relaxed);
-    }
-
-    pub(crate) fn observe_time(&self, time: Duration) {
-        self.observe(time.as_secs_f64());
-    }
-
-    fn write(&self, out: &mut String, name: &str, help: &str, label: &str) -> fmt::Result {
-        writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram")?;
-        let mut total = 0;
-        let bounds = self.bounds.iter().map(|b| format!("{b:?}")).chain(["+Inf".to_owned()]);
-        for (bound, count) in bounds.zip(&self.counts) {
-            total += count.load(Relaxed);
-            writeln!(out, "{name}_bucket{{{label},le=\"{bound}\"}} {total}")?;
-        }
-        let sum = self.sum_micro.load(Relaxed) as f64 / 1e6;
-        writeln!(out, "{name}_sum{{{label}}} {sum}\n{name}_count{{{label}}} {total}")
-    }
-}
+/// Clients are never told to wait longer.
+const LONGEST_RETRY: f64 = 60.0;
 
 /// What the server has measured since it started.
 #[derive(Debug)]
@@ -78,6 +48,15 @@ pub(crate) struct Metrics {
     pub(crate) e2e: Histogram,
     pub(crate) prompt_tokens: Histogram,
     pub(crate) generation_tokens: Histogram,
+    pub(crate) queue: Histogram,
+    pub(crate) prefill: Histogram,
+    pub(crate) decode: Histogram,
+    pub(crate) inference: Histogram,
+    params_n: Histogram,
+    params_max_tokens: Histogram,
+    max_generation_tokens: Histogram,
+    pub(crate) hung_steps: AtomicU64,
+    ends: Mutex<Ends>,
     pub(crate) prefix_queries: AtomicU64,
     pub(crate) prefix_hits: AtomicU64,
     stop: AtomicU64,
@@ -114,6 +93,15 @@ impl Metrics {
             e2e: Histogram::new(REQUEST),
             prompt_tokens: Histogram::new(&tokens),
             generation_tokens: Histogram::new(&tokens),
+            queue: Histogram::new(REQUEST),
+            prefill: Histogram::new(REQUEST),
+            decode: Histogram::new(REQUEST),
+            inference: Histogram::new(REQUEST),
+            params_n: Histogram::new(&[1.0, 2.0, 5.0, 10.0, 20.0]),
+            params_max_tokens: Histogram::new(&tokens),
+            max_generation_tokens: Histogram::new(&tokens),
+            hung_steps: zero(),
+            ends: Mutex::default(),
             prefix_queries: zero(),
             prefix_hits: zero(),
             stop: zero(),
@@ -131,6 +119,22 @@ impl Metrics {
             Ended::Failed => &self.error,
         };
         counter.fetch_add(1, Relaxed);
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner).add(Instant::now());
+    }
+
+    /// Takes in what a request asked for: choices, and tokens of each at most, `None` where it is left open.
+    pub(crate) fn asked(&self, n: usize, max_tokens: Option<u32>, longest: u32) {
+        self.params_n.observe(n as f64);
+        if let Some(most) = max_tokens {
+            self.params_max_tokens.observe(f64::from(most));
+        }
+        self.max_generation_tokens.observe(f64::from(max_tokens.unwrap_or(longest).min(longest)));
+    }
+
+    /// Seconds in which a queue of this length gets room for a tenth of it, as generations have ended of late.
+    pub(crate) fn retry_after(&self, queued: u32) -> u64 {
+        let rate = self.ends.lock().unwrap_or_else(PoisonError::into_inner).rate(Instant::now());
+        (f64::from(queued) / 10.0 / rate).ceil().clamp(1.0, LONGEST_RETRY) as u64
     }
 
     /// The page. Adapters come with how many there may be.
@@ -139,6 +143,7 @@ impl Metrics {
         info: &EngineInfo,
         stats: &EngineStats,
         (adapters, max): (&[AdapterInfo], usize),
+        keys: &ApiKeys,
     ) -> String {
         let mut out = String::with_capacity(16 << 10);
         // Writing to a string cannot fail.
@@ -147,6 +152,7 @@ impl Metrics {
             let _ = experts::write(&mut out, &self.label, experts);
         }
         let _ = self.write_process(&mut out);
+        let _ = keys::write(&mut out, &self.label, keys);
         if max > 0 {
             let _ = self.write_adapters(&mut out, adapters, max);
         }
@@ -250,6 +256,12 @@ impl Metrics {
         let n = stats.draft_time.as_secs_f64();
         one("taper:spec_decode_draft_seconds_total", c, "Time spent on finding drafts.", n)?;
         one("taper:engine_steps_total", c, "Model steps.", stats.steps as f64)?;
+        let n = stats.failed_steps as f64;
+        one("taper:engine_failed_steps_total", c, "Steps that failed with their requests.", n)?;
+        let n = stats.restarts as f64;
+        one("taper:engine_restarts_total", c, "Failures after which all requests ended.", n)?;
+        let n = self.hung_steps.load(Relaxed) as f64;
+        one("taper:engine_hung_steps_total", c, "Steps that took longer than any should.", n)?;
         let n = f64::from(stats.step_prompt_tokens);
         one("taper:step_prompt_tokens", g, "Tokens of prompts in a step that requests share.", n)?;
         let n = info.kv_capacity_bytes as f64;
@@ -354,12 +366,42 @@ impl Metrics {
                 "request_generation_tokens",
                 "Tokens generated a generation.",
             ),
+            (
+                &self.per_output_token,
+                "request_time_per_output_token_seconds",
+                "Mean time a token after the first, one entry a generation.",
+            ),
+            (&self.queue, "request_queue_time_seconds", "From arrival to the first step."),
+            (&self.prefill, "request_prefill_time_seconds", "From there to the first token."),
+            (&self.decode, "request_decode_time_seconds", "From the first token to the last."),
+            (&self.inference, "request_inference_time_seconds", "From the first step to the last."),
+            (&self.params_n, "request_params_n", "Choices that requests ask for."),
+            (&self.params_max_tokens, "request_params_max_tokens", "Most tokens asked for."),
+            (
+                &self.max_generation_tokens,
+                "request_max_num_generation_tokens",
+                "Most tokens that a generation may have.",
+            ),
         ];
         for (histogram, name, help) in histograms {
             histogram.write(out, &format!("vllm:{name}"), help, label)?;
         }
-        Ok(())
+        write_steps(out, label, stats)
     }
+}
+
+/// Steps by their tokens, as the engine counts them.
+fn write_steps(out: &mut String, label: &str, stats: &EngineStats) -> fmt::Result {
+    let name = "vllm:iteration_tokens_total";
+    writeln!(out, "# HELP {name} Tokens a step.\n# TYPE {name} histogram")?;
+    let bounds = STEP_TOKENS.iter().map(|b| format!("{b}.0")).chain(["+Inf".to_owned()]);
+    let mut total = 0;
+    for (bound, count) in bounds.zip(stats.steps_by_tokens) {
+        total += count;
+        writeln!(out, "{name}_bucket{{{label},le=\"{bound}\"}} {total}")?;
+    }
+    let sum = stats.step_tokens;
+    writeln!(out, "{name}_sum{{{label}}} {sum}\n{name}_count{{{label}}} {total}")
 }
 
 /// What the process holds in memory, where the system says so in a file.
@@ -379,22 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_on_a_bound_counts_below_it() {
-        let h = Histogram::new(&[1.0, 2.0]);
-        for v in [0.5, 1.0, 1.5, 2.0, 9.0] {
-            h.observe(v);
-        }
-        let mut out = String::new();
-        h.write(&mut out, "x", "help", "m=\"a\"").unwrap();
-        for line in [
-            "x_bucket{m=\"a\",le=\"1.0\"} 2",
-            "x_bucket{m=\"a\",le=\"2.0\"} 4",
-            "x_bucket{m=\"a\",le=\"+Inf\"} 5",
-            "x_sum{m=\"a\"} 14",
-            "x_count{m=\"a\"} 5",
-        ] {
-            assert!(out.lines().any(|l| l == line), "{line} not in\n{out}");
-        }
+    fn labels_are_escaped() {
         assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
     }
 }

@@ -1,6 +1,6 @@
 //! One line in the log for each request, when its response has been sent. Never a word of a prompt.
 
-use crate::{random::random_id, wire::Usage};
+use crate::{keys::Caller, random::random_id, state::unix_time, wire::Usage};
 use axum::{
     body::{Body, Bytes, HttpBody},
     extract::Request,
@@ -10,7 +10,7 @@ use hyper::body::{Frame, SizeHint};
 use std::{
     pin::Pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
@@ -37,6 +37,8 @@ pub(crate) struct Record {
     output_tokens: AtomicU64,
     /// It is logged for debugging only.
     quiet: AtomicBool,
+    /// Who sent it.
+    caller: OnceLock<Arc<Caller>>,
 }
 
 impl Record {
@@ -51,12 +53,23 @@ impl Record {
             prompt_tokens: AtomicU64::new(0),
             output_tokens: AtomicU64::new(0),
             quiet: AtomicBool::new(false),
+            caller: OnceLock::new(),
         })
     }
 
     /// Leaves the request out of the log, unless it is a log for debugging.
     pub(crate) fn be_quiet(&self) {
         self.quiet.store(true, Relaxed);
+    }
+
+    /// Says whose request this is.
+    pub(crate) fn set_caller(&self, caller: Arc<Caller>) {
+        // It is asked for its key once.
+        let _ = self.caller.set(caller);
+    }
+
+    pub(crate) fn caller(&self) -> Option<&Caller> {
+        self.caller.get().map(|caller| &**caller)
     }
 
     /// The response's `x-request-id`.
@@ -68,6 +81,9 @@ impl Record {
     pub(crate) fn count(&self, usage: &Usage) {
         self.prompt_tokens.fetch_add(usage.prompt_tokens, Relaxed);
         self.output_tokens.fetch_add(usage.completion_tokens, Relaxed);
+        if let Some(caller) = self.caller() {
+            caller.spend(usage.total_tokens, unix_time());
+        }
     }
 
     /// The response's body, which holds the record until it is sent.

@@ -1,9 +1,12 @@
 //! The server on its sockets, and its end.
 
 use crate::{
+    config::ServerConfig,
     routes::router,
     state::{AppState, Phase},
     throughput,
+    tls::Tls,
+    watchdog,
 };
 use axum::serve::Listener;
 use futures_util::future::{pending, select_all};
@@ -30,6 +33,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// the sockets stay open, so that clients see the refusal and not a reset. After `drain_timeout`
 /// what still runs ends with an error.
 ///
+/// With [`ServerConfig::tls`] connections are encrypted.
+///
 /// An engine that dies ends it in the same way.
 ///
 /// # Errors
@@ -47,16 +52,33 @@ pub async fn serve(
     // Ends with this function.
     let mut reports = JoinSet::new();
     reports.spawn(throughput::report(state.clone()));
+    reports.spawn(watchdog::watch(state.clone()));
     let mut drained = pin!(drain(&state, shutdown, drain_timeout));
     loop {
         let stream = tokio::select! {
             stream = accept(&mut listeners) => stream,
             () = &mut drained => break,
         };
-        let io = TokioIo::new(Box::pin(patient(stream, state.0.config.write_timeout)));
-        let connection = connections.watch(http.serve_connection(io, service.clone()));
+        let io = Box::pin(patient(stream, state.0.config.write_timeout));
+        let (http, service, watcher) = (http.clone(), service.clone(), connections.watcher());
+        let ServerConfig { tls, header_timeout, .. } = &state.0.config;
+        let (tls, patience) = (tls.as_ref().map(Tls::acceptor), *header_timeout);
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            let ended = match tls {
+                None => {
+                    let connection = http.serve_connection(TokioIo::new(io), service);
+                    watcher.watch(connection).await.map_err(io::Error::other)
+                }
+                Some(tls) => match time::timeout(patience, tls.accept(io)).await {
+                    Ok(Ok(io)) => {
+                        let connection = http.serve_connection(TokioIo::new(io), service);
+                        watcher.watch(connection).await.map_err(io::Error::other)
+                    }
+                    Ok(Err(error)) => Err(error),
+                    Err(late) => Err(late.into()),
+                },
+            };
+            if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended early");
             }
         });

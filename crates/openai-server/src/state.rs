@@ -191,8 +191,21 @@ impl Shared {
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        let ready = self.ready.load(Ordering::Relaxed) && self.engine.is_alive();
+        let ready = self.ready.load(Ordering::Relaxed) && self.ailment().is_none();
         ready && self.phase() == Phase::Serving
+    }
+
+    /// Whether a model step has taken longer than any should.
+    pub(crate) fn is_hung(&self) -> bool {
+        self.config.step_timeout.is_some_and(|most| self.engine.stats().step_time > most)
+    }
+
+    /// Why the server should be restarted, if it should.
+    pub(crate) fn ailment(&self) -> Option<&'static str> {
+        match self.engine.is_alive() {
+            false => Some("the engine has failed"),
+            true => self.is_hung().then_some("a model step hangs"),
+        }
     }
 
     pub(crate) fn phase(&self) -> Phase {

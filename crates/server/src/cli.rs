@@ -10,6 +10,7 @@ use crate::{
     longctx_args::{CallerArgs, LongctxCommand, RescueArgs},
     lora_args::LoraArgs,
     model::NoGpu,
+    serving_args::ServingArgs,
     sizes,
     speculation_args::SpeculationArgs,
 };
@@ -303,9 +304,8 @@ pub(crate) struct ServeArgs {
     /// Log level on standard error; info logs a line per request. RUST_LOG overrides it.
     #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub(crate) log_level: String,
-    /// Seconds that running requests get to finish after Ctrl-C or SIGTERM.
-    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
-    pub(crate) drain_timeout: u64,
+    #[command(flatten)]
+    pub(crate) serving: ServingArgs,
 }
 
 /// The name of the one adapter of a conversation.

@@ -7,6 +7,19 @@ use std::{
 };
 use tokio::net::{TcpListener, lookup_host};
 
+/// Lets this process open as many files as it may: each connection is one, and shells grant few at first.
+pub(crate) fn raise_file_limit() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        let limit = Rlimit { current: maximum, maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, limit) {
+            tracing::debug!(%error, "the limit of open files stays");
+        }
+    }
+}
+
 /// Listens on every address of a host, which is a name or an address. There is at least one.
 ///
 /// # Errors

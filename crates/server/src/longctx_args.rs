@@ -133,7 +133,9 @@ pub(crate) struct CallerArgs {
         hide_env_values = true
     )]
     pub(crate) api_key: Vec<String>,
-    /// File with API keys, one per line. Empty lines and lines that begin with # are ignored.
+    /// File with API keys, one per line. Empty lines and lines that begin with # are ignored. A file whose name ends
+    /// in .toml has names, hashes, scopes and limits of keys instead; see docs/operations.md. It is read again when it
+    /// changes, and on SIGHUP.
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Origins of web pages that may call the API, such as https://example.com; "*" allows any

@@ -27,9 +27,11 @@ mod model;
 mod output;
 mod prompt;
 mod ps;
+mod reload;
 mod rescue;
 mod run;
 mod serve;
+mod serving_args;
 mod sizes;
 mod speculation_args;
 

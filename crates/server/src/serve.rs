@@ -4,20 +4,22 @@ use crate::{
     access::Access,
     cli::{EngineArgs, ServeArgs},
     interrupt::{Busy, Interrupts},
-    listen::listen,
+    listen::{listen, raise_file_limit},
     lora_args::LoraArgs,
     model::{self, Requests},
     output::{Out, note},
+    reload::Reload,
     rescue,
+    serving_args::{ServingArgs, limit},
     sizes::human,
 };
 use anyhow::{Context, Result, bail, ensure};
 use axum::Router;
-use std::{io, net::IpAddr, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 use taper::{Builder, Embedder, ModelSource, Reranker, Scheduling, Taper};
 use taper_base::Engine;
 use taper_chat::ReasoningFormat;
-use taper_openai_server::{AppState, ServerConfig, Vision};
+use taper_openai_server::{AppState, ServerConfig, Tls, Vision};
 use tokio::net::TcpListener;
 
 /// Sequences computed together if nobody says otherwise.
@@ -35,11 +37,16 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
 
 /// The first signal ends a load at once, and lets running requests finish.
 async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy) -> Result<()> {
+    raise_file_limit();
     // A taken port should be known before a long load.
     let listeners = listen(&args.host, args.port).await?;
     let addresses = listeners.iter().map(TcpListener::local_addr);
     let local = addresses.collect::<io::Result<Vec<_>>>()?.iter().all(|a| a.ip().is_loopback());
     let access = Access::of(&args.callers, local)?;
+    let tls = tls(&args.serving)?;
+    // It ends with the runtime.
+    tokio::spawn(Reload::new(&args.callers, access.keys.clone(), tls.clone()).run());
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let loading = {
         let (source, engine, lora) = (source.clone(), args.engine.clone(), args.lora.clone());
         let images = args.images.limit_mm_per_prompt > 0;
@@ -56,7 +63,7 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
         model = loading => model??,
         stop = busy.stopped() => return Err(stop.into()),
     };
-    let drain = Duration::from_secs(args.drain_timeout);
+    let drain = Duration::from_secs(args.serving.drain_timeout);
     let shutdown = async move {
         busy.stopped().await;
         note!("\nfinishing what runs; again to stop at once");
@@ -64,16 +71,16 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     let model = match model {
         Loaded::Text(model) => model,
         Loaded::Vectors(model) => {
-            let config = base_config(args, access, model.name());
-            let at = format!("http://{}", address(&args.host, &listeners)?);
+            let config = base_config(args, access, tls, model.name());
+            let at = format!("{scheme}://{}", address(&args.host, &listeners)?);
             write!(Out, "{}", announcement_of_vectors(source, &model, &config, &at))?;
             let tokenizer = model.tokenizer().clone();
             let state = AppState::of_vectors(Arc::new(*model), tokenizer, config);
             return Ok(taper_openai_server::serve(listeners, state, shutdown, drain).await?);
         }
         Loaded::Scores(model) => {
-            let config = base_config(args, access, model.name());
-            let at = format!("http://{}", address(&args.host, &listeners)?);
+            let config = base_config(args, access, tls, model.name());
+            let at = format!("{scheme}://{}", address(&args.host, &listeners)?);
             write!(Out, "{}", announcement_of_scores(source, &model, &config, &at))?;
             let tokenizer = model.tokenizer().clone();
             let state = AppState::of_scores(Arc::new(*model), tokenizer, config);
@@ -83,14 +90,14 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
     if let Some(why) = model.no_chat() {
         tracing::warn!("no chat can be answered: {why}");
     }
-    let mut config = config(args, access, source, &model);
+    let mut config = config(args, (access, tls), source, &model);
     tokio::task::block_in_place(|| rescue::apply(&args.rescue, &mut config))?;
     let names = &config.served_model_names;
     if let Some(adapter) = model.adapters().iter().find(|a| names.iter().any(|n| **n == *a.name)) {
         bail!("--lora-modules: {:?} is the name of the model itself", adapter.name);
     }
-    let address = address(&args.host, &listeners)?;
-    write!(Out, "{}", announcement(source, &model, &config, &address))?;
+    let at = format!("{scheme}://{}", address(&args.host, &listeners)?);
+    write!(Out, "{}", announcement(source, &model, &config, &at))?;
     let engine: Arc<dyn Engine> = Arc::clone(&model.engine) as Arc<dyn Engine>;
     let state = AppState::new(engine, model.tokenizer, model.template, config);
     taper_openai_server::serve(listeners, state, shutdown, drain).await?;
@@ -152,6 +159,15 @@ fn load(
     })
 }
 
+/// What encrypts connections, if the flags name it.
+fn tls(args: &ServingArgs) -> Result<Option<Tls>> {
+    let files = args.ssl_certfile.as_ref().zip(args.ssl_keyfile.as_ref());
+    let load = |(certificate, key): (&PathBuf, &PathBuf)| {
+        Tls::load(certificate, key).context("--ssl-certfile, --ssl-keyfile")
+    };
+    files.map(load).transpose()
+}
+
 /// Where a client on this machine finds the server.
 fn address(host: &str, listeners: &[TcpListener]) -> Result<String> {
     let first = listeners.first().context("no address to listen on")?.local_addr()?;
@@ -160,13 +176,16 @@ fn address(host: &str, listeners: &[TcpListener]) -> Result<String> {
 }
 
 /// What is alike for every model.
-fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
+fn base_config(args: &ServeArgs, access: Access, tls: Option<Tls>, name: &str) -> ServerConfig {
     let names = &args.served_model_name;
     ServerConfig {
         served_model_names: if names.is_empty() { vec![name.to_owned()] } else { names.clone() },
         api_keys: access.keys,
         allowed_origins: access.origins,
         allowed_hosts: access.hosts,
+        tls,
+        request_timeout: limit(args.serving.request_timeout),
+        step_timeout: limit(args.serving.step_timeout),
         max_body_bytes: usize::from(args.max_body_mib) << 20,
         allow_unknown_fields: args.allow_unknown_fields,
         max_stored_responses: args.max_stored_responses as usize,
@@ -177,7 +196,12 @@ fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
     }
 }
 
-fn config(args: &ServeArgs, access: Access, from: &ModelSource, model: &Taper) -> ServerConfig {
+fn config(
+    args: &ServeArgs,
+    (access, tls): (Access, Option<Tls>),
+    from: &ModelSource,
+    model: &Taper,
+) -> ServerConfig {
     let source = model.template.as_ref().map_or("", |t| t.source());
     ServerConfig {
         enable_auto_tool_choice: args.enable_auto_tool_choice,
@@ -195,7 +219,7 @@ fn config(args: &ServeArgs, access: Access, from: &ModelSource, model: &Taper) -
         vision: model.vision.clone().map(|encoder| Vision { encoder, decode: taper::decode_image }),
         max_adapters: args.lora.most(),
         allow_adapter_updates: args.lora.allow_runtime_lora_updating,
-        ..base_config(args, access, &model.name)
+        ..base_config(args, access, tls, &model.name)
     }
 }
 
@@ -243,14 +267,9 @@ Ctrl-C stops.
 
 /// All that is printed before requests come. It is written at once, so that a reader who closes
 /// the pipe after some line of it does not end the server.
-fn announcement(
-    source: &ModelSource,
-    model: &Taper,
-    config: &ServerConfig,
-    address: &str,
-) -> String {
+fn announcement(source: &ModelSource, model: &Taper, config: &ServerConfig, at: &str) -> String {
     let info = model.engine.info();
-    let (name, at) = (config.model_name(), format!("http://{address}"));
+    let name = config.model_name();
     // What listens everywhere is reached from here by this name.
     let here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
     let open = if here == at || !config.api_keys.is_empty() {

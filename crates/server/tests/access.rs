@@ -11,7 +11,10 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 /// Sends a head and a body, and returns the status and everything.
 fn raw(address: &str, head: &str, body: &str) -> (u16, String) {
@@ -65,16 +68,83 @@ fn keys_come_from_flags_and_files() {
     fs::write(&path, "\u{feff}first\n# of Bob\n\n  second  \r\n").unwrap();
     let server =
         Server::start(&["--api-key", "third,fourth", "--api-key-file", path.to_str().unwrap()]);
-    let models = |key: &str| {
-        let head = format!("GET /v1/models HTTP/1.1\r\nHost: any\r\nAuthorization: Bearer {key}");
-        raw(&server.address, &head, "").0
-    };
     for key in ["first", "second", "third", "fourth"] {
-        assert_eq!(models(key), 200, "{key}");
+        assert_eq!(models(&server, key), 200, "{key}");
     }
     for key in ["", "third,fourth", "fifth", "# of Bob"] {
-        assert_eq!(models(key), 401, "{key:?}");
+        assert_eq!(models(&server, key), 401, "{key:?}");
     }
+}
+
+/// The status of a list of models for a key.
+fn models(server: &Server, key: &str) -> u16 {
+    let head = format!("GET /v1/models HTTP/1.1\r\nHost: any\r\nAuthorization: Bearer {key}");
+    raw(&server.address, &head, "").0
+}
+
+fn wait_for(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn named_keys_are_read_again_when_their_file_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys.toml");
+    // SHA-256 of "first" and of "second".
+    let first = "a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e";
+    let second = "16367aacb67a4a017c8da8ab95682ccb390863780f7114dda0a0e0c55644c7c4";
+    let put = |hash: &str, more: &str| {
+        let text = format!("[[key]]\nname = \"bob\"\nsha256 = \"{hash}\"\n{more}\n");
+        fs::write(&path, text).unwrap();
+    };
+    put(first, "requests_per_minute = 1");
+    let server = Server::start(&["--api-key-file", path.to_str().unwrap()]);
+    assert_eq!((models(&server, "first"), models(&server, "second")), (200, 401));
+    let body = chat("Hello!", json!({ "max_tokens": 2 })).to_string();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: any\r\nAuthorization: Bearer first";
+    let (status, _) = raw(&server.address, head, &body);
+    let (limited, answer) = raw(&server.address, head, &body);
+    assert_eq!((status, limited), (200, 429), "{answer}");
+    assert!(answer.contains("retry-after: ") && answer.contains("rate_limit_exceeded"), "{answer}");
+    put(second, "");
+    wait_for("the new key counts", || models(&server, "second") == 200);
+    assert_eq!(models(&server, "first"), 401);
+    // What cannot be read leaves the keys that there are.
+    fs::write(&path, "[[key]]\nname = 5").unwrap();
+    server.signal("-HUP");
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(models(&server, "second"), 200);
+    put(first, "");
+    server.signal("-HUP");
+    wait_for("the first key counts again", || models(&server, "first") == 200);
+}
+
+#[test]
+fn connections_are_encrypted() {
+    let file =
+        |name: &str| format!("{}/../openai-server/tests/tls/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (cert, key) = (file("first.pem"), file("first.key"));
+    let server = Server::start(&["--ssl-certfile", &cert, "--ssl-keyfile", &key]);
+    let root = Certificate::from_pem(&fs::read(&cert).unwrap()).unwrap().to_owned();
+    let roots = RootCerts::new_with_certs(&[root]);
+    let tls = TlsConfig::builder().root_certs(roots).build();
+    let agent: ureq::Agent = ureq::Agent::config_builder().tls_config(tls).build().into();
+    let url = format!("https://{}/v1/chat/completions", server.address);
+    let body = chat("Hello!", json!({ "max_tokens": 4 })).to_string();
+    let mut answer = agent.post(&url).content_type("application/json").send(body).unwrap();
+    assert!(answer.body_mut().read_to_string().unwrap().contains("finish_reason"));
+    let plain = url.replace("https", "http");
+    assert!(ureq::get(&plain).call().is_err());
+    let missing = ["serve", "--port", "0", "--ssl-certfile", "/nothing", "--ssl-keyfile", &key];
+    let error = fails(&missing);
+    assert!(error.contains("--ssl-certfile") && error.contains("/nothing"), "{error}");
+    let other =
+        ["serve", "--port", "0", "--ssl-certfile", &cert, "--ssl-keyfile", &file("second.key")];
+    assert!(fails(&other).contains("cannot be used"));
 }
 
 #[test]

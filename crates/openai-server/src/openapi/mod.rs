@@ -41,27 +41,35 @@ const ERRORS: &[(u16, &str, &str)] = &[
     (401, "The API key is missing or wrong.", "invalid_api_key"),
     (
         403,
-        "The request comes by a host name, or from a web page, that is not allowed.",
-        "host_not_allowed, origin_not_allowed",
+        "The request comes by a host name, or from a web page, that is not allowed, or its key lacks a scope.",
+        "host_not_allowed, origin_not_allowed, insufficient_permissions",
     ),
     (
         404,
         "There is no such model, adapter or route.",
         "model_not_found, adapter_not_found, response_not_found, unknown_url",
     ),
-    (408, "The body came too slowly, or the output was not read.", "body_timeout, output_not_read"),
+    (
+        408,
+        "The body came too slowly, the output was not read, or the generation took too long.",
+        "body_timeout, output_not_read, request_timeout",
+    ),
     (413, "The body is too large.", "body_too_large"),
     (
         415,
         "The body is not JSON, or compressed in a way that this server does not know.",
         "unsupported_media_type, unsupported_encoding",
     ),
-    (429, "The queue is full; try again later.", "queue_full"),
+    (
+        429,
+        "The queue is full, or the key has used what it may; try again later.",
+        "queue_full, rate_limit_exceeded, insufficient_quota",
+    ),
     (
         500,
         "The server failed.",
         "internal_error, step_failed, non_finite_logits, non_finite_score, model_failed, tokenizer_failed, \
-         engine_gone",
+         engine_gone, engine_restarted",
     ),
     (
         503,

@@ -297,6 +297,8 @@ fn open() -> Vec<Operation> {
     vec![
         both("/health", "Says whether the engine lives.", &["status", "model"]),
         both("/ready", "Says whether requests are taken.", &["status"]),
+        both("/livez", "Says whether the server should go on.", &["status"]),
+        both("/readyz", "The same as /ready.", &["status"]),
         get("/version", "Server", "Says which version this is.").open().answers(
             200,
             "The version.",

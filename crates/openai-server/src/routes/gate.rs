@@ -3,20 +3,24 @@
 use super::anthropic::speaks;
 use crate::{
     access::{AllowedHosts, AllowedOrigins},
+    error_body::ErrorBody,
     errors::ApiError,
-    keys::ApiKeys,
+    keys::{ApiKeys, Caller, Scope},
     linger::lingering,
     record::{REQUEST_ID, Record},
-    state::{AppState, Phase},
+    state::{AppState, Phase, unix_time},
 };
 use axum::{
     Extension, Router,
     extract::{Request, State},
-    http::{HeaderName, HeaderValue, Method, header},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
+
+/// The code of a refusal whose time to try again is known here.
+const QUEUE_FULL: &str = "queue_full";
 
 /// Where Anthropic's clients put their key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -52,6 +56,11 @@ pub(super) async fn gate(State(state): State<AppState>, request: Request, next: 
         Some(error) => error.into_response(),
         None => next.run(request).await,
     };
+    if response.extensions().get::<ErrorBody>().is_some_and(|body| body.code() == QUEUE_FULL) {
+        let stats = state.0.engine.stats();
+        let seconds = state.0.metrics.retry_after(stats.running + stats.waiting);
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
     if state.0.phase() != Phase::Serving {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -102,7 +111,9 @@ async fn guard_keys(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    match authorized(&guard.keys, &request) {
+    let keys = &guard.keys;
+    let authorized = caller(keys, request.uri(), request.headers()).is_some();
+    match keys.is_empty() || authorized {
         true => Ok(next.run(request).await),
         false => Err(ApiError::InvalidApiKey),
     }
@@ -119,29 +130,44 @@ async fn guard_places(
     }
 }
 
-/// Refuses requests without a key, then those that the server takes no more.
+/// Refuses requests without a key that opens their route, then those that the server takes no more, then those
+/// beyond what the key may send.
 pub(super) async fn keys(
     State(state): State<AppState>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if !authorized(&state.0.config.api_keys, &request) {
-        return Err(ApiError::InvalidApiKey);
+    let keys = &state.0.config.api_keys;
+    let caller = match keys.is_empty() {
+        true => None,
+        false => {
+            Some(caller(keys, request.uri(), request.headers()).ok_or(ApiError::InvalidApiKey)?)
+        }
+    };
+    if let Some(caller) = &caller {
+        caller.check_scope(Scope::of_path(request.uri().path()))?;
     }
-    if request.method() == Method::POST && state.0.phase() != Phase::Serving {
+    let works = request.method() == Method::POST;
+    if works && state.0.phase() != Phase::Serving {
         return Err(ApiError::Draining);
+    }
+    if let Some(caller) = caller {
+        if works {
+            caller.enter(Instant::now(), unix_time())?;
+        }
+        if let Some(record) = request.extensions().get::<Arc<Record>>() {
+            record.set_caller(caller);
+        }
     }
     Ok(next.run(request).await)
 }
 
-fn authorized(keys: &ApiKeys, request: &Request) -> bool {
-    if keys.is_empty() {
-        return true;
-    }
-    let header = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
+/// Whose key a request has.
+pub(super) fn caller(keys: &ApiKeys, uri: &Uri, headers: &HeaderMap) -> Option<Arc<Caller>> {
+    let header = |name| headers.get(name).and_then(|v| v.to_str().ok());
     let bearer = header(header::AUTHORIZATION).and_then(|v| v.split_once(' '));
     let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    let own = speaks(request.uri().path()).then(|| header(X_API_KEY)).flatten();
+    let own = speaks(uri.path()).then(|| header(X_API_KEY)).flatten();
     let given = [bearer.map(|(_, key)| key), own];
-    given.into_iter().flatten().any(|key| keys.accept(key.trim()))
+    given.into_iter().flatten().find_map(|key| keys.find(key.trim()))
 }

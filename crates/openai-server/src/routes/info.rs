@@ -1,7 +1,9 @@
 //! What the server says about itself.
 
+use super::gate;
 use crate::{
     errors::ApiError,
+    keys::Scope,
     metrics::experts,
     state::AppState,
     wire::{Modalities, ModelCard, ModelList},
@@ -9,7 +11,7 @@ use crate::{
 use axum::{
     Json,
     extract::{Path, State, rejection::PathRejection},
-    http::{StatusCode, Uri, header},
+    http::{HeaderMap, StatusCode, Uri, header},
     response::IntoResponse,
 };
 use serde_json::{Value, json};
@@ -55,18 +57,22 @@ pub(super) async fn model(
     Ok(Json(card(&state, &served.name, adapter)))
 }
 
-/// The process responds, and its engine is alive.
+/// The process responds, and its engine works.
 pub(super) async fn health(State(state): State<AppState>) -> (StatusCode, Json<Value>) {
-    let (code, status) = match state.0.engine.is_alive() {
-        true => (StatusCode::OK, "ok"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "the engine has failed"),
+    let (code, status) = match state.0.ailment() {
+        None => (StatusCode::OK, "ok"),
+        Some(ailment) => (StatusCode::SERVICE_UNAVAILABLE, ailment),
     };
     let mut body = json!({ "status": status, "model": state.0.config.model_name() });
+    let stats = state.0.engine.stats();
+    if stats.restarts > 0 {
+        body["engine_restarts"] = json!(stats.restarts);
+    }
     if state.0.images.see() {
         // As llama.cpp's server says it.
         body["modalities"] = json!({ "vision": true });
     }
-    if let Some(experts) = state.0.engine.stats().experts {
+    if let Some(experts) = stats.experts {
         body["experts"] = experts::health(&experts);
     }
     (code, Json(body))
@@ -85,12 +91,30 @@ pub(super) async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
+/// Whether it should go on: what an orchestrator asks before it restarts a server.
+pub(super) async fn live(State(state): State<AppState>) -> (StatusCode, Json<Value>) {
+    match state.0.ailment() {
+        None => (StatusCode::OK, Json(json!({ "status": "alive" }))),
+        Some(ailment) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": ailment }))),
+    }
+}
+
+pub(super) async fn metrics(
+    State(state): State<AppState>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, ApiError> {
+    let keys = &state.0.config.api_keys;
+    if keys.guard_metrics() {
+        let caller = gate::caller(keys, &uri, &headers).ok_or(ApiError::InvalidApiKey)?;
+        caller.check_scope(Scope::Metrics)?;
+    }
     let (engine, metrics) = (&state.0.engine, &state.0.metrics);
     let max = state.0.config.max_adapters;
-    let mut page = metrics.render(engine.info(), &engine.stats(), (&engine.adapters(), max));
+    let adapters = engine.adapters();
+    let mut page = metrics.render(engine.info(), &engine.stats(), (&adapters, max), keys);
     if state.0.images.see() {
         metrics.render_images(&mut page, &state.0.images.counts);
     }
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page)
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page))
 }

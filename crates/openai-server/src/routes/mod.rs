@@ -30,7 +30,8 @@ use axum::{
     routing::{MethodRouter, get, post},
 };
 use serde::Serialize;
-use tower_http::decompression::RequestDecompressionLayer;
+use std::any::Any;
+use tower_http::{catch_panic::CatchPanicLayer, decompression::RequestDecompressionLayer};
 
 /// The whole API as a service. `serve` runs it on a socket; it can also be nested in another
 /// application, without the timeouts and the graceful end that `serve` gives.
@@ -40,6 +41,8 @@ pub fn router(state: AppState) -> Router {
     let router = routes()
         .with_mounts(&state.0.config.mounts)
         .into_router(&state)
+        // A bug ends its own request.
+        .layer(CatchPanicLayer::custom(panicked))
         // Encodings that it does not know are refused where the body is read.
         .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(middleware::from_fn_with_state(state.clone(), gate::gate))
@@ -93,6 +96,8 @@ fn routes() -> Routes {
         // These say nothing of prompts and outputs.
         .open("/health", get(info::health))
         .open("/ready", get(info::ready))
+        .open("/livez", get(info::live))
+        .open("/readyz", get(info::ready))
         .open("/version", get(info::version))
         .open("/metrics", get(info::metrics))
         .open("/openapi.json", get(openapi::document))
@@ -156,6 +161,10 @@ fn translated(response: Response, error: &impl Serialize) -> Response {
     let mut new = (parts.status, Json(error)).into_response();
     new.headers_mut().extend(parts.headers);
     new
+}
+
+fn panicked(_: Box<dyn Any + Send>) -> Response {
+    ApiError::Internal.into_response()
 }
 
 async fn not_found(method: Method, uri: Uri) -> ApiError {

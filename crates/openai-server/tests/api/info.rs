@@ -109,6 +109,20 @@ async fn metrics_have_the_names_of_vllm() {
         format!("vllm:request_prompt_tokens_sum{{{label}}} {}", 3 * prompt),
         format!("vllm:request_generation_tokens_sum{{{label}}} 14"),
         format!("vllm:request_generation_tokens_bucket{{{label},le=\"+Inf\"}} 3"),
+        format!("vllm:iteration_tokens_total_bucket{{{label},le=\"1.0\"}} 70"),
+        format!("vllm:iteration_tokens_total_bucket{{{label},le=\"512.0\"}} 77"),
+        format!("vllm:iteration_tokens_total_sum{{{label}}} 3200"),
+        format!("vllm:request_params_n_sum{{{label}}} 3"),
+        format!("vllm:request_params_max_tokens_sum{{{label}}} 2"),
+        format!("vllm:request_max_num_generation_tokens_count{{{label}}} 2"),
+        format!("vllm:request_queue_time_seconds_count{{{label}}} 3"),
+        format!("vllm:request_prefill_time_seconds_count{{{label}}} 3"),
+        format!("vllm:request_decode_time_seconds_count{{{label}}} 3"),
+        format!("vllm:request_inference_time_seconds_count{{{label}}} 3"),
+        format!("vllm:request_time_per_output_token_seconds_count{{{label}}} 3"),
+        format!("taper:engine_failed_steps_total{{{label}}} 2"),
+        format!("taper:engine_restarts_total{{{label}}} 1"),
+        format!("taper:engine_hung_steps_total{{{label}}} 0"),
     ] {
         assert!(page.lines().any(|l| l == line), "{line} not in\n{page}");
     }

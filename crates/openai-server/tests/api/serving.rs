@@ -13,14 +13,14 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-struct Server {
-    app: App,
-    address: std::net::SocketAddr,
+pub(crate) struct Server {
+    pub(crate) app: App,
+    pub(crate) address: std::net::SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<std::io::Result<()>>,
 }
 
-async fn start(config: ServerConfig, reply: Reply, drain: Duration) -> Server {
+pub(crate) async fn start(config: ServerConfig, reply: Reply, drain: Duration) -> Server {
     let app = App::with(config, reply);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -39,11 +39,11 @@ impl Server {
         stream
     }
 
-    fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.stop.take().unwrap().send(()).unwrap();
     }
 
-    async fn ended(self) {
+    pub(crate) async fn ended(self) {
         timeout(Duration::from_secs(5), self.task)
             .await
             .expect("the server ends")

@@ -42,6 +42,8 @@ pub(crate) enum Reply {
     Gone(String),
     /// Says this and then nothing, and keeps the sink in `held`.
     Hold(String),
+    /// Panics.
+    Panic,
 }
 
 #[derive(Debug)]
@@ -53,6 +55,8 @@ pub(crate) struct Mock {
     pub(crate) held: Mutex<Vec<Box<dyn EventSink>>>,
     pub(crate) cached: Mutex<u32>,
     pub(crate) dead: AtomicBool,
+    /// How long its step has taken.
+    pub(crate) step: Mutex<Duration>,
 }
 
 impl Mock {
@@ -98,6 +102,7 @@ impl Engine for Mock {
             let mut replies = self.replies.lock().unwrap();
             if replies.len() > 1 { replies.remove(0) } else { replies[0].clone() }
         };
+        assert!(!matches!(reply, Reply::Panic), "a planted panic");
         if let Reply::Refuse(error) = reply {
             return Err(error);
         }
@@ -117,7 +122,7 @@ impl Engine for Mock {
             }
             Reply::Tokens(tokens) => tokens.clone(),
             Reply::Seed => bytes(&format!("{:x}", request.sampling.seed)).collect(),
-            Reply::Refuse(_) => unreachable!(),
+            Reply::Refuse(_) | Reply::Panic => unreachable!(),
         };
         let mut left = request.stop.max_tokens.unwrap_or(u32::MAX);
         let ends = matches!(reply, Reply::Text(_) | Reply::Tokens(_) | Reply::Seed);
@@ -140,7 +145,7 @@ impl Engine for Mock {
             }
             Reply::Fail(_, error) => events.send(Event::Failed(error)),
             Reply::Hold(_) => self.held.lock().unwrap().push(events),
-            Reply::Gone(_) | Reply::Refuse(_) => {}
+            Reply::Gone(_) | Reply::Refuse(_) | Reply::Panic => {}
         }
         Ok(())
     }
@@ -174,6 +179,11 @@ impl Engine for Mock {
             preemptions: 4,
             cancelled: 1,
             steps: 77,
+            failed_steps: 2,
+            restarts: 1,
+            step_time: *self.step.lock().unwrap(),
+            steps_by_tokens: [70, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0],
+            step_tokens: 3200,
             kv_evictions: 6,
             kv_evicted_tokens: 768,
             recall_steps: 50,
@@ -337,6 +347,7 @@ impl App {
             held: Mutex::default(),
             cached: Mutex::new(0),
             dead: AtomicBool::new(false),
+            step: Mutex::default(),
         });
         let template = ChatTemplate::from_source(template, Some("<s>"), Some("</s>")).unwrap();
         let state = AppState::new(engine.clone(), tokenizer, Some(template), config);

@@ -46,7 +46,10 @@ impl Server {
         // Reads to the end, so that the server never waits for a full pipe.
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                if let Some(rest) = line.strip_prefix("serving on http://") {
+                let rest = line.strip_prefix("serving on http");
+                if let Some(rest) =
+                    rest.and_then(|rest| rest.trim_start_matches('s').strip_prefix("://"))
+                {
                     let _ = sender.send(rest.split(',').next().unwrap_or_default().to_owned());
                 }
             }

@@ -138,6 +138,7 @@ impl World {
 
     /// A request comes, with one choice or several.
     fn arrive(&mut self) {
+        self.wait_for_writes();
         let n = &mut self.numbers;
         let family = &self.families[n.within(0, 2) as usize];
         let mut prompt = family[..n.within(0, 40) as usize].to_vec();
