@@ -100,6 +100,8 @@ pub(crate) struct Inner<T> {
     pub(crate) bank: Bank<T>,
     pub(crate) ranks: Ranks,
     trace: Option<Trace>,
+    /// What was last expected of which layer, while a trace is kept.
+    expected: (u32, Vec<u32>),
     looked: Instant,
     /// Slots that there are where memory allows.
     most: usize,
@@ -146,6 +148,7 @@ impl<T> ExpertStore<T> {
             bank: Bank::new(slot_bytes, slots, config.policy),
             ranks: Ranks::new(&experts),
             trace: None,
+            expected: (0, Vec::new()),
             looked: Instant::now(),
             most: slots,
         };
@@ -190,10 +193,14 @@ impl<T> ExpertStore<T> {
         layer: u32,
         experts: impl IntoIterator<Item = u32>,
     ) {
-        if self.prefetch == 0 || !self.readers.is_idle() {
+        let experts: Vec<_> = experts.into_iter().take(self.prefetch).collect();
+        if inner.trace.is_some() {
+            inner.expected = (layer, experts.clone());
+        }
+        if !self.readers.is_idle() {
             return;
         }
-        for expert in experts.into_iter().take(self.prefetch) {
+        for expert in experts {
             let key = ExpertKey { layer, expert };
             if inner.bank.has(key) || self.readers.has(key) {
                 continue;
@@ -433,6 +440,8 @@ impl<T> Inner<T> {
             return;
         };
         let experts = wanted.iter().map(|w| (w.expert, w.rows)).collect();
-        trace.touches.push(Touch { layer, tokens, experts });
+        let (of, expected) = std::mem::take(&mut self.expected);
+        let expected = if of == layer { expected } else { Vec::new() };
+        trace.touches.push(Touch { layer, tokens, experts, expected });
     }
 }
