@@ -6,12 +6,13 @@
 
 use super::{
     ImageLimits,
-    address::is_public,
+    address::may_fetch_from,
     source::{check_web, invalid},
 };
 use crate::errors::ApiError;
 use std::{
-    fmt, io,
+    fmt,
+    io::{self, Read as _},
     net::{IpAddr, SocketAddr, ToSocketAddrs},
     sync::Arc,
     time::{Duration, Instant},
@@ -58,7 +59,7 @@ impl Fetcher {
             timeout: limits.media_fetch_timeout,
             max_bytes,
             lookup: Arc::new(|host, port| Ok((host, port).to_socket_addrs()?.collect())),
-            allows: is_public,
+            allows: may_fetch_from,
         }
     }
 
@@ -159,12 +160,14 @@ impl Fetcher {
         if response.body().content_length().is_some_and(|length| length > limit) {
             return Err(too_long(limit));
         }
-        // As many bytes as its own limit are too many for the library.
-        let body = response.into_body().into_with_config().limit(limit.saturating_add(1));
-        body.read_to_vec().map_err(|error| match error {
-            ureq::Error::BodyExceedsLimit(_) => too_long(limit),
-            error => failed(&error),
-        })
+        // The library's own limit is one of bytes before they are inflated, which it does unasked where it can.
+        let (mut file, most) = (Vec::new(), limit.saturating_add(1));
+        let read = response.into_body().into_reader().take(most).read_to_end(&mut file);
+        read.map_err(|error| failed(&ureq::Error::from(error)))?;
+        match file.len() as u64 > limit {
+            true => Err(too_long(limit)),
+            false => Ok(file),
+        }
     }
 }
 
