@@ -92,7 +92,7 @@ impl Case {
     fn attend(&self, q: &Tensor, kv_len: usize, params: &AttnParams<'_>) -> Vec<f32> {
         let q_len = q.dims()[0];
         let batch =
-            AttnBatch { seqs: vec![SeqSpan { q_len, kv_len, blocks: &self.blocks, exact: None }] };
+            AttnBatch { seqs: vec![SeqSpan { q_len, kv_len, blocks: &self.blocks, exact: None, together: None }] };
         let out = self.codec.attend(self.geometry, q, &self.pages, &batch, params).unwrap();
         out.to_vec().unwrap()
     }
@@ -243,7 +243,7 @@ fn what_does_not_fit_is_refused() {
         let mut case = Case::new(name, geometry, 9, 1);
         let params = AttnParams::new(1.0);
         let attend = |q: &Tensor, kv_len, blocks: &[BlockId]| {
-            let seqs = vec![SeqSpan { q_len: q.dims()[0], kv_len, blocks, exact: None }];
+            let seqs = vec![SeqSpan { q_len: q.dims()[0], kv_len, blocks, exact: None, together: None }];
             case.codec.attend(geometry, q, &case.pages, &AttnBatch { seqs }, &params)
         };
         let q = tensor(1, 4, 8, 3);
@@ -255,7 +255,7 @@ fn what_does_not_fit_is_refused() {
         assert!(shape(attend(&tensor(1, 3, 8, 3), 9, &case.blocks)), "heads");
         let three = Sinks::new(vec![0.0; 3]);
         let sinks = AttnParams { sinks: Some(&three), ..params };
-        let seqs = vec![SeqSpan { q_len: 1, kv_len: 9, blocks: &case.blocks, exact: None }];
+        let seqs = vec![SeqSpan { q_len: 1, kv_len: 9, blocks: &case.blocks, exact: None, together: None }];
         let got = case.codec.attend(geometry, &q, &case.pages, &AttnBatch { seqs }, &sinks);
         assert!(shape(got), "sinks");
         assert!(shape(attend(&tensor(1, 4, 16, 3), 9, &case.blocks)), "head_dim");
@@ -308,7 +308,7 @@ fn exact_blocks_take_the_place_of_codes() {
         case.codec.encode_exact(geometry, &case.k, &case.v, &at, &mut case.pages).unwrap();
         let attend = |q: &Tensor, kv_len, places: &[Option<BlockId>]| {
             let exact = Some(ExactBlocks { tokens, blocks: places, skipped: 0 });
-            let span = SeqSpan { q_len: q.dims()[0], kv_len, blocks: &case.blocks, exact };
+            let span = SeqSpan { q_len: q.dims()[0], kv_len, blocks: &case.blocks, exact, together: None };
             let batch = AttnBatch { seqs: vec![span] };
             case.codec.attend(geometry, q, &case.pages, &batch, &params).map(|x| values(&x))
         };

@@ -27,6 +27,7 @@ fn request(id: u64, prompt: u32, max_new: u32) -> Admission {
         client: None,
         priority: 0,
         cut_tokens: 0,
+        whole: Vec::new(),
     }
 }
 
