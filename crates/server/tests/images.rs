@@ -137,3 +137,152 @@ fn without_its_tower_a_model_takes_no_images() {
     assert_eq!(reply.status, 400);
     assert!(reply.body.contains("does not take images"), "{}", reply.body);
 }
+
+/// Numbers that are the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n.max(1)
+    }
+}
+
+/// Files of images, good ones and bad ones, by their names.
+fn files() -> Vec<(String, Vec<u8>)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/images");
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let images = entries.filter(|path| {
+        !matches!(path.extension().and_then(|e| e.to_str()), Some("safetensors" | "json"))
+    });
+    let name = |path: &std::path::Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let mut all: Vec<_> = images.map(|path| (name(&path), fs::read(&path).unwrap())).collect();
+    all.sort();
+    all
+}
+
+/// A PNG file's header that says another size, with the sum that belongs to it.
+fn resized(png: &[u8], width: u32, height: u32) -> Vec<u8> {
+    let step = |sum: u32, _| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 };
+    let mut file = png.to_vec();
+    file[16..20].copy_from_slice(&width.to_be_bytes());
+    file[20..24].copy_from_slice(&height.to_be_bytes());
+    let sum = !file[12..29]
+        .iter()
+        .fold(!0, |sum, &byte| (0..8).fold(sum ^ u32::from(byte), step));
+    file[29..33].copy_from_slice(&sum.to_be_bytes());
+    file
+}
+
+/// A thousand files, most of them damaged.
+fn thousand() -> Vec<(String, Vec<u8>)> {
+    let whole = files();
+    let mut all = whole.clone();
+    let mut numbers = Numbers(43);
+    let sizes = [1, 255, 4097, 8000, 30_000, 65_535, 1 << 20, u32::MAX >> 1, u32::MAX];
+    for (name, file) in whole.iter().filter(|(_, file)| file.starts_with(b"\x89PNG") && file.len() > 33) {
+        for _ in 0..6 {
+            let size = [sizes[numbers.below(9)], sizes[numbers.below(9)]];
+            all.push((format!("{name} of {size:?}"), resized(file, size[0], size[1])));
+        }
+    }
+    // Places where GIF, BMP, JPEG and WebP files may have their sizes.
+    for (name, file) in &whole {
+        let place = match file {
+            [b'G', b'I', b'F', ..] => 6..10,
+            [b'B', b'M', ..] => 18..26,
+            [b'R', b'I', b'F', b'F', ..] => 24..30,
+            [0xff, 0xd8, ..] => {
+                let found = file.windows(2).position(|w| matches!(w, [0xff, 0xc0 | 0xc2]));
+                found.map_or(0..0, |at| at + 5..at + 9)
+            }
+            _ => continue,
+        };
+        if place.end <= file.len() {
+            let mut huge = file.clone();
+            huge[place].fill(0x7f);
+            all.push((format!("{name}, huge"), huge));
+        }
+    }
+    let heads: [&[u8]; 6] = [b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF", b"\xff\xd8\xff\xe0", b"%PDF-1.7"];
+    for head in heads {
+        all.push((format!("{head:?} alone"), head.to_vec()));
+        all.push((format!("{head:?} and text"), [head, &[b'x'; 500]].concat()));
+    }
+    while all.len() < 1000 {
+        let (name, file) = &whole[numbers.below(whole.len())];
+        let mut bad = file.clone();
+        let how = numbers.below(4);
+        match how {
+            0 => bad.truncate(numbers.below(file.len())),
+            1 if !bad.is_empty() => (0..=numbers.below(8)).for_each(|_| {
+                let at = numbers.below(bad.len());
+                bad[at] ^= 1 << numbers.below(8);
+            }),
+            2 => {
+                let (from, n) = (numbers.below(file.len()), numbers.below(64));
+                bad.drain(from..(from + n).min(file.len()));
+            }
+            _ => {
+                let (other, at) = (&whole[numbers.below(whole.len())].1, numbers.below(file.len()));
+                bad.splice(at.., other.iter().skip(at).copied());
+            }
+        }
+        all.push((format!("{name}, damaged in way {how}"), bad));
+    }
+    all
+}
+
+/// Most memory that a process has had, in MiB.
+#[cfg(target_os = "linux")]
+fn peak(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
+}
+
+#[test]
+fn a_thousand_damaged_images_are_answered_or_refused() {
+    let Fixture { file, greedy, .. } = fixture();
+    let server = Server::start(&[&[MODEL][..], &EXACT].concat());
+    let post = |image: &[u8], tokens| {
+        let url = format!("data:image/png;base64,{}", BASE64_STANDARD.encode(image));
+        server.post("/v1/chat/completions", &body(&url, tokens))
+    };
+    assert_eq!(post(&file, 1).status, 200);
+    #[cfg(target_os = "linux")]
+    let before = peak(server.pid());
+    let refused: Value = serde_json::from_slice(
+        &fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/images/refused.json")).unwrap(),
+    )
+    .unwrap();
+    let (all, whole) = (thousand(), files().len());
+    let mut answered = 0;
+    for (i, (name, image)) in all.iter().enumerate() {
+        let reply = post(image, 1);
+        if i < whole {
+            // An image of a single pixel is too small for nobody.
+            let expected = if refused.get(name).is_some() { 400 } else { 200 };
+            assert_eq!(reply.status, expected, "{name}: {}", reply.body);
+        }
+        match reply.status {
+            200 => answered += 1,
+            400 => {
+                let error = &reply.json()["error"];
+                assert_eq!(error["code"], "invalid_image", "{name}: {error}");
+                assert!(error["message"].as_str().unwrap().len() > 20, "{name}: {error}");
+            }
+            other => panic!("{name}: {other} {}", reply.body),
+        }
+    }
+    println!("{answered} of {} answered", all.len());
+    assert!(answered > whole / 2 && answered < all.len() - 300, "{answered}");
+    #[cfg(target_os = "linux")]
+    {
+        let more = peak(server.pid()) - before;
+        println!("{more} MiB at most");
+        assert!(more < 700, "{more} MiB");
+    }
+    let after: Value = post(&file, greedy.len()).json();
+    assert_eq!(after["choices"][0]["token_ids"], json!(greedy));
+}
