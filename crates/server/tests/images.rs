@@ -4,10 +4,10 @@
 mod common;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use common::{BINARY, Server};
+use common::{BINARY, Server, model_dir::ModelDir};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use std::{fs, process::Command};
+use std::{collections::BTreeMap, fs, process::Command};
 
 const MODEL: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/vision/qwen3_vl-chat");
@@ -136,6 +136,101 @@ fn without_its_tower_a_model_takes_no_images() {
     let reply = server.post("/v1/chat/completions", &body("data:;base64,AAAA", 5));
     assert_eq!(reply.status, 400);
     assert!(reply.body.contains("does not take images"), "{}", reply.body);
+}
+
+/// What chat templates write for an image, by family.
+const PLACEHOLDERS: [&str; 6] =
+    ["<start_of_image>", "<|image|>", "<IMG_CONTEXT>", "<|image_pad|>", "[IMG]", "<image>"];
+
+/// A checkpoint of a family, a conversation about two images, and the tokens of its prompt and of the answer.
+struct Family {
+    dir: ModelDir,
+    body: Value,
+    prompt: Vec<u64>,
+    greedy: Vec<u64>,
+}
+
+impl Family {
+    /// With a tokenizer of words and a template that puts parts one behind the other.
+    fn new(name: &str) -> Self {
+        let dir = ModelDir::of("vision", name);
+        let tokens: BTreeMap<String, u64> =
+            serde_json::from_slice(&fs::read(dir.file("tokens.json")).unwrap()).unwrap();
+        let placeholder = PLACEHOLDERS.into_iter().find(|p| tokens.contains_key(*p)).unwrap();
+        let special: Vec<_> = tokens
+            .iter()
+            .map(|(content, id)| {
+                json!({ "id": id, "content": content, "single_word": false, "lstrip": false,
+                        "rstrip": false, "normalized": false, "special": true })
+            })
+            .collect();
+        let words = (0..320u64).filter(|id| !tokens.values().any(|own| own == id));
+        let mut names: BTreeMap<u64, String> = words.map(|id| (id, format!("w{id}"))).collect();
+        names.extend(tokens.iter().map(|(content, id)| (*id, content.clone())));
+        let vocab: BTreeMap<_, _> = names.iter().map(|(id, name)| (name, id)).collect();
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": special,
+            "normalizer": null, "pre_tokenizer": { "type": "WhitespaceSplit" },
+            "post_processor": null, "decoder": null,
+            "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "w0" },
+        });
+        dir.write("tokenizer.json", tokenizer.to_string());
+        let template = format!(
+            "{{% for m in messages %}}{{% for p in m.content %}}{{% if p.type == 'image' %}}{placeholder}{{% else %}} {{{{ p.text }}}} {{% endif %}}{{% endfor %}}{{% endfor %}}"
+        );
+        dir.write("tokenizer_config.json", json!({ "chat_template": template }).to_string());
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/vision");
+        let bytes = fs::read(format!("{folder}/{name}/expected.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let ids = |name: &str| -> Vec<u64> {
+            let data = file.tensor(name).unwrap().data().to_vec();
+            data.as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b)).collect()
+        };
+        let (prompt, greedy, mut from, mut parts) =
+            (ids("input_ids"), ids("greedy"), 0, Vec::new());
+        let text = |ids: &[u64]| {
+            let words: Vec<_> = ids.iter().map(|id| names[id].as_str()).collect();
+            json!({ "type": "text", "text": words.join(" ") })
+        };
+        for i in 0..2 {
+            let expansion = ids(&format!("expansion_{i}"));
+            let mut places = prompt[from..].windows(expansion.len());
+            let start = from + places.position(|tokens| tokens == expansion).unwrap();
+            let image = file.tensor(&format!("image_{i}")).unwrap();
+            let &[height, width, 3] = image.shape() else { panic!("{:?}", image.shape()) };
+            let url = BASE64_STANDARD.encode(bmp(width, height, image.data()));
+            let url = format!("data:image/bmp;base64,{url}");
+            parts.push(text(&prompt[from..start]));
+            parts.push(json!({ "type": "image_url", "image_url": { "url": url } }));
+            from = start + expansion.len();
+        }
+        parts.push(text(&prompt[from..]));
+        let body = json!({
+            "messages": [{ "role": "user", "content": parts }], "temperature": 0,
+            "max_tokens": greedy.len(), "ignore_eos": true, "return_token_ids": true,
+        });
+        Self { dir, body, prompt, greedy }
+    }
+}
+
+#[test]
+fn every_family_sees_what_transformers_sees() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/vision");
+    let names = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.filter(|name| name != "qwen3_vl-chat").collect();
+    names.sort();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        let Family { dir, body, prompt, greedy } = Family::new(&name);
+        let server = Server::start(&[&[dir.path()][..], &EXACT].concat());
+        for _ in 0..2 {
+            let answer = server.ask("/v1/chat/completions", &body);
+            assert_eq!(answer["prompt_token_ids"], json!(prompt), "{name}");
+            assert_eq!(answer["choices"][0]["token_ids"], json!(greedy), "{name}");
+        }
+        assert!(server.metric("taper:image_cache_hits_total") >= 2.0, "{name}");
+        println!("{name}: as transformers");
+    }
 }
 
 /// Numbers that are the same in every run.

@@ -16,8 +16,17 @@ pub(crate) fn open(
     model: &ModelInfo,
     tokenizer: &Tokenizer,
 ) -> Option<Arc<dyn ImageEncoder>> {
-    model.images?;
-    let opened = taper_vision::open(source.dir()?, &|text| tokenizer.token_id(text));
+    let dir = source.dir()?;
+    if model.images.is_none() {
+        if taper_vision::has_tower(dir) {
+            tracing::warn!(
+                family = model.family,
+                "no images are taken: here the language model takes none; those of Gemma need the CPU"
+            );
+        }
+        return None;
+    }
+    let opened = taper_vision::open(dir, &|text| tokenizer.token_id(text));
     match opened {
         Ok(Some(encoder)) if encoder.hidden() == model.hidden => Some(encoder.into()),
         Ok(Some(encoder)) => {

@@ -15,6 +15,6 @@ mod weights;
 pub use decode::{DecodeError, DecodeLimits, decode};
 pub use error::VisionError;
 pub use families::model_types;
-pub use open::{open, open_checkpoint, open_on};
+pub use open::{has_tower, open, open_checkpoint, open_on};
 
 use fields::Fields;
