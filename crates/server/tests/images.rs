@@ -102,6 +102,51 @@ fn what_is_seen_is_what_transformers_sees() {
 }
 
 #[test]
+fn a_video_is_seen_as_images_of_two_frames_each() {
+    let server = Server::start(&[&[MODEL][..], &EXACT].concat());
+    let pixels: Vec<u8> = (0..24 * 16 * 3u32).map(|i| (i * i / 7) as u8).collect();
+    let still = BASE64_STANDARD.encode(bmp(24, 16, &pixels));
+    let image = json!({ "type": "image_url",
+        "image_url": { "url": format!("data:image/bmp;base64,{still}") } });
+    let text = |text: &str| json!({ "type": "text", "text": text });
+    let video = |url: String| json!({ "type": "video_url", "video_url": { "url": url } });
+    let ask = |parts: Value| {
+        let body = json!({ "messages": [{ "role": "user", "content": parts }],
+            "temperature": 0, "max_tokens": 16, "ignore_eos": true, "return_token_ids": true });
+        server.ask("/v1/chat/completions", &body)
+    };
+    // Of frames that are alike, transformers makes what it makes of the image: it stands twice in time.
+    let frames = [still.as_str(); 4].join(",");
+    let seen = ask(json!([video(format!("data:video/jpeg;base64,{frames}")), text("What?")]));
+    let images =
+        ask(json!([text("<0.2 seconds>"), image, text("<1.2 seconds>"), image, text("What?")]));
+    assert_eq!(seen["prompt_token_ids"], images["prompt_token_ids"]);
+    assert_eq!(seen["choices"][0]["token_ids"], images["choices"][0]["token_ids"]);
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/images");
+    for name in ["animated.gif", "animated.webp"] {
+        let file = BASE64_STANDARD.encode(fs::read(format!("{folder}/{name}")).unwrap());
+        let kind = name.rsplit('.').next().unwrap();
+        let seen = ask(json!([video(format!("data:image/{kind};base64,{file}")), text("What?")]));
+        let tokens = &seen["usage"]["prompt_tokens_details"]["image_tokens"];
+        assert!(tokens.as_u64().unwrap() >= 2, "{seen}");
+    }
+    assert_eq!(server.metric("taper:videos_total"), 3.0);
+    assert_eq!(server.metric("taper:video_frames_total"), 10.0);
+    for (name, says) in [("rgb.png", "does not move"), ("rgb.bmp", "does not move")] {
+        let file = BASE64_STANDARD.encode(fs::read(format!("{folder}/{name}")).unwrap());
+        let parts = json!([video(format!("data:video/x;base64,{file}"))]);
+        let body = json!({ "messages": [{ "role": "user", "content": parts }] });
+        let reply = server.post("/v1/chat/completions", &body);
+        assert!(reply.status == 400 && reply.body.contains(says), "{}", reply.body);
+    }
+    let mp4 = BASE64_STANDARD.encode(b"\0\0\0\x18ftypisom");
+    let parts = json!([video(format!("data:video/mp4;base64,{mp4}"))]);
+    let body = json!({ "messages": [{ "role": "user", "content": parts }] });
+    let reply = server.post("/v1/chat/completions", &body);
+    assert!(reply.status == 400 && reply.body.contains("ffmpeg"), "{}", reply.body);
+}
+
+#[test]
 fn the_terminal_shows_images_too() {
     let Fixture { file, greedy, .. } = fixture();
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,8 @@
 use crate::{Error, ModelSource};
 use std::sync::Arc;
 use taper_base::{
-    EncodedImage, ImageEncoder, ImageError, Medium, PreparedImage, RgbImage, TokenId, expand_images,
+    EncodedImage, ImageEncoder, ImageError, Medium, PreparedImage, RgbImage, TokenId, VideoFrame,
+    expand_images,
 };
 use taper_chat::Tokenizer;
 use taper_models::ModelInfo;
@@ -83,6 +84,15 @@ impl Shown {
         });
         Ok((prompt, media.collect()))
     }
+}
+
+/// Frames of a GIF file, or of an animated WebP or PNG file of up to 20 MiB, with up to 64 megapixels in all.
+///
+/// # Errors
+/// The file is larger, of another format, damaged, or does not move.
+pub fn video_frames(file: &[u8]) -> Result<Vec<VideoFrame>, ImageError> {
+    let frames = taper_vision::frames(file, &DecodeLimits::default());
+    frames.map_err(|error| ImageError::Refused(error.to_string()))
 }
 
 /// Reads an image file: PNG, JPEG, WebP, GIF (its first frame) or BMP, of up to 64 megapixels and 20 MiB.
