@@ -1,8 +1,8 @@
 //! Images of a request: whether they fit it, and what of them a step computes.
 
+use sha2::{Digest, Sha256};
 use std::{ops::Range, sync::Arc};
 use taper_base::{EncodedImage, GenRequest, Medium, SubmitError, TokenId};
-use sha2::{Digest, Sha256};
 use taper_kv_cache::ImageSpan;
 use taper_kv_codecs::MutualSpan;
 use taper_models::{Ahead, ImagePositions, ImageRow, ModelInfo};

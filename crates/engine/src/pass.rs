@@ -5,8 +5,8 @@ use crate::{media::Media, sequence::Sequence};
 use std::{collections::HashMap, ops::Range};
 use taper_base::{Phase, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
-use taper_models::{Adapter, Batch, ImageRow, Model, ModelError, ModelInfo, StepImages};
 use taper_kv_codecs::MutualSpan;
+use taper_models::{Adapter, Batch, ImageRow, Model, ModelError, ModelInfo, StepImages};
 use taper_scheduler::StepPlan;
 use taper_tensor::{Tensor, ops};
 

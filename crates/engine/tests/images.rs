@@ -7,9 +7,7 @@ mod common;
 use common::{ask, collect, config, greedy, settled, submit, wait_for};
 use safetensors::SafeTensors;
 use std::{fs, path::PathBuf};
-use taper_base::{
-    EncodedImage, Engine, GenRequest, GenerationError, Medium, SubmitError, TokenId,
-};
+use taper_base::{EncodedImage, Engine, GenRequest, GenerationError, Medium, SubmitError, TokenId};
 use taper_engine::{EngineConfig, KvBudget, KvDisk, LocalEngine, Speculation, channel};
 use taper_kv_codecs::Exact;
 use taper_models::LoadOptions;

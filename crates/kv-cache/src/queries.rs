@@ -168,8 +168,9 @@ mod tests {
         // Three tokens of an image, of which two came before; then four of another; then a whole prompt.
         let spans = [span(0, 3, 2), span(5, 9, 0), span(10, 14, 0)];
         let mutual = |past_window| Mutual { spans: &spans, past_window };
-        let seen = |own: Queries, from, end| {
-            Queries { together: Some(Together { from: Some(from), end }), ..own }
+        let seen = |own: Queries, from, end| Queries {
+            together: Some(Together { from: Some(from), end }),
+            ..own
         };
         let want = [
             seen(queries(0, 0, 3, 23, 0), 18, 23),

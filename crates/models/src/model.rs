@@ -1,8 +1,8 @@
 //! The model seam.
 
 use crate::{
-    Adapter, AdapterTargets, Ahead, ExpertStreaming, ImagePositions, ModelError, StateSession, StepImages,
-    StreamedExperts,
+    Adapter, AdapterTargets, Ahead, ExpertStreaming, ImagePositions, ModelError, StateSession,
+    StepImages, StreamedExperts,
 };
 use std::fmt;
 use taper_base::{Phase, TokenId};

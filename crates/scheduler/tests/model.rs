@@ -19,14 +19,9 @@ enum Call {
         whole: Option<(u32, u32)>,
     },
     /// Cancels the sequence that this index hits, between plan and commit or outside.
-    Cancel {
-        index: usize,
-        mid_step: bool,
-    },
+    Cancel { index: usize, mid_step: bool },
     /// The sequence hit ends early.
-    Step {
-        ends: Option<usize>,
-    },
+    Step { ends: Option<usize> },
 }
 
 fn calls() -> impl Strategy<Value = Vec<Call>> {

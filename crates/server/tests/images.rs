@@ -261,7 +261,8 @@ impl Family {
 #[test]
 fn every_family_sees_what_transformers_sees() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/vision");
-    let names = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let names =
+        fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.filter(|name| name != "qwen3_vl-chat").collect();
     names.sort();
     assert!(names.len() > 20, "{names:?}");
@@ -283,7 +284,8 @@ struct Numbers(u64);
 
 impl Numbers {
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n.max(1)
     }
 }
@@ -307,9 +309,7 @@ fn resized(png: &[u8], width: u32, height: u32) -> Vec<u8> {
     let mut file = png.to_vec();
     file[16..20].copy_from_slice(&width.to_be_bytes());
     file[20..24].copy_from_slice(&height.to_be_bytes());
-    let sum = !file[12..29]
-        .iter()
-        .fold(!0, |sum, &byte| (0..8).fold(sum ^ u32::from(byte), step));
+    let sum = !file[12..29].iter().fold(!0, |sum, &byte| (0..8).fold(sum ^ u32::from(byte), step));
     file[29..33].copy_from_slice(&sum.to_be_bytes());
     file
 }
@@ -320,7 +320,9 @@ fn thousand() -> Vec<(String, Vec<u8>)> {
     let mut all = whole.clone();
     let mut numbers = Numbers(43);
     let sizes = [1, 255, 4097, 8000, 30_000, 65_535, 1 << 20, u32::MAX >> 1, u32::MAX];
-    for (name, file) in whole.iter().filter(|(_, file)| file.starts_with(b"\x89PNG") && file.len() > 33) {
+    for (name, file) in
+        whole.iter().filter(|(_, file)| file.starts_with(b"\x89PNG") && file.len() > 33)
+    {
         for _ in 0..6 {
             let size = [sizes[numbers.below(9)], sizes[numbers.below(9)]];
             all.push((format!("{name} of {size:?}"), resized(file, size[0], size[1])));
@@ -344,7 +346,8 @@ fn thousand() -> Vec<(String, Vec<u8>)> {
             all.push((format!("{name}, huge"), huge));
         }
     }
-    let heads: [&[u8]; 6] = [b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF", b"\xff\xd8\xff\xe0", b"%PDF-1.7"];
+    let heads: [&[u8]; 6] =
+        [b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF", b"\xff\xd8\xff\xe0", b"%PDF-1.7"];
     for head in heads {
         all.push((format!("{head:?} alone"), head.to_vec()));
         all.push((format!("{head:?} and text"), [head, &[b'x'; 500]].concat()));
@@ -393,7 +396,8 @@ fn a_thousand_damaged_images_are_answered_or_refused() {
     #[cfg(target_os = "linux")]
     let before = peak(server.pid());
     let refused: Value = serde_json::from_slice(
-        &fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/images/refused.json")).unwrap(),
+        &fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/images/refused.json"))
+            .unwrap(),
     )
     .unwrap();
     let (all, whole) = (thousand(), files().len());

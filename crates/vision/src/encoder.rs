@@ -153,7 +153,8 @@ impl VideoEncoder for Encoder {
             }
             hash.update(self.hash(frame));
         }
-        let Prepared { expansion, grid, pixels, shape } = self.processor.prepare_frames(frames, sampled)?;
+        let Prepared { expansion, grid, pixels, shape } =
+            self.processor.prepare_frames(frames, sampled)?;
         let (image_token, hash) = (self.image_token, hash.finalize().into());
         Ok(PreparedImage { expansion, image_token, hash, grid, pixels, shape })
     }

@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn a_section_of_its_own_counts() {
-        let both = json!({ "fps": 9, "video_processor": { "fps": 3, "size": { "longest_edge": 7 } } });
+        let both =
+            json!({ "fps": 9, "video_processor": { "fps": 3, "size": { "longest_edge": 7 } } });
         let own = Sampling::read(fields(Fields(&both)), 2).unwrap();
         assert_eq!((own.per_second, own.pixels[1]), (3.0, 7));
         assert!(Sampling::read(Fields(&json!({ "fps": 0 })), 2).is_err());

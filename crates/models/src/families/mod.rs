@@ -212,8 +212,10 @@ fn images(model_type: &str, text: &Value) -> (Option<ImagePositions>, Option<Ahe
     let positions = match model_type {
         "glm4v" | "qwen2_5_vl" | "qwen2_vl" | "qwen3_5" | "qwen3_5_moe" | "qwen3_vl"
         | "qwen3_vl_moe" => Some(ImagePositions::Axes),
-        "gemma3" | "gemma4" | "idefics3" | "internvl" | "lfm2-vl" | "lfm2_vl" | "llama4" | "llava"
-        | "llava_next" | "mistral3" | "paligemma" | "smolvlm" => Some(ImagePositions::Text),
+        "gemma3" | "gemma4" | "idefics3" | "internvl" | "lfm2-vl" | "lfm2_vl" | "llama4"
+        | "llava" | "llava_next" | "mistral3" | "paligemma" | "smolvlm" => {
+            Some(ImagePositions::Text)
+        }
         // Of others, towers are not there yet.
         _ => None,
     };

@@ -70,7 +70,9 @@ pub(super) fn base64_of(bytes: &[u8]) -> String {
 
 /// The bytes of base64.
 pub(super) fn data_of(data: &str) -> Result<Vec<u8>, ApiError> {
-    BASE64.decode(data.trim()).map_err(|error| invalid(format!("the image is not valid base64: {error}")))
+    BASE64
+        .decode(data.trim())
+        .map_err(|error| invalid(format!("the image is not valid base64: {error}")))
 }
 
 /// The URL of an image that came as base64, or as a data URL.

@@ -61,7 +61,8 @@ fn chosen(
     url: &str,
     per_second: Option<f64>,
 ) -> Result<Vec<VideoFrame>, ApiError> {
-    let Some((kind, data)) = strip_scheme(url, "data:").and_then(|rest| rest.split_once(";base64,"))
+    let Some((kind, data)) =
+        strip_scheme(url, "data:").and_then(|rest| rest.split_once(";base64,"))
     else {
         return Err(invalid(
             "videos come in requests: data:image/gif;base64,... or data:video/jpeg;base64,<frame>,<frame>,...",
@@ -72,9 +73,8 @@ fn chosen(
         if !(per_second.is_finite() && (1e-3..=1e3).contains(&per_second)) {
             return Err(invalid("'fps' must be from 0.001 to 1000"));
         }
-        let frame = |(i, data)| {
-            Ok(VideoFrame { file: data_of(data)?, seconds: i as f64 / per_second })
-        };
+        let frame =
+            |(i, data)| Ok(VideoFrame { file: data_of(data)?, seconds: i as f64 / per_second });
         return data.split(',').enumerate().map(frame).collect();
     }
     if per_second.is_some() {

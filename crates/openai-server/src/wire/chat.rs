@@ -1,8 +1,7 @@
 //! `/v1/chat/completions`.
 
 use super::{
-    AnyObject, Anything, ChunkUsage, ImageUrl, PromptLogprobs, Usage, VideoUrl, from_objects,
-    whole,
+    AnyObject, Anything, ChunkUsage, ImageUrl, PromptLogprobs, Usage, VideoUrl, from_objects, whole,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};

@@ -40,9 +40,8 @@ fn frames(file: &[u8]) -> Result<Vec<VideoFrame>, ImageError> {
     let Some(frames) = file.strip_prefix(b"v") else {
         return Err(ImageError::Refused("MP4 is not read".to_owned()));
     };
-    let frame = |(i, file): (usize, &[u8])| {
-        VideoFrame { file: file.to_vec(), seconds: i as f64 / 2.0 }
-    };
+    let frame =
+        |(i, file): (usize, &[u8])| VideoFrame { file: file.to_vec(), seconds: i as f64 / 2.0 };
     Ok(frames.chunks(3).enumerate().map(frame).collect())
 }
 
@@ -110,7 +109,8 @@ impl ImageEncoder for Fake {
 
 fn seeing_with(limits: ImageLimits) -> (App, Arc<Fake>) {
     let encoder = Arc::new(Fake::default());
-    let vision = Some(Vision { encoder: Arc::clone(&encoder) as Arc<dyn ImageEncoder>, decode, frames });
+    let vision =
+        Some(Vision { encoder: Arc::clone(&encoder) as Arc<dyn ImageEncoder>, decode, frames });
     let config = ServerConfig { vision, images: limits, ..config() };
     let added =
         [("<|im_start|>", true), ("<|im_end|>", true), ("<|image|>", true), ("<|begin|>", true)];
@@ -325,7 +325,8 @@ async fn other_videos_are_refused_with_what_to_do() {
         ("frames:2,AAEC", "videos come in requests"),
         ("", "videos come in requests"),
     ] {
-        let (status, error) = refused(&app, "/v1/chat/completions", &asks(json!([video(url)]))).await;
+        let (status, error) =
+            refused(&app, "/v1/chat/completions", &asks(json!([video(url)]))).await;
         let message = error["message"].as_str().unwrap();
         assert!(status == 400 && message.contains(says), "{url}: {error}");
     }

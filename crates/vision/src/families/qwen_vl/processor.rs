@@ -73,15 +73,10 @@ impl SquareProcessor {
     }
 
     /// With videos, as Qwen 3 has them.
-    pub(in crate::families) fn with_videos(
-        self,
-        fields: Fields<'_>,
-    ) -> Result<Self, VisionError> {
+    pub(in crate::families) fn with_videos(self, fields: Fields<'_>) -> Result<Self, VisionError> {
         let fields = video::fields(fields);
-        let (sampling, scaling) = (
-            Sampling::read(fields, self.frames)?,
-            Scaling::read(fields, Filter::Bicubic, HALVES)?,
-        );
+        let (sampling, scaling) =
+            (Sampling::read(fields, self.frames)?, Scaling::read(fields, Filter::Bicubic, HALVES)?);
         Ok(Self { videos: Some(Videos { sampling, scaling }), ..self })
     }
 
@@ -158,11 +153,7 @@ impl Processor for SquareProcessor {
         self.videos.as_ref().map(|own| &own.sampling)
     }
 
-    fn prepare_frames(
-        &self,
-        frames: &[RgbImage],
-        sampled: usize,
-    ) -> Result<Prepared, ImageError> {
+    fn prepare_frames(&self, frames: &[RgbImage], sampled: usize) -> Result<Prepared, ImageError> {
         let (Some(Videos { sampling, scaling }), Some(first)) = (&self.videos, frames.first())
         else {
             return Err(ImageError::Refused("there are no frames that could be seen".to_owned()));
