@@ -2,6 +2,7 @@
 
 mod drafts;
 mod eviction;
+mod whole;
 
 use taper_base::{SeqId, TokenId};
 use taper_scheduler::{
