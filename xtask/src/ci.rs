@@ -60,6 +60,9 @@ const fn step(name: &'static str, what: &'static str, action: Action) -> Step {
 
 use Action::{FreshStart, Run, Served, ServedModel};
 
+/// A tiny model that sees, with a tokenizer and a chat template.
+const SEES: &str = "tests/fixtures/vision/qwen3_vl-chat";
+
 /// In the order they run. `test` is what the README tells people to run.
 const STEPS: &[Step] = &[
     step(
@@ -180,6 +183,33 @@ const STEPS: &[Step] = &[
                 "--api-key",
                 "{key}",
             ],
+        ),
+    ),
+    step(
+        "sdk-images",
+        "images by OpenAI's and Anthropic's Python SDKs against a release server of a model that sees",
+        ServedModel(
+            SEES,
+            "tests/sdk",
+            &["{python}", "images_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-images-clients",
+        "images by LangChain against that model",
+        ServedModel(
+            SEES,
+            "tests/sdk",
+            &["{python}-clients", "images_clients.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-images-node",
+        "images by OpenAI's Node SDK and Vercel's AI SDK against that model",
+        ServedModel(
+            SEES,
+            "tests/sdk",
+            &["node", "images_node.mjs", "--base-url", "{url}", "--api-key", "{key}"],
         ),
     ),
     step(

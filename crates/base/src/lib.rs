@@ -26,7 +26,9 @@ pub use engine::{
 pub use exp::exp;
 pub use grammar::{Constraint, ConstraintError, End, Grammar, SharedGrammar, TokenMask};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
-pub use media::{EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage};
+pub use media::{
+    EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage, VideoEncoder, VideoFrame,
+};
 pub use medium::{Medium, expand_images};
 pub use phase::Phase;
 pub use request::{

@@ -2,6 +2,7 @@
 
 use crate::{
     adapters::salt,
+    media,
     pace::{Company, Pace},
     pool::{Pool, blocks},
     sequence::{Advance, Sequence, internal},
@@ -218,16 +219,18 @@ impl Lane {
         if let Err(error) = self.cache.set_recall(id, *recall) {
             tracing::error!(%error, "a request attends to all pages");
         }
-        self.cache.set_salt(id, salt(adapter.as_ref(), request.cache_salt.as_ref()));
+        let info = shared.model.info();
+        let own = media::salt(request, info.ahead).or_else(|| request.cache_salt.clone());
+        self.cache.set_salt(id, salt(adapter.as_ref(), own.as_ref()));
         let (prompt, client, max_new) = (request.prompt.clone(), request.client, *max_new);
         let priority = request.priority;
-        let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
-        let images = shared.model.info().images;
-        let sequence = Sequence::new(submission, &shared.eos, vocab, images);
+        let vocab = u32::try_from(info.vocab).unwrap_or(u32::MAX);
+        let sequence = Sequence::new(submission, &shared.eos, vocab, (info.images, info.ahead));
         self.cache.set_images(id, sequence.media().spans());
         let all_logits = sequence.wants_prompt_logprobs();
-        let cut_tokens = sequence.cut_tokens();
-        let admission = Admission { id, prompt, max_new, all_logits, client, priority, cut_tokens };
+        let (cut_tokens, whole) = (sequence.cut_tokens(), sequence.media().whole().to_vec());
+        let admission =
+            Admission { id, prompt, max_new, all_logits, client, priority, cut_tokens, whole };
         let units = match admission.prompt.split_last() {
             // The last token is computed in any case, and with all logits every one.
             Some((_, reusable)) if !all_logits => self.cache.on_disk(id, reusable),
@@ -462,6 +465,7 @@ fn refusal(error: AdmitError) -> GenerationError {
         AdmitError::NeverFits { need_tokens, capacity_tokens } => {
             SubmitError::NeverFits { need: need_tokens, capacity: capacity_tokens }
         }
+        AdmitError::TooManyAtOnce { tokens, most } => SubmitError::TooManyAtOnce { tokens, most },
         AdmitError::EmptyPrompt { .. } => SubmitError::EmptyPrompt,
         AdmitError::DuplicateId { .. } => {
             return internal(Arc::new(error), "the scheduler refused a request");

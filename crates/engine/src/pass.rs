@@ -5,6 +5,7 @@ use crate::{media::Media, sequence::Sequence};
 use std::{collections::HashMap, ops::Range};
 use taper_base::{Phase, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
+use taper_kv_codecs::MutualSpan;
 use taper_models::{Adapter, Batch, ImageRow, Model, ModelError, ModelInfo, StepImages};
 use taper_scheduler::StepPlan;
 use taper_tensor::{Tensor, ops};
@@ -36,6 +37,8 @@ struct Pass<'a> {
     images: Vec<ImageRow<'a>>,
     /// Rotary positions of each token; empty where all are its position.
     axes: Vec<[u32; 3]>,
+    /// Tokens that see each other.
+    mutual: Vec<MutualSpan>,
 }
 
 /// Logits of the last `logit_rows` tokens of each work, one after the other.
@@ -134,6 +137,7 @@ impl<'a> Pass<'a> {
     fn push_media(&mut self, media: &'a Media, own: Range<usize>) {
         let (all, before) = (self.positions.len(), self.positions.len() - own.len());
         self.images.extend(media.rows(own.clone(), before));
+        self.mutual.extend(media.mutual(own.clone(), before));
         if media.turns() || !self.axes.is_empty() {
             let plain = self.positions[self.axes.len()..before].iter().map(|&at| [at; 3]);
             self.axes.extend(plain);
@@ -143,8 +147,8 @@ impl<'a> Pass<'a> {
     }
 
     fn run(&self, model: &dyn Model, cache: &mut KvCache) -> Result<Tensor, PassError> {
-        let Self { phase, tokens, positions, logits_at, adapters, axes, images: rows, .. } = self;
-        let images = StepImages { axes, rows };
+        let Self { phase, tokens, positions, logits_at, adapters, axes, images, mutual, .. } = self;
+        let images = StepImages { axes, rows: images, mutual };
         let batch = Batch { tokens, positions, logits_at, phase: *phase, adapters, images };
         let logits = model.forward(&batch, &mut cache.session(&self.ranges)?)?;
         let expected = logits_at.len() * model.info().vocab;

@@ -13,7 +13,7 @@ use taper_base::{
     GenerationError, TokenId, TokenLogprobs, TokenMask, TokenSet,
 };
 use taper_kv_cache::EVERY_TOKENS;
-use taper_models::{Adapter, ImagePositions};
+use taper_models::{Adapter, Ahead, ImagePositions};
 use taper_sampler::{Choice, Sampler, SamplerError, token_logprobs};
 use taper_tensor::pool;
 
@@ -76,7 +76,7 @@ impl Sequence {
         submission: Submission,
         eos: &TokenSet,
         vocab: u32,
-        images: Option<ImagePositions>,
+        sight: (Option<ImagePositions>, Option<Ahead>),
     ) -> Self {
         let Submission { request, max_new, listener, adapter, recall } = submission;
         let stops = stops(&request, eos);
@@ -86,7 +86,7 @@ impl Sequence {
         let samples_all = limited || request.sampling.logprobs.is_some();
         let constrained = |grammar| Constrained::new(grammar, eos, &stops, samples_all);
         Self {
-            media: Media::new(&request, images),
+            media: Media::new(&request, sight),
             sampler: Sampler::new(&request.sampling, &request.prompt, vocab),
             tokens: request.prompt,
             prompt_len,

@@ -265,7 +265,7 @@ mod tests {
             let listener = Listener::new(Box::new(Nobody), ticket);
             let submission =
                 Submission { request, max_new: 9, listener, adapter: None, recall: None };
-            Sequence::new(submission, &TokenSet::default(), 4, None)
+            Sequence::new(submission, &TokenSet::default(), 4, (None, None))
         };
         let mut sequences: HashMap<_, _> = [
             (SeqId(1), sequence(vec![1, 2], None)),

@@ -117,5 +117,6 @@ fn one_layer() -> taper_models::ModelInfo {
         weight_bytes: 1,
         prefill_apart: false,
         images: None,
+        ahead: None,
     }
 }

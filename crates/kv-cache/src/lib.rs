@@ -13,6 +13,7 @@ mod keep;
 mod parts;
 mod prefix;
 mod prices;
+mod queries;
 mod recall;
 mod rewind;
 mod scheme;

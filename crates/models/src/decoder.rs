@@ -13,6 +13,8 @@ use crate::{
     streaming::{StreamedExperts, Streams as ExpertStreams},
     streams::Streams,
 };
+use std::borrow::Cow;
+use taper_base::TokenId;
 use taper_kv_cache::KvHeads;
 use taper_tensor::{
     ChangedRows, Embedding, Linear, Pass, Phase, RmsNorm, RopeAngles, RopeTable, Tensor, ops,
@@ -191,12 +193,25 @@ impl Decoder {
         if !batch.images.rows.is_empty() {
             x = batch.images.put(x)?;
         }
-        let inputs = self.per_layer.as_ref().map(|own| own.inputs(batch.tokens, &x, phase));
+        let own = self.per_layer.as_ref();
+        let inputs = own.map(|own| own.inputs(&self.own_tokens(batch), &x, phase));
         let inputs = inputs.transpose()?;
         if let Some(streams) = &self.streams {
             x = streams.begin(&x, phase)?;
         }
         Ok(Begun { x, ropes, inputs })
+    }
+
+    /// Tokens whose embeddings of each layer's own are read: an image's have those of the padding.
+    fn own_tokens<'b>(&self, batch: &Batch<'b>) -> Cow<'b, [TokenId]> {
+        if batch.images.rows.is_empty() {
+            return Cow::Borrowed(batch.tokens);
+        }
+        let mut tokens = batch.tokens.to_vec();
+        for row in batch.images.rows {
+            tokens[row.token as usize] = self.spec.padding;
+        }
+        Cow::Owned(tokens)
     }
 
     /// What the head reads of the last layer's rows.
@@ -260,6 +275,7 @@ impl Decoder {
             inputs,
             rows: None,
             positions,
+            mutual: batch.images.mutual,
             pass,
             kept: kept_pass,
             whole: true,
@@ -424,5 +440,6 @@ fn info(spec: &Spec, embed: &Embedding, head: &Linear) -> ModelInfo {
         weight_bytes: embed.bytes() + bytes,
         prefill_apart: false,
         images: spec.images,
+        ahead: spec.ahead,
     }
 }

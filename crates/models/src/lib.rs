@@ -30,7 +30,7 @@ pub use calibrate::{CalibrationError, GptqReport, gptq};
 pub use encoder::{ENCODERS, Encoder, EncoderText};
 pub use error::ModelError;
 pub use families::{FAMILIES, Family, load, model_types};
-pub use images::{ImagePositions, ImageRow, StepImages};
+pub use images::{Ahead, ImagePositions, ImageRow, StepImages};
 pub use model::{Batch, LoadOptions, Model, ModelInfo};
 pub use sensitivity::{Sensitivity, choose_bits};
 pub use streaming::{ExpertMemory, ExpertStreaming, PackReport, StreamedExperts, pack_experts};

@@ -1,8 +1,8 @@
 //! The model seam.
 
 use crate::{
-    Adapter, AdapterTargets, ExpertStreaming, ImagePositions, ModelError, StateSession, StepImages,
-    StreamedExperts,
+    Adapter, AdapterTargets, Ahead, ExpertStreaming, ImagePositions, ModelError, StateSession,
+    StepImages, StreamedExperts,
 };
 use std::fmt;
 use taper_base::{Phase, TokenId};
@@ -87,6 +87,8 @@ pub struct ModelInfo {
     pub prefill_apart: bool,
     /// How images count; `None` of a model that takes none.
     pub images: Option<ImagePositions>,
+    /// Which tokens of prompts see tokens after them; `None` of a model where none do. Steps must not end among them.
+    pub ahead: Option<Ahead>,
 }
 
 impl ModelInfo {

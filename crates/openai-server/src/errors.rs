@@ -271,6 +271,7 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
         SubmitError::NoRecall { .. } => bad("invalid_value", Some("kv_recall_pages")),
         SubmitError::NoImages | SubmitError::ImagesEvicted => bad("unsupported_value", prompt),
+        SubmitError::TooManyAtOnce { .. } => bad("context_length_exceeded", prompt),
         SubmitError::Medium { .. } => bad("invalid_image", prompt),
         SubmitError::NoGeneration => bad("no_generation", None),
         SubmitError::NoCandidate => bad("no_token_left", Some("stop_token_ids")),

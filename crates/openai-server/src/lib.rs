@@ -38,7 +38,7 @@ pub use access::{AllowedHosts, AllowedOrigins};
 pub use config::{ConfigError, Mount, ServerConfig};
 pub use context::{ContextSource, Retrieved};
 pub use errors::{ApiError, ErrorClass};
-pub use images::{DecodeImage, ImageLimits, Vision, is_public};
+pub use images::{DecodeImage, ImageLimits, SplitVideo, Vision, is_public};
 pub use keys::ApiKeys;
 pub use routes::{Guard, protect, route_table, router};
 pub use serve::serve;

@@ -192,7 +192,11 @@ fn config(args: &ServeArgs, access: Access, from: &ModelSource, model: &Taper) -
         parameters: model.parameters,
         gguf: matches!(from, ModelSource::Gguf { .. }),
         on_gpu: args.engine.device != "cpu",
-        vision: model.vision.clone().map(|encoder| Vision { encoder, decode: taper::decode_image }),
+        vision: model.vision.clone().map(|encoder| Vision {
+            encoder,
+            decode: taper::decode_image,
+            frames: taper::video_frames,
+        }),
         max_adapters: args.lora.most(),
         allow_adapter_updates: args.lora.allow_runtime_lora_updating,
         ..base_config(args, access, &model.name)

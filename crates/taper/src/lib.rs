@@ -32,7 +32,7 @@ pub use memory::{available_bytes, total_bytes};
 pub use pooling::Pooling;
 pub use reranker::{Ranked, Reranker};
 pub use source::{ModelSource, StaticModel};
-pub use vision::decode_image;
+pub use vision::{decode_image, video_frames};
 
 // What the functions here take and return.
 pub use taper_base::{

@@ -3,7 +3,8 @@
 use crate::{Error, ModelSource};
 use std::sync::Arc;
 use taper_base::{
-    EncodedImage, ImageEncoder, ImageError, Medium, PreparedImage, RgbImage, TokenId, expand_images,
+    EncodedImage, ImageEncoder, ImageError, Medium, PreparedImage, RgbImage, TokenId, VideoFrame,
+    expand_images,
 };
 use taper_chat::Tokenizer;
 use taper_models::ModelInfo;
@@ -16,8 +17,17 @@ pub(crate) fn open(
     model: &ModelInfo,
     tokenizer: &Tokenizer,
 ) -> Option<Arc<dyn ImageEncoder>> {
-    model.images?;
-    let opened = taper_vision::open(source.dir()?, &|text| tokenizer.token_id(text));
+    let dir = source.dir()?;
+    if model.images.is_none() {
+        if taper_vision::has_tower(dir) {
+            tracing::warn!(
+                family = model.family,
+                "no images are taken: here the language model takes none; those of Gemma need the CPU"
+            );
+        }
+        return None;
+    }
+    let opened = taper_vision::open(dir, &|text| tokenizer.token_id(text));
     match opened {
         Ok(Some(encoder)) if encoder.hidden() == model.hidden => Some(encoder.into()),
         Ok(Some(encoder)) => {
@@ -74,6 +84,15 @@ impl Shown {
         });
         Ok((prompt, media.collect()))
     }
+}
+
+/// Frames of a GIF file, or of an animated WebP or PNG file of up to 20 MiB, with up to 64 megapixels in all.
+///
+/// # Errors
+/// The file is larger, of another format, damaged, or does not move.
+pub fn video_frames(file: &[u8]) -> Result<Vec<VideoFrame>, ImageError> {
+    let frames = taper_vision::frames(file, &DecodeLimits::default());
+    frames.map_err(|error| ImageError::Refused(error.to_string()))
 }
 
 /// Reads an image file: PNG, JPEG, WebP, GIF (its first frame) or BMP, of up to 64 megapixels and 20 MiB.

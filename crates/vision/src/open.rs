@@ -24,6 +24,16 @@ const PARTS: &[&str] = &[
     "image_newline",
 ];
 
+/// Whether the config.json of a directory tells of a tower that can be opened.
+#[must_use]
+pub fn has_tower(dir: &Path) -> bool {
+    let Ok(config) = taper_weights::read_json(&dir.join("config.json")) else { return false };
+    let config = Value::Object(config);
+    let fields = Fields(&config);
+    let known = fields.text_or("model_type", "").is_ok_and(|name| families::find(name).is_some());
+    known && tells_of_tower(fields)
+}
+
 /// Opens the tower of a model on the CPU, in `f32`. `None` if the model has none: its config.json tells of none, or its
 /// files hold none of a tower's tensors, as those of conversions for text.
 ///

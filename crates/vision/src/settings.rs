@@ -6,8 +6,24 @@ use serde_json::{Value, json};
 use std::path::Path;
 use taper_base::{ImageError, RgbImage};
 
-/// Reads preprocessor_config.json, or the image's part of processor_config.json. Newer files have both in the latter.
+/// The section of what is done to videos.
+pub(crate) const VIDEO: &str = "video_processor";
+
+/// Reads the processor's files; what there is about videos is in the section [`VIDEO`].
 pub(crate) fn read(dir: &Path) -> Result<Value, VisionError> {
+    let mut fields = read_image(dir)?;
+    let path = dir.join("video_preprocessor_config.json");
+    if path.is_file()
+        && let Some(fields) = fields.as_object_mut()
+    {
+        let own = Value::Object(taper_weights::read_json(&path)?);
+        fields.entry(VIDEO).or_insert(own);
+    }
+    Ok(fields)
+}
+
+/// Reads preprocessor_config.json, or the image's part of processor_config.json. Newer files have both in the latter.
+fn read_image(dir: &Path) -> Result<Value, VisionError> {
     let read = |name: &str| {
         let path = dir.join(name);
         path.is_file().then(|| taper_weights::read_json(&path).map(Value::Object)).transpose()

@@ -116,7 +116,8 @@ impl Layer {
         let (n, d) = (self.blocks.len(), self.g.head_dim);
         let q = Tensor::from_vec(noise(3, n * heads * d), &[n, heads, d])?.to_gpu(gpu)?;
         let params = AttnParams::new((d as f32).sqrt().recip());
-        let span = |blocks| SeqSpan { q_len: 1, kv_len: self.depth, blocks, exact: None };
+        let span =
+            |blocks| SeqSpan { q_len: 1, kv_len: self.depth, blocks, exact: None, together: None };
         let batch = AttnBatch { seqs: self.blocks.iter().map(|b| span(&b[..])).collect() };
         let mut best = f64::MAX;
         for _ in 0..3 {
@@ -158,10 +159,16 @@ impl Layer {
         // Two gaps a block, filled from behind.
         let gap = |row: usize| row % BLOCK % 16 == 5;
         let from = |row: usize| if gap(row) { KEEP * BLOCK + row / 16 } else { row };
-        let rows = (0..KEEP * BLOCK).map(|row| KeptRow { slot: slot(from(row)), exact: None });
+        let rows = (0..KEEP * BLOCK).map(|row| KeptRow {
+            slot: slot(from(row)),
+            exact: None,
+            together: None,
+        });
         let rows: Vec<_> = rows.collect();
-        let into: Vec<_> =
-            blocks[..KEEP].iter().map(|&block| KeptBlock { block, exact: None }).collect();
+        let into: Vec<_> = blocks[..KEEP]
+            .iter()
+            .map(|&block| KeptBlock { block, exact: None, together: None })
+            .collect();
         gpu.wait()?;
         let begin = Instant::now();
         self.codec.compact(self.g, &rows, &into, &mut self.pages)?;

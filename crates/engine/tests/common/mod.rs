@@ -127,6 +127,7 @@ impl Mock {
             weight_bytes: 1,
             prefill_apart: false,
             images: None,
+            ahead: None,
         };
         Self { info, forward: Box::new(forward), permits: None }
     }

@@ -9,6 +9,7 @@ use super::{
     fetch::Fetcher,
     place::{Expansion, Placeholder},
     source::{Source, data, invalid, source},
+    video::{self, Frames},
 };
 use crate::{config::ServerConfig, errors::ApiError};
 use futures_util::future::try_join_all;
@@ -16,7 +17,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
-use taper_base::{EncodedImage, ImageError, Medium, TokenId};
+use taper_base::{EncodedImage, ImageError, Medium, PreparedImage, TokenId};
 use taper_chat::{Content, ContentPart, Tokenizer};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -42,8 +43,8 @@ pub(crate) struct Images {
 }
 
 #[derive(Debug)]
-struct Sight {
-    vision: Vision,
+pub(super) struct Sight {
+    pub(super) vision: Vision,
     placeholder: Placeholder,
     fetcher: Fetcher,
     cache: Arc<Cache>,
@@ -121,6 +122,18 @@ impl Images {
             }
             other => other,
         })
+    }
+
+    /// The parts of a message that are a video. `at` is the field that holds it.
+    pub(crate) fn video(
+        &self,
+        url: &str,
+        per_second: Option<f64>,
+        at: &str,
+    ) -> Result<Vec<ContentPart>, ApiError> {
+        let (parts, frames) = video::parts(self.sight_of(at)?, url, per_second, at)?;
+        self.counts.video(frames);
+        Ok(parts)
     }
 
     /// The images of a request, if they are not too many.
@@ -201,7 +214,7 @@ impl Sight {
         &self,
         urls: Vec<Arc<str>>,
         counts: &ImageCounts,
-    ) -> Result<(Vec<Vec<u8>>, OwnedSemaphorePermit), ApiError> {
+    ) -> Result<(Vec<File>, OwnedSemaphorePermit), ApiError> {
         let own: usize = urls.iter().map(|url| url.len()).sum();
         let web = |url: &Arc<str>| matches!(source(url), Ok(Source::Web(_)));
         let fetched = urls.iter().filter(|url| web(url)).count();
@@ -215,9 +228,12 @@ impl Sight {
         Ok((try_join_all(files).await?, room))
     }
 
-    async fn file(&self, url: &str, counts: &ImageCounts) -> Result<Vec<u8>, ApiError> {
+    async fn file(&self, url: &str, counts: &ImageCounts) -> Result<File, ApiError> {
+        if let Some(frames) = Frames::read(url) {
+            return frames.map(File::Frames);
+        }
         let url = match source(url)? {
-            Source::Data { at } => return data(url, at),
+            Source::Data { at } => return data(url, at).map(File::Image),
             Source::Web(url) => url,
         };
         let turn = permit(&self.fetching, 1, None).await?;
@@ -231,8 +247,14 @@ impl Sight {
             ApiError::Internal
         })?;
         counts.fetched.fetch_add(u64::from(file.is_ok()), Relaxed);
-        file
+        file.map(File::Image)
     }
+}
+
+/// What one image is made of.
+enum File {
+    Image(Vec<u8>),
+    Frames(Frames),
 }
 
 /// What is done with one file.
@@ -247,11 +269,23 @@ struct Work {
 }
 
 impl Work {
-    fn make(&self, file: &[u8]) -> Result<Made, ApiError> {
+    fn prepare(&self, file: &File) -> Result<PreparedImage, ImageError> {
+        let Vision { encoder, decode, .. } = &self.vision;
+        match (file, encoder.videos()) {
+            (File::Image(file), _) => encoder.prepare(&decode(file)?),
+            (File::Frames(Frames { files, sampled }), Some(videos)) => {
+                let frames: Result<Vec<_>, _> = files.iter().map(|file| decode(file)).collect();
+                videos.prepare_frames(&frames?, *sampled)
+            }
+            (File::Frames(_), None) => {
+                Err(ImageError::Refused("this model takes no videos".to_owned()))
+            }
+        }
+    }
+
+    fn make(&self, file: &File) -> Result<Made, ApiError> {
         let since = Instant::now();
-        let image = (self.vision.decode)(file).map_err(|error| refused(&error))?;
-        let prepared = self.vision.encoder.prepare(&image).map_err(|error| refused(&error))?;
-        drop(image);
+        let prepared = self.prepare(file).map_err(|error| refused(&error))?;
         self.counts.prepared(since.elapsed());
         let expansion = Expansion::from(&prepared);
         if expansion.tokens.len() > self.room {
