@@ -56,6 +56,10 @@ pub trait ImageEncoder: Send + Sync + fmt::Debug {
     fn placeholder(&self) -> TokenId;
     /// Width of a row of [`EncodedImage::rows`].
     fn hidden(&self) -> usize;
+    /// Bytes of its weights.
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
     /// What prepares videos; `None` of a model that takes none.
     fn videos(&self) -> Option<&dyn VideoEncoder> {
         None

@@ -7,6 +7,7 @@ use crate::{
     image_args::ImageArgs,
     kv_args::KvArgs,
     kv_report::KvReportArgs,
+    launch::LaunchArgs,
     longctx_args::{CallerArgs, LongctxCommand, RescueArgs},
     lora_args::LoraArgs,
     model::NoGpu,
@@ -17,6 +18,7 @@ use clap::{
     Args, Parser, Subcommand,
     builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
 };
+use clap_complete::Shell;
 use serde_json::{Map, Value as Json};
 use std::{iter, path::PathBuf, time::Duration};
 use taper::{
@@ -107,6 +109,20 @@ pub(crate) enum Command {
     /// Search source trees, and serve searches to models over HTTP and MCP.
     #[command(subcommand)]
     Longctx(LongctxCommand),
+    /// Start a coding agent with a running server as its model.
+    Launch(LaunchArgs),
+    /// Print a shell's completions of commands and flags.
+    ///
+    /// For example: taper completions bash > ~/.local/share/bash-completion/completions/taper
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write manual pages, one for each command, into a directory.
+    Man {
+        /// Directory; it is made if it is not there.
+        dir: PathBuf,
+    },
 }
 
 /// A model, as an argument or as a flag.

@@ -19,6 +19,7 @@ mod inspect;
 mod interrupt;
 mod kv_args;
 mod kv_report;
+mod launch;
 mod listen;
 mod longctx;
 mod longctx_args;
@@ -30,6 +31,7 @@ mod ps;
 mod rescue;
 mod run;
 mod serve;
+mod shell;
 mod sizes;
 mod speculation_args;
 
@@ -88,6 +90,9 @@ fn run_command(cli: &Cli) -> anyhow::Result<()> {
         Some(Command::Doctor(args)) => doctor::run(args),
         Some(Command::Convert(args)) => convert::run(args),
         Some(Command::Longctx(command)) => longctx::run(command),
+        Some(Command::Launch(args)) => launch::run(args),
+        Some(Command::Completions { shell }) => shell::completions(*shell),
+        Some(Command::Man { dir }) => shell::man(dir),
     }
 }
 

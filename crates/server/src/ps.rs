@@ -22,14 +22,12 @@ struct Model {
 pub(crate) fn run(args: &PsArgs) -> Result<()> {
     let server = server(&args.url)?;
     let client = Client::new(args.api_key.as_deref());
-    let models = client.get(&format!("{server}/v1/models"))?;
-    let models: Models = serde_json::from_str(&models)
-        .with_context(|| format!("{server} does not speak OpenAI's API"))?;
+    let models = client.models(server)?;
     let metrics = client.get(&format!("{server}/metrics"))?;
     let value = |name: &str| metric(&metrics, name);
     let used = 100.0 * value("vllm:kv_cache_usage_perc");
     writeln!(Out, "{:<40} {:>8} {:>8} {:>9}", "model", "running", "waiting", "KV cache")?;
-    for Model { id } in models.data {
+    for id in models {
         writeln!(
             Out,
             "{id:<40} {:>8} {:>8} {used:>8.1}%",
@@ -40,8 +38,13 @@ pub(crate) fn run(args: &PsArgs) -> Result<()> {
     Ok(())
 }
 
+/// Names of the models that a server has.
+pub(crate) fn models(server: &str, key: Option<&str>) -> Result<Vec<String>> {
+    Client::new(key).models(server)
+}
+
 /// The address of a server, without the path of its API.
-fn server(url: &str) -> Result<&str> {
+pub(crate) fn server(url: &str) -> Result<&str> {
     let is_address = url.parse::<Uri>().is_ok_and(|uri| {
         matches!(uri.scheme_str(), Some("http" | "https"))
             && uri.host().is_some_and(|h| !h.is_empty())
@@ -67,6 +70,13 @@ impl Client {
             .proxy(None);
         let authorization = key.map(|key| format!("Bearer {key}"));
         Self { agent: config.build().into(), authorization }
+    }
+
+    fn models(&self, server: &str) -> Result<Vec<String>> {
+        let models = self.get(&format!("{server}/v1/models"))?;
+        let models: Models = serde_json::from_str(&models)
+            .with_context(|| format!("{server} does not speak OpenAI's API"))?;
+        Ok(models.data.into_iter().map(|model| model.id).collect())
     }
 
     fn get(&self, url: &str) -> Result<String> {

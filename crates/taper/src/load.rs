@@ -67,7 +67,8 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         DraftModel::load(source, *most, options, &tokenizer, model.info().vocab)
     });
     let mut draft = draft.transpose()?;
-    let budget = kv_budget(settings, free, &*model)?;
+    let tower = vision.as_ref().map_or(0, |vision| vision.weight_bytes());
+    let budget = kv_budget(settings, free, &*model, tower)?;
     let kv_budget = match &mut draft {
         Some(draft) => draft.leave(budget, model.info(), 1 + settings.kv_offers.len())?,
         None => budget,
@@ -129,8 +130,8 @@ fn disk(settings: &Builder, source: &ModelSource, precision: Precision) -> Resul
     Ok(Some(KvDisk { dir, max_bytes, model }))
 }
 
-/// `free` is the memory before the model was loaded.
-fn kv_budget(settings: &Builder, free: u64, model: &dyn Model) -> Result<KvBudget> {
+/// `free` is the memory before the model was loaded, and `tower` what its vision tower takes of the host's.
+fn kv_budget(settings: &Builder, free: u64, model: &dyn Model, tower: u64) -> Result<KvBudget> {
     if let Some(bytes) = settings.kv_bytes {
         return Ok(KvBudget::Bytes(bytes));
     }
@@ -138,11 +139,11 @@ fn kv_budget(settings: &Builder, free: u64, model: &dyn Model) -> Result<KvBudge
     if !(share > 0.0 && share <= 1.0) {
         return Err(Error::MemoryShare { share });
     }
-    let weights = model.info().weight_bytes;
+    let own = model.info().weight_bytes;
     // On a GPU the weights are there already.
-    let free = match &settings.gpu {
-        Some(gpu) => gpu.memory()?.free + weights,
-        None => free,
+    let (free, weights) = match &settings.gpu {
+        Some(gpu) => (gpu.memory()?.free + own, own),
+        None => (free, own + tower),
     };
     let allowed = (free as f64 * share) as u64;
     match allowed.checked_sub(weights) {

@@ -16,6 +16,9 @@ pub struct DecodeLimits {
     pub pixels: u64,
 }
 
+/// The longest side of an image: JPEG and GIF have none longer.
+const LONGEST_SIDE: u32 = 65_535;
+
 impl Default for DecodeLimits {
     /// 20 MiB, and 64 megapixels.
     fn default() -> Self {
@@ -43,6 +46,16 @@ pub enum DecodeError {
         height: u32,
         /// What is allowed, columns times rows.
         limit: u64,
+    },
+    /// The image is longer on one side than is allowed. It was not decoded: resizing keeps a side at first.
+    #[error("the image has {width} x {height} pixels, and a side may have {limit}")]
+    TooLong {
+        /// Columns.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// What is allowed.
+        limit: u32,
     },
     /// The bytes begin like no format that is read.
     #[error("it is none of PNG, JPEG, WebP, GIF and BMP")]
@@ -106,6 +119,9 @@ fn check_size(decoder: &impl ImageDecoder, limits: &DecodeLimits) -> Result<(), 
     let (width, height) = decoder.dimensions();
     if u64::from(width) * u64::from(height) > limits.pixels {
         return Err(DecodeError::TooManyPixels { width, height, limit: limits.pixels });
+    }
+    if width.max(height) > LONGEST_SIDE {
+        return Err(DecodeError::TooLong { width, height, limit: LONGEST_SIDE });
     }
     match width == 0 || height == 0 {
         true => Err(DecodeError::Damaged("it has no pixels".to_owned())),

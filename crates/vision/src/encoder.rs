@@ -61,6 +61,7 @@ pub(crate) struct Encoder {
     pub(crate) placeholder: TokenId,
     pub(crate) image_token: TokenId,
     pub(crate) hidden: usize,
+    pub(crate) weight_bytes: u64,
     /// Hash of all that the processor and the tower read of the configuration.
     pub(crate) settings: Sha256,
 }
@@ -113,6 +114,10 @@ impl ImageEncoder for Encoder {
 
     fn hidden(&self) -> usize {
         self.hidden
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
     }
 
     fn videos(&self) -> Option<&dyn VideoEncoder> {

@@ -105,12 +105,16 @@ pub fn open_checkpoint(
         settings.update((text.len() as u64).to_le_bytes());
         settings.update(text);
     }
+    let own = checkpoint.list().into_iter().filter(|tensor| of_tower(&tensor.name));
+    let elements: usize = own.map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+    let weight_bytes = (elements * size_of::<f32>()) as u64;
     Ok(Some(Box::new(Encoder {
         processor: parts.processor,
         tower: parts.tower,
         placeholder: parts.placeholder,
         image_token: parts.image_token,
         hidden: parts.hidden,
+        weight_bytes,
         settings,
     })))
 }

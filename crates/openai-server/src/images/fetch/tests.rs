@@ -73,7 +73,7 @@ fn fetcher(names: &[(&str, &[IpAddr])], local: bool) -> Fetcher {
 }
 
 fn said(fetcher: &Fetcher, url: &str) -> String {
-    match fetcher.fetch(Url::parse(url).unwrap()) {
+    match fetcher.fetch(Url::parse(url).unwrap(), usize::MAX) {
         Ok(bytes) => String::from_utf8(bytes).unwrap(),
         Err(ApiError::Image { detail, .. }) => format!("! {detail}"),
         Err(other) => panic!("{url}: {other}"),
