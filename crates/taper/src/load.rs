@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 use taper_engine::{EngineConfig, KvBudget, KvDisk, KvOffer, LocalEngine};
-use taper_models::{LoadOptions, Model, ModelError, Precision};
+use taper_models::{Ahead, LoadOptions, Model, ModelError, ModelInfo, Precision};
 use taper_weights::Checkpoint;
 
 /// How often progress is reported.
@@ -81,7 +81,7 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         max_num_seqs: settings.max_num_seqs,
         kv_recall_pages: settings.kv_recall_pages,
         kv_hot_tokens: settings.kv_hot_tokens,
-        max_num_batched_tokens: step_tokens(settings)?,
+        max_num_batched_tokens: step_tokens(settings, model.info())?,
         max_waiting: settings.max_waiting,
         scheduling: settings.scheduling,
         scheme: resolve(&settings.kv)?,
@@ -108,13 +108,20 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
 }
 
 /// Tokens of a step. A GPU widens every weight to halves once a step, so its steps are longer, where it has
-/// memory for their activations. Experts on a disk are read once a step.
-fn step_tokens(settings: &Builder) -> Result<u32> {
+/// memory for their activations. Experts on a disk are read once a step. Images that see themselves are whole in a
+/// step, and so are prompts that do.
+fn step_tokens(settings: &Builder, model: &ModelInfo) -> Result<u32> {
     const LARGE: u64 = 32_000_000_000;
+    const LONGEST: usize = 8192;
+    let prompt = u32::try_from(model.max_positions.min(LONGEST)).unwrap_or(u32::MAX);
     Ok(match (settings.max_num_batched_tokens, &settings.gpu) {
         (Some(tokens), _) => tokens,
         (None, None) if settings.experts.is_some() => 2048,
-        (None, None) => 512,
+        (None, None) => match model.ahead {
+            None => 512,
+            Some(Ahead::Images | Ahead::ImagesInWindows) => 2048,
+            Some(Ahead::Prompts) => prompt.max(512),
+        },
         (None, Some(gpu)) if gpu.memory()?.total < LARGE => 2048,
         (None, Some(_)) => 8192,
     })
@@ -200,11 +207,34 @@ mod tests {
     use super::*;
     use crate::Experts;
 
+    fn info(ahead: Option<Ahead>) -> ModelInfo {
+        ModelInfo {
+            family: "test",
+            layers: 1,
+            recurrent: Vec::new(),
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 1,
+            layer_heads: Vec::new(),
+            hidden: 1,
+            vocab: 1,
+            max_positions: 4000,
+            parameters: 1,
+            weight_bytes: 1,
+            prefill_apart: false,
+            images: None,
+            ahead,
+        }
+    }
+
     #[test]
     fn streamed_experts_are_read_once_for_many_tokens() {
         let builder = || Builder::from(ModelSource::Dir("m".into()));
-        assert_eq!(step_tokens(&builder()).unwrap(), 512);
-        assert_eq!(step_tokens(&builder().stream_experts(Experts::default())).unwrap(), 2048);
-        assert_eq!(step_tokens(&builder().max_num_batched_tokens(64)).unwrap(), 64);
+        let tokens = |builder: &Builder, ahead| step_tokens(builder, &info(ahead)).unwrap();
+        assert_eq!(tokens(&builder(), None), 512);
+        assert_eq!(tokens(&builder().stream_experts(Experts::default()), None), 2048);
+        assert_eq!(tokens(&builder().max_num_batched_tokens(64), Some(Ahead::Prompts)), 64);
+        assert_eq!(tokens(&builder(), Some(Ahead::Images)), 2048);
+        assert_eq!(tokens(&builder(), Some(Ahead::Prompts)), 4000);
     }
 }
