@@ -149,6 +149,11 @@ const STEPS: &[Step] = &[
         Run(&["{python}", "tests/gguf/check_structured.py", "{debug}/taper", "--prompts", "8"]),
     ),
     step("release", "the release build", Run(&["cargo", "build", "--release", "-p", "server"])),
+    step(
+        "dist",
+        "archives of the release build, and an answer from each",
+        Run(&["bash", ".ci/dist", "{xtask}"]),
+    ),
     step("fresh-start", "the release server starts bare, answers and ends", FreshStart),
     step(
         "web",

@@ -9,6 +9,7 @@ use taper_hub::HubError;
 use taper_kv_cache::KvCacheError;
 use taper_models::ModelError;
 use taper_tensor::TensorError;
+use taper_vision::VisionError;
 use taper_weights::WeightsError;
 
 /// Why a model cannot be loaded, or gives no answer.
@@ -56,6 +57,9 @@ pub enum Error {
         /// The model that it should draft for.
         family: &'static str,
     },
+    /// Its images cannot be prepared as was asked.
+    #[error("images of the model: {0}")]
+    Vision(#[from] VisionError),
     /// A draft model, and a GPU.
     #[error("a draft model runs on the CPU only, and so must the model that it drafts for")]
     DraftOnGpu,

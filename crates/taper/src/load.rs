@@ -54,7 +54,11 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let (tokenizer, template, generation) = text?;
     let model = model.map_err(|e| Error::Model { model: source.to_string(), source: e })?;
     let (family, parameters) = (model.info().family, model.info().parameters);
-    let vision = settings.images.then(|| vision::open(source, model.info(), &tokenizer)).flatten();
+    let kwargs = &settings.processor_kwargs;
+    let vision = match settings.images {
+        true => vision::open(source, model.info(), &tokenizer, kwargs)?,
+        false => None,
+    };
     let resolve = |plan: &KvPlan| plan.resolve(model.info().layers, gpu);
     let offer = |(bits, plan): &(u32, KvPlan)| {
         Ok::<_, Error>(KvOffer { bits: *bits, scheme: resolve(plan)? })

@@ -1,6 +1,7 @@
 //! What sees images for a model.
 
 use crate::{Error, ModelSource};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use taper_base::{
     EncodedImage, ImageEncoder, ImageError, Medium, PreparedImage, RgbImage, TokenId, VideoFrame,
@@ -11,13 +12,14 @@ use taper_models::ModelInfo;
 use taper_vision::DecodeLimits;
 
 /// Opens a model's vision tower. `None` of a model that has none, or one that cannot be used: it answers texts then, and
-/// the log says why.
+/// the log says why. Fields of the processor that were asked for must be there.
 pub(crate) fn open(
     source: &ModelSource,
     model: &ModelInfo,
     tokenizer: &Tokenizer,
-) -> Option<Arc<dyn ImageEncoder>> {
-    let dir = source.dir()?;
+    kwargs: &Map<String, Value>,
+) -> Result<Option<Arc<dyn ImageEncoder>>, Error> {
+    let Some(dir) = source.dir() else { return Ok(None) };
     if model.images.is_none() {
         if taper_vision::has_tower(dir) {
             tracing::warn!(
@@ -25,10 +27,10 @@ pub(crate) fn open(
                 "no images are taken: here the language model takes none; those of Gemma need the CPU"
             );
         }
-        return None;
+        return Ok(None);
     }
-    let opened = taper_vision::open(dir, &|text| tokenizer.token_id(text));
-    match opened {
+    let opened = taper_vision::open_with(dir, &|text| tokenizer.token_id(text), kwargs);
+    Ok(match opened {
         Ok(Some(encoder)) if encoder.hidden() == model.hidden => Some(encoder.into()),
         Ok(Some(encoder)) => {
             let (tower, model) = (encoder.hidden(), model.hidden);
@@ -40,11 +42,12 @@ pub(crate) fn open(
             None
         }
         Ok(None) => None,
+        Err(error) if !kwargs.is_empty() => return Err(Error::Vision(error)),
         Err(error) => {
             tracing::warn!(%error, "no images are taken");
             None
         }
-    }
+    })
 }
 
 /// An image of a conversation.

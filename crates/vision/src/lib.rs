@@ -18,6 +18,6 @@ pub use decode::{DecodeError, DecodeLimits, decode};
 pub use error::VisionError;
 pub use families::model_types;
 pub use frames::frames;
-pub use open::{has_tower, open, open_checkpoint, open_on};
+pub use open::{has_tower, open, open_checkpoint, open_on, open_with};
 
 use fields::Fields;
