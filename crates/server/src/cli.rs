@@ -10,6 +10,7 @@ use crate::{
     longctx_args::{CallerArgs, LongctxCommand, RescueArgs},
     lora_args::LoraArgs,
     model::NoGpu,
+    models_args::ModelsArgs,
     sizes,
     speculation_args::SpeculationArgs,
 };
@@ -230,10 +231,12 @@ pub(crate) struct EngineArgs {
     pub(crate) chat_template: Option<String>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) models: ModelsArgs,
     /// Model name in the API [default: the model's]. Separate several with commas, or repeat the
     /// flag.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
