@@ -1,5 +1,7 @@
 //! Everything that can go wrong with a request, and the one table of its HTTP responses.
 
+mod models;
+
 use crate::many::LibraryError;
 use axum::http::StatusCode;
 use taper_base::{AdapterRefused, ConstraintError, GenerationError, SubmitError, VectorsError};
@@ -284,6 +286,8 @@ fn image_error(param: Option<&str>, detail: &str) -> String {
     }
 }
 
+use models::{library, refused_adapter};
+
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
@@ -324,36 +328,6 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::ShuttingDown => {
             (StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
         }
-    }
-}
-
-/// The part of the table for models that come and go.
-fn library(source: &LibraryError) -> Row<'static> {
-    match source {
-        LibraryError::TooLarge { .. } => bad("model_too_large", Some("model")),
-        LibraryError::NoRoom => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "models_busy", None),
-        LibraryError::Unusable { .. } => {
-            (StatusCode::INTERNAL_SERVER_ERROR, SERVER, "model_load_failed", Some("model"))
-        }
-        LibraryError::NotOwned => bad("model_not_owned", Some("model")),
-        LibraryError::Refused { .. } => bad("model_not_available", Some("model")),
-        LibraryError::Hub { .. } => (StatusCode::BAD_GATEWAY, SERVER, "hub_failed", None),
-        LibraryError::Cancelled | LibraryError::Internal => {
-            (StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal_error", None)
-        }
-    }
-}
-
-/// The part of the table for adapters.
-fn refused_adapter(source: &AdapterRefused) -> Row<'static> {
-    match source {
-        AdapterRefused::Unknown { .. } => {
-            (StatusCode::NOT_FOUND, INVALID, "adapter_not_found", Some("lora_name"))
-        }
-        AdapterRefused::NameTaken { .. } => bad("adapter_exists", Some("lora_name")),
-        AdapterRefused::TooMany { .. } => bad("too_many_adapters", None),
-        AdapterRefused::NotServed { .. } => bad("no_adapters", None),
-        AdapterRefused::Load { .. } => bad("invalid_adapter", Some("lora_path")),
     }
 }
 

@@ -27,6 +27,7 @@ mod lora_args;
 mod model;
 mod models_args;
 mod output;
+mod parser_args;
 mod prompt;
 mod ps;
 mod rescue;

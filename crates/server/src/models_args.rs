@@ -25,7 +25,13 @@ pub(crate) struct ModelsArgs {
     /// Time without a request after which a model is unloaded, such as 90s or 1h; 0 unloads it at once, -1 never.
     ///
     /// Requests of Ollama's API set it by their field `keep_alive`.
-    #[arg(long, default_value = "5m", value_name = "TIME", allow_hyphen_values = true, requires = "models_dir")]
+    #[arg(
+        long,
+        default_value = "5m",
+        value_name = "TIME",
+        allow_hyphen_values = true,
+        requires = "models_dir"
+    )]
     pub(crate) keep_alive: KeepAlive,
     /// Model to load at the start and to keep loaded; may be repeated.
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new(), requires = "models_dir")]

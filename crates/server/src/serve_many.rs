@@ -19,12 +19,7 @@ use taper_openai_server::{Library, Limits, Models, ModelsConfig};
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Serves the models of a directory until it is told to stop.
-pub(crate) async fn serve(
-    args: &ServeArgs,
-    dir: &Path,
-    open: Open,
-    busy: Busy,
-) -> Result<()> {
+pub(crate) async fn serve(args: &ServeArgs, dir: &Path, open: Open, busy: Busy) -> Result<()> {
     let Open { listeners, access } = open;
     ensure!(
         !args.lora.enable_lora,
@@ -46,7 +41,8 @@ pub(crate) async fn serve(
     let mut config = base_config(args, access, "");
     tokio::task::block_in_place(|| rescue::apply(&args.rescue, &mut config))?;
     let limits = limits(args)?;
-    let library = ModelsDir::new(dir.to_owned(), first, args.clone(), requests(args), config.clone());
+    let library =
+        ModelsDir::new(dir.to_owned(), first, args.clone(), requests(args), config.clone());
     let found = tokio::task::block_in_place(|| library.list());
     let found = found.with_context(|| format!("--models-dir {}", dir.display()))?;
     for name in &args.models.pin_model {

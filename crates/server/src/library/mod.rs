@@ -19,9 +19,7 @@ use std::{
 use taper::{ModelSource, Progress};
 use taper_chat::{ChatTemplate, ReasoningFormat};
 use taper_models::LoadOptions;
-use taper_openai_server::{
-    Description, Library, LibraryError, Listed, Model, ServerConfig, Watch,
-};
+use taper_openai_server::{Description, Library, LibraryError, Listed, Model, ServerConfig, Watch};
 
 /// The models of a directory, and one that was named.
 #[derive(Debug)]

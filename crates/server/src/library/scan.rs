@@ -67,10 +67,10 @@ fn walk(entries: fs::ReadDir, depth: usize, found: &mut Vec<Found>) {
             continue;
         }
         if is_model_file(&path, &name) {
-            let (bytes, modified) = parts(&path).iter().map(|part| size_of_file(part)).fold(
-                (0, UNIX_EPOCH),
-                |(bytes, last), (own, at)| (bytes + own, last.max(at)),
-            );
+            let (bytes, modified) = parts(&path)
+                .iter()
+                .map(|part| size_of_file(part))
+                .fold((0, UNIX_EPOCH), |(bytes, last), (own, at)| (bytes + own, last.max(at)));
             found.push(Found { path, id: None, gguf: true, bytes, modified });
         } else if is_model_dir(&path) {
             let (bytes, modified) = size_of(&path);
@@ -97,7 +97,8 @@ fn is_model_file(path: &Path, name: &str) -> bool {
 }
 
 fn is_model_dir(path: &Path) -> bool {
-    path.join("config.json").is_file() && files(path).iter().any(|file| has_ending(file, "safetensors"))
+    path.join("config.json").is_file()
+        && files(path).iter().any(|file| has_ending(file, "safetensors"))
 }
 
 fn has_ending(path: &Path, ending: &str) -> bool {
