@@ -337,6 +337,5 @@ fn a_cancelled_download_goes_on_where_it_stopped() {
     hub.seen();
     download(&id("org/name"), &hub.config(), &mut ()).unwrap();
     let ranges: Vec<_> = hub.seen().into_iter().filter_map(|seen| seen.range).collect();
-    assert_eq!(ranges.len(), 1 + usize::from(ranges.len() == 2), "{ranges:?}");
-    assert!(ranges.iter().all(|range| *range != "bytes=0-"), "{ranges:?}");
+    assert!(!ranges.is_empty() && ranges.iter().all(|r| *r != "bytes=0-"), "{ranges:?}");
 }

@@ -12,7 +12,7 @@ pub(crate) struct ModelsArgs {
     ///
     /// Models are directories in Hugging Face or MLX layout, GGUF files, and downloads in the layout of the Hugging
     /// Face cache. A model has the name of its directory or file, and one of the hub org/name. MODEL, if there is one
-    /// too, is loaded at the start, stays, and answers requests that name no model. See docs/models.md.
+    /// too, is loaded at the start, stays, and answers requests that name no model. See docs/many-models.md.
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,
     /// Memory for weights and KV caches of all loaded models, such as 20GiB [default: --gpu-memory-utilization of the
