@@ -54,7 +54,7 @@ export async function a_model_is_downloaded_used_and_deleted(tools) {
   // One that is not there.
   await name.fill("org/none");
   await name.press("Enter");
-  await s.page.getByRole("alert").getByText(/has no model org\/none/).waitFor();
+  await s.page.getByText(/has no model org\/none/).waitFor();
   await name.fill("org/name");
   await name.press("Enter");
   await s.page.getByRole("progressbar", { name: "Progress of org/name" }).waitFor();

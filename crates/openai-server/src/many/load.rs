@@ -84,7 +84,7 @@ impl Models {
         let model = model.await.map_err(internal)??;
         let state = AppState::over(model, Arc::clone(&self.0.responses));
         let router = model_routes(&state);
-        let served = Arc::new(Served { state, router, since: Instant::now() });
+        let served = Arc::new(Served { state, router });
         let pinned = self.find(&name).await.is_ok_and(|model| model.pinned);
         if self.phase() == Phase::Stopped {
             served.state.set_phase(Phase::Stopped);

@@ -35,7 +35,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 use table::Table;
 use tokio::{
@@ -91,8 +91,6 @@ pub(crate) struct Served {
     pub(crate) state: AppState,
     /// Its routes.
     pub(crate) router: Router,
-    /// When it was loaded.
-    pub(crate) since: Instant,
 }
 
 impl Models {

@@ -238,13 +238,13 @@ fn ollama(s: &mut Schemas) -> Vec<Operation> {
     };
     let pull = s.request("OllamaPullRequest", &[OllamaPullRequest::json_schema]);
     let delete = s.request("OllamaDeleteRequest", &[OllamaDeleteRequest::json_schema]);
-    let status = s.response::<OllamaPullStatus>();
+    let step = s.response::<OllamaPullStatus>();
     let pulls = post("/api/pull", "Ollama", "Downloads a model, where that is allowed.", pull)
         .answers(
             200,
             "A line of JSON for each part of it, or an OllamaError that ends them; the last alone if `stream` is false.",
             json!({
-                "application/json": { "schema": status },
+                "application/json": { "schema": step },
                 "application/x-ndjson": { "schema": { "type": "string" } },
             }),
         );

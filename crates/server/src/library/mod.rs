@@ -77,7 +77,7 @@ impl ModelsDir {
 
     fn listed(&self, name: String, found: Option<Found>) -> Listed {
         let config = found.as_ref().filter(|found| !found.gguf);
-        let architecture = config.map(|found| model_type(found)).unwrap_or_default();
+        let architecture = config.map(model_type).unwrap_or_default();
         let pinned = self.args.models.pin_model.contains(&name) || found.is_none();
         let aliases = self.aliases(&name);
         Listed {

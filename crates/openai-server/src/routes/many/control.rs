@@ -5,6 +5,7 @@ use crate::{
     errors::ApiError,
     intake::Payload,
     many::{Lease, LoadProgress, Models, failed, parsed},
+    sse::unbuffered,
     wire::{LoadModelRequest, ModelDeleted, NamedModel, OllamaDeleteRequest, Success},
 };
 use axum::{
@@ -63,7 +64,7 @@ pub(in crate::routes) async fn load(
     let lease = async move { own.lease(Some(&asked), keep).await }.boxed();
     let progress = Loading { models, name, lease: Some(lease), said: None };
     let keep_alive = KeepAlive::default();
-    Ok(Sse::new(events(progress)).keep_alive(keep_alive).into_response())
+    Ok(unbuffered(Sse::new(events(progress)).keep_alive(keep_alive).into_response()))
 }
 
 /// A load that is watched.

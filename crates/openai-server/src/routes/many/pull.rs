@@ -5,6 +5,7 @@ use crate::{
     error_body::ErrorBody,
     errors::ApiError,
     many::{Models, PullStep, Watch, failed},
+    sse::unbuffered,
     wire::{OllamaError, OllamaPullRequest, OllamaPullStatus},
 };
 use axum::{
@@ -46,12 +47,8 @@ pub(in crate::routes) async fn pull(
     let name = wire.model.or(wire.name).ok_or_else(missing)?;
     let mut news = start(models, name);
     if wire.stream != Some(false) {
-        let kind = [
-            (header::CONTENT_TYPE, "application/x-ndjson"),
-            // nginx would collect the stream before it passes it on.
-            (header::HeaderName::from_static("x-accel-buffering"), "no"),
-        ];
-        return Ok((kind, Body::from_stream(lines(news))).into_response());
+        let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+        return Ok(unbuffered((kind, Body::from_stream(lines(news))).into_response()));
     }
     while let Some(next) = news.recv().await {
         if let News::End(end) = next {
