@@ -166,6 +166,21 @@ const STEPS: &[Step] = &[
         Served("", &["bash", ".ci/web", "check", "{url}", "{key}"]),
     ),
     step(
+        "web-several",
+        "the web app's page of models against a server of several",
+        Run(&[
+            "{python}",
+            "tests/several.py",
+            "{debug}/taper",
+            "bash",
+            ".ci/web",
+            "check",
+            "{url}",
+            "{key}",
+            "--several",
+        ]),
+    ),
+    step(
         "sdk-python",
         "OpenAI's Python SDK against the release server",
         Served(
@@ -307,6 +322,36 @@ const STEPS: &[Step] = &[
             "tests/sdk",
             &["node", "ollama_node.mjs", "--base-url", "{url}", "--api-key", "{key}"],
         ),
+    ),
+    step(
+        "sdk-several",
+        "Ollama's Python client against a server of several models",
+        Run(&[
+            "{python}",
+            "tests/several.py",
+            "{debug}/taper",
+            "{python}",
+            "tests/sdk/several_python.py",
+            "--base-url",
+            "{url}",
+            "--api-key",
+            "{key}",
+        ]),
+    ),
+    step(
+        "sdk-several-js",
+        "Ollama's JavaScript client against a server of several models",
+        Run(&[
+            "{python}",
+            "tests/several.py",
+            "{debug}/taper",
+            "node",
+            "tests/sdk/several_node.mjs",
+            "--base-url",
+            "{url}",
+            "--api-key",
+            "{key}",
+        ]),
     ),
     step(
         "sdk-vercel",

@@ -70,7 +70,10 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     fs::create_dir_all(&options.out)?;
     pack(stage.path(), &name, &archive)?;
     let sum = sum(&archive)?;
-    fs::write(options.out.join(format!("{name}.tar.gz.sha256")), format!("{sum}  {name}.tar.gz\n"))?;
+    fs::write(
+        options.out.join(format!("{name}.tar.gz.sha256")),
+        format!("{sum}  {name}.tar.gz\n"),
+    )?;
     let megabytes = fs::metadata(&archive)?.len() as f64 / 1e6;
     println!("{}: {megabytes:.1} MB, SHA-256 {sum}", archive.display());
     match options.deb {
@@ -94,7 +97,8 @@ fn build(root: &Path, options: &Options) -> Result<PathBuf> {
     cargo.args(options.target.iter().flat_map(|target| ["--target", target]));
     cargo.args(options.features.iter().flat_map(|features| ["--features", features]));
     ensure!(cargo.status().context("running cargo")?.success(), "the release cannot be built");
-    let dir = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let dir =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let dir = options.target.iter().fold(dir, |dir, target| dir.join(target)).join("release");
     ["taper", "taper.exe"]
         .map(|name| dir.join(name))

@@ -1,5 +1,8 @@
 //! Everything that can go wrong with a request, and the one table of its HTTP responses.
 
+mod models;
+
+use crate::many::LibraryError;
 use axum::http::StatusCode;
 use taper_base::{AdapterRefused, ConstraintError, GenerationError, SubmitError, VectorsError};
 use taper_chat::ChatError;
@@ -111,6 +114,35 @@ pub enum ApiError {
         /// The names served.
         served: String,
     },
+    /// A model cannot be loaded, downloaded or deleted.
+    #[error("{}{source}", of_model(model))]
+    Library {
+        /// Its name; empty where it is about all of them.
+        model: String,
+        /// Why.
+        #[source]
+        source: LibraryError,
+    },
+    /// A model is in memory, and its files may be read.
+    #[error("the model '{model}' is loaded; unload it first")]
+    ModelLoaded {
+        /// Its name.
+        model: String,
+    },
+    /// There is nothing to unload.
+    #[error("the model '{model}' is not loaded")]
+    ModelNotLoaded {
+        /// Its name.
+        model: String,
+    },
+    /// The server has one model, which stays.
+    #[error("this server has one model, which stays loaded; `--models-dir` serves several")]
+    OneModel,
+    /// Callers may not change what there is on the disk.
+    #[error(
+        "models can be downloaded and deleted only where the server has `--allow-model-updates`"
+    )]
+    NoModelUpdates,
     /// No such response is kept here.
     #[error(
         "there is no response '{id}': it was made with 'store': false, deleted, or forgotten, as this server keeps only the last {most} and forgets them when it ends; send the whole conversation in 'input' instead"
@@ -227,6 +259,13 @@ pub enum ApiError {
     Internal,
 }
 
+fn of_model(model: &str) -> String {
+    match model {
+        "" => String::new(),
+        model => format!("the model '{model}': "),
+    }
+}
+
 /// HTTP response of an error: status, and `type`, `code` and `param` of the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorClass {
@@ -246,6 +285,8 @@ fn image_error(param: Option<&str>, detail: &str) -> String {
         None => format!("invalid image: {detail}"),
     }
 }
+
+use models::{library, refused_adapter};
 
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
@@ -288,19 +329,6 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::ShuttingDown => {
             (StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
         }
-    }
-}
-
-/// The part of the table for adapters.
-fn refused_adapter(source: &AdapterRefused) -> Row<'static> {
-    match source {
-        AdapterRefused::Unknown { .. } => {
-            (StatusCode::NOT_FOUND, INVALID, "adapter_not_found", Some("lora_name"))
-        }
-        AdapterRefused::NameTaken { .. } => bad("adapter_exists", Some("lora_name")),
-        AdapterRefused::TooMany { .. } => bad("too_many_adapters", None),
-        AdapterRefused::NotServed { .. } => bad("no_adapters", None),
-        AdapterRefused::Load { .. } => bad("invalid_adapter", Some("lora_path")),
     }
 }
 
@@ -372,6 +400,11 @@ impl ApiError {
             Self::UnsupportedParameter { param, .. } => bad("unsupported_parameter", Some(param)),
             Self::UnsupportedValue { param, .. } => bad("unsupported_value", Some(param)),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, INVALID, "model_not_found", Some("model")),
+            Self::Library { source, .. } => library(source),
+            Self::ModelLoaded { .. } => (S::CONFLICT, INVALID, "model_loaded", Some("model")),
+            Self::ModelNotLoaded { .. } => bad("model_not_loaded", Some("model")),
+            Self::OneModel => (S::NOT_FOUND, INVALID, "one_model", None),
+            Self::NoModelUpdates => (S::FORBIDDEN, INVALID, "model_updates_not_allowed", None),
             Self::ResponseNotFound { param, .. } => {
                 (S::NOT_FOUND, INVALID, "response_not_found", *param)
             }

@@ -10,9 +10,10 @@ use crate::{
 use axum::{
     body::{Body as HttpBody, Bytes},
     extract::{FromRequest, Request},
-    http::{HeaderMap, header},
+    http::{HeaderMap, header, request::Parts},
 };
 use http_body_util::BodyExt;
+use serde::de::DeserializeOwned;
 use std::{num::NonZero, sync::Arc, thread::available_parallelism, time::Duration};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -64,19 +65,35 @@ fn kib(bytes: usize) -> u32 {
 }
 
 /// The bytes of a body that may be JSON, and its share of what may be held.
-#[derive(Debug)]
+///
+/// A request that has been read already carries it as an extension.
+#[derive(Debug, Clone)]
 pub(crate) struct Payload {
     bytes: Vec<u8>,
-    held: Option<OwnedSemaphorePermit>,
+    held: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl FromRequest<AppState> for Payload {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
+        match parts.extensions.remove::<Self>() {
+            Some(read) => Ok(read),
+            None => Self::read(&parts, body, &state.0.config, &state.0.intake).await,
+        }
+    }
+}
+
+impl Payload {
+    /// Reads a body.
+    pub(crate) async fn read(
+        parts: &Parts,
+        body: HttpBody,
+        config: &ServerConfig,
+        intake: &Intake,
+    ) -> Result<Self, ApiError> {
         check_headers(&parts.headers)?;
-        let (config, intake) = (&state.0.config, &state.0.intake);
         let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
         let length = length.and_then(|v| v.parse().ok());
         if length.is_some_and(|length: usize| length > config.max_body_bytes) {
@@ -108,55 +125,78 @@ async fn read(
     intake: &Intake,
 ) -> Result<Payload, ApiError> {
     let limit = config.max_body_bytes;
-    let mut payload = Payload { bytes: Vec::new(), held: None };
+    let (mut bytes, mut held) = (Vec::new(), None);
     let mut deadline = Instant::now() + config.body_timeout;
     loop {
         let frame = timeout_at(deadline, body.frame()).await.map_err(|_| ApiError::BodyTimeout)?;
         let Some(frame) = frame else { break };
         let frame = frame.map_err(|_| ApiError::UnreadableBody)?;
         let Ok(data): Result<Bytes, _> = frame.into_data() else { continue };
-        let size = payload.bytes.len() + data.len();
+        let size = bytes.len() + data.len();
         if size > limit {
             return Err(ApiError::BodyTooLarge { limit });
         }
-        if payload.held.is_none() && size > SMALL {
+        if held.is_none() && size > SMALL {
             let waited = Instant::now();
-            payload.held = Some(intake.hold(length.unwrap_or(limit)).await?);
+            held = Some(intake.hold(length.unwrap_or(limit)).await?);
             deadline += waited.elapsed();
-            payload.bytes.reserve_exact(length.unwrap_or(size) - payload.bytes.len());
+            bytes.reserve_exact(length.unwrap_or(size) - bytes.len());
         }
         deadline += Duration::from_secs_f64(data.len() as f64 / BYTES_A_SECOND as f64);
-        payload.bytes.extend_from_slice(&data);
+        bytes.extend_from_slice(&data);
     }
     // What is held for a length that was not known is more than enough.
-    let excess = |held: &OwnedSemaphorePermit| {
-        held.num_permits().saturating_sub(kib(payload.bytes.len()) as usize)
-    };
-    if let Some(held) = &mut payload.held {
-        drop(held.split(excess(held)));
+    if let Some(held) = &mut held {
+        let excess = held.num_permits().saturating_sub(kib(bytes.len()) as usize);
+        drop(held.split(excess));
     }
-    Ok(payload)
+    Ok(Payload { bytes, held: held.map(Arc::new) })
 }
 
-/// Parses and prepares a request away from the async threads, so that no other connection waits
-/// for it. The work goes on if its client goes away, and so it keeps its slot.
+impl Intake {
+    /// Works on a body away from the async threads, so that no other connection waits for it. The work
+    /// goes on if its client goes away, and so it keeps its slot.
+    pub(crate) async fn work<T: Send + 'static>(
+        &self,
+        payload: Payload,
+        work: impl FnOnce(Payload) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turns = if payload.bytes.len() <= SMALL { &self.small } else { &self.large };
+        let turn = Arc::clone(turns).acquire_owned().await.map_err(|_| ApiError::Internal)?;
+        let done = tokio::task::spawn_blocking(move || {
+            let held = payload.held.clone();
+            let result = work(payload);
+            drop((turn, held));
+            result
+        });
+        done.await.map_err(|error| {
+            tracing::error!(%error, "a request's preparation panicked");
+            ApiError::Internal
+        })?
+    }
+}
+
+/// Parses and prepares a request.
 pub(crate) async fn prepare<T: Send + 'static>(
     state: &AppState,
     payload: Payload,
     work: impl FnOnce(&AppState, Body) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let intake = &state.0.intake;
-    let turns = if payload.bytes.len() <= SMALL { &intake.small } else { &intake.large };
-    let turn = Arc::clone(turns).acquire_owned().await.map_err(|_| ApiError::Internal)?;
-    let state = state.clone();
-    let done = tokio::task::spawn_blocking(move || {
-        let Payload { bytes, held } = payload;
-        let result = Body::parse(bytes).and_then(|body| work(&state, body));
-        drop((turn, held));
-        result
-    });
-    done.await.map_err(|error| {
-        tracing::error!(%error, "a request's preparation panicked");
-        ApiError::Internal
-    })?
+    let own = state.clone();
+    let parsed = move |payload: Payload| work(&own, Body::parse(payload.bytes)?);
+    state.0.intake.work(payload, parsed).await
+}
+
+impl Payload {
+    /// Reads some fields of the body, which stays as it is.
+    pub(crate) fn glance<T: DeserializeOwned>(self) -> Result<(T, Self), ApiError> {
+        let mut body = Body::parse(self.bytes)?;
+        let fields = body.read()?;
+        Ok((fields, Self { bytes: body.into_json(), held: self.held }))
+    }
+
+    /// The body.
+    pub(crate) fn parse(self) -> Result<Body, ApiError> {
+        Body::parse(self.bytes)
+    }
 }

@@ -15,8 +15,10 @@ mod intake;
 mod keys;
 mod linger;
 mod logprobs;
+mod many;
 mod messages;
 mod metrics;
+mod model;
 mod openapi;
 mod prepare;
 mod random;
@@ -40,8 +42,13 @@ pub use context::{ContextSource, Retrieved};
 pub use errors::{ApiError, ErrorClass};
 pub use images::{DecodeImage, ImageLimits, SplitVideo, Vision, is_public};
 pub use keys::ApiKeys;
-pub use routes::{Guard, protect, route_table, router};
-pub use serve::serve;
+pub use many::{
+    Description, KeepAlive, KeepAliveError, Library, LibraryError, Limits, Listed, Models,
+    ModelsConfig, PullStep, Watch,
+};
+pub use model::Model;
+pub use routes::{Guard, models_router, protect, route_table, router};
+pub use serve::{serve, serve_models};
 pub use state::AppState;
 
 /// `system_fingerprint`: responses with an equal one come from the same code.

@@ -370,7 +370,7 @@ fn resident_bytes() -> Option<u64> {
 }
 
 /// A label value, as the exposition format wants it.
-fn escaped(value: &str) -> String {
+pub(crate) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

@@ -2,8 +2,9 @@
 
 use crate::{
     config::ServerConfig, errors::ApiError, images::Images, intake::Intake, metrics::Metrics,
-    stored::Responses, vectors::NoGeneration,
+    model::Model, stored::Responses,
 };
+use axum::extract::FromRef;
 use std::{
     sync::{
         Arc, OnceLock,
@@ -37,7 +38,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) intake: Intake,
     pub(crate) images: Images,
-    pub(crate) responses: Responses,
+    /// Of all models of a server.
+    pub(crate) responses: Arc<Responses>,
     /// Made when the server starts, beside everything else.
     grammars: OnceLock<Result<Grammars, GrammarError>>,
     /// Bytes of the longest token.
@@ -48,13 +50,6 @@ pub(crate) struct Shared {
     ready: AtomicBool,
     phase: watch::Sender<Phase>,
     in_flight: watch::Sender<usize>,
-}
-
-/// What a server is over.
-struct Model {
-    engine: Arc<dyn Engine>,
-    vectors: Option<Arc<dyn TextVectors>>,
-    scores: Option<Arc<dyn TextScores>>,
 }
 
 /// Where the server stands between start and end.
@@ -76,7 +71,7 @@ impl AppState {
         template: Option<ChatTemplate>,
         config: ServerConfig,
     ) -> Self {
-        Self::over(Model { engine, vectors: None, scores: None }, tokenizer, template, config)
+        Self::from(Model::new(engine, tokenizer, template, config))
     }
 
     /// A server over a model that makes vectors of texts: `/v1/embeddings`, and by them `/v1/rerank` and
@@ -87,9 +82,7 @@ impl AppState {
         tokenizer: Tokenizer,
         config: ServerConfig,
     ) -> Self {
-        let engine = Arc::new(NoGeneration::new(vectors.max_tokens(), vectors.vocab_size()));
-        let model = Model { engine, vectors: Some(vectors), scores: None };
-        Self::over(model, tokenizer, None, config)
+        Self::from(Model::of_vectors(vectors, tokenizer, config))
     }
 
     /// A server over a model that scores texts: `/v1/rerank` and `/v1/score`.
@@ -99,20 +92,14 @@ impl AppState {
         tokenizer: Tokenizer,
         config: ServerConfig,
     ) -> Self {
-        let engine = Arc::new(NoGeneration::new(scores.max_tokens(), scores.vocab_size()));
-        let model = Model { engine, vectors: None, scores: Some(scores) };
-        Self::over(model, tokenizer, None, config)
+        Self::from(Model::of_scores(scores, tokenizer, config))
     }
 
-    fn over(
-        model: Model,
-        tokenizer: Tokenizer,
-        template: Option<ChatTemplate>,
-        config: ServerConfig,
-    ) -> Self {
-        let Model { engine, vectors, scores } = model;
+    /// A model of a server whose models share what is kept of responses.
+    pub(crate) fn over(model: Model, responses: Arc<Responses>) -> Self {
+        let Model { engine, vectors, scores, tokenizer, template, config } = model;
         let metrics = Metrics::new(config.model_name(), engine.info());
-        let (intake, responses) = (Intake::new(&config), Responses::new(&config));
+        let intake = Intake::new(&config);
         let images = Images::new(&config, &tokenizer);
         let state = Self(Arc::new(Shared {
             engine,
@@ -174,6 +161,20 @@ impl AppState {
     pub(crate) async fn idle(&self) {
         // The sender lives in `self`, so waiting cannot fail.
         let _ = self.0.in_flight.subscribe().wait_for(|n| *n == 0).await;
+    }
+}
+
+impl From<Model> for AppState {
+    /// A server of one model.
+    fn from(model: Model) -> Self {
+        let responses = Arc::new(Responses::new(&model.config));
+        Self::over(model, responses)
+    }
+}
+
+impl FromRef<AppState> for Arc<Responses> {
+    fn from_ref(state: &AppState) -> Self {
+        Arc::clone(&state.0.responses)
     }
 }
 

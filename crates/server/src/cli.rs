@@ -11,21 +11,20 @@ use crate::{
     longctx_args::{CallerArgs, LongctxCommand, RescueArgs},
     lora_args::LoraArgs,
     model::NoGpu,
+    models_args::ModelsArgs,
+    parser_args::{ToolParser, reasoning_parsers},
     sizes,
     speculation_args::SpeculationArgs,
 };
-use clap::{
-    Args, Parser, Subcommand,
-    builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
-};
+use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
 use serde_json::{Map, Value as Json};
-use std::{iter, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 use taper::{
     ChatTemplateFrom, Exact, KvIdle, Options, Precision,
     gpu::{self, Gpu},
 };
-use taper_chat::{ReasoningFormat, ToolFormat};
+use taper_chat::ReasoningFormat;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -246,10 +245,12 @@ pub(crate) struct EngineArgs {
     pub(crate) chat_template: Option<String>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) models: ModelsArgs,
     /// Model name in the API [default: the model's]. Separate several with commas, or repeat the
     /// flag.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
@@ -439,39 +440,8 @@ pub(crate) struct DoctorArgs {
     pub(crate) report: Option<PathBuf>,
 }
 
-/// What `--tool-call-parser` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ToolParser {
-    /// The format that the chat template and the architecture show.
-    Auto,
-    Named(ToolFormat),
-}
-
-impl ToolParser {
-    /// Takes `auto` and the names of all formats.
-    fn names() -> impl TypedValueParser<Value = Self> {
-        let names = iter::once("auto").chain(ToolFormat::names());
-        PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
-            "auto" => Ok(Self::Auto),
-            name => name.parse().map(Self::Named),
-        })
-    }
-
-    /// The format, for a model with this chat template.
-    pub(crate) fn format(self, template: &str, model_type: &str) -> ToolFormat {
-        match self {
-            Self::Auto => ToolFormat::detect(template, model_type),
-            Self::Named(format) => format,
-        }
-    }
-}
-
 fn json_object(text: &str) -> Result<Map<String, Json>, String> {
     serde_json::from_str(text).map_err(|error| format!("is no JSON object: {error}"))
-}
-
-fn reasoning_parsers() -> impl TypedValueParser<Value = ReasoningFormat> {
-    PossibleValuesParser::new(ReasoningFormat::names()).try_map(|name| name.parse())
 }
 
 impl EngineArgs {

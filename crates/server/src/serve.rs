@@ -8,7 +8,7 @@ use crate::{
     lora_args::LoraArgs,
     model::{self, Requests},
     output::{Out, note},
-    rescue,
+    rescue, serve_many,
     sizes::human,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -17,7 +17,7 @@ use std::{io, net::IpAddr, sync::Arc, time::Duration};
 use taper::{Builder, Embedder, ModelSource, Reranker, Scheduling, Taper};
 use taper_base::Engine;
 use taper_chat::ReasoningFormat;
-use taper_openai_server::{AppState, ServerConfig, Vision};
+use taper_openai_server::{AppState, Model, ServerConfig, Vision};
 use tokio::net::TcpListener;
 
 /// Sequences computed together if nobody says otherwise.
@@ -25,32 +25,58 @@ const SEQUENCES: u32 = 256;
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     let interrupts = Interrupts::listen()?;
-    let source = model::find(args.model.name())?;
+    let dir = args.models.models_dir.as_deref();
+    let source = dir.is_none().then(|| model::find(args.model.name())).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(serve_until_stopped(args, &source, interrupts.busy()));
+    let served = runtime.block_on(async {
+        let (open, busy) = (open(args).await?, interrupts.busy());
+        match (source, dir) {
+            (Some(source), _) => serve_one(args, &source, open, busy).await,
+            (None, Some(dir)) => serve_many::serve(args, dir, open, busy).await,
+            (None, None) => bail!("there is no model to serve"),
+        }
+    });
     // A load or a template that takes long must not hold up the end of the process.
     runtime.shutdown_background();
     served
 }
 
-/// The first signal ends a load at once, and lets running requests finish.
-async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy) -> Result<()> {
-    // A taken port should be known before a long load.
+/// The sockets, and who may call them.
+pub(crate) struct Open {
+    pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) access: Access,
+}
+
+/// Opens the sockets: a taken port should be known before a long load.
+async fn open(args: &ServeArgs) -> Result<Open> {
     let listeners = listen(&args.host, args.port).await?;
     let addresses = listeners.iter().map(TcpListener::local_addr);
     let local = addresses.collect::<io::Result<Vec<_>>>()?.iter().all(|a| a.ip().is_loopback());
-    let access = Access::of(&args.callers, local)?;
+    Ok(Open { listeners, access: Access::of(&args.callers, local)? })
+}
+
+/// What the flags say of requests.
+pub(crate) fn requests(args: &ServeArgs) -> Requests {
+    let scheduling = match args.scheduling_policy.as_str() {
+        "priority" => Scheduling::Priority,
+        _ => Scheduling::Fcfs,
+    };
+    Requests { together: SEQUENCES, waiting: args.max_waiting, scheduling }
+}
+
+/// The first signal ends a load at once, and lets running requests finish.
+async fn serve_one(args: &ServeArgs, source: &ModelSource, open: Open, busy: Busy) -> Result<()> {
+    let Open { listeners, access } = open;
     let loading = {
         let (source, engine, lora) = (source.clone(), args.engine.clone(), args.lora.clone());
-        let images = args.images.limit_mm_per_prompt > 0;
-        let scheduling = match args.scheduling_policy.as_str() {
-            "priority" => Scheduling::Priority,
-            _ => Scheduling::Fcfs,
-        };
-        let waiting = args.max_waiting;
-        let requests = Requests { together: SEQUENCES, waiting, scheduling };
-        let task = task(&args.task, &source)?;
-        tokio::task::spawn_blocking(move || load(task, &source, &engine, requests, (&lora, images)))
+        let images = args.images.clone();
+        let (task, requests) = (task(&args.task, &source)?, requests(args));
+        tokio::task::spawn_blocking(move || {
+            load(task, &source, &engine, &lora, |source| {
+                let with = |builder: Builder| images.apply(lora.apply(builder));
+                model::start(source, &engine, requests, with)
+            })
+        })
     };
     let model = tokio::select! {
         model = loading => model??,
@@ -61,60 +87,84 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
         busy.stopped().await;
         note!("\nfinishing what runs; again to stop at once");
     };
-    let model = match model {
-        Loaded::Text(model) => model,
-        Loaded::Vectors(model) => {
-            let config = base_config(args, access, model.name());
-            let at = format!("http://{}", address(&args.host, &listeners)?);
-            write!(Out, "{}", announcement_of_vectors(source, &model, &config, &at))?;
-            let tokenizer = model.tokenizer().clone();
-            let state = AppState::of_vectors(Arc::new(*model), tokenizer, config);
-            return Ok(taper_openai_server::serve(listeners, state, shutdown, drain).await?);
+    let mut config = config_of(args, base_config(args, access, model.name()), source, &model);
+    let mut engine = None;
+    if let Loaded::Text(model) = &model {
+        if let Some(why) = model.no_chat() {
+            tracing::warn!("no chat can be answered: {why}");
         }
-        Loaded::Scores(model) => {
-            let config = base_config(args, access, model.name());
-            let at = format!("http://{}", address(&args.host, &listeners)?);
-            write!(Out, "{}", announcement_of_scores(source, &model, &config, &at))?;
-            let tokenizer = model.tokenizer().clone();
-            let state = AppState::of_scores(Arc::new(*model), tokenizer, config);
-            return Ok(taper_openai_server::serve(listeners, state, shutdown, drain).await?);
+        tokio::task::block_in_place(|| rescue::apply(&args.rescue, &mut config))?;
+        let names = &config.served_model_names;
+        if let Some(adapter) =
+            model.adapters().iter().find(|a| names.iter().any(|n| **n == *a.name))
+        {
+            bail!("--lora-modules: {:?} is the name of the model itself", adapter.name);
         }
-    };
-    if let Some(why) = model.no_chat() {
-        tracing::warn!("no chat can be answered: {why}");
-    }
-    let mut config = config(args, access, source, &model);
-    tokio::task::block_in_place(|| rescue::apply(&args.rescue, &mut config))?;
-    let names = &config.served_model_names;
-    if let Some(adapter) = model.adapters().iter().find(|a| names.iter().any(|n| **n == *a.name)) {
-        bail!("--lora-modules: {:?} is the name of the model itself", adapter.name);
+        engine = Some(Arc::clone(&model.engine));
     }
     let address = address(&args.host, &listeners)?;
-    write!(Out, "{}", announcement(source, &model, &config, &address))?;
-    let engine: Arc<dyn Engine> = Arc::clone(&model.engine) as Arc<dyn Engine>;
-    let state = AppState::new(engine, model.tokenizer, model.template, config);
+    write!(Out, "{}", model.announcement(source, &config, &address))?;
+    let state = AppState::from(model.with(config));
     taper_openai_server::serve(listeners, state, shutdown, drain).await?;
-    model.engine.stop();
+    if let Some(engine) = engine {
+        engine.stop();
+    }
     Ok(())
 }
 
 /// What is served.
-enum Loaded {
+pub(crate) enum Loaded {
     Text(Taper),
     Vectors(Box<Embedder>),
     Scores(Box<Reranker>),
 }
 
+impl Loaded {
+    fn name(&self) -> &str {
+        match self {
+            Self::Text(model) => &model.name,
+            Self::Vectors(model) => model.name(),
+            Self::Scores(model) => model.name(),
+        }
+    }
+
+    /// The model as a server takes it.
+    pub(crate) fn with(self, config: ServerConfig) -> Model {
+        match self {
+            Self::Text(Taper { engine, tokenizer, template, .. }) => {
+                Model::new(engine as Arc<dyn Engine>, tokenizer, template, config)
+            }
+            Self::Vectors(model) => {
+                let tokenizer = model.tokenizer().clone();
+                Model::of_vectors(Arc::new(*model), tokenizer, config)
+            }
+            Self::Scores(model) => {
+                let tokenizer = model.tokenizer().clone();
+                Model::of_scores(Arc::new(*model), tokenizer, config)
+            }
+        }
+    }
+
+    fn announcement(&self, source: &ModelSource, config: &ServerConfig, address: &str) -> String {
+        let at = format!("http://{address}");
+        match self {
+            Self::Text(model) => announcement(source, model, config, address),
+            Self::Vectors(model) => announcement_of_vectors(source, model, config, &at),
+            Self::Scores(model) => announcement_of_scores(source, model, config, &at),
+        }
+    }
+}
+
 /// What a model is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Task {
+pub(crate) enum Task {
     Generate,
     Embed,
     Score,
 }
 
 /// What a flag says, or the model's files.
-fn task(asked: &str, source: &ModelSource) -> Result<Task> {
+pub(crate) fn task(asked: &str, source: &ModelSource) -> Result<Task> {
     Ok(match asked {
         "generate" => Task::Generate,
         "embed" => Task::Embed,
@@ -125,18 +175,16 @@ fn task(asked: &str, source: &ModelSource) -> Result<Task> {
     })
 }
 
-/// Loads a model, for a task.
-fn load(
+/// Loads a model, for a task; `start` starts one that generates.
+pub(crate) fn load(
     task: Task,
     source: &ModelSource,
     engine: &EngineArgs,
-    requests: Requests,
-    (lora, images): (&LoraArgs, bool),
+    lora: &LoraArgs,
+    start: impl FnOnce(&ModelSource) -> Result<Taper>,
 ) -> Result<Loaded> {
     if task == Task::Generate {
-        let with = |builder: Builder| lora.apply(builder).images(images);
-        let model = model::start(source, engine, requests, with)?;
-        return Ok(Loaded::Text(model));
+        return Ok(Loaded::Text(start(source)?));
     }
     ensure!(
         engine.device == "cpu",
@@ -153,14 +201,14 @@ fn load(
 }
 
 /// Where a client on this machine finds the server.
-fn address(host: &str, listeners: &[TcpListener]) -> Result<String> {
+pub(crate) fn address(host: &str, listeners: &[TcpListener]) -> Result<String> {
     let first = listeners.first().context("no address to listen on")?.local_addr()?;
     let is_name = host.parse::<IpAddr>().is_err() && !host.starts_with('[');
     Ok(if is_name { format!("{host}:{}", first.port()) } else { first.to_string() })
 }
 
 /// What is alike for every model.
-fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
+pub(crate) fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
     let names = &args.served_model_name;
     ServerConfig {
         served_model_names: if names.is_empty() { vec![name.to_owned()] } else { names.clone() },
@@ -177,7 +225,14 @@ fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
     }
 }
 
-fn config(args: &ServeArgs, access: Access, from: &ModelSource, model: &Taper) -> ServerConfig {
+/// What follows from a model's files.
+pub(crate) fn config_of(
+    args: &ServeArgs,
+    base: ServerConfig,
+    from: &ModelSource,
+    model: &Loaded,
+) -> ServerConfig {
+    let Loaded::Text(model) = model else { return base };
     let source = model.template.as_ref().map_or("", |t| t.source());
     ServerConfig {
         enable_auto_tool_choice: args.enable_auto_tool_choice,
@@ -199,7 +254,7 @@ fn config(args: &ServeArgs, access: Access, from: &ModelSource, model: &Taper) -
         }),
         max_adapters: args.lora.most(),
         allow_adapter_updates: args.lora.allow_runtime_lora_updating,
-        ..base_config(args, access, &model.name)
+        ..base
     }
 }
 

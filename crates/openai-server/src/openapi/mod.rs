@@ -36,20 +36,22 @@ const ERRORS: &[(u16, &str, &str)] = &[
          context_length_exceeded, kv_cache_too_small, unknown_token, no_token_left, invalid_kv_bits, \
          template_failed, no_chat_template, unsupported_schema, invalid_schema, invalid_grammar, \
          grammar_too_large, grammar_too_complex, grammar_dead_end, no_vectors, no_scores, no_generation, \
-         invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, no_adapters",
+         invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, no_adapters, model_too_large, \
+         model_not_loaded, model_not_owned, model_not_available",
     ),
     (401, "The API key is missing or wrong.", "invalid_api_key"),
     (
         403,
         "The request comes by a host name, or from a web page, that is not allowed.",
-        "host_not_allowed, origin_not_allowed",
+        "host_not_allowed, origin_not_allowed, model_updates_not_allowed",
     ),
     (
         404,
         "There is no such model, adapter or route.",
-        "model_not_found, adapter_not_found, response_not_found, unknown_url",
+        "model_not_found, adapter_not_found, response_not_found, unknown_url, one_model",
     ),
     (408, "The body came too slowly, or the output was not read.", "body_timeout, output_not_read"),
+    (409, "The model is loaded.", "model_loaded"),
     (413, "The body is too large.", "body_too_large"),
     (
         415,
@@ -61,12 +63,13 @@ const ERRORS: &[(u16, &str, &str)] = &[
         500,
         "The server failed.",
         "internal_error, step_failed, non_finite_logits, non_finite_score, model_failed, tokenizer_failed, \
-         engine_gone",
+         engine_gone, model_load_failed",
     ),
+    (502, "The hub cannot be reached, or failed.", "hub_failed"),
     (
         503,
-        "The server ends, is busy, or its engine has failed.",
-        "shutting_down, busy, engine_dead",
+        "The server ends, is busy, or its engine has failed; or other models are in use and leave no room.",
+        "shutting_down, busy, engine_dead, models_busy",
     ),
 ];
 

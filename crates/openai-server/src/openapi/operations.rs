@@ -4,12 +4,13 @@ use super::schemas::{Part, Schemas};
 use crate::wire::{
     ChatChunk, ChatRequest, ChatResponse, CompletionRequest, CompletionResponse, Conversation,
     DetokenizeRequest, DetokenizeResponse, Echo, EmbeddingRequest, EmbeddingResponse, InertFields,
-    InertMessagesFields, InertResponsesFields, ItemList, LoadAdapterRequest, MessageEvent,
-    MessageOut, MessagesRequest, ModelCard, ModelList, OllamaChatRequest, OllamaEmbedRequest,
-    OllamaEmbedResponse, OllamaFields, OllamaGenerateRequest, OllamaInertFields, OllamaModels,
+    InertMessagesFields, InertResponsesFields, ItemList, LoadAdapterRequest, LoadModelRequest,
+    MessageEvent, MessageOut, MessagesRequest, ModelCard, ModelDeleted, ModelList, NamedModel,
+    OllamaChatRequest, OllamaDeleteRequest, OllamaEmbedRequest, OllamaEmbedResponse, OllamaFields,
+    OllamaGenerateRequest, OllamaInertFields, OllamaModels, OllamaPullRequest, OllamaPullStatus,
     OllamaResponse, OllamaShow, OllamaShowRequest, RerankRequest, RerankResponse, ResponseDeleted,
     ResponseEvent, ResponseOut, ResponsesRequest, SamplingFields, ScoreRequest, ScoreResponse,
-    TokenCount, TokenizeRequest, TokenizeResponse, UnloadAdapterRequest,
+    Success, TokenCount, TokenizeRequest, TokenizeResponse, UnloadAdapterRequest,
 };
 use schemars::JsonSchema;
 use serde_json::{Value, json};
@@ -32,7 +33,10 @@ pub(super) struct Operation {
 }
 
 /// What can go wrong with every body.
-const OF_BODIES: &[u16] = &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503];
+const OF_BODIES: &[u16] = &[400, 401, 403, 404, 408, 413, 415, 429, 500, 502, 503];
+
+/// What can go wrong with changes of what is on the disk.
+const OF_CHANGES: &[u16] = &[400, 401, 403, 404, 408, 409, 413, 415, 500, 503];
 
 /// The query of a list that comes page by page.
 const PAGES: &[(&str, &str, &str)] = &[
@@ -232,6 +236,24 @@ fn ollama(s: &mut Schemas) -> Vec<Operation> {
         let content = json!({ "application/json": json, "application/x-ndjson": lines });
         operation.answers(200, LINES, content)
     };
+    let pull = s.request("OllamaPullRequest", &[OllamaPullRequest::json_schema]);
+    let delete = s.request("OllamaDeleteRequest", &[OllamaDeleteRequest::json_schema]);
+    let step = s.response::<OllamaPullStatus>();
+    let pulls = post("/api/pull", "Ollama", "Downloads a model, where that is allowed.", pull)
+        .answers(
+            200,
+            "A line of JSON for each part of it, or an OllamaError that ends them; the last alone if `stream` is false.",
+            json!({
+                "application/json": { "schema": step },
+                "application/x-ndjson": { "schema": { "type": "string" } },
+            }),
+        );
+    let deletes = post("/api/delete", "Ollama", "Deletes a model, where that is allowed.", delete);
+    let deletes = Operation { method: "delete", errors: OF_CHANGES, ..deletes }.answers(
+        200,
+        "It is deleted.",
+        json!({}),
+    );
     vec![
         lines(post("/api/chat", "Ollama", "Answers a conversation, as Ollama's API.", chat)),
         lines(post("/api/generate", "Ollama", "Answers a prompt, as Ollama's API.", generate)),
@@ -241,6 +263,8 @@ fn ollama(s: &mut Schemas) -> Vec<Operation> {
             .gives(&s.response::<OllamaShow<'_>>()),
         get("/api/tags", "Ollama", "Lists the models, as Ollama's API.").gives(&models),
         get("/api/ps", "Ollama", "Lists the loaded models, as Ollama's API.").gives(&models),
+        pulls,
+        deletes,
         get("/api/version", "Ollama", "Says which version this is, as Ollama's API.").answers(
             200,
             "The version.",
@@ -278,9 +302,26 @@ fn models(s: &mut Schemas) -> Vec<Operation> {
     let load = s.request("LoadAdapterRequest", &[LoadAdapterRequest::json_schema]);
     let unload = s.request("UnloadAdapterRequest", &[UnloadAdapterRequest::json_schema]);
     let one = get("/v1/models/{id}", "Models", "Describes one model.");
+    let named = s.request("NamedModel", &[NamedModel::json_schema]);
+    let loads = s.request("LoadModelRequest", &[LoadModelRequest::json_schema]);
+    let (list, success) = (s.response::<ModelList>(), s.response::<Success>());
+    let delete = get("/v1/models/{id}", "Models", "Deletes a model, where that is allowed.");
+    let delete = Operation {
+        method: "delete",
+        id: format!("delete_{}", delete.id),
+        errors: OF_CHANGES,
+        ..delete
+    };
     vec![
-        get("/v1/models", "Models", "Lists the models.").gives(&s.response::<ModelList>()),
+        get("/v1/models", "Models", "Lists the models.").gives(&list),
+        get("/models", "Models", "Lists the models.").gives(&list),
         Operation { errors: &[401, 403, 404], ..one }.gives(&s.response::<ModelCard>()),
+        delete.gives(&s.response::<ModelDeleted>()),
+        post("/models/load", "Models", "Loads one of several models.", loads).streams(
+            &success,
+            "It is loaded; with `stream`, events whose data say how far it is, and at last `loaded`, or an error.",
+        ),
+        post("/models/unload", "Models", "Unloads one of several models.", named).gives(&success),
         post("/v1/load_lora_adapter", "Models", "Loads an adapter, where that is allowed.", load)
             .gives_text("text/plain"),
         post("/v1/unload_lora_adapter", "Models", "Forgets an adapter.", unload)

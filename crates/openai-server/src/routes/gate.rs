@@ -3,11 +3,12 @@
 use super::anthropic::speaks;
 use crate::{
     access::{AllowedHosts, AllowedOrigins},
+    config::ServerConfig,
     errors::ApiError,
     keys::ApiKeys,
     linger::lingering,
     record::{REQUEST_ID, Record},
-    state::{AppState, Phase},
+    state::Phase,
 };
 use axum::{
     Extension, Router,
@@ -17,6 +18,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use std::sync::Arc;
+use tokio::sync::watch;
 
 /// Where Anthropic's clients put their key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -44,15 +46,38 @@ pub(super) async fn quiet(
     next.run(request).await
 }
 
+/// What is asked of every request, and whether any is taken.
+#[derive(Debug)]
+pub(super) struct Door {
+    guard: Guard,
+    phases: watch::Receiver<Phase>,
+}
+
+impl Door {
+    pub(super) fn new(config: &ServerConfig, phases: watch::Receiver<Phase>) -> Self {
+        let (keys, origins) = (config.api_keys.clone(), config.allowed_origins.clone());
+        Self { guard: Guard::new(keys, origins, config.allowed_hosts.clone()), phases }
+    }
+
+    fn is_open(&self) -> bool {
+        *self.phases.borrow() == Phase::Serving
+    }
+
+    /// Whether there are API keys.
+    pub(super) fn has_keys(&self) -> bool {
+        !self.guard.keys.is_empty()
+    }
+}
+
 /// Refuses requests that come from where none may come from. This is asked before the key, so that
 /// a stranger learns nothing of it.
-pub(super) async fn gate(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    let config = &state.0.config;
-    let mut response = match stranger(&config.allowed_hosts, &config.allowed_origins, &request) {
+pub(super) async fn gate(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
+    let guard = &door.guard;
+    let mut response = match stranger(&guard.hosts, &guard.origins, &request) {
         Some(error) => error.into_response(),
         None => next.run(request).await,
     };
-    if state.0.phase() != Phase::Serving {
+    if !door.is_open() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
@@ -121,14 +146,14 @@ async fn guard_places(
 
 /// Refuses requests without a key, then those that the server takes no more.
 pub(super) async fn keys(
-    State(state): State<AppState>,
+    State(door): State<Arc<Door>>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if !authorized(&state.0.config.api_keys, &request) {
+    if !authorized(&door.guard.keys, &request) {
         return Err(ApiError::InvalidApiKey);
     }
-    if request.method() == Method::POST && state.0.phase() != Phase::Serving {
+    if request.method() == Method::POST && !door.is_open() {
         return Err(ApiError::Draining);
     }
     Ok(next.run(request).await)

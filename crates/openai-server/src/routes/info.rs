@@ -25,11 +25,9 @@ fn card(state: &AppState, id: &str, adapter: Option<&AdapterInfo>) -> ModelCard 
         owned_by: "taper",
         root: adapter.map_or(model, |adapter| &adapter.path).to_owned(),
         parent: adapter.map(|_| model.to_owned()),
-        max_model_len: state.0.engine.info().max_model_len,
-        architecture: state.0.images.see().then_some(Modalities {
-            input_modalities: &["text", "image"],
-            output_modalities: &["text"],
-        }),
+        max_model_len: Some(state.0.engine.info().max_model_len),
+        architecture: state.0.images.see().then(Modalities::with_images),
+        residence: None,
     }
 }
 
@@ -86,11 +84,17 @@ pub(super) async fn version() -> Json<Value> {
 }
 
 pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], page(&state))
+}
+
+/// The page of metrics of a model.
+pub(crate) fn page(state: &AppState) -> String {
     let (engine, metrics) = (&state.0.engine, &state.0.metrics);
     let max = state.0.config.max_adapters;
     let mut page = metrics.render(engine.info(), &engine.stats(), (&engine.adapters(), max));
     if state.0.images.see() {
         metrics.render_images(&mut page, &state.0.images.counts);
     }
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page)
+    page
 }

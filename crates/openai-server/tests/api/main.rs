@@ -27,6 +27,8 @@ mod lenient;
 mod limits;
 mod log;
 mod malformed;
+mod many;
+mod many_files;
 mod ollama;
 mod openapi;
 mod responses;
