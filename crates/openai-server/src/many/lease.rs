@@ -10,10 +10,7 @@ use std::{
     task::{Context, Poll},
     time::Instant,
 };
-use tokio::{
-    sync::watch,
-    time::{Instant as Time, timeout_at},
-};
+use tokio::{sync::watch, time::Instant as Time};
 
 /// A place among the requests of a model, which stays loaded meanwhile.
 #[derive(Debug)]
@@ -70,8 +67,7 @@ impl Models {
                 }
                 Entry::Wait(id, load) => return self.await_load(place(id), load).await,
                 Entry::Later => {
-                    // The sender lives in `self`, so only time can end this.
-                    if timeout_at(deadline, changes.changed()).await.is_err() {
+                    if !self.another_look(&mut changes, deadline).await {
                         return Err(failed(&name, super::LibraryError::NoRoom));
                     }
                 }

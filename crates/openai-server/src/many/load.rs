@@ -1,7 +1,7 @@
 //! Loading a model, which makes room first, and unloading one.
 
 use super::{
-    LibraryError, Models, Served,
+    LOOK, LibraryError, Models, Served,
     table::{Leaving, Reason, Room},
 };
 use crate::{
@@ -109,7 +109,7 @@ impl Models {
                 Room::Wait => {}
             }
             self.settle();
-            if timeout_at(deadline, changes.changed()).await.is_err() {
+            if !self.another_look(&mut changes, deadline).await {
                 self.table().spare();
                 self.changed();
                 return Err(LibraryError::NoRoom);
@@ -180,11 +180,24 @@ impl Models {
         self.settle();
         let deadline = Time::now() + self.0.models.patience;
         while !self.table().is_gone(name) {
-            if timeout_at(deadline, changes.changed()).await.is_err() {
+            if !self.another_look(&mut changes, deadline).await {
                 break;
             }
         }
         true
+    }
+
+    /// Waits until something has changed; `false` at the deadline. A response in the background ends without
+    /// a word, so that a look is due now and then.
+    pub(super) async fn another_look(
+        &self,
+        changes: &mut watch::Receiver<()>,
+        deadline: Time,
+    ) -> bool {
+        let due = deadline.min(Time::now() + LOOK);
+        let changed = timeout_at(due, changes.changed()).await.is_ok();
+        self.settle();
+        changed || Time::now() < deadline
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     config::ServerConfig,
     errors::ApiError,
     intake::Intake,
-    state::{AppState, Phase, unix_time},
+    state::{AppState, Phase},
     stored::Responses,
 };
 use axum::{Router, extract::FromRef};
@@ -72,7 +72,6 @@ pub(crate) struct Many {
     pub(crate) config: ServerConfig,
     pub(crate) models: ModelsConfig,
     pub(crate) intake: Intake,
-    pub(crate) started: u64,
     /// Bytes of models that were downloaded.
     pub(crate) pulled_bytes: AtomicU64,
     table: Mutex<Table<Arc<Served>, watch::Receiver<LoadState>>>,
@@ -103,7 +102,6 @@ impl Models {
             intake: Intake::new(&config),
             responses: Arc::new(Responses::new(&config)),
             config,
-            started: unix_time(),
             pulled_bytes: AtomicU64::new(0),
             table: Mutex::new(Table::new(models.limits)),
             models,
@@ -169,11 +167,6 @@ impl Models {
     /// What has a place in memory, by name.
     pub(crate) fn seen(&self) -> BTreeMap<String, Seen<Arc<Served>>> {
         self.table().seen()
-    }
-
-    /// A loaded model.
-    pub(crate) fn loaded(&self, name: &str) -> Option<Arc<Served>> {
-        self.seen().remove(name).and_then(|seen| seen.model)
     }
 
     pub(crate) fn phase(&self) -> Phase {

@@ -110,7 +110,8 @@ async fn a_download_ends_when_its_client_goes() {
 async fn a_loaded_model_is_not_deleted() {
     let many = Many::new(&[("a", 10), ("org/b", 10)], settings(20));
     many.ask("a").await;
-    let delete = |path: &'static str, body: Value| many.send(Method::DELETE, path, &body);
+    let delete =
+        async |path: &'static str, body: Value| many.send(Method::DELETE, path, &body).await;
     let named = |name: &str| json!({ "model": name });
     let (status, _, body) = delete("/api/delete", named("a")).await;
     assert_eq!((status, body.contains("unload it first")), (StatusCode::CONFLICT, true), "{body}");
