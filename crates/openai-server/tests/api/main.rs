@@ -38,3 +38,4 @@ mod stream;
 mod support;
 mod tools;
 mod untouched;
+mod videos;
