@@ -62,7 +62,7 @@ impl Media {
         &self.whole
     }
 
-    /// Those among the tokens `own`, where the first of these is a batch's `first`.
+    /// What of them is among the tokens `own`, where the first of these is a batch's `first`.
     pub(crate) fn mutual(
         &self,
         own: Range<usize>,
@@ -326,7 +326,7 @@ mod tests {
         };
         assert_eq!(of(0..3, 0), []);
         assert_eq!(of(5..14, 20), [(20, 24, 2), (26, 28, 0)]);
-        assert_eq!(media(Ahead::Prompts).whole(), [0..14]);
+        assert_eq!(media(Ahead::Prompts).whole(), std::slice::from_ref(&(0..14)));
     }
 
     #[test]

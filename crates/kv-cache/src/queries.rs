@@ -22,7 +22,7 @@ pub(crate) struct Queries {
 }
 
 impl Queries {
-    /// Those at some places of the step, one after the other.
+    /// The part of them at some places of the step, one after the other.
     fn part(&self, first: usize, end: usize) -> Self {
         let last = self.first + self.len;
         Self { first, len: end - first, end: self.end - (last - end), ..*self }

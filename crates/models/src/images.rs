@@ -17,11 +17,11 @@ pub enum ImagePositions {
 /// Which tokens of prompts see tokens after them, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ahead {
-    /// Those of an image see each other, also beyond windows (Gemma 3).
+    /// Tokens of an image see each other, also beyond windows (Gemma 3).
     Images,
-    /// Those of an image see each other in layers with a window, as far back as it goes (Gemma 4).
+    /// Tokens of an image see each other in layers with a window, as far back as it goes (Gemma 4).
     ImagesInWindows,
-    /// All of a prompt see each other (PaliGemma, arXiv 2407.07726).
+    /// All tokens of a prompt see each other (PaliGemma, arXiv 2407.07726).
     Prompts,
 }
 

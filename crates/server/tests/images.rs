@@ -263,7 +263,9 @@ fn every_family_sees_what_transformers_sees() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/vision");
     let names =
         fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.filter(|name| name != "qwen3_vl-chat").collect();
+    // The first has a tokenizer of its own, and of the second there is no tower yet.
+    let mut names: Vec<_> =
+        names.filter(|name| name != "qwen3_vl-chat" && name != "llava_next").collect();
     names.sort();
     assert!(names.len() > 20, "{names:?}");
     for name in names {

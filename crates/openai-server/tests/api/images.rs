@@ -118,11 +118,11 @@ fn seeing_with(limits: ImageLimits) -> (App, Arc<Fake>) {
     (App::of_model(config, reply, tokenizer_with(&added), TEMPLATE), encoder)
 }
 
-fn seeing() -> App {
+pub(crate) fn seeing() -> App {
     seeing_with(ImageLimits::default()).0
 }
 
-fn base64(file: &[u8]) -> String {
+pub(crate) fn base64(file: &[u8]) -> String {
     BASE64_STANDARD.encode(file)
 }
 
@@ -134,16 +134,16 @@ fn image(file: &[u8]) -> Value {
     json!({ "type": "image_url", "image_url": { "url": data_url(file) } })
 }
 
-fn text(text: &str) -> Value {
+pub(crate) fn text(text: &str) -> Value {
     json!({ "type": "text", "text": text })
 }
 
-fn asks(parts: Value) -> Value {
+pub(crate) fn asks(parts: Value) -> Value {
     chat(json!({ "messages": [{ "role": "user", "content": parts }] }))
 }
 
 /// The prompt in which the engine got these pieces: texts, and images by their tokens.
-fn prompt(pieces: &[Result<&str, usize>]) -> Vec<TokenId> {
+pub(crate) fn prompt(pieces: &[Result<&str, usize>]) -> Vec<TokenId> {
     let piece = |piece: &Result<&str, usize>| match *piece {
         Ok("<") => vec![256],
         Ok(">") => vec![257],
@@ -153,7 +153,7 @@ fn prompt(pieces: &[Result<&str, usize>]) -> Vec<TokenId> {
     pieces.iter().flat_map(piece).collect()
 }
 
-async fn refused(app: &App, path: &str, body: &Value) -> (u16, Value) {
+pub(crate) async fn refused(app: &App, path: &str, body: &Value) -> (u16, Value) {
     let (status, body) = app.post(path, body).await;
     (status.as_u16(), body["error"].clone())
 }
@@ -266,78 +266,6 @@ async fn what_cannot_be_seen_is_refused() {
         let (status, error) = refused(&app, "/v1/chat/completions", &asks(parts)).await;
         let says = error["message"].as_str().unwrap();
         assert!(status == 400 && says.ends_with("is not in the public Internet"), "{error}");
-    }
-    assert_eq!(app.engine.count(), 0);
-}
-
-fn video(url: &str) -> Value {
-    json!({ "type": "video_url", "video_url": { "url": url } })
-}
-
-#[tokio::test]
-async fn a_video_is_images_with_their_times() {
-    let app = seeing();
-    let list = [[2, 1, 7], [2, 1, 8], [1, 1, 9]].map(|frame| base64(&frame)).join(",");
-    let gif = |frames: &[u8]| format!("data:image/gif;base64,{}", base64(frames));
-    let six = gif(b"v\x01\x01a\x01\x01b\x01\x01c\x01\x01d\x01\x01e\x01\x01f");
-    let parts = json!([
-        text("a"),
-        video(&format!("data:video/jpeg;base64,{list}")),
-        text("b"),
-        video(&six)
-    ]);
-    let (status, _) = app.post("/v1/chat/completions", &asks(parts)).await;
-    assert_eq!(status, 200);
-    let want = prompt(&[
-        Ok("<"),
-        Ok("user:a[0.0, 0.5]"),
-        Err(2),
-        Ok("[1.0, 1.0]"),
-        Err(1),
-        Ok("b[0.0, 1.0]"),
-        Err(1),
-        Ok("[2.0, 2.0]"),
-        Err(1),
-        Ok(">"),
-        Ok("<"),
-    ]);
-    assert_eq!(app.engine.last().prompt, want);
-    let slow = json!({ "type": "video_url", "video_url": {
-        "url": format!("data:video/jpeg;base64,{list}"), "fps": 0.5 } });
-    let (status, _) = app.post("/v1/chat/completions", &asks(json!([slow]))).await;
-    assert_eq!(status, 200);
-    let text = |from: usize, n: usize| -> String {
-        let prompt = app.engine.last().prompt;
-        prompt[from..from + n].iter().map(|&t| char::from(t as u8)).collect()
-    };
-    assert_eq!(text(6, 10), "[0.0, 2.0]");
-    let (_, page) = app.get("/metrics").await;
-    assert!(page.contains("taper:videos_total{") && page.contains("taper:video_frames_total{"));
-}
-
-#[tokio::test]
-async fn other_videos_are_refused_with_what_to_do() {
-    let app = seeing();
-    for (url, says) in [
-        ("data:video/mp4;base64,AAAA", "MP4 is not read"),
-        ("https://a.example/b.mp4", "videos come in requests"),
-        ("data:video/jpeg;base64,AAEC,!", "not valid base64"),
-        ("frames:2,AAEC", "videos come in requests"),
-        ("", "videos come in requests"),
-    ] {
-        let (status, error) =
-            refused(&app, "/v1/chat/completions", &asks(json!([video(url)]))).await;
-        let message = error["message"].as_str().unwrap();
-        assert!(status == 400 && message.contains(says), "{url}: {error}");
-    }
-    let frames = json!([{ "type": "image_url", "image_url": { "url": "frames:2,AAEC" } }]);
-    let (status, error) = refused(&app, "/v1/chat/completions", &asks(frames)).await;
-    assert_eq!((status, &error["code"]), (400, &json!("invalid_image")), "{error}");
-    for fps in [json!(0), json!(-1), json!(1e9)] {
-        let part = json!({ "type": "video_url",
-            "video_url": { "url": "data:video/jpeg;base64,AQEB", "fps": fps } });
-        let (status, error) = refused(&app, "/v1/chat/completions", &asks(json!([part]))).await;
-        assert!(status == 400 && error["message"].as_str().unwrap().contains("fps"), "{error}");
     }
     assert_eq!(app.engine.count(), 0);
 }

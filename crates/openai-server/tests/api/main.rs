@@ -40,3 +40,4 @@ mod stream;
 mod support;
 mod tools;
 mod untouched;
+mod videos;
