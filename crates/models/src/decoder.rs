@@ -70,7 +70,8 @@ impl Decoder {
         model.targets = AdapterTargets::new(maps, &model.head, place, options);
         if options.draft_head {
             let shared = (&model.embed, &model.head);
-            if let Some(head) = DraftHead::load(&model, shared, weights.streamed(None), options)? {
+            let source = (weights.streamed(None), names.decoder.as_str());
+            if let Some(head) = DraftHead::load(&model, shared, source, options)? {
                 model.info.parameters += head.info().parameters;
                 model.info.weight_bytes += head.info().weight_bytes;
                 model.info.draft_heads = Some(head.kept());

@@ -4,11 +4,11 @@
 //! Row `i` is of the model's last hidden state at token `i` and of the token after it:
 //!
 //! ```text
-//! x = map([norm(embedding of token i + 1), norm(hidden state of token i)])
-//! h = norm(layer(x))          its logits say what token i + 2 is
+//! h = layer(map([norm(embedding of token i + 1), norm(hidden state of token i)]))
+//! logits of token i + 2 = output projection of norm(h)
 //! ```
 //!
-//! Where token `i + 2` is a draft too, `h` stands for its hidden state.
+//! Where token `i + 2` is a draft too, `h` or `norm(h)` stands for the hidden state of token `i + 1`.
 
 use crate::{
     Batch, LoadOptions, ModelError, ModelInfo, StateSession,
@@ -23,8 +23,75 @@ use crate::{
 use taper_kv_cache::KvHeads;
 use taper_tensor::{Embedding, Linear, Pass, Tensor, join_heads, ops};
 
-/// Where checkpoints of Qwen have it.
-const PLACES: [&str; 3] = ["mtp.", "language_model.mtp.", "model.mtp."];
+/// What a family calls the tensors of its head, and how it differs from others.
+#[derive(Debug, Clone, Copy)]
+struct Names {
+    map: &'static str,
+    embedding: &'static str,
+    hidden: &'static str,
+    /// The layer, below the head.
+    layer: &'static str,
+    norm: &'static str,
+    /// The hidden state comes before the embedding.
+    hidden_first: bool,
+    /// What the output projection reads stands for the next hidden state, not what the norm before it reads.
+    normed_back: bool,
+    /// The first row's embedding is zero.
+    first_is_zero: bool,
+}
+
+/// Qwen3-Next and Qwen 3.5 (vLLM's `qwen3_next_mtp.py`).
+const QWEN: Names = Names {
+    map: "fc",
+    embedding: "pre_fc_norm_embedding",
+    hidden: "pre_fc_norm_hidden",
+    layer: "layers.0.",
+    norm: "norm",
+    hidden_first: false,
+    normed_back: true,
+    first_is_zero: false,
+};
+/// DeepSeek V3 and GLM 4.5 (vLLM's `deepseek_mtp.py`).
+const DEEPSEEK: Names = Names {
+    map: "eh_proj",
+    embedding: "enorm",
+    hidden: "hnorm",
+    layer: "",
+    norm: "shared_head.norm",
+    hidden_first: false,
+    normed_back: false,
+    first_is_zero: true,
+};
+/// MiMo (vLLM's `mimo_mtp.py`).
+const MIMO: Names = Names {
+    map: "input_proj",
+    embedding: "token_layernorm",
+    hidden: "hidden_layernorm",
+    layer: "",
+    norm: "final_layernorm",
+    hidden_first: true,
+    normed_back: true,
+    first_is_zero: true,
+};
+
+/// Where a checkpoint has a head that is known, and its names.
+fn find(spec: &Spec, decoder: &str, weights: Source<'_>) -> Option<(String, Names)> {
+    let after = format!("{decoder}{}.{}.", spec.top.layers, spec.layers.len());
+    let places = [
+        ("mtp.", QWEN),
+        ("language_model.mtp.", QWEN),
+        ("model.mtp.", QWEN),
+        (after.as_str(), DEEPSEEK),
+        ("model.mtp_layers.0.", MIMO),
+    ];
+    let whole = |(at, names): &&(&str, Names)| {
+        let parts = [names.map, names.embedding, names.hidden, names.norm].map(str::to_owned);
+        let layer = format!("{}input_layernorm", names.layer);
+        let all = parts.into_iter().chain([layer]);
+        all.into_iter().all(|name| weights.has(&format!("{at}{name}.weight")))
+    };
+    places.iter().find(whole).map(|(at, names)| ((*at).to_owned(), *names))
+}
 
 /// A head that drafts. It shares the token table and the output projection with its model, and has one layer with keys
 /// and values of its own.
@@ -33,6 +100,7 @@ pub struct DraftHead {
     info: ModelInfo,
     spec: Spec,
     embed: Embedding,
+    names: Names,
     /// Of embeddings, and of hidden states.
     norms: [Norm; 2],
     map: Linear,
@@ -46,27 +114,28 @@ impl DraftHead {
     pub(crate) fn load(
         model: &Decoder,
         (embed, output): (&Embedding, &Linear),
-        weights: Source<'_>,
+        (weights, decoder): (Source<'_>, &str),
         options: LoadOptions<'_>,
     ) -> Result<Option<Self>, ModelError> {
         let spec = model.spec().clone();
-        let first = |place: &&&str| weights.has(&format!("{place}layers.0.input_layernorm.weight"));
-        let Some(&at) = PLACES.iter().find(first) else { return Ok(None) };
+        let Some((at, names)) = find(&spec, decoder, weights) else { return Ok(None) };
         let Some(&own) = spec.layers.iter().rfind(|layer| layer.mixer.attends()) else {
             return Ok(None);
         };
         let Some(heads) = own.mixer.cached(&spec) else { return Ok(None) };
         let hidden = spec.hidden;
         let norm = |name: &str| Norm::load(&spec, weights, &format!("{at}{name}"), hidden);
-        let norms = [norm("pre_fc_norm_embedding")?, norm("pre_fc_norm_hidden")?];
-        let last = norm("norm")?;
-        let map = weights.linear(&format!("{at}fc"), 2 * hidden, hidden, false)?;
+        let norms = [norm(names.embedding)?, norm(names.hidden)?];
+        let last = norm(names.norm)?;
+        let map = weights.linear(&format!("{at}{}", names.map), 2 * hidden, hidden, false)?;
         let (index, ids) = (spec.layers.len(), &mut StateIds::default());
-        let layer = format!("{at}layers.0");
-        let layer = Layer::load(&spec, (index, &own), ids, weights, &layer, options)?;
+        let layer = format!("{at}{}", names.layer);
+        let layer = layer.trim_end_matches('.');
+        let layer = Layer::load(&spec, (index, &own), ids, weights, layer, options)?;
         let mut head = Self {
             info: info(model, heads),
             embed: embed.clone(),
+            names,
             norms,
             map: map.place(options.place())?,
             layer,
@@ -120,9 +189,13 @@ impl DraftHead {
         if let Some(scale) = spec.embed_scale {
             embedded = ops::scale(&embedded, scale)?;
         }
+        if self.names.first_is_zero {
+            embedded = without_first(embedded, batch.positions)?;
+        }
         let [embedding, before] = &self.norms;
-        let both = join_heads(&embedding.forward(&embedded)?, &before.forward(hidden)?, 1)?;
-        let x = self.map.forward(&both, pass)?;
+        let (embedded, hidden) = (embedding.forward(&embedded)?, before.forward(hidden)?);
+        let (a, b) = if self.names.hidden_first { (hidden, embedded) } else { (embedded, hidden) };
+        let x = self.map.forward(&join_heads(&a, &b, 1)?, pass)?;
         let ropes = angles(spec, batch.positions, &[]);
         let all = batch.logits_at.iter().copied().eq(0..t as u32);
         let step = Step {
@@ -138,8 +211,21 @@ impl DraftHead {
         let x = self.layer.forward(&step, (&x, (!all).then_some(batch.logits_at), None), state)?;
         let h = self.norm.forward(&x)?;
         let logits = logits(spec, &self.output, &h, pass)?;
-        Ok([h, logits])
+        Ok([if self.names.normed_back { h } else { x }, logits])
     }
+}
+
+/// Embeddings with zeros where the position is 0.
+fn without_first(x: Tensor, positions: &[u32]) -> Result<Tensor, ModelError> {
+    let width = x.dims().last().copied().unwrap_or_default();
+    if !positions.contains(&0) {
+        return Ok(x);
+    }
+    let dims = x.dims().to_vec();
+    let mut rows = ops::with_host_f32(&x, <[f32]>::to_vec)?;
+    let first = rows.chunks_exact_mut(width.max(1)).zip(positions).filter(|(_, at)| **at == 0);
+    first.for_each(|(row, _)| row.fill(0.0));
+    Ok(Tensor::from_vec(rows, &dims)?)
 }
 
 /// What a cache and a session must know of the head of a model, whose layer keeps `heads`.
