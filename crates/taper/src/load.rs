@@ -32,7 +32,9 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let allowed = (free as f64 * settings.memory_share) as u64;
     let experts =
         settings.experts.as_ref().map(|own| own.streaming(source, allowed)).transpose()?;
+    // On a GPU nothing is drafted.
     let own_head = settings.draft_model.is_none()
+        && gpu.is_none()
         && settings.speculation.as_ref().is_some_and(Speculation::reads_head);
     let options = LoadOptions {
         max_model_len: settings.max_model_len.map(|n| n as usize),
