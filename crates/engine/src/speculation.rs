@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taper_base::{Drafting, MAX_DRAFT_TOKENS, SeqId};
-use taper_kv_cache::{KvCache, KvScheme};
+use taper_kv_cache::{KvCache, KvScheme, SeqRange};
 use taper_models::Model;
 use taper_scheduler::{Scheduler, SeqWork, StepPlan};
 use taper_speculative::{
@@ -283,24 +283,10 @@ impl Speculator {
         let done = drafting(|| {
             // A step may have two passes over the tokens of a sequence, the earlier ones first.
             hidden.iter().try_for_each(|Hidden { ranges, rows }| {
-                let seen = ops::with_host_f32(rows, |rows| {
-                    let (mut seen, mut rest) = (Vec::new(), rows);
-                    let width = rows.len() / ranges.iter().map(|r| r.len).sum::<usize>().max(1);
-                    for range in ranges {
-                        let (own, after) = rest.split_at(range.len * width);
-                        rest = after;
-                        let stays = computed.get(&range.seq).copied().unwrap_or_default();
-                        let stays = stays.saturating_sub(range.start).min(range.len);
-                        let sequence = sequences.get(&range.seq).filter(|s| s.takes_drafts());
-                        if let Some(sequence) = sequence.filter(|_| stays > 0) {
-                            let (id, tokens) = (range.seq, sequence.tokens());
-                            let hidden = &own[..stays * width];
-                            seen.push(Computed { id, tokens, start: range.start, hidden });
-                        }
-                    }
-                    drafter.observe(&seen)
-                });
-                seen.unwrap_or_else(|error| Err(DraftError::Failed(Arc::new(error))))
+                let given =
+                    |rows: &[f32]| drafter.observe(&staying(ranges, rows, computed, sequences));
+                let given = ops::with_host_f32(rows, given);
+                given.unwrap_or_else(|error| Err(DraftError::Failed(Arc::new(error))))
             })
         });
         spent[1] += since.elapsed();
@@ -338,6 +324,29 @@ impl Speculator {
         self.drafter.forget(id);
         self.controller.forget(id);
     }
+}
+
+/// Hidden states of the tokens that stay, of the sequences that take drafts: of the `rows` of these ranges, where so
+/// many tokens of each sequence are `computed`.
+fn staying<'a>(
+    ranges: &[SeqRange],
+    rows: &'a [f32],
+    computed: &HashMap<SeqId, usize>,
+    sequences: &'a HashMap<SeqId, Sequence>,
+) -> Vec<Computed<'a>> {
+    let width = rows.len() / ranges.iter().map(|range| range.len).sum::<usize>().max(1);
+    let (mut staying, mut rest) = (Vec::new(), rows);
+    for &SeqRange { seq: id, start, len } in ranges {
+        let (own, after) = rest.split_at(len * width);
+        rest = after;
+        let stay = computed.get(&id).map_or(0, |end| end.saturating_sub(start).min(len));
+        let sequence = sequences.get(&id).filter(|sequence| stay > 0 && sequence.takes_drafts());
+        staying.extend(sequence.map(|sequence| {
+            let (tokens, hidden) = (sequence.tokens(), &own[..stay * width]);
+            Computed { id, tokens, start, hidden }
+        }));
+    }
+    staying
 }
 
 /// What a drafter gives; `None` where it has failed, which is logged.
