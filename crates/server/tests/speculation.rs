@@ -131,7 +131,7 @@ fn a_draft_model_changes_no_text() {
     );
 }
 
-/// A checkpoint's own head drafts for it: the same text, alone and in company, and drafts that are right are counted.
+/// A checkpoint's own head drafts for it: the same text, alone and in a batch, and drafts that are right are counted.
 #[test]
 fn a_head_changes_no_text() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
