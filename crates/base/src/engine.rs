@@ -79,7 +79,7 @@ pub enum Drafting {
     },
     /// Steps verify drafts where they are likely to save time.
     On {
-        /// What drafts: `suffix`, `ngram`, `draft_model`.
+        /// What drafts: `suffix`, `ngram`, `draft_model`, `mtp`.
         method: String,
         /// Most tokens of a draft.
         most: u32,

@@ -3,8 +3,8 @@
 use crate::{EvictionConfig, EvictionError, Speculation};
 use std::{path::PathBuf, time::Duration};
 use taper_base::{AdapterRefused, KvBits, TokenId};
-use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme, RecurrentConfig};
-use taper_kv_codecs::{Exact, KvCodecError};
+use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvHeads, KvScheme, RecurrentConfig};
+use taper_kv_codecs::{Exact, KvCodecError, KvGeometry};
 use taper_models::ModelInfo;
 
 /// Settings of an engine. Name those that matter and take the rest from [`Default`], as further ones
@@ -330,13 +330,14 @@ impl EngineConfig {
         kv.exact = self.exact.filter(|_| compressed).map(room);
         let block = geometry.block_tokens as u64;
         let tokens = wanted.min(USUAL_TOKENS);
-        kv.recurrent = recurrent(&kv, model, budget, self.max_num_seqs, tokens);
+        let drafts = self.speculation.as_ref().map_or(0, Speculation::longest);
+        kv.recurrent = recurrent(&kv, model, budget, (self.max_num_seqs, drafts), tokens);
         kv.blocks = match budget {
             KvBudget::Tokens(tokens) => usize::try_from(tokens.div_ceil(block)),
             KvBudget::Bytes(bytes) => {
                 let full = u64::from(self.max_num_seqs) * wanted.div_ceil(block);
-                let states = kv.recurrent.as_ref().map_or(0, |r| r.slots as u64);
-                let bytes = bytes.saturating_sub(states * kv.bytes_per_state());
+                let states = kv.recurrent.as_ref().map_or(0, RecurrentConfig::bytes);
+                let bytes = self.beside_head(bytes.saturating_sub(states), &kv, model);
                 usize::try_from(divide(&mut kv, bytes, self.max_num_seqs, tokens).min(full))
             }
         }
@@ -358,6 +359,18 @@ impl EngineConfig {
         let max_model_len = u32::try_from(longest).unwrap_or(u32::MAX);
         Ok((kv, max_model_len))
     }
+
+    /// What is left of a budget where a head drafts, which has as many tokens in a cache of its own as there are in this
+    /// one.
+    fn beside_head(&self, bytes: u64, kv: &KvConfig, model: &ModelInfo) -> u64 {
+        let reads = self.speculation.as_ref().is_some_and(Speculation::reads_head);
+        let Some(heads) = model.draft_heads.filter(|_| reads) else { return bytes };
+        let KvHeads { kv_heads, head_dim, .. } = heads;
+        let geometry = KvGeometry { kv_heads, head_dim, ..kv.geometry };
+        let its = KvConfig::new(KvScheme::default(), 1, geometry, 1).bytes_per_block();
+        let (own, its) = (u128::from(kv.bytes_per_block().max(1)), u128::from(its));
+        (u128::from(bytes) * own / (own + its)) as u64
+    }
 }
 
 /// Length of the sequences for which exact blocks and blocks of codes run out together. Longer ones
@@ -367,27 +380,37 @@ const USUAL_TOKENS: u64 = 1000;
 /// Tokens between two snapshots of recurrent states: at least, and at most.
 const SNAPSHOT_TOKENS: (u64, u64) = (256, 2048);
 
-/// The recurrent states of a model: one for each sequence that runs, and, for the prefix cache, a snapshot
-/// for each. A snapshot takes no more memory than the keys and values between it and the one before,
+/// Sequences whose longest drafts are verified together, of a model with recurrent states, and the share of the
+/// budget that the states of drafted tokens take at most.
+const DRAFTING: (u32, u64) = (4, 8);
+
+/// The recurrent states of a model: one for each sequence that runs, for the prefix cache a snapshot for each, and
+/// those of drafted tokens, of which a sequence has at most so many. A snapshot takes no more memory than the keys and values between it and the one before,
 /// unless these would be too far apart.
 fn recurrent(
     kv: &KvConfig,
     model: &ModelInfo,
     budget: KvBudget,
-    sequences: u32,
+    (sequences, drafts): (u32, u32),
     tokens: u64,
 ) -> Option<RecurrentConfig> {
     let mut config = model.states(0, 0)?;
     let (state, block) = (config.bytes_per_slot().max(1), kv.bytes_per_block().max(1));
     let size = kv.geometry.block_tokens as u64;
     let each = if kv.prefix_caching { 2 } else { 1 };
-    let running = match budget {
-        KvBudget::Tokens(_) => u64::from(sequences),
+    let drafts = u64::from(drafts) * u64::from(sequences.min(DRAFTING.0));
+    // What is verified on a GPU is not taken back yet.
+    let drafts = if kv.scheme.codec(0).gpu().is_some() { 0 } else { drafts };
+    let (running, drafts) = match budget {
+        KvBudget::Tokens(_) => (u64::from(sequences), drafts),
         KvBudget::Bytes(bytes) => {
+            let drafts = drafts.min(bytes / DRAFTING.1 / state);
             let sequence = tokens.div_ceil(size) * block + each * state;
-            (bytes / sequence).clamp(1, u64::from(sequences))
+            let running = (bytes - drafts * state) / sequence;
+            (running.clamp(1, u64::from(sequences)), drafts)
         }
     };
+    config.draft_slots = usize::try_from(drafts).unwrap_or(usize::MAX);
     let (least, most) = SNAPSHOT_TOKENS;
     let interval = state.div_ceil(block).saturating_mul(size).clamp(least, most);
     config.slots = usize::try_from(running * each).unwrap_or(usize::MAX);

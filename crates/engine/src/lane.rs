@@ -40,6 +40,9 @@ pub(crate) struct Lane {
     holds_memory: bool,
 }
 
+/// Why nothing is drafted any more.
+const DRAFTER_FAILED: &str = "the drafter has failed";
+
 /// A unit that the disk has not read after so long is computed instead.
 const DISK_DEADLINE: Duration = Duration::from_secs(3);
 
@@ -77,7 +80,9 @@ impl Lane {
         let (sequences, loading) = (HashMap::new(), HashMap::new());
         let scheduler = Scheduler::new(limits);
         let pace = Pace::new(max_num_batched_tokens);
-        let speculator = speculator(speculation, &cache, shared);
+        let off = || "it is turned off".to_owned();
+        let speculator = speculation.ok_or_else(off);
+        let speculator = speculator.and_then(|own| Speculator::new(own, &*shared.model, &cache));
         Self {
             index,
             cache,
@@ -148,11 +153,11 @@ impl Lane {
     fn plan(&mut self, shared: &Shared) -> StepPlan {
         let Self { speculator, scheduler, sequences, cache, .. } = self;
         let drafted = match speculator {
-            Ok(speculator) => speculator.draft(scheduler, sequences, &shared.stats),
+            Ok(speculator) => speculator.draft(scheduler, sequences, cache, &shared.stats),
             Err(_) => true,
         };
         if !drafted {
-            *speculator = Err("the drafter has failed".to_owned());
+            *speculator = Err(DRAFTER_FAILED.to_owned());
         }
         let plan = scheduler.plan(&mut Pool(cache));
         if let Ok(speculator) = speculator {
@@ -332,7 +337,12 @@ impl Lane {
 
     fn step(&mut self, plan: &StepPlan, shared: &Shared) {
         let stats = &*shared.stats;
-        let results = step::run(&*shared.model, &mut self.cache, &mut self.sequences, plan, stats);
+        let mut hidden = match &self.speculator {
+            Ok(own) => own.reads_hidden(plan, &self.sequences).then(Vec::new),
+            Err(_) => None,
+        };
+        let asked = (plan, hidden.as_mut());
+        let results = step::run(&*shared.model, &mut self.cache, &mut self.sequences, asked, stats);
         self.count_recall(stats);
         let mut outcomes = Vec::new();
         let (mut ended, mut appended) = (Vec::new(), Vec::new());
@@ -369,6 +379,11 @@ impl Lane {
         self.scheduler.commit(&outcomes, &mut Pool(&mut self.cache));
         appended.iter().for_each(|(id, tokens)| self.scheduler.append(*id, tokens));
         ended.into_iter().for_each(|(id, event)| self.end(id, Some(event), shared));
+        if let (Some(hidden), Ok(speculator)) = (hidden, &mut self.speculator)
+            && !speculator.observe(&hidden, &self.sequences, stats)
+        {
+            self.speculator = Err(DRAFTER_FAILED.to_owned());
+        }
         self.evict(shared);
     }
 
@@ -418,6 +433,9 @@ impl Lane {
         {
             return Outcome::Failed(internal(Arc::new(error), "drafts cannot be taken back"));
         }
+        if let Ok(speculator) = &mut self.speculator {
+            speculator.computed(work.id, computed as usize);
+        }
         self.cache.publish(work.id, &sequence.tokens()[..computed as usize]);
         outcome
     }
@@ -442,20 +460,6 @@ impl Lane {
     fn count_recall(&mut self, stats: &SharedStats) {
         stats.recall.add(&self.cache.take_recall_counts());
     }
-}
-
-/// What drafts tokens over a cache, or why nothing does.
-fn speculator(
-    speculation: Option<&Speculation>,
-    cache: &KvCache,
-    shared: &Shared,
-) -> Result<Speculator, String> {
-    let speculation = speculation.ok_or("it is turned off")?;
-    if let Some(reason) = cache.cannot_rewind() {
-        return Err(reason.to_owned());
-    }
-    let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
-    Ok(Speculator::new(speculation, vocab))
 }
 
 /// What the scheduler's refusal means to whoever asked.

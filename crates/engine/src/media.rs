@@ -267,6 +267,7 @@ mod tests {
             parameters: 0,
             weight_bytes: 0,
             prefill_apart: false,
+            draft_heads: None,
             images,
             ahead: None,
         }

@@ -121,6 +121,11 @@ impl Sequence {
         self.draft.truncate(len as usize);
     }
 
+    /// Whether its request lets tokens be drafted.
+    pub(crate) fn takes_drafts(&self) -> bool {
+        self.max_draft_tokens != Some(0)
+    }
+
     /// Most tokens that may be drafted now: what the request lets be, and what a step may compute after the
     /// newest token.
     pub(crate) fn max_draft_tokens(&self) -> Option<u32> {

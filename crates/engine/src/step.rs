@@ -2,7 +2,7 @@
 
 use crate::{
     constrained::Constrained,
-    pass::{self, PassError},
+    pass::{self, Hidden, PassError},
     sequence::{Advance, Sequence},
     stats::{SharedStats, add, add_time},
 };
@@ -47,17 +47,17 @@ enum StepError {
     Panic { message: String },
 }
 
-/// Runs a plan. Every work of it has an outcome.
+/// Runs a plan. Every work of it has an outcome. Hidden states go to `hidden`, where it is there.
 pub(crate) fn run(
     model: &dyn Model,
     cache: &mut KvCache,
     sequences: &mut HashMap<SeqId, Sequence>,
-    plan: &StepPlan,
+    (plan, hidden): (&StepPlan, Option<&mut Vec<Hidden>>),
     stats: &SharedStats,
 ) -> Vec<(SeqWork, Outcome)> {
     let vocab = model.info().vocab;
     let result = guarded(|| {
-        let logits = logits_and_masks(model, cache, sequences, plan, stats)?;
+        let logits = logits_and_masks(model, cache, sequences, (plan, hidden), stats)?;
         let chosen = chosen_there(sequences, plan, &logits)?;
         let logits = rows_here(&logits, &chosen)?;
         Ok(outcomes(sequences, (plan, &cache.take_lost()), chosen, logits, vocab))
@@ -102,7 +102,7 @@ fn logits_and_masks(
     model: &dyn Model,
     cache: &mut KvCache,
     sequences: &mut HashMap<SeqId, Sequence>,
-    plan: &StepPlan,
+    (plan, hidden): (&StepPlan, Option<&mut Vec<Hidden>>),
     stats: &SharedStats,
 ) -> Result<Tensor, PassError> {
     let sampled = plan.works.iter().filter(|work| work.samples);
@@ -114,7 +114,7 @@ fn logits_and_masks(
         add_time(&stats.mask_nanos, since.elapsed());
     };
     let (logits, since) = pool::beside(&mut grammars, prepare, || {
-        (pass::logits(model, cache, sequences, plan), Instant::now())
+        (pass::logits(model, cache, sequences, plan, hidden), Instant::now())
     });
     if !grammars.is_empty() {
         add_time(&stats.mask_wait_nanos, since.elapsed());

@@ -149,10 +149,9 @@ impl KvConfig {
     /// Bytes of all blocks, the exact ones included, and of all recurrent states.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let states = self.recurrent.as_ref().map_or(0, |r| r.slots as u64);
         self.bytes_per_block() * self.blocks as u64
             + self.bytes_per_exact_block() * self.exact_blocks() as u64
-            + self.bytes_per_state() * states
+            + self.recurrent.as_ref().map_or(0, RecurrentConfig::bytes)
     }
 
     /// Rows are evicted in multiples of this: whole blocks, and whole windows of recent tokens.

@@ -1,8 +1,8 @@
 //! The decoder-only transformer that the families share.
 
 use crate::{
-    Adapter, AdapterTargets, Batch, LoadOptions, Model, ModelError, ModelInfo, StateSession,
-    StepImages,
+    Adapter, AdapterTargets, Batch, DraftHead, LoadOptions, Model, ModelError, ModelInfo,
+    StateSession, StepImages,
     feed_forward::size,
     layer::Layer,
     mixers::{StateIds, Step},
@@ -13,7 +13,7 @@ use crate::{
     streaming::{StreamedExperts, Streams as ExpertStreams},
     streams::Streams,
 };
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 use taper_base::TokenId;
 use taper_kv_cache::KvHeads;
 use taper_tensor::{
@@ -44,6 +44,7 @@ pub(crate) struct Decoder {
     head: Linear,
     targets: AdapterTargets,
     experts: Option<StreamedExperts>,
+    draft_head: Option<Arc<DraftHead>>,
 }
 
 impl Decoder {
@@ -68,6 +69,16 @@ impl Decoder {
         let maps = model.layers.iter().flat_map(Layer::maps);
         let place = (names, model.spec.top, model.spec.layers.len());
         model.targets = AdapterTargets::new(maps, &model.head, place, options);
+        if options.draft_head {
+            let shared = (&model.embed, &model.head);
+            let source = (weights.streamed(None), names.decoder.as_str());
+            if let Some(head) = DraftHead::load(&model, shared, source, options)? {
+                model.info.parameters += head.info().parameters;
+                model.info.weight_bytes += head.info().weight_bytes;
+                model.info.draft_heads = Some(head.kept());
+                model.draft_head = Some(Arc::new(head));
+            }
+        }
         if let Some((own, streams)) = streams {
             let (experts, bytes) = streams.open(own, options, model.info.weight_bytes)?;
             model.info.weight_bytes += bytes;
@@ -151,6 +162,7 @@ impl Decoder {
         Ok(Self {
             targets,
             experts: None,
+            draft_head: None,
             info,
             spec,
             embed,
@@ -224,14 +236,24 @@ impl Decoder {
 
     /// Logits of rows that [`Self::end`] gives.
     pub(crate) fn logits(&self, x: &Tensor, pass: Pass<'_>) -> Result<Tensor, ModelError> {
-        let mut logits = self.head.forward_few(x, pass)?;
-        if let Some(scale) = self.spec.logit_scale {
-            logits = ops::scale(&logits, scale)?;
-        }
-        match self.spec.logit_soft_cap {
-            Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
-            None => Ok(logits),
-        }
+        logits(&self.spec, &self.head, x, pass)
+    }
+}
+
+/// What an output projection makes of rows.
+pub(crate) fn logits(
+    spec: &Spec,
+    head: &Linear,
+    x: &Tensor,
+    pass: Pass<'_>,
+) -> Result<Tensor, ModelError> {
+    let mut logits = head.forward_few(x, pass)?;
+    if let Some(scale) = spec.logit_scale {
+        logits = ops::scale(&logits, scale)?;
+    }
+    match spec.logit_soft_cap {
+        Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
+        None => Ok(logits),
     }
 }
 
@@ -327,6 +349,23 @@ impl Model for Decoder {
         let pass = Pass { phase: self.info.phase(batch.phase), changes: changes.as_ref() };
         self.logits(&self.hidden(batch, state)?, pass)
     }
+
+    fn draft_head(&self) -> Option<&Arc<DraftHead>> {
+        self.draft_head.as_ref()
+    }
+
+    fn forward_hidden(
+        &self,
+        batch: &Batch<'_>,
+        state: &mut dyn StateSession,
+    ) -> Result<[Tensor; 2], ModelError> {
+        let changes = changes(batch)?.map(|changes| changes.take(batch.logits_at));
+        let pass = Pass { phase: self.info.phase(batch.phase), changes: changes.as_ref() };
+        let every: Vec<u32> = (0u32..).take(batch.tokens.len()).collect();
+        let hidden = self.hidden(&Batch { logits_at: &every, ..*batch }, state)?;
+        let logits = self.logits(&ops::take_rows(&hidden, batch.logits_at)?, pass)?;
+        Ok([logits, hidden])
+    }
 }
 
 /// Which rows of a step go through which adapters; `None` where none does.
@@ -340,7 +379,7 @@ fn changes<'a>(batch: &Batch<'a>) -> Result<Option<ChangedRows<'a>>, ModelError>
 }
 
 /// Angles of a step's tokens, of each of the model's tables.
-fn angles(spec: &Spec, positions: &[u32], axes: &[[u32; 3]]) -> Vec<RopeAngles> {
+pub(crate) fn angles(spec: &Spec, positions: &[u32], axes: &[[u32; 3]]) -> Vec<RopeAngles> {
     let of = |table: &RopeTable| match axes {
         [] => table.angles(positions),
         axes => table.angles_of_axes(axes),
@@ -439,6 +478,7 @@ fn info(spec: &Spec, embed: &Embedding, head: &Linear) -> ModelInfo {
         parameters: (vocab * hidden) as u64 + parameters,
         weight_bytes: embed.bytes() + bytes,
         prefill_apart: false,
+        draft_heads: None,
         images: spec.images,
         ahead: spec.ahead,
     }

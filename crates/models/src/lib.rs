@@ -5,6 +5,7 @@ mod adapter;
 mod calibrate;
 mod config;
 mod decoder;
+mod draft_head;
 mod encoder;
 mod error;
 mod experts;
@@ -27,6 +28,7 @@ mod streams;
 
 pub use adapter::{Adapter, AdapterError, AdapterTargets};
 pub use calibrate::{CalibrationError, GptqReport, gptq};
+pub use draft_head::DraftHead;
 pub use encoder::{ENCODERS, Encoder, EncoderText};
 pub use error::ModelError;
 pub use families::{FAMILIES, Family, load, model_types};

@@ -51,11 +51,11 @@ pub enum Error {
         /// The first token that differs.
         token: u32,
     },
-    /// A draft model for one with recurrent layers, whose states cannot go back behind a draft that was wrong.
-    #[error("a draft model drafts for models without recurrent layers, and {family} has some")]
-    DraftOfRecurrent {
-        /// The model that it should draft for.
-        family: &'static str,
+    /// The model's own head is to draft, and there is none.
+    #[error("{model} has no head that drafts: its checkpoint has no MTP layer that is known here")]
+    NoDraftHead {
+        /// The model.
+        model: String,
     },
     /// Its images cannot be prepared as was asked.
     #[error("images of the model: {0}")]

@@ -13,7 +13,7 @@ use std::{
     thread,
     time::Duration,
 };
-use taper_engine::{EngineConfig, KvBudget, KvDisk, KvOffer, LocalEngine};
+use taper_engine::{EngineConfig, KvBudget, KvDisk, KvOffer, LocalEngine, Speculation};
 use taper_models::{Ahead, LoadOptions, Model, ModelError, ModelInfo, Precision};
 use taper_weights::Checkpoint;
 
@@ -32,12 +32,17 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let allowed = (free as f64 * settings.memory_share) as u64;
     let experts =
         settings.experts.as_ref().map(|own| own.streaming(source, allowed)).transpose()?;
+    // On a GPU nothing is drafted.
+    let own_head = settings.draft_model.is_none()
+        && gpu.is_none()
+        && settings.speculation.as_ref().is_some_and(Speculation::reads_head);
     let options = LoadOptions {
         max_model_len: settings.max_model_len.map(|n| n as usize),
         precision,
         gpu,
         experts: experts.as_ref(),
         moe_top_k: settings.moe_top_k,
+        draft_head: own_head,
     };
     // A tokenizer takes as long as the weights of a small model, so both are read at once; and a
     // broken template should not cost a long wait for the weights of a large one.
@@ -63,10 +68,10 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
     let offer = |(bits, plan): &(u32, KvPlan)| {
         Ok::<_, Error>(KvOffer { bits: *bits, scheme: resolve(plan)? })
     };
-    let draft = settings.draft_model.as_ref();
-    if draft.is_some() && model.info().states(1, 0).is_some() {
-        return Err(Error::DraftOfRecurrent { family });
+    if own_head && model.draft_head().is_none() {
+        return Err(Error::NoDraftHead { model: source.to_string() });
     }
+    let draft = settings.draft_model.as_ref();
     let draft = draft.map(|(source, most)| {
         DraftModel::load(source, *most, options, &tokenizer, model.info().vocab)
     });
@@ -226,6 +231,7 @@ mod tests {
             parameters: 1,
             weight_bytes: 1,
             prefill_apart: false,
+            draft_heads: None,
             images: None,
             ahead,
         }

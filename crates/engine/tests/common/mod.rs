@@ -126,6 +126,7 @@ impl Mock {
             parameters: 1,
             weight_bytes: 1,
             prefill_apart: false,
+            draft_heads: None,
             images: None,
             ahead: None,
         };
