@@ -1,7 +1,11 @@
 //! The seam between whoever wants speech written down and whoever does that.
 
 use crate::TokenId;
-use std::{error::Error, fmt, sync::Arc};
+use std::{
+    error::Error,
+    fmt::{self, Write as _},
+    sync::Arc,
+};
 
 /// Writes down what is said in a sound file: a model such as Whisper. Calls return when all is written.
 pub trait Transcriber: Send + Sync + fmt::Debug + 'static {
@@ -65,6 +69,44 @@ pub struct Transcript {
     pub segments: Vec<TranscriptSegment>,
 }
 
+impl Transcript {
+    /// Subtitles in the format of SubRip.
+    #[must_use]
+    pub fn srt(&self) -> String {
+        let mut out = String::new();
+        for (i, TranscriptSegment { start, end, text, .. }) in self.segments.iter().enumerate() {
+            let (start, end) = (time(*start, true, ','), time(*end, true, ','));
+            // Writing to a string cannot fail.
+            let _ = writeln!(out, "{}\n{start} --> {end}\n{}\n", i + 1, line(text));
+        }
+        out
+    }
+
+    /// Subtitles in the format of WebVTT.
+    #[must_use]
+    pub fn vtt(&self) -> String {
+        let mut out = "WEBVTT\n\n".to_owned();
+        for TranscriptSegment { start, end, text, .. } in &self.segments {
+            let (start, end) = (time(*start, false, '.'), time(*end, false, '.'));
+            let _ = writeln!(out, "{start} --> {end}\n{}\n", line(text));
+        }
+        out
+    }
+}
+
+/// Text that cannot be taken for the times of a subtitle, nor end one.
+fn line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace("-->", "->")
+}
+
+/// `01:02:03,456`; without hours where there are none, unless they are always written.
+fn time(seconds: f64, hours: bool, point: char) -> String {
+    let ms = (seconds.max(0.0) * 1000.0).round() as u64;
+    let (h, m, s, ms) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60, ms % 1000);
+    let rest = format!("{m:02}:{s:02}{point}{ms:03}");
+    if hours || h > 0 { format!("{h:02}:{rest}") } else { rest }
+}
+
 /// Some words of a transcript, and when they are said.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TranscriptSegment {
@@ -110,4 +152,41 @@ pub enum TranscribeError {
     /// The model failed.
     #[error("the model failed")]
     Failed(#[source] Arc<dyn Error + Send + Sync>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subtitles_are_whispers() {
+        let segment = |start: f64, end: f64, text: &str| TranscriptSegment {
+            seek: 0,
+            start,
+            end,
+            text: text.to_owned(),
+            tokens: Vec::new(),
+            temperature: 0.0,
+            avg_logprob: 0.0,
+            compression_ratio: 1.0,
+            no_speech_prob: 0.0,
+        };
+        let transcript = Transcript {
+            segments: vec![
+                segment(0.0, 2.5, " Hello --> there.\n"),
+                segment(3723.456, 3724.0, " Bye."),
+            ],
+            ..Transcript::default()
+        };
+        assert_eq!(
+            transcript.srt(),
+            "1\n00:00:00,000 --> 00:00:02,500\nHello -> there.\n\n\
+             2\n01:02:03,456 --> 01:02:04,000\nBye.\n\n"
+        );
+        assert_eq!(
+            transcript.vtt(),
+            "WEBVTT\n\n00:00.000 --> 00:02.500\nHello -> there.\n\n\
+             01:02:03.456 --> 01:02:04.000\nBye.\n\n"
+        );
+    }
 }

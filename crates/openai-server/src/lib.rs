@@ -26,6 +26,7 @@ mod scan;
 mod scores;
 mod serve;
 mod sink;
+mod speech;
 mod sse;
 mod state;
 mod stored;

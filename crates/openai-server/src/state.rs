@@ -2,7 +2,7 @@
 
 use crate::{
     config::ServerConfig, errors::ApiError, images::Images, intake::Intake, metrics::Metrics,
-    stored::Responses, vectors::NoGeneration,
+    speech::Transcripts, stored::Responses, vectors::NoGeneration,
 };
 use std::{
     sync::{
@@ -12,7 +12,7 @@ use std::{
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use taper_base::{Engine, TextScores, TextVectors};
+use taper_base::{Engine, TextScores, TextVectors, Transcriber};
 use taper_chat::{ChatTemplate, Tokenizer};
 use taper_grammar::{GrammarError, Grammars};
 use tokio::{sync::watch, time};
@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) vectors: Option<Arc<dyn TextVectors>>,
     /// What scores texts, in a server that does that instead.
     pub(crate) scores: Option<Arc<dyn TextScores>>,
+    /// What writes down speech, in a server that does that instead.
+    pub(crate) transcripts: Option<Transcripts>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) config: ServerConfig,
@@ -55,6 +57,15 @@ struct Model {
     engine: Arc<dyn Engine>,
     vectors: Option<Arc<dyn TextVectors>>,
     scores: Option<Arc<dyn TextScores>>,
+    transcriber: Option<Arc<dyn Transcriber>>,
+}
+
+impl Model {
+    /// One that does nothing yet.
+    fn without_generation(max_tokens: usize, vocab: u32) -> Self {
+        let engine = Arc::new(NoGeneration::new(max_tokens, vocab));
+        Self { engine, vectors: None, scores: None, transcriber: None }
+    }
 }
 
 /// Where the server stands between start and end.
@@ -76,7 +87,8 @@ impl AppState {
         template: Option<ChatTemplate>,
         config: ServerConfig,
     ) -> Self {
-        Self::over(Model { engine, vectors: None, scores: None }, tokenizer, template, config)
+        let model = Model { engine, vectors: None, scores: None, transcriber: None };
+        Self::over(model, tokenizer, template, config)
     }
 
     /// A server over a model that makes vectors of texts: `/v1/embeddings`, and by them `/v1/rerank` and
@@ -87,8 +99,8 @@ impl AppState {
         tokenizer: Tokenizer,
         config: ServerConfig,
     ) -> Self {
-        let engine = Arc::new(NoGeneration::new(vectors.max_tokens(), vectors.vocab_size()));
-        let model = Model { engine, vectors: Some(vectors), scores: None };
+        let model = Model::without_generation(vectors.max_tokens(), vectors.vocab_size());
+        let model = Model { vectors: Some(vectors), ..model };
         Self::over(model, tokenizer, None, config)
     }
 
@@ -99,8 +111,20 @@ impl AppState {
         tokenizer: Tokenizer,
         config: ServerConfig,
     ) -> Self {
-        let engine = Arc::new(NoGeneration::new(scores.max_tokens(), scores.vocab_size()));
-        let model = Model { engine, vectors: None, scores: Some(scores) };
+        let model = Model::without_generation(scores.max_tokens(), scores.vocab_size());
+        let model = Model { scores: Some(scores), ..model };
+        Self::over(model, tokenizer, None, config)
+    }
+
+    /// A server over a model that writes down speech: `/v1/audio/transcriptions` and `/v1/audio/translations`.
+    #[must_use]
+    pub fn of_transcriber(
+        transcriber: Arc<dyn Transcriber>,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+    ) -> Self {
+        let model = Model::without_generation(transcriber.max_tokens(), transcriber.vocab_size());
+        let model = Model { transcriber: Some(transcriber), ..model };
         Self::over(model, tokenizer, None, config)
     }
 
@@ -110,7 +134,8 @@ impl AppState {
         template: Option<ChatTemplate>,
         config: ServerConfig,
     ) -> Self {
-        let Model { engine, vectors, scores } = model;
+        let Model { engine, vectors, scores, transcriber } = model;
+        let transcripts = transcriber.map(|model| Transcripts::new(model, config.max_waiting_audio));
         let metrics = Metrics::new(config.model_name(), engine.info());
         let (intake, responses) = (Intake::new(&config), Responses::new(&config));
         let images = Images::new(&config, &tokenizer);
@@ -118,6 +143,7 @@ impl AppState {
             engine,
             vectors,
             scores,
+            transcripts,
             tokenizer,
             template,
             config,
@@ -188,6 +214,11 @@ impl Shared {
         let refused =
             |source: &GrammarError| ApiError::Grammar { param: param(), source: source.clone() };
         grammars.as_ref().map_err(refused)
+    }
+
+    /// The queue for transcripts, of a model that makes some.
+    pub(crate) fn transcripts(&self) -> Result<&Transcripts, ApiError> {
+        self.transcripts.as_ref().ok_or(ApiError::NoTranscripts)
     }
 
     pub(crate) fn is_ready(&self) -> bool {

@@ -14,7 +14,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use axum::Router;
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
-use taper::{Builder, Embedder, ModelSource, Reranker, Scheduling, Taper};
+use taper::{Builder, Embedder, ModelSource, Reranker, Scheduling, Speech, SpeechLimits, Taper};
 use taper_base::Engine;
 use taper_chat::ReasoningFormat;
 use taper_openai_server::{AppState, ServerConfig, Vision};
@@ -49,8 +49,9 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
         };
         let waiting = args.max_waiting;
         let requests = Requests { together: SEQUENCES, waiting, scheduling };
-        let task = task(&args.task, &source)?;
-        tokio::task::spawn_blocking(move || load(task, &source, &engine, requests, (&lora, images)))
+        let (task, speech) = (task(&args.task, &source)?, args.speech.limits());
+        let media = Media { images, speech };
+        tokio::task::spawn_blocking(move || load(task, &source, &engine, requests, &lora, media))
     };
     let model = tokio::select! {
         model = loading => model??,
@@ -79,6 +80,14 @@ async fn serve_until_stopped(args: &ServeArgs, source: &ModelSource, busy: Busy)
             let state = AppState::of_scores(Arc::new(*model), tokenizer, config);
             return Ok(taper_openai_server::serve(listeners, state, shutdown, drain).await?);
         }
+        Loaded::Speech(model) => {
+            let config = base_config(args, access, model.name());
+            let at = format!("http://{}", address(&args.host, &listeners)?);
+            write!(Out, "{}", announcement_of_speech(source, &model, &config, &at))?;
+            let tokenizer = model.tokenizer().clone();
+            let state = AppState::of_transcriber(model.transcriber(), tokenizer, config);
+            return Ok(taper_openai_server::serve(listeners, state, shutdown, drain).await?);
+        }
     };
     if let Some(why) = model.no_chat() {
         tracing::warn!("no chat can be answered: {why}");
@@ -103,6 +112,14 @@ enum Loaded {
     Text(Taper),
     Vectors(Box<Embedder>),
     Scores(Box<Reranker>),
+    Speech(Speech),
+}
+
+/// What a model may be shown.
+#[derive(Debug, Clone, Copy)]
+struct Media {
+    images: bool,
+    speech: SpeechLimits,
 }
 
 /// What a model is for.
@@ -111,6 +128,7 @@ enum Task {
     Generate,
     Embed,
     Score,
+    Transcribe,
 }
 
 /// What a flag says, or the model's files.
@@ -119,6 +137,8 @@ fn task(asked: &str, source: &ModelSource) -> Result<Task> {
         "generate" => Task::Generate,
         "embed" => Task::Embed,
         "score" => Task::Score,
+        "transcribe" => Task::Transcribe,
+        _ if Speech::is_for(source)? => Task::Transcribe,
         _ if Reranker::is_for(source)? => Task::Score,
         _ if Embedder::is_for(source)? => Task::Embed,
         _ => Task::Generate,
@@ -131,22 +151,24 @@ fn load(
     source: &ModelSource,
     engine: &EngineArgs,
     requests: Requests,
-    (lora, images): (&LoraArgs, bool),
+    lora: &LoraArgs,
+    media: Media,
 ) -> Result<Loaded> {
     if task == Task::Generate {
-        let with = |builder: Builder| lora.apply(builder).images(images);
+        let with = |builder: Builder| lora.apply(builder).images(media.images);
         let model = model::start(source, engine, requests, with)?;
         return Ok(Loaded::Text(model));
     }
     ensure!(
         engine.device == "cpu",
-        "models for vectors or scores of texts run on the CPU, not with --device"
+        "models for vectors or scores of texts, or for speech, run on the CPU, not with --device"
     );
-    ensure!(!lora.enable_lora, "models for vectors or scores of texts take no adapters");
+    ensure!(!lora.enable_lora, "models that generate no text take no adapters");
     if let Some(threads) = engine.threads {
         taper::set_threads(threads.into())?;
     }
     Ok(match task {
+        Task::Transcribe => Loaded::Speech(Speech::from_source(source, media.speech)?),
         Task::Score => Loaded::Scores(Box::new(Reranker::from_source(source)?)),
         _ => Loaded::Vectors(Box::new(Embedder::from_source(source)?)),
     })
@@ -168,6 +190,8 @@ fn base_config(args: &ServeArgs, access: Access, name: &str) -> ServerConfig {
         allowed_origins: access.origins,
         allowed_hosts: access.hosts,
         max_body_bytes: usize::from(args.max_body_mib) << 20,
+        max_audio_bytes: args.speech.bytes(),
+        max_waiting_audio: args.max_waiting,
         allow_unknown_fields: args.allow_unknown_fields,
         max_stored_responses: args.max_stored_responses as usize,
         max_stored_bytes: usize::from(args.max_stored_mib) << 20,
@@ -235,6 +259,26 @@ serving on {at}, API under {at}/v1. Try:
 
   curl {at}/v1/rerank -H 'Content-Type: application/json' \
     -d '{{"model": "{name}", "query": "What is a panda?", "documents": ["A bear of China.", "A car."]}}'
+
+Ctrl-C stops.
+"#
+    )
+}
+
+/// [`announcement`] of a model for speech.
+fn announcement_of_speech(
+    source: &ModelSource,
+    model: &Speech,
+    config: &ServerConfig,
+    at: &str,
+) -> String {
+    let (name, languages) = (config.model_name(), model.languages().count());
+    format!(
+        r#"{name}: {source}
+speech of {languages} languages to text
+serving on {at}, API under {at}/v1. Try:
+
+  curl {at}/v1/audio/transcriptions -F model={name} -F file=@speech.mp3
 
 Ctrl-C stops.
 "#

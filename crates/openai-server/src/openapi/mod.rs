@@ -35,8 +35,9 @@ const ERRORS: &[(u16, &str, &str)] = &[
          unsupported_parameter, unsupported_value, unreadable_body, too_many_values, empty_prompt, \
          context_length_exceeded, kv_cache_too_small, unknown_token, no_token_left, invalid_kv_bits, \
          template_failed, no_chat_template, unsupported_schema, invalid_schema, invalid_grammar, \
-         grammar_too_large, grammar_too_complex, grammar_dead_end, no_vectors, no_scores, no_generation, \
-         invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, no_adapters",
+         grammar_too_large, grammar_too_complex, grammar_dead_end, no_vectors, no_scores, no_transcripts, no_generation, \
+         invalid_form, invalid_audio, invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, \
+         no_adapters",
     ),
     (401, "The API key is missing or wrong.", "invalid_api_key"),
     (
@@ -53,7 +54,7 @@ const ERRORS: &[(u16, &str, &str)] = &[
     (413, "The body is too large.", "body_too_large"),
     (
         415,
-        "The body is not JSON, or compressed in a way that this server does not know.",
+        "The body is not JSON, or no form where one is needed, or compressed in a way that this server does not know.",
         "unsupported_media_type, unsupported_encoding",
     ),
     (429, "The queue is full; try again later.", "queue_full"),
@@ -61,7 +62,7 @@ const ERRORS: &[(u16, &str, &str)] = &[
         500,
         "The server failed.",
         "internal_error, step_failed, non_finite_logits, non_finite_score, model_failed, tokenizer_failed, \
-         engine_gone",
+         transcript_failed, engine_gone",
     ),
     (
         503,
@@ -162,7 +163,7 @@ fn described(operation: &Operation, keys: bool, others: &[(&str, Value)]) -> Val
     });
     if let Some(body) = &operation.body {
         all["requestBody"] =
-            json!({ "required": true, "content": { "application/json": { "schema": body } } });
+            json!({ "required": true, "content": { operation.body_type: { "schema": body } } });
     }
     let mut parameters = Vec::new();
     if operation.path.contains("{id}") {

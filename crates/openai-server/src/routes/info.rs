@@ -92,5 +92,8 @@ pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse 
     if state.0.images.see() {
         metrics.render_images(&mut page, &state.0.images.counts);
     }
+    if let Some(transcripts) = &state.0.transcripts {
+        metrics.render_speech(&mut page, &transcripts.counts);
+    }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page)
 }

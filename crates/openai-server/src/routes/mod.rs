@@ -17,6 +17,7 @@ mod openapi;
 mod responses;
 mod scores;
 mod segments;
+mod speech;
 mod tokenize;
 
 pub use gate::{Guard, protect};
@@ -84,6 +85,8 @@ fn routes() -> Routes {
         .protected("/rerank", post(scores::rerank))
         .protected("/v1/score", post(scores::score))
         .protected("/score", post(scores::score))
+        .protected("/v1/audio/transcriptions", post(speech::transcribe))
+        .protected("/v1/audio/translations", post(speech::translate))
         .protected("/v1/models", get(info::models))
         .protected("/v1/models/{*id}", get(info::model))
         .protected("/v1/load_lora_adapter", post(adapters::load))
