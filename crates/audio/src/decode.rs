@@ -8,10 +8,11 @@ use std::{
 use symphonia::core::{
     audio::GenericAudioBufferRef,
     codecs::audio::AudioDecoderOptions,
+    common::Limit,
     errors::Error as Fault,
     formats::{FormatOptions, FormatReader, TrackType, probe::Hint},
     io::MediaSourceStream,
-    meta::{Limit, MetadataOptions},
+    meta::MetadataOptions,
 };
 use thiserror::Error;
 

@@ -144,7 +144,9 @@ mod tests {
 
     #[test]
     fn languages_have_codes_and_names() {
-        for (text, expected) in [("en", "en"), (" German ", "de"), ("CASTILIAN", "es"), ("yue", "yue")] {
+        for (text, expected) in
+            [("en", "en"), (" German ", "de"), ("CASTILIAN", "es"), ("yue", "yue")]
+        {
             assert_eq!(code(text), Some(expected));
         }
         assert_eq!(code("klingon"), None);

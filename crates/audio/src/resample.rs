@@ -190,7 +190,7 @@ mod tests {
             assert_eq!(resampled(44_100, &signal, piece), whole);
         }
         assert_eq!(resampled(16_000, &signal, 100), signal);
-        assert_eq!(resampled(44_100, &[], 1), []);
+        assert_eq!(resampled(44_100, &[], 1).len(), 0);
     }
 
     #[test]

@@ -106,9 +106,14 @@ fn wav(rate: u32, channels: u16, bits: u16, data: &[u8]) -> Vec<u8> {
 fn headers_that_claim_much_take_little() {
     let data = [1u8; 4000];
     assert_eq!(decode(&wav(16_000, 1, 16, &data), &DecodeLimits::default()).unwrap().len(), 2000);
-    for (rate, channels, bits) in
-        [(0, 1, 16), (1, 1, 16), (u32::MAX, 1, 16), (16_000, 0, 16), (16_000, 1, 0), (16_000, 1, 4096)]
-    {
+    for (rate, channels, bits) in [
+        (0, 1, 16),
+        (1, 1, 16),
+        (u32::MAX, 1, 16),
+        (16_000, 0, 16),
+        (16_000, 1, 0),
+        (16_000, 1, 4096),
+    ] {
         let got = decode(&wav(rate, channels, bits, &data), &DecodeLimits::default());
         assert!(got.is_err(), "{rate} {channels} {bits}: {:?}", got.map(|x| x.len()));
     }

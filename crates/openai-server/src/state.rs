@@ -135,7 +135,8 @@ impl AppState {
         config: ServerConfig,
     ) -> Self {
         let Model { engine, vectors, scores, transcriber } = model;
-        let transcripts = transcriber.map(|model| Transcripts::new(model, config.max_waiting_audio));
+        let transcripts =
+            transcriber.map(|model| Transcripts::new(model, config.max_waiting_audio));
         let metrics = Metrics::new(config.model_name(), engine.info());
         let (intake, responses) = (Intake::new(&config), Responses::new(&config));
         let images = Images::new(&config, &tokenizer);

@@ -2,12 +2,15 @@
 
 use crate::{model, output::Out, transcribe_args::TranscribeArgs};
 use anyhow::{Context, Result, ensure};
-use std::{fs, io::Write as _};
+use std::fs;
 use taper::{Speech, SpeechLimits};
 
 pub(crate) fn run(args: &TranscribeArgs) -> Result<()> {
     let source = model::find(Some(&args.model))?;
-    ensure!(Speech::is_for(&source)?, "{source} is no model for speech: its model_type is not whisper");
+    ensure!(
+        Speech::is_for(&source)?,
+        "{source} is no model for speech: its model_type is not whisper"
+    );
     if let Some(threads) = args.threads {
         taper::set_threads(threads.into())?;
     }
@@ -18,7 +21,7 @@ pub(crate) fn run(args: &TranscribeArgs) -> Result<()> {
     let mut written = Ok(());
     let transcript = model.transcribe_with(&file, &args.options(), |segment| {
         if args.format == "text" && written.is_ok() {
-            written = writeln!(Out, "{}", segment.text.trim()).and_then(|()| Out.flush());
+            written = writeln!(Out, "{}", segment.text.trim());
         }
     });
     let transcript = transcript.with_context(|| args.file.display().to_string())?;

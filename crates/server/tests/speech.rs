@@ -24,7 +24,8 @@ fn notes(seconds: u32, seed: u64) -> Vec<u8> {
         let period = i64::try_from(20 + (state >> 16) % 180).unwrap();
         let loudness = i64::try_from((state >> 8) % 5 * 2000).unwrap();
         for t in start..start + 2000 {
-            let sample = (((2 * (t % period) - period).abs() * 2 - period) * loudness).div_euclid(period);
+            let sample =
+                (((2 * (t % period) - period).abs() * 2 - period) * loudness).div_euclid(period);
             data.extend(i16::try_from(sample).unwrap().to_le_bytes());
         }
     }

@@ -120,7 +120,9 @@ pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
         let name = &package.name;
         for Dependency { name: of, .. } in &package.dependencies {
             let is = |backend: &str| of == backend || of.starts_with(&format!("{backend}-"));
-            let knows = name == TENSOR || name == EXAMPLES || (MEDIA.contains(&name.as_str()) && is("candle"));
+            let knows = name == TENSOR
+                || name == EXAMPLES
+                || (MEDIA.contains(&name.as_str()) && is("candle"));
             if !knows && BACKENDS.into_iter().any(is) {
                 error(format!("{name} depends on {of}, which only {TENSOR} may name"));
             }

@@ -70,8 +70,7 @@ impl Whisper {
     ) -> Result<Self, WhisperError> {
         let config = Config::read(checkpoint.config())?;
         let specials = Specials::find(&tokenizer, &config, generation)?;
-        let suppressed =
-            Suppressed::read(&specials, &tokenizer, checkpoint.config(), generation);
+        let suppressed = Suppressed::read(&specials, &tokenizer, checkpoint.config(), generation);
         let (encoder, decoder) = network(checkpoint, &config)?;
         let bank = MelBank::new(config.num_mel_bins);
         Ok(Self { config, bank, encoder, decoder, tokenizer, specials, suppressed, limits })

@@ -20,12 +20,18 @@ impl Expected {
     }
 
     fn floats(&self, name: &str) -> Vec<f32> {
-        self.bytes(name).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+        self.bytes(name)
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect()
     }
 
     fn tokens(&self, name: &str) -> Vec<TokenId> {
         let bytes = self.bytes(name);
-        bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as TokenId).collect()
+        bytes
+            .chunks_exact(8)
+            .map(|b| i64::from_le_bytes(b.try_into().unwrap()) as TokenId)
+            .collect()
     }
 }
 
@@ -71,7 +77,8 @@ fn check_network(expected: &Expected, i: usize, features: Vec<f32>, tolerance: f
 
 #[test]
 fn features_rows_logits_and_tokens_are_those_of_transformers() {
-    let expected = Expected(std::fs::read(fixture("whisper-tiny-random/expected.safetensors")).unwrap());
+    let expected =
+        Expected(std::fs::read(fixture("whisper-tiny-random/expected.safetensors")).unwrap());
     let file = std::fs::read(fixture("whisper-tiny-random/mono_16000.wav")).unwrap();
     let samples = decode(&file, &DecodeLimits::default()).unwrap();
     assert_eq!(samples.len(), 32_000);
@@ -85,7 +92,8 @@ fn features_rows_logits_and_tokens_are_those_of_transformers() {
 
 #[test]
 fn stereo_of_another_rate_is_heard_alike() {
-    let expected = Expected(std::fs::read(fixture("whisper-tiny-random/expected.safetensors")).unwrap());
+    let expected =
+        Expected(std::fs::read(fixture("whisper-tiny-random/expected.safetensors")).unwrap());
     let file = std::fs::read(fixture("whisper-tiny-random/stereo_44100.wav")).unwrap();
     let samples = decode(&file, &DecodeLimits::default()).unwrap();
     assert_eq!(samples.len(), 16_000);
@@ -104,7 +112,8 @@ pub(crate) fn notes(seconds: usize, seed: u64) -> Vec<f32> {
     let (mut state, mut out) = (seed, Vec::new());
     for start in (0..seconds * 16_000).step_by(2000) {
         state = (state * 1_103_515_245 + 12_345) % (1 << 31);
-        let (period, loudness) = (20 + ((state >> 16) % 180) as i64, ((state >> 8) % 5) as i64 * 2000);
+        let (period, loudness) =
+            (20 + ((state >> 16) % 180) as i64, ((state >> 8) % 5) as i64 * 2000);
         for t in start..start + 2000 {
             let t = t as i64 % period;
             let sample = (((2 * t - period).abs() * 2 - period) * loudness).div_euclid(period);
@@ -218,6 +227,7 @@ fn options_are_checked() {
     assert!(matches!(check(&control), Err(TranscribeError::Prompt)));
     let error = whisper.transcribe(b"no sound", &options(None, None), &mut Listener::default());
     assert!(matches!(error, Err(TranscribeError::Sound(_))));
-    let nothing = whisper.transcribe_samples(&[0.0; 100], &options(None, None), &mut Listener::default());
+    let nothing =
+        whisper.transcribe_samples(&[0.0; 100], &options(None, None), &mut Listener::default());
     assert_eq!(nothing.unwrap().segments, []);
 }

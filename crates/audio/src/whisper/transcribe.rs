@@ -26,7 +26,6 @@ const WARMEST_PROMPT: f32 = 0.5;
 
 type Result<T> = std::result::Result<T, TranscribeError>;
 
-// By value: it is the argument of `map_err`.
 fn failed(error: WhisperError) -> TranscribeError {
     TranscribeError::Failed(Arc::new(error))
 }
@@ -150,7 +149,7 @@ impl Whisper {
         let temperatures = given.as_ref().map_or(TEMPERATURES.as_slice(), |t| t.as_slice());
         let (last, before) = temperatures.split_last().unwrap_or((&0.0, &[]));
         let mut read = |temperature: f32| {
-            let seed = (seek as u64) << 32 | u64::from(temperature.to_bits());
+            let seed = ((seek as u64) << 32) | u64::from(temperature.to_bits());
             let ask = Ask { prompt, prelude, temperature, seed };
             let reading = self.read_window(&mut heard.again(), ask, &|| listener.is_gone());
             let reading = reading.map_err(failed)?.ok_or(TranscribeError::Cancelled)?;

@@ -40,12 +40,7 @@ impl Metrics {
                 "Texts of windows that were thrown away for one at a higher temperature.",
                 count(&counts.again),
             ),
-            (
-                "transcript_segments_total",
-                "counter",
-                "Segments written.",
-                count(&counts.segments),
-            ),
+            ("transcript_segments_total", "counter", "Segments written.", count(&counts.segments)),
             (
                 "audio_seconds_total",
                 "counter",

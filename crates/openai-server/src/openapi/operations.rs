@@ -299,8 +299,11 @@ fn speech(s: &mut Schemas) -> Vec<Operation> {
         Operation { body_type: "multipart/form-data", ..operation }
     };
     vec![
-        form("/v1/audio/transcriptions", "Writes down speech.", transcribe)
-            .answers(200, EVENTS, content.clone()),
+        form("/v1/audio/transcriptions", "Writes down speech.", transcribe).answers(
+            200,
+            EVENTS,
+            content.clone(),
+        ),
         form("/v1/audio/translations", "Writes down speech in English.", translate)
             .answers(200, EVENTS, content),
     ]

@@ -26,11 +26,15 @@ fn card(state: &AppState, id: &str, adapter: Option<&AdapterInfo>) -> ModelCard 
         root: adapter.map_or(model, |adapter| &adapter.path).to_owned(),
         parent: adapter.map(|_| model.to_owned()),
         max_model_len: state.0.engine.info().max_model_len,
-        architecture: state.0.images.see().then_some(Modalities {
-            input_modalities: &["text", "image"],
-            output_modalities: &["text"],
-        }),
+        architecture: modalities(state),
     }
+}
+
+/// What the model takes, where that is more than text.
+fn modalities(state: &AppState) -> Option<Modalities> {
+    let takes = |input_modalities| Modalities { input_modalities, output_modalities: &["text"] };
+    let speech = state.0.transcripts.as_ref().map(|_| takes(&["audio"]));
+    speech.or_else(|| state.0.images.see().then(|| takes(&["text", "image"])))
 }
 
 pub(super) async fn models(State(state): State<AppState>) -> Json<ModelList> {

@@ -240,7 +240,10 @@ async fn what_is_not_honoured_is_refused() {
         assert_eq!((&error["code"], &error["param"]), (&json!(code), &json!(name)), "{error}");
     }
     let (_, error) = app.refusal(SAY, &[("prompt", "x")]).await;
-    assert_eq!((&error["code"], &error["param"]), (&json!("missing_required_parameter"), &json!("file")));
+    assert_eq!(
+        (&error["code"], &error["param"]),
+        (&json!("missing_required_parameter"), &json!("file"))
+    );
     let (_, error) = app.refusal(SAY, &[("file", "a"), ("file", "b")]).await;
     assert_eq!(error["param"], "file");
     let streams = [("file", "a"), ("stream", "true"), ("response_format", "srt")];
@@ -262,7 +265,9 @@ async fn bodies_that_are_no_forms_are_refused() {
     assert_eq!(status(post("application/json", "{}")).await, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     assert_eq!(status(post("multipart/form-data", "")).await, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     let edge = "multipart/form-data; boundary=edge";
-    for body in ["", "--edge", "hello", "--edge\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nx"] {
+    for body in
+        ["", "--edge", "hello", "--edge\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nx"]
+    {
         assert_eq!(status(post(edge, body)).await, StatusCode::BAD_REQUEST, "{body}");
     }
     let many: Vec<_> = (0..70).map(|_| ("timestamp_granularities[]", "segment")).collect();
@@ -313,9 +318,12 @@ async fn failures_are_told_and_the_worker_lives_on() {
     }
     assert_eq!(app.ask(SAY, &[("file", "Tag")]).await.0, StatusCode::OK);
     let page = app.send(Request::get("/metrics").body(Body::empty()).unwrap()).await.2;
-    for line in ["transcripts_total{model_name=\"mock\"} 1", "transcripts_failed_total{model_name=\"mock\"} 3",
-        "audio_seconds_total{model_name=\"mock\"} 8.25", "transcripts_waiting{model_name=\"mock\"} 0"]
-    {
+    for line in [
+        "transcripts_total{model_name=\"mock\"} 1",
+        "transcripts_failed_total{model_name=\"mock\"} 3",
+        "audio_seconds_total{model_name=\"mock\"} 8.25",
+        "transcripts_waiting{model_name=\"mock\"} 0",
+    ] {
         assert!(page.contains(&format!("taper:{line}\n")), "{line} in {page}");
     }
 }
@@ -360,6 +368,8 @@ async fn models_do_what_they_are_for() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
         assert!(body.contains(code), "{path}: {body}");
     }
+    let models = app.send(Request::get("/v1/models").body(Body::empty()).unwrap()).await.2;
+    assert!(models.contains("\"input_modalities\":[\"audio\"]"), "{models}");
     let text = App::text("x");
     let (status, _, body) = text.send(form(SAY, &[("file", "Tag")])).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
