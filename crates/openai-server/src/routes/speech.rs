@@ -61,11 +61,12 @@ struct Request {
 impl Request {
     async fn next(&mut self) -> Progress {
         let Self { waiting, phases, .. } = self;
+        let stopped = async { phases.wait_for(|p| *p == Phase::Stopped).await.map(drop) };
         tokio::select! {
             next = waiting.recv() => {
                 next.unwrap_or(Progress::Done(Err(ApiError::EngineGone)))
             }
-            _ = phases.wait_for(|phase| *phase == Phase::Stopped) => {
+            _ = stopped => {
                 Progress::Done(Err(GenerationError::ShuttingDown.into()))
             }
         }

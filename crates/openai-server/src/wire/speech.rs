@@ -21,7 +21,6 @@ pub(crate) struct TranscriptionForm {
     /// From 0 to 1. At 0, the default, it rises where a text repeats itself or is unlikely.
     temperature: Option<f32>,
     /// `segment`, with `verbose_json`.
-    #[serde(rename = "timestamp_granularities[]")]
     #[schemars(rename = "timestamp_granularities[]")]
     timestamp_granularities: Option<Vec<String>>,
     /// Segments come as events, when they are written.
