@@ -233,6 +233,15 @@ const STEPS: &[Step] = &[
         ),
     ),
     step(
+        "sdk-speech",
+        "OpenAI's Python SDK against a release server of a model for speech",
+        ServedModel(
+            "tests/fixtures/audio/whisper-speech",
+            "tests/sdk",
+            &["{python}", "sdk_python.py", "--speech", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
         "sdk-structured",
         "instructor and pydantic-ai against the release server",
         Served(

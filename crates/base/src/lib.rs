@@ -13,6 +13,7 @@ mod medium;
 mod phase;
 mod request;
 mod sampling;
+mod speech;
 mod threads;
 mod tokens;
 mod vectors;
@@ -36,6 +37,10 @@ pub use request::{
     StopRules, TokenLogprob, TokenLogprobs,
 };
 pub use sampling::{InvalidParam, SamplingParams};
+pub use speech::{
+    TranscribeError, TranscribeOptions, Transcriber, Transcript, TranscriptListener,
+    TranscriptSegment,
+};
 pub use threads::{Alone, Threads};
 pub use tokens::TokenSet;
 pub use vectors::{TextPair, TextScores, TextVectors, VectorsError};

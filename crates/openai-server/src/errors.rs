@@ -39,6 +39,12 @@ pub enum ApiError {
     /// The body claims to be something else than JSON.
     #[error("the content type must be application/json")]
     UnsupportedMediaType,
+    /// The body should be a form.
+    #[error("the content type must be multipart/form-data, with its boundary")]
+    NotAForm,
+    /// The form is damaged.
+    #[error("the body is not a form of its boundary")]
+    BrokenForm,
     /// The body is compressed in a way that this server does not know.
     #[error("the content encoding must be gzip, deflate or none")]
     UnsupportedEncoding,
@@ -228,6 +234,18 @@ pub enum ApiError {
     /// The model generates text.
     #[error("this model scores no texts")]
     NoScores,
+    /// The model does something else.
+    #[error("this model does not write down speech")]
+    NoTranscripts,
+    /// A file of sound cannot be used.
+    #[error("invalid audio 'file': {detail}")]
+    Sound {
+        /// What is wrong.
+        detail: String,
+    },
+    /// The model failed on a file.
+    #[error("the speech could not be written down")]
+    TranscriptFailed,
     /// The weights hold values that are not numbers.
     #[error("the model gave a score that is not finite")]
     NonFiniteScore,
@@ -393,6 +411,8 @@ impl ApiError {
             Self::UnsupportedMediaType => {
                 (S::UNSUPPORTED_MEDIA_TYPE, INVALID, "unsupported_media_type", None)
             }
+            Self::NotAForm => (S::UNSUPPORTED_MEDIA_TYPE, INVALID, "unsupported_media_type", None),
+            Self::BrokenForm => bad("invalid_form", None),
             Self::InvalidType { param, .. } => bad("invalid_type", Some(param)),
             Self::InvalidValue { param, .. } => bad("invalid_value", Some(param)),
             Self::MissingParameter { param } => bad("missing_required_parameter", Some(param)),
@@ -418,6 +438,9 @@ impl ApiError {
             Self::Adapter(source) => refused_adapter(source),
             Self::NoVectors => bad("no_vectors", None),
             Self::NoScores => bad("no_scores", None),
+            Self::NoTranscripts => bad("no_transcripts", None),
+            Self::Sound { .. } => bad("invalid_audio", Some("file")),
+            Self::TranscriptFailed => fail("transcript_failed"),
             Self::NonFiniteScore => fail("non_finite_score"),
             Self::Vectors { source, param } => match source {
                 VectorsError::Length { .. } => bad("context_length_exceeded", Some(param)),

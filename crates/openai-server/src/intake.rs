@@ -5,7 +5,8 @@
 //! large ones.
 
 use crate::{
-    access::from_browser, config::ServerConfig, decode::Body, errors::ApiError, state::AppState,
+    access::from_browser, config::ServerConfig, decode::Body, errors::ApiError, speech::FIELDS,
+    state::AppState,
 };
 use axum::{
     body::{Body as HttpBody, Bytes},
@@ -46,8 +47,9 @@ impl Intake {
     pub(crate) fn new(config: &ServerConfig) -> Self {
         let cores = available_parallelism().map_or(1, NonZero::get);
         let slots = |n| Arc::new(Semaphore::new(n));
+        let longest = config.max_body_bytes.max(config.max_audio_bytes.saturating_add(FIELDS));
         Self {
-            held: slots(kib(HELD.max(config.max_body_bytes)) as usize),
+            held: slots(kib(HELD.max(longest)) as usize),
             small: slots(cores.max(2)),
             // The model needs the processor too.
             large: slots((cores / 4).max(1)),
@@ -69,8 +71,8 @@ fn kib(bytes: usize) -> u32 {
 /// A request that has been read already carries it as an extension.
 #[derive(Debug, Clone)]
 pub(crate) struct Payload {
-    bytes: Vec<u8>,
-    held: Option<Arc<OwnedSemaphorePermit>>,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) held: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl FromRequest<AppState> for Payload {
@@ -94,21 +96,30 @@ impl Payload {
         intake: &Intake,
     ) -> Result<Self, ApiError> {
         check_headers(&parts.headers)?;
-        let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
+        let limits = (config.max_body_bytes, config.body_timeout);
+        Self::take(&parts.headers, body, limits, intake).await
+    }
+
+    /// Reads a body of any type, of at most so many bytes, which may take so long to begin.
+    pub(crate) async fn take(
+        headers: &HeaderMap,
+        body: HttpBody,
+        (limit, patience): (usize, Duration),
+        intake: &Intake,
+    ) -> Result<Self, ApiError> {
+        let length = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
         let length = length.and_then(|v| v.parse().ok());
-        if length.is_some_and(|length: usize| length > config.max_body_bytes) {
-            return Err(ApiError::BodyTooLarge { limit: config.max_body_bytes });
+        if length.is_some_and(|length: usize| length > limit) {
+            return Err(ApiError::BodyTooLarge { limit });
         }
-        read(body, length, config, intake).await
+        read(body, length, (limit, patience), intake).await
     }
 }
 
 /// A page on another origin may send text/plain, a form, or nothing as a content type without a
 /// preflight; only JSON needs one. Programs may leave it out, and curl calls everything a form.
 fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
-    if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
-        return Err(ApiError::UnsupportedEncoding);
-    }
+    check_encoding(headers)?;
     let kind = headers.get(header::CONTENT_TYPE).map(|kind| kind.to_str().unwrap_or_default());
     let essence = kind.map(|k| k.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
     match essence.as_deref() {
@@ -118,15 +129,22 @@ fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
+/// Compressed bodies that the layer above knows are unpacked here.
+pub(crate) fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get(header::CONTENT_ENCODING) {
+        Some(encoding) if encoding != "identity" => Err(ApiError::UnsupportedEncoding),
+        _ => Ok(()),
+    }
+}
+
 async fn read(
     mut body: HttpBody,
     length: Option<usize>,
-    config: &ServerConfig,
+    (limit, patience): (usize, Duration),
     intake: &Intake,
 ) -> Result<Payload, ApiError> {
-    let limit = config.max_body_bytes;
     let (mut bytes, mut held) = (Vec::new(), None);
-    let mut deadline = Instant::now() + config.body_timeout;
+    let mut deadline = Instant::now() + patience;
     loop {
         let frame = timeout_at(deadline, body.frame()).await.map_err(|_| ApiError::BodyTimeout)?;
         let Some(frame) = frame else { break };

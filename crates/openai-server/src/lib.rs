@@ -28,6 +28,7 @@ mod scan;
 mod scores;
 mod serve;
 mod sink;
+mod speech;
 mod sse;
 mod state;
 mod stored;

@@ -3,6 +3,7 @@
 
 pub(crate) mod experts;
 mod images;
+mod speech;
 
 use crate::state::unix_time;
 use std::{

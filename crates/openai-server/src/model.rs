@@ -2,7 +2,7 @@
 
 use crate::{config::ServerConfig, vectors::NoGeneration};
 use std::sync::Arc;
-use taper_base::{Engine, TextScores, TextVectors};
+use taper_base::{Engine, TextScores, TextVectors, Transcriber};
 use taper_chat::{ChatTemplate, Tokenizer};
 
 /// A loaded model and how requests are answered with it.
@@ -11,6 +11,7 @@ pub struct Model {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) vectors: Option<Arc<dyn TextVectors>>,
     pub(crate) scores: Option<Arc<dyn TextScores>>,
+    pub(crate) transcriber: Option<Arc<dyn Transcriber>>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) config: ServerConfig,
@@ -25,7 +26,8 @@ impl Model {
         template: Option<ChatTemplate>,
         config: ServerConfig,
     ) -> Self {
-        Self { engine, vectors: None, scores: None, tokenizer, template, config }
+        let (vectors, scores, transcriber) = (None, None, None);
+        Self { engine, vectors, scores, transcriber, tokenizer, template, config }
     }
 
     /// A model that makes vectors of texts.
@@ -50,5 +52,18 @@ impl Model {
         let engine = Arc::new(NoGeneration::new(scores.max_tokens(), scores.vocab_size()));
         let model = Self::new(engine, tokenizer, None, config);
         Self { scores: Some(scores), ..model }
+    }
+
+    /// A model that writes down speech.
+    #[must_use]
+    pub fn of_transcriber(
+        transcriber: Arc<dyn Transcriber>,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+    ) -> Self {
+        let engine =
+            Arc::new(NoGeneration::new(transcriber.max_tokens(), transcriber.vocab_size()));
+        let model = Self::new(engine, tokenizer, None, config);
+        Self { transcriber: Some(transcriber), ..model }
     }
 }

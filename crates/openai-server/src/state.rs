@@ -2,7 +2,7 @@
 
 use crate::{
     config::ServerConfig, errors::ApiError, images::Images, intake::Intake, metrics::Metrics,
-    model::Model, stored::Responses,
+    model::Model, speech::Transcripts, stored::Responses,
 };
 use axum::extract::FromRef;
 use std::{
@@ -13,7 +13,7 @@ use std::{
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use taper_base::{Engine, TextScores, TextVectors};
+use taper_base::{Engine, TextScores, TextVectors, Transcriber};
 use taper_chat::{ChatTemplate, Tokenizer};
 use taper_grammar::{GrammarError, Grammars};
 use tokio::{sync::watch, time};
@@ -32,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) vectors: Option<Arc<dyn TextVectors>>,
     /// What scores texts, in a server that does that instead.
     pub(crate) scores: Option<Arc<dyn TextScores>>,
+    /// What writes down speech, in a server that does that instead.
+    pub(crate) transcripts: Option<Transcripts>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) config: ServerConfig,
@@ -95,9 +97,21 @@ impl AppState {
         Self::from(Model::of_scores(scores, tokenizer, config))
     }
 
+    /// A server over a model that writes down speech: `/v1/audio/transcriptions` and `/v1/audio/translations`.
+    #[must_use]
+    pub fn of_transcriber(
+        transcriber: Arc<dyn Transcriber>,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+    ) -> Self {
+        Self::from(Model::of_transcriber(transcriber, tokenizer, config))
+    }
+
     /// A model of a server whose models share what is kept of responses.
     pub(crate) fn over(model: Model, responses: Arc<Responses>) -> Self {
-        let Model { engine, vectors, scores, tokenizer, template, config } = model;
+        let Model { engine, vectors, scores, transcriber, tokenizer, template, config } = model;
+        let transcripts =
+            transcriber.map(|model| Transcripts::new(model, config.max_waiting_audio));
         let metrics = Metrics::new(config.model_name(), engine.info());
         let intake = Intake::new(&config);
         let images = Images::new(&config, &tokenizer);
@@ -105,6 +119,7 @@ impl AppState {
             engine,
             vectors,
             scores,
+            transcripts,
             tokenizer,
             template,
             config,
@@ -189,6 +204,11 @@ impl Shared {
         let refused =
             |source: &GrammarError| ApiError::Grammar { param: param(), source: source.clone() };
         grammars.as_ref().map_err(refused)
+    }
+
+    /// The queue for transcripts, of a model that makes some.
+    pub(crate) fn transcripts(&self) -> Result<&Transcripts, ApiError> {
+        self.transcripts.as_ref().ok_or(ApiError::NoTranscripts)
     }
 
     pub(crate) fn is_ready(&self) -> bool {

@@ -13,8 +13,10 @@ use crate::{
     model::NoGpu,
     models_args::ModelsArgs,
     parser_args::{ToolParser, reasoning_parsers},
+    ps::PsArgs,
     sizes,
     speculation_args::SpeculationArgs,
+    transcribe_args::{SpeechArgs, TranscribeArgs},
 };
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
@@ -81,6 +83,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Chat with a model in the terminal.
     Chat(ChatArgs),
+    /// Write down what is said in a sound file.
+    Transcribe(TranscribeArgs),
     /// Show a model's architecture, weight formats and memory needs.
     Inspect(InspectArgs),
     /// Measure the quality loss of each KV-cache codec on a model, and recommend one.
@@ -255,10 +259,10 @@ pub(crate) struct ServeArgs {
     /// flag.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Vec<String>,
-    /// What the model is for: generate text, embed texts (make vectors of them) or score texts (a
-    /// reranker); auto looks at its files. Qwen 3 Reranker, whose files are those of a language
+    /// What the model is for: generate text, embed texts (make vectors of them), score texts (a
+    /// reranker) or transcribe speech; auto looks at its files. Qwen 3 Reranker, whose files are those of a language
     /// model, needs "score".
-    #[arg(long, default_value = "auto", value_name = "TASK", value_parser = ["auto", "generate", "embed", "score"])]
+    #[arg(long, default_value = "auto", value_name = "TASK", value_parser = ["auto", "generate", "embed", "score", "transcribe"])]
     pub(crate) task: String,
     /// Address or host name to listen on; 0.0.0.0 opens the server to the network.
     ///
@@ -274,6 +278,8 @@ pub(crate) struct ServeArgs {
     pub(crate) lora: LoraArgs,
     #[command(flatten)]
     pub(crate) images: ImageArgs,
+    #[command(flatten)]
+    pub(crate) speech: SpeechArgs,
     #[command(flatten)]
     pub(crate) callers: CallerArgs,
     #[command(flatten)]
@@ -415,16 +421,6 @@ pub(crate) struct DownloadArgs {
     /// Branch, tag or commit [default: main].
     #[arg(long)]
     pub(crate) revision: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct PsArgs {
-    /// Address of the server.
-    #[arg(long, default_value = "http://127.0.0.1:8000")]
-    pub(crate) url: String,
-    /// API key of the server.
-    #[arg(long, value_name = "KEY")]
-    pub(crate) api_key: Option<String>,
 }
 
 #[derive(Debug, Args)]

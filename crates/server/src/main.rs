@@ -38,6 +38,8 @@ mod serve_many;
 mod shell;
 mod sizes;
 mod speculation_args;
+mod transcribe;
+mod transcribe_args;
 
 use clap::Parser;
 use cli::{Cli, Command, EngineArgs};
@@ -85,6 +87,7 @@ fn run_command(cli: &Cli) -> anyhow::Result<()> {
         Some(Command::Serve(args)) => serve::serve(args),
         Some(Command::Run(args)) => run::run(args),
         Some(Command::Chat(args)) => chat::chat(args),
+        Some(Command::Transcribe(args)) => transcribe::run(args),
         Some(Command::Inspect(args)) => inspect::inspect(args),
         Some(Command::KvReport(args)) => kv_report::run(args),
         Some(Command::Calibrate(args)) => eviction_args::calibrate(args),

@@ -1,6 +1,6 @@
 //! `taper ps`: what a running server serves, and how busy it is.
 
-use crate::{cli::PsArgs, output::Out};
+use crate::output::Out;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::time::Duration;
@@ -17,6 +17,17 @@ struct Models {
 #[derive(Debug, Deserialize)]
 struct Model {
     id: String,
+}
+
+/// Which server is asked.
+#[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    /// Address of the server.
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    pub(crate) url: String,
+    /// API key of the server.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
 }
 
 pub(crate) fn run(args: &PsArgs) -> Result<()> {

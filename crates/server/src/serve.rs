@@ -14,7 +14,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use axum::Router;
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
-use taper::{Builder, Embedder, ModelSource, Reranker, Scheduling, Taper};
+use taper::{Builder, Embedder, ModelSource, Reranker, Scheduling, Speech, SpeechLimits, Taper};
 use taper_base::Engine;
 use taper_chat::ReasoningFormat;
 use taper_openai_server::{AppState, Model, ServerConfig, Vision};
@@ -69,10 +69,10 @@ async fn serve_one(args: &ServeArgs, source: &ModelSource, open: Open, busy: Bus
     let Open { listeners, access } = open;
     let loading = {
         let (source, engine, lora) = (source.clone(), args.engine.clone(), args.lora.clone());
-        let images = args.images.clone();
+        let (images, speech) = (args.images.clone(), args.speech.limits());
         let (task, requests) = (task(&args.task, &source)?, requests(args));
         tokio::task::spawn_blocking(move || {
-            load(task, &source, &engine, &lora, |source| {
+            load(task, &source, &engine, (&lora, speech), |source| {
                 let with = |builder: Builder| images.apply(lora.apply(builder));
                 model::start(source, &engine, requests, with)
             })
@@ -117,6 +117,7 @@ pub(crate) enum Loaded {
     Text(Taper),
     Vectors(Box<Embedder>),
     Scores(Box<Reranker>),
+    Speech(Speech),
 }
 
 impl Loaded {
@@ -125,6 +126,7 @@ impl Loaded {
             Self::Text(model) => &model.name,
             Self::Vectors(model) => model.name(),
             Self::Scores(model) => model.name(),
+            Self::Speech(model) => model.name(),
         }
     }
 
@@ -142,6 +144,10 @@ impl Loaded {
                 let tokenizer = model.tokenizer().clone();
                 Model::of_scores(Arc::new(*model), tokenizer, config)
             }
+            Self::Speech(model) => {
+                let tokenizer = model.tokenizer().clone();
+                Model::of_transcriber(model.transcriber(), tokenizer, config)
+            }
         }
     }
 
@@ -151,6 +157,7 @@ impl Loaded {
             Self::Text(model) => announcement(source, model, config, address),
             Self::Vectors(model) => announcement_of_vectors(source, model, config, &at),
             Self::Scores(model) => announcement_of_scores(source, model, config, &at),
+            Self::Speech(model) => announcement_of_speech(source, model, config, &at),
         }
     }
 }
@@ -161,6 +168,7 @@ pub(crate) enum Task {
     Generate,
     Embed,
     Score,
+    Transcribe,
 }
 
 /// What a flag says, or the model's files.
@@ -169,6 +177,8 @@ pub(crate) fn task(asked: &str, source: &ModelSource) -> Result<Task> {
         "generate" => Task::Generate,
         "embed" => Task::Embed,
         "score" => Task::Score,
+        "transcribe" => Task::Transcribe,
+        _ if Speech::is_for(source)? => Task::Transcribe,
         _ if Reranker::is_for(source)? => Task::Score,
         _ if Embedder::is_for(source)? => Task::Embed,
         _ => Task::Generate,
@@ -180,7 +190,7 @@ pub(crate) fn load(
     task: Task,
     source: &ModelSource,
     engine: &EngineArgs,
-    lora: &LoraArgs,
+    (lora, speech): (&LoraArgs, SpeechLimits),
     start: impl FnOnce(&ModelSource) -> Result<Taper>,
 ) -> Result<Loaded> {
     if task == Task::Generate {
@@ -188,13 +198,14 @@ pub(crate) fn load(
     }
     ensure!(
         engine.device == "cpu",
-        "models for vectors or scores of texts run on the CPU, not with --device"
+        "models for vectors or scores of texts, or for speech, run on the CPU, not with --device"
     );
-    ensure!(!lora.enable_lora, "models for vectors or scores of texts take no adapters");
+    ensure!(!lora.enable_lora, "models that generate no text take no adapters");
     if let Some(threads) = engine.threads {
         taper::set_threads(threads.into())?;
     }
     Ok(match task {
+        Task::Transcribe => Loaded::Speech(Speech::from_source(source, speech)?),
         Task::Score => Loaded::Scores(Box::new(Reranker::from_source(source)?)),
         _ => Loaded::Vectors(Box::new(Embedder::from_source(source)?)),
     })
@@ -216,6 +227,8 @@ pub(crate) fn base_config(args: &ServeArgs, access: Access, name: &str) -> Serve
         allowed_origins: access.origins,
         allowed_hosts: access.hosts,
         max_body_bytes: usize::from(args.max_body_mib) << 20,
+        max_audio_bytes: args.speech.bytes(),
+        max_waiting_audio: args.max_waiting,
         allow_unknown_fields: args.allow_unknown_fields,
         max_stored_responses: args.max_stored_responses as usize,
         max_stored_bytes: usize::from(args.max_stored_mib) << 20,
@@ -294,6 +307,26 @@ serving on {at}, API under {at}/v1. Try:
 
   curl {at}/v1/rerank -H 'Content-Type: application/json' \
     -d '{{"model": "{name}", "query": "What is a panda?", "documents": ["A bear of China.", "A car."]}}'
+
+Ctrl-C stops.
+"#
+    )
+}
+
+/// [`announcement`] of a model for speech.
+fn announcement_of_speech(
+    source: &ModelSource,
+    model: &Speech,
+    config: &ServerConfig,
+    at: &str,
+) -> String {
+    let (name, languages) = (config.model_name(), model.languages().count());
+    format!(
+        r#"{name}: {source}
+speech of {languages} languages to text
+serving on {at}, API under {at}/v1. Try:
+
+  curl {at}/v1/audio/transcriptions -F model={name} -F file=@speech.mp3
 
 Ctrl-C stops.
 "#

@@ -2,7 +2,8 @@
 
 use crate::{StatisticsError, kv_plan::KvPlanError};
 use std::{io, path::PathBuf};
-use taper_base::{AdapterRefused, GenerationError, ImageError, SubmitError};
+use taper_audio::WhisperError;
+use taper_base::{AdapterRefused, GenerationError, ImageError, SubmitError, TranscribeError};
 use taper_chat::ChatError;
 use taper_engine::{EngineError, QueryError, speculative::DraftModelError};
 use taper_hub::HubError;
@@ -83,6 +84,23 @@ pub enum Error {
     /// A conversation with a model that has no chat template.
     #[error("there is no chat template, so text can only be continued as it is")]
     NoTemplate,
+    /// A model of speech that cannot be used.
+    #[error("loading {model}: {source}")]
+    Speech {
+        /// The model.
+        model: String,
+        /// Why.
+        source: WhisperError,
+    },
+    /// A model that came as one file.
+    #[error("{model} is no directory of a model for speech")]
+    NoSpeech {
+        /// The model.
+        model: String,
+    },
+    /// There is no transcript of a file.
+    #[error(transparent)]
+    Transcribe(#[from] TranscribeError),
     /// An image, and a model that takes none or was built without [`Builder::images`](crate::Builder::images).
     #[error("this model does not take images")]
     NoImages,

@@ -35,9 +35,9 @@ const ERRORS: &[(u16, &str, &str)] = &[
          unsupported_parameter, unsupported_value, unreadable_body, too_many_values, empty_prompt, \
          context_length_exceeded, kv_cache_too_small, unknown_token, no_token_left, invalid_kv_bits, \
          template_failed, no_chat_template, unsupported_schema, invalid_schema, invalid_grammar, \
-         grammar_too_large, grammar_too_complex, grammar_dead_end, no_vectors, no_scores, no_generation, \
-         invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, no_adapters, model_too_large, \
-         model_not_loaded, model_not_owned, model_not_available",
+         grammar_too_large, grammar_too_complex, grammar_dead_end, no_vectors, no_scores, no_transcripts, no_generation, \
+         invalid_form, invalid_audio, invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, no_adapters, \
+         model_too_large, model_not_loaded, model_not_owned, model_not_available",
     ),
     (401, "The API key is missing or wrong.", "invalid_api_key"),
     (
@@ -55,7 +55,7 @@ const ERRORS: &[(u16, &str, &str)] = &[
     (413, "The body is too large.", "body_too_large"),
     (
         415,
-        "The body is not JSON, or compressed in a way that this server does not know.",
+        "The body is not JSON, or no form where one is needed, or compressed in a way that this server does not know.",
         "unsupported_media_type, unsupported_encoding",
     ),
     (429, "The queue is full; try again later.", "queue_full"),
@@ -63,7 +63,7 @@ const ERRORS: &[(u16, &str, &str)] = &[
         500,
         "The server failed.",
         "internal_error, step_failed, non_finite_logits, non_finite_score, model_failed, tokenizer_failed, \
-         engine_gone, model_load_failed",
+         transcript_failed, engine_gone, model_load_failed",
     ),
     (502, "The hub cannot be reached, or failed.", "hub_failed"),
     (
@@ -165,7 +165,7 @@ fn described(operation: &Operation, keys: bool, others: &[(&str, Value)]) -> Val
     });
     if let Some(body) = &operation.body {
         all["requestBody"] =
-            json!({ "required": true, "content": { "application/json": { "schema": body } } });
+            json!({ "required": true, "content": { operation.body_type: { "schema": body } } });
     }
     let mut parameters = Vec::new();
     if operation.path.contains("{id}") {

@@ -10,7 +10,8 @@ use crate::wire::{
     OllamaGenerateRequest, OllamaInertFields, OllamaModels, OllamaPullRequest, OllamaPullStatus,
     OllamaResponse, OllamaShow, OllamaShowRequest, RerankRequest, RerankResponse, ResponseDeleted,
     ResponseEvent, ResponseOut, ResponsesRequest, SamplingFields, ScoreRequest, ScoreResponse,
-    Success, TokenCount, TokenizeRequest, TokenizeResponse, UnloadAdapterRequest,
+    Success, TokenCount, TokenizeRequest, TokenizeResponse, TranscriptEvent, TranscriptOut,
+    TranscriptVerbose, TranscriptionForm, TranslationForm, UnloadAdapterRequest,
 };
 use schemars::JsonSchema;
 use serde_json::{Value, json};
@@ -24,6 +25,7 @@ pub(super) struct Operation {
     pub(super) tag: &'static str,
     pub(super) summary: &'static str,
     pub(super) body: Option<Value>,
+    pub(super) body_type: &'static str,
     /// Status, description and content of responses that are no errors.
     pub(super) answers: Vec<(u16, &'static str, Value)>,
     pub(super) errors: &'static [u16],
@@ -31,6 +33,8 @@ pub(super) struct Operation {
     pub(super) query: &'static [(&'static str, &'static str, &'static str)],
     pub(super) open: bool,
 }
+
+const JSON: &str = "application/json";
 
 /// What can go wrong with every body.
 const OF_BODIES: &[u16] = &[400, 401, 403, 404, 408, 413, 415, 429, 500, 502, 503];
@@ -60,6 +64,7 @@ fn post(path: &'static str, tag: &'static str, summary: &'static str, body: Valu
         tag,
         summary,
         body: Some(body),
+        body_type: JSON,
         answers: Vec::new(),
         errors: OF_BODIES,
         query: &[],
@@ -75,6 +80,7 @@ fn get(path: &'static str, tag: &'static str, summary: &'static str) -> Operatio
         tag,
         summary,
         body: None,
+        body_type: JSON,
         answers: Vec::new(),
         errors: &[401, 403],
         query: &[],
@@ -140,6 +146,7 @@ pub(super) fn operations(s: &mut Schemas) -> Vec<Operation> {
     all.extend(responses(s));
     all.extend(ollama(s));
     all.extend(texts(s));
+    all.extend(speech(s));
     all.extend(models(s));
     all.extend(open());
     all
@@ -295,6 +302,34 @@ fn texts(s: &mut Schemas) -> Vec<Operation> {
             .gives(&s.response::<TokenizeResponse>()),
         post("/detokenize", "Texts", "Makes a text of tokens.", detokenize)
             .gives(&s.response::<DetokenizeResponse>()),
+    ]
+}
+
+fn speech(s: &mut Schemas) -> Vec<Operation> {
+    const EVENTS: &str = "The transcript in the format asked for; with `stream`, events whose data are each a \
+                          TranscriptEvent, or an error that ends them.";
+    let transcribe = s.request("TranscriptionForm", &[TranscriptionForm::json_schema]);
+    let translate = s.request("TranslationForm", &[TranslationForm::json_schema]);
+    s.response::<TranscriptEvent>();
+    let json = [s.response::<TranscriptOut>(), s.response::<TranscriptVerbose>()];
+    let text = json!({ "schema": { "type": "string" } });
+    let content = json!({
+        "application/json": { "schema": { "anyOf": json } },
+        "text/plain": text,
+        "text/event-stream": text,
+    });
+    let form = |path, summary, body| {
+        let operation = post(path, "Speech", summary, body);
+        Operation { body_type: "multipart/form-data", ..operation }
+    };
+    vec![
+        form("/v1/audio/transcriptions", "Writes down speech.", transcribe).answers(
+            200,
+            EVENTS,
+            content.clone(),
+        ),
+        form("/v1/audio/translations", "Writes down speech in English.", translate)
+            .answers(200, EVENTS, content),
     ]
 }
 

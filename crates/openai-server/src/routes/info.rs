@@ -26,9 +26,16 @@ fn card(state: &AppState, id: &str, adapter: Option<&AdapterInfo>) -> ModelCard 
         root: adapter.map_or(model, |adapter| &adapter.path).to_owned(),
         parent: adapter.map(|_| model.to_owned()),
         max_model_len: Some(state.0.engine.info().max_model_len),
-        architecture: state.0.images.see().then(Modalities::with_images),
+        architecture: modalities(state),
         residence: None,
     }
+}
+
+/// What the model takes, where that is more than text.
+fn modalities(state: &AppState) -> Option<Modalities> {
+    let takes = |input_modalities| Modalities { input_modalities, output_modalities: &["text"] };
+    let speech = state.0.transcripts.as_ref().map(|_| takes(&["audio"]));
+    speech.or_else(|| state.0.images.see().then(|| takes(&["text", "image"])))
 }
 
 pub(super) async fn models(State(state): State<AppState>) -> Json<ModelList> {
@@ -95,6 +102,9 @@ pub(crate) fn page(state: &AppState) -> String {
     let mut page = metrics.render(engine.info(), &engine.stats(), (&engine.adapters(), max));
     if state.0.images.see() {
         metrics.render_images(&mut page, &state.0.images.counts);
+    }
+    if let Some(transcripts) = &state.0.transcripts {
+        metrics.render_speech(&mut page, &transcripts.counts);
     }
     page
 }

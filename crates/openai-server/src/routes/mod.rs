@@ -18,6 +18,7 @@ mod openapi;
 mod responses;
 mod scores;
 mod segments;
+mod speech;
 mod tokenize;
 
 pub use gate::{Guard, protect};
@@ -120,6 +121,8 @@ fn answering() -> Routes<AppState> {
 fn routes() -> Routes<AppState> {
     answering()
         .of_any_server()
+        .protected("/v1/audio/transcriptions", post(speech::transcribe))
+        .protected("/v1/audio/translations", post(speech::translate))
         .protected("/api/show", post(ollama::show))
         .protected("/api/tags", get(ollama::tags))
         .protected("/api/ps", get(ollama::ps))

@@ -36,6 +36,7 @@ mod responses_stored;
 mod responses_stream;
 mod routes;
 mod serving;
+mod speech;
 mod stream;
 mod support;
 mod tools;

@@ -167,7 +167,13 @@ impl Library for ModelsDir {
             let builder = self.args.images.apply(self.args.lora.apply(builder));
             Ok(builder.kv_bytes(kv).progress(progress).build()?)
         };
-        let loaded = load(task, &source, &self.args.engine, &self.args.lora, start);
+        let loaded = load(
+            task,
+            &source,
+            &self.args.engine,
+            (&self.args.lora, self.args.speech.limits()),
+            start,
+        );
         let loaded = loaded.map_err(unusable)?;
         if let Loaded::Text(model) = &loaded
             && let Some(why) = model.no_chat()
