@@ -131,28 +131,6 @@ fn a_preempted_sequence_loses_the_same_rows_again() {
     }
 }
 
-/// Two sequences share all blocks of a prompt when rows of both are due, and there are too few others to build those of
-/// either anew: one gives its blocks up, and not both, which would begin again in the same way for ever.
-#[test]
-fn two_that_share_a_prompt_do_not_wait_for_each_other() {
-    let prompt = Numbers(5).prompt(288, VOCAB);
-    let [warm, request] = [1, 60].map(|tokens| greedy(&prompt, tokens));
-    let config = over("f16", Some(evicting(triattention())));
-    let (want, _) = alone(&config, std::slice::from_ref(&request));
-    for blocks in 10..14 {
-        let kv_budget = KvBudget::Tokens(blocks * 32);
-        let engine =
-            start(&EngineConfig { max_num_batched_tokens: 64, kv_budget, ..config.clone() });
-        // The first one ends with its prompt, and leaves it in the cache to both others at once.
-        let open = [&warm, &request, &request].map(|r| submit(&engine, r.clone()));
-        let got: Vec<_> = open.into_iter().map(collect).collect();
-        for got in &got[1..] {
-            assert_eq!(got.tokens, want[0].tokens, "{blocks} blocks");
-        }
-        settled(&engine);
-    }
-}
-
 #[test]
 fn a_budget_that_is_never_reached_changes_nothing() {
     let requests = requests();

@@ -9,7 +9,7 @@ use std::{
 use taper_base::{LayerId, SeqId, TokenId};
 use taper_kv_cache::{
     DiskTier, ExactRoom, ImageSpan, KvCache, KvCacheError, KvConfig, KvScheme, NotRestored,
-    SeqRange, UnitName, Unread, Written,
+    Restoring, SeqRange, UnitName, Unread, Written,
 };
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_tensor::{Tensor, ops};
