@@ -62,7 +62,7 @@ struct Doubt {
 }
 
 /// Steps for which the blocks of a unit stay in memory that could not be read once.
-const DOUBT_STEPS: u64 = 16;
+const DOUBT_STEPS: u64 = 64;
 /// Doublings of that at most.
 const MAX_DOUBTS: u32 = 20;
 
