@@ -94,7 +94,7 @@ impl DiskTier {
     /// meanwhile, as it would remove them to make room.
     ///
     /// # Errors
-    /// Those of [`Self::open`]. [`KvCacheError::DiskInUse`]: somebody else uses it.
+    /// [`KvCacheError::Disk`], as [`Self::open`]. [`KvCacheError::DiskInUse`]: somebody else uses it.
     pub fn open_alone(dir: &Path, max_bytes: u64) -> Result<Self, KvCacheError> {
         Self::open_as(dir, max_bytes, true)
     }
