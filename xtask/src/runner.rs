@@ -188,7 +188,7 @@ impl Runner {
     /// Lets pages that no step reads lie on disk alone, but those of `hot_tokens` tokens. The cache begins anew.
     pub(crate) fn keep_hot(&mut self, hot_tokens: usize) -> Result<()> {
         let dir = tempfile::tempdir()?;
-        let tier = Arc::new(DiskTier::open(dir.path(), u64::MAX)?);
+        let tier = Arc::new(DiskTier::open_alone(dir.path(), u64::MAX)?);
         let config = KvConfig { prefix_caching: true, ..self.cache.config().clone() };
         self.cache = KvCache::new(config).with_disk(tier, "bench").with_hot_tokens(hot_tokens);
         self.cold = Some(Cold { tokens: HashMap::new(), _dir: dir });

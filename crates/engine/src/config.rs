@@ -3,7 +3,9 @@
 use crate::{EvictionConfig, EvictionError, Speculation};
 use std::{path::PathBuf, time::Duration};
 use taper_base::{AdapterRefused, KvBits, TokenId};
-use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvHeads, KvScheme, RecurrentConfig};
+use taper_kv_cache::{
+    ExactRoom, KvCacheError, KvConfig, KvHeads, KvScheme, RecurrentConfig, ResidentRoom,
+};
 use taper_kv_codecs::{Exact, KvCodecError, KvGeometry};
 use taper_models::ModelInfo;
 
@@ -38,6 +40,9 @@ pub struct EngineConfig {
     /// Pages that are on disk and that no step reads leave memory: those of so many tokens stay. `None` lets none
     /// leave.
     pub kv_hot_tokens: Option<usize>,
+    /// Bytes of pages that may be in memory at a time, where pages may leave it: sequences wait for each other, and
+    /// what never fits is refused. `None` sets no limit.
+    pub kv_resident_bytes: Option<u64>,
     /// Memory is returned to the system after some time without requests; `None` keeps it.
     pub idle: Option<KvIdle>,
     /// Memory for the cache.
@@ -72,6 +77,7 @@ impl Default for EngineConfig {
             disk: None,
             kv_recall_pages: 0,
             kv_hot_tokens: None,
+            kv_resident_bytes: None,
             idle: None,
             kv_budget: KvBudget::Bytes(1 << 30),
             adapters: Vec::new(),
@@ -209,6 +215,18 @@ pub enum EngineError {
         /// Why.
         reason: &'static str,
     },
+    /// Pages that are neither in memory nor on disk.
+    #[error(
+        "a KV cache of {kv_bytes} bytes is more than the {resident_bytes} that fit memory and the {disk_bytes} on disk"
+    )]
+    NoColdRoom {
+        /// Bytes of all pages.
+        kv_bytes: u64,
+        /// Bytes of those that may be in memory.
+        resident_bytes: u64,
+        /// Bytes of those that may be on disk.
+        disk_bytes: u64,
+    },
     /// Prefixes on disk, of a model whose states are not written there.
     #[error("{family} has recurrent layers, whose prefixes cannot be kept on disk yet")]
     NoDisk {
@@ -269,10 +287,33 @@ impl EngineConfig {
             plan.caches.push(cache);
             plan.max_model_len = plan.max_model_len.min(max_model_len);
         }
+        self.check_cold_room(&plan.caches)?;
         match self.cannot_recall(&plan.caches).filter(|_| self.kv_recall_pages > 0) {
             Some(reason) => Err(EngineError::NoRecall { reason }),
             None => Ok(plan),
         }
+    }
+
+    /// Refuses caches of which some pages would have no place.
+    fn check_cold_room(&self, caches: &[KvConfig]) -> Result<(), EngineError> {
+        let limits = self.kv_hot_tokens.and(self.kv_resident_bytes).zip(self.disk.as_ref());
+        let Some((resident_bytes, disk)) = limits else { return Ok(()) };
+        let (kv_bytes, disk_bytes) = (caches.iter().map(KvConfig::bytes).sum(), disk.max_bytes);
+        match resident_bytes.saturating_add(disk_bytes) < kv_bytes {
+            true => Err(EngineError::NoColdRoom { kv_bytes, resident_bytes, disk_bytes }),
+            false => Ok(()),
+        }
+    }
+
+    /// What of a cache may be in memory at a time; `None` where all of it may.
+    pub(crate) fn resident(&self, kv: &KvConfig, caches: usize) -> Option<ResidentRoom> {
+        let (hot, bytes) = self.kv_hot_tokens.zip(self.kv_resident_bytes)?;
+        let exact = kv.bytes_per_exact_block() * kv.exact_blocks() as u64;
+        let bytes = (bytes / caches.max(1) as u64).saturating_sub(exact + kv.bytes_of_boxes());
+        let blocks = usize::try_from(bytes / kv.bytes_per_block().max(1)).unwrap_or(usize::MAX);
+        let blocks = Some(blocks).filter(|blocks| *blocks < kv.blocks)?;
+        let blocks = blocks.saturating_sub(hot.div_ceil(kv.geometry.block_tokens));
+        Some(ResidentRoom { blocks, step_tokens: self.max_num_batched_tokens as usize })
     }
 
     /// Why pages cannot leave memory; `None` where they can.

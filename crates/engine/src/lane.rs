@@ -1,5 +1,7 @@
 //! Requests over one cache: their scheduler, and their steps.
 
+mod loading;
+
 use crate::{
     adapters::salt,
     media,
@@ -9,15 +11,16 @@ use crate::{
     speculation::{Speculation, Speculator},
     stats::{Gauges, SharedStats, add, set},
     step::{self, Outcome},
-    worker::{Command, Shared, Submission},
+    worker::{Shared, Submission},
 };
+use loading::Loading;
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError};
-use taper_kv_cache::{KvCache, KvConfig, UnitName, UnitRows};
+use taper_kv_cache::{KvCache, KvConfig};
 use taper_scheduler::{
     Admission, AdmitError, Scheduler, SchedulerConfig, SeqOutcome, SeqWork, StepPlan,
 };
@@ -34,6 +37,10 @@ pub(crate) struct Lane {
     sequences: HashMap<SeqId, Sequence>,
     /// Requests whose prefixes are being read from disk.
     loading: HashMap<SeqId, Loading>,
+    /// Units that were requested of the disk and have not come.
+    flying: usize,
+    /// When the disk last gave a unit, to whomever.
+    disk_answered: Instant,
     /// When there was last something to do.
     busy: Instant,
     /// Whether there is memory that may be returned to the system after a while without requests.
@@ -42,21 +49,6 @@ pub(crate) struct Lane {
 
 /// Why nothing is drafted any more.
 const DRAFTER_FAILED: &str = "the drafter has failed";
-
-/// A unit that the disk has not read after so long is computed instead.
-const DISK_DEADLINE: Duration = Duration::from_secs(3);
-
-/// A request that waits for the disk.
-struct Loading {
-    sequence: Sequence,
-    admission: Admission,
-    /// Units that are still to be requested.
-    units: VecDeque<(usize, UnitName)>,
-    /// The last one.
-    last: usize,
-    /// When the disk last gave a unit.
-    since: Instant,
-}
 
 impl Lane {
     pub(crate) fn new(
@@ -76,6 +68,9 @@ impl Lane {
             if let Some(hot_tokens) = shared.hot_tokens {
                 cache = cache.with_hot_tokens(hot_tokens);
             }
+            if let Some(Some(room)) = shared.resident.get(index) {
+                cache = cache.with_resident(*room);
+            }
         }
         let (sequences, loading) = (HashMap::new(), HashMap::new());
         let scheduler = Scheduler::new(limits);
@@ -91,6 +86,8 @@ impl Lane {
             speculator,
             sequences,
             loading,
+            flying: 0,
+            disk_answered: Instant::now(),
             busy: Instant::now(),
             holds_memory: false,
         }
@@ -179,34 +176,6 @@ impl Lane {
         }
     }
 
-    /// Ends those who no longer wait for the disk, and lets those run that have waited too long.
-    fn check_loading(&mut self, shared: &Shared) {
-        let over = |l: &Loading| l.sequence.is_closed() || l.since.elapsed() >= DISK_DEADLINE;
-        let over: Vec<_> =
-            self.loading.iter().filter(|(_, l)| over(l)).map(|(&id, _)| id).collect();
-        for id in over {
-            if self.loading.get(&id).is_some_and(|loading| !loading.sequence.is_closed()) {
-                tracing::warn!("the disk does not answer; a kept KV prefix is computed again");
-            }
-            self.loading_ends(id, shared);
-        }
-    }
-
-    /// A request that waited for the disk runs, unless nobody listens any more.
-    fn loading_ends(&mut self, id: SeqId, shared: &Shared) {
-        let Some(Loading { mut sequence, admission, .. }) = self.loading.remove(&id) else {
-            return;
-        };
-        if sequence.is_closed() {
-            self.cache.forget(id);
-            add(&shared.stats.cancelled, 1);
-            sequence.end(None);
-        } else {
-            self.queue(sequence, admission);
-        }
-        self.update_gauges(shared);
-    }
-
     /// Ends every request.
     pub(crate) fn shut_down(&mut self, shared: &Shared) {
         for id in self.sequences.keys().copied().collect::<Vec<_>>() {
@@ -244,48 +213,9 @@ impl Lane {
         let Some(&(last, _)) = units.last() else {
             return self.queue(sequence, admission);
         };
-        let units = units.into();
-        self.loading
-            .insert(id, Loading { sequence, admission, units, last, since: Instant::now() });
-        (0..self.cache.loads_ahead()).for_each(|_| self.load_next(id, shared));
+        self.loading.insert(id, Loading::new(sequence, admission, units.into(), last));
+        self.load_more(shared);
         self.update_gauges(shared);
-    }
-
-    /// Requests the next unit for a request that waits for the disk.
-    fn load_next(&mut self, id: SeqId, shared: &Shared) {
-        let next = self.loading.get_mut(&id).and_then(|loading| loading.units.pop_front());
-        let Some((unit, name)) = next else { return };
-        let (lane, commands) = (self.index, shared.commands.clone());
-        self.cache.load(name, move |rows| {
-            // Nobody listens once the engine has stopped.
-            let _ = commands.send(Command::Loaded { lane, id, unit: (unit, name), rows });
-        });
-    }
-
-    /// Takes a unit from the disk. After the last one, or one that cannot be used, the request runs.
-    pub(crate) fn loaded(
-        &mut self,
-        id: SeqId,
-        unit: (usize, UnitName),
-        rows: Option<UnitRows>,
-        shared: &Shared,
-    ) {
-        let Some(loading) = self.loading.get_mut(&id) else { return };
-        loading.since = Instant::now();
-        (self.busy, self.holds_memory) = (loading.since, true);
-        let tokens = &loading.admission.prompt;
-        let closed = loading.sequence.is_closed();
-        let good = !closed && rows.is_some_and(|rows| self.cache.restore(id, tokens, unit, &rows));
-        if good {
-            add(&shared.stats.disk_hit_tokens, self.cache.prefix_tokens());
-        }
-        if good && unit.0 != loading.last {
-            return self.load_next(id, shared);
-        }
-        if !good && !closed {
-            self.cache.forget_units(loading.units.drain(..).map(|(_, name)| name));
-        }
-        self.loading_ends(id, shared);
     }
 
     fn queue(&mut self, mut sequence: Sequence, admission: Admission) {
@@ -393,10 +323,7 @@ impl Lane {
         let done = evictor.run(&mut self.scheduler, &mut self.cache);
         add(&shared.stats.kv_evictions, done.evictions);
         add(&shared.stats.kv_evicted_tokens, done.rows);
-        add(&shared.stats.preemptions, done.full.len());
-        for id in done.full {
-            self.scheduler.preempt(id, &mut Pool(&mut self.cache));
-        }
+        add(&shared.stats.preemptions, done.preempted);
         for (id, error) in done.failed {
             let error = internal(Arc::new(error), "rows cannot be evicted");
             self.end(id, Some(Event::Failed(error)), shared);
@@ -429,7 +356,7 @@ impl Lane {
             Outcome::Continues | Outcome::PromptOnly => {}
         }
         if work.drafts > 0
-            && let Err(error) = self.cache.rewind(work.id, computed as usize)
+            && let Err(error) = step::over_cache(|| self.cache.rewind(work.id, computed as usize))
         {
             return Outcome::Failed(internal(Arc::new(error), "drafts cannot be taken back"));
         }

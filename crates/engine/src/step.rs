@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 use taper_base::{ErrorId, FinishReason, GenerationError, SeqId};
-use taper_kv_cache::KvCache;
+use taper_kv_cache::{KvCache, KvCacheError};
 use taper_models::{Model, ModelError};
 use taper_sampler::Choice;
 use taper_scheduler::{SeqWork, StepPlan};
@@ -88,6 +88,22 @@ fn guarded<T>(step: impl FnOnce() -> Result<T, StepError>) -> Result<T, StepErro
 /// What `f` returns, or what it panicked with.
 pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|panic| panic_text(&*panic).to_owned())
+}
+
+/// Why work over the cache failed beside a step.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OverCacheError {
+    #[error(transparent)]
+    Cache(#[from] KvCacheError),
+    #[error("a kernel panicked: {message}")]
+    Panic { message: String },
+}
+
+/// Kernels run over the cache beside steps too: what one of them panics with fails a sequence, as in a step.
+pub(crate) fn over_cache<T>(
+    f: impl FnOnce() -> Result<T, KvCacheError>,
+) -> Result<T, OverCacheError> {
+    Ok(caught(f).map_err(|message| OverCacheError::Panic { message })??)
 }
 
 /// What a panic says.
@@ -248,6 +264,15 @@ mod tests {
         fn is_closed(&self) -> bool {
             false
         }
+    }
+
+    #[test]
+    fn a_panic_over_the_cache_is_an_error() {
+        assert_eq!(over_cache(|| Ok(7)).unwrap(), 7);
+        let full = over_cache::<()>(|| Err(KvCacheError::Full { needed: 1, free: 0 }));
+        assert!(matches!(full, Err(OverCacheError::Cache(KvCacheError::Full { .. }))));
+        let panic = over_cache::<()>(|| panic!("a fault that a test has planted"));
+        assert!(panic.unwrap_err().to_string().contains("planted"));
     }
 
     /// Some rows are chosen from elsewhere and some here, of works with one row, with several and with

@@ -204,7 +204,7 @@ impl Scheduler {
             let seq = &mut self.running[i];
             if seq.decodes() {
                 if pool.grow(seq.id, seq.rows(seq.len())).is_err() {
-                    self.preempt_last(pool, plan);
+                    plan.preempted.extend(self.preempt_last(pool));
                     continue;
                 }
                 seq.planned = seq.chunk(budget);
@@ -236,11 +236,12 @@ impl Scheduler {
         }
     }
 
-    fn preempt_last(&mut self, pool: &mut dyn BlockPool, plan: &mut StepPlan) {
-        if let Some(seq) = self.running.pop() {
-            plan.preempted.push(seq.id);
-            self.requeue(seq, pool);
-        }
+    /// As [`Self::preempt`], of the sequence that is last in the order of the queue. `None`: none runs.
+    pub fn preempt_last(&mut self, pool: &mut dyn BlockPool) -> Option<SeqId> {
+        let seq = self.running.pop()?;
+        let id = seq.id;
+        self.requeue(seq, pool);
+        Some(id)
     }
 
     /// Puts a sequence that ran back into the queue, without its blocks.
@@ -252,7 +253,7 @@ impl Scheduler {
     }
 
     /// Rows that leave the cache before the next plan. Whoever has evicted them says so with
-    /// [`Self::evicted`], or preempts the sequence.
+    /// [`Self::evicted`], or preempts one: all of them at once may be due again in the same way for ever.
     pub fn due(&self) -> impl Iterator<Item = DueEviction> {
         let due = self.running.iter().filter(|seq| seq.due() > 0);
         due.map(|seq| DueEviction {

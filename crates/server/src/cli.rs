@@ -208,9 +208,9 @@ pub(crate) struct EngineArgs {
     pub(crate) no_enable_prefix_caching: bool,
     /// Keep the prefix cache in this directory too, so that it survives restarts.
     ///
-    /// Several servers and models may share one directory: an entry is used only by a model with
-    /// the same weights, arithmetic and KV cache. To check this, all weights are read at startup.
-    /// Keep the directory private: prompts can be recovered from it.
+    /// Several servers and models may share one directory: an entry is used only by a model with the same weights,
+    /// arithmetic and KV cache. To check this, all weights are read at startup. A server with --kv-hot-tokens needs a
+    /// directory of its own. Keep the directory private: prompts can be recovered from it.
     #[arg(long, value_name = "DIR")]
     pub(crate) kv_offloading_dir: Option<PathBuf>,
     /// Maximum size of --kv-offloading-dir in GiB, or with a unit, such as 500MiB; the least
@@ -221,6 +221,8 @@ pub(crate) struct EngineArgs {
     #[arg(long, default_value_t = 0.6, value_name = "FRACTION")]
     pub(crate) gpu_memory_utilization: f64,
     /// Size of the KV cache, such as 4GiB; replaces --gpu-memory-utilization.
+    ///
+    /// With --kv-hot-tokens it counts pages on disk too, and --gpu-memory-utilization limits what is in memory.
     #[arg(long, value_name = "BYTES", value_parser = sizes::bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
     /// Seconds without a request after which KV-cache memory is returned to the system; 0 keeps it.

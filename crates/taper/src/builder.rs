@@ -197,7 +197,8 @@ impl Builder {
         Self { draft_model: Some((model, most)), ..self }
     }
 
-    /// Bytes of the KV cache, instead of a share of the memory.
+    /// Bytes of the KV cache, instead of a share of the memory. With [`Self::kv_hot_tokens`] they count pages on disk
+    /// too, and the share limits what is in memory.
     #[must_use]
     pub fn kv_bytes(self, bytes: u64) -> Self {
         Self { kv_bytes: Some(bytes), ..self }

@@ -90,6 +90,11 @@ pub(crate) fn build(settings: &Builder, source: &ModelSource) -> Result<Taper> {
         max_num_seqs: settings.max_num_seqs,
         kv_recall_pages: settings.kv_recall_pages,
         kv_hot_tokens: settings.kv_hot_tokens,
+        kv_resident_bytes: match settings.kv_hot_tokens {
+            // A cache may be larger than memory then, and memory has its limit still.
+            Some(_) => Some(memory_budget(settings, free, &*model, tower)?),
+            None => None,
+        },
         max_num_batched_tokens: step_tokens(settings, model.info())?,
         max_waiting: settings.max_waiting,
         scheduling: settings.scheduling,
@@ -148,9 +153,14 @@ fn disk(settings: &Builder, source: &ModelSource, precision: Precision) -> Resul
 
 /// `free` is the memory before the model was loaded, and `tower` what its vision tower takes of the host's.
 fn kv_budget(settings: &Builder, free: u64, model: &dyn Model, tower: u64) -> Result<KvBudget> {
-    if let Some(bytes) = settings.kv_bytes {
-        return Ok(KvBudget::Bytes(bytes));
+    match settings.kv_bytes {
+        Some(bytes) => Ok(KvBudget::Bytes(bytes)),
+        None => memory_budget(settings, free, model, tower).map(KvBudget::Bytes),
     }
+}
+
+/// Bytes of memory that weights leave of the share that is allowed.
+fn memory_budget(settings: &Builder, free: u64, model: &dyn Model, tower: u64) -> Result<u64> {
     let share = settings.memory_share;
     if !(share > 0.0 && share <= 1.0) {
         return Err(Error::MemoryShare { share });
@@ -164,7 +174,7 @@ fn kv_budget(settings: &Builder, free: u64, model: &dyn Model, tower: u64) -> Re
     let allowed = (free as f64 * share) as u64;
     match allowed.checked_sub(weights) {
         None | Some(0) => Err(Error::NoMemory { weights, allowed, share }),
-        Some(rest) => Ok(KvBudget::Bytes(rest)),
+        Some(rest) => Ok(rest),
     }
 }
 
