@@ -24,8 +24,8 @@ mkdir "$HOME"
 "$taper" --version
 grep -q 'kv\\-cache\\-dtype' "$page"
 bash -c "source '$complete' && complete -p taper" >/dev/null
-"$taper" run "What is your name?" --max-tokens 20
-"$taper" serve --port 0 2>"$work/log" &
+"$taper" run "What is 12 + 30?" --max-tokens 20
+"$taper" serve --port 0 >"$work/log" 2>&1 &
 server=$!
 for _ in $(seq 100); do
   url=$(grep -o 'http://127\.0\.0\.1:[0-9]*' "$work/log" | head -1 || true)
@@ -33,9 +33,9 @@ for _ in $(seq 100); do
   sleep 0.1
 done
 curl --fail --silent --show-error "$url/v1/chat/completions" -H 'Content-Type: application/json' \
-  -d '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}' | grep -q '"finish_reason"'
-curl --fail --silent "$url/" | grep -qi '<!doctype html>'
-for tool in claude codex opencode aider; do "$taper" launch "$tool" --url "$url" --print | grep -q "$url"; done
+  -d '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}' | grep '"finish_reason"' >/dev/null
+curl --fail --silent "$url/" | grep -i '<!doctype html>' >/dev/null
+for tool in claude codex opencode aider; do "$taper" launch "$tool" --url "$url" --print | grep "$url" >/dev/null; done
 kill -TERM "$server"
 wait "$server"
 server=
