@@ -8,7 +8,19 @@ const open = ({ browser, proxy, key }) => Session.open(browser, proxy, key);
 const card = (s, name) => s.page.locator("li.card").filter({ has: s.page.getByRole("heading", { name: new RegExp(`^${name} `) }) });
 const is = (s, name, state) => card(s, name).locator(".badge", { hasText: new RegExp(`^${state}$`) }).waitFor();
 
+/** Unloads what other cases have loaded. */
+async function unloadAll({ target, key }) {
+  const headers = { authorization: `Bearer ${key}`, "content-type": "application/json" };
+  const { data } = await (await fetch(new URL("v1/models", target), { headers })).json();
+  for (const { id, status } of data) {
+    if (status.value !== "loaded") continue;
+    const body = JSON.stringify({ model: id });
+    assert.ok((await fetch(new URL("models/unload", target), { method: "POST", headers, body })).ok);
+  }
+}
+
 export async function models_are_loaded_and_unloaded(tools) {
+  await unloadAll(tools);
   const s = await open(tools);
   await s.go("#/models");
   for (const name of ["m0", "m1", "m2"]) await is(s, name, "unloaded");

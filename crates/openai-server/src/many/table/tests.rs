@@ -1,3 +1,5 @@
+//! What is unloaded for what, and when.
+
 use super::*;
 
 type T = Table<&'static str, ()>;
