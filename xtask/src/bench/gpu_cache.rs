@@ -159,16 +159,10 @@ impl Layer {
         // Two gaps a block, filled from behind.
         let gap = |row: usize| row % BLOCK % 16 == 5;
         let from = |row: usize| if gap(row) { KEEP * BLOCK + row / 16 } else { row };
-        let rows = (0..KEEP * BLOCK).map(|row| KeptRow {
-            slot: slot(from(row)),
-            exact: None,
-            together: None,
-        });
+        let rows = (0..KEEP * BLOCK).map(|row| KeptRow { slot: slot(from(row)), exact: None });
         let rows: Vec<_> = rows.collect();
-        let into: Vec<_> = blocks[..KEEP]
-            .iter()
-            .map(|&block| KeptBlock { block, exact: None, together: None })
-            .collect();
+        let into: Vec<_> =
+            blocks[..KEEP].iter().map(|&block| KeptBlock { block, exact: None }).collect();
         gpu.wait()?;
         let begin = Instant::now();
         self.codec.compact(self.g, &rows, &into, &mut self.pages)?;
