@@ -2,6 +2,7 @@
 
 use crate::output::Out;
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 use serde::Deserialize;
 use std::time::Duration;
 use ureq::http::Uri;
@@ -19,7 +20,6 @@ struct Model {
     id: String,
 }
 
-/// Which server is asked.
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
     /// Address of the server.
